@@ -1,0 +1,161 @@
+#pragma once
+
+// Schedules (paper, section 4.3) as pure functions of events: no actor, no
+// clock, no thread. Rule R32: a schedule is a pair of admission (here:
+// `schedule`, asked on pp_rank 0) and service order (a comparator, per rank).
+
+#include "transport/ids.hpp"
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace smp {
+
+/// What the PIPELINE SCHEDULER starts next.
+struct task {
+  microbatch_id microbatch;
+  phase what = phase::forward;
+  auto operator<=>(const task&) const = default;
+};
+
+// -- admission ----------------------------------------------------------------
+
+/// Starting every microbatch at once would keep the activations of all of them
+/// alive; starting one after the other would leave all ranks but one idle.
+/// A schedule decides which (microbatch, phase) starts or turns around next.
+/// An instance serves one step. The owner reports events and after each asks
+/// `next` until it has nothing to start.
+class schedule {
+public:
+  virtual ~schedule() = default;
+
+  /// @returns the next task to start now, or nothing until another event.
+  virtual std::optional<task> next() = 0;
+
+  /// The body of `x` waits for the grant of its backward phase.
+  /// @throws error (internal) unless `x` is in its forward phase.
+  virtual void forward_done(microbatch_id x) = 0;
+
+  /// The body of `x` returned: after its backward phase, or without one (R4).
+  /// @throws error (internal) if `x` never started or ended before.
+  virtual void ended(microbatch_id x) = 0;
+};
+
+using schedule_ptr = std::unique_ptr<schedule>;
+
+/// How far each microbatch of a step has come; what the built-in schedules
+/// have in common.
+class microbatch_book {
+public:
+  /// @throws error (config) if `microbatches` is 0.
+  explicit microbatch_book(uint64_t microbatches);
+
+  /// Starts the forward phase of the next microbatch.
+  /// @pre `can_start()`
+  task start();
+
+  /// Starts the backward phase of the oldest microbatch that waits for it.
+  /// @pre `can_turn()`
+  task turn();
+
+  void forward_done(microbatch_id x);
+
+  void ended(microbatch_id x);
+
+  bool can_start() const noexcept {
+    return started_ < states_.size();
+  }
+
+  bool can_turn() const noexcept {
+    return turnable_ > 0;
+  }
+
+  /// Microbatches that computed no result of their forward phase yet.
+  uint64_t in_forward() const noexcept {
+    return in_forward_;
+  }
+
+  /// Microbatches between the start of their forward phase and their end.
+  uint64_t alive() const noexcept {
+    return alive_;
+  }
+
+private:
+  enum class state : uint8_t { unborn, forward, turnable, backward, ended };
+
+  state& at(microbatch_id x);
+
+  std::vector<state> states_;
+  uint64_t started_ = 0;
+  uint64_t in_forward_ = 0;
+  uint64_t turnable_ = 0;
+  uint64_t alive_ = 0;
+};
+
+/// GPipe: all forward phases, then all backward phases.
+class simple_schedule : public schedule {
+public:
+  explicit simple_schedule(uint64_t microbatches);
+
+  std::optional<task> next() override;
+  void forward_done(microbatch_id x) override;
+  void ended(microbatch_id x) override;
+
+private:
+  microbatch_book book_;
+};
+
+/// The paper's opportunistic rule: a backward phase as soon as one is possible,
+/// else a forward phase while fewer than `active` microbatches are alive (R2).
+class interleaved_schedule : public schedule {
+public:
+  /// @throws error (config) if `microbatches` or `active` is 0.
+  interleaved_schedule(uint64_t microbatches, uint64_t active);
+
+  std::optional<task> next() override;
+  void forward_done(microbatch_id x) override;
+  void ended(microbatch_id x) override;
+
+private:
+  microbatch_book book_;
+  uint64_t active_;
+};
+
+// -- by name ------------------------------------------------------------------
+
+/// @returns `smp.active_microbatches` if the user set none: `microbatches` for
+///          "simple", which keeps all of them alive, else `partitions` + 2
+///          (R2).
+uint64_t default_active_microbatches(std::string_view name,
+                                     uint64_t microbatches,
+                                     uint64_t partitions);
+
+/// @param name `smp.pipeline`.
+/// @param active bound on microbatches between forward and backward.
+/// @throws error (config) if no schedule has this name, or if the schedule
+///         would wait for ever with so few active microbatches (R2).
+schedule_ptr make_schedule(std::string_view name, uint64_t microbatches,
+                           uint64_t active);
+
+// -- service order ------------------------------------------------------------
+
+/// What a service order may look at.
+struct ready_key {
+  phase what = phase::forward;
+  microbatch_id microbatch;
+  /// The how-many-eth item that became ready on this rank.
+  uint64_t arrival = 0;
+};
+
+/// A strict weak order; the ready queue of a rank serves the smallest first.
+using service_order = bool (*)(const ready_key& x, const ready_key& y);
+
+/// Backward before forward, then the older microbatch, then first come.
+bool backward_first(const ready_key& x, const ready_key& y);
+
+/// First come, first served.
+bool arrival_order(const ready_key& x, const ready_key& y);
+
+} // namespace smp
