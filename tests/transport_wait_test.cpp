@@ -1,0 +1,138 @@
+#include "tests/support/catch.hpp"
+
+#include "transport/wait.hpp"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace smp;
+
+namespace {
+
+failure lost(uint64_t rank) {
+  return {error_code::rank_down, rank_id{rank}, {}, "gone"};
+}
+
+} // namespace
+
+TEST_CASE("a wait for what is done returns at once", "[transport][wait]") {
+  auto x = std::make_shared<completion>();
+  x->set();
+  waiter::current().wait(x, {"nothing", {}});
+  CHECK(x->done());
+}
+
+TEST_CASE("a wait ends when another thread ends the completion",
+          "[transport][wait]") {
+  auto x = std::make_shared<completion>();
+  std::thread other{[x] { x->set(); }};
+  waiter::current().wait(x, {"the other thread", {}});
+  CHECK(x->done());
+  CHECK_FALSE(x->cause());
+  other.join();
+}
+
+TEST_CASE("a wait throws the failure of its completion",
+          "[transport][wait]") {
+  auto x = std::make_shared<completion>();
+  std::thread other{[x] { x->fail(lost(3)); }};
+  try {
+    waiter::current().wait(x, {"rank 3", rank_id{3}});
+    FAIL("no exception");
+  } catch (const error& e) {
+    CHECK(e.cause() == lost(3));
+  }
+  other.join();
+}
+
+TEST_CASE("the first end of a completion wins", "[transport][wait]") {
+  completion x;
+  x.fail(lost(1));
+  x.set();
+  x.fail(lost(2));
+  CHECK(x.cause() == lost(1));
+}
+
+TEST_CASE("callbacks run once, early ones at the end and late ones at once",
+          "[transport][wait]") {
+  completion x;
+  int early = 0;
+  int late = 0;
+  x.on_done([&] { ++early; });
+  CHECK(early == 0);
+  x.set();
+  x.set();
+  CHECK(early == 1);
+  x.on_done([&] { ++late; });
+  CHECK(late == 1);
+}
+
+TEST_CASE("a callback may register another one", "[transport][wait]") {
+  auto x = std::make_shared<completion>();
+  bool inner = false;
+  x->on_done([&] { x->on_done([&] { inner = true; }); });
+  x->set();
+  CHECK(inner);
+}
+
+TEST_CASE("racing ends of a completion run its callback once",
+          "[transport][wait]") {
+  for (int round = 0; round < 200; ++round) {
+    completion x;
+    std::atomic<int> calls = 0;
+    std::thread a{[&] { x.set(); }};
+    std::thread b{[&] { x.fail(lost(1)); }};
+    x.on_done([&] { ++calls; });
+    a.join();
+    b.join();
+    REQUIRE(calls == 1);
+  }
+}
+
+TEST_CASE("an awaited value arrives from another thread",
+          "[transport][wait]") {
+  auto x = std::make_shared<awaited<std::string>>();
+  std::thread other{[x] { x->set_value("hello"); }};
+  CHECK(awaited<std::string>::get(x, {"greeting", rank_id{0}}) == "hello");
+  other.join();
+}
+
+TEST_CASE("a scoped waiter serves its thread only and ends with its scope",
+          "[transport][wait]") {
+  struct counting : waiter {
+    int calls = 0;
+    void wait(const completion_ptr& x, const wait_reason&) override {
+      ++calls;
+      x->set();
+    }
+  };
+  counting outer;
+  counting inner;
+  auto wait = [] {
+    waiter::current().wait(std::make_shared<completion>(), {"x", {}});
+  };
+  {
+    scoped_waiter a{outer};
+    wait();
+    {
+      scoped_waiter b{inner};
+      wait();
+    }
+    wait();
+    std::thread other{[] {
+      auto x = std::make_shared<completion>();
+      x->set();
+      waiter::current().wait(x, {"x", {}});
+    }};
+    other.join();
+  }
+  CHECK(outer.calls == 2);
+  CHECK(inner.calls == 1);
+  auto x = std::make_shared<completion>();
+  x->set();
+  waiter::current().wait(x, {"x", {}});
+  CHECK(outer.calls == 2);
+}

@@ -1,0 +1,89 @@
+#pragma once
+
+#include "transport/error.hpp"
+#include "transport/ids.hpp"
+#include "transport/tensor_ref.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// Who handles a message on the other side.
+enum class message_kind : uint8_t {
+  request,  // MODULE SERVER: run a module (actors/wire.hpp)
+  response, // MODULE SERVER: the answer
+  control,  // MODULE SERVER: ends of microbatches and steps
+  exchange, // transport/exchange.hpp: matched by name
+  object,   // runtime/object_store.hpp: fetch, fetched, release
+};
+
+/// One self-describing message: an envelope and the tensors it speaks of, as
+/// one transfer (R38: nothing about it is known to the receiver before).
+struct message {
+  message_kind kind = message_kind::request;
+  payload body;
+};
+
+/// What a fabric moved, since it was made.
+struct fabric_stats {
+  uint64_t messages_sent = 0;
+  uint64_t bytes_sent = 0; // envelopes and tensors
+  uint64_t messages_received = 0;
+  uint64_t bytes_received = 0;
+};
+
+/// Hears what arrives. Called on a thread of the fabric, one call at a time
+/// per rank; must not block.
+class fabric_listener {
+public:
+  virtual ~fabric_listener() = default;
+
+  virtual void on_message(rank_id from, message x) = 0;
+
+  /// `x.rank` is lost: called once per rank, nothing of it comes after.
+  virtual void on_peer_lost(const failure& x) = 0;
+};
+
+/// Moves messages between ranks in no promised order, and never blocks the
+/// caller. `send(tensors) -> completion` is the one seam behind which the
+/// communication stages of the paper (section 6) will stand.
+class fabric {
+public:
+  /// Called once when the message left: its tensors may change or go. Gets an
+  /// empty failure, or why it could not be sent. Any thread; must not block.
+  using sent_callback = std::function<void(const failure&)>;
+
+  virtual ~fabric() = default;
+
+  virtual rank_id self() const = 0;
+
+  /// @returns what the other ranks need to reach this one (opaque bytes).
+  virtual std::string address() const = 0;
+
+  /// Makes the others reachable and lets messages in.
+  /// @param addresses one per rank, own one included
+  /// @param listener outlives this fabric's `stop`
+  virtual void start(const std::vector<std::string>& addresses,
+                     fabric_listener& listener)
+    = 0;
+
+  /// Sends to another rank or to `self()`. Returns at once; thread-safe.
+  /// A message to a lost rank is reported through `done` as `rank_down`.
+  virtual void send(rank_id to, message x, sent_callback done = {}) = 0;
+
+  /// Tells that a rank is dead (launcher, control plane): fails what is in
+  /// flight to it and calls `on_peer_lost` unless that was known. Thread-safe.
+  virtual void peer_lost(const failure& x) = 0;
+
+  /// Sends what is queued, for at most `limit`, then stops; afterwards no
+  /// callback of the listener runs. Losses of peers are not reported any more.
+  virtual void stop(std::chrono::milliseconds limit) = 0;
+
+  virtual fabric_stats stats() const = 0;
+};
+
+} // namespace smp

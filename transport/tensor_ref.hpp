@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace smp {
+
+/// Where the bytes of a tensor lie. Values are those of the tensor library;
+/// transport/ only compares and copies them.
+struct device_ref {
+  uint8_t type = 0; // 0 = host memory
+  int16_t index = -1;
+  bool operator==(const device_ref&) const = default;
+};
+
+/// A tensor below the tensor library: contiguous bytes (row-major), what they
+/// mean, and who keeps them alive.
+struct tensor_ref {
+  const void* data = nullptr;
+  uint64_t nbytes = 0;
+  /// Element type, a code of the tensor library; opaque here.
+  uint8_t dtype = 0;
+  device_ref device;
+  std::vector<int64_t> shape;
+  /// Keeps `data` valid; the bytes must not change while it is shared with a
+  /// send that did not complete.
+  std::shared_ptr<const void> owner;
+};
+
+/// Opaque bytes with the tensors that they speak of, by position.
+struct payload {
+  std::vector<std::byte> bytes;
+  std::vector<tensor_ref> tensors;
+};
+
+/// @returns the sum of the tensors' sizes, in bytes.
+inline uint64_t tensor_bytes(const payload& x) noexcept {
+  uint64_t result = 0;
+  for (auto& t : x.tensors)
+    result += t.nbytes;
+  return result;
+}
+
+} // namespace smp

@@ -1,0 +1,103 @@
+#include "transport/wait.hpp"
+
+#include <condition_variable>
+#include <utility>
+
+namespace smp {
+
+// -- completion ---------------------------------------------------------------
+
+void completion::set() {
+  finish({});
+}
+
+void completion::fail(failure x) {
+  finish(std::move(x));
+}
+
+bool completion::done() const {
+  std::lock_guard guard{mutex_};
+  return done_;
+}
+
+failure completion::cause() const {
+  std::lock_guard guard{mutex_};
+  return cause_;
+}
+
+void completion::on_done(callback f) {
+  {
+    std::lock_guard guard{mutex_};
+    if (!done_) {
+      callbacks_.push_back(std::move(f));
+      return;
+    }
+  }
+  f();
+}
+
+void completion::finish(failure x) {
+  std::vector<callback> callbacks;
+  {
+    std::lock_guard guard{mutex_};
+    if (done_)
+      return;
+    done_ = true;
+    cause_ = std::move(x);
+    callbacks.swap(callbacks_);
+  }
+  for (auto& f : callbacks)
+    f();
+}
+
+// -- plain waiter -------------------------------------------------------------
+
+namespace {
+
+/// Blocks the thread. A condition and not `std::binary_semaphore`: that of
+/// GCC 12 can sleep for ever (libstdc++ bug 104928).
+class plain_waiter : public waiter {
+public:
+  void wait(const completion_ptr& x, const wait_reason&) override {
+    // Shared with the callback, which may still unlock when we are gone.
+    struct gate {
+      std::mutex mutex;
+      std::condition_variable opened;
+      bool open = false;
+    };
+    auto g = std::make_shared<gate>();
+    x->on_done([g] {
+      std::lock_guard guard{g->mutex};
+      g->open = true;
+      g->opened.notify_one();
+    });
+    {
+      std::unique_lock guard{g->mutex};
+      g->opened.wait(guard, [&] { return g->open; });
+    }
+    if (auto cause = x->cause())
+      throw error{std::move(cause)};
+  }
+};
+
+thread_local waiter* installed = nullptr;
+
+} // namespace
+
+waiter& waiter::current() {
+  thread_local plain_waiter plain;
+  return installed != nullptr ? *installed : plain;
+}
+
+// -- scoped_waiter ------------------------------------------------------------
+
+scoped_waiter::scoped_waiter(waiter& x)
+  : previous_(std::exchange(installed, &x)) {
+  // nop
+}
+
+scoped_waiter::~scoped_waiter() {
+  installed = previous_;
+}
+
+} // namespace smp

@@ -1,0 +1,101 @@
+#pragma once
+
+// Whatever parks a thread does it here (R28): a WORKER CONTEXT then gives its
+// token back, and the wait-for graph knows who waits for whom.
+
+#include "transport/error.hpp"
+#include "transport/ids.hpp"
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// Why somebody waits, for reports: "value of blocks.3.weight" from rank 1.
+struct wait_reason {
+  std::string what;
+  std::optional<rank_id> from;
+};
+
+/// A one-shot event that ends well or with a failure. Thread-safe.
+class completion {
+public:
+  using callback = std::function<void()>;
+
+  /// Ends well. The first `set` or `fail` wins.
+  void set();
+
+  /// Ends with `x`. The first `set` or `fail` wins.
+  void fail(failure x);
+
+  bool done() const;
+
+  /// @returns the failure, or an empty one; meaningful once `done`.
+  failure cause() const;
+
+  /// Calls `f` once when done, on the thread that ends this, or at once.
+  /// `f` must not block.
+  void on_done(callback f);
+
+private:
+  void finish(failure x);
+
+  mutable std::mutex mutex_;
+  bool done_ = false;
+  failure cause_;
+  std::vector<callback> callbacks_;
+};
+
+using completion_ptr = std::shared_ptr<completion>;
+
+/// Parks the calling thread until a completion is done.
+class waiter {
+public:
+  virtual ~waiter() = default;
+
+  /// Returns when `x` ended well.
+  /// @throws error with the failure of `x`
+  virtual void wait(const completion_ptr& x, const wait_reason& why) = 0;
+
+  /// @returns the waiter of the calling thread: the one installed by the
+  /// innermost `scoped_waiter`, else a plain one that blocks the thread.
+  static waiter& current();
+};
+
+/// Makes `x` the waiter of the calling thread.
+class scoped_waiter {
+public:
+  explicit scoped_waiter(waiter& x);
+  ~scoped_waiter();
+  scoped_waiter(const scoped_waiter&) = delete;
+  scoped_waiter& operator=(const scoped_waiter&) = delete;
+
+private:
+  waiter* previous_;
+};
+
+/// A completion that carries a value when it ends well.
+template <class T>
+class awaited : public completion {
+public:
+  /// Stores `x`, then ends well. Only the first call may store.
+  void set_value(T x) {
+    value_ = std::move(x);
+    set();
+  }
+
+  /// Parks until done. @throws error
+  static T get(const std::shared_ptr<awaited>& x, const wait_reason& why) {
+    waiter::current().wait(x, why);
+    return std::move(x->value_);
+  }
+
+private:
+  T value_{};
+};
+
+} // namespace smp
