@@ -1,0 +1,179 @@
+#include "tests/support/catch.hpp"
+
+#include "partition/rank_layout.hpp"
+
+#include "transport/error.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+using namespace smp;
+
+namespace {
+
+using number_groups = std::vector<std::vector<uint64_t>>;
+
+constexpr comm_group kinds[] = {comm_group::world, comm_group::pp,
+                                comm_group::tp,    comm_group::rdp,
+                                comm_group::dp,    comm_group::mp};
+
+number_groups numbers(const rank_layout& x, comm_group kind) {
+  number_groups result;
+  for (auto& group : x.groups(kind)) {
+    auto& xs = result.emplace_back();
+    for (auto member : group)
+      xs.push_back(member.value);
+  }
+  return result;
+}
+
+std::string message_of(const layout_config& x) {
+  try {
+    rank_layout{x};
+  } catch (const error& e) {
+    CHECK(e.code() == error_code::config);
+    return e.cause().text;
+  }
+  FAIL("nothing was thrown");
+  return {};
+}
+
+} // namespace
+
+TEST_CASE("the cluster placement of 8 ranks has the groups of the handbook",
+          "[partition][rank_layout]") {
+  rank_layout uut{{8, 2, 2, true, "cluster"}};
+  CHECK(numbers(uut, comm_group::world)
+        == number_groups{{0, 1, 2, 3, 4, 5, 6, 7}});
+  CHECK(numbers(uut, comm_group::tp)
+        == number_groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}});
+  CHECK(numbers(uut, comm_group::pp)
+        == number_groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}});
+  CHECK(numbers(uut, comm_group::rdp)
+        == number_groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}});
+  CHECK(numbers(uut, comm_group::dp)
+        == number_groups{{0, 1, 4, 5}, {2, 3, 6, 7}});
+  CHECK(numbers(uut, comm_group::mp)
+        == number_groups{{0, 1, 2, 3}, {4, 5, 6, 7}});
+}
+
+TEST_CASE("each permutation of DPT places ranks as its letters say",
+          "[partition][rank_layout]") {
+  // The pp, tp and rdp groups of rank 0 among 2 x 3 x 5 ranks (P, T, D).
+  struct row {
+    std::string placement;
+    std::vector<uint64_t> pp;
+    std::vector<uint64_t> tp;
+    std::vector<uint64_t> rdp;
+  };
+  std::vector<row> table{
+    {"DPT", {0, 3}, {0, 1, 2}, {0, 6, 12, 18, 24}},
+    {"DTP", {0, 1}, {0, 2, 4}, {0, 6, 12, 18, 24}},
+    {"PDT", {0, 15}, {0, 1, 2}, {0, 3, 6, 9, 12}},
+    {"PTD", {0, 15}, {0, 5, 10}, {0, 1, 2, 3, 4}},
+    {"TDP", {0, 1}, {0, 10, 20}, {0, 2, 4, 6, 8}},
+    {"TPD", {0, 5}, {0, 10, 20}, {0, 1, 2, 3, 4}},
+    {"cluster", {0, 3}, {0, 1, 2}, {0, 6, 12, 18, 24}},
+    {"spread", {0, 5}, {0, 10, 20}, {0, 1, 2, 3, 4}},
+  };
+  for (auto& x : table) {
+    INFO(x.placement);
+    rank_layout uut{{30, 2, 3, true, x.placement}};
+    CHECK(numbers(uut, comm_group::pp).front() == x.pp);
+    CHECK(numbers(uut, comm_group::tp).front() == x.tp);
+    CHECK(numbers(uut, comm_group::rdp).front() == x.rdp);
+  }
+}
+
+TEST_CASE("the groups of every kind partition the world",
+          "[partition][rank_layout]") {
+  for (std::string placement : {"DPT", "DTP", "PDT", "PTD", "TDP", "TPD"})
+    for (uint64_t pipeline : {1, 2, 3})
+      for (uint64_t tensor : {1, 2, 4})
+        for (uint64_t rdp : {1, 3}) {
+          auto size = pipeline * tensor * rdp;
+          rank_layout uut{{size, pipeline, tensor, true, placement}};
+          for (auto kind : kinds) {
+            INFO(placement << " " << pipeline << " " << tensor << " " << rdp
+                           << " " << to_string(kind));
+            std::set<rank_id> seen;
+            for (auto& group : uut.groups(kind)) {
+              REQUIRE(group.size() == uut.size(kind));
+              REQUIRE(std::is_sorted(group.begin(), group.end()));
+              for (uint64_t i = 0; i < group.size(); ++i) {
+                REQUIRE(seen.insert(group[i]).second);
+                REQUIRE(uut.rank(kind, group[i]) == i);
+                REQUIRE(uut.members(kind, group[i]) == group);
+              }
+            }
+            REQUIRE(seen.size() == size);
+          }
+        }
+}
+
+TEST_CASE("a rank along an axis is its coordinate, and tp lies within dp",
+          "[partition][rank_layout]") {
+  for (std::string placement : {"DPT", "DTP", "PDT", "PTD", "TDP", "TPD"}) {
+    rank_layout uut{{30, 2, 3, true, placement}};
+    std::set<rank_coordinates> seen;
+    for (uint64_t i = 0; i < 30; ++i) {
+      auto x = rank_id{i};
+      auto where = uut.coordinates(x);
+      CHECK(seen.insert(where).second);
+      CHECK(uut.at(where) == x);
+      CHECK(uut.rank(comm_group::pp, x) == where.pp);
+      CHECK(uut.rank(comm_group::tp, x) == where.tp);
+      CHECK(uut.rank(comm_group::rdp, x) == where.rdp);
+      auto tp = uut.members(comm_group::tp, x);
+      auto dp = uut.members(comm_group::dp, x);
+      CHECK(std::includes(dp.begin(), dp.end(), tp.begin(), tp.end()));
+    }
+  }
+}
+
+TEST_CASE("local ranks count within blocks of neighbours on one machine",
+          "[partition][rank_layout]") {
+  rank_layout uut{{10, 2, 1, true, "cluster", 4}};
+  CHECK(uut.local_rank(rank_id{0}) == 0);
+  CHECK(uut.local_rank(rank_id{5}) == 1);
+  CHECK(uut.local_size(rank_id{5}) == 4);
+  CHECK(uut.local_rank(rank_id{9}) == 1);
+  CHECK(uut.local_size(rank_id{9}) == 2);
+  rank_layout alone{{3, 3, 1, false, "cluster"}};
+  CHECK(alone.local_rank(rank_id{2}) == 2);
+  CHECK(alone.local_size(rank_id{2}) == 3);
+}
+
+TEST_CASE("sizes that do not fit are errors that name the keys",
+          "[partition][rank_layout]") {
+  auto has = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
+  auto text = message_of({8, 3, 1, true, "cluster"});
+  CHECK(has(text, "8 ranks"));
+  CHECK(has(text, "smp.pipeline_parallel_degree = 3"));
+  text = message_of({8, 2, 3, true, "cluster"});
+  CHECK(has(text, "smp.tensor_parallel_degree = 3"));
+  text = message_of({8, 2, 2, false, "cluster"});
+  CHECK(has(text, "smp.ddp = true"));
+  text = message_of({8, 2, 1, false, "cluster"});
+  CHECK(has(text, "smp.ddp = true"));
+  text = message_of({8, 2, 2, true, "DPP"});
+  CHECK(has(text, "smp.placement_strategy"));
+  CHECK(has(text, "\"cluster\""));
+  CHECK(has(message_of({1, 0, 1, false, "cluster"}),
+            "smp.pipeline_parallel_degree must be at least 1"));
+  CHECK(has(message_of({1, 1, 0, false, "cluster"}),
+            "smp.tensor_parallel_degree must be at least 1"));
+  CHECK_FALSE(message_of({0, 1, 1, false, "cluster"}).empty());
+}
+
+TEST_CASE("a rank outside of the world is refused",
+          "[partition][rank_layout]") {
+  rank_layout uut{{2, 2, 1, false, "cluster"}};
+  CHECK_THROWS_AS(uut.coordinates(rank_id{2}), error);
+  CHECK_THROWS_AS(uut.local_rank(rank_id{2}), error);
+}
