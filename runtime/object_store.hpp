@@ -1,0 +1,92 @@
+#pragma once
+
+#include "transport/fabric.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <vector>
+
+namespace smp {
+
+/// Results and gradients stay where they were made until somebody needs their
+/// bytes (R38). Each rank has one table of what it holds for others and of
+/// what it fetched from them. Thread-safe.
+class object_store {
+public:
+  /// @param x outlives this store and hands messages of kind `object` to
+  ///          `deliver`, losses to `peer_lost`
+  explicit object_store(fabric& x);
+
+  /// Fails as cancelled whoever still waits.
+  ~object_store();
+
+  object_store(const object_store&) = delete;
+  object_store& operator=(const object_store&) = delete;
+
+  /// Keeps `x` until `holders` different ranks released it. Nobody may write
+  /// to `x` afterwards (take a clone otherwise, R13).
+  /// @pre holders > 0
+  /// @throws error (unsupported) if `x` cannot cross ranks
+  object_id hold(at::Tensor x, uint32_t holders = 1);
+
+  /// @returns what is here under `id`: held by this rank or fetched already.
+  std::optional<at::Tensor> find(object_id id) const;
+
+  /// Gives the tensor of `id`: without a copy if this rank owns it; else asks
+  /// the owner once, however many ask here, parks (`waiter::current()`), and
+  /// keeps the answer until this rank releases `id`.
+  /// @throws error naming the object if its owner does not hold it or is lost
+  at::Tensor fetch(object_id id);
+
+  /// Says that this rank needs `ids` no more: one message per owner.
+  /// Idempotent, also for ids that were never held.
+  void release(std::vector<object_id> ids);
+
+  /// Takes a message of kind `object`. Never blocks, never throws: what cannot
+  /// be read is counted and fails the fetch it names.
+  void deliver(rank_id from, message x);
+
+  /// Fails every fetch from `x.rank`, now and later.
+  void peer_lost(const failure& x);
+
+  /// Objects that this rank holds for others; 0 after a step.
+  size_t held() const;
+
+  /// Objects of other ranks that were fetched and not released.
+  size_t cached() const;
+
+  /// Messages that could not be read.
+  uint64_t malformed() const noexcept;
+
+  /// Lets go of everything; who waits gets `cancelled`. Ids given so far stay
+  /// invalid.
+  void clear();
+
+private:
+  struct slot;
+  struct fetching;
+  using fetching_ptr = std::shared_ptr<fetching>;
+
+  void on_fetch(rank_id from, object_id id);
+  void on_fetched(object_id id, const failure& why,
+                  const std::vector<tensor_ref>& tensors);
+  void release_held(rank_id by, object_id id);
+  slot* find_slot(object_id id) const;
+  fetching_ptr take_fetching(object_id id);
+
+  fabric& fabric_;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<slot>> slots_; // by number, used again
+  std::vector<uint64_t> free_;               // empty slots
+  std::map<object_id, fetching_ptr> fetched_;
+  std::map<rank_id, failure> lost_;
+  std::atomic<uint64_t> malformed_ = 0;
+};
+
+} // namespace smp

@@ -1,0 +1,26 @@
+#pragma once
+
+// Between the tensor library and the bytes that transport/ moves.
+
+#include "transport/tensor_ref.hpp"
+
+#include <ATen/core/Tensor.h>
+
+namespace smp {
+
+/// Describes `x` as contiguous (row-major) bytes. Shares memory with `x` if
+/// that is contiguous already, else copies; conjugate and negative bits are
+/// resolved, autograd stays behind. `owner` keeps the memory alive.
+/// @param snapshot always copy: another microbatch may write `x` (R13)
+/// @throws error (unsupported) naming dtype, layout or device: sparse,
+///         quantised and nested tensors, tensors without memory (meta), and
+///         devices other than the CPU
+tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot);
+
+/// Makes a tensor over the memory of `x` without copying, unless that is not
+/// aligned for its element type. The result is writable: nobody else may use
+/// the memory.
+/// @throws error (protocol) if dtype, shape and size do not fit together
+at::Tensor to_tensor(const tensor_ref& x);
+
+} // namespace smp
