@@ -1,0 +1,126 @@
+#pragma once
+
+// From the modules of a model to the tree that is partitioned (paper, appendix
+// "Tree construction").
+
+#include "transport/ids.hpp"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+// -- input: the modules as the walk found them --------------------------------
+
+/// A parameter or buffer. Two modules that list the same id share it.
+struct tensor_info {
+  uint64_t id = 0;
+  std::string name; // path in the model, e.g. "blocks.0.mlp.weight"
+  uint64_t elements = 0;
+};
+
+/// One module object; an object with several names is one module (R17).
+struct module_info {
+  std::string path; // "" is the root
+  std::string type;
+
+  /// Positions in the model, in execution order if known, else in the order of
+  /// registration. A module may be the child of several.
+  std::vector<module_id> children;
+
+  /// Parameters and buffers that the module owns itself, not by a child.
+  std::vector<tensor_info> parameters;
+  std::vector<tensor_info> buffers;
+
+  /// Why calls of the module cannot be intercepted, and the one-line change
+  /// that would free it (R20); empty if they can.
+  std::string not_interceptable;
+
+  /// Manual placement; holds for the whole subtree unless pinned otherwise.
+  std::optional<uint32_t> pinned_device;
+
+  /// Consecutive children on one device are called by one request (R8).
+  bool sequential = false;
+
+  /// Own memory besides parameters, in elements: the peak of transient values
+  /// that tracing measured.
+  double activations = 0;
+
+  /// Own forward time; any unit, the same for all modules. Without it in any
+  /// module, a module's compute cost is 1 (the number of descendants, the
+  /// paper's stand-in for time, counts each module once).
+  std::optional<double> compute;
+
+  /// Bytes of inputs and outputs of one call.
+  uint64_t call_bytes = 0;
+};
+
+/// All modules of a model in the order of their ids; the root comes first.
+using model_info = std::vector<module_info>;
+
+// -- output: the tree of module nodes -----------------------------------------
+
+/// Why a module is no node of its own.
+struct merge_reason {
+  enum class kind : uint8_t {
+    shared_parameter,
+    shared_buffer,
+    not_interceptable,
+  };
+  kind what = kind::shared_parameter;
+  module_id module;
+  module_id with;
+  std::string text; // name of the tensor, or why it cannot be intercepted
+};
+
+/// Modules that can only be placed together.
+struct module_node {
+  /// In preorder of the model; the first one names the node.
+  std::vector<module_id> modules;
+  size_t parent = 0; // the root's parent is the root
+  std::vector<size_t> children;
+  /// The subtree is the range [own index, subtree_end).
+  size_t subtree_end = 0;
+  /// Number of elements of its parameters, shared ones once.
+  uint64_t parameters = 0;
+};
+
+/// Modules that share a parameter or buffer must be on one device, and so must
+/// a module and a child whose calls cannot be intercepted: they are connected
+/// components of a graph, and what is left need not be a tree. Extra parents
+/// are pruned breadth first: the first one wins. Nodes stand in preorder.
+class module_tree {
+public:
+  /// @throws error (config) if `model` is empty, names a child that does not
+  ///         exist, or has a module that the root does not reach.
+  explicit module_tree(const model_info& model);
+
+  size_t size() const noexcept {
+    return nodes_.size();
+  }
+
+  const module_node& operator[](size_t i) const {
+    return nodes_[i];
+  }
+
+  const std::vector<module_node>& nodes() const noexcept {
+    return nodes_;
+  }
+
+  size_t node_of(module_id x) const {
+    return node_of_[x.value];
+  }
+
+  /// One entry for each module that was pulled over to another.
+  const std::vector<merge_reason>& merges() const noexcept {
+    return merges_;
+  }
+
+private:
+  std::vector<module_node> nodes_;
+  std::vector<size_t> node_of_;
+  std::vector<merge_reason> merges_;
+};
+
+} // namespace smp
