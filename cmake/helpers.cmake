@@ -1,0 +1,121 @@
+# Sources are found, not listed: one file is one unit and nothing is
+# conditional, so a list would only repeat what the folder says.
+
+# smp_sources(RESULT FOLDER [EXCLUDE SUBFOLDER...])
+function(smp_sources result folder)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" EXCLUDE)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS
+    RELATIVE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/${folder}/*.cpp)
+  foreach(other IN LISTS arg_EXCLUDE)
+    list(FILTER sources EXCLUDE REGEX "^${other}/")
+  endforeach()
+  list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/)
+  set(${result} ${sources} PARENT_SCOPE)
+endfunction()
+
+# The name of a folder's object library: transport/ucx -> smp_transport_ucx.
+function(smp_folder_target result folder)
+  string(REPLACE "/" "_" name ${folder})
+  set(${result} smp_${name} PARENT_SCOPE)
+endfunction()
+
+set_property(GLOBAL PROPERTY smp_folders "")
+
+# smp_folder(FOLDER LIBRARY... [PCH] [EXCLUDE SUBFOLDER...])
+#
+# Makes an object library of all sources below FOLDER and hands it to libsmp.
+# It sees the headers of the given libraries and no others. The interface
+# library NAME_headers carries the same for the header check. A folder without
+# sources has no object library yet.
+function(smp_folder folder)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "PCH" "" "EXCLUDE")
+  smp_folder_target(name ${folder})
+  add_library(${name}_headers INTERFACE)
+  target_include_directories(${name}_headers INTERFACE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name}_headers INTERFACE ${arg_UNPARSED_ARGUMENTS})
+  set_property(GLOBAL APPEND PROPERTY smp_folders ${folder})
+  set_property(GLOBAL PROPERTY ${name}_exclude ${arg_EXCLUDE})
+  smp_sources(sources ${folder} EXCLUDE ${arg_EXCLUDE})
+  if(NOT sources OR (SMP_ONLY AND NOT folder IN_LIST SMP_ONLY))
+    return()
+  endif()
+  add_library(${name} OBJECT ${sources})
+  target_link_libraries(${name} PUBLIC ${name}_headers)
+  if(arg_PCH)
+    smp_precompile(${name})
+  endif()
+endfunction()
+
+# Makes TARGET use the precompiled torch/torch.h. It is made once, by a target
+# that compiles nothing else.
+function(smp_precompile target)
+  if(NOT SMP_PCH)
+    return()
+  endif()
+  if(NOT TARGET smp_torch_pch)
+    set(stub ${CMAKE_BINARY_DIR}/generated/torch_pch.cpp)
+    file(CONFIGURE OUTPUT ${stub} CONTENT "// holds the precompiled header\n")
+    add_library(smp_torch_pch OBJECT ${stub})
+    target_link_libraries(smp_torch_pch PRIVATE smp::torch smp::fmt)
+    target_precompile_headers(smp_torch_pch PRIVATE
+      <torch/torch.h> <fmt/format.h>)
+    target_compile_options(smp_torch_pch PRIVATE -fpch-preprocess)
+  endif()
+  target_compile_options(${target} PRIVATE -fpch-preprocess)
+  target_precompile_headers(${target} REUSE_FROM smp_torch_pch)
+endfunction()
+
+# Links libsmp of all folders.
+#
+#   smp       the library and the headers that need nothing else
+#   smp::smp  what a user links: the same with LibTorch and fmt
+function(smp_add_library)
+  add_library(smp SHARED ${SMP_BUILD_ID_SOURCE})
+  add_dependencies(smp smp_build_id)
+  target_include_directories(smp PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/smp>)
+  get_property(folders GLOBAL PROPERTY smp_folders)
+  foreach(folder IN LISTS folders)
+    smp_folder_target(name ${folder})
+    if(TARGET ${name})
+      target_link_libraries(smp PRIVATE $<BUILD_INTERFACE:${name}>)
+    endif()
+  endforeach()
+  set_target_properties(smp PROPERTIES
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+    EXPORT_NAME core)
+  add_library(smp_user INTERFACE)
+  target_link_libraries(smp_user INTERFACE smp smp::torch smp::fmt)
+  set_target_properties(smp_user PROPERTIES EXPORT_NAME smp)
+  add_library(smp::smp ALIAS smp_user)
+endfunction()
+
+# smp_apps(FOLDER LIBRARY...): one program per subfolder, named after it.
+function(smp_apps folder)
+  file(GLOB programs CONFIGURE_DEPENDS LIST_DIRECTORIES true
+    RELATIVE ${PROJECT_SOURCE_DIR}/${folder} ${PROJECT_SOURCE_DIR}/${folder}/*)
+  foreach(name IN LISTS programs)
+    smp_sources(sources ${folder}/${name})
+    if(NOT sources)
+      continue()
+    endif()
+    add_executable(${name} ${sources})
+    target_link_libraries(${name} PRIVATE smp::smp ${ARGN} Threads::Threads)
+    smp_precompile(${name})
+    install(TARGETS ${name})
+  endforeach()
+endfunction()
+
+# smp_bench(FOLDER): one program per source file, FOLDER/x.cpp -> bench_x.
+function(smp_bench folder)
+  if(NOT SMP_BENCH)
+    return()
+  endif()
+  smp_sources(sources ${folder})
+  foreach(source IN LISTS sources)
+    cmake_path(GET source STEM name)
+    add_executable(bench_${name} ${source})
+    target_link_libraries(bench_${name} PRIVATE smp::smp Threads::Threads)
+    smp_precompile(bench_${name})
+  endforeach()
+endfunction()

@@ -1,0 +1,74 @@
+# Plants violations one at a time and expects layering.cmake to find each.
+#
+#   cmake -D WORK=<scratch folder> -P layering_selftest.cmake
+
+cmake_minimum_required(VERSION 3.25)
+
+# run(RESULT OUTPUT FILE INCLUDE): checks a tree in which FILE holds INCLUDE.
+function(run result output file include)
+  file(REMOVE_RECURSE ${WORK})
+  file(WRITE ${WORK}/${file} "#pragma once\n\n  # include ${include} // planted\n")
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -D ROOT=${WORK} -P ${CMAKE_CURRENT_LIST_DIR}/layering.cmake
+    RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE out)
+  set(${result} ${status} PARENT_SCOPE)
+  set(${output} "${out}" PARENT_SCOPE)
+endfunction()
+
+function(expect_wrong file include text)
+  run(status out ${file} "${include}")
+  if(status EQUAL 0 OR NOT out MATCHES "${file}: [^\n]*${text}")
+    message(SEND_ERROR "not found: ${include} in ${file}\n${out}")
+  endif()
+endfunction()
+
+function(expect_right file include)
+  run(status out ${file} "${include}")
+  if(NOT status EQUAL 0)
+    message(SEND_ERROR "wrongly refused: ${include} in ${file}\n${out}")
+  endif()
+endfunction()
+
+# Arrows that point back or skip a layer.
+expect_wrong(transport/a.cpp "\"actors/a.hpp\"" "must not include")
+expect_wrong(transport/ucx/a.cpp "\"runtime/a.hpp\"" "must not include")
+expect_wrong(partition/a.hpp "\"transport/fabric.hpp\"" "must not include")
+expect_wrong(partition/a.hpp "\"transport/ucx/fabric.hpp\"" "must not include")
+expect_wrong(partition/a.hpp "\"actors/a.hpp\"" "must not include")
+expect_wrong(tp/a.hpp "\"actors/a.hpp\"" "must not include")
+expect_wrong(tp/a.hpp "\"partition/a.hpp\"" "must not include")
+expect_wrong(actors/a.hpp "\"runtime/a.hpp\"" "must not include")
+expect_wrong(actors/a.hpp "<runtime/a.hpp>" "must not include")
+expect_wrong(runtime/a.hpp "\"apps/a.hpp\"" "must not include")
+expect_wrong(apps/smp-train/a.cpp "\"actors/a.hpp\"" "must not include")
+expect_wrong(runtime/a.hpp "\"../transport/a.hpp\"" "not a path from")
+expect_wrong(runtime/a.hpp "\"a.hpp\"" "not a path from")
+expect_wrong(runtime/a.hpp "\"tests/support/a.hpp\"" "not a path from")
+
+# Libraries out of their place.
+expect_wrong(runtime/a.cpp "<caf/all.hpp>" "a CAF header")
+expect_wrong(runtime/a.cpp "\"caf/all.hpp\"" "a CAF header")
+expect_wrong(transport/a.hpp "<caf/fwd.hpp>" "a CAF header")
+expect_wrong(apps/smp-top/a.cpp "<caf/all.hpp>" "a CAF header")
+expect_wrong(transport/a.cpp "<ucp/api/ucp.h>" "a UCX header")
+expect_wrong(runtime/a.cpp "<ucs/type/status.h>" "a UCX header")
+expect_wrong(transport/a.hpp "<c10/core/Device.h>" "a Torch header")
+expect_wrong(partition/a.cpp "<ATen/ATen.h>" "a Torch header")
+expect_wrong(actors/a.cpp "<torch/torch.h>" "a Torch header")
+expect_wrong(runtime/a.hpp "<torch/torch.h>" "too slow")
+
+# What is allowed must pass, or the rules above prove nothing.
+expect_right(transport/a.cpp "\"transport/a.hpp\"")
+expect_right(transport/ucx/a.cpp "<ucp/api/ucp.h>")
+expect_right(partition/a.hpp "\"transport/error.hpp\"")
+expect_right(tp/a.hpp "\"transport/fabric.hpp\"")
+expect_right(actors/a.hpp "<caf/all.hpp>")
+expect_right(actors/a.hpp "\"partition/schedule.hpp\"")
+expect_right(runtime/a.cpp "<torch/torch.h>")
+expect_right(runtime/a.hpp "<ATen/core/Tensor.h>")
+expect_right(runtime/a.hpp "\"actors/node.hpp\"")
+expect_right(runtime/schedule_actor.hpp "<caf/typed_actor.hpp>")
+expect_right(apps/smp-top/a.cpp "\"actors/client.hpp\"")
+expect_right(apps/smp-top/a.cpp "\"runtime/session.hpp\"")
+
+file(REMOVE_RECURSE ${WORK})

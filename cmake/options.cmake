@@ -1,0 +1,57 @@
+# Everything that can be chosen at configure time, and the compiler's settings.
+
+# Where the dependencies are. ./dev installs them and says so in the environment.
+set(SMP_TORCH_DIR "" CACHE PATH "LibTorch: the folder that holds include/ and lib/")
+set(SMP_UCX_DIR "" CACHE PATH "UCX 1.22 or newer: its install prefix")
+set(SMP_CAF_DIR "" CACHE PATH "CAF 0.18.7: its install prefix")
+set(SMP_CATCH2_DIR "" CACHE PATH "Catch2 3: its install prefix")
+foreach(variable SMP_TORCH_DIR SMP_UCX_DIR SMP_CAF_DIR SMP_CATCH2_DIR)
+  if(NOT ${variable} AND DEFINED ENV{${variable}})
+    set_property(CACHE ${variable} PROPERTY VALUE $ENV{${variable}})
+  endif()
+endforeach()
+
+set(SMP_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize=")
+set(SMP_ONLY "" CACHE STRING
+  "Folders that go into libsmp, all if empty; for work on one while another does not build")
+option(SMP_TESTS "Build the tests" ON)
+option(SMP_BENCH "Build the benchmarks" ON)
+option(SMP_PCH "Precompile torch/torch.h (halves the time of a file that uses it)" ON)
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# Also for programs: with one set of flags all files share one precompiled
+# header.
+add_compile_options(-fPIC -Wall -Wextra)
+# Asserts stay on: they cost nothing next to a kernel.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2")
+# Full debug information of a file that includes Torch is 100 MB.
+set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1 -fno-omit-frame-pointer")
+
+if(SMP_SANITIZE)
+  add_compile_options(-fsanitize=${SMP_SANITIZE} -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${SMP_SANITIZE})
+endif()
+
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+list(APPEND CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
+
+find_program(SMP_CCACHE ccache)
+if(SMP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # What ccache asks for to work with precompiled headers.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros ${SMP_CCACHE})
+endif()
+
+find_program(SMP_MOLD mold)
+if(SMP_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()

@@ -1,0 +1,134 @@
+# Tests: tests/<folder>_<unit>_test.cpp becomes a program of that name, and
+# each of its test cases a ctest.
+#
+# A test may say what it needs in its first line:
+#
+#   // ctest: timeout=300 label=multiprocess processors=2 serial
+#
+# timeout     seconds per test case (default 120)
+# label       a ctest label; "multiprocess" also counts as two processors
+# processors  how many of ctest's slots a test case takes
+# serial      nothing else runs meanwhile (for what measures time)
+#
+# A test case has no semicolon in its name: CMake would take it for two.
+
+include(Catch)
+
+# What the tests of each folder see beside libsmp. Torch is slow to compile, so
+# only those get it that need it.
+set(smp_test_libraries_transport smp::fmt smp::ucx Boost::headers)
+set(smp_test_libraries_partition smp::fmt)
+set(smp_test_libraries_actors smp::fmt CAF::core CAF::io Boost::headers)
+set(smp_test_libraries_tp smp::smp)
+set(smp_test_libraries_runtime smp::smp smp::json smp::toml)
+set(smp_test_libraries_apps smp::smp smp::json smp::toml)
+
+# -- tests/support -------------------------------------------------------------
+# support/torch_*.cpp is for the tests that see Torch, all else for everybody.
+
+smp_sources(support tests/support)
+set(torch_support ${support})
+list(FILTER support EXCLUDE REGEX "/torch_[^/]*$")
+list(FILTER torch_support INCLUDE REGEX "/torch_[^/]*$")
+
+add_library(smp_test_support INTERFACE)
+target_link_libraries(smp_test_support INTERFACE Catch2::Catch2WithMain)
+if(support)
+  add_library(smp_test_support_objects OBJECT ${support})
+  target_link_libraries(smp_test_support_objects PUBLIC smp smp::fmt Catch2::Catch2)
+  target_link_libraries(smp_test_support INTERFACE
+    smp_test_support_objects $<TARGET_OBJECTS:smp_test_support_objects>)
+endif()
+
+add_library(smp_test_support_torch INTERFACE)
+target_link_libraries(smp_test_support_torch INTERFACE smp_test_support)
+if(torch_support)
+  add_library(smp_test_support_torch_objects OBJECT ${torch_support})
+  target_link_libraries(smp_test_support_torch_objects PUBLIC smp::smp Catch2::Catch2)
+  smp_precompile(smp_test_support_torch_objects)
+  target_link_libraries(smp_test_support_torch INTERFACE
+    smp_test_support_torch_objects $<TARGET_OBJECTS:smp_test_support_torch_objects>)
+endif()
+
+# -- the tests -----------------------------------------------------------------
+
+# Reads the first line of a test into properties for its test cases.
+function(smp_test_properties result source)
+  set(timeout 120)
+  set(properties "")
+  file(STRINGS ${source} first LIMIT_COUNT 1)
+  if(first MATCHES "^// ctest: (.*)$")
+    separate_arguments(words UNIX_COMMAND "${CMAKE_MATCH_1}")
+    foreach(word IN LISTS words)
+      if(word MATCHES "^timeout=([0-9]+)$")
+        set(timeout ${CMAKE_MATCH_1})
+      elseif(word MATCHES "^label=(.+)$")
+        list(APPEND properties LABELS ${CMAKE_MATCH_1})
+        if(CMAKE_MATCH_1 STREQUAL multiprocess)
+          list(APPEND properties PROCESSORS 2)
+        endif()
+      elseif(word MATCHES "^processors=([0-9]+)$")
+        list(APPEND properties PROCESSORS ${CMAKE_MATCH_1})
+      elseif(word STREQUAL serial)
+        list(APPEND properties RUN_SERIAL ON)
+      else()
+        message(FATAL_ERROR "${source}:1: unknown setting '${word}'")
+      endif()
+    endforeach()
+  endif()
+  list(APPEND properties TIMEOUT ${timeout})
+  set(${result} ${properties} PARENT_SCOPE)
+endfunction()
+
+function(smp_test source)
+  cmake_path(GET source STEM name)
+  string(REGEX MATCH "^[^_]*" folder ${name})
+  if(NOT DEFINED smp_test_libraries_${folder})
+    message(FATAL_ERROR "${source}: must be named <folder>_<unit>_test.cpp")
+  endif()
+  set(libraries ${smp_test_libraries_${folder}})
+  add_executable(${name} ${source})
+  set_target_properties(${name} PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(smp::smp IN_LIST libraries)
+    target_link_libraries(${name} PRIVATE smp_test_support_torch)
+    smp_precompile(${name})
+  else()
+    target_link_libraries(${name} PRIVATE smp_test_support)
+  endif()
+  target_link_libraries(${name} PRIVATE smp ${libraries} Threads::Threads)
+  smp_test_properties(properties ${source})
+  string(REGEX REPLACE "_test$" "" prefix ${name})
+  catch_discover_tests(${name} DISCOVERY_MODE PRE_TEST TEST_PREFIX "${prefix}: "
+    PROPERTIES ${properties})
+endfunction()
+
+file(GLOB tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*.cpp)
+foreach(test IN LISTS tests)
+  smp_test(${test})
+  cmake_path(GET test STEM program)
+  list(APPEND programs ${program})
+endforeach()
+
+# What R27 asks of a rank's environment, and where a test finds things. A list
+# does not survive catch_discover_tests, so ctest sets it afterwards, on the
+# tests that were found.
+set(environment_file ${CMAKE_BINARY_DIR}/generated/test_environment.cmake)
+list(JOIN programs " " programs)
+file(CONFIGURE OUTPUT ${environment_file} @ONLY CONTENT
+[[foreach(program IN ITEMS @programs@)
+  foreach(test IN LISTS ${program}_TESTS)
+    set_tests_properties("${test}" PROPERTIES ENVIRONMENT
+      "UCX_MEM_MMAP_HOOK_MODE=none;OMP_WAIT_POLICY=passive;SMP_BIN_DIR=@CMAKE_RUNTIME_OUTPUT_DIRECTORY@;SMP_SOURCE_DIR=@PROJECT_SOURCE_DIR@")
+  endforeach()
+endforeach()
+]])
+set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${environment_file})
+
+# -- tests of the source tree --------------------------------------------------
+
+add_test(NAME layering COMMAND ${CMAKE_COMMAND}
+  -D ROOT=${PROJECT_SOURCE_DIR} -P ${PROJECT_SOURCE_DIR}/cmake/layering.cmake)
+add_test(NAME layering_selftest COMMAND ${CMAKE_COMMAND}
+  -D WORK=${CMAKE_BINARY_DIR}/layering_selftest
+  -P ${PROJECT_SOURCE_DIR}/cmake/layering_selftest.cmake)
