@@ -16,27 +16,31 @@ namespace smp {
 /// names. A receive that had to be posted in the sender's order could
 /// deadlock, so both sides name what they exchange and the names match, in
 /// whatever order things arrive. Waits end by themselves when the other rank
-/// dies.
+/// dies. Thread-safe.
 class exchange {
 public:
   explicit exchange(fabric& x);
+  ~exchange();
 
   // -- point to point ---------------------------------------------------------
 
   /// Sends `x` under `name`; names are used again freely: the n-th send under
-  /// a name meets the n-th receive of that name.
+  /// a name meets the n-th receive of that name. (A name that is used once
+  /// leaves a counter behind: name what repeats after its kind, not its
+  /// number.)
   void send(rank_id to, const std::string& name, payload x);
 
   /// Parks until the message comes. @throws error when `from` is lost
   payload receive(rank_id from, const std::string& name);
 
-  // -- collectives over `group` (ascending ranks, own one included) ------------
+  // -- collectives over `group` (ascending ranks, own one included) -------------
   // Every rank of the group calls with the same name, in any order of names.
+  // Names of different groups and of different collectives do not meet.
 
   void barrier(std::span<const rank_id> group, const std::string& name);
 
   /// Element-wise sum over the group, the same bits on every rank (summed in
-  /// group order).
+  /// group order). @throws error when the ranks differ in the number of values
   std::vector<double> all_reduce_sum(std::span<const rank_id> group,
                                      const std::string& name,
                                      std::vector<double> x);
@@ -51,19 +55,31 @@ public:
 
   // -- called by the session --------------------------------------------------
 
-  /// Takes a message of kind `exchange`.
+  /// Takes a message of kind `exchange`. One that no correct rank sends is
+  /// dropped, and fails every wait for `from`, now and later.
   void deliver(rank_id from, message x);
 
   /// Fails every wait for `x.rank`, now and later.
   void peer_lost(const failure& x);
 
 private:
-  struct slot;
   using key = std::pair<rank_id, std::string>;
+  using awaited_ptr = std::shared_ptr<awaited<payload>>;
+
+  /// What came and what is waited for under one name, by sequence number.
+  struct slot {
+    uint64_t next_receive = 0;
+    std::map<uint64_t, payload> arrived;
+    std::map<uint64_t, awaited_ptr> waiting;
+  };
+
+  awaited_ptr post_receive(rank_id from, const std::string& tag);
+  void send_tagged(rank_id to, const std::string& tag, payload x);
 
   fabric& fabric_;
   std::mutex mutex_;
-  std::map<key, std::shared_ptr<slot>> slots_;
+  std::map<key, uint64_t> sent_;
+  std::map<key, slot> slots_;
   std::map<rank_id, failure> lost_;
 };
 

@@ -1,0 +1,389 @@
+#include "transport/loopback/loopback_fabric.hpp"
+
+#include "transport/block_pool.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace smp {
+
+namespace {
+
+/// A message in flight, or the news of a loss when `lost` is set.
+struct event {
+  rank_id from;
+  rank_id to;
+  message content;
+  fabric::sent_callback done;
+  failure lost;
+};
+
+message copy_of(const message& x) {
+  // Fresh memory each time, so that memory checkers see what is used too late.
+  block_pool pool{0};
+  auto result = x;
+  for (auto& t : result.body.tensors) {
+    auto block = pool.take(t.nbytes);
+    if (t.nbytes > 0)
+      std::memcpy(block.get(), t.data, t.nbytes);
+    t.data = block.get();
+    t.owner = std::move(block);
+  }
+  return result;
+}
+
+uint64_t size_of(const message& x) {
+  return x.body.bytes.size() + tensor_bytes(x.body);
+}
+
+/// Callbacks to call when no lock is held.
+using pending_calls
+  = std::vector<std::pair<fabric::sent_callback, failure>>;
+
+void call_all(pending_calls& xs) {
+  for (auto& [done, why] : xs)
+    if (done)
+      done(why);
+}
+
+} // namespace
+
+// -- one rank -----------------------------------------------------------------
+
+class loopback_network::rank_fabric : public fabric {
+public:
+  rank_fabric(impl& network, rank_id self) : network_(network), self_(self) {
+    // nop
+  }
+
+  rank_id self() const override {
+    return self_;
+  }
+
+  std::string address() const override {
+    return "loopback:" + std::to_string(self_.value);
+  }
+
+  void start(const std::vector<std::string>& addresses,
+             fabric_listener& listener) override;
+
+  void send(rank_id to, message x, sent_callback done) override;
+
+  void peer_lost(const failure& x) override;
+
+  void stop(std::chrono::milliseconds limit) override;
+
+  fabric_stats stats() const override;
+
+private:
+  impl& network_;
+  rank_id self_;
+};
+
+// -- the network --------------------------------------------------------------
+
+struct loopback_network::impl {
+  struct rank_state {
+    std::unique_ptr<rank_fabric> fabric;
+    fabric_listener* listener = nullptr;
+    bool stopped = false;
+    std::map<rank_id, failure> lost;
+    fabric_stats stats;
+  };
+
+  explicit impl(loopback_options x) : options(x), random(x.seed) {
+    // nop
+  }
+
+  bool deliverable(const event& x) {
+    return ranks[x.to.value].listener != nullptr;
+  }
+
+  /// Takes the next event out. @pre `mutex` is held
+  std::optional<event> pick() {
+    std::vector<size_t> candidates;
+    for (size_t i = 0; i < events.size(); ++i) {
+      if (!deliverable(events[i]))
+        continue;
+      candidates.push_back(i);
+      if (!options.reorder)
+        break;
+    }
+    if (candidates.empty())
+      return std::nullopt;
+    // Not std::uniform_int_distribution: the order must be the same with any
+    // standard library.
+    auto index = candidates[random() % candidates.size()];
+    auto result = std::move(events[index]);
+    events.erase(events.begin() + static_cast<ptrdiff_t>(index));
+    return result;
+  }
+
+  /// Removes messages that match, with the reason for their senders.
+  /// @pre `mutex` is held
+  template <class Predicate>
+  pending_calls purge(Predicate matches, const failure& why) {
+    pending_calls result;
+    std::erase_if(events, [&](event& x) {
+      if (!matches(x))
+        return false;
+      result.emplace_back(std::move(x.done), why);
+      return true;
+    });
+    return result;
+  }
+
+  /// @pre `mutex` is held
+  pending_calls lose(rank_id who, const failure& x) {
+    auto& state = ranks[who.value];
+    if (who == x.rank || state.stopped
+        || !state.lost.emplace(x.rank, x).second)
+      return {};
+    auto result = purge(
+      [&](const event& y) {
+        return !y.lost
+               && ((y.from == who && y.to == x.rank)
+                   || (y.from == x.rank && y.to == who));
+      },
+      x);
+    events.push_back({x.rank, who, {}, {}, x});
+    return result;
+  }
+
+  /// Delivers one event. @returns false when there is none
+  bool step() {
+    std::unique_lock guard{mutex};
+    auto next = pick();
+    if (!next)
+      return false;
+    auto& x = *next;
+    auto listener = ranks[x.to.value].listener;
+    auto asked = filter_;
+    busy_from = x.from;
+    busy_to = x.to;
+    guard.unlock();
+    if (x.lost) {
+      listener->on_peer_lost(x.lost);
+    } else {
+      auto copy = copy_of(x.content);
+      auto wanted = !asked || asked(x.from, x.to, copy);
+      if (wanted) {
+        guard.lock();
+        auto& stats = ranks[x.to.value].stats;
+        ++stats.messages_received;
+        stats.bytes_received += size_of(copy);
+        guard.unlock();
+      }
+      // The sender's tensors go before its callback says that they may.
+      x.content = {};
+      if (x.done)
+        x.done({});
+      if (wanted)
+        listener->on_message(x.from, std::move(copy));
+    }
+    guard.lock();
+    busy_from.reset();
+    busy_to.reset();
+    changed.notify_all();
+    return true;
+  }
+
+  void deliver_all() {
+    std::unique_lock guard{mutex};
+    while (!ending) {
+      if (std::any_of(events.begin(), events.end(),
+                      [this](auto& x) { return deliverable(x); })) {
+        guard.unlock();
+        step();
+        guard.lock();
+      } else {
+        changed.wait(guard);
+      }
+    }
+  }
+
+  const loopback_options options;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::mt19937_64 random;
+  std::vector<rank_state> ranks;
+  std::vector<event> events;
+  filter filter_;
+  /// Of the event that is being delivered.
+  std::optional<rank_id> busy_from;
+  std::optional<rank_id> busy_to;
+  bool ending = false;
+  std::thread thread;
+};
+
+void loopback_network::rank_fabric::start(
+  const std::vector<std::string>& addresses, fabric_listener& listener) {
+  std::lock_guard guard{network_.mutex};
+  if (addresses.size() != network_.ranks.size())
+    throw error{error_code::transport,
+                "loopback: " + std::to_string(addresses.size())
+                  + " addresses for " + std::to_string(network_.ranks.size())
+                  + " ranks"};
+  network_.ranks[self_.value].listener = &listener;
+  network_.changed.notify_all();
+}
+
+void loopback_network::rank_fabric::send(rank_id to, message x,
+                                         sent_callback done) {
+  failure why;
+  {
+    std::lock_guard guard{network_.mutex};
+    auto& me = network_.ranks[self_.value];
+    if (std::any_of(x.body.tensors.begin(), x.body.tensors.end(),
+                    [](auto& t) { return t.device != device_ref{}; }))
+      why = {error_code::unsupported, self_, {},
+             "the loopback fabric moves tensors in host memory only"};
+    else if (to.value >= network_.ranks.size())
+      why = {error_code::transport, self_, {},
+             "there is no rank " + std::to_string(to.value)};
+    else if (me.stopped)
+      why = {error_code::cancelled, self_, {}, "the fabric was stopped"};
+    else if (auto i = me.lost.find(to); i != me.lost.end())
+      why = i->second;
+    else if (network_.ranks[to.value].stopped)
+      why = {error_code::rank_down, to, {}, "left the run"};
+    if (!why) {
+      ++me.stats.messages_sent;
+      me.stats.bytes_sent += size_of(x);
+      network_.events.push_back(
+        {self_, to, std::move(x), std::move(done), {}});
+      network_.changed.notify_all();
+      return;
+    }
+  }
+  if (done)
+    done(why);
+}
+
+void loopback_network::rank_fabric::peer_lost(const failure& x) {
+  pending_calls calls;
+  {
+    std::lock_guard guard{network_.mutex};
+    calls = network_.lose(self_, x);
+    network_.changed.notify_all();
+  }
+  call_all(calls);
+}
+
+void loopback_network::rank_fabric::stop(std::chrono::milliseconds limit) {
+  auto deadline = std::chrono::steady_clock::now() + limit;
+  pending_calls calls;
+  {
+    std::unique_lock guard{network_.mutex};
+    auto& me = network_.ranks[self_.value];
+    if (me.stopped)
+      return;
+    auto drained = [this] {
+      return network_.busy_from != self_
+             && std::none_of(network_.events.begin(), network_.events.end(),
+                             [this](auto& x) {
+                               return x.from == self_ && !x.lost;
+                             });
+    };
+    if (network_.options.stepped) {
+      guard.unlock();
+      for (bool more = true; more;) {
+        guard.lock();
+        more = !drained();
+        guard.unlock();
+        more = more && network_.step();
+      }
+      guard.lock();
+    } else {
+      network_.changed.wait_until(guard, deadline, drained);
+    }
+    me.stopped = true;
+    me.listener = nullptr;
+    calls = network_.purge(
+      [this](const event& x) { return x.from == self_ || x.to == self_; },
+      {error_code::cancelled, self_, {}, "the fabric was stopped"});
+    // Only a callback that is running can still reach the listener.
+    network_.changed.wait(guard, [this] { return network_.busy_to != self_; });
+  }
+  call_all(calls);
+}
+
+fabric_stats loopback_network::rank_fabric::stats() const {
+  std::lock_guard guard{network_.mutex};
+  return network_.ranks[self_.value].stats;
+}
+
+// -- public -------------------------------------------------------------------
+
+loopback_network::loopback_network(uint64_t world_size, loopback_options x)
+  : impl_(std::make_unique<impl>(x)) {
+  impl_->ranks.resize(world_size);
+  for (uint64_t i = 0; i < world_size; ++i)
+    impl_->ranks[i].fabric
+      = std::make_unique<rank_fabric>(*impl_, rank_id{i});
+  if (!x.stepped)
+    impl_->thread = std::thread{[this] { impl_->deliver_all(); }};
+}
+
+loopback_network::~loopback_network() {
+  if (!impl_->thread.joinable())
+    return;
+  {
+    std::lock_guard guard{impl_->mutex};
+    impl_->ending = true;
+    impl_->changed.notify_all();
+  }
+  impl_->thread.join();
+}
+
+uint64_t loopback_network::size() const noexcept {
+  return impl_->ranks.size();
+}
+
+fabric& loopback_network::at(rank_id x) {
+  return *impl_->ranks.at(x.value).fabric;
+}
+
+void loopback_network::set_filter(filter f) {
+  std::lock_guard guard{impl_->mutex};
+  impl_->filter_ = std::move(f);
+}
+
+void loopback_network::kill(const failure& x) {
+  pending_calls calls;
+  {
+    std::lock_guard guard{impl_->mutex};
+    auto& dead = impl_->ranks.at(x.rank.value);
+    dead.stopped = true;
+    dead.listener = nullptr;
+    for (uint64_t i = 0; i < impl_->ranks.size(); ++i)
+      for (auto& call : impl_->lose(rank_id{i}, x))
+        calls.push_back(std::move(call));
+    // What the dead rank sent to itself.
+    for (auto& call : impl_->purge(
+           [&](const event& y) { return y.to == x.rank && !y.lost; }, x))
+      calls.push_back(std::move(call));
+    impl_->changed.notify_all();
+  }
+  call_all(calls);
+}
+
+bool loopback_network::deliver_one() {
+  return impl_->step();
+}
+
+void loopback_network::run() {
+  while (impl_->step()) {
+    // nop
+  }
+}
+
+} // namespace smp

@@ -1,0 +1,68 @@
+#pragma once
+
+#include "transport/fabric.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace smp {
+
+struct loopback_options {
+  /// Decides the order of delivery; the same seed gives the same order of the
+  /// same messages.
+  uint64_t seed = 1;
+  /// Any message in flight may come next; else the oldest.
+  bool reorder = true;
+  /// Nothing moves by itself: `deliver_one` and `run` deliver, on the thread
+  /// of the caller. Else a thread of the network delivers.
+  bool stepped = false;
+};
+
+/// Several ranks in one process still must not share bytes: an in-place
+/// operation of one would change what another saved (R37). This network copies
+/// every message, at the moment of delivery, so that a sender who changes a
+/// tensor before its message left is found out. It also delivers in any order,
+/// loses messages and kills ranks on demand, as no test could ask of a real
+/// network.
+class loopback_network {
+public:
+  /// @returns whether the message is delivered; it counts as sent anyway.
+  using filter
+    = std::function<bool(rank_id from, rank_id to, const message& x)>;
+
+  explicit loopback_network(uint64_t world_size, loopback_options x = {});
+
+  /// @pre every fabric was stopped or never started
+  ~loopback_network();
+
+  loopback_network(const loopback_network&) = delete;
+  loopback_network& operator=(const loopback_network&) = delete;
+
+  uint64_t size() const noexcept;
+
+  /// @returns the fabric of rank `x`, which lives as long as the network.
+  fabric& at(rank_id x);
+
+  /// Asks `f` about each message from now on, on the thread that delivers.
+  void set_filter(filter f);
+
+  /// Ends `x.rank` as a crash would: nothing reaches or leaves it any more,
+  /// all others hear `x`.
+  void kill(const failure& x);
+
+  // -- stepped mode -----------------------------------------------------------
+
+  /// Delivers one message or one loss. @returns false when nothing can be
+  bool deliver_one();
+
+  /// Delivers until nothing is in flight, also what deliveries cause.
+  void run();
+
+private:
+  struct impl;
+  class rank_fabric;
+  std::unique_ptr<impl> impl_;
+};
+
+} // namespace smp
