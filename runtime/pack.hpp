@@ -60,6 +60,11 @@ public:
     value_path& path_;
   };
 
+  /// Parts entered so far.
+  size_t depth() const noexcept {
+    return places_.size();
+  }
+
   /// @returns "argument 1, item 3", or "value" at the root.
   std::string place() const;
 
@@ -262,7 +267,7 @@ struct pack<c10::complex<F>> {
   }
 };
 
-// -- types of the tensor library ------------------------------------------------
+// -- types of the tensor library ----------------------------------------------
 
 template <>
 struct pack<c10::Scalar> {
@@ -327,7 +332,7 @@ struct pack<const char*> {
   }
 };
 
-// -- nothing and maybe ----------------------------------------------------------
+// -- nothing and maybe --------------------------------------------------------
 
 template <>
 struct pack<std::nullopt_t> {
@@ -369,7 +374,7 @@ struct pack<std::optional<T>> {
   }
 };
 
-// -- sequences ------------------------------------------------------------------
+// -- sequences ----------------------------------------------------------------
 
 namespace detail {
 
@@ -533,7 +538,7 @@ struct pack<std::pair<A, B>> {
   }
 };
 
-// -- dictionaries -----------------------------------------------------------------
+// -- dictionaries -------------------------------------------------------------
 
 template <class K, class T>
 struct pack<std::map<K, T>> {

@@ -5,6 +5,7 @@
 #include "transport/tensor_ref.hpp"
 
 #include <complex>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -15,6 +16,10 @@
 namespace smp {
 
 struct value;
+
+/// Lists, tuples and dicts may be nested this deep: a bound on the stack of
+/// whoever walks a value.
+inline constexpr size_t max_value_depth = 64;
 
 /// Position in the tensor table of the message. Two uses of one tensor have
 /// the same position, so that it is sent once and arrives as one.

@@ -101,9 +101,6 @@ private:
   size_t pos_ = 0;
 };
 
-/// Nesting that `write` and `read_value` accept: a bound on the stack.
-inline constexpr size_t max_value_depth = 64;
-
 /// Appends `x`. @throws error (unsupported) above `max_value_depth`
 void write(byte_writer& out, const value& x);
 
