@@ -1,0 +1,162 @@
+#pragma once
+
+// Where batches come from. A batch is a function of (seed, step) alone: every
+// rank of a pipeline can make it, a run that starts again at step N sees what
+// it would have seen, and the numbers of dropout stay untouched because
+// nothing here draws from LibTorch's generators (R23).
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// Arguments of one training step.
+struct batch {
+  at::Tensor input;
+  at::Tensor target;
+};
+
+/// What a training run wants of its data.
+class data_source {
+public:
+  virtual ~data_source();
+
+  /// @returns the batch of training step `step`.
+  virtual batch training_batch(uint64_t step) const = 0;
+
+  /// The part of the data that training never sees, in `count` batches of
+  /// which this is number `index`.
+  virtual batch held_out_batch(uint64_t index, uint64_t count) const = 0;
+};
+
+// -- text ---------------------------------------------------------------------
+
+/// A text as bytes, its tail held out.
+class text {
+public:
+  /// Share of the bytes that training never sees.
+  static constexpr double default_held_out = 0.1;
+
+  /// Takes `bytes`; `name` stands in error messages.
+  /// @throws error (config) if there are no bytes to hold out or to train on
+  explicit text(std::vector<uint8_t> bytes, std::string name = "text",
+                double held_out = default_held_out);
+
+  /// Reads a file.
+  /// @throws error (config) naming `path`: cannot be read, empty
+  static text read(const std::string& path, double held_out = default_held_out);
+
+  std::span<const uint8_t> training() const noexcept {
+    return std::span{bytes_}.first(border_);
+  }
+
+  std::span<const uint8_t> held_out() const noexcept {
+    return std::span{bytes_}.subspan(border_);
+  }
+
+  const std::string& name() const noexcept {
+    return name_;
+  }
+
+  /// What a model would reach that knows how often each byte occurs and
+  /// nothing else: the cross entropy, in nat per byte, of the held-out bytes
+  /// under the byte frequencies of the training part (each of the 256 counts
+  /// plus one, so that an unseen byte costs much instead of everything).
+  double unigram_entropy() const;
+
+private:
+  std::vector<uint8_t> bytes_;
+  std::string name_;
+  size_t border_;
+};
+
+/// Sequences of a text for a language model: input and target are int64
+/// [batch_size, sequence_length], target[b, t] = input[b, t + 1] in the text.
+class text_sequences final : public data_source {
+public:
+  struct options {
+    uint64_t sequence_length = 128;
+    uint64_t batch_size = 32;
+    uint64_t seed = 1;
+  };
+
+  /// @throws error (config) naming the text if its training or its held-out
+  ///         part is shorter than sequence_length + 1
+  text_sequences(text source, options x);
+
+  /// Sequences begin anywhere, drawn evenly.
+  batch training_batch(uint64_t step) const override;
+
+  /// Sequences evenly spaced over the held-out part, the same in every run.
+  batch held_out_batch(uint64_t index, uint64_t count) const override;
+
+  const text& source() const noexcept {
+    return text_;
+  }
+
+private:
+  batch cut(std::span<const uint8_t> from,
+            const std::vector<uint64_t>& begins) const;
+
+  text text_;
+  options options_;
+};
+
+// -- synthetic ----------------------------------------------------------------
+
+/// Tokens without a file: in each sequence, token t + 1 is token t plus a
+/// stride drawn for the sequence, modulo the vocabulary. A model can learn it.
+class synthetic_tokens final : public data_source {
+public:
+  struct options {
+    uint64_t vocabulary = 256;
+    uint64_t sequence_length = 128;
+    uint64_t batch_size = 32;
+    uint64_t seed = 1;
+  };
+
+  /// @throws error (config) if a size is 0
+  explicit synthetic_tokens(options x);
+
+  /// int64 [batch_size, sequence_length] both.
+  batch training_batch(uint64_t step) const override;
+
+  batch held_out_batch(uint64_t index, uint64_t count) const override;
+
+private:
+  batch make(uint64_t stream) const;
+
+  options options_;
+};
+
+/// Points and classes without a file: the class of a point is the largest of
+/// its first `classes` coordinates.
+class synthetic_points final : public data_source {
+public:
+  struct options {
+    uint64_t features = 32;
+    uint64_t classes = 10;
+    uint64_t batch_size = 32;
+    uint64_t seed = 1;
+  };
+
+  /// @throws error (config) if a size is 0 or classes exceeds features
+  explicit synthetic_points(options x);
+
+  /// input: float32 [batch_size, features] in [-1, 1); target: int64
+  /// [batch_size].
+  batch training_batch(uint64_t step) const override;
+
+  batch held_out_batch(uint64_t index, uint64_t count) const override;
+
+private:
+  batch make(uint64_t stream) const;
+
+  options options_;
+};
+
+} // namespace smp
