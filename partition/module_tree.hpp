@@ -20,6 +20,13 @@ struct tensor_info {
   uint64_t elements = 0;
 };
 
+/// Who calls the children of a module.
+enum class child_calls : uint8_t {
+  single,     // its own code: one request per child
+  sequential, // itself, in order: one request per run on one device (R8)
+  by_parent,  // its parent's code: lists and dictionaries of modules
+};
+
 /// One module object; an object with several names is one module (R17).
 struct module_info {
   std::string path; // "" is the root
@@ -40,8 +47,7 @@ struct module_info {
   /// Manual placement; holds for the whole subtree unless pinned otherwise.
   std::optional<uint32_t> pinned_device;
 
-  /// Consecutive children on one device are called by one request (R8).
-  bool sequential = false;
+  child_calls calls = child_calls::single;
 
   /// Own memory besides parameters, in elements: the peak of transient values
   /// that tracing measured.

@@ -1,0 +1,41 @@
+#include "partition/partitioner.hpp"
+
+#include "partition/paper.hpp"
+#include "partition/reasons.hpp"
+
+#include "transport/error.hpp"
+
+namespace smp {
+
+partition_strategy parse_partition_strategy(std::string_view name) {
+  if (name == "paper")
+    return partition_strategy::paper;
+  if (name == "balanced")
+    return partition_strategy::balanced;
+  throw error{error_code::config,
+              "smp.strategy = \"" + std::string{name}
+                + "\" is not known; allowed: \"paper\", \"balanced\""};
+}
+
+partition_plan make_partition(const model_info& model,
+                              const partition_options& options) {
+  module_tree tree{model};
+  cost_table costs{model, tree, options.memory_weight};
+  partition_problem problem{model, tree, costs, options.manual.devices,
+                            fixed_devices(model, tree, options.manual)};
+  auto paper = paper_partition(problem);
+  partition_plan result{tree, costs, options.manual.devices, {}, {}, {}, {}, {},
+                        {}};
+  result.node_device = paper.devices;
+  result.paper = score(problem, paper.devices, options.crossing);
+  result.score = score(problem, result.node_device, options.crossing);
+  for (auto x : loads(problem, result.node_device))
+    result.loads.push_back(costs.share(x));
+  for (size_t i = 0; i < model.size(); ++i)
+    result.module_device.push_back(
+      result.node_device[tree.node_of(module_id{i})]);
+  result.reasons = explain(model, problem, result.node_device, paper.idle);
+  return result;
+}
+
+} // namespace smp

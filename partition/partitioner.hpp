@@ -1,0 +1,48 @@
+#pragma once
+
+// The decision which module runs where (paper, section 4.5).
+
+#include "partition/manual.hpp"
+#include "partition/problem.hpp"
+
+#include <string_view>
+
+namespace smp {
+
+enum class partition_strategy : uint8_t {
+  paper,    // exactly the paper's decision
+  balanced, // never worse than it in predicted time
+};
+
+/// @throws error (config) naming the allowed values.
+partition_strategy parse_partition_strategy(std::string_view name);
+
+struct partition_options {
+  manual_options manual;
+  double memory_weight = 0.8; // alpha
+  partition_strategy strategy = partition_strategy::balanced;
+  communication crossing;
+};
+
+/// Where everything runs, and how good that is.
+struct partition_plan {
+  module_tree tree;
+  cost_table costs;
+  uint32_t devices = 1;
+  assignment node_device;
+  assignment module_device; // by module id
+  std::vector<double> loads; // per device, shares of the model's cost
+  partition_score score;
+  /// What the paper's strategy would have reached.
+  partition_score paper;
+  /// Sentences on what may surprise a user.
+  std::vector<std::string> reasons;
+};
+
+/// Pure: the same model and options give the same plan on every rank.
+/// @throws error (config) for what a user got wrong (see `module_tree`,
+///         `cost_table`, `fixed_devices`).
+partition_plan make_partition(const model_info& model,
+                              const partition_options& options);
+
+} // namespace smp
