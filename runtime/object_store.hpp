@@ -5,11 +5,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <vector>
 
 namespace smp {
@@ -30,7 +31,8 @@ public:
   object_store& operator=(const object_store&) = delete;
 
   /// Keeps `x` until `holders` different ranks released it. Nobody may write
-  /// to `x` afterwards (take a clone otherwise, R13).
+  /// to `x` afterwards (take a clone otherwise, R13). One that is not
+  /// contiguous is copied here, not on the thread that will send it.
   /// @pre holders > 0
   /// @throws error (unsupported) if `x` cannot cross ranks
   object_id hold(at::Tensor x, uint32_t holders = 1);
@@ -73,17 +75,21 @@ private:
   struct fetching;
   using fetching_ptr = std::shared_ptr<fetching>;
 
-  void on_fetch(rank_id from, object_id id);
-  void on_fetched(object_id id, const failure& why,
-                  const std::vector<tensor_ref>& tensors);
-  void release_held(rank_id by, object_id id);
-  slot* find_slot(object_id id) const;
-  fetching_ptr take_fetching(object_id id);
+  const slot* find_slot(object_id id) const;
+  at::Tensor free_slot(slot& x);
+  at::Tensor release_held(rank_id by, object_id id);
+  fetching_ptr join(object_id id);
+  void answer(rank_id to, object_id id);
+  void finish(object_id id, at::Tensor x, failure why);
+  void forget_failed(object_id id, const fetching_ptr& x);
+  void send(rank_id to, std::vector<std::byte> body,
+            std::vector<tensor_ref> tensors = {},
+            fabric::sent_callback done = {});
 
   fabric& fabric_;
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<slot>> slots_; // by number, used again
-  std::vector<uint64_t> free_;               // empty slots
+  std::vector<slot> slots_;    // by number
+  std::vector<uint64_t> free_; // numbers of empty slots
   std::map<object_id, fetching_ptr> fetched_;
   std::map<rank_id, failure> lost_;
   std::atomic<uint64_t> malformed_ = 0;
