@@ -1,0 +1,69 @@
+#pragma once
+
+// What the actors of one rank tell each other. Free of CAF; what crosses ranks
+// is encoded in actors/wire.hpp.
+
+#include "actors/request.hpp"
+
+namespace smp {
+
+/// Where a WORKER CONTEXT stands (R24).
+enum class context_state : uint8_t { idle, executing, pending };
+
+/// @returns the state in capitals, as people write it.
+constexpr const char* to_string(context_state x) noexcept {
+  switch (x) {
+    case context_state::idle:
+      return "IDLE";
+    case context_state::executing:
+      return "EXECUTING";
+    case context_state::pending:
+      return "PENDING";
+  }
+  return "UNKNOWN";
+}
+
+/// A context parked: it needs `what` and gives the token back.
+struct suspended {
+  context_id context;
+  call what;
+};
+
+/// A context is idle again and gives the token back.
+struct finished {
+  context_id context;
+  outcome result;
+};
+
+/// What a call of kind `wait` waited for is done, or a request could not be
+/// sent.
+struct completed {
+  request_id id;
+  failure error;
+};
+
+/// A response could not be sent; its requester needs to hear at least that.
+struct undelivered {
+  request_id id;
+  failure error;
+};
+
+/// A microbatch stands at the end of its forward phase.
+struct forward_done {
+  request_id id;
+  microbatch_id microbatch;
+};
+
+/// A microbatch ended: nobody will ask for what was kept for it (R3).
+struct microbatch_done {
+  step_id step;
+  microbatch_id microbatch;
+};
+
+/// A step has its first failure: nothing new starts, it only unwinds.
+struct step_failed {
+  step_id step;
+  failure error;
+};
+
+} // namespace smp

@@ -1,0 +1,122 @@
+#pragma once
+
+// The actors of one rank behind an interface without CAF: what runtime/ sees.
+
+#include "actors/executor.hpp"
+#include "partition/schedule.hpp"
+#include "transport/fabric.hpp"
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+class execution_token;
+
+/// The actor system of a process; every rank of the process lives in it. Its
+/// pool has one thread (facts: more threads cost wake-ups), so no handler may
+/// block.
+class actor_host {
+public:
+  actor_host();
+  ~actor_host();
+  actor_host(const actor_host&) = delete;
+  actor_host& operator=(const actor_host&) = delete;
+
+  struct impl;
+
+  impl& get() noexcept {
+    return *impl_;
+  }
+
+private:
+  std::unique_ptr<impl> impl_;
+};
+
+/// Makes the execution token that all ranks of one process share (R26).
+std::shared_ptr<execution_token> make_execution_token();
+
+/// Makes the schedule of one step; called at its begin, on the pool thread.
+using schedule_factory
+  = std::function<std::unique_ptr<schedule>(uint64_t microbatches)>;
+
+struct node_options {
+  rank_id self;
+  /// Ranks of the pipeline group by pp_rank; `self` among them. The first one
+  /// has the PIPELINE SCHEDULER.
+  std::vector<rank_id> pipeline;
+  /// Outlives the node. The node sends kinds request, response and control.
+  smp::fabric* fabric = nullptr;
+  std::shared_ptr<execution_token> token;
+  executor_factory make_executor;
+  service_order order = backward_first;
+  schedule_factory make_schedule;
+  /// All of a microbatch is over: what is kept for it can go (R3). Any thread;
+  /// must not block.
+  std::function<void(step_id, microbatch_id)> on_microbatch_done;
+};
+
+/// What a rank holds and waits for, as text for people and as numbers.
+struct node_status {
+  struct context {
+    context_id id;
+    /// "IDLE", "EXECUTING" or "PENDING".
+    std::string state;
+    request_id request;
+    microbatch_id microbatch;
+    module_id module;
+    phase what = phase::forward;
+    /// What it waits for while PENDING, and since when in seconds.
+    std::string waits_for;
+    double seconds = 0;
+    uint64_t served = 0;
+  };
+
+  rank_id rank;
+  step_id step;
+  bool in_step = false;
+  uint64_t ready = 0;   // work that waits for the token
+  uint64_t later = 0;   // requests of a later step
+  uint64_t dropped = 0; // requests of an older step
+  uint64_t unknown = 0; // responses that nobody waits for
+  uint64_t pending = 0; // calls without an answer
+  std::vector<context> contexts;
+  /// PIPELINE SCHEDULER, on pp_rank 0 only: microbatches alive and left.
+  uint64_t microbatches_running = 0;
+  uint64_t microbatches_left = 0;
+};
+
+/// MODULE SERVER, its WORKER CONTEXTS and, on pp_rank 0, the PIPELINE
+/// SCHEDULER of one rank.
+class node {
+public:
+  node(actor_host& host, node_options options);
+
+  /// Ends the actors: parked executions unwind as cancelled and are joined.
+  ~node();
+
+  /// Opens the gate for a step (R1); on pp_rank 0 runs its microbatches.
+  /// `done` is called once, on any thread, when the step is over on this rank:
+  /// the gate is closed again and nothing of the step executes here.
+  /// @pre no step is running
+  void begin_step(const run_step& x, std::function<void(step_report)> done);
+
+  /// Takes a message of kind request, response or control.
+  void deliver(rank_id from, message x);
+
+  /// Fails whatever waits for `x.rank`, now and later, and the running step.
+  void rank_down(const failure& x);
+
+  /// Asks all actors of the rank. @throws error when they do not answer in
+  /// time, naming the first that did not.
+  node_status status(std::chrono::milliseconds limit);
+
+private:
+  struct impl;
+  std::unique_ptr<impl> impl_;
+};
+
+} // namespace smp

@@ -1,0 +1,78 @@
+#pragma once
+
+// What a rank asks of another and what an execution can do. Free of CAF.
+
+#include "transport/error.hpp"
+#include "transport/ids.hpp"
+#include "transport/tensor_ref.hpp"
+#include "transport/wait.hpp"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// The user's step body: what the PIPELINE SCHEDULER asks its own rank to run.
+inline constexpr module_id root_module{0};
+
+/// Asks the owner of `module` to run it. What to run exactly and with which
+/// arguments is the matter of runtime/, opaque here.
+struct request {
+  /// `id.origin` gets the response.
+  request_id id;
+  step_id step;
+  microbatch_id microbatch;
+  module_id module;
+  phase what = phase::forward;
+  payload body;
+};
+
+/// Answers exactly one request, with a value or with the first cause.
+struct response {
+  request_id id;
+  payload body;
+  failure error;
+};
+
+enum class call_kind : uint8_t {
+  remote, // a request to another rank
+  grant,  // the end of the forward phase: the SCHEDULER grants the backward
+  wait,   // anything else that becomes done: a fetch, a collective (R28)
+};
+
+/// An execution stops here, gives its token back, and goes on with a response.
+struct call {
+  call_kind kind = call_kind::remote;
+  /// remote: who runs it, what, and with which arguments.
+  rank_id owner;
+  module_id module;
+  phase what = phase::forward;
+  payload body;
+  /// wait: what it waits for. The response carries its failure.
+  completion_ptr done;
+  /// For reports: "blocks.3, backward".
+  wait_reason why;
+};
+
+/// What an execution ends with: the value of its request or the first cause.
+struct outcome {
+  payload body;
+  failure error;
+};
+
+/// Orders one step of `microbatches`; on pp_rank 0 it also runs them.
+struct run_step {
+  step_id step;
+  uint64_t microbatches = 1;
+};
+
+/// The values of a step, one per microbatch, or its first failure. The same on
+/// every rank of the pipeline group (R5, R6).
+struct step_report {
+  step_id step;
+  std::vector<payload> values;
+  failure error;
+};
+
+} // namespace smp

@@ -1,0 +1,369 @@
+#include "actors/server_core.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+failure internal_failure(rank_id self, std::string text) {
+  return {error_code::internal, self, {}, std::move(text)};
+}
+
+} // namespace
+
+server_core::server_core(options x, server_output& output)
+  : options_(std::move(x)),
+    output_(output),
+    seat_(options_.token->enroll(options_.on_token)) {
+  // nop
+}
+
+server_core::~server_core() {
+  options_.token->leave(seat_);
+}
+
+// -- steps --------------------------------------------------------------------
+
+void server_core::enter(const run_step& x) {
+  if (in_step() || x.step < next_)
+    throw error{internal_failure(
+      self(), "step " + std::to_string(x.step.value) + " begins "
+                + (in_step() ? "while" : "after") + " step "
+                + std::to_string(current_.step.value)
+                + (in_step() ? " runs" : " ended"))};
+  current_ = x;
+  next_ = step_id{x.step.value + 1};
+  open_ = true;
+  failed_ = {};
+  ended_.assign(x.microbatches, false);
+  if (options_.leader)
+    output_.run(x);
+  early_news news;
+  if (auto i = early_.find(x.step); i != early_.end())
+    news = std::move(i->second);
+  early_.erase(early_.begin(), early_.upper_bound(x.step));
+  if (down_)
+    fail(down_);
+  else if (news.failed)
+    fail(news.failed);
+  for (auto& y : std::exchange(later_, {}))
+    accept(std::move(y));
+  if (news.done)
+    close(std::move(*news.done));
+  else if (down_ && !options_.leader)
+    close({x.step, {}, failed_});
+  pump();
+}
+
+void server_core::end_microbatch(const microbatch_done& x) {
+  auto mb = x.microbatch.value;
+  // Those that come before `enter` or after the end of the step are not
+  // needed: the end of the step ends all its microbatches.
+  if (!open_ || x.step != current_.step || mb >= ended_.size() || ended_[mb])
+    return;
+  ended_[mb] = true;
+  output_.microbatch_over(x);
+}
+
+void server_core::fail_step(const step_failed& x) {
+  if (x.step >= next_)
+    early_[x.step].failed = x.error;
+  else if (open_ && x.step == current_.step)
+    fail(x.error);
+  pump();
+}
+
+void server_core::end_step(step_report x) {
+  if (x.step >= next_)
+    early_[x.step].done = std::move(x);
+  else if (open_ && x.step == current_.step)
+    close(std::move(x));
+  pump();
+}
+
+void server_core::shut_down() {
+  closing_ = true;
+  later_.clear();
+  auto why = failure{error_code::cancelled, self(), {}, "the rank shuts down"};
+  if (open_)
+    close({current_.step, {}, why});
+  pump();
+}
+
+// -- messages -----------------------------------------------------------------
+
+void server_core::receive(request x) {
+  accept(std::move(x));
+  pump();
+}
+
+void server_core::accept(request x) {
+  if (dead_.count(x.id.origin) > 0)
+    return;
+  if (x.step >= next_ && !closing_) {
+    later_.push_back(std::move(x));
+  } else if (!open_ || x.step != current_.step) {
+    ++dropped_;
+  } else if (failed_) {
+    reply({x.id, {}, failed_});
+  } else {
+    push(std::move(x));
+  }
+}
+
+void server_core::receive(response x) {
+  auto i = pending_.find(x.id);
+  if (i == pending_.end()) {
+    ++unknown_;
+    return;
+  }
+  settle(i, std::move(x));
+  pump();
+}
+
+void server_core::complete(const completed& x) {
+  auto i = pending_.find(x.id);
+  if (i == pending_.end()) // cancelled meanwhile
+    return;
+  settle(i, {x.id, {}, x.error});
+  pump();
+}
+
+void server_core::settle(pending_map::iterator i, response x) {
+  auto entry = i->second;
+  pending_.erase(i);
+  if (x.error)
+    fail(x.error);
+  push(entry, std::move(x));
+}
+
+void server_core::rank_down(const failure& x) {
+  if (!dead_.insert(x.rank).second)
+    return;
+  if (!down_)
+    down_ = x;
+  std::erase_if(later_, [&](auto& y) { return y.id.origin == x.rank; });
+  std::erase_if(ready_, [&](auto& y) {
+    auto req = std::get_if<request>(&y.work);
+    return req != nullptr && req->id.origin == x.rank;
+  });
+  if (open_) {
+    fail(x);
+    // A live rank may have left the step already and would never answer.
+    cancel_pending(failed_, [](auto&) { return true; });
+    if (!options_.leader)
+      close({current_.step, {}, failed_});
+  }
+  pump();
+}
+
+void server_core::token_granted() {
+  hold_ = hold::held;
+  pump();
+}
+
+// -- contexts -----------------------------------------------------------------
+
+void server_core::suspend(context_id ctx, call x) {
+  auto pos = contexts_.find(ctx);
+  if (pos == contexts_.end())
+    return;
+  auto& [state, cur] = pos->second;
+  state = context_state::pending;
+  free_token(ctx);
+  auto id = request_id{self(), ++calls_};
+  auto entry = pending_call{ctx, x.kind, x.what};
+  auto refused = failed_;
+  if (!refused && !open_)
+    refused = {error_code::cancelled, self(), {}, "the step is over"};
+  if (!refused && x.kind == call_kind::remote && x.owner == self())
+    refused = internal_failure(self(), "a request to the own rank");
+  if (!refused && x.kind == call_kind::grant && !options_.leader)
+    refused = internal_failure(self(), "a grant is asked for off pp_rank 0");
+  if (refused) {
+    fail(refused);
+    push(entry, {id, {}, refused});
+    return pump();
+  }
+  // Registered first: the answer may come before the next line is done.
+  pending_.emplace(id, entry);
+  switch (x.kind) {
+    case call_kind::remote:
+      output_.ask(x.owner, {id, cur.step, cur.microbatch, x.module, x.what,
+                            std::move(x.body)});
+      break;
+    case call_kind::grant:
+      output_.forward_done({id, cur.microbatch});
+      break;
+    case call_kind::wait:
+      output_.watch(id, x.done);
+  }
+  pump();
+}
+
+void server_core::finish(context_id ctx, outcome x) {
+  auto pos = contexts_.find(ctx);
+  if (pos == contexts_.end())
+    return;
+  auto& [state, cur] = pos->second;
+  state = context_state::idle;
+  free_token(ctx);
+  auto id = cur.id;
+  if (x.error)
+    fail(x.error);
+  reply({id, std::move(x.body), std::move(x.error)});
+  check_over();
+  pump();
+}
+
+void server_core::lose(context_id ctx, const std::string& why) {
+  auto i = contexts_.find(ctx);
+  if (i == contexts_.end())
+    return;
+  auto [state, cur] = std::move(i->second);
+  contexts_.erase(i);
+  free_token(ctx);
+  std::erase_if(pending_, [&](auto& y) { return y.second.context == ctx; });
+  std::erase_if(ready_, [&](auto& y) { return y.context == ctx; });
+  if (state != context_state::idle) {
+    auto err = internal_failure(self(), "a WORKER CONTEXT died: " + why);
+    fail(err);
+    reply({cur.id, {}, err});
+  }
+  check_over();
+  pump();
+}
+
+// -- properties ---------------------------------------------------------------
+
+size_t server_core::num_busy() const noexcept {
+  auto busy = [](auto& x) { return x.second.state != context_state::idle; };
+  return static_cast<size_t>(
+    std::count_if(contexts_.begin(), contexts_.end(), busy));
+}
+
+// -- failures and ends --------------------------------------------------------
+
+void server_core::fail(const failure& x) {
+  if (failed_ || !open_)
+    return;
+  failed_ = x;
+  output_.failed({current_.step, x});
+  answer_queued(x);
+  // Nobody grants any more, and a wait may wait for the one that failed.
+  cancel_pending(x, [](auto& y) { return y.kind != call_kind::remote; });
+}
+
+void server_core::close(step_report x) {
+  open_ = false;
+  auto why = x.error;
+  if (!why)
+    why = {error_code::cancelled, self(), {}, "the step is over"};
+  else if (!failed_)
+    failed_ = why;
+  report_ = std::move(x);
+  answer_queued(why);
+  cancel_pending(why, [](auto&) { return true; });
+  check_over();
+}
+
+void server_core::answer_queued(const failure& x) {
+  auto queued = std::stable_partition(ready_.begin(), ready_.end(),
+                                      [](auto& y) { return y.context; });
+  for (auto i = queued; i != ready_.end(); ++i)
+    reply({std::get<request>(i->work).id, {}, x});
+  ready_.erase(queued, ready_.end());
+}
+
+template <class Predicate>
+void server_core::cancel_pending(const failure& x, Predicate pred) {
+  for (auto i = pending_.begin(); i != pending_.end();) {
+    if (!pred(i->second)) {
+      ++i;
+      continue;
+    }
+    push(i->second, {i->first, {}, x});
+    i = pending_.erase(i);
+  }
+}
+
+void server_core::reply(response x) {
+  if (dead_.count(x.id.origin) == 0)
+    output_.answer(std::move(x));
+}
+
+void server_core::check_over() {
+  if (!report_ || num_busy() > 0)
+    return;
+  for (uint64_t mb = 0; mb < ended_.size(); ++mb)
+    if (!ended_[mb])
+      output_.microbatch_over({current_.step, microbatch_id{mb}});
+  auto report = std::move(*report_);
+  report_.reset();
+  output_.step_over(std::move(report));
+}
+
+// -- ready queue and token ----------------------------------------------------
+
+void server_core::push(request x) {
+  auto key = ready_key{x.what, x.microbatch, ++arrivals_};
+  ready_.push_back({key, std::nullopt, std::move(x)});
+}
+
+void server_core::push(const pending_call& x, response y) {
+  auto& cur = contexts_.at(x.context).current;
+  auto key = ready_key{x.what, cur.microbatch, ++arrivals_};
+  ready_.push_back({key, x.context, std::move(y)});
+}
+
+void server_core::free_token(context_id ctx) {
+  if (executing_ != ctx)
+    return;
+  executing_.reset();
+  // Given back even if more is ready: other ranks of the process take turns.
+  hold_ = hold::none;
+  options_.token->release(seat_);
+}
+
+void server_core::pump() {
+  if (executing_)
+    return;
+  if (ready_.empty()) {
+    if (hold_ == hold::held) {
+      hold_ = hold::none;
+      options_.token->release(seat_);
+    }
+    return;
+  }
+  if (hold_ == hold::none)
+    hold_ = options_.token->try_acquire(seat_) ? hold::held : hold::in_line;
+  if (hold_ != hold::held)
+    return;
+  auto i = std::min_element(ready_.begin(), ready_.end(),
+                            [this](auto& x, auto& y) {
+                              return options_.order(x.key, y.key);
+                            });
+  auto item = std::move(*i);
+  ready_.erase(i);
+  auto ctx = item.context ? *item.context : idle_context();
+  executing_ = ctx;
+  auto& entry = contexts_[ctx];
+  entry.state = context_state::executing;
+  if (auto y = std::get_if<response>(&item.work))
+    return output_.resume(ctx, std::move(*y));
+  auto& x = std::get<request>(item.work);
+  entry.current = {x.id, x.step, x.microbatch, x.module, x.what, {}};
+  output_.start(ctx, std::move(x));
+}
+
+context_id server_core::idle_context() {
+  for (auto& [id, entry] : contexts_)
+    if (entry.state == context_state::idle)
+      return id;
+  return context_id{++last_context_};
+}
+
+} // namespace smp

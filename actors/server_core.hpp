@@ -1,0 +1,245 @@
+#pragma once
+
+// What a MODULE SERVER decides, without actors: who executes next, who waits
+// for what, and how a step ends.
+
+#include "actors/execution_token.hpp"
+#include "actors/messages.hpp"
+#include "partition/schedule.hpp"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <variant>
+#include <vector>
+
+namespace smp {
+
+/// What a `server_core` makes happen. Called in the middle of an event, so it
+/// must not call back.
+class server_output {
+public:
+  virtual ~server_output() = default;
+
+  // -- contexts: they have the token now --------------------------------------
+
+  /// Gives `x` to a context; one with a new id has to be made.
+  virtual void start(context_id ctx, request x) = 0;
+
+  virtual void resume(context_id ctx, response x) = 0;
+
+  // -- other ranks and the PIPELINE SCHEDULER ---------------------------------
+
+  virtual void ask(rank_id owner, request x) = 0;
+
+  /// Goes to `x.id.origin`; if that is this rank, to the SCHEDULER.
+  virtual void answer(response x) = 0;
+
+  /// A microbatch waits for its grant: a response of the SCHEDULER.
+  virtual void forward_done(const smp::forward_done& x) = 0;
+
+  /// On pp_rank 0: the step began.
+  virtual void run(const run_step& x) = 0;
+
+  /// The step has its first failure.
+  virtual void failed(const step_failed& x) = 0;
+
+  // -- others -----------------------------------------------------------------
+
+  /// Reports by `completed` when `x` is done.
+  virtual void watch(request_id id, const completion_ptr& x) = 0;
+
+  virtual void microbatch_over(const microbatch_done& x) = 0;
+
+  /// The step is over here and nothing of it executes.
+  virtual void step_over(step_report x) = 0;
+};
+
+/// A rank serves many microbatches with one execution at a time, and must
+/// neither lose a request nor wait for ever, whatever fails. All of that is
+/// decided here: the step gate (R1), the ready queue, the token, and the one
+/// way out of PENDING: grants, values, errors and cancellations are all
+/// responses, found by request id.
+///
+/// The first failure of a step ends it: queued requests are answered with it,
+/// grants and waits end with it, and what other ranks still work on is waited
+/// for. When a rank died, nothing of others is waited for any more.
+class server_core {
+public:
+  struct options {
+    rank_id self;
+    /// This is pp_rank 0: it runs the microbatches.
+    bool leader = false;
+    service_order order = backward_first;
+    std::shared_ptr<execution_token> token;
+    /// Called when the token comes later; must lead to `token_granted`.
+    std::function<void()> on_token;
+  };
+
+  server_core(options x, server_output& output);
+  ~server_core();
+  server_core(const server_core&) = delete;
+  server_core& operator=(const server_core&) = delete;
+
+  // -- steps ------------------------------------------------------------------
+
+  /// Opens the gate: requests that waited for this step become ready.
+  /// @throws error (internal) unless it is a later step than all before and
+  /// none is running
+  void enter(const run_step& x);
+
+  /// A microbatch ended everywhere.
+  void end_microbatch(const microbatch_done& x);
+
+  /// Another rank, or the SCHEDULER, saw the step fail.
+  void fail_step(const step_failed& x);
+
+  /// The step ended; kept until this rank entered it.
+  void end_step(step_report x);
+
+  /// Cancels whatever runs; nothing is served any more.
+  void shut_down();
+
+  // -- messages ---------------------------------------------------------------
+
+  void receive(request x);
+
+  /// Counts the response if nobody waits for it.
+  void receive(response x);
+
+  void complete(const completed& x);
+
+  /// Fails what waits, the running step, and all later ones.
+  void rank_down(const failure& x);
+
+  void token_granted();
+
+  // -- contexts ---------------------------------------------------------------
+  // What a context that was lost sends late is ignored, not an error.
+
+  /// A context parked: the token is free, the call is registered.
+  void suspend(context_id ctx, call x);
+
+  /// A context is idle: the token is free, its request has its answer.
+  void finish(context_id ctx, outcome x);
+
+  /// A context died: its token is free, its request fails.
+  void lose(context_id ctx, const std::string& why);
+
+  // -- properties -------------------------------------------------------------
+
+  rank_id self() const noexcept {
+    return options_.self;
+  }
+
+  step_id step() const noexcept {
+    return current_.step;
+  }
+
+  bool in_step() const noexcept {
+    return open_ || report_.has_value();
+  }
+
+  /// Contexts that are not idle.
+  size_t num_busy() const noexcept;
+
+  size_t num_contexts() const noexcept {
+    return contexts_.size();
+  }
+
+  size_t num_ready() const noexcept {
+    return ready_.size();
+  }
+
+  size_t num_later() const noexcept {
+    return later_.size();
+  }
+
+  size_t num_pending() const noexcept {
+    return pending_.size();
+  }
+
+  uint64_t num_dropped() const noexcept {
+    return dropped_;
+  }
+
+  uint64_t num_unknown() const noexcept {
+    return unknown_;
+  }
+
+private:
+  struct context_entry {
+    context_state state = context_state::idle;
+    /// Without its body, which the executor has.
+    request current;
+  };
+
+  struct pending_call {
+    context_id context;
+    call_kind kind = call_kind::remote;
+    phase what = phase::forward;
+  };
+
+  /// A new request has no context yet, a response knows its own.
+  struct ready_item {
+    ready_key key;
+    std::optional<context_id> context;
+    std::variant<request, response> work;
+  };
+
+  /// What was heard of a step that this rank did not enter yet.
+  struct early_news {
+    failure failed;
+    std::optional<step_report> done;
+  };
+
+  using pending_map = std::map<request_id, pending_call>;
+
+  void accept(request x);
+  void push(request x);
+  void push(const pending_call& x, response y);
+  void settle(pending_map::iterator i, response x);
+  void fail(const failure& x);
+  void close(step_report x);
+  void answer_queued(const failure& x);
+  template <class Predicate>
+  void cancel_pending(const failure& x, Predicate pred);
+  void reply(response x);
+  void check_over();
+  void pump();
+  void free_token(context_id ctx);
+  context_id idle_context();
+
+  enum class hold : uint8_t { none, in_line, held };
+
+  options options_;
+  server_output& output_;
+  execution_token::seat seat_;
+  hold hold_ = hold::none;
+  std::optional<context_id> executing_;
+
+  run_step current_;
+  step_id next_; // the first step that may still be entered
+  bool open_ = false;
+  bool closing_ = false;
+  failure failed_;                    // of the current step
+  std::optional<step_report> report_; // over, but contexts still unwind
+  std::vector<bool> ended_;           // by microbatch
+  std::map<step_id, early_news> early_;
+
+  std::vector<ready_item> ready_;
+  std::vector<request> later_;
+  std::map<context_id, context_entry> contexts_;
+  pending_map pending_;
+  std::set<rank_id> dead_;
+  failure down_; // the first death
+
+  uint64_t arrivals_ = 0;
+  uint64_t calls_ = 0;
+  uint64_t dropped_ = 0;
+  uint64_t unknown_ = 0;
+  uint64_t last_context_ = 0;
+};
+
+} // namespace smp

@@ -1,0 +1,132 @@
+#include "actors/step_driver.hpp"
+
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+/// Root requests never meet the ids of the calls of the MODULE SERVER.
+constexpr uint64_t root_request = uint64_t{1} << 63;
+
+std::string describe(const task& x) {
+  return (x.what == phase::forward ? "the forward phase of microbatch "
+                                   : "the backward phase of microbatch ")
+         + std::to_string(x.microbatch.value);
+}
+
+} // namespace
+
+step_driver::step_driver(rank_id self, schedule_factory make,
+                         driver_output& output)
+  : self_(self), make_(std::move(make)), output_(output) {
+  // nop
+}
+
+void step_driver::run(const run_step& x) {
+  report_ = {x.step, std::vector<payload>(x.microbatches), {}};
+  started_.assign(x.microbatches, false);
+  left_ = x.microbatches;
+  active_ = true;
+  guarded([&] { schedule_ = make_(x.microbatches); });
+  pump();
+}
+
+void step_driver::forward_done(const smp::forward_done& x) {
+  if (!active_)
+    return;
+  waiting_.emplace(x.microbatch, x.id);
+  guarded([&] { schedule_->forward_done(x.microbatch); });
+  pump();
+}
+
+void step_driver::ended(response x) {
+  auto i = running_.find(x.id);
+  if (i == running_.end())
+    return;
+  auto mb = i->second;
+  running_.erase(i);
+  waiting_.erase(mb);
+  --left_;
+  output_.microbatch_over({report_.step, mb});
+  report_.values[mb.value] = std::move(x.body);
+  if (x.error && !report_.error)
+    report_.error = std::move(x.error);
+  guarded([&] { schedule_->ended(mb); });
+  pump();
+}
+
+void step_driver::failed(const step_failed& x) {
+  if (!active_ || x.step != report_.step || report_.error)
+    return;
+  report_.error = x.error;
+  pump();
+}
+
+/// Runs code of the schedule, which may be a user's; once the step failed
+/// nobody asks it any more.
+template <class F>
+void step_driver::guarded(F f) {
+  if (report_.error)
+    return;
+  try {
+    f();
+  } catch (const error& e) {
+    fail(e.cause());
+  } catch (const std::exception& e) {
+    fail({error_code::internal, self_, {},
+          std::string{"the schedule threw: "} + e.what()});
+  }
+}
+
+void step_driver::start(const task& x) {
+  auto mb = x.microbatch;
+  if (x.what == phase::backward) {
+    auto i = waiting_.find(mb);
+    if (i == waiting_.end())
+      throw error{error_code::internal, "the schedule starts " + describe(x)
+                                          + ", which is not due"};
+    auto id = i->second;
+    waiting_.erase(i);
+    return output_.grant({id, {}, {}});
+  }
+  if (mb.value >= started_.size() || started_[mb.value])
+    throw error{error_code::internal,
+                "the schedule starts " + describe(x) + ", which is not due"};
+  started_[mb.value] = true;
+  auto id = request_id{self_, root_request | ++requests_};
+  running_.emplace(id, mb);
+  output_.start({id, report_.step, mb, root_module, phase::forward, {}});
+}
+
+void step_driver::fail(failure x) {
+  report_.error = std::move(x);
+  output_.failed({report_.step, report_.error});
+}
+
+void step_driver::pump() {
+  if (!active_)
+    return;
+  guarded([&] {
+    while (auto x = schedule_->next())
+      start(*x);
+  });
+  if (!report_.error && left_ > 0 && running_.size() == waiting_.size())
+    fail({error_code::stalled, self_, {},
+          "the schedule starts nothing although nothing runs: "
+            + std::to_string(left_) + " microbatches are left, "
+            + std::to_string(waiting_.size()) + " wait for their backward "
+            + "phase"});
+  if (left_ > 0 && !(report_.error && running_.empty()))
+    return;
+  active_ = false;
+  schedule_.reset();
+  if (report_.error)
+    report_.values.clear();
+  auto step = report_.step;
+  output_.step_over(std::exchange(report_, {step, {}, {}}));
+}
+
+} // namespace smp

@@ -1,0 +1,41 @@
+#pragma once
+
+// How requests, responses and the ends of microbatches and steps look between
+// ranks. All ranks run the same build on the same kind of machine, so numbers
+// keep the machine's form (little-endian); every length is checked.
+//
+// request:  origin u64, number u64, step u64, microbatch u64, module u64,
+//           phase u8; then the body
+// response: origin u64, number u64, failure; then the body
+// control:  kind u8, step u64, then
+//           0 microbatch_done: microbatch u64
+//           1 step_failed:     failure
+//           2 step_report:     failure, count u64, per value (bytes u64,
+//                              tensors u64), then the bytes of all values
+// failure:  code u8 (0: none, and nothing follows), rank u64, module string,
+//           text string
+// string:   length u32, then the bytes
+
+#include "actors/messages.hpp"
+#include "transport/fabric.hpp"
+
+#include <variant>
+
+namespace smp {
+
+message encode(request x);
+message encode(response x);
+message encode(const microbatch_done& x);
+message encode(const step_failed& x);
+
+/// The tensors of all values stand one after the other.
+message encode(const step_report& x);
+
+using incoming = std::variant<request, response, microbatch_done, step_failed,
+                              step_report>;
+
+/// Reads a message of kind request, response or control.
+/// @throws error (protocol) naming the first field that makes no sense
+incoming decode(message x);
+
+} // namespace smp
