@@ -3,6 +3,10 @@
 add_custom_target(header_check)
 
 function(smp_check_headers folder)
+  smp_wanted(wanted ${folder})
+  if(NOT wanted)
+    return()
+  endif()
   smp_folder_target(name ${folder})
   get_property(exclude GLOBAL PROPERTY ${name}_exclude)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS
