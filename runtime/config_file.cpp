@@ -1,0 +1,443 @@
+#include "runtime/config_file.hpp"
+
+#include "runtime/config_schema.hpp"
+#include "transport/error.hpp"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+namespace smp {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t max_file_size = 1 << 20;
+constexpr size_t on_command_line = ~size_t{0};
+
+/// Where a key was set.
+struct place {
+  size_t line = 0;
+  /// As it was written: the name or an alias.
+  std::string name;
+};
+
+std::string given_text(const toml::node& x) {
+  switch (x.type()) {
+    case toml::node_type::table:
+      return "a table";
+    case toml::node_type::array:
+      return "a list";
+    case toml::node_type::string:
+      return fmt::format("the string \"{}\"", x.ref<std::string>());
+    case toml::node_type::integer:
+      return fmt::format("the integer {}", x.ref<int64_t>());
+    case toml::node_type::floating_point:
+      return fmt::format("the number {}", x.ref<double>());
+    case toml::node_type::boolean:
+      return x.ref<bool>() ? "true" : "false";
+    default:
+      return "a date or time";
+  }
+}
+
+/// Stores a TOML value; @returns false if it has another type.
+struct assign {
+  const toml::node& from;
+
+  bool operator()(bool* to) const {
+    return take<bool>(to);
+  }
+
+  bool operator()(std::string* to) const {
+    return take<std::string>(to);
+  }
+
+  /// Negative numbers are for the caller.
+  bool operator()(uint64_t* to) const {
+    auto x = from.as_integer();
+    if (x == nullptr)
+      return false;
+    *to = static_cast<uint64_t>(x->get());
+    return true;
+  }
+
+  bool operator()(double* to) const {
+    if (auto x = from.as_integer())
+      *to = static_cast<double>(x->get());
+    else if (auto y = from.as_floating_point())
+      *to = y->get();
+    else
+      return false;
+    return true;
+  }
+
+  bool operator()(std::array<double, 2>* to) const {
+    auto list = from.as_array();
+    return list != nullptr && list->size() == 2
+           && assign{*list->get(0)}(&(*to)[0])
+           && assign{*list->get(1)}(&(*to)[1]);
+  }
+
+  template <class T>
+  bool operator()(std::optional<T>* to) const {
+    T x{};
+    if (!(*this)(&x))
+      return false;
+    *to = x;
+    return true;
+  }
+
+private:
+  template <class T>
+  bool take(T* to) const {
+    auto x = from.as<T>();
+    if (x == nullptr)
+      return false;
+    *to = x->get();
+    return true;
+  }
+};
+
+// -- reading ------------------------------------------------------------------
+
+class reader {
+public:
+  explicit reader(std::string file) : file_(std::move(file)) {
+    // nop
+  }
+
+  void read_text(const std::string& text) {
+    try {
+      auto root = toml::parse(text, file_);
+      walk(root, "");
+    } catch (const toml::parse_error& x) {
+      readable_ = false;
+      complain(x.source().begin.line, std::string{x.description()});
+    }
+  }
+
+  void read_override(std::string_view text) {
+    auto written = text;
+    text.remove_prefix(std::min(text.find_first_not_of('-'), text.size()));
+    auto equals = text.find('=');
+    auto name = std::string{text.substr(0, equals)};
+    if (equals == std::string_view::npos || name.empty()) {
+      complain(on_command_line,
+               fmt::format("{} is no setting; write --table.key=value",
+                           written));
+      return;
+    }
+    auto value = std::string{text.substr(equals + 1)};
+    auto key = find_config_key(name);
+    bool raw = key != nullptr && key->slot != nullptr
+               && std::holds_alternative<std::string*>(key->slot(config_))
+               && !value.starts_with('"') && !value.starts_with('\'');
+    reading_command_line_ = true;
+    auto root = parse_value(value, raw);
+    visit(name, *root.get("x"), on_command_line);
+    reading_command_line_ = false;
+  }
+
+  /// Checks what can only be seen when everything is read.
+  void check() {
+    if (!readable_)
+      return;
+    for (auto& key : config_keys())
+      if (key.slot != nullptr)
+        check_key(key);
+    for (auto& conflict : conflicts_of_good_keys())
+      complain_about(conflict);
+  }
+
+  /// Makes paths from the file relative to its directory and checks them.
+  void resolve_paths() {
+    auto at = places_.find("data.path");
+    if (at == places_.end() || wrong_.contains("data.path"))
+      return;
+    auto& path = config_.data.path;
+    auto given = path;
+    auto base = at->second.line == on_command_line
+                  ? fs::path{}
+                  : fs::path{file_}.parent_path();
+    path = fs::absolute(base / given).lexically_normal().string();
+    std::error_code ignored;
+    if (!fs::is_regular_file(path, ignored))
+      complain(at->second.line,
+               fmt::format("data.path = \"{}\" is not a file; looked for {}",
+                           given, path));
+  }
+
+  void complain(size_t line, std::string text) {
+    errors_.emplace(line, std::move(text));
+  }
+
+  void give_up(std::string text) {
+    readable_ = false;
+    complain(0, std::move(text));
+  }
+
+  config_report take() {
+    config_report result;
+    result.config = std::move(config_);
+    for (auto& [line, text] : errors_)
+      result.errors.push_back(fmt::format("{}: {}", place_text(line), text));
+    return result;
+  }
+
+private:
+  std::string place_text(size_t line) const {
+    if (line == on_command_line)
+      return "command line";
+    return line == 0 ? file_ : fmt::format("{}:{}", file_, line);
+  }
+
+  /// A value from the command line that is no TOML counts as a string.
+  static toml::table parse_value(const std::string& text, bool raw) {
+    try {
+      if (auto root = toml::parse("x = " + text);
+          !raw && root.size() == 1 && root.contains("x"))
+        return root;
+    } catch (const toml::parse_error&) {
+      // nop
+    }
+    toml::table result;
+    result.insert("x", text);
+    return result;
+  }
+
+  void walk(const toml::table& x, const std::string& prefix) {
+    for (auto&& [key, node] : x) {
+      auto name = prefix.empty() ? std::string{key.str()}
+                                 : fmt::format("{}.{}", prefix, key.str());
+      visit(name, node,
+            reading_command_line_ ? on_command_line : key.source().begin.line);
+    }
+  }
+
+  void visit(const std::string& name, const toml::node& node, size_t line) {
+    if (name == "caf" || name.starts_with("caf.")) {
+      complain(line, "[caf] is known but not built yet; leave it out");
+      return;
+    }
+    if (auto key = find_config_key(name)) {
+      set(*key, name, node, line);
+      return;
+    }
+    if (is_config_table(name)) {
+      tables_.emplace(name, line);
+      if (auto table = node.as_table())
+        walk(*table, name);
+      else
+        complain(line, fmt::format("{} is a table, got {}; write [{}] and its "
+                                   "keys below",
+                                   name, given_text(node), name));
+      return;
+    }
+    complain(line, fmt::format("unknown {} {}{}",
+                               node.is_table() ? "table" : "key", name,
+                               node.is_table() ? hint_for_unknown_table(name)
+                                               : hint_for_unknown_key(name)));
+  }
+
+  void set(const config_key& key, const std::string& name,
+           const toml::node& node, size_t line) {
+    if (key.slot == nullptr) {
+      complain(line, fmt::format("{} is known but not built yet; leave it out",
+                                 key.name));
+      return;
+    }
+    auto [known, added] = places_.emplace(key.name, place{line, name});
+    if (!added) {
+      auto& first = known->second;
+      if ((first.line == on_command_line) == (line == on_command_line)) {
+        complain(line,
+                 fmt::format("{} sets what {} sets already ({}); keep one",
+                             name, first.name, place_text(first.line)));
+        return;
+      }
+      first = place{line, name};
+    }
+    auto number = node.as_integer();
+    if (!std::visit(assign{node}, key.slot(config_))) {
+      wrong_.insert(key.name);
+      complain(line, fmt::format("{} needs {}, got {}{}", key.name,
+                                 type_text(key), given_text(node),
+                                 allowed_hint(key)));
+    } else if (number != nullptr && number->get() < 0
+               && type_text(key) == "an integer") {
+      wrong_.insert(key.name);
+      complain(line,
+               fmt::format("{} = {} is out of range; allowed: {}", key.name,
+                           number->get(), allowed_text(key)));
+    }
+  }
+
+  static std::string allowed_hint(const config_key& key) {
+    auto allowed = allowed_text(key);
+    return allowed.empty() ? allowed : "; allowed: " + allowed;
+  }
+
+  // -- checks of the whole ----------------------------------------------------
+
+  void check_key(const config_key& key) {
+    auto at = places_.find(key.name);
+    bool given = at != places_.end();
+    if (wrong_.contains(key.name))
+      return;
+    bool known_whether = key.only_if.empty() || is_good(key.only_if);
+    if (known_whether && given && !applies(key, config_)) {
+      complain(at->second.line, has_no_effect(key));
+      return;
+    }
+    if (known_whether && !given && key.required && applies(key, config_)) {
+      wrong_.insert(key.name);
+      complain(line_of_table(key.name),
+               fmt::format("{} is missing{}", key.name, allowed_hint(key)));
+      return;
+    }
+    if (!given)
+      return;
+    if (auto wrong = check_value(key, config_)) {
+      wrong_.insert(key.name);
+      complain(at->second.line, *wrong);
+    }
+  }
+
+  std::string has_no_effect(const config_key& key) const {
+    auto& other = *find_config_key(key.only_if);
+    std::string types;
+    for (auto type : key.only_for)
+      types += fmt::format("{}\"{}\"", types.empty() ? "" : ", ", type);
+    auto at = places_.find(other.name);
+    return fmt::format("{} has no effect with {} = {} ({}); it belongs to {}",
+                       key.name, other.name, value_text(other, config_),
+                       at == places_.end() ? "the default"
+                                           : place_text(at->second.line),
+                       types);
+  }
+
+  /// Set, or by default, to something legal.
+  bool is_good(std::string_view name) const {
+    auto& key = *find_config_key(name);
+    return !wrong_.contains(name) && !check_value(key, config_)
+           && (places_.contains(name) || !key.required);
+  }
+
+  size_t line_of_table(std::string_view name) const {
+    auto at = tables_.find(name.substr(0, name.rfind('.')));
+    return at == tables_.end() ? 0 : at->second;
+  }
+
+  std::vector<config_conflict> conflicts_of_good_keys() const {
+    // Wrong values would only lead to more errors, or to a division by zero.
+    train_config defaults;
+    auto x = config_;
+    for (auto name : wrong_) {
+      auto& key = *find_config_key(name);
+      std::visit(
+        [&](auto* to) { *to = *std::get<decltype(to)>(key.slot(defaults)); },
+        key.slot(x));
+    }
+    auto found = conflicts(x);
+    std::erase_if(found, [&](const config_conflict& y) {
+      return std::any_of(y.keys.begin(), y.keys.end(), [&](auto& name) {
+        return wrong_.contains(name);
+      });
+    });
+    return found;
+  }
+
+  void complain_about(const config_conflict& x) {
+    std::optional<size_t> first;
+    std::string others;
+    for (auto& key : x.keys) {
+      auto at = places_.find(key);
+      if (at == places_.end())
+        continue;
+      if (!first)
+        first = at->second.line;
+      else
+        others += fmt::format("{}{}: {}", others.empty() ? " (" : ", ", key,
+                              place_text(at->second.line));
+    }
+    complain(first.value_or(0),
+             x.text + (others.empty() ? others : others + ")"));
+  }
+
+  std::string file_;
+  train_config config_;
+  bool reading_command_line_ = false;
+  /// False if the file could not be parsed at all.
+  bool readable_ = true;
+  std::map<std::string, place, std::less<>> places_;
+  std::map<std::string, size_t, std::less<>> tables_;
+  /// Keys with a value that is wrong by itself, or missing.
+  std::set<std::string_view> wrong_;
+  std::multimap<size_t, std::string> errors_;
+};
+
+std::string read_file(const std::string& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored))
+    throw error{error_code::config, "is a directory, not a configuration"};
+  std::ifstream file{path, std::ios::binary};
+  if (!file)
+    throw error{error_code::config,
+                fmt::format("cannot be read: {}", strerror(errno))};
+  std::string result(max_file_size + 1, '\0');
+  file.read(result.data(), static_cast<std::streamsize>(result.size()));
+  result.resize(static_cast<size_t>(file.gcount()));
+  if (result.size() > max_file_size)
+    throw error{error_code::config,
+                "is larger than 1 MiB: not a configuration"};
+  return result;
+}
+
+} // namespace
+
+config_report parse_config(const std::string& text, const std::string& name,
+                           const std::vector<std::string>& overrides) {
+  reader x{name};
+  x.read_text(text);
+  for (auto& setting : overrides)
+    x.read_override(setting);
+  x.check();
+  return x.take();
+}
+
+config_report read_config(const std::string& path,
+                          const std::vector<std::string>& overrides) {
+  reader x{path};
+  try {
+    x.read_text(read_file(path));
+    for (auto& setting : overrides)
+      x.read_override(setting);
+    x.check();
+    x.resolve_paths();
+  } catch (const error& e) {
+    x.give_up(e.what());
+  }
+  return x.take();
+}
+
+train_config load_config(const std::string& path,
+                         const std::vector<std::string>& overrides) {
+  auto report = read_config(path, overrides);
+  if (report.errors.empty())
+    return std::move(report.config);
+  std::string text;
+  for (auto& line : report.errors)
+    text += (text.empty() ? "" : "\n") + line;
+  throw error{error_code::config, text};
+}
+
+} // namespace smp

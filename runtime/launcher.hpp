@@ -1,0 +1,38 @@
+#pragma once
+
+// Starts the ranks of a run as processes of this machine and owns them.
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+struct launch_options {
+  /// What each rank runs; default: this program with its own arguments.
+  std::vector<std::string> command;
+  uint64_t ranks = 1;
+  /// Set for every rank on top of this process's variables.
+  std::map<std::string, std::string> environment;
+  /// Each rank writes `log_dir`/log-RANK.txt, and rank 0 to the console too.
+  /// Empty: all ranks write to the console.
+  std::string log_dir;
+  /// After a failure all ranks are gone within this time.
+  std::chrono::milliseconds grace{2000};
+  /// After Ctrl-C the ranks have this time for a clean end.
+  std::chrono::milliseconds interrupt_grace{30000};
+};
+
+/// Hosts the SUPERVISOR, runs the ranks and returns when all are gone. The
+/// first failure ends all of them, and one line on stderr names the rank and
+/// its signal or exit code. Ctrl-C is passed on to the ranks; a second one
+/// kills them. Call it from the main thread: the ranks die with the thread
+/// that started them, so that even a killed launcher leaves none behind.
+/// @returns the exit code: 0 done, 3 a rank failed, 130 interrupted; 2, 4 and
+/// 5 as the failed rank returned them
+/// @throws error (config) if the command cannot be started
+int launch(const launch_options& x);
+
+} // namespace smp
