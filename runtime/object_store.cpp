@@ -49,12 +49,14 @@ failure read_failure(byte_reader& in, rank_id from) {
 
 std::string name_of(object_id x) {
   return "object " + std::to_string(x.number) + " (generation "
-         + std::to_string(x.generation) + ") of rank "
-         + std::to_string(x.owner.value);
+       + std::to_string(x.generation) + ") of rank "
+       + std::to_string(x.owner.value);
 }
 
 failure unknown(object_id x) {
-  return {error_code::protocol, x.owner, {},
+  return {error_code::protocol,
+          x.owner,
+          {},
           name_of(x) + " is not held there: never was, or released"};
 }
 
@@ -106,8 +108,8 @@ const object_store::slot* object_store::find_slot(object_id id) const {
     return nullptr;
   auto& result = slots_[id.number];
   return result.tensor.defined() && result.generation == id.generation
-           ? &result
-           : nullptr;
+         ? &result
+         : nullptr;
 }
 
 /// @returns the tensor of the slot. It must go after the lock did: with it may
@@ -280,7 +282,9 @@ void object_store::clear() {
         gone.push_back(free_slot(s));
   }
   for (auto& [id, f] : fetched)
-    f->fail({error_code::cancelled, id.owner, {},
+    f->fail({error_code::cancelled,
+             id.owner,
+             {},
              name_of(id) + " is not needed any more"});
 }
 
@@ -331,7 +335,9 @@ void object_store::deliver(rank_id from, message x) {
     ++malformed_;
     if (asked)
       finish(*asked, {},
-             {error_code::protocol, from, {},
+             {error_code::protocol,
+              from,
+              {},
               name_of(*asked) + " came damaged: " + e.what()});
   }
 }

@@ -41,9 +41,8 @@ void value_path::mismatch(const char* expected, const value& found) const {
 // -- the tensor table ---------------------------------------------------------
 
 uint32_t packer::add(const at::Tensor& x) {
-  auto [i, fresh]
-    = positions_.try_emplace(x.unsafeGetTensorImpl(),
-                             static_cast<uint32_t>(tensors_.size()));
+  auto [i, fresh] = positions_.try_emplace(
+    x.unsafeGetTensorImpl(), static_cast<uint32_t>(tensors_.size()));
   // Kept in the table, so that no other TensorImpl gets this address.
   if (fresh)
     tensors_.push_back(x);
@@ -147,9 +146,8 @@ c10::Scalar pack<c10::Scalar>::get(unpacker& u, const value& x) {
 c10::Device pack<c10::Device>::get(unpacker& u, const value& x) {
   auto [type, index] = as<device_ref>(u, x, "device");
   auto kind = static_cast<c10::DeviceType>(type);
-  auto highest = kind == c10::kCPU
-                   ? 0
-                   : std::numeric_limits<c10::DeviceIndex>::max();
+  auto highest =
+    kind == c10::kCPU ? 0 : std::numeric_limits<c10::DeviceIndex>::max();
   if (!c10::isValidDeviceType(kind) || index < -1 || index > highest)
     u.fail("there is no device " + std::to_string(type) + ":"
            + std::to_string(index));
@@ -269,8 +267,7 @@ c10::IValue get_list(unpacker& u, const list_value& x) {
   result.reserve(x.items.size());
   for (size_t i = 0; i < x.items.size(); ++i) {
     value_path::scope here{u, "item", i};
-    result.push_back(
-      checked(u, pack<c10::IValue>::get(u, x.items[i]), type));
+    result.push_back(checked(u, pack<c10::IValue>::get(u, x.items[i]), type));
   }
   return result;
 }
@@ -327,8 +324,7 @@ value pack<c10::IValue>::put(packer& p, const c10::IValue& x) {
   if (x.isTuple())
     return put_tuple(p, x);
   if (x.isList())
-    return value::list(put_items(p, x.toListRef()),
-                       x.type()->annotation_str());
+    return value::list(put_items(p, x.toListRef()), x.type()->annotation_str());
   if (x.isGenericDict())
     return put_dict(p, x);
   p.refuse(name_of(x) + " cannot be sent to another rank");

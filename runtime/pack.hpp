@@ -135,14 +135,14 @@ concept packable = requires(packer& p, const T& x) {
 
 /// True for types that can be received.
 template <class T>
-concept unpackable
-  = requires(unpacker& u, const value& x) { pack<T>::get(u, x); };
+concept unpackable = requires(unpacker& u, const value& x) {
+  pack<T>::get(u, x);
+};
 
 /// What a T is on the other side; an argument of type T is called with it.
 template <unpackable T>
-using unpacked_t
-  = decltype(pack<T>::get(std::declval<unpacker&>(),
-                          std::declval<const value&>()));
+using unpacked_t = decltype(pack<T>::get(std::declval<unpacker&>(),
+                                         std::declval<const value&>()));
 
 /// True for types that come back as themselves, so that containers of them do.
 template <class T>
@@ -209,7 +209,7 @@ struct pack<T> {
 };
 
 template <class T>
-  requires std::is_enum_v<T>
+requires std::is_enum_v<T>
 struct pack<T> {
   using base = std::underlying_type_t<T>;
   static value put(packer& p, T x) {
@@ -358,16 +358,11 @@ struct is_optional<std::optional<T>> : std::true_type {};
 
 /// An optional of an optional would lose one of its levels, so there is none.
 template <class T>
-  requires(!is_optional<T>::value)
-struct pack<std::optional<T>> {
-  static value put(packer& p, const std::optional<T>& x)
-    requires packable<T>
-  {
+requires(!is_optional<T>::value) struct pack<std::optional<T>> {
+  static value put(packer& p, const std::optional<T>& x) requires packable<T> {
     return x ? pack<T>::put(p, *x) : value{};
   }
-  static auto get(unpacker& u, const value& x)
-    requires unpackable<T>
-  {
+  static auto get(unpacker& u, const value& x) requires unpackable<T> {
     if (x.kind() == value_kind::none)
       return std::optional<unpacked_t<T>>{};
     return std::optional<unpacked_t<T>>{pack<T>::get(u, x)};
@@ -382,8 +377,7 @@ namespace detail {
 const std::vector<value>& list_items(unpacker& u, const value& x);
 
 /// @returns the items of a tuple of `size`. @throws error if `x` is none
-const std::vector<value>& tuple_items(unpacker& u, const value& x,
-                                      size_t size);
+const std::vector<value>& tuple_items(unpacker& u, const value& x, size_t size);
 
 /// @returns the items of a dict. @throws error if `x` is none
 const std::vector<std::pair<value, value>>& dict_items(unpacker& u,
@@ -411,22 +405,23 @@ value put_tuple(packer& p, const Tuple& x) {
     items.reserve(sizeof...(I));
     (items.push_back(one(I, std::get<I>(x))), ...);
     return value::tuple(std::move(items));
-  }(std::make_index_sequence<std::tuple_size_v<Tuple>>{});
+  }
+  (std::make_index_sequence<std::tuple_size_v<Tuple>>{});
 }
 
 template <class Tuple>
 Tuple get_tuple(unpacker& u, const value& x) {
-  [[maybe_unused]] auto& items
-    = tuple_items(u, x, std::tuple_size_v<Tuple>);
+  [[maybe_unused]] auto& items = tuple_items(u, x, std::tuple_size_v<Tuple>);
   return [&]<size_t... I>(std::index_sequence<I...>) {
     [[maybe_unused]] auto one = [&]<class T>(std::type_identity<T>, size_t i) {
       value_path::scope here{u, "element", i};
       return pack<T>::get(u, items[i]);
     };
     // Braces: from left to right.
-    return Tuple{one(std::type_identity<std::tuple_element_t<I, Tuple>>{},
-                     I)...};
-  }(std::make_index_sequence<std::tuple_size_v<Tuple>>{});
+    return Tuple{
+      one(std::type_identity<std::tuple_element_t<I, Tuple>>{}, I)...};
+  }
+  (std::make_index_sequence<std::tuple_size_v<Tuple>>{});
 }
 
 template <class Map>
@@ -449,8 +444,9 @@ Map get_dict(unpacker& u, const value& x) {
   for (auto& [key, mapped] : dict_items(u, x)) {
     value_path::scope here{u, "entry", i++};
     auto k = pack<typename Map::key_type>::get(u, key);
-    if (!result.emplace(std::move(k),
-                        pack<typename Map::mapped_type>::get(u, mapped))
+    if (!result
+           .emplace(std::move(k),
+                    pack<typename Map::mapped_type>::get(u, mapped))
            .second)
       u.fail("this key stands twice in its dict");
   }
@@ -461,14 +457,10 @@ Map get_dict(unpacker& u, const value& x) {
 
 template <class T>
 struct pack<std::vector<T>> {
-  static value put(packer& p, const std::vector<T>& xs)
-    requires packable<T>
-  {
+  static value put(packer& p, const std::vector<T>& xs) requires packable<T> {
     return detail::put_list<T>(p, xs);
   }
-  static std::vector<T> get(unpacker& u, const value& x)
-    requires owning<T>
-  {
+  static std::vector<T> get(unpacker& u, const value& x) requires owning<T> {
     auto& items = detail::list_items(u, x);
     std::vector<T> result;
     result.reserve(items.size());
@@ -483,28 +475,20 @@ struct pack<std::vector<T>> {
 /// Views: sent as the list that they view, received as a vector.
 template <class T>
 struct pack<c10::ArrayRef<T>> {
-  static value put(packer& p, const c10::ArrayRef<T>& xs)
-    requires packable<T>
-  {
+  static value put(packer& p, const c10::ArrayRef<T>& xs) requires packable<T> {
     return detail::put_list<T>(p, xs);
   }
-  static std::vector<T> get(unpacker& u, const value& x)
-    requires owning<T>
-  {
+  static std::vector<T> get(unpacker& u, const value& x) requires owning<T> {
     return pack<std::vector<T>>::get(u, x);
   }
 };
 
 template <class T, size_t N>
 struct pack<std::array<T, N>> {
-  static value put(packer& p, const std::array<T, N>& xs)
-    requires packable<T>
-  {
+  static value put(packer& p, const std::array<T, N>& xs) requires packable<T> {
     return detail::put_tuple(p, xs);
   }
-  static std::array<T, N> get(unpacker& u, const value& x)
-    requires owning<T>
-  {
+  static std::array<T, N> get(unpacker& u, const value& x) requires owning<T> {
     return detail::get_tuple<std::array<T, N>>(u, x);
   }
 };
@@ -512,28 +496,24 @@ struct pack<std::array<T, N>> {
 /// Elements may be references on the way out (`std::tie`).
 template <class... Ts>
 struct pack<std::tuple<Ts...>> {
-  static value put(packer& p, const std::tuple<Ts...>& x)
-    requires(packable<std::remove_cvref_t<Ts>> && ...)
-  {
+  static value put(packer& p, const std::tuple<Ts...>& x) requires(
+    packable<std::remove_cvref_t<Ts>>&&...) {
     return detail::put_tuple(p, x);
   }
-  static std::tuple<Ts...> get(unpacker& u, const value& x)
-    requires(owning<Ts> && ...)
-  {
+  static std::tuple<Ts...> get(unpacker& u,
+                               const value& x) requires(owning<Ts>&&...) {
     return detail::get_tuple<std::tuple<Ts...>>(u, x);
   }
 };
 
 template <class A, class B>
 struct pack<std::pair<A, B>> {
-  static value put(packer& p, const std::pair<A, B>& x)
-    requires(packable<A> && packable<B>)
-  {
+  static value
+  put(packer& p, const std::pair<A, B>& x) requires(packable<A>&& packable<B>) {
     return detail::put_tuple(p, x);
   }
-  static std::pair<A, B> get(unpacker& u, const value& x)
-    requires(owning<A> && owning<B>)
-  {
+  static std::pair<A, B> get(unpacker& u,
+                             const value& x) requires(owning<A>&& owning<B>) {
     return detail::get_tuple<std::pair<A, B>>(u, x);
   }
 };
@@ -542,28 +522,25 @@ struct pack<std::pair<A, B>> {
 
 template <class K, class T>
 struct pack<std::map<K, T>> {
-  static value put(packer& p, const std::map<K, T>& xs)
-    requires(packable<K> && packable<T>)
-  {
+  static value
+  put(packer& p, const std::map<K, T>& xs) requires(packable<K>&& packable<T>) {
     return detail::put_dict(p, xs);
   }
-  static std::map<K, T> get(unpacker& u, const value& x)
-    requires(owning<K> && owning<T>)
-  {
+  static std::map<K, T> get(unpacker& u,
+                            const value& x) requires(owning<K>&& owning<T>) {
     return detail::get_dict<std::map<K, T>>(u, x);
   }
 };
 
 template <class K, class T>
 struct pack<std::unordered_map<K, T>> {
-  static value put(packer& p, const std::unordered_map<K, T>& xs)
-    requires(packable<K> && packable<T>)
-  {
+  static value
+  put(packer& p,
+      const std::unordered_map<K, T>& xs) requires(packable<K>&& packable<T>) {
     return detail::put_dict(p, xs);
   }
-  static std::unordered_map<K, T> get(unpacker& u, const value& x)
-    requires(owning<K> && owning<T>)
-  {
+  static std::unordered_map<K, T>
+  get(unpacker& u, const value& x) requires(owning<K>&& owning<T>) {
     return detail::get_dict<std::unordered_map<K, T>>(u, x);
   }
 };

@@ -31,7 +31,8 @@ bool is_reachable(int left, uint32_t next) noexcept {
   constexpr auto n = static_cast<uint32_t>(at::MERSENNE_STATE_N);
   if (left < 1 || static_cast<uint32_t>(left) > n)
     return false;
-  return (left == 1 && next == 0) || static_cast<uint32_t>(left) + next == n + 1;
+  return (left == 1 && next == 0)
+      || static_cast<uint32_t>(left) + next == n + 1;
 }
 
 } // namespace
@@ -80,10 +81,10 @@ bool random_stream::operator==(const random_stream& other) const noexcept {
   auto& x = engine_;
   auto& y = other.engine_;
   return x.left_ == y.left_ && x.next_ == y.next_ && x.seed_ == y.seed_
-         && x.seeded_ == y.seeded_
-         && next_float_normal_ == other.next_float_normal_
-         && next_double_normal_ == other.next_double_normal_
-         && x.state_ == y.state_;
+      && x.seeded_ == y.seeded_
+      && next_float_normal_ == other.next_float_normal_
+      && next_double_normal_ == other.next_double_normal_
+      && x.state_ == y.state_;
 }
 
 void random_stream::write(byte_writer& out) const {
@@ -111,8 +112,7 @@ random_stream random_stream::read(byte_reader& in) {
   for (auto& x : engine.state_)
     x = in.u32("random state");
   if (in.boolean("random normal"))
-    result.next_float_normal_
-      = std::bit_cast<float>(in.u32("random normal"));
+    result.next_float_normal_ = std::bit_cast<float>(in.u32("random normal"));
   if (in.boolean("random normal"))
     result.next_double_normal_ = in.f64("random normal");
   return result;

@@ -6,6 +6,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -75,8 +76,8 @@ c10::ScalarType checked_dtype(const tensor_ref& x) {
   if (x.device.type != static_cast<uint8_t>(c10::kCPU))
     refuse("a tensor on device type " + std::to_string(x.device.type));
   auto dtype = static_cast<c10::ScalarType>(x.dtype);
-  uint64_t bytes
-    = x.dtype < c10::NumScalarTypes ? element_size(dtype) : uint64_t{0};
+  uint64_t bytes =
+    x.dtype < c10::NumScalarTypes ? element_size(dtype) : uint64_t{0};
   if (bytes == 0)
     malformed("unknown dtype " + std::to_string(x.dtype));
   bool empty = false;
@@ -84,14 +85,11 @@ c10::ScalarType checked_dtype(const tensor_ref& x) {
     if (size < 0)
       malformed("negative size " + std::to_string(size));
     empty = empty || size == 0;
-  }
-  // The product of the other sizes must fit too: strides are made of it.
-  for (auto size : x.shape)
-    if (size > 0
-        && __builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes))
+    // Also where there is no data: strides are made of these numbers.
+    auto n = static_cast<uint64_t>(std::max<int64_t>(size, 1));
+    if (__builtin_mul_overflow(bytes, n, &bytes) || bytes > INT64_MAX)
       malformed("its size overflows");
-  if (bytes > static_cast<uint64_t>(INT64_MAX))
-    malformed("its size overflows");
+  }
   if (empty)
     bytes = 0;
   if (bytes != x.nbytes)

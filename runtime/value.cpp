@@ -8,10 +8,8 @@ namespace smp {
 namespace {
 
 template <value_kind K, class T>
-constexpr bool stands_at
-  = std::is_same_v<
-    std::variant_alternative_t<static_cast<size_t>(K), value::variant_type>,
-    T>;
+constexpr bool stands_at = std::is_same_v<
+  std::variant_alternative_t<static_cast<size_t>(K), value::variant_type>, T>;
 
 // The kinds go over the wire, so their numbers must be those of the variant.
 static_assert(stands_at<value_kind::none, std::monostate>);
@@ -68,7 +66,7 @@ struct same_bits {
 
 bool value::operator==(const value& other) const {
   return data.index() == other.data.index()
-         && std::visit(same_bits{other}, data);
+      && std::visit(same_bits{other}, data);
 }
 
 value value::list(std::vector<value> items, std::string type) {

@@ -163,9 +163,8 @@ void byte_reader::expect_end() const {
 }
 
 void byte_reader::fail(const char* field, const std::string& why) const {
-  throw error(error_code::protocol,
-              std::string{field} + " at byte " + std::to_string(pos_) + ": "
-                + why);
+  throw error(error_code::protocol, std::string{field} + " at byte "
+                                      + std::to_string(pos_) + ": " + why);
 }
 
 // -- values -------------------------------------------------------------------
@@ -342,8 +341,8 @@ private:
   /// that are left, and memory would grow with the depth.
   uint32_t open(size_t values_per_item, const char* field) {
     if (++depth_ > max_value_depth)
-      in_.fail(field, "nested more than " + std::to_string(max_value_depth)
-                        + " deep");
+      in_.fail(field,
+               "nested more than " + std::to_string(max_value_depth) + " deep");
     auto result = in_.count(values_per_item, field);
     auto announced = result * values_per_item;
     if (announced > unannounced_)
