@@ -129,7 +129,7 @@ gpt_transformer_impl::gpt_transformer_impl(const gpt_config& x)
   register_module("wpe", wpe);
   register_module("drop", drop);
   for (int64_t i = 0; i < x.layers; ++i)
-    h->push_back(submodule<gpt_block>(x));
+    h->push_back(gpt_block(x));
   register_module("h", h);
   register_module("ln_f", ln_f);
   nn::init::normal_(wte->weight, 0, weight_std);
