@@ -1,5 +1,6 @@
 #include "partition/partitioner.hpp"
 
+#include "partition/balanced.hpp"
 #include "partition/paper.hpp"
 #include "partition/reasons.hpp"
 
@@ -28,6 +29,11 @@ partition_plan make_partition(const model_info& model,
                         {}};
   result.node_device = paper.devices;
   result.paper = score(problem, paper.devices, options.crossing);
+  if (options.strategy == partition_strategy::balanced) {
+    result.node_device = balanced_partition(problem, options.crossing,
+                                            paper.devices);
+    paper.idle.clear();
+  }
   result.score = score(problem, result.node_device, options.crossing);
   for (auto x : loads(problem, result.node_device))
     result.loads.push_back(costs.share(x));

@@ -5,15 +5,12 @@
 #include "partition/segment.hpp"
 #include "tests/support/naive_partition.hpp"
 #include "tests/support/partition_models.hpp"
+#include "tests/support/t5_tree.hpp"
 
 #include "transport/error.hpp"
 
-#include <nlohmann/json.hpp>
-
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
-#include <fstream>
 #include <set>
 
 using namespace smp;
@@ -38,18 +35,6 @@ std::vector<size_t> ends_of(const std::vector<exact_cost>& costs,
   for (auto x : costs)
     prefix.push_back(prefix.back() + x);
   return min_max_split(prefix, parts);
-}
-
-model_info load_t5() {
-  std::ifstream file{std::string{std::getenv("SMP_SOURCE_DIR")}
-                     + "/tests/data/t5_11b_tree.json"};
-  REQUIRE(file);
-  auto json = nlohmann::json::parse(file);
-  std::vector<module_line> lines;
-  for (auto& x : json.at("nodes"))
-    lines.push_back({x.at("name"), x.at("children"), x.at("memory"),
-                     x.at("compute"), x.at("params")});
-  return make_model(lines);
 }
 
 /// The device of each layer of a T5 stack; all modules of a layer must agree.

@@ -1,0 +1,29 @@
+#pragma once
+
+// Looking for better assignments than a rule finds.
+
+#include "partition/problem.hpp"
+
+namespace smp {
+
+/// What a search minimises: predicted time, among the assignments that keep the
+/// largest load within a limit.
+struct search_goal {
+  communication crossing;
+  double max_load = std::numeric_limits<double>::infinity();
+};
+
+/// Moves nodes and parts of subtrees, and swaps nodes in small trees, as long
+/// as each step improves: the result is never worse than `start`.
+/// @param effort bound on looked-at nodes and calls, which bounds the time
+///        without making the result depend on a clock.
+assignment improve(const partition_problem& p, const search_goal& goal,
+                   assignment start, size_t effort);
+
+/// Tries all assignments of a small tree, except those that cannot be better
+/// than `start` any more.
+/// @returns the best one, or the best one found within `effort` trials.
+assignment exhaust(const partition_problem& p, const search_goal& goal,
+                   assignment start, size_t effort);
+
+} // namespace smp
