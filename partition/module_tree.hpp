@@ -20,13 +20,6 @@ struct tensor_info {
   uint64_t elements = 0;
 };
 
-/// Who calls the children of a module.
-enum class child_calls : uint8_t {
-  single,     // its own code: one request per child
-  sequential, // itself, in order: one request per run on one device (R8)
-  by_parent,  // its parent's code: lists and dictionaries of modules
-};
-
 /// One module object; an object with several names is one module (R17).
 struct module_info {
   std::string path; // "" is the root
@@ -47,7 +40,13 @@ struct module_info {
   /// Manual placement; holds for the whole subtree unless pinned otherwise.
   std::optional<uint32_t> pinned_device;
 
-  child_calls calls = child_calls::single;
+  /// Calls its children one after the other: one request per run of children
+  /// on one device (R8). Others cause one request per child.
+  bool sequential = false;
+
+  /// A list or dictionary: never called itself, its children are called by its
+  /// parent's code. Does not matter if `sequential`.
+  bool container = false;
 
   /// Own memory besides parameters, in elements: the peak of transient values
   /// that tracing measured.

@@ -13,22 +13,26 @@ public:
   call_finder(const model_info& model, const module_tree& tree)
     : model_(model), tree_(tree) {
     for (size_t i = 0; i < model.size(); ++i)
-      if (model[i].calls != child_calls::by_parent || i == 0)
+      if (!is_list(i))
         add_callees(i);
   }
 
   std::vector<module_call> result;
 
 private:
+  bool is_list(size_t i) const {
+    return i > 0 && model_[i].container && !model_[i].sequential;
+  }
+
   void add_callees(size_t caller) {
-    auto sequential = model_[caller].calls == child_calls::sequential;
+    auto sequential = model_[caller].sequential;
     auto last = module_call::none;
     std::vector<size_t> stack{caller};
     std::vector<size_t> lists;
     while (!stack.empty()) {
       auto here = stack.back();
       stack.pop_back();
-      if (here != caller && model_[here].calls != child_calls::by_parent) {
+      if (here != caller && !is_list(here)) {
         last = add(caller, here, sequential ? last : module_call::none);
         continue;
       }

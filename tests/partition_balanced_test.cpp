@@ -64,8 +64,8 @@ model_info gpt_like(bool sequential) {
                                   {"blocks", {}, 0, 0},
                                   {"norm", {}, 0, 0},
                                   {"head", {}, 0, 0}});
-  result[2].calls = sequential ? child_calls::sequential
-                               : child_calls::by_parent;
+  result[2].container = true;
+  result[2].sequential = sequential;
   for (uint64_t i = 0; i < 8; ++i) {
     result[2].children.push_back(module_id{result.size()});
     auto& x = result.emplace_back();
@@ -107,7 +107,8 @@ TEST_CASE("balanced is never worse than the paper",
                   1e-6 * static_cast<double>(engine() % 50)};
     for (auto& x : model) {
       x.call_bytes = engine() % 1000;
-      x.calls = static_cast<child_calls>(engine() % 3);
+      x.sequential = engine() % 3 == 0;
+      x.container = engine() % 3 == 0;
       if (engine() % 10 == 0)
         x.pinned_device = static_cast<uint32_t>(engine() % num_devices);
     }
@@ -195,7 +196,7 @@ TEST_CASE("children of a list are called by the module above it",
   options.manual.devices = 2;
   options.manual.automatic = false;
   CHECK(make_partition(model, options).score.requests == 8);
-  model[2].calls = child_calls::single;
+  model[2].container = false;
   CHECK(make_partition(model, options).score.requests == 1);
 }
 
