@@ -1,0 +1,280 @@
+#pragma once
+
+// Every typed interface of smp, one comment line per handler.
+//
+// Requests, responses, calls and outcomes carry tensors by reference: they may
+// be sent inside a process only. Between ranks they go through the fabric
+// (actors/wire.hpp), and CAF refuses to write them to a socket.
+
+#include "actors/inspect.hpp"
+#include "actors/membership.hpp"
+#include "actors/messages.hpp"
+
+#include <caf/allowed_unsafe_message_type.hpp>
+#include <caf/fwd.hpp>
+#include <caf/type_id.hpp>
+#include <caf/typed_actor.hpp>
+#include <caf/typed_event_based_actor.hpp>
+
+#include <string>
+#include <vector>
+
+namespace smp {
+
+// -- membership ---------------------------------------------------------------
+
+template <class Inspector>
+bool inspect(Inspector& f, member& x) {
+  return f.object(x).fields(
+    f.field("rank", x.rank), f.field("pid", x.pid), f.field("host", x.host),
+    f.field("run_id", x.run_id), f.field("build", x.build),
+    f.field("config_hash", x.config_hash),
+    f.field("fabric_address", x.fabric_address));
+}
+
+/// Answers a rank that wants to take part: all members, or why not.
+struct welcome {
+  std::vector<member> members; // by rank
+  failure error;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, welcome& x) {
+  return f.object(x).fields(f.field("members", x.members),
+                            f.field("error", x.error));
+}
+
+// -- status -------------------------------------------------------------------
+
+template <class Inspector>
+bool inspect(Inspector& f, context_state& x) {
+  return inspect_enum(f, x, context_state::pending);
+}
+
+struct context_status {
+  context_id context;
+  context_state state = context_state::idle;
+  request_id current;
+  microbatch_id microbatch;
+  module_id module;
+  phase what = phase::forward;
+  /// What it waits for while PENDING.
+  std::string waits_for;
+  /// In this state for so long.
+  double seconds = 0;
+  uint64_t served = 0;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, context_status& x) {
+  return f.object(x).fields(
+    f.field("context", x.context), f.field("state", x.state),
+    f.field("current", x.current), f.field("microbatch", x.microbatch),
+    f.field("module", x.module), f.field("what", x.what),
+    f.field("waits_for", x.waits_for), f.field("seconds", x.seconds),
+    f.field("served", x.served));
+}
+
+struct scheduler_status {
+  step_id step;
+  uint64_t running = 0; // microbatches that were started and did not end
+  uint64_t left = 0;    // microbatches that did not end
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, scheduler_status& x) {
+  return f.object(x).fields(f.field("step", x.step),
+                            f.field("running", x.running),
+                            f.field("left", x.left));
+}
+
+struct member_status {
+  rank_id rank;
+  std::vector<failure> losses; // heard of, first one first
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, member_status& x) {
+  return f.object(x).fields(f.field("rank", x.rank),
+                            f.field("losses", x.losses));
+}
+
+struct supervisor_status {
+  uint64_t world_size = 0;
+  std::vector<rank_id> present;
+  std::vector<rank_id> gone;   // said goodbye
+  std::vector<failure> losses; // first one first
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, supervisor_status& x) {
+  return f.object(x).fields(f.field("world_size", x.world_size),
+                            f.field("present", x.present),
+                            f.field("gone", x.gone),
+                            f.field("losses", x.losses));
+}
+
+struct server_status;
+
+} // namespace smp
+
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::request)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::response)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::call)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::outcome)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::suspended)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::finished)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::completed)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::undelivered)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::forward_done)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::microbatch_done)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::step_failed)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::step_report)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::run_step)
+
+// -- type ids: append only, all ranks run the same build ----------------------
+
+CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
+  CAF_ADD_TYPE_ID(smp, (smp::rank_id))
+  CAF_ADD_TYPE_ID(smp, (smp::failure))
+  CAF_ADD_TYPE_ID(smp, (smp::request))
+  CAF_ADD_TYPE_ID(smp, (smp::response))
+  CAF_ADD_TYPE_ID(smp, (smp::call))
+  CAF_ADD_TYPE_ID(smp, (smp::outcome))
+  CAF_ADD_TYPE_ID(smp, (smp::suspended))
+  CAF_ADD_TYPE_ID(smp, (smp::finished))
+  CAF_ADD_TYPE_ID(smp, (smp::completed))
+  CAF_ADD_TYPE_ID(smp, (smp::undelivered))
+  CAF_ADD_TYPE_ID(smp, (smp::forward_done))
+  CAF_ADD_TYPE_ID(smp, (smp::microbatch_done))
+  CAF_ADD_TYPE_ID(smp, (smp::step_failed))
+  CAF_ADD_TYPE_ID(smp, (smp::step_report))
+  CAF_ADD_TYPE_ID(smp, (smp::run_step))
+  CAF_ADD_TYPE_ID(smp, (smp::context_status))
+  CAF_ADD_TYPE_ID(smp, (smp::server_status))
+  CAF_ADD_TYPE_ID(smp, (smp::scheduler_status))
+  CAF_ADD_TYPE_ID(smp, (smp::member))
+  CAF_ADD_TYPE_ID(smp, (smp::welcome))
+  CAF_ADD_TYPE_ID(smp, (smp::member_status))
+  CAF_ADD_TYPE_ID(smp, (smp::supervisor_status))
+  CAF_ADD_ATOM(smp, smp, status_atom)
+  CAF_ADD_ATOM(smp, smp, token_atom)
+  CAF_ADD_ATOM(smp, smp, down_atom)
+  CAF_ADD_ATOM(smp, smp, malformed_atom)
+  CAF_ADD_ATOM(smp, smp, goodbye_atom)
+  CAF_ADD_ATOM(smp, smp, deadline_atom)
+CAF_END_TYPE_ID_BLOCK(smp)
+
+namespace smp {
+
+// -- interfaces: one rank -----------------------------------------------------
+
+/// MODULE SERVER: owns the ready queue and the WORKER CONTEXTS of one rank,
+/// and on pp_rank 0 the PIPELINE SCHEDULER.
+using module_server_actor = caf::typed_actor<
+  // Opens the gate for a step; its end comes as a callback.
+  caf::result<void>(run_step),
+  // Queues a request of another rank or of the SCHEDULER; no reply, the answer
+  // is a response of its own.
+  caf::result<void>(request),
+  // Wakes the context that waits for this answer; counts it if nobody does.
+  caf::result<void>(response),
+  // INTERNAL: what a context waited for is done, or its request was not sent.
+  caf::result<void>(completed),
+  // INTERNAL: a response was not sent; tells its requester.
+  caf::result<void>(undelivered),
+  // A microbatch ended; from the SCHEDULER: tells all ranks (R3).
+  caf::result<void>(microbatch_done),
+  // The step fails; from the SCHEDULER: tells all ranks.
+  caf::result<void>(step_failed),
+  // The step ended; from the SCHEDULER: tells all ranks (R5, R6).
+  caf::result<void>(step_report),
+  // A rank is dead: fails what waits for it.
+  caf::result<void>(down_atom, failure),
+  // A rank sent what makes no sense: from now on it counts as dead.
+  caf::result<void>(malformed_atom, failure),
+  // INTERNAL: the execution token came to this rank (R26).
+  caf::result<void>(token_atom),
+  // INTERNAL: a WORKER CONTEXT parked and gives the token back.
+  caf::result<void>(suspended),
+  // INTERNAL: a WORKER CONTEXT is idle and gives the token back.
+  caf::result<void>(finished),
+  // Replies with what the rank holds and waits for.
+  caf::result<server_status>(status_atom)>;
+
+/// WORKER CONTEXT: the state machine of one running or suspended execution.
+using worker_context_actor = caf::typed_actor<
+  // Starts a request (IDLE -> EXECUTING).
+  caf::result<void>(request),
+  // Continues after a call (PENDING -> EXECUTING).
+  caf::result<void>(response),
+  // INTERNAL: its executor parked at a call (EXECUTING -> PENDING).
+  caf::result<void>(call),
+  // INTERNAL: its executor ended the request (EXECUTING -> IDLE).
+  caf::result<void>(outcome),
+  // Replies at any time, also while the executor runs.
+  caf::result<context_status>(status_atom)>;
+
+/// PIPELINE SCHEDULER: decides which microbatch starts or turns around next.
+using pipeline_scheduler_actor = caf::typed_actor<
+  // Runs the microbatches of a step; ends with a report to its SERVER.
+  caf::result<void>(run_step),
+  // A microbatch waits for its backward phase; the grant is a response with
+  // the same id.
+  caf::result<void>(forward_done),
+  // A microbatch ended.
+  caf::result<void>(response),
+  // The step fails: nothing new starts.
+  caf::result<void>(step_failed),
+  // Replies with the progress of the current step.
+  caf::result<scheduler_status>(status_atom)>;
+
+// -- interfaces: between processes --------------------------------------------
+
+/// MEMBER: one rank's ear for the SUPERVISOR.
+using member_actor = caf::typed_actor<
+  // A rank is lost.
+  caf::result<void>(down_atom, failure),
+  // INTERNAL: from now on the loss of the SUPERVISOR is none.
+  caf::result<void>(goodbye_atom),
+  // Replies with what it heard.
+  caf::result<member_status>(status_atom)>;
+
+/// SUPERVISOR: gathers the ranks of a run and tells all when one is lost.
+using supervisor_actor = caf::typed_actor<
+  // A rank introduces itself; replies when all are there, or why they are not.
+  caf::result<welcome>(member, member_actor),
+  // A rank leaves: its end is no loss from now on.
+  caf::result<void>(goodbye_atom, rank_id),
+  // The launcher saw the process of a rank end.
+  caf::result<void>(down_atom, failure),
+  // INTERNAL: the time for joining is over.
+  caf::result<void>(deadline_atom),
+  // INTERNAL: nobody knew a better cause for the loss of this rank.
+  caf::result<void>(deadline_atom, rank_id),
+  // Replies with who is there, who left and who is lost.
+  caf::result<supervisor_status>(status_atom)>;
+
+// -- status of a whole rank ---------------------------------------------------
+
+struct server_status {
+  rank_id rank;
+  step_id step;
+  bool in_step = false;
+  uint64_t ready = 0;   // work that waits for the token
+  uint64_t later = 0;   // requests of a later step
+  uint64_t dropped = 0; // requests of an older step
+  uint64_t unknown = 0; // responses that nobody waits for
+  uint64_t pending = 0; // calls without an answer
+  std::vector<worker_context_actor> contexts;
+  /// Set on pp_rank 0 only.
+  pipeline_scheduler_actor scheduler;
+};
+
+} // namespace smp
+
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::server_status)
+
+CAF_BEGIN_TYPE_ID_BLOCK(smp_actors, caf::id_block::smp::end)
+  CAF_ADD_TYPE_ID(smp_actors, (smp::member_actor))
+CAF_END_TYPE_ID_BLOCK(smp_actors)

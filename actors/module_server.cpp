@@ -1,0 +1,267 @@
+#include "actors/module_server.hpp"
+
+#include "actors/pipeline_scheduler.hpp"
+#include "actors/wire.hpp"
+#include "actors/worker_context.hpp"
+
+#include <caf/send.hpp>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <variant>
+
+namespace smp {
+
+module_server_state::~module_server_state() {
+  for (auto& [id, hdl] : contexts)
+    caf::anon_send_exit(hdl, caf::exit_reason::kill);
+  if (scheduler)
+    caf::anon_send_exit(scheduler, caf::exit_reason::kill);
+}
+
+// -- what the core wants ------------------------------------------------------
+
+void module_server_state::start(context_id ctx, request x) {
+  auto& hdl = contexts[ctx];
+  if (!hdl)
+    hdl = self->spawn<caf::monitored>(worker_context, ctx,
+                                      module_server_actor{self},
+                                      config.node.make_executor);
+  self->send(hdl, std::move(x));
+}
+
+void module_server_state::resume(context_id ctx, response x) {
+  if (auto i = contexts.find(ctx); i != contexts.end())
+    self->send(i->second, std::move(x));
+}
+
+void module_server_state::ask(rank_id owner, request x) {
+  auto on_sent = [hdl = module_server_actor{self}, id = x.id](const failure& e) {
+    if (e)
+      caf::anon_send(hdl, completed{id, e});
+  };
+  config.node.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
+}
+
+void module_server_state::answer(response x) {
+  if (x.id.origin == core->self()) {
+    if (scheduler)
+      self->send(scheduler, std::move(x));
+    return;
+  }
+  auto to = x.id.origin;
+  fabric::sent_callback on_sent;
+  // An answer that is just a failure has nothing left to fall back to.
+  if (!x.error)
+    on_sent = [hdl = module_server_actor{self}, id = x.id](const failure& e) {
+      if (e && e.code != error_code::rank_down)
+        caf::anon_send(hdl, undelivered{id, e});
+    };
+  config.node.fabric->send(to, encode(std::move(x)), std::move(on_sent));
+}
+
+void module_server_state::forward_done(const smp::forward_done& x) {
+  self->send(scheduler, x);
+}
+
+void module_server_state::run(const run_step& x) {
+  self->send(scheduler, x);
+}
+
+void module_server_state::failed(const step_failed& x) {
+  if (!scheduler)
+    return;
+  self->send(scheduler, x);
+  broadcast(x);
+}
+
+void module_server_state::watch(request_id id, const completion_ptr& x) {
+  // The completion keeps the callback, so the callback must not keep it.
+  x->on_done([hdl = module_server_actor{self}, id, done = x.get()] {
+    caf::anon_send(hdl, completed{id, done->cause()});
+  });
+}
+
+void module_server_state::microbatch_over(const microbatch_done& x) {
+  if (config.node.on_microbatch_done)
+    config.node.on_microbatch_done(x.step, x.microbatch);
+}
+
+void module_server_state::step_over(step_report x) {
+  config.on_step_over(std::move(x));
+}
+
+// -- events -------------------------------------------------------------------
+
+void module_server_state::enter(const run_step& x) {
+  try {
+    core->enter(x);
+  } catch (const error& e) {
+    config.on_step_over({x.step, {}, e.cause()});
+  }
+}
+
+void module_server_state::on_down(const caf::down_msg& x) {
+  if (scheduler && scheduler.address() == x.source) {
+    scheduler = nullptr;
+    auto err = failure{error_code::internal, core->self(), {},
+                       "the PIPELINE SCHEDULER died: " + to_string(x.reason)};
+    if (!closing) {
+      auto report = step_report{core->step(), {}, err};
+      broadcast(report);
+      core->end_step(std::move(report));
+    }
+  }
+  auto is_source = [&](auto& y) { return y.second.address() == x.source; };
+  if (auto i = std::find_if(contexts.begin(), contexts.end(), is_source);
+      i != contexts.end()) {
+    auto id = i->first;
+    contexts.erase(i);
+    core->lose(id, to_string(x.reason));
+  }
+  settle();
+}
+
+void module_server_state::on_exit(const caf::exit_msg& x) {
+  closing = true;
+  reason = x.reason;
+  if (scheduler)
+    self->send_exit(scheduler, reason);
+  core->shut_down();
+  settle();
+}
+
+void module_server_state::settle() {
+  if (!closing || core->num_busy() > 0)
+    return;
+  // No carrier executes any more, so joining them takes no time.
+  for (auto& [id, hdl] : contexts)
+    self->send_exit(hdl, reason);
+  if (contexts.empty() && !scheduler)
+    self->quit(reason);
+}
+
+// -- helpers ------------------------------------------------------------------
+
+template <class T>
+void module_server_state::broadcast(const T& x) {
+  for (auto rank : config.node.pipeline)
+    if (rank != core->self())
+      config.node.fabric->send(rank, encode(x));
+}
+
+server_status module_server_state::status() const {
+  server_status result;
+  result.rank = core->self();
+  result.step = core->step();
+  result.in_step = core->in_step();
+  result.ready = core->num_ready();
+  result.later = core->num_later();
+  result.dropped = core->num_dropped();
+  result.unknown = core->num_unknown();
+  result.pending = core->num_pending();
+  for (auto& [id, hdl] : contexts)
+    result.contexts.push_back(hdl);
+  result.scheduler = scheduler;
+  return result;
+}
+
+// -- behavior -----------------------------------------------------------------
+
+module_server_actor::behavior_type
+module_server(module_server_state::pointer self, server_config config) {
+  auto& st = self->state;
+  st.config = std::move(config);
+  auto& node = st.config.node;
+  auto leader = node.pipeline.front() == node.self;
+  auto on_token = [hdl = module_server_actor{self}] {
+    caf::anon_send(hdl, token_atom_v);
+  };
+  st.core.emplace(
+    server_core::options{node.self, leader, node.order, node.token, on_token},
+    st);
+  if (leader)
+    st.scheduler = self->spawn<caf::monitored>(pipeline_scheduler, node.self,
+                                               module_server_actor{self},
+                                               node.make_schedule);
+  self->set_down_handler(
+    [self](const caf::down_msg& x) { self->state.on_down(x); });
+  self->set_exit_handler(
+    [self](const caf::exit_msg& x) { self->state.on_exit(x); });
+  // A context that refuses a message is out of step with the core: a defect.
+  // The default handler would quit and take the rank along.
+  self->set_error_handler([self](const caf::error& x) {
+    auto& core = *self->state.core;
+    core.fail_step({core.step(),
+                    {error_code::internal, core.self(), {},
+                     "a message was refused: " + to_string(x)}});
+  });
+  return {
+    [self](const run_step& x) { self->state.enter(x); },
+    [self](request& x) { self->state.core->receive(std::move(x)); },
+    [self](response& x) { self->state.core->receive(std::move(x)); },
+    [self](const completed& x) { self->state.core->complete(x); },
+    [self](const undelivered& x) {
+      self->state.answer({x.id, {}, x.error});
+    },
+    [self](const microbatch_done& x) {
+      if (self->state.scheduler)
+        self->state.broadcast(x);
+      self->state.core->end_microbatch(x);
+    },
+    [self](const step_failed& x) { self->state.core->fail_step(x); },
+    [self](step_report& x) {
+      if (self->state.scheduler)
+        self->state.broadcast(x);
+      self->state.core->end_step(std::move(x));
+      self->state.settle();
+    },
+    [self](down_atom, const failure& x) { self->state.core->rank_down(x); },
+    [self](malformed_atom, const failure& x) {
+      // Its endpoint closes, so it hears of the end as well.
+      self->state.config.node.fabric->peer_lost(x);
+      self->state.core->rank_down(x);
+    },
+    [self](token_atom) { self->state.core->token_granted(); },
+    [self](suspended& x) {
+      self->state.core->suspend(x.context, std::move(x.what));
+    },
+    [self](finished& x) {
+      self->state.core->finish(x.context, std::move(x.result));
+      self->state.settle();
+    },
+    [self](status_atom) { return self->state.status(); },
+  };
+}
+
+// -- inbox --------------------------------------------------------------------
+
+void server_inbox::deliver(rank_id from, message x) const {
+  auto refuse = [](const char* why) -> void {
+    throw error{error_code::protocol, why};
+  };
+  auto pass = [&](auto& y) {
+    using type = std::decay_t<decltype(y)>;
+    if constexpr (std::is_same_v<type, request>) {
+      if (y.id.origin != from)
+        refuse("malformed request: origin is not the sender");
+    } else if constexpr (std::is_same_v<type, response>) {
+      if (y.id.origin != self)
+        refuse("malformed response: origin is another rank");
+    } else if (from != leader || self == leader) {
+      refuse("malformed control message: only pp_rank 0 may send one");
+    }
+    caf::anon_send(server, std::move(y));
+  };
+  try {
+    auto y = decode(std::move(x));
+    std::visit(pass, y);
+  } catch (const error& e) {
+    auto cause = e.cause();
+    cause.rank = from;
+    caf::anon_send(server, malformed_atom_v, std::move(cause));
+  }
+}
+
+} // namespace smp
