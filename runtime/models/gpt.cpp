@@ -154,7 +154,7 @@ torch::Tensor gpt_head_impl::forward(torch::Tensor x) {
 
 gpt_impl::gpt_impl(const gpt_config& x) {
   validate(x);
-  transformer = gpt_transformer(x);
+  transformer = submodule<gpt_transformer>(x);
   auto weight = transformer->wte->weight;
   if (!x.tied) {
     weight = torch::empty({x.vocabulary, x.width});

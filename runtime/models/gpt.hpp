@@ -120,7 +120,7 @@ struct gpt_impl : torch::nn::Module {
   /// @returns logits [B, T, V]
   torch::Tensor forward(torch::Tensor tokens);
 
-  gpt_transformer transformer = nullptr;
+  submodule<gpt_transformer> transformer = nullptr;
   submodule<gpt_head> lm_head = nullptr;
 };
 TORCH_MODULE_IMPL(gpt, gpt_impl);

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+namespace smp {
+
+/// One training step as a line of RUN_DIR/metrics.jsonl.
+struct step_metrics {
+  uint64_t step = 0; // from 1
+  double loss = 0;
+  double lr = 0;
+  /// 2-norm of the whole gradient before clipping.
+  double grad_norm = 0;
+  /// Wall time of the step, optimizer included.
+  double step_seconds = 0;
+  double samples_per_second = 0;
+  /// Share of the ranks' time in the pipeline in which they had nothing to
+  /// execute: 1 - sum of executing times / (ranks x time of the step function).
+  double bubble_ratio = 0;
+  uint64_t requests = 0;   // sum over ranks
+  uint64_t bytes_sent = 0; // sum over ranks
+};
+
+/// @returns one JSON object without a line break; a number that is not finite
+/// becomes null, because JSON has no word for it.
+std::string to_json(const step_metrics& x);
+
+/// Appends steps to a file, each complete and flushed, so that a run can be
+/// watched and a killed one leaves no broken line but perhaps the last.
+class metrics_file {
+public:
+  /// Creates `path` or empties it.
+  /// @throws error (config) naming `path`
+  explicit metrics_file(std::string path);
+
+  /// @throws error (config) naming the file, e.g. if the disk is full
+  void write(const step_metrics& x);
+
+private:
+  std::string path_;
+  std::ofstream out_;
+};
+
+} // namespace smp

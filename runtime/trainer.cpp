@@ -1,0 +1,307 @@
+#include "runtime/trainer.hpp"
+
+#include "runtime/engine.hpp"
+#include "runtime/optimizers.hpp"
+#include "runtime/safetensors.hpp"
+#include "runtime/smp.hpp"
+#include "runtime/text_sampler.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/optimizer.h>
+#include <torch/utils.h>
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <unordered_set>
+
+#include <sys/resource.h>
+
+namespace smp {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+double seconds_since(clock::time_point x) {
+  return std::chrono::duration<double>(clock::now() - x).count();
+}
+
+/// Bytes; the largest resident set that this process ever had.
+double peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
+
+/// logits: [B, T, V], targets: [B, T] @returns the mean cross entropy in nat
+at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets) {
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
+                                              targets.flatten());
+}
+
+uint64_t count_elements(const std::vector<at::Tensor>& xs) {
+  uint64_t result = 0;
+  std::unordered_set<const void*> seen;
+  for (auto& x : xs)
+    if (seen.insert(x.unsafeGetTensorImpl()).second)
+      result += static_cast<uint64_t>(x.numel());
+  return result;
+}
+
+/// Every rank makes the whole model with the same random numbers. Ranks that
+/// are threads share one generator, so they take turns.
+gpt make_model(const session& s, const train_config& config) {
+  gpt result = nullptr;
+  auto make = [&] {
+    torch::manual_seed(config.smp.seed);
+    result = gpt{make_gpt_config(config)};
+  };
+  if (config.transport.type != "loopback") {
+    make();
+    return result;
+  }
+  for (uint64_t turn = 0; turn < s.size(); ++turn) {
+    if (turn == s.rank())
+      make();
+    barrier();
+  }
+  return result;
+}
+
+/// One run; `train` is its only user.
+class run {
+public:
+  run(session& s, const train_config& config, const std::string& run_dir,
+      train_listener& listener, const std::atomic<bool>& stop)
+    : session_(s),
+      config_(config),
+      run_dir_(run_dir),
+      listener_(listener),
+      stop_(stop),
+      data_(make_data(config)),
+      model_(make_model(s, config)),
+      parameters_(count_elements(model_->parameters())),
+      torch_optimizer_(make_optimizer(config.optimizer, model_->parameters())),
+      optimizer_(*torch_optimizer_) {
+    if (s.rank() == 0)
+      metrics_.emplace(run_dir + "/metrics.jsonl");
+    for (auto rank : get_group(comm_group::world))
+      world_.push_back(rank_id{rank});
+  }
+
+  train_summary operator()() {
+    model_.partition();
+    listener_.on_partition(model_.partition_text(), parameters_,
+                           count_elements(model_.local_parameters()));
+    // The step that a user would write.
+    auto train_step = smp::step([this](at::Tensor x, at::Tensor y) {
+      auto loss = loss_of(model_(x), y);
+      model_.backward(loss);
+      return loss;
+    });
+    while (summary_.steps < config_.train.steps && !summary_.interrupted) {
+      do_step(train_step);
+      auto interval = config_.train.eval_interval;
+      if (interval > 0 && summary_.steps % interval == 0
+          && summary_.steps < config_.train.steps)
+        listener_.on_evaluation(summary_.steps, evaluate());
+    }
+    if (!summary_.interrupted)
+      finish();
+    if (config_.train.save_model)
+      save();
+    if (pipeline_seconds_ > 0)
+      summary_.bubble_ratio = 1 - executing_seconds_ / pipeline_seconds_;
+    for (auto x : allgather(peak_memory()))
+      summary_.peak_memory.push_back(static_cast<uint64_t>(x));
+    return std::move(summary_);
+  }
+
+private:
+  template <class Step>
+  void do_step(Step& train_step) {
+    // Only pp_rank 0 uses its batch (R5).
+    auto [x, y] = session_.pp_rank() == 0
+                    ? data_->training_batch(summary_.steps)
+                    : batch{};
+    step_metrics result;
+    result.step = summary_.steps + 1;
+    result.lr = learning_rate(config_.optimizer, summary_.steps,
+                              config_.train.steps);
+    set_learning_rate(*torch_optimizer_, result.lr);
+    auto begin = clock::now();
+    optimizer_.zero_grad();
+    result.loss = train_step(x, y).reduce_mean().template item<double>();
+    if (std::isfinite(result.loss)) {
+      // With no bound the norm alone is of interest.
+      result.grad_norm = clip_grad_norm_(
+        model_, config_.optimizer.clip_grad_norm.value_or(
+                  std::numeric_limits<double>::infinity()));
+      optimizer_.step();
+    }
+    result.step_seconds = seconds_since(begin);
+    account(result);
+    if (!std::isfinite(result.loss))
+      throw error{error_code::numbers,
+                  fmt::format("the loss of step {} is {}; a smaller "
+                              "optimizer.lr or optimizer.clip_grad_norm may "
+                              "help",
+                              result.step, result.loss)};
+  }
+
+  /// Adds what only all ranks together know, and reports.
+  void account(step_metrics& x) {
+    auto stats = session_.last_step();
+    auto sums = session_.internals().exchange().all_reduce_sum(
+      world_, "smp.train.step",
+      {stats.executing_seconds, stats.seconds,
+       static_cast<double>(stats.requests),
+       static_cast<double>(stats.bytes_sent), stop_.load() ? 1.0 : 0.0});
+    x.samples_per_second = static_cast<double>(config_.data.batch_size)
+                           / x.step_seconds;
+    x.bubble_ratio = 1 - sums[0] / sums[1];
+    x.requests = static_cast<uint64_t>(sums[2]);
+    x.bytes_sent = static_cast<uint64_t>(sums[3]);
+    executing_seconds_ += sums[0];
+    pipeline_seconds_ += sums[1];
+    if (summary_.steps == 0)
+      summary_.first_loss = x.loss;
+    summary_.last_loss = x.loss;
+    summary_.steps = x.step;
+    summary_.seconds += x.step_seconds;
+    summary_.requests += x.requests;
+    summary_.bytes_sent += x.bytes_sent;
+    summary_.interrupted = sums[4] > 0;
+    if (metrics_)
+      metrics_->write(x);
+    listener_.on_step(x);
+  }
+
+  /// @returns the mean loss of the held-out batches; without backward.
+  double evaluate() {
+    model_.eval();
+    auto eval_step = smp::step([this](at::Tensor x, at::Tensor y) {
+      at::NoGradGuard no_grad;
+      return loss_of(model_(x), y);
+    });
+    double sum = 0;
+    const auto n = config_.train.eval_steps;
+    for (uint64_t i = 0; i < n; ++i) {
+      auto [x, y] = session_.pp_rank() == 0 ? data_->held_out_batch(i, n)
+                                            : batch{};
+      sum += eval_step(x, y).reduce_mean().template item<double>();
+    }
+    model_.train();
+    return sum / static_cast<double>(n);
+  }
+
+  /// @returns bytes drawn from the model, the same on all ranks.
+  std::string sample() {
+    model_.eval();
+    auto predict = smp::step(
+      [this](at::Tensor x) {
+        at::NoGradGuard no_grad;
+        return model_(x).select(1, -1);
+      },
+      {.microbatches = 1});
+    text_sampler sampler{"\n",
+                         {.context = config_.data.sequence_length,
+                          .seed = config_.smp.seed}};
+    for (uint64_t i = 0; i < config_.train.sample; ++i)
+      sampler.add(predict(sampler.input()).concat()[0]);
+    model_.train();
+    return sampler.text();
+  }
+
+  void finish() {
+    if (config_.train.eval_steps > 0) {
+      summary_.held_out_loss = evaluate();
+      listener_.on_evaluation(summary_.steps, *summary_.held_out_loss);
+    }
+    if (auto* sequences = dynamic_cast<text_sequences*>(data_.get()))
+      summary_.unigram_entropy = sequences->source().unigram_entropy();
+    if (config_.train.sample > 0)
+      summary_.sample = sample();
+  }
+
+  void save() {
+    auto state = model_.state_dict();
+    summary_.model_file = run_dir_ + "/model.safetensors";
+    if (session_.rank() == 0)
+      write_safetensors(summary_.model_file, state, {{"format", "pt"}});
+  }
+
+  session& session_;
+  const train_config& config_;
+  const std::string& run_dir_;
+  train_listener& listener_;
+  const std::atomic<bool>& stop_;
+  std::unique_ptr<data_source> data_;
+  distributed_model<gpt> model_;
+  uint64_t parameters_;
+  std::unique_ptr<torch::optim::Optimizer> torch_optimizer_;
+  distributed_optimizer optimizer_;
+  std::optional<metrics_file> metrics_; // on rank 0
+  std::vector<rank_id> world_;
+  train_summary summary_;
+  double executing_seconds_ = 0; // of all ranks and steps
+  double pipeline_seconds_ = 0;  // the same
+};
+
+} // namespace
+
+train_listener::~train_listener() = default;
+
+gpt_config make_gpt_config(const train_config& x) {
+  gpt_config result;
+  result.vocabulary = static_cast<int64_t>(x.model.vocabulary.value_or(256));
+  result.sequence_length = static_cast<int64_t>(
+    x.model.sequence_length.value_or(x.data.sequence_length));
+  result.layers = static_cast<int64_t>(x.model.layers);
+  result.heads = static_cast<int64_t>(x.model.heads);
+  result.width = static_cast<int64_t>(x.model.width);
+  result.dropout = x.model.dropout;
+  result.tied = x.model.tied;
+  return result;
+}
+
+std::unique_ptr<data_source> make_data(const train_config& x) {
+  if (x.data.type == "text")
+    return std::make_unique<text_sequences>(
+      text::read(x.data.path, x.data.held_out),
+      text_sequences::options{.sequence_length = x.data.sequence_length,
+                              .batch_size = x.data.batch_size,
+                              .seed = x.data.shuffle_seed});
+  if (x.data.type == "synthetic")
+    return std::make_unique<synthetic_tokens>(synthetic_tokens::options{
+      .vocabulary = x.model.vocabulary.value_or(256),
+      .sequence_length = x.data.sequence_length,
+      .batch_size = x.data.batch_size,
+      .seed = x.data.shuffle_seed});
+  throw error{error_code::config, "data.type: unknown '" + x.data.type + "'"};
+}
+
+train_summary train(session& s, const train_config& config,
+                    const std::string& run_dir, train_listener& listener,
+                    const std::atomic<bool>& stop) {
+  return run{s, config, run_dir, listener, stop}();
+}
+
+std::string share_from_rank_0(session& s, std::string x) {
+  payload mine;
+  auto bytes = std::as_bytes(std::span{x});
+  mine.bytes.assign(bytes.begin(), bytes.end());
+  std::vector<rank_id> world;
+  for (auto rank : get_group(comm_group::world))
+    world.push_back(rank_id{rank});
+  auto result = s.internals().exchange().broadcast(
+    world, "smp.share", world.front(), std::move(mine));
+  return {reinterpret_cast<const char*>(result.bytes.data()),
+          result.bytes.size()};
+}
+
+} // namespace smp
