@@ -196,13 +196,15 @@ struct pack<int64_t> {
 template <std::integral T>
 struct pack<T> {
   static value put(packer& p, T x) {
-    if (!std::in_range<int64_t>(x))
+    auto result = static_cast<int64_t>(x);
+    if (std::is_unsigned_v<T> && result < 0)
       p.refuse(std::to_string(x) + " does not fit into 64 bits with sign");
-    return value::of(static_cast<int64_t>(x));
+    return value::of(result);
   }
   static T get(unpacker& u, const value& x) {
     auto result = pack<int64_t>::get(u, x);
-    if (!std::in_range<T>(result))
+    if (static_cast<int64_t>(static_cast<T>(result)) != result
+        || (std::is_unsigned_v<T> && result < 0))
       u.fail(std::to_string(result) + " is out of the range of its type");
     return static_cast<T>(result);
   }

@@ -39,7 +39,8 @@ bool is_reachable(int left, uint32_t next) noexcept {
 
 uint64_t microbatch_seed(uint64_t seed, uint64_t step, uint64_t dp_rank,
                          uint64_t microbatch) noexcept {
-  auto result = seed;
+  // Mixed once alone: seed 1 of step 2 is not seed 2 of step 1.
+  auto result = splitmix64(seed);
   for (auto x : {step, dp_rank, microbatch})
     result = splitmix64(result + x);
   return result;

@@ -11,7 +11,7 @@ namespace smp {
 
 /// Dropout must draw the same numbers however microbatches are interleaved and
 /// placed, so each microbatch has a stream of its own (R23).
-/// Mixing: h = seed, then for each of step, dp_rank and microbatch
+/// Mixing: h = splitmix64(seed), then for each of step, dp_rank and microbatch
 /// h = splitmix64(h + x), where splitmix64 is the step and finaliser of
 /// Steele, Lea, Flood (2014).
 /// @returns a number for `random_stream`; its low 32 bits, the only ones that
