@@ -33,7 +33,7 @@ public:
   /// Parks until the message comes. @throws error when `from` is lost
   payload receive(rank_id from, const std::string& name);
 
-  // -- collectives over `group` (ascending ranks, own one included) -------------
+  // -- collectives over `group` (ascending ranks, own one included) -----------
   // Every rank of the group calls with the same name, in any order of names.
   // Names of different groups and of different collectives do not meet.
 

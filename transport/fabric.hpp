@@ -34,6 +34,8 @@ struct fabric_stats {
   uint64_t bytes_sent = 0; // envelopes and tensors
   uint64_t messages_received = 0;
   uint64_t bytes_received = 0;
+  /// Dropped because no rank of the run sends such.
+  uint64_t messages_refused = 0;
 };
 
 /// Hears what arrives. Called on a thread of the fabric, one call at a time
@@ -54,7 +56,8 @@ public:
 class fabric {
 public:
   /// Called once when the message left: its tensors may change or go. Gets an
-  /// empty failure, or why it could not be sent. Any thread; must not block.
+  /// empty failure, or why it could not be sent. Any thread, also inside
+  /// `send`; must not block.
   using sent_callback = std::function<void(const failure&)>;
 
   virtual ~fabric() = default;

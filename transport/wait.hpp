@@ -94,6 +94,13 @@ public:
     return std::move(x->value_);
   }
 
+  /// Parks until done; several may look. @throws error
+  static const T& peek(const std::shared_ptr<awaited>& x,
+                       const wait_reason& why) {
+    waiter::current().wait(x, why);
+    return x->value_;
+  }
+
 private:
   T value_{};
 };

@@ -1,0 +1,66 @@
+#pragma once
+
+#include "tests/support/recorder.hpp"
+#include "transport/loopback/loopback_fabric.hpp"
+#include "transport/ucx/ucx_fabric.hpp"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace smp::test {
+
+/// Several ranks in this process over one kind of fabric: "loopback", "shm" or
+/// "tcp". What holds for all kinds is tested through this.
+class cluster {
+public:
+  cluster(const std::string& kind, uint64_t size) : heard_(size) {
+    if (kind == "loopback") {
+      network_ = std::make_unique<loopback_network>(size);
+      for (uint64_t i = 0; i < size; ++i)
+        fabrics_.push_back(&network_->at(rank_id{i}));
+    } else {
+      for (uint64_t i = 0; i < size; ++i) {
+        owned_.push_back(std::make_unique<ucx_fabric>(rank_id{i}, size,
+                                                      options_for(kind)));
+        fabrics_.push_back(owned_.back().get());
+      }
+    }
+    std::vector<std::string> addresses;
+    for (auto x : fabrics_)
+      addresses.push_back(x->address());
+    for (uint64_t i = 0; i < size; ++i)
+      fabrics_[i]->start(addresses, heard_[i]);
+  }
+
+  ~cluster() {
+    for (auto x : fabrics_)
+      x->stop(std::chrono::seconds{5});
+  }
+
+  cluster(const cluster&) = delete;
+  cluster& operator=(const cluster&) = delete;
+
+  static ucx_options options_for(const std::string& kind) {
+    ucx_options result;
+    if (kind == "tcp")
+      result.transports = "tcp,self";
+    return result;
+  }
+
+  fabric& at(uint64_t rank) {
+    return *fabrics_[rank];
+  }
+
+  recorder& heard(uint64_t rank) {
+    return heard_[rank];
+  }
+
+private:
+  std::vector<recorder> heard_;
+  std::unique_ptr<loopback_network> network_;
+  std::vector<std::unique_ptr<ucx_fabric>> owned_;
+  std::vector<fabric*> fabrics_;
+};
+
+} // namespace smp::test

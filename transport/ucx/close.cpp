@@ -1,0 +1,113 @@
+// How connections end: one by one when a rank is lost, all at the stop.
+
+#include "transport/ucx/engine.hpp"
+
+namespace smp {
+
+using namespace ucx;
+
+namespace {
+
+/// What an orderly end may take before it is forced.
+constexpr std::chrono::seconds flush_limit{1};
+
+} // namespace
+
+// -- a lost rank --------------------------------------------------------------
+
+void ucx_fabric::engine::on_endpoint_error(void* x, ucp_ep_h,
+                                           ucs_status_t status) {
+  auto& lost = *static_cast<peer*>(x);
+  lost.self->failed_.emplace_back(
+    &lost, failure{error_code::rank_down, lost.rank, {},
+                   std::string{"connection lost: "}
+                     + ucs_status_string(status)});
+}
+
+void ucx_fabric::engine::handle_failed() {
+  for (auto& [x, why] : std::exchange(failed_, {}))
+    if (!closing_)
+      lose(*x, why);
+}
+
+void ucx_fabric::engine::lose(peer& x, const failure& why) {
+  if (x.state == peer_state::lost)
+    return;
+  auto left = x.state == peer_state::left;
+  x.state = peer_state::lost;
+  if (!left)
+    x.why = why;
+  drop_queued(x, x.why);
+  x.partial.clear();
+  close(x);
+  // What came before is still told, but nothing after.
+  if (!left)
+    news_.emplace_back(x.why);
+}
+
+void ucx_fabric::engine::close(peer& x) {
+  if (x.endpoint == nullptr)
+    return;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK
+                       | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  param.cb.send = on_flushed_or_closed;
+  param.user_data = this;
+  // Calls back what was under way as cancelled, now or in the next progress.
+  auto request = ucp_ep_close_nbx(std::exchange(x.endpoint, nullptr), &param);
+  if (UCS_PTR_IS_PTR(request))
+    ++open_closes_;
+}
+
+void ucx_fabric::engine::on_flushed_or_closed(void* request, ucs_status_t,
+                                              void* self) {
+  ucp_request_free(request);
+  --static_cast<engine*>(self)->open_closes_;
+}
+
+// -- the stop -----------------------------------------------------------------
+
+void ucx_fabric::engine::say_goodbye(peer& to) {
+  unit_header header;
+  header.kind = unit_kind::goodbye;
+  header.from = static_cast<uint32_t>(self_.value);
+  post(to, {nullptr, header, nullptr, 0}, false);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK
+                       | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.send = on_flushed_or_closed;
+  param.user_data = this;
+  auto request = ucp_ep_flush_nbx(to.endpoint, &param);
+  if (UCS_PTR_IS_PTR(request))
+    ++open_closes_;
+}
+
+void ucx_fabric::engine::close_all(worker_lock& lock) {
+  closing_ = true;
+  take_queued_sends(); // are cancelled
+  for (auto& x : peers_)
+    drop_queued(x, {error_code::cancelled, self_, {},
+                    "the fabric was stopped"});
+  auto turn_until = [&](clock::time_point deadline, auto done) {
+    while (!done() && clock::now() < deadline)
+      if (!turn(lock))
+        wait(lock);
+  };
+  for (auto& x : peers_)
+    if (x.endpoint != nullptr && x.state == peer_state::connected)
+      say_goodbye(x);
+  turn_until(clock::now() + flush_limit, [&] { return open_closes_ == 0; });
+  // A connection that is closed by force still calls back what it had open.
+  for (auto& x : peers_)
+    close(x);
+  turn_until(clock::now() + flush_limit, [&] {
+    return open_closes_ == 0 && open_sends_ == 0 && open_receives_ == 0;
+  });
+  turn(lock);
+  loop_.stop();
+  events_.close();
+  worker_.reset();
+}
+
+} // namespace smp

@@ -1,0 +1,282 @@
+#pragma once
+
+#include "transport/block_pool.hpp"
+#include "transport/ucx/ucx_fabric.hpp"
+#include "transport/ucx/wire.hpp"
+#include "transport/ucx/worker.hpp"
+
+#include <utility> // boost/asio.hpp of Boost 1.74 forgets it
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <variant>
+#include <vector>
+
+namespace smp {
+
+/// Two kinds of threads use the worker: the progress thread, which sleeps in
+/// an Asio loop until UCX has something to do, and senders. Whoever has
+/// `worker_mutex_` may call UCX. Nobody waits for it to send: a sender leaves
+/// its message in the queue, and whoever unlocks the worker looks there
+/// afterwards. Callbacks of the user run without any lock.
+class ucx_fabric::engine {
+public:
+  engine(rank_id self, uint64_t world_size, ucx_options options);
+  ~engine();
+
+  void start(const std::vector<std::string>& addresses,
+             fabric_listener& listener);
+  void send(rank_id to, message x, sent_callback done);
+  void peer_lost(const failure& x);
+  void stop(std::chrono::milliseconds limit);
+
+  rank_id self() const noexcept {
+    return self_;
+  }
+
+  const std::string& address() const noexcept {
+    return address_;
+  }
+
+  fabric_stats stats() const;
+  std::string transports_to(rank_id x) const;
+
+private:
+  static constexpr unsigned active_message_id = 0;
+
+  using clock = std::chrono::steady_clock;
+  using worker_lock = std::unique_lock<std::mutex>;
+
+  // -- messages that leave ----------------------------------------------------
+
+  struct outgoing {
+    rank_id to;
+    message content;
+    sent_callback done;
+    /// Header of the first unit, then the description.
+    std::vector<std::byte> description;
+    /// Units that did not complete.
+    size_t open = 0;
+    failure why;
+  };
+
+  using outgoing_ptr = std::shared_ptr<outgoing>;
+
+  /// What becomes one active message.
+  struct unit {
+    /// Not set for a goodbye.
+    outgoing_ptr of;
+    ucx::unit_header header;
+    const void* data = nullptr;
+    uint64_t size = 0;
+  };
+
+  struct peer;
+
+  /// Lives until UCX has called back.
+  struct send_operation {
+    engine& self;
+    peer& to;
+    unit what;
+    bool bulk;
+    bool marker;
+  };
+
+  // -- messages that arrive ---------------------------------------------------
+
+  struct part {
+    std::shared_ptr<std::byte> block;
+    uint64_t size = 0;
+    uint64_t received = 0;
+  };
+
+  /// A message of which not all has come. Its units come in any order.
+  struct assembly {
+    std::optional<ucx::description> what;
+    std::map<uint32_t, part> parts;
+    size_t complete_parts = 0;
+  };
+
+  struct receive_operation {
+    engine& self;
+    peer& from;
+    ucx::unit_header header;
+    std::shared_ptr<std::byte> block;
+    uint64_t size = 0;
+  };
+
+  // -- the other ranks --------------------------------------------------------
+
+  enum class peer_state : uint8_t { connected, left, lost };
+
+  struct peer {
+    engine* self = nullptr;
+    rank_id rank;
+    ucp_ep_h endpoint = nullptr;
+    std::string transports;
+    peer_state state = peer_state::connected;
+    failure why; // unless connected
+
+    /// Header and data up to this size, in bytes, go by copies of UCX.
+    uint64_t eager_limit = 0;
+    std::deque<unit> small;
+    std::deque<unit> bulk;
+    unsigned bulk_open = 0;
+    unsigned small_since_marker = 0;
+    unsigned markers_open = 0;
+
+    std::map<uint64_t, assembly> partial;
+  };
+
+  struct arrival {
+    rank_id from;
+    message content;
+  };
+
+  /// The data of an active message, or what UCX pulls it by.
+  struct incoming_data {
+    void* pointer = nullptr;
+    uint64_t size = 0;
+    bool rendezvous = false;
+  };
+
+  // -- any thread -------------------------------------------------------------
+
+  std::vector<unit> make_units(const outgoing_ptr& x);
+  bool queue_is_empty();
+  bool has_queued();
+  void post_from_here();
+  static void tell_sent(outgoing& x);
+  void wake();
+
+  // -- whoever has the worker -------------------------------------------------
+
+  void connect(peer& to, const std::string& address);
+  void take_queued_sends();
+  void post_ready(peer& to);
+  void post(peer& to, unit x, bool bulk);
+  void sent(send_operation& x, ucs_status_t status);
+  void drop(unit& x, const failure& why);
+  void drop_queued(peer& to, const failure& why);
+
+  ucs_status_t arrived(std::span<const std::byte> header, incoming_data data);
+  ucs_status_t receive_data(peer& from, const ucx::unit_header& header,
+                            incoming_data data);
+  std::byte* place_for(receive_operation& x);
+  void received(receive_operation& x, ucs_status_t status);
+  void described(peer& from, uint64_t number,
+                 std::span<const std::byte> bytes);
+  void finish_if_complete(peer& from, uint64_t number);
+  void deliver(peer& from, message x);
+  void refuse(peer& from, error_code code, std::string text);
+  /// Runs `f`; where it finds no memory, `from` is refused.
+  template <class F>
+  void guarded(peer& from, F f);
+
+  void lose(peer& x, const failure& why);
+  void close(peer& x);
+
+  // -- progress thread --------------------------------------------------------
+
+  void run();
+  /// @returns whether anything happened.
+  bool turn(worker_lock& lock);
+  /// Sleeps until something happens.
+  void wait(worker_lock& lock);
+  bool stop_is_due(bool active);
+  void take_queued_losses();
+  void handle_failed();
+  bool tell(worker_lock& lock);
+  void deliver_to_self(outgoing& x, bool closing);
+  void say_goodbye(peer& to);
+  void close_all(worker_lock& lock);
+
+  // -- called by UCX, which has the worker ------------------------------------
+
+  static ucs_status_t on_active_message(void* self, const void* header,
+                                        size_t header_size, void* data,
+                                        size_t size,
+                                        const ucp_am_recv_param_t* param);
+  static void on_sent(void* request, ucs_status_t status, void* operation);
+  static void on_received(void* request, ucs_status_t status, size_t size,
+                          void* operation);
+  static void on_flushed_or_closed(void* request, ucs_status_t status,
+                                   void* self);
+  static void on_endpoint_error(void* peer, ucp_ep_h endpoint,
+                                ucs_status_t status);
+
+  // -- constant after construction --------------------------------------------
+
+  const rank_id self_;
+  const ucx_options options_;
+  block_pool pool_;
+  std::optional<ucx::worker> worker_;
+  std::string address_;
+  size_t max_header_ = 0;
+  /// A marker after this many small messages to one rank.
+  unsigned marker_interval_ = 0;
+
+  // -- queue, guarded by queue_mutex_ -----------------------------------------
+
+  std::mutex queue_mutex_;
+  std::vector<std::pair<outgoing_ptr, std::vector<unit>>> queued_sends_;
+  std::vector<outgoing_ptr> queued_self_sends_;
+  std::vector<failure> queued_losses_;
+  bool started_ = false;
+  bool stop_requested_ = false;
+  clock::time_point stop_deadline_;
+
+  // -- guarded by worker_mutex_ -----------------------------------------------
+
+  mutable std::mutex worker_mutex_;
+  std::deque<peer> peers_; // by rank; own one never connected
+  /// The progress thread sleeps, or is about to.
+  bool asleep_ = false;
+  /// Since the last look, something was posted that did not complete at once.
+  bool posted_open_ = false;
+  size_t open_sends_ = 0;
+  size_t open_receives_ = 0;
+  size_t open_closes_ = 0;
+  /// Errors of peers from inside UCX, where nothing can be done about them.
+  std::vector<std::pair<peer*, failure>> failed_;
+  /// What the user is to be told, in order.
+  std::vector<std::variant<arrival, failure>> news_;
+  std::vector<outgoing_ptr> finished_;
+  /// What a lost rank that still runs may read or write.
+  std::vector<std::shared_ptr<const void>> quarantine_;
+  bool closing_ = false;
+
+  // -- progress thread only ---------------------------------------------------
+
+  fabric_listener* listener_ = nullptr;
+  boost::asio::io_context loop_{1};
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type>
+    keep_loop_{loop_.get_executor()};
+  boost::asio::posix::stream_descriptor events_{loop_};
+  boost::asio::steady_timer pause_{loop_};
+  bool watching_ = false;
+  bool pausing_ = false;
+  unsigned busy_ = 0;
+  std::thread thread_;
+
+  std::atomic<bool> wake_posted_ = false;
+  std::atomic<uint64_t> next_number_ = 0;
+  std::atomic<uint64_t> messages_sent_ = 0;
+  std::atomic<uint64_t> bytes_sent_ = 0;
+  std::atomic<uint64_t> messages_received_ = 0;
+  std::atomic<uint64_t> bytes_received_ = 0;
+  std::atomic<uint64_t> messages_refused_ = 0;
+};
+
+} // namespace smp

@@ -1,0 +1,215 @@
+// How messages arrive: units come in any order and become whole messages.
+
+#include "transport/ucx/engine.hpp"
+
+#include <cstring>
+#include <new>
+
+namespace smp {
+
+using namespace ucx;
+
+// -- C callbacks: nothing may be thrown through UCX ---------------------------
+
+ucs_status_t ucx_fabric::engine::on_active_message(
+  void* self, const void* header, size_t header_size, void* data, size_t size,
+  const ucp_am_recv_param_t* param) {
+  auto rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  return static_cast<engine*>(self)->arrived(
+    {static_cast<const std::byte*>(header), header_size},
+    {data, size, rendezvous});
+}
+
+void ucx_fabric::engine::on_received(void* request, ucs_status_t status,
+                                     size_t, void* operation) {
+  std::unique_ptr<receive_operation> x{
+    static_cast<receive_operation*>(operation)};
+  ucp_request_free(request);
+  --x->self.open_receives_;
+  x->self.received(*x, status);
+}
+
+// -- units --------------------------------------------------------------------
+
+ucs_status_t ucx_fabric::engine::arrived(std::span<const std::byte> bytes,
+                                         incoming_data data) {
+  auto header = read_header(bytes);
+  if (!header || header->from >= peers_.size()
+      || rank_id{header->from} == self_) {
+    ++messages_refused_;
+    return data.rendezvous ? UCS_ERR_REJECTED : UCS_OK;
+  }
+  auto& from = peers_[header->from];
+  if (closing_ || from.state != peer_state::connected)
+    return data.rendezvous ? UCS_ERR_CANCELED : UCS_OK;
+  if (header->kind == unit_kind::goodbye) {
+    from.state = peer_state::left;
+    from.why = {error_code::rank_down, from.rank, {}, "left the run"};
+    return UCS_OK;
+  }
+  auto result = UCS_OK;
+  guarded(from, [&] {
+    if (header->data == data_kind::bytes)
+      result = receive_data(from, *header, data);
+    if (header->kind == unit_kind::description)
+      described(from, header->number, bytes.subspan(sizeof(unit_header)));
+  });
+  return result;
+}
+
+ucs_status_t ucx_fabric::engine::receive_data(peer& from,
+                                              const unit_header& header,
+                                              incoming_data data) {
+  auto x = std::make_unique<receive_operation>(
+    receive_operation{*this, from, header, nullptr, data.size});
+  auto to = place_for(*x);
+  if (to == nullptr)
+    return UCS_OK;
+  if (!data.rendezvous) {
+    if (data.size > 0)
+      std::memcpy(to, data.pointer, data.size);
+    received(*x, UCS_OK);
+    return UCS_OK;
+  }
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK
+                       | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.recv_am = on_received;
+  param.user_data = x.get();
+  auto request = ucp_am_recv_data_nbx(worker_->get(), data.pointer, to,
+                                      data.size, &param);
+  if (UCS_PTR_IS_PTR(request)) {
+    x.release(); // `on_received` deletes it
+    ++open_receives_;
+  } else {
+    received(*x, UCS_PTR_STATUS(request));
+  }
+  // The descriptor belongs to the receive now.
+  return UCS_INPROGRESS;
+}
+
+std::byte* ucx_fabric::engine::place_for(receive_operation& x) {
+  auto& header = x.header;
+  if (header.kind == unit_kind::long_description) {
+    x.block = pool_.take(x.size);
+    return x.block.get();
+  }
+  if (header.tensor_size > tensor_limit || header.offset > header.tensor_size
+      || x.size > header.tensor_size - header.offset) {
+    refuse(x.from, error_code::protocol,
+           "sent a part that reaches beyond its tensor");
+    return nullptr;
+  }
+  auto& p = x.from.partial[header.number].parts[header.tensor];
+  if (!p.block) {
+    p.block = pool_.take(header.tensor_size);
+    p.size = header.tensor_size;
+  } else if (p.size != header.tensor_size) {
+    refuse(x.from, error_code::protocol,
+           "sent parts that differ about the size of their tensor");
+    return nullptr;
+  }
+  x.block = p.block;
+  return p.block.get() + header.offset;
+}
+
+void ucx_fabric::engine::received(receive_operation& x, ucs_status_t status) {
+  auto& from = x.from;
+  if (status != UCS_OK) {
+    // A hung rank that comes back might still write there.
+    quarantine_.push_back(x.block);
+    refuse(from, error_code::rank_down,
+           std::string{"connection lost in the middle of a message: "}
+             + ucs_status_string(status));
+    return;
+  }
+  if (from.state != peer_state::connected)
+    return;
+  auto number = x.header.number;
+  if (x.header.kind == unit_kind::long_description) {
+    guarded(from, [&] { described(from, number, {x.block.get(), x.size}); });
+    return;
+  }
+  auto& a = from.partial[number];
+  auto& p = a.parts[x.header.tensor];
+  p.received += x.size;
+  if (p.received == p.size) {
+    ++a.complete_parts;
+    finish_if_complete(from, number);
+  } else if (p.received > p.size) {
+    refuse(from, error_code::protocol, "sent a part of a tensor twice");
+  }
+}
+
+// -- messages -----------------------------------------------------------------
+
+void ucx_fabric::engine::described(peer& from, uint64_t number,
+                                   std::span<const std::byte> bytes) {
+  auto what = read_description(bytes, pool_);
+  if (!what) {
+    refuse(from, error_code::protocol,
+           "sent " + std::to_string(bytes.size())
+             + " bytes that do not describe a message");
+    return;
+  }
+  if (what->apart.empty()) {
+    deliver(from, std::move(what->content));
+    return;
+  }
+  auto& a = from.partial[number];
+  if (a.what) {
+    refuse(from, error_code::protocol, "described a message twice");
+    return;
+  }
+  a.what = std::move(*what);
+  finish_if_complete(from, number);
+}
+
+void ucx_fabric::engine::finish_if_complete(peer& from, uint64_t number) {
+  auto i = from.partial.find(number);
+  auto& a = i->second;
+  if (!a.what || a.complete_parts < a.what->apart.size())
+    return;
+  for (auto index : a.what->apart) {
+    auto& t = a.what->content.body.tensors[index];
+    auto p = a.parts.find(index);
+    if (p == a.parts.end() || p->second.size != t.nbytes
+        || p->second.received != t.nbytes) {
+      refuse(from, error_code::protocol,
+             "sent parts that do not fit the description of their message");
+      return;
+    }
+    t.data = p->second.block.get();
+    t.owner = std::move(p->second.block);
+  }
+  auto content = std::move(a.what->content);
+  from.partial.erase(i);
+  deliver(from, std::move(content));
+}
+
+void ucx_fabric::engine::deliver(peer& from, message x) {
+  ++messages_received_;
+  bytes_received_ += x.body.bytes.size() + tensor_bytes(x.body);
+  news_.emplace_back(arrival{from.rank, std::move(x)});
+}
+
+// -- trouble ------------------------------------------------------------------
+
+void ucx_fabric::engine::refuse(peer& from, error_code code,
+                                std::string text) {
+  if (from.state == peer_state::connected)
+    failed_.emplace_back(&from,
+                         failure{code, from.rank, {}, std::move(text)});
+}
+
+template <class F>
+void ucx_fabric::engine::guarded(peer& from, F f) {
+  try {
+    f();
+  } catch (const std::bad_alloc&) {
+    refuse(from, error_code::transport,
+           "no memory for what it sends: it is cut off");
+  }
+}
+
+} // namespace smp

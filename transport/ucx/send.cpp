@@ -1,0 +1,302 @@
+// How messages leave: units, queues, windows.
+
+#include "transport/ucx/engine.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace smp {
+
+using namespace ucx;
+
+namespace {
+
+/// Rendezvous that one rank may have open to another: more do not make it
+/// faster. Units are at most `chunk_size`, so this also bounds the bytes.
+constexpr unsigned bulk_window = 8;
+
+/// Small messages have no acknowledgement, and a queue of shared memory that
+/// is full keeps its senders busy. So every so often one goes as a rendezvous:
+/// its end says that all before it were taken out of the queue.
+constexpr unsigned marker_window = 2;
+
+constexpr std::byte marker_byte{};
+
+failure send_failure(rank_id to, ucs_status_t status) {
+  std::string text = ucs_status_string(status);
+  switch (status) {
+    case UCS_ERR_CANCELED:
+    case UCS_ERR_CONNECTION_RESET:
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+    case UCS_ERR_NOT_CONNECTED:
+    case UCS_ERR_IO_ERROR:
+    case UCS_ERR_UNREACHABLE:
+    case UCS_ERR_REJECTED:
+      return {error_code::rank_down, to, {}, "connection lost: " + text};
+    default:
+      return {error_code::transport, to, {}, "cannot be sent to: " + text};
+  }
+}
+
+} // namespace
+
+// -- any thread ---------------------------------------------------------------
+
+void ucx_fabric::engine::send(rank_id to, message x, sent_callback done) {
+  failure why;
+  for (auto& t : x.body.tensors) {
+    if (t.device != device_ref{})
+      why = {error_code::unsupported, self_, {},
+             "UCX moves tensors in host memory only"};
+    else if (t.nbytes > tensor_limit)
+      why = {error_code::unsupported, self_, {},
+             "a tensor of " + std::to_string(t.nbytes) + " bytes"};
+  }
+  if (to.value >= peers_.size())
+    why = {error_code::transport, self_, {},
+           "there is no rank " + std::to_string(to.value)};
+  if (!why) {
+    auto out = std::make_shared<outgoing>();
+    out->to = to;
+    out->content = std::move(x);
+    auto units = to == self_ ? std::vector<unit>{} : make_units(out);
+    std::lock_guard guard{queue_mutex_};
+    if (!started_ || stop_requested_) {
+      why = {error_code::cancelled, self_, {},
+             started_ ? "the fabric was stopped"
+                      : "the fabric was not started"};
+    } else {
+      out->done = std::move(done);
+      if (to == self_)
+        queued_self_sends_.push_back(std::move(out));
+      else
+        queued_sends_.emplace_back(std::move(out), std::move(units));
+    }
+  }
+  if (why) {
+    if (done)
+      done(why);
+  } else if (to == self_) {
+    wake();
+  } else {
+    post_from_here();
+  }
+}
+
+std::vector<ucx_fabric::engine::unit>
+ucx_fabric::engine::make_units(const outgoing_ptr& x) {
+  std::vector<unit> result;
+  unit_header header;
+  header.from = static_cast<uint32_t>(self_.value);
+  header.number = next_number_++;
+  x->description = write_description(x->content, sizeof header);
+  if (x->description.size() <= max_header_) {
+    result.push_back({x, header, nullptr, 0});
+  } else {
+    header.kind = unit_kind::long_description;
+    header.data = data_kind::bytes;
+    result.push_back({x, header, x->description.data() + sizeof header,
+                      x->description.size() - sizeof header});
+  }
+  auto& tensors = x->content.body.tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    auto& t = tensors[i];
+    if (is_packed(t))
+      continue;
+    for (uint64_t offset = 0; offset < t.nbytes; offset += chunk_size) {
+      // The first one travels with the description where that leaves room.
+      if (result.size() > 1 || result[0].size > 0)
+        result.push_back({x, header, nullptr, 0});
+      auto& u = result.back();
+      if (result.size() > 1)
+        u.header.kind = unit_kind::chunk;
+      u.header.data = data_kind::bytes;
+      u.header.tensor = i;
+      u.header.offset = offset;
+      u.header.tensor_size = t.nbytes;
+      u.data = static_cast<const std::byte*>(t.data) + offset;
+      u.size = std::min(chunk_size, t.nbytes - offset);
+    }
+  }
+  x->open = result.size();
+  return result;
+}
+
+bool ucx_fabric::engine::queue_is_empty() {
+  std::lock_guard guard{queue_mutex_};
+  return queued_sends_.empty();
+}
+
+void ucx_fabric::engine::post_from_here() {
+  do {
+    std::vector<outgoing_ptr> finished;
+    bool must_wake = false;
+    {
+      worker_lock lock{worker_mutex_, std::try_to_lock};
+      // Whoever has it looks at the queue after it unlocks.
+      if (!lock || !worker_)
+        return;
+      posted_open_ = false;
+      take_queued_sends();
+      finished.swap(finished_);
+      // The progress thread armed the worker before it fell asleep. Where that
+      // still holds, what was posted will wake it by itself.
+      if (asleep_)
+        must_wake = !failed_.empty()
+                    || (posted_open_
+                        && ucp_worker_arm(worker_->get()) != UCS_OK);
+    }
+    if (must_wake)
+      wake();
+    for (auto& x : finished)
+      tell_sent(*x);
+  } while (!queue_is_empty());
+}
+
+void ucx_fabric::engine::tell_sent(outgoing& x) {
+  // The tensors go before their owner hears that they may.
+  x.content = {};
+  if (x.done)
+    std::exchange(x.done, {})(x.why);
+}
+
+void ucx_fabric::engine::wake() {
+  if (!wake_posted_.exchange(true))
+    boost::asio::post(loop_, [this] { wake_posted_ = false; });
+}
+
+// -- whoever has the worker ---------------------------------------------------
+
+void ucx_fabric::engine::take_queued_sends() {
+  decltype(queued_sends_) queued;
+  {
+    std::lock_guard guard{queue_mutex_};
+    queued.swap(queued_sends_);
+  }
+  for (auto& [x, units] : queued) {
+    auto& to = peers_[x->to.value];
+    if (closing_ || to.state != peer_state::connected) {
+      x->why = closing_ ? failure{error_code::cancelled, self_, {},
+                                  "the fabric was stopped"}
+                        : to.why;
+      finished_.push_back(std::move(x));
+      continue;
+    }
+    ++messages_sent_;
+    bytes_sent_ += x->content.body.bytes.size()
+                   + tensor_bytes(x->content.body);
+    for (auto& u : units) {
+      auto header_size = u.header.kind == unit_kind::description
+                           ? x->description.size()
+                           : sizeof(unit_header);
+      auto& queue = header_size + u.size <= to.eager_limit ? to.small
+                                                           : to.bulk;
+      queue.push_back(std::move(u));
+    }
+    post_ready(to);
+  }
+}
+
+void ucx_fabric::engine::post_ready(peer& to) {
+  while (!to.small.empty() && to.markers_open < marker_window) {
+    auto x = std::move(to.small.front());
+    to.small.pop_front();
+    post(to, std::move(x), false);
+  }
+  while (!to.bulk.empty() && to.bulk_open < bulk_window) {
+    auto x = std::move(to.bulk.front());
+    to.bulk.pop_front();
+    post(to, std::move(x), true);
+  }
+}
+
+void ucx_fabric::engine::post(peer& to, unit x, bool bulk) {
+  auto marker = !bulk && ++to.small_since_marker >= marker_interval_;
+  auto operation = std::make_unique<send_operation>(
+    send_operation{*this, to, std::move(x), bulk, marker});
+  auto& u = operation->what;
+  if (bulk) {
+    ++to.bulk_open;
+  } else if (marker) {
+    to.small_since_marker = 0;
+    ++to.markers_open;
+    if (u.header.data == data_kind::none) {
+      u.header.data = data_kind::marker;
+      u.data = &marker_byte;
+      u.size = 1;
+    }
+  }
+  // UCX reads the header until the operation completes.
+  const void* header = &u.header;
+  size_t header_size = sizeof u.header;
+  if (u.header.kind == unit_kind::description) {
+    std::memcpy(u.of->description.data(), &u.header, sizeof u.header);
+    header = u.of->description.data();
+    header_size = u.of->description.size();
+  }
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK
+                       | UCP_OP_ATTR_FIELD_USER_DATA
+                       | UCP_OP_ATTR_FIELD_FLAGS;
+  param.cb.send = on_sent;
+  param.user_data = operation.get();
+  param.flags = bulk || marker ? UCP_AM_SEND_FLAG_RNDV
+                               : UCP_AM_SEND_FLAG_EAGER;
+  auto request = ucp_am_send_nbx(to.endpoint, active_message_id, header,
+                                 header_size, u.data, u.size, &param);
+  if (UCS_PTR_IS_PTR(request)) {
+    operation.release(); // `on_sent` deletes it
+    ++open_sends_;
+    posted_open_ = true;
+  } else {
+    sent(*operation, UCS_PTR_STATUS(request));
+  }
+}
+
+void ucx_fabric::engine::on_sent(void* request, ucs_status_t status,
+                                 void* operation) {
+  std::unique_ptr<send_operation> x{static_cast<send_operation*>(operation)};
+  ucp_request_free(request);
+  --x->self.open_sends_;
+  x->self.sent(*x, status);
+}
+
+void ucx_fabric::engine::sent(send_operation& x, ucs_status_t status) {
+  if (x.bulk)
+    --x.to.bulk_open;
+  if (x.marker)
+    --x.to.markers_open;
+  if (status == UCS_OK) {
+    drop(x.what, {});
+    return;
+  }
+  auto why = x.to.state == peer_state::connected
+               ? send_failure(x.to.rank, status)
+               : x.to.why;
+  if (x.what.of)
+    for (auto& t : x.what.of->content.body.tensors)
+      quarantine_.push_back(t.owner);
+  // A message that is lost would leave somebody waiting for it.
+  if (x.to.state == peer_state::connected)
+    failed_.emplace_back(&x.to, why);
+  drop(x.what, why);
+}
+
+void ucx_fabric::engine::drop(unit& x, const failure& why) {
+  if (!x.of)
+    return;
+  if (why && !x.of->why)
+    x.of->why = why;
+  if (--x.of->open == 0)
+    finished_.push_back(std::move(x.of));
+}
+
+void ucx_fabric::engine::drop_queued(peer& to, const failure& why) {
+  for (auto queue : {&to.small, &to.bulk}) {
+    for (auto& x : *queue)
+      drop(x, why);
+    queue->clear();
+  }
+}
+
+} // namespace smp

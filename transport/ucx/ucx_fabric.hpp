@@ -1,0 +1,68 @@
+#pragma once
+
+#include "transport/fabric.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace smp {
+
+/// What UCX is asked for. An environment variable UCX_* of the user wins over
+/// what is set here, except over `trusted_network`.
+struct ucx_options {
+  /// UCX transports, e.g. "tcp,self". The first that reaches a rank is taken
+  /// for its messages.
+  std::string transports = "posix,cma,tcp,self";
+  /// UCX over tcp authenticates nobody: without this, it is bound to the
+  /// loopback interface.
+  bool trusted_network = false;
+  /// How often UCX asks whether a silent rank still lives.
+  std::chrono::milliseconds keepalive{500};
+  /// Bytes of received blocks that are kept for the next receive.
+  uint64_t pool_limit = uint64_t{256} << 20;
+};
+
+/// Moves messages between processes by UCX active messages.
+///
+/// A tensor that crosses processes wants one copy and no waiting thread. So a
+/// message is one active message where it fits: the description in its header,
+/// the tensor as a rendezvous that the receiver pulls straight from the
+/// sender's memory (cma), into a block that it chooses when the description
+/// arrives. One thread per rank sleeps until UCX has something to do; a sender
+/// posts on its own thread when that one sleeps, and never waits for it.
+///
+/// Set UCX_MEM_MMAP_HOOK_MODE=none before the process starts, else loading UCX
+/// takes 0.4 s (R27).
+class ucx_fabric : public fabric {
+public:
+  /// @throws error of code `transport` when UCX cannot be set up
+  ucx_fabric(rank_id self, uint64_t world_size, ucx_options options = {});
+
+  /// Stops without waiting for what is queued.
+  ~ucx_fabric() override;
+
+  rank_id self() const override;
+  std::string address() const override;
+  void start(const std::vector<std::string>& addresses,
+             fabric_listener& listener) override;
+  void send(rank_id to, message x, sent_callback done = {}) override;
+  void peer_lost(const failure& x) override;
+
+  /// All ranks should have finished what they have to say to each other: one
+  /// that stops first is no loss to the others, but it no longer answers.
+  void stop(std::chrono::milliseconds limit) override;
+
+  fabric_stats stats() const override;
+
+  /// @returns the UCX transports to rank `x`, e.g. "posix cma"; empty before
+  /// `start` and for `self()`.
+  std::string transports_to(rank_id x) const;
+
+private:
+  class engine;
+  std::unique_ptr<engine> engine_;
+};
+
+} // namespace smp

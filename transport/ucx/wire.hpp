@@ -1,0 +1,98 @@
+#pragma once
+
+// What one active message carries. Nothing here knows UCX, so that the parser
+// can be tested with bytes that no correct rank sends.
+//
+// A message leaves as one unit where it fits: its description travels in the
+// header of the active message, its first large tensor as the data. Further
+// large tensors, and what is longer than a chunk, follow as units of their own,
+// which may arrive before the description.
+
+#include "transport/block_pool.hpp"
+#include "transport/fabric.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace smp::ucx {
+
+// -- limits -------------------------------------------------------------------
+
+/// Tensors up to this size, in bytes, are copied behind the envelope: that is
+/// cheaper than a transfer of their own.
+inline constexpr uint64_t packed_limit = 4096;
+
+/// Larger tensors are cut. 64 MB in one piece run at half the speed of 16 MB,
+/// and hold up the progress thread.
+inline constexpr uint64_t chunk_size = uint64_t{16} << 20;
+
+/// No tensor is larger, in bytes: else a damaged size would be believed.
+inline constexpr uint64_t tensor_limit = uint64_t{1} << 44;
+
+// -- header -------------------------------------------------------------------
+
+enum class unit_kind : uint8_t {
+  description = 1, // of a message; follows in the header of the active message
+  long_description, // of a message; is the data of the active message
+  chunk,            // bytes of a tensor
+  goodbye,          // nothing comes after it; an end that is no loss
+};
+
+/// What the data of an active message is.
+enum class data_kind : uint8_t {
+  none = 0,
+  marker, // one byte without meaning, sent as a rendezvous (flow control)
+  bytes,  // of the description or of a tensor, as the unit kind says
+};
+
+/// Begins every active message.
+struct unit_header {
+  static constexpr uint16_t expected_magic = 0x5350;
+  static constexpr uint8_t expected_version = 1;
+
+  uint16_t magic = expected_magic;
+  uint8_t version = expected_version;
+  unit_kind kind = unit_kind::description;
+  data_kind data = data_kind::none;
+  uint8_t reserved[3] = {};
+  uint32_t from = 0;
+  /// Position of the tensor in its message that the data belongs to.
+  uint32_t tensor = 0;
+  /// Of the message, unique for its sender.
+  uint64_t number = 0;
+  /// Where the data begins in the tensor, in bytes.
+  uint64_t offset = 0;
+  /// Size of the whole tensor, in bytes.
+  uint64_t tensor_size = 0;
+};
+
+static_assert(sizeof(unit_header) == 40);
+
+/// @returns nothing when `bytes` does not begin with a header.
+std::optional<unit_header> read_header(std::span<const std::byte> bytes);
+
+// -- description --------------------------------------------------------------
+
+/// Whether `x` travels inside the description of its message.
+bool is_packed(const tensor_ref& x) noexcept;
+
+/// @returns the description of `x`, after `prefix` bytes left free.
+std::vector<std::byte> write_description(const message& x, size_t prefix);
+
+/// A message without the bytes of its large tensors.
+struct description {
+  message content;
+  /// Positions of tensors whose bytes travel apart; their `data` is null.
+  std::vector<uint32_t> apart;
+};
+
+/// @param pool gives the block of all packed tensors
+/// @returns nothing when `bytes` is not a description.
+/// @throws std::bad_alloc
+std::optional<description> read_description(std::span<const std::byte> bytes,
+                                            block_pool& pool);
+
+} // namespace smp::ucx
