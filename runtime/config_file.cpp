@@ -32,20 +32,20 @@ struct place {
 
 std::string given_text(const toml::node& x) {
   switch (x.type()) {
-    case toml::node_type::table:
-      return "a table";
-    case toml::node_type::array:
-      return "a list";
-    case toml::node_type::string:
-      return fmt::format("the string \"{}\"", x.ref<std::string>());
-    case toml::node_type::integer:
-      return fmt::format("the integer {}", x.ref<int64_t>());
-    case toml::node_type::floating_point:
-      return fmt::format("the number {}", x.ref<double>());
-    case toml::node_type::boolean:
-      return x.ref<bool>() ? "true" : "false";
-    default:
-      return "a date or time";
+  case toml::node_type::table:
+    return "a table";
+  case toml::node_type::array:
+    return "a list";
+  case toml::node_type::string:
+    return fmt::format("the string \"{}\"", x.ref<std::string>());
+  case toml::node_type::integer:
+    return fmt::format("the integer {}", x.ref<int64_t>());
+  case toml::node_type::floating_point:
+    return fmt::format("the number {}", x.ref<double>());
+  case toml::node_type::boolean:
+    return x.ref<bool>() ? "true" : "false";
+  default:
+    return "a date or time";
   }
 }
 
@@ -83,8 +83,7 @@ struct assign {
   bool operator()(std::array<double, 2>* to) const {
     auto list = from.as_array();
     return list != nullptr && list->size() == 2
-           && assign{*list->get(0)}(&(*to)[0])
-           && assign{*list->get(1)}(&(*to)[1]);
+        && assign{*list->get(0)}(&(*to)[0]) && assign{*list->get(1)}(&(*to)[1]);
   }
 
   template <class T>
@@ -131,16 +130,16 @@ public:
     auto equals = text.find('=');
     auto name = std::string{text.substr(0, equals)};
     if (equals == std::string_view::npos || name.empty()) {
-      complain(on_command_line,
-               fmt::format("{} is no setting; write --table.key=value",
-                           written));
+      complain(
+        on_command_line,
+        fmt::format("{} is no setting; write --table.key=value", written));
       return;
     }
     auto value = std::string{text.substr(equals + 1)};
     auto key = find_config_key(name);
     bool raw = key != nullptr && key->slot != nullptr
-               && std::holds_alternative<std::string*>(key->slot(config_))
-               && !value.starts_with('"') && !value.starts_with('\'');
+            && std::holds_alternative<std::string*>(key->slot(config_))
+            && !value.starts_with('"') && !value.starts_with('\'');
     reading_command_line_ = true;
     auto root = parse_value(value, raw);
     visit(name, *root.get("x"), on_command_line);
@@ -166,8 +165,8 @@ public:
     auto& path = config_.data.path;
     auto given = path;
     auto base = at->second.line == on_command_line
-                  ? fs::path{}
-                  : fs::path{file_}.parent_path();
+                ? fs::path{}
+                : fs::path{file_}.parent_path();
     path = fs::absolute(base / given).lexically_normal().string();
     std::error_code ignored;
     if (!fs::is_regular_file(path, ignored))
@@ -214,12 +213,16 @@ private:
     return result;
   }
 
+  /// toml++ sorts keys by name; of two keys that clash, the later one in the
+  /// file is to blame.
   void walk(const toml::table& x, const std::string& prefix) {
-    for (auto&& [key, node] : x) {
-      auto name = prefix.empty() ? std::string{key.str()}
-                                 : fmt::format("{}.{}", prefix, key.str());
-      visit(name, node,
-            reading_command_line_ ? on_command_line : key.source().begin.line);
+    std::multimap<size_t, std::pair<std::string, const toml::node*>> by_line;
+    for (auto&& [key, node] : x)
+      by_line.emplace(key.source().begin.line, std::pair{key.str(), &node});
+    for (auto& [line, entry] : by_line) {
+      auto& [key, node] = entry;
+      visit(prefix.empty() ? key : fmt::format("{}.{}", prefix, key), *node,
+            reading_command_line_ ? on_command_line : line);
     }
   }
 
@@ -234,12 +237,14 @@ private:
     }
     if (is_config_table(name)) {
       tables_.emplace(name, line);
-      if (auto table = node.as_table())
+      if (auto table = node.as_table()) {
         walk(*table, name);
-      else
-        complain(line, fmt::format("{} is a table, got {}; write [{}] and its "
-                                   "keys below",
-                                   name, given_text(node), name));
+        return;
+      }
+      broken_tables_.insert(name);
+      complain(line, fmt::format("{} is a table, got {}; write [{}] and its "
+                                 "keys below",
+                                 name, given_text(node), name));
       return;
     }
     complain(line, fmt::format("unknown {} {}{}",
@@ -269,15 +274,14 @@ private:
     auto number = node.as_integer();
     if (!std::visit(assign{node}, key.slot(config_))) {
       wrong_.insert(key.name);
-      complain(line, fmt::format("{} needs {}, got {}{}", key.name,
-                                 type_text(key), given_text(node),
-                                 allowed_hint(key)));
+      complain(line,
+               fmt::format("{} needs {}, got {}{}", key.name, type_text(key),
+                           given_text(node), allowed_hint(key)));
     } else if (number != nullptr && number->get() < 0
                && type_text(key) == "an integer") {
       wrong_.insert(key.name);
-      complain(line,
-               fmt::format("{} = {} is out of range; allowed: {}", key.name,
-                           number->get(), allowed_text(key)));
+      complain(line, fmt::format("{} = {} is out of range; allowed: {}",
+                                 key.name, number->get(), allowed_text(key)));
     }
   }
 
@@ -300,6 +304,8 @@ private:
     }
     if (known_whether && !given && key.required && applies(key, config_)) {
       wrong_.insert(key.name);
+      if (broken_tables_.contains(table_of(key.name)))
+        return;
       complain(line_of_table(key.name),
                fmt::format("{} is missing{}", key.name, allowed_hint(key)));
       return;
@@ -318,22 +324,25 @@ private:
     for (auto type : key.only_for)
       types += fmt::format("{}\"{}\"", types.empty() ? "" : ", ", type);
     auto at = places_.find(other.name);
-    return fmt::format("{} has no effect with {} = {} ({}); it belongs to {}",
-                       key.name, other.name, value_text(other, config_),
-                       at == places_.end() ? "the default"
-                                           : place_text(at->second.line),
-                       types);
+    return fmt::format(
+      "{} has no effect with {} = {} ({}); it belongs to {}", key.name,
+      other.name, value_text(other, config_),
+      at == places_.end() ? "the default" : place_text(at->second.line), types);
   }
 
   /// Set, or by default, to something legal.
   bool is_good(std::string_view name) const {
     auto& key = *find_config_key(name);
     return !wrong_.contains(name) && !check_value(key, config_)
-           && (places_.contains(name) || !key.required);
+        && (places_.contains(name) || !key.required);
+  }
+
+  static std::string_view table_of(std::string_view name) {
+    return name.substr(0, name.rfind('.'));
   }
 
   size_t line_of_table(std::string_view name) const {
-    auto at = tables_.find(name.substr(0, name.rfind('.')));
+    auto at = tables_.find(table_of(name));
     return at == tables_.end() ? 0 : at->second;
   }
 
@@ -349,9 +358,8 @@ private:
     }
     auto found = conflicts(x);
     std::erase_if(found, [&](const config_conflict& y) {
-      return std::any_of(y.keys.begin(), y.keys.end(), [&](auto& name) {
-        return wrong_.contains(name);
-      });
+      return std::any_of(y.keys.begin(), y.keys.end(),
+                         [&](auto& name) { return wrong_.contains(name); });
     });
     return found;
   }
@@ -380,6 +388,8 @@ private:
   bool readable_ = true;
   std::map<std::string, place, std::less<>> places_;
   std::map<std::string, size_t, std::less<>> tables_;
+  /// Something else stands where these should be.
+  std::set<std::string, std::less<>> broken_tables_;
   /// Keys with a value that is wrong by itself, or missing.
   std::set<std::string_view> wrong_;
   std::multimap<size_t, std::string> errors_;

@@ -265,8 +265,8 @@ const std::vector<config_key> keys = {
    .meaning = "bound on the norm of the whole gradient, over all ranks",
    .fallback = "no clipping",
    .range = more_than(0),
-   .elsewhere = {"grad_clip", "max_grad_norm", "gradient_clipping",
-                 "clip_grad", "clip"}},
+   .elsewhere = {"grad_clip", "max_grad_norm", "gradient_clipping", "clip_grad",
+                 "clip"}},
   {.name = "optimizer.loss_scale", .meaning = "static or dynamic"},
   {.name = "optimizer.schedule.type",
    .slot = SLOT(optimizer.schedule.type),
@@ -378,7 +378,7 @@ bool is_config_table(std::string_view name) {
     return true;
   return std::any_of(keys.begin(), keys.end(), [&](const config_key& key) {
     return key.name.size() > name.size() && key.name.starts_with(name)
-           && key.name[name.size()] == '.';
+        && key.name[name.size()] == '.';
   });
 }
 

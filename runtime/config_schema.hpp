@@ -14,10 +14,9 @@
 namespace smp {
 
 /// Where the value of a key is stored; the type is the type of the key.
-using config_slot
-  = std::variant<bool*, uint64_t*, double*, std::string*,
-                 std::array<double, 2>*, std::optional<uint64_t>*,
-                 std::optional<double>*>;
+using config_slot =
+  std::variant<bool*, uint64_t*, double*, std::string*, std::array<double, 2>*,
+               std::optional<uint64_t>*, std::optional<double>*>;
 
 /// Values that a number may take.
 struct number_range {
@@ -86,7 +85,7 @@ std::string hint_for_unknown_key(std::string_view name);
 /// Same for a table that does not exist.
 std::string hint_for_unknown_table(std::string_view name);
 
-/// @returns "; did you mean \"simple\"?", or nothing if nothing is near.
+/// @returns " (did you mean \"simple\"?)", or nothing if nothing is near.
 std::string hint_for_unknown_choice(const config_key& key,
                                     std::string_view value);
 

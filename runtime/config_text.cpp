@@ -46,9 +46,10 @@ std::string meaning_text(const config_key& key) {
 }
 
 void append_planned(std::string& out) {
-  out += "### Not built yet\n\n"
-         "These keys and values belong to the finished system. They are "
-         "refused, never\nignored.\n\n";
+  out +=
+    "### Not built yet\n\n"
+    "These keys and values belong to the finished system. They are "
+    "refused, never\nignored.\n\n";
   for (auto& key : config_keys()) {
     if (key.slot == nullptr)
       out += fmt::format("- `{}`: {}\n", key.name, key.meaning);
@@ -88,8 +89,8 @@ std::string to_toml(const train_config& x) {
     if (!given.empty())
       result += fmt::format("{} = {}\n", leaf_of(key), given);
     else if (auto value = value_text(key, values); !value.empty())
-      result += fmt::format("# {} = {} follows from other keys\n",
-                            leaf_of(key), value);
+      result +=
+        fmt::format("# {} = {} follows from other keys\n", leaf_of(key), value);
     else
       result += fmt::format("# {}: {}\n", leaf_of(key), key.fallback);
   }
@@ -104,16 +105,16 @@ std::string config_reference() {
       continue;
     if (table_of(key) != table) {
       table = table_of(key);
-      result += fmt::format("{}### [{}]\n\n"
-                            "| key | default | allowed | meaning |\n"
-                            "| --- | --- | --- | --- |\n",
-                            result.empty() ? "" : "\n", table);
+      result += fmt::format(
+        "{}### [{}]\n\n"
+        "| key | default | allowed | meaning |\n"
+        "| --- | --- | --- | --- |\n",
+        result.empty() ? "" : "\n", table);
     }
     auto allowed = allowed_text(key);
-    result += fmt::format("| `{}` | {} | {} | {} |\n", leaf_of(key),
-                          default_text(key),
-                          allowed.empty() ? type_text(key) : allowed,
-                          meaning_text(key));
+    result += fmt::format(
+      "| `{}` | {} | {} | {} |\n", leaf_of(key), default_text(key),
+      allowed.empty() ? type_text(key) : allowed, meaning_text(key));
   }
   result += '\n';
   append_planned(result);

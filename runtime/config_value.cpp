@@ -236,8 +236,8 @@ std::optional<std::string> check_value(const config_key& key,
                               hint_for_unknown_choice(key, **text),
                               quoted_list(key.choices));
     if (!key.planned_choices.empty())
-      result += fmt::format("; not built yet: {}",
-                            quoted_list(key.planned_choices));
+      result +=
+        fmt::format("; not built yet: {}", quoted_list(key.planned_choices));
     return result;
   }
   return fmt::format("{} is out of range; allowed: {}", given,
@@ -255,7 +255,7 @@ std::string hint_for_unknown_choice(const config_key& key,
         nearest = choice;
       }
   return nearest.empty() ? std::string{}
-                         : fmt::format("; did you mean {}?", quoted(nearest));
+                         : fmt::format(" (did you mean {}?)", quoted(nearest));
 }
 
 std::string hint_for_unknown_key(std::string_view name) {
