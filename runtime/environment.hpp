@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace smp {
+
+/// Where a process stands in its run, as its launcher told it by environment.
+struct rank_environment {
+  uint64_t rank = 0;
+  uint64_t world_size = 1;
+  uint64_t local_rank = 0;
+  /// Ranks on this machine; 0: the launcher does not say.
+  uint64_t local_size = 0;
+  /// Secret of the run (`supervisor_host::options::run_id`).
+  std::string run_id;
+  /// Where the SUPERVISOR listens; port 0: rank 0 of this run hosts it and
+  /// tells the port through a file named after `run_id` in `rendezvous_dir`.
+  std::string rendezvous_address = "127.0.0.1";
+  uint16_t rendezvous_port = 0;
+  std::string rendezvous_dir;
+  /// True when our own launcher started this rank and watches its process.
+  bool supervised = false;
+};
+
+/// Reads the variables of our launcher (SMP_RANK ...), of torchrun-like
+/// launchers (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), of
+/// Open MPI and of Slurm, in this order.
+/// @returns nothing if no launcher started this process
+/// @throws error (config) naming the variables if they contradict each other
+/// or if no directory for the rendezvous can be used
+std::optional<rank_environment> read_rank_environment();
+
+/// A variable of the environment and its value.
+struct environment_variable {
+  const char* name;
+  const char* value;
+};
+
+/// What must be set before exec (R27): OpenMP threads that spin while they
+/// wait slow down those that work, and UCX's memory hooks cost 0.4 s.
+inline constexpr environment_variable variables_before_exec[] = {
+  {"OMP_WAIT_POLICY", "passive"},
+  {"UCX_MEM_MMAP_HOOK_MODE", "none"},
+};
+
+/// Under our launcher the stderr of rank 0 is a pipe to the console.
+/// @returns true if a terminal shows what this process writes to stderr
+bool stderr_is_terminal();
+
+/// First thing in main (R27): sets malloc's thresholds, and re-executes the
+/// program once if variables that must precede exec are missing. Variables
+/// that are set to other values stay as they are.
+void prepare_process(int argc, char** argv);
+
+} // namespace smp
