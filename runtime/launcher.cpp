@@ -1,0 +1,128 @@
+#include "runtime/launcher.hpp"
+
+#include "actors/membership.hpp"
+#include "runtime/environment.hpp"
+#include "runtime/process_group.hpp"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include <sys/random.h>
+#include <unistd.h>
+
+namespace smp {
+
+namespace {
+
+constexpr int code_interrupted = 130;
+constexpr int code_rank_failed = 3;
+
+/// Strangers must not guess it.
+std::string make_run_id() {
+  unsigned char bytes[16];
+  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes))
+    throw error{error_code::internal,
+                fmt::format("getrandom: {}", std::strerror(errno))};
+  std::string result;
+  for (auto x : bytes)
+    result += fmt::format("{:02x}", static_cast<unsigned>(x));
+  return result;
+}
+
+/// @returns argv of this process
+std::vector<std::string> own_command() {
+  std::ifstream file{"/proc/self/cmdline", std::ios::binary};
+  std::vector<std::string> result;
+  for (std::string x; std::getline(file, x, '\0');)
+    result.push_back(x);
+  return result;
+}
+
+std::map<std::string, std::string> variables_of(uint64_t rank,
+                                                const launch_options& x,
+                                                const std::string& run_id,
+                                                uint16_t port) {
+  auto result = x.environment;
+  for (auto& [name, value] : variables_before_exec)
+    if (std::getenv(name) == nullptr)
+      result.emplace(name, value);
+  result["SMP_RANK"] = result["SMP_LOCAL_RANK"] = std::to_string(rank);
+  result["SMP_WORLD_SIZE"] = result["SMP_LOCAL_SIZE"] = std::to_string(x.ranks);
+  result["SMP_RUN_ID"] = run_id;
+  result["SMP_RENDEZVOUS"] = fmt::format("127.0.0.1:{}", port);
+  // Its stderr is a pipe; progress lines want to know what is behind it.
+  bool terminal = rank == 0 && ::isatty(STDERR_FILENO) == 1;
+  result["SMP_TERMINAL"] = terminal ? "1" : "0";
+  return result;
+}
+
+int exit_code(const process_group::result& x) {
+  if (x.interrupted)
+    return code_interrupted;
+  if (!x.cause)
+    return 0;
+  switch (x.code) {
+  case 2:
+  case 4:
+  case 5:
+  case code_interrupted:
+    return x.code;
+  default:
+    return code_rank_failed;
+  }
+}
+
+void print_cause(const process_group::result& x, const std::string& log_dir) {
+  if (!x.cause)
+    return;
+  auto line = fmt::format("smp: {}", x.cause.describe());
+  if (!x.last_words.empty())
+    line += fmt::format(": {}", x.last_words);
+  if (!log_dir.empty() && x.cause.rank != no_rank)
+    line +=
+      fmt::format("; its output: {}/log-{}.txt", log_dir, x.cause.rank.value);
+  fmt::print(stderr, "{}\n", line);
+}
+
+} // namespace
+
+int launch(const launch_options& x) {
+  if (x.ranks == 0)
+    throw error{error_code::config, "the number of ranks must be at least 1"};
+  auto run_id = make_run_id();
+  process_group::options group_options;
+  group_options.command = x.command;
+  if (x.command.empty()) {
+    group_options.command = own_command();
+    group_options.program = "/proc/self/exe";
+  }
+  group_options.size = x.ranks;
+  group_options.log_dir = x.log_dir;
+  group_options.grace = x.grace;
+  group_options.interrupt_grace = x.interrupt_grace;
+  supervisor_host* reporter = nullptr;
+  group_options.on_failure = [&](const failure& cause) {
+    reporter->report_down(cause);
+  };
+  process_group group{std::move(group_options)};
+  actor_host actors;
+  supervisor_host::options supervision;
+  supervision.world_size = x.ranks;
+  supervision.run_id = run_id;
+  supervision.on_rank_down = [&](const failure& cause) { group.report(cause); };
+  supervisor_host supervisor{actors, supervision};
+  reporter = &supervisor;
+  group.start([&](uint64_t rank) {
+    return variables_of(rank, x, run_id, supervisor.port());
+  });
+  auto result = group.run();
+  print_cause(result, x.log_dir);
+  return exit_code(result);
+}
+
+} // namespace smp

@@ -1,0 +1,48 @@
+#pragma once
+
+// One child process, from fork to waitpid.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+namespace smp {
+
+struct spawn_options {
+  /// Looked up in PATH if it has no slash.
+  std::string program;
+  /// argv, with the program's name in front.
+  std::vector<std::string> arguments;
+  /// Set on top of this process's variables.
+  std::map<std::string, std::string> environment;
+  /// File descriptors that become stdout and stderr; stdin is empty.
+  int out = 1;
+  int err = 2;
+};
+
+/// Starts a process that leads a process group of its own, inherits no other
+/// file descriptor, blocked or ignored signal, and is killed when the calling
+/// thread ends for whatever reason.
+/// @throws error (config) if the program cannot be executed
+pid_t spawn(const spawn_options& x);
+
+/// How a process ended.
+struct process_end {
+  /// Exit code, or 128 + signal.
+  int code = 0;
+  /// 0 unless a signal killed it.
+  int signal = 0;
+
+  /// @returns "exited with code 7", "killed by signal 9 (SIGKILL)"
+  std::string describe() const;
+};
+
+/// Takes note of the end of a child at once, or UCX and others would see a
+/// zombie as alive. What the child left in its process group is killed.
+/// @returns nothing while `pid` runs
+std::optional<process_end> reap(pid_t pid);
+
+} // namespace smp
