@@ -15,9 +15,6 @@ constexpr size_t local_effort = 15'000'000;
 constexpr size_t exhaustive_effort = 400'000;
 constexpr size_t exhaustive_nodes = 16;
 
-// Loads that differ by less count as equal where requests have no price.
-constexpr double slack = 0.02;
-
 class balanced_strategy {
 public:
   balanced_strategy(const partition_problem& p, const communication& crossing,
@@ -27,17 +24,20 @@ public:
   }
 
   assignment run() {
-    std::vector<assignment> starts{paper_};
-    for (double grain : {0.0, 1.0 / 16, 1.0 / 8, 1.0 / 4, 1.0 / 2, 1.0})
+    // Of equally good ones the first wins, so put the natural order first.
+    std::vector<assignment> starts;
+    for (double grain : {1.0, 1.0 / 2, 1.0 / 4, 1.0 / 8, 1.0 / 16, 0.0})
       starts.push_back(chain(grain / p_.devices));
     starts.push_back(largest_first());
+    starts.push_back(paper_);
     auto limit = score(p_, paper_, crossing_).predicted;
     auto result = search(starts, {crossing_});
     if (crossing_.request == 0 && crossing_.byte == 0) {
       auto best = score(p_, result, crossing_).predicted;
       starts.push_back(result);
       // A request is worth more than any load within the limit.
-      result = search(starts, {{1, 0}, std::min(limit, best * (1 + slack))});
+      auto most = best * (1 + crossing_.tolerance);
+      result = search(starts, {{1, 0}, std::min(limit, most)});
     }
     return score(p_, result, crossing_).predicted <= limit ? result : paper_;
   }

@@ -9,9 +9,6 @@ namespace smp {
 /// out the devices. This one starts from the paper's decision and from splits
 /// of the execution order into consecutive pieces, at several grains, and
 /// improves on them. Small trees are searched exhaustively.
-///
-/// Where `crossing` is all zero, assignments within two hundredths of the best
-/// largest load count as equal, and the one with the fewest requests is taken.
 /// @param paper the paper's decision
 /// @returns an assignment whose predicted time is not larger than `paper`'s.
 assignment balanced_partition(const partition_problem& p,

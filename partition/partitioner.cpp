@@ -25,8 +25,7 @@ partition_plan make_partition(const model_info& model,
   partition_problem problem{model, tree, costs, options.manual.devices,
                             fixed_devices(model, tree, options.manual)};
   auto paper = paper_partition(problem);
-  partition_plan result{tree, costs, options.manual.devices, {}, {}, {}, {}, {},
-                        {}};
+  partition_plan result{options, tree, costs, {}, {}, {}, {}, {}, {}};
   result.node_device = paper.devices;
   result.paper = score(problem, paper.devices, options.crossing);
   if (options.strategy == partition_strategy::balanced) {

@@ -21,14 +21,14 @@ struct partition_options {
   manual_options manual;
   double memory_weight = 0.8; // alpha
   partition_strategy strategy = partition_strategy::balanced;
-  communication crossing;
+  communication crossing = communication::untraced();
 };
 
 /// Where everything runs, and how good that is.
 struct partition_plan {
+  partition_options options;
   module_tree tree;
   cost_table costs;
-  uint32_t devices = 1;
   assignment node_device;
   assignment module_device; // by module id
   std::vector<double> loads; // per device, shares of the model's cost

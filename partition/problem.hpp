@@ -12,11 +12,16 @@ namespace smp {
 using assignment = std::vector<uint32_t>;
 
 /// What crossing from one device to another costs, as shares of the time that
-/// one device needs for a microbatch, forward and backward. All zero: only the
-/// balance of loads counts.
+/// one device needs for a microbatch, forward and backward.
 struct communication {
   double request = 0; // per call that crosses, there and back, both phases
   double byte = 0;    // per byte of such a call, both phases
+
+  /// Without prices the largest load counts alone. But costs have errors, and
+  /// an assignment that scatters small modules for the last percent would pay
+  /// for each with a request: loads within this share of the best count as
+  /// equal, and the one with the fewest requests is taken.
+  double tolerance = 0.02;
 
   /// @param step_seconds one microbatch on one device, forward and backward.
   static communication from_times(double step_seconds,
@@ -26,10 +31,9 @@ struct communication {
             2 / bytes_per_second / step_seconds};
   }
 
-  /// For costs that were not measured: their error is larger than what many
-  /// small pieces could gain, so a request must be worth a hundredth.
+  /// For costs that were guessed from parameter counts.
   static communication untraced() {
-    return {0.01, 0};
+    return {0, 0, 0.25};
   }
 };
 

@@ -42,7 +42,7 @@ double best_possible(const model_info& model, const partition_plan& plan,
   devices x(n);
   std::vector<double> loads;
   for (;;) {
-    loads.assign(plan.devices, 0);
+    loads.assign(plan.options.manual.devices, 0);
     double value = 0;
     for (size_t i = 0; i < n; ++i) {
       loads[x[i]] += own[i];
@@ -51,7 +51,7 @@ double best_possible(const model_info& model, const partition_plan& plan,
     best = std::min(best, value + *std::max_element(loads.begin(),
                                                     loads.end()));
     size_t i = 1; // the next assignment, as a number counts up
-    while (i < n && ++x[i] == plan.devices)
+    while (i < n && ++x[i] == plan.options.manual.devices)
       x[i++] = 0;
     if (i >= n)
       return best;

@@ -1,0 +1,367 @@
+#include "partition/print.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <set>
+
+namespace smp {
+
+namespace {
+
+constexpr size_t max_depth = 12;
+constexpr size_t max_reasons = 8;
+constexpr size_t max_bars = 4;
+constexpr double bar_width = 20;
+
+// -- text ---------------------------------------------------------------------
+
+std::string left(std::string x, size_t width) {
+  x.resize(std::max(x.size(), width), ' ');
+  return x;
+}
+
+std::string trimmed(std::string x) {
+  x.resize(x.find_last_not_of(' ') + 1);
+  return x;
+}
+
+std::string right(const std::string& x, size_t width) {
+  return std::string(width - std::min(width, x.size()), ' ') + x;
+}
+
+std::string format(const char* pattern, double x) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof(buffer), pattern, x);
+  return buffer;
+}
+
+std::string percent(double x) {
+  return format("%.1f %%", 100 * x);
+}
+
+/// "65,536", "3.15 M", "11.3 B", or "-" for none.
+std::string count(uint64_t x) {
+  if (x == 0)
+    return "-";
+  auto value = static_cast<double>(x);
+  if (value >= 1e12)
+    return format("%.3g T", value / 1e12);
+  if (value >= 1e9)
+    return format("%.3g B", value / 1e9);
+  if (value >= 1e6)
+    return format("%.3g M", value / 1e6);
+  auto result = std::to_string(x);
+  if (result.size() > 3)
+    result.insert(result.size() - 3, ",");
+  return result;
+}
+
+std::string bytes(uint64_t x) {
+  auto value = static_cast<double>(x);
+  if (value >= 1e9)
+    return format("%.3g GB", value / 1e9);
+  if (value >= 1e6)
+    return format("%.3g MB", value / 1e6);
+  return value >= 1e3 ? format("%.3g KB", value / 1e3)
+                      : std::to_string(x) + " bytes";
+}
+
+std::string calls(uint64_t x) {
+  return std::to_string(x) + (x == 1 ? " call" : " calls");
+}
+
+/// A bar of whole and eighth blocks.
+std::string bar(double share) {
+  static constexpr const char* parts[] = {"", "▏", "▎", "▍", "▌", "▋", "▊",
+                                          "▉"};
+  auto eighths = std::lround(share * bar_width * 8);
+  std::string result;
+  for (; eighths >= 8; eighths -= 8)
+    result += "█";
+  return result + parts[eighths];
+}
+
+/// The class without its namespaces and the suffix of LibTorch's bodies.
+std::string short_type(std::string x) {
+  auto end = x.find('<');
+  auto begin = x.find_last_of(":.", end);
+  if (begin != std::string::npos)
+    x.erase(0, begin + 1);
+  for (std::string suffix : {"_impl", "Impl"})
+    if (x.size() > suffix.size() && x.ends_with(suffix))
+      x.resize(x.size() - suffix.size());
+  return x;
+}
+
+// -- tree ---------------------------------------------------------------------
+
+struct line {
+  std::string name;
+  std::string type;
+  uint64_t parameters = 0;
+  double share = 0;
+  uint32_t device = 0;
+  std::string devices;
+};
+
+class printer {
+public:
+  printer(const model_info& model, const partition_plan& plan,
+          const print_options& options)
+    : model_(model),
+      plan_(plan),
+      options_(options),
+      uniform_(plan.tree.size(), true),
+      parameters_(plan.tree.size()) {
+    auto& tree = plan.tree;
+    for (size_t i = tree.size(); i-- > 0;) {
+      parameters_[i] += tree[i].parameters;
+      if (i == 0)
+        break;
+      auto up = tree[i].parent;
+      parameters_[up] += parameters_[i];
+      uniform_[up] = uniform_[up] && uniform_[i]
+                     && plan.node_device[i] == plan.node_device[up];
+    }
+  }
+
+  std::string run() {
+    print_head();
+    print_tree();
+    print_loads();
+    print_reasons();
+    return std::move(out_);
+  }
+
+private:
+  // -- lines of the tree ------------------------------------------------------
+
+  void print_head() {
+    auto& x = plan_.options;
+    auto devices = x.manual.devices;
+    out_ += "partition: " + std::to_string(model_.size()) + " modules over "
+            + std::to_string(devices) + (devices == 1 ? " device" : " devices");
+    if (!x.manual.automatic)
+      out_ += ", placed by hand";
+    else
+      out_ += std::string{x.strategy == partition_strategy::paper
+                            ? ", strategy paper"
+                            : ", strategy balanced"}
+              + format(", memory weight %g", x.memory_weight);
+    out_ += '\n';
+  }
+
+  void print_tree() {
+    auto lines = collect(max_depth);
+    for (auto depth = max_depth; lines.size() > options_.max_lines && depth > 1;)
+      lines = collect(--depth);
+    size_t hidden = 0;
+    if (lines.size() > options_.max_lines) {
+      hidden = lines.size() - options_.max_lines;
+      lines.resize(options_.max_lines);
+    }
+    line head{"module", "type", 0, 0, 0, "device"};
+    size_t names = head.name.size();
+    size_t types = head.type.size();
+    size_t devices = head.devices.size();
+    for (auto& x : lines) {
+      names = std::max(names, x.name.size());
+      types = std::max(types, x.type.size());
+      devices = std::max(devices, x.devices.size());
+    }
+    auto start = [&](const line& x) {
+      return "  " + left(x.name, names) + "  " + left(x.type, types) + "  ";
+    };
+    out_ += start(head) + "parameters     cost  device\n";
+    for (auto& x : lines)
+      out_ += start(x) + right(count(x.parameters), 10) + "  "
+              + right(percent(x.share), 7) + "  "
+              + paint(x.device, trimmed(left(x.devices, devices) + "  "
+                                        + bar(x.share)))
+              + '\n';
+    if (hidden > 0)
+      out_ += "  and " + std::to_string(hidden) + " more\n";
+  }
+
+  std::vector<line> collect(size_t depth) const {
+    std::vector<line> result;
+    add(result, std::vector<size_t>{0}, 0, depth);
+    return result;
+  }
+
+  /// Adds the line of some equal siblings, and of what is below if it is on
+  /// several devices.
+  void add(std::vector<line>& lines, const std::vector<size_t>& nodes,
+           size_t level, size_t depth) const {
+    auto& tree = plan_.tree;
+    line x;
+    auto first = nodes.front();
+    x.name = std::string(2 * level, ' ') + label(nodes);
+    x.type = short_type(type_of(first));
+    if (nodes.size() > 1)
+      x.type = std::to_string(nodes.size()) + " x " + x.type;
+    x.device = plan_.node_device[first];
+    auto open = !uniform_[first] && level < depth;
+    std::set<uint32_t> devices{x.device};
+    exact_cost cost = 0;
+    for (auto i : nodes) {
+      x.parameters += parameters_[i];
+      cost += plan_.costs.subtree(i);
+      if (!open)
+        devices.insert(plan_.node_device.begin() + i,
+                       plan_.node_device.begin() + tree[i].subtree_end);
+    }
+    x.share = plan_.costs.share(cost);
+    x.devices = list(devices);
+    lines.push_back(std::move(x));
+    if (!open)
+      return;
+    auto& children = tree[first].children;
+    for (size_t i = 0; i < children.size();) {
+      std::vector<size_t> alike{children[i++]};
+      while (i < children.size() && continues(alike, children[i]))
+        alike.push_back(children[i++]);
+      add(lines, alike, level + 1, depth);
+    }
+  }
+
+  /// Is `next` of the kind of the nodes before it, and where they are?
+  bool continues(const std::vector<size_t>& nodes, size_t next) const {
+    auto last = nodes.back();
+    return uniform_[last] && uniform_[next]
+           && plan_.node_device[last] == plan_.node_device[next]
+           && type_of(last) == type_of(next)
+           && number_of(last) >= 0 && number_of(next) == number_of(last) + 1;
+  }
+
+  std::string type_of(size_t node) const {
+    return model_[plan_.tree[node].modules[0].value].type;
+  }
+
+  /// @returns the number at the end of the name, or -1.
+  int64_t number_of(size_t node) const {
+    auto& path = model_[plan_.tree[node].modules[0].value].path;
+    auto digits = path.substr(path.find_last_not_of("0123456789") + 1);
+    return digits.empty() || digits.size() > 9 ? -1 : std::stoll(digits);
+  }
+
+  /// The name as seen from the parent, "wte = lm_head" for modules that share
+  /// parameters, "h.0-3" for a run of siblings.
+  std::string label(const std::vector<size_t>& nodes) const {
+    auto first = nodes.front();
+    if (first == 0)
+      return "model";
+    auto result = relative(first, plan_.tree[first].modules[0]);
+    if (nodes.size() > 1)
+      return result + "-" + std::to_string(number_of(nodes.back()));
+    auto names = partners_of(first);
+    if (names.size() > 2)
+      return result + " and " + std::to_string(names.size())
+             + " that share with it";
+    for (auto x : names)
+      result += " = " + relative(first, x);
+    return result;
+  }
+
+  std::string relative(size_t node, module_id x) const {
+    auto up = plan_.tree[node].parent;
+    auto prefix = model_[plan_.tree[up].modules[0].value].path + ".";
+    auto& path = model_[x.value].path;
+    return prefix.size() > 1 && path.starts_with(prefix)
+             ? path.substr(prefix.size())
+             : path;
+  }
+
+  /// Modules of the node that are there because they share a tensor.
+  std::vector<module_id> partners_of(size_t node) const {
+    std::vector<module_id> result;
+    auto& xs = plan_.tree[node].modules;
+    if (xs.size() == 1)
+      return result;
+    for (auto& merge : plan_.tree.merges())
+      if (merge.what != merge_reason::kind::not_interceptable
+          && plan_.tree.node_of(merge.module) == node
+          && std::find(result.begin(), result.end(), merge.module)
+               == result.end())
+        result.push_back(merge.module);
+    return result;
+  }
+
+  // -- loads and reasons ------------------------------------------------------
+
+  void print_loads() {
+    auto& xs = plan_.loads;
+    auto many = xs.size() > max_bars;
+    for (size_t i = 0; i < xs.size(); ++i) {
+      auto device = static_cast<uint32_t>(i);
+      auto text = right(std::to_string(i), 3) + right(percent(xs[i]), 8);
+      if (!many)
+        text = trimmed(text + "  " + bar(xs[i]));
+      if (!many || i % 5 == 0)
+        out_ += i == 0 ? "load of" : "       ";
+      out_ += paint(device, text)
+              + (!many || i % 5 == 4 || i + 1 == xs.size() ? "\n" : "  ");
+    }
+    auto& x = plan_.score;
+    out_ += "largest load " + percent(x.max_load) + " (even would be "
+            + percent(1 / static_cast<double>(xs.size())) + "), "
+            + calls(x.requests)
+            + (x.requests == 1 ? " crosses" : " cross")
+            + " per microbatch and phase";
+    if (x.bytes > 0)
+      out_ += " with " + bytes(x.bytes);
+    out_ += '\n';
+    auto& y = plan_.paper;
+    if (plan_.options.strategy == partition_strategy::balanced
+        && plan_.options.manual.automatic
+        && std::pair{x.max_load, x.requests} != std::pair{y.max_load, y.requests})
+      out_ += "strategy paper: largest load " + percent(y.max_load) + ", "
+              + calls(y.requests) + "\n";
+  }
+
+  void print_reasons() {
+    auto& xs = plan_.reasons;
+    auto shown = xs.size() > max_reasons ? max_reasons - 1 : xs.size();
+    for (size_t i = 0; i < shown; ++i)
+      out_ += "note: " + xs[i] + "\n";
+    if (shown < xs.size())
+      out_ += "note: and " + std::to_string(xs.size() - shown)
+              + " more of this kind\n";
+  }
+
+  /// "0", "0-3", "0,2,5"
+  static std::string list(const std::set<uint32_t>& xs) {
+    auto span = *xs.rbegin() - *xs.begin() + 1;
+    if (span == xs.size() && span > 2)
+      return std::to_string(*xs.begin()) + "-" + std::to_string(*xs.rbegin());
+    std::string result;
+    for (auto x : xs)
+      result += (result.empty() ? "" : ",") + std::to_string(x);
+    return result;
+  }
+
+  std::string paint(uint32_t device, const std::string& x) const {
+    static constexpr int colours[] = {36, 33, 35, 32, 34, 31};
+    if (!options_.colour)
+      return x;
+    return "\x1b[" + std::to_string(colours[device % std::size(colours)]) + "m"
+           + x + "\x1b[0m";
+  }
+
+  const model_info& model_;
+  const partition_plan& plan_;
+  const print_options& options_;
+  std::vector<bool> uniform_;         // is the subtree on one device?
+  std::vector<uint64_t> parameters_;  // of subtrees
+  std::string out_;
+};
+
+} // namespace
+
+std::string print_partition(const model_info& model, const partition_plan& plan,
+                            const print_options& options) {
+  return printer{model, plan, options}.run();
+}
+
+} // namespace smp

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "partition/partitioner.hpp"
+
+namespace smp {
+
+struct print_options {
+  bool colour = false;   // ANSI escapes, one colour per device
+  size_t max_lines = 20; // of the tree; deeper levels are folded to fit
+};
+
+/// Shows a decision to people: the tree with parameters, share of the cost and
+/// device, the load of each device, and what may surprise. What is on one
+/// device is one line, and so are equal neighbours ("h.0-3").
+/// @returns some lines, each with its end of line.
+std::string print_partition(const model_info& model, const partition_plan& plan,
+                            const print_options& options = {});
+
+} // namespace smp
