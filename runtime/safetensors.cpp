@@ -441,7 +441,8 @@ safetensors_file read_safetensors(const std::string& path) {
   auto data_size = file_size - prefix_size - text.size();
   safetensors_file result;
   std::vector<described_tensor> described;
-  for (auto& [name, x] : parse_header(text, e).items()) {
+  auto header = parse_header(text, e);
+  for (auto& [name, x] : header.items()) {
     if (name == "__metadata__")
       result.metadata = parse_metadata(x, e);
     else
