@@ -134,7 +134,12 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::run_step)
 
 // -- type ids: append only, all ranks run the same build ----------------------
 
+// The types of the first handshake come first: two builds that number the
+// others differently still understand each other so far as to say so.
+
 CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
+  CAF_ADD_TYPE_ID(smp, (smp::member))
+  CAF_ADD_TYPE_ID(smp, (smp::welcome))
   CAF_ADD_TYPE_ID(smp, (smp::rank_id))
   CAF_ADD_TYPE_ID(smp, (smp::failure))
   CAF_ADD_TYPE_ID(smp, (smp::request))
@@ -153,8 +158,6 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_TYPE_ID(smp, (smp::context_status))
   CAF_ADD_TYPE_ID(smp, (smp::server_status))
   CAF_ADD_TYPE_ID(smp, (smp::scheduler_status))
-  CAF_ADD_TYPE_ID(smp, (smp::member))
-  CAF_ADD_TYPE_ID(smp, (smp::welcome))
   CAF_ADD_TYPE_ID(smp, (smp::member_status))
   CAF_ADD_TYPE_ID(smp, (smp::supervisor_status))
   CAF_ADD_ATOM(smp, smp, status_atom)

@@ -40,11 +40,19 @@ public:
     /// 0: any free port.
     uint16_t port = 0;
     std::chrono::milliseconds join_limit{30000};
-    /// A rank is lost (first cause first). Any thread; must not block.
+    /// A connection breaks before the launcher knows why the process ended:
+    /// how long a loss waits for `report_down`. 0 where nobody watches.
+    std::chrono::milliseconds report_grace{300};
+    /// A rank is lost, or refused (first cause first). Any thread; must not
+    /// block.
     std::function<void(const failure&)> on_rank_down;
   };
 
+  /// @throws error (config) if the address is not loopback, (transport) if
+  /// nothing can listen there
   supervisor_host(actor_host& host, options x);
+
+  /// Unless a rank was lost, lets the others say goodbye first (at most 2 s).
   ~supervisor_host();
 
   uint16_t port() const;
