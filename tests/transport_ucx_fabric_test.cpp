@@ -1,0 +1,273 @@
+// ctest: timeout=120 processors=2
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/cluster.hpp"
+#include "tests/support/payloads.hpp"
+#include "transport/ucx/wire.hpp"
+#include "transport/ucx/worker.hpp"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+using namespace smp;
+using namespace smp::test;
+using namespace smp::ucx;
+
+namespace {
+
+/// Speaks UCX to a fabric of rank 0 as rank 1 of 3 would, or would not.
+class stranger {
+public:
+  stranger() : worker_{cluster::options_for("tcp")},
+               rank_{rank_id{0}, 3, cluster::options_for("tcp")} {
+    auto other = worker_.address();
+    rank_.start({"", other, other}, heard_);
+    auto address = rank_.address();
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
+                        | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    check(ucp_ep_create(worker_.get(), &params, &endpoint_), "endpoint");
+  }
+
+  ~stranger() {
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+    finish(ucp_ep_close_nbx(endpoint_, &param));
+    rank_.stop(std::chrono::seconds{0});
+  }
+
+  void send(const std::vector<std::byte>& header,
+            const std::vector<std::byte>& data = {}) {
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = UCP_AM_SEND_FLAG_EAGER;
+    finish(ucp_am_send_nbx(endpoint_, 0, header.data(), header.size(),
+                           data.data(), data.size(), &param));
+  }
+
+  /// Drives UCX until `done` or the deadline.
+  bool progress_until(const std::function<bool()>& done) {
+    auto deadline = std::chrono::steady_clock::now() + patience;
+    while (!done()) {
+      if (std::chrono::steady_clock::now() > deadline)
+        return false;
+      ucp_worker_progress(worker_.get());
+    }
+    return true;
+  }
+
+  ucx_fabric& rank() {
+    return rank_;
+  }
+
+  recorder& heard() {
+    return heard_;
+  }
+
+private:
+  void finish(ucs_status_ptr_t request) {
+    if (!UCS_PTR_IS_PTR(request))
+      return;
+    progress_until([&] {
+      return ucp_request_check_status(request) != UCS_INPROGRESS;
+    });
+    ucp_request_free(request);
+  }
+
+  worker worker_;
+  recorder heard_;
+  ucx_fabric rank_;
+  ucp_ep_h endpoint_ = nullptr;
+};
+
+unit_header header_of(unit_kind kind) {
+  unit_header result;
+  result.kind = kind;
+  result.from = 1;
+  return result;
+}
+
+std::vector<std::byte> bytes_of(const unit_header& x,
+                                const std::vector<std::byte>& more = {}) {
+  std::vector<std::byte> result(sizeof x + more.size());
+  std::memcpy(result.data(), &x, sizeof x);
+  std::copy(more.begin(), more.end(), result.begin() + sizeof x);
+  return result;
+}
+
+std::vector<std::byte> described(std::vector<tensor_ref> tensors) {
+  return write_description(make_message("x", std::move(tensors)), 0);
+}
+
+unit_header chunk_of(uint32_t tensor, uint64_t offset, uint64_t size) {
+  auto result = header_of(unit_kind::chunk);
+  result.data = data_kind::bytes;
+  result.tensor = tensor;
+  result.offset = offset;
+  result.tensor_size = size;
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("what no rank of the run sends is dropped and counted",
+          "[transport][ucx]") {
+  stranger s;
+  auto unknown = header_of(unit_kind::description);
+  unknown.from = 3;
+  auto oneself = header_of(unit_kind::description);
+  oneself.from = 0;
+  s.send(to_bytes("GET / HTTP/1.1"));
+  s.send(bytes_of(unknown));
+  s.send(bytes_of(oneself));
+  CHECK(s.progress_until(
+    [&] { return s.rank().stats().messages_refused == 3; }));
+  // A correct one still arrives.
+  s.send(bytes_of(header_of(unit_kind::description), described({})));
+  CHECK(s.progress_until([&] { return s.heard().messages().size() == 1; }));
+  CHECK(s.heard().losses().empty());
+}
+
+TEST_CASE("a rank that breaks the protocol is cut off with the reason",
+          "[transport][ucx]") {
+  stranger s;
+  std::string expected;
+  auto data = std::vector<std::byte>(100);
+  auto large = make_tensor(10000, 1);
+  SECTION("a description that cannot be read") {
+    s.send(bytes_of(header_of(unit_kind::description), to_bytes("rubbish")));
+    expected = "do not describe a message";
+  }
+  SECTION("a long description that cannot be read") {
+    auto header = header_of(unit_kind::long_description);
+    header.data = data_kind::bytes;
+    s.send(bytes_of(header), to_bytes("rubbish"));
+    expected = "do not describe a message";
+  }
+  SECTION("a part beyond its tensor") {
+    s.send(bytes_of(chunk_of(0, 9950, 10000)), data);
+    expected = "beyond its tensor";
+  }
+  SECTION("a part whose end overflows") {
+    s.send(bytes_of(chunk_of(0, ~uint64_t{0}, 10000)), data);
+    expected = "beyond its tensor";
+  }
+  SECTION("a tensor of an absurd size") {
+    s.send(bytes_of(chunk_of(0, 0, ~uint64_t{0})), data);
+    expected = "beyond its tensor";
+  }
+  SECTION("parts that differ about the size") {
+    s.send(bytes_of(chunk_of(0, 0, 10000)), data);
+    s.send(bytes_of(chunk_of(0, 100, 20000)), data);
+    expected = "differ about the size";
+  }
+  SECTION("more bytes than the tensor has") {
+    s.send(bytes_of(chunk_of(0, 0, 150)), data);
+    s.send(bytes_of(chunk_of(0, 0, 150)), data);
+    expected = "twice";
+  }
+  SECTION("one message described twice") {
+    s.send(bytes_of(header_of(unit_kind::description), described({large})));
+    s.send(bytes_of(header_of(unit_kind::description), described({large})));
+    expected = "twice";
+  }
+  SECTION("parts of another tensor than described") {
+    s.send(bytes_of(header_of(unit_kind::description), described({large})));
+    s.send(bytes_of(chunk_of(1, 0, 100)), data);
+    expected = "do not fit";
+  }
+  REQUIRE(s.progress_until([&] { return !s.heard().losses().empty(); }));
+  auto why = s.heard().losses()[0];
+  CHECK(why.code == error_code::protocol);
+  CHECK(why.rank == rank_id{1});
+  CHECK_THAT(why.text, Catch::Matchers::ContainsSubstring(expected));
+  CHECK(s.heard().messages().empty());
+}
+
+TEST_CASE("the parts of a message may come before its description",
+          "[transport][ucx]") {
+  stranger s;
+  auto bytes = pattern(10000, 1);
+  auto part = [&](size_t from, size_t size) {
+    auto first = bytes.begin() + static_cast<ptrdiff_t>(from);
+    return std::vector<std::byte>(first,
+                                  first + static_cast<ptrdiff_t>(size));
+  };
+  s.send(bytes_of(chunk_of(0, 6000, 10000)), part(6000, 4000));
+  s.send(bytes_of(header_of(unit_kind::description),
+                  described({make_tensor(bytes)})));
+  s.send(bytes_of(chunk_of(0, 0, 10000)), part(0, 6000));
+  REQUIRE(s.progress_until([&] { return s.heard().messages().size() == 1; }));
+  CHECK(same_bytes(s.heard().messages()[0].second.body.tensors[0], bytes));
+}
+
+TEST_CASE("tcp listens on the loopback interface only, whatever the user's "
+          "environment says",
+          "[transport][ucx]") {
+  ::setenv("UCX_NET_DEVICES", "all", 1);
+  ucx_fabric rank{rank_id{0}, 2, cluster::options_for("tcp")};
+  ::unsetenv("UCX_NET_DEVICES");
+  size_t listening = 0;
+  for (auto& entry : std::filesystem::directory_iterator{"/proc/self/fd"}) {
+    auto fd = std::stoi(entry.path().filename());
+    int accepts = 0;
+    socklen_t size = sizeof accepts;
+    sockaddr_storage address{};
+    socklen_t address_size = sizeof address;
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &size) != 0
+        || accepts == 0
+        || ::getsockname(fd, reinterpret_cast<sockaddr*>(&address),
+                         &address_size)
+             != 0
+        || address.ss_family != AF_INET)
+      continue;
+    ++listening;
+    auto ip = ntohl(reinterpret_cast<sockaddr_in&>(address).sin_addr.s_addr);
+    CHECK(ip >> 24 == 127);
+  }
+  CHECK(listening > 0);
+}
+
+TEST_CASE("transports that do not exist are an error that names them",
+          "[transport][ucx]") {
+  ucx_options options;
+  options.transports = "carrier_pigeon";
+  CHECK_THROWS_WITH((ucx_fabric{rank_id{0}, 2, options}),
+                    Catch::Matchers::ContainsSubstring("carrier_pigeon"));
+}
+
+TEST_CASE("a fabric that was never started refuses to send and stops",
+          "[transport][ucx]") {
+  recorder heard;
+  ucx_fabric rank{rank_id{0}, 2, cluster::options_for("shm")};
+  rank.send(rank_id{1}, make_message("x"), heard.on_sent());
+  CHECK(heard.send_failures().size() == 1);
+  CHECK_THROWS_AS(rank.start({"only one"}, heard), error);
+  rank.stop(std::chrono::seconds{1});
+}
+
+TEST_CASE("received blocks are used again", "[transport][ucx]") {
+  cluster c{"shm", 2};
+  std::vector<const void*> places;
+  for (size_t i = 0; i < 3; ++i) {
+    c.at(0).send(rank_id{1}, make_message("x", {make_tensor(1 << 20, i)}));
+    REQUIRE(c.heard(1).wait_messages(1));
+    places.push_back(c.heard(1).take_messages()[0].second.body.tensors[0].data);
+  }
+  CHECK(places[0] == places[1]);
+  CHECK(places[0] == places[2]);
+}

@@ -1,0 +1,389 @@
+// ctest: timeout=120 label=multiprocess
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/child_process.hpp"
+#include "tests/support/cluster.hpp"
+#include "tests/support/payloads.hpp"
+
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+constexpr const char* child_case = "a rank in a process of its own";
+
+// -- addresses ----------------------------------------------------------------
+// A packet holds all addresses: u32 size and bytes of each.
+
+std::string join_addresses(const std::vector<std::string>& xs) {
+  std::string result;
+  for (auto& x : xs) {
+    auto size = static_cast<uint32_t>(x.size());
+    result.append(reinterpret_cast<const char*>(&size), sizeof size);
+    result += x;
+  }
+  return result;
+}
+
+std::vector<std::string> split_addresses(const std::string& x) {
+  std::vector<std::string> result;
+  for (size_t i = 0; i < x.size();) {
+    uint32_t size = 0;
+    std::memcpy(&size, x.data() + i, sizeof size);
+    result.push_back(x.substr(i + sizeof size, size));
+    i += sizeof size + size;
+  }
+  return result;
+}
+
+// -- the world: rank 0 is this process, the others are children ---------------
+
+struct world {
+  world(const std::string& kind, uint64_t size, const std::string& role,
+        const std::map<std::string, std::string>& more = {})
+    : rank{rank_id{0}, size, cluster::options_for(kind)} {
+    for (uint64_t i = 1; i < size; ++i) {
+      auto environment = more;
+      environment["SMP_TEST_RANK"] = std::to_string(i);
+      environment["SMP_TEST_SIZE"] = std::to_string(size);
+      environment["SMP_TEST_KIND"] = kind;
+      environment["SMP_TEST_ROLE"] = role;
+      others.push_back(
+        std::make_unique<child_process>(child_case, environment));
+    }
+    std::vector<std::string> addresses{rank.address()};
+    for (auto& x : others) {
+      auto address = x->hear();
+      REQUIRE(address);
+      addresses.push_back(*address);
+    }
+    for (auto& x : others)
+      x->tell(join_addresses(addresses));
+    rank.start(addresses, heard);
+    for (auto& x : others)
+      REQUIRE(x->hear() == "ready");
+  }
+
+  ~world() {
+    rank.stop(std::chrono::seconds{0});
+  }
+
+  child_process& other(uint64_t x = 1) {
+    return *others[x - 1];
+  }
+
+  /// Ends all in order.
+  void finish() {
+    for (auto& x : others)
+      x->tell("quit");
+    rank.stop(std::chrono::seconds{10});
+    for (auto& x : others)
+      CHECK(x->join() == 0);
+    CHECK(heard.losses().empty());
+  }
+
+  recorder heard;
+  std::vector<std::unique_ptr<child_process>> others;
+  ucx_fabric rank;
+};
+
+double cpu_seconds() {
+  rusage x{};
+  ::getrusage(RUSAGE_SELF, &x);
+  auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec)
+           + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(x.ru_utime) + seconds(x.ru_stime);
+}
+
+std::string variable(const char* name) {
+  auto result = std::getenv(name);
+  return result != nullptr ? result : "";
+}
+
+/// Size of the i-th message of an exchange of all with all.
+uint64_t mixed_size(uint64_t i) {
+  uint64_t sizes[] = {0, 100, 5000, 70000, 300000};
+  return sizes[i % 5] + i;
+}
+
+constexpr uint64_t mixed_count = 40;
+
+/// Sends to all others, then checks what came from them.
+std::string all_to_all(fabric& f, recorder& heard, uint64_t size) {
+  auto self = f.self().value;
+  for (uint64_t i = 0; i < mixed_count; ++i)
+    for (uint64_t to = 0; to < size; ++to)
+      f.send(rank_id{to},
+             make_message(std::to_string(i),
+                          {make_tensor(mixed_size(i), 100 * self + to + i)}),
+             heard.on_sent());
+  if (!heard.wait_messages(mixed_count * size)
+      || !heard.wait_sent(mixed_count * size))
+    return "not all came";
+  std::set<std::pair<uint64_t, std::string>> seen;
+  for (auto& [from, x] : heard.take_messages()) {
+    auto text = to_text(x.body.bytes);
+    auto i = std::stoull(text);
+    if (!same_bytes(x.body.tensors.at(0),
+                    pattern(mixed_size(i), 100 * from.value + self + i)))
+      return "wrong bytes in message " + text;
+    seen.emplace(from.value, text);
+  }
+  return seen.size() == mixed_count * size ? "all came" : "some came twice";
+}
+
+/// A rank that answers each message with its contents.
+struct echo : fabric_listener {
+  void on_message(rank_id from, message x) override {
+    rank->send(from, std::move(x));
+  }
+
+  void on_peer_lost(const failure&) override {
+    // nop
+  }
+
+  fabric* rank = nullptr;
+};
+
+} // namespace
+
+TEST_CASE("a rank in a process of its own", "[.child]") {
+  if (!parent_process::exists())
+    SKIP("only as a child of another test");
+  parent_process parent;
+  auto size = std::stoull(variable("SMP_TEST_SIZE"));
+  auto role = variable("SMP_TEST_ROLE");
+  recorder heard;
+  echo echoing;
+  ucx_fabric rank{rank_id{std::stoull(variable("SMP_TEST_RANK"))}, size,
+                  cluster::options_for(variable("SMP_TEST_KIND"))};
+  echoing.rank = &rank;
+  parent.tell(rank.address());
+  auto addresses = split_addresses(parent.hear());
+  if (role == "echo")
+    rank.start(addresses, echoing);
+  else
+    rank.start(addresses, heard);
+  parent.tell("ready");
+  if (role == "flood") {
+    // Keeps several messages under way until it is killed.
+    auto tensor
+      = make_tensor(std::stoull(variable("SMP_TEST_BYTES")), 1);
+    for (size_t i = 0;; ++i) {
+      rank.send(rank_id{0}, make_message("x", {tensor}), heard.on_sent());
+      if (i > 20)
+        REQUIRE(heard.wait_sent(i - 20));
+    }
+  }
+  if (role == "all_to_all")
+    parent.tell(all_to_all(rank, heard, size));
+  for (std::string x; x != "quit";) {
+    x = parent.hear();
+    if (x == "transports")
+      parent.tell(rank.transports_to(rank_id{0}));
+  }
+  rank.stop(std::chrono::seconds{10});
+}
+
+TEST_CASE("tensors of any size come back from another process",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  world w{kind, 2, "echo"};
+  std::vector<uint64_t> sizes{0,     1,       8192,     8257,    65536,
+                              1 << 20, 33 << 20, 80 << 20};
+  for (auto size : sizes)
+    w.rank.send(rank_id{1},
+                make_message(std::to_string(size),
+                             {make_tensor(size, size)}));
+  REQUIRE(w.heard.wait_messages(sizes.size()));
+  std::multiset<uint64_t> seen;
+  for (auto& [from, x] : w.heard.take_messages()) {
+    auto size = std::stoull(to_text(x.body.bytes));
+    CHECK(same_bytes(x.body.tensors.at(0), pattern(size, size)));
+    seen.insert(size);
+  }
+  CHECK(seen == std::multiset<uint64_t>(sizes.begin(), sizes.end()));
+  w.finish();
+}
+
+TEST_CASE("many tensors come back from another process",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  world w{kind, 2, "echo"};
+  std::vector<tensor_ref> tensors;
+  for (uint64_t i = 0; i < 300; ++i)
+    tensors.push_back(make_tensor(mixed_size(i), i));
+  w.rank.send(rank_id{1}, make_message("many", tensors));
+  REQUIRE(w.heard.wait_messages(1));
+  auto got = w.heard.take_messages()[0].second.body.tensors;
+  REQUIRE(got.size() == tensors.size());
+  for (uint64_t i = 0; i < got.size(); ++i)
+    REQUIRE(same_bytes(got[i], pattern(mixed_size(i), i)));
+  w.finish();
+}
+
+TEST_CASE("four processes talk to all at once", "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  world w{kind, 4, "all_to_all"};
+  CHECK(all_to_all(w.rank, w.heard, 4) == "all came");
+  for (auto& x : w.others)
+    CHECK(x->hear() == "all came");
+  w.finish();
+}
+
+TEST_CASE("ranks of one machine talk through shared memory",
+          "[transport][ucx]") {
+  world w{"shm", 2, "echo"};
+  auto here = w.rank.transports_to(rank_id{1});
+  CHECK_THAT(here, Catch::Matchers::ContainsSubstring("posix"));
+  CHECK_THAT(here, Catch::Matchers::ContainsSubstring("cma"));
+  w.other().tell("transports");
+  CHECK(w.other().hear() == here);
+  w.finish();
+}
+
+TEST_CASE("the user's environment wins over the defaults",
+          "[transport][ucx]") {
+  // Both sides must agree, so this process is a bystander here.
+  world w{"tcp", 2, "echo", {{"UCX_TLS", "self,tcp"},
+                             {"UCX_TCP_TX_SEG_SIZE", "64K"}}};
+  w.other().tell("transports");
+  CHECK(w.other().hear() == "tcp");
+  w.finish();
+}
+
+TEST_CASE("a rank that is killed while it receives is lost in 2 seconds",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  auto bytes = GENERATE(as<uint64_t>{}, 100, 8 << 20);
+  CAPTURE(kind, bytes);
+  world w{kind, 2, "sink"};
+  auto tensor = make_tensor(bytes, 1);
+  size_t count = 0;
+  auto send = [&] {
+    w.rank.send(rank_id{1}, make_message("x", {tensor}), w.heard.on_sent());
+    ++count;
+  };
+  for (int i = 0; i < 30; ++i)
+    send();
+  REQUIRE(w.heard.wait_sent(1));
+  // Stopped first, so that some are certainly under way when it dies.
+  w.other().signal(SIGSTOP);
+  for (int i = 0; i < 300; ++i)
+    send();
+  w.other().signal(SIGKILL);
+  REQUIRE(w.heard.wait_losses(1, std::chrono::seconds{2}));
+  auto why = w.heard.losses()[0];
+  CHECK(why.code == error_code::rank_down);
+  CHECK(why.rank == rank_id{1});
+  send();
+  REQUIRE(w.heard.wait_sent(count));
+  for (auto& x : w.heard.send_failures()) {
+    CHECK(x.code == error_code::rank_down);
+    CHECK(x.rank == rank_id{1});
+  }
+  CHECK(w.heard.send_failures().size() > 0);
+  CHECK(w.heard.losses().size() == 1);
+}
+
+TEST_CASE("a rank that is killed while it sends is lost in 2 seconds",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  auto bytes = GENERATE(as<std::string>{}, "100", "33554432");
+  CAPTURE(kind, bytes);
+  world w{kind, 2, "flood", {{"SMP_TEST_BYTES", bytes}}};
+  REQUIRE(w.heard.wait_messages(30));
+  w.other().signal(SIGKILL);
+  REQUIRE(w.heard.wait_losses(1, std::chrono::seconds{2}));
+  CHECK(w.heard.losses()[0].code == error_code::rank_down);
+  // What was told last is whole.
+  auto last = w.heard.take_messages().back().second;
+  CHECK(same_bytes(last.body.tensors.at(0), pattern(std::stoull(bytes), 1)));
+}
+
+TEST_CASE("a loss that others report ends what is in flight to a hung rank",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  world w{kind, 2, "sink"};
+  w.other().signal(SIGSTOP);
+  auto small = make_tensor(100, 1);
+  auto large = make_tensor(8 << 20, 1);
+  for (int i = 0; i < 300; ++i) {
+    w.rank.send(rank_id{1}, make_message("x", {small}), w.heard.on_sent());
+    w.rank.send(rank_id{1}, make_message("x", {large}), w.heard.on_sent());
+  }
+  failure why{error_code::rank_down, rank_id{1}, {}, "no heartbeat"};
+  w.rank.peer_lost(why);
+  REQUIRE(w.heard.wait_sent(600, std::chrono::seconds{2}));
+  REQUIRE(w.heard.wait_losses(1, std::chrono::seconds{2}));
+  CHECK(w.heard.losses() == std::vector<failure>{why});
+  for (auto& x : w.heard.send_failures())
+    CHECK(x == why);
+}
+
+TEST_CASE("a hung rank keeps nobody busy, and goes on when it wakes",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  world w{kind, 2, "echo"};
+  w.rank.send(rank_id{1}, make_message("x"));
+  REQUIRE(w.heard.wait_messages(1));
+  w.other().signal(SIGSTOP);
+  auto large = make_tensor(8 << 20, 1);
+  for (int i = 0; i < 2000; ++i)
+    w.rank.send(rank_id{1}, make_message("x"), w.heard.on_sent());
+  for (int i = 0; i < 12; ++i)
+    w.rank.send(rank_id{1}, make_message("x", {large}), w.heard.on_sent());
+  auto before = cpu_seconds();
+  constexpr std::chrono::milliseconds window{1500};
+  CHECK_FALSE(w.heard.wait_sent(2012, window));
+  CHECK(cpu_seconds() - before < 0.3 * 1.5);
+  w.other().signal(SIGCONT);
+  CHECK(w.heard.wait_messages(2013));
+  CHECK(w.heard.losses().empty());
+  w.finish();
+}
+
+TEST_CASE("two connected ranks that are silent cost next to nothing",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  world w{kind, 2, "echo"};
+  w.rank.send(rank_id{1}, make_message("x"));
+  REQUIRE(w.heard.wait_messages(1));
+  auto before = cpu_seconds();
+  CHECK_FALSE(w.heard.wait_messages(2, std::chrono::seconds{2}));
+  CHECK(cpu_seconds() - before < 0.02 * 2);
+  CHECK(w.heard.losses().empty());
+  w.finish();
+}
+
+TEST_CASE("a rank that leaves in order is no loss", "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  world w{kind, 2, "echo"};
+  w.rank.send(rank_id{1}, make_message("x"));
+  REQUIRE(w.heard.wait_messages(1));
+  w.other().tell("quit");
+  CHECK(w.other().join() == 0);
+  // Longer than the keepalive takes to notice an end.
+  CHECK_FALSE(w.heard.wait_losses(1, std::chrono::milliseconds{1500}));
+}
