@@ -194,4 +194,9 @@ std::optional<process_end> reap(pid_t pid) {
   return process_end{WEXITSTATUS(status), 0};
 }
 
+void reap_group(pid_t pid) {
+  while (::waitpid(-pid, nullptr, 0) > 0 || errno == EINTR)
+    ; // nop
+}
+
 } // namespace smp

@@ -45,4 +45,8 @@ struct process_end {
 /// @returns nothing while `pid` runs
 std::optional<process_end> reap(pid_t pid);
 
+/// Waits until nothing that `reap` killed in the process group is left.
+/// @pre this process adopts orphans (PR_SET_CHILD_SUBREAPER)
+void reap_group(pid_t pid);
+
 } // namespace smp

@@ -12,7 +12,7 @@
 #include <fstream>
 
 #include <fcntl.h>
-#include <sys/wait.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 namespace smp {
@@ -31,6 +31,9 @@ bool is_ignored(int number) {
 } // namespace
 
 process_group::process_group(options x) : options_(std::move(x)) {
+  // What a rank leaves behind must not end as a zombie of a container's init.
+  ::prctl(PR_GET_CHILD_SUBREAPER, &adopted_);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   // Before the first child, so that no end is missed.
   signals_.add(SIGCHLD);
   for (int number : {SIGINT, SIGTERM, SIGHUP})
@@ -40,10 +43,11 @@ process_group::process_group(options x) : options_(std::move(x)) {
 
 process_group::~process_group() {
   for (auto& x : children_)
-    if (!x.end) {
+    if (!x.end)
       ::kill(-x.pid, SIGKILL);
-      ::waitpid(x.pid, nullptr, 0);
-    }
+  for (auto& x : children_)
+    reap_group(x.pid);
+  ::prctl(PR_SET_CHILD_SUBREAPER, adopted_);
 }
 
 // -- starting -----------------------------------------------------------------
@@ -114,6 +118,8 @@ process_group::result process_group::run() {
   // A child may have ended before anybody listened.
   boost::asio::post(io_, [this] { reap_all(); });
   io_.run();
+  for (auto& x : children_)
+    reap_group(x.pid);
   console_.reset(); // takes the last output
   result_.interrupted = interrupted_;
   if (result_.cause)

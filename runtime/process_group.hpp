@@ -103,6 +103,8 @@ private:
   boost::asio::signal_set signals_{io_};
   boost::asio::steady_timer term_timer_{io_};
   boost::asio::steady_timer kill_timer_{io_};
+  /// Whether this process adopted orphans before.
+  int adopted_ = 0;
   std::unique_ptr<output_tee> console_;
   std::vector<child> children_;
   bool interrupted_ = false;

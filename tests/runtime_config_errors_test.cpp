@@ -1,0 +1,355 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/support/config_text.hpp"
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+using namespace smp;
+using namespace smp::test;
+
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+struct broken {
+  const char* what;
+  std::string text;
+  /// The whole place, as the line begins.
+  std::string place;
+  /// What the line must say: the key, the nearest name, what is allowed.
+  std::vector<std::string> says;
+  std::vector<std::string> overrides = {};
+};
+
+std::vector<broken> broken_configurations() {
+  return {
+    // -- keys that do not exist -----------------------------------------------
+    {"typing error in a key",
+     with("pipeline_p", "pipeline_paralel_degree = 2"),
+     "run.toml:2: ",
+     {"unknown key smp.pipeline_paralel_degree",
+      "did you mean smp.pipeline_parallel_degree?"}},
+    {"swapped letters",
+     with("microb", "mircobatches = 8"),
+     "run.toml:3: ",
+     {"smp.mircobatches", "did you mean smp.microbatches?"}},
+    {"hyphens",
+     with("microb", "micro-batches = 8"),
+     "run.toml:3: ",
+     {"smp.micro-batches", "did you mean smp.microbatches?"}},
+    {"right key, wrong table",
+     and_also("microbatches = 8"),
+     "run.toml:16: ",
+     {"train.microbatches", "did you mean smp.microbatches?"}},
+    {"key without table",
+     "microbatches = 8\n" + std::string{good},
+     "run.toml:1: ",
+     {"microbatches", "did you mean smp.microbatches?"}},
+    {"name of another system",
+     and_also("learning_rate = 1"),
+     "run.toml:16: ",
+     {"train.learning_rate", "did you mean optimizer.lr?"}},
+    {"name of another system in its table",
+     with("type = \"gpt\"", "type = \"gpt\"\nhidden_size = 8"),
+     "run.toml:7: ",
+     {"model.hidden_size", "did you mean model.width?"}},
+    {"no similar key",
+     with("microb", "colour = 8"),
+     "run.toml:3: ",
+     {"smp.colour", "keys of [smp]: ", "microbatches, pipeline"}},
+    {"typing error in a table",
+     with("[data]", "[dtaa]"),
+     "run.toml:8: ",
+     {"unknown table dtaa", "did you mean [data]?"}},
+    {"unknown nested table",
+     and_also("[optimizer.scheduler]"),
+     "run.toml:16: ",
+     {"optimizer.scheduler", "[optimizer.schedule]?"}},
+    {"no similar table",
+     and_also("[colours]\nred = 1"),
+     "run.toml:16: ",
+     {"unknown table colours", "tables: [smp], [model]"}},
+    // -- wrong types ----------------------------------------------------------
+    {"string for an integer",
+     with("microb", "microbatches = \"8\""),
+     "run.toml:3: ",
+     {"smp.microbatches needs an integer", "the string \"8\"", "1 to 65536"}},
+    {"fraction for an integer",
+     with("microb", "microbatches = 8.0"),
+     "run.toml:3: ",
+     {"smp.microbatches needs an integer", "the number 8"}},
+    {"integer for a bool",
+     with("microb", "auto_partition = 1"),
+     "run.toml:3: ",
+     {"smp.auto_partition needs true or false", "the integer 1"}},
+    {"integer for a string",
+     with("microb", "pipeline = 1"),
+     "run.toml:3: ",
+     {"smp.pipeline needs a string", "\"simple\", \"interleaved\""}},
+    {"list for a number",
+     and_also("[optimizer]\nlr = [1]"),
+     "run.toml:17: ",
+     {"optimizer.lr needs a number", "a list"}},
+    {"short list",
+     and_also("[optimizer]\nbetas = [0.9]"),
+     "run.toml:17: ",
+     {"optimizer.betas needs a list of two numbers"}},
+    {"date for a number",
+     and_also("[optimizer]\nlr = 2020-01-01"),
+     "run.toml:17: ",
+     {"optimizer.lr needs a number", "a date"}},
+    {"table for a key",
+     and_also("[smp.seed]"),
+     "run.toml:16: ",
+     {"smp.seed needs an integer", "a table"}},
+    {"key for a table",
+     "smp = 3\n" + without("[smp]").substr(1),
+     "run.toml:1: ",
+     {"smp is a table, got the integer 3", "write [smp]"}},
+    {"list of tables",
+     with("[model]", "[[model]]"),
+     "run.toml:5: ",
+     {"model is a table, got a list"}},
+    // -- out of range ---------------------------------------------------------
+    {"zero",
+     with("microb", "microbatches = 0"),
+     "run.toml:3: ",
+     {"smp.microbatches = 0 is out of range; allowed: 1 to 65536"}},
+    {"negative",
+     with("steps", "steps = -1"),
+     "run.toml:15: ",
+     {"train.steps = -1 is out of range; allowed: 1 or more"}},
+    {"weight above one",
+     with("microb", "memory_weight = 1.5"),
+     "run.toml:3: ",
+     {"smp.memory_weight = 1.5 is out of range; allowed: 0 to 1"}},
+    {"dropout of everything",
+     with("type = \"gpt\"", "type = \"gpt\"\ndropout = 1"),
+     "run.toml:7: ",
+     {"model.dropout = 1.0 is out of range", "less than 1"}},
+    {"nan",
+     and_also("[optimizer]\nlr = nan"),
+     "run.toml:17: ",
+     {"optimizer.lr = nan is out of range; allowed: 0 or more"}},
+    {"infinite",
+     and_also("[optimizer]\nlr = inf"),
+     "run.toml:17: ",
+     {"optimizer.lr = inf is out of range"}},
+    {"beta of one",
+     and_also("[optimizer]\nbetas = [0.9, 1]"),
+     "run.toml:17: ",
+     {"optimizer.betas = [0.9, 1.0] is out of range"}},
+    {"clipping at zero",
+     and_also("[optimizer]\nclip_grad_norm = 0"),
+     "run.toml:17: ",
+     {"optimizer.clip_grad_norm", "more than 0"}},
+    {"nothing held out",
+     with("path", "path = \"x\"\nheld_out = 0"),
+     "run.toml:11: ",
+     {"data.held_out = 0.0", "more than 0, less than 1"}},
+    {"unknown choice",
+     with("microb", "pipeline = \"interleavd\""),
+     "run.toml:3: ",
+     {"smp.pipeline = \"interleavd\" is not known",
+      "did you mean \"interleaved\"?", "allowed: \"simple\", \"interleaved\""}},
+    {"unknown placement",
+     with("microb", "placement_strategy = \"PPT\""),
+     "run.toml:3: ",
+     {"smp.placement_strategy", "\"cluster\", \"spread\""}},
+    {"unknown model",
+     with("type = \"gpt\"", "type = \"gtp\""),
+     "run.toml:6: ",
+     {"model.type = \"gtp\"", "did you mean \"gpt\"?"}},
+    // -- not built yet --------------------------------------------------------
+    {"planned schedule",
+     with("microb", "pipeline = \"1f1b\""),
+     "run.toml:3: ",
+     {"smp.pipeline = \"1f1b\" is known but not built yet", "\"simple\""}},
+    {"planned model",
+     with("type = \"gpt\"", "type = \"torchscript\""),
+     "run.toml:6: ",
+     {"known but not built yet", "allowed: \"gpt\""}},
+    {"planned key",
+     and_also("dump_gradients = [1]"),
+     "run.toml:16: ",
+     {"train.dump_gradients is known but not built yet"}},
+    {"planned key at its default",
+     with("microb", "ddp = false"),
+     "run.toml:3: ",
+     {"smp.ddp is known but not built yet"}},
+    {"settings of the actor system",
+     and_also("[caf]\nscheduler.max-threads = 2"),
+     "run.toml:16: ",
+     {"[caf] is known but not built yet"}},
+    // -- missing and double ---------------------------------------------------
+    {"missing key",
+     without("type = \"gpt\""),
+     "run.toml:5: ",
+     {"model.type is missing; allowed: \"gpt\""}},
+    {"missing path of a text",
+     without("path"),
+     "run.toml:8: ",
+     {"data.path is missing"}},
+    {"duplicate key",
+     with("microb", "microbatches = 8\nmicrobatches = 4"),
+     "run.toml:4: ",
+     {"microbatches"}},
+    {"duplicate table", and_also("[smp]\nseed = 3"), "run.toml:16: ", {"smp"}},
+    {"key and alias",
+     with("microb", "partitions = 2"),
+     "run.toml:3: ",
+     {"smp.partitions sets what smp.pipeline_parallel_degree sets already",
+      "run.toml:2"}},
+    // -- no TOML --------------------------------------------------------------
+    {"no quotes", with("type = \"gpt\"", "type = gpt"), "run.toml:6: ", {}},
+    {"open string", with("type = \"gpt\"", "type = \"gpt"), "run.toml:6: ", {}},
+    {"no value", with("microb", "microbatches ="), "run.toml:3: ", {}},
+    {"open table", with("[data]", "[data"), "run.toml:8: ", {}},
+    {"JSON", "{ \"smp\": {} }", "run.toml:1: ", {}},
+    // -- conflicts ------------------------------------------------------------
+    {"simple with too few active microbatches",
+     with("microb",
+          "microbatches = 8\npipeline = \"simple\"\n"
+          "active_microbatches = 4"),
+     "run.toml:5: ",
+     {"smp.active_microbatches = 4", "smp.microbatches = 8", "run.toml:3",
+      "at least 8"}},
+    {"batch that cannot be divided",
+     with("batch_size", "batch_size = 30"),
+     "run.toml:12: ",
+     {"data.batch_size = 30", "smp.microbatches = 8", "run.toml:3", "32"}},
+    {"width that cannot be divided",
+     with("type = \"gpt\"", "type = \"gpt\"\nheads = 3\nwidth = 64"),
+     "run.toml:8: ",
+     {"model.width = 64", "model.heads = 3", "run.toml:7", "66"}},
+    {"sequence longer than the model takes",
+     with("type = \"gpt\"", "type = \"gpt\"\nsequence_length = 64"),
+     "run.toml:7: ",
+     {"model.sequence_length = 64", "data.sequence_length = 128"}},
+    {"vocabulary smaller than a byte",
+     with("type = \"gpt\"", "type = \"gpt\"\nvocabulary = 128"),
+     "run.toml:7: ",
+     {"model.vocabulary = 128", "data.type = \"text\"", "256"}},
+    {"warm-up longer than the run",
+     and_also("[optimizer.schedule]\nwarmup_steps = 200"),
+     "run.toml:17: ",
+     {"optimizer.schedule.warmup_steps = 200", "train.steps = 100"}},
+    {"learning rate that rises",
+     and_also("[optimizer.schedule]\ntype = \"linear\"\nfinal_lr = 1"),
+     "run.toml:18: ",
+     {"optimizer.schedule.final_lr", "optimizer.lr"}},
+    {"partition that does not exist",
+     with("microb", "auto_partition = false\ndefault_partition = 2"),
+     "run.toml:4: ",
+     {"smp.default_partition = 2", "smp.pipeline_parallel_degree = 2",
+      "0 to 1"}},
+    {"option of another optimizer",
+     and_also("[optimizer]\nmomentum = 0.9"),
+     "run.toml:17: ",
+     {"optimizer.momentum has no effect",
+      "optimizer.type = \"adamw\" (the default)", "\"sgd\""}},
+    {"path without a file to read",
+     with("type = \"text\"", "type = \"synthetic\""),
+     "run.toml:10: ",
+     {"data.path has no effect with data.type = \"synthetic\" (run.toml:9)"}},
+    {"interval of no evaluation",
+     and_also("eval_interval = 5\neval_steps = 0"),
+     "run.toml:16: ",
+     {"train.eval_interval = 5", "train.eval_steps = 0"}},
+    // -- command line ---------------------------------------------------------
+    {"typing error on the command line",
+     good,
+     "command line: ",
+     {"smp.microbatch", "did you mean smp.microbatches?"},
+     {"--smp.microbatch=4"}},
+    {"wrong type on the command line",
+     good,
+     "command line: ",
+     {"smp.microbatches needs an integer", "the string \"four\""},
+     {"--smp.microbatches=four"}},
+    {"out of range on the command line",
+     good,
+     "command line: ",
+     {"smp.microbatches = 0", "1 to 65536"},
+     {"--smp.microbatches=0"}},
+    {"negative on the command line",
+     good,
+     "command line: ",
+     {"smp.seed = -1", "0 or more"},
+     {"--smp.seed=-1"}},
+    {"no value on the command line",
+     good,
+     "command line: ",
+     {"--train.save_model", "--table.key=value"},
+     {"--train.save_model"}},
+    {"twice on the command line",
+     good,
+     "command line: ",
+     {"smp.seed sets what smp.seed sets already"},
+     {"--smp.seed=1", "--smp.seed=2"}},
+    {"conflict of file and command line",
+     good,
+     "run.toml:12: ",
+     {"data.batch_size = 32", "smp.microbatches = 5", "command line"},
+     {"--smp.microbatches=5"}},
+    {"planned key on the command line",
+     good,
+     "command line: ",
+     {"smp.fast_mode is known but not built yet"},
+     {"--smp.fast_mode=true"}},
+  };
+}
+
+} // namespace
+
+TEST_CASE("each broken configuration gives one error with place and remedy",
+          "[runtime][config]") {
+  auto begin = std::chrono::steady_clock::now();
+  auto configurations = broken_configurations();
+  CHECK(configurations.size() >= 40);
+  for (auto& x : configurations) {
+    CAPTURE(x.what);
+    auto errors = parse(x.text, x.overrides).errors;
+    CAPTURE(errors);
+    // A table under a wrong name also leaves its required keys missing.
+    REQUIRE_FALSE(errors.empty());
+    std::erase_if(errors, [&](const std::string& line) {
+      return !line.starts_with(x.place);
+    });
+    REQUIRE(errors.size() == 1);
+    CHECK(errors[0].find('\n') == std::string::npos);
+    for (auto& text : x.says)
+      CHECK_THAT(errors[0], ContainsSubstring(text));
+  }
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds{2});
+}
+
+TEST_CASE("all errors of a configuration are found at once",
+          "[runtime][config]") {
+  auto errors = parse(R"([smp]
+microbatches = 0
+colour = 1
+pipeline = "list"
+[model]
+type = "gpt"
+heads = 3
+[data]
+type = "text"
+sequence_length = "128"
+batch_size = 32
+)",
+                      {"--train.stepps=3"})
+                  .errors;
+  CAPTURE(errors);
+  REQUIRE(errors.size() == 8);
+  CHECK_THAT(errors[0], ContainsSubstring("run.toml: train.steps is missing"));
+  CHECK_THAT(errors[1], ContainsSubstring("run.toml:2: smp.microbatches"));
+  CHECK_THAT(errors[2], ContainsSubstring("run.toml:3: unknown key"));
+  CHECK_THAT(errors[3], ContainsSubstring("run.toml:4: smp.pipeline"));
+  CHECK_THAT(errors[4], ContainsSubstring("run.toml:7: model.width = 256"));
+  CHECK_THAT(errors[5], ContainsSubstring("run.toml:8: data.path"));
+  CHECK_THAT(errors[6], ContainsSubstring("run.toml:10: data.sequence"));
+  CHECK_THAT(errors[7], ContainsSubstring("command line: unknown key"));
+}

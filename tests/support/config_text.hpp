@@ -1,0 +1,61 @@
+#pragma once
+
+// A configuration that is right, and ways to break it.
+
+#include "runtime/config_file.hpp"
+#include "tests/support/catch.hpp"
+
+#include <string>
+#include <vector>
+
+namespace smp::test {
+
+inline constexpr const char* good = R"([smp]
+pipeline_parallel_degree = 2
+microbatches = 8
+
+[model]
+type = "gpt"
+
+[data]
+type = "text"
+path = "text.txt"
+sequence_length = 128
+batch_size = 32
+
+[train]
+steps = 100
+)";
+
+/// `good` with the line that begins with `from` replaced.
+inline std::string with(const std::string& from, const std::string& to) {
+  std::string text = good;
+  auto begin = text.find(from);
+  REQUIRE(begin != std::string::npos);
+  return text.replace(begin, text.find('\n', begin) - begin, to);
+}
+
+/// `good` without that line, which stays empty.
+inline std::string without(const std::string& line) {
+  return with(line, "");
+}
+
+/// `good` and more at its end, in [train].
+inline std::string and_also(const std::string& lines) {
+  return good + lines + "\n";
+}
+
+inline config_report parse(const std::string& text,
+                           const std::vector<std::string>& overrides = {}) {
+  return parse_config(text, "run.toml", overrides);
+}
+
+inline train_config config_of(const std::string& text,
+                              const std::vector<std::string>& overrides = {}) {
+  auto report = parse(text, overrides);
+  CAPTURE(report.errors);
+  REQUIRE(report.errors.empty());
+  return report.config;
+}
+
+} // namespace smp::test
