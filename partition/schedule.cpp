@@ -25,8 +25,12 @@ microbatch_book::microbatch_book(uint64_t microbatches)
 }
 
 task microbatch_book::start() {
-  auto x = microbatch_id{started_++};
+  return start(microbatch_id{started_});
+}
+
+task microbatch_book::start(microbatch_id x) {
   at(x) = state::forward;
+  ++started_;
   ++in_forward_;
   ++alive_;
   return {x, phase::forward};
@@ -34,9 +38,12 @@ task microbatch_book::start() {
 
 task microbatch_book::turn() {
   auto i = std::find(states_.begin(), states_.end(), state::turnable);
-  *i = state::backward;
+  return turn(microbatch_id{static_cast<uint64_t>(i - states_.begin())});
+}
+
+task microbatch_book::turn(microbatch_id x) {
+  at(x) = state::backward;
   --turnable_;
-  auto x = microbatch_id{static_cast<uint64_t>(i - states_.begin())};
   return {x, phase::backward};
 }
 
@@ -117,29 +124,122 @@ void interleaved_schedule::ended(microbatch_id x) {
   book_.ended(x);
 }
 
+// -- 1f1b ---------------------------------------------------------------------
+
+one_f_one_b_schedule::one_f_one_b_schedule(uint64_t microbatches,
+                                           uint64_t active)
+  : book_(microbatches), active_(active) {
+  if (active == 0)
+    throw config_error("smp.active_microbatches must be at least 1");
+}
+
+std::optional<task> one_f_one_b_schedule::next() {
+  while (turning_.value < book_.size() && book_.has_ended(turning_))
+    ++turning_.value;
+  if (turning_.value < book_.size() && book_.can_turn(turning_))
+    return book_.turn(microbatch_id{turning_.value++});
+  if (book_.can_start() && book_.alive() < active_)
+    return book_.start();
+  return std::nullopt;
+}
+
+void one_f_one_b_schedule::forward_done(microbatch_id x) {
+  book_.forward_done(x);
+}
+
+void one_f_one_b_schedule::ended(microbatch_id x) {
+  book_.ended(x);
+}
+
+// -- list ---------------------------------------------------------------------
+
+list_schedule::list_schedule(uint64_t microbatches, std::vector<task> tasks)
+  : book_(microbatches), tasks_(std::move(tasks)) {
+  std::vector<bool> forward(microbatches);
+  std::vector<bool> backward(microbatches);
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    auto refuse = [&](const std::string& why) {
+      throw config_error("smp.schedule.list[" + std::to_string(i) + "] = "
+                         + to_string(tasks_[i]) + ": " + why);
+    };
+    auto x = tasks_[i].microbatch.value;
+    auto is_forward = tasks_[i].what == phase::forward;
+    auto& seen = is_forward ? forward : backward;
+    if (x >= microbatches)
+      refuse("smp.microbatches = " + std::to_string(microbatches));
+    if (seen[x])
+      refuse("it stands there twice");
+    if (!is_forward && !forward[x])
+      refuse("its forward phase must come first");
+    seen[x] = true;
+  }
+  for (auto* seen : {&forward, &backward})
+    for (uint64_t x = 0; x < microbatches; ++x)
+      if (!(*seen)[x])
+        throw config_error(
+          "smp.schedule.list lacks "
+          + to_string({microbatch_id{x},
+                       seen == &forward ? phase::forward : phase::backward}));
+}
+
+std::optional<task> list_schedule::next() {
+  while (at_ < tasks_.size()) {
+    auto& x = tasks_[at_];
+    if (x.what == phase::forward) {
+      ++at_;
+      return book_.start(x.microbatch);
+    }
+    if (!book_.has_ended(x.microbatch)) {
+      if (!book_.can_turn(x.microbatch))
+        return std::nullopt;
+      ++at_;
+      return book_.turn(x.microbatch);
+    }
+    ++at_;
+  }
+  return std::nullopt;
+}
+
+void list_schedule::forward_done(microbatch_id x) {
+  book_.forward_done(x);
+}
+
+void list_schedule::ended(microbatch_id x) {
+  book_.ended(x);
+}
+
 // -- by name ------------------------------------------------------------------
 
 uint64_t default_active_microbatches(std::string_view name,
                                      uint64_t microbatches,
                                      uint64_t partitions) {
-  return name == "simple" ? microbatches : partitions + 2;
+  return name == "simple" || name == "list" ? microbatches : partitions + 2;
 }
 
 schedule_ptr make_schedule(std::string_view name, uint64_t microbatches,
-                           uint64_t active) {
+                           uint64_t active, std::vector<task> tasks) {
   if (name == "interleaved")
     return std::make_unique<interleaved_schedule>(microbatches, active);
-  if (name != "simple")
+  if (name == "1f1b")
+    return std::make_unique<one_f_one_b_schedule>(microbatches, active);
+  if (name != "simple" && name != "list")
     throw config_error("smp.pipeline = \"" + std::string{name}
                        + "\" is not known; allowed: \"simple\","
-                         " \"interleaved\"");
+                         " \"interleaved\", \"1f1b\", \"list\"");
   if (active < microbatches)
     throw config_error(
       "smp.active_microbatches = " + std::to_string(active)
       + " is less than smp.microbatches = " + std::to_string(microbatches)
-      + ": smp.pipeline = \"simple\" starts no backward phase before every"
-        " forward phase is done, and would wait for ever");
+      + ": smp.pipeline = \"" + std::string{name}
+      + "\" may keep all of them alive, and would wait for ever");
+  if (name == "list")
+    return std::make_unique<list_schedule>(microbatches, std::move(tasks));
   return std::make_unique<simple_schedule>(microbatches);
+}
+
+std::string to_string(const task& x) {
+  return "[" + std::to_string(x.microbatch.value)
+         + (x.what == phase::forward ? ", \"forward\"]" : ", \"backward\"]");
 }
 
 // -- service order ------------------------------------------------------------

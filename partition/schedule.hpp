@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct task {
   phase what = phase::forward;
   auto operator<=>(const task&) const = default;
 };
+
+/// @returns `x` as it stands in `smp.schedule.list`: [2, "backward"].
+std::string to_string(const task& x);
 
 // -- admission ----------------------------------------------------------------
 
@@ -56,9 +60,16 @@ public:
   /// @pre `can_start()`
   task start();
 
+  /// Starts the forward phase of `x`, for those who choose themselves.
+  task start(microbatch_id x);
+
   /// Starts the backward phase of the oldest microbatch that waits for it.
   /// @pre `can_turn()`
   task turn();
+
+  /// Starts the backward phase of `x`.
+  /// @pre `can_turn(x)`
+  task turn(microbatch_id x);
 
   void forward_done(microbatch_id x);
 
@@ -70,6 +81,18 @@ public:
 
   bool can_turn() const noexcept {
     return turnable_ > 0;
+  }
+
+  bool can_turn(microbatch_id x) const {
+    return states_.at(x.value) == state::turnable;
+  }
+
+  bool has_ended(microbatch_id x) const {
+    return states_.at(x.value) == state::ended;
+  }
+
+  uint64_t size() const noexcept {
+    return states_.size();
   }
 
   /// Microbatches that computed no result of their forward phase yet.
@@ -123,21 +146,62 @@ private:
   uint64_t active_;
 };
 
+/// 1F1B (Megatron, PipeDream with flushes): `active` forward phases, then one
+/// backward phase for each forward phase. As interleaved, but backward phases
+/// start in the order of the microbatches whatever finishes first, so that
+/// every rank sees the same order in every step.
+class one_f_one_b_schedule : public schedule {
+public:
+  /// @throws error (config) if `microbatches` or `active` is 0.
+  one_f_one_b_schedule(uint64_t microbatches, uint64_t active);
+
+  std::optional<task> next() override;
+  void forward_done(microbatch_id x) override;
+  void ended(microbatch_id x) override;
+
+private:
+  microbatch_book book_;
+  uint64_t active_;
+  microbatch_id turning_; // the next one to start its backward phase
+};
+
+/// Exactly the given tasks in the given order; a task that cannot start yet
+/// holds back those after it. What a body without backward phase leaves of the
+/// list is skipped (R4).
+class list_schedule : public schedule {
+public:
+  /// @throws error (config) naming the first wrong task: a phase that stands
+  ///         there twice, a backward phase before its forward phase, or one
+  ///         that is missing.
+  list_schedule(uint64_t microbatches, std::vector<task> tasks);
+
+  std::optional<task> next() override;
+  void forward_done(microbatch_id x) override;
+  void ended(microbatch_id x) override;
+
+private:
+  microbatch_book book_;
+  std::vector<task> tasks_;
+  size_t at_ = 0;
+};
+
 // -- by name ------------------------------------------------------------------
 
 /// @returns `smp.active_microbatches` if the user set none: `microbatches` for
-///          "simple", which keeps all of them alive, else `partitions` + 2
-///          (R2).
+///          "simple" and "list", which may keep all of them alive, else
+///          `partitions` + 2 (R2).
 uint64_t default_active_microbatches(std::string_view name,
                                      uint64_t microbatches,
                                      uint64_t partitions);
 
 /// @param name `smp.pipeline`.
 /// @param active bound on microbatches between forward and backward.
-/// @throws error (config) if no schedule has this name, or if the schedule
-///         would wait for ever with so few active microbatches (R2).
+/// @param tasks for "list" only.
+/// @throws error (config) if no schedule has this name, if the schedule would
+///         wait for ever with so few active microbatches (R2), or if `tasks`
+///         is no schedule.
 schedule_ptr make_schedule(std::string_view name, uint64_t microbatches,
-                           uint64_t active);
+                           uint64_t active, std::vector<task> tasks = {});
 
 // -- service order ------------------------------------------------------------
 

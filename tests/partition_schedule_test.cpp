@@ -137,6 +137,93 @@ TEST_CASE("an event that cannot be is an internal error, not a wrong step",
   CHECK_THROWS_AS(uut.ended(microbatch_id{0}), error);
 }
 
+// -- 1f1b ---------------------------------------------------------------------
+
+TEST_CASE("1f1b starts active forwards, then one for each backward that ends",
+          "[partition][schedule]") {
+  one_f_one_b_schedule uut{4, 2};
+  CHECK(drain(uut) == tasks{forward(0), forward(1)});
+  uut.forward_done(microbatch_id{0});
+  CHECK(drain(uut) == tasks{backward(0)});
+  uut.ended(microbatch_id{0});
+  CHECK(drain(uut) == tasks{forward(2)});
+}
+
+TEST_CASE("1f1b turns around in order whatever finishes first",
+          "[partition][schedule]") {
+  one_f_one_b_schedule uut{3, 3};
+  drain(uut);
+  uut.forward_done(microbatch_id{2});
+  uut.forward_done(microbatch_id{1});
+  CHECK(drain(uut).empty());
+  uut.forward_done(microbatch_id{0});
+  CHECK(drain(uut) == tasks{backward(0), backward(1), backward(2)});
+}
+
+TEST_CASE("1f1b does not wait for a body that ended without backward",
+          "[partition][schedule][R4]") {
+  one_f_one_b_schedule uut{3, 2};
+  drain(uut);
+  uut.forward_done(microbatch_id{1});
+  uut.ended(microbatch_id{0});
+  CHECK(drain(uut) == tasks{backward(1), forward(2)});
+}
+
+// -- list ---------------------------------------------------------------------
+
+TEST_CASE("a list is followed task by task",
+          "[partition][schedule]") {
+  list_schedule uut{3, {forward(0), forward(1), backward(1), forward(2),
+                        backward(0), backward(2)}};
+  CHECK(drain(uut) == tasks{forward(0), forward(1)});
+  uut.forward_done(microbatch_id{0});
+  CHECK(drain(uut).empty());
+  uut.forward_done(microbatch_id{1});
+  CHECK(drain(uut) == tasks{backward(1), forward(2), backward(0)});
+  uut.forward_done(microbatch_id{2});
+  CHECK(drain(uut) == tasks{backward(2)});
+}
+
+TEST_CASE("a list skips the backward of a body that ended without",
+          "[partition][schedule][R4]") {
+  list_schedule uut{2, {forward(0), backward(0), forward(1), backward(1)}};
+  CHECK(drain(uut) == tasks{forward(0)});
+  uut.ended(microbatch_id{0});
+  CHECK(drain(uut) == tasks{forward(1)});
+  uut.ended(microbatch_id{1});
+  CHECK(drain(uut).empty());
+}
+
+TEST_CASE("a list that is no schedule is an error naming the task",
+          "[partition][schedule]") {
+  auto message = [](tasks xs) {
+    return message_of([&] { make_schedule("list", 2, 2, xs); });
+  };
+  CHECK(message({forward(0), forward(0)})
+        == "smp.schedule.list[1] = [0, \"forward\"]: it stands there twice");
+  CHECK(message({backward(0)})
+        == "smp.schedule.list[0] = [0, \"backward\"]: its forward phase must "
+           "come first");
+  CHECK(message({forward(0), backward(0), backward(0)})
+        == "smp.schedule.list[2] = [0, \"backward\"]: it stands there twice");
+  CHECK(message({forward(0), forward(1), forward(2)})
+        == "smp.schedule.list[2] = [2, \"forward\"]: smp.microbatches = 2");
+  CHECK(message({forward(0), forward(1), backward(1)})
+        == "smp.schedule.list lacks [0, \"backward\"]");
+  CHECK(message({forward(0), backward(0)})
+        == "smp.schedule.list lacks [1, \"forward\"]");
+}
+
+TEST_CASE("a list may start microbatches in any order",
+          "[partition][schedule]") {
+  list_schedule uut{2, {forward(1), forward(0), backward(0), backward(1)}};
+  CHECK(drain(uut) == tasks{forward(1), forward(0)});
+  uut.forward_done(microbatch_id{1});
+  CHECK(drain(uut).empty());
+  uut.forward_done(microbatch_id{0});
+  CHECK(drain(uut) == tasks{backward(0), backward(1)});
+}
+
 // -- by name ------------------------------------------------------------------
 
 TEST_CASE("an unknown schedule is an error that names the allowed ones",
@@ -146,10 +233,15 @@ TEST_CASE("an unknown schedule is an error that names the allowed ones",
   CHECK(text.find("\"gpipe\"") != std::string::npos);
   CHECK(text.find("\"simple\"") != std::string::npos);
   CHECK(text.find("\"interleaved\"") != std::string::npos);
+  CHECK(text.find("\"1f1b\"") != std::string::npos);
 }
 
-TEST_CASE("simple with too few active microbatches is an error naming both keys",
+TEST_CASE("simple and list with too few active microbatches are an error naming "
+          "both keys",
           "[partition][schedule][R2]") {
+  CHECK(message_of([] { make_schedule("list", 8, 7); })
+          .find("smp.active_microbatches = 7")
+        == 0);
   auto text = message_of([] { make_schedule("simple", 8, 3); });
   CHECK(text.find("smp.active_microbatches = 3") != std::string::npos);
   CHECK(text.find("smp.microbatches = 8") != std::string::npos);
@@ -160,8 +252,10 @@ TEST_CASE("simple with too few active microbatches is an error naming both keys"
 TEST_CASE("the default of active microbatches suits every schedule",
           "[partition][schedule][R2]") {
   CHECK(default_active_microbatches("simple", 8, 2) == 8);
+  CHECK(default_active_microbatches("list", 8, 2) == 8);
   CHECK(default_active_microbatches("interleaved", 8, 2) == 4);
-  for (auto name : {"simple", "interleaved"})
+  CHECK(default_active_microbatches("1f1b", 8, 2) == 4);
+  for (auto name : {"simple", "interleaved", "1f1b"})
     CHECK_NOTHROW(
       make_schedule(name, 8, default_active_microbatches(name, 8, 2)));
 }
