@@ -180,7 +180,7 @@ std::string value_text(const config_key& key, const train_config& x) {
       [](bool* y) -> std::string { return *y ? "true" : "false"; },
       [](uint64_t* y) { return fmt::format("{}", *y); },
       [](double* y) { return float_text(*y); },
-      [](std::string* y) { return quoted(*y); },
+      [](std::string* y) { return smp::quoted(std::string_view{*y}); },
       [](std::array<double, 2>* y) {
         return fmt::format("[{}, {}]", float_text((*y)[0]),
                            float_text((*y)[1]));
@@ -255,7 +255,7 @@ std::string hint_for_unknown_choice(const config_key& key,
         nearest = choice;
       }
   return nearest.empty() ? std::string{}
-                         : fmt::format(" (did you mean {}?)", quoted(nearest));
+                         : fmt::format(" (did you mean {}?)", smp::quoted(nearest));
 }
 
 std::string hint_for_unknown_key(std::string_view name) {

@@ -225,9 +225,10 @@ void process_group::on_interrupt() {
     return;
   }
   interrupted_ = true;
+  // On a terminal, "^C" stands before it.
   fmt::print(stderr,
-             "\nsmp: interrupted; ending cleanly (once more: at "
-             "once)\n");
+             "{}smp: interrupted; ending cleanly (once more: at once)\n",
+             ::isatty(STDERR_FILENO) == 1 ? "\n" : "");
   for (auto& x : children_)
     if (!x.end)
       ::kill(x.pid, SIGINT);

@@ -20,8 +20,7 @@ uint64_t splitmix64(uint64_t x) noexcept {
 }
 
 at::CPUGeneratorImpl& default_generator() {
-  return *at::check_generator<at::CPUGeneratorImpl>(
-    at::detail::getDefaultCPUGenerator());
+  return *at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
 }
 
 /// Whether the engine of LibTorch stays inside of its state with these. Each

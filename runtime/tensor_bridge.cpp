@@ -121,7 +121,8 @@ tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot) {
 at::Tensor to_tensor(const tensor_ref& x) {
   auto dtype = checked_dtype(x);
   // Kernels may fault on an element that is not where its type must be.
-  if (reinterpret_cast<uintptr_t>(x.data) % element_size(dtype) != 0) {
+  auto address = reinterpret_cast<uintptr_t>(x.data);
+  if (x.nbytes > 0 && address % element_size(dtype) != 0) {
     auto result = at::Tensor{at::detail::empty_cpu(x.shape, dtype)};
     std::memcpy(result.mutable_data_ptr(), x.data, x.nbytes);
     return result;

@@ -1,0 +1,53 @@
+#pragma once
+
+#include "actors/executor.hpp"
+#include "runtime/execution.hpp"
+#include "transport/wait.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <semaphore>
+#include <thread>
+
+namespace smp {
+
+/// Runs requests on a carrier thread that parks on a semaphore at every call
+/// (R24). All of autograd's thread-local state stays on that thread, so a
+/// backward that waits for another rank keeps its stack.
+class carrier final : public executor, public execution, public waiter {
+public:
+  carrier(executor_listener& listener, engine& eng);
+
+  ~carrier() override;
+
+  // -- executor (pool thread) -------------------------------------------------
+
+  void start(request x) override;
+
+  void resume(response x) override;
+
+  // -- execution and waiter (carrier thread) ----------------------------------
+
+  response park(call x) override;
+
+  void wait(const completion_ptr& x, const wait_reason& why) override;
+
+private:
+  void run();
+  outcome execute(request x);
+  void switch_in();
+  void switch_out();
+
+  executor_listener& listener_;
+  request request_;
+  response response_;
+  std::chrono::steady_clock::time_point since_;
+  /// The microbatch's stream while another one, or none, executes.
+  random_stream stream_;
+  std::atomic<bool> stopping_ = false;
+  /// Counting: the stop may come on top of a wake-up not consumed yet.
+  std::counting_semaphore<> wake_{0};
+  std::thread thread_;
+};
+
+} // namespace smp

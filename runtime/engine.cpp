@@ -1,0 +1,181 @@
+#include "runtime/engine.hpp"
+
+#include "runtime/carrier.hpp"
+#include "runtime/model_state.hpp"
+#include "runtime/owner_calls.hpp"
+#include "runtime/sequential.hpp"
+
+namespace smp {
+
+namespace {
+
+uint64_t active_microbatches(const session_config& x, uint64_t microbatches) {
+  return x.active_microbatches.value_or(default_active_microbatches(
+    x.pipeline, microbatches, x.pipeline_parallel_degree));
+}
+
+} // namespace
+
+engine::engine(parts x)
+  : config_(std::move(x.config)),
+    layout_(x.layout),
+    fabric_(std::move(x.fabric)),
+    host_(std::move(x.host)),
+    token_(std::move(x.token)),
+    self_(fabric_->self()),
+    exchange_(*fabric_),
+    objects_(*fabric_) {
+  pipeline_ = layout_.members(comm_group::pp, self_);
+  pp_rank_ = layout_.rank(comm_group::pp, self_);
+}
+
+engine::~engine() {
+  stop();
+}
+
+// -- life ---------------------------------------------------------------------
+
+void engine::start(const std::vector<std::string>& addresses) {
+  node_options options;
+  options.self = self_;
+  options.pipeline = pipeline_;
+  options.fabric = fabric_.get();
+  options.token = token_;
+  options.make_executor = [this](executor_listener& x) {
+    return std::make_unique<carrier>(x, *this);
+  };
+  options.make_schedule = [this](uint64_t microbatches) {
+    return make_schedule(config_.pipeline, microbatches,
+                         active_microbatches(config_, microbatches));
+  };
+  options.on_microbatch_done
+    = [this](step_id s, microbatch_id m) { calls_.drop(s, m); };
+  node_ = std::make_unique<node>(*host_, std::move(options));
+  fabric_->start(addresses, *this);
+}
+
+void engine::stop() {
+  leaving_ = true;
+  if (stopped_.exchange(true))
+    return;
+  // Parked executions unwind first: they may still send.
+  node_.reset();
+  fabric_->stop(std::chrono::milliseconds{2000});
+  calls_.clear();
+}
+
+void engine::rank_down(const failure& x) {
+  if (!leaving_)
+    fabric_->peer_lost(x);
+}
+
+void engine::check_alive() const {
+  std::unique_lock guard{mutex_};
+  if (down_)
+    throw error{down_};
+}
+
+void engine::set_model(std::shared_ptr<model_state> x) {
+  if (model_)
+    throw error{error_code::unsupported,
+                "a session has one distributed model; a second one in the "
+                "same session is not built yet"};
+  model_ = std::move(x);
+}
+
+void engine::clear_model() noexcept {
+  model_ = nullptr;
+}
+
+// -- steps --------------------------------------------------------------------
+
+std::vector<payload> engine::run_step(uint64_t microbatches, step_body body) {
+  check_alive();
+  if (execution::current())
+    throw error{error_code::unsupported, "a step inside a step"};
+  if (model_)
+    model_->partition();
+  auto begin = std::chrono::steady_clock::now();
+  auto before = fabric_->stats();
+  executing_ns_ = 0;
+  requests_ = 0;
+  microbatches_ = microbatches;
+  body_ = std::move(body);
+  auto step = step_id{++step_};
+  auto report = std::make_shared<awaited<step_report>>();
+  node_->begin_step(smp::run_step{step, microbatches},
+                    [report](step_report x) {
+                      report->set_value(std::move(x));
+                    });
+  auto x = awaited<step_report>::get(
+    report, {"the end of step " + std::to_string(step.value),
+             pipeline_.front()});
+  body_ = nullptr;
+  for (uint64_t m = 0; m < microbatches; ++m)
+    calls_.drop(step, microbatch_id{m});
+  if (model_)
+    model_->forget_copies();
+  auto after = fabric_->stats();
+  stats_.seconds
+    = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+        .count();
+  stats_.executing_seconds = static_cast<double>(executing_ns_) * 1e-9;
+  stats_.requests = requests_;
+  stats_.bytes_sent = after.bytes_sent - before.bytes_sent;
+  if (x.error)
+    throw error{x.error};
+  return std::move(x.values);
+}
+
+payload engine::execute(execution& ex, request& x) {
+  if (!ex.is_root)
+    return serve(*this, ex, x);
+  auto result = body_(x.microbatch.value);
+  check_range_consumed(ex);
+  return result;
+}
+
+void engine::await_grant(execution& ex) {
+  call c;
+  c.kind = call_kind::grant;
+  c.owner = self_;
+  c.what = phase::backward;
+  c.why = {"the grant of its backward phase", self_};
+  ex.park(std::move(c));
+}
+
+random_stream engine::initial_stream(step_id s, microbatch_id m) const {
+  return random_stream{
+    microbatch_seed(config_.seed, s.value,
+                    layout_.rank(comm_group::dp, self_), m.value)};
+}
+
+// -- fabric_listener ----------------------------------------------------------
+
+void engine::on_message(rank_id from, message x) {
+  switch (x.kind) {
+    case message_kind::exchange:
+      exchange_.deliver(from, std::move(x));
+      break;
+    case message_kind::object:
+      objects_.deliver(from, std::move(x));
+      break;
+    default:
+      node_->deliver(from, std::move(x));
+  }
+}
+
+void engine::on_peer_lost(const failure& x) {
+  if (leaving_)
+    return;
+  {
+    std::unique_lock guard{mutex_};
+    if (!down_)
+      down_ = x;
+  }
+  exchange_.peer_lost(x);
+  objects_.peer_lost(x);
+  node_->rank_down(x);
+}
+
+} // namespace smp

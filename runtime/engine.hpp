@@ -1,0 +1,209 @@
+#pragma once
+
+// The machinery of one rank: what ties modules, messages and actors together.
+// A user sees `session`; everything in runtime/ reaches it through this.
+
+#include "actors/node.hpp"
+#include "partition/rank_layout.hpp"
+#include "runtime/call_store.hpp"
+#include "runtime/object_store.hpp"
+#include "runtime/random_stream.hpp"
+#include "runtime/session.hpp"
+#include "transport/exchange.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+class execution;
+class model_state;
+
+/// What a step runs per microbatch on pp_rank 0.
+/// @returns the microbatch's results, encoded (runtime/step_result.hpp)
+using step_body = std::function<payload(uint64_t microbatch)>;
+
+class engine final : public fabric_listener,
+                     public std::enable_shared_from_this<engine> {
+public:
+  struct parts {
+    session_config config;
+    layout_config layout;
+    std::shared_ptr<smp::fabric> fabric;
+    std::shared_ptr<actor_host> host;
+    std::shared_ptr<execution_token> token;
+  };
+
+  explicit engine(parts x);
+
+  ~engine() override;
+
+  // -- life -------------------------------------------------------------------
+
+  /// Connects to the other ranks and starts the actors.
+  void start(const std::vector<std::string>& addresses);
+
+  /// All ranks are about to leave: the end of one is no loss from now on.
+  void begin_goodbye() noexcept {
+    leaving_ = true;
+  }
+
+  /// Stops the actors and the fabric. Nothing of this rank runs after it.
+  void stop();
+
+  /// Tells that a rank is dead; from then on the session is broken.
+  void rank_down(const failure& x);
+
+  /// @throws error if a rank of this run is dead
+  void check_alive() const;
+
+  // -- properties -------------------------------------------------------------
+
+  rank_id self() const noexcept {
+    return self_;
+  }
+
+  uint64_t pp_rank() const noexcept {
+    return pp_rank_;
+  }
+
+  /// Ranks of the pipeline group by pp_rank.
+  const std::vector<rank_id>& pipeline() const noexcept {
+    return pipeline_;
+  }
+
+  const session_config& config() const noexcept {
+    return config_;
+  }
+
+  const rank_layout& layout() const noexcept {
+    return layout_;
+  }
+
+  session* owner() const noexcept {
+    return owner_;
+  }
+
+  void set_owner(session* x) noexcept {
+    owner_ = x;
+  }
+
+  smp::fabric& fabric() noexcept {
+    return *fabric_;
+  }
+
+  smp::exchange& exchange() noexcept {
+    return exchange_;
+  }
+
+  object_store& objects() noexcept {
+    return objects_;
+  }
+
+  call_store& calls() noexcept {
+    return calls_;
+  }
+
+  node& actors() noexcept {
+    return *node_;
+  }
+
+  /// The one distributed model of the session, or null.
+  const std::shared_ptr<model_state>& model() const noexcept {
+    return model_;
+  }
+
+  /// @throws error (unsupported) if the session has a model already (R4)
+  void set_model(std::shared_ptr<model_state> x);
+
+  void clear_model() noexcept;
+
+  /// Manual placement of modules without a hook of their own, by object.
+  std::map<const void*, uint32_t>& pins() noexcept {
+    return pins_;
+  }
+
+  // -- steps ------------------------------------------------------------------
+
+  /// Runs one step on all ranks of the pipeline group: every rank calls this,
+  /// `body` runs on pp_rank 0 only.
+  /// @returns the encoded results by microbatch, the same on every rank
+  /// @throws error, the same on every rank (R6)
+  std::vector<payload> run_step(uint64_t microbatches, step_body body);
+
+  /// The step that runs or ran last.
+  step_id step() const noexcept {
+    return step_id{step_.load()};
+  }
+
+  const step_stats& last_step() const noexcept {
+    return stats_;
+  }
+
+  /// Microbatches of the running step.
+  uint64_t microbatches() const noexcept {
+    return microbatches_;
+  }
+
+  /// The grant of a microbatch's backward phase. Parks.
+  void await_grant(execution& ex);
+
+  // -- called by carriers -----------------------------------------------------
+
+  /// Runs a request: the step body, or what another rank wants.
+  payload execute(execution& ex, request& x);
+
+  /// The stream with which a microbatch begins (R23).
+  random_stream initial_stream(step_id s, microbatch_id m) const;
+
+  void add_executing(std::chrono::steady_clock::duration x) noexcept {
+    executing_ns_ += static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(x).count());
+  }
+
+  void count_request() noexcept {
+    ++requests_;
+  }
+
+  // -- fabric_listener --------------------------------------------------------
+
+  void on_message(rank_id from, message x) override;
+
+  void on_peer_lost(const failure& x) override;
+
+private:
+  session_config config_;
+  rank_layout layout_;
+  std::shared_ptr<smp::fabric> fabric_;
+  std::shared_ptr<actor_host> host_;
+  std::shared_ptr<execution_token> token_;
+  rank_id self_;
+  uint64_t pp_rank_ = 0;
+  std::vector<rank_id> pipeline_;
+  session* owner_ = nullptr;
+  smp::exchange exchange_;
+  object_store objects_;
+  call_store calls_;
+  std::shared_ptr<model_state> model_;
+  std::map<const void*, uint32_t> pins_;
+  std::atomic<uint64_t> step_ = 0;
+  std::atomic<uint64_t> microbatches_ = 0;
+  std::atomic<uint64_t> executing_ns_ = 0;
+  std::atomic<uint64_t> requests_ = 0; // of the running step
+  step_body body_;
+  step_stats stats_;
+  mutable std::mutex mutex_;
+  failure down_; // guarded by mutex_
+  std::atomic<bool> leaving_ = false;
+  std::atomic<bool> stopped_ = false;
+  /// Last: its actors may call everything above until they end.
+  std::unique_ptr<node> node_;
+};
+
+} // namespace smp

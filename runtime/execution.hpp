@@ -1,0 +1,73 @@
+#pragma once
+
+#include "actors/request.hpp"
+#include "runtime/random_stream.hpp"
+
+#include <cstdint>
+#include <string>
+
+namespace smp {
+
+class engine;
+
+/// What the calling thread executes: a microbatch of the step body, or a
+/// request of another rank. Remote calls, random numbers and errors belong to
+/// it. Only the thread that executes touches it.
+class execution {
+public:
+  virtual ~execution() = default;
+
+  /// Gives the token back until the answer is there.
+  /// @throws error with the first failure of this execution (R6); from then on
+  /// every call of this execution throws it
+  virtual response park(call x) = 0;
+
+  engine* eng = nullptr;
+  step_id step;
+  microbatch_id microbatch;
+
+  /// Numbers the remote calls of this execution.
+  uint64_t calls = 0;
+
+  /// The microbatch's random stream when it last came or went (R23); while
+  /// this executes, the default generator holds the stream itself.
+  random_stream last_stream{0};
+
+  /// `last_stream` is the one that every rank derives by itself, so that a
+  /// request need not carry it.
+  bool stream_is_initial = true;
+
+  /// Set while `distributed_model::backward` or a backward request runs the
+  /// autograd engine (R16).
+  bool in_backward = false;
+
+  /// The grant for the backward phase came (R4: once per microbatch).
+  bool granted = false;
+
+  /// True for the step body on pp_rank 0.
+  bool is_root = false;
+
+  /// The first failure (R6): what the rank reports whatever user code catches.
+  failure first_error;
+
+  /// Module whose code runs, for error texts; empty in the step body.
+  std::string module_path;
+
+  /// A Sequential that handed a range of children over and now lets the
+  /// others pass (runtime/sequential.cpp).
+  struct range_marker {
+    const void* sequential = nullptr;
+    size_t next = 0;
+    size_t last = 0;
+    /// The value that moves through holds the only reference to its tensor.
+    bool exclusive = false;
+  } range;
+
+  /// @returns the execution of the calling thread, or null.
+  static execution* current() noexcept;
+
+  /// Makes `x` the execution of the calling thread.
+  static void set_current(execution* x) noexcept;
+};
+
+} // namespace smp

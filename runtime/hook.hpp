@@ -1,0 +1,61 @@
+#pragma once
+
+#include "transport/ids.hpp"
+
+#include <cstdint>
+#include <optional>
+
+namespace smp {
+
+/// What an intercepted module knows about its place. Empty until the model is
+/// partitioned: then calls run here.
+struct hook_state {
+  module_id id;
+  /// Rank that owns the module.
+  rank_id owner;
+  /// False if calls must go to `owner`.
+  bool local = true;
+  /// Manual placement: a pp_rank.
+  std::optional<uint32_t> pinned;
+};
+
+/// Modules that are made while it lives, as `smp::submodule`, go to this
+/// pp_rank with all that is below them (manual placement). Scopes nest; the
+/// innermost wins. For other modules see `smp::set_partition`.
+class partition_scope {
+public:
+  explicit partition_scope(uint32_t pp_rank);
+  ~partition_scope();
+  partition_scope(const partition_scope&) = delete;
+  partition_scope& operator=(const partition_scope&) = delete;
+
+  /// @returns the pp_rank of the innermost scope of this thread, if any.
+  static std::optional<uint32_t> current() noexcept;
+
+private:
+  std::optional<uint32_t> previous_;
+};
+
+/// Base of everything whose calls smp intercepts; found by `dynamic_cast`
+/// during the walk.
+class hook_base {
+public:
+  hook_base() {
+    smp_hook.pinned = partition_scope::current();
+  }
+
+  /// A copy of a module is a module of its own.
+  hook_base(const hook_base&) : hook_base() {
+    // nop
+  }
+
+  hook_base& operator=(const hook_base&) {
+    return *this;
+  }
+
+  virtual ~hook_base() = default;
+
+  hook_state smp_hook;
+};
+
+} // namespace smp

@@ -1,0 +1,291 @@
+#include "runtime/model_state.hpp"
+
+#include "partition/partitioner.hpp"
+#include "partition/print.hpp"
+#include "runtime/engine.hpp"
+#include "runtime/execution.hpp"
+#include "runtime/hook.hpp"
+#include "runtime/released.hpp"
+#include "runtime/sequential.hpp"
+#include "runtime/wire_ops.hpp"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+
+namespace smp {
+
+namespace {
+
+namespace ag = torch::autograd;
+
+payload bytes_of(byte_writer& out) {
+  payload result;
+  result.bytes = out.take();
+  return result;
+}
+
+/// Why the calls of a module cannot be intercepted, with the cure (R20).
+std::string not_interceptable(const walked_module& x) {
+  if (!x.hooks.empty() || x.container || x.names.front().empty())
+    return {};
+  auto type = x.type;
+  if (type.ends_with("Impl"))
+    type.resize(type.size() - 4);
+  return "its calls cannot be seen; declare it as smp::submodule<" + type
+         + "> or put it into a Sequential";
+}
+
+model_info describe(const walked_model& model,
+                    const std::map<const void*, uint32_t>& pins) {
+  model_info result;
+  for (auto& m : model.modules) {
+    module_info x;
+    x.path = m.names.front();
+    x.type = m.type;
+    for (auto child : m.children)
+      x.children.push_back(module_id{child});
+    for (auto i : m.tensors) {
+      auto& t = model.tensors[i];
+      auto info = tensor_info{i, t.names.front(),
+                              static_cast<uint64_t>(t.tensor.numel())};
+      (t.is_buffer ? x.buffers : x.parameters).push_back(info);
+    }
+    x.not_interceptable = not_interceptable(m);
+    x.sequential = dynamic_cast<torch::nn::SequentialImpl*>(m.object);
+    for (auto* hook : m.hooks)
+      if (hook->pinned)
+        x.pinned_device = hook->pinned;
+    if (auto i = pins.find(dynamic_cast<const void*>(m.object));
+        i != pins.end())
+      x.pinned_device = i->second;
+    result.push_back(std::move(x));
+  }
+  return result;
+}
+
+/// Takes the gradient of a copy of a foreign parameter to its owner (R14).
+/// Not a leaf: whatever consumes the copy sends its gradient here.
+class foreign_gradient : public ag::Node {
+public:
+  foreign_gradient(rank_id owner, module_id module, uint32_t tensor,
+                   std::string name)
+    : owner_(owner), module_(module), tensor_(tensor), name_(std::move(name)) {
+    // nop
+  }
+
+  std::string name() const override {
+    return "smp::foreign_gradient(" + name_ + ")";
+  }
+
+  void release_variables() override {
+    // nop
+  }
+
+  ag::variable_list apply(ag::variable_list&& grads) override {
+    if (!grads[0].defined())
+      return {};
+    auto* ex = execution::current();
+    if (!ex || !ex->in_backward)
+      throw error{error_code::unsupported,
+                  "gradient of '" + name_ + "', which rank "
+                    + std::to_string(owner_.value)
+                    + " owns: call model.backward(loss) inside the step"};
+    call c;
+    c.owner = owner_;
+    c.module = module_;
+    c.what = phase::backward;
+    c.why = {"gradient of '" + name_ + "'", owner_};
+    byte_writer out;
+    out.u8(static_cast<uint8_t>(wire_op::add_gradient));
+    out.u32(tensor_);
+    write(out, wire_table{put_data(c.body, materialise(grads[0]), false)});
+    c.body.bytes = out.take();
+    ex->park(std::move(c));
+    return {};
+  }
+
+private:
+  rank_id owner_;
+  module_id module_;
+  uint32_t tensor_;
+  std::string name_;
+};
+
+} // namespace
+
+model_state::model_state(engine& eng, std::shared_ptr<torch::nn::Module> root)
+  : engine_(eng),
+    self_(eng.self()),
+    root_(std::move(root)),
+    model_(walk(*root_)),
+    owners_(model_.modules.size(), self_) {
+  // nop
+}
+
+model_state::~model_state() {
+  for (auto& m : model_.modules)
+    for (auto* hook : m.hooks)
+      hook->local = true;
+}
+
+// -- partition ----------------------------------------------------------------
+
+void model_state::partition() {
+  if (partitioned_)
+    return;
+  check_same_everywhere();
+  place();
+  release();
+  partitioned_ = true;
+  for (auto& f : std::exchange(hooks_, {}))
+    f();
+  // Nobody may ask for a module before its owner is ready.
+  engine_.exchange().barrier(engine_.pipeline(), "smp.partitioned");
+}
+
+void model_state::on_partition(std::function<void()> f) {
+  if (partitioned_)
+    f();
+  else
+    hooks_.push_back(std::move(f));
+}
+
+void model_state::check_same_everywhere() {
+  byte_writer out;
+  out.u64(model_.hash());
+  out.u64(model_.modules.size());
+  out.u64(model_.tensors.size());
+  auto all = engine_.exchange().all_gather(engine_.pipeline(), "smp.model",
+                                           bytes_of(out));
+  for (size_t i = 0; i < all.size(); ++i) {
+    byte_reader in{all[i].bytes};
+    auto hash = in.u64("model hash");
+    auto modules = in.u64("modules");
+    auto tensors = in.u64("tensors");
+    if (hash != model_.hash())
+      throw error{error_code::config,
+                  "rank " + std::to_string(engine_.pipeline()[i].value)
+                    + " has another model than rank "
+                    + std::to_string(self_.value) + ": "
+                    + std::to_string(modules) + " modules and "
+                    + std::to_string(tensors) + " tensors against "
+                    + std::to_string(model_.modules.size()) + " and "
+                    + std::to_string(model_.tensors.size())
+                    + ", or other names, types or shapes; all ranks must "
+                      "build the same model"};
+  }
+}
+
+void model_state::place() {
+  auto& cfg = engine_.config();
+  partition_options options;
+  options.manual.devices
+    = static_cast<uint32_t>(engine_.pipeline().size());
+  options.manual.automatic = cfg.auto_partition;
+  options.manual.default_device
+    = static_cast<uint32_t>(cfg.default_partition);
+  options.memory_weight
+    = cfg.memory_weight.value_or(cfg.optimize == "speed" ? 0.2 : 0.8);
+  options.strategy = parse_partition_strategy(cfg.strategy);
+  auto info = describe(model_, engine_.pins());
+  auto plan = make_partition(info, options);
+  text_ = print_partition(info, plan);
+  for (size_t i = 0; i < owners_.size(); ++i)
+    owners_[i] = engine_.pipeline().at(plan.module_device[i]);
+  for (size_t i = 0; i < owners_.size(); ++i) {
+    auto& m = model_.modules[i];
+    for (auto* hook : m.hooks) {
+      hook->id = module_id{i};
+      hook->owner = owners_[i];
+      hook->local = owners_[i] == self_;
+    }
+    if (auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(m.object))
+      name_sequential(*seq, module_id{i});
+  }
+}
+
+void model_state::release() {
+  for (uint32_t i = 0; i < model_.tensors.size(); ++i) {
+    auto& t = model_.tensors[i].tensor;
+    if (!owned(i))
+      release_tensor(t);
+    else if (t.has_storage())
+      storages_.insert(t.storage().unsafeGetStorageImpl());
+  }
+}
+
+// -- properties ---------------------------------------------------------------
+
+rank_id model_state::tensor_owner(uint32_t x) const {
+  // Modules that share a tensor are one node, so any of them tells (R18).
+  return owners_[model_.tensors.at(x).modules.front()];
+}
+
+bool model_state::shares_state(const at::Tensor& x) const {
+  return x.has_storage()
+         && storages_.contains(x.storage().unsafeGetStorageImpl());
+}
+
+// -- foreign parameters -------------------------------------------------------
+
+at::Tensor model_state::fetch(uint32_t tensor) {
+  auto& t = model_.tensors.at(tensor);
+  auto& name = tensor_name(tensor);
+  auto owner = tensor_owner(tensor);
+  auto* ex = execution::current();
+  if (!ex)
+    throw error{error_code::unsupported,
+                "'" + name + "' is read outside a step, but rank "
+                  + std::to_string(owner.value)
+                  + " owns it; use model.state_dict()"};
+  auto why = wait_reason{"value of '" + name + "'", owner};
+  copy mine;
+  if (!t.is_buffer) {
+    // One fetch per step, however many microbatches want it.
+    std::unique_lock guard{copies_mutex_};
+    auto& known = copies_[tensor];
+    if (known) {
+      auto other = known;
+      guard.unlock();
+      return awaited<at::Tensor>::peek(other, why);
+    }
+    known = mine = std::make_shared<awaited<at::Tensor>>();
+  }
+  try {
+    call c;
+    c.owner = owner;
+    c.module = module_id{t.modules.front()};
+    c.why = why;
+    byte_writer out;
+    out.u8(static_cast<uint8_t>(wire_op::read_tensor));
+    out.u32(tensor);
+    c.body.bytes = out.take();
+    auto answer = ex->park(std::move(c));
+    wire_tensor first;
+    auto result = take_data(answer.body, first);
+    if (t.tensor.requires_grad()) {
+      auto node = std::shared_ptr<ag::Node>(
+        new foreign_gradient(owner, module_id{t.modules.front()}, tensor,
+                             name),
+        ag::deleteNode);
+      auto nr = node->add_input_metadata(result);
+      ag::impl::set_gradient_edge(result, {node, nr});
+    }
+    if (mine)
+      mine->set_value(result);
+    return result;
+  } catch (const error& err) {
+    if (mine)
+      mine->fail(err.cause());
+    throw;
+  }
+}
+
+void model_state::forget_copies() {
+  std::unique_lock guard{copies_mutex_};
+  copies_.clear();
+}
+
+} // namespace smp

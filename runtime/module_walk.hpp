@@ -1,0 +1,72 @@
+#pragma once
+
+// One walk over a model by object identity (R17): the same on every rank, so
+// that positions in it can serve as ids.
+
+#include "transport/ids.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+class SequentialImpl;
+} // namespace torch::nn
+
+namespace smp {
+
+struct hook_state;
+
+/// A module of the model; one object under several names is one entry.
+struct walked_module {
+  /// First path in the walk, "" for the root; then the other names.
+  std::vector<std::string> names;
+  /// Type name, demangled: "torch::nn::LinearImpl".
+  std::string type;
+  torch::nn::Module* object = nullptr;
+  /// Positions in `walked_model::modules`, in order of registration; a module
+  /// with several parents stands in the lists of all of them.
+  std::vector<uint32_t> children;
+  uint32_t parent = 0;
+  /// Positions in `walked_model::tensors`, direct ownership only.
+  std::vector<uint32_t> tensors;
+  /// Where its calls are intercepted: empty for the root, for containers
+  /// and for what cannot be intercepted (R20).
+  std::vector<hook_state*> hooks;
+  /// Set when it is a child of a Sequential.
+  torch::nn::SequentialImpl* sequential = nullptr;
+  /// A container without code of its own (ModuleList, ModuleDict,
+  /// Sequential): its children are found, itself never runs.
+  bool container = false;
+};
+
+/// A parameter or buffer; one tensor under several names is one entry.
+struct walked_tensor {
+  std::vector<std::string> names;
+  at::Tensor tensor;
+  bool is_buffer = false;
+  /// Modules that own it directly, in walk order.
+  std::vector<uint32_t> modules;
+};
+
+struct walked_model {
+  std::vector<walked_module> modules; // 0 is the root
+  std::vector<walked_tensor> tensors;
+  std::unordered_map<const void*, uint32_t> module_index; // by object
+  std::unordered_map<const void*, uint32_t> tensor_index; // by TensorImpl
+
+  /// @returns the position of a parameter or buffer, or -1.
+  int64_t find(const at::Tensor& x) const;
+
+  /// Over names, types, shapes and dtypes; equal on ranks with the same model.
+  uint64_t hash() const;
+};
+
+walked_model walk(torch::nn::Module& root);
+
+} // namespace smp

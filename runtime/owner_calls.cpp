@@ -1,0 +1,351 @@
+#include "runtime/owner_calls.hpp"
+
+#include "runtime/engine.hpp"
+#include "runtime/execution.hpp"
+#include "runtime/invoker.hpp"
+#include "runtime/model_state.hpp"
+#include "runtime/released.hpp"
+#include "runtime/sequential.hpp"
+#include "runtime/tensor_bridge.hpp"
+#include "runtime/wire_ops.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_lazy_clone.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+
+namespace smp {
+
+namespace {
+
+namespace ag = torch::autograd;
+
+/// The arguments of a call as its module gets them.
+struct arrived {
+  /// Where their gradients come out; undefined where none is wanted.
+  std::vector<at::Tensor> leaves;
+  /// What the module gets.
+  std::vector<at::Tensor> tensors;
+  std::vector<uint32_t> versions;
+};
+
+arrived take_arguments(engine& eng, const payload& body,
+                       const wire_table& table) {
+  auto& st = *eng.model();
+  arrived result;
+  result.leaves.resize(table.size());
+  for (size_t i = 0; i < table.size(); ++i) {
+    auto& x = table[i];
+    at::Tensor t;
+    switch (x.what) {
+      case wire_tensor::kind::undefined:
+        break;
+      case wire_tensor::kind::data:
+        t = take_data(body, x);
+        break;
+      case wire_tensor::kind::object:
+        t = eng.objects().fetch(x.object).detach().clone();
+        break;
+      case wire_tensor::kind::parameter:
+        if (x.index >= st.model().tensors.size())
+          throw error{error_code::protocol, "unknown parameter in a request"};
+        t = st.model().tensors[x.index].tensor;
+        break;
+      case wire_tensor::kind::argument:
+        throw error{error_code::protocol, "an argument names itself"};
+    }
+    auto came = x.what == wire_tensor::kind::data
+                || x.what == wire_tensor::kind::object;
+    if (came && x.requires_grad && at::GradMode::is_enabled()) {
+      t.set_requires_grad(true);
+      result.leaves[i] = t;
+      // Neither a leaf nor a view, so that the module may write into its
+      // argument; copies only if it does (R11, R40).
+      t = at::_lazy_clone(t);
+    }
+    result.versions.push_back(t.defined() ? t._version() : 0);
+    result.tensors.push_back(std::move(t));
+  }
+  return result;
+}
+
+/// Runs a call or range and encodes its results; keeps what backward needs.
+class forward_call {
+public:
+  forward_call(engine& eng, execution& ex, const request& req)
+    : eng_(eng), ex_(ex), req_(req), st_(*eng.model()) {
+    // nop
+  }
+
+  payload run(wire_op op, byte_reader& in) {
+    auto results = in.u8("where results stay");
+    if (results > static_cast<uint8_t>(wire_results::hold))
+      in.fail("where results stay", "unknown");
+    hold_ = results == static_cast<uint8_t>(wire_results::hold);
+    in.u64("call number");
+    at::AutoGradMode grad_mode{in.boolean("grad mode")};
+    auto training = in.boolean("training");
+    uint64_t invoker = 0;
+    uint32_t first = 0, last = 0;
+    if (op == wire_op::call) {
+      invoker = in.u64("invoker");
+    } else {
+      first = in.u32("first child");
+      last = in.u32("last child");
+    }
+    read_stream(in, ex_);
+    auto args = read_value(in);
+    auto* list = args.get_if<tuple_value>();
+    if (!list)
+      in.fail("arguments", "no tuple");
+    auto table = read_table(in);
+    in.expect_end();
+    auto& module = *st_.model().modules.at(req_.module.value).object;
+    if (module.is_training() != training)
+      module.train(training);
+    auto arguments = take_arguments(eng_, req_.body, table);
+    check_indexes(args, table.size());
+    auto before = random_stream::of_default();
+    packer out;
+    unpacker tensors{arguments.tensors};
+    auto done = op == wire_op::call
+                  ? find_invoker(invoker)(module, tensors, list->items, out)
+                  : run_range(module, first, last, tensors, list->items, out);
+    return answer(table, arguments, out, std::move(done), before);
+  }
+
+private:
+  static void check_indexes(const value& args, size_t n) {
+    for_each_tensor(args, [n](const tensor_index& x) {
+      if (x.index >= n)
+        throw error{error_code::protocol, "an argument names tensor "
+                                            + std::to_string(x.index) + " of "
+                                            + std::to_string(n)};
+    });
+  }
+
+  /// Where the gradient of an output enters the graph.
+  void keep_edge(saved_call& saved, size_t i, const at::Tensor& t) {
+    if (saved.outputs.size() <= i)
+      saved.outputs.resize(i + 1);
+    if (t.requires_grad())
+      saved.outputs[i] = ag::impl::gradient_edge(t);
+  }
+
+  wire_tensor put_result(payload& body, const arrived& arguments,
+                         const wire_table& table, const at::Tensor& t) {
+    wire_tensor result;
+    for (size_t i = 0; i < arguments.tensors.size(); ++i) {
+      if (t.is_same(arguments.tensors[i])) {
+        result.what = table[i].what == wire_tensor::kind::parameter
+                        ? wire_tensor::kind::parameter
+                        : wire_tensor::kind::argument;
+        result.index = result.what == wire_tensor::kind::parameter
+                         ? table[i].index
+                         : static_cast<uint32_t>(i);
+        return result;
+      }
+    }
+    if (auto i = st_.model().find(t);
+        i >= 0 && !st_.model().tensors[i].is_buffer) {
+      result.what = wire_tensor::kind::parameter;
+      result.index = static_cast<uint32_t>(i);
+      return result;
+    }
+    return put_travelling(body, t);
+  }
+
+  wire_tensor put_travelling(payload& body, const at::Tensor& t) {
+    auto x = materialise(t);
+    if (!hold_)
+      return put_data(body, x, st_.shares_state(x));
+    wire_tensor result;
+    result.what = wire_tensor::kind::object;
+    result.requires_grad = x.requires_grad();
+    result.object = eng_.objects().hold(st_.shares_state(x)
+                                          ? x.detach().clone()
+                                          : x.detach());
+    return result;
+  }
+
+  payload answer(const wire_table& table, const arrived& arguments,
+                 packer& out, invocation done, const random_stream& before) {
+    payload body;
+    auto saved = std::make_shared<saved_call>();
+    saved->leaves = arguments.leaves;
+    saved->module = ex_.module_path;
+    wire_table results;
+    for (auto& t : out.tensors()) {
+      results.push_back(put_result(body, arguments, table, t));
+      auto what = results.back().what;
+      keep_edge(*saved, results.size() - 1,
+                what == wire_tensor::kind::data
+                    || what == wire_tensor::kind::object
+                  ? t
+                  : at::Tensor{});
+    }
+    // An argument whose version moved is one more output (R12).
+    std::vector<std::pair<uint32_t, uint32_t>> written;
+    for (size_t i = 0; i < arguments.tensors.size(); ++i) {
+      auto& t = arguments.tensors[i];
+      if (!t.defined() || t._version() == arguments.versions[i])
+        continue;
+      if (table[i].what == wire_tensor::kind::parameter)
+        throw error{failure{error_code::unsupported, eng_.self(),
+                            ex_.module_path,
+                            "changes parameter '"
+                              + st_.tensor_name(table[i].index)
+                              + "', given as an argument, in place"}};
+      written.emplace_back(static_cast<uint32_t>(i),
+                           static_cast<uint32_t>(results.size()));
+      results.push_back(put_travelling(body, t));
+      keep_edge(*saved, results.size() - 1, t);
+    }
+    byte_writer w;
+    // The random numbers of a microbatch go on where the callee stopped.
+    auto now = random_stream::of_default();
+    w.boolean(!(now == before));
+    if (!(now == before))
+      now.write(w);
+    write(w, done.result);
+    std::vector<std::pair<value, value>> changed;
+    for (auto& [position, content] : done.changed)
+      changed.emplace_back(value::of(int64_t{position}), std::move(content));
+    write(w, value::dict(std::move(changed)));
+    write(w, results);
+    w.u32(static_cast<uint32_t>(written.size()));
+    for (auto& [argument, content] : written) {
+      w.u32(argument);
+      w.u32(content);
+    }
+    body.bytes = w.take();
+    auto differentiable = [](const ag::Edge& x) { return x.is_valid(); };
+    if (std::any_of(saved->outputs.begin(), saved->outputs.end(),
+                    differentiable))
+      eng_.calls().put(req_.step, req_.microbatch, req_.id, std::move(saved));
+    return body;
+  }
+
+  engine& eng_;
+  execution& ex_;
+  const request& req_;
+  model_state& st_;
+  bool hold_ = false;
+};
+
+payload run_backward(engine& eng, execution& ex, const request& req,
+                     byte_reader& in) {
+  request_id id;
+  id.origin.value = in.u64("call origin");
+  id.number = in.u64("call number");
+  auto keep = in.boolean("keep graph");
+  auto table = read_table(in);
+  std::vector<uint32_t> wanted(in.count(4, "wanted gradients"));
+  for (auto& x : wanted)
+    x = in.u32("wanted gradient");
+  in.expect_end();
+  auto saved = eng.calls().take(req.step, req.microbatch, id, keep);
+  if (!saved)
+    throw error{error_code::unsupported,
+                "backward a second time through '" + ex.module_path
+                  + "': what its forward kept is gone (pass keep_graph to "
+                    "model.backward)"};
+  if (table.size() > saved->outputs.size())
+    throw error{error_code::protocol, "more gradients than outputs"};
+  ag::edge_list roots;
+  ag::variable_list grads;
+  for (size_t i = 0; i < table.size(); ++i) {
+    if (table[i].what == wire_tensor::kind::undefined
+        || !saved->outputs[i].is_valid())
+      continue;
+    roots.push_back(saved->outputs[i]);
+    grads.push_back(table[i].what == wire_tensor::kind::object
+                      ? eng.objects().fetch(table[i].object)
+                      : take_data(req.body, table[i]));
+  }
+  for (auto& leaf : saved->leaves)
+    if (leaf.defined())
+      leaf.mutable_grad() = at::Tensor{};
+  ex.in_backward = true;
+  if (!roots.empty())
+    ag::Engine::get_default_engine().execute(roots, grads, keep, false, true);
+  ex.in_backward = false;
+  payload body;
+  wire_table result;
+  for (auto i : wanted) {
+    if (i >= saved->leaves.size())
+      throw error{error_code::protocol, "a gradient of no argument is wanted"};
+    auto& leaf = saved->leaves[i];
+    result.push_back(
+      put_data(body, leaf.defined() ? leaf.grad() : at::Tensor{}, false));
+  }
+  byte_writer w;
+  write(w, result);
+  body.bytes = w.take();
+  return body;
+}
+
+uint32_t read_own_tensor(engine& eng, byte_reader& in) {
+  auto index = in.u32("tensor");
+  auto& st = *eng.model();
+  if (index >= st.model().tensors.size() || !st.owned(index))
+    throw error{error_code::protocol,
+                "asked for tensor " + std::to_string(index)
+                  + ", which this rank does not own"};
+  return index;
+}
+
+payload read_tensor(engine& eng, byte_reader& in) {
+  auto index = read_own_tensor(eng, in);
+  in.expect_end();
+  payload body;
+  body.tensors.push_back(
+    to_tensor_ref(eng.model()->model().tensors[index].tensor, true));
+  return body;
+}
+
+payload add_gradient(engine& eng, const request& req, byte_reader& in) {
+  auto index = read_own_tensor(eng, in);
+  auto table = read_table(in);
+  in.expect_end();
+  if (table.size() != 1)
+    throw error{error_code::protocol, "one gradient wanted"};
+  auto grad = take_data(req.body, table[0]);
+  auto& leaf = eng.model()->model().tensors[index].tensor;
+  at::NoGradGuard no_grad;
+  if (leaf.grad().defined())
+    leaf.mutable_grad().add_(grad);
+  else
+    leaf.mutable_grad() = grad.clone();
+  return {};
+}
+
+} // namespace
+
+payload serve(engine& eng, execution& ex, const request& x) {
+  auto st = eng.model();
+  if (!st || !st->partitioned())
+    throw error{error_code::protocol, "a request before the partition"};
+  if (x.module.value >= st->model().modules.size())
+    throw error{error_code::protocol, "a request for an unknown module"};
+  ex.module_path = st->name(x.module);
+  byte_reader in{x.body.bytes};
+  auto op = in.u8("kind of work");
+  if (op > static_cast<uint8_t>(wire_op::add_gradient))
+    in.fail("kind of work", "unknown");
+  switch (static_cast<wire_op>(op)) {
+    case wire_op::backward:
+      return run_backward(eng, ex, x, in);
+    case wire_op::read_tensor:
+      return read_tensor(eng, in);
+    case wire_op::add_gradient:
+      return add_gradient(eng, x, in);
+    default:
+      return forward_call{eng, ex, x}.run(static_cast<wire_op>(op), in);
+  }
+}
+
+} // namespace smp

@@ -1,0 +1,44 @@
+#pragma once
+
+// A call of a module that another rank owns, as its caller sees it: a request,
+// a wait, results with an autograd node behind them.
+
+#include "runtime/hook.hpp"
+#include "runtime/pack.hpp"
+#include "runtime/value.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace smp {
+
+/// What to run at the owner. Exactly one of the two ways.
+struct call_target {
+  /// `invoker` registered under this hash (runtime/submodule.hpp), on the
+  /// hooked module.
+  uint64_t invoker = 0;
+  /// Or children [first, last) of a Sequential (R8), the hook's module being
+  /// the Sequential.
+  bool range = false;
+  uint32_t first = 0;
+  uint32_t last = 0;
+  /// `is_training()` of what is called.
+  bool training = true;
+};
+
+struct call_result {
+  value result;
+  /// New content of arguments that the callee changed and that are no tensors
+  /// (R12): (position, content).
+  std::vector<std::pair<uint32_t, value>> changed;
+  unpacker tensors;
+};
+
+/// Runs `x` at the owner of `module` and waits. Tensors that the callee
+/// changed in place are written back before this returns (R12).
+/// @param in the tensors that `args` name
+/// @throws error (user_code, rank_down, ...) with rank and module of the cause
+call_result call_remote(rank_id owner, module_id module, const call_target& x,
+                        const packer& in, std::vector<value> args);
+
+} // namespace smp

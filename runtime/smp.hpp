@@ -1,0 +1,12 @@
+#pragma once
+
+// Everything a training program needs.
+
+#include "runtime/distributed_model.hpp"
+#include "runtime/distributed_optimizer.hpp"
+#include "runtime/environment.hpp"
+#include "runtime/random_stream.hpp"
+#include "runtime/session.hpp"
+#include "runtime/step.hpp"
+#include "runtime/submodule.hpp"
+#include "transport/error.hpp"

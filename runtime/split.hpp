@@ -1,0 +1,106 @@
+#pragma once
+
+// How a batch becomes microbatches.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace smp {
+
+/// One microbatch's part of a tensor: slice `index` of `n` equal ones along
+/// `axis`, a view.
+/// @throws error (config) if `n` does not divide the axis
+at::Tensor slice_tensor(const at::Tensor& x, uint64_t n, uint64_t index,
+                        int64_t axis);
+
+/// Splits a type of the user's own, found by ADL:
+/// `my_batch smp_slice(const my_batch&, uint64_t n, uint64_t index,
+///                     int64_t axis)`.
+template <class T>
+concept sliceable = requires(const T& x) {
+  { smp_slice(x, uint64_t{}, uint64_t{}, int64_t{}) };
+};
+
+/// Splits tensors, also inside vectors, maps, tuples, pairs and optionals;
+/// everything else goes whole to every microbatch.
+template <class T>
+struct splitter {
+  static T slice(const T& x, uint64_t n, uint64_t index, int64_t axis) {
+    if constexpr (sliceable<T>)
+      return smp_slice(x, n, index, axis);
+    else
+      return x;
+  }
+};
+
+template <class T>
+T split(const T& x, uint64_t n, uint64_t index, int64_t axis) {
+  return splitter<T>::slice(x, n, index, axis);
+}
+
+template <>
+struct splitter<at::Tensor> {
+  static at::Tensor slice(const at::Tensor& x, uint64_t n, uint64_t index,
+                          int64_t axis) {
+    return slice_tensor(x, n, index, axis);
+  }
+};
+
+template <class T>
+struct splitter<std::vector<T>> {
+  static std::vector<T> slice(const std::vector<T>& xs, uint64_t n,
+                              uint64_t index, int64_t axis) {
+    std::vector<T> result;
+    for (auto& x : xs)
+      result.push_back(split(x, n, index, axis));
+    return result;
+  }
+};
+
+template <class K, class T>
+struct splitter<std::map<K, T>> {
+  static std::map<K, T> slice(const std::map<K, T>& xs, uint64_t n,
+                              uint64_t index, int64_t axis) {
+    std::map<K, T> result;
+    for (auto& [key, x] : xs)
+      result.emplace(key, split(x, n, index, axis));
+    return result;
+  }
+};
+
+template <class T>
+struct splitter<std::optional<T>> {
+  static std::optional<T> slice(const std::optional<T>& x, uint64_t n,
+                                uint64_t index, int64_t axis) {
+    return x ? std::optional<T>{split(*x, n, index, axis)} : std::nullopt;
+  }
+};
+
+template <class A, class B>
+struct splitter<std::pair<A, B>> {
+  static std::pair<A, B> slice(const std::pair<A, B>& x, uint64_t n,
+                               uint64_t index, int64_t axis) {
+    return {split(x.first, n, index, axis), split(x.second, n, index, axis)};
+  }
+};
+
+template <class... Ts>
+struct splitter<std::tuple<Ts...>> {
+  static std::tuple<Ts...> slice(const std::tuple<Ts...>& x, uint64_t n,
+                                 uint64_t index, int64_t axis) {
+    return std::apply(
+      [&](auto&... xs) {
+        return std::tuple<Ts...>{split(xs, n, index, axis)...};
+      },
+      x);
+  }
+};
+
+} // namespace smp

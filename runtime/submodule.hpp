@@ -1,0 +1,210 @@
+#pragma once
+
+// Interception of torch::nn modules. A module's `forward` is not virtual, so
+// the member's type has to change, and only that:
+//
+//   torch::nn::Linear fc{8, 8};  ->  smp::submodule<torch::nn::Linear> fc{8, 8};
+//
+// `fc(x)` and `fc->forward(x)` then run where the partition put `fc`;
+// `fc->weight`, `register_module("fc", fc)` and `parameters()` stay as before.
+
+#include "runtime/hook.hpp"
+#include "runtime/invoker.hpp"
+#include "runtime/pack.hpp"
+#include "runtime/remote_call.hpp"
+#include "transport/error.hpp"
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+
+namespace smp {
+
+/// Like `put_value`; an error names the argument.
+template <class T>
+value put_argument(packer& p, size_t position, const T& x) {
+  value_path::scope place{p, "argument", position};
+  return put_value(p, x);
+}
+
+/// Like `get_value`; an error names the argument.
+template <class T>
+auto get_argument(unpacker& u, size_t position, const value& x) {
+  value_path::scope place{u, "argument", position};
+  return get_value<T>(u, x);
+}
+
+/// A call of `Impl::forward` with arguments of these types, as its owner runs
+/// it. Instantiated at the call, hence present in the binary of every rank.
+template <class Impl, class... Ts>
+struct invoker {
+  using result_type
+    = decltype(std::declval<Impl&>().Impl::forward(std::declval<Ts>()...));
+
+  static invocation run(torch::nn::Module& object, unpacker& in,
+                        const std::vector<value>& args, packer& out) {
+    auto* impl = dynamic_cast<Impl*>(&object);
+    if (!impl || args.size() != sizeof...(Ts))
+      throw error{error_code::protocol, "a call does not fit its module"};
+    return run(*impl, in, args, out, std::index_sequence_for<Ts...>{});
+  }
+
+  template <size_t... Is>
+  static invocation run(Impl& impl, unpacker& in,
+                        const std::vector<value>& args, packer& out,
+                        std::index_sequence<Is...>) {
+    // In a tuple, so that an argument taken by reference outlives the call.
+    std::tuple<unpacked_t<std::decay_t<Ts>>...> xs{
+      get_argument<std::decay_t<Ts>>(in, Is, args[Is])...};
+    invocation result;
+    if constexpr (std::is_void_v<result_type>)
+      impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...);
+    else
+      result.result = put_value(
+        out, impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...));
+    (put_changed<Ts>(out, Is, std::get<Is>(xs), result), ...);
+    return result;
+  }
+
+  /// A container that the callee can change travels back (R12).
+  template <class T, class U>
+  static void put_changed(packer& out, uint32_t position, const U& x,
+                          invocation& result) {
+    if constexpr (is_changeable<T>)
+      result.changed.emplace_back(position, put_value(out, x));
+  }
+
+  /// Tensors have their own way back; scalars cannot be shared with a caller.
+  template <class T>
+  static constexpr bool is_changeable
+    = std::is_lvalue_reference_v<T>
+      && !std::is_const_v<std::remove_reference_t<T>>
+      && !std::is_same_v<std::decay_t<T>, at::Tensor>;
+
+  static inline const uint64_t id
+    = register_invoker(typeid(invoker).name(), &invoker::run);
+};
+
+namespace detail {
+
+template <class F>
+struct forward_traits;
+
+template <class C, class R, class... Ts>
+struct forward_traits<R (C::*)(Ts...)> {
+  /// The type with which argument I, given as a T, is passed on.
+  template <size_t I, class T>
+  using argument = std::tuple_element_t<I, std::tuple<Ts...>>;
+};
+
+template <class C, class R, class... Ts>
+struct forward_traits<R (C::*)(Ts...) const>
+  : forward_traits<R (C::*)(Ts...)> {};
+
+/// An overloaded or templated `forward` takes what it is given.
+struct any_forward_traits {
+  template <size_t, class T>
+  using argument = std::decay_t<T>;
+};
+
+template <class Impl>
+auto traits_of_forward() {
+  if constexpr (requires { &Impl::forward; })
+    return forward_traits<decltype(&Impl::forward)>{};
+  else
+    return any_forward_traits{};
+}
+
+/// How the owner holds argument I of type T: a reference to a container that
+/// may change, or a value.
+template <class Impl, size_t I, class T>
+using argument_t = typename decltype(traits_of_forward<Impl>())::
+  template argument<I, T>;
+
+/// Values are unpacked as what `forward` wants, not as what the caller gave:
+/// an int given for an int64_t arrives as an int64_t.
+template <class P, class T>
+using wire_argument_t
+  = std::conditional_t<std::is_lvalue_reference_v<P>
+                         && !std::is_const_v<std::remove_reference_t<P>>,
+                       P, unpacked_t<std::decay_t<P>>&&>;
+
+template <class Impl, size_t I, class T>
+void assign_changed(unpacker& in, const value& content, T& x) {
+  using type = argument_t<Impl, I, T>;
+  if constexpr (std::is_lvalue_reference_v<type>
+                && !std::is_const_v<std::remove_reference_t<type>>
+                && !std::is_same_v<std::decay_t<type>, at::Tensor>)
+    x = get_value<std::decay_t<type>>(in, content);
+}
+
+template <class Impl, class R, size_t... Is, class... Ts>
+R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
+              Ts&&... xs) {
+  using call
+    = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
+  packer in;
+  std::vector<value> args;
+  (args.push_back(put_argument(in, Is,
+                               static_cast<const std::decay_t<
+                                 argument_t<Impl, Is, Ts>>&>(xs))),
+   ...);
+  call_target target;
+  target.invoker = call::id;
+  target.training = self.is_training();
+  auto result = call_remote(hook.owner, hook.id, target, in, std::move(args));
+  for (auto& [position, content] : result.changed)
+    ((position == Is
+        ? assign_changed<Impl, Is>(result.tensors, content, xs)
+        : void()),
+     ...);
+  if constexpr (!std::is_void_v<R>)
+    return get_value<std::decay_t<R>>(result.tensors, result.result);
+}
+
+} // namespace detail
+
+/// An `Impl` whose `forward` asks first where it has to run. Hides
+/// `Impl::forward`; everything else is the Impl's.
+template <class Impl>
+class hooked : public Impl, public hook_base {
+public:
+  using Impl::Impl;
+
+  /// Runs `Impl::forward` here or at its owner.
+  /// @throws error with rank and module if it fails there
+  template <class... Ts>
+  auto forward(Ts&&... xs)
+    -> decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...)) {
+    using result
+      = decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...));
+    if (smp_hook.local)
+      return Impl::forward(std::forward<Ts>(xs)...);
+    return detail::call_hooked<Impl, result>(
+      static_cast<Impl&>(*this), smp_hook, std::index_sequence_for<Ts...>{},
+      xs...);
+  }
+};
+
+/// Holder of a module whose calls smp intercepts, used like the holder H.
+template <class H>
+class submodule
+  : public torch::nn::ModuleHolder<hooked<typename H::ContainedType>> {
+public:
+  using base = torch::nn::ModuleHolder<hooked<typename H::ContainedType>>;
+  using base::base;
+
+  /// Calls `forward`; unlike the base's it accepts a templated one.
+  template <class... Ts>
+  auto operator()(Ts&&... xs)
+    -> decltype(std::declval<hooked<typename H::ContainedType>&>().forward(
+      std::forward<Ts>(xs)...)) {
+    return this->impl_->forward(std::forward<Ts>(xs)...);
+  }
+};
+
+} // namespace smp

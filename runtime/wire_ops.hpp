@@ -1,0 +1,43 @@
+#pragma once
+
+// What stands first in the body of a request: which kind of work it is, and
+// what else every kind shares.
+
+#include "runtime/execution.hpp"
+#include "runtime/tensor_table.hpp"
+#include "runtime/value_codec.hpp"
+
+#include <ATen/core/Tensor.h>
+
+namespace smp {
+
+enum class wire_op : uint8_t {
+  call,         // forward of one module
+  range,        // forward of consecutive children of a Sequential (R8)
+  backward,     // backward of a call or range
+  read_tensor,  // the value of a parameter or buffer (R14)
+  add_gradient, // a gradient of a parameter (R14)
+};
+
+/// Where the results of a call stay.
+enum class wire_results : uint8_t {
+  push, // they come with the response
+  hold, // they stay in the owner's object store, the response has their ids
+};
+
+/// Appends the random stream unless the receiver can derive it (R23).
+void write_stream(byte_writer& out, execution& ex);
+
+/// Takes over a stream that came along.
+void read_stream(byte_reader& in, execution& ex);
+
+/// Appends an entry for `x` to the table and, where its bytes travel, to the
+/// tensors of the message.
+/// @param snapshot copy the bytes, see `to_tensor_ref`
+wire_tensor put_data(payload& out, const at::Tensor& x, bool snapshot);
+
+/// @returns the tensor of an entry of kind data.
+/// @throws error (protocol) if the message has no such tensor
+at::Tensor take_data(const payload& in, const wire_tensor& x);
+
+} // namespace smp
