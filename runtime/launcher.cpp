@@ -78,7 +78,7 @@ int exit_code(const process_group::result& x) {
 }
 
 void print_cause(const process_group::result& x, const std::string& log_dir) {
-  if (!x.cause)
+  if (!x.cause || x.told_by_rank_0)
     return;
   auto line = fmt::format("smp: {}", x.cause.describe());
   if (!x.last_words.empty())

@@ -27,9 +27,10 @@ struct launch_options {
 
 /// Hosts the SUPERVISOR, runs the ranks and returns when all are gone. The
 /// first failure ends all of them, and one line on stderr names the rank and
-/// its signal or exit code. Ctrl-C is passed on to the ranks; a second one
-/// kills them. Call it from the main thread: the ranks die with the thread
-/// that started them, so that even a killed launcher leaves none behind.
+/// its signal or exit code; unless rank 0 ended for the same reason with a
+/// documented code, and has told it itself. Ctrl-C is passed on to the ranks; a
+/// second one kills them. Call it from the main thread: the ranks die with the
+/// thread that started them, so that even a killed launcher leaves none behind.
 /// @returns the exit code: 0 done, 3 a rank failed, 130 interrupted; 2, 4 and
 /// 5 as the failed rank returned them
 /// @throws error (config) if the command cannot be started

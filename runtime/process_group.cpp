@@ -122,8 +122,10 @@ process_group::result process_group::run() {
     reap_group(x.pid);
   console_.reset(); // takes the last output
   result_.interrupted = interrupted_;
-  if (result_.cause)
+  if (result_.cause) {
     result_.last_words = last_words();
+    result_.told_by_rank_0 = told_by_rank_0();
+  }
   return result_;
 }
 
@@ -252,16 +254,17 @@ void process_group::send_to_all(int number) {
       ::kill(-x.pid, number);
 }
 
-// -- the log of the culprit ---------------------------------------------------
+// -- what the console shows already -------------------------------------------
+
+bool process_group::told_by_rank_0() const {
+  return result_.code >= 2 && result_.code <= 5 && children_[0].end
+      && children_[0].end->code == result_.code;
+}
 
 std::string process_group::last_words() const {
   auto rank = result_.cause.rank.value;
   if (options_.log_dir.empty() || rank == 0 || rank >= children_.size()
-      || result_.code == 0)
-    return {};
-  // Who fails for the same reason as rank 0 has nothing to add to what the
-  // console shows.
-  if (children_[0].end && children_[0].end->code == result_.code)
+      || result_.code == 0 || told_by_rank_0())
     return {};
   std::ifstream file{log_path(rank), std::ios::binary | std::ios::ate};
   auto size = static_cast<std::streamoff>(file.tellg());

@@ -51,6 +51,9 @@ public:
     int code = 0;
     /// Last line of its log, if the console does not show it.
     std::string last_words;
+    /// Rank 0 ended for the same reason in an orderly way (code 2 to 5), so it
+    /// has said on the console what happened.
+    bool told_by_rank_0 = false;
   };
 
   explicit process_group(options x);
@@ -97,6 +100,7 @@ private:
   bool all_gone() const;
   std::string log_path(uint64_t rank) const;
   std::string last_words() const;
+  bool told_by_rank_0() const;
 
   options options_;
   boost::asio::io_context io_;
