@@ -10,8 +10,8 @@
 #include "runtime/wire_ops.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_lazy_clone.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
@@ -22,6 +22,30 @@ namespace smp {
 namespace {
 
 namespace ag = torch::autograd;
+
+/// Passes gradients on unchanged.
+struct identity_node : ag::Node {
+  std::string name() const override {
+    return "smp::argument";
+  }
+
+  ag::variable_list apply(ag::variable_list&& grads) override {
+    return std::move(grads);
+  }
+};
+
+/// A module may write into its argument, which neither a leaf nor a view of
+/// one allows: it gets a tensor of its own over the same bytes, which nobody
+/// else uses, with one autograd node between (R11). Copy on write (R40) would
+/// do as well, but takes no memory that the fabric allocated.
+at::Tensor behind_identity(const at::Tensor& leaf) {
+  auto result = leaf.variable_data();
+  auto node = std::shared_ptr<ag::Node>(new identity_node, ag::deleteNode);
+  node->set_next_edges({ag::impl::gradient_edge(leaf)});
+  auto nr = node->add_input_metadata(result);
+  ag::impl::set_gradient_edge(result, {node, nr});
+  return result;
+}
 
 /// The arguments of a call as its module gets them.
 struct arrived {
@@ -62,9 +86,7 @@ arrived take_arguments(engine& eng, const payload& body,
     if (came && x.requires_grad && at::GradMode::is_enabled()) {
       t.set_requires_grad(true);
       result.leaves[i] = t;
-      // Neither a leaf nor a view, so that the module may write into its
-      // argument; copies only if it does (R11, R40).
-      t = at::_lazy_clone(t);
+      t = behind_identity(t);
     }
     result.versions.push_back(t.defined() ? t._version() : 0);
     result.tensors.push_back(std::move(t));

@@ -71,7 +71,7 @@ session::session(session_config config, std::string config_hash)
   parts.layout = layout;
   parts.host = process_->host;
   parts.token = make_execution_token();
-  std::vector<std::string> addresses(1);
+  std::vector<std::string> addresses;
   if (env.world_size == 1) {
     auto network = std::make_shared<loopback_network>(
       1, loopback_options{.seed = 1, .reorder = false, .stepped = false});
@@ -139,6 +139,8 @@ session::session(session_config config, std::string config_hash)
       addresses.push_back(std::move(m.fabric_address));
     process_->port.reset();
   }
+  if (addresses.empty())
+    addresses.push_back(engine_->fabric().address());
   engine_->start(addresses);
   barrier();
 }

@@ -40,8 +40,11 @@ void run_virtual_world(uint64_t world_size, const virtual_world_options& x,
   std::vector<std::shared_ptr<engine>> ranks;
   for (uint64_t r = 0; r < world_size; ++r)
     ranks.push_back(make_rank(net, r, x, host, token));
+  std::vector<std::string> addresses;
   for (auto& r : ranks)
-    r->start({});
+    addresses.push_back(r->fabric().address());
+  for (auto& r : ranks)
+    r->start(addresses);
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
