@@ -1,0 +1,42 @@
+#include "apps/smp-train/check.hpp"
+
+#include "runtime/smp.hpp"
+#include "runtime/trainer.hpp"
+
+#include <functional>
+
+namespace smp::app {
+
+namespace {
+
+/// Partitions for real, on as many virtual ranks of this process.
+std::string partition_text_of(const train_config& x) {
+  virtual_world_options world;
+  world.config = x.smp;
+  std::string result;
+  run_virtual_world(x.smp.pipeline_parallel_degree, world, [&](session& s) {
+    distributed_model model{gpt{make_gpt_config(x)}};
+    model.partition();
+    if (s.rank() == 0)
+      result = model.partition_text();
+  });
+  return result;
+}
+
+} // namespace
+
+std::vector<std::string> check(const train_config& x, std::string& partition) {
+  std::vector<std::string> result;
+  auto attempt = [&result](const std::function<void()>& f) {
+    try {
+      f();
+    } catch (const error& e) {
+      result.emplace_back(e.what());
+    }
+  };
+  attempt([&] { make_data(x); });
+  attempt([&] { partition = partition_text_of(x); });
+  return result;
+}
+
+} // namespace smp::app

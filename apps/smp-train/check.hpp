@@ -1,0 +1,16 @@
+#pragma once
+
+#include "runtime/config_file.hpp"
+
+#include <string>
+#include <vector>
+
+namespace smp::app {
+
+/// Tries everything that comes before the first step: data, model, schedule
+/// and partition.
+/// @param partition gets the partition as text
+/// @returns what is wrong, one line each
+std::vector<std::string> check(const train_config& x, std::string& partition);
+
+} // namespace smp::app

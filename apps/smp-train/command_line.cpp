@@ -1,0 +1,131 @@
+#include "apps/smp-train/command_line.hpp"
+
+#include "transport/build_id.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+namespace smp::app {
+
+namespace {
+
+constexpr const char* description
+  = "Trains the model of a configuration file over pipeline ranks. Starts the\n"
+    "ranks itself, or joins as one when mpirun, srun or another launcher did.";
+
+constexpr const char* footer
+  = "Every key of the configuration can be set on the command line as\n"
+    "--table.key=value, e.g. --train.steps=20; docs/config.md lists them.\n"
+    "\n"
+    "Exit codes: 0 done, 2 bad command line or configuration, 3 a rank failed,\n"
+    "4 stalled, 5 the loss is not finite, 130 interrupted.\n"
+    "\n"
+    "Example: smp-train config/quickstart.toml --ranks 2 --train.steps=20";
+
+const std::map<std::string, log_level> levels{
+  {"error", log_level::error},
+  {"warn", log_level::warn},
+  {"info", log_level::info},
+  {"debug", log_level::debug},
+};
+
+struct raw_options {
+  command_line result;
+  std::optional<uint64_t> ranks;
+};
+
+void add_options(CLI::App& app, raw_options& x) {
+  app.set_help_flag("-h,--help", "Print this and exit");
+  app.add_option("CONFIG", x.result.config, "The configuration (TOML)");
+  app
+    .add_option("--ranks", x.ranks,
+                "Number of ranks: sets smp.pipeline_parallel_degree")
+    ->type_name("N");
+  app
+    .add_option("--run-dir", x.result.run_dir,
+                "Where metrics.jsonl, logs and the model go; default: a new "
+                "directory runs/TIME-CONFIG")
+    ->type_name("DIR");
+  app
+    .add_option("--log-level", x.result.level,
+                "error, warn, info (default) or debug (every step in the logs)")
+    ->transform(CLI::CheckedTransformer(levels).description(""))
+    ->type_name("LEVEL");
+  app.footer(footer);
+  app.allow_extras();
+}
+
+/// @returns what is wrong with an argument that is no option, or nothing.
+std::string complaint(const std::string& x) {
+  if (!x.starts_with("--"))
+    return fmt::format("unexpected argument '{}'", x);
+  auto name = x.substr(0, x.find('='));
+  if (name.find('.') == std::string::npos)
+    return fmt::format("unknown option {}", name);
+  if (x.find('=') == std::string::npos)
+    return fmt::format("{} has no value: write {}=VALUE", name, name);
+  return {};
+}
+
+/// Adds what `--ranks` means. @returns what is wrong, or nothing
+std::string apply_ranks(raw_options& x) {
+  if (!x.ranks)
+    return {};
+  auto same = [](const std::string& y) {
+    auto name = y.substr(0, y.find('='));
+    return name == "--smp.pipeline_parallel_degree"
+           || name == "--smp.partitions";
+  };
+  auto& overrides = x.result.overrides;
+  if (auto i = std::find_if(overrides.begin(), overrides.end(), same);
+      i != overrides.end())
+    return fmt::format("--ranks and {} set the same key; give one of them",
+                       i->substr(0, i->find('=')));
+  overrides.push_back(
+    fmt::format("--smp.pipeline_parallel_degree={}", *x.ranks));
+  return {};
+}
+
+} // namespace
+
+std::optional<command_line> parse_command_line(int argc, char** argv,
+                                               int& exit_code) {
+  constexpr int bad_usage = 2;
+  auto fail = [&exit_code](const std::string& text) {
+    fmt::print(stderr, "smp-train: {} (see smp-train --help)\n", text);
+    exit_code = bad_usage;
+    return std::nullopt;
+  };
+  raw_options x;
+  CLI::App app{description, "smp-train"};
+  add_options(app, x);
+  app.set_version_flag("--version", build_id(), "Print the version and exit");
+  auto* check = app.add_subcommand(
+    "check", "Check configuration, data, model and partition without training; "
+             "prints one error per line");
+  add_options(*check, x);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {
+    exit_code = app.exit(e);
+    return std::nullopt;
+  } catch (const CLI::ParseError& e) {
+    return fail(e.what());
+  }
+  x.result.check = check->parsed();
+  x.result.overrides = (x.result.check ? check : &app)->remaining();
+  for (auto& argument : x.result.overrides)
+    if (auto text = complaint(argument); !text.empty())
+      return fail(text);
+  if (auto text = apply_ranks(x); !text.empty())
+    return fail(text);
+  if (x.result.config.empty())
+    return fail("CONFIG is missing, e.g. smp-train config/quickstart.toml");
+  return x.result;
+}
+
+} // namespace smp::app

@@ -1,0 +1,134 @@
+#include "apps/smp-train/console.hpp"
+
+#include "apps/smp-train/text_layout.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdio>
+
+namespace smp::app {
+
+namespace {
+
+constexpr const char* header
+  = "       step     loss         lr   grad norm   tokens/s   step time   "
+    "bubble      ETA";
+
+/// Label and text in columns.
+void item(const char* label, const std::string& text) {
+  fmt::print(stderr, "  {:<10}{}\n", label, text);
+}
+
+} // namespace
+
+console::console(const train_config& config, options x)
+  : config_(config), options_(x) {
+  // nop
+}
+
+std::string console::bold(const std::string& x) const {
+  return options_.terminal ? "\x1b[1m" + x + "\x1b[0m" : x;
+}
+
+void console::clear_line() {
+  if (line_open_)
+    fmt::print(stderr, "\r\x1b[K");
+  line_open_ = false;
+}
+
+void console::begin(const std::string& config_path, uint64_t ranks,
+                    const std::string& run_dir) {
+  if (quiet())
+    return;
+  fmt::print(stderr, "{}\n",
+             bold(fmt::format("smp-train {} on {} rank{}", config_path, ranks,
+                              ranks == 1 ? "" : "s")));
+  item("run dir", run_dir);
+}
+
+void console::on_partition(const std::string& text, uint64_t parameters,
+                           uint64_t) {
+  if (quiet())
+    return;
+  item("model", fmt::format("{}, {} parameters", config_.model.type,
+                            with_commas(parameters)));
+  item("step", fmt::format("{} sequences of {} tokens in {} microbatches, {}",
+                           config_.data.batch_size,
+                           config_.data.sequence_length,
+                           config_.smp.microbatches, config_.smp.pipeline));
+  fmt::print(stderr, "\n{}\n{}\n{}\n", bold("partition"), text, bold(header));
+}
+
+std::string console::row(const step_metrics& x) const {
+  const auto left = static_cast<double>(config_.train.steps - x.step);
+  const auto tokens = x.samples_per_second
+                      * static_cast<double>(config_.data.sequence_length);
+  return fmt::format("{:>11}{:>9.4f}{:>11.2e}{:>12.3f}{:>11.0f}{:>12}{:>7.1f} "
+                     "%{:>9}",
+                     fmt::format("{}/{}", x.step, config_.train.steps), x.loss,
+                     x.lr, x.grad_norm, tokens, duration_text(x.step_seconds),
+                     100 * x.bubble_ratio,
+                     duration_text(left * mean_seconds_));
+}
+
+void console::on_step(const step_metrics& x) {
+  // Recent steps count most, and the first, which warms up, soon not at all.
+  constexpr double memory = 0.8;
+  mean_seconds_ = x.step <= 2 ? x.step_seconds
+                              : memory * mean_seconds_
+                                  + (1 - memory) * x.step_seconds;
+  if (quiet())
+    return;
+  const bool stays = x.step == 1 || x.step == config_.train.steps
+                     || x.step % config_.train.log_interval == 0;
+  if (!options_.terminal && !stays)
+    return;
+  clear_line();
+  fmt::print(stderr, "{}{}", row(x), stays ? "\n" : "");
+  line_open_ = !stays;
+}
+
+void console::on_evaluation(uint64_t step, double loss) {
+  if (quiet())
+    return;
+  clear_line();
+  fmt::print(stderr, "{:>11}{:>9.4f}  held out\n",
+             fmt::format("{}/{}", step, config_.train.steps), loss);
+}
+
+void console::end(const train_summary& x, const std::string& run_dir) {
+  clear_line();
+  fmt::print(stderr, "\n{}\n",
+             bold(fmt::format("{} after {} of {} steps in {}",
+                              x.interrupted ? "interrupted" : "done", x.steps,
+                              config_.train.steps, duration_text(x.seconds))));
+  item("loss", fmt::format("{:.4f} first, {:.4f} last (nat per token)",
+                           x.first_loss, x.last_loss));
+  if (x.held_out_loss && x.unigram_entropy)
+    item("held out",
+         fmt::format("{:.4f}, unigram entropy {:.4f}: {:.4f} {}",
+                     *x.held_out_loss, *x.unigram_entropy,
+                     std::abs(*x.unigram_entropy - *x.held_out_loss),
+                     *x.held_out_loss <= *x.unigram_entropy ? "below"
+                                                            : "above"));
+  else if (x.held_out_loss)
+    item("held out", fmt::format("{:.4f}", *x.held_out_loss));
+  item("bubble", fmt::format("{:.1f} % of the ranks' time in the pipeline",
+                             100 * x.bubble_ratio));
+  item("sent", fmt::format("{} requests, {}", with_commas(x.requests),
+                           bytes_text(x.bytes_sent)));
+  for (size_t rank = 0; rank < x.peak_memory.size(); ++rank)
+    item(rank == 0 ? "memory" : "",
+         fmt::format("{} peak on rank {}", bytes_text(x.peak_memory[rank]),
+                     rank));
+  item("files", run_dir + "/metrics.jsonl");
+  if (!x.model_file.empty())
+    item("", x.model_file);
+  if (!x.sample.empty())
+    fmt::print(stderr, "\n{}\n{}\n",
+               bold(fmt::format("sample of {} characters", x.sample.size())),
+               printable(x.sample));
+}
+
+} // namespace smp::app

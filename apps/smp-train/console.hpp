@@ -1,0 +1,52 @@
+#pragma once
+
+#include "apps/smp-train/command_line.hpp"
+#include "runtime/trainer.hpp"
+
+#include <cstdint>
+#include <string>
+
+namespace smp::app {
+
+/// Shows a run to the user, on stderr of rank 0. On a terminal the line of the
+/// running step is overwritten; elsewhere a line comes every log interval.
+class console final : public train_listener {
+public:
+  struct options {
+    /// stderr is, or is connected to, a terminal.
+    bool terminal = false;
+    log_level level = log_level::info;
+  };
+
+  console(const train_config& config, options x);
+
+  /// First lines: what runs where.
+  void begin(const std::string& config_path, uint64_t ranks,
+             const std::string& run_dir);
+
+  void on_partition(const std::string& text, uint64_t parameters,
+                    uint64_t owned) override;
+
+  void on_step(const step_metrics& x) override;
+
+  void on_evaluation(uint64_t step, double loss) override;
+
+  /// Last lines: what came out.
+  void end(const train_summary& x, const std::string& run_dir);
+
+private:
+  bool quiet() const {
+    return options_.level < log_level::info;
+  }
+
+  std::string bold(const std::string& x) const;
+  void clear_line();
+  std::string row(const step_metrics& x) const;
+
+  const train_config& config_;
+  options options_;
+  double mean_seconds_ = 0; // of recent steps
+  bool line_open_ = false;
+};
+
+} // namespace smp::app

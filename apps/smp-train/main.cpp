@@ -1,0 +1,230 @@
+// smp-train: trains the model of a configuration file. Argument parsing and
+// printing; the training itself is runtime/trainer.hpp.
+
+#include "apps/smp-train/check.hpp"
+#include "apps/smp-train/command_line.hpp"
+#include "apps/smp-train/console.hpp"
+#include "apps/smp-train/rank_log.hpp"
+#include "apps/smp-train/run_dir.hpp"
+#include "runtime/environment.hpp"
+#include "runtime/launcher.hpp"
+#include "runtime/session.hpp"
+#include "runtime/trainer.hpp"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+#include <unistd.h>
+
+namespace smp::app {
+
+namespace {
+
+constexpr int exit_done = 0;
+constexpr int exit_usage = 2;
+constexpr int exit_rank_failed = 3;
+constexpr int exit_stalled = 4;
+constexpr int exit_numbers = 5;
+constexpr int exit_interrupted = 130;
+
+int exit_code_of(error_code x) {
+  switch (x) {
+    case error_code::config:
+      return exit_usage;
+    case error_code::stalled:
+      return exit_stalled;
+    case error_code::numbers:
+      return exit_numbers;
+    default:
+      return exit_rank_failed;
+  }
+}
+
+// -- interrupt ----------------------------------------------------------------
+
+std::atomic<bool> interrupted = false;
+
+/// The first Ctrl-C ends the run after the current step, the second at once.
+/// (Our launcher passes on one only.)
+void on_interrupt(int) {
+  if (interrupted.exchange(true))
+    std::_Exit(exit_interrupted);
+}
+
+void catch_interrupt() {
+  struct sigaction action = {};
+  action.sa_handler = on_interrupt;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+}
+
+// -- a rank -------------------------------------------------------------------
+
+/// Several listeners as one.
+class listeners final : public train_listener {
+public:
+  void add(train_listener& x) {
+    all_.push_back(&x);
+  }
+
+  void on_partition(const std::string& text, uint64_t parameters,
+                    uint64_t owned) override {
+    for (auto* x : all_)
+      x->on_partition(text, parameters, owned);
+  }
+
+  void on_step(const step_metrics& metrics) override {
+    for (auto* x : all_)
+      x->on_step(metrics);
+  }
+
+  void on_evaluation(uint64_t step, double loss) override {
+    for (auto* x : all_)
+      x->on_evaluation(step, loss);
+  }
+
+private:
+  std::vector<train_listener*> all_;
+};
+
+bool has_terminal() {
+  // Behind our launcher stderr is a pipe.
+  if (auto* x = std::getenv("SMP_TERMINAL"))
+    return std::string_view{x} == "1";
+  return ::isatty(STDERR_FILENO) == 1;
+}
+
+/// @param supervised our launcher keeps stderr as this rank's log
+/// @returns the exit code
+int run_rank(session& s, const command_line& cmd, const train_config& config,
+             bool supervised) {
+  const auto run_dir = share_from_rank_0(
+    s, s.rank() == 0 ? make_run_dir(cmd.run_dir, cmd.config) : "");
+  std::optional<rank_log> log;
+  if (!supervised)
+    log.emplace(cmd.level,
+                fmt::format("{}/log-{}.txt", run_dir, s.rank()));
+  else if (s.rank() > 0)
+    log.emplace(cmd.level);
+  std::optional<console> screen;
+  if (s.rank() == 0)
+    screen.emplace(config, console::options{has_terminal(), cmd.level});
+  listeners all;
+  if (log) {
+    log->info(fmt::format("rank {} of {}, pp_rank {}, process {}", s.rank(),
+                          s.size(), s.pp_rank(), ::getpid()));
+    all.add(*log);
+  }
+  if (screen) {
+    screen->begin(cmd.config, s.size(), run_dir);
+    all.add(*screen);
+  }
+  try {
+    auto summary = train(s, config, run_dir, all, interrupted);
+    if (screen)
+      screen->end(summary, run_dir);
+    if (log)
+      log->info(summary.interrupted ? "interrupted" : "done");
+    return summary.interrupted ? exit_interrupted : exit_done;
+  } catch (const std::exception& e) {
+    if (log)
+      log->info(e.what());
+    throw;
+  }
+}
+
+/// This process is one rank.
+int run_process(const command_line& cmd, const train_config& config,
+                bool supervised) {
+  catch_interrupt();
+  session s{config.smp, config_hash(config)};
+  return run_rank(s, cmd, config, supervised);
+}
+
+/// All ranks are threads of this process.
+int run_threads(const command_line& cmd, const train_config& config) {
+  catch_interrupt();
+  virtual_world_options world;
+  world.config = config.smp;
+  std::atomic<int> result = exit_done;
+  run_virtual_world(config.smp.pipeline_parallel_degree, world,
+                    [&](session& s) {
+                      auto code = run_rank(s, cmd, config, false);
+                      if (s.rank() == 0)
+                        result = code;
+                    });
+  return result;
+}
+
+/// The ranks are processes, started here.
+int run_launcher(command_line cmd, const train_config& config, int argc,
+                 char** argv) {
+  launch_options options;
+  options.ranks = config.smp.pipeline_parallel_degree;
+  options.log_dir = make_run_dir(cmd.run_dir, cmd.config);
+  if (cmd.run_dir.empty()) {
+    options.command.assign(argv, argv + argc);
+    options.command[0] = std::filesystem::read_symlink("/proc/self/exe");
+    options.command.insert(options.command.end(),
+                           {"--run-dir", options.log_dir});
+  }
+  return launch(options);
+}
+
+// -- commands -----------------------------------------------------------------
+
+int run_check(const command_line& cmd, const train_config& config) {
+  std::string partition;
+  auto errors = check(config, partition);
+  for (auto& text : errors)
+    fmt::print(stderr, "{}: {}\n", cmd.config, text);
+  if (!errors.empty())
+    return exit_usage;
+  fmt::print(stderr, "{}\n{}: no errors\n", partition, cmd.config);
+  return exit_done;
+}
+
+int run(int argc, char** argv) {
+  int exit_code = exit_done;
+  auto cmd = parse_command_line(argc, argv, exit_code);
+  if (!cmd)
+    return exit_code;
+  auto report = read_config(cmd->config, cmd->overrides);
+  for (auto& text : report.errors)
+    fmt::print(stderr, "{}\n", text);
+  if (!report.errors.empty())
+    return exit_usage;
+  const auto& config = report.config;
+  if (cmd->check)
+    return run_check(*cmd, config);
+  if (auto environment = read_rank_environment())
+    return run_process(*cmd, config, environment->supervised);
+  // What is wrong with the data is said once, not by each rank.
+  make_data(config);
+  if (config.transport.type == "loopback")
+    return run_threads(*cmd, config);
+  return run_launcher(*cmd, config, argc, argv);
+}
+
+} // namespace
+
+} // namespace smp::app
+
+int main(int argc, char** argv) {
+  try {
+    smp::prepare_process(argc, argv);
+    return smp::app::run(argc, argv);
+  } catch (const smp::error& e) {
+    fmt::print(stderr, "smp-train: {}\n", e.what());
+    return smp::app::exit_code_of(e.code());
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "smp-train: {}\n", e.what());
+    return smp::app::exit_rank_failed;
+  }
+}

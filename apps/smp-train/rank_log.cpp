@@ -1,0 +1,58 @@
+#include "apps/smp-train/rank_log.hpp"
+
+#include "apps/smp-train/text_layout.hpp"
+#include "transport/error.hpp"
+
+#include <fmt/chrono.h>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+
+namespace smp::app {
+
+rank_log::rank_log(log_level level) : level_(level) {
+  // nop
+}
+
+rank_log::rank_log(log_level level, const std::string& path)
+  : level_(level), file_(path) {
+  if (!file_)
+    throw error{error_code::config, path + ": " + std::strerror(errno)};
+}
+
+void rank_log::write(log_level level, std::string_view text) {
+  if (level > level_)
+    return;
+  std::tm now{};
+  auto seconds = std::time(nullptr);
+  ::localtime_r(&seconds, &now);
+  auto line = fmt::format("{:%H:%M:%S} {}\n", now, text);
+  if (file_.is_open())
+    file_ << line << std::flush;
+  else
+    fmt::print(stderr, "{}", line);
+}
+
+void rank_log::info(std::string_view text) {
+  write(log_level::info, text);
+}
+
+void rank_log::on_partition(const std::string&, uint64_t parameters,
+                            uint64_t owned) {
+  info(fmt::format("owns {} of {} parameters", with_commas(owned),
+                   with_commas(parameters)));
+}
+
+void rank_log::on_step(const step_metrics& x) {
+  write(x.step == 1 ? log_level::info : log_level::debug,
+        fmt::format("step {}: loss {:.4f}, {}, {} requests and {} on all ranks",
+                    x.step, x.loss, duration_text(x.step_seconds), x.requests,
+                    bytes_text(x.bytes_sent)));
+}
+
+void rank_log::on_evaluation(uint64_t step, double loss) {
+  info(fmt::format("after {} steps: held-out loss {:.4f}", step, loss));
+}
+
+} // namespace smp::app

@@ -1,0 +1,38 @@
+#pragma once
+
+#include "apps/smp-train/command_line.hpp"
+#include "runtime/trainer.hpp"
+
+#include <fstream>
+#include <string>
+#include <string_view>
+
+namespace smp::app {
+
+/// What one rank did, as lines with time, for log-RANK.txt.
+class rank_log final : public train_listener {
+public:
+  /// Writes to stderr, which the launcher keeps as the rank's log.
+  explicit rank_log(log_level level);
+
+  /// Writes to `path`, where there is no launcher of ours.
+  /// @throws error (config) naming `path`
+  rank_log(log_level level, const std::string& path);
+
+  void info(std::string_view text);
+
+  void on_partition(const std::string& text, uint64_t parameters,
+                    uint64_t owned) override;
+
+  void on_step(const step_metrics& x) override;
+
+  void on_evaluation(uint64_t step, double loss) override;
+
+private:
+  void write(log_level level, std::string_view text);
+
+  log_level level_;
+  std::ofstream file_;
+};
+
+} // namespace smp::app

@@ -1,0 +1,24 @@
+#pragma once
+
+// Numbers as people read them.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace smp::app {
+
+/// @returns "1,234,567".
+std::string with_commas(uint64_t x);
+
+/// @returns "0.82 s", "12 s", "1m05s", "2h03m".
+std::string duration_text(double seconds);
+
+/// @returns "817 B", "1.21 MB", "3.40 GB"; powers of 1000.
+std::string bytes_text(uint64_t x);
+
+/// Makes bytes fit for a terminal: what is no valid UTF-8 or a control
+/// character other than a line break becomes U+FFFD.
+std::string printable(std::string_view bytes);
+
+} // namespace smp::app
