@@ -1,0 +1,53 @@
+#pragma once
+
+// Plays a schedule before it runs (R32).
+
+#include "partition/program.hpp"
+#include "partition/schedule.hpp"
+
+namespace smp {
+
+/// A work while it had the token of its device.
+struct timeline_entry {
+  uint32_t device = 0;
+  task what;
+  double begin = 0; // seconds
+  double end = 0;
+};
+
+/// What a step will be like.
+struct schedule_report {
+  double makespan = 0; // seconds
+  /// 1 - executing time / (devices x makespan)
+  double bubble = 0;
+  std::vector<double> busy; // seconds, per device
+  /// Microbatches whose activations are kept, at most, per device.
+  std::vector<uint64_t> peak_live;
+  /// Elements of these activations, at most, per device.
+  std::vector<double> peak_activations;
+  /// Microbatches between start and end, at most.
+  uint64_t peak_active = 0;
+  /// By begin; works that take no time are left out.
+  std::vector<timeline_entry> timeline;
+};
+
+struct check_options {
+  uint64_t microbatches = 1;
+  /// Refuse schedules that keep more microbatches alive.
+  uint64_t active = std::numeric_limits<uint64_t>::max();
+  service_order order = backward_first;
+  bool timeline = false;
+};
+
+/// A schedule that asks for a phase twice, turns around too early or waits for
+/// what never comes would hang or spoil a step that may run on a thousand
+/// ranks. So it is played first, on the works of one microbatch, with one
+/// token per device as in the real thing.
+/// @param x a fresh instance; it has ended afterwards
+/// @throws error (config) naming the first offending task, or what is left if
+///         the schedule waits although nothing is in flight; whatever `x`
+///         throws.
+schedule_report check_schedule(const pipeline_program& program, schedule& x,
+                               const check_options& options);
+
+} // namespace smp

@@ -1,0 +1,113 @@
+#include "partition/program.hpp"
+
+#include <numeric>
+
+namespace smp {
+
+namespace {
+
+class program_builder {
+public:
+  program_builder(const model_info& model, const partition_plan& plan,
+                  const program_times& times)
+    : model_(model),
+      plan_(plan),
+      compute_(own_compute(model)),
+      visited_(model.size()) {
+    auto sum = std::accumulate(compute_.begin(), compute_.end(), 0.0);
+    auto forward = times.step_seconds / (1 + times.backward_ratio);
+    unit_ = sum > 0 ? forward / sum : 0;
+    ratio_ = times.backward_ratio;
+    result_.devices = plan.options.manual.devices;
+    result_.hop_seconds = times.hop_seconds;
+  }
+
+  /// Walks without recursion: a model may be as deep as it has modules.
+  pipeline_program run() {
+    enter(0, 0);
+    while (!stack_.empty()) {
+      auto here = stack_.back();
+      auto& children = model_[here.module].children;
+      if (here.next_child == children.size()) {
+        leave();
+        continue;
+      }
+      ++stack_.back().next_child;
+      auto child = children[here.next_child].value;
+      if (visited_[child])
+        continue;
+      if (!continues_run(here, child))
+        at(here.device);
+      enter(child, here.device);
+    }
+    return std::move(result_);
+  }
+
+private:
+  struct frame {
+    size_t module;
+    size_t next_child;
+    uint32_t device; // where the code runs that calls the children
+  };
+
+  bool is_list(size_t i) const {
+    return i > 0 && model_[i].container && !model_[i].sequential;
+  }
+
+  /// Does the call of `child` belong to the request of the child before it?
+  bool continues_run(const frame& x, size_t child) const {
+    return model_[x.module].sequential
+           && plan_.module_device[child] == result_.chain.back().device;
+  }
+
+  void enter(size_t i, uint32_t caller) {
+    visited_[i] = true;
+    if (is_list(i)) {
+      stack_.push_back({i, 0, caller});
+      return;
+    }
+    auto device = plan_.module_device[i];
+    auto& here = at(device);
+    auto seconds = compute_[i] * unit_;
+    here.forward += seconds;
+    here.backward += seconds * ratio_;
+    here.activations += model_[i].activations;
+    here.ordered |= !model_[i].buffers.empty();
+    stack_.push_back({i, 0, device});
+  }
+
+  /// A module ends where it began; only then its caller goes on.
+  void leave() {
+    auto here = stack_.back();
+    stack_.pop_back();
+    if (!is_list(here.module))
+      at(here.device);
+  }
+
+  /// @returns the last work, which is on `device`.
+  work& at(uint32_t device) {
+    auto& chain = result_.chain;
+    if (chain.empty() || chain.back().device != device)
+      chain.emplace_back().device = device;
+    return chain.back();
+  }
+
+  const model_info& model_;
+  const partition_plan& plan_;
+  std::vector<double> compute_;
+  std::vector<bool> visited_;
+  double unit_ = 0; // seconds of forward per compute cost
+  double ratio_ = 0;
+  std::vector<frame> stack_;
+  pipeline_program result_;
+};
+
+} // namespace
+
+pipeline_program make_program(const model_info& model,
+                              const partition_plan& plan,
+                              const program_times& times) {
+  return program_builder{model, plan, times}.run();
+}
+
+} // namespace smp
