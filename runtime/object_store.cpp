@@ -49,8 +49,8 @@ failure read_failure(byte_reader& in, rank_id from) {
 
 std::string name_of(object_id x) {
   return "object " + std::to_string(x.number) + " (generation "
-       + std::to_string(x.generation) + ") of rank "
-       + std::to_string(x.owner.value);
+         + std::to_string(x.generation) + ") of rank "
+         + std::to_string(x.owner.value);
 }
 
 failure unknown(object_id x) {
@@ -108,8 +108,8 @@ const object_store::slot* object_store::find_slot(object_id id) const {
     return nullptr;
   auto& result = slots_[id.number];
   return result.tensor.defined() && result.generation == id.generation
-         ? &result
-         : nullptr;
+           ? &result
+           : nullptr;
 }
 
 /// @returns the tensor of the slot. It must go after the lock did: with it may
@@ -295,40 +295,40 @@ void object_store::deliver(rank_id from, message x) {
   try {
     byte_reader in{x.body.bytes};
     switch (static_cast<object_message>(in.u8("object message"))) {
-    case object_message::fetch: {
-      auto id = read_id(in, fabric_.self());
-      in.expect_end();
-      answer(from, id);
-      return;
-    }
-    case object_message::fetched: {
-      asked = read_id(in, from);
-      if (in.boolean("object found")) {
+      case object_message::fetch: {
+        auto id = read_id(in, fabric_.self());
         in.expect_end();
-        if (x.body.tensors.size() != 1)
-          in.fail("object", std::to_string(x.body.tensors.size())
-                              + " tensors where one should be");
-        finish(*asked, to_tensor(x.body.tensors[0]), {});
-      } else {
-        auto why = read_failure(in, from);
-        in.expect_end();
-        finish(*asked, {}, std::move(why));
+        answer(from, id);
+        return;
       }
-      return;
-    }
-    case object_message::release: {
-      auto n = in.count(id_size, "released objects");
-      std::vector<object_id> ids;
-      ids.reserve(n);
-      for (uint32_t i = 0; i < n; ++i)
-        ids.push_back(read_id(in, fabric_.self()));
-      in.expect_end();
-      std::vector<at::Tensor> gone;
-      std::lock_guard guard{mutex_};
-      for (auto id : ids)
-        gone.push_back(release_held(from, id));
-      return;
-    }
+      case object_message::fetched: {
+        asked = read_id(in, from);
+        if (in.boolean("object found")) {
+          in.expect_end();
+          if (x.body.tensors.size() != 1)
+            in.fail("object", std::to_string(x.body.tensors.size())
+                                + " tensors where one should be");
+          finish(*asked, to_tensor(x.body.tensors[0]), {});
+        } else {
+          auto why = read_failure(in, from);
+          in.expect_end();
+          finish(*asked, {}, std::move(why));
+        }
+        return;
+      }
+      case object_message::release: {
+        auto n = in.count(id_size, "released objects");
+        std::vector<object_id> ids;
+        ids.reserve(n);
+        for (uint32_t i = 0; i < n; ++i)
+          ids.push_back(read_id(in, fabric_.self()));
+        in.expect_end();
+        std::vector<at::Tensor> gone;
+        std::lock_guard guard{mutex_};
+        for (auto id : ids)
+          gone.push_back(release_held(from, id));
+        return;
+      }
     }
     in.fail("object message", "unknown message");
   } catch (const std::exception& e) {

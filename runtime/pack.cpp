@@ -130,24 +130,25 @@ value pack<c10::Scalar>::put(packer& p, const c10::Scalar& x) {
 
 c10::Scalar pack<c10::Scalar>::get(unpacker& u, const value& x) {
   switch (x.kind()) {
-  case value_kind::boolean:
-    return std::get<bool>(x.data);
-  case value_kind::integer:
-    return std::get<int64_t>(x.data);
-  case value_kind::real:
-    return std::get<double>(x.data);
-  case value_kind::complex:
-    return c10::complex<double>{std::get<std::complex<double>>(x.data)};
-  default:
-    u.mismatch("number", x);
+    case value_kind::boolean:
+      return std::get<bool>(x.data);
+    case value_kind::integer:
+      return std::get<int64_t>(x.data);
+    case value_kind::real:
+      return std::get<double>(x.data);
+    case value_kind::complex:
+      return c10::complex<double>{std::get<std::complex<double>>(x.data)};
+    default:
+      u.mismatch("number", x);
   }
 }
 
 c10::Device pack<c10::Device>::get(unpacker& u, const value& x) {
   auto [type, index] = as<device_ref>(u, x, "device");
   auto kind = static_cast<c10::DeviceType>(type);
-  auto highest =
-    kind == c10::kCPU ? 0 : std::numeric_limits<c10::DeviceIndex>::max();
+  auto highest = kind == c10::kCPU
+                   ? 0
+                   : std::numeric_limits<c10::DeviceIndex>::max();
   if (!c10::isValidDeviceType(kind) || index < -1 || index > highest)
     u.fail("there is no device " + std::to_string(type) + ":"
            + std::to_string(index));
@@ -332,32 +333,32 @@ value pack<c10::IValue>::put(packer& p, const c10::IValue& x) {
 
 c10::IValue pack<c10::IValue>::get(unpacker& u, const value& x) {
   switch (x.kind()) {
-  case value_kind::none:
-    return {};
-  case value_kind::boolean:
-    return std::get<bool>(x.data);
-  case value_kind::integer:
-    return std::get<int64_t>(x.data);
-  case value_kind::real:
-    return std::get<double>(x.data);
-  case value_kind::complex:
-    return c10::complex<double>{std::get<std::complex<double>>(x.data)};
-  case value_kind::string:
-    return std::get<std::string>(x.data);
-  case value_kind::tensor:
-  case value_kind::undefined:
-    return pack<at::Tensor>::get(u, x);
-  case value_kind::list:
-    return get_list(u, std::get<list_value>(x.data));
-  case value_kind::tuple:
-    return get_tuple(u, std::get<tuple_value>(x.data));
-  case value_kind::dict:
-    return get_dict(u, std::get<dict_value>(x.data));
-  case value_kind::device:
-    return pack<c10::Device>::get(u, x);
-  case value_kind::dtype:
-    // TorchScript has no type for them but int.
-    return int64_t{std::get<dtype_value>(x.data).code};
+    case value_kind::none:
+      return {};
+    case value_kind::boolean:
+      return std::get<bool>(x.data);
+    case value_kind::integer:
+      return std::get<int64_t>(x.data);
+    case value_kind::real:
+      return std::get<double>(x.data);
+    case value_kind::complex:
+      return c10::complex<double>{std::get<std::complex<double>>(x.data)};
+    case value_kind::string:
+      return std::get<std::string>(x.data);
+    case value_kind::tensor:
+    case value_kind::undefined:
+      return pack<at::Tensor>::get(u, x);
+    case value_kind::list:
+      return get_list(u, std::get<list_value>(x.data));
+    case value_kind::tuple:
+      return get_tuple(u, std::get<tuple_value>(x.data));
+    case value_kind::dict:
+      return get_dict(u, std::get<dict_value>(x.data));
+    case value_kind::device:
+      return pack<c10::Device>::get(u, x);
+    case value_kind::dtype:
+      // TorchScript has no type for them but int.
+      return int64_t{std::get<dtype_value>(x.data).code};
   }
   u.mismatch("TorchScript value", x);
 }

@@ -31,7 +31,7 @@ bool is_reachable(int left, uint32_t next) noexcept {
   if (left < 1 || static_cast<uint32_t>(left) > n)
     return false;
   return (left == 1 && next == 0)
-      || static_cast<uint32_t>(left) + next == n + 1;
+         || static_cast<uint32_t>(left) + next == n + 1;
 }
 
 } // namespace
@@ -81,10 +81,10 @@ bool random_stream::operator==(const random_stream& other) const noexcept {
   auto& x = engine_;
   auto& y = other.engine_;
   return x.left_ == y.left_ && x.next_ == y.next_ && x.seed_ == y.seed_
-      && x.seeded_ == y.seeded_
-      && next_float_normal_ == other.next_float_normal_
-      && next_double_normal_ == other.next_double_normal_
-      && x.state_ == y.state_;
+         && x.seeded_ == y.seeded_
+         && next_float_normal_ == other.next_float_normal_
+         && next_double_normal_ == other.next_double_normal_
+         && x.state_ == y.state_;
 }
 
 void random_stream::write(byte_writer& out) const {

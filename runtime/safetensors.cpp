@@ -150,9 +150,9 @@ public:
     : path_(path), errors_(e) {
     for (int i = 0; fd_ < 0; ++i) {
       temp_ = path + ".partial-" + std::to_string(::getpid()) + "-"
-            + std::to_string(i);
-      fd_ =
-        ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+              + std::to_string(i);
+      fd_ = ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                   0666);
       if (fd_ < 0 && errno != EEXIST && errno != EINTR)
         e.fail_errno("create a file beside it");
     }

@@ -27,8 +27,8 @@ size_t element_size(c10::ScalarType x) noexcept {
     SMP_CASE(uint64_t, UInt64)
     SMP_CASE(c10::Float4_e2m1fn_x2, Float4_e2m1fn_x2)
 #undef SMP_CASE
-  default:
-    return 0;
+    default:
+      return 0;
   }
 }
 
@@ -76,8 +76,8 @@ c10::ScalarType checked_dtype(const tensor_ref& x) {
   if (x.device.type != static_cast<uint8_t>(c10::kCPU))
     refuse("a tensor on device type " + std::to_string(x.device.type));
   auto dtype = static_cast<c10::ScalarType>(x.dtype);
-  uint64_t bytes =
-    x.dtype < c10::NumScalarTypes ? element_size(dtype) : uint64_t{0};
+  uint64_t bytes = x.dtype < c10::NumScalarTypes ? element_size(dtype)
+                                                 : uint64_t{0};
   if (bytes == 0)
     malformed("unknown dtype " + std::to_string(x.dtype));
   bool empty = false;

@@ -66,7 +66,7 @@ struct same_bits {
 
 bool value::operator==(const value& other) const {
   return data.index() == other.data.index()
-      && std::visit(same_bits{other}, data);
+         && std::visit(same_bits{other}, data);
 }
 
 value value::list(std::vector<value> items, std::string type) {
@@ -84,32 +84,32 @@ value value::dict(std::vector<std::pair<value, value>> items,
 
 const char* to_string(value_kind x) noexcept {
   switch (x) {
-  case value_kind::none:
-    return "none";
-  case value_kind::boolean:
-    return "bool";
-  case value_kind::integer:
-    return "int";
-  case value_kind::real:
-    return "float";
-  case value_kind::complex:
-    return "complex";
-  case value_kind::string:
-    return "string";
-  case value_kind::tensor:
-    return "tensor";
-  case value_kind::undefined:
-    return "undefined tensor";
-  case value_kind::list:
-    return "list";
-  case value_kind::tuple:
-    return "tuple";
-  case value_kind::dict:
-    return "dict";
-  case value_kind::device:
-    return "device";
-  case value_kind::dtype:
-    return "dtype";
+    case value_kind::none:
+      return "none";
+    case value_kind::boolean:
+      return "bool";
+    case value_kind::integer:
+      return "int";
+    case value_kind::real:
+      return "float";
+    case value_kind::complex:
+      return "complex";
+    case value_kind::string:
+      return "string";
+    case value_kind::tensor:
+      return "tensor";
+    case value_kind::undefined:
+      return "undefined tensor";
+    case value_kind::list:
+      return "list";
+    case value_kind::tuple:
+      return "tuple";
+    case value_kind::dict:
+      return "dict";
+    case value_kind::device:
+      return "device";
+    case value_kind::dtype:
+      return "dtype";
   }
   return "unknown kind";
 }

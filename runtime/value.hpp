@@ -78,10 +78,10 @@ enum class value_kind : uint8_t {
 /// copies no tensor and knows no tensor library, so that its codec can be
 /// tested on its own.
 struct value {
-  using variant_type =
-    std::variant<std::monostate, bool, int64_t, double, std::complex<double>,
-                 std::string, tensor_index, undefined_tensor, list_value,
-                 tuple_value, dict_value, device_ref, dtype_value>;
+  using variant_type = std::variant<
+    std::monostate, bool, int64_t, double, std::complex<double>, std::string,
+    tensor_index, undefined_tensor, list_value, tuple_value, dict_value,
+    device_ref, dtype_value>;
 
   variant_type data;
 

@@ -274,41 +274,41 @@ public:
   value get() {
     auto kind = in_.u8("value kind");
     switch (static_cast<value_kind>(kind)) {
-    case value_kind::none:
-      return {};
-    case value_kind::boolean:
-      return value::of(in_.boolean());
-    case value_kind::integer:
-      return value::of(in_.i64("int"));
-    case value_kind::real:
-      return value::of(in_.f64("float"));
-    case value_kind::complex: {
-      auto real = in_.f64("complex");
-      return value::of(std::complex<double>{real, in_.f64("complex")});
-    }
-    case value_kind::string:
-      return value::of(in_.string());
-    case value_kind::tensor:
-      return value::tensor(in_.u32("tensor index"));
-    case value_kind::undefined:
-      return value::undefined();
-    case value_kind::list: {
-      auto type = in_.string("list type");
-      return value::list(items("list"), std::move(type));
-    }
-    case value_kind::tuple:
-      return value::tuple(items("tuple"));
-    case value_kind::dict: {
-      auto type = in_.string("dict type");
-      return value::dict(entries(), std::move(type));
-    }
-    case value_kind::device: {
-      auto type = in_.u8("device");
-      return value::of(
-        device_ref{type, static_cast<int16_t>(in_.u16("device"))});
-    }
-    case value_kind::dtype:
-      return value::of(dtype_value{in_.u8("dtype")});
+      case value_kind::none:
+        return {};
+      case value_kind::boolean:
+        return value::of(in_.boolean());
+      case value_kind::integer:
+        return value::of(in_.i64("int"));
+      case value_kind::real:
+        return value::of(in_.f64("float"));
+      case value_kind::complex: {
+        auto real = in_.f64("complex");
+        return value::of(std::complex<double>{real, in_.f64("complex")});
+      }
+      case value_kind::string:
+        return value::of(in_.string());
+      case value_kind::tensor:
+        return value::tensor(in_.u32("tensor index"));
+      case value_kind::undefined:
+        return value::undefined();
+      case value_kind::list: {
+        auto type = in_.string("list type");
+        return value::list(items("list"), std::move(type));
+      }
+      case value_kind::tuple:
+        return value::tuple(items("tuple"));
+      case value_kind::dict: {
+        auto type = in_.string("dict type");
+        return value::dict(entries(), std::move(type));
+      }
+      case value_kind::device: {
+        auto type = in_.u8("device");
+        return value::of(
+          device_ref{type, static_cast<int16_t>(in_.u16("device"))});
+      }
+      case value_kind::dtype:
+        return value::of(dtype_value{in_.u8("dtype")});
     }
     in_.fail("value kind", "unknown kind " + std::to_string(kind));
   }

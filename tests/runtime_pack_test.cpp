@@ -197,9 +197,9 @@ TEST_CASE("a tensor that occurs twice is sent once and arrives as one") {
   auto v = put_value(p, std::tie(a, b, same_a, view, dict));
   CHECK(p.tensors().size() == 3);
   unpacker u{p.tensors()};
-  auto [a2, b2, same_a2, view2, dict2] =
-    get_value<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor,
-                         std::map<std::string, at::Tensor>>>(u, v);
+  auto [a2, b2, same_a2, view2, dict2] = get_value<
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor,
+               std::map<std::string, at::Tensor>>>(u, v);
   CHECK(a2.is_same(a));
   CHECK(same_a2.is_same(a2));
   CHECK(dict2["k"].is_same(a2));
@@ -239,9 +239,9 @@ TEST_CASE("a message without the tensor that it names is refused") {
 
 TEST_CASE("an error names the place, what was expected and what was found") {
   unpacker u{{}};
-  auto list =
-    value::list({value::tuple({value::of("a"), value::of(1.5)}),
-                 value::tuple({value::of("b"), value::of(int64_t{2})})});
+  auto list = value::list(
+    {value::tuple({value::of("a"), value::of(1.5)}),
+     value::tuple({value::of("b"), value::of(int64_t{2})})});
   value_path::scope here{u, "argument", 1};
   using type = std::vector<std::pair<std::string, double>>;
   try {

@@ -24,7 +24,7 @@ std::vector<std::byte> bytes_of(const at::Tensor& x) {
 /// The same dtype, shape and bytes.
 bool same(const at::Tensor& x, const at::Tensor& y) {
   return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes()
-      && bytes_of(x) == bytes_of(y);
+         && bytes_of(x) == bytes_of(y);
 }
 
 /// A copy in other memory, as a transfer makes it, `offset` bytes off the
@@ -69,13 +69,13 @@ std::string refusal(const tensor_ref& x) {
 } // namespace
 
 TEST_CASE("tensors of every dtype cross bit for bit, aligned or not") {
-  auto dtype =
-    GENERATE(c10::kBool, c10::kByte, c10::kChar, c10::kShort, c10::kInt,
-             c10::kLong, c10::kUInt16, c10::kUInt32, c10::kUInt64, c10::kHalf,
-             c10::kBFloat16, c10::kFloat, c10::kDouble, c10::kComplexHalf,
-             c10::kComplexFloat, c10::kComplexDouble, c10::kFloat8_e5m2,
-             c10::kFloat8_e4m3fn, c10::kFloat8_e5m2fnuz, c10::kFloat8_e4m3fnuz,
-             c10::kFloat8_e8m0fnu, c10::ScalarType::Float4_e2m1fn_x2);
+  auto dtype = GENERATE(
+    c10::kBool, c10::kByte, c10::kChar, c10::kShort, c10::kInt, c10::kLong,
+    c10::kUInt16, c10::kUInt32, c10::kUInt64, c10::kHalf, c10::kBFloat16,
+    c10::kFloat, c10::kDouble, c10::kComplexHalf, c10::kComplexFloat,
+    c10::kComplexDouble, c10::kFloat8_e5m2, c10::kFloat8_e4m3fn,
+    c10::kFloat8_e5m2fnuz, c10::kFloat8_e4m3fnuz, c10::kFloat8_e8m0fnu,
+    c10::ScalarType::Float4_e2m1fn_x2);
   CAPTURE(c10::toString(dtype));
   auto x = random_bytes({3, 5}, dtype);
   auto ref = to_tensor_ref(x, false);

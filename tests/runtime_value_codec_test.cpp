@@ -200,18 +200,18 @@ TEST_CASE("mutated bytes are refused or are another value") {
     for (auto n = 1 + engine() % 4; n > 0; --n) {
       auto pos = engine() % bytes.size();
       switch (engine() % 4) {
-      case 0:
-        bytes[pos] = static_cast<std::byte>(engine());
-        break;
-      case 1:
-        bytes[pos] ^= static_cast<std::byte>(1u << engine() % 8);
-        break;
-      case 2:
-        bytes.insert(bytes.begin() + static_cast<ptrdiff_t>(pos),
-                     static_cast<std::byte>(engine() % 16));
-        break;
-      default:
-        bytes.erase(bytes.begin() + static_cast<ptrdiff_t>(pos));
+        case 0:
+          bytes[pos] = static_cast<std::byte>(engine());
+          break;
+        case 1:
+          bytes[pos] ^= static_cast<std::byte>(1u << engine() % 8);
+          break;
+        case 2:
+          bytes.insert(bytes.begin() + static_cast<ptrdiff_t>(pos),
+                       static_cast<std::byte>(engine() % 16));
+          break;
+        default:
+          bytes.erase(bytes.begin() + static_cast<ptrdiff_t>(pos));
       }
     }
     allocated = 0;
