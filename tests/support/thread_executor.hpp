@@ -1,0 +1,159 @@
+#pragma once
+
+// User code on a thread that parks, as in runtime/, with strings for tensors.
+
+#include "actors/executor.hpp"
+#include "tests/support/scripted_executor.hpp"
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <semaphore>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace smp {
+
+/// What test code sees of its execution.
+class thread_caller {
+public:
+  virtual ~thread_caller() = default;
+
+  /// @throws error
+  virtual std::string call(uint64_t owner, uint64_t module, phase what,
+                           const std::string& args)
+    = 0;
+
+  virtual void await_grant() = 0;
+
+  virtual void await(const completion_ptr& x) = 0;
+};
+
+using thread_body
+  = std::function<std::string(thread_caller&, const std::string& args)>;
+
+using thread_modules = std::map<module_id, thread_body>;
+
+class thread_executor : public executor, private thread_caller {
+public:
+  /// @param inside counts executions that hold a token
+  thread_executor(executor_listener& listener, const thread_modules& modules,
+                  std::atomic<int>& inside, std::atomic<int>& most_inside)
+    : listener_(listener),
+      modules_(modules),
+      inside_(inside),
+      most_inside_(most_inside),
+      thread_([this] { run(); }) {
+    // nop
+  }
+
+  ~thread_executor() override {
+    stopping_ = true;
+    wake_.release();
+    thread_.join();
+  }
+
+  void start(request x) override {
+    request_ = std::move(x);
+    wake_.release();
+  }
+
+  void resume(response x) override {
+    response_ = std::move(x);
+    wake_.release();
+  }
+
+private:
+  void run() {
+    // One wake-up announces the stop; a call that unwinds may have eaten it.
+    while (!stopping_) {
+      wake_.acquire();
+      if (stopping_)
+        return;
+      switch_in();
+      auto x = execute();
+      --inside_;
+      listener_.returned(std::move(x));
+    }
+  }
+
+  outcome execute() {
+    error_ = {};
+    outcome result;
+    try {
+      auto& body = modules_.at(request_.module);
+      result.body = text_payload(body(*this, text_of(request_.body)));
+    } catch (const error& e) {
+      if (!error_)
+        error_ = e.cause();
+    } catch (const std::exception& e) {
+      if (!error_)
+        error_ = {error_code::user_code, request_.id.origin, {}, e.what()};
+    }
+    if (error_)
+      return {{}, error_};
+    return result;
+  }
+
+  std::string call(uint64_t owner, uint64_t module, phase what,
+                   const std::string& args) override {
+    smp::call x;
+    x.owner = rank_id{owner};
+    x.module = module_id{module};
+    x.what = what;
+    x.body = text_payload(args);
+    return park(std::move(x));
+  }
+
+  void await_grant() override {
+    smp::call x;
+    x.kind = call_kind::grant;
+    x.what = phase::backward;
+    park(std::move(x));
+  }
+
+  void await(const completion_ptr& done) override {
+    smp::call x;
+    x.kind = call_kind::wait;
+    x.done = done;
+    park(std::move(x));
+  }
+
+  std::string park(smp::call x) {
+    if (error_)
+      throw error{error_};
+    --inside_;
+    listener_.called(std::move(x));
+    wake_.acquire();
+    if (stopping_)
+      response_.error = {error_code::cancelled, {}, {}, "stopping"};
+    switch_in();
+    if (response_.error) {
+      error_ = response_.error;
+      throw error{error_};
+    }
+    return text_of(response_.body);
+  }
+
+  void switch_in() {
+    auto now = ++inside_;
+    auto most = most_inside_.load();
+    while (now > most && !most_inside_.compare_exchange_weak(most, now))
+      ; // nop
+  }
+
+  executor_listener& listener_;
+  const thread_modules& modules_;
+  std::atomic<int>& inside_;
+  std::atomic<int>& most_inside_;
+  request request_;
+  response response_;
+  failure error_;
+  std::atomic<bool> stopping_ = false;
+  /// Counting: the stop may come on top of a wake-up not consumed yet.
+  std::counting_semaphore<> wake_{0};
+  std::thread thread_;
+};
+
+} // namespace smp
