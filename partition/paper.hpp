@@ -15,7 +15,7 @@ struct paper_decision {
   std::vector<surplus> idle;
 };
 
-/// Algorithms 1 to 3 of the paper, as printed where they are clear. Own readings
+/// Algorithms 1 to 3 of the paper, as printed where they are clear. Readings
 /// where they are not:
 /// - costs within the recursion are of subtrees, each module counted once;
 /// - a node's own cost does not count while its devices are shared among its

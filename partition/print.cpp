@@ -154,7 +154,8 @@ private:
 
   void print_tree() {
     auto lines = collect(max_depth);
-    for (auto depth = max_depth; lines.size() > options_.max_lines && depth > 1;)
+    auto depth = max_depth;
+    while (lines.size() > options_.max_lines && depth > 1)
       lines = collect(--depth);
     size_t hidden = 0;
     if (lines.size() > options_.max_lines) {
@@ -315,7 +316,7 @@ private:
     auto& y = plan_.paper;
     if (plan_.options.strategy == partition_strategy::balanced
         && plan_.options.manual.automatic
-        && std::pair{x.max_load, x.requests} != std::pair{y.max_load, y.requests})
+        && (x.max_load != y.max_load || x.requests != y.requests))
       out_ += "strategy paper: largest load " + percent(y.max_load) + ", "
               + calls(y.requests) + "\n";
   }
@@ -352,8 +353,8 @@ private:
   const model_info& model_;
   const partition_plan& plan_;
   const print_options& options_;
-  std::vector<bool> uniform_;         // is the subtree on one device?
-  std::vector<uint64_t> parameters_;  // of subtrees
+  std::vector<bool> uniform_; // is the subtree on one device?
+  std::vector<uint64_t> parameters_; // of subtrees
   std::string out_;
 };
 

@@ -99,16 +99,15 @@ partition_score score(const partition_problem& p, const assignment& x,
   partition_score result;
   auto xs = loads(p, x);
   result.max_load = p.costs.share(*std::max_element(xs.begin(), xs.end()));
-  uint64_t half_bytes = 0;
+  call_cost sum;
   for (auto& call : p.calls) {
     auto y = cost_of(p, call, x);
-    result.requests += y.requests;
-    half_bytes += y.half_bytes;
+    sum.requests += y.requests;
+    sum.half_bytes += y.half_bytes;
   }
-  result.bytes = half_bytes / 2;
-  result.predicted = result.max_load
-                     + c.request * static_cast<double>(result.requests)
-                     + c.byte * static_cast<double>(half_bytes) / 2;
+  result.requests = sum.requests;
+  result.bytes = sum.half_bytes / 2;
+  result.predicted = result.max_load + price(c, sum);
   return result;
 }
 

@@ -70,13 +70,22 @@ struct partition_score {
   double predicted = 0;  // time of a microbatch relative to one device
 };
 
-/// @returns the requests (0 or 1) and half bytes that `call` causes under `x`.
+/// What one call contributes: a call that begins or ends a run of calls that
+/// are one request carries half of the run's bytes.
 struct call_cost {
   uint64_t requests = 0;
   uint64_t half_bytes = 0;
 };
+
+/// @returns what `call` causes under `x`.
 call_cost cost_of(const partition_problem& p, const module_call& call,
                   const assignment& x);
+
+/// @returns what that costs in time.
+inline double price(const communication& c, const call_cost& x) {
+  return c.request * static_cast<double>(x.requests)
+         + c.byte * static_cast<double>(x.half_bytes) / 2;
+}
 
 /// @returns the cost on each device.
 std::vector<exact_cost> loads(const partition_problem& p, const assignment& x);

@@ -6,6 +6,9 @@
 
 namespace smp {
 
+/// Smaller differences of loads come from adding shares in another order.
+inline constexpr double load_noise = 1e-11;
+
 /// What a search minimises: predicted time, among the assignments that keep the
 /// largest load within a limit.
 struct search_goal {

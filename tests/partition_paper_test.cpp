@@ -285,10 +285,10 @@ TEST_CASE("the decision equals the naive recursion on small trees",
     std::vector<int64_t> own;
     for (auto& node : tree.nodes()) {
       auto& x = model[node.modules[0].value];
-      own.push_back(
-        tenths * static_cast<int64_t>(x.activations) * std::max<int64_t>(compute, 1)
-        + (10 - tenths) * static_cast<int64_t>(*x.compute)
-            * std::max<int64_t>(memory, 1));
+      auto m = static_cast<int64_t>(x.activations);
+      auto c = static_cast<int64_t>(*x.compute);
+      own.push_back(tenths * m * std::max<int64_t>(compute, 1)
+                    + (10 - tenths) * c * std::max<int64_t>(memory, 1));
     }
     auto plan = plan_of(model, num_devices, static_cast<double>(tenths) / 10);
     REQUIRE(plan.node_device

@@ -236,8 +236,8 @@ TEST_CASE("an unknown schedule is an error that names the allowed ones",
   CHECK(text.find("\"1f1b\"") != std::string::npos);
 }
 
-TEST_CASE("simple and list with too few active microbatches are an error naming "
-          "both keys",
+TEST_CASE("simple and list with too few active microbatches are an error "
+          "naming both keys",
           "[partition][schedule][R2]") {
   CHECK(message_of([] { make_schedule("list", 8, 7); })
           .find("smp.active_microbatches = 7")
