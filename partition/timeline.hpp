@@ -1,0 +1,25 @@
+#pragma once
+
+#include "partition/checker.hpp"
+
+namespace smp {
+
+struct timeline_options {
+  size_t width = 80;    // cells of a row; a picture has ten pixels for each
+  size_t max_rows = 64; // devices beyond are left out
+  bool colour = false;  // ANSI escapes
+};
+
+/// Draws a step for a terminal: devices down, time across. A cell shows what
+/// took most of its time: a digit for a forward phase (the last digit of the
+/// microbatch), a letter for a backward phase ("a" for 0, 10, 20, ...), a dot
+/// for nothing. Ends with makespan, bubble and live activations.
+/// @pre the report has a timeline
+std::string draw_timeline(const schedule_report& x,
+                          const timeline_options& options = {});
+
+/// The same as a self-contained SVG picture; each work says on hover what it is.
+std::string timeline_svg(const schedule_report& x,
+                         const timeline_options& options = {});
+
+} // namespace smp
