@@ -18,7 +18,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
-#include <string_view>
 
 #include <unistd.h>
 
@@ -93,13 +92,6 @@ private:
   std::vector<train_listener*> all_;
 };
 
-bool has_terminal() {
-  // Behind our launcher stderr is a pipe.
-  if (auto* x = std::getenv("SMP_TERMINAL"))
-    return std::string_view{x} == "1";
-  return ::isatty(STDERR_FILENO) == 1;
-}
-
 /// @param supervised our launcher keeps stderr as this rank's log
 /// @returns the exit code
 int run_rank(session& s, const command_line& cmd, const train_config& config,
@@ -114,7 +106,7 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
     log.emplace(cmd.level);
   std::optional<console> screen;
   if (s.rank() == 0)
-    screen.emplace(config, console::options{has_terminal(), cmd.level});
+    screen.emplace(config, console::options{stderr_is_terminal(), cmd.level});
   listeners all;
   if (log) {
     log->info(fmt::format("rank {} of {}, pp_rank {}, process {}", s.rank(),
