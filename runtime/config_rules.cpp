@@ -51,9 +51,6 @@ public:
   }
 
   void check_steps() {
-    if (x_.optimizer.schedule.warmup_steps > x_.train.steps)
-      add("optimizer.schedule.warmup_steps", "is more than", "train.steps",
-          "the learning rate would never be reached");
     if (x_.train.eval_interval > 0 && x_.train.eval_steps == 0)
       add("train.eval_interval", "has no effect with", "train.eval_steps",
           "write at least train.eval_steps = 1, or leave the interval out");
