@@ -171,7 +171,8 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
     table.push_back(put_argument(body, *st, t));
   byte_writer out;
   out.u8(static_cast<uint8_t>(x.range ? wire_op::range : wire_op::call));
-  out.u8(static_cast<uint8_t>(wire_results::push));
+  out.u8(static_cast<uint8_t>(x.hold ? wire_results::hold
+                                     : wire_results::push));
   out.u64(++ex.calls);
   out.boolean(at::GradMode::is_enabled());
   out.boolean(x.training);
@@ -224,7 +225,8 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
         with_gradient = with_gradient || t.requires_grad;
         break;
       case wire_tensor::kind::object:
-        tensors[i] = s->internals().objects().fetch(t.object);
+        tensors[i] = s->internals().objects().fetch(t.object).detach();
+        s->internals().objects().release({t.object});
         with_gradient = with_gradient || t.requires_grad;
         break;
       case wire_tensor::kind::argument:

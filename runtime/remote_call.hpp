@@ -24,6 +24,9 @@ struct call_target {
   uint32_t last = 0;
   /// `is_training()` of what is called.
   bool training = true;
+  /// The results stay with their owner until they are fetched (R38), instead
+  /// of coming with the response.
+  bool hold = false;
 };
 
 struct call_result {

@@ -36,8 +36,8 @@ double best_possible(const model_info& model, const partition_plan& plan,
       parent[child.value] = i;
   std::vector<double> own;
   for (size_t i = 0; i < n; ++i)
-    own.push_back(plan.costs.share(
-      plan.costs.own(plan.tree.node_of(module_id{i}))));
+    own.push_back(
+      plan.costs.share(plan.costs.own(plan.tree.node_of(module_id{i}))));
   double best = std::numeric_limits<double>::infinity();
   devices x(n);
   std::vector<double> loads;
@@ -48,8 +48,8 @@ double best_possible(const model_info& model, const partition_plan& plan,
       loads[x[i]] += own[i];
       value += i > 0 && x[i] != x[parent[i]] ? request : 0;
     }
-    best = std::min(best, value + *std::max_element(loads.begin(),
-                                                    loads.end()));
+    best = std::min(best,
+                    value + *std::max_element(loads.begin(), loads.end()));
     size_t i = 1; // the next assignment, as a number counts up
     while (i < n && ++x[i] == plan.options.manual.devices)
       x[i++] = 0;
@@ -95,8 +95,7 @@ TEST_CASE("balanced is within 5 % of the best of all assignments",
   }
 }
 
-TEST_CASE("balanced is never worse than the paper",
-          "[partition][balanced]") {
+TEST_CASE("balanced is never worse than the paper", "[partition][balanced]") {
   std::mt19937_64 engine{23};
   for (int round = 0; round < 500; ++round) {
     auto model = random_model(engine, 1 + engine() % 60, 100);
@@ -125,16 +124,18 @@ TEST_CASE("balanced is never worse than the paper",
 TEST_CASE("balanced solves what the paper's strategy does badly",
           "[partition][balanced]") {
   SECTION("a chain of single children") {
-    auto plan = plan_of(make_model({{"", {1}, 1}, {"a", {2}, 1}, {"b", {3}, 1},
-                                    {"c", {4}, 1}, {"d", {}, 1}}),
+    auto plan = plan_of(make_model({{"", {1}, 1},
+                                    {"a", {2}, 1},
+                                    {"b", {3}, 1},
+                                    {"c", {4}, 1},
+                                    {"d", {}, 1}}),
                         3);
     CHECK(plan.paper.max_load == 1);
     CHECK(plan.score.max_load == Catch::Approx(0.4));
   }
   SECTION("a heavy own cost where the children's devices begin") {
-    auto plan = plan_of(make_model({{"", {1, 2}, 4}, {"a", {}, 2},
-                                    {"b", {}, 2}}),
-                        2);
+    auto plan = plan_of(
+      make_model({{"", {1, 2}, 4}, {"a", {}, 2}, {"b", {}, 2}}), 2);
     CHECK(plan.paper.max_load == Catch::Approx(0.75));
     CHECK(plan.score.max_load == Catch::Approx(0.5));
   }
@@ -170,9 +171,10 @@ TEST_CASE("a sequential model is cut once for two devices",
          || std::is_sorted(blocks.rbegin(), blocks.rend())));
 }
 
-TEST_CASE("a run of a sequential module is one request with the bytes of both "
-          "ends",
-          "[partition][balanced][R8]") {
+TEST_CASE(
+  "a run of a sequential module is one request with the bytes of both "
+  "ends",
+  "[partition][balanced][R8]") {
   auto requests = [](bool sequential) {
     auto model = gpt_like(sequential);
     for (size_t i : {7, 8, 9})

@@ -28,9 +28,8 @@ pipeline_program stages(uint32_t n, double forward = 1, double backward = 2) {
   return result;
 }
 
-schedule_report played(const pipeline_program& program,
-                       const std::string& name, uint64_t microbatches,
-                       uint64_t active = 0) {
+schedule_report played(const pipeline_program& program, const std::string& name,
+                       uint64_t microbatches, uint64_t active = 0) {
   if (active == 0)
     active = default_active_microbatches(name, microbatches, program.devices);
   auto policy = make_schedule(name, microbatches, active);
@@ -121,8 +120,7 @@ TEST_CASE("1f1b keeps the activations of active microbatches, simple of all",
   CHECK(x.peak_activations == std::vector<double>(4, 16));
 }
 
-TEST_CASE("fewer microbatches than stages are fine",
-          "[partition][checker]") {
+TEST_CASE("fewer microbatches than stages are fine", "[partition][checker]") {
   for (std::string name : {"simple", "interleaved", "1f1b"}) {
     auto x = played(stages(8), name, 3);
     CHECK(x.peak_active == 3);
@@ -140,8 +138,7 @@ TEST_CASE("active microbatches bound what is alive, and cost time if too few",
         == Catch::Approx(5 * 12));
 }
 
-TEST_CASE("hops delay but do not occupy",
-          "[partition][checker]") {
+TEST_CASE("hops delay but do not occupy", "[partition][checker]") {
   auto program = stages(2);
   program.hop_seconds = 0.25;
   auto x = played(program, "simple", 1);
@@ -198,8 +195,9 @@ TEST_CASE("microbatches enter a stateful work in the order of their start",
   program.devices = 2;
   program.chain = {{0, 1, 1, 1, false}, {1, 1, 1, 1, false}};
   auto entered = [&](service_order order) {
-    list_schedule policy{3, {forward(0), forward(1), forward(2), backward(0),
-                             backward(1), backward(2)}};
+    list_schedule policy{3,
+                         {forward(0), forward(1), forward(2), backward(0),
+                          backward(1), backward(2)}};
     check_options options;
     options.microbatches = 3;
     options.order = order;
@@ -316,12 +314,20 @@ TEST_CASE("a model becomes a chain of works that returns to its caller",
   model[2].container = true;
   SECTION("a run of a Sequential is one request") {
     model[2].sequential = true;
-    CHECK(chain_of() == chain{{0, 1}, {1, 2}, {0, 0}, {1, 6}, {0, 3}, {1, 3},
-                              {0, 0}});
+    CHECK(chain_of()
+          == chain{{0, 1}, {1, 2}, {0, 0}, {1, 6}, {0, 3}, {1, 3}, {0, 0}});
   }
   SECTION("calls by a list's parent are single") {
-    CHECK(chain_of() == chain{{0, 1}, {1, 2}, {0, 0}, {1, 3}, {0, 0}, {1, 3},
-                              {0, 3}, {1, 3}, {0, 0}});
+    CHECK(chain_of()
+          == chain{{0, 1},
+                   {1, 2},
+                   {0, 0},
+                   {1, 3},
+                   {0, 0},
+                   {1, 3},
+                   {0, 3},
+                   {1, 3},
+                   {0, 0}});
   }
 }
 
@@ -363,8 +369,7 @@ TEST_CASE("a GPT on four devices is predicted as a pipeline",
 
 // -- size ---------------------------------------------------------------------
 
-TEST_CASE("1,024 devices are simulated in time",
-          "[partition][checker]") {
+TEST_CASE("1,024 devices are simulated in time", "[partition][checker]") {
   constexpr uint32_t p = 1024;
   // Every stage returns to device 0, as a Sequential there would have it.
   pipeline_program program;

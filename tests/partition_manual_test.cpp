@@ -51,9 +51,10 @@ std::string message_of(const model_info& model,
 
 } // namespace
 
-TEST_CASE("without automatic partitioning all goes to the default device, "
-          "except for the root",
-          "[partition][manual]") {
+TEST_CASE(
+  "without automatic partitioning all goes to the default device, "
+  "except for the root",
+  "[partition][manual]") {
   auto options = manual_options_of(3);
   CHECK(placed(small_model(), options) == devices{0, 0, 0, 0, 0, 0, 0, 0});
   options.manual.default_device = 2;
@@ -131,8 +132,7 @@ TEST_CASE("a device that does not exist is an error naming the module",
            "smp.pipeline_parallel_degree = 2 has devices 0 to 1");
   auto options = manual_options_of(2);
   options.manual.default_device = 5;
-  CHECK(message_of(small_model(), options).find("smp.default_partition")
-        == 0);
+  CHECK(message_of(small_model(), options).find("smp.default_partition") == 0);
   CHECK(message_of(small_model(), manual_options_of(0))
           .find("smp.pipeline_parallel_degree")
         == 0);
@@ -180,8 +180,7 @@ TEST_CASE("a module that cannot leave its parent may only be pinned with it",
   }
 }
 
-TEST_CASE("reasons name what surprises",
-          "[partition][manual]") {
+TEST_CASE("reasons name what surprises", "[partition][manual]") {
   auto model = small_model();
   model[1].parameters.push_back({1, "embed.weight", 8});
   model[7].parameters.push_back({1, "embed.weight", 8});

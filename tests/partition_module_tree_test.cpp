@@ -36,8 +36,8 @@ std::string describe(const model_info& model) {
 
 TEST_CASE("modules that share nothing become nodes in preorder",
           "[partition][module_tree]") {
-  auto model = make_model({
-    {"", {1, 4}}, {"a", {2, 3}}, {"a.b", {}}, {"a.c", {}}, {"d", {}}});
+  auto model = make_model(
+    {{"", {1, 4}}, {"a", {2, 3}}, {"a.b", {}}, {"a.c", {}}, {"d", {}}});
   module_tree tree{model};
   CHECK(describe(model, tree) == "root(a(a.b a.c) d)");
   CHECK(tree[1].subtree_end == 4);
@@ -100,8 +100,8 @@ TEST_CASE("modules that share a buffer are one node",
 
 TEST_CASE("a module that cannot be intercepted stays with its parent",
           "[partition][module_tree][R20]") {
-  auto model = make_model({{"", {1}}, {"a", {2, 4}}, {"a.b", {3}},
-                           {"a.b.c", {}}, {"a.d", {}}});
+  auto model = make_model(
+    {{"", {1}}, {"a", {2, 4}}, {"a.b", {3}}, {"a.b.c", {}}, {"a.d", {}}});
   model[2].not_interceptable = "write smp::submodule";
   module_tree tree{model};
   CHECK(describe(model, tree) == "root(a+a.b(a.b.c a.d))");
@@ -122,19 +122,22 @@ TEST_CASE("a module that cannot be intercepted joins all of its parents",
 TEST_CASE("the shallowest parent wins, then the first in execution order",
           "[partition][module_tree][A5]") {
   SECTION("shallowest, although a deeper one comes first in preorder") {
-    CHECK(describe(make_model({{"", {1, 3}}, {"a", {2}}, {"b", {4}}, {"c", {4}},
-                               {"x", {}}}))
+    CHECK(describe(make_model(
+            {{"", {1, 3}}, {"a", {2}}, {"b", {4}}, {"c", {4}}, {"x", {}}}))
           == "root(a(b) c(x))");
   }
   SECTION("first in execution order among equals") {
-    CHECK(describe(make_model(
-            {{"", {2, 1}}, {"a", {3}}, {"b", {3}}, {"x", {}}}))
-          == "root(b(x) a)");
+    CHECK(
+      describe(make_model({{"", {2, 1}}, {"a", {3}}, {"b", {3}}, {"x", {}}}))
+      == "root(b(x) a)");
   }
   SECTION("of a merged node") {
     // x and y share w, so their node has parents a.b and c: c is shallower.
-    CHECK(describe(make_model({{"", {1, 4}}, {"a", {2}}, {"a.b", {3}},
-                               {"x", {}, 0, 0, {"w"}}, {"c", {5}},
+    CHECK(describe(make_model({{"", {1, 4}},
+                               {"a", {2}},
+                               {"a.b", {3}},
+                               {"x", {}, 0, 0, {"w"}},
+                               {"c", {5}},
                                {"y", {}, 0, 0, {"w"}}}))
           == "root(a(a.b) c(x+y))");
   }
@@ -142,8 +145,11 @@ TEST_CASE("the shallowest parent wins, then the first in execution order",
 
 TEST_CASE("pruning breaks cycles", "[partition][module_tree][A5]") {
   // a and b.c share w, and so b is child and parent of their node.
-  auto model = make_model({{"", {1}}, {"a", {2}, 0, 0, {"w"}}, {"b", {3}},
-                           {"c", {4, 1}, 0, 0, {"w"}}, {"d", {}}});
+  auto model = make_model({{"", {1}},
+                           {"a", {2}, 0, 0, {"w"}},
+                           {"b", {3}},
+                           {"c", {4, 1}, 0, 0, {"w"}},
+                           {"d", {}}});
   CHECK(describe(model) == "root(a+c(b d))");
 }
 
@@ -168,8 +174,10 @@ TEST_CASE("a merged node stands where its first module stands",
 
 TEST_CASE("modules that share with the root are part of the root",
           "[partition][module_tree]") {
-  auto model = make_model({{"", {1}, 0, 0, {"w"}}, {"a", {2}},
-                           {"a.b", {3}, 0, 0, {"w"}}, {"a.b.c", {}}});
+  auto model = make_model({{"", {1}, 0, 0, {"w"}},
+                           {"a", {2}},
+                           {"a.b", {3}, 0, 0, {"w"}},
+                           {"a.b.c", {}}});
   CHECK(describe(model) == "root+a.b(a a.b.c)");
 }
 

@@ -114,8 +114,7 @@ TEST_CASE("a shared parameter counts once for each module that owns it",
   CHECK(plan.costs.share(plan.costs.own(1)) == 0.5);
 }
 
-TEST_CASE("without times each module counts one",
-          "[partition][paper]") {
+TEST_CASE("without times each module counts one", "[partition][paper]") {
   auto model = make_model({{"", {1, 2}}, {"a", {3}}, {"b", {}}, {"c", {}}});
   for (auto& x : model)
     x.compute.reset();
@@ -166,8 +165,8 @@ TEST_CASE("there are as many segments as devices or children, none empty",
   CHECK(ends_of({9, 0, 0, 0}, 3) == std::vector<size_t>{1, 2, 4});
   CHECK(ends_of({0, 0}, 2) == std::vector<size_t>{1, 2});
   // Two children, four devices: two segments, not four.
-  auto plan = plan_of(
-    make_model({{"", {1, 2}}, {"a", {}, 1}, {"b", {}, 1}}), 4);
+  auto plan = plan_of(make_model({{"", {1, 2}}, {"a", {}, 1}, {"b", {}, 1}}),
+                      4);
   CHECK(plan.module_device == devices{0, 1, 0});
 }
 
@@ -233,8 +232,11 @@ TEST_CASE("devices are allotted from the highest, ties to the first segment",
 
 TEST_CASE("a segment without a device goes to the first device of its set",
           "[partition][paper][A11]") {
-  auto plan = plan_of(make_model({{"", {1, 2}}, {"a", {3, 4}}, {"b", {}, 1},
-                                  {"c", {}, 50}, {"d", {}, 50}}),
+  auto plan = plan_of(make_model({{"", {1, 2}},
+                                  {"a", {3, 4}},
+                                  {"b", {}, 1},
+                                  {"c", {}, 50},
+                                  {"d", {}, 50}}),
                       2);
   CHECK(plan.module_device == devices{0, 0, 0, 1, 0});
 }
@@ -259,9 +261,9 @@ TEST_CASE("a node's own cost does not count while its devices are shared",
 
 TEST_CASE("in a model without costs the first segment gets all devices",
           "[partition][paper][A14]") {
-  auto plan = plan_of(make_model({{"", {1, 2}}, {"a", {3, 4}}, {"b", {}},
-                                  {"c", {}}, {"d", {}}}),
-                      3);
+  auto plan = plan_of(
+    make_model({{"", {1, 2}}, {"a", {3, 4}}, {"b", {}}, {"c", {}}, {"d", {}}}),
+    3);
   CHECK(plan.module_device == devices{0, 0, 0, 0, 0});
   CHECK(plan.score.max_load == 0);
 }
@@ -291,8 +293,7 @@ TEST_CASE("the decision equals the naive recursion on small trees",
                     + (10 - tenths) * c * std::max<int64_t>(memory, 1));
     }
     auto plan = plan_of(model, num_devices, static_cast<double>(tenths) / 10);
-    REQUIRE(plan.node_device
-            == naive_partition(tree, own, num_devices).device);
+    REQUIRE(plan.node_device == naive_partition(tree, own, num_devices).device);
   }
 }
 
@@ -313,9 +314,10 @@ TEST_CASE("T5-11B by memory gives four devices to each stack",
   CHECK(plan.score.max_load == *most);
 }
 
-TEST_CASE("T5-11B by compute gives three devices to the encoder, five to the "
-          "decoder",
-          "[partition][paper][T5]") {
+TEST_CASE(
+  "T5-11B by compute gives three devices to the encoder, five to the "
+  "decoder",
+  "[partition][paper][T5]") {
   auto model = load_t5();
   auto plan = plan_of(model, 8, 0.2);
   CHECK(layers(model, plan, "encoder") == runs({{6, 8}, {3, 8}, {1, 8}}));

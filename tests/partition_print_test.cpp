@@ -35,7 +35,9 @@ bool has(const std::string& text, const std::string& part) {
 TEST_CASE("a GPT on two devices prints as a tree that fits the screen",
           "[partition][print]") {
   gpt_tree gpt{8, 192, true};
-  CHECK(shown(gpt.model, on(2)) == R"(partition: 104 modules over 2 devices, strategy balanced, memory weight 0.8
+  CHECK(
+    shown(gpt.model, on(2))
+    == R"(partition: 104 modules over 2 devices, strategy balanced, memory weight 0.8
   module                       type             parameters     cost  device
   model                        gpt                  3.63 M  100.0 %  0       ████████████████████
     transformer                gpt_transformer      3.58 M   97.3 %  0       ███████████████████▌
@@ -53,9 +55,10 @@ note: lm_head runs on device 0 with transformer.wte: they share parameter transf
 )");
 }
 
-TEST_CASE("a GPT of eight blocks takes less than 30 lines on any number of "
-          "devices",
-          "[partition][print]") {
+TEST_CASE(
+  "a GPT of eight blocks takes less than 30 lines on any number of "
+  "devices",
+  "[partition][print]") {
   auto tied = GENERATE(true, false);
   gpt_tree gpt{8, 192, tied};
   for (uint32_t devices = 1; devices <= 16; ++devices)
@@ -71,8 +74,7 @@ TEST_CASE("a GPT of eight blocks takes less than 30 lines on any number of "
     }
 }
 
-TEST_CASE("a model on one device is one line",
-          "[partition][print]") {
+TEST_CASE("a model on one device is one line", "[partition][print]") {
   gpt_tree gpt{8, 192, false};
   auto text = shown(gpt.model, on(1));
   CHECK(has(text, "104 modules over 1 device,"));
@@ -80,19 +82,20 @@ TEST_CASE("a model on one device is one line",
   CHECK(has(text, "0 calls cross"));
 }
 
-TEST_CASE("the figure of T5-11B can be recognised",
-          "[partition][print][T5]") {
+TEST_CASE("the figure of T5-11B can be recognised", "[partition][print][T5]") {
   auto options = on(8);
   options.strategy = partition_strategy::paper;
   options.memory_weight = 0.2;
   auto text = shown(load_t5(), options);
   CHECK(has(text, "shared and 3 that share with it"));
   CHECK(has(text, "0-7"));
-  CHECK(has(text, "19-23                        5 x module           -   "
-                  "12.5 %  2"));
+  CHECK(has(text,
+            "19-23                        5 x module           -   "
+            "12.5 %  2"));
   CHECK(has(text, "load of  0  10.7 %    1  13.1 %"));
-  CHECK(has(text, "encoder.embed_tokens, decoder.embed_tokens and lm_head run "
-                  "on device 0 with shared"));
+  CHECK(has(text,
+            "encoder.embed_tokens, decoder.embed_tokens and lm_head run "
+            "on device 0 with shared"));
 }
 
 TEST_CASE("levels that do not fit are folded, with their devices",
@@ -119,8 +122,7 @@ TEST_CASE("a model of any size prints a bounded number of lines",
   CHECK(num_lines(shown(model, on(64))) < 50);
 }
 
-TEST_CASE("colours are asked for and mark the device",
-          "[partition][print]") {
+TEST_CASE("colours are asked for and mark the device", "[partition][print]") {
   gpt_tree gpt{2, 192, false};
   auto plan = make_partition(gpt.model, on(2));
   CHECK_FALSE(has(print_partition(gpt.model, plan), "\x1b"));
@@ -150,6 +152,7 @@ TEST_CASE("manual placement and what cannot be intercepted are said",
   auto text = shown(gpt.model, options);
   CHECK(has(text, "over 2 devices, placed by hand"));
   CHECK(has(text, "note: device 1 stays idle: nothing is placed there"));
-  CHECK(has(text, "note: transformer.h.0.mlp and 3 like it stay with their "
-                  "parents: write smp::submodule<gpt_mlp> for mlp"));
+  CHECK(has(text,
+            "note: transformer.h.0.mlp and 3 like it stay with their "
+            "parents: write smp::submodule<gpt_mlp> for mlp"));
 }

@@ -171,10 +171,10 @@ TEST_CASE("1f1b does not wait for a body that ended without backward",
 
 // -- list ---------------------------------------------------------------------
 
-TEST_CASE("a list is followed task by task",
-          "[partition][schedule]") {
-  list_schedule uut{3, {forward(0), forward(1), backward(1), forward(2),
-                        backward(0), backward(2)}};
+TEST_CASE("a list is followed task by task", "[partition][schedule]") {
+  list_schedule uut{3,
+                    {forward(0), forward(1), backward(1), forward(2),
+                     backward(0), backward(2)}};
   CHECK(drain(uut) == tasks{forward(0), forward(1)});
   uut.forward_done(microbatch_id{0});
   CHECK(drain(uut).empty());
@@ -236,11 +236,13 @@ TEST_CASE("an unknown schedule is an error that names the allowed ones",
   CHECK(text.find("\"1f1b\"") != std::string::npos);
 }
 
-TEST_CASE("simple and list with too few active microbatches are an error "
-          "naming both keys",
-          "[partition][schedule][R2]") {
-  CHECK(message_of([] { make_schedule("list", 8, 7); })
-          .find("smp.active_microbatches = 7")
+TEST_CASE(
+  "simple and list with too few active microbatches are an error "
+  "naming both keys",
+  "[partition][schedule][R2]") {
+  CHECK(message_of([] {
+          make_schedule("list", 8, 7);
+        }).find("smp.active_microbatches = 7")
         == 0);
   auto text = message_of([] { make_schedule("simple", 8, 3); });
   CHECK(text.find("smp.active_microbatches = 3") != std::string::npos);
@@ -262,11 +264,12 @@ TEST_CASE("the default of active microbatches suits every schedule",
 
 TEST_CASE("no microbatch and no active microbatch are errors",
           "[partition][schedule]") {
-  CHECK(message_of([] { make_schedule("simple", 0, 1); })
-          .find("smp.microbatches")
-        != std::string::npos);
-  CHECK(message_of([] { make_schedule("interleaved", 1, 0); })
-          .find("smp.active_microbatches")
+  CHECK(
+    message_of([] { make_schedule("simple", 0, 1); }).find("smp.microbatches")
+    != std::string::npos);
+  CHECK(message_of([] {
+          make_schedule("interleaved", 1, 0);
+        }).find("smp.active_microbatches")
         != std::string::npos);
 }
 

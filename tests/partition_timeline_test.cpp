@@ -53,8 +53,7 @@ TEST_CASE("cells that are finer or coarser than works show the same step",
   CHECK(text.find("   1  01abc.") != std::string::npos);
 }
 
-TEST_CASE("colours change nothing but colours",
-          "[partition][timeline]") {
+TEST_CASE("colours change nothing but colours", "[partition][timeline]") {
   auto report = played(3, 4);
   timeline_options options;
   options.colour = true;
@@ -78,8 +77,7 @@ TEST_CASE("many devices are drawn in part, and said so",
   CHECK(std::count(text.begin(), text.end(), '\n') == 7);
 }
 
-TEST_CASE("the picture has one box for each work",
-          "[partition][timeline]") {
+TEST_CASE("the picture has one box for each work", "[partition][timeline]") {
   auto svg = timeline_svg(played(2, 3));
   CHECK(svg.starts_with("<svg "));
   CHECK(svg.ends_with("</svg>\n"));

@@ -8,6 +8,7 @@
 
 #include <sys/resource.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -360,6 +361,26 @@ TEST_CASE("a hung rank keeps nobody busy, and goes on when it wakes",
   CHECK(w.heard.wait_messages(2013));
   CHECK(w.heard.losses().empty());
   w.finish();
+}
+
+TEST_CASE("a stop waits for a hung rank only for its limit",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  world w{kind, 2, "sink"};
+  w.other().signal(SIGSTOP);
+  auto large = make_tensor(8 << 20, 1);
+  for (int i = 0; i < 500; ++i) {
+    w.rank.send(rank_id{1}, make_message("x"), w.heard.on_sent());
+    w.rank.send(rank_id{1}, make_message("x", {large}), w.heard.on_sent());
+  }
+  auto begin = std::chrono::steady_clock::now();
+  w.rank.stop(std::chrono::milliseconds{200});
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds{5});
+  CHECK(w.heard.sent() == 1000);
+  CHECK(w.heard.send_failures().size() > 0);
+  for (auto& x : w.heard.send_failures())
+    CHECK(x.code == error_code::cancelled);
 }
 
 TEST_CASE("two connected ranks that are silent cost next to nothing",

@@ -4,7 +4,7 @@
 
 namespace smp::test {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) \
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)              \
   || !defined(NDEBUG)
 inline constexpr double slow_build = 30;
 #else

@@ -22,8 +22,7 @@ public:
     if (tied)
       model[head].parameters = model[wte].parameters;
     else
-      model[head].parameters.push_back(
-        {1000, "lm_head.weight", 256 * width});
+      model[head].parameters.push_back({1000, "lm_head.weight", 256 * width});
   }
 
   model_info model;

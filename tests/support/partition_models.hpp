@@ -28,8 +28,8 @@ inline model_info make_model(const std::vector<module_line>& lines) {
     for (auto child : x.children)
       y.children.push_back(module_id{child});
     for (auto& name : x.parameters)
-      y.parameters.push_back({ids.emplace(name, ids.size()).first->second,
-                              name, 0});
+      y.parameters.push_back(
+        {ids.emplace(name, ids.size()).first->second, name, 0});
     y.activations = x.memory;
     y.compute = x.compute;
   }
