@@ -49,10 +49,9 @@ private:
     auto effort = local_effort / starts.size();
     for (auto& start : starts)
       found.push_back(improve(p_, goal, start, effort));
-    auto best = *std::min_element(found.begin(), found.end(),
-                                  [&](auto& x, auto& y) {
-                                    return less(goal, x, y);
-                                  });
+    auto best = *std::min_element(
+      found.begin(), found.end(),
+      [&](auto& x, auto& y) { return less(goal, x, y); });
     if (p_.tree.size() <= exhaustive_nodes)
       return exhaust(p_, goal, best, exhaustive_effort);
     return best;

@@ -77,9 +77,8 @@ double own_memory(const module_info& x) {
 }
 
 std::vector<double> own_compute(const model_info& model) {
-  auto measured = std::any_of(model.begin(), model.end(), [](auto& x) {
-    return x.compute.has_value();
-  });
+  auto measured = std::any_of(model.begin(), model.end(),
+                              [](auto& x) { return x.compute.has_value(); });
   std::vector<double> result;
   for (auto& x : model)
     result.push_back(measured ? x.compute.value_or(0) : 1);

@@ -76,8 +76,7 @@ private:
     if (p_.fixed[node])
       return place(depth, crossing, *p_.fixed[node],
                    std::max(used, *p_.fixed[node] + 1));
-    for (uint32_t device = 0; device < std::min(used + 1, p_.devices);
-         ++device)
+    for (uint32_t device = 0; device < std::min(used + 1, p_.devices); ++device)
       place(depth, crossing, device, std::max(used, device + 1));
   }
 

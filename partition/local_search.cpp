@@ -15,8 +15,7 @@ constexpr double infinite = std::numeric_limits<double>::infinity();
 /// The calls whose cost may change when a node moves.
 class call_index {
 public:
-  explicit call_index(const partition_problem& p)
-    : begins_(p.tree.size() + 1) {
+  explicit call_index(const partition_problem& p) : begins_(p.tree.size() + 1) {
     auto visit = [&p](auto f) {
       for (size_t i = 0; i < p.calls.size(); ++i) {
         auto& x = p.calls[i];
@@ -116,12 +115,10 @@ private:
   /// What becomes of the loads when `from` gives `amount` to `to`.
   gain load_gain(uint32_t from, uint32_t to, double amount) const {
     auto before = loads_[top_[0]];
-    auto after = max_load(from, loads_[from] - amount, to,
-                          loads_[to] + amount);
+    auto after = max_load(from, loads_[from] - amount, to, loads_[to] + amount);
     if (after > goal_.max_load + load_noise && after > before + load_noise)
       return {infinite, infinite};
-    return {after - before,
-            2 * amount * (amount + loads_[to] - loads_[from])};
+    return {after - before, 2 * amount * (amount + loads_[to] - loads_[from])};
   }
 
   // -- crossing calls ---------------------------------------------------------

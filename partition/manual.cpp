@@ -18,10 +18,9 @@ std::string number(uint32_t x) {
 
 void check_device(const std::string& what, uint32_t x, uint32_t devices) {
   if (x >= devices)
-    throw config_error(what + " is device " + number(x)
-                       + ", but smp.pipeline_parallel_degree = "
-                       + number(devices) + " has devices 0 to "
-                       + number(devices - 1));
+    throw config_error(
+      what + " is device " + number(x) + ", but smp.pipeline_parallel_degree = "
+      + number(devices) + " has devices 0 to " + number(devices - 1));
 }
 
 class pin_finder {
@@ -75,11 +74,11 @@ private:
       if (!result)
         result = x;
       else if (model_[result->value].pinned_device != pin)
-        throw config_error(
-          describe_module(model_, x) + " is pinned to device " + number(*pin)
-          + " and " + describe_module(model_, *result) + " to device "
-          + number(*model_[result->value].pinned_device)
-          + ", but they must be together: " + why_together(x));
+        throw config_error(describe_module(model_, x) + " is pinned to device "
+                           + number(*pin) + " and "
+                           + describe_module(model_, *result) + " to device "
+                           + number(*model_[result->value].pinned_device)
+                           + ", but they must be together: " + why_together(x));
     }
     return result;
   }
@@ -103,9 +102,8 @@ private:
     for (auto x : node.modules) {
       auto pin = model_[x.value].pinned_device;
       if (pin && is_captive(x) && pin != device)
-        throw config_error(describe_module(model_, x)
-                           + " is pinned to device " + number(*pin)
-                           + ", but stays with its parent: "
+        throw config_error(describe_module(model_, x) + " is pinned to device "
+                           + number(*pin) + ", but stays with its parent: "
                            + model_[x.value].not_interceptable);
     }
   }

@@ -30,9 +30,8 @@ void check(const model_info& model) {
       if (child.value >= model.size())
         throw error{error_code::config,
                     name_of(model, i) + " has child "
-                      + std::to_string(child.value)
-                      + ", but there are only " + std::to_string(model.size())
-                      + " modules"};
+                      + std::to_string(child.value) + ", but there are only "
+                      + std::to_string(model.size()) + " modules"};
 }
 
 /// @returns the position of each module in preorder, at its first visit.

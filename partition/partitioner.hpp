@@ -30,7 +30,7 @@ struct partition_plan {
   module_tree tree;
   cost_table costs;
   assignment node_device;
-  assignment module_device; // by module id
+  assignment module_device;  // by module id
   std::vector<double> loads; // per device, shares of the model's cost
   partition_score score;
   /// What the paper's strategy would have reached.

@@ -73,8 +73,8 @@ std::string calls(uint64_t x) {
 
 /// A bar of whole and eighth blocks.
 std::string bar(double share) {
-  static constexpr const char* parts[] = {"", "▏", "▎", "▍", "▌", "▋", "▊",
-                                          "▉"};
+  static constexpr const char* parts[] = {"",  "▏", "▎", "▍",
+                                          "▌", "▋", "▊", "▉"};
   auto eighths = std::lround(share * bar_width * 8);
   std::string result;
   for (; eighths >= 8; eighths -= 8)
@@ -178,8 +178,8 @@ private:
     for (auto& x : lines)
       out_ += start(x) + right(count(x.parameters), 10) + "  "
               + right(percent(x.share), 7) + "  "
-              + paint(x.device, trimmed(left(x.devices, devices) + "  "
-                                        + bar(x.share)))
+              + paint(x.device,
+                      trimmed(left(x.devices, devices) + "  " + bar(x.share)))
               + '\n';
     if (hidden > 0)
       out_ += "  and " + std::to_string(hidden) + " more\n";
@@ -232,8 +232,8 @@ private:
     auto last = nodes.back();
     return uniform_[last] && uniform_[next]
            && plan_.node_device[last] == plan_.node_device[next]
-           && type_of(last) == type_of(next)
-           && number_of(last) >= 0 && number_of(next) == number_of(last) + 1;
+           && type_of(last) == type_of(next) && number_of(last) >= 0
+           && number_of(next) == number_of(last) + 1;
   }
 
   std::string type_of(size_t node) const {
@@ -307,8 +307,7 @@ private:
     auto& x = plan_.score;
     out_ += "largest load " + percent(x.max_load) + " (even would be "
             + percent(1 / static_cast<double>(xs.size())) + "), "
-            + calls(x.requests)
-            + (x.requests == 1 ? " crosses" : " cross")
+            + calls(x.requests) + (x.requests == 1 ? " crosses" : " cross")
             + " per microbatch and phase";
     if (x.bytes > 0)
       out_ += " with " + bytes(x.bytes);
@@ -353,7 +352,7 @@ private:
   const model_info& model_;
   const partition_plan& plan_;
   const print_options& options_;
-  std::vector<bool> uniform_; // is the subtree on one device?
+  std::vector<bool> uniform_;        // is the subtree on one device?
   std::vector<uint64_t> parameters_; // of subtrees
   std::string out_;
 };

@@ -62,9 +62,10 @@ private:
 
 } // namespace
 
-partition_problem::partition_problem(
-  const model_info& model, const module_tree& tree, const cost_table& costs,
-  uint32_t devices, std::vector<std::optional<uint32_t>> fixed)
+partition_problem::partition_problem(const model_info& model,
+                                     const module_tree& tree,
+                                     const cost_table& costs, uint32_t devices,
+                                     std::vector<std::optional<uint32_t>> fixed)
   : tree(tree),
     costs(costs),
     devices(devices),

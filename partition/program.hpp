@@ -9,8 +9,8 @@ namespace smp {
 /// One stretch of work on one device, between two messages.
 struct work {
   uint32_t device = 0;
-  double forward = 0;  // seconds
-  double backward = 0; // seconds
+  double forward = 0;     // seconds
+  double backward = 0;    // seconds
   double activations = 0; // elements kept from forward to backward
   /// Microbatches enter in the order in which they were started, because a
   /// module changes state here (R19).

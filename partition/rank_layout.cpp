@@ -84,8 +84,7 @@ const char* to_string(comm_group x) noexcept {
 
 rank_layout::rank_layout(const layout_config& x)
   : size_(x.size),
-    ranks_per_machine_(x.ranks_per_machine == 0 ? x.size
-                                                : x.ranks_per_machine),
+    ranks_per_machine_(x.ranks_per_machine == 0 ? x.size : x.ranks_per_machine),
     degrees_{x.pipeline, x.tensor, reduced_data_parallel_degree(x)} {
   auto order = permutation(x.placement);
   uint64_t stride = 1;
@@ -118,8 +117,7 @@ uint64_t rank_layout::size(comm_group kind) const {
 
 uint64_t rank_layout::rank(comm_group kind, rank_id x) const {
   auto xs = members(kind, x);
-  return static_cast<uint64_t>(std::find(xs.begin(), xs.end(), x)
-                               - xs.begin());
+  return static_cast<uint64_t>(std::find(xs.begin(), xs.end(), x) - xs.begin());
 }
 
 std::vector<rank_id> rank_layout::members(comm_group kind, rank_id x) const {

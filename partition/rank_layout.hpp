@@ -24,12 +24,12 @@ const char* to_string(comm_group x) noexcept;
 
 /// The keys of the configuration that decide who does what.
 struct layout_config {
-  uint64_t size = 1;     // ranks in the world
-  uint64_t pipeline = 1; // smp.pipeline_parallel_degree
-  uint64_t tensor = 1;   // smp.tensor_parallel_degree
-  bool ddp = false;      // smp.ddp
+  uint64_t size = 1;                 // ranks in the world
+  uint64_t pipeline = 1;             // smp.pipeline_parallel_degree
+  uint64_t tensor = 1;               // smp.tensor_parallel_degree
+  bool ddp = false;                  // smp.ddp
   std::string placement = "cluster"; // smp.placement_strategy
-  uint64_t ranks_per_machine = 0; // neighbouring ranks; 0: one machine
+  uint64_t ranks_per_machine = 0;    // neighbouring ranks; 0: one machine
 };
 
 /// Position of a rank along each axis of the layout.

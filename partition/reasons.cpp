@@ -89,11 +89,10 @@ private:
         xs[{merge.with, describe_reason(merge)}].push_back(
           short_name(model_, merge.module));
     for (auto& [key, names] : xs)
-      result_.push_back(join(names) + (names.size() == 1 ? " runs" : " run")
-                        + " on device "
-                        + std::to_string(devices_[p_.tree.node_of(key.first)])
-                        + " with " + short_name(model_, key.first) + ": "
-                        + key.second);
+      result_.push_back(
+        join(names) + (names.size() == 1 ? " runs" : " run") + " on device "
+        + std::to_string(devices_[p_.tree.node_of(key.first)]) + " with "
+        + short_name(model_, key.first) + ": " + key.second);
   }
 
   void captive() {

@@ -71,9 +71,9 @@ void microbatch_book::ended(microbatch_id x) {
 
 microbatch_book::state& microbatch_book::at(microbatch_id x) {
   if (x.value >= states_.size())
-    throw error{error_code::internal,
-                "microbatch " + std::to_string(x.value) + " of a step of "
-                  + std::to_string(states_.size())};
+    throw error{error_code::internal, "microbatch " + std::to_string(x.value)
+                                        + " of a step of "
+                                        + std::to_string(states_.size())};
   return states_[x.value];
 }
 
@@ -159,8 +159,8 @@ list_schedule::list_schedule(uint64_t microbatches, std::vector<task> tasks)
   std::vector<bool> backward(microbatches);
   for (size_t i = 0; i < tasks_.size(); ++i) {
     auto refuse = [&](const std::string& why) {
-      throw config_error("smp.schedule.list[" + std::to_string(i) + "] = "
-                         + to_string(tasks_[i]) + ": " + why);
+      throw config_error("smp.schedule.list[" + std::to_string(i)
+                         + "] = " + to_string(tasks_[i]) + ": " + why);
     };
     auto x = tasks_[i].microbatch.value;
     auto is_forward = tasks_[i].what == phase::forward;

@@ -103,15 +103,17 @@ std::string timeline_svg(const schedule_report& x,
   auto width = 10 * options.width;
   auto height = row * (num_rows + 1);
   auto scale = x.makespan > 0 ? double(width) / x.makespan : 0;
-  auto result = format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%zu\""
-                       " height=\"%zu\" font-family=\"sans-serif\""
-                       " font-size=\"11\">\n",
-                       left + width, height);
+  auto result = format(
+    "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%zu\""
+    " height=\"%zu\" font-family=\"sans-serif\""
+    " font-size=\"11\">\n",
+    left + width, height);
   for (size_t i = 0; i < num_rows; ++i)
-    result += format("<text x=\"4\" y=\"%zu\">%zu</text>"
-                     "<rect x=\"%zu\" y=\"%zu\" width=\"%zu\" height=\"%zu\""
-                     " fill=\"#eeeeee\"/>\n",
-                     i * row + 15, i, left, i * row + 1, width, row - 2);
+    result += format(
+      "<text x=\"4\" y=\"%zu\">%zu</text>"
+      "<rect x=\"%zu\" y=\"%zu\" width=\"%zu\" height=\"%zu\""
+      " fill=\"#eeeeee\"/>\n",
+      i * row + 15, i, left, i * row + 1, width, row - 2);
   for (auto& y : x.timeline) {
     if (y.device >= num_rows)
       continue;
@@ -119,18 +121,20 @@ std::string timeline_svg(const schedule_report& x,
     auto microbatch = static_cast<unsigned long long>(y.what.microbatch.value);
     auto begin = double(left) + y.begin * scale;
     auto size = (y.end - y.begin) * scale;
-    result += format("<rect x=\"%.2f\" y=\"%zu\" width=\"%.2f\" height=\"%zu\""
-                     " fill=\"%s\" stroke=\"white\" stroke-width=\"0.5\">",
-                     begin, y.device * row + 1, size, row - 2,
-                     forward ? "#7fb2e5" : "#f2b266")
-              + format("<title>microbatch %llu, %s, %.4g s to %.4g s</title>"
-                       "</rect>",
-                       microbatch, forward ? "forward" : "backward", y.begin,
-                       y.end);
+    result += format(
+                "<rect x=\"%.2f\" y=\"%zu\" width=\"%.2f\" height=\"%zu\""
+                " fill=\"%s\" stroke=\"white\" stroke-width=\"0.5\">",
+                begin, y.device * row + 1, size, row - 2,
+                forward ? "#7fb2e5" : "#f2b266")
+              + format(
+                "<title>microbatch %llu, %s, %.4g s to %.4g s</title>"
+                "</rect>",
+                microbatch, forward ? "forward" : "backward", y.begin, y.end);
     if (size >= 12)
-      result += format("<text x=\"%.2f\" y=\"%zu\" text-anchor=\"middle\">%llu"
-                       "</text>",
-                       begin + size / 2, y.device * row + 15, microbatch);
+      result += format(
+        "<text x=\"%.2f\" y=\"%zu\" text-anchor=\"middle\">%llu"
+        "</text>",
+        begin + size / 2, y.device * row + 15, microbatch);
     result += '\n';
   }
   return result

@@ -18,7 +18,8 @@ struct timeline_options {
 std::string draw_timeline(const schedule_report& x,
                           const timeline_options& options = {});
 
-/// The same as a self-contained SVG picture; each work says on hover what it is.
+/// The same as a self-contained SVG picture; each work says on hover what it
+/// is.
 std::string timeline_svg(const schedule_report& x,
                          const timeline_options& options = {});
 
