@@ -59,7 +59,12 @@ void engine::stop() {
   if (stopped_.exchange(true))
     return;
   // Parked executions unwind first: they may still send.
-  node_.reset();
+  std::unique_ptr<node> ending;
+  {
+    std::unique_lock guard{node_mutex_};
+    ending = std::move(node_);
+  }
+  ending.reset();
   fabric_->stop(std::chrono::milliseconds{2000});
   calls_.clear();
 }
@@ -161,7 +166,8 @@ void engine::on_message(rank_id from, message x) {
       objects_.deliver(from, std::move(x));
       break;
     default:
-      node_->deliver(from, std::move(x));
+      if (std::shared_lock guard{node_mutex_}; node_)
+        node_->deliver(from, std::move(x));
   }
 }
 
@@ -175,7 +181,8 @@ void engine::on_peer_lost(const failure& x) {
   }
   exchange_.peer_lost(x);
   objects_.peer_lost(x);
-  node_->rank_down(x);
+  if (std::shared_lock guard{node_mutex_}; node_)
+    node_->rank_down(x);
 }
 
 } // namespace smp

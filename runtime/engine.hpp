@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -200,6 +201,8 @@ private:
   step_stats stats_;
   mutable std::mutex mutex_;
   failure down_; // guarded by mutex_
+  /// Keeps `node_` while a message is handed over to it.
+  std::shared_mutex node_mutex_;
   std::atomic<bool> leaving_ = false;
   std::atomic<bool> stopped_ = false;
   /// Last: its actors may call everything above until they end.

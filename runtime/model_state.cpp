@@ -135,6 +135,9 @@ model_state::~model_state() {
 void model_state::partition() {
   if (partitioned_)
     return;
+  // Again: the user may have added modules since.
+  model_ = walk(*root_);
+  owners_.assign(model_.modules.size(), self_);
   check_same_everywhere();
   place();
   release();

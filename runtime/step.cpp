@@ -45,7 +45,8 @@ at::Tensor reduce_mean(const std::vector<at::Tensor>& xs) {
 }
 
 at::Tensor concat(const std::vector<at::Tensor>& xs, int64_t axis) {
-  return at::cat(xs, axis);
+  // Scalars have no axis: what comes back is their sequence.
+  return xs.front().dim() == 0 ? at::stack(xs) : at::cat(xs, axis);
 }
 
 at::Tensor stack(const std::vector<at::Tensor>& xs) {

@@ -138,6 +138,7 @@ public:
   }
 
   /// Concatenates along `axis`; with 0 the order of the batch comes back.
+  /// Scalars become a vector of size `microbatches`.
   T concat(int64_t axis = 0) const {
     auto f = [axis](const std::vector<at::Tensor>& xs) {
       return detail::concat(xs, axis);
