@@ -1,16 +1,13 @@
 #include "runtime/config_file.hpp"
 
 #include "runtime/config_schema.hpp"
+#include "runtime/config_toml.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 
@@ -20,7 +17,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr size_t max_file_size = 1 << 20;
 constexpr size_t on_command_line = ~size_t{0};
 
 /// Where a key was set.
@@ -30,81 +26,17 @@ struct place {
   std::string name;
 };
 
-std::string given_text(const toml::node& x) {
-  switch (x.type()) {
-  case toml::node_type::table:
-    return "a table";
-  case toml::node_type::array:
-    return "a list";
-  case toml::node_type::string:
-    return fmt::format("the string \"{}\"", x.ref<std::string>());
-  case toml::node_type::integer:
-    return fmt::format("the integer {}", x.ref<int64_t>());
-  case toml::node_type::floating_point:
-    return fmt::format("the number {}", x.ref<double>());
-  case toml::node_type::boolean:
-    return x.ref<bool>() ? "true" : "false";
-  default:
-    return "a date or time";
-  }
-}
-
-/// Stores a TOML value; @returns false if it has another type.
-struct assign {
-  const toml::node& from;
-
-  bool operator()(bool* to) const {
-    return take<bool>(to);
-  }
-
-  bool operator()(std::string* to) const {
-    return take<std::string>(to);
-  }
-
-  /// Negative numbers are for the caller.
-  bool operator()(uint64_t* to) const {
-    auto x = from.as_integer();
-    if (x == nullptr)
-      return false;
-    *to = static_cast<uint64_t>(x->get());
-    return true;
-  }
-
-  bool operator()(double* to) const {
-    if (auto x = from.as_integer())
-      *to = static_cast<double>(x->get());
-    else if (auto y = from.as_floating_point())
-      *to = y->get();
+/// Names and values come from anywhere: none may break the line, nor speak to
+/// the terminal.
+std::string one_line(const std::string& text) {
+  std::string result;
+  for (unsigned char c : text)
+    if (c < 0x20 || c == 0x7f)
+      result += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
     else
-      return false;
-    return true;
-  }
-
-  bool operator()(std::array<double, 2>* to) const {
-    auto list = from.as_array();
-    return list != nullptr && list->size() == 2
-        && assign{*list->get(0)}(&(*to)[0]) && assign{*list->get(1)}(&(*to)[1]);
-  }
-
-  template <class T>
-  bool operator()(std::optional<T>* to) const {
-    T x{};
-    if (!(*this)(&x))
-      return false;
-    *to = x;
-    return true;
-  }
-
-private:
-  template <class T>
-  bool take(T* to) const {
-    auto x = from.as<T>();
-    if (x == nullptr)
-      return false;
-    *to = x->get();
-    return true;
-  }
-};
+      result += static_cast<char>(c);
+  return result;
+}
 
 // -- reading ------------------------------------------------------------------
 
@@ -138,10 +70,10 @@ public:
     auto value = std::string{text.substr(equals + 1)};
     auto key = find_config_key(name);
     bool raw = key != nullptr && key->slot != nullptr
-            && std::holds_alternative<std::string*>(key->slot(config_))
-            && !value.starts_with('"') && !value.starts_with('\'');
+               && std::holds_alternative<std::string*>(key->slot(config_))
+               && !value.starts_with('"') && !value.starts_with('\'');
     reading_command_line_ = true;
-    auto root = parse_value(value, raw);
+    auto root = parse_setting(value, raw);
     visit(name, *root.get("x"), on_command_line);
     reading_command_line_ = false;
   }
@@ -165,8 +97,8 @@ public:
     auto& path = config_.data.path;
     auto given = path;
     auto base = at->second.line == on_command_line
-                ? fs::path{}
-                : fs::path{file_}.parent_path();
+                  ? fs::path{}
+                  : fs::path{file_}.parent_path();
     path = fs::absolute(base / given).lexically_normal().string();
     std::error_code ignored;
     if (!fs::is_regular_file(path, ignored))
@@ -176,7 +108,7 @@ public:
   }
 
   void complain(size_t line, std::string text) {
-    errors_.emplace(line, std::move(text));
+    errors_.emplace(line, one_line(text));
   }
 
   void give_up(std::string text) {
@@ -197,20 +129,6 @@ private:
     if (line == on_command_line)
       return "command line";
     return line == 0 ? file_ : fmt::format("{}:{}", file_, line);
-  }
-
-  /// A value from the command line that is no TOML counts as a string.
-  static toml::table parse_value(const std::string& text, bool raw) {
-    try {
-      if (auto root = toml::parse("x = " + text);
-          !raw && root.size() == 1 && root.contains("x"))
-        return root;
-    } catch (const toml::parse_error&) {
-      // nop
-    }
-    toml::table result;
-    result.insert("x", text);
-    return result;
   }
 
   /// toml++ sorts keys by name; of two keys that clash, the later one in the
@@ -272,7 +190,7 @@ private:
       first = place{line, name};
     }
     auto number = node.as_integer();
-    if (!std::visit(assign{node}, key.slot(config_))) {
+    if (!assign(key.slot(config_), node)) {
       wrong_.insert(key.name);
       complain(line,
                fmt::format("{} needs {}, got {}{}", key.name, type_text(key),
@@ -334,7 +252,7 @@ private:
   bool is_good(std::string_view name) const {
     auto& key = *find_config_key(name);
     return !wrong_.contains(name) && !check_value(key, config_)
-        && (places_.contains(name) || !key.required);
+           && (places_.contains(name) || !key.required);
   }
 
   static std::string_view table_of(std::string_view name) {
@@ -395,23 +313,6 @@ private:
   std::multimap<size_t, std::string> errors_;
 };
 
-std::string read_file(const std::string& path) {
-  std::error_code ignored;
-  if (fs::is_directory(path, ignored))
-    throw error{error_code::config, "is a directory, not a configuration"};
-  std::ifstream file{path, std::ios::binary};
-  if (!file)
-    throw error{error_code::config,
-                fmt::format("cannot be read: {}", strerror(errno))};
-  std::string result(max_file_size + 1, '\0');
-  file.read(result.data(), static_cast<std::streamsize>(result.size()));
-  result.resize(static_cast<size_t>(file.gcount()));
-  if (result.size() > max_file_size)
-    throw error{error_code::config,
-                "is larger than 1 MiB: not a configuration"};
-  return result;
-}
-
 } // namespace
 
 config_report parse_config(const std::string& text, const std::string& name,
@@ -428,7 +329,7 @@ config_report read_config(const std::string& path,
                           const std::vector<std::string>& overrides) {
   reader x{path};
   try {
-    x.read_text(read_file(path));
+    x.read_text(read_config_text(path));
     for (auto& setting : overrides)
       x.read_override(setting);
     x.check();

@@ -71,6 +71,10 @@ std::vector<broken> broken_configurations() {
      and_also("[colours]\nred = 1"),
      "run.toml:16: ",
      {"unknown table colours", "tables: [smp], [model]"}},
+    {"name that would break the line",
+     with("microb", "\"a\\nb\\u001b\" = 8"),
+     "run.toml:3: ",
+     {"smp.a\\u000Ab\\u001B"}},
     // -- wrong types ----------------------------------------------------------
     {"string for an integer",
      with("microb", "microbatches = \"8\""),

@@ -1,0 +1,131 @@
+#include "runtime/config_toml.hpp"
+
+#include "transport/error.hpp"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+namespace smp {
+
+namespace {
+
+constexpr size_t max_file_size = 1 << 20;
+
+/// Stores a TOML value; @returns false if it has another type.
+struct assigner {
+  const toml::node& from;
+
+  bool operator()(bool* to) const {
+    return take<bool>(to);
+  }
+
+  bool operator()(std::string* to) const {
+    return take<std::string>(to);
+  }
+
+  /// Negative numbers are for the caller.
+  bool operator()(uint64_t* to) const {
+    auto x = from.as_integer();
+    if (x == nullptr)
+      return false;
+    *to = static_cast<uint64_t>(x->get());
+    return true;
+  }
+
+  bool operator()(double* to) const {
+    if (auto x = from.as_integer())
+      *to = static_cast<double>(x->get());
+    else if (auto y = from.as_floating_point())
+      *to = y->get();
+    else
+      return false;
+    return true;
+  }
+
+  bool operator()(std::array<double, 2>* to) const {
+    auto list = from.as_array();
+    return list != nullptr && list->size() == 2
+           && assigner{*list->get(0)}(&(*to)[0])
+           && assigner{*list->get(1)}(&(*to)[1]);
+  }
+
+  template <class T>
+  bool operator()(std::optional<T>* to) const {
+    T x{};
+    if (!(*this)(&x))
+      return false;
+    *to = x;
+    return true;
+  }
+
+private:
+  template <class T>
+  bool take(T* to) const {
+    auto x = from.as<T>();
+    if (x == nullptr)
+      return false;
+    *to = x->get();
+    return true;
+  }
+};
+
+} // namespace
+
+bool assign(config_slot to, const toml::node& from) {
+  return std::visit(assigner{from}, to);
+}
+
+std::string given_text(const toml::node& x) {
+  switch (x.type()) {
+    case toml::node_type::table:
+      return "a table";
+    case toml::node_type::array:
+      return "a list";
+    case toml::node_type::string:
+      return fmt::format("the string \"{}\"", x.ref<std::string>());
+    case toml::node_type::integer:
+      return fmt::format("the integer {}", x.ref<int64_t>());
+    case toml::node_type::floating_point:
+      return fmt::format("the number {}", x.ref<double>());
+    case toml::node_type::boolean:
+      return x.ref<bool>() ? "true" : "false";
+    default:
+      return "a date or time";
+  }
+}
+
+toml::table parse_setting(const std::string& text, bool raw) {
+  try {
+    if (auto root = toml::parse("x = " + text);
+        !raw && root.size() == 1 && root.contains("x"))
+      return root;
+  } catch (const toml::parse_error&) {
+    // nop
+  }
+  toml::table result;
+  result.insert("x", text);
+  return result;
+}
+
+std::string read_config_text(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored))
+    throw error{error_code::config, "is a directory, not a configuration"};
+  std::ifstream file{path, std::ios::binary};
+  if (!file)
+    throw error{error_code::config,
+                fmt::format("cannot be read: {}", strerror(errno))};
+  std::string result(max_file_size + 1, '\0');
+  file.read(result.data(), static_cast<std::streamsize>(result.size()));
+  result.resize(static_cast<size_t>(file.gcount()));
+  if (result.size() > max_file_size)
+    throw error{error_code::config,
+                "is larger than 1 MiB: not a configuration"};
+  return result;
+}
+
+} // namespace smp
