@@ -8,7 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <map>
-#include <semaphore>
+#include <semaphore.h>
 #include <string>
 #include <thread>
 #include <utility>
@@ -34,6 +34,34 @@ using thread_body
   = std::function<std::string(thread_caller&, const std::string& args)>;
 
 using thread_modules = std::map<module_id, thread_body>;
+
+/// Not `std::counting_semaphore`: that of GCC 12 can sleep for ever when two
+/// releases meet one acquire (libstdc++ bug 104928).
+class wake_up {
+public:
+  wake_up() {
+    sem_init(&sem_, 0, 0);
+  }
+
+  ~wake_up() {
+    sem_destroy(&sem_);
+  }
+
+  wake_up(const wake_up&) = delete;
+  wake_up& operator=(const wake_up&) = delete;
+
+  void release() {
+    sem_post(&sem_);
+  }
+
+  void acquire() {
+    while (sem_wait(&sem_) != 0)
+      ; // interrupted by a signal
+  }
+
+private:
+  sem_t sem_;
+};
 
 class thread_executor : public executor, private thread_caller {
 public:
@@ -152,7 +180,7 @@ private:
   failure error_;
   std::atomic<bool> stopping_ = false;
   /// Counting: the stop may come on top of a wake-up not consumed yet.
-  std::counting_semaphore<> wake_{0};
+  wake_up wake_;
   std::thread thread_;
 };
 
