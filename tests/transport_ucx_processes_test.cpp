@@ -190,6 +190,12 @@ TEST_CASE("a rank in a process of its own", "[.child]") {
         REQUIRE(heard.wait_sent(i - 20));
     }
   }
+  if (role == "parting") {
+    for (int i = 0; i < 50; ++i)
+      rank.send(rank_id{0}, make_message("x", {make_tensor(i * 1000, 1)}));
+    rank.stop(std::chrono::seconds{10});
+    return;
+  }
   if (role == "all_to_all")
     parent.tell(all_to_all(rank, heard, size));
   for (std::string x; x != "quit";) {
@@ -395,6 +401,18 @@ TEST_CASE("two connected ranks that are silent cost next to nothing",
   CHECK(cpu_seconds() - before < 0.02 * 2);
   CHECK(w.heard.losses().empty());
   w.finish();
+}
+
+TEST_CASE("a rank that says something and leaves at once is heard",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  for (int round = 0; round < 5; ++round) {
+    world w{kind, 2, "parting"};
+    CHECK(w.heard.wait_messages(50));
+    CHECK(w.other().join() == 0);
+    CHECK(w.heard.losses().empty());
+  }
 }
 
 TEST_CASE("a rank that leaves in order is no loss", "[transport][ucx]") {

@@ -68,6 +68,10 @@ void ucx_fabric::engine::on_flushed_or_closed(void* request, ucs_status_t,
 
 // -- the stop -----------------------------------------------------------------
 
+failure ucx_fabric::engine::stopped() const {
+  return {error_code::cancelled, self_, {}, "the fabric was stopped"};
+}
+
 void ucx_fabric::engine::say_goodbye(peer& to) {
   unit_header header;
   header.kind = unit_kind::goodbye;
@@ -87,8 +91,7 @@ void ucx_fabric::engine::close_all(worker_lock& lock) {
   closing_ = true;
   take_queued_sends(); // are cancelled
   for (auto& x : peers_)
-    drop_queued(x, {error_code::cancelled, self_, {},
-                    "the fabric was stopped"});
+    drop_queued(x, stopped());
   auto turn_until = [&](clock::time_point deadline, auto done) {
     while (!done() && clock::now() < deadline)
       if (!turn(lock))

@@ -159,6 +159,7 @@ private:
   void post_from_here();
   static void tell_sent(outgoing& x);
   void wake();
+  failure stopped() const;
 
   // -- whoever has the worker -------------------------------------------------
 
@@ -268,6 +269,7 @@ private:
   bool watching_ = false;
   bool pausing_ = false;
   unsigned busy_ = 0;
+  unsigned turns_with_failed_ = 0;
   std::thread thread_;
 
   std::atomic<bool> wake_posted_ = false;

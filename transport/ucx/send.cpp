@@ -62,9 +62,9 @@ void ucx_fabric::engine::send(rank_id to, message x, sent_callback done) {
     auto units = to == self_ ? std::vector<unit>{} : make_units(out);
     std::lock_guard guard{queue_mutex_};
     if (!started_ || stop_requested_) {
-      why = {error_code::cancelled, self_, {},
-             started_ ? "the fabric was stopped"
-                      : "the fabric was not started"};
+      why = started_ ? stopped()
+                     : failure{error_code::cancelled, self_, {},
+                               "the fabric was not started"};
     } else {
       out->done = std::move(done);
       if (to == self_)
@@ -176,9 +176,7 @@ void ucx_fabric::engine::take_queued_sends() {
   for (auto& [x, units] : queued) {
     auto& to = peers_[x->to.value];
     if (closing_ || to.state != peer_state::connected) {
-      x->why = closing_ ? failure{error_code::cancelled, self_, {},
-                                  "the fabric was stopped"}
-                        : to.why;
+      x->why = closing_ ? stopped() : to.why;
       finished_.push_back(std::move(x));
       continue;
     }
@@ -270,7 +268,8 @@ void ucx_fabric::engine::sent(send_operation& x, ucs_status_t status) {
     drop(x.what, {});
     return;
   }
-  auto why = x.to.state == peer_state::connected
+  auto why = closing_ ? stopped()
+             : x.to.state == peer_state::connected
                ? send_failure(x.to.rank, status)
                : x.to.why;
   if (x.what.of)
