@@ -8,9 +8,14 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 // R35 to R37 over UCX: this program starts itself as the ranks of a run.
 
@@ -94,4 +99,97 @@ TEST_CASE("ranks that mpirun starts find each other", "[runtime][mpirun]") {
   INFO(tail_of(dir.path / "log-0.txt"));
   REQUIRE(code == 0);
   check_files(dir.path);
+}
+
+// -- the end of a rank --------------------------------------------------------
+
+namespace {
+
+/// Kills its process when its turn comes, forward or backward.
+struct killer_impl : torch::nn::Module {
+  torch::Tensor forward(torch::Tensor x) {
+    if (deadly)
+      ::raise(SIGKILL);
+    return x * weight;
+  }
+  torch::Tensor weight = register_parameter("weight", torch::ones({3}));
+  bool deadly = false;
+};
+TORCH_MODULE_IMPL(killer, killer_impl);
+
+struct killer_model_impl : torch::nn::Module {
+  killer_model_impl() {
+    partition_scope on_rank_1{1};
+    there = submodule<killer>(std::make_shared<hooked<killer_impl>>());
+    register_module("there", there);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    return there(x);
+  }
+  submodule<killer> there = nullptr;
+};
+TORCH_MODULE_IMPL(killer_model, killer_model_impl);
+
+int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+           std::chrono::system_clock::now().time_since_epoch())
+    .count();
+}
+
+} // namespace
+
+TEST_CASE("rank of a run that loses rank 1", "[.rank]") {
+  session_config config;
+  config.pipeline_parallel_degree = 3;
+  config.microbatches = 4;
+  config.auto_partition = false;
+  session s{config};
+  distributed_model model{killer_model{}};
+  auto train_step = step([&](torch::Tensor x) {
+    auto loss = model(x).sum();
+    model.backward(loss);
+    return loss;
+  });
+  train_step(torch::ones({4, 3}));
+  auto dir = std::string{std::getenv("TEST_DIR")};
+  std::ofstream{dir + "/pid-" + std::to_string(s.rank())} << ::getpid();
+  if (s.rank() == 1) {
+    model->there->deadly = true;
+    std::ofstream{dir + "/died"} << now_ms();
+  }
+  try {
+    train_step(torch::ones({4, 3}));
+  } catch (const error& err) {
+    std::ofstream{dir + "/heard-" + std::to_string(s.rank())} << err.what();
+    std::_Exit(3);
+  }
+}
+
+TEST_CASE("a killed rank ends the run everywhere within 2 seconds",
+          "[runtime][death]") {
+  test::scratch_dir dir;
+  auto command = fmt::format("TEST_DIR={0} {1} 'launcher of a run that loses "
+                             "rank 1' > {0}/told.txt 2>&1",
+                             dir.path.string(), this_program("").front());
+  auto status = std::system(command.c_str());
+  auto ended = now_ms();
+  auto told = dir.read("told.txt");
+  INFO(told);
+  CHECK(WEXITSTATUS(status) == 3);
+  auto died = std::stoll(dir.read("died"));
+  CHECK(ended - died < 2000);
+  CHECK_THAT(told, Catch::Matchers::ContainsSubstring("rank 1"));
+  CHECK_THAT(told, Catch::Matchers::ContainsSubstring("SIGKILL"));
+  for (auto r : {0, 1, 2}) {
+    auto pid = dir.read("pid-" + std::to_string(r));
+    CHECK(!std::filesystem::exists("/proc/" + pid));
+  }
+}
+
+TEST_CASE("launcher of a run that loses rank 1", "[.launcher]") {
+  launch_options x;
+  x.command = this_program("rank of a run that loses rank 1");
+  x.ranks = 3;
+  x.log_dir = std::getenv("TEST_DIR");
+  std::_Exit(launch(x));
 }
