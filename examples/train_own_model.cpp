@@ -1,5 +1,5 @@
 // A model, a step and an optimizer of your own, on two pipeline ranks:
-//   mpirun -n 2 train_own_model
+//   train_own_model --ranks 2
 
 #include "runtime/smp.hpp"
 
@@ -21,7 +21,7 @@ struct net_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(net, net_impl);
 
 int main(int argc, char** argv) {
-  smp::prepare_process(argc, argv);
+  smp::init(argc, argv); // --ranks 2: starts itself as two processes
   smp::session session{{.pipeline_parallel_degree = 2, .microbatches = 4}};
   torch::manual_seed(1); // every rank makes the same model
   smp::distributed_model model{net{}};

@@ -4,7 +4,7 @@
 
 #include "runtime/distributed_model.hpp"
 #include "runtime/distributed_optimizer.hpp"
-#include "runtime/environment.hpp"
+#include "runtime/init.hpp"
 #include "runtime/random_stream.hpp"
 #include "runtime/session.hpp"
 #include "runtime/step.hpp"

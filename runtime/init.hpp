@@ -1,0 +1,13 @@
+#pragma once
+
+namespace smp {
+
+/// First thing in main of a program of your own: prepares the process (see
+/// `prepare_process`), and with `--ranks N` on the command line starts the
+/// program N times on this machine, as ranks of one run, and ends with their
+/// exit code (see `launch`). Under mpirun, srun and the like, and without
+/// `--ranks`, it returns and the program goes on.
+/// @throws error (config) if N is no number of ranks
+void init(int argc, char** argv);
+
+} // namespace smp
