@@ -313,22 +313,9 @@ TEST_CASE("CONTRIBUTING shows the pattern as it is", "[apps][train]") {
 }
 
 TEST_CASE("The example trains on two ranks", "[apps][train]") {
-  scratch_dir dir;
-  auto run_id = dir.path.filename().string();
-  auto rank = [&](const char* number) {
-    return program{{built_program("train_own_model")},
-                   ".",
-                   {{"SMP_RANK", number},
-                    {"SMP_WORLD_SIZE", "2"},
-                    {"SMP_LOCAL_RANK", number},
-                    {"SMP_LOCAL_SIZE", "2"},
-                    {"SMP_RUN_ID", run_id}}};
-  };
-  auto first = rank("0");
-  auto second = rank("1");
-  CHECK(first.join() == 0);
-  CHECK(second.join() == 0);
-  auto lines = lines_of(first.output());
+  program run{{built_program("train_own_model"), "--ranks", "2"}, ".", {}};
+  CHECK(run.join() == 0);
+  auto lines = lines_of(run.output());
   REQUIRE(lines.size() == 5);
   auto loss_of = [](const std::string& line) {
     return std::stod(line.substr(line.find("loss ") + 5));
