@@ -1,0 +1,174 @@
+#pragma once
+
+// Two processes with a UCX fabric between them and nothing above it.
+
+#include "transport/ucx/ucx_fabric.hpp"
+
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace smp::bench {
+
+/// Envelope of the messages: what the other side shall do.
+enum class order : uint8_t { echo, count, quit };
+
+struct listener : fabric_listener {
+  explicit listener(std::function<void(message)> f) : handle(std::move(f)) {
+    // nop
+  }
+
+  void on_message(rank_id, message x) override {
+    handle(std::move(x));
+  }
+
+  void on_peer_lost(const failure& x) override {
+    std::fprintf(stderr, "%s\n", x.describe().c_str());
+    std::_Exit(3);
+  }
+
+  std::function<void(message)> handle;
+};
+
+/// @returns a message with one tensor of `size` bytes, at most 64 MB
+inline message make_message(order what, uint64_t size) {
+  static const auto block = std::make_shared<std::vector<char>>(64 << 20, 'x');
+  message result;
+  result.body.bytes = {static_cast<std::byte>(what)};
+  if (size > 0)
+    result.body.tensors.push_back(
+      {block->data(), size, 0, {}, {static_cast<int64_t>(size)}, block});
+  return result;
+}
+
+/// Counts what arrives, for the main thread to wait for.
+class counter {
+public:
+  void add() {
+    std::lock_guard guard{mutex_};
+    ++value_;
+    changed_.notify_one();
+  }
+
+  uint64_t value() {
+    std::lock_guard guard{mutex_};
+    return value_;
+  }
+
+  void wait(uint64_t x) {
+    std::unique_lock guard{mutex_};
+    if (!changed_.wait_for(guard, std::chrono::seconds{60},
+                           [&] { return value_ >= x; })) {
+      std::fprintf(stderr, "no answer\n");
+      std::_Exit(3);
+    }
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t value_ = 0;
+};
+
+/// Forks the other process, which echoes or counts; gives this one's fabric to
+/// `measure`. Call it before the first thread of the process starts.
+class fabric_pair {
+public:
+  explicit fabric_pair(const ucx_options& options) {
+    int sockets[2];
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets) != 0)
+      std::exit(1);
+    std::fflush(stdout);
+    other_ = ::fork();
+    if (other_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      serve(sockets[1], options);
+      std::_Exit(0);
+    }
+    ::close(sockets[1]);
+    fabric_.emplace(rank_id{0}, 2, options);
+    auto address = swap_addresses(sockets[0], fabric_->address());
+    ::close(sockets[0]);
+    fabric_->start({{}, address}, listener_);
+  }
+
+  ~fabric_pair() {
+    fabric_->send(rank_id{1}, make_message(order::quit, 0));
+    fabric_->stop(std::chrono::seconds{5});
+    ::waitpid(other_, nullptr, 0);
+  }
+
+  fabric_pair(const fabric_pair&) = delete;
+  fabric_pair& operator=(const fabric_pair&) = delete;
+
+  ucx_fabric& fabric() noexcept {
+    return *fabric_;
+  }
+
+  /// @returns the times of `count` round trips after some others, in seconds
+  std::vector<double> round_trips(uint64_t size, int count) {
+    using clock = std::chrono::steady_clock;
+    std::vector<double> result;
+    for (int i = 0; i < count + count / 5; ++i) {
+      auto before = answers_.value();
+      auto begin = clock::now();
+      fabric_->send(rank_id{1}, make_message(order::echo, size));
+      answers_.wait(before + 1);
+      std::chrono::duration<double> spent = clock::now() - begin;
+      if (i >= count / 5)
+        result.push_back(spent.count());
+    }
+    return result;
+  }
+
+private:
+  /// Gives `mine` to the other process and takes its own.
+  static std::string swap_addresses(int socket, const std::string& mine) {
+    char buffer[4096];
+    if (::send(socket, mine.data(), mine.size(), 0) < 0)
+      std::exit(1);
+    auto size = ::recv(socket, buffer, sizeof buffer, 0);
+    if (size <= 0)
+      std::exit(1);
+    return {buffer, static_cast<size_t>(size)};
+  }
+
+  /// Echoes or counts until told to quit.
+  static void serve(int socket, const ucx_options& options) {
+    ucx_fabric fabric{rank_id{1}, 2, options};
+    auto address = swap_addresses(socket, fabric.address());
+    counter quit;
+    listener l{[&](message x) {
+      auto what = static_cast<order>(x.body.bytes.at(0));
+      if (what == order::quit)
+        quit.add();
+      else if (what == order::echo)
+        fabric.send(rank_id{0}, make_message(what, tensor_bytes(x.body)));
+    }};
+    fabric.start({address, {}}, l);
+    quit.wait(1);
+    fabric.stop(std::chrono::seconds{5});
+  }
+
+  counter answers_;
+  listener listener_{[this](message) { answers_.add(); }};
+  pid_t other_ = 0;
+  std::optional<ucx_fabric> fabric_;
+};
+
+} // namespace smp::bench
