@@ -7,8 +7,11 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <latch>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -19,16 +22,35 @@ namespace {
 
 // -- ranks in one process -----------------------------------------------------
 
+/// Wakes a test when a message was delivered.
+struct bell {
+  std::mutex mutex;
+  std::condition_variable rang;
+
+  void ring() {
+    std::lock_guard guard{mutex};
+    rang.notify_all();
+  }
+
+  /// @returns false if `ready` is not true in time
+  bool wait(const std::function<bool()>& ready) {
+    std::unique_lock guard{mutex};
+    return rang.wait_for(guard, std::chrono::seconds{30}, ready);
+  }
+};
+
 /// One rank: hands what arrives to its store.
 struct node : fabric_listener {
   object_store store;
+  bell& delivered;
 
-  explicit node(fabric& x) : store(x) {
+  node(fabric& x, bell& y) : store(x), delivered(y) {
     // nop
   }
 
   void on_message(rank_id from, message x) override {
     store.deliver(from, std::move(x));
+    delivered.ring();
   }
 
   void on_peer_lost(const failure& x) override {
@@ -38,13 +60,14 @@ struct node : fabric_listener {
 
 struct world {
   loopback_network net;
+  bell delivered;
   std::vector<std::unique_ptr<node>> nodes;
 
   world(uint64_t size, loopback_options options) : net(size, options) {
     std::vector<std::string> addresses;
     for (uint64_t i = 0; i < size; ++i) {
       addresses.push_back(net.at(rank_id{i}).address());
-      nodes.push_back(std::make_unique<node>(net.at(rank_id{i})));
+      nodes.push_back(std::make_unique<node>(net.at(rank_id{i}), delivered));
     }
     for (uint64_t i = 0; i < size; ++i)
       net.at(rank_id{i}).start(addresses, *nodes[i]);
@@ -483,9 +506,6 @@ TEST_CASE("ranks that hold, fetch and release at once lose and keep nothing") {
   CHECK(wrong == 0);
   for (uint64_t r = 0; r < ranks; ++r)
     CHECK(w[r].cached() == 0);
-  auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{30};
-  auto leftovers = [&] { return w[0].held() + w[1].held() + w[2].held(); };
-  while (leftovers() > 0 && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::yield();
-  CHECK(leftovers() == 0);
+  CHECK(w.delivered.wait(
+    [&] { return w[0].held() + w[1].held() + w[2].held() == 0; }));
 }
