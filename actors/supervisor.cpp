@@ -77,6 +77,7 @@ void supervisor_state::lose(const failure& x) {
     self->send(hdl, down_atom_v, x);
   fail(x);
   options.on_rank_down(x);
+  settle();
 }
 
 void supervisor_state::fail(const failure& x) {
