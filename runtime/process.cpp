@@ -5,11 +5,13 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include <fcntl.h>
@@ -194,9 +196,18 @@ std::optional<process_end> reap(pid_t pid) {
   return process_end{WEXITSTATUS(status), 0};
 }
 
-void reap_group(pid_t pid) {
-  while (::waitpid(-pid, nullptr, 0) > 0 || errno == EINTR)
-    ; // nop
+bool reap_group(pid_t pid) {
+  auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{2};
+  for (;;) {
+    auto gone = ::waitpid(-pid, nullptr, WNOHANG);
+    if (gone < 0 && errno == ECHILD)
+      return true;
+    if (gone > 0)
+      continue;
+    if (std::chrono::steady_clock::now() > deadline)
+      return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds{1});
+  }
 }
 
 } // namespace smp

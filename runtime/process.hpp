@@ -45,8 +45,10 @@ struct process_end {
 /// @returns nothing while `pid` runs
 std::optional<process_end> reap(pid_t pid);
 
-/// Waits until nothing that `reap` killed in the process group is left.
+/// Waits until nothing that was killed in the process group is left, but not
+/// for long: the kernel may hold a process in a driver or file system.
 /// @pre this process adopts orphans (PR_SET_CHILD_SUBREAPER)
-void reap_group(pid_t pid);
+/// @returns false if something is still there
+bool reap_group(pid_t pid);
 
 } // namespace smp
