@@ -29,9 +29,10 @@ int main(int argc, char** argv) {
   std::vector<torch::Tensor> weights, biases;
   for (auto& p : model->parameters())
     (p.dim() > 1 ? weights : biases).push_back(p);
-  auto no_decay = torch::optim::AdamWOptions(3e-3).weight_decay(0);
-  torch::optim::AdamW adamw(
-    {{weights}, {biases, no_decay.clone()}}, torch::optim::AdamWOptions(3e-3));
+  using options = torch::optim::AdamWOptions;
+  torch::optim::AdamW adamw({{weights}, {biases}}, options(3e-3));
+  auto& of_biases = adamw.param_groups()[1].options();
+  static_cast<options&>(of_biases).weight_decay(0);
   smp::distributed_optimizer optimizer{adamw};
 
   auto train_step = smp::step([&](torch::Tensor x, torch::Tensor y) {
