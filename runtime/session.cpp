@@ -63,7 +63,8 @@ session::session(session_config config, std::string config_hash)
   auto layout = layout_of(config, env.world_size);
   rank_layout{layout}; // throws before anything starts
   at::set_num_threads(
-    kernel_threads(config, std::max<uint64_t>(1, env.world_size)));
+    kernel_threads(config,
+                   env.local_size > 0 ? env.local_size : env.world_size));
   process_ = std::make_unique<process>();
   process_->host = std::make_shared<actor_host>();
   auto self = rank_id{env.rank};

@@ -45,6 +45,12 @@ int exit_code_of(error_code x) {
   }
 }
 
+/// @returns true if our own launcher watches this process
+bool supervised() {
+  auto environment = read_rank_environment();
+  return environment && environment->supervised;
+}
+
 // -- interrupt ----------------------------------------------------------------
 
 std::atomic<bool> interrupted = false;
@@ -213,7 +219,9 @@ int main(int argc, char** argv) {
     smp::prepare_process(argc, argv);
     return smp::app::run(argc, argv);
   } catch (const smp::error& e) {
-    fmt::print(stderr, "smp-train: {}\n", e.what());
+    // Our launcher tells how a rank died, once for all.
+    if (e.code() != smp::error_code::rank_down || !smp::app::supervised())
+      fmt::print(stderr, "smp-train: {}\n", e.what());
     return smp::app::exit_code_of(e.code());
   } catch (const std::exception& e) {
     fmt::print(stderr, "smp-train: {}\n", e.what());
