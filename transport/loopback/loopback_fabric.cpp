@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -109,22 +110,26 @@ struct loopback_network::impl {
 
   /// Takes the next event out. @pre `mutex` is held
   std::optional<event> pick() {
-    std::vector<size_t> candidates;
-    for (size_t i = 0; i < events.size(); ++i) {
-      if (!deliverable(events[i]))
-        continue;
-      candidates.push_back(i);
-      if (!options.reorder)
-        break;
-    }
-    if (candidates.empty())
-      return std::nullopt;
+    auto count = events.size();
     // Not std::uniform_int_distribution: the order must be the same with any
     // standard library.
-    auto index = candidates[random() % candidates.size()];
-    auto result = std::move(events[index]);
-    events.erase(events.begin() + static_cast<ptrdiff_t>(index));
-    return result;
+    auto first = options.reorder && count > 0 ? random() % count : 0;
+    for (size_t i = 0; i < count; ++i) {
+      auto index = (first + i) % count;
+      if (!deliverable(events[index]))
+        continue;
+      auto result = std::move(events[index]);
+      if (options.reorder) {
+        // What stays behind has no order to keep.
+        if (index + 1 != count)
+          events[index] = std::move(events.back());
+        events.pop_back();
+      } else {
+        events.erase(events.begin() + static_cast<ptrdiff_t>(index));
+      }
+      return result;
+    }
+    return std::nullopt;
   }
 
   /// Removes messages that match, with the reason for their senders.
@@ -158,13 +163,8 @@ struct loopback_network::impl {
     return result;
   }
 
-  /// Delivers one event. @returns false when there is none
-  bool step() {
-    std::unique_lock guard{mutex};
-    auto next = pick();
-    if (!next)
-      return false;
-    auto& x = *next;
+  /// Delivers `x` without the lock. @pre `guard` holds `mutex`
+  void deliver(std::unique_lock<std::mutex>& guard, event x) {
     auto listener = ranks[x.to.value].listener;
     auto asked = filter_;
     busy_from = x.from;
@@ -193,20 +193,24 @@ struct loopback_network::impl {
     busy_from.reset();
     busy_to.reset();
     changed.notify_all();
-    return true;
+  }
+
+  /// Delivers one event. @returns false when there is none
+  bool step() {
+    std::unique_lock guard{mutex};
+    auto next = pick();
+    if (next)
+      deliver(guard, std::move(*next));
+    return next.has_value();
   }
 
   void deliver_all() {
     std::unique_lock guard{mutex};
     while (!ending) {
-      if (std::any_of(events.begin(), events.end(),
-                      [this](auto& x) { return deliverable(x); })) {
-        guard.unlock();
-        step();
-        guard.lock();
-      } else {
+      if (auto next = pick())
+        deliver(guard, std::move(*next));
+      else
         changed.wait(guard);
-      }
     }
   }
 
@@ -215,7 +219,7 @@ struct loopback_network::impl {
   std::condition_variable changed;
   std::mt19937_64 random;
   std::vector<rank_state> ranks;
-  std::vector<event> events;
+  std::deque<event> events;
   filter filter_;
   /// Of the event that is being delivered.
   std::optional<rank_id> busy_from;
