@@ -13,7 +13,14 @@
 
 namespace smp {
 
+module_server_state::module_server_state(pointer self)
+  : self(self),
+    door(std::make_shared<server_door>(module_server_actor{self})) {
+  // nop
+}
+
 module_server_state::~module_server_state() {
+  door->close();
   for (auto& [id, hdl] : contexts)
     caf::anon_send_exit(hdl, caf::exit_reason::kill);
   if (scheduler)
@@ -37,9 +44,9 @@ void module_server_state::resume(context_id ctx, response x) {
 }
 
 void module_server_state::ask(rank_id owner, request x) {
-  auto on_sent = [hdl = module_server_actor{self}, id = x.id](const failure& e) {
+  auto on_sent = [door = door, id = x.id](const failure& e) {
     if (e)
-      caf::anon_send(hdl, completed{id, e});
+      door->send(completed{id, e});
   };
   config.node.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
 }
@@ -54,9 +61,9 @@ void module_server_state::answer(response x) {
   fabric::sent_callback on_sent;
   // An answer that is just a failure has nothing left to fall back to.
   if (!x.error)
-    on_sent = [hdl = module_server_actor{self}, id = x.id](const failure& e) {
+    on_sent = [door = door, id = x.id](const failure& e) {
       if (e && e.code != error_code::rank_down)
-        caf::anon_send(hdl, undelivered{id, e});
+        door->send(undelivered{id, e});
     };
   config.node.fabric->send(to, encode(std::move(x)), std::move(on_sent));
 }
@@ -78,8 +85,8 @@ void module_server_state::failed(const step_failed& x) {
 
 void module_server_state::watch(request_id id, const completion_ptr& x) {
   // The completion keeps the callback, so the callback must not keep it.
-  x->on_done([hdl = module_server_actor{self}, id, done = x.get()] {
-    caf::anon_send(hdl, completed{id, done->cause()});
+  x->on_done([door = door, id, done = x.get()] {
+    door->send(completed{id, done->cause()});
   });
 }
 
@@ -175,9 +182,7 @@ module_server(module_server_state::pointer self, server_config config) {
   st.config = std::move(config);
   auto& node = st.config.node;
   auto leader = node.pipeline.front() == node.self;
-  auto on_token = [hdl = module_server_actor{self}] {
-    caf::anon_send(hdl, token_atom_v);
-  };
+  auto on_token = [door = st.door] { door->send(token_atom_v); };
   st.core.emplace(
     server_core::options{node.self, leader, node.order, node.token, on_token},
     st);

@@ -4,12 +4,15 @@
 #include "actors/node.hpp"
 #include "actors/server_core.hpp"
 
+#include <caf/send.hpp>
 #include <caf/stateful_actor.hpp>
 
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
-#include <vector>
+#include <utility>
 
 namespace smp {
 
@@ -20,14 +23,39 @@ struct server_config {
   std::function<void(step_report)> on_step_over;
 };
 
+/// Fabrics and completions keep callbacks as long as they like, but no handle
+/// of an actor may outlive its actor system. So callbacks hold this, and the
+/// SERVER closes it when it ends. Thread-safe.
+class server_door {
+public:
+  explicit server_door(module_server_actor hdl) : hdl_(std::move(hdl)) {
+    // nop
+  }
+
+  /// Sends `x` to the SERVER if it still lives.
+  template <class T>
+  void send(T x) {
+    std::lock_guard guard{mutex_};
+    if (hdl_)
+      caf::anon_send(hdl_, std::move(x));
+  }
+
+  void close() {
+    std::lock_guard guard{mutex_};
+    hdl_ = nullptr;
+  }
+
+private:
+  std::mutex mutex_;
+  module_server_actor hdl_;
+};
+
 struct module_server_state : server_output {
   static inline const char* name = "smp.module-server";
 
   using pointer = module_server_actor::stateful_pointer<module_server_state>;
 
-  explicit module_server_state(pointer self) : self(self) {
-    // nop
-  }
+  explicit module_server_state(pointer self);
 
   /// Ends the other actors of the rank, also when the SERVER was killed.
   ~module_server_state() override;
@@ -67,6 +95,7 @@ struct module_server_state : server_output {
   server_status status() const;
 
   pointer self;
+  std::shared_ptr<server_door> door;
   server_config config;
   std::optional<server_core> core;
   std::map<context_id, worker_context_actor> contexts;

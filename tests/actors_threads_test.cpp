@@ -214,6 +214,23 @@ TEST_CASE("a killed rank ends a step that runs on threads",
   // Rank 1 is cut off from all: it ends when it shuts down.
 }
 
+TEST_CASE("what a rank waited for may outlive its actor system",
+          "[actors][threads]") {
+  auto late = std::make_shared<completion>();
+  std::latch reached{1};
+  {
+    ranks x{make_modules([&](thread_caller& y, const std::string&) {
+      reached.count_down();
+      y.await(late);
+      return std::string{};
+    })};
+    x.begin(0, 1, 1);
+    reached.wait();
+  }
+  late->set();
+  CHECK(late->done());
+}
+
 TEST_CASE("a rank that shuts down unwinds its parked threads",
           "[actors][threads]") {
   std::future<step_report> report;

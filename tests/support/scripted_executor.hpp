@@ -6,7 +6,7 @@
 #include "actors/executor.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -16,10 +16,8 @@
 namespace smp {
 
 inline payload text_payload(const std::string& x) {
-  payload result;
-  result.bytes.resize(x.size());
-  std::memcpy(result.bytes.data(), x.data(), x.size());
-  return result;
+  auto first = reinterpret_cast<const std::byte*>(x.data());
+  return {{first, first + x.size()}, {}};
 }
 
 inline std::string text_of(const payload& x) {
