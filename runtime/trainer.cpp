@@ -136,7 +136,10 @@ private:
     auto begin = clock::now();
     optimizer_.zero_grad();
     result.loss = train_step(x, y).reduce_mean().template item<double>();
-    if (std::isfinite(result.loss)) {
+    const bool finite = std::isfinite(result.loss);
+    if (!finite) {
+      result.grad_norm = std::numeric_limits<double>::quiet_NaN();
+    } else {
       // With no bound the norm alone is of interest.
       result.grad_norm = clip_grad_norm_(
         model_, config_.optimizer.clip_grad_norm.value_or(
@@ -145,12 +148,12 @@ private:
     }
     result.step_seconds = seconds_since(begin);
     account(result);
-    if (!std::isfinite(result.loss))
+    if (!finite)
       throw error{error_code::numbers,
                   fmt::format("the loss of step {} is {}; a smaller "
                               "optimizer.lr or optimizer.clip_grad_norm may "
                               "help",
-                              result.step, result.loss)};
+                              result.step, std::abs(result.loss))};
   }
 
   /// Adds what only all ranks together know, and reports.

@@ -168,7 +168,7 @@ TEST_CASE_METHOD(tiny_run, "The check prints one line per error",
 TEST_CASE_METHOD(tiny_run, "The check reads the data", "[apps][train]") {
   auto missing = start({"check", "tiny.toml", "--data.path=nowhere.txt"});
   CHECK(missing.join() == 2);
-  CHECK_THAT(missing.output(), ContainsSubstring("nowhere.txt: No such file"));
+  CHECK_THAT(missing.output(), ContainsSubstring("nowhere.txt"));
   write("short.txt", "too short for one sequence");
   auto shorter = start({"check", "tiny.toml", "--data.path=short.txt"});
   CHECK(shorter.join() == 2);

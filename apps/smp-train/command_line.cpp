@@ -17,10 +17,12 @@ constexpr const char* description
   = "Trains the model of a configuration file over pipeline ranks. Starts the\n"
     "ranks itself, or joins as one when mpirun, srun or another launcher did.";
 
-constexpr const char* footer
+constexpr const char* about_keys
   = "Every key of the configuration can be set on the command line as\n"
-    "--table.key=value, e.g. --train.steps=20; docs/config.md lists them.\n"
-    "\n"
+    "--table.key=value, e.g. --train.steps=20; docs/config.md lists them.\n";
+
+constexpr const char* about_runs
+  = "\n"
     "Exit codes: 0 done, 2 bad command line or configuration, 3 a rank failed,\n"
     "4 stalled, 5 the loss is not finite, 130 interrupted.\n"
     "\n"
@@ -36,27 +38,33 @@ const std::map<std::string, log_level> levels{
 struct raw_options {
   command_line result;
   std::optional<uint64_t> ranks;
+  std::string level = "info";
 };
 
-void add_options(CLI::App& app, raw_options& x) {
+/// What both commands have.
+void add_common_options(CLI::App& app, raw_options& x) {
   app.set_help_flag("-h,--help", "Print this and exit");
   app.add_option("CONFIG", x.result.config, "The configuration (TOML)");
   app
     .add_option("--ranks", x.ranks,
                 "Number of ranks: sets smp.pipeline_parallel_degree")
     ->type_name("N");
+  app.allow_extras();
+  app.footer(about_keys);
+}
+
+void add_run_options(CLI::App& app, raw_options& x) {
   app
     .add_option("--run-dir", x.result.run_dir,
                 "Where metrics.jsonl, logs and the model go; default: a new "
                 "directory runs/TIME-CONFIG")
     ->type_name("DIR");
   app
-    .add_option("--log-level", x.result.level,
+    .add_option("--log-level", x.level,
                 "error, warn, info (default) or debug (every step in the logs)")
-    ->transform(CLI::CheckedTransformer(levels).description(""))
     ->type_name("LEVEL");
-  app.footer(footer);
-  app.allow_extras();
+  app.set_version_flag("--version", build_id(), "Print the version and exit");
+  app.footer(std::string{about_keys} + about_runs);
 }
 
 /// @returns what is wrong with an argument that is no option, or nothing.
@@ -102,12 +110,12 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
   };
   raw_options x;
   CLI::App app{description, "smp-train"};
-  add_options(app, x);
-  app.set_version_flag("--version", build_id(), "Print the version and exit");
+  add_common_options(app, x);
+  add_run_options(app, x);
   auto* check = app.add_subcommand(
     "check", "Check configuration, data, model and partition without training; "
              "prints one error per line");
-  add_options(*check, x);
+  add_common_options(*check, x);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
@@ -123,6 +131,11 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
       return fail(text);
   if (auto text = apply_ranks(x); !text.empty())
     return fail(text);
+  auto level = levels.find(x.level);
+  if (level == levels.end())
+    return fail(fmt::format("--log-level {}: write error, warn, info or debug",
+                            x.level));
+  x.result.level = level->second;
   if (x.result.config.empty())
     return fail("CONFIG is missing, e.g. smp-train config/quickstart.toml");
   return x.result;

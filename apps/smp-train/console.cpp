@@ -62,11 +62,13 @@ void console::on_partition(const std::string& text, uint64_t parameters,
 
 std::string console::row(const step_metrics& x) const {
   const auto left = static_cast<double>(config_.train.steps - x.step);
-  const auto eta = left > 0 ? duration_text(left * mean_seconds_) : "";
+  const auto eta = left > 0 ? fmt::format("{:>9}", duration_text(
+                                                     left * mean_seconds_))
+                            : "";
   const auto tokens = x.samples_per_second
                       * static_cast<double>(config_.data.sequence_length);
   return fmt::format("{:>11}{:>9.4f}{:>11.2e}{:>12.3f}{:>11.0f}{:>12}{:>7.1f} "
-                     "%{:>9}",
+                     "%{}",
                      fmt::format("{}/{}", x.step, config_.train.steps), x.loss,
                      x.lr, x.grad_norm, tokens, duration_text(x.step_seconds),
                      100 * x.bubble_ratio, eta);

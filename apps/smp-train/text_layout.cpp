@@ -37,7 +37,7 @@ size_t character_size(std::string_view x) {
 std::string with_commas(uint64_t x) {
   auto result = std::to_string(x);
   for (auto i = static_cast<ptrdiff_t>(result.size()) - 3; i > 0; i -= 3)
-    result.insert(static_cast<size_t>(i), ",");
+    result.insert(result.begin() + i, ',');
   return result;
 }
 

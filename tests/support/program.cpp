@@ -41,6 +41,8 @@ program::program(std::vector<std::string> command,
   REQUIRE(pid_ >= 0);
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // A shell makes its background jobs, perhaps us, ignore it.
+    ::signal(SIGINT, SIG_DFL);
     ::dup2(fds[1], STDOUT_FILENO);
     ::dup2(fds[1], STDERR_FILENO);
     for (auto& [name, value] : environment)
