@@ -19,7 +19,7 @@ namespace smp {
 /// be held twice (R3).
 struct saved_call {
   /// Per output tensor of the call; invalid where no gradient can enter.
-  torch::autograd::edge_list outputs;
+  std::vector<torch::autograd::Edge> outputs;
   /// Per input tensor; undefined where no gradient is wanted.
   std::vector<at::Tensor> leaves;
   /// Path of the module, for errors.
