@@ -314,6 +314,23 @@ TEST_CASE("a send to a rank that left fails and does not hang",
   CHECK(c.heard(0).send_failures()[0].rank == rank_id{1});
 }
 
+TEST_CASE("a rank that left in order may still be declared lost",
+          "[transport][fabric]") {
+  // A session that ends by an exception stops its fabric as any other; only
+  // the control plane knows that this was no goodbye.
+  ON_EVERY_FABRIC;
+  cluster c{kind, 3};
+  c.at(1).send(rank_id{0}, make_message("a"));
+  REQUIRE(c.heard(0).wait_messages(1));
+  c.at(1).stop(std::chrono::seconds{5});
+  c.at(0).send(rank_id{1}, make_message("b"), c.heard(0).on_sent());
+  REQUIRE(c.heard(0).wait_sent(1));
+  CHECK(c.heard(0).losses().empty());
+  c.at(0).peer_lost(gone(1));
+  REQUIRE(c.heard(0).wait_losses(1));
+  CHECK(c.heard(0).losses() == std::vector<failure>{gone(1)});
+}
+
 TEST_CASE("what no fabric can send is reported and not sent",
           "[transport][fabric]") {
   ON_EVERY_FABRIC;

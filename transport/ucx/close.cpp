@@ -31,17 +31,19 @@ void ucx_fabric::engine::handle_failed() {
 }
 
 void ucx_fabric::engine::lose(peer& x, const failure& why) {
-  if (x.state == peer_state::lost)
-    return;
-  auto left = x.state == peer_state::left;
-  x.state = peer_state::lost;
-  if (!left)
+  if (x.state == peer_state::connected) {
+    x.state = peer_state::lost;
     x.why = why;
+    report(x);
+  }
   drop_queued(x, x.why);
   x.partial.clear();
   close(x);
+}
+
+void ucx_fabric::engine::report(peer& x) {
   // What came before is still told, but nothing after.
-  if (!left)
+  if (!std::exchange(x.reported, true))
     news_.emplace_back(x.why);
 }
 

@@ -236,9 +236,16 @@ void ucx_fabric::engine::take_queued_losses() {
     std::lock_guard guard{queue_mutex_};
     queued.swap(queued_losses_);
   }
-  if (!closing_)
-    for (auto& x : queued)
-      lose(peers_[x.rank.value], x);
+  if (closing_)
+    return;
+  for (auto& why : queued) {
+    auto& x = peers_[why.rank.value];
+    // It may have left as if all was well: others know better.
+    if (x.state == peer_state::left)
+      x.why = why;
+    lose(x, why);
+    report(x);
+  }
 }
 
 bool ucx_fabric::engine::tell(worker_lock& lock) {

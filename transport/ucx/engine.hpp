@@ -127,6 +127,8 @@ private:
     std::string transports;
     peer_state state = peer_state::connected;
     failure why; // unless connected
+    /// The listener heard of the loss.
+    bool reported = false;
 
     /// Header and data up to this size, in bytes, go by copies of UCX.
     uint64_t eager_limit = 0;
@@ -185,7 +187,9 @@ private:
   template <class F>
   void guarded(peer& from, F f);
 
+  /// Ends the connection; a loss unless `x` said goodbye.
   void lose(peer& x, const failure& why);
+  void report(peer& x);
   void close(peer& x);
 
   // -- progress thread --------------------------------------------------------
