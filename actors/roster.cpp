@@ -14,8 +14,9 @@ std::string describe(const member& x) {
                      x.host);
 }
 
-failure refuse(const member& x, std::string text) {
-  return {error_code::config, x.rank, {}, std::move(text)};
+/// The text names the rank, and may name two.
+failure refuse(std::string text) {
+  return {error_code::config, no_rank, {}, std::move(text)};
 }
 
 } // namespace
@@ -30,28 +31,28 @@ roster::roster(uint64_t world_size, std::string run_id)
 failure roster::check_stranger(const member& x) const {
   // The text must not tell the secret.
   if (x.run_id != run_id_)
-    return refuse(x, describe(x) + " belongs to another run");
+    return refuse(describe(x) + " belongs to another run");
   return {};
 }
 
 failure roster::admit(const member& x) {
   if (x.rank.value >= world_size_)
-    return refuse(x, fmt::format("{} is out of range: the run has {} ranks",
-                                 describe(x), world_size_));
+    return refuse(fmt::format("{} is out of range: the run has {} ranks",
+                              describe(x), world_size_));
   if (auto i = members_.find(x.rank); i != members_.end())
-    return refuse(x, fmt::format("{} claims a place that {} has", describe(x),
-                                 describe(i->second)));
+    return refuse(fmt::format("{} claims a place that {} has", describe(x),
+                              describe(i->second)));
   if (!members_.empty()) {
     auto& first = members_.begin()->second;
     if (x.build != first.build)
-      return refuse(x, fmt::format("{} runs another build than {}: {} vs {}",
-                                   describe(x), describe(first), x.build,
-                                   first.build));
+      return refuse(fmt::format("{} runs another build than {}: {} vs {}",
+                                describe(x), describe(first), x.build,
+                                first.build));
     if (x.config_hash != first.config_hash)
-      return refuse(x, fmt::format("{} has another configuration than {}: hash"
-                                   " {} vs {}",
-                                   describe(x), describe(first), x.config_hash,
-                                   first.config_hash));
+      return refuse(fmt::format("{} has another configuration than {}: hash"
+                                " {} vs {}",
+                                describe(x), describe(first), x.config_hash,
+                                first.config_hash));
   }
   members_.emplace(x.rank, x);
   return {};
