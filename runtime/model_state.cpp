@@ -53,6 +53,7 @@ model_info describe(const walked_model& model,
       (t.is_buffer ? x.buffers : x.parameters).push_back(info);
     }
     x.not_interceptable = not_interceptable(m);
+    x.container = m.container;
     x.sequential = dynamic_cast<torch::nn::SequentialImpl*>(m.object);
     for (auto* hook : m.hooks)
       if (hook->pinned)
