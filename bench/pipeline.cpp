@@ -1,7 +1,8 @@
 // How much of two ranks a pipeline uses:
 //
 //   bench_pipeline [--width=N] [--rounds=N] [--steps=N] [--warmup=N]
-//                  [--schedule=interleaved|simple] [--pin=1]
+//                  [--schedule=interleaved|simple] [--active=N]
+//                  [--pin=1]
 //
 // Training steps (forward, backward, AdamW) of a GPT in 8 microbatches, over
 // two ranks of one thread each and in one process without smp, in runs that
@@ -22,8 +23,10 @@
 
 #include <chrono>
 #include <cstdio>
+#include <optional>
 
 #include <sched.h>
+#include <sys/resource.h>
 
 namespace smp::bench {
 
@@ -47,6 +50,8 @@ struct task {
     : warmup(x.number("warmup", 3)),
       steps(x.number("steps", 10)),
       schedule(x.text("schedule", "interleaved")) {
+    if (auto n = x.number("active", 0); n > 0)
+      active = static_cast<uint64_t>(n);
     sizes.width = x.number("width", sizes.width);
   }
 
@@ -54,6 +59,7 @@ struct task {
   int64_t warmup;
   int64_t steps;
   std::string schedule;
+  std::optional<uint64_t> active; // else the library's default
 };
 
 struct data {
@@ -78,23 +84,47 @@ torch::Tensor loss_of(const torch::Tensor& logits,
                                               targets.flatten());
 }
 
-/// Runs `step` and notes how long each one took, from the begin of one to the
-/// begin of the next, once it is warm.
+/// What a process used up since it began.
+struct usage {
+  usage() {
+    ::getrusage(RUSAGE_SELF, &counted);
+  }
+
+  double cpu() const {
+    auto seconds = [](const timeval& x) {
+      return double(x.tv_sec) + double(x.tv_usec) * 1e-6;
+    };
+    return seconds(counted.ru_utime) + seconds(counted.ru_stime);
+  }
+
+  rusage counted{};
+  /// s; a lack of cores is no fault of what is measured
+  double waited = waited_for_a_core();
+};
+
+/// Runs `step`, and once it is warm notes how long each one took, from the
+/// begin of one to the begin of the next, and what it used.
 template <class Step, class Note>
 void repeat(const task& x, record& result, Step step, Note note) {
   auto begin = clock::now();
-  auto waited = waited_for_a_core();
+  usage before;
   for (int64_t i = 0; i < x.warmup + x.steps; ++i) {
     step();
     auto end = clock::now();
-    auto waited_now = waited_for_a_core();
+    usage after;
+    auto add = [&](const char* name, double value) {
+      result.numbers[name].push_back(value);
+    };
     if (i >= x.warmup) {
-      result.numbers["step"].push_back(seconds_between(begin, end));
-      result.numbers["waited"].push_back(waited_now - waited);
+      add("step", seconds_between(begin, end));
+      add("cpu", after.cpu() - before.cpu());
+      add("waited", after.waited - before.waited);
+      add("faults", double(after.counted.ru_minflt - before.counted.ru_minflt));
+      add("switches", double(after.counted.ru_nvcsw - before.counted.ru_nvcsw));
       note();
     }
     begin = end;
-    waited = waited_now;
+    before = after;
   }
 }
 
@@ -138,6 +168,7 @@ void run_pipeline(const arguments& args) {
   setup.pipeline_parallel_degree = ranks;
   setup.microbatches = microbatches;
   setup.pipeline = x.schedule;
+  setup.active_microbatches = x.active;
   setup.threads = 1;
   session s{setup};
   const data d{x};
@@ -170,20 +201,22 @@ void run_pipeline(const arguments& args) {
     },
     [&] { stats.push_back(s.last_step()); });
   result.numbers["loss"] = {loss};
-  for (auto& y : stats) {
-    auto executing = allgather(y.executing_seconds);
-    auto inside = allgather(y.seconds);
-    auto requests = allgather(static_cast<double>(y.requests));
-    auto bytes = allgather(static_cast<double>(y.bytes_sent));
-    for (uint64_t i = 0; i < ranks; ++i) {
-      auto of_rank = [&](const char* name) -> series& {
-        return result.numbers[fmt::format("{}.{}", name, i)];
-      };
-      of_rank("executing").push_back(executing[i]);
-      of_rank("inside").push_back(inside[i]);
-      of_rank("requests").push_back(requests[i]);
-      of_rank("bytes").push_back(bytes[i]);
-    }
+  auto gather = [&](const char* name, double value) {
+    auto all = allgather(value);
+    for (uint64_t i = 0; i < ranks; ++i)
+      result.numbers[fmt::format("{}.{}", name, i)].push_back(all[i]);
+    return all;
+  };
+  auto mine = result.numbers;
+  for (size_t i = 0; i < stats.size(); ++i) {
+    auto& y = stats[i];
+    auto executing = gather("executing", y.executing_seconds);
+    auto inside = gather("inside", y.seconds);
+    gather("requests", static_cast<double>(y.requests));
+    gather("bytes", static_cast<double>(y.bytes_sent));
+    gather("cpu", mine["cpu"][i]);
+    gather("faults", mine["faults"][i]);
+    gather("switches", mine["switches"][i]);
     result.numbers["bubble"].push_back(
       1 - (executing[0] + executing[1]) / (inside[0] + inside[1]));
   }
@@ -243,17 +276,24 @@ void print_explanation(const std::vector<contestant>& xs) {
       return middle(fmt::format("{}.{}", name, i));
     };
     fmt::print(
-      "    rank {}: {:.4f} s executing of {:.4f} s in the pipeline, "
-      "{:.0f} requests and {:.2f} MB sent\n",
-      i, of_rank("executing"), of_rank("inside"), of_rank("requests"),
-      of_rank("bytes") * 1e-6);
+      "    rank {}: {:.4f} s executing of {:.4f} s in the pipeline, {:.4f} s "
+      "CPU, "
+      "{:.0f} requests and {:.2f} MB sent, {:.0f} page faults, "
+      "{:.0f} switches\n",
+      i, of_rank("executing"), of_rank("inside"), of_rank("cpu"),
+      of_rank("requests"), of_rank("bytes") * 1e-6, of_rank("faults"),
+      of_rank("switches"));
   }
   fmt::print("    outside of it (optimizer): {:.4f} s\n",
              middle("step") - middle("inside.0"));
-  fmt::print("  ready but without a core, s per step:");
-  for (auto& x : xs)
-    fmt::print(" {:.4f}", median(x.result["waited"]));
-  fmt::print(" (in the order of the lines above)\n");
+  fmt::print(
+    "  rank 0 of each run: s CPU per step, page faults, s ready but without a "
+    "core\n");
+  for (auto& x : xs) {
+    auto used = [&](const char* name) { return median(x.result[name]); };
+    fmt::print("    {:<42} {:>8.4f} {:>8.0f} {:>8.4f}\n", x.text, used("cpu"),
+               used("faults"), used("waited"));
+  }
 }
 
 void compare(const scratch& dir, arguments args, int64_t width, double target) {
