@@ -16,13 +16,13 @@ struct session_config {
   /// "simple" or "interleaved".
   std::string pipeline = "interleaved";
   /// Default: partitions + 2, for "simple" all microbatches (R2).
-  std::optional<uint64_t> active_microbatches;
+  std::optional<uint64_t> active_microbatches = {};
   bool auto_partition = true;
   uint64_t default_partition = 0;
   /// "balanced" or "paper".
   std::string strategy = "balanced";
   /// alpha of the cost; default 0.8 for memory, 0.2 for speed.
-  std::optional<double> memory_weight;
+  std::optional<double> memory_weight = {};
   std::string optimize = "memory";
   std::string placement_strategy = "cluster";
   uint64_t seed = 1;
