@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -202,8 +203,13 @@ private:
     return sum / static_cast<double>(n);
   }
 
-  /// @returns bytes drawn from the model, the same on all ranks.
-  std::string sample() {
+  /// Continues the held-out part with bytes drawn from the model, the same on
+  /// all ranks.
+  void sample(const text& source) {
+    constexpr size_t prompt_size = 48;
+    auto begin = source.held_out();
+    begin = begin.first(std::min(prompt_size, begin.size()));
+    summary_.prompt.assign(begin.begin(), begin.end());
     model_.eval();
     auto predict = smp::step(
       [this](at::Tensor x) {
@@ -211,13 +217,13 @@ private:
         return model_(x).select(1, -1);
       },
       {.microbatches = 1});
-    text_sampler sampler{"\n",
+    text_sampler sampler{summary_.prompt,
                          {.context = config_.data.sequence_length,
                           .seed = config_.smp.seed}};
     for (uint64_t i = 0; i < config_.train.sample; ++i)
       sampler.add(predict(sampler.input()).concat()[0]);
     model_.train();
-    return sampler.text();
+    summary_.sample = sampler.text();
   }
 
   void finish() {
@@ -225,10 +231,12 @@ private:
       summary_.held_out_loss = evaluate();
       listener_.on_evaluation(summary_.steps, *summary_.held_out_loss);
     }
-    if (auto* sequences = dynamic_cast<text_sequences*>(data_.get()))
-      summary_.unigram_entropy = sequences->source().unigram_entropy();
-    if (config_.train.sample > 0)
-      summary_.sample = sample();
+    if (auto* sequences = dynamic_cast<text_sequences*>(data_.get())) {
+      auto& source = sequences->source();
+      summary_.unigram_entropy = source.unigram_entropy();
+      if (config_.train.sample > 0)
+        sample(source);
+    }
   }
 
   void save() {

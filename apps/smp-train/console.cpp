@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -127,10 +128,14 @@ void console::end(const train_summary& x, const std::string& run_dir) {
   item("files", run_dir + "/metrics.jsonl");
   if (!x.model_file.empty())
     item("", x.model_file);
-  if (!x.sample.empty())
-    fmt::print(stderr, "\n{}\n{}\n",
-               bold(fmt::format("sample of {} characters", x.sample.size())),
-               printable(x.sample));
+  if (x.sample.empty())
+    return;
+  auto prompt = printable(x.prompt);
+  std::replace(prompt.begin(), prompt.end(), '\n', ' ');
+  fmt::print(stderr, "\n{}\n{}\n",
+             bold(fmt::format("sample of {} characters, after \"{}\"",
+                              x.sample.size(), prompt)),
+             printable(x.sample));
 }
 
 } // namespace smp::app
