@@ -23,7 +23,7 @@ namespace {
 constexpr uint64_t held_out_streams = uint64_t{1} << 63;
 
 /// Numbers of one batch. The engine is one whose results the standard fixes;
-/// its distributions are not, hence `below` and `symmetric`.
+/// its distributions are not, hence `below`.
 class batch_generator {
 public:
   batch_generator(uint64_t seed, uint64_t stream) {
@@ -37,11 +37,6 @@ public:
   uint64_t below(uint64_t n) {
     return static_cast<uint64_t>(
       (static_cast<unsigned __int128>(engine_()) * n) >> 64);
-  }
-
-  /// Evenly in [-1, 1).
-  float symmetric() {
-    return std::ldexp(static_cast<float>(engine_() >> 40), -23) - 1;
   }
 
 private:
@@ -183,43 +178,6 @@ batch synthetic_tokens::make(uint64_t stream) const {
       token = (token + stride) % options_.vocabulary;
       *out++ = static_cast<int64_t>(token);
     }
-  }
-  return {std::move(input), std::move(target)};
-}
-
-synthetic_points::synthetic_points(options x) : options_(x) {
-  require_positive("model.inputs", x.features);
-  require_positive("model.outputs", x.classes);
-  require_positive("data.batch_size", x.batch_size);
-  if (x.classes > x.features)
-    throw error{error_code::config,
-                fmt::format("synthetic data for model.type = \"mlp\" needs "
-                            "model.outputs ({}) at most model.inputs ({})",
-                            x.classes, x.features)};
-}
-
-batch synthetic_points::training_batch(uint64_t step) const {
-  return make(step);
-}
-
-batch synthetic_points::held_out_batch(uint64_t index, uint64_t) const {
-  return make(held_out_streams + index);
-}
-
-batch synthetic_points::make(uint64_t stream) const {
-  batch_generator numbers{options_.seed, stream};
-  const auto rows = static_cast<int64_t>(options_.batch_size);
-  auto input = at::empty({rows, static_cast<int64_t>(options_.features)},
-                         at::kFloat);
-  auto target = at::empty({rows}, at::kLong);
-  auto* in = input.mutable_data_ptr<float>();
-  auto* out = target.mutable_data_ptr<int64_t>();
-  for (uint64_t b = 0; b < options_.batch_size; ++b) {
-    auto row = std::span{in + b * options_.features, options_.features};
-    for (auto& x : row)
-      x = numbers.symmetric();
-    auto first = row.first(options_.classes);
-    out[b] = std::max_element(first.begin(), first.end()) - first.begin();
   }
   return {std::move(input), std::move(target)};
 }

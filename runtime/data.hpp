@@ -133,30 +133,4 @@ private:
   options options_;
 };
 
-/// Points and classes without a file: the class of a point is the largest of
-/// its first `classes` coordinates.
-class synthetic_points final : public data_source {
-public:
-  struct options {
-    uint64_t features = 32;
-    uint64_t classes = 10;
-    uint64_t batch_size = 32;
-    uint64_t seed = 1;
-  };
-
-  /// @throws error (config) if a size is 0 or classes exceeds features
-  explicit synthetic_points(options x);
-
-  /// input: float32 [batch_size, features] in [-1, 1); target: int64
-  /// [batch_size].
-  batch training_batch(uint64_t step) const override;
-
-  batch held_out_batch(uint64_t index, uint64_t count) const override;
-
-private:
-  batch make(uint64_t stream) const;
-
-  options options_;
-};
-
 } // namespace smp
