@@ -40,7 +40,7 @@ public:
   }
 
   /// @returns the n-th loss, or an empty one if it does not come in time.
-  failure wait(size_t n = 0, std::chrono::milliseconds limit = 5s) {
+  failure wait(size_t n = 0, std::chrono::milliseconds limit = 20s) {
     std::unique_lock guard{mutex_};
     if (!heard_.wait_for(guard, limit, [&] { return all_.size() > n; }))
       return {};
@@ -254,9 +254,11 @@ TEST_CASE("a rank that does not come is named when the time is over",
   supervisor_host supervisor{host, std::move(options)};
   losses ignored;
   rank first{rank_options(1, supervisor.port(), ignored)};
+  // On a busy machine rank 1 may come too late as well.
   CHECK_THAT(error_of(first.join()),
-             ContainsSubstring("ranks 0, 2 did not join within 0.3 s"));
-  CHECK_THAT(heard.wait().text, ContainsSubstring("ranks 0, 2"));
+             ContainsSubstring("ranks 0, ")
+               && ContainsSubstring("2 did not join within 0.3 s"));
+  CHECK_THAT(heard.wait().text, ContainsSubstring("ranks 0, "));
 }
 
 TEST_CASE("a supervisor that is not there is named", "[actors][membership]") {
@@ -325,7 +327,7 @@ TEST_CASE("the launcher's report wins over the broken connection",
           "[actors][membership]") {
   losses heard;
   auto options = run_options(2, heard);
-  options.report_grace = 10s; // longer than any of these waits
+  options.report_grace = 60s; // longer than any wait here
   actor_host host;
   supervisor_host supervisor{host, std::move(options)};
   losses heard_by_0;
