@@ -266,34 +266,32 @@ void print_ratios(const std::vector<contestant>& xs, double target) {
 
 void print_explanation(const std::vector<contestant>& xs) {
   auto& mine = xs[0].result;
-  auto middle = [&](const std::string& name) { return median(mine[name]); };
-  fmt::print(
-    "  a step of the pipeline, medians:\n"
-    "    bubble ratio {:.3f} ({:.3f} in the ideal one)\n",
-    middle("bubble"), 1 - 1 / (ideal * double(ranks)));
-  for (uint64_t i = 0; i < ranks; ++i) {
-    auto of_rank = [&](const char* name) {
-      return middle(fmt::format("{}.{}", name, i));
-    };
-    fmt::print(
-      "    rank {}: {:.4f} s executing of {:.4f} s in the pipeline, {:.4f} s "
-      "CPU, "
-      "{:.0f} requests and {:.2f} MB sent, {:.0f} page faults, "
-      "{:.0f} switches\n",
-      i, of_rank("executing"), of_rank("inside"), of_rank("cpu"),
-      of_rank("requests"), of_rank("bytes") * 1e-6, of_rank("faults"),
-      of_rank("switches"));
-  }
-  fmt::print("    outside of it (optimizer): {:.4f} s\n",
-             middle("step") - middle("inside.0"));
-  fmt::print(
-    "  rank 0 of each run: s CPU per step, page faults, s ready but without a "
-    "core\n");
-  for (auto& x : xs) {
-    auto used = [&](const char* name) { return median(x.result[name]); };
-    fmt::print("    {:<42} {:>8.4f} {:>8.0f} {:>8.4f}\n", x.text, used("cpu"),
-               used("faults"), used("waited"));
-  }
+  auto row = [&](const char* text, const std::string& name, double unit = 1) {
+    fmt::print("  {:<44}", text);
+    for (uint64_t i = 0; i < ranks; ++i)
+      fmt::print(" {:>8.4g}",
+                 median(mine[fmt::format("{}.{}", name, i)]) / unit);
+    fmt::print("\n");
+  };
+  fmt::print("  {:<44} {:>8} {:>8}\n", "a step of the pipeline, medians",
+             "rank 0", "rank 1");
+  row("  in the pipeline, s", "inside");
+  row("  executing, s", "executing");
+  row("  CPU time of the process, s", "cpu");
+  row("  requests sent", "requests");
+  row("  MB sent", "bytes", 1e6);
+  row("  page faults", "faults");
+  row("  times a thread waited", "switches");
+  fmt::print("  {:<44} {:>8.3f} (ideal: {:.3f})\n", "  bubble ratio",
+             median(mine["bubble"]), 1 - 1 / (ideal * double(ranks)));
+  print("  outside of the pipeline (optimizer)",
+        minimum(mine["step"]) - minimum(mine["inside.0"]),
+        median(mine["step"]) - median(mine["inside.0"]));
+  fmt::print("  {:<44} {:>8} {:>8}\n", "rank 0 of each, per step", "s CPU",
+             "s queued");
+  for (auto& x : xs)
+    fmt::print("    {:<42} {:>8.4f} {:>8.4f}\n", x.text,
+               median(x.result["cpu"]), median(x.result["waited"]));
 }
 
 void compare(const scratch& dir, arguments args, int64_t width, double target) {
