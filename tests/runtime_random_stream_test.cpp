@@ -44,7 +44,7 @@ std::vector<at::Tensor> draw() {
     at::randn({17}), // at least 16: another kernel than 3
     at::dropout(at::ones({7, 3}), 0.3, true),
     at::randperm(11),
-    at::bernoulli(at::full({9}, 0.4)),
+    at::empty({9}).bernoulli_(0.4),
     at::empty({5}).normal_(1, 2),
     at::empty({1}).normal_(),
     at::empty({1}, c10::kDouble).normal_(),
