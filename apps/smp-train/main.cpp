@@ -104,6 +104,8 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
              bool supervised) {
   const auto run_dir = share_from_rank_0(
     s, s.rank() == 0 ? make_run_dir(cmd.run_dir, cmd.config) : "");
+  if (s.rank() > 0)
+    make_run_dir(run_dir, cmd.config); // for ranks of other machines
   std::optional<rank_log> log;
   if (!supervised)
     log.emplace(cmd.level,
