@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <cstdio>
+#include <iostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -358,11 +360,23 @@ TEST_CASE("a rank inherits no file, signal or terminal from its launcher",
 
 // -- output -------------------------------------------------------------------
 
+namespace {
+
+/// A duplicate of `fd`, to restore it later. What the test program itself has
+/// buffered goes out first: it must not turn up in what a test reads.
+int saved_descriptor(int fd) {
+  std::cout.flush();
+  std::fflush(nullptr);
+  return ::dup(fd);
+}
+
+} // namespace
+
 TEST_CASE("rank 0 writes to the console and to its log, the others to theirs",
           "[runtime][launch]") {
   scratch_dir console;
   auto write_to = [](const std::string& path, int fd) {
-    auto saved = ::dup(fd);
+    auto saved = saved_descriptor(fd);
     auto file = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
     ::dup2(file, fd);
     ::close(file);
@@ -390,7 +404,7 @@ TEST_CASE("rank 0 writes to the console and to its log, the others to theirs",
 TEST_CASE("much output arrives complete and in order", "[runtime][launch]") {
   scratch_dir console;
   auto path = (console.path / "out").string();
-  auto saved = ::dup(1);
+  auto saved = saved_descriptor(1);
   auto file = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
   ::dup2(file, 1);
   ::close(file);
@@ -411,7 +425,7 @@ TEST_CASE(
   "[runtime][launch]") {
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0); // nobody reads
-  auto saved = ::dup(1);
+  auto saved = saved_descriptor(1);
   ::dup2(ends[1], 1);
   shell_run x{
     "if [ $R = 1 ]; then read x <$DIR/go; kill -9 $$; fi; "
@@ -431,7 +445,7 @@ TEST_CASE("a console that has gone costs nothing but its view",
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
   ::close(ends[0]); // the reader has left, as in "smp-train | head"
-  auto saved = ::dup(1);
+  auto saved = saved_descriptor(1);
   ::dup2(ends[1], 1);
   shell_run x{"seq 1 10000", 1};
   auto result = x.run();
