@@ -35,9 +35,13 @@ size_t character_size(std::string_view x) {
 } // namespace
 
 std::string with_commas(uint64_t x) {
-  auto result = std::to_string(x);
-  for (auto i = static_cast<ptrdiff_t>(result.size()) - 3; i > 0; i -= 3)
-    result.insert(result.begin() + i, ',');
+  const auto digits = std::to_string(x);
+  std::string result;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0)
+      result += ',';
+    result += digits[i];
+  }
   return result;
 }
 
