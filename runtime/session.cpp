@@ -14,6 +14,7 @@
 #include <exception>
 #include <thread>
 
+#include <sched.h>
 #include <unistd.h>
 
 namespace smp {
@@ -40,6 +41,29 @@ int kernel_threads(const session_config& x, uint64_t local_size) {
   return static_cast<int>(std::max<uint64_t>(1, cores / local_size));
 }
 
+/// Gives each rank of this machine cores of its own, as mpirun does: two ranks
+/// whose threads share a core by chance wait for each other although another
+/// core is free (measured: 8 % of a step at width 256, 15 % at width 64). Only
+/// among the cores that this process may use, and only if they go round.
+void bind_to_cores(const rank_environment& env, uint64_t threads) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0)
+    return;
+  std::vector<int> cores;
+  for (int i = 0; i < CPU_SETSIZE; ++i)
+    if (CPU_ISSET(i, &allowed))
+      cores.push_back(i);
+  auto share = env.local_size > 0 ? cores.size() / env.local_size : 0;
+  if (share == 0 || threads > share || env.local_rank >= env.local_size)
+    return;
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  for (uint64_t i = 0; i < share; ++i)
+    CPU_SET(cores[env.local_rank * share + i], &mine);
+  // Threads made from here on inherit it. Without it all still works.
+  (void)sched_setaffinity(0, sizeof(mine), &mine);
+}
+
 std::string host_name() {
   char buf[256] = {};
   gethostname(buf, sizeof(buf) - 1);
@@ -62,9 +86,12 @@ session::session(session_config config, std::string config_hash)
   auto env = read_rank_environment().value_or(rank_environment{});
   auto layout = layout_of(config, env.world_size);
   rank_layout{layout}; // throws before anything starts
-  at::set_num_threads(
-    kernel_threads(config,
-                   env.local_size > 0 ? env.local_size : env.world_size));
+  auto threads = kernel_threads(
+    config, env.local_size > 0 ? env.local_size : env.world_size);
+  // Another launcher binds its ranks itself.
+  if (env.supervised)
+    bind_to_cores(env, static_cast<uint64_t>(threads));
+  at::set_num_threads(threads);
   process_ = std::make_unique<process>();
   process_->host = std::make_shared<actor_host>();
   auto self = rank_id{env.rank};
