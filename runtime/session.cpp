@@ -120,23 +120,10 @@ session::session(session_config config, std::string config_hash)
       if (auto eng = weak.lock())
         eng->rank_down(x);
     };
-    if (env.rendezvous_port == 0) {
-      if (env.rank == 0) {
-        supervisor_host::options x;
-        x.world_size = env.world_size;
-        x.run_id = env.run_id;
-        x.address = env.rendezvous_address;
-        x.join_limit = join_limit;
-        process_->supervisor
-          = std::make_unique<supervisor_host>(*process_->host, std::move(x));
-        env.rendezvous_port = process_->supervisor->port();
-        process_->port
-          = std::make_unique<published_port>(env, env.rendezvous_port);
-      } else {
-        env.rendezvous_port = await_port(env, join_limit);
-      }
-    } else if (!env.supervised && env.rank == 0) {
-      // MASTER_PORT: the launcher chose the port, rank 0 listens there.
+    auto published = env.rendezvous_port == 0;
+    if (env.rank == 0 && (published || !env.supervised)) {
+      // Another launcher started us: it chose the port (MASTER_PORT), or the
+      // others find any free one through a file.
       supervisor_host::options x;
       x.world_size = env.world_size;
       x.run_id = env.run_id;
@@ -145,6 +132,12 @@ session::session(session_config config, std::string config_hash)
       x.join_limit = join_limit;
       process_->supervisor
         = std::make_unique<supervisor_host>(*process_->host, std::move(x));
+      env.rendezvous_port = process_->supervisor->port();
+      if (published)
+        process_->port
+          = std::make_unique<published_port>(env, env.rendezvous_port);
+    } else if (published) {
+      env.rendezvous_port = await_port(env, join_limit);
     }
     membership::options x;
     x.address = env.rendezvous_address;
