@@ -3,7 +3,12 @@
 // The GPT of runtime/models/gpt.hpp, operation by operation, with torch::nn
 // alone: what one process without smp runs.
 
-#include <torch/torch.h>
+#include <torch/nn/functional/activation.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <string>
