@@ -43,6 +43,12 @@ struct walked_module {
   /// A container without code of its own (ModuleList, ModuleDict,
   /// Sequential): its children are found, itself never runs.
   bool container = false;
+  /// Why microbatches have to pass it in their order besides its own buffers
+  /// (R19), e.g. "sets its attribute 'calls'"; empty if nothing says so.
+  std::string stateful;
+  /// Buffers of other modules that its code reads, as positions in
+  /// `walked_model::tensors`: it is ordered as long as one of them changes.
+  std::vector<uint32_t> reads;
 };
 
 /// A parameter or buffer; one tensor under several names is one entry.
