@@ -1,0 +1,163 @@
+"""Writes the zoo: for each model NAME
+
+    NAME.pt                     the model, scripted or traced
+    NAME.batch.safetensors      one batch: input0, input1, ...
+    NAME.expected.safetensors   what PyTorch itself makes of model and batch
+
+A model comes from a seed of its own, so adding one leaves the others as they
+are. The expected numbers are those of the Python module, not of the file: for
+M microbatches (1 and 4) the losses of STEPS steps of SGD (M/losses), the
+gradient of the first (M/gradient/NAME) and all parameters and buffers after the
+last (M/after/NAME).
+
+    export.py DIRECTORY [NAME ...]              writes
+    export.py --check DIRECTORY [NAME ...]      compares with what it would write
+"""
+
+import argparse
+import copy
+import multiprocessing
+import os
+import sys
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import hugging_face  # noqa: F401 (adds to ZOO)
+from models import ZOO
+
+STEPS = 3
+LEARNING_RATE = 0.05
+MICROBATCHES = (1, 4)
+
+
+def loss_of(result):
+    return result[0] if isinstance(result, tuple) else result
+
+
+def save_script(script, path):
+    """Saves without the debug records: they name the files of this machine."""
+    with tempfile.TemporaryDirectory() as directory:
+        whole = str(Path(directory) / path.name)
+        script.save(whole)
+        reader = torch._C.PyTorchFileReader(whole)
+        writer = torch._C.PyTorchFileWriter(str(path))
+        for record in reader.get_all_records():
+            if record.endswith(".debug_pkl") or record in ("version", "byteorder", ".data/serialization_id"):
+                continue
+            data = reader.get_record(record)
+            writer.write_record(record, data, len(data))
+        writer.write_end_of_file()
+
+
+def expected(module, batch, microbatches):
+    """Trains a copy of the module, one microbatch after the other."""
+    module = copy.deepcopy(module)
+    optimizer = torch.optim.SGD(module.parameters(), LEARNING_RATE)
+    parts = list(zip(*[x.chunk(microbatches) for x in batch]))
+    losses, gradients = [], {}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        for part in parts:
+            loss = loss_of(module(*[x.clone() for x in part]))
+            total += loss.item()
+            (loss / microbatches).backward()
+        losses.append(total / microbatches)
+        if step == 0:
+            gradients = {
+                f"{microbatches}/gradient/{name}": p.grad.clone()
+                for name, p in module.named_parameters()
+                if p.grad is not None
+            }
+        optimizer.step()
+    after = {
+        f"{microbatches}/after/{name}": x.detach().clone().contiguous()
+        for xs in (module.named_parameters(), module.named_buffers())
+        for name, x in xs
+    }
+    return {f"{microbatches}/losses": torch.tensor(losses, dtype=torch.float64), **gradients, **after}
+
+
+def export(name, directory):
+    entry = ZOO[name]
+    torch.manual_seed(zlib.crc32(name.encode()))
+    module, batch = entry.make()
+    module.train()
+    if entry.traced:
+        script = torch.jit.trace(copy.deepcopy(module), tuple(x.clone() for x in batch), check_trace=False)
+    else:
+        script = torch.jit.script(copy.deepcopy(module))
+    save_script(script, directory / f"{name}.pt")
+    save_file({f"input{i}": x.contiguous() for i, x in enumerate(batch)}, directory / f"{name}.batch.safetensors")
+    if not entry.random:
+        numbers = {k: v for m in MICROBATCHES for k, v in expected(module, batch, m).items()}
+        save_file(numbers, directory / f"{name}.expected.safetensors")
+
+
+def export_all(names, directory):
+    """Exports each model from a process of its own: TorchScript numbers its
+    class names by what the process made before.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("fork")
+    with context.Pool(maxtasksperchild=1) as pool:
+        pool.starmap(export, [(name, directory) for name in names], chunksize=1)
+
+
+def difference(made, shipped):
+    """Returns what differs between two files, or None. Numbers may differ in
+    their last places: other processors add in another order.
+    """
+    if made.suffix == ".pt":
+        a, b = zipfile.ZipFile(made), zipfile.ZipFile(shipped)
+        code = [{n: z.read(n) for n in z.namelist() if n.endswith(".py")} for z in (a, b)]
+        if code[0] != code[1]:
+            return "other code"
+        a, b = ({k: v for k, v in torch.jit.load(str(f)).state_dict().items()} for f in (made, shipped))
+    else:
+        a, b = load_file(str(made)), load_file(str(shipped))
+    if a.keys() != b.keys():
+        return f"other names: {sorted(a.keys() ^ b.keys())[:4]}"
+    for name, x in a.items():
+        y = b[name]
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return f"{name}: {tuple(x.shape)} {x.dtype} instead of {tuple(y.shape)} {y.dtype}"
+        if x.numel() and not (x.double() - y.double()).abs().max() <= 1e-5 * y.double().abs().max() + 1e-7:
+            return f"{name}: other numbers"
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    arguments = parser.parse_args()
+    names = arguments.names or list(ZOO)
+    if unknown := [x for x in names if x not in ZOO]:
+        parser.error(f"there is no {unknown[0]}; choose among {', '.join(ZOO)}")
+    if os.environ.get("PYTHONHASHSEED") != "0":  # TorchScript writes sets in the order of hashes
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
+    torch.set_num_threads(1)
+    if not arguments.check:
+        export_all(names, arguments.directory)
+        return 0
+    failures = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        export_all(names, Path(scratch))
+        for made in sorted(Path(scratch).iterdir()):
+            shipped = arguments.directory / made.name
+            what = difference(made, shipped) if shipped.exists() else "is missing"
+            if what:
+                failures += 1
+                print(f"{shipped}: {what}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
