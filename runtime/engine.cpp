@@ -70,8 +70,20 @@ void engine::stop() {
 }
 
 void engine::rank_down(const failure& x) {
-  if (!leaving_)
+  if (leaving_)
+    return;
+  if (x.rank != no_rank) {
     fabric_->peer_lost(x);
+    return;
+  }
+  // The SUPERVISOR itself: nobody would tell of a lost rank any more, so every
+  // wait for one ends now.
+  auto each = x;
+  for (auto rank : layout_.members(comm_group::world, self_))
+    if (rank != self_) {
+      each.rank = rank;
+      fabric_->peer_lost(each);
+    }
 }
 
 void engine::check_alive() const {

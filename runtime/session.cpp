@@ -130,6 +130,8 @@ session::session(session_config config, std::string config_hash)
       x.address = env.rendezvous_address;
       x.port = env.rendezvous_port;
       x.join_limit = join_limit;
+      // Nobody watches the processes for us, so a loss waits for no report.
+      x.report_grace = std::chrono::milliseconds{0};
       process_->supervisor
         = std::make_unique<supervisor_host>(*process_->host, std::move(x));
       env.rendezvous_port = process_->supervisor->port();

@@ -298,6 +298,28 @@ TEST_CASE("a rank that dies ends the step of the others",
   CHECK(text.find("no error") == std::string::npos);
 }
 
+TEST_CASE("a session ends its waits when the SUPERVISOR is lost",
+          "[runtime][r6]") {
+  auto text = std::string{};
+  auto run = [&] {
+    run_virtual_world(2, manual_world(), [&](session& s) {
+      distributed_model model{make_caller()};
+      auto evaluate = step([&](Tensor x) { return model(x); });
+      evaluate(torch::ones({1, 3}));
+      if (s.rank() == 0)
+        s.internals().rank_down(
+          {error_code::rank_down, no_rank, {}, "the SUPERVISOR is lost"});
+      // The other rank waits for this one and hears that it gave up.
+      auto t = message_of([&] { evaluate(torch::ones({1, 3})); });
+      if (s.rank() == 0)
+        text = t;
+      throw std::runtime_error{"no way on"};
+    });
+  };
+  CHECK_THROWS(run());
+  CHECK_THAT(text, ContainsSubstring("rank 1: the SUPERVISOR is lost"));
+}
+
 // -- gradients and optimizer --------------------------------------------------
 
 TEST_CASE("averaging does not scale what was accumulated before",
