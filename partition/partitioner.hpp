@@ -22,6 +22,10 @@ struct partition_options {
   double memory_weight = 0.8; // alpha
   partition_strategy strategy = partition_strategy::balanced;
   communication crossing = communication::untraced();
+  /// Time of a microbatch on one device, forward and backward; 0 if unknown.
+  double step_seconds = 0;
+  /// Where costs come from, for people; may be empty.
+  std::string basis;
 };
 
 /// Where everything runs, and how good that is.

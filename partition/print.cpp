@@ -12,7 +12,9 @@ namespace {
 constexpr size_t max_depth = 12;
 constexpr size_t max_reasons = 8;
 constexpr size_t max_bars = 4;
-constexpr double bar_width = 20;
+constexpr size_t screen_width = 80;
+constexpr size_t bar_width = 20;
+constexpr size_t min_bar_width = 8;
 
 // -- text ---------------------------------------------------------------------
 
@@ -71,11 +73,36 @@ std::string calls(uint64_t x) {
   return std::to_string(x) + (x == 1 ? " call" : " calls");
 }
 
+/// Cuts out the middle of what is too long.
+std::string shortened(std::string x, size_t width) {
+  if (x.size() <= width)
+    return x;
+  auto tail = (width - 2) / 2;
+  return x.substr(0, width - 2 - tail) + ".." + x.substr(x.size() - tail);
+}
+
+/// Breaks a paragraph into lines that fit, the later ones indented.
+std::string wrapped(const std::string& x, size_t indent) {
+  std::string result;
+  size_t begin = 0;
+  for (auto width = screen_width; x.size() - begin > width;
+       width = screen_width - indent) {
+    auto space = x.rfind(' ', begin + width);
+    if (space == std::string::npos || space <= begin)
+      space = x.find(' ', begin + width);
+    if (space == std::string::npos)
+      break;
+    result += x.substr(begin, space - begin) + '\n' + std::string(indent, ' ');
+    begin = space + 1;
+  }
+  return result + x.substr(begin) + '\n';
+}
+
 /// A bar of whole and eighth blocks.
-std::string bar(double share) {
+std::string bar(double share, size_t width = bar_width) {
   static constexpr const char* parts[] = {"",  "▏", "▎", "▍",
                                           "▌", "▋", "▊", "▉"};
-  auto eighths = std::lround(share * bar_width * 8);
+  auto eighths = std::lround(share * static_cast<double>(width) * 8);
   std::string result;
   for (; eighths >= 8; eighths -= 8)
     result += "█";
@@ -150,43 +177,77 @@ private:
                             : ", strategy balanced"}
               + format(", memory weight %g", x.memory_weight);
     out_ += '\n';
+    if (!x.basis.empty())
+      out_ += wrapped("costs: " + x.basis, 7);
   }
 
   void print_tree() {
-    auto lines = collect(max_depth);
     auto depth = max_depth;
+    auto lines = collect(depth, false);
+    if (lines.size() > options_.max_lines)
+      lines = collect(depth, true);
     while (lines.size() > options_.max_lines && depth > 1)
-      lines = collect(--depth);
+      lines = collect(--depth, true);
     size_t hidden = 0;
     if (lines.size() > options_.max_lines) {
       hidden = lines.size() - options_.max_lines;
       lines.resize(options_.max_lines);
     }
+    // Trees that are given as data have neither types nor parameters.
+    auto any = [&](auto f) {
+      return std::any_of(lines.begin(), lines.end(), f);
+    };
+    auto with_types = any([](auto& x) { return !x.type.empty(); });
+    auto with_parameters = any([](auto& x) { return x.parameters > 0; });
     line head{"module", "type", 0, 0, 0, "device"};
-    size_t names = head.name.size();
-    size_t types = head.type.size();
-    size_t devices = head.devices.size();
+    auto names = head.name.size();
+    auto types = head.type.size();
+    auto devices = head.devices.size();
     for (auto& x : lines) {
       names = std::max(names, x.name.size());
       types = std::max(types, x.type.size());
       devices = std::max(devices, x.devices.size());
     }
-    auto start = [&](const line& x) {
-      return "  " + left(x.name, names) + "  " + left(x.type, types) + "  ";
+    // Bars take the room that is left, and names leave some.
+    auto used = [&] {
+      return 2 + names + (with_types ? 2 + types : 0)
+             + (with_parameters ? 2 + 7 : 0) + 2 + 7 + 2 + devices + 2;
     };
-    out_ += start(head) + "parameters     cost  device\n";
+    auto shrink = [&](size_t& x, size_t least) {
+      auto most = screen_width - min_bar_width;
+      if (used() > most)
+        x = std::max(std::min(x, least), x - std::min(x, used() - most));
+    };
+    shrink(types, 10);
+    shrink(names, 24);
+    auto bars = std::min(bar_width,
+                         screen_width - std::min(used(), screen_width));
+    auto start = [&](const line& x, const std::string& parameters) {
+      auto result = "  " + left(shortened(x.name, names), names);
+      if (with_types)
+        result += "  " + left(shortened(x.type, types), types);
+      if (with_parameters)
+        result += "  " + right(parameters, 7);
+      return result + "  ";
+    };
+    out_ += start(head, "params") + "   cost  device\n";
     for (auto& x : lines)
-      out_ += start(x) + right(count(x.parameters), 10) + "  "
-              + right(percent(x.share), 7) + "  "
-              + paint(x.device,
-                      trimmed(left(x.devices, devices) + "  " + bar(x.share)))
+      out_ += start(x, count(x.parameters)) + right(percent(x.share), 7) + "  "
+              + paint(x.device, trimmed(left(x.devices, devices) + "  "
+                                        + bar(x.share, bars)))
               + '\n';
     if (hidden > 0)
       out_ += "  and " + std::to_string(hidden) + " more\n";
+    if (small_ > 0)
+      out_ += "  and " + std::to_string(small_)
+              + (small_ == 1 ? " small one with its parent\n"
+                             : " small ones with their parents\n");
   }
 
-  std::vector<line> collect(size_t depth) const {
+  std::vector<line> collect(size_t depth, bool without_small) {
     std::vector<line> result;
+    without_small_ = without_small;
+    small_ = 0;
     add(result, std::vector<size_t>{0}, 0, depth);
     return result;
   }
@@ -194,13 +255,13 @@ private:
   /// Adds the line of some equal siblings, and of what is below if it is on
   /// several devices.
   void add(std::vector<line>& lines, const std::vector<size_t>& nodes,
-           size_t level, size_t depth) const {
+           size_t level, size_t depth) {
     auto& tree = plan_.tree;
     line x;
     auto first = nodes.front();
     x.name = std::string(2 * level, ' ') + label(nodes);
     x.type = short_type(type_of(first));
-    if (nodes.size() > 1)
+    if (nodes.size() > 1 && !x.type.empty())
       x.type = std::to_string(nodes.size()) + " x " + x.type;
     x.device = plan_.node_device[first];
     auto open = !uniform_[first] && level < depth;
@@ -215,7 +276,7 @@ private:
     }
     x.share = plan_.costs.share(cost);
     x.devices = list(devices);
-    lines.push_back(std::move(x));
+    lines.push_back(x);
     if (!open)
       return;
     auto& children = tree[first].children;
@@ -223,8 +284,21 @@ private:
       std::vector<size_t> alike{children[i++]};
       while (i < children.size() && continues(alike, children[i]))
         alike.push_back(children[i++]);
-      add(lines, alike, level + 1, depth);
+      if (without_small_ && is_small(alike, x.device))
+        small_ += alike.size();
+      else
+        add(lines, alike, level + 1, depth);
     }
+  }
+
+  /// With its parent and not worth a line?
+  bool is_small(const std::vector<size_t>& nodes, uint32_t device) const {
+    constexpr double small = 0.005;
+    exact_cost cost = 0;
+    for (auto i : nodes)
+      cost += plan_.costs.subtree(i);
+    return uniform_[nodes.front()] && plan_.node_device[nodes.front()] == device
+           && plan_.costs.share(cost) < small;
   }
 
   /// Is `next` of the kind of the nodes before it, and where they are?
@@ -305,13 +379,12 @@ private:
               + (!many || i % 5 == 4 || i + 1 == xs.size() ? "\n" : "  ");
     }
     auto& x = plan_.score;
-    out_ += "largest load " + percent(x.max_load) + " (even would be "
-            + percent(1 / static_cast<double>(xs.size())) + "), "
-            + calls(x.requests) + (x.requests == 1 ? " crosses" : " cross")
-            + " per microbatch and phase";
+    auto text = "largest load " + percent(x.max_load) + " (even: "
+                + percent(1 / static_cast<double>(xs.size())) + "), "
+                + calls(x.requests) + (x.requests == 1 ? " crosses" : " cross");
     if (x.bytes > 0)
-      out_ += " with " + bytes(x.bytes);
-    out_ += '\n';
+      text += " with " + bytes(x.bytes);
+    out_ += wrapped(text + " per microbatch and phase", 2);
     auto& y = plan_.paper;
     if (plan_.options.strategy == partition_strategy::balanced
         && plan_.options.manual.automatic
@@ -324,7 +397,7 @@ private:
     auto& xs = plan_.reasons;
     auto shown = xs.size() > max_reasons ? max_reasons - 1 : xs.size();
     for (size_t i = 0; i < shown; ++i)
-      out_ += "note: " + xs[i] + "\n";
+      out_ += wrapped("note: " + xs[i], 6);
     if (shown < xs.size())
       out_ += "note: and " + std::to_string(xs.size() - shown)
               + " more of this kind\n";
@@ -354,6 +427,8 @@ private:
   const print_options& options_;
   std::vector<bool> uniform_;        // is the subtree on one device?
   std::vector<uint64_t> parameters_; // of subtrees
+  bool without_small_ = false;
+  size_t small_ = 0; // modules that were left out
   std::string out_;
 };
 
@@ -362,6 +437,12 @@ private:
 std::string print_partition(const model_info& model, const partition_plan& plan,
                             const print_options& options) {
   return printer{model, plan, options}.run();
+}
+
+std::string without_colours(std::string x) {
+  for (size_t begin; (begin = x.find("\x1b[")) != std::string::npos;)
+    x.erase(begin, x.find('m', begin) - begin + 1);
+  return x;
 }
 
 } // namespace smp

@@ -1,5 +1,6 @@
 #include "runtime/safetensors.hpp"
 
+#include "runtime/file_io.hpp"
 #include "runtime/tensor_bridge.hpp"
 #include "transport/error.hpp"
 
@@ -13,12 +14,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <set>
 #include <string_view>
-#include <system_error>
 
 namespace smp {
 
@@ -62,138 +61,15 @@ constexpr auto dtype_names = std::to_array<dtype_name>({
 // -- errors -------------------------------------------------------------------
 
 /// Says what is wrong with a file, and with which tensor in it.
-class file_errors {
+class tensor_errors : public file_errors {
 public:
-  file_errors(const char* verb, const std::string& path)
-    : start_(std::string{"cannot "} + verb + " " + path + ": ") {
-    // nop
-  }
-
-  [[noreturn]] void fail(const std::string& why) const {
-    throw error{error_code::config, start_ + why};
-  }
+  using file_errors::fail;
+  using file_errors::file_errors;
 
   [[noreturn]] void fail(const std::string& tensor,
                          const std::string& why) const {
     fail("tensor \"" + tensor + "\": " + why);
   }
-
-  /// For system calls that just failed.
-  [[noreturn]] void fail_errno(const char* what) const {
-    auto code = errno;
-    fail(std::string{what} + ": " + std::generic_category().message(code));
-  }
-
-private:
-  std::string start_;
-};
-
-// -- files --------------------------------------------------------------------
-
-/// Closes a file descriptor.
-class file {
-public:
-  explicit file(int fd) : fd_(fd) {
-    // nop
-  }
-
-  ~file() {
-    if (fd_ >= 0)
-      ::close(fd_);
-  }
-
-  file(const file&) = delete;
-  file& operator=(const file&) = delete;
-
-  int fd() const noexcept {
-    return fd_;
-  }
-
-private:
-  int fd_;
-};
-
-void write_all(int fd, const void* data, uint64_t size, const file_errors& e) {
-  auto bytes = static_cast<const char*>(data);
-  while (size > 0) {
-    auto n = ::write(fd, bytes, std::min<uint64_t>(size, 1u << 30));
-    if (n < 0) {
-      if (errno == EINTR)
-        continue;
-      e.fail_errno("write");
-    }
-    bytes += n;
-    size -= static_cast<uint64_t>(n);
-  }
-}
-
-void read_all(int fd, void* data, uint64_t size, const file_errors& e) {
-  auto bytes = static_cast<char*>(data);
-  while (size > 0) {
-    auto n = ::read(fd, bytes, std::min<uint64_t>(size, 1u << 30));
-    if (n < 0 && errno == EINTR)
-      continue;
-    if (n < 0)
-      e.fail_errno("read");
-    if (n == 0)
-      e.fail("it became shorter while it was read");
-    bytes += n;
-    size -= static_cast<uint64_t>(n);
-  }
-}
-
-/// A new file beside `path` that takes its place when it is complete, and
-/// goes away when it does not come to that.
-class replacement {
-public:
-  replacement(const std::string& path, const file_errors& e)
-    : path_(path), errors_(e) {
-    for (int i = 0; fd_ < 0; ++i) {
-      temp_ = path + ".partial-" + std::to_string(::getpid()) + "-"
-              + std::to_string(i);
-      fd_ = ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
-                   0666);
-      if (fd_ < 0 && errno != EEXIST && errno != EINTR)
-        e.fail_errno("create a file beside it");
-    }
-  }
-
-  ~replacement() {
-    if (fd_ >= 0)
-      ::close(fd_);
-    if (!temp_.empty())
-      ::unlink(temp_.c_str());
-  }
-
-  replacement(const replacement&) = delete;
-  replacement& operator=(const replacement&) = delete;
-
-  void write(const void* data, uint64_t size) {
-    write_all(fd_, data, size, errors_);
-  }
-
-  /// Puts the file in its place. Its bytes reach the disk before its name
-  /// does, or a crash could leave the name of an empty file.
-  void commit() {
-    if (::fsync(fd_) != 0)
-      errors_.fail_errno("fsync");
-    if (::close(std::exchange(fd_, -1)) != 0)
-      errors_.fail_errno("close");
-    if (::rename(temp_.c_str(), path_.c_str()) != 0)
-      errors_.fail_errno("rename");
-    temp_.clear();
-    auto slash = path_.rfind('/');
-    auto folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
-    file dir{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-    if (dir.fd() < 0 || ::fsync(dir.fd()) != 0)
-      errors_.fail_errno("fsync of its folder");
-  }
-
-private:
-  const std::string& path_;
-  const file_errors& errors_;
-  std::string temp_;
-  int fd_ = -1;
 };
 
 // -- writing ------------------------------------------------------------------
@@ -205,7 +81,7 @@ struct written_tensor {
 };
 
 std::vector<written_tensor> describe(const named_tensors& tensors,
-                                     const file_errors& e) {
+                                     const tensor_errors& e) {
   std::set<std::string_view> names{"__metadata__"};
   std::vector<written_tensor> result;
   result.reserve(tensors.size());
@@ -232,7 +108,7 @@ std::vector<written_tensor> describe(const named_tensors& tensors,
 
 /// @returns the JSON header, padded so that the data starts at a multiple of 8.
 std::string make_header(const std::vector<written_tensor>& tensors,
-                        const string_map& metadata, const file_errors& e) {
+                        const string_map& metadata, const tensor_errors& e) {
   auto header = json::object();
   if (!metadata.empty())
     header["__metadata__"] = metadata;
@@ -258,7 +134,7 @@ std::string make_header(const std::vector<written_tensor>& tensors,
 
 void write_safetensors(const std::string& path, const named_tensors& tensors,
                        const string_map& metadata) {
-  file_errors e{"write", path};
+  tensor_errors e{"write", path};
   auto refs = describe(tensors, e);
   // The format has no padding: with large elements first, all are aligned.
   auto item_size = [](const written_tensor& x) {
@@ -290,7 +166,7 @@ struct described_tensor {
 };
 
 /// Parses the header; refuses names that stand twice, which JSON allows.
-json parse_header(const std::string& text, const file_errors& e) {
+json parse_header(const std::string& text, const tensor_errors& e) {
   std::set<std::string> names;
   auto check = [&](int depth, json::parse_event_t event, json& x) {
     if (depth > 3)
@@ -311,7 +187,7 @@ json parse_header(const std::string& text, const file_errors& e) {
 }
 
 const json& member(const json& x, const std::string& tensor, const char* key,
-                   const file_errors& e) {
+                   const tensor_errors& e) {
   auto i = x.find(key);
   if (i == x.end())
     e.fail(tensor, std::string{"has no "} + key);
@@ -319,7 +195,7 @@ const json& member(const json& x, const std::string& tensor, const char* key,
 }
 
 /// @returns the size in bytes that dtype and shape ask for.
-uint64_t needed_bytes(const described_tensor& x, const file_errors& e) {
+uint64_t needed_bytes(const described_tensor& x, const tensor_errors& e) {
   uint64_t result = c10::elementSize(x.dtype);
   bool empty = false;
   for (auto size : x.shape) {
@@ -333,7 +209,7 @@ uint64_t needed_bytes(const described_tensor& x, const file_errors& e) {
 }
 
 c10::ScalarType parse_dtype(const json& x, const std::string& tensor,
-                            const file_errors& e) {
+                            const tensor_errors& e) {
   if (!x.is_string())
     e.fail(tensor, "its dtype is no string");
   for (auto& d : dtype_names)
@@ -343,7 +219,7 @@ c10::ScalarType parse_dtype(const json& x, const std::string& tensor,
 }
 
 described_tensor parse_tensor(const std::string& name, const json& x,
-                              uint64_t data_size, const file_errors& e) {
+                              uint64_t data_size, const tensor_errors& e) {
   if (!x.is_object())
     e.fail(name, "its description is no object");
   if (x.size() != 3)
@@ -376,7 +252,7 @@ described_tensor parse_tensor(const std::string& name, const json& x,
   return result;
 }
 
-string_map parse_metadata(const json& x, const file_errors& e) {
+string_map parse_metadata(const json& x, const tensor_errors& e) {
   if (!x.is_object())
     e.fail("__metadata__ is no object");
   string_map result;
@@ -390,7 +266,7 @@ string_map parse_metadata(const json& x, const file_errors& e) {
 
 /// Sorts by place; the tensors must fill the data without hole or overlap.
 void order(std::vector<described_tensor>& xs, uint64_t data_size,
-           const file_errors& e) {
+           const tensor_errors& e) {
   std::sort(xs.begin(), xs.end(), [](auto& a, auto& b) {
     return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
   });
@@ -409,7 +285,7 @@ void order(std::vector<described_tensor>& xs, uint64_t data_size,
 }
 
 /// @returns the header's text; afterwards `fd` stands at the data.
-std::string read_header(int fd, uint64_t file_size, const file_errors& e) {
+std::string read_header(int fd, uint64_t file_size, const tensor_errors& e) {
   if (file_size < prefix_size)
     e.fail("its " + std::to_string(file_size)
            + " bytes are too few for a safetensors file");
@@ -427,7 +303,7 @@ std::string read_header(int fd, uint64_t file_size, const file_errors& e) {
 } // namespace
 
 safetensors_file read_safetensors(const std::string& path) {
-  file_errors e{"read", path};
+  tensor_errors e{"read", path};
   file in{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (in.fd() < 0)
     e.fail_errno("open");

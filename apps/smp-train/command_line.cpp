@@ -41,7 +41,7 @@ struct raw_options {
   std::string level = "info";
 };
 
-/// What both commands have.
+/// What all commands have.
 void add_common_options(CLI::App& app, raw_options& x) {
   app.set_help_flag("-h,--help", "Print this and exit");
   app.add_option("CONFIG", x.result.config, "The configuration (TOML)");
@@ -65,6 +65,54 @@ void add_run_options(CLI::App& app, raw_options& x) {
     ->type_name("LEVEL");
   app.set_version_flag("--version", build_id(), "Print the version and exit");
   app.footer(std::string{about_keys} + about_runs);
+}
+
+void add_partition_options(CLI::App& app, partition_command& x) {
+  app.add_option("--json", x.json, "Write the decision to FILE, for tools")
+    ->type_name("FILE");
+  app
+    .add_option("--tree", x.tree,
+                "Partition the tree in FILE (docs/partition.md) instead of the "
+                "model of a configuration")
+    ->type_name("FILE");
+  app
+    .add_option("--devices", x.devices, "With --tree: number of devices")
+    ->type_name("D")
+    ->check(CLI::Range(1, 65536));
+  app
+    .add_option("--memory-weight", x.memory_weight,
+                "With --tree: weight of memory against time, 0 to 1; default "
+                "0.8")
+    ->type_name("A")
+    ->check(CLI::Range(0.0, 1.0));
+  app
+    .add_option("--strategy", x.strategy,
+                "With --tree: balanced (default) or paper")
+    ->type_name("S")
+    ->check(CLI::IsMember({"balanced", "paper"}));
+}
+
+/// @returns what does not go together, or nothing.
+std::string complaint(const command_line& x) {
+  auto& y = x.partition;
+  if (y.tree.empty()) {
+    if (y.devices > 0)
+      return "--devices goes with --tree; with a configuration write --ranks";
+    if (y.memory_weight)
+      return "--memory-weight goes with --tree; with a configuration write "
+             "--smp.memory_weight=A";
+    if (y.strategy)
+      return "--strategy goes with --tree; with a configuration write "
+             "--smp.strategy=S";
+    return {};
+  }
+  if (!x.config.empty() || !x.overrides.empty())
+    return fmt::format("--tree goes without a configuration and its keys, but "
+                       "there is '{}'",
+                       x.config.empty() ? x.overrides[0] : x.config);
+  if (y.devices == 0)
+    return "--tree needs --devices D";
+  return {};
 }
 
 /// @returns what is wrong with an argument that is no option, or nothing.
@@ -116,6 +164,11 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
     "check", "Check configuration, data, model and partition without training; "
              "prints one error per line");
   add_common_options(*check, x);
+  auto* partition = app.add_subcommand(
+    "partition", "Trace the model, partition it and print the decision "
+                 "without training; or partition a tree given as data");
+  add_common_options(*partition, x);
+  add_partition_options(*partition, x.result.partition);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
@@ -124,19 +177,28 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
   } catch (const CLI::ParseError& e) {
     return fail(e.what());
   }
-  x.result.check = check->parsed();
-  x.result.overrides = (x.result.check ? check : &app)->remaining();
+  auto* parsed = &app;
+  if (check->parsed()) {
+    x.result.what = command::check;
+    parsed = check;
+  } else if (partition->parsed()) {
+    x.result.what = command::partition;
+    parsed = partition;
+  }
+  x.result.overrides = parsed->remaining();
   for (auto& argument : x.result.overrides)
     if (auto text = complaint(argument); !text.empty())
       return fail(text);
   if (auto text = apply_ranks(x); !text.empty())
+    return fail(text);
+  if (auto text = complaint(x.result); !text.empty())
     return fail(text);
   auto level = levels.find(x.level);
   if (level == levels.end())
     return fail(fmt::format("--log-level {}: write error, warn, info or debug",
                             x.level));
   x.result.level = level->second;
-  if (x.result.config.empty())
+  if (x.result.config.empty() && x.result.partition.tree.empty())
     return fail("CONFIG is missing, e.g. smp-train config/quickstart.toml");
   return x.result;
 }

@@ -9,15 +9,29 @@ namespace smp::app {
 
 enum class log_level : uint8_t { error, warn, info, debug };
 
+enum class command : uint8_t { train, check, partition };
+
+/// Options of the command `partition`.
+struct partition_command {
+  /// A tree given as data, instead of a configuration.
+  std::string tree;
+  uint32_t devices = 0; // 0: not given
+  std::optional<double> memory_weight;
+  std::optional<std::string> strategy;
+  /// Where the decision goes; empty: it is only printed.
+  std::string json;
+};
+
 /// What the user typed.
 struct command_line {
-  bool check = false;
+  command what = command::train;
   std::string config;
   /// "--table.key=value", with what `--ranks` means among them.
   std::vector<std::string> overrides;
   /// Empty: a new directory below runs/.
   std::string run_dir;
   log_level level = log_level::info;
+  partition_command partition;
 };
 
 /// @returns nothing if all was said already (`--help`, a wrong command line);

@@ -4,6 +4,7 @@
 #include "apps/smp-train/check.hpp"
 #include "apps/smp-train/command_line.hpp"
 #include "apps/smp-train/console.hpp"
+#include "apps/smp-train/partition.hpp"
 #include "apps/smp-train/rank_log.hpp"
 #include "apps/smp-train/run_dir.hpp"
 #include "runtime/environment.hpp"
@@ -195,13 +196,21 @@ int run(int argc, char** argv) {
   auto cmd = parse_command_line(argc, argv, exit_code);
   if (!cmd)
     return exit_code;
+  if (!cmd->partition.tree.empty()) {
+    partition_tree_file(cmd->partition, stderr_is_terminal());
+    return exit_done;
+  }
   auto report = read_config(cmd->config, cmd->overrides);
   for (auto& text : report.errors)
     fmt::print(stderr, "{}\n", text);
   if (!report.errors.empty())
     return exit_usage;
   const auto& config = report.config;
-  if (cmd->check)
+  if (cmd->what == command::partition)
+    throw error{error_code::config,
+                "partition of a configuration is not built yet; partition "
+                "--tree is"};
+  if (cmd->what == command::check)
     return run_check(*cmd, config);
   if (auto environment = read_rank_environment())
     return run_process(*cmd, config, environment->supervised);

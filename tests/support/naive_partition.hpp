@@ -10,10 +10,12 @@
 
 namespace smp::test {
 
+/// @tparam Tree a `module_tree`, or what looks like one.
+template <class Tree = module_tree>
 class naive_partition {
 public:
   /// @param own integer cost of each node.
-  naive_partition(const module_tree& tree, std::vector<int64_t> own,
+  naive_partition(const Tree& tree, std::vector<int64_t> own,
                   uint32_t num_devices)
     : device(tree.size()), tree_(tree), own_(std::move(own)) {
     std::vector<uint32_t> all;
@@ -103,7 +105,7 @@ private:
     return result;
   }
 
-  const module_tree& tree_;
+  const Tree& tree_;
   std::vector<int64_t> own_;
 };
 
