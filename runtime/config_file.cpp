@@ -215,12 +215,15 @@ private:
     bool given = at != places_.end();
     if (wrong_.contains(key.name))
       return;
-    bool known_whether = key.only_if.empty() || is_good(key.only_if);
-    if (known_whether && given && !applies(key, config_)) {
-      complain(at->second.line, has_no_effect(key));
+    bool known_whether = std::all_of(
+      key.only.begin(), key.only.end(),
+      [this](const config_condition& x) { return is_good(x.key); });
+    auto* broken = broken_condition(key, config_);
+    if (known_whether && given && broken != nullptr) {
+      complain(at->second.line, has_no_effect(key, *broken));
       return;
     }
-    if (known_whether && !given && key.required && applies(key, config_)) {
+    if (known_whether && !given && key.required && broken == nullptr) {
       wrong_.insert(key.name);
       if (broken_tables_.contains(table_of(key.name)))
         return;
@@ -236,10 +239,11 @@ private:
     }
   }
 
-  std::string has_no_effect(const config_key& key) const {
-    auto& other = *find_config_key(key.only_if);
+  std::string has_no_effect(const config_key& key,
+                            const config_condition& broken) const {
+    auto& other = *find_config_key(broken.key);
     std::string types;
-    for (auto type : key.only_for)
+    for (auto type : broken.values)
       types += fmt::format("{}\"{}\"", types.empty() ? "" : ", ", type);
     auto at = places_.find(other.name);
     return fmt::format(

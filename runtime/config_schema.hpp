@@ -27,6 +27,12 @@ struct number_range {
   bool below_high = false;
 };
 
+/// A string key and the values with which another key means something.
+struct config_condition {
+  std::string_view key;
+  std::vector<std::string_view> values;
+};
+
 /// One key, e.g. "smp.microbatches". Lists may be empty.
 struct config_key {
   std::string_view name;
@@ -45,9 +51,8 @@ struct config_key {
   std::vector<std::string_view> aliases = {};
   /// What other systems call it: hints for who writes that here.
   std::vector<std::string_view> elsewhere = {};
-  /// The key means something only while this string key has one of `only_for`.
-  std::string_view only_if = {};
-  std::vector<std::string_view> only_for = {};
+  /// The key means something only while all of these hold.
+  std::vector<config_condition> only = {};
   /// Ranks may differ in it.
   bool local = false;
 };
@@ -61,8 +66,14 @@ const config_key* find_config_key(std::string_view name);
 /// @returns true if `name` is a table, e.g. "optimizer.schedule".
 bool is_config_table(std::string_view name);
 
+/// @returns the first condition of `key` that does not hold, or null.
+const config_condition* broken_condition(const config_key& key,
+                                         const train_config& x);
+
 /// @returns true if no other key makes `key` meaningless.
-bool applies(const config_key& key, const train_config& x);
+inline bool applies(const config_key& key, const train_config& x) {
+  return broken_condition(key, x) == nullptr;
+}
 
 /// @returns how the value stands in TOML; empty for an optional without one.
 std::string value_text(const config_key& key, const train_config& x);

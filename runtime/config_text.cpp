@@ -37,12 +37,16 @@ std::string meaning_text(const config_key& key) {
   std::string result{key.meaning};
   if (!key.aliases.empty())
     result += fmt::format(" (also `{}`)", key.aliases.front());
-  if (key.only_if.empty())
+  std::string conditions;
+  for (auto& condition : key.only) {
+    std::string types;
+    for (auto type : condition.values)
+      types += (types.empty() ? "`" : ", `") + std::string{type} + "`";
+    conditions += (conditions.empty() ? "" : " with ") + types;
+  }
+  if (conditions.empty())
     return result;
-  std::string types;
-  for (auto type : key.only_for)
-    types += (types.empty() ? "`" : ", `") + std::string{type} + "`";
-  return fmt::format("{} ({} only)", result, types);
+  return fmt::format("{} ({} only)", result, conditions);
 }
 
 void append_planned(std::string& out) {

@@ -213,12 +213,15 @@ std::string allowed_text(const config_key& key) {
   return fmt::format("{} to {}", range.low, range.high);
 }
 
-bool applies(const config_key& key, const train_config& x) {
-  if (key.only_if.empty())
-    return true;
+const config_condition* broken_condition(const config_key& key,
+                                         const train_config& x) {
   auto copy = x;
-  auto slot = find_config_key(key.only_if)->slot(copy);
-  return contains(key.only_for, *std::get<std::string*>(slot));
+  for (auto& condition : key.only) {
+    auto slot = find_config_key(condition.key)->slot(copy);
+    if (!contains(condition.values, *std::get<std::string*>(slot)))
+      return &condition;
+  }
+  return nullptr;
 }
 
 std::optional<std::string> check_value(const config_key& key,

@@ -14,19 +14,23 @@
 
 namespace smp {
 
-/// Arguments of one training step.
-struct batch {
-  at::Tensor input;
-  at::Tensor target;
-};
+/// Arguments of one training step, in the order in which the model takes them.
+/// A step divides each along its dim 0 into microbatches.
+using batch = std::vector<at::Tensor>;
 
 /// What a training run wants of its data.
 class data_source {
 public:
   virtual ~data_source();
 
+  /// Samples per batch.
+  virtual uint64_t batch_size() const noexcept = 0;
+
   /// @returns the batch of training step `step`.
   virtual batch training_batch(uint64_t step) const = 0;
+
+  /// Tells whether there is a part that training never sees.
+  virtual bool has_held_out() const noexcept = 0;
 
   /// The part of the data that training never sees, in `count` batches of
   /// which this is number `index`.
@@ -74,8 +78,9 @@ private:
   size_t border_;
 };
 
-/// Sequences of a text for a language model: input and target are int64
-/// [batch_size, sequence_length], target[b, t] = input[b, t + 1] in the text.
+/// Sequences of a text for a language model: a batch is {input, target}, both
+/// int64 [batch_size, sequence_length], and target[b, t] = input[b, t + 1] in
+/// the text.
 class text_sequences final : public data_source {
 public:
   struct options {
@@ -88,8 +93,16 @@ public:
   ///         part is shorter than sequence_length + 1
   text_sequences(text source, options x);
 
+  uint64_t batch_size() const noexcept override {
+    return options_.batch_size;
+  }
+
   /// Sequences begin anywhere, drawn evenly.
   batch training_batch(uint64_t step) const override;
+
+  bool has_held_out() const noexcept override {
+    return true;
+  }
 
   /// Sequences evenly spaced over the held-out part, the same in every run.
   batch held_out_batch(uint64_t index, uint64_t count) const override;
@@ -122,8 +135,16 @@ public:
   /// @throws error (config) if a size is 0
   explicit synthetic_tokens(options x);
 
-  /// int64 [batch_size, sequence_length] both.
+  uint64_t batch_size() const noexcept override {
+    return options_.batch_size;
+  }
+
+  /// {input, target}, both int64 [batch_size, sequence_length].
   batch training_batch(uint64_t step) const override;
+
+  bool has_held_out() const noexcept override {
+    return true;
+  }
 
   batch held_out_batch(uint64_t index, uint64_t count) const override;
 

@@ -24,6 +24,9 @@ using named_tensors = std::vector<std::pair<std::string, at::Tensor>>;
 /// What `distributed_model<M>` does that does not depend on M.
 class distributed_model_base {
 public:
+  /// Takes a model of which only its maker knows how to call it.
+  explicit distributed_model_base(std::shared_ptr<torch::nn::Module> root);
+
   ~distributed_model_base();
 
   distributed_model_base(const distributed_model_base&) = delete;
@@ -96,9 +99,6 @@ public:
   model_state& state() const noexcept {
     return *state_;
   }
-
-protected:
-  explicit distributed_model_base(std::shared_ptr<torch::nn::Module> root);
 
 private:
   named_tensors gather(const char* what, bool gradients) const;

@@ -5,11 +5,10 @@
 #include "runtime/safetensors.hpp"
 #include "runtime/smp.hpp"
 #include "runtime/text_sampler.hpp"
+#include "runtime/trainable.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/nn/functional/loss.h>
 #include <torch/optim/optimizer.h>
-#include <torch/utils.h>
 
 #include <fmt/format.h>
 
@@ -17,7 +16,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <unordered_set>
 
 #include <sys/resource.h>
 
@@ -38,36 +36,30 @@ double peak_memory() {
   return static_cast<double>(usage.ru_maxrss) * 1024;
 }
 
-/// logits: [B, T, V], targets: [B, T] @returns the mean cross entropy in nat
-at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets) {
-  return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
-                                              targets.flatten());
+std::vector<at::Tensor> tensors_of(const named_tensors& xs) {
+  std::vector<at::Tensor> result;
+  for (auto& [name, x] : xs)
+    result.push_back(x);
+  return result;
 }
 
 uint64_t count_elements(const std::vector<at::Tensor>& xs) {
   uint64_t result = 0;
-  std::unordered_set<const void*> seen;
   for (auto& x : xs)
-    if (seen.insert(x.unsafeGetTensorImpl()).second)
-      result += static_cast<uint64_t>(x.numel());
+    result += static_cast<uint64_t>(x.numel());
   return result;
 }
 
 /// Every rank makes the whole model with the same random numbers. Ranks that
 /// are threads share one generator, so they take turns.
-gpt make_model(const session& s, const train_config& config) {
-  gpt result = nullptr;
-  auto make = [&] {
-    torch::manual_seed(config.smp.seed);
-    result = gpt{make_gpt_config(config)};
-  };
-  if (config.transport.type != "loopback") {
-    make();
-    return result;
-  }
+std::unique_ptr<trainable> make_model(const session& s,
+                                      const train_config& config) {
+  if (config.transport.type != "loopback")
+    return make_trainable(config);
+  std::unique_ptr<trainable> result;
   for (uint64_t turn = 0; turn < s.size(); ++turn) {
     if (turn == s.rank())
-      make();
+      result = make_trainable(config);
     barrier();
   }
   return result;
@@ -84,9 +76,10 @@ public:
       listener_(listener),
       stop_(stop),
       data_(make_data(config)),
-      model_(make_model(s, config)),
-      parameters_(count_elements(model_->parameters())),
-      torch_optimizer_(make_optimizer(config.optimizer, model_->parameters())),
+      trainable_(make_model(s, config)),
+      model_(trainable_->distribute()),
+      parameters_(tensors_of(trainable_->named_parameters())),
+      torch_optimizer_(make_optimizer(config.optimizer, parameters_)),
       optimizer_(*torch_optimizer_) {
     if (s.rank() == 0)
       metrics_.emplace(run_dir + "/metrics.jsonl");
@@ -95,19 +88,17 @@ public:
   }
 
   train_summary operator()() {
-    model_.partition();
-    listener_.on_partition(model_.partition_text(), parameters_,
-                           count_elements(model_.local_parameters()));
+    start();
     // The step that a user would write.
-    auto train_step = smp::step([this](at::Tensor x, at::Tensor y) {
-      auto loss = loss_of(model_(x), y);
-      model_.backward(loss);
+    auto train_step = smp::step([this](const batch& x) {
+      auto loss = trainable_->loss(x);
+      model_->backward(loss);
       return loss;
     });
     while (summary_.steps < config_.train.steps && !summary_.interrupted) {
       do_step(train_step);
       auto interval = config_.train.eval_interval;
-      if (interval > 0 && summary_.steps % interval == 0
+      if (evaluates() && interval > 0 && summary_.steps % interval == 0
           && summary_.steps < config_.train.steps)
         listener_.on_evaluation(summary_.steps, evaluate());
     }
@@ -123,12 +114,23 @@ public:
   }
 
 private:
+  void start() {
+    // What another rank owns goes with the partition.
+    const auto parameters = count_elements(parameters_);
+    parameters_.clear();
+    model_->partition();
+    listener_.on_start({.partition = model_->partition_text(),
+                        .parameters = parameters,
+                        .owned = count_elements(model_->local_parameters()),
+                        .batch_size = data_->batch_size(),
+                        .tokens_per_sample = config_.data.sequence_length});
+  }
+
   template <class Step>
   void do_step(Step& train_step) {
     // Only pp_rank 0 uses its batch (R5).
-    auto [x, y] = session_.pp_rank() == 0
-                    ? data_->training_batch(summary_.steps)
-                    : batch{};
+    auto x = session_.pp_rank() == 0 ? data_->training_batch(summary_.steps)
+                                     : batch{};
     step_metrics result;
     result.step = summary_.steps + 1;
     result.lr = learning_rate(config_.optimizer, summary_.steps,
@@ -136,14 +138,14 @@ private:
     set_learning_rate(*torch_optimizer_, result.lr);
     auto begin = clock::now();
     optimizer_.zero_grad();
-    result.loss = train_step(x, y).reduce_mean().template item<double>();
+    result.loss = train_step(x).reduce_mean().template item<double>();
     const bool finite = std::isfinite(result.loss);
     if (!finite) {
       result.grad_norm = std::numeric_limits<double>::quiet_NaN();
     } else {
       // With no bound the norm alone is of interest.
       result.grad_norm = clip_grad_norm_(
-        model_, config_.optimizer.clip_grad_norm.value_or(
+        *model_, config_.optimizer.clip_grad_norm.value_or(
                   std::numeric_limits<double>::infinity()));
       optimizer_.step();
     }
@@ -165,7 +167,7 @@ private:
       {stats.executing_seconds, stats.seconds,
        static_cast<double>(stats.requests),
        static_cast<double>(stats.bytes_sent), stop_.load() ? 1.0 : 0.0});
-    x.samples_per_second = static_cast<double>(config_.data.batch_size)
+    x.samples_per_second = static_cast<double>(data_->batch_size())
                            / x.step_seconds;
     x.bubble_ratio = 1 - sums[0] / sums[1];
     x.requests = static_cast<uint64_t>(sums[2]);
@@ -185,21 +187,24 @@ private:
     listener_.on_step(x);
   }
 
+  bool evaluates() const {
+    return config_.train.eval_steps > 0 && data_->has_held_out();
+  }
+
   /// @returns the mean loss of the held-out batches; without backward.
   double evaluate() {
-    model_.eval();
-    auto eval_step = smp::step([this](at::Tensor x, at::Tensor y) {
+    model_->eval();
+    auto eval_step = smp::step([this](const batch& x) {
       at::NoGradGuard no_grad;
-      return loss_of(model_(x), y);
+      return trainable_->loss(x);
     });
     double sum = 0;
     const auto n = config_.train.eval_steps;
     for (uint64_t i = 0; i < n; ++i) {
-      auto [x, y] = session_.pp_rank() == 0 ? data_->held_out_batch(i, n)
-                                            : batch{};
-      sum += eval_step(x, y).reduce_mean().template item<double>();
+      auto x = session_.pp_rank() == 0 ? data_->held_out_batch(i, n) : batch{};
+      sum += eval_step(x).reduce_mean().template item<double>();
     }
-    model_.train();
+    model_->train();
     return sum / static_cast<double>(n);
   }
 
@@ -210,11 +215,11 @@ private:
     auto begin = source.held_out();
     begin = begin.first(std::min(prompt_size, begin.size()));
     summary_.prompt.assign(begin.begin(), begin.end());
-    model_.eval();
+    model_->eval();
     auto predict = smp::step(
       [this](at::Tensor x) {
         at::NoGradGuard no_grad;
-        return model_(x).select(1, -1);
+        return trainable_->logits(x).select(1, -1);
       },
       {.microbatches = 1});
     text_sampler sampler{summary_.prompt,
@@ -222,25 +227,25 @@ private:
                           .seed = config_.smp.seed}};
     for (uint64_t i = 0; i < config_.train.sample; ++i)
       sampler.add(predict(sampler.input()).concat()[0]);
-    model_.train();
+    model_->train();
     summary_.sample = sampler.text();
   }
 
   void finish() {
-    if (config_.train.eval_steps > 0) {
+    if (evaluates()) {
       summary_.held_out_loss = evaluate();
       listener_.on_evaluation(summary_.steps, *summary_.held_out_loss);
     }
     if (auto* sequences = dynamic_cast<text_sequences*>(data_.get())) {
       auto& source = sequences->source();
       summary_.unigram_entropy = source.unigram_entropy();
-      if (config_.train.sample > 0)
+      if (config_.train.sample > 0 && trainable_->continues_text())
         sample(source);
     }
   }
 
   void save() {
-    auto state = model_.state_dict();
+    auto state = model_->state_dict();
     summary_.model_file = run_dir_ + "/model.safetensors";
     if (session_.rank() == 0)
       write_safetensors(summary_.model_file, state, {{"format", "pt"}});
@@ -252,8 +257,9 @@ private:
   train_listener& listener_;
   const std::atomic<bool>& stop_;
   std::unique_ptr<data_source> data_;
-  distributed_model<gpt> model_;
-  uint64_t parameters_;
+  std::unique_ptr<trainable> trainable_;
+  std::unique_ptr<distributed_model_base> model_;
+  std::vector<at::Tensor> parameters_; // of the whole; empty once it is cut
   std::unique_ptr<torch::optim::Optimizer> torch_optimizer_;
   distributed_optimizer optimizer_;
   std::optional<metrics_file> metrics_; // on rank 0
@@ -266,35 +272,6 @@ private:
 } // namespace
 
 train_listener::~train_listener() = default;
-
-gpt_config make_gpt_config(const train_config& x) {
-  gpt_config result;
-  result.vocabulary = static_cast<int64_t>(x.model.vocabulary.value_or(256));
-  result.sequence_length = static_cast<int64_t>(
-    x.model.sequence_length.value_or(x.data.sequence_length));
-  result.layers = static_cast<int64_t>(x.model.layers);
-  result.heads = static_cast<int64_t>(x.model.heads);
-  result.width = static_cast<int64_t>(x.model.width);
-  result.dropout = x.model.dropout;
-  result.tied = x.model.tied;
-  return result;
-}
-
-std::unique_ptr<data_source> make_data(const train_config& x) {
-  if (x.data.type == "text")
-    return std::make_unique<text_sequences>(
-      text::read(x.data.path, x.data.held_out),
-      text_sequences::options{.sequence_length = x.data.sequence_length,
-                              .batch_size = x.data.batch_size,
-                              .seed = x.data.shuffle_seed});
-  if (x.data.type == "synthetic")
-    return std::make_unique<synthetic_tokens>(synthetic_tokens::options{
-      .vocabulary = x.model.vocabulary.value_or(256),
-      .sequence_length = x.data.sequence_length,
-      .batch_size = x.data.batch_size,
-      .seed = x.data.shuffle_seed});
-  throw error{error_code::config, "data.type: unknown '" + x.data.type + "'"};
-}
 
 train_summary train(session& s, const train_config& config,
                     const std::string& run_dir, train_listener& listener,

@@ -4,12 +4,9 @@
 // the library, with a configuration in place of constants. Prints nothing.
 
 #include "runtime/config_file.hpp"
-#include "runtime/data.hpp"
 #include "runtime/metrics.hpp"
-#include "runtime/models/gpt.hpp"
 
 #include <atomic>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,25 +15,24 @@ namespace smp {
 
 class session;
 
-// -- the parts of a run, also for checking without training -------------------
-
-gpt_config make_gpt_config(const train_config& x);
-
-/// @throws error (config) naming what is wrong with the data
-std::unique_ptr<data_source> make_data(const train_config& x);
-
 // -- reports ------------------------------------------------------------------
+
+/// What is known when the first step begins.
+struct train_start {
+  /// See `distributed_model_base::partition_text`.
+  std::string partition;
+  uint64_t parameters = 0; // numbers in the whole model
+  uint64_t owned = 0;      // those of this rank
+  uint64_t batch_size = 0; // samples per step
+  uint64_t tokens_per_sample = 0; // 0 if samples are no sequences of tokens
+};
 
 /// Hears about a run while it goes on, on every rank, on the rank's thread.
 class train_listener {
 public:
   virtual ~train_listener();
 
-  /// @param text see `distributed_model_base::partition_text`
-  /// @param parameters of the whole model, and those that this rank owns
-  virtual void on_partition(const std::string& text, uint64_t parameters,
-                            uint64_t owned)
-    = 0;
+  virtual void on_start(const train_start& x) = 0;
 
   virtual void on_step(const step_metrics& x) = 0;
 
@@ -50,7 +46,8 @@ struct train_summary {
   double seconds = 0; // of all steps
   double first_loss = 0;
   double last_loss = 0;
-  /// Mean over `train.eval_steps` held-out batches, after the last step.
+  /// Mean over `train.eval_steps` held-out batches, after the last step; only
+  /// if the data has a held-out part.
   std::optional<double> held_out_loss;
   /// See `text::unigram_entropy`; nothing if the data is no text.
   std::optional<double> unigram_entropy;

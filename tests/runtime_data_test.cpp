@@ -72,7 +72,7 @@ std::string row(const torch::Tensor& x, int64_t b) {
 }
 
 bool equal(const smp::batch& a, const smp::batch& b) {
-  return torch::equal(a.input, b.input) && torch::equal(a.target, b.target);
+  return torch::equal(a.at(0), b.at(0)) && torch::equal(a.at(1), b.at(1));
 }
 
 } // namespace
@@ -159,7 +159,8 @@ TEST_CASE("The text that ships is large enough and close to its entropy",
 TEST_CASE("The target is the text one byte later", "[runtime][data]") {
   smp::text_sequences data{smp::text{count_to(250)},
                            {.sequence_length = 7, .batch_size = 5}};
-  auto [input, target] = data.training_batch(3);
+  auto xs = data.training_batch(3);
+  auto &input = xs.at(0), &target = xs.at(1);
   REQUIRE(input.sizes() == torch::IntArrayRef{5, 7});
   REQUIRE(input.dtype() == torch::kLong);
   CHECK(torch::equal(target, input + 1));
@@ -172,7 +173,7 @@ TEST_CASE("Training sequences reach every place of the training part only",
                            {.sequence_length = 3, .batch_size = 10}};
   std::map<int64_t, int> begins;
   for (uint64_t step = 0; step < 400; ++step) {
-    auto first = data.training_batch(step).input.select(1, 0).contiguous();
+    auto first = data.training_batch(step)[0].select(1, 0).contiguous();
     for (int64_t b = 0; b < 10; ++b)
       ++begins[first[b].item<int64_t>()];
   }
@@ -210,7 +211,8 @@ TEST_CASE("Held-out batches cover the held-out part evenly",
                            {.sequence_length = 4, .batch_size = 2}};
   std::vector<int64_t> begins;
   for (uint64_t i = 0; i < 3; ++i) {
-    auto [input, target] = data.held_out_batch(i, 3);
+    auto xs = data.held_out_batch(i, 3);
+    auto &input = xs.at(0), &target = xs.at(1);
     REQUIRE(input.sizes() == torch::IntArrayRef{2, 4});
     CHECK(torch::equal(target, input + 1));
     for (int64_t b = 0; b < 2; ++b)
@@ -223,7 +225,8 @@ TEST_CASE("One held-out sequence is the first one", "[runtime][data]") {
   std::string bytes = "abcdefghij";
   smp::text_sequences data{smp::text{{bytes.begin(), bytes.end()}, "abc", 0.5},
                            {.sequence_length = 3, .batch_size = 1}};
-  auto [input, target] = data.held_out_batch(0, 1);
+  auto xs = data.held_out_batch(0, 1);
+  auto &input = xs.at(0), &target = xs.at(1);
   CHECK(row(input, 0) == "fgh");
   CHECK(row(target, 0) == "ghi");
 }
@@ -234,7 +237,8 @@ TEST_CASE("Synthetic tokens walk with one stride per sequence",
           "[runtime][data]") {
   smp::synthetic_tokens data{
     {.vocabulary = 11, .sequence_length = 6, .batch_size = 4, .seed = 3}};
-  auto [input, target] = data.training_batch(2);
+  auto xs = data.training_batch(2);
+  auto &input = xs.at(0), &target = xs.at(1);
   REQUIRE(input.sizes() == torch::IntArrayRef{4, 6});
   CHECK(torch::equal(input.slice(1, 1), target.slice(1, 0, 5)));
   CHECK(input.min().item<int64_t>() >= 0);

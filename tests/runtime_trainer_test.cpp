@@ -2,9 +2,11 @@
 
 #include "runtime/trainer.hpp"
 
+#include "runtime/models/builtin.hpp"
 #include "runtime/optimizers.hpp"
 #include "runtime/session.hpp"
 #include "runtime/text_sampler.hpp"
+#include "runtime/trainable.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 
@@ -51,11 +53,8 @@ void check_rates(const std::vector<double>& found,
 
 /// Keeps what it hears.
 struct recorder : smp::train_listener {
-  void on_partition(const std::string& text, uint64_t all,
-                    uint64_t own) override {
-    partition = text;
-    parameters = all;
-    owned = own;
+  void on_start(const smp::train_start& x) override {
+    start = x;
   }
 
   void on_step(const smp::step_metrics& x) override {
@@ -66,9 +65,7 @@ struct recorder : smp::train_listener {
     evaluations[step] = loss;
   }
 
-  std::string partition;
-  uint64_t parameters = 0;
-  uint64_t owned = 0;
+  smp::train_start start;
   std::vector<smp::step_metrics> steps;
   std::map<uint64_t, double> evaluations;
 };
@@ -128,7 +125,7 @@ std::string long_text() {
 
 torch::Tensor plain_loss(plain_gpt& model, const smp::batch& x) {
   return torch::nn::functional::cross_entropy(
-    model.forward(x.input).flatten(0, 1), x.target.flatten());
+    model.forward(x.at(0)).flatten(0, 1), x.at(1).flatten());
 }
 
 } // namespace
@@ -285,8 +282,8 @@ TEST_CASE("A run has the losses and norms of a plain loop",
     CHECK(rank.summary.peak_memory.size() == 2);
   }
   // Every parameter has one owner.
-  auto& a = ranks[0].heard;
-  auto& b = ranks[1].heard;
+  auto& a = ranks[0].heard.start;
+  auto& b = ranks[1].heard.start;
   CHECK(a.parameters == b.parameters);
   CHECK(a.owned + b.owned == a.parameters);
   CHECK(a.owned > 0);

@@ -1,7 +1,7 @@
 #include "apps/smp-train/check.hpp"
 
 #include "runtime/smp.hpp"
-#include "runtime/trainer.hpp"
+#include "runtime/trainable.hpp"
 
 #include <functional>
 
@@ -15,10 +15,11 @@ std::string partition_text_of(const train_config& x) {
   world.config = x.smp;
   std::string result;
   run_virtual_world(x.smp.pipeline_parallel_degree, world, [&](session& s) {
-    distributed_model model{gpt{make_gpt_config(x)}};
-    model.partition();
+    auto whole = make_trainable(x);
+    auto model = whole->distribute();
+    model->partition();
     if (s.rank() == 0)
-      result = model.partition_text();
+      result = model->partition_text();
   });
   return result;
 }

@@ -13,8 +13,8 @@ namespace smp::app {
 namespace {
 
 constexpr const char* header
-  = "       step     loss         lr   grad norm   tokens/s   step time   "
-    "bubble      ETA";
+  = "       step     loss         lr   grad norm {:>10}   step time   bubble  "
+    "    ETA";
 
 /// Label and text in columns.
 void item(const char* label, const std::string& text) {
@@ -48,17 +48,22 @@ void console::begin(const std::string& config_path, uint64_t ranks,
   item("run dir", run_dir);
 }
 
-void console::on_partition(const std::string& text, uint64_t parameters,
-                           uint64_t) {
+void console::on_start(const train_start& x) {
+  tokens_per_sample_ = x.tokens_per_sample;
   if (quiet())
     return;
   item("model", fmt::format("{}, {} parameters", config_.model.type,
-                            with_commas(parameters)));
-  item("step", fmt::format("{} sequences of {} tokens in {} microbatches, {}",
-                           config_.data.batch_size,
-                           config_.data.sequence_length,
-                           config_.smp.microbatches, config_.smp.pipeline));
-  fmt::print(stderr, "\n{}\n{}\n", text, bold(header));
+                            with_commas(x.parameters)));
+  const auto samples = tokens_per_sample_ > 0
+                         ? fmt::format("sequences of {} tokens",
+                                       tokens_per_sample_)
+                         : "samples";
+  item("step", fmt::format("{} {} in {} microbatches, {}", x.batch_size,
+                           samples, config_.smp.microbatches,
+                           config_.smp.pipeline));
+  fmt::print(stderr, "\n{}\n{}\n", x.partition,
+             bold(fmt::format(header, tokens_per_sample_ > 0 ? "tokens/s"
+                                                            : "samples/s")));
 }
 
 std::string console::row(const step_metrics& x) const {
@@ -66,12 +71,13 @@ std::string console::row(const step_metrics& x) const {
   const auto eta = left > 0 ? fmt::format("{:>9}", duration_text(
                                                      left * mean_seconds_))
                             : "";
-  const auto tokens = x.samples_per_second
-                      * static_cast<double>(config_.data.sequence_length);
+  const auto throughput
+    = x.samples_per_second
+      * static_cast<double>(std::max<uint64_t>(tokens_per_sample_, 1));
   return fmt::format("{:>11}{:>9.4f}{:>11.2e}{:>12.3f}{:>11.0f}{:>12}{:>7.1f} "
                      "%{}",
                      fmt::format("{}/{}", x.step, config_.train.steps), x.loss,
-                     x.lr, x.grad_norm, tokens, duration_text(x.step_seconds),
+                     x.lr, x.grad_norm, throughput, duration_text(x.step_seconds),
                      100 * x.bubble_ratio, eta);
 }
 
@@ -106,8 +112,9 @@ void console::end(const train_summary& x, const std::string& run_dir) {
              bold(fmt::format("{} after {} of {} steps in {}",
                               x.interrupted ? "interrupted" : "done", x.steps,
                               config_.train.steps, duration_text(x.seconds))));
-  item("loss", fmt::format("{:.4f} first, {:.4f} last (nat per token)",
-                           x.first_loss, x.last_loss));
+  item("loss", fmt::format("{:.4f} first, {:.4f} last{}", x.first_loss,
+                           x.last_loss,
+                           tokens_per_sample_ > 0 ? " (nat per token)" : ""));
   if (x.held_out_loss && x.unigram_entropy)
     item("held out",
          fmt::format("{:.4f}, unigram entropy {:.4f}: {:.4f} {}",

@@ -24,8 +24,7 @@ public:
   void begin(const std::string& config_path, uint64_t ranks,
              const std::string& run_dir);
 
-  void on_partition(const std::string& text, uint64_t parameters,
-                    uint64_t owned) override;
+  void on_start(const train_start& x) override;
 
   void on_step(const step_metrics& x) override;
 
@@ -45,6 +44,7 @@ private:
 
   const train_config& config_;
   options options_;
+  uint64_t tokens_per_sample_ = 0;
   double mean_seconds_ = 0; // of recent steps
   bool line_open_ = false;
 };

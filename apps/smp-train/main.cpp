@@ -10,6 +10,7 @@
 #include "runtime/environment.hpp"
 #include "runtime/launcher.hpp"
 #include "runtime/session.hpp"
+#include "runtime/trainable.hpp"
 #include "runtime/trainer.hpp"
 
 #include <fmt/format.h>
@@ -79,10 +80,9 @@ public:
     all_.push_back(&x);
   }
 
-  void on_partition(const std::string& text, uint64_t parameters,
-                    uint64_t owned) override {
+  void on_start(const train_start& start) override {
     for (auto* x : all_)
-      x->on_partition(text, parameters, owned);
+      x->on_start(start);
   }
 
   void on_step(const step_metrics& metrics) override {

@@ -38,10 +38,9 @@ void rank_log::info(std::string_view text) {
   write(log_level::info, text);
 }
 
-void rank_log::on_partition(const std::string&, uint64_t parameters,
-                            uint64_t owned) {
-  info(fmt::format("owns {} of {} parameters", with_commas(owned),
-                   with_commas(parameters)));
+void rank_log::on_start(const train_start& x) {
+  info(fmt::format("owns {} of {} parameters", with_commas(x.owned),
+                   with_commas(x.parameters)));
 }
 
 void rank_log::on_step(const step_metrics& x) {

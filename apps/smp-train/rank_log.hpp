@@ -21,8 +21,7 @@ public:
 
   void info(std::string_view text);
 
-  void on_partition(const std::string& text, uint64_t parameters,
-                    uint64_t owned) override;
+  void on_start(const train_start& x) override;
 
   void on_step(const step_metrics& x) override;
 

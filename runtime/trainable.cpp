@@ -1,0 +1,73 @@
+#include "runtime/trainable.hpp"
+
+#include "runtime/distributed_model.hpp"
+#include "runtime/models/builtin.hpp"
+
+#include <torch/nn/module.h>
+#include <torch/utils.h>
+
+#include <unordered_set>
+
+namespace smp {
+
+namespace {
+
+template <class Items>
+named_tensors each_once(const Items& items) {
+  named_tensors result;
+  std::unordered_set<const void*> seen;
+  for (auto& item : items)
+    if (item.value().defined()
+        && seen.insert(item.value().unsafeGetTensorImpl()).second)
+      result.emplace_back(item.key(), item.value());
+  return result;
+}
+
+} // namespace
+
+trainable::~trainable() = default;
+
+nn_trainable::nn_trainable(std::shared_ptr<torch::nn::Module> root,
+                           loss_function loss, logits_function logits)
+  : root_(std::move(root)), loss_(std::move(loss)), logits_(std::move(logits)) {
+  // nop
+}
+
+named_tensors nn_trainable::named_parameters() const {
+  return each_once(root_->named_parameters());
+}
+
+named_tensors nn_trainable::named_buffers() const {
+  return each_once(root_->named_buffers());
+}
+
+void nn_trainable::train(bool on) {
+  root_->train(on);
+}
+
+std::unique_ptr<distributed_model_base> nn_trainable::distribute() {
+  return std::make_unique<distributed_model_base>(root_);
+}
+
+std::unique_ptr<trainable> make_trainable(const train_config& x) {
+  torch::manual_seed(x.smp.seed);
+  return make_builtin(x);
+}
+
+std::unique_ptr<data_source> make_data(const train_config& x) {
+  if (x.data.type == "text")
+    return std::make_unique<text_sequences>(
+      text::read(x.data.path, x.data.held_out),
+      text_sequences::options{.sequence_length = x.data.sequence_length,
+                              .batch_size = x.data.batch_size,
+                              .seed = x.data.shuffle_seed});
+  if (x.data.type == "synthetic")
+    return std::make_unique<synthetic_tokens>(synthetic_tokens::options{
+      .vocabulary = x.model.vocabulary.value_or(256),
+      .sequence_length = x.data.sequence_length,
+      .batch_size = x.data.batch_size,
+      .seed = x.data.shuffle_seed});
+  throw error{error_code::config, "data.type: unknown '" + x.data.type + "'"};
+}
+
+} // namespace smp
