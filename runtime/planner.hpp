@@ -1,0 +1,23 @@
+#pragma once
+
+// Decisions without training.
+
+#include "partition/print.hpp"
+#include "runtime/config_file.hpp"
+
+#include <string>
+
+namespace smp {
+
+/// A decision as text.
+struct printed_plan {
+  std::string text; // for people, with colours
+  std::string json; // for tools, see runtime/partition_json.hpp
+};
+
+/// Partitions the tree in a file (docs/partition.md).
+/// @param options number of devices, memory weight and strategy count
+/// @throws error (config) naming what is wrong with the file
+printed_plan plan_tree(const std::string& path, partition_options options);
+
+} // namespace smp
