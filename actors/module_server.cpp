@@ -184,7 +184,8 @@ module_server(module_server_state::pointer self, server_config config) {
   auto leader = node.pipeline.front() == node.self;
   auto on_token = [door = st.door] { door->send(token_atom_v); };
   st.core.emplace(
-    server_core::options{node.self, leader, node.order, node.token, on_token},
+    server_core::options{node.self, leader, node.make_order, node.token,
+                         on_token},
     st);
   if (leader)
     st.scheduler = self->spawn<caf::monitored>(pipeline_scheduler, node.self,

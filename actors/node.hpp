@@ -15,6 +15,7 @@
 namespace smp {
 
 class execution_token;
+struct user_schedule;
 
 /// The actor system of a process; every rank of the process lives in it. Its
 /// pool has one thread (facts: more threads cost wake-ups), so no handler may
@@ -43,6 +44,10 @@ std::shared_ptr<execution_token> make_execution_token();
 using schedule_factory
   = std::function<std::unique_ptr<schedule>(uint64_t microbatches)>;
 
+/// Makes the service order of this rank for one step; called at its begin, on
+/// the pool thread.
+using order_factory = std::function<service_order(uint64_t microbatches)>;
+
 struct node_options {
   rank_id self;
   /// Ranks of the pipeline group by pp_rank; `self` among them. The first one
@@ -52,8 +57,11 @@ struct node_options {
   smp::fabric* fabric = nullptr;
   std::shared_ptr<execution_token> token;
   executor_factory make_executor;
-  service_order order = backward_first;
+  order_factory make_order;
   schedule_factory make_schedule;
+  /// An actor of the user's (actors/user_schedule.hpp), instead of
+  /// `make_schedule`.
+  std::shared_ptr<const user_schedule> schedule_actor;
   /// All of a microbatch is over: what is kept for it can go (R3). Any thread;
   /// must not block.
   std::function<void(step_id, microbatch_id)> on_microbatch_done;

@@ -39,6 +39,9 @@ void server_core::enter(const run_step& x) {
   open_ = true;
   failed_ = {};
   ended_.assign(x.microbatches, false);
+  stretches_.assign(x.microbatches, {});
+  order_ = options_.make_order ? options_.make_order(x.microbatches)
+                               : service_order{backward_first};
   if (options_.leader)
     output_.run(x);
   early_news news;
@@ -308,14 +311,21 @@ void server_core::check_over() {
 
 // -- ready queue and token ----------------------------------------------------
 
+ready_key server_core::key_of(phase what, microbatch_id x) {
+  ready_key result{what, x, ++arrivals_, 0};
+  if (x.value < stretches_.size()) // else nobody's microbatch
+    result.stretch = stretches_[x.value][static_cast<size_t>(what)]++;
+  return result;
+}
+
 void server_core::push(request x) {
-  auto key = ready_key{x.what, x.microbatch, ++arrivals_};
+  auto key = key_of(x.what, x.microbatch);
   ready_.push_back({key, std::nullopt, std::move(x)});
 }
 
 void server_core::push(const pending_call& x, response y) {
   auto& cur = contexts_.at(x.context).current;
-  auto key = ready_key{x.what, cur.microbatch, ++arrivals_};
+  auto key = key_of(x.what, cur.microbatch);
   ready_.push_back({key, x.context, std::move(y)});
 }
 
@@ -344,7 +354,7 @@ void server_core::pump() {
     return;
   auto i = std::min_element(ready_.begin(), ready_.end(),
                             [this](auto& x, auto& y) {
-                              return options_.order(x.key, y.key);
+                              return order_(x.key, y.key);
                             });
   auto item = std::move(*i);
   ready_.erase(i);

@@ -5,8 +5,9 @@
 
 #include "actors/execution_token.hpp"
 #include "actors/messages.hpp"
-#include "partition/schedule.hpp"
+#include "actors/node.hpp"
 
+#include <array>
 #include <map>
 #include <memory>
 #include <optional>
@@ -71,7 +72,8 @@ public:
     rank_id self;
     /// This is pp_rank 0: it runs the microbatches.
     bool leader = false;
-    service_order order = backward_first;
+    /// Default: `backward_first`.
+    order_factory make_order;
     std::shared_ptr<execution_token> token;
     /// Called when the token comes later; must lead to `token_granted`.
     std::function<void()> on_token;
@@ -197,6 +199,7 @@ private:
   using pending_map = std::map<request_id, pending_call>;
 
   void accept(request x);
+  ready_key key_of(phase what, microbatch_id x);
   void push(request x);
   void push(const pending_call& x, response y);
   void settle(pending_map::iterator i, response x);
@@ -226,6 +229,8 @@ private:
   failure failed_;                    // of the current step
   std::optional<step_report> report_; // over, but contexts still unwind
   std::vector<bool> ended_;           // by microbatch
+  service_order order_ = backward_first;
+  std::vector<std::array<uint64_t, 2>> stretches_; // by microbatch and phase
   std::map<step_id, early_news> early_;
 
   std::vector<ready_item> ready_;

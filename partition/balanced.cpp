@@ -1,7 +1,7 @@
 #include "partition/balanced.hpp"
 
+#include "partition/chain.hpp"
 #include "partition/search.hpp"
-#include "partition/segment.hpp"
 
 #include <algorithm>
 #include <tuple>
@@ -73,32 +73,11 @@ private:
     return result;
   }
 
-  /// Splits the nodes in preorder, which is the order of execution, into one
-  /// piece per device; subtrees of at most `grain` stay whole.
+  /// One piece of the execution order per device.
   assignment chain(double grain) const {
-    std::vector<size_t> begins; // of pieces that stay whole
-    std::vector<exact_cost> prefix{0};
-    for (size_t i = 0; i < p_.tree.size();) {
-      auto end = i + 1;
-      if (i > 0 && p_.costs.share(p_.costs.subtree(i)) <= grain)
-        end = p_.tree[i].subtree_end;
-      begins.push_back(i);
-      prefix.push_back(prefix.back());
-      for (; i < end; ++i)
-        if (!p_.fixed[i])
-          prefix.back() += p_.costs.own(i);
-    }
-    auto parts = std::min<size_t>(p_.devices, begins.size());
-    auto ends = min_max_split(prefix, parts);
-    auto result = fixed_only();
-    begins.push_back(p_.tree.size());
-    size_t first = 0;
-    for (uint32_t device = 0; device < parts; ++device) {
-      for (auto i = begins[first]; i < begins[ends[device]]; ++i)
-        if (!p_.fixed[i])
-          result[i] = device;
-      first = ends[device];
-    }
+    auto result = split_chain(p_, grain, p_.devices);
+    for (size_t i = 0; i < result.size(); ++i)
+      result[i] = p_.fixed[i].value_or(result[i]);
     return result;
   }
 

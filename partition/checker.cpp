@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <queue>
+#include <utility>
 
 namespace smp {
 
@@ -29,6 +30,7 @@ public:
       policy_(policy),
       options_(options),
       devices_(program.devices),
+      stretch_(program.chain.size()),
       passed_(program.chain.size()),
       held_(program.chain.size()),
       states_(options.microbatches),
@@ -36,6 +38,11 @@ public:
     report_.busy.resize(program.devices);
     report_.peak_live.resize(program.devices);
     report_.peak_activations.resize(program.devices);
+    if (options.orders.empty())
+      orders_.assign(program.devices, backward_first);
+    else
+      orders_ = options.orders;
+    count_stretches();
     find_lifetimes();
   }
 
@@ -48,6 +55,11 @@ public:
         step();
       while (next_time() == now_);
       serve();
+      // What ranks tell may be what the schedule waited for.
+      while (tell()) {
+        pump();
+        serve();
+      }
     }
     check_end();
     report_.makespan = now_;
@@ -73,7 +85,7 @@ private:
   };
 
   struct later {
-    service_order order;
+    const service_order& order;
     bool operator()(const item& x, const item& y) const {
       return order(y.key, x.key);
     }
@@ -83,9 +95,11 @@ private:
     bool busy = false;
     bool touched = false;
     uint64_t arrivals = 0;
+    uint64_t stretches = 0; // of one phase of a microbatch
     std::vector<item> ready; // a heap
     uint64_t live = 0;
     double activations = 0;
+    rank_level told;
   };
 
   // -- events -----------------------------------------------------------------
@@ -184,9 +198,12 @@ private:
     }
     auto& device = touch(next.device);
     x.key.arrival = device.arrivals++;
+    x.key.stretch = x.key.what == phase::forward
+                      ? stretch_[x.index]
+                      : device.stretches - 1 - stretch_[x.index];
     device.ready.push_back(x);
     std::push_heap(device.ready.begin(), device.ready.end(),
-                   later{options_.order});
+                   later{orders_[next.device]});
   }
 
   device_state& touch(uint32_t device) {
@@ -201,10 +218,11 @@ private:
     for (auto i : std::exchange(touched_, {})) {
       auto& device = devices_[i];
       device.touched = false;
+      changed_.push_back(i);
       if (device.busy || device.ready.empty())
         continue;
       std::pop_heap(device.ready.begin(), device.ready.end(),
-                    later{options_.order});
+                    later{orders_[i]});
       auto x = device.ready.back();
       device.ready.pop_back();
       device.busy = true;
@@ -248,7 +266,30 @@ private:
       arrive(next.mapped());
   }
 
+  /// Tells the schedule what the ranks do now. @returns false if nothing is new
+  bool tell() {
+    constexpr double bytes_per_element = 4;
+    bool any = false;
+    for (auto i : std::exchange(changed_, {})) {
+      auto& x = devices_[i];
+      rank_level level{i, x.busy,
+                       static_cast<uint64_t>(bytes_per_element
+                                             * x.activations)};
+      if (level == x.told)
+        continue;
+      x.told = level;
+      policy_.rank_changed(level);
+      any = true;
+    }
+    return any;
+  }
+
   // -- activations ------------------------------------------------------------
+
+  void count_stretches() {
+    for (size_t i = 0; i < program_.chain.size(); ++i)
+      stretch_[i] = devices_[program_.chain[i].device].stretches++;
+  }
 
   /// Finds the works that begin and end what a microbatch keeps on a device:
   /// the first one that keeps something, as backward runs to it at last.
@@ -289,6 +330,9 @@ private:
   std::deque<event> flying_; // sorted by time, as all hops take equally long
   std::vector<device_state> devices_;
   std::vector<uint32_t> touched_;
+  std::vector<uint32_t> changed_; // since the schedule was told
+  std::vector<service_order> orders_;
+  std::vector<uint64_t> stretch_; // per work: of those of its device
   std::vector<bool> first_;
   // Per work that is ordered: how many passed, and who waits for its turn.
   std::vector<uint64_t> passed_;

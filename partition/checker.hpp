@@ -23,7 +23,8 @@ struct schedule_report {
   std::vector<double> busy; // seconds, per device
   /// Microbatches whose activations are kept, at most, per device.
   std::vector<uint64_t> peak_live;
-  /// Elements of these activations, at most, per device.
+  /// Elements of these activations, at most, per device; 0 where nobody
+  /// measured them.
   std::vector<double> peak_activations;
   /// Microbatches between start and end, at most.
   uint64_t peak_active = 0;
@@ -35,7 +36,8 @@ struct check_options {
   uint64_t microbatches = 1;
   /// Refuse schedules that keep more microbatches alive.
   uint64_t active = std::numeric_limits<uint64_t>::max();
-  service_order order = backward_first;
+  /// By device; `backward_first` if empty.
+  std::vector<service_order> orders = {};
   bool timeline = false;
 };
 

@@ -1,6 +1,7 @@
 #include "partition/partitioner.hpp"
 
 #include "partition/balanced.hpp"
+#include "partition/chunked.hpp"
 #include "partition/paper.hpp"
 #include "partition/reasons.hpp"
 
@@ -25,10 +26,16 @@ partition_plan make_partition(const model_info& model,
   partition_problem problem{model, tree, costs, options.manual.devices,
                             fixed_devices(model, tree, options.manual)};
   auto paper = paper_partition(problem);
-  partition_plan result{options, tree, costs, {}, {}, {}, {}, {}, {}};
+  partition_plan result{options, tree, costs, {}, {}, {}, {}, {}, {}, {}};
   result.node_device = paper.devices;
   result.paper = score(problem, paper.devices, options.crossing);
-  if (options.strategy == partition_strategy::balanced) {
+  assignment node_chunk(tree.size());
+  if (options.chunks > 1) {
+    auto x = chunked_partition(problem, options.crossing, options.chunks);
+    result.node_device = std::move(x.devices);
+    node_chunk = std::move(x.chunks);
+    paper.idle.clear();
+  } else if (options.strategy == partition_strategy::balanced) {
     result.node_device = balanced_partition(problem, options.crossing,
                                             paper.devices);
     paper.idle.clear();
@@ -36,9 +43,11 @@ partition_plan make_partition(const model_info& model,
   result.score = score(problem, result.node_device, options.crossing);
   for (auto x : loads(problem, result.node_device))
     result.loads.push_back(costs.share(x));
-  for (size_t i = 0; i < model.size(); ++i)
-    result.module_device.push_back(
-      result.node_device[tree.node_of(module_id{i})]);
+  for (size_t i = 0; i < model.size(); ++i) {
+    auto node = tree.node_of(module_id{i});
+    result.module_device.push_back(result.node_device[node]);
+    result.module_chunk.push_back(node_chunk[node]);
+  }
   result.reasons = explain(model, problem, result.node_device, paper.idle);
   return result;
 }

@@ -26,6 +26,9 @@ struct partition_options {
   double step_seconds = 0;
   /// Where costs come from, for people; may be empty.
   std::string basis;
+  /// Segments of the execution order per device; more than 1 is for "balanced"
+  /// only.
+  uint32_t chunks = 1;
 };
 
 /// Where everything runs, and how good that is.
@@ -35,6 +38,7 @@ struct partition_plan {
   cost_table costs;
   assignment node_device;
   assignment module_device;  // by module id
+  assignment module_chunk;   // by module id, 0 to options.chunks - 1
   std::vector<double> loads; // per device, shares of the model's cost
   partition_score score;
   /// What the paper's strategy would have reached.

@@ -1,5 +1,6 @@
 #include "partition/program.hpp"
 
+#include <algorithm>
 #include <numeric>
 
 namespace smp {
@@ -19,6 +20,7 @@ public:
     unit_ = sum > 0 ? forward / sum : 0;
     ratio_ = times.backward_ratio;
     result_.devices = plan.options.manual.devices;
+    result_.chunks = plan.options.chunks;
     result_.hop_seconds = times.hop_seconds;
   }
 
@@ -73,6 +75,7 @@ private:
     here.backward += seconds * ratio_;
     here.activations += model_[i].activations;
     here.ordered |= !model_[i].buffers.empty();
+    here.chunk = std::max(here.chunk, plan_.module_chunk[i]);
     stack_.push_back({i, 0, device});
   }
 
@@ -87,8 +90,11 @@ private:
   /// @returns the last work, which is on `device`.
   work& at(uint32_t device) {
     auto& chain = result_.chain;
-    if (chain.empty() || chain.back().device != device)
+    if (chain.empty() || chain.back().device != device) {
+      auto chunk = chain.empty() ? 0 : chain.back().chunk;
       chain.emplace_back().device = device;
+      chain.back().chunk = chunk;
+    }
     return chain.back();
   }
 
@@ -108,6 +114,15 @@ pipeline_program make_program(const model_info& model,
                               const partition_plan& plan,
                               const program_times& times) {
   return program_builder{model, plan, times}.run();
+}
+
+service_place place_of(const pipeline_program& x, uint32_t device,
+                       uint64_t microbatches) {
+  service_place result{device, x.devices, microbatches, x.chunks, {}};
+  for (auto& y : x.chain)
+    if (y.device == device)
+      result.chunk_of.push_back(y.chunk);
+  return result;
 }
 
 } // namespace smp

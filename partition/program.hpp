@@ -3,6 +3,7 @@
 // What one microbatch does on which device, in order.
 
 #include "partition/partitioner.hpp"
+#include "partition/schedule.hpp"
 
 namespace smp {
 
@@ -15,12 +16,15 @@ struct work {
   /// Microbatches enter in the order in which they were started, because a
   /// module changes state here (R19).
   bool ordered = false;
+  /// The model chunk of its modules; if it has none, of the work before it.
+  uint32_t chunk = 0;
 };
 
 /// As remote calls block, a microbatch is in one place at a time: its forward
 /// phase is a chain of works, and its backward phase the same chain backwards.
 struct pipeline_program {
   uint32_t devices = 1;
+  uint32_t chunks = 1;
   /// Neighbours are on different devices; the first is on device 0.
   std::vector<work> chain;
   /// From the end of a work to the arrival on the next device.
@@ -41,5 +45,9 @@ struct program_times {
 pipeline_program make_program(const model_info& model,
                               const partition_plan& plan,
                               const program_times& times);
+
+/// @returns what a service order on `device` wants to know.
+service_place place_of(const pipeline_program& x, uint32_t device,
+                       uint64_t microbatches);
 
 } // namespace smp

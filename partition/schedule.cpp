@@ -208,24 +208,39 @@ void list_schedule::ended(microbatch_id x) {
   book_.ended(x);
 }
 
+std::vector<task> fit_list(const std::vector<task>& tasks, uint64_t listed,
+                           uint64_t microbatches) {
+  std::vector<task> result;
+  for (uint64_t first = 0; first < microbatches; first += listed)
+    for (auto x : tasks) {
+      x.microbatch.value += first;
+      if (x.microbatch.value < microbatches)
+        result.push_back(x);
+    }
+  return result;
+}
+
 // -- by name ------------------------------------------------------------------
 
 uint64_t default_active_microbatches(std::string_view name,
                                      uint64_t microbatches,
                                      uint64_t partitions) {
-  return name == "simple" || name == "list" ? microbatches : partitions + 2;
+  if (name == "simple" || name == "list")
+    return microbatches;
+  return (name == "interleaved_1f1b" ? 2 * partitions - 1 : partitions) + 3;
 }
 
 schedule_ptr make_schedule(std::string_view name, uint64_t microbatches,
                            uint64_t active, std::vector<task> tasks) {
   if (name == "interleaved")
     return std::make_unique<interleaved_schedule>(microbatches, active);
-  if (name == "1f1b")
+  if (name == "1f1b" || name == "interleaved_1f1b")
     return std::make_unique<one_f_one_b_schedule>(microbatches, active);
   if (name != "simple" && name != "list")
     throw config_error("smp.pipeline = \"" + std::string{name}
                        + "\" is not known; allowed: \"simple\","
-                         " \"interleaved\", \"1f1b\", \"list\"");
+                         " \"interleaved\", \"1f1b\", \"interleaved_1f1b\","
+                         " \"list\"");
   if (active < microbatches)
     throw config_error(
       "smp.active_microbatches = " + std::to_string(active)
@@ -253,6 +268,37 @@ bool backward_first(const ready_key& x, const ready_key& y) {
 
 bool arrival_order(const ready_key& x, const ready_key& y) {
   return x.arrival < y.arrival;
+}
+
+service_order interleaved_order(service_place x) {
+  if (x.chunk_of.empty())
+    x.chunk_of.push_back(0);
+  // Forward stretches before the first backward one, if nothing is late.
+  auto warm_up = 2 * uint64_t{x.devices - x.device - 1}
+                 + uint64_t{x.chunks - 1} * x.devices;
+  auto position = [x = std::move(x), warm_up](const ready_key& k) {
+    auto forward = k.what == phase::forward;
+    auto last = x.chunk_of.size() - 1;
+    auto stretch = std::min<uint64_t>(k.stretch, last);
+    uint64_t chunk = x.chunk_of[forward ? stretch : last - stretch];
+    if (!forward)
+      chunk = x.chunks - 1 - std::min<uint64_t>(chunk, x.chunks - 1);
+    auto begin = k.microbatch.value / x.devices * x.devices;
+    // The last group may be smaller.
+    auto size = std::min<uint64_t>(x.devices,
+                                   std::max(x.microbatches, begin + 1) - begin);
+    auto rank = begin * x.chunks + chunk * size + (k.microbatch.value - begin);
+    return std::tuple{2 * rank + (forward ? 0 : 2 * warm_up + 1), k.arrival};
+  };
+  return [position](const ready_key& a, const ready_key& b) {
+    return position(a) < position(b);
+  };
+}
+
+service_order make_service_order(std::string_view name, service_place x) {
+  if (name == "interleaved_1f1b")
+    return interleaved_order(std::move(x));
+  return backward_first;
 }
 
 } // namespace smp

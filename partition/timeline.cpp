@@ -95,6 +95,25 @@ std::string draw_timeline(const schedule_report& x,
          + summary(x) + "\n";
 }
 
+std::string schedule_summary(const schedule_report& x, std::string_view name,
+                             uint64_t microbatches) {
+  constexpr size_t many = 8;
+  auto result = "schedule: " + std::string{name} + ", "
+                + std::to_string(microbatches)
+                + (microbatches == 1 ? " microbatch" : " microbatches")
+                + format(", predicted bubble %.1f %%", 100 * x.bubble);
+  auto& live = x.peak_live;
+  if (live.size() > many) {
+    auto most = std::max_element(live.begin(), live.end());
+    return result + ", live at most " + std::to_string(*most) + " (rank "
+           + std::to_string(most - live.begin()) + ")\n";
+  }
+  result += ", live by rank";
+  for (auto n : live)
+    result += " " + std::to_string(n);
+  return result + "\n";
+}
+
 std::string timeline_svg(const schedule_report& x,
                          const timeline_options& options) {
   constexpr size_t left = 40;

@@ -18,6 +18,11 @@ struct timeline_options {
 std::string draw_timeline(const schedule_report& x,
                           const timeline_options& options = {});
 
+/// @returns one line with what counts: bubble and live microbatches per rank.
+/// @param name `smp.pipeline`
+std::string schedule_summary(const schedule_report& x, std::string_view name,
+                             uint64_t microbatches);
+
 /// The same as a self-contained SVG picture; each work says on hover what it
 /// is.
 std::string timeline_svg(const schedule_report& x,

@@ -8,11 +8,8 @@
 namespace smp {
 
 uint64_t effective_active_microbatches(const session_config& x) {
-  if (x.active_microbatches)
-    return *x.active_microbatches;
-  if (x.pipeline == "simple")
-    return x.microbatches;
-  return x.pipeline_parallel_degree + 2;
+  return x.active_microbatches.value_or(default_active_microbatches(
+    x.pipeline, x.microbatches, x.pipeline_parallel_degree));
 }
 
 double effective_memory_weight(const session_config& x) {
@@ -23,16 +20,36 @@ double effective_memory_weight(const session_config& x) {
 
 std::vector<config_conflict> conflicts(const session_config& x) {
   std::vector<config_conflict> result;
-  // R2: all forward phases come first, so all microbatches are alive at once.
-  if (x.pipeline == "simple" && x.active_microbatches
+  // R2: all microbatches may be alive at once.
+  if ((x.pipeline == "simple" || x.pipeline == "list") && x.active_microbatches
       && *x.active_microbatches < x.microbatches)
     result.push_back(
       {{"smp.active_microbatches", "smp.microbatches", "smp.pipeline"},
        fmt::format("smp.active_microbatches = {} is less than "
-                   "smp.microbatches = {}, so smp.pipeline = \"simple\" "
+                   "smp.microbatches = {}, so smp.pipeline = \"{}\" "
                    "would wait for ever; write at least {}, or smp.pipeline = "
                    "\"interleaved\"",
-                   *x.active_microbatches, x.microbatches, x.microbatches)});
+                   *x.active_microbatches, x.microbatches, x.pipeline,
+                   x.microbatches)});
+  if (x.pipeline == "list")
+    try {
+      list_schedule{x.microbatches, x.schedule.list};
+    } catch (const error& e) {
+      result.push_back({{"smp.schedule.list", "smp.microbatches"},
+                        e.cause().text});
+    }
+  if (x.pipeline == "interleaved_1f1b" && x.chunks == 1)
+    result.push_back(
+      {{"smp.pipeline", "smp.chunks"},
+       "smp.pipeline = \"interleaved_1f1b\" has nothing to interleave with "
+       "smp.chunks = 1; write smp.chunks = 2 or more, or smp.pipeline = "
+       "\"1f1b\""});
+  if (x.chunks > 1 && x.strategy == "paper")
+    result.push_back({{"smp.chunks", "smp.strategy"},
+                      fmt::format("smp.chunks = {} cannot go with smp.strategy "
+                                  "= \"paper\", which gives each rank one "
+                                  "part; write smp.strategy = \"balanced\"",
+                                  x.chunks)});
   if (x.auto_partition && x.default_partition != 0)
     result.push_back(
       {{"smp.default_partition", "smp.auto_partition"},

@@ -1,11 +1,29 @@
 #pragma once
 
+#include "partition/schedule.hpp"
+
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace smp {
+
+class schedule_actor_type;
+
+/// Table [smp.schedule]: schedules that a user made.
+struct schedule_config {
+  /// "list": what starts or turns around, one after the other.
+  std::vector<task> list;
+  /// "actor": a shared library, and the name of a schedule that it registers.
+  std::string plugin;
+  std::string name;
+  /// "actor": what the schedule gets to read.
+  std::string options;
+  /// "actor": seconds that an answer may take.
+  double timeout = 5;
+};
 
 /// The table [smp] of the configuration, and what a session needs besides
 /// (docs: the table of keys in docs/config.md). Plain values; `validate` has
@@ -13,10 +31,16 @@ namespace smp {
 struct session_config {
   uint64_t pipeline_parallel_degree = 1;
   uint64_t microbatches = 1;
-  /// "simple" or "interleaved".
+  /// "simple", "interleaved", "1f1b", "interleaved_1f1b", "list" or "actor".
   std::string pipeline = "interleaved";
-  /// Default: partitions + 2, for "simple" all microbatches (R2).
+  /// Default: see `default_active_microbatches` (R2).
   std::optional<uint64_t> active_microbatches = {};
+  schedule_config schedule = {};
+  /// For `pipeline` "actor", instead of `schedule.plugin`: see
+  /// actors/schedule_actor.hpp.
+  std::shared_ptr<const schedule_actor_type> schedule_actor = {};
+  /// Segments of the model per rank.
+  uint64_t chunks = 1;
   bool auto_partition = true;
   uint64_t default_partition = 0;
   /// "balanced" or "paper".

@@ -43,17 +43,27 @@ const std::vector<config_key> keys = {
   {.name = "smp.pipeline",
    .slot = SLOT(smp.pipeline),
    .meaning = "schedule: `simple` runs all forward phases before the first "
-              "backward phase; `interleaved` prefers backward phases",
-   .choices = {"simple", "interleaved"},
-   .planned_choices = {"1f1b", "list", "actor"},
+              "backward phase; `interleaved` prefers backward phases; `1f1b` "
+              "turns microbatches around in their order; `interleaved_1f1b` "
+              "is for several `smp.chunks`; `list` does what `smp.schedule.list` says",
+   .choices = {"simple", "interleaved", "1f1b", "interleaved_1f1b", "list"},
+   .planned_choices = {"actor"},
    .elsewhere = {"pipeline_schedule", "schedule"}},
   {.name = "smp.active_microbatches",
    .slot = SLOT(smp.active_microbatches),
    .meaning = "bound on microbatches between forward and backward; with "
-              "`simple` not less than `smp.microbatches`",
-   .fallback = "degree + 2; `simple`: all",
+              "`simple` and `list` not less than `smp.microbatches`",
+   .fallback = "degree + 3; `interleaved_1f1b`: 2 degree + 2; `simple`, "
+               "`list`: all",
    .range = degree,
    .elsewhere = {"max_inflight", "inflight_microbatches"}},
+  {.name = "smp.chunks",
+   .slot = SLOT(smp.chunks),
+   .meaning = "parts of the model per rank, each between parts of other ranks: "
+              "a smaller bubble for more messages",
+   .range = between(1, 4096),
+   .elsewhere = {"virtual_pipeline_model_parallel_size", "num_model_chunks",
+                 "virtual_pipeline_degree", "vpp"}},
   {.name = "smp.auto_partition",
    .slot = SLOT(smp.auto_partition),
    .meaning = "place modules by cost; `false`: only as the code says"},
@@ -100,11 +110,6 @@ const std::vector<config_key> keys = {
   {.name = "smp.ddp",
    .meaning = "data parallelism over the remaining ranks",
    .elsewhere = {"data_parallel", "dp", "data_parallel_size"}},
-  {.name = "smp.chunks", .meaning = "model chunks per rank"},
-  {.name = "smp.schedule.list", .meaning = "schedule as a list"},
-  {.name = "smp.schedule.plugin", .meaning = "library with a schedule"},
-  {.name = "smp.schedule.name", .meaning = "schedule in that library"},
-  {.name = "smp.schedule.timeout", .meaning = "seconds it may take to answer"},
   {.name = "smp.static_mode", .meaning = "replay a recorded step"},
   {.name = "smp.static_steps", .meaning = "steps to record"},
   {.name = "smp.static_fallback", .meaning = "when the flow departs from it"},
@@ -119,6 +124,18 @@ const std::vector<config_key> keys = {
   {.name = "smp.activation_loading_horizon", .meaning = "load ahead"},
   {.name = "smp.fp16_params", .meaning = "parameters in half precision"},
   {.name = "smp.prescaled_batch", .meaning = "batch is divided already"},
+  // -- [smp.schedule] ---------------------------------------------------------
+  {.name = "smp.schedule.list",
+   .slot = SLOT(smp.schedule.list),
+   .meaning = "every microbatch and phase once, e.g. `[[0, \"forward\"], [0, "
+              "\"backward\"]]`; steps of another number of microbatches "
+              "(evaluation) repeat it or run a part of it",
+   .required = true,
+   .only = {{"smp.pipeline", {"list"}}}},
+  {.name = "smp.schedule.plugin", .meaning = "library with a schedule"},
+  {.name = "smp.schedule.name", .meaning = "schedule in that library"},
+  {.name = "smp.schedule.options", .meaning = "what that schedule reads"},
+  {.name = "smp.schedule.timeout", .meaning = "seconds it may take to answer"},
   // -- [model] ----------------------------------------------------------------
   {.name = "model.type",
    .slot = SLOT(model.type),

@@ -53,6 +53,31 @@ struct assigner {
            && assigner{*list->get(1)}(&(*to)[1]);
   }
 
+  bool operator()(task* to) const {
+    auto list = from.as_array();
+    std::string what;
+    if (list == nullptr || list->size() != 2
+        || !assigner{*list->get(0)}(&to->microbatch.value)
+        || list->get(0)->as_integer()->get() < 0
+        || !assigner{*list->get(1)}(&what)
+        || (what != "forward" && what != "backward"))
+      return false;
+    to->what = what == "forward" ? phase::forward : phase::backward;
+    return true;
+  }
+
+  bool operator()(std::vector<task>* to) const {
+    auto list = from.as_array();
+    if (list == nullptr)
+      return false;
+    std::vector<task> result(list->size());
+    for (size_t i = 0; i < result.size(); ++i)
+      if (!assigner{*list->get(i)}(&result[i]))
+        return false;
+    *to = std::move(result);
+    return true;
+  }
+
   template <class T>
   bool operator()(std::optional<T>* to) const {
     T x{};

@@ -80,6 +80,10 @@ bool within(const config_key& key, const std::array<double, 2>& x) {
   return within(key.range, x[0]) && within(key.range, x[1]);
 }
 
+bool within(const config_key&, const std::vector<task>&) {
+  return true; // what is wrong with a list is for `conflicts`
+}
+
 template <class T>
 bool within(const config_key& key, const std::optional<T>& x) {
   return !x || within(key.range, static_cast<double>(*x));
@@ -169,6 +173,9 @@ std::string_view type_text(const config_key& key) {
       [](std::optional<double>*) { return "a number"; },
       [](std::string*) { return "a string"; },
       [](std::array<double, 2>*) { return "a list of two numbers"; },
+      [](std::vector<task>*) {
+        return "a list of [microbatch, \"forward\" or \"backward\"]";
+      },
     },
     key.slot(x));
 }
@@ -185,6 +192,12 @@ std::string value_text(const config_key& key, const train_config& x) {
         return fmt::format("[{}, {}]", float_text((*y)[0]),
                            float_text((*y)[1]));
       },
+      [](std::vector<task>* y) {
+        std::string result;
+        for (auto& z : *y)
+          result += (result.empty() ? "" : ", ") + to_string(z);
+        return "[" + result + "]";
+      },
       [](std::optional<uint64_t>* y) {
         return *y ? fmt::format("{}", **y) : std::string{};
       },
@@ -197,7 +210,7 @@ std::string value_text(const config_key& key, const train_config& x) {
 
 std::string allowed_text(const config_key& key) {
   auto type = type_text(key);
-  if (type == "true or false")
+  if (type == "true or false" || type.starts_with("a list of ["))
     return {};
   if (type == "a string")
     return quoted_list(key.choices);

@@ -1,20 +1,14 @@
 #include "runtime/engine.hpp"
 
+#include "partition/checker.hpp"
+#include "partition/timeline.hpp"
 #include "runtime/carrier.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/owner_calls.hpp"
 #include "runtime/sequential.hpp"
+#include "runtime/value_codec.hpp"
 
 namespace smp {
-
-namespace {
-
-uint64_t active_microbatches(const session_config& x, uint64_t microbatches) {
-  return x.active_microbatches.value_or(default_active_microbatches(
-    x.pipeline, microbatches, x.pipeline_parallel_degree));
-}
-
-} // namespace
 
 engine::engine(parts x)
   : config_(std::move(x.config)),
@@ -44,9 +38,10 @@ void engine::start(const std::vector<std::string>& addresses) {
   options.make_executor = [this](executor_listener& x) {
     return std::make_unique<carrier>(x, *this);
   };
-  options.make_schedule = [this](uint64_t microbatches) {
-    return make_schedule(config_.pipeline, microbatches,
-                         active_microbatches(config_, microbatches));
+  options.make_schedule
+    = [this](uint64_t microbatches) { return new_schedule(microbatches); };
+  options.make_order = [this](uint64_t microbatches) {
+    return order_of(static_cast<uint32_t>(pp_rank_), microbatches);
   };
   options.on_microbatch_done
     = [this](step_id s, microbatch_id m) { calls_.drop(s, m); };
@@ -104,14 +99,75 @@ void engine::clear_model() noexcept {
   model_ = nullptr;
 }
 
+// -- schedule -----------------------------------------------------------------
+
+uint64_t engine::active(uint64_t microbatches) const {
+  return config_.active_microbatches.value_or(default_active_microbatches(
+    config_.pipeline, microbatches, config_.pipeline_parallel_degree));
+}
+
+schedule_ptr engine::new_schedule(uint64_t microbatches) const {
+  return make_schedule(
+    config_.pipeline, microbatches, active(microbatches),
+    fit_list(config_.schedule.list, config_.microbatches, microbatches));
+}
+
+service_order engine::order_of(uint32_t pp_rank, uint64_t microbatches) const {
+  return make_service_order(config_.pipeline,
+                            model_ ? place_of(model_->program(), pp_rank,
+                                              microbatches)
+                                   : service_place{});
+}
+
+std::string engine::play_schedule(uint64_t microbatches) const {
+  auto& program = model_->program();
+  check_options options;
+  options.microbatches = microbatches;
+  options.active = active(microbatches);
+  for (uint32_t i = 0; i < program.devices; ++i)
+    options.orders.push_back(order_of(i, microbatches));
+  auto policy = new_schedule(microbatches);
+  return schedule_summary(smp::check_schedule(program, *policy, options),
+                          config_.pipeline, microbatches);
+}
+
+void engine::check_schedule(uint64_t microbatches) {
+  if (!checked_.insert(microbatches).second)
+    return;
+  // One rank plays for all: it takes time, and a user's schedule need not
+  // decide the same twice.
+  byte_writer out;
+  if (pp_rank_ == 0) {
+    failure refused;
+    try {
+      schedule_text_ = play_schedule(microbatches);
+    } catch (const error& e) {
+      refused = e.cause();
+    }
+    out.u8(static_cast<uint8_t>(refused.code));
+    out.string(refused.text);
+  }
+  payload verdict;
+  verdict.bytes = out.take();
+  verdict = exchange_.broadcast(pipeline_, "smp.schedule", pipeline_.front(),
+                                std::move(verdict));
+  byte_reader in{verdict.bytes};
+  auto code = static_cast<error_code>(in.u8("code"));
+  auto text = in.string("text");
+  if (code != error_code::none)
+    throw error{code, std::move(text)};
+}
+
 // -- steps --------------------------------------------------------------------
 
 std::vector<payload> engine::run_step(uint64_t microbatches, step_body body) {
   check_alive();
   if (execution::current())
     throw error{error_code::unsupported, "a step inside a step"};
-  if (model_)
+  if (model_) {
     model_->partition();
+    check_schedule(microbatches);
+  }
   auto begin = std::chrono::steady_clock::now();
   auto before = fabric_->stats();
   executing_ns_ = 0;

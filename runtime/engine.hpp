@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -138,6 +139,18 @@ public:
   /// @throws error, the same on every rank (R6)
   std::vector<payload> run_step(uint64_t microbatches, step_body body);
 
+  /// Plays the schedule for steps of so many microbatches against the
+  /// partition, once for each number: a bad one must not begin a step.
+  /// Collective over the pipeline group; needs the model's partition.
+  /// @throws error (config), the same on all ranks, naming the first task that
+  /// is wrong
+  void check_schedule(uint64_t microbatches);
+
+  /// What the last check found, one line for people; on pp_rank 0.
+  const std::string& schedule_text() const noexcept {
+    return schedule_text_;
+  }
+
   /// The step that runs or ran last.
   step_id step() const noexcept {
     return step_id{step_.load()};
@@ -179,6 +192,11 @@ public:
   void on_peer_lost(const failure& x) override;
 
 private:
+  schedule_ptr new_schedule(uint64_t microbatches) const;
+  uint64_t active(uint64_t microbatches) const;
+  service_order order_of(uint32_t pp_rank, uint64_t microbatches) const;
+  std::string play_schedule(uint64_t microbatches) const;
+
   session_config config_;
   rank_layout layout_;
   std::shared_ptr<smp::fabric> fabric_;
@@ -199,6 +217,9 @@ private:
   std::atomic<uint64_t> requests_ = 0; // of the running step
   step_body body_;
   step_stats stats_;
+  std::shared_ptr<const user_schedule> user_schedule_;
+  std::set<uint64_t> checked_; // numbers of microbatches
+  std::string schedule_text_;
   mutable std::mutex mutex_;
   failure down_; // guarded by mutex_
   /// Keeps `node_` while a message is handed over to it.

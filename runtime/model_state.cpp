@@ -147,6 +147,8 @@ void model_state::partition() {
     f();
   // Nobody may ask for a module before its owner is ready.
   engine_.exchange().barrier(engine_.pipeline(), "smp.partitioned");
+  engine_.check_schedule(engine_.config().microbatches);
+  text_ += engine_.schedule_text();
 }
 
 void model_state::on_partition(std::function<void()> f) {
@@ -193,9 +195,11 @@ void model_state::place() {
   options.memory_weight
     = cfg.memory_weight.value_or(cfg.optimize == "speed" ? 0.2 : 0.8);
   options.strategy = parse_partition_strategy(cfg.strategy);
+  options.chunks = static_cast<uint32_t>(cfg.chunks);
   auto info = describe(model_, engine_.pins());
   auto plan = make_partition(info, options);
   text_ = print_partition(info, plan);
+  program_ = make_program(info, plan, {});
   for (size_t i = 0; i < owners_.size(); ++i)
     owners_[i] = engine_.pipeline().at(plan.module_device[i]);
   for (size_t i = 0; i < owners_.size(); ++i) {

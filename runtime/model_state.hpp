@@ -1,5 +1,6 @@
 #pragma once
 
+#include "partition/program.hpp"
 #include "runtime/module_walk.hpp"
 #include "transport/wait.hpp"
 
@@ -48,6 +49,11 @@ public:
   /// The decision for people, see partition/print.hpp.
   const std::string& text() const noexcept {
     return text_;
+  }
+
+  /// What a microbatch does on which rank, as far as the partition tells.
+  const pipeline_program& program() const noexcept {
+    return program_;
   }
 
   // -- properties -------------------------------------------------------------
@@ -107,6 +113,7 @@ private:
   bool partitioned_ = false;
   std::vector<rank_id> owners_; // by module
   std::string text_;
+  pipeline_program program_;
   std::unordered_set<const void*> storages_; // of owned tensors
   std::vector<std::function<void()>> hooks_;
   std::mutex copies_mutex_;

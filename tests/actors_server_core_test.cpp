@@ -90,7 +90,7 @@ struct core_fixture {
   explicit core_fixture(bool leader = true,
                         std::shared_ptr<execution_token> token
                         = std::make_shared<execution_token>())
-    : core({rank_id{0}, leader, backward_first, std::move(token),
+    : core({rank_id{0}, leader, {}, std::move(token),
             [this] { ++granted; }},
            out) {
     // nop

@@ -28,6 +28,17 @@ pipeline_program stages(uint32_t n, double forward = 1, double backward = 2) {
   return result;
 }
 
+/// The same, `chunks` times over, with as much work as without chunks.
+pipeline_program chunked_stages(uint32_t n, uint32_t chunks) {
+  pipeline_program result;
+  result.devices = n;
+  result.chunks = chunks;
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk)
+    for (uint32_t i = 0; i < n; ++i)
+      result.chain.push_back({i, 1.0 / chunks, 2.0 / chunks, 1, false, chunk});
+  return result;
+}
+
 schedule_report played(const pipeline_program& program, const std::string& name,
                        uint64_t microbatches, uint64_t active = 0) {
   if (active == 0)
@@ -37,6 +48,9 @@ schedule_report played(const pipeline_program& program, const std::string& name,
   options.microbatches = microbatches;
   options.active = active;
   options.timeline = true;
+  for (uint32_t i = 0; i < program.devices; ++i)
+    options.orders.push_back(
+      make_service_order(name, place_of(program, i, microbatches)));
   return check_schedule(program, *policy, options);
 }
 
@@ -120,6 +134,33 @@ TEST_CASE("1f1b keeps the activations of active microbatches, simple of all",
   CHECK(x.peak_activations == std::vector<double>(4, 16));
 }
 
+TEST_CASE("interleaved 1F1B has the bubble of its formula",
+          "[partition][checker]") {
+  for (uint32_t p : {2, 4, 8})
+    for (uint32_t v : {2, 4})
+      for (uint64_t m : {p, 2 * p, 4 * p}) {
+        INFO(p << " stages, " << v << " chunks, " << m << " microbatches");
+        auto x = played(chunked_stages(p, v), "interleaved_1f1b", m);
+        auto slots = static_cast<double>(v * m + p - 1);
+        CHECK(x.makespan == Catch::Approx(3 * slots / v));
+        CHECK(x.bubble == Catch::Approx((p - 1) / slots));
+        // No more than the fixed sequence keeps, and one that waits.
+        CHECK(x.peak_active <= 2 * p + 2);
+      }
+}
+
+TEST_CASE("interleaved 1F1B takes any number of microbatches",
+          "[partition][checker]") {
+  for (uint32_t p : {2, 4})
+    for (uint64_t m = 1; m <= 3 * p; ++m) {
+      INFO(p << " stages, " << m << " microbatches");
+      auto x = played(chunked_stages(p, 2), "interleaved_1f1b", m);
+      // Never worse than the same stages in one piece.
+      CHECK(x.makespan < played(stages(p), "1f1b", m).makespan + 1e-9);
+      CHECK(x.timeline.size() == 2 * m * 2 * p);
+    }
+}
+
 TEST_CASE("fewer microbatches than stages are fine", "[partition][checker]") {
   for (std::string name : {"simple", "interleaved", "1f1b"}) {
     auto x = played(stages(8), name, 3);
@@ -167,7 +208,8 @@ TEST_CASE("any schedule runs every work once, in order, one at a time",
                                engine() % 4 == 0});
     }
     auto m = 1 + engine() % 7;
-    for (std::string name : {"simple", "interleaved", "1f1b"}) {
+    for (std::string name :
+         {"simple", "interleaved", "1f1b", "interleaved_1f1b"}) {
       auto active = name == "simple" ? m : 1 + engine() % (m + 1);
       auto x = played(program, name, m, active);
       REQUIRE(x.timeline.size() == 2 * m * program.chain.size());
@@ -200,7 +242,7 @@ TEST_CASE("microbatches enter a stateful work in the order of their start",
                           backward(1), backward(2)}};
     check_options options;
     options.microbatches = 3;
-    options.order = order;
+    options.orders.assign(2, order);
     options.timeline = true;
     counts result;
     for (auto& x : check_schedule(program, policy, options).timeline)

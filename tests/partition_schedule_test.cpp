@@ -255,9 +255,10 @@ TEST_CASE("the default of active microbatches suits every schedule",
           "[partition][schedule][R2]") {
   CHECK(default_active_microbatches("simple", 8, 2) == 8);
   CHECK(default_active_microbatches("list", 8, 2) == 8);
-  CHECK(default_active_microbatches("interleaved", 8, 2) == 4);
-  CHECK(default_active_microbatches("1f1b", 8, 2) == 4);
-  for (auto name : {"simple", "interleaved", "1f1b"})
+  CHECK(default_active_microbatches("interleaved", 8, 2) == 5);
+  CHECK(default_active_microbatches("1f1b", 8, 2) == 5);
+  CHECK(default_active_microbatches("interleaved_1f1b", 8, 4) == 10);
+  for (auto name : {"simple", "interleaved", "1f1b", "interleaved_1f1b"})
     CHECK_NOTHROW(
       make_schedule(name, 8, default_active_microbatches(name, 8, 2)));
 }
@@ -292,4 +293,56 @@ TEST_CASE("backward first serves backward, then the oldest, then first come",
   };
   CHECK(arrivals(backward_first) == std::vector<uint64_t>{3, 2, 0, 1});
   CHECK(arrivals(arrival_order) == std::vector<uint64_t>{0, 1, 2, 3});
+}
+
+TEST_CASE("the order of interleaved 1F1B is Megatron's on every device",
+          "[partition][schedule][R32]") {
+  // Its sequence for p = 2, v = 2 and 4 microbatches, written out by hand:
+  // warm-up of 2 (p - d - 1) + (v - 1) p forward stretches, then one forward
+  // and one backward in turn. "1.0" is microbatch 1 in chunk 0.
+  auto sequence_of = [](uint32_t device) {
+    service_place place{device, 2, 4, 2, {0, 1}};
+    auto order = make_service_order("interleaved_1f1b", place);
+    std::vector<ready_key> xs;
+    for (uint64_t mb = 0; mb < 4; ++mb)
+      for (uint64_t stretch = 0; stretch < 2; ++stretch)
+        for (auto what : {phase::forward, phase::backward})
+          xs.push_back({what, microbatch_id{mb}, 0, stretch});
+    std::sort(xs.begin(), xs.end(), order);
+    std::string result;
+    for (auto& x : xs) {
+      auto forward = x.what == phase::forward;
+      result += result.empty() ? "" : " ";
+      result += (forward ? "F" : "B") + std::to_string(x.microbatch.value) + "."
+                + std::to_string(forward ? x.stretch : 1 - x.stretch);
+    }
+    return result;
+  };
+  CHECK(sequence_of(0)
+        == "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1 B0.0 F3.1 B1.0 B2.1 "
+           "B3.1 B2.0 B3.0");
+  CHECK(sequence_of(1)
+        == "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 F3.0 B1.0 F2.1 B2.1 F3.1 "
+           "B3.1 B2.0 B3.0");
+}
+
+TEST_CASE("other schedules serve backward first", "[partition][schedule]") {
+  ready_key old{phase::forward, microbatch_id{0}, 0, 0};
+  ready_key back{phase::backward, microbatch_id{7}, 1, 0};
+  for (auto name : {"simple", "interleaved", "1f1b", "list"})
+    CHECK(make_service_order(name, {0, 2, 8, 1, {0}})(back, old));
+  CHECK_FALSE(
+    make_service_order("interleaved_1f1b", {0, 2, 8, 1, {0}})(back, old));
+}
+
+TEST_CASE("a list serves steps of other numbers of microbatches",
+          "[partition][schedule]") {
+  tasks two{forward(1), forward(0), backward(0), backward(1)};
+  CHECK(fit_list(two, 2, 2) == two);
+  CHECK(fit_list(two, 2, 1) == tasks{forward(0), backward(0)});
+  CHECK(fit_list(two, 2, 3)
+        == tasks{forward(1), forward(0), backward(0), backward(1), forward(2),
+                 backward(2)});
+  for (uint64_t n : {1, 2, 3, 8})
+    CHECK_NOTHROW(make_schedule("list", n, n, fit_list(two, 2, n)));
 }

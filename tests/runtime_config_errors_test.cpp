@@ -70,7 +70,7 @@ std::vector<broken> broken_configurations() {
     {"no similar table",
      and_also("[colours]\nred = 1"),
      "run.toml:16: ",
-     {"unknown table colours", "tables: [smp], [model]"}},
+     {"unknown table colours", "tables: [smp], [smp.schedule], [model]"}},
     {"name that would break the line",
      with("microb", "\"a\\nb\\u001b\" = 8"),
      "run.toml:3: ",
@@ -167,10 +167,11 @@ std::vector<broken> broken_configurations() {
      "run.toml:6: ",
      {"model.type = \"gtp\"", "did you mean \"gpt\"?"}},
     // -- not built yet --------------------------------------------------------
-    {"planned schedule",
-     with("microb", "pipeline = \"1f1b\""),
-     "run.toml:3: ",
-     {"smp.pipeline = \"1f1b\" is known but not built yet", "\"simple\""}},
+    {"planned type",
+     and_also("dtype = \"bfloat16\""),
+     "run.toml:16: ",
+     {"train.dtype = \"bfloat16\" is known but not built yet",
+      "\"float32\""}},
     {"planned model",
      with("type = \"gpt\"", "type = \"torchscript\""),
      "run.toml:6: ",
@@ -220,6 +221,43 @@ std::vector<broken> broken_configurations() {
      "run.toml:5: ",
      {"smp.active_microbatches = 4", "smp.microbatches = 8", "run.toml:3",
       "at least 8"}},
+    {"list that turns around too early",
+     with("microb", "microbatches = 1\npipeline = \"list\"\n"
+                    "schedule.list = [[0, \"backward\"], [0, \"forward\"]]"),
+     "run.toml:5: ",
+     {"smp.schedule.list[0] = [0, \"backward\"]", "must come first"}},
+    {"list that says something twice",
+     with("microb", "microbatches = 2\npipeline = \"list\"\n"
+                    "schedule.list = [[0, \"forward\"], [0, \"forward\"]]"),
+     "run.toml:5: ",
+     {"smp.schedule.list[1] = [0, \"forward\"]", "twice"}},
+    {"list that lacks a task",
+     with("microb", "microbatches = 1\npipeline = \"list\"\n"
+                    "schedule.list = [[0, \"forward\"]]"),
+     "run.toml:5: ",
+     {"smp.schedule.list lacks [0, \"backward\"]"}},
+    {"list of something else",
+     with("microb", "microbatches = 1\npipeline = \"list\"\n"
+                    "schedule.list = [0, 1]"),
+     "run.toml:5: ",
+     {"smp.schedule.list needs a list of [microbatch"}},
+    {"no list",
+     with("microb", "microbatches = 1\npipeline = \"list\""),
+     "run.toml:",
+     {"smp.schedule.list is missing"}},
+    {"list for another schedule",
+     with("microb", "microbatches = 1\n"
+                    "schedule.list = [[0, \"forward\"], [0, \"backward\"]]"),
+     "run.toml:4: ",
+     {"smp.schedule.list has no effect", "smp.pipeline = \"interleaved\""}},
+    {"nothing to interleave",
+     with("microb", "pipeline = \"interleaved_1f1b\""),
+     "run.toml:3: ",
+     {"smp.chunks = 1", "\"1f1b\""}},
+    {"chunks with the paper's strategy",
+     with("microb", "chunks = 2\nstrategy = \"paper\""),
+     "run.toml:3: ",
+     {"smp.chunks = 2", "run.toml:4"}},
     {"batch that cannot be divided",
      with("batch_size", "batch_size = 30"),
      "run.toml:12: ",
@@ -331,7 +369,7 @@ TEST_CASE("all errors of a configuration are found at once",
   auto errors = parse(R"([smp]
 microbatches = 0
 colour = 1
-pipeline = "list"
+pipeline = "gpipe"
 [model]
 type = "gpt"
 heads = 3

@@ -149,7 +149,7 @@ type = "gpt"
 sequence_length = 128
 [smp]
 partitions = 2
-active_microbatches = 4
+active_microbatches = 5
 memory_weight = 0.8
 microbatches = 8
 )");
@@ -172,6 +172,9 @@ TEST_CASE("the effective configuration reads back as itself",
   for (auto& overrides : std::vector<std::vector<std::string>>{
          {},
          {"--smp.pipeline=simple"},
+         {"--smp.pipeline=list", "--smp.microbatches=1",
+          "--smp.schedule.list=[[0, \"forward\"], [0, \"backward\"]]"},
+         {"--smp.pipeline=interleaved_1f1b", "--smp.chunks=2"},
          {"--optimizer.type=sgd", "--optimizer.momentum=0.9"},
          {"--data.path=\"C:\\\\a \\\"b\\\"\\t.txt\""},
          {"--smp.active_microbatches=3", "--optimizer.lr=1e-30",
@@ -193,7 +196,7 @@ TEST_CASE(
   "are told",
   "[runtime][config]") {
   auto text = to_toml(config_of(good));
-  CHECK_THAT(text, ContainsSubstring("# active_microbatches = 4 "));
+  CHECK_THAT(text, ContainsSubstring("# active_microbatches = 5 "));
   // So more microbatches with "simple" are no conflict with a default.
   CHECK(config_of(text, {"--smp.microbatches=32", "--smp.pipeline=simple"})
           .smp.microbatches
@@ -205,7 +208,11 @@ TEST_CASE("defaults follow from other keys as rule R2 and the paper say",
   session_config x;
   x.pipeline_parallel_degree = 3;
   x.microbatches = 20;
-  CHECK(effective_active_microbatches(x) == 5);
+  CHECK(effective_active_microbatches(x) == 6);
+  x.pipeline = "interleaved_1f1b";
+  CHECK(effective_active_microbatches(x) == 8);
+  x.pipeline = "list";
+  CHECK(effective_active_microbatches(x) == 20);
   x.pipeline = "simple";
   CHECK(effective_active_microbatches(x) == 20);
   x.active_microbatches = 25;
@@ -242,6 +249,11 @@ TEST_CASE("a session's configuration is checked without a file as well",
   });
   CHECK_THAT(conflict, ContainsSubstring("smp.active_microbatches = 2"));
   CHECK_THAT(conflict, ContainsSubstring("smp.microbatches = 8"));
+  CHECK_THAT(error_of([](auto& x) {
+               x.pipeline = "list";
+               x.schedule.list = {{microbatch_id{0}, phase::backward}};
+             }),
+             ContainsSubstring("smp.schedule.list[0] = [0, \"backward\"]"));
   // For the other schedules the bound may be any.
   CHECK(error_of([](auto& x) {
           x.microbatches = 8;
@@ -249,6 +261,19 @@ TEST_CASE("a session's configuration is checked without a file as well",
         }).empty());
   CHECK_THAT(error_of([](auto& x) { x.default_partition = 1; }),
              ContainsSubstring("smp.default_partition = 1"));
+}
+
+TEST_CASE("a schedule is read as a list of microbatches and phases",
+          "[runtime][config]") {
+  auto x = config_of(with("microb", R"(microbatches = 2
+pipeline = "list"
+schedule.list = [[1, "forward"], [0, "forward"],
+                 [1, "backward"], [0, "backward"]])"));
+  const std::vector<task> wanted{{microbatch_id{1}, phase::forward},
+                                 {microbatch_id{0}, phase::forward},
+                                 {microbatch_id{1}, phase::backward},
+                                 {microbatch_id{0}, phase::backward}};
+  CHECK((x.smp.schedule.list == wanted));
 }
 
 // -- the finished system's keys -----------------------------------------------
@@ -266,6 +291,7 @@ TEST_CASE(
                    "smp.schedule.list",
                    "smp.schedule.plugin",
                    "smp.schedule.name",
+                   "smp.schedule.options",
                    "smp.schedule.timeout",
                    "smp.active_microbatches",
                    "smp.chunks",

@@ -9,6 +9,49 @@
 
 using namespace smp;
 
+namespace {
+
+/// Odd microbatches first, then even ones; the youngest turns around first,
+/// but half of them before the others start.
+std::vector<task> unusual_list(uint64_t microbatches) {
+  std::vector<task> result;
+  for (uint64_t parity : {1, 0}) {
+    std::vector<microbatch_id> started;
+    for (auto x = parity; x < microbatches; x += 2)
+      started.push_back(microbatch_id{x});
+    for (auto x : started)
+      result.push_back({x, phase::forward});
+    for (auto x = started.rbegin(); x != started.rend(); ++x)
+      result.push_back({*x, phase::backward});
+  }
+  return result;
+}
+
+/// Trains with this schedule and compares with plain LibTorch.
+void check_equality(uint64_t pp, const std::string& pipeline,
+                    uint64_t microbatches, double dropout) {
+  virtual_world_options world;
+  world.config.pipeline_parallel_degree = pp;
+  world.config.pipeline = pipeline;
+  world.config.microbatches = microbatches;
+  world.config.threads = 1;
+  if (pipeline == "interleaved_1f1b")
+    world.config.chunks = 2;
+  if (pipeline == "list")
+    world.config.schedule.list = unusual_list(microbatches);
+  world.reorder = true;
+  std::vector<test::recorded_step> steps;
+  run_virtual_world(pp, world, [&](session& s) {
+    auto mine = test::record_steps(s, microbatches, dropout);
+    if (s.pp_rank() == 0)
+      steps = std::move(mine);
+  });
+  CHECK(test::differences(steps, world.config.seed, microbatches, dropout)
+        == std::vector<std::string>{});
+}
+
+} // namespace
+
 TEST_CASE("pipelines give the numbers of one process", "[runtime][equality]") {
   auto pp = GENERATE(1u, 2u, 4u);
   auto pipeline = GENERATE(as<std::string>{}, "simple", "interleaved");
@@ -16,18 +59,18 @@ TEST_CASE("pipelines give the numbers of one process", "[runtime][equality]") {
   auto dropout = GENERATE(0.0, 0.2);
   DYNAMIC_SECTION(fmt::format("pp {} {} microbatches {} dropout {}", pp,
                               pipeline, microbatches, dropout)) {
-    virtual_world_options world;
-    world.config.pipeline_parallel_degree = pp;
-    world.config.pipeline = pipeline;
-    world.config.threads = 1;
-    world.reorder = true;
-    std::vector<test::recorded_step> steps;
-    run_virtual_world(pp, world, [&](session& s) {
-      auto mine = test::record_steps(s, microbatches, dropout);
-      if (s.pp_rank() == 0)
-        steps = std::move(mine);
-    });
-    CHECK(test::differences(steps, world.config.seed, microbatches, dropout)
-          == std::vector<std::string>{});
+    check_equality(pp, pipeline, microbatches, dropout);
+  }
+}
+
+TEST_CASE("every schedule gives the numbers of one process",
+          "[runtime][equality][R32]") {
+  auto pp = GENERATE(2u, 4u);
+  auto pipeline = GENERATE(as<std::string>{}, "1f1b", "interleaved_1f1b",
+                           "list");
+  auto microbatches = GENERATE(1u, 2u, 3u, 8u);
+  DYNAMIC_SECTION(fmt::format("pp {} {} microbatches {}", pp, pipeline,
+                              microbatches)) {
+    check_equality(pp, pipeline, microbatches, 0.2);
   }
 }

@@ -71,7 +71,7 @@ TEST_CASE("rank of an equality run", "[.rank]") {
 TEST_CASE("processes over UCX give the numbers of one process",
           "[runtime][equality]") {
   auto pp = GENERATE(2u, 4u);
-  auto pipeline = GENERATE(as<std::string>{}, "simple", "interleaved");
+  auto pipeline = GENERATE(as<std::string>{}, "simple", "interleaved", "1f1b");
   DYNAMIC_SECTION(fmt::format("pp {} {}", pp, pipeline)) {
     test::scratch_dir dir;
     launch_options x;
