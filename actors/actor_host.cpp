@@ -1,6 +1,7 @@
 #include "actors/actor_host.hpp"
 
 #include "actors/actors.hpp"
+#include "actors/schedule_actor.hpp"
 
 #include <caf/init_global_meta_objects.hpp>
 #include <caf/io/middleman.hpp>
@@ -14,6 +15,7 @@ void init_message_types() {
     // Own types first: CAF's own come in whatever order.
     caf::init_global_meta_objects<caf::id_block::smp>();
     caf::init_global_meta_objects<caf::id_block::smp_actors>();
+    caf::init_global_meta_objects<caf::id_block::smp_schedule>();
     caf::io::middleman::init_global_meta_objects();
     caf::core::init_global_meta_objects();
     return true;

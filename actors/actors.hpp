@@ -131,6 +131,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::microbatch_done)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::step_failed)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::step_report)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::run_step)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::rank_report)
 
 // -- type ids: append only, all ranks run the same build ----------------------
 
@@ -166,6 +167,7 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_ATOM(smp, smp, malformed_atom)
   CAF_ADD_ATOM(smp, smp, goodbye_atom)
   CAF_ADD_ATOM(smp, smp, deadline_atom)
+  CAF_ADD_TYPE_ID(smp, (smp::rank_report))
 CAF_END_TYPE_ID_BLOCK(smp)
 
 namespace smp {
@@ -192,6 +194,8 @@ using module_server_actor = caf::typed_actor<
   caf::result<void>(step_failed),
   // The step ended; from the SCHEDULER: tells all ranks (R5, R6).
   caf::result<void>(step_report),
+  // On pp_rank 0, from all ranks: for the SCHEDULER.
+  caf::result<void>(rank_report),
   // A rank is dead: fails what waits for it.
   caf::result<void>(down_atom, failure),
   // A rank sent what makes no sense: from now on it counts as dead.
@@ -229,6 +233,8 @@ using pipeline_scheduler_actor = caf::typed_actor<
   caf::result<void>(response),
   // The step fails: nothing new starts.
   caf::result<void>(step_failed),
+  // A rank began or ended to work; for a schedule of the user's.
+  caf::result<void>(rank_report),
   // Replies with the progress of the current step.
   caf::result<scheduler_status>(status_atom)>;
 
@@ -281,3 +287,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::server_status)
 CAF_BEGIN_TYPE_ID_BLOCK(smp_actors, caf::id_block::smp::end)
   CAF_ADD_TYPE_ID(smp_actors, (smp::member_actor))
 CAF_END_TYPE_ID_BLOCK(smp_actors)
+
+// From there on actors/schedule_actor.hpp counts.
+static_assert(caf::id_block::smp_actors::end
+              <= caf::first_custom_type_id + 100);

@@ -4,6 +4,7 @@
 // is encoded in actors/wire.hpp.
 
 #include "actors/request.hpp"
+#include "partition/schedule.hpp"
 
 namespace smp {
 
@@ -58,6 +59,13 @@ struct forward_done {
 struct microbatch_done {
   step_id step;
   microbatch_id microbatch;
+};
+
+/// A rank began to work, or has nothing left to do. Sent to pp_rank 0, and only
+/// if the schedule wants to know.
+struct rank_report {
+  step_id step;
+  rank_level level;
 };
 
 /// A step has its first failure: nothing new starts, it only unwinds.

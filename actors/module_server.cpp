@@ -1,6 +1,7 @@
 #include "actors/module_server.hpp"
 
 #include "actors/pipeline_scheduler.hpp"
+#include "actors/user_schedule.hpp"
 #include "actors/wire.hpp"
 #include "actors/worker_context.hpp"
 
@@ -95,6 +96,23 @@ void module_server_state::microbatch_over(const microbatch_done& x) {
     config.node.on_microbatch_done(x.step, x.microbatch);
 }
 
+void module_server_state::activity(bool busy) {
+  auto& schedule = config.node.schedule_actor;
+  if (!schedule || !core->in_step())
+    return;
+  auto& ranks = config.node.pipeline;
+  auto pp_rank = std::find(ranks.begin(), ranks.end(), core->self())
+                 - ranks.begin();
+  uint64_t memory = schedule->memory_in_use ? schedule->memory_in_use() : 0;
+  rank_report x{core->step(),
+                {static_cast<uint32_t>(pp_rank), busy,
+                 memory - std::min(memory, memory_at_begin)}};
+  if (scheduler)
+    self->send(scheduler, x);
+  else if (pp_rank > 0)
+    config.node.fabric->send(ranks.front(), encode(x));
+}
+
 void module_server_state::step_over(step_report x) {
   config.on_step_over(std::move(x));
 }
@@ -102,6 +120,9 @@ void module_server_state::step_over(step_report x) {
 // -- events -------------------------------------------------------------------
 
 void module_server_state::enter(const run_step& x) {
+  if (auto& schedule = config.node.schedule_actor;
+      schedule && schedule->memory_in_use)
+    memory_at_begin = schedule->memory_in_use();
   try {
     core->enter(x);
   } catch (const error& e) {
@@ -190,7 +211,8 @@ module_server(module_server_state::pointer self, server_config config) {
   if (leader)
     st.scheduler = self->spawn<caf::monitored>(pipeline_scheduler, node.self,
                                                module_server_actor{self},
-                                               node.make_schedule);
+                                               node.make_schedule,
+                                               node.schedule_actor);
   self->set_down_handler(
     [self](const caf::down_msg& x) { self->state.on_down(x); });
   self->set_exit_handler(
@@ -222,6 +244,10 @@ module_server(module_server_state::pointer self, server_config config) {
         self->state.broadcast(x);
       self->state.core->end_step(std::move(x));
       self->state.settle();
+    },
+    [self](const rank_report& x) {
+      if (self->state.scheduler)
+        self->send(self->state.scheduler, x);
     },
     [self](down_atom, const failure& x) { self->state.core->rank_down(x); },
     [self](malformed_atom, const failure& x) {
@@ -255,6 +281,9 @@ void server_inbox::deliver(rank_id from, message x) const {
     } else if constexpr (std::is_same_v<type, response>) {
       if (y.id.origin != self)
         refuse("malformed response: origin is another rank");
+    } else if constexpr (std::is_same_v<type, rank_report>) {
+      if (self != leader)
+        refuse("malformed control message: only pp_rank 0 may get one");
     } else if (from != leader || self == leader) {
       refuse("malformed control message: only pp_rank 0 may send one");
     }

@@ -71,6 +71,7 @@ struct module_server_state : server_output {
   void failed(const step_failed& x) override;
   void watch(request_id id, const completion_ptr& x) override;
   void microbatch_over(const microbatch_done& x) override;
+  void activity(bool busy) override;
   void step_over(step_report x) override;
 
   // -- events -----------------------------------------------------------------
@@ -100,6 +101,7 @@ struct module_server_state : server_output {
   std::optional<server_core> core;
   std::map<context_id, worker_context_actor> contexts;
   pipeline_scheduler_actor scheduler;
+  uint64_t memory_at_begin = 0; // of the step, bytes
   bool closing = false;
   caf::error reason;
 };

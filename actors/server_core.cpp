@@ -339,6 +339,13 @@ void server_core::free_token(context_id ctx) {
 }
 
 void server_core::pump() {
+  serve_next();
+  auto busy = executing_.has_value() || !ready_.empty();
+  if (std::exchange(busy_, busy) != busy)
+    output_.activity(busy);
+}
+
+void server_core::serve_next() {
   if (executing_)
     return;
   if (ready_.empty()) {

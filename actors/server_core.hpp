@@ -53,6 +53,11 @@ public:
 
   virtual void microbatch_over(const microbatch_done& x) = 0;
 
+  /// This rank begins to work, or has nothing left to do for now.
+  virtual void activity(bool) {
+    // nop
+  }
+
   /// The step is over here and nothing of it executes.
   virtual void step_over(step_report x) = 0;
 };
@@ -211,6 +216,7 @@ private:
   void reply(response x);
   void check_over();
   void pump();
+  void serve_next();
   void free_token(context_id ctx);
   context_id idle_context();
 
@@ -225,6 +231,7 @@ private:
   run_step current_;
   step_id next_; // the first step that may still be entered
   bool open_ = false;
+  bool busy_ = false; // as `activity` told
   bool closing_ = false;
   failure failed_;                    // of the current step
   std::optional<step_report> report_; // over, but contexts still unwind

@@ -65,6 +65,17 @@ void step_driver::failed(const step_failed& x) {
   pump();
 }
 
+void step_driver::rank_changed(const rank_report& x) {
+  if (!active_ || x.step != report_.step)
+    return;
+  guarded([&] { schedule_->rank_changed(x.level); });
+  pump();
+}
+
+void step_driver::decided() {
+  pump();
+}
+
 /// Runs code of the schedule, which may be a user's; once the step failed
 /// nobody asks it any more.
 template <class F>
@@ -113,7 +124,8 @@ void step_driver::pump() {
     while (auto x = schedule_->next())
       start(*x);
   });
-  if (!report_.error && left_ > 0 && running_.size() == waiting_.size())
+  if (!report_.error && left_ > 0 && running_.size() == waiting_.size()
+      && !schedule_->deciding())
     fail({error_code::stalled, self_, {},
           "the schedule starts nothing although nothing runs: "
             + std::to_string(left_) + " microbatches are left, "

@@ -50,6 +50,11 @@ public:
   /// The step failed elsewhere; grants are cancelled there as well.
   void failed(const step_failed& x);
 
+  void rank_changed(const rank_report& x);
+
+  /// A schedule that was `deciding` has decided.
+  void decided();
+
   step_id step() const noexcept {
     return report_.step;
   }

@@ -13,7 +13,12 @@ static_assert(std::endian::native == std::endian::little,
 
 namespace {
 
-enum class control_kind : uint8_t { microbatch_done, step_failed, step_report };
+enum class control_kind : uint8_t {
+  microbatch_done,
+  step_failed,
+  step_report,
+  rank_report,
+};
 
 // -- writing ------------------------------------------------------------------
 
@@ -215,7 +220,7 @@ step_report decode_report(step_id step, reader& in,
 
 incoming decode_control(message x) {
   reader in{x.body.bytes, "control message"};
-  auto kind = in.code("kind", control_kind::step_report);
+  auto kind = in.code("kind", control_kind::rank_report);
   auto step = step_id{in.number<uint64_t>("step")};
   switch (kind) {
     case control_kind::microbatch_done: {
@@ -231,6 +236,15 @@ incoming decode_control(message x) {
       in.end();
       no_tensors(x, in);
       return step_failed{step, std::move(err)};
+    }
+    case control_kind::rank_report: {
+      rank_report result{step, {}};
+      result.level.pp_rank = in.number<uint32_t>("pp_rank");
+      result.level.busy = in.number<uint8_t>("busy") != 0;
+      result.level.bytes = in.number<uint64_t>("bytes");
+      in.end();
+      no_tensors(x, in);
+      return result;
     }
     default:
       return decode_report(step, in, std::move(x.body.tensors));
@@ -273,6 +287,14 @@ message encode(const microbatch_done& x) {
 message encode(const step_failed& x) {
   auto out = control(control_kind::step_failed, x.step);
   out.error(x.error);
+  return {message_kind::control, {out.take(), {}}};
+}
+
+message encode(const rank_report& x) {
+  auto out = control(control_kind::rank_report, x.step);
+  out.number(x.level.pp_rank);
+  out.number(static_cast<uint8_t>(x.level.busy));
+  out.number(x.level.bytes);
   return {message_kind::control, {out.take(), {}}};
 }
 

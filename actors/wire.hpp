@@ -12,6 +12,7 @@
 //           1 step_failed:     failure
 //           2 step_report:     failure, count u64, per value (bytes u64,
 //                              tensors u64), then the bytes of all values
+//           3 rank_report:     pp_rank u32, busy u8, bytes u64
 // failure:  code u8 (0: none, and nothing follows), rank u64, module string,
 //           text string
 // string:   length u32, then the bytes
@@ -27,12 +28,13 @@ message encode(request x);
 message encode(response x);
 message encode(const microbatch_done& x);
 message encode(const step_failed& x);
+message encode(const rank_report& x);
 
 /// The tensors of all values stand one after the other.
 message encode(const step_report& x);
 
 using incoming = std::variant<request, response, microbatch_done, step_failed,
-                              step_report>;
+                              step_report, rank_report>;
 
 /// Reads a message of kind request, response or control.
 /// @throws error (protocol) naming the first field that makes no sense

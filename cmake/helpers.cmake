@@ -138,12 +138,14 @@ endfunction()
 
 # smp_examples(FOLDER): one program per source file, named after it. It sees
 # what a user's program sees, so an example that builds here builds there.
+# Subfolders are projects of their own.
 function(smp_examples folder)
   smp_wanted(wanted runtime)
   if(NOT wanted)
     return()
   endif()
   smp_sources(sources ${folder})
+  list(FILTER sources INCLUDE REGEX "/${folder}/[^/]*$")
   foreach(source IN LISTS sources)
     cmake_path(GET source STEM name)
     add_executable(${name} ${source})

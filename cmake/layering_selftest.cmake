@@ -67,7 +67,6 @@ expect_right(actors/a.hpp "\"partition/schedule.hpp\"")
 expect_right(runtime/a.cpp "<torch/torch.h>")
 expect_right(runtime/a.hpp "<ATen/core/Tensor.h>")
 expect_right(runtime/a.hpp "\"actors/node.hpp\"")
-expect_right(runtime/schedule_actor.hpp "<caf/typed_actor.hpp>")
 expect_right(apps/smp-top/a.cpp "\"actors/client.hpp\"")
 expect_right(apps/smp-top/a.cpp "\"runtime/session.hpp\"")
 

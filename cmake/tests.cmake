@@ -51,6 +51,17 @@ if(torch_support AND wanted)
     smp_test_support_torch_objects $<TARGET_OBJECTS:smp_test_support_torch_objects>)
 endif()
 
+# -- tests/plugins -------------------------------------------------------------
+# One plug-in per source file, for tests that load it.
+
+smp_sources(plugins tests/plugins)
+foreach(source IN LISTS plugins)
+  cmake_path(GET source STEM name)
+  add_library(${name} MODULE ${source})
+  target_link_libraries(${name} PRIVATE smp smp::fmt CAF::core)
+  set_target_properties(${name} PROPERTIES PREFIX "")
+endforeach()
+
 # -- the tests -----------------------------------------------------------------
 
 # Reads the first line of a test into properties for its test cases.

@@ -91,10 +91,14 @@ public:
 
   /// Makes paths from the file relative to its directory and checks them.
   void resolve_paths() {
-    auto at = places_.find("data.path");
-    if (at == places_.end() || wrong_.contains("data.path"))
+    resolve("data.path", config_.data.path);
+    resolve("smp.schedule.plugin", config_.smp.schedule.plugin);
+  }
+
+  void resolve(std::string_view key, std::string& path) {
+    auto at = places_.find(key);
+    if (at == places_.end() || wrong_.contains(key))
       return;
-    auto& path = config_.data.path;
     auto given = path;
     auto base = at->second.line == on_command_line
                   ? fs::path{}
@@ -103,7 +107,7 @@ public:
     std::error_code ignored;
     if (!fs::is_regular_file(path, ignored))
       complain(at->second.line,
-               fmt::format("data.path = \"{}\" is not a file; looked for {}",
+               fmt::format("{} = \"{}\" is not a file; looked for {}", key,
                            given, path));
   }
 

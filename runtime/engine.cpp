@@ -1,5 +1,6 @@
 #include "runtime/engine.hpp"
 
+#include "actors/user_schedule.hpp"
 #include "partition/checker.hpp"
 #include "partition/timeline.hpp"
 #include "runtime/carrier.hpp"
@@ -8,7 +9,20 @@
 #include "runtime/sequential.hpp"
 #include "runtime/value_codec.hpp"
 
+#include <malloc.h>
+
 namespace smp {
+
+void load_schedule(session_config& x) {
+  if (x.pipeline != "actor" || x.schedule_actor)
+    return;
+  if (x.schedule.plugin.empty())
+    throw error{error_code::config,
+                "smp.pipeline = \"actor\" needs smp.schedule.plugin and "
+                "smp.schedule.name, or an actor in "
+                "session_config::schedule_actor"};
+  x.schedule_actor = load_schedule_actor(x.schedule.plugin, x.schedule.name);
+}
 
 engine::engine(parts x)
   : config_(std::move(x.config)),
@@ -40,9 +54,11 @@ void engine::start(const std::vector<std::string>& addresses) {
   };
   options.make_schedule
     = [this](uint64_t microbatches) { return new_schedule(microbatches); };
-  options.make_order = [this](uint64_t microbatches) {
-    return order_of(static_cast<uint32_t>(pp_rank_), microbatches);
-  };
+  if (config_.pipeline == "actor")
+    user_schedule_ = make_user_schedule();
+  options.schedule_actor = user_schedule_;
+  options.make_order
+    = [this](uint64_t microbatches) { return new_order(microbatches); };
   options.on_microbatch_done
     = [this](step_id s, microbatch_id m) { calls_.drop(s, m); };
   node_ = std::make_unique<node>(*host_, std::move(options));
@@ -101,6 +117,30 @@ void engine::clear_model() noexcept {
 
 // -- schedule -----------------------------------------------------------------
 
+namespace {
+
+/// Bytes that this process allocated and did not free.
+uint64_t allocated_bytes() {
+  auto x = ::mallinfo2();
+  return x.uordblks + x.hblkhd;
+}
+
+} // namespace
+
+std::shared_ptr<const user_schedule> engine::make_user_schedule() const {
+  auto result = std::make_shared<user_schedule>();
+  result->type = config_.schedule_actor;
+  result->options = config_.schedule.options;
+  result->partitions = pipeline_.size();
+  result->active = [this](uint64_t microbatches) {
+    return active(microbatches);
+  };
+  result->timeout = std::chrono::milliseconds{
+    static_cast<int64_t>(config_.schedule.timeout * 1000)};
+  result->memory_in_use = allocated_bytes;
+  return result;
+}
+
 uint64_t engine::active(uint64_t microbatches) const {
   return config_.active_microbatches.value_or(default_active_microbatches(
     config_.pipeline, microbatches, config_.pipeline_parallel_degree));
@@ -112,23 +152,33 @@ schedule_ptr engine::new_schedule(uint64_t microbatches) const {
     fit_list(config_.schedule.list, config_.microbatches, microbatches));
 }
 
-service_order engine::order_of(uint32_t pp_rank, uint64_t microbatches) const {
+service_order engine::new_order(uint64_t microbatches) const {
   return make_service_order(config_.pipeline,
-                            model_ ? place_of(model_->program(), pp_rank,
-                                              microbatches)
-                                   : service_place{});
+                            {static_cast<uint32_t>(pp_rank_),
+                             static_cast<uint32_t>(pipeline_.size()),
+                             microbatches,
+                             static_cast<uint32_t>(config_.chunks), chunk_of_});
 }
 
-std::string engine::play_schedule(uint64_t microbatches) const {
-  auto& program = model_->program();
+schedule_report engine::play_schedule(const pipeline_program& program,
+                                      uint64_t microbatches,
+                                      bool timeline) const {
   check_options options;
   options.microbatches = microbatches;
   options.active = active(microbatches);
+  options.timeline = timeline;
   for (uint32_t i = 0; i < program.devices; ++i)
-    options.orders.push_back(order_of(i, microbatches));
-  auto policy = new_schedule(microbatches);
-  return schedule_summary(smp::check_schedule(program, *policy, options),
-                          config_.pipeline, microbatches);
+    options.orders.push_back(make_service_order(
+      config_.pipeline, place_of(program, i, microbatches)));
+  schedule_ptr policy;
+  if (user_schedule_) {
+    auto x = *user_schedule_;
+    x.partitions = program.devices;
+    policy = rehearse(*host_, x, microbatches);
+  } else {
+    policy = new_schedule(microbatches);
+  }
+  return smp::check_schedule(program, *policy, options);
 }
 
 void engine::check_schedule(uint64_t microbatches) {
@@ -140,12 +190,23 @@ void engine::check_schedule(uint64_t microbatches) {
   if (pp_rank_ == 0) {
     failure refused;
     try {
-      schedule_text_ = play_schedule(microbatches);
+      auto report = play_schedule(model_->program(), microbatches, false);
+      schedule_text_ = schedule_summary(report, config_.pipeline, microbatches);
     } catch (const error& e) {
       refused = e.cause();
+      if (refused.code != error_code::config)
+        refused = {error_code::config, no_rank, {},
+                   "the schedule is refused: " + refused.text};
     }
     out.u8(static_cast<uint8_t>(refused.code));
     out.string(refused.text);
+    // Each rank's order of service needs its chunks.
+    for (uint32_t i = 0; i < pipeline_.size(); ++i) {
+      auto chunks = place_of(model_->program(), i, microbatches).chunk_of;
+      out.u32(static_cast<uint32_t>(chunks.size()));
+      for (auto x : chunks)
+        out.u32(x);
+    }
   }
   payload verdict;
   verdict.bytes = out.take();
@@ -156,6 +217,11 @@ void engine::check_schedule(uint64_t microbatches) {
   auto text = in.string("text");
   if (code != error_code::none)
     throw error{code, std::move(text)};
+  for (uint32_t i = 0; i <= pp_rank_; ++i) {
+    chunk_of_.resize(in.count(4, "chunks"));
+    for (auto& x : chunk_of_)
+      x = in.u32("chunk");
+  }
 }
 
 // -- steps --------------------------------------------------------------------

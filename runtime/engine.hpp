@@ -26,10 +26,18 @@ namespace smp {
 
 class execution;
 class model_state;
+struct pipeline_program;
+struct schedule_report;
 
 /// What a step runs per microbatch on pp_rank 0.
 /// @returns the microbatch's results, encoded (runtime/step_result.hpp)
 using step_body = std::function<payload(uint64_t microbatch)>;
+
+/// Loads the plug-in of `smp.pipeline = "actor"`, if the session got no
+/// schedule otherwise. Before the actor system is made, as plug-ins may bring
+/// message types.
+/// @throws error (config) naming the key
+void load_schedule(session_config& x);
 
 class engine final : public fabric_listener,
                      public std::enable_shared_from_this<engine> {
@@ -146,6 +154,11 @@ public:
   /// is wrong
   void check_schedule(uint64_t microbatches);
 
+  /// Plays the schedule on a program that need not be that of this session.
+  /// @throws error naming the first task that is wrong
+  schedule_report play_schedule(const pipeline_program& program,
+                                uint64_t microbatches, bool timeline) const;
+
   /// What the last check found, one line for people; on pp_rank 0.
   const std::string& schedule_text() const noexcept {
     return schedule_text_;
@@ -194,8 +207,8 @@ public:
 private:
   schedule_ptr new_schedule(uint64_t microbatches) const;
   uint64_t active(uint64_t microbatches) const;
-  service_order order_of(uint32_t pp_rank, uint64_t microbatches) const;
-  std::string play_schedule(uint64_t microbatches) const;
+  service_order new_order(uint64_t microbatches) const;
+  std::shared_ptr<const user_schedule> make_user_schedule() const;
 
   session_config config_;
   rank_layout layout_;
@@ -220,6 +233,7 @@ private:
   std::shared_ptr<const user_schedule> user_schedule_;
   std::set<uint64_t> checked_; // numbers of microbatches
   std::string schedule_text_;
+  std::vector<uint32_t> chunk_of_; // see `service_place`
   mutable std::mutex mutex_;
   failure down_; // guarded by mutex_
   /// Keeps `node_` while a message is handed over to it.

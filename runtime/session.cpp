@@ -83,6 +83,7 @@ struct session::process {
 session::session(session_config config, std::string config_hash)
   : unwinding_(std::uncaught_exceptions()) {
   validate(config);
+  load_schedule(config);
   auto env = read_rank_environment().value_or(rank_environment{});
   auto layout = layout_of(config, env.world_size);
   rank_layout{layout}; // throws before anything starts

@@ -29,8 +29,10 @@ std::shared_ptr<engine> make_rank(const std::shared_ptr<loopback_network>& net,
 
 } // namespace
 
-void run_virtual_world(uint64_t world_size, const virtual_world_options& x,
+void run_virtual_world(uint64_t world_size, const virtual_world_options& given,
                        const std::function<void(session&)>& body) {
+  auto x = given;
+  load_schedule(x.config);
   auto host = std::make_shared<actor_host>();
   // Generators and JIT switches are process-global: one token for all (R26).
   auto token = make_execution_token();

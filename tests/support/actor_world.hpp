@@ -43,6 +43,8 @@ public:
     bool share_token = false;
     std::string schedule = "interleaved";
     uint64_t active = 2;
+    /// Instead of `schedule`.
+    std::shared_ptr<const user_schedule> user = {};
   };
 
   ~actor_world() {
@@ -78,6 +80,7 @@ public:
       cfg.node.make_schedule = [x](uint64_t n) {
         return make_schedule(x.schedule, n, x.active);
       };
+      cfg.node.schedule_actor = x.user;
       cfg.node.on_microbatch_done = [&entry](step_id s, microbatch_id mb) {
         entry.over.emplace_back(s, mb);
       };
