@@ -184,20 +184,24 @@ void model_state::check_same_everywhere() {
   }
 }
 
-void model_state::place() {
+partition_decision model_state::decide(uint32_t devices) const {
   auto& cfg = engine_.config();
   partition_options options;
-  options.manual.devices
-    = static_cast<uint32_t>(engine_.pipeline().size());
+  options.manual.devices = devices;
   options.manual.automatic = cfg.auto_partition;
   options.manual.default_device
     = static_cast<uint32_t>(cfg.default_partition);
-  options.memory_weight
-    = cfg.memory_weight.value_or(cfg.optimize == "speed" ? 0.2 : 0.8);
+  options.memory_weight = effective_memory_weight(cfg);
   options.strategy = parse_partition_strategy(cfg.strategy);
   options.chunks = static_cast<uint32_t>(cfg.chunks);
   auto info = describe(model_, engine_.pins());
   auto plan = make_partition(info, options);
+  return {std::move(info), std::move(plan)};
+}
+
+void model_state::place() {
+  auto [info, plan]
+    = decide(static_cast<uint32_t>(engine_.pipeline().size()));
   text_ = print_partition(info, plan);
   program_ = make_program(info, plan, {});
   for (size_t i = 0; i < owners_.size(); ++i)

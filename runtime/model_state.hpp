@@ -19,6 +19,12 @@ namespace smp {
 
 class engine;
 
+/// What was decided, and from what.
+struct partition_decision {
+  model_info model;
+  partition_plan plan;
+};
+
 /// The model of a session: where each module and tensor lives. Without a
 /// partition everything is here.
 class model_state {
@@ -32,6 +38,10 @@ public:
   model_state& operator=(const model_state&) = delete;
 
   // -- partition --------------------------------------------------------------
+
+  /// @returns where modules would go on so many devices.
+  /// @throws error (config)
+  partition_decision decide(uint32_t devices) const;
 
   /// Walks, decides, compares with the other ranks, and releases what this
   /// rank does not own (R14). Collective over the pipeline group; does nothing

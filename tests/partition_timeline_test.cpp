@@ -38,8 +38,8 @@ TEST_CASE("a GPipe step of two stages is drawn as in the textbook",
         == "   0  012...aabbcc  keeps 3\n"
            "   1  .012aabbcc..  keeps 3\n"
            "      digits: forward, letters: backward (a is 0), dots: idle\n"
-           "12 s, bubble 25.0 %, activations of at most 3 microbatches on a "
-           "device (device 0)\n");
+           "makespan 12 s, bubble 25.0 %, at most 3 microbatches live (rank "
+           "0)\n");
 }
 
 TEST_CASE("cells that are finer or coarser than works show the same step",
@@ -85,4 +85,18 @@ TEST_CASE("the picture has one box for each work", "[partition][timeline]") {
   CHECK(occurrences(svg, "<rect") == occurrences(svg, "#eeeeee") + 12);
   CHECK(svg.find("<title>microbatch 2, backward, 8 s to 10 s</title>")
         != std::string::npos);
+}
+
+TEST_CASE("a drawing of 60 cells fits a terminal", "[partition][timeline]") {
+  timeline_options options;
+  options.width = 60;
+  for (uint32_t stages : {1, 2, 70})
+    for (uint64_t microbatches : {1, 8, 300}) {
+      auto text = draw_timeline(played(stages, microbatches), options);
+      for (size_t i = 0; i < text.size();) {
+        auto end = text.find('\n', i);
+        CHECK(end - i <= 80);
+        i = end + 1;
+      }
+    }
 }

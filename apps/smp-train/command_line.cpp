@@ -92,6 +92,17 @@ void add_partition_options(CLI::App& app, partition_command& x) {
     ->check(CLI::IsMember({"balanced", "paper"}));
 }
 
+void add_schedule_options(CLI::App& app, schedule_command& x) {
+  app.add_option("--svg", x.svg, "Write the picture to FILE")
+    ->type_name("FILE");
+  app.add_option("--json", x.json, "Write the predicted step to FILE")
+    ->type_name("FILE");
+  app
+    .add_option("--times", x.times,
+                "Take the modules' times from FILE (docs/schedules.md)")
+    ->type_name("FILE");
+}
+
 /// @returns what does not go together, or nothing.
 std::string complaint(const command_line& x) {
   auto& y = x.partition;
@@ -169,6 +180,11 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
                  "without training; or partition a tree given as data");
   add_common_options(*partition, x);
   add_partition_options(*partition, x.result.partition);
+  auto* schedule = app.add_subcommand(
+    "schedule", "Check the schedule and draw the predicted step without "
+                "training");
+  add_common_options(*schedule, x);
+  add_schedule_options(*schedule, x.result.schedule);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
@@ -184,6 +200,9 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
   } else if (partition->parsed()) {
     x.result.what = command::partition;
     parsed = partition;
+  } else if (schedule->parsed()) {
+    x.result.what = command::schedule;
+    parsed = schedule;
   }
   x.result.overrides = parsed->remaining();
   for (auto& argument : x.result.overrides)

@@ -9,7 +9,7 @@ namespace smp::app {
 
 enum class log_level : uint8_t { error, warn, info, debug };
 
-enum class command : uint8_t { train, check, partition };
+enum class command : uint8_t { train, check, partition, schedule };
 
 /// Options of the command `partition`.
 struct partition_command {
@@ -22,6 +22,13 @@ struct partition_command {
   std::string json;
 };
 
+/// Options of the command `schedule`: files, empty if not given.
+struct schedule_command {
+  std::string svg;
+  std::string json;
+  std::string times;
+};
+
 /// What the user typed.
 struct command_line {
   command what = command::train;
@@ -32,6 +39,7 @@ struct command_line {
   std::string run_dir;
   log_level level = log_level::info;
   partition_command partition;
+  schedule_command schedule;
 };
 
 /// @returns nothing if all was said already (`--help`, a wrong command line);

@@ -7,6 +7,7 @@
 #include "apps/smp-train/partition.hpp"
 #include "apps/smp-train/rank_log.hpp"
 #include "apps/smp-train/run_dir.hpp"
+#include "apps/smp-train/schedule.hpp"
 #include "runtime/environment.hpp"
 #include "runtime/launcher.hpp"
 #include "runtime/session.hpp"
@@ -212,6 +213,10 @@ int run(int argc, char** argv) {
                 "--tree is"};
   if (cmd->what == command::check)
     return run_check(*cmd, config);
+  if (cmd->what == command::schedule) {
+    draw_schedule(cmd->schedule, config, stderr_is_terminal());
+    return exit_done;
+  }
   if (auto environment = read_rank_environment())
     return run_process(*cmd, config, environment->supervised);
   // What is wrong with the data is said once, not by each rank.

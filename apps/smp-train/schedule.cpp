@@ -1,0 +1,29 @@
+#include "apps/smp-train/schedule.hpp"
+
+#include "runtime/file_io.hpp"
+#include "runtime/schedule_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+
+namespace smp::app {
+
+void draw_schedule(const schedule_command& x, const train_config& config,
+                   bool terminal) {
+  std::optional<module_times> times;
+  if (!x.times.empty())
+    times = read_module_times(x.times);
+  auto found = predict_schedule(config, times);
+  if (!x.svg.empty())
+    write_text(x.svg, timeline_svg(found.report));
+  if (!x.json.empty())
+    write_text(x.json, schedule_json(found.report, config.smp.pipeline,
+                                     config.smp.microbatches));
+  timeline_options drawing;
+  drawing.width = 60; // with what stands beside it, 80 columns
+  drawing.colour = terminal;
+  fmt::print(stderr, "{}", draw_timeline(found.report, drawing));
+}
+
+} // namespace smp::app
