@@ -1,6 +1,7 @@
 #include "runtime/carrier.hpp"
 
 #include "runtime/engine.hpp"
+#include "runtime/script/script_calls.hpp"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/AutogradState.h>
@@ -75,6 +76,7 @@ outcome carrier::execute(request x) {
   first_error = {};
   module_path.clear();
   range = {};
+  lent.clear();
   step = x.step;
   microbatch = x.microbatch;
   calls = 0;
@@ -100,9 +102,9 @@ outcome carrier::execute(request x) {
         first_error.module = module_path;
     }
   } catch (const c10::Error& err) {
-    text = err.what_without_backtrace();
+    text = script_error_text(err.what_without_backtrace());
   } catch (const std::exception& err) {
-    text = err.what();
+    text = script_error_text(err.what());
   } catch (...) {
     text = "an exception that is no std::exception";
   }

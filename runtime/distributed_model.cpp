@@ -21,6 +21,11 @@ namespace ag = torch::autograd;
 
 distributed_model_base::distributed_model_base(
   std::shared_ptr<torch::nn::Module> root)
+  : distributed_model_base(model_root{std::move(root), {}}) {
+  // nop
+}
+
+distributed_model_base::distributed_model_base(model_root root)
   : engine_(session::current().internals().shared_from_this()),
     state_(std::make_shared<model_state>(*engine_, std::move(root))) {
   engine_->set_model(state_);
@@ -87,7 +92,7 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
 }
 
 void distributed_model_base::train(bool on) {
-  state_->root().train(on);
+  state_->train(on);
 }
 
 // -- partition ----------------------------------------------------------------
@@ -111,13 +116,22 @@ void distributed_model_base::register_post_partition_hook(
 
 // -- what this rank owns ------------------------------------------------------
 
+std::vector<std::string> distributed_model_base::local_module_names() const {
+  std::vector<std::string> result;
+  auto& modules = state_->model().modules;
+  for (size_t i = 0; i < modules.size(); ++i)
+    if (state_->owner(module_id{i}) == engine_->self())
+      result.push_back(modules[i].names.front());
+  return result;
+}
+
 std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
 distributed_model_base::local_named_modules() const {
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
     result;
   auto& modules = state_->model().modules;
   for (size_t i = 0; i < modules.size(); ++i)
-    if (state_->owner(module_id{i}) == engine_->self())
+    if (modules[i].object && state_->owner(module_id{i}) == engine_->self())
       result.emplace_back(modules[i].names.front(),
                           modules[i].object->shared_from_this());
   return result;
@@ -151,7 +165,7 @@ std::vector<at::Tensor> distributed_model_base::local_buffers() const {
   std::vector<at::Tensor> result;
   auto& tensors = state_->model().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (state_->owned(i) && tensors[i].is_buffer)
+    if (state_->owned(i) && tensors[i].is_buffer && !tensors[i].is_attribute)
       result.push_back(tensors[i].tensor);
   return result;
 }
@@ -160,7 +174,7 @@ named_tensors distributed_model_base::local_state_dict() const {
   named_tensors result;
   auto& tensors = state_->model().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (state_->owned(i))
+    if (state_->owned(i) && !tensors[i].is_attribute)
       result.emplace_back(tensors[i].names.front(),
                           tensors[i].tensor.detach().clone());
   return result;
@@ -178,6 +192,8 @@ named_tensors distributed_model_base::gather(const char* what,
   for (uint32_t i = 0; i < tensors.size(); ++i) {
     if (!state_->owned(i) || (state_->partitioned() ? false
                                                     : engine_->pp_rank() != 0))
+      continue;
+    if (tensors[i].is_attribute)
       continue;
     auto x = gradients ? tensors[i].tensor.grad() : tensors[i].tensor;
     if (!x.defined())
@@ -236,7 +252,7 @@ void distributed_model_base::load_state_dict(const named_tensors& xs) {
     given.insert(i->second);
   }
   for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (!given.contains(i))
+    if (!given.contains(i) && !tensors[i].is_attribute)
       throw error{error_code::config, "load_state_dict: '"
                                         + tensors[i].names.front()
                                         + "' is missing"};

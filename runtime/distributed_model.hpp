@@ -17,6 +17,7 @@ namespace smp {
 
 class engine;
 class model_state;
+struct model_root;
 
 /// Names with tensors, in the order of the model.
 using named_tensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -26,6 +27,7 @@ class distributed_model_base {
 public:
   /// Takes a model of which only its maker knows how to call it.
   explicit distributed_model_base(std::shared_ptr<torch::nn::Module> root);
+  explicit distributed_model_base(model_root root);
 
   ~distributed_model_base();
 
@@ -71,6 +73,9 @@ public:
 
   // -- what this rank owns (everything before the partition) -------------------
 
+  /// Paths of the modules, "" for the root.
+  std::vector<std::string> local_module_names() const;
+  /// Of a torch::nn model; nothing of a TorchScript one.
   std::vector<std::shared_ptr<torch::nn::Module>> local_modules() const;
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
   local_named_modules() const;

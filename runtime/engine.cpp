@@ -271,6 +271,8 @@ payload engine::execute(execution& ex, request& x) {
     return serve(*this, ex, x);
   auto result = body_(x.microbatch.value);
   check_range_consumed(ex);
+  if (model_)
+    model_->flush();
   return result;
 }
 

@@ -3,8 +3,11 @@
 #include "actors/request.hpp"
 #include "runtime/random_stream.hpp"
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -52,6 +55,15 @@ public:
 
   /// Module whose code runs, for error texts; empty in the step body.
   std::string module_path;
+
+  /// A fetched copy of another rank's buffer that something here still holds
+  /// (`model_state::lend`).
+  struct lent_copy {
+    uint32_t tensor = 0;
+    at::Tensor copy;
+    at::Tensor content; // what the owner has
+  };
+  std::vector<lent_copy> lent;
 
   /// A Sequential that handed a range of children over and now lets the
   /// others pass (runtime/sequential.cpp).

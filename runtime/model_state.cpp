@@ -6,9 +6,13 @@
 #include "runtime/execution.hpp"
 #include "runtime/hook.hpp"
 #include "runtime/released.hpp"
+#include "runtime/script/script_calls.hpp"
+#include "runtime/script/script_walk.hpp"
 #include "runtime/sequential.hpp"
+#include "runtime/tensor_bridge.hpp"
 #include "runtime/wire_ops.hpp"
 
+#include <ATen/ops/equal.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
@@ -28,7 +32,7 @@ payload bytes_of(byte_writer& out) {
 
 /// Why the calls of a module cannot be intercepted, with the cure (R20).
 std::string not_interceptable(const walked_module& x) {
-  if (!x.hooks.empty() || x.container || x.names.front().empty())
+  if (x.script || !x.hooks.empty() || x.container || x.names.front().empty())
     return {};
   auto type = x.type;
   if (type.ends_with("Impl"))
@@ -54,20 +58,23 @@ model_info describe(const walked_model& model,
     }
     x.not_interceptable = not_interceptable(m);
     x.container = m.container;
-    x.sequential = dynamic_cast<torch::nn::SequentialImpl*>(m.object);
+    x.sequential = m.sequential;
     for (auto* hook : m.hooks)
       if (hook->pinned)
         x.pinned_device = hook->pinned;
-    if (auto i = pins.find(dynamic_cast<const void*>(m.object));
-        i != pins.end())
+    if (auto i = pins.find(m.identity()); i != pins.end())
       x.pinned_device = i->second;
     result.push_back(std::move(x));
   }
   return result;
 }
 
-/// Takes the gradient of a copy of a foreign parameter to its owner (R14).
-/// Not a leaf: whatever consumes the copy sends its gradient here.
+walked_model walk(const model_root& x) {
+  return x.script ? smp::walk(x.script) : smp::walk(*x.module);
+}
+
+/// Takes the gradient of a parameter of another rank to its owner (R14):
+/// whatever consumes the parameter, or a copy, sends its gradient here.
 class foreign_gradient : public ag::Node {
 public:
   foreign_gradient(rank_id owner, module_id module, uint32_t tensor,
@@ -116,11 +123,11 @@ private:
 
 } // namespace
 
-model_state::model_state(engine& eng, std::shared_ptr<torch::nn::Module> root)
+model_state::model_state(engine& eng, model_root root)
   : engine_(eng),
     self_(eng.self()),
     root_(std::move(root)),
-    model_(walk(*root_)),
+    model_(walk(root_)),
     owners_(model_.modules.size(), self_) {
   // nop
 }
@@ -137,10 +144,13 @@ void model_state::partition() {
   if (partitioned_)
     return;
   // Again: the user may have added modules since.
-  model_ = walk(*root_);
+  model_ = walk(root_);
   owners_.assign(model_.modules.size(), self_);
   check_same_everywhere();
   place();
+  if (root_.script)
+    script_ = std::make_unique<script_program>(model_,
+                                               engine_.pipeline().size());
   release();
   partitioned_ = true;
   for (auto& f : std::exchange(hooks_, {}))
@@ -221,18 +231,36 @@ void model_state::place() {
 void model_state::release() {
   for (uint32_t i = 0; i < model_.tensors.size(); ++i) {
     auto& t = model_.tensors[i].tensor;
-    if (!owned(i))
-      release_tensor(t);
-    else if (t.has_storage())
-      storages_.insert(t.storage().unsafeGetStorageImpl());
+    if (owned(i)) {
+      if (t.has_storage())
+        storages_.insert(t.storage().unsafeGetStorageImpl());
+      continue;
+    }
+    std::shared_ptr<ag::Node> gradient;
+    if (t.requires_grad())
+      gradient = {new foreign_gradient(tensor_owner(i), home(i), i,
+                                       tensor_name(i)),
+                  ag::deleteNode};
+    release_tensor(t, std::move(gradient));
   }
+}
+
+module_id model_state::home(uint32_t tensor) const {
+  return module_id{model_.tensors.at(tensor).modules.front()};
 }
 
 // -- properties ---------------------------------------------------------------
 
 rank_id model_state::tensor_owner(uint32_t x) const {
   // Modules that share a tensor are one node, so any of them tells (R18).
-  return owners_[model_.tensors.at(x).modules.front()];
+  return owner(home(x));
+}
+
+void model_state::train(bool on) {
+  if (root_.script)
+    set_training(*root_.script, on);
+  else
+    root_.module->train(on);
 }
 
 bool model_state::shares_state(const at::Tensor& x) const {
@@ -242,57 +270,114 @@ bool model_state::shares_state(const at::Tensor& x) const {
 
 // -- foreign parameters -------------------------------------------------------
 
+execution& model_state::executing(uint32_t tensor) const {
+  if (auto* ex = execution::current())
+    return *ex;
+  throw error{error_code::unsupported,
+              "'" + tensor_name(tensor)
+                + "' is used outside a step, but rank "
+                + std::to_string(tensor_owner(tensor).value)
+                + " owns it; use model.state_dict()"};
+}
+
+/// A request about one tensor, for its owner.
+call model_state::ask(wire_op op, uint32_t tensor, const char* what) const {
+  call result;
+  result.owner = tensor_owner(tensor);
+  result.module = home(tensor);
+  result.why = {std::string{what} + " of '" + tensor_name(tensor) + "'",
+                result.owner};
+  byte_writer out;
+  out.u8(static_cast<uint8_t>(op));
+  out.u32(tensor);
+  result.body.bytes = out.take();
+  return result;
+}
+
 at::Tensor model_state::fetch(uint32_t tensor) {
   auto& t = model_.tensors.at(tensor);
-  auto& name = tensor_name(tensor);
-  auto owner = tensor_owner(tensor);
-  auto* ex = execution::current();
-  if (!ex)
-    throw error{error_code::unsupported,
-                "'" + name + "' is read outside a step, but rank "
-                  + std::to_string(owner.value)
-                  + " owns it; use model.state_dict()"};
-  auto why = wait_reason{"value of '" + name + "'", owner};
-  copy mine;
+  auto& ex = executing(tensor);
+  flush();
+  auto c = ask(wire_op::read_tensor, tensor, "value");
+  std::shared_ptr<awaited<at::Tensor>> mine;
   if (!t.is_buffer) {
     // One fetch per step, however many microbatches want it.
     std::unique_lock guard{copies_mutex_};
     auto& known = copies_[tensor];
-    if (known) {
-      auto other = known;
+    if (known.value) {
+      auto other = known.value;
       guard.unlock();
-      return awaited<at::Tensor>::peek(other, why);
+      return awaited<at::Tensor>::peek(other, c.why);
     }
-    known = mine = std::make_shared<awaited<at::Tensor>>();
+    known.value = mine = std::make_shared<awaited<at::Tensor>>();
   }
   try {
-    call c;
-    c.owner = owner;
-    c.module = module_id{t.modules.front()};
-    c.why = why;
-    byte_writer out;
-    out.u8(static_cast<uint8_t>(wire_op::read_tensor));
-    out.u32(tensor);
-    c.body.bytes = out.take();
-    auto answer = ex->park(std::move(c));
-    wire_tensor first;
-    auto result = take_data(answer.body, first);
-    if (t.tensor.requires_grad()) {
-      auto node = std::shared_ptr<ag::Node>(
-        new foreign_gradient(owner, module_id{t.modules.front()}, tensor,
-                             name),
-        ag::deleteNode);
-      auto nr = node->add_input_metadata(result);
-      ag::impl::set_gradient_edge(result, {node, nr});
-    }
-    if (mine)
+    auto answer = ex.park(std::move(c));
+    auto result = take_data(answer.body, wire_tensor{});
+    // Released tensors have a node of their own, which knows the owner.
+    if (t.tensor.requires_grad())
+      ag::impl::set_gradient_edge(result, ag::impl::gradient_edge(t.tensor));
+    if (mine) {
+      std::unique_lock guard{copies_mutex_};
+      auto& known = copies_[tensor];
+      known.known = result;
+      known.version = result._version();
+      guard.unlock();
       mine->set_value(result);
+    }
     return result;
   } catch (const error& err) {
     if (mine)
       mine->fail(err.cause());
     throw;
   }
+}
+
+void model_state::store(uint32_t tensor, const at::Tensor& x) {
+  auto& ex = executing(tensor);
+  auto c = ask(wire_op::write_tensor, tensor, "new value");
+  c.body.tensors.push_back(to_tensor_ref(x.detach(), true));
+  ex.park(std::move(c));
+}
+
+void model_state::lend(uint32_t tensor, const at::Tensor& copy) {
+  executing(tensor).lent.push_back({tensor, copy, copy.detach().clone()});
+}
+
+void model_state::flush() {
+  auto* ex = execution::current();
+  if (!ex)
+    return;
+  for (auto& x : std::exchange(ex->lent, {})) {
+    // The version tells nothing: batch norm changes statistics without it.
+    if (!at::equal(x.copy.detach(), x.content)) {
+      x.content = x.copy.detach().clone();
+      store(x.tensor, x.content);
+    }
+    if (x.copy.storage().use_count() > 1)
+      ex->lent.push_back(std::move(x));
+  }
+  std::unique_lock guard{copies_mutex_};
+  for (auto& [tensor, x] : copies_)
+    if (x.known.defined() && x.known._version() != x.version)
+      throw error{failure{error_code::unsupported, self_, ex->module_path,
+                          "changes a view of '" + tensor_name(tensor)
+                            + "', which rank "
+                            + std::to_string(tensor_owner(tensor).value)
+                            + " owns; change it inside the module that owns "
+                              "it"}};
+}
+
+void model_state::rebind(const at::Tensor& from, const at::Tensor& to) {
+  auto i = model_.tensor_index.find(from.unsafeGetTensorImpl());
+  if (i == model_.tensor_index.end() || from.is_same(to) || !to.defined())
+    return;
+  auto index = i->second;
+  model_.tensor_index.erase(i);
+  model_.tensor_index.emplace(to.unsafeGetTensorImpl(), index);
+  model_.tensors[index].tensor = to;
+  if (to.has_storage())
+    storages_.insert(to.storage().unsafeGetStorageImpl());
 }
 
 void model_state::forget_copies() {

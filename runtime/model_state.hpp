@@ -1,10 +1,12 @@
 #pragma once
 
+#include "actors/request.hpp"
 #include "partition/program.hpp"
 #include "runtime/module_walk.hpp"
 #include "transport/wait.hpp"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <functional>
 #include <map>
@@ -18,6 +20,16 @@
 namespace smp {
 
 class engine;
+class execution;
+class script_program;
+enum class wire_op : uint8_t;
+
+/// A user's model: a torch::nn module or the root of a TorchScript module
+/// tree; the other is null.
+struct model_root {
+  std::shared_ptr<torch::nn::Module> module;
+  c10::intrusive_ptr<c10::ivalue::Object> script;
+};
 
 /// What was decided, and from what.
 struct partition_decision {
@@ -29,7 +41,7 @@ struct partition_decision {
 /// partition everything is here.
 class model_state {
 public:
-  model_state(engine& eng, std::shared_ptr<torch::nn::Module> root);
+  model_state(engine& eng, model_root root);
 
   /// Calls of the modules run here again; released parameters stay released.
   ~model_state();
@@ -68,8 +80,13 @@ public:
 
   // -- properties -------------------------------------------------------------
 
-  torch::nn::Module& root() const noexcept {
-    return *root_;
+  /// Training or evaluation mode of all modules on this rank.
+  void train(bool on);
+
+  /// What TorchScript code is made of; null for a torch::nn model, and before
+  /// the partition.
+  const script_program* script() const noexcept {
+    return script_.get();
   }
 
   const walked_model& model() const noexcept {
@@ -106,6 +123,23 @@ public:
   /// Parks; only inside a step.
   at::Tensor fetch(uint32_t tensor);
 
+  /// Gives a buffer of another rank a new value. Parks; only inside a step.
+  void store(uint32_t tensor, const at::Tensor& x);
+
+  /// A view of a fetched copy may be written into when nobody looks: `flush`
+  /// compares the bits and takes changes to the owner.
+  /// @param copy what `fetch` returned
+  void lend(uint32_t tensor, const at::Tensor& copy);
+
+  /// Settles what the calling execution was lent: before it asks anything of
+  /// another rank, and before it ends. Parks if something changed.
+  /// @throws error (unsupported) if the copy of a parameter was changed
+  void flush();
+
+  /// A module put another tensor into the slot of a buffer: it is the same
+  /// buffer from now on.
+  void rebind(const at::Tensor& from, const at::Tensor& to);
+
   /// Forgets the copies of the last step.
   void forget_copies();
 
@@ -113,13 +147,21 @@ private:
   void check_same_everywhere();
   void place();
   void release();
+  module_id home(uint32_t tensor) const;
+  execution& executing(uint32_t tensor) const;
+  call ask(wire_op op, uint32_t tensor, const char* what) const;
 
-  using copy = std::shared_ptr<awaited<at::Tensor>>;
+  struct copy {
+    std::shared_ptr<awaited<at::Tensor>> value;
+    at::Tensor known; // once it is here
+    uint32_t version = 0;
+  };
 
   engine& engine_;
   rank_id self_;
-  std::shared_ptr<torch::nn::Module> root_;
+  model_root root_;
   walked_model model_;
+  std::unique_ptr<script_program> script_;
   bool partitioned_ = false;
   std::vector<rank_id> owners_; // by module
   std::string text_;

@@ -46,6 +46,7 @@ private:
     x.container = dynamic_cast<torch::nn::ModuleListImpl*>(&m)
                   || dynamic_cast<torch::nn::ModuleDictImpl*>(&m)
                   || dynamic_cast<torch::nn::SequentialImpl*>(&m);
+    x.sequential = dynamic_cast<torch::nn::SequentialImpl*>(&m);
     for (auto& p : m.named_parameters(false))
       add(id, path, p.key(), p.value(), false);
     for (auto& b : m.named_buffers(false))
@@ -60,7 +61,6 @@ private:
       for (size_t k = 0; k < hooks.size(); ++k) {
         auto child = result_.modules[id].children.at(k);
         result_.modules[child].hooks.push_back(hooks[k]);
-        result_.modules[child].sequential = seq;
       }
     }
     return id;
@@ -121,6 +121,10 @@ private:
 };
 
 } // namespace
+
+const void* walked_module::identity() const {
+  return object ? dynamic_cast<const void*>(object) : script;
+}
 
 int64_t walked_model::find(const at::Tensor& x) const {
   if (!x.defined())

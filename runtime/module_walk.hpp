@@ -13,9 +13,12 @@
 #include <unordered_map>
 #include <vector>
 
+namespace c10::ivalue {
+struct Object;
+} // namespace c10::ivalue
+
 namespace torch::nn {
 class Module;
-class SequentialImpl;
 } // namespace torch::nn
 
 namespace smp {
@@ -28,18 +31,22 @@ struct walked_module {
   std::vector<std::string> names;
   /// Type name, demangled: "torch::nn::LinearImpl".
   std::string type;
+  /// The module itself: a torch::nn module or one of TorchScript, the other
+  /// is null.
   torch::nn::Module* object = nullptr;
+  c10::ivalue::Object* script = nullptr;
   /// Positions in `walked_model::modules`, in order of registration; a module
   /// with several parents stands in the lists of all of them.
   std::vector<uint32_t> children;
   uint32_t parent = 0;
   /// Positions in `walked_model::tensors`, direct ownership only.
   std::vector<uint32_t> tensors;
-  /// Where its calls are intercepted: empty for the root, for containers
-  /// and for what cannot be intercepted (R20).
+  /// Where the calls of a torch::nn module are intercepted: empty for the
+  /// root, for containers and for what cannot be intercepted (R20).
   std::vector<hook_state*> hooks;
-  /// Set when it is a child of a Sequential.
-  torch::nn::SequentialImpl* sequential = nullptr;
+  /// Its `forward` passes a value from child to child and does nothing else, so
+  /// that consecutive children can be one request (R8).
+  bool sequential = false;
   /// A container without code of its own (ModuleList, ModuleDict,
   /// Sequential): its children are found, itself never runs.
   bool container = false;
@@ -49,13 +56,19 @@ struct walked_module {
   /// Buffers of other modules that its code reads, as positions in
   /// `walked_model::tensors`: it is ordered as long as one of them changes.
   std::vector<uint32_t> reads;
+
+  /// What stands for it where objects are compared.
+  const void* identity() const;
 };
 
 /// A parameter or buffer; one tensor under several names is one entry.
 struct walked_tensor {
   std::vector<std::string> names;
   at::Tensor tensor;
-  bool is_buffer = false;
+  bool is_buffer = false; // of what is no parameter
+  /// A plain attribute of a TorchScript module, e.g. in a list: it lives with
+  /// its module like a buffer, but is no part of the state dict.
+  bool is_attribute = false;
   /// Modules that own it directly, in walk order.
   std::vector<uint32_t> modules;
 };

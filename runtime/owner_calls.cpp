@@ -5,6 +5,8 @@
 #include "runtime/invoker.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/released.hpp"
+#include "runtime/remote_call.hpp"
+#include "runtime/script/script_calls.hpp"
 #include "runtime/sequential.hpp"
 #include "runtime/tensor_bridge.hpp"
 #include "runtime/wire_ops.hpp"
@@ -109,15 +111,13 @@ public:
     hold_ = results == static_cast<uint8_t>(wire_results::hold);
     in.u64("call number");
     at::AutoGradMode grad_mode{in.boolean("grad mode")};
-    auto training = in.boolean("training");
-    uint64_t invoker = 0;
-    uint32_t first = 0, last = 0;
-    if (op == wire_op::call) {
-      invoker = in.u64("invoker");
-    } else {
-      first = in.u32("first child");
-      last = in.u32("last child");
-    }
+    call_target target;
+    target.op = op;
+    target.training = in.boolean("training");
+    target.invoker = in.u64("invoker");
+    target.name = in.string("method or attribute");
+    target.first = in.u32("first child");
+    target.last = in.u32("last child");
     read_stream(in, ex_);
     auto args = read_value(in);
     auto* list = args.get_if<tuple_value>();
@@ -125,21 +125,32 @@ public:
       in.fail("arguments", "no tuple");
     auto table = read_table(in);
     in.expect_end();
-    auto& module = *st_.model().modules.at(req_.module.value).object;
-    if (module.is_training() != training)
-      module.train(training);
     auto arguments = take_arguments(eng_, req_.body, table);
     check_indexes(args, table.size());
     auto before = random_stream::of_default();
     packer out;
     unpacker tensors{arguments.tensors};
-    auto done = op == wire_op::call
-                  ? find_invoker(invoker)(module, tensors, list->items, out)
-                  : run_range(module, first, last, tensors, list->items, out);
+    auto done = invoke(target, tensors, list->items, out);
+    st_.flush();
     return answer(table, arguments, out, std::move(done), before);
   }
 
 private:
+  invocation invoke(const call_target& x, unpacker& in,
+                    const std::vector<value>& args, packer& out) {
+    auto& module = st_.model().modules.at(req_.module.value);
+    auto is_script = x.op != wire_op::call && x.op != wire_op::range;
+    if (is_script != (module.script != nullptr))
+      throw error{error_code::protocol, "a call does not fit its module"};
+    if (is_script)
+      return run_script(st_, req_.module, x, in, args, out);
+    if (module.object->is_training() != x.training)
+      module.object->train(x.training);
+    return x.op == wire_op::call
+             ? find_invoker(x.invoker)(*module.object, in, args, out)
+             : run_range(*module.object, x.first, x.last, in, args, out);
+  }
+
   static void check_indexes(const value& args, size_t n) {
     for_each_tensor(args, [n](const tensor_index& x) {
       if (x.index >= n)
@@ -172,7 +183,7 @@ private:
       }
     }
     if (auto i = st_.model().find(t);
-        i >= 0 && !st_.model().tensors[i].is_buffer) {
+        i >= 0 && (is_released(t) || !st_.model().tensors[i].is_buffer)) {
       result.what = wire_tensor::kind::parameter;
       result.index = static_cast<uint32_t>(i);
       return result;
@@ -215,6 +226,9 @@ private:
       auto& t = arguments.tensors[i];
       if (!t.defined() || t._version() == arguments.versions[i])
         continue;
+      if (table[i].what == wire_tensor::kind::parameter
+          && st_.model().tensors[table[i].index].is_buffer)
+        continue; // changed at its owner already
       if (table[i].what == wire_tensor::kind::parameter)
         throw error{failure{error_code::unsupported, eng_.self(),
                             ex_.module_path,
@@ -329,6 +343,15 @@ payload read_tensor(engine& eng, byte_reader& in) {
   return body;
 }
 
+payload write_tensor(engine& eng, const request& req, byte_reader& in) {
+  auto index = read_own_tensor(eng, in);
+  in.expect_end();
+  at::NoGradGuard no_grad;
+  eng.model()->model().tensors[index].tensor.copy_(
+    take_data(req.body, wire_tensor{}));
+  return {};
+}
+
 payload add_gradient(engine& eng, const request& req, byte_reader& in) {
   auto index = read_own_tensor(eng, in);
   auto table = read_table(in);
@@ -356,7 +379,7 @@ payload serve(engine& eng, execution& ex, const request& x) {
   ex.module_path = st->name(x.module);
   byte_reader in{x.body.bytes};
   auto op = in.u8("kind of work");
-  if (op > static_cast<uint8_t>(wire_op::add_gradient))
+  if (op > static_cast<uint8_t>(last_wire_op))
     in.fail("kind of work", "unknown");
   switch (static_cast<wire_op>(op)) {
     case wire_op::backward:
@@ -365,6 +388,8 @@ payload serve(engine& eng, execution& ex, const request& x) {
       return read_tensor(eng, in);
     case wire_op::add_gradient:
       return add_gradient(eng, x, in);
+    case wire_op::write_tensor:
+      return write_tensor(eng, x, in);
     default:
       return forward_call{eng, ex, x}.run(static_cast<wire_op>(op), in);
   }

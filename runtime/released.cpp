@@ -7,11 +7,14 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 namespace smp {
 
@@ -39,9 +42,27 @@ bool reads_metadata_only(std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-[[noreturn]] void refuse_write(const at::Tensor& x, const std::string& op) {
-  auto& st = *session::current().internals().model();
-  auto index = static_cast<uint32_t>(st.model().find(x));
+model_state& model_of_session() {
+  auto* s = session::current_or_null();
+  auto st = s ? s->internals().model() : nullptr;
+  if (!st)
+    throw error{error_code::unsupported,
+                "a parameter that another rank owned is used after its session "
+                "or model ended"};
+  return *st;
+}
+
+uint32_t index_of(const model_state& st, const at::Tensor& x) {
+  auto result = st.model().find(x);
+  if (result < 0)
+    throw error{error_code::unsupported,
+                "`.data` of a parameter that another rank owns, or a tensor of "
+                "another model, is used: read the parameter itself"};
+  return static_cast<uint32_t>(result);
+}
+
+[[noreturn]] void refuse_write(const model_state& st, uint32_t index,
+                               const std::string& op) {
   auto* ex = execution::current();
   throw error{failure{error_code::unsupported,
                       session::current().internals().self(),
@@ -52,53 +73,134 @@ bool reads_metadata_only(std::string_view name) {
                         + " owns; change it inside the module that owns it"}};
 }
 
-void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                     torch::jit::Stack* stack) {
-  auto& name = op.operator_name().name;
-  if (!reads_metadata_only(name)) {
-    auto& args = op.schema().arguments();
+/// Normalisations change running statistics in training without saying so in
+/// their schema.
+bool writes_statistics(const c10::FunctionSchema& schema,
+                       at::ArrayRef<c10::IValue> args) {
+  if (schema.name().find("_norm") == std::string::npos)
+    return false;
+  for (size_t i = 0; i < args.size(); ++i) {
+    auto& name = schema.arguments()[i].name();
+    if ((name == "training" || name == "train" || name == "use_input_stats")
+        && args[i].isBool())
+      return args[i].toBool();
+  }
+  return false;
+}
+
+/// The arguments of one operation, with values in place of what other ranks
+/// own.
+class fetched_arguments {
+public:
+  fetched_arguments(const c10::FunctionSchema& schema,
+                    torch::jit::Stack* stack)
+    : schema_(schema), stack_(*stack) {
+    auto& args = schema.arguments();
     auto base = stack->size() - args.size();
+    auto statistics
+      = writes_statistics(schema, at::ArrayRef<c10::IValue>(
+                                     stack->data() + base, args.size()));
     for (size_t i = 0; i < args.size(); ++i) {
-      auto& x = (*stack)[base + i];
-      auto writes = args[i].alias_info() && args[i].alias_info()->isWrite();
-      auto resolve = [&](const at::Tensor& t) {
-        if (!is_released(t))
-          return t;
-        if (writes)
-          refuse_write(t, name);
-        return materialise(t);
-      };
-      if (x.isTensor()) {
-        if (is_released(x.toTensor()))
-          x = resolve(x.toTensor());
-      } else if (x.isTensorList()) {
-        auto xs = x.toTensorVector();
-        if (std::any_of(xs.begin(), xs.end(), is_released)) {
-          c10::List<at::Tensor> ys;
-          for (auto& t : xs)
-            ys.push_back(resolve(t));
-          x = ys;
-        }
-      } else if (x.isOptionalTensorList()) {
-        c10::List<std::optional<at::Tensor>> ys;
-        for (std::optional<at::Tensor> t : x.toOptionalTensorList())
-          ys.push_back(t ? std::optional{resolve(*t)} : t);
-        x = ys;
-      }
+      auto* alias = args[i].alias_info();
+      auto writes = (alias && alias->isWrite())
+                    || (statistics && args[i].name().starts_with("running_"));
+      replace((*stack)[base + i], writes);
     }
   }
+
+  /// After the operation: takes changes to the owners. What comes out is the
+  /// buffer itself again where the operation returned it.
+  void write_back() {
+    for (auto& x : written_) {
+      x.model->store(x.index, x.value);
+      auto results = schema_.returns().size();
+      for (auto i = stack_.size() - results; i < stack_.size(); ++i)
+        if (stack_[i].isTensor() && stack_[i].toTensor().is_same(x.value))
+          stack_[i] = x.released;
+    }
+  }
+
+private:
+  struct written_buffer {
+    model_state* model;
+    uint32_t index;
+    at::Tensor released;
+    at::Tensor value;
+  };
+
+  void replace(c10::IValue& x, bool writes) {
+    if (x.isTensor()) {
+      if (is_released(x.toTensor()))
+        x = resolve(x.toTensor(), writes);
+    } else if (x.isTensorList()) {
+      auto xs = x.toTensorVector();
+      if (std::any_of(xs.begin(), xs.end(), is_released)) {
+        c10::List<at::Tensor> ys;
+        for (auto& t : xs)
+          ys.push_back(resolve(t, writes));
+        x = ys;
+      }
+    } else if (x.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> ys;
+      for (std::optional<at::Tensor> t : x.toOptionalTensorList())
+        ys.push_back(t ? std::optional{resolve(*t, writes)} : t);
+      x = ys;
+    }
+  }
+
+  at::Tensor resolve(const at::Tensor& t, bool writes) {
+    if (!is_released(t))
+      return t;
+    auto& st = model_of_session();
+    auto index = index_of(st, t);
+    auto is_buffer = st.model().tensors[index].is_buffer;
+    if (writes && !is_buffer)
+      refuse_write(st, index, schema_.name());
+    auto result = st.fetch(index);
+    if (writes)
+      written_.push_back({&st, index, t, result});
+    else if (is_buffer && makes_alias())
+      st.lend(index, result);
+    return result;
+  }
+
+  /// A view of the fetched buffer may be written into later.
+  bool makes_alias() const {
+    auto& xs = schema_.returns();
+    return std::any_of(xs.begin(), xs.end(),
+                       [](auto& x) { return x.alias_info() != nullptr; });
+  }
+
+  const c10::FunctionSchema& schema_;
+  torch::jit::Stack& stack_;
+  std::vector<written_buffer> written_;
+};
+
+void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
   auto after = c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
                                    released_key};
+  if (reads_metadata_only(op.operator_name().name)) {
+    op.redispatchBoxed(keys & after, stack);
+    return;
+  }
+  fetched_arguments args{op.schema(), stack};
   op.redispatchBoxed(keys & after, stack);
+  args.write_back();
 }
 
 } // namespace
 
-void release_tensor(const at::Tensor& x) {
+void release_tensor(const at::Tensor& x,
+                    std::shared_ptr<torch::autograd::Node> gradient) {
   auto* impl = x.unsafeGetTensorImpl();
   auto nothing = c10::Storage{c10::Storage::use_byte_size_t{}, 0,
                               c10::GetCPUAllocator(), true};
   x.mutable_grad() = at::Tensor{};
+  if (gradient) {
+    auto nr = gradient->add_input_metadata(x);
+    torch::autograd::impl::set_gradient_edge(x, {std::move(gradient), nr});
+  }
   impl->set_storage_keep_dtype(std::move(nothing));
   impl->*key_access::key_set() = impl->key_set().add(released_key);
 }
@@ -110,14 +212,8 @@ bool is_released(const at::Tensor& x) {
 at::Tensor materialise(const at::Tensor& x) {
   if (!is_released(x))
     return x;
-  auto* s = session::current_or_null();
-  auto st = s ? s->internals().model() : nullptr;
-  auto index = st ? st->model().find(x) : -1;
-  if (index < 0)
-    throw error{error_code::unsupported,
-                "a parameter that another rank owned is read after its session "
-                "or model ended"};
-  return st->fetch(static_cast<uint32_t>(index));
+  auto& st = model_of_session();
+  return st.fetch(index_of(st, x));
 }
 
 } // namespace smp

@@ -1,16 +1,24 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <memory>
 
 namespace smp {
 
 /// Frees the bytes of a parameter or buffer that another rank owns (R14): the
 /// tensor keeps its sizes, type and identity for every handle on it, but any
 /// operation on it first fetches the value from its owner. In-place changes
-/// are refused by name. (A meta tensor instead computes nonsense.)
-void release_tensor(const at::Tensor& x);
+/// of a buffer go to its owner, those of a parameter are refused by name. (A
+/// meta tensor instead computes nonsense.)
+/// @param gradient takes the gradient to the owner; null if none is wanted.
+///        The tensor is no leaf any more: TorchScript takes the gradient edge
+///        of what it is given, and what a leaf without an owner collects would
+///        be lost silently.
+void release_tensor(const at::Tensor& x,
+                    std::shared_ptr<torch::autograd::Node> gradient);
 
 /// Tells whether `release_tensor` was called for `x`.
 bool is_released(const at::Tensor& x);

@@ -129,15 +129,16 @@ private:
 wire_tensor put_argument(payload& out, const model_state& st,
                          const at::Tensor& x) {
   if (auto i = st.model().find(x);
-      i >= 0 && !st.model().tensors[i].is_buffer) {
-    // A parameter stays with its owner (R14).
+      i >= 0 && (is_released(x) || !st.model().tensors[i].is_buffer)) {
+    // A parameter stays with its owner (R14), and so does what is elsewhere
+    // anyway.
     wire_tensor result;
     result.what = wire_tensor::kind::parameter;
     result.index = static_cast<uint32_t>(i);
     result.requires_grad = x.requires_grad();
     return result;
   }
-  return put_data(out, materialise(x), st.shares_state(x));
+  return put_data(out, x, st.shares_state(x));
 }
 
 void write_back(const at::Tensor& argument, const at::Tensor& content,
@@ -161,27 +162,26 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
     throw error{error_code::unsupported, "a module of a model whose session "
                                          "ended is called"};
   auto name = st->name(module);
-  if (x.range)
+  if (x.op == wire_op::range || x.op == wire_op::method_range)
     name += "[" + std::to_string(x.first) + ":" + std::to_string(x.last) + "]";
   auto& ex = executing("module '" + name + "'");
+  st->flush();
   auto& arguments = in.tensors();
   payload body;
   wire_table table;
   for (auto& t : arguments)
     table.push_back(put_argument(body, *st, t));
   byte_writer out;
-  out.u8(static_cast<uint8_t>(x.range ? wire_op::range : wire_op::call));
+  out.u8(static_cast<uint8_t>(x.op));
   out.u8(static_cast<uint8_t>(x.hold ? wire_results::hold
                                      : wire_results::push));
   out.u64(++ex.calls);
   out.boolean(at::GradMode::is_enabled());
   out.boolean(x.training);
-  if (x.range) {
-    out.u32(x.first);
-    out.u32(x.last);
-  } else {
-    out.u64(x.invoker);
-  }
+  out.u64(x.invoker);
+  out.string(x.name);
+  out.u32(x.first);
+  out.u32(x.last);
   write_stream(out, ex);
   write(out, value::tuple(std::move(args)));
   write(out, table);

@@ -6,20 +6,24 @@
 #include "runtime/hook.hpp"
 #include "runtime/pack.hpp"
 #include "runtime/value.hpp"
+#include "runtime/wire_ops.hpp"
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace smp {
 
-/// What to run at the owner. Exactly one of the two ways.
+/// What to run at the owner.
 struct call_target {
-  /// `invoker` registered under this hash (runtime/submodule.hpp), on the
-  /// hooked module.
+  wire_op op = wire_op::call;
+  /// call: `invoker` registered under this hash (runtime/submodule.hpp), on
+  /// the hooked module.
   uint64_t invoker = 0;
-  /// Or children [first, last) of a Sequential (R8), the hook's module being
-  /// the Sequential.
-  bool range = false;
+  /// Of a TorchScript module: its method or attribute.
+  std::string name = {};
+  /// range and method_range: children [first, last) of a Sequential (R8), the
+  /// module being the Sequential.
   uint32_t first = 0;
   uint32_t last = 0;
   /// `is_training()` of what is called.

@@ -172,7 +172,7 @@ private:
                              "argument " + std::to_string(i) + " of child "
                                + std::to_string(index_)));
     call_target target;
-    target.range = true;
+    target.op = wire_op::range;
     target.first = index_;
     target.last = last;
     target.training = group_->object->is_training();

@@ -6,6 +6,7 @@
 #include "runtime/distributed_optimizer.hpp"
 #include "runtime/init.hpp"
 #include "runtime/random_stream.hpp"
+#include "runtime/script_model.hpp"
 #include "runtime/session.hpp"
 #include "runtime/step.hpp"
 #include "runtime/submodule.hpp"

@@ -17,7 +17,16 @@ enum class wire_op : uint8_t {
   backward,     // backward of a call or range
   read_tensor,  // the value of a parameter or buffer (R14)
   add_gradient, // a gradient of a parameter (R14)
+  write_tensor, // a new value of a buffer
+  // Of a TorchScript module (runtime/script/script_calls.hpp):
+  method,        // one method
+  method_range,  // consecutive children of a Sequential (R8)
+  get_attribute, // the value of an attribute that may change
+  set_attribute,
 };
+
+/// The last of them, for whoever reads one.
+inline constexpr auto last_wire_op = wire_op::set_attribute;
 
 /// Where the results of a call stay.
 enum class wire_results : uint8_t {

@@ -1,0 +1,201 @@
+#include "tests/support/torch_script_runs.hpp"
+
+#include "runtime/engine.hpp"
+#include "runtime/model_state.hpp"
+#include "tests/support/torch_plain_gpt.hpp"
+
+#include <torch/csrc/jit/serialization/import.h>
+#include <torch/utils.h>
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+
+namespace smp::test {
+
+namespace {
+
+using torch::Tensor;
+
+constexpr double learning_rate = 0.05;
+
+std::vector<Tensor> batch_of(const script_job& job, int step) {
+  if (job.batch)
+    return job.batch(step);
+  auto x = torch::arange(64.0, torch::kFloat).add(13.0 * (step + 1));
+  return {(x * x * 0.37).sin().view({8, 8}) * 2};
+}
+
+std::map<std::string, Tensor> to_map(const named_tensors& xs) {
+  return {xs.begin(), xs.end()};
+}
+
+/// The same tensors as Python's lists: tied ones once, under their first name.
+template <class List>
+std::map<std::string, Tensor> once(const List& xs) {
+  std::map<std::string, Tensor> result;
+  std::set<const void*> seen;
+  for (auto x : xs)
+    if (seen.insert(x.value.unsafeGetTensorImpl()).second)
+      result.emplace(x.name, x.value);
+  return result;
+}
+
+void check_nothing_left(session& s, const distributed_model_base& model) {
+  auto& eng = s.internals();
+  auto pending = eng.actors().status(std::chrono::seconds{10}).pending;
+  if (eng.calls().size() > 0 || pending > 0)
+    throw std::runtime_error{
+      fmt::format("{} saved calls and {} requests are left on rank {}",
+                  eng.calls().size(), pending, s.rank())};
+  auto& st = model.state();
+  for (uint32_t i = 0; i < st.model().tensors.size(); ++i)
+    if (!st.owned(i) && st.model().tensors[i].tensor.mutable_grad().defined())
+      throw std::runtime_error{"'" + st.tensor_name(i)
+                               + "' collected a gradient on rank "
+                               + std::to_string(s.rank())};
+}
+
+} // namespace
+
+std::string script_file(const std::string& name) {
+  auto* root = std::getenv("SMP_SOURCE_DIR");
+  return std::string{root ? root : "."} + "/tests/data/script/" + name;
+}
+
+void place(session& s, const distributed_model_base& model, spread placement) {
+  if (placement == spread::automatic)
+    return;
+  auto& walked = model.state().model();
+  auto count = walked.modules.size();
+  auto ranks = s.internals().pipeline().size();
+  std::vector<size_t> devices(count, 0);
+  for (size_t i = 1; i < count; ++i)
+    devices[i] = placement == spread::rank_0      ? 0
+                 : placement == spread::scattered ? i % ranks
+                                                  : i * ranks / count;
+  // Again and again, for those that are tied to several.
+  for (auto changed = true; std::exchange(changed, false);)
+    for (auto& t : walked.tensors)
+      for (auto m : t.modules)
+        if (devices[m] != devices[t.modules.front()]) {
+          auto lower = std::min(devices[m], devices[t.modules.front()]);
+          devices[m] = devices[t.modules.front()] = lower;
+          changed = true;
+        }
+  for (size_t i = 0; i < count; ++i)
+    s.internals().pins()[walked.modules[i].identity()] = static_cast<uint32_t>(
+      devices[i]);
+}
+
+script_record run_split(const script_job& job) {
+  script_record result;
+  std::mutex mutex;
+  virtual_world_options world;
+  world.config.pipeline_parallel_degree = job.ranks;
+  world.config.microbatches = job.microbatches;
+  if (job.active > 0)
+    world.config.active_microbatches = job.active;
+  world.config.threads = 1;
+  world.reorder = true;
+  run_virtual_world(job.ranks, world, [&](session& s) {
+    distributed_model model{load_script(job.path)};
+    model.train();
+    place(s, model, job.placement);
+    model.partition();
+    auto train_step = step([&](std::vector<Tensor> batch) {
+      auto loss = loss_of(model.run("forward", {batch.begin(), batch.end()}));
+      model.backward(loss);
+      return loss.detach();
+    });
+    for (int i = 0; i < job.steps; ++i) {
+      script_step r;
+      r.before = to_map(model.state_dict());
+      for (auto& p : model.local_parameters())
+        p.mutable_grad() = Tensor{};
+      r.losses = train_step(batch_of(job, i)).outputs();
+      r.gradients = to_map(model.gradients());
+      r.after = to_map(model.state_dict());
+      r.number = s.internals().step().value;
+      check_nothing_left(s, model);
+      torch::NoGradGuard no_grad;
+      for (auto& p : model.local_parameters())
+        if (p.grad().defined())
+          p.sub_(p.grad(), learning_rate);
+      std::unique_lock guard{mutex};
+      result.requests += s.last_step().requests;
+      if (s.pp_rank() == 0)
+        result.steps.push_back(std::move(r));
+    }
+  });
+  return result;
+}
+
+std::vector<std::string> differences(const script_job& job,
+                                     const script_record& record) {
+  std::vector<std::string> result;
+  auto differ = [&result](int step, const std::string& what) {
+    result.push_back(fmt::format("step {}: {}", step, what));
+  };
+  auto plain = torch::jit::load(job.path);
+  plain.train();
+  const auto parameters = once(plain.named_parameters(true));
+  auto state = [&] { // a module may put other tensors into its slots
+    auto xs = once(plain.named_buffers(true));
+    xs.insert(parameters.begin(), parameters.end());
+    return xs;
+  };
+  if (record.steps.size() != static_cast<size_t>(job.steps))
+    differ(0, fmt::format("{} steps were recorded", record.steps.size()));
+  for (int i = 0; i < static_cast<int>(record.steps.size()); ++i) {
+    auto& r = record.steps[static_cast<size_t>(i)];
+    {
+      torch::NoGradGuard no_grad;
+      for (auto& [name, x] : state())
+        x.copy_(r.before.at(name));
+    }
+    for (auto& [name, p] : parameters) {
+      auto q = p;
+      q.mutable_grad() = Tensor{};
+    }
+    auto m = static_cast<int64_t>(job.microbatches);
+    if (r.losses.size() != job.microbatches)
+      differ(i, fmt::format("{} losses", r.losses.size()));
+    for (int64_t k = 0; k < m; ++k) {
+      torch::manual_seed(
+        microbatch_seed(1, r.number, 0, static_cast<uint64_t>(k)));
+      std::vector<c10::IValue> inputs;
+      for (auto& x : batch_of(job, i))
+        inputs.emplace_back(x.chunk(m, 0).at(static_cast<size_t>(k)));
+      auto out = plain.forward(inputs);
+      auto loss = out.isTuple() ? out.toTupleRef().elements()[0].toTensor()
+                                : out.toTensor();
+      (loss / static_cast<double>(m)).backward();
+      if (auto e = excess(r.losses.at(static_cast<size_t>(k)), loss.detach());
+          e > 0)
+        differ(i, fmt::format("loss of microbatch {}, {} too far", k, e));
+    }
+    for (auto& [name, p] : parameters) {
+      auto found = r.gradients.find(name);
+      if ((found != r.gradients.end()) != p.grad().defined())
+        differ(i, p.grad().defined() ? "no gradient of " + name
+                                     : "a gradient of " + name);
+      else if (p.grad().defined())
+        if (auto e = excess(found->second, p.grad()); e > 0)
+          differ(i, fmt::format("gradient of {}, {} too far", name, e));
+    }
+    for (auto& [name, x] : state())
+      if (!r.after.contains(name))
+        differ(i, "no " + name + " in the state");
+      else if (auto e = excess(r.after.at(name).to(torch::kDouble),
+                               x.detach().to(torch::kDouble));
+               e > 0)
+        differ(i, fmt::format("{} after the step, {} too far", name, e));
+  }
+  return result;
+}
+
+} // namespace smp::test

@@ -1,0 +1,68 @@
+#pragma once
+
+#include "runtime/smp.hpp"
+
+#include <torch/types.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace smp::test {
+
+/// Where the modules of a model go.
+enum class spread {
+  rank_0,     // all together
+  scattered,  // one after the other in turn: a module is never with its parent
+  contiguous, // the first ones on rank 0, ..., the last ones on the last rank
+  automatic,  // as the partitioner wants
+};
+
+/// A TorchScript file, and how it is trained.
+struct script_job {
+  std::string path;
+  uint64_t ranks = 1;
+  uint64_t microbatches = 1;
+  spread placement = spread::scattered;
+  /// Microbatches at once; 0: the default.
+  uint64_t active = 0;
+  int steps = 3;
+  /// The batch of a step. The default is one of [8, 8].
+  std::function<std::vector<torch::Tensor>(int step)> batch = {};
+};
+
+/// The path of a file in tests/data/script.
+std::string script_file(const std::string& name);
+
+/// What one step of the split model did.
+struct script_step {
+  uint64_t number = 0; // of the session, for the random streams
+  std::map<std::string, torch::Tensor> before; // parameters and buffers
+  std::map<std::string, torch::Tensor> gradients;
+  std::map<std::string, torch::Tensor> after; // before the optimizer
+  std::vector<torch::Tensor> losses;          // by microbatch
+};
+
+struct script_record {
+  std::vector<script_step> steps;
+  uint64_t requests = 0; // of all steps and ranks
+};
+
+/// Pins the modules of a TorchScript model as `placement` says; modules that
+/// share a tensor stay together.
+void place(session& s, const distributed_model_base& model, spread placement);
+
+/// Trains with SGD over virtual ranks.
+/// @throws std::runtime_error if a step leaves saved calls or requests, or a
+///         released parameter has a gradient
+script_record run_split(const script_job& job);
+
+/// Runs the steps again in one process on the file as it is, with nothing of
+/// runtime/ (R36); each step begins with the pipeline's parameters and buffers
+/// (R35).
+/// @returns what differs, one line each; empty if the numbers agree
+std::vector<std::string> differences(const script_job& job,
+                                     const script_record& record);
+
+} // namespace smp::test
