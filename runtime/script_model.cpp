@@ -41,10 +41,10 @@ void check_archive(const std::string& path) {
   } catch (const std::exception&) {
     refuse(path, "is a damaged archive");
   }
-  auto has = [&records](std::string_view part) {
-    return std::any_of(records.begin(), records.end(), [&](auto& x) {
-      return x.find(part) != std::string::npos;
-    });
+  // Only at the top: a Python package "models" gives code/__torch__/models/.
+  auto has = [&records](std::string_view prefix) {
+    return std::any_of(records.begin(), records.end(),
+                       [&](auto& x) { return x.starts_with(prefix); });
   };
   if (has("models/") || has("archive_format") || has("serialized_exported"))
     refuse(path, "is a torch.export archive (.pt2), which has no module tree");
