@@ -59,6 +59,9 @@ struct module_info {
 
   /// Bytes of inputs and outputs of one call.
   uint64_t call_bytes = 0;
+
+  /// Calls per microbatch.
+  uint64_t calls = 1;
 };
 
 /// All modules of a model in the order of their ids; the root comes first.

@@ -52,7 +52,8 @@ private:
       result[previous].next = index;
     result.push_back({tree_.node_of(module_id{caller}),
                       tree_.node_of(module_id{callee}),
-                      model_[callee].call_bytes, previous});
+                      model_[callee].call_bytes, model_[callee].calls,
+                      previous});
     return index;
   }
 
@@ -85,7 +86,7 @@ call_cost cost_of(const partition_problem& p, const module_call& call,
   // A run carries the inputs of its first and the outputs of its last call.
   auto first = !runs_on(call.previous);
   auto last = !runs_on(call.next);
-  return {first, call.bytes * first + call.bytes * last};
+  return {call.times * first, call.times * call.bytes * (first + last)};
 }
 
 std::vector<exact_cost> loads(const partition_problem& p, const assignment& x) {

@@ -37,12 +37,13 @@ struct communication {
   }
 };
 
-/// A call of a module by another, as far as devices matter.
+/// The calls of a module by another, as far as devices matter.
 struct module_call {
   static constexpr size_t none = std::numeric_limits<size_t>::max();
   size_t caller; // nodes
   size_t callee;
-  uint64_t bytes;
+  uint64_t bytes; // of one call
+  uint64_t times = 1;
   size_t previous = none; // calls that run on within one request
   size_t next = none;
 };

@@ -49,6 +49,10 @@ struct session_config {
   std::optional<double> memory_weight = {};
   std::string optimize = "memory";
   std::string placement_strategy = "cluster";
+  /// Where modules are measured before the partition: "cpu", "gpu" or "none".
+  std::string trace_device = "cpu";
+  bool trace_execution_times = true;
+  bool trace_memory_usage = true;
   uint64_t seed = 1;
   /// Kernel threads per rank; 0: cores / ranks on this machine, at least 1.
   uint64_t threads = 0;

@@ -88,6 +88,18 @@ const std::vector<config_key> keys = {
    .fallback = "0.8; `speed`: 0.2",
    .range = between(0, 1),
    .elsewhere = {"alpha"}},
+  {.name = "smp.trace_device",
+   .slot = SLOT(smp.trace_device),
+   .meaning = "where the first step measures modules before the partition; "
+              "`none`: costs are guessed from sizes",
+   .choices = {"cpu", "gpu", "none"}},
+  {.name = "smp.trace_execution_times",
+   .slot = SLOT(smp.trace_execution_times),
+   .meaning = "time of a module as measured; else each counts the same"},
+  {.name = "smp.trace_memory_usage",
+   .slot = SLOT(smp.trace_memory_usage),
+   .meaning = "memory of a module with activations as measured; else its "
+              "parameters alone"},
   {.name = "smp.placement_strategy",
    .slot = SLOT(smp.placement_strategy),
    .meaning = "which ranks are neighbours: `cluster` = `DPT`, `spread` = "
@@ -117,9 +129,6 @@ const std::vector<config_key> keys = {
   {.name = "smp.fast_mode", .meaning = "remote calls return at once"},
   {.name = "smp.no_promises", .meaning = "modules whose calls must not"},
   {.name = "smp.deterministic_server", .meaning = "replay the service order"},
-  {.name = "smp.trace_device", .meaning = "where the model is traced"},
-  {.name = "smp.trace_execution_times", .meaning = "cost from times"},
-  {.name = "smp.trace_memory_usage", .meaning = "cost from memory"},
   {.name = "smp.shard_optimizer_state", .meaning = "over replicas"},
   {.name = "smp.offload_activations", .meaning = "to host memory"},
   {.name = "smp.activation_loading_horizon", .meaning = "load ahead"},

@@ -1,5 +1,6 @@
 #include "runtime/distributed_model.hpp"
 
+#include "partition/print.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
 #include "runtime/model_state.hpp"
@@ -46,6 +47,8 @@ void distributed_model_base::backward(const at::Tensor& loss,
 void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
                                       const std::vector<at::Tensor>& grads,
                                       bool keep_graph) {
+  if (auto* trace = trace_recorder::current())
+    trace->finish();
   auto* ex = execution::current();
   if (!ex || !ex->is_root)
     throw error{error_code::unsupported,
@@ -105,8 +108,8 @@ bool distributed_model_base::partitioned() const {
   return state_->partitioned();
 }
 
-std::string distributed_model_base::partition_text() const {
-  return state_->text();
+std::string distributed_model_base::partition_text(bool colour) const {
+  return colour ? state_->text() : without_colours(state_->text());
 }
 
 void distributed_model_base::register_post_partition_hook(

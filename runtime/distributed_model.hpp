@@ -2,6 +2,7 @@
 
 #include "runtime/hook.hpp"
 #include "runtime/session.hpp"
+#include "runtime/trace_recorder.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -59,14 +60,16 @@ public:
 
   // -- partition --------------------------------------------------------------
 
-  /// Partitions now instead of at the first step. Collective: all ranks of the
-  /// pipeline group call it, or none.
+  /// Partitions now instead of at the first step. What modules cost is then
+  /// guessed from their sizes: to measure it takes the inputs of a step.
+  /// Collective: all ranks of the pipeline group call it, or none.
   void partition();
 
   bool partitioned() const;
 
   /// The decision for people; empty before the partition.
-  std::string partition_text() const;
+  /// @param colour one per device, for a terminal
+  std::string partition_text(bool colour = false) const;
 
   /// Calls `f` after the partition, or at once.
   void register_post_partition_hook(std::function<void()> f);
@@ -112,6 +115,24 @@ private:
   std::shared_ptr<model_state> state_;
 };
 
+namespace detail {
+
+/// What a call may change before the same is passed to another.
+inline at::Tensor fresh(const at::Tensor& x) {
+  return x.defined() ? x.clone() : x;
+}
+
+inline at::Tensor fresh(at::Tensor& x) {
+  return fresh(std::as_const(x));
+}
+
+template <class T>
+T& fresh(T& x) {
+  return x;
+}
+
+} // namespace detail
+
 /// The user's model, of which each rank will own a part. M is a module holder
 /// (`TORCH_MODULE`). Every rank makes the same model with the same random
 /// numbers.
@@ -126,6 +147,10 @@ public:
   /// Calls the model's forward, inside a step body.
   template <class... Ts>
   decltype(auto) operator()(Ts&&... xs) {
+    traced_model_call call;
+    if constexpr (requires { model_->forward(detail::fresh(xs)...); })
+      while (call.again())
+        model_->forward(detail::fresh(xs)...);
     return model_->forward(std::forward<Ts>(xs)...);
   }
 

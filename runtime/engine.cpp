@@ -1,5 +1,6 @@
 #include "runtime/engine.hpp"
 
+#include "actors/execution_token.hpp"
 #include "actors/user_schedule.hpp"
 #include "partition/checker.hpp"
 #include "partition/timeline.hpp"
@@ -8,6 +9,8 @@
 #include "runtime/owner_calls.hpp"
 #include "runtime/sequential.hpp"
 #include "runtime/value_codec.hpp"
+
+#include <semaphore>
 
 #include <malloc.h>
 
@@ -231,6 +234,13 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body) {
   if (execution::current())
     throw error{error_code::unsupported, "a step inside a step"};
   if (model_) {
+    if (!model_->partitioned() && model_->wants_trace(pipeline_.size())) {
+      // Ranks that are threads share the generator with which they make their
+      // models: all have to be done.
+      exchange_.barrier(pipeline_, "smp.trace");
+      if (pp_rank_ == 0)
+        trace(body);
+    }
     model_->partition();
     check_schedule(microbatches);
   }
@@ -264,6 +274,26 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body) {
   if (x.error)
     throw error{x.error};
   return std::move(x.values);
+}
+
+void engine::trace(const step_body& body) {
+  // Random generators belong to the process (R26).
+  struct turn {
+    explicit turn(execution_token& x)
+      : token(x), seat(x.enroll([this] { granted.release(); })) {
+      if (!token.try_acquire(seat))
+        granted.acquire();
+    }
+    ~turn() {
+      token.leave(seat);
+    }
+    std::binary_semaphore granted{0};
+    execution_token& token;
+    execution_token::seat seat;
+  } mine{*token_};
+  microbatches_ = 1;
+  model_->trace(initial_stream(step_id{step_ + 1}, microbatch_id{0}),
+                [&body] { body(0); });
 }
 
 payload engine::execute(execution& ex, request& x) {

@@ -209,6 +209,8 @@ private:
   uint64_t active(uint64_t microbatches) const;
   service_order new_order(uint64_t microbatches) const;
   std::shared_ptr<const user_schedule> make_user_schedule() const;
+  /// Measures the modules before the partition.
+  void trace(const step_body& body);
 
   session_config config_;
   rank_layout layout_;

@@ -10,6 +10,7 @@
 #include "runtime/script/script_walk.hpp"
 #include "runtime/sequential.hpp"
 #include "runtime/tensor_bridge.hpp"
+#include "runtime/trace_recorder.hpp"
 #include "runtime/wire_ops.hpp"
 
 #include <ATen/ops/equal.h>
@@ -39,6 +40,52 @@ std::string not_interceptable(const walked_module& x) {
     type.resize(type.size() - 4);
   return "its calls cannot be seen; declare it as smp::submodule<" + type
          + "> or put it into a Sequential";
+}
+
+void write(byte_writer& out, const pipeline_program& x) {
+  out.u32(x.devices);
+  out.u32(x.chunks);
+  out.f64(x.hop_seconds);
+  out.u64(x.chain.size());
+  for (auto& y : x.chain) {
+    out.u32(y.device);
+    out.f64(y.forward);
+    out.f64(y.backward);
+    out.f64(y.activations);
+    out.boolean(y.ordered);
+    out.u32(y.chunk);
+  }
+}
+
+pipeline_program read_program(byte_reader& in) {
+  pipeline_program result;
+  result.devices = in.u32("devices");
+  result.chunks = in.u32("chunks");
+  result.hop_seconds = in.f64("hop");
+  auto n = in.u64("works");
+  for (uint64_t i = 0; i < n; ++i) {
+    work x;
+    x.device = in.u32("device");
+    x.forward = in.f64("forward");
+    x.backward = in.f64("backward");
+    x.activations = in.f64("activations");
+    x.ordered = in.boolean("ordered");
+    x.chunk = in.u32("chunk");
+    result.chain.push_back(x);
+  }
+  return result;
+}
+
+/// Mean size of an element of the model's parameters, in bytes.
+double element_bytes(const walked_model& model) {
+  double bytes = 0;
+  double elements = 0;
+  for (auto& x : model.tensors)
+    if (!x.is_buffer && x.tensor.defined()) {
+      bytes += static_cast<double>(x.tensor.nbytes());
+      elements += static_cast<double>(x.tensor.numel());
+    }
+  return elements > 0 ? bytes / elements : sizeof(float);
 }
 
 model_info describe(const walked_model& model,
@@ -123,6 +170,10 @@ private:
 
 } // namespace
 
+std::string partition_decision::text() const {
+  return print_partition(model, plan, {.colour = true});
+}
+
 model_state::model_state(engine& eng, model_root root)
   : engine_(eng),
     self_(eng.self()),
@@ -143,22 +194,58 @@ model_state::~model_state() {
 void model_state::partition() {
   if (partitioned_)
     return;
-  // Again: the user may have added modules since.
-  model_ = walk(root_);
-  owners_.assign(model_.modules.size(), self_);
+  rewalk();
   check_same_everywhere();
   place();
-  if (root_.script)
-    script_ = std::make_unique<script_program>(model_,
-                                               engine_.pipeline().size());
+  rewrite_script();
   release();
   partitioned_ = true;
-  for (auto& f : std::exchange(hooks_, {}))
-    f();
   // Nobody may ask for a module before its owner is ready.
   engine_.exchange().barrier(engine_.pipeline(), "smp.partitioned");
   engine_.check_schedule(engine_.config().microbatches);
   text_ += engine_.schedule_text();
+  for (auto& f : std::exchange(hooks_, {}))
+    f();
+}
+
+void model_state::rewalk() {
+  // Again: the user may have added modules since.
+  model_ = walk(root_);
+  owners_.assign(model_.modules.size(), self_);
+}
+
+void model_state::rewrite_script() {
+  if (root_.script && !script_)
+    script_ = std::make_unique<script_program>(model_,
+                                               engine_.pipeline().size());
+}
+
+bool model_state::wants_trace(uint64_t devices) const {
+  auto& cfg = engine_.config();
+  return cfg.trace_device != "none" && cfg.auto_partition
+         && (cfg.trace_execution_times || cfg.trace_memory_usage)
+         && devices > 1;
+}
+
+void model_state::trace(random_stream stream,
+                        const std::function<void()>& body) {
+  auto& cfg = engine_.config();
+  rewalk();
+  for (size_t i = 0; i < model_.modules.size(); ++i)
+    for (auto* hook : model_.modules[i].hooks)
+      hook->id = module_id{i};
+  traced_hash_ = model_.hash();
+  try {
+    rewrite_script(); // or its calls would not be seen
+    trace_ = trace_forward(model_,
+                           {.gpu = cfg.trace_device == "gpu",
+                            .times = cfg.trace_execution_times,
+                            .memory = cfg.trace_memory_usage},
+                           std::move(stream), body);
+  } catch (const error& err) {
+    // All ranks are to hear of it: they wait for the decision.
+    trace_failure_ = err.cause();
+  }
 }
 
 void model_state::on_partition(std::function<void()> f) {
@@ -195,6 +282,8 @@ void model_state::check_same_everywhere() {
 }
 
 partition_decision model_state::decide(uint32_t devices) const {
+  if (trace_failure_)
+    throw error{trace_failure_};
   auto& cfg = engine_.config();
   partition_options options;
   options.manual.devices = devices;
@@ -205,17 +294,61 @@ partition_decision model_state::decide(uint32_t devices) const {
   options.strategy = parse_partition_strategy(cfg.strategy);
   options.chunks = static_cast<uint32_t>(cfg.chunks);
   auto info = describe(model_, engine_.pins());
+  std::vector<std::string> remarks;
+  if (trace_ && traced_hash_ == model_.hash()) {
+    apply_trace(info, *trace_, element_bytes(model_));
+    options.step_seconds = step_seconds(info, *trace_);
+    options.basis = describe_trace(*trace_, options.step_seconds,
+                                   cfg.trace_device);
+    remarks = explain_trace(info, *trace_);
+  } else if (cfg.auto_partition && devices > 1) {
+    options.basis = std::string{"guessed from sizes: "}
+                    + (trace_                        ? "modules were added"
+                       : cfg.trace_device == "none" ? "smp.trace_device is none"
+                                  : "partitioned before the first step");
+  }
+  if (options.step_seconds > 0)
+    options.crossing = communication::from_times(options.step_seconds);
   auto plan = make_partition(info, options);
+  plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
   return {std::move(info), std::move(plan)};
 }
 
 void model_state::place() {
-  auto [info, plan]
-    = decide(static_cast<uint32_t>(engine_.pipeline().size()));
-  text_ = print_partition(info, plan);
-  program_ = make_program(info, plan, {});
-  for (size_t i = 0; i < owners_.size(); ++i)
-    owners_[i] = engine_.pipeline().at(plan.module_device[i]);
+  // Measured times differ from rank to rank, so only one of them decides.
+  byte_writer out;
+  auto& pipeline = engine_.pipeline();
+  if (engine_.pp_rank() == 0) {
+    failure wrong;
+    try {
+      decision_ = decide(static_cast<uint32_t>(pipeline.size()));
+      out.boolean(true);
+      out.string(decision_->text());
+      for (auto device : decision_->plan.module_device)
+        out.u32(device);
+      write(out, make_program(decision_->model, decision_->plan, {}));
+    } catch (const error& err) {
+      wrong = err.cause();
+    }
+    if (wrong) {
+      out = {};
+      out.boolean(false);
+      out.u8(static_cast<uint8_t>(wrong.code));
+      out.string(wrong.text);
+    }
+  }
+  auto found = engine_.exchange().broadcast(pipeline, "smp.partition",
+                                            pipeline.front(), bytes_of(out));
+  byte_reader in{found.bytes};
+  if (!in.boolean("decision")) {
+    auto code = static_cast<error_code>(in.u8("error code"));
+    throw error{code, in.string("error")};
+  }
+  text_ = in.string("partition");
+  for (auto& owner : owners_)
+    owner = pipeline.at(in.u32("device"));
+  program_ = read_program(in);
+  in.expect_end();
   for (size_t i = 0; i < owners_.size(); ++i) {
     auto& m = model_.modules[i];
     for (auto* hook : m.hooks) {

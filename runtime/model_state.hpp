@@ -2,7 +2,9 @@
 
 #include "actors/request.hpp"
 #include "partition/program.hpp"
+#include "partition/trace.hpp"
 #include "runtime/module_walk.hpp"
+#include "runtime/random_stream.hpp"
 #include "transport/wait.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +37,9 @@ struct model_root {
 struct partition_decision {
   model_info model;
   partition_plan plan;
+
+  /// For people, with colours; see partition/print.hpp.
+  std::string text() const;
 };
 
 /// The model of a session: where each module and tensor lives. Without a
@@ -51,13 +56,22 @@ public:
 
   // -- partition --------------------------------------------------------------
 
-  /// @returns where modules would go on so many devices.
+  /// Tells whether measuring would change the decision: there is something to
+  /// decide, and the configuration does not forbid it.
+  bool wants_trace(uint64_t devices) const;
+
+  /// Runs `body`, the forward phase of a microbatch, to find out what modules
+  /// cost; for `partition`. On pp_rank 0.
+  /// @param stream random numbers of the microbatch
+  void trace(random_stream stream, const std::function<void()>& body);
+
+  /// @returns where modules would go on so many devices. On pp_rank 0.
   /// @throws error (config)
   partition_decision decide(uint32_t devices) const;
 
-  /// Walks, decides, compares with the other ranks, and releases what this
-  /// rank does not own (R14). Collective over the pipeline group; does nothing
-  /// the second time.
+  /// Walks, compares with the other ranks, lets pp_rank 0 decide, and releases
+  /// what this rank does not own (R14). Collective over the pipeline group;
+  /// does nothing the second time.
   /// @throws error (config) naming the rank whose model differs
   void partition();
 
@@ -65,10 +79,16 @@ public:
     return partitioned_;
   }
 
+  /// What was decided; null before the partition, and on all ranks but
+  /// pp_rank 0.
+  const partition_decision* decision() const noexcept {
+    return decision_ ? &*decision_ : nullptr;
+  }
+
   /// Calls `f` after the partition, or at once.
   void on_partition(std::function<void()> f);
 
-  /// The decision for people, see partition/print.hpp.
+  /// The decision for people, with colours; see partition/print.hpp.
   const std::string& text() const noexcept {
     return text_;
   }
@@ -144,6 +164,8 @@ public:
   void forget_copies();
 
 private:
+  void rewalk();
+  void rewrite_script();
   void check_same_everywhere();
   void place();
   void release();
@@ -163,6 +185,11 @@ private:
   walked_model model_;
   std::unique_ptr<script_program> script_;
   bool partitioned_ = false;
+  /// What the trace found, or why there is none; of the model with this hash.
+  std::optional<trace_result> trace_;
+  failure trace_failure_;
+  uint64_t traced_hash_ = 0;
+  std::optional<partition_decision> decision_;
   std::vector<rank_id> owners_; // by module
   std::string text_;
   pipeline_program program_;

@@ -298,6 +298,8 @@ std::string plan_json(const model_info& model, const partition_plan& plan) {
     nodes.push_back(std::move(x));
   }
   add_decision(out, plan, plan.node_device);
+  out["costs"] = plan.options.basis;
+  out["notes"] = plan.reasons;
   return text_of(out, 1);
 }
 

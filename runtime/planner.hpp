@@ -20,4 +20,9 @@ struct printed_plan {
 /// @throws error (config) naming what is wrong with the file
 printed_plan plan_tree(const std::string& path, partition_options options);
 
+/// Decides as the first step of a run would, without training and in this
+/// process alone: makes the model, measures the first microbatch, partitions.
+/// @throws error (config) naming what is wrong with model, data or placement
+printed_plan plan_model(const train_config& x);
+
 } // namespace smp

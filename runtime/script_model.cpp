@@ -3,6 +3,7 @@
 #include "runtime/engine.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/script/script_calls.hpp"
+#include "runtime/trace_recorder.hpp"
 
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -122,6 +123,14 @@ distributed_model<torch::jit::Module>::distributed_model(
 c10::IValue
 distributed_model<torch::jit::Module>::run(const std::string& method,
                                            std::vector<c10::IValue> args) {
+  traced_model_call call;
+  while (call.again()) {
+    auto copies = args; // a model may change its input
+    for (auto& x : copies)
+      if (x.isTensor())
+        x = x.toTensor().clone();
+    run_method(model_._ivalue(), method, std::move(copies));
+  }
   return run_method(model_._ivalue(), method, std::move(args));
 }
 

@@ -3,11 +3,13 @@
 #include "runtime/execution.hpp"
 #include "runtime/hook.hpp"
 #include "runtime/remote_call.hpp"
+#include "runtime/trace_recorder.hpp"
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <optional>
+#include <span>
 #include <tuple>
 
 namespace smp {
@@ -88,6 +90,19 @@ nn::AnyValue get_any(unpacker& in, const value& x) {
   return get_any(in, *index, parts->items[1]);
 }
 
+/// @returns the tensors in `xs`, without those that could not cross.
+std::vector<at::Tensor> tensors_of(std::span<nn::AnyValue> xs) {
+  packer result;
+  for (auto& x : xs) {
+    try {
+      put_any(result, x, "a value");
+    } catch (const error&) {
+      // It is an error only where it has to cross.
+    }
+  }
+  return result.tensors();
+}
+
 // -- wrapper ------------------------------------------------------------------
 
 /// What the wrappers of one Sequential share.
@@ -116,8 +131,11 @@ public:
       return pass(*ex, std::move(arguments));
     if (ex)
       check_range_consumed(*ex);
-    return hook.local ? inner_->forward(std::move(arguments))
-                      : call(hook, ex, std::move(arguments));
+    if (!hook.local)
+      return call(hook, ex, std::move(arguments));
+    if (trace_recorder::current()) [[unlikely]]
+      return trace(hook, std::move(arguments));
+    return inner_->forward(std::move(arguments));
   }
 
   nn::AnyValue forward_here(std::vector<nn::AnyValue>&& arguments) {
@@ -157,6 +175,14 @@ private:
     if (++ex.range.next == ex.range.last)
       ex.range = {};
     return std::move(arguments[0]);
+  }
+
+  nn::AnyValue trace(hook_state& hook, std::vector<nn::AnyValue>&& arguments) {
+    traced_call note{hook.id};
+    note.arguments(tensors_of(arguments));
+    auto result = inner_->forward(std::move(arguments));
+    note.results(tensors_of({&result, 1}));
+    return result;
   }
 
   nn::AnyValue call(hook_state& hook, execution* ex,

@@ -1,6 +1,7 @@
 #include "runtime/step.hpp"
 
 #include "runtime/engine.hpp"
+#include "runtime/trace_recorder.hpp"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
@@ -28,7 +29,10 @@ at::Tensor slice_tensor(const at::Tensor& x, uint64_t n, uint64_t index,
                   + std::to_string(parts)
                   + " microbatches (smp.microbatches) do not divide"};
   auto length = size / parts;
-  return x.narrow(axis, static_cast<int64_t>(index) * length, length);
+  auto part = x.narrow(axis, static_cast<int64_t>(index) * length, length);
+  if (auto* trace = trace_recorder::current())
+    return trace->input(part);
+  return part;
 }
 
 namespace detail {
@@ -69,6 +73,8 @@ run_step(uint64_t microbatches,
   auto encoded = eng->run_step(microbatches, [&](uint64_t index) {
     packer tensors;
     auto x = body(tensors, index);
+    if (trace_recorder::current())
+      return payload{};
     return encode_result(*eng, tensors, x);
   });
   std::vector<std::shared_ptr<step_result>> result;

@@ -12,7 +12,10 @@
 #include "runtime/invoker.hpp"
 #include "runtime/pack.hpp"
 #include "runtime/remote_call.hpp"
+#include "runtime/trace_recorder.hpp"
 #include "transport/error.hpp"
+
+#include <c10/util/Exception.h>
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -166,6 +169,61 @@ R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
     return get_value<std::decay_t<R>>(result.tensors, result.result);
 }
 
+/// Runs `Impl::forward` here and notes what it does.
+template <class Impl, class R, size_t... Is, class... Ts>
+R call_traced(Impl& self, hook_state& hook, std::index_sequence<Is...>,
+              Ts&&... xs) {
+  using call
+    = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
+  traced_call note{hook.id};
+  packer in;
+  std::vector<value> args;
+  try {
+    (args.push_back(put_argument(in, Is,
+                                 static_cast<const std::decay_t<
+                                   argument_t<Impl, Is, Ts>>&>(xs))),
+     ...);
+  } catch (const error&) {
+    args.clear(); // they could not cross
+  }
+  note.arguments(in.tensors());
+  try {
+    if constexpr (std::is_void_v<R>) {
+      self.Impl::forward(std::forward<Ts>(xs)...);
+      note.results({});
+      return;
+    } else {
+      R result = self.Impl::forward(std::forward<Ts>(xs)...);
+      packer out;
+      try {
+        put_value(out, result);
+      } catch (const error&) {
+        // Nor could this.
+      }
+      note.results(out.tensors());
+      return result;
+    }
+  } catch (const c10::Error&) {
+    if (args.size() != sizeof...(Ts))
+      throw;
+    invocation found;
+    auto tensors = note.retry_on_gpu(
+      self, in.tensors(), [&](const std::vector<at::Tensor>& there) {
+        unpacker u{there};
+        packer out;
+        found = call::run(self, u, args, out);
+        return out.tensors();
+      });
+    if (!tensors)
+      throw;
+    note.results(*tensors);
+    if constexpr (!std::is_void_v<R>) {
+      unpacker u{std::move(*tensors)};
+      return get_value<std::decay_t<R>>(u, found.result);
+    }
+  }
+}
+
 } // namespace detail
 
 /// An `Impl` whose `forward` asks first where it has to run. Hides
@@ -182,8 +240,13 @@ public:
     -> decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...)) {
     using result
       = decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...));
-    if (smp_hook.local)
+    if (smp_hook.local) {
+      if (trace_recorder::current()) [[unlikely]]
+        return detail::call_traced<Impl, result>(
+          static_cast<Impl&>(*this), smp_hook, std::index_sequence_for<Ts...>{},
+          std::forward<Ts>(xs)...);
       return Impl::forward(std::forward<Ts>(xs)...);
+    }
     return detail::call_hooked<Impl, result>(
       static_cast<Impl&>(*this), smp_hook, std::index_sequence_for<Ts...>{},
       xs...);

@@ -2,6 +2,7 @@
 
 #include "runtime/distributed_model.hpp"
 #include "runtime/models/builtin.hpp"
+#include "runtime/trace_recorder.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/utils.h>
@@ -26,6 +27,19 @@ named_tensors each_once(const Items& items) {
 } // namespace
 
 trainable::~trainable() = default;
+
+void trainable::rehearse(const batch& x) {
+  auto* trace = trace_recorder::current();
+  if (!trace)
+    return;
+  for (traced_model_call call; call.again();) {
+    batch copy;
+    for (auto& tensor : x)
+      copy.push_back(tensor.clone()); // a model may change its input
+    loss(copy);
+  }
+  trace->finish();
+}
 
 nn_trainable::nn_trainable(std::shared_ptr<torch::nn::Module> root,
                            loss_function loss, logits_function logits)

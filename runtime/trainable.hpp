@@ -47,6 +47,10 @@ public:
   /// @throws error (config) if these are not the model's tensors
   virtual at::Tensor loss(const batch& x) = 0;
 
+  /// While the model is traced, computes the loss as often as measuring needs
+  /// and leaves the step body; else does nothing.
+  void rehearse(const batch& x);
+
   /// Tells whether this is a language model that can continue a text.
   virtual bool continues_text() const = 0;
 

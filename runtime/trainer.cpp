@@ -91,6 +91,7 @@ public:
     start();
     // The step that a user would write.
     auto train_step = smp::step([this](const batch& x) {
+      trainable_->rehearse(x);
       auto loss = trainable_->loss(x);
       model_->backward(loss);
       return loss;
@@ -118,12 +119,13 @@ private:
     // What another rank owns goes with the partition.
     const auto parameters = count_elements(parameters_);
     parameters_.clear();
-    model_->partition();
-    listener_.on_start({.partition = model_->partition_text(),
-                        .parameters = parameters,
-                        .owned = count_elements(model_->local_parameters()),
-                        .batch_size = data_->batch_size(),
-                        .tokens_per_sample = config_.data.sequence_length});
+    model_->register_post_partition_hook([this, parameters] {
+      listener_.on_start({.partition = model_->partition_text(true),
+                          .parameters = parameters,
+                          .owned = count_elements(model_->local_parameters()),
+                          .batch_size = data_->batch_size(),
+                          .tokens_per_sample = config_.data.sequence_length});
+    });
   }
 
   template <class Step>

@@ -17,9 +17,9 @@ class session;
 
 // -- reports ------------------------------------------------------------------
 
-/// What is known when the first step begins.
+/// What is known when the model is partitioned, in the first step.
 struct train_start {
-  /// See `distributed_model_base::partition_text`.
+  /// With colours, see `distributed_model_base::partition_text`.
   std::string partition;
   uint64_t parameters = 0; // numbers in the whole model
   uint64_t owned = 0;      // those of this rank

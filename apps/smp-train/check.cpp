@@ -1,30 +1,13 @@
 #include "apps/smp-train/check.hpp"
 
-#include "runtime/smp.hpp"
+#include "runtime/planner.hpp"
 #include "runtime/trainable.hpp"
+#include "transport/error.hpp"
 
+#include <algorithm>
 #include <functional>
 
 namespace smp::app {
-
-namespace {
-
-/// Partitions for real, on as many virtual ranks of this process.
-std::string partition_text_of(const train_config& x) {
-  virtual_world_options world;
-  world.config = x.smp;
-  std::string result;
-  run_virtual_world(x.smp.pipeline_parallel_degree, world, [&](session& s) {
-    auto whole = make_trainable(x);
-    auto model = whole->distribute();
-    model->partition();
-    if (s.rank() == 0)
-      result = model->partition_text();
-  });
-  return result;
-}
-
-} // namespace
 
 std::vector<std::string> check(const train_config& x, std::string& partition) {
   std::vector<std::string> result;
@@ -32,11 +15,12 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
     try {
       f();
     } catch (const error& e) {
-      result.emplace_back(e.what());
+      if (std::find(result.begin(), result.end(), e.what()) == result.end())
+        result.emplace_back(e.what());
     }
   };
   attempt([&] { make_data(x); });
-  attempt([&] { partition = partition_text_of(x); });
+  attempt([&] { partition = plan_model(x).text; });
   return result;
 }
 

@@ -1,6 +1,7 @@
 #include "apps/smp-train/console.hpp"
 
 #include "apps/smp-train/text_layout.hpp"
+#include "runtime/planner.hpp"
 
 #include <fmt/format.h>
 
@@ -61,7 +62,8 @@ void console::on_start(const train_start& x) {
   item("step", fmt::format("{} {} in {} microbatches, {}", x.batch_size,
                            samples, config_.smp.microbatches,
                            config_.smp.pipeline));
-  fmt::print(stderr, "\n{}\n{}\n", x.partition,
+  fmt::print(stderr, "\n{}\n{}\n",
+             options_.terminal ? x.partition : without_colours(x.partition),
              bold(fmt::format(header, tokens_per_sample_ > 0 ? "tokens/s"
                                                             : "samples/s")));
 }

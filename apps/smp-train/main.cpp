@@ -10,6 +10,7 @@
 #include "apps/smp-train/schedule.hpp"
 #include "runtime/environment.hpp"
 #include "runtime/launcher.hpp"
+#include "runtime/planner.hpp"
 #include "runtime/session.hpp"
 #include "runtime/trainable.hpp"
 #include "runtime/trainer.hpp"
@@ -188,6 +189,8 @@ int run_check(const command_line& cmd, const train_config& config) {
     fmt::print(stderr, "{}: {}\n", cmd.config, text);
   if (!errors.empty())
     return exit_usage;
+  if (!stderr_is_terminal())
+    partition = without_colours(partition);
   fmt::print(stderr, "{}\n{}: no errors\n", partition, cmd.config);
   return exit_done;
 }
@@ -207,10 +210,10 @@ int run(int argc, char** argv) {
   if (!report.errors.empty())
     return exit_usage;
   const auto& config = report.config;
-  if (cmd->what == command::partition)
-    throw error{error_code::config,
-                "partition of a configuration is not built yet; partition "
-                "--tree is"};
+  if (cmd->what == command::partition) {
+    partition_config(cmd->partition, config, stderr_is_terminal());
+    return exit_done;
+  }
   if (cmd->what == command::check)
     return run_check(*cmd, config);
   if (cmd->what == command::schedule) {

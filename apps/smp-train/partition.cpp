@@ -27,4 +27,9 @@ void partition_tree_file(const partition_command& x, bool terminal) {
   show(plan_tree(x.tree, options), x.json, terminal);
 }
 
+void partition_config(const partition_command& x, const train_config& config,
+                      bool terminal) {
+  show(plan_model(config), x.json, terminal);
+}
+
 } // namespace smp::app

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "apps/smp-train/command_line.hpp"
+#include "runtime/config_file.hpp"
 
 namespace smp::app {
 
@@ -8,5 +9,10 @@ namespace smp::app {
 /// data, and writes it.
 /// @throws error (config) naming what is wrong with the files
 void partition_tree_file(const partition_command& x, bool terminal);
+
+/// The command `partition CONFIG`: the same for the model of a configuration.
+/// @throws error (config) naming what is wrong with model, data or placement
+void partition_config(const partition_command& x, const train_config& config,
+                      bool terminal);
 
 } // namespace smp::app

@@ -5,6 +5,7 @@
 #include "runtime/model_state.hpp"
 #include "runtime/script/rewrite.hpp"
 #include "runtime/script/script_values.hpp"
+#include "runtime/trace_recorder.hpp"
 
 #include <ATen/core/function.h>
 #include <ATen/core/stack.h>
@@ -32,7 +33,7 @@ struct place {
 std::optional<place> place_of(const iv::Object& x) {
   auto* s = session::current_or_null();
   auto st = s ? s->internals().model() : nullptr;
-  if (!st || !st->partitioned())
+  if (!st || !(st->partitioned() || trace_recorder::current()))
     return std::nullopt;
   auto i = st->model().module_index.find(&x);
   if (i == st->model().module_index.end())
@@ -115,6 +116,29 @@ c10::IValue ask_method(const place& where, const script_object& self,
              schema.returns().at(0).type());
 }
 
+/// Adds the tensors in `x`, which may be nested.
+void add_tensors(std::vector<at::Tensor>& result, const c10::IValue& x) {
+  if (x.isTensor()) {
+    result.push_back(x.toTensor());
+  } else if (x.isTuple()) {
+    for (auto& y : x.toTupleRef().elements())
+      add_tensors(result, y);
+  } else if (x.isList()) {
+    for (const c10::IValue& y : x.toListRef())
+      add_tensors(result, y);
+  } else if (x.isGenericDict()) {
+    for (auto& entry : x.toGenericDict())
+      add_tensors(result, entry.value());
+  }
+}
+
+std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& xs) {
+  std::vector<at::Tensor> result;
+  for (auto& x : xs)
+    add_tensors(result, x);
+  return result;
+}
+
 // -- here ---------------------------------------------------------------------
 
 script_object child_of(const iv::Object& x, const std::string& attribute) {
@@ -171,6 +195,11 @@ c10::IValue run_chain(const place& where, const script_object& self,
 c10::IValue run_body(const place* where, const script_object& self,
                      const std::string& method, std::vector<c10::IValue> args) {
   running_module running{where};
+  std::optional<traced_call> note;
+  if (where && trace_recorder::current()) [[unlikely]] {
+    note.emplace(where->module);
+    note->arguments(tensors_of(args));
+  }
   auto result = [&]() -> c10::IValue {
     auto* program = where ? where->model->script() : nullptr;
     if (program && args.size() == 1)
@@ -185,6 +214,8 @@ c10::IValue run_body(const place* where, const script_object& self,
     body_of(*self, method).run(stack);
     return std::move(stack.back());
   }();
+  if (note)
+    note->results(tensors_of({result}));
   running.done();
   return result;
 }

@@ -1,0 +1,66 @@
+#pragma once
+
+// What a trace of the model (paper, appendix "Tracing") means for its costs.
+
+#include "partition/module_tree.hpp"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// What one module did while the forward phase of a microbatch was traced.
+struct module_trace {
+  uint64_t calls = 0;
+  /// Position in the order of first calls.
+  uint64_t first = 0;
+  /// Time of all calls, in seconds, without what it called.
+  double seconds = 0;
+  /// What it allocated and held at most, without what it called; bytes, summed
+  /// over its calls.
+  uint64_t activation_bytes = 0;
+  /// Tensors in and out, parameters left out; bytes of all calls.
+  uint64_t transfer_bytes = 0;
+  /// It could not run on the CPU and was traced on the GPU.
+  bool on_gpu = false;
+};
+
+/// What a trace found.
+struct trace_result {
+  std::vector<module_trace> modules; // by module id
+  bool times = true;                 // were measured
+  bool memory = true;                // was measured
+  /// Why the trace ended before the forward phase did, and in which module.
+  std::string failure;
+  std::optional<module_id> failed;
+};
+
+/// Turns measurements into costs: order of children, own time, activations,
+/// bytes and number of calls.
+///
+/// Times are as noisy as the machine, so modules that look alike (type, own
+/// parameters, calls, bytes in and out) count as equally fast: with their
+/// median. What was not called, because the microbatch did not need it or the
+/// trace ended before, gets a time by its parameters.
+/// @param element_bytes size of an element of the model's parameters, the unit
+///        of memory
+/// @pre `x` is of this model
+void apply_trace(model_info& model, const trace_result& x,
+                 double element_bytes);
+
+/// @returns the time of a microbatch on one device, forward and backward, in
+///          seconds: backward takes twice as long as forward. 0 if unknown.
+double step_seconds(const model_info& model, const trace_result& x);
+
+/// @returns where the costs come from: "measured on the CPU, ...".
+/// @param device `smp.trace_device`
+std::string describe_trace(const trace_result& x, double step_seconds,
+                           const std::string& device);
+
+/// @returns a sentence for each thing in the trace that a user should know: why
+///          it ended early, what was not called, what ran on the GPU.
+std::vector<std::string> explain_trace(const model_info& model,
+                                       const trace_result& x);
+
+} // namespace smp
