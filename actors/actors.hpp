@@ -127,6 +127,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::finished)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::completed)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::undelivered)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::forward_done)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::forward_over)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::microbatch_done)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::step_failed)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::step_report)
@@ -168,6 +169,8 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_ATOM(smp, smp, goodbye_atom)
   CAF_ADD_ATOM(smp, smp, deadline_atom)
   CAF_ADD_TYPE_ID(smp, (smp::rank_report))
+  CAF_ADD_TYPE_ID(smp, (smp::forward_over))
+  CAF_ADD_ATOM(smp, smp, moved_atom)
 CAF_END_TYPE_ID_BLOCK(smp)
 
 namespace smp {
@@ -188,6 +191,10 @@ using module_server_actor = caf::typed_actor<
   caf::result<void>(completed),
   // INTERNAL: a response was not sent; tells its requester.
   caf::result<void>(undelivered),
+  // A forward phase is over; from the SCHEDULER: tells all ranks (R19).
+  caf::result<void>(forward_over),
+  // INTERNAL: a held request may have its turn now.
+  caf::result<void>(moved_atom),
   // A microbatch ended; from the SCHEDULER: tells all ranks (R3).
   caf::result<void>(microbatch_done),
   // The step fails; from the SCHEDULER: tells all ranks.
@@ -272,6 +279,7 @@ struct server_status {
   bool in_step = false;
   uint64_t ready = 0;   // work that waits for the token
   uint64_t later = 0;   // requests of a later step
+  uint64_t held = 0;    // requests whose turn it is not (R19)
   uint64_t dropped = 0; // requests of an older step
   uint64_t unknown = 0; // responses that nobody waits for
   uint64_t pending = 0; // calls without an answer

@@ -68,6 +68,13 @@ struct rank_report {
   rank_level level;
 };
 
+/// A microbatch will call no module any more in its forward phase: it stands at
+/// its end, or is over. Sent once for each (R19).
+struct forward_over {
+  step_id step;
+  uint64_t turn = 0; // see `request::turn`
+};
+
 /// A step has its first failure: nothing new starts, it only unwinds.
 struct step_failed {
   step_id step;

@@ -186,6 +186,7 @@ server_status module_server_state::status() const {
   result.in_step = core->in_step();
   result.ready = core->num_ready();
   result.later = core->num_later();
+  result.held = core->num_held();
   result.dropped = core->num_dropped();
   result.unknown = core->num_unknown();
   result.pending = core->num_pending();
@@ -203,11 +204,17 @@ module_server(module_server_state::pointer self, server_config config) {
   st.config = std::move(config);
   auto& node = st.config.node;
   auto leader = node.pipeline.front() == node.self;
-  auto on_token = [door = st.door] { door->send(token_atom_v); };
-  st.core.emplace(
-    server_core::options{node.self, leader, node.make_order, node.token,
-                         on_token},
-    st);
+  server_core::options options;
+  options.self = node.self;
+  options.leader = leader;
+  options.make_order = node.make_order;
+  options.token = node.token;
+  options.on_token = [door = st.door] { door->send(token_atom_v); };
+  options.turnstile = node.turnstile;
+  options.ordered_modules = node.ordered_modules;
+  if (node.turnstile)
+    node.turnstile->on_moved([door = st.door] { door->send(moved_atom_v); });
+  st.core.emplace(std::move(options), st);
   if (leader)
     st.scheduler = self->spawn<caf::monitored>(pipeline_scheduler, node.self,
                                                module_server_actor{self},
@@ -233,6 +240,13 @@ module_server(module_server_state::pointer self, server_config config) {
     [self](const undelivered& x) {
       self->state.answer({x.id, {}, x.error});
     },
+    [self](const forward_over& x) {
+      auto& st = self->state;
+      if (st.scheduler && st.core->keeps_order())
+        st.broadcast(x);
+      st.core->end_forward(x);
+    },
+    [self](moved_atom) { self->state.core->turns_moved(); },
     [self](const microbatch_done& x) {
       if (self->state.scheduler)
         self->state.broadcast(x);

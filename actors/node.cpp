@@ -161,6 +161,7 @@ node_status node::status(std::chrono::milliseconds limit) {
   result.in_step = server.in_step;
   result.ready = server.ready;
   result.later = server.later;
+  result.held = server.held;
   result.dropped = server.dropped;
   result.unknown = server.unknown;
   result.pending = server.pending;

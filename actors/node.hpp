@@ -15,6 +15,7 @@
 namespace smp {
 
 class execution_token;
+class turnstile;
 struct user_schedule;
 
 /// The actor system of a process; every rank of the process lives in it. Its
@@ -62,6 +63,10 @@ struct node_options {
   /// An actor of the user's (actors/user_schedule.hpp), instead of
   /// `make_schedule`.
   std::shared_ptr<const user_schedule> schedule_actor;
+  /// Orders the microbatches in modules that change state.
+  std::shared_ptr<smp::turnstile> turnstile;
+  /// @returns the modules of `turnstile` that a request enters; any thread.
+  std::function<std::vector<module_id>(const request&)> ordered_modules;
   /// All of a microbatch is over: what is kept for it can go (R3). Any thread;
   /// must not block.
   std::function<void(step_id, microbatch_id)> on_microbatch_done;
@@ -88,6 +93,7 @@ struct node_status {
   bool in_step = false;
   uint64_t ready = 0;   // work that waits for the token
   uint64_t later = 0;   // requests of a later step
+  uint64_t held = 0;    // requests whose turn it is not (R19)
   uint64_t dropped = 0; // requests of an older step
   uint64_t unknown = 0; // responses that nobody waits for
   uint64_t pending = 0; // calls without an answer

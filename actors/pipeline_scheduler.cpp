@@ -23,6 +23,10 @@ void pipeline_scheduler_state::grant(response x) {
   self->send(server, std::move(x));
 }
 
+void pipeline_scheduler_state::forward_over(const smp::forward_over& x) {
+  self->send(server, x);
+}
+
 void pipeline_scheduler_state::microbatch_over(const microbatch_done& x) {
   self->send(server, x);
 }

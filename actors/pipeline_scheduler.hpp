@@ -29,6 +29,7 @@ struct pipeline_scheduler_state : driver_output, schedule_asker {
 
   void start(request x) override;
   void grant(response x) override;
+  void forward_over(const smp::forward_over& x) override;
   void microbatch_over(const microbatch_done& x) override;
   void failed(const step_failed& x) override;
   void step_over(step_report x) override;

@@ -26,6 +26,8 @@ struct request {
   module_id module;
   phase what = phase::forward;
   payload body;
+  /// How many microbatches of the step were started before this one (R19).
+  uint64_t turn = 0;
 };
 
 /// Answers exactly one request, with a value or with the first cause.

@@ -42,12 +42,16 @@ void server_core::enter(const run_step& x) {
   stretches_.assign(x.microbatches, {});
   order_ = options_.make_order ? options_.make_order(x.microbatches)
                                : service_order{backward_first};
+  if (options_.turnstile)
+    options_.turnstile->begin_step(x.microbatches);
   if (options_.leader)
     output_.run(x);
   early_news news;
   if (auto i = early_.find(x.step); i != early_.end())
     news = std::move(i->second);
   early_.erase(early_.begin(), early_.upper_bound(x.step));
+  for (auto& y : news.forwards)
+    end_forward(y);
   if (down_)
     fail(down_);
   else if (news.failed)
@@ -59,6 +63,15 @@ void server_core::enter(const run_step& x) {
   else if (down_ && !options_.leader)
     close({x.step, {}, failed_});
   pump();
+}
+
+void server_core::end_forward(const forward_over& x) {
+  if (!options_.turnstile)
+    return;
+  if (x.step >= next_)
+    early_[x.step].forwards.push_back(x);
+  else if (open_ && x.step == current_.step)
+    options_.turnstile->forward_over(x.turn);
 }
 
 void server_core::end_microbatch(const microbatch_done& x) {
@@ -90,6 +103,7 @@ void server_core::end_step(step_report x) {
 void server_core::shut_down() {
   closing_ = true;
   later_.clear();
+  held_.clear();
   auto why = failure{error_code::cancelled, self(), {}, "the rank shuts down"};
   if (open_)
     close({current_.step, {}, why});
@@ -113,7 +127,13 @@ void server_core::accept(request x) {
   } else if (failed_) {
     reply({x.id, {}, failed_});
   } else {
-    push(std::move(x));
+    auto modules = options_.ordered_modules
+                     ? options_.ordered_modules(x)
+                     : std::vector<module_id>{};
+    if (modules.empty() || options_.turnstile->open(modules, x.turn))
+      push(std::move(x), std::move(modules));
+    else
+      held_.push_back({std::move(x), std::move(modules)});
   }
 }
 
@@ -149,6 +169,8 @@ void server_core::rank_down(const failure& x) {
   if (!down_)
     down_ = x;
   std::erase_if(later_, [&](auto& y) { return y.id.origin == x.rank; });
+  std::erase_if(held_,
+                [&](auto& y) { return y.what.id.origin == x.rank; });
   std::erase_if(ready_, [&](auto& y) {
     auto req = std::get_if<request>(&y.work);
     return req != nullptr && req->id.origin == x.rank;
@@ -168,13 +190,22 @@ void server_core::token_granted() {
   pump();
 }
 
+void server_core::turns_moved() {
+  for (auto& x : std::exchange(held_, {}))
+    if (options_.turnstile->open(x.modules, x.what.turn))
+      push(std::move(x.what), std::move(x.modules));
+    else
+      held_.push_back(std::move(x));
+  pump();
+}
+
 // -- contexts -----------------------------------------------------------------
 
 void server_core::suspend(context_id ctx, call x) {
   auto pos = contexts_.find(ctx);
   if (pos == contexts_.end())
     return;
-  auto& [state, cur] = pos->second;
+  auto& [state, cur, entered] = pos->second;
   state = context_state::pending;
   free_token(ctx);
   auto id = request_id{self(), ++calls_};
@@ -196,7 +227,7 @@ void server_core::suspend(context_id ctx, call x) {
   switch (x.kind) {
     case call_kind::remote:
       output_.ask(x.owner, {id, cur.step, cur.microbatch, x.module, x.what,
-                            std::move(x.body)});
+                            std::move(x.body), cur.turn});
       break;
     case call_kind::grant:
       output_.forward_done({id, cur.microbatch});
@@ -211,10 +242,12 @@ void server_core::finish(context_id ctx, outcome x) {
   auto pos = contexts_.find(ctx);
   if (pos == contexts_.end())
     return;
-  auto& [state, cur] = pos->second;
+  auto& [state, cur, entered] = pos->second;
   state = context_state::idle;
   free_token(ctx);
   auto id = cur.id;
+  if (!entered.empty())
+    options_.turnstile->leave(std::exchange(entered, {}), cur.turn);
   if (x.error)
     fail(x.error);
   reply({id, std::move(x.body), std::move(x.error)});
@@ -226,7 +259,7 @@ void server_core::lose(context_id ctx, const std::string& why) {
   auto i = contexts_.find(ctx);
   if (i == contexts_.end())
     return;
-  auto [state, cur] = std::move(i->second);
+  auto [state, cur, entered] = std::move(i->second);
   contexts_.erase(i);
   free_token(ctx);
   std::erase_if(pending_, [&](auto& y) { return y.second.context == ctx; });
@@ -279,6 +312,8 @@ void server_core::answer_queued(const failure& x) {
   for (auto i = queued; i != ready_.end(); ++i)
     reply({std::get<request>(i->work).id, {}, x});
   ready_.erase(queued, ready_.end());
+  for (auto& y : std::exchange(held_, {}))
+    reply({y.what.id, {}, x});
 }
 
 template <class Predicate>
@@ -306,6 +341,8 @@ void server_core::check_over() {
       output_.microbatch_over({current_.step, microbatch_id{mb}});
   auto report = std::move(*report_);
   report_.reset();
+  if (options_.turnstile)
+    options_.turnstile->end_step(!report.error);
   output_.step_over(std::move(report));
 }
 
@@ -318,15 +355,15 @@ ready_key server_core::key_of(phase what, microbatch_id x) {
   return result;
 }
 
-void server_core::push(request x) {
+void server_core::push(request x, std::vector<module_id> entered) {
   auto key = key_of(x.what, x.microbatch);
-  ready_.push_back({key, std::nullopt, std::move(x)});
+  ready_.push_back({key, std::move(entered), std::nullopt, std::move(x)});
 }
 
 void server_core::push(const pending_call& x, response y) {
   auto& cur = contexts_.at(x.context).current;
   auto key = key_of(x.what, cur.microbatch);
-  ready_.push_back({key, x.context, std::move(y)});
+  ready_.push_back({key, {}, x.context, std::move(y)});
 }
 
 void server_core::free_token(context_id ctx) {
@@ -372,7 +409,8 @@ void server_core::serve_next() {
   if (auto y = std::get_if<response>(&item.work))
     return output_.resume(ctx, std::move(*y));
   auto& x = std::get<request>(item.work);
-  entry.current = {x.id, x.step, x.microbatch, x.module, x.what, {}};
+  entry.current = {x.id, x.step, x.microbatch, x.module, x.what, {}, x.turn};
+  entry.entered = std::move(item.entered);
   output_.start(ctx, std::move(x));
 }
 

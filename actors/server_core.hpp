@@ -6,6 +6,7 @@
 #include "actors/execution_token.hpp"
 #include "actors/messages.hpp"
 #include "actors/node.hpp"
+#include "actors/turnstile.hpp"
 
 #include <array>
 #include <map>
@@ -82,6 +83,10 @@ public:
     std::shared_ptr<execution_token> token;
     /// Called when the token comes later; must lead to `token_granted`.
     std::function<void()> on_token;
+    /// Null: no module is ordered. Its `on_moved` must lead to `turns_moved`.
+    std::shared_ptr<smp::turnstile> turnstile = {};
+    /// The modules of `turnstile` that a request enters.
+    std::function<std::vector<module_id>(const request&)> ordered_modules = {};
   };
 
   server_core(options x, server_output& output);
@@ -95,6 +100,9 @@ public:
   /// @throws error (internal) unless it is a later step than all before and
   /// none is running
   void enter(const run_step& x);
+
+  /// The forward phase of a microbatch ended everywhere.
+  void end_forward(const forward_over& x);
 
   /// A microbatch ended everywhere.
   void end_microbatch(const microbatch_done& x);
@@ -121,6 +129,9 @@ public:
   void rank_down(const failure& x);
 
   void token_granted();
+
+  /// Requests that are held may have their turn now.
+  void turns_moved();
 
   // -- contexts ---------------------------------------------------------------
   // What a context that was lost sends late is ignored, not an error.
@@ -163,6 +174,15 @@ public:
     return later_.size();
   }
 
+  size_t num_held() const noexcept {
+    return held_.size();
+  }
+
+  /// Tells whether other ranks have to hear of the ends of forward phases.
+  bool keeps_order() const {
+    return options_.turnstile && options_.turnstile->used();
+  }
+
   size_t num_pending() const noexcept {
     return pending_.size();
   }
@@ -180,6 +200,8 @@ private:
     context_state state = context_state::idle;
     /// Without its body, which the executor has.
     request current;
+    /// Ordered modules that it is in.
+    std::vector<module_id> entered;
   };
 
   struct pending_call {
@@ -191,6 +213,7 @@ private:
   /// A new request has no context yet, a response knows its own.
   struct ready_item {
     ready_key key;
+    std::vector<module_id> entered = {};
     std::optional<context_id> context;
     std::variant<request, response> work;
   };
@@ -199,13 +222,21 @@ private:
   struct early_news {
     failure failed;
     std::optional<step_report> done;
+    std::vector<forward_over> forwards;
   };
 
   using pending_map = std::map<request_id, pending_call>;
 
   void accept(request x);
   ready_key key_of(phase what, microbatch_id x);
-  void push(request x);
+
+  /// A request that came before its turn: it has neither context nor token.
+  struct held_request {
+    request what;
+    std::vector<module_id> modules;
+  };
+
+  void push(request x, std::vector<module_id> entered);
   void push(const pending_call& x, response y);
   void settle(pending_map::iterator i, response x);
   void fail(const failure& x);
@@ -242,6 +273,7 @@ private:
 
   std::vector<ready_item> ready_;
   std::vector<request> later_;
+  std::vector<held_request> held_;
   std::map<context_id, context_entry> contexts_;
   pending_map pending_;
   std::set<rank_id> dead_;

@@ -28,6 +28,8 @@ step_driver::step_driver(rank_id self, schedule_factory make,
 void step_driver::run(const run_step& x) {
   report_ = {x.step, std::vector<payload>(x.microbatches), {}};
   started_.assign(x.microbatches, false);
+  turns_ = 0;
+  in_forward_.clear();
   left_ = x.microbatches;
   active_ = true;
   guarded([&] { schedule_ = make_(x.microbatches); });
@@ -38,6 +40,7 @@ void step_driver::forward_done(const smp::forward_done& x) {
   if (!active_)
     return;
   waiting_.emplace(x.microbatch, x.id);
+  end_forward(x.microbatch);
   guarded([&] { schedule_->forward_done(x.microbatch); });
   pump();
 }
@@ -50,6 +53,7 @@ void step_driver::ended(response x) {
   running_.erase(i);
   waiting_.erase(mb);
   --left_;
+  end_forward(mb);
   output_.microbatch_over({report_.step, mb});
   report_.values[mb.value] = std::move(x.body);
   if (x.error && !report_.error)
@@ -109,7 +113,14 @@ void step_driver::start(const task& x) {
   started_[mb.value] = true;
   auto id = request_id{self_, root_request | ++requests_};
   running_.emplace(id, mb);
-  output_.start({id, report_.step, mb, root_module, phase::forward, {}});
+  auto turn = turns_++;
+  in_forward_.emplace(mb, turn);
+  output_.start({id, report_.step, mb, root_module, phase::forward, {}, turn});
+}
+
+void step_driver::end_forward(microbatch_id x) {
+  if (auto turn = in_forward_.extract(x))
+    output_.forward_over({report_.step, turn.mapped()});
 }
 
 void step_driver::fail(failure x) {

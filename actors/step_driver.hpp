@@ -24,6 +24,8 @@ public:
   /// Lets a microbatch begin its backward phase.
   virtual void grant(response x) = 0;
 
+  virtual void forward_over(const smp::forward_over& x) = 0;
+
   virtual void microbatch_over(const microbatch_done& x) = 0;
 
   /// The schedule itself failed.
@@ -74,6 +76,7 @@ private:
   void guarded(F f);
   void start(const task& x);
   void fail(failure x);
+  void end_forward(microbatch_id x);
   void pump();
 
   rank_id self_;
@@ -84,7 +87,9 @@ private:
   bool active_ = false;
   uint64_t left_ = 0;
   uint64_t requests_ = 0;
-  std::vector<bool> started_; // by microbatch
+  uint64_t turns_ = 0;
+  std::map<microbatch_id, uint64_t> in_forward_; // with their turns
+  std::vector<bool> started_;                    // by microbatch
   std::map<request_id, microbatch_id> running_;
   std::map<microbatch_id, request_id> waiting_; // for their grant
 };

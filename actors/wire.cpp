@@ -18,6 +18,7 @@ enum class control_kind : uint8_t {
   step_failed,
   step_report,
   rank_report,
+  forward_over,
 };
 
 // -- writing ------------------------------------------------------------------
@@ -220,7 +221,7 @@ step_report decode_report(step_id step, reader& in,
 
 incoming decode_control(message x) {
   reader in{x.body.bytes, "control message"};
-  auto kind = in.code("kind", control_kind::rank_report);
+  auto kind = in.code("kind", control_kind::forward_over);
   auto step = step_id{in.number<uint64_t>("step")};
   switch (kind) {
     case control_kind::microbatch_done: {
@@ -246,6 +247,12 @@ incoming decode_control(message x) {
       no_tensors(x, in);
       return result;
     }
+    case control_kind::forward_over: {
+      auto turn = in.number<uint64_t>("turn");
+      in.end();
+      no_tensors(x, in);
+      return forward_over{step, turn};
+    }
     default:
       return decode_report(step, in, std::move(x.body.tensors));
   }
@@ -257,11 +264,12 @@ incoming decode_control(message x) {
 
 message encode(request x) {
   writer out;
-  out.reserve(41 + x.body.bytes.size());
+  out.reserve(49 + x.body.bytes.size());
   out.number(x.id.origin.value);
   out.number(x.id.number);
   out.number(x.step.value);
   out.number(x.microbatch.value);
+  out.number(x.turn);
   out.number(x.module.value);
   out.number(x.what);
   return with_body(message_kind::request, out, std::move(x.body));
@@ -295,6 +303,12 @@ message encode(const rank_report& x) {
   out.number(x.level.pp_rank);
   out.number(static_cast<uint8_t>(x.level.busy));
   out.number(x.level.bytes);
+    return {message_kind::control, {out.take(), {}}};
+}
+
+message encode(const forward_over& x) {
+  auto out = control(control_kind::forward_over, x.step);
+  out.number(x.turn);
   return {message_kind::control, {out.take(), {}}};
 }
 
@@ -326,6 +340,7 @@ incoming decode(message x) {
       result.id = in.id();
       result.step = step_id{in.number<uint64_t>("step")};
       result.microbatch = microbatch_id{in.number<uint64_t>("microbatch")};
+      result.turn = in.number<uint64_t>("turn");
       result.module = module_id{in.number<uint64_t>("module")};
       result.what = in.code("phase", phase::backward);
       result.body = body_of(std::move(x), in);

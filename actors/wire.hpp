@@ -4,8 +4,8 @@
 // ranks. All ranks run the same build on the same kind of machine, so numbers
 // keep the machine's form (little-endian); every length is checked.
 //
-// request:  origin u64, number u64, step u64, microbatch u64, module u64,
-//           phase u8; then the body
+// request:  origin u64, number u64, step u64, microbatch u64, turn u64,
+//           module u64, phase u8; then the body
 // response: origin u64, number u64, failure; then the body
 // control:  kind u8, step u64, then
 //           0 microbatch_done: microbatch u64
@@ -13,6 +13,7 @@
 //           2 step_report:     failure, count u64, per value (bytes u64,
 //                              tensors u64), then the bytes of all values
 //           3 rank_report:     pp_rank u32, busy u8, bytes u64
+//           4 forward_over:    turn u64
 // failure:  code u8 (0: none, and nothing follows), rank u64, module string,
 //           text string
 // string:   length u32, then the bytes
@@ -29,12 +30,13 @@ message encode(response x);
 message encode(const microbatch_done& x);
 message encode(const step_failed& x);
 message encode(const rank_report& x);
+message encode(const forward_over& x);
 
 /// The tensors of all values stand one after the other.
 message encode(const step_report& x);
 
 using incoming = std::variant<request, response, microbatch_done, step_failed,
-                              step_report, rank_report>;
+                              step_report, rank_report, forward_over>;
 
 /// Reads a message of kind request, response or control.
 /// @throws error (protocol) naming the first field that makes no sense

@@ -37,6 +37,10 @@ struct module_info {
   /// that would free it (R20); empty if they can.
   std::string not_interceptable;
 
+  /// Why microbatches pass the module in their order, e.g. "buffer
+  /// running_mean" (R19); empty if they need not.
+  std::string ordered;
+
   /// Manual placement; holds for the whole subtree unless pinned otherwise.
   std::optional<uint32_t> pinned_device;
 

@@ -74,7 +74,7 @@ private:
     here.forward += seconds;
     here.backward += seconds * ratio_;
     here.activations += model_[i].activations;
-    here.ordered |= !model_[i].buffers.empty();
+    here.ordered |= !model_[i].ordered.empty();
     here.chunk = std::max(here.chunk, plan_.module_chunk[i]);
     stack_.push_back({i, 0, device});
   }

@@ -34,6 +34,7 @@ public:
     idle(surplus);
     pulled();
     captive();
+    ordered();
     return std::move(result_);
   }
 
@@ -121,6 +122,25 @@ private:
         text += " stays with " + short_name(model_, x.parent);
       result_.push_back(text + ": " + key.first);
     }
+  }
+
+  /// What makes a pipeline wait although no device is busy.
+  void ordered() {
+    std::vector<std::string> names;
+    std::string why;
+    for (size_t i = 0; i < model_.size() && p_.devices > 1; ++i)
+      if (auto& x = model_[i].ordered; !x.empty()) {
+        names.push_back(short_name(model_, module_id{i}));
+        if (why.empty())
+          why = x;
+      }
+    if (names.empty())
+      return;
+    auto more = names.size() - 1;
+    result_.push_back(
+      "microbatches pass " + names[0]
+      + (more > 0 ? " and " + std::to_string(more) + " more" : "")
+      + " in their order, as long as its state changes: " + why);
   }
 
   const model_info& model_;

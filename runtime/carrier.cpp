@@ -3,7 +3,6 @@
 #include "runtime/engine.hpp"
 #include "runtime/script/script_calls.hpp"
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
 
@@ -54,9 +53,6 @@ void carrier::run() {
   // Backward must run on this thread: it is the one that may park, and on a
   // GPU the engine's own device thread is shared by all microbatches (R9).
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-  // The cast cache is global and would leak one microbatch's graph into
-  // another's.
-  at::autocast::set_autocast_cache_enabled(false);
   session::set_current(eng->owner());
   set_current(this);
   scoped_waiter parking{*this};
@@ -79,6 +75,7 @@ outcome carrier::execute(request x) {
   lent.clear();
   step = x.step;
   microbatch = x.microbatch;
+  turn = x.turn;
   calls = 0;
   in_backward = false;
   granted = false;

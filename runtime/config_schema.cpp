@@ -344,9 +344,10 @@ const std::vector<config_key> keys = {
    .only = {{"data.type", {"text"}}}},
   {.name = "train.dtype",
    .slot = SLOT(train.dtype),
-   .meaning = "type of activations",
-   .choices = {"float32"},
-   .planned_choices = {"bfloat16", "float16"},
+   .meaning = "type in which activations are computed (autocast); parameters "
+              "and gradients stay float32. `float16` has no loss scaling: "
+              "small gradients vanish",
+   .choices = {"float32", "bfloat16", "float16"},
    .elsewhere = {"precision", "bf16", "fp16", "mixed_precision"}},
   {.name = "train.save_model",
    .slot = SLOT(train.save_model),

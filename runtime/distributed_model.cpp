@@ -112,6 +112,10 @@ std::string distributed_model_base::partition_text(bool colour) const {
   return colour ? state_->text() : without_colours(state_->text());
 }
 
+std::string distributed_model_base::order_text() const {
+  return state_->order().text();
+}
+
 void distributed_model_base::register_post_partition_hook(
   std::function<void()> f) {
   state_->on_partition(std::move(f));

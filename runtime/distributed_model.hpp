@@ -1,6 +1,7 @@
 #pragma once
 
 #include "runtime/hook.hpp"
+#include "runtime/named_tensors.hpp"
 #include "runtime/session.hpp"
 #include "runtime/trace_recorder.hpp"
 
@@ -19,9 +20,6 @@ namespace smp {
 class engine;
 class model_state;
 struct model_root;
-
-/// Names with tensors, in the order of the model.
-using named_tensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// What `distributed_model<M>` does that does not depend on M.
 class distributed_model_base {
@@ -70,6 +68,10 @@ public:
   /// The decision for people; empty before the partition.
   /// @param colour one per device, for a terminal
   std::string partition_text(bool colour = false) const;
+
+  /// Which modules microbatches pass in their order, because they change state
+  /// (R19), one line each; after the first training step only those that did.
+  std::string order_text() const;
 
   /// Calls `f` after the partition, or at once.
   void register_post_partition_hook(std::function<void()> f);

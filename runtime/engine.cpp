@@ -35,7 +35,8 @@ engine::engine(parts x)
     token_(std::move(x.token)),
     self_(fabric_->self()),
     exchange_(*fabric_),
-    objects_(*fabric_) {
+    objects_(*fabric_),
+    turnstile_(std::make_shared<smp::turnstile>()) {
   pipeline_ = layout_.members(comm_group::pp, self_);
   pp_rank_ = layout_.rank(comm_group::pp, self_);
 }
@@ -62,6 +63,10 @@ void engine::start(const std::vector<std::string>& addresses) {
   options.schedule_actor = user_schedule_;
   options.make_order
     = [this](uint64_t microbatches) { return new_order(microbatches); };
+  options.turnstile = turnstile_;
+  options.ordered_modules = [this](const request& x) {
+    return model_ ? model_->order().entered_by(x) : std::vector<module_id>{};
+  };
   options.on_microbatch_done
     = [this](step_id s, microbatch_id m) { calls_.drop(s, m); };
   node_ = std::make_unique<node>(*host_, std::move(options));
@@ -249,7 +254,11 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body) {
   executing_ns_ = 0;
   requests_ = 0;
   microbatches_ = microbatches;
+  held_results_.clear();
   body_ = std::move(body);
+  body_context_ = call_context::current();
+  if (model_)
+    model_->begin_step();
   auto step = step_id{++step_};
   auto report = std::make_shared<awaited<step_report>>();
   node_->begin_step(smp::run_step{step, microbatches},
@@ -263,7 +272,7 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body) {
   for (uint64_t m = 0; m < microbatches; ++m)
     calls_.drop(step, microbatch_id{m});
   if (model_)
-    model_->forget_copies();
+    model_->end_step(!x.error);
   auto after = fabric_->stats();
   stats_.seconds
     = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
@@ -271,8 +280,11 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body) {
   stats_.executing_seconds = static_cast<double>(executing_ns_) * 1e-9;
   stats_.requests = requests_;
   stats_.bytes_sent = after.bytes_sent - before.bytes_sent;
-  if (x.error)
+  if (x.error) {
+    // The results of other microbatches never got away from here.
+    objects_.withdraw(held_results_);
     throw error{x.error};
+  }
   return std::move(x.values);
 }
 
@@ -299,6 +311,7 @@ void engine::trace(const step_body& body) {
 payload engine::execute(execution& ex, request& x) {
   if (!ex.is_root)
     return serve(*this, ex, x);
+  scoped_context context{body_context_};
   auto result = body_(x.microbatch.value);
   check_range_consumed(ex);
   if (model_)

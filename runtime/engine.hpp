@@ -4,7 +4,9 @@
 // A user sees `session`; everything in runtime/ reaches it through this.
 
 #include "actors/node.hpp"
+#include "actors/turnstile.hpp"
 #include "partition/rank_layout.hpp"
+#include "runtime/call_context.hpp"
 #include "runtime/call_store.hpp"
 #include "runtime/object_store.hpp"
 #include "runtime/random_stream.hpp"
@@ -124,6 +126,11 @@ public:
     return *node_;
   }
 
+  /// Keeps the order of microbatches in modules that change state (R19).
+  smp::turnstile& turnstile() noexcept {
+    return *turnstile_;
+  }
+
   /// The one distributed model of the session, or null.
   const std::shared_ptr<model_state>& model() const noexcept {
     return model_;
@@ -137,6 +144,11 @@ public:
   /// Manual placement of modules without a hook of their own, by object.
   std::map<const void*, uint32_t>& pins() noexcept {
     return pins_;
+  }
+
+  /// Why modules are stateful, as a user said, by object.
+  std::map<const void*, std::string>& stateful() noexcept {
+    return stateful_;
   }
 
   // -- steps ------------------------------------------------------------------
@@ -176,6 +188,11 @@ public:
   /// Microbatches of the running step.
   uint64_t microbatches() const noexcept {
     return microbatches_;
+  }
+
+  /// A result of the step body that this rank holds for others.
+  void note_held_result(object_id x) {
+    held_results_.push_back(x);
   }
 
   /// The grant of a microbatch's backward phase. Parks.
@@ -226,11 +243,15 @@ private:
   call_store calls_;
   std::shared_ptr<model_state> model_;
   std::map<const void*, uint32_t> pins_;
+  std::map<const void*, std::string> stateful_;
+  std::shared_ptr<smp::turnstile> turnstile_;
   std::atomic<uint64_t> step_ = 0;
   std::atomic<uint64_t> microbatches_ = 0;
   std::atomic<uint64_t> executing_ns_ = 0;
   std::atomic<uint64_t> requests_ = 0; // of the running step
   step_body body_;
+  call_context body_context_; // of the thread that called the step
+  std::vector<object_id> held_results_; // of the running step
   step_stats stats_;
   std::shared_ptr<const user_schedule> user_schedule_;
   std::set<uint64_t> checked_; // numbers of microbatches

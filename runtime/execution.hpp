@@ -29,6 +29,9 @@ public:
   step_id step;
   microbatch_id microbatch;
 
+  /// How many microbatches of the step were started before this one.
+  uint64_t turn = 0;
+
   /// Numbers the remote calls of this execution.
   uint64_t calls = 0;
 

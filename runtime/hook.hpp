@@ -15,6 +15,8 @@ struct hook_state {
   rank_id owner;
   /// False if calls must go to `owner`.
   bool local = true;
+  /// Calls on this rank wait for the turn of their microbatch (R19).
+  bool ordered = false;
   /// Manual placement: a pp_rank.
   std::optional<uint32_t> pinned;
 };

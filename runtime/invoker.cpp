@@ -1,11 +1,11 @@
 #include "runtime/invoker.hpp"
 
+#include "runtime/fnv_hash.hpp"
 #include "transport/error.hpp"
 
 #include <map>
 #include <mutex>
 #include <stdexcept>
-#include <string_view>
 
 namespace smp {
 
@@ -22,18 +22,13 @@ struct registry {
   }
 };
 
-uint64_t hash(std::string_view x) {
-  auto result = 14695981039346656037ull;
-  for (auto c : x)
-    result = (result ^ static_cast<uint8_t>(c)) * 1099511628211ull;
-  return result;
-}
-
 } // namespace
 
 uint64_t register_invoker(const char* type_name, invoker_function f) {
   auto& r = registry::get();
-  auto id = hash(type_name);
+  fnv_hash hash;
+  hash.add(type_name);
+  auto id = hash.get();
   std::unique_lock guard{r.mutex};
   auto& entry = r.functions[id];
   if (!entry.first.empty() && entry.first != type_name)

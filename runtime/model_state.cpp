@@ -14,6 +14,8 @@
 #include "runtime/wire_ops.hpp"
 
 #include <ATen/ops/equal.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
@@ -89,7 +91,8 @@ double element_bytes(const walked_model& model) {
 }
 
 model_info describe(const walked_model& model,
-                    const std::map<const void*, uint32_t>& pins) {
+                    const std::map<const void*, uint32_t>& pins,
+                    const module_order& order) {
   model_info result;
   for (auto& m : model.modules) {
     module_info x;
@@ -104,6 +107,7 @@ model_info describe(const walked_model& model,
       (t.is_buffer ? x.buffers : x.parameters).push_back(info);
     }
     x.not_interceptable = not_interceptable(m);
+    x.ordered = order.reason(static_cast<uint32_t>(result.size()));
     x.container = m.container;
     x.sequential = m.sequential;
     for (auto* hook : m.hooks)
@@ -185,8 +189,10 @@ model_state::model_state(engine& eng, model_root root)
 
 model_state::~model_state() {
   for (auto& m : model_.modules)
-    for (auto* hook : m.hooks)
+    for (auto* hook : m.hooks) {
       hook->local = true;
+      hook->ordered = false;
+    }
 }
 
 // -- partition ----------------------------------------------------------------
@@ -212,6 +218,7 @@ void model_state::rewalk() {
   // Again: the user may have added modules since.
   model_ = walk(root_);
   owners_.assign(model_.modules.size(), self_);
+  order_ = module_order{model_, engine_.stateful()};
 }
 
 void model_state::rewrite_script() {
@@ -293,7 +300,7 @@ partition_decision model_state::decide(uint32_t devices) const {
   options.memory_weight = effective_memory_weight(cfg);
   options.strategy = parse_partition_strategy(cfg.strategy);
   options.chunks = static_cast<uint32_t>(cfg.chunks);
-  auto info = describe(model_, engine_.pins());
+  auto info = describe(model_, engine_.pins(), order_);
   std::vector<std::string> remarks;
   if (trace_ && traced_hash_ == model_.hash()) {
     apply_trace(info, *trace_, element_bytes(model_));
@@ -359,6 +366,22 @@ void model_state::place() {
     if (auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(m.object))
       name_sequential(*seq, module_id{i});
   }
+  set_order();
+}
+
+bool model_state::keeps_order(module_id x) const {
+  // On one rank a microbatch does not stop within its forward phase.
+  return engine_.pipeline().size() > 1
+         && order_.ordered(static_cast<uint32_t>(x.value));
+}
+
+void model_state::set_order() {
+  for (uint32_t i = 0; i < model_.modules.size(); ++i)
+    for (auto* hook : model_.modules[i].hooks)
+      hook->ordered = keeps_order(module_id{i});
+  if (engine_.pipeline().size() == 1)
+    return;
+  engine_.turnstile().set_modules(order_.modules());
 }
 
 void model_state::release() {
@@ -432,6 +455,10 @@ at::Tensor model_state::fetch(uint32_t tensor) {
   auto& ex = executing(tensor);
   flush();
   auto c = ask(wire_op::read_tensor, tensor, "value");
+  // A copy made for one microbatch serves others, which may need its graph.
+  std::optional<c10::InferenceMode> off;
+  if (c10::InferenceMode::is_enabled())
+    off.emplace(false);
   std::shared_ptr<awaited<at::Tensor>> mine;
   if (!t.is_buffer) {
     // One fetch per step, however many microbatches want it.
@@ -513,9 +540,28 @@ void model_state::rebind(const at::Tensor& from, const at::Tensor& to) {
     storages_.insert(to.storage().unsafeGetStorageImpl());
 }
 
-void model_state::forget_copies() {
-  std::unique_lock guard{copies_mutex_};
-  copies_.clear();
+// -- steps --------------------------------------------------------------------
+
+void model_state::begin_step() {
+  if (order_.undecided() && engine_.pipeline().size() > 1)
+    order_.before_step([this](uint32_t tensor) { return owned(tensor); });
+}
+
+void model_state::end_step(bool complete) {
+  {
+    std::unique_lock guard{copies_mutex_};
+    copies_.clear();
+  }
+  for (auto x : engine_.turnstile().take_overtaken())
+    TORCH_WARN("smp: a microbatch called '", name(x),
+               "' more often than any before it, after a younger microbatch "
+               "had been there: in this step its state saw them in another "
+               "order than in one process; from now on each microbatch waits "
+               "there for the forward phase of the one before it");
+  if (!complete || !order_.undecided() || engine_.pipeline().size() == 1)
+    return;
+  order_.after_step(engine_);
+  set_order();
 }
 
 } // namespace smp

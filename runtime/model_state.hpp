@@ -3,6 +3,7 @@
 #include "actors/request.hpp"
 #include "partition/program.hpp"
 #include "partition/trace.hpp"
+#include "runtime/module_order.hpp"
 #include "runtime/module_walk.hpp"
 #include "runtime/random_stream.hpp"
 #include "transport/wait.hpp"
@@ -113,6 +114,14 @@ public:
     return model_;
   }
 
+  /// Which modules microbatches pass in their order (R19).
+  const module_order& order() const noexcept {
+    return order_;
+  }
+
+  /// Tells whether calls of a module on this rank wait for their turn.
+  bool keeps_order(module_id x) const;
+
   rank_id owner(module_id x) const {
     return owners_.at(x.value);
   }
@@ -160,12 +169,18 @@ public:
   /// buffer from now on.
   void rebind(const at::Tensor& from, const at::Tensor& to);
 
-  /// Forgets the copies of the last step.
-  void forget_copies();
+  // -- steps ------------------------------------------------------------------
+
+  void begin_step();
+
+  /// Forgets the copies of foreign parameters; learns from the first steps
+  /// which modules need no order. Collective.
+  void end_step(bool complete);
 
 private:
   void rewalk();
   void rewrite_script();
+  void set_order();
   void check_same_everywhere();
   void place();
   void release();
@@ -184,6 +199,7 @@ private:
   model_root root_;
   walked_model model_;
   std::unique_ptr<script_program> script_;
+  module_order order_;
   bool partitioned_ = false;
   /// What the trace found, or why there is none; of the model with this hash.
   std::optional<trace_result> trace_;

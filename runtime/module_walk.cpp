@@ -1,5 +1,6 @@
 #include "runtime/module_walk.hpp"
 
+#include "runtime/fnv_hash.hpp"
 #include "runtime/hook.hpp"
 #include "runtime/sequential.hpp"
 
@@ -93,31 +94,6 @@ private:
   }
 
   walked_model result_;
-};
-
-class fnv_hash {
-public:
-  void add(std::string_view x) {
-    for (auto c : x)
-      add_byte(static_cast<uint8_t>(c));
-    add_byte(0);
-  }
-
-  void add(uint64_t x) {
-    for (int i = 0; i < 8; ++i)
-      add_byte(static_cast<uint8_t>(x >> (8 * i)));
-  }
-
-  uint64_t get() const {
-    return hash_;
-  }
-
-private:
-  void add_byte(uint8_t x) {
-    hash_ = (hash_ ^ x) * 1099511628211ull;
-  }
-
-  uint64_t hash_ = 14695981039346656037ull;
 };
 
 } // namespace

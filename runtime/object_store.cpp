@@ -271,6 +271,14 @@ void object_store::release(std::vector<object_id> ids) {
   }
 }
 
+void object_store::withdraw(const std::vector<object_id>& ids) {
+  std::vector<at::Tensor> gone;
+  std::lock_guard guard{mutex_};
+  for (auto id : ids)
+    if (find_slot(id) != nullptr)
+      gone.push_back(free_slot(slots_[id.number]));
+}
+
 void object_store::clear() {
   std::map<object_id, fetching_ptr> fetched;
   std::vector<at::Tensor> gone;

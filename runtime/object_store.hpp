@@ -50,6 +50,10 @@ public:
   /// Idempotent, also for ids that were never held.
   void release(std::vector<object_id> ids);
 
+  /// Lets go of what this rank holds although others did not release it: they
+  /// never heard of it.
+  void withdraw(const std::vector<object_id>& ids);
+
   /// Takes a message of kind `object`. Never blocks, never throws: what cannot
   /// be read is counted and fails the fetch it names.
   void deliver(rank_id from, message x);

@@ -1,5 +1,6 @@
 #include "runtime/owner_calls.hpp"
 
+#include "runtime/call_context.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
 #include "runtime/invoker.hpp"
@@ -59,7 +60,7 @@ struct arrived {
 };
 
 arrived take_arguments(engine& eng, const payload& body,
-                       const wire_table& table) {
+                       const wire_table& table, bool grad) {
   auto& st = *eng.model();
   arrived result;
   result.leaves.resize(table.size());
@@ -85,7 +86,7 @@ arrived take_arguments(engine& eng, const payload& body,
     }
     auto came = x.what == wire_tensor::kind::data
                 || x.what == wire_tensor::kind::object;
-    if (came && x.requires_grad && at::GradMode::is_enabled()) {
+    if (came && x.requires_grad && grad) {
       t.set_requires_grad(true);
       result.leaves[i] = t;
       t = behind_identity(t);
@@ -105,19 +106,19 @@ public:
   }
 
   payload run(wire_op op, byte_reader& in) {
+    call_target target;
+    target.op = op;
+    target.first = in.u32("first child");
+    target.last = in.u32("last child");
     auto results = in.u8("where results stay");
     if (results > static_cast<uint8_t>(wire_results::hold))
       in.fail("where results stay", "unknown");
     hold_ = results == static_cast<uint8_t>(wire_results::hold);
     in.u64("call number");
-    at::AutoGradMode grad_mode{in.boolean("grad mode")};
-    call_target target;
-    target.op = op;
+    auto context = call_context::read(in);
     target.training = in.boolean("training");
     target.invoker = in.u64("invoker");
     target.name = in.string("method or attribute");
-    target.first = in.u32("first child");
-    target.last = in.u32("last child");
     read_stream(in, ex_);
     auto args = read_value(in);
     auto* list = args.get_if<tuple_value>();
@@ -125,8 +126,11 @@ public:
       in.fail("arguments", "no tuple");
     auto table = read_table(in);
     in.expect_end();
-    auto arguments = take_arguments(eng_, req_.body, table);
+    // Outside of inference mode, where nothing tells that an argument was
+    // written (R12).
+    auto arguments = take_arguments(eng_, req_.body, table, context.grad);
     check_indexes(args, table.size());
+    scoped_context inside{context};
     auto before = random_stream::of_default();
     packer out;
     unpacker tensors{arguments.tensors};
@@ -274,6 +278,7 @@ private:
 
 payload run_backward(engine& eng, execution& ex, const request& req,
                      byte_reader& in) {
+  scoped_context inside{call_context::read(in)};
   request_id id;
   id.origin.value = in.u64("call origin");
   id.number = in.u64("call number");

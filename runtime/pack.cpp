@@ -1,5 +1,6 @@
 #include "runtime/pack.hpp"
 
+#include "runtime/tensor_bridge.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/core/Dict.h>
@@ -20,8 +21,8 @@ std::string value_path::place() const {
     if (!result.empty())
       result += ", ";
     result += x.what;
-    result += ' ';
-    result += std::to_string(x.index);
+    if (x.index)
+      result += ' ' + std::to_string(*x.index);
   }
   return result.empty() ? "value" : result;
 }
@@ -71,7 +72,12 @@ const T& as(unpacker& u, const value& x, const char* expected) {
 } // namespace
 
 value pack<at::Tensor>::put(packer& p, const at::Tensor& x) {
-  return x.defined() ? value::tensor(p.add(x)) : value::undefined();
+  if (!x.defined())
+    return value::undefined();
+  // Here and not when it is sent: only here its place is known.
+  if (auto why = refusal_of(x); !why.empty())
+    p.refuse(why);
+  return value::tensor(p.add(x));
 }
 
 at::Tensor pack<at::Tensor>::get(unpacker& u, const value& x) {
@@ -104,6 +110,10 @@ std::string pack<std::string>::get(unpacker& u, const value& x) {
 std::nullopt_t pack<std::nullopt_t>::get(unpacker& u, const value& x) {
   as<std::monostate>(u, x, "none");
   return std::nullopt;
+}
+
+std::monostate pack<std::monostate>::get(unpacker& u, const value& x) {
+  return as<std::monostate>(u, x, "none");
 }
 
 std::nullptr_t pack<std::nullptr_t>::get(unpacker& u, const value& x) {

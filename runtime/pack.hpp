@@ -19,6 +19,7 @@
 #include "runtime/value.hpp"
 
 #include <ATen/core/Tensor.h>
+#include <torch/ordered_dict.h>
 
 #include <array>
 #include <complex>
@@ -32,6 +33,7 @@
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace smp {
@@ -45,7 +47,9 @@ public:
   /// Enters a part of the tree for the life of this object.
   class scope {
   public:
-    scope(value_path& path, const char* what, size_t index) : path_(path) {
+    /// @param index nothing: there is only one `what`
+    scope(value_path& path, const char* what, std::optional<size_t> index = {})
+      : path_(path) {
       path_.places_.push_back({what, index});
     }
 
@@ -80,7 +84,7 @@ public:
 private:
   struct entry {
     const char* what;
-    size_t index;
+    std::optional<size_t> index;
   };
 
   std::vector<entry> places_;
@@ -267,6 +271,14 @@ struct pack<c10::complex<F>> {
     auto y = pack<std::complex<double>>::get(u, x);
     return {static_cast<F>(y.real()), static_cast<F>(y.imag())};
   }
+};
+
+template <>
+struct pack<std::monostate> {
+  static value put(packer&, std::monostate) {
+    return {};
+  }
+  static std::monostate get(unpacker& u, const value& x);
 };
 
 // -- types of the tensor library ----------------------------------------------
@@ -534,6 +546,35 @@ struct pack<std::map<K, T>> {
   }
 };
 
+/// Keeps its order.
+template <class K, class T>
+struct pack<torch::OrderedDict<K, T>> {
+  static value put(packer& p, const torch::OrderedDict<K, T>& xs) requires(
+    packable<K>&& packable<T>) {
+    std::vector<std::pair<value, value>> items;
+    items.reserve(xs.size());
+    for (auto& x : xs) {
+      value_path::scope here{p, "entry", items.size()};
+      auto key = pack<K>::put(p, x.key());
+      items.emplace_back(std::move(key), pack<T>::put(p, x.value()));
+    }
+    return value::dict(std::move(items));
+  }
+  static torch::OrderedDict<K, T>
+  get(unpacker& u, const value& x) requires(owning<K>&& owning<T>) {
+    torch::OrderedDict<K, T> result;
+    size_t i = 0;
+    for (auto& [key, item] : detail::dict_items(u, x)) {
+      value_path::scope here{u, "entry", i++};
+      auto k = pack<K>::get(u, key);
+      if (result.contains(k))
+        u.fail("this key stands twice in its dict");
+      result.insert(std::move(k), pack<T>::get(u, item));
+    }
+    return result;
+  }
+};
+
 template <class K, class T>
 struct pack<std::unordered_map<K, T>> {
   static value
@@ -544,6 +585,48 @@ struct pack<std::unordered_map<K, T>> {
   static std::unordered_map<K, T>
   get(unpacker& u, const value& x) requires(owning<K>&& owning<T>) {
     return detail::get_dict<std::unordered_map<K, T>>(u, x);
+  }
+};
+
+// -- alternatives -------------------------------------------------------------
+
+/// The position of the alternative, then its value.
+template <class... Ts>
+struct pack<std::variant<Ts...>> {
+  static value
+  put(packer& p, const std::variant<Ts...>& x) requires(packable<Ts>&&...) {
+    if (x.valueless_by_exception())
+      p.refuse("a variant without a value cannot be sent to another rank");
+    auto item = std::visit(
+      [&p]<class T>(const T& y) {
+        value_path::scope here{p, "alternative"};
+        return pack<T>::put(p, y);
+      },
+      x);
+    return value::tuple(
+      {value::of(static_cast<int64_t>(x.index())), std::move(item)});
+  }
+
+  static std::variant<Ts...>
+  get(unpacker& u, const value& x) requires(owning<Ts>&&...) {
+    auto& items = detail::tuple_items(u, x, 2);
+    auto index = pack<int64_t>::get(u, items[0]);
+    value_path::scope here{u, "alternative"};
+    return get<0>(u, index, items[1]);
+  }
+
+private:
+  template <size_t I>
+  static std::variant<Ts...> get(unpacker& u, int64_t index, const value& x) {
+    if constexpr (I == sizeof...(Ts)) {
+      u.fail("there is none with the number " + std::to_string(index));
+    } else {
+      if (index != static_cast<int64_t>(I))
+        return get<I + 1>(u, index, x);
+      using type = std::variant_alternative_t<I, std::variant<Ts...>>;
+      return std::variant<Ts...>{std::in_place_index<I>,
+                                 pack<type>::get(u, x)};
+    }
   }
 };
 

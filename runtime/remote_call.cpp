@@ -1,5 +1,6 @@
 #include "runtime/remote_call.hpp"
 
+#include "runtime/call_context.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
 #include "runtime/model_state.hpp"
@@ -75,6 +76,7 @@ public:
         wanted.push_back(i);
     byte_writer out;
     out.u8(static_cast<uint8_t>(wire_op::backward));
+    call_context::current().write(out);
     out.u64(call_.id.origin.value);
     out.u64(call_.id.number);
     out.boolean(ag::get_current_graph_task_keep_graph());
@@ -154,6 +156,14 @@ void write_back(const at::Tensor& argument, const at::Tensor& content,
 
 } // namespace
 
+void fail_call(module_id module, const error& err) {
+  auto cause = err.cause();
+  auto* s = session::current_or_null();
+  if (auto st = s ? s->internals().model() : nullptr)
+    cause.text = "call of '" + st->name(module) + "': " + cause.text;
+  throw error{std::move(cause)};
+}
+
 call_result call_remote(rank_id owner, module_id module, const call_target& x,
                         const packer& in, std::vector<value> args) {
   auto* s = session::current_or_null();
@@ -173,15 +183,15 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
     table.push_back(put_argument(body, *st, t));
   byte_writer out;
   out.u8(static_cast<uint8_t>(x.op));
+  out.u32(x.first);
+  out.u32(x.last);
   out.u8(static_cast<uint8_t>(x.hold ? wire_results::hold
                                      : wire_results::push));
   out.u64(++ex.calls);
-  out.boolean(at::GradMode::is_enabled());
+  call_context::current().write(out);
   out.boolean(x.training);
   out.u64(x.invoker);
   out.string(x.name);
-  out.u32(x.first);
-  out.u32(x.last);
   write_stream(out, ex);
   write(out, value::tuple(std::move(args)));
   write(out, table);

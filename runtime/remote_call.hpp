@@ -7,6 +7,7 @@
 #include "runtime/pack.hpp"
 #include "runtime/value.hpp"
 #include "runtime/wire_ops.hpp"
+#include "transport/error.hpp"
 
 #include <cstdint>
 #include <string>
@@ -40,6 +41,10 @@ struct call_result {
   std::vector<std::pair<uint32_t, value>> changed;
   unpacker tensors;
 };
+
+/// Adds the module to an error that names a place in its arguments or results:
+/// "call of 'blocks.3': argument 0: ...".
+[[noreturn]] void fail_call(module_id module, const error& err);
 
 /// Runs `x` at the owner of `module` and waits. Tensors that the callee
 /// changed in place are written back before this returns (R12).

@@ -4,16 +4,13 @@
 // {name: {dtype, shape, data_offsets}}, then the raw bytes of all tensors.
 // Python reads it with the package of that name.
 
-#include <ATen/core/Tensor.h>
+#include "runtime/named_tensors.hpp"
 
 #include <map>
 #include <string>
-#include <utility>
-#include <vector>
 
 namespace smp {
 
-using named_tensors = std::vector<std::pair<std::string, at::Tensor>>;
 using string_map = std::map<std::string, std::string>;
 
 struct safetensors_file {

@@ -2,6 +2,7 @@
 
 #include "runtime/execution.hpp"
 #include "runtime/hook.hpp"
+#include "runtime/module_order.hpp"
 #include "runtime/remote_call.hpp"
 #include "runtime/trace_recorder.hpp"
 
@@ -53,18 +54,17 @@ using carried_types
 constexpr size_t num_carried = std::tuple_size_v<carried_types>;
 
 template <size_t I = 0>
-value put_any(packer& out, nn::AnyValue& x, const std::string& where) {
+value put_any(packer& out, nn::AnyValue& x) {
   if constexpr (I == num_carried) {
-    throw error{error_code::unsupported,
-                where + " has the type " + c10::demangle(x.type_info().name())
-                  + ", which a Sequential cannot carry between ranks; use "
-                    "tensors or tuples of tensors"};
+    out.refuse("a Sequential cannot carry the type "
+               + c10::demangle(x.type_info().name())
+               + " between ranks; use tensors or tuples of tensors");
   } else {
     using type = std::tuple_element_t<I, carried_types>;
     if (auto* y = x.try_get<type>())
       return value::tuple(
         {value::of(static_cast<int64_t>(I)), pack<type>::put(out, *y)});
-    return put_any<I + 1>(out, x, where);
+    return put_any<I + 1>(out, x);
   }
 }
 
@@ -135,6 +135,7 @@ public:
       return call(hook, ex, std::move(arguments));
     if (trace_recorder::current()) [[unlikely]]
       return trace(hook, std::move(arguments));
+    ordered_call turn{hook};
     return inner_->forward(std::move(arguments));
   }
 
@@ -193,10 +194,14 @@ private:
       ++last;
     packer in;
     std::vector<value> args;
-    for (size_t i = 0; i < arguments.size(); ++i)
-      args.push_back(put_any(in, arguments[i],
-                             "argument " + std::to_string(i) + " of child "
-                               + std::to_string(index_)));
+    try {
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        value_path::scope place{in, "argument", i};
+        args.push_back(put_any(in, arguments[i]));
+      }
+    } catch (const error& err) {
+      fail_call(hook.id, err);
+    }
     call_target target;
     target.op = wire_op::range;
     target.first = index_;
@@ -273,7 +278,8 @@ invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
     values.clear();
     values.push_back(std::move(result));
   }
-  return {put_any(out, values[0], "the result of a Sequential"), {}};
+  value_path::scope place{out, "result"};
+  return {put_any(out, values[0]), {}};
 }
 
 void check_range_consumed(execution& ex) {

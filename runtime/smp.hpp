@@ -2,6 +2,7 @@
 
 // Everything a training program needs.
 
+#include "runtime/autocast.hpp"
 #include "runtime/distributed_model.hpp"
 #include "runtime/distributed_optimizer.hpp"
 #include "runtime/init.hpp"

@@ -27,6 +27,7 @@ payload encode_result(engine& eng, const packer& tensors, const value& x) {
     held.what = wire_tensor::kind::object;
     held.object = eng.objects().hold(
       snapshot ? y.clone() : y, static_cast<uint32_t>(eng.pipeline().size()));
+    eng.note_held_result(held.object);
     table.push_back(held);
   }
   byte_writer out;

@@ -10,6 +10,7 @@
 
 #include "runtime/hook.hpp"
 #include "runtime/invoker.hpp"
+#include "runtime/module_order.hpp"
 #include "runtime/pack.hpp"
 #include "runtime/remote_call.hpp"
 #include "runtime/trace_recorder.hpp"
@@ -64,6 +65,7 @@ struct invoker {
     std::tuple<unpacked_t<std::decay_t<Ts>>...> xs{
       get_argument<std::decay_t<Ts>>(in, Is, args[Is])...};
     invocation result;
+    value_path::scope place{out, "result"};
     if constexpr (std::is_void_v<result_type>)
       impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...);
     else
@@ -152,10 +154,14 @@ R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
     = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
   packer in;
   std::vector<value> args;
-  (args.push_back(put_argument(in, Is,
-                               static_cast<const std::decay_t<
-                                 argument_t<Impl, Is, Ts>>&>(xs))),
-   ...);
+  try {
+    (args.push_back(put_argument(in, Is,
+                                 static_cast<const std::decay_t<
+                                   argument_t<Impl, Is, Ts>>&>(xs))),
+     ...);
+  } catch (const error& err) {
+    fail_call(hook.id, err);
+  }
   call_target target;
   target.invoker = call::id;
   target.training = self.is_training();
@@ -245,6 +251,7 @@ public:
         return detail::call_traced<Impl, result>(
           static_cast<Impl&>(*this), smp_hook, std::index_sequence_for<Ts...>{},
           std::forward<Ts>(xs)...);
+      ordered_call turn{smp_hook};
       return Impl::forward(std::forward<Ts>(xs)...);
     }
     return detail::call_hooked<Impl, result>(

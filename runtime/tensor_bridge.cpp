@@ -37,21 +37,23 @@ size_t element_size(c10::ScalarType x) noexcept {
               what + " cannot be sent to another rank");
 }
 
-void check(const at::Tensor& x) {
+/// @returns what of `x` cannot be sent; empty if all of it can
+std::string unsendable(const at::Tensor& x) {
   if (!x.defined())
-    refuse("an undefined tensor");
+    return "an undefined tensor";
   if (x.is_nested())
-    refuse("a nested tensor");
+    return "a nested tensor";
   if (x.is_quantized())
-    refuse("a quantised tensor");
+    return "a quantised tensor";
   if (x.layout() != c10::kStrided)
-    refuse("a sparse tensor");
+    return "a sparse tensor";
   if (x.device().type() != c10::kCPU)
-    refuse("a tensor on device " + x.device().str());
+    return "a tensor on device " + x.device().str();
   if (element_size(x.scalar_type()) == 0)
-    refuse(std::string{"a tensor of dtype "} + c10::toString(x.scalar_type()));
+    return std::string{"a tensor of dtype "} + c10::toString(x.scalar_type());
   if (!x.has_storage())
-    refuse("a tensor without memory of its own");
+    return "a tensor without memory of its own";
+  return {};
 }
 
 /// @returns a tensor whose bytes, in row-major order, are the elements of `x`.
@@ -102,8 +104,14 @@ c10::ScalarType checked_dtype(const tensor_ref& x) {
 
 } // namespace
 
+std::string refusal_of(const at::Tensor& x) {
+  auto what = unsendable(x);
+  return what.empty() ? what : what + " cannot be sent to another rank";
+}
+
 tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot) {
-  check(x);
+  if (auto what = unsendable(x); !what.empty())
+    refuse(what);
   auto flat = flatten(x, snapshot);
   tensor_ref result;
   result.nbytes = flat.nbytes();

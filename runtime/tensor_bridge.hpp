@@ -6,7 +6,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 namespace smp {
+
+/// @returns why `x` cannot be sent: "a sparse tensor cannot be sent to another
+/// rank"; empty if it can
+std::string refusal_of(const at::Tensor& x);
 
 /// Describes `x` as contiguous (row-major) bytes. Shares memory with `x` if
 /// that is contiguous already, else copies; conjugate and negative bits are

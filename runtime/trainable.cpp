@@ -1,5 +1,6 @@
 #include "runtime/trainable.hpp"
 
+#include "runtime/autocast.hpp"
 #include "runtime/distributed_model.hpp"
 #include "runtime/models/builtin.hpp"
 #include "runtime/trace_recorder.hpp"
@@ -23,6 +24,55 @@ named_tensors each_once(const Items& items) {
       result.emplace_back(item.key(), item.value());
   return result;
 }
+
+c10::ScalarType autocast_dtype(const std::string& x) {
+  if (x == "bfloat16")
+    return c10::ScalarType::BFloat16;
+  return x == "float16" ? c10::ScalarType::Half : c10::ScalarType::Float;
+}
+
+/// Any model under autocast: parameters and gradients stay float32.
+class cast_trainable : public trainable {
+public:
+  cast_trainable(std::unique_ptr<trainable> model, c10::ScalarType dtype)
+    : model_(std::move(model)), dtype_(dtype) {
+    // nop
+  }
+
+  named_tensors named_parameters() const override {
+    return model_->named_parameters();
+  }
+
+  named_tensors named_buffers() const override {
+    return model_->named_buffers();
+  }
+
+  void train(bool on) override {
+    model_->train(on);
+  }
+
+  at::Tensor loss(const batch& x) override {
+    autocast inside{dtype_};
+    return model_->loss(x);
+  }
+
+  bool continues_text() const override {
+    return model_->continues_text();
+  }
+
+  at::Tensor logits(const at::Tensor& tokens) override {
+    autocast inside{dtype_};
+    return model_->logits(tokens).to(c10::ScalarType::Float);
+  }
+
+  std::unique_ptr<distributed_model_base> distribute() override {
+    return model_->distribute();
+  }
+
+private:
+  std::unique_ptr<trainable> model_;
+  c10::ScalarType dtype_;
+};
 
 } // namespace
 
@@ -65,7 +115,11 @@ std::unique_ptr<distributed_model_base> nn_trainable::distribute() {
 
 std::unique_ptr<trainable> make_trainable(const train_config& x) {
   torch::manual_seed(x.smp.seed);
-  return make_builtin(x);
+  auto result = make_builtin(x);
+  auto dtype = autocast_dtype(x.train.dtype);
+  if (dtype != c10::ScalarType::Float)
+    result = std::make_unique<cast_trainable>(std::move(result), dtype);
+  return result;
 }
 
 std::unique_ptr<data_source> make_data(const train_config& x) {

@@ -7,6 +7,7 @@
 
 #include "runtime/config_file.hpp"
 #include "runtime/data.hpp"
+#include "runtime/named_tensors.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -23,9 +24,6 @@ class Module;
 namespace smp {
 
 class distributed_model_base;
-
-/// Names with tensors, in the order of the model.
-using named_tensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// A model together with its loss. As made it is an ordinary model of this
 /// process: `loss(x).backward()` trains it without a session. `distribute`
@@ -100,7 +98,8 @@ private:
 
 /// Makes the model of `x` with the first values that every rank, and a run
 /// without ranks, gives it: seeds LibTorch's default generator with smp.seed.
-/// (Ranks that are threads share that generator and must take turns.)
+/// (Ranks that are threads share that generator and must take turns.) With
+/// train.dtype its loss and logits are computed under autocast.
 /// @throws error (config) naming the key whose value makes no model
 std::unique_ptr<trainable> make_trainable(const train_config& x);
 

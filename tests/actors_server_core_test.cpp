@@ -96,6 +96,10 @@ struct core_fixture {
     // nop
   }
 
+  explicit core_fixture(server_core::options x) : core(std::move(x), out) {
+    // nop
+  }
+
   void enter(uint64_t step, uint64_t microbatches = 2) {
     core.enter({step_id{step}, microbatches});
   }
@@ -184,6 +188,84 @@ TEST_CASE_METHOD(follower_fixture,
   CHECK(out.take() == lines{"start c1 mb0", "ask r2", "start c2 mb0"});
   finish();
   CHECK(out.take() == lines{"answer 2", "resume c1"});
+}
+
+// -- order (R19) --------------------------------------------------------------
+
+namespace {
+
+/// Module 7, which all requests of the fixture ask for, is ordered.
+struct ordered_fixture : core_fixture {
+  ordered_fixture()
+    : ordered_fixture(std::make_shared<turnstile>()) {
+    // nop
+  }
+
+  explicit ordered_fixture(std::shared_ptr<turnstile> x)
+    : core_fixture({rank_id{0}, false, {},
+                    std::make_shared<execution_token>(), [] {}, x,
+                    [](const request& x) {
+                      return x.what == phase::forward
+                               ? std::vector{x.module}
+                               : std::vector<module_id>{};
+                    }}),
+      gate(std::move(x)) {
+    gate->set_modules({module_id{7}});
+    gate->on_moved([this] { ++moved; });
+  }
+
+  void receive_turn(uint64_t number, uint64_t turn) {
+    core.receive(request{{rank_id{1}, number}, step_id{1},
+                         microbatch_id{turn}, module_id{7}, phase::forward,
+                         {}, turn});
+  }
+
+  std::shared_ptr<turnstile> gate;
+  int moved = 0;
+};
+
+} // namespace
+
+TEST_CASE_METHOD(ordered_fixture,
+                 "a request before its turn takes neither context nor token",
+                 "[actors][core][r19]") {
+  enter(1, 3);
+  receive_turn(1, 1);
+  CHECK(out.take().empty());
+  CHECK(core.num_held() == 1);
+  receive(2, 1, 2, phase::backward); // others go on
+  CHECK(out.take() == lines{"start c1 mb2"});
+  finish();
+  receive_turn(3, 0);
+  finish();
+  CHECK(out.take() == lines{"answer 2", "start c1 mb0", "answer 3"});
+  CHECK(moved == 1); // but the first one may call the module again
+  core.turns_moved();
+  CHECK(core.num_held() == 1);
+  core.end_forward({step_id{1}, 0});
+  REQUIRE(moved == 2);
+  core.turns_moved();
+  CHECK(out.take() == lines{"start c1 mb1"});
+  CHECK(core.num_held() == 0);
+}
+
+TEST_CASE_METHOD(ordered_fixture, "a failure answers what is held",
+                 "[actors][core][r19]") {
+  enter(1, 3);
+  receive_turn(1, 1);
+  core.fail_step({step_id{1}, user_error("boom")});
+  CHECK(out.take() == lines{"failed boom", "answer 1 boom"});
+  core.rank_down(death(2, "gone"));
+  CHECK(core.num_held() == 0);
+}
+
+TEST_CASE_METHOD(ordered_fixture,
+                 "the end of a forward phase may come before the step begins",
+                 "[actors][core][r19]") {
+  core.end_forward({step_id{1}, 0});
+  receive_turn(1, 1);
+  enter(1, 2);
+  CHECK(out.take() == lines{"start c1 mb1"});
 }
 
 // -- gate (R1) ----------------------------------------------------------------

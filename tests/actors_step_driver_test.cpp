@@ -17,11 +17,16 @@ using lines = std::vector<std::string>;
 struct driver_fixture : driver_output {
   void start(request x) override {
     requests[x.microbatch.value] = x.id;
+    turn_of[x.microbatch.value] = x.turn;
     note("f", x.microbatch);
   }
 
   void grant(response x) override {
     note("b", microbatch_id{x.id.number});
+  }
+
+  void forward_over(const smp::forward_over& x) override {
+    turns.push_back(x.turn);
   }
 
   void microbatch_over(const microbatch_done& x) override {
@@ -61,7 +66,9 @@ struct driver_fixture : driver_output {
   }
 
   lines log;
+  std::vector<uint64_t> turns; // forward phases that are over
   std::map<uint64_t, request_id> requests;
+  std::map<uint64_t, uint64_t> turn_of;
   step_report report;
   schedule_factory make = [](uint64_t n) {
     return make_schedule("interleaved", n, 2);
@@ -129,6 +136,26 @@ TEST_CASE_METHOD(driver_fixture, "interleaved turns around at once",
   REQUIRE(report.values.size() == 3);
   for (size_t i = 0; i < 3; ++i)
     CHECK(report.values[i].bytes.size() == i + 1); // each at its place
+}
+
+TEST_CASE_METHOD(driver_fixture,
+                 "each forward phase ends once, under the turn of its start",
+                 "[actors][driver][r19]") {
+  make = [](uint64_t n) {
+    using enum phase;
+    return make_schedule("list", n, n,
+                         {{microbatch_id{1}, forward},
+                          {microbatch_id{0}, forward},
+                          {microbatch_id{1}, backward},
+                          {microbatch_id{0}, backward}});
+  };
+  run(2);
+  CHECK(turn_of == std::map<uint64_t, uint64_t>{{0, 1}, {1, 0}});
+  ended(0); // without a backward phase
+  CHECK(turns == std::vector<uint64_t>{1});
+  forward_done(1);
+  ended(1);
+  CHECK(turns == std::vector<uint64_t>{1, 0});
 }
 
 TEST_CASE_METHOD(driver_fixture, "simple runs all forward phases first",

@@ -30,7 +30,7 @@ tensor_ref tensor(std::vector<float> x) {
 
 request make_request() {
   return {{rank_id{3}, 17},  step_id{5},      microbatch_id{2}, module_id{40},
-          phase::backward, {bytes("args"), {tensor({1, 2}), tensor({3})}}};
+          phase::backward, {bytes("args"), {tensor({1, 2}), tensor({3})}}, 6};
 }
 
 failure make_failure() {
@@ -53,6 +53,7 @@ std::vector<message> all_messages() {
   result.push_back(encode(response{{rank_id{0}, 7}, {}, make_failure()}));
   result.push_back(encode(microbatch_done{step_id{4}, microbatch_id{1}}));
   result.push_back(encode(step_failed{step_id{4}, make_failure()}));
+  result.push_back(encode(forward_over{step_id{4}, 2}));
   result.push_back(encode(make_report()));
   result.push_back(encode(step_report{step_id{4}, {}, make_failure()}));
   return result;
@@ -82,6 +83,7 @@ TEST_CASE("a request keeps everything on its way", "[actors][wire]") {
   CHECK(y.microbatch == microbatch_id{2});
   CHECK(y.module == module_id{40});
   CHECK(y.what == phase::backward);
+  CHECK(y.turn == 6);
   CHECK(y.body.bytes == bytes("args"));
   REQUIRE(y.body.tensors.size() == 2);
   CHECK(y.body.tensors[0].data == data); // passed through, not copied
@@ -109,6 +111,10 @@ TEST_CASE("the ends of microbatches and steps keep everything",
     decode(encode(step_failed{step_id{6}, make_failure()})));
   CHECK(y.step == step_id{6});
   CHECK(y.error == make_failure());
+  auto z = std::get<forward_over>(
+    decode(encode(forward_over{step_id{4}, 2})));
+  CHECK(z.step == step_id{4});
+  CHECK(z.turn == 2);
 }
 
 TEST_CASE("a report gives each value its own tensors back",
@@ -130,7 +136,7 @@ TEST_CASE("a report gives each value its own tensors back",
 TEST_CASE("a cut message is refused and never read past its end",
           "[actors][wire]") {
   // Headers have these sizes; what follows may have any.
-  std::vector<size_t> header{41, 17, 17 + 8 + 12 + 8, 0, 0, 0, 0};
+  std::vector<size_t> header{49, 17, 17 + 8 + 12 + 8, 0, 0, 0, 0, 0};
   auto messages = all_messages();
   for (size_t i = 0; i < messages.size(); ++i) {
     auto size = messages[i].body.bytes.size();
@@ -176,7 +182,7 @@ TEST_CASE("a refused message names the field", "[actors][wire]") {
   x.body.bytes.resize(30);
   CHECK_THAT(refusal(x), ContainsSubstring("malformed request: microbatch"));
   x = encode(make_request());
-  x.body.bytes[40] = std::byte{2};
+  x.body.bytes[48] = std::byte{2};
   CHECK_THAT(refusal(x), ContainsSubstring("phase has no such value: 2"));
   x = encode(response{{}, {}, make_failure()});
   x.body.bytes[16] = std::byte{99};

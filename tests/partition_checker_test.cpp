@@ -377,7 +377,7 @@ TEST_CASE("works keep activations and know state",
           "[partition][checker][R19]") {
   auto model = make_model({{"", {1}, 5, 1}, {"a", {}, 7, 1}});
   model[1].pinned_device = 1;
-  model[1].buffers.push_back({1, "running_mean", 4});
+  model[1].ordered = "buffer running_mean";
   partition_options options;
   options.manual.devices = 2;
   options.manual.automatic = false;

@@ -209,3 +209,13 @@ TEST_CASE("manual placement and what cannot be intercepted are said",
             "note: transformer.h.0.mlp and 3 like it stay with their parents: "
             "write\n      smp::submodule<gpt_mlp> for mlp"));
 }
+
+TEST_CASE("what keeps microbatches in order is said", "[partition][print][R19]") {
+  gpt_tree gpt{4, 192, false};
+  for (auto& x : gpt.model)
+    if (x.path.ends_with(".mlp"))
+      x.ordered = "buffers mean, var";
+  CHECK(has(shown(gpt.model, on(2)), "microbatches pass transformer.h.0.mlp"));
+  CHECK(has(shown(gpt.model, on(2)), "mean, var"));
+  CHECK_FALSE(has(shown(gpt.model, on(1)), "mean, var"));
+}

@@ -414,11 +414,16 @@ TEST_CASE("an argument may be a reference to a tensor that its owner holds",
       auto id = eng.objects().hold(x * 5);
       byte_writer out;
       out.u8(static_cast<uint8_t>(wire_op::call));
+      out.u32(0); // children
+      out.u32(0);
       out.u8(static_cast<uint8_t>(wire_results::push));
       out.u64(1);
-      out.boolean(false); // grad mode
-      out.boolean(true);  // training
+      call_context no_grad;
+      no_grad.grad = false;
+      no_grad.write(out);
+      out.boolean(true); // training
       out.u64(invoker<function_impl, Tensor&&>::id);
+      out.string("");
       out.boolean(false); // random stream
       write(out, value::tuple({value::tensor(0)}));
       wire_tensor reference;

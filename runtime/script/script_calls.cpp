@@ -3,6 +3,7 @@
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
 #include "runtime/model_state.hpp"
+#include "runtime/module_order.hpp"
 #include "runtime/script/rewrite.hpp"
 #include "runtime/script/script_values.hpp"
 #include "runtime/trace_recorder.hpp"
@@ -86,9 +87,13 @@ c10::IValue ask(const place& where, const script_object& self, wire_op op,
                 uint32_t last = 0) {
   packer in;
   std::vector<value> values;
-  for (size_t i = 0; i < args.size(); ++i) {
-    value_path::scope place{in, "argument", i};
-    values.push_back(put_script_value(in, args[i], types.at(i)));
+  try {
+    for (size_t i = 0; i < args.size(); ++i) {
+      value_path::scope place{in, "argument", i};
+      values.push_back(put_script_value(in, args[i], types.at(i)));
+    }
+  } catch (const error& err) {
+    fail_call(where.module, err);
   }
   call_target target;
   target.op = op;
@@ -145,15 +150,25 @@ script_object child_of(const iv::Object& x, const std::string& attribute) {
   return x.getAttr(attribute).toObject();
 }
 
+/// Here, in its turn, or at the owner.
+c10::IValue call_method(const place* where, const script_object& self,
+                        const std::string& method,
+                        std::vector<c10::IValue> args) {
+  if (where && !where->local)
+    return ask_method(*where, self, method, std::move(args));
+  ordered_call turn{where ? where->module : module_id{},
+                    where && where->model->keeps_order(where->module)};
+  return run_body(where, self, method, std::move(args));
+}
+
 c10::IValue run_link(const script_object& self, const chain_link& x,
                      c10::IValue moving) {
   auto child = child_of(*self, x.child);
   auto where = place_of(*child);
   std::vector<c10::IValue> args;
   args.push_back(std::move(moving));
-  if (where && !where->local)
-    return ask_method(*where, child, x.method, std::move(args));
-  return run_body(where ? &*where : nullptr, child, x.method, std::move(args));
+  return call_method(where ? &*where : nullptr, child, x.method,
+                     std::move(args));
 }
 
 /// The children of a Sequential one after the other; consecutive ones on one
@@ -269,10 +284,8 @@ void call_operation(jit::Stack& stack) {
   operation x{stack};
   auto where = place_of(*x.self);
   keep_error([&] {
-    stack.push_back(where && !where->local
-                      ? ask_method(*where, x.self, x.name, std::move(x.inputs))
-                      : run_body(where ? &*where : nullptr, x.self, x.name,
-                                 std::move(x.inputs)));
+    stack.push_back(call_method(where ? &*where : nullptr, x.self, x.name,
+                                std::move(x.inputs)));
   });
 }
 

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace smp {
+
+/// FNV-1a (Fowler, Noll, Vo): the same on every rank and in every build, which
+/// `std::hash` does not promise.
+class fnv_hash {
+public:
+  /// Adds the characters and a mark of their end.
+  void add(std::string_view x) {
+    for (auto c : x)
+      add_byte(static_cast<uint8_t>(c));
+    add_byte(0);
+  }
+
+  void add(uint64_t x) {
+    for (int i = 0; i < 8; ++i)
+      add_byte(static_cast<uint8_t>(x >> (8 * i)));
+  }
+
+  uint64_t get() const {
+    return hash_;
+  }
+
+private:
+  void add_byte(uint8_t x) {
+    hash_ = (hash_ ^ x) * 1099511628211ull;
+  }
+
+  uint64_t hash_ = 14695981039346656037ull;
+};
+
+} // namespace smp

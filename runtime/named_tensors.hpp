@@ -1,0 +1,14 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace smp {
+
+/// Names with tensors, in the order of a file or model.
+using named_tensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+} // namespace smp

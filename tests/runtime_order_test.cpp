@@ -1,0 +1,126 @@
+// ctest: timeout=240
+#include "tests/support/catch.hpp"
+
+#include "tests/support/torch_models.hpp"
+#include "tests/support/torch_small_models.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+
+#include <atomic>
+
+// R19: which modules are ordered, why, and for how long.
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+struct masked_impl : torch::nn::Module {
+  masked_impl() {
+    register_buffer("mask", torch::ones({width}));
+  }
+  Tensor forward(Tensor x) {
+    return x * buffers()[0];
+  }
+};
+TORCH_MODULE_IMPL(masked, masked_impl);
+
+struct two_kinds_impl : torch::nn::Module {
+  two_kinds_impl() {
+    register_module("mask", mask);
+    register_module("norm", norm);
+    register_module("never", never);
+  }
+  Tensor forward(Tensor x) {
+    return norm(mask(x)).square().mean();
+  }
+  submodule<masked> mask{std::make_shared<hooked<masked_impl>>()};
+  submodule<BatchNorm1d> norm{width}, never{width};
+};
+TORCH_MODULE_IMPL(two_kinds, two_kinds_impl);
+
+void require(bool x, const std::string& what) {
+  if (!x)
+    throw std::runtime_error{"not true: " + what};
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::vector<Tensor> batches() {
+  std::vector<Tensor> result;
+  for (int i = 0; i < 3; ++i) {
+    auto x = torch::sin(torch::arange(8 * width * 1.0) + i).view({8, width});
+    x.select(1, 0).copy_(torch::tensor({1., 1., -1., -1., 1., 1., -1., -1.}));
+    result.push_back(x);
+  }
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("a microbatch that takes a detour is not overtaken",
+          "[runtime][r19]") {
+  for (auto& x : all_placements()) {
+    INFO(x.ranks << " ranks, " << x.microbatches << " microbatches, "
+                 << x.pipeline);
+    CHECK(differences<detour>(x, batches()) == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE("the first training step releases what did not change",
+          "[runtime][r19]") {
+  run_virtual_world(2, manual_world(2, 2), [](session&) {
+    distributed_model model{two_kinds{}};
+    set_partition(*model->norm, 1);
+    model.partition();
+    require(has(model.partition_text(), "mask"), model.partition_text());
+    require(has(model.order_text(), "'mask' in their order: buffer mask"),
+            model.order_text());
+    auto run = step([&](Tensor x) {
+      auto loss = model(x);
+      if (loss.requires_grad())
+        model.backward(loss);
+      return loss;
+    });
+    auto x = torch::ones({4, width});
+    model.eval();
+    run(x); // tells nothing: a batch norm in training changes more
+    require(has(model.order_text(), "'mask'"), "an evaluation releases");
+    model.train();
+    run(x);
+    auto text = model.order_text();
+    require(!has(text, "'mask'"), "released: " + text);
+    require(has(text, "'norm' in their order: buffers running_mean"), text);
+    require(has(text, "'never'"), "what was not called is not judged");
+  });
+}
+
+TEST_CASE("a module keeps an order because its user says so",
+          "[runtime][r19]") {
+  // Its state is a member that no buffer shows.
+  std::vector<double> seen;
+  run_virtual_world(2, manual_world(2, 4), [&](session&) {
+    auto remote = [&](function_impl& self, Tensor x) {
+      if (x.size(0) == 1)
+        seen.push_back(x[0][0].item<double>());
+      return x * self.weight;
+    };
+    // Older microbatches come later.
+    auto local = [](caller_impl& self, Tensor x) {
+      auto k = x[0][0].item<int64_t>();
+      for (auto i = k; i < 3; ++i)
+        self.there(torch::zeros({2, 3}));
+      return self.there(x * self.here);
+    };
+    distributed_model model{seeded([&] { return caller{remote, local}; })};
+    set_stateful(*model->there, "notes what it sees");
+    auto run = step([&](Tensor x) { return model(x); });
+    auto x = torch::arange(4.0).unsqueeze(1).expand({4, 3});
+    for (int i = 0; i < 2; ++i)
+      run(x);
+    require(has(model.order_text(), "'there' in their order: notes what"),
+            model.order_text());
+  });
+  CHECK(seen == std::vector<double>{0, 2, 4, 6, 0, 2, 4, 6});
+}

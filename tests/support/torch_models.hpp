@@ -1,0 +1,226 @@
+#pragma once
+
+// Any small model on virtual ranks against plain LibTorch. A model is written
+// once, over how its parts are held: as `smp::submodule` for the pipeline, as
+// what they are for the reference, which so has no line of smp in it (R36).
+
+#include "runtime/engine.hpp"
+#include "runtime/model_state.hpp"
+#include "runtime/smp.hpp"
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace smp::test {
+
+using torch::Tensor;
+
+template <class H>
+using plain = H;
+
+/// Model `Impl<submodule>` for ranks, `Impl<plain>` for the reference. Has
+/// `Tensor forward(Tensor x)`, whose result is the loss, a scalar.
+template <template <template <class> class> class Impl,
+          template <class> class Part>
+using holder = torch::nn::ModuleHolder<Impl<Part>>;
+
+struct model_options {
+  uint64_t ranks = 2;
+  uint64_t microbatches = 1;
+  std::string pipeline = "interleaved";
+  int steps = 3;
+  /// Puts intercepted modules on ranks in turn, the cruellest placement; or
+  /// what `partition_scope` in the model says.
+  bool round_robin = true;
+  /// Around each step, on all ranks and in the reference.
+  std::function<std::shared_ptr<void>()> context;
+  /// Relative to the largest element (R35).
+  double tolerance = 1e-5;
+  uint64_t seed = 1;
+};
+
+/// All of them that a model must pass; the first is without any other rank.
+inline std::vector<model_options> all_placements() {
+  std::vector<model_options> result;
+  for (uint64_t ranks : {1, 2, 4})
+    for (uint64_t microbatches : {1, 4})
+      for (auto* pipeline : {"simple", "interleaved"})
+        if (ranks > 1 || (microbatches > 1 && *pipeline == 'i')) {
+          model_options x;
+          x.ranks = ranks;
+          x.microbatches = microbatches;
+          x.pipeline = pipeline;
+          result.push_back(x);
+        }
+  return result;
+}
+
+struct model_step {
+  std::map<std::string, Tensor> before;    // parameters and buffers
+  std::map<std::string, Tensor> gradients; // those that exist
+  std::map<std::string, Tensor> after;     // before the optimizer
+  std::vector<Tensor> losses;              // by microbatch
+  uint64_t number = 0;
+};
+
+/// Makes the model with the same numbers on each rank: the generator is the
+/// process's.
+template <class Holder>
+Holder make_seeded() {
+  static std::mutex mutex;
+  std::unique_lock guard{mutex};
+  torch::manual_seed(5);
+  return Holder{std::make_shared<typename Holder::ContainedType>()};
+}
+
+inline void place_round_robin(model_state& st, uint64_t ranks) {
+  uint32_t next = 0;
+  for (auto& m : st.model().modules)
+    for (auto* hook : m.hooks)
+      if (!hook->pinned)
+        hook->pinned = ++next % static_cast<uint32_t>(ranks);
+}
+
+/// @returns the steps as pp_rank 0 saw them
+template <template <template <class> class> class Impl>
+std::vector<model_step> run_ranks(const model_options& x,
+                                  const std::vector<Tensor>& batches) {
+  virtual_world_options world;
+  world.config.pipeline_parallel_degree = x.ranks;
+  world.config.microbatches = x.microbatches;
+  world.config.pipeline = x.pipeline;
+  world.config.auto_partition = false;
+  world.config.threads = 1;
+  world.reorder = true;
+  world.seed = x.seed;
+  std::vector<model_step> result;
+  run_virtual_world(x.ranks, world, [&](session& s) {
+    distributed_model model{make_seeded<holder<Impl, submodule>>()};
+    if (x.round_robin || x.ranks == 1)
+      place_round_robin(model.state(), x.ranks);
+    auto train_step = step([&](Tensor input) {
+      auto loss = model(input);
+      if (loss.requires_grad())
+        model.backward(loss);
+      return loss;
+    });
+    auto to_map = [](const named_tensors& xs) {
+      return std::map<std::string, Tensor>{xs.begin(), xs.end()};
+    };
+    model.partition();
+    for (int i = 0; i < x.steps; ++i) {
+      model_step r;
+      r.before = to_map(model.state_dict());
+      for (auto& p : model.local_parameters())
+        p.mutable_grad() = Tensor{};
+      {
+        auto around = x.context ? x.context() : nullptr;
+        r.losses = train_step(batches.at(static_cast<size_t>(i))).outputs();
+      }
+      r.gradients = to_map(model.gradients());
+      r.after = to_map(model.state_dict());
+      r.number = s.internals().step().value;
+      {
+        torch::NoGradGuard no_grad;
+        for (auto& p : model.local_parameters())
+          if (p.grad().defined())
+            p.sub_(p.grad(), 0.1);
+      }
+      auto calls = s.internals().calls().size();
+      auto held = s.internals().objects().held();
+      auto status = s.internals().actors().status(std::chrono::seconds{20});
+      if (calls + held + status.pending + status.held > 0)
+        throw std::runtime_error{fmt::format(
+          "rank {}: {} saved calls, {} objects, {} requests and {} held ones "
+          "are left after a step",
+          s.rank(), calls, held, status.pending, status.held)};
+      if (s.rank() == 0)
+        result.push_back(std::move(r));
+    }
+  });
+  return result;
+}
+
+/// max|a - b| <= tolerance max|b| + 1e-7 (R35).
+inline bool is_close(const Tensor& a, const Tensor& b, double tolerance) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type())
+    return false;
+  if (a.numel() == 0)
+    return true;
+  auto x = a.detach().to(torch::kDouble), y = b.detach().to(torch::kDouble);
+  return ((x - y).abs().max() <= y.abs().max() * tolerance + 1e-7).item<bool>();
+}
+
+/// @returns what differs between the pipeline and plain LibTorch, which takes
+/// each step from the pipeline's parameters and buffers; empty if nothing does
+template <template <template <class> class> class Impl>
+std::vector<std::string> differences(const model_options& x,
+                                     const std::vector<Tensor>& batches) {
+  auto steps = run_ranks<Impl>(x, batches);
+  std::vector<std::string> result;
+  auto model = make_seeded<holder<Impl, plain>>();
+  // Once under its first name, as in `state_dict`.
+  std::map<std::string, Tensor> parameters, buffers;
+  std::set<const void*> seen;
+  for (auto& p : model->named_parameters())
+    if (seen.insert(p.value().unsafeGetTensorImpl()).second)
+      parameters[p.key()] = p.value();
+  for (auto& b : model->named_buffers())
+    if (seen.insert(b.value().unsafeGetTensorImpl()).second)
+      buffers[b.key()] = b.value();
+  if (steps.size() != static_cast<size_t>(x.steps))
+    result.push_back("steps are missing");
+  for (size_t i = 0; i < steps.size(); ++i) {
+    auto& r = steps[i];
+    auto say = [&](const std::string& what) {
+      result.push_back(fmt::format("step {}: {}", i, what));
+    };
+    {
+      torch::NoGradGuard no_grad;
+      for (auto* xs : {&parameters, &buffers})
+        for (auto& [name, t] : *xs)
+          t.copy_(r.before.at(name));
+      for (auto& [name, p] : parameters)
+        p.mutable_grad() = Tensor{};
+    }
+    auto around = x.context ? x.context() : nullptr;
+    auto m = static_cast<int64_t>(x.microbatches);
+    for (int64_t k = 0; k < m; ++k) {
+      torch::manual_seed(
+        microbatch_seed(1, r.number, 0, static_cast<uint64_t>(k)));
+      auto n = batches[i].size(0) / m;
+      auto loss = model->forward(batches[i].narrow(0, k * n, n));
+      if (loss.requires_grad())
+        (loss / static_cast<double>(m)).backward();
+      if (!is_close(r.losses.at(static_cast<size_t>(k)), loss, x.tolerance))
+        say(fmt::format("loss of microbatch {}", k));
+    }
+    for (auto& [name, p] : parameters) {
+      auto found = r.gradients.find(name);
+      if (p.grad().defined() != (found != r.gradients.end()))
+        say(fmt::format("gradient of {} is {}there", name,
+                        p.grad().defined() ? "not " : ""));
+      else if (p.grad().defined()
+               && !is_close(found->second, p.grad(), x.tolerance))
+        say("gradient of " + name);
+    }
+    for (auto& [name, b] : buffers)
+      if (!is_close(r.after.at(name), b, x.tolerance))
+        say("buffer " + name);
+  }
+  return result;
+}
+
+} // namespace smp::test
