@@ -23,6 +23,24 @@ struct gpt_sizes {
   int64_t width = 256; // C
 };
 
+/// x W + b with W: [in, out], as GPT-2 has it.
+struct plain_affine_impl : torch::nn::Module {
+  plain_affine_impl(int64_t in, int64_t out)
+    : weight(register_parameter("weight", 0.02 * torch::randn({in, out}))),
+      bias(register_parameter("bias", torch::zeros({out}))) {
+    // nop
+  }
+
+  /// x: [B, T, in] @returns [B, T, out]
+  torch::Tensor forward(torch::Tensor x) {
+    return torch::addmm(bias, x.flatten(0, 1), weight)
+      .view({x.size(0), x.size(1), -1});
+  }
+
+  torch::Tensor weight, bias;
+};
+TORCH_MODULE_IMPL(plain_affine, plain_affine_impl);
+
 struct plain_block_impl : torch::nn::Module {
   explicit plain_block_impl(const gpt_sizes& x)
     : heads(x.heads),
@@ -53,7 +71,7 @@ struct plain_block_impl : torch::nn::Module {
 
   int64_t heads;
   torch::nn::LayerNorm ln_1, ln_2;
-  torch::nn::Linear c_attn, attn_proj, c_fc, mlp_proj;
+  plain_affine c_attn, attn_proj, c_fc, mlp_proj;
 };
 TORCH_MODULE_IMPL(plain_block, plain_block_impl);
 

@@ -136,8 +136,9 @@ function(smp_bench folder)
   endforeach()
 endfunction()
 
-# smp_examples(FOLDER): one program per source file, named after it. It sees
-# what a user's program sees, so an example that builds here builds there.
+# smp_examples(FOLDER): one program per source file, named after it, or for
+# plugin_x.cpp a library that smp-train loads. It sees what a user's program
+# sees, so an example that builds here builds there.
 # Subfolders are projects of their own.
 function(smp_examples folder)
   smp_wanted(wanted runtime)
@@ -148,7 +149,11 @@ function(smp_examples folder)
   list(FILTER sources INCLUDE REGEX "/${folder}/[^/]*$")
   foreach(source IN LISTS sources)
     cmake_path(GET source STEM name)
-    add_executable(${name} ${source})
+    if(name MATCHES "^plugin_")
+      add_library(${name} MODULE ${source})
+    else()
+      add_executable(${name} ${source})
+    endif()
     target_link_libraries(${name} PRIVATE smp::smp)
     smp_precompile(${name})
   endforeach()

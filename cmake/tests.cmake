@@ -52,13 +52,22 @@ if(torch_support AND wanted)
 endif()
 
 # -- tests/plugins -------------------------------------------------------------
-# One plug-in per source file, for tests that load it.
+# One plug-in per source file, for tests that load it; model_x.cpp sees Torch.
 
+smp_wanted(wanted runtime)
 smp_sources(plugins tests/plugins)
 foreach(source IN LISTS plugins)
   cmake_path(GET source STEM name)
-  add_library(${name} MODULE ${source})
-  target_link_libraries(${name} PRIVATE smp smp::fmt CAF::core)
+  if(NOT name MATCHES "^model_")
+    add_library(${name} MODULE ${source})
+    target_link_libraries(${name} PRIVATE smp smp::fmt CAF::core)
+  elseif(wanted)
+    add_library(${name} MODULE ${source})
+    target_link_libraries(${name} PRIVATE smp::smp)
+    smp_precompile(${name})
+  else()
+    continue()
+  endif()
   set_target_properties(${name} PROPERTIES PREFIX "")
 endforeach()
 

@@ -19,6 +19,8 @@ namespace {
 
 constexpr size_t on_command_line = ~size_t{0};
 
+constexpr std::string_view options_table = "model.options.";
+
 /// Where a key was set.
 struct place {
   size_t line = 0;
@@ -85,30 +87,18 @@ public:
     for (auto& key : config_keys())
       if (key.slot != nullptr)
         check_key(key);
+    check_options();
     for (auto& conflict : conflicts_of_good_keys())
       complain_about(conflict);
   }
 
   /// Makes paths from the file relative to its directory and checks them.
   void resolve_paths() {
-    resolve("data.path", config_.data.path);
-    resolve("smp.schedule.plugin", config_.smp.schedule.plugin);
-  }
-
-  void resolve(std::string_view key, std::string& path) {
-    auto at = places_.find(key);
-    if (at == places_.end() || wrong_.contains(key))
-      return;
-    auto given = path;
-    auto base = at->second.line == on_command_line
-                  ? fs::path{}
-                  : fs::path{file_}.parent_path();
-    path = fs::absolute(base / given).lexically_normal().string();
-    std::error_code ignored;
-    if (!fs::is_regular_file(path, ignored))
-      complain(at->second.line,
-               fmt::format("{} = \"{}\" is not a file; looked for {}", key,
-                           given, path));
+    for (auto& key : config_keys())
+      if (auto at = places_.find(key.name);
+          key.is_file && at != places_.end() && !wrong_.contains(key.name)
+          && applies(key, config_))
+        resolve(key, at->second.line);
   }
 
   void complain(size_t line, std::string text) {
@@ -151,6 +141,10 @@ private:
   void visit(const std::string& name, const toml::node& node, size_t line) {
     if (name == "caf" || name.starts_with("caf.")) {
       complain(line, "[caf] is known but not built yet; leave it out");
+      return;
+    }
+    if (name.starts_with(options_table)) {
+      set_option(name, node, line);
       return;
     }
     if (auto key = find_config_key(name)) {
@@ -207,9 +201,45 @@ private:
     }
   }
 
+  /// Options of a plug-in's model: only that model knows which there are.
+  void set_option(const std::string& name, const toml::node& node,
+                  size_t line) {
+    auto text = option_text(node);
+    if (!text) {
+      complain(line, fmt::format("{} needs a string, a number or true or "
+                                 "false, got {}",
+                                 name, given_text(node)));
+      return;
+    }
+    if (first_option_ == 0)
+      first_option_ = line;
+    config_.model.options[name.substr(options_table.size())] = *text;
+  }
+
+  void check_options() {
+    if (!config_.model.options.empty() && config_.model.type != "plugin"
+        && is_good("model.type"))
+      complain(first_option_,
+               fmt::format("model.options has no effect with model.type = "
+                           "\"{}\"; it belongs to \"plugin\"",
+                           config_.model.type));
+  }
+
   static std::string allowed_hint(const config_key& key) {
     auto allowed = allowed_text(key);
     return allowed.empty() ? allowed : "; allowed: " + allowed;
+  }
+
+  void resolve(const config_key& key, size_t line) {
+    auto& path = *std::get<std::string*>(key.slot(config_));
+    auto given = path;
+    auto base = line == on_command_line ? fs::path{}
+                                        : fs::path{file_}.parent_path();
+    path = fs::absolute(base / given).lexically_normal().string();
+    std::error_code ignored;
+    if (!fs::is_regular_file(path, ignored))
+      complain(line, fmt::format("{} = \"{}\" is not a file; looked for {}",
+                                 key.name, given, path));
   }
 
   // -- checks of the whole ----------------------------------------------------
@@ -227,7 +257,7 @@ private:
       complain(at->second.line, has_no_effect(key, *broken));
       return;
     }
-    if (known_whether && !given && key.required && broken == nullptr) {
+    if (known_whether && !given && is_required(key, config_)) {
       wrong_.insert(key.name);
       if (broken_tables_.contains(table_of(key.name)))
         return;
@@ -319,6 +349,7 @@ private:
   /// Keys with a value that is wrong by itself, or missing.
   std::set<std::string_view> wrong_;
   std::multimap<size_t, std::string> errors_;
+  size_t first_option_ = 0; // its line
 };
 
 } // namespace

@@ -8,36 +8,75 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace smp {
 
-/// Table [model].
+/// Table [model]. Which sizes a model has, and its defaults for those that are
+/// not set here: docs/config.md.
 struct model_config {
   std::string type;
   uint64_t layers = 4;
+  /// "t5"; default: `layers`.
+  std::optional<uint64_t> decoder_layers;
   uint64_t heads = 4;
   uint64_t width = 256;
+  /// "t5": width of a head; default: `width` / `heads`.
+  std::optional<uint64_t> head_size;
+  /// Default: 4 times `width`.
+  std::optional<uint64_t> feed_forward;
+  /// "t5": the feed-forward part of version 1.1.
+  bool gated = false;
   /// Longest sequence in tokens; default: `data_config::sequence_length`.
   std::optional<uint64_t> sequence_length;
   /// Number of different tokens; default: 256, one per byte.
   std::optional<uint64_t> vocabulary;
+  /// "bert", "roberta".
+  std::optional<uint64_t> segments;
   double dropout = 0;
-  bool tied = false;
+  std::optional<double> norm_eps;
+  std::optional<bool> tied;
+  /// "gpt": "gpt-2" or "gpt-3".
+  std::string variant = "gpt-2";
+  /// "gpt-3": tokens that a banded block sees.
+  uint64_t window = 256;
+  /// "t5": biases of its attention, and the distance of the last one.
+  uint64_t relative_buckets = 32;
+  uint64_t relative_distance = 128;
+  /// "moe": their number, and the weight of an uneven use in the loss.
+  uint64_t experts = 4;
+  double balance_loss = 0.01;
+  /// "ncf".
+  uint64_t users = 256;
+  uint64_t items = 256;
+  /// "mlp".
+  uint64_t inputs = 32;
+  uint64_t outputs = 10;
+  /// "plugin": a shared library and the name of a model in it.
+  std::string library;
+  std::string name;
+  /// Table [model.options]: handed to that model as written, strings without
+  /// their quotes.
+  std::map<std::string, std::string> options;
 };
 
 /// Table [data].
 struct data_config {
-  /// "text" (bytes of a file) or "synthetic" (random tokens).
+  /// "text" (bytes of a file), "tokens" (integers of a file), "safetensors"
+  /// (one fixed batch in a file) or "synthetic" (no file).
   std::string type;
   /// In a file relative to that file's directory, on the command line to the
   /// current directory; made absolute by `read_config`.
   std::string path;
   uint64_t sequence_length = 0;
-  /// Sequences per step and data-parallel rank.
-  uint64_t batch_size = 0;
+  /// Samples per step and data-parallel rank; "safetensors": default: dim 0 of
+  /// the file's tensors.
+  std::optional<uint64_t> batch_size;
+  /// How "tokens" stand in the file: "uint16" or "uint32".
+  std::string dtype = "uint16";
   uint64_t shuffle_seed = 1;
   /// Part of the data, at its end, that is kept for evaluation.
   double held_out = 0.1;
@@ -79,6 +118,8 @@ struct train_loop_config {
   /// Characters to generate after the last step.
   uint64_t sample = 0;
   std::string dtype = "float32";
+  /// Steps, from 1, whose whole gradient is written to a file.
+  std::vector<uint64_t> dump_gradients;
   bool save_model = false;
   std::string on_nonfinite = "stop";
 };

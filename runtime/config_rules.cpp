@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace smp {
 
 namespace {
@@ -13,7 +15,9 @@ std::string setting(std::string_view name, const train_config& x) {
 
 class rule_book {
 public:
-  explicit rule_book(const train_config& x) : x_(effective(x)) {
+  explicit rule_book(const train_config& x)
+    : x_(effective(x)),
+      has_head_size_(x.model.type == "t5" && x.model.head_size) {
     // nop
   }
 
@@ -26,7 +30,8 @@ public:
   }
 
   void check_batch() {
-    auto batch = x_.data.batch_size;
+    // Without it the file says it, and is checked when it is read.
+    auto batch = x_.data.batch_size.value_or(0);
     auto parts = x_.smp.microbatches;
     if (batch % parts != 0)
       add("data.batch_size", "cannot be divided into", "smp.microbatches",
@@ -34,23 +39,54 @@ public:
                       (batch / parts + 1) * parts));
   }
 
-  void check_gpt() {
-    if (x_.model.type != "gpt")
-      return;
-    if (x_.model.width % x_.model.heads != 0)
+  void check_model() {
+    if (uses("model.heads")
+        && !has_head_size_
+        && x_.model.width % x_.model.heads != 0)
       add("model.width", "cannot be divided among", "model.heads",
           fmt::format("write a multiple, e.g. model.width = {}",
                       (x_.model.width / x_.model.heads + 1) * x_.model.heads));
-    if (*x_.model.sequence_length < x_.data.sequence_length)
+    if (uses("model.sequence_length") && uses("data.sequence_length")
+        && *x_.model.sequence_length < x_.data.sequence_length)
       add("model.sequence_length", "is less than", "data.sequence_length",
           fmt::format("write at least {}, or leave it out",
                       x_.data.sequence_length));
-    if (x_.data.type == "text" && *x_.model.vocabulary < 256)
+    if (uses("model.relative_buckets")
+        && x_.model.relative_distance <= x_.model.relative_buckets / 2)
+      add("model.relative_distance", "is too small for",
+          "model.relative_buckets", "write more than half of them");
+  }
+
+  void check_data() {
+    const auto& data = x_.data.type;
+    const auto& model = x_.model.type;
+    const bool text = data == "text" || data == "tokens";
+    if (text && model != "gpt" && model != "moe" && model != "torchscript"
+        && model != "plugin")
+      add("data.type", "has no tensors for", "model.type",
+          "write data.type = \"synthetic\" or \"safetensors\"");
+    if (data == "text" && uses("model.vocabulary")
+        && *x_.model.vocabulary < 256)
       add("model.vocabulary", "is too small for the bytes of", "data.type",
           "write at least 256, or leave it out");
+    if (data == "synthetic" && (model == "torchscript" || model == "plugin"))
+      add("data.type", "is not made for", "model.type",
+          "write data.type = \"safetensors\" and its data.path");
+    if (data == "synthetic" && uses("model.inputs")
+        && x_.model.inputs < x_.model.outputs)
+      add("model.inputs", "is less than", "model.outputs",
+          "synthetic data needs at least as many");
+    if (x_.train.sample > 0 && model != "gpt" && model != "moe")
+      add("train.sample", "is not possible with", "model.type",
+          "leave it out; only \"gpt\" and \"moe\" continue a text");
   }
 
   void check_steps() {
+    auto& dumps = x_.train.dump_gradients;
+    if (auto last = std::max_element(dumps.begin(), dumps.end());
+        last != dumps.end() && *last > x_.train.steps)
+      add("train.dump_gradients", "goes beyond", "train.steps",
+          "steps count from 1");
     if (x_.train.eval_interval > 0 && x_.train.eval_steps == 0)
       add("train.eval_interval", "has no effect with", "train.eval_steps",
           "write at least train.eval_steps = 1, or leave the interval out");
@@ -59,12 +95,17 @@ public:
           "the learning rate falls after the warm-up");
   }
 
+  bool uses(std::string_view key) const {
+    return applies(*find_config_key(key), x_);
+  }
+
   std::vector<config_conflict> take() {
     return std::move(found_);
   }
 
 private:
   train_config x_;
+  bool has_head_size_; // set, and need not follow from others
   std::vector<config_conflict> found_;
 };
 
@@ -73,7 +114,8 @@ private:
 std::vector<config_conflict> conflicts(const train_config& x) {
   rule_book rules{x};
   rules.check_batch();
-  rules.check_gpt();
+  rules.check_model();
+  rules.check_data();
   rules.check_steps();
   auto result = conflicts(x.smp);
   for (auto& conflict : rules.take())
@@ -90,6 +132,14 @@ train_config effective(train_config x) {
   };
   fill(x.model.sequence_length, x.data.sequence_length);
   fill(x.model.vocabulary, 256);
+  fill(x.model.decoder_layers, x.model.layers);
+  fill(x.model.head_size, x.model.width / std::max<uint64_t>(x.model.heads, 1));
+  fill(x.model.feed_forward, 4 * x.model.width);
+  const auto& type = x.model.type;
+  const bool gpt = type == "gpt" || type == "moe";
+  fill(x.model.segments, type == "bert" ? 2 : 1);
+  fill(x.model.norm_eps, gpt ? 1e-5 : type == "t5" ? 1e-6 : 1e-12);
+  fill(x.model.tied, !gpt);
   fill(x.optimizer.eps, x.optimizer.type == "adagrad" ? 1e-10 : 1e-8);
   fill(x.optimizer.weight_decay, x.optimizer.type == "adamw" ? 0.01 : 0.0);
   return x;

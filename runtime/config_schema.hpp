@@ -17,6 +17,7 @@ namespace smp {
 using config_slot =
   std::variant<bool*, uint64_t*, double*, std::string*, std::array<double, 2>*,
                std::optional<uint64_t>*, std::optional<double>*,
+               std::optional<bool>*, std::vector<uint64_t>*,
                std::vector<task>*>;
 
 /// Values that a number may take.
@@ -43,6 +44,8 @@ struct config_key {
   /// The default in words, where it follows from other keys.
   std::string_view fallback = {};
   bool required = false;
+  /// Not required while this holds.
+  std::optional<config_condition> optional_if = {};
   number_range range = {};
   /// Allowed strings; any string if empty.
   std::vector<std::string_view> choices = {};
@@ -56,6 +59,8 @@ struct config_key {
   std::vector<config_condition> only = {};
   /// Ranks may differ in it.
   bool local = false;
+  /// A file that must exist; relative to where the key is set.
+  bool is_file = false;
 };
 
 /// All keys, those of one TOML table together.
@@ -75,6 +80,12 @@ const config_condition* broken_condition(const config_key& key,
 inline bool applies(const config_key& key, const train_config& x) {
   return broken_condition(key, x) == nullptr;
 }
+
+/// @returns true if `x` cannot do without the key.
+bool is_required(const config_key& key, const train_config& x);
+
+/// @returns `x` as a TOML string.
+std::string quoted(std::string_view x);
 
 /// @returns how the value stands in TOML; empty for an optional without one.
 std::string value_text(const config_key& key, const train_config& x);

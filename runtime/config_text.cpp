@@ -26,7 +26,7 @@ uint64_t hash(std::string_view x) {
 }
 
 std::string default_text(const config_key& key) {
-  if (key.required)
+  if (key.required && !key.optional_if)
     return "required";
   if (!key.fallback.empty())
     return std::string{key.fallback};
@@ -75,6 +75,8 @@ std::string config_hash(const train_config& x) {
   for (auto& key : config_keys())
     if (key.slot != nullptr && !key.local && applies(key, values))
       text += fmt::format("{} = {}\n", key.name, value_text(key, values));
+  for (auto& [name, value] : values.model.options)
+    text += fmt::format("model.options.{} = {}\n", name, value);
   return fmt::format("{:016x}", hash(text));
 }
 
@@ -98,6 +100,11 @@ std::string to_toml(const train_config& x) {
     else
       result += fmt::format("# {}: {}\n", leaf_of(key), key.fallback);
   }
+  if (!x.model.options.empty())
+    result += "\n[model.options]\n";
+  for (auto& [name, value] : x.model.options)
+    result += fmt::format("{} = {}\n", smp::quoted(name),
+                          smp::quoted(value));
   return result;
 }
 

@@ -78,6 +78,20 @@ struct assigner {
     return true;
   }
 
+  bool operator()(std::vector<uint64_t>* to) const {
+    auto list = from.as_array();
+    if (list == nullptr)
+      return false;
+    to->clear();
+    for (auto& x : *list)
+      // A negative number would have to be told from a huge one here.
+      if (auto y = x.as_integer(); y != nullptr && y->get() >= 0)
+        to->push_back(static_cast<uint64_t>(y->get()));
+      else
+        return false;
+    return true;
+  }
+
   template <class T>
   bool operator()(std::optional<T>* to) const {
     T x{};
@@ -102,6 +116,21 @@ private:
 
 bool assign(config_slot to, const toml::node& from) {
   return std::visit(assigner{from}, to);
+}
+
+std::optional<std::string> option_text(const toml::node& x) {
+  switch (x.type()) {
+    case toml::node_type::string:
+      return x.ref<std::string>();
+    case toml::node_type::integer:
+      return fmt::format("{}", x.ref<int64_t>());
+    case toml::node_type::floating_point:
+      return fmt::format("{}", x.ref<double>());
+    case toml::node_type::boolean:
+      return x.ref<bool>() ? "true" : "false";
+    default:
+      return std::nullopt;
+  }
 }
 
 std::string given_text(const toml::node& x) {

@@ -6,6 +6,7 @@
 
 #include <toml++/toml.h>
 
+#include <optional>
 #include <string>
 
 namespace smp {
@@ -22,6 +23,10 @@ toml::table parse_setting(const std::string& text, bool raw);
 /// Stores a value. Negative integers are for the caller.
 /// @returns false if it has another type than the slot
 bool assign(config_slot to, const toml::node& from);
+
+/// @returns a plain value as text, strings without quotes; nothing for lists,
+/// tables and dates.
+std::optional<std::string> option_text(const toml::node& x);
 
 /// @returns what was written, for errors: "the string \"8\"".
 std::string given_text(const toml::node& x);

@@ -1,6 +1,7 @@
 #include "runtime/config_schema.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,19 +16,6 @@ struct overload : Fs... {
 };
 
 // -- text of values -----------------------------------------------------------
-
-std::string quoted(std::string_view x) {
-  std::string result = "\"";
-  for (unsigned char c : x) {
-    if (c == '"' || c == '\\')
-      result += {'\\', static_cast<char>(c)};
-    else if (c < 0x20 || c == 0x7f)
-      result += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
-    else
-      result += static_cast<char>(c);
-  }
-  return result + '"';
-}
 
 std::string quoted_list(const std::vector<std::string_view>& xs) {
   std::string result;
@@ -76,6 +64,16 @@ bool within(const config_key&, bool) {
   return true;
 }
 
+bool within(const config_key&, const std::optional<bool>&) {
+  return true;
+}
+
+bool within(const config_key& key, const std::vector<uint64_t>& xs) {
+  return std::all_of(xs.begin(), xs.end(), [&](uint64_t x) {
+    return within(key.range, static_cast<double>(x));
+  });
+}
+
 bool within(const config_key& key, const std::array<double, 2>& x) {
   return within(key.range, x[0]) && within(key.range, x[1]);
 }
@@ -87,6 +85,11 @@ bool within(const config_key&, const std::vector<task>&) {
 template <class T>
 bool within(const config_key& key, const std::optional<T>& x) {
   return !x || within(key.range, static_cast<double>(*x));
+}
+
+bool holds(const config_condition& condition, train_config x) {
+  auto slot = find_config_key(condition.key)->slot(x);
+  return contains(condition.values, *std::get<std::string*>(slot));
 }
 
 // -- nearest names ------------------------------------------------------------
@@ -162,11 +165,26 @@ const config_key* key_known_elsewhere_as(std::string_view x) {
 
 } // namespace
 
+std::string quoted(std::string_view x) {
+  std::string result = "\"";
+  for (unsigned char c : x) {
+    if (c == '"' || c == '\\')
+      result += {'\\', static_cast<char>(c)};
+    else if (c < 0x20 || c == 0x7f)
+      result += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
+    else
+      result += static_cast<char>(c);
+  }
+  return result + '"';
+}
+
 std::string_view type_text(const config_key& key) {
   train_config x;
   return std::visit(
     overload{
       [](bool*) { return "true or false"; },
+      [](std::optional<bool>*) { return "true or false"; },
+      [](std::vector<uint64_t>*) { return "a list of integers"; },
       [](uint64_t*) { return "an integer"; },
       [](std::optional<uint64_t>*) { return "an integer"; },
       [](double*) { return "a number"; },
@@ -185,6 +203,12 @@ std::string value_text(const config_key& key, const train_config& x) {
   return std::visit(
     overload{
       [](bool* y) -> std::string { return *y ? "true" : "false"; },
+      [](std::optional<bool>* y) -> std::string {
+        return *y ? **y ? "true" : "false" : "";
+      },
+      [](std::vector<uint64_t>* y) {
+        return fmt::format("[{}]", fmt::join(*y, ", "));
+      },
       [](uint64_t* y) { return fmt::format("{}", *y); },
       [](double* y) { return float_text(*y); },
       [](std::string* y) { return smp::quoted(std::string_view{*y}); },
@@ -228,13 +252,15 @@ std::string allowed_text(const config_key& key) {
 
 const config_condition* broken_condition(const config_key& key,
                                          const train_config& x) {
-  auto copy = x;
-  for (auto& condition : key.only) {
-    auto slot = find_config_key(condition.key)->slot(copy);
-    if (!contains(condition.values, *std::get<std::string*>(slot)))
+  for (auto& condition : key.only)
+    if (!holds(condition, x))
       return &condition;
-  }
   return nullptr;
+}
+
+bool is_required(const config_key& key, const train_config& x) {
+  return key.required && applies(key, x)
+         && !(key.optional_if && holds(*key.optional_if, x));
 }
 
 std::optional<std::string> check_value(const config_key& key,

@@ -1,5 +1,6 @@
 #include "runtime/data.hpp"
 
+#include "runtime/batch_numbers.hpp"
 #include "runtime/models/sizes.hpp"
 
 #include <ATen/ops/empty.h>
@@ -13,35 +14,10 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <random>
 
 namespace smp {
 
 namespace {
-
-/// Streams of training steps and of held-out batches never meet.
-constexpr uint64_t held_out_streams = uint64_t{1} << 63;
-
-/// Numbers of one batch. The engine is one whose results the standard fixes;
-/// its distributions are not, hence `below`.
-class batch_generator {
-public:
-  batch_generator(uint64_t seed, uint64_t stream) {
-    auto low = [](uint64_t x) { return static_cast<uint32_t>(x); };
-    std::seed_seq seq{low(seed), low(seed >> 32), low(stream),
-                      low(stream >> 32)};
-    engine_.seed(seq);
-  }
-
-  /// Evenly in [0, n).
-  uint64_t below(uint64_t n) {
-    return static_cast<uint64_t>(
-      (static_cast<unsigned __int128>(engine_()) * n) >> 64);
-  }
-
-private:
-  std::mt19937_64 engine_;
-};
 
 at::Tensor make_ints(uint64_t rows, uint64_t columns) {
   return at::empty({static_cast<int64_t>(rows), static_cast<int64_t>(columns)},
@@ -114,23 +90,17 @@ text_sequences::text_sequences(text source, options x)
 }
 
 batch text_sequences::training_batch(uint64_t step) const {
-  batch_generator numbers{options_.seed, step};
-  const auto choices = text_.training().size() - options_.sequence_length;
-  std::vector<uint64_t> begins(options_.batch_size);
-  for (auto& x : begins)
-    x = numbers.below(choices);
-  return cut(text_.training(), begins);
+  return cut(text_.training(),
+             random_begins(options_.seed, step, options_.batch_size,
+                           text_.training().size()
+                             - options_.sequence_length));
 }
 
 batch text_sequences::held_out_batch(uint64_t index, uint64_t count) const {
-  const auto last = text_.held_out().size() - options_.sequence_length - 1;
-  const auto sequences = count * options_.batch_size;
-  std::vector<uint64_t> begins(options_.batch_size);
-  for (uint64_t i = 0; i < begins.size(); ++i)
-    begins[i] = sequences == 1 ? 0
-                               : (index * options_.batch_size + i) * last
-                                   / (sequences - 1);
-  return cut(text_.held_out(), begins);
+  return cut(text_.held_out(),
+             even_begins(index, count, options_.batch_size,
+                         text_.held_out().size() - options_.sequence_length
+                           - 1));
 }
 
 batch text_sequences::cut(std::span<const uint8_t> from,
@@ -165,7 +135,7 @@ batch synthetic_tokens::held_out_batch(uint64_t index, uint64_t) const {
 }
 
 batch synthetic_tokens::make(uint64_t stream) const {
-  batch_generator numbers{options_.seed, stream};
+  batch_numbers numbers{options_.seed, stream};
   auto input = make_ints(options_.batch_size, options_.sequence_length);
   auto target = make_ints(options_.batch_size, options_.sequence_length);
   auto* in = input.mutable_data_ptr<int64_t>();

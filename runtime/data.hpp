@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -117,6 +118,95 @@ private:
 
   text text_;
   options options_;
+};
+
+// -- tokens -------------------------------------------------------------------
+
+/// Tokens of a file for a language model: a mapped array of uint16 or uint32
+/// in little endian, its tail held out. Batches are as of `text_sequences`.
+class token_sequences final : public data_source {
+public:
+  struct options {
+    /// Bytes per token: 2 or 4.
+    uint64_t token_size = 2;
+    /// Bound on tokens, which the model has.
+    uint64_t vocabulary = 256;
+    double held_out = text::default_held_out;
+    uint64_t sequence_length = 128;
+    uint64_t batch_size = 32;
+    uint64_t seed = 1;
+  };
+
+  /// @throws error (config) naming `path`: cannot be mapped, is no array of
+  ///         tokens, or one of its parts is shorter than sequence_length + 1
+  token_sequences(const std::string& path, options x);
+
+  token_sequences(const token_sequences&) = delete;
+  token_sequences& operator=(const token_sequences&) = delete;
+
+  ~token_sequences() override;
+
+  uint64_t batch_size() const noexcept override {
+    return options_.batch_size;
+  }
+
+  /// Sequences begin anywhere, drawn evenly.
+  /// @throws error (config) naming file and place of a token that is not in
+  ///         the vocabulary
+  batch training_batch(uint64_t step) const override;
+
+  bool has_held_out() const noexcept override {
+    return true;
+  }
+
+  /// Sequences evenly spaced over the held-out part, the same in every run.
+  batch held_out_batch(uint64_t index, uint64_t count) const override;
+
+private:
+  batch cut(const std::vector<uint64_t>& begins) const;
+  uint64_t token(uint64_t position) const;
+
+  std::string path_;
+  options options_;
+  const void* bytes_ = nullptr; // mapped
+  uint64_t size_ = 0;           // tokens
+  uint64_t border_ = 0;         // first held-out token
+};
+
+// -- a fixed batch ------------------------------------------------------------
+
+/// The tensors input0, input1, ... of a safetensors file, given in each step:
+/// what shows whether a model computes the right numbers.
+class fixed_batch final : public data_source {
+public:
+  struct options {
+    /// Each tensor's dim 0 must be divisible by it.
+    uint64_t microbatches = 1;
+    /// What dim 0 of input0 must be, if anything.
+    std::optional<uint64_t> batch_size = {};
+  };
+
+  /// @throws error (config) naming file and tensor: missing, of another name,
+  ///         without dim 0, or not divisible
+  fixed_batch(const std::string& path, options x);
+
+  /// Dim 0 of input0.
+  uint64_t batch_size() const noexcept override {
+    return static_cast<uint64_t>(tensors_.front().size(0));
+  }
+
+  /// Copies, because a model may change what it is given.
+  batch training_batch(uint64_t step) const override;
+
+  bool has_held_out() const noexcept override {
+    return false;
+  }
+
+  /// @throws error (internal)
+  batch held_out_batch(uint64_t index, uint64_t count) const override;
+
+private:
+  batch tensors_;
 };
 
 // -- synthetic ----------------------------------------------------------------

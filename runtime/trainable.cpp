@@ -3,6 +3,8 @@
 #include "runtime/autocast.hpp"
 #include "runtime/distributed_model.hpp"
 #include "runtime/models/builtin.hpp"
+#include "runtime/models/synthetic.hpp"
+#include "runtime/plugin.hpp"
 #include "runtime/trace_recorder.hpp"
 
 #include <torch/nn/module.h>
@@ -115,27 +117,48 @@ std::unique_ptr<distributed_model_base> nn_trainable::distribute() {
 
 std::unique_ptr<trainable> make_trainable(const train_config& x) {
   torch::manual_seed(x.smp.seed);
-  auto result = make_builtin(x);
+  auto result = x.model.type == "plugin"
+                  ? make_plugin_model(x.model.library, x.model.name,
+                                      model_options{x.model.options})
+                  : make_builtin(x);
   auto dtype = autocast_dtype(x.train.dtype);
   if (dtype != c10::ScalarType::Float)
     result = std::make_unique<cast_trainable>(std::move(result), dtype);
   return result;
 }
 
+void check_model(const train_config& x) {
+  if (x.model.type == "plugin")
+    check_plugin_model(x.model.library, x.model.name);
+}
+
 std::unique_ptr<data_source> make_data(const train_config& x) {
-  if (x.data.type == "text")
+  const auto& type = x.data.type;
+  const auto batch_size = x.data.batch_size.value_or(0);
+  const auto vocabulary = x.model.vocabulary.value_or(256);
+  if (type == "text")
     return std::make_unique<text_sequences>(
       text::read(x.data.path, x.data.held_out),
       text_sequences::options{.sequence_length = x.data.sequence_length,
-                              .batch_size = x.data.batch_size,
+                              .batch_size = batch_size,
                               .seed = x.data.shuffle_seed});
-  if (x.data.type == "synthetic")
-    return std::make_unique<synthetic_tokens>(synthetic_tokens::options{
-      .vocabulary = x.model.vocabulary.value_or(256),
-      .sequence_length = x.data.sequence_length,
-      .batch_size = x.data.batch_size,
-      .seed = x.data.shuffle_seed});
-  throw error{error_code::config, "data.type: unknown '" + x.data.type + "'"};
+  if (type == "tokens")
+    return std::make_unique<token_sequences>(
+      x.data.path,
+      token_sequences::options{.token_size = x.data.dtype == "uint16" ? 2u
+                                                                      : 4u,
+                               .vocabulary = vocabulary,
+                               .held_out = x.data.held_out,
+                               .sequence_length = x.data.sequence_length,
+                               .batch_size = batch_size,
+                               .seed = x.data.shuffle_seed});
+  if (type == "safetensors")
+    return std::make_unique<fixed_batch>(
+      x.data.path, fixed_batch::options{.microbatches = x.smp.microbatches,
+                                        .batch_size = x.data.batch_size});
+  if (type == "synthetic")
+    return make_synthetic(x);
+  throw error{error_code::config, "data.type: unknown '" + type + "'"};
 }
 
 } // namespace smp

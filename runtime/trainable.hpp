@@ -70,6 +70,10 @@ public:
   nn_trainable(std::shared_ptr<torch::nn::Module> root, loss_function loss,
                logits_function logits = {});
 
+  torch::nn::Module& root() const noexcept {
+    return *root_;
+  }
+
   named_tensors named_parameters() const override;
 
   named_tensors named_buffers() const override;
@@ -102,6 +106,10 @@ private:
 /// train.dtype its loss and logits are computed under autocast.
 /// @throws error (config) naming the key whose value makes no model
 std::unique_ptr<trainable> make_trainable(const train_config& x);
+
+/// Finds what can be wrong with the model of `x` without making it.
+/// @throws error (config)
+void check_model(const train_config& x);
 
 /// @throws error (config) naming what is wrong with the data
 std::unique_ptr<data_source> make_data(const train_config& x);

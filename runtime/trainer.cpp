@@ -141,6 +141,9 @@ private:
     auto begin = clock::now();
     optimizer_.zero_grad();
     result.loss = train_step(x).reduce_mean().template item<double>();
+    if (auto& steps = config_.train.dump_gradients;
+        std::find(steps.begin(), steps.end(), result.step) != steps.end())
+      dump_gradients(result.step);
     const bool finite = std::isfinite(result.loss);
     if (!finite) {
       result.grad_norm = std::numeric_limits<double>::quiet_NaN();
@@ -244,6 +247,15 @@ private:
       if (config_.train.sample > 0 && trainable_->continues_text())
         sample(source);
     }
+  }
+
+  /// The whole gradient as it is now: the mean over microbatches.
+  void dump_gradients(uint64_t step) {
+    auto gradients = model_->gradients();
+    if (session_.rank() == 0)
+      write_safetensors(fmt::format("{}/gradients-{}.safetensors", run_dir_,
+                                    step),
+                        gradients, {{"format", "pt"}});
   }
 
   void save() {

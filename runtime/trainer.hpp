@@ -68,8 +68,9 @@ struct train_summary {
 // -- a run --------------------------------------------------------------------
 
 /// Trains as `config` says. Every rank of the session calls this and gets the
-/// same summary. Rank 0 writes `run_dir`/metrics.jsonl and, with
-/// train.save_model, `run_dir`/model.safetensors; `run_dir` exists.
+/// same summary. Rank 0 writes `run_dir`/metrics.jsonl and, if asked to,
+/// `run_dir`/gradients-STEP.safetensors (train.dump_gradients) and
+/// `run_dir`/model.safetensors (train.save_model); `run_dir` exists.
 /// @param stop set on any rank ends the run on all ranks after the current
 ///        step; the model is still saved, but neither evaluated nor sampled
 /// @throws error (numbers) naming the step if its loss is not finite

@@ -2,6 +2,7 @@
 
 #include "runtime/data.hpp"
 
+#include "runtime/safetensors.hpp"
 #include "transport/error.hpp"
 
 #include <torch/types.h>
@@ -229,6 +230,133 @@ TEST_CASE("One held-out sequence is the first one", "[runtime][data]") {
   auto &input = xs.at(0), &target = xs.at(1);
   CHECK(row(input, 0) == "fgh");
   CHECK(row(target, 0) == "ghi");
+}
+
+// -- tokens -------------------------------------------------------------------
+
+namespace {
+
+/// 0, 1, 2, ... as tokens of this type.
+template <class T>
+std::string counting_file(size_t n) {
+  std::string result;
+  for (size_t i = 0; i < n; ++i) {
+    auto x = static_cast<T>(i);
+    result.append(reinterpret_cast<const char*>(&x), sizeof(T));
+  }
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("Tokens of two or four bytes become sequences like those of a text",
+          "[runtime][data]") {
+  const bool wide = GENERATE(false, true);
+  CAPTURE(wide);
+  temporary_file file{wide ? counting_file<uint32_t>(1000)
+                           : counting_file<uint16_t>(1000)};
+  smp::token_sequences data{file.path(),
+                            {.token_size = wide ? 4u : 2u,
+                             .vocabulary = 1000,
+                             .held_out = 0.2,
+                             .sequence_length = 7,
+                             .batch_size = 5}};
+  auto xs = data.training_batch(3);
+  REQUIRE(xs.size() == 2);
+  CHECK(xs[0].sizes() == torch::IntArrayRef{5, 7});
+  CHECK(torch::equal(xs[1], xs[0] + 1));
+  CHECK(torch::equal(xs[0].select(1, 0) + 6, xs[0].select(1, 6)));
+  CHECK(xs[1].max().item<int64_t>() < 800);
+  CHECK(equal(xs, data.training_batch(3)));
+  CHECK_FALSE(equal(xs, data.training_batch(4)));
+  // The held-out part from its first token to its last.
+  auto first = data.held_out_batch(0, 2);
+  auto last = data.held_out_batch(1, 2);
+  CHECK(first[0][0][0].item<int64_t>() == 800);
+  CHECK(last[1][4][6].item<int64_t>() == 999);
+}
+
+TEST_CASE("A file that holds no such tokens is refused with the place",
+          "[runtime][data]") {
+  smp::token_sequences::options x{.vocabulary = 50,
+                                  .sequence_length = 4,
+                                  .batch_size = 2};
+  CHECK_THAT(message_of([&] { smp::token_sequences("/nowhere/t.bin", x); }),
+             ContainsSubstring("/nowhere/t.bin: No such file"));
+  temporary_file empty{""};
+  CHECK_THAT(message_of([&] { smp::token_sequences(empty.path(), x); }),
+             ContainsSubstring(empty.path() + ": is empty"));
+  temporary_file odd{"abc"};
+  CHECK_THAT(message_of([&] { smp::token_sequences(odd.path(), x); }),
+             ContainsSubstring("has 3 bytes, no multiple of the 2"));
+  temporary_file few{counting_file<uint16_t>(20)};
+  CHECK_THAT(message_of([&] { smp::token_sequences(few.path(), x); }),
+             ContainsSubstring("the held-out part has 2 tokens, but "
+                               "data.sequence_length = 4 needs at least 5"));
+  temporary_file large{counting_file<uint16_t>(100)};
+  smp::token_sequences data{large.path(), x};
+  CHECK_THAT(message_of([&] { data.held_out_batch(0, 1); }),
+             ContainsSubstring("token 90 at position 90 is not below "
+                               "model.vocabulary = 50"));
+}
+
+// -- a fixed batch ------------------------------------------------------------
+
+namespace {
+
+/// A safetensors file that goes with this object.
+struct tensor_file : temporary_file {
+  explicit tensor_file(const smp::named_tensors& xs) : temporary_file("") {
+    smp::write_safetensors(path(), xs);
+  }
+};
+
+} // namespace
+
+TEST_CASE("A fixed batch has the file's tensors by number, afresh each time",
+          "[runtime][data]") {
+  auto a = torch::arange(12).view({4, 3});
+  auto b = torch::ones({4}, torch::kDouble);
+  auto c = torch::arange(8).view({2, 4}).to(torch::kBool);
+  tensor_file file{{{"input1", b}, {"input2", c}, {"input0", a}}};
+  smp::fixed_batch data{file.path(), {.microbatches = 2}};
+  CHECK(data.batch_size() == 4);
+  CHECK_FALSE(data.has_held_out());
+  for (uint64_t step : {0, 7}) {
+    auto xs = data.training_batch(step);
+    REQUIRE(xs.size() == 3);
+    CHECK(torch::equal(xs[0], a));
+    CHECK(torch::equal(xs[1], b));
+    CHECK(xs[1].scalar_type() == torch::kDouble);
+    CHECK(torch::equal(xs[2], c));
+    xs[0].zero_(); // a model may do so
+  }
+}
+
+TEST_CASE("A file that is no batch is refused with tensor and reason",
+          "[runtime][data]") {
+  auto refused = [](const smp::named_tensors& xs,
+                    smp::fixed_batch::options x = {.microbatches = 2}) {
+    tensor_file file{xs};
+    auto text = message_of([&] { smp::fixed_batch(file.path(), x); });
+    CHECK_THAT(text, ContainsSubstring(file.path()));
+    return text;
+  };
+  auto x = torch::ones({4, 3});
+  CHECK_THAT(refused({}), ContainsSubstring("has no tensor"));
+  CHECK_THAT(refused({{"x", x}}), ContainsSubstring("none called input0"));
+  CHECK_THAT(refused({{"input0", x}, {"input2", x}}),
+             ContainsSubstring("none called input1"));
+  CHECK_THAT(refused({{"input0", x}, {"input1", torch::tensor(1.0)}}),
+             ContainsSubstring("input1 is a scalar"));
+  CHECK_THAT(refused({{"input0", x}, {"input1", torch::ones({3})}}),
+             ContainsSubstring("dim 0 of input1 is 3, which cannot be divided "
+                               "into smp.microbatches = 2"));
+  CHECK_THAT(refused({{"input0", x}}, {.microbatches = 2, .batch_size = 8}),
+             ContainsSubstring("dim 0 of input0 is 4, but data.batch_size = "
+                               "8"));
+  CHECK_THAT(message_of([] { smp::fixed_batch("/nowhere/x", {}); }),
+             ContainsSubstring("/nowhere/x"));
 }
 
 // -- synthetic ----------------------------------------------------------------

@@ -37,7 +37,7 @@ torch::Tensor scaled_norm(const state& s, const std::string& name, torch::Tensor
 }
 
 torch::Tensor affine(const state& s, const std::string& name, torch::Tensor x) {
-  return torch::matmul(x, s.at(name + ".weight").t()) + s.at(name + ".bias");
+  return torch::matmul(x, s.at(name + ".weight")) + s.at(name + ".bias");
 }
 
 torch::Tensor gelu_tanh(torch::Tensor x) {
@@ -45,9 +45,9 @@ torch::Tensor gelu_tanh(torch::Tensor x) {
   return 0.5 * x * (1 + torch::tanh(inner));
 }
 
-/// x: [T, C]
+/// x: [T, C], window: how many tokens are seen, 0: all before
 torch::Tensor attention(const state& s, const std::string& name,
-                        torch::Tensor x, int64_t heads) {
+                        torch::Tensor x, int64_t heads, int64_t window) {
   const auto t = x.size(0), c = x.size(1), d = c / heads;
   auto qkv = affine(s, name + ".c_attn", x);
   std::vector<torch::Tensor> outputs;
@@ -56,8 +56,9 @@ torch::Tensor attention(const state& s, const std::string& name,
                                                   i * c + (h + 1) * d); };
     auto scores = torch::matmul(part(0), part(1).t()) / std::sqrt(double(d));
     for (int64_t i = 0; i < t; ++i)
-      for (int64_t j = i + 1; j < t; ++j)
-        scores[i][j] = -INFINITY;
+      for (int64_t j = 0; j < t; ++j)
+        if (j > i || (window > 0 && j <= i - window))
+          scores[i][j] = -INFINITY;
     auto weights = scores.exp();
     outputs.push_back(
       torch::matmul(weights / weights.sum(-1, true), part(2)));
@@ -74,7 +75,7 @@ torch::Tensor reference(const state& s, torch::Tensor tokens,
   for (int64_t i = 0; i < cfg.layers; ++i) {
     auto block = "transformer.h." + std::to_string(i);
     x = x + attention(s, block + ".attn", scaled_norm(s, block + ".ln_1", x),
-                      cfg.heads);
+                      cfg.heads, i % 2 == 1 ? cfg.window : 0);
     auto y = affine(s, block + ".mlp.c_fc", scaled_norm(s, block + ".ln_2", x));
     x = x + affine(s, block + ".mlp.c_proj", gelu_tanh(y));
   }
@@ -92,11 +93,12 @@ void randomise(smp::gpt& model) {
 
 } // namespace
 
-TEST_CASE("The GPT computes the formulas of GPT-2", "[runtime][gpt]") {
+TEST_CASE("The GPT computes the formulas of GPT-2 and of GPT-3",
+          "[runtime][gpt]") {
   torch::manual_seed(1);
-  auto tied = GENERATE(false, true);
   auto cfg = tiny;
-  cfg.tied = tied;
+  cfg.tied = GENERATE(false, true);
+  cfg.window = GENERATE(0, 1, 2, 4, 9);
   smp::gpt model{cfg};
   randomise(model);
   auto tokens = torch::randint(13, {3, 5}, torch::kLong);
@@ -137,15 +139,15 @@ TEST_CASE("Parameters are called as in the GPT-2 of Hugging Face",
          std::map<std::string, std::vector<int64_t>>{
            {"ln_1.weight", {8}},
            {"ln_1.bias", {8}},
-           {"attn.c_attn.weight", {24, 8}},
+           {"attn.c_attn.weight", {8, 24}},
            {"attn.c_attn.bias", {24}},
            {"attn.c_proj.weight", {8, 8}},
            {"attn.c_proj.bias", {8}},
            {"ln_2.weight", {8}},
            {"ln_2.bias", {8}},
-           {"mlp.c_fc.weight", {32, 8}},
+           {"mlp.c_fc.weight", {8, 32}},
            {"mlp.c_fc.bias", {32}},
-           {"mlp.c_proj.weight", {8, 32}},
+           {"mlp.c_proj.weight", {32, 8}},
            {"mlp.c_proj.bias", {8}},
          })
       expected["transformer.h." + i + "." + name] = sizes;

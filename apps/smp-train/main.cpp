@@ -222,7 +222,8 @@ int run(int argc, char** argv) {
   }
   if (auto environment = read_rank_environment())
     return run_process(*cmd, config, environment->supervised);
-  // What is wrong with the data is said once, not by each rank.
+  // What is wrong with model or data is said once, not by each rank.
+  check_model(config);
   make_data(config);
   if (config.transport.type == "loopback")
     return run_threads(*cmd, config);

@@ -2,7 +2,6 @@
 
 #include "runtime/models/sizes.hpp"
 
-#include <torch/nn/functional/linear.h>
 #include <torch/nn/init.h>
 #include <torch/types.h>
 
@@ -16,57 +15,41 @@ namespace smp {
 
 namespace {
 
-/// Standard deviation of all weights (GPT-2).
-constexpr double weight_std = 0.02;
-
 nn::LayerNormOptions norm_options(const gpt_config& x) {
-  return nn::LayerNormOptions({x.width});
+  return nn::LayerNormOptions({x.width}).eps(x.norm_eps);
 }
 
-/// Layers whose output is added to the residual stream begin smaller, so that
-/// the stream's variance does not grow with depth (GPT-2).
-double residual_std(const gpt_config& x) {
-  return weight_std / std::sqrt(2.0 * static_cast<double>(x.layers));
-}
-
-void init_linear(nn::LinearImpl& x, double std) {
-  nn::init::normal_(x.weight, 0, std);
-  nn::init::zeros_(x.bias);
+/// @returns [T, T] bool: what may be seen when only the last `window` may
+torch::Tensor band(int64_t tokens, int64_t window) {
+  return torch::ones({tokens, tokens}, torch::kBool).tril().triu(1 - window);
 }
 
 } // namespace
+
+double gpt_residual_std(const gpt_config& x) {
+  return gpt_weight_std / std::sqrt(2.0 * static_cast<double>(x.layers));
+}
 
 void validate(const gpt_config& x) {
   require_positive("model.vocabulary", x.vocabulary);
   require_positive("model.sequence_length", x.sequence_length);
   require_positive("model.layers", x.layers);
-  require_positive("model.heads", x.heads);
-  require_positive("model.width", x.width);
-  if (x.width % x.heads != 0)
-    throw error{error_code::config,
-                fmt::format("model.width ({}) must be a multiple of "
-                            "model.heads ({})",
-                            x.width, x.heads)};
-  if (!(x.dropout >= 0 && x.dropout < 1))
-    throw error{error_code::config,
-                fmt::format("model.dropout is {}, must be at least 0 and "
-                            "less than 1",
-                            x.dropout)};
+  require_heads(x.width, x.heads);
+  require_probability("model.dropout", x.dropout);
 }
 
 // -- attention ----------------------------------------------------------------
 
-gpt_attention_impl::gpt_attention_impl(const gpt_config& x)
+gpt_attention_impl::gpt_attention_impl(const gpt_config& x, int64_t index)
   : heads(x.heads),
     dropout(x.dropout),
-    c_attn(x.width, 3 * x.width),
-    c_proj(x.width, x.width),
+    window(index % 2 == 1 ? x.window : 0),
+    c_attn(x.width, 3 * x.width, gpt_weight_std),
+    c_proj(x.width, x.width, gpt_residual_std(x)),
     resid_dropout(x.dropout) {
   register_module("c_attn", c_attn);
   register_module("c_proj", c_proj);
   register_module("resid_dropout", resid_dropout);
-  init_linear(*c_attn, weight_std);
-  init_linear(*c_proj, residual_std(x));
 }
 
 torch::Tensor gpt_attention_impl::forward(torch::Tensor x) {
@@ -74,26 +57,25 @@ torch::Tensor gpt_attention_impl::forward(torch::Tensor x) {
   auto qkv = c_attn(x).view({b, t, 3, heads, c / heads});
   // [B, heads, T, C / heads] each
   auto part = [&](int64_t i) { return qkv.select(2, i).transpose(1, 2); };
+  const bool banded = window > 0 && window < t;
   auto y = torch::scaled_dot_product_attention(
-    part(0), part(1), part(2), {}, is_training() ? dropout : 0.0,
-    /*is_causal=*/true);
-  y = y.transpose(1, 2).reshape({b, t, c});
-  return resid_dropout(c_proj(y));
+    part(0), part(1), part(2),
+    banded ? std::optional{band(t, window)} : std::nullopt,
+    is_training() ? dropout : 0.0, /*is_causal=*/!banded);
+  return resid_dropout(c_proj(merge_heads(y)));
 }
 
 // -- feed-forward -------------------------------------------------------------
 
 gpt_mlp_impl::gpt_mlp_impl(const gpt_config& x)
-  : c_fc(x.width, 4 * x.width),
-    act(nn::GELUOptions().approximate("tanh")),
-    c_proj(4 * x.width, x.width),
-    dropout(x.dropout) {
+  : act(nn::GELUOptions().approximate("tanh")), dropout(x.dropout) {
+  const auto inner = x.feed_forward > 0 ? x.feed_forward : 4 * x.width;
+  c_fc = submodule<conv1d>(x.width, inner, gpt_weight_std);
+  c_proj = submodule<conv1d>(inner, x.width, gpt_residual_std(x));
   register_module("c_fc", c_fc);
   register_module("act", act);
   register_module("c_proj", c_proj);
   register_module("dropout", dropout);
-  init_linear(*c_fc, weight_std);
-  init_linear(*c_proj, residual_std(x));
 }
 
 torch::Tensor gpt_mlp_impl::forward(torch::Tensor x) {
@@ -102,9 +84,9 @@ torch::Tensor gpt_mlp_impl::forward(torch::Tensor x) {
 
 // -- block --------------------------------------------------------------------
 
-gpt_block_impl::gpt_block_impl(const gpt_config& x)
+gpt_block_impl::gpt_block_impl(const gpt_config& x, int64_t index)
   : ln_1(norm_options(x)),
-    attn(x),
+    attn(x, index),
     ln_2(norm_options(x)),
     mlp(x) {
   register_module("ln_1", ln_1);
@@ -129,11 +111,11 @@ gpt_transformer_impl::gpt_transformer_impl(const gpt_config& x)
   register_module("wpe", wpe);
   register_module("drop", drop);
   for (int64_t i = 0; i < x.layers; ++i)
-    h->push_back(gpt_block(x));
+    h->push_back(gpt_block(x, i));
   register_module("h", h);
   register_module("ln_f", ln_f);
-  nn::init::normal_(wte->weight, 0, weight_std);
-  nn::init::normal_(wpe->weight, 0, weight_std);
+  nn::init::normal_(wte->weight, 0, gpt_weight_std);
+  nn::init::normal_(wpe->weight, 0, gpt_weight_std);
 }
 
 torch::Tensor gpt_transformer_impl::forward(torch::Tensor tokens) {
@@ -144,23 +126,12 @@ torch::Tensor gpt_transformer_impl::forward(torch::Tensor tokens) {
 
 // -- the whole ----------------------------------------------------------------
 
-gpt_head_impl::gpt_head_impl(torch::Tensor x) {
-  weight = register_parameter("weight", std::move(x));
-}
-
-torch::Tensor gpt_head_impl::forward(torch::Tensor x) {
-  return nn::functional::linear(x, weight);
-}
-
 gpt_impl::gpt_impl(const gpt_config& x) {
   validate(x);
   transformer = submodule<gpt_transformer>(x);
-  auto weight = transformer->wte->weight;
-  if (!x.tied) {
-    weight = torch::empty({x.vocabulary, x.width});
-    nn::init::normal_(weight, 0, weight_std);
-  }
-  lm_head = submodule<gpt_head>(weight);
+  lm_head = submodule<tied_linear>(
+    x.tied ? transformer->wte->weight
+           : normal_tensor({x.vocabulary, x.width}, gpt_weight_std));
   register_module("transformer", transformer);
   register_module("lm_head", lm_head);
 }

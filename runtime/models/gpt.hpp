@@ -1,17 +1,18 @@
 #pragma once
 
-// The language model of the quickstart: GPT-2 (Radford et al. 2019) over
-// tokens, with `smp::submodule` where torch::nn would have a plain holder.
+// The language model of the quickstart: GPT-2 (Radford et al. 2019) or GPT-3
+// (Brown et al. 2020) over tokens, with `smp::submodule` where torch::nn would
+// have a plain holder.
 //
 // Shapes: B sequences per (micro)batch, T tokens, C = width, V = vocabulary.
 
+#include "runtime/models/layers.hpp"
 #include "runtime/submodule.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <cstdint>
@@ -26,6 +27,12 @@ struct gpt_config {
   int64_t layers = 4;
   int64_t heads = 4;
   int64_t width = 256;
+  /// Width inside the feed-forward half of a block; 0: 4 times `width`.
+  int64_t feed_forward = 0;
+  double norm_eps = 1e-5;
+  /// GPT-3: every second block, from the second on, is banded: a token sees
+  /// the last `window` tokens, itself included. 0: GPT-2, all see all before.
+  int64_t window = 0;
   /// Probability, at all three places where GPT-2 has one.
   double dropout = 0;
   /// The last layer uses the embedding's weight, as GPT-2 does.
@@ -35,31 +42,40 @@ struct gpt_config {
 /// @throws error (config) naming the first size that makes no sense
 void validate(const gpt_config& x);
 
+/// Standard deviation of initial weights (GPT-2).
+constexpr double gpt_weight_std = 0.02;
+
+/// The same for layers whose output is added to the residual stream: smaller,
+/// so that the stream's variance does not grow with depth (GPT-2).
+double gpt_residual_std(const gpt_config& x);
+
 /// Causal self-attention.
 struct gpt_attention_impl : torch::nn::Module {
-  explicit gpt_attention_impl(const gpt_config& x);
+  /// @param index of the block
+  gpt_attention_impl(const gpt_config& x, int64_t index);
 
   /// x: [B, T, C] @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x);
 
   int64_t heads;
   double dropout;
-  submodule<torch::nn::Linear> c_attn; // C -> 3 C: query, key, value
-  submodule<torch::nn::Linear> c_proj;
+  int64_t window; // 0: none
+  submodule<conv1d> c_attn; // C -> 3 C: query, key, value
+  submodule<conv1d> c_proj;
   submodule<torch::nn::Dropout> resid_dropout;
 };
 TORCH_MODULE_IMPL(gpt_attention, gpt_attention_impl);
 
-/// The feed-forward half of a block, four times as wide inside.
+/// The feed-forward half of a block.
 struct gpt_mlp_impl : torch::nn::Module {
   explicit gpt_mlp_impl(const gpt_config& x);
 
   /// x: [B, T, C] @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x);
 
-  submodule<torch::nn::Linear> c_fc;
+  submodule<conv1d> c_fc = nullptr;
   submodule<torch::nn::GELU> act;
-  submodule<torch::nn::Linear> c_proj;
+  submodule<conv1d> c_proj = nullptr;
   submodule<torch::nn::Dropout> dropout;
 };
 TORCH_MODULE_IMPL(gpt_mlp, gpt_mlp_impl);
@@ -67,7 +83,7 @@ TORCH_MODULE_IMPL(gpt_mlp, gpt_mlp_impl);
 /// One layer: attention, then feed-forward, each with its layer norm in front
 /// and added to what went in.
 struct gpt_block_impl : torch::nn::Module {
-  explicit gpt_block_impl(const gpt_config& x);
+  gpt_block_impl(const gpt_config& x, int64_t index);
 
   /// x: [B, T, C] @returns [B, T, C]
   torch::Tensor forward(torch::Tensor x);
@@ -95,23 +111,10 @@ struct gpt_transformer_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(gpt_transformer, gpt_transformer_impl);
 
-/// The last layer: a Linear without bias whose weight may be another module's.
-struct gpt_head_impl : torch::nn::Module {
-  /// weight: [V, C], becomes this module's parameter (the same object)
-  explicit gpt_head_impl(torch::Tensor weight);
-
-  /// x: [B, T, C] @returns logits [B, T, V]
-  torch::Tensor forward(torch::Tensor x);
-
-  torch::Tensor weight;
-};
-TORCH_MODULE_IMPL(gpt_head, gpt_head_impl);
-
-/// The model. Parameters are called as in the GPT-2 of Hugging Face
-/// ("transformer.h.0.attn.c_attn.weight", ..., "lm_head.weight"), but the
-/// weights of c_attn, c_proj and c_fc are those of `torch::nn::Linear`, [out,
-/// in]; the files there hold their transpose. Initialised as GPT-2 from the
-/// default generator: seed it before.
+/// The model. Parameters have the names and shapes of Hugging Face's
+/// GPT2LMHeadModel ("transformer.h.0.attn.c_attn.weight", [C, 3 C], ...), so
+/// its files can be loaded. Initialised as GPT-2 from the default generator:
+/// seed it before.
 struct gpt_impl : torch::nn::Module {
   /// @throws error (config), see `validate`
   explicit gpt_impl(const gpt_config& x);
@@ -121,7 +124,7 @@ struct gpt_impl : torch::nn::Module {
   torch::Tensor forward(torch::Tensor tokens);
 
   submodule<gpt_transformer> transformer = nullptr;
-  submodule<gpt_head> lm_head = nullptr;
+  submodule<tied_linear> lm_head = nullptr;
 };
 TORCH_MODULE_IMPL(gpt, gpt_impl);
 

@@ -7,15 +7,25 @@ namespace smp::test {
 
 namespace nn = torch::nn;
 
+plain_gpt::affine::affine(int64_t in, int64_t out)
+  : weight(register_parameter("weight", torch::randn({in, out}))),
+    bias(register_parameter("bias", torch::randn({out}))) {
+  // nop
+}
+
+torch::Tensor plain_gpt::affine::operator()(const torch::Tensor& x) const {
+  return torch::matmul(x, weight) + bias;
+}
+
 plain_gpt::block::block(int64_t width, int64_t heads, double dropout)
   : heads(heads),
     dropout(dropout),
     ln_1(nn::LayerNormOptions({width})),
     ln_2(nn::LayerNormOptions({width})),
-    c_attn(width, 3 * width),
-    attn_proj(width, width),
-    c_fc(width, 4 * width),
-    mlp_proj(4 * width, width),
+    c_attn(std::make_shared<affine>(width, 3 * width)),
+    attn_proj(std::make_shared<affine>(width, width)),
+    c_fc(std::make_shared<affine>(width, 4 * width)),
+    mlp_proj(std::make_shared<affine>(4 * width, width)),
     attn_drop(dropout),
     mlp_drop(dropout) {
   register_module("ln_1", ln_1);
@@ -30,16 +40,16 @@ plain_gpt::block::block(int64_t width, int64_t heads, double dropout)
 
 torch::Tensor plain_gpt::block::forward(torch::Tensor x) {
   auto b = x.size(0), t = x.size(1), c = x.size(2);
-  auto qkv = c_attn(ln_1(x)).view({b, t, 3, heads, c / heads});
+  auto qkv = (*c_attn)(ln_1(x)).view({b, t, 3, heads, c / heads});
   auto q = qkv.select(2, 0).transpose(1, 2);
   auto k = qkv.select(2, 1).transpose(1, 2);
   auto v = qkv.select(2, 2).transpose(1, 2);
   auto y = torch::scaled_dot_product_attention(
     q, k, v, {}, is_training() ? dropout : 0.0, true);
-  x = x + attn_drop(attn_proj(y.transpose(1, 2).reshape({b, t, c})));
+  x = x + attn_drop((*attn_proj)(y.transpose(1, 2).reshape({b, t, c})));
   auto f = nn::functional::gelu(
-    c_fc(ln_2(x)), nn::functional::GELUFuncOptions().approximate("tanh"));
-  return x + mlp_drop(mlp_proj(f));
+    (*c_fc)(ln_2(x)), nn::functional::GELUFuncOptions().approximate("tanh"));
+  return x + mlp_drop((*mlp_proj)(f));
 }
 
 plain_gpt::plain_gpt(int64_t vocabulary, int64_t length, int64_t layers,

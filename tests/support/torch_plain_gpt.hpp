@@ -7,6 +7,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,13 +17,20 @@ namespace smp::test {
 /// no line with runtime/, so that it can tell whether those numbers are right.
 /// Parameters have the same names.
 struct plain_gpt : torch::nn::Module {
+  /// x W + b with W: [in, out], as GPT-2 has it.
+  struct affine : torch::nn::Module {
+    affine(int64_t in, int64_t out);
+    torch::Tensor operator()(const torch::Tensor& x) const;
+    torch::Tensor weight, bias;
+  };
+
   struct block : torch::nn::Module {
     block(int64_t width, int64_t heads, double dropout);
     torch::Tensor forward(torch::Tensor x);
     int64_t heads;
     double dropout;
     torch::nn::LayerNorm ln_1, ln_2;
-    torch::nn::Linear c_attn, attn_proj, c_fc, mlp_proj;
+    std::shared_ptr<affine> c_attn, attn_proj, c_fc, mlp_proj;
     torch::nn::Dropout attn_drop, mlp_drop;
   };
 
