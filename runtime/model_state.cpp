@@ -2,6 +2,7 @@
 
 #include "partition/partitioner.hpp"
 #include "partition/print.hpp"
+#include "runtime/delayed.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
 #include "runtime/hook.hpp"
@@ -385,11 +386,11 @@ void model_state::set_order() {
 }
 
 void model_state::release() {
+  std::vector<at::Tensor> mine;
   for (uint32_t i = 0; i < model_.tensors.size(); ++i) {
     auto& t = model_.tensors[i].tensor;
     if (owned(i)) {
-      if (t.has_storage())
-        storages_.insert(t.storage().unsafeGetStorageImpl());
+      mine.push_back(t);
       continue;
     }
     std::shared_ptr<ag::Node> gradient;
@@ -399,6 +400,11 @@ void model_state::release() {
                   ag::deleteNode};
     release_tensor(t, std::move(gradient));
   }
+  // Now that there is room.
+  make_delayed(mine);
+  for (auto& t : mine)
+    if (t.has_storage())
+      storages_.insert(t.storage().unsafeGetStorageImpl());
 }
 
 module_id model_state::home(uint32_t tensor) const {

@@ -1,5 +1,7 @@
 #include "runtime/released.hpp"
 
+#include "runtime/boxed_arguments.hpp"
+#include "runtime/delayed.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
 #include "runtime/model_state.hpp"
@@ -11,9 +13,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
-#include <optional>
-#include <string_view>
 #include <vector>
 
 namespace smp {
@@ -23,24 +22,6 @@ namespace {
 // Free in LibTorch 2.11: nothing else registers a fallback for it, and it
 // ranks above autograd and autocast, so that the fetched value meets both.
 constexpr auto released_key = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
-
-/// `key_set_` is protected; a derived class may name it.
-struct key_access : c10::TensorImpl {
-  static constexpr auto key_set() {
-    return &key_access::key_set_;
-  }
-};
-
-/// Operations that only read sizes and types need no bytes.
-bool reads_metadata_only(std::string_view name) {
-  static constexpr std::array<std::string_view, 12> names = {
-    "aten::size",         "aten::stride",       "aten::dim",
-    "aten::numel",        "aten::sym_size",     "aten::sym_numel",
-    "aten::sym_stride",   "aten::is_same_size", "aten::is_floating_point",
-    "aten::is_complex",   "aten::is_signed",    "aten::retains_grad",
-  };
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
 
 model_state& model_of_session() {
   auto* s = session::current_or_null();
@@ -129,23 +110,12 @@ private:
   };
 
   void replace(c10::IValue& x, bool writes) {
-    if (x.isTensor()) {
-      if (is_released(x.toTensor()))
-        x = resolve(x.toTensor(), writes);
-    } else if (x.isTensorList()) {
-      auto xs = x.toTensorVector();
-      if (std::any_of(xs.begin(), xs.end(), is_released)) {
-        c10::List<at::Tensor> ys;
-        for (auto& t : xs)
-          ys.push_back(resolve(t, writes));
-        x = ys;
-      }
-    } else if (x.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> ys;
-      for (std::optional<at::Tensor> t : x.toOptionalTensorList())
-        ys.push_back(t ? std::optional{resolve(*t, writes)} : t);
-      x = ys;
-    }
+    bool any = false;
+    visit_tensors(x, [&any](const at::Tensor& t) { any |= is_released(t); });
+    if (any)
+      replace_tensors(x, [&](const at::Tensor& t) {
+        return resolve(t, writes);
+      });
   }
 
   at::Tensor resolve(const at::Tensor& t, bool writes) {
@@ -193,6 +163,7 @@ void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 
 void release_tensor(const at::Tensor& x,
                     std::shared_ptr<torch::autograd::Node> gradient) {
+  forget_delayed(x);
   auto* impl = x.unsafeGetTensorImpl();
   auto nothing = c10::Storage{c10::Storage::use_byte_size_t{}, 0,
                               c10::GetCPUAllocator(), true};

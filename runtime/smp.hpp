@@ -3,6 +3,7 @@
 // Everything a training program needs.
 
 #include "runtime/autocast.hpp"
+#include "runtime/delay_param_initialization.hpp"
 #include "runtime/distributed_model.hpp"
 #include "runtime/distributed_optimizer.hpp"
 #include "runtime/init.hpp"

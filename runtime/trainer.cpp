@@ -50,10 +50,12 @@ uint64_t count_elements(const std::vector<at::Tensor>& xs) {
   return result;
 }
 
-/// Every rank makes the whole model with the same random numbers. Ranks that
-/// are threads share one generator, so they take turns.
+/// Every rank makes the whole model with the same random numbers, but if it
+/// will own a part of it, it never holds more. Ranks that are threads share one
+/// generator, so they take turns.
 std::unique_ptr<trainable> make_model(const session& s,
                                       const train_config& config) {
+  delay_param_initialization delayed{pp_size() > 1};
   if (config.transport.type != "loopback")
     return make_trainable(config);
   std::unique_ptr<trainable> result;
