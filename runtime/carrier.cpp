@@ -1,5 +1,6 @@
 #include "runtime/carrier.hpp"
 
+#include "runtime/call_observer.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/script/script_calls.hpp"
 
@@ -82,6 +83,7 @@ outcome carrier::execute(request x) {
   is_root = x.module == root_module && x.id.origin == eng->self();
   stream_ = eng->initial_stream(x.step, x.microbatch);
   stream_is_initial = true;
+  call_observer::set_current(eng->observer());
   switch_in();
   last_stream = random_stream::of_default();
   auto code = error_code::user_code;

@@ -3,6 +3,7 @@
 #include "partition/print.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
+#include "runtime/fault.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/released.hpp"
 #include "runtime/sequential.hpp"
@@ -57,7 +58,11 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
     throw error{error_code::unsupported,
                 "model.backward: one gradient per output"};
   check_range_consumed(*ex);
-  auto scale = 1.0 / static_cast<double>(engine_->microbatches());
+  if (SMP_FAULT("lost-backward") && ex->microbatch.value == 1)
+    return;
+  auto scale = SMP_FAULT("wrong-loss-scale")
+                 ? 1.0
+                 : 1.0 / static_cast<double>(engine_->microbatches());
   ag::edge_list roots;
   ag::variable_list seeds;
   for (size_t i = 0; i < outputs.size(); ++i) {

@@ -1,6 +1,7 @@
 #include "runtime/distributed_optimizer.hpp"
 
 #include "runtime/engine.hpp"
+#include "runtime/fault.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/released.hpp"
 
@@ -71,6 +72,8 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
     auto norm = g.norm().item<double>();
     squares += norm * norm;
   }
+  if (SMP_FAULT("doubled-norm"))
+    squares *= 2;
   auto total = std::sqrt(sum_over_pipeline("smp.clip_grad_norm", squares));
   auto factor = max_norm / (total + 1e-6);
   // As torch does: never enlarge; NaN goes through and shows.

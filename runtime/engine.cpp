@@ -5,6 +5,7 @@
 #include "partition/checker.hpp"
 #include "partition/timeline.hpp"
 #include "runtime/carrier.hpp"
+#include "runtime/fault.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/owner_calls.hpp"
 #include "runtime/sequential.hpp"
@@ -312,7 +313,10 @@ payload engine::execute(execution& ex, request& x) {
   if (!ex.is_root)
     return serve(*this, ex, x);
   scoped_context context{body_context_};
-  auto result = body_(x.microbatch.value);
+  auto microbatch = x.microbatch.value;
+  if (SMP_FAULT("lost-microbatch") && microbatch == 1)
+    microbatch = 0;
+  auto result = body_(microbatch);
   check_range_consumed(ex);
   if (model_)
     model_->flush();

@@ -26,6 +26,7 @@
 
 namespace smp {
 
+class call_observer;
 class execution;
 class model_state;
 struct pipeline_program;
@@ -151,6 +152,16 @@ public:
     return stateful_;
   }
 
+  /// Hears of every call that this rank runs; null, the default, for nobody.
+  /// Between steps only.
+  void observe(call_observer* x) noexcept {
+    observer_ = x;
+  }
+
+  call_observer* observer() const noexcept {
+    return observer_;
+  }
+
   // -- steps ------------------------------------------------------------------
 
   /// Runs one step on all ranks of the pipeline group: every rank calls this,
@@ -245,6 +256,7 @@ private:
   std::map<const void*, uint32_t> pins_;
   std::map<const void*, std::string> stateful_;
   std::shared_ptr<smp::turnstile> turnstile_;
+  std::atomic<call_observer*> observer_ = nullptr;
   std::atomic<uint64_t> step_ = 0;
   std::atomic<uint64_t> microbatches_ = 0;
   std::atomic<uint64_t> executing_ns_ = 0;

@@ -65,7 +65,7 @@ int exit_code(const process_group::result& x) {
   if (x.interrupted)
     return code_interrupted;
   if (!x.cause)
-    return 0;
+    return x.code;
   switch (x.code) {
   case 2:
   case 4:
@@ -103,6 +103,7 @@ int launch(const launch_options& x) {
   }
   group_options.size = x.ranks;
   group_options.log_dir = x.log_dir;
+  group_options.verdict = x.verdict;
   group_options.grace = x.grace;
   group_options.interrupt_grace = x.interrupt_grace;
   supervisor_host* reporter = nullptr;

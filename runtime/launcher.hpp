@@ -19,6 +19,8 @@ struct launch_options {
   /// Each rank writes `log_dir`/log-RANK.txt, and rank 0 to the console too.
   /// Empty: all ranks write to the console.
   std::string log_dir;
+  /// An exit code of a rank that, as 0, is a result and no failure.
+  int verdict = 0;
   /// After a failure all ranks are gone within this time.
   std::chrono::milliseconds grace{2000};
   /// After Ctrl-C the ranks have this time for a clean end.
@@ -31,8 +33,8 @@ struct launch_options {
 /// documented code, and has told it itself. Ctrl-C is passed on to the ranks; a
 /// second one kills them. Call it from the main thread: the ranks die with the
 /// thread that started them, so that even a killed launcher leaves none behind.
-/// @returns the exit code: 0 done, 3 a rank failed, 130 interrupted; 2, 4 and
-/// 5 as the failed rank returned them
+/// @returns the exit code: 0 done, `verdict` if a rank came to it, 3 a rank
+/// failed, 130 interrupted; 2, 4 and 5 as the failed rank returned them
 /// @throws error (config) if the command cannot be started
 int launch(const launch_options& x);
 

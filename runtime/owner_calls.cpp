@@ -3,6 +3,7 @@
 #include "runtime/call_context.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
+#include "runtime/fault.hpp"
 #include "runtime/invoker.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/released.hpp"
@@ -86,6 +87,8 @@ arrived take_arguments(engine& eng, const payload& body,
     }
     auto came = x.what == wire_tensor::kind::data
                 || x.what == wire_tensor::kind::object;
+    if (SMP_FAULT("transposed-argument") && came && t.dim() > 1)
+      t = t.transpose(-2, -1).contiguous().view(t.sizes());
     if (came && x.requires_grad && grad) {
       t.set_requires_grad(true);
       result.leaves[i] = t;
@@ -132,14 +135,29 @@ public:
     check_indexes(args, table.size());
     scoped_context inside{context};
     auto before = random_stream::of_default();
+    auto stale = SMP_FAULT("stale-buffer") ? copies_of_buffers() : buffers{};
     packer out;
     unpacker tensors{arguments.tensors};
     auto done = invoke(target, tensors, list->items, out);
     st_.flush();
+    for (auto& [buffer, old] : stale)
+      buffer.copy_(old);
     return answer(table, arguments, out, std::move(done), before);
   }
 
 private:
+  using buffers = std::vector<std::pair<at::Tensor, at::Tensor>>;
+
+  /// Of this rank, each with its copy.
+  buffers copies_of_buffers() const {
+    buffers result;
+    auto& tensors = st_.model().tensors;
+    for (uint32_t i = 0; i < tensors.size(); ++i)
+      if (tensors[i].is_buffer && st_.owned(i))
+        result.emplace_back(tensors[i].tensor, tensors[i].tensor.clone());
+    return result;
+  }
+
   invocation invoke(const call_target& x, unpacker& in,
                     const std::vector<value>& args, packer& out) {
     auto& module = st_.model().modules.at(req_.module.value);
@@ -364,6 +382,8 @@ payload add_gradient(engine& eng, const request& req, byte_reader& in) {
   if (table.size() != 1)
     throw error{error_code::protocol, "one gradient wanted"};
   auto grad = take_data(req.body, table[0]);
+  if (SMP_FAULT("doubled-reduction"))
+    grad = grad * 2;
   auto& leaf = eng.model()->model().tensors[index].tensor;
   at::NoGradGuard no_grad;
   if (leaf.grad().defined())

@@ -184,9 +184,12 @@ bool process_group::all_gone() const {
 // -- what an end means --------------------------------------------------------
 
 void process_group::on_end(uint64_t rank, const process_end& x) {
+  bool verdict = x.signal == 0 && x.code == options_.verdict;
   bool clean =
-    x.code == 0
+    x.code == 0 || verdict
     || (interrupted_ && (x.code == code_interrupted || x.signal == SIGINT));
+  if (verdict && !result_.cause)
+    result_.code = x.code;
   if (clean || signalled_)
     return;
   blame({error_code::rank_down, rank_id{rank}, {}, x.describe()},

@@ -35,6 +35,8 @@ public:
     /// Each process writes log-RANK.txt here, and rank 0 to the console too.
     /// Empty: all write to the console. Made if it is not there.
     std::string log_dir;
+    /// An exit code that, as 0, is a result and no failure.
+    int verdict = 0;
     /// From the first failure until all are gone.
     std::chrono::milliseconds grace{2000};
     /// From the first interrupt until all are gone.
@@ -47,7 +49,8 @@ public:
     bool interrupted = false;
     /// The first cause, if a process failed.
     failure cause;
-    /// Exit code of the process that is the cause; 0 if it has none.
+    /// Exit code of the process that is the cause; 0 if it has none. Without
+    /// a cause `options::verdict` if a process came to it, else 0.
     int code = 0;
     /// Last line of its log, if the console does not show it.
     std::string last_words;

@@ -1,6 +1,8 @@
 #include "runtime/sequential.hpp"
 
+#include "runtime/call_observer.hpp"
 #include "runtime/execution.hpp"
+#include "runtime/fault.hpp"
 #include "runtime/hook.hpp"
 #include "runtime/module_order.hpp"
 #include "runtime/remote_call.hpp"
@@ -80,6 +82,25 @@ nn::AnyValue get_any(unpacker& in, int64_t index, const value& x) {
   }
 }
 
+/// @returns the tensors in `x`, as `tensors_in`
+template <size_t I = 0>
+std::vector<at::Tensor> tensors_in_any(nn::AnyValue& x) {
+  if constexpr (I < num_carried) {
+    if (auto* y = x.try_get<std::tuple_element_t<I, carried_types>>())
+      return tensors_in(*y);
+    return tensors_in_any<I + 1>(x);
+  }
+  return {};
+}
+
+std::vector<at::Tensor> tensors_in_any(std::vector<nn::AnyValue>& xs) {
+  std::vector<at::Tensor> result;
+  for (auto& x : xs)
+    for (auto& t : tensors_in_any(x))
+      result.push_back(std::move(t));
+  return result;
+}
+
 nn::AnyValue get_any(unpacker& in, const value& x) {
   auto* parts = x.get_if<tuple_value>();
   auto* index = parts && parts->items.size() == 2
@@ -90,18 +111,47 @@ nn::AnyValue get_any(unpacker& in, const value& x) {
   return get_any(in, *index, parts->items[1]);
 }
 
-/// @returns the tensors in `xs`, without those that could not cross.
-std::vector<at::Tensor> tensors_of(std::span<nn::AnyValue> xs) {
-  packer result;
-  for (auto& x : xs) {
-    try {
-      put_any(result, x, "a value");
-    } catch (const error&) {
-      // It is an error only where it has to cross.
-    }
-  }
-  return result.tensors();
+/// Runs a child and lets an observer hear of it.
+nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
+                       std::vector<nn::AnyValue>&& arguments) {
+  auto* observer = call_observer::current();
+  if (!observer) [[likely]]
+    return x.forward(std::move(arguments));
+  observed_call call{*observer, *x.ptr(), tensors_in_any(arguments)};
+  auto result = x.forward(std::move(arguments));
+  call.end(tensors_in_any(result));
+  return result;
 }
+
+/// Stands for a child in a model that is only watched.
+class watched_child : public nn::AnyModulePlaceholder {
+public:
+  explicit watched_child(std::unique_ptr<nn::AnyModulePlaceholder> inner)
+    : nn::AnyModulePlaceholder(typeid(watched_child)),
+      inner_(std::move(inner)) {
+    // nop
+  }
+
+  nn::AnyValue forward(std::vector<nn::AnyValue>&& arguments) override {
+    return run_child(*inner_, std::move(arguments));
+  }
+
+  std::shared_ptr<nn::Module> ptr() override {
+    return inner_->ptr();
+  }
+
+  std::unique_ptr<nn::AnyModulePlaceholder> copy() const override {
+    return std::make_unique<watched_child>(inner_->copy());
+  }
+
+  std::unique_ptr<nn::AnyModulePlaceholder>
+  clone_module(std::optional<c10::Device> device) const override {
+    return inner_->clone_module(device);
+  }
+
+private:
+  std::unique_ptr<nn::AnyModulePlaceholder> inner_;
+};
 
 // -- wrapper ------------------------------------------------------------------
 
@@ -136,11 +186,11 @@ public:
     if (trace_recorder::current()) [[unlikely]]
       return trace(hook, std::move(arguments));
     ordered_call turn{hook};
-    return inner_->forward(std::move(arguments));
+    return forward_here(std::move(arguments));
   }
 
   nn::AnyValue forward_here(std::vector<nn::AnyValue>&& arguments) {
-    return inner_->forward(std::move(arguments));
+    return run_child(*inner_, std::move(arguments));
   }
 
   std::shared_ptr<nn::Module> ptr() override {
@@ -180,9 +230,9 @@ private:
 
   nn::AnyValue trace(hook_state& hook, std::vector<nn::AnyValue>&& arguments) {
     traced_call note{hook.id};
-    note.arguments(tensors_of(arguments));
+    note.arguments(tensors_in_any(arguments));
     auto result = inner_->forward(std::move(arguments));
-    note.results(tensors_of({&result, 1}));
+    note.results(tensors_in_any(result));
     return result;
   }
 
@@ -257,6 +307,12 @@ std::vector<hook_state*> intercept_children(nn::SequentialImpl& x) {
   return result;
 }
 
+void watch_children(nn::SequentialImpl& x) {
+  for (auto& child : x)
+    content(child) = std::make_unique<watched_child>(
+      std::move(content(child)));
+}
+
 void name_sequential(nn::SequentialImpl& x, module_id id) {
   if (!x.is_empty())
     if (auto* child = wrapper(*x.begin()))
@@ -272,6 +328,8 @@ invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
   std::vector<nn::AnyValue> values;
   for (auto& x : args)
     values.push_back(get_any(in, x));
+  if (SMP_FAULT("dropped-layer"))
+    --last;
   for (auto i = first; i < last; ++i) {
     auto* child = wrapper(*(seq->begin() + i));
     auto result = child->forward_here(std::move(values));

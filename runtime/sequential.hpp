@@ -24,6 +24,10 @@ struct hook_state;
 /// @returns the hooks of the children, by position
 std::vector<hook_state*> intercept_children(torch::nn::SequentialImpl& x);
 
+/// Lets a `call_observer` hear of the children's calls in a model without a
+/// session, which must stay free of what can make a call remote (R36).
+void watch_children(torch::nn::SequentialImpl& x);
+
 /// Tells the wrappers of `x` that it has this id; after the partition.
 void name_sequential(torch::nn::SequentialImpl& x, module_id id);
 

@@ -8,6 +8,7 @@
 // `fc(x)` and `fc->forward(x)` then run where the partition put `fc`;
 // `fc->weight`, `register_module("fc", fc)` and `parameters()` stay as before.
 
+#include "runtime/call_observer.hpp"
 #include "runtime/hook.hpp"
 #include "runtime/invoker.hpp"
 #include "runtime/module_order.hpp"
@@ -64,13 +65,20 @@ struct invoker {
     // In a tuple, so that an argument taken by reference outlives the call.
     std::tuple<unpacked_t<std::decay_t<Ts>>...> xs{
       get_argument<std::decay_t<Ts>>(in, Is, args[Is])...};
+    auto forward = [&]() -> result_type {
+      return impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...);
+    };
+    auto call = [&]() -> result_type {
+      if (auto* observer = call_observer::current()) [[unlikely]]
+        return observe(*observer, impl, xs, forward);
+      return forward();
+    };
     invocation result;
     value_path::scope place{out, "result"};
     if constexpr (std::is_void_v<result_type>)
-      impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...);
+      call();
     else
-      result.result = put_value(
-        out, impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...));
+      result.result = put_value(out, call());
     (put_changed<Ts>(out, Is, std::get<Is>(xs), result), ...);
     return result;
   }
@@ -252,6 +260,10 @@ public:
           static_cast<Impl&>(*this), smp_hook, std::index_sequence_for<Ts...>{},
           std::forward<Ts>(xs)...);
       ordered_call turn{smp_hook};
+      if (auto* observer = call_observer::current()) [[unlikely]]
+        return observe(*observer, *this, std::tie(xs...), [&]() -> result {
+          return Impl::forward(std::forward<Ts>(xs)...);
+        });
       return Impl::forward(std::forward<Ts>(xs)...);
     }
     return detail::call_hooked<Impl, result>(

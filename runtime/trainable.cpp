@@ -5,9 +5,11 @@
 #include "runtime/models/builtin.hpp"
 #include "runtime/models/synthetic.hpp"
 #include "runtime/plugin.hpp"
+#include "runtime/sequential.hpp"
 #include "runtime/trace_recorder.hpp"
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
 
 #include <unordered_set>
@@ -93,6 +95,14 @@ void trainable::rehearse(const batch& x) {
   trace->finish();
 }
 
+std::unordered_map<const void*, std::string> trainable::module_paths() const {
+  return {};
+}
+
+bool trainable::make_observable() {
+  return true;
+}
+
 nn_trainable::nn_trainable(std::shared_ptr<torch::nn::Module> root,
                            loss_function loss, logits_function logits)
   : root_(std::move(root)), loss_(std::move(loss)), logits_(std::move(logits)) {
@@ -105,6 +115,28 @@ named_tensors nn_trainable::named_parameters() const {
 
 named_tensors nn_trainable::named_buffers() const {
   return each_once(root_->named_buffers());
+}
+
+std::unordered_map<const void*, std::string>
+nn_trainable::module_paths() const {
+  std::unordered_map<const void*, std::string> result;
+  auto visit = [&result](auto& self, const torch::nn::Module& x,
+                         const std::string& path) -> void {
+    if (!result.emplace(dynamic_cast<const void*>(&x), path).second)
+      return;
+    for (auto& child : x.named_children())
+      self(self, *child.value(),
+           path.empty() ? child.key() : path + "." + child.key());
+  };
+  visit(visit, *root_, "");
+  return result;
+}
+
+bool nn_trainable::make_observable() {
+  for (auto& x : root_->modules())
+    if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(x.get()))
+      watch_children(*sequential);
+  return true;
 }
 
 void nn_trainable::train(bool on) {

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,16 @@ public:
   /// Each tensor once, under its first name. Meaningful before a partition.
   virtual named_tensors named_parameters() const = 0;
   virtual named_tensors named_buffers() const = 0;
+
+  /// The modules' first paths by their identity, as a `call_observer` hears of
+  /// it; nothing if calls cannot be observed.
+  virtual std::unordered_map<const void*, std::string> module_paths() const;
+
+  /// Lets a `call_observer` hear of the calls that smp intercepts after a
+  /// partition, where nothing will ever intercept them: without a session.
+  /// @returns false if other code runs for it from now on, so that this model
+  ///          no longer proves anything about the one that was made
+  virtual bool make_observable();
 
   /// Training or evaluation mode of all modules.
   virtual void train(bool on) = 0;
@@ -77,6 +88,10 @@ public:
   named_tensors named_parameters() const override;
 
   named_tensors named_buffers() const override;
+
+  std::unordered_map<const void*, std::string> module_paths() const override;
+
+  bool make_observable() override;
 
   void train(bool on) override;
 

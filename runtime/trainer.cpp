@@ -1,5 +1,6 @@
 #include "runtime/trainer.hpp"
 
+#include "runtime/call_observer.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/optimizers.hpp"
 #include "runtime/safetensors.hpp"
@@ -54,14 +55,15 @@ uint64_t count_elements(const std::vector<at::Tensor>& xs) {
 /// will own a part of it, it never holds more. Ranks that are threads share one
 /// generator, so they take turns.
 std::unique_ptr<trainable> make_model(const session& s,
-                                      const train_config& config) {
+                                      const train_config& config,
+                                      const train_job& job) {
   delay_param_initialization delayed{pp_size() > 1};
   if (config.transport.type != "loopback")
-    return make_trainable(config);
+    return job.make_model();
   std::unique_ptr<trainable> result;
   for (uint64_t turn = 0; turn < s.size(); ++turn) {
     if (turn == s.rank())
-      result = make_trainable(config);
+      result = job.make_model();
     barrier();
   }
   return result;
@@ -71,14 +73,15 @@ std::unique_ptr<trainable> make_model(const session& s,
 class run {
 public:
   run(session& s, const train_config& config, const std::string& run_dir,
-      train_listener& listener, const std::atomic<bool>& stop)
+      train_listener& listener, const std::atomic<bool>& stop,
+      const train_job& job)
     : session_(s),
       config_(config),
       run_dir_(run_dir),
       listener_(listener),
       stop_(stop),
-      data_(make_data(config)),
-      trainable_(make_model(s, config)),
+      data_(job.make_data()),
+      trainable_(make_model(s, config, job)),
       model_(trainable_->distribute()),
       parameters_(tensors_of(trainable_->named_parameters())),
       torch_optimizer_(make_optimizer(config.optimizer, parameters_)),
@@ -95,6 +98,8 @@ public:
     auto train_step = smp::step([this](const batch& x) {
       trainable_->rehearse(x);
       auto loss = trainable_->loss(x);
+      if (auto* observer = call_observer::current())
+        observer->loss(x, loss);
       model_->backward(loss);
       return loss;
     });
@@ -127,6 +132,7 @@ private:
                           .owned = count_elements(model_->local_parameters()),
                           .batch_size = data_->batch_size(),
                           .tokens_per_sample = config_.data.sequence_length});
+      listener_.on_model(*model_, *torch_optimizer_);
     });
   }
 
@@ -140,12 +146,14 @@ private:
     result.lr = learning_rate(config_.optimizer, summary_.steps,
                               config_.train.steps);
     set_learning_rate(*torch_optimizer_, result.lr);
+    listener_.before_step(result.step);
     auto begin = clock::now();
     optimizer_.zero_grad();
     result.loss = train_step(x).reduce_mean().template item<double>();
     if (auto& steps = config_.train.dump_gradients;
         std::find(steps.begin(), steps.end(), result.step) != steps.end())
       dump_gradients(result.step);
+    listener_.on_gradients(result.step);
     const bool finite = std::isfinite(result.loss);
     if (!finite) {
       result.grad_norm = std::numeric_limits<double>::quiet_NaN();
@@ -289,10 +297,31 @@ private:
 
 train_listener::~train_listener() = default;
 
+void train_listener::on_model(distributed_model_base&,
+                              torch::optim::Optimizer&) {
+  // nop
+}
+
+void train_listener::before_step(uint64_t) {
+  // nop
+}
+
+void train_listener::on_gradients(uint64_t) {
+  // nop
+}
+
+train_job complete(train_job x, const train_config& config) {
+  if (!x.make_model)
+    x.make_model = [&config] { return make_trainable(config); };
+  if (!x.make_data)
+    x.make_data = [&config] { return make_data(config); };
+  return x;
+}
+
 train_summary train(session& s, const train_config& config,
                     const std::string& run_dir, train_listener& listener,
-                    const std::atomic<bool>& stop) {
-  return run{s, config, run_dir, listener, stop}();
+                    const std::atomic<bool>& stop, const train_job& job) {
+  return run{s, config, run_dir, listener, stop, complete(job, config)}();
 }
 
 std::string share_from_rank_0(session& s, std::string x) {

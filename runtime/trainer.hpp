@@ -7,13 +7,22 @@
 #include "runtime/metrics.hpp"
 
 #include <atomic>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+namespace torch::optim {
+class Optimizer;
+} // namespace torch::optim
+
 namespace smp {
 
+class data_source;
+class distributed_model_base;
 class session;
+class trainable;
 
 // -- reports ------------------------------------------------------------------
 
@@ -34,6 +43,20 @@ public:
 
   virtual void on_start(const train_start& x) = 0;
 
+  // Who wants to see the tensors themselves does so here: all ranks call these
+  // together, so that what they call may be collective.
+
+  /// Partitioned; the first step comes next. Both outlive the run's steps.
+  virtual void on_model(distributed_model_base& model,
+                        torch::optim::Optimizer& optimizer);
+
+  /// @param step the number of the step that begins, from 1
+  virtual void before_step(uint64_t step);
+
+  /// The gradients of the step are whole; they are neither clipped nor used.
+  virtual void on_gradients(uint64_t step);
+
+  /// After the update.
   virtual void on_step(const step_metrics& x) = 0;
 
   /// @param step how many steps were done
@@ -67,6 +90,17 @@ struct train_summary {
 
 // -- a run --------------------------------------------------------------------
 
+/// What is trained and on what, where a configuration cannot say it. Each call
+/// makes another one with the same values; what is empty follows the
+/// configuration.
+struct train_job {
+  std::function<std::unique_ptr<trainable>()> make_model;
+  std::function<std::unique_ptr<data_source>()> make_data;
+};
+
+/// Fills in what is empty. @param config outlives the result
+train_job complete(train_job x, const train_config& config);
+
 /// Trains as `config` says. Every rank of the session calls this and gets the
 /// same summary. Rank 0 writes `run_dir`/metrics.jsonl and, if asked to,
 /// `run_dir`/gradients-STEP.safetensors (train.dump_gradients) and
@@ -77,7 +111,7 @@ struct train_summary {
 /// @throws error (config) for data or files that cannot be used
 train_summary train(session& s, const train_config& config,
                     const std::string& run_dir, train_listener& listener,
-                    const std::atomic<bool>& stop);
+                    const std::atomic<bool>& stop, const train_job& job = {});
 
 /// @returns the value of rank 0 on all ranks. Collective.
 std::string share_from_rank_0(session& s, std::string x);

@@ -1,5 +1,6 @@
 #include "runtime/wire_ops.hpp"
 
+#include "runtime/fault.hpp"
 #include "runtime/tensor_bridge.hpp"
 
 namespace smp {
@@ -20,6 +21,8 @@ void read_stream(byte_reader& in, execution& ex) {
     return;
   ex.last_stream = random_stream::read(in);
   ex.stream_is_initial = false;
+  if (SMP_FAULT("wrong-random-stream"))
+    return;
   auto copy = ex.last_stream;
   copy.swap_with_default();
 }

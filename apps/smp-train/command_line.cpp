@@ -28,6 +28,17 @@ constexpr const char* about_runs
     "\n"
     "Example: smp-train config/quickstart.toml --ranks 2 --train.steps=20";
 
+constexpr const char* about_verify
+  = "\n"
+    "The single-process run passes through nothing of the pipeline. Compared\n"
+    "are loss, every gradient, every updated parameter and buffer, the results\n"
+    "and the number of calls of every module; docs/verify.md has the details.\n"
+    "\n"
+    "Exit codes: 0 equal, 1 different, 2 bad command line or configuration,\n"
+    "3 a rank failed, 4 stalled, 5 both losses are not finite, 130 interrupted.\n"
+    "\n"
+    "Example: smp-train verify config/quickstart.toml --steps 2 --json out.json";
+
 const std::map<std::string, log_level> levels{
   {"error", log_level::error},
   {"warn", log_level::warn},
@@ -63,8 +74,15 @@ void add_run_options(CLI::App& app, raw_options& x) {
     .add_option("--log-level", x.level,
                 "error, warn, info (default) or debug (every step in the logs)")
     ->type_name("LEVEL");
-  app.set_version_flag("--version", build_id(), "Print the version and exit");
-  app.footer(std::string{about_keys} + about_runs);
+}
+
+void add_verify_options(CLI::App& app, verify_command& x) {
+  app.add_option("--steps", x.steps, "Steps to compare; default: 3")
+    ->type_name("N")
+    ->check(CLI::Range(1, 1000000));
+  app.add_option("--json", x.json, "Write the result to FILE, for tools")
+    ->type_name("FILE");
+  app.footer(std::string{about_keys} + about_verify);
 }
 
 void add_partition_options(CLI::App& app, partition_command& x) {
@@ -171,6 +189,8 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
   CLI::App app{description, "smp-train"};
   add_common_options(app, x);
   add_run_options(app, x);
+  app.set_version_flag("--version", build_id(), "Print the version and exit");
+  app.footer(std::string{about_keys} + about_runs);
   auto* check = app.add_subcommand(
     "check", "Check configuration, data, model and partition without training; "
              "prints one error per line");
@@ -185,6 +205,12 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
                 "training");
   add_common_options(*schedule, x);
   add_schedule_options(*schedule, x.result.schedule);
+  auto* verify = app.add_subcommand(
+    "verify", "Run the job over its ranks and in one process, side by side, "
+              "and compare; names the first module that differs");
+  add_common_options(*verify, x);
+  add_run_options(*verify, x);
+  add_verify_options(*verify, x.result.verify);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
@@ -203,6 +229,9 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
   } else if (schedule->parsed()) {
     x.result.what = command::schedule;
     parsed = schedule;
+  } else if (verify->parsed()) {
+    x.result.what = command::verify;
+    parsed = verify;
   }
   x.result.overrides = parsed->remaining();
   for (auto& argument : x.result.overrides)

@@ -9,7 +9,7 @@ namespace smp::app {
 
 enum class log_level : uint8_t { error, warn, info, debug };
 
-enum class command : uint8_t { train, check, partition, schedule };
+enum class command : uint8_t { train, check, partition, schedule, verify };
 
 /// Options of the command `partition`.
 struct partition_command {
@@ -29,6 +29,13 @@ struct schedule_command {
   std::string times;
 };
 
+/// Options of the command `verify`.
+struct verify_command {
+  uint64_t steps = 3;
+  /// Where the result goes; empty: it is only printed.
+  std::string json;
+};
+
 /// What the user typed.
 struct command_line {
   command what = command::train;
@@ -40,6 +47,7 @@ struct command_line {
   log_level level = log_level::info;
   partition_command partition;
   schedule_command schedule;
+  verify_command verify;
 };
 
 /// @returns nothing if all was said already (`--help`, a wrong command line);

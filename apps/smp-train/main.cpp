@@ -8,6 +8,7 @@
 #include "apps/smp-train/rank_log.hpp"
 #include "apps/smp-train/run_dir.hpp"
 #include "apps/smp-train/schedule.hpp"
+#include "apps/smp-train/verify.hpp"
 #include "runtime/environment.hpp"
 #include "runtime/launcher.hpp"
 #include "runtime/planner.hpp"
@@ -30,6 +31,7 @@ namespace smp::app {
 namespace {
 
 constexpr int exit_done = 0;
+constexpr int exit_different = 1;
 constexpr int exit_usage = 2;
 constexpr int exit_rank_failed = 3;
 constexpr int exit_stalled = 4;
@@ -115,8 +117,9 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
                 fmt::format("{}/log-{}.txt", run_dir, s.rank()));
   else if (s.rank() > 0)
     log.emplace(cmd.level);
+  const bool compares = cmd.what == command::verify;
   std::optional<console> screen;
-  if (s.rank() == 0)
+  if (s.rank() == 0 && !compares)
     screen.emplace(config, console::options{stderr_is_terminal(), cmd.level});
   listeners all;
   if (log) {
@@ -129,6 +132,12 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
     all.add(*screen);
   }
   try {
+    if (compares) {
+      auto end = verify(s, cmd, config, run_dir, all, interrupted);
+      return end == verify_end::equal       ? exit_done
+             : end == verify_end::different ? exit_different
+                                            : exit_interrupted;
+    }
     auto summary = train(s, config, run_dir, all, interrupted);
     if (screen)
       screen->end(summary, run_dir);
@@ -169,6 +178,8 @@ int run_threads(const command_line& cmd, const train_config& config) {
 int run_launcher(command_line cmd, const train_config& config, int argc,
                  char** argv) {
   launch_options options;
+  if (cmd.what == command::verify)
+    options.verdict = exit_different;
   options.ranks = config.smp.pipeline_parallel_degree;
   options.log_dir = make_run_dir(cmd.run_dir, cmd.config);
   if (cmd.run_dir.empty()) {
@@ -220,6 +231,7 @@ int run(int argc, char** argv) {
     draw_schedule(cmd->schedule, config, stderr_is_terminal());
     return exit_done;
   }
+  check_json_file(cmd->verify.json);
   if (auto environment = read_rank_environment())
     return run_process(*cmd, config, environment->supervised);
   // What is wrong with model or data is said once, not by each rank.

@@ -1,5 +1,6 @@
 #include "runtime/models/gpt.hpp"
 
+#include "runtime/fault.hpp"
 #include "runtime/models/sizes.hpp"
 
 #include <torch/nn/init.h>
@@ -129,9 +130,12 @@ torch::Tensor gpt_transformer_impl::forward(torch::Tensor tokens) {
 gpt_impl::gpt_impl(const gpt_config& x) {
   validate(x);
   transformer = submodule<gpt_transformer>(x);
-  lm_head = submodule<tied_linear>(
-    x.tied ? transformer->wte->weight
-           : normal_tensor({x.vocabulary, x.width}, gpt_weight_std));
+  auto weight = x.tied
+                  ? transformer->wte->weight
+                  : normal_tensor({x.vocabulary, x.width}, gpt_weight_std);
+  if (SMP_FAULT("untied-weight"))
+    weight = weight.detach().clone();
+  lm_head = submodule<tied_linear>(weight);
   register_module("transformer", transformer);
   register_module("lm_head", lm_head);
 }

@@ -1,0 +1,67 @@
+#include "apps/smp-train/verify.hpp"
+
+#include "runtime/file_io.hpp"
+#include "runtime/session.hpp"
+#include "runtime/verify/verify.hpp"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+namespace smp::app {
+
+namespace {
+
+void print_head(const session& s, const command_line& cmd,
+                const train_config& config, const std::string& run_dir) {
+  fmt::print(stderr,
+             "smp-train verify {}: {} rank{} against one process\n"
+             "  run dir   {}\n"
+             "  model     {}\n"
+             "  step      {} microbatches, {}\n\n"
+             "       step         loss  one process  differences  largest so "
+             "far\n",
+             cmd.config, s.size(), s.size() == 1 ? "" : "s", run_dir,
+             config.model.type, config.smp.microbatches, config.smp.pipeline);
+}
+
+void print_step(const verify_step& x) {
+  fmt::print(stderr, "{:>11}{:>13.6f}{:>13.6f}{:>13}{:>16.1e}\n", x.step,
+             x.loss, x.reference_loss, x.differences, x.relative);
+}
+
+} // namespace
+
+void check_json_file(const std::string& path) {
+  if (!path.empty() && !std::ofstream{path, std::ios::app})
+    throw error{error_code::config,
+                fmt::format("--json {}: cannot be written: {}", path,
+                            std::strerror(errno))};
+}
+
+verify_end verify(session& s, const command_line& cmd,
+                  const train_config& config, const std::string& run_dir,
+                  train_listener& listener, const std::atomic<bool>& stop) {
+  const bool shows = s.rank() == 0 && cmd.level >= log_level::info;
+  if (shows)
+    print_head(s, cmd, config, run_dir);
+  verify_options options;
+  options.steps = cmd.verify.steps;
+  if (shows)
+    options.on_step = print_step;
+  auto result = smp::verify(s, config, run_dir, listener, stop, options);
+  const bool interrupted = result.steps < options.steps && result.equal();
+  if (s.rank() == 0) {
+    if (!cmd.verify.json.empty())
+      write_text(cmd.verify.json, to_json(result));
+    fmt::print(stderr, "{}{}\n", shows ? "\n" : "",
+               interrupted ? "interrupted" : to_text(result));
+  }
+  return interrupted      ? verify_end::interrupted
+         : result.equal() ? verify_end::equal
+                          : verify_end::different;
+}
+
+} // namespace smp::app

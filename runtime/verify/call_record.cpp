@@ -1,0 +1,270 @@
+#include "runtime/verify/call_record.hpp"
+
+#include "runtime/execution.hpp"
+#include "runtime/released.hpp"
+
+#include <ATen/core/grad_mode.h>
+
+namespace smp {
+
+namespace {
+
+/// A call while it is recorded.
+struct open_call {
+  const void* object = nullptr;
+  bool ended = false;
+  call_record record;
+};
+
+/// Nothing for the parameters of other ranks, which reading would fetch.
+std::optional<tensor_digest> digest_if_here(const at::Tensor& x) {
+  if (is_released(x))
+    return std::nullopt;
+  return digest_of(x);
+}
+
+} // namespace
+
+struct call_recorder::state {
+  std::mutex mutex;
+  uint64_t microbatch = 0;
+  uint64_t events = 0;
+  uint64_t gradients = 0;
+  std::vector<std::shared_ptr<open_call>> calls;
+  std::vector<std::shared_ptr<pass_record>> passes;
+  /// The calls that go on, by thread, innermost last.
+  std::map<std::thread::id, std::vector<uint32_t>> running;
+  std::map<std::pair<uint64_t, const void*>, uint64_t> counts;
+  /// Which call a tensor came out of. The weak pointer keeps its address from
+  /// meaning another tensor, but not its bytes.
+  struct origin {
+    uint32_t call = 0;
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+  };
+  std::map<const void*, origin> origins;
+
+  uint64_t current_microbatch() const {
+    auto* ex = execution::current();
+    return ex ? ex->microbatch.value : microbatch;
+  }
+
+  /// @returns the call of this thread that ends, or null
+  std::shared_ptr<open_call> pop(const void* object) {
+    auto& stack = running[std::this_thread::get_id()];
+    if (stack.empty() || calls[stack.back()]->object != object)
+      return nullptr;
+    auto result = calls[stack.back()];
+    stack.pop_back();
+    return result;
+  }
+};
+
+call_recorder::call_recorder() : state_(std::make_shared<state>()) {
+  // nop
+}
+
+call_recorder::~call_recorder() = default;
+
+void call_recorder::set_microbatch(uint64_t x) {
+  std::unique_lock guard{state_->mutex};
+  state_->microbatch = x;
+}
+
+step_record call_recorder::take(
+  const std::function<std::optional<std::string>(const void*)>& name) {
+  std::unique_lock guard{state_->mutex};
+  step_record result;
+  std::vector<std::optional<uint32_t>> positions;
+  for (auto& x : state_->calls) {
+    positions.emplace_back();
+    auto path = name(x->object);
+    if (!x->ended || !path)
+      continue;
+    positions.back() = static_cast<uint32_t>(result.calls.size());
+    x->record.module = std::move(*path);
+    result.calls.push_back(std::move(x->record));
+  }
+  for (auto& x : result.calls) {
+    if (x.outer)
+      x.outer = positions[*x.outer];
+    std::vector<uint32_t> users;
+    for (auto i : x.used_by)
+      if (positions[i])
+        users.push_back(*positions[i]);
+    x.used_by = std::move(users);
+  }
+  for (auto& x : state_->passes)
+    result.passes.push_back(std::move(*x));
+  state_->calls.clear();
+  state_->passes.clear();
+  state_->running.clear();
+  state_->counts.clear();
+  state_->origins.clear();
+  state_->events = 0;
+  state_->gradients = 0;
+  return result;
+}
+
+void call_recorder::begin(const void* object,
+                          std::span<const at::Tensor> arguments) {
+  std::unique_lock guard{state_->mutex};
+  auto position = static_cast<uint32_t>(state_->calls.size());
+  auto x = std::make_shared<open_call>();
+  x->object = object;
+  x->record.microbatch = state_->current_microbatch();
+  x->record.begun = state_->events++;
+  x->record.number = state_->counts[{x->record.microbatch, object}]++;
+  auto& stack = state_->running[std::this_thread::get_id()];
+  if (!stack.empty())
+    x->record.outer = stack.back();
+  stack.push_back(position);
+  for (auto& t : arguments) {
+    x->record.arguments.push_back(digest_if_here(t));
+    if (auto i = state_->origins.find(t.unsafeGetTensorImpl());
+        i != state_->origins.end())
+      state_->calls[i->second.call]->record.used_by.push_back(position);
+  }
+  state_->calls.push_back(std::move(x));
+}
+
+void call_recorder::end(const void* object,
+                        std::span<const at::Tensor> results) {
+  std::unique_lock guard{state_->mutex};
+  auto& stack = state_->running[std::this_thread::get_id()];
+  auto position = stack.empty() ? 0 : stack.back();
+  auto x = state_->pop(object);
+  if (!x)
+    return;
+  x->record.ended = state_->events++;
+  x->ended = true;
+  auto in_graph = at::GradMode::is_enabled();
+  for (uint32_t i = 0; i < results.size(); ++i) {
+    auto& t = results[i];
+    at::NoGradGuard no_grad;
+    x->record.results.push_back(digest_if_here(t));
+    // A leaf would keep the hook for ever.
+    if (!in_graph || !t.requires_grad() || t.is_leaf())
+      continue;
+    state_->origins.insert_or_assign(
+      t.unsafeGetTensorImpl(),
+      state::origin{position, c10::weak_intrusive_ptr<c10::TensorImpl>{
+                                t.getIntrusivePtr()}});
+    t.register_hook([st = state_, x, i](const at::Tensor& gradient) {
+      if (!gradient.defined())
+        return;
+      at::NoGradGuard no_grad;
+      auto value = digest_of(gradient);
+      std::unique_lock guard{st->mutex};
+      x->record.gradients.push_back({i, st->gradients++, std::move(value)});
+    });
+  }
+}
+
+void call_recorder::fail(const void* object) {
+  std::unique_lock guard{state_->mutex};
+  state_->pop(object);
+}
+
+void call_recorder::loss(std::span<const at::Tensor> inputs,
+                         const at::Tensor& x) {
+  auto pass = std::make_shared<pass_record>();
+  for (auto& t : inputs)
+    if (t.defined())
+      pass->inputs.push_back(digest_of(t));
+  pass->loss = digest_of(x);
+  std::unique_lock guard{state_->mutex};
+  pass->microbatch = state_->current_microbatch();
+  state_->passes.push_back(pass);
+  if (x.requires_grad() && !x.is_leaf())
+    x.register_hook([st = state_, pass](const at::Tensor& gradient) {
+      at::NoGradGuard no_grad;
+      auto value = digest_of(gradient);
+      std::unique_lock guard{st->mutex};
+      pass->seeds.push_back(std::move(value));
+    });
+}
+
+// -- encoding -----------------------------------------------------------------
+
+namespace {
+
+template <class Items, class F>
+void write_all(byte_writer& out, const Items& xs, F f) {
+  out.u32(static_cast<uint32_t>(xs.size()));
+  for (auto& x : xs)
+    f(x);
+}
+
+/// @param size of an item, at least, in bytes
+template <class T, class F>
+std::vector<T> read_all(byte_reader& in, size_t size, const char* what, F f) {
+  std::vector<T> result;
+  auto n = in.count(size, what);
+  for (uint32_t i = 0; i < n; ++i)
+    result.push_back(f());
+  return result;
+}
+
+} // namespace
+
+void write(byte_writer& out, const step_record& x) {
+  auto digest = [&](const tensor_digest& d) { write(out, d); };
+  write_all(out, x.calls, [&](const call_record& c) {
+    out.string(c.module);
+    out.u64(c.microbatch);
+    out.u64(c.number);
+    // The order of calls, and who uses what, is asked of the reference only,
+    // which does not travel.
+    for (auto* tensors : {&c.arguments, &c.results})
+      write_all(out, *tensors, [&](const std::optional<tensor_digest>& d) {
+        out.boolean(d.has_value());
+        if (d)
+          write(out, *d);
+      });
+    write_all(out, c.gradients, [&](const gradient_record& g) {
+      out.u32(g.tensor);
+      write(out, g.value);
+    });
+  });
+  write_all(out, x.passes, [&](const pass_record& p) {
+    out.u64(p.microbatch);
+    write_all(out, p.inputs, digest);
+    write(out, p.loss);
+    write_all(out, p.seeds, digest);
+  });
+}
+
+step_record read_step_record(byte_reader& in) {
+  auto digest = [&] { return read_digest(in); };
+  step_record result;
+  result.calls = read_all<call_record>(in, 32, "calls", [&] {
+    call_record c;
+    c.module = in.string("module");
+    c.microbatch = in.u64("microbatch");
+    c.number = in.u64("call number");
+    for (auto* tensors : {&c.arguments, &c.results})
+      *tensors
+        = read_all<std::optional<tensor_digest>>(in, 1, "tensors", [&] {
+            return in.boolean("tensor") ? std::optional{read_digest(in)}
+                                        : std::nullopt;
+          });
+    c.gradients = read_all<gradient_record>(in, 20, "gradients", [&] {
+      gradient_record g;
+      g.tensor = in.u32("tensor");
+      g.value = read_digest(in);
+      return g;
+    });
+    return c;
+  });
+  result.passes = read_all<pass_record>(in, 20, "passes", [&] {
+    pass_record p;
+    p.microbatch = in.u64("microbatch");
+    p.inputs = read_all<tensor_digest>(in, 49, "inputs", digest);
+    p.loss = read_digest(in);
+    p.seeds = read_all<tensor_digest>(in, 49, "seeds", digest);
+    return p;
+  });
+  return result;
+}
+
+} // namespace smp

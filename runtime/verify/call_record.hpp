@@ -1,0 +1,100 @@
+#pragma once
+
+// What a run did in one step, as short as two runs can be compared by: which
+// calls ran, what went in and came out, which gradient came back to it, and
+// which microbatches went through.
+
+#include "runtime/call_observer.hpp"
+#include "runtime/verify/tensor_digest.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace smp {
+
+/// A gradient that came back to a tensor.
+struct gradient_record {
+  uint32_t tensor = 0; // position among the results
+  uint64_t order = 0;  // among all gradients of its recorder
+  tensor_digest value;
+};
+
+/// One call of a module.
+struct call_record {
+  std::string module; // path
+  uint64_t microbatch = 0;
+  uint64_t number = 0; // of this module's calls in this microbatch, from 0
+  /// When it began and ended, counted in such events of its recorder.
+  uint64_t begun = 0, ended = 0;
+  uint64_t rank = 0; // that ran it; set by who gathers the records
+  /// Position of the call around this one, if that was recorded, too.
+  std::optional<uint32_t> outer;
+  /// Positions of the calls that got a result of this one as an argument.
+  std::vector<uint32_t> used_by;
+  /// Nothing for a tensor that is elsewhere.
+  std::vector<std::optional<tensor_digest>> arguments;
+  std::vector<std::optional<tensor_digest>> results;
+  std::vector<gradient_record> gradients;
+};
+
+/// One run of the step's body.
+struct pass_record {
+  uint64_t microbatch = 0;
+  std::vector<tensor_digest> inputs;
+  tensor_digest loss;
+  /// What backward began with, once per backward.
+  std::vector<tensor_digest> seeds;
+};
+
+struct step_record {
+  std::vector<call_record> calls; // in the order in which they began
+  std::vector<pass_record> passes;
+};
+
+void write(byte_writer& out, const step_record& x);
+
+/// @throws error (protocol)
+step_record read_step_record(byte_reader& in);
+
+/// Makes a `step_record` of what it observes. Thread-safe.
+class call_recorder final : public call_observer {
+public:
+  call_recorder();
+
+  ~call_recorder() override;
+
+  /// Names the microbatch of what follows, where no execution does.
+  void set_microbatch(uint64_t x);
+
+  /// @param name the path of a module; a call of one without a path is left
+  /// out
+  /// @returns what was recorded since the last time
+  step_record
+  take(const std::function<std::optional<std::string>(const void*)>& name);
+
+  // -- call_observer ----------------------------------------------------------
+
+  void begin(const void* object,
+             std::span<const at::Tensor> arguments) override;
+
+  void end(const void* object, std::span<const at::Tensor> results) override;
+
+  void fail(const void* object) override;
+
+  void loss(std::span<const at::Tensor> inputs, const at::Tensor& x) override;
+
+private:
+  struct state;
+
+  /// Hooks in autograd graphs may outlive this.
+  std::shared_ptr<state> state_;
+};
+
+} // namespace smp

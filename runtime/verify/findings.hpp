@@ -1,0 +1,92 @@
+#pragma once
+
+// What a comparison of the pipeline with one process found.
+
+#include "runtime/verify/tensor_compare.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// In the order in which one causes the other within a step.
+enum class finding_kind : uint8_t {
+  owner,           // a parameter or buffer without exactly one owner
+  microbatch,      // lost, or run twice
+  calls,           // a module ran more or less often
+  argument,        // of a call, already when it began
+  result,          // of a call
+  loss,            // of a microbatch, or their mean
+  buffer,          // after the step
+  seed,            // what backward began with
+  result_gradient, // that came back to a call
+  gradient,        // of a parameter
+  norm,            // of the whole gradient
+  update,          // of a parameter
+};
+
+/// @returns "result gradient".
+const char* to_string(finding_kind x);
+
+/// One difference.
+struct finding {
+  finding_kind kind = finding_kind::result;
+  uint64_t step = 0; // from 1; 0: before the first
+  /// Where the runs part, a path; empty for the model itself.
+  std::string module;
+  /// The parameter or buffer, if it is one.
+  std::string tensor;
+  std::optional<uint64_t> microbatch;
+  std::optional<uint64_t> call; // of that module in that microbatch, from 0
+  std::optional<uint64_t> rank;
+  /// "result 0", "number of calls"
+  std::string what;
+  mismatch values;
+};
+
+/// @returns one line: where, what, both values.
+std::string to_text(const finding& x);
+
+/// How much was compared and how far it was apart.
+struct tally {
+  uint64_t compared = 0;
+  /// Largest max|a - b| / max|b|, and whose.
+  double relative = 0;
+  std::string worst;
+
+  void add(const std::string& name, double relative_difference);
+};
+
+/// The result of a whole comparison.
+struct verify_summary {
+  uint64_t steps = 0;
+  uint64_t ranks = 0;
+  uint64_t microbatches = 0; // per step
+  uint64_t modules = 0;      // whose calls were seen
+  uint64_t calls = 0;
+  tally losses, gradients, updates, buffers;
+  /// Of calls: compared by digest, without a relative difference.
+  uint64_t arguments = 0, results = 0, result_gradients = 0;
+  uint64_t owned = 0; // parameters and buffers with exactly one owner
+  /// The cause first. At most `max_findings` are kept.
+  std::vector<finding> findings;
+  uint64_t differences = 0; // all
+
+  static constexpr size_t max_findings = 100;
+
+  bool equal() const noexcept {
+    return differences == 0;
+  }
+
+  void add(finding x);
+};
+
+/// @returns the whole as a JSON object, see docs/verify.md
+std::string to_json(const verify_summary& x);
+
+/// @returns the last line for people: what was compared, or what differs first
+std::string to_text(const verify_summary& x);
+
+} // namespace smp

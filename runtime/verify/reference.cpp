@@ -1,0 +1,242 @@
+#include "runtime/verify/reference.hpp"
+
+#include "runtime/optimizers.hpp"
+#include "runtime/random_stream.hpp"
+#include "runtime/session.hpp"
+#include "runtime/trainable.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/optimizer.h>
+
+#include <cmath>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace smp {
+
+namespace {
+
+/// Nothing here belongs to a session, nor may this thread's observer or random
+/// numbers be left changed.
+class apart {
+public:
+  apart()
+    : session_(session::current_or_null()),
+      observer_(call_observer::current()),
+      generator_(at::globalContext().defaultGenerator(at::kCPU)),
+      numbers_(generator_.get_state()) {
+    session::set_current(nullptr);
+  }
+
+  ~apart() {
+    generator_.set_state(numbers_);
+    call_observer::set_current(observer_);
+    session::set_current(session_);
+  }
+
+  apart(const apart&) = delete;
+  apart& operator=(const apart&) = delete;
+
+private:
+  session* session_;
+  call_observer* observer_;
+  at::Generator generator_;
+  at::Tensor numbers_;
+};
+
+/// R36, checked: a node of smp would mean that the pipeline compares itself
+/// with itself.
+void check_plain(const at::Tensor& loss) {
+  std::vector<torch::autograd::Node*> open{loss.grad_fn().get()};
+  std::unordered_set<const void*> seen;
+  while (!open.empty()) {
+    auto* node = open.back();
+    open.pop_back();
+    if (!node || !seen.insert(node).second)
+      continue;
+    if (node->name().starts_with("smp::"))
+      throw error{error_code::internal,
+                  "the single-process run went through " + node->name()};
+    for (auto& edge : node->next_edges())
+      open.push_back(edge.function.get());
+  }
+}
+
+at::Tensor part_of(const at::Tensor& x, uint64_t index, uint64_t count) {
+  auto length = x.size(0) / static_cast<int64_t>(count);
+  return x.narrow(0, static_cast<int64_t>(index) * length, length);
+}
+
+std::map<std::string, at::Tensor> copies_of(const named_tensors& xs) {
+  std::map<std::string, at::Tensor> result;
+  for (auto& [name, x] : xs)
+    result.emplace(name, x.detach().clone());
+  return result;
+}
+
+/// A model with what is known about it.
+struct known_model {
+  explicit known_model(std::unique_ptr<trainable> x)
+    : model(std::move(x)),
+      parameters(model->named_parameters()),
+      buffers(model->named_buffers()) {
+    model->train(true);
+  }
+
+  void load(const std::map<std::string, at::Tensor>& from) {
+    at::NoGradGuard no_grad;
+    for (auto* xs : {&parameters, &buffers})
+      for (auto& [name, x] : *xs)
+        if (auto i = from.find(name); i != from.end())
+          x.copy_(i->second);
+  }
+
+  void drop_gradients() {
+    for (auto& [name, p] : parameters)
+      p.mutable_grad() = at::Tensor{};
+  }
+
+  step_record take_record() {
+    return recorder.take(
+      [this](const void* object) -> std::optional<std::string> {
+        auto i = paths.find(object);
+        return i == paths.end() ? std::nullopt : std::optional{i->second};
+      });
+  }
+
+  std::unique_ptr<trainable> model;
+  named_tensors parameters;
+  named_tensors buffers;
+  /// Of its modules, if its calls can be observed.
+  std::unordered_map<const void*, std::string> paths;
+  call_recorder recorder;
+};
+
+} // namespace
+
+struct reference_run::state {
+  explicit state(const train_config& x, const train_job& job) : config(x) {
+    apart here;
+    auto first = job.make_model();
+    auto same_code = first->make_observable();
+    auto& observed = (same_code ? model : witness).emplace(std::move(first));
+    observed.paths = observed.model->module_paths();
+    if (!same_code)
+      model.emplace(job.make_model());
+    data = job.make_data();
+    std::vector<at::Tensor> all;
+    for (auto& [name, p] : model->parameters)
+      all.push_back(p);
+    optimizer = make_optimizer(config.optimizer, all);
+  }
+
+  /// Runs a microbatch. @returns its loss
+  double pass(known_model& x, const batch& inputs, uint64_t microbatch,
+              const moment& when) const {
+    auto generator = at::globalContext().defaultGenerator(at::kCPU);
+    generator.set_current_seed(microbatch_seed(
+      config.smp.seed, when.session, when.dp_rank, microbatch));
+    x.recorder.set_microbatch(microbatch);
+    call_observer::set_current(&x.recorder);
+    auto loss = x.model->loss(inputs);
+    x.recorder.loss(inputs, loss);
+    check_plain(loss);
+    // The mean over microbatches.
+    auto n = static_cast<double>(config.smp.microbatches);
+    loss.backward(at::full_like(loss, 1.0 / n));
+    call_observer::set_current(nullptr);
+    return loss.item<double>();
+  }
+
+  const train_config& config;
+  std::optional<known_model> model;
+  /// The same model, changed so that its calls can be observed, where those of
+  /// `model` cannot: it tells in which module a difference begins, while the
+  /// numbers are those of `model`.
+  std::optional<known_model> witness;
+  std::unique_ptr<data_source> data;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+};
+
+reference_run::reference_run(const train_config& config, const train_job& job)
+  : state_(std::make_unique<state>(config, job)) {
+  // nop
+}
+
+reference_run::~reference_run() = default;
+
+std::vector<std::string> reference_run::names() const {
+  std::vector<std::string> result;
+  for (auto* xs : {&state_->model->parameters, &state_->model->buffers})
+    for (auto& [name, x] : *xs)
+      result.push_back(name);
+  return result;
+}
+
+void reference_run::load(const std::map<std::string, at::Tensor>& from) {
+  apart here;
+  state_->model->load(from);
+  if (state_->witness)
+    state_->witness->load(from);
+}
+
+step_evidence reference_run::run(const moment& x) {
+  apart here;
+  auto& s = *state_;
+  step_evidence result;
+  s.model->drop_gradients();
+  auto whole = s.data->training_batch(x.number - 1);
+  const auto n = s.config.smp.microbatches;
+  for (uint64_t m = 0; m < n; ++m) {
+    batch inputs;
+    for (auto& t : whole)
+      inputs.push_back(part_of(t, m, n));
+    result.loss += s.pass(*s.model, inputs, m, x) / static_cast<double>(n);
+    if (s.witness)
+      s.pass(*s.witness, inputs, m, x);
+  }
+  for (auto& [name, p] : s.model->parameters)
+    if (p.grad().defined())
+      result.gradients.emplace(name, p.grad());
+  result.buffers = copies_of(s.model->buffers);
+  result.record = s.model->take_record();
+  if (s.witness) {
+    s.witness->drop_gradients();
+    result.record.calls = s.witness->take_record().calls;
+  }
+  return result;
+}
+
+void reference_run::update(const moment& x,
+                           const std::map<std::string, at::Tensor>& gradients,
+                           step_evidence& result) {
+  apart here;
+  auto& s = *state_;
+  std::vector<at::Tensor> with_gradient;
+  double squares = 0;
+  for (auto& [name, p] : s.model->parameters) {
+    auto i = gradients.find(name);
+    p.mutable_grad() = i == gradients.end() ? at::Tensor{}
+                                            : i->second.detach().clone();
+    if (i == gradients.end())
+      continue;
+    with_gradient.push_back(p);
+    auto norm = i->second.norm().item<double>();
+    squares += norm * norm;
+  }
+  result.gradient_norm = std::sqrt(squares);
+  if (auto bound = s.config.optimizer.clip_grad_norm)
+    torch::nn::utils::clip_grad_norm_(with_gradient, *bound);
+  set_learning_rate(*s.optimizer,
+                    learning_rate(s.config.optimizer, x.number - 1,
+                                  s.config.train.steps));
+  s.optimizer->step();
+  result.parameters = copies_of(s.model->parameters);
+}
+
+} // namespace smp

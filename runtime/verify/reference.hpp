@@ -1,0 +1,54 @@
+#pragma once
+
+// The same job in one process, for comparison: an ordinary training loop that
+// passes through nothing of the pipeline (R36). It knows the job, LibTorch and
+// the seeds of the random streams, nothing else.
+
+#include "runtime/trainer.hpp"
+#include "runtime/verify/step_comparison.hpp"
+
+#include <map>
+#include <memory>
+#include <string>
+
+namespace smp {
+
+class reference_run {
+public:
+  /// @param config, job outlive this
+  reference_run(const train_config& config, const train_job& job);
+
+  ~reference_run();
+
+  reference_run(const reference_run&) = delete;
+  reference_run& operator=(const reference_run&) = delete;
+
+  /// Names of all parameters and buffers, each tensor once.
+  std::vector<std::string> names() const;
+
+  /// Takes over parameters and buffers; names that it has not are left out.
+  void load(const std::map<std::string, at::Tensor>& state);
+
+  struct moment {
+    uint64_t number = 0; // of the run, from 1
+    uint64_t session = 0; // of the session: part of the random streams' seeds
+    uint64_t dp_rank = 0;
+  };
+
+  /// Forward and backward of all microbatches, one after the other.
+  /// @throws error (internal) if something of smp stands in the graph
+  step_evidence run(const moment& x);
+
+  /// Clips and applies `gradients`, those of the pipeline: the optimizer is
+  /// compared apart (R35).
+  void update(const moment& x,
+              const std::map<std::string, at::Tensor>& gradients,
+              step_evidence& result);
+
+private:
+  struct state;
+
+  std::unique_ptr<state> state_;
+};
+
+} // namespace smp

@@ -1,0 +1,53 @@
+#pragma once
+
+// To name the module where two runs part, the results of every call must be
+// compared, also of modules on other ranks. Whole activations would fill the
+// memory and the wire; a checksum would not bear rounding. A digest does: sums
+// under random signs (a Johnson-Lindenstrauss projection per piece of the
+// tensor), which move no further than the elements do.
+
+#include "runtime/value_codec.hpp"
+#include "runtime/verify/tensor_compare.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace smp {
+
+struct tensor_digest {
+  /// Pieces of a tensor: up to so many elements are kept as they are.
+  static constexpr int64_t pieces = 256;
+
+  uint8_t dtype = 0;
+  std::vector<int64_t> sizes;
+  /// max|x| over what is finite.
+  double largest = 0;
+  /// Values that are not finite: NaN, infinity, minus infinity.
+  uint64_t nans = 0, plus = 0, minus = 0;
+  /// Per piece of equal length: its sum, each element under a sign that is a
+  /// function of its place, and its first element. Of finite values.
+  std::vector<double> sums;
+  std::vector<double> samples;
+
+  bool operator==(const tensor_digest&) const = default;
+};
+
+/// Reads `x` once; draws from no generator. @pre x.defined()
+tensor_digest digest_of(const at::Tensor& x);
+
+/// Compares as `compare_tensors` would, as far as sums can tell: elements
+/// within the bound never make a difference (up to chance, below 1e-7 per
+/// piece: Hoeffding), elements well above it do.
+std::optional<mismatch> compare_digests(const tensor_digest& a,
+                                        const tensor_digest& b,
+                                        const tolerance& x);
+
+void write(byte_writer& out, const tensor_digest& x);
+
+/// @throws error (protocol)
+tensor_digest read_digest(byte_reader& in);
+
+} // namespace smp

@@ -1,0 +1,303 @@
+#include "runtime/verify/verify.hpp"
+
+#include "runtime/engine.hpp"
+#include "runtime/model_state.hpp"
+#include "runtime/released.hpp"
+#include "runtime/smp.hpp"
+#include "runtime/verify/reference.hpp"
+
+#include <torch/optim/optimizer.h>
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <unordered_set>
+
+namespace smp {
+
+namespace {
+
+std::map<std::string, at::Tensor> by_name(const named_tensors& xs) {
+  return {xs.begin(), xs.end()};
+}
+
+payload bytes_of(byte_writer& out) {
+  payload result;
+  result.bytes = out.take();
+  return result;
+}
+
+/// Listens to the pipeline's run and compares it on rank 0.
+class verifier final : public train_listener {
+public:
+  verifier(session& s, const train_config& config, const verify_options& options,
+           const train_job& job, train_listener& next,
+           const std::atomic<bool>& interrupt)
+    : engine_(s.internals()),
+      config_(config),
+      options_(options),
+      next_(next),
+      interrupt_(interrupt) {
+    if (s.rank() == 0) {
+      // Ranks that are threads share the generator: they make their models in
+      // turns, after this one.
+      reference_.emplace(config, job);
+    }
+    pp_barrier();
+    summary_.ranks = s.size();
+    summary_.microbatches = config.smp.microbatches;
+  }
+
+  ~verifier() override {
+    engine_.observe(nullptr);
+  }
+
+  const std::atomic<bool>& stop() const noexcept {
+    return stop_;
+  }
+
+  verify_summary take() {
+    return std::move(summary_);
+  }
+
+  // -- train_listener ---------------------------------------------------------
+
+  void on_start(const train_start& x) override {
+    next_.on_start(x);
+  }
+
+  void on_model(distributed_model_base& model,
+                torch::optim::Optimizer& optimizer) override {
+    model_ = &model;
+    for (auto& t : model.state().model().tensors)
+      names_.push_back({t.names, t.is_buffer});
+    check_owners(optimizer);
+    before_ = by_name(model.state_dict());
+    engine_.observe(&recorder_);
+  }
+
+  void before_step(uint64_t step) override {
+    // The first step partitions the model, and `on_model` comes in it.
+    if (model_)
+      before_ = std::move(after_);
+    // Seen at the end of this step.
+    stop_ = interrupt_ || step == options_.steps;
+  }
+
+  void on_gradients(uint64_t) override {
+    gradients_ = by_name(model_->gradients());
+  }
+
+  void on_step(const step_metrics& x) override {
+    after_ = by_name(model_->state_dict());
+    auto record = gather_record();
+    if (reference_)
+      compare(x, std::move(record));
+    share_differences();
+    summary_.steps = x.step;
+    next_.on_step(x);
+  }
+
+  void on_evaluation(uint64_t step, double loss) override {
+    next_.on_evaluation(step, loss);
+  }
+
+private:
+  void compare(const step_metrics& x, step_record record) {
+    step_evidence pipeline;
+    pipeline.record = std::move(record);
+    pipeline.gradients = gradients_;
+    pipeline.loss = x.loss;
+    for (auto& t : names_) {
+      auto& name = t.all.front();
+      auto i = after_.find(name);
+      if (i != after_.end())
+        (t.is_buffer ? pipeline.buffers : pipeline.parameters).insert(*i);
+    }
+    reference_->load(before_);
+    auto which = reference_run::moment{
+      x.step, engine_.step().value,
+      engine_.layout().rank(comm_group::dp, engine_.self())};
+    auto reference = reference_->run(which);
+    if (std::isfinite(x.loss)) {
+      pipeline.gradient_norm = x.grad_norm;
+      reference_->update(which, gradients_, reference);
+    } else {
+      pipeline.parameters.clear(); // they did not change
+    }
+    auto earlier = summary_.differences;
+    compare_step({.step = x.step,
+                  .microbatches = config_.smp.microbatches,
+                  .root_rank = engine_.pipeline().front().value,
+                  .names = names_,
+                  .pipeline = pipeline,
+                  .reference = reference,
+                  .before = before_,
+                  .allowed = allowed()},
+                 summary_);
+    if (options_.on_step)
+      options_.on_step({x.step, x.loss, reference.loss,
+                        std::max(summary_.gradients.relative,
+                                 summary_.updates.relative),
+                        summary_.differences - earlier});
+  }
+
+  /// Computing in fewer digits leaves fewer digits equal.
+  tolerance allowed() const {
+    if (config_.train.dtype == "bfloat16")
+      return tolerance_for(c10::ScalarType::BFloat16);
+    if (config_.train.dtype == "float16")
+      return tolerance_for(c10::ScalarType::Half);
+    return {};
+  }
+
+  // -- what only all ranks know -----------------------------------------------
+
+  /// @returns the step of all ranks on rank 0
+  step_record gather_record() {
+    auto& modules = model_->state().model();
+    auto mine = recorder_.take(
+      [&](const void* object) -> std::optional<std::string> {
+        auto i = modules.module_index.find(object);
+        if (i == modules.module_index.end())
+          return std::nullopt;
+        return modules.modules[i->second].names.front();
+      });
+    byte_writer out;
+    write(out, mine);
+    auto all = engine_.exchange().all_gather(
+      engine_.pipeline(), "smp.verify.record", bytes_of(out));
+    step_record result;
+    for (size_t i = 0; i < all.size() && reference_; ++i) {
+      byte_reader in{all[i].bytes};
+      auto x = read_step_record(in);
+      in.expect_end();
+      for (auto& c : x.calls) {
+        c.rank = engine_.pipeline()[i].value;
+        result.calls.push_back(std::move(c));
+      }
+      for (auto& p : x.passes)
+        result.passes.push_back(std::move(p));
+    }
+    return result;
+  }
+
+  void share_differences() {
+    byte_writer out;
+    out.u64(summary_.differences);
+    auto root = engine_.exchange().broadcast(engine_.pipeline(),
+                                             "smp.verify.differences",
+                                             engine_.pipeline().front(),
+                                             bytes_of(out));
+    byte_reader in{root.bytes};
+    summary_.differences = in.u64("differences");
+  }
+
+  /// Each tensor is held by one rank, and the same one's optimizer updates it.
+  void check_owners(torch::optim::Optimizer& optimizer) {
+    auto& state = model_->state();
+    auto& tensors = state.model().tensors;
+    std::unordered_set<const void*> updated;
+    for (auto& group : optimizer.param_groups())
+      for (auto& p : group.params())
+        updated.insert(p.unsafeGetTensorImpl());
+    byte_writer out;
+    for (uint32_t i = 0; i < tensors.size(); ++i) {
+      auto& t = tensors[i].tensor;
+      out.boolean(state.owned(i) && !is_released(t));
+      out.boolean(updated.contains(t.unsafeGetTensorImpl()));
+    }
+    auto all = engine_.exchange().all_gather(
+      engine_.pipeline(), "smp.verify.owners", bytes_of(out));
+    if (!reference_)
+      return;
+    std::vector<std::vector<uint64_t>> holders(tensors.size());
+    std::vector<std::vector<uint64_t>> updaters(tensors.size());
+    for (size_t r = 0; r < all.size(); ++r) {
+      byte_reader in{all[r].bytes};
+      for (uint32_t i = 0; i < tensors.size(); ++i) {
+        if (in.boolean("holds"))
+          holders[i].push_back(engine_.pipeline()[r].value);
+        if (in.boolean("updates"))
+          updaters[i].push_back(engine_.pipeline()[r].value);
+      }
+    }
+    auto ranks = [](const std::vector<uint64_t>& xs) {
+      return xs.empty() ? "none" : fmt::format("{}", fmt::join(xs, ", "));
+    };
+    auto expected = reference_->names();
+    std::unordered_set<std::string> open{expected.begin(), expected.end()};
+    for (uint32_t i = 0; i < tensors.size(); ++i) {
+      auto& name = tensors[i].names.front();
+      if (open.erase(name) == 0)
+        add_owner(name, fmt::format("'{}' is a tensor of its own", name),
+                  "yes", "no, it is tied");
+      else if (holders[i].size() != 1)
+        add_owner(name, fmt::format("ranks that own '{}'", name),
+                  ranks(holders[i]), "exactly one");
+      else if (!tensors[i].is_buffer && updaters[i] != holders[i])
+        add_owner(name, fmt::format("ranks that update '{}'", name),
+                  ranks(updaters[i]), ranks(holders[i]));
+      else
+        ++summary_.owned;
+    }
+    for (auto& name : expected)
+      if (open.contains(name))
+        add_owner(name, fmt::format("ranks that own '{}'", name), "none",
+                  "exactly one");
+  }
+
+  void add_owner(const std::string& tensor, std::string what,
+                 std::string pipeline, std::string reference) {
+    finding f;
+    f.kind = finding_kind::owner;
+    auto dot = tensor.rfind('.');
+    f.module = dot == std::string::npos ? "" : tensor.substr(0, dot);
+    f.tensor = tensor;
+    f.what = std::move(what);
+    f.values = {"", std::move(pipeline), std::move(reference),
+                std::numeric_limits<double>::infinity(), 0};
+    summary_.add(std::move(f));
+  }
+
+  engine& engine_;
+  const train_config& config_;
+  const verify_options& options_;
+  train_listener& next_;
+  const std::atomic<bool>& interrupt_;
+  std::atomic<bool> stop_ = false;
+  std::optional<reference_run> reference_; // on rank 0
+  call_recorder recorder_;
+  distributed_model_base* model_ = nullptr;
+  std::vector<tensor_names> names_;
+  std::map<std::string, at::Tensor> before_, gradients_, after_;
+  verify_summary summary_;
+};
+
+} // namespace
+
+verify_summary verify(session& s, const train_config& config,
+                      const std::string& run_dir, train_listener& listener,
+                      const std::atomic<bool>& stop,
+                      const verify_options& options, const train_job& job) {
+  auto changed = config;
+  changed.train.steps = std::max(config.train.steps, options.steps);
+  changed.train.eval_interval = 0;
+  changed.train.save_model = false;
+  auto full_job = complete(job, changed);
+  verifier x{s, changed, options, full_job, listener, stop};
+  try {
+    train(s, changed, run_dir, x, x.stop(), full_job);
+  } catch (const error& e) {
+    auto result = x.take();
+    if (e.code() == error_code::numbers && !result.equal())
+      return result; // only the pipeline's loss is not finite
+    throw;
+  }
+  return x.take();
+}
+
+} // namespace smp

@@ -1,0 +1,147 @@
+// ctest: timeout=300 label=multiprocess
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/program.hpp"
+#include "tests/support/scratch_dir.hpp"
+
+#include <nlohmann/json.hpp>
+
+using Catch::Matchers::ContainsSubstring;
+using namespace smp::test;
+
+namespace {
+
+constexpr const char* tiny = R"([smp]
+pipeline_parallel_degree = 2
+microbatches = 4
+
+[model]
+type = "gpt"
+layers = 4
+heads = 2
+width = 16
+dropout = 0.1
+tied = true
+
+[data]
+type = "synthetic"
+sequence_length = 16
+batch_size = 8
+
+[optimizer]
+clip_grad_norm = 1.0
+
+[train]
+steps = 5
+save_model = true
+)";
+
+struct tiny_job : scratch_dir {
+  tiny_job() {
+    write("tiny.toml", tiny);
+  }
+
+  /// smp-train verify with these arguments, in that directory.
+  program start(std::vector<std::string> arguments,
+                const std::string& fault = "") const {
+    arguments.insert(arguments.begin(),
+                     {built_program("smp-train"), "verify"});
+    std::map<std::string, std::string> environment;
+    if (!fault.empty())
+      environment = {{"SMP_FAULT", fault},
+                     {"LD_LIBRARY_PATH", built_program("../faulty")}};
+    return program{std::move(arguments), path, std::move(environment)};
+  }
+
+  nlohmann::json result(const std::string& name) const {
+    return nlohmann::json::parse(content_of(path / name));
+  }
+};
+
+} // namespace
+
+TEST_CASE_METHOD(tiny_job, "A right job is equal over processes and threads",
+                 "[apps][verify]") {
+  for (auto type : {"ucx", "loopback"}) {
+    auto p = start({"tiny.toml", "--steps", "2", "--run-dir", type, "--json",
+                    "out.json", std::string{"--transport.type="} + type});
+    auto code = p.join();
+    INFO(p.output());
+    CHECK(code == 0);
+    CHECK_THAT(p.output(),
+               ContainsSubstring("2 ranks against one process")
+                 && ContainsSubstring("equal: 2 steps"));
+    auto json = result("out.json");
+    CHECK(json["equal"] == true);
+    CHECK(json["steps"] == 2);
+    CHECK(json["ranks"] == 2);
+    CHECK(json["microbatches"] == 4);
+    CHECK(json["first"].is_null());
+    CHECK(json["losses"]["compared"] == 8);
+    // 4 layers of 12, two tables, the last norm; the head is tied.
+    CHECK(json["gradients"]["compared"] == 2 * (4 * 12 + 4));
+    CHECK(json["owned"] == 4 * 12 + 4);
+    // Nothing is trained for good.
+    CHECK_FALSE(std::filesystem::exists(path / type / "model.safetensors"));
+  }
+}
+
+TEST_CASE_METHOD(tiny_job, "A wrong job exits with 1 and names the module",
+                 "[apps][verify]") {
+  struct wrong {
+    const char* fault;
+    const char* module;
+  };
+  for (auto& [fault, module] : std::vector<wrong>{
+         {"dropped-layer", "transformer.h.3"},
+         {"wrong-loss-scale", "lm_head"},
+         {"untied-weight", "lm_head"},
+       }) {
+    auto p = start({"tiny.toml", "--steps=1", "--json", "out.json",
+                    "--smp.strategy=paper"},
+                   fault);
+    auto code = p.join();
+    INFO(p.output());
+    CHECK(code == 1);
+    CHECK_THAT(p.output(), ContainsSubstring("different: ")
+                             && ContainsSubstring(module)
+                             && ContainsSubstring(" instead of "));
+    // A verdict is no failure of a rank.
+    CHECK(p.output().find("exited with code") == std::string::npos);
+    auto json = result("out.json");
+    CHECK(json["equal"] == false);
+    CHECK(json["first"]["module"] == module);
+    CHECK(json["differences"].get<int>() >= 1);
+    CHECK(json["findings"][0] == json["first"]);
+  }
+}
+
+TEST_CASE_METHOD(tiny_job, "A wrong command line of verify is refused",
+                 "[apps][verify]") {
+  struct wrong {
+    std::vector<std::string> arguments;
+    const char* text;
+  };
+  for (auto& [arguments, text] : std::vector<wrong>{
+         {{}, "CONFIG is missing"},
+         {{"nothing.toml"}, "nothing.toml"},
+         {{"tiny.toml", "--steps", "0"}, "--steps"},
+         {{"tiny.toml", "--steps", "few"}, "--steps"},
+         {{"tiny.toml", "--json", "no/such/dir/x.json"}, "no/such/dir/x.json"},
+         {{"tiny.toml", "--model.layerz=3"}, "model.layers"},
+       }) {
+    auto p = start(arguments);
+    INFO(text);
+    CHECK(p.join() == 2);
+    CHECK_THAT(p.output(), ContainsSubstring(text));
+  }
+  CHECK_FALSE(std::filesystem::exists(path / "runs"));
+}
+
+TEST_CASE_METHOD(tiny_job, "Verify explains itself", "[apps][verify]") {
+  auto p = start({"--help"});
+  CHECK(p.join() == 0);
+  for (auto text : {"--steps", "--json", "--ranks", "0 equal, 1 different"})
+    CHECK_THAT(p.output(), ContainsSubstring(text));
+}

@@ -1,0 +1,122 @@
+// ctest: timeout=300
+#include "tests/support/catch.hpp"
+
+#include "runtime/verify/findings.hpp"
+#include "tests/support/child_process.hpp"
+#include "tests/support/program.hpp"
+#include "tests/support/torch_verify_jobs.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+
+using namespace smp;
+using namespace smp::test;
+
+// Each fault is seeded into a pipeline that is right otherwise: the hidden test
+// case below runs a comparison in a process that loads the faulty library.
+
+namespace {
+
+constexpr const char* hidden = "A comparison that another process asked for";
+
+struct seeded_fault {
+  const char* name;
+  const char* job; // "gpt" or a model of torch_verify_jobs
+  const char* kind;
+  const char* module;
+  const char* tensor = "";
+};
+
+// The GPT's layers h.2 and h.3 are on rank 1.
+const std::vector<seeded_fault> faults = {
+  {"dropped-layer", "gpt", "calls", "transformer.h.3"},
+  {"transposed-argument", "gpt", "argument", "transformer.h.2"},
+  // Dropout of the attention is code of its own.
+  {"wrong-random-stream", "gpt dropout", "argument", "transformer.h.2.attn"},
+  {"lost-microbatch", "gpt", "microbatch", "transformer"},
+  {"lost-backward", "gpt", "seed", "lm_head"},
+  {"wrong-loss-scale", "gpt", "seed", "lm_head"},
+  {"untied-weight", "gpt tied", "owner", "lm_head", "lm_head.weight"},
+  {"doubled-reduction", "foreign", "gradient", "", "weight"},
+  {"doubled-norm", "gpt clip", "norm", ""},
+  {"stale-buffer", "norm", "buffer", "norm", "norm.running_mean"},
+};
+
+verify_case case_of(const std::string& job) {
+  if (!job.starts_with("gpt"))
+    return model_case(job, 2, "interleaved", 4);
+  auto result = gpt_case(2, "interleaved", 4);
+  // Where the layers are must not depend on the partitioner.
+  result.config.smp.strategy = "paper";
+  result.config.model.tied = job == "gpt tied";
+  if (job == "gpt dropout")
+    result.config.model.dropout = 0.2;
+  if (job == "gpt clip")
+    result.config.optimizer.clip_grad_norm = 0.1;
+  return result;
+}
+
+/// @returns the result of a comparison in a process of its own
+nlohmann::json compare(const std::string& job, const std::string& fault,
+                       bool faulty_library = true) {
+  auto folder = built_program("../faulty");
+  child_process child{hidden,
+                      {{"SMP_FAULT", fault},
+                       {"SMP_VERIFY_JOB", job},
+                       {"LD_LIBRARY_PATH", faulty_library ? folder : ""}}};
+  auto answer = child.hear(std::chrono::seconds{100});
+  REQUIRE(answer);
+  CHECK(child.join() == 0);
+  return nlohmann::json::parse(*answer);
+}
+
+} // namespace
+
+TEST_CASE("A comparison that another process asked for", "[.]") {
+  parent_process parent;
+  auto result = run_case(case_of(std::getenv("SMP_VERIFY_JOB")), 2);
+  // A packet does not hold everything.
+  result.findings.resize(std::min<size_t>(result.findings.size(), 1));
+  parent.tell(to_json(result));
+}
+
+TEST_CASE("Every seeded fault is found and its module named",
+          "[runtime][verify]") {
+  for (auto& x : faults) {
+    INFO(x.name);
+    auto result = compare(x.job, x.name);
+    CHECK(result["equal"] == false);
+    auto& first = result["first"];
+    INFO(first.dump(2));
+    REQUIRE(first.is_object());
+    CHECK(first["kind"] == x.kind);
+    CHECK(first["module"] == x.module);
+    if (*x.tensor != '\0')
+      CHECK(first["tensor"] == x.tensor);
+    // Both values are told.
+    CHECK(first["pipeline"] != first["reference"]);
+  }
+}
+
+TEST_CASE("The faulty library without a fault is right",
+          "[runtime][verify]") {
+  for (auto job : {"gpt tied", "norm", "foreign"})
+    CHECK(compare(job, "")["equal"] == true);
+}
+
+TEST_CASE("The library of users has no faults", "[runtime][verify]") {
+  // The control: this is how they look.
+  auto faulty = content_of(built_program("../faulty/libsmp.so"));
+  auto ours = content_of(built_program("../lib/libsmp.so"));
+  auto program = content_of(built_program("smp-train"));
+  for (auto& x : faults)
+    CHECK(faulty.find(std::string{"smp-fault "} + x.name)
+          != std::string::npos);
+  for (auto trace : {"smp-fault", "SMP_FAULT", "fault_is_seeded"}) {
+    CHECK(faulty.find(trace) != std::string::npos);
+    CHECK(ours.find(trace) == std::string::npos);
+    CHECK(program.find(trace) == std::string::npos);
+  }
+  CHECK(compare("gpt", "dropped-layer", false)["equal"] == true);
+}

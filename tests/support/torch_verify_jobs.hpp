@@ -1,0 +1,39 @@
+#pragma once
+
+#include "runtime/trainer.hpp"
+#include "runtime/verify/findings.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smp::test {
+
+/// A job that a comparison with one process runs, and how it is cut.
+struct verify_case {
+  std::string name;
+  train_config config; // over the loopback fabric
+  train_job job;
+};
+
+/// A small GPT as a configuration names it, on synthetic tokens.
+verify_case gpt_case(uint64_t ranks, const std::string& pipeline,
+                     uint64_t microbatches);
+
+/// A model that no configuration names, all ranks taking part:
+///
+///   norm      batch norms on the last rank
+///   foreign   a parameter of rank 0 is an argument of a module on the last
+///   dropout   dropout on every rank
+///   reuse     one module, three calls per microbatch
+///   branch    how many modules run depends on the numbers
+///   frozen    half of the parameters take no gradient
+///   unused    a module whose result nobody uses, one that never runs
+///   towers    two branches that meet, and a skip link around both
+verify_case model_case(const std::string& model, uint64_t ranks,
+                       const std::string& pipeline, uint64_t microbatches);
+
+/// Compares two steps on virtual ranks. @returns what rank 0 found
+verify_summary run_case(const verify_case& x, uint64_t steps = 2);
+
+} // namespace smp::test
