@@ -55,6 +55,8 @@ struct model_config {
   /// "mlp".
   uint64_t inputs = 32;
   uint64_t outputs = 10;
+  /// "torchscript": the file.
+  std::string path;
   /// "plugin": a shared library and the name of a model in it.
   std::string library;
   std::string name;

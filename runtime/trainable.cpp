@@ -5,6 +5,7 @@
 #include "runtime/models/builtin.hpp"
 #include "runtime/models/synthetic.hpp"
 #include "runtime/plugin.hpp"
+#include "runtime/script/script_trainable.hpp"
 #include "runtime/sequential.hpp"
 #include "runtime/trace_recorder.hpp"
 
@@ -49,6 +50,14 @@ public:
 
   named_tensors named_buffers() const override {
     return model_->named_buffers();
+  }
+
+  std::unordered_map<const void*, std::string> module_paths() const override {
+    return model_->module_paths();
+  }
+
+  bool make_observable() override {
+    return model_->make_observable();
   }
 
   void train(bool on) override {
@@ -147,12 +156,22 @@ std::unique_ptr<distributed_model_base> nn_trainable::distribute() {
   return std::make_unique<distributed_model_base>(root_);
 }
 
+namespace {
+
+std::unique_ptr<trainable> make_model(const train_config& x) {
+  if (x.model.type == "plugin")
+    return make_plugin_model(x.model.library, x.model.name,
+                             model_options{x.model.options});
+  if (x.model.type == "torchscript")
+    return make_script_trainable(x.model.path);
+  return make_builtin(x);
+}
+
+} // namespace
+
 std::unique_ptr<trainable> make_trainable(const train_config& x) {
   torch::manual_seed(x.smp.seed);
-  auto result = x.model.type == "plugin"
-                  ? make_plugin_model(x.model.library, x.model.name,
-                                      model_options{x.model.options})
-                  : make_builtin(x);
+  auto result = make_model(x);
   auto dtype = autocast_dtype(x.train.dtype);
   if (dtype != c10::ScalarType::Float)
     result = std::make_unique<cast_trainable>(std::move(result), dtype);
@@ -162,6 +181,8 @@ std::unique_ptr<trainable> make_trainable(const train_config& x) {
 void check_model(const train_config& x) {
   if (x.model.type == "plugin")
     check_plugin_model(x.model.library, x.model.name);
+  if (x.model.type == "torchscript")
+    make_script_trainable(x.model.path);
 }
 
 std::unique_ptr<data_source> make_data(const train_config& x) {
