@@ -15,6 +15,7 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <string>
@@ -242,5 +243,38 @@ TEST_CASE("A wrong number of tensors is refused with what the model takes",
     CHECK_THROWS_WITH(model->loss({torch::zeros({2, 8}, torch::kLong)}),
                       Catch::Matchers::ContainsSubstring(
                         "the data has 1 tensors, but this model takes "));
+  }
+}
+
+TEST_CASE("A TorchScript file trains from a configuration",
+          "[runtime][models]") {
+  auto ranks = GENERATE(1, 2);
+  CAPTURE(ranks);
+  auto* root = std::getenv("SMP_SOURCE_DIR");
+  REQUIRE(root != nullptr);
+  const auto files = std::string{root} + "/tests/data/zoo/mlp";
+  scratch_dir dir;
+  auto config = small("torchscript");
+  config.model.path = files + ".pt";
+  config.data.type = "safetensors";
+  config.data.path = files + ".batch.safetensors";
+  config.data.batch_size.reset();
+  config.smp.pipeline_parallel_degree = static_cast<uint64_t>(ranks);
+  config.train.steps = 10;
+  config.train.dump_gradients = {1};
+  config.train.save_model = true;
+  auto losses = losses_of(config, dir.path);
+  CHECK(losses.back() < losses.front());
+  auto model = smp::make_trainable(config);
+  auto loss = plain_step(config, *model);
+  CHECK(std::abs(losses[0] - loss) <= 1e-5 * std::abs(loss) + 1e-7);
+  auto found = smp::read_safetensors(dir.path / "gradients-1.safetensors");
+  auto saved = smp::read_safetensors(dir.path / "model.safetensors");
+  for (auto& [name, x] : model->named_parameters()) {
+    INFO(name);
+    REQUIRE(found.find(name) != nullptr);
+    CHECK(excess(*found.find(name), x.grad()) <= 0);
+    REQUIRE(saved.find(name) != nullptr);
+    CHECK_FALSE(torch::equal(*saved.find(name), x)); // it has learnt
   }
 }

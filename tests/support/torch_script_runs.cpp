@@ -97,6 +97,7 @@ script_record run_split(const script_job& job) {
   virtual_world_options world;
   world.config.pipeline_parallel_degree = job.ranks;
   world.config.microbatches = job.microbatches;
+  world.config.pipeline = job.pipeline;
   if (job.active > 0)
     world.config.active_microbatches = job.active;
   world.config.threads = 1;
@@ -180,11 +181,17 @@ std::vector<std::string> differences(const script_job& job,
     }
     for (auto& [name, p] : parameters) {
       auto found = r.gradients.find(name);
-      if ((found != r.gradients.end()) != p.grad().defined())
-        differ(i, p.grad().defined() ? "no gradient of " + name
+      auto expected = p.grad();
+      // Once TorchScript has fused an operation, what is detached from the
+      // loss gets zeros instead of nothing, as eager PyTorch gives it.
+      if (expected.defined() && found == r.gradients.end()
+          && torch::equal(expected, torch::zeros_like(expected)))
+        continue;
+      if ((found != r.gradients.end()) != expected.defined())
+        differ(i, expected.defined() ? "no gradient of " + name
                                      : "a gradient of " + name);
-      else if (p.grad().defined())
-        if (auto e = excess(found->second, p.grad()); e > 0)
+      else if (expected.defined())
+        if (auto e = excess(found->second, expected); e > 0)
           differ(i, fmt::format("gradient of {}, {} too far", name, e));
     }
     for (auto& [name, x] : state())

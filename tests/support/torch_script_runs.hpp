@@ -24,6 +24,7 @@ struct script_job {
   std::string path;
   uint64_t ranks = 1;
   uint64_t microbatches = 1;
+  std::string pipeline = "interleaved";
   spread placement = spread::scattered;
   /// Microbatches at once; 0: the default.
   uint64_t active = 0;

@@ -10,8 +10,8 @@ M microbatches (1 and 4) the losses of STEPS steps of SGD (M/losses), the
 gradient of the first (M/gradient/NAME) and all parameters and buffers after the
 last (M/after/NAME).
 
-    export.py DIRECTORY [NAME ...]              writes
-    export.py --check DIRECTORY [NAME ...]      compares with what it would write
+    export.py DIRECTORY [NAME ...]
+    export.py --compare SHIPPED DIRECTORY [NAME ...]   exit code 1: they differ
 """
 
 import argparse
@@ -20,11 +20,13 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import hugging_face  # noqa: F401 (adds to ZOO)
@@ -132,9 +134,20 @@ def difference(made, shipped):
     return None
 
 
+def compare(directory, shipped):
+    """Returns a line for each file of `directory` that `shipped` has otherwise."""
+    lines = []
+    for made in sorted(directory.iterdir()):
+        other = shipped / made.name
+        what = difference(made, other) if other.exists() else "is missing"
+        if what:
+            lines.append(f"{other}: {what}")
+    return lines
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--compare", type=Path, metavar="SHIPPED")
     parser.add_argument("directory", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME")
     arguments = parser.parse_args()
@@ -143,20 +156,13 @@ def main():
         parser.error(f"there is no {unknown[0]}; choose among {', '.join(ZOO)}")
     if os.environ.get("PYTHONHASHSEED") != "0":  # TorchScript writes sets in the order of hashes
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
+    warnings.simplefilter("ignore")  # TorchScript is deprecated, and what a tracer cannot follow
+    transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    if not arguments.check:
-        export_all(names, arguments.directory)
-        return 0
-    failures = 0
-    with tempfile.TemporaryDirectory() as scratch:
-        export_all(names, Path(scratch))
-        for made in sorted(Path(scratch).iterdir()):
-            shipped = arguments.directory / made.name
-            what = difference(made, shipped) if shipped.exists() else "is missing"
-            if what:
-                failures += 1
-                print(f"{shipped}: {what}")
-    return 1 if failures else 0
+    export_all(names, arguments.directory)
+    lines = compare(arguments.directory, arguments.compare) if arguments.compare else []
+    print("\n".join(lines), end="\n" if lines else "")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

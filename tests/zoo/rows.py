@@ -1,0 +1,184 @@
+"""Trains every model of the zoo with smp-train, over real processes, and
+compares with what eager PyTorch expects.
+
+A row is a model, a number of pipeline ranks, a number of microbatches and a
+schedule. Losses of all steps, the whole first gradient and all parameters and
+buffers at the end are compared (tests/data/zoo/README.md). A relative
+difference is max|a - b| / (max|b| + 0.01), and may be 1e-5; that is the bound
+of the C++ tests, 1e-5 max|b| + 1e-7.
+"""
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Dict, NamedTuple, Optional
+
+import torch
+from safetensors.torch import load_file
+
+RANKS = (1, 2, 4)
+MICROBATCHES = (1, 4)
+SCHEDULES = ("simple", "interleaved")
+STEPS = 3
+BOUND = 1e-5
+
+CONFIG = """\
+[smp]
+pipeline_parallel_degree = {ranks}
+microbatches = {microbatches}
+pipeline = "{schedule}"
+threads = 1
+
+[model]
+type = "torchscript"
+path = "{models}/{name}.pt"
+
+[data]
+type = "safetensors"
+path = "{models}/{name}.batch.safetensors"
+
+[optimizer]
+type = "sgd"
+lr = 0.05
+
+[train]
+steps = {steps}
+dump_gradients = [1]
+save_model = true
+"""
+
+
+class Row(NamedTuple):
+    name: str
+    ranks: int
+    microbatches: int
+    schedule: str
+
+    def __str__(self):
+        return f"{self.name}, pp {self.ranks}, {self.microbatches} microbatches, {self.schedule}"
+
+
+class Outcome(NamedTuple):
+    difference: float  # the largest one, relative
+    what: str  # where it is
+    requests: int  # between ranks, in one step
+    error: Optional[str] = None
+
+
+def train(row: Row, arguments) -> Optional[str]:
+    """Returns why it failed, or None."""
+    directory = run_dir(row, arguments)
+    directory.mkdir(parents=True, exist_ok=True)
+    config = directory / "zoo.toml"
+    config.write_text(CONFIG.format(**row._asdict(), models=arguments.models.resolve(), steps=STEPS))
+    command = [arguments.smp_train, config, "--run-dir", directory, "--log-level", "warn"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired:
+        return "did not end within 300 s"
+    if done.returncode == 0:
+        return None
+    lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+    return f"exit code {done.returncode}: {lines[-1]}"
+
+
+def run_dir(row: Row, arguments) -> Path:
+    return arguments.work / row.name / f"pp{row.ranks}-mb{row.microbatches}-{row.schedule}"
+
+
+def numbers_of(row: Row, arguments) -> Dict[str, torch.Tensor]:
+    """What a run left, under the names of NAME.expected.safetensors."""
+    directory = run_dir(row, arguments)
+    steps = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    result = {"losses": torch.tensor([x["loss"] for x in steps], dtype=torch.float64)}
+    for file, prefix in (("gradients-1", "gradient/"), ("model", "after/")):
+        for name, x in load_file(directory / f"{file}.safetensors").items():
+            result[prefix + name] = x
+    return result
+
+
+def expected(row: Row, arguments) -> Dict[str, torch.Tensor]:
+    """What it should leave; the run on one rank if no file says so."""
+    file = arguments.models / f"{row.name}.expected.safetensors"
+    if not file.exists():
+        return numbers_of(row._replace(ranks=1), arguments)
+    prefix = f"{row.microbatches}/"
+    return {k[len(prefix) :]: x for k, x in load_file(file).items() if k.startswith(prefix)}
+
+
+def compare(row: Row, arguments) -> Outcome:
+    got, wanted = numbers_of(row, arguments), expected(row, arguments)
+    steps = (run_dir(row, arguments) / "metrics.jsonl").read_text().splitlines()
+    requests = json.loads(steps[-1])["requests"]
+    worst = (0.0, "")
+    for name in sorted(got.keys() | wanted.keys()):
+        a, b = got.get(name), wanted.get(name)
+        if name.startswith("gradient/"):  # none and zeros are the same
+            a = torch.zeros_like(b) if a is None else a
+            b = torch.zeros_like(a) if b is None else b
+        if a is None or b is None:
+            return Outcome(float("inf"), name, requests, f"{name} is {'missing' if a is None else 'not expected'}")
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return Outcome(float("inf"), name, requests, f"{name}: {tuple(a.shape)} instead of {tuple(b.shape)}")
+        if b.numel() == 0:
+            continue
+        a, b = a.double(), b.double()
+        x = ((a - b).abs().max() / (b.abs().max() + 0.01)).item()
+        worst = max(worst, (x if x == x else float("inf"), name))
+    error = None if worst[0] <= BOUND else f"{worst[1]} differs by {worst[0]:.1e}"
+    return Outcome(*worst, requests, error)
+
+
+def run(row: Row, arguments) -> Outcome:
+    error = train(row, arguments)
+    if error is None:
+        try:
+            return compare(row, arguments)
+        except (OSError, KeyError, ValueError) as e:
+            error = f"{type(e).__name__}: {e}"
+    return Outcome(float("inf"), "", 0, error)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smp-train", type=Path, required=True)
+    parser.add_argument("--models", type=Path, required=True, help="what export.py wrote")
+    parser.add_argument("--work", type=Path, required=True, help="where runs leave their files")
+    parser.add_argument("--jobs", type=int, default=1, help="models at once")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    arguments = parser.parse_args()
+    names = arguments.names or sorted(x.stem for x in arguments.models.glob("*.pt"))
+    outcomes: Dict[Row, Outcome] = {}
+
+    def run_all(name):
+        for ranks, microbatches, schedule in itertools.product(RANKS, MICROBATCHES, SCHEDULES):
+            row = Row(name, ranks, microbatches, schedule)
+            outcomes[row] = run(row, arguments)
+
+    width = max(map(len, names))
+    head = "".join(f"{f'pp {n}':>11}" for n in RANKS)
+    print(f"largest relative difference of losses, gradients, parameters and buffers, over {len(MICROBATCHES)} numbers of")
+    print(f"microbatches and {len(SCHEDULES)} schedules; requests of a step between ranks, at most\n")
+    print(f"{'model':{width}}{head}{'requests':>12}", flush=True)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for name, _ in zip(names, pool.map(run_all, names)):
+            mine = {row: x for row, x in outcomes.items() if row.name == name}
+            cells = ""
+            for ranks in RANKS:
+                cell = [x for row, x in mine.items() if row.ranks == ranks]
+                failed = any(x.error for x in cell)
+                cells += f"{'FAILED' if failed else format(max(x.difference for x in cell), '.1e'):>11}"
+            print(f"{name:{width}}{cells}{max(x.requests for x in mine.values()):>12}", flush=True)
+    failures = [(row, x) for row, x in outcomes.items() if x.error]
+    print(f"\n{len(outcomes)} rows, {len(failures)} failed")
+    for row, x in failures:
+        print(f"  {row}: {x.error}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
