@@ -303,7 +303,7 @@ message encode(const rank_report& x) {
   out.number(x.level.pp_rank);
   out.number(static_cast<uint8_t>(x.level.busy));
   out.number(x.level.bytes);
-    return {message_kind::control, {out.take(), {}}};
+  return {message_kind::control, {out.take(), {}}};
 }
 
 message encode(const forward_over& x) {

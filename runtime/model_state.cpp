@@ -22,6 +22,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <algorithm>
+
 namespace smp {
 
 namespace {
@@ -315,8 +317,14 @@ partition_decision model_state::decide(uint32_t devices) const {
                        : cfg.trace_device == "none" ? "smp.trace_device is none"
                                   : "partitioned before the first step");
   }
-  if (options.step_seconds > 0)
+  if (options.step_seconds > 0) {
     options.crossing = communication::from_times(options.step_seconds);
+    // Measured times have errors of some percent, and a detour of a microbatch
+    // costs turns in the queues of both ranks besides: for less than this
+    // share no small module is sent elsewhere.
+    constexpr double least = 0.02;
+    options.crossing.request = std::max(options.crossing.request, least);
+  }
   auto plan = make_partition(info, options);
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
   return {std::move(info), std::move(plan)};

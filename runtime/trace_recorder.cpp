@@ -168,7 +168,7 @@ struct trace_recorder::saved_state {
       if (x.script)
         for (size_t i = 0; i < x.script->slots().size(); ++i)
           if (auto y = x.script->getSlot(i); !y.isObject())
-            slots.push_back({x.script, i, y.isTensor() ? y : y.deepcopy()});
+            slots.push_back({x.script, i, copy_of(y)});
     mine.swap_with_default();
     if (at::hasCUDA())
       gpu_stream = gpu_generator().get_state();
@@ -189,8 +189,7 @@ struct trace_recorder::saved_state {
               && !at::equal(tensor, copy)))
         tensor.copy_(copy);
     for (auto& x : slots)
-      x.object->setSlot(x.index,
-                        x.content.isTensor() ? x.content : x.content.deepcopy());
+      x.object->setSlot(x.index, copy_of(x.content));
     auto again = stream;
     again.swap_with_default();
     if (gpu_stream.defined())
@@ -209,6 +208,29 @@ struct trace_recorder::saved_state {
       }
     }
     return x.detach().clone();
+  }
+
+  /// Tensors are saved one by one: copies in a list would be others.
+  static at::IValue copy_of(const at::IValue& x) {
+    return has_tensors(x) ? x : x.deepcopy();
+  }
+
+  static bool has_tensors(const at::IValue& x) {
+    if (x.isTuple()) {
+      auto& xs = x.toTupleRef().elements();
+      return std::any_of(xs.begin(), xs.end(), has_tensors);
+    }
+    if (x.isList()) {
+      auto xs = x.toListRef();
+      return std::any_of(xs.begin(), xs.end(), has_tensors);
+    }
+    if (x.isGenericDict()) {
+      for (auto& entry : x.toGenericDict())
+        if (has_tensors(entry.value()))
+          return true;
+      return false;
+    }
+    return x.isTensor() || x.isObject();
   }
 
   static at::Generator gpu_generator() {

@@ -57,7 +57,9 @@ uint64_t count_elements(const std::vector<at::Tensor>& xs) {
 std::unique_ptr<trainable> make_model(const session& s,
                                       const train_config& config,
                                       const train_job& job) {
-  delay_param_initialization delayed{pp_size() > 1};
+  // What comes from a file is not initialised.
+  delay_param_initialization delayed{pp_size() > 1
+                                     && config.model.type != "torchscript"};
   if (config.transport.type != "loopback")
     return job.make_model();
   std::unique_ptr<trainable> result;

@@ -104,7 +104,7 @@ TEST_CASE("A digest bears what a tensor bears", "[runtime][verify]") {
   auto b = torch::randn({n});
   auto bound = tolerance{}.bound(b.abs().max().item<double>());
   auto digest = digest_of(b);
-  CHECK(digest == digest_of(b.clone()));
+  CHECK((digest == digest_of(b.clone())));
   CHECK(digest.sums.size() <= tensor_digest::pieces);
   // Every element off by almost the bound, in random directions.
   auto near = b + (torch::randint(2, {n}) * 2 - 1) * 0.9 * bound;
@@ -169,13 +169,13 @@ TEST_CASE("A step's record comes back from its bytes", "[runtime][verify]") {
   CHECK(y.calls[0].module == "a.b");
   CHECK(y.calls[0].microbatch == 3);
   CHECK(y.calls[0].number == 1);
-  CHECK(y.calls[0].arguments == c.arguments);
-  CHECK(y.calls[0].results == c.results);
-  CHECK(y.calls[0].gradients.at(0).value == c.gradients[0].value);
+  CHECK((y.calls[0].arguments == c.arguments));
+  CHECK((y.calls[0].results == c.results));
+  CHECK((y.calls[0].gradients.at(0).value == c.gradients[0].value));
   REQUIRE(y.passes.size() == 1);
-  CHECK(y.passes[0].inputs == p.inputs);
-  CHECK(y.passes[0].loss == p.loss);
-  CHECK(y.passes[0].seeds == p.seeds);
+  CHECK((y.passes[0].inputs == p.inputs));
+  CHECK((y.passes[0].loss == p.loss));
+  CHECK((y.passes[0].seeds == p.seeds));
 }
 
 // -- which module is named ----------------------------------------------------
