@@ -1,5 +1,6 @@
 #include "apps/smp-train/check.hpp"
 
+#include "runtime/schedule_plan.hpp"
 #include "runtime/smp.hpp"
 #include "runtime/trainable.hpp"
 
@@ -37,6 +38,8 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
   };
   attempt([&] { make_data(x); });
   attempt([&] { partition = partition_text_of(x); });
+  if (result.empty())
+    attempt([&] { predict_schedule(x); });
   return result;
 }
 
