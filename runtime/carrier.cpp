@@ -95,10 +95,13 @@ outcome carrier::execute(request x) {
   } catch (const error& err) {
     if (!first_error) {
       first_error = err.cause();
-      if (first_error.module.empty() && first_error.rank == rank_id{})
-        first_error.rank = eng->self();
-      if (first_error.module.empty())
+      if (first_error.module.empty()) {
         first_error.module = module_path;
+        // What the step body itself throws, such as a wrong batch, reads
+        // better without a rank.
+        if (first_error.rank == no_rank && !module_path.empty())
+          first_error.rank = eng->self();
+      }
     }
   } catch (const c10::Error& err) {
     text = script_error_text(err.what_without_backtrace());

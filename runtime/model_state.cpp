@@ -230,11 +230,17 @@ void model_state::rewrite_script() {
                                                engine_.pipeline().size());
 }
 
+bool model_state::any_delayed() const {
+  return std::any_of(model_.tensors.begin(), model_.tensors.end(),
+                     [](auto& x) { return is_delayed(x.tensor); });
+}
+
 bool model_state::wants_trace(uint64_t devices) const {
   auto& cfg = engine_.config();
+  // One rank alone may not hold what is created with delay.
   return cfg.trace_device != "none" && cfg.auto_partition
          && (cfg.trace_execution_times || cfg.trace_memory_usage)
-         && devices > 1;
+         && devices > 1 && !any_delayed();
 }
 
 void model_state::trace(random_stream stream,
@@ -315,15 +321,18 @@ partition_decision model_state::decide(uint32_t devices) const {
     options.basis = std::string{"guessed from sizes: "}
                     + (trace_                        ? "modules were added"
                        : cfg.trace_device == "none" ? "smp.trace_device is none"
-                                  : "partitioned before the first step");
+                       : any_delayed() ? "parameters have no values yet"
+                                       : "partitioned before the first step");
   }
   if (options.step_seconds > 0) {
     options.crossing = communication::from_times(options.step_seconds);
-    // Measured times have errors of some percent, and a detour of a microbatch
-    // costs turns in the queues of both ranks besides: for less than this
-    // share no small module is sent elsewhere.
-    constexpr double least = 0.02;
-    options.crossing.request = std::max(options.crossing.request, least);
+    // Measured times have errors, and a detour costs a microbatch turns in the
+    // queues of both ranks besides: no module is sent elsewhere for less than
+    // a tenth of what the last device gains.
+    auto n = static_cast<double>(devices);
+    if (devices > 1)
+      options.crossing.request
+        = std::max(options.crossing.request, 0.1 / (n * (n - 1)));
   }
   auto plan = make_partition(info, options);
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());

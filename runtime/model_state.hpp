@@ -179,6 +179,7 @@ public:
 
 private:
   void rewalk();
+  bool any_delayed() const;
   void rewrite_script();
   void set_order();
   void check_same_everywhere();

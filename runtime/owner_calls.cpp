@@ -141,7 +141,7 @@ public:
     auto done = invoke(target, tensors, list->items, out);
     st_.flush();
     for (auto& [buffer, old] : stale)
-      buffer.copy_(old);
+      buffer.variable_data().copy_(old); // autograd sees no change
     return answer(table, arguments, out, std::move(done), before);
   }
 

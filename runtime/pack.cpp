@@ -126,7 +126,8 @@ std::nullptr_t pack<std::nullptr_t>::get(unpacker& u, const value& x) {
 value pack<c10::Scalar>::put(packer& p, const c10::Scalar& x) {
   if (x.isSymbolic())
     p.refuse("a symbolic number cannot be sent");
-  if (x.isUnsigned())
+  if (x.isIntegral(false) && x.isUnsigned()
+      && x.toUInt64() > uint64_t{std::numeric_limits<int64_t>::max()})
     p.refuse("an unsigned number that does not fit into 64 bits with sign");
   if (x.isBoolean())
     return value::of(x.toBool());

@@ -78,7 +78,8 @@ private:
     using result = std::invoke_result_t<F&, Ts&...>;
     auto n = options_.microbatches.value_or(
       session::current().config().microbatches);
-    auto body = [&](packer& out, uint64_t index) -> value {
+    auto body = [&](packer& out,
+                    [[maybe_unused]] uint64_t index) -> value {
       std::tuple<Ts...> parts{
         detail::split_argument<Ts>(xs, options_, Is, n, index)...};
       if constexpr (std::is_void_v<result>) {

@@ -200,7 +200,9 @@ struct trace_recorder::saved_state {
   /// copied when that happens. Batch norm writes its buffers in a way that no
   /// version counter shows.
   static at::Tensor copy_of(const at::Tensor& x, bool written) {
-    if (!written) {
+    // What a file brought has no allocator to copy it with, and whoever writes
+    // would crash.
+    if (!written && x.storage().allocator() != nullptr) {
       try {
         return at::_lazy_clone(x.detach());
       } catch (const c10::Error&) {

@@ -51,14 +51,15 @@ uint64_t count_elements(const std::vector<at::Tensor>& xs) {
   return result;
 }
 
-/// Every rank makes the whole model with the same random numbers, but if it
-/// will own a part of it, it never holds more. Ranks that are threads share one
-/// generator, so they take turns.
+/// Every rank makes the whole model with the same random numbers, but where
+/// nobody has to run it alone (a trace), a rank never holds more than its part.
+/// Ranks that are threads share one generator, so they take turns.
 std::unique_ptr<trainable> make_model(const session& s,
                                       const train_config& config,
                                       const train_job& job) {
   // What comes from a file is not initialised.
   delay_param_initialization delayed{pp_size() > 1
+                                     && config.smp.trace_device == "none"
                                      && config.model.type != "torchscript"};
   if (config.transport.type != "loopback")
     return job.make_model();

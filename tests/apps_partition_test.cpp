@@ -279,15 +279,15 @@ TEST_CASE_METHOD(tree_run, "The command shows the T5-11B of the paper's figures"
   REQUIRE(run(t5, {"--devices", "8", "--memory-weight", "1.0", "--strategy",
                    "paper", "--json", "out.json"})
           == 0);
-  CHECK(layers("encoder") == runs({{0, 6}, {2, 6}, {4, 6}, {6, 6}}));
-  CHECK(layers("decoder") == runs({{1, 6}, {3, 6}, {5, 6}, {7, 6}}));
+  CHECK(layers("encoder") == runs({{6, 6}, {4, 6}, {2, 6}, {0, 6}}));
+  CHECK(layers("decoder") == runs({{7, 6}, {5, 6}, {3, 6}, {1, 6}}));
   check_loads(0.114, 0.134);
   REQUIRE(run(t5, {"--devices", "8", "--memory-weight", "0.2", "--strategy",
                    "paper", "--json", "out.json"})
           == 0);
-  CHECK(layers("encoder") == runs({{1, 8}, {3, 8}, {6, 8}}));
+  CHECK(layers("encoder") == runs({{6, 8}, {3, 8}, {1, 8}}));
   CHECK(layers("decoder")
-        == runs({{0, 4}, {2, 5}, {4, 5}, {5, 5}, {7, 5}}));
+        == runs({{0, 4}, {7, 5}, {5, 5}, {4, 5}, {2, 5}}));
   check_loads(0.107, 0.131);
 }
 

@@ -118,8 +118,8 @@ TEST_CASE_METHOD(tiny_run, "the command schedule draws a step",
 
 TEST_CASE_METHOD(tiny_run, "given times count instead of guessed ones",
                  "[apps][schedule]") {
-  // Rank 0 has the first two blocks: 1 s, then 2 s of backward, per
-  // microbatch, and rank 1 the same. All else takes no time.
+  // A microbatch takes 2 s forward and twice that backward, wherever its blocks
+  // are, and everything else takes no time.
   write("times.json", R"({"backward_ratio": 2, "modules": {
     "transformer.h.0": 0.5, "transformer.h.1": 0.5,
     "transformer.h.2": 0.5, "transformer.h.3": 0.5}})");
@@ -128,8 +128,15 @@ TEST_CASE_METHOD(tiny_run, "given times count instead of guessed ones",
   INFO(p.output());
   REQUIRE(p.join() == 0);
   auto json = nlohmann::json::parse(content_of(path / "step.json"));
-  CHECK(json["makespan"].get<double>() == Catch::Approx(3 * (4 + 1)));
-  CHECK(json["bubble"].get<double>() == Catch::Approx(0.2));
+  double busy = 0;
+  for (auto& x : json["ranks"])
+    busy += x["busy"].get<double>();
+  CHECK(busy == Catch::Approx(4 * 6));
+  double first = 0;
+  for (auto& x : json["tasks"])
+    if (x["microbatch"] == 0)
+      first += x["end"].get<double>() - x["begin"].get<double>();
+  CHECK(first == Catch::Approx(6));
   write("times.json", R"({"modules": {"transformer.x.0": 1}})");
   auto wrong = start({"schedule", "tiny.toml", "--times", "times.json"});
   CHECK(wrong.join() == 2);
@@ -232,9 +239,9 @@ TEST_CASE_METHOD(tiny_run, "the example builds outside of the tree and trains",
     x.insert(x.end(), settings.begin(), settings.end());
     return x;
   };
-  CHECK_THAT(run(with({"check", "tiny.toml"})),
-             ContainsSubstring("schedule: actor"));
-  run(with({"tiny.toml", "--run-dir", "actor"}));
+  CHECK_THAT(run(with({"check", "tiny.toml"})), ContainsSubstring("no errors"));
+  CHECK_THAT(run(with({"tiny.toml", "--run-dir", "actor"})),
+             ContainsSubstring("schedule: actor, 4 microbatches"));
   auto reference = losses({}, "reference");
   std::istringstream lines{content_of(path / "actor" / "metrics.jsonl")};
   std::vector<double> mine;

@@ -180,10 +180,10 @@ std::vector<broken> broken_configurations() {
      {"model.type = \"gtp\"", "did you mean \"gpt\"?"}},
     // -- not built yet --------------------------------------------------------
     {"planned type",
-     and_also("dtype = \"bfloat16\""),
+     and_also("on_nonfinite = \"skip\""),
      "run.toml:16: ",
-     {"train.dtype = \"bfloat16\" is known but not built yet",
-      "\"float32\""}},
+     {"train.on_nonfinite = \"skip\" is known but not built yet",
+      "\"stop\""}},
     {"planned key",
      and_also("max_restarts = 1"),
      "run.toml:16: ",

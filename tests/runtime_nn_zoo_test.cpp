@@ -499,7 +499,7 @@ struct recurrent : nn::Module {
   linear<K> head{8, words};
 };
 
-/// Attention over what another part made, with a tied head.
+/// Attention over what another part made; the table is the head, too.
 template <class K>
 struct encoder_decoder : nn::Module {
   encoder_decoder() {
@@ -507,14 +507,13 @@ struct encoder_decoder : nn::Module {
     register_module("encoder", encoder);
     register_module("look_back", look_back);
     register_module("decoder", decoder);
-    register_module("head", head);
-    head->weight = head->register_parameter("weight", table->weight);
   }
   Tensor forward(const batch& in) {
     auto memory = encoder(table(in[0])).transpose(0, 1);
     auto x = table(in[1]).transpose(0, 1);
     auto seen = std::get<0>(look_back(x, memory, memory));
-    return next_word_loss(head(decoder((x + seen).transpose(0, 1))), in[1]);
+    auto y = decoder((x + seen).transpose(0, 1));
+    return next_word_loss(at::linear(y, table->weight), in[1]);
   }
   static batch inputs() {
     return {tokens(), tokens(5)};
@@ -523,7 +522,6 @@ struct encoder_decoder : nn::Module {
   own<K, level> encoder, decoder;
   typename K::template part<nn::MultiheadAttention> look_back{
     nn::MultiheadAttentionOptions(width, 2)};
-  linear<K> head{nn::LinearOptions(width, words).bias(false)};
 };
 
 // -- the comparison -----------------------------------------------------------

@@ -239,7 +239,7 @@ TEST_CASE("a value that cannot be sent is named with its module and place",
              }),
              ContainsSubstring("'all'") && ContainsSubstring("argument 0"));
   CHECK_THAT(error_of([](values_impl& m) { m.bad(torch::ones({2})); }),
-             ContainsSubstring("bad") && ContainsSubstring("rank 1")
+             ContainsSubstring("rank 1, module bad")
                && ContainsSubstring("result, element 1, item 1: a sparse"));
   CHECK_THAT(error_of([](values_impl& m) {
                m.list->forward(std::map<int, Tensor>{});

@@ -1,6 +1,7 @@
 #include "apps/smp-train/check.hpp"
 
 #include "runtime/planner.hpp"
+#include "runtime/schedule_plan.hpp"
 #include "runtime/trainable.hpp"
 #include "transport/error.hpp"
 
@@ -21,6 +22,8 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
   };
   attempt([&] { make_data(x); });
   attempt([&] { partition = plan_model(x).text; });
+  if (result.empty())
+    attempt([&] { predict_schedule(x); });
   return result;
 }
 

@@ -1,5 +1,6 @@
 #include "runtime/script/script_calls.hpp"
 
+#include "runtime/call_observer.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
 #include "runtime/model_state.hpp"
@@ -215,6 +216,9 @@ c10::IValue run_body(const place* where, const script_object& self,
     note.emplace(where->module);
     note->arguments(tensors_of(args));
   }
+  std::optional<observed_call> seen;
+  if (auto* observer = call_observer::current()) [[unlikely]]
+    seen.emplace(*observer, self.get(), tensors_of(args));
   auto result = [&]() -> c10::IValue {
     auto* program = where ? where->model->script() : nullptr;
     if (program && args.size() == 1)
@@ -231,6 +235,8 @@ c10::IValue run_body(const place* where, const script_object& self,
   }();
   if (note)
     note->results(tensors_of({result}));
+  if (seen)
+    seen->end(tensors_of({result}));
   running.done();
   return result;
 }

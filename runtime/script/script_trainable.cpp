@@ -28,6 +28,19 @@ public:
       [](const walked_tensor& x) { return x.is_buffer && !x.is_attribute; });
   }
 
+  std::unordered_map<const void*, std::string> module_paths() const override {
+    std::unordered_map<const void*, std::string> result;
+    for (auto& x : walk(module_._ivalue()).modules)
+      result.emplace(x.identity(), x.names.front());
+    return result;
+  }
+
+  bool make_observable() override {
+    // The interpreter calls methods by itself: only rewritten code tells.
+    program_ = std::make_unique<script_program>(walk(module_._ivalue()), 1);
+    return false;
+  }
+
   void train(bool on) override {
     module_.train(on);
   }
@@ -77,6 +90,7 @@ private:
 
   std::string path_;
   torch::jit::Module module_;
+  std::unique_ptr<script_program> program_;
 };
 
 } // namespace

@@ -1,5 +1,8 @@
 #include "runtime/script/script_values.hpp"
 
+#include "runtime/engine.hpp"
+#include "runtime/model_state.hpp"
+#include "runtime/session.hpp"
 #include "transport/error.hpp"
 
 #include <bit>
@@ -11,14 +14,41 @@ namespace {
 using c10::impl::GenericDict;
 using c10::impl::GenericList;
 
-/// Tells whether a value of the type has a named tuple in it.
-bool has_names(const c10::TypePtr& x) {
+bool is_module(const c10::TypePtr& x) {
+  auto* type = x->castRaw<c10::ClassType>();
+  return type && type->is_module();
+}
+
+/// Tells whether a value of the type has a named tuple or a module in it, which
+/// only the type can tell from a tuple and a number.
+bool needs_type(const c10::TypePtr& x) {
   if (auto* tuple = x->castRaw<c10::TupleType>(); tuple && tuple->schema())
     return true;
+  if (is_module(x))
+    return true;
   for (auto& part : x->containedTypes())
-    if (has_names(part))
+    if (needs_type(part))
       return true;
   return false;
+}
+
+const walked_model& model_of_session() {
+  auto* s = session::current_or_null();
+  auto state = s ? s->internals().model() : nullptr;
+  if (!state)
+    throw error{error_code::unsupported,
+                "a module of a model whose session ended is called"};
+  return state->model();
+}
+
+/// A module is the same on all ranks, so its position in the walk stands for
+/// it. (Traces give shared modules to others as arguments.)
+value put_module(packer& p, const c10::IValue& x) {
+  auto& index = model_of_session().module_index;
+  auto i = index.find(x.toObject().get());
+  if (i == index.end())
+    return pack<c10::IValue>::put(p, x); // refuses it by its class
+  return value::of(static_cast<int64_t>(i->second));
 }
 
 /// The interpreter trusts the types of its values.
@@ -31,6 +61,18 @@ c10::IValue checked(unpacker& u, c10::IValue x, const c10::TypePtr& type) {
   return x;
 }
 
+c10::IValue get_module(unpacker& u, const value& x, const c10::TypePtr& type) {
+  auto& modules = model_of_session().modules;
+  auto* i = x.get_if<int64_t>();
+  if (!i || *i < 0 || static_cast<size_t>(*i) >= modules.size()
+      || !modules[static_cast<size_t>(*i)].script)
+    u.mismatch("no module", x);
+  auto* object = modules[static_cast<size_t>(*i)].script;
+  return checked(u,
+                 c10::intrusive_ptr<c10::ivalue::Object>::reclaim_copy(object),
+                 type);
+}
+
 const c10::TypePtr& without_optional(const c10::TypePtr& x) {
   if (auto* optional = x->castRaw<c10::OptionalType>())
     return optional->getElementType();
@@ -41,9 +83,11 @@ const c10::TypePtr& without_optional(const c10::TypePtr& x) {
 
 value put_script_value(packer& p, const c10::IValue& x,
                        const c10::TypePtr& type) {
-  if (!has_names(type) || x.isNone())
+  if (!needs_type(type) || x.isNone())
     return pack<c10::IValue>::put(p, x);
   auto& known = without_optional(type);
+  if (x.isObject() && is_module(known))
+    return put_module(p, x);
   if (x.isTuple() && known->kind() == c10::TypeKind::TupleType) {
     auto& elements = x.toTupleRef().elements();
     std::vector<value> items;
@@ -77,9 +121,11 @@ value put_script_value(packer& p, const c10::IValue& x,
 
 c10::IValue get_script_value(unpacker& u, const value& x,
                              const c10::TypePtr& type) {
-  if (!has_names(type) || x.kind() == value_kind::none)
+  if (!needs_type(type) || x.kind() == value_kind::none)
     return checked(u, pack<c10::IValue>::get(u, x), type);
   auto& known = without_optional(type);
+  if (is_module(known))
+    return get_module(u, x, known);
   if (auto* tuple = x.get_if<tuple_value>()) {
     auto expected = known->cast<c10::TupleType>();
     if (!expected || expected->elements().size() != tuple->items.size())

@@ -10,8 +10,9 @@
 
 namespace smp {
 
+/// A module of the model goes as its position in the walk.
 /// @throws error (unsupported) naming the place and the type if `x` cannot be
-///         sent, e.g. an object of a class
+///         sent, e.g. another object of a class
 value put_script_value(packer& p, const c10::IValue& x,
                        const c10::TypePtr& type);
 

@@ -18,7 +18,7 @@ struct open_call {
 
 /// Nothing for the parameters of other ranks, which reading would fetch.
 std::optional<tensor_digest> digest_if_here(const at::Tensor& x) {
-  if (is_released(x))
+  if (!x.defined() || is_released(x))
     return std::nullopt;
   return digest_of(x);
 }
@@ -142,8 +142,8 @@ void call_recorder::end(const void* object,
     auto& t = results[i];
     at::NoGradGuard no_grad;
     x->record.results.push_back(digest_if_here(t));
-    // A leaf would keep the hook for ever.
-    if (!in_graph || !t.requires_grad() || t.is_leaf())
+    // A parameter, of this rank or another, would keep the hook for ever.
+    if (!in_graph || !t.requires_grad() || t.is_leaf() || is_released(t))
       continue;
     state_->origins.insert_or_assign(
       t.unsafeGetTensorImpl(),

@@ -73,7 +73,8 @@ public:
                 torch::optim::Optimizer& optimizer) override {
     model_ = &model;
     for (auto& t : model.state().model().tensors)
-      names_.push_back({t.names, t.is_buffer});
+      if (!t.is_attribute)
+        names_.push_back({t.names, t.is_buffer});
     check_owners(optimizer);
     before_ = by_name(model.state_dict());
     engine_.observe(&recorder_);
@@ -232,6 +233,8 @@ private:
     std::unordered_set<std::string> open{expected.begin(), expected.end()};
     for (uint32_t i = 0; i < tensors.size(); ++i) {
       auto& name = tensors[i].names.front();
+      if (tensors[i].is_attribute)
+        continue; // no part of the state that others know
       if (open.erase(name) == 0)
         add_owner(name, fmt::format("'{}' is a tensor of its own", name),
                   "yes", "no, it is tied");

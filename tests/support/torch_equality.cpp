@@ -148,16 +148,19 @@ differences(const std::vector<recorded_step>& steps, uint64_t seed,
     }
     adamw.step();
     for (auto& [name, p] : parameters) {
-      // Bit for bit (R35) but for the last place: once in some hundred runs a
-      // process rounded one tensor otherwise, from the same gradient. A wrong
-      // gradient or state moves a weight by the learning rate, 1e-3.
-      auto difference
-        = (r.after.at(name) - p.detach()).abs().max().item<double>();
-      auto bound = 2.4e-7 * p.detach().abs().max().item<double>();
-      if (!(difference <= bound))
-        result.push_back(fmt::format("step {}: updated {}, {} instead of at "
-                                     "most {}",
-                                     i, name, difference, bound));
+      auto& got = r.after.at(name);
+      if (!torch::equal(got, p.detach())) {
+        auto difference = (got - p.detach()).abs();
+        auto where = difference.flatten().argmax().item<int64_t>();
+        result.push_back(fmt::format(
+          "step {}: updated {} is not bit-equal: {} of {} elements, at most "
+          "{} at {}: {} instead of {}, gradient {}",
+          i, name, difference.ne(0).sum().item<int64_t>(), p.numel(),
+          difference.max().item<double>(), where,
+          got.flatten()[where].item<double>(),
+          p.detach().flatten()[where].item<double>(),
+          p.grad().flatten()[where].item<double>()));
+      }
     }
   }
   return result;

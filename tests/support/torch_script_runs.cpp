@@ -77,6 +77,11 @@ void place(session& s, const distributed_model_base& model, spread placement) {
     devices[i] = placement == spread::rank_0      ? 0
                  : placement == spread::scattered ? i % ranks
                                                   : i * ranks / count;
+  // What nobody intercepts stays with its parent (R20).
+  for (size_t i = 1; i < count; ++i)
+    if (auto& m = walked.modules[i];
+        m.script == nullptr && m.hooks.empty() && !m.container)
+      devices[i] = devices[m.parent];
   // Again and again, for those that are tied to several.
   for (auto changed = true; std::exchange(changed, false);)
     for (auto& t : walked.tensors)

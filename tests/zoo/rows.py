@@ -32,6 +32,8 @@ pipeline_parallel_degree = {ranks}
 microbatches = {microbatches}
 pipeline = "{schedule}"
 threads = 1
+strategy = "paper"  # a model so small would pay best on one rank
+memory_weight = 1.0
 
 [model]
 type = "torchscript"
