@@ -2,8 +2,7 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/program.hpp"
-#include "tests/support/scratch_dir.hpp"
+#include "tests/support/train_dir.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -41,18 +40,9 @@ eval_steps = 1
 sample = 4
 )";
 
-struct tiny_run : scratch_dir {
-  tiny_run() {
-    write("tiny.toml", tiny);
-    std::string text;
-    for (int i = 0; i < 200; ++i)
-      text += "the quick brown fox jumps over the lazy dog\n";
-    write("text.txt", text);
-  }
-
-  program start(std::vector<std::string> arguments) const {
-    arguments.insert(arguments.begin(), built_program("smp-train"));
-    return program{std::move(arguments), path};
+struct tiny_run : train_dir {
+  tiny_run() : train_dir(tiny) {
+    // nop
   }
 
   /// The losses of a run with these settings.
@@ -63,10 +53,9 @@ struct tiny_run : scratch_dir {
     auto p = start(arguments);
     INFO(p.output());
     CHECK(p.join() == 0);
-    std::istringstream lines{content_of(path / name / "metrics.jsonl")};
     std::vector<double> result;
-    for (std::string line; std::getline(lines, line);)
-      result.push_back(nlohmann::json::parse(line)["loss"]);
+    for (auto& step : metrics(name))
+      result.push_back(step["loss"]);
     return result;
   }
 };

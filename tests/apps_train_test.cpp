@@ -3,8 +3,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/safetensors.hpp"
-#include "tests/support/program.hpp"
-#include "tests/support/scratch_dir.hpp"
+#include "tests/support/train_dir.hpp"
 
 #include <nlohmann/json.hpp>
 #include <torch/types.h>
@@ -50,29 +49,9 @@ sample = 12
 save_model = true
 )";
 
-/// A directory with that configuration and a text.
-struct tiny_run : scratch_dir {
-  tiny_run() {
-    write("tiny.toml", tiny);
-    std::string text;
-    for (int i = 0; i < 200; ++i)
-      text += "the quick brown fox jumps over the lazy dog\n";
-    write("text.txt", text);
-  }
-
-  /// smp-train with these arguments, in that directory.
-  program start(std::vector<std::string> arguments,
-                std::map<std::string, std::string> environment = {}) const {
-    arguments.insert(arguments.begin(), built_program("smp-train"));
-    return program{std::move(arguments), path, std::move(environment)};
-  }
-
-  std::vector<nlohmann::json> metrics(const std::string& run_dir) const {
-    std::istringstream lines{content_of(path / run_dir / "metrics.jsonl")};
-    std::vector<nlohmann::json> result;
-    for (std::string line; std::getline(lines, line);)
-      result.push_back(nlohmann::json::parse(line));
-    return result;
+struct tiny_run : train_dir {
+  tiny_run() : train_dir(tiny) {
+    // nop
   }
 };
 

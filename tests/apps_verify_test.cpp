@@ -2,8 +2,7 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/program.hpp"
-#include "tests/support/scratch_dir.hpp"
+#include "tests/support/train_dir.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -37,21 +36,20 @@ steps = 5
 save_model = true
 )";
 
-struct tiny_job : scratch_dir {
-  tiny_job() {
-    write("tiny.toml", tiny);
+struct tiny_job : train_dir {
+  tiny_job() : train_dir(tiny) {
+    // nop
   }
 
   /// smp-train verify with these arguments, in that directory.
   program start(std::vector<std::string> arguments,
                 const std::string& fault = "") const {
-    arguments.insert(arguments.begin(),
-                     {built_program("smp-train"), "verify"});
+    arguments.insert(arguments.begin(), "verify");
     std::map<std::string, std::string> environment;
     if (!fault.empty())
       environment = {{"SMP_FAULT", fault},
                      {"LD_LIBRARY_PATH", built_program("../faulty")}};
-    return program{std::move(arguments), path, std::move(environment)};
+    return train_dir::start(std::move(arguments), std::move(environment));
   }
 
   nlohmann::json result(const std::string& name) const {

@@ -5,6 +5,7 @@
 #include "runtime/session.hpp"
 #include "transport/error.hpp"
 
+#include <algorithm>
 #include <bit>
 
 namespace smp {
@@ -198,22 +199,12 @@ bool same_content(const c10::IValue& x, const c10::IValue& y) {
   if (x.isTuple() && y.isTuple()) {
     auto& xs = x.toTupleRef().elements();
     auto& ys = y.toTupleRef().elements();
-    if (xs.size() != ys.size())
-      return false;
-    for (size_t i = 0; i < xs.size(); ++i)
-      if (!same_content(xs[i], ys[i]))
-        return false;
-    return true;
+    return std::equal(xs.begin(), xs.end(), ys.begin(), ys.end(), same_content);
   }
   if (x.isList() && y.isList()) {
     auto xs = x.toListRef();
     auto ys = y.toListRef();
-    if (xs.size() != ys.size())
-      return false;
-    for (size_t i = 0; i < xs.size(); ++i)
-      if (!same_content(xs[i], ys[i]))
-        return false;
-    return true;
+    return std::equal(xs.begin(), xs.end(), ys.begin(), ys.end(), same_content);
   }
   if (x.isGenericDict() && y.isGenericDict()) {
     auto xs = x.toGenericDict();

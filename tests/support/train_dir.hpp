@@ -1,0 +1,44 @@
+#pragma once
+
+#include "tests/support/program.hpp"
+#include "tests/support/scratch_dir.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace smp::test {
+
+/// A directory with a configuration, tiny.toml, and the text that it may name,
+/// text.txt; smp-train runs there.
+struct train_dir : scratch_dir {
+  explicit train_dir(const std::string& config) {
+    write("tiny.toml", config);
+    std::string text;
+    for (int i = 0; i < 200; ++i)
+      text += "the quick brown fox jumps over the lazy dog\n";
+    write("text.txt", text);
+  }
+
+  /// smp-train with these arguments, in that directory.
+  program start(std::vector<std::string> arguments,
+                std::map<std::string, std::string> environment = {}) const {
+    arguments.insert(arguments.begin(), built_program("smp-train"));
+    return program{std::move(arguments), path, std::move(environment)};
+  }
+
+  /// @returns the steps of a run, as metrics.jsonl has them
+  std::vector<nlohmann::json> metrics(const std::string& run_dir) const {
+    std::istringstream lines{content_of(path / run_dir / "metrics.jsonl")};
+    std::vector<nlohmann::json> result;
+    for (std::string line; std::getline(lines, line);)
+      result.push_back(nlohmann::json::parse(line));
+    return result;
+  }
+};
+
+} // namespace smp::test
