@@ -53,6 +53,21 @@ struct session_config {
   std::string trace_device = "cpu";
   bool trace_execution_times = true;
   bool trace_memory_usage = true;
+  /// Records the first `static_steps` steps and replays the fastest (R33).
+  bool static_mode = false;
+  uint64_t static_steps = 5;
+  /// What a step does that departs from its record: "error" or "dynamic".
+  std::string static_fallback = "error";
+  /// Remote calls return promises at once (R38 to R41).
+  bool fast_mode = false;
+  /// Modules, by name, whose remote calls wait for their results.
+  std::vector<std::string> no_promises = {};
+  /// All ranks serve in the order that pp_rank 0 of dp_rank 0 had in step 1.
+  bool deterministic_server = false;
+  /// Seconds after which a long wait is reported (R7).
+  double stall_timeout = 60;
+  /// What a long wait does besides: "report" or "end".
+  std::string on_stall = "report";
   uint64_t seed = 1;
   /// Kernel threads per rank; 0: cores / ranks on this machine, at least 1.
   uint64_t threads = 0;

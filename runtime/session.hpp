@@ -26,6 +26,13 @@ struct step_stats {
   double executing_seconds = 0;
   uint64_t requests = 0;   // sent by this rank
   uint64_t bytes_sent = 0; // sent by this rank
+  /// Times that an execution of this rank waited for another one's answer.
+  uint64_t waits = 0;
+  /// The step replayed a record (`smp.static_mode`).
+  bool replayed = false;
+  /// The step departed from its record and ran without
+  /// (`smp.static_fallback = "dynamic"`).
+  bool fell_back = false;
 };
 
 /// Runs this process (or thread, see `virtual_world`) as one rank of a run.
