@@ -133,6 +133,11 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::step_failed)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::step_report)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::run_step)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::rank_report)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::step_plan)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::step_departed)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::scheduled_step)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::recorded_request)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::recorded_response)
 
 // -- type ids: append only, all ranks run the same build ----------------------
 
@@ -171,6 +176,11 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_TYPE_ID(smp, (smp::rank_report))
   CAF_ADD_TYPE_ID(smp, (smp::forward_over))
   CAF_ADD_ATOM(smp, smp, moved_atom)
+  CAF_ADD_TYPE_ID(smp, (smp::step_plan))
+  CAF_ADD_TYPE_ID(smp, (smp::step_departed))
+  CAF_ADD_TYPE_ID(smp, (smp::scheduled_step))
+  CAF_ADD_TYPE_ID(smp, (smp::recorded_request))
+  CAF_ADD_TYPE_ID(smp, (smp::recorded_response))
 CAF_END_TYPE_ID_BLOCK(smp)
 
 namespace smp {
@@ -182,11 +192,19 @@ namespace smp {
 using module_server_actor = caf::typed_actor<
   // Opens the gate for a step; its end comes as a callback.
   caf::result<void>(run_step),
+  // From pp_rank 0: whether a step is recorded or replayed (R33).
+  caf::result<void>(step_plan),
+  // A step departs from its record; on pp_rank 0: tells all ranks.
+  caf::result<void>(step_departed),
   // Queues a request of another rank or of the SCHEDULER; no reply, the answer
   // is a response of its own.
   caf::result<void>(request),
+  // The same, from the record.
+  caf::result<void>(recorded_request),
   // Wakes the context that waits for this answer; counts it if nobody does.
   caf::result<void>(response),
+  // The same, from the record.
+  caf::result<void>(recorded_response),
   // INTERNAL: what a context waited for is done, or its request was not sent.
   caf::result<void>(completed),
   // INTERNAL: a response was not sent; tells its requester.
@@ -232,7 +250,9 @@ using worker_context_actor = caf::typed_actor<
 /// PIPELINE SCHEDULER: decides which microbatch starts or turns around next.
 using pipeline_scheduler_actor = caf::typed_actor<
   // Runs the microbatches of a step; ends with a report to its SERVER.
-  caf::result<void>(run_step),
+  caf::result<void>(scheduled_step),
+  // The step does not go on as recorded: from here on the SCHEDULER decides.
+  caf::result<void>(step_departed),
   // A microbatch waits for its backward phase; the grant is a response with
   // the same id.
   caf::result<void>(forward_done),

@@ -6,6 +6,9 @@
 #include "actors/request.hpp"
 #include "partition/schedule.hpp"
 
+#include <string>
+#include <vector>
+
 namespace smp {
 
 /// Where a WORKER CONTEXT stands (R24).
@@ -73,6 +76,45 @@ struct rank_report {
 struct forward_over {
   step_id step;
   uint64_t turn = 0; // see `request::turn`
+};
+
+/// What pp_rank 0 decided about recording a step (R33); comes before anything
+/// of the step is served.
+struct step_plan {
+  enum class mode : uint8_t { record, replay };
+
+  step_id step;
+  mode what = mode::record;
+  /// Names the kind of step: only steps of one key replay each other.
+  uint64_t key = 0;
+  /// Which recorded step is replayed.
+  step_id source;
+};
+
+/// Stands for a request that looks as it did in the replayed step.
+struct recorded_request {
+  request_id id;
+  std::vector<tensor_ref> tensors;
+};
+
+/// Stands for an answer that looks as it did in the replayed step.
+struct recorded_response {
+  request_id id;
+  std::vector<tensor_ref> tensors;
+};
+
+/// The flow of a step departs from its record: from now on it is served as if
+/// there were none. Goes to pp_rank 0, and from there to all.
+struct step_departed {
+  step_id step;
+  std::string text;
+};
+
+/// Orders the PIPELINE SCHEDULER to run the microbatches of a step.
+struct scheduled_step {
+  run_step what;
+  /// What starts one after the other; empty: the schedule decides.
+  std::vector<task> recorded;
 };
 
 /// A step has its first failure: nothing new starts, it only unwinds.

@@ -45,11 +45,11 @@ void module_server_state::resume(context_id ctx, response x) {
 }
 
 void module_server_state::ask(rank_id owner, request x) {
-  auto on_sent = [door = door, id = x.id](const failure& e) {
-    if (e)
-      door->send(completed{id, e});
-  };
-  config.node.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
+  send_request(owner, std::move(x));
+}
+
+void module_server_state::ask(rank_id owner, recorded_request x) {
+  send_request(owner, std::move(x));
 }
 
 void module_server_state::answer(response x) {
@@ -58,23 +58,34 @@ void module_server_state::answer(response x) {
       self->send(scheduler, std::move(x));
     return;
   }
-  auto to = x.id.origin;
-  fabric::sent_callback on_sent;
   // An answer that is just a failure has nothing left to fall back to.
-  if (!x.error)
-    on_sent = [door = door, id = x.id](const failure& e) {
-      if (e && e.code != error_code::rank_down)
-        door->send(undelivered{id, e});
-    };
-  config.node.fabric->send(to, encode(std::move(x)), std::move(on_sent));
+  auto report_failure = !x.error;
+  send_answer(std::move(x), report_failure);
+}
+
+void module_server_state::answer(recorded_response x) {
+  send_answer(std::move(x), true);
 }
 
 void module_server_state::forward_done(const smp::forward_done& x) {
   self->send(scheduler, x);
 }
 
-void module_server_state::run(const run_step& x) {
+void module_server_state::run(const scheduled_step& x) {
   self->send(scheduler, x);
+}
+
+void module_server_state::planned(const step_plan& x) {
+  broadcast(x);
+}
+
+void module_server_state::departed(const step_departed& x) {
+  if (!scheduler) {
+    config.node.fabric->send(config.node.pipeline.front(), encode(x));
+    return;
+  }
+  self->send(scheduler, x);
+  broadcast(x);
 }
 
 void module_server_state::failed(const step_failed& x) {
@@ -173,6 +184,27 @@ void module_server_state::settle() {
 // -- helpers ------------------------------------------------------------------
 
 template <class T>
+void module_server_state::send_request(rank_id owner, T x) {
+  auto on_sent = [door = door, id = x.id](const failure& e) {
+    if (e)
+      door->send(completed{id, e});
+  };
+  config.node.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
+}
+
+template <class T>
+void module_server_state::send_answer(T x, bool report_failure) {
+  auto to = x.id.origin;
+  fabric::sent_callback on_sent;
+  if (report_failure)
+    on_sent = [door = door, id = x.id](const failure& e) {
+      if (e && e.code != error_code::rank_down)
+        door->send(undelivered{id, e});
+    };
+  config.node.fabric->send(to, encode(std::move(x)), std::move(on_sent));
+}
+
+template <class T>
 void module_server_state::broadcast(const T& x) {
   for (auto rank : config.node.pipeline)
     if (rank != core->self())
@@ -212,6 +244,8 @@ module_server(module_server_state::pointer self, server_config config) {
   options.on_token = [door = st.door] { door->send(token_atom_v); };
   options.turnstile = node.turnstile;
   options.ordered_modules = node.ordered_modules;
+  options.records = node.records;
+  options.module_name = node.module_name;
   if (node.turnstile)
     node.turnstile->on_moved([door = st.door] { door->send(moved_atom_v); });
   st.core.emplace(std::move(options), st);
@@ -234,8 +268,12 @@ module_server(module_server_state::pointer self, server_config config) {
   });
   return {
     [self](const run_step& x) { self->state.enter(x); },
+    [self](const step_plan& x) { self->state.core->plan(x); },
+    [self](const step_departed& x) { self->state.core->depart(x); },
     [self](request& x) { self->state.core->receive(std::move(x)); },
+    [self](recorded_request& x) { self->state.core->receive(std::move(x)); },
     [self](response& x) { self->state.core->receive(std::move(x)); },
+    [self](recorded_response& x) { self->state.core->receive(std::move(x)); },
     [self](const completed& x) { self->state.core->complete(x); },
     [self](const undelivered& x) {
       self->state.answer({x.id, {}, x.error});
@@ -289,15 +327,20 @@ void server_inbox::deliver(rank_id from, message x) const {
   };
   auto pass = [&](auto& y) {
     using type = std::decay_t<decltype(y)>;
-    if constexpr (std::is_same_v<type, request>) {
+    if constexpr (std::is_same_v<type, request>
+                  || std::is_same_v<type, recorded_request>) {
       if (y.id.origin != from)
         refuse("malformed request: origin is not the sender");
-    } else if constexpr (std::is_same_v<type, response>) {
+    } else if constexpr (std::is_same_v<type, response>
+                         || std::is_same_v<type, recorded_response>) {
       if (y.id.origin != self)
         refuse("malformed response: origin is another rank");
     } else if constexpr (std::is_same_v<type, rank_report>) {
       if (self != leader)
         refuse("malformed control message: only pp_rank 0 may get one");
+    } else if constexpr (std::is_same_v<type, step_departed>) {
+      if (from != leader && self != leader)
+        refuse("malformed control message: from or to pp_rank 0 only");
     } else if (from != leader || self == leader) {
       refuse("malformed control message: only pp_rank 0 may send one");
     }

@@ -65,9 +65,13 @@ struct module_server_state : server_output {
   void start(context_id ctx, request x) override;
   void resume(context_id ctx, response x) override;
   void ask(rank_id owner, request x) override;
+  void ask(rank_id owner, recorded_request x) override;
   void answer(response x) override;
+  void answer(recorded_response x) override;
   void forward_done(const smp::forward_done& x) override;
-  void run(const run_step& x) override;
+  void run(const scheduled_step& x) override;
+  void planned(const step_plan& x) override;
+  void departed(const step_departed& x) override;
   void failed(const step_failed& x) override;
   void watch(request_id id, const completion_ptr& x) override;
   void microbatch_over(const microbatch_done& x) override;
@@ -88,6 +92,12 @@ struct module_server_state : server_output {
   void settle();
 
   // -- helpers ----------------------------------------------------------------
+
+  template <class T>
+  void send_request(rank_id owner, T x);
+
+  template <class T>
+  void send_answer(T x, bool report_failure);
 
   /// Sends the same to all other ranks of the pipeline, from pp_rank 0.
   template <class T>

@@ -15,6 +15,7 @@
 namespace smp {
 
 class execution_token;
+class record_book;
 class turnstile;
 struct user_schedule;
 
@@ -67,6 +68,10 @@ struct node_options {
   std::shared_ptr<smp::turnstile> turnstile;
   /// @returns the modules of `turnstile` that a request enters; any thread.
   std::function<std::vector<module_id>(const request&)> ordered_modules;
+  /// Records steps and replays them (R33); null: neither.
+  std::shared_ptr<record_book> records;
+  /// @returns the path of a module, for errors; any thread. May be empty.
+  std::function<std::string(module_id)> module_name;
   /// All of a microbatch is over: what is kept for it can go (R3). Any thread;
   /// must not block.
   std::function<void(step_id, microbatch_id)> on_microbatch_done;

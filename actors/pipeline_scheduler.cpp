@@ -121,10 +121,11 @@ pipeline_scheduler(pipeline_scheduler_state::pointer self, rank_id rank,
       st.no_answer(st.questions - 1, x.reason);
   });
   return {
-    [self](const run_step& x) { self->state.driver->run(x); },
+    [self](const scheduled_step& x) { self->state.driver->run(x); },
     [self](const forward_done& x) { self->state.driver->forward_done(x); },
     [self](response& x) { self->state.driver->ended(std::move(x)); },
     [self](const step_failed& x) { self->state.driver->failed(x); },
+    [self](const step_departed& x) { self->state.driver->departed(x); },
     [self](const rank_report& x) { self->state.driver->rank_changed(x); },
     [self](status_atom) {
       auto& driver = *self->state.driver;

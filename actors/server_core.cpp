@@ -1,5 +1,7 @@
 #include "actors/server_core.hpp"
 
+#include "actors/request_number.hpp"
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -34,22 +36,40 @@ void server_core::enter(const run_step& x) {
                 + (in_step() ? "while" : "after") + " step "
                 + std::to_string(current_.step.value)
                 + (in_step() ? " runs" : " ended"))};
+  if (options_.records && options_.records->active()) {
+    auto& plan = early_[x.step].plan;
+    if (options_.leader) {
+      plan = options_.records->plan(x.step);
+      output_.planned(*plan);
+    } else if (!plan && !down_ && !closing_) {
+      current_.step = x.step;
+      entering_ = x;
+      return;
+    }
+  }
+  begin(x);
+}
+
+void server_core::begin(run_step x) {
+  entering_.reset();
   current_ = x;
   next_ = step_id{x.step.value + 1};
   open_ = true;
   failed_ = {};
+  calls_ = 0;
   ended_.assign(x.microbatches, false);
   stretches_.assign(x.microbatches, {});
   order_ = options_.make_order ? options_.make_order(x.microbatches)
                                : service_order{backward_first};
   if (options_.turnstile)
     options_.turnstile->begin_step(x.microbatches);
-  if (options_.leader)
-    output_.run(x);
   early_news news;
   if (auto i = early_.find(x.step); i != early_.end())
     news = std::move(i->second);
   early_.erase(early_.begin(), early_.upper_bound(x.step));
+  prepare(news);
+  if (options_.leader)
+    output_.run(admission());
   for (auto& y : news.forwards)
     end_forward(y);
   if (down_)
@@ -57,7 +77,7 @@ void server_core::enter(const run_step& x) {
   else if (news.failed)
     fail(news.failed);
   for (auto& y : std::exchange(later_, {}))
-    accept(std::move(y));
+    std::visit([this](auto& z) { accept(std::move(z)); }, y);
   if (news.done)
     close(std::move(*news.done));
   else if (down_ && !options_.leader)
@@ -102,6 +122,8 @@ void server_core::end_step(step_report x) {
 
 void server_core::shut_down() {
   closing_ = true;
+  if (entering_)
+    begin(*entering_);
   later_.clear();
   held_.clear();
   auto why = failure{error_code::cancelled, self(), {}, "the rank shuts down"};
@@ -117,6 +139,11 @@ void server_core::receive(request x) {
   pump();
 }
 
+void server_core::receive(recorded_request x) {
+  accept(std::move(x));
+  pump();
+}
+
 void server_core::accept(request x) {
   if (dead_.count(x.id.origin) > 0)
     return;
@@ -127,6 +154,8 @@ void server_core::accept(request x) {
   } else if (failed_) {
     reply({x.id, {}, failed_});
   } else {
+    if (recorder_ && is_root_request(x.id))
+      recorder_->admitted({x.microbatch, phase::forward});
     auto modules = options_.ordered_modules
                      ? options_.ordered_modules(x)
                      : std::vector<module_id>{};
@@ -142,6 +171,12 @@ void server_core::receive(response x) {
   if (i == pending_.end()) {
     ++unknown_;
     return;
+  }
+  if (recorder_ && !x.error) {
+    recorder_->answered(x.id, x.body);
+    if (i->second.kind == call_kind::grant)
+      recorder_->admitted({contexts_.at(i->second.context).current.microbatch,
+                           phase::backward});
   }
   settle(i, std::move(x));
   pump();
@@ -168,14 +203,18 @@ void server_core::rank_down(const failure& x) {
     return;
   if (!down_)
     down_ = x;
-  std::erase_if(later_, [&](auto& y) { return y.id.origin == x.rank; });
+  std::erase_if(later_, [&](auto& y) {
+    return std::visit([](auto& z) { return z.id.origin; }, y) == x.rank;
+  });
   std::erase_if(held_,
                 [&](auto& y) { return y.what.id.origin == x.rank; });
   std::erase_if(ready_, [&](auto& y) {
     auto req = std::get_if<request>(&y.work);
     return req != nullptr && req->id.origin == x.rank;
   });
-  if (open_) {
+  if (entering_) // its plan may never come
+    begin(*entering_);
+  else if (open_) {
     fail(x);
     // A live rank may have left the step already and would never answer.
     cancel_pending(failed_, [](auto&) { return true; });
@@ -208,7 +247,6 @@ void server_core::suspend(context_id ctx, call x) {
   auto& [state, cur, entered] = pos->second;
   state = context_state::pending;
   free_token(ctx);
-  auto id = request_id{self(), ++calls_};
   auto entry = pending_call{ctx, x.kind, x.what};
   auto refused = failed_;
   if (!refused && !open_)
@@ -217,6 +255,16 @@ void server_core::suspend(context_id ctx, call x) {
     refused = internal_failure(self(), "a request to the own rank");
   if (!refused && x.kind == call_kind::grant && !options_.leader)
     refused = internal_failure(self(), "a grant is asked for off pp_rank 0");
+  std::optional<uint32_t> known; // number in the record
+  if (!refused && following() && x.kind != call_kind::wait) {
+    auto y = replay_->call(cur.id, x);
+    if (y.departure.empty())
+      known = y.number;
+    else
+      refused = leave_record(cur, y.departure);
+  }
+  auto id = request_id{self(),
+                       request_number(cur.step, known ? *known : ++calls_)};
   if (refused) {
     fail(refused);
     push(entry, {id, {}, refused});
@@ -224,15 +272,25 @@ void server_core::suspend(context_id ctx, call x) {
   }
   // Registered first: the answer may come before the next line is done.
   pending_.emplace(id, entry);
+  if (recorder_ && x.kind != call_kind::wait)
+    recorder_->called(cur.id, id, x);
   switch (x.kind) {
     case call_kind::remote:
-      output_.ask(x.owner, {id, cur.step, cur.microbatch, x.module, x.what,
+      if (known && replay_->forms())
+        output_.ask(x.owner, recorded_request{id, std::move(x.body.tensors)});
+      else
+        output_.ask(x.owner,
+                    request{id, cur.step, cur.microbatch, x.module, x.what,
                             std::move(x.body), cur.turn});
       break;
     case call_kind::grant:
       output_.forward_done({id, cur.microbatch});
       break;
     case call_kind::wait:
+      if (recorder_)
+        recorder_->waits(cur.id);
+      if (following())
+        replay_->waits(cur.id);
       output_.watch(id, x.done);
   }
   pump();
@@ -248,9 +306,22 @@ void server_core::finish(context_id ctx, outcome x) {
   auto id = cur.id;
   if (!entered.empty())
     options_.turnstile->leave(std::exchange(entered, {}), cur.turn);
+  auto known = false; // the answer looks as it did in the record
+  if (following() && !x.error) {
+    auto departure = replay_->end(id, x.body);
+    if (departure.empty())
+      known = replay_->forms() && !is_root_request(id);
+    else if (auto why = leave_record(cur, departure))
+      x = {{}, std::move(why)};
+  }
+  if (recorder_ && !x.error)
+    recorder_->ended(id, x.body);
   if (x.error)
     fail(x.error);
-  reply({id, std::move(x.body), std::move(x.error)});
+  if (known && dead_.count(id.origin) == 0)
+    output_.answer(recorded_response{id, std::move(x.body.tensors)});
+  else
+    reply({id, std::move(x.body), std::move(x.error)});
   check_over();
   pump();
 }
@@ -287,6 +358,9 @@ void server_core::fail(const failure& x) {
   if (failed_ || !open_)
     return;
   failed_ = x;
+  recorder_.reset();
+  if (replay_)
+    replay_->depart(); // what unwinds does not do as recorded
   output_.failed({current_.step, x});
   answer_queued(x);
   // Nobody grants any more, and a wait may wait for the one that failed.
@@ -295,6 +369,8 @@ void server_core::fail(const failure& x) {
 
 void server_core::close(step_report x) {
   open_ = false;
+  if (replay_)
+    replay_->depart();
   auto why = x.error;
   if (!why)
     why = {error_code::cancelled, self(), {}, "the step is over"};
@@ -343,6 +419,7 @@ void server_core::check_over() {
   report_.reset();
   if (options_.turnstile)
     options_.turnstile->end_step(!report.error);
+  end_record(!report.error);
   output_.step_over(std::move(report));
 }
 
@@ -363,7 +440,8 @@ void server_core::push(request x, std::vector<module_id> entered) {
 void server_core::push(const pending_call& x, response y) {
   auto& cur = contexts_.at(x.context).current;
   auto key = key_of(x.what, cur.microbatch);
-  ready_.push_back({key, {}, x.context, std::move(y)});
+  ready_.push_back(
+    {key, {}, x.context, std::move(y), x.kind == call_kind::wait});
 }
 
 void server_core::free_token(context_id ctx) {
@@ -385,7 +463,8 @@ void server_core::pump() {
 void server_core::serve_next() {
   if (executing_)
     return;
-  if (ready_.empty()) {
+  auto i = next_item();
+  if (i == ready_.end()) {
     if (hold_ == hold::held) {
       hold_ = hold::none;
       options_.token->release(seat_);
@@ -396,10 +475,7 @@ void server_core::serve_next() {
     hold_ = options_.token->try_acquire(seat_) ? hold::held : hold::in_line;
   if (hold_ != hold::held)
     return;
-  auto i = std::min_element(ready_.begin(), ready_.end(),
-                            [this](auto& x, auto& y) {
-                              return order_(x.key, y.key);
-                            });
+  note_served(*i);
   auto item = std::move(*i);
   ready_.erase(i);
   auto ctx = item.context ? *item.context : idle_context();

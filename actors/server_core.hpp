@@ -6,6 +6,9 @@
 #include "actors/execution_token.hpp"
 #include "actors/messages.hpp"
 #include "actors/node.hpp"
+#include "actors/record_book.hpp"
+#include "actors/step_recorder.hpp"
+#include "actors/step_replay.hpp"
 #include "actors/turnstile.hpp"
 
 #include <array>
@@ -35,14 +38,24 @@ public:
 
   virtual void ask(rank_id owner, request x) = 0;
 
+  virtual void ask(rank_id owner, recorded_request x) = 0;
+
   /// Goes to `x.id.origin`; if that is this rank, to the SCHEDULER.
   virtual void answer(response x) = 0;
+
+  virtual void answer(recorded_response x) = 0;
 
   /// A microbatch waits for its grant: a response of the SCHEDULER.
   virtual void forward_done(const smp::forward_done& x) = 0;
 
   /// On pp_rank 0: the step began.
-  virtual void run(const run_step& x) = 0;
+  virtual void run(const scheduled_step& x) = 0;
+
+  /// On pp_rank 0: all ranks have to know before the step begins.
+  virtual void planned(const step_plan& x) = 0;
+
+  /// From pp_rank 0 this goes to all ranks, else to pp_rank 0.
+  virtual void departed(const step_departed& x) = 0;
 
   /// The step has its first failure.
   virtual void failed(const step_failed& x) = 0;
@@ -87,6 +100,10 @@ public:
     std::shared_ptr<smp::turnstile> turnstile = {};
     /// The modules of `turnstile` that a request enters.
     std::function<std::vector<module_id>(const request&)> ordered_modules = {};
+    /// Null, or not active: steps are neither recorded nor replayed.
+    std::shared_ptr<record_book> records = {};
+    /// For errors; may be empty.
+    std::function<std::string(module_id)> module_name = {};
   };
 
   server_core(options x, server_output& output);
@@ -96,10 +113,17 @@ public:
 
   // -- steps ------------------------------------------------------------------
 
-  /// Opens the gate: requests that waited for this step become ready.
+  /// Opens the gate: requests that waited for this step become ready. Where
+  /// steps are recorded, it opens when the plan of pp_rank 0 is there as well.
   /// @throws error (internal) unless it is a later step than all before and
   /// none is running
   void enter(const run_step& x);
+
+  /// What pp_rank 0 decided about recording a step.
+  void plan(const step_plan& x);
+
+  /// Another rank saw the step depart from its record.
+  void depart(const step_departed& x);
 
   /// The forward phase of a microbatch ended everywhere.
   void end_forward(const forward_over& x);
@@ -120,8 +144,12 @@ public:
 
   void receive(request x);
 
+  void receive(recorded_request x);
+
   /// Counts the response if nobody waits for it.
   void receive(response x);
+
+  void receive(recorded_response x);
 
   void complete(const completed& x);
 
@@ -156,7 +184,7 @@ public:
   }
 
   bool in_step() const noexcept {
-    return open_ || report_.has_value();
+    return open_ || report_.has_value() || entering_.has_value();
   }
 
   /// Contexts that are not idle.
@@ -216,18 +244,38 @@ private:
     std::vector<module_id> entered = {};
     std::optional<context_id> context;
     std::variant<request, response> work;
+    /// What the context waited for has no place in a recorded order.
+    bool after_wait = false;
   };
+
+  using any_request = std::variant<request, recorded_request>;
 
   /// What was heard of a step that this rank did not enter yet.
   struct early_news {
     failure failed;
     std::optional<step_report> done;
     std::vector<forward_over> forwards;
+    std::optional<step_plan> plan;
+    std::optional<step_departed> departed;
   };
+
+  using ready_list = std::vector<ready_item>;
 
   using pending_map = std::map<request_id, pending_call>;
 
+  void begin(run_step x);
+  void prepare(const early_news& news);
+  scheduled_step admission() const;
+  void end_record(bool complete);
+  /// Tells whether this rank does what the record says.
+  bool following() const {
+    return replay_ && !replay_->departed();
+  }
+  failure leave_record(const request& at, const std::string& how);
+  void drop_record(const step_departed& x);
+
   void accept(request x);
+  void accept(recorded_request x);
   ready_key key_of(phase what, microbatch_id x);
 
   /// A request that came before its turn: it has neither context nor token.
@@ -248,6 +296,8 @@ private:
   void check_over();
   void pump();
   void serve_next();
+  ready_list::iterator next_item();
+  void note_served(const ready_item& x);
   void free_token(context_id ctx);
   context_id idle_context();
 
@@ -261,6 +311,10 @@ private:
 
   run_step current_;
   step_id next_; // the first step that may still be entered
+  std::optional<run_step> entering_; // waits for its plan
+  std::optional<step_plan> plan_;    // of the current step
+  std::optional<step_recorder> recorder_;
+  std::optional<step_replay> replay_;
   bool open_ = false;
   bool busy_ = false; // as `activity` told
   bool closing_ = false;
@@ -271,8 +325,8 @@ private:
   std::vector<std::array<uint64_t, 2>> stretches_; // by microbatch and phase
   std::map<step_id, early_news> early_;
 
-  std::vector<ready_item> ready_;
-  std::vector<request> later_;
+  ready_list ready_;
+  std::vector<any_request> later_;
   std::vector<held_request> held_;
   std::map<context_id, context_entry> contexts_;
   pending_map pending_;
@@ -280,7 +334,7 @@ private:
   failure down_; // the first death
 
   uint64_t arrivals_ = 0;
-  uint64_t calls_ = 0;
+  uint32_t calls_ = 0; // of the current step
   uint64_t dropped_ = 0;
   uint64_t unknown_ = 0;
   uint64_t last_context_ = 0;

@@ -1,5 +1,8 @@
 #include "actors/step_driver.hpp"
 
+#include "actors/request_number.hpp"
+#include "partition/recorded_schedule.hpp"
+
 #include <exception>
 #include <string>
 #include <utility>
@@ -7,9 +10,6 @@
 namespace smp {
 
 namespace {
-
-/// Root requests never meet the ids of the calls of the MODULE SERVER.
-constexpr uint64_t root_request = uint64_t{1} << 63;
 
 std::string describe(const task& x) {
   return (x.what == phase::forward ? "the forward phase of microbatch "
@@ -25,14 +25,25 @@ step_driver::step_driver(rank_id self, schedule_factory make,
   // nop
 }
 
-void step_driver::run(const run_step& x) {
-  report_ = {x.step, std::vector<payload>(x.microbatches), {}};
-  started_.assign(x.microbatches, false);
+step_driver::~step_driver() = default;
+
+void step_driver::run(const scheduled_step& x) {
+  auto [step, microbatches] = x.what;
+  report_ = {step, std::vector<payload>(microbatches), {}};
+  started_.assign(microbatches, false);
   turns_ = 0;
   in_forward_.clear();
-  left_ = x.microbatches;
+  left_ = microbatches;
   active_ = true;
-  guarded([&] { schedule_ = make_(x.microbatches); });
+  guarded([&] {
+    if (x.recorded.empty()) {
+      schedule_ = make_(microbatches);
+      return;
+    }
+    auto y = std::make_unique<recorded_schedule>(microbatches, x.recorded);
+    recorded_ = y.get();
+    schedule_ = std::move(y);
+  });
   pump();
 }
 
@@ -66,6 +77,13 @@ void step_driver::failed(const step_failed& x) {
   if (!active_ || x.step != report_.step || report_.error)
     return;
   report_.error = x.error;
+  pump();
+}
+
+void step_driver::departed(const step_departed& x) {
+  if (!active_ || x.step != report_.step || recorded_ == nullptr)
+    return;
+  recorded_->depart();
   pump();
 }
 
@@ -111,7 +129,7 @@ void step_driver::start(const task& x) {
     throw error{error_code::internal,
                 "the schedule starts " + describe(x) + ", which is not due"};
   started_[mb.value] = true;
-  auto id = request_id{self_, root_request | ++requests_};
+  auto id = request_id{self_, root_request_number(report_.step, mb)};
   running_.emplace(id, mb);
   auto turn = turns_++;
   in_forward_.emplace(mb, turn);
@@ -145,6 +163,7 @@ void step_driver::pump() {
   if (left_ > 0 && !(report_.error && running_.empty()))
     return;
   active_ = false;
+  recorded_ = nullptr;
   schedule_.reset();
   if (report_.error)
     report_.values.clear();

@@ -12,6 +12,8 @@
 
 namespace smp {
 
+class recorded_schedule;
+
 /// What a `step_driver` makes happen. Called in the middle of an event, so it
 /// must not call back.
 class driver_output {
@@ -41,8 +43,10 @@ class step_driver {
 public:
   step_driver(rank_id self, schedule_factory make, driver_output& output);
 
+  ~step_driver();
+
   /// @pre no step is running
-  void run(const run_step& x);
+  void run(const scheduled_step& x);
 
   void forward_done(const smp::forward_done& x);
 
@@ -51,6 +55,9 @@ public:
 
   /// The step failed elsewhere; grants are cancelled there as well.
   void failed(const step_failed& x);
+
+  /// The step does not go on as recorded.
+  void departed(const step_departed& x);
 
   void rank_changed(const rank_report& x);
 
@@ -83,10 +90,10 @@ private:
   schedule_factory make_;
   driver_output& output_;
   std::unique_ptr<schedule> schedule_;
+  recorded_schedule* recorded_ = nullptr; // `schedule_`, if it is one
   step_report report_;
   bool active_ = false;
   uint64_t left_ = 0;
-  uint64_t requests_ = 0;
   uint64_t turns_ = 0;
   std::map<microbatch_id, uint64_t> in_forward_; // with their turns
   std::vector<bool> started_;                    // by microbatch

@@ -19,7 +19,12 @@ enum class control_kind : uint8_t {
   step_report,
   rank_report,
   forward_over,
+  step_plan,
+  step_departed,
 };
+
+/// How a request or response says what it is.
+enum class message_style : uint8_t { in_full, as_recorded };
 
 // -- writing ------------------------------------------------------------------
 
@@ -221,7 +226,7 @@ step_report decode_report(step_id step, reader& in,
 
 incoming decode_control(message x) {
   reader in{x.body.bytes, "control message"};
-  auto kind = in.code("kind", control_kind::forward_over);
+  auto kind = in.code("kind", control_kind::step_departed);
   auto step = step_id{in.number<uint64_t>("step")};
   switch (kind) {
     case control_kind::microbatch_done: {
@@ -253,6 +258,22 @@ incoming decode_control(message x) {
       no_tensors(x, in);
       return forward_over{step, turn};
     }
+    case control_kind::step_plan: {
+      step_plan result;
+      result.step = step;
+      result.what = in.code("mode", step_plan::mode::replay);
+      result.key = in.number<uint64_t>("key");
+      result.source = step_id{in.number<uint64_t>("replayed step")};
+      in.end();
+      no_tensors(x, in);
+      return result;
+    }
+    case control_kind::step_departed: {
+      auto text = in.string("text");
+      in.end();
+      no_tensors(x, in);
+      return step_departed{step, std::move(text)};
+    }
     default:
       return decode_report(step, in, std::move(x.body.tensors));
   }
@@ -262,11 +283,24 @@ incoming decode_control(message x) {
 
 // -- requests and responses ---------------------------------------------------
 
+namespace {
+
+void begin(writer& out, message_style style, request_id id) {
+  out.number(style);
+  out.number(id.origin.value);
+  out.number(id.number);
+}
+
+message_style read_style(reader& in) {
+  return in.code("form", message_style::as_recorded);
+}
+
+} // namespace
+
 message encode(request x) {
   writer out;
-  out.reserve(49 + x.body.bytes.size());
-  out.number(x.id.origin.value);
-  out.number(x.id.number);
+  out.reserve(50 + x.body.bytes.size());
+  begin(out, message_style::in_full, x.id);
   out.number(x.step.value);
   out.number(x.microbatch.value);
   out.number(x.turn);
@@ -275,16 +309,41 @@ message encode(request x) {
   return with_body(message_kind::request, out, std::move(x.body));
 }
 
+message encode(recorded_request x) {
+  writer out;
+  begin(out, message_style::as_recorded, x.id);
+  return {message_kind::request, {out.take(), std::move(x.tensors)}};
+}
+
 message encode(response x) {
   writer out;
-  out.reserve(17 + x.body.bytes.size());
-  out.number(x.id.origin.value);
-  out.number(x.id.number);
+  out.reserve(18 + x.body.bytes.size());
+  begin(out, message_style::in_full, x.id);
   out.error(x.error);
   return with_body(message_kind::response, out, std::move(x.body));
 }
 
+message encode(recorded_response x) {
+  writer out;
+  begin(out, message_style::as_recorded, x.id);
+  return {message_kind::response, {out.take(), std::move(x.tensors)}};
+}
+
 // -- control ------------------------------------------------------------------
+
+message encode(const step_plan& x) {
+  auto out = control(control_kind::step_plan, x.step);
+  out.number(x.what);
+  out.number(x.key);
+  out.number(x.source.value);
+  return {message_kind::control, {out.take(), {}}};
+}
+
+message encode(const step_departed& x) {
+  auto out = control(control_kind::step_departed, x.step);
+  out.string(x.text);
+  return {message_kind::control, {out.take(), {}}};
+}
 
 message encode(const microbatch_done& x) {
   auto out = control(control_kind::microbatch_done, x.step);
@@ -336,8 +395,13 @@ incoming decode(message x) {
   switch (x.kind) {
     case message_kind::request: {
       reader in{x.body.bytes, "request"};
+      auto style = read_style(in);
       request result;
       result.id = in.id();
+      if (style == message_style::as_recorded) {
+        in.end();
+        return recorded_request{result.id, std::move(x.body.tensors)};
+      }
       result.step = step_id{in.number<uint64_t>("step")};
       result.microbatch = microbatch_id{in.number<uint64_t>("microbatch")};
       result.turn = in.number<uint64_t>("turn");
@@ -348,8 +412,13 @@ incoming decode(message x) {
     }
     case message_kind::response: {
       reader in{x.body.bytes, "response"};
+      auto style = read_style(in);
       response result;
       result.id = in.id();
+      if (style == message_style::as_recorded) {
+        in.end();
+        return recorded_response{result.id, std::move(x.body.tensors)};
+      }
       result.error = in.error();
       result.body = body_of(std::move(x), in);
       return result;

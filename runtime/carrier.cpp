@@ -76,6 +76,8 @@ outcome carrier::execute(request x) {
   lent.clear();
   step = x.step;
   microbatch = x.microbatch;
+  id = x.id;
+  requests = 0;
   turn = x.turn;
   calls = 0;
   in_backward = false;
@@ -121,8 +123,10 @@ response carrier::park(call x) {
   if (stopping_)
     throw error{failure{error_code::cancelled, eng->self(), module_path,
                         "the session ends"}};
-  if (x.kind == call_kind::remote)
+  if (x.kind == call_kind::remote) {
     eng->count_request();
+    ++requests;
+  }
   switch_out();
   listener_.called(std::move(x));
   wake_.acquire();

@@ -1,17 +1,22 @@
 #include "runtime/engine.hpp"
 
+#include "actors/computed_order.hpp"
 #include "actors/execution_token.hpp"
+#include "actors/record_book.hpp"
 #include "actors/user_schedule.hpp"
 #include "partition/checker.hpp"
 #include "partition/timeline.hpp"
 #include "runtime/carrier.hpp"
 #include "runtime/fault.hpp"
+#include "runtime/fnv_hash.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/owner_calls.hpp"
+#include "runtime/script/script_walk.hpp"
 #include "runtime/sequential.hpp"
 #include "runtime/value_codec.hpp"
 
 #include <semaphore>
+#include <span>
 
 #include <malloc.h>
 
@@ -37,7 +42,11 @@ engine::engine(parts x)
     self_(fabric_->self()),
     exchange_(*fabric_),
     objects_(*fabric_),
-    turnstile_(std::make_shared<smp::turnstile>()) {
+    turnstile_(std::make_shared<smp::turnstile>()),
+    records_(std::make_shared<record_book>(
+      record_book::options{config_.static_mode, config_.static_steps,
+                           config_.static_fallback == "dynamic",
+                           config_.deterministic_server})) {
   pipeline_ = layout_.members(comm_group::pp, self_);
   pp_rank_ = layout_.rank(comm_group::pp, self_);
 }
@@ -63,10 +72,16 @@ void engine::start(const std::vector<std::string>& addresses) {
     user_schedule_ = make_user_schedule();
   options.schedule_actor = user_schedule_;
   options.make_order
-    = [this](uint64_t microbatches) { return new_order(microbatches); };
+    = [this](uint64_t microbatches) {
+        return new_order(microbatches, pp_rank_);
+      };
   options.turnstile = turnstile_;
   options.ordered_modules = [this](const request& x) {
     return model_ ? model_->order().entered_by(x) : std::vector<module_id>{};
+  };
+  options.records = records_;
+  options.module_name = [this](module_id x) {
+    return model_ ? model_->name(x) : std::string{};
   };
   options.on_microbatch_done
     = [this](step_id s, microbatch_id m) { calls_.drop(s, m); };
@@ -122,6 +137,7 @@ void engine::set_model(std::shared_ptr<model_state> x) {
 
 void engine::clear_model() noexcept {
   model_ = nullptr;
+  records_->clear();
 }
 
 // -- schedule -----------------------------------------------------------------
@@ -161,12 +177,15 @@ schedule_ptr engine::new_schedule(uint64_t microbatches) const {
     fit_list(config_.schedule.list, config_.microbatches, microbatches));
 }
 
-service_order engine::new_order(uint64_t microbatches) const {
-  return make_service_order(config_.pipeline,
-                            {static_cast<uint32_t>(pp_rank_),
-                             static_cast<uint32_t>(pipeline_.size()),
-                             microbatches,
-                             static_cast<uint32_t>(config_.chunks), chunk_of_});
+service_order engine::new_order(uint64_t microbatches,
+                                size_t pp_rank) const {
+  service_place place{static_cast<uint32_t>(pp_rank),
+                      static_cast<uint32_t>(pipeline_.size()), microbatches,
+                      static_cast<uint32_t>(config_.chunks),
+                      {}};
+  if (pp_rank < chunk_of_.size())
+    place.chunk_of = chunk_of_[pp_rank];
+  return make_service_order(config_.pipeline, std::move(place));
 }
 
 schedule_report engine::play_schedule(const pipeline_program& program,
@@ -226,16 +245,18 @@ void engine::check_schedule(uint64_t microbatches) {
   auto text = in.string("text");
   if (code != error_code::none)
     throw error{code, std::move(text)};
-  for (uint32_t i = 0; i <= pp_rank_; ++i) {
-    chunk_of_.resize(in.count(4, "chunks"));
-    for (auto& x : chunk_of_)
+  chunk_of_.resize(pipeline_.size());
+  for (auto& chunks : chunk_of_) {
+    chunks.resize(in.count(4, "chunks"));
+    for (auto& x : chunks)
       x = in.u32("chunk");
   }
 }
 
 // -- steps --------------------------------------------------------------------
 
-std::vector<payload> engine::run_step(uint64_t microbatches, step_body body) {
+std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
+                                      uint64_t signature) {
   check_alive();
   if (execution::current())
     throw error{error_code::unsupported, "a step inside a step"};
@@ -260,6 +281,8 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body) {
   body_context_ = call_context::current();
   if (model_)
     model_->begin_step();
+  if (records_->active() && pp_rank_ == 0)
+    records_->set_key(record_key(microbatches, signature));
   auto step = step_id{++step_};
   auto report = std::make_shared<awaited<step_report>>();
   node_->begin_step(smp::run_step{step, microbatches},
@@ -281,12 +304,69 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body) {
   stats_.executing_seconds = static_cast<double>(executing_ns_) * 1e-9;
   stats_.requests = requests_;
   stats_.bytes_sent = after.bytes_sent - before.bytes_sent;
+  if (records_->active()) {
+    auto note = records_->note();
+    stats_.replayed = note.replayed;
+    stats_.fell_back = !note.departure.empty();
+    if (pp_rank_ == 0)
+      records_->took(step, stats_.seconds);
+  }
   if (x.error) {
     // The results of other microbatches never got away from here.
     objects_.withdraw(held_results_);
     throw error{x.error};
   }
+  if (records_->fixed_order() && records_->note().recorded)
+    compute_order(microbatches);
   return std::move(x.values);
+}
+
+void engine::compute_order(uint64_t microbatches) {
+  auto note = records_->note();
+  auto mine = *records_->find(note.key, note.step);
+  payload flow{encode_flow(mine), {}};
+  flow.bytes.push_back(std::byte{turnstile_->used()});
+  std::vector<step_record> ranks;
+  auto ordered = false;
+  for (auto& x : exchange_.all_gather(pipeline_, "smp.order", std::move(flow))) {
+    if (x.bytes.empty())
+      throw error{error_code::protocol, "a rank sent no flow"};
+    ordered = ordered || x.bytes.back() != std::byte{0};
+    ranks.push_back(
+      decode_flow(std::span{x.bytes}.first(x.bytes.size() - 1)));
+  }
+  std::vector<service_order> orders;
+  for (size_t i = 0; i < pipeline_.size(); ++i)
+    orders.push_back(new_order(microbatches, i));
+  // What a user's actor decides may depend on time.
+  auto policy = user_schedule_
+                  ? make_schedule("interleaved", microbatches,
+                                  active(microbatches))
+                  : new_schedule(microbatches);
+  auto order = smp::compute_order(ranks, pipeline_, *policy, orders, ordered);
+  mine.order = std::move(order.served[pp_rank_]);
+  if (pp_rank_ == 0)
+    mine.admission = std::move(order.admission);
+  // Nobody waited while one microbatch ran after the other.
+  for (auto& x : mine.executions)
+    x.interrupted.assign(x.interrupted.size(), true);
+  records_->choose(note.key, note.step, std::move(mine));
+}
+
+uint64_t engine::record_key(uint64_t microbatches, uint64_t signature) const {
+  fnv_hash result;
+  result.add(signature);
+  result.add(microbatches);
+  byte_writer context;
+  call_context::current().write(context);
+  for (auto x : context.take())
+    result.add(static_cast<uint64_t>(x));
+  if (model_) {
+    auto& root = model_->model().modules.front();
+    result.add(uint64_t{root.script ? is_training(*root.script)
+                                    : root.object->is_training()});
+  }
+  return result.get();
 }
 
 void engine::trace(const step_body& body) {

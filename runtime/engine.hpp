@@ -127,6 +127,11 @@ public:
     return *node_;
   }
 
+  /// Records steps and replays them (R33).
+  record_book& records() noexcept {
+    return *records_;
+  }
+
   /// Keeps the order of microbatches in modules that change state (R19).
   smp::turnstile& turnstile() noexcept {
     return *turnstile_;
@@ -166,9 +171,12 @@ public:
 
   /// Runs one step on all ranks of the pipeline group: every rank calls this,
   /// `body` runs on pp_rank 0 only.
+  /// @param signature of the function and its arguments: steps that differ in
+  /// it are recorded apart (R33). Only that of pp_rank 0 counts.
   /// @returns the encoded results by microbatch, the same on every rank
   /// @throws error, the same on every rank (R6)
-  std::vector<payload> run_step(uint64_t microbatches, step_body body);
+  std::vector<payload> run_step(uint64_t microbatches, step_body body,
+                                uint64_t signature = 0);
 
   /// Plays the schedule for steps of so many microbatches against the
   /// partition, once for each number: a bad one must not begin a step.
@@ -235,7 +243,11 @@ public:
 private:
   schedule_ptr new_schedule(uint64_t microbatches) const;
   uint64_t active(uint64_t microbatches) const;
-  service_order new_order(uint64_t microbatches) const;
+  service_order new_order(uint64_t microbatches, size_t pp_rank) const;
+  /// Names the record that a step belongs to; on pp_rank 0.
+  uint64_t record_key(uint64_t microbatches, uint64_t signature) const;
+  /// Lets all ranks replay an order that timing has no part in.
+  void compute_order(uint64_t microbatches);
   std::shared_ptr<const user_schedule> make_user_schedule() const;
   /// Measures the modules before the partition.
   void trace(const step_body& body);
@@ -256,6 +268,7 @@ private:
   std::map<const void*, uint32_t> pins_;
   std::map<const void*, std::string> stateful_;
   std::shared_ptr<smp::turnstile> turnstile_;
+  std::shared_ptr<record_book> records_;
   std::atomic<call_observer*> observer_ = nullptr;
   std::atomic<uint64_t> step_ = 0;
   std::atomic<uint64_t> microbatches_ = 0;
@@ -268,7 +281,8 @@ private:
   std::shared_ptr<const user_schedule> user_schedule_;
   std::set<uint64_t> checked_; // numbers of microbatches
   std::string schedule_text_;
-  std::vector<uint32_t> chunk_of_; // see `service_place`
+  /// By pp_rank; see `service_place`.
+  std::vector<std::vector<uint32_t>> chunk_of_;
   mutable std::mutex mutex_;
   failure down_; // guarded by mutex_
   /// Keeps `node_` while a message is handed over to it.

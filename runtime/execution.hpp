@@ -29,6 +29,12 @@ public:
   step_id step;
   microbatch_id microbatch;
 
+  /// What this executes, as the MODULE SERVER knows it.
+  request_id id;
+
+  /// Requests that this execution sent.
+  uint32_t requests = 0;
+
   /// How many microbatches of the step were started before this one.
   uint64_t turn = 0;
 

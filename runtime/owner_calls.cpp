@@ -1,5 +1,6 @@
 #include "runtime/owner_calls.hpp"
 
+#include "actors/request_number.hpp"
 #include "runtime/call_context.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
@@ -122,7 +123,7 @@ public:
     target.training = in.boolean("training");
     target.invoker = in.u64("invoker");
     target.name = in.string("method or attribute");
-    read_stream(in, ex_);
+    read_stream(in, req_.body, ex_);
     auto args = read_value(in);
     auto* list = args.get_if<tuple_value>();
     if (!list)
@@ -265,9 +266,7 @@ private:
     byte_writer w;
     // The random numbers of a microbatch go on where the callee stopped.
     auto now = random_stream::of_default();
-    w.boolean(!(now == before));
-    if (!(now == before))
-      now.write(w);
+    put_stream(w, body, now == before ? nullptr : &now);
     write(w, done.result);
     std::vector<std::pair<value, value>> changed;
     for (auto& [position, content] : done.changed)
@@ -299,7 +298,7 @@ payload run_backward(engine& eng, execution& ex, const request& req,
   scoped_context inside{call_context::read(in)};
   request_id id;
   id.origin.value = in.u64("call origin");
-  id.number = in.u64("call number");
+  id.number = request_number(req.step, in.u32("call number"));
   auto keep = in.boolean("keep graph");
   auto table = read_table(in);
   std::vector<uint32_t> wanted(in.count(4, "wanted gradients"));

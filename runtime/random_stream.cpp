@@ -93,12 +93,11 @@ void random_stream::write(byte_writer& out) const {
   out.u16(static_cast<uint16_t>(engine_.next_));
   for (auto x : engine_.state_)
     out.u32(x);
+  // All streams have the same length (R33).
   out.boolean(next_float_normal_.has_value());
-  if (next_float_normal_)
-    out.u32(std::bit_cast<uint32_t>(*next_float_normal_));
+  out.u32(std::bit_cast<uint32_t>(next_float_normal_.value_or(0)));
   out.boolean(next_double_normal_.has_value());
-  if (next_double_normal_)
-    out.f64(*next_double_normal_);
+  out.f64(next_double_normal_.value_or(0));
 }
 
 random_stream random_stream::read(byte_reader& in) {
@@ -111,10 +110,14 @@ random_stream random_stream::read(byte_reader& in) {
     in.fail("random position", "no generator gets there");
   for (auto& x : engine.state_)
     x = in.u32("random state");
-  if (in.boolean("random normal"))
-    result.next_float_normal_ = std::bit_cast<float>(in.u32("random normal"));
-  if (in.boolean("random normal"))
-    result.next_double_normal_ = in.f64("random normal");
+  const bool has_float = in.boolean("random normal");
+  const auto next_float = std::bit_cast<float>(in.u32("random normal"));
+  const bool has_double = in.boolean("random normal");
+  const auto next_double = in.f64("random normal");
+  if (has_float)
+    result.next_float_normal_ = next_float;
+  if (has_double)
+    result.next_double_normal_ = next_double;
   return result;
 }
 

@@ -1,5 +1,6 @@
 #include "runtime/remote_call.hpp"
 
+#include "actors/request_number.hpp"
 #include "runtime/call_context.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
@@ -78,7 +79,7 @@ public:
     out.u8(static_cast<uint8_t>(wire_op::backward));
     call_context::current().write(out);
     out.u64(call_.id.origin.value);
-    out.u64(call_.id.number);
+    out.u32(call_number(call_.id));
     out.boolean(ag::get_current_graph_task_keep_graph());
     write(out, table);
     out.u32(static_cast<uint32_t>(wanted.size()));
@@ -192,7 +193,7 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
   out.boolean(x.training);
   out.u64(x.invoker);
   out.string(x.name);
-  write_stream(out, ex);
+  write_stream(out, body, ex);
   write(out, value::tuple(std::move(args)));
   write(out, table);
   body.bytes = out.take();
@@ -204,7 +205,7 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
   auto answer = ex.park(std::move(c));
   // -- results ----------------------------------------------------------------
   byte_reader reader{answer.body.bytes};
-  read_stream(reader, ex);
+  read_stream(reader, answer.body, ex);
   auto result = read_value(reader);
   auto changed = read_value(reader);
   auto results = read_table(reader);

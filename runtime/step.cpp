@@ -1,6 +1,8 @@
 #include "runtime/step.hpp"
 
+#include "actors/record_book.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/fnv_hash.hpp"
 #include "runtime/trace_recorder.hpp"
 
 #include <ATen/ops/cat.h>
@@ -64,9 +66,27 @@ void bad_argument(size_t position, const error& err) {
   throw error{std::move(cause)};
 }
 
+bool needs_signature() {
+  auto& eng = session::current().internals();
+  return eng.pp_rank() == 0 && eng.records().active();
+}
+
+uint64_t signature(size_t function, const packer& arguments) {
+  fnv_hash result;
+  result.add(function);
+  for (auto& t : arguments.tensors()) {
+    result.add(static_cast<uint64_t>(t.scalar_type()));
+    result.add(static_cast<uint64_t>(t.device().type()));
+    result.add(static_cast<uint64_t>(t.dim()));
+    for (auto n : t.sizes())
+      result.add(static_cast<uint64_t>(n));
+  }
+  return result.get();
+}
+
 std::vector<std::shared_ptr<step_result>>
 run_step(uint64_t microbatches,
-         std::function<value(packer&, uint64_t)> body) {
+         std::function<value(packer&, uint64_t)> body, uint64_t signature) {
   if (microbatches == 0)
     throw error{error_code::config, "a step of 0 microbatches"};
   auto eng = session::current().internals().shared_from_this();
@@ -76,7 +96,7 @@ run_step(uint64_t microbatches,
     if (trace_recorder::current())
       return payload{};
     return encode_result(*eng, tensors, x);
-  });
+  }, signature);
   std::vector<std::shared_ptr<step_result>> result;
   for (auto& x : encoded)
     result.push_back(std::make_shared<step_result>(eng, std::move(x)));

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <type_traits>
+#include <typeindex>
 #include <utility>
 
 namespace smp {
@@ -30,7 +31,24 @@ namespace detail {
 /// @returns null entries for results of void bodies
 std::vector<std::shared_ptr<step_result>>
 run_step(uint64_t microbatches,
-         std::function<value(packer&, uint64_t)> body);
+         std::function<value(packer&, uint64_t)> body, uint64_t signature);
+
+/// Tells whether this rank has to know which steps flow alike (R33).
+bool needs_signature();
+
+/// @returns a number for the function, and the sizes and dtypes of `arguments`.
+uint64_t signature(size_t function, const packer& arguments);
+
+/// @returns the same number for functions that run the same code.
+template <class F>
+size_t identity(const F& f) {
+  if constexpr (std::is_pointer_v<F>)
+    return std::hash<F>{}(f);
+  else if constexpr (requires { f.target_type(); }) // std::function
+    return std::type_index{f.target_type()}.hash_code();
+  else
+    return std::type_index{typeid(F)}.hash_code();
+}
 
 /// Adds the position of the argument to an error of `split`.
 [[noreturn]] void bad_argument(size_t position, const error& err);
@@ -90,11 +108,24 @@ private:
                                                f_(std::get<Is>(parts)...));
       }
     };
-    auto results = detail::run_step(n, body);
+    auto results = detail::run_step(n, body, signature(xs...));
     if constexpr (std::is_void_v<result>)
       return step_output<void>{};
     else
       return step_output<std::decay_t<result>>{std::move(results)};
+  }
+
+  template <class... Ts>
+  uint64_t signature(const Ts&... xs) const {
+    if (!detail::needs_signature())
+      return 0;
+    packer arguments;
+    auto add = [&arguments]<class T>(const T& x) {
+      if constexpr (packable<T>)
+        put_value(arguments, x);
+    };
+    (add(xs), ...);
+    return detail::signature(detail::identity(f_), arguments);
   }
 
   F f_;

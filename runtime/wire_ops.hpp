@@ -9,6 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <span>
+
 namespace smp {
 
 enum class wire_op : uint8_t {
@@ -34,11 +37,25 @@ enum class wire_results : uint8_t {
   hold, // they stay in the owner's object store, the response has their ids
 };
 
+// The bytes of a message must be the same in every step of a flow that does not
+// change: a replayed step does not send them again (R33). What differs between
+// steps all the same travels among the tensors.
+
+/// Appends `x` to the tensors of a message, and its position to the bytes.
+void put_varying(byte_writer& out, payload& body, byte_writer x);
+
+/// @returns what `put_varying` took; a view into `body`.
+/// @throws error (protocol) if the message has no such tensor
+std::span<const std::byte> take_varying(byte_reader& in, const payload& body);
+
+/// Appends a random stream, or that there is none.
+void put_stream(byte_writer& out, payload& body, const random_stream* x);
+
 /// Appends the random stream unless the receiver can derive it (R23).
-void write_stream(byte_writer& out, execution& ex);
+void write_stream(byte_writer& out, payload& body, execution& ex);
 
 /// Takes over a stream that came along.
-void read_stream(byte_reader& in, execution& ex);
+void read_stream(byte_reader& in, const payload& body, execution& ex);
 
 /// Appends an entry for `x` to the table and, where its bytes travel, to the
 /// tensors of the message.

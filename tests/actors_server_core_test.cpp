@@ -28,9 +28,18 @@ struct recorder : server_output {
     note("ask r" + number(owner));
   }
 
+  void ask(rank_id owner, recorded_request x) override {
+    asked_again = x;
+    note("ask r" + number(owner) + " as recorded");
+  }
+
   void answer(response x) override {
     note("answer " + std::to_string(x.id.number)
          + (x.error ? " " + x.error.text : ""));
+  }
+
+  void answer(recorded_response x) override {
+    note("answer " + std::to_string(x.id.number) + " as recorded");
   }
 
   void forward_done(const smp::forward_done& x) override {
@@ -38,8 +47,17 @@ struct recorder : server_output {
     note("forward done mb" + number(x.microbatch));
   }
 
-  void run(const run_step& x) override {
-    note("run " + number(x.step));
+  void run(const scheduled_step& x) override {
+    note("run " + number(x.what.step)
+         + (x.recorded.empty() ? "" : " as recorded"));
+  }
+
+  void planned(const step_plan& x) override {
+    note("plan " + number(x.step));
+  }
+
+  void departed(const step_departed& x) override {
+    note("departed " + x.text);
   }
 
   void failed(const step_failed& x) override {
@@ -79,6 +97,7 @@ struct recorder : server_output {
   context_id executing;
   response last;
   request asked;
+  recorded_request asked_again;
   smp::forward_done waiting;
   request_id watched;
   step_report report;

@@ -58,7 +58,7 @@ struct driver_fixture : driver_output {
   }
 
   void run(uint64_t microbatches) {
-    driver.run({step_id{1}, microbatches});
+    driver.run({{step_id{1}, microbatches}, {}});
   }
 
   lines take() {
@@ -213,7 +213,7 @@ TEST_CASE_METHOD(driver_fixture, "old news do not reach the next step",
   run(1);
   auto old = requests.at(0);
   ended(0);
-  driver.run({step_id{2}, 1});
+  driver.run({{step_id{2}, 1}, {}});
   take();
   driver.failed({step_id{1}, boom()});
   driver.ended({old, {}, boom()});
@@ -224,7 +224,7 @@ TEST_CASE_METHOD(driver_fixture, "a schedule that would wait for ever is named",
                  "[actors][driver]") {
   // It knows of three microbatches, the step has four.
   make = [](uint64_t) { return std::make_unique<simple_schedule>(3); };
-  driver.run({step_id{1}, 4});
+  driver.run({{step_id{1}, 4}, {}});
   forward_done(0);
   forward_done(1);
   forward_done(2);

@@ -45,6 +45,10 @@ step_report make_report() {
   return result;
 }
 
+step_plan make_plan() {
+  return {step_id{4}, step_plan::mode::replay, 77, step_id{2}};
+}
+
 /// Every kind of message there is.
 std::vector<message> all_messages() {
   std::vector<message> result;
@@ -56,6 +60,10 @@ std::vector<message> all_messages() {
   result.push_back(encode(forward_over{step_id{4}, 2}));
   result.push_back(encode(make_report()));
   result.push_back(encode(step_report{step_id{4}, {}, make_failure()}));
+  result.push_back(encode(recorded_request{{rank_id{0}, 7}, {}}));
+  result.push_back(encode(recorded_response{{rank_id{0}, 7}, {}}));
+  result.push_back(encode(make_plan()));
+  result.push_back(encode(step_departed{step_id{4}, "another call"}));
   return result;
 }
 
@@ -101,6 +109,32 @@ TEST_CASE("a response carries a value or a failure", "[actors][wire]") {
   CHECK(y.error == make_failure());
 }
 
+TEST_CASE("what is as recorded sends its tensors and its name",
+          "[actors][wire][R33]") {
+  auto x = encode(recorded_request{{rank_id{2}, 8}, {tensor({1})}});
+  CHECK(x.kind == message_kind::request);
+  CHECK(x.body.bytes.size() == 17);
+  auto y = std::get<recorded_request>(decode(std::move(x)));
+  CHECK(y.id == request_id{rank_id{2}, 8});
+  CHECK(y.tensors.size() == 1);
+  auto z = std::get<recorded_response>(
+    decode(encode(recorded_response{{rank_id{2}, 9}, {tensor({1})}})));
+  CHECK(z.id == request_id{rank_id{2}, 9});
+  CHECK(z.tensors.size() == 1);
+}
+
+TEST_CASE("a plan and a departure keep everything", "[actors][wire][R33]") {
+  auto x = std::get<step_plan>(decode(encode(make_plan())));
+  CHECK(x.step == step_id{4});
+  CHECK(x.what == step_plan::mode::replay);
+  CHECK(x.key == 77);
+  CHECK(x.source == step_id{2});
+  auto y = std::get<step_departed>(
+    decode(encode(step_departed{step_id{4}, "another call"})));
+  CHECK(y.step == step_id{4});
+  CHECK(y.text == "another call");
+}
+
 TEST_CASE("the ends of microbatches and steps keep everything",
           "[actors][wire]") {
   auto x = std::get<microbatch_done>(
@@ -136,7 +170,8 @@ TEST_CASE("a report gives each value its own tensors back",
 TEST_CASE("a cut message is refused and never read past its end",
           "[actors][wire]") {
   // Headers have these sizes; what follows may have any.
-  std::vector<size_t> header{49, 17, 17 + 8 + 12 + 8, 0, 0, 0, 0, 0};
+  std::vector<size_t> header{50, 18, 18 + 8 + 12 + 8, 0, 0, 0, 0, 0,
+                             0,  0,  0,                0};
   auto messages = all_messages();
   for (size_t i = 0; i < messages.size(); ++i) {
     auto size = messages[i].body.bytes.size();
@@ -182,10 +217,10 @@ TEST_CASE("a refused message names the field", "[actors][wire]") {
   x.body.bytes.resize(30);
   CHECK_THAT(refusal(x), ContainsSubstring("malformed request: microbatch"));
   x = encode(make_request());
-  x.body.bytes[48] = std::byte{2};
+  x.body.bytes[49] = std::byte{2};
   CHECK_THAT(refusal(x), ContainsSubstring("phase has no such value: 2"));
   x = encode(response{{}, {}, make_failure()});
-  x.body.bytes[16] = std::byte{99};
+  x.body.bytes[17] = std::byte{99};
   CHECK_THAT(refusal(x), ContainsSubstring("failure code"));
   x = encode(microbatch_done{});
   x.body.bytes.push_back({});

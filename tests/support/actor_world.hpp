@@ -31,6 +31,7 @@ public:
     }
 
     server_inbox inbox;
+    std::shared_ptr<record_book> records;
     std::optional<step_report> report;
     /// Microbatches over, in the order of their ends.
     std::vector<std::pair<step_id, microbatch_id>> over;
@@ -45,6 +46,8 @@ public:
     uint64_t active = 2;
     /// Instead of `schedule`.
     std::shared_ptr<const user_schedule> user = {};
+    /// Default: steps are neither recorded nor replayed.
+    record_book::options records = {};
   };
 
   ~actor_world() {
@@ -77,7 +80,13 @@ public:
       cfg.node.token = x.share_token ? shared
                                      : std::make_shared<execution_token>();
       cfg.node.make_executor = factory(rank_id{i});
-      cfg.node.make_schedule = [x](uint64_t n) {
+      entry.records = std::make_shared<record_book>(x.records);
+      cfg.node.records = entry.records;
+      cfg.node.module_name = [](module_id m) {
+        return m == root_module ? "" : "m" + std::to_string(m.value);
+      };
+      cfg.node.make_schedule = [x, this](uint64_t n) {
+        ++schedules;
         return make_schedule(x.schedule, n, x.active);
       };
       cfg.node.schedule_actor = x.user;
@@ -156,6 +165,8 @@ public:
   }
 
   bool shuffle = false;
+  /// How many were made.
+  uint64_t schedules = 0;
   std::minstd_rand rng;
   std::unique_ptr<loopback_network> net;
   std::vector<std::unique_ptr<rank_entry>> ranks;

@@ -1,0 +1,41 @@
+#pragma once
+
+// How requests are numbered: anew in each step, so that in a flow that does not
+// change a request has the same number in every step (R33).
+//
+// bit 63: the step body of a microbatch; bits 32 to 62: the step; below: the
+// microbatch, or the how-many-eth request of its origin.
+
+#include "transport/ids.hpp"
+
+namespace smp {
+
+constexpr uint64_t root_request_bit = uint64_t{1} << 63;
+
+constexpr uint64_t request_number(step_id step, uint32_t call) {
+  return step.value << 32 | call;
+}
+
+/// Root requests never meet those of the MODULE SERVER.
+constexpr uint64_t root_request_number(step_id step, microbatch_id x) {
+  return root_request_bit | request_number(step, static_cast<uint32_t>(x.value));
+}
+
+constexpr bool is_root_request(request_id x) {
+  return (x.number & root_request_bit) != 0;
+}
+
+constexpr uint32_t call_number(request_id x) {
+  return static_cast<uint32_t>(x.number);
+}
+
+constexpr step_id step_of(request_id x) {
+  return step_id{(x.number & ~root_request_bit) >> 32};
+}
+
+/// @returns what `x` would be called in step 0: its name in every step.
+constexpr request_id without_step(request_id x) {
+  return {x.origin, (x.number & root_request_bit) | call_number(x)};
+}
+
+} // namespace smp
