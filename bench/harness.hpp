@@ -5,12 +5,14 @@
 // benchmark starts its own program again for each measured run, and gets the
 // numbers back through a file.
 
+#include "runtime/environment.hpp"
 #include "runtime/launcher.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -165,23 +167,42 @@ inline std::string own_program() {
   return std::filesystem::read_symlink("/proc/self/exe");
 }
 
-/// Starts this program again as `ranks` processes with these arguments and
-/// --run=RUN --file=FILE, and waits for them. One of them writes its record to
-/// the file.
-inline record run_fresh(const scratch& dir, uint64_t ranks,
-                        const std::string& run, arguments args) {
+/// Starts a program as `ranks` processes with these arguments and --file=FILE,
+/// and waits for them. One of them writes its record to the file.
+inline record run_program(const scratch& dir, uint64_t ranks,
+                          std::vector<std::string> command, arguments args) {
   const std::string file = dir / "record";
   std::filesystem::remove(file);
-  args.set("--run=" + run);
   args.set("--file=" + file);
   launch_options options;
   options.ranks = ranks;
-  options.command = args.all();
-  options.command.insert(options.command.begin(), own_program());
+  options.command = std::move(command);
+  for (auto& x : args.all())
+    options.command.push_back(x);
   if (auto code = launch(options); code != 0)
     throw std::runtime_error{
-      fmt::format("run '{}' ended with code {}", run, code)};
+      fmt::format("a run of {} ended with code {}", options.command[0], code)};
   return read_record(file);
+}
+
+/// Starts this program again, with --run=RUN.
+inline record run_fresh(const scratch& dir, uint64_t ranks,
+                        const std::string& run, arguments args) {
+  args.set("--run=" + run);
+  return run_program(dir, ranks, {own_program()}, std::move(args));
+}
+
+/// What `main` does.
+/// @returns the exit code
+inline int run_main(int argc, char** argv, void (*run)(const arguments&)) {
+  prepare_process(argc, argv);
+  try {
+    run({argc, argv});
+    return 0;
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "{}: {}\n", own_program(), e.what());
+    return 2;
+  }
 }
 
 // -- who else is there --------------------------------------------------------

@@ -354,11 +354,5 @@ void run(const arguments& args) {
 } // namespace smp::bench
 
 int main(int argc, char** argv) {
-  smp::prepare_process(argc, argv);
-  try {
-    smp::bench::run({argc, argv});
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "bench_partition: {}\n", e.what());
-    return 2;
-  }
+  return smp::bench::run_main(argc, argv, smp::bench::run);
 }

@@ -7,7 +7,6 @@
 
 #include "bench/harness.hpp"
 
-#include "runtime/environment.hpp"
 #include "runtime/process.hpp"
 
 #include <nlohmann/json.hpp>
@@ -117,11 +116,5 @@ void run(const arguments& args) {
 } // namespace smp::bench
 
 int main(int argc, char** argv) {
-  smp::prepare_process(argc, argv);
-  try {
-    smp::bench::run({argc, argv});
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "bench_startup: {}\n", e.what());
-    return 2;
-  }
+  return smp::bench::run_main(argc, argv, smp::bench::run);
 }

@@ -30,12 +30,6 @@ namespace {
 
 namespace ag = torch::autograd;
 
-payload bytes_of(byte_writer& out) {
-  payload result;
-  result.bytes = out.take();
-  return result;
-}
-
 /// Why the calls of a module cannot be intercepted, with the cure (R20).
 std::string not_interceptable(const walked_module& x) {
   if (x.script || !x.hooks.empty() || x.container || x.names.front().empty())
@@ -277,7 +271,7 @@ void model_state::check_same_everywhere() {
   out.u64(model_.modules.size());
   out.u64(model_.tensors.size());
   auto all = engine_.exchange().all_gather(engine_.pipeline(), "smp.model",
-                                           bytes_of(out));
+                                           {out.take(), {}});
   for (size_t i = 0; i < all.size(); ++i) {
     byte_reader in{all[i].bytes};
     auto hash = in.u64("model hash");
@@ -363,7 +357,7 @@ void model_state::place() {
     }
   }
   auto found = engine_.exchange().broadcast(pipeline, "smp.partition",
-                                            pipeline.front(), bytes_of(out));
+                                            pipeline.front(), {out.take(), {}});
   byte_reader in{found.bytes};
   if (!in.boolean("decision")) {
     auto code = static_cast<error_code>(in.u8("error code"));

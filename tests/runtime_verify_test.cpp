@@ -47,6 +47,29 @@ TEST_CASE("Tensors are equal up to R35's tolerance", "[runtime][verify]") {
   CHECK(x.wrong->reference == "0.5");
   CHECK(x.wrong->bound == Catch::Approx(1e-5 * largest + 1e-7));
   CHECK(x.relative == Catch::Approx(1.1e-5).epsilon(0.05));
+  CHECK(x.share == Catch::Approx(1.1).epsilon(0.01));
+  CHECK(compare_tensors(near, b, {}).share == Catch::Approx(0.9).epsilon(0.01));
+}
+
+TEST_CASE("Rounding noise is shown as a share of what is allowed",
+          "[runtime][verify]") {
+  // Gradients that are zero but for rounding, as a key's bias in attention.
+  auto noise = torch::tensor({1e-9f, -2e-9f}), other = -noise;
+  auto x = compare_tensors(noise, other, {});
+  CHECK_FALSE(x.wrong);
+  CHECK(x.relative > 1);
+  CHECK(x.share == Catch::Approx(4e-9 / (1e-5 * 2e-9 + 1e-7)).epsilon(0.01));
+  // What counts is how close to wrong, not how far apart.
+  verify_summary sum;
+  sum.steps = 1;
+  sum.gradients.add("gradient of 'noise'", x);
+  auto b = torch::ones({2});
+  sum.gradients.add("gradient of 'weight'",
+                    compare_tensors(with(b, 0, 1 + 5e-6), b, {}));
+  CHECK(sum.gradients.worst == "gradient of 'weight'");
+  CHECK_THAT(to_text(sum),
+             Catch::Matchers::ContainsSubstring(
+               "% of what is allowed (gradient of 'weight', relative"));
 }
 
 TEST_CASE("The worst of several differences is shown", "[runtime][verify]") {

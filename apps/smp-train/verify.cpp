@@ -21,15 +21,14 @@ void print_head(const session& s, const command_line& cmd,
              "  run dir   {}\n"
              "  model     {}\n"
              "  step      {} microbatches, {}\n\n"
-             "       step         loss  one process  differences  largest so "
-             "far\n",
+             "       step         loss  one process  differences  of allowed\n",
              cmd.config, s.size(), s.size() == 1 ? "" : "s", run_dir,
              config.model.type, config.smp.microbatches, config.smp.pipeline);
 }
 
 void print_step(const verify_step& x) {
-  fmt::print(stderr, "{:>11}{:>13.6f}{:>13.6f}{:>13}{:>16.1e}\n", x.step,
-             x.loss, x.reference_loss, x.differences, x.relative);
+  fmt::print(stderr, "{:>11}{:>13.6f}{:>13.6f}{:>13}{:>10.2g} %\n", x.step,
+             x.loss, x.reference_loss, x.differences, 100 * x.share);
 }
 
 } // namespace

@@ -40,7 +40,8 @@ json object(const finding& x) {
 
 json object(const tally& x) {
   return {{"compared", x.compared},
-          {"largest_relative_difference", number(x.relative)},
+          {"largest_share_of_bound", number(x.share)},
+          {"relative_difference", number(x.relative)},
           {"of", x.worst}};
 }
 
@@ -109,10 +110,11 @@ std::string to_text(const finding& x) {
   return result;
 }
 
-void tally::add(const std::string& name, double relative_difference) {
+void tally::add(const std::string& name, const comparison& x) {
   ++compared;
-  if (worst.empty() || relative_difference > relative) {
-    relative = relative_difference;
+  if (worst.empty() || x.share > share) {
+    share = x.share;
+    relative = x.relative;
     worst = name;
   }
 }
@@ -166,11 +168,12 @@ std::string to_text(const verify_summary& x) {
     count_text(x.buffers.compared, "buffer", "buffers"));
   auto* worst = &x.losses;
   for (auto* t : {&x.gradients, &x.updates, &x.buffers})
-    if (t->relative > worst->relative)
+    if (t->share > worst->share)
       worst = t;
-  if (worst->relative > 0)
-    result += fmt::format("; largest relative difference {:.2g} ({})",
-                          worst->relative, worst->worst);
+  if (worst->share > 0)
+    result += fmt::format("; largest difference {:.2g} % of what is allowed "
+                          "({}, relative {:.2g})",
+                          100 * worst->share, worst->worst, worst->relative);
   else
     result += "; bit for bit";
   return result;

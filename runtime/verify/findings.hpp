@@ -52,11 +52,13 @@ std::string to_text(const finding& x);
 /// How much was compared and how far it was apart.
 struct tally {
   uint64_t compared = 0;
-  /// Largest max|a - b| / max|b|, and whose.
+  /// Of the tensor that came closest to its bound: how close (1 is at the
+  /// bound), max|a - b| / max|b|, and its name.
+  double share = 0;
   double relative = 0;
   std::string worst;
 
-  void add(const std::string& name, double relative_difference);
+  void add(const std::string& name, const comparison& x);
 };
 
 /// The result of a whole comparison.

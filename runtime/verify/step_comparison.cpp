@@ -308,10 +308,14 @@ private:
       auto x = compare_digests(mine[0]->loss, expected->loss,
                                allowed(expected->loss.dtype));
       auto &a = mine[0]->loss.sums, &b = expected->loss.sums;
-      auto off = a.size() == 1 && b.size() == 1 && b[0] != 0
-                   ? std::abs(a[0] - b[0]) / std::abs(b[0])
-                   : x ? infinity : 0;
-      result_.losses.add(name, off);
+      comparison c;
+      c.relative = c.share = x ? infinity : 0;
+      if (a.size() == 1 && b.size() == 1 && b[0] != 0) {
+        auto off = std::abs(a[0] - b[0]), size = std::abs(b[0]);
+        c.relative = off / size;
+        c.share = off / allowed(expected->loss.dtype).bound(size);
+      }
+      result_.losses.add(name, c);
       if (!x)
         continue;
       auto f = make(finding_kind::loss, "", "loss", *x);
@@ -358,7 +362,9 @@ private:
       out.push_back(std::move(f));
     };
     if (a == mine.end() || b == theirs.end()) {
-      sum.add(name, infinity);
+      comparison none;
+      none.relative = none.share = infinity;
+      sum.add(name, none);
       add({"", a == mine.end() ? "none" : "a tensor",
            b == theirs.end() ? "none" : "a tensor", infinity, 0});
       return;
@@ -366,7 +372,7 @@ private:
     auto c = kind == finding_kind::update
                ? compare_update(a->second, b->second, in_.before.at(name))
                : compare_tensors(a->second, b->second, allowed(b->second));
-    sum.add(fmt::format("{} '{}'", what, name), c.relative);
+    sum.add(fmt::format("{} '{}'", what, name), c);
     if (c.wrong)
       add(*c.wrong);
   }

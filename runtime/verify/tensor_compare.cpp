@@ -41,7 +41,7 @@ template <class Bound>
 comparison compare(const at::Tensor& a, const at::Tensor& b, Bound allowed) {
   comparison result;
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) {
-    result.relative = infinity;
+    result.relative = result.share = infinity;
     result.wrong = {"the shape", shape_text(a), shape_text(b), infinity, 0};
     return result;
   }
@@ -63,7 +63,9 @@ comparison compare(const at::Tensor& a, const at::Tensor& b, Bound allowed) {
     if (!std::isfinite(d))
       d = infinity;
     far = std::max(far, d);
-    auto excess = d - allowed(i, largest);
+    auto limit = allowed(i, largest);
+    result.share = std::max(result.share, d / limit);
+    auto excess = d - limit;
     if (excess > worst) {
       worst = excess;
       at = i;

@@ -44,6 +44,9 @@ struct mismatch {
 struct comparison {
   /// max|a - b| / max|b|; 0 for equal tensors.
   double relative = 0;
+  /// Largest |a - b| over what is allowed there; more than 1 is wrong. Of
+  /// tensors that are rounding noise only this says something.
+  double share = 0;
   std::optional<mismatch> wrong;
 };
 

@@ -24,12 +24,6 @@ std::map<std::string, at::Tensor> by_name(const named_tensors& xs) {
   return {xs.begin(), xs.end()};
 }
 
-payload bytes_of(byte_writer& out) {
-  payload result;
-  result.bytes = out.take();
-  return result;
-}
-
 /// Listens to the pipeline's run and compares it on rank 0.
 class verifier final : public train_listener {
 public:
@@ -141,8 +135,8 @@ private:
                  summary_);
     if (options_.on_step)
       options_.on_step({x.step, x.loss, reference.loss,
-                        std::max(summary_.gradients.relative,
-                                 summary_.updates.relative),
+                        std::max(summary_.gradients.share,
+                                 summary_.updates.share),
                         summary_.differences - earlier});
   }
 
@@ -170,7 +164,7 @@ private:
     byte_writer out;
     write(out, mine);
     auto all = engine_.exchange().all_gather(
-      engine_.pipeline(), "smp.verify.record", bytes_of(out));
+      engine_.pipeline(), "smp.verify.record", {out.take(), {}});
     step_record result;
     for (size_t i = 0; i < all.size() && reference_; ++i) {
       byte_reader in{all[i].bytes};
@@ -192,7 +186,7 @@ private:
     auto root = engine_.exchange().broadcast(engine_.pipeline(),
                                              "smp.verify.differences",
                                              engine_.pipeline().front(),
-                                             bytes_of(out));
+                                             {out.take(), {}});
     byte_reader in{root.bytes};
     summary_.differences = in.u64("differences");
   }
@@ -212,7 +206,7 @@ private:
       out.boolean(updated.contains(t.unsafeGetTensorImpl()));
     }
     auto all = engine_.exchange().all_gather(
-      engine_.pipeline(), "smp.verify.owners", bytes_of(out));
+      engine_.pipeline(), "smp.verify.owners", {out.take(), {}});
     if (!reference_)
       return;
     std::vector<std::vector<uint64_t>> holders(tensors.size());

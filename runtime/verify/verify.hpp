@@ -17,8 +17,8 @@ struct verify_step {
   uint64_t step = 0; // from 1
   double loss = 0;
   double reference_loss = 0;
-  /// Largest relative difference among all gradients and updates until now.
-  double relative = 0;
+  /// How close a gradient or update came to its bound until now; 1: at it.
+  double share = 0;
   uint64_t differences = 0; // in this step
 };
 

@@ -1,0 +1,234 @@
+#pragma once
+
+// The training job that benchmarks compare: AdamW steps of a GPT in 8
+// microbatches, by smp over two ranks and by one process without smp.
+
+#include "bench/harness.hpp"
+#include "bench/plain_gpt.hpp"
+
+#include "runtime/models/gpt.hpp"
+#include "runtime/smp.hpp"
+
+#include <torch/torch.h>
+
+#include <chrono>
+#include <optional>
+
+#include <sched.h>
+#include <sys/resource.h>
+
+namespace smp::bench::gpt_job {
+
+using clock = std::chrono::steady_clock;
+
+constexpr uint64_t ranks = 2;        // p
+constexpr uint64_t microbatches = 8; // m
+constexpr int64_t batch = 32;
+constexpr double ideal = double(microbatches + ranks - 1)
+                         / double(microbatches * ranks);
+
+inline double seconds_between(clock::time_point x, clock::time_point y) {
+  return std::chrono::duration<double>(y - x).count();
+}
+
+/// How steps run: --static=1 replays a recorded one, --fast=1 returns promises.
+inline void set_modes(const arguments& x, session_config& result) {
+  result.static_mode = x.number("static", 0) != 0;
+  result.fast_mode = x.number("fast", 0) != 0;
+}
+
+/// What every run trains.
+struct task {
+  explicit task(const arguments& x)
+    : warmup(x.number("warmup", 3)),
+      steps(x.number("steps", 10)),
+      schedule(x.text("schedule", "interleaved")) {
+    if (auto n = x.number("active", 0); n > 0)
+      active = static_cast<uint64_t>(n);
+    sizes.width = x.number("width", sizes.width);
+  }
+
+  gpt_sizes sizes;
+  int64_t warmup;
+  int64_t steps;
+  std::string schedule;
+  std::optional<uint64_t> active; // else the library's default
+};
+
+struct data {
+  explicit data(const task& x) {
+    torch::manual_seed(7);
+    auto all = torch::randint(x.sizes.vocabulary, {batch, x.sizes.length + 1});
+    tokens = all.narrow(1, 0, x.sizes.length).contiguous();
+    targets = all.narrow(1, 1, x.sizes.length).contiguous();
+  }
+
+  torch::Tensor tokens, targets; // [B, T]
+};
+
+inline torch::optim::AdamWOptions optimizer_options() {
+  return torch::optim::AdamWOptions(1e-3).weight_decay(0.1);
+}
+
+/// logits: [B, T, V], targets: [B, T]
+inline torch::Tensor loss_of(const torch::Tensor& logits,
+                             const torch::Tensor& targets) {
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
+                                              targets.flatten());
+}
+
+/// What a process used up since it began.
+struct usage {
+  usage() {
+    ::getrusage(RUSAGE_SELF, &counted);
+  }
+
+  double cpu() const {
+    auto seconds = [](const timeval& x) {
+      return double(x.tv_sec) + double(x.tv_usec) * 1e-6;
+    };
+    return seconds(counted.ru_utime) + seconds(counted.ru_stime);
+  }
+
+  rusage counted{};
+  /// s; a lack of cores is no fault of what is measured
+  double waited = waited_for_a_core();
+};
+
+/// Runs `step`, and once it is warm notes how long each one took, from the
+/// begin of one to the begin of the next, and what it used.
+template <class Step, class Note>
+void repeat(const task& x, record& result, Step step, Note note) {
+  auto begin = clock::now();
+  usage before;
+  for (int64_t i = 0; i < x.warmup + x.steps; ++i) {
+    step();
+    auto end = clock::now();
+    usage after;
+    auto add = [&](const char* name, double value) {
+      result.numbers[name].push_back(value);
+    };
+    if (i >= x.warmup) {
+      add("step", seconds_between(begin, end));
+      add("cpu", after.cpu() - before.cpu());
+      add("waited", after.waited - before.waited);
+      add("faults", double(after.counted.ru_minflt - before.counted.ru_minflt));
+      add("switches", double(after.counted.ru_nvcsw - before.counted.ru_nvcsw));
+      note();
+    }
+    begin = end;
+    before = after;
+  }
+}
+
+// -- one process --------------------------------------------------------------
+
+inline void run_plain(const arguments& args, int threads) {
+  at::set_num_threads(threads);
+  const task x{args};
+  const data d{x};
+  torch::manual_seed(1);
+  plain_gpt model{x.sizes};
+  torch::optim::AdamW optimizer{model->parameters(), optimizer_options()};
+  record result;
+  double loss = 0;
+  auto tokens = d.tokens.chunk(microbatches);
+  auto targets = d.targets.chunk(microbatches);
+  repeat(
+    x, result,
+    [&] {
+      optimizer.zero_grad();
+      loss = 0;
+      for (uint64_t i = 0; i < microbatches; ++i) {
+        auto part = loss_of(model(tokens[i]), targets[i])
+                    / double(microbatches);
+        part.backward();
+        loss += part.item<double>();
+      }
+      optimizer.step();
+    },
+    [&] { result.numbers["loss"] = {loss}; });
+  auto env = read_rank_environment();
+  if (!env || env->rank == 0)
+    write(result, args.text("file"));
+}
+
+// -- the pipeline -------------------------------------------------------------
+
+inline void run_pipeline(const arguments& args) {
+  const task x{args};
+  session_config setup;
+  setup.pipeline_parallel_degree = ranks;
+  setup.microbatches = microbatches;
+  setup.pipeline = x.schedule;
+  setup.active_microbatches = x.active;
+  setup.threads = 1;
+  set_modes(args, setup);
+  session s{setup};
+  const data d{x};
+  torch::manual_seed(1);
+  gpt_config config;
+  config.vocabulary = x.sizes.vocabulary;
+  config.sequence_length = x.sizes.length;
+  config.layers = x.sizes.layers;
+  config.heads = x.sizes.heads;
+  config.width = x.sizes.width;
+  distributed_model model{gpt{config}};
+  torch::optim::AdamW adamw{model->parameters(), optimizer_options()};
+  distributed_optimizer optimizer{adamw};
+  auto train_step = step([&](torch::Tensor tokens, torch::Tensor targets) {
+    auto loss = loss_of(model(tokens), targets);
+    model.backward(loss);
+    return loss;
+  });
+  model.partition();
+  record result;
+  result.text = model.partition_text();
+  double loss = 0;
+  std::vector<step_stats> stats;
+  repeat(
+    x, result,
+    [&] {
+      optimizer.zero_grad();
+      loss = train_step(d.tokens, d.targets).reduce_mean().item<double>();
+      optimizer.step();
+    },
+    [&] { stats.push_back(s.last_step()); });
+  result.numbers["loss"] = {loss};
+  auto gather = [&](const char* name, double value) {
+    auto all = allgather(value);
+    for (uint64_t i = 0; i < ranks; ++i)
+      result.numbers[fmt::format("{}.{}", name, i)].push_back(all[i]);
+    return all;
+  };
+  auto mine = result.numbers;
+  for (size_t i = 0; i < stats.size(); ++i) {
+    auto& y = stats[i];
+    auto executing = gather("executing", y.executing_seconds);
+    auto inside = gather("inside", y.seconds);
+    gather("requests", static_cast<double>(y.requests));
+    gather("waits", static_cast<double>(y.waits));
+    gather("bytes", static_cast<double>(y.bytes_sent));
+    gather("cpu", mine["cpu"][i]);
+    gather("faults", mine["faults"][i]);
+    gather("switches", mine["switches"][i]);
+    result.numbers["replayed"].push_back(y.replayed ? 1 : 0);
+    result.numbers["bubble"].push_back(
+      1 - (executing[0] + executing[1]) / (inside[0] + inside[1]));
+  }
+  if (s.rank() == 0)
+    write(result, args.text("file"));
+}
+
+// -- cores --------------------------------------------------------------------
+
+/// Keeps this process on the core whose number is its rank.
+inline void pin() {
+  auto env = read_rank_environment();
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(env ? env->rank : 0, &cores);
+  ::sched_setaffinity(0, sizeof cores, &cores);
+}
+
+} // namespace smp::bench::gpt_job

@@ -1,0 +1,384 @@
+// How far each schedule is from what theory and the checker promise:
+//
+//   bench_schedules [--steps=N] [--forward_ms=N] [--mode=TEXT] [--stages=0]
+//                   [--rounds=N] [--width=N] [--peer=0] [--pin=1]
+//
+// First a model whose stages only sleep, forward for --forward_ms and backward
+// for twice as long, each to a deadline of its own: they occupy their rank but
+// no core, so the figures do not depend on the machine and more ranks than
+// cores can be measured. Whatever else a step takes counts as bubble.
+//
+// Then a real training job, a GPT over two ranks of one thread each, in runs
+// that take turns with the same job by torch.distributed.pipelining.
+
+#include "bench/gpt_job.hpp"
+
+#include "partition/checker.hpp"
+#include "runtime/engine.hpp"
+#include "runtime/model_state.hpp"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <thread>
+
+namespace smp::bench {
+
+namespace {
+
+using gpt_job::clock;
+using gpt_job::seconds_between;
+
+/// How remote calls and their order come about.
+struct mode {
+  const char* text;
+  std::vector<std::string> arguments;
+  int64_t warmup; // a record is chosen after five steps
+};
+
+const std::array<mode, 3>& modes() {
+  static const std::array<mode, 3> result{
+    mode{"dynamic", {}, 2}, mode{"static", {"--static=1"}, 7},
+    mode{"static+fast", {"--static=1", "--fast=1"}, 7}};
+  return result;
+}
+
+bool wanted(const mode& x, const arguments& args) {
+  auto only = args.text("mode");
+  return only.empty() || only == x.text;
+}
+
+void set(arguments& args, const mode& x) {
+  for (auto& y : x.arguments)
+    args.set(y);
+  args.set(fmt::format("--warmup={}", x.warmup));
+}
+
+// -- stages that sleep --------------------------------------------------------
+
+/// Adds w to x, and takes its time.
+struct sleeping_add : torch::autograd::Function<sleeping_add> {
+  static void sleep(double seconds) {
+    auto rest = std::chrono::duration<double>{seconds};
+    std::this_thread::sleep_until(
+      clock::now() + std::chrono::duration_cast<clock::duration>(rest));
+  }
+
+  /// x: [B, 1], w: [1]
+  static torch::Tensor forward(torch::autograd::AutogradContext* ctx,
+                               const torch::Tensor& x, const torch::Tensor& w,
+                               double seconds) {
+    ctx->saved_data["seconds"] = 2 * seconds;
+    sleep(seconds);
+    return x + w;
+  }
+
+  static torch::autograd::variable_list
+  backward(torch::autograd::AutogradContext* ctx,
+           torch::autograd::variable_list grads) {
+    sleep(ctx->saved_data["seconds"].toDouble());
+    return {grads[0], grads[0].sum().view({1}), {}};
+  }
+};
+
+struct sleeper_impl : torch::nn::Module {
+  explicit sleeper_impl(double seconds)
+    : seconds(seconds), weight(register_parameter("weight", torch::ones({1}))) {
+    // nop
+  }
+
+  torch::Tensor forward(torch::Tensor x) {
+    return sleeping_add::apply(x, weight, seconds);
+  }
+
+  double seconds; // forward
+  torch::Tensor weight;
+};
+TORCH_MODULE_IMPL(sleeper, sleeper_impl);
+
+/// What every rank of a run of such stages knows.
+struct stage_task {
+  explicit stage_task(const arguments& x)
+    : schedule(x.text("schedule")),
+      ranks(static_cast<uint64_t>(x.number("ranks", 2))),
+      chunks(static_cast<uint64_t>(x.number("chunks", 1))),
+      microbatches(static_cast<uint64_t>(x.number("microbatches", 8))),
+      forward(1e-3 * static_cast<double>(x.number("forward_ms", 20))) {
+    // nop
+  }
+
+  uint64_t stages() const {
+    return ranks * chunks;
+  }
+
+  double stage_seconds() const {
+    return forward / static_cast<double>(chunks);
+  }
+
+  /// What each rank works in a step, in seconds.
+  double busy() const {
+    return 3 * forward * static_cast<double>(microbatches);
+  }
+
+  /// Narayanan et al. 2021, section 2.2: filling and draining takes p - 1
+  /// stages of a v-th of a microbatch. With fewer microbatches than ranks a
+  /// microbatch has to come round before it can enter the next chunk.
+  double theory() const {
+    auto p = static_cast<double>(ranks), v = static_cast<double>(chunks),
+         m = static_cast<double>(microbatches);
+    return 1 - v * m / (microbatches < ranks ? v * p + m - 1 : v * m + p - 1);
+  }
+
+  double bubble(double step_seconds) const {
+    return 1 - busy() / step_seconds;
+  }
+
+  std::string schedule;
+  uint64_t ranks, chunks, microbatches;
+  double forward; // of a microbatch on one rank, in seconds
+};
+
+struct stages_impl : torch::nn::Module {
+  explicit stages_impl(const stage_task& x) {
+    for (uint64_t i = 0; i < x.stages(); ++i) {
+      stages->push_back(sleeper{x.stage_seconds()});
+      set_partition(*stages->ptr(i), static_cast<uint32_t>(i % x.ranks));
+    }
+    register_module("stages", stages);
+  }
+
+  torch::Tensor forward(torch::Tensor x) {
+    return stages->forward(x);
+  }
+
+  torch::nn::Sequential stages;
+};
+TORCH_MODULE_IMPL(stages, stages_impl);
+
+/// @returns what the checker says of these stages, with messages that take no
+/// time
+schedule_report predict(session& s, const partition_decision& decision,
+                        const stage_task& x) {
+  auto model = decision.model;
+  for (auto& y : model)
+    y.compute = y.children.empty() ? x.stage_seconds() : 0;
+  program_times times;
+  times.step_seconds = 3 * x.forward * static_cast<double>(x.ranks);
+  return s.internals().play_schedule(make_program(model, decision.plan, times),
+                                     x.microbatches, false);
+}
+
+void run_stages(const arguments& args) {
+  const stage_task x{args};
+  session_config setup;
+  setup.pipeline_parallel_degree = x.ranks;
+  setup.microbatches = x.microbatches;
+  setup.pipeline = x.schedule;
+  setup.chunks = x.chunks;
+  setup.trace_device = "none";
+  setup.threads = 1;
+  gpt_job::set_modes(args, setup);
+  session s{setup};
+  distributed_model model{stages{x}};
+  auto train_step = step([&](torch::Tensor input) {
+    auto loss = model(input).mean();
+    model.backward(loss);
+    return loss.detach();
+  });
+  auto input = torch::ones({static_cast<int64_t>(x.microbatches), 1});
+  record result;
+  auto warmup = args.number("warmup", 2);
+  for (int64_t i = 0, n = warmup + args.number("steps", 8); i < n; ++i) {
+    barrier();
+    auto begin = clock::now();
+    train_step(input);
+    if (i < warmup)
+      continue;
+    result.numbers["step"].push_back(seconds_between(begin, clock::now()));
+    result.numbers["replayed"].push_back(s.last_step().replayed ? 1 : 0);
+    result.numbers["waits"].push_back(double(s.last_step().waits));
+  }
+  if (s.rank() == 0) {
+    auto report = predict(s, *model.state().decision(), x);
+    result.numbers["makespan"] = {report.makespan};
+    write(result, args.text("file"));
+  }
+}
+
+struct stage_row {
+  const char* schedule;
+  uint64_t ranks;
+  uint64_t chunks;
+  uint64_t microbatches;
+};
+
+std::vector<stage_row> stage_rows() {
+  std::vector<stage_row> result;
+  for (uint64_t p : {2, 4})
+    for (uint64_t m : {uint64_t{8}, p / 2}) {
+      for (auto name : {"simple", "interleaved", "1f1b"})
+        result.push_back({name, p, 1, m});
+      result.push_back({"interleaved_1f1b", p, 2, m});
+    }
+  return result;
+}
+
+/// @param points that the measured bubble may be away from theory
+void measure_stages(const scratch& dir, const arguments& args, double points) {
+  fmt::print(
+    "stages that sleep {} ms forward and {} ms backward per microbatch; bubble "
+    "in %, least and median of {} steps; d: median less theory, in points\n"
+    "  {:<12} {:<17}{:>3}{:>3}{:>7}{:>8}{:>7}{:>7}{:>6}{:>8}{:>8}  {}\n",
+    args.number("forward_ms", 20), 2 * args.number("forward_ms", 20),
+    args.number("steps", 8), "mode", "schedule", "p", "m", "theory", "checker",
+    "least", "median", "d", "ideal s", "step s",
+    fmt::format("within {:g}", points));
+  for (auto& how : modes()) {
+    if (!wanted(how, args))
+      continue;
+    for (auto& row : stage_rows()) {
+      auto mine = args;
+      set(mine, how);
+      mine.set(fmt::format("--schedule={}", row.schedule));
+      mine.set(fmt::format("--ranks={}", row.ranks));
+      mine.set(fmt::format("--chunks={}", row.chunks));
+      mine.set(fmt::format("--microbatches={}", row.microbatches));
+      const stage_task x{mine};
+      auto found = run_fresh(dir, x.ranks, "stages", mine);
+      auto percent = [&](double seconds) { return 100 * x.bubble(seconds); };
+      auto theory = 100 * x.theory();
+      auto middle = percent(median(found["step"]));
+      auto note = std::abs(middle - theory) <= points ? "yes" : "no";
+      auto recorded = how.arguments.empty() || minimum(found["replayed"]) > 0;
+      fmt::print(
+        "  {:<12} {:<17}{:>3}{:>3}{:>7.1f}{:>8.1f}{:>7.1f}{:>7.1f}"
+        "{:>6.1f}{:>8.3f}{:>8.3f}  {}{}\n",
+        how.text, x.schedule, x.ranks, x.microbatches, theory,
+        percent(found["makespan"].front()), percent(minimum(found["step"])),
+        middle, middle - theory, x.busy() / (1 - x.theory()),
+        median(found["step"]), note, recorded ? "" : ", not replayed");
+      std::fflush(stdout);
+    }
+  }
+}
+
+// -- a real job, and its peer -------------------------------------------------
+
+/// @returns a Python with torch, or nothing
+std::string python() {
+  auto* x = std::getenv("SMP_PYTHON");
+  return x ? x : "";
+}
+
+std::string peer_script() {
+  auto here = std::filesystem::path{__FILE__}.parent_path();
+  return here / "torch_pipelining.py";
+}
+
+record run_peer(const scratch& dir, uint64_t processes, arguments args) {
+  const gpt_sizes sizes{.width = args.number("width", 256)};
+  args.set(fmt::format("--layers={}", sizes.layers));
+  args.set(fmt::format("--heads={}", sizes.heads));
+  args.set(fmt::format("--length={}", sizes.length));
+  args.set(fmt::format("--vocabulary={}", sizes.vocabulary));
+  args.set(fmt::format("--batch={}", gpt_job::batch));
+  args.set(fmt::format("--microbatches={}", gpt_job::microbatches));
+  args.set("--rendezvous=" + std::string{dir / "rendezvous"});
+  std::filesystem::remove(dir / "rendezvous");
+  return run_program(dir, processes, {python(), peer_script()}, args);
+}
+
+/// Steps of a GPT by smp in each mode, by the peer, and by one process of each.
+void compare(const scratch& dir, arguments args, int64_t width) {
+  constexpr auto p = gpt_job::ranks;
+  args.set(fmt::format("--width={}", width));
+  args.set("--schedule=1f1b");
+  struct contestant {
+    std::string text;
+    std::function<record()> run;
+    double share = 1; // of the time of one process that is ideal
+    record result = {};
+  };
+  std::vector<contestant> xs;
+  xs.push_back(
+    {"one process, LibTorch", [&] { return run_fresh(dir, 1, "one", args); }});
+  for (auto& how : modes())
+    if (wanted(how, args)) {
+      auto mine = args;
+      set(mine, how);
+      xs.push_back(
+        {fmt::format("smp 1f1b, {}", how.text),
+         [&dir, mine] { return run_fresh(dir, p, "pipeline", mine); },
+         gpt_job::ideal});
+    }
+  if (!python().empty()) {
+    xs.push_back(
+      {"one process, PyTorch", [&] { return run_peer(dir, 1, args); }});
+    xs.push_back({"torch.distributed.pipelining 1F1B",
+                  [&] { return run_peer(dir, p, args); }, gpt_job::ideal});
+  }
+  for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i)
+    for (auto& x : xs)
+      x.result.add(x.run());
+  fmt::print(
+    "\nGPT of width {}, {} layers, sequence {}, batch {}, {} "
+    "microbatches, {} ranks of one thread each\n"
+    "  {:<36}{:>9}{:>9}{:>17}{:>17}\n"
+    "  {:<36}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}\n",
+    width, gpt_sizes{}.layers, gpt_sizes{}.length, gpt_job::batch,
+    gpt_job::microbatches, p, "", "step, s", "", "over the ideal",
+    "over the peer", "", "min", "median", "min", "median", "min", "median");
+  auto& one = xs.front().result["step"];
+  for (auto& x : xs) {
+    auto& mine = x.result["step"];
+    fmt::print("  {:<36}{:>9.4f}{:>9.4f}", x.text, minimum(mine), median(mine));
+    fmt::print("{:>9.3f}{:>8.3f}", minimum(mine) / (x.share * minimum(one)),
+               median(mine) / (x.share * median(one)));
+    if (!python().empty()) {
+      auto& peer = xs.back().result["step"];
+      fmt::print("{:>9.3f}{:>8.3f}", minimum(mine) / minimum(peer),
+                 median(mine) / median(peer));
+    }
+    fmt::print("\n");
+  }
+  fmt::print(
+    "  ideal: (m + p - 1) / (m p) of one process with LibTorch; load "
+    "of the machine: {:.1f}\n",
+    machine_load());
+  std::fflush(stdout);
+}
+
+// -- main ---------------------------------------------------------------------
+
+void run(const arguments& args) {
+  auto what = args.text("run");
+  if (what == "stages")
+    return run_stages(args);
+  if (args.number("pin", 0) != 0 && !what.empty())
+    gpt_job::pin();
+  if (what == "pipeline")
+    return gpt_job::run_pipeline(args);
+  if (what == "one")
+    return gpt_job::run_plain(args, 1);
+  scratch dir;
+  if (args.number("stages", 1) != 0)
+    measure_stages(dir, args, 3);
+  if (args.number("peer", 1) == 0)
+    return;
+  if (python().empty())
+    fmt::print(
+      "\nno Python with torch: './dev zoo' makes one, or set "
+      "SMP_PYTHON; so without torch.distributed.pipelining\n");
+  auto only = args.number("width", 0);
+  for (int64_t width : {256, 64})
+    if (only == 0 || only == width)
+      compare(dir, args, width);
+}
+
+} // namespace
+
+} // namespace smp::bench
+
+int main(int argc, char** argv) {
+  return smp::bench::run_main(argc, argv, smp::bench::run);
+}
