@@ -2,6 +2,7 @@
 
 #include "runtime/boxed_arguments.hpp"
 #include "runtime/delay_param_initialization.hpp"
+#include "runtime/memory_apart.hpp"
 #include "runtime/recording.hpp"
 #include "transport/error.hpp"
 
@@ -510,6 +511,7 @@ at::Tensor constant(const at::Tensor& x) {
 /// Moves the generator on as if `x` had run.
 void draw(const boxed_call& x) {
   c10::AutoGradMode no_grad{false};
+  memory_apart apart;
   auto by_size = draws_by_size(x.name);
   auto arguments = x.arguments();
   for (auto& argument : arguments)

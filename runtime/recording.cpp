@@ -1,5 +1,7 @@
 #include "runtime/recording.hpp"
 
+#include "runtime/memory_apart.hpp"
+
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
@@ -84,6 +86,7 @@ public:
 
   void run_all(const std::function<void(size_t, at::Tensor)>& f) {
     c10::AutoGradMode no_grad{false};
+    memory_apart apart;
     std::optional<c10::InferenceMode> ordinary;
     if (c10::InferenceMode::is_enabled())
       ordinary.emplace(false);

@@ -87,9 +87,12 @@ TEST_CASE("Values that are not finite equal only themselves",
   auto inf = with(one, 1, infinity);
   for (auto& x : {nan, inf})
     CHECK_FALSE(compare_tensors(x, x, {}).wrong);
-  for (auto& [a, b] : std::vector<std::pair<Tensor, Tensor>>{
-         {nan, one}, {one, nan}, {inf, one}, {one, inf}, {inf, -inf},
-         {nan, inf}})
+  for (auto& [a, b] : std::vector<std::pair<Tensor, Tensor>>{{nan, one},
+                                                             {one, nan},
+                                                             {inf, one},
+                                                             {one, inf},
+                                                             {inf, -inf},
+                                                             {nan, inf}})
     CHECK(compare_tensors(a, b, {}).wrong);
 }
 
@@ -145,8 +148,8 @@ TEST_CASE("A digest sees where elements stand", "[runtime][verify]") {
   CHECK(compare_digests(digest_of(b.roll(1, 0)), digest_of(b), {}));
   CHECK(compare_digests(digest_of(b.view({32, 128})), digest_of(b), {}));
   CHECK(compare_digests(digest_of(with(b, 5, std::nan(""))), digest_of(b), {}));
-  CHECK_FALSE(compare_digests(digest_of(b.t().contiguous().t()), digest_of(b),
-                              {}));
+  CHECK_FALSE(
+    compare_digests(digest_of(b.t().contiguous().t()), digest_of(b), {}));
 }
 
 TEST_CASE("A digest of few elements is the tensor itself",
@@ -276,8 +279,7 @@ void change(tensor_digest& x) {
 
 } // namespace
 
-TEST_CASE_METHOD(chain, "Equal records have no findings",
-                 "[runtime][verify]") {
+TEST_CASE_METHOD(chain, "Equal records have no findings", "[runtime][verify]") {
   verify_summary result;
   compare_step({.step = 1,
                 .microbatches = 1,
@@ -530,8 +532,8 @@ TEST_CASE("Right configurations give no false alarm", "[runtime][verify]") {
 }
 
 TEST_CASE("Buffers are compared", "[runtime][verify]") {
-  auto summary
-    = test::run_case(test::model_case("norm", 2, "interleaved", 4), 3);
+  auto summary = test::run_case(test::model_case("norm", 2, "interleaved", 4),
+                                3);
   // Two batch norms of three buffers each.
   CHECK(summary.buffers.compared == 3 * 6);
   CHECK(summary.equal());
