@@ -3,17 +3,19 @@
 // How requests are numbered: anew in each step, so that in a flow that does not
 // change a request has the same number in every step (R33).
 //
-// bit 63: the step body of a microbatch; bits 32 to 62: the step; below: the
-// microbatch, or the how-many-eth request of its origin.
+// bit 63: the step body of a microbatch; bit 62: free for other kinds; bits 32
+// to 61: the step; below: the microbatch, or the how-many-eth request of its
+// origin.
 
 #include "transport/ids.hpp"
 
 namespace smp {
 
 constexpr uint64_t root_request_bit = uint64_t{1} << 63;
+constexpr uint64_t step_bits = uint64_t{0x3fff'ffff} << 32;
 
 constexpr uint64_t request_number(step_id step, uint32_t call) {
-  return step.value << 32 | call;
+  return (step.value << 32 & step_bits) | call;
 }
 
 /// Root requests never meet those of the MODULE SERVER.
@@ -30,12 +32,12 @@ constexpr uint32_t call_number(request_id x) {
 }
 
 constexpr step_id step_of(request_id x) {
-  return step_id{(x.number & ~root_request_bit) >> 32};
+  return step_id{(x.number & step_bits) >> 32};
 }
 
 /// @returns what `x` would be called in step 0: its name in every step.
 constexpr request_id without_step(request_id x) {
-  return {x.origin, (x.number & root_request_bit) | call_number(x)};
+  return {x.origin, x.number & ~step_bits};
 }
 
 } // namespace smp

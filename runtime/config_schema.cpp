@@ -110,6 +110,24 @@ const std::vector<config_key> keys = {
    .meaning = "which ranks are neighbours: `cluster` = `DPT`, `spread` = "
               "`TPD`, or another permutation; right-most letter first",
    .choices = {"cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD"}},
+  {.name = "smp.static_mode",
+   .slot = SLOT(smp.static_mode),
+   .meaning = "record the first steps and replay the fastest, without "
+              "decisions and envelopes; for models whose flow does not depend "
+              "on data"},
+  {.name = "smp.static_steps",
+   .slot = SLOT(smp.static_steps),
+   .meaning = "steps to record, for each kind of step",
+   .range = between(1, 1000)},
+  {.name = "smp.static_fallback",
+   .slot = SLOT(smp.static_fallback),
+   .meaning = "what a step does that departs from its record: it ends the run, "
+              "or goes on without the record",
+   .choices = {"error", "dynamic"}},
+  {.name = "smp.deterministic_server",
+   .slot = SLOT(smp.deterministic_server),
+   .meaning = "all ranks serve in an order that timing has no part in: the "
+              "same seed gives the same bits"},
   {.name = "smp.seed",
    .slot = SLOT(smp.seed),
    .meaning = "seed of initial parameters and of dropout",
@@ -128,12 +146,8 @@ const std::vector<config_key> keys = {
   {.name = "smp.ddp",
    .meaning = "data parallelism over the remaining ranks",
    .elsewhere = {"data_parallel", "dp", "data_parallel_size"}},
-  {.name = "smp.static_mode", .meaning = "replay a recorded step"},
-  {.name = "smp.static_steps", .meaning = "steps to record"},
-  {.name = "smp.static_fallback", .meaning = "when the flow departs from it"},
   {.name = "smp.fast_mode", .meaning = "remote calls return at once"},
   {.name = "smp.no_promises", .meaning = "modules whose calls must not"},
-  {.name = "smp.deterministic_server", .meaning = "replay the service order"},
   {.name = "smp.shard_optimizer_state", .meaning = "over replicas"},
   {.name = "smp.offload_activations", .meaning = "to host memory"},
   {.name = "smp.activation_loading_horizon", .meaning = "load ahead"},

@@ -28,6 +28,8 @@ std::string to_json(const step_metrics& x) {
   result["bubble_ratio"] = x.bubble_ratio;
   result["requests"] = x.requests;
   result["bytes_sent"] = x.bytes_sent;
+  if (!x.static_mode.empty())
+    result["static"] = x.static_mode;
   return result.dump();
 }
 

@@ -21,6 +21,9 @@ struct step_metrics {
   double bubble_ratio = 0;
   uint64_t requests = 0;   // sum over ranks
   uint64_t bytes_sent = 0; // sum over ranks
+  /// "record", "replay" or "fallback" (docs/static_mode.md); empty without
+  /// static mode.
+  std::string static_mode = {};
 };
 
 /// @returns one JSON object without a line break; a number that is not finite

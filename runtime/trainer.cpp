@@ -184,7 +184,8 @@ private:
       world_, "smp.train.step",
       {stats.executing_seconds, stats.seconds,
        static_cast<double>(stats.requests),
-       static_cast<double>(stats.bytes_sent), stop_.load() ? 1.0 : 0.0});
+       static_cast<double>(stats.bytes_sent), stop_.load() ? 1.0 : 0.0,
+       stats.fell_back ? 1.0 : 0.0});
     x.samples_per_second = static_cast<double>(data_->batch_size())
                            / x.step_seconds;
     x.bubble_ratio = 1 - sums[0] / sums[1];
@@ -200,6 +201,12 @@ private:
     summary_.requests += x.requests;
     summary_.bytes_sent += x.bytes_sent;
     summary_.interrupted = sums[4] > 0;
+    if (config_.smp.static_mode)
+      x.static_mode = sums[5] > 0      ? "fallback"
+                      : stats.replayed ? "replay"
+                                       : "record";
+    summary_.replayed += stats.replayed;
+    summary_.fell_back += sums[5] > 0;
     if (metrics_)
       metrics_->write(x);
     listener_.on_step(x);

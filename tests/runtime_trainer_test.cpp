@@ -190,6 +190,9 @@ TEST_CASE("A step becomes one line of JSON", "[runtime][trainer]") {
         == R"({"step":3,"loss":2.5,"lr":0.001,"grad_norm":null,)"
            R"("step_seconds":0.5,"samples_per_second":64.0,)"
            R"("bubble_ratio":0.125,"requests":48,"bytes_sent":1048576})");
+  x.static_mode = "replay";
+  CHECK_THAT(smp::to_json(x),
+             Catch::Matchers::EndsWith(R"("static":"replay"})"));
   scratch_dir dir;
   {
     smp::metrics_file file{dir.path / "m.jsonl"};

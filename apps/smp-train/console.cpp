@@ -130,6 +130,13 @@ void console::end(const train_summary& x, const std::string& run_dir) {
                              100 * x.bubble_ratio));
   item("sent", fmt::format("{} requests, {}", with_commas(x.requests),
                            bytes_text(x.bytes_sent)));
+  if (config_.smp.static_mode)
+    item("static", fmt::format("{} of {} steps replayed{}", x.replayed, x.steps,
+                               x.fell_back > 0
+                                 ? fmt::format(", {} of them departed from "
+                                               "the record",
+                                               x.fell_back)
+                                 : ""));
   for (size_t rank = 0; rank < x.peak_memory.size(); ++rank)
     item(rank == 0 ? "memory" : "",
          fmt::format("{} peak on rank {}", bytes_text(x.peak_memory[rank]),
