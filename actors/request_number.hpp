@@ -4,7 +4,8 @@
 // change a request has the same number in every step (R33).
 //
 // bit 63: the step body of a microbatch; bits 32 to 62: the step; below: the
-// microbatch, or the how-many-eth request of its origin.
+// microbatch, or the how-many-eth request of its origin; bit 31: a promise,
+// which its execution numbers.
 
 #include "transport/ids.hpp"
 
@@ -14,6 +15,10 @@ constexpr uint64_t root_request_bit = uint64_t{1} << 63;
 
 constexpr uint64_t request_number(step_id step, uint32_t call) {
   return step.value << 32 | call;
+}
+
+constexpr uint64_t promise_number(step_id step, uint32_t call) {
+  return request_number(step, uint32_t{1} << 31 | call);
 }
 
 /// Root requests never meet those of the MODULE SERVER.

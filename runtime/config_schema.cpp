@@ -121,6 +121,15 @@ const std::vector<config_key> keys = {
    .range = between(0, 4096),
    .elsewhere = {"num_threads", "omp_num_threads"},
    .local = true},
+  {.name = "smp.fast_mode",
+   .slot = SLOT(smp.fast_mode),
+   .meaning = "calls of modules on other ranks return at once; what they "
+              "return is fetched when something touches it "
+              "(docs/fast_mode.md)"},
+  {.name = "smp.no_promises",
+   .slot = SLOT(smp.no_promises),
+   .meaning = "modules, by name, whose calls wait for their results all the "
+              "same"},
   {.name = "smp.tensor_parallel_degree",
    .meaning = "ranks that share one module",
    .elsewhere = {"tensor_parallel_size", "tensor_model_parallel_size",
@@ -131,8 +140,6 @@ const std::vector<config_key> keys = {
   {.name = "smp.static_mode", .meaning = "replay a recorded step"},
   {.name = "smp.static_steps", .meaning = "steps to record"},
   {.name = "smp.static_fallback", .meaning = "when the flow departs from it"},
-  {.name = "smp.fast_mode", .meaning = "remote calls return at once"},
-  {.name = "smp.no_promises", .meaning = "modules whose calls must not"},
   {.name = "smp.deterministic_server", .meaning = "replay the service order"},
   {.name = "smp.shard_optimizer_state", .meaning = "over replicas"},
   {.name = "smp.offload_activations", .meaning = "to host memory"},
