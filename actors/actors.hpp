@@ -123,6 +123,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::response)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::call)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::outcome)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::suspended)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::asked)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::finished)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::completed)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::undelivered)
@@ -181,6 +182,7 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_TYPE_ID(smp, (smp::scheduled_step))
   CAF_ADD_TYPE_ID(smp, (smp::recorded_request))
   CAF_ADD_TYPE_ID(smp, (smp::recorded_response))
+  CAF_ADD_TYPE_ID(smp, (smp::asked))
 CAF_END_TYPE_ID_BLOCK(smp)
 
 namespace smp {
@@ -205,7 +207,8 @@ using module_server_actor = caf::typed_actor<
   caf::result<void>(response),
   // The same, from the record.
   caf::result<void>(recorded_response),
-  // INTERNAL: what a context waited for is done, or its request was not sent.
+  // INTERNAL: what a context waited for is done, or its request was not sent,
+  // or the objects that a request needs are here.
   caf::result<void>(completed),
   // INTERNAL: a response was not sent; tells its requester.
   caf::result<void>(undelivered),
@@ -227,6 +230,8 @@ using module_server_actor = caf::typed_actor<
   caf::result<void>(malformed_atom, failure),
   // INTERNAL: the execution token came to this rank (R26).
   caf::result<void>(token_atom),
+  // INTERNAL: a WORKER CONTEXT sends a request and goes on.
+  caf::result<void>(asked),
   // INTERNAL: a WORKER CONTEXT parked and gives the token back.
   caf::result<void>(suspended),
   // INTERNAL: a WORKER CONTEXT is idle and gives the token back.
@@ -240,7 +245,8 @@ using worker_context_actor = caf::typed_actor<
   caf::result<void>(request),
   // Continues after a call (PENDING -> EXECUTING).
   caf::result<void>(response),
-  // INTERNAL: its executor parked at a call (EXECUTING -> PENDING).
+  // INTERNAL: its executor parked at a call (EXECUTING -> PENDING), or sent a
+  // promise and goes on (EXECUTING).
   caf::result<void>(call),
   // INTERNAL: its executor ended the request (EXECUTING -> IDLE).
   caf::result<void>(outcome),
@@ -300,6 +306,7 @@ struct server_status {
   uint64_t ready = 0;   // work that waits for the token
   uint64_t later = 0;   // requests of a later step
   uint64_t held = 0;    // requests whose turn it is not (R19)
+  uint64_t blocked = 0; // requests that wait for objects or for another one
   uint64_t dropped = 0; // requests of an older step
   uint64_t unknown = 0; // responses that nobody waits for
   uint64_t pending = 0; // calls without an answer

@@ -15,6 +15,9 @@ public:
   /// The execution parked at `x` and no longer runs: the token may go.
   virtual void called(call x) = 0;
 
+  /// The execution sent the promise `x` and goes on.
+  virtual void asked(call x) = 0;
+
   /// The execution ended and no longer runs: the token may go.
   virtual void returned(outcome x) = 0;
 };
@@ -22,8 +25,8 @@ public:
 /// Running user code must stop in the middle of a call and let others run,
 /// which no handler of an actor may do. An executor hides how: it runs one
 /// request at a time, on a thread of its own or without any (R24, R25).
-/// Each `start` and each `resume` is followed by exactly one `called` or
-/// `returned` of the listener. `start` and `resume` return at once; they are
+/// Each `start` and each `resume` is followed by any number of `asked` and then
+/// exactly one `called` or `returned` of the listener. `start` and `resume` return at once; they are
 /// called only while the rank holds its execution token. The destructor makes
 /// a parked execution unwind as cancelled, then joins.
 class executor {

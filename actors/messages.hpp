@@ -33,6 +33,12 @@ struct suspended {
   call what;
 };
 
+/// A context sent a request and goes on.
+struct asked {
+  context_id context;
+  call what;
+};
+
 /// A context is idle again and gives the token back.
 struct finished {
   context_id context;

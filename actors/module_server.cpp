@@ -89,6 +89,8 @@ void module_server_state::departed(const step_departed& x) {
 }
 
 void module_server_state::failed(const step_failed& x) {
+  if (config.node.on_step_failed)
+    config.node.on_step_failed(x.step, x.error);
   if (!scheduler)
     return;
   self->send(scheduler, x);
@@ -100,6 +102,15 @@ void module_server_state::watch(request_id id, const completion_ptr& x) {
   x->on_done([door = door, id, done = x.get()] {
     door->send(completed{id, done->cause()});
   });
+}
+
+bool module_server_state::gather(const request& x) {
+  auto& find = config.node.gather;
+  auto done = find ? find(x) : completion_ptr{};
+  if (!done || (done->done() && !done->cause()))
+    return true;
+  watch(x.id, done);
+  return false;
 }
 
 void module_server_state::microbatch_over(const microbatch_done& x) {
@@ -125,6 +136,8 @@ void module_server_state::activity(bool busy) {
 }
 
 void module_server_state::step_over(step_report x) {
+  if (config.node.on_step_over)
+    config.node.on_step_over(x.step);
   config.on_step_over(std::move(x));
 }
 
@@ -219,6 +232,7 @@ server_status module_server_state::status() const {
   result.ready = core->num_ready();
   result.later = core->num_later();
   result.held = core->num_held();
+  result.blocked = core->num_blocked();
   result.dropped = core->num_dropped();
   result.unknown = core->num_unknown();
   result.pending = core->num_pending();
@@ -308,6 +322,9 @@ module_server(module_server_state::pointer self, server_config config) {
       self->state.core->rank_down(x);
     },
     [self](token_atom) { self->state.core->token_granted(); },
+    [self](asked& x) {
+      self->state.core->issue(x.context, std::move(x.what));
+    },
     [self](suspended& x) {
       self->state.core->suspend(x.context, std::move(x.what));
     },

@@ -74,6 +74,7 @@ struct module_server_state : server_output {
   void departed(const step_departed& x) override;
   void failed(const step_failed& x) override;
   void watch(request_id id, const completion_ptr& x) override;
+  bool gather(const request& x) override;
   void microbatch_over(const microbatch_done& x) override;
   void activity(bool busy) override;
   void step_over(step_report x) override;

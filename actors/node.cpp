@@ -162,6 +162,7 @@ node_status node::status(std::chrono::milliseconds limit) {
   result.ready = server.ready;
   result.later = server.later;
   result.held = server.held;
+  result.blocked = server.blocked;
   result.dropped = server.dropped;
   result.unknown = server.unknown;
   result.pending = server.pending;

@@ -72,6 +72,13 @@ struct node_options {
   std::shared_ptr<record_book> records;
   /// @returns the path of a module, for errors; any thread. May be empty.
   std::function<std::string(module_id)> module_name;
+  /// Begins to bring the objects that a request needs. @returns what is done
+  /// when they are here, or null. Any thread; must not block.
+  std::function<completion_ptr(const request&)> gather;
+  /// The step has its first failure. Any thread; must not block.
+  std::function<void(step_id, const failure&)> on_step_failed;
+  /// Nothing of the step executes here any more. Any thread; must not block.
+  std::function<void(step_id)> on_step_over;
   /// All of a microbatch is over: what is kept for it can go (R3). Any thread;
   /// must not block.
   std::function<void(step_id, microbatch_id)> on_microbatch_done;
@@ -99,6 +106,7 @@ struct node_status {
   uint64_t ready = 0;   // work that waits for the token
   uint64_t later = 0;   // requests of a later step
   uint64_t held = 0;    // requests whose turn it is not (R19)
+  uint64_t blocked = 0; // requests that wait for objects or for another one
   uint64_t dropped = 0; // requests of an older step
   uint64_t unknown = 0; // responses that nobody waits for
   uint64_t pending = 0; // calls without an answer

@@ -28,6 +28,14 @@ struct request {
   payload body;
   /// How many microbatches of the step were started before this one (R19).
   uint64_t turn = 0;
+  /// Who asked goes on meanwhile and may name this request in `after` of
+  /// another one.
+  bool promised = false;
+  /// A promised request of the same origin to the same owner, which must have
+  /// ended before this one starts; 0: none.
+  uint64_t after = 0;
+  /// Objects that must be on the owner before this starts (R38).
+  std::vector<object_id> needs = {};
 };
 
 /// Answers exactly one request, with a value or with the first cause.
@@ -38,12 +46,14 @@ struct response {
 };
 
 enum class call_kind : uint8_t {
-  remote, // a request to another rank
+  remote,  // a request to another rank
+  promise, // a request to another rank; the execution goes on meanwhile
   grant,  // the end of the forward phase: the SCHEDULER grants the backward
   wait,   // anything else that becomes done: a fetch, a collective (R28)
 };
 
-/// An execution stops here, gives its token back, and goes on with a response.
+/// An execution stops here, gives its token back, and goes on with a response;
+/// not so at a promise, whose response goes to `answer`.
 struct call {
   call_kind kind = call_kind::remote;
   /// remote: who runs it, what, and with which arguments.
@@ -51,6 +61,13 @@ struct call {
   module_id module;
   phase what = phase::forward;
   payload body;
+  /// remote and promise: see `request`.
+  std::vector<object_id> needs = {};
+  /// promise: number of the request, chosen by who asks: it names the results
+  /// before they are there (`promise_number`).
+  uint64_t number = 0;
+  /// promise: what takes the response; fails if there will be none.
+  std::shared_ptr<awaited<response>> answer = {};
   /// wait: what it waits for. The response carries its failure.
   completion_ptr done;
   /// For reports: "blocks.3, backward".

@@ -57,6 +57,7 @@ void server_core::begin(run_step x) {
   open_ = true;
   failed_ = {};
   calls_ = 0;
+  over_.clear();
   ended_.assign(x.microbatches, false);
   stretches_.assign(x.microbatches, {});
   order_ = options_.make_order ? options_.make_order(x.microbatches)
@@ -126,6 +127,7 @@ void server_core::shut_down() {
     begin(*entering_);
   later_.clear();
   held_.clear();
+  blocked_.clear();
   auto why = failure{error_code::cancelled, self(), {}, "the rank shuts down"};
   if (open_)
     close({current_.step, {}, why});
@@ -156,14 +158,34 @@ void server_core::accept(request x) {
   } else {
     if (recorder_ && is_root_request(x.id))
       recorder_->admitted({x.microbatch, phase::forward});
-    auto modules = options_.ordered_modules
-                     ? options_.ordered_modules(x)
-                     : std::vector<module_id>{};
-    if (modules.empty() || options_.turnstile->open(modules, x.turn))
-      push(std::move(x), std::move(modules));
+    auto behind = x.after != 0 && !is_over(x.id.origin, x.after);
+    auto incomplete = !x.needs.empty() && !output_.gather(x);
+    if (behind || incomplete)
+      blocked_.push_back({std::move(x), behind, incomplete});
     else
-      held_.push_back({std::move(x), std::move(modules)});
+      admit(std::move(x));
   }
+}
+
+void server_core::admit(request x) {
+  auto modules = options_.ordered_modules ? options_.ordered_modules(x)
+                                          : std::vector<module_id>{};
+  if (modules.empty() || options_.turnstile->open(modules, x.turn))
+    push(std::move(x), std::move(modules));
+  else
+    held_.push_back({std::move(x), std::move(modules)});
+}
+
+bool server_core::is_over(rank_id origin, uint64_t number) const {
+  return over_.contains({origin, number});
+}
+
+void server_core::unblock(std::vector<blocked_request>::iterator i) {
+  if (i->behind || i->incomplete)
+    return;
+  auto x = std::move(i->what);
+  blocked_.erase(i);
+  admit(std::move(x));
 }
 
 void server_core::receive(response x) {
@@ -183,6 +205,20 @@ void server_core::receive(response x) {
 }
 
 void server_core::complete(const completed& x) {
+  auto waits = std::find_if(blocked_.begin(), blocked_.end(), [&](auto& y) {
+    return y.what.id == x.id && y.incomplete;
+  });
+  if (waits != blocked_.end()) {
+    waits->incomplete = false;
+    if (x.error) {
+      blocked_.erase(waits);
+      fail(x.error);
+      reply({x.id, {}, x.error});
+    } else {
+      unblock(waits);
+    }
+    return pump();
+  }
   auto i = pending_.find(x.id);
   if (i == pending_.end()) // cancelled meanwhile
     return;
@@ -195,7 +231,12 @@ void server_core::settle(pending_map::iterator i, response x) {
   pending_.erase(i);
   if (x.error)
     fail(x.error);
-  push(entry, std::move(x));
+  if (!entry.answer)
+    push(entry, std::move(x));
+  else if (x.error)
+    entry.answer->fail(std::move(x.error));
+  else
+    entry.answer->set_value(std::move(x));
 }
 
 void server_core::rank_down(const failure& x) {
@@ -207,6 +248,8 @@ void server_core::rank_down(const failure& x) {
     return std::visit([](auto& z) { return z.id.origin; }, y) == x.rank;
   });
   std::erase_if(held_,
+                [&](auto& y) { return y.what.id.origin == x.rank; });
+  std::erase_if(blocked_,
                 [&](auto& y) { return y.what.id.origin == x.rank; });
   std::erase_if(ready_, [&](auto& y) {
     auto req = std::get_if<request>(&y.work);
@@ -240,22 +283,59 @@ void server_core::turns_moved() {
 
 // -- contexts -----------------------------------------------------------------
 
+failure server_core::refusal(const call& x) const {
+  if (failed_)
+    return failed_;
+  if (!open_)
+    return {error_code::cancelled, self(), {}, "the step is over"};
+  auto asks = x.kind == call_kind::remote || x.kind == call_kind::promise;
+  if (asks && x.owner == self())
+    return internal_failure(self(), "a request to the own rank");
+  if (x.kind == call_kind::grant && !options_.leader)
+    return internal_failure(self(), "a grant is asked for off pp_rank 0");
+  return {};
+}
+
+request server_core::request_of(const context_entry& from, uint64_t number,
+                                call& x) const {
+  auto& cur = from.current;
+  request result{{self(), number}, cur.step,          cur.microbatch, x.module,
+                 x.what,           std::move(x.body), cur.turn};
+  result.promised = x.kind == call_kind::promise;
+  result.needs = std::move(x.needs);
+  if (auto i = from.promises.find(x.owner);
+      i != from.promises.end() && pending_.contains({self(), i->second}))
+    result.after = i->second;
+  return result;
+}
+
+void server_core::issue(context_id ctx, call x) {
+  auto pos = contexts_.find(ctx);
+  auto refused = refusal(x);
+  if (pos == contexts_.end() && !refused)
+    refused = internal_failure(self(), "a promise of a context that died");
+  if (refused) {
+    fail(refused);
+    x.answer->fail(refused);
+    return pump();
+  }
+  auto y = request_of(pos->second, x.number, x);
+  pos->second.promises[x.owner] = x.number;
+  pending_.emplace(y.id, pending_call{ctx, x.kind, x.what, x.answer});
+  output_.ask(x.owner, std::move(y));
+}
+
 void server_core::suspend(context_id ctx, call x) {
   auto pos = contexts_.find(ctx);
   if (pos == contexts_.end())
     return;
-  auto& [state, cur, entered] = pos->second;
-  state = context_state::pending;
+  auto& entry_of_context = pos->second;
+  entry_of_context.state = context_state::pending;
   free_token(ctx);
   auto entry = pending_call{ctx, x.kind, x.what};
-  auto refused = failed_;
-  if (!refused && !open_)
-    refused = {error_code::cancelled, self(), {}, "the step is over"};
-  if (!refused && x.kind == call_kind::remote && x.owner == self())
-    refused = internal_failure(self(), "a request to the own rank");
-  if (!refused && x.kind == call_kind::grant && !options_.leader)
-    refused = internal_failure(self(), "a grant is asked for off pp_rank 0");
+  auto refused = refusal(x);
   std::optional<uint32_t> known; // number in the record
+  auto& cur = entry_of_context.current;
   if (!refused && following() && x.kind != call_kind::wait) {
     auto y = replay_->call(cur.id, x);
     if (y.departure.empty())
@@ -276,15 +356,14 @@ void server_core::suspend(context_id ctx, call x) {
     recorder_->called(cur.id, id, x);
   switch (x.kind) {
     case call_kind::remote:
+    case call_kind::promise: // never here: see `issue`
       if (known && replay_->forms())
         output_.ask(x.owner, recorded_request{id, std::move(x.body.tensors)});
       else
-        output_.ask(x.owner,
-                    request{id, cur.step, cur.microbatch, x.module, x.what,
-                            std::move(x.body), cur.turn});
+        output_.ask(x.owner, request_of(entry_of_context, id.number, x));
       break;
     case call_kind::grant:
-      output_.forward_done({id, cur.microbatch});
+      output_.forward_done({id, entry_of_context.current.microbatch});
       break;
     case call_kind::wait:
       if (recorder_)
@@ -300,10 +379,11 @@ void server_core::finish(context_id ctx, outcome x) {
   auto pos = contexts_.find(ctx);
   if (pos == contexts_.end())
     return;
-  auto& [state, cur, entered] = pos->second;
+  auto& [state, cur, entered, promises] = pos->second;
   state = context_state::idle;
   free_token(ctx);
   auto id = cur.id;
+  auto promised = cur.promised;
   if (!entered.empty())
     options_.turnstile->leave(std::exchange(entered, {}), cur.turn);
   auto known = false; // the answer looks as it did in the record
@@ -322,6 +402,17 @@ void server_core::finish(context_id ctx, outcome x) {
     output_.answer(recorded_response{id, std::move(x.body.tensors)});
   else
     reply({id, std::move(x.body), std::move(x.error)});
+  if (promised) {
+    over_.insert(id);
+    auto next = std::find_if(blocked_.begin(), blocked_.end(), [&](auto& y) {
+      return y.behind && y.what.id.origin == id.origin
+             && y.what.after == id.number;
+    });
+    if (next != blocked_.end()) {
+      next->behind = false;
+      unblock(next);
+    }
+  }
   check_over();
   pump();
 }
@@ -330,10 +421,13 @@ void server_core::lose(context_id ctx, const std::string& why) {
   auto i = contexts_.find(ctx);
   if (i == contexts_.end())
     return;
-  auto [state, cur, entered] = std::move(i->second);
+  auto [state, cur, entered, promises] = std::move(i->second);
   contexts_.erase(i);
   free_token(ctx);
-  std::erase_if(pending_, [&](auto& y) { return y.second.context == ctx; });
+  // Promises get their answers as before: others may wait for them.
+  std::erase_if(pending_, [&](auto& y) {
+    return y.second.context == ctx && !y.second.answer;
+  });
   std::erase_if(ready_, [&](auto& y) { return y.context == ctx; });
   if (state != context_state::idle) {
     auto err = internal_failure(self(), "a WORKER CONTEXT died: " + why);
@@ -364,7 +458,9 @@ void server_core::fail(const failure& x) {
   output_.failed({current_.step, x});
   answer_queued(x);
   // Nobody grants any more, and a wait may wait for the one that failed.
-  cancel_pending(x, [](auto& y) { return y.kind != call_kind::remote; });
+  cancel_pending(x, [](auto& y) {
+    return y.kind == call_kind::grant || y.kind == call_kind::wait;
+  });
 }
 
 void server_core::close(step_report x) {
@@ -390,6 +486,8 @@ void server_core::answer_queued(const failure& x) {
   ready_.erase(queued, ready_.end());
   for (auto& y : std::exchange(held_, {}))
     reply({y.what.id, {}, x});
+  for (auto& y : std::exchange(blocked_, {}))
+    reply({y.what.id, {}, x});
 }
 
 template <class Predicate>
@@ -399,8 +497,12 @@ void server_core::cancel_pending(const failure& x, Predicate pred) {
       ++i;
       continue;
     }
-    push(i->second, {i->first, {}, x});
+    auto [id, entry] = *i;
     i = pending_.erase(i);
+    if (entry.answer)
+      entry.answer->fail(x);
+    else
+      push(entry, {id, {}, x});
   }
 }
 
@@ -486,6 +588,8 @@ void server_core::serve_next() {
     return output_.resume(ctx, std::move(*y));
   auto& x = std::get<request>(item.work);
   entry.current = {x.id, x.step, x.microbatch, x.module, x.what, {}, x.turn};
+  entry.current.promised = x.promised;
+  entry.promises.clear();
   entry.entered = std::move(item.entered);
   output_.start(ctx, std::move(x));
 }

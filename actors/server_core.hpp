@@ -65,6 +65,10 @@ public:
   /// Reports by `completed` when `x` is done.
   virtual void watch(request_id id, const completion_ptr& x) = 0;
 
+  /// @returns whether the objects that `x` needs are here; else reports by
+  /// `completed` when they are.
+  virtual bool gather(const request& x) = 0;
+
   virtual void microbatch_over(const microbatch_done& x) = 0;
 
   /// This rank begins to work, or has nothing left to do for now.
@@ -164,6 +168,9 @@ public:
   // -- contexts ---------------------------------------------------------------
   // What a context that was lost sends late is ignored, not an error.
 
+  /// A context sent the promise `x` and goes on.
+  void issue(context_id ctx, call x);
+
   /// A context parked: the token is free, the call is registered.
   void suspend(context_id ctx, call x);
 
@@ -206,6 +213,10 @@ public:
     return held_.size();
   }
 
+  size_t num_blocked() const noexcept {
+    return blocked_.size();
+  }
+
   /// Tells whether other ranks have to hear of the ends of forward phases.
   bool keeps_order() const {
     return options_.turnstile && options_.turnstile->used();
@@ -230,12 +241,16 @@ private:
     request current;
     /// Ordered modules that it is in.
     std::vector<module_id> entered;
+    /// By owner, the last promise that it sent there.
+    std::map<rank_id, uint64_t> promises;
   };
 
   struct pending_call {
     context_id context;
     call_kind kind = call_kind::remote;
     phase what = phase::forward;
+    /// Set for a promise: nobody is woken up by the response.
+    std::shared_ptr<awaited<response>> answer = {};
   };
 
   /// A new request has no context yet, a response knows its own.
@@ -284,6 +299,18 @@ private:
     std::vector<module_id> modules;
   };
 
+  /// A request that may not start yet: it has neither context nor token.
+  struct blocked_request {
+    request what;
+    bool behind = false;     // another one of its origin comes first
+    bool incomplete = false; // objects are missing
+  };
+
+  bool is_over(rank_id origin, uint64_t number) const;
+  void unblock(std::vector<blocked_request>::iterator i);
+  void admit(request x);
+  failure refusal(const call& x) const;
+  request request_of(const context_entry& from, uint64_t number, call& x) const;
   void push(request x, std::vector<module_id> entered);
   void push(const pending_call& x, response y);
   void settle(pending_map::iterator i, response x);
@@ -328,6 +355,8 @@ private:
   ready_list ready_;
   std::vector<any_request> later_;
   std::vector<held_request> held_;
+  std::vector<blocked_request> blocked_;
+  std::set<request_id> over_; // promised requests of this step that ended
   std::map<context_id, context_entry> contexts_;
   pending_map pending_;
   std::set<rank_id> dead_;

@@ -13,6 +13,9 @@ static_assert(std::endian::native == std::endian::little,
 
 namespace {
 
+/// Bytes of an object's id.
+constexpr size_t object_size = 2 * sizeof(uint64_t) + sizeof(uint32_t);
+
 enum class control_kind : uint8_t {
   microbatch_done,
   step_failed,
@@ -299,13 +302,21 @@ message_style read_style(reader& in) {
 
 message encode(request x) {
   writer out;
-  out.reserve(50 + x.body.bytes.size());
+  out.reserve(63 + object_size * x.needs.size() + x.body.bytes.size());
   begin(out, message_style::in_full, x.id);
   out.number(x.step.value);
   out.number(x.microbatch.value);
   out.number(x.turn);
   out.number(x.module.value);
   out.number(x.what);
+  out.number(static_cast<uint8_t>(x.promised));
+  out.number(x.after);
+  out.number(static_cast<uint32_t>(x.needs.size()));
+  for (auto& y : x.needs) {
+    out.number(y.owner.value);
+    out.number(y.number);
+    out.number(y.generation);
+  }
   return with_body(message_kind::request, out, std::move(x.body));
 }
 
@@ -407,6 +418,19 @@ incoming decode(message x) {
       result.turn = in.number<uint64_t>("turn");
       result.module = module_id{in.number<uint64_t>("module")};
       result.what = in.code("phase", phase::backward);
+      result.promised = in.code("promised", uint8_t{1}) != 0;
+      result.after = in.number<uint64_t>("request before it");
+      auto needs = in.number<uint32_t>("count of needed objects");
+      // Checked before anything is allocated.
+      if (needs > in.left() / object_size)
+        in.fail("count of needed objects", "is more than the message holds");
+      for (uint32_t i = 0; i < needs; ++i) {
+        object_id y;
+        y.owner.value = in.number<uint64_t>("owner of an object");
+        y.number = in.number<uint64_t>("number of an object");
+        y.generation = in.number<uint32_t>("generation of an object");
+        result.needs.push_back(y);
+      }
       result.body = body_of(std::move(x), in);
       return result;
     }

@@ -21,6 +21,10 @@ public:
     caf::anon_send(hdl_, std::move(x));
   }
 
+  void asked(call x) override {
+    caf::anon_send(hdl_, std::move(x));
+  }
+
   void returned(outcome x) override {
     caf::anon_send(hdl_, std::move(x));
   }
@@ -59,12 +63,18 @@ std::string describe(const call& x) {
 
 } // namespace
 
-caf::error worker_context_state::move(context_state from, context_state to) {
-  if (status.state != from)
+caf::error worker_context_state::check(context_state x) const {
+  if (status.state != x)
     return caf::make_error(caf::sec::unexpected_message,
                            std::string{"the WORKER CONTEXT is "}
                              + to_string(status.state) + ", not "
-                             + to_string(from));
+                             + to_string(x));
+  return {};
+}
+
+caf::error worker_context_state::move(context_state from, context_state to) {
+  if (auto err = check(from))
+    return err;
   status.state = to;
   since = self->clock().now();
   return {};
@@ -110,6 +120,12 @@ worker_context(worker_context_state::pointer self, context_id id,
     },
     [self](call& x) -> caf::result<void> {
       auto& st = self->state;
+      if (x.kind == call_kind::promise) {
+        if (auto err = st.check(executing))
+          return err;
+        self->send(st.server, asked{st.status.context, std::move(x)});
+        return caf::unit;
+      }
       if (auto err = st.move(executing, pending))
         return err;
       st.waits_for = describe(x);

@@ -21,6 +21,9 @@ struct worker_context_state {
     // nop
   }
 
+  /// @returns an error if `x` is not the current state
+  caf::error check(context_state x) const;
+
   /// Does `from -> to`.
   /// @returns an error if `from` is not the current state
   caf::error move(context_state from, context_state to);

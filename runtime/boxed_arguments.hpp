@@ -15,6 +15,12 @@
 
 namespace smp {
 
+/// Of tensors whose bytes another rank has: stubs of its parameters
+/// (released.hpp) and promises (promise.hpp). Free in LibTorch 2.11: nothing
+/// else registers a fallback for it, and it ranks above autograd and autocast,
+/// so that the value meets both.
+inline constexpr auto absent_key = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
 /// Operations that only read sizes and types need no bytes.
 inline bool reads_metadata_only(std::string_view name) {
   static constexpr std::array<std::string_view, 12> names = {

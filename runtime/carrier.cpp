@@ -63,6 +63,8 @@ void carrier::run() {
     if (stopping_)
       break;
     auto result = execute(std::move(request_));
+    outstanding.clear();
+    promises.clear();
     switch_out();
     listener_.returned(std::move(result));
   }
@@ -74,6 +76,7 @@ outcome carrier::execute(request x) {
   module_path.clear();
   range = {};
   lent.clear();
+  stateful = false;
   step = x.step;
   microbatch = x.microbatch;
   id = x.id;
@@ -117,16 +120,31 @@ outcome carrier::execute(request x) {
   return {{}, first_error};
 }
 
-response carrier::park(call x) {
+void carrier::check_going() const {
   if (first_error)
     throw error{first_error};
   if (stopping_)
     throw error{failure{error_code::cancelled, eng->self(), module_path,
                         "the session ends"}};
+}
+
+void carrier::send(call x) {
+  check_going();
+  eng->count_request();
+  ++requests;
+  listener_.asked(std::move(x));
+}
+
+response carrier::park(call x) {
+  check_going();
   if (x.kind == call_kind::remote) {
     eng->count_request();
     ++requests;
   }
+  if (x.kind == call_kind::remote
+      || (x.kind == call_kind::wait && x.why.from
+          && *x.why.from != eng->self()))
+    eng->count_wait();
   switch_out();
   listener_.called(std::move(x));
   wake_.acquire();

@@ -30,10 +30,13 @@ public:
 
   response park(call x) override;
 
+  void send(call x) override;
+
   void wait(const completion_ptr& x, const wait_reason& why) override;
 
 private:
   void run();
+  void check_going() const;
   outcome execute(request x);
   void switch_in();
   void switch_out();

@@ -139,6 +139,15 @@ const std::vector<config_key> keys = {
    .range = between(0, 4096),
    .elsewhere = {"num_threads", "omp_num_threads"},
    .local = true},
+  {.name = "smp.fast_mode",
+   .slot = SLOT(smp.fast_mode),
+   .meaning = "calls of modules on other ranks return at once; what they "
+              "return is fetched when something touches it "
+              "(docs/fast_mode.md)"},
+  {.name = "smp.no_promises",
+   .slot = SLOT(smp.no_promises),
+   .meaning = "modules, by name, whose calls wait for their results all the "
+              "same"},
   {.name = "smp.tensor_parallel_degree",
    .meaning = "ranks that share one module",
    .elsewhere = {"tensor_parallel_size", "tensor_model_parallel_size",
@@ -146,8 +155,6 @@ const std::vector<config_key> keys = {
   {.name = "smp.ddp",
    .meaning = "data parallelism over the remaining ranks",
    .elsewhere = {"data_parallel", "dp", "data_parallel_size"}},
-  {.name = "smp.fast_mode", .meaning = "remote calls return at once"},
-  {.name = "smp.no_promises", .meaning = "modules whose calls must not"},
   {.name = "smp.shard_optimizer_state", .meaning = "over replicas"},
   {.name = "smp.offload_activations", .meaning = "to host memory"},
   {.name = "smp.activation_loading_horizon", .meaning = "load ahead"},

@@ -18,7 +18,7 @@ using config_slot =
   std::variant<bool*, uint64_t*, double*, std::string*, std::array<double, 2>*,
                std::optional<uint64_t>*, std::optional<double>*,
                std::optional<bool>*, std::vector<uint64_t>*,
-               std::vector<task>*>;
+               std::vector<std::string>*, std::vector<task>*>;
 
 /// Values that a number may take.
 struct number_range {

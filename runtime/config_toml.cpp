@@ -92,6 +92,17 @@ struct assigner {
     return true;
   }
 
+  bool operator()(std::vector<std::string>* to) const {
+    auto list = from.as_array();
+    if (list == nullptr)
+      return false;
+    to->assign(list->size(), {});
+    for (size_t i = 0; i < to->size(); ++i)
+      if (!assigner{*list->get(i)}(&(*to)[i]))
+        return false;
+    return true;
+  }
+
   template <class T>
   bool operator()(std::optional<T>* to) const {
     T x{};

@@ -74,6 +74,10 @@ bool within(const config_key& key, const std::vector<uint64_t>& xs) {
   });
 }
 
+bool within(const config_key&, const std::vector<std::string>&) {
+  return true;
+}
+
 bool within(const config_key& key, const std::array<double, 2>& x) {
   return within(key.range, x[0]) && within(key.range, x[1]);
 }
@@ -185,6 +189,7 @@ std::string_view type_text(const config_key& key) {
       [](bool*) { return "true or false"; },
       [](std::optional<bool>*) { return "true or false"; },
       [](std::vector<uint64_t>*) { return "a list of integers"; },
+      [](std::vector<std::string>*) { return "a list of strings"; },
       [](uint64_t*) { return "an integer"; },
       [](std::optional<uint64_t>*) { return "an integer"; },
       [](double*) { return "a number"; },
@@ -208,6 +213,12 @@ std::string value_text(const config_key& key, const train_config& x) {
       },
       [](std::vector<uint64_t>* y) {
         return fmt::format("[{}]", fmt::join(*y, ", "));
+      },
+      [](std::vector<std::string>* y) {
+        return "["
+               + quoted_list(std::vector<std::string_view>{y->begin(),
+                                                           y->end()})
+               + "]";
       },
       [](uint64_t* y) { return fmt::format("{}", *y); },
       [](double* y) { return float_text(*y); },
@@ -234,7 +245,8 @@ std::string value_text(const config_key& key, const train_config& x) {
 
 std::string allowed_text(const config_key& key) {
   auto type = type_text(key);
-  if (type == "true or false" || type.starts_with("a list of ["))
+  if (type == "true or false" || type == "a list of strings"
+      || type.starts_with("a list of ["))
     return {};
   if (type == "a string")
     return quoted_list(key.choices);

@@ -5,12 +5,13 @@
 #include "runtime/execution.hpp"
 #include "runtime/fault.hpp"
 #include "runtime/model_state.hpp"
+#include "runtime/promised_call.hpp"
 #include "runtime/released.hpp"
 #include "runtime/sequential.hpp"
 #include "runtime/wire_ops.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/full.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -79,13 +80,15 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
     at::NoGradGuard no_grad;
     // Scaled here and not in .grad, which may hold earlier sums (R15).
     seeds.push_back(grads[i].defined() ? grads[i] * scale
-                                       : at::full_like(x, scale));
+                                       : at::full(x.sizes(), scale,
+                                                  x.options()));
     roots.push_back(ag::impl::gradient_edge(x));
   }
   if (!ex->granted) {
     engine_->await_grant(*ex);
     ex->granted = true;
   }
+  fence(*ex); // what a second backward goes through needs its shapes, too
   struct mark {
     explicit mark(bool& x) : flag(x) {
       flag = true;
@@ -97,6 +100,7 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
   } running{ex->in_backward};
   ag::Engine::get_default_engine().execute(roots, seeds, keep_graph, false,
                                            true);
+  fence(*ex);
 }
 
 void distributed_model_base::train(bool on) {

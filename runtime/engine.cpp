@@ -11,6 +11,7 @@
 #include "runtime/fnv_hash.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/owner_calls.hpp"
+#include "runtime/promised_call.hpp"
 #include "runtime/script/script_walk.hpp"
 #include "runtime/sequential.hpp"
 #include "runtime/value_codec.hpp"
@@ -47,6 +48,8 @@ engine::engine(parts x)
       record_book::options{config_.static_mode, config_.static_steps,
                            config_.static_fallback == "dynamic",
                            config_.deterministic_server})) {
+  promises_ = std::make_unique<promise_book>(
+    self_, config_.fast_mode && !records_->active());
   pipeline_ = layout_.members(comm_group::pp, self_);
   pp_rank_ = layout_.rank(comm_group::pp, self_);
 }
@@ -83,8 +86,17 @@ void engine::start(const std::vector<std::string>& addresses) {
   options.module_name = [this](module_id x) {
     return model_ ? model_->name(x) : std::string{};
   };
-  options.on_microbatch_done
-    = [this](step_id s, microbatch_id m) { calls_.drop(s, m); };
+  options.on_microbatch_done = [this](step_id s, microbatch_id m) {
+    calls_.drop(s, m);
+    objects_.end_microbatch(s, m);
+  };
+  options.gather = [this](const request& x) {
+    return objects_.gather(x.needs, x.step, x.microbatch);
+  };
+  options.on_step_failed = [this](step_id s, const failure& why) {
+    objects_.fail_step(s, why);
+  };
+  options.on_step_over = [this](step_id s) { objects_.end_step(s); };
   node_ = std::make_unique<node>(*host_, std::move(options));
   fabric_->start(addresses, *this);
 }
@@ -275,6 +287,7 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
   auto before = fabric_->stats();
   executing_ns_ = 0;
   requests_ = 0;
+  waits_ = 0;
   microbatches_ = microbatches;
   held_results_.clear();
   body_ = std::move(body);
@@ -293,6 +306,7 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
     report, {"the end of step " + std::to_string(step.value),
              pipeline_.front()});
   body_ = nullptr;
+  promises_->end_step();
   for (uint64_t m = 0; m < microbatches; ++m)
     calls_.drop(step, microbatch_id{m});
   if (model_)
@@ -303,6 +317,7 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
         .count();
   stats_.executing_seconds = static_cast<double>(executing_ns_) * 1e-9;
   stats_.requests = requests_;
+  stats_.waits = waits_;
   stats_.bytes_sent = after.bytes_sent - before.bytes_sent;
   if (records_->active()) {
     auto note = records_->note();
@@ -390,8 +405,11 @@ void engine::trace(const step_body& body) {
 }
 
 payload engine::execute(execution& ex, request& x) {
-  if (!ex.is_root)
-    return serve(*this, ex, x);
+  if (!ex.is_root) {
+    auto answer = serve(*this, ex, x);
+    fence(ex);
+    return answer;
+  }
   scoped_context context{body_context_};
   auto microbatch = x.microbatch.value;
   if (SMP_FAULT("lost-microbatch") && microbatch == 1)
@@ -400,10 +418,15 @@ payload engine::execute(execution& ex, request& x) {
   check_range_consumed(ex);
   if (model_)
     model_->flush();
+  // What the body put elsewhere can be read there when the step is over.
+  keep_promises_of(ex);
+  fence(ex);
   return result;
 }
 
 void engine::await_grant(execution& ex) {
+  // Else more microbatches than allowed would hold activations (R39).
+  fence(ex);
   call c;
   c.kind = call_kind::grant;
   c.owner = self_;

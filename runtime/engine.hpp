@@ -29,6 +29,7 @@ namespace smp {
 class call_observer;
 class execution;
 class model_state;
+class promise_book;
 struct pipeline_program;
 struct schedule_report;
 
@@ -121,6 +122,11 @@ public:
 
   call_store& calls() noexcept {
     return calls_;
+  }
+
+  /// What this rank knows of calls that it does not wait for.
+  promise_book& promises() noexcept {
+    return *promises_;
   }
 
   node& actors() noexcept {
@@ -234,6 +240,10 @@ public:
     ++requests_;
   }
 
+  void count_wait() noexcept {
+    ++waits_;
+  }
+
   // -- fabric_listener --------------------------------------------------------
 
   void on_message(rank_id from, message x) override;
@@ -264,6 +274,7 @@ private:
   smp::exchange exchange_;
   object_store objects_;
   call_store calls_;
+  std::unique_ptr<promise_book> promises_;
   std::shared_ptr<model_state> model_;
   std::map<const void*, uint32_t> pins_;
   std::map<const void*, std::string> stateful_;
@@ -274,6 +285,7 @@ private:
   std::atomic<uint64_t> microbatches_ = 0;
   std::atomic<uint64_t> executing_ns_ = 0;
   std::atomic<uint64_t> requests_ = 0; // of the running step
+  std::atomic<uint64_t> waits_ = 0;    // of the running step
   step_body body_;
   call_context body_context_; // of the thread that called the step
   std::vector<object_id> held_results_; // of the running step

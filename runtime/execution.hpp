@@ -6,12 +6,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace smp {
 
 class engine;
+class promised_request;
 
 /// What the calling thread executes: a microbatch of the step body, or a
 /// request of another rank. Remote calls, random numbers and errors belong to
@@ -24,6 +26,10 @@ public:
   /// @throws error with the first failure of this execution (R6); from then on
   /// every call of this execution throws it
   virtual response park(call x) = 0;
+
+  /// Sends the promise `x` and goes on.
+  /// @throws error with the first failure of this execution
+  virtual void send(call x) = 0;
 
   engine* eng = nullptr;
   step_id step;
@@ -58,6 +64,16 @@ public:
 
   /// True for the step body on pp_rank 0.
   bool is_root = false;
+
+  /// It met state that calls of others may change, or changed such: its place
+  /// among the calls of its microbatch matters.
+  bool stateful = false;
+
+  /// What it sent and did not wait for (runtime/promised_call.hpp).
+  std::vector<std::shared_ptr<promised_request>> outstanding;
+
+  /// Promises that its calls returned.
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> promises;
 
   /// The first failure (R6): what the rank reports whatever user code catches.
   failure first_error;

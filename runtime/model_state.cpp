@@ -6,6 +6,7 @@
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
 #include "runtime/hook.hpp"
+#include "runtime/promised_call.hpp"
 #include "runtime/released.hpp"
 #include "runtime/script/script_calls.hpp"
 #include "runtime/script/script_walk.hpp"
@@ -205,6 +206,7 @@ void model_state::partition() {
   partitioned_ = true;
   // Nobody may ask for a module before its owner is ready.
   engine_.exchange().barrier(engine_.pipeline(), "smp.partitioned");
+  engine_.promises().set_waiting(*this, engine_.config().no_promises);
   engine_.check_schedule(engine_.config().microbatches);
   text_ += engine_.schedule_text();
   for (auto& f : std::exchange(hooks_, {}))
@@ -471,6 +473,7 @@ at::Tensor model_state::fetch(uint32_t tensor) {
   auto& t = model_.tensors.at(tensor);
   auto& ex = executing(tensor);
   flush();
+  ex.stateful = ex.stateful || t.is_buffer;
   auto c = ask(wire_op::read_tensor, tensor, "value");
   // A copy made for one microbatch serves others, which may need its graph.
   std::optional<c10::InferenceMode> off;
@@ -512,6 +515,7 @@ at::Tensor model_state::fetch(uint32_t tensor) {
 
 void model_state::store(uint32_t tensor, const at::Tensor& x) {
   auto& ex = executing(tensor);
+  ex.stateful = true;
   auto c = ask(wire_op::write_tensor, tensor, "new value");
   c.body.tensors.push_back(to_tensor_ref(x.detach(), true));
   ex.park(std::move(c));
@@ -579,6 +583,7 @@ void model_state::end_step(bool complete) {
     return;
   order_.after_step(engine_);
   set_order();
+  engine_.promises().reconsider();
 }
 
 } // namespace smp

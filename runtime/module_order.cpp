@@ -260,6 +260,7 @@ void ordered_call::enter(module_id x) {
   // What backward computes again changes no state.
   if (!ex || ex->in_backward)
     return;
+  ex->stateful = true;
   if (auto open = ex->eng->turnstile().opening({x}, ex->turn))
     waiter::current().wait(open, {"the turn of microbatch "
                                     + std::to_string(ex->microbatch.value)

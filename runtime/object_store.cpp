@@ -18,7 +18,7 @@ namespace {
 
 enum class object_message : uint8_t {
   fetch = 1, // id
-  fetched,   // id, true and the tensor; or id, false, error code and text
+  fetched,   // id, true and the tensor; or id, false and the failure
   release,   // count, ids
 };
 
@@ -44,7 +44,18 @@ failure read_failure(byte_reader& in, rank_id from) {
   auto code = in.u8("error code");
   if (code == 0 || code > static_cast<uint8_t>(error_code::internal))
     in.fail("error code", "unknown code " + std::to_string(code));
-  return {static_cast<error_code>(code), from, {}, in.string("error text")};
+  failure result{static_cast<error_code>(code), from, {}, {}};
+  result.rank.value = in.u64("rank of the error");
+  result.module = in.string("module of the error");
+  result.text = in.string("error text");
+  return result;
+}
+
+void write_failure(byte_writer& out, const failure& x) {
+  out.u8(static_cast<uint8_t>(x.code));
+  out.u64(x.rank.value);
+  out.string(x.module);
+  out.string(x.text);
 }
 
 std::string name_of(object_id x) {
@@ -133,6 +144,10 @@ at::Tensor object_store::release_held(rank_id by, object_id id) {
 }
 
 std::optional<at::Tensor> object_store::find(object_id id) const {
+  if (named_results::is_named(id) && id.owner == fabric_.self()) {
+    auto result = named_.find(id);
+    return result.defined() ? std::optional{std::move(result)} : std::nullopt;
+  }
   std::lock_guard guard{mutex_};
   if (auto s = find_slot(id))
     return s->tensor;
@@ -213,21 +228,147 @@ void object_store::finish(object_id id, at::Tensor x, failure why) {
 }
 
 void object_store::answer(rank_id to, object_id id) {
-  auto out = begin(object_message::fetched);
-  write_id(out, id);
-  std::vector<tensor_ref> tensors;
+  if (named_results::is_named(id)) {
+    if (auto x = named_.ask(to, id); x && x->why)
+      refuse(to, id, x->why);
+    else if (x)
+      answer(to, id, x->bytes);
+    return;
+  }
+  std::optional<tensor_ref> bytes;
   {
     std::lock_guard guard{mutex_};
     if (auto s = find_slot(id))
-      tensors.push_back(s->bytes);
+      bytes = s->bytes;
   }
-  out.boolean(!tensors.empty());
-  if (tensors.empty()) {
-    auto why = unknown(id);
-    out.u8(static_cast<uint8_t>(why.code));
-    out.string(why.text);
+  if (bytes)
+    answer(to, id, *bytes);
+  else
+    refuse(to, id, unknown(id));
+}
+
+void object_store::answer(rank_id to, object_id id, const tensor_ref& bytes) {
+  auto out = begin(object_message::fetched);
+  write_id(out, id);
+  out.boolean(true);
+  send(to, out.take(), {bytes});
+}
+
+void object_store::refuse(rank_id to, object_id id, const failure& why) {
+  auto out = begin(object_message::fetched);
+  write_id(out, id);
+  out.boolean(false);
+  write_failure(out, why);
+  send(to, out.take());
+}
+
+void object_store::answer(const named_results::askers& xs,
+                          const failure& why) {
+  for (auto& [rank, id] : xs)
+    refuse(rank, id, why);
+}
+
+// -- results with a name ------------------------------------------------------
+
+void object_store::put(object_id id, microbatch_id m, at::Tensor x) {
+  auto bytes = to_tensor_ref(x, false);
+  for (auto& [rank, y] : named_.put(id, m, std::move(x), bytes))
+    answer(rank, y, bytes);
+}
+
+completion_ptr object_store::want(object_id id) {
+  if (id.owner == fabric_.self()) {
+    if (auto result = named_.arrival(id))
+      return result;
+    auto here = std::make_shared<completion>();
+    here->set();
+    return here;
   }
-  send(to, out.take(), std::move(tensors));
+  try {
+    return join(id);
+  } catch (const error& e) {
+    auto lost = std::make_shared<completion>();
+    lost->fail(e.cause());
+    return lost;
+  }
+}
+
+completion_ptr object_store::gather(const std::vector<object_id>& ids,
+                                    step_id s, microbatch_id m) {
+  std::vector<completion_ptr> missing;
+  for (auto id : ids) {
+    if (id.owner != fabric_.self()) {
+      std::lock_guard guard{mutex_};
+      gathered_[{s, m}].push_back(id);
+    }
+    if (auto x = want(id); !x->done() || x->cause())
+      missing.push_back(std::move(x));
+  }
+  return missing.empty() ? nullptr : all_of(missing);
+}
+
+at::Tensor object_store::take(object_id id) {
+  if (id.owner == fabric_.self())
+    return named_.find(id);
+  std::lock_guard guard{mutex_};
+  auto i = fetched_.find(id);
+  if (i == fetched_.end())
+    return {};
+  auto result = i->second->tensor;
+  fetched_.erase(i);
+  return result;
+}
+
+void object_store::forget(const std::vector<object_id>& ids) {
+  std::vector<fetching_ptr> gone;
+  {
+    std::lock_guard guard{mutex_};
+    for (auto id : ids)
+      if (auto i = fetched_.find(id); i != fetched_.end()) {
+        gone.push_back(std::move(i->second));
+        fetched_.erase(i);
+      }
+  }
+  // Nothing if it came; else nobody needs it any more.
+  for (auto& x : gone)
+    x->fail({error_code::cancelled, fabric_.self(), {}, "the step is over"});
+}
+
+void object_store::drop(const std::vector<object_id>& ids) {
+  for (auto id : ids)
+    if (id.owner == fabric_.self())
+      named_.drop(id);
+  forget(ids);
+}
+
+void object_store::end_microbatch(step_id s, microbatch_id m) {
+  named_.drop(s, m);
+  std::vector<object_id> ids;
+  {
+    std::lock_guard guard{mutex_};
+    if (auto x = gathered_.extract({s, m}))
+      ids = std::move(x.mapped());
+  }
+  forget(ids);
+}
+
+void object_store::fail_step(step_id s, const failure& why) {
+  answer(named_.fail_step(s, why), why);
+}
+
+void object_store::end_step(step_id s) {
+  answer(named_.end_step(s), {error_code::cancelled, fabric_.self(), {},
+                              "the step is over"});
+  std::vector<object_id> ids;
+  {
+    std::lock_guard guard{mutex_};
+    gathered_.clear();
+    for (auto& [id, x] : fetched_)
+      if (named_results::is_named(id)
+          && id.generation <= static_cast<uint32_t>(s.value))
+        ids.push_back(id);
+  }
+  forget(ids);
 }
 
 void object_store::send(rank_id to, std::vector<std::byte> body,
@@ -371,8 +512,9 @@ void object_store::peer_lost(const failure& x) {
 // -- for leak tests and reports -----------------------------------------------
 
 size_t object_store::held() const {
+  auto named = named_.size();
   std::lock_guard guard{mutex_};
-  return slots_.size() - free_.size();
+  return slots_.size() - free_.size() + named;
 }
 
 size_t object_store::cached() const {

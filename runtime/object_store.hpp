@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/named_results.hpp"
 #include "transport/fabric.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -54,6 +55,38 @@ public:
   /// never heard of it.
   void withdraw(const std::vector<object_id>& ids);
 
+  // -- results with a name (runtime/named_results.hpp) ------------------------
+
+  /// Holds the result `id` of this rank until it is dropped. As with `hold`,
+  /// nobody may write to `x`.
+  /// @throws error (unsupported) if `x` cannot cross ranks
+  void put(object_id id, microbatch_id m, at::Tensor x);
+
+  /// Begins to fetch `id`. @returns what is done when `find(id)` gives it
+  completion_ptr want(object_id id);
+
+  /// Begins to fetch what a request needs; `end_microbatch` lets go of it.
+  /// @returns what is done when all is here, or null if it is
+  completion_ptr gather(const std::vector<object_id>& ids, step_id s,
+                        microbatch_id m);
+
+  /// @returns the fetched tensor of `id`, which is not kept here any longer.
+  /// @pre `want(id)` is done
+  at::Tensor take(object_id id);
+
+  /// Lets go of results of this rank and of copies of others'. Nobody else
+  /// hears of it.
+  void drop(const std::vector<object_id>& ids);
+
+  /// Lets go of what a microbatch left here.
+  void end_microbatch(step_id s, microbatch_id m);
+
+  /// Named results of this step that are not here yet fail with `why`.
+  void fail_step(step_id s, const failure& why);
+
+  /// Lets go of what a step left here.
+  void end_step(step_id s);
+
   /// Takes a message of kind `object`. Never blocks, never throws: what cannot
   /// be read is counted and fails the fetch it names.
   void deliver(rank_id from, message x);
@@ -86,6 +119,10 @@ private:
   void answer(rank_id to, object_id id);
   void finish(object_id id, at::Tensor x, failure why);
   void forget_failed(object_id id, const fetching_ptr& x);
+  void answer(rank_id to, object_id id, const tensor_ref& bytes);
+  void refuse(rank_id to, object_id id, const failure& why);
+  void answer(const named_results::askers& xs, const failure& why);
+  void forget(const std::vector<object_id>& ids);
   void send(rank_id to, std::vector<std::byte> body,
             std::vector<tensor_ref> tensors = {},
             fabric::sent_callback done = {});
@@ -95,6 +132,9 @@ private:
   std::vector<slot> slots_;    // by number
   std::vector<uint64_t> free_; // numbers of empty slots
   std::map<object_id, fetching_ptr> fetched_;
+  named_results named_;
+  /// Copies of named results that requests needed.
+  std::map<std::pair<step_id, microbatch_id>, std::vector<object_id>> gathered_;
   std::map<rank_id, failure> lost_;
   std::atomic<uint64_t> malformed_ = 0;
 };

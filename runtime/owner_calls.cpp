@@ -8,19 +8,25 @@
 #include "runtime/invoker.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/released.hpp"
+#include "runtime/promised_call.hpp"
 #include "runtime/remote_call.hpp"
+#include "runtime/remote_node.hpp"
 #include "runtime/script/script_calls.hpp"
 #include "runtime/sequential.hpp"
 #include "runtime/tensor_bridge.hpp"
 #include "runtime/wire_ops.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 namespace smp {
 
@@ -61,8 +67,10 @@ struct arrived {
   std::vector<uint32_t> versions;
 };
 
+/// @param shared the call does not write to its arguments, or fails: what this
+/// rank holds itself needs no copy
 arrived take_arguments(engine& eng, const payload& body,
-                       const wire_table& table, bool grad) {
+                       const wire_table& table, bool grad, bool shared) {
   auto& st = *eng.model();
   arrived result;
   result.leaves.resize(table.size());
@@ -76,7 +84,8 @@ arrived take_arguments(engine& eng, const payload& body,
         t = take_data(body, x);
         break;
       case wire_tensor::kind::object:
-        t = eng.objects().fetch(x.object).detach().clone();
+        t = eng.objects().fetch(x.object).detach();
+        t = shared && !t.is_inference() ? t.variable_data() : t.clone();
         break;
       case wire_tensor::kind::parameter:
         if (x.index >= st.model().tensors.size())
@@ -101,6 +110,51 @@ arrived take_arguments(engine& eng, const payload& body,
   return result;
 }
 
+/// By output, the arguments that its gradient reaches.
+std::vector<std::vector<uint32_t>>
+reaches(const std::vector<ag::Edge>& outputs,
+        const std::vector<at::Tensor>& leaves) {
+  std::map<const at::TensorImpl*, uint32_t> positions;
+  for (uint32_t i = 0; i < leaves.size(); ++i)
+    if (leaves[i].defined())
+      positions.emplace(leaves[i].unsafeGetTensorImpl(), i);
+  std::vector<std::vector<uint32_t>> result(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].is_valid() || positions.empty())
+      continue;
+    std::set<uint32_t> found;
+    std::set<std::pair<ag::Node*, uint32_t>> seen;
+    std::vector<ag::Edge> open{outputs[i]};
+    while (!open.empty()) {
+      auto x = open.back();
+      open.pop_back();
+      auto* node = x.function.get();
+      auto* remote = dynamic_cast<remote_call_node*>(node);
+      // Only remote calls know which of their arguments an output depends on.
+      if (!seen.emplace(node, remote ? x.input_nr : 0).second)
+        continue;
+      if (auto* leaf = dynamic_cast<ag::AccumulateGrad*>(node)) {
+        auto at = positions.find(leaf->variable.unsafeGetTensorImpl());
+        if (at != positions.end())
+          found.insert(at->second);
+        continue;
+      }
+      auto visit = [&](const ag::Edge& y) {
+        if (y.is_valid())
+          open.push_back(y);
+      };
+      if (remote)
+        for (auto k : remote->reached(x.input_nr))
+          visit(remote->next_edge(k));
+      else
+        for (auto& y : node->next_edges())
+          visit(y);
+    }
+    result[i].assign(found.begin(), found.end());
+  }
+  return result;
+}
+
 /// Runs a call or range and encodes its results; keeps what backward needs.
 class forward_call {
 public:
@@ -115,9 +169,10 @@ public:
     target.first = in.u32("first child");
     target.last = in.u32("last child");
     auto results = in.u8("where results stay");
-    if (results > static_cast<uint8_t>(wire_results::hold))
+    if (results > static_cast<uint8_t>(wire_results::promise))
       in.fail("where results stay", "unknown");
     hold_ = results == static_cast<uint8_t>(wire_results::hold);
+    promised_ = results == static_cast<uint8_t>(wire_results::promise);
     in.u64("call number");
     auto context = call_context::read(in);
     target.training = in.boolean("training");
@@ -129,10 +184,14 @@ public:
     if (!list)
       in.fail("arguments", "no tuple");
     auto table = read_table(in);
+    if (promised_)
+      read_expected(in);
+    eng_.objects().drop(read_ids(in));
     in.expect_end();
     // Outside of inference mode, where nothing tells that an argument was
     // written (R12).
-    auto arguments = take_arguments(eng_, req_.body, table, context.grad);
+    auto arguments = take_arguments(eng_, req_.body, table, context.grad,
+                                    promised_);
     check_indexes(args, table.size());
     scoped_context inside{context};
     auto before = random_stream::of_default();
@@ -143,6 +202,13 @@ public:
     st_.flush();
     for (auto& [buffer, old] : stale)
       buffer.variable_data().copy_(old); // autograd sees no change
+    if (!st_.order().entered_by(req_).empty()
+        || !(random_stream::of_default() == before))
+      ex_.stateful = true;
+    // What it called is known with its answers.
+    fence(ex_);
+    if (promised_)
+      return keep_promise(table, arguments, out, done);
     return answer(table, arguments, out, std::move(done), before);
   }
 
@@ -159,8 +225,23 @@ private:
     return result;
   }
 
+  void read_expected(byte_reader& in) {
+    names_ = in.u64("names of results");
+    expected_.result = read_value(in);
+    expected_.tensors.resize(in.count(2, "expected results"));
+    for (auto& x : expected_.tensors) {
+      x.dtype = static_cast<at::ScalarType>(in.u8("dtype"));
+      x.requires_grad = in.boolean("requires_grad");
+    }
+  }
+
   invocation invoke(const call_target& x, unpacker& in,
                     const std::vector<value>& args, packer& out) {
+    if (x.op == wire_op::add) {
+      auto a = get_value<at::Tensor>(in, args.at(0));
+      auto b = get_value<at::Tensor>(in, args.at(1));
+      return {put_value(out, a.add(b)), {}};
+    }
     auto& module = st_.model().modules.at(req_.module.value);
     auto is_script = x.op != wire_op::call && x.op != wire_op::range;
     if (is_script != (module.script != nullptr))
@@ -191,8 +272,9 @@ private:
       saved.outputs[i] = ag::impl::gradient_edge(t);
   }
 
-  wire_tensor put_result(payload& body, const arrived& arguments,
-                         const wire_table& table, const at::Tensor& t) {
+  /// @returns what `t` is besides a result; of kind undefined if nothing.
+  wire_tensor place_of(const arrived& arguments, const wire_table& table,
+                       const at::Tensor& t) const {
     wire_tensor result;
     for (size_t i = 0; i < arguments.tensors.size(); ++i) {
       if (t.is_same(arguments.tensors[i])) {
@@ -209,9 +291,16 @@ private:
         i >= 0 && (is_released(t) || !st_.model().tensors[i].is_buffer)) {
       result.what = wire_tensor::kind::parameter;
       result.index = static_cast<uint32_t>(i);
-      return result;
     }
-    return put_travelling(body, t);
+    return result;
+  }
+
+  wire_tensor put_result(payload& body, const arrived& arguments,
+                         const wire_table& table, const at::Tensor& t) {
+    auto result = place_of(arguments, table, t);
+    return result.what == wire_tensor::kind::undefined
+             ? put_travelling(body, t)
+             : result;
   }
 
   wire_tensor put_travelling(payload& body, const at::Tensor& t) {
@@ -226,6 +315,83 @@ private:
                                           : x.detach());
     return result;
   }
+
+  // -- promises ---------------------------------------------------------------
+
+  /// The caller went on with what an earlier call of this kind returned.
+  [[noreturn]] void break_promise(const std::string& how) {
+    throw error{failure{error_code::unsupported, eng_.self(), ex_.module_path,
+                        how + ", which an earlier call with arguments of the "
+                              "same kind did not, so that its caller went on "
+                              "without it (smp.fast_mode): list '"
+                          + st_.name(req_.module) + "' in smp.no_promises"}};
+  }
+
+  void check_promise(const wire_table& table, const arrived& arguments,
+                     const packer& out, const invocation& done) {
+    if (!done.changed.empty())
+      break_promise("it takes a list or dict that it may change");
+    if (ex_.stateful)
+      break_promise("it drew random numbers or met state that calls change");
+    for (size_t i = 0; i < arguments.tensors.size(); ++i)
+      if (auto& t = arguments.tensors[i];
+          t.defined() && t._version() != arguments.versions[i])
+        break_promise("it changed its tensor argument " + std::to_string(i)
+                      + " in place");
+    if (!(done.result == expected_.result)
+        || out.tensors().size() != expected_.tensors.size())
+      break_promise("its result has another structure");
+    for (size_t i = 0; i < out.tensors().size(); ++i) {
+      auto& t = out.tensors()[i];
+      auto name = "result " + std::to_string(i);
+      auto place = place_of(arguments, table, t);
+      if (place.what != wire_tensor::kind::undefined)
+        break_promise(name + " is an argument or a parameter");
+      if (t.scalar_type() != expected_.tensors[i].dtype)
+        break_promise(name + " has dtype "
+                      + std::string{c10::toString(t.scalar_type())});
+      if (t.requires_grad() != expected_.tensors[i].requires_grad)
+        break_promise(name + (t.requires_grad() ? " requires grad"
+                                                : " does not require grad"));
+    }
+  }
+
+  payload keep_promise(const wire_table& table, const arrived& arguments,
+                       packer& out, const invocation& done) {
+    check_promise(table, arguments, out, done);
+    keep_promises(out.tensors());
+    auto saved = std::make_shared<saved_call>();
+    saved->leaves = arguments.leaves;
+    saved->module = ex_.module_path;
+    byte_writer w;
+    w.u32(static_cast<uint32_t>(out.tensors().size()));
+    for (size_t i = 0; i < out.tensors().size(); ++i) {
+      auto x = materialise(out.tensors()[i]);
+      keep_edge(*saved, i, x);
+      w.u32(static_cast<uint32_t>(x.dim()));
+      for (auto size : x.sizes())
+        w.i64(size);
+      object_id id{eng_.self(), names_ + i,
+                   static_cast<uint32_t>(req_.step.value)};
+      eng_.objects().put(id, req_.microbatch,
+                         st_.shares_state(x) ? x.detach().clone()
+                                             : x.detach());
+    }
+    write_positions(w, reaches(saved->outputs, saved->leaves));
+    payload body;
+    body.bytes = w.take();
+    keep(std::move(saved));
+    return body;
+  }
+
+  /// Keeps what backward needs, if there will be one.
+  void keep(std::shared_ptr<saved_call> x) {
+    if (std::any_of(x->outputs.begin(), x->outputs.end(),
+                    [](const ag::Edge& y) { return y.is_valid(); }))
+      eng_.calls().put(req_.step, req_.microbatch, req_.id, std::move(x));
+  }
+
+  // -- results that the caller waits for --------------------------------------
 
   payload answer(const wire_table& table, const arrived& arguments,
                  packer& out, invocation done, const random_stream& before) {
@@ -278,11 +444,12 @@ private:
       w.u32(argument);
       w.u32(content);
     }
+    w.boolean(ex_.stateful);
+    write_positions(w, eng_.promises().on()
+                         ? reaches(saved->outputs, saved->leaves)
+                         : std::vector<std::vector<uint32_t>>{});
     body.bytes = w.take();
-    auto differentiable = [](const ag::Edge& x) { return x.is_valid(); };
-    if (std::any_of(saved->outputs.begin(), saved->outputs.end(),
-                    differentiable))
-      eng_.calls().put(req_.step, req_.microbatch, req_.id, std::move(saved));
+    keep(std::move(saved));
     return body;
   }
 
@@ -291,6 +458,9 @@ private:
   const request& req_;
   model_state& st_;
   bool hold_ = false;
+  bool promised_ = false;
+  uint64_t names_ = 0;
+  prediction expected_;
 };
 
 payload run_backward(engine& eng, execution& ex, const request& req,
@@ -300,10 +470,13 @@ payload run_backward(engine& eng, execution& ex, const request& req,
   id.origin.value = in.u64("call origin");
   id.number = request_number(req.step, in.u32("call number"));
   auto keep = in.boolean("keep graph");
+  auto promised = in.boolean("promised");
   auto table = read_table(in);
   std::vector<uint32_t> wanted(in.count(4, "wanted gradients"));
   for (auto& x : wanted)
     x = in.u32("wanted gradient");
+  auto names = in.u64("names of gradients");
+  eng.objects().drop(read_ids(in));
   in.expect_end();
   auto saved = eng.calls().take(req.step, req.microbatch, id, keep);
   if (!saved)
@@ -333,13 +506,24 @@ payload run_backward(engine& eng, execution& ex, const request& req,
   ex.in_backward = false;
   payload body;
   wire_table result;
-  for (auto i : wanted) {
-    if (i >= saved->leaves.size())
+  for (size_t k = 0; k < wanted.size(); ++k) {
+    if (wanted[k] >= saved->leaves.size())
       throw error{error_code::protocol, "a gradient of no argument is wanted"};
-    auto& leaf = saved->leaves[i];
-    result.push_back(
-      put_data(body, leaf.defined() ? leaf.grad() : at::Tensor{}, false));
+    auto& leaf = saved->leaves[wanted[k]];
+    auto grad = leaf.defined() ? leaf.grad() : at::Tensor{};
+    if (!promised) {
+      result.push_back(put_data(body, grad, false));
+      continue;
+    }
+    // Its caller was told that it exists, as far as the graph can tell.
+    if (!grad.defined())
+      grad = at::zeros_like(leaf);
+    object_id name{eng.self(), names + k,
+                   static_cast<uint32_t>(req.step.value)};
+    eng.objects().put(name, req.microbatch, std::move(grad));
   }
+  if (promised)
+    return {};
   byte_writer w;
   write(w, result);
   body.bytes = w.take();

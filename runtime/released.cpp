@@ -5,6 +5,8 @@
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
 #include "runtime/model_state.hpp"
+#include "runtime/promise.hpp"
+#include "runtime/remote_call.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CPUAllocator.h>
@@ -18,10 +20,6 @@
 namespace smp {
 
 namespace {
-
-// Free in LibTorch 2.11: nothing else registers a fallback for it, and it
-// ranks above autograd and autocast, so that the fetched value meets both.
-constexpr auto released_key = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 model_state& model_of_session() {
   auto* s = session::current_or_null();
@@ -149,11 +147,16 @@ private:
 void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
   auto after = c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
-                                   released_key};
+                                   absent_key};
   if (reads_metadata_only(op.operator_name().name)) {
     op.redispatchBoxed(keys & after, stack);
     return;
   }
+  if (add_remotely(op, *stack))
+    return;
+  auto count = op.schema().arguments().size();
+  keep_promises(at::ArrayRef<c10::IValue>(
+    stack->data() + (stack->size() - count), count));
   fetched_arguments args{op.schema(), stack};
   op.redispatchBoxed(keys & after, stack);
   args.write_back();
@@ -173,14 +176,16 @@ void release_tensor(const at::Tensor& x,
     torch::autograd::impl::set_gradient_edge(x, {std::move(gradient), nr});
   }
   impl->set_storage_keep_dtype(std::move(nothing));
-  impl->*key_access::key_set() = impl->key_set().add(released_key);
+  impl->*key_access::key_set() = impl->key_set().add(absent_key);
 }
 
 bool is_released(const at::Tensor& x) {
-  return x.defined() && x.key_set().has(released_key);
+  return x.defined() && x.key_set().has(absent_key) && !is_promise(x);
 }
 
 at::Tensor materialise(const at::Tensor& x) {
+  if (is_promise(x))
+    keep_promises(std::vector{x});
   if (!is_released(x))
     return x;
   auto& st = model_of_session();

@@ -23,7 +23,8 @@ void release_tensor(const at::Tensor& x,
 /// Tells whether `release_tensor` was called for `x`.
 bool is_released(const at::Tensor& x);
 
-/// @returns `x` itself, or the fetched value of a released tensor. Parks.
+/// @returns `x` itself, an ordinary tensor now if it was a promise, or the
+/// fetched value of a released tensor. Parks.
 at::Tensor materialise(const at::Tensor& x);
 
 } // namespace smp

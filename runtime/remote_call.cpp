@@ -1,19 +1,20 @@
 #include "runtime/remote_call.hpp"
 
-#include "actors/request_number.hpp"
 #include "runtime/call_context.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/execution.hpp"
 #include "runtime/model_state.hpp"
+#include "runtime/promised_call.hpp"
 #include "runtime/released.hpp"
+#include "runtime/remote_node.hpp"
 #include "runtime/wire_ops.hpp"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <ATen/ops/zeros_like.h>
+#include <algorithm>
 
 namespace smp {
 
@@ -21,127 +22,12 @@ namespace {
 
 namespace ag = torch::autograd;
 
-/// What a remote call left at its owner, seen from the caller.
-struct call_record {
-  rank_id owner;
-  module_id module;
-  std::string name;
-  request_id id;
-  step_id step;
-  microbatch_id microbatch;
-  /// Per edge of the node: position of the argument.
-  std::vector<uint32_t> arguments;
-  /// Per input of the node: position of the output.
-  std::vector<uint32_t> outputs;
-  uint32_t num_outputs = 0;
-};
-
 execution& executing(const std::string& what) {
   if (auto* ex = execution::current())
     return *ex;
   throw error{error_code::unsupported,
               what + " lives on another rank: it can be called inside a step "
                      "(smp::step) only"};
-}
-
-/// Backward of a remote call: asks the owner, which kept its graph (R3).
-class remote_call_node : public ag::Node {
-public:
-  explicit remote_call_node(call_record x) : call_(std::move(x)) {
-    // nop
-  }
-
-  std::string name() const override {
-    return "smp::remote_call(" + call_.name + ")";
-  }
-
-  void release_variables() override {
-    // nop: the owner drops its side with the backward (R3)
-  }
-
-  ag::variable_list apply(ag::variable_list&& grads) override {
-    auto& ex = check();
-    ag::variable_list result(call_.arguments.size());
-    payload body;
-    wire_table table(call_.num_outputs);
-    auto any = false;
-    for (size_t i = 0; i < grads.size(); ++i) {
-      any = any || grads[i].defined();
-      table[call_.outputs[i]] = put_data(body, materialise(grads[i]), false);
-    }
-    if (!any)
-      return result;
-    std::vector<size_t> wanted;
-    for (size_t i = 0; i < call_.arguments.size(); ++i)
-      if (task_should_compute_output(i))
-        wanted.push_back(i);
-    byte_writer out;
-    out.u8(static_cast<uint8_t>(wire_op::backward));
-    call_context::current().write(out);
-    out.u64(call_.id.origin.value);
-    out.u32(call_number(call_.id));
-    out.boolean(ag::get_current_graph_task_keep_graph());
-    write(out, table);
-    out.u32(static_cast<uint32_t>(wanted.size()));
-    for (auto i : wanted)
-      out.u32(call_.arguments[i]);
-    body.bytes = out.take();
-    call c;
-    c.owner = call_.owner;
-    c.module = call_.module;
-    c.what = phase::backward;
-    c.body = std::move(body);
-    c.why = {"'" + call_.name + "', backward", call_.owner};
-    auto answer = ex.park(std::move(c));
-    byte_reader in{answer.body.bytes};
-    auto back = read_table(in);
-    in.expect_end();
-    if (back.size() != wanted.size())
-      throw error{error_code::protocol, "backward of '" + call_.name + "': "
-                                          + std::to_string(back.size())
-                                          + " gradients instead of "
-                                          + std::to_string(wanted.size())};
-    for (size_t i = 0; i < wanted.size(); ++i)
-      if (back[i].what == wire_tensor::kind::data)
-        result[wanted[i]] = take_data(answer.body, back[i]);
-    return result;
-  }
-
-private:
-  /// R16: only `distributed_model::backward`, in the microbatch of the call.
-  execution& check() const {
-    auto* ex = execution::current();
-    auto refuse = [this](const char* why) -> execution& {
-      throw error{error_code::unsupported,
-                  "backward through '" + call_.name + "' of rank "
-                    + std::to_string(call_.owner.value) + ": " + why};
-    };
-    if (!ex || !ex->in_backward)
-      return refuse("call model.backward(loss) inside the step; tensor."
-                    "backward() and autograd::grad stop at rank borders");
-    if (at::GradMode::is_enabled())
-      return refuse("create_graph (higher derivatives) is not supported");
-    if (ex->step != call_.step || ex->microbatch != call_.microbatch)
-      return refuse("it was called in another step or microbatch");
-    return *ex;
-  }
-
-  call_record call_;
-};
-
-wire_tensor put_argument(payload& out, const model_state& st,
-                         const at::Tensor& x) {
-  if (auto i = st.model().find(x);
-      i >= 0 && (is_released(x) || !st.model().tensors[i].is_buffer)) {
-    // A parameter stays with its owner (R14), and so does what is elsewhere
-    // anyway.
-    wire_tensor result;
-    result.what = wire_tensor::kind::parameter;
-    result.index = static_cast<uint32_t>(i);
-    result.requires_grad = x.requires_grad();
-    return result;
-  }
-  return put_data(out, x, st.shares_state(x));
 }
 
 void write_back(const at::Tensor& argument, const at::Tensor& content,
@@ -153,6 +39,352 @@ void write_back(const at::Tensor& argument, const at::Tensor& content,
                   + std::to_string(position)
                   + " in place, a leaf that requires grad: give it a clone"};
   argument.copy_(content);
+}
+
+/// A call on its way to its owner.
+class outgoing_call {
+public:
+  outgoing_call(execution& ex, model_state& st, rank_id owner, module_id module,
+                const call_target& x, const std::vector<at::Tensor>& arguments)
+    : ex_(ex),
+      st_(st),
+      book_(ex.eng->promises()),
+      owner_(owner),
+      module_(module),
+      target_(x),
+      arguments_(arguments),
+      name_(st.name(module)) {
+    if (x.op == wire_op::range || x.op == wire_op::method_range)
+      name_ += "[" + std::to_string(x.first) + ":" + std::to_string(x.last)
+               + "]";
+    else if (x.op == wire_op::add)
+      name_ = "sum of results of '" + name_ + "'";
+  }
+
+  const std::string& name() const noexcept {
+    return name_;
+  }
+
+  /// Goes on with promises of what `next` tells.
+  call_result promise(value args, const prediction& next);
+
+  /// Waits for the results.
+  /// @param kind what the next call of this kind will look for; may be empty
+  call_result wait(value args, const std::string& kind);
+
+private:
+  wire_tensor put_argument(const at::Tensor& x, bool snapshot);
+  void put_arguments(bool snapshot);
+  void begin(byte_writer& out, wire_results results);
+  call make_call(byte_writer& out);
+  call_record make_record(request_id id, size_t outputs) const;
+  std::shared_ptr<remote_call_node> make_node(call_record record);
+  void remember(const std::string& kind, bool predictable, const value& result,
+                const wire_table& results,
+                const std::vector<at::Tensor>& tensors);
+  void check_index(uint32_t i, size_t n, const char* what) const;
+
+  execution& ex_;
+  model_state& st_;
+  promise_book& book_;
+  rank_id owner_;
+  module_id module_;
+  const call_target& target_;
+  const std::vector<at::Tensor>& arguments_;
+  std::string name_;
+  payload body_;
+  wire_table table_;
+  /// Those of `arguments_` that are promises; keeps them until the answer.
+  std::vector<promised_value_ptr> promised_;
+};
+
+wire_tensor outgoing_call::put_argument(const at::Tensor& x, bool snapshot) {
+  wire_tensor result;
+  if (auto p = promised_value_of(x)) {
+    result.what = wire_tensor::kind::object;
+    result.object = p->id();
+    result.requires_grad = x.requires_grad();
+    p->tell(owner_);
+    promised_.push_back(std::move(p));
+    return result;
+  }
+  if (auto i = st_.model().find(x);
+      i >= 0 && (is_released(x) || !st_.model().tensors[i].is_buffer)) {
+    // A parameter stays with its owner (R14), and so does what is elsewhere
+    // anyway.
+    result.what = wire_tensor::kind::parameter;
+    result.index = static_cast<uint32_t>(i);
+    result.requires_grad = x.requires_grad();
+    return result;
+  }
+  return put_data(body_, x, snapshot || st_.shares_state(x));
+}
+
+void outgoing_call::put_arguments(bool snapshot) {
+  for (auto& t : arguments_)
+    table_.push_back(put_argument(t, snapshot));
+}
+
+void outgoing_call::begin(byte_writer& out, wire_results results) {
+  out.u8(static_cast<uint8_t>(target_.op));
+  out.u32(target_.first);
+  out.u32(target_.last);
+  out.u8(static_cast<uint8_t>(results));
+  out.u64(++ex_.calls);
+  call_context::current().write(out);
+  out.boolean(target_.training);
+  out.u64(target_.invoker);
+  out.string(target_.name);
+}
+
+call outgoing_call::make_call(byte_writer& out) {
+  write_ids(out, book_.take_releases(owner_));
+  body_.bytes = out.take();
+  call result;
+  result.owner = owner_;
+  result.module = module_;
+  result.what = ex_.in_backward ? phase::backward : phase::forward;
+  result.body = std::move(body_);
+  result.why = {"'" + name_ + "', "
+                  + (ex_.in_backward ? "backward" : "forward"),
+                owner_};
+  for (auto& x : promised_)
+    result.needs.push_back(x->id());
+  return result;
+}
+
+call_record outgoing_call::make_record(request_id id, size_t outputs) const {
+  call_record result;
+  result.owner = owner_;
+  result.module = module_;
+  result.name = name_;
+  result.id = id;
+  result.step = ex_.step;
+  result.microbatch = ex_.microbatch;
+  result.num_outputs = static_cast<uint32_t>(outputs);
+  result.waits = target_.op != wire_op::add
+                 && book_.waits(st_, module_, target_);
+  return result;
+}
+
+/// An own node, made only if an output has a gradient, with edges only for
+/// arguments that have one (R10).
+std::shared_ptr<remote_call_node>
+outgoing_call::make_node(call_record record) {
+  ag::edge_list edges;
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    auto travels = table_[i].what == wire_tensor::kind::data
+                   || table_[i].what == wire_tensor::kind::object;
+    if (!travels || !table_[i].requires_grad)
+      continue;
+    auto& x = arguments_[i];
+    edges.push_back(ag::impl::gradient_edge(x));
+    call_record::argument argument{static_cast<uint32_t>(i), x.scalar_type(),
+                                   {}};
+    if (auto p = promised_value_of(x)) {
+      argument.from = p->request();
+      argument.output = p->output();
+    } else {
+      argument.sizes = x.sizes().vec();
+    }
+    record.arguments.push_back(std::move(argument));
+  }
+  auto result = std::shared_ptr<remote_call_node>(
+    new remote_call_node(std::move(record)), ag::deleteNode);
+  result->set_next_edges(std::move(edges));
+  return result;
+}
+
+void outgoing_call::check_index(uint32_t i, size_t n, const char* what) const {
+  if (i >= n)
+    throw error{error_code::protocol, "answer of '" + name_ + "': " + what + " "
+                                        + std::to_string(i)
+                                        + " does not exist"};
+}
+
+// -- go on without the results ------------------------------------------------
+
+call_result outgoing_call::promise(value args, const prediction& next) {
+  // Copies: this rank goes on and may write to its tensors.
+  put_arguments(true);
+  auto request = std::make_shared<promised_request>();
+  request->owner = owner_;
+  request->module = module_;
+  request->name = name_;
+  request->number = book_.next_request(ex_.step);
+  auto count = next.tensors.size();
+  auto names = book_.next_names(count);
+  byte_writer out;
+  begin(out, wire_results::promise);
+  out.boolean(false); // it draws no random numbers, and so needs none (R23)
+  write(out, args);
+  write(out, table_);
+  out.u64(names);
+  write(out, next.result);
+  out.u32(static_cast<uint32_t>(count));
+  for (auto& x : next.tensors) {
+    out.u8(static_cast<uint8_t>(x.dtype));
+    out.boolean(x.requires_grad);
+  }
+  auto c = make_call(out);
+  request->why = c.why;
+  request->arguments = promised_;
+  std::vector<at::Tensor> tensors;
+  auto record = make_record({ex_.eng->self(), request->number}, count);
+  for (size_t i = 0; i < count; ++i) {
+    object_id id{owner_, names + i, static_cast<uint32_t>(ex_.step.value)};
+    auto& what = next.tensors[i];
+    tensors.push_back(make_promise(
+      std::make_shared<promised_value>(*ex_.eng, request,
+                                       static_cast<uint32_t>(i), id, what),
+      what.dtype));
+    ex_.promises.emplace_back(tensors.back().getIntrusivePtr());
+    if (what.requires_grad)
+      record.outputs.push_back(static_cast<uint32_t>(i));
+  }
+  if (!record.outputs.empty() && at::GradMode::is_enabled()) {
+    record.promise = request;
+    auto outputs = record.outputs;
+    auto node = make_node(std::move(record));
+    static constexpr int64_t unknown[] = {-1};
+    for (auto i : outputs) {
+      auto nr = node->add_input_metadata(
+        tensors[i].options(), c10::fromIntArrayRefSlow(unknown), false, false,
+        next.tensors[i].dtype);
+      ag::impl::set_gradient_edge(tensors[i], {node, nr});
+    }
+    request->node = node;
+  }
+  send_promise(ex_, std::move(c), request,
+               [to = std::weak_ptr{request}](const payload& x) {
+                 auto request = to.lock();
+                 byte_reader in{x.bytes};
+                 request->sizes.resize(in.count(4, "outputs"));
+                 for (auto& sizes : request->sizes) {
+                   sizes.resize(in.count(8, "dimensions"));
+                   for (auto& size : sizes)
+                     size = in.i64("size");
+                 }
+                 request->reaches = read_positions(in);
+                 in.expect_end();
+               });
+  return {next.result, {}, unpacker{std::move(tensors)}};
+}
+
+// -- wait for the results -----------------------------------------------------
+
+void outgoing_call::remember(const std::string& kind, bool predictable,
+                             const value& result, const wire_table& results,
+                             const std::vector<at::Tensor>& tensors) {
+  if (kind.empty())
+    return;
+  predictable = predictable
+                && std::all_of(results.begin(), results.end(), [](auto& x) {
+                     return x.what == wire_tensor::kind::data;
+                   });
+  if (auto* items = result.get_if<tuple_value>())
+    predictable = predictable
+                  && std::all_of(items->items.begin(), items->items.end(),
+                                 [](auto& x) {
+                                   return x.kind() == value_kind::tensor;
+                                 });
+  else
+    predictable = predictable && result.kind() == value_kind::tensor;
+  if (!predictable)
+    return book_.remember(kind, {});
+  auto next = std::make_shared<prediction>();
+  next->result = result;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    next->tensors.push_back({tensors[i].scalar_type(),
+                             results[i].requires_grad, tensors[i].dim()});
+  book_.remember(kind, {std::move(next)});
+}
+
+call_result outgoing_call::wait(value args, const std::string& kind) {
+  put_arguments(false);
+  byte_writer out;
+  begin(out, target_.hold ? wire_results::hold : wire_results::push);
+  write_stream(out, body_, ex_);
+  write(out, args);
+  write(out, table_);
+  auto answer = ex_.park(make_call(out));
+  // -- results ----------------------------------------------------------------
+  byte_reader reader{answer.body.bytes};
+  auto drew = read_stream(reader, answer.body, ex_);
+  auto result = read_value(reader);
+  auto changed = read_value(reader);
+  auto results = read_table(reader);
+  std::vector<std::pair<uint32_t, uint32_t>> written(
+    reader.count(8, "written arguments"));
+  for (auto& [argument, content] : written) {
+    argument = reader.u32("written argument");
+    content = reader.u32("written content");
+  }
+  auto stateful = reader.boolean("stateful");
+  auto reaches = read_positions(reader);
+  reader.expect_end();
+  ex_.stateful = ex_.stateful || stateful;
+  std::vector<at::Tensor> tensors(results.size());
+  auto with_gradient = false;
+  auto& objects = ex_.eng->objects();
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto& t = results[i];
+    switch (t.what) {
+      case wire_tensor::kind::undefined:
+        break;
+      case wire_tensor::kind::data:
+        tensors[i] = take_data(answer.body, t);
+        with_gradient = with_gradient || t.requires_grad;
+        break;
+      case wire_tensor::kind::object:
+        tensors[i] = objects.fetch(t.object).detach();
+        objects.release({t.object});
+        with_gradient = with_gradient || t.requires_grad;
+        break;
+      case wire_tensor::kind::argument:
+        check_index(t.index, arguments_.size(), "argument");
+        tensors[i] = arguments_[t.index];
+        break;
+      case wire_tensor::kind::parameter:
+        check_index(t.index, st_.model().tensors.size(), "parameter");
+        tensors[i] = st_.model().tensors[t.index].tensor;
+        break;
+    }
+  }
+  auto* list = changed.get_if<dict_value>();
+  remember(kind,
+           !drew && !stateful && written.empty()
+             && (!list || list->items.empty()),
+           result, results, tensors);
+  if (with_gradient && at::GradMode::is_enabled()) {
+    auto record = make_record(answer.id, results.size());
+    std::vector<std::pair<size_t, uint32_t>> outputs;
+    for (size_t i = 0; i < results.size(); ++i) {
+      auto travelled = results[i].what == wire_tensor::kind::data
+                       || results[i].what == wire_tensor::kind::object;
+      if (travelled && results[i].requires_grad) {
+        outputs.emplace_back(i, static_cast<uint32_t>(record.outputs.size()));
+        record.outputs.push_back(static_cast<uint32_t>(i));
+      }
+    }
+    record.reaches = std::move(reaches);
+    auto node = make_node(std::move(record));
+    for (auto& [i, nr] : outputs) {
+      node->add_input_metadata(tensors[i]);
+      ag::impl::set_gradient_edge(tensors[i], {node, nr});
+    }
+  }
+  for (auto& [argument, content] : written) {
+    check_index(argument, arguments_.size(), "argument");
+    check_index(content, tensors.size(), "content");
+    write_back(arguments_[argument], tensors[content], name_, argument);
+  }
+  call_result r{std::move(result), {}, unpacker{std::move(tensors)}};
+  if (list)
+    for (auto& [position, content] : list->items)
+      if (auto* i = position.get_if<int64_t>())
+        r.changed.emplace_back(static_cast<uint32_t>(*i), std::move(content));
+  return r;
 }
 
 } // namespace
@@ -172,122 +404,56 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
   if (!st)
     throw error{error_code::unsupported, "a module of a model whose session "
                                          "ended is called"};
-  auto name = st->name(module);
-  if (x.op == wire_op::range || x.op == wire_op::method_range)
-    name += "[" + std::to_string(x.first) + ":" + std::to_string(x.last) + "]";
-  auto& ex = executing("module '" + name + "'");
+  auto& ex = executing("module '" + st->name(module) + "'");
   st->flush();
-  auto& arguments = in.tensors();
-  payload body;
-  wire_table table;
-  for (auto& t : arguments)
-    table.push_back(put_argument(body, *st, t));
-  byte_writer out;
-  out.u8(static_cast<uint8_t>(x.op));
-  out.u32(x.first);
-  out.u32(x.last);
-  out.u8(static_cast<uint8_t>(x.hold ? wire_results::hold
-                                     : wire_results::push));
-  out.u64(++ex.calls);
-  call_context::current().write(out);
-  out.boolean(x.training);
-  out.u64(x.invoker);
-  out.string(x.name);
-  write_stream(out, body, ex);
-  write(out, value::tuple(std::move(args)));
-  write(out, table);
-  body.bytes = out.take();
-  call c;
-  c.owner = owner;
-  c.module = module;
-  c.body = std::move(body);
-  c.why = {"'" + name + "', forward", owner};
-  auto answer = ex.park(std::move(c));
-  // -- results ----------------------------------------------------------------
-  byte_reader reader{answer.body.bytes};
-  read_stream(reader, answer.body, ex);
-  auto result = read_value(reader);
-  auto changed = read_value(reader);
-  auto results = read_table(reader);
-  std::vector<std::pair<uint32_t, uint32_t>> written(
-    reader.count(8, "written arguments"));
-  for (auto& [argument, content] : written) {
-    argument = reader.u32("written argument");
-    content = reader.u32("written content");
+  outgoing_call out{ex, *st, owner, module, x, in.tensors()};
+  auto all = value::tuple(std::move(args));
+  auto& book = ex.eng->promises();
+  if (x.op == wire_op::get_attribute || x.op == wire_op::set_attribute)
+    ex.stateful = true;
+  if (!x.tensors_only || book.waits(*st, module, x))
+    return out.wait(std::move(all), {});
+  auto kind = kind_of_call(module, x, all, in.tensors());
+  auto known = book.find(kind);
+  if (known && known->next)
+    return out.promise(std::move(all), *known->next);
+  return out.wait(std::move(all), known ? std::string{} : kind);
+}
+
+bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  static const c10::OperatorName add{"aten::add", "Tensor"};
+  auto n = stack.size();
+  if (op.operator_name() != add || n < 3 || !stack[n - 3].isTensor()
+      || !stack[n - 2].isTensor())
+    return false;
+  std::vector<at::Tensor> xs{stack[n - 3].toTensor(), stack[n - 2].toTensor()};
+  auto a = promised_value_of(xs[0]);
+  auto b = promised_value_of(xs[1]);
+  auto* ex = execution::current();
+  auto alpha = stack[n - 1].toScalar();
+  if (!a || !b || !ex || a->id().owner != b->id().owner
+      || a->what().dtype != b->what().dtype || !alpha.isIntegral(false)
+      || alpha.toLong() != 1)
+    return false;
+  auto& st = *ex->eng->model();
+  prediction next;
+  next.result = value::tensor(0);
+  next.tensors.push_back({a->what().dtype,
+                          at::GradMode::is_enabled()
+                            && (xs[0].requires_grad() || xs[1].requires_grad()),
+                          std::max(a->what().dim, b->what().dim)});
+  call_target target;
+  target.op = wire_op::add;
+  std::vector<value> args{value::tensor(0), value::tensor(1)};
+  if (xs[0].is_same(xs[1])) {
+    xs.pop_back();
+    args[1] = value::tensor(0);
   }
-  reader.expect_end();
-  auto check_index = [&](uint32_t i, size_t n, const char* what) {
-    if (i >= n)
-      throw error{error_code::protocol, "answer of '" + name + "': " + what
-                                          + " " + std::to_string(i)
-                                          + " does not exist"};
-  };
-  std::vector<at::Tensor> tensors(results.size());
-  call_record record{owner, module, name, answer.id, ex.step, ex.microbatch,
-                     {},    {},     static_cast<uint32_t>(results.size())};
-  auto with_gradient = false;
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto& t = results[i];
-    switch (t.what) {
-      case wire_tensor::kind::undefined:
-        break;
-      case wire_tensor::kind::data:
-        tensors[i] = take_data(answer.body, t);
-        with_gradient = with_gradient || t.requires_grad;
-        break;
-      case wire_tensor::kind::object:
-        tensors[i] = s->internals().objects().fetch(t.object).detach();
-        s->internals().objects().release({t.object});
-        with_gradient = with_gradient || t.requires_grad;
-        break;
-      case wire_tensor::kind::argument:
-        check_index(t.index, arguments.size(), "argument");
-        tensors[i] = arguments[t.index];
-        break;
-      case wire_tensor::kind::parameter:
-        check_index(t.index, st->model().tensors.size(), "parameter");
-        tensors[i] = st->model().tensors[t.index].tensor;
-        break;
-    }
-  }
-  if (with_gradient && at::GradMode::is_enabled()) {
-    // An own node, made only if an output has a gradient, with edges only for
-    // arguments that have one (R10).
-    ag::edge_list edges;
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      if (table[i].what == wire_tensor::kind::data && table[i].requires_grad) {
-        edges.push_back(ag::impl::gradient_edge(arguments[i]));
-        record.arguments.push_back(static_cast<uint32_t>(i));
-      }
-    }
-    std::vector<std::pair<size_t, uint32_t>> outputs;
-    for (size_t i = 0; i < results.size(); ++i) {
-      auto travelled = results[i].what == wire_tensor::kind::data
-                       || results[i].what == wire_tensor::kind::object;
-      if (travelled && results[i].requires_grad) {
-        outputs.emplace_back(i, static_cast<uint32_t>(record.outputs.size()));
-        record.outputs.push_back(static_cast<uint32_t>(i));
-      }
-    }
-    auto node = std::shared_ptr<ag::Node>(
-      new remote_call_node(std::move(record)), ag::deleteNode);
-    node->set_next_edges(std::move(edges));
-    for (auto& [i, nr] : outputs) {
-      node->add_input_metadata(tensors[i]);
-      ag::impl::set_gradient_edge(tensors[i], {node, nr});
-    }
-  }
-  for (auto& [argument, content] : written) {
-    check_index(argument, arguments.size(), "argument");
-    check_index(content, tensors.size(), "content");
-    write_back(arguments[argument], tensors[content], name, argument);
-  }
-  call_result r{std::move(result), {}, unpacker{std::move(tensors)}};
-  if (auto* list = changed.get_if<dict_value>())
-    for (auto& [position, content] : list->items)
-      if (auto* i = position.get_if<int64_t>())
-        r.changed.emplace_back(static_cast<uint32_t>(*i), std::move(content));
-  return r;
+  outgoing_call out{*ex, st, a->id().owner, a->request()->module, target, xs};
+  auto result = out.promise(value::tuple(std::move(args)), next);
+  torch::jit::drop(stack, 3);
+  stack.emplace_back(result.tensors.tensor(0));
+  return true;
 }
 
 } // namespace smp

@@ -9,9 +9,15 @@
 #include "runtime/wire_ops.hpp"
 #include "transport/error.hpp"
 
+#include <ATen/core/stack.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
+
+namespace c10 {
+class OperatorHandle;
+} // namespace c10
 
 namespace smp {
 
@@ -32,6 +38,9 @@ struct call_target {
   /// The results stay with their owner until they are fetched (R38), instead
   /// of coming with the response.
   bool hold = false;
+  /// It is declared to return a tensor or a tuple of tensors, so that what it
+  /// returns can be told from an earlier call (R38).
+  bool tensors_only = false;
 };
 
 struct call_result {
@@ -41,6 +50,8 @@ struct call_result {
   std::vector<std::pair<uint32_t, value>> changed;
   unpacker tensors;
 };
+
+struct prediction;
 
 /// Adds the module to an error that names a place in its arguments or results:
 /// "call of 'blocks.3': argument 0: ...".
@@ -52,5 +63,11 @@ struct call_result {
 /// @throws error (user_code, rank_down, ...) with rank and module of the cause
 call_result call_remote(rank_id owner, module_id module, const call_target& x,
                         const packer& in, std::vector<value> args);
+
+/// The sum of two promises of one owner is made there: the sum of a residual
+/// connection, or of gradients, would else bring both here and back.
+/// @param stack arguments of `op`, replaced by its result
+/// @returns false if the operation is something else
+bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 } // namespace smp

@@ -257,6 +257,7 @@ private:
     target.first = index_;
     target.last = last;
     target.training = group_->object->is_training();
+    target.tensors_only = true;
     auto result = [&] {
       auto r = call_remote(hook.owner, group_->id, target, in,
                            std::move(args));

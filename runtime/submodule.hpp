@@ -155,6 +155,18 @@ void assign_changed(unpacker& in, const value& content, T& x) {
     x = get_value<std::decay_t<type>>(in, content);
 }
 
+/// True for types of which a call returns as many tensors each time.
+template <class R>
+inline constexpr bool is_tensors = std::is_same_v<R, at::Tensor>;
+
+template <class... Ts>
+inline constexpr bool is_tensors<std::tuple<Ts...>>
+  = (std::is_same_v<Ts, at::Tensor> && ...);
+
+template <class A, class B>
+inline constexpr bool is_tensors<std::pair<A, B>>
+  = std::is_same_v<A, at::Tensor> && std::is_same_v<B, at::Tensor>;
+
 template <class Impl, class R, size_t... Is, class... Ts>
 R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
               Ts&&... xs) {
@@ -173,6 +185,7 @@ R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
   call_target target;
   target.invoker = call::id;
   target.training = self.is_training();
+  target.tensors_only = is_tensors<std::decay_t<R>>;
   auto result = call_remote(hook.owner, hook.id, target, in, std::move(args));
   for (auto& [position, content] : result.changed)
     ((position == Is

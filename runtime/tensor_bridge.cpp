@@ -1,5 +1,7 @@
 #include "runtime/tensor_bridge.hpp"
 
+#include "runtime/promise.hpp"
+
 #include "transport/error.hpp"
 
 #include <ATen/EmptyTensor.h>
@@ -105,6 +107,8 @@ c10::ScalarType checked_dtype(const tensor_ref& x) {
 } // namespace
 
 std::string refusal_of(const at::Tensor& x) {
+  if (is_promise(x)) // it could be sent, and must not be looked at
+    return {};
   auto what = unsendable(x);
   return what.empty() ? what : what + " cannot be sent to another rank";
 }

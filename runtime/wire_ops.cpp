@@ -44,17 +44,18 @@ void write_stream(byte_writer& out, payload& body, execution& ex) {
   put_stream(out, body, ex.stream_is_initial ? nullptr : &now);
 }
 
-void read_stream(byte_reader& in, const payload& body, execution& ex) {
+bool read_stream(byte_reader& in, const payload& body, execution& ex) {
   if (!in.boolean("random stream"))
-    return;
+    return false;
   byte_reader bytes{take_varying(in, body)};
   ex.last_stream = random_stream::read(bytes);
   bytes.expect_end();
   ex.stream_is_initial = false;
   if (SMP_FAULT("wrong-random-stream"))
-    return;
+    return true;
   auto copy = ex.last_stream;
   copy.swap_with_default();
+  return true;
 }
 
 wire_tensor put_data(payload& out, const at::Tensor& x, bool snapshot) {

@@ -26,15 +26,17 @@ enum class wire_op : uint8_t {
   method_range,  // consecutive children of a Sequential (R8)
   get_attribute, // the value of an attribute that may change
   set_attribute,
+  add, // of two tensors, of no module
 };
 
 /// The last of them, for whoever reads one.
-inline constexpr auto last_wire_op = wire_op::set_attribute;
+inline constexpr auto last_wire_op = wire_op::add;
 
 /// Where the results of a call stay.
 enum class wire_results : uint8_t {
   push, // they come with the response
   hold, // they stay in the owner's object store, the response has their ids
+  promise, // the same; the request has the ids and says what it expects
 };
 
 // The bytes of a message must be the same in every step of a flow that does not
@@ -54,8 +56,8 @@ void put_stream(byte_writer& out, payload& body, const random_stream* x);
 /// Appends the random stream unless the receiver can derive it (R23).
 void write_stream(byte_writer& out, payload& body, execution& ex);
 
-/// Takes over a stream that came along.
-void read_stream(byte_reader& in, const payload& body, execution& ex);
+/// Takes over a stream that came along. @returns whether one did
+bool read_stream(byte_reader& in, const payload& body, execution& ex);
 
 /// Appends an entry for `x` to the table and, where its bytes travel, to the
 /// tensors of the message.

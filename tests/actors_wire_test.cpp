@@ -29,8 +29,16 @@ tensor_ref tensor(std::vector<float> x) {
 }
 
 request make_request() {
-  return {{rank_id{3}, 17},  step_id{5},      microbatch_id{2}, module_id{40},
-          phase::backward, {bytes("args"), {tensor({1, 2}), tensor({3})}}, 6};
+  return {{rank_id{3}, 17},
+          step_id{5},
+          microbatch_id{2},
+          module_id{40},
+          phase::backward,
+          {bytes("args"), {tensor({1, 2}), tensor({3})}},
+          6,
+          true,
+          16,
+          {{rank_id{1}, 5, 6}, {rank_id{2}, 7, 8}}};
 }
 
 failure make_failure() {
@@ -92,6 +100,10 @@ TEST_CASE("a request keeps everything on its way", "[actors][wire]") {
   CHECK(y.module == module_id{40});
   CHECK(y.what == phase::backward);
   CHECK(y.turn == 6);
+  CHECK(y.promised);
+  CHECK(y.after == 16);
+  CHECK(y.needs
+        == std::vector<object_id>{{rank_id{1}, 5, 6}, {rank_id{2}, 7, 8}});
   CHECK(y.body.bytes == bytes("args"));
   REQUIRE(y.body.tensors.size() == 2);
   CHECK(y.body.tensors[0].data == data); // passed through, not copied
@@ -170,7 +182,7 @@ TEST_CASE("a report gives each value its own tensors back",
 TEST_CASE("a cut message is refused and never read past its end",
           "[actors][wire]") {
   // Headers have these sizes; what follows may have any.
-  std::vector<size_t> header{50, 18, 18 + 8 + 12 + 8, 0, 0, 0, 0, 0,
+  std::vector<size_t> header{50 + 13 + 2 * 20, 18, 18 + 8 + 12 + 8, 0, 0, 0, 0, 0,
                              0,  0,  0,                0};
   auto messages = all_messages();
   for (size_t i = 0; i < messages.size(); ++i) {

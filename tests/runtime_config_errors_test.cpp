@@ -370,8 +370,8 @@ std::vector<broken> broken_configurations() {
     {"planned key on the command line",
      good,
      "command line: ",
-     {"smp.fast_mode is known but not built yet"},
-     {"--smp.fast_mode=true"}},
+     {"smp.ddp is known but not built yet"},
+     {"--smp.ddp=true"}},
   };
 }
 

@@ -1,5 +1,6 @@
 #include "transport/wait.hpp"
 
+#include <atomic>
 #include <condition_variable>
 #include <utility>
 
@@ -48,6 +49,24 @@ void completion::finish(failure x) {
   }
   for (auto& f : callbacks)
     f();
+}
+
+completion_ptr all_of(const std::vector<completion_ptr>& xs) {
+  if (xs.size() == 1)
+    return xs.front();
+  auto result = std::make_shared<completion>();
+  auto left = std::make_shared<std::atomic<size_t>>(xs.size());
+  if (xs.empty())
+    result->set();
+  for (auto& x : xs)
+    // The completion keeps the callback, so the callback must not keep it.
+    x->on_done([result, left, x = x.get()] {
+      if (auto why = x->cause())
+        result->fail(std::move(why));
+      else if (--*left == 0)
+        result->set();
+    });
+  return result;
 }
 
 // -- plain waiter -------------------------------------------------------------

@@ -52,6 +52,10 @@ private:
 
 using completion_ptr = std::shared_ptr<completion>;
 
+/// @returns what is done when all of `xs` are, or when the first of them
+/// fails, with its failure.
+completion_ptr all_of(const std::vector<completion_ptr>& xs);
+
 /// Parks the calling thread until a completion is done.
 class waiter {
 public:

@@ -13,6 +13,7 @@
 #include <ATen/core/stack.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
+#include <algorithm>
 #include <optional>
 
 namespace smp {
@@ -81,6 +82,16 @@ c10::IValue run_body(const place* where, const script_object& self,
 
 // -- the caller's side --------------------------------------------------------
 
+/// A tensor or a tuple of tensors.
+bool is_tensors(const c10::Type& x) {
+  if (x.kind() != c10::TypeKind::TupleType)
+    return x.kind() == c10::TypeKind::TensorType;
+  auto types = x.containedTypes();
+  return std::all_of(types.begin(), types.end(), [](auto& y) {
+    return y->kind() == c10::TypeKind::TensorType;
+  });
+}
+
 c10::IValue ask(const place& where, const script_object& self, wire_op op,
                 const std::string& name, std::vector<c10::IValue>& args,
                 const std::vector<c10::TypePtr>& types,
@@ -102,6 +113,7 @@ c10::IValue ask(const place& where, const script_object& self, wire_op op,
   target.first = first;
   target.last = last;
   target.training = is_training(*self);
+  target.tensors_only = is_tensors(*result_type);
   auto result = call_remote(where.owner, where.module, target, in,
                             std::move(values));
   for (auto& [position, content] : result.changed)

@@ -106,6 +106,7 @@ script_record run_split(const script_job& job) {
   if (job.active > 0)
     world.config.active_microbatches = job.active;
   world.config.threads = 1;
+  world.config.fast_mode = job.fast;
   world.reorder = true;
   run_virtual_world(job.ranks, world, [&](session& s) {
     distributed_model model{load_script(job.path)};

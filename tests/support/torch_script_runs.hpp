@@ -29,6 +29,8 @@ struct script_job {
   /// Microbatches at once; 0: the default.
   uint64_t active = 0;
   int steps = 3;
+  /// `smp.fast_mode`
+  bool fast = false;
   /// The batch of a step. The default is one of [8, 8].
   std::function<std::vector<torch::Tensor>(int step)> batch = {};
 };

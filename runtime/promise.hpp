@@ -1,0 +1,58 @@
+#pragma once
+
+// Promises: tensors whose content another rank has or is still computing.
+
+#include "transport/wait.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace smp {
+
+/// Where the content of a promise comes from.
+class promise_source {
+public:
+  virtual ~promise_source() = default;
+
+  /// Waits until the sizes are known. @throws error with the first cause
+  virtual std::vector<int64_t> sizes() = 0;
+
+  /// Begins to bring the content. @returns what is done when it is here; the
+  /// same each time.
+  virtual completion_ptr content() = 0;
+
+  /// The content, in memory of its own. @pre `content()` is done
+  virtual at::Tensor take() = 0;
+
+  /// For whoever waits.
+  virtual wait_reason why() const = 0;
+};
+
+/// A call of another rank's module returns before it ran, so what it returns
+/// has no bytes yet. A promise has dtype, requires_grad and a place in the
+/// autograd graph like any tensor; reading sizes waits for them, and anything
+/// that touches the content makes it an ordinary tensor, in place: every handle
+/// on it sees the same tensor as before. (facts: a TensorImpl of its own, whose
+/// dispatch key `absent_key` leads each operation to `keep_promises` first.)
+/// @param known its sizes, if they are known already
+at::Tensor make_promise(std::shared_ptr<promise_source> x, at::ScalarType dtype,
+                        const std::vector<int64_t>* known = nullptr);
+
+/// Tells whether the content of `x` is not here.
+bool is_promise(const at::Tensor& x);
+
+/// @returns where the content of `x` comes from, or null if it is here.
+std::shared_ptr<promise_source> source_of(const at::Tensor& x);
+
+/// Makes those of `xs` that are promises ordinary tensors; waits once for all.
+/// @throws error with the first cause; they stay promises
+void keep_promises(const std::vector<at::Tensor>& xs);
+
+/// The same with the tensors in `xs`, the arguments of an operation.
+void keep_promises(at::ArrayRef<c10::IValue> xs);
+
+} // namespace smp
