@@ -9,6 +9,7 @@
 #include "actors/inspect.hpp"
 #include "actors/membership.hpp"
 #include "actors/messages.hpp"
+#include "actors/rank_view.hpp"
 
 #include <caf/allowed_unsafe_message_type.hpp>
 #include <caf/fwd.hpp>
@@ -79,13 +80,18 @@ struct scheduler_status {
   step_id step;
   uint64_t running = 0; // microbatches that were started and did not end
   uint64_t left = 0;    // microbatches that did not end
+  /// The schedule actor of the user that is asked now, and since when in
+  /// seconds; empty if none is.
+  std::string asks;
+  double seconds = 0;
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, scheduler_status& x) {
   return f.object(x).fields(f.field("step", x.step),
                             f.field("running", x.running),
-                            f.field("left", x.left));
+                            f.field("left", x.left), f.field("asks", x.asks),
+                            f.field("seconds", x.seconds));
 }
 
 struct member_status {
@@ -115,6 +121,50 @@ bool inspect(Inspector& f, supervisor_status& x) {
 }
 
 struct server_status;
+
+// -- stalls -------------------------------------------------------------------
+
+template <class Inspector>
+bool inspect(Inspector& f, activity::kind& x) {
+  return inspect_enum(f, x, activity::kind::schedule);
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, activity& x) {
+  return f.object(x).fields(
+    f.field("who", x.who), f.field("executes", x.executes),
+    f.field("what", x.what), f.field("serves", x.serves),
+    f.field("waits_for", x.waits_for), f.field("from", x.from),
+    f.field("asks", x.asks), f.field("seconds", x.seconds));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, traffic& x) {
+  return f.object(x).fields(f.field("peer", x.peer), f.field("sent", x.sent),
+                            f.field("taken", x.taken),
+                            f.field("queued", x.queued));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, rank_view& x) {
+  return f.object(x).fields(
+    f.field("rank", x.rank), f.field("progress", x.progress),
+    f.field("left", x.left), f.field("complete", x.complete),
+    f.field("settled", x.settled), f.field("refused", x.refused),
+    f.field("activities", x.activities), f.field("peers", x.peers));
+}
+
+struct stall_status {
+  uint64_t reports = 0;
+  /// The last report.
+  std::string text;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, stall_status& x) {
+  return f.object(x).fields(f.field("reports", x.reports),
+                            f.field("text", x.text));
+}
 
 } // namespace smp
 
@@ -183,6 +233,10 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_TYPE_ID(smp, (smp::recorded_request))
   CAF_ADD_TYPE_ID(smp, (smp::recorded_response))
   CAF_ADD_TYPE_ID(smp, (smp::asked))
+  CAF_ADD_TYPE_ID(smp, (smp::rank_view))
+  CAF_ADD_TYPE_ID(smp, (smp::stall_status))
+  CAF_ADD_ATOM(smp, smp, look_atom)
+  CAF_ADD_ATOM(smp, smp, stall_atom)
 CAF_END_TYPE_ID_BLOCK(smp)
 
 namespace smp {
@@ -282,10 +336,31 @@ using member_actor = caf::typed_actor<
   // Replies with what it heard.
   caf::result<member_status>(status_atom)>;
 
+/// RANK WATCH: tells what its rank does, on a thread of its own, whatever the
+/// other actors of the rank are stuck in.
+using rank_watch_actor = caf::typed_actor<
+  // Replies with a number that differs from the last one if anything happened.
+  caf::result<uint64_t>(look_atom),
+  // The run is stalled, in words, and goes on.
+  caf::result<void>(stall_atom, std::string),
+  // The run is stalled: ends the rank.
+  caf::result<void>(stall_atom, failure),
+  // Replies with what the rank executes and waits for.
+  caf::result<rank_view>(status_atom)>;
+
+/// STALL MONITOR: asks all ranks from time to time whether anything happens.
+using stall_monitor_actor = caf::typed_actor<
+  // INTERNAL: it is time to look.
+  caf::result<void>(look_atom),
+  // Replies with what it found.
+  caf::result<stall_status>(status_atom)>;
+
 /// SUPERVISOR: gathers the ranks of a run and tells all when one is lost.
 using supervisor_actor = caf::typed_actor<
   // A rank introduces itself; replies when all are there, or why they are not.
   caf::result<welcome>(member, member_actor),
+  // A rank that joined can be watched for stalls.
+  caf::result<void>(rank_id, rank_watch_actor),
   // A rank leaves: its end is no loss from now on.
   caf::result<void>(goodbye_atom, rank_id),
   // The launcher saw the process of a rank end.
@@ -299,17 +374,28 @@ using supervisor_actor = caf::typed_actor<
 
 // -- status of a whole rank ---------------------------------------------------
 
+/// A request that no context has yet, and why.
+struct queued_request {
+  request_id id;
+  microbatch_id microbatch;
+  module_id module;
+  phase what = phase::forward;
+  std::string why;
+};
+
 struct server_status {
   rank_id rank;
   step_id step;
   bool in_step = false;
   uint64_t ready = 0;   // work that waits for the token
+  bool in_line = false; // for the token, which another one has
   uint64_t later = 0;   // requests of a later step
   uint64_t held = 0;    // requests whose turn it is not (R19)
   uint64_t blocked = 0; // requests that wait for objects or for another one
   uint64_t dropped = 0; // requests of an older step
   uint64_t unknown = 0; // responses that nobody waits for
   uint64_t pending = 0; // calls without an answer
+  std::vector<queued_request> queue;
   std::vector<worker_context_actor> contexts;
   /// Set on pp_rank 0 only.
   pipeline_scheduler_actor scheduler;
@@ -321,6 +407,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::server_status)
 
 CAF_BEGIN_TYPE_ID_BLOCK(smp_actors, caf::id_block::smp::end)
   CAF_ADD_TYPE_ID(smp_actors, (smp::member_actor))
+  CAF_ADD_TYPE_ID(smp_actors, (smp::rank_watch_actor))
 CAF_END_TYPE_ID_BLOCK(smp_actors)
 
 // From there on actors/schedule_actor.hpp counts.

@@ -2,6 +2,7 @@
 
 #include "actors/actor_host.hpp"
 #include "actors/member.hpp"
+#include "actors/stall_monitor.hpp"
 #include "actors/supervisor.hpp"
 
 #include <caf/io/middleman.hpp>
@@ -101,6 +102,8 @@ struct membership::impl {
   ~impl() {
     if (ear)
       end_actor(system, ear);
+    if (watch)
+      end_actor(system, watch);
   }
 
   /// Tries until somebody listens: the SUPERVISOR may start after the ranks.
@@ -142,7 +145,13 @@ struct membership::impl {
                        member_config{config.me, supervisor, address(),
                                      config.join_limit, config.on_rank_down,
                                      joined});
-    return awaited<welcome>::get(joined, {"all ranks to join", {}}).members;
+    auto members
+      = awaited<welcome>::get(joined, {"all ranks to join", {}}).members;
+    if (config.watch.look) {
+      watch = system.spawn<caf::detached>(rank_watch, config.watch);
+      caf::anon_send(supervisor, config.me.rank, watch);
+    }
+    return members;
   }
 
   void leave() {
@@ -164,6 +173,7 @@ struct membership::impl {
   options config;
   supervisor_actor supervisor;
   member_actor ear;
+  rank_watch_actor watch;
 };
 
 membership::membership(actor_host& host, options x)

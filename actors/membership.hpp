@@ -3,6 +3,7 @@
 // Who takes part in a run: rendezvous and supervision, without CAF in sight.
 
 #include "actors/node.hpp"
+#include "actors/stalls.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -46,6 +47,9 @@ public:
     /// A rank is lost, or refused (first cause first). Any thread; must not
     /// block.
     std::function<void(const failure&)> on_rank_down;
+    stall_options stalls;
+    /// Hears of each stall. Any thread; must not block.
+    std::function<void(const stall_report&)> on_stall;
   };
 
   /// @throws error (config) if the address is not loopback, (transport) if
@@ -77,6 +81,8 @@ public:
     std::chrono::milliseconds join_limit{30000};
     /// Another rank, or the SUPERVISOR, is lost. Any thread; must not block.
     std::function<void(const failure&)> on_rank_down;
+    /// What others may see of this rank.
+    watched_rank watch;
   };
 
   membership(actor_host& host, options x);

@@ -1,6 +1,7 @@
 #include "actors/module_server.hpp"
 
 #include "actors/pipeline_scheduler.hpp"
+#include "actors/rank_board.hpp"
 #include "actors/user_schedule.hpp"
 #include "actors/wire.hpp"
 #include "actors/worker_context.hpp"
@@ -31,6 +32,7 @@ module_server_state::~module_server_state() {
 // -- what the core wants ------------------------------------------------------
 
 void module_server_state::start(context_id ctx, request x) {
+  config.node.board->started(ctx, x);
   auto& hdl = contexts[ctx];
   if (!hdl)
     hdl = self->spawn<caf::monitored>(worker_context, ctx,
@@ -40,6 +42,7 @@ void module_server_state::start(context_id ctx, request x) {
 }
 
 void module_server_state::resume(context_id ctx, response x) {
+  config.node.board->resumed(ctx);
   if (auto i = contexts.find(ctx); i != contexts.end())
     self->send(i->second, std::move(x));
 }
@@ -53,6 +56,7 @@ void module_server_state::ask(rank_id owner, recorded_request x) {
 }
 
 void module_server_state::answer(response x) {
+  config.node.board->note();
   if (x.id.origin == core->self()) {
     if (scheduler)
       self->send(scheduler, std::move(x));
@@ -64,22 +68,27 @@ void module_server_state::answer(response x) {
 }
 
 void module_server_state::answer(recorded_response x) {
+  config.node.board->note();
   send_answer(std::move(x), true);
 }
 
 void module_server_state::forward_done(const smp::forward_done& x) {
+  config.node.board->note();
   self->send(scheduler, x);
 }
 
 void module_server_state::run(const scheduled_step& x) {
+  config.node.board->note();
   self->send(scheduler, x);
 }
 
 void module_server_state::planned(const step_plan& x) {
+  config.node.board->note();
   broadcast(x);
 }
 
 void module_server_state::departed(const step_departed& x) {
+  config.node.board->note();
   if (!scheduler) {
     config.node.fabric->send(config.node.pipeline.front(), encode(x));
     return;
@@ -91,6 +100,7 @@ void module_server_state::departed(const step_departed& x) {
 void module_server_state::failed(const step_failed& x) {
   if (config.node.on_step_failed)
     config.node.on_step_failed(x.step, x.error);
+  config.node.board->note();
   if (!scheduler)
     return;
   self->send(scheduler, x);
@@ -138,6 +148,7 @@ void module_server_state::activity(bool busy) {
 void module_server_state::step_over(step_report x) {
   if (config.node.on_step_over)
     config.node.on_step_over(x.step);
+  config.node.board->note();
   config.on_step_over(std::move(x));
 }
 
@@ -169,6 +180,7 @@ void module_server_state::on_down(const caf::down_msg& x) {
   if (auto i = std::find_if(contexts.begin(), contexts.end(), is_source);
       i != contexts.end()) {
     auto id = i->first;
+    config.node.board->ended(id);
     contexts.erase(i);
     core->lose(id, to_string(x.reason));
   }
@@ -198,6 +210,7 @@ void module_server_state::settle() {
 
 template <class T>
 void module_server_state::send_request(rank_id owner, T x) {
+  config.node.board->asked(x.id);
   auto on_sent = [door = door, id = x.id](const failure& e) {
     if (e)
       door->send(completed{id, e});
@@ -230,12 +243,16 @@ server_status module_server_state::status() const {
   result.step = core->step();
   result.in_step = core->in_step();
   result.ready = core->num_ready();
+  result.in_line = core->in_line();
   result.later = core->num_later();
   result.held = core->num_held();
   result.blocked = core->num_blocked();
   result.dropped = core->num_dropped();
   result.unknown = core->num_unknown();
   result.pending = core->num_pending();
+  core->each_queued([&](const request& x, const char* why) {
+    result.queue.push_back({x.id, x.microbatch, x.module, x.what, why});
+  });
   for (auto& [id, hdl] : contexts)
     result.contexts.push_back(hdl);
   result.scheduler = scheduler;
@@ -249,6 +266,8 @@ module_server(module_server_state::pointer self, server_config config) {
   auto& st = self->state;
   st.config = std::move(config);
   auto& node = st.config.node;
+  if (!node.board)
+    node.board = std::make_shared<rank_board>(node.self, 0);
   auto leader = node.pipeline.front() == node.self;
   server_core::options options;
   options.self = node.self;
@@ -286,8 +305,14 @@ module_server(module_server_state::pointer self, server_config config) {
     [self](const step_departed& x) { self->state.core->depart(x); },
     [self](request& x) { self->state.core->receive(std::move(x)); },
     [self](recorded_request& x) { self->state.core->receive(std::move(x)); },
-    [self](response& x) { self->state.core->receive(std::move(x)); },
-    [self](recorded_response& x) { self->state.core->receive(std::move(x)); },
+    [self](response& x) {
+      self->state.config.node.board->answered(x.id);
+      self->state.core->receive(std::move(x));
+    },
+    [self](recorded_response& x) {
+      self->state.config.node.board->answered(x.id);
+      self->state.core->receive(std::move(x));
+    },
     [self](const completed& x) { self->state.core->complete(x); },
     [self](const undelivered& x) {
       self->state.answer({x.id, {}, x.error});
@@ -326,9 +351,13 @@ module_server(module_server_state::pointer self, server_config config) {
       self->state.core->issue(x.context, std::move(x.what));
     },
     [self](suspended& x) {
+      auto& board = *self->state.config.node.board;
+      board.suspended(x.context, x.what);
       self->state.core->suspend(x.context, std::move(x.what));
+      board.suspend_over();
     },
     [self](finished& x) {
+      self->state.config.node.board->ended(x.context);
       self->state.core->finish(x.context, std::move(x.result));
       self->state.settle();
     },

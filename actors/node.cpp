@@ -1,5 +1,6 @@
 #include "actors/actor_host.hpp"
 #include "actors/module_server.hpp"
+#include "actors/rank_board.hpp"
 
 #include <caf/scoped_actor.hpp>
 #include <caf/send.hpp>
@@ -96,6 +97,9 @@ struct node::impl {
     : system(host.get().system),
       end(std::make_shared<step_end>()),
       inbox{{}, x.self, x.pipeline.front()} {
+    if (!x.board)
+      x.board = std::make_shared<rank_board>(x.self, 0);
+    board = x.board;
     auto on_step_over = [end = end](step_report y) { end->end(std::move(y)); };
     inbox.server = system.spawn(module_server,
                                 server_config{std::move(x), on_step_over});
@@ -107,6 +111,7 @@ struct node::impl {
   }
 
   caf::actor_system& system;
+  std::shared_ptr<rank_board> board;
   std::shared_ptr<step_end> end;
   server_inbox inbox;
 };
@@ -137,6 +142,7 @@ node::~node() {
 
 void node::begin_step(const run_step& x,
                       std::function<void(step_report)> done) {
+  impl_->board->note();
   impl_->end->begin(std::move(done), x.step);
   caf::anon_send(impl_->inbox.server, x);
 }
@@ -180,6 +186,56 @@ node_status node::status(std::chrono::milliseconds limit) {
     result.microbatches_left = x.left;
   }
   return result;
+}
+
+// Mailboxes keep the order of messages of one sender. So if the MODULE SERVER
+// answers, then the SCHEDULER, then the SERVER again, and nothing was written
+// to the board meanwhile, then no message was on its way between them.
+void node::complete(rank_view& x, std::chrono::milliseconds limit) {
+  auto until = deadline{limit};
+  caf::scoped_actor self{impl_->system};
+  auto ask_server = [&] {
+    return ask_status<server_status>(self, impl_->inbox.server, until,
+                                     "the MODULE SERVER");
+  };
+  auto before = impl_->board->look();
+  try {
+    auto server = ask_server();
+    if (server.scheduler) {
+      auto y = ask_status<scheduler_status>(self, server.scheduler, until,
+                                            "the PIPELINE SCHEDULER");
+      if (!y.asks.empty()) {
+        activity z;
+        z.who = activity::kind::schedule;
+        z.executes = true;
+        z.what = y.asks;
+        z.seconds = y.seconds;
+        x.activities.push_back(std::move(z));
+      }
+    }
+    server = ask_server();
+    for (auto& y : server.queue) {
+      activity z;
+      z.who = activity::kind::queued;
+      z.serves = y.id;
+      z.what = impl_->board->describe(y.module, y.microbatch, y.what);
+      z.waits_for = y.why;
+      x.activities.push_back(std::move(z));
+    }
+    x.complete = true;
+    auto executes = [](auto& y) { return y.executes; };
+    // Work that waits for its place in a record is served by no token.
+    x.settled = !server.in_line
+                && std::none_of(x.activities.begin(), x.activities.end(),
+                                executes)
+                && impl_->board->look() == before && x.progress == before;
+  } catch (const error& e) {
+    activity z;
+    z.who = activity::kind::schedule;
+    z.executes = true;
+    z.what = std::string{"its actors, which do not answer ("} + e.what() + ')';
+    x.activities.push_back(std::move(z));
+  }
 }
 
 std::shared_ptr<execution_token> make_execution_token() {

@@ -3,6 +3,7 @@
 // The actors of one rank behind an interface without CAF: what runtime/ sees.
 
 #include "actors/executor.hpp"
+#include "actors/rank_view.hpp"
 #include "partition/schedule.hpp"
 #include "transport/fabric.hpp"
 
@@ -15,6 +16,7 @@
 namespace smp {
 
 class execution_token;
+class rank_board;
 class record_book;
 class turnstile;
 struct user_schedule;
@@ -58,6 +60,9 @@ struct node_options {
   /// Outlives the node. The node sends kinds request, response and control.
   smp::fabric* fabric = nullptr;
   std::shared_ptr<execution_token> token;
+  /// Where the actors write down what they do, for who looks for a stall.
+  /// Default: a new one, which nobody reads.
+  std::shared_ptr<rank_board> board;
   executor_factory make_executor;
   order_factory make_order;
   schedule_factory make_schedule;
@@ -140,6 +145,10 @@ public:
   /// Asks all actors of the rank. @throws error when they do not answer in
   /// time, naming the first that did not.
   node_status status(std::chrono::milliseconds limit);
+
+  /// Adds what only the actors of the rank know to a view of its board; leaves
+  /// it incomplete when they do not answer within `limit`.
+  void complete(rank_view& x, std::chrono::milliseconds limit);
 
 private:
   struct impl;

@@ -61,6 +61,7 @@ schedule_ptr pipeline_scheduler_state::converse(step_id step,
 
 void pipeline_scheduler_state::ask(uint64_t number, const schedule_event& x) {
   questions = number + 1;
+  asked_at = self->clock().now();
   auto put = [&](auto& y) {
     self->request(user_actor, user->timeout, y)
       .then([this, number](const schedule_answer& z) { answered(number, z); },
@@ -98,6 +99,17 @@ void pipeline_scheduler_state::dismiss() {
   user_actor = nullptr;
 }
 
+scheduler_status pipeline_scheduler_state::status() const {
+  scheduler_status result{driver->step(), driver->num_running(),
+                          driver->num_left(), {}, 0};
+  if (dialog && dialog->deciding()) {
+    result.asks = "the schedule \"" + user->type->name() + '"';
+    using seconds = std::chrono::duration<double>;
+    result.seconds = seconds{self->clock().now() - asked_at}.count();
+  }
+  return result;
+}
+
 // -- behavior -----------------------------------------------------------------
 
 pipeline_scheduler_actor::behavior_type
@@ -127,11 +139,7 @@ pipeline_scheduler(pipeline_scheduler_state::pointer self, rank_id rank,
     [self](const step_failed& x) { self->state.driver->failed(x); },
     [self](const step_departed& x) { self->state.driver->departed(x); },
     [self](const rank_report& x) { self->state.driver->rank_changed(x); },
-    [self](status_atom) {
-      auto& driver = *self->state.driver;
-      return scheduler_status{driver.step(), driver.num_running(),
-                              driver.num_left()};
-    },
+    [self](status_atom) { return self->state.status(); },
   };
 }
 

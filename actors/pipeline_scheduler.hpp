@@ -6,6 +6,7 @@
 #include "actors/step_driver.hpp"
 #include "actors/user_schedule.hpp"
 
+#include <caf/actor_clock.hpp>
 #include <caf/stateful_actor.hpp>
 
 #include <optional>
@@ -48,6 +49,8 @@ struct pipeline_scheduler_state : driver_output, schedule_asker {
   /// One that failed is not asked again.
   void dismiss();
 
+  scheduler_status status() const;
+
   pointer self;
   module_server_actor server;
   std::optional<step_driver> driver;
@@ -55,6 +58,7 @@ struct pipeline_scheduler_state : driver_output, schedule_asker {
   schedule_actor user_actor;
   schedule_dialog* dialog = nullptr; // of the running step
   uint64_t questions = 0;            // of all steps
+  caf::actor_clock::time_point asked_at;
 };
 
 pipeline_scheduler_actor::behavior_type

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -215,6 +216,36 @@ public:
 
   size_t num_blocked() const noexcept {
     return blocked_.size();
+  }
+
+  /// Tells whether work here waits until another one gives the token back.
+  bool in_line() const noexcept {
+    return hold_ == hold::in_line;
+  }
+
+  /// Calls `f(request, why)` for each request that no context has yet.
+  template <class F>
+  void each_queued(F f) const {
+    for (auto& x : ready_)
+      if (auto* y = std::get_if<request>(&x.work))
+        f(*y, hold_ == hold::none ? "waits for its place in the record"
+                                  : "waits for the execution token");
+    for (auto& x : held_)
+      f(x.what, "waits for the turn of its microbatch");
+    for (auto& x : blocked_)
+      f(x.what, x.incomplete ? "waits for its arguments"
+                             : "waits for an earlier request of its caller");
+    for (auto& x : later_)
+      std::visit(
+        [&](auto& y) {
+          // A recorded request says no more than its number.
+          if constexpr (std::is_same_v<std::decay_t<decltype(y)>, request>)
+            f(y, "waits until this rank begins the step");
+          else
+            f(request{y.id, {}, {}, {}, {}, {}, 0},
+              "waits until this rank begins the step");
+        },
+        x);
   }
 
   /// Tells whether other ranks have to hear of the ends of forward phases.

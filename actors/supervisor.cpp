@@ -1,5 +1,7 @@
 #include "actors/supervisor.hpp"
 
+#include "actors/stall_monitor.hpp"
+
 #include <caf/send.hpp>
 
 #include <algorithm>
@@ -43,12 +45,34 @@ void supervisor_state::on_deadline() {
 // -- leaving ------------------------------------------------------------------
 
 void supervisor_state::leave(rank_id x) {
+  end_watch();
   ranks->leave(x);
   if (auto i = members.find(x); i != members.end()) {
     self->demonitor(i->second);
     members.erase(i);
   }
   settle();
+}
+
+void supervisor_state::watch(rank_id x, const rank_watch_actor& hdl) {
+  watches.emplace(x, hdl);
+  if (watched || watches.size() != ranks->world_size())
+    return;
+  watched = true;
+  stall_monitor_config config;
+  config.options = options.stalls;
+  config.on_report = options.on_stall;
+  for (auto& [rank, y] : watches)
+    config.ranks.push_back(y);
+  monitor = self->spawn(stall_monitor, std::move(config));
+}
+
+void supervisor_state::end_watch() {
+  watched = true;
+  watches.clear();
+  if (monitor)
+    self->send_exit(monitor, caf::exit_reason::user_shutdown);
+  monitor = nullptr;
 }
 
 void supervisor_state::on_down(const caf::down_msg& x) {
@@ -58,6 +82,7 @@ void supervisor_state::on_down(const caf::down_msg& x) {
     return;
   auto rank = i->first;
   members.erase(i);
+  end_watch();
   settle();
   if (options.report_grace.count() == 0)
     return on_grace_over(rank);
@@ -72,6 +97,7 @@ void supervisor_state::on_grace_over(rank_id x) {
 void supervisor_state::lose(const failure& x) {
   if (!ranks->lose(x))
     return;
+  end_watch();
   members.erase(x.rank);
   for (auto& [rank, hdl] : members)
     self->send(hdl, down_atom_v, x);
@@ -91,6 +117,7 @@ void supervisor_state::fail(const failure& x) {
 void supervisor_state::on_exit(const caf::exit_msg& x) {
   closing = true;
   reason = x.reason;
+  end_watch();
   self->delayed_send(self, std::chrono::seconds(2), deadline_atom_v);
   settle();
 }
@@ -122,6 +149,9 @@ supervisor_actor::behavior_type supervisor(supervisor_state::pointer self,
   return {
     [self](const member& x, const member_actor& hdl) {
       return self->state.join(x, hdl);
+    },
+    [self](rank_id x, const rank_watch_actor& hdl) {
+      self->state.watch(x, hdl);
     },
     [self](goodbye_atom, rank_id x) { self->state.leave(x); },
     [self](down_atom, const failure& x) { self->state.lose(x); },

@@ -3,6 +3,7 @@
 #include "actors/actors.hpp"
 #include "actors/roster.hpp"
 
+#include <caf/send.hpp>
 #include <caf/stateful_actor.hpp>
 #include <caf/typed_response_promise.hpp>
 
@@ -20,8 +21,20 @@ struct supervisor_state {
     // nop
   }
 
+  ~supervisor_state() {
+    if (monitor)
+      caf::anon_send_exit(monitor, caf::exit_reason::kill);
+  }
+
   caf::result<welcome> join(const member& x, const member_actor& hdl);
   void leave(rank_id x);
+
+  /// When all ranks can be watched, a STALL MONITOR begins.
+  void watch(rank_id x, const rank_watch_actor& hdl);
+
+  /// Ends the STALL MONITOR: who leaves or is lost stalls nobody.
+  void end_watch();
+
   void on_down(const caf::down_msg& x);
   void on_deadline();
 
@@ -47,6 +60,9 @@ struct supervisor_state {
   std::optional<roster> ranks;
   std::map<rank_id, member_actor> members;
   std::map<rank_id, caf::typed_response_promise<welcome>> waiting;
+  std::map<rank_id, rank_watch_actor> watches;
+  stall_monitor_actor monitor;
+  bool watched = false; // no monitor begins any more
   failure failed; // the first cause
   bool closing = false;
   caf::error reason;

@@ -65,6 +65,7 @@ void carrier::run() {
     auto result = execute(std::move(request_));
     outstanding.clear();
     promises.clear();
+    call_slot::set_current(nullptr);
     switch_out();
     listener_.returned(std::move(result));
   }
@@ -89,6 +90,9 @@ outcome carrier::execute(request x) {
   stream_ = eng->initial_stream(x.step, x.microbatch);
   stream_is_initial = true;
   call_observer::set_current(eng->observer());
+  // Kept while calls of this execution may write to it.
+  auto slot = eng->board().slot_of(x.id);
+  call_slot::set_current(slot.get());
   switch_in();
   last_stream = random_stream::of_default();
   auto code = error_code::user_code;

@@ -77,7 +77,8 @@ void validate(const session_config& x) {
     errors += line;
   };
   for (auto& key : config_keys())
-    if (key.slot != nullptr && key.name.starts_with("smp."))
+    if (key.slot != nullptr
+        && (key.name.starts_with("smp.") || key.name.starts_with("monitor.")))
       if (auto wrong = check_value(key, whole))
         add(*wrong);
   // Rules on several keys mean little while one of them is wrong by itself.

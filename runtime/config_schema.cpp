@@ -558,8 +558,19 @@ const std::vector<config_key> keys = {
   {.name = "monitor.prometheus", .meaning = "metrics page"},
   {.name = "monitor.web", .meaning = "web page"},
   {.name = "monitor.trace", .meaning = "steps to trace"},
-  {.name = "monitor.stall_timeout", .meaning = "seconds before a report"},
-  {.name = "monitor.on_stall", .meaning = "report or end"},
+  {.name = "monitor.stall_timeout",
+   .slot = SLOT(smp.stall_timeout),
+   .meaning = "seconds without any progress until it is told who waits for "
+              "whom (docs/stalls.md)",
+   .range = more_than(0),
+   .elsewhere = {"timeout", "nccl_timeout", "hang_timeout"},
+   .local = true},
+  {.name = "monitor.on_stall",
+   .slot = SLOT(smp.on_stall),
+   .meaning = "what follows then: `report` goes on, `end` ends the run; a "
+              "true deadlock always ends it at once",
+   .choices = {"report", "end"},
+   .local = true},
 };
 
 #undef SLOT

@@ -37,7 +37,8 @@ void load_schedule(session_config& x) {
 engine::engine(parts x)
   : config_(std::move(x.config)),
     layout_(x.layout),
-    fabric_(std::move(x.fabric)),
+    board_(std::make_shared<rank_board>(x.fabric->self(), x.layout.size)),
+    fabric_(std::make_shared<watched_fabric>(std::move(x.fabric), board_)),
     host_(std::move(x.host)),
     token_(std::move(x.token)),
     self_(fabric_->self()),
@@ -66,6 +67,7 @@ void engine::start(const std::vector<std::string>& addresses) {
   options.pipeline = pipeline_;
   options.fabric = fabric_.get();
   options.token = token_;
+  options.board = board_;
   options.make_executor = [this](executor_listener& x) {
     return std::make_unique<carrier>(x, *this);
   };
@@ -145,6 +147,10 @@ void engine::set_model(std::shared_ptr<model_state> x) {
                 "a session has one distributed model; a second one in the "
                 "same session is not built yet"};
   model_ = std::move(x);
+  board_->name_modules([model = std::weak_ptr{model_}](module_id y) {
+    auto m = model.lock();
+    return m ? m->name(y) : std::string{};
+  });
 }
 
 void engine::clear_model() noexcept {

@@ -4,7 +4,10 @@
 // A user sees `session`; everything in runtime/ reaches it through this.
 
 #include "actors/node.hpp"
+#include "actors/rank_board.hpp"
+#include "actors/stalls.hpp"
 #include "actors/turnstile.hpp"
+#include "actors/watched_fabric.hpp"
 #include "partition/rank_layout.hpp"
 #include "runtime/call_context.hpp"
 #include "runtime/call_store.hpp"
@@ -19,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <string>
@@ -76,6 +80,30 @@ public:
 
   /// @throws error if a rank of this run is dead
   void check_alive() const;
+
+  // -- stalls -----------------------------------------------------------------
+
+  /// What this rank executes and waits for.
+  rank_board& board() noexcept {
+    return *board_;
+  }
+
+  /// From now on the calling thread is that of the user, until `detach` on the
+  /// same thread.
+  void attach_main_thread();
+
+  void detach_main_thread();
+
+  /// How a STALL MONITOR sees this rank; may outlive it.
+  watched_rank watch();
+
+  /// Hears each report of a stall, besides stderr. Any thread.
+  void on_stall(stall_listener f);
+
+  /// Reports are for others of this process or this terminal to print.
+  void keep_stalls_quiet() noexcept {
+    prints_stalls_ = false;
+  }
 
   // -- properties -------------------------------------------------------------
 
@@ -251,6 +279,10 @@ public:
   void on_peer_lost(const failure& x) override;
 
 private:
+  void report_stall(const std::string& text, bool ends);
+  rank_view view();
+  /// Ends all waits, now and later: the session is of no use afterwards.
+  void end_stalled(const failure& x);
   schedule_ptr new_schedule(uint64_t microbatches) const;
   uint64_t active(uint64_t microbatches) const;
   service_order new_order(uint64_t microbatches, size_t pp_rank) const;
@@ -264,7 +296,8 @@ private:
 
   session_config config_;
   rank_layout layout_;
-  std::shared_ptr<smp::fabric> fabric_;
+  std::shared_ptr<rank_board> board_;
+  std::shared_ptr<watched_fabric> fabric_;
   std::shared_ptr<actor_host> host_;
   std::shared_ptr<execution_token> token_;
   rank_id self_;
@@ -297,6 +330,10 @@ private:
   std::vector<std::vector<uint32_t>> chunk_of_;
   mutable std::mutex mutex_;
   failure down_; // guarded by mutex_
+  stall_listener on_stall_; // guarded by mutex_
+  bool prints_stalls_ = true;
+  std::optional<noting_waiter> noting_; // while a thread is attached
+  std::optional<scoped_waiter> installed_;
   /// Keeps `node_` while a message is handed over to it.
   std::shared_mutex node_mutex_;
   std::atomic<bool> leaving_ = false;

@@ -5,6 +5,7 @@
 #include "runtime/process_group.hpp"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <cerrno>
 #include <cstdio>
@@ -21,6 +22,7 @@ namespace {
 
 constexpr int code_interrupted = 130;
 constexpr int code_rank_failed = 3;
+constexpr int code_stalled = 4;
 
 /// Strangers must not guess it.
 std::string make_run_id() {
@@ -89,6 +91,26 @@ void print_cause(const process_group::result& x, const std::string& log_dir) {
   fmt::print(stderr, "{}\n", line);
 }
 
+/// For who comes later: what was stalled, and who waits for whom.
+void write_stall(const stall_report& x, const std::string& log_dir) {
+  nlohmann::json silent = nlohmann::json::array();
+  for (auto rank : x.silent)
+    silent.push_back(rank.value);
+  nlohmann::json result{{"deadlock", x.deadlock},
+                        {"ends", x.ends},
+                        {"text", x.text},
+                        {"waits", x.all},
+                        {"silent", std::move(silent)}};
+  if (x.culprit != no_rank)
+    result["culprit"] = x.culprit.value;
+  std::ofstream{log_dir + "/stall.json"} << result.dump(2) << '\n';
+}
+
+/// Rank 0 tells it on the console, if it can.
+bool tells_stalls(const stall_report& x) {
+  return x.silent.empty() || x.silent.front() != rank_id{0};
+}
+
 } // namespace
 
 int launch(const launch_options& x) {
@@ -116,6 +138,15 @@ int launch(const launch_options& x) {
   supervision.world_size = x.ranks;
   supervision.run_id = run_id;
   supervision.on_rank_down = [&](const failure& cause) { group.report(cause); };
+  supervision.stalls = x.stalls;
+  supervision.on_stall = [&](const stall_report& y) {
+    if (!x.log_dir.empty())
+      write_stall(y, x.log_dir);
+    if (y.ends)
+      group.end({error_code::stalled, no_rank, {}, y.text}, code_stalled);
+    else if (!tells_stalls(y))
+      fmt::print(stderr, "smp: {}\n", y.text);
+  };
   supervisor_host supervisor{actors, supervision};
   reporter = &supervisor;
   group.start([&](uint64_t rank) {

@@ -2,6 +2,8 @@
 
 // Starts the ranks of a run as processes of this machine and owns them.
 
+#include "actors/stall_judge.hpp"
+
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -21,6 +23,8 @@ struct launch_options {
   std::string log_dir;
   /// An exit code of a rank that, as 0, is a result and no failure.
   int verdict = 0;
+  /// When the ranks are stalled, and what follows.
+  stall_options stalls;
   /// After a failure all ranks are gone within this time.
   std::chrono::milliseconds grace{2000};
   /// After Ctrl-C the ranks have this time for a clean end.
@@ -29,12 +33,14 @@ struct launch_options {
 
 /// Hosts the SUPERVISOR, runs the ranks and returns when all are gone. The
 /// first failure ends all of them, and one line on stderr names the rank and
-/// its signal or exit code; unless rank 0 ended for the same reason with a
-/// documented code, and has told it itself. Ctrl-C is passed on to the ranks; a
+/// its signal or exit code, or how the ranks are stalled; unless rank 0 ended
+/// for the same reason with a documented code, and has told it itself. Each
+/// report of a stall is left in `log_dir`/stall.json. Ctrl-C is passed on to the ranks; a
 /// second one kills them. Call it from the main thread: the ranks die with the
 /// thread that started them, so that even a killed launcher leaves none behind.
 /// @returns the exit code: 0 done, `verdict` if a rank came to it, 3 a rank
-/// failed, 130 interrupted; 2, 4 and 5 as the failed rank returned them
+/// failed, 4 stalled, 130 interrupted; 2, 4 and 5 as the failed rank returned
+/// them
 /// @throws error (config) if the command cannot be started
 int launch(const launch_options& x);
 

@@ -491,13 +491,13 @@ void object_store::deliver(rank_id from, message x) {
   }
 }
 
-void object_store::peer_lost(const failure& x) {
+void object_store::fail(rank_id owner, const failure& x) {
   std::vector<fetching_ptr> failed;
   {
     std::lock_guard guard{mutex_};
-    lost_.emplace(x.rank, x);
+    lost_.emplace(owner, x);
     for (auto i = fetched_.begin(); i != fetched_.end();) {
-      if (i->first.owner == x.rank) {
+      if (i->first.owner == owner) {
         failed.push_back(std::move(i->second));
         i = fetched_.erase(i);
       } else {

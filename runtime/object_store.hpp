@@ -92,7 +92,12 @@ public:
   void deliver(rank_id from, message x);
 
   /// Fails every fetch from `x.rank`, now and later.
-  void peer_lost(const failure& x);
+  void peer_lost(const failure& x) {
+    fail(x.rank, x);
+  }
+
+  /// Fails every fetch from `owner` with `x`, now and later.
+  void fail(rank_id owner, const failure& x);
 
   /// Objects that this rank holds for others; 0 after a step.
   size_t held() const;

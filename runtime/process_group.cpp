@@ -28,6 +28,16 @@ bool is_ignored(int number) {
   return ::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
+/// @returns whether the process is stopped, by a signal or a debugger
+bool is_stopped(pid_t x) {
+  std::ifstream file{fmt::format("/proc/{}/stat", x)};
+  std::string text;
+  std::getline(file, text);
+  auto name_end = text.rfind(')'); // the name may contain anything
+  return name_end != std::string::npos && name_end + 2 < text.size()
+         && (text[name_end + 2] == 'T' || text[name_end + 2] == 't');
+}
+
 } // namespace
 
 process_group::process_group(options x) : options_(std::move(x)) {
@@ -136,7 +146,21 @@ void process_group::report(failure x) {
     if (rank < children_.size() && children_[rank].end
         && children_[rank].end->code != 0)
       return;
+    if (rank < children_.size() && is_stopped(children_[rank].pid))
+      x.text = "its process is stopped (SIGSTOP, a debugger?) and does not "
+               "answer";
     blame(std::move(x), evidence::indirect, 0);
+  });
+}
+
+void process_group::end(failure x, int code) {
+  boost::asio::post(io_, [this, x = std::move(x), code]() mutable {
+    if (evidence_ != evidence::none || interrupted_ || all_gone())
+      return;
+    evidence_ = evidence::verdict;
+    result_.cause = std::move(x);
+    result_.code = code;
+    end_all();
   });
 }
 

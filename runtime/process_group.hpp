@@ -76,6 +76,10 @@ public:
   /// process itself says more, if it comes.
   void report(failure x);
 
+  /// Ends all processes for a cause that none of them is, as with `code`. Any
+  /// thread.
+  void end(failure x, int code);
+
   /// Process numbers by rank, as of `start`.
   std::vector<pid_t> pids() const;
 
@@ -87,7 +91,8 @@ private:
 
   /// How good a cause is: whoever exits with code 3, or is said to be lost,
   /// may only have noticed the loss of another.
-  enum class evidence { none, indirect, direct };
+  /// What was found about the run as a whole counts most.
+  enum class evidence { none, indirect, direct, verdict };
 
   void start_rank(uint64_t rank, std::map<std::string, std::string> variables);
   void await_signal();

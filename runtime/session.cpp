@@ -3,6 +3,7 @@
 #include "actors/membership.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/rendezvous.hpp"
+#include "runtime/stalls.hpp"
 #include "runtime/value_codec.hpp"
 #include "transport/build_id.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
@@ -78,6 +79,8 @@ struct session::process {
   std::unique_ptr<supervisor_host> supervisor;
   std::unique_ptr<published_port> port;
   std::unique_ptr<membership> me;
+  /// Of a rank that is alone; else the SUPERVISOR has it.
+  std::unique_ptr<stall_watch> stalls;
 };
 
 session::session(session_config config, std::string config_hash)
@@ -115,6 +118,9 @@ session::session(session_config config, std::string config_hash)
   engine_ = std::make_shared<engine>(std::move(parts));
   engine_->set_owner(this);
   set_current(this);
+  // All other processes of our launcher have a log of their own.
+  if (env.rank > 0 && !env.supervised)
+    engine_->keep_stalls_quiet();
   if (env.world_size > 1) {
     std::weak_ptr<engine> weak = engine_;
     auto down = [weak](const failure& x) {
@@ -133,6 +139,7 @@ session::session(session_config config, std::string config_hash)
       x.join_limit = join_limit;
       // Nobody watches the processes for us, so a loss waits for no report.
       x.report_grace = std::chrono::milliseconds{0};
+      x.stalls = stalls_of(engine_->config());
       process_->supervisor
         = std::make_unique<supervisor_host>(*process_->host, std::move(x));
       env.rendezvous_port = process_->supervisor->port();
@@ -148,6 +155,7 @@ session::session(session_config config, std::string config_hash)
     x.world_size = env.world_size;
     x.join_limit = join_limit;
     x.on_rank_down = down;
+    x.watch = engine_->watch();
     x.me.rank = self;
     x.me.pid = getpid();
     x.me.host = host_name();
@@ -165,14 +173,25 @@ session::session(session_config config, std::string config_hash)
   }
   if (addresses.empty())
     addresses.push_back(engine_->fabric().address());
-  engine_->start(addresses);
-  barrier();
+  engine_->attach_main_thread();
+  try {
+    engine_->start(addresses);
+    if (env.world_size == 1)
+      process_->stalls = std::make_unique<stall_watch>(
+        *process_->host, stalls_of(engine_->config()),
+        std::vector{engine_->watch()});
+    barrier();
+  } catch (...) {
+    engine_->detach_main_thread();
+    throw;
+  }
 }
 
 session::session(session_config config, std::shared_ptr<engine> x)
   : engine_(std::move(x)), unwinding_(std::uncaught_exceptions()) {
   validate(config);
   engine_->set_owner(this);
+  engine_->attach_main_thread();
   set_current(this);
 }
 
@@ -186,7 +205,11 @@ session::~session() {
       // Somebody died while we said goodbye; there is nothing left to lose.
     }
   }
+  engine_->board().leave();
+  if (process_)
+    process_->stalls.reset();
   engine_->stop();
+  engine_->detach_main_thread();
   if (current_session == this)
     set_current(nullptr);
 }

@@ -1,5 +1,6 @@
 #include "runtime/engine.hpp"
 #include "runtime/session.hpp"
+#include "runtime/stalls.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include <exception>
@@ -45,8 +46,15 @@ void run_virtual_world(uint64_t world_size, const virtual_world_options& given,
   std::vector<std::string> addresses;
   for (auto& r : ranks)
     addresses.push_back(r->fabric().address());
-  for (auto& r : ranks)
+  std::vector<watched_rank> watched;
+  for (auto& r : ranks) {
     r->start(addresses);
+    watched.push_back(r->watch());
+    if (r != ranks.front())
+      r->keep_stalls_quiet(); // they share one stderr
+  }
+  auto stalls = std::make_unique<stall_watch>(*host, stalls_of(x.config),
+                                              std::move(watched));
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
@@ -66,6 +74,7 @@ void run_virtual_world(uint64_t world_size, const virtual_world_options& given,
     });
   for (auto& t : threads)
     t.join();
+  stalls.reset();
   for (auto& r : ranks)
     r->stop();
   if (first)

@@ -237,13 +237,13 @@ void exchange::deliver(rank_id from, message x) {
     peer_lost({error_code::protocol, from, {}, "sent " + trouble});
 }
 
-void exchange::peer_lost(const failure& x) {
+void exchange::fail(rank_id from, const failure& x) {
   std::vector<awaited_ptr> failed;
   {
     std::lock_guard guard{mutex_};
-    lost_.emplace(x.rank, x);
+    lost_.emplace(from, x);
     for (auto& [k, s] : slots_) {
-      if (k.first != x.rank)
+      if (k.first != from)
         continue;
       for (auto& [sequence, w] : s.waiting)
         failed.push_back(std::move(w));

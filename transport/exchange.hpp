@@ -60,7 +60,12 @@ public:
   void deliver(rank_id from, message x);
 
   /// Fails every wait for `x.rank`, now and later.
-  void peer_lost(const failure& x);
+  void peer_lost(const failure& x) {
+    fail(x.rank, x);
+  }
+
+  /// Fails every wait for `from` with `x`, now and later.
+  void fail(rank_id from, const failure& x);
 
 private:
   using key = std::pair<rank_id, std::string>;

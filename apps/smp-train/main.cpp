@@ -13,16 +13,20 @@
 #include "runtime/launcher.hpp"
 #include "runtime/planner.hpp"
 #include "runtime/session.hpp"
+#include "runtime/stalls.hpp"
 #include "runtime/trainable.hpp"
 #include "runtime/trainer.hpp"
 
 #include <fmt/format.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <optional>
+#include <thread>
 
 #include <unistd.h>
 
@@ -75,6 +79,21 @@ void catch_interrupt() {
   ::sigaction(SIGINT, &action, nullptr);
 }
 
+// -- stalls -------------------------------------------------------------------
+
+/// A thread that is stuck in user code cannot be ended, and without a launcher
+/// of ours nobody ends the process.
+void end_in_time(const std::string& text) {
+  static std::atomic<bool> begun = false;
+  if (begun.exchange(true)) // ranks may be threads
+    return;
+  std::thread{[text] {
+    std::this_thread::sleep_for(std::chrono::seconds{2});
+    fmt::print(stderr, "smp-train: {}\n", text);
+    std::_Exit(exit_stalled);
+  }}.detach();
+}
+
 // -- a rank -------------------------------------------------------------------
 
 /// Several listeners as one.
@@ -111,12 +130,12 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
     s, s.rank() == 0 ? make_run_dir(cmd.run_dir, cmd.config) : "");
   if (s.rank() > 0)
     make_run_dir(run_dir, cmd.config); // for ranks of other machines
-  std::optional<rank_log> log;
+  std::shared_ptr<rank_log> log;
   if (!supervised)
-    log.emplace(cmd.level,
-                fmt::format("{}/log-{}.txt", run_dir, s.rank()));
+    log = std::make_shared<rank_log>(
+      cmd.level, fmt::format("{}/log-{}.txt", run_dir, s.rank()));
   else if (s.rank() > 0)
-    log.emplace(cmd.level);
+    log = std::make_shared<rank_log>(cmd.level);
   const bool compares = cmd.what == command::verify;
   std::optional<console> screen;
   if (s.rank() == 0 && !compares)
@@ -127,6 +146,13 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
                           s.size(), s.pp_rank(), ::getpid()));
     all.add(*log);
   }
+  // Supervised, the log is the rank's stderr, which has the report already.
+  if (!supervised)
+    on_stall(s, [log](const std::string& text, bool ends) {
+      log->info(text);
+      if (ends)
+        end_in_time(text);
+    });
   if (screen) {
     screen->begin(cmd.config, s.size(), run_dir);
     all.add(*screen);
@@ -182,6 +208,7 @@ int run_launcher(command_line cmd, const train_config& config, int argc,
     options.verdict = exit_different;
   options.ranks = config.smp.pipeline_parallel_degree;
   options.log_dir = make_run_dir(cmd.run_dir, cmd.config);
+  options.stalls = stalls_of(config.smp);
   if (cmd.run_dir.empty()) {
     options.command.assign(argv, argv + argc);
     options.command[0] = std::filesystem::read_symlink("/proc/self/exe");

@@ -24,6 +24,7 @@ rank_log::rank_log(log_level level, const std::string& path)
 void rank_log::write(log_level level, std::string_view text) {
   if (level > level_)
     return;
+  std::lock_guard guard{mutex_};
   std::tm now{};
   auto seconds = std::time(nullptr);
   ::localtime_r(&seconds, &now);

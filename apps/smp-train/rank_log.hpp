@@ -4,12 +4,13 @@
 #include "runtime/trainer.hpp"
 
 #include <fstream>
+#include <mutex>
 #include <string>
 #include <string_view>
 
 namespace smp::app {
 
-/// What one rank did, as lines with time, for log-RANK.txt.
+/// What one rank did, as lines with time, for log-RANK.txt. Thread-safe.
 class rank_log final : public train_listener {
 public:
   /// Writes to stderr, which the launcher keeps as the rank's log.
@@ -30,6 +31,7 @@ public:
 private:
   void write(log_level level, std::string_view text);
 
+  std::mutex mutex_;
   log_level level_;
   std::ofstream file_;
 };

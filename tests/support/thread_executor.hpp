@@ -27,7 +27,7 @@ public:
 
   virtual void await_grant() = 0;
 
-  virtual void await(const completion_ptr& x) = 0;
+  virtual void await(const completion_ptr& x, const wait_reason& why = {}) = 0;
 };
 
 using thread_body
@@ -141,10 +141,11 @@ private:
     park(std::move(x));
   }
 
-  void await(const completion_ptr& done) override {
+  void await(const completion_ptr& done, const wait_reason& why) override {
     smp::call x;
     x.kind = call_kind::wait;
     x.done = done;
+    x.why = why;
     park(std::move(x));
   }
 

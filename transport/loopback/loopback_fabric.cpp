@@ -175,13 +175,15 @@ struct loopback_network::impl {
     } else {
       auto copy = copy_of(x.content);
       auto wanted = !asked || asked(x.from, x.to, copy);
+      guard.lock();
+      auto& stats = ranks[x.to.value].stats;
       if (wanted) {
-        guard.lock();
-        auto& stats = ranks[x.to.value].stats;
         ++stats.messages_received;
         stats.bytes_received += size_of(copy);
-        guard.unlock();
+      } else {
+        ++stats.messages_refused;
       }
+      guard.unlock();
       // The sender's tensors go before its callback says that they may.
       x.content = {};
       if (x.done)

@@ -27,7 +27,8 @@ struct loopback_options {
 /// network.
 class loopback_network {
 public:
-  /// @returns whether the message is delivered; it counts as sent anyway.
+  /// @returns whether the message is delivered; it counts as sent anyway, and
+  /// at its receiver as refused.
   using filter
     = std::function<bool(rank_id from, rank_id to, const message& x)>;
 

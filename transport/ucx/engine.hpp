@@ -50,6 +50,7 @@ public:
   }
 
   fabric_stats stats() const;
+  uint64_t queued_to(rank_id x) const;
   std::string transports_to(rank_id x) const;
 
 private:

@@ -122,6 +122,14 @@ ucx_fabric::engine::make_units(const outgoing_ptr& x) {
   return result;
 }
 
+uint64_t ucx_fabric::engine::queued_to(rank_id x) const {
+  std::lock_guard guard{worker_mutex_};
+  if (x.value >= peers_.size())
+    return 0;
+  auto& to = peers_[x.value];
+  return to.small.size() + to.bulk.size();
+}
+
 bool ucx_fabric::engine::queue_is_empty() {
   std::lock_guard guard{queue_mutex_};
   return queued_sends_.empty();

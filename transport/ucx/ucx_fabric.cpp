@@ -38,6 +38,10 @@ void ucx_fabric::stop(std::chrono::milliseconds limit) {
   engine_->stop(limit);
 }
 
+uint64_t ucx_fabric::queued_to(rank_id x) const {
+  return engine_->queued_to(x);
+}
+
 fabric_stats ucx_fabric::stats() const {
   return engine_->stats();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "transport/credits.hpp"
 #include "transport/fabric.hpp"
 
 #include <chrono>
@@ -35,7 +36,7 @@ struct ucx_options {
 ///
 /// Set UCX_MEM_MMAP_HOOK_MODE=none before the process starts, else loading UCX
 /// takes 0.4 s (R27).
-class ucx_fabric : public fabric {
+class ucx_fabric : public fabric, public credit_fabric {
 public:
   /// @throws error of code `transport` when UCX cannot be set up
   ucx_fabric(rank_id self, uint64_t world_size, ucx_options options = {});
@@ -55,6 +56,8 @@ public:
   void stop(std::chrono::milliseconds limit) override;
 
   fabric_stats stats() const override;
+
+  uint64_t queued_to(rank_id x) const override;
 
   /// @returns the UCX transports to rank `x`, e.g. "posix cma"; empty before
   /// `start` and for `self()`.

@@ -1,0 +1,63 @@
+#pragma once
+
+// What one rank executes, waits for and has sent, at one moment. Free of CAF.
+
+#include "transport/error.hpp"
+#include "transport/ids.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// Somebody on a rank who executes or waits.
+struct activity {
+  enum class kind : uint8_t {
+    main,     // the user's thread
+    context,  // a WORKER CONTEXT that serves a request
+    queued,   // a request that no context has yet
+    schedule, // the user's schedule actor, asked what comes next
+  };
+
+  kind who = kind::main;
+  bool executes = false;
+  /// "module b, microbatch 0, forward", "user code outside of a step".
+  std::string what;
+  /// Of a context or a queued request; number 0: none.
+  request_id serves;
+  /// While it waits: "module b, microbatch 0, forward".
+  std::string waits_for;
+  rank_id from = no_rank; // no_rank: nobody in particular
+  /// The request that it waits for; number 0: none, or not known.
+  request_id asks;
+  /// In this state for so long.
+  double seconds = 0;
+};
+
+/// Messages to and from one other rank since the session began.
+struct traffic {
+  rank_id peer;
+  uint64_t sent = 0;
+  uint64_t taken = 0;
+  /// Sent, but the fabric waits for credits of `peer`.
+  uint64_t queued = 0;
+};
+
+struct rank_view {
+  rank_id rank;
+  /// Grows with everything that happens on the rank.
+  uint64_t progress = 0;
+  /// It said goodbye, or is about to.
+  bool left = false;
+  /// Its actors answered; else part of this is unknown.
+  bool complete = false;
+  /// Nothing executes, and nothing is on its way between its actors.
+  bool settled = false;
+  /// Messages that arrived and were dropped.
+  uint64_t refused = 0;
+  std::vector<activity> activities;
+  std::vector<traffic> peers;
+};
+
+} // namespace smp
