@@ -169,9 +169,32 @@ std::unique_ptr<trainable> make_model(const train_config& x) {
 
 } // namespace
 
+namespace {
+
+/// @throws error instead of LibTorch's own, whose text is a stack
+[[noreturn]] void refuse_model(const train_config& x, const c10::Error& err) {
+  std::string text = err.what_without_backtrace();
+  if (text.find("DefaultCPUAllocator") == std::string::npos)
+    throw error{error_code::user_code, "the model cannot be created: " + text};
+  throw error{error_code::config,
+              fmt::format(
+                "no memory for the whole model: {}{}", text,
+                x.smp.trace_device == "none"
+                  ? ""
+                  : "; with smp.trace_device = \"none\" a rank of a pipeline "
+                    "makes only what it owns (docs/large_models.md)")};
+}
+
+} // namespace
+
 std::unique_ptr<trainable> make_trainable(const train_config& x) {
   torch::manual_seed(x.smp.seed);
-  auto result = make_model(x);
+  std::unique_ptr<trainable> result;
+  try {
+    result = make_model(x);
+  } catch (const c10::Error& err) {
+    refuse_model(x, err);
+  }
   auto dtype = autocast_dtype(x.train.dtype);
   if (dtype != c10::ScalarType::Float)
     result = std::make_unique<cast_trainable>(std::move(result), dtype);
