@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 namespace smp {
 
@@ -13,17 +14,15 @@ class call_slot {
 public:
   static constexpr uint64_t none = ~uint64_t{0};
 
-  /// @returns what to give back to `leave`
-  uint64_t enter(module_id x) noexcept {
-    calls_.store(calls_.load(relaxed) + 1, relaxed);
-    auto outer = module_.load(relaxed);
-    module_.store(x.value, relaxed);
-    return outer;
+  void enter(module_id x) {
+    outer_.push_back(module_.load(relaxed));
+    moved(x.value);
   }
 
-  void leave(uint64_t outer) noexcept {
-    calls_.store(calls_.load(relaxed) + 1, relaxed);
-    module_.store(outer, relaxed);
+  /// Ends the innermost call. @pre there is one
+  void leave() noexcept {
+    moved(outer_.back());
+    outer_.pop_back();
   }
 
   uint64_t module() const noexcept {
@@ -42,6 +41,12 @@ public:
 private:
   static constexpr auto relaxed = std::memory_order_relaxed;
 
+  void moved(uint64_t module) noexcept {
+    calls_.store(calls_.load(relaxed) + 1, relaxed);
+    module_.store(module, relaxed);
+  }
+
+  std::vector<uint64_t> outer_; // only the thread that executes
   std::atomic<uint64_t> module_ = none;
   std::atomic<uint64_t> calls_ = 0;
 };

@@ -563,7 +563,7 @@ const std::vector<config_key> keys = {
    .meaning = "seconds without any progress until it is told who waits for "
               "whom (docs/stalls.md)",
    .range = more_than(0),
-   .elsewhere = {"timeout", "nccl_timeout", "hang_timeout"},
+   .elsewhere = {"nccl_timeout", "hang_timeout"},
    .local = true},
   {.name = "monitor.on_stall",
    .slot = SLOT(smp.on_stall),

@@ -250,12 +250,11 @@ void module_order::after_step(engine& eng) {
 
 // -- calls on the own rank ----------------------------------------------------
 
-ordered_call::ordered_call(module_id x, bool ordered)
-  : slot_(call_slot::current()), module_(x) {
+ordered_call::ordered_call(module_id x, bool ordered) : module_(x) {
   if (ordered)
     enter(x);
-  if (slot_ != nullptr)
-    outer_ = slot_->enter(x);
+  if (auto* slot = call_slot::current())
+    slot->enter(x);
 }
 
 void ordered_call::enter(module_id x) {
@@ -274,8 +273,8 @@ void ordered_call::enter(module_id x) {
 }
 
 ordered_call::~ordered_call() {
-  if (slot_ != nullptr)
-    slot_->leave(outer_);
+  if (auto* slot = call_slot::current())
+    slot->leave();
   if (execution_)
     execution_->eng->turnstile().leave({module_}, execution_->turn);
 }

@@ -2,7 +2,6 @@
 
 // Which modules microbatches have to pass in their order, and why (R19).
 
-#include "actors/call_slot.hpp"
 #include "actors/request.hpp"
 #include "runtime/hook.hpp"
 #include "runtime/module_walk.hpp"
@@ -99,8 +98,6 @@ public:
 private:
   void enter(module_id x);
 
-  call_slot* slot_;    // null outside of executions
-  uint64_t outer_ = 0;             // module that goes on after this one
   execution* execution_ = nullptr; // set if it entered
   module_id module_;
 };
