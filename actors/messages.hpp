@@ -120,7 +120,9 @@ struct step_departed {
 struct scheduled_step {
   run_step what;
   /// What starts one after the other; empty: the schedule decides.
-  std::vector<task> recorded;
+  std::vector<task> recorded = {};
+  /// Instead: a microbatch starts when the one before it ended.
+  bool serial = false;
 };
 
 /// A step has its first failure: nothing new starts, it only unwinds.

@@ -42,14 +42,11 @@ void server_core::prepare(const early_news& news) {
 }
 
 scheduled_step server_core::admission() const {
-  scheduled_step result{current_, {}};
+  scheduled_step result{current_};
   if (replay_)
     result.recorded = replay_->record().admission;
-  else if (recorder_ && options_.records->fixed_order())
-    // One microbatch after the other: no timing decides anything.
-    for (uint64_t i = 0; i < current_.microbatches; ++i)
-      for (auto what : {phase::forward, phase::backward})
-        result.recorded.push_back({microbatch_id{i}, what});
+  // No timing must decide anything.
+  result.serial = recorder_ && options_.records->fixed_order();
   return result;
 }
 

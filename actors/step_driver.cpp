@@ -37,7 +37,9 @@ void step_driver::run(const scheduled_step& x) {
   active_ = true;
   guarded([&] {
     if (x.recorded.empty()) {
-      schedule_ = make_(microbatches);
+      schedule_ = x.serial ? std::make_unique<interleaved_schedule>(
+                               microbatches, uint64_t{1})
+                           : make_(microbatches);
       return;
     }
     auto y = std::make_unique<recorded_schedule>(microbatches, x.recorded);
