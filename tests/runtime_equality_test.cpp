@@ -33,6 +33,7 @@ std::vector<task> unusual_list(uint64_t microbatches) {
 void set_mode(session_config& x, const std::string& mode) {
   x.static_mode = mode.find("static") != mode.npos;
   x.static_steps = 2; // of 5
+  x.fast_mode = mode.find("fast") != mode.npos;
 }
 
 /// Trains with this schedule and compares with plain LibTorch.
