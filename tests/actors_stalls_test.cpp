@@ -302,7 +302,7 @@ TEST_CASE("a module that computes for long is reported, and the step goes on",
   REQUIRE_FALSE(reports.empty());
   CHECK_THAT(reports[0],
              ContainsSubstring("; rank 1 executes module m1, microbatch 0, "
-                               "forward since 0."));
+                               "forward since "));
 }
 
 TEST_CASE("who waits for the token leads to who has it", "[actors][stalls]") {
@@ -323,9 +323,9 @@ TEST_CASE("who waits for the token leads to who has it", "[actors][stalls]") {
   auto reports = w.reports();
   REQUIRE_FALSE(reports.empty());
   CHECK_THAT(reports[0], ContainsSubstring("microbatch 0, forward) waits for "
-                                           "the execution token since 0."));
+                                           "the execution token since "));
   CHECK_THAT(reports[0], ContainsSubstring("; rank 0 executes the step body, "
-                                           "microbatch 1, forward since 0."));
+                                           "microbatch 1, forward since "));
 }
 
 TEST_CASE("a rank that computes between steps is no deadlock",
@@ -344,7 +344,7 @@ TEST_CASE("a rank that computes between steps is no deadlock",
     CHECK(x == failure{});
   CHECK_THAT(w.reports().at(0),
              ContainsSubstring("; rank 1 executes user code outside of a step "
-                               "since 0."));
+                               "since "));
 }
 
 TEST_CASE("steps that go on are never stalled", "[actors][stalls]") {

@@ -33,7 +33,7 @@ using namespace smp;
 using namespace smp::test;
 using namespace std::chrono_literals;
 using Catch::Matchers::ContainsSubstring;
-using Catch::Matchers::EndsWith;
+using Catch::Matchers::StartsWith;
 using torch::Tensor;
 
 namespace {
@@ -146,14 +146,14 @@ TEST_CASE("a module that sleeps is named, and the step ends well",
   auto end = x.step_once();
   CHECK(end.errors == std::vector<failure>(2));
   REQUIRE_FALSE(end.reports.empty());
-  CHECK(end.reports.size() <= 2); // at 0.4 s and at 0.8 s
+  CHECK(end.reports.size() <= 3); // not a flood
   CHECK_THAT(end.reports[0],
              ContainsSubstring("rank 0 (the step body, microbatch 0, forward) "
                                "waits for module there, microbatch 0, forward "
-                               "from rank 1 since 0."));
+                               "from rank 1 since "));
   CHECK_THAT(end.reports[0],
              ContainsSubstring("; rank 1 executes module there, microbatch 0, "
-                               "forward since 0."));
+                               "forward since "));
 }
 
 TEST_CASE("a module that loops for ever ends the run if asked for",
@@ -168,10 +168,12 @@ TEST_CASE("a module that loops for ever ends the run if asked for",
       ; // for ever
     return t * m.weight;
   };
-  auto begin = clock_type::now();
-  check_stalled(x.step_once(), "; rank 1 executes module there, microbatch 0, "
-                               "forward since 0.");
-  CHECK(clock_type::now() - begin < 2400ms + 2s); // the rest makes the model
+  auto end = x.step_once();
+  check_stalled(end, "; rank 1 executes module there, microbatch 0, forward "
+                     "since ");
+  const std::string before = "nothing moved for ";
+  REQUIRE_THAT(end.errors[0].text, StartsWith(before));
+  CHECK(std::stod(end.errors[0].text.substr(before.size())) < 0.4 + 2);
 }
 
 TEST_CASE("a module that runs in place is named by its own name",
@@ -246,7 +248,7 @@ TEST_CASE("a rank that computes between steps lets the others wait",
   CHECK(end.errors == std::vector<failure>(2));
   REQUIRE_FALSE(end.reports.empty());
   CHECK_THAT(end.reports[0], ContainsSubstring("; rank 1 executes user code "
-                                               "outside of a step since 0."));
+                                               "outside of a step since "));
 }
 
 // -- processes ----------------------------------------------------------------
