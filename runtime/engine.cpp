@@ -114,7 +114,11 @@ void engine::stop() {
     ending = std::move(node_);
   }
   ending.reset();
-  fabric_->stop(std::chrono::milliseconds{2000});
+  // Who is stalled takes nothing any more.
+  std::chrono::milliseconds limit{2000};
+  if (std::unique_lock guard{mutex_}; down_.code == error_code::stalled)
+    limit = std::chrono::milliseconds{0};
+  fabric_->stop(limit);
   calls_.clear();
 }
 

@@ -126,6 +126,11 @@ private:
   }
 };
 
+void check_fine(const ending& x) {
+  for (auto& e : x.errors)
+    CHECK(e.text == "");
+}
+
 void check_stalled(const ending& x, const std::string& text) {
   for (auto& e : x.errors) {
     CHECK(e.code == error_code::stalled);
@@ -144,7 +149,7 @@ TEST_CASE("a module that sleeps is named, and the step ends well",
     return t * m.weight;
   };
   auto end = x.step_once();
-  CHECK(end.errors == std::vector<failure>(2));
+  check_fine(end);
   REQUIRE_FALSE(end.reports.empty());
   CHECK(end.reports.size() <= 3); // not a flood
   CHECK_THAT(end.reports[0],
@@ -194,7 +199,7 @@ TEST_CASE("a module that runs in place is named by its own name",
     else
       train_step(torch::ones({2, 3}));
   });
-  CHECK(end.errors == std::vector<failure>(2));
+  check_fine(end);
   REQUIRE_FALSE(end.reports.empty());
   CHECK_THAT(end.reports[0], ContainsSubstring("; rank 0 executes module there,"
                                                " microbatch 0, forward since"));
@@ -245,7 +250,7 @@ TEST_CASE("a rank that computes between steps lets the others wait",
       reported.wait();
     barrier();
   });
-  CHECK(end.errors == std::vector<failure>(2));
+  check_fine(end);
   REQUIRE_FALSE(end.reports.empty());
   CHECK_THAT(end.reports[0], ContainsSubstring("; rank 1 executes user code "
                                                "outside of a step since "));
