@@ -9,7 +9,7 @@
 
 namespace smp {
 
-// -- flows between ranks --------------------------------------------------------
+// -- flows between ranks ------------------------------------------------------
 
 namespace {
 
@@ -96,7 +96,7 @@ step_record decode_flow(std::span<const std::byte> xs) {
   return result;
 }
 
-// -- playing a flow -------------------------------------------------------------
+// -- playing a flow -----------------------------------------------------------
 
 namespace {
 

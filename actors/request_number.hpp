@@ -24,7 +24,8 @@ constexpr uint64_t promise_number(step_id step, uint32_t call) {
 
 /// Root requests never meet those of the MODULE SERVER.
 constexpr uint64_t root_request_number(step_id step, microbatch_id x) {
-  return root_request_bit | request_number(step, static_cast<uint32_t>(x.value));
+  return root_request_bit
+         | request_number(step, static_cast<uint32_t>(x.value));
 }
 
 constexpr bool is_root_request(request_id x) {

@@ -49,8 +49,8 @@ private:
   };
 
   step_record record_;
-  std::map<uint32_t, call_place> calls_;    // by number
-  std::map<request_id, uint64_t> waiting_;  // value of `served_` then
+  std::map<uint32_t, call_place> calls_;   // by number
+  std::map<request_id, uint64_t> waiting_; // value of `served_` then
   uint64_t served_ = 0;
 };
 

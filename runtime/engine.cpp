@@ -353,7 +353,8 @@ void engine::compute_order(uint64_t microbatches) {
   flow.bytes.push_back(std::byte{turnstile_->used()});
   std::vector<step_record> ranks;
   auto ordered = false;
-  for (auto& x : exchange_.all_gather(pipeline_, "smp.order", std::move(flow))) {
+  for (auto& x :
+       exchange_.all_gather(pipeline_, "smp.order", std::move(flow))) {
     if (x.bytes.empty())
       throw error{error_code::protocol, "a rank sent no flow"};
     ordered = ordered || x.bytes.back() != std::byte{0};

@@ -178,7 +178,7 @@ TEST_CASE_METHOD(static_world, "a failed step leaves no record",
   CHECK(note(1).replayed);
 }
 
-// -- departures -----------------------------------------------------------------
+// -- departures ---------------------------------------------------------------
 
 TEST_CASE_METHOD(static_world, "a departure is an error that names it",
                  "[actors][static][R33]") {
@@ -189,8 +189,8 @@ TEST_CASE_METHOD(static_world, "a departure is an error that names it",
     script[{1}][1] = do_call(2, 5);
     script[{5}] = {do_return("f")};
     expected = "rank 1, module m1: microbatch 0 departs from step 1, which "
-               "smp.static_mode replays: the record calls module 2, forward, on "
-               "rank 2, this step calls module 5, forward, on rank 2 (write "
+               "smp.static_mode replays: the record calls module 2, forward, "
+               "on rank 2, this step calls module 5, forward, on rank 2 (write "
                "smp.static_fallback = \"dynamic\" to go on without the record, "
                "or smp.static_mode = false)";
   }
@@ -290,7 +290,7 @@ TEST_CASE_METHOD(static_world,
   }
 }
 
-// -- losses ---------------------------------------------------------------------
+// -- losses -------------------------------------------------------------------
 
 TEST_CASE_METHOD(static_world, "the loss of pp_rank 0 ends a wait for its plan",
                  "[actors][static][R33]") {
