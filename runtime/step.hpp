@@ -120,7 +120,7 @@ private:
     if (!detail::needs_signature())
       return 0;
     packer arguments;
-    auto add = [&arguments]<class T>(const T& x) {
+    [[maybe_unused]] auto add = [&arguments]<class T>(const T& x) {
       if constexpr (packable<T>)
         put_value(arguments, x);
     };
