@@ -176,18 +176,6 @@ void server_core::admit(request x) {
     held_.push_back({std::move(x), std::move(modules)});
 }
 
-bool server_core::is_over(rank_id origin, uint64_t number) const {
-  return over_.contains({origin, number});
-}
-
-void server_core::unblock(std::vector<blocked_request>::iterator i) {
-  if (i->behind || i->incomplete)
-    return;
-  auto x = std::move(i->what);
-  blocked_.erase(i);
-  admit(std::move(x));
-}
-
 void server_core::receive(response x) {
   auto i = pending_.find(x.id);
   if (i == pending_.end()) {
@@ -205,20 +193,8 @@ void server_core::receive(response x) {
 }
 
 void server_core::complete(const completed& x) {
-  auto waits = std::find_if(blocked_.begin(), blocked_.end(), [&](auto& y) {
-    return y.what.id == x.id && y.incomplete;
-  });
-  if (waits != blocked_.end()) {
-    waits->incomplete = false;
-    if (x.error) {
-      blocked_.erase(waits);
-      fail(x.error);
-      reply({x.id, {}, x.error});
-    } else {
-      unblock(waits);
-    }
+  if (complete_blocked(x))
     return pump();
-  }
   auto i = pending_.find(x.id);
   if (i == pending_.end()) // cancelled meanwhile
     return;
@@ -294,35 +270,6 @@ failure server_core::refusal(const call& x) const {
   if (x.kind == call_kind::grant && !options_.leader)
     return internal_failure(self(), "a grant is asked for off pp_rank 0");
   return {};
-}
-
-request server_core::request_of(const context_entry& from, uint64_t number,
-                                call& x) const {
-  auto& cur = from.current;
-  request result{{self(), number}, cur.step,          cur.microbatch, x.module,
-                 x.what,           std::move(x.body), cur.turn};
-  result.promised = x.kind == call_kind::promise;
-  result.needs = std::move(x.needs);
-  if (auto i = from.promises.find(x.owner);
-      i != from.promises.end() && pending_.contains({self(), i->second}))
-    result.after = i->second;
-  return result;
-}
-
-void server_core::issue(context_id ctx, call x) {
-  auto pos = contexts_.find(ctx);
-  auto refused = refusal(x);
-  if (pos == contexts_.end() && !refused)
-    refused = internal_failure(self(), "a promise of a context that died");
-  if (refused) {
-    fail(refused);
-    x.answer->fail(refused);
-    return pump();
-  }
-  auto y = request_of(pos->second, x.number, x);
-  pos->second.promises[x.owner] = x.number;
-  pending_.emplace(y.id, pending_call{ctx, x.kind, x.what, x.answer});
-  output_.ask(x.owner, std::move(y));
 }
 
 void server_core::suspend(context_id ctx, call x) {
@@ -402,17 +349,8 @@ void server_core::finish(context_id ctx, outcome x) {
     output_.answer(recorded_response{id, std::move(x.body.tensors)});
   else
     reply({id, std::move(x.body), std::move(x.error)});
-  if (promised) {
-    over_.insert(id);
-    auto next = std::find_if(blocked_.begin(), blocked_.end(), [&](auto& y) {
-      return y.behind && y.what.id.origin == id.origin
-             && y.what.after == id.number;
-    });
-    if (next != blocked_.end()) {
-      next->behind = false;
-      unblock(next);
-    }
-  }
+  if (promised)
+    end_promised(id);
   check_over();
   pump();
 }

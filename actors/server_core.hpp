@@ -339,6 +339,8 @@ private:
 
   bool is_over(rank_id origin, uint64_t number) const;
   void unblock(std::vector<blocked_request>::iterator i);
+  bool complete_blocked(const completed& x);
+  void end_promised(request_id id);
   void admit(request x);
   failure refusal(const call& x) const;
   request request_of(const context_entry& from, uint64_t number, call& x) const;

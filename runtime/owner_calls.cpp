@@ -9,8 +9,8 @@
 #include "runtime/model_state.hpp"
 #include "runtime/released.hpp"
 #include "runtime/promised_call.hpp"
+#include "runtime/reached_arguments.hpp"
 #include "runtime/remote_call.hpp"
-#include "runtime/remote_node.hpp"
 #include "runtime/script/script_calls.hpp"
 #include "runtime/sequential.hpp"
 #include "runtime/tensor_bridge.hpp"
@@ -20,13 +20,10 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <map>
-#include <set>
 
 namespace smp {
 
@@ -106,51 +103,6 @@ arrived take_arguments(engine& eng, const payload& body,
     }
     result.versions.push_back(t.defined() ? t._version() : 0);
     result.tensors.push_back(std::move(t));
-  }
-  return result;
-}
-
-/// By output, the arguments that its gradient reaches.
-std::vector<std::vector<uint32_t>>
-reaches(const std::vector<ag::Edge>& outputs,
-        const std::vector<at::Tensor>& leaves) {
-  std::map<const at::TensorImpl*, uint32_t> positions;
-  for (uint32_t i = 0; i < leaves.size(); ++i)
-    if (leaves[i].defined())
-      positions.emplace(leaves[i].unsafeGetTensorImpl(), i);
-  std::vector<std::vector<uint32_t>> result(outputs.size());
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!outputs[i].is_valid() || positions.empty())
-      continue;
-    std::set<uint32_t> found;
-    std::set<std::pair<ag::Node*, uint32_t>> seen;
-    std::vector<ag::Edge> open{outputs[i]};
-    while (!open.empty()) {
-      auto x = open.back();
-      open.pop_back();
-      auto* node = x.function.get();
-      auto* remote = dynamic_cast<remote_call_node*>(node);
-      // Only remote calls know which of their arguments an output depends on.
-      if (!seen.emplace(node, remote ? x.input_nr : 0).second)
-        continue;
-      if (auto* leaf = dynamic_cast<ag::AccumulateGrad*>(node)) {
-        auto at = positions.find(leaf->variable.unsafeGetTensorImpl());
-        if (at != positions.end())
-          found.insert(at->second);
-        continue;
-      }
-      auto visit = [&](const ag::Edge& y) {
-        if (y.is_valid())
-          open.push_back(y);
-      };
-      if (remote)
-        for (auto k : remote->reached(x.input_nr))
-          visit(remote->next_edge(k));
-      else
-        for (auto& y : node->next_edges())
-          visit(y);
-    }
-    result[i].assign(found.begin(), found.end());
   }
   return result;
 }
@@ -377,7 +329,7 @@ private:
                          st_.shares_state(x) ? x.detach().clone()
                                              : x.detach());
     }
-    write_positions(w, reaches(saved->outputs, saved->leaves));
+    write_positions(w, reached_arguments(saved->outputs, saved->leaves));
     payload body;
     body.bytes = w.take();
     keep(std::move(saved));
@@ -446,7 +398,7 @@ private:
     }
     w.boolean(ex_.stateful);
     write_positions(w, eng_.promises().on()
-                         ? reaches(saved->outputs, saved->leaves)
+                         ? reached_arguments(saved->outputs, saved->leaves)
                          : std::vector<std::vector<uint32_t>>{});
     body.bytes = w.take();
     keep(std::move(saved));

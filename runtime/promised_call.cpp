@@ -12,6 +12,16 @@
 
 namespace smp {
 
+namespace {
+
+/// The answer of `x` is here: its node knows the shapes of its gradients.
+void complete_node(const promised_request& x) {
+  if (auto node = std::dynamic_pointer_cast<remote_call_node>(x.node.lock()))
+    node->set_shapes(x.sizes);
+}
+
+} // namespace
+
 // -- values -------------------------------------------------------------------
 
 promised_value::promised_value(engine& eng, promised_request_ptr from,
@@ -40,6 +50,7 @@ void promised_value::tell(rank_id x) {
 
 std::vector<int64_t> promised_value::sizes() {
   waiter::current().wait(request_, why());
+  complete_node(*request_);
   return request_->sizes.at(output_);
 }
 
@@ -65,6 +76,7 @@ at::Tensor promised_value::take() {
   if (!result.defined())
     throw error{failure{error_code::internal, no_rank, request_->name,
                         "a fetched result is gone"}};
+  complete_node(*request_);
   return result;
 }
 
@@ -256,8 +268,7 @@ void fence(execution& ex) {
     waiter::current().wait(all_of(missing), last->why);
   }
   for (auto& x : all)
-    if (auto node = std::dynamic_pointer_cast<remote_call_node>(x->node.lock()))
-      node->set_shapes(x->sizes);
+    complete_node(*x);
 }
 
 void keep_promises_of(execution& ex) {

@@ -1,0 +1,72 @@
+// ctest: timeout=300
+#include "tests/support/catch.hpp"
+
+#include "runtime/safetensors.hpp"
+#include "tests/support/program.hpp"
+#include "tests/support/torch_equality.hpp"
+#include "tests/support/torch_script_runs.hpp"
+
+#include <fmt/format.h>
+
+// Whole models in fast mode: the quickstart's GPT against plain LibTorch, and
+// TorchScript files against themselves (R35 to R37).
+
+using namespace smp;
+using namespace smp::test;
+
+TEST_CASE("the quickstart's model has the numbers of one process in fast mode",
+          "[runtime][fast][equality]") {
+  auto pp = GENERATE(2u, 4u);
+  auto pipeline = GENERATE(as<std::string>{}, "simple", "interleaved", "1f1b",
+                           "interleaved_1f1b");
+  auto microbatches = GENERATE(1u, 3u, 8u);
+  // With dropout most calls wait.
+  auto dropout = pipeline == "1f1b" ? 0.2 : 0.0;
+  DYNAMIC_SECTION(fmt::format("pp {} {} microbatches {}", pp, pipeline,
+                              microbatches)) {
+    virtual_world_options world;
+    world.config.pipeline_parallel_degree = pp;
+    world.config.pipeline = pipeline;
+    world.config.microbatches = microbatches;
+    world.config.threads = 1;
+    world.config.fast_mode = true;
+    if (pipeline == "interleaved_1f1b")
+      world.config.chunks = 2;
+    world.reorder = true;
+    std::vector<recorded_step> steps;
+    run_virtual_world(pp, world, [&](session& s) {
+      auto mine = record_steps(s, microbatches, dropout);
+      if (s.pp_rank() == 0)
+        steps = std::move(mine);
+    });
+    CHECK(differences(steps, world.config.seed, microbatches, dropout)
+          == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE("TorchScript models have the numbers of one process in fast mode",
+          "[runtime][fast][script][zoo]") {
+  auto name = GENERATE(
+    as<std::string>{}, "arguments", "bert", "branch", "changed_list",
+    "convnet", "dropout", "early_exit", "encoder_decoder", "experts",
+    "frozen_trunk", "gpt", "in_place", "methods", "mlp", "packed", "recurrent",
+    "reused", "running_state", "skip_link", "t5", "teacher", "tied_lm",
+    "two_towers", "unused_output", "weight_as_argument");
+  DYNAMIC_SECTION(name) {
+    auto file = source_file("tests/data/zoo/" + name);
+    script_job job;
+    job.path = file + ".pt";
+    auto inputs = read_safetensors(file + ".batch.safetensors");
+    std::vector<torch::Tensor> batch;
+    while (auto x = inputs.find(fmt::format("input{}", batch.size())))
+      batch.push_back(*x);
+    job.batch = [batch](int) { return batch; };
+    job.steps = 3;
+    job.fast = true;
+    job.ranks = 4;
+    job.microbatches = 4;
+    auto record = run_split(job);
+    CHECK(differences(job, record) == std::vector<std::string>{});
+    CHECK(record.requests > 0);
+  }
+}
