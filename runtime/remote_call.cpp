@@ -77,8 +77,8 @@ private:
   void put_arguments(bool snapshot);
   void begin(byte_writer& out, wire_results results);
   call make_call(byte_writer& out);
-  call_record make_record(request_id id, size_t outputs) const;
-  std::shared_ptr<remote_call_node> make_node(call_record record);
+  remote_call_record make_record(request_id id, size_t outputs) const;
+  std::shared_ptr<remote_call_node> make_node(remote_call_record record);
   void remember(const std::string& kind, bool predictable, const value& result,
                 const wire_table& results,
                 const std::vector<at::Tensor>& tensors);
@@ -153,8 +153,9 @@ call outgoing_call::make_call(byte_writer& out) {
   return result;
 }
 
-call_record outgoing_call::make_record(request_id id, size_t outputs) const {
-  call_record result;
+remote_call_record outgoing_call::make_record(request_id id,
+                                              size_t outputs) const {
+  remote_call_record result;
   result.owner = owner_;
   result.module = module_;
   result.name = name_;
@@ -170,7 +171,7 @@ call_record outgoing_call::make_record(request_id id, size_t outputs) const {
 /// An own node, made only if an output has a gradient, with edges only for
 /// arguments that have one (R10).
 std::shared_ptr<remote_call_node>
-outgoing_call::make_node(call_record record) {
+outgoing_call::make_node(remote_call_record record) {
   ag::edge_list edges;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     auto travels = table_[i].what == wire_tensor::kind::data
@@ -179,8 +180,9 @@ outgoing_call::make_node(call_record record) {
       continue;
     auto& x = arguments_[i];
     edges.push_back(ag::impl::gradient_edge(x));
-    call_record::argument argument{static_cast<uint32_t>(i), x.scalar_type(),
-                                   {}};
+    remote_call_record::argument argument{static_cast<uint32_t>(i),
+                                          x.scalar_type(),
+                                          {}};
     if (auto p = promised_value_of(x)) {
       argument.from = p->request();
       argument.output = p->output();

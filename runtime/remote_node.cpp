@@ -15,7 +15,7 @@ namespace smp {
 
 namespace ag = torch::autograd;
 
-remote_call_node::remote_call_node(call_record x) : call_(std::move(x)) {
+remote_call_node::remote_call_node(remote_call_record x) : call_(std::move(x)) {
   // nop
 }
 
@@ -108,7 +108,8 @@ remote_call_node::put(const ag::variable_list& grads, bool snapshot) const {
 namespace {
 
 /// What both kinds of request begin with.
-void begin_backward(byte_writer& out, const call_record& x, bool promised) {
+void begin_backward(byte_writer& out, const remote_call_record& x,
+                    bool promised) {
   out.u8(static_cast<uint8_t>(wire_op::backward));
   call_context::current().write(out);
   out.u64(x.id.origin.value);
@@ -117,7 +118,7 @@ void begin_backward(byte_writer& out, const call_record& x, bool promised) {
   out.boolean(promised);
 }
 
-call make_call(const call_record& x, payload body) {
+call make_call(const remote_call_record& x, payload body) {
   call result;
   result.owner = x.owner;
   result.module = x.module;

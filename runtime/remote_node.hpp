@@ -15,7 +15,7 @@
 namespace smp {
 
 /// What a remote call left at its owner, seen from the caller.
-struct call_record {
+struct remote_call_record {
   /// Of an argument that has a gradient: what its gradient looks like.
   struct argument {
     uint32_t position = 0;
@@ -48,7 +48,7 @@ struct call_record {
 /// Backward of a remote call: asks the owner, which kept its graph (R3).
 class remote_call_node : public torch::autograd::Node {
 public:
-  explicit remote_call_node(call_record x);
+  explicit remote_call_node(remote_call_record x);
 
   std::string name() const override;
 
@@ -87,7 +87,7 @@ private:
   torch::autograd::variable_list promise(execution& ex,
                                          torch::autograd::variable_list grads);
 
-  call_record call_;
+  remote_call_record call_;
 };
 
 } // namespace smp
