@@ -176,9 +176,9 @@ namespace {
   std::string text = err.what_without_backtrace();
   if (text.find("DefaultCPUAllocator") == std::string::npos)
     throw error{error_code::user_code, "the model cannot be created: " + text};
-  throw error{error_code::config,
-              fmt::format(
-                "no memory for the whole model: {}{}", text,
+  throw error{
+    error_code::config,
+    fmt::format("no memory for the whole model: {}{}", text,
                 x.smp.trace_device == "none"
                   ? ""
                   : "; with smp.trace_device = \"none\" a rank of a pipeline "
@@ -221,8 +221,7 @@ std::unique_ptr<data_source> make_data(const train_config& x) {
   if (type == "tokens")
     return std::make_unique<token_sequences>(
       x.data.path,
-      token_sequences::options{.token_size = x.data.dtype == "uint16" ? 2u
-                                                                      : 4u,
+      token_sequences::options{.token_size = x.data.dtype == "uint16" ? 2u : 4u,
                                .vocabulary = vocabulary,
                                .held_out = x.data.held_out,
                                .sequence_length = x.data.sequence_length,

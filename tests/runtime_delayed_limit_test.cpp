@@ -4,6 +4,7 @@
 #include "runtime/launcher.hpp"
 #include "runtime/memory_apart.hpp"
 #include "runtime/smp.hpp"
+#include "runtime/trainable.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
@@ -142,6 +143,23 @@ TEST_CASE("a model larger than each rank's limit cannot be created at once",
   CHECK(run_ranks(dir, 2, false) != 0);
   CHECK_THAT(log_of(dir, 0) + log_of(dir, 1),
              ContainsSubstring("DefaultCPUAllocator"));
+}
+
+TEST_CASE("a configured model that does not fit is an error with a way out",
+          "[runtime][delay]") {
+  train_config config;
+  config.model.type = "gpt";
+  config.model.width = 4096;
+  config.smp.trace_device = "cpu";
+  rlimit usual{};
+  REQUIRE(::getrlimit(RLIMIT_DATA, &usual) == 0);
+  auto limit = usual;
+  limit.rlim_cur = static_cast<rlim_t>(private_bytes() + 100 * mb);
+  REQUIRE(::setrlimit(RLIMIT_DATA, &limit) == 0);
+  CHECK_THROWS_WITH(make_trainable(config),
+                    ContainsSubstring("no memory for the whole model")
+                      && ContainsSubstring("smp.trace_device = \"none\""));
+  REQUIRE(::setrlimit(RLIMIT_DATA, &usual) == 0);
 }
 
 #endif
