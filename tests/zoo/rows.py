@@ -160,6 +160,8 @@ def main():
         for ranks, microbatches, schedule in itertools.product(RANKS, MICROBATCHES, SCHEDULES):
             row = Row(name, ranks, microbatches, schedule)
             outcomes[row] = run(row, arguments)
+            if outcomes[row].error:
+                print(f"  {row}: {outcomes[row].error}", flush=True)
 
     width = max(map(len, names))
     head = "".join(f"{f'pp {n}':>11}" for n in RANKS)
@@ -175,10 +177,8 @@ def main():
                 failed = any(x.error for x in cell)
                 cells += f"{'FAILED' if failed else format(max(x.difference for x in cell), '.1e'):>11}"
             print(f"{name:{width}}{cells}{max(x.requests for x in mine.values()):>12}", flush=True)
-    failures = [(row, x) for row, x in outcomes.items() if x.error]
-    print(f"\n{len(outcomes)} rows, {len(failures)} failed")
-    for row, x in failures:
-        print(f"  {row}: {x.error}")
+    failures = sum(1 for x in outcomes.values() if x.error)
+    print(f"\n{len(outcomes)} rows, {failures} failed")
     return 1 if failures else 0
 
 
