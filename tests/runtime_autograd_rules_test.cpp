@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/model_state.hpp"
+#include "runtime/promised_call.hpp"
 #include "runtime/released.hpp"
 #include "runtime/tensor_bridge.hpp"
 #include "runtime/wire_ops.hpp"
@@ -430,6 +431,7 @@ TEST_CASE("an argument may be a reference to a tensor that its owner holds",
       reference.what = wire_tensor::kind::object;
       reference.object = id;
       write(out, wire_table{reference});
+      write_ids(out, {}); // released by the caller
       call c;
       c.owner = rank_id{1};
       c.module = model->there->smp_hook.id;
