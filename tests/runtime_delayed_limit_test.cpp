@@ -150,6 +150,7 @@ TEST_CASE("a configured model that does not fit is an error with a way out",
   train_config config;
   config.model.type = "gpt";
   config.model.width = 4096;
+  config.model.sequence_length = 128;
   config.smp.trace_device = "cpu";
   rlimit usual{};
   REQUIRE(::getrlimit(RLIMIT_DATA, &usual) == 0);
