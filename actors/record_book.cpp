@@ -1,6 +1,7 @@
 #include "actors/record_book.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace smp {
@@ -11,6 +12,10 @@ namespace {
 /// gets no replay for them, and must not run out of memory. All ranks use keys
 /// in the same order, so they forget the same ones.
 constexpr size_t max_keys = 16;
+
+/// Steps that learn what the next ones know come first, one or two of them.
+/// Who learns in every step gets a record of such a step in the end.
+constexpr uint64_t max_learnt = 3;
 
 } // namespace
 
@@ -29,7 +34,8 @@ step_plan record_book::plan(step_id step) {
   std::lock_guard guard{mutex_};
   step_plan result{step, step_plan::mode::record, key_, {}};
   auto& x = use(key_);
-  if (!x.chosen && x.seconds.size() >= options_.steps) {
+  if (!x.chosen
+      && x.seconds.size() >= options_.steps + std::min(x.learnt, max_learnt)) {
     auto fastest = std::min_element(
       x.seconds.begin(), x.seconds.end(),
       [](auto& a, auto& b) { return a.second < b.second; });
@@ -42,12 +48,15 @@ step_plan record_book::plan(step_id step) {
   return result;
 }
 
-void record_book::took(step_id step, double seconds) {
+void record_book::took(step_id step, double seconds, bool learnt) {
   std::lock_guard guard{mutex_};
+  if (learnt)
+    seconds = std::numeric_limits<double>::infinity();
   // One that failed has no record.
   for (auto& x : entries_)
-    if (!x.chosen && x.records.contains(step))
-      x.seconds.emplace(step, seconds);
+    if (!x.chosen && x.records.contains(step)
+        && x.seconds.emplace(step, seconds).second)
+      x.learnt += learnt;
 }
 
 // -- all ranks ----------------------------------------------------------------
@@ -55,6 +64,7 @@ void record_book::took(step_id step, double seconds) {
 std::shared_ptr<const step_record> record_book::begin(const step_plan& x) {
   std::lock_guard guard{mutex_};
   note_ = {x.step, x.key, false, false, {}};
+  last_promise_ = 0;
   auto& y = use(x.key);
   if (x.what == step_plan::mode::record) {
     note_.recorded = true;
@@ -69,6 +79,7 @@ std::shared_ptr<const step_record> record_book::begin(const step_plan& x) {
   choose(y, x.source);
   note_.replayed = true;
   replayed_ = y.records.at(x.source);
+  last_promise_ = replayed_->last_promise;
   return replayed_;
 }
 
@@ -125,7 +136,7 @@ bool record_book::replaying() const {
 std::shared_ptr<const recorded_call>
 record_book::expected(request_id execution, uint32_t number) const {
   std::lock_guard guard{mutex_};
-  if (!replayed_ || !options_.static_mode)
+  if (!replayed_ || !forms())
     return nullptr;
   auto* x = replayed_->find(execution);
   if (x == nullptr)
@@ -134,6 +145,23 @@ record_book::expected(request_id execution, uint32_t number) const {
     if (y.kind == call_kind::remote && number-- == 0)
       return {replayed_, &y};
   return nullptr;
+}
+
+std::optional<record_book::known_request>
+record_book::sent(request_id execution, uint32_t number) const {
+  std::lock_guard guard{mutex_};
+  auto* x = replayed_ ? replayed_->find(execution) : nullptr;
+  if (x == nullptr)
+    return std::nullopt;
+  for (auto& y : x->calls)
+    if (y.kind != call_kind::grant && number-- == 0)
+      return known_request{y.kind == call_kind::promise, y.number};
+  return std::nullopt;
+}
+
+uint32_t record_book::last_promise() const {
+  std::lock_guard guard{mutex_};
+  return last_promise_;
 }
 
 // -- helpers ------------------------------------------------------------------
@@ -150,7 +178,7 @@ record_book::entry& record_book::use(uint64_t key) {
   if (i != entries_.end())
     entries_.splice(entries_.begin(), entries_, i);
   else
-    entries_.push_front({key, {}, {}, {}});
+    entries_.push_front({key, {}, {}, 0, {}});
   if (entries_.size() > max_keys)
     entries_.pop_back();
   return entries_.front();

@@ -30,6 +30,9 @@ public:
     /// Replays an order that timing has no part in
     /// (`smp.deterministic_server`).
     bool fixed_order = false;
+    /// Requests go on without their answers (`smp.fast_mode`). They name their
+    /// results, otherwise in each step, so that only the order is replayed.
+    bool promises = false;
   };
 
   /// How a step went on this rank.
@@ -53,6 +56,11 @@ public:
     return options_.static_mode;
   }
 
+  /// Tells whether messages are replayed as well as the order.
+  bool forms() const noexcept {
+    return options_.static_mode && !options_.promises;
+  }
+
   bool fall_back() const noexcept {
     return options_.fall_back;
   }
@@ -70,7 +78,9 @@ public:
   step_plan plan(step_id step);
 
   /// A step took so long, in seconds.
-  void took(step_id step, double seconds);
+  /// @param learnt it waited for what later steps will know before: it is
+  ///        replayed only if there is nothing better
+  void took(step_id step, double seconds, bool learnt = false);
 
   // -- all ranks --------------------------------------------------------------
 
@@ -113,11 +123,30 @@ public:
   std::shared_ptr<const recorded_call> expected(request_id execution,
                                                 uint32_t number) const;
 
+  /// How request `number`, from 0, of an execution was sent in the step that is
+  /// replayed.
+  struct known_request {
+    /// Nobody waited for its answer.
+    bool promised = false;
+    uint32_t number = 0; // see `recorded_call::number`
+  };
+
+  /// @param execution the request that it serves (`execution::id`)
+  /// @returns nothing if the running step does not replay, or the record has no
+  ///          such request
+  std::optional<known_request> sent(request_id execution,
+                                    uint32_t number) const;
+
+  /// @returns a number that promises of the running step have to exceed unless
+  ///          the record numbers them; stays after a departure.
+  uint32_t last_promise() const;
+
 private:
   struct entry {
     uint64_t key = 0;
     std::map<step_id, std::shared_ptr<const step_record>> records;
     std::map<step_id, double> seconds;
+    uint64_t learnt = 0; // how many of `seconds`
     std::optional<step_id> chosen;
   };
 
@@ -130,6 +159,7 @@ private:
   uint64_t key_ = 0;
   std::list<entry> entries_; // the last one used comes first
   std::shared_ptr<const step_record> replayed_;
+  uint32_t last_promise_ = 0;
   step_note note_;
 };
 

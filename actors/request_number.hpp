@@ -5,7 +5,7 @@
 //
 // bit 63: the step body of a microbatch; bit 62: free for other kinds; bits 32
 // to 61: the step; below: the microbatch, or the how-many-eth request of its
-// origin; bit 31: a promise, which its execution numbers.
+// origin; bit 31: a promise; those are numbered apart.
 
 #include "transport/ids.hpp"
 
@@ -18,8 +18,10 @@ constexpr uint64_t request_number(step_id step, uint32_t call) {
   return (step.value << 32 & step_bits) | call;
 }
 
+constexpr uint32_t promise_bit = uint32_t{1} << 31;
+
 constexpr uint64_t promise_number(step_id step, uint32_t call) {
-  return request_number(step, uint32_t{1} << 31 | call);
+  return request_number(step, promise_bit | call);
 }
 
 /// Root requests never meet those of the MODULE SERVER.

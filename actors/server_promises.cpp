@@ -28,6 +28,11 @@ void server_core::issue(context_id ctx, call x) {
   if (pos == contexts_.end() && !refused)
     refused = {error_code::internal, self(), {},
                "a promise of a context that died"};
+  if (!refused && following()) {
+    auto& cur = pos->second.current;
+    if (auto how = replay_->call(cur.id, x).departure; !how.empty())
+      refused = leave_record(cur, how);
+  }
   if (refused) {
     fail(refused);
     x.answer->fail(refused);
@@ -36,6 +41,8 @@ void server_core::issue(context_id ctx, call x) {
   auto y = request_of(pos->second, x.number, x);
   pos->second.promises[x.owner] = x.number;
   pending_.emplace(y.id, pending_call{ctx, x.kind, x.what, x.answer});
+  if (recorder_)
+    recorder_->called(pos->second.current.id, y.id, x);
   output_.ask(x.owner, std::move(y));
 }
 

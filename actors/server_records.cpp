@@ -29,8 +29,7 @@ void server_core::prepare(const early_news& news) {
     if (auto record = records.begin(*plan_)) {
       // Numbers that the record does not have are free.
       calls_ = record->last_number;
-      replay_.emplace(std::move(record), current_.step,
-                      records.static_mode());
+      replay_.emplace(std::move(record), current_.step, records.forms());
       if (news.departed)
         drop_record(*news.departed);
     } else {

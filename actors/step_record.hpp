@@ -37,7 +37,7 @@ std::optional<std::string> difference(const message_form& recorded,
                                       const payload& seen);
 
 /// Where an execution gave the token back: a request, or the end of its
-/// forward phase.
+/// forward phase; or a promise, at which it went on.
 struct recorded_call {
   call_kind kind = call_kind::remote;
   uint32_t number = 0; // of the request
@@ -59,8 +59,9 @@ struct recorded_execution {
   message_form asked;
   message_form answered;
   std::vector<recorded_call> calls;
-  /// By stretch, from call to call: others had the token while it waited for
-  /// something else, a fetch or its turn. Stretches are numbered from 0.
+  /// By stretch, from one call that gave the token back to the next: others had
+  /// the token while it waited for something else, a fetch or its turn.
+  /// Stretches are numbered from 0.
   std::vector<bool> interrupted;
 };
 
@@ -80,8 +81,10 @@ struct step_record {
   std::vector<served_stretch> order;
   /// On pp_rank 0: what was started or granted one after the other.
   std::vector<task> admission;
-  /// No request of this rank had a higher number.
+  /// No request of this rank had a higher number, and no promise; the latter
+  /// without its `promise_bit`.
   uint32_t last_number = 0;
+  uint32_t last_promise = 0;
 
   /// @returns the execution of a request of any step, or null.
   const recorded_execution* find(request_id x) const;

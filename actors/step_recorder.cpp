@@ -59,7 +59,9 @@ void step_recorder::called(request_id execution, request_id id,
   auto& calls = at(execution).calls;
   auto number = call_number(id);
   calls_.emplace(number, call_place{execution, calls.size()});
-  record_.last_number = std::max(record_.last_number, number);
+  auto& last = x.kind == call_kind::promise ? record_.last_promise
+                                            : record_.last_number;
+  last = std::max(last, number & ~promise_bit);
   calls.push_back({x.kind, number, x.owner, x.module, x.what, x.why.what,
                    form_of(x.body), {}});
 }

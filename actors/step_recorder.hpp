@@ -29,7 +29,8 @@ public:
 
   // -- messages ---------------------------------------------------------------
 
-  /// An execution sent the request `id`, or waits for its grant under that id.
+  /// An execution sent the request or promise `id`, or waits for its grant
+  /// under that id.
   void called(request_id execution, request_id id, const call& x);
 
   void answered(request_id id, const payload& x);

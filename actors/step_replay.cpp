@@ -20,7 +20,8 @@ std::string describe(call_kind kind, rank_id owner, module_id module,
   auto text = name.empty() ? "module " + std::to_string(module.value) + ", "
                                + to_text(what)
                            : name;
-  return "calls " + text + ", on rank " + std::to_string(owner.value);
+  return "calls " + text + ", on rank " + std::to_string(owner.value)
+         + (kind == call_kind::promise ? ", and goes on" : "");
 }
 
 std::string describe(const recorded_call& x) {

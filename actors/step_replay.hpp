@@ -16,14 +16,20 @@ namespace smp {
 /// cannot end in a deadlock as long as the flow is the recorded one. All ranks
 /// replay the same step, and their orders are parts of one sequence in which
 /// it really happened; whatever comes first in that sequence and is not done
-/// yet waits for nothing but what is done. Waits that are no requests (for a
-/// fetch, for a turn) are no places in the order, as whether they happen is a
-/// matter of time: who waits keeps its place, unless others had the token
-/// meanwhile in the record too, and may go on at any time.
+/// yet waits for nothing but what is done. So does a request that is blocked,
+/// behind another one or for the objects that it names: in the sequence, both
+/// were there before it started. Waits that are no requests (for a fetch, for
+/// a turn, for what a promise stands for, for the answers to promises) are no
+/// places in the order, as whether they happen is a matter of time: who waits
+/// keeps its place, unless others had the token meanwhile in the record too,
+/// and may go on at any time. If no others had it, whoever comes later in the
+/// order of this rank started after that wait was over, or would have been; so
+/// what is waited for was made before, and needs none of them now.
 ///
 /// Whether the flow is the recorded one, each execution tells by itself: it
-/// makes the recorded calls one after the other and ends. So some rank sees
-/// every departure, and from then on everybody serves without the record.
+/// makes the recorded calls one after the other, promises as well, and ends. So
+/// some rank sees every departure, and from then on everybody serves without
+/// the record.
 class step_replay {
 public:
   /// @param forms requests and answers must look as recorded, and need not be

@@ -34,6 +34,15 @@ void load_schedule(session_config& x) {
   x.schedule_actor = load_schedule_actor(x.schedule.plugin, x.schedule.name);
 }
 
+namespace {
+
+/// The order of `smp.deterministic_server` is computed for calls that wait.
+bool takes_promises(const session_config& x) {
+  return x.fast_mode && !x.deterministic_server;
+}
+
+} // namespace
+
 engine::engine(parts x)
   : config_(std::move(x.config)),
     layout_(x.layout),
@@ -45,12 +54,12 @@ engine::engine(parts x)
     exchange_(*fabric_),
     objects_(*fabric_),
     turnstile_(std::make_shared<smp::turnstile>()),
-    records_(std::make_shared<record_book>(
-      record_book::options{config_.static_mode, config_.static_steps,
-                           config_.static_fallback == "dynamic",
-                           config_.deterministic_server})) {
-  promises_ = std::make_unique<promise_book>(
-    self_, config_.fast_mode && !records_->active());
+    records_(std::make_shared<record_book>(record_book::options{
+      config_.static_mode, config_.static_steps,
+      config_.static_fallback == "dynamic", config_.deterministic_server,
+      takes_promises(config_)})) {
+  promises_ = std::make_unique<promise_book>(self_, takes_promises(config_),
+                                             records_);
   pipeline_ = layout_.members(comm_group::pp, self_);
   pp_rank_ = layout_.rank(comm_group::pp, self_);
 }
@@ -316,6 +325,7 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
     report, {"the end of step " + std::to_string(step.value),
              pipeline_.front()});
   body_ = nullptr;
+  auto learnt = promises_->learnt();
   promises_->end_step();
   for (uint64_t m = 0; m < microbatches; ++m)
     calls_.drop(step, microbatch_id{m});
@@ -334,7 +344,7 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
     stats_.replayed = note.replayed;
     stats_.fell_back = !note.departure.empty();
     if (pp_rank_ == 0)
-      records_->took(step, stats_.seconds);
+      records_->took(step, stats_.seconds, learnt);
   }
   if (x.error) {
     // The results of other microbatches never got away from here.

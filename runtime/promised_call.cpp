@@ -1,5 +1,6 @@
 #include "runtime/promised_call.hpp"
 
+#include "actors/record_book.hpp"
 #include "actors/request_number.hpp"
 #include "runtime/call_context.hpp"
 #include "runtime/engine.hpp"
@@ -121,6 +122,11 @@ bool promise_book::waits(const model_state& st, module_id module,
   return false;
 }
 
+bool promise_book::may_promise(const execution& ex) const {
+  auto known = records_->sent(ex.id, ex.requests);
+  return !known || known->promised;
+}
+
 std::optional<promise_book::memory>
 promise_book::find(const std::string& kind) const {
   std::lock_guard guard{mutex_};
@@ -134,6 +140,12 @@ void promise_book::remember(const std::string& kind, memory x) {
   // What cannot be told once is not told again.
   if (!added && !x.next)
     i->second = {};
+  learnt_ = learnt_ || added || !x.next;
+}
+
+bool promise_book::learnt() const {
+  std::lock_guard guard{mutex_};
+  return learnt_;
 }
 
 void promise_book::reconsider() {
@@ -141,9 +153,12 @@ void promise_book::reconsider() {
   std::erase_if(known_, [](auto& x) { return !x.second.next; });
 }
 
-uint64_t promise_book::next_request(step_id s) noexcept {
+uint64_t promise_book::next_request(const execution& ex) {
+  if (auto known = records_->sent(ex.id, ex.requests); known && known->promised)
+    return request_number(ex.step, known->number);
   std::lock_guard guard{mutex_};
-  return promise_number(s, ++requests_);
+  requests_ = std::max(requests_, records_->last_promise());
+  return promise_number(ex.step, ++requests_);
 }
 
 uint64_t promise_book::next_names(size_t count) noexcept {
@@ -169,6 +184,7 @@ void promise_book::end_step() {
   releases_.clear();
   names_ = 0; // the step is part of a name
   requests_ = 0;
+  learnt_ = false;
 }
 
 // -- kinds of calls -----------------------------------------------------------

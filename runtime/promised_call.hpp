@@ -25,6 +25,7 @@ namespace smp {
 
 class engine;
 class model_state;
+class record_book;
 struct call_target;
 
 /// What a call returned, as far as it must be known before the next one ran.
@@ -125,7 +126,9 @@ promised_value_ptr promised_value_of(const at::Tensor& x);
 class promise_book {
 public:
   /// @param on `smp.fast_mode`
-  promise_book(rank_id self, bool on) : self_(self), on_(on) {
+  promise_book(rank_id self, bool on,
+               std::shared_ptr<const record_book> records)
+    : self_(self), on_(on), records_(std::move(records)) {
     // nop
   }
 
@@ -142,6 +145,10 @@ public:
   bool waits(const model_state& st, module_id module,
              const call_target& x) const;
 
+  /// Tells whether the next request of `ex` may be a promise: in a replayed
+  /// step, if it was one in the record.
+  bool may_promise(const execution& ex) const;
+
   // -- predictions ------------------------------------------------------------
 
   /// What calls of the same kind did.
@@ -154,13 +161,21 @@ public:
 
   void remember(const std::string& kind, memory x);
 
+  /// Tells whether something was remembered in this step, so that later ones do
+  /// not wait where this one did.
+  bool learnt() const;
+
   /// Modules turned out to keep no state: what could not be told may be now.
   void reconsider();
 
   // -- names ------------------------------------------------------------------
 
-  /// @returns the number of a promise of this step.
-  uint64_t next_request(step_id s) noexcept;
+  /// @returns the number of a promise that `ex` sends next: in a replayed step
+  /// what the record has there, else one that the record does not have. So
+  /// numbers are the same in every step as long as the flow is, whatever the
+  /// order in which the executions of this rank come by, and never the same
+  /// for two promises.
+  uint64_t next_request(const execution& ex);
 
   /// @returns the first of `count` consecutive numbers for names
   uint64_t next_names(size_t count) noexcept;
@@ -178,9 +193,11 @@ public:
 private:
   rank_id self_;
   bool on_;
+  std::shared_ptr<const record_book> records_;
   std::set<uint64_t> waiting_; // modules
   mutable std::mutex mutex_;
   std::map<std::string, memory> known_;
+  bool learnt_ = false; // in this step
   uint32_t requests_ = 0;
   uint64_t names_ = 0;
   std::map<rank_id, std::vector<object_id>> releases_;

@@ -213,7 +213,7 @@ call_result outgoing_call::promise(value args, const prediction& next) {
   request->owner = owner_;
   request->module = module_;
   request->name = name_;
-  request->number = book_.next_request(ex_.step);
+  request->number = book_.next_request(ex_);
   auto count = next.tensors.size();
   auto names = book_.next_names(count);
   byte_writer out;
@@ -417,7 +417,7 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
     return out.wait(std::move(all), {});
   auto kind = kind_of_call(module, x, all, in.tensors());
   auto known = book.find(kind);
-  if (known && known->next)
+  if (known && known->next && book.may_promise(ex))
     return out.promise(std::move(all), *known->next);
   return out.wait(std::move(all), known ? std::string{} : kind);
 }

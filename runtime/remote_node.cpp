@@ -173,7 +173,7 @@ ag::variable_list remote_call_node::promise(execution& ex,
   request->owner = call_.owner;
   request->module = call_.module;
   request->name = call_.name;
-  request->number = book.next_request(ex.step);
+  request->number = book.next_request(ex);
   request->why = {"'" + call_.name + "', backward", call_.owner};
   // Copies: this rank goes on and may add to them.
   auto x = put(grads, true);

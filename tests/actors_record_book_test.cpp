@@ -112,3 +112,58 @@ TEST_CASE_METHOD(book_fixture, "executions see what the record knows of them",
   CHECK_FALSE(book.expected(id, 0));
   CHECK(book.note().departure == "somehow");
 }
+
+TEST_CASE_METHOD(book_fixture, "steps that learn are recorded in vain",
+                 "[actors][static][R38]") {
+  book.set_key(0);
+  auto step = [&](uint64_t n, double seconds, bool learnt) {
+    auto plan = book.plan(step_id{n});
+    if (!book.begin(plan))
+      book.recorded(plan, record_of(n));
+    book.end();
+    book.took(step_id{n}, seconds, learnt);
+    return plan;
+  };
+  SECTION("a few of them") {
+    for (uint64_t n = 1; n <= 5; ++n)
+      CHECK(step(n, static_cast<double>(n), n <= 2).what == mode::record);
+    CHECK(step(6, 1, false).source == step_id{3});
+  }
+  SECTION("a model that always learns gets a record in the end") {
+    for (uint64_t n = 1; n <= 6; ++n)
+      CHECK(step(n, 1, true).what == mode::record);
+    CHECK(step(7, 1, true).what == mode::replay);
+  }
+}
+
+TEST_CASE("promises have the numbers of the record or new ones",
+          "[actors][static][R38]") {
+  record_book book{{.static_mode = true, .promises = true}};
+  step_record x;
+  auto& y = x.executions.emplace_back();
+  y.id = {rank_id{1}, 4};
+  uint32_t number = 6;
+  for (auto kind : {call_kind::promise, call_kind::grant, call_kind::remote})
+    y.calls.push_back({kind, number++, {}, {}, phase::backward, {}, {}, {}});
+  x.by_id.emplace(y.id, 0);
+  x.last_promise = 9;
+  book.choose(0, step_id{1}, std::move(x));
+  auto id = request_id{rank_id{1}, uint64_t{9} << 32 | 4};
+  CHECK_FALSE(book.sent(id, 0));
+  CHECK(book.last_promise() == 0);
+  book.begin({step_id{9}, mode::replay, 0, step_id{1}});
+  CHECK_FALSE(book.forms());
+  CHECK_FALSE(book.expected(id, 0)); // only the order is replayed
+  REQUIRE(book.sent(id, 0));
+  CHECK(book.sent(id, 0)->promised);
+  CHECK(book.sent(id, 0)->number == 6);
+  REQUIRE(book.sent(id, 1)); // grants are no requests
+  CHECK_FALSE(book.sent(id, 1)->promised);
+  CHECK_FALSE(book.sent(id, 2));
+  book.departed("somehow");
+  CHECK_FALSE(book.sent(id, 0));
+  CHECK(book.last_promise() == 9); // those were given away
+  book.end();
+  book.begin({step_id{10}, mode::record, 1, {}});
+  CHECK(book.last_promise() == 0);
+}

@@ -156,6 +156,54 @@ TEST_CASE("an order without forms cares for no arguments",
   CHECK(replay.end(id, body("another")).empty());
 }
 
+TEST_CASE("an execution goes on after a promise", "[actors][static][R38]") {
+  auto promise = make_call();
+  promise.kind = call_kind::promise;
+  auto mine = [](uint64_t step, uint32_t number) {
+    return request_id{rank_id{0}, promise_number(step_id{step}, number)};
+  };
+  step_recorder x{1};
+  x.started(make_request(3, 0));
+  x.called(id_of(3, 0), mine(3, 5), promise);
+  x.called(id_of(3, 0), mine(3, 6), promise);
+  x.called(id_of(3, 0), {rank_id{0}, request_number(step_id{3}, 1)},
+           make_call());
+  x.answered(mine(3, 6), body("sizes"));
+  x.resumed(id_of(3, 0));
+  x.answered(mine(3, 5), body("sizes"));
+  x.ended(id_of(3, 0), body("result"));
+  auto record = std::make_shared<const step_record>(x.take());
+  // Two stretches, and numbers of two kinds.
+  CHECK(record->order == std::vector<served_stretch>{{0, 0}, {0, 1}});
+  CHECK(record->last_number == 1);
+  CHECK(record->last_promise == 6);
+  step_replay replay{record, step_id{8}, false};
+  auto a = make_request(8, 0);
+  REQUIRE(replay.next_is(a));
+  replay.started(a);
+  // What goes on is as much of the flow as what is called.
+  CHECK(replay.call(a.id, make_call()).departure
+        == "the record calls 'blocks.9', forward, on rank 2, and goes on, "
+           "this step calls 'blocks.9', forward, on rank 2");
+  auto other = promise;
+  other.owner = rank_id{3};
+  CHECK_THAT(replay.call(a.id, other).departure,
+             ContainsSubstring("this step calls 'blocks.9', forward, on rank "
+                               "3, and goes on"));
+  auto first = replay.call(a.id, promise);
+  CHECK(first.departure.empty());
+  CHECK(first.number == call_number(mine(8, 5)));
+  CHECK_THAT(replay.end(a.id, body("result")),
+             ContainsSubstring("this step ends here"));
+  CHECK(replay.call(a.id, promise).number == call_number(mine(8, 6)));
+  CHECK(replay.call(a.id, make_call()).number == 1);
+  REQUIRE(replay.may_resume(a.id));
+  replay.resumed(a.id);
+  CHECK_THAT(replay.call(a.id, promise).departure,
+             ContainsSubstring("the record ends here"));
+  CHECK(replay.end(a.id, body("result")).empty());
+}
+
 TEST_CASE_METHOD(replay_fixture, "the record stands for what is not sent",
                  "[actors][static][R33]") {
   auto x = replay.restore(recorded_request{id_of(8, 1), body("").tensors});

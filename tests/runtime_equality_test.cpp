@@ -101,3 +101,15 @@ TEST_CASE("every schedule in every mode gives the numbers of one process",
     check_equality(pp, pipeline, microbatches, 0.2, mode);
   }
 }
+
+TEST_CASE("replayed steps with promises give the numbers of one process",
+          "[runtime][equality][R33][R38]") {
+  auto pipeline = GENERATE(as<std::string>{}, "simple", "interleaved", "1f1b",
+                           "interleaved_1f1b");
+  auto [pp, microbatches] = GENERATE(table<uint64_t, uint64_t>(
+    {{2, 1}, {4, 2}, {2, 3}, {4, 3}, {2, 8}, {4, 8}}));
+  DYNAMIC_SECTION(
+    fmt::format("pp {} {} microbatches {}", pp, pipeline, microbatches)) {
+    check_equality(pp, pipeline, microbatches, 0.2, "static + fast");
+  }
+}

@@ -25,6 +25,7 @@ struct counted {
   uint64_t waits = 0;
   uint64_t transfers = 0; // tensors that crossed
   uint64_t requests = 0;
+  uint64_t replayed = 0; // ranks
   Tensor loss;
   named_tensors gradients;
 };
@@ -47,9 +48,10 @@ void check_nothing_left(session& s) {
     throw std::runtime_error{fmt::format("{} things are left", left)};
 }
 
-/// Runs three steps of `Model`, whose forward returns what is summed up.
+/// Runs steps of `Model`, whose forward returns what is summed up.
 template <class Model, class Make>
-counted count(const virtual_world_options& world, uint64_t ranks, Make make) {
+counted count(const virtual_world_options& world, uint64_t ranks, Make make,
+              int steps = 3) {
   counted result;
   std::mutex mutex;
   run_virtual_world(ranks, world, [&](session& s) {
@@ -60,7 +62,7 @@ counted count(const virtual_world_options& world, uint64_t ranks, Make make) {
       return loss;
     });
     auto x = torch::sin(torch::arange(width * width * 1.0)).view({width, width});
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < steps; ++i) {
       for (auto& p : model.local_parameters())
         p.mutable_grad() = Tensor{};
       auto loss = train_step(x.to(torch::kFloat)).reduce_mean();
@@ -69,8 +71,9 @@ counted count(const virtual_world_options& world, uint64_t ranks, Make make) {
       auto gradients = model.gradients();
       auto stats = s.last_step();
       std::unique_lock guard{mutex};
-      if (i < 2)
+      if (i < steps - 1)
         continue;
+      result.replayed += stats.replayed;
       result.waits += stats.waits;
       result.transfers += stats.bytes_sent; // for now
       result.requests += stats.requests;
@@ -217,6 +220,36 @@ TEST_CASE("a chain that alternates between two ranks moves each result once",
   CHECK(fast.waits == 2);
   CHECK(fast.transfers == 14); // n + 1 in each phase
   CHECK(equal(slow, fast));
+}
+
+TEST_CASE("a replayed chain waits as often as without the record",
+          "[runtime][fast][static][R33]") {
+  std::vector<uint32_t> ranks{1, 2, 1, 2, 1, 2};
+  auto slow = count_chain(false, ranks);
+  auto world = world_of(3, true);
+  world.config.static_mode = true;
+  world.config.static_steps = 1; // and those that learn what calls return
+  auto make = [&] { return chain{ranks}; };
+  SECTION("one microbatch") {
+    auto fast = count<chain>(world, 3, make, 5);
+    CHECK(fast.replayed == 3);
+    CHECK(fast.waits == 2);
+    CHECK(fast.transfers == 14);
+    CHECK(fast.requests == slow.requests);
+    CHECK(equal(slow, fast));
+  }
+  SECTION("several, whose messages overtake each other") {
+    world.config.microbatches = 4;
+    world.reorder = true;
+    for (world.seed = 1; world.seed <= 20; ++world.seed) {
+      CAPTURE(world.seed);
+      auto fast = count<chain>(world, 3, make, 6);
+      CHECK(fast.replayed == 3);
+      // Answers may come after the content that they tell of.
+      CHECK(fast.waits <= 4 * 4);
+      CHECK(fast.requests == 4 * slow.requests);
+    }
+  }
 }
 
 TEST_CASE("an encoder and a decoder on two ranks wait three times",

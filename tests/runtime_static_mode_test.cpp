@@ -259,6 +259,53 @@ TEST_CASE("a mixture of experts may fall back to dynamic steps",
   });
 }
 
+TEST_CASE("a branch that leaves a record with promises departs as well",
+          "[runtime][static][fast][R33][R38]") {
+  auto fallback = GENERATE(as<std::string>{}, "error", "dynamic");
+  auto world = static_world(1, fallback);
+  world.config.fast_mode = true;
+  world.seed = GENERATE(1u, 2u, 3u);
+  auto x = make_batch();
+  on_ranks(world, [&](job& j) {
+    auto check = [&](double bias) {
+      auto gradients = j.gradients();
+      if (j.s.rank() != 0)
+        return;
+      std::unique_lock guard{check_mutex};
+      check_gradients(gradients, x, bias);
+    };
+    // Calls of both experts are known, and so promises.
+    for (double bias : {-1e9, -1e9, 1e9, 1e9, 1e9, 1e9}) {
+      j.model->bias = bias;
+      j.train(x);
+      check(bias);
+    }
+    LOCKED_CHECK(j.stats().replayed);
+    LOCKED_CHECK(!j.stats().fell_back);
+    if (fallback == "error") {
+      j.model->bias = -1e9;
+      auto text = error_of([&] { j.train(x); });
+      LOCKED_CHECK(text.find("the record calls 'first', forward, on rank 1, "
+                             "and goes on, this step calls 'second', forward, "
+                             "on rank 1, and goes on")
+                   != text.npos);
+    } else {
+      for (double bias : {0.0, -1e9}) {
+        j.model->bias = bias;
+        j.train(x);
+        if (j.s.rank() == 0)
+          LOCKED_CHECK(j.stats().fell_back);
+        check(bias);
+      }
+    }
+    j.model->bias = 1e9;
+    j.train(x);
+    LOCKED_CHECK(j.stats().replayed);
+    LOCKED_CHECK(!j.stats().fell_back);
+    check(1e9);
+  });
+}
+
 TEST_CASE("what a step returns may differ from step to step",
           "[runtime][static][R33]") {
   auto world = static_world(1);

@@ -52,6 +52,9 @@ struct model_options {
   uint64_t seed = 1;
   /// `smp.fast_mode`
   bool fast = false;
+  /// `smp.static_mode` with one recorded step; parameters stay what they are,
+  /// and what departs from the record goes on without it.
+  bool replay = false;
   bool reorder = true;
   std::vector<std::string> no_promises = {};
 };
@@ -78,6 +81,7 @@ struct model_step {
   std::map<std::string, Tensor> after;     // before the optimizer
   std::vector<Tensor> losses;              // by microbatch
   uint64_t number = 0;
+  step_stats stats;
 };
 
 /// Makes the model with the same numbers on each rank: the generator is the
@@ -110,6 +114,9 @@ std::vector<model_step> run_ranks(const model_options& x,
   world.config.threads = 1;
   world.config.fast_mode = x.fast;
   world.config.no_promises = x.no_promises;
+  world.config.static_mode = x.replay;
+  world.config.static_steps = 1;
+  world.config.static_fallback = "dynamic";
   world.reorder = x.reorder;
   world.seed = x.seed;
   std::vector<model_step> result;
@@ -139,7 +146,8 @@ std::vector<model_step> run_ranks(const model_options& x,
       r.gradients = to_map(model.gradients());
       r.after = to_map(model.state_dict());
       r.number = s.internals().step().value;
-      {
+      r.stats = s.last_step();
+      if (!x.replay) {
         torch::NoGradGuard no_grad;
         for (auto& p : model.local_parameters())
           if (p.grad().defined())
@@ -178,8 +186,8 @@ inline bool is_close(const Tensor& a, const Tensor& b, double tolerance,
 /// each step from the pipeline's parameters and buffers; empty if nothing does
 template <template <template <class> class> class Impl>
 std::vector<std::string> differences(const model_options& x,
-                                     const std::vector<Tensor>& batches) {
-  auto steps = run_ranks<Impl>(x, batches);
+                                     const std::vector<Tensor>& batches,
+                                     const std::vector<model_step>& steps) {
   std::vector<std::string> result;
   auto model = make_seeded<holder<Impl, plain>>();
   // Once under its first name, as in `state_dict`.
@@ -233,6 +241,12 @@ std::vector<std::string> differences(const model_options& x,
         say("buffer " + name);
   }
   return result;
+}
+
+template <template <template <class> class> class Impl>
+std::vector<std::string> differences(const model_options& x,
+                                     const std::vector<Tensor>& batches) {
+  return differences<Impl>(x, batches, run_ranks<Impl>(x, batches));
 }
 
 } // namespace smp::test
