@@ -1,6 +1,7 @@
 #include "runtime/verify/call_record.hpp"
 
 #include "runtime/execution.hpp"
+#include "runtime/promise.hpp"
 #include "runtime/released.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -17,8 +18,9 @@ struct open_call {
 };
 
 /// Nothing for the parameters of other ranks, which reading would fetch.
+/// A promise is left alone: whoever made its content records it.
 std::optional<tensor_digest> digest_if_here(const at::Tensor& x) {
-  if (!x.defined() || is_released(x))
+  if (!x.defined() || is_released(x) || is_promise(x))
     return std::nullopt;
   return digest_of(x);
 }
