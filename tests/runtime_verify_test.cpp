@@ -1,6 +1,7 @@
 // ctest: timeout=300
 #include "tests/support/catch.hpp"
 
+#include "runtime/promise.hpp"
 #include "runtime/trainable.hpp"
 #include "runtime/verify/call_record.hpp"
 #include "runtime/verify/step_comparison.hpp"
@@ -170,7 +171,7 @@ TEST_CASE("A digest draws no random numbers", "[runtime][verify]") {
 }
 
 TEST_CASE("A step's record comes back from its bytes", "[runtime][verify]") {
-  step_record x;
+  observed_step x;
   call_record c;
   c.module = "a.b";
   c.microbatch = 3;
@@ -189,7 +190,7 @@ TEST_CASE("A step's record comes back from its bytes", "[runtime][verify]") {
   write(out, x);
   auto bytes = out.take();
   byte_reader in{bytes};
-  auto y = read_step_record(in);
+  auto y = read_observed_step(in);
   in.expect_end();
   REQUIRE(y.calls.size() == 1);
   CHECK(y.calls[0].module == "a.b");
@@ -531,10 +532,56 @@ TEST_CASE("Right configurations give no false alarm", "[runtime][verify]") {
   }
 }
 
+namespace {
+
+/// Notes that somebody wants its content.
+struct watched_source final : promise_source {
+  std::vector<int64_t> sizes() override {
+    return {2};
+  }
+
+  completion_ptr content() override {
+    wanted = true;
+    auto result = std::make_shared<completion>();
+    result->set();
+    return result;
+  }
+
+  Tensor take() override {
+    return torch::ones({2});
+  }
+
+  wait_reason why() const override {
+    return {"a promise", {}};
+  }
+
+  bool wanted = false;
+};
+
+} // namespace
+
 // To look at a promise is to wait for it, which nobody may do under the lock
 // that other microbatches want.
-TEST_CASE("Promises are verified without being waited for",
+TEST_CASE("Calls are recorded without waiting for promises",
           "[runtime][verify]") {
+  auto source = std::make_shared<watched_source>();
+  std::vector<Tensor> tensors{make_promise(source, torch::kFloat),
+                              torch::ones({2})};
+  call_recorder recorder;
+  recorder.begin(&recorder, tensors);
+  recorder.end(&recorder, tensors);
+  CHECK_FALSE(source->wanted);
+  auto step = recorder.take([](const void*) { return "module"; });
+  REQUIRE(step.calls.size() == 1);
+  auto& call = step.calls.front();
+  REQUIRE(call.arguments.size() == 2);
+  CHECK_FALSE(call.arguments.front().has_value());
+  CHECK(call.arguments.back().has_value());
+  CHECK_FALSE(call.results.front().has_value());
+  CHECK(call.results.back().has_value());
+}
+
+TEST_CASE("A run with promises equals one process", "[runtime][verify]") {
   for (uint64_t ranks : {2, 4}) {
     auto x = test::gpt_case(ranks, "interleaved", 4);
     x.config.smp.fast_mode = true;

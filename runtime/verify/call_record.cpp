@@ -72,10 +72,10 @@ void call_recorder::set_microbatch(uint64_t x) {
   state_->microbatch = x;
 }
 
-step_record call_recorder::take(
+observed_step call_recorder::take(
   const std::function<std::optional<std::string>(const void*)>& name) {
   std::unique_lock guard{state_->mutex};
-  step_record result;
+  observed_step result;
   std::vector<std::optional<uint32_t>> positions;
   for (auto& x : state_->calls) {
     positions.emplace_back();
@@ -209,7 +209,7 @@ std::vector<T> read_all(byte_reader& in, size_t size, const char* what, F f) {
 
 } // namespace
 
-void write(byte_writer& out, const step_record& x) {
+void write(byte_writer& out, const observed_step& x) {
   auto digest = [&](const tensor_digest& d) { write(out, d); };
   write_all(out, x.calls, [&](const call_record& c) {
     out.string(c.module);
@@ -236,9 +236,9 @@ void write(byte_writer& out, const step_record& x) {
   });
 }
 
-step_record read_step_record(byte_reader& in) {
+observed_step read_observed_step(byte_reader& in) {
   auto digest = [&] { return read_digest(in); };
-  step_record result;
+  observed_step result;
   result.calls = read_all<call_record>(in, 32, "calls", [&] {
     call_record c;
     c.module = in.string("module");

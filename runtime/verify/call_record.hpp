@@ -53,17 +53,17 @@ struct pass_record {
   std::vector<tensor_digest> seeds;
 };
 
-struct step_record {
+struct observed_step {
   std::vector<call_record> calls; // in the order in which they began
   std::vector<pass_record> passes;
 };
 
-void write(byte_writer& out, const step_record& x);
+void write(byte_writer& out, const observed_step& x);
 
 /// @throws error (protocol)
-step_record read_step_record(byte_reader& in);
+observed_step read_observed_step(byte_reader& in);
 
-/// Makes a `step_record` of what it observes. Thread-safe.
+/// Makes an `observed_step` of what it observes. Thread-safe.
 class call_recorder final : public call_observer {
 public:
   call_recorder();
@@ -76,7 +76,7 @@ public:
   /// @param name the path of a module; a call of one without a path is left
   /// out
   /// @returns what was recorded since the last time
-  step_record
+  observed_step
   take(const std::function<std::optional<std::string>(const void*)>& name);
 
   // -- call_observer ----------------------------------------------------------

@@ -101,7 +101,7 @@ struct known_model {
       p.mutable_grad() = at::Tensor{};
   }
 
-  step_record take_record() {
+  observed_step take_record() {
     return recorder.take(
       [this](const void* object) -> std::optional<std::string> {
         auto i = paths.find(object);

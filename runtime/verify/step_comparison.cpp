@@ -523,8 +523,8 @@ private:
   }
 
   const step_comparison_input& in_;
-  const step_record& mine_;
-  const step_record& theirs_;
+  const observed_step& mine_;
+  const observed_step& theirs_;
   verify_summary& result_;
   std::map<key, const call_record*> calls_; // the pipeline's
   std::map<count_key, uint64_t> counts_;    // the pipeline's

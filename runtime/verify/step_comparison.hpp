@@ -20,7 +20,7 @@ struct tensor_names {
 
 /// What one run left of a step.
 struct step_evidence {
-  step_record record;
+  observed_step record;
   /// By first name.
   std::map<std::string, at::Tensor> gradients;  // before clipping
   std::map<std::string, at::Tensor> parameters; // after the update

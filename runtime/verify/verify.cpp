@@ -101,7 +101,7 @@ public:
   }
 
 private:
-  void compare(const step_metrics& x, step_record record) {
+  void compare(const step_metrics& x, observed_step record) {
     step_evidence pipeline;
     pipeline.record = std::move(record);
     pipeline.gradients = gradients_;
@@ -152,7 +152,7 @@ private:
   // -- what only all ranks know -----------------------------------------------
 
   /// @returns the step of all ranks on rank 0
-  step_record gather_record() {
+  observed_step gather_record() {
     auto& modules = model_->state().model();
     auto mine = recorder_.take(
       [&](const void* object) -> std::optional<std::string> {
@@ -165,10 +165,10 @@ private:
     write(out, mine);
     auto all = engine_.exchange().all_gather(
       engine_.pipeline(), "smp.verify.record", {out.take(), {}});
-    step_record result;
+    observed_step result;
     for (size_t i = 0; i < all.size() && reference_; ++i) {
       byte_reader in{all[i].bytes};
-      auto x = read_step_record(in);
+      auto x = read_observed_step(in);
       in.expect_end();
       for (auto& c : x.calls) {
         c.rank = engine_.pipeline()[i].value;
