@@ -278,7 +278,8 @@ module_server(module_server_state::pointer self, server_config config) {
   options.turnstile = node.turnstile;
   options.ordered_modules = node.ordered_modules;
   options.records = node.records;
-  options.module_name = node.module_name;
+  options.module_name
+    = [board = node.board](module_id x) { return board->path_of(x); };
   if (node.turnstile)
     node.turnstile->on_moved([door = st.door] { door->send(moved_atom_v); });
   st.core.emplace(std::move(options), st);

@@ -75,8 +75,6 @@ struct node_options {
   std::function<std::vector<module_id>(const request&)> ordered_modules;
   /// Records steps and replays them (R33); null: neither.
   std::shared_ptr<record_book> records;
-  /// @returns the path of a module, for errors; any thread. May be empty.
-  std::function<std::string(module_id)> module_name;
   /// Begins to bring the objects that a request needs. @returns what is done
   /// when they are here, or null. Any thread; must not block.
   std::function<completion_ptr(const request&)> gather;

@@ -48,6 +48,11 @@ void rank_board::name_modules(std::function<std::string(module_id)> f) {
   names_ = std::move(f);
 }
 
+std::string rank_board::path_of(module_id x) const {
+  std::lock_guard guard{mutex_};
+  return names_ ? names_(x) : std::string{};
+}
+
 std::string rank_board::name_of(module_id x) const {
   if (!names_)
     return std::to_string(x.value);

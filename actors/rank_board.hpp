@@ -32,6 +32,9 @@ public:
   /// How modules are called; null: by their numbers.
   void name_modules(std::function<std::string(module_id)> f);
 
+  /// @returns the path of a module, empty if there is none.
+  std::string path_of(module_id x) const;
+
   /// Anything happened that changes what the rank does next.
   void note() noexcept {
     ++progress_;

@@ -62,7 +62,7 @@ struct session_config {
   bool fast_mode = false;
   /// Modules, by name, whose remote calls wait for their results.
   std::vector<std::string> no_promises = {};
-  /// All ranks serve in the order that pp_rank 0 of dp_rank 0 had in step 1.
+  /// All ranks serve in an order that timing has no part in.
   bool deterministic_server = false;
   /// Seconds after which a long wait is reported (R7).
   double stall_timeout = 60;

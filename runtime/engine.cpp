@@ -94,9 +94,6 @@ void engine::start(const std::vector<std::string>& addresses) {
     return model_ ? model_->order().entered_by(x) : std::vector<module_id>{};
   };
   options.records = records_;
-  options.module_name = [this](module_id x) {
-    return model_ ? model_->name(x) : std::string{};
-  };
   options.on_microbatch_done = [this](step_id s, microbatch_id m) {
     calls_.drop(s, m);
     objects_.end_microbatch(s, m);

@@ -107,15 +107,27 @@ remote_call_node::put(const ag::variable_list& grads, bool snapshot) const {
 
 namespace {
 
-/// What both kinds of request begin with.
-void begin_backward(byte_writer& out, const remote_call_record& x,
-                    bool promised) {
+/// @param wanted the arguments whose gradients are asked for
+/// @param names what the owner calls these gradients; 0: it sends them back
+std::vector<std::byte> encode_backward(execution& ex,
+                                       const remote_call_record& x,
+                                       const std::vector<wire_tensor>& table,
+                                       const std::vector<size_t>& wanted,
+                                       uint64_t names) {
+  byte_writer out;
   out.u8(static_cast<uint8_t>(wire_op::backward));
   call_context::current().write(out);
   out.u64(x.id.origin.value);
   out.u32(call_number(x.id));
   out.boolean(ag::get_current_graph_task_keep_graph());
-  out.boolean(promised);
+  out.boolean(!x.waits);
+  write(out, table);
+  out.u32(static_cast<uint32_t>(wanted.size()));
+  for (auto i : wanted)
+    out.u32(x.arguments[i].position);
+  out.u64(names);
+  write_ids(out, ex.eng->promises().take_releases(x.owner));
+  return out.take();
 }
 
 call make_call(const remote_call_record& x, payload body) {
@@ -138,15 +150,7 @@ ag::variable_list remote_call_node::wait(execution& ex,
   for (size_t i = 0; i < call_.arguments.size(); ++i)
     if (task_should_compute_output(i))
       wanted.push_back(i);
-  byte_writer out;
-  begin_backward(out, call_, false);
-  write(out, x.table);
-  out.u32(static_cast<uint32_t>(wanted.size()));
-  for (auto i : wanted)
-    out.u32(call_.arguments[i].position);
-  out.u64(0);
-  write_ids(out, ex.eng->promises().take_releases(call_.owner));
-  x.body.bytes = out.take();
+  x.body.bytes = encode_backward(ex, call_, x.table, wanted, 0);
   auto c = make_call(call_, std::move(x.body));
   c.needs = std::move(x.needs);
   auto answer = ex.park(std::move(c));
@@ -185,15 +189,7 @@ ag::variable_list remote_call_node::promise(execution& ex,
     if (reached[i] && task_should_compute_output(i))
       wanted.push_back(i);
   auto names = book.next_names(wanted.size());
-  byte_writer out;
-  begin_backward(out, call_, true);
-  write(out, x.table);
-  out.u32(static_cast<uint32_t>(wanted.size()));
-  for (auto i : wanted)
-    out.u32(call_.arguments[i].position);
-  out.u64(names);
-  write_ids(out, book.take_releases(call_.owner));
-  x.body.bytes = out.take();
+  x.body.bytes = encode_backward(ex, call_, x.table, wanted, names);
   auto c = make_call(call_, std::move(x.body));
   c.needs = std::move(x.needs);
   send_promise(ex, std::move(c), request, [](const payload&) {});

@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/promise.hpp"
+#include "tests/support/nothing_left.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -60,13 +61,7 @@ std::vector<outcome_of_step> run(int steps, function_impl::code remote,
         why = e.cause();
       }
       barrier();
-      auto& eng = s.internals();
-      auto status = eng.actors().status(std::chrono::seconds{20});
-      auto left = eng.calls().size() + eng.objects().held()
-                  + eng.objects().cached() + status.pending + status.blocked
-                  + status.ready + status.held;
-      if (left > 0)
-        throw std::runtime_error{fmt::format("{} things are left", left)};
+      check_nothing_left(s);
       std::unique_lock guard{mutex};
       if (s.rank() == 0)
         outcome = {why, loss};

@@ -1,6 +1,7 @@
 // ctest: timeout=300
 #include "tests/support/catch.hpp"
 
+#include "tests/support/nothing_left.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
@@ -36,16 +37,6 @@ virtual_world_options world_of(uint64_t ranks, bool fast) {
   // Counts are those of messages that come in order.
   result.reorder = false;
   return result;
-}
-
-void check_nothing_left(session& s) {
-  auto& eng = s.internals();
-  auto status = eng.actors().status(std::chrono::seconds{20});
-  auto left = eng.calls().size() + eng.objects().held()
-              + eng.objects().cached() + status.pending + status.blocked
-              + status.ready + status.held;
-  if (left > 0)
-    throw std::runtime_error{fmt::format("{} things are left", left)};
 }
 
 /// Runs steps of `Model`, whose forward returns what is summed up.

@@ -1,8 +1,6 @@
 // ctest: timeout=300
 #include "tests/support/catch.hpp"
 
-#include "runtime/safetensors.hpp"
-#include "tests/support/program.hpp"
 #include "tests/support/torch_equality.hpp"
 #include "tests/support/torch_script_runs.hpp"
 
@@ -53,14 +51,7 @@ TEST_CASE("TorchScript models have the numbers of one process in fast mode",
     "reused", "running_state", "skip_link", "t5", "teacher", "tied_lm",
     "two_towers", "unused_output", "weight_as_argument");
   DYNAMIC_SECTION(name) {
-    auto file = source_file("tests/data/zoo/" + name);
-    script_job job;
-    job.path = file + ".pt";
-    auto inputs = read_safetensors(file + ".batch.safetensors");
-    std::vector<torch::Tensor> batch;
-    while (auto x = inputs.find(fmt::format("input{}", batch.size())))
-      batch.push_back(*x);
-    job.batch = [batch](int) { return batch; };
+    auto job = zoo_job(name);
     job.steps = 3;
     job.fast = true;
     job.ranks = 4;

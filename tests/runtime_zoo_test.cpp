@@ -1,7 +1,6 @@
 // ctest: timeout=300
 #include "tests/support/catch.hpp"
 
-#include "runtime/safetensors.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/torch_script_runs.hpp"
 
@@ -31,14 +30,7 @@ struct zoo_row {
   }
 
   void run() const {
-    auto file = source_file("tests/data/zoo/" + name);
-    script_job job;
-    job.path = file + ".pt";
-    auto inputs = read_safetensors(file + ".batch.safetensors");
-    std::vector<torch::Tensor> batch;
-    while (auto x = inputs.find(fmt::format("input{}", batch.size())))
-      batch.push_back(*x);
-    job.batch = [batch](int) { return batch; };
+    auto job = zoo_job(name);
     job.steps = 2;
     for (uint64_t ranks : {1, 2, 4}) {
       for (uint64_t microbatches : {1, 4}) {

@@ -7,6 +7,7 @@
 #include "tests/support/scripted_executor.hpp"
 
 #include "actors/module_server.hpp"
+#include "actors/rank_board.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include <memory>
@@ -82,9 +83,10 @@ public:
       cfg.node.make_executor = factory(rank_id{i});
       entry.records = std::make_shared<record_book>(x.records);
       cfg.node.records = entry.records;
-      cfg.node.module_name = [](module_id m) {
+      cfg.node.board = std::make_shared<rank_board>(rank_id{i}, 0);
+      cfg.node.board->name_modules([](module_id m) {
         return m == root_module ? "" : "m" + std::to_string(m.value);
-      };
+      });
       cfg.node.make_schedule = [x, this](uint64_t n) {
         ++schedules;
         return make_schedule(x.schedule, n, x.active);

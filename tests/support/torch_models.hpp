@@ -4,6 +4,8 @@
 // once, over how its parts are held: as `smp::submodule` for the pipeline, as
 // what they are for the reference, which so has no line of smp in it (R36).
 
+#include "tests/support/nothing_left.hpp"
+
 #include "runtime/engine.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/smp.hpp"
@@ -153,16 +155,7 @@ std::vector<model_step> run_ranks(const model_options& x,
           if (p.grad().defined())
             p.sub_(p.grad(), 0.1);
       }
-      auto calls = s.internals().calls().size();
-      auto held = s.internals().objects().held();
-      auto status = s.internals().actors().status(std::chrono::seconds{20});
-      held += s.internals().objects().cached();
-      auto waiting = status.held + status.blocked;
-      if (calls + held + status.pending + waiting > 0)
-        throw std::runtime_error{fmt::format(
-          "rank {}: {} saved calls, {} objects, {} requests and {} held ones "
-          "are left after a step",
-          s.rank(), calls, held, status.pending, waiting)};
+      check_nothing_left(s);
       if (s.rank() == 0)
         result.push_back(std::move(r));
     }

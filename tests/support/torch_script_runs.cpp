@@ -2,6 +2,8 @@
 
 #include "runtime/engine.hpp"
 #include "runtime/model_state.hpp"
+#include "runtime/safetensors.hpp"
+#include "tests/support/program.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 
 #include <torch/csrc/jit/serialization/import.h>
@@ -64,6 +66,18 @@ void check_nothing_left(session& s, const distributed_model_base& model) {
 std::string script_file(const std::string& name) {
   auto* root = std::getenv("SMP_SOURCE_DIR");
   return std::string{root ? root : "."} + "/tests/data/script/" + name;
+}
+
+script_job zoo_job(const std::string& name) {
+  auto file = source_file("tests/data/zoo/" + name);
+  auto inputs = read_safetensors(file + ".batch.safetensors");
+  std::vector<Tensor> batch;
+  while (auto x = inputs.find(fmt::format("input{}", batch.size())))
+    batch.push_back(*x);
+  script_job result;
+  result.path = file + ".pt";
+  result.batch = [batch](int) { return batch; };
+  return result;
 }
 
 void place(session& s, const distributed_model_base& model, spread placement) {

@@ -38,6 +38,9 @@ struct script_job {
 /// The path of a file in tests/data/script.
 std::string script_file(const std::string& name);
 
+/// A file of tests/data/zoo with the batch that ships beside it, each step.
+script_job zoo_job(const std::string& name);
+
 /// What one step of the split model did.
 struct script_step {
   uint64_t number = 0; // of the session, for the random streams
