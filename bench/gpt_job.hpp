@@ -42,7 +42,8 @@ struct task {
   explicit task(const arguments& x)
     : warmup(x.number("warmup", 3)),
       steps(x.number("steps", 10)),
-      schedule(x.text("schedule", "interleaved")) {
+      schedule(x.text("schedule", "interleaved")),
+      chunks(static_cast<uint64_t>(x.number("chunks", 1))) {
     if (auto n = x.number("active", 0); n > 0)
       active = static_cast<uint64_t>(n);
     sizes.width = x.number("width", sizes.width);
@@ -52,6 +53,7 @@ struct task {
   int64_t warmup;
   int64_t steps;
   std::string schedule;
+  uint64_t chunks;
   std::optional<uint64_t> active; // else the library's default
 };
 
@@ -161,6 +163,7 @@ inline void run_pipeline(const arguments& args) {
   setup.pipeline_parallel_degree = ranks;
   setup.microbatches = microbatches;
   setup.pipeline = x.schedule;
+  setup.chunks = x.chunks;
   setup.active_microbatches = x.active;
   setup.threads = 1;
   set_modes(args, setup);

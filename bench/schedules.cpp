@@ -345,7 +345,6 @@ record run_peer(const scratch& dir, uint64_t processes, arguments args) {
 void compare(const scratch& dir, arguments args, int64_t width) {
   constexpr auto p = gpt_job::ranks;
   args.set(fmt::format("--width={}", width));
-  args.set("--schedule=1f1b");
   struct contestant {
     std::string text;
     std::function<record()> run;
@@ -355,15 +354,21 @@ void compare(const scratch& dir, arguments args, int64_t width) {
   std::vector<contestant> xs;
   xs.push_back(
     {"one process, LibTorch", [&] { return run_fresh(dir, 1, "one", args); }});
+  auto add = [&](const mode& how, const char* schedule, uint64_t chunks) {
+    if (!wanted(how, args))
+      return;
+    auto mine = args;
+    set(mine, how);
+    mine.set(fmt::format("--schedule={}", schedule));
+    mine.set(fmt::format("--chunks={}", chunks));
+    xs.push_back({fmt::format("smp {}, {}", schedule, how.text),
+                  [&dir, mine] { return run_fresh(dir, p, "pipeline", mine); },
+                  gpt_job::ideal});
+  };
   for (auto& how : modes())
-    if (wanted(how, args)) {
-      auto mine = args;
-      set(mine, how);
-      xs.push_back(
-        {fmt::format("smp 1f1b, {}", how.text),
-         [&dir, mine] { return run_fresh(dir, p, "pipeline", mine); },
-         gpt_job::ideal});
-    }
+    add(how, "1f1b", 1);
+  // Its bubble is half as large; printed over the ideal of the others.
+  add(modes().back(), "interleaved_1f1b", 2);
   if (!python().empty()) {
     xs.push_back(
       {"one process, PyTorch", [&] { return run_peer(dir, 1, args); }});
