@@ -6,7 +6,7 @@
 #include "runtime/model_state.hpp"
 #include "runtime/optimizers.hpp"
 #include "runtime/placement.hpp"
-#include "runtime/safetensors.hpp"
+#include "runtime/saved_model.hpp"
 #include "runtime/smp.hpp"
 #include "runtime/text_sampler.hpp"
 #include "runtime/trainable.hpp"
@@ -306,18 +306,13 @@ private:
 
   /// The whole gradient as it is now: the mean over microbatches.
   void dump_gradients(uint64_t step) {
-    auto gradients = model_->gradients();
-    if (session_.rank() == 0)
-      write_safetensors(fmt::format("{}/gradients-{}.safetensors", run_dir_,
-                                    step),
-                        gradients, {{"format", "pt"}});
+    save_gradients(fmt::format("{}/gradients-{}.safetensors", run_dir_, step),
+                   *model_);
   }
 
   void save() {
-    auto state = model_->state_dict();
     summary_.model_file = run_dir_ + "/model.safetensors";
-    if (session_.rank() == 0)
-      write_safetensors(summary_.model_file, state, {{"format", "pt"}});
+    save_state(summary_.model_file, *model_);
   }
 
   session& session_;
