@@ -164,8 +164,11 @@ void write_safetensors(const std::string& path,
 void write_safetensors(const std::string& path, const named_tensors& tensors,
                        const string_map& metadata) {
   std::vector<tensor_outline> outlines;
-  for (auto& [name, x] : tensors)
+  for (auto& [name, x] : tensors) {
+    if (auto why = refusal_of(x); !why.empty())
+      tensor_errors{"write", path}.fail(name, why);
     outlines.push_back({name, x.scalar_type(), x.sizes().vec()});
+  }
   write_safetensors(path, outlines,
                     [&](size_t i) { return tensors[i].second; }, metadata);
 }
