@@ -3,6 +3,7 @@
 
 #include "runtime/launcher.hpp"
 #include "runtime/safetensors.hpp"
+#include "runtime/saved_model.hpp"
 #include "runtime/script_model.hpp"
 #include "runtime/smp.hpp"
 #include "tests/support/process_memory.hpp"
@@ -63,7 +64,7 @@ TEST_CASE("rank of a file under a limit", "[.rank]") {
   limit_private_bytes(before + room);
   auto made = [] {
     delay_param_initialization scope{environment("TEST_DELAY") == "1"};
-    return load_script(environment("TEST_MODEL"));
+    return load_script(environment("TEST_DIR") + "/model.pt");
   }();
   auto loaded = private_bytes();
   distributed_model model{made};
@@ -85,10 +86,11 @@ TEST_CASE("rank of a file under a limit", "[.rank]") {
         if (p.grad().defined())
           p.sub_(p.grad(), learning_rate);
   }
-  auto gradients = model.gradients();
-  gradients.emplace_back("losses", torch::tensor(losses));
+  auto dir = environment("TEST_DIR");
+  save_gradients(dir + "/gradients", model);
+  save_state(dir + "/state", model); // larger than the limit, too
   if (s.rank() == 0)
-    write_safetensors(environment("TEST_RESULT"), gradients);
+    write_safetensors(dir + "/losses", {{"losses", torch::tensor(losses)}});
   auto owned = layers / static_cast<int64_t>(s.size()) * layer_bytes;
   fmt::print("before {} loaded {} partitioned {} trained {} MB\n", before / mb,
              loaded / mb, partitioned / mb, private_bytes() / mb);
@@ -110,15 +112,15 @@ int run_ranks(const scratch_dir& dir, uint64_t ranks, bool delay) {
   x.log_dir = dir.path;
   x.environment = {{"TEST_PP", std::to_string(ranks)},
                    {"TEST_DELAY", delay ? "1" : "0"},
-                   {"TEST_MODEL", dir.path / "model.pt"},
-                   {"TEST_RESULT", dir.path / "result.safetensors"}};
+                   {"TEST_DIR", dir.path}};
   return launch(x);
 }
 
-/// What one process has without smp.
-std::map<std::string, torch::Tensor> expected(const std::string& path) {
+using tensors = std::map<std::string, torch::Tensor>;
+
+/// What one process has without smp, by the names of the ranks' files.
+std::map<std::string, tensors> expected(const std::string& path) {
   auto plain = torch::jit::load(path);
-  std::map<std::string, torch::Tensor> result;
   std::vector<double> losses;
   for (int i = 0; i < steps; ++i) {
     double sum = 0;
@@ -135,10 +137,13 @@ std::map<std::string, torch::Tensor> expected(const std::string& path) {
       if (auto g = x.value.grad(); g.defined() && i + 1 < steps)
         x.value.sub_(g, learning_rate);
   }
-  for (auto x : plain.named_parameters(true))
+  std::map<std::string, tensors> result;
+  for (auto x : plain.named_parameters(true)) {
+    result["state"].emplace(x.name, x.value.detach());
     if (x.value.grad().defined())
-      result.emplace(x.name, x.value.grad());
-  result.emplace("losses", torch::tensor(losses));
+      result["gradients"].emplace(x.name, x.value.grad());
+  }
+  result["losses"].emplace("losses", torch::tensor(losses));
   return result;
 }
 
@@ -158,12 +163,14 @@ TEST_CASE("a file larger than each rank's limit trains with the numbers of one "
     INFO(content_of(dir.path / "log-0.txt")
          << content_of(dir.path / "log-1.txt"));
     REQUIRE(code == 0);
-    auto found = read_safetensors(dir.path / "result.safetensors");
-    CHECK(found.tensors.size() == wanted.size());
-    for (auto& [name, x] : wanted) {
-      INFO(name);
-      REQUIRE(found.find(name) != nullptr);
-      CHECK(excess(*found.find(name), x) <= 0);
+    for (auto& [file, xs] : wanted) {
+      auto found = read_safetensors(dir.path / file);
+      CHECK(found.tensors.size() == xs.size());
+      for (auto& [name, x] : xs) {
+        INFO(file << ": " << name);
+        REQUIRE(found.find(name) != nullptr);
+        CHECK(excess(*found.find(name), x) <= 0);
+      }
     }
   }
   // The limit is one: it does not load as a whole.

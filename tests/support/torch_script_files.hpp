@@ -42,7 +42,7 @@ inline torch::jit::Module script_chain(int64_t layers, int64_t width,
                  "  return torch.matmul(x, self.weight.t()) + self.bias\n");
     auto name = "layer" + std::to_string(i);
     root.register_module(name, layer);
-    forward += "  x = self." + name + "(x)\n";
+    forward += "  x = self." + name + ".forward(x)\n";
   }
   root.define(forward + "  return (x * x).mean()\n");
   return root;
