@@ -260,6 +260,7 @@ std::string value_text(const config_key& key, const train_config& x) {
 std::string allowed_text(const config_key& key) {
   auto type = type_text(key);
   if (type == "true or false" || type == "a list of strings"
+      || type == "a table of integers"
       || type.starts_with("a list of ["))
     return {};
   if (type == "a string")
