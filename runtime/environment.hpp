@@ -49,7 +49,7 @@ inline constexpr environment_variable variables_before_exec[] = {
 /// @returns true if a terminal shows what this process writes to stderr
 bool stderr_is_terminal();
 
-/// First thing in main (R27): sets how malloc keeps memory, and re-executes the
+/// First thing in main (R27): sets malloc's thresholds, and re-executes the
 /// program once if variables that must precede exec are missing. Variables
 /// that are set to other values stay as they are.
 void prepare_process(int argc, char** argv);
