@@ -95,6 +95,17 @@ public:
           "the learning rate falls after the warm-up");
   }
 
+  void check_placement() {
+    for (auto& [name, device] : x_.manual_partition)
+      if (device >= x_.smp.pipeline_parallel_degree) {
+        add("smp.manual_partition", "has a device beyond",
+            "smp.pipeline_parallel_degree",
+            fmt::format("they are 0 to {}",
+                        x_.smp.pipeline_parallel_degree - 1));
+        return;
+      }
+  }
+
   bool uses(std::string_view key) const {
     return applies(*find_config_key(key), x_);
   }
@@ -114,6 +125,7 @@ private:
 std::vector<config_conflict> conflicts(const train_config& x) {
   rule_book rules{x};
   rules.check_batch();
+  rules.check_placement();
   rules.check_model();
   rules.check_data();
   rules.check_steps();

@@ -72,12 +72,19 @@ const std::vector<config_key> keys = {
                  "virtual_pipeline_degree", "vpp"}},
   {.name = "smp.auto_partition",
    .slot = SLOT(smp.auto_partition),
-   .meaning = "place modules by cost; `false`: only as the code says"},
+   .meaning = "place modules by cost; `false`: only as the code and "
+              "`smp.manual_partition` say"},
   {.name = "smp.default_partition",
    .slot = SLOT(smp.default_partition),
    .meaning = "where modules go that nobody placed, without "
               "`smp.auto_partition`",
    .range = between(0, 65535)},
+  {.name = "smp.manual_partition",
+   .slot = SLOT(manual_partition),
+   .meaning = "modules, by name, and the device of each with all below it: "
+              "`{ \"blocks.0\" = 1 }`",
+   .range = between(0, 65535),
+   .elsewhere = {"device_map", "partition", "set_partition"}},
   {.name = "smp.strategy",
    .slot = SLOT(smp.strategy),
    .meaning = "`paper`: exactly the paper's decision; `balanced`: may only "

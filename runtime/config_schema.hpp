@@ -7,7 +7,9 @@
 #include "runtime/config_file.hpp"
 
 #include <limits>
+#include <map>
 #include <span>
+#include <string>
 #include <string_view>
 #include <variant>
 
@@ -18,7 +20,8 @@ using config_slot =
   std::variant<bool*, uint64_t*, double*, std::string*, std::array<double, 2>*,
                std::optional<uint64_t>*, std::optional<double>*,
                std::optional<bool>*, std::vector<uint64_t>*,
-               std::vector<std::string>*, std::vector<task>*>;
+               std::vector<std::string>*, std::vector<task>*,
+               std::map<std::string, uint64_t>*>;
 
 /// Values that a number may take.
 struct number_range {

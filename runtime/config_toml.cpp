@@ -103,6 +103,13 @@ struct assigner {
     return true;
   }
 
+  /// Names may be written with dots or quotes: a.b = 1, "a.b" = 1.
+  bool operator()(std::map<std::string, uint64_t>* to) const {
+    to->clear();
+    auto table = from.as_table();
+    return table != nullptr && add(*table, "", *to);
+  }
+
   template <class T>
   bool operator()(std::optional<T>* to) const {
     T x{};
@@ -113,6 +120,20 @@ struct assigner {
   }
 
 private:
+  static bool add(const toml::table& from, const std::string& prefix,
+                  std::map<std::string, uint64_t>& to) {
+    for (auto&& [key, node] : from) {
+      auto name = prefix + std::string{key.str()};
+      auto inner = node.as_table();
+      auto x = node.as_integer();
+      if (inner ? !add(*inner, name + ".", to)
+                : x == nullptr || x->get() < 0
+                    || !to.emplace(name, x->get()).second)
+        return false;
+    }
+    return true;
+  }
+
   template <class T>
   bool take(T* to) const {
     auto x = from.as<T>();

@@ -74,6 +74,12 @@ bool within(const config_key& key, const std::vector<uint64_t>& xs) {
   });
 }
 
+bool within(const config_key& key, const std::map<std::string, uint64_t>& xs) {
+  return std::all_of(xs.begin(), xs.end(), [&](auto& x) {
+    return within(key.range, static_cast<double>(x.second));
+  });
+}
+
 bool within(const config_key&, const std::vector<std::string>&) {
   return true;
 }
@@ -199,6 +205,7 @@ std::string_view type_text(const config_key& key) {
       [](std::vector<task>*) {
         return "a list of [microbatch, \"forward\" or \"backward\"]";
       },
+      [](std::map<std::string, uint64_t>*) { return "a table of integers"; },
     },
     key.slot(x));
 }
@@ -233,6 +240,13 @@ std::string value_text(const config_key& key, const train_config& x) {
           result += (result.empty() ? "" : ", ") + to_string(z);
         return "[" + result + "]";
       },
+      [](std::map<std::string, uint64_t>* y) {
+        std::string result;
+        for (auto& [name, device] : *y)
+          result += fmt::format("{}{} = {}", result.empty() ? "" : ", ",
+                                smp::quoted(name), device);
+        return "{" + result + "}";
+      },
       [](std::optional<uint64_t>* y) {
         return *y ? fmt::format("{}", **y) : std::string{};
       },
@@ -246,6 +260,7 @@ std::string value_text(const config_key& key, const train_config& x) {
 std::string allowed_text(const config_key& key) {
   auto type = type_text(key);
   if (type == "true or false" || type == "a list of strings"
+      || type == "a table of integers"
       || type.starts_with("a list of ["))
     return {};
   if (type == "a string")

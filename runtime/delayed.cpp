@@ -35,7 +35,8 @@ namespace ag = torch::autograd;
 // autocast and below what released.cpp uses.
 constexpr auto delayed_key = c10::DispatchKey::DeferredInit;
 
-/// Smaller tensors are made at once: a generator's state alone is 2.5 KB.
+/// Smaller tensors are made at once: a generator's state alone is 2.5 KB. Who
+/// reads from a file (script/delayed_script.cpp) knows by itself what pays.
 constexpr size_t worth_delaying = 4096;
 
 /// Recording and making are rare, and they use the process's one generator.
@@ -585,7 +586,8 @@ bool try_record(const boxed_call& x) {
         bytes += y.nbytes();
         with_history |= y.requires_grad();
       }
-    if (bytes <= worth_delaying || with_history)
+    if ((bytes <= worth_delaying && x.name != "smp::read_storage")
+        || with_history)
       return false;
   }
   auto op = record(x);
@@ -673,7 +675,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   boxed_call x{op, *s};
   bool any = false;
   x.visit([&any](size_t, const at::Tensor& t) { any |= is_delayed(t); });
-  auto inside = c10::impl::tls_is_dispatch_key_included(delayed_key);
+  auto inside = in_delayed_scope();
   // What this calls, and what the operation calls, is not for the record.
   delay_param_initialization plain{false};
   {
@@ -703,7 +705,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 // -- the scope ----------------------------------------------------------------
 
 delay_param_initialization::delay_param_initialization(bool enabled)
-  : before_(c10::impl::tls_is_dispatch_key_included(delayed_key)) {
+  : before_(in_delayed_scope()) {
   c10::impl::tls_set_dispatch_key_included(delayed_key, enabled);
 }
 
@@ -712,6 +714,10 @@ delay_param_initialization::~delay_param_initialization() {
 }
 
 // -- for the partition --------------------------------------------------------
+
+bool in_delayed_scope() {
+  return c10::impl::tls_is_dispatch_key_included(delayed_key);
+}
 
 bool is_delayed(const at::Tensor& x) {
   return x.defined() && x.key_set().has(delayed_key);

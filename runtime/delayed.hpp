@@ -8,6 +8,9 @@
 
 namespace smp {
 
+/// Tells whether this thread is in a `delay_param_initialization` scope.
+bool in_delayed_scope();
+
 /// Tells whether `x` has no bytes yet.
 bool is_delayed(const at::Tensor& x);
 

@@ -223,6 +223,9 @@ void prepare_process(int, char** argv) {
   // Carrier threads allocate in arenas that glibc would trim after each step.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  // As nothing goes back to the system, what one carrier frees must be there
+  // for another: with an arena each, gradients stood in several of them.
+  ::mallopt(M_ARENA_MAX, 1);
   // The guard goes with the first look at it: programs that this one starts
   // decide for themselves.
   constexpr auto guard = "SMP_PREPARED";

@@ -1,14 +1,42 @@
 #include "runtime/planner.hpp"
 
+#include "runtime/delay_param_initialization.hpp"
 #include "runtime/distributed_model.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/file_io.hpp"
+#include "runtime/memory_need.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/partition_json.hpp"
+#include "runtime/placement.hpp"
 #include "runtime/split.hpp"
 #include "runtime/trainable.hpp"
 
+#include <fmt/format.h>
+
 namespace smp {
+
+namespace {
+
+/// A line on what the ranks need at least.
+std::string largest_need(const walked_model& model, const partition_plan& plan,
+                         const train_config& x) {
+  uint64_t most = 0;
+  uint64_t device = 0;
+  for (uint64_t i = 0; i < x.smp.pipeline_parallel_degree; ++i) {
+    auto bytes = memory_need(model, x.optimizer, [&](uint32_t tensor) {
+      auto home = model.tensors[tensor].modules.front();
+      return plan.module_device[home] == i;
+    });
+    if (bytes > most) {
+      most = bytes;
+      device = i;
+    }
+  }
+  return fmt::format("memory: up to {} (device {})\n",
+                     describe_memory_need(most, x.optimizer), device);
+}
+
+} // namespace
 
 printed_plan plan_tree(const std::string& path, partition_options options) {
   auto tree = parse_partition_tree(read_text(path), path);
@@ -25,9 +53,14 @@ printed_plan plan_model(const train_config& x) {
   world.config.pipeline_parallel_degree = 1;
   printed_plan result;
   run_virtual_world(1, world, [&](session& s) {
-    auto whole = make_trainable(x);
+    // Without a trace only sizes count.
+    auto whole = [&x] {
+      delay_param_initialization delayed{x.smp.trace_device == "none"};
+      return make_trainable(x);
+    }();
     auto data = make_data(x);
     auto model = whole->distribute();
+    place_by_name(*model, x.manual_partition);
     auto& state = model->state();
     if (state.wants_trace(devices))
       state.trace(
@@ -36,7 +69,8 @@ printed_plan plan_model(const train_config& x) {
                                 0));
         });
     auto decision = state.decide(static_cast<uint32_t>(devices));
-    result = {decision.text(), plan_json(decision.model, decision.plan)};
+    result = {decision.text() + largest_need(state.model(), decision.plan, x),
+              plan_json(decision.model, decision.plan)};
   });
   return result;
 }

@@ -75,33 +75,30 @@ public:
 // -- writing ------------------------------------------------------------------
 
 struct written_tensor {
-  const std::string* name;
+  const tensor_outline* outline;
+  size_t position;
   std::string_view dtype;
-  tensor_ref bytes;
+  uint64_t bytes;
 };
 
-std::vector<written_tensor> describe(const named_tensors& tensors,
+std::vector<written_tensor> describe(const std::vector<tensor_outline>& tensors,
                                      const tensor_errors& e) {
   std::set<std::string_view> names{"__metadata__"};
   std::vector<written_tensor> result;
   result.reserve(tensors.size());
-  for (auto& [name, tensor] : tensors) {
-    if (!names.insert(name).second)
-      e.fail(name, "this name is taken");
-    try {
-      auto& x = result.emplace_back(&name, std::string_view{},
-                                    to_tensor_ref(tensor, false));
-      for (auto& d : dtype_names)
-        if (static_cast<uint8_t>(d.type) == x.bytes.dtype)
-          x.dtype = d.name;
-      if (x.dtype.empty())
-        e.fail(name, std::string{"the format has no "}
-                       + c10::toString(tensor.scalar_type()));
-    } catch (const error& x) {
-      if (x.code() != error_code::unsupported)
-        throw;
-      e.fail(name, x.cause().text);
-    }
+  for (auto& t : tensors) {
+    if (!names.insert(t.name).second)
+      e.fail(t.name, "this name is taken");
+    auto& x = result.emplace_back(&t, result.size());
+    for (auto& d : dtype_names)
+      if (d.type == t.dtype)
+        x.dtype = d.name;
+    if (x.dtype.empty())
+      e.fail(t.name,
+             std::string{"the format has no "} + c10::toString(t.dtype));
+    x.bytes = c10::elementSize(t.dtype);
+    for (auto size : t.shape)
+      x.bytes *= static_cast<uint64_t>(size);
   }
   return result;
 }
@@ -115,10 +112,10 @@ std::string make_header(const std::vector<written_tensor>& tensors,
   uint64_t end = 0;
   for (auto& x : tensors) {
     auto begin = end;
-    end += x.bytes.nbytes;
-    header[*x.name] = {{"dtype", x.dtype},
-                       {"shape", x.bytes.shape},
-                       {"data_offsets", {begin, end}}};
+    end += x.bytes;
+    header[x.outline->name] = {{"dtype", x.dtype},
+                               {"shape", x.outline->shape},
+                               {"data_offsets", {begin, end}}};
   }
   std::string result;
   try {
@@ -132,25 +129,48 @@ std::string make_header(const std::vector<written_tensor>& tensors,
 
 } // namespace
 
-void write_safetensors(const std::string& path, const named_tensors& tensors,
+void write_safetensors(const std::string& path,
+                       const std::vector<tensor_outline>& tensors,
+                       const std::function<at::Tensor(size_t)>& value,
                        const string_map& metadata) {
   tensor_errors e{"write", path};
-  auto refs = describe(tensors, e);
+  auto order = describe(tensors, e);
   // The format has no padding: with large elements first, all are aligned.
-  auto item_size = [](const written_tensor& x) {
-    return c10::elementSize(static_cast<c10::ScalarType>(x.bytes.dtype));
-  };
-  std::stable_sort(refs.begin(), refs.end(), [&](auto& a, auto& b) {
-    return item_size(a) > item_size(b);
+  std::stable_sort(order.begin(), order.end(), [](auto& a, auto& b) {
+    return c10::elementSize(a.outline->dtype)
+           > c10::elementSize(b.outline->dtype);
   });
-  auto header = make_header(refs, metadata, e);
+  auto header = make_header(order, metadata, e);
   uint64_t size = header.size();
   replacement out{path, e};
   out.write(&size, sizeof size);
   out.write(header.data(), header.size());
-  for (auto& x : refs)
-    out.write(x.bytes.data, x.bytes.nbytes);
+  for (auto& x : order) {
+    auto tensor = value(x.position);
+    try {
+      auto bytes = to_tensor_ref(tensor, false);
+      if (bytes.nbytes != x.bytes)
+        e.fail(x.outline->name, "its size changed meanwhile");
+      out.write(bytes.data, bytes.nbytes);
+    } catch (const error& err) {
+      if (err.code() != error_code::unsupported)
+        throw;
+      e.fail(x.outline->name, err.cause().text);
+    }
+  }
   out.commit();
+}
+
+void write_safetensors(const std::string& path, const named_tensors& tensors,
+                       const string_map& metadata) {
+  std::vector<tensor_outline> outlines;
+  for (auto& [name, x] : tensors) {
+    if (auto why = refusal_of(x); !why.empty())
+      tensor_errors{"write", path}.fail(name, why);
+    outlines.push_back({name, x.scalar_type(), x.sizes().vec()});
+  }
+  write_safetensors(path, outlines,
+                    [&](size_t i) { return tensors[i].second; }, metadata);
 }
 
 // -- reading ------------------------------------------------------------------

@@ -6,8 +6,13 @@
 
 #include "runtime/named_tensors.hpp"
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -28,6 +33,21 @@ struct safetensors_file {
 /// @throws error (config) naming `path` and, if one is to blame, the tensor:
 ///         duplicate name, dtype that the format lacks, errno of the system
 void write_safetensors(const std::string& path, const named_tensors& tensors,
+                       const string_map& metadata = {});
+
+/// A tensor without its values.
+struct tensor_outline {
+  std::string name;
+  c10::ScalarType dtype;
+  std::vector<int64_t> shape;
+};
+
+/// The same, where not all tensors are in memory at one time.
+/// @param value takes a position in `tensors` and returns that tensor; called
+///        once for each, in any order
+void write_safetensors(const std::string& path,
+                       const std::vector<tensor_outline>& tensors,
+                       const std::function<at::Tensor(size_t)>& value,
                        const string_map& metadata = {});
 
 /// Reads the whole file.

@@ -1,9 +1,11 @@
 #include "runtime/schedule_plan.hpp"
 
+#include "runtime/delay_param_initialization.hpp"
 #include "runtime/distributed_model.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/file_io.hpp"
 #include "runtime/model_state.hpp"
+#include "runtime/placement.hpp"
 #include "runtime/trainable.hpp"
 
 #include <fmt/format.h>
@@ -75,8 +77,12 @@ schedule_prediction predict_schedule(const train_config& x,
   auto devices = static_cast<uint32_t>(x.smp.pipeline_parallel_degree);
   schedule_prediction result;
   run_virtual_world(1, world, [&](session& s) {
-    auto whole = make_trainable(x);
+    auto whole = [&x] {
+      delay_param_initialization only_sizes;
+      return make_trainable(x);
+    }();
     auto model = whole->distribute();
+    place_by_name(*model, x.manual_partition);
     auto& eng = s.internals();
     auto decision = eng.model()->decide(devices);
     program_times times;

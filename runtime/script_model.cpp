@@ -1,7 +1,9 @@
 #include "runtime/script_model.hpp"
 
+#include "runtime/delayed.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/model_state.hpp"
+#include "runtime/script/delayed_script.hpp"
 #include "runtime/script/script_calls.hpp"
 #include "runtime/trace_recorder.hpp"
 
@@ -89,8 +91,16 @@ torch::jit::Module load_script(const std::string& path) {
   check_archive(path);
   auto result = [&] {
     try {
-      return jit::load(path, c10::kCPU);
+      return in_delayed_scope() ? load_delayed_script(path)
+                                : jit::load(path, c10::kCPU);
     } catch (const std::exception& err) {
+      if (std::string_view{err.what()}.find("DefaultCPUAllocator")
+          != std::string_view::npos)
+        throw error{error_code::config,
+                    "no memory for all of '" + path
+                      + "': with smp.trace_device = \"none\", in C++ in a "
+                        "smp::delay_param_initialization scope, a rank reads "
+                        "only what it owns (docs/large_models.md)"};
       refuse(path, "cannot be loaded (" + script_error_text(err.what()) + ")");
     }
   }();

@@ -1,6 +1,7 @@
 #include "runtime/trainable.hpp"
 
 #include "runtime/autocast.hpp"
+#include "runtime/delay_param_initialization.hpp"
 #include "runtime/distributed_model.hpp"
 #include "runtime/models/builtin.hpp"
 #include "runtime/models/synthetic.hpp"
@@ -204,8 +205,10 @@ std::unique_ptr<trainable> make_trainable(const train_config& x) {
 void check_model(const train_config& x) {
   if (x.model.type == "plugin")
     check_plugin_model(x.model.library, x.model.name);
-  if (x.model.type == "torchscript")
+  if (x.model.type == "torchscript") {
+    delay_param_initialization without_bytes;
     make_script_trainable(x.model.path);
+  }
 }
 
 std::unique_ptr<data_source> make_data(const train_config& x) {

@@ -2,13 +2,17 @@
 
 #include "runtime/call_observer.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/memory_need.hpp"
+#include "runtime/model_state.hpp"
 #include "runtime/optimizers.hpp"
-#include "runtime/safetensors.hpp"
+#include "runtime/placement.hpp"
+#include "runtime/saved_model.hpp"
 #include "runtime/smp.hpp"
 #include "runtime/text_sampler.hpp"
 #include "runtime/trainable.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
 #include <fmt/format.h>
@@ -53,14 +57,15 @@ uint64_t count_elements(const std::vector<at::Tensor>& xs) {
 
 /// Every rank makes the whole model with the same random numbers, but where
 /// nobody has to run it alone (a trace), a rank never holds more than its part.
-/// Ranks that are threads share one generator, so they take turns.
+/// Of a file, only pp_rank 0 ever needs all. Ranks that are threads share one
+/// generator, so they take turns.
 std::unique_ptr<trainable> make_model(const session& s,
                                       const train_config& config,
                                       const train_job& job) {
-  // What comes from a file is not initialised.
-  delay_param_initialization delayed{pp_size() > 1
-                                     && config.smp.trace_device == "none"
-                                     && config.model.type != "torchscript"};
+  auto from_file = config.model.type == "torchscript";
+  delay_param_initialization delayed{
+    pp_size() > 1
+    && (config.smp.trace_device == "none" || (from_file && pp_rank() > 0))};
   if (config.transport.type != "loopback")
     return job.make_model();
   std::unique_ptr<trainable> result;
@@ -93,6 +98,7 @@ public:
       metrics_.emplace(run_dir + "/metrics.jsonl");
     for (auto rank : get_group(comm_group::world))
       world_.push_back(rank_id{rank});
+    place_by_name(*model_, config.manual_partition);
   }
 
   train_summary operator()() {
@@ -107,7 +113,11 @@ public:
       return loss;
     });
     while (summary_.steps < config_.train.steps && !summary_.interrupted) {
-      do_step(train_step);
+      try {
+        do_step(train_step);
+      } catch (const std::exception&) {
+        explain_memory();
+      }
       auto interval = config_.train.eval_interval;
       if (evaluates() && interval > 0 && summary_.steps % interval == 0
           && summary_.steps < config_.train.steps)
@@ -175,6 +185,31 @@ private:
                               "optimizer.lr or optimizer.clip_grad_norm may "
                               "help",
                               result.step, std::abs(result.loss))};
+  }
+
+  /// To what ended a step for lack of memory, adds what the rank needs anyway.
+  /// @pre inside of a handler
+  [[noreturn]] void explain_memory() {
+    failure found;
+    try {
+      throw;
+    } catch (const error& err) {
+      found = err.cause();
+    } catch (const c10::Error& err) {
+      found.code = error_code::user_code;
+      found.text = err.what_without_backtrace();
+    }
+    if (found.text.find("DefaultCPUAllocator") == std::string::npos)
+      throw;
+    if (found.rank == no_rank)
+      found.rank = session_.internals().self();
+    auto& st = model_->state();
+    auto bytes = memory_need(st.model(), config_.optimizer, [&](uint32_t i) {
+      return st.tensor_owner(i) == found.rank;
+    });
+    found.text += fmt::format("; this rank needs {} (docs/large_models.md)",
+                              describe_memory_need(bytes, config_.optimizer));
+    throw error{std::move(found)};
   }
 
   /// Adds what only all ranks together know, and reports.
@@ -271,18 +306,13 @@ private:
 
   /// The whole gradient as it is now: the mean over microbatches.
   void dump_gradients(uint64_t step) {
-    auto gradients = model_->gradients();
-    if (session_.rank() == 0)
-      write_safetensors(fmt::format("{}/gradients-{}.safetensors", run_dir_,
-                                    step),
-                        gradients, {{"format", "pt"}});
+    save_gradients(fmt::format("{}/gradients-{}.safetensors", run_dir_, step),
+                   *model_);
   }
 
   void save() {
-    auto state = model_->state_dict();
     summary_.model_file = run_dir_ + "/model.safetensors";
-    if (session_.rank() == 0)
-      write_safetensors(summary_.model_file, state, {{"format", "pt"}});
+    save_state(summary_.model_file, *model_);
   }
 
   session& session_;

@@ -48,6 +48,9 @@ clip_grad_norm = 2.5
 schedule = { type = "cosine", warmup_steps = 10 }
 [transport]
 trusted_network = true
+[smp.manual_partition]
+"a.b" = 1
+c.d = 0
 )"));
   CHECK(x.train.save_model);
   CHECK(x.optimizer.lr == 1.0);
@@ -56,12 +59,15 @@ trusted_network = true
   CHECK(x.optimizer.schedule.type == "cosine");
   CHECK(x.optimizer.schedule.warmup_steps == 10);
   CHECK(x.smp.trusted_network);
+  CHECK(x.manual_partition
+        == std::map<std::string, uint64_t>{{"a.b", 1}, {"c.d", 0}});
   auto y = config_of(good, {"--train.save_model=true", "--optimizer.lr=1",
                             "--optimizer.betas=[0.5, 0.25]",
                             "--optimizer.clip_grad_norm=2.5",
                             "optimizer.schedule.type=cosine",
                             "--optimizer.schedule.warmup_steps=10",
-                            "--transport.trusted_network=true"});
+                            "--transport.trusted_network=true",
+                            "--smp.manual_partition={a.b=1, \"c.d\"=0}"});
   CHECK(to_toml(x) == to_toml(y));
 }
 
@@ -175,6 +181,7 @@ TEST_CASE("the effective configuration reads back as itself",
          {"--smp.pipeline=list", "--smp.microbatches=1",
           "--smp.schedule.list=[[0, \"forward\"], [0, \"backward\"]]"},
          {"--smp.pipeline=interleaved_1f1b", "--smp.chunks=2"},
+         {"--smp.manual_partition={\"a \\\"b\\\"\" = 1, c.d = 0}"},
          {"--optimizer.type=sgd", "--optimizer.momentum=0.9"},
          {"--data.path=\"C:\\\\a \\\"b\\\"\\t.txt\""},
          {"--smp.active_microbatches=3", "--optimizer.lr=1e-30",
@@ -297,6 +304,7 @@ TEST_CASE(
                    "smp.chunks",
                    "smp.auto_partition",
                    "smp.default_partition",
+                   "smp.manual_partition",
                    "smp.strategy",
                    "smp.memory_weight",
                    "smp.optimize",

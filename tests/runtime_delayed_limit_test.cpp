@@ -5,6 +5,7 @@
 #include "runtime/memory_apart.hpp"
 #include "runtime/smp.hpp"
 #include "runtime/trainable.hpp"
+#include "tests/support/process_memory.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
@@ -13,10 +14,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
-
-#include <sys/resource.h>
 
 // A model that no process can hold (issue 4): the kernel refuses memory beyond
 // a limit, here of private writable memory (RLIMIT_DATA). Values are compared
@@ -28,17 +25,6 @@ using namespace smp::test;
 using Catch::Matchers::ContainsSubstring;
 
 namespace {
-
-constexpr int64_t mb = 1 << 20;
-
-/// Private writable memory of this process, as the kernel counts it.
-int64_t private_bytes() {
-  std::ifstream in{"/proc/self/status"};
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with("VmData:"))
-      return 1024 * std::stoll(line.substr(7));
-  throw std::runtime_error{"no VmData in /proc/self/status"};
-}
 
 constexpr int64_t width = 2048; // 16 MB each
 constexpr int64_t layers = 40;
@@ -97,9 +83,7 @@ TEST_CASE("rank of a run under a limit", "[.rank]") {
   config.threads = 1;
   session s{config};
   auto before = private_bytes();
-  const auto most = static_cast<rlim_t>(before + room);
-  const rlimit limit{most, most};
-  REQUIRE(::setrlimit(RLIMIT_DATA, &limit) == 0);
+  limit_private_bytes(before + room);
   torch::manual_seed(1);
   auto made = [] {
     delay_param_initialization scope{number("TEST_DELAY") != 0};

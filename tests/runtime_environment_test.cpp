@@ -8,10 +8,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <latch>
 #include <map>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <malloc.h>
 #include <sys/stat.h>
@@ -363,6 +365,24 @@ TEST_CASE("child: writes the environment that a prepared process sees",
   CHECK(::mallinfo2().hblks == mapped);
   std::free(block);
   CHECK(::mallinfo2().keepcost >= size);
+  // What one thread freed serves all others, while it lives.
+  constexpr size_t threads = 4, part = 16 << 20;
+  auto heap = ::mallinfo2().arena;
+  std::latch done{threads};
+  std::vector<std::thread> all;
+  for (size_t i = 0; i < threads; ++i) {
+    std::latch used{1};
+    all.emplace_back([&] {
+      void* volatile x = std::malloc(part);
+      std::free(x);
+      used.count_down();
+      done.arrive_and_wait();
+    });
+    used.wait();
+  }
+  for (auto& x : all)
+    x.join();
+  CHECK(::mallinfo2().arena < heap + 2 * part);
 }
 
 TEST_CASE(

@@ -1,8 +1,10 @@
 #include "tests/support/torch_script_runs.hpp"
 
+#include "runtime/delayed.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/safetensors.hpp"
+#include "runtime/script/delayed_script.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 
@@ -123,7 +125,12 @@ script_record run_split(const script_job& job) {
   world.config.fast_mode = job.fast;
   world.reorder = true;
   run_virtual_world(job.ranks, world, [&](session& s) {
-    distributed_model model{load_script(job.path)};
+    // However small the tensors are.
+    distributed_model model{job.delayed ? load_delayed_script(job.path, 0)
+                                        : load_script(job.path)};
+    if (s.pp_rank() == 0)
+      for (auto& t : model.state().model().tensors)
+        result.delayed += is_delayed(t.tensor);
     model.train();
     place(s, model, job.placement);
     model.partition();
@@ -175,8 +182,11 @@ std::vector<std::string> differences(const script_job& job,
     auto& r = record.steps[static_cast<size_t>(i)];
     {
       torch::NoGradGuard no_grad;
-      for (auto& [name, x] : state())
+      for (auto& [name, x] : state()) {
+        if (i == 0 && !torch::equal(x, r.before.at(name)))
+          differ(i, name + " is not what the file has");
         x.copy_(r.before.at(name));
+      }
     }
     for (auto& [name, p] : parameters) {
       auto q = p;

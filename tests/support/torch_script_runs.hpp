@@ -31,6 +31,8 @@ struct script_job {
   int steps = 3;
   /// `smp.fast_mode`
   bool fast = false;
+  /// Ranks read from the file only what they own.
+  bool delayed = false;
   /// The batch of a step. The default is one of [8, 8].
   std::function<std::vector<torch::Tensor>(int step)> batch = {};
 };
@@ -52,6 +54,8 @@ struct script_step {
 
 struct script_record {
   std::vector<script_step> steps;
+  /// Tensors of the model that pp_rank 0 has not read before the partition.
+  size_t delayed = 0;
   uint64_t requests = 0; // of all steps and ranks
 };
 
