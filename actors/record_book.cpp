@@ -8,14 +8,6 @@ namespace smp {
 
 namespace {
 
-/// A record keeps every message but its tensors. Who feeds ever new shapes
-/// gets no replay for them, and must not run out of memory. All ranks use keys
-/// in the same order, so they forget the same ones.
-constexpr size_t max_keys = 16;
-
-/// Steps that learn what the next ones know come first, one or two of them.
-/// Who learns in every step gets a record of such a step in the end.
-constexpr uint64_t max_learnt = 3;
 
 } // namespace
 

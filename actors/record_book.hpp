@@ -20,6 +20,15 @@ namespace smp {
 /// what the record knows of them.
 class record_book {
 public:
+  /// Steps that learn what the next ones know come first, one or two of them.
+  /// Who learns in every step gets a record of such a step in the end.
+  static constexpr uint64_t max_learnt = 3;
+
+  /// A record keeps every message but its tensors. Who feeds ever new shapes
+  /// gets no replay for them, and must not run out of memory. All ranks use
+  /// keys in the same order, so they forget the same ones.
+  static constexpr size_t max_keys = 16;
+
   struct options {
     /// Replays messages and order (`smp.static_mode`).
     bool static_mode = false;

@@ -127,8 +127,12 @@ walked_model walk(const model_root& x) {
 class foreign_gradient : public ag::Node {
 public:
   foreign_gradient(rank_id owner, module_id module, uint32_t tensor,
-                   std::string name)
-    : owner_(owner), module_(module), tensor_(tensor), name_(std::move(name)) {
+                   std::string name, at::Tensor parameter)
+    : owner_(owner),
+      module_(module),
+      tensor_(tensor),
+      name_(std::move(name)),
+      parameter_(std::move(parameter)) {
     // nop
   }
 
@@ -138,6 +142,12 @@ public:
 
   void release_variables() override {
     // nop
+  }
+
+  /// The user's hooks on the parameter.
+  std::vector<std::unique_ptr<ag::FunctionPreHook>>&
+  tensor_pre_hooks() noexcept override {
+    return ag::impl::hooks(parameter_);
   }
 
   ag::variable_list apply(ag::variable_list&& grads) override {
@@ -168,6 +178,7 @@ private:
   module_id module_;
   uint32_t tensor_;
   std::string name_;
+  at::Tensor parameter_;
 };
 
 } // namespace
@@ -407,11 +418,14 @@ void model_state::release() {
       continue;
     }
     std::shared_ptr<ag::Node> gradient;
-    if (t.requires_grad())
+    // What is frozen now may require grad later.
+    if (ag::isDifferentiableType(t.scalar_type())) {
       gradient = {new foreign_gradient(tensor_owner(i), home(i), i,
-                                       tensor_name(i)),
+                                       tensor_name(i), t),
                   ag::deleteNode};
-    release_tensor(t, std::move(gradient));
+      gradients_.push_back(gradient);
+    }
+    release_tensor(t, gradient);
   }
   // Now that there is room.
   make_delayed(mine);

@@ -211,6 +211,8 @@ private:
   std::string text_;
   pipeline_program program_;
   std::unordered_set<const void*> storages_; // of owned tensors
+  /// Of parameters of other ranks: what takes their gradients there.
+  std::vector<std::shared_ptr<torch::autograd::Node>> gradients_;
   std::vector<std::function<void()>> hooks_;
   std::mutex copies_mutex_;
   std::map<uint32_t, copy> copies_;
