@@ -24,6 +24,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace smp {
 
@@ -128,7 +129,10 @@ class foreign_gradient : public ag::Node {
 public:
   foreign_gradient(rank_id owner, module_id module, uint32_t tensor,
                    std::string name, at::Tensor parameter)
-    : owner_(owner),
+    // As soon as it is ready, like what adds to the gradient of a leaf: a number
+    // of this thread would order it among those of others by chance.
+    : Node(std::numeric_limits<uint64_t>::max()),
+      owner_(owner),
       module_(module),
       tensor_(tensor),
       name_(std::move(name)),
