@@ -40,15 +40,18 @@ step_plan record_book::plan(step_id step) {
   return result;
 }
 
-void record_book::took(step_id step, double seconds, bool learnt) {
+void record_book::took(step_id step, double seconds, bool learnt,
+                       size_t warm_up) {
   std::lock_guard guard{mutex_};
-  if (learnt)
-    seconds = std::numeric_limits<double>::infinity();
-  // One that failed has no record.
-  for (auto& x : entries_)
-    if (!x.chosen && x.records.contains(step)
-        && x.seconds.emplace(step, seconds).second)
-      x.learnt += learnt;
+  for (auto& x : entries_) {
+    // One that failed has no record.
+    if (x.chosen || !x.records.contains(step) || x.seconds.contains(step))
+      continue;
+    auto worse = learnt || x.seconds.size() < warm_up;
+    x.seconds.emplace(step, worse ? std::numeric_limits<double>::infinity()
+                                  : seconds);
+    x.learnt += worse;
+  }
 }
 
 // -- all ranks ----------------------------------------------------------------

@@ -89,7 +89,9 @@ public:
   /// A step took so long, in seconds.
   /// @param learnt it waited for what later steps will know before: it is
   ///        replayed only if there is nothing better
-  void took(step_id step, double seconds, bool learnt = false);
+  /// @param warm_up the same holds for so many first steps of each kind
+  void took(step_id step, double seconds, bool learnt = false,
+            size_t warm_up = 0);
 
   // -- all ranks --------------------------------------------------------------
 

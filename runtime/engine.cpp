@@ -354,8 +354,11 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
     auto note = records_->note();
     stats_.replayed = note.replayed;
     stats_.fell_back = !note.departure.empty();
+    // TorchScript runs code once to see what it is given, forward and then
+    // backward; what it makes of it answers otherwise (zeros for nothing).
+    size_t warm_up = model_ && model_->script() ? (microbatches > 1 ? 1 : 2) : 0;
     if (pp_rank_ == 0)
-      records_->took(step, stats_.seconds, learnt);
+      records_->took(step, stats_.seconds, learnt, warm_up);
   }
   if (x.error) {
     // The results of other microbatches never got away from here.

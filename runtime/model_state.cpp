@@ -1,5 +1,6 @@
 #include "runtime/model_state.hpp"
 
+#include "actors/record_book.hpp"
 #include "partition/partitioner.hpp"
 #include "partition/print.hpp"
 #include "runtime/delayed.hpp"
@@ -492,6 +493,8 @@ at::Tensor model_state::fetch(uint32_t tensor) {
   auto& ex = executing(tensor);
   flush();
   ex.stateful = ex.stateful || t.is_buffer;
+  auto alone = engine_.promises().on() && engine_.records().active();
+  std::pair key{tensor, alone ? ex.id : request_id{}};
   auto c = ask(wire_op::read_tensor, tensor, "value");
   // A copy made for one microbatch serves others, which may need its graph.
   std::optional<c10::InferenceMode> off;
@@ -501,7 +504,7 @@ at::Tensor model_state::fetch(uint32_t tensor) {
   if (!t.is_buffer) {
     // One fetch per step, however many microbatches want it.
     std::unique_lock guard{copies_mutex_};
-    auto& known = copies_[tensor];
+    auto& known = copies_[key];
     if (known.value) {
       auto other = known.value;
       guard.unlock();
@@ -517,7 +520,7 @@ at::Tensor model_state::fetch(uint32_t tensor) {
       ag::impl::set_gradient_edge(result, ag::impl::gradient_edge(t.tensor));
     if (mine) {
       std::unique_lock guard{copies_mutex_};
-      auto& known = copies_[tensor];
+      auto& known = copies_[key];
       known.known = result;
       known.version = result._version();
       guard.unlock();
@@ -557,12 +560,12 @@ void model_state::flush() {
       ex->lent.push_back(std::move(x));
   }
   std::unique_lock guard{copies_mutex_};
-  for (auto& [tensor, x] : copies_)
+  for (auto& [key, x] : copies_)
     if (x.known.defined() && x.known._version() != x.version)
       throw error{failure{error_code::unsupported, self_, ex->module_path,
-                          "changes a view of '" + tensor_name(tensor)
+                          "changes a view of '" + tensor_name(key.first)
                             + "', which rank "
-                            + std::to_string(tensor_owner(tensor).value)
+                            + std::to_string(tensor_owner(key.first).value)
                             + " owns; change it inside the module that owns "
                               "it"}};
 }

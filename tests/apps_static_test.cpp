@@ -98,7 +98,7 @@ TEST_CASE_METHOD(exit_run, "A step that departs from its record ends the run "
   CHECK(run.join() == 3);
   INFO(run.output());
   CHECK_THAT(run.output(),
-             ContainsSubstring(" departs from step 1, which smp.static_mode "
+             ContainsSubstring(" departs from step 2, which smp.static_mode "
                                "replays: ")
                && ContainsSubstring("microbatch ")
                && ContainsSubstring("write smp.static_fallback = \"dynamic\" to "
@@ -121,7 +121,7 @@ TEST_CASE_METHOD(exit_run, "Verify compares fallbacks and counts them",
   INFO(run.output());
   CHECK(code == 0);
   auto json = nlohmann::json::parse(content_of(path / "out.json"));
-  CHECK(json["recorded"] == 1);
+  CHECK(json["recorded"] == 2); // in one of them it is compiled
   CHECK(json["fell_back"].get<int>() >= 1);
   CHECK(json["recorded"].get<int>() + json["replayed"].get<int>()
           + json["fell_back"].get<int>()

@@ -482,16 +482,21 @@ TEST_CASE("A finding reads well", "[runtime][verify]") {
 }
 
 TEST_CASE("As many steps are verified as replay takes", "[runtime][verify]") {
-  session_config x;
-  CHECK(steps_to_verify(x) == 3);
+  train_config config;
+  auto& x = config.smp;
+  CHECK(steps_to_verify(config) == 3);
   x.static_mode = true;
-  CHECK(steps_to_verify(x) == 8);
+  CHECK(steps_to_verify(config) == 8);
   x.static_steps = 1;
-  CHECK(steps_to_verify(x) == 4);
+  CHECK(steps_to_verify(config) == 4);
   x.fast_mode = true; // up to three steps learn first
-  CHECK(steps_to_verify(x) == 7);
+  CHECK(steps_to_verify(config) == 7);
   x.deterministic_server = true;
-  CHECK(steps_to_verify(x) == 4);
+  CHECK(steps_to_verify(config) == 4);
+  config = {};
+  config.smp.static_mode = true;
+  config.model.type = "torchscript"; // is compiled first
+  CHECK(steps_to_verify(config) == 11);
 }
 
 // -- no false alarm -----------------------------------------------------------

@@ -280,13 +280,15 @@ private:
 
 } // namespace
 
-uint64_t steps_to_verify(const session_config& x) {
+uint64_t steps_to_verify(const train_config& config) {
   constexpr uint64_t enough = 3;
+  auto& x = config.smp;
   if (x.deterministic_server) // records one step
     return 1 + enough;
   if (!x.static_mode)
     return enough;
-  return x.static_steps + (x.fast_mode ? record_book::max_learnt : 0) + enough;
+  auto learns = x.fast_mode || config.model.type == "torchscript";
+  return x.static_steps + (learns ? record_book::max_learnt : 0) + enough;
 }
 
 verify_summary verify(session& s, const train_config& config,

@@ -24,7 +24,7 @@ struct verify_step {
 
 /// @returns how many steps show all that the job does: 3, and where steps are
 /// replayed (docs/static_mode.md) 3 of those
-uint64_t steps_to_verify(const session_config& x);
+uint64_t steps_to_verify(const train_config& config);
 
 struct verify_options {
   uint64_t steps = 3;
