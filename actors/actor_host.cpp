@@ -2,11 +2,11 @@
 
 #include "actors/actors.hpp"
 #include "actors/schedule_actor.hpp"
+#include "transport/refuse_waits.hpp"
 
 #include <caf/init_global_meta_objects.hpp>
 #include <caf/io/middleman.hpp>
-
-#include <chrono>
+#include <caf/thread_hook.hpp>
 
 namespace smp {
 
@@ -23,9 +23,28 @@ void init_message_types() {
   static_cast<void>(done);
 }
 
+namespace {
+
+/// Whoever waits on a thread of the actors holds up all of them.
+class waits_refused final : public caf::thread_hook {
+public:
+  void init(caf::actor_system&) override {
+    // nop
+  }
+
+  void thread_started() override {
+    refuse_waits("a thread of the actors");
+  }
+
+  void thread_terminates() override {
+    // nop
+  }
+};
+
+} // namespace
+
 // Never parses: a stray caf-application.conf must not change how smp runs.
 host_config::host_config() {
-  using namespace std::chrono_literals;
   init_message_types();
   // Idle workers of the default policy sleep between polls, which costs a
   // remote call 200 us; with more than one thread each send wakes another.
@@ -34,10 +53,11 @@ host_config::host_config() {
   load<caf::io::middleman>();
   // Messages are read by the thread that received them.
   set("caf.middleman.workers", 0);
-  // A rank that hangs is found in 11 s; neither may be 0 (CAF then waits for
-  // ever, or drops healthy peers).
-  set("caf.middleman.heartbeat-interval", caf::timespan{1s});
-  set("caf.middleman.connection-timeout", caf::timespan{10s});
+  // No time-out of CAF's own: a process that is stopped is a matter of the STALL
+  // MONITOR, and the kernel tells at once when one ends, as all connections are
+  // within one machine.
+  set("caf.middleman.heartbeat-interval", caf::timespan{0});
+  add_thread_hook<waits_refused>();
 }
 
 actor_host::actor_host() : impl_(std::make_unique<impl>()) {

@@ -80,8 +80,8 @@ struct scheduler_status {
   step_id step;
   uint64_t running = 0; // microbatches that were started and did not end
   uint64_t left = 0;    // microbatches that did not end
-  /// The schedule actor of the user that is asked now, and since when in
-  /// seconds; empty if none is.
+  /// What the schedule actor of the user owes an answer to, and since when in
+  /// seconds; empty if nothing.
   std::string asks;
   double seconds = 0;
 };

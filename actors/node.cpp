@@ -233,7 +233,7 @@ void node::complete(rank_view& x, std::chrono::milliseconds limit) {
     activity z;
     z.who = activity::kind::schedule;
     z.executes = true;
-    z.what = std::string{"its actors, which do not answer ("} + e.what() + ')';
+    z.what = std::string{"actors do not answer ("} + e.what() + ')';
     x.activities.push_back(std::move(z));
   }
 }

@@ -102,8 +102,9 @@ void pipeline_scheduler_state::dismiss() {
 scheduler_status pipeline_scheduler_state::status() const {
   scheduler_status result{driver->step(), driver->num_running(),
                           driver->num_left(), {}, 0};
-  if (dialog && dialog->deciding()) {
-    result.asks = "the schedule \"" + user->type->name() + '"';
+  if (auto event = dialog ? dialog->question() : std::nullopt) {
+    result.asks = "schedule actor \"" + user->type->name()
+                  + "\" owes an answer to event \"" + to_string(*event) + '"';
     using seconds = std::chrono::duration<double>;
     result.seconds = seconds{self->clock().now() - asked_at}.count();
   }

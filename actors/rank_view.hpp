@@ -17,12 +17,12 @@ struct activity {
     main,     // the user's thread
     context,  // a WORKER CONTEXT that serves a request
     queued,   // a request that no context has yet
-    schedule, // the user's schedule actor, asked what comes next
+    schedule, // an actor that others wait for, such as the user's schedule
   };
 
   kind who = kind::main;
   bool executes = false;
-  /// "module b, microbatch 0, forward", "user code outside of a step".
+  /// "module b, microbatch 0, forward"; "schedule actor "x" owes an answer".
   std::string what;
   /// Of a context or a queued request; number 0: none.
   request_id serves;

@@ -8,14 +8,6 @@ namespace smp {
 
 namespace {
 
-/// A record keeps every message but its tensors. Who feeds ever new shapes
-/// gets no replay for them, and must not run out of memory. All ranks use keys
-/// in the same order, so they forget the same ones.
-constexpr size_t max_keys = 16;
-
-/// Steps that learn what the next ones know come first, one or two of them.
-/// Who learns in every step gets a record of such a step in the end.
-constexpr uint64_t max_learnt = 3;
 
 } // namespace
 
@@ -48,15 +40,18 @@ step_plan record_book::plan(step_id step) {
   return result;
 }
 
-void record_book::took(step_id step, double seconds, bool learnt) {
+void record_book::took(step_id step, double seconds, bool learnt,
+                       size_t warm_up) {
   std::lock_guard guard{mutex_};
-  if (learnt)
-    seconds = std::numeric_limits<double>::infinity();
-  // One that failed has no record.
-  for (auto& x : entries_)
-    if (!x.chosen && x.records.contains(step)
-        && x.seconds.emplace(step, seconds).second)
-      x.learnt += learnt;
+  for (auto& x : entries_) {
+    // One that failed has no record.
+    if (x.chosen || !x.records.contains(step) || x.seconds.contains(step))
+      continue;
+    auto worse = learnt || x.seconds.size() < warm_up;
+    x.seconds.emplace(step, worse ? std::numeric_limits<double>::infinity()
+                                  : seconds);
+    x.learnt += worse;
+  }
 }
 
 // -- all ranks ----------------------------------------------------------------

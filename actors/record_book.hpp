@@ -20,6 +20,15 @@ namespace smp {
 /// what the record knows of them.
 class record_book {
 public:
+  /// Steps that learn what the next ones know come first, one or two of them.
+  /// Who learns in every step gets a record of such a step in the end.
+  static constexpr uint64_t max_learnt = 3;
+
+  /// A record keeps every message but its tensors. Who feeds ever new shapes
+  /// gets no replay for them, and must not run out of memory. All ranks use
+  /// keys in the same order, so they forget the same ones.
+  static constexpr size_t max_keys = 16;
+
   struct options {
     /// Replays messages and order (`smp.static_mode`).
     bool static_mode = false;
@@ -80,7 +89,9 @@ public:
   /// A step took so long, in seconds.
   /// @param learnt it waited for what later steps will know before: it is
   ///        replayed only if there is nothing better
-  void took(step_id step, double seconds, bool learnt = false);
+  /// @param warm_up the same holds for so many first steps of each kind
+  void took(step_id step, double seconds, bool learnt = false,
+            size_t warm_up = 0);
 
   // -- all ranks --------------------------------------------------------------
 

@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 
 namespace smp {
@@ -58,6 +59,11 @@ public:
   /// Tells whether an answer was wrong or missing.
   bool broken() const noexcept {
     return static_cast<bool>(error_);
+  }
+
+  /// The event that the actor owes an answer to, if it owes one.
+  std::optional<schedule_event> question() const {
+    return asked_ ? std::optional{event_} : std::nullopt;
   }
 
   /// The number of the next question.

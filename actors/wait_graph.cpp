@@ -166,7 +166,7 @@ std::string wait_graph::describe(const node& x) const {
   auto who = fmt::format("rank {}", x.rank.value);
   auto since = seconds_text(w.seconds);
   if (w.executes && w.who == kind::schedule)
-    return fmt::format("{} asks {} since {}", who, w.what, since);
+    return fmt::format("{}'s {} since {}", who, w.what, since);
   if (w.executes)
     return fmt::format("{} executes {} since {}", who, w.what, since);
   if (w.who == kind::queued)

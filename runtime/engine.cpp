@@ -283,6 +283,18 @@ void engine::check_schedule(uint64_t microbatches) {
 
 // -- steps --------------------------------------------------------------------
 
+namespace {
+
+/// @returns which tensors require grad, as a number.
+uint64_t trainability(const model_state& st) {
+  fnv_hash result;
+  for (auto& x : st.model().tensors)
+    result.add(uint64_t{x.tensor.defined() && x.tensor.requires_grad()});
+  return result.get();
+}
+
+} // namespace
+
 std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
                                       uint64_t signature) {
   check_alive();
@@ -308,8 +320,10 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
   held_results_.clear();
   body_ = std::move(body);
   body_context_ = call_context::current();
-  if (model_)
+  if (model_) {
     model_->begin_step();
+    promises_->begin_step(trainability(*model_));
+  }
   if (records_->active() && pp_rank_ == 0)
     records_->set_key(record_key(microbatches, signature));
   auto step = step_id{++step_};
@@ -340,8 +354,11 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
     auto note = records_->note();
     stats_.replayed = note.replayed;
     stats_.fell_back = !note.departure.empty();
+    // TorchScript runs code once to see what it is given, forward and then
+    // backward; what it makes of it answers otherwise (zeros for nothing).
+    size_t warm_up = model_ && model_->script() ? (microbatches > 1 ? 1 : 2) : 0;
     if (pp_rank_ == 0)
-      records_->took(step, stats_.seconds, learnt);
+      records_->took(step, stats_.seconds, learnt, warm_up);
   }
   if (x.error) {
     // The results of other microbatches never got away from here.
@@ -395,6 +412,7 @@ uint64_t engine::record_key(uint64_t microbatches, uint64_t signature) const {
   for (auto x : context.take())
     result.add(static_cast<uint64_t>(x));
   if (model_) {
+    result.add(trainability(*model_));
     auto& root = model_->model().modules.front();
     result.add(uint64_t{root.script ? is_training(*root.script)
                                     : root.object->is_training()});

@@ -21,8 +21,8 @@ struct step_metrics {
   double bubble_ratio = 0;
   uint64_t requests = 0;   // sum over ranks
   uint64_t bytes_sent = 0; // sum over ranks
-  /// "record", "replay" or "fallback" (docs/static_mode.md); empty without
-  /// static mode.
+  /// "record", "replay" or "fallback" (docs/static_mode.md); empty where no
+  /// step is replayed.
   std::string static_mode = {};
 };
 

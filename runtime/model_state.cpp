@@ -1,5 +1,6 @@
 #include "runtime/model_state.hpp"
 
+#include "actors/record_book.hpp"
 #include "partition/partitioner.hpp"
 #include "partition/print.hpp"
 #include "runtime/delayed.hpp"
@@ -24,6 +25,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace smp {
 
@@ -127,8 +129,15 @@ walked_model walk(const model_root& x) {
 class foreign_gradient : public ag::Node {
 public:
   foreign_gradient(rank_id owner, module_id module, uint32_t tensor,
-                   std::string name)
-    : owner_(owner), module_(module), tensor_(tensor), name_(std::move(name)) {
+                   std::string name, at::Tensor parameter)
+    // As soon as it is ready, like what adds to the gradient of a leaf: a number
+    // of this thread would order it among those of others by chance.
+    : Node(std::numeric_limits<uint64_t>::max()),
+      owner_(owner),
+      module_(module),
+      tensor_(tensor),
+      name_(std::move(name)),
+      parameter_(std::move(parameter)) {
     // nop
   }
 
@@ -138,6 +147,12 @@ public:
 
   void release_variables() override {
     // nop
+  }
+
+  /// The user's hooks on the parameter.
+  std::vector<std::unique_ptr<ag::FunctionPreHook>>&
+  tensor_pre_hooks() noexcept override {
+    return ag::impl::hooks(parameter_);
   }
 
   ag::variable_list apply(ag::variable_list&& grads) override {
@@ -168,6 +183,7 @@ private:
   module_id module_;
   uint32_t tensor_;
   std::string name_;
+  at::Tensor parameter_;
 };
 
 } // namespace
@@ -407,11 +423,14 @@ void model_state::release() {
       continue;
     }
     std::shared_ptr<ag::Node> gradient;
-    if (t.requires_grad())
+    // What is frozen now may require grad later.
+    if (ag::isDifferentiableType(t.scalar_type())) {
       gradient = {new foreign_gradient(tensor_owner(i), home(i), i,
-                                       tensor_name(i)),
+                                       tensor_name(i), t),
                   ag::deleteNode};
-    release_tensor(t, std::move(gradient));
+      gradients_.push_back(gradient);
+    }
+    release_tensor(t, gradient);
   }
   // Now that there is room.
   make_delayed(mine);
@@ -474,6 +493,8 @@ at::Tensor model_state::fetch(uint32_t tensor) {
   auto& ex = executing(tensor);
   flush();
   ex.stateful = ex.stateful || t.is_buffer;
+  auto alone = engine_.promises().on() && engine_.records().active();
+  std::pair key{tensor, alone ? ex.id : request_id{}};
   auto c = ask(wire_op::read_tensor, tensor, "value");
   // A copy made for one microbatch serves others, which may need its graph.
   std::optional<c10::InferenceMode> off;
@@ -483,7 +504,7 @@ at::Tensor model_state::fetch(uint32_t tensor) {
   if (!t.is_buffer) {
     // One fetch per step, however many microbatches want it.
     std::unique_lock guard{copies_mutex_};
-    auto& known = copies_[tensor];
+    auto& known = copies_[key];
     if (known.value) {
       auto other = known.value;
       guard.unlock();
@@ -499,7 +520,7 @@ at::Tensor model_state::fetch(uint32_t tensor) {
       ag::impl::set_gradient_edge(result, ag::impl::gradient_edge(t.tensor));
     if (mine) {
       std::unique_lock guard{copies_mutex_};
-      auto& known = copies_[tensor];
+      auto& known = copies_[key];
       known.known = result;
       known.version = result._version();
       guard.unlock();
@@ -539,12 +560,12 @@ void model_state::flush() {
       ex->lent.push_back(std::move(x));
   }
   std::unique_lock guard{copies_mutex_};
-  for (auto& [tensor, x] : copies_)
+  for (auto& [key, x] : copies_)
     if (x.known.defined() && x.known._version() != x.version)
       throw error{failure{error_code::unsupported, self_, ex->module_path,
-                          "changes a view of '" + tensor_name(tensor)
+                          "changes a view of '" + tensor_name(key.first)
                             + "', which rank "
-                            + std::to_string(tensor_owner(tensor).value)
+                            + std::to_string(tensor_owner(key.first).value)
                             + " owns; change it inside the module that owns "
                               "it"}};
 }

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -148,7 +149,9 @@ public:
   // -- foreign parameters (R14) -----------------------------------------------
 
   /// The value of a tensor of another rank, as a copy whose gradient goes to
-  /// its owner. Parameters are fetched once per step, buffers each time.
+  /// its owner. Parameters are fetched once per step, buffers each time. (In
+  /// steps that are replayed with promises once per execution: which one comes
+  /// first is a matter of timing there.)
   /// Parks; only inside a step.
   at::Tensor fetch(uint32_t tensor);
 
@@ -211,9 +214,12 @@ private:
   std::string text_;
   pipeline_program program_;
   std::unordered_set<const void*> storages_; // of owned tensors
+  /// Of parameters of other ranks: what takes their gradients there.
+  std::vector<std::shared_ptr<torch::autograd::Node>> gradients_;
   std::vector<std::function<void()>> hooks_;
   std::mutex copies_mutex_;
-  std::map<uint32_t, copy> copies_;
+  /// By tensor and, where each execution has its own, that execution.
+  std::map<std::pair<uint32_t, request_id>, copy> copies_;
 };
 
 } // namespace smp

@@ -28,16 +28,6 @@ bool is_ignored(int number) {
   return ::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-/// @returns whether the process is stopped, by a signal or a debugger
-bool is_stopped(pid_t x) {
-  std::ifstream file{fmt::format("/proc/{}/stat", x)};
-  std::string text;
-  std::getline(file, text);
-  auto name_end = text.rfind(')'); // the name may contain anything
-  return name_end != std::string::npos && name_end + 2 < text.size()
-         && (text[name_end + 2] == 'T' || text[name_end + 2] == 't');
-}
-
 } // namespace
 
 process_group::process_group(options x) : options_(std::move(x)) {
@@ -146,9 +136,6 @@ void process_group::report(failure x) {
     if (rank < children_.size() && children_[rank].end
         && children_[rank].end->code != 0)
       return;
-    if (rank < children_.size() && is_stopped(children_[rank].pid))
-      x.text = "its process is stopped (SIGSTOP, a debugger?) and does not "
-               "answer";
     blame(std::move(x), evidence::indirect, 0);
   });
 }
@@ -284,8 +271,20 @@ void process_group::send_to_all(int number) {
 // -- what the console shows already -------------------------------------------
 
 bool process_group::told_by_rank_0() const {
-  return result_.code >= 2 && result_.code <= 5 && children_[0].end
-      && children_[0].end->code == result_.code;
+  bool orderly = result_.code >= 2 && result_.code <= 5 && children_[0].end
+                 && children_[0].end->code == result_.code;
+  return orderly
+         || (evidence_ == evidence::verdict && has_printed(result_.cause.text));
+}
+
+bool process_group::has_printed(const std::string& x) const {
+  if (options_.log_dir.empty())
+    return false;
+  std::ifstream file{log_path(0), std::ios::binary};
+  for (std::string line; std::getline(file, line);)
+    if (line.find(x) != std::string::npos)
+      return true;
+  return false;
 }
 
 std::string process_group::last_words() const {

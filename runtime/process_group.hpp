@@ -54,8 +54,8 @@ public:
     int code = 0;
     /// Last line of its log, if the console does not show it.
     std::string last_words;
-    /// Rank 0 ended for the same reason in an orderly way (code 2 to 5), so it
-    /// has said on the console what happened.
+    /// Rank 0 ended for the same reason in an orderly way (code 2 to 5), or was
+    /// ended on its way out: it has said on the console what happened.
     bool told_by_rank_0 = false;
   };
 
@@ -109,6 +109,8 @@ private:
   std::string log_path(uint64_t rank) const;
   std::string last_words() const;
   bool told_by_rank_0() const;
+  /// Tells whether rank 0 wrote `x` to the console, whatever its end.
+  bool has_printed(const std::string& x) const;
 
   options options_;
   boost::asio::io_context io_;

@@ -130,13 +130,14 @@ bool promise_book::may_promise(const execution& ex) const {
 std::optional<promise_book::memory>
 promise_book::find(const std::string& kind) const {
   std::lock_guard guard{mutex_};
-  auto i = known_.find(kind);
-  return i == known_.end() ? std::nullopt : std::optional{i->second};
+  auto& known = memories_.front().known;
+  auto i = known.find(kind);
+  return i == known.end() ? std::nullopt : std::optional{i->second};
 }
 
 void promise_book::remember(const std::string& kind, memory x) {
   std::lock_guard guard{mutex_};
-  auto [i, added] = known_.emplace(kind, x);
+  auto [i, added] = memories_.front().known.emplace(kind, x);
   // What cannot be told once is not told again.
   if (!added && !x.next)
     i->second = {};
@@ -150,7 +151,19 @@ bool promise_book::learnt() const {
 
 void promise_book::reconsider() {
   std::lock_guard guard{mutex_};
-  std::erase_if(known_, [](auto& x) { return !x.second.next; });
+  for (auto& x : memories_)
+    std::erase_if(x.known, [](auto& y) { return !y.second.next; });
+}
+
+void promise_book::begin_step(uint64_t trainable) {
+  std::lock_guard guard{mutex_};
+  auto i = std::find_if(memories_.begin(), memories_.end(),
+                        [&](auto& x) { return x.trainable == trainable; });
+  if (i == memories_.end())
+    i = memories_.insert(i, {trainable, {}});
+  memories_.splice(memories_.begin(), memories_, i);
+  if (memories_.size() > record_book::max_keys)
+    memories_.pop_back();
 }
 
 uint64_t promise_book::next_request(const execution& ex) {

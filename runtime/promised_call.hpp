@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -168,6 +169,10 @@ public:
   /// Modules turned out to keep no state: what could not be told may be now.
   void reconsider();
 
+  /// @param trainable which tensors of the model require grad, as a number:
+  /// what calls return under one says nothing about another one
+  void begin_step(uint64_t trainable);
+
   // -- names ------------------------------------------------------------------
 
   /// @returns the number of a promise that `ex` sends next: in a replayed step
@@ -196,7 +201,13 @@ private:
   std::shared_ptr<const record_book> records_;
   std::set<uint64_t> waiting_; // modules
   mutable std::mutex mutex_;
-  std::map<std::string, memory> known_;
+  /// What is remembered while some tensors require grad and others do not; the
+  /// first one is that of this step.
+  struct memories {
+    uint64_t trainable = 0;
+    std::map<std::string, memory> known; // by kind
+  };
+  std::list<memories> memories_ = std::list<memories>(1);
   bool learnt_ = false; // in this step
   uint32_t requests_ = 0;
   uint64_t names_ = 0;

@@ -165,15 +165,18 @@ void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 } // namespace
 
 void release_tensor(const at::Tensor& x,
-                    std::shared_ptr<torch::autograd::Node> gradient) {
+                    const std::shared_ptr<torch::autograd::Node>& gradient) {
   forget_delayed(x);
   auto* impl = x.unsafeGetTensorImpl();
   auto nothing = c10::Storage{c10::Storage::use_byte_size_t{}, 0,
                               c10::GetCPUAllocator(), true};
   x.mutable_grad() = at::Tensor{};
   if (gradient) {
-    auto nr = gradient->add_input_metadata(x);
-    torch::autograd::impl::set_gradient_edge(x, {std::move(gradient), nr});
+    gradient->add_input_metadata(x);
+    auto trainable = x.requires_grad();
+    torch::autograd::impl::materialize_autograd_meta(x)->grad_fn_.reset();
+    x.set_requires_grad(trainable);
+    torch::autograd::impl::set_grad_accumulator(x, gradient);
   }
   impl->set_storage_keep_dtype(std::move(nothing));
   impl->*key_access::key_set() = impl->key_set().add(absent_key);

@@ -13,12 +13,13 @@ namespace smp {
 /// operation on it first fetches the value from its owner. In-place changes
 /// of a buffer go to its owner, those of a parameter are refused by name. (A
 /// meta tensor instead computes nonsense.)
-/// @param gradient takes the gradient to the owner; null if none is wanted.
-///        The tensor is no leaf any more: TorchScript takes the gradient edge
-///        of what it is given, and what a leaf without an owner collects would
-///        be lost silently.
+/// @param gradient takes the gradient to the owner, whenever `x` requires grad,
+///        and outlives `x` in its graphs; null if there never is one. It
+///        stands where a leaf has the node that adds to its own gradient, which
+///        without an owner would be lost silently. (A leaf, so that its
+///        requires_grad can be changed.)
 void release_tensor(const at::Tensor& x,
-                    std::shared_ptr<torch::autograd::Node> gradient);
+                    const std::shared_ptr<torch::autograd::Node>& gradient);
 
 /// Tells whether `release_tensor` was called for `x`.
 bool is_released(const at::Tensor& x);

@@ -1,5 +1,6 @@
 #include "runtime/trainer.hpp"
 
+#include "actors/record_book.hpp"
 #include "runtime/call_observer.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/memory_need.hpp"
@@ -236,7 +237,7 @@ private:
     summary_.requests += x.requests;
     summary_.bytes_sent += x.bytes_sent;
     summary_.interrupted = sums[4] > 0;
-    if (config_.smp.static_mode)
+    if (session_.internals().records().active())
       x.static_mode = sums[5] > 0      ? "fallback"
                       : stats.replayed ? "replay"
                                        : "record";

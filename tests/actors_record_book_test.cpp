@@ -15,7 +15,8 @@ step_record record_of(uint64_t microbatches) {
 
 struct book_fixture {
   /// Plays step `n` of `key` on pp_rank 0.
-  step_plan play(uint64_t n, uint64_t key, double seconds) {
+  step_plan play(uint64_t n, uint64_t key, double seconds,
+                 size_t warm_up = 0) {
     book.set_key(key);
     auto plan = book.plan(step_id{n});
     auto replayed = book.begin(plan);
@@ -24,7 +25,7 @@ struct book_fixture {
     else
       source = replayed->microbatches;
     book.end();
-    book.took(step_id{n}, seconds);
+    book.took(step_id{n}, seconds, false, warm_up);
     return plan;
   }
 
@@ -48,6 +49,18 @@ TEST_CASE_METHOD(book_fixture, "the fastest of the first steps is replayed",
   CHECK(play(5, 0, 9).source == step_id{2});
   CHECK_FALSE(book.find(0, step_id{1}));
   CHECK(book.find(0, step_id{2}));
+}
+
+TEST_CASE_METHOD(book_fixture, "first steps that go otherwise do not count",
+                 "[actors][static][R33]") {
+  for (auto key : {0u, 1u}) {
+    auto step = [key](uint64_t n) { return 10 * key + n; };
+    for (uint64_t n = 1; n <= 5; ++n) {
+      CHECK(play(step(n), key, n == 1 ? 0.1 : 1.0 / n, 2).what
+            == mode::record);
+    }
+    CHECK(play(step(6), key, 1, 2).source == step_id{step(5)});
+  }
 }
 
 TEST_CASE_METHOD(book_fixture, "each key counts its own steps",

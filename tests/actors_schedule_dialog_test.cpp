@@ -67,6 +67,8 @@ TEST_CASE_METHOD(dialog_fixture, "an actor is asked one question at a time",
   // What happens meanwhile waits.
   dialog.forward_done(microbatch_id{1});
   CHECK(take().empty());
+  REQUIRE(dialog.question());
+  CHECK(to_string(*dialog.question()) == "[1, \"forward\"] started");
   answer(wait_for_event());
   CHECK(take() == lines{"forward ended, microbatch 1"});
   answer(wait_for_event());

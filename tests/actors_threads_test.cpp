@@ -294,3 +294,71 @@ TEST_CASE("status names the actor that does not answer in time",
   over.get_future().wait();
   CHECK(rank.status(5s).contexts.size() == 1);
 }
+
+TEST_CASE("no thread of the actors and of the fabric waits", "[actors][wait]") {
+  // Where the end of a step is told, and where a message arrives.
+  auto refused = [](std::promise<std::string>& to) {
+    try {
+      waiter::current().wait(std::make_shared<completion>(), {"nothing", {}});
+    } catch (const error& e) {
+      to.set_value(e.cause().text);
+    }
+  };
+  std::promise<std::string> from_actor;
+  std::promise<std::string> from_fabric;
+  {
+    actor_host host;
+    loopback_network net{1, {.seed = 3}};
+    struct : fabric_listener {
+      void on_message(rank_id from, message x) override {
+        if (x.kind == message_kind::exchange)
+          arrived();
+        else
+          rank->deliver(from, std::move(x));
+      }
+      void on_peer_lost(const failure&) override {
+        // nop
+      }
+      std::function<void()> arrived;
+      node* rank = nullptr;
+    } listener;
+    listener.arrived = [&] { refused(from_fabric); };
+    auto& fabric = net.at(rank_id{0});
+    node_options x;
+    x.self = rank_id{0};
+    x.pipeline = {rank_id{0}};
+    x.fabric = &fabric;
+    x.token = make_execution_token();
+    std::atomic<int> inside = 0;
+    std::atomic<int> most_inside = 0;
+    thread_modules modules;
+    modules[root_module] = [](thread_caller&, const std::string& args) {
+      return args;
+    };
+    x.make_executor = [&](executor_listener& y) {
+      return std::make_unique<thread_executor>(y, modules, inside, most_inside);
+    };
+    x.make_schedule = [](uint64_t n) {
+      return make_schedule("interleaved", n, 4);
+    };
+    x.on_microbatch_done = [](step_id, microbatch_id) {};
+    node rank{host, std::move(x)};
+    listener.rank = &rank;
+    fabric.start({fabric.address()}, listener);
+    rank.begin_step({step_id{1}, 1},
+                    [&](const step_report&) { refused(from_actor); });
+    fabric.send(rank_id{0}, {message_kind::exchange, {}}, {});
+    auto text = [](std::promise<std::string>& x) {
+      auto result = x.get_future();
+      REQUIRE(result.wait_for(30s) == std::future_status::ready);
+      return result.get();
+    };
+    CHECK(text(from_actor)
+          == "nothing is waited for on a thread of the actors, which must not "
+             "wait: use it on a thread of your own");
+    CHECK(text(from_fabric)
+          == "nothing is waited for on the thread that delivers messages, which "
+             "must not wait: use it on a thread of your own");
+    fabric.stop(1s);
+  }
+}

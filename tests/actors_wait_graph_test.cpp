@@ -191,7 +191,8 @@ TEST_CASE("a schedule that does not answer is who all wait for",
   activity schedule;
   schedule.who = kind::schedule;
   schedule.executes = true;
-  schedule.what = "the schedule \"mine\"";
+  schedule.what = "schedule actor \"mine\" owes an answer to event \"backward "
+                  "ready, microbatch 0\"";
   schedule.seconds = 3;
   auto x = explain(
     {rank(0, {main_waits("the end of step 1", 0),
@@ -202,7 +203,8 @@ TEST_CASE("a schedule that does not answer is who all wait for",
   CHECK(x.how == end::executing);
   CHECK(x.culprit == rank_id{0});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(
-                       "; rank 0 asks the schedule \"mine\" since 3.0 s"));
+                       "; rank 0's schedule actor \"mine\" owes an answer to "
+                       "event \"backward ready, microbatch 0\" since 3.0 s"));
 }
 
 TEST_CASE("who only computes waits for nobody", "[actors][stalls]") {

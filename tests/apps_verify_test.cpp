@@ -85,6 +85,40 @@ TEST_CASE_METHOD(tiny_job, "A right job is equal over processes and threads",
   }
 }
 
+TEST_CASE_METHOD(tiny_job, "Without --steps replay is verified, and counted",
+                 "[apps][verify][R33]") {
+  struct mode {
+    std::vector<std::string> settings;
+    const char* text;
+    int recorded;
+    int replayed;
+    int dynamic;
+  };
+  for (auto& [settings, text, recorded, replayed, dynamic] : std::vector<mode>{
+         {{"--smp.static_mode=true", "--smp.static_steps=2"},
+          "equal: 5 steps (2 recorded, 3 replayed), ",
+          2, 3, 0},
+         {{"--smp.deterministic_server=true"},
+          "equal: 4 steps (1 recorded, 3 replayed), ",
+          1, 3, 0},
+         {{}, "equal: 3 steps, ", 0, 0, 3},
+       }) {
+    auto arguments = settings;
+    arguments.insert(arguments.begin(), {"tiny.toml", "--json", "out.json",
+                                         "--transport.type=loopback"});
+    auto p = start(arguments);
+    auto code = p.join();
+    INFO(p.output());
+    CHECK(code == 0);
+    CHECK_THAT(p.output(), ContainsSubstring(text));
+    auto json = result("out.json");
+    CHECK(json["recorded"] == recorded);
+    CHECK(json["replayed"] == replayed);
+    CHECK(json["dynamic"] == dynamic);
+    CHECK(json["fell_back"] == 0);
+  }
+}
+
 TEST_CASE_METHOD(tiny_job, "A wrong job exits with 1 and names the module",
                  "[apps][verify]") {
   struct wrong {

@@ -99,6 +99,10 @@ struct row {
   uint64_t ranks;
   uint64_t microbatches;
   std::string pipeline;
+  /// smp.static_mode, which replays the last step: TorchScript is compiled in
+  /// the first one.
+  bool replays = false;
+  bool fast = false;
 };
 
 void check(const row& x) {
@@ -110,7 +114,11 @@ void check(const row& x) {
                 fmt::arg("microbatches", x.microbatches),
                 fmt::arg("pipeline", x.pipeline), fmt::arg("file", file)));
   auto out = scratch.path / "out";
-  program train{{built_program("smp-train"), path, "--run-dir", out.string()},
+  auto as_text = [](bool y) { return y ? "true" : "false"; };
+  program train{{built_program("smp-train"), path, "--run-dir", out.string(),
+                 fmt::format("--smp.static_mode={}", as_text(x.replays)),
+                 fmt::format("--smp.fast_mode={}", as_text(x.fast)),
+                 "--smp.static_steps=1"},
                 scratch.path};
   auto code = train.join();
   INFO(fmt::format("{}, pp {}, {} microbatches, {}: {}", x.model, x.ranks,
@@ -123,6 +131,9 @@ void check(const row& x) {
   for (std::string line; std::getline(metrics, line);) {
     auto step = nlohmann::json::parse(line);
     losses.push_back(step["loss"].get<double>());
+    // Where calls go on, more steps learn.
+    if (x.replays && !x.fast)
+      CHECK(step["static"] == (losses.size() < 3 ? "record" : "replay"));
     requests = step["requests"].get<int>();
   }
   // The model is really split, unless one module is nearly all of it.
@@ -158,4 +169,12 @@ TEST_CASE("smp-train gives PyTorch's numbers for models with a will of their "
                  row{"running_state", 2, 4, "interleaved"},
                  row{"convnet", 2, 4, "interleaved"},
                  row{"experts", 4, 1, "simple"}));
+}
+
+TEST_CASE("replayed steps of TorchScript models have PyTorch's numbers",
+          "[apps][zoo][static][R33]") {
+  auto fast = GENERATE(false, true);
+  auto model = GENERATE(as<std::string>{}, "gpt", "hf_t5", "branch",
+                        "running_state", "methods");
+  check({model, 2, 4, "interleaved", true, fast});
 }

@@ -198,6 +198,24 @@ TEST_CASE(
   CHECK(result.cause.describe() == "rank 1: killed by signal 11 (SIGSEGV)");
 }
 
+TEST_CASE("a verdict that rank 0 told is not told again, however it ends",
+          "[runtime][launch]") {
+  // Too busy to exit in time.
+  shell_run x{std::string{"trap '' TERM; [ $R = 0 ] && echo smp: all wait >&2; "
+                          "echo >$DIR/ready; "}
+              + forever};
+  x.options.grace = 200ms;
+  signpost ready{x.dir, "ready"};
+  auto text = GENERATE(as<std::string>{}, "all wait", "nobody waits");
+  auto result = x.run([&](process_group& group) {
+    ready.wait_for(2);
+    group.end({error_code::stalled, no_rank, {}, text}, 4);
+  });
+  CHECK(result.code == 4);
+  CHECK(result.cause.text == text);
+  CHECK(result.told_by_rank_0 == (text == "all wait"));
+}
+
 TEST_CASE("an error that rank 0 shows on the console is not told again",
           "[runtime][launch]") {
   shell_run x{"echo run.toml:3: unknown key >&2; exit 2"};

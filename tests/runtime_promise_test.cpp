@@ -3,6 +3,7 @@
 
 #include "runtime/promise.hpp"
 #include "transport/error.hpp"
+#include "transport/refuse_waits.hpp"
 
 #include <ATen/autocast_mode.h>
 #include <torch/nn/functional/normalization.h>
@@ -377,4 +378,47 @@ TEST_CASE("one operation waits once for all its promises",
   });
   CHECK(at::cat(xs).size(0) == 20);
   CHECK(w.waits == 1);
+}
+
+TEST_CASE("a thread that must not wait cannot touch a promise, which stays one",
+          "[runtime][promise]") {
+  struct slow_source : ready_source {
+    using ready_source::ready_source;
+
+    std::vector<int64_t> sizes() override {
+      waiter::current().wait(here, why());
+      return ready_source::sizes();
+    }
+
+    completion_ptr content() override {
+      return here;
+    }
+
+    completion_ptr here = std::make_shared<completion>();
+  };
+  auto source = std::make_shared<slow_source>(numbers());
+  auto x = make_promise(source, torch::kDouble);
+  std::vector<std::string> errors;
+  std::thread other{[&] {
+    refuse_waits("a thread of the actors");
+    auto note = [&](const std::function<void()>& f) {
+      try {
+        f();
+      } catch (const std::exception& e) {
+        errors.push_back(e.what());
+      }
+    };
+    note([&] { x.sum(); });
+    note([&] { x.data_ptr(); });
+    note([&] { x.sizes(); });
+  }};
+  other.join();
+  REQUIRE(errors.size() == 3);
+  for (auto& text : errors)
+    CHECK_THAT(text, Catch::Matchers::ContainsSubstring(
+                       "'somewhere', forward from rank 1 is waited for on a "
+                       "thread of the actors, which must not wait"));
+  CHECK(is_promise(x));
+  source->here->set();
+  CHECK(torch::equal(x, numbers()));
 }

@@ -5,6 +5,7 @@
 #include "runtime/trainable.hpp"
 #include "runtime/verify/call_record.hpp"
 #include "runtime/verify/step_comparison.hpp"
+#include "runtime/verify/verify.hpp"
 #include "tests/support/torch_verify_jobs.hpp"
 
 #include <nlohmann/json.hpp>
@@ -471,6 +472,31 @@ TEST_CASE("A finding reads well", "[runtime][verify]") {
   CHECK(json["first"]["kind"] == "result");
   CHECK(json["first"]["difference"].is_null());
   CHECK_THAT(to_text(all), ContainsSubstring("different: 1 difference in 2"));
+  all.steps = 9;
+  all.recorded = 5;
+  all.replayed = 3;
+  all.fell_back = 1;
+  CHECK_THAT(to_text(all),
+             ContainsSubstring("in 9 steps (5 recorded, 3 replayed, 1 departed "
+                               "from the record); the first"));
+}
+
+TEST_CASE("As many steps are verified as replay takes", "[runtime][verify]") {
+  train_config config;
+  auto& x = config.smp;
+  CHECK(steps_to_verify(config) == 3);
+  x.static_mode = true;
+  CHECK(steps_to_verify(config) == 8);
+  x.static_steps = 1;
+  CHECK(steps_to_verify(config) == 4);
+  x.fast_mode = true; // up to three steps learn first
+  CHECK(steps_to_verify(config) == 7);
+  x.deterministic_server = true;
+  CHECK(steps_to_verify(config) == 4);
+  config = {};
+  config.smp.static_mode = true;
+  config.model.type = "torchscript"; // is compiled first
+  CHECK(steps_to_verify(config) == 11);
 }
 
 // -- no false alarm -----------------------------------------------------------

@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "transport/refuse_waits.hpp"
 #include "transport/wait.hpp"
 
 #include <atomic>
@@ -135,4 +136,32 @@ TEST_CASE("a scoped waiter serves its thread only and ends with its scope",
   x->set();
   waiter::current().wait(x, {"x", {}});
   CHECK(outer.calls == 2);
+}
+
+TEST_CASE("a thread that must not wait gets an error that names what and where",
+          "[transport][wait]") {
+  auto x = std::make_shared<awaited<int>>();
+  auto ready = std::make_shared<awaited<int>>();
+  ready->set_value(2);
+  failure cause;
+  int value = 0;
+  std::thread other{[&] {
+    refuse_waits("the thread that delivers messages");
+    value = awaited<int>::get(ready, {"what is here", {}});
+    try {
+      awaited<int>::get(x, {"value of 'b'", rank_id{1}});
+    } catch (const error& e) {
+      cause = e.cause();
+    }
+  }};
+  other.join();
+  CHECK(value == 2);
+  CHECK(cause.code == error_code::unsupported);
+  CHECK(cause.text
+        == "value of 'b' from rank 1 is waited for on the thread that delivers "
+           "messages, which must not wait: use it on a thread of your own");
+  // Nobody else is concerned.
+  std::thread sets{[&] { x->set_value(3); }};
+  CHECK(awaited<int>::get(x, {"value of 'b'", rank_id{1}}) == 3);
+  sets.join();
 }

@@ -1,5 +1,7 @@
 #include "transport/wait.hpp"
 
+#include "transport/refuse_waits.hpp"
+
 #include <atomic>
 #include <condition_variable>
 #include <utility>
@@ -73,11 +75,24 @@ completion_ptr all_of(const std::vector<completion_ptr>& xs) {
 
 namespace {
 
+/// What the calling thread is, if it must not wait.
+thread_local const char* busy_thread = nullptr;
+
+[[noreturn]] void refuse(const wait_reason& why) {
+  auto from = why.from ? " from rank " + std::to_string(why.from->value)
+                       : std::string{};
+  throw error{error_code::unsupported,
+              why.what + from + " is waited for on " + busy_thread
+                + ", which must not wait: use it on a thread of your own"};
+}
+
 /// Blocks the thread. A condition and not `std::binary_semaphore`: that of
 /// GCC 12 can sleep for ever (libstdc++ bug 104928).
 class plain_waiter : public waiter {
 public:
-  void wait(const completion_ptr& x, const wait_reason&) override {
+  void wait(const completion_ptr& x, const wait_reason& why) override {
+    if (busy_thread != nullptr && !x->done())
+      refuse(why);
     // Shared with the callback, which may still unlock when we are gone.
     struct gate {
       std::mutex mutex;
@@ -106,6 +121,10 @@ thread_local waiter* installed = nullptr;
 waiter& waiter::current() {
   thread_local plain_waiter plain;
   return installed != nullptr ? *installed : plain;
+}
+
+void refuse_waits(const char* thread) noexcept {
+  busy_thread = thread;
 }
 
 // -- scoped_waiter ------------------------------------------------------------

@@ -77,7 +77,10 @@ void add_run_options(CLI::App& app, raw_options& x) {
 }
 
 void add_verify_options(CLI::App& app, verify_command& x) {
-  app.add_option("--steps", x.steps, "Steps to compare; default: 3")
+  app
+    .add_option("--steps", x.steps,
+                "Steps to compare; default: 3, with smp.static_mode 3 that are "
+                "replayed")
     ->type_name("N")
     ->check(CLI::Range(1, 1000000));
   app.add_option("--json", x.json, "Write the result to FILE, for tools")

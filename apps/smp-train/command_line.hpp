@@ -31,7 +31,7 @@ struct schedule_command {
 
 /// Options of the command `verify`.
 struct verify_command {
-  uint64_t steps = 3;
+  std::optional<uint64_t> steps;
   /// Where the result goes; empty: it is only printed.
   std::string json;
 };

@@ -55,10 +55,24 @@ int exit_code_of(error_code x) {
   }
 }
 
-/// @returns true if our own launcher watches this process
-bool supervised() {
+/// @returns true if another process tells `x`, once for all ranks
+bool told_by_others(error_code x) {
+  if (x != error_code::rank_down && x != error_code::stalled)
+    return false; // also a bad environment
   auto environment = read_rank_environment();
-  return environment && environment->supervised;
+  if (!environment)
+    return false;
+  // Our launcher tells how a rank died, rank 0 how all are stalled.
+  return x == error_code::rank_down
+           ? environment->supervised
+           : !environment->supervised && environment->rank > 0;
+}
+
+/// Prints what ends this process, once: whoever comes first.
+void tell(const std::string& x) {
+  static std::atomic<bool> told = false;
+  if (!told.exchange(true))
+    fmt::print(stderr, "smp-train: {}\n", x);
 }
 
 // -- interrupt ----------------------------------------------------------------
@@ -89,7 +103,8 @@ void end_in_time(const std::string& text) {
     return;
   std::thread{[text] {
     std::this_thread::sleep_for(std::chrono::seconds{2});
-    fmt::print(stderr, "smp-train: {}\n", text);
+    if (!told_by_others(error_code::stalled))
+      tell(text);
     std::_Exit(exit_stalled);
   }}.detach();
 }
@@ -278,12 +293,11 @@ int main(int argc, char** argv) {
     smp::prepare_process(argc, argv);
     return smp::app::run(argc, argv);
   } catch (const smp::error& e) {
-    // Our launcher tells how a rank died, once for all.
-    if (e.code() != smp::error_code::rank_down || !smp::app::supervised())
-      fmt::print(stderr, "smp-train: {}\n", e.what());
+    if (!smp::app::told_by_others(e.code()))
+      smp::app::tell(e.what());
     return smp::app::exit_code_of(e.code());
   } catch (const std::exception& e) {
-    fmt::print(stderr, "smp-train: {}\n", e.what());
+    smp::app::tell(e.what());
     return smp::app::exit_rank_failed;
   }
 }

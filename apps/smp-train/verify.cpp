@@ -47,7 +47,7 @@ verify_end verify(session& s, const command_line& cmd,
   if (shows)
     print_head(s, cmd, config, run_dir);
   verify_options options;
-  options.steps = cmd.verify.steps;
+  options.steps = cmd.verify.steps.value_or(steps_to_verify(config));
   if (shows)
     options.on_step = print_step;
   auto result = smp::verify(s, config, run_dir, listener, stop, options);

@@ -53,6 +53,17 @@ std::string count_text(uint64_t n, const char* one, const char* many) {
   return fmt::format("{} {}", n, n == 1 ? one : many);
 }
 
+/// @returns "8 steps (5 recorded, 3 replayed)"
+std::string steps_text(const verify_summary& x) {
+  auto result = count_text(x.steps, "step", "steps");
+  if (x.dynamic() == x.steps)
+    return result;
+  result += fmt::format(" ({} recorded, {} replayed", x.recorded, x.replayed);
+  if (x.fell_back > 0)
+    result += fmt::format(", {} departed from the record", x.fell_back);
+  return result + ')';
+}
+
 } // namespace
 
 const char* to_string(finding_kind x) {
@@ -132,6 +143,10 @@ std::string to_json(const verify_summary& x) {
   json result = {
     {"equal", x.equal()},
     {"steps", x.steps},
+    {"dynamic", x.dynamic()},
+    {"recorded", x.recorded},
+    {"replayed", x.replayed},
+    {"fell_back", x.fell_back},
     {"ranks", x.ranks},
     {"microbatches", x.microbatches},
     {"modules", x.modules},
@@ -155,11 +170,9 @@ std::string to_text(const verify_summary& x) {
   if (!x.equal())
     return fmt::format("different: {} in {}; the first: {}",
                        count_text(x.differences, "difference", "differences"),
-                       count_text(x.steps, "step", "steps"),
-                       to_text(x.findings.front()));
+                       steps_text(x), to_text(x.findings.front()));
   auto result = fmt::format(
-    "equal: {}, {} of {}, {}, {}, {}, {}",
-    count_text(x.steps, "step", "steps"),
+    "equal: {}, {} of {}, {}, {}, {}, {}", steps_text(x),
     count_text(x.calls, "call", "calls"),
     count_text(x.modules, "module", "modules"),
     count_text(x.losses.compared, "loss", "losses"),

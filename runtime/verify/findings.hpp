@@ -64,6 +64,9 @@ struct tally {
 /// The result of a whole comparison.
 struct verify_summary {
   uint64_t steps = 0;
+  /// Of them: that were recorded, that replayed a record, and that began to and
+  /// went on without; the others are dynamic (docs/static_mode.md).
+  uint64_t recorded = 0, replayed = 0, fell_back = 0;
   uint64_t ranks = 0;
   uint64_t microbatches = 0; // per step
   uint64_t modules = 0;      // whose calls were seen
@@ -80,6 +83,10 @@ struct verify_summary {
 
   bool equal() const noexcept {
     return differences == 0;
+  }
+
+  uint64_t dynamic() const noexcept {
+    return steps - recorded - replayed - fell_back;
   }
 
   void add(finding x);

@@ -1,5 +1,6 @@
 #include "runtime/verify/verify.hpp"
 
+#include "actors/record_book.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/model_state.hpp"
 #include "runtime/released.hpp"
@@ -93,6 +94,9 @@ public:
       compare(x, std::move(record));
     share_differences();
     summary_.steps = x.step;
+    summary_.recorded += x.static_mode == "record";
+    summary_.replayed += x.static_mode == "replay";
+    summary_.fell_back += x.static_mode == "fallback";
     next_.on_step(x);
   }
 
@@ -275,6 +279,17 @@ private:
 };
 
 } // namespace
+
+uint64_t steps_to_verify(const train_config& config) {
+  constexpr uint64_t enough = 3;
+  auto& x = config.smp;
+  if (x.deterministic_server) // records one step
+    return 1 + enough;
+  if (!x.static_mode)
+    return enough;
+  auto learns = x.fast_mode || config.model.type == "torchscript";
+  return x.static_steps + (learns ? record_book::max_learnt : 0) + enough;
+}
 
 verify_summary verify(session& s, const train_config& config,
                       const std::string& run_dir, train_listener& listener,

@@ -22,6 +22,10 @@ struct verify_step {
   uint64_t differences = 0; // in this step
 };
 
+/// @returns how many steps show all that the job does: 3, and where steps are
+/// replayed (docs/static_mode.md) 3 of those
+uint64_t steps_to_verify(const train_config& config);
+
 struct verify_options {
   uint64_t steps = 3;
   /// Called on rank 0 after each step.

@@ -1,6 +1,7 @@
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include "transport/block_pool.hpp"
+#include "transport/refuse_waits.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -207,6 +208,7 @@ struct loopback_network::impl {
   }
 
   void deliver_all() {
+    refuse_waits("the thread that delivers messages");
     std::unique_lock guard{mutex};
     while (!ending) {
       if (auto next = pick())

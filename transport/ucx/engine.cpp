@@ -1,5 +1,7 @@
 #include "transport/ucx/engine.hpp"
 
+#include "transport/refuse_waits.hpp"
+
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -175,6 +177,7 @@ std::string ucx_fabric::engine::transports_to(rank_id x) const {
 void ucx_fabric::engine::run() {
   auto name = "smp-ucx-" + std::to_string(self_.value);
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+  refuse_waits("the thread that delivers messages");
   // Where all cores compute, a message else waits 1.5 ms for its turn instead
   // of 30 us. Not allowed to everyone; then it stays as it is.
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), -10);
