@@ -257,6 +257,11 @@ void server_core::turns_moved() {
   pump();
 }
 
+void server_core::decided() {
+  --undecided_;
+  pump();
+}
+
 // -- contexts -----------------------------------------------------------------
 
 failure server_core::refusal(const call& x) const {
@@ -310,6 +315,7 @@ void server_core::suspend(context_id ctx, call x) {
         output_.ask(x.owner, request_of(entry_of_context, id.number, x));
       break;
     case call_kind::grant:
+      ++undecided_;
       output_.forward_done({id, entry_of_context.current.microbatch});
       break;
     case call_kind::wait:
@@ -501,7 +507,9 @@ void server_core::pump() {
 }
 
 void server_core::serve_next() {
-  if (executing_)
+  // The grant that comes in a moment goes before what else is ready: the
+  // backward phase begins on another rank, which may have nothing to do.
+  if (executing_ || undecided_ > 0)
     return;
   auto i = next_item();
   if (i == ready_.end()) {

@@ -222,6 +222,10 @@ call_result outgoing_call::promise(value args, const prediction& next) {
   write(out, args);
   write(out, table_);
   out.u64(names);
+  // What an earlier call's caller fetched comes with the answer.
+  auto push = next.fetched && *next.fetched;
+  request->pushed.assign(count, push);
+  out.boolean(push);
   write(out, next.result);
   out.u32(static_cast<uint32_t>(count));
   for (auto& x : next.tensors) {
@@ -238,7 +242,8 @@ call_result outgoing_call::promise(value args, const prediction& next) {
     auto& what = next.tensors[i];
     tensors.push_back(make_promise(
       std::make_shared<promised_value>(*ex_.eng, request,
-                                       static_cast<uint32_t>(i), id, what),
+                                       static_cast<uint32_t>(i), id, what,
+                                       next.fetched),
       what.dtype));
     ex_.promises.emplace_back(tensors.back().getIntrusivePtr());
     if (what.requires_grad)
@@ -269,6 +274,7 @@ call_result outgoing_call::promise(value args, const prediction& next) {
                  }
                  request->reaches = read_positions(in);
                  in.expect_end();
+                 request->take_contents(x);
                });
   return {next.result, {}, unpacker{std::move(tensors)}};
 }
@@ -296,6 +302,7 @@ void outgoing_call::remember(const std::string& kind, bool predictable,
     return book_.remember(kind, {});
   auto next = std::make_shared<prediction>();
   next->result = result;
+  next->fetched = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i)
     next->tensors.push_back({tensors[i].scalar_type(),
                              results[i].requires_grad, tensors[i].dim()});

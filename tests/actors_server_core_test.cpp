@@ -45,6 +45,35 @@ TEST_CASE_METHOD(follower_fixture,
   CHECK(out.take() == lines{"answer 2", "resume c1"});
 }
 
+TEST_CASE_METHOD(leader_fixture,
+                 "what is ready waits until a forward phase got its decision",
+                 "[actors][core]") {
+  enter(1);
+  receive(10, 1, 0, phase::forward, 0);
+  receive(11, 1, 1, phase::forward, 0);
+  call x;
+  x.kind = call_kind::grant;
+  x.what = phase::backward;
+  core.suspend(out.executing, std::move(x));
+  CHECK(out.take() == lines{"run 1", "start c1 mb0", "forward done mb0"});
+  SECTION("its own grant goes first") {
+    core.receive(response{out.waiting.id, {}, {}});
+    CHECK(out.take().empty());
+    core.decided();
+    CHECK(out.take() == lines{"resume c1"});
+  }
+  SECTION("without one others go on") {
+    core.decided();
+    CHECK(out.take() == lines{"start c2 mb1"});
+  }
+  SECTION("a failure does not wait for ever") {
+    core.fail_step({step_id{1}, user_error("boom")});
+    core.decided();
+    CHECK(out.take()
+          == lines{"failed boom", "answer 11 boom", "resume c1 boom"});
+  }
+}
+
 // -- order (R19) --------------------------------------------------------------
 
 namespace {

@@ -26,6 +26,7 @@ struct counted {
   uint64_t waits = 0;
   uint64_t transfers = 0; // tensors that crossed
   uint64_t requests = 0;
+  uint64_t messages = 0; // of any kind
   uint64_t replayed = 0; // ranks
   Tensor loss;
   named_tensors gradients;
@@ -56,7 +57,10 @@ counted count(const virtual_world_options& world, uint64_t ranks, Make make,
     for (int i = 0; i < steps; ++i) {
       for (auto& p : model.local_parameters())
         p.mutable_grad() = Tensor{};
+      auto& fabric = s.internals().fabric();
+      auto before = fabric.stats().messages_sent;
       auto loss = train_step(x.to(torch::kFloat)).reduce_mean();
+      auto messages = fabric.stats().messages_sent - before;
       barrier();
       check_nothing_left(s);
       auto gradients = model.gradients();
@@ -68,6 +72,7 @@ counted count(const virtual_world_options& world, uint64_t ranks, Make make,
       result.waits += stats.waits;
       result.transfers += stats.bytes_sent; // for now
       result.requests += stats.requests;
+      result.messages += messages;
       if (s.rank() == 0) {
         result.loss = loss;
         result.gradients = std::move(gradients);
@@ -211,6 +216,24 @@ TEST_CASE("a chain that alternates between two ranks moves each result once",
   CHECK(fast.waits == 2);
   CHECK(fast.transfers == 14); // n + 1 in each phase
   CHECK(equal(slow, fast));
+}
+
+TEST_CASE("what the caller needs comes with the answer",
+          "[runtime][fast]") {
+  auto make = [] { return chain{std::vector<uint32_t>(6, 1)}; };
+  // The second step calls without waiting and finds out what it needs.
+  auto second = count<chain>(world_of(2, true), 2, make, 2);
+  auto third = count<chain>(world_of(2, true), 2, make, 3);
+  CHECK(second.waits == 2);
+  CHECK(third.waits == 2);
+  CHECK(second.requests == third.requests);
+  CHECK(second.transfers == third.transfers);
+  // Two less: who fetches asks and gets.
+  CHECK(third.messages == second.messages - 2);
+  CHECK(equal(second, third));
+  // As many as there would be if calls waited.
+  CHECK(third.messages
+        == count<chain>(world_of(2, false), 2, make, 3).messages);
 }
 
 TEST_CASE("a replayed chain waits as often as without the record",
