@@ -4,6 +4,7 @@
 #include "tests/support/nothing_left.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <fmt/format.h>
@@ -168,6 +169,24 @@ struct encoder_decoder_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(encoder_decoder, encoder_decoder_impl);
 
+/// One child of a Sequential on each of four ranks.
+struct stages_impl : torch::nn::Module {
+  stages_impl() {
+    for (uint32_t rank = 0; rank < 4; ++rank) {
+      layers->push_back(Linear{width, width});
+      set_partition(*layers->ptr(rank), rank);
+    }
+    register_module("layers", layers);
+  }
+
+  Tensor forward(Tensor x) {
+    return layers->forward(x);
+  }
+
+  torch::nn::Sequential layers;
+};
+TORCH_MODULE_IMPL(stages, stages_impl);
+
 /// x + layer(x) outside of the layer, all on one rank.
 struct residual_impl : torch::nn::Module {
   residual_impl() : here(register_parameter("here", torch::full({1}, 1.5))) {
@@ -215,6 +234,18 @@ TEST_CASE("a chain that alternates between two ranks moves each result once",
   CHECK(slow.transfers == 24);
   CHECK(fast.waits == 2);
   CHECK(fast.transfers == 14); // n + 1 in each phase
+  CHECK(equal(slow, fast));
+}
+
+TEST_CASE("a Sequential over several ranks waits once for each phase",
+          "[runtime][fast]") {
+  auto make = [] { return stages{}; };
+  auto slow = count<stages>(world_of(4, false), 4, make);
+  auto fast = count<stages>(world_of(4, true), 4, make);
+  CHECK(slow.waits == 6);
+  CHECK(slow.transfers == 12);
+  CHECK(fast.waits == 2);
+  CHECK(fast.transfers == 8); // one from rank to rank, the last one to rank 0
   CHECK(equal(slow, fast));
 }
 
