@@ -54,6 +54,9 @@ promised_value::promised_value(engine& eng, promised_request_ptr from,
 }
 
 promised_value::~promised_value() {
+  // It came for nothing.
+  if (fetched_ && !content_ && request_->pushed.at(output_))
+    *fetched_ = false;
   auto eng = engine_.lock();
   if (!eng || eng->step().value != id_.generation)
     return;

@@ -40,7 +40,8 @@ struct prediction {
   /// A tensor or a tuple of tensors.
   value result;
   std::vector<tensor> tensors;
-  /// The caller fetched results of such a call, or null if nobody notes it.
+  /// The caller of the last such call took its results, or null if nobody
+  /// notes it.
   std::shared_ptr<std::atomic<bool>> fetched = {};
 };
 

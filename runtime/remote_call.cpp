@@ -241,7 +241,7 @@ call_result outgoing_call::promise(value args, const prediction& next) {
   write(out, args);
   write(out, table_);
   out.u64(names);
-  // What an earlier call's caller fetched comes with the answer.
+  // What the caller took the last time comes with the answer.
   auto push = next.fetched && *next.fetched;
   request->pushed.assign(count, push);
   out.boolean(push);
