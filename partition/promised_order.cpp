@@ -45,9 +45,8 @@ pipeline_program promised_program(const pipeline_program& x) {
 service_place promised_place_of(const pipeline_program& x, uint32_t device,
                                 uint64_t microbatches) {
   auto result = place_of(x, device, microbatches);
-  auto& end = x.chain.back();
-  if (end.device == device && end.forward == 0)
-    result.chunk_of.back() = no_chunk;
+  if (x.chain.size() > 1 && x.chain.back().device == device)
+    result.chunk_of.back() = turn_chunk;
   return result;
 }
 
@@ -55,7 +54,7 @@ service_order sequence_order(service_place x, uint64_t warm_up) {
   auto chunk_at = stretch_finder{std::move(x.chunk_of)};
   auto position = [=](const ready_key& k) {
     auto found = chunk_at(k);
-    if (found == no_chunk)
+    if (found == turn_chunk)
       return std::tuple{uint64_t{0}, k.arrival};
     auto forward = k.what == phase::forward;
     uint64_t chunk = found;
@@ -84,7 +83,7 @@ service_order make_promised_order(std::string_view name, service_place x) {
   }
   auto chunk_at = stretch_finder{std::move(x.chunk_of)};
   return [=](const ready_key& a, const ready_key& b) {
-    auto first = [&](auto& k) { return chunk_at(k) == no_chunk; };
+    auto first = [&](auto& k) { return chunk_at(k) == turn_chunk; };
     return first(a) != first(b) ? first(a) : backward_first(a, b);
   };
 }

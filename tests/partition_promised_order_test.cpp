@@ -55,6 +55,26 @@ std::string sequence_of(const service_order& order, uint64_t microbatches) {
 
 } // namespace
 
+TEST_CASE("a head on the first rank keeps it busy all the time",
+          "[partition][promised]") {
+  // A GPT on two ranks: the last norm, the head and the loss stay on rank 0,
+  // which so has the most to do. It starts first and ends last.
+  pipeline_program program;
+  program.devices = 2;
+  program.chain = {{0, 6.8, 13.6, 1, false}, {1, 6, 12, 1, false},
+                   {0, 0.6, 1.2, 1, false}};
+  program.hop_seconds = 0.1;
+  check_options options;
+  options.microbatches = 8;
+  for (uint32_t i = 0; i < 2; ++i)
+    options.orders.push_back(
+      make_promised_order("1f1b", promised_place_of(program, i, 8)));
+  auto policy
+    = make_schedule("1f1b", 8, default_active_microbatches("1f1b", 8, 2));
+  auto report = check_schedule(program, *policy, options);
+  CHECK(report.makespan == Catch::Approx(report.busy[0]).margin(1));
+}
+
 TEST_CASE("only the last return is left where calls do not wait",
           "[partition][promised]") {
   auto program = promised_program(stages_with_returns(3, 1));
@@ -63,7 +83,7 @@ TEST_CASE("only the last return is left where calls do not wait",
     devices += std::to_string(x.device);
   CHECK(devices == "0120");
   CHECK(promised_place_of(program, 0, 8).chunk_of
-        == std::vector<uint32_t>{0, no_chunk});
+        == std::vector<uint32_t>{0, turn_chunk});
   CHECK(promised_place_of(program, 2, 8).chunk_of == std::vector<uint32_t>{0});
   // A model that was not measured.
   pipeline_program unknown;
@@ -82,8 +102,11 @@ TEST_CASE("the last rank is one forward stretch ahead of its backward ones",
   CHECK(sequence_of(order(1), 4) == "F0 F1 F2 B0 F3 B1 B2 B3");
 }
 
-TEST_CASE("what runs no module goes first", "[partition][promised]") {
-  auto program = promised_program(stages_with_returns(3, 1));
+TEST_CASE("who turns around goes first", "[partition][promised]") {
+  auto returns = stages_with_returns(3, 1);
+  // As the head of a language model that stays with its caller.
+  returns.chain.back().forward = GENERATE(0.0, 0.5);
+  auto program = promised_program(returns);
   for (auto name : {"simple", "interleaved", "1f1b", "list"}) {
     auto order = make_promised_order(name, promised_place_of(program, 0, 4));
     ready_key start{phase::forward, microbatch_id{0}, 1, 0};
