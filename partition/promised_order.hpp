@@ -9,9 +9,9 @@
 
 namespace smp {
 
-/// In `service_place::chunk_of`: the stretch in which a microbatch turns around.
-/// Its body takes the last result of another device and computes the loss;
-/// later it begins the backward phase.
+/// In `service_place::chunk_of`: where a microbatch turns around. Its body takes
+/// the last result of another device and computes the loss; later it begins the
+/// backward phase.
 inline constexpr uint32_t turn_chunk = std::numeric_limits<uint32_t>::max();
 
 /// @returns `x` without the works that only take a result from one device to
