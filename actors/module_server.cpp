@@ -76,8 +76,8 @@ void module_server_state::forward_done(const smp::forward_done& x) {
   config.node.board->note();
   // It sends grants before it replies. If it died, nothing is granted.
   self->request(scheduler, caf::infinite, x)
-    .then([this] { core->decided(); },
-          [this](const caf::error&) { core->decided(); });
+    .then([this, id = x.id] { core->decided(id); },
+          [this, id = x.id](const caf::error&) { core->decided(id); });
 }
 
 void module_server_state::run(const scheduled_step& x) {

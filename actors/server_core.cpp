@@ -257,8 +257,8 @@ void server_core::turns_moved() {
   pump();
 }
 
-void server_core::decided() {
-  --undecided_;
+void server_core::decided(request_id x) {
+  undecided_.erase(x);
   pump();
 }
 
@@ -315,7 +315,10 @@ void server_core::suspend(context_id ctx, call x) {
         output_.ask(x.owner, request_of(entry_of_context, id.number, x));
       break;
     case call_kind::grant:
-      ++undecided_;
+      // What it called goes on elsewhere without it: ranks may have nothing to
+      // do until its backward phase begins.
+      if (!entry_of_context.promises.empty())
+        undecided_.insert(id);
       output_.forward_done({id, entry_of_context.current.microbatch});
       break;
     case call_kind::wait:
@@ -507,9 +510,7 @@ void server_core::pump() {
 }
 
 void server_core::serve_next() {
-  // The grant that comes in a moment goes before what else is ready: the
-  // backward phase begins on another rank, which may have nothing to do.
-  if (executing_ || undecided_ > 0)
+  if (executing_ || !undecided_.empty())
     return;
   auto i = next_item();
   if (i == ready_.end()) {

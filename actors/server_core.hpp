@@ -167,8 +167,8 @@ public:
   /// Requests that are held may have their turn now.
   void turns_moved();
 
-  /// The SCHEDULER heard of the end of a forward phase; a grant came before.
-  void decided();
+  /// The SCHEDULER heard of `forward_done` with this id; a grant came before.
+  void decided(request_id x);
 
   // -- contexts ---------------------------------------------------------------
   // What a context that was lost sends late is ignored, not an error.
@@ -382,8 +382,8 @@ private:
   bool open_ = false;
   bool busy_ = false; // as `activity` told
   bool closing_ = false;
-  /// Ends of forward phases of which the SCHEDULER did not hear yet.
-  uint64_t undecided_ = 0;
+  /// Who ended its forward phase, and must hear first what the SCHEDULER says.
+  std::set<request_id> undecided_;
   failure failed_;                    // of the current step
   std::optional<step_report> report_; // over, but contexts still unwind
   std::vector<bool> ended_;           // by microbatch
