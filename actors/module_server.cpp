@@ -74,7 +74,10 @@ void module_server_state::answer(recorded_response x) {
 
 void module_server_state::forward_done(const smp::forward_done& x) {
   config.node.board->note();
-  self->send(scheduler, x);
+  // It sends grants before it replies. If it died, nothing is granted.
+  self->request(scheduler, caf::infinite, x)
+    .then([this, id = x.id] { core->decided(id); },
+          [this, id = x.id](const caf::error&) { core->decided(id); });
 }
 
 void module_server_state::run(const scheduled_step& x) {

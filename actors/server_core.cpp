@@ -257,6 +257,11 @@ void server_core::turns_moved() {
   pump();
 }
 
+void server_core::decided(request_id x) {
+  undecided_.erase(x);
+  pump();
+}
+
 // -- contexts -----------------------------------------------------------------
 
 failure server_core::refusal(const call& x) const {
@@ -310,6 +315,10 @@ void server_core::suspend(context_id ctx, call x) {
         output_.ask(x.owner, request_of(entry_of_context, id.number, x));
       break;
     case call_kind::grant:
+      // What it called goes on elsewhere without it: ranks may have nothing to
+      // do until its backward phase begins.
+      if (!entry_of_context.promises.empty())
+        undecided_.insert(id);
       output_.forward_done({id, entry_of_context.current.microbatch});
       break;
     case call_kind::wait:
@@ -501,7 +510,7 @@ void server_core::pump() {
 }
 
 void server_core::serve_next() {
-  if (executing_)
+  if (executing_ || !undecided_.empty())
     return;
   auto i = next_item();
   if (i == ready_.end()) {

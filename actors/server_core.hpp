@@ -46,7 +46,8 @@ public:
 
   virtual void answer(recorded_response x) = 0;
 
-  /// A microbatch waits for its grant: a response of the SCHEDULER.
+  /// A microbatch waits for its grant: a response of the SCHEDULER. When that
+  /// decided whether anything starts, it leads to `decided`.
   virtual void forward_done(const smp::forward_done& x) = 0;
 
   /// On pp_rank 0: the step began.
@@ -165,6 +166,9 @@ public:
 
   /// Requests that are held may have their turn now.
   void turns_moved();
+
+  /// The SCHEDULER heard of `forward_done` with this id; a grant came before.
+  void decided(request_id x);
 
   // -- contexts ---------------------------------------------------------------
   // What a context that was lost sends late is ignored, not an error.
@@ -378,6 +382,8 @@ private:
   bool open_ = false;
   bool busy_ = false; // as `activity` told
   bool closing_ = false;
+  /// Who ended its forward phase, and must hear first what the SCHEDULER says.
+  std::set<request_id> undecided_;
   failure failed_;                    // of the current step
   std::optional<step_report> report_; // over, but contexts still unwind
   std::vector<bool> ended_;           // by microbatch

@@ -147,11 +147,6 @@ void server_core::receive(recorded_response x) {
 // -- order --------------------------------------------------------------------
 
 server_core::ready_list::iterator server_core::next_item() {
-  auto less = [this](auto& x, auto& y) {
-    if (following() && x.after_wait != y.after_wait)
-      return x.after_wait;
-    return order_(x.key, y.key);
-  };
   auto may_run = [this](auto& x) {
     if (!following() || x.after_wait)
       return true;
@@ -160,7 +155,8 @@ server_core::ready_list::iterator server_core::next_item() {
   };
   auto result = ready_.end();
   for (auto i = ready_.begin(); i != ready_.end(); ++i)
-    if (may_run(*i) && (result == ready_.end() || less(*i, *result)))
+    if (may_run(*i)
+        && (result == ready_.end() || order_(i->key, result->key)))
       result = i;
   return result;
 }

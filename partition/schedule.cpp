@@ -1,5 +1,6 @@
 #include "partition/schedule.hpp"
 
+#include "partition/promised_order.hpp"
 #include "transport/error.hpp"
 
 #include <algorithm>
@@ -271,28 +272,10 @@ bool arrival_order(const ready_key& x, const ready_key& y) {
 }
 
 service_order interleaved_order(service_place x) {
-  if (x.chunk_of.empty())
-    x.chunk_of.push_back(0);
   // Forward stretches before the first backward one, if nothing is late.
   auto warm_up = 2 * uint64_t{x.devices - x.device - 1}
                  + uint64_t{x.chunks - 1} * x.devices;
-  auto position = [x = std::move(x), warm_up](const ready_key& k) {
-    auto forward = k.what == phase::forward;
-    auto last = x.chunk_of.size() - 1;
-    auto stretch = std::min<uint64_t>(k.stretch, last);
-    uint64_t chunk = x.chunk_of[forward ? stretch : last - stretch];
-    if (!forward)
-      chunk = x.chunks - 1 - std::min<uint64_t>(chunk, x.chunks - 1);
-    auto begin = k.microbatch.value / x.devices * x.devices;
-    // The last group may be smaller.
-    auto size = std::min<uint64_t>(x.devices,
-                                   std::max(x.microbatches, begin + 1) - begin);
-    auto rank = begin * x.chunks + chunk * size + (k.microbatch.value - begin);
-    return std::tuple{2 * rank + (forward ? 0 : 2 * warm_up + 1), k.arrival};
-  };
-  return [position](const ready_key& a, const ready_key& b) {
-    return position(a) < position(b);
-  };
+  return sequence_order(std::move(x), warm_up);
 }
 
 service_order make_service_order(std::string_view name, service_place x) {

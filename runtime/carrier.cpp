@@ -167,6 +167,7 @@ void carrier::wait(const completion_ptr& x, const wait_reason& why) {
   if (!x->done()) {
     call c;
     c.kind = call_kind::wait;
+    c.what = in_backward ? phase::backward : phase::forward;
     c.done = x;
     c.why = why;
     park(std::move(c));

@@ -5,6 +5,7 @@
 #include "actors/record_book.hpp"
 #include "actors/user_schedule.hpp"
 #include "partition/checker.hpp"
+#include "partition/promised_order.hpp"
 #include "partition/timeline.hpp"
 #include "runtime/carrier.hpp"
 #include "runtime/fault.hpp"
@@ -213,24 +214,30 @@ service_order engine::new_order(uint64_t microbatches,
                       {}};
   if (pp_rank < chunk_of_.size())
     place.chunk_of = chunk_of_[pp_rank];
-  return make_service_order(config_.pipeline, std::move(place));
+  return promises_->on() ? make_promised_order(config_.pipeline, place)
+                         : make_service_order(config_.pipeline, place);
 }
 
-schedule_report engine::play_schedule(const pipeline_program& program,
+schedule_report engine::play_schedule(const pipeline_program& x,
                                       uint64_t microbatches,
                                       bool timeline) const {
+  auto promised = promises_->on();
+  auto program = promised ? promised_program(x) : x;
   check_options options;
   options.microbatches = microbatches;
   options.active = active(microbatches);
   options.timeline = timeline;
   for (uint32_t i = 0; i < program.devices; ++i)
-    options.orders.push_back(make_service_order(
-      config_.pipeline, place_of(program, i, microbatches)));
+    options.orders.push_back(
+      promised ? make_promised_order(
+        config_.pipeline, promised_place_of(program, i, microbatches))
+               : make_service_order(config_.pipeline,
+                                    place_of(program, i, microbatches)));
   schedule_ptr policy;
   if (user_schedule_) {
-    auto x = *user_schedule_;
-    x.partitions = program.devices;
-    policy = rehearse(*host_, x, microbatches);
+    auto user = *user_schedule_;
+    user.partitions = program.devices;
+    policy = rehearse(*host_, user, microbatches);
   } else {
     policy = new_schedule(microbatches);
   }
@@ -257,8 +264,13 @@ void engine::check_schedule(uint64_t microbatches) {
     out.u8(static_cast<uint8_t>(refused.code));
     out.string(refused.text);
     // Each rank's order of service needs its chunks.
+    auto promised = promises_->on();
+    auto program = promised ? promised_program(model_->program())
+                            : model_->program();
     for (uint32_t i = 0; i < pipeline_.size(); ++i) {
-      auto chunks = place_of(model_->program(), i, microbatches).chunk_of;
+      auto chunks = (promised ? promised_place_of(program, i, microbatches)
+                              : place_of(program, i, microbatches))
+                      .chunk_of;
       out.u32(static_cast<uint32_t>(chunks.size()));
       for (auto x : chunks)
         out.u32(x);

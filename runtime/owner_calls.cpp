@@ -179,6 +179,7 @@ private:
 
   void read_expected(byte_reader& in) {
     names_ = in.u64("names of results");
+    push_ = in.boolean("push results");
     expected_.result = read_value(in);
     expected_.tensors.resize(in.count(2, "expected results"));
     for (auto& x : expected_.tensors) {
@@ -315,6 +316,7 @@ private:
     auto saved = std::make_shared<saved_call>();
     saved->leaves = arguments.leaves;
     saved->module = ex_.module_path;
+    payload body;
     byte_writer w;
     w.u32(static_cast<uint32_t>(out.tensors().size()));
     for (size_t i = 0; i < out.tensors().size(); ++i) {
@@ -325,12 +327,12 @@ private:
         w.i64(size);
       object_id id{eng_.self(), names_ + i,
                    static_cast<uint32_t>(req_.step.value)};
-      eng_.objects().put(id, req_.microbatch,
-                         st_.shares_state(x) ? x.detach().clone()
-                                             : x.detach());
+      auto held = st_.shares_state(x) ? x.detach().clone() : x.detach();
+      if (push_)
+        body.tensors.push_back(to_tensor_ref(held, false));
+      eng_.objects().put(id, req_.microbatch, std::move(held));
     }
     write_positions(w, reached_arguments(saved->outputs, saved->leaves));
-    payload body;
     body.bytes = w.take();
     keep(std::move(saved));
     return body;
@@ -411,6 +413,7 @@ private:
   model_state& st_;
   bool hold_ = false;
   bool promised_ = false;
+  bool push_ = false; // the results of a promise come with its answer as well
   uint64_t names_ = 0;
   prediction expected_;
 };
@@ -424,9 +427,15 @@ payload run_backward(engine& eng, execution& ex, const request& req,
   auto keep = in.boolean("keep graph");
   auto promised = in.boolean("promised");
   auto table = read_table(in);
-  std::vector<uint32_t> wanted(in.count(4, "wanted gradients"));
-  for (auto& x : wanted)
-    x = in.u32("wanted gradient");
+  struct wanted_gradient {
+    uint32_t argument = 0;
+    bool push = false; // else it stays here under its name
+  };
+  std::vector<wanted_gradient> wanted(in.count(5, "wanted gradients"));
+  for (auto& x : wanted) {
+    x.argument = in.u32("wanted gradient");
+    x.push = in.boolean("push gradient");
+  }
   auto names = in.u64("names of gradients");
   eng.objects().drop(read_ids(in));
   in.expect_end();
@@ -459,9 +468,10 @@ payload run_backward(engine& eng, execution& ex, const request& req,
   payload body;
   wire_table result;
   for (size_t k = 0; k < wanted.size(); ++k) {
-    if (wanted[k] >= saved->leaves.size())
+    auto [argument, push] = wanted[k];
+    if (argument >= saved->leaves.size())
       throw error{error_code::protocol, "a gradient of no argument is wanted"};
-    auto& leaf = saved->leaves[wanted[k]];
+    auto& leaf = saved->leaves[argument];
     auto grad = leaf.defined() ? leaf.grad() : at::Tensor{};
     if (!promised) {
       result.push_back(put_data(body, grad, false));
@@ -470,12 +480,16 @@ payload run_backward(engine& eng, execution& ex, const request& req,
     // Its caller was told that it exists, as far as the graph can tell.
     if (!grad.defined())
       grad = at::zeros_like(leaf);
+    if (push) {
+      body.tensors.push_back(to_tensor_ref(grad, false));
+      continue;
+    }
     object_id name{eng.self(), names + k,
                    static_cast<uint32_t>(req.step.value)};
     eng.objects().put(name, req.microbatch, std::move(grad));
   }
   if (promised)
-    return {};
+    return body;
   byte_writer w;
   write(w, result);
   body.bytes = w.take();

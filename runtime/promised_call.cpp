@@ -8,6 +8,7 @@
 #include "runtime/released.hpp"
 #include "runtime/remote_call.hpp"
 #include "runtime/remote_node.hpp"
+#include "runtime/tensor_bridge.hpp"
 
 #include <algorithm>
 
@@ -23,20 +24,39 @@ void complete_node(const promised_request& x) {
 
 } // namespace
 
-// -- values -------------------------------------------------------------------
+// -- requests and values ------------------------------------------------------
+
+void promised_request::take_contents(const payload& answer) {
+  auto n = std::count(pushed.begin(), pushed.end(), true);
+  if (answer.tensors.size() != static_cast<size_t>(n))
+    throw error{error_code::protocol,
+                "answer of '" + name + "': "
+                  + std::to_string(answer.tensors.size())
+                  + " results instead of " + std::to_string(n)};
+  contents.resize(pushed.size());
+  auto next = answer.tensors.begin();
+  for (size_t i = 0; i < pushed.size(); ++i)
+    if (pushed[i])
+      contents[i] = to_tensor(*next++);
+}
 
 promised_value::promised_value(engine& eng, promised_request_ptr from,
                                uint32_t output, object_id id,
-                               prediction::tensor what)
+                               prediction::tensor what,
+                               std::shared_ptr<std::atomic<bool>> fetched)
   : engine_(eng.weak_from_this()),
     request_(std::move(from)),
     output_(output),
     id_(id),
-    what_(what) {
+    what_(what),
+    fetched_(std::move(fetched)) {
   told_.insert(id.owner);
 }
 
 promised_value::~promised_value() {
+  // It came for nothing.
+  if (fetched_ && !content_ && request_->pushed.at(output_))
+    *fetched_ = false;
   auto eng = engine_.lock();
   if (!eng || eng->step().value != id_.generation)
     return;
@@ -66,6 +86,10 @@ completion_ptr promised_value::content() {
                 "a result is read after the end of its step"});
     return late;
   }
+  if (fetched_)
+    *fetched_ = true;
+  if (request_->pushed.at(output_))
+    return content_ = request_;
   // The answer as well: then the end of the phase need not wait for it.
   content_ = all_of({eng->objects().want(id_), request_});
   return content_;
@@ -73,7 +97,11 @@ completion_ptr promised_value::content() {
 
 at::Tensor promised_value::take() {
   auto eng = engine_.lock();
-  auto result = eng ? eng->objects().take(id_) : at::Tensor{};
+  at::Tensor result;
+  if (request_->pushed.at(output_))
+    result = std::exchange(request_->contents.at(output_), {});
+  else if (eng)
+    result = eng->objects().take(id_);
   if (!result.defined())
     throw error{failure{error_code::internal, no_rank, request_->name,
                         "a fetched result is gone"}};

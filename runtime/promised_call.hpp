@@ -11,6 +11,7 @@
 
 #include <torch/csrc/autograd/function.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -40,6 +41,9 @@ struct prediction {
   /// A tensor or a tuple of tensors.
   value result;
   std::vector<tensor> tensors;
+  /// The caller of the last such call took its results, or null if nobody
+  /// notes it.
+  std::shared_ptr<std::atomic<bool>> fetched = {};
 };
 
 class promised_value;
@@ -58,6 +62,17 @@ public:
   std::vector<std::vector<int64_t>> sizes;
   std::vector<std::vector<uint32_t>> reaches;
 
+  /// By output: its content comes with the answer, as the caller needs it
+  /// anyway: a fetch would be two messages more.
+  std::vector<bool> pushed;
+
+  /// By output, once done: what came with the answer.
+  std::vector<at::Tensor> contents;
+
+  /// Takes what the answer brought. @throws error (protocol) if that is not
+  /// what was asked for
+  void take_contents(const payload& answer);
+
   /// Until done: what the request names must not be let go.
   std::vector<std::shared_ptr<promised_value>> arguments;
 
@@ -70,8 +85,10 @@ using promised_request_ptr = std::shared_ptr<promised_request>;
 /// One result of a promised request, or one gradient.
 class promised_value : public promise_source {
 public:
+  /// @param fetched see `prediction`
   promised_value(engine& eng, promised_request_ptr from, uint32_t output,
-                 object_id id, prediction::tensor what);
+                 object_id id, prediction::tensor what,
+                 std::shared_ptr<std::atomic<bool>> fetched = {});
 
   /// Tells the ranks that heard of the result that it can go.
   ~promised_value() override;
@@ -113,6 +130,7 @@ private:
   uint32_t output_;
   object_id id_;
   prediction::tensor what_;
+  std::shared_ptr<std::atomic<bool>> fetched_;
   std::mutex mutex_;
   completion_ptr content_;
   std::set<rank_id> told_;

@@ -41,6 +41,25 @@ void write_back(const at::Tensor& argument, const at::Tensor& content,
   argument.copy_(content);
 }
 
+/// Tells whether a result is a tensor or a tuple of tensors.
+bool only_tensors(const value& x, wire_op op) {
+  auto is_tensor = [](auto& y) { return y.kind() == value_kind::tensor; };
+  auto* tuple = x.get_if<tuple_value>();
+  if (op != wire_op::range)
+    return tuple ? std::all_of(tuple->items.begin(), tuple->items.end(),
+                               is_tensor)
+                 : is_tensor(x);
+  // What a Sequential carries has its type before it; 0 is a tensor, and not
+  // one that may be missing.
+  if (!tuple || tuple->items.size() != 2)
+    return false;
+  auto* type = tuple->items[0].get_if<int64_t>();
+  auto& carried = tuple->items[1];
+  return type
+         && (*type == 0 || carried.get_if<tuple_value>())
+         && only_tensors(carried, wire_op::call);
+}
+
 /// A call on its way to its owner.
 class outgoing_call {
 public:
@@ -222,6 +241,10 @@ call_result outgoing_call::promise(value args, const prediction& next) {
   write(out, args);
   write(out, table_);
   out.u64(names);
+  // What the caller took the last time comes with the answer.
+  auto push = next.fetched && *next.fetched;
+  request->pushed.assign(count, push);
+  out.boolean(push);
   write(out, next.result);
   out.u32(static_cast<uint32_t>(count));
   for (auto& x : next.tensors) {
@@ -238,7 +261,8 @@ call_result outgoing_call::promise(value args, const prediction& next) {
     auto& what = next.tensors[i];
     tensors.push_back(make_promise(
       std::make_shared<promised_value>(*ex_.eng, request,
-                                       static_cast<uint32_t>(i), id, what),
+                                       static_cast<uint32_t>(i), id, what,
+                                       next.fetched),
       what.dtype));
     ex_.promises.emplace_back(tensors.back().getIntrusivePtr());
     if (what.requires_grad)
@@ -269,6 +293,7 @@ call_result outgoing_call::promise(value args, const prediction& next) {
                  }
                  request->reaches = read_positions(in);
                  in.expect_end();
+                 request->take_contents(x);
                });
   return {next.result, {}, unpacker{std::move(tensors)}};
 }
@@ -284,18 +309,11 @@ void outgoing_call::remember(const std::string& kind, bool predictable,
                 && std::all_of(results.begin(), results.end(), [](auto& x) {
                      return x.what == wire_tensor::kind::data;
                    });
-  if (auto* items = result.get_if<tuple_value>())
-    predictable = predictable
-                  && std::all_of(items->items.begin(), items->items.end(),
-                                 [](auto& x) {
-                                   return x.kind() == value_kind::tensor;
-                                 });
-  else
-    predictable = predictable && result.kind() == value_kind::tensor;
-  if (!predictable)
+  if (!predictable || !only_tensors(result, target_.op))
     return book_.remember(kind, {});
   auto next = std::make_shared<prediction>();
   next->result = result;
+  next->fetched = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i)
     next->tensors.push_back({tensors[i].scalar_type(),
                              results[i].requires_grad, tensors[i].dim()});

@@ -108,11 +108,13 @@ remote_call_node::put(const ag::variable_list& grads, bool snapshot) const {
 namespace {
 
 /// @param wanted the arguments whose gradients are asked for
-/// @param names what the owner calls these gradients; 0: it sends them back
+/// @param pushed by wanted argument: its gradient comes with the answer
+/// @param names what the owner calls the other gradients
 std::vector<std::byte> encode_backward(execution& ex,
                                        const remote_call_record& x,
                                        const std::vector<wire_tensor>& table,
                                        const std::vector<size_t>& wanted,
+                                       const std::vector<bool>& pushed,
                                        uint64_t names) {
   byte_writer out;
   out.u8(static_cast<uint8_t>(wire_op::backward));
@@ -123,8 +125,10 @@ std::vector<std::byte> encode_backward(execution& ex,
   out.boolean(!x.waits);
   write(out, table);
   out.u32(static_cast<uint32_t>(wanted.size()));
-  for (auto i : wanted)
-    out.u32(x.arguments[i].position);
+  for (size_t k = 0; k < wanted.size(); ++k) {
+    out.u32(x.arguments[wanted[k]].position);
+    out.boolean(pushed[k]);
+  }
   out.u64(names);
   write_ids(out, ex.eng->promises().take_releases(x.owner));
   return out.take();
@@ -150,7 +154,8 @@ ag::variable_list remote_call_node::wait(execution& ex,
   for (size_t i = 0; i < call_.arguments.size(); ++i)
     if (task_should_compute_output(i))
       wanted.push_back(i);
-  x.body.bytes = encode_backward(ex, call_, x.table, wanted, 0);
+  x.body.bytes = encode_backward(ex, call_, x.table, wanted,
+                                 std::vector<bool>(wanted.size(), true), 0);
   auto c = make_call(call_, std::move(x.body));
   c.needs = std::move(x.needs);
   auto answer = ex.park(std::move(c));
@@ -188,11 +193,21 @@ ag::variable_list remote_call_node::promise(execution& ex,
   for (size_t i = 0; i < call_.arguments.size(); ++i)
     if (reached[i] && task_should_compute_output(i))
       wanted.push_back(i);
+  // Nodes that only hand gradients on would take a promise into the
+  // accumulation of a leaf, under a lock that other microbatches want.
+  for (auto i : wanted) {
+    auto* next = next_edge(i).function.get();
+    request->pushed.push_back(!dynamic_cast<remote_call_node*>(next));
+  }
   auto names = book.next_names(wanted.size());
-  x.body.bytes = encode_backward(ex, call_, x.table, wanted, names);
+  x.body.bytes
+    = encode_backward(ex, call_, x.table, wanted, request->pushed, names);
   auto c = make_call(call_, std::move(x.body));
   c.needs = std::move(x.needs);
-  send_promise(ex, std::move(c), request, [](const payload&) {});
+  send_promise(ex, std::move(c), request,
+               [to = std::weak_ptr{request}](const payload& answer) {
+                 to.lock()->take_contents(answer);
+               });
   ag::variable_list result(call_.arguments.size());
   std::vector<at::Tensor> now;
   for (size_t k = 0; k < wanted.size(); ++k) {
@@ -207,10 +222,7 @@ ag::variable_list remote_call_node::promise(execution& ex,
                          static_cast<int64_t>(sizes.size())});
     auto& grad = result[wanted[k]];
     grad = make_promise(std::move(value), argument.dtype, &sizes);
-    // Nodes that only hand gradients on would take a promise into the
-    // accumulation of a leaf, under a lock that other microbatches want.
-    auto* next = next_edge(wanted[k]).function.get();
-    if (!dynamic_cast<remote_call_node*>(next))
+    if (request->pushed[k])
       now.push_back(grad);
   }
   keep_promises(now);

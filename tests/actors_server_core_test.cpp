@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "actors/request_number.hpp"
 #include "tests/support/server_core_fixture.hpp"
 
 #include <memory>
@@ -43,6 +44,42 @@ TEST_CASE_METHOD(follower_fixture,
   CHECK(out.take() == lines{"start c1 mb0", "ask r2", "start c2 mb0"});
   finish();
   CHECK(out.take() == lines{"answer 2", "resume c1"});
+}
+
+TEST_CASE_METHOD(leader_fixture,
+                 "who sent promises hears the SCHEDULER before others go on",
+                 "[actors][core]") {
+  enter(1);
+  receive(10, 1, 0, phase::forward, 0);
+  receive(11, 1, 1, phase::forward, 0);
+  call promise;
+  promise.kind = call_kind::promise;
+  promise.owner = rank_id{1};
+  promise.number = promise_number(step_id{1}, 1);
+  promise.answer = std::make_shared<awaited<response>>();
+  core.issue(out.executing, std::move(promise));
+  call x;
+  x.kind = call_kind::grant;
+  x.what = phase::backward;
+  core.suspend(out.executing, std::move(x));
+  CHECK(out.take()
+        == lines{"run 1", "start c1 mb0", "ask r1", "forward done mb0"});
+  SECTION("its own grant goes first") {
+    core.receive(response{out.waiting.id, {}, {}});
+    CHECK(out.take().empty());
+    core.decided(out.waiting.id);
+    CHECK(out.take() == lines{"resume c1"});
+  }
+  SECTION("without one others go on") {
+    core.decided(out.waiting.id);
+    CHECK(out.take() == lines{"start c2 mb1"});
+  }
+  SECTION("a failure does not wait for ever") {
+    core.fail_step({step_id{1}, user_error("boom")});
+    core.decided(out.waiting.id);
+    CHECK(out.take()
+          == lines{"failed boom", "answer 11 boom", "resume c1 boom"});
+  }
 }
 
 // -- order (R19) --------------------------------------------------------------

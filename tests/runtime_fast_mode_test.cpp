@@ -4,6 +4,7 @@
 #include "tests/support/nothing_left.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <fmt/format.h>
@@ -26,6 +27,7 @@ struct counted {
   uint64_t waits = 0;
   uint64_t transfers = 0; // tensors that crossed
   uint64_t requests = 0;
+  uint64_t messages = 0; // of any kind
   uint64_t replayed = 0; // ranks
   Tensor loss;
   named_tensors gradients;
@@ -56,7 +58,10 @@ counted count(const virtual_world_options& world, uint64_t ranks, Make make,
     for (int i = 0; i < steps; ++i) {
       for (auto& p : model.local_parameters())
         p.mutable_grad() = Tensor{};
+      auto& fabric = s.internals().fabric();
+      auto before = fabric.stats().messages_sent;
       auto loss = train_step(x.to(torch::kFloat)).reduce_mean();
+      auto messages = fabric.stats().messages_sent - before;
       barrier();
       check_nothing_left(s);
       auto gradients = model.gradients();
@@ -68,6 +73,7 @@ counted count(const virtual_world_options& world, uint64_t ranks, Make make,
       result.waits += stats.waits;
       result.transfers += stats.bytes_sent; // for now
       result.requests += stats.requests;
+      result.messages += messages;
       if (s.rank() == 0) {
         result.loss = loss;
         result.gradients = std::move(gradients);
@@ -163,6 +169,24 @@ struct encoder_decoder_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(encoder_decoder, encoder_decoder_impl);
 
+/// One child of a Sequential on each of four ranks.
+struct stages_impl : torch::nn::Module {
+  stages_impl() {
+    for (uint32_t rank = 0; rank < 4; ++rank) {
+      layers->push_back(Linear{width, width});
+      set_partition(*layers->ptr(rank), rank);
+    }
+    register_module("layers", layers);
+  }
+
+  Tensor forward(Tensor x) {
+    return layers->forward(x);
+  }
+
+  torch::nn::Sequential layers;
+};
+TORCH_MODULE_IMPL(stages, stages_impl);
+
 /// x + layer(x) outside of the layer, all on one rank.
 struct residual_impl : torch::nn::Module {
   residual_impl() : here(register_parameter("here", torch::full({1}, 1.5))) {
@@ -211,6 +235,36 @@ TEST_CASE("a chain that alternates between two ranks moves each result once",
   CHECK(fast.waits == 2);
   CHECK(fast.transfers == 14); // n + 1 in each phase
   CHECK(equal(slow, fast));
+}
+
+TEST_CASE("a Sequential over several ranks waits once for each phase",
+          "[runtime][fast]") {
+  auto make = [] { return stages{}; };
+  auto slow = count<stages>(world_of(4, false), 4, make);
+  auto fast = count<stages>(world_of(4, true), 4, make);
+  CHECK(slow.waits == 6);
+  CHECK(slow.transfers == 12);
+  CHECK(fast.waits == 2);
+  CHECK(fast.transfers == 8); // one from rank to rank, the last one to rank 0
+  CHECK(equal(slow, fast));
+}
+
+TEST_CASE("what the caller needs comes with the answer",
+          "[runtime][fast]") {
+  auto make = [] { return chain{std::vector<uint32_t>(6, 1)}; };
+  // The second step calls without waiting and finds out what it needs.
+  auto second = count<chain>(world_of(2, true), 2, make, 2);
+  auto third = count<chain>(world_of(2, true), 2, make, 3);
+  CHECK(second.waits == 2);
+  CHECK(third.waits == 2);
+  CHECK(second.requests == third.requests);
+  CHECK(second.transfers == third.transfers);
+  // Two less: who fetches asks and gets.
+  CHECK(third.messages == second.messages - 2);
+  CHECK(equal(second, third));
+  // As many as there would be if calls waited.
+  CHECK(third.messages
+        == count<chain>(world_of(2, false), 2, make, 3).messages);
 }
 
 TEST_CASE("a replayed chain waits as often as without the record",

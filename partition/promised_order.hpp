@@ -1,0 +1,42 @@
+#pragma once
+
+// What a pipeline is where calls do not wait (`smp.fast_mode`), and in which
+// order its ranks serve.
+
+#include "partition/program.hpp"
+
+#include <limits>
+
+namespace smp {
+
+/// In `service_place::chunk_of`: where a microbatch turns around. Its body takes
+/// the last result of another device and computes the loss; later it begins the
+/// backward phase.
+inline constexpr uint32_t turn_chunk = std::numeric_limits<uint32_t>::max();
+
+/// @returns `x` without the works that only take a result from one device to
+/// the next, but for the last one: the loss is computed there. Neighbours may
+/// be on one device. Where nobody knows what takes time, `x` itself.
+pipeline_program promised_program(const pipeline_program& x);
+
+/// @param x a `promised_program`
+/// @returns what a service order on `device` wants to know.
+service_place promised_place_of(const pipeline_program& x, uint32_t device,
+                                uint64_t microbatches);
+
+/// As `interleaved_order`, but who turns around goes first of all.
+/// @param warm_up forward stretches before the first backward one
+service_order sequence_order(service_place x, uint64_t warm_up);
+
+/// Where a microbatch does not come back to its caller between two modules,
+/// nothing but the service orders keeps ranks in step. Backward before forward
+/// does not: until the first loss came back from pp_rank 0 the last rank does
+/// forward phases, then all backward phases that wait, while the ranks before
+/// it run dry. Here it does one and one by turns, a forward stretch ahead: that
+/// is what it works on while pp_rank 0 computes the next loss. Who turns around
+/// goes before all else there: the last rank waits for it, and all others then.
+/// @param name `smp.pipeline`; others than 1F1B and the opportunistic rule do
+///        backward phases first
+service_order make_promised_order(std::string_view name, service_place x);
+
+} // namespace smp
