@@ -54,8 +54,8 @@ host_config::host_config() {
   // Messages are read by the thread that received them.
   set("caf.middleman.workers", 0);
   // No time-out of CAF's own: a process that is stopped is a matter of the STALL
-  // MONITOR, and the kernel tells at once when one ends, as all connections are
-  // within one machine.
+  // MONITOR. When one ends, its kernel closes the connection; a machine that is
+  // gone, the fabric finds (UCX's keepalive).
   set("caf.middleman.heartbeat-interval", caf::timespan{0});
   add_thread_hook<waits_refused>();
 }

@@ -6,11 +6,6 @@
 
 namespace smp {
 
-namespace {
-
-
-} // namespace
-
 record_book::record_book(options x) : options_(x) {
   // nop
 }
