@@ -37,6 +37,11 @@ set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1 -fno-omit-frame-pointer")
 if(SMP_SANITIZE)
   add_compile_options(-fsanitize=${SMP_SANITIZE} -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${SMP_SANITIZE})
+  # LibTorch keeps the type information of some of its classes to itself, and
+  # the check of dynamic types wants that of every class it meets.
+  if(SMP_SANITIZE MATCHES "undefined")
+    add_compile_options(-fno-sanitize=vptr)
+  endif()
 endif()
 
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
