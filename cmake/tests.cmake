@@ -142,11 +142,16 @@ endforeach()
 # tests that were found.
 set(environment_file ${CMAKE_BINARY_DIR}/generated/test_environment.cmake)
 list(JOIN programs " " programs)
+set(sanitizer_environment "")
+if(SMP_SANITIZE MATCHES "address")
+  set(sanitizer_environment
+    ";LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/leaks_of_libraries.supp")
+endif()
 file(CONFIGURE OUTPUT ${environment_file} @ONLY CONTENT
 [[foreach(program IN ITEMS @programs@)
   foreach(test IN LISTS ${program}_TESTS)
     set_tests_properties("${test}" PROPERTIES ENVIRONMENT
-      "UCX_MEM_MMAP_HOOK_MODE=none;OMP_WAIT_POLICY=passive;SMP_BIN_DIR=@CMAKE_RUNTIME_OUTPUT_DIRECTORY@;SMP_SOURCE_DIR=@PROJECT_SOURCE_DIR@")
+      "UCX_MEM_MMAP_HOOK_MODE=none;OMP_WAIT_POLICY=passive;SMP_BIN_DIR=@CMAKE_RUNTIME_OUTPUT_DIRECTORY@;SMP_SOURCE_DIR=@PROJECT_SOURCE_DIR@@sanitizer_environment@")
   endforeach()
 endforeach()
 ]])
