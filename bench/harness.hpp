@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -177,6 +178,8 @@ inline record run_program(const scratch& dir, uint64_t ranks,
   launch_options options;
   options.ranks = ranks;
   options.command = std::move(command);
+  // What is compared with begins no session, and ends by itself.
+  options.join_limit = std::chrono::hours{1};
   for (auto& x : args.all())
     options.command.push_back(x);
   if (auto code = launch(options); code != 0)

@@ -137,6 +137,7 @@ int launch(const launch_options& x) {
   supervisor_host::options supervision;
   supervision.world_size = x.ranks;
   supervision.run_id = run_id;
+  supervision.join_limit = x.join_limit;
   supervision.on_rank_down = [&](const failure& cause) { group.report(cause); };
   supervision.stalls = x.stalls;
   supervision.on_stall = [&](const stall_report& y) {

@@ -23,6 +23,8 @@ struct launch_options {
   std::string log_dir;
   /// An exit code of a rank that, as 0, is a result and no failure.
   int verdict = 0;
+  /// Within this time each rank has begun its session, or has ended.
+  std::chrono::milliseconds join_limit{30000};
   /// When the ranks are stalled, and what follows.
   stall_options stalls;
   /// After a failure all ranks are gone within this time.

@@ -153,6 +153,17 @@ TEST_CASE("an error that only another rank knows is told with its last words",
                        "smp: rank 1: exited with code 2: another build; its"));
 }
 
+TEST_CASE("ranks that begin no session in time are named",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto x = shell("exec tail -f /dev/null");
+  x.join_limit = 300ms;
+  auto result = launch_in(dir, std::move(x));
+  CHECK(result.code == 3);
+  CHECK_THAT(result.told,
+             ContainsSubstring("ranks 0, 1 did not join within 0.3 s"));
+}
+
 TEST_CASE("an interrupted run is code 130", "[runtime][launch]") {
   scratch_dir dir;
   make_pipe(dir, "ready");
