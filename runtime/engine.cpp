@@ -206,6 +206,32 @@ schedule_ptr engine::new_schedule(uint64_t microbatches) const {
     fit_list(config_.schedule.list, config_.microbatches, microbatches));
 }
 
+namespace {
+
+/// A pipeline as its ranks serve it, where calls wait and where they do not.
+struct served_pipeline {
+  served_pipeline(const pipeline_program& x, bool promised)
+    : program(promised ? promised_program(x) : x), promised(promised) {
+    // nop
+  }
+
+  service_place place(uint32_t device, uint64_t microbatches) const {
+    return promised ? promised_place_of(program, device, microbatches)
+                    : place_of(program, device, microbatches);
+  }
+
+  pipeline_program program;
+  bool promised;
+};
+
+service_order make_order(bool promised, std::string_view pipeline,
+                         service_place x) {
+  return promised ? make_promised_order(pipeline, std::move(x))
+                  : make_service_order(pipeline, std::move(x));
+}
+
+} // namespace
+
 service_order engine::new_order(uint64_t microbatches,
                                 size_t pp_rank) const {
   service_place place{static_cast<uint32_t>(pp_rank),
@@ -214,25 +240,21 @@ service_order engine::new_order(uint64_t microbatches,
                       {}};
   if (pp_rank < chunk_of_.size())
     place.chunk_of = chunk_of_[pp_rank];
-  return promises_->on() ? make_promised_order(config_.pipeline, place)
-                         : make_service_order(config_.pipeline, place);
+  return make_order(promises_->on(), config_.pipeline, std::move(place));
 }
 
 schedule_report engine::play_schedule(const pipeline_program& x,
                                       uint64_t microbatches,
                                       bool timeline) const {
-  auto promised = promises_->on();
-  auto program = promised ? promised_program(x) : x;
+  const served_pipeline served{x, promises_->on()};
+  auto& program = served.program;
   check_options options;
   options.microbatches = microbatches;
   options.active = active(microbatches);
   options.timeline = timeline;
   for (uint32_t i = 0; i < program.devices; ++i)
-    options.orders.push_back(
-      promised ? make_promised_order(
-        config_.pipeline, promised_place_of(program, i, microbatches))
-               : make_service_order(config_.pipeline,
-                                    place_of(program, i, microbatches)));
+    options.orders.push_back(make_order(served.promised, config_.pipeline,
+                                        served.place(i, microbatches)));
   schedule_ptr policy;
   if (user_schedule_) {
     auto user = *user_schedule_;
@@ -264,13 +286,9 @@ void engine::check_schedule(uint64_t microbatches) {
     out.u8(static_cast<uint8_t>(refused.code));
     out.string(refused.text);
     // Each rank's order of service needs its chunks.
-    auto promised = promises_->on();
-    auto program = promised ? promised_program(model_->program())
-                            : model_->program();
+    const served_pipeline served{model_->program(), promises_->on()};
     for (uint32_t i = 0; i < pipeline_.size(); ++i) {
-      auto chunks = (promised ? promised_place_of(program, i, microbatches)
-                              : place_of(program, i, microbatches))
-                      .chunk_of;
+      auto chunks = served.place(i, microbatches).chunk_of;
       out.u32(static_cast<uint32_t>(chunks.size()));
       for (auto x : chunks)
         out.u32(x);

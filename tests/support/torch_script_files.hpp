@@ -3,7 +3,8 @@
 // TorchScript files that are written when a test runs.
 
 #include <torch/csrc/jit/api/module.h>
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <cmath>
 #include <cstdint>
