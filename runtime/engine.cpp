@@ -331,7 +331,7 @@ std::vector<payload> engine::run_step(uint64_t microbatches, step_body body,
   if (execution::current())
     throw error{error_code::unsupported, "a step inside a step"};
   if (model_) {
-    if (!model_->partitioned() && model_->wants_trace(pipeline_.size())) {
+    if (!model_->partitioned() && agree_to_trace()) {
       // Ranks that are threads share the generator with which they make their
       // models: all have to be done.
       exchange_.barrier(pipeline_, "smp.trace");
@@ -448,6 +448,16 @@ uint64_t engine::record_key(uint64_t microbatches, uint64_t signature) const {
                                     : root.object->is_training()});
   }
   return result.get();
+}
+
+bool engine::agree_to_trace() {
+  payload verdict;
+  if (pp_rank_ == 0)
+    verdict.bytes = {std::byte{model_->wants_trace(pipeline_.size())}};
+  verdict = exchange_.broadcast(pipeline_, "smp.wants_trace",
+                                pipeline_.front(), std::move(verdict));
+  byte_reader in{verdict.bytes};
+  return in.boolean("whether to trace");
 }
 
 void engine::trace(const step_body& body) {

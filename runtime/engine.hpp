@@ -291,6 +291,9 @@ private:
   /// Lets all ranks replay an order that timing has no part in.
   void compute_order(uint64_t microbatches);
   std::shared_ptr<const user_schedule> make_user_schedule() const;
+  /// pp_rank 0 decides for all whether to trace: the ranks need not see the
+  /// same, as some read the model's file only when they know what they own.
+  bool agree_to_trace();
   /// Measures the modules before the partition.
   void trace(const step_body& body);
 

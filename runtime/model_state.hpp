@@ -59,7 +59,8 @@ public:
   // -- partition --------------------------------------------------------------
 
   /// Tells whether measuring would change the decision: there is something to
-  /// decide, and the configuration does not forbid it.
+  /// decide, the configuration does not forbid it, and the values are here.
+  /// That differs between ranks: one has to decide for all.
   bool wants_trace(uint64_t devices) const;
 
   /// Runs `body`, the forward phase of a microbatch, to find out what modules

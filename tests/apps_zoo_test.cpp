@@ -4,9 +4,11 @@
 #include "runtime/safetensors.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch_script_files.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <torch/csrc/jit/serialization/import.h>
 
 #include <fstream>
 #include <map>
@@ -177,4 +179,68 @@ TEST_CASE("replayed steps of TorchScript models have PyTorch's numbers",
   auto model = GENERATE(as<std::string>{}, "gpt", "hf_t5", "branch",
                         "running_state", "methods");
   check({model, 2, 4, "interleaved", true, fast});
+}
+
+// Every size threshold of the code lies below: 4 KB (tensors that are read by
+// their owner only, and those packed into one message), 64 KB (results that
+// travel at once), 1 MB (large allocations), 16 MB (chunks of a transfer). No
+// key stands here that the README does not set.
+TEST_CASE("a TorchScript file of ordinary size trains with default settings",
+          "[apps][zoo]") {
+  constexpr int64_t width = 2100; // weights of 17.6 MB
+  constexpr int64_t rows = 256;   // activations of 2.1 MB
+  constexpr double rate = 0.05;
+  auto ranks = GENERATE(2, 4);
+  auto microbatches = GENERATE(1, 2);
+  scratch_dir scratch;
+  auto file = (scratch.path / "chain.pt").string();
+  script_chain(5, width, 5).save(file);
+  torch::manual_seed(3);
+  auto input = torch::randn({rows * microbatches, width});
+  write_safetensors((scratch.path / "batch.safetensors").string(),
+                    {{"input0", input}});
+  auto path = scratch.write("chain.toml", fmt::format(R"([smp]
+pipeline_parallel_degree = {}
+microbatches = {}
+
+[model]
+type = "torchscript"
+path = "chain.pt"
+
+[data]
+type = "safetensors"
+path = "batch.safetensors"
+
+[optimizer]
+type = "sgd"
+lr = {}
+
+[train]
+steps = 2
+save_model = true
+)",
+                                                      ranks, microbatches,
+                                                      rate));
+  auto out = scratch.path / "out";
+  program train{{built_program("smp-train"), path, "--run-dir", out.string()},
+                scratch.path};
+  auto code = train.join();
+  INFO(train.output());
+  REQUIRE(code == 0);
+  // -- the same in one process, by torch::jit alone ---------------------------
+  auto plain = torch::jit::load(file);
+  for (int step = 0; step < 2; ++step) {
+    for (auto& x : input.chunk(microbatches))
+      (plain.forward({x}).toTensor() / microbatches).backward();
+    torch::NoGradGuard no_grad;
+    for (const auto& p : plain.parameters()) {
+      p.sub_(p.grad(), rate);
+      p.mutable_grad() = torch::Tensor{};
+    }
+  }
+  numbers wanted;
+  for (const auto& p : plain.named_parameters())
+    wanted.emplace(p.name, p.value);
+  CHECK(differences(all_of(out / "model.safetensors"), wanted, false)
+        == std::vector<std::string>{});
 }
