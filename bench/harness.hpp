@@ -5,8 +5,8 @@
 // benchmark starts its own program again for each measured run, and gets the
 // numbers back through a file.
 
-#include "runtime/environment.hpp"
-#include "runtime/launcher.hpp"
+#include "runtime/launch/environment.hpp"
+#include "runtime/launch/launcher.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>

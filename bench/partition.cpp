@@ -12,8 +12,8 @@
 #include "bench/harness.hpp"
 
 #include "partition/partitioner.hpp"
-#include "runtime/model_state.hpp"
-#include "runtime/models/gpt.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/train/models/gpt.hpp"
 #include "runtime/smp.hpp"
 #include "tests/support/gpt_tree.hpp"
 #include "tests/support/partition_models.hpp"

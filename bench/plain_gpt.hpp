@@ -1,6 +1,6 @@
 #pragma once
 
-// The GPT of runtime/models/gpt.hpp, operation by operation, with torch::nn
+// The GPT of runtime/train/models/gpt.hpp, operation by operation, with torch::nn
 // alone: what one process without smp runs.
 
 #include <torch/nn/functional/activation.h>

@@ -17,8 +17,8 @@
 #include "bench/gpt_job.hpp"
 
 #include "partition/checker.hpp"
-#include "runtime/engine.hpp"
-#include "runtime/model_state.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/session/model_state.hpp"
 
 #include <array>
 #include <cmath>

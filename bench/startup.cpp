@@ -7,7 +7,7 @@
 
 #include "bench/harness.hpp"
 
-#include "runtime/process.hpp"
+#include "runtime/launch/process.hpp"
 
 #include <nlohmann/json.hpp>
 

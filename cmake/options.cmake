@@ -16,6 +16,7 @@ set(SMP_ONLY "" CACHE STRING
   "Folders that go into libsmp, all if empty; for work on one while another does not build")
 option(SMP_TESTS "Build the tests" ON)
 option(SMP_BENCH "Build the benchmarks" ON)
+option(SMP_UNITY "Compile several sources of a folder at a time" ON)
 option(SMP_PCH "Precompile torch/torch.h (halves the time of a file that uses it)" ON)
 
 if(NOT CMAKE_BUILD_TYPE)

@@ -1,14 +1,16 @@
-# Tests: tests/<folder>_<unit>_test.cpp becomes a program of that name, and
-# each of its test cases a ctest.
+# Tests: tests/<path>/<unit>_test.cpp. All tests of a folder are one program,
+# and each test case a ctest.
 #
 # A test may say what it needs in its first line:
 #
-#   // ctest: timeout=300 label=multiprocess processors=2 serial
+#   // ctest: timeout=300 label=multiprocess processors=2 serial alone
 #
 # timeout     seconds per test case (default 120)
-# label       a ctest label; "multiprocess" also counts as two processors
+# label       a ctest label; "multiprocess" also counts as two processors;
+#             "proof": it runs for minutes, `./dev test --quick` leaves it out
 # processors  how many of ctest's slots a test case takes
 # serial      nothing else runs meanwhile (for what measures time)
+# alone       is compiled by itself (cmake/unity.cmake)
 #
 # A test case has no semicolon in its name: CMake would take it for two.
 
@@ -90,6 +92,8 @@ function(smp_test_properties result source)
         endif()
       elseif(word MATCHES "^processors=([0-9]+)$")
         list(APPEND properties PROCESSORS ${CMAKE_MATCH_1})
+      elseif(word STREQUAL alone)
+        # for unity.cmake
       elseif(word STREQUAL serial)
         list(APPEND properties RUN_SERIAL ON)
       else()
@@ -101,55 +105,70 @@ function(smp_test_properties result source)
   set(${result} ${properties} PARENT_SCOPE)
 endfunction()
 
-function(smp_test source)
-  cmake_path(GET source STEM name)
-  string(REGEX MATCH "^[^_]*" folder ${name})
+# One program of all tests in a folder: tests/runtime/remote -> runtime_remote_test.
+function(smp_test_program path)
+  string(REGEX MATCH "^[^/]*" folder ${path})
   if(NOT DEFINED smp_test_libraries_${folder})
-    message(FATAL_ERROR "${source}: must be named <folder>_<unit>_test.cpp")
+    message(FATAL_ERROR "tests/${path}: there is no folder ${folder}")
   endif()
   smp_wanted(wanted ${folder})
   if(NOT wanted)
     return()
   endif()
-  set(libraries ${smp_test_libraries_${folder}})
-  add_executable(${name} ${source})
-  set_target_properties(${name} PROPERTIES
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${path}/*_test.cpp)
+  string(REPLACE "/" "_" name ${path})
+  smp_unity_tests(compiled ${name} ${sources})
+  set(program ${name}_test)
+  add_executable(${program} ${compiled})
+  set_target_properties(${program} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  set(libraries ${smp_test_libraries_${folder}})
   if(smp::smp IN_LIST libraries)
-    target_link_libraries(${name} PRIVATE smp_test_support_torch)
-    smp_precompile(${name})
+    target_link_libraries(${program} PRIVATE smp_test_support_torch)
+    smp_precompile(${program})
   else()
-    target_link_libraries(${name} PRIVATE smp_test_support)
+    target_link_libraries(${program} PRIVATE smp_test_support)
   endif()
-  target_link_libraries(${name} PRIVATE smp ${libraries} Threads::Threads)
-  smp_test_properties(properties ${source})
-  string(REGEX REPLACE "_test$" "" prefix ${name})
-  catch_discover_tests(${name} DISCOVERY_MODE PRE_TEST TEST_PREFIX "${prefix}: "
-    PROPERTIES ${properties})
+  target_link_libraries(${program} PRIVATE smp ${libraries} Threads::Threads)
+  foreach(source IN LISTS sources)
+    smp_test_properties(properties ${source})
+    cmake_path(GET source STEM stem)
+    string(REGEX REPLACE "_test$" "" unit ${stem})
+    set(list ${name}_${unit}_TESTS)
+    list(APPEND lists ${list})
+    catch_discover_tests(${program} DISCOVERY_MODE PRE_TEST
+      TEST_SPEC "[#${stem}]" "--filenames-as-tags" TEST_LIST ${list}
+      TEST_PREFIX "${path}/${unit}: " PROPERTIES ${properties})
+  endforeach()
+  set(lists ${lists} PARENT_SCOPE)
 endfunction()
 
-file(GLOB tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*.cpp)
+file(GLOB_RECURSE tests CONFIGURE_DEPENDS
+  RELATIVE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/tests/*_test.cpp)
+set(paths "")
 foreach(test IN LISTS tests)
-  smp_test(${test})
-  cmake_path(GET test STEM program)
-  if(TARGET ${program})
-    list(APPEND programs ${program})
-  endif()
+  cmake_path(GET test PARENT_PATH path)
+  list(APPEND paths ${path})
+endforeach()
+list(REMOVE_DUPLICATES paths)
+set(lists "")
+foreach(path IN LISTS paths)
+  smp_test_program(${path})
 endforeach()
 
 # What R27 asks of a rank's environment, and where a test finds things. A list
 # does not survive catch_discover_tests, so ctest sets it afterwards, on the
 # tests that were found.
 set(environment_file ${CMAKE_BINARY_DIR}/generated/test_environment.cmake)
-list(JOIN programs " " programs)
+list(JOIN lists " " lists)
 set(sanitizer_environment "")
 if(SMP_SANITIZE MATCHES "address")
   set(sanitizer_environment
     ";LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/leaks_of_libraries.supp")
 endif()
 file(CONFIGURE OUTPUT ${environment_file} @ONLY CONTENT
-[[foreach(program IN ITEMS @programs@)
-  foreach(test IN LISTS ${program}_TESTS)
+[[foreach(list IN ITEMS @lists@)
+  foreach(test IN LISTS ${list})
     set_tests_properties("${test}" PROPERTIES ENVIRONMENT
       "UCX_MEM_MMAP_HOOK_MODE=none;OMP_WAIT_POLICY=passive;SMP_BIN_DIR=@CMAKE_RUNTIME_OUTPUT_DIRECTORY@;SMP_SOURCE_DIR=@PROJECT_SOURCE_DIR@@sanitizer_environment@")
   endforeach()

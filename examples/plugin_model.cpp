@@ -6,7 +6,7 @@
 //   [model.options]
 //   width = 64
 
-#include "runtime/plugin.hpp"
+#include "runtime/train/plugin.hpp"
 
 #include <torch/torch.h>
 

@@ -30,7 +30,7 @@ public:
       policy_(policy),
       options_(options),
       devices_(program.devices),
-      stretch_(program.chain.size()),
+      segment_(program.chain.size()),
       passed_(program.chain.size()),
       held_(program.chain.size()),
       states_(options.microbatches),
@@ -42,7 +42,7 @@ public:
       orders_.assign(program.devices, backward_first);
     else
       orders_ = options.orders;
-    count_stretches();
+    count_segments();
     find_lifetimes();
   }
 
@@ -72,7 +72,7 @@ public:
   }
 
 private:
-  enum class state : uint8_t { unborn, forward, turnable, backward, ended };
+  enum class state : uint8_t { not_started, forward, ready_for_backward, backward, ended };
 
   struct event {
     double time;
@@ -95,7 +95,7 @@ private:
     bool busy = false;
     bool touched = false;
     uint64_t arrivals = 0;
-    uint64_t stretches = 0; // of one phase of a microbatch
+    uint64_t segments = 0; // of one phase of a microbatch
     std::vector<item> ready; // a heap
     uint64_t live = 0;
     double activations = 0;
@@ -146,7 +146,7 @@ private:
 
   void start(const task& x) {
     auto& st = states_[x.microbatch.value];
-    if (st != state::unborn)
+    if (st != state::not_started)
       throw refusal("it starts " + to_string(x) + " twice");
     st = state::forward;
     position_[x.microbatch.value] = started_++;
@@ -163,7 +163,7 @@ private:
     auto& st = states_[x.microbatch.value];
     if (st == state::backward || st == state::ended)
       throw refusal("it starts " + to_string(x) + " twice");
-    if (st != state::turnable)
+    if (st != state::ready_for_backward)
       throw refusal("it starts " + to_string(x)
                     + " before the forward phase is done");
     st = state::backward;
@@ -172,7 +172,7 @@ private:
 
   void check_end() const {
     for (uint64_t i = 0; i < states_.size(); ++i) {
-      auto what = task{microbatch_id{i}, states_[i] == state::turnable
+      auto what = task{microbatch_id{i}, states_[i] == state::ready_for_backward
                                            ? phase::backward
                                            : phase::forward};
       if (states_[i] != state::ended)
@@ -198,9 +198,9 @@ private:
     }
     auto& device = touch(next.device);
     x.key.arrival = device.arrivals++;
-    x.key.stretch = x.key.what == phase::forward
-                      ? stretch_[x.index]
-                      : device.stretches - 1 - stretch_[x.index];
+    x.key.segment = x.key.what == phase::forward
+                      ? segment_[x.index]
+                      : device.segments - 1 - segment_[x.index];
     device.ready.push_back(x);
     std::push_heap(device.ready.begin(), device.ready.end(),
                    later{orders_[next.device]});
@@ -247,7 +247,7 @@ private:
         release(x.index);
       if (x.index + 1 < program_.chain.size())
         return send({x.key, x.index + 1});
-      states_[x.key.microbatch.value] = state::turnable;
+      states_[x.key.microbatch.value] = state::ready_for_backward;
       policy_.forward_done(x.key.microbatch);
     } else {
       drop(x.index);
@@ -286,9 +286,9 @@ private:
 
   // -- activations ------------------------------------------------------------
 
-  void count_stretches() {
+  void count_segments() {
     for (size_t i = 0; i < program_.chain.size(); ++i)
-      stretch_[i] = devices_[program_.chain[i].device].stretches++;
+      segment_[i] = devices_[program_.chain[i].device].segments++;
   }
 
   /// Finds the works that begin and end what a microbatch keeps on a device:
@@ -332,7 +332,7 @@ private:
   std::vector<uint32_t> touched_;
   std::vector<uint32_t> changed_; // since the schedule was told
   std::vector<service_order> orders_;
-  std::vector<uint64_t> stretch_; // per work: of those of its device
+  std::vector<uint64_t> segment_; // per work: of those of its device
   std::vector<bool> first_;
   // Per work that is ordered: how many passed, and who waits for its turn.
   std::vector<uint64_t> passed_;

@@ -7,7 +7,7 @@
 
 namespace smp {
 
-/// One stretch of work on one device, between two messages.
+/// One segment of work on one device, between two messages.
 struct work {
   uint32_t device = 0;
   double forward = 0;     // seconds

@@ -8,11 +8,11 @@ namespace smp {
 
 namespace {
 
-/// The chunk of each stretch, as `ready_key` counts them: backward phases go
+/// The chunk of each segment, as `ready_key` counts them: backward phases go
 /// through them in reverse.
-class stretch_finder {
+class segment_finder {
 public:
-  explicit stretch_finder(std::vector<uint32_t> chunk_of)
+  explicit segment_finder(std::vector<uint32_t> chunk_of)
     : chunk_of_(std::move(chunk_of)) {
     if (chunk_of_.empty())
       chunk_of_.push_back(0);
@@ -20,8 +20,8 @@ public:
 
   uint32_t operator()(const ready_key& k) const {
     auto last = chunk_of_.size() - 1;
-    auto stretch = std::min<uint64_t>(k.stretch, last);
-    return chunk_of_[k.what == phase::forward ? stretch : last - stretch];
+    auto segment = std::min<uint64_t>(k.segment, last);
+    return chunk_of_[k.what == phase::forward ? segment : last - segment];
   }
 
 private:
@@ -51,7 +51,7 @@ service_place promised_place_of(const pipeline_program& x, uint32_t device,
 }
 
 service_order sequence_order(service_place x, uint64_t warm_up) {
-  auto chunk_at = stretch_finder{std::move(x.chunk_of)};
+  auto chunk_at = segment_finder{std::move(x.chunk_of)};
   auto position = [=](const ready_key& k) {
     auto found = chunk_at(k);
     if (found == turn_chunk)
@@ -81,7 +81,7 @@ service_order make_promised_order(std::string_view name, service_place x) {
                      : 2 * behind + uint64_t{x.chunks - 1} * x.devices;
     return sequence_order(std::move(x), warm_up + 1);
   }
-  auto chunk_at = stretch_finder{std::move(x.chunk_of)};
+  auto chunk_at = segment_finder{std::move(x.chunk_of)};
   return [=](const ready_key& a, const ready_key& b) {
     auto first = [&](auto& k) { return chunk_at(k) == turn_chunk; };
     return first(a) != first(b) ? first(a) : backward_first(a, b);

@@ -25,14 +25,14 @@ service_place promised_place_of(const pipeline_program& x, uint32_t device,
                                 uint64_t microbatches);
 
 /// As `interleaved_order`, but who turns around goes first of all.
-/// @param warm_up forward stretches before the first backward one
+/// @param warm_up forward segments before the first backward one
 service_order sequence_order(service_place x, uint64_t warm_up);
 
 /// Where a microbatch does not come back to its caller between two modules,
 /// nothing but the service orders keeps ranks in step. Backward before forward
 /// does not: until the first loss came back from pp_rank 0 the last rank does
 /// forward phases, then all backward phases that wait, while the ranks before
-/// it run dry. Here it does one and one by turns, a forward stretch ahead: that
+/// it run dry. Here it does one and one by turns, a forward segment ahead: that
 /// is what it works on while pp_rank 0 computes the next loss. Who turns around
 /// goes before all else there: the last rank waits for it, and all others then.
 /// @param name `smp.pipeline`; others than 1F1B and the opportunistic rule do

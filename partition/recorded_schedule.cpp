@@ -30,7 +30,7 @@ recorded_schedule::recorded_schedule(uint64_t microbatches,
 }
 
 std::optional<task> recorded_schedule::next() {
-  if (!departed_)
+  if (!diverged_)
     return next_recorded();
   if (book_.can_turn())
     return book_.turn();
@@ -68,8 +68,8 @@ void recorded_schedule::ended(microbatch_id x) {
   book_.ended(x);
 }
 
-void recorded_schedule::depart() {
-  departed_ = true;
+void recorded_schedule::diverge() {
+  diverged_ = true;
 }
 
 } // namespace smp

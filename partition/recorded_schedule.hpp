@@ -19,7 +19,7 @@ public:
 
   /// The step is not the recorded one: goes on as `interleaved_schedule` does,
   /// with as many microbatches alive as the record had.
-  void depart();
+  void diverge();
 
 private:
   std::optional<task> next_recorded();
@@ -28,7 +28,7 @@ private:
   std::vector<task> tasks_;
   uint64_t active_;
   size_t at_ = 0;
-  bool departed_ = false;
+  bool diverged_ = false;
   std::vector<bool> started_; // by microbatch
 };
 

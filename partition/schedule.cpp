@@ -20,7 +20,7 @@ error config_error(std::string text) {
 // -- microbatch_book ----------------------------------------------------------
 
 microbatch_book::microbatch_book(uint64_t microbatches)
-  : states_(microbatches, state::unborn) {
+  : states_(microbatches, state::not_started) {
   if (microbatches == 0)
     throw config_error("smp.microbatches must be at least 1");
 }
@@ -38,13 +38,13 @@ task microbatch_book::start(microbatch_id x) {
 }
 
 task microbatch_book::turn() {
-  auto i = std::find(states_.begin(), states_.end(), state::turnable);
+  auto i = std::find(states_.begin(), states_.end(), state::ready_for_backward);
   return turn(microbatch_id{static_cast<uint64_t>(i - states_.begin())});
 }
 
 task microbatch_book::turn(microbatch_id x) {
   at(x) = state::backward;
-  --turnable_;
+  --ready_for_backward_;
   return {x, phase::backward};
 }
 
@@ -54,18 +54,18 @@ void microbatch_book::forward_done(microbatch_id x) {
     throw error{error_code::internal,
                 "microbatch " + std::to_string(x.value)
                   + " reported forward done outside its forward phase"};
-  st = state::turnable;
+  st = state::ready_for_backward;
   --in_forward_;
-  ++turnable_;
+  ++ready_for_backward_;
 }
 
 void microbatch_book::ended(microbatch_id x) {
   auto& st = at(x);
-  if (st == state::unborn || st == state::ended)
+  if (st == state::not_started || st == state::ended)
     throw error{error_code::internal, "microbatch " + std::to_string(x.value)
                                         + " ended, but was not running"};
   in_forward_ -= st == state::forward;
-  turnable_ -= st == state::turnable;
+  ready_for_backward_ -= st == state::ready_for_backward;
   --alive_;
   st = state::ended;
 }
@@ -272,7 +272,7 @@ bool arrival_order(const ready_key& x, const ready_key& y) {
 }
 
 service_order interleaved_order(service_place x) {
-  // Forward stretches before the first backward one, if nothing is late.
+  // Forward segments before the first backward one, if nothing is late.
   auto warm_up = 2 * uint64_t{x.devices - x.device - 1}
                  + uint64_t{x.chunks - 1} * x.devices;
   return sequence_order(std::move(x), warm_up);

@@ -105,11 +105,11 @@ public:
   }
 
   bool can_turn() const noexcept {
-    return turnable_ > 0;
+    return ready_for_backward_ > 0;
   }
 
   bool can_turn(microbatch_id x) const {
-    return states_.at(x.value) == state::turnable;
+    return states_.at(x.value) == state::ready_for_backward;
   }
 
   bool has_ended(microbatch_id x) const {
@@ -131,14 +131,14 @@ public:
   }
 
 private:
-  enum class state : uint8_t { unborn, forward, turnable, backward, ended };
+  enum class state : uint8_t { not_started, forward, ready_for_backward, backward, ended };
 
   state& at(microbatch_id x);
 
   std::vector<state> states_;
   uint64_t started_ = 0;
   uint64_t in_forward_ = 0;
-  uint64_t turnable_ = 0;
+  uint64_t ready_for_backward_ = 0;
   uint64_t alive_ = 0;
 };
 
@@ -250,8 +250,8 @@ struct ready_key {
   /// The how-many-eth item that became ready on this rank.
   uint64_t arrival = 0;
   /// How often this rank worked on this phase of the microbatch before: from
-  /// one message to the next is one stretch.
-  uint64_t stretch = 0;
+  /// one message to the next is one segment.
+  uint64_t segment = 0;
 };
 
 /// A strict weak order; the ready queue of a rank serves the smallest first.
@@ -270,14 +270,14 @@ struct service_place {
   uint32_t devices = 1;
   uint64_t microbatches = 1;
   uint32_t chunks = 1;
-  /// The model chunk of each stretch that a forward phase has here.
+  /// The model chunk of each segment that a forward phase has here.
   std::vector<uint32_t> chunk_of;
 };
 
 /// The order of interleaved 1F1B (Megatron-LM, Narayanan et al. 2021, section
 /// 2.2): microbatches go in groups of as many as there are devices; a group
 /// runs through chunk after chunk, and the backward phases follow after
-/// 2 (devices - device - 1) + (chunks - 1) devices forward stretches, in turn
+/// 2 (devices - device - 1) + (chunks - 1) devices forward segments, in turn
 /// with further ones. There it is a fixed sequence that waits for whatever is
 /// next, and microbatches must be a multiple of the devices. Here it only says
 /// what goes first of what is ready: with equal stages that gives the same

@@ -14,11 +14,11 @@ namespace smp {
 
 /// Who handles a message on the other side.
 enum class message_kind : uint8_t {
-  request,  // MODULE SERVER: run a module (actors/wire.hpp)
+  request,  // MODULE SERVER: run a module (actors/protocol/wire.hpp)
   response, // MODULE SERVER: the answer
   control,  // MODULE SERVER: ends of microbatches and steps
   exchange, // transport/exchange.hpp: matched by name
-  object,   // runtime/object_store.hpp: fetch, fetched, release
+  object,   // runtime/remote/object_store.hpp: fetch, fetched, release
 };
 
 /// One self-describing message: an envelope and the tensors it speaks of, as

@@ -21,7 +21,7 @@ using rank_id = strong_id<struct rank_tag>;
 /// Counts calls of step functions; equal on all ranks of a pipeline group.
 using step_id = strong_id<struct step_tag>;
 
-/// Position of a module in the walk of the model (runtime/module_walk.hpp).
+/// Position of a module in the walk of the model (runtime/model/module_walk.hpp).
 using module_id = strong_id<struct module_tag>;
 
 /// Position of a microbatch in its step, from 0.

@@ -1,8 +1,8 @@
 #include "apps/smp-train/check.hpp"
 
-#include "runtime/planner.hpp"
-#include "runtime/schedule_plan.hpp"
-#include "runtime/trainable.hpp"
+#include "runtime/plan/planner.hpp"
+#include "runtime/plan/schedule_plan.hpp"
+#include "runtime/train/trainable.hpp"
 #include "transport/error.hpp"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/config_file.hpp"
+#include "runtime/config/config_file.hpp"
 
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
 #include "apps/smp-train/console.hpp"
 
 #include "apps/smp-train/text_layout.hpp"
-#include "runtime/planner.hpp"
+#include "runtime/plan/planner.hpp"
 
 #include <fmt/format.h>
 
@@ -133,7 +133,7 @@ void console::end(const train_summary& x, const std::string& run_dir) {
   if (config_.smp.static_mode)
     item("static", fmt::format("{} of {} steps replayed{}", x.replayed, x.steps,
                                x.fell_back > 0
-                                 ? fmt::format(", {} of them departed from "
+                                 ? fmt::format(", {} of them diverged from "
                                                "the record",
                                                x.fell_back)
                                  : ""));

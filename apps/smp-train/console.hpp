@@ -1,7 +1,7 @@
 #pragma once
 
 #include "apps/smp-train/command_line.hpp"
-#include "runtime/trainer.hpp"
+#include "runtime/train/trainer.hpp"
 
 #include <cstdint>
 #include <string>

@@ -1,5 +1,5 @@
 // smp-train: trains the model of a configuration file. Argument parsing and
-// printing; the training itself is runtime/trainer.hpp.
+// printing; the training itself is runtime/train/trainer.hpp.
 
 #include "apps/smp-train/check.hpp"
 #include "apps/smp-train/command_line.hpp"
@@ -9,13 +9,13 @@
 #include "apps/smp-train/run_dir.hpp"
 #include "apps/smp-train/schedule.hpp"
 #include "apps/smp-train/verify.hpp"
-#include "runtime/environment.hpp"
-#include "runtime/launcher.hpp"
-#include "runtime/planner.hpp"
-#include "runtime/session.hpp"
-#include "runtime/stalls.hpp"
-#include "runtime/trainable.hpp"
-#include "runtime/trainer.hpp"
+#include "runtime/launch/environment.hpp"
+#include "runtime/launch/launcher.hpp"
+#include "runtime/plan/planner.hpp"
+#include "runtime/session/session.hpp"
+#include "runtime/session/stalls.hpp"
+#include "runtime/train/trainable.hpp"
+#include "runtime/train/trainer.hpp"
 
 #include <fmt/format.h>
 

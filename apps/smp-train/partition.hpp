@@ -1,7 +1,7 @@
 #pragma once
 
 #include "apps/smp-train/command_line.hpp"
-#include "runtime/config_file.hpp"
+#include "runtime/config/config_file.hpp"
 
 namespace smp::app {
 

@@ -1,7 +1,7 @@
 #include "apps/smp-train/verify.hpp"
 
-#include "runtime/file_io.hpp"
-#include "runtime/session.hpp"
+#include "runtime/base/file_io.hpp"
+#include "runtime/session/session.hpp"
 #include "runtime/verify/verify.hpp"
 
 #include <fmt/format.h>

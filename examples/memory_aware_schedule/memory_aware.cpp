@@ -7,7 +7,7 @@
 //   schedule.name = "memory_aware"
 //   schedule.options = "limit_mb=512"
 
-#include "actors/schedule_actor.hpp"
+#include "actors/schedule/schedule_actor.hpp"
 
 #include <algorithm>
 #include <stdexcept>

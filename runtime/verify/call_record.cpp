@@ -1,8 +1,8 @@
 #include "runtime/verify/call_record.hpp"
 
-#include "runtime/execution.hpp"
-#include "runtime/promise.hpp"
-#include "runtime/released.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/lazy/promise.hpp"
+#include "runtime/lazy/placeholder.hpp"
 
 #include <ATen/core/grad_mode.h>
 
@@ -20,7 +20,7 @@ struct open_call {
 /// Nothing for the parameters of other ranks, which reading would fetch.
 /// A promise is left alone: whoever made its content records it.
 std::optional<tensor_digest> digest_if_here(const at::Tensor& x) {
-  if (!x.defined() || is_released(x) || is_promise(x))
+  if (!x.defined() || is_placeholder(x) || is_promise(x))
     return std::nullopt;
   return digest_of(x);
 }
@@ -145,7 +145,7 @@ void call_recorder::end(const void* object,
     at::NoGradGuard no_grad;
     x->record.results.push_back(digest_if_here(t));
     // A parameter, of this rank or another, would keep the hook for ever.
-    if (!in_graph || !t.requires_grad() || t.is_leaf() || is_released(t))
+    if (!in_graph || !t.requires_grad() || t.is_leaf() || is_placeholder(t))
       continue;
     state_->origins.insert_or_assign(
       t.unsafeGetTensorImpl(),

@@ -4,7 +4,7 @@
 // calls ran, what went in and came out, which gradient came back to it, and
 // which microbatches went through.
 
-#include "runtime/call_observer.hpp"
+#include "runtime/intercept/call_observer.hpp"
 #include "runtime/verify/tensor_digest.hpp"
 
 #include <cstdint>

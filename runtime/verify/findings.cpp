@@ -60,7 +60,7 @@ std::string steps_text(const verify_summary& x) {
     return result;
   result += fmt::format(" ({} recorded, {} replayed", x.recorded, x.replayed);
   if (x.fell_back > 0)
-    result += fmt::format(", {} departed from the record", x.fell_back);
+    result += fmt::format(", {} diverged from the record", x.fell_back);
   return result + ')';
 }
 

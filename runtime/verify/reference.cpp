@@ -1,9 +1,9 @@
 #include "runtime/verify/reference.hpp"
 
-#include "runtime/optimizers.hpp"
-#include "runtime/random_stream.hpp"
-#include "runtime/session.hpp"
-#include "runtime/trainable.hpp"
+#include "runtime/train/optimizers.hpp"
+#include "runtime/base/random_stream.hpp"
+#include "runtime/session/session.hpp"
+#include "runtime/train/trainable.hpp"
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>

@@ -4,7 +4,7 @@
 // passes through nothing of the pipeline (R36). It knows the job, LibTorch and
 // the seeds of the random streams, nothing else.
 
-#include "runtime/trainer.hpp"
+#include "runtime/train/trainer.hpp"
 #include "runtime/verify/step_comparison.hpp"
 
 #include <map>

@@ -6,7 +6,7 @@
 // under random signs (a Johnson-Lindenstrauss projection per piece of the
 // tensor), which move no further than the elements do.
 
-#include "runtime/value_codec.hpp"
+#include "runtime/values/value_codec.hpp"
 #include "runtime/verify/tensor_compare.hpp"
 
 #include <ATen/core/Tensor.h>

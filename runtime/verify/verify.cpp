@@ -1,9 +1,9 @@
 #include "runtime/verify/verify.hpp"
 
-#include "actors/record_book.hpp"
-#include "runtime/engine.hpp"
-#include "runtime/model_state.hpp"
-#include "runtime/released.hpp"
+#include "actors/replay/record_book.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/lazy/placeholder.hpp"
 #include "runtime/smp.hpp"
 #include "runtime/verify/reference.hpp"
 
@@ -206,7 +206,7 @@ private:
     byte_writer out;
     for (uint32_t i = 0; i < tensors.size(); ++i) {
       auto& t = tensors[i].tensor;
-      out.boolean(state.owned(i) && !is_released(t));
+      out.boolean(state.owned(i) && !is_placeholder(t));
       out.boolean(updated.contains(t.unsafeGetTensorImpl()));
     }
     auto all = engine_.exchange().all_gather(

@@ -3,7 +3,7 @@
 // smp-train verify: the configured job over its ranks and the same job in one
 // process, side by side, compared after each step (R35, R36).
 
-#include "runtime/trainer.hpp"
+#include "runtime/train/trainer.hpp"
 #include "runtime/verify/findings.hpp"
 
 #include <atomic>

@@ -1,6 +1,6 @@
-#include "runtime/fault.hpp"
+#include "runtime/base/fault.hpp"
 
-#include "runtime/session.hpp"
+#include "runtime/session/session.hpp"
 
 #include <cstdlib>
 #include <string>

@@ -2,8 +2,8 @@
 
 // A deterministic actor system for tests: no threads, simulated time.
 
-#include "actors/actor_host.hpp"
-#include "actors/actors.hpp"
+#include "actors/host/actor_host.hpp"
+#include "actors/protocol/actors.hpp"
 
 #include <caf/actor_system.hpp>
 #include <caf/actor_system_config.hpp>

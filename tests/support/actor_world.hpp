@@ -6,8 +6,8 @@
 #include "tests/support/actor_fixture.hpp"
 #include "tests/support/scripted_executor.hpp"
 
-#include "actors/module_server.hpp"
-#include "actors/rank_board.hpp"
+#include "actors/server/module_server.hpp"
+#include "actors/board/rank_board.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include <memory>

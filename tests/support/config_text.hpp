@@ -2,7 +2,7 @@
 
 // A configuration that is right, and ways to break it.
 
-#include "runtime/config_file.hpp"
+#include "runtime/config/config_file.hpp"
 #include "tests/support/catch.hpp"
 
 #include <string>

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "runtime/engine.hpp"
-#include "runtime/session.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/session/session.hpp"
 
 #include <fmt/format.h>
 

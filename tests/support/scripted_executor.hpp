@@ -3,7 +3,7 @@
 // User code as a list of actions: every test runs in one order only, and the
 // test decides how long an execution takes.
 
-#include "actors/executor.hpp"
+#include "actors/protocol/executor.hpp"
 
 #include <algorithm>
 #include <cstddef>

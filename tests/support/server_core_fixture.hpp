@@ -3,7 +3,7 @@
 // A server_core alone: what it wants is noted, the test plays contexts and
 // other ranks.
 
-#include "actors/server_core.hpp"
+#include "actors/server/server_core.hpp"
 
 #include <memory>
 #include <string>
@@ -58,8 +58,8 @@ struct recorder : server_output {
     note("plan " + number(x.step));
   }
 
-  void departed(const step_departed& x) override {
-    note("departed " + x.text);
+  void diverged(const step_diverged& x) override {
+    note("diverged " + x.text);
   }
 
   void failed(const step_failed& x) override {

@@ -2,7 +2,7 @@
 
 // User code on a thread that parks, as in runtime/, with strings for tensors.
 
-#include "actors/executor.hpp"
+#include "actors/protocol/executor.hpp"
 #include "tests/support/scripted_executor.hpp"
 
 #include <atomic>

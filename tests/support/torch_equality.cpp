@@ -1,8 +1,8 @@
 #include "tests/support/torch_equality.hpp"
 
-#include "runtime/engine.hpp"
-#include "runtime/models/gpt.hpp"
-#include "runtime/safetensors.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/train/models/gpt.hpp"
+#include "runtime/checkpoint/safetensors.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 
 #include <torch/nn/functional/loss.h>

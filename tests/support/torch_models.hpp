@@ -6,8 +6,8 @@
 
 #include "tests/support/nothing_left.hpp"
 
-#include "runtime/engine.hpp"
-#include "runtime/model_state.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/session/model_state.hpp"
 #include "runtime/smp.hpp"
 
 #include <torch/nn/module.h>
@@ -55,7 +55,7 @@ struct model_options {
   /// `smp.fast_mode`
   bool fast = false;
   /// `smp.static_mode` with one recorded step; parameters stay what they are,
-  /// and what departs from the record goes on without it.
+  /// and what diverges from the record goes on without it.
   bool replay = false;
   bool reorder = true;
   std::vector<std::string> no_promises = {};

@@ -1,10 +1,10 @@
 #include "tests/support/torch_script_runs.hpp"
 
-#include "runtime/delayed.hpp"
-#include "runtime/engine.hpp"
-#include "runtime/model_state.hpp"
-#include "runtime/safetensors.hpp"
-#include "runtime/script/delayed_script.hpp"
+#include "runtime/lazy/deferred_init.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/lazy/deferred_script.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 
@@ -126,11 +126,11 @@ script_record run_split(const script_job& job) {
   world.reorder = true;
   run_virtual_world(job.ranks, world, [&](session& s) {
     // However small the tensors are.
-    distributed_model model{job.delayed ? load_delayed_script(job.path, 0)
+    distributed_model model{job.delayed ? load_deferred_script(job.path, 0)
                                         : load_script(job.path)};
     if (s.pp_rank() == 0)
       for (auto& t : model.state().model().tensors)
-        result.delayed += is_delayed(t.tensor);
+        result.delayed += is_deferred(t.tensor);
     model.train();
     place(s, model, job.placement);
     model.partition();

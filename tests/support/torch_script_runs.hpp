@@ -65,7 +65,7 @@ void place(session& s, const distributed_model_base& model, spread placement);
 
 /// Trains with SGD over virtual ranks.
 /// @throws std::runtime_error if a step leaves saved calls or requests, or a
-///         released parameter has a gradient
+///         placeholder has a gradient
 script_record run_split(const script_job& job);
 
 /// Runs the steps again in one process on the file as it is, with nothing of

@@ -3,7 +3,7 @@
 // One model for each way in which execution may depend on data or leave the
 // straight path; for tests/support/torch_models.hpp.
 
-#include "runtime/submodule.hpp"
+#include "runtime/intercept/submodule.hpp"
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/activation.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/engine.hpp"
+#include "runtime/session/engine.hpp"
 #include "runtime/smp.hpp"
 
 #include <torch/nn/module.h>

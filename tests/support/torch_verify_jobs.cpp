@@ -1,7 +1,7 @@
 #include "tests/support/torch_verify_jobs.hpp"
 
 #include "runtime/smp.hpp"
-#include "runtime/trainable.hpp"
+#include "runtime/train/trainable.hpp"
 #include "runtime/verify/verify.hpp"
 #include "tests/support/scratch_dir.hpp"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/trainer.hpp"
+#include "runtime/train/trainer.hpp"
 #include "runtime/verify/findings.hpp"
 
 #include <cstdint>

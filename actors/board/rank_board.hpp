@@ -1,0 +1,167 @@
+#pragma once
+
+// What one rank does and waits for, readable from outside of its actors.
+
+#include "actors/board/call_slot.hpp"
+#include "actors/board/rank_view.hpp"
+#include "actors/protocol/request.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// Who looks for a stall must not depend on what may be stuck: neither on the
+/// actors of the rank nor on the thread of its user. So all of them write down
+/// here what they do, and anybody may read. Thread-safe; an entry costs tens of
+/// nanoseconds.
+class rank_board {
+public:
+  using slot_ptr = std::shared_ptr<call_slot>;
+  using clock = std::chrono::steady_clock;
+
+  rank_board(rank_id self, uint64_t world_size);
+
+  /// How modules are called; null: by their numbers.
+  void name_modules(std::function<std::string(module_id)> f);
+
+  /// @returns the path of a module, empty if there is none.
+  std::string path_of(module_id x) const;
+
+  /// Anything happened that changes what the rank does next.
+  void note() noexcept {
+    ++progress_;
+  }
+
+  // -- the user's thread ------------------------------------------------------
+
+  void main_waits(completion_ptr x, const wait_reason& why);
+
+  void main_executes();
+
+  /// The rank is about to leave: what it does is no concern any more.
+  void leave();
+
+  // -- WORKER CONTEXTS, as their MODULE SERVER sees them ----------------------
+
+  void started(context_id ctx, const request& x);
+
+  void resumed(context_id ctx);
+
+  /// The context parked. Until `suspend_over`, `asked` is about its call.
+  void suspended(context_id ctx, const call& x);
+
+  void asked(request_id x);
+
+  void suspend_over();
+
+  /// The answer to a request came.
+  void answered(request_id x);
+
+  /// The context is idle or dead.
+  void ended(context_id ctx);
+
+  /// @returns the slot of the execution of `x`, or null.
+  slot_ptr slot_of(request_id x) const;
+
+  // -- messages ---------------------------------------------------------------
+
+  void sent(rank_id to) noexcept {
+    count(sent_, to);
+  }
+
+  /// A message was handed over, with all that follows at once.
+  void taken(rank_id from) noexcept {
+    count(taken_, from);
+  }
+
+  // -- readers ----------------------------------------------------------------
+
+  rank_id self() const noexcept {
+    return self_;
+  }
+
+  /// @returns a number that differs from the last one if anything happened.
+  uint64_t look();
+
+  /// @returns all of a view but what only the actors know.
+  rank_view view();
+
+  /// @returns "module b, microbatch 0, forward".
+  std::string describe(module_id x, microbatch_id m, phase what) const;
+
+private:
+  struct context_entry {
+    request_id serves;
+    microbatch_id microbatch;
+    module_id module;
+    phase what = phase::forward;
+    bool is_root = false;
+    bool executes = true;
+    /// What it waits for; put into words only for readers.
+    call_kind kind = call_kind::remote;
+    module_id called;
+    phase during = phase::forward;
+    std::string why;
+    rank_id from = no_rank;
+    request_id asks;
+    completion_ptr done;
+    /// What it waited for came; it waits for the token only.
+    bool answered = false;
+    clock::time_point since;
+    slot_ptr slot;
+    uint64_t calls_seen = 0;
+  };
+
+  using counters = std::vector<std::atomic<uint64_t>>;
+
+  void count(counters& xs, rank_id who) noexcept {
+    if (who.value < xs.size())
+      ++xs[who.value];
+    ++progress_;
+  }
+
+  std::string name_of(module_id x) const;
+  std::string describe(const context_entry& x) const;
+  std::string describe_wait(const context_entry& x) const;
+
+  /// Notices calls that went on inside of executions.
+  void sample();
+
+  const rank_id self_;
+  std::atomic<uint64_t> progress_ = 0;
+  counters sent_;  // by rank
+  counters taken_; // by rank
+
+  mutable std::mutex mutex_;
+  std::function<std::string(module_id)> names_;
+  std::map<context_id, context_entry> contexts_; // that are not idle
+  std::optional<context_id> suspending_;
+  completion_ptr main_wait_; // null: it executes
+  wait_reason main_reason_;
+  clock::time_point main_since_ = clock::now();
+  bool left_ = false;
+};
+
+/// The waiter of the user's thread: writes down what it waits for.
+class noting_waiter final : public waiter {
+public:
+  explicit noting_waiter(rank_board& board) : board_(board) {
+    // nop
+  }
+
+  void wait(const completion_ptr& x, const wait_reason& why) override;
+
+private:
+  rank_board& board_;
+  waiter& plain_ = waiter::current();
+};
+
+} // namespace smp

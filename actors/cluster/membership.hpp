@@ -1,0 +1,106 @@
+#pragma once
+
+// Who takes part in a run: rendezvous and supervision, without CAF in sight.
+
+#include "actors/host/node.hpp"
+#include "actors/stalls/stalls.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// How a rank introduces itself.
+struct member {
+  rank_id rank;
+  int64_t pid = 0;
+  std::string host;
+  /// Secret of the run: strangers who reach the port are refused.
+  std::string run_id;
+  /// These must be equal on all ranks; a rank that differs is refused by name.
+  std::string build;
+  std::string config_hash;
+  /// `fabric::address()`, opaque bytes.
+  std::string fabric_address;
+};
+
+/// SUPERVISOR: gathers the ranks of a run, tells each the others' addresses,
+/// and tells all when one is lost. Lives in the launcher, or in rank 0 where
+/// another launcher (mpirun, srun) started the processes.
+class supervisor_host {
+public:
+  struct options {
+    uint64_t world_size = 1;
+    std::string run_id;
+    /// Only loopback until the control plane has TLS.
+    std::string address = "127.0.0.1";
+    /// 0: any free port.
+    uint16_t port = 0;
+    std::chrono::milliseconds join_limit{30000};
+    /// A connection breaks before the launcher knows why the process ended:
+    /// how long a loss waits for `report_down`. 0 where nobody watches.
+    std::chrono::milliseconds report_grace{300};
+    /// A rank is lost, or refused (first cause first). Any thread; must not
+    /// block.
+    std::function<void(const failure&)> on_rank_down;
+    stall_options stalls;
+    /// Hears of each stall. Any thread; must not block.
+    std::function<void(const stall_report&)> on_stall;
+  };
+
+  /// @throws error (config) if the address is not loopback, (transport) if
+  /// nothing can listen there
+  supervisor_host(actor_host& host, options x);
+
+  /// Unless a rank was lost, lets the others say goodbye first (at most 2 s).
+  ~supervisor_host();
+
+  uint16_t port() const;
+
+  /// The launcher saw the process of `x.rank` end: "killed by signal 9
+  /// (SIGKILL)". The first report about a rank wins and goes to all others.
+  void report_down(const failure& x);
+
+private:
+  struct impl;
+  std::unique_ptr<impl> impl_;
+};
+
+/// One rank's side.
+class membership {
+public:
+  struct options {
+    std::string address = "127.0.0.1";
+    uint16_t port = 0;
+    member me;
+    uint64_t world_size = 1;
+    std::chrono::milliseconds join_limit{30000};
+    /// Another rank, or the SUPERVISOR, is lost. Any thread; must not block.
+    std::function<void(const failure&)> on_rank_down;
+    /// What others may see of this rank.
+    watched_rank watch;
+  };
+
+  membership(actor_host& host, options x);
+
+  /// Ends without a word if `leave` was not called: the others see a loss.
+  ~membership();
+
+  /// Waits for all ranks. @returns the members by rank
+  /// @throws error naming the ranks that did not come, or the rank that
+  /// differs and in what
+  std::vector<member> join();
+
+  /// Says goodbye: the end of this rank is no loss from now on.
+  void leave();
+
+private:
+  struct impl;
+  std::unique_ptr<impl> impl_;
+};
+
+} // namespace smp

@@ -1,0 +1,114 @@
+#include "actors/cluster/roster.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+std::string describe(const member& x) {
+  return fmt::format("rank {} (pid {} on host {})", x.rank.value, x.pid,
+                     x.host);
+}
+
+/// The text names the rank, and may name two.
+failure refuse(std::string text) {
+  return {error_code::config, no_rank, {}, std::move(text)};
+}
+
+} // namespace
+
+roster::roster(uint64_t world_size, std::string run_id)
+  : world_size_(world_size), run_id_(std::move(run_id)) {
+  // nop
+}
+
+// -- joining ------------------------------------------------------------------
+
+failure roster::check_stranger(const member& x) const {
+  // The text must not tell the secret.
+  if (x.run_id != run_id_)
+    return refuse(describe(x) + " belongs to another run");
+  return {};
+}
+
+failure roster::admit(const member& x) {
+  if (x.rank.value >= world_size_)
+    return refuse(fmt::format("{} is out of range: the run has {} ranks",
+                              describe(x), world_size_));
+  if (auto i = members_.find(x.rank); i != members_.end())
+    return refuse(fmt::format("{} claims a place that {} has", describe(x),
+                              describe(i->second)));
+  if (!members_.empty()) {
+    auto& first = members_.begin()->second;
+    if (x.build != first.build)
+      return refuse(fmt::format("{} runs another build than {}: {} vs {}",
+                                describe(x), describe(first), x.build,
+                                first.build));
+    if (x.config_hash != first.config_hash)
+      return refuse(fmt::format("{} has another configuration than {}: hash"
+                                " {} vs {}",
+                                describe(x), describe(first), x.config_hash,
+                                first.config_hash));
+  }
+  members_.emplace(x.rank, x);
+  return {};
+}
+
+std::vector<member> roster::members() const {
+  std::vector<member> result;
+  for (auto& [rank, x] : members_) {
+    result.push_back(x);
+    result.back().run_id.clear(); // they know it, or must not
+  }
+  return result;
+}
+
+failure roster::missing(std::chrono::milliseconds limit) const {
+  std::string names;
+  for (uint64_t i = 0; i < world_size_; ++i)
+    if (members_.count(rank_id{i}) == 0)
+      names += (names.empty() ? "" : ", ") + std::to_string(i);
+  auto plural = names.find(',') != std::string::npos;
+  return {error_code::rank_down, no_rank, {},
+          fmt::format("rank{} {} did not join within {} s", plural ? "s" : "",
+                      names, static_cast<double>(limit.count()) / 1000)};
+}
+
+// -- leaving ------------------------------------------------------------------
+
+void roster::leave(rank_id x) {
+  gone_.insert(x);
+}
+
+bool roster::lose(const failure& x) {
+  if (!expected(x.rank))
+    return false;
+  losses_.push_back(x);
+  return true;
+}
+
+bool roster::expected(rank_id x) const {
+  auto is_x = [x](auto& y) { return y.rank == x; };
+  return x.value < world_size_ && gone_.count(x) == 0
+         && std::none_of(losses_.begin(), losses_.end(), is_x);
+}
+
+// -- properties ---------------------------------------------------------------
+
+std::vector<rank_id> roster::present() const {
+  std::vector<rank_id> result;
+  for (auto& [rank, x] : members_)
+    if (expected(rank))
+      result.push_back(rank);
+  return result;
+}
+
+std::vector<rank_id> roster::gone() const {
+  return {gone_.begin(), gone_.end()};
+}
+
+} // namespace smp

@@ -1,0 +1,164 @@
+#include "actors/cluster/supervisor.hpp"
+
+#include "actors/stalls/stall_monitor.hpp"
+
+#include <caf/send.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace smp {
+
+// -- joining ------------------------------------------------------------------
+
+caf::result<welcome> supervisor_state::join(const member& x,
+                                            const member_actor& hdl) {
+  if (auto err = ranks->check_stranger(x))
+    return welcome{{}, err};
+  if (failed)
+    return welcome{{}, failed};
+  if (auto err = ranks->admit(x)) {
+    fail(err);
+    options.on_rank_down(err);
+    return welcome{{}, err};
+  }
+  self->monitor(hdl);
+  members.emplace(x.rank, hdl);
+  auto promise = self->make_response_promise<welcome>();
+  waiting.emplace(x.rank, promise);
+  if (ranks->complete())
+    for (auto& [rank, y] : std::exchange(waiting, {}))
+      y.deliver(welcome{ranks->members(), {}});
+  return promise;
+}
+
+void supervisor_state::on_deadline() {
+  if (closing)
+    return self->quit(reason);
+  if (ranks->complete() || failed)
+    return;
+  auto err = ranks->missing(options.join_limit);
+  fail(err);
+  options.on_rank_down(err);
+}
+
+// -- leaving ------------------------------------------------------------------
+
+void supervisor_state::leave(rank_id x) {
+  end_watch();
+  ranks->leave(x);
+  if (auto i = members.find(x); i != members.end()) {
+    self->demonitor(i->second);
+    members.erase(i);
+  }
+  settle();
+}
+
+void supervisor_state::watch(rank_id x, const rank_watch_actor& hdl) {
+  watches.emplace(x, hdl);
+  if (watched || watches.size() != ranks->world_size())
+    return;
+  watched = true;
+  stall_monitor_config config;
+  config.options = options.stalls;
+  config.on_report = options.on_stall;
+  for (auto& [rank, y] : watches)
+    config.ranks.push_back(y);
+  monitor = self->spawn(stall_monitor, std::move(config));
+}
+
+void supervisor_state::end_watch() {
+  watched = true;
+  watches.clear();
+  if (monitor)
+    self->send_exit(monitor, caf::exit_reason::user_shutdown);
+  monitor = nullptr;
+}
+
+void supervisor_state::on_down(const caf::down_msg& x) {
+  auto is_source = [&](auto& y) { return y.second.address() == x.source; };
+  auto i = std::find_if(members.begin(), members.end(), is_source);
+  if (i == members.end())
+    return;
+  auto rank = i->first;
+  members.erase(i);
+  end_watch();
+  settle();
+  if (options.report_grace.count() == 0)
+    return on_grace_over(rank);
+  self->delayed_send(self, options.report_grace, deadline_atom_v, rank);
+}
+
+void supervisor_state::on_grace_over(rank_id x) {
+  lose({error_code::rank_down, x, {},
+        "lost: its process ended or its connection broke"});
+}
+
+void supervisor_state::lose(const failure& x) {
+  if (!ranks->lose(x))
+    return;
+  end_watch();
+  members.erase(x.rank);
+  for (auto& [rank, hdl] : members)
+    self->send(hdl, down_atom_v, x);
+  fail(x);
+  options.on_rank_down(x);
+  settle();
+}
+
+void supervisor_state::fail(const failure& x) {
+  if (failed)
+    return;
+  failed = x;
+  for (auto& [rank, y] : std::exchange(waiting, {}))
+    y.deliver(welcome{{}, x});
+}
+
+void supervisor_state::on_exit(const caf::exit_msg& x) {
+  closing = true;
+  reason = x.reason;
+  end_watch();
+  self->delayed_send(self, std::chrono::seconds(2), deadline_atom_v);
+  settle();
+}
+
+void supervisor_state::settle() {
+  if (closing && (failed || members.empty()))
+    self->quit(reason);
+}
+
+supervisor_status supervisor_state::status() const {
+  return {ranks->world_size(), ranks->present(), ranks->gone(),
+          ranks->losses()};
+}
+
+// -- behavior -----------------------------------------------------------------
+
+supervisor_actor::behavior_type supervisor(supervisor_state::pointer self,
+                                           supervisor_host::options options) {
+  auto& st = self->state;
+  st.ranks.emplace(options.world_size, options.run_id);
+  st.options = std::move(options);
+  self->delayed_send(self, st.options.join_limit, deadline_atom_v);
+  self->set_down_handler(
+    [self](const caf::down_msg& x) { self->state.on_down(x); });
+  self->set_exit_handler(
+    [self](const caf::exit_msg& x) { self->state.on_exit(x); });
+  // A member that cannot take a message is about to be lost anyway.
+  self->set_error_handler([](const caf::error&) {});
+  return {
+    [self](const member& x, const member_actor& hdl) {
+      return self->state.join(x, hdl);
+    },
+    [self](rank_id x, const rank_watch_actor& hdl) {
+      self->state.watch(x, hdl);
+    },
+    [self](goodbye_atom, rank_id x) { self->state.leave(x); },
+    [self](down_atom, const failure& x) { self->state.lose(x); },
+    [self](deadline_atom) { self->state.on_deadline(); },
+    [self](deadline_atom, rank_id x) { self->state.on_grace_over(x); },
+    [self](status_atom) { return self->state.status(); },
+  };
+}
+
+} // namespace smp

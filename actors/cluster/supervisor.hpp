@@ -1,0 +1,74 @@
+#pragma once
+
+#include "actors/protocol/actors.hpp"
+#include "actors/cluster/roster.hpp"
+
+#include <caf/send.hpp>
+#include <caf/stateful_actor.hpp>
+#include <caf/typed_response_promise.hpp>
+
+#include <map>
+#include <optional>
+
+namespace smp {
+
+struct supervisor_state {
+  static inline const char* name = "smp.supervisor";
+
+  using pointer = supervisor_actor::stateful_pointer<supervisor_state>;
+
+  explicit supervisor_state(pointer self) : self(self) {
+    // nop
+  }
+
+  ~supervisor_state() {
+    if (monitor)
+      caf::anon_send_exit(monitor, caf::exit_reason::kill);
+  }
+
+  caf::result<welcome> join(const member& x, const member_actor& hdl);
+  void leave(rank_id x);
+
+  /// When all ranks can be watched, a STALL MONITOR begins.
+  void watch(rank_id x, const rank_watch_actor& hdl);
+
+  /// Ends the STALL MONITOR: who leaves or is lost stalls nobody.
+  void end_watch();
+
+  void on_down(const caf::down_msg& x);
+  void on_deadline();
+
+  /// Lets the others say goodbye first, unless the run failed.
+  void on_exit(const caf::exit_msg& x);
+
+  /// Goes on with `on_exit`.
+  void settle();
+
+  /// The connection broke, and nobody told a better cause in time.
+  void on_grace_over(rank_id x);
+
+  /// A rank is lost: tells the others, once.
+  void lose(const failure& x);
+
+  /// Ends the run: who joins or waits to join hears `x`.
+  void fail(const failure& x);
+
+  supervisor_status status() const;
+
+  pointer self;
+  supervisor_host::options options;
+  std::optional<roster> ranks;
+  std::map<rank_id, member_actor> members;
+  std::map<rank_id, caf::typed_response_promise<welcome>> waiting;
+  std::map<rank_id, rank_watch_actor> watches;
+  stall_monitor_actor monitor;
+  bool watched = false; // no monitor begins any more
+  failure failed; // the first cause
+  bool closing = false;
+  caf::error reason;
+};
+
+supervisor_actor::behavior_type supervisor(supervisor_state::pointer self,
+                                           supervisor_host::options options);
+
+} // namespace smp

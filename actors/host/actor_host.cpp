@@ -1,0 +1,69 @@
+#include "actors/host/actor_host.hpp"
+
+#include "actors/protocol/actors.hpp"
+#include "actors/schedule/schedule_actor.hpp"
+#include "transport/refuse_waits.hpp"
+
+#include <caf/init_global_meta_objects.hpp>
+#include <caf/io/middleman.hpp>
+#include <caf/thread_hook.hpp>
+
+namespace smp {
+
+void init_message_types() {
+  static const bool done = [] {
+    // Own types first: CAF's own come in whatever order.
+    caf::init_global_meta_objects<caf::id_block::smp>();
+    caf::init_global_meta_objects<caf::id_block::smp_actors>();
+    caf::init_global_meta_objects<caf::id_block::smp_schedule>();
+    caf::io::middleman::init_global_meta_objects();
+    caf::core::init_global_meta_objects();
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
+namespace {
+
+/// Whoever waits on a thread of the actors holds up all of them.
+class waits_refused final : public caf::thread_hook {
+public:
+  void init(caf::actor_system&) override {
+    // nop
+  }
+
+  void thread_started() override {
+    refuse_waits("a thread of the actors");
+  }
+
+  void thread_terminates() override {
+    // nop
+  }
+};
+
+} // namespace
+
+// Never parses: a stray caf-application.conf must not change how smp runs.
+host_config::host_config() {
+  init_message_types();
+  // Idle workers of the default policy sleep between polls, which costs a
+  // remote call 200 us; with more than one thread each send wakes another.
+  set("caf.scheduler.policy", "sharing");
+  set("caf.scheduler.max-threads", 1);
+  load<caf::io::middleman>();
+  // Messages are read by the thread that received them.
+  set("caf.middleman.workers", 0);
+  // No time-out of CAF's own: a process that is stopped is a matter of the STALL
+  // MONITOR. When one ends, its kernel closes the connection; a machine that is
+  // gone, the fabric finds (UCX's keepalive).
+  set("caf.middleman.heartbeat-interval", caf::timespan{0});
+  add_thread_hook<waits_refused>();
+}
+
+actor_host::actor_host() : impl_(std::make_unique<impl>()) {
+  // nop
+}
+
+actor_host::~actor_host() = default;
+
+} // namespace smp

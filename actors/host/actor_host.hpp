@@ -1,0 +1,23 @@
+#pragma once
+
+#include "actors/host/node.hpp"
+
+#include <caf/actor_system.hpp>
+#include <caf/actor_system_config.hpp>
+
+namespace smp {
+
+/// Registers all message types, once per process; before any actor system.
+void init_message_types();
+
+/// Settings of the actor system; the reasons stand beside them.
+struct host_config : caf::actor_system_config {
+  host_config();
+};
+
+struct actor_host::impl {
+  host_config config;
+  caf::actor_system system{config};
+};
+
+} // namespace smp

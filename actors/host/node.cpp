@@ -1,0 +1,245 @@
+#include "actors/host/actor_host.hpp"
+#include "actors/server/module_server.hpp"
+#include "actors/board/rank_board.hpp"
+
+#include <caf/scoped_actor.hpp>
+#include <caf/send.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+/// Calls the `done` of a step exactly once, also when the MODULE SERVER dies.
+/// Shared by the node and its SERVER.
+class step_end {
+public:
+  void begin(std::function<void(step_report)> done, step_id step) {
+    failure dead;
+    {
+      std::lock_guard guard{mutex_};
+      if (!dead_) {
+        done_ = std::move(done);
+        step_ = step;
+        return;
+      }
+      dead = dead_;
+    }
+    done({step, {}, dead});
+  }
+
+  void end(step_report x) {
+    if (auto done = take())
+      done(std::move(x));
+  }
+
+  void server_died(failure x) {
+    auto done = take(&x);
+    if (done)
+      done({step_, {}, std::move(x)});
+  }
+
+private:
+  std::function<void(step_report)> take(const failure* dead = nullptr) {
+    std::lock_guard guard{mutex_};
+    if (dead != nullptr)
+      dead_ = *dead;
+    return std::exchange(done_, nullptr);
+  }
+
+  std::mutex mutex_;
+  std::function<void(step_report)> done_;
+  step_id step_;
+  failure dead_;
+};
+
+/// Bounds a sequence of questions as a whole.
+class deadline {
+public:
+  explicit deadline(std::chrono::milliseconds limit)
+    : end_(std::chrono::steady_clock::now() + limit) {
+    // nop
+  }
+
+  std::chrono::milliseconds left() const {
+    using namespace std::chrono;
+    auto x = ceil<milliseconds>(end_ - steady_clock::now());
+    return std::max(x, milliseconds{1});
+  }
+
+private:
+  std::chrono::steady_clock::time_point end_;
+};
+
+template <class T, class Handle>
+T ask_status(caf::scoped_actor& self, const Handle& hdl, const deadline& limit,
+             const std::string& who) {
+  T result;
+  self->request(hdl, limit.left(), status_atom_v)
+    .receive([&](T& x) { result = std::move(x); },
+             [&](const caf::error& e) {
+               throw error{error_code::internal,
+                           "no status from " + who + ": " + to_string(e)};
+             });
+  return result;
+}
+
+} // namespace
+
+struct node::impl {
+  impl(actor_host& host, node_options x)
+    : system(host.get().system),
+      end(std::make_shared<step_end>()),
+      inbox{{}, x.self, x.pipeline.front()} {
+    if (!x.board)
+      x.board = std::make_shared<rank_board>(x.self, 0);
+    board = x.board;
+    auto on_step_over = [end = end](step_report y) { end->end(std::move(y)); };
+    inbox.server = system.spawn(module_server,
+                                server_config{std::move(x), on_step_over});
+    inbox.server->attach_functor([end = end, self = inbox.self](
+                                   const caf::error& reason) {
+      end->server_died({error_code::internal, self, {},
+                        "the MODULE SERVER ended: " + to_string(reason)});
+    });
+  }
+
+  caf::actor_system& system;
+  std::shared_ptr<rank_board> board;
+  std::shared_ptr<step_end> end;
+  server_inbox inbox;
+};
+
+node::node(actor_host& host, node_options x)
+  : impl_(std::make_unique<impl>(host, std::move(x))) {
+  // nop
+}
+
+node::~node() {
+  auto& server = impl_->inbox.server;
+  caf::scoped_actor self{impl_->system};
+  self->monitor(server);
+  self->send_exit(server, caf::exit_reason::user_shutdown);
+  // Everything that waits is cancelled now; only user code that computes can
+  // still hold the rank, and it cannot be interrupted.
+  for (bool down = false; !down;) {
+    self->receive([&](const caf::down_msg&) { down = true; },
+                  caf::after(std::chrono::seconds(10)) >> [&] {
+                    std::fprintf(stderr,
+                                 "smp: rank %llu ends, but its user code still"
+                                 " runs\n",
+                                 static_cast<unsigned long long>(
+                                   impl_->inbox.self.value));
+                  });
+  }
+}
+
+void node::begin_step(const run_step& x,
+                      std::function<void(step_report)> done) {
+  impl_->board->note();
+  impl_->end->begin(std::move(done), x.step);
+  caf::anon_send(impl_->inbox.server, x);
+}
+
+void node::deliver(rank_id from, message x) {
+  impl_->inbox.deliver(from, std::move(x));
+}
+
+void node::rank_down(const failure& x) {
+  caf::anon_send(impl_->inbox.server, down_atom_v, x);
+}
+
+node_status node::status(std::chrono::milliseconds limit) {
+  auto until = deadline{limit};
+  caf::scoped_actor self{impl_->system};
+  auto rank = "rank " + std::to_string(impl_->inbox.self.value);
+  auto server = ask_status<server_status>(self, impl_->inbox.server, until,
+                                          "the MODULE SERVER of " + rank);
+  node_status result;
+  result.rank = server.rank;
+  result.step = server.step;
+  result.in_step = server.in_step;
+  result.ready = server.ready;
+  result.later = server.later;
+  result.held = server.held;
+  result.blocked = server.blocked;
+  result.dropped = server.dropped;
+  result.unknown = server.unknown;
+  result.pending = server.pending;
+  for (auto& hdl : server.contexts) {
+    auto x = ask_status<context_status>(self, hdl, until,
+                                        "a WORKER CONTEXT of " + rank);
+    result.contexts.push_back({x.context, to_string(x.state), x.current,
+                               x.microbatch, x.module, x.what,
+                               std::move(x.waits_for), x.seconds, x.served});
+  }
+  if (server.scheduler) {
+    auto x = ask_status<scheduler_status>(self, server.scheduler, until,
+                                          "the PIPELINE SCHEDULER of " + rank);
+    result.microbatches_running = x.running;
+    result.microbatches_left = x.left;
+  }
+  return result;
+}
+
+// Mailboxes keep the order of messages of one sender. So if the MODULE SERVER
+// answers, then the SCHEDULER, then the SERVER again, and nothing was written
+// to the board meanwhile, then no message was on its way between them.
+void node::complete(rank_view& x, std::chrono::milliseconds limit) {
+  auto until = deadline{limit};
+  caf::scoped_actor self{impl_->system};
+  auto ask_server = [&] {
+    return ask_status<server_status>(self, impl_->inbox.server, until,
+                                     "the MODULE SERVER");
+  };
+  auto before = impl_->board->look();
+  try {
+    auto server = ask_server();
+    if (server.scheduler) {
+      auto y = ask_status<scheduler_status>(self, server.scheduler, until,
+                                            "the PIPELINE SCHEDULER");
+      if (!y.asks.empty()) {
+        activity z;
+        z.who = activity::kind::schedule;
+        z.executes = true;
+        z.what = y.asks;
+        z.seconds = y.seconds;
+        x.activities.push_back(std::move(z));
+      }
+    }
+    server = ask_server();
+    for (auto& y : server.queue) {
+      activity z;
+      z.who = activity::kind::queued;
+      z.serves = y.id;
+      z.what = impl_->board->describe(y.module, y.microbatch, y.what);
+      z.waits_for = y.why;
+      x.activities.push_back(std::move(z));
+    }
+    x.complete = true;
+    auto executes = [](auto& y) { return y.executes; };
+    // Work that waits for its place in a record is served by no token.
+    x.settled = !server.in_line
+                && std::none_of(x.activities.begin(), x.activities.end(),
+                                executes)
+                && impl_->board->look() == before && x.progress == before;
+  } catch (const error& e) {
+    activity z;
+    z.who = activity::kind::schedule;
+    z.executes = true;
+    z.what = std::string{"actors do not answer ("} + e.what() + ')';
+    x.activities.push_back(std::move(z));
+  }
+}
+
+std::shared_ptr<execution_token> make_execution_token() {
+  return std::make_shared<execution_token>();
+}
+
+} // namespace smp

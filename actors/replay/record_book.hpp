@@ -1,0 +1,177 @@
+#pragma once
+
+#include "actors/protocol/messages.hpp"
+#include "actors/replay/step_record.hpp"
+
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace smp {
+
+/// A rank's records of steps, by kind of step, and which step is replayed. All
+/// ranks of a pipeline replay the same step, which pp_rank 0 chooses: with one
+/// choice per rank each would wait for what the others do not do (R33).
+///
+/// Thread-safe: the MODULE SERVER plans and records steps, executions look up
+/// what the record knows of them.
+class record_book {
+public:
+  /// Steps that learn what the next ones know come first, one or two of them.
+  /// Who learns in every step gets a record of such a step in the end.
+  static constexpr uint64_t max_learnt = 3;
+
+  /// A record keeps every message but its tensors. Who feeds ever new shapes
+  /// gets no replay for them, and must not run out of memory. All ranks use
+  /// keys in the same order, so they forget the same ones.
+  static constexpr size_t max_keys = 16;
+
+  struct options {
+    /// Replays messages and order (`smp.static_mode`).
+    bool static_mode = false;
+    /// Steps to record, of which the fastest is replayed.
+    uint64_t steps = 5;
+    /// A step that diverges from its record goes on without.
+    bool fall_back = false;
+    /// Replays an order that timing has no part in
+    /// (`smp.deterministic_server`).
+    bool fixed_order = false;
+    /// Requests go on without their answers (`smp.fast_mode`). They name their
+    /// results, otherwise in each step, so that only the order is replayed.
+    bool promises = false;
+  };
+
+  /// How a step went on this rank.
+  struct step_note {
+    step_id step;
+    uint64_t key = 0;
+    bool recorded = false;
+    bool replayed = false;
+    /// How it diverged from the record and went on without; else empty.
+    std::string divergence;
+  };
+
+  explicit record_book(options x);
+
+  /// Tells whether steps are recorded or replayed at all.
+  bool active() const noexcept {
+    return options_.static_mode || options_.fixed_order;
+  }
+
+  bool static_mode() const noexcept {
+    return options_.static_mode;
+  }
+
+  /// Tells whether messages are replayed as well as the order.
+  bool forms() const noexcept {
+    return options_.static_mode && !options_.promises;
+  }
+
+  bool fall_back() const noexcept {
+    return options_.fall_back;
+  }
+
+  bool fixed_order() const noexcept {
+    return options_.fixed_order;
+  }
+
+  // -- pp_rank 0 --------------------------------------------------------------
+
+  /// The key of the steps from now on.
+  void set_key(uint64_t x);
+
+  /// Decides about the next step.
+  step_plan plan(step_id step);
+
+  /// A step took so long, in seconds.
+  /// @param learnt it waited for what later steps will know before: it is
+  ///        replayed only if there is nothing better
+  /// @param warm_up the same holds for so many first steps of each kind
+  void took(step_id step, double seconds, bool learnt = false,
+            size_t warm_up = 0);
+
+  // -- all ranks --------------------------------------------------------------
+
+  /// @returns what is replayed, or null if the step is recorded.
+  /// @throws error (internal) if this rank does not have that record
+  std::shared_ptr<const step_record> begin(const step_plan& x);
+
+  /// The step ended well.
+  void recorded(const step_plan& x, step_record record);
+
+  /// The step diverges from its record.
+  void diverged(const std::string& how);
+
+  /// The step is over.
+  void end();
+
+  /// Of the running step, or the last one.
+  step_note note() const;
+
+  /// @returns the record of a step, or null.
+  std::shared_ptr<const step_record> find(uint64_t key, step_id step) const;
+
+  /// Replaces it, and has it replayed.
+  void choose(uint64_t key, step_id step, step_record record);
+
+  /// Forgets everything, between steps: the model is another one.
+  void clear();
+
+  // -- executions -------------------------------------------------------------
+
+  /// Tells whether the running step replays a record, and did not diverge.
+  bool replaying() const;
+
+  /// What call `number`, from 0, of an execution was answered with in the step
+  /// that is replayed: metadata of tensors, and all other values. This step's
+  /// answer is the same, or the step fails or diverges.
+  /// @param execution the request that it serves (`execution::id`)
+  /// @returns null if the running step does not replay, or the record has no
+  ///          such call
+  std::shared_ptr<const recorded_call> expected(request_id execution,
+                                                uint32_t number) const;
+
+  /// How request `number`, from 0, of an execution was sent in the step that is
+  /// replayed.
+  struct known_request {
+    /// Nobody waited for its answer.
+    bool promised = false;
+    uint32_t number = 0; // see `recorded_call::number`
+  };
+
+  /// @param execution the request that it serves (`execution::id`)
+  /// @returns nothing if the running step does not replay, or the record has no
+  ///          such request
+  std::optional<known_request> sent(request_id execution,
+                                    uint32_t number) const;
+
+  /// @returns a number that promises of the running step have to exceed unless
+  ///          the record numbers them; stays after a divergence.
+  uint32_t last_promise() const;
+
+private:
+  struct entry {
+    uint64_t key = 0;
+    std::map<step_id, std::shared_ptr<const step_record>> records;
+    std::map<step_id, double> seconds;
+    uint64_t learnt = 0; // how many of `seconds`
+    std::optional<step_id> chosen;
+  };
+
+  const entry* find(uint64_t key) const;
+  entry& use(uint64_t key);
+  static void choose(entry& x, step_id step);
+
+  const options options_;
+  mutable std::mutex mutex_;
+  uint64_t key_ = 0;
+  std::list<entry> entries_; // the last one used comes first
+  std::shared_ptr<const step_record> replayed_;
+  uint32_t last_promise_ = 0;
+  step_note note_;
+};
+
+} // namespace smp

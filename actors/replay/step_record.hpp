@@ -1,0 +1,93 @@
+#pragma once
+
+// What one rank did in one step (R33): plain data, written by `step_recorder`,
+// followed by `step_replay`.
+
+#include "actors/protocol/request.hpp"
+#include "partition/schedule.hpp"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// What of a tensor is the same in every step of a static flow.
+struct tensor_form {
+  uint8_t dtype = 0;
+  device_ref device;
+  std::vector<int64_t> shape;
+  bool operator==(const tensor_form&) const = default;
+};
+
+/// What of a message is the same in every step of a static flow: all but what
+/// its tensors contain. What else differs between steps travels as a tensor
+/// (runtime/remote/request_kind.hpp).
+struct message_form {
+  std::vector<std::byte> bytes;
+  std::vector<tensor_form> tensors;
+};
+
+message_form form_of(const payload& x);
+
+/// @returns how `seen` differs from the record, or nothing if it does not.
+std::optional<std::string> difference(const message_form& recorded,
+                                      const payload& seen);
+
+/// Where an execution gave the token back: a request, or the end of its
+/// forward phase; or a promise, at which it went on.
+struct recorded_call {
+  call_kind kind = call_kind::remote;
+  uint32_t number = 0; // of the request
+  rank_id owner;
+  module_id module;
+  phase what = phase::forward;
+  std::string name; // as `wait_reason` has it
+  message_form asked;
+  message_form answered;
+};
+
+/// A microbatch of the step body, or a call of another rank.
+struct recorded_execution {
+  request_id id; // `without_step`
+  microbatch_id microbatch;
+  module_id module;
+  phase what = phase::forward;
+  uint64_t turn = 0;
+  message_form asked;
+  message_form answered;
+  std::vector<recorded_call> calls;
+  /// By segment, from one call that gave the token back to the next: others had
+  /// the token while it waited for something else, a fetch or its turn.
+  /// Stretches are numbered from 0.
+  std::vector<bool> interrupted;
+};
+
+/// One segment of an execution got the token.
+struct served_segment {
+  uint32_t execution = 0;
+  uint32_t segment = 0;
+  bool operator==(const served_segment&) const = default;
+};
+
+struct step_record {
+  uint64_t microbatches = 0;
+  std::vector<recorded_execution> executions;
+  /// By `recorded_execution::id`.
+  std::map<request_id, uint32_t> by_id;
+  /// What was served one after the other.
+  std::vector<served_segment> order;
+  /// On pp_rank 0: what was started or granted one after the other.
+  std::vector<task> admission;
+  /// No request of this rank had a higher number, and no promise; the latter
+  /// without its `promise_bit`.
+  uint32_t last_number = 0;
+  uint32_t last_promise = 0;
+
+  /// @returns the execution of a request of any step, or null.
+  const recorded_execution* find(request_id x) const;
+};
+
+} // namespace smp

@@ -1,0 +1,58 @@
+#pragma once
+
+#include "actors/replay/step_record.hpp"
+
+namespace smp {
+
+/// Writes down what a rank does in a step. Executions are named by the request
+/// that they serve.
+class step_recorder {
+public:
+  explicit step_recorder(uint64_t microbatches);
+
+  /// On pp_rank 0: the SCHEDULER decided.
+  void admitted(const task& x);
+
+  // -- the token --------------------------------------------------------------
+
+  /// A request begins; it still has its body.
+  void started(const request& x);
+
+  /// An execution goes on after a request or a grant.
+  void resumed(request_id execution);
+
+  /// An execution waits for something else than a request or a grant.
+  void waits(request_id execution);
+
+  /// It goes on after that.
+  void woken(request_id execution);
+
+  // -- messages ---------------------------------------------------------------
+
+  /// An execution sent the request or promise `id`, or waits for its grant
+  /// under that id.
+  void called(request_id execution, request_id id, const call& x);
+
+  void answered(request_id id, const payload& x);
+
+  /// An execution ended with this.
+  void ended(request_id execution, const payload& x);
+
+  /// @returns the record; nothing else may be called afterwards.
+  step_record take();
+
+private:
+  recorded_execution& at(request_id execution);
+
+  struct call_place {
+    request_id execution;
+    size_t call = 0;
+  };
+
+  step_record record_;
+  std::map<uint32_t, call_place> calls_;   // by number
+  std::map<request_id, uint64_t> waiting_; // value of `served_` then
+  uint64_t served_ = 0;
+};
+
+} // namespace smp

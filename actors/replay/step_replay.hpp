@@ -1,0 +1,120 @@
+#pragma once
+
+#include "actors/protocol/messages.hpp"
+#include "actors/replay/step_record.hpp"
+
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace smp {
+
+/// Lets a rank do what it did in a recorded step: in the same order, and
+/// without saying again what its messages look like (R33).
+///
+/// The order is waited for: what is ready does not start before its turn. That
+/// cannot end in a deadlock as long as the flow is the recorded one. All ranks
+/// replay the same step, and their orders are parts of one sequence in which
+/// it really happened; whatever comes first in that sequence and is not done
+/// yet waits for nothing but what is done. So does a request that is blocked,
+/// behind another one or for the objects that it names: in the sequence, both
+/// were there before it started. Waits that are no requests (for a fetch, for
+/// a turn, for what a promise stands for, for the answers to promises) are no
+/// places in the order, as whether they happen is a matter of time: who waits
+/// keeps its place, unless others had the token meanwhile in the record too,
+/// and may go on at any time. If no others had it, whoever comes later in the
+/// order of this rank started after that wait was over, or would have been; so
+/// what is waited for was made before, and needs none of them now.
+///
+/// Whether the flow is the recorded one, each execution tells by itself: it
+/// makes the recorded calls one after the other, promises as well, and ends. So
+/// some rank sees every divergence, and from then on everybody serves without
+/// the record.
+class step_replay {
+public:
+  /// @param forms requests and answers must look as recorded, and need not be
+  ///        sent again; else only the order counts
+  step_replay(std::shared_ptr<const step_record> record, step_id step,
+              bool forms);
+
+  // -- the order --------------------------------------------------------------
+
+  bool next_is(const request& x) const;
+
+  /// Tells whether an execution that got its answer or grant may go on now.
+  bool may_resume(request_id execution) const;
+
+  void started(const request& x);
+
+  void resumed(request_id execution);
+
+  void waits(request_id execution);
+
+  void woken(request_id execution);
+
+  // -- the flow ---------------------------------------------------------------
+
+  /// What the record says of a call.
+  struct known_call {
+    uint32_t number = 0;
+    /// How the flow diverges from the record; else empty.
+    std::string divergence;
+  };
+
+  known_call call(request_id execution, const smp::call& x);
+
+  /// An execution ends with `x`.
+  /// @returns how the flow diverges from the record; else empty
+  std::string end(request_id execution, const payload& x);
+
+  /// Tells whether messages name the record instead of repeating it.
+  bool forms() const noexcept {
+    return forms_;
+  }
+
+  /// From now on nothing is expected any more.
+  void diverge() noexcept {
+    diverged_ = true;
+  }
+
+  bool diverged() const noexcept {
+    return diverged_;
+  }
+
+  // -- messages that name the record ------------------------------------------
+
+  /// @throws error (protocol) if the record has no such request
+  request restore(recorded_request x) const;
+
+  /// @param execution that got the answer
+  /// @throws error (protocol) if the record has no such answer
+  response restore(recorded_response x, request_id execution) const;
+
+  const step_record& record() const noexcept {
+    return *record_;
+  }
+
+private:
+  struct progress {
+    uint32_t segment = 0;
+    uint32_t calls = 0;
+  };
+
+  const recorded_execution* find(request_id x) const {
+    return record_->find(x);
+  }
+
+  bool next_is(request_id execution, uint32_t segment) const;
+  payload restore(const message_form& form,
+                  std::vector<tensor_ref> tensors) const;
+
+  std::shared_ptr<const step_record> record_;
+  step_id step_;
+  bool forms_;
+  bool diverged_ = false;
+  size_t position_ = 0;              // in the order
+  std::map<request_id, progress> running_;
+  std::optional<request_id> holder_; // waits and keeps its place
+};
+
+} // namespace smp

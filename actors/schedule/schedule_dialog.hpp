@@ -1,0 +1,98 @@
+#pragma once
+
+// Asks a schedule of the user's one question at a time, without actors.
+
+#include "actors/schedule/schedule_events.hpp"
+#include "transport/error.hpp"
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace smp {
+
+/// Brings an event to the user's actor. Called in the middle of an event, so
+/// it must not call back.
+class schedule_asker {
+public:
+  virtual ~schedule_asker() = default;
+
+  /// The answer, or why there is none, comes back under this number.
+  virtual void ask(uint64_t number, const schedule_event& x) = 0;
+};
+
+/// A user's actor may answer late, wrongly or never, and it must neither hang a
+/// step nor spoil it. So every answer is checked when it comes, and what
+/// happens while an answer is due waits in line; of memory levels and
+/// activities of a rank only the latest one does.
+///
+/// The first wrong answer ends it: `next` throws an error that names the actor
+/// and the event.
+class schedule_dialog : public schedule {
+public:
+  /// @param name of the actor, for errors
+  /// @param first number of the first question; numbers grow
+  schedule_dialog(std::string name, const step_begins& begin,
+                  schedule_asker& asker, uint64_t first = 0);
+
+  // -- schedule ---------------------------------------------------------------
+
+  /// @throws error (user_code, or stalled) if an answer was wrong
+  std::optional<task> next() override;
+  void forward_done(microbatch_id x) override;
+  void ended(microbatch_id x) override;
+  void rank_changed(const rank_level& x) override;
+
+  bool deciding() const override {
+    return asked_.has_value();
+  }
+
+  // -- answers ----------------------------------------------------------------
+  // Those to other questions than the last one are ignored.
+
+  void answered(uint64_t number, const schedule_answer& x);
+
+  /// There is no answer. @param why "threw: ...", "did not answer ..."
+  void failed(uint64_t number, error_code code, const std::string& why);
+
+  /// Tells whether an answer was wrong or missing.
+  bool broken() const noexcept {
+    return static_cast<bool>(error_);
+  }
+
+  /// The event that the actor owes an answer to, if it owes one.
+  std::optional<schedule_event> question() const {
+    return asked_ ? std::optional{event_} : std::nullopt;
+  }
+
+  /// The number of the next question.
+  uint64_t next_number() const noexcept {
+    return number_;
+  }
+
+private:
+  enum class state : uint8_t { not_started, forward, ready_for_backward, backward, ended };
+
+  void tell(schedule_event x);
+  void ask();
+  void accept(const task& x);
+  void refuse(error_code code, const std::string& why);
+
+  std::string name_;
+  step_begins begin_;
+  schedule_asker& asker_;
+  uint64_t number_;
+  std::optional<uint64_t> asked_; // the number of the open question
+  schedule_event event_;          // what it asks
+  std::deque<schedule_event> events_;
+  std::deque<task> tasks_;
+  std::vector<state> states_; // by microbatch
+  uint64_t left_;             // microbatches that did not end
+  uint64_t in_flight_ = 0;    // phases that run
+  uint64_t alive_ = 0;
+  std::map<uint32_t, rank_level> levels_; // as the actor knows them
+  failure error_;
+};
+
+} // namespace smp

@@ -1,0 +1,45 @@
+#pragma once
+
+// A schedule actor of the user's as runtime/ sees it: free of CAF.
+
+#include "actors/host/node.hpp"
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace smp {
+
+class schedule_actor_type;
+
+/// What the PIPELINE SCHEDULER needs to work with a user's actor.
+struct user_schedule {
+  std::shared_ptr<const schedule_actor_type> type;
+  /// `smp.schedule.options`
+  std::string options;
+  uint64_t partitions = 1;
+  /// Bound on microbatches alive, for a step of so many microbatches.
+  std::function<uint64_t(uint64_t microbatches)> active;
+  /// For each answer (R34).
+  std::chrono::milliseconds timeout{5000};
+  /// Bytes that this rank keeps; any thread.
+  std::function<uint64_t()> memory_in_use;
+  /// The actor may block without holding up others. Off in tests that have no
+  /// threads.
+  bool own_thread = true;
+};
+
+/// Opens a plug-in. It stays loaded until the process ends.
+/// @throws error (config) if `path` is no plug-in of this interface or has no
+///         schedule `name`; the error lists those it has
+std::shared_ptr<const schedule_actor_type>
+load_schedule_actor(const std::string& path, const std::string& name);
+
+/// A user's actor may be stateful, so it is played (R34) with an instance of
+/// its own: this schedule spawns one, asks it, and ends it.
+/// @pre asked on one thread, none of the actor system's
+schedule_ptr rehearse(actor_host& host, const user_schedule& x,
+                      uint64_t microbatches);
+
+} // namespace smp

@@ -1,0 +1,409 @@
+#include "actors/server/module_server.hpp"
+
+#include "actors/schedule/pipeline_scheduler.hpp"
+#include "actors/board/rank_board.hpp"
+#include "actors/schedule/user_schedule.hpp"
+#include "actors/protocol/wire.hpp"
+#include "actors/server/worker_context.hpp"
+
+#include <caf/send.hpp>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <variant>
+
+namespace smp {
+
+module_server_state::module_server_state(pointer self)
+  : self(self),
+    door(std::make_shared<server_door>(module_server_actor{self})) {
+  // nop
+}
+
+module_server_state::~module_server_state() {
+  door->close();
+  for (auto& [id, hdl] : contexts)
+    caf::anon_send_exit(hdl, caf::exit_reason::kill);
+  if (scheduler)
+    caf::anon_send_exit(scheduler, caf::exit_reason::kill);
+}
+
+// -- what the core wants ------------------------------------------------------
+
+void module_server_state::start(context_id ctx, request x) {
+  config.node.board->started(ctx, x);
+  auto& hdl = contexts[ctx];
+  if (!hdl)
+    hdl = self->spawn<caf::monitored>(worker_context, ctx,
+                                      module_server_actor{self},
+                                      config.node.make_executor);
+  self->send(hdl, std::move(x));
+}
+
+void module_server_state::resume(context_id ctx, response x) {
+  config.node.board->resumed(ctx);
+  if (auto i = contexts.find(ctx); i != contexts.end())
+    self->send(i->second, std::move(x));
+}
+
+void module_server_state::ask(rank_id owner, request x) {
+  send_request(owner, std::move(x));
+}
+
+void module_server_state::ask(rank_id owner, recorded_request x) {
+  send_request(owner, std::move(x));
+}
+
+void module_server_state::answer(response x) {
+  config.node.board->note();
+  if (x.id.origin == core->self()) {
+    if (scheduler)
+      self->send(scheduler, std::move(x));
+    return;
+  }
+  // An answer that is just a failure has nothing left to fall back to.
+  auto report_failure = !x.error;
+  send_answer(std::move(x), report_failure);
+}
+
+void module_server_state::answer(recorded_response x) {
+  config.node.board->note();
+  send_answer(std::move(x), true);
+}
+
+void module_server_state::forward_done(const smp::forward_done& x) {
+  config.node.board->note();
+  // It sends grants before it replies. If it died, nothing is granted.
+  self->request(scheduler, caf::infinite, x)
+    .then([this, id = x.id] { core->decided(id); },
+          [this, id = x.id](const caf::error&) { core->decided(id); });
+}
+
+void module_server_state::run(const scheduled_step& x) {
+  config.node.board->note();
+  self->send(scheduler, x);
+}
+
+void module_server_state::planned(const step_plan& x) {
+  config.node.board->note();
+  broadcast(x);
+}
+
+void module_server_state::diverged(const step_diverged& x) {
+  config.node.board->note();
+  if (!scheduler) {
+    config.node.fabric->send(config.node.pipeline.front(), encode(x));
+    return;
+  }
+  self->send(scheduler, x);
+  broadcast(x);
+}
+
+void module_server_state::failed(const step_failed& x) {
+  if (config.node.on_step_failed)
+    config.node.on_step_failed(x.step, x.error);
+  config.node.board->note();
+  if (!scheduler)
+    return;
+  self->send(scheduler, x);
+  broadcast(x);
+}
+
+void module_server_state::watch(request_id id, const completion_ptr& x) {
+  // The completion keeps the callback, so the callback must not keep it.
+  x->on_done([door = door, id, done = x.get()] {
+    door->send(completed{id, done->cause()});
+  });
+}
+
+bool module_server_state::gather(const request& x) {
+  auto& find = config.node.gather;
+  auto done = find ? find(x) : completion_ptr{};
+  if (!done || (done->done() && !done->cause()))
+    return true;
+  watch(x.id, done);
+  return false;
+}
+
+void module_server_state::microbatch_over(const microbatch_done& x) {
+  if (config.node.on_microbatch_done)
+    config.node.on_microbatch_done(x.step, x.microbatch);
+}
+
+void module_server_state::activity(bool busy) {
+  auto& schedule = config.node.schedule_actor;
+  if (!schedule || !core->in_step())
+    return;
+  auto& ranks = config.node.pipeline;
+  auto pp_rank = std::find(ranks.begin(), ranks.end(), core->self())
+                 - ranks.begin();
+  uint64_t memory = schedule->memory_in_use ? schedule->memory_in_use() : 0;
+  rank_report x{core->step(),
+                {static_cast<uint32_t>(pp_rank), busy,
+                 memory - std::min(memory, memory_at_begin)}};
+  if (scheduler)
+    self->send(scheduler, x);
+  else if (pp_rank > 0)
+    config.node.fabric->send(ranks.front(), encode(x));
+}
+
+void module_server_state::step_over(step_report x) {
+  if (config.node.on_step_over)
+    config.node.on_step_over(x.step);
+  config.node.board->note();
+  config.on_step_over(std::move(x));
+}
+
+// -- events -------------------------------------------------------------------
+
+void module_server_state::enter(const run_step& x) {
+  if (auto& schedule = config.node.schedule_actor;
+      schedule && schedule->memory_in_use)
+    memory_at_begin = schedule->memory_in_use();
+  try {
+    core->enter(x);
+  } catch (const error& e) {
+    config.on_step_over({x.step, {}, e.cause()});
+  }
+}
+
+void module_server_state::on_down(const caf::down_msg& x) {
+  if (scheduler && scheduler.address() == x.source) {
+    scheduler = nullptr;
+    auto err = failure{error_code::internal, core->self(), {},
+                       "the PIPELINE SCHEDULER died: " + to_string(x.reason)};
+    if (!closing) {
+      auto report = step_report{core->step(), {}, err};
+      broadcast(report);
+      core->end_step(std::move(report));
+    }
+  }
+  auto is_source = [&](auto& y) { return y.second.address() == x.source; };
+  if (auto i = std::find_if(contexts.begin(), contexts.end(), is_source);
+      i != contexts.end()) {
+    auto id = i->first;
+    config.node.board->ended(id);
+    contexts.erase(i);
+    core->lose(id, to_string(x.reason));
+  }
+  settle();
+}
+
+void module_server_state::on_exit(const caf::exit_msg& x) {
+  closing = true;
+  reason = x.reason;
+  if (scheduler)
+    self->send_exit(scheduler, reason);
+  core->shut_down();
+  settle();
+}
+
+void module_server_state::settle() {
+  if (!closing || core->num_busy() > 0)
+    return;
+  // No executor thread executes any more, so joining them takes no time.
+  for (auto& [id, hdl] : contexts)
+    self->send_exit(hdl, reason);
+  if (contexts.empty() && !scheduler)
+    self->quit(reason);
+}
+
+// -- helpers ------------------------------------------------------------------
+
+template <class T>
+void module_server_state::send_request(rank_id owner, T x) {
+  config.node.board->asked(x.id);
+  auto on_sent = [door = door, id = x.id](const failure& e) {
+    if (e)
+      door->send(completed{id, e});
+  };
+  config.node.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
+}
+
+template <class T>
+void module_server_state::send_answer(T x, bool report_failure) {
+  auto to = x.id.origin;
+  fabric::sent_callback on_sent;
+  if (report_failure)
+    on_sent = [door = door, id = x.id](const failure& e) {
+      if (e && e.code != error_code::rank_down)
+        door->send(undelivered{id, e});
+    };
+  config.node.fabric->send(to, encode(std::move(x)), std::move(on_sent));
+}
+
+template <class T>
+void module_server_state::broadcast(const T& x) {
+  for (auto rank : config.node.pipeline)
+    if (rank != core->self())
+      config.node.fabric->send(rank, encode(x));
+}
+
+server_status module_server_state::status() const {
+  server_status result;
+  result.rank = core->self();
+  result.step = core->step();
+  result.in_step = core->in_step();
+  result.ready = core->num_ready();
+  result.in_line = core->in_line();
+  result.later = core->num_later();
+  result.held = core->num_held();
+  result.blocked = core->num_blocked();
+  result.dropped = core->num_dropped();
+  result.unknown = core->num_unknown();
+  result.pending = core->num_pending();
+  core->each_queued([&](const request& x, const char* why) {
+    result.queue.push_back({x.id, x.microbatch, x.module, x.what, why});
+  });
+  for (auto& [id, hdl] : contexts)
+    result.contexts.push_back(hdl);
+  result.scheduler = scheduler;
+  return result;
+}
+
+// -- behavior -----------------------------------------------------------------
+
+module_server_actor::behavior_type
+module_server(module_server_state::pointer self, server_config config) {
+  auto& st = self->state;
+  st.config = std::move(config);
+  auto& node = st.config.node;
+  if (!node.board)
+    node.board = std::make_shared<rank_board>(node.self, 0);
+  auto leader = node.pipeline.front() == node.self;
+  server_core::options options;
+  options.self = node.self;
+  options.leader = leader;
+  options.make_order = node.make_order;
+  options.token = node.token;
+  options.on_token = [door = st.door] { door->send(token_atom_v); };
+  options.sequencer = node.sequencer;
+  options.ordered_modules = node.ordered_modules;
+  options.records = node.records;
+  options.module_name
+    = [board = node.board](module_id x) { return board->path_of(x); };
+  if (node.sequencer)
+    node.sequencer->on_moved([door = st.door] { door->send(moved_atom_v); });
+  st.core.emplace(std::move(options), st);
+  if (leader)
+    st.scheduler = self->spawn<caf::monitored>(pipeline_scheduler, node.self,
+                                               module_server_actor{self},
+                                               node.make_schedule,
+                                               node.schedule_actor);
+  self->set_down_handler(
+    [self](const caf::down_msg& x) { self->state.on_down(x); });
+  self->set_exit_handler(
+    [self](const caf::exit_msg& x) { self->state.on_exit(x); });
+  // A context that refuses a message is out of step with the core: a defect.
+  // The default handler would quit and take the rank along.
+  self->set_error_handler([self](const caf::error& x) {
+    auto& core = *self->state.core;
+    core.fail_step({core.step(),
+                    {error_code::internal, core.self(), {},
+                     "a message was refused: " + to_string(x)}});
+  });
+  return {
+    [self](const run_step& x) { self->state.enter(x); },
+    [self](const step_plan& x) { self->state.core->plan(x); },
+    [self](const step_diverged& x) { self->state.core->diverge(x); },
+    [self](request& x) { self->state.core->receive(std::move(x)); },
+    [self](recorded_request& x) { self->state.core->receive(std::move(x)); },
+    [self](response& x) {
+      self->state.config.node.board->answered(x.id);
+      self->state.core->receive(std::move(x));
+    },
+    [self](recorded_response& x) {
+      self->state.config.node.board->answered(x.id);
+      self->state.core->receive(std::move(x));
+    },
+    [self](const completed& x) { self->state.core->complete(x); },
+    [self](const undelivered& x) {
+      self->state.answer({x.id, {}, x.error});
+    },
+    [self](const forward_over& x) {
+      auto& st = self->state;
+      if (st.scheduler && st.core->keeps_order())
+        st.broadcast(x);
+      st.core->end_forward(x);
+    },
+    [self](moved_atom) { self->state.core->turns_moved(); },
+    [self](const microbatch_done& x) {
+      if (self->state.scheduler)
+        self->state.broadcast(x);
+      self->state.core->end_microbatch(x);
+    },
+    [self](const step_failed& x) { self->state.core->fail_step(x); },
+    [self](step_report& x) {
+      if (self->state.scheduler)
+        self->state.broadcast(x);
+      self->state.core->end_step(std::move(x));
+      self->state.settle();
+    },
+    [self](const rank_report& x) {
+      if (self->state.scheduler)
+        self->send(self->state.scheduler, x);
+    },
+    [self](down_atom, const failure& x) { self->state.core->rank_down(x); },
+    [self](malformed_atom, const failure& x) {
+      // Its endpoint closes, so it hears of the end as well.
+      self->state.config.node.fabric->peer_lost(x);
+      self->state.core->rank_down(x);
+    },
+    [self](token_atom) { self->state.core->token_granted(); },
+    [self](asked& x) {
+      self->state.core->issue(x.context, std::move(x.what));
+    },
+    [self](suspended& x) {
+      auto& board = *self->state.config.node.board;
+      board.suspended(x.context, x.what);
+      self->state.core->suspend(x.context, std::move(x.what));
+      board.suspend_over();
+    },
+    [self](finished& x) {
+      self->state.config.node.board->ended(x.context);
+      self->state.core->finish(x.context, std::move(x.result));
+      self->state.settle();
+    },
+    [self](status_atom) { return self->state.status(); },
+  };
+}
+
+// -- inbox --------------------------------------------------------------------
+
+void server_inbox::deliver(rank_id from, message x) const {
+  auto refuse = [](const char* why) -> void {
+    throw error{error_code::protocol, why};
+  };
+  auto pass = [&](auto& y) {
+    using type = std::decay_t<decltype(y)>;
+    if constexpr (std::is_same_v<type, request>
+                  || std::is_same_v<type, recorded_request>) {
+      if (y.id.origin != from)
+        refuse("malformed request: origin is not the sender");
+    } else if constexpr (std::is_same_v<type, response>
+                         || std::is_same_v<type, recorded_response>) {
+      if (y.id.origin != self)
+        refuse("malformed response: origin is another rank");
+    } else if constexpr (std::is_same_v<type, rank_report>) {
+      if (self != leader)
+        refuse("malformed control message: only pp_rank 0 may get one");
+    } else if constexpr (std::is_same_v<type, step_diverged>) {
+      if (from != leader && self != leader)
+        refuse("malformed control message: from or to pp_rank 0 only");
+    } else if (from != leader || self == leader) {
+      refuse("malformed control message: only pp_rank 0 may send one");
+    }
+    caf::anon_send(server, std::move(y));
+  };
+  try {
+    auto y = decode(std::move(x));
+    std::visit(pass, y);
+  } catch (const error& e) {
+    auto cause = e.cause();
+    cause.rank = from;
+    caf::anon_send(server, malformed_atom_v, std::move(cause));
+  }
+}
+
+} // namespace smp

@@ -1,0 +1,134 @@
+#pragma once
+
+#include "actors/protocol/actors.hpp"
+#include "actors/host/node.hpp"
+#include "actors/server/server_core.hpp"
+
+#include <caf/send.hpp>
+#include <caf/stateful_actor.hpp>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace smp {
+
+/// What a MODULE SERVER is built from.
+struct server_config {
+  node_options node;
+  /// Hears the end of each step, once. Any thread; must not block.
+  std::function<void(step_report)> on_step_over;
+};
+
+/// Fabrics and completions keep callbacks as long as they like, but no handle
+/// of an actor may outlive its actor system. So callbacks hold this, and the
+/// SERVER closes it when it ends. Thread-safe.
+class server_door {
+public:
+  explicit server_door(module_server_actor hdl) : hdl_(std::move(hdl)) {
+    // nop
+  }
+
+  /// Sends `x` to the SERVER if it still lives.
+  template <class T>
+  void send(T x) {
+    std::lock_guard guard{mutex_};
+    if (hdl_)
+      caf::anon_send(hdl_, std::move(x));
+  }
+
+  void close() {
+    std::lock_guard guard{mutex_};
+    hdl_ = nullptr;
+  }
+
+private:
+  std::mutex mutex_;
+  module_server_actor hdl_;
+};
+
+struct module_server_state : server_output {
+  static inline const char* name = "smp.module-server";
+
+  using pointer = module_server_actor::stateful_pointer<module_server_state>;
+
+  explicit module_server_state(pointer self);
+
+  /// Ends the other actors of the rank, also when the SERVER was killed.
+  ~module_server_state() override;
+
+  // -- server_output ----------------------------------------------------------
+
+  void start(context_id ctx, request x) override;
+  void resume(context_id ctx, response x) override;
+  void ask(rank_id owner, request x) override;
+  void ask(rank_id owner, recorded_request x) override;
+  void answer(response x) override;
+  void answer(recorded_response x) override;
+  void forward_done(const smp::forward_done& x) override;
+  void run(const scheduled_step& x) override;
+  void planned(const step_plan& x) override;
+  void diverged(const step_diverged& x) override;
+  void failed(const step_failed& x) override;
+  void watch(request_id id, const completion_ptr& x) override;
+  bool gather(const request& x) override;
+  void microbatch_over(const microbatch_done& x) override;
+  void activity(bool busy) override;
+  void step_over(step_report x) override;
+
+  // -- events -----------------------------------------------------------------
+
+  void enter(const run_step& x);
+
+  /// A context or the SCHEDULER died.
+  void on_down(const caf::down_msg& x);
+
+  /// The rank shuts down: cancels what runs, then ends the other actors.
+  void on_exit(const caf::exit_msg& x);
+
+  /// A shutdown goes on once nothing executes.
+  void settle();
+
+  // -- helpers ----------------------------------------------------------------
+
+  template <class T>
+  void send_request(rank_id owner, T x);
+
+  template <class T>
+  void send_answer(T x, bool report_failure);
+
+  /// Sends the same to all other ranks of the pipeline, from pp_rank 0.
+  template <class T>
+  void broadcast(const T& x);
+
+  server_status status() const;
+
+  pointer self;
+  std::shared_ptr<server_door> door;
+  server_config config;
+  std::optional<server_core> core;
+  std::map<context_id, worker_context_actor> contexts;
+  pipeline_scheduler_actor scheduler;
+  uint64_t memory_at_begin = 0; // of the step, bytes
+  bool closing = false;
+  caf::error reason;
+};
+
+module_server_actor::behavior_type
+module_server(module_server_state::pointer self, server_config config);
+
+/// The way of messages from the fabric to the MODULE SERVER: reads them on the
+/// thread of the fabric.
+struct server_inbox {
+  module_server_actor server;
+  rank_id self;
+  /// pp_rank 0, who alone may end microbatches and steps.
+  rank_id leader;
+
+  void deliver(rank_id from, message x) const;
+};
+
+} // namespace smp

@@ -1,0 +1,411 @@
+#pragma once
+
+// What a MODULE SERVER decides, without actors: who executes next, who waits
+// for what, and how a step ends.
+
+#include "actors/host/execution_token.hpp"
+#include "actors/protocol/messages.hpp"
+#include "actors/host/node.hpp"
+#include "actors/replay/record_book.hpp"
+#include "actors/replay/step_recorder.hpp"
+#include "actors/replay/step_replay.hpp"
+#include "actors/server/microbatch_sequencer.hpp"
+
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+namespace smp {
+
+/// What a `server_core` makes happen. Called in the middle of an event, so it
+/// must not call back.
+class server_output {
+public:
+  virtual ~server_output() = default;
+
+  // -- contexts: they have the token now --------------------------------------
+
+  /// Gives `x` to a context; one with a new id has to be made.
+  virtual void start(context_id ctx, request x) = 0;
+
+  virtual void resume(context_id ctx, response x) = 0;
+
+  // -- other ranks and the PIPELINE SCHEDULER ---------------------------------
+
+  virtual void ask(rank_id owner, request x) = 0;
+
+  virtual void ask(rank_id owner, recorded_request x) = 0;
+
+  /// Goes to `x.id.origin`; if that is this rank, to the SCHEDULER.
+  virtual void answer(response x) = 0;
+
+  virtual void answer(recorded_response x) = 0;
+
+  /// A microbatch waits for its grant: a response of the SCHEDULER. When that
+  /// decided whether anything starts, it leads to `decided`.
+  virtual void forward_done(const smp::forward_done& x) = 0;
+
+  /// On pp_rank 0: the step began.
+  virtual void run(const scheduled_step& x) = 0;
+
+  /// On pp_rank 0: all ranks have to know before the step begins.
+  virtual void planned(const step_plan& x) = 0;
+
+  /// From pp_rank 0 this goes to all ranks, else to pp_rank 0.
+  virtual void diverged(const step_diverged& x) = 0;
+
+  /// The step has its first failure.
+  virtual void failed(const step_failed& x) = 0;
+
+  // -- others -----------------------------------------------------------------
+
+  /// Reports by `completed` when `x` is done.
+  virtual void watch(request_id id, const completion_ptr& x) = 0;
+
+  /// @returns whether the objects that `x` needs are here; else reports by
+  /// `completed` when they are.
+  virtual bool gather(const request& x) = 0;
+
+  virtual void microbatch_over(const microbatch_done& x) = 0;
+
+  /// This rank begins to work, or has nothing left to do for now.
+  virtual void activity(bool) {
+    // nop
+  }
+
+  /// The step is over here and nothing of it executes.
+  virtual void step_over(step_report x) = 0;
+};
+
+/// A rank serves many microbatches with one execution at a time, and must
+/// neither lose a request nor wait for ever, whatever fails. All of that is
+/// decided here: the step gate (R1), the ready queue, the token, and the one
+/// way out of PENDING: grants, values, errors and cancellations are all
+/// responses, found by request id.
+///
+/// The first failure of a step ends it: queued requests are answered with it,
+/// grants and waits end with it, and what other ranks still work on is waited
+/// for. When a rank died, nothing of others is waited for any more.
+class server_core {
+public:
+  struct options {
+    rank_id self;
+    /// This is pp_rank 0: it runs the microbatches.
+    bool leader = false;
+    /// Default: `backward_first`.
+    order_factory make_order;
+    std::shared_ptr<execution_token> token;
+    /// Called when the token comes later; must lead to `token_granted`.
+    std::function<void()> on_token;
+    /// Null: no module is ordered. Its `on_moved` must lead to `turns_moved`.
+    std::shared_ptr<smp::microbatch_sequencer> sequencer = {};
+    /// The modules of `sequencer` that a request enters.
+    std::function<std::vector<module_id>(const request&)> ordered_modules = {};
+    /// Null, or not active: steps are neither recorded nor replayed.
+    std::shared_ptr<record_book> records = {};
+    /// For errors; may be empty.
+    std::function<std::string(module_id)> module_name = {};
+  };
+
+  server_core(options x, server_output& output);
+  ~server_core();
+  server_core(const server_core&) = delete;
+  server_core& operator=(const server_core&) = delete;
+
+  // -- steps ------------------------------------------------------------------
+
+  /// Opens the gate: requests that waited for this step become ready. Where
+  /// steps are recorded, it opens when the plan of pp_rank 0 is there as well.
+  /// @throws error (internal) unless it is a later step than all before and
+  /// none is running
+  void enter(const run_step& x);
+
+  /// What pp_rank 0 decided about recording a step.
+  void plan(const step_plan& x);
+
+  /// Another rank saw the step diverge from its record.
+  void diverge(const step_diverged& x);
+
+  /// The forward phase of a microbatch ended everywhere.
+  void end_forward(const forward_over& x);
+
+  /// A microbatch ended everywhere.
+  void end_microbatch(const microbatch_done& x);
+
+  /// Another rank, or the SCHEDULER, saw the step fail.
+  void fail_step(const step_failed& x);
+
+  /// The step ended; kept until this rank entered it.
+  void end_step(step_report x);
+
+  /// Cancels whatever runs; nothing is served any more.
+  void shut_down();
+
+  // -- messages ---------------------------------------------------------------
+
+  void receive(request x);
+
+  void receive(recorded_request x);
+
+  /// Counts the response if nobody waits for it.
+  void receive(response x);
+
+  void receive(recorded_response x);
+
+  void complete(const completed& x);
+
+  /// Fails what waits, the running step, and all later ones.
+  void rank_down(const failure& x);
+
+  void token_granted();
+
+  /// Requests that are held may have their turn now.
+  void turns_moved();
+
+  /// The SCHEDULER heard of `forward_done` with this id; a grant came before.
+  void decided(request_id x);
+
+  // -- contexts ---------------------------------------------------------------
+  // What a context that was lost sends late is ignored, not an error.
+
+  /// A context sent the promise `x` and goes on.
+  void issue(context_id ctx, call x);
+
+  /// A context parked: the token is free, the call is registered.
+  void suspend(context_id ctx, call x);
+
+  /// A context is idle: the token is free, its request has its answer.
+  void finish(context_id ctx, outcome x);
+
+  /// A context died: its token is free, its request fails.
+  void lose(context_id ctx, const std::string& why);
+
+  // -- properties -------------------------------------------------------------
+
+  rank_id self() const noexcept {
+    return options_.self;
+  }
+
+  step_id step() const noexcept {
+    return current_.step;
+  }
+
+  bool in_step() const noexcept {
+    return open_ || report_.has_value() || entering_.has_value();
+  }
+
+  /// Contexts that are not idle.
+  size_t num_busy() const noexcept;
+
+  size_t num_contexts() const noexcept {
+    return contexts_.size();
+  }
+
+  size_t num_ready() const noexcept {
+    return ready_.size();
+  }
+
+  size_t num_later() const noexcept {
+    return later_.size();
+  }
+
+  size_t num_held() const noexcept {
+    return held_.size();
+  }
+
+  size_t num_blocked() const noexcept {
+    return blocked_.size();
+  }
+
+  /// Tells whether work here waits until another one gives the token back.
+  bool in_line() const noexcept {
+    return hold_ == hold::in_line;
+  }
+
+  /// Calls `f(request, why)` for each request that no context has yet.
+  template <class F>
+  void each_queued(F f) const {
+    for (auto& x : ready_)
+      if (auto* y = std::get_if<request>(&x.work))
+        f(*y, hold_ == hold::none ? "waits for its place in the record"
+                                  : "waits for the execution token");
+    for (auto& x : held_)
+      f(x.what, "waits for the turn of its microbatch");
+    for (auto& x : blocked_)
+      f(x.what, x.incomplete ? "waits for its arguments"
+                             : "waits for an earlier request of its caller");
+    for (auto& x : later_)
+      std::visit(
+        [&](auto& y) {
+          // A recorded request says no more than its number.
+          if constexpr (std::is_same_v<std::decay_t<decltype(y)>, request>)
+            f(y, "waits until this rank begins the step");
+          else
+            f(request{y.id, {}, {}, {}, {}, {}, 0},
+              "waits until this rank begins the step");
+        },
+        x);
+  }
+
+  /// Tells whether other ranks have to hear of the ends of forward phases.
+  bool keeps_order() const {
+    return options_.sequencer && options_.sequencer->used();
+  }
+
+  size_t num_pending() const noexcept {
+    return pending_.size();
+  }
+
+  uint64_t num_dropped() const noexcept {
+    return dropped_;
+  }
+
+  uint64_t num_unknown() const noexcept {
+    return unknown_;
+  }
+
+private:
+  struct context_entry {
+    context_state state = context_state::idle;
+    /// Without its body, which the executor has.
+    request current;
+    /// Ordered modules that it is in.
+    std::vector<module_id> entered;
+    /// By owner, the last promise that it sent there.
+    std::map<rank_id, uint64_t> promises;
+  };
+
+  struct pending_call {
+    context_id context;
+    call_kind kind = call_kind::remote;
+    phase what = phase::forward;
+    /// Set for a promise: nobody is woken up by the response.
+    std::shared_ptr<awaited<response>> answer = {};
+  };
+
+  /// A new request has no context yet, a response knows its own.
+  struct ready_item {
+    ready_key key;
+    std::vector<module_id> entered = {};
+    std::optional<context_id> context;
+    std::variant<request, response> work;
+    /// What the context waited for has no place in a recorded order.
+    bool after_wait = false;
+  };
+
+  using any_request = std::variant<request, recorded_request>;
+
+  /// What was heard of a step that this rank did not enter yet.
+  struct early_news {
+    failure failed;
+    std::optional<step_report> done;
+    std::vector<forward_over> forwards;
+    std::optional<step_plan> plan;
+    std::optional<step_diverged> diverged;
+  };
+
+  using ready_list = std::vector<ready_item>;
+
+  using pending_map = std::map<request_id, pending_call>;
+
+  void begin(run_step x);
+  void prepare(const early_news& news);
+  scheduled_step admission() const;
+  void end_record(bool complete);
+  /// Tells whether this rank does what the record says.
+  bool following() const {
+    return replay_ && !replay_->diverged();
+  }
+  failure leave_record(const request& at, const std::string& how);
+  void drop_record(const step_diverged& x);
+
+  void accept(request x);
+  void accept(recorded_request x);
+  ready_key key_of(phase what, microbatch_id x);
+
+  /// A request that came before its turn: it has neither context nor token.
+  struct held_request {
+    request what;
+    std::vector<module_id> modules;
+  };
+
+  /// A request that may not start yet: it has neither context nor token.
+  struct blocked_request {
+    request what;
+    bool behind = false;     // another one of its origin comes first
+    bool incomplete = false; // objects are missing
+  };
+
+  bool is_over(rank_id origin, uint64_t number) const;
+  void unblock(std::vector<blocked_request>::iterator i);
+  bool complete_blocked(const completed& x);
+  void end_promised(request_id id);
+  void admit(request x);
+  failure refusal(const call& x) const;
+  request request_of(const context_entry& from, uint64_t number, call& x) const;
+  void push(request x, std::vector<module_id> entered);
+  void push(const pending_call& x, response y);
+  void settle(pending_map::iterator i, response x);
+  void fail(const failure& x);
+  void close(step_report x);
+  void answer_queued(const failure& x);
+  template <class Predicate>
+  void cancel_pending(const failure& x, Predicate pred);
+  void reply(response x);
+  void check_over();
+  void pump();
+  void serve_next();
+  ready_list::iterator next_item();
+  void note_served(const ready_item& x);
+  void free_token(context_id ctx);
+  context_id idle_context();
+
+  enum class hold : uint8_t { none, in_line, held };
+
+  options options_;
+  server_output& output_;
+  execution_token::seat seat_;
+  hold hold_ = hold::none;
+  std::optional<context_id> executing_;
+
+  run_step current_;
+  step_id next_; // the first step that may still be entered
+  std::optional<run_step> entering_; // waits for its plan
+  std::optional<step_plan> plan_;    // of the current step
+  std::optional<step_recorder> recorder_;
+  std::optional<step_replay> replay_;
+  bool open_ = false;
+  bool busy_ = false; // as `activity` told
+  bool closing_ = false;
+  /// Who ended its forward phase, and must hear first what the SCHEDULER says.
+  std::set<request_id> undecided_;
+  failure failed_;                    // of the current step
+  std::optional<step_report> report_; // over, but contexts still unwind
+  std::vector<bool> ended_;           // by microbatch
+  service_order order_ = backward_first;
+  std::vector<std::array<uint64_t, 2>> segments_; // by microbatch and phase
+  std::map<step_id, early_news> early_;
+
+  ready_list ready_;
+  std::vector<any_request> later_;
+  std::vector<held_request> held_;
+  std::vector<blocked_request> blocked_;
+  std::set<request_id> over_; // promised requests of this step that ended
+  std::map<context_id, context_entry> contexts_;
+  pending_map pending_;
+  std::set<rank_id> dead_;
+  failure down_; // the first death
+
+  uint64_t arrivals_ = 0;
+  uint32_t calls_ = 0; // of the current step
+  uint64_t dropped_ = 0;
+  uint64_t unknown_ = 0;
+  uint64_t last_context_ = 0;
+};
+
+} // namespace smp

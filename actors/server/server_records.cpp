@@ -1,0 +1,177 @@
+// Recording and replaying steps: the part of `server_core` that R33 adds.
+
+#include "actors/protocol/request_number.hpp"
+#include "actors/server/server_core.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace smp {
+
+// -- steps --------------------------------------------------------------------
+
+void server_core::plan(const step_plan& x) {
+  if (x.step < next_)
+    return;
+  early_[x.step].plan = x;
+  if (entering_ && entering_->step == x.step)
+    begin(*entering_);
+}
+
+void server_core::prepare(const early_news& news) {
+  plan_ = news.plan;
+  recorder_.reset();
+  replay_.reset();
+  if (!plan_)
+    return;
+  auto& records = *options_.records;
+  try {
+    if (auto record = records.begin(*plan_)) {
+      // Numbers that the record does not have are free.
+      calls_ = record->last_number;
+      replay_.emplace(std::move(record), current_.step, records.forms());
+      if (news.diverged)
+        drop_record(*news.diverged);
+    } else {
+      recorder_.emplace(current_.microbatches);
+    }
+  } catch (const error& e) {
+    fail(e.cause());
+  }
+}
+
+scheduled_step server_core::admission() const {
+  scheduled_step result{current_};
+  if (replay_)
+    result.recorded = replay_->record().admission;
+  // No timing must decide anything.
+  result.serial = recorder_ && options_.records->fixed_order();
+  return result;
+}
+
+void server_core::end_record(bool complete) {
+  if (!plan_)
+    return;
+  if (recorder_ && complete)
+    options_.records->recorded(*plan_, recorder_->take());
+  recorder_.reset();
+  options_.records->end();
+}
+
+// -- divergences ---------------------------------------------------------------
+
+/// @returns why the step fails, or nothing if it goes on without the record.
+failure server_core::leave_record(const request& at, const std::string& how) {
+  auto& records = *options_.records;
+  auto module = options_.module_name ? options_.module_name(at.module)
+                                     : std::string{};
+  auto key = records.static_mode() ? "smp.static_mode"
+                                   : "smp.deterministic_server";
+  auto text = "microbatch " + std::to_string(at.microbatch.value)
+              + " diverges from step " + std::to_string(plan_->source.value)
+              + ", which " + key + " replays: " + how
+              + " (write smp.static_fallback = \"dynamic\" to go on without "
+                "the record, or "
+              + key + " = false)";
+  if (!records.fall_back())
+    return {error_code::unsupported, self(), module, std::move(text)};
+  step_diverged news{current_.step,
+                     failure{error_code::unsupported, self(), module,
+                             std::move(text)}
+                       .describe()};
+  drop_record(news);
+  output_.diverged(news);
+  return {};
+}
+
+void server_core::diverge(const step_diverged& x) {
+  if (x.step >= next_)
+    early_[x.step].diverged = x;
+  else if (open_ && x.step == current_.step && following()) {
+    drop_record(x);
+    if (options_.leader)
+      output_.diverged(x);
+  }
+  pump();
+}
+
+void server_core::drop_record(const step_diverged& x) {
+  replay_->diverge();
+  options_.records->diverged(x.text);
+}
+
+// -- messages that name the record --------------------------------------------
+
+void server_core::accept(recorded_request x) {
+  auto step = step_of(x.id);
+  if (dead_.count(x.id.origin) > 0)
+    return;
+  if (step >= next_ && !closing_) {
+    later_.emplace_back(std::move(x));
+  } else if (!open_ || step != current_.step) {
+    ++dropped_;
+  } else if (!replay_) {
+    reply({x.id, {},
+           {error_code::protocol, self(), {},
+            "a request names a record, but this step replays none"}});
+  } else {
+    auto id = x.id;
+    try {
+      accept(replay_->restore(std::move(x)));
+    } catch (const error& e) {
+      reply({id, {}, e.cause()});
+    }
+  }
+}
+
+void server_core::receive(recorded_response x) {
+  auto i = pending_.find(x.id);
+  if (i == pending_.end()) {
+    ++unknown_;
+    return;
+  }
+  response y{x.id, {}, {}};
+  try {
+    if (!replay_)
+      throw error{error_code::protocol,
+                  "an answer names a record, but this step replays none"};
+    y = replay_->restore(std::move(x),
+                         contexts_.at(i->second.context).current.id);
+  } catch (const error& e) {
+    y.error = e.cause();
+  }
+  settle(i, std::move(y));
+  pump();
+}
+
+// -- order --------------------------------------------------------------------
+
+server_core::ready_list::iterator server_core::next_item() {
+  auto may_run = [this](auto& x) {
+    if (!following() || x.after_wait)
+      return true;
+    return x.context ? replay_->may_resume(contexts_.at(*x.context).current.id)
+                     : replay_->next_is(std::get<request>(x.work));
+  };
+  auto result = ready_.end();
+  for (auto i = ready_.begin(); i != ready_.end(); ++i)
+    if (may_run(*i)
+        && (result == ready_.end() || order_(i->key, result->key)))
+      result = i;
+  return result;
+}
+
+void server_core::note_served(const ready_item& x) {
+  auto note = [&x, this](auto& book) {
+    if (!x.context)
+      return book.started(std::get<request>(x.work));
+    auto id = contexts_.at(*x.context).current.id;
+    x.after_wait ? book.woken(id) : book.resumed(id);
+  };
+  if (recorder_)
+    note(*recorder_);
+  if (following())
+    note(*replay_);
+}
+
+} // namespace smp

@@ -1,0 +1,44 @@
+#pragma once
+
+// Looking for stalls, without CAF in sight.
+
+#include "actors/host/node.hpp"
+#include "actors/board/rank_view.hpp"
+#include "actors/stalls/stall_judge.hpp"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// What a RANK WATCH knows and does about its rank. Called on its thread, which
+/// may block for as long as a STALL MONITOR waits.
+struct watched_rank {
+  /// @returns a number that differs from the last one if anything happened.
+  std::function<uint64_t()> look;
+  std::function<rank_view()> view;
+  /// The run is stalled, in words, and goes on.
+  std::function<void(const std::string&)> report;
+  /// The run is stalled and has to end.
+  std::function<void(const failure&)> end;
+};
+
+/// Hears of a stall in words, and whether the run has to end.
+using stall_listener = std::function<void(const std::string& text, bool ends)>;
+
+/// STALL MONITOR of ranks that live in this process.
+class stall_watch {
+public:
+  stall_watch(actor_host& host, stall_options options,
+              std::vector<watched_rank> ranks);
+
+  ~stall_watch();
+
+private:
+  struct impl;
+  std::unique_ptr<impl> impl_;
+};
+
+} // namespace smp

@@ -1,0 +1,89 @@
+#pragma once
+
+// Who waits for whom in a run, and who is to blame. No actors, no clocks.
+
+#include "actors/board/rank_view.hpp"
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// A stalled run shows the same on every rank: everybody waits. What is of use
+/// is the one at the end of the chain of waits: who executes since long ago,
+/// who does not answer, whose message never came, or a circle.
+class wait_graph {
+public:
+  /// How a chain of waits ends.
+  enum class end : uint8_t {
+    executing, // somebody executes
+    silent,    // the rank does not answer
+    credits,   // messages wait until a rank takes earlier ones
+    lost,      // nobody has what is waited for
+    cycle,     // they wait for each other
+    open,      // unknown
+  };
+
+  struct chain {
+    /// Positions in `nodes()`; in a cycle the last one waits for the one at
+    /// `cycle_begin`.
+    std::vector<size_t> nodes;
+    end how = end::open;
+    size_t cycle_begin = 0;
+    rank_id culprit = no_rank;
+  };
+
+  struct node {
+    rank_id rank;
+    activity what;
+  };
+
+  /// @param views of the ranks that answered
+  /// @param silent seconds since the others answered last
+  wait_graph(std::vector<rank_view> views, std::map<rank_id, double> silent);
+
+  const std::vector<node>& nodes() const noexcept {
+    return nodes_;
+  }
+
+  /// Tells whether anybody waits.
+  bool waiting() const;
+
+  /// Follows the waits from one node on.
+  chain follow(size_t first) const;
+
+  /// @returns the chain that tells most; without nodes if nobody waits.
+  chain worst() const;
+
+  /// @returns one line: "rank 0 waits for module b, microbatch 0, forward, from
+  /// rank 1 since 61 s; rank 1 executes module b, microbatch 0, forward, since
+  /// 61 s".
+  std::string text(const chain& x) const;
+
+  /// @returns one line for each node, for who wants to see all of it.
+  std::vector<std::string> lines() const;
+
+private:
+  struct step {
+    std::optional<size_t> next;
+    end how = end::open;
+    rank_id culprit = no_rank;
+  };
+
+  step successor(const node& x) const;
+  std::optional<size_t> serving(rank_id rank, request_id x) const;
+  /// @returns who on `rank` most likely keeps `x` waiting.
+  std::optional<size_t> blocker(rank_id rank, const node& x) const;
+  const traffic* between(rank_id from, rank_id to) const;
+  std::string describe(const node& x) const;
+  std::string last_words(const chain& x) const;
+  std::string missing(const node& x, rank_id other) const;
+
+  std::vector<node> nodes_;
+  std::map<rank_id, rank_view> views_; // without their activities
+  std::map<rank_id, double> silent_;
+};
+
+} // namespace smp

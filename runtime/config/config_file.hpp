@@ -1,0 +1,185 @@
+#pragma once
+
+// The whole configuration of smp-train: a TOML file and what the command line
+// says on top. docs/config.md lists the keys; runtime/config/config_schema.cpp is the
+// table behind both.
+
+#include "runtime/config/session_config.hpp"
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// Table [model]. Which sizes a model has, and its defaults for those that are
+/// not set here: docs/config.md.
+struct model_config {
+  std::string type;
+  uint64_t layers = 4;
+  /// "t5"; default: `layers`.
+  std::optional<uint64_t> decoder_layers;
+  uint64_t heads = 4;
+  uint64_t width = 256;
+  /// "t5": width of a head; default: `width` / `heads`.
+  std::optional<uint64_t> head_size;
+  /// Default: 4 times `width`.
+  std::optional<uint64_t> feed_forward;
+  /// "t5": the feed-forward part of version 1.1.
+  bool gated = false;
+  /// Longest sequence in tokens; default: `data_config::sequence_length`.
+  std::optional<uint64_t> sequence_length;
+  /// Number of different tokens; default: 256, one per byte.
+  std::optional<uint64_t> vocabulary;
+  /// "bert", "roberta".
+  std::optional<uint64_t> segments;
+  double dropout = 0;
+  std::optional<double> norm_eps;
+  std::optional<bool> tied;
+  /// "gpt": "gpt-2" or "gpt-3".
+  std::string variant = "gpt-2";
+  /// "gpt-3": tokens that a banded block sees.
+  uint64_t window = 256;
+  /// "t5": biases of its attention, and the distance of the last one.
+  uint64_t relative_buckets = 32;
+  uint64_t relative_distance = 128;
+  /// "moe": their number, and the weight of an uneven use in the loss.
+  uint64_t experts = 4;
+  double balance_loss = 0.01;
+  /// "ncf".
+  uint64_t users = 256;
+  uint64_t items = 256;
+  /// "mlp".
+  uint64_t inputs = 32;
+  uint64_t outputs = 10;
+  /// "torchscript": the file.
+  std::string path;
+  /// "plugin": a shared library and the name of a model in it.
+  std::string library;
+  std::string name;
+  /// Table [model.options]: handed to that model as written, strings without
+  /// their quotes.
+  std::map<std::string, std::string> options;
+};
+
+/// Table [data].
+struct data_config {
+  /// "text" (bytes of a file), "tokens" (integers of a file), "safetensors"
+  /// (one fixed batch in a file) or "synthetic" (no file).
+  std::string type;
+  /// In a file relative to that file's directory, on the command line to the
+  /// current directory; made absolute by `read_config`.
+  std::string path;
+  uint64_t sequence_length = 0;
+  /// Samples per step and data-parallel rank; "safetensors": default: dim 0 of
+  /// the file's tensors.
+  std::optional<uint64_t> batch_size;
+  /// How "tokens" stand in the file: "uint16" or "uint32".
+  std::string dtype = "uint16";
+  uint64_t shuffle_seed = 1;
+  /// Part of the data, at its end, that is kept for evaluation.
+  double held_out = 0.1;
+};
+
+/// Table [optimizer.schedule]: the learning rate over the steps.
+struct lr_schedule_config {
+  /// "constant", "linear" or "cosine".
+  std::string type = "constant";
+  /// Steps in which the rate first rises linearly from 0 to `lr`.
+  uint64_t warmup_steps = 0;
+  /// Rate at the last step of "linear" and "cosine".
+  double final_lr = 0;
+};
+
+/// Table [optimizer]. What is not set keeps LibTorch's default for the type.
+struct optimizer_config {
+  /// "sgd", "adam", "adamw" or "adagrad".
+  std::string type = "adamw";
+  double lr = 1e-3;
+  std::array<double, 2> betas = {0.9, 0.999};
+  std::optional<double> eps;
+  std::optional<double> weight_decay;
+  double momentum = 0;
+  /// Bound on the norm of the whole gradient; default: no clipping.
+  std::optional<double> clip_grad_norm;
+  lr_schedule_config schedule;
+};
+
+/// Table [train].
+struct train_loop_config {
+  uint64_t steps = 0;
+  /// Steps between progress lines that stay.
+  uint64_t log_interval = 10;
+  /// Steps between evaluations; 0: only one, after the last step.
+  uint64_t eval_interval = 0;
+  /// Batches per evaluation; 0: no evaluation.
+  uint64_t eval_steps = 10;
+  /// Characters to generate after the last step.
+  uint64_t sample = 0;
+  std::string dtype = "float32";
+  /// Steps, from 1, whose whole gradient is written to a file.
+  std::vector<uint64_t> dump_gradients;
+  bool save_model = false;
+  std::string on_nonfinite = "stop";
+};
+
+/// Table [transport].
+struct transport_config {
+  /// "ucx" (processes) or "loopback" (virtual ranks in one process).
+  std::string type = "ucx";
+};
+
+/// A configuration, checked. [transport] trusted_network is in `smp`.
+struct train_config {
+  session_config smp;
+  /// smp.manual_partition: devices of modules, by name.
+  std::map<std::string, uint64_t> manual_partition;
+  model_config model;
+  data_config data;
+  optimizer_config optimizer;
+  train_loop_config train;
+  transport_config transport;
+};
+
+/// What `read_config` found. `config` is meaningful if nothing is wrong.
+struct config_report {
+  train_config config;
+  /// One line each: "FILE:LINE: what is wrong; what to write instead".
+  std::vector<std::string> errors;
+};
+
+/// Reads `path` and applies `overrides` ("--table.key=value", dashes optional)
+/// on top. Finds all errors, not only the first; never throws for a bad file.
+config_report read_config(const std::string& path,
+                          const std::vector<std::string>& overrides = {});
+
+/// Same for text that is already in memory; `name` stands for the file in
+/// errors, relative paths stay as they are.
+config_report parse_config(const std::string& text, const std::string& name,
+                           const std::vector<std::string>& overrides = {});
+
+/// Same as `read_config`. @throws error (config) with all errors, one per line
+train_config load_config(const std::string& path,
+                         const std::vector<std::string>& overrides = {});
+
+/// @returns `x` with every default filled in that follows from other keys; only
+/// `clip_grad_norm` may still be empty
+train_config effective(train_config x);
+
+/// Settings that differ between ranks make the run hang or give wrong numbers.
+/// @returns a hash over the effective values that must be equal on all ranks;
+/// the same for two files that mean the same
+std::string config_hash(const train_config& x);
+
+/// @returns TOML that `read_config` reads back to the same configuration;
+/// defaults are written out, those that follow from other keys as comments
+std::string to_toml(const train_config& x);
+
+/// @returns the part of docs/config.md between its markers: one table of keys
+/// per TOML table (Markdown), and the keys that are not built yet.
+std::string config_reference();
+
+} // namespace smp

@@ -1,0 +1,160 @@
+#include "runtime/config/config_schema.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace smp {
+
+namespace {
+
+/// @returns "smp.microbatches = 8", as the user would write it.
+std::string setting(std::string_view name, const train_config& x) {
+  return fmt::format("{} = {}", name, value_text(*find_config_key(name), x));
+}
+
+class rule_book {
+public:
+  explicit rule_book(const train_config& x)
+    : x_(effective(x)),
+      has_head_size_(x.model.type == "t5" && x.model.head_size) {
+    // nop
+  }
+
+  /// Adds a conflict between two keys: "KEY = VALUE why OTHER = VALUE; hint".
+  void add(const char* key, const char* why, const char* other,
+           const std::string& hint) {
+    found_.push_back({{key, other},
+                      fmt::format("{} {} {}; {}", setting(key, x_), why,
+                                  setting(other, x_), hint)});
+  }
+
+  void check_batch() {
+    // Without it the file says it, and is checked when it is read.
+    auto batch = x_.data.batch_size.value_or(0);
+    auto parts = x_.smp.microbatches;
+    if (batch % parts != 0)
+      add("data.batch_size", "cannot be divided into", "smp.microbatches",
+          fmt::format("write a multiple, e.g. data.batch_size = {}",
+                      (batch / parts + 1) * parts));
+  }
+
+  void check_model() {
+    if (uses("model.heads")
+        && !has_head_size_
+        && x_.model.width % x_.model.heads != 0)
+      add("model.width", "cannot be divided among", "model.heads",
+          fmt::format("write a multiple, e.g. model.width = {}",
+                      (x_.model.width / x_.model.heads + 1) * x_.model.heads));
+    if (uses("model.sequence_length") && uses("data.sequence_length")
+        && *x_.model.sequence_length < x_.data.sequence_length)
+      add("model.sequence_length", "is less than", "data.sequence_length",
+          fmt::format("write at least {}, or leave it out",
+                      x_.data.sequence_length));
+    if (uses("model.relative_buckets")
+        && x_.model.relative_distance <= x_.model.relative_buckets / 2)
+      add("model.relative_distance", "is too small for",
+          "model.relative_buckets", "write more than half of them");
+  }
+
+  void check_data() {
+    const auto& data = x_.data.type;
+    const auto& model = x_.model.type;
+    const bool text = data == "text" || data == "tokens";
+    if (text && model != "gpt" && model != "moe" && model != "torchscript"
+        && model != "plugin")
+      add("data.type", "has no tensors for", "model.type",
+          "write data.type = \"synthetic\" or \"safetensors\"");
+    if (data == "text" && uses("model.vocabulary")
+        && *x_.model.vocabulary < 256)
+      add("model.vocabulary", "is too small for the bytes of", "data.type",
+          "write at least 256, or leave it out");
+    if (data == "synthetic" && (model == "torchscript" || model == "plugin"))
+      add("data.type", "is not made for", "model.type",
+          "write data.type = \"safetensors\" and its data.path");
+    if (data == "synthetic" && uses("model.inputs")
+        && x_.model.inputs < x_.model.outputs)
+      add("model.inputs", "is less than", "model.outputs",
+          "synthetic data needs at least as many");
+    if (x_.train.sample > 0 && model != "gpt" && model != "moe")
+      add("train.sample", "is not possible with", "model.type",
+          "leave it out; only \"gpt\" and \"moe\" continue a text");
+  }
+
+  void check_steps() {
+    auto& dumps = x_.train.dump_gradients;
+    if (auto last = std::max_element(dumps.begin(), dumps.end());
+        last != dumps.end() && *last > x_.train.steps)
+      add("train.dump_gradients", "goes beyond", "train.steps",
+          "steps count from 1");
+    if (x_.train.eval_interval > 0 && x_.train.eval_steps == 0)
+      add("train.eval_interval", "has no effect with", "train.eval_steps",
+          "write at least train.eval_steps = 1, or leave the interval out");
+    if (x_.optimizer.schedule.final_lr > x_.optimizer.lr)
+      add("optimizer.schedule.final_lr", "is more than", "optimizer.lr",
+          "the learning rate falls after the warm-up");
+  }
+
+  void check_placement() {
+    for (auto& [name, device] : x_.manual_partition)
+      if (device >= x_.smp.pipeline_parallel_degree) {
+        add("smp.manual_partition", "has a device beyond",
+            "smp.pipeline_parallel_degree",
+            fmt::format("they are 0 to {}",
+                        x_.smp.pipeline_parallel_degree - 1));
+        return;
+      }
+  }
+
+  bool uses(std::string_view key) const {
+    return applies(*find_config_key(key), x_);
+  }
+
+  std::vector<config_conflict> take() {
+    return std::move(found_);
+  }
+
+private:
+  train_config x_;
+  bool has_head_size_; // set, and need not follow from others
+  std::vector<config_conflict> found_;
+};
+
+} // namespace
+
+std::vector<config_conflict> conflicts(const train_config& x) {
+  rule_book rules{x};
+  rules.check_batch();
+  rules.check_placement();
+  rules.check_model();
+  rules.check_data();
+  rules.check_steps();
+  auto result = conflicts(x.smp);
+  for (auto& conflict : rules.take())
+    result.push_back(std::move(conflict));
+  return result;
+}
+
+train_config effective(train_config x) {
+  x.smp.active_microbatches = effective_active_microbatches(x.smp);
+  x.smp.memory_weight = effective_memory_weight(x.smp);
+  auto fill = [](auto& field, auto value) {
+    if (!field)
+      field = value;
+  };
+  fill(x.model.sequence_length, x.data.sequence_length);
+  fill(x.model.vocabulary, 256);
+  fill(x.model.decoder_layers, x.model.layers);
+  fill(x.model.head_size, x.model.width / std::max<uint64_t>(x.model.heads, 1));
+  fill(x.model.feed_forward, 4 * x.model.width);
+  const auto& type = x.model.type;
+  const bool gpt = type == "gpt" || type == "moe";
+  fill(x.model.segments, type == "bert" ? 2 : 1);
+  fill(x.model.norm_eps, gpt ? 1e-5 : type == "t5" ? 1e-6 : 1e-12);
+  fill(x.model.tied, !gpt);
+  fill(x.optimizer.eps, x.optimizer.type == "adagrad" ? 1e-10 : 1e-8);
+  fill(x.optimizer.weight_decay, x.optimizer.type == "adamw" ? 0.01 : 0.0);
+  return x;
+}
+
+} // namespace smp

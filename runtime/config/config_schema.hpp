@@ -1,0 +1,122 @@
+#pragma once
+
+// The one table of all configuration keys: parsing, defaults, checks and
+// docs/config.md come from it. A new key is one entry here and one member in
+// config_file.hpp.
+
+#include "runtime/config/config_file.hpp"
+
+#include <limits>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+
+namespace smp {
+
+/// Where the value of a key is stored; the type is the type of the key.
+using config_slot =
+  std::variant<bool*, uint64_t*, double*, std::string*, std::array<double, 2>*,
+               std::optional<uint64_t>*, std::optional<double>*,
+               std::optional<bool>*, std::vector<uint64_t>*,
+               std::vector<std::string>*, std::vector<task>*,
+               std::map<std::string, uint64_t>*>;
+
+/// Values that a number may take.
+struct number_range {
+  double low = 0;
+  double high = std::numeric_limits<double>::infinity();
+  /// The bound itself is not allowed.
+  bool above_low = false;
+  bool below_high = false;
+};
+
+/// A string key and the values with which another key means something.
+struct config_condition {
+  std::string_view key;
+  std::vector<std::string_view> values;
+};
+
+/// One key, e.g. "smp.microbatches". Lists may be empty.
+struct config_key {
+  std::string_view name;
+  /// @returns the place of the value; null while the key is not built.
+  config_slot (*slot)(train_config&) = nullptr;
+  std::string_view meaning;
+  /// The default in words, where it follows from other keys.
+  std::string_view fallback = {};
+  bool required = false;
+  /// Not required while this holds.
+  std::optional<config_condition> optional_if = {};
+  number_range range = {};
+  /// Allowed strings; any string if empty.
+  std::vector<std::string_view> choices = {};
+  /// Strings of the finished system that do not work yet.
+  std::vector<std::string_view> planned_choices = {};
+  /// Other accepted names.
+  std::vector<std::string_view> aliases = {};
+  /// What other systems call it: hints for who writes that here.
+  std::vector<std::string_view> elsewhere = {};
+  /// The key means something only while all of these hold.
+  std::vector<config_condition> only = {};
+  /// Ranks may differ in it.
+  bool local = false;
+  /// A file that must exist; relative to where the key is set.
+  bool is_file = false;
+};
+
+/// All keys, those of one TOML table together.
+std::span<const config_key> config_keys();
+
+/// @returns the key of this name or alias, or null.
+const config_key* find_config_key(std::string_view name);
+
+/// @returns true if `name` is a table, e.g. "optimizer.schedule".
+bool is_config_table(std::string_view name);
+
+/// @returns the first condition of `key` that does not hold, or null.
+const config_condition* broken_condition(const config_key& key,
+                                         const train_config& x);
+
+/// @returns true if no other key makes `key` meaningless.
+inline bool applies(const config_key& key, const train_config& x) {
+  return broken_condition(key, x) == nullptr;
+}
+
+/// @returns true if `x` cannot do without the key.
+bool is_required(const config_key& key, const train_config& x);
+
+/// @returns `x` as a TOML string.
+std::string quoted(std::string_view x);
+
+/// @returns how the value stands in TOML; empty for an optional without one.
+std::string value_text(const config_key& key, const train_config& x);
+
+/// @returns what the value of the key may be: "\"ucx\", \"loopback\"",
+/// "1 or more"; empty if any value of its type will do.
+std::string allowed_text(const config_key& key);
+
+/// @returns "an integer", "a string", ...
+std::string_view type_text(const config_key& key);
+
+/// @returns what is wrong with the value by itself, or nothing.
+std::optional<std::string> check_value(const config_key& key,
+                                       const train_config& x);
+
+/// @returns "; did you mean ...?" or what else may help with a key that does
+/// not exist.
+std::string hint_for_unknown_key(std::string_view name);
+
+/// Same for a table that does not exist.
+std::string hint_for_unknown_table(std::string_view name);
+
+/// @returns " (did you mean \"simple\"?)", or nothing if nothing is near.
+std::string hint_for_unknown_choice(const config_key& key,
+                                    std::string_view value);
+
+/// @returns the rules on several keys of the whole configuration that `x`
+/// breaks
+std::vector<config_conflict> conflicts(const train_config& x);
+
+} // namespace smp

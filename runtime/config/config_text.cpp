@@ -1,0 +1,135 @@
+#include "runtime/config/config_schema.hpp"
+
+#include <fmt/format.h>
+
+namespace smp {
+
+namespace {
+
+std::string_view table_of(const config_key& key) {
+  return key.name.substr(0, key.name.rfind('.'));
+}
+
+std::string_view leaf_of(const config_key& key) {
+  return key.name.substr(key.name.rfind('.') + 1);
+}
+
+/// FNV-1a: equal settings must be recognised, nobody has an interest in
+/// forging them.
+uint64_t hash(std::string_view x) {
+  uint64_t result = 0xcbf29ce484222325;
+  for (unsigned char c : x) {
+    result ^= c;
+    result *= 0x100000001b3;
+  }
+  return result;
+}
+
+std::string default_text(const config_key& key) {
+  if (key.required && !key.optional_if)
+    return "required";
+  if (!key.fallback.empty())
+    return std::string{key.fallback};
+  return fmt::format("`{}`", value_text(key, train_config{}));
+}
+
+std::string meaning_text(const config_key& key) {
+  std::string result{key.meaning};
+  if (!key.aliases.empty())
+    result += fmt::format(" (also `{}`)", key.aliases.front());
+  std::string conditions;
+  for (auto& condition : key.only) {
+    std::string types;
+    for (auto type : condition.values)
+      types += (types.empty() ? "`" : ", `") + std::string{type} + "`";
+    conditions += (conditions.empty() ? "" : " with ") + types;
+  }
+  if (conditions.empty())
+    return result;
+  return fmt::format("{} ({} only)", result, conditions);
+}
+
+void append_planned(std::string& out) {
+  out +=
+    "### Not built yet\n\n"
+    "These keys and values belong to the finished system. They are "
+    "refused, never\nignored.\n\n";
+  for (auto& key : config_keys()) {
+    if (key.slot == nullptr)
+      out += fmt::format("- `{}`: {}\n", key.name, key.meaning);
+    else if (!key.planned_choices.empty()) {
+      out += fmt::format("- `{}` =", key.name);
+      for (auto choice : key.planned_choices)
+        out += fmt::format(" `{}`{}", choice,
+                           choice == key.planned_choices.back() ? "\n" : ",");
+    }
+  }
+  out += "- `[caf]`: settings of the actor system\n";
+}
+
+} // namespace
+
+std::string config_hash(const train_config& x) {
+  auto values = effective(x);
+  std::string text = "smp configuration 1\n";
+  for (auto& key : config_keys())
+    if (key.slot != nullptr && !key.local && applies(key, values))
+      text += fmt::format("{} = {}\n", key.name, value_text(key, values));
+  for (auto& [name, value] : values.model.options)
+    text += fmt::format("model.options.{} = {}\n", name, value);
+  return fmt::format("{:016x}", hash(text));
+}
+
+std::string to_toml(const train_config& x) {
+  auto values = effective(x);
+  std::string result;
+  std::string_view table;
+  for (auto& key : config_keys()) {
+    if (key.slot == nullptr || !applies(key, x))
+      continue;
+    if (table_of(key) != table) {
+      table = table_of(key);
+      result += fmt::format("{}[{}]\n", result.empty() ? "" : "\n", table);
+    }
+    auto given = value_text(key, x);
+    if (!given.empty())
+      result += fmt::format("{} = {}\n", leaf_of(key), given);
+    else if (auto value = value_text(key, values); !value.empty())
+      result +=
+        fmt::format("# {} = {} follows from other keys\n", leaf_of(key), value);
+    else
+      result += fmt::format("# {}: {}\n", leaf_of(key), key.fallback);
+  }
+  if (!x.model.options.empty())
+    result += "\n[model.options]\n";
+  for (auto& [name, value] : x.model.options)
+    result += fmt::format("{} = {}\n", smp::quoted(name),
+                          smp::quoted(value));
+  return result;
+}
+
+std::string config_reference() {
+  std::string result;
+  std::string_view table;
+  for (auto& key : config_keys()) {
+    if (key.slot == nullptr)
+      continue;
+    if (table_of(key) != table) {
+      table = table_of(key);
+      result += fmt::format(
+        "{}### [{}]\n\n"
+        "| key | default | allowed | meaning |\n"
+        "| --- | --- | --- | --- |\n",
+        result.empty() ? "" : "\n", table);
+    }
+    auto allowed = allowed_text(key);
+    result += fmt::format(
+      "| `{}` | {} | {} | {} |\n", leaf_of(key), default_text(key),
+      allowed.empty() ? type_text(key) : allowed, meaning_text(key));
+  }
+  result += '\n';
+  append_planned(result);
+  return result;
+}
+
+} // namespace smp

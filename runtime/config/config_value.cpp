@@ -1,0 +1,380 @@
+#include "runtime/config/config_schema.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace smp {
+
+namespace {
+
+template <class... Fs>
+struct overload : Fs... {
+  using Fs::operator()...;
+};
+
+// -- text of values -----------------------------------------------------------
+
+std::string quoted_list(const std::vector<std::string_view>& xs) {
+  std::string result;
+  for (auto x : xs) {
+    if (!result.empty())
+      result += ", ";
+    result += quoted(x);
+  }
+  return result;
+}
+
+/// A TOML float keeps its point, or it would read as an integer.
+std::string float_text(double x) {
+  if (std::isnan(x))
+    return "nan";
+  if (std::isinf(x))
+    return x > 0 ? "inf" : "-inf";
+  auto result = fmt::format("{}", x);
+  if (result.find_first_of(".e") == std::string::npos)
+    result += ".0";
+  return result;
+}
+
+// -- checks -------------------------------------------------------------------
+
+bool within(const number_range& range, double x) {
+  bool low = range.above_low ? x > range.low : x >= range.low;
+  bool high = range.below_high ? x < range.high : x <= range.high;
+  return low && high && std::isfinite(x); // nan fails here at the latest
+}
+
+bool contains(const std::vector<std::string_view>& xs, std::string_view x) {
+  return std::find(xs.begin(), xs.end(), x) != xs.end();
+}
+
+bool within(const config_key& key, const std::string& x) {
+  return key.choices.empty() || contains(key.choices, x);
+}
+
+template <class T>
+bool within(const config_key& key, const T& x) {
+  return within(key.range, static_cast<double>(x));
+}
+
+bool within(const config_key&, bool) {
+  return true;
+}
+
+bool within(const config_key&, const std::optional<bool>&) {
+  return true;
+}
+
+bool within(const config_key& key, const std::vector<uint64_t>& xs) {
+  return std::all_of(xs.begin(), xs.end(), [&](uint64_t x) {
+    return within(key.range, static_cast<double>(x));
+  });
+}
+
+bool within(const config_key& key, const std::map<std::string, uint64_t>& xs) {
+  return std::all_of(xs.begin(), xs.end(), [&](auto& x) {
+    return within(key.range, static_cast<double>(x.second));
+  });
+}
+
+bool within(const config_key&, const std::vector<std::string>&) {
+  return true;
+}
+
+bool within(const config_key& key, const std::array<double, 2>& x) {
+  return within(key.range, x[0]) && within(key.range, x[1]);
+}
+
+bool within(const config_key&, const std::vector<task>&) {
+  return true; // what is wrong with a list is for `conflicts`
+}
+
+template <class T>
+bool within(const config_key& key, const std::optional<T>& x) {
+  return !x || within(key.range, static_cast<double>(*x));
+}
+
+bool holds(const config_condition& condition, train_config x) {
+  auto slot = find_config_key(condition.key)->slot(x);
+  return contains(condition.values, *std::get<std::string*>(slot));
+}
+
+// -- nearest names ------------------------------------------------------------
+
+/// Lower case without separators: what people mix up anyway.
+std::string folded(std::string_view x) {
+  std::string result;
+  for (char c : x)
+    if (c != '_' && c != '-')
+      result += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return result;
+}
+
+/// Insertions, deletions, replacements and swaps of neighbours between `x` and
+/// `y` (optimal string alignment distance).
+size_t distance(std::string_view x, std::string_view y) {
+  std::vector<size_t> before(y.size() + 1);
+  std::vector<size_t> last(y.size() + 1);
+  std::vector<size_t> row(y.size() + 1);
+  for (size_t j = 0; j <= y.size(); ++j)
+    last[j] = j;
+  for (size_t i = 1; i <= x.size(); ++i) {
+    row[0] = i;
+    for (size_t j = 1; j <= y.size(); ++j) {
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1,
+                         last[j - 1] + (x[i - 1] == y[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && x[i - 1] == y[j - 2] && x[i - 2] == y[j - 1])
+        row[j] = std::min(row[j], before[j - 2] + 1);
+    }
+    before.swap(last);
+    last.swap(row);
+  }
+  return last[y.size()];
+}
+
+std::string_view leaf(std::string_view name) {
+  return name.substr(name.rfind('.') + 1); // npos + 1 is 0
+}
+
+std::string_view table(std::string_view name) {
+  auto dot = name.rfind('.');
+  return dot == std::string_view::npos ? std::string_view{}
+                                       : name.substr(0, dot);
+}
+
+/// As many typing errors as a word of this length may have.
+size_t tolerance(std::string_view x) {
+  return std::max<size_t>(1, x.size() / 3);
+}
+
+constexpr size_t never = ~size_t{0};
+
+/// How far the unknown name `x` is from a known name.
+size_t distance_to_key(std::string_view x, std::string_view known) {
+  auto leaves = distance(folded(leaf(x)), folded(leaf(known)));
+  auto tables = distance(folded(table(x)), folded(table(known)));
+  if (leaves > tolerance(leaf(x)))
+    return never;
+  // The right key in a wrong table is a typical slip, whatever the table.
+  return leaves * 4 + std::min<size_t>(tables, 3);
+}
+
+const config_key* key_known_elsewhere_as(std::string_view x) {
+  auto wanted = folded(leaf(x));
+  const config_key* result = nullptr;
+  for (auto& key : config_keys())
+    for (auto name : key.elsewhere)
+      if (folded(name) == wanted
+          && (result == nullptr || table(key.name) == table(x)))
+        result = &key;
+  return result;
+}
+
+} // namespace
+
+std::string quoted(std::string_view x) {
+  std::string result = "\"";
+  for (unsigned char c : x) {
+    if (c == '"' || c == '\\')
+      result += {'\\', static_cast<char>(c)};
+    else if (c < 0x20 || c == 0x7f)
+      result += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
+    else
+      result += static_cast<char>(c);
+  }
+  return result + '"';
+}
+
+std::string_view type_text(const config_key& key) {
+  train_config x;
+  return std::visit(
+    overload{
+      [](bool*) { return "true or false"; },
+      [](std::optional<bool>*) { return "true or false"; },
+      [](std::vector<uint64_t>*) { return "a list of integers"; },
+      [](std::vector<std::string>*) { return "a list of strings"; },
+      [](uint64_t*) { return "an integer"; },
+      [](std::optional<uint64_t>*) { return "an integer"; },
+      [](double*) { return "a number"; },
+      [](std::optional<double>*) { return "a number"; },
+      [](std::string*) { return "a string"; },
+      [](std::array<double, 2>*) { return "a list of two numbers"; },
+      [](std::vector<task>*) {
+        return "a list of [microbatch, \"forward\" or \"backward\"]";
+      },
+      [](std::map<std::string, uint64_t>*) { return "a table of integers"; },
+    },
+    key.slot(x));
+}
+
+std::string value_text(const config_key& key, const train_config& x) {
+  auto copy = x; // slots give write access
+  return std::visit(
+    overload{
+      [](bool* y) -> std::string { return *y ? "true" : "false"; },
+      [](std::optional<bool>* y) -> std::string {
+        return *y ? **y ? "true" : "false" : "";
+      },
+      [](std::vector<uint64_t>* y) {
+        return fmt::format("[{}]", fmt::join(*y, ", "));
+      },
+      [](std::vector<std::string>* y) {
+        return "["
+               + quoted_list(std::vector<std::string_view>{y->begin(),
+                                                           y->end()})
+               + "]";
+      },
+      [](uint64_t* y) { return fmt::format("{}", *y); },
+      [](double* y) { return float_text(*y); },
+      [](std::string* y) { return smp::quoted(std::string_view{*y}); },
+      [](std::array<double, 2>* y) {
+        return fmt::format("[{}, {}]", float_text((*y)[0]),
+                           float_text((*y)[1]));
+      },
+      [](std::vector<task>* y) {
+        std::string result;
+        for (auto& z : *y)
+          result += (result.empty() ? "" : ", ") + to_string(z);
+        return "[" + result + "]";
+      },
+      [](std::map<std::string, uint64_t>* y) {
+        std::string result;
+        for (auto& [name, device] : *y)
+          result += fmt::format("{}{} = {}", result.empty() ? "" : ", ",
+                                smp::quoted(name), device);
+        return "{" + result + "}";
+      },
+      [](std::optional<uint64_t>* y) {
+        return *y ? fmt::format("{}", **y) : std::string{};
+      },
+      [](std::optional<double>* y) {
+        return *y ? float_text(**y) : std::string{};
+      },
+    },
+    key.slot(copy));
+}
+
+std::string allowed_text(const config_key& key) {
+  auto type = type_text(key);
+  if (type == "true or false" || type == "a list of strings"
+      || type == "a table of integers"
+      || type.starts_with("a list of ["))
+    return {};
+  if (type == "a string")
+    return quoted_list(key.choices);
+  auto& range = key.range;
+  auto low = range.above_low ? fmt::format("more than {}", range.low)
+                             : fmt::format("{} or more", range.low);
+  if (std::isinf(range.high))
+    return low;
+  if (range.below_high)
+    return fmt::format("{}, less than {}", low, range.high);
+  if (range.above_low)
+    return fmt::format("{}, at most {}", low, range.high);
+  return fmt::format("{} to {}", range.low, range.high);
+}
+
+const config_condition* broken_condition(const config_key& key,
+                                         const train_config& x) {
+  for (auto& condition : key.only)
+    if (!holds(condition, x))
+      return &condition;
+  return nullptr;
+}
+
+bool is_required(const config_key& key, const train_config& x) {
+  return key.required && applies(key, x)
+         && !(key.optional_if && holds(*key.optional_if, x));
+}
+
+std::optional<std::string> check_value(const config_key& key,
+                                       const train_config& x) {
+  auto copy = x;
+  auto slot = key.slot(copy);
+  if (std::visit([&](auto* value) { return within(key, *value); }, slot))
+    return std::nullopt;
+  auto given = fmt::format("{} = {}", key.name, value_text(key, x));
+  if (auto text = std::get_if<std::string*>(&slot)) {
+    if (contains(key.planned_choices, **text))
+      return fmt::format("{} is known but not built yet; allowed: {}", given,
+                         quoted_list(key.choices));
+    auto result = fmt::format("{} is not known{}; allowed: {}", given,
+                              hint_for_unknown_choice(key, **text),
+                              quoted_list(key.choices));
+    if (!key.planned_choices.empty())
+      result +=
+        fmt::format("; not built yet: {}", quoted_list(key.planned_choices));
+    return result;
+  }
+  return fmt::format("{} is out of range; allowed: {}", given,
+                     allowed_text(key));
+}
+
+std::string hint_for_unknown_choice(const config_key& key,
+                                    std::string_view value) {
+  auto best = tolerance(value) + 1;
+  std::string_view nearest;
+  for (auto choices : {&key.choices, &key.planned_choices})
+    for (auto choice : *choices)
+      if (auto d = distance(folded(value), folded(choice)); d < best) {
+        best = d;
+        nearest = choice;
+      }
+  return nearest.empty() ? std::string{}
+                         : fmt::format(" (did you mean {}?)", smp::quoted(nearest));
+}
+
+std::string hint_for_unknown_key(std::string_view name) {
+  auto best = never;
+  std::string_view nearest;
+  auto consider = [&](std::string_view known) {
+    if (auto d = distance_to_key(name, known); d < best) {
+      best = d;
+      nearest = known;
+    }
+  };
+  for (auto& key : config_keys()) {
+    consider(key.name);
+    for (auto alias : key.aliases)
+      consider(alias);
+  }
+  // A name that another system uses beats a name that only looks similar.
+  if (best > 3)
+    if (auto key = key_known_elsewhere_as(name))
+      nearest = key->name;
+  if (!nearest.empty())
+    return fmt::format("; did you mean {}?", nearest);
+  std::string known;
+  for (auto& key : config_keys())
+    if (key.slot != nullptr && table(key.name) == table(name))
+      known += (known.empty() ? "" : ", ") + std::string{leaf(key.name)};
+  if (!known.empty())
+    return fmt::format("; keys of [{}]: {}", table(name), known);
+  return hint_for_unknown_table(table(name));
+}
+
+std::string hint_for_unknown_table(std::string_view name) {
+  auto best = tolerance(name) + 1;
+  std::string_view nearest;
+  std::string known;
+  std::string_view last;
+  for (auto& key : config_keys()) {
+    auto candidate = table(key.name);
+    if (key.slot == nullptr || candidate == last)
+      continue;
+    last = candidate;
+    known += fmt::format("{}[{}]", known.empty() ? "" : ", ", candidate);
+    if (auto d = distance(folded(name), folded(candidate)); d < best) {
+      best = d;
+      nearest = candidate;
+    }
+  }
+  if (!nearest.empty())
+    return fmt::format("; did you mean [{}]?", nearest);
+  return fmt::format("; tables: {}", known);
+}
+
+} // namespace smp

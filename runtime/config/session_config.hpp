@@ -1,0 +1,99 @@
+#pragma once
+
+#include "partition/schedule.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+class schedule_actor_type;
+
+/// Table [smp.schedule]: schedules that a user made.
+struct schedule_config {
+  /// "list": what starts or turns around, one after the other.
+  std::vector<task> list;
+  /// "actor": a shared library, and the name of a schedule that it registers.
+  std::string plugin;
+  std::string name;
+  /// "actor": what the schedule gets to read.
+  std::string options;
+  /// "actor": seconds that an answer may take.
+  double timeout = 5;
+};
+
+/// The table [smp] of the configuration, and what a session needs besides
+/// (docs: the table of keys in docs/config.md). Plain values; `validate` has
+/// the rules that tie them together.
+struct session_config {
+  uint64_t pipeline_parallel_degree = 1;
+  uint64_t microbatches = 1;
+  /// "simple", "interleaved", "1f1b", "interleaved_1f1b", "list" or "actor".
+  std::string pipeline = "interleaved";
+  /// Default: see `default_active_microbatches` (R2).
+  std::optional<uint64_t> active_microbatches = {};
+  schedule_config schedule = {};
+  /// For `pipeline` "actor", instead of `schedule.plugin`: see
+  /// actors/schedule/schedule_actor.hpp.
+  std::shared_ptr<const schedule_actor_type> schedule_actor = {};
+  /// Segments of the model per rank.
+  uint64_t chunks = 1;
+  bool auto_partition = true;
+  uint64_t default_partition = 0;
+  /// "balanced" or "paper".
+  std::string strategy = "balanced";
+  /// alpha of the cost; default 0.8 for memory, 0.2 for speed.
+  std::optional<double> memory_weight = {};
+  std::string optimize = "memory";
+  std::string placement_strategy = "cluster";
+  /// Where modules are measured before the partition: "cpu", "gpu" or "none".
+  std::string trace_device = "cpu";
+  bool trace_execution_times = true;
+  bool trace_memory_usage = true;
+  /// Records the first `static_steps` steps and replays the fastest (R33).
+  bool static_mode = false;
+  uint64_t static_steps = 5;
+  /// What a step does that diverges from its record: "error" or "dynamic".
+  std::string static_fallback = "error";
+  /// Remote calls return promises at once (R38 to R41).
+  bool fast_mode = false;
+  /// Modules, by name, whose remote calls wait for their results.
+  std::vector<std::string> no_promises = {};
+  /// All ranks serve in an order that timing has no part in.
+  bool deterministic_server = false;
+  /// Seconds after which a long wait is reported (R7).
+  double stall_timeout = 60;
+  /// What a long wait does besides: "report" or "end".
+  std::string on_stall = "report";
+  uint64_t seed = 1;
+  /// Kernel threads per rank; 0: cores / ranks on this machine, at least 1.
+  uint64_t threads = 0;
+  /// Non-loopback interfaces may be used although UCX's tcp has no
+  /// authentication.
+  bool trusted_network = false;
+};
+
+/// Checks each value and what ties keys together.
+/// @throws error (config) naming the keys, one line for each error
+void validate(const session_config& x);
+
+/// Values that cannot go together.
+struct config_conflict {
+  /// All keys that take part, e.g. "smp.microbatches".
+  std::vector<std::string> keys;
+  std::string text;
+};
+
+/// @returns the rules on several keys that `x` breaks
+std::vector<config_conflict> conflicts(const session_config& x);
+
+/// @returns `active_microbatches` or, if not set, its default (R2).
+uint64_t effective_active_microbatches(const session_config& x);
+
+/// @returns `memory_weight` or, if not set, what `optimize` stands for.
+double effective_memory_weight(const session_config& x);
+
+} // namespace smp

@@ -1,0 +1,88 @@
+#include "runtime/intercept/script/rewrite.hpp"
+
+#include <ATen/core/interned_strings.h>
+#include <torch/csrc/jit/api/compilation_unit.h>
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/ir/constants.h>
+
+namespace smp {
+
+namespace {
+
+namespace jit = torch::jit;
+
+jit::Node* insert_operation(jit::Graph& graph, const char* name,
+                            at::ArrayRef<jit::Value*> inputs, size_t outputs) {
+  auto symbol = c10::Symbol::fromQualString(name);
+  return graph.insertNode(graph.create(symbol, inputs, outputs));
+}
+
+void rewrite_access(jit::Node& node, const script_code& code) {
+  auto get = node.kind() == c10::prim::GetAttr;
+  auto set = node.kind() == c10::prim::SetAttr;
+  if (!get && !set)
+    return;
+  auto* type = node.input(0)->type()->castRaw<c10::ClassType>();
+  auto name = node.s(c10::attr::name);
+  if (!type || !type->is_module() || !code.is_mutable({type, name}))
+    return;
+  auto& graph = *node.owningGraph();
+  jit::WithInsertPoint here{&node};
+  std::vector<jit::Value*> inputs{node.inputs().begin(), node.inputs().end()};
+  inputs.push_back(graph.insertConstant(name));
+  auto* operation = set                                   ? "smp::setattr"
+                    : is_changed_in_place(*node.output()) ? "smp::changeattr"
+                                                          : "smp::getattr";
+  auto* result = insert_operation(graph, operation, inputs, get ? 1 : 0);
+  result->setSourceRange(node.sourceRange());
+  if (get) {
+    result->output()->copyMetadata(node.output());
+    node.output()->replaceAllUsesWith(result->output());
+  }
+  node.destroy();
+}
+
+/// Keeps the code of a method under another name and puts the question in
+/// its place.
+void wrap(c10::ClassType& cls, jit::Function& method) {
+  auto& function = jit::toGraphFunction(method);
+  auto graph = function.graph();
+  auto kept = std::string{kept_prefix} + method.name();
+  auto* original = cls.compilation_unit()->create_function(
+    c10::QualifiedName{*cls.name(), kept}, graph->copy());
+  original->setSchema(method.getSchema().cloneWithName(kept, ""));
+  cls.addMethod(original);
+  auto result_type = graph->outputs().at(0)->type();
+  graph->eraseOutput(0);
+  std::vector<jit::Node*> nodes{graph->nodes().begin(), graph->nodes().end()};
+  for (auto i = nodes.rbegin(); i != nodes.rend(); ++i)
+    (*i)->destroy(); // users before what they use
+  std::vector<jit::Value*> inputs{graph->inputs().begin(),
+                                  graph->inputs().end()};
+  jit::WithInsertPoint here{graph->block()};
+  inputs.push_back(graph->insertConstant(method.name()));
+  auto* call = insert_operation(*graph, "smp::call", inputs, 1);
+  call->output()->setType(result_type);
+  graph->registerOutput(call->output());
+  function.clear_optimized_graphs();
+}
+
+} // namespace
+
+void rewrite(const std::vector<c10::ClassTypePtr>& classes,
+             const script_code& code) {
+  for (auto& cls : classes)
+    for_each_body(*cls, [&](const std::string&, jit::Graph& graph) {
+      for_each_node(*graph.block(),
+                    [&](jit::Node& x) { rewrite_access(x, code); });
+    });
+  for (auto& cls : classes) {
+    auto methods = cls->methods(); // a copy: wrapping adds to it
+    for (auto* method : methods)
+      if (!method->name().starts_with(kept_prefix)
+          && !cls->findMethod(std::string{kept_prefix} + method->name()))
+        wrap(*cls, *method);
+  }
+}
+
+} // namespace smp

@@ -1,0 +1,544 @@
+#include "runtime/intercept/script/script_calls.hpp"
+
+#include "runtime/intercept/call_observer.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/model/module_order.hpp"
+#include "runtime/intercept/script/rewrite.hpp"
+#include "runtime/intercept/script/script_values.hpp"
+#include "runtime/intercept/trace_recorder.hpp"
+
+#include <ATen/core/function.h>
+#include <ATen/core/stack.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace smp {
+
+namespace {
+
+namespace iv = c10::ivalue;
+namespace jit = torch::jit;
+
+/// Where a module of the session's model lives.
+struct place {
+  std::shared_ptr<model_state> model;
+  module_id module;
+  rank_id owner;
+  bool local = true;
+};
+
+/// @returns nothing for objects that are not of the session's model: their
+/// code runs where it is.
+std::optional<place> place_of(const iv::Object& x) {
+  auto* s = session::current_or_null();
+  auto st = s ? s->internals().model() : nullptr;
+  if (!st || !(st->partitioned() || trace_recorder::current()))
+    return std::nullopt;
+  auto i = st->model().module_index.find(&x);
+  if (i == st->model().module_index.end())
+    return std::nullopt;
+  auto module = module_id{i->second};
+  auto owner = st->owner(module);
+  return place{std::move(st), module, owner, owner == s->internals().self()};
+}
+
+/// The code of a method, without the question where to run it.
+jit::Function& body_of(const iv::Object& self, const std::string& method) {
+  auto type = self.type();
+  if (auto* f = type->findMethod(std::string{kept_prefix} + method))
+    return *f;
+  if (auto* f = type->findMethod(method))
+    return *f;
+  throw error{error_code::protocol, "a module of class " + self.name()
+                                      + " has no method '" + method + "'"};
+}
+
+/// Names the module whose code runs, for errors; an error leaves the name.
+class running_module {
+public:
+  explicit running_module(const place* x) : ex_(execution::current()) {
+    if (!ex_ || !x)
+      ex_ = nullptr;
+    else
+      previous_ = std::exchange(ex_->module_path, x->model->name(x->module));
+  }
+
+  void done() {
+    if (ex_)
+      ex_->module_path = std::move(previous_);
+  }
+
+private:
+  execution* ex_;
+  std::string previous_;
+};
+
+c10::IValue run_body(const place* where, const script_object& self,
+                     const std::string& method, std::vector<c10::IValue> args);
+
+// -- the caller's side --------------------------------------------------------
+
+/// A tensor or a tuple of tensors.
+bool is_tensors(const c10::Type& x) {
+  if (x.kind() != c10::TypeKind::TupleType)
+    return x.kind() == c10::TypeKind::TensorType;
+  auto types = x.containedTypes();
+  return std::all_of(types.begin(), types.end(), [](auto& y) {
+    return y->kind() == c10::TypeKind::TensorType;
+  });
+}
+
+c10::IValue ask(const place& where, const script_object& self, request_kind op,
+                const std::string& name, std::vector<c10::IValue>& args,
+                const std::vector<c10::TypePtr>& types,
+                const c10::TypePtr& result_type, uint32_t first = 0,
+                uint32_t last = 0) {
+  packer in;
+  std::vector<value> values;
+  try {
+    for (size_t i = 0; i < args.size(); ++i) {
+      value_path::scope place{in, "argument", i};
+      values.push_back(put_script_value(in, args[i], types.at(i)));
+    }
+  } catch (const error& err) {
+    fail_call(where.module, err);
+  }
+  call_target target;
+  target.op = op;
+  target.name = name;
+  target.first = first;
+  target.last = last;
+  target.training = is_training(*self);
+  target.tensors_only = is_tensors(*result_type);
+  auto result = call_remote(where.owner, where.module, target, in,
+                            std::move(values));
+  for (auto& [position, content] : result.changed)
+    if (position < args.size())
+      replace_content(args[position], get_script_value(result.tensors, content,
+                                                       types[position]));
+  return get_script_value(result.tensors, result.result, result_type);
+}
+
+c10::IValue ask_method(const place& where, const script_object& self,
+                       const std::string& method,
+                       std::vector<c10::IValue> args) {
+  auto& schema = body_of(*self, method).getSchema();
+  std::vector<c10::TypePtr> types;
+  for (size_t i = 1; i < schema.arguments().size(); ++i)
+    types.push_back(schema.arguments()[i].type());
+  return ask(where, self, request_kind::method, method, args, types,
+             schema.returns().at(0).type());
+}
+
+/// Adds the tensors in `x`, which may be nested.
+void add_tensors(std::vector<at::Tensor>& result, const c10::IValue& x) {
+  if (x.isTensor()) {
+    result.push_back(x.toTensor());
+  } else if (x.isTuple()) {
+    for (auto& y : x.toTupleRef().elements())
+      add_tensors(result, y);
+  } else if (x.isList()) {
+    for (const c10::IValue& y : x.toListRef())
+      add_tensors(result, y);
+  } else if (x.isGenericDict()) {
+    for (auto& entry : x.toGenericDict())
+      add_tensors(result, entry.value());
+  }
+}
+
+std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& xs) {
+  std::vector<at::Tensor> result;
+  for (auto& x : xs)
+    add_tensors(result, x);
+  return result;
+}
+
+// -- here ---------------------------------------------------------------------
+
+script_object child_of(const iv::Object& x, const std::string& attribute) {
+  return x.getAttr(attribute).toObject();
+}
+
+/// Here, in its turn, or at the owner.
+c10::IValue call_method(const place* where, const script_object& self,
+                        const std::string& method,
+                        std::vector<c10::IValue> args) {
+  if (where && !where->local)
+    return ask_method(*where, self, method, std::move(args));
+  ordered_call turn{where ? where->module : module_id{},
+                    where && where->model->keeps_order(where->module)};
+  return run_body(where, self, method, std::move(args));
+}
+
+c10::IValue run_link(const script_object& self, const chain_link& x,
+                     c10::IValue moving) {
+  auto child = child_of(*self, x.child);
+  auto where = place_of(*child);
+  std::vector<c10::IValue> args;
+  args.push_back(std::move(moving));
+  return call_method(where ? &*where : nullptr, child, x.method,
+                     std::move(args));
+}
+
+/// The children of a Sequential one after the other; consecutive ones on one
+/// other rank are one request (R8).
+c10::IValue run_chain(const place& where, const script_object& self,
+                      const std::string& method, const chain& links,
+                      c10::IValue moving) {
+  uint32_t i = 0;
+  auto count = static_cast<uint32_t>(links.size());
+  auto owner_of = [&](uint32_t k) {
+    auto child = place_of(*child_of(*self, links[k].child));
+    return child && !child->local ? std::optional{child->owner} : std::nullopt;
+  };
+  while (i < count) {
+    auto owner = owner_of(i);
+    auto last = i + 1;
+    while (owner && last < count && owner_of(last) == owner)
+      ++last;
+    if (last == i + 1) {
+      moving = run_link(self, links[i], std::move(moving));
+    } else {
+      auto type_of = [&](uint32_t k) -> const c10::FunctionSchema& {
+        return body_of(*child_of(*self, links[k].child), links[k].method)
+          .getSchema();
+      };
+      auto there = where;
+      there.owner = *owner;
+      std::vector<c10::IValue> args;
+      args.push_back(std::move(moving));
+      moving = ask(there, self, request_kind::method_range, method, args,
+                   {type_of(i).arguments().at(1).type()},
+                   type_of(last - 1).returns().at(0).type(), i, last);
+    }
+    i = last;
+  }
+  return moving;
+}
+
+c10::IValue run_body(const place* where, const script_object& self,
+                     const std::string& method, std::vector<c10::IValue> args) {
+  running_module running{where};
+  std::optional<traced_call> note;
+  if (where && trace_recorder::current()) [[unlikely]] {
+    note.emplace(where->module);
+    note->arguments(tensors_of(args));
+  }
+  std::optional<observed_call> seen;
+  if (auto* observer = call_observer::current()) [[unlikely]]
+    seen.emplace(*observer, self.get(), tensors_of(args));
+  auto result = [&]() -> c10::IValue {
+    auto* program = where ? where->model->script() : nullptr;
+    if (program && args.size() == 1)
+      if (auto* links = program->code().find_chain(self->type().get(), method))
+        return run_chain(*where, self, method, *links, std::move(args[0]));
+    jit::Stack stack;
+    stack.reserve(args.size() + 1);
+    stack.emplace_back(self);
+    for (auto& x : args)
+      stack.push_back(std::move(x));
+    args.clear();
+    body_of(*self, method).run(stack);
+    return std::move(stack.back());
+  }();
+  if (note)
+    note->results(tensors_of({result}));
+  if (seen)
+    seen->end(tensors_of({result}));
+  running.done();
+  return result;
+}
+
+// -- operations ---------------------------------------------------------------
+
+/// The interpreter turns what it catches into a bare text: the first error of
+/// an execution is kept in it (R6), that of other code here.
+thread_local failure lost_error;
+
+template <class F>
+void keep_error(F&& f) {
+  try {
+    f();
+  } catch (const error& err) {
+    auto x = err.cause();
+    if (auto* ex = execution::current()) {
+      if (!ex->first_error) {
+        if (x.rank == no_rank)
+          x.rank = session::current().internals().self();
+        if (x.module.empty())
+          x.module = ex->module_path;
+        ex->first_error = x;
+      }
+    } else if (!lost_error) {
+      lost_error = x;
+    }
+    throw;
+  }
+}
+
+/// Takes the inputs of an operation from the stack, where their number is the
+/// last: (self, inputs..., name).
+struct operation {
+  explicit operation(jit::Stack& stack) {
+    auto n = static_cast<size_t>(jit::pop(stack).toInt());
+    name = jit::pop(stack).toStringRef();
+    for (auto i = stack.end() - static_cast<ptrdiff_t>(n - 2); i != stack.end();
+         ++i)
+      inputs.push_back(std::move(*i));
+    jit::drop(stack, n - 2);
+    self = jit::pop(stack).toObject();
+  }
+
+  script_object self;
+  std::vector<c10::IValue> inputs;
+  std::string name;
+};
+
+void call_operation(jit::Stack& stack) {
+  operation x{stack};
+  auto where = place_of(*x.self);
+  keep_error([&] {
+    stack.push_back(call_method(where ? &*where : nullptr, x.self, x.name,
+                                std::move(x.inputs)));
+  });
+}
+
+c10::TypePtr attribute_type(const iv::Object& x, const std::string& name) {
+  if (auto type = x.type()->findAttribute(name))
+    return type;
+  throw error{error_code::protocol, "a module of class " + x.name()
+                                      + " has no attribute '" + name + "'"};
+}
+
+void getattr_operation(jit::Stack& stack) {
+  operation x{stack};
+  auto where = place_of(*x.self);
+  if (!where || where->local) {
+    stack.push_back(x.self->getAttr(x.name));
+    return;
+  }
+  keep_error([&] {
+    stack.push_back(ask(*where, x.self, request_kind::get_attribute, x.name,
+                        x.inputs, {}, attribute_type(*x.self, x.name)));
+  });
+}
+
+/// A copy from elsewhere would be changed instead of the list itself.
+void changeattr_operation(jit::Stack& stack) {
+  operation x{stack};
+  auto where = place_of(*x.self);
+  keep_error([&] {
+    if (where && !where->local)
+      throw error{error_code::unsupported,
+                  "changes the list or dictionary '" + x.name + "' of '"
+                    + where->model->name(where->module) + "', which rank "
+                    + std::to_string(where->owner.value)
+                    + " owns: change it in a method of that module"};
+    stack.push_back(x.self->getAttr(x.name));
+  });
+}
+
+void set_attribute(model_state* st, iv::Object& self, const std::string& name,
+                   c10::IValue x) {
+  auto old = self.getAttr(name);
+  if (st && old.isTensor() && x.isTensor())
+    st->rebind(old.toTensor(), x.toTensor());
+  self.setAttr(name, std::move(x));
+}
+
+void setattr_operation(jit::Stack& stack) {
+  operation x{stack};
+  auto where = place_of(*x.self);
+  keep_error([&] {
+    if (!where || where->local) {
+      set_attribute(where ? where->model.get() : nullptr, *x.self, x.name,
+                    std::move(x.inputs.at(0)));
+      return;
+    }
+    if (auto& t = x.inputs.at(0); t.isTensor() && t.toTensor().requires_grad())
+      throw error{error_code::unsupported,
+                  "stores a tensor that requires grad in the attribute '"
+                    + x.name + "' of '" + where->model->name(where->module)
+                    + "', which rank " + std::to_string(where->owner.value)
+                    + " owns: store it detached"};
+    ask(*where, x.self, request_kind::set_attribute, x.name, x.inputs,
+        {attribute_type(*x.self, x.name)}, c10::NoneType::get());
+  });
+}
+
+// Nothing is known about what they do, so no pass moves, merges or removes
+// them.
+const jit::RegisterOperators operations{{
+  jit::Operator("smp::call(...) -> ...", call_operation,
+                c10::AliasAnalysisKind::CONSERVATIVE),
+  jit::Operator("smp::getattr(...) -> ...", getattr_operation,
+                c10::AliasAnalysisKind::CONSERVATIVE),
+  jit::Operator("smp::changeattr(...) -> ...", changeattr_operation,
+                c10::AliasAnalysisKind::CONSERVATIVE),
+  jit::Operator("smp::setattr(...) -> ...", setattr_operation,
+                c10::AliasAnalysisKind::CONSERVATIVE),
+}};
+
+// -- the owner's side ---------------------------------------------------------
+
+std::vector<c10::IValue>
+take_arguments(unpacker& in, const std::vector<value>& args,
+               const std::vector<c10::TypePtr>& types) {
+  if (args.size() != types.size())
+    throw error{error_code::protocol, "a call does not fit its method"};
+  std::vector<c10::IValue> result;
+  for (size_t i = 0; i < args.size(); ++i) {
+    value_path::scope place{in, "argument", i};
+    result.push_back(get_script_value(in, args[i], types[i]));
+  }
+  return result;
+}
+
+invocation serve_method(const place& where, const script_object& self,
+                        const std::string& method, unpacker& in,
+                        const std::vector<value>& args, packer& out) {
+  auto& schema = body_of(*self, method).getSchema();
+  std::vector<c10::TypePtr> types;
+  for (size_t i = 1; i < schema.arguments().size(); ++i)
+    types.push_back(schema.arguments()[i].type());
+  auto xs = take_arguments(in, args, types);
+  std::vector<c10::IValue> before;
+  for (auto& x : xs)
+    before.push_back(shallow_copy(x));
+  auto result = run_body(&where, self, method, xs);
+  invocation done;
+  done.result = put_script_value(out, result, schema.returns().at(0).type());
+  for (size_t i = 0; i < xs.size(); ++i) {
+    if (same_content(xs[i], before[i]))
+      continue;
+    if (!xs[i].isList() && !xs[i].isGenericDict())
+      throw error{error_code::unsupported,
+                  "'" + method + "' changes a list or dictionary inside its "
+                  "argument " + std::to_string(i) + ", which came from another "
+                  "rank: pass the list itself"};
+    value_path::scope place{out, "argument", i};
+    done.changed.emplace_back(static_cast<uint32_t>(i),
+                              put_script_value(out, xs[i], types[i]));
+  }
+  return done;
+}
+
+invocation serve_range(const place& where, const script_object& self,
+                       const call_target& x, unpacker& in,
+                       const std::vector<value>& args, packer& out) {
+  auto* links = where.model->script()->code().find_chain(self->type().get(),
+                                                         x.name);
+  if (!links || x.first >= x.last || x.last > links->size())
+    throw error{error_code::protocol, "no such range of a Sequential"};
+  auto schema_of = [&](uint32_t k) -> const c10::FunctionSchema& {
+    auto& link = (*links)[k];
+    return body_of(*child_of(*self, link.child), link.method).getSchema();
+  };
+  auto xs = take_arguments(in, args,
+                           {schema_of(x.first).arguments().at(1).type()});
+  auto moving = std::move(xs[0]);
+  for (auto i = x.first; i < x.last; ++i)
+    moving = run_link(self, (*links)[i], std::move(moving));
+  return {
+    put_script_value(out, moving, schema_of(x.last - 1).returns().at(0).type()),
+    {}};
+}
+
+} // namespace
+
+script_program::script_program(const walked_model& x, size_t ranks)
+  : classes_(classes_of(x)), code_(classes_) {
+  if (auto* x = code_.forks(); x && ranks > 1)
+    throw error{error_code::unsupported,
+                "the code of class " + x->name()->name()
+                  + " uses torch.jit.fork, whose tasks belong to no "
+                    "microbatch: call the function instead"};
+  rewrite(classes_, code_);
+}
+
+c10::IValue run_method(const script_object& self, const std::string& method,
+                       std::vector<c10::IValue> args) {
+  auto* f = self->type()->findMethod(method);
+  if (!f)
+    throw error{error_code::config, "the model has no method '" + method + "'"};
+  args.insert(args.begin(), self);
+  lost_error = {};
+  try {
+    return (*f)(std::move(args));
+  } catch (const std::exception& err) {
+    if (auto x = std::exchange(lost_error, {}))
+      throw error{x};
+    if (auto* ex = execution::current(); ex && ex->first_error)
+      throw error{ex->first_error};
+    throw;
+  }
+}
+
+invocation run_script(model_state& st, module_id module, const call_target& x,
+                      unpacker& in, const std::vector<value>& args,
+                      packer& out) {
+  auto* raw = st.model().modules.at(module.value).script;
+  auto self = script_object::reclaim_copy(raw);
+  if (is_training(*self) != x.training)
+    set_training(*self, x.training);
+  auto where = place_of(*self);
+  if (!where || (!where->local && x.op != request_kind::method_range))
+    throw error{error_code::protocol, "asked for '" + st.name(module)
+                                        + "', which this rank does not own"};
+  invocation result;
+  keep_error([&] {
+    switch (x.op) {
+      case request_kind::method:
+        result = serve_method(*where, self, x.name, in, args, out);
+        break;
+      case request_kind::method_range:
+        result = serve_range(*where, self, x, in, args, out);
+        break;
+      case request_kind::get_attribute: {
+        auto type = attribute_type(*self, x.name);
+        result.result = put_script_value(out, self->getAttr(x.name), type);
+        break;
+      }
+      case request_kind::set_attribute: {
+        auto type = attribute_type(*self, x.name);
+        set_attribute(&st, *self, x.name, take_arguments(in, args, {type})[0]);
+        break;
+      }
+      default:
+        throw error{error_code::protocol, "no work for a TorchScript module"};
+    }
+  });
+  return result;
+}
+
+std::string script_error_text(const std::string& x) {
+  if (x.find("TorchScript") == std::string::npos)
+    return x;
+  auto last_line_with = [&x](const std::string& part) {
+    auto i = x.rfind(part);
+    if (i == std::string::npos)
+      return std::string{};
+    auto begin = x.rfind('\n', i);
+    begin = begin == std::string::npos ? 0 : begin + 1;
+    auto end = x.find('\n', i);
+    auto line = x.substr(begin, end - begin);
+    line.erase(0, line.find_first_not_of(' '));
+    return line;
+  };
+  auto cause = x.rfind("Error: ");
+  if (cause == std::string::npos)
+    return x;
+  cause = x.rfind('\n', cause);
+  auto text = x.substr(cause == std::string::npos ? 0 : cause + 1);
+  while (!text.empty() && text.back() == '\n')
+    text.pop_back();
+  if (auto place = last_line_with("File \""); !place.empty())
+    text += " (" + place + ")";
+  return text;
+}
+
+} // namespace smp

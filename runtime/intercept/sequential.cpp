@@ -1,0 +1,351 @@
+#include "runtime/intercept/sequential.hpp"
+
+#include "runtime/intercept/call_observer.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/base/fault.hpp"
+#include "runtime/model/hook.hpp"
+#include "runtime/model/module_order.hpp"
+#include "runtime/remote/caller.hpp"
+#include "runtime/intercept/trace_recorder.hpp"
+
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <optional>
+#include <span>
+#include <tuple>
+
+namespace smp {
+
+namespace {
+
+namespace nn = torch::nn;
+
+// -- access to AnyModule::content_ --------------------------------------------
+// An explicit instantiation may name private members: the one legal way to
+// wrap a child whose type nobody knows here.
+
+using content_pointer = std::unique_ptr<nn::AnyModulePlaceholder> nn::AnyModule::*;
+
+template <content_pointer Member>
+struct content_access {
+  friend content_pointer any_module_content() {
+    return Member;
+  }
+};
+
+content_pointer any_module_content();
+
+template struct content_access<&nn::AnyModule::content_>;
+
+std::unique_ptr<nn::AnyModulePlaceholder>& content(nn::AnyModule& x) {
+  return x.*any_module_content();
+}
+
+// -- erased values ------------------------------------------------------------
+
+/// Types that may cross between children of a Sequential; append only.
+using carried_types
+  = std::tuple<at::Tensor, std::vector<at::Tensor>, std::optional<at::Tensor>,
+               std::tuple<at::Tensor, at::Tensor>,
+               std::tuple<at::Tensor, at::Tensor, at::Tensor>,
+               std::tuple<at::Tensor, std::tuple<at::Tensor, at::Tensor>>,
+               std::pair<at::Tensor, at::Tensor>, bool, int64_t, int, double,
+               float, std::string>;
+
+constexpr size_t num_carried = std::tuple_size_v<carried_types>;
+
+template <size_t I = 0>
+value put_any(packer& out, nn::AnyValue& x) {
+  if constexpr (I == num_carried) {
+    out.refuse("a Sequential cannot carry the type "
+               + c10::demangle(x.type_info().name())
+               + " between ranks; use tensors or tuples of tensors");
+  } else {
+    using type = std::tuple_element_t<I, carried_types>;
+    if (auto* y = x.try_get<type>())
+      return value::tuple(
+        {value::of(static_cast<int64_t>(I)), pack<type>::put(out, *y)});
+    return put_any<I + 1>(out, x);
+  }
+}
+
+template <size_t I = 0>
+nn::AnyValue get_any(unpacker& in, int64_t index, const value& x) {
+  if constexpr (I == num_carried) {
+    throw error{error_code::protocol, "unknown type in a Sequential"};
+  } else {
+    using type = std::tuple_element_t<I, carried_types>;
+    if (index == static_cast<int64_t>(I))
+      return nn::AnyValue{pack<type>::get(in, x)};
+    return get_any<I + 1>(in, index, x);
+  }
+}
+
+/// @returns the tensors in `x`, as `tensors_in`
+template <size_t I = 0>
+std::vector<at::Tensor> tensors_in_any(nn::AnyValue& x) {
+  if constexpr (I < num_carried) {
+    if (auto* y = x.try_get<std::tuple_element_t<I, carried_types>>())
+      return tensors_in(*y);
+    return tensors_in_any<I + 1>(x);
+  }
+  return {};
+}
+
+std::vector<at::Tensor> tensors_in_any(std::vector<nn::AnyValue>& xs) {
+  std::vector<at::Tensor> result;
+  for (auto& x : xs)
+    for (auto& t : tensors_in_any(x))
+      result.push_back(std::move(t));
+  return result;
+}
+
+nn::AnyValue get_any(unpacker& in, const value& x) {
+  auto* parts = x.get_if<tuple_value>();
+  auto* index = parts && parts->items.size() == 2
+                  ? parts->items[0].get_if<int64_t>()
+                  : nullptr;
+  if (!index)
+    throw error{error_code::protocol, "no typed value in a Sequential"};
+  return get_any(in, *index, parts->items[1]);
+}
+
+/// Runs a child and lets an observer hear of it.
+nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
+                       std::vector<nn::AnyValue>&& arguments) {
+  auto* observer = call_observer::current();
+  if (!observer) [[likely]]
+    return x.forward(std::move(arguments));
+  observed_call call{*observer, *x.ptr(), tensors_in_any(arguments)};
+  auto result = x.forward(std::move(arguments));
+  call.end(tensors_in_any(result));
+  return result;
+}
+
+/// Stands for a child in a model that is only watched.
+class watched_child : public nn::AnyModulePlaceholder {
+public:
+  explicit watched_child(std::unique_ptr<nn::AnyModulePlaceholder> inner)
+    : nn::AnyModulePlaceholder(typeid(watched_child)),
+      inner_(std::move(inner)) {
+    // nop
+  }
+
+  nn::AnyValue forward(std::vector<nn::AnyValue>&& arguments) override {
+    return run_child(*inner_, std::move(arguments));
+  }
+
+  std::shared_ptr<nn::Module> ptr() override {
+    return inner_->ptr();
+  }
+
+  std::unique_ptr<nn::AnyModulePlaceholder> copy() const override {
+    return std::make_unique<watched_child>(inner_->copy());
+  }
+
+  std::unique_ptr<nn::AnyModulePlaceholder>
+  clone_module(std::optional<c10::Device> device) const override {
+    return inner_->clone_module(device);
+  }
+
+private:
+  std::unique_ptr<nn::AnyModulePlaceholder> inner_;
+};
+
+// -- wrapper ------------------------------------------------------------------
+
+/// What the wrappers of one Sequential share.
+struct sequential_group {
+  module_id id;
+  nn::SequentialImpl* object = nullptr;
+  std::vector<hook_state> hooks; // by child
+};
+
+class sequential_child : public nn::AnyModulePlaceholder {
+public:
+  sequential_child(std::unique_ptr<nn::AnyModulePlaceholder> inner,
+                   std::shared_ptr<sequential_group> group, uint32_t index)
+    : nn::AnyModulePlaceholder(typeid(sequential_child)),
+      inner_(std::move(inner)),
+      group_(std::move(group)),
+      index_(index) {
+    // nop
+  }
+
+  nn::AnyValue forward(std::vector<nn::AnyValue>&& arguments) override {
+    auto& hook = group_->hooks[index_];
+    auto* ex = execution::current();
+    if (ex && ex->range.sequential == group_.get()
+        && ex->range.next == index_)
+      return pass(*ex, std::move(arguments));
+    if (ex)
+      check_range_consumed(*ex);
+    if (!hook.local)
+      return call(hook, ex, std::move(arguments));
+    if (trace_recorder::current()) [[unlikely]]
+      return trace(hook, std::move(arguments));
+    ordered_call turn{hook};
+    return forward_here(std::move(arguments));
+  }
+
+  nn::AnyValue forward_here(std::vector<nn::AnyValue>&& arguments) {
+    return run_child(*inner_, std::move(arguments));
+  }
+
+  std::shared_ptr<nn::Module> ptr() override {
+    return inner_->ptr();
+  }
+
+  std::unique_ptr<nn::AnyModulePlaceholder> copy() const override {
+    return std::make_unique<sequential_child>(inner_->copy(), group_, index_);
+  }
+
+  std::unique_ptr<nn::AnyModulePlaceholder>
+  clone_module(std::optional<c10::Device> device) const override {
+    // A clone belongs to no partition.
+    return inner_->clone_module(device);
+  }
+
+  const std::shared_ptr<sequential_group>& group() const {
+    return group_;
+  }
+
+private:
+  /// This child ran already, as part of a range.
+  nn::AnyValue pass(execution& ex, std::vector<nn::AnyValue>&& arguments) {
+    auto* x = arguments.size() == 1 ? arguments[0].try_get<at::Tensor>()
+                                    : nullptr;
+    // `Sequential::forward` moves a value from child to child; a loop of the
+    // user's would keep it, and would have got the range's last value for it.
+    if (arguments.size() != 1
+        || (ex.range.exclusive && x && x->use_count() != 1)) {
+      ex.range = {};
+      refuse_own_loop();
+    }
+    if (++ex.range.next == ex.range.last)
+      ex.range = {};
+    return std::move(arguments[0]);
+  }
+
+  nn::AnyValue trace(hook_state& hook, std::vector<nn::AnyValue>&& arguments) {
+    traced_call note{hook.id};
+    note.arguments(tensors_in_any(arguments));
+    auto result = inner_->forward(std::move(arguments));
+    note.results(tensors_in_any(result));
+    return result;
+  }
+
+  nn::AnyValue call(hook_state& hook, execution* ex,
+                    std::vector<nn::AnyValue>&& arguments) {
+    auto last = index_ + 1;
+    while (last < group_->hooks.size() && !group_->hooks[last].local
+           && group_->hooks[last].owner == hook.owner)
+      ++last;
+    packer in;
+    std::vector<value> args;
+    try {
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        value_path::scope place{in, "argument", i};
+        args.push_back(put_any(in, arguments[i]));
+      }
+    } catch (const error& err) {
+      fail_call(hook.id, err);
+    }
+    call_target target;
+    target.op = request_kind::range;
+    target.first = index_;
+    target.last = last;
+    target.training = group_->object->is_training();
+    target.tensors_only = true;
+    auto result = [&] {
+      auto r = call_remote(hook.owner, group_->id, target, in,
+                           std::move(args));
+      return get_any(r.tensors, r.result);
+    }();
+    if (last - index_ > 1 && ex) {
+      auto* t = result.try_get<at::Tensor>();
+      ex->range = {group_.get(), index_ + 1, last, t && t->use_count() == 1};
+    }
+    return result;
+  }
+
+  [[noreturn]] static void refuse_own_loop() {
+    throw error{error_code::unsupported,
+                "the children of a Sequential on another rank are called one "
+                "by one, but they run as one request: call its forward, or "
+                "make it a ModuleList of smp::submodule"};
+  }
+
+  friend void smp::check_range_consumed(execution& ex);
+
+  std::unique_ptr<nn::AnyModulePlaceholder> inner_;
+  std::shared_ptr<sequential_group> group_;
+  uint32_t index_;
+};
+
+sequential_child* wrapper(nn::AnyModule& x) {
+  return dynamic_cast<sequential_child*>(content(x).get());
+}
+
+} // namespace
+
+std::vector<hook_state*> intercept_children(nn::SequentialImpl& x) {
+  std::vector<hook_state*> result;
+  if (x.is_empty())
+    return result;
+  if (!wrapper(*x.begin())) {
+    auto group = std::make_shared<sequential_group>();
+    group->object = &x;
+    group->hooks.resize(x.size());
+    uint32_t index = 0;
+    for (auto& child : x)
+      content(child) = std::make_unique<sequential_child>(
+        std::move(content(child)), group, index++);
+  }
+  for (auto& hook : wrapper(*x.begin())->group()->hooks)
+    result.push_back(&hook);
+  return result;
+}
+
+void watch_children(nn::SequentialImpl& x) {
+  for (auto& child : x)
+    content(child) = std::make_unique<watched_child>(
+      std::move(content(child)));
+}
+
+void name_sequential(nn::SequentialImpl& x, module_id id) {
+  if (!x.is_empty())
+    if (auto* child = wrapper(*x.begin()))
+      child->group()->id = id;
+}
+
+invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
+                     unpacker& in, const std::vector<value>& args,
+                     packer& out) {
+  auto* seq = dynamic_cast<nn::SequentialImpl*>(&object);
+  if (!seq || first >= last || last > seq->size())
+    throw error{error_code::protocol, "no such range of a Sequential"};
+  std::vector<nn::AnyValue> values;
+  for (auto& x : args)
+    values.push_back(get_any(in, x));
+  if (SMP_FAULT("dropped-layer"))
+    --last;
+  for (auto i = first; i < last; ++i) {
+    auto* child = wrapper(*(seq->begin() + i));
+    auto result = child->forward_here(std::move(values));
+    values.clear();
+    values.push_back(std::move(result));
+  }
+  value_path::scope place{out, "result"};
+  return {put_any(out, values[0]), {}};
+}
+
+void check_range_consumed(execution& ex) {
+  if (!ex.range.sequential)
+    return;
+  ex.range = {};
+  sequential_child::refuse_own_loop();
+}
+
+} // namespace smp

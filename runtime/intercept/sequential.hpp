@@ -1,0 +1,45 @@
+#pragma once
+
+// A Sequential is intercepted without any change to it: its children are
+// type-erased already, so each gets a wrapper around its erased `forward`.
+// Consecutive children on one rank become one request (R8).
+
+#include "runtime/remote/invoker.hpp"
+#include "transport/ids.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace torch::nn {
+class SequentialImpl;
+} // namespace torch::nn
+
+namespace smp {
+
+class execution;
+struct hook_state;
+
+/// Wraps the children of `x`, once. After that `x->at<T>(i)` no longer finds
+/// the type T; `x->ptr(i)` and `named_children` are as before.
+/// @returns the hooks of the children, by position
+std::vector<hook_state*> intercept_children(torch::nn::SequentialImpl& x);
+
+/// Lets a `call_observer` hear of the children's calls in a model without a
+/// session, which must stay free of what can make a call remote (R36).
+void watch_children(torch::nn::SequentialImpl& x);
+
+/// Tells the wrappers of `x` that it has this id; after the partition.
+void name_sequential(torch::nn::SequentialImpl& x, module_id id);
+
+/// Runs children [first, last) at their owner.
+/// @throws error (protocol) if `object` is no Sequential with these children
+invocation run_range(torch::nn::Module& object, uint32_t first, uint32_t last,
+                     unpacker& in, const std::vector<value>& args,
+                     packer& out);
+
+/// A range that was handed over must be consumed by `Sequential::forward`.
+/// @throws error (unsupported) if the loop over the children was the user's
+/// own and stopped early
+void check_range_consumed(execution& ex);
+
+} // namespace smp

@@ -1,0 +1,305 @@
+#pragma once
+
+// Interception of torch::nn modules. A module's `forward` is not virtual, so
+// the member's type has to change, and only that:
+//
+//   torch::nn::Linear fc{8, 8};  ->  smp::submodule<torch::nn::Linear> fc{8, 8};
+//
+// `fc(x)` and `fc->forward(x)` then run where the partition put `fc`;
+// `fc->weight`, `register_module("fc", fc)` and `parameters()` stay as before.
+
+#include "runtime/intercept/call_observer.hpp"
+#include "runtime/model/hook.hpp"
+#include "runtime/remote/invoker.hpp"
+#include "runtime/model/module_order.hpp"
+#include "runtime/values/pack.hpp"
+#include "runtime/remote/caller.hpp"
+#include "runtime/intercept/trace_recorder.hpp"
+#include "transport/error.hpp"
+
+#include <c10/util/Exception.h>
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+
+namespace smp {
+
+/// Like `put_value`; an error names the argument.
+template <class T>
+value put_argument(packer& p, size_t position, const T& x) {
+  value_path::scope place{p, "argument", position};
+  return put_value(p, x);
+}
+
+/// Like `get_value`; an error names the argument.
+template <class T>
+auto get_argument(unpacker& u, size_t position, const value& x) {
+  value_path::scope place{u, "argument", position};
+  return get_value<T>(u, x);
+}
+
+/// A call of `Impl::forward` with arguments of these types, as its owner runs
+/// it. Instantiated at the call, hence present in the binary of every rank.
+template <class Impl, class... Ts>
+struct invoker {
+  using result_type
+    = decltype(std::declval<Impl&>().Impl::forward(std::declval<Ts>()...));
+
+  static invocation run(torch::nn::Module& object, unpacker& in,
+                        const std::vector<value>& args, packer& out) {
+    auto* impl = dynamic_cast<Impl*>(&object);
+    if (!impl || args.size() != sizeof...(Ts))
+      throw error{error_code::protocol, "a call does not fit its module"};
+    return run(*impl, in, args, out, std::index_sequence_for<Ts...>{});
+  }
+
+  template <size_t... Is>
+  static invocation run(Impl& impl, unpacker& in,
+                        const std::vector<value>& args, packer& out,
+                        std::index_sequence<Is...>) {
+    // In a tuple, so that an argument taken by reference outlives the call.
+    std::tuple<unpacked_t<std::decay_t<Ts>>...> xs{
+      get_argument<std::decay_t<Ts>>(in, Is, args[Is])...};
+    auto forward = [&]() -> result_type {
+      return impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...);
+    };
+    auto call = [&]() -> result_type {
+      if (auto* observer = call_observer::current()) [[unlikely]]
+        return observe(*observer, impl, xs, forward);
+      return forward();
+    };
+    invocation result;
+    value_path::scope place{out, "result"};
+    if constexpr (std::is_void_v<result_type>)
+      call();
+    else
+      result.result = put_value(out, call());
+    (put_changed<Ts>(out, Is, std::get<Is>(xs), result), ...);
+    return result;
+  }
+
+  /// A container that the callee can change travels back (R12).
+  template <class T, class U>
+  static void put_changed(packer& out, uint32_t position, const U& x,
+                          invocation& result) {
+    if constexpr (is_changeable<T>)
+      result.changed.emplace_back(position, put_value(out, x));
+  }
+
+  /// Tensors have their own way back; scalars cannot be shared with a caller.
+  template <class T>
+  static constexpr bool is_changeable
+    = std::is_lvalue_reference_v<T>
+      && !std::is_const_v<std::remove_reference_t<T>>
+      && !std::is_same_v<std::decay_t<T>, at::Tensor>;
+
+  static inline const uint64_t id
+    = register_invoker(typeid(invoker).name(), &invoker::run);
+};
+
+namespace detail {
+
+template <class F>
+struct forward_traits;
+
+template <class C, class R, class... Ts>
+struct forward_traits<R (C::*)(Ts...)> {
+  /// The type with which argument I, given as a T, is passed on.
+  template <size_t I, class T>
+  using argument = std::tuple_element_t<I, std::tuple<Ts...>>;
+};
+
+template <class C, class R, class... Ts>
+struct forward_traits<R (C::*)(Ts...) const>
+  : forward_traits<R (C::*)(Ts...)> {};
+
+/// An overloaded or templated `forward` takes what it is given.
+struct any_forward_traits {
+  template <size_t, class T>
+  using argument = std::decay_t<T>;
+};
+
+template <class Impl>
+auto traits_of_forward() {
+  if constexpr (requires { &Impl::forward; })
+    return forward_traits<decltype(&Impl::forward)>{};
+  else
+    return any_forward_traits{};
+}
+
+/// How the owner holds argument I of type T: a reference to a container that
+/// may change, or a value.
+template <class Impl, size_t I, class T>
+using argument_t = typename decltype(traits_of_forward<Impl>())::
+  template argument<I, T>;
+
+/// Values are unpacked as what `forward` wants, not as what the caller gave:
+/// an int given for an int64_t arrives as an int64_t.
+template <class P, class T>
+using wire_argument_t
+  = std::conditional_t<std::is_lvalue_reference_v<P>
+                         && !std::is_const_v<std::remove_reference_t<P>>,
+                       P, unpacked_t<std::decay_t<P>>&&>;
+
+template <class Impl, size_t I, class T>
+void assign_changed(unpacker& in, const value& content, T& x) {
+  using type = argument_t<Impl, I, T>;
+  if constexpr (std::is_lvalue_reference_v<type>
+                && !std::is_const_v<std::remove_reference_t<type>>
+                && !std::is_same_v<std::decay_t<type>, at::Tensor>)
+    x = get_value<std::decay_t<type>>(in, content);
+}
+
+/// True for types of which a call returns as many tensors each time.
+template <class R>
+inline constexpr bool is_tensors = std::is_same_v<R, at::Tensor>;
+
+template <class... Ts>
+inline constexpr bool is_tensors<std::tuple<Ts...>>
+  = (std::is_same_v<Ts, at::Tensor> && ...);
+
+template <class A, class B>
+inline constexpr bool is_tensors<std::pair<A, B>>
+  = std::is_same_v<A, at::Tensor> && std::is_same_v<B, at::Tensor>;
+
+template <class Impl, class R, size_t... Is, class... Ts>
+R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
+              Ts&&... xs) {
+  using call
+    = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
+  packer in;
+  std::vector<value> args;
+  try {
+    (args.push_back(put_argument(in, Is,
+                                 static_cast<const std::decay_t<
+                                   argument_t<Impl, Is, Ts>>&>(xs))),
+     ...);
+  } catch (const error& err) {
+    fail_call(hook.id, err);
+  }
+  call_target target;
+  target.invoker = call::id;
+  target.training = self.is_training();
+  target.tensors_only = is_tensors<std::decay_t<R>>;
+  auto result = call_remote(hook.owner, hook.id, target, in, std::move(args));
+  for (auto& [position, content] : result.changed)
+    ((position == Is
+        ? assign_changed<Impl, Is>(result.tensors, content, xs)
+        : void()),
+     ...);
+  if constexpr (!std::is_void_v<R>)
+    return get_value<std::decay_t<R>>(result.tensors, result.result);
+}
+
+/// Runs `Impl::forward` here and notes what it does.
+template <class Impl, class R, size_t... Is, class... Ts>
+R call_traced(Impl& self, hook_state& hook, std::index_sequence<Is...>,
+              Ts&&... xs) {
+  using call
+    = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
+  traced_call note{hook.id};
+  packer in;
+  std::vector<value> args;
+  try {
+    (args.push_back(put_argument(in, Is,
+                                 static_cast<const std::decay_t<
+                                   argument_t<Impl, Is, Ts>>&>(xs))),
+     ...);
+  } catch (const error&) {
+    args.clear(); // they could not cross
+  }
+  note.arguments(in.tensors());
+  try {
+    if constexpr (std::is_void_v<R>) {
+      self.Impl::forward(std::forward<Ts>(xs)...);
+      note.results({});
+      return;
+    } else {
+      R result = self.Impl::forward(std::forward<Ts>(xs)...);
+      packer out;
+      try {
+        put_value(out, result);
+      } catch (const error&) {
+        // Nor could this.
+      }
+      note.results(out.tensors());
+      return result;
+    }
+  } catch (const c10::Error&) {
+    if (args.size() != sizeof...(Ts))
+      throw;
+    invocation found;
+    auto tensors = note.retry_on_gpu(
+      self, in.tensors(), [&](const std::vector<at::Tensor>& there) {
+        unpacker u{there};
+        packer out;
+        found = call::run(self, u, args, out);
+        return out.tensors();
+      });
+    if (!tensors)
+      throw;
+    note.results(*tensors);
+    if constexpr (!std::is_void_v<R>) {
+      unpacker u{std::move(*tensors)};
+      return get_value<std::decay_t<R>>(u, found.result);
+    }
+  }
+}
+
+} // namespace detail
+
+/// An `Impl` whose `forward` asks first where it has to run. Hides
+/// `Impl::forward`; everything else is the Impl's.
+template <class Impl>
+class hooked : public Impl, public hook_base {
+public:
+  using Impl::Impl;
+
+  /// Runs `Impl::forward` here or at its owner.
+  /// @throws error with rank and module if it fails there
+  template <class... Ts>
+  auto forward(Ts&&... xs)
+    -> decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...)) {
+    using result
+      = decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...));
+    if (smp_hook.local) {
+      if (trace_recorder::current()) [[unlikely]]
+        return detail::call_traced<Impl, result>(
+          static_cast<Impl&>(*this), smp_hook, std::index_sequence_for<Ts...>{},
+          std::forward<Ts>(xs)...);
+      ordered_call turn{smp_hook};
+      if (auto* observer = call_observer::current()) [[unlikely]]
+        return observe(*observer, *this, std::tie(xs...), [&]() -> result {
+          return Impl::forward(std::forward<Ts>(xs)...);
+        });
+      return Impl::forward(std::forward<Ts>(xs)...);
+    }
+    return detail::call_hooked<Impl, result>(
+      static_cast<Impl&>(*this), smp_hook, std::index_sequence_for<Ts...>{},
+      xs...);
+  }
+};
+
+/// Holder of a module whose calls smp intercepts, used like the holder H.
+template <class H>
+class submodule
+  : public torch::nn::ModuleHolder<hooked<typename H::ContainedType>> {
+public:
+  using base = torch::nn::ModuleHolder<hooked<typename H::ContainedType>>;
+  using base::base;
+
+  /// Calls `forward`; unlike the base's it accepts a templated one.
+  template <class... Ts>
+  auto operator()(Ts&&... xs)
+    -> decltype(std::declval<hooked<typename H::ContainedType>&>().forward(
+      std::forward<Ts>(xs)...)) {
+    return this->impl_->forward(std::forward<Ts>(xs)...);
+  }
+};
+
+} // namespace smp

@@ -1,0 +1,507 @@
+#include "runtime/intercept/trace_recorder.hpp"
+
+#include "runtime/model/module_walk.hpp"
+#include "transport/error.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/_lazy_clone.h>
+#include <ATen/ops/equal.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <exception>
+#include <unordered_map>
+
+namespace smp {
+
+namespace {
+
+using clock = trace_recorder::clock;
+
+/// Timed passes are repeated while all of them together take less.
+constexpr auto timing_budget = std::chrono::seconds{1};
+constexpr size_t max_timed_passes = 3;
+
+thread_local trace_recorder* current_recorder = nullptr;
+
+double seconds(clock::duration x) {
+  return std::chrono::duration<double>(x).count();
+}
+
+at::Device gpu() {
+  return {at::kCUDA, 0};
+}
+
+/// Tensors whose data is on the GPU while this lives.
+class moved_to_gpu {
+public:
+  moved_to_gpu() = default;
+
+  ~moved_to_gpu() {
+    for (auto& [x, data] : tensors_)
+      x.set_data(data);
+  }
+
+  moved_to_gpu(const moved_to_gpu&) = delete;
+  moved_to_gpu& operator=(const moved_to_gpu&) = delete;
+
+  void add(at::Tensor x) {
+    at::NoGradGuard no_grad;
+    tensors_.emplace_back(x, x.detach());
+    x.set_data(x.to(gpu()));
+  }
+
+private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> tensors_;
+};
+
+/// What a GPU was told to do is done.
+void synchronize(bool with_gpu) {
+  if (with_gpu)
+    c10::impl::VirtualGuardImpl{at::kCUDA}.synchronizeDevice(0);
+}
+
+std::string first_line(std::string x) {
+  constexpr size_t longest = 160;
+  x.resize(std::min({x.size(), x.find('\n'), longest}));
+  return x;
+}
+
+} // namespace
+
+// -- memory -------------------------------------------------------------------
+
+/// Watches which tensors operators make and how long they live. (LibTorch's own
+/// memory profiling complains on stderr about memory older than itself.)
+struct trace_recorder::memory_meter {
+  using weak_storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+  struct block {
+    weak_storage storage;
+    int64_t bytes;
+  };
+
+  explicit memory_meter(const walked_model& model) {
+    for (auto& x : model.tensors)
+      add(x.tensor, false);
+    auto callback = at::RecordFunctionCallback{
+      [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
+        return nullptr;
+      },
+      &on_end};
+    callback.needsOutputs(true).scopes({at::RecordScope::FUNCTION});
+    handle = at::addThreadLocalCallback(callback);
+  }
+
+  ~memory_meter() {
+    at::removeCallback(handle);
+  }
+
+  static void on_end(const at::RecordFunction& f, at::ObserverContext*) {
+    if (auto* x = current(); x && x->memory_ && x->counts()) {
+      for (auto& output : f.outputs())
+        x->memory_->add(output, true);
+      x->on_memory();
+    }
+  }
+
+  void add(const at::IValue& x, bool made) {
+    if (x.isTensor())
+      add(x.toTensor(), made);
+    else if (x.isTensorList())
+      for (at::Tensor y : x.toTensorList())
+        add(y, made);
+  }
+
+  /// @param made by an operator of the trace; else it was there before
+  void add(const at::Tensor& x, bool made) {
+    if (!x.defined() || !x.has_storage())
+      return;
+    auto* storage = x.storage().unsafeGetStorageImpl();
+    // The weak pointer keeps the address from being used again.
+    auto [i, added] = known.try_emplace(storage,
+                                        x.storage().getWeakStorageImpl());
+    if (added && made)
+      blocks.push_back({i->second, static_cast<int64_t>(x.storage().nbytes())});
+  }
+
+  /// @returns bytes of all tensors that were made and are still there.
+  int64_t live() {
+    int64_t result = 0;
+    std::erase_if(blocks, [&](const block& x) {
+      if (x.storage.expired()) {
+        known.erase(x.storage._unsafe_get_target());
+        return true;
+      }
+      result += x.bytes;
+      return false;
+    });
+    return result;
+  }
+
+  at::CallbackHandle handle = 0;
+  std::unordered_map<const void*, weak_storage> known;
+  std::vector<block> blocks;
+};
+
+// -- state of the model -------------------------------------------------------
+
+/// What the model and the generators were before the trace.
+struct trace_recorder::saved_state {
+  struct saved_tensor {
+    at::Tensor tensor;
+    at::Tensor copy;
+  };
+
+  saved_state(const walked_model& model, random_stream x)
+    : mine(std::move(x)), stream(mine) {
+    at::NoGradGuard no_grad;
+    for (auto& x : model.tensors)
+      if (x.tensor.defined() && x.tensor.has_storage())
+        tensors.push_back({x.tensor,
+                           copy_of(x.tensor, x.is_buffer || x.is_attribute)});
+    for (auto& x : model.modules)
+      if (x.script)
+        for (size_t i = 0; i < x.script->slots().size(); ++i)
+          if (auto y = x.script->getSlot(i); !y.isObject())
+            slots.push_back({x.script, i, copy_of(y)});
+    mine.swap_with_default();
+    if (at::hasCUDA())
+      gpu_stream = gpu_generator().get_state();
+  }
+
+  ~saved_state() {
+    restore();
+    mine.swap_with_default();
+  }
+
+  /// Undoes what a pass did.
+  void restore() {
+    at::NoGradGuard no_grad;
+    for (auto& [tensor, copy] : tensors)
+      // A copy on write that nobody wrote to shares its bytes still.
+      if (tensor.device() != copy.device()
+          || (tensor.const_data_ptr() != copy.const_data_ptr()
+              && !at::equal(tensor, copy)))
+        tensor.copy_(copy);
+    for (auto& x : slots)
+      x.object->setSlot(x.index, copy_of(x.content));
+    auto again = stream;
+    again.swap_with_default();
+    if (gpu_stream.defined())
+      gpu_generator().set_state(gpu_stream);
+  }
+
+  /// Parameters are rarely written to and may fill the memory, so they are
+  /// copied when that happens. Batch norm writes its buffers in a way that no
+  /// version counter shows.
+  static at::Tensor copy_of(const at::Tensor& x, bool written) {
+    // What a file brought has no allocator to copy it with, and whoever writes
+    // would crash.
+    if (!written && x.storage().allocator() != nullptr) {
+      try {
+        return at::_lazy_clone(x.detach());
+      } catch (const c10::Error&) {
+        // Its memory is not LibTorch's own.
+      }
+    }
+    return x.detach().clone();
+  }
+
+  /// Tensors are saved one by one: copies in a list would be others.
+  static at::IValue copy_of(const at::IValue& x) {
+    return has_tensors(x) ? x : x.deepcopy();
+  }
+
+  static bool has_tensors(const at::IValue& x) {
+    if (x.isTuple()) {
+      auto& xs = x.toTupleRef().elements();
+      return std::any_of(xs.begin(), xs.end(), has_tensors);
+    }
+    if (x.isList()) {
+      auto xs = x.toListRef();
+      return std::any_of(xs.begin(), xs.end(), has_tensors);
+    }
+    if (x.isGenericDict()) {
+      for (auto& entry : x.toGenericDict())
+        if (has_tensors(entry.value()))
+          return true;
+      return false;
+    }
+    return x.isTensor() || x.isObject();
+  }
+
+  static at::Generator gpu_generator() {
+    return at::globalContext().defaultGenerator(gpu());
+  }
+
+  /// An attribute of a TorchScript module; tensors are saved by content, too.
+  struct saved_slot {
+    c10::ivalue::Object* object;
+    size_t index;
+    c10::IValue content;
+  };
+
+  std::vector<saved_tensor> tensors;
+  std::vector<saved_slot> slots;
+  /// The microbatch's stream while the trace does not run, the process's while
+  /// it does.
+  random_stream mine;
+  const random_stream stream; // of the microbatch, at its begin
+  at::Tensor gpu_stream;
+};
+
+// -- recorder -----------------------------------------------------------------
+
+trace_recorder::trace_recorder(const walked_model& model,
+                               const trace_options& options,
+                               random_stream stream)
+  : model_(model),
+    options_(options),
+    seconds_(model.modules.size()),
+    saved_(std::make_unique<saved_state>(model, std::move(stream))) {
+  result_.modules.resize(model.modules.size());
+  result_.times = options.times;
+  result_.memory = options.memory;
+  if (options.memory)
+    memory_ = std::make_unique<memory_meter>(model);
+  current_recorder = this;
+  // What the step computes besides its modules is the root's.
+  enter(module_id{0});
+}
+
+trace_recorder::~trace_recorder() {
+  current_recorder = nullptr;
+}
+
+trace_recorder* trace_recorder::current() noexcept {
+  return current_recorder;
+}
+
+at::Tensor trace_recorder::input(const at::Tensor& x) const {
+  return options_.gpu ? x.to(gpu(), false, true) : x.clone();
+}
+
+bool trace_recorder::counts() const noexcept {
+  return pass_ == pass::all || pass_ == pass::count;
+}
+
+bool trace_recorder::times() const noexcept {
+  return pass_ == pass::all || pass_ == pass::time;
+}
+
+void trace_recorder::enter(module_id x) {
+  frame f;
+  f.module = x;
+  f.again = stack_.size() > 1 && stack_.back().module == x;
+  f.begin = f.start = clock::now();
+  f.live = memory_ && counts() ? memory_->live() : 0;
+  auto& y = result_.modules.at(x.value);
+  // The step itself is no call.
+  if (counts() && !f.again && !stack_.empty()) {
+    if (y.calls++ == 0)
+      y.first = order_++;
+  }
+  stack_.push_back(f);
+  unwinding_ = false;
+  result_.failed.reset(); // whatever failed before was caught
+}
+
+void trace_recorder::leave() {
+  auto now = clock::now();
+  auto f = stack_.back();
+  stack_.pop_back();
+  auto& y = result_.modules[f.module.value];
+  auto own = f.stop.value_or(now) - f.start - f.inside;
+  seconds_[f.module.value] += std::max(seconds(own), 0.0);
+  if (counts())
+    y.activation_bytes += static_cast<uint64_t>(f.peak);
+  if (stack_.empty())
+    return;
+  auto& up = stack_.back();
+  up.inside += now - f.begin;
+  if (memory_ && counts())
+    up.kept += memory_->live() - f.live;
+}
+
+void trace_recorder::add_bytes(const std::vector<at::Tensor>& xs) {
+  if (!counts() || stack_.back().again)
+    return;
+  auto& y = result_.modules[stack_.back().module.value];
+  for (auto& x : xs) {
+    // A parameter stays where it is (R14).
+    auto i = model_.find(x);
+    if (x.defined() && (i < 0 || model_.tensors[i].is_buffer))
+      y.transfer_bytes += x.nbytes();
+  }
+}
+
+void trace_recorder::on_memory() {
+  auto& f = stack_.back();
+  f.peak = std::max(f.peak, memory_->live() - f.live - f.kept);
+}
+
+// -- traced call --------------------------------------------------------------
+
+void traced_call::begin(module_id x) {
+  exceptions_ = std::uncaught_exceptions();
+  recorder_->enter(x);
+}
+
+void traced_call::end() {
+  auto failed = std::uncaught_exceptions() > exceptions_;
+  if (failed && !recorder_->unwinding_)
+    recorder_->result_.failed = recorder_->stack_.back().module;
+  recorder_->leave();
+  recorder_->unwinding_ = failed;
+}
+
+void traced_call::arguments(const std::vector<at::Tensor>& xs) {
+  recorder_->add_bytes(xs);
+  if (recorder_->memory_)
+    for (auto& x : xs)
+      recorder_->memory_->add(x, false); // it may be changed in place
+  synchronize(recorder_->options_.gpu);
+  recorder_->stack_.back().start = clock::now();
+}
+
+void traced_call::results(const std::vector<at::Tensor>& xs) {
+  synchronize(recorder_->options_.gpu);
+  auto& stop = recorder_->stack_.back().stop;
+  if (!stop) // else it was another try
+    stop = clock::now();
+  recorder_->add_bytes(xs);
+}
+
+std::optional<std::vector<at::Tensor>> traced_call::retry_on_gpu(
+  torch::nn::Module& module, const std::vector<at::Tensor>& xs,
+  const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>&
+    f) {
+  if (!at::hasCUDA() || recorder_->options_.gpu)
+    return std::nullopt;
+  at::NoGradGuard no_grad;
+  moved_to_gpu moved;
+  for (auto& x : module.parameters())
+    moved.add(x);
+  for (auto& x : module.buffers())
+    moved.add(x);
+  auto to = [](std::vector<at::Tensor> ys, at::Device device) {
+    for (auto& y : ys)
+      if (y.defined())
+        y = y.to(device);
+    return ys;
+  };
+  auto there = to(xs, gpu());
+  synchronize(true);
+  recorder_->stack_.back().start = clock::now();
+  auto result = f(there);
+  synchronize(true);
+  recorder_->stack_.back().stop = clock::now();
+  result = to(std::move(result), at::kCPU);
+  recorder_->result_.modules[recorder_->stack_.back().module.value].on_gpu
+    = true;
+  return result;
+}
+
+// -- calls of the whole model -------------------------------------------------
+
+traced_model_call::traced_model_call()
+  : recorder_(trace_recorder::current()) {
+  if (recorder_ && recorder_->stack_.size() > 1)
+    recorder_ = nullptr;
+  if (!recorder_)
+    return;
+  begin_ = clock::now();
+  before_.swap(recorder_->seconds_);
+  recorder_->seconds_.resize(before_.size());
+}
+
+traced_model_call::~traced_model_call() {
+  if (!recorder_)
+    return;
+  auto& x = *recorder_;
+  x.stack_.resize(1);
+  x.stack_.back().inside += clock::now() - begin_;
+  x.pass_ = trace_recorder::pass::all;
+  for (size_t i = 0; i < best_.size(); ++i)
+    before_[i] += best_[i];
+  x.seconds_.swap(before_);
+}
+
+bool traced_model_call::next() {
+  using pass = trace_recorder::pass;
+  auto& x = *recorder_;
+  if (passes_ > 0)
+    end_pass();
+  auto again = passes_ == 1
+               || (passes_ <= max_timed_passes
+                   && clock::now() - begin_ < timing_budget);
+  if (passes_ == 0)
+    x.pass_ = pass::count;
+  else
+    x.pass_ = again && x.options_.times ? pass::time : pass::none;
+  ++passes_;
+  if (x.pass_ == pass::none)
+    return false;
+  x.seconds_.assign(x.seconds_.size(), 0);
+  x.enter(module_id{0});
+  return true;
+}
+
+void traced_model_call::end_pass() {
+  auto& x = *recorder_;
+  x.leave();
+  x.saved_->restore();
+  if (!x.times())
+    return;
+  if (best_.empty())
+    best_ = x.seconds_;
+  for (size_t i = 0; i < best_.size(); ++i)
+    best_[i] = std::min(best_[i], x.seconds_[i]);
+}
+
+// -- trace --------------------------------------------------------------------
+
+trace_result trace_forward(const walked_model& model,
+                           const trace_options& options, random_stream stream,
+                           const std::function<void()>& body) {
+  if (options.gpu && !at::hasCUDA())
+    throw error{error_code::config,
+                "smp.trace_device = \"gpu\", but there is no GPU that this "
+                "LibTorch can use; write \"cpu\" or \"none\""};
+  at::NoGradGuard no_grad;
+  trace_recorder x{model, options, std::move(stream)};
+  std::string failure;
+  {
+    moved_to_gpu moved;
+    if (options.gpu)
+      for (auto& t : model.tensors)
+        moved.add(t.tensor);
+    try {
+      body();
+    } catch (const trace_recorder::finished&) {
+      // The forward phase is over.
+    } catch (const c10::Error& e) {
+      failure = first_line(e.what_without_backtrace());
+    } catch (const std::exception& e) {
+      failure = first_line(e.what());
+    } catch (...) {
+      failure = "an exception that is no std::exception";
+    }
+  }
+  x.stack_.resize(1);
+  x.leave();
+  auto result = std::move(x.result_);
+  for (size_t i = 0; i < result.modules.size(); ++i)
+    result.modules[i].seconds = x.seconds_[i];
+  result.failure = failure;
+  if (failure.empty())
+    result.failed.reset();
+  return result;
+}
+
+} // namespace smp

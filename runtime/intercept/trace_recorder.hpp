@@ -1,0 +1,208 @@
+#pragma once
+
+// Tracing (paper, appendix "Tracing"): before the partition, pp_rank 0 runs the
+// forward phase of the first microbatch on its own, to see in which order
+// modules run, how long they take and what memory they need.
+//
+// Whoever intercepts calls tells of each call that runs here:
+//
+//   traced_call call{id};      // reads a thread-local and does nothing else,
+//   if (call)                  // unless the model is traced
+//     call.arguments(tensors);
+//   ... run the module ...
+//   if (call)
+//     call.results(tensors);
+
+#include "partition/trace.hpp"
+#include "runtime/base/random_stream.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+} // namespace torch::nn
+
+namespace smp {
+
+struct walked_model;
+
+/// What to trace, see `smp.trace_*`.
+struct trace_options {
+  bool gpu = false; // modules run on the GPU from the start
+  bool times = true;
+  bool memory = true;
+};
+
+/// Runs `body`, the forward phase of a microbatch, and measures what modules
+/// do in it. Parameters, buffers and random numbers are afterwards as they
+/// were before; other state of modules is not. What `body` throws ends the
+/// trace and stands in the result.
+/// @param stream random numbers of the microbatch
+/// @throws error (config) if it is to run on a GPU and there is none
+trace_result trace_forward(const walked_model& model,
+                           const trace_options& options, random_stream stream,
+                           const std::function<void()>& body);
+
+/// Takes down the calls of one trace, on one thread.
+class trace_recorder {
+public:
+  using clock = std::chrono::steady_clock;
+
+  ~trace_recorder();
+
+  trace_recorder(const trace_recorder&) = delete;
+  trace_recorder& operator=(const trace_recorder&) = delete;
+
+  /// @returns the recorder of the calling thread, or null.
+  static trace_recorder* current() noexcept;
+
+  /// Is thrown to leave the body of a step; no std::exception, so that user
+  /// code lets it pass.
+  struct finished {};
+
+  /// The forward phase is over.
+  [[noreturn]] void finish() const {
+    throw finished{};
+  }
+
+  /// @returns a copy of an input of the step: the body may change it.
+  at::Tensor input(const at::Tensor& x) const;
+
+private:
+  friend class traced_call;
+  friend class traced_model_call;
+  friend trace_result trace_forward(const walked_model&, const trace_options&,
+                                    random_stream,
+                                    const std::function<void()>&);
+
+  /// What the pass that runs is for.
+  enum class pass : uint8_t {
+    all,   // the only one
+    count, // memory, transfers and order; warms up caches and thread pools
+    time,
+    none,
+  };
+
+  struct frame {
+    module_id module;
+    /// The module was entered twice for one call.
+    bool again = false;
+    clock::time_point begin;
+    clock::time_point start;
+    std::optional<clock::time_point> stop;
+    clock::duration inside{}; // of what it called
+    int64_t live = 0;         // bytes at its begin
+    int64_t kept = 0;         // bytes that its calls left behind
+    int64_t peak = 0;         // bytes of its own
+  };
+
+  struct saved_state;
+  struct memory_meter;
+
+  trace_recorder(const walked_model& model, const trace_options& options,
+                 random_stream stream);
+
+  void enter(module_id x);
+  void leave();
+  void add_bytes(const std::vector<at::Tensor>& xs);
+  void on_memory();
+  bool counts() const noexcept;
+  bool times() const noexcept;
+
+  const walked_model& model_;
+  trace_options options_;
+  pass pass_ = pass::all;
+  std::vector<frame> stack_;
+  trace_result result_;
+  std::vector<double> seconds_; // of the pass that runs, by module
+  uint64_t order_ = 0;
+  bool unwinding_ = false;
+  std::unique_ptr<memory_meter> memory_;
+  std::unique_ptr<saved_state> saved_;
+};
+
+/// A call of a module while the model is traced; nothing at other times.
+class traced_call {
+public:
+  explicit traced_call(module_id x) : recorder_(trace_recorder::current()) {
+    if (recorder_)
+      begin(x);
+  }
+
+  ~traced_call() {
+    if (recorder_)
+      end();
+  }
+
+  traced_call(const traced_call&) = delete;
+  traced_call& operator=(const traced_call&) = delete;
+
+  explicit operator bool() const noexcept {
+    return recorder_ != nullptr;
+  }
+
+  /// The module starts now, with these tensors.
+  void arguments(const std::vector<at::Tensor>& xs);
+
+  /// The module is done, with these tensors.
+  void results(const std::vector<at::Tensor>& xs);
+
+  /// The module failed on the CPU. Where there is a GPU, runs `f` with the
+  /// module and `xs` on it.
+  /// @returns what `f` returned, on the CPU, or nothing if there is no GPU
+  /// @throws what `f` throws
+  std::optional<std::vector<at::Tensor>>
+  retry_on_gpu(torch::nn::Module& module, const std::vector<at::Tensor>& xs,
+               const std::function<std::vector<at::Tensor>(
+                 const std::vector<at::Tensor>&)>& f);
+
+private:
+  void begin(module_id x);
+  void end();
+
+  trace_recorder* recorder_;
+  int exceptions_ = 0;
+};
+
+/// A call of the whole model in the body of a step, which is made several times
+/// while the model is traced:
+///
+///   traced_model_call call;
+///   while (call.again())
+///     model->forward(x);
+///   return model->forward(x);
+class traced_model_call {
+public:
+  traced_model_call();
+  ~traced_model_call();
+
+  traced_model_call(const traced_model_call&) = delete;
+  traced_model_call& operator=(const traced_model_call&) = delete;
+
+  /// @returns whether the model is to be called once more, for the trace only.
+  bool again() {
+    return recorder_ && next();
+  }
+
+private:
+  using clock = trace_recorder::clock;
+
+  bool next();
+  void end_pass();
+
+  trace_recorder* recorder_; // null: no trace, or inside of a traced call
+  size_t passes_ = 0;
+  clock::time_point begin_;
+  std::vector<double> before_; // seconds of what was traced before, by module
+  std::vector<double> best_; // seconds of the fastest pass, by module
+};
+
+} // namespace smp

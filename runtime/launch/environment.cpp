@@ -1,0 +1,247 @@
+#include "runtime/launch/environment.hpp"
+
+#include "transport/error.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
+
+#include <fcntl.h>
+#include <malloc.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace smp {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+[[noreturn]] void fail(std::string text) {
+  throw error{error_code::config, std::move(text)};
+}
+
+// -- variables ----------------------------------------------------------------
+
+/// An empty variable counts as none.
+std::optional<std::string> variable(const char* name) {
+  auto value = std::getenv(name);
+  if (value == nullptr || *value == '\0')
+    return std::nullopt;
+  return value;
+}
+
+std::optional<uint64_t>
+number(const char* name, uint64_t limit = std::numeric_limits<int64_t>::max()) {
+  auto text = variable(name);
+  if (!text)
+    return std::nullopt;
+  uint64_t result = 0;
+  auto end = text->data() + text->size();
+  auto [rest, problem] = std::from_chars(text->data(), end, result);
+  if (problem != std::errc{} || rest != end || result > limit)
+    fail(fmt::format("environment: {}={} is no number from 0 to {}", name,
+                     *text, limit));
+  return result;
+}
+
+/// The variables by which a launcher tells a process its place.
+struct launcher_names {
+  const char* rank;
+  const char* world_size;
+  const char* local_rank;
+  const char* local_size;
+};
+
+/// @returns nothing if the launcher did not start this process
+std::optional<rank_environment> read_place(const launcher_names& names) {
+  auto rank = number(names.rank);
+  auto world_size = number(names.world_size);
+  if (!rank && !world_size)
+    return std::nullopt;
+  if (!rank || !world_size)
+    fail(
+      fmt::format("environment: {} is set but {} is not; a launcher sets "
+                  "both",
+                  rank ? names.rank : names.world_size,
+                  rank ? names.world_size : names.rank));
+  if (*rank >= *world_size)
+    fail(fmt::format("environment: {}={} must be less than {}={}", names.rank,
+                     *rank, names.world_size, *world_size));
+  rank_environment result;
+  result.rank = *rank;
+  result.world_size = *world_size;
+  if (names.local_size != nullptr)
+    result.local_size = number(names.local_size).value_or(0);
+  if (result.local_size > *world_size)
+    fail(fmt::format("environment: {}={} must not be more than {}={}",
+                     names.local_size, result.local_size, names.world_size,
+                     *world_size));
+  result.local_rank = number(names.local_rank).value_or(*rank);
+  auto local_limit = result.local_size > 0 ? result.local_size : *world_size;
+  if (result.local_rank >= local_limit)
+    fail(fmt::format("environment: {}={} must be less than {}",
+                     names.local_rank, result.local_rank, local_limit));
+  return result;
+}
+
+/// Takes "HOST:PORT".
+void read_address(rank_environment& x, const std::string& text) {
+  auto colon = text.rfind(':');
+  uint16_t port = 0;
+  auto end = text.data() + text.size();
+  auto begin = colon == std::string::npos ? end : text.data() + colon + 1;
+  auto [rest, problem] = std::from_chars(begin, end, port);
+  if (problem != std::errc{} || rest != end || port == 0 || colon == 0)
+    fail(fmt::format("environment: SMP_RENDEZVOUS={} is not HOST:PORT", text));
+  x.rendezvous_address = text.substr(0, colon);
+  x.rendezvous_port = port;
+}
+
+// -- launchers ----------------------------------------------------------------
+
+std::optional<rank_environment> read_ours() {
+  auto result = read_place(
+    {"SMP_RANK", "SMP_WORLD_SIZE", "SMP_LOCAL_RANK", "SMP_LOCAL_SIZE"});
+  if (!result)
+    return result;
+  auto run_id = variable("SMP_RUN_ID");
+  if (!run_id)
+    fail("environment: SMP_RANK is set but SMP_RUN_ID is not");
+  result->run_id = *run_id;
+  // With an address somebody listens there already: our launcher.
+  if (auto address = variable("SMP_RENDEZVOUS")) {
+    read_address(*result, *address);
+    result->supervised = true;
+  }
+  return result;
+}
+
+std::optional<rank_environment> read_torchrun() {
+  auto result =
+    read_place({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
+  if (!result)
+    return result;
+  auto address = variable("MASTER_ADDR").value_or("127.0.0.1");
+  auto port = number("MASTER_PORT", 65535).value_or(0);
+  result->rendezvous_address = address == "localhost" ? "127.0.0.1" : address;
+  // torchrun itself listens at MASTER_PORT and says so.
+  if (variable("TORCHELASTIC_USE_AGENT_STORE") != "True")
+    result->rendezvous_port = static_cast<uint16_t>(port);
+  auto id = variable("TORCHELASTIC_RUN_ID").value_or("none");
+  result->run_id = fmt::format("{}-{}-{}", id, address, port);
+  if (id == "none" && port == 0)
+    fail(
+      "environment: RANK is set but neither MASTER_PORT nor "
+      "TORCHELASTIC_RUN_ID is; runs could not be told apart");
+  return result;
+}
+
+std::optional<rank_environment> read_open_mpi() {
+  auto result =
+    read_place({"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"});
+  if (!result)
+    return result;
+  auto job = variable("PMIX_NAMESPACE");
+  if (!job)
+    job = variable("OMPI_MCA_ess_base_jobid");
+  if (!job)
+    fail(
+      "environment: OMPI_COMM_WORLD_RANK is set but neither PMIX_NAMESPACE "
+      "nor OMPI_MCA_ess_base_jobid is");
+  result->run_id = "mpi-" + *job;
+  return result;
+}
+
+std::optional<rank_environment> read_slurm() {
+  // The batch script of a job has most of these variables too, but only srun
+  // starts one process per rank.
+  auto step = number("SLURM_STEP_ID");
+  constexpr uint64_t first_special_step = 0xfffffff0; // batch, extern, ...
+  if (!step || *step >= first_special_step)
+    return std::nullopt;
+  auto size =
+    variable("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
+  auto result = read_place({"SLURM_PROCID", size, "SLURM_LOCALID", nullptr});
+  if (!result)
+    return result;
+  auto job = variable("SLURM_JOB_ID");
+  if (!job)
+    fail("environment: SLURM_PROCID is set but SLURM_JOB_ID is not");
+  result->run_id = fmt::format("slurm-{}.{}", *job, *step);
+  return result;
+}
+
+/// A directory that only this user can write to: whoever controls it decides
+/// where the ranks connect.
+std::string private_directory() {
+  auto path = fs::temp_directory_path() / fmt::format("smp-{}", ::geteuid());
+  auto made = ::mkdir(path.c_str(), 0700);
+  struct stat info {};
+  if ((made != 0 && errno != EEXIST) || ::lstat(path.c_str(), &info) != 0)
+    fail(
+      fmt::format("{}: cannot be made; set SMP_RENDEZVOUS_DIR to a "
+                  "directory that all ranks can write to",
+                  path.string()));
+  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid()
+      || (info.st_mode & 0077) != 0)
+    fail(
+      fmt::format("{}: must be a directory of this user that no one else "
+                  "can enter (mode 0700); set SMP_RENDEZVOUS_DIR to "
+                  "another one",
+                  path.string()));
+  return path.string();
+}
+
+} // namespace
+
+std::optional<rank_environment> read_rank_environment() {
+  for (auto read : {read_ours, read_torchrun, read_open_mpi, read_slurm})
+    if (auto result = read()) {
+      if (auto dir = variable("SMP_RENDEZVOUS_DIR"))
+        result->rendezvous_dir = *dir;
+      else if (result->rendezvous_port == 0)
+        result->rendezvous_dir = private_directory();
+      return result;
+    }
+  return std::nullopt;
+}
+
+bool stderr_is_terminal() {
+  if (auto told = variable("SMP_TERMINAL"))
+    return *told == "1";
+  return ::isatty(STDERR_FILENO) == 1;
+}
+
+// -- before everything else ---------------------------------------------------
+
+void prepare_process(int, char** argv) {
+  // Carrier threads allocate in arenas that glibc would trim after each step.
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  // As nothing goes back to the system, what one thread frees must be there
+  // for another: with an arena each, gradients stood in several of them.
+  ::mallopt(M_ARENA_MAX, 1);
+  // The guard goes with the first look at it: programs that this one starts
+  // decide for themselves.
+  constexpr auto guard = "SMP_PREPARED";
+  bool again = std::getenv(guard) != nullptr;
+  ::unsetenv(guard);
+  bool missing = false;
+  for (auto& x : variables_before_exec) {
+    missing |= std::getenv(x.name) == nullptr;
+    ::setenv(x.name, x.value, 0);
+  }
+  if (!missing || again)
+    return;
+  ::setenv(guard, "1", 1);
+  ::execv("/proc/self/exe", argv);
+  // Only speed is lost.
+  ::unsetenv(guard);
+}
+
+} // namespace smp

@@ -1,0 +1,213 @@
+#include "runtime/launch/process.hpp"
+
+#include "transport/error.hpp"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char** environ;
+
+namespace smp {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& program, int why) {
+  throw error{error_code::config,
+              fmt::format("cannot start {}: {}", program, std::strerror(why))};
+}
+
+std::string find_program(const std::string& name) {
+  if (name.find('/') != std::string::npos)
+    return name;
+  auto path = std::getenv("PATH");
+  std::string_view rest = path != nullptr ? path : "/usr/bin:/bin";
+  for (;;) {
+    auto colon = rest.find(':');
+    auto candidate = fmt::format("{}/{}", rest.substr(0, colon), name);
+    if (::access(candidate.c_str(), X_OK) == 0)
+      return candidate;
+    if (colon == std::string_view::npos)
+      fail(name, ENOENT);
+    rest.remove_prefix(colon + 1);
+  }
+}
+
+std::vector<std::string>
+merged_environment(std::map<std::string, std::string> set) {
+  std::vector<std::string> result;
+  for (auto entry = environ; *entry != nullptr; ++entry) {
+    std::string_view text{*entry};
+    if (!set.contains(std::string{text.substr(0, text.find('='))}))
+      result.emplace_back(text);
+  }
+  for (auto& [name, value] : set)
+    result.push_back(name + "=" + value);
+  return result;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& xs) {
+  std::vector<char*> result;
+  for (auto& x : xs)
+    result.push_back(x.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+/// What the child needs, made before fork: after it, only async-signal-safe
+/// functions may be called, for another thread may hold any lock.
+struct child_plan {
+  const char* program;
+  char** arguments;
+  char** environment;
+  int out;
+  int err;
+  int null;
+  int report; // takes errno if exec fails
+  pid_t parent;
+};
+
+/// dup2 that also works when the descriptor is the wanted one already.
+bool become(int from, int to) {
+  if (from == to)
+    return ::fcntl(to, F_SETFD, 0) == 0;
+  return ::dup2(from, to) == to;
+}
+
+/// Handlers of this process must not run in the child. What is ignored stays
+/// so (nohup), except for SIGPIPE, which libraries ignore on their own account.
+void reset_signals() {
+  for (int number = 1; number < NSIG; ++number) {
+    struct sigaction now {};
+    if (::sigaction(number, nullptr, &now) != 0)
+      continue;
+    if (number == SIGPIPE || now.sa_handler != SIG_IGN)
+      ::signal(number, SIG_DFL);
+  }
+}
+
+[[noreturn]] void run_child(const child_plan& x) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != x.parent) // it died before the line above
+    ::_exit(127);
+  bool ready = become(x.null, 0) && become(x.out, 1) && become(x.err, 2);
+  if (ready) {
+    ::close_range(3, UINT_MAX, CLOSE_RANGE_CLOEXEC);
+    reset_signals();
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    ::execve(x.program, x.arguments, x.environment);
+  }
+  int why = errno;
+  auto ignored = ::write(x.report, &why, sizeof(why));
+  static_cast<void>(ignored);
+  ::_exit(127);
+}
+
+/// A file descriptor that is closed in time.
+struct owned_fd {
+  int fd = -1;
+  ~owned_fd() {
+    if (fd >= 0)
+      ::close(fd);
+  }
+};
+
+} // namespace
+
+pid_t spawn(const spawn_options& x) {
+  auto program = find_program(x.program);
+  auto arguments = x.arguments;
+  auto environment = merged_environment(x.environment);
+  auto argv = pointers(arguments);
+  auto envp = pointers(environment);
+  owned_fd null{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  int ends[2];
+  if (null.fd < 0 || ::pipe2(ends, O_CLOEXEC) != 0)
+    fail(program, errno);
+  owned_fd read_end{ends[0]};
+  owned_fd write_end{ends[1]};
+  child_plan plan{program.c_str(), argv.data(), envp.data(),  x.out,
+                  x.err,           null.fd,     write_end.fd, ::getpid()};
+  // Between fork and reset_signals a handler of ours would talk to the parent
+  // through shared descriptors.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  auto pid = ::fork();
+  if (pid == 0)
+    run_child(plan);
+  auto fork_error = errno;
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (pid < 0)
+    fail(program, fork_error);
+  ::setpgid(pid, pid); // whoever comes first, child or parent
+  ::close(std::exchange(write_end.fd, -1));
+  int why = 0;
+  ssize_t got = 0;
+  do
+    got = ::read(read_end.fd, &why, sizeof(why));
+  while (got < 0 && errno == EINTR);
+  if (got == sizeof(why)) {
+    ::waitpid(pid, nullptr, 0);
+    fail(program, why);
+  }
+  return pid;
+}
+
+std::string process_end::describe() const {
+  if (signal == 0)
+    return fmt::format("exited with code {}", code);
+  auto name = ::sigabbrev_np(signal);
+  if (name == nullptr)
+    return fmt::format("killed by signal {}", signal);
+  return fmt::format("killed by signal {} (SIG{})", signal, name);
+}
+
+std::optional<process_end> reap(pid_t pid) {
+  siginfo_t info{};
+  if (::waitid(P_PID, static_cast<id_t>(pid), &info,
+               WEXITED | WNOHANG | WNOWAIT)
+        != 0
+      || info.si_pid != pid)
+    return std::nullopt;
+  // While the zombie is there, nobody else can have its number.
+  ::kill(-pid, SIGKILL);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  if (WIFSIGNALED(status))
+    return process_end{128 + WTERMSIG(status), WTERMSIG(status)};
+  return process_end{WEXITSTATUS(status), 0};
+}
+
+bool reap_group(pid_t pid) {
+  auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{2};
+  for (;;) {
+    auto gone = ::waitpid(-pid, nullptr, WNOHANG);
+    if (gone < 0 && errno == ECHILD)
+      return true;
+    if (gone > 0)
+      continue;
+    if (std::chrono::steady_clock::now() > deadline)
+      return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds{1});
+  }
+}
+
+} // namespace smp

@@ -1,0 +1,306 @@
+#include "runtime/launch/process_group.hpp"
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+namespace smp {
+
+namespace {
+
+constexpr int code_interrupted = 130;
+constexpr int code_rank_failed = 3;
+
+/// nohup and background jobs of scripts ignore some signals on purpose.
+bool is_ignored(int number) {
+  struct sigaction now {};
+  return ::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
+} // namespace
+
+process_group::process_group(options x) : options_(std::move(x)) {
+  // What a rank leaves behind must not end as a zombie of a container's init.
+  ::prctl(PR_GET_CHILD_SUBREAPER, &adopted_);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  // Before the first child, so that no end is missed.
+  signals_.add(SIGCHLD);
+  for (int number : {SIGINT, SIGTERM, SIGHUP})
+    if (!is_ignored(number))
+      signals_.add(number);
+}
+
+process_group::~process_group() {
+  for (auto& x : children_)
+    if (!x.end)
+      ::kill(-x.pid, SIGKILL);
+  for (auto& x : children_)
+    reap_group(x.pid);
+  ::prctl(PR_SET_CHILD_SUBREAPER, adopted_);
+}
+
+// -- starting -----------------------------------------------------------------
+
+void process_group::start(
+  const std::function<std::map<std::string, std::string>(uint64_t)>&
+    environment) {
+  if (!options_.log_dir.empty()) {
+    std::error_code problem;
+    std::filesystem::create_directories(options_.log_dir, problem);
+    if (problem)
+      throw error{error_code::config,
+                  fmt::format("{}: cannot be made: {}", options_.log_dir,
+                              problem.message())};
+    console_ = std::make_unique<output_tee>(log_path(0));
+  }
+  for (uint64_t rank = 0; rank < options_.size; ++rank)
+    start_rank(rank, environment(rank));
+  if (console_)
+    console_->close_writers();
+}
+
+void process_group::start_rank(uint64_t rank,
+                               std::map<std::string, std::string> variables) {
+  spawn_options x;
+  x.program =
+    options_.program.empty() ? options_.command.at(0) : options_.program;
+  x.arguments = options_.command;
+  x.environment = std::move(variables);
+  int log = -1;
+  if (console_ && rank == 0) {
+    x.out = console_->out();
+    x.err = console_->err();
+  } else if (console_) {
+    auto path = log_path(rank);
+    log = ::open(path.c_str(),
+                 O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644);
+    if (log < 0)
+      throw error{error_code::config, fmt::format("{}: cannot be written: {}",
+                                                  path, std::strerror(errno))};
+    x.out = x.err = log;
+  }
+  try {
+    children_.push_back({spawn(x), std::nullopt});
+  } catch (...) {
+    ::close(log);
+    throw;
+  }
+  if (log >= 0)
+    ::close(log);
+}
+
+std::string process_group::log_path(uint64_t rank) const {
+  return fmt::format("{}/log-{}.txt", options_.log_dir, rank);
+}
+
+std::vector<pid_t> process_group::pids() const {
+  std::vector<pid_t> result;
+  for (auto& x : children_)
+    result.push_back(x.pid);
+  return result;
+}
+
+// -- watching -----------------------------------------------------------------
+
+process_group::result process_group::run() {
+  await_signal();
+  // A child may have ended before anybody listened.
+  boost::asio::post(io_, [this] { reap_all(); });
+  io_.run();
+  for (auto& x : children_)
+    reap_group(x.pid);
+  console_.reset(); // takes the last output
+  result_.interrupted = interrupted_;
+  if (result_.cause) {
+    result_.last_words = last_words();
+    result_.told_by_rank_0 = told_by_rank_0();
+  }
+  return result_;
+}
+
+void process_group::report(failure x) {
+  boost::asio::post(io_, [this, x = std::move(x)]() mutable {
+    reap_all(); // its end may be known already
+    auto rank = x.rank.value;
+    if (rank < children_.size() && children_[rank].end
+        && children_[rank].end->code != 0)
+      return;
+    blame(std::move(x), evidence::indirect, 0);
+  });
+}
+
+void process_group::end(failure x, int code) {
+  boost::asio::post(io_, [this, x = std::move(x), code]() mutable {
+    if (evidence_ != evidence::none || interrupted_ || all_gone())
+      return;
+    evidence_ = evidence::verdict;
+    result_.cause = std::move(x);
+    result_.code = code;
+    end_all();
+  });
+}
+
+void process_group::await_signal() {
+  signals_.async_wait([this](boost::system::error_code problem, int number) {
+    if (problem)
+      return;
+    on_signal(number);
+    if (!all_gone())
+      await_signal();
+  });
+}
+
+void process_group::on_signal(int number) {
+  if (number == SIGCHLD)
+    reap_all();
+  else
+    on_interrupt();
+}
+
+void process_group::reap_all() {
+  std::vector<uint64_t> ended;
+  for (uint64_t rank = 0; rank < children_.size(); ++rank)
+    if (auto& x = children_[rank]; !x.end)
+      if ((x.end = reap(x.pid)))
+        ended.push_back(rank);
+  // Of several ends that come together, a signal is rather the cause.
+  std::stable_partition(ended.begin(), ended.end(), [this](uint64_t rank) {
+    return children_[rank].end->signal != 0;
+  });
+  for (auto rank : ended)
+    on_end(rank, *children_[rank].end);
+  if (all_gone()) {
+    signals_.cancel();
+    term_timer_.cancel();
+    kill_timer_.cancel();
+  }
+}
+
+bool process_group::all_gone() const {
+  return std::all_of(children_.begin(), children_.end(),
+                     [](const child& x) { return x.end.has_value(); });
+}
+
+// -- what an end means --------------------------------------------------------
+
+void process_group::on_end(uint64_t rank, const process_end& x) {
+  bool verdict = x.signal == 0 && x.code == options_.verdict;
+  bool clean =
+    x.code == 0 || verdict
+    || (interrupted_ && (x.code == code_interrupted || x.signal == SIGINT));
+  if (verdict && !result_.cause)
+    result_.code = x.code;
+  if (clean || signalled_)
+    return;
+  blame({error_code::rank_down, rank_id{rank}, {}, x.describe()},
+        x.code == code_rank_failed ? evidence::indirect : evidence::direct,
+        x.signal != 0 ? 0 : x.code);
+}
+
+void process_group::blame(failure x, evidence strength, int code) {
+  // The end of a process replaces what others only said about it.
+  bool same_rank = result_.cause.rank == x.rank && code != 0;
+  bool consequence = interrupted_ && strength == evidence::indirect;
+  if (consequence) {
+    end_all();
+    return;
+  }
+  if (strength > evidence_ || (strength == evidence_ && same_rank)) {
+    evidence_ = strength;
+    result_.cause = x;
+    result_.code = code;
+  }
+  if (options_.on_failure)
+    options_.on_failure(x);
+  end_all();
+}
+
+void process_group::end_all() {
+  if (std::exchange(ending_, true))
+    return;
+  // First the ranks may end by themselves and say why.
+  after(term_timer_, options_.grace / 4, SIGTERM);
+  after(kill_timer_, options_.grace * 3 / 4, SIGKILL);
+}
+
+void process_group::on_interrupt() {
+  if (interrupted_ || ending_) {
+    send_to_all(SIGKILL);
+    interrupted_ = true;
+    return;
+  }
+  interrupted_ = true;
+  // On a terminal, "^C" stands before it.
+  fmt::print(stderr,
+             "{}smp: interrupted; ending cleanly (once more: at once)\n",
+             ::isatty(STDERR_FILENO) == 1 ? "\n" : "");
+  for (auto& x : children_)
+    if (!x.end)
+      ::kill(x.pid, SIGINT);
+  after(term_timer_, options_.interrupt_grace, SIGTERM);
+  after(kill_timer_, options_.interrupt_grace + options_.grace, SIGKILL);
+}
+
+void process_group::after(boost::asio::steady_timer& timer,
+                          std::chrono::milliseconds delay, int number) {
+  timer.expires_after(delay);
+  timer.async_wait([this, number](boost::system::error_code problem) {
+    if (!problem)
+      send_to_all(number);
+  });
+}
+
+void process_group::send_to_all(int number) {
+  signalled_ = true;
+  for (auto& x : children_)
+    if (!x.end)
+      ::kill(-x.pid, number);
+}
+
+// -- what the console shows already -------------------------------------------
+
+bool process_group::told_by_rank_0() const {
+  bool orderly = result_.code >= 2 && result_.code <= 5 && children_[0].end
+                 && children_[0].end->code == result_.code;
+  return orderly
+         || (evidence_ == evidence::verdict && has_printed(result_.cause.text));
+}
+
+bool process_group::has_printed(const std::string& x) const {
+  if (options_.log_dir.empty())
+    return false;
+  std::ifstream file{log_path(0), std::ios::binary};
+  for (std::string line; std::getline(file, line);)
+    if (line.find(x) != std::string::npos)
+      return true;
+  return false;
+}
+
+std::string process_group::last_words() const {
+  auto rank = result_.cause.rank.value;
+  if (options_.log_dir.empty() || rank == 0 || rank >= children_.size()
+      || result_.code == 0 || told_by_rank_0())
+    return {};
+  std::ifstream file{log_path(rank), std::ios::binary | std::ios::ate};
+  auto size = static_cast<std::streamoff>(file.tellg());
+  file.seekg(std::max<std::streamoff>(0, size - 4096));
+  std::string line;
+  std::string result;
+  while (std::getline(file, line))
+    if (line.find_first_not_of(" \t\r") != std::string::npos)
+      result = line.substr(line.find_last_of('\r') + 1);
+  return result;
+}
+
+} // namespace smp

@@ -1,0 +1,133 @@
+#pragma once
+
+// The processes of a run as a whole: all of them live, or none.
+
+#include "runtime/launch/output_tee.hpp"
+#include "runtime/launch/process.hpp"
+#include "transport/error.hpp"
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// Starts processes, watches them, and ends all when one fails or when the
+/// user interrupts. No process survives this object, nor the thread that
+/// called `start`.
+class process_group {
+public:
+  struct options {
+    /// argv of each process; [0] is looked up in PATH.
+    std::vector<std::string> command;
+    /// What to execute if not command[0].
+    std::string program;
+    uint64_t size = 1;
+    /// Each process writes log-RANK.txt here, and rank 0 to the console too.
+    /// Empty: all write to the console. Made if it is not there.
+    std::string log_dir;
+    /// An exit code that, as 0, is a result and no failure.
+    int verdict = 0;
+    /// From the first failure until all are gone.
+    std::chrono::milliseconds grace{2000};
+    /// From the first interrupt until all are gone.
+    std::chrono::milliseconds interrupt_grace{30000};
+    /// A process failed (not: was ended by this object). Called in `run`.
+    std::function<void(const failure&)> on_failure;
+  };
+
+  struct result {
+    bool interrupted = false;
+    /// The first cause, if a process failed.
+    failure cause;
+    /// Exit code of the process that is the cause; 0 if it has none. Without
+    /// a cause `options::verdict` if a process came to it, else 0.
+    int code = 0;
+    /// Last line of its log, if the console does not show it.
+    std::string last_words;
+    /// Rank 0 ended for the same reason in an orderly way (code 2 to 5), or was
+    /// ended on its way out: it has said on the console what happened.
+    bool told_by_rank_0 = false;
+  };
+
+  explicit process_group(options x);
+  ~process_group();
+  process_group(const process_group&) = delete;
+  process_group& operator=(const process_group&) = delete;
+
+  /// Starts all processes. `environment` gives the variables of a rank.
+  /// @throws error (config) if the command or the logs do not work
+  void start(const std::function<std::map<std::string, std::string>(uint64_t)>&
+               environment);
+
+  /// @returns when all processes are gone.
+  result run();
+
+  /// Another witness saw that `x.rank` is lost. Any thread. The end of the
+  /// process itself says more, if it comes.
+  void report(failure x);
+
+  /// Ends all processes for a cause that none of them is, as with `code`. Any
+  /// thread.
+  void end(failure x, int code);
+
+  /// Process numbers by rank, as of `start`.
+  std::vector<pid_t> pids() const;
+
+private:
+  struct child {
+    pid_t pid = 0;
+    std::optional<process_end> end;
+  };
+
+  /// How good a cause is: whoever exits with code 3, or is said to be lost,
+  /// may only have noticed the loss of another.
+  /// What was found about the run as a whole counts most.
+  enum class evidence { none, indirect, direct, verdict };
+
+  void start_rank(uint64_t rank, std::map<std::string, std::string> variables);
+  void await_signal();
+  void on_signal(int number);
+  void on_interrupt();
+  void reap_all();
+  void on_end(uint64_t rank, const process_end& x);
+  void blame(failure x, evidence strength, int code);
+  void end_all();
+  void send_to_all(int number);
+  void after(boost::asio::steady_timer& timer, std::chrono::milliseconds delay,
+             int number);
+  bool all_gone() const;
+  std::string log_path(uint64_t rank) const;
+  std::string last_words() const;
+  bool told_by_rank_0() const;
+  /// Tells whether rank 0 wrote `x` to the console, whatever its end.
+  bool has_printed(const std::string& x) const;
+
+  options options_;
+  boost::asio::io_context io_;
+  boost::asio::signal_set signals_{io_};
+  boost::asio::steady_timer term_timer_{io_};
+  boost::asio::steady_timer kill_timer_{io_};
+  /// Whether this process adopted orphans before.
+  int adopted_ = 0;
+  std::unique_ptr<output_tee> console_;
+  std::vector<child> children_;
+  bool interrupted_ = false;
+  /// The first failure came, or an interrupt took too long.
+  bool ending_ = false;
+  /// Signals were sent: whoever dies now is no cause.
+  bool signalled_ = false;
+  evidence evidence_ = evidence::none;
+  result result_;
+};
+
+} // namespace smp

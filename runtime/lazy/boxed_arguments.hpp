@@ -1,0 +1,81 @@
+#pragma once
+
+// What dispatcher fallbacks share that treat tensors without bytes
+// (placeholder.cpp, deferred_init.cpp): arguments arrive boxed, on a stack.
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+
+namespace smp {
+
+/// Of tensors whose bytes another rank has: stubs of its parameters
+/// (placeholder.hpp) and promises (promise.hpp). Free in LibTorch 2.11: nothing
+/// else registers a fallback for it, and it ranks above autograd and autocast,
+/// so that the value meets both.
+inline constexpr auto absent_key = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+/// Operations that only read sizes and types need no bytes.
+inline bool reads_metadata_only(std::string_view name) {
+  static constexpr std::array<std::string_view, 12> names = {
+    "aten::size",         "aten::stride",       "aten::dim",
+    "aten::numel",        "aten::sym_size",     "aten::sym_numel",
+    "aten::sym_stride",   "aten::is_same_size", "aten::is_floating_point",
+    "aten::is_complex",   "aten::is_signed",    "aten::retains_grad",
+  };
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Puts `f(x)` in place of every tensor in `value`, which may be a tensor, a
+/// list of tensors, a list of optional ones or anything else. Undefined ones
+/// stay.
+template <class F>
+void replace_tensors(c10::IValue& value, F f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined())
+      value = f(value.toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> result;
+    for (auto& x : value.toTensorVector())
+      result.push_back(x.defined() ? at::Tensor{f(x)} : x);
+    value = result;
+  } else if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> result;
+    for (std::optional<at::Tensor> x : value.toOptionalTensorList())
+      result.push_back(x && x->defined() ? std::optional<at::Tensor>{f(*x)}
+                                         : x);
+    value = result;
+  }
+}
+
+/// Calls `f(x)` with every defined tensor in `value`.
+template <class F>
+void visit_tensors(const c10::IValue& value, F f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined())
+      f(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (auto& x : value.toTensorVector())
+      if (x.defined())
+        f(x);
+  } else if (value.isOptionalTensorList()) {
+    for (std::optional<at::Tensor> x : value.toOptionalTensorList())
+      if (x && x->defined())
+        f(*x);
+  }
+}
+
+/// `key_set_` is protected; a derived class may name it.
+struct key_access : c10::TensorImpl {
+  static constexpr auto key_set() {
+    return &key_access::key_set_;
+  }
+};
+
+} // namespace smp

@@ -1,0 +1,83 @@
+#pragma once
+
+// Operations that were recorded instead of run, and running them later.
+
+#include "runtime/base/random_stream.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/typeid.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace smp {
+
+struct recorded_op;
+
+using recorded_op_ptr = std::shared_ptr<recorded_op>;
+
+/// One of the tensors that a recorded operation returns.
+struct recorded_tensor {
+  recorded_op_ptr op;
+  /// Position among all of them, lists flattened.
+  uint32_t index = 0;
+};
+
+/// An operation with all that its result depends on. The pointers to what came
+/// before make a graph without cycles; what nobody can ask for goes away.
+struct recorded_op {
+  /// A recorded tensor among the arguments.
+  struct hole {
+    uint32_t argument = 0;
+    /// Position in a list of tensors, or 0.
+    uint32_t element = 0;
+    recorded_tensor tensor;
+  };
+
+  recorded_op(c10::OperatorHandle op, torch::jit::Stack arguments);
+
+  /// Not recursive: a model's graph can be deep.
+  ~recorded_op();
+
+  recorded_op(const recorded_op&) = delete;
+  recorded_op& operator=(const recorded_op&) = delete;
+
+  /// Grows in the order of the program.
+  uint64_t number;
+  c10::OperatorHandle op;
+  /// Undefined tensors where the holes are.
+  torch::jit::Stack arguments;
+  std::vector<hole> holes;
+  /// The last writes to the memory of the arguments.
+  std::vector<recorded_op_ptr> before;
+  /// Autocast and the like.
+  c10::impl::LocalDispatchKeySet modes;
+  caffe2::TypeMeta default_dtype;
+  /// Where the default generator stood, if it draws from that.
+  std::unique_ptr<random_stream> numbers;
+};
+
+/// @returns the tensors in what an operation returned, as `recorded_tensor`
+/// counts them
+std::vector<at::Tensor> flatten_tensors(const torch::jit::Stack& results);
+
+/// A tensor that somebody needs.
+struct wanted_tensor {
+  recorded_tensor tensor;
+  /// The last write to its memory.
+  recorded_op_ptr last_write;
+};
+
+/// Runs the operations that `xs` depend on, in the order of the program.
+/// Groups of tensors that have nothing in common are made one after the other,
+/// and within a group every tensor lives until its last use only.
+/// @param f takes the position in `xs` and the value
+void replay(const std::vector<wanted_tensor>& xs,
+            const std::function<void(size_t, at::Tensor)>& f);
+
+} // namespace smp

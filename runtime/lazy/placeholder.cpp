@@ -1,0 +1,202 @@
+#include "runtime/lazy/placeholder.hpp"
+
+#include "runtime/lazy/boxed_arguments.hpp"
+#include "runtime/lazy/deferred_init.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/lazy/promise.hpp"
+#include "runtime/remote/caller.hpp"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/TensorImpl.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace smp {
+
+namespace {
+
+model_state& model_of_session() {
+  auto* s = session::current_or_null();
+  auto st = s ? s->internals().model() : nullptr;
+  if (!st)
+    throw error{error_code::unsupported,
+                "a parameter that another rank owned is used after its session "
+                "or model ended"};
+  return *st;
+}
+
+uint32_t index_of(const model_state& st, const at::Tensor& x) {
+  auto result = st.model().find(x);
+  if (result < 0)
+    throw error{error_code::unsupported,
+                "`.data` of a parameter that another rank owns, or a tensor of "
+                "another model, is used: read the parameter itself"};
+  return static_cast<uint32_t>(result);
+}
+
+[[noreturn]] void refuse_write(const model_state& st, uint32_t index,
+                               const std::string& op) {
+  auto* ex = execution::current();
+  throw error{failure{error_code::unsupported,
+                      session::current().internals().self(),
+                      ex ? ex->module_path : std::string{},
+                      "in-place " + op + " changes '" + st.tensor_name(index)
+                        + "', which rank "
+                        + std::to_string(st.tensor_owner(index).value)
+                        + " owns; change it inside the module that owns it"}};
+}
+
+/// Normalisations change running statistics in training without saying so in
+/// their schema.
+bool writes_statistics(const c10::FunctionSchema& schema,
+                       at::ArrayRef<c10::IValue> args) {
+  if (schema.name().find("_norm") == std::string::npos)
+    return false;
+  for (size_t i = 0; i < args.size(); ++i) {
+    auto& name = schema.arguments()[i].name();
+    if ((name == "training" || name == "train" || name == "use_input_stats")
+        && args[i].isBool())
+      return args[i].toBool();
+  }
+  return false;
+}
+
+/// The arguments of one operation, with values in place of what other ranks
+/// own.
+class fetched_arguments {
+public:
+  fetched_arguments(const c10::FunctionSchema& schema,
+                    torch::jit::Stack* stack)
+    : schema_(schema), stack_(*stack) {
+    auto& args = schema.arguments();
+    auto base = stack->size() - args.size();
+    auto statistics
+      = writes_statistics(schema, at::ArrayRef<c10::IValue>(
+                                     stack->data() + base, args.size()));
+    for (size_t i = 0; i < args.size(); ++i) {
+      auto* alias = args[i].alias_info();
+      auto writes = (alias && alias->isWrite())
+                    || (statistics && args[i].name().starts_with("running_"));
+      replace((*stack)[base + i], writes);
+    }
+  }
+
+  /// After the operation: takes changes to the owners. What comes out is the
+  /// buffer itself again where the operation returned it.
+  void write_back() {
+    for (auto& x : written_) {
+      x.model->store(x.index, x.value);
+      auto results = schema_.returns().size();
+      for (auto i = stack_.size() - results; i < stack_.size(); ++i)
+        if (stack_[i].isTensor() && stack_[i].toTensor().is_same(x.value))
+          stack_[i] = x.placeholder;
+    }
+  }
+
+private:
+  struct written_buffer {
+    model_state* model;
+    uint32_t index;
+    at::Tensor placeholder;
+    at::Tensor value;
+  };
+
+  void replace(c10::IValue& x, bool writes) {
+    bool any = false;
+    visit_tensors(x, [&any](const at::Tensor& t) { any |= is_placeholder(t); });
+    if (any)
+      replace_tensors(x, [&](const at::Tensor& t) {
+        return resolve(t, writes);
+      });
+  }
+
+  at::Tensor resolve(const at::Tensor& t, bool writes) {
+    if (!is_placeholder(t))
+      return t;
+    auto& st = model_of_session();
+    auto index = index_of(st, t);
+    auto is_buffer = st.model().tensors[index].is_buffer;
+    if (writes && !is_buffer)
+      refuse_write(st, index, schema_.name());
+    auto result = st.fetch(index);
+    if (writes)
+      written_.push_back({&st, index, t, result});
+    else if (is_buffer && makes_alias())
+      st.lend(index, result);
+    return result;
+  }
+
+  /// A view of the fetched buffer may be written into later.
+  bool makes_alias() const {
+    auto& xs = schema_.returns();
+    return std::any_of(xs.begin(), xs.end(),
+                       [](auto& x) { return x.alias_info() != nullptr; });
+  }
+
+  const c10::FunctionSchema& schema_;
+  torch::jit::Stack& stack_;
+  std::vector<written_buffer> written_;
+};
+
+void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
+  auto after = c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
+                                   absent_key};
+  if (reads_metadata_only(op.operator_name().name)) {
+    op.redispatchBoxed(keys & after, stack);
+    return;
+  }
+  if (add_remotely(op, *stack))
+    return;
+  auto count = op.schema().arguments().size();
+  keep_promises(at::ArrayRef<c10::IValue>(
+    stack->data() + (stack->size() - count), count));
+  fetched_arguments args{op.schema(), stack};
+  op.redispatchBoxed(keys & after, stack);
+  args.write_back();
+}
+
+} // namespace
+
+void make_placeholder(const at::Tensor& x,
+                    const std::shared_ptr<torch::autograd::Node>& gradient) {
+  forget_deferred(x);
+  auto* impl = x.unsafeGetTensorImpl();
+  auto nothing = c10::Storage{c10::Storage::use_byte_size_t{}, 0,
+                              c10::GetCPUAllocator(), true};
+  x.mutable_grad() = at::Tensor{};
+  if (gradient) {
+    gradient->add_input_metadata(x);
+    auto trainable = x.requires_grad();
+    torch::autograd::impl::materialize_autograd_meta(x)->grad_fn_.reset();
+    x.set_requires_grad(trainable);
+    torch::autograd::impl::set_grad_accumulator(x, gradient);
+  }
+  impl->set_storage_keep_dtype(std::move(nothing));
+  impl->*key_access::key_set() = impl->key_set().add(absent_key);
+}
+
+bool is_placeholder(const at::Tensor& x) {
+  return x.defined() && x.key_set().has(absent_key) && !is_promise(x);
+}
+
+at::Tensor materialise(const at::Tensor& x) {
+  if (is_promise(x))
+    keep_promises(std::vector{x});
+  if (!is_placeholder(x))
+    return x;
+  auto& st = model_of_session();
+  return st.fetch(index_of(st, x));
+}
+
+} // namespace smp
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&smp::fetch_arguments>());
+}

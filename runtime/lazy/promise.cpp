@@ -1,0 +1,276 @@
+#include "runtime/lazy/promise.hpp"
+
+#include "runtime/lazy/boxed_arguments.hpp"
+
+#include <ATen/core/TensorBase.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/WrapDimMinimal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+class promise_impl final : public c10::TensorImpl {
+public:
+  promise_impl(std::shared_ptr<promise_source> x, at::ScalarType dtype)
+    : TensorImpl(c10::DispatchKeySet{c10::DispatchKey::CPU}.add(absent_key),
+                 caffe2::TypeMeta::fromScalarType(dtype), c10::kCPU),
+      source_(std::move(x)) {
+    set_custom_sizes_strides(SizesStridesPolicy::CustomSizes);
+  }
+
+  bool pending() const noexcept {
+    return pending_;
+  }
+
+  std::shared_ptr<promise_source> source() const {
+    std::lock_guard guard{mutex_};
+    return source_;
+  }
+
+  /// Sizes of a contiguous tensor.
+  void know(std::vector<int64_t> sizes) const {
+    std::lock_guard guard{mutex_};
+    if (known_)
+      return;
+    shape_ = std::move(sizes);
+    strides_.assign(shape_.size(), 1);
+    elements_ = 1;
+    int64_t stride = 1;
+    for (auto i = shape_.size(); i-- > 0;) {
+      strides_[i] = stride;
+      stride *= std::max<int64_t>(shape_[i], 1);
+      elements_ *= shape_[i];
+    }
+    known_ = true;
+  }
+
+  /// Turns into `x`: same object, same autograd data, same version counter.
+  void become(const at::Tensor& x) const {
+    know(x.sizes().vec());
+    std::lock_guard guard{mutex_};
+    if (!pending_)
+      return;
+    auto* self = const_cast<promise_impl*>(this);
+    // Those of `x` may come from another mode (inference, no grad).
+    auto keys = key_set_.remove(absent_key);
+    self->TensorImpl::shallow_copy_from(x.getIntrusivePtr());
+    // The copy leaves the policy: set_data, t_ and resize_ would show the old
+    // sizes.
+    self->set_custom_sizes_strides(SizesStridesPolicy::Default);
+    self->key_set_ = keys;
+    source_.reset();
+    pending_ = false;
+  }
+
+  /// Waits until it is an ordinary tensor.
+  void keep() const {
+    auto x = source();
+    if (!x)
+      return;
+    // No lock while this waits: another microbatch may touch it meanwhile.
+    auto here = x->content();
+    waiter::current().wait(here, x->why());
+    std::unique_lock guard{keeping_};
+    if (pending())
+      become(x->take());
+  }
+
+  // -- sizes ------------------------------------------------------------------
+
+  at::IntArrayRef sizes_custom() const override {
+    need_sizes();
+    return pending() ? at::IntArrayRef{shape_} : sizes_default();
+  }
+
+  at::IntArrayRef strides_custom() const override {
+    need_sizes();
+    return pending() ? at::IntArrayRef{strides_} : strides_default();
+  }
+
+  int64_t dim_custom() const override {
+    return static_cast<int64_t>(sizes_custom().size());
+  }
+
+  int64_t numel_custom() const override {
+    need_sizes();
+    return elements_;
+  }
+
+  int64_t size_custom(int64_t d) const override {
+    auto xs = sizes_custom();
+    return xs[c10::maybe_wrap_dim(d, static_cast<int64_t>(xs.size()))];
+  }
+
+  int64_t storage_offset_custom() const override {
+    return 0;
+  }
+
+  c10::SymIntArrayRef sym_sizes_custom() const override {
+    return c10::fromIntArrayRefSlow(sizes_custom());
+  }
+
+  c10::SymIntArrayRef sym_strides_custom() const override {
+    return c10::fromIntArrayRefSlow(strides_custom());
+  }
+
+  c10::SymInt sym_numel_custom() const override {
+    return numel_custom();
+  }
+
+  c10::SymInt sym_size_custom(int64_t d) const override {
+    return size_custom(d);
+  }
+
+  c10::SymInt sym_storage_offset_custom() const override {
+    return 0;
+  }
+
+  c10::SymBool sym_is_contiguous_custom(at::MemoryFormat x) const override {
+    need_sizes();
+    return x == at::MemoryFormat::Contiguous || x == at::MemoryFormat::Preserve
+           || elements_ <= 1;
+  }
+
+  bool is_strides_like_custom(at::MemoryFormat) const override {
+    return false;
+  }
+
+  /// Keeps the autograd engine from adding to it in place: it would look at
+  /// the storage without dispatch.
+  c10::SymBool sym_is_non_overlapping_and_dense_custom() const override {
+    return false;
+  }
+
+  // -- content ----------------------------------------------------------------
+
+  bool has_storage() const override {
+    keep();
+    return TensorImpl::has_storage();
+  }
+
+  const c10::Storage& storage() const override {
+    keep();
+    return TensorImpl::storage();
+  }
+
+  c10::intrusive_ptr<TensorImpl>
+  shallow_copy_and_detach(const c10::VariableVersion& version,
+                          bool allow_change) const override {
+    keep();
+    return TensorImpl::shallow_copy_and_detach(version, allow_change);
+  }
+
+  c10::intrusive_ptr<TensorImpl>
+  shallow_copy_and_detach(c10::VariableVersion&& version,
+                          bool allow_change) const override {
+    keep();
+    return TensorImpl::shallow_copy_and_detach(std::move(version),
+                                               allow_change);
+  }
+
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& x) override {
+    keep();
+    TensorImpl::shallow_copy_from(x);
+  }
+
+  void release_resources() override {
+    std::shared_ptr<promise_source> gone;
+    {
+      std::lock_guard guard{mutex_};
+      gone.swap(source_);
+    }
+    TensorImpl::release_resources();
+  }
+
+  const char* tensorimpl_type_name() const override {
+    return "smp::promise_impl";
+  }
+
+private:
+  void need_sizes() const {
+    if (known_)
+      return;
+    if (auto x = source())
+      know(x->sizes());
+  }
+
+  mutable std::mutex mutex_;
+  mutable std::mutex keeping_; // whoever takes the content; never waits
+  mutable std::shared_ptr<promise_source> source_;
+  mutable std::atomic<bool> pending_ = true;
+  mutable std::atomic<bool> known_ = false;
+  mutable std::vector<int64_t> shape_;
+  mutable std::vector<int64_t> strides_;
+  mutable int64_t elements_ = 0;
+};
+
+/// @returns the promise in `x`, or null; ordinary tensors cost one test.
+promise_impl* promise_in(const at::Tensor& x) {
+  if (!x.defined() || !x.key_set().has(absent_key))
+    return nullptr;
+  auto* result = dynamic_cast<promise_impl*>(x.unsafeGetTensorImpl());
+  return result && result->pending() ? result : nullptr;
+}
+
+void keep(const std::vector<promise_impl*>& xs) {
+  if (xs.size() > 1) {
+    // All on their way before the first wait.
+    std::vector<completion_ptr> missing;
+    wait_reason why;
+    for (auto* x : xs)
+      if (auto source = x->source())
+        if (auto y = source->content(); !y->done()) {
+          missing.push_back(std::move(y));
+          why = source->why();
+        }
+    if (missing.size() > 1)
+      waiter::current().wait(all_of(missing), why);
+  }
+  for (auto* x : xs)
+    x->keep();
+}
+
+} // namespace
+
+at::Tensor make_promise(std::shared_ptr<promise_source> x, at::ScalarType dtype,
+                        const std::vector<int64_t>* known) {
+  auto result = at::detail::make_tensor<promise_impl>(std::move(x), dtype);
+  if (known)
+    static_cast<promise_impl*>(result.unsafeGetTensorImpl())->know(*known);
+  return result;
+}
+
+bool is_promise(const at::Tensor& x) {
+  return promise_in(x) != nullptr;
+}
+
+std::shared_ptr<promise_source> source_of(const at::Tensor& x) {
+  auto* p = promise_in(x);
+  return p ? p->source() : nullptr;
+}
+
+void keep_promises(const std::vector<at::Tensor>& xs) {
+  std::vector<promise_impl*> found;
+  for (auto& x : xs)
+    if (auto* p = promise_in(x))
+      found.push_back(p);
+  keep(found);
+}
+
+void keep_promises(at::ArrayRef<c10::IValue> xs) {
+  std::vector<promise_impl*> found;
+  for (auto& x : xs)
+    visit_tensors(x, [&found](const at::Tensor& t) {
+      if (auto* p = promise_in(t))
+        found.push_back(p);
+    });
+  keep(found);
+}
+
+} // namespace smp

@@ -1,0 +1,137 @@
+#include "runtime/model/module_walk.hpp"
+
+#include "runtime/base/fnv_hash.hpp"
+#include "runtime/model/hook.hpp"
+#include "runtime/intercept/sequential.hpp"
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <string_view>
+
+namespace smp {
+
+namespace {
+
+/// Walks in pre-order; positions in the result are ids.
+class walker {
+public:
+  walked_model run(torch::nn::Module& root) {
+    visit(root, "", 0);
+    return std::move(result_);
+  }
+
+private:
+  uint32_t visit(torch::nn::Module& m, const std::string& path,
+                 uint32_t parent) {
+    // `Module` is a virtual base: the complete object is the identity.
+    auto* identity = dynamic_cast<const void*>(&m);
+    auto [i, added] = result_.module_index.emplace(
+      identity, static_cast<uint32_t>(result_.modules.size()));
+    auto id = i->second;
+    if (!added) {
+      // Under another name: its children have other names, too, which only
+      // matter for the tensors.
+      result_.modules[id].names.push_back(path);
+      return id;
+    }
+    auto& x = result_.modules.emplace_back();
+    x.names.push_back(path);
+    x.type = readable(m.name());
+    x.object = &m;
+    x.parent = parent;
+    if (auto* hook = dynamic_cast<hook_base*>(&m))
+      x.hooks.push_back(&hook->smp_hook);
+    x.container = dynamic_cast<torch::nn::ModuleListImpl*>(&m)
+                  || dynamic_cast<torch::nn::ModuleDictImpl*>(&m)
+                  || dynamic_cast<torch::nn::SequentialImpl*>(&m);
+    x.sequential = dynamic_cast<torch::nn::SequentialImpl*>(&m);
+    for (auto& p : m.named_parameters(false))
+      add(id, path, p.key(), p.value(), false);
+    for (auto& b : m.named_buffers(false))
+      add(id, path, b.key(), b.value(), true);
+    for (auto& child : m.named_children()) {
+      auto name = path.empty() ? child.key() : path + "." + child.key();
+      auto child_id = visit(*child.value(), name, id);
+      result_.modules[id].children.push_back(child_id);
+    }
+    if (auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(&m)) {
+      auto hooks = intercept_children(*seq);
+      for (size_t k = 0; k < hooks.size(); ++k) {
+        auto child = result_.modules[id].children.at(k);
+        result_.modules[child].hooks.push_back(hooks[k]);
+      }
+    }
+    return id;
+  }
+
+  void add(uint32_t module, const std::string& path, const std::string& key,
+           const at::Tensor& t, bool is_buffer) {
+    if (!t.defined())
+      return;
+    auto name = path.empty() ? key : path + "." + key;
+    auto [i, added] = result_.tensor_index.emplace(
+      t.unsafeGetTensorImpl(), static_cast<uint32_t>(result_.tensors.size()));
+    if (added) {
+      auto& x = result_.tensors.emplace_back();
+      x.tensor = t;
+      x.is_buffer = is_buffer;
+    }
+    auto& x = result_.tensors[i->second];
+    x.names.push_back(name);
+    x.modules.push_back(module);
+    result_.modules[module].tensors.push_back(i->second);
+  }
+
+  /// "smp::hooked<x>" is an x to its user.
+  static std::string readable(std::string type) {
+    constexpr std::string_view prefix = "smp::hooked<";
+    if (type.starts_with(prefix) && type.ends_with('>'))
+      type = type.substr(prefix.size(), type.size() - prefix.size() - 1);
+    return type;
+  }
+
+  walked_model result_;
+};
+
+} // namespace
+
+const void* walked_module::identity() const {
+  return object ? dynamic_cast<const void*>(object) : script;
+}
+
+int64_t walked_model::find(const at::Tensor& x) const {
+  if (!x.defined())
+    return -1;
+  auto i = tensor_index.find(x.unsafeGetTensorImpl());
+  return i == tensor_index.end() ? -1 : static_cast<int64_t>(i->second);
+}
+
+uint64_t walked_model::hash() const {
+  fnv_hash h;
+  for (auto& m : modules) {
+    for (auto& name : m.names)
+      h.add(name);
+    h.add(m.type);
+    h.add(m.tensors.size());
+    for (auto t : m.tensors)
+      h.add(t);
+  }
+  for (auto& t : tensors) {
+    for (auto& name : t.names)
+      h.add(name);
+    h.add(static_cast<uint64_t>(t.tensor.scalar_type()));
+    h.add(t.is_buffer);
+    for (auto n : t.tensor.sizes())
+      h.add(static_cast<uint64_t>(n));
+  }
+  return h.get();
+}
+
+walked_model walk(torch::nn::Module& root) {
+  return walker{}.run(root);
+}
+
+} // namespace smp

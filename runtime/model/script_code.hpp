@@ -1,0 +1,107 @@
+#pragma once
+
+// What the methods of TorchScript classes do, read from their graphs.
+
+#include <ATen/core/jit_type.h>
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace smp {
+
+/// The code of a method is kept under this prefix once calls of the method
+/// itself ask where it has to run (runtime/intercept/script/rewrite.hpp).
+inline constexpr std::string_view kept_prefix = "__smp_orig_";
+
+/// An attribute of a class, of all its objects.
+using class_attribute = std::pair<const c10::ClassType*, std::string>;
+
+/// Code that reads or sets an attribute of another module than `self`.
+struct outside_access {
+  /// Attributes from `self` to the other module.
+  std::vector<std::string> path;
+  class_attribute attribute;
+  bool writes = false;
+};
+
+/// A call that a Sequential makes of a child.
+struct chain_link {
+  std::string child; // attribute of the Sequential
+  std::string method;
+};
+
+/// Calls of children, one after the other, with nothing between them.
+using chain = std::vector<chain_link>;
+
+/// What can be told about the code of some classes before it runs. Rewritten
+/// classes tell the same as before.
+class script_code {
+public:
+  /// Reads all methods and forward hooks of the classes of modules.
+  explicit script_code(const std::vector<c10::ClassTypePtr>& classes);
+
+  /// Tells whether some method sets the attribute, or changes the list or
+  /// dictionary in it: only then can it differ between ranks.
+  bool is_mutable(const class_attribute& x) const {
+    return mutable_.contains(x);
+  }
+
+  /// Attributes of `self` that methods of the class set or change.
+  const std::set<std::string>& sets(const c10::ClassType* x) const;
+
+  const std::vector<outside_access>& outside_accesses(const c10::ClassType* x) const;
+
+  /// A class whose code starts tasks (`torch.jit.fork`), which would run
+  /// outside of any microbatch; null if there is none.
+  const c10::ClassType* forks() const noexcept {
+    return forks_;
+  }
+
+  /// @returns the links of a method that is a chain, or null.
+  const chain* find_chain(const c10::ClassType* x,
+                          const std::string& method) const;
+
+private:
+  void read(const c10::ClassType* cls, const torch::jit::Graph& graph,
+            const torch::jit::Block& block);
+
+  std::set<class_attribute> mutable_;
+  std::map<const c10::ClassType*, std::set<std::string>> sets_;
+  std::map<const c10::ClassType*, std::vector<outside_access>> outside_;
+  std::map<class_attribute, chain> chains_; // by class and method
+  const c10::ClassType* forks_ = nullptr;
+};
+
+/// Calls `f(graph)` for the code of every method and forward hook of the
+/// class, where it now is.
+/// @param f takes (const std::string& name, torch::jit::Graph&)
+void for_each_body(
+  const c10::ClassType& x,
+  const std::function<void(const std::string&, torch::jit::Graph&)>& f);
+
+/// Calls `f(node)` for all nodes of the block and of the blocks in it. `f` may
+/// destroy its node.
+void for_each_node(torch::jit::Block& x,
+                   const std::function<void(torch::jit::Node&)>& f);
+
+/// Tells whether an operation writes into the list or dictionary `x`, as
+/// `append` does.
+bool is_changed_in_place(const torch::jit::Value& x);
+
+/// The attribute that a GetAttr or SetAttr, rewritten or not, is about.
+struct attribute_access {
+  bool writes = false;
+  torch::jit::Value* object = nullptr;
+  std::string name;
+};
+
+/// @returns an access with a null object if `x` is none of a module's.
+attribute_access access_of(const torch::jit::Node& x);
+
+} // namespace smp

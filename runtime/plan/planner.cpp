@@ -1,0 +1,78 @@
+#include "runtime/plan/planner.hpp"
+
+#include "runtime/lazy/delay_param_initialization.hpp"
+#include "runtime/session/distributed_model.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/base/file_io.hpp"
+#include "runtime/train/memory_need.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/plan/partition_json.hpp"
+#include "runtime/session/placement.hpp"
+#include "runtime/session/split.hpp"
+#include "runtime/train/trainable.hpp"
+
+#include <fmt/format.h>
+
+namespace smp {
+
+namespace {
+
+/// A line on what the ranks need at least.
+std::string largest_need(const walked_model& model, const partition_plan& plan,
+                         const train_config& x) {
+  uint64_t most = 0;
+  uint64_t device = 0;
+  for (uint64_t i = 0; i < x.smp.pipeline_parallel_degree; ++i) {
+    auto bytes = memory_need(model, x.optimizer, [&](uint32_t tensor) {
+      auto home = model.tensors[tensor].modules.front();
+      return plan.module_device[home] == i;
+    });
+    if (bytes > most) {
+      most = bytes;
+      device = i;
+    }
+  }
+  return fmt::format("memory: up to {} (device {})\n",
+                     describe_memory_need(most, x.optimizer), device);
+}
+
+} // namespace
+
+printed_plan plan_tree(const std::string& path, partition_options options) {
+  auto tree = parse_partition_tree(read_text(path), path);
+  options.crossing = tree.crossing();
+  auto plan = make_partition(tree.model, options);
+  return {print_partition(tree.model, plan, {.colour = true}),
+          decision_json(plan)};
+}
+
+printed_plan plan_model(const train_config& x) {
+  const auto devices = x.smp.pipeline_parallel_degree;
+  virtual_world_options world;
+  world.config = x.smp;
+  world.config.pipeline_parallel_degree = 1;
+  printed_plan result;
+  run_virtual_world(1, world, [&](session& s) {
+    // Without a trace only sizes count.
+    auto whole = [&x] {
+      delay_param_initialization delayed{x.smp.trace_device == "none"};
+      return make_trainable(x);
+    }();
+    auto data = make_data(x);
+    auto model = whole->distribute();
+    place_by_name(*model, x.manual_partition);
+    auto& state = model->state();
+    if (state.wants_trace(devices))
+      state.trace(
+        s.internals().initial_stream(step_id{1}, microbatch_id{0}), [&] {
+          whole->rehearse(split(data->training_batch(0), x.smp.microbatches, 0,
+                                0));
+        });
+    auto decision = state.decide(static_cast<uint32_t>(devices));
+    result = {decision.text() + largest_need(state.model(), decision.plan, x),
+              plan_json(decision.model, decision.plan)};
+  });
+  return result;
+}
+
+} // namespace smp

@@ -1,0 +1,28 @@
+#pragma once
+
+// Decisions without training.
+
+#include "partition/print.hpp"
+#include "runtime/config/config_file.hpp"
+
+#include <string>
+
+namespace smp {
+
+/// A decision as text.
+struct printed_plan {
+  std::string text; // for people, with colours
+  std::string json; // for tools, see runtime/plan/partition_json.hpp
+};
+
+/// Partitions the tree in a file (docs/partition.md).
+/// @param options number of devices, memory weight and strategy count
+/// @throws error (config) naming what is wrong with the file
+printed_plan plan_tree(const std::string& path, partition_options options);
+
+/// Decides as the first step of a run would, without training and in this
+/// process alone: makes the model, measures the first microbatch, partitions.
+/// @throws error (config) naming what is wrong with model, data or placement
+printed_plan plan_model(const train_config& x);
+
+} // namespace smp

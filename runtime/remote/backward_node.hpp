@@ -1,0 +1,93 @@
+#pragma once
+
+// The autograd node of a call that another rank ran.
+
+#include "runtime/remote/promised_call.hpp"
+#include "runtime/remote/tensor_table.hpp"
+#include "transport/ids.hpp"
+
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// What a remote call left at its owner, seen from the caller.
+struct remote_call_record {
+  /// Of an argument that has a gradient: what its gradient looks like.
+  struct argument {
+    uint32_t position = 0;
+    at::ScalarType dtype = at::kFloat;
+    std::vector<int64_t> sizes;
+    /// Whose answer tells the sizes, of its n-th output; null: they are known.
+    promised_request_ptr from = {};
+    uint32_t output = 0;
+  };
+
+  rank_id owner;
+  module_id module;
+  std::string name;
+  request_id id;
+  step_id step;
+  microbatch_id microbatch;
+  /// By edge of the node.
+  std::vector<argument> arguments;
+  /// By input of the node: position of the output.
+  std::vector<uint32_t> outputs;
+  uint32_t num_outputs = 0;
+  /// Backward waits for its answer.
+  bool waits = true;
+  /// By output: positions of the arguments that its gradient reaches; empty if
+  /// the owner did not say. Those of a promise come with its answer.
+  std::vector<std::vector<uint32_t>> reaches;
+  promised_request_ptr promise;
+};
+
+/// Backward of a remote call: asks the owner, which kept its graph (R3).
+class remote_call_node : public torch::autograd::Node {
+public:
+  explicit remote_call_node(remote_call_record x);
+
+  std::string name() const override;
+
+  void release_variables() override {
+    // nop: the owner drops its side with the backward (R3)
+  }
+
+  torch::autograd::variable_list
+  apply(torch::autograd::variable_list&& grads) override;
+
+  /// A promise has no shape yet: {-1} refuses every gradient ({} would sum it
+  /// to a scalar in silence) until the answer told (R40).
+  /// @param sizes by output
+  void set_shapes(const std::vector<std::vector<int64_t>>& sizes);
+
+  /// @returns the edges that a gradient of input `nr` reaches.
+  std::vector<uint32_t> reached(uint32_t nr) const;
+
+private:
+  /// Gradients on their way to the owner.
+  struct outgoing {
+    payload body;
+    wire_table table; // by output
+    std::vector<object_id> needs;
+    /// Must not be let go before the answer.
+    std::vector<promised_value_ptr> kept;
+  };
+
+  execution& check() const;
+  outgoing put(const torch::autograd::variable_list& grads,
+               bool snapshot) const;
+  std::vector<bool>
+  reached_by(const torch::autograd::variable_list& grads) const;
+  torch::autograd::variable_list wait(execution& ex,
+                                      torch::autograd::variable_list grads);
+  torch::autograd::variable_list promise(execution& ex,
+                                         torch::autograd::variable_list grads);
+
+  remote_call_record call_;
+};
+
+} // namespace smp

@@ -1,0 +1,73 @@
+#pragma once
+
+// A call of a module that another rank owns, as its caller sees it: a request,
+// a wait, results with an autograd node behind them.
+
+#include "runtime/model/hook.hpp"
+#include "runtime/values/pack.hpp"
+#include "runtime/values/value.hpp"
+#include "runtime/remote/request_kind.hpp"
+#include "transport/error.hpp"
+
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace c10 {
+class OperatorHandle;
+} // namespace c10
+
+namespace smp {
+
+/// What to run at the owner.
+struct call_target {
+  request_kind op = request_kind::call;
+  /// call: `invoker` registered under this hash (runtime/intercept/submodule.hpp), on
+  /// the hooked module.
+  uint64_t invoker = 0;
+  /// Of a TorchScript module: its method or attribute.
+  std::string name = {};
+  /// range and method_range: children [first, last) of a Sequential (R8), the
+  /// module being the Sequential.
+  uint32_t first = 0;
+  uint32_t last = 0;
+  /// `is_training()` of what is called.
+  bool training = true;
+  /// The results stay with their owner until they are fetched (R38), instead
+  /// of coming with the response.
+  bool hold = false;
+  /// It is declared to return a tensor or a tuple of tensors, so that what it
+  /// returns can be told from an earlier call (R38).
+  bool tensors_only = false;
+};
+
+struct call_result {
+  value result;
+  /// New content of arguments that the callee changed and that are no tensors
+  /// (R12): (position, content).
+  std::vector<std::pair<uint32_t, value>> changed;
+  unpacker tensors;
+};
+
+struct prediction;
+
+/// Adds the module to an error that names a place in its arguments or results:
+/// "call of 'blocks.3': argument 0: ...".
+[[noreturn]] void fail_call(module_id module, const error& err);
+
+/// Runs `x` at the owner of `module` and waits. Tensors that the callee
+/// changed in place are written back before this returns (R12).
+/// @param in the tensors that `args` name
+/// @throws error (user_code, rank_down, ...) with rank and module of the cause
+call_result call_remote(rank_id owner, module_id module, const call_target& x,
+                        const packer& in, std::vector<value> args);
+
+/// The sum of two promises of one owner is made there: the sum of a residual
+/// connection, or of gradients, would else bring both here and back.
+/// @param stack arguments of `op`, replaced by its result
+/// @returns false if the operation is something else
+bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+} // namespace smp

@@ -1,0 +1,529 @@
+#include "runtime/remote/object_store.hpp"
+
+#include "runtime/values/tensor_bridge.hpp"
+#include "runtime/values/value_codec.hpp"
+#include "transport/wait.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace smp {
+
+// -- messages -----------------------------------------------------------------
+// The owner of an object is who gets a fetch or a release and who sends what
+// was fetched; so ids travel without it and nobody can name another's object.
+
+namespace {
+
+enum class object_message : uint8_t {
+  fetch = 1, // id
+  fetched,   // id, true and the tensor; or id, false and the failure
+  release,   // count, ids
+};
+
+constexpr size_t id_size = sizeof(uint64_t) + sizeof(uint32_t);
+
+byte_writer begin(object_message what) {
+  byte_writer result;
+  result.u8(static_cast<uint8_t>(what));
+  return result;
+}
+
+void write_id(byte_writer& out, object_id x) {
+  out.u64(x.number);
+  out.u32(x.generation);
+}
+
+object_id read_id(byte_reader& in, rank_id owner) {
+  auto number = in.u64("object number");
+  return {owner, number, in.u32("object generation")};
+}
+
+failure read_failure(byte_reader& in, rank_id from) {
+  auto code = in.u8("error code");
+  if (code == 0 || code > static_cast<uint8_t>(error_code::internal))
+    in.fail("error code", "unknown code " + std::to_string(code));
+  failure result{static_cast<error_code>(code), from, {}, {}};
+  result.rank.value = in.u64("rank of the error");
+  result.module = in.string("module of the error");
+  result.text = in.string("error text");
+  return result;
+}
+
+void write_failure(byte_writer& out, const failure& x) {
+  out.u8(static_cast<uint8_t>(x.code));
+  out.u64(x.rank.value);
+  out.string(x.module);
+  out.string(x.text);
+}
+
+std::string name_of(object_id x) {
+  return "object " + std::to_string(x.number) + " (generation "
+         + std::to_string(x.generation) + ") of rank "
+         + std::to_string(x.owner.value);
+}
+
+failure unknown(object_id x) {
+  return {error_code::protocol,
+          x.owner,
+          {},
+          name_of(x) + " is not held there: never was, or released"};
+}
+
+} // namespace
+
+// -- what a rank knows --------------------------------------------------------
+
+struct object_store::slot {
+  at::Tensor tensor; // undefined: the slot is empty
+  tensor_ref bytes;
+  uint64_t number = 0;
+  uint32_t generation = 1; // so that no object has the id object_id{}
+  uint32_t holders = 0;
+  std::vector<rank_id> released_by;
+};
+
+struct object_store::fetching : completion {
+  at::Tensor tensor;     // once done
+  bool released = false; // forget it as soon as it is done
+};
+
+object_store::object_store(fabric& x) : fabric_(x) {
+  // nop
+}
+
+object_store::~object_store() {
+  clear();
+}
+
+// -- what this rank holds -----------------------------------------------------
+
+object_id object_store::hold(at::Tensor x, uint32_t holders) {
+  auto bytes = to_tensor_ref(x, false);
+  std::lock_guard guard{mutex_};
+  if (free_.empty()) {
+    free_.push_back(slots_.size());
+    slots_.emplace_back().number = free_.back();
+  }
+  auto& s = slots_[free_.back()];
+  free_.pop_back();
+  s.tensor = std::move(x);
+  s.bytes = std::move(bytes);
+  s.holders = holders;
+  return {fabric_.self(), s.number, s.generation};
+}
+
+const object_store::slot* object_store::find_slot(object_id id) const {
+  if (id.owner != fabric_.self() || id.number >= slots_.size())
+    return nullptr;
+  auto& result = slots_[id.number];
+  return result.tensor.defined() && result.generation == id.generation
+           ? &result
+           : nullptr;
+}
+
+/// @returns the tensor of the slot. It must go after the lock did: with it may
+/// go an autograd graph whose nodes release objects themselves.
+at::Tensor object_store::free_slot(slot& x) {
+  x.bytes = {};
+  x.released_by.clear();
+  ++x.generation;
+  free_.push_back(x.number);
+  return std::exchange(x.tensor, {});
+}
+
+at::Tensor object_store::release_held(rank_id by, object_id id) {
+  if (find_slot(id) == nullptr)
+    return {};
+  auto& s = slots_[id.number];
+  auto& ranks = s.released_by;
+  if (std::find(ranks.begin(), ranks.end(), by) == ranks.end())
+    ranks.push_back(by);
+  return ranks.size() >= s.holders ? free_slot(s) : at::Tensor{};
+}
+
+std::optional<at::Tensor> object_store::find(object_id id) const {
+  if (named_results::is_named(id) && id.owner == fabric_.self()) {
+    auto result = named_.find(id);
+    return result.defined() ? std::optional{std::move(result)} : std::nullopt;
+  }
+  std::lock_guard guard{mutex_};
+  if (auto s = find_slot(id))
+    return s->tensor;
+  auto i = fetched_.find(id);
+  if (i == fetched_.end() || !i->second->tensor.defined())
+    return std::nullopt;
+  return i->second->tensor;
+}
+
+// -- fetching -----------------------------------------------------------------
+
+at::Tensor object_store::fetch(object_id id) {
+  if (id.owner == fabric_.self()) {
+    if (auto result = find(id))
+      return *std::move(result);
+    throw error{unknown(id)};
+  }
+  auto f = join(id);
+  try {
+    waiter::current().wait(f, {name_of(id), id.owner});
+  } catch (...) {
+    forget_failed(id, f);
+    throw;
+  }
+  return f->tensor;
+}
+
+/// @returns the fetch of `id` that is under way or done, or begins one.
+object_store::fetching_ptr object_store::join(object_id id) {
+  fetching_ptr result;
+  {
+    std::lock_guard guard{mutex_};
+    if (auto i = lost_.find(id.owner); i != lost_.end())
+      throw error{i->second};
+    auto& f = fetched_[id];
+    if (f != nullptr)
+      return f;
+    f = std::make_shared<fetching>();
+    result = f;
+  }
+  auto out = begin(object_message::fetch);
+  write_id(out, id);
+  // The store may be gone when the fabric calls.
+  send(id.owner, out.take(), {},
+       [weak = std::weak_ptr{result}](const failure& why) {
+         if (auto f = weak.lock(); f && why)
+           f->fail(why);
+       });
+  return result;
+}
+
+/// A failed fetch is no answer for those who ask later.
+void object_store::forget_failed(object_id id, const fetching_ptr& x) {
+  std::lock_guard guard{mutex_};
+  if (auto i = fetched_.find(id);
+      i != fetched_.end() && i->second == x && x->done())
+    fetched_.erase(i);
+}
+
+/// Ends the fetch of `id`, if there is one, with `x` or with `why`.
+void object_store::finish(object_id id, at::Tensor x, failure why) {
+  fetching_ptr f;
+  {
+    std::lock_guard guard{mutex_};
+    auto i = fetched_.find(id);
+    if (i == fetched_.end() || i->second->done())
+      return;
+    f = i->second;
+    if (!why)
+      f->tensor = std::move(x);
+    if (why || f->released)
+      fetched_.erase(i);
+  }
+  if (why)
+    f->fail(std::move(why));
+  else
+    f->set();
+}
+
+void object_store::answer(rank_id to, object_id id) {
+  if (named_results::is_named(id)) {
+    if (auto x = named_.ask(to, id); x && x->why)
+      refuse(to, id, x->why);
+    else if (x)
+      answer(to, id, x->bytes);
+    return;
+  }
+  std::optional<tensor_ref> bytes;
+  {
+    std::lock_guard guard{mutex_};
+    if (auto s = find_slot(id))
+      bytes = s->bytes;
+  }
+  if (bytes)
+    answer(to, id, *bytes);
+  else
+    refuse(to, id, unknown(id));
+}
+
+void object_store::answer(rank_id to, object_id id, const tensor_ref& bytes) {
+  auto out = begin(object_message::fetched);
+  write_id(out, id);
+  out.boolean(true);
+  send(to, out.take(), {bytes});
+}
+
+void object_store::refuse(rank_id to, object_id id, const failure& why) {
+  auto out = begin(object_message::fetched);
+  write_id(out, id);
+  out.boolean(false);
+  write_failure(out, why);
+  send(to, out.take());
+}
+
+void object_store::answer(const named_results::askers& xs,
+                          const failure& why) {
+  for (auto& [rank, id] : xs)
+    refuse(rank, id, why);
+}
+
+// -- results with a name ------------------------------------------------------
+
+void object_store::put(object_id id, microbatch_id m, at::Tensor x) {
+  auto bytes = to_tensor_ref(x, false);
+  for (auto& [rank, y] : named_.put(id, m, std::move(x), bytes))
+    answer(rank, y, bytes);
+}
+
+completion_ptr object_store::want(object_id id) {
+  if (id.owner == fabric_.self()) {
+    if (auto result = named_.arrival(id))
+      return result;
+    auto here = std::make_shared<completion>();
+    here->set();
+    return here;
+  }
+  try {
+    return join(id);
+  } catch (const error& e) {
+    auto lost = std::make_shared<completion>();
+    lost->fail(e.cause());
+    return lost;
+  }
+}
+
+completion_ptr object_store::gather(const std::vector<object_id>& ids,
+                                    step_id s, microbatch_id m) {
+  std::vector<completion_ptr> missing;
+  for (auto id : ids) {
+    if (id.owner != fabric_.self()) {
+      std::lock_guard guard{mutex_};
+      gathered_[{s, m}].push_back(id);
+    }
+    if (auto x = want(id); !x->done() || x->cause())
+      missing.push_back(std::move(x));
+  }
+  return missing.empty() ? nullptr : all_of(missing);
+}
+
+at::Tensor object_store::take(object_id id) {
+  if (id.owner == fabric_.self())
+    return named_.find(id);
+  std::lock_guard guard{mutex_};
+  auto i = fetched_.find(id);
+  if (i == fetched_.end())
+    return {};
+  auto result = i->second->tensor;
+  fetched_.erase(i);
+  return result;
+}
+
+void object_store::forget(const std::vector<object_id>& ids) {
+  std::vector<fetching_ptr> gone;
+  {
+    std::lock_guard guard{mutex_};
+    for (auto id : ids)
+      if (auto i = fetched_.find(id); i != fetched_.end()) {
+        gone.push_back(std::move(i->second));
+        fetched_.erase(i);
+      }
+  }
+  // Nothing if it came; else nobody needs it any more.
+  for (auto& x : gone)
+    x->fail({error_code::cancelled, fabric_.self(), {}, "the step is over"});
+}
+
+void object_store::drop(const std::vector<object_id>& ids) {
+  for (auto id : ids)
+    if (id.owner == fabric_.self())
+      named_.drop(id);
+  forget(ids);
+}
+
+void object_store::end_microbatch(step_id s, microbatch_id m) {
+  named_.drop(s, m);
+  std::vector<object_id> ids;
+  {
+    std::lock_guard guard{mutex_};
+    if (auto x = gathered_.extract({s, m}))
+      ids = std::move(x.mapped());
+  }
+  forget(ids);
+}
+
+void object_store::fail_step(step_id s, const failure& why) {
+  answer(named_.fail_step(s, why), why);
+}
+
+void object_store::end_step(step_id s) {
+  answer(named_.end_step(s), {error_code::cancelled, fabric_.self(), {},
+                              "the step is over"});
+  std::vector<object_id> ids;
+  {
+    std::lock_guard guard{mutex_};
+    gathered_.clear();
+    for (auto& [id, x] : fetched_)
+      if (named_results::is_named(id)
+          && id.generation <= static_cast<uint32_t>(s.value))
+        ids.push_back(id);
+  }
+  forget(ids);
+}
+
+void object_store::send(rank_id to, std::vector<std::byte> body,
+                        std::vector<tensor_ref> tensors,
+                        fabric::sent_callback done) {
+  fabric_.send(to,
+               {message_kind::object, {std::move(body), std::move(tensors)}},
+               std::move(done));
+}
+
+// -- letting go ---------------------------------------------------------------
+
+void object_store::release(std::vector<object_id> ids) {
+  std::map<rank_id, std::vector<object_id>> remote;
+  std::vector<at::Tensor> gone;
+  {
+    std::lock_guard guard{mutex_};
+    for (auto id : ids) {
+      if (id.owner == fabric_.self()) {
+        gone.push_back(release_held(id.owner, id));
+        continue;
+      }
+      remote[id.owner].push_back(id);
+      auto i = fetched_.find(id);
+      if (i == fetched_.end())
+        continue;
+      if (i->second->done()) {
+        gone.push_back(i->second->tensor);
+        fetched_.erase(i);
+      } else { // somebody here still waits for it
+        i->second->released = true;
+      }
+    }
+  }
+  for (auto& [owner, xs] : remote) {
+    auto out = begin(object_message::release);
+    out.u32(static_cast<uint32_t>(xs.size()));
+    for (auto id : xs)
+      write_id(out, id);
+    send(owner, out.take());
+  }
+}
+
+void object_store::withdraw(const std::vector<object_id>& ids) {
+  std::vector<at::Tensor> gone;
+  std::lock_guard guard{mutex_};
+  for (auto id : ids)
+    if (find_slot(id) != nullptr)
+      gone.push_back(free_slot(slots_[id.number]));
+}
+
+void object_store::clear() {
+  std::map<object_id, fetching_ptr> fetched;
+  std::vector<at::Tensor> gone;
+  {
+    std::lock_guard guard{mutex_};
+    fetched.swap(fetched_);
+    for (auto& s : slots_)
+      if (s.tensor.defined())
+        gone.push_back(free_slot(s));
+  }
+  for (auto& [id, f] : fetched)
+    f->fail({error_code::cancelled,
+             id.owner,
+             {},
+             name_of(id) + " is not needed any more"});
+}
+
+// -- what comes in ------------------------------------------------------------
+
+void object_store::deliver(rank_id from, message x) {
+  std::optional<object_id> asked;
+  try {
+    byte_reader in{x.body.bytes};
+    switch (static_cast<object_message>(in.u8("object message"))) {
+      case object_message::fetch: {
+        auto id = read_id(in, fabric_.self());
+        in.expect_end();
+        answer(from, id);
+        return;
+      }
+      case object_message::fetched: {
+        asked = read_id(in, from);
+        if (in.boolean("object found")) {
+          in.expect_end();
+          if (x.body.tensors.size() != 1)
+            in.fail("object", std::to_string(x.body.tensors.size())
+                                + " tensors where one should be");
+          finish(*asked, to_tensor(x.body.tensors[0]), {});
+        } else {
+          auto why = read_failure(in, from);
+          in.expect_end();
+          finish(*asked, {}, std::move(why));
+        }
+        return;
+      }
+      case object_message::release: {
+        auto n = in.count(id_size, "released objects");
+        std::vector<object_id> ids;
+        ids.reserve(n);
+        for (uint32_t i = 0; i < n; ++i)
+          ids.push_back(read_id(in, fabric_.self()));
+        in.expect_end();
+        std::vector<at::Tensor> gone;
+        std::lock_guard guard{mutex_};
+        for (auto id : ids)
+          gone.push_back(release_held(from, id));
+        return;
+      }
+    }
+    in.fail("object message", "unknown message");
+  } catch (const std::exception& e) {
+    ++malformed_;
+    if (asked)
+      finish(*asked, {},
+             {error_code::protocol,
+              from,
+              {},
+              name_of(*asked) + " came damaged: " + e.what()});
+  }
+}
+
+void object_store::fail(rank_id owner, const failure& x) {
+  std::vector<fetching_ptr> failed;
+  {
+    std::lock_guard guard{mutex_};
+    lost_.emplace(owner, x);
+    for (auto i = fetched_.begin(); i != fetched_.end();) {
+      if (i->first.owner == owner) {
+        failed.push_back(std::move(i->second));
+        i = fetched_.erase(i);
+      } else {
+        ++i;
+      }
+    }
+  }
+  for (auto& f : failed)
+    f->fail(x);
+}
+
+// -- for leak tests and reports -----------------------------------------------
+
+size_t object_store::held() const {
+  auto named = named_.size();
+  std::lock_guard guard{mutex_};
+  return slots_.size() - free_.size() + named;
+}
+
+size_t object_store::cached() const {
+  std::lock_guard guard{mutex_};
+  return fetched_.size();
+}
+
+uint64_t object_store::malformed() const noexcept {
+  return malformed_;
+}
+
+} // namespace smp

@@ -1,0 +1,380 @@
+#include "runtime/remote/promised_call.hpp"
+
+#include "actors/replay/record_book.hpp"
+#include "actors/protocol/request_number.hpp"
+#include "runtime/base/call_context.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/lazy/placeholder.hpp"
+#include "runtime/remote/caller.hpp"
+#include "runtime/remote/backward_node.hpp"
+#include "runtime/values/tensor_bridge.hpp"
+
+#include <algorithm>
+
+namespace smp {
+
+namespace {
+
+/// The answer of `x` is here: its node knows the shapes of its gradients.
+void complete_node(const promised_request& x) {
+  if (auto node = std::dynamic_pointer_cast<remote_call_node>(x.node.lock()))
+    node->set_shapes(x.sizes);
+}
+
+} // namespace
+
+// -- requests and values ------------------------------------------------------
+
+void promised_request::take_contents(const payload& answer) {
+  auto n = std::count(pushed.begin(), pushed.end(), true);
+  if (answer.tensors.size() != static_cast<size_t>(n))
+    throw error{error_code::protocol,
+                "answer of '" + name + "': "
+                  + std::to_string(answer.tensors.size())
+                  + " results instead of " + std::to_string(n)};
+  contents.resize(pushed.size());
+  auto next = answer.tensors.begin();
+  for (size_t i = 0; i < pushed.size(); ++i)
+    if (pushed[i])
+      contents[i] = to_tensor(*next++);
+}
+
+promised_value::promised_value(engine& eng, promised_request_ptr from,
+                               uint32_t output, object_id id,
+                               prediction::tensor what,
+                               std::shared_ptr<std::atomic<bool>> fetched)
+  : engine_(eng.weak_from_this()),
+    request_(std::move(from)),
+    output_(output),
+    id_(id),
+    what_(what),
+    fetched_(std::move(fetched)) {
+  told_.insert(id.owner);
+}
+
+promised_value::~promised_value() {
+  // It came for nothing.
+  if (fetched_ && !content_ && request_->pushed.at(output_))
+    *fetched_ = false;
+  auto eng = engine_.lock();
+  if (!eng || eng->step().value != id_.generation)
+    return;
+  for (auto rank : told_)
+    eng->promises().release(rank, id_);
+}
+
+void promised_value::tell(rank_id x) {
+  std::lock_guard guard{mutex_};
+  told_.insert(x);
+}
+
+std::vector<int64_t> promised_value::sizes() {
+  waiter::current().wait(request_, why());
+  complete_node(*request_);
+  return request_->sizes.at(output_);
+}
+
+completion_ptr promised_value::content() {
+  std::lock_guard guard{mutex_};
+  if (content_)
+    return content_;
+  auto eng = engine_.lock();
+  if (!eng || eng->step().value != id_.generation) {
+    auto late = std::make_shared<completion>();
+    late->fail({error_code::unsupported, no_rank, request_->name,
+                "a result is read after the end of its step"});
+    return late;
+  }
+  if (fetched_)
+    *fetched_ = true;
+  if (request_->pushed.at(output_))
+    return content_ = request_;
+  // The answer as well: then the end of the phase need not wait for it.
+  content_ = all_of({eng->objects().want(id_), request_});
+  return content_;
+}
+
+at::Tensor promised_value::take() {
+  auto eng = engine_.lock();
+  at::Tensor result;
+  if (request_->pushed.at(output_))
+    result = std::exchange(request_->contents.at(output_), {});
+  else if (eng)
+    result = eng->objects().take(id_);
+  if (!result.defined())
+    throw error{failure{error_code::internal, no_rank, request_->name,
+                        "a fetched result is gone"}};
+  complete_node(*request_);
+  return result;
+}
+
+wait_reason promised_value::why() const {
+  return request_->why;
+}
+
+promised_value_ptr promised_value_of(const at::Tensor& x) {
+  return std::dynamic_pointer_cast<promised_value>(source_of(x));
+}
+
+// -- what a rank knows --------------------------------------------------------
+
+void promise_book::set_waiting(const model_state& st,
+                               const std::vector<std::string>& names) {
+  auto& modules = st.model().modules;
+  for (auto& name : names) {
+    auto found = std::find_if(modules.begin(), modules.end(), [&](auto& x) {
+      return std::find(x.names.begin(), x.names.end(), name) != x.names.end();
+    });
+    if (found == modules.end())
+      throw error{error_code::config,
+                  "smp.no_promises: the model has no module '" + name + "'"};
+    waiting_.insert(static_cast<uint64_t>(found - modules.begin()));
+  }
+}
+
+bool promise_book::waits(const model_state& st, module_id module,
+                         const call_target& x) const {
+  if (!on_)
+    return true;
+  if (waiting_.empty())
+    return false;
+  if (waiting_.contains(module.value))
+    return true;
+  if (x.op != request_kind::range && x.op != request_kind::method_range)
+    return false;
+  auto& children = st.model().modules.at(module.value).children;
+  for (auto i = x.first; i < x.last && i < children.size(); ++i)
+    if (waiting_.contains(children[i]))
+      return true;
+  return false;
+}
+
+bool promise_book::may_promise(const execution& ex) const {
+  auto known = records_->sent(ex.id, ex.requests);
+  return !known || known->promised;
+}
+
+std::optional<promise_book::memory>
+promise_book::find(const std::string& kind) const {
+  std::lock_guard guard{mutex_};
+  auto& known = memories_.front().known;
+  auto i = known.find(kind);
+  return i == known.end() ? std::nullopt : std::optional{i->second};
+}
+
+void promise_book::remember(const std::string& kind, memory x) {
+  std::lock_guard guard{mutex_};
+  auto [i, added] = memories_.front().known.emplace(kind, x);
+  // What cannot be told once is not told again.
+  if (!added && !x.next)
+    i->second = {};
+  learnt_ = learnt_ || added || !x.next;
+}
+
+bool promise_book::learnt() const {
+  std::lock_guard guard{mutex_};
+  return learnt_;
+}
+
+void promise_book::reconsider() {
+  std::lock_guard guard{mutex_};
+  for (auto& x : memories_)
+    std::erase_if(x.known, [](auto& y) { return !y.second.next; });
+}
+
+void promise_book::begin_step(uint64_t trainable) {
+  std::lock_guard guard{mutex_};
+  auto i = std::find_if(memories_.begin(), memories_.end(),
+                        [&](auto& x) { return x.trainable == trainable; });
+  if (i == memories_.end())
+    i = memories_.insert(i, {trainable, {}});
+  memories_.splice(memories_.begin(), memories_, i);
+  if (memories_.size() > record_book::max_keys)
+    memories_.pop_back();
+}
+
+uint64_t promise_book::next_request(const execution& ex) {
+  if (auto known = records_->sent(ex.id, ex.requests); known && known->promised)
+    return request_number(ex.step, known->number);
+  std::lock_guard guard{mutex_};
+  requests_ = std::max(requests_, records_->last_promise());
+  return promise_number(ex.step, ++requests_);
+}
+
+uint64_t promise_book::next_names(size_t count) noexcept {
+  std::lock_guard guard{mutex_};
+  auto result = names_;
+  names_ += count;
+  return named_results::name({}, self_, {}, result).number;
+}
+
+void promise_book::release(rank_id who, object_id x) {
+  std::lock_guard guard{mutex_};
+  releases_[who].push_back(x);
+}
+
+std::vector<object_id> promise_book::take_releases(rank_id who) {
+  std::lock_guard guard{mutex_};
+  auto i = releases_.extract(who);
+  return i ? std::move(i.mapped()) : std::vector<object_id>{};
+}
+
+void promise_book::end_step() {
+  std::lock_guard guard{mutex_};
+  releases_.clear();
+  names_ = 0; // the step is part of a name
+  requests_ = 0;
+  learnt_ = false;
+}
+
+// -- kinds of calls -----------------------------------------------------------
+
+namespace {
+
+/// Puts the same number in place of each: calls that differ in numbers return
+/// the same kind of tensors, as a rule.
+void mask_numbers(value& x) {
+  if (x.get_if<int64_t>())
+    x = value::of(int64_t{0});
+  else if (x.get_if<double>())
+    x = value::of(0.0);
+  else if (x.get_if<std::complex<double>>())
+    x = value::of(std::complex<double>{});
+  else if (auto* list = x.get_if<list_value>())
+    for (auto& y : list->items)
+      mask_numbers(y);
+  else if (auto* tuple = x.get_if<tuple_value>())
+    for (auto& y : tuple->items)
+      mask_numbers(y);
+  else if (auto* dict = x.get_if<dict_value>())
+    for (auto& [key, y] : dict->items)
+      mask_numbers(y);
+}
+
+} // namespace
+
+std::string kind_of_call(module_id module, const call_target& x,
+                         const value& args,
+                         const std::vector<at::Tensor>& tensors) {
+  byte_writer out;
+  out.u64(module.value);
+  out.u8(static_cast<uint8_t>(x.op));
+  out.u64(x.invoker);
+  out.string(x.name);
+  out.u32(x.first);
+  out.u32(x.last);
+  out.boolean(x.training);
+  call_context::current().write(out);
+  auto masked = args;
+  mask_numbers(masked);
+  write(out, masked);
+  for (auto& t : tensors) {
+    if (auto p = promised_value_of(t)) {
+      out.u8(static_cast<uint8_t>(p->what().dtype));
+      out.i64(p->what().dim);
+    } else {
+      out.u8(static_cast<uint8_t>(t.scalar_type()));
+      out.i64(t.dim());
+    }
+    out.boolean(t.requires_grad());
+  }
+  auto bytes = out.take();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// -- sending ------------------------------------------------------------------
+
+void send_promise(execution& ex, call c, const promised_request_ptr& x,
+                  std::function<void(const payload&)> read) {
+  c.kind = call_kind::promise;
+  c.number = x->number;
+  c.why = x->why;
+  auto answer = std::make_shared<awaited<response>>();
+  answer->on_done([weak = std::weak_ptr{answer}, x, read = std::move(read)] {
+    auto answer = weak.lock();
+    auto why = answer->cause();
+    x->arguments.clear();
+    if (!why) {
+      try {
+        read(awaited<response>::peek(answer, {}).body);
+      } catch (const error& e) {
+        why = e.cause();
+      }
+    }
+    if (why)
+      x->fail(std::move(why));
+    else
+      x->set();
+  });
+  c.answer = std::move(answer);
+  ex.outstanding.push_back(x);
+  ex.send(std::move(c));
+}
+
+void fence(execution& ex) {
+  auto all = std::exchange(ex.outstanding, {});
+  std::vector<completion_ptr> missing;
+  for (auto& x : all)
+    if (!x->done() || x->cause())
+      missing.push_back(x);
+  if (!missing.empty()) {
+    auto& last = *std::find_if(all.rbegin(), all.rend(),
+                               [](auto& x) { return !x->done()
+                                                    || x->cause(); });
+    waiter::current().wait(all_of(missing), last->why);
+  }
+  for (auto& x : all)
+    complete_node(*x);
+}
+
+void keep_promises_of(execution& ex) {
+  std::vector<at::Tensor> alive;
+  for (auto& x : std::exchange(ex.promises, {}))
+    if (auto impl = x.lock())
+      alive.emplace_back(std::move(impl));
+  keep_promises(alive);
+}
+
+// -- codec --------------------------------------------------------------------
+
+void write_ids(byte_writer& out, const std::vector<object_id>& xs) {
+  out.u32(static_cast<uint32_t>(xs.size()));
+  for (auto& x : xs) {
+    out.u64(x.owner.value);
+    out.u64(x.number);
+    out.u32(x.generation);
+  }
+}
+
+std::vector<object_id> read_ids(byte_reader& in) {
+  std::vector<object_id> result(in.count(20, "objects"));
+  for (auto& x : result) {
+    x.owner.value = in.u64("object owner");
+    x.number = in.u64("object number");
+    x.generation = in.u32("object generation");
+  }
+  return result;
+}
+
+void write_positions(byte_writer& out,
+                     const std::vector<std::vector<uint32_t>>& xs) {
+  out.u32(static_cast<uint32_t>(xs.size()));
+  for (auto& x : xs) {
+    out.u32(static_cast<uint32_t>(x.size()));
+    for (auto y : x)
+      out.u32(y);
+  }
+}
+
+std::vector<std::vector<uint32_t>> read_positions(byte_reader& in) {
+  std::vector<std::vector<uint32_t>> result(in.count(4, "outputs"));
+  for (auto& x : result) {
+    x.resize(in.count(4, "reached arguments"));
+    for (auto& y : x)
+      y = in.u32("reached argument");
+  }
+  return result;
+}
+
+} // namespace smp

@@ -1,0 +1,264 @@
+#pragma once
+
+// Requests that nobody waits for: what is known of their results before they
+// ran, and what has to be remembered until they did (R38 to R41).
+
+#include "runtime/remote/execution.hpp"
+#include "runtime/lazy/promise.hpp"
+#include "runtime/values/value.hpp"
+#include "runtime/values/value_codec.hpp"
+#include "transport/error.hpp"
+
+#include <torch/csrc/autograd/function.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+class engine;
+class model_state;
+class record_book;
+struct call_target;
+
+/// What a call returned, as far as it must be known before the next one ran.
+struct prediction {
+  struct tensor {
+    at::ScalarType dtype = at::kFloat;
+    bool requires_grad = false;
+    int64_t dim = 0;
+  };
+
+  /// A tensor or a tuple of tensors.
+  value result;
+  std::vector<tensor> tensors;
+  /// The caller of the last such call took its results, or null if nobody
+  /// notes it.
+  std::shared_ptr<std::atomic<bool>> fetched = {};
+};
+
+class promised_value;
+
+/// A request that was sent and not waited for; done when its answer came.
+class promised_request : public completion {
+public:
+  rank_id owner;
+  module_id module;
+  std::string name; // of what runs, for people
+  uint64_t number = 0;
+  wait_reason why;
+
+  /// By output, once done: sizes, and the arguments that a gradient of the
+  /// output reaches.
+  std::vector<std::vector<int64_t>> sizes;
+  std::vector<std::vector<uint32_t>> reaches;
+
+  /// By output: its content comes with the answer, as the caller needs it
+  /// anyway: a fetch would be two messages more.
+  std::vector<bool> pushed;
+
+  /// By output, once done: what came with the answer.
+  std::vector<at::Tensor> contents;
+
+  /// Takes what the answer brought. @throws error (protocol) if that is not
+  /// what was asked for
+  void take_contents(const payload& answer);
+
+  /// Until done: what the request names must not be let go.
+  std::vector<std::shared_ptr<promised_value>> arguments;
+
+  /// Its autograd node, whose shapes are not known before the answer.
+  std::weak_ptr<torch::autograd::Node> node;
+};
+
+using promised_request_ptr = std::shared_ptr<promised_request>;
+
+/// One result of a promised request, or one gradient.
+class promised_value : public promise_source {
+public:
+  /// @param fetched see `prediction`
+  promised_value(engine& eng, promised_request_ptr from, uint32_t output,
+                 object_id id, prediction::tensor what,
+                 std::shared_ptr<std::atomic<bool>> fetched = {});
+
+  /// Tells the ranks that heard of the result that it can go.
+  ~promised_value() override;
+
+  // -- promise_source ---------------------------------------------------------
+
+  std::vector<int64_t> sizes() override;
+
+  completion_ptr content() override;
+
+  at::Tensor take() override;
+
+  wait_reason why() const override;
+
+  // -- properties -------------------------------------------------------------
+
+  object_id id() const noexcept {
+    return id_;
+  }
+
+  const promised_request_ptr& request() const noexcept {
+    return request_;
+  }
+
+  uint32_t output() const noexcept {
+    return output_;
+  }
+
+  const prediction::tensor& what() const noexcept {
+    return what_;
+  }
+
+  /// A request to `x` names this result.
+  void tell(rank_id x);
+
+private:
+  std::weak_ptr<engine> engine_;
+  promised_request_ptr request_;
+  uint32_t output_;
+  object_id id_;
+  prediction::tensor what_;
+  std::shared_ptr<std::atomic<bool>> fetched_;
+  std::mutex mutex_;
+  completion_ptr content_;
+  std::set<rank_id> told_;
+};
+
+using promised_value_ptr = std::shared_ptr<promised_value>;
+
+/// @returns where `x`, a pending result of another rank, is; else null.
+promised_value_ptr promised_value_of(const at::Tensor& x);
+
+/// What one rank knows of its promised calls. Thread-safe.
+class promise_book {
+public:
+  /// @param on `smp.fast_mode`
+  promise_book(rank_id self, bool on,
+               std::shared_ptr<const record_book> records)
+    : self_(self), on_(on), records_(std::move(records)) {
+    // nop
+  }
+
+  bool on() const noexcept {
+    return on_;
+  }
+
+  /// Finds the modules whose calls always wait.
+  /// @throws error (config) naming what the model does not have
+  void set_waiting(const model_state& st,
+                   const std::vector<std::string>& names);
+
+  /// Tells whether calls of this target always wait, forward and backward.
+  bool waits(const model_state& st, module_id module,
+             const call_target& x) const;
+
+  /// Tells whether the next request of `ex` may be a promise: in a replayed
+  /// step, if it was one in the record.
+  bool may_promise(const execution& ex) const;
+
+  // -- predictions ------------------------------------------------------------
+
+  /// What calls of the same kind did.
+  struct memory {
+    /// Null: it cannot be told before the call ran.
+    std::shared_ptr<const prediction> next;
+  };
+
+  std::optional<memory> find(const std::string& kind) const;
+
+  void remember(const std::string& kind, memory x);
+
+  /// Tells whether something was remembered in this step, so that later ones do
+  /// not wait where this one did.
+  bool learnt() const;
+
+  /// Modules turned out to keep no state: what could not be told may be now.
+  void reconsider();
+
+  /// @param trainable which tensors of the model require grad, as a number:
+  /// what calls return under one says nothing about another one
+  void begin_step(uint64_t trainable);
+
+  // -- names ------------------------------------------------------------------
+
+  /// @returns the number of a promise that `ex` sends next: in a replayed step
+  /// what the record has there, else one that the record does not have. So
+  /// numbers are the same in every step as long as the flow is, whatever the
+  /// order in which the executions of this rank come by, and never the same
+  /// for two promises.
+  uint64_t next_request(const execution& ex);
+
+  /// @returns the first of `count` consecutive numbers for names
+  uint64_t next_names(size_t count) noexcept;
+
+  // -- letting go -------------------------------------------------------------
+
+  /// `x` is needed no more: the next request to `who` will say so.
+  void release(rank_id who, object_id x);
+
+  std::vector<object_id> take_releases(rank_id who);
+
+  /// The ranks let go of everything by themselves.
+  void end_step();
+
+private:
+  rank_id self_;
+  bool on_;
+  std::shared_ptr<const record_book> records_;
+  std::set<uint64_t> waiting_; // modules
+  mutable std::mutex mutex_;
+  /// What is remembered while some tensors require grad and others do not; the
+  /// first one is that of this step.
+  struct memories {
+    uint64_t trainable = 0;
+    std::map<std::string, memory> known; // by kind
+  };
+  std::list<memories> memories_ = std::list<memories>(1);
+  bool learnt_ = false; // in this step
+  uint32_t requests_ = 0;
+  uint64_t names_ = 0;
+  std::map<rank_id, std::vector<object_id>> releases_;
+};
+
+/// @returns what makes two calls the same kind: module, method, modes, types
+/// and numbers of dimensions, and the structure of the arguments; not the
+/// numbers in them.
+std::string kind_of_call(module_id module, const call_target& x,
+                         const value& args,
+                         const std::vector<at::Tensor>& tensors);
+
+/// Sends `c` for `ex`, which goes on.
+/// @param x its `arguments` are those that `c` names
+/// @param read takes the body of the answer; runs on any thread
+void send_promise(execution& ex, call c, const promised_request_ptr& x,
+                  std::function<void(const payload&)> read);
+
+/// Waits until everything that `ex` sent is answered (R39), and completes the
+/// autograd nodes of what it called. @throws error with the first cause
+void fence(execution& ex);
+
+/// Makes promises that outlive the body of a microbatch ordinary tensors.
+void keep_promises_of(execution& ex);
+
+void write_ids(byte_writer& out, const std::vector<object_id>& xs);
+
+std::vector<object_id> read_ids(byte_reader& in);
+
+void write_positions(byte_writer& out,
+                     const std::vector<std::vector<uint32_t>>& xs);
+
+std::vector<std::vector<uint32_t>> read_positions(byte_reader& in);
+
+} // namespace smp

@@ -1,0 +1,286 @@
+#include "runtime/session/distributed_model.hpp"
+
+#include "partition/print.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/base/fault.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/remote/promised_call.hpp"
+#include "runtime/lazy/placeholder.hpp"
+#include "runtime/intercept/sequential.hpp"
+#include "runtime/remote/request_kind.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <set>
+
+namespace smp {
+
+namespace ag = torch::autograd;
+
+distributed_model_base::distributed_model_base(
+  std::shared_ptr<torch::nn::Module> root)
+  : distributed_model_base(model_root{std::move(root), {}}) {
+  // nop
+}
+
+distributed_model_base::distributed_model_base(model_root root)
+  : engine_(session::current().internals().shared_from_this()),
+    state_(std::make_shared<model_state>(*engine_, std::move(root))) {
+  engine_->set_model(state_);
+}
+
+distributed_model_base::~distributed_model_base() {
+  engine_->clear_model();
+}
+
+// -- training -----------------------------------------------------------------
+
+void distributed_model_base::backward(const at::Tensor& loss,
+                                      const at::Tensor& grad,
+                                      bool keep_graph) {
+  backward(std::vector{loss}, std::vector{grad}, keep_graph);
+}
+
+void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
+                                      const std::vector<at::Tensor>& grads,
+                                      bool keep_graph) {
+  if (auto* trace = trace_recorder::current())
+    trace->finish();
+  auto* ex = execution::current();
+  if (!ex || !ex->is_root)
+    throw error{error_code::unsupported,
+                "model.backward outside a step body (smp::step)"};
+  if (outputs.size() != grads.size())
+    throw error{error_code::unsupported,
+                "model.backward: one gradient per output"};
+  check_range_consumed(*ex);
+  if (SMP_FAULT("lost-backward") && ex->microbatch.value == 1)
+    return;
+  auto scale = SMP_FAULT("wrong-loss-scale")
+                 ? 1.0
+                 : 1.0 / static_cast<double>(engine_->microbatches());
+  ag::edge_list roots;
+  ag::variable_list seeds;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    auto& x = outputs[i];
+    if (!x.defined() || !x.requires_grad())
+      throw error{error_code::unsupported,
+                  "model.backward: output " + std::to_string(i)
+                    + " does not require grad"};
+    if (!grads[i].defined() && x.numel() != 1)
+      throw error{error_code::unsupported,
+                  "model.backward: output " + std::to_string(i) + " has "
+                    + std::to_string(x.numel())
+                    + " elements; give a gradient or reduce it to a scalar"};
+    at::NoGradGuard no_grad;
+    // Scaled here and not in .grad, which may hold earlier sums (R15).
+    seeds.push_back(grads[i].defined() ? grads[i] * scale
+                                       : at::full(x.sizes(), scale,
+                                                  x.options()));
+    roots.push_back(ag::impl::gradient_edge(x));
+  }
+  if (!ex->granted) {
+    engine_->await_grant(*ex);
+    ex->granted = true;
+  }
+  fence(*ex); // what a second backward goes through needs its shapes, too
+  struct mark {
+    explicit mark(bool& x) : flag(x) {
+      flag = true;
+    }
+    ~mark() {
+      flag = false;
+    }
+    bool& flag;
+  } running{ex->in_backward};
+  ag::Engine::get_default_engine().execute(roots, seeds, keep_graph, false,
+                                           true);
+  fence(*ex);
+}
+
+void distributed_model_base::train(bool on) {
+  state_->train(on);
+}
+
+// -- partition ----------------------------------------------------------------
+
+void distributed_model_base::partition() {
+  state_->partition();
+}
+
+bool distributed_model_base::partitioned() const {
+  return state_->partitioned();
+}
+
+std::string distributed_model_base::partition_text(bool colour) const {
+  return colour ? state_->text() : without_colours(state_->text());
+}
+
+std::string distributed_model_base::order_text() const {
+  return state_->order().text();
+}
+
+void distributed_model_base::register_post_partition_hook(
+  std::function<void()> f) {
+  state_->on_partition(std::move(f));
+}
+
+// -- what this rank owns ------------------------------------------------------
+
+std::vector<std::string> distributed_model_base::local_module_names() const {
+  std::vector<std::string> result;
+  auto& modules = state_->model().modules;
+  for (size_t i = 0; i < modules.size(); ++i)
+    if (state_->owner(module_id{i}) == engine_->self())
+      result.push_back(modules[i].names.front());
+  return result;
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
+distributed_model_base::local_named_modules() const {
+  std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
+    result;
+  auto& modules = state_->model().modules;
+  for (size_t i = 0; i < modules.size(); ++i)
+    if (modules[i].object && state_->owner(module_id{i}) == engine_->self())
+      result.emplace_back(modules[i].names.front(),
+                          modules[i].object->shared_from_this());
+  return result;
+}
+
+std::vector<std::shared_ptr<torch::nn::Module>>
+distributed_model_base::local_modules() const {
+  std::vector<std::shared_ptr<torch::nn::Module>> result;
+  for (auto& [name, x] : local_named_modules())
+    result.push_back(std::move(x));
+  return result;
+}
+
+named_tensors distributed_model_base::local_named_parameters() const {
+  named_tensors result;
+  auto& tensors = state_->model().tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i)
+    if (state_->owned(i) && !tensors[i].is_buffer)
+      result.emplace_back(tensors[i].names.front(), tensors[i].tensor);
+  return result;
+}
+
+std::vector<at::Tensor> distributed_model_base::local_parameters() const {
+  std::vector<at::Tensor> result;
+  for (auto& [name, x] : local_named_parameters())
+    result.push_back(std::move(x));
+  return result;
+}
+
+std::vector<at::Tensor> distributed_model_base::local_buffers() const {
+  std::vector<at::Tensor> result;
+  auto& tensors = state_->model().tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i)
+    if (state_->owned(i) && tensors[i].is_buffer && !tensors[i].is_attribute)
+      result.push_back(tensors[i].tensor);
+  return result;
+}
+
+named_tensors distributed_model_base::local_state_dict() const {
+  named_tensors result;
+  auto& tensors = state_->model().tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i)
+    if (state_->owned(i) && !tensors[i].is_attribute)
+      result.emplace_back(tensors[i].names.front(),
+                          tensors[i].tensor.detach().clone());
+  return result;
+}
+
+// -- the whole model ----------------------------------------------------------
+
+named_tensors distributed_model_base::gather(const char* what,
+                                             bool gradients) const {
+  auto& tensors = state_->model().tensors;
+  payload mine;
+  byte_writer out;
+  wire_table table;
+  std::vector<uint32_t> positions;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    if (!state_->owned(i) || (state_->partitioned() ? false
+                                                    : engine_->pp_rank() != 0))
+      continue;
+    if (tensors[i].is_attribute)
+      continue;
+    auto x = gradients ? tensors[i].tensor.grad() : tensors[i].tensor;
+    if (!x.defined())
+      continue;
+    positions.push_back(i);
+    table.push_back(put_data(mine, x.detach(), true));
+  }
+  out.u32(static_cast<uint32_t>(positions.size()));
+  for (auto i : positions)
+    out.u32(i);
+  write(out, table);
+  mine.bytes = out.take();
+  auto all = engine_->exchange().all_gather(engine_->pipeline(), what,
+                                            std::move(mine));
+  std::vector<at::Tensor> found(tensors.size());
+  for (auto& x : all) {
+    byte_reader in{x.bytes};
+    std::vector<uint32_t> which(in.count(4, "tensors"));
+    for (auto& i : which)
+      i = in.u32("tensor");
+    auto entries = read_table(in);
+    for (size_t k = 0; k < which.size(); ++k)
+      if (which[k] < found.size() && k < entries.size())
+        found[which[k]] = take_data(x, entries[k]);
+  }
+  named_tensors result;
+  for (size_t i = 0; i < found.size(); ++i)
+    if (found[i].defined())
+      result.emplace_back(tensors[i].names.front(), found[i]);
+  return result;
+}
+
+named_tensors distributed_model_base::state_dict() const {
+  return gather("smp.state_dict", false);
+}
+
+named_tensors distributed_model_base::gradients() const {
+  return gather("smp.gradients", true);
+}
+
+void distributed_model_base::load_state_dict(const named_tensors& xs) {
+  auto& tensors = state_->model().tensors;
+  std::map<std::string, uint32_t> positions;
+  for (uint32_t i = 0; i < tensors.size(); ++i)
+    for (auto& name : tensors[i].names)
+      positions.emplace(name, i);
+  std::set<uint32_t> given;
+  for (auto& [name, x] : xs) {
+    auto i = positions.find(name);
+    if (i == positions.end())
+      throw error{error_code::config, "load_state_dict: the model has no '"
+                                        + name + "'"};
+    if (x.sizes() != tensors[i->second].tensor.sizes())
+      throw error{error_code::config,
+                  "load_state_dict: '" + name + "' has another shape"};
+    given.insert(i->second);
+  }
+  for (uint32_t i = 0; i < tensors.size(); ++i)
+    if (!given.contains(i) && !tensors[i].is_attribute)
+      throw error{error_code::config, "load_state_dict: '"
+                                        + tensors[i].names.front()
+                                        + "' is missing"};
+  at::NoGradGuard no_grad;
+  for (auto& [name, x] : xs)
+    if (auto i = positions.at(name); state_->owned(i))
+      tensors[i].tensor.copy_(x);
+}
+
+void set_partition(torch::nn::Module& x, uint32_t pp_rank) {
+  session::current().internals().pins()[dynamic_cast<const void*>(&x)]
+    = pp_rank;
+}
+
+} // namespace smp

@@ -1,0 +1,179 @@
+#pragma once
+
+#include "runtime/model/hook.hpp"
+#include "runtime/base/named_tensors.hpp"
+#include "runtime/session/session.hpp"
+#include "runtime/intercept/trace_recorder.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace smp {
+
+class engine;
+class model_state;
+struct model_root;
+
+/// What `distributed_model<M>` does that does not depend on M.
+class distributed_model_base {
+public:
+  /// Takes a model of which only its maker knows how to call it.
+  explicit distributed_model_base(std::shared_ptr<torch::nn::Module> root);
+  explicit distributed_model_base(model_root root);
+
+  ~distributed_model_base();
+
+  distributed_model_base(const distributed_model_base&) = delete;
+  distributed_model_base& operator=(const distributed_model_base&) = delete;
+
+  // -- training ---------------------------------------------------------------
+
+  /// Ends the forward phase of a microbatch: waits until the schedule grants
+  /// its backward phase, then runs it across ranks. Inside a step body only.
+  /// Gradients are averaged over microbatches: the seed is 1 / microbatches
+  /// times `grad`, or times 1 for a scalar `loss` (R15).
+  /// @param keep_graph another backward of this body goes through the same
+  /// graph
+  void backward(const at::Tensor& loss, const at::Tensor& grad = {},
+                bool keep_graph = false);
+
+  /// The same for several outputs at once.
+  void backward(const std::vector<at::Tensor>& outputs,
+                const std::vector<at::Tensor>& grads,
+                bool keep_graph = false);
+
+  /// Training or evaluation mode of all modules; call it on all ranks.
+  void train(bool on = true);
+
+  void eval() {
+    train(false);
+  }
+
+  // -- partition --------------------------------------------------------------
+
+  /// Partitions now instead of at the first step. What modules cost is then
+  /// guessed from their sizes: to measure it takes the inputs of a step.
+  /// Collective: all ranks of the pipeline group call it, or none.
+  void partition();
+
+  bool partitioned() const;
+
+  /// The decision for people; empty before the partition.
+  /// @param colour one per device, for a terminal
+  std::string partition_text(bool colour = false) const;
+
+  /// Which modules microbatches pass in their order, because they change state
+  /// (R19), one line each; after the first training step only those that did.
+  std::string order_text() const;
+
+  /// Calls `f` after the partition, or at once.
+  void register_post_partition_hook(std::function<void()> f);
+
+  // -- what this rank owns (everything before the partition) -------------------
+
+  /// Paths of the modules, "" for the root.
+  std::vector<std::string> local_module_names() const;
+  /// Of a torch::nn model; nothing of a TorchScript one.
+  std::vector<std::shared_ptr<torch::nn::Module>> local_modules() const;
+  std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
+  local_named_modules() const;
+  std::vector<at::Tensor> local_parameters() const;
+  named_tensors local_named_parameters() const;
+  std::vector<at::Tensor> local_buffers() const;
+
+  /// Copies of the parameters and buffers that this rank owns.
+  named_tensors local_state_dict() const;
+
+  // -- the whole model --------------------------------------------------------
+
+  /// Copies of all parameters and buffers, in the order of the model, shared
+  /// ones once under their first name. Collective over the pipeline group;
+  /// every rank gets everything.
+  named_tensors state_dict() const;
+
+  /// The same for gradients; parameters without a gradient are left out.
+  named_tensors gradients() const;
+
+  /// Copies values in, each rank those that it owns. Not collective.
+  /// @throws error (config) naming what is missing, unknown or of another
+  /// shape, before anything is changed
+  void load_state_dict(const named_tensors& xs);
+
+  model_state& state() const noexcept {
+    return *state_;
+  }
+
+private:
+  named_tensors gather(const char* what, bool gradients) const;
+
+  std::shared_ptr<engine> engine_;
+  std::shared_ptr<model_state> state_;
+};
+
+namespace detail {
+
+/// What a call may change before the same is passed to another.
+inline at::Tensor fresh(const at::Tensor& x) {
+  return x.defined() ? x.clone() : x;
+}
+
+inline at::Tensor fresh(at::Tensor& x) {
+  return fresh(std::as_const(x));
+}
+
+template <class T>
+T& fresh(T& x) {
+  return x;
+}
+
+} // namespace detail
+
+/// The user's model, of which each rank will own a part. M is a module holder
+/// (`TORCH_MODULE`). Every rank makes the same model with the same random
+/// numbers.
+template <class M>
+class distributed_model : public distributed_model_base {
+public:
+  explicit distributed_model(M model)
+    : distributed_model_base(model.ptr()), model_(std::move(model)) {
+    // nop
+  }
+
+  /// Calls the model's forward, inside a step body.
+  template <class... Ts>
+  decltype(auto) operator()(Ts&&... xs) {
+    traced_model_call call;
+    if constexpr (requires { model_->forward(detail::fresh(xs)...); })
+      while (call.again())
+        model_->forward(detail::fresh(xs)...);
+    return model_->forward(std::forward<Ts>(xs)...);
+  }
+
+  auto* operator->() {
+    return model_.get();
+  }
+
+  auto& operator*() {
+    return *model_;
+  }
+
+  M& module() noexcept {
+    return model_;
+  }
+
+private:
+  M model_;
+};
+
+/// Places `x`, with all that is below it, on a pp_rank (manual placement);
+/// before the partition.
+void set_partition(torch::nn::Module& x, uint32_t pp_rank);
+
+} // namespace smp

@@ -1,0 +1,48 @@
+#pragma once
+
+#include "runtime/session/distributed_model.hpp"
+
+#include <memory>
+
+namespace torch::optim {
+class Optimizer;
+} // namespace torch::optim
+
+namespace smp {
+
+/// Lets any `torch::optim` optimizer work on a partitioned model. The user
+/// makes it as always, before the partition, with groups; at the partition it
+/// keeps its groups and drops the parameters that this rank does not own
+/// (R21). Parameters that are listed several times (tied weights) stay once.
+class distributed_optimizer {
+public:
+  /// @param x outlives this
+  explicit distributed_optimizer(torch::optim::Optimizer& x);
+
+  /// Updates what this rank owns.
+  void step();
+
+  /// Drops the gradients of what this rank owns.
+  void zero_grad();
+
+  torch::optim::Optimizer& inner() noexcept {
+    return optimizer_;
+  }
+
+private:
+  torch::optim::Optimizer& optimizer_;
+  /// Ends the hook when this goes before the model.
+  std::shared_ptr<bool> alive_;
+};
+
+/// Scales all gradients so that their 2-norm over all ranks is at most
+/// `max_norm`. Collective over the pipeline group. (torch's own function would
+/// see the gradients of one rank only.)
+/// @returns the norm before
+double clip_grad_norm_(distributed_model_base& model, double max_norm);
+
+/// Tells whether any gradient on any rank is infinite or NaN. Collective over
+/// the pipeline group.
+bool any_nonfinite(distributed_model_base& model);
+
+} // namespace smp

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "runtime/session/distributed_model.hpp"
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace smp {
+
+/// Places modules with all that is below them on devices, as `set_partition`
+/// does, by any of their names (smp.manual_partition); before the partition.
+/// @throws error (config) naming a module that the model has not, and those
+///         that it could have been
+void place_by_name(const distributed_model_base& model,
+                   const std::map<std::string, uint64_t>& devices);
+
+} // namespace smp

@@ -1,0 +1,147 @@
+#include "runtime/session/script_model.hpp"
+
+#include "runtime/lazy/deferred_init.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/lazy/deferred_script.hpp"
+#include "runtime/intercept/script/script_calls.hpp"
+#include "runtime/intercept/trace_recorder.hpp"
+
+#include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+namespace smp {
+
+namespace {
+
+namespace jit = torch::jit;
+
+constexpr const char* how_to_export
+  = "export it with torch.jit.script(model) or torch.jit.trace(model, inputs) "
+    "and .save(path), and do not freeze it (docs/torchscript.md)";
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw error{error_code::config,
+              "'" + path + "' " + why + ": " + how_to_export};
+}
+
+/// @throws error if the file is no archive that `torch.jit.save` wrote
+void check_archive(const std::string& path) {
+  if (!std::filesystem::is_regular_file(path))
+    throw error{error_code::config,
+                "cannot read the model '" + path + "': no such file"};
+  char magic[4] = {};
+  std::ifstream{path, std::ios::binary}.read(magic, sizeof(magic));
+  if (std::string_view{magic, 2} != "PK")
+    refuse(path, "is no TorchScript file");
+  std::vector<std::string> records;
+  try {
+    records = caffe2::serialize::PyTorchStreamReader{path}.getAllRecords();
+  } catch (const std::exception&) {
+    refuse(path, "is a damaged archive");
+  }
+  // Only at the top: a Python package "models" gives code/__torch__/models/.
+  auto has = [&records](std::string_view prefix) {
+    return std::any_of(records.begin(), records.end(),
+                       [&](auto& x) { return x.starts_with(prefix); });
+  };
+  if (has("models/") || has("archive_format") || has("serialized_exported"))
+    refuse(path, "is a torch.export archive (.pt2), which has no module tree");
+  if (!has("code/") || !has("constants.pkl"))
+    refuse(path,
+           "has tensors but no code (torch.save of a module or state "
+           "dict)");
+}
+
+bool has_calls(const jit::Block& x) {
+  for (auto* node : x.nodes()) {
+    if (node->kind() == c10::prim::CallMethod
+        || node->kind() == c10::prim::fork)
+      return true;
+    for (auto* block : node->blocks())
+      if (has_calls(*block))
+        return true;
+  }
+  return false;
+}
+
+/// @throws error if there is nothing that could be placed apart
+void check_tree(const std::string& path, const jit::Module& x) {
+  if (x.parameters(true).size() == 0)
+    refuse(path, "has no parameters, as a frozen module");
+  auto method = x.find_method("forward");
+  if (!method)
+    refuse(path, "has no method forward");
+  auto children = false;
+  for (auto child : x.children())
+    children = children || child.find_method("forward");
+  if (children && !has_calls(*method->graph()->block()))
+    refuse(path,
+           "has no call of a module left in its forward, as after "
+           "inlining");
+}
+
+} // namespace
+
+torch::jit::Module load_script(const std::string& path) {
+  check_archive(path);
+  auto result = [&] {
+    try {
+      return in_deferred_scope() ? load_deferred_script(path)
+                                : jit::load(path, c10::kCPU);
+    } catch (const std::exception& err) {
+      if (std::string_view{err.what()}.find("DefaultCPUAllocator")
+          != std::string_view::npos)
+        throw error{error_code::config,
+                    "no memory for all of '" + path
+                      + "': with smp.trace_device = \"none\", in C++ in a "
+                        "smp::delay_param_initialization scope, a rank reads "
+                        "only what it owns (docs/large_models.md)"};
+      refuse(path, "cannot be loaded (" + script_error_text(err.what()) + ")");
+    }
+  }();
+  check_tree(path, result);
+  return result;
+}
+
+at::Tensor loss_of(const c10::IValue& x) {
+  if (x.isTensor())
+    return x.toTensor();
+  if (x.isTuple() && !x.toTupleRef().elements().empty()
+      && x.toTupleRef().elements()[0].isTensor())
+    return x.toTupleRef().elements()[0].toTensor();
+  throw error{error_code::unsupported,
+              "the model returned " + x.type()->repr_str()
+                + " instead of its loss, or a tuple that begins with it"};
+}
+
+void set_partition(const torch::jit::Module& x, uint32_t pp_rank) {
+  session::current().internals().pins()[x._ivalue().get()] = pp_rank;
+}
+
+distributed_model<torch::jit::Module>::distributed_model(
+  torch::jit::Module model)
+  : distributed_model_base(model_root{{}, model._ivalue()}),
+    model_(std::move(model)) {
+  // nop
+}
+
+c10::IValue
+distributed_model<torch::jit::Module>::run(const std::string& method,
+                                           std::vector<c10::IValue> args) {
+  traced_model_call call;
+  while (call.again()) {
+    auto copies = args; // a model may change its input
+    for (auto& x : copies)
+      if (x.isTensor())
+        x = x.toTensor().clone();
+    run_method(model_._ivalue(), method, std::move(copies));
+  }
+  return run_method(model_._ivalue(), method, std::move(args));
+}
+
+} // namespace smp

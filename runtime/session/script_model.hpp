@@ -1,0 +1,76 @@
+#pragma once
+
+// Models that come as TorchScript files, exported from Python:
+//
+//   smp::distributed_model model{smp::load_script("model.pt")};
+//   auto train_step = smp::step([&](torch::Tensor x, torch::Tensor y) {
+//     auto loss = smp::loss_of(model(x, y)); // forward(x, y)
+//     model.backward(loss);
+//     return loss;
+//   });
+//
+// What such a file must be like, and what it may do: docs/torchscript.md.
+
+#include "runtime/session/distributed_model.hpp"
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/jit/api/module.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace smp {
+
+/// Loads what Python's `torch.jit.save` wrote, of a scripted or traced module
+/// with its module tree. Every rank loads the file for itself.
+/// @throws error (config) naming the file and how to export it right, if it is
+///         missing, no TorchScript, or frozen or inlined, so that nothing is
+///         left to be split
+torch::jit::Module load_script(const std::string& path);
+
+/// The loss in what a model's forward returned.
+/// @throws error (unsupported) if that is neither a tensor nor a tuple whose
+///         first element is one
+at::Tensor loss_of(const c10::IValue& x);
+
+/// Places a TorchScript module, with all that is below it, on a pp_rank
+/// (manual placement); before the partition.
+void set_partition(const torch::jit::Module& x, uint32_t pp_rank);
+
+/// A TorchScript model, of which each rank will own a part. The module's code
+/// is changed in memory at the partition; the file is not, and names of
+/// parameters stay those of the file.
+template <>
+class distributed_model<torch::jit::Module> : public distributed_model_base {
+public:
+  /// @param model just loaded: no method of it may have run yet
+  explicit distributed_model(torch::jit::Module model);
+
+  /// Calls the model's forward, inside a step body.
+  template <class... Ts>
+  c10::IValue operator()(Ts&&... xs) {
+    return run("forward", {c10::IValue{std::forward<Ts>(xs)}...});
+  }
+
+  /// Calls a method of the model, inside a step body.
+  /// @throws error (user_code) with the module that failed, wherever it lives
+  c10::IValue run(const std::string& method, std::vector<c10::IValue> args);
+
+  torch::jit::Module* operator->() {
+    return &model_;
+  }
+
+  torch::jit::Module& operator*() {
+    return model_;
+  }
+
+  torch::jit::Module& module() noexcept {
+    return model_;
+  }
+
+private:
+  torch::jit::Module model_;
+};
+
+} // namespace smp

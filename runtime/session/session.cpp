@@ -1,0 +1,415 @@
+#include "runtime/session/session.hpp"
+
+#include "actors/cluster/membership.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/launch/rendezvous.hpp"
+#include "runtime/session/stalls.hpp"
+#include "runtime/values/value_codec.hpp"
+#include "transport/build_id.hpp"
+#include "transport/loopback/loopback_fabric.hpp"
+#include "transport/ucx/ucx_fabric.hpp"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include <sched.h>
+#include <unistd.h>
+
+namespace smp {
+
+namespace {
+
+thread_local session* current_session = nullptr;
+
+constexpr std::chrono::milliseconds join_limit{30000};
+
+layout_config layout_of(const session_config& x, uint64_t world_size) {
+  layout_config result;
+  result.size = world_size;
+  result.pipeline = x.pipeline_parallel_degree;
+  result.placement = x.placement_strategy;
+  return result;
+}
+
+/// Threads of one rank, so that all ranks together use each core once.
+int kernel_threads(const session_config& x, uint64_t local_size) {
+  if (x.threads > 0)
+    return static_cast<int>(x.threads);
+  auto cores = std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<int>(std::max<uint64_t>(1, cores / local_size));
+}
+
+/// Gives each rank of this machine cores of its own, as mpirun does: two ranks
+/// whose threads share a core by chance wait for each other although another
+/// core is free (measured: 8 % of a step at width 256, 15 % at width 64). Only
+/// among the cores that this process may use, and only if they go round.
+void bind_to_cores(const rank_environment& env, uint64_t threads) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0)
+    return;
+  std::vector<int> cores;
+  for (int i = 0; i < CPU_SETSIZE; ++i)
+    if (CPU_ISSET(i, &allowed))
+      cores.push_back(i);
+  auto share = env.local_size > 0 ? cores.size() / env.local_size : 0;
+  if (share == 0 || threads > share || env.local_rank >= env.local_size)
+    return;
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  for (uint64_t i = 0; i < share; ++i)
+    CPU_SET(cores[env.local_rank * share + i], &mine);
+  // Threads made from here on inherit it. Without it all still works.
+  (void)sched_setaffinity(0, sizeof(mine), &mine);
+}
+
+std::string host_name() {
+  char buf[256] = {};
+  gethostname(buf, sizeof(buf) - 1);
+  return buf;
+}
+
+} // namespace
+
+/// Order of destruction: members leave before the supervisor goes.
+struct session::process {
+  std::shared_ptr<actor_host> host;
+  std::unique_ptr<supervisor_host> supervisor;
+  std::unique_ptr<published_port> port;
+  std::unique_ptr<membership> me;
+  /// Of a rank that is alone; else the SUPERVISOR has it.
+  std::unique_ptr<stall_watch> stalls;
+};
+
+session::session(session_config config, std::string config_hash)
+  : unwinding_(std::uncaught_exceptions()) {
+  validate(config);
+  load_schedule(config);
+  auto env = read_rank_environment().value_or(rank_environment{});
+  auto layout = layout_of(config, env.world_size);
+  rank_layout{layout}; // throws before anything starts
+  auto threads = kernel_threads(
+    config, env.local_size > 0 ? env.local_size : env.world_size);
+  // Another launcher binds its ranks itself.
+  if (env.supervised)
+    bind_to_cores(env, static_cast<uint64_t>(threads));
+  at::set_num_threads(threads);
+  process_ = std::make_unique<process>();
+  process_->host = std::make_shared<actor_host>();
+  auto self = rank_id{env.rank};
+  engine::parts parts;
+  parts.layout = layout;
+  parts.host = process_->host;
+  parts.token = make_execution_token();
+  std::vector<std::string> addresses;
+  if (env.world_size == 1) {
+    auto network = std::make_shared<loopback_network>(
+      1, loopback_options{.seed = 1, .reorder = false, .stepped = false});
+    parts.fabric = {network, &network->at(self)};
+  } else {
+    ucx_options ucx;
+    ucx.trusted_network = config.trusted_network;
+    parts.fabric = std::make_shared<ucx_fabric>(self, env.world_size, ucx);
+  }
+  auto fabric_address = parts.fabric->address();
+  parts.config = std::move(config);
+  engine_ = std::make_shared<engine>(std::move(parts));
+  engine_->set_owner(this);
+  set_current(this);
+  // All other processes of our launcher have a log of their own.
+  if (env.rank > 0 && !env.supervised)
+    engine_->keep_stalls_quiet();
+  if (env.world_size > 1) {
+    std::weak_ptr<engine> weak = engine_;
+    auto down = [weak](const failure& x) {
+      if (auto eng = weak.lock())
+        eng->rank_down(x);
+    };
+    auto published = env.rendezvous_port == 0;
+    if (env.rank == 0 && (published || !env.supervised)) {
+      // Another launcher started us: it chose the port (MASTER_PORT), or the
+      // others find any free one through a file.
+      supervisor_host::options x;
+      x.world_size = env.world_size;
+      x.run_id = env.run_id;
+      x.address = env.rendezvous_address;
+      x.port = env.rendezvous_port;
+      x.join_limit = join_limit;
+      // Nobody watches the processes for us, so a loss waits for no report.
+      x.report_grace = std::chrono::milliseconds{0};
+      x.stalls = stalls_of(engine_->config());
+      process_->supervisor
+        = std::make_unique<supervisor_host>(*process_->host, std::move(x));
+      env.rendezvous_port = process_->supervisor->port();
+      if (published)
+        process_->port
+          = std::make_unique<published_port>(env, env.rendezvous_port);
+    } else if (published) {
+      env.rendezvous_port = await_port(env, join_limit);
+    }
+    membership::options x;
+    x.address = env.rendezvous_address;
+    x.port = env.rendezvous_port;
+    x.world_size = env.world_size;
+    x.join_limit = join_limit;
+    x.on_rank_down = down;
+    x.watch = engine_->watch();
+    x.me.rank = self;
+    x.me.pid = getpid();
+    x.me.host = host_name();
+    x.me.run_id = env.run_id;
+    x.me.build = build_id();
+    x.me.config_hash = std::move(config_hash);
+    x.me.fabric_address = std::move(fabric_address);
+    process_->me
+      = std::make_unique<membership>(*process_->host, std::move(x));
+    auto members = process_->me->join();
+    addresses.clear();
+    for (auto& m : members)
+      addresses.push_back(std::move(m.fabric_address));
+    process_->port.reset();
+  }
+  if (addresses.empty())
+    addresses.push_back(engine_->fabric().address());
+  engine_->attach_main_thread();
+  try {
+    engine_->start(addresses);
+    if (env.world_size == 1)
+      process_->stalls = std::make_unique<stall_watch>(
+        *process_->host, stalls_of(engine_->config()),
+        std::vector{engine_->watch()});
+    barrier();
+  } catch (...) {
+    engine_->detach_main_thread();
+    throw;
+  }
+}
+
+session::session(session_config config, std::shared_ptr<engine> x)
+  : engine_(std::move(x)), unwinding_(std::uncaught_exceptions()) {
+  validate(config);
+  engine_->set_owner(this);
+  engine_->attach_main_thread();
+  set_current(this);
+}
+
+session::~session() {
+  // While an exception unwinds this rank, the others must see a loss, not wait
+  // for it in a barrier.
+  if (std::uncaught_exceptions() == unwinding_) {
+    try {
+      finish();
+    } catch (const std::exception&) {
+      // Somebody died while we said goodbye; there is nothing left to lose.
+    }
+  }
+  engine_->board().leave();
+  if (process_)
+    process_->stalls.reset();
+  engine_->stop();
+  engine_->detach_main_thread();
+  if (current_session == this)
+    set_current(nullptr);
+}
+
+void session::finish() {
+  if (std::exchange(finished_, true))
+    return;
+  engine_->check_alive();
+  std::vector<rank_id> all = layout().members(comm_group::world,
+                                              engine_->self());
+  engine_->exchange().barrier(all, "smp.goodbye");
+  engine_->begin_goodbye();
+  if (process_ && process_->me)
+    process_->me->leave();
+}
+
+const session_config& session::config() const noexcept {
+  return engine_->config();
+}
+
+const rank_layout& session::layout() const noexcept {
+  return engine_->layout();
+}
+
+uint64_t session::rank() const noexcept {
+  return engine_->self().value;
+}
+
+uint64_t session::size() const noexcept {
+  return layout().size(comm_group::world);
+}
+
+uint64_t session::pp_rank() const noexcept {
+  return engine_->pp_rank();
+}
+
+step_stats session::last_step() const {
+  return engine_->last_step();
+}
+
+fabric_stats session::traffic() const {
+  return engine_->fabric().stats();
+}
+
+engine& session::internals() const noexcept {
+  return *engine_;
+}
+
+session& session::current() {
+  if (auto* x = current_session)
+    return *x;
+  throw error{error_code::unsupported,
+              "no smp::session on this thread: make one first, and call smp "
+              "from the thread that made it"};
+}
+
+session* session::current_or_null() noexcept {
+  return current_session;
+}
+
+void session::set_current(session* x) noexcept {
+  current_session = x;
+}
+
+// -- ranks and groups ---------------------------------------------------------
+
+namespace {
+
+uint64_t rank_in(comm_group kind) {
+  auto& s = session::current();
+  return s.layout().rank(kind, rank_id{s.rank()});
+}
+
+uint64_t size_of(comm_group kind) {
+  return session::current().layout().size(kind);
+}
+
+std::vector<rank_id> members_of(comm_group kind) {
+  auto& s = session::current();
+  auto result = s.layout().members(kind, rank_id{s.rank()});
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+void barrier_of(comm_group kind) {
+  session::current().internals().exchange().barrier(
+    members_of(kind), std::string{"smp.barrier."} + to_string(kind));
+}
+
+payload number(double x) {
+  byte_writer out;
+  out.f64(x);
+  payload result;
+  result.bytes = out.take();
+  return result;
+}
+
+double number(const payload& x) {
+  byte_reader in{x.bytes};
+  return in.f64("number");
+}
+
+} // namespace
+
+uint64_t rank() {
+  return session::current().rank();
+}
+
+uint64_t size() {
+  return session::current().size();
+}
+
+uint64_t local_rank() {
+  auto& s = session::current();
+  return s.layout().local_rank(rank_id{s.rank()});
+}
+
+uint64_t local_size() {
+  auto& s = session::current();
+  return s.layout().local_size(rank_id{s.rank()});
+}
+
+uint64_t pp_rank() {
+  return rank_in(comm_group::pp);
+}
+
+uint64_t pp_size() {
+  return size_of(comm_group::pp);
+}
+
+uint64_t tp_rank() {
+  return rank_in(comm_group::tp);
+}
+
+uint64_t tp_size() {
+  return size_of(comm_group::tp);
+}
+
+uint64_t rdp_rank() {
+  return rank_in(comm_group::rdp);
+}
+
+uint64_t rdp_size() {
+  return size_of(comm_group::rdp);
+}
+
+uint64_t dp_rank() {
+  return rank_in(comm_group::dp);
+}
+
+uint64_t dp_size() {
+  return size_of(comm_group::dp);
+}
+
+uint64_t mp_rank() {
+  return rank_in(comm_group::mp);
+}
+
+uint64_t mp_size() {
+  return size_of(comm_group::mp);
+}
+
+std::vector<uint64_t> get_group(comm_group kind) {
+  std::vector<uint64_t> result;
+  for (auto x : members_of(kind))
+    result.push_back(x.value);
+  return result;
+}
+
+void barrier() {
+  barrier_of(comm_group::world);
+}
+
+void pp_barrier() {
+  barrier_of(comm_group::pp);
+}
+
+void dp_barrier() {
+  barrier_of(comm_group::dp);
+}
+
+void mp_barrier() {
+  barrier_of(comm_group::mp);
+}
+
+std::vector<double> allgather(double x, comm_group kind) {
+  auto all = session::current().internals().exchange().all_gather(
+    members_of(kind), std::string{"smp.allgather."} + to_string(kind),
+    number(x));
+  std::vector<double> result;
+  for (auto& y : all)
+    result.push_back(number(y));
+  return result;
+}
+
+double broadcast(double x, comm_group kind) {
+  auto group = members_of(kind);
+  return number(session::current().internals().exchange().broadcast(
+    group, std::string{"smp.broadcast."} + to_string(kind), group.front(),
+    number(x)));
+}
+
+} // namespace smp

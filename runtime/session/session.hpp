@@ -1,0 +1,146 @@
+#pragma once
+
+// The user's entry: one session per rank. Everything hangs off it, so that N
+// virtual ranks can run in one process.
+
+#include "partition/rank_layout.hpp"
+#include "runtime/config/session_config.hpp"
+#include "runtime/launch/environment.hpp"
+#include "transport/fabric.hpp"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+class actor_host;
+class engine;
+
+/// What a session counted in its last step.
+struct step_stats {
+  double seconds = 0;
+  /// Time in which this rank executed, in seconds.
+  double executing_seconds = 0;
+  uint64_t requests = 0;   // sent by this rank
+  uint64_t bytes_sent = 0; // sent by this rank
+  /// Times that an execution of this rank waited for another one's answer.
+  uint64_t waits = 0;
+  /// The step replayed a record (`smp.static_mode`).
+  bool replayed = false;
+  /// The step diverged from its record and ran without
+  /// (`smp.static_fallback = "dynamic"`).
+  bool fell_back = false;
+};
+
+/// Runs this process (or thread, see `virtual_world`) as one rank of a run.
+/// Construction joins the other ranks and returns when all are there.
+class session {
+public:
+  /// Joins as the rank that the environment names; without a launcher's
+  /// environment the world is this process alone.
+  /// @param config_hash differs between ranks only if their configuration does
+  /// @throws error naming the ranks that did not come or that differ
+  explicit session(session_config config, std::string config_hash = {});
+
+  /// Joins as one virtual rank (used by `virtual_world`).
+  session(session_config config, std::shared_ptr<engine> x);
+
+  ~session();
+
+  session(const session&) = delete;
+  session& operator=(const session&) = delete;
+
+  const session_config& config() const noexcept;
+
+  /// Ranks and groups of this run.
+  const rank_layout& layout() const noexcept;
+
+  uint64_t rank() const noexcept;
+
+  uint64_t size() const noexcept;
+
+  uint64_t pp_rank() const noexcept;
+
+  /// Numbers of the last finished step on this rank.
+  step_stats last_step() const;
+
+  /// Messages and bytes since the session began, on this rank.
+  fabric_stats traffic() const;
+
+  /// Says goodbye to the other ranks (a barrier), so that the end of this
+  /// rank is no loss. The destructor does it too, unless unwinding.
+  void finish();
+
+  /// The machinery behind; for runtime/ and tests.
+  engine& internals() const noexcept;
+
+  /// @returns the session of the calling thread
+  /// @throws error (config) if there is none
+  static session& current();
+
+  /// @returns the session of the calling thread, or null.
+  static session* current_or_null() noexcept;
+
+  /// Makes `x` the session of the calling thread.
+  static void set_current(session* x) noexcept;
+
+private:
+  /// What only a rank that is a process has.
+  struct process;
+
+  std::unique_ptr<process> process_;
+  std::shared_ptr<engine> engine_;
+  int unwinding_ = 0;
+  bool finished_ = false;
+};
+
+/// Makes N ranks in this process over the loopback fabric (no UCX, no other
+/// process) and calls `body` once per rank, each on a thread of its own with
+/// its session as current. Returns when all returned; rethrows the first error.
+struct virtual_world_options {
+  session_config config;
+  uint64_t seed = 1;
+  /// Deliver messages in a seeded random order.
+  bool reorder = false;
+};
+
+void run_virtual_world(uint64_t world_size, const virtual_world_options& x,
+                       const std::function<void(session&)>& body);
+
+// -- ranks and groups of the current session (api.md section 4) ---------------
+
+uint64_t rank();
+uint64_t size();
+uint64_t local_rank();
+uint64_t local_size();
+uint64_t pp_rank();
+uint64_t pp_size();
+uint64_t tp_rank();
+uint64_t tp_size();
+uint64_t rdp_rank();
+uint64_t rdp_size();
+uint64_t dp_rank();
+uint64_t dp_size();
+uint64_t mp_rank();
+uint64_t mp_size();
+
+/// The ranks of a group of the calling rank, ascending.
+std::vector<uint64_t> get_group(comm_group kind);
+
+/// Waits for all ranks of the world, of the pipeline group, ...
+void barrier();
+void pp_barrier();
+void dp_barrier();
+void mp_barrier();
+
+/// @returns the numbers of all ranks of the group, by position in it.
+/// Collective; inside and outside of steps.
+std::vector<double> allgather(double x, comm_group kind = comm_group::world);
+
+/// @returns the number of the group's first rank. Collective.
+double broadcast(double x, comm_group kind = comm_group::world);
+
+} // namespace smp

@@ -1,0 +1,100 @@
+// What the engine of a rank tells and does about stalls.
+
+#include "runtime/session/stalls.hpp"
+
+#include "runtime/session/engine.hpp"
+#include "runtime/session/session.hpp"
+
+#include <cstdio>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+/// For the actors of a rank to answer; a STALL MONITOR waits longer.
+constexpr std::chrono::milliseconds answer_limit{300};
+
+} // namespace
+
+stall_options stalls_of(const session_config& x) {
+  return {x.stall_timeout, x.on_stall == "end"};
+}
+
+void on_stall(session& s, stall_listener f) {
+  s.internals().on_stall(std::move(f));
+}
+
+void engine::attach_main_thread() {
+  noting_.emplace(*board_);
+  installed_.emplace(*noting_);
+}
+
+void engine::detach_main_thread() {
+  installed_.reset();
+  noting_.reset();
+}
+
+void engine::on_stall(stall_listener f) {
+  std::unique_lock guard{mutex_};
+  on_stall_ = std::move(f);
+}
+
+watched_rank engine::watch() {
+  watched_rank result;
+  result.look = [board = board_] { return board->look(); };
+  result.view = [weak = weak_from_this(), board = board_] {
+    auto eng = weak.lock();
+    return eng ? eng->view() : board->view();
+  };
+  result.report = [weak = weak_from_this()](const std::string& x) {
+    if (auto eng = weak.lock())
+      eng->report_stall(x, false);
+  };
+  result.end = [weak = weak_from_this()](const failure& x) {
+    if (auto eng = weak.lock())
+      eng->end_stalled(x);
+  };
+  return result;
+}
+
+rank_view engine::view() {
+  auto result = board_->view();
+  result.left = result.left || leaving_;
+  result.refused = fabric_->stats().messages_refused;
+  for (auto& x : result.peers)
+    x.queued = fabric_->queued_to(x.peer);
+  if (std::shared_lock guard{node_mutex_}; node_)
+    node_->complete(result, answer_limit);
+  return result;
+}
+
+void engine::report_stall(const std::string& text, bool ends) {
+  // The user's thread of rank 0 tells the end.
+  if (prints_stalls_ && !(ends && self_ == rank_id{0}))
+    std::fprintf(stderr, "smp: %s\n", text.c_str());
+  stall_listener f;
+  {
+    std::unique_lock guard{mutex_};
+    f = on_stall_;
+  }
+  if (f)
+    f(text, ends);
+}
+
+void engine::end_stalled(const failure& x) {
+  {
+    std::unique_lock guard{mutex_};
+    if (!down_)
+      down_ = x;
+  }
+  report_stall(x.text, true);
+  for (auto rank : layout_.members(comm_group::world, self_)) {
+    exchange_.fail(rank, x);
+    objects_.fail(rank, x);
+  }
+  if (std::shared_lock guard{node_mutex_}; node_)
+    node_->rank_down(x);
+}
+
+} // namespace smp

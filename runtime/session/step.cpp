@@ -1,0 +1,108 @@
+#include "runtime/session/step.hpp"
+
+#include "actors/replay/record_book.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/base/fnv_hash.hpp"
+#include "runtime/intercept/trace_recorder.hpp"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+
+namespace smp {
+
+at::Tensor slice_tensor(const at::Tensor& x, uint64_t n, uint64_t index,
+                        int64_t axis) {
+  if (!x.defined())
+    return x;
+  if (axis < 0)
+    axis += x.dim();
+  if (axis < 0 || axis >= x.dim())
+    throw error{error_code::config,
+                "a tensor of " + std::to_string(x.dim())
+                  + " axes cannot be split along axis " + std::to_string(axis)
+                  + "; name the argument in non_split_inputs or give "
+                    "input_split_axes"};
+  auto size = x.size(axis);
+  auto parts = static_cast<int64_t>(n);
+  if (size % parts != 0)
+    throw error{error_code::config,
+                "axis " + std::to_string(axis) + " has the size "
+                  + std::to_string(size) + ", which "
+                  + std::to_string(parts)
+                  + " microbatches (smp.microbatches) do not divide"};
+  auto length = size / parts;
+  auto part = x.narrow(axis, static_cast<int64_t>(index) * length, length);
+  if (auto* trace = trace_recorder::current())
+    return trace->input(part);
+  return part;
+}
+
+namespace detail {
+
+at::Tensor reduce_sum(const std::vector<at::Tensor>& xs) {
+  auto result = xs.front().clone();
+  for (size_t i = 1; i < xs.size(); ++i)
+    result.add_(xs[i]);
+  return result;
+}
+
+at::Tensor reduce_mean(const std::vector<at::Tensor>& xs) {
+  return reduce_sum(xs).div(static_cast<double>(xs.size()));
+}
+
+at::Tensor concat(const std::vector<at::Tensor>& xs, int64_t axis) {
+  // Scalars have no axis: what comes back is their sequence.
+  return xs.front().dim() == 0 ? at::stack(xs) : at::cat(xs, axis);
+}
+
+at::Tensor stack(const std::vector<at::Tensor>& xs) {
+  return at::stack(xs);
+}
+
+void bad_argument(size_t position, const error& err) {
+  auto cause = err.cause();
+  cause.text = "argument " + std::to_string(position)
+               + " of the step: " + cause.text;
+  throw error{std::move(cause)};
+}
+
+bool needs_signature() {
+  auto& eng = session::current().internals();
+  return eng.pp_rank() == 0 && eng.records().active();
+}
+
+uint64_t signature(size_t function, const packer& arguments) {
+  fnv_hash result;
+  result.add(function);
+  for (auto& t : arguments.tensors()) {
+    result.add(static_cast<uint64_t>(t.scalar_type()));
+    result.add(static_cast<uint64_t>(t.device().type()));
+    result.add(static_cast<uint64_t>(t.dim()));
+    for (auto n : t.sizes())
+      result.add(static_cast<uint64_t>(n));
+  }
+  return result.get();
+}
+
+std::vector<std::shared_ptr<step_result>>
+run_step(uint64_t microbatches,
+         std::function<value(packer&, uint64_t)> body, uint64_t signature) {
+  if (microbatches == 0)
+    throw error{error_code::config, "a step of 0 microbatches"};
+  auto eng = session::current().internals().shared_from_this();
+  auto encoded = eng->run_step(microbatches, [&](uint64_t index) {
+    packer tensors;
+    auto x = body(tensors, index);
+    if (trace_recorder::current())
+      return payload{};
+    return encode_result(*eng, tensors, x);
+  }, signature);
+  std::vector<std::shared_ptr<step_result>> result;
+  for (auto& x : encoded)
+    result.push_back(std::make_shared<step_result>(eng, std::move(x)));
+  return result;
+}
+
+} // namespace detail
+
+} // namespace smp

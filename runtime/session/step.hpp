@@ -1,0 +1,142 @@
+#pragma once
+
+#include "runtime/session/session.hpp"
+#include "runtime/session/split.hpp"
+#include "runtime/session/step_output.hpp"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <type_traits>
+#include <typeindex>
+#include <utility>
+
+namespace smp {
+
+struct step_options {
+  /// Default: `smp.microbatches` of the session.
+  std::optional<uint64_t> microbatches = {};
+  /// Positions of arguments that go whole to every microbatch.
+  std::set<size_t> non_split_inputs = {};
+  /// Axis along which an argument is split, by position; default 0.
+  std::map<size_t, int64_t> input_split_axes = {};
+};
+
+namespace detail {
+
+/// Runs one step of the current session; see `engine::run_step`.
+/// @param body may be empty on ranks other than pp_rank 0
+/// @returns null entries for results of void bodies
+std::vector<std::shared_ptr<step_result>>
+run_step(uint64_t microbatches,
+         std::function<value(packer&, uint64_t)> body, uint64_t signature);
+
+/// Tells whether this rank has to know which steps flow alike (R33).
+bool needs_signature();
+
+/// @returns a number for the function, and the sizes and dtypes of `arguments`.
+uint64_t signature(size_t function, const packer& arguments);
+
+/// @returns the same number for functions that run the same code.
+template <class F>
+size_t identity(const F& f) {
+  if constexpr (std::is_pointer_v<F>)
+    return std::hash<F>{}(f);
+  else if constexpr (requires { f.target_type(); }) // std::function
+    return std::type_index{f.target_type()}.hash_code();
+  else
+    return std::type_index{typeid(F)}.hash_code();
+}
+
+/// Adds the position of the argument to an error of `split`.
+[[noreturn]] void bad_argument(size_t position, const error& err);
+
+template <class T>
+T split_argument(const T& x, const step_options& options, size_t position,
+                 uint64_t n, uint64_t index) {
+  if (options.non_split_inputs.contains(position))
+    return x;
+  auto axis = options.input_split_axes.find(position);
+  try {
+    return split(x, n, index,
+                 axis == options.input_split_axes.end() ? 0 : axis->second);
+  } catch (const error& err) {
+    bad_argument(position, err);
+  }
+}
+
+} // namespace detail
+
+/// A training or evaluation step over microbatches, made by `smp::step`.
+template <class F>
+class step_function {
+public:
+  step_function(F f, step_options options)
+    : f_(std::move(f)), options_(std::move(options)) {
+    // nop
+  }
+
+  /// Runs the body once per microbatch on pp_rank 0 (its side effects happen
+  /// there only, R5), the modules where they live. All ranks of the pipeline
+  /// group call this; arguments of other ranks than pp_rank 0 are ignored and
+  /// may be undefined tensors.
+  /// @returns what the bodies returned, the same on all ranks
+  /// @throws error, the same on all ranks; the session stays usable after an
+  /// error in user code, not after the loss of a rank (R6)
+  template <class... Ts>
+  auto operator()(const Ts&... xs) {
+    return run(std::index_sequence_for<Ts...>{}, xs...);
+  }
+
+private:
+  template <size_t... Is, class... Ts>
+  auto run(std::index_sequence<Is...>, const Ts&... xs) {
+    using result = std::invoke_result_t<F&, Ts&...>;
+    auto n = options_.microbatches.value_or(
+      session::current().config().microbatches);
+    auto body = [&](packer& out,
+                    [[maybe_unused]] uint64_t index) -> value {
+      std::tuple<Ts...> parts{
+        detail::split_argument<Ts>(xs, options_, Is, n, index)...};
+      if constexpr (std::is_void_v<result>) {
+        f_(std::get<Is>(parts)...);
+        return value::none();
+      } else {
+        return put_value<std::decay_t<result>>(out,
+                                               f_(std::get<Is>(parts)...));
+      }
+    };
+    auto results = detail::run_step(n, body, signature(xs...));
+    if constexpr (std::is_void_v<result>)
+      return step_output<void>{};
+    else
+      return step_output<std::decay_t<result>>{std::move(results)};
+  }
+
+  template <class... Ts>
+  uint64_t signature(const Ts&... xs) const {
+    if (!detail::needs_signature())
+      return 0;
+    packer arguments;
+    [[maybe_unused]] auto add = [&arguments]<class T>(const T& x) {
+      if constexpr (packable<T>)
+        put_value(arguments, x);
+    };
+    (add(xs), ...);
+    return detail::signature(detail::identity(f_), arguments);
+  }
+
+  F f_;
+  step_options options_;
+};
+
+/// Makes a step of `f`. The body may use anything of the caller by reference;
+/// it runs on other threads, one at a time.
+template <class F>
+step_function<std::decay_t<F>> step(F&& f, step_options options = {}) {
+  return {std::forward<F>(f), std::move(options)};
+}
+
+} // namespace smp

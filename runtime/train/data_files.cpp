@@ -1,0 +1,172 @@
+// Data sources over files that are no text.
+
+#include "runtime/train/batch_numbers.hpp"
+#include "runtime/train/data.hpp"
+#include "runtime/train/models/sizes.hpp"
+#include "runtime/checkpoint/safetensors.hpp"
+
+#include <ATen/ops/empty.h>
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace smp {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw error{error_code::config, fmt::format("{}: {}", path, why)};
+}
+
+/// @returns the bytes of `path` as a read-only mapping
+std::pair<const void*, uint64_t> map_file(const std::string& path) {
+  auto fail = [&path] { refuse(path, std::strerror(errno)); };
+  auto fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0)
+    fail();
+  struct stat info = {};
+  void* bytes = MAP_FAILED;
+  if (::fstat(fd, &info) == 0 && info.st_size > 0)
+    bytes = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ,
+                   MAP_SHARED, fd, 0);
+  auto cause = errno;
+  ::close(fd);
+  if (info.st_size == 0)
+    refuse(path, "is empty");
+  errno = cause;
+  if (bytes == MAP_FAILED)
+    fail();
+  return {bytes, static_cast<uint64_t>(info.st_size)};
+}
+
+} // namespace
+
+// -- tokens -------------------------------------------------------------------
+
+token_sequences::token_sequences(const std::string& path, options x)
+  : path_(path), options_(x) {
+  require_positive("data.sequence_length", x.sequence_length);
+  require_positive("data.batch_size", x.batch_size);
+  auto [bytes, size] = map_file(path);
+  bytes_ = bytes;
+  size_ = size / x.token_size;
+  border_ = static_cast<uint64_t>(static_cast<double>(size_)
+                                  * (1 - x.held_out));
+  try {
+    if (size % x.token_size != 0)
+      refuse(path, fmt::format("has {} bytes, no multiple of the {} of a "
+                               "token; see data.dtype",
+                               size, x.token_size));
+    for (auto [what, n] : {std::pair{"training", border_},
+                           std::pair{"held-out", size_ - border_}})
+      if (n < x.sequence_length + 1)
+        refuse(path, fmt::format("the {} part has {} tokens, but "
+                                 "data.sequence_length = {} needs at least {}",
+                                 what, n, x.sequence_length,
+                                 x.sequence_length + 1));
+  } catch (...) {
+    ::munmap(const_cast<void*>(bytes), size);
+    throw;
+  }
+}
+
+token_sequences::~token_sequences() {
+  ::munmap(const_cast<void*>(bytes_), size_ * options_.token_size);
+}
+
+batch token_sequences::training_batch(uint64_t step) const {
+  return cut(random_begins(options_.seed, step, options_.batch_size,
+                           border_ - options_.sequence_length));
+}
+
+batch token_sequences::held_out_batch(uint64_t index, uint64_t count) const {
+  auto begins = even_begins(index, count, options_.batch_size,
+                            size_ - border_ - options_.sequence_length - 1);
+  for (auto& x : begins)
+    x += border_;
+  return cut(begins);
+}
+
+batch token_sequences::cut(const std::vector<uint64_t>& begins) const {
+  const auto length = options_.sequence_length;
+  auto both = at::empty({2, static_cast<int64_t>(begins.size()),
+                         static_cast<int64_t>(length)},
+                        at::kLong);
+  auto* in = both.mutable_data_ptr<int64_t>();
+  auto* out = in + begins.size() * length;
+  for (auto begin : begins)
+    for (uint64_t t = 0; t <= length; ++t) {
+      const auto x = token(begin + t);
+      if (x >= options_.vocabulary)
+        refuse(path_, fmt::format("token {} at position {} is not below "
+                                  "model.vocabulary = {}",
+                                  x, begin + t, options_.vocabulary));
+      if (t < length)
+        *in++ = static_cast<int64_t>(x);
+      if (t > 0)
+        *out++ = static_cast<int64_t>(x);
+    }
+  return {both.select(0, 0), both.select(0, 1)};
+}
+
+uint64_t token_sequences::token(uint64_t position) const {
+  return options_.token_size == 2
+           ? static_cast<const uint16_t*>(bytes_)[position]
+           : static_cast<const uint32_t*>(bytes_)[position];
+}
+
+// -- a fixed batch ------------------------------------------------------------
+
+fixed_batch::fixed_batch(const std::string& path, options x) {
+  auto file = read_safetensors(path);
+  for (size_t i = 0; i < file.tensors.size(); ++i) {
+    auto name = fmt::format("input{}", i);
+    auto* tensor = file.find(name);
+    if (tensor == nullptr)
+      refuse(path, fmt::format("has {} tensors, but none called {}; a batch is "
+                               "input0, input1, ... in the order of the "
+                               "model's arguments",
+                               file.tensors.size(), name));
+    tensors_.push_back(*tensor);
+  }
+  if (tensors_.empty())
+    refuse(path, "has no tensor; a batch is input0, input1, ... in the order "
+                 "of the model's arguments");
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    auto& tensor = tensors_[i];
+    if (tensor.dim() == 0)
+      refuse(path, fmt::format("input{} is a scalar, but each tensor is "
+                               "divided along dim 0 into microbatches; repeat "
+                               "it for each sample",
+                               i));
+    auto size = static_cast<uint64_t>(tensor.size(0));
+    if (size == 0 || size % x.microbatches != 0)
+      refuse(path, fmt::format("dim 0 of input{} is {}, which cannot be "
+                               "divided into smp.microbatches = {}",
+                               i, size, x.microbatches));
+  }
+  if (x.batch_size && *x.batch_size != batch_size())
+    refuse(path, fmt::format("dim 0 of input0 is {}, but data.batch_size = "
+                             "{}; leave the key out",
+                             batch_size(), *x.batch_size));
+}
+
+batch fixed_batch::training_batch(uint64_t) const {
+  batch result;
+  for (auto& x : tensors_)
+    result.push_back(x.clone());
+  return result;
+}
+
+batch fixed_batch::held_out_batch(uint64_t, uint64_t) const {
+  throw error{error_code::internal, "a fixed batch has no held-out part"};
+}
+
+} // namespace smp

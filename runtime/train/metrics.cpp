@@ -1,0 +1,49 @@
+#include "runtime/train/metrics.hpp"
+
+#include "transport/error.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <cerrno>
+#include <cstring>
+
+namespace smp {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& path) {
+  throw error{error_code::config, path + ": " + std::strerror(errno)};
+}
+
+} // namespace
+
+std::string to_json(const step_metrics& x) {
+  nlohmann::ordered_json result;
+  result["step"] = x.step;
+  result["loss"] = x.loss;
+  result["lr"] = x.lr;
+  result["grad_norm"] = x.grad_norm;
+  result["step_seconds"] = x.step_seconds;
+  result["samples_per_second"] = x.samples_per_second;
+  result["bubble_ratio"] = x.bubble_ratio;
+  result["requests"] = x.requests;
+  result["bytes_sent"] = x.bytes_sent;
+  if (!x.static_mode.empty())
+    result["static"] = x.static_mode;
+  return result.dump();
+}
+
+metrics_file::metrics_file(std::string path)
+  : path_(std::move(path)), out_(path_, std::ios::trunc) {
+  if (!out_)
+    fail(path_);
+}
+
+void metrics_file::write(const step_metrics& x) {
+  errno = 0;
+  out_ << to_json(x) << '\n' << std::flush;
+  if (!out_)
+    fail(path_);
+}
+
+} // namespace smp

@@ -1,0 +1,293 @@
+#include "runtime/train/models/bert.hpp"
+
+#include "runtime/train/models/sizes.hpp"
+
+#include <torch/nn/functional/activation.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
+
+namespace nn = torch::nn;
+
+namespace smp {
+
+namespace {
+
+/// Standard deviation of all weights (BERT).
+constexpr double weight_std = 0.02;
+
+nn::LayerNormOptions norm_options(const bert_config& x) {
+  return nn::LayerNormOptions({x.width}).eps(x.norm_eps);
+}
+
+int64_t inner_width(const bert_config& x) {
+  return x.feed_forward > 0 ? x.feed_forward : 4 * x.width;
+}
+
+int64_t position_rows(const bert_config& x) {
+  return x.sequence_length + (x.positions_skip_padding ? x.padding + 1 : 0);
+}
+
+/// RoBERTa also leaves the embedding of the position of padding untrained.
+nn::EmbeddingOptions position_options(const bert_config& x) {
+  nn::EmbeddingOptions result{position_rows(x), x.width};
+  return x.positions_skip_padding ? result.padding_idx(x.padding) : result;
+}
+
+/// Normal, the row of padding 0.
+void init_embedding(nn::EmbeddingImpl& x) {
+  nn::init::normal_(x.weight, 0, weight_std);
+  if (auto row = x.options.padding_idx()) {
+    torch::NoGradGuard no_grad;
+    x.weight[*row].zero_();
+  }
+}
+
+submodule<nn::Linear> make_linear(int64_t in, int64_t out) {
+  submodule<nn::Linear> result{in, out};
+  init_linear(*result, weight_std);
+  return result;
+}
+
+/// The last layer: the embedding's weight, or one of its own.
+submodule<tied_linear> make_decoder(const bert_config& x,
+                                    const torch::Tensor& word_embeddings,
+                                    const torch::Tensor& bias) {
+  return submodule<tied_linear>{
+    x.tied ? word_embeddings
+           : normal_tensor({x.vocabulary, x.width}, weight_std),
+    bias};
+}
+
+/// Fills in what may be left out.
+template <class Body>
+torch::Tensor run_body(Body& body, const torch::Tensor& tokens,
+                       torch::Tensor mask, torch::Tensor segments) {
+  if (!mask.defined())
+    mask = torch::ones_like(tokens);
+  if (!segments.defined())
+    segments = torch::zeros_like(tokens);
+  return body(tokens, mask, segments);
+}
+
+} // namespace
+
+void validate(const bert_config& x) {
+  require_positive("model.vocabulary", x.vocabulary);
+  require_positive("model.sequence_length", x.sequence_length);
+  require_positive("model.layers", x.layers);
+  require_positive("model.segments", x.segments);
+  require_heads(x.width, x.heads);
+  require_probability("model.dropout", x.dropout);
+}
+
+// -- embeddings ---------------------------------------------------------------
+
+bert_embeddings_impl::bert_embeddings_impl(const bert_config& x)
+  : padding(x.padding),
+    positions_skip_padding(x.positions_skip_padding),
+    word_embeddings(
+      nn::EmbeddingOptions(x.vocabulary, x.width).padding_idx(x.padding)),
+    position_embeddings(position_options(x)),
+    token_type_embeddings(x.segments, x.width),
+    norm(norm_options(x)),
+    dropout(x.dropout) {
+  register_module("word_embeddings", word_embeddings);
+  register_module("position_embeddings", position_embeddings);
+  register_module("token_type_embeddings", token_type_embeddings);
+  register_module("LayerNorm", norm);
+  register_module("dropout", dropout);
+  init_embedding(*word_embeddings);
+  init_embedding(*position_embeddings);
+  init_embedding(*token_type_embeddings);
+}
+
+torch::Tensor bert_embeddings_impl::forward(torch::Tensor tokens,
+                                            torch::Tensor segments) {
+  auto positions = torch::arange(tokens.size(1), tokens.options());
+  if (positions_skip_padding) {
+    auto real = tokens.ne(padding).to(torch::kLong);
+    positions = real.cumsum(1) * real + padding;
+  }
+  auto x = word_embeddings(tokens) + token_type_embeddings(segments)
+           + position_embeddings(positions);
+  return dropout(norm(x));
+}
+
+// -- a layer ------------------------------------------------------------------
+
+bert_self_attention_impl::bert_self_attention_impl(const bert_config& x)
+  : heads(x.heads),
+    dropout(x.dropout),
+    query(make_linear(x.width, x.width)),
+    key(make_linear(x.width, x.width)),
+    value(make_linear(x.width, x.width)) {
+  register_module("query", query);
+  register_module("key", key);
+  register_module("value", value);
+}
+
+torch::Tensor bert_self_attention_impl::forward(torch::Tensor x,
+                                                torch::Tensor bias) {
+  auto q = split_heads(query(x), heads);
+  auto k = split_heads(key(x), heads);
+  auto v = split_heads(value(x), heads);
+  const auto scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+  return merge_heads(
+    attend(q, k, v, bias, scale, is_training() ? dropout : 0.0));
+}
+
+bert_output_impl::bert_output_impl(const bert_config& x, int64_t inner)
+  : dense(make_linear(inner, x.width)),
+    norm(norm_options(x)),
+    dropout(x.dropout) {
+  register_module("dense", dense);
+  register_module("LayerNorm", norm);
+  register_module("dropout", dropout);
+}
+
+torch::Tensor bert_output_impl::forward(torch::Tensor x,
+                                        torch::Tensor residual) {
+  return norm(dropout(dense(x)) + residual);
+}
+
+bert_attention_impl::bert_attention_impl(const bert_config& x)
+  : attention(x), output(x, x.width) {
+  register_module("self", attention);
+  register_module("output", output);
+}
+
+torch::Tensor bert_attention_impl::forward(torch::Tensor x,
+                                           torch::Tensor bias) {
+  return output(attention(x, bias), x);
+}
+
+bert_intermediate_impl::bert_intermediate_impl(const bert_config& x)
+  : dense(make_linear(x.width, inner_width(x))) {
+  register_module("dense", dense);
+}
+
+torch::Tensor bert_intermediate_impl::forward(torch::Tensor x) {
+  return nn::functional::gelu(dense(x));
+}
+
+bert_layer_impl::bert_layer_impl(const bert_config& x)
+  : attention(x), intermediate(x), output(x, inner_width(x)) {
+  register_module("attention", attention);
+  register_module("intermediate", intermediate);
+  register_module("output", output);
+}
+
+std::tuple<torch::Tensor, torch::Tensor>
+bert_layer_impl::forward(std::tuple<torch::Tensor, torch::Tensor> x) {
+  auto& [states, bias] = x;
+  auto y = attention(states, bias);
+  return {output(intermediate(y), y), bias};
+}
+
+// -- body ---------------------------------------------------------------------
+
+bert_encoder_impl::bert_encoder_impl(const bert_config& x) {
+  for (int64_t i = 0; i < x.layers; ++i)
+    layer->push_back(bert_layer(x));
+  register_module("layer", layer);
+}
+
+torch::Tensor bert_encoder_impl::forward(torch::Tensor x, torch::Tensor bias) {
+  using states = std::tuple<torch::Tensor, torch::Tensor>;
+  return std::get<0>(layer->forward<states>(states{x, bias}));
+}
+
+bert_body_impl::bert_body_impl(const bert_config& x)
+  : embeddings(x), encoder(x) {
+  register_module("embeddings", embeddings);
+  register_module("encoder", encoder);
+}
+
+torch::Tensor bert_body_impl::forward(torch::Tensor tokens, torch::Tensor mask,
+                                      torch::Tensor segments) {
+  return encoder(embeddings(tokens, segments), padding_bias(mask));
+}
+
+// -- BERT ---------------------------------------------------------------------
+
+bert_transform_impl::bert_transform_impl(const bert_config& x)
+  : dense(make_linear(x.width, x.width)), norm(norm_options(x)) {
+  register_module("dense", dense);
+  register_module("LayerNorm", norm);
+}
+
+torch::Tensor bert_transform_impl::forward(torch::Tensor x) {
+  return norm(nn::functional::gelu(dense(x)));
+}
+
+bert_predictions_impl::bert_predictions_impl(const bert_config& x,
+                                             torch::Tensor word_embeddings)
+  : bias(register_parameter("bias", torch::zeros({x.vocabulary}))),
+    transform(x),
+    decoder(make_decoder(x, word_embeddings, bias)) {
+  register_module("transform", transform);
+  register_module("decoder", decoder);
+}
+
+torch::Tensor bert_predictions_impl::forward(torch::Tensor x) {
+  return decoder(transform(x));
+}
+
+bert_head_impl::bert_head_impl(const bert_config& x,
+                               torch::Tensor word_embeddings)
+  : predictions(x, word_embeddings) {
+  register_module("predictions", predictions);
+}
+
+torch::Tensor bert_head_impl::forward(torch::Tensor x) {
+  return predictions(x);
+}
+
+bert_impl::bert_impl(const bert_config& x) {
+  validate(x);
+  bert = submodule<bert_body>(x);
+  cls = submodule<bert_head>(x, bert->embeddings->word_embeddings->weight);
+  register_module("bert", bert);
+  register_module("cls", cls);
+}
+
+torch::Tensor bert_impl::forward(torch::Tensor tokens, torch::Tensor mask,
+                                 torch::Tensor segments) {
+  return cls(run_body(bert, tokens, mask, segments));
+}
+
+// -- RoBERTa ------------------------------------------------------------------
+
+roberta_head_impl::roberta_head_impl(const bert_config& x,
+                                     torch::Tensor word_embeddings)
+  : bias(register_parameter("bias", torch::zeros({x.vocabulary}))),
+    dense(make_linear(x.width, x.width)),
+    layer_norm(norm_options(x)),
+    decoder(make_decoder(x, word_embeddings, bias)) {
+  register_module("dense", dense);
+  register_module("layer_norm", layer_norm);
+  register_module("decoder", decoder);
+}
+
+torch::Tensor roberta_head_impl::forward(torch::Tensor x) {
+  return decoder(layer_norm(nn::functional::gelu(dense(x))));
+}
+
+roberta_impl::roberta_impl(bert_config x) {
+  x.padding = 1;
+  x.positions_skip_padding = true;
+  validate(x);
+  roberta = submodule<bert_body>(x);
+  lm_head
+    = submodule<roberta_head>(x, roberta->embeddings->word_embeddings->weight);
+  register_module("roberta", roberta);
+  register_module("lm_head", lm_head);
+}
+
+torch::Tensor roberta_impl::forward(torch::Tensor tokens, torch::Tensor mask,
+                                    torch::Tensor segments) {
+  return lm_head(run_body(roberta, tokens, mask, segments));
+}
+
+} // namespace smp

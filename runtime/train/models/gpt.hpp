@@ -1,0 +1,131 @@
+#pragma once
+
+// The language model of the quickstart: GPT-2 (Radford et al. 2019) or GPT-3
+// (Brown et al. 2020) over tokens, with `smp::submodule` where torch::nn would
+// have a plain holder.
+//
+// Shapes: B sequences per (micro)batch, T tokens, C = width, V = vocabulary.
+
+#include "runtime/train/models/layers.hpp"
+#include "runtime/intercept/submodule.hpp"
+
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <cstdint>
+
+namespace smp {
+
+/// Sizes of a `gpt`; the defaults are the quickstart's.
+struct gpt_config {
+  int64_t vocabulary = 256;
+  /// Longest sequence: rows of the table of positions.
+  int64_t sequence_length = 128;
+  int64_t layers = 4;
+  int64_t heads = 4;
+  int64_t width = 256;
+  /// Width inside the feed-forward half of a block; 0: 4 times `width`.
+  int64_t feed_forward = 0;
+  double norm_eps = 1e-5;
+  /// GPT-3: every second block, from the second on, is banded: a token sees
+  /// the last `window` tokens, itself included. 0: GPT-2, all see all before.
+  int64_t window = 0;
+  /// Probability, at all three places where GPT-2 has one.
+  double dropout = 0;
+  /// The last layer uses the embedding's weight, as GPT-2 does.
+  bool tied = false;
+};
+
+/// @throws error (config) naming the first size that makes no sense
+void validate(const gpt_config& x);
+
+/// Standard deviation of initial weights (GPT-2).
+constexpr double gpt_weight_std = 0.02;
+
+/// The same for layers whose output is added to the residual stream: smaller,
+/// so that the stream's variance does not grow with depth (GPT-2).
+double gpt_residual_std(const gpt_config& x);
+
+/// Causal self-attention.
+struct gpt_attention_impl : torch::nn::Module {
+  /// @param index of the block
+  gpt_attention_impl(const gpt_config& x, int64_t index);
+
+  /// x: [B, T, C] @returns [B, T, C]
+  torch::Tensor forward(torch::Tensor x);
+
+  int64_t heads;
+  double dropout;
+  int64_t window; // 0: none
+  submodule<conv1d> c_attn; // C -> 3 C: query, key, value
+  submodule<conv1d> c_proj;
+  submodule<torch::nn::Dropout> resid_dropout;
+};
+TORCH_MODULE_IMPL(gpt_attention, gpt_attention_impl);
+
+/// The feed-forward half of a block.
+struct gpt_mlp_impl : torch::nn::Module {
+  explicit gpt_mlp_impl(const gpt_config& x);
+
+  /// x: [B, T, C] @returns [B, T, C]
+  torch::Tensor forward(torch::Tensor x);
+
+  submodule<conv1d> c_fc = nullptr;
+  submodule<torch::nn::GELU> act;
+  submodule<conv1d> c_proj = nullptr;
+  submodule<torch::nn::Dropout> dropout;
+};
+TORCH_MODULE_IMPL(gpt_mlp, gpt_mlp_impl);
+
+/// One layer: attention, then feed-forward, each with its layer norm in front
+/// and added to what went in.
+struct gpt_block_impl : torch::nn::Module {
+  gpt_block_impl(const gpt_config& x, int64_t index);
+
+  /// x: [B, T, C] @returns [B, T, C]
+  torch::Tensor forward(torch::Tensor x);
+
+  submodule<torch::nn::LayerNorm> ln_1;
+  submodule<gpt_attention> attn;
+  submodule<torch::nn::LayerNorm> ln_2;
+  submodule<gpt_mlp> mlp;
+};
+TORCH_MODULE_IMPL(gpt_block, gpt_block_impl);
+
+/// Everything but the last layer.
+struct gpt_transformer_impl : torch::nn::Module {
+  explicit gpt_transformer_impl(const gpt_config& x);
+
+  /// tokens: [B, T] int64, T <= sequence_length @returns [B, T, C]
+  torch::Tensor forward(torch::Tensor tokens);
+
+  submodule<torch::nn::Embedding> wte; // tokens
+  submodule<torch::nn::Embedding> wpe; // positions
+  submodule<torch::nn::Dropout> drop;
+  /// A Sequential, so that consecutive layers on one rank are one request.
+  torch::nn::Sequential h;
+  submodule<torch::nn::LayerNorm> ln_f;
+};
+TORCH_MODULE_IMPL(gpt_transformer, gpt_transformer_impl);
+
+/// The model. Parameters have the names and shapes of Hugging Face's
+/// GPT2LMHeadModel ("transformer.h.0.attn.c_attn.weight", [C, 3 C], ...), so
+/// its files can be loaded. Initialised as GPT-2 from the default generator:
+/// seed it before.
+struct gpt_impl : torch::nn::Module {
+  /// @throws error (config), see `validate`
+  explicit gpt_impl(const gpt_config& x);
+
+  /// tokens: [B, T] int64, 0 <= tokens < V, T <= sequence_length
+  /// @returns logits [B, T, V]
+  torch::Tensor forward(torch::Tensor tokens);
+
+  submodule<gpt_transformer> transformer = nullptr;
+  submodule<tied_linear> lm_head = nullptr;
+};
+TORCH_MODULE_IMPL(gpt, gpt_impl);
+
+} // namespace smp

@@ -1,0 +1,30 @@
+#include "runtime/train/models/mlp.hpp"
+
+#include "runtime/train/models/sizes.hpp"
+
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/linear.h>
+
+namespace nn = torch::nn;
+
+namespace smp {
+
+mlp_impl::mlp_impl(const mlp_config& x) {
+  require_positive("model.inputs", x.inputs);
+  require_positive("model.outputs", x.outputs);
+  require_positive("model.layers", x.layers);
+  require_positive("model.width", x.width);
+  for (int64_t i = 0; i < x.layers; ++i) {
+    if (i > 0)
+      layers->push_back(nn::ReLU());
+    layers->push_back(nn::Linear(i > 0 ? x.width : x.inputs,
+                                 i + 1 < x.layers ? x.width : x.outputs));
+  }
+  register_module("layers", layers);
+}
+
+torch::Tensor mlp_impl::forward(torch::Tensor x) {
+  return layers->forward(x);
+}
+
+} // namespace smp

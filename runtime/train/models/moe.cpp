@@ -1,0 +1,152 @@
+#include "runtime/train/models/moe.hpp"
+
+#include "runtime/train/models/sizes.hpp"
+
+#include <torch/nn/init.h>
+
+namespace nn = torch::nn;
+
+namespace smp {
+
+namespace {
+
+nn::LayerNormOptions norm_options(const gpt_config& x) {
+  return nn::LayerNormOptions({x.width}).eps(x.norm_eps);
+}
+
+submodule<nn::Linear> make_linear(int64_t in, int64_t out, double std) {
+  submodule<nn::Linear> result{nn::LinearOptions(in, out).bias(false)};
+  init_linear(*result, std);
+  return result;
+}
+
+} // namespace
+
+void validate(const moe_config& x) {
+  validate(x.gpt);
+  require_positive("model.experts", x.experts);
+}
+
+// -- the mixture --------------------------------------------------------------
+
+moe_expert_impl::moe_expert_impl(const gpt_config& x) : dropout(x.dropout) {
+  const auto inner = x.feed_forward > 0 ? x.feed_forward : 4 * x.width;
+  wi = make_linear(x.width, inner, gpt_weight_std);
+  wo = make_linear(inner, x.width, gpt_residual_std(x));
+  register_module("wi", wi);
+  register_module("dropout", dropout);
+  register_module("wo", wo);
+}
+
+torch::Tensor moe_expert_impl::forward(torch::Tensor x) {
+  return wo(dropout(torch::relu(wi(x))));
+}
+
+moe_router_impl::moe_router_impl(const moe_config& x)
+  : classifier(make_linear(x.gpt.width, x.experts, gpt_weight_std)) {
+  register_module("classifier", classifier);
+}
+
+torch::Tensor moe_router_impl::forward(torch::Tensor x) {
+  return torch::softmax(classifier(x), -1);
+}
+
+moe_mlp_impl::moe_mlp_impl(const moe_config& x) : router(x) {
+  register_module("router", router);
+  std::vector<std::pair<std::string, std::shared_ptr<nn::Module>>> named;
+  for (int64_t i = 0; i < x.experts; ++i) {
+    by_index.emplace_back(x.gpt);
+    named.emplace_back(fmt::format("expert_{}", i), by_index.back().ptr());
+  }
+  experts->update(named);
+  register_module("experts", experts);
+}
+
+std::tuple<torch::Tensor, torch::Tensor>
+moe_mlp_impl::forward(torch::Tensor x) {
+  auto tokens = x.flatten(0, 1);
+  auto probabilities = router(tokens);
+  auto [chosen, index] = probabilities.max(-1);
+  auto result = torch::zeros_like(tokens);
+  std::vector<torch::Tensor> shares;
+  for (size_t i = 0; i < by_index.size(); ++i) {
+    auto mine = index.eq(static_cast<int64_t>(i)).nonzero().squeeze(1);
+    shares.push_back(torch::scalar_tensor(
+      static_cast<double>(mine.numel()) / static_cast<double>(index.numel())));
+    if (mine.numel() > 0)
+      result = result.index_copy(0, mine,
+                                 by_index[i](tokens.index_select(0, mine)));
+  }
+  // Shares have no gradient: the probabilities are what balances them.
+  auto imbalance = (torch::stack(shares) * probabilities.mean(0)).sum()
+                   * static_cast<double>(by_index.size());
+  return {(chosen.unsqueeze(-1) * result).view(x.sizes()), imbalance};
+}
+
+// -- the model ----------------------------------------------------------------
+
+moe_block_impl::moe_block_impl(const moe_config& x, int64_t index)
+  : ln_1(norm_options(x.gpt)),
+    attn(x.gpt, index),
+    ln_2(norm_options(x.gpt)),
+    mlp(x),
+    drop(x.gpt.dropout) {
+  register_module("ln_1", ln_1);
+  register_module("attn", attn);
+  register_module("ln_2", ln_2);
+  register_module("mlp", mlp);
+  register_module("drop", drop);
+}
+
+std::tuple<torch::Tensor, torch::Tensor>
+moe_block_impl::forward(std::tuple<torch::Tensor, torch::Tensor> input) {
+  auto [x, imbalance] = input;
+  x = x + attn(ln_1(x));
+  auto [y, mine] = mlp(ln_2(x));
+  return {x + drop(y), imbalance + mine};
+}
+
+moe_transformer_impl::moe_transformer_impl(const moe_config& x)
+  : wte(x.gpt.vocabulary, x.gpt.width),
+    wpe(x.gpt.sequence_length, x.gpt.width),
+    drop(x.gpt.dropout),
+    ln_f(norm_options(x.gpt)) {
+  register_module("wte", wte);
+  register_module("wpe", wpe);
+  register_module("drop", drop);
+  for (int64_t i = 0; i < x.gpt.layers; ++i)
+    h->push_back(moe_block(x, i));
+  register_module("h", h);
+  register_module("ln_f", ln_f);
+  nn::init::normal_(wte->weight, 0, gpt_weight_std);
+  nn::init::normal_(wpe->weight, 0, gpt_weight_std);
+}
+
+std::tuple<torch::Tensor, torch::Tensor>
+moe_transformer_impl::forward(torch::Tensor tokens) {
+  using states = std::tuple<torch::Tensor, torch::Tensor>;
+  auto positions = torch::arange(tokens.size(1), tokens.options());
+  auto x = drop(wte(tokens) + wpe(positions));
+  auto [y, imbalance]
+    = h->forward<states>(states{x, torch::scalar_tensor(0.0)});
+  return {ln_f(y), imbalance / static_cast<double>(h->size())};
+}
+
+moe_impl::moe_impl(const moe_config& x) {
+  validate(x);
+  transformer = submodule<moe_transformer>(x);
+  lm_head = submodule<tied_linear>(
+    x.gpt.tied
+      ? transformer->wte->weight
+      : normal_tensor({x.gpt.vocabulary, x.gpt.width}, gpt_weight_std));
+  register_module("transformer", transformer);
+  register_module("lm_head", lm_head);
+}
+
+std::tuple<torch::Tensor, torch::Tensor>
+moe_impl::forward(torch::Tensor tokens) {
+  auto [x, imbalance] = transformer(tokens);
+  return {lm_head(x), imbalance};
+}
+
+} // namespace smp

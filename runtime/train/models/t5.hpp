@@ -1,0 +1,187 @@
+#pragma once
+
+// T5 (Raffel et al. 2020): an encoder and a decoder whose attention knows
+// positions by a bias that the first block of each computes and all others
+// share.
+//
+// Shapes: B sequences per (micro)batch, S tokens in, T tokens out, C = width,
+// H heads, V = vocabulary.
+
+#include "runtime/train/models/layers.hpp"
+#include "runtime/intercept/submodule.hpp"
+
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+namespace smp {
+
+/// Sizes of a `t5`.
+struct t5_config {
+  int64_t vocabulary = 256;
+  /// Of the encoder, and of the decoder.
+  int64_t layers = 4;
+  int64_t decoder_layers = 4;
+  int64_t heads = 4;
+  int64_t width = 256;
+  /// Width of a head; 0: `width` / `heads`.
+  int64_t head_size = 0;
+  /// Width inside the feed-forward part of a block; 0: 4 times `width`.
+  int64_t feed_forward = 0;
+  /// Different biases by distance; the last one stands for
+  /// `relative_distance` tokens and more.
+  int64_t relative_buckets = 32;
+  int64_t relative_distance = 128;
+  double norm_eps = 1e-6;
+  double dropout = 0;
+  /// The last layer uses the embedding's weight, as the first version does.
+  bool tied = true;
+  /// Version 1.1: the feed-forward part multiplies a GELU with a second Linear.
+  bool gated = false;
+};
+
+/// @throws error (config) naming the first size that makes no sense
+void validate(const t5_config& x);
+
+/// What blocks of a stack hand on: {x, bias}, in a decoder {x, bias, context,
+/// context bias}, with x: [B, T, C], bias: [B or 1, H or 1, T, T], context: the
+/// encoder's result [B, S, C], context bias: [B, 1, 1, S].
+using t5_states = std::vector<torch::Tensor>;
+
+struct t5_attention_impl : torch::nn::Module {
+  /// @param positions has the table of biases by distance
+  /// @param decoder looks back only
+  t5_attention_impl(const t5_config& x, bool positions, bool decoder);
+
+  /// x: [B, T, C], context: [B, S, C] (x itself: self-attention), bias: see
+  /// `attend`
+  /// @returns [B, T, C], and the bias with that of positions added
+  std::tuple<torch::Tensor, torch::Tensor>
+  forward(torch::Tensor x, torch::Tensor context, torch::Tensor bias);
+
+  t5_config sizes;
+  bool decoder;
+  submodule<torch::nn::Linear> q = nullptr; // C -> H * head_size
+  submodule<torch::nn::Linear> k = nullptr;
+  submodule<torch::nn::Linear> v = nullptr;
+  submodule<torch::nn::Linear> o = nullptr; // H * head_size -> C
+  submodule<torch::nn::Embedding> relative_attention_bias = nullptr;
+};
+TORCH_MODULE_IMPL(t5_attention, t5_attention_impl);
+
+/// The parts of a block: each normalises what it works on and adds its result
+/// to what went in.
+struct t5_self_attention_impl : torch::nn::Module {
+  t5_self_attention_impl(const t5_config& x, bool positions, bool decoder);
+
+  /// @returns x and bias for the next block
+  std::tuple<torch::Tensor, torch::Tensor> forward(torch::Tensor x,
+                                                   torch::Tensor bias);
+
+  submodule<t5_attention> attention; // "SelfAttention"
+  submodule<rms_norm> layer_norm;
+  submodule<torch::nn::Dropout> dropout;
+};
+TORCH_MODULE_IMPL(t5_self_attention, t5_self_attention_impl);
+
+struct t5_cross_attention_impl : torch::nn::Module {
+  explicit t5_cross_attention_impl(const t5_config& x);
+
+  /// @returns [B, T, C]
+  torch::Tensor forward(torch::Tensor x, torch::Tensor context,
+                        torch::Tensor bias);
+
+  submodule<t5_attention> attention; // "EncDecAttention"
+  submodule<rms_norm> layer_norm;
+  submodule<torch::nn::Dropout> dropout;
+};
+TORCH_MODULE_IMPL(t5_cross_attention, t5_cross_attention_impl);
+
+struct t5_dense_impl : torch::nn::Module {
+  explicit t5_dense_impl(const t5_config& x);
+
+  /// x: [B, T, C] @returns [B, T, C]
+  torch::Tensor forward(torch::Tensor x);
+
+  bool gated;
+  submodule<torch::nn::Linear> wi = nullptr;   // "wi", gated: "wi_0"
+  submodule<torch::nn::Linear> wi_1 = nullptr; // gated only
+  submodule<torch::nn::Linear> wo = nullptr;
+  submodule<torch::nn::Dropout> dropout;
+};
+TORCH_MODULE_IMPL(t5_dense, t5_dense_impl);
+
+struct t5_feed_forward_impl : torch::nn::Module {
+  explicit t5_feed_forward_impl(const t5_config& x);
+
+  /// x: [B, T, C] @returns [B, T, C]
+  torch::Tensor forward(torch::Tensor x);
+
+  submodule<t5_dense> dense; // "DenseReluDense"
+  submodule<rms_norm> layer_norm;
+  submodule<torch::nn::Dropout> dropout;
+};
+TORCH_MODULE_IMPL(t5_feed_forward, t5_feed_forward_impl);
+
+struct t5_block_impl : torch::nn::Module {
+  t5_block_impl(const t5_config& x, bool positions, bool decoder);
+
+  t5_states forward(t5_states x);
+
+  torch::nn::ModuleList layer; // the parts below, in this order
+  submodule<t5_self_attention> self_attention;
+  submodule<t5_cross_attention> cross_attention = nullptr; // decoder only
+  submodule<t5_feed_forward> feed_forward;
+};
+TORCH_MODULE_IMPL(t5_block, t5_block_impl);
+
+/// The encoder or the decoder.
+struct t5_stack_impl : torch::nn::Module {
+  t5_stack_impl(const t5_config& x, submodule<torch::nn::Embedding> shared,
+                bool decoder);
+
+  /// @param x as `t5_states`, but with tokens [B, T] int64 as its first
+  /// @returns [B, T, C]
+  torch::Tensor forward(t5_states x);
+
+  submodule<torch::nn::Embedding> embed_tokens;
+  /// A Sequential, so that consecutive blocks on one rank are one request.
+  torch::nn::Sequential block;
+  submodule<rms_norm> final_layer_norm;
+  submodule<torch::nn::Dropout> dropout;
+};
+TORCH_MODULE_IMPL(t5_stack, t5_stack_impl);
+
+/// Parameters have the names and shapes of Hugging Face's
+/// T5ForConditionalGeneration, so its files can be loaded. Initialised as T5
+/// from the default generator.
+struct t5_impl : torch::nn::Module {
+  /// @throws error (config), see `validate`
+  explicit t5_impl(const t5_config& x);
+
+  /// tokens: [B, S] int64, decoder_tokens: [B, T] int64
+  /// @param mask [B, S], 0 at padding; undefined: no padding
+  /// @returns logits [B, T, V]
+  torch::Tensor forward(torch::Tensor tokens, torch::Tensor decoder_tokens,
+                        torch::Tensor mask = {});
+
+  bool tied;
+  submodule<torch::nn::Embedding> shared;
+  submodule<t5_stack> encoder = nullptr;
+  submodule<t5_stack> decoder = nullptr;
+  submodule<tied_linear> lm_head = nullptr;
+};
+TORCH_MODULE_IMPL(t5, t5_impl);
+
+/// What a decoder is to have read when it predicts `labels`: the same one
+/// place later, after token 0, with 0 instead of -100.
+/// labels: [B, T] int64 @returns [B, T] int64
+torch::Tensor t5_decoder_tokens(const torch::Tensor& labels);
+
+} // namespace smp

@@ -1,0 +1,33 @@
+#pragma once
+
+// The optimizers that a configuration can name, and their learning rate.
+
+#include "runtime/config/config_file.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+} // namespace torch::optim
+
+namespace smp {
+
+/// Makes the optimizer of `x` with two groups: tensors with two and more
+/// dimensions, and the rest (biases, norms), which gets no weight decay.
+/// A tensor that is listed several times is taken once (R17).
+std::unique_ptr<torch::optim::Optimizer>
+make_optimizer(const optimizer_config& x,
+               const std::vector<at::Tensor>& parameters);
+
+/// @returns the rate of step `step` (from 0) of `steps`: rises in a line to
+/// `lr`, reached with the last step of the warm-up, then stays or falls to
+/// `final_lr`, reached with the last step.
+double learning_rate(const optimizer_config& x, uint64_t step, uint64_t steps);
+
+/// Sets the rate of all groups.
+void set_learning_rate(torch::optim::Optimizer& optimizer, double rate);
+
+} // namespace smp

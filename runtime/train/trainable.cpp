@@ -1,0 +1,242 @@
+#include "runtime/train/trainable.hpp"
+
+#include "runtime/base/autocast.hpp"
+#include "runtime/lazy/delay_param_initialization.hpp"
+#include "runtime/session/distributed_model.hpp"
+#include "runtime/train/models/builtin.hpp"
+#include "runtime/train/models/synthetic.hpp"
+#include "runtime/train/plugin.hpp"
+#include "runtime/train/script_trainable.hpp"
+#include "runtime/intercept/sequential.hpp"
+#include "runtime/intercept/trace_recorder.hpp"
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/utils.h>
+
+#include <unordered_set>
+
+namespace smp {
+
+namespace {
+
+template <class Items>
+named_tensors each_once(const Items& items) {
+  named_tensors result;
+  std::unordered_set<const void*> seen;
+  for (auto& item : items)
+    if (item.value().defined()
+        && seen.insert(item.value().unsafeGetTensorImpl()).second)
+      result.emplace_back(item.key(), item.value());
+  return result;
+}
+
+c10::ScalarType autocast_dtype(const std::string& x) {
+  if (x == "bfloat16")
+    return c10::ScalarType::BFloat16;
+  return x == "float16" ? c10::ScalarType::Half : c10::ScalarType::Float;
+}
+
+/// Any model under autocast: parameters and gradients stay float32.
+class cast_trainable : public trainable {
+public:
+  cast_trainable(std::unique_ptr<trainable> model, c10::ScalarType dtype)
+    : model_(std::move(model)), dtype_(dtype) {
+    // nop
+  }
+
+  named_tensors named_parameters() const override {
+    return model_->named_parameters();
+  }
+
+  named_tensors named_buffers() const override {
+    return model_->named_buffers();
+  }
+
+  std::unordered_map<const void*, std::string> module_paths() const override {
+    return model_->module_paths();
+  }
+
+  bool make_observable() override {
+    return model_->make_observable();
+  }
+
+  void train(bool on) override {
+    model_->train(on);
+  }
+
+  at::Tensor loss(const batch& x) override {
+    autocast inside{dtype_};
+    return model_->loss(x);
+  }
+
+  bool continues_text() const override {
+    return model_->continues_text();
+  }
+
+  at::Tensor logits(const at::Tensor& tokens) override {
+    autocast inside{dtype_};
+    return model_->logits(tokens).to(c10::ScalarType::Float);
+  }
+
+  std::unique_ptr<distributed_model_base> distribute() override {
+    return model_->distribute();
+  }
+
+private:
+  std::unique_ptr<trainable> model_;
+  c10::ScalarType dtype_;
+};
+
+} // namespace
+
+trainable::~trainable() = default;
+
+void trainable::rehearse(const batch& x) {
+  auto* trace = trace_recorder::current();
+  if (!trace)
+    return;
+  for (traced_model_call call; call.again();) {
+    batch copy;
+    for (auto& tensor : x)
+      copy.push_back(tensor.clone()); // a model may change its input
+    loss(copy);
+  }
+  trace->finish();
+}
+
+std::unordered_map<const void*, std::string> trainable::module_paths() const {
+  return {};
+}
+
+bool trainable::make_observable() {
+  return true;
+}
+
+nn_trainable::nn_trainable(std::shared_ptr<torch::nn::Module> root,
+                           loss_function loss, logits_function logits)
+  : root_(std::move(root)), loss_(std::move(loss)), logits_(std::move(logits)) {
+  // nop
+}
+
+named_tensors nn_trainable::named_parameters() const {
+  return each_once(root_->named_parameters());
+}
+
+named_tensors nn_trainable::named_buffers() const {
+  return each_once(root_->named_buffers());
+}
+
+std::unordered_map<const void*, std::string>
+nn_trainable::module_paths() const {
+  std::unordered_map<const void*, std::string> result;
+  auto visit = [&result](auto& self, const torch::nn::Module& x,
+                         const std::string& path) -> void {
+    if (!result.emplace(dynamic_cast<const void*>(&x), path).second)
+      return;
+    for (auto& child : x.named_children())
+      self(self, *child.value(),
+           path.empty() ? child.key() : path + "." + child.key());
+  };
+  visit(visit, *root_, "");
+  return result;
+}
+
+bool nn_trainable::make_observable() {
+  for (auto& x : root_->modules())
+    if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(x.get()))
+      watch_children(*sequential);
+  return true;
+}
+
+void nn_trainable::train(bool on) {
+  root_->train(on);
+}
+
+std::unique_ptr<distributed_model_base> nn_trainable::distribute() {
+  return std::make_unique<distributed_model_base>(root_);
+}
+
+namespace {
+
+std::unique_ptr<trainable> make_model(const train_config& x) {
+  if (x.model.type == "plugin")
+    return make_plugin_model(x.model.library, x.model.name,
+                             model_options{x.model.options});
+  if (x.model.type == "torchscript")
+    return make_script_trainable(x.model.path);
+  return make_builtin(x);
+}
+
+} // namespace
+
+namespace {
+
+/// @throws error instead of LibTorch's own, whose text is a stack
+[[noreturn]] void refuse_model(const train_config& x, const c10::Error& err) {
+  std::string text = err.what_without_backtrace();
+  if (text.find("DefaultCPUAllocator") == std::string::npos)
+    throw error{error_code::user_code, "the model cannot be created: " + text};
+  throw error{
+    error_code::config,
+    fmt::format("no memory for the whole model: {}{}", text,
+                x.smp.trace_device == "none"
+                  ? ""
+                  : "; with smp.trace_device = \"none\" a rank of a pipeline "
+                    "makes only what it owns (docs/large_models.md)")};
+}
+
+} // namespace
+
+std::unique_ptr<trainable> make_trainable(const train_config& x) {
+  torch::manual_seed(x.smp.seed);
+  std::unique_ptr<trainable> result;
+  try {
+    result = make_model(x);
+  } catch (const c10::Error& err) {
+    refuse_model(x, err);
+  }
+  auto dtype = autocast_dtype(x.train.dtype);
+  if (dtype != c10::ScalarType::Float)
+    result = std::make_unique<cast_trainable>(std::move(result), dtype);
+  return result;
+}
+
+void check_model(const train_config& x) {
+  if (x.model.type == "plugin")
+    check_plugin_model(x.model.library, x.model.name);
+  if (x.model.type == "torchscript") {
+    delay_param_initialization without_bytes;
+    make_script_trainable(x.model.path);
+  }
+}
+
+std::unique_ptr<data_source> make_data(const train_config& x) {
+  const auto& type = x.data.type;
+  const auto batch_size = x.data.batch_size.value_or(0);
+  const auto vocabulary = x.model.vocabulary.value_or(256);
+  if (type == "text")
+    return std::make_unique<text_sequences>(
+      text::read(x.data.path, x.data.held_out),
+      text_sequences::options{.sequence_length = x.data.sequence_length,
+                              .batch_size = batch_size,
+                              .seed = x.data.shuffle_seed});
+  if (type == "tokens")
+    return std::make_unique<token_sequences>(
+      x.data.path,
+      token_sequences::options{.token_size = x.data.dtype == "uint16" ? 2u : 4u,
+                               .vocabulary = vocabulary,
+                               .held_out = x.data.held_out,
+                               .sequence_length = x.data.sequence_length,
+                               .batch_size = batch_size,
+                               .seed = x.data.shuffle_seed});
+  if (type == "safetensors")
+    return std::make_unique<fixed_batch>(
+      x.data.path, fixed_batch::options{.microbatches = x.smp.microbatches,
+                                        .batch_size = x.data.batch_size});
+  if (type == "synthetic")
+    return make_synthetic(x);
+  throw error{error_code::config, "data.type: unknown '" + type + "'"};
+}
+
+} // namespace smp

@@ -1,0 +1,381 @@
+#include "runtime/train/trainer.hpp"
+
+#include "actors/replay/record_book.hpp"
+#include "runtime/intercept/call_observer.hpp"
+#include "runtime/session/engine.hpp"
+#include "runtime/train/memory_need.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/train/optimizers.hpp"
+#include "runtime/session/placement.hpp"
+#include "runtime/checkpoint/saved_model.hpp"
+#include "runtime/smp.hpp"
+#include "runtime/train/text_sampler.hpp"
+#include "runtime/train/trainable.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/optimizer.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include <sys/resource.h>
+
+namespace smp {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+double seconds_since(clock::time_point x) {
+  return std::chrono::duration<double>(clock::now() - x).count();
+}
+
+/// Bytes; the largest resident set that this process ever had.
+double peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
+
+std::vector<at::Tensor> tensors_of(const named_tensors& xs) {
+  std::vector<at::Tensor> result;
+  for (auto& [name, x] : xs)
+    result.push_back(x);
+  return result;
+}
+
+uint64_t count_elements(const std::vector<at::Tensor>& xs) {
+  uint64_t result = 0;
+  for (auto& x : xs)
+    result += static_cast<uint64_t>(x.numel());
+  return result;
+}
+
+/// Every rank makes the whole model with the same random numbers, but where
+/// nobody has to run it alone (a trace), a rank never holds more than its part.
+/// Of a file, only pp_rank 0 ever needs all. Ranks that are threads share one
+/// generator, so they take turns.
+std::unique_ptr<trainable> make_model(const session& s,
+                                      const train_config& config,
+                                      const train_job& job) {
+  auto from_file = config.model.type == "torchscript";
+  delay_param_initialization delayed{
+    pp_size() > 1
+    && (config.smp.trace_device == "none" || (from_file && pp_rank() > 0))};
+  if (config.transport.type != "loopback")
+    return job.make_model();
+  std::unique_ptr<trainable> result;
+  for (uint64_t turn = 0; turn < s.size(); ++turn) {
+    if (turn == s.rank())
+      result = job.make_model();
+    barrier();
+  }
+  return result;
+}
+
+/// One run; `train` is its only user.
+class run {
+public:
+  run(session& s, const train_config& config, const std::string& run_dir,
+      train_listener& listener, const std::atomic<bool>& stop,
+      const train_job& job)
+    : session_(s),
+      config_(config),
+      run_dir_(run_dir),
+      listener_(listener),
+      stop_(stop),
+      data_(job.make_data()),
+      trainable_(make_model(s, config, job)),
+      model_(trainable_->distribute()),
+      parameters_(tensors_of(trainable_->named_parameters())),
+      torch_optimizer_(make_optimizer(config.optimizer, parameters_)),
+      optimizer_(*torch_optimizer_) {
+    if (s.rank() == 0)
+      metrics_.emplace(run_dir + "/metrics.jsonl");
+    for (auto rank : get_group(comm_group::world))
+      world_.push_back(rank_id{rank});
+    place_by_name(*model_, config.manual_partition);
+  }
+
+  train_summary operator()() {
+    start();
+    // The step that a user would write.
+    auto train_step = smp::step([this](const batch& x) {
+      trainable_->rehearse(x);
+      auto loss = trainable_->loss(x);
+      if (auto* observer = call_observer::current())
+        observer->loss(x, loss);
+      model_->backward(loss);
+      return loss;
+    });
+    while (summary_.steps < config_.train.steps && !summary_.interrupted) {
+      try {
+        do_step(train_step);
+      } catch (const std::exception&) {
+        explain_memory();
+      }
+      auto interval = config_.train.eval_interval;
+      if (evaluates() && interval > 0 && summary_.steps % interval == 0
+          && summary_.steps < config_.train.steps)
+        listener_.on_evaluation(summary_.steps, evaluate());
+    }
+    if (!summary_.interrupted)
+      finish();
+    if (config_.train.save_model)
+      save();
+    if (pipeline_seconds_ > 0)
+      summary_.bubble_ratio = 1 - executing_seconds_ / pipeline_seconds_;
+    for (auto x : allgather(peak_memory()))
+      summary_.peak_memory.push_back(static_cast<uint64_t>(x));
+    return std::move(summary_);
+  }
+
+private:
+  void start() {
+    // What another rank owns goes with the partition.
+    const auto parameters = count_elements(parameters_);
+    parameters_.clear();
+    model_->register_post_partition_hook([this, parameters] {
+      listener_.on_start({.partition = model_->partition_text(true),
+                          .parameters = parameters,
+                          .owned = count_elements(model_->local_parameters()),
+                          .batch_size = data_->batch_size(),
+                          .tokens_per_sample = config_.data.sequence_length});
+      listener_.on_model(*model_, *torch_optimizer_);
+    });
+  }
+
+  template <class Step>
+  void do_step(Step& train_step) {
+    // Only pp_rank 0 uses its batch (R5).
+    auto x = session_.pp_rank() == 0 ? data_->training_batch(summary_.steps)
+                                     : batch{};
+    step_metrics result;
+    result.step = summary_.steps + 1;
+    result.lr = learning_rate(config_.optimizer, summary_.steps,
+                              config_.train.steps);
+    set_learning_rate(*torch_optimizer_, result.lr);
+    listener_.before_step(result.step);
+    auto begin = clock::now();
+    optimizer_.zero_grad();
+    result.loss = train_step(x).reduce_mean().template item<double>();
+    if (auto& steps = config_.train.dump_gradients;
+        std::find(steps.begin(), steps.end(), result.step) != steps.end())
+      dump_gradients(result.step);
+    listener_.on_gradients(result.step);
+    const bool finite = std::isfinite(result.loss);
+    if (!finite) {
+      result.grad_norm = std::numeric_limits<double>::quiet_NaN();
+    } else {
+      // With no bound the norm alone is of interest.
+      result.grad_norm = clip_grad_norm_(
+        *model_, config_.optimizer.clip_grad_norm.value_or(
+                  std::numeric_limits<double>::infinity()));
+      optimizer_.step();
+    }
+    result.step_seconds = seconds_since(begin);
+    account(result);
+    if (!finite)
+      throw error{error_code::numbers,
+                  fmt::format("the loss of step {} is {}; a smaller "
+                              "optimizer.lr or optimizer.clip_grad_norm may "
+                              "help",
+                              result.step, std::abs(result.loss))};
+  }
+
+  /// To what ended a step for lack of memory, adds what the rank needs anyway.
+  /// @pre inside of a handler
+  [[noreturn]] void explain_memory() {
+    failure found;
+    try {
+      throw;
+    } catch (const error& err) {
+      found = err.cause();
+    } catch (const c10::Error& err) {
+      found.code = error_code::user_code;
+      found.text = err.what_without_backtrace();
+    }
+    if (found.text.find("DefaultCPUAllocator") == std::string::npos)
+      throw;
+    if (found.rank == no_rank)
+      found.rank = session_.internals().self();
+    auto& st = model_->state();
+    auto bytes = memory_need(st.model(), config_.optimizer, [&](uint32_t i) {
+      return st.tensor_owner(i) == found.rank;
+    });
+    found.text += fmt::format("; this rank needs {} (docs/large_models.md)",
+                              describe_memory_need(bytes, config_.optimizer));
+    throw error{std::move(found)};
+  }
+
+  /// Adds what only all ranks together know, and reports.
+  void account(step_metrics& x) {
+    auto stats = session_.last_step();
+    auto sums = session_.internals().exchange().all_reduce_sum(
+      world_, "smp.train.step",
+      {stats.executing_seconds, stats.seconds,
+       static_cast<double>(stats.requests),
+       static_cast<double>(stats.bytes_sent), stop_.load() ? 1.0 : 0.0,
+       stats.fell_back ? 1.0 : 0.0});
+    x.samples_per_second = static_cast<double>(data_->batch_size())
+                           / x.step_seconds;
+    x.bubble_ratio = 1 - sums[0] / sums[1];
+    x.requests = static_cast<uint64_t>(sums[2]);
+    x.bytes_sent = static_cast<uint64_t>(sums[3]);
+    executing_seconds_ += sums[0];
+    pipeline_seconds_ += sums[1];
+    if (summary_.steps == 0)
+      summary_.first_loss = x.loss;
+    summary_.last_loss = x.loss;
+    summary_.steps = x.step;
+    summary_.seconds += x.step_seconds;
+    summary_.requests += x.requests;
+    summary_.bytes_sent += x.bytes_sent;
+    summary_.interrupted = sums[4] > 0;
+    if (session_.internals().records().active())
+      x.static_mode = sums[5] > 0      ? "fallback"
+                      : stats.replayed ? "replay"
+                                       : "record";
+    summary_.replayed += stats.replayed;
+    summary_.fell_back += sums[5] > 0;
+    if (metrics_)
+      metrics_->write(x);
+    listener_.on_step(x);
+  }
+
+  bool evaluates() const {
+    return config_.train.eval_steps > 0 && data_->has_held_out();
+  }
+
+  /// @returns the mean loss of the held-out batches; without backward.
+  double evaluate() {
+    model_->eval();
+    auto eval_step = smp::step([this](const batch& x) {
+      at::NoGradGuard no_grad;
+      return trainable_->loss(x);
+    });
+    double sum = 0;
+    const auto n = config_.train.eval_steps;
+    for (uint64_t i = 0; i < n; ++i) {
+      auto x = session_.pp_rank() == 0 ? data_->held_out_batch(i, n) : batch{};
+      sum += eval_step(x).reduce_mean().template item<double>();
+    }
+    model_->train();
+    return sum / static_cast<double>(n);
+  }
+
+  /// Continues the held-out part with bytes drawn from the model, the same on
+  /// all ranks.
+  void sample(const text& source) {
+    constexpr size_t prompt_size = 48;
+    auto begin = source.held_out();
+    begin = begin.first(std::min(prompt_size, begin.size()));
+    summary_.prompt.assign(begin.begin(), begin.end());
+    model_->eval();
+    auto predict = smp::step(
+      [this](at::Tensor x) {
+        at::NoGradGuard no_grad;
+        return trainable_->logits(x).select(1, -1);
+      },
+      {.microbatches = 1});
+    text_sampler sampler{summary_.prompt,
+                         {.context = config_.data.sequence_length,
+                          .seed = config_.smp.seed}};
+    for (uint64_t i = 0; i < config_.train.sample; ++i)
+      sampler.add(predict(sampler.input()).concat()[0]);
+    model_->train();
+    summary_.sample = sampler.text();
+  }
+
+  void finish() {
+    if (evaluates()) {
+      summary_.held_out_loss = evaluate();
+      listener_.on_evaluation(summary_.steps, *summary_.held_out_loss);
+    }
+    if (auto* sequences = dynamic_cast<text_sequences*>(data_.get())) {
+      auto& source = sequences->source();
+      summary_.unigram_entropy = source.unigram_entropy();
+      if (config_.train.sample > 0 && trainable_->continues_text())
+        sample(source);
+    }
+  }
+
+  /// The whole gradient as it is now: the mean over microbatches.
+  void dump_gradients(uint64_t step) {
+    save_gradients(fmt::format("{}/gradients-{}.safetensors", run_dir_, step),
+                   *model_);
+  }
+
+  void save() {
+    summary_.model_file = run_dir_ + "/model.safetensors";
+    save_state(summary_.model_file, *model_);
+  }
+
+  session& session_;
+  const train_config& config_;
+  const std::string& run_dir_;
+  train_listener& listener_;
+  const std::atomic<bool>& stop_;
+  std::unique_ptr<data_source> data_;
+  std::unique_ptr<trainable> trainable_;
+  std::unique_ptr<distributed_model_base> model_;
+  std::vector<at::Tensor> parameters_; // of the whole; empty once it is cut
+  std::unique_ptr<torch::optim::Optimizer> torch_optimizer_;
+  distributed_optimizer optimizer_;
+  std::optional<metrics_file> metrics_; // on rank 0
+  std::vector<rank_id> world_;
+  train_summary summary_;
+  double executing_seconds_ = 0; // of all ranks and steps
+  double pipeline_seconds_ = 0;  // the same
+};
+
+} // namespace
+
+train_listener::~train_listener() = default;
+
+void train_listener::on_model(distributed_model_base&,
+                              torch::optim::Optimizer&) {
+  // nop
+}
+
+void train_listener::before_step(uint64_t) {
+  // nop
+}
+
+void train_listener::on_gradients(uint64_t) {
+  // nop
+}
+
+train_job complete(train_job x, const train_config& config) {
+  if (!x.make_model)
+    x.make_model = [&config] { return make_trainable(config); };
+  if (!x.make_data)
+    x.make_data = [&config] { return make_data(config); };
+  return x;
+}
+
+train_summary train(session& s, const train_config& config,
+                    const std::string& run_dir, train_listener& listener,
+                    const std::atomic<bool>& stop, const train_job& job) {
+  return run{s, config, run_dir, listener, stop, complete(job, config)}();
+}
+
+std::string share_from_rank_0(session& s, std::string x) {
+  payload mine;
+  auto bytes = std::as_bytes(std::span{x});
+  mine.bytes.assign(bytes.begin(), bytes.end());
+  std::vector<rank_id> world;
+  for (auto rank : get_group(comm_group::world))
+    world.push_back(rank_id{rank});
+  auto result = s.internals().exchange().broadcast(
+    world, "smp.share", world.front(), std::move(mine));
+  return {reinterpret_cast<const char*>(result.bytes.data()),
+          result.bytes.size()};
+}
+
+} // namespace smp

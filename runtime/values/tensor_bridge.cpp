@@ -1,0 +1,151 @@
+#include "runtime/values/tensor_bridge.hpp"
+
+#include "runtime/lazy/promise.hpp"
+
+#include "transport/error.hpp"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+namespace smp {
+
+namespace {
+
+/// @returns the size of an element in bytes, or 0 if the type cannot be sent.
+size_t element_size(c10::ScalarType x) noexcept {
+  switch (x) {
+#define SMP_CASE(type, name)                                                   \
+  case c10::ScalarType::name:                                                  \
+    return sizeof(type);
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(SMP_CASE)
+    SMP_CASE(uint16_t, UInt16)
+    SMP_CASE(uint32_t, UInt32)
+    SMP_CASE(uint64_t, UInt64)
+    SMP_CASE(c10::Float4_e2m1fn_x2, Float4_e2m1fn_x2)
+#undef SMP_CASE
+    default:
+      return 0;
+  }
+}
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw error(error_code::unsupported,
+              what + " cannot be sent to another rank");
+}
+
+/// @returns what of `x` cannot be sent; empty if all of it can
+std::string unsendable(const at::Tensor& x) {
+  if (!x.defined())
+    return "an undefined tensor";
+  if (x.is_nested())
+    return "a nested tensor";
+  if (x.is_quantized())
+    return "a quantised tensor";
+  if (x.layout() != c10::kStrided)
+    return "a sparse tensor";
+  if (x.device().type() != c10::kCPU)
+    return "a tensor on device " + x.device().str();
+  if (element_size(x.scalar_type()) == 0)
+    return std::string{"a tensor of dtype "} + c10::toString(x.scalar_type());
+  if (!x.has_storage())
+    return "a tensor without memory of its own";
+  return {};
+}
+
+/// @returns a tensor whose bytes, in row-major order, are the elements of `x`.
+at::Tensor flatten(const at::Tensor& x, bool snapshot) {
+  if (!snapshot && x.is_contiguous() && !x.is_conj() && !x.is_neg()
+      && !x._is_zerotensor())
+    return x;
+  c10::AutoGradMode off{false};
+  auto plain = x.detach();
+  // A zero tensor has a shape but no memory until it is cloned.
+  if (snapshot || plain._is_zerotensor())
+    plain = plain.clone(at::MemoryFormat::Contiguous);
+  return plain.resolve_conj().resolve_neg().contiguous();
+}
+
+[[noreturn]] void malformed(const std::string& what) {
+  throw error(error_code::protocol, "received tensor: " + what);
+}
+
+/// @returns the dtype of `x` after checking that its parts fit together.
+c10::ScalarType checked_dtype(const tensor_ref& x) {
+  if (x.device.type != static_cast<uint8_t>(c10::kCPU))
+    refuse("a tensor on device type " + std::to_string(x.device.type));
+  auto dtype = static_cast<c10::ScalarType>(x.dtype);
+  uint64_t bytes = x.dtype < c10::NumScalarTypes ? element_size(dtype)
+                                                 : uint64_t{0};
+  if (bytes == 0)
+    malformed("unknown dtype " + std::to_string(x.dtype));
+  bool empty = false;
+  for (auto size : x.shape) {
+    if (size < 0)
+      malformed("negative size " + std::to_string(size));
+    empty = empty || size == 0;
+    // Also where there is no data: strides are made of these numbers.
+    auto n = static_cast<uint64_t>(std::max<int64_t>(size, 1));
+    if (__builtin_mul_overflow(bytes, n, &bytes) || bytes > INT64_MAX)
+      malformed("its size overflows");
+  }
+  if (empty)
+    bytes = 0;
+  if (bytes != x.nbytes)
+    malformed(std::to_string(x.nbytes) + " bytes, but its shape needs "
+              + std::to_string(bytes));
+  if (bytes > 0 && x.data == nullptr)
+    malformed("it has no data");
+  return dtype;
+}
+
+} // namespace
+
+std::string refusal_of(const at::Tensor& x) {
+  if (is_promise(x)) // it could be sent, and must not be looked at
+    return {};
+  auto what = unsendable(x);
+  return what.empty() ? what : what + " cannot be sent to another rank";
+}
+
+tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot) {
+  if (auto what = unsendable(x); !what.empty())
+    refuse(what);
+  auto flat = flatten(x, snapshot);
+  tensor_ref result;
+  result.nbytes = flat.nbytes();
+  // Const: a lazily cloned tensor (copy on write) is not copied by this.
+  result.data = result.nbytes > 0 ? flat.const_data_ptr() : nullptr;
+  result.dtype = static_cast<uint8_t>(flat.scalar_type());
+  result.device = {static_cast<uint8_t>(flat.device().type()),
+                   flat.device().index()};
+  result.shape = flat.sizes().vec();
+  // The storage alone: the tensor would keep its autograd graph, too.
+  result.owner = std::make_shared<c10::Storage>(flat.storage());
+  return result;
+}
+
+at::Tensor to_tensor(const tensor_ref& x) {
+  auto dtype = checked_dtype(x);
+  // Kernels may fault on an element that is not where its type must be.
+  auto address = reinterpret_cast<uintptr_t>(x.data);
+  if (x.nbytes > 0 && address % element_size(dtype) != 0) {
+    auto result = at::Tensor{at::detail::empty_cpu(x.shape, dtype)};
+    std::memcpy(result.mutable_data_ptr(), x.data, x.nbytes);
+    return result;
+  }
+  using owner_ptr = std::shared_ptr<const void>;
+  auto drop = [](void* ptr) { delete static_cast<owner_ptr*>(ptr); };
+  return at::for_blob(const_cast<void*>(x.data), x.shape)
+    .context(new owner_ptr(x.owner), drop)
+    .options(at::TensorOptions{dtype})
+    .target_device(at::Device{c10::kCPU})
+    .make_tensor();
+}
+
+} // namespace smp

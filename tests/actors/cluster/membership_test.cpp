@@ -1,0 +1,426 @@
+// ctest: timeout=60 label=multiprocess
+#include "tests/support/catch.hpp"
+
+#include "actors/cluster/membership.hpp"
+
+#include <csignal>
+#include <cstdlib>
+#include <chrono>
+#include <condition_variable>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <spawn.h>
+#include <string>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+using namespace smp;
+using namespace std::chrono_literals;
+using Catch::Matchers::ContainsSubstring;
+
+extern char** environ;
+
+namespace {
+
+// -- what was heard -------------------------------------------------------------
+
+/// Collects losses from any thread.
+class losses {
+public:
+  auto callback() {
+    return [this](const failure& x) {
+      std::lock_guard guard{mutex_};
+      all_.push_back(x);
+      heard_.notify_all();
+    };
+  }
+
+  /// @returns the n-th loss, or an empty one if it does not come in time.
+  failure wait(size_t n = 0, std::chrono::milliseconds limit = 20s) {
+    std::unique_lock guard{mutex_};
+    if (!heard_.wait_for(guard, limit, [&] { return all_.size() > n; }))
+      return {};
+    return all_[n];
+  }
+
+  size_t size() {
+    std::lock_guard guard{mutex_};
+    return all_.size();
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable heard_;
+  std::vector<failure> all_;
+};
+
+// -- a run ----------------------------------------------------------------------
+
+supervisor_host::options run_options(uint64_t world_size, losses& heard) {
+  supervisor_host::options result;
+  result.world_size = world_size;
+  result.run_id = "secret";
+  result.on_rank_down = heard.callback();
+  return result;
+}
+
+membership::options rank_options(uint64_t rank, uint16_t port, losses& heard) {
+  membership::options result;
+  result.port = port;
+  result.world_size = 2;
+  result.me.rank = rank_id{rank};
+  result.me.pid = getpid();
+  result.me.host = "here";
+  result.me.run_id = "secret";
+  result.me.build = "build 1";
+  result.me.config_hash = "hash 1";
+  result.me.fabric_address = std::string{"\0address ", 9} + std::to_string(rank);
+  result.on_rank_down = heard.callback();
+  return result;
+}
+
+/// One rank with an actor system of its own, as in a process of its own.
+struct rank {
+  explicit rank(membership::options x) : part(host, std::move(x)) {
+    // nop
+  }
+
+  std::future<std::vector<member>> join() {
+    return std::async(std::launch::async, [this] { return part.join(); });
+  }
+
+  actor_host host;
+  membership part;
+};
+
+struct two_ranks {
+  explicit two_ranks(supervisor_host::options x)
+    : supervisor(host, std::move(x)),
+      first(rank_options(0, supervisor.port(), heard[0])),
+      second(rank_options(1, supervisor.port(), heard[1])) {
+    // nop
+  }
+
+  losses heard[2];
+  actor_host host;
+  supervisor_host supervisor;
+  rank first;
+  rank second;
+};
+
+std::string error_of(std::future<std::vector<member>> x) {
+  try {
+    x.get();
+    return "no error";
+  } catch (const error& e) {
+    return e.what();
+  }
+}
+
+// -- a process ------------------------------------------------------------------
+
+/// This program once more, as rank 1 of a run at `port`; killed at the end.
+class child {
+public:
+  explicit child(uint16_t port) {
+    auto program = std::string(4096, '\0');
+    program.resize(static_cast<size_t>(
+      readlink("/proc/self/exe", program.data(), program.size())));
+    std::string name = "a child process joins as rank 1";
+    setenv("SMP_TEST_PORT", std::to_string(port).c_str(), 1);
+    setenv("SMP_TEST_PARENT", std::to_string(getpid()).c_str(), 1);
+    char* argv[] = {program.data(), name.data(), nullptr};
+    REQUIRE(posix_spawn(&pid_, program.c_str(), nullptr, nullptr, argv, environ)
+            == 0);
+  }
+
+  ~child() {
+    if (pid_ > 0)
+      end(SIGKILL);
+  }
+
+  void signal(int x) {
+    kill(pid_, x);
+  }
+
+  /// @returns the exit status as `waitpid` gives it.
+  int end(int x) {
+    signal(x);
+    int status = 0;
+    waitpid(std::exchange(pid_, 0), &status, 0);
+    return status;
+  }
+
+private:
+  pid_t pid_ = 0;
+};
+
+} // namespace
+
+// -- joining ----------------------------------------------------------------------
+
+TEST_CASE("ranks join, learn each other's addresses and leave",
+          "[actors][membership]") {
+  losses heard;
+  two_ranks x{run_options(2, heard)};
+  auto first = x.first.join();
+  auto second = x.second.join();
+  for (auto* y : {&first, &second}) {
+    auto members = y->get();
+    REQUIRE(members.size() == 2);
+    for (uint64_t i = 0; i < 2; ++i) {
+      CHECK(members[i].rank == rank_id{i});
+      CHECK(members[i].fabric_address
+            == std::string{"\0address ", 9} + std::to_string(i));
+    }
+  }
+  x.first.part.leave();
+  x.second.part.leave();
+  CHECK(heard.size() == 0);
+  CHECK(x.heard[0].size() == 0);
+  CHECK(x.heard[1].size() == 0);
+}
+
+TEST_CASE("rank 0 may host the supervisor in its own actor system",
+          "[actors][membership]") {
+  losses heard;
+  losses heard_by_0;
+  losses heard_by_1;
+  auto rank_1 = std::optional<rank>{};
+  {
+    actor_host host;
+    supervisor_host supervisor{host, run_options(2, heard)};
+    membership part{host, rank_options(0, supervisor.port(), heard_by_0)};
+    rank_1.emplace(rank_options(1, supervisor.port(), heard_by_1));
+    auto joined = rank_1->join();
+    CHECK(part.join().size() == 2);
+    CHECK(joined.get().size() == 2);
+    part.leave();
+    rank_1->part.leave();
+  }
+  CHECK(heard.size() + heard_by_0.size() + heard_by_1.size() == 0);
+}
+
+TEST_CASE("a rank of another build is refused by name on all sides",
+          "[actors][membership]") {
+  losses heard;
+  actor_host host;
+  supervisor_host supervisor{host, run_options(2, heard)};
+  losses ignored;
+  rank first{rank_options(0, supervisor.port(), ignored)};
+  auto other = rank_options(1, supervisor.port(), ignored);
+  other.me.build = "build 2";
+  rank second{std::move(other)};
+  auto a = first.join();
+  auto b = second.join();
+  auto text = error_of(std::move(a));
+  CHECK_THAT(text, ContainsSubstring("another build"));
+  CHECK_THAT(text, ContainsSubstring("build 1"));
+  CHECK_THAT(text, ContainsSubstring("build 2"));
+  CHECK_THAT(text, Catch::Matchers::StartsWith("rank 0 (pid")
+                     || Catch::Matchers::StartsWith("rank 1 (pid"));
+  CHECK(error_of(std::move(b)) == text);
+  CHECK_THAT(heard.wait().text, ContainsSubstring("another build"));
+}
+
+TEST_CASE("a stranger is refused and disturbs nobody",
+          "[actors][membership]") {
+  losses heard;
+  two_ranks x{run_options(2, heard)};
+  losses ignored;
+  auto other = rank_options(1, x.supervisor.port(), ignored);
+  other.me.run_id = "guess";
+  rank stranger{std::move(other)};
+  CHECK_THAT(error_of(stranger.join()), ContainsSubstring("another run"));
+  auto first = x.first.join();
+  auto second = x.second.join();
+  CHECK(first.get().size() == 2);
+  CHECK(second.get().size() == 2);
+  x.first.part.leave();
+  x.second.part.leave();
+  CHECK(heard.size() == 0);
+}
+
+TEST_CASE("a rank that does not come is named when the time is over",
+          "[actors][membership]") {
+  losses heard;
+  auto options = run_options(3, heard);
+  options.join_limit = 300ms;
+  actor_host host;
+  supervisor_host supervisor{host, std::move(options)};
+  losses ignored;
+  rank first{rank_options(1, supervisor.port(), ignored)};
+  // On a busy machine rank 1 may come too late as well.
+  CHECK_THAT(error_of(first.join()),
+             ContainsSubstring("ranks 0, ")
+               && ContainsSubstring("2 did not join within 0.3 s"));
+  CHECK_THAT(heard.wait().text, ContainsSubstring("ranks 0, "));
+}
+
+TEST_CASE("a supervisor that is not there is named", "[actors][membership]") {
+  uint16_t port = 0;
+  losses ignored;
+  {
+    actor_host host;
+    port = supervisor_host{host, run_options(1, ignored)}.port();
+  }
+  auto options = rank_options(0, port, ignored);
+  options.join_limit = 200ms;
+  rank lonely{std::move(options)};
+  CHECK_THAT(error_of(lonely.join()),
+             ContainsSubstring("rank 0 could not reach the SUPERVISOR at"
+                               " 127.0.0.1:"
+                               + std::to_string(port)));
+}
+
+TEST_CASE("the control plane refuses addresses that others can reach",
+          "[actors][membership]") {
+  losses ignored;
+  actor_host host;
+  auto options = run_options(1, ignored);
+  options.address = "0.0.0.0";
+  CHECK_THROWS_WITH((supervisor_host{host, options}),
+                    ContainsSubstring("0.0.0.0")
+                      && ContainsSubstring("loopback"));
+}
+
+TEST_CASE("a port that is taken is a clear error", "[actors][membership]") {
+  losses ignored;
+  actor_host host;
+  supervisor_host first{host, run_options(1, ignored)};
+  auto options = run_options(1, ignored);
+  options.port = first.port();
+  actor_host other;
+  CHECK_THROWS_WITH((supervisor_host{other, options}),
+                    ContainsSubstring("cannot listen on 127.0.0.1:"));
+}
+
+// -- losses -----------------------------------------------------------------------
+
+TEST_CASE("a rank that ends without goodbye is lost", "[actors][membership]") {
+  losses heard;
+  auto options = run_options(2, heard);
+  options.report_grace = 0ms;
+  actor_host host;
+  supervisor_host supervisor{host, std::move(options)};
+  losses heard_by_0;
+  losses ignored;
+  rank first{rank_options(0, supervisor.port(), heard_by_0)};
+  {
+    rank second{rank_options(1, supervisor.port(), ignored)};
+    auto joined = first.join();
+    second.join().get();
+    joined.get();
+  }
+  auto cause = heard_by_0.wait();
+  CHECK(cause.code == error_code::rank_down);
+  CHECK(cause.rank == rank_id{1});
+  CHECK(heard.wait() == cause);
+  CHECK(ignored.size() == 0);
+}
+
+TEST_CASE("the launcher's report wins over the broken connection",
+          "[actors][membership]") {
+  losses heard;
+  auto options = run_options(2, heard);
+  options.report_grace = 60s; // longer than any wait here
+  actor_host host;
+  supervisor_host supervisor{host, std::move(options)};
+  losses heard_by_0;
+  losses ignored;
+  rank first{rank_options(0, supervisor.port(), heard_by_0)};
+  {
+    rank second{rank_options(1, supervisor.port(), ignored)};
+    auto joined = first.join();
+    second.join().get();
+    joined.get();
+  }
+  auto cause = failure{error_code::rank_down, rank_id{1}, {},
+                       "killed by signal 9 (SIGKILL)"};
+  supervisor.report_down(cause);
+  supervisor.report_down({error_code::rank_down, rank_id{1}, {}, "later"});
+  CHECK(heard_by_0.wait() == cause);
+  CHECK(heard.wait() == cause);
+  CHECK(heard.size() == 1);
+}
+
+TEST_CASE("a rank that dies while others still join ends their wait",
+          "[actors][membership]") {
+  losses heard;
+  actor_host host;
+  supervisor_host supervisor{host, run_options(2, heard)};
+  losses ignored;
+  rank first{rank_options(0, supervisor.port(), ignored)};
+  auto joined = first.join();
+  supervisor.report_down(
+    {error_code::rank_down, rank_id{1}, {}, "exit code 2"});
+  CHECK(error_of(std::move(joined)) == "rank 1: exit code 2");
+}
+
+TEST_CASE("the loss of the supervisor is reported", "[actors][membership]") {
+  losses heard;
+  losses heard_by_0;
+  auto host = std::make_unique<actor_host>();
+  auto options = run_options(1, heard);
+  auto supervisor = std::make_unique<supervisor_host>(*host, options);
+  auto mine = rank_options(0, supervisor->port(), heard_by_0);
+  mine.world_size = 1;
+  rank first{std::move(mine)};
+  first.join().get();
+  supervisor->report_down( // a failed run waits for nobody
+    {error_code::rank_down, rank_id{0}, {}, "gone"});
+  CHECK(heard.wait().text == "gone");
+  supervisor.reset();
+  host.reset();
+  CHECK_THAT(heard_by_0.wait().text, ContainsSubstring("SUPERVISOR")
+                                       && ContainsSubstring("is lost"));
+}
+
+// -- processes --------------------------------------------------------------------
+
+TEST_CASE("a child process joins as rank 1", "[.child]") {
+  // Ends with its parent, whatever happens to that.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != std::atoi(std::getenv("SMP_TEST_PARENT")))
+    return;
+  losses heard;
+  rank me{rank_options(
+    1, static_cast<uint16_t>(std::atoi(std::getenv("SMP_TEST_PORT"))), heard)};
+  me.join().get();
+  pause();
+}
+
+TEST_CASE("a killed process is reported within two seconds",
+          "[actors][membership]") {
+  losses heard;
+  losses heard_by_0;
+  actor_host host;
+  supervisor_host supervisor{host, run_options(2, heard)};
+  rank first{rank_options(0, supervisor.port(), heard_by_0)};
+  child second{supervisor.port()};
+  auto members = first.join().get();
+  REQUIRE(members.size() == 2);
+  CHECK(members[1].pid != members[0].pid);
+  auto begin = std::chrono::steady_clock::now();
+  auto status = second.end(SIGKILL);
+  CHECK(WTERMSIG(status) == SIGKILL);
+  auto cause = failure{};
+  SECTION("by its broken connection") {
+    cause = heard_by_0.wait();
+    CHECK_THAT(cause.text, ContainsSubstring("connection broke"));
+  }
+  SECTION("by its launcher, with the better cause") {
+    supervisor.report_down({error_code::rank_down, rank_id{1}, {},
+                            "killed by signal 9 (SIGKILL)"});
+    cause = heard_by_0.wait();
+    CHECK(cause.text == "killed by signal 9 (SIGKILL)");
+  }
+  CHECK(std::chrono::steady_clock::now() - begin < 2s);
+  CHECK(cause.rank == rank_id{1});
+  CHECK(heard.wait() == cause);
+  CHECK(heard_by_0.size() == 1);
+}

@@ -1,0 +1,98 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/cluster/roster.hpp"
+
+#include <string>
+#include <vector>
+
+using namespace smp;
+
+namespace {
+
+member make_member(uint64_t rank) {
+  member result;
+  result.rank = rank_id{rank};
+  result.pid = static_cast<int64_t>(100 + rank);
+  result.host = "h";
+  result.run_id = "secret";
+  result.build = "b1";
+  result.config_hash = "c1";
+  result.fabric_address = std::string{"a\0b", 3} + std::to_string(rank);
+  return result;
+}
+
+failure killed(uint64_t rank) {
+  return {error_code::rank_down, rank_id{rank}, {}, "killed"};
+}
+
+} // namespace
+
+TEST_CASE("a roster is complete when each rank came once", "[actors][roster]") {
+  roster x{2, "secret"};
+  CHECK_FALSE(x.admit(make_member(1)));
+  CHECK_FALSE(x.complete());
+  CHECK_FALSE(x.admit(make_member(0)));
+  CHECK(x.complete());
+  auto xs = x.members();
+  REQUIRE(xs.size() == 2);
+  CHECK(xs[0].rank == rank_id{0});
+  CHECK(xs[1].fabric_address == make_member(1).fabric_address);
+  CHECK(xs[1].run_id.empty());
+}
+
+TEST_CASE("a rank that differs is named with what differs",
+          "[actors][roster]") {
+  roster x{3, "secret"};
+  CHECK_FALSE(x.admit(make_member(0)));
+  auto y = make_member(1);
+  SECTION("build") {
+    y.build = "b2";
+    CHECK(x.admit(y).text
+          == "rank 1 (pid 101 on host h) runs another build than rank 0 (pid"
+             " 100 on host h): b2 vs b1");
+  }
+  SECTION("configuration") {
+    y.config_hash = "c2";
+    CHECK(x.admit(y).text
+          == "rank 1 (pid 101 on host h) has another configuration than rank 0"
+             " (pid 100 on host h): hash c2 vs c1");
+  }
+  SECTION("range") {
+    CHECK(x.admit(make_member(3)).text
+          == "rank 3 (pid 103 on host h) is out of range: the run has 3 ranks");
+  }
+  SECTION("duplicate") {
+    y = make_member(0);
+    y.pid = 7;
+    CHECK(x.admit(y).text
+          == "rank 0 (pid 7 on host h) claims a place that rank 0 (pid 100 on"
+             " host h) has");
+  }
+  CHECK(x.missing(std::chrono::milliseconds{1500}).text
+        == "ranks 1, 2 did not join within 1.5 s");
+}
+
+TEST_CASE("a stranger is refused without the secret", "[actors][roster]") {
+  roster x{1, "secret"};
+  auto y = make_member(0);
+  CHECK_FALSE(x.check_stranger(y));
+  y.run_id = "guess";
+  auto text = x.check_stranger(y).text;
+  CHECK(text == "rank 0 (pid 100 on host h) belongs to another run");
+  CHECK(text.find("secret") == std::string::npos);
+}
+
+TEST_CASE("a rank is lost at most once and not after its goodbye",
+          "[actors][roster]") {
+  roster x{3, "secret"};
+  for (uint64_t i = 0; i < 3; ++i)
+    x.admit(make_member(i));
+  CHECK(x.lose(killed(1)));
+  CHECK_FALSE(x.lose(killed(1)));
+  x.leave(rank_id{2});
+  CHECK_FALSE(x.lose(killed(2)));
+  CHECK_FALSE(x.lose(killed(9)));
+  CHECK(x.losses() == std::vector<failure>{killed(1)});
+  CHECK(x.present() == std::vector<rank_id>{rank_id{0}});
+  CHECK(x.gone() == std::vector<rank_id>{rank_id{2}});
+}

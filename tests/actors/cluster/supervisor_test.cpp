@@ -1,0 +1,234 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/cluster/member.hpp"
+#include "actors/cluster/supervisor.hpp"
+#include "tests/support/actor_fixture.hpp"
+
+#include <caf/event_based_actor.hpp>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+using namespace smp;
+using namespace std::chrono_literals;
+
+namespace {
+
+using failures = std::vector<failure>;
+
+/// SUPERVISOR and MEMBERs in one system, with simulated time.
+struct run_fixture : actor_fixture {
+  void init(uint64_t world_size) {
+    supervisor_host::options x;
+    x.world_size = world_size;
+    x.run_id = "secret";
+    x.on_rank_down = [this](const failure& y) { heard.push_back(y); };
+    boss = own(sys.spawn(supervisor, std::move(x)));
+    ranks.resize(world_size);
+    sched.run();
+  }
+
+  struct rank_entry {
+    member_actor ear;
+    std::shared_ptr<awaited<welcome>> joined;
+    failures heard;
+  };
+
+  void join(uint64_t rank) {
+    auto& x = ranks[rank];
+    x.joined = std::make_shared<awaited<welcome>>();
+    member_config cfg;
+    cfg.me.rank = rank_id{rank};
+    cfg.me.run_id = "secret";
+    cfg.supervisor = boss;
+    cfg.address = "there";
+    cfg.on_rank_down = [&x](const failure& y) { x.heard.push_back(y); };
+    cfg.joined = x.joined;
+    x.ear = own(sys.spawn(member_ear, std::move(cfg)));
+    sched.run();
+  }
+
+  void join_all() {
+    for (uint64_t i = 0; i < ranks.size(); ++i)
+      join(i);
+  }
+
+  void kill(uint64_t rank) {
+    caf::anon_send_exit(ranks[rank].ear, caf::exit_reason::kill);
+    sched.run();
+  }
+
+  void pass(std::chrono::milliseconds x) {
+    sched.advance_time(x);
+    sched.run();
+  }
+
+  supervisor_status status() {
+    return ask<supervisor_status>(boss, status_atom_v);
+  }
+
+  bool alive() {
+    return !ask_error(boss, goodbye_atom_v, rank_id{99});
+  }
+
+  supervisor_actor boss;
+  std::vector<rank_entry> ranks;
+  failures heard;
+};
+
+failure killed(uint64_t rank) {
+  return {error_code::rank_down, rank_id{rank}, {}, "killed by signal 9"};
+}
+
+} // namespace
+
+TEST_CASE_METHOD(run_fixture, "all are welcome once all are there",
+                 "[actors][supervisor]") {
+  init(2);
+  join(1);
+  CHECK_FALSE(ranks[1].joined->done());
+  CHECK(status().present == std::vector<rank_id>{rank_id{1}});
+  join(0);
+  for (auto& x : ranks) {
+    CHECK(x.joined->done());
+    CHECK_FALSE(x.joined->cause());
+  }
+}
+
+TEST_CASE_METHOD(run_fixture, "supervisor and members answer status",
+                 "[actors][supervisor]") {
+  init(3);
+  join_all();
+  caf::anon_send(boss, goodbye_atom_v, rank_id{0});
+  caf::anon_send(boss, down_atom_v, killed(1));
+  auto x = status();
+  CHECK(x.world_size == 3);
+  CHECK(x.present == std::vector<rank_id>{rank_id{2}});
+  CHECK(x.gone == std::vector<rank_id>{rank_id{0}});
+  CHECK(x.losses == failures{killed(1)});
+  auto y = ask<member_status>(ranks[2].ear, status_atom_v);
+  CHECK(y.rank == rank_id{2});
+  CHECK(y.losses == failures{killed(1)});
+}
+
+TEST_CASE_METHOD(run_fixture, "a broken connection waits for a better cause",
+                 "[actors][supervisor]") {
+  init(3);
+  join_all();
+  kill(1);
+  pass(299ms);
+  CHECK(heard.empty());
+  SECTION("that comes") {
+    caf::anon_send(boss, down_atom_v, killed(1));
+    sched.run();
+    CHECK(ranks[0].heard == failures{killed(1)});
+    CHECK(ranks[2].heard == failures{killed(1)});
+    pass(1s);
+    CHECK(heard == failures{killed(1)});
+  }
+  SECTION("that does not come") {
+    pass(1ms);
+    REQUIRE(heard.size() == 1);
+    CHECK(heard[0].rank == rank_id{1});
+    CHECK(ranks[0].heard == heard);
+    CHECK(ranks[2].heard == heard);
+  }
+}
+
+TEST_CASE_METHOD(run_fixture, "each loss is told once, the first one first",
+                 "[actors][supervisor]") {
+  init(3);
+  join_all();
+  caf::anon_send(boss, down_atom_v, killed(2));
+  caf::anon_send(boss, down_atom_v, killed(2));
+  caf::anon_send(boss, down_atom_v, killed(1));
+  sched.run();
+  CHECK(ranks[0].heard == failures{killed(2), killed(1)});
+  CHECK(heard == failures{killed(2), killed(1)});
+}
+
+TEST_CASE_METHOD(run_fixture, "the end of a rank that said goodbye is no loss",
+                 "[actors][supervisor]") {
+  init(2);
+  join_all();
+  CHECK_FALSE(ask_error(boss, goodbye_atom_v, rank_id{1}));
+  kill(1);
+  pass(1s);
+  CHECK(heard.empty());
+  CHECK(ranks[0].heard.empty());
+}
+
+TEST_CASE_METHOD(run_fixture, "a rank that joins too late hears the cause",
+                 "[actors][supervisor]") {
+  init(2);
+  join(0);
+  pass(30s);
+  CHECK_THAT(ranks[0].joined->cause().text,
+             Catch::Matchers::ContainsSubstring("rank 1 did not join"));
+  join(1);
+  CHECK(ranks[1].joined->cause() == ranks[0].joined->cause());
+}
+
+TEST_CASE_METHOD(run_fixture, "a member that waits to join gives up by itself",
+                 "[actors][supervisor]") {
+  SECTION("when the supervisor dies") {
+    init(2);
+    join(0);
+    caf::anon_send_exit(boss, caf::exit_reason::kill);
+    sched.run();
+  }
+  SECTION("when the supervisor does not answer") {
+    init(2);
+    auto mute = own(sys.spawn([](caf::event_based_actor* self) {
+      self->set_default_handler(caf::skip);
+      return caf::behavior{[](int) {}};
+    }));
+    boss = caf::actor_cast<supervisor_actor>(mute);
+    join(0);
+    pass(31s);
+    CHECK_FALSE(ranks[0].joined->done());
+    pass(1s);
+  }
+  CHECK_THAT(ranks[0].joined->cause().text,
+             Catch::Matchers::ContainsSubstring("the SUPERVISOR at there"));
+}
+
+TEST_CASE_METHOD(run_fixture, "the loss of the supervisor is no loss for those"
+                              " who leave",
+                 "[actors][supervisor]") {
+  init(2);
+  join_all();
+  caf::anon_send(ranks[0].ear, goodbye_atom_v);
+  sched.run();
+  caf::anon_send_exit(boss, caf::exit_reason::kill);
+  sched.run();
+  CHECK(ranks[0].heard.empty());
+  REQUIRE(ranks[1].heard.size() == 1);
+  CHECK_THAT(ranks[1].heard[0].text,
+             Catch::Matchers::ContainsSubstring("is lost"));
+}
+
+TEST_CASE_METHOD(run_fixture, "a supervisor that ends waits for goodbyes",
+                 "[actors][supervisor]") {
+  init(2);
+  join_all();
+  caf::anon_send_exit(boss, caf::exit_reason::user_shutdown);
+  sched.run();
+  SECTION("until all said it") {
+    CHECK_FALSE(ask_error(boss, goodbye_atom_v, rank_id{0}));
+    CHECK(alive());
+    CHECK_FALSE(ask_error(boss, goodbye_atom_v, rank_id{1}));
+  }
+  SECTION("but not for ever") {
+    pass(1999ms);
+    CHECK(alive());
+    pass(1ms);
+  }
+  SECTION("but not after a loss") {
+    caf::anon_send(boss, down_atom_v, killed(1));
+    sched.run();
+  }
+  CHECK_FALSE(alive());
+}

@@ -1,0 +1,263 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/protocol/wire.hpp"
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace smp;
+
+namespace {
+
+std::vector<std::byte> bytes(const std::string& x) {
+  std::vector<std::byte> result(x.size());
+  std::memcpy(result.data(), x.data(), x.size());
+  return result;
+}
+
+tensor_ref tensor(std::vector<float> x) {
+  auto data = std::make_shared<std::vector<float>>(std::move(x));
+  tensor_ref result;
+  result.data = data->data();
+  result.nbytes = data->size() * sizeof(float);
+  result.shape = {static_cast<int64_t>(data->size())};
+  result.owner = data;
+  return result;
+}
+
+request make_request() {
+  return {{rank_id{3}, 17},
+          step_id{5},
+          microbatch_id{2},
+          module_id{40},
+          phase::backward,
+          {bytes("args"), {tensor({1, 2}), tensor({3})}},
+          6,
+          true,
+          16,
+          {{rank_id{1}, 5, 6}, {rank_id{2}, 7, 8}}};
+}
+
+failure make_failure() {
+  return {error_code::user_code, rank_id{1}, "blocks.3", "boom"};
+}
+
+step_report make_report() {
+  step_report result{step_id{9}, {}, {}};
+  result.values.push_back({bytes("loss"), {tensor({1})}});
+  result.values.push_back({});
+  result.values.push_back({bytes("x"), {tensor({2}), tensor({3, 4})}});
+  return result;
+}
+
+step_plan make_plan() {
+  return {step_id{4}, step_plan::mode::replay, 77, step_id{2}};
+}
+
+/// Every kind of message there is.
+std::vector<message> all_messages() {
+  std::vector<message> result;
+  result.push_back(encode(make_request()));
+  result.push_back(encode(response{{rank_id{0}, 7}, {bytes("value"), {}}, {}}));
+  result.push_back(encode(response{{rank_id{0}, 7}, {}, make_failure()}));
+  result.push_back(encode(microbatch_done{step_id{4}, microbatch_id{1}}));
+  result.push_back(encode(step_failed{step_id{4}, make_failure()}));
+  result.push_back(encode(forward_over{step_id{4}, 2}));
+  result.push_back(encode(make_report()));
+  result.push_back(encode(step_report{step_id{4}, {}, make_failure()}));
+  result.push_back(encode(recorded_request{{rank_id{0}, 7}, {}}));
+  result.push_back(encode(recorded_response{{rank_id{0}, 7}, {}}));
+  result.push_back(encode(make_plan()));
+  result.push_back(encode(step_diverged{step_id{4}, "another call"}));
+  return result;
+}
+
+/// @returns the text of the protocol error, or nothing if `x` is fine.
+std::string refusal(message x) {
+  try {
+    decode(std::move(x));
+    return {};
+  } catch (const error& e) {
+    CHECK(e.code() == error_code::protocol);
+    return e.what();
+  }
+}
+
+using Catch::Matchers::ContainsSubstring;
+
+} // namespace
+
+TEST_CASE("a request keeps everything on its way", "[actors][wire]") {
+  auto x = make_request();
+  auto data = x.body.tensors[0].data;
+  auto y = std::get<request>(decode(encode(std::move(x))));
+  CHECK(y.id == request_id{rank_id{3}, 17});
+  CHECK(y.step == step_id{5});
+  CHECK(y.microbatch == microbatch_id{2});
+  CHECK(y.module == module_id{40});
+  CHECK(y.what == phase::backward);
+  CHECK(y.turn == 6);
+  CHECK(y.promised);
+  CHECK(y.after == 16);
+  CHECK(y.needs
+        == std::vector<object_id>{{rank_id{1}, 5, 6}, {rank_id{2}, 7, 8}});
+  CHECK(y.body.bytes == bytes("args"));
+  REQUIRE(y.body.tensors.size() == 2);
+  CHECK(y.body.tensors[0].data == data); // passed through, not copied
+}
+
+TEST_CASE("a response carries a value or a failure", "[actors][wire]") {
+  auto x = std::get<response>(
+    decode(encode(response{{rank_id{2}, 8}, {bytes("v"), {tensor({1})}}, {}})));
+  CHECK(x.id == request_id{rank_id{2}, 8});
+  CHECK(x.body.bytes == bytes("v"));
+  CHECK(x.body.tensors.size() == 1);
+  CHECK_FALSE(x.error);
+  auto y = std::get<response>(
+    decode(encode(response{{rank_id{2}, 8}, {}, make_failure()})));
+  CHECK(y.error == make_failure());
+}
+
+TEST_CASE("what is as recorded sends its tensors and its name",
+          "[actors][wire][R33]") {
+  auto x = encode(recorded_request{{rank_id{2}, 8}, {tensor({1})}});
+  CHECK(x.kind == message_kind::request);
+  CHECK(x.body.bytes.size() == 17);
+  auto y = std::get<recorded_request>(decode(std::move(x)));
+  CHECK(y.id == request_id{rank_id{2}, 8});
+  CHECK(y.tensors.size() == 1);
+  auto z = std::get<recorded_response>(
+    decode(encode(recorded_response{{rank_id{2}, 9}, {tensor({1})}})));
+  CHECK(z.id == request_id{rank_id{2}, 9});
+  CHECK(z.tensors.size() == 1);
+}
+
+TEST_CASE("a plan and a divergence keep everything", "[actors][wire][R33]") {
+  auto x = std::get<step_plan>(decode(encode(make_plan())));
+  CHECK(x.step == step_id{4});
+  CHECK(x.what == step_plan::mode::replay);
+  CHECK(x.key == 77);
+  CHECK(x.source == step_id{2});
+  auto y = std::get<step_diverged>(
+    decode(encode(step_diverged{step_id{4}, "another call"})));
+  CHECK(y.step == step_id{4});
+  CHECK(y.text == "another call");
+}
+
+TEST_CASE("the ends of microbatches and steps keep everything",
+          "[actors][wire]") {
+  auto x = std::get<microbatch_done>(
+    decode(encode(microbatch_done{step_id{4}, microbatch_id{1}})));
+  CHECK(x.step == step_id{4});
+  CHECK(x.microbatch == microbatch_id{1});
+  auto y = std::get<step_failed>(
+    decode(encode(step_failed{step_id{6}, make_failure()})));
+  CHECK(y.step == step_id{6});
+  CHECK(y.error == make_failure());
+  auto z = std::get<forward_over>(
+    decode(encode(forward_over{step_id{4}, 2})));
+  CHECK(z.step == step_id{4});
+  CHECK(z.turn == 2);
+}
+
+TEST_CASE("a report gives each value its own tensors back",
+          "[actors][wire]") {
+  auto x = make_report();
+  auto msg = encode(x);
+  CHECK(msg.kind == message_kind::control);
+  auto y = std::get<step_report>(decode(std::move(msg)));
+  CHECK(y.step == x.step);
+  REQUIRE(y.values.size() == 3);
+  for (size_t i = 0; i < 3; ++i) {
+    CHECK(y.values[i].bytes == x.values[i].bytes);
+    REQUIRE(y.values[i].tensors.size() == x.values[i].tensors.size());
+    for (size_t j = 0; j < x.values[i].tensors.size(); ++j)
+      CHECK(y.values[i].tensors[j].data == x.values[i].tensors[j].data);
+  }
+}
+
+TEST_CASE("a cut message is refused and never read past its end",
+          "[actors][wire]") {
+  // Headers have these sizes; what follows may have any.
+  std::vector<size_t> header{50 + 13 + 2 * 20, 18, 18 + 8 + 12 + 8, 0, 0, 0, 0, 0,
+                             0,  0,  0,                0};
+  auto messages = all_messages();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    auto size = messages[i].body.bytes.size();
+    for (size_t cut = 0; cut < size; ++cut) {
+      auto x = messages[i];
+      // A buffer of the exact size, so that AddressSanitizer sees each read.
+      x.body.bytes = std::vector<std::byte>{x.body.bytes.begin(),
+                                            x.body.bytes.begin()
+                                              + static_cast<ptrdiff_t>(cut)};
+      auto is_cut = !refusal(std::move(x)).empty();
+      auto must = header[i] == 0 || cut < header[i];
+      INFO("message " << i << " cut to " << cut << " of " << size);
+      CHECK(is_cut == must);
+    }
+  }
+}
+
+TEST_CASE("changed bytes give another message or a protocol error",
+          "[actors][wire]") {
+  std::minstd_rand rng{1};
+  size_t refused = 0;
+  for (auto& original : all_messages()) {
+    auto size = original.body.bytes.size();
+    for (size_t pos = 0; pos < size; ++pos)
+      for (int bit = 0; bit < 8; ++bit) {
+        auto x = original;
+        x.body.bytes[pos] ^= static_cast<std::byte>(1 << bit);
+        refused += !refusal(std::move(x)).empty();
+      }
+    for (int round = 0; round < 500; ++round) {
+      auto x = original;
+      for (int i = 0; i < 4; ++i)
+        x.body.bytes[rng() % size] = static_cast<std::byte>(rng());
+      x.kind = static_cast<message_kind>(rng() % 5);
+      refused += !refusal(std::move(x)).empty();
+    }
+  }
+  CHECK(refused > 0);
+}
+
+TEST_CASE("a refused message names the field", "[actors][wire]") {
+  auto x = encode(make_request());
+  x.body.bytes.resize(30);
+  CHECK_THAT(refusal(x), ContainsSubstring("malformed request: microbatch"));
+  x = encode(make_request());
+  x.body.bytes[49] = std::byte{2};
+  CHECK_THAT(refusal(x), ContainsSubstring("phase has no such value: 2"));
+  x = encode(response{{}, {}, make_failure()});
+  x.body.bytes[17] = std::byte{99};
+  CHECK_THAT(refusal(x), ContainsSubstring("failure code"));
+  x = encode(microbatch_done{});
+  x.body.bytes.push_back({});
+  CHECK_THAT(refusal(x), ContainsSubstring("end is followed by 1 bytes"));
+  x = encode(microbatch_done{});
+  x.body.tensors.push_back(tensor({1}));
+  CHECK_THAT(refusal(x), ContainsSubstring("tensors are there"));
+  x = encode(step_failed{step_id{1}, make_failure()});
+  x.body.bytes[9] = std::byte{0};
+  x.body.bytes.resize(10);
+  CHECK_THAT(refusal(x), ContainsSubstring("failure code is missing"));
+  x.kind = message_kind::exchange;
+  CHECK_THAT(refusal(x), ContainsSubstring("not for the MODULE SERVER"));
+}
+
+TEST_CASE("a report that promises too much is refused before it allocates",
+          "[actors][wire]") {
+  auto x = encode(make_report());
+  auto count = ~uint64_t{0};
+  std::memcpy(x.body.bytes.data() + 10, &count, sizeof(count));
+  CHECK_THAT(refusal(x), ContainsSubstring("count of values"));
+  x = encode(make_report());
+  x.body.tensors.pop_back();
+  CHECK_THAT(refusal(x), ContainsSubstring("tensors of a value"));
+  x = encode(make_report());
+  x.body.tensors.push_back(tensor({1}));
+  CHECK_THAT(refusal(x), ContainsSubstring("more than its values have"));
+}

@@ -1,0 +1,142 @@
+// ctest: timeout=120
+#include "tests/support/catch.hpp"
+
+#include "actors/replay/computed_order.hpp"
+#include "tests/support/actor_world.hpp"
+
+#include <string>
+#include <vector>
+
+using namespace smp;
+
+namespace {
+
+using texts_t = std::vector<std::string>;
+
+struct order_world : actor_world {
+  order_world() {
+    script[root_module] = {do_call(1, 1), do_call(2, 2), do_grant(),
+                           do_call(2, 2, phase::backward),
+                           do_call(1, 1, phase::backward), do_return("r")};
+    script[{1}] = {do_call(0, 3), do_call(2, 2), do_return("a")};
+    script[{2}] = {do_return("b")};
+    script[{3}] = {do_return("c")};
+  }
+
+  void init(uint64_t seed, const std::string& schedule) {
+    actor_world::init({.world_size = 3,
+                       .seed = seed,
+                       .reorder = true,
+                       .schedule = schedule,
+                       .active = 5,
+                       .records = {.fixed_order = true}});
+  }
+
+  /// Does what an engine does after the first step of a kind.
+  void compute(const std::string& schedule, bool forward_alone = false) {
+    std::vector<step_record> flows;
+    std::vector<service_order> orders(3, backward_first);
+    for (auto& x : ranks) {
+      auto note = x->records->note();
+      CHECK(note.recorded);
+      auto record = x->records->find(note.key, note.step);
+      flows.push_back(decode_flow(encode_flow(*record)));
+    }
+    auto policy = make_schedule(schedule, 5, 5);
+    auto order = compute_order(flows, {{0}, {1}, {2}}, *policy, orders,
+                               forward_alone);
+    for (size_t i = 0; i < 3; ++i) {
+      auto& records = *ranks[i]->records;
+      auto note = records.note();
+      auto x = *records.find(note.key, note.step);
+      x.order = order.served[i];
+      if (i == 0)
+        x.admission = order.admission;
+      records.choose(note.key, note.step, std::move(x));
+    }
+  }
+
+  /// @returns what the ranks served, by rank
+  std::vector<texts_t> served() {
+    std::vector<texts_t> result(3);
+    for (auto& x : trace)
+      if (!x.ends_with("end"))
+        result[static_cast<size_t>(x[0] - '0')].push_back(x);
+    return result;
+  }
+};
+
+} // namespace
+
+TEST_CASE("a computed order is the same whatever the timing",
+          "[actors][static][deterministic]") {
+  auto schedule = GENERATE(as<std::string>{}, "simple", "interleaved", "1f1b");
+  std::vector<std::vector<texts_t>> orders;
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    INFO(schedule << ", seed " << seed);
+    order_world w;
+    w.init(seed, schedule);
+    CHECK(w.texts(w.step(1, 5)) == texts_t(5, "rab"));
+    w.compute(schedule);
+    w.trace.clear();
+    CHECK(w.texts(w.step(2, 5)) == texts_t(5, "rab"));
+    CHECK(w.ranks[1]->records->note().replayed);
+    orders.push_back(w.served());
+    // It is a pipeline: the second microbatch starts before the first turns.
+    CHECK(w.at("0: m0 mb1 start") < w.at("2: m2 mb0 end"));
+  }
+  for (auto& x : orders)
+    CHECK(x == orders.front());
+}
+
+TEST_CASE_METHOD(order_world, "the recorded step of a computed order is serial",
+                 "[actors][static][deterministic]") {
+  init(3, "interleaved");
+  step(1, 5);
+  for (uint64_t i = 0; i + 1 < 5; ++i)
+    CHECK(at("0: m0 mb" + std::to_string(i) + " end")
+          < at("0: m0 mb" + std::to_string(i + 1) + " start"));
+}
+
+TEST_CASE_METHOD(order_world, "forward phases may be kept apart",
+                 "[actors][static][deterministic][R19]") {
+  init(3, "1f1b");
+  step(1, 5);
+  compute("1f1b", true);
+  trace.clear();
+  CHECK(texts(step(2, 5)) == texts_t(5, "rab"));
+  // Module 2 is the last one of a forward phase.
+  for (uint64_t i = 0; i + 1 < 5; ++i)
+    CHECK(at("2: m2 mb" + std::to_string(i) + " end")
+          < at("0: m0 mb" + std::to_string(i + 1) + " start"));
+}
+
+TEST_CASE("bytes that are no flow are refused",
+          "[actors][static][deterministic]") {
+  step_record x;
+  x.microbatches = 1;
+  auto& y = x.executions.emplace_back();
+  y.calls.resize(2);
+  auto bytes = encode_flow(x);
+  CHECK(decode_flow(bytes).executions.size() == 1);
+  for (size_t i = 0; i < bytes.size(); ++i)
+    CHECK_THROWS_AS(decode_flow(std::span{bytes}.first(i)), error);
+  bytes.resize(bytes.size() + 8);
+  CHECK_THROWS_AS(decode_flow(bytes), error);
+}
+
+TEST_CASE("records that do not belong together are refused",
+          "[actors][static][deterministic]") {
+  step_record x;
+  x.microbatches = 1;
+  auto& y = x.executions.emplace_back();
+  y.id = {rank_id{0}, uint64_t{1} << 63};
+  y.calls.push_back({call_kind::remote, 1, rank_id{1}, {}, {}, {}, {}, {}});
+  x.by_id.emplace(y.id, 0);
+  step_record other;
+  other.microbatches = 1;
+  auto policy = make_schedule("interleaved", 1, 1);
+  CHECK_THROWS_AS(compute_order({x, other}, {{0}, {1}}, *policy,
+                                {backward_first, backward_first}, false),
+                  error);
+}

@@ -1,0 +1,182 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/replay/record_book.hpp"
+
+using namespace smp;
+
+namespace {
+
+/// A record that can be told from others.
+step_record record_of(uint64_t microbatches) {
+  step_record result;
+  result.microbatches = microbatches;
+  return result;
+}
+
+struct book_fixture {
+  /// Plays step `n` of `key` on pp_rank 0.
+  step_plan play(uint64_t n, uint64_t key, double seconds,
+                 size_t warm_up = 0) {
+    book.set_key(key);
+    auto plan = book.plan(step_id{n});
+    auto replayed = book.begin(plan);
+    if (!replayed)
+      book.recorded(plan, record_of(n));
+    else
+      source = replayed->microbatches;
+    book.end();
+    book.took(step_id{n}, seconds, false, warm_up);
+    return plan;
+  }
+
+  record_book book{{.static_mode = true, .steps = 3}};
+  uint64_t source = 0; // the step that was replayed last
+};
+
+using mode = step_plan::mode;
+
+} // namespace
+
+TEST_CASE_METHOD(book_fixture, "the fastest of the first steps is replayed",
+                 "[actors][static][R33]") {
+  CHECK(play(1, 0, 3).what == mode::record);
+  CHECK(play(2, 0, 1).what == mode::record);
+  CHECK(play(3, 0, 2).what == mode::record);
+  auto plan = play(4, 0, 0.5);
+  CHECK(plan.what == mode::replay);
+  CHECK(plan.source == step_id{2});
+  CHECK(source == 2);
+  CHECK(play(5, 0, 9).source == step_id{2});
+  CHECK_FALSE(book.find(0, step_id{1}));
+  CHECK(book.find(0, step_id{2}));
+}
+
+TEST_CASE_METHOD(book_fixture, "first steps that go otherwise do not count",
+                 "[actors][static][R33]") {
+  for (auto key : {0u, 1u}) {
+    auto step = [key](uint64_t n) { return 10 * key + n; };
+    for (uint64_t n = 1; n <= 5; ++n) {
+      CHECK(play(step(n), key, n == 1 ? 0.1 : 1.0 / n, 2).what
+            == mode::record);
+    }
+    CHECK(play(step(6), key, 1, 2).source == step_id{step(5)});
+  }
+}
+
+TEST_CASE_METHOD(book_fixture, "each key counts its own steps",
+                 "[actors][static][R33]") {
+  for (uint64_t n = 1; n <= 3; ++n)
+    play(n, 5, 1);
+  CHECK(play(4, 6, 1).what == mode::record);
+  CHECK(play(5, 5, 1).what == mode::replay);
+  CHECK(play(6, 6, 1).what == mode::record);
+  CHECK(play(7, 6, 1).what == mode::record);
+  CHECK(play(8, 6, 1).what == mode::replay);
+}
+
+TEST_CASE_METHOD(book_fixture, "a step without a record does not count",
+                 "[actors][static][R33]") {
+  for (uint64_t n = 1; n <= 5; ++n) {
+    book.begin(book.plan(step_id{n})); // fails
+    book.end();
+    book.took(step_id{n}, 0.1);
+  }
+  CHECK(book.plan(step_id{6}).what == mode::record);
+}
+
+TEST_CASE_METHOD(book_fixture, "keys that nobody uses are forgotten",
+                 "[actors][static]") {
+  for (uint64_t n = 1; n <= 3; ++n)
+    play(n, 0, 1);
+  for (uint64_t n = 4; n <= 20; ++n)
+    play(n, n, 1);
+  CHECK_FALSE(book.find(0, step_id{1}));
+  CHECK(play(21, 0, 1).what == mode::record);
+}
+
+TEST_CASE_METHOD(book_fixture, "a record that is not there is an error",
+                 "[actors][static]") {
+  CHECK_THROWS_AS(
+    book.begin({step_id{4}, mode::replay, 0, step_id{2}}), error);
+}
+
+TEST_CASE_METHOD(book_fixture, "executions see what the record knows of them",
+                 "[actors][static]") {
+  step_record x;
+  auto& y = x.executions.emplace_back();
+  y.id = {rank_id{1}, 4};
+  for (auto kind : {call_kind::remote, call_kind::grant, call_kind::remote}) {
+    y.calls.push_back({kind, static_cast<uint32_t>(y.calls.size()), {}, {},
+                       phase::forward, {}, {}, {}});
+  }
+  x.by_id.emplace(y.id, 0);
+  book.choose(0, step_id{1}, std::move(x));
+  // Of step 9: only the number of the request counts.
+  auto id = request_id{rank_id{1}, uint64_t{9} << 32 | 4};
+  CHECK_FALSE(book.expected(id, 0));
+  book.begin({step_id{9}, mode::replay, 0, step_id{1}});
+  CHECK(book.replaying());
+  CHECK(book.expected(id, 0)->number == 0);
+  CHECK(book.expected(id, 1)->number == 2); // grants are no requests
+  CHECK_FALSE(book.expected(id, 2));
+  CHECK_FALSE(book.expected({rank_id{2}, 4}, 0));
+  book.diverged("somehow");
+  CHECK_FALSE(book.replaying());
+  CHECK_FALSE(book.expected(id, 0));
+  CHECK(book.note().divergence == "somehow");
+}
+
+TEST_CASE_METHOD(book_fixture, "steps that learn are recorded in vain",
+                 "[actors][static][R38]") {
+  book.set_key(0);
+  auto step = [&](uint64_t n, double seconds, bool learnt) {
+    auto plan = book.plan(step_id{n});
+    if (!book.begin(plan))
+      book.recorded(plan, record_of(n));
+    book.end();
+    book.took(step_id{n}, seconds, learnt);
+    return plan;
+  };
+  SECTION("a few of them") {
+    for (uint64_t n = 1; n <= 5; ++n)
+      CHECK(step(n, static_cast<double>(n), n <= 2).what == mode::record);
+    CHECK(step(6, 1, false).source == step_id{3});
+  }
+  SECTION("a model that always learns gets a record in the end") {
+    for (uint64_t n = 1; n <= 6; ++n)
+      CHECK(step(n, 1, true).what == mode::record);
+    CHECK(step(7, 1, true).what == mode::replay);
+  }
+}
+
+TEST_CASE("promises have the numbers of the record or new ones",
+          "[actors][static][R38]") {
+  record_book book{{.static_mode = true, .promises = true}};
+  step_record x;
+  auto& y = x.executions.emplace_back();
+  y.id = {rank_id{1}, 4};
+  uint32_t number = 6;
+  for (auto kind : {call_kind::promise, call_kind::grant, call_kind::remote})
+    y.calls.push_back({kind, number++, {}, {}, phase::backward, {}, {}, {}});
+  x.by_id.emplace(y.id, 0);
+  x.last_promise = 9;
+  book.choose(0, step_id{1}, std::move(x));
+  auto id = request_id{rank_id{1}, uint64_t{9} << 32 | 4};
+  CHECK_FALSE(book.sent(id, 0));
+  CHECK(book.last_promise() == 0);
+  book.begin({step_id{9}, mode::replay, 0, step_id{1}});
+  CHECK_FALSE(book.forms());
+  CHECK_FALSE(book.expected(id, 0)); // only the order is replayed
+  REQUIRE(book.sent(id, 0));
+  CHECK(book.sent(id, 0)->promised);
+  CHECK(book.sent(id, 0)->number == 6);
+  REQUIRE(book.sent(id, 1)); // grants are no requests
+  CHECK_FALSE(book.sent(id, 1)->promised);
+  CHECK_FALSE(book.sent(id, 2));
+  book.diverged("somehow");
+  CHECK_FALSE(book.sent(id, 0));
+  CHECK(book.last_promise() == 9); // those were given away
+  book.end();
+  book.begin({step_id{10}, mode::record, 1, {}});
+  CHECK(book.last_promise() == 0);
+}

@@ -1,0 +1,156 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/server/microbatch_sequencer.hpp"
+
+using namespace smp;
+
+namespace {
+
+constexpr module_id norm{3}, other{4};
+
+struct sequencer_fixture {
+  sequencer_fixture() {
+    gate.set_modules({norm, other});
+  }
+
+  /// One step in which each microbatch calls `norm` so often, in order.
+  void learn(const std::vector<int>& calls) {
+    gate.begin_step(calls.size());
+    for (uint64_t turn = 0; turn < calls.size(); ++turn) {
+      for (int i = 0; i < calls[turn]; ++i)
+        gate.leave({norm}, turn);
+      gate.forward_over(turn);
+    }
+    gate.end_step(true);
+  }
+
+  bool open(uint64_t turn, std::vector<module_id> xs = {norm}) {
+    return gate.open(xs, turn);
+  }
+
+  microbatch_sequencer gate;
+};
+
+} // namespace
+
+TEST_CASE_METHOD(sequencer_fixture,
+                 "at first a microbatch waits for the forward phases before it",
+                 "[actors][r19]") {
+  gate.begin_step(3);
+  CHECK(open(0));
+  CHECK_FALSE(open(1));
+  gate.leave({norm}, 0); // it may call the module again
+  CHECK_FALSE(open(1));
+  gate.forward_over(0);
+  CHECK(open(1));
+  CHECK_FALSE(open(2));
+  CHECK(open(2, {module_id{9}})); // not ordered
+}
+
+TEST_CASE_METHOD(sequencer_fixture,
+                 "once the number of calls is known nobody waits for more",
+                 "[actors][r19]") {
+  learn({2, 2, 2});
+  gate.begin_step(3);
+  gate.leave({norm}, 0);
+  CHECK_FALSE(open(1));
+  gate.leave({norm}, 0);
+  CHECK(open(1));
+  CHECK_FALSE(open(2));
+  CHECK_FALSE(open(1, {norm, other})); // the other was never called
+}
+
+TEST_CASE_METHOD(sequencer_fixture,
+                 "a microbatch that makes fewer calls passes at its end",
+                 "[actors][r19]") {
+  learn({2, 2});
+  gate.begin_step(2);
+  gate.leave({norm}, 0);
+  CHECK_FALSE(open(1));
+  gate.forward_over(0);
+  CHECK(open(1));
+}
+
+TEST_CASE_METHOD(sequencer_fixture,
+                 "a module that is called unequally often keeps the sure rule",
+                 "[actors][r19]") {
+  learn({2, 1});
+  learn({2, 2}); // too late
+  gate.begin_step(2);
+  gate.leave({norm}, 0);
+  gate.leave({norm}, 0);
+  CHECK_FALSE(open(1));
+}
+
+TEST_CASE_METHOD(sequencer_fixture,
+                 "a step that failed teaches nothing", "[actors][r19]") {
+  gate.begin_step(2);
+  gate.leave({norm}, 0);
+  gate.leave({norm}, 1);
+  gate.end_step(false);
+  gate.begin_step(2);
+  gate.leave({norm}, 0);
+  CHECK_FALSE(open(1));
+}
+
+TEST_CASE_METHOD(sequencer_fixture, "an overtaken microbatch is told, once",
+                 "[actors][r19]") {
+  learn({1, 1});
+  gate.begin_step(2);
+  gate.leave({norm}, 0);
+  REQUIRE(open(1));
+  gate.leave({norm}, 1);
+  CHECK(gate.take_overtaken().empty());
+  CHECK(open(0)); // a second call, which nobody could expect
+  CHECK(gate.take_overtaken() == std::vector{norm});
+  CHECK(gate.take_overtaken().empty());
+  gate.leave({norm}, 0);
+  gate.end_step(true);
+  gate.begin_step(2);
+  gate.leave({norm}, 0);
+  CHECK_FALSE(open(1)); // from now on the sure rule
+}
+
+TEST_CASE_METHOD(sequencer_fixture, "who waits is woken, and only then",
+                 "[actors][r19]") {
+  int moved = 0;
+  gate.on_moved([&] { ++moved; });
+  gate.begin_step(3);
+  CHECK(gate.opening({norm}, 0) == nullptr);
+  auto second = gate.opening({norm}, 1);
+  auto third = gate.opening({norm}, 2);
+  REQUIRE(second);
+  gate.leave({norm}, 0);
+  CHECK_FALSE(second->done());
+  CHECK(moved == 0); // nobody asked with `open`
+  CHECK_FALSE(open(2));
+  gate.forward_over(0);
+  CHECK(second->done());
+  CHECK_FALSE(third->done());
+  CHECK(moved == 1);
+  gate.forward_over(1);
+  CHECK(third->done());
+  CHECK(moved == 1);
+}
+
+TEST_CASE_METHOD(sequencer_fixture, "a released module lets everybody in",
+                 "[actors][r19]") {
+  CHECK(gate.used());
+  gate.set_modules({});
+  CHECK_FALSE(gate.used());
+  gate.begin_step(2);
+  CHECK(open(1));
+  CHECK(gate.opening({norm}, 1) == nullptr);
+}
+
+TEST_CASE_METHOD(sequencer_fixture, "the step body never passes by counting",
+                 "[actors][r19]") {
+  gate.set_modules({module_id{0}});
+  for (int step = 0; step < 2; ++step) {
+    gate.begin_step(2);
+    gate.leave({module_id{0}}, 0);
+    CHECK_FALSE(open(1, {module_id{0}}));
+    gate.leave({module_id{0}}, 1);
+    gate.end_step(true);
+  }
+}

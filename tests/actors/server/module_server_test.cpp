@@ -1,0 +1,170 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/server/module_server.hpp"
+#include "actors/protocol/wire.hpp"
+#include "tests/support/actor_fixture.hpp"
+#include "tests/support/scripted_executor.hpp"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace smp;
+
+namespace {
+
+/// Notes what is sent, and refuses as much of it as a test wants.
+struct stub_fabric : fabric {
+  rank_id self() const override {
+    return {};
+  }
+
+  std::string address() const override {
+    return {};
+  }
+
+  void start(const std::vector<std::string>&, fabric_listener&) override {
+    // nop
+  }
+
+  void send(rank_id to, message x, sent_callback done) override {
+    sent.emplace_back(to, decode(std::move(x)));
+    failure why;
+    if (refuse > 0) {
+      --refuse;
+      why = {error_code::transport, to, {}, "too large"};
+    }
+    if (done)
+      done(why);
+  }
+
+  void peer_lost(const failure& x) override {
+    lost.push_back(x);
+  }
+
+  void stop(std::chrono::milliseconds) override {
+    // nop
+  }
+
+  fabric_stats stats() const override {
+    return {};
+  }
+
+  int refuse = 0;
+  std::vector<std::pair<rank_id, incoming>> sent;
+  std::vector<failure> lost;
+};
+
+/// Rank `self` of two; the test plays the other one.
+struct one_rank : actor_fixture, stage {
+  ~one_rank() {
+    for (auto& x : spawned)
+      caf::anon_send_exit(x, caf::exit_reason::kill);
+    sched.run();
+  }
+
+  void init(uint64_t self) {
+    server_config cfg;
+    cfg.node.self = rank_id{self};
+    cfg.node.pipeline = {rank_id{0}, rank_id{1}};
+    cfg.node.fabric = &net;
+    cfg.node.token = std::make_shared<execution_token>();
+    cfg.node.make_executor = factory(rank_id{self});
+    cfg.node.make_schedule = [](uint64_t n) {
+      return make_schedule("interleaved", n, 2);
+    };
+    cfg.on_step_over = [this](step_report x) { report = std::move(x); };
+    server = own(sys.spawn(module_server, std::move(cfg)));
+    caf::anon_send(server, run_step{step_id{1}, 1});
+    sched.run();
+  }
+
+  void run() {
+    do
+      sched.run();
+    while (advance_one());
+  }
+
+  /// @returns the messages of one kind that were sent.
+  template <class T>
+  std::vector<T> sent() const {
+    std::vector<T> result;
+    for (auto& [to, x] : net.sent)
+      if (auto y = std::get_if<T>(&x))
+        result.push_back(*y);
+    return result;
+  }
+
+  stub_fabric net;
+  module_server_actor server;
+  std::optional<step_report> report;
+};
+
+} // namespace
+
+TEST_CASE_METHOD(one_rank, "a request that cannot be sent fails its call",
+                 "[actors][server]") {
+  script[root_module] = {do_call(1, 1), do_return("r")};
+  net.refuse = 1;
+  init(0);
+  run();
+  REQUIRE(report);
+  CHECK(report->error.code == error_code::transport);
+  CHECK(report->error.text == "too large");
+}
+
+TEST_CASE_METHOD(one_rank, "a response that cannot be sent becomes a failure",
+                 "[actors][server]") {
+  script[{1}] = {do_return("a value too large for the network")};
+  init(1);
+  net.refuse = 1;
+  request x{{rank_id{0}, 5}, step_id{1}, {}, module_id{1}, {}, {}};
+  caf::anon_send(server, x);
+  run();
+  auto responses = sent<response>();
+  REQUIRE(responses.size() == 2);
+  CHECK_FALSE(responses[0].error);
+  CHECK(responses[1].id == x.id);
+  CHECK(responses[1].error.text == "too large");
+}
+
+TEST_CASE_METHOD(one_rank, "pp_rank 0 tells the others each end once",
+                 "[actors][server]") {
+  script[root_module] = {do_return("r")};
+  init(0);
+  run();
+  REQUIRE(report);
+  CHECK(sent<microbatch_done>().size() == 1);
+  auto reports = sent<step_report>();
+  REQUIRE(reports.size() == 1);
+  REQUIRE(reports[0].values.size() == 1);
+  CHECK(text_of(reports[0].values[0]) == "r"); // R5
+  CHECK(net.sent.size() == 2);
+}
+
+TEST_CASE_METHOD(one_rank, "pp_rank 0 tells the others the first failure",
+                 "[actors][server]") {
+  script[root_module] = {do_throw("boom")};
+  init(0);
+  run();
+  auto failed = sent<step_failed>();
+  REQUIRE(failed.size() == 1);
+  CHECK(failed[0].error.text == "boom");
+  auto reports = sent<step_report>();
+  REQUIRE(reports.size() == 1);
+  CHECK(reports[0].error == failed[0].error);
+}
+
+TEST_CASE_METHOD(one_rank, "nonsense closes the endpoint of its sender",
+                 "[actors][server]") {
+  init(1);
+  server_inbox inbox{server, rank_id{1}, rank_id{0}};
+  inbox.deliver(rank_id{0}, message{message_kind::control, {}});
+  run();
+  REQUIRE(net.lost.size() == 1);
+  CHECK(net.lost[0].rank == rank_id{0});
+  CHECK(net.lost[0].code == error_code::protocol);
+  REQUIRE(report);
+  CHECK(report->error == net.lost[0]);
+}

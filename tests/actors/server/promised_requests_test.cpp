@@ -1,0 +1,151 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/protocol/request_number.hpp"
+#include "tests/support/server_core_fixture.hpp"
+
+// Requests that nobody waits for: who asked goes on, who is asked keeps their
+// order and waits for what they need (R38, R39).
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+struct promise_fixture : core_fixture {
+  promise_fixture() {
+    enter(1);
+    out.take();
+  }
+
+  using answer_ptr = std::shared_ptr<awaited<response>>;
+
+  /// What executes sends a promise to rank 1.
+  answer_ptr promise(uint32_t number) {
+    call x;
+    x.kind = call_kind::promise;
+    x.owner = rank_id{1};
+    x.number = promise_number(step_id{1}, number);
+    x.answer = std::make_shared<awaited<response>>();
+    auto result = x.answer;
+    core.issue(out.executing, std::move(x));
+    return result;
+  }
+
+  void answer(uint32_t number, failure why = {}) {
+    core.receive(response{{rank_id{0}, promise_number(step_id{1}, number)}, {}, why});
+  }
+
+  /// Rank 1 asks something of this rank.
+  void receive_promise(uint64_t number, uint64_t after,
+                       std::vector<object_id> needs = {}) {
+    core.receive(request{{rank_id{1}, number}, step_id{1}, microbatch_id{0},
+                         module_id{7}, phase::forward, {}, 0, true, after,
+                         std::move(needs)});
+  }
+};
+
+const object_id some_object{rank_id{1}, 3, 1};
+
+} // namespace
+
+TEST_CASE_METHOD(promise_fixture,
+                 "a context that sends a promise goes on executing",
+                 "[actors][core]") {
+  receive(1, 1, 0);
+  auto x = promise(1);
+  auto y = promise(2);
+  CHECK(out.take() == lines{"start c1 mb0", "ask r1", "ask r1"});
+  CHECK(out.asked.promised);
+  CHECK(out.asked.after == promise_number(step_id{1}, 1));
+  CHECK(core.num_pending() == 2);
+  answer(2);
+  CHECK(y->done());
+  CHECK_FALSE(x->done());
+  answer(1);
+  CHECK(x->done());
+  CHECK(core.num_pending() == 0);
+  CHECK(out.take().empty()); // nobody was woken up
+  promise(3);
+  CHECK(out.asked.after == 0); // everything before it is over
+}
+
+TEST_CASE_METHOD(promise_fixture,
+                 "a call after promises comes after them at its owner",
+                 "[actors][core]") {
+  receive(1, 1, 0);
+  promise(1);
+  call_remote(1);
+  CHECK(out.asked.after == promise_number(step_id{1}, 1));
+  CHECK_FALSE(out.asked.promised);
+}
+
+TEST_CASE_METHOD(promise_fixture,
+                 "a failed promise ends the step and fails its answer",
+                 "[actors][core]") {
+  receive(1, 1, 0);
+  auto x = promise(1);
+  out.take();
+  answer(1, user_error("boom"));
+  CHECK(x->cause() == user_error("boom"));
+  CHECK(out.take() == lines{"failed boom"});
+  // What the context sends from now on fails at once.
+  CHECK(promise(2)->cause() == user_error("boom"));
+}
+
+TEST_CASE_METHOD(promise_fixture,
+                 "the end of a step and the death of a rank fail promises",
+                 "[actors][core]") {
+  receive(1, 1, 0);
+  auto x = promise(1);
+  core.rank_down(death(1, "gone"));
+  CHECK(x->cause() == death(1, "gone"));
+  CHECK(core.num_pending() == 0);
+}
+
+TEST_CASE_METHOD(promise_fixture,
+                 "requests of one execution start in their order",
+                 "[actors][core]") {
+  receive_promise(12, 11);
+  receive_promise(13, 12);
+  CHECK(core.num_blocked() == 2);
+  CHECK(out.take().empty());
+  receive_promise(11, 0);
+  CHECK(out.take() == lines{"start c1 mb0"});
+  finish();
+  CHECK(out.take() == lines{"answer 11", "start c1 mb0"});
+  finish();
+  CHECK(core.num_blocked() == 0);
+  finish();
+  CHECK(out.take() == lines{"answer 12", "start c1 mb0", "answer 13"});
+  // One that comes late finds the one before it over.
+  receive_promise(14, 13);
+  CHECK(out.take() == lines{"start c1 mb0"});
+}
+
+TEST_CASE_METHOD(promise_fixture,
+                 "a request whose objects are missing takes neither context "
+                 "nor token",
+                 "[actors][core]") {
+  receive_promise(11, 0, {some_object});
+  CHECK(out.take() == lines{"gather 11"});
+  CHECK(core.num_contexts() == 0);
+  receive(1, 1, 1);
+  CHECK(out.take() == lines{"start c1 mb1"});
+  finish();
+  out.take();
+  core.complete({request_id{rank_id{1}, 11}, {}});
+  CHECK(out.take() == lines{"start c1 mb0"});
+}
+
+TEST_CASE_METHOD(promise_fixture,
+                 "a request whose objects cannot come fails with their cause",
+                 "[actors][core]") {
+  receive_promise(11, 0, {some_object});
+  receive_promise(12, 11);
+  out.take();
+  core.complete({request_id{rank_id{1}, 11}, user_error("no object")});
+  CHECK(out.take()
+        == lines{"failed no object", "answer 12 no object",
+                 "answer 11 no object"});
+  CHECK(core.num_blocked() == 0);
+}

@@ -1,0 +1,269 @@
+// ctest: timeout=300 label=multiprocess
+
+#include "tests/support/catch.hpp"
+
+#include "runtime/checkpoint/safetensors.hpp"
+#include "tests/support/train_dir.hpp"
+
+#include <nlohmann/json.hpp>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+// smp-train names a stall, ends with 4 and leaves no process behind.
+
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+using namespace smp::test;
+
+namespace {
+
+/// A run that takes minutes.
+constexpr const char* tiny = R"([smp]
+pipeline_parallel_degree = 2
+microbatches = 2
+
+[model]
+type = "gpt"
+layers = 2
+heads = 2
+width = 16
+
+[data]
+type = "text"
+path = "text.txt"
+sequence_length = 16
+batch_size = 4
+
+[train]
+steps = 1000000
+log_interval = 1
+eval_steps = 0
+
+[monitor]
+stall_timeout = 1
+)";
+
+/// @returns the process of a rank, as its log has it
+pid_t process_of(const train_dir& dir, int rank) {
+  auto log = content_of(dir.path / "run" / ("log-" + std::to_string(rank)
+                                            + ".txt"));
+  const std::string before = "process ";
+  auto begin = log.find(before);
+  REQUIRE(begin != std::string::npos);
+  return std::stoi(log.substr(begin + before.size()));
+}
+
+size_t times(const std::string& text, const std::string& part) {
+  size_t result = 0;
+  for (auto i = text.find(part); i != text.npos; i = text.find(part, i + 1))
+    ++result;
+  return result;
+}
+
+std::string faulty_schedule() {
+  auto bin = std::filesystem::path{std::getenv("SMP_BIN_DIR")};
+  return (bin / "../lib/faulty_schedule.so").lexically_normal();
+}
+
+} // namespace
+
+TEST_CASE("A stopped rank ends a run with exit code 4 where that is asked for",
+          "[apps][stalls]") {
+  train_dir dir{tiny};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run",
+                        "--monitor.on_stall=end"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto pid = process_of(dir, 1);
+  REQUIRE(::kill(pid, SIGSTOP) == 0);
+  CHECK(run.join() == 4);
+  CHECK(times(run.output(), "rank 1 does not answer since ") == 1);
+  CHECK(::kill(pid, 0) != 0);
+  auto stall = nlohmann::json::parse(content_of(dir.path / "run/stall.json"));
+  CHECK(stall.at("culprit") == 1);
+  CHECK(stall.at("deadlock") == false);
+  auto text = stall.at("text").get<std::string>();
+  const std::string before = "nothing moved for ";
+  REQUIRE_THAT(text, StartsWith(before));
+  CHECK(std::stod(text.substr(before.size())) < 1 + 2); // timeout + 2 s
+  CHECK_THAT(content_of(dir.path / "run/log-0.txt"),
+             ContainsSubstring(text));
+}
+
+TEST_CASE("A rank that is stopped for a while is reported, and the run goes on",
+          "[apps][stalls]") {
+  train_dir dir{tiny};
+  // Steps that add rounding errors up slowly.
+  std::vector<std::string> settings{"tiny.toml", "--optimizer.type=sgd",
+                                    "--optimizer.lr=0.01"};
+  auto with = [&](std::vector<std::string> x) {
+    x.insert(x.begin(), settings.begin(), settings.end());
+    return x;
+  };
+  auto run = dir.start(with({"--run-dir", "run", "--monitor.stall_timeout=1.5"}));
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto pid = process_of(dir, 1);
+  REQUIRE(::kill(pid, SIGSTOP) == 0);
+  REQUIRE(run.wait_for("rank 1 does not answer since "));
+  // However long it takes: also twelve seconds are no death.
+  REQUIRE(run.wait_for("nothing moved for 12."));
+  REQUIRE(::kill(pid, SIGCONT) == 0);
+  auto last = dir.metrics("run").size();
+  REQUIRE(run.wait_for(' ' + std::to_string(last + 50) + "/1000000"));
+  run.signal(SIGINT);
+  CHECK(run.join() == 130);
+  // With the numbers of a run that nobody stopped.
+  auto stopped = dir.metrics("run");
+  auto other = dir.start(
+    with({"--run-dir", "other",
+          "--train.steps=" + std::to_string(stopped.size())}));
+  REQUIRE(other.join() == 0);
+  auto smooth = dir.metrics("other");
+  REQUIRE(smooth.size() == stopped.size());
+  for (size_t i = 0; i < smooth.size(); ++i)
+    CHECK(stopped[i]["loss"].get<double>()
+          == Catch::Approx(smooth[i]["loss"].get<double>()).epsilon(1e-4));
+}
+
+TEST_CASE("A killed rank ends a run at once, also a stopped one",
+          "[apps][stalls]") {
+  train_dir dir{tiny};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto pid = process_of(dir, 1);
+  REQUIRE(::kill(pid, SIGSTOP) == 0);
+  REQUIRE(run.wait_for("rank 1 does not answer since "));
+  auto begin = std::chrono::steady_clock::now();
+  REQUIRE(::kill(pid, SIGKILL) == 0);
+  CHECK(run.join() == 3);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds{2});
+  CHECK_THAT(run.output(), ContainsSubstring("rank 1: killed by signal 9"));
+}
+
+TEST_CASE("A schedule actor that owes an answer is the culprit of a stall",
+          "[apps][stalls][R34]") {
+  train_dir dir{tiny};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run", "--smp.pipeline=actor",
+                        "--smp.schedule.plugin=" + faulty_schedule(),
+                        "--smp.schedule.name=faulty",
+                        "--smp.schedule.options=silent",
+                        "--smp.schedule.timeout=60",
+                        "--monitor.on_stall=end"});
+  CHECK(run.join() == 4);
+  auto stall = nlohmann::json::parse(content_of(dir.path / "run/stall.json"));
+  CHECK(stall.at("culprit") == 0);
+  CHECK(stall.at("deadlock") == false);
+  auto text = stall.at("text").get<std::string>();
+  CHECK_THAT(text,
+             StartsWith("nothing moved for 1.")
+               && ContainsSubstring("; rank 0's schedule actor \"faulty\" owes "
+                                    "an answer to event \"backward ready, "
+                                    "microbatch 1\" since 1."));
+  CHECK(times(run.output(), text) == 1);
+}
+
+// -- ranks that another launcher started --------------------------------------
+
+namespace {
+
+/// Ranks of one run as mpirun starts them: nobody watches their processes.
+struct unsupervised_ranks {
+  unsupervised_ranks(const train_dir& dir, std::vector<std::string> settings) {
+    settings.insert(settings.begin(), {"tiny.toml", "--run-dir", "run"});
+    for (int rank = 0; rank < 2; ++rank)
+      ranks.push_back(std::make_unique<program>(
+        command(settings), dir.path,
+        std::map<std::string, std::string>{
+          {"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", "2"},
+          {"TORCHELASTIC_RUN_ID", dir.path.filename()},
+          {"SMP_RENDEZVOUS_DIR", dir.path}}));
+  }
+
+  static std::vector<std::string> command(std::vector<std::string> settings) {
+    settings.insert(settings.begin(), built_program("smp-train"));
+    return settings;
+  }
+
+  program& operator[](size_t rank) {
+    return *ranks[rank];
+  }
+
+  std::vector<std::unique_ptr<program>> ranks;
+};
+
+/// A model that never returns.
+void write_loop(const train_dir& dir) {
+  torch::jit::Module part{"Part"};
+  part.register_parameter("weight", torch::ones({4}), false);
+  part.define(R"(
+    def forward(self, x):
+      while bool(x.sum() < 1e30):
+        x = x * 1.0
+      return (x * self.weight).sum()
+  )");
+  torch::jit::Module model{"Model"};
+  model.register_module("part", part);
+  model.define(R"(
+    def forward(self, x):
+      return self.part.forward(x)
+  )");
+  model.save(dir.path / "loop.pt");
+  smp::write_safetensors(dir.path / "batch.safetensors",
+                         {{"input0", torch::ones({4, 4})}}, {});
+}
+
+constexpr const char* loop = R"([smp]
+pipeline_parallel_degree = 2
+trace_device = "none"
+
+[model]
+type = "torchscript"
+path = "loop.pt"
+
+[data]
+type = "safetensors"
+path = "batch.safetensors"
+
+[train]
+steps = 1
+
+[monitor]
+stall_timeout = 1
+on_stall = "end"
+)";
+
+} // namespace
+
+TEST_CASE("A stopped rank ends with code 4 whoever started the ranks",
+          "[apps][stalls]") {
+  train_dir dir{tiny};
+  unsupervised_ranks ranks{dir, {"--monitor.on_stall=end"}};
+  REQUIRE(ranks[0].wait_for(" 2/1000000"));
+  ranks[1].signal(SIGSTOP);
+  CHECK(ranks[0].join() == 4);
+  CHECK(times(ranks[0].output(), "rank 1 does not answer since ") == 1);
+  // Nobody is there to kill it. When it goes on it hears of the stall and of the
+  // end of rank 0, in any order.
+  ranks[1].signal(SIGCONT);
+  auto code = ranks[1].join();
+  CHECK((code == 4 || code == 3));
+}
+
+TEST_CASE("Code that loops for ever ends with code 4 whoever started the ranks",
+          "[apps][stalls]") {
+  train_dir dir{loop};
+  write_loop(dir);
+  unsupervised_ranks ranks{dir, {}};
+  CHECK(ranks[0].join() == 4);
+  CHECK(ranks[1].join() == 4);
+  CHECK(times(ranks[0].output() + ranks[1].output(), "nothing moved for ")
+        == 1);
+  CHECK_THAT(ranks[0].output(), ContainsSubstring(" executes module "));
+}

@@ -1,0 +1,130 @@
+// ctest: timeout=300 label=multiprocess
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/train_dir.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+// A TorchScript model whose flow depends on data diverges from its record, over
+// processes (R33): one that leaves a loop over its levels as soon as it is sure,
+// which it learns to be.
+
+using Catch::Matchers::ContainsSubstring;
+using namespace smp::test;
+
+namespace {
+
+constexpr const char* early_exit = R"([smp]
+pipeline_parallel_degree = 2
+microbatches = 4
+threads = 1
+strategy = "paper"  # a model so small would pay best on one rank
+memory_weight = 1.0
+trace_device = "none"
+static_steps = 1
+
+[model]
+type = "torchscript"
+path = "{file}.pt"
+
+[data]
+type = "safetensors"
+path = "{file}.batch.safetensors"
+
+[optimizer]
+type = "sgd"
+lr = 0.1
+
+[train]
+steps = 12
+)";
+
+struct exit_run : train_dir {
+  exit_run()
+    : train_dir(fmt::format(
+      fmt::runtime(early_exit),
+      fmt::arg("file", source_file("tests/data/zoo/early_exit")))) {
+    // nop
+  }
+
+  /// @returns the steps that metrics.jsonl has, after a run that ended well
+  std::vector<nlohmann::json> steps(std::vector<std::string> settings,
+                                    const std::string& name) const {
+    settings.insert(settings.begin(), {"tiny.toml", "--run-dir", name});
+    auto run = start(settings);
+    auto code = run.join();
+    INFO(run.output());
+    REQUIRE(code == 0);
+    return metrics(name);
+  }
+};
+
+} // namespace
+
+TEST_CASE_METHOD(exit_run, "Steps that diverge from their record fall back, are "
+                           "counted, and have the numbers of dynamic ones",
+                 "[apps][static][R33]") {
+  auto fast = GENERATE(as<std::string>{}, "false", "true");
+  auto dynamic = steps({}, "dynamic");
+  auto replays = steps({"--smp.static_mode=true",
+                        "--smp.static_fallback=dynamic",
+                        "--smp.fast_mode=" + fast},
+                       "static");
+  REQUIRE(replays.size() == dynamic.size());
+  auto kinds = [&](const char* kind) {
+    return std::count_if(replays.begin(), replays.end(), [&](auto& x) {
+      return x["static"] == kind;
+    });
+  };
+  CHECK(kinds("record") >= 1);
+  CHECK(kinds("replay") >= 1);
+  CHECK(kinds("fallback") >= 1);
+  CHECK(kinds("record") + kinds("replay") + kinds("fallback") == 12);
+  for (size_t i = 0; i < dynamic.size(); ++i)
+    CHECK(replays[i]["loss"].get<double>()
+          == Catch::Approx(dynamic[i]["loss"].get<double>()).epsilon(1e-4));
+}
+
+TEST_CASE_METHOD(exit_run, "A step that diverges from its record ends the run "
+                           "with an error that names microbatch and step",
+                 "[apps][static][R33]") {
+  auto run = start({"tiny.toml", "--run-dir", "run", "--smp.static_mode=true"});
+  CHECK(run.join() == 3);
+  INFO(run.output());
+  CHECK_THAT(run.output(),
+             ContainsSubstring(" diverges from step 2, which smp.static_mode "
+                               "replays: ")
+               && ContainsSubstring("microbatch ")
+               && ContainsSubstring("write smp.static_fallback = \"dynamic\" to "
+                                    "go on without the record"));
+  // Up to there the steps were right.
+  auto done = metrics("run");
+  REQUIRE(!done.empty());
+  auto dynamic = steps({}, "dynamic");
+  for (size_t i = 0; i < done.size(); ++i)
+    CHECK(done[i]["loss"].get<double>()
+          == Catch::Approx(dynamic[i]["loss"].get<double>()).epsilon(1e-4));
+}
+
+TEST_CASE_METHOD(exit_run, "Verify compares fallbacks and counts them",
+                 "[apps][static][verify][R33]") {
+  auto run = start({"verify", "tiny.toml", "--run-dir", "run", "--json",
+                    "out.json", "--steps", "12", "--smp.static_mode=true",
+                    "--smp.static_fallback=dynamic"});
+  auto code = run.join();
+  INFO(run.output());
+  CHECK(code == 0);
+  auto json = nlohmann::json::parse(content_of(path / "out.json"));
+  CHECK(json["recorded"] == 2); // in one of them it is compiled
+  CHECK(json["fell_back"].get<int>() >= 1);
+  CHECK(json["recorded"].get<int>() + json["replayed"].get<int>()
+          + json["fell_back"].get<int>()
+        == 12);
+  CHECK_THAT(run.output(), ContainsSubstring(" diverged from the record)"));
+}

@@ -1,0 +1,305 @@
+// ctest: timeout=300 label=multiprocess
+
+#include "tests/support/catch.hpp"
+
+#include "runtime/checkpoint/safetensors.hpp"
+#include "tests/support/train_dir.hpp"
+
+#include <nlohmann/json.hpp>
+#include <torch/types.h>
+
+#include <cmath>
+#include <csignal>
+#include <set>
+#include <sstream>
+
+using Catch::Matchers::ContainsSubstring;
+using namespace smp::test;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// A run that takes a second.
+constexpr const char* tiny = R"([smp]
+pipeline_parallel_degree = 2
+microbatches = 4
+
+[model]
+type = "gpt"
+layers = 2
+heads = 2
+width = 16
+
+[data]
+type = "text"
+path = "text.txt"
+sequence_length = 16
+batch_size = 8
+
+[optimizer]
+lr = 1e-2
+clip_grad_norm = 1.0
+
+[train]
+steps = 4
+log_interval = 2
+eval_steps = 2
+sample = 12
+save_model = true
+)";
+
+struct tiny_run : train_dir {
+  tiny_run() : train_dir(tiny) {
+    // nop
+  }
+};
+
+/// The lines of `x` that are not empty.
+std::vector<std::string> lines_of(const std::string& x) {
+  std::istringstream in{x};
+  std::vector<std::string> result;
+  for (std::string line; std::getline(in, line);)
+    if (!line.empty())
+      result.push_back(line);
+  return result;
+}
+
+/// What stands between the first "```cpp" after `heading` and its end.
+std::string code_block(const std::string& markdown,
+                       const std::string& heading) {
+  auto begin = markdown.find(heading);
+  REQUIRE(begin != std::string::npos);
+  const std::string fence = "```cpp\n";
+  begin = markdown.find(fence, begin);
+  REQUIRE(begin != std::string::npos);
+  begin += fence.size();
+  return markdown.substr(begin, markdown.find("```", begin) - begin);
+}
+
+} // namespace
+
+// -- command line -------------------------------------------------------------
+
+TEST_CASE_METHOD(tiny_run, "Every command explains itself", "[apps][train]") {
+  auto help = start({"--help"});
+  CHECK(help.join() == 0);
+  for (auto text : {"check", "--ranks", "--run-dir", "--log-level",
+                    "--version", "--table.key=value", "130"})
+    CHECK_THAT(help.output(), ContainsSubstring(text));
+  auto check = start({"check", "--help"});
+  CHECK(check.join() == 0);
+  CHECK_THAT(check.output(), ContainsSubstring("CONFIG"));
+  auto version = start({"--version"});
+  CHECK(version.join() == 0);
+  CHECK_THAT(version.output(), ContainsSubstring("smp "));
+}
+
+TEST_CASE_METHOD(tiny_run, "A wrong command line is refused with exit code 2",
+                 "[apps][train]") {
+  struct wrong {
+    std::vector<std::string> arguments;
+    const char* text;
+  };
+  for (auto& [arguments, text] : std::vector<wrong>{
+         {{}, "CONFIG is missing"},
+         {{"check"}, "CONFIG is missing"},
+         {{"tiny.toml", "--stepz=3"}, "unknown option --stepz"},
+         {{"tiny.toml", "--train.steps"}, "--train.steps has no value"},
+         {{"tiny.toml", "more.toml"}, "unexpected argument 'more.toml'"},
+         {{"tiny.toml", "--ranks", "two"}, "--ranks"},
+         {{"tiny.toml", "--log-level", "loud"}, "--log-level"},
+         {{"tiny.toml", "--ranks", "2", "--smp.partitions=3"},
+          "set the same key"},
+         {{"tiny.toml", "--train.stepz=3"}, "train.steps"},
+         {{"nothing.toml"}, "nothing.toml"},
+       }) {
+    auto p = start(arguments);
+    INFO(text);
+    CHECK(p.join() == 2);
+    CHECK_THAT(p.output(), ContainsSubstring(text));
+    CHECK(lines_of(p.output()).size() == 1);
+  }
+  CHECK_FALSE(fs::exists(path / "runs"));
+}
+
+// -- check --------------------------------------------------------------------
+
+TEST_CASE_METHOD(tiny_run, "A good configuration passes the check",
+                 "[apps][train]") {
+  auto p = start({"check", "tiny.toml"});
+  CHECK(p.join() == 0);
+  CHECK_THAT(p.output(), ContainsSubstring("tiny.toml: no errors"));
+  CHECK_FALSE(fs::exists(path / "runs"));
+}
+
+TEST_CASE_METHOD(tiny_run, "The check prints one line per error",
+                 "[apps][train]") {
+  auto bad = start({"check", "tiny.toml", "--model.layerz=3",
+                    "--smp.microbatches=3", "--train.steps=0"});
+  CHECK(bad.join() == 2);
+  auto lines = lines_of(bad.output());
+  CHECK(lines.size() == 3);
+  for (auto text : {"model.layers", "smp.microbatches", "train.steps"})
+    CHECK_THAT(bad.output(), ContainsSubstring(text));
+}
+
+TEST_CASE_METHOD(tiny_run, "The check reads the data", "[apps][train]") {
+  auto missing = start({"check", "tiny.toml", "--data.path=nowhere.txt"});
+  CHECK(missing.join() == 2);
+  CHECK_THAT(missing.output(), ContainsSubstring("nowhere.txt"));
+  write("short.txt", "too short for one sequence");
+  auto shorter = start({"check", "tiny.toml", "--data.path=short.txt"});
+  CHECK(shorter.join() == 2);
+  CHECK_THAT(shorter.output(), ContainsSubstring("needs at least 17"));
+}
+
+TEST_CASE("The quickstart passes the check", "[apps][train]") {
+  program p{{built_program("smp-train"), "check",
+             source_file("config/quickstart.toml")}};
+  CHECK(p.join() == 0);
+}
+
+// -- runs ---------------------------------------------------------------------
+
+TEST_CASE_METHOD(tiny_run, "A run leaves metrics, logs and the model",
+                 "[apps][train]") {
+  auto p = start({"tiny.toml",
+                  // Measured, a model so small would stay on one rank.
+                  "--smp.trace_device=none", "--run-dir", "out"});
+  REQUIRE(p.join() == 0);
+  // Two of the loss's own bytes of the sample may be anything.
+  for (auto text :
+       {"smp-train tiny.toml on 2 ranks", "partition", "2/4", "4/4",
+        "held out", "unigram entropy", "bubble", "requests",
+        "peak on rank 1", "out/metrics.jsonl", "sample of 12 characters"})
+    CHECK_THAT(p.output(), ContainsSubstring(text));
+  // A pipe is no terminal.
+  CHECK(p.output().find('\r') == std::string::npos);
+  CHECK(p.output().find('\x1b') == std::string::npos);
+
+  auto steps = metrics("out");
+  REQUIRE(steps.size() == 4);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    auto& x = steps[i];
+    std::set<std::string> keys;
+    for (auto& item : x.items())
+      keys.insert(item.key());
+    CHECK(keys
+          == std::set<std::string>{"step", "loss", "lr", "grad_norm",
+                                   "step_seconds", "samples_per_second",
+                                   "bubble_ratio", "requests", "bytes_sent"});
+    CHECK(x["step"] == i + 1);
+    CHECK(x["loss"].get<double>() > 0);
+    CHECK(x["lr"] == 1e-2);
+    CHECK(x["bubble_ratio"].get<double>() < 1);
+    // Each of 4 microbatches asks rank 1 at least once, there and back.
+    CHECK(x["requests"].get<int>() >= 8);
+    CHECK(x["bytes_sent"].get<int>() > 0);
+    CHECK(x["samples_per_second"].get<double>() * x["step_seconds"].get<double>()
+          == Catch::Approx(8));
+  }
+
+  for (auto name : {"out/log-0.txt", "out/log-1.txt"})
+    CHECK(fs::file_size(path / name) > 0);
+  auto model = smp::read_safetensors(path / "out/model.safetensors");
+  CHECK(model.tensors.size() == 2 * 12 + 5);
+  REQUIRE(model.find("transformer.h.1.attn.c_attn.weight") != nullptr);
+  CHECK(model.find("transformer.wte.weight")->sizes()
+        == torch::IntArrayRef{256, 16});
+}
+
+TEST_CASE_METHOD(tiny_run, "Numbers of ranks and kinds of ranks agree",
+                 "[apps][train]") {
+  struct kind {
+    const char* name;
+    std::vector<std::string> arguments;
+  };
+  std::vector<std::vector<nlohmann::json>> all;
+  std::vector<smp::safetensors_file> models;
+  for (auto& [name, arguments] : std::vector<kind>{
+         {"one", {"--ranks", "1"}},
+         {"two", {"--ranks", "2"}},
+         {"threads", {"--transport.type=loopback"}},
+       }) {
+    auto full = arguments;
+    full.insert(full.begin(), {"tiny.toml", "--run-dir", name});
+    auto p = start(full);
+    INFO(p.output());
+    REQUIRE(p.join() == 0);
+    all.push_back(metrics(name));
+    models.push_back(
+      smp::read_safetensors(path / name / "model.safetensors"));
+    CHECK(fs::file_size(path / name / "log-0.txt") > 0);
+  }
+  for (size_t run = 1; run < all.size(); ++run) {
+    for (size_t i = 0; i < 4; ++i)
+      for (auto key : {"loss", "grad_norm"})
+        CHECK(all[run][i][key].get<double>()
+              == Catch::Approx(all[0][i][key].get<double>()).epsilon(1e-3));
+    REQUIRE(models[run].tensors.size() == models[0].tensors.size());
+    for (size_t i = 0; i < models[0].tensors.size(); ++i)
+      CHECK(models[run].tensors[i].first == models[0].tensors[i].first);
+  }
+}
+
+TEST_CASE_METHOD(tiny_run, "A run without a directory gets a new one",
+                 "[apps][train]") {
+  auto p = start({"tiny.toml", "--train.steps=1", "--log-level=warn"});
+  REQUIRE(p.join() == 0);
+  std::vector<fs::path> made;
+  for (auto& entry : fs::directory_iterator{path / "runs"})
+    made.push_back(entry.path().filename());
+  REQUIRE(made.size() == 1);
+  CHECK_THAT(made[0].string(), Catch::Matchers::EndsWith("-tiny"));
+  CHECK(metrics("runs/" + made[0].string()).size() == 1);
+  // Warnings and worse only: no table, but what came out.
+  CHECK(p.output().find("grad norm") == std::string::npos);
+  CHECK_THAT(p.output(), ContainsSubstring("done after 1 of 1 steps"));
+}
+
+TEST_CASE_METHOD(tiny_run, "A loss that is not finite ends with exit code 5",
+                 "[apps][train]") {
+  auto p = start({"tiny.toml", "--run-dir", "out", "--optimizer.type=sgd",
+                  "--optimizer.lr=1e30"});
+  CHECK(p.join() == 5);
+  CHECK_THAT(p.output(), ContainsSubstring("the loss of step "));
+  CHECK(metrics("out").back()["loss"].is_null());
+  CHECK_FALSE(fs::exists(path / "out/model.safetensors"));
+}
+
+TEST_CASE_METHOD(tiny_run, "Ctrl-C ends a run cleanly with exit code 130",
+                 "[apps][train]") {
+  auto p = start({"tiny.toml", "--run-dir", "out", "--train.steps=1000000"});
+  REQUIRE(p.wait_for(" 2/1000000"));
+  p.signal(SIGINT);
+  CHECK(p.join() == 130);
+  CHECK_THAT(p.output(), ContainsSubstring("interrupted after "));
+  auto steps = metrics("out");
+  CHECK(steps.size() >= 2);
+  CHECK(steps.back()["step"] == steps.size());
+  CHECK(fs::exists(path / "out/model.safetensors"));
+}
+
+// -- what the documentation shows ---------------------------------------------
+
+TEST_CASE("README shows the example as it is", "[apps][train]") {
+  CHECK(code_block(content_of(source_file("README.md")), "Your own model")
+        == content_of(source_file("examples/train_own_model.cpp")));
+}
+
+TEST_CASE("CONTRIBUTING shows the pattern as it is", "[apps][train]") {
+  CHECK(code_block(content_of(source_file("CONTRIBUTING.md")), "The pattern")
+        == content_of(source_file("tests/actors/protocol/pattern_test.cpp")));
+}
+
+TEST_CASE("The example trains on two ranks", "[apps][train]") {
+  program run{{built_program("train_own_model"), "--ranks", "2"}, ".", {}};
+  CHECK(run.join() == 0);
+  auto lines = lines_of(run.output());
+  REQUIRE(lines.size() == 5);
+  auto loss_of = [](const std::string& line) {
+    return std::stod(line.substr(line.find("loss ") + 5));
+  };
+  CHECK(loss_of(lines.back()) < 0.9 * loss_of(lines.front()));
+}

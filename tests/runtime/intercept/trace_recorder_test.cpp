@@ -1,0 +1,313 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/session/model_state.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
+#include <atomic>
+
+using Catch::Matchers::ContainsSubstring;
+using namespace smp;
+using namespace smp::test;
+
+namespace nn = torch::nn;
+
+namespace {
+
+virtual_world_options automatic_world(uint64_t ranks = 2,
+                                      uint64_t microbatches = 2) {
+  auto result = manual_world(ranks, microbatches);
+  result.config.auto_partition = true;
+  return result;
+}
+
+/// A model of any code over four intercepted layers.
+struct layers_impl : nn::Module {
+  using code = std::function<Tensor(layers_impl&, Tensor)>;
+
+  explicit layers_impl(code f) : f(std::move(f)) {
+    register_module("last", last);
+    register_module("twice", twice);
+    register_module("first", first);
+    register_module("never", never);
+  }
+
+  Tensor forward(Tensor x) {
+    return f(*this, std::move(x));
+  }
+
+  submodule<nn::Linear> last{8, 8};
+  submodule<nn::Linear> twice{8, 8};
+  submodule<nn::Linear> first{8, 8};
+  submodule<nn::Linear> never{8, 8};
+  code f;
+};
+TORCH_MODULE_IMPL(layers, layers_impl);
+
+Tensor chain(layers_impl& m, Tensor x) {
+  return m.last(m.twice(m.twice(m.first(x))));
+}
+
+/// What ranks know after one step.
+struct traced_step {
+  std::vector<std::string> texts; // by rank
+  std::optional<partition_decision> decision;
+  std::map<std::string, Tensor> state;
+  std::map<std::string, Tensor> gradients;
+  Tensor loss;
+};
+
+template <class Make>
+traced_step run(const virtual_world_options& world, Make make, Tensor x) {
+  traced_step result;
+  auto ranks = world.config.pipeline_parallel_degree;
+  result.texts.resize(ranks);
+  std::mutex mutex;
+  run_virtual_world(ranks, world, [&](session& s) {
+    distributed_model model{seeded(make)};
+    auto train_step = step([&](Tensor y) {
+      auto loss = model(y).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    auto loss = train_step(x).reduce_mean();
+    auto state = model.state_dict();
+    auto gradients = model.gradients();
+    std::unique_lock guard{mutex};
+    result.texts[s.rank()] = model.partition_text();
+    if (auto* decision = model.state().decision()) {
+      CHECK_FALSE(result.decision); // only pp_rank 0 decides
+      result.decision = *decision;
+      result.state = {state.begin(), state.end()};
+      result.gradients = {gradients.begin(), gradients.end()};
+      result.loss = loss;
+    }
+  });
+  return result;
+}
+
+const module_info& module_called(const traced_step& x,
+                                 const std::string& path) {
+  for (auto& m : x.decision->model)
+    if (m.path == path)
+      return m;
+  throw std::runtime_error{"no module " + path};
+}
+
+/// Uses everything that a trace could leave behind: random numbers, batch
+/// statistics, a weight that forward writes to, and an input that it changes.
+struct stateful_impl : nn::Module {
+  stateful_impl() {
+    register_module("embedding", embedding);
+    register_module("layers", layers);
+  }
+
+  Tensor forward(Tensor x) {
+    auto tokens = x.clone();
+    x.add_(100); // no tokens any more
+    return layers->forward(embedding(tokens).flatten(0, 1));
+  }
+
+  submodule<nn::Embedding> embedding{
+    nn::EmbeddingOptions(16, 8).max_norm(0.5)};
+  nn::Sequential layers{nn::Linear(8, 8), nn::Dropout(0.5),
+                        nn::BatchNorm1d(8), nn::Linear(8, 8)};
+};
+TORCH_MODULE_IMPL(stateful, stateful_impl);
+
+} // namespace
+
+TEST_CASE("the first step measures what modules cost", "[runtime][trace]") {
+  auto x = run(automatic_world(), [] { return layers{chain}; },
+               torch::ones({6, 8}));
+  CHECK_THAT(x.texts[0],
+             ContainsSubstring("time and memory measured on the CPU"));
+  CHECK_THAT(x.texts[1],
+             ContainsSubstring("time and memory measured on the CPU"));
+  REQUIRE(x.decision);
+  auto& root = x.decision->model[0];
+  REQUIRE(root.children.size() == 4);
+  std::vector<std::string> order;
+  for (auto child : root.children)
+    order.push_back(x.decision->model[child.value].path);
+  // As executed; what never ran stays behind its neighbour in the code.
+  CHECK(order == std::vector<std::string>{"first", "never", "twice", "last"});
+  // A microbatch has three rows of eight floats.
+  constexpr uint64_t rows = 3 * 8 * 4;
+  auto& first = module_called(x, "first");
+  CHECK(first.call_bytes == 2 * rows);
+  CHECK(first.calls == 1);
+  CHECK(first.activations == 3 * 8); // elements: the output
+  CHECK(*first.compute > 0);
+  auto& twice = module_called(x, "twice");
+  CHECK(twice.call_bytes == 2 * rows);
+  CHECK(twice.calls == 2);
+  CHECK(twice.activations == 2 * 3 * 8);
+  CHECK(x.decision->plan.options.step_seconds > 0);
+  CHECK(x.decision->plan.options.crossing.request > 0);
+  CHECK_THAT(x.texts[0],
+             ContainsSubstring("did not call module never"));
+}
+
+TEST_CASE("a trace changes neither numbers nor state", "[runtime][trace]") {
+  auto make = [] { return stateful{}; };
+  auto run_with = [&](uint64_t ranks, const char* device) {
+    auto world = automatic_world(ranks, 2);
+    world.config.trace_device = device;
+    return run(world, make, torch::arange(8).view({4, 2}).clone());
+  };
+  auto traced = run_with(2, "cpu");
+  auto untraced = run_with(2, "none");
+  auto single = run_with(1, "cpu");
+  CHECK_THAT(traced.texts[0], ContainsSubstring("measured on the CPU"));
+  CHECK_THAT(traced.texts[0], !ContainsSubstring("cannot be traced"));
+  CHECK_THAT(untraced.texts[0], ContainsSubstring("smp.trace_device is none"));
+  CHECK(traced.loss.equal(untraced.loss));
+  CHECK(traced.loss.equal(single.loss));
+  REQUIRE(traced.state.size() == untraced.state.size());
+  for (auto& [name, x] : traced.state) {
+    INFO(name);
+    CHECK(x.equal(untraced.state.at(name)));
+    CHECK(x.equal(single.state.at(name)));
+  }
+  for (auto& [name, x] : traced.gradients) {
+    INFO(name);
+    CHECK(torch::allclose(x, single.gradients.at(name)));
+  }
+}
+
+TEST_CASE("only the forward part of a body runs for a trace",
+          "[runtime][trace]") {
+  std::atomic<int> before = 0, after = 0;
+  auto world = automatic_world(2, 4);
+  run_virtual_world(2, world, [&](session&) {
+    distributed_model model{seeded([] { return layers{chain}; })};
+    auto train_step = step([&](Tensor y) {
+      ++before;
+      auto z = y.clone();
+      y.add_(1); // of a copy, when it is for the trace
+      auto loss = model(z).sum();
+      model.backward(loss);
+      ++after;
+      return y.sum();
+    });
+    auto x = torch::zeros({4, 8});
+    CHECK(train_step(x).reduce_sum().item<double>() == 32);
+    if (pp_rank() == 0)
+      CHECK(x.sum().item<double>() == 32);
+    train_step(x);
+  });
+  CHECK(before == 4 + 1 + 4);
+  CHECK(after == 4 + 4);
+}
+
+TEST_CASE("a body that only evaluates is traced as well", "[runtime][trace]") {
+  auto world = automatic_world();
+  run_virtual_world(2, world, [&](session&) {
+    distributed_model model{seeded([] { return layers{chain}; })};
+    auto evaluate = step([&](Tensor y) {
+      at::NoGradGuard no_grad;
+      return model(y).repeat({64, 64}); // too large to travel
+    });
+    CHECK(evaluate(torch::ones({4, 8})).concat().size(0) == 4 * 64);
+    CHECK_THAT(model.partition_text(), ContainsSubstring("measured on"));
+  });
+}
+
+TEST_CASE("a module that cannot be traced is named and does not stop the run",
+          "[runtime][trace]") {
+  auto code = [](layers_impl& m, Tensor x) {
+    x = m.first(x);
+    TORCH_CHECK(at::GradMode::is_enabled(), "wants gradients");
+    return m.last(x);
+  };
+  auto x = run(automatic_world(), [&] { return layers{code}; },
+               torch::ones({6, 8}));
+  CHECK(x.gradients.size() == 4); // of two layers
+  CHECK_THAT(x.texts[0],
+             ContainsSubstring("the step cannot be traced to its end (wants "
+                               "gradients)"));
+  CHECK_THAT(x.texts[1],
+             ContainsSubstring("time and memory measured on the CPU"));
+}
+
+TEST_CASE("a trace on a GPU that is not there is an error on all ranks",
+          "[runtime][trace]") {
+  if (at::hasCUDA())
+    SKIP("there is one");
+  auto world = automatic_world();
+  world.config.trace_device = "gpu";
+  std::atomic<int> failed = 0;
+  run_virtual_world(2, world, [&](session&) {
+    distributed_model model{seeded([] { return layers{chain}; })};
+    auto train_step = step([&](Tensor y) { return model(y).sum(); });
+    std::string text;
+    try {
+      train_step(torch::ones({4, 8}));
+    } catch (const error& err) {
+      failed += err.code() == error_code::config;
+      text = err.what();
+    }
+    if (text.find("smp.trace_device = \"gpu\", but there is no GPU")
+        == std::string::npos)
+      throw std::runtime_error{"wrong error: " + text};
+  });
+  CHECK(failed == 2);
+}
+
+TEST_CASE("a partition before the first step says what it is based on",
+          "[runtime][trace]") {
+  run_virtual_world(2, automatic_world(), [&](session&) {
+    distributed_model model{seeded([] { return layers{chain}; })};
+    model.partition();
+    if (model.partition_text().find(
+          "costs: guessed from sizes: partitioned before the first step")
+        == std::string::npos)
+      throw std::runtime_error{model.partition_text()};
+    if (model.partition_text(true).find("\x1b[") == std::string::npos)
+      throw std::runtime_error{"no colours"};
+  });
+}
+
+// -- manual placement ---------------------------------------------------------
+
+TEST_CASE("what is placed by hand stays there, the rest is placed by cost",
+          "[runtime][manual]") {
+  auto automatic = GENERATE(true, false);
+  auto world = automatic_world();
+  world.config.auto_partition = automatic;
+  world.config.default_partition = automatic ? 0 : 1;
+  auto plain = [] { return layers{chain}; };
+  auto make = [] {
+    layers model{chain};
+    set_partition(*model->first, 1);
+    set_partition(*model->last, 0);
+    return model;
+  };
+  auto x = run(world, make, torch::ones({6, 8}));
+  auto single = run(automatic_world(1), plain, torch::ones({6, 8}));
+  auto device = [&](const std::string& path) {
+    for (size_t i = 0; i < x.decision->model.size(); ++i)
+      if (x.decision->model[i].path == path)
+        return x.decision->plan.module_device[i];
+    return ~0u;
+  };
+  CHECK(device("first") == 1);
+  CHECK(device("last") == 0);
+  if (!automatic) {
+    CHECK(device("twice") == 1);
+    CHECK(device("never") == 1);
+    CHECK_THAT(x.texts[0], ContainsSubstring("placed by hand"));
+  }
+  CHECK(torch::allclose(x.loss, single.loss));
+  for (auto& [name, y] : x.gradients)
+    CHECK(torch::allclose(y, single.gradients.at(name)));
+}

@@ -1,0 +1,265 @@
+// ctest: label=multiprocess
+#include "tests/support/catch.hpp"
+
+#include "actors/cluster/membership.hpp"
+#include "runtime/launch/environment.hpp"
+#include "runtime/launch/launcher.hpp"
+#include "tests/support/scratch_dir.hpp"
+#include "transport/error.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <future>
+#include <string>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using namespace smp;
+using namespace smp::test;
+using namespace std::chrono_literals;
+
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+using clock_type = std::chrono::steady_clock;
+
+/// Sends stderr to a file while it lives.
+class stderr_to {
+public:
+  explicit stderr_to(const std::string& path) : saved_(::dup(2)) {
+    auto file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    ::dup2(file, 2);
+    ::close(file);
+  }
+
+  ~stderr_to() {
+    ::dup2(saved_, 2);
+    ::close(saved_);
+  }
+
+private:
+  int saved_;
+};
+
+struct launch_result {
+  int code = 0;
+  /// What the launcher and rank 0 wrote to stderr.
+  std::string told;
+};
+
+/// Launches with logs in the test's directory, which ranks know as $DIR.
+launch_result launch_in(const scratch_dir& dir, launch_options x) {
+  x.log_dir = dir.path / "logs";
+  x.environment["DIR"] = dir.path;
+  launch_result result;
+  {
+    stderr_to file{dir.path / "stderr"};
+    result.code = launch(x);
+  }
+  result.told = dir.read("stderr");
+  return result;
+}
+
+launch_options ranks_of(uint64_t ranks, std::vector<std::string> command) {
+  launch_options result;
+  result.ranks = ranks;
+  result.command = std::move(command);
+  return result;
+}
+
+launch_options shell(const std::string& script) {
+  return ranks_of(2, {"sh", "-c", script});
+}
+
+/// The hidden test case with this tag, as a program.
+std::vector<std::string> self(const char* tag) {
+  return {std::filesystem::read_symlink("/proc/self/exe"), tag};
+}
+
+std::string directory() {
+  return std::getenv("DIR");
+}
+
+void make_pipe(const scratch_dir& dir, const char* name) {
+  REQUIRE(::mkfifo((dir.path / name).c_str(), 0600) == 0);
+}
+
+} // namespace
+
+TEST_CASE("a run that ends well is code 0 and says nothing",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  ::unsetenv("SMP_RANK");
+  auto x = launch_in(dir, shell("echo $SMP_RANK $SMP_WORLD_SIZE "
+                                "$SMP_LOCAL_RANK $SMP_LOCAL_SIZE "
+                                "$OMP_WAIT_POLICY $UCX_MEM_MMAP_HOOK_MODE "
+                                "${#SMP_RUN_ID} ${SMP_RENDEZVOUS%:*}"));
+  CHECK(x.code == 0);
+  CHECK(x.told.empty());
+  CHECK(dir.read("logs/log-0.txt") == "0 2 0 2 passive none 32 127.0.0.1\n");
+  CHECK(dir.read("logs/log-1.txt") == "1 2 1 2 passive none 32 127.0.0.1\n");
+}
+
+TEST_CASE("the exit code tells what kind of end it was", "[runtime][launch]") {
+  auto [rank_code, code] = GENERATE(table<int, int>(
+    {{1, 3}, {2, 2}, {3, 3}, {4, 4}, {5, 5}, {7, 3}, {134, 3}}));
+  scratch_dir dir;
+  auto x = launch_in(dir, shell("if [ $SMP_RANK = 1 ]; then exit "
+                                + std::to_string(rank_code)
+                                + "; fi; exec tail -f /dev/null"));
+  CHECK(x.code == code);
+  CHECK_THAT(x.told, ContainsSubstring("smp: rank 1: exited with code "
+                                       + std::to_string(rank_code)));
+}
+
+TEST_CASE("a killed rank is one line that names it, its signal and its log",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto begin = clock_type::now();
+  auto x = launch_in(dir, shell("if [ $SMP_RANK = 1 ]; then kill -9 $$; fi; "
+                                "exec tail -f /dev/null"));
+  CHECK(clock_type::now() - begin < 3s);
+  CHECK(x.code == 3);
+  CHECK(x.told
+        == "smp: rank 1: killed by signal 9 (SIGKILL); its output: "
+             + (dir.path / "logs/log-1.txt").string() + "\n");
+}
+
+TEST_CASE("a configuration error of all ranks appears once",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto x = launch_in(dir, shell("echo run.toml:3: unknown key >&2; exit 2"));
+  CHECK(x.code == 2);
+  CHECK(x.told == "run.toml:3: unknown key\n");
+}
+
+TEST_CASE("an error that only another rank knows is told with its last words",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto x = launch_in(dir, shell("if [ $SMP_RANK = 1 ]; then echo begin; echo "
+                                "another build >&2; exit 2; fi; exec tail -f "
+                                "/dev/null"));
+  CHECK(x.code == 2);
+  CHECK_THAT(x.told, ContainsSubstring(
+                       "smp: rank 1: exited with code 2: another build; its"));
+}
+
+TEST_CASE("ranks that begin no session in time are named",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto x = shell("exec tail -f /dev/null");
+  x.join_limit = 300ms;
+  auto result = launch_in(dir, std::move(x));
+  CHECK(result.code == 3);
+  CHECK_THAT(result.told,
+             ContainsSubstring("ranks 0, 1 did not join within 0.3 s"));
+}
+
+TEST_CASE("an interrupted run is code 130", "[runtime][launch]") {
+  scratch_dir dir;
+  make_pipe(dir, "ready");
+  auto user = std::async(std::launch::async, [&] {
+    dir.read("ready"); // until both ranks have closed it
+    ::kill(::getpid(), SIGINT);
+  });
+  // Both hold the pipe open until they are ready: rank 1 waits for rank 0.
+  make_pipe(dir, "both");
+  auto x = launch_in(dir, shell("trap 'exit 130' INT; tail -f /dev/null & "
+                                "if [ $SMP_RANK = 0 ]; then "
+                                "  echo >$DIR/both; "
+                                "else "
+                                "  read x <$DIR/both; echo >$DIR/ready; "
+                                "fi; wait"));
+  user.get();
+  CHECK(x.code == 130);
+  CHECK_THAT(x.told, ContainsSubstring("interrupted"));
+  CHECK_THAT(x.told, !ContainsSubstring("rank"));
+}
+
+TEST_CASE("what cannot be launched is an error before anything starts",
+          "[runtime][launch]") {
+  CHECK_THROWS_AS(launch(ranks_of(0, {"true"})), error);
+  CHECK_THROWS_AS(launch(ranks_of(2, {"no-such-program-of-smp"})), error);
+}
+
+// -- ranks that join ----------------------------------------------------------
+
+TEST_CASE("child: joins, then rank 1 dies and rank 0 tells what it hears",
+          "[.][joiner]") {
+  prepare_process(0, nullptr);
+  auto env = read_rank_environment();
+  REQUIRE(env);
+  REQUIRE(env->supervised);
+  actor_host host;
+  std::promise<failure> lost;
+  std::atomic<bool> first = true;
+  membership::options x;
+  x.address = env->rendezvous_address;
+  x.port = env->rendezvous_port;
+  x.world_size = env->world_size;
+  x.me.rank = rank_id{env->rank};
+  x.me.pid = ::getpid();
+  x.me.host = "here";
+  x.me.run_id = env->run_id;
+  x.on_rank_down = [&](const failure& f) {
+    if (first.exchange(false))
+      lost.set_value(f);
+  };
+  membership member{host, x};
+  auto all = member.join();
+  REQUIRE(all.size() == 2);
+  if (env->rank == 1)
+    ::kill(::getpid(), SIGKILL);
+  auto heard = lost.get_future();
+  REQUIRE(heard.wait_for(10s) == std::future_status::ready);
+  std::ofstream{directory() + "/heard"} << heard.get().describe();
+  std::fflush(nullptr);
+  ::_exit(3);
+}
+
+TEST_CASE("the others hear from the launcher how a rank died",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto x = launch_in(dir, ranks_of(2, self("[joiner]")));
+  CHECK(x.code == 3);
+  CHECK(dir.read("heard") == "rank 1: killed by signal 9 (SIGKILL)");
+  CHECK(std::count(x.told.begin(), x.told.end(), '\n') == 1);
+  CHECK_THAT(x.told, ContainsSubstring("rank 1: killed by signal 9"));
+}
+
+TEST_CASE("child: launches itself, as smp-train does", "[.][launcher]") {
+  if (auto env = read_rank_environment()) {
+    std::ofstream{directory() + "/rank-" + std::to_string(env->rank)};
+    return;
+  }
+  launch_options x;
+  x.ranks = 3;
+  CHECK(launch(x) == 0);
+}
+
+TEST_CASE("without a command the ranks run this program with its arguments",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto pid = ::fork();
+  if (pid == 0) {
+    ::setenv("DIR", dir.path.c_str(), 1);
+    auto program = self("[launcher]");
+    ::execl(program[0].c_str(), program[0].c_str(), program[1].c_str(),
+            nullptr);
+    ::_exit(127);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(pid, &status, 0) == pid);
+  CHECK(status == 0);
+  for (auto name : {"rank-0", "rank-1", "rank-2"})
+    CHECK(std::filesystem::exists(dir.path / name));
+}

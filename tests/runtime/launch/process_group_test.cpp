@@ -1,0 +1,475 @@
+// ctest: label=multiprocess
+#include "tests/support/catch.hpp"
+
+#include "runtime/launch/process_group.hpp"
+#include "tests/support/scratch_dir.hpp"
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <cstdio>
+#include <iostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using namespace smp;
+using namespace smp::test;
+using namespace std::chrono_literals;
+
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+using clock_type = std::chrono::steady_clock;
+
+/// Waits until it is killed. The shell's own loop would be killed with less.
+constexpr const char* forever = "exec tail -f /dev/null";
+
+/// Ranks that are shell scripts; $R is the rank, $DIR the test's directory.
+class shell_run {
+public:
+  explicit shell_run(const std::string& script, uint64_t size = 2) {
+    options.command = {"sh", "-c", script};
+    options.size = size;
+    options.log_dir = dir.path / "logs";
+  }
+
+  process_group::result
+  run(const std::function<void(process_group&)>& started = nullptr) {
+    process_group group{options};
+    group.start([this](uint64_t rank) {
+      return std::map<std::string, std::string>{{"R", std::to_string(rank)},
+                                                {"DIR", dir.path.string()}};
+    });
+    if (started)
+      started(group);
+    auto result = group.run();
+    for (auto pid : group.pids()) {
+      // Neither the rank nor anything else in its process group is left.
+      CHECK(::kill(-pid, 0) == -1);
+      CHECK(errno == ESRCH);
+    }
+    return result;
+  }
+
+  std::string log(uint64_t rank) const {
+    return dir.read("logs/log-" + std::to_string(rank) + ".txt");
+  }
+
+  scratch_dir dir;
+  process_group::options options;
+};
+
+/// A named pipe by which a script says that it has come to a place.
+class signpost {
+public:
+  signpost(const scratch_dir& dir, const char* name) : path_(dir.path / name) {
+    REQUIRE(::mkfifo(path_.c_str(), 0600) == 0);
+  }
+
+  /// Blocks until `count` scripts have written a line.
+  void wait_for(size_t count) const {
+    // For reading and writing: a writer that is done must not end the stream.
+    auto fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
+    REQUIRE(fd >= 0);
+    for (char c; count > 0 && ::read(fd, &c, 1) == 1;)
+      count -= c == '\n';
+    ::close(fd);
+  }
+
+private:
+  std::string path_;
+};
+
+/// @returns true if the process ends within `limit`; it need not be a child.
+bool ends_within(pid_t pid, std::chrono::milliseconds limit) {
+  auto fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  if (fd < 0)
+    return errno == ESRCH;
+  pollfd x{fd, POLLIN, 0};
+  auto ready = ::poll(&x, 1, static_cast<int>(limit.count()));
+  ::close(fd);
+  return ready == 1;
+}
+
+} // namespace
+
+// -- ends ---------------------------------------------------------------------
+
+TEST_CASE("processes that all end well leave no cause", "[runtime][launch]") {
+  shell_run x{"echo rank $R", 3};
+  auto result = x.run();
+  CHECK_FALSE(result.cause);
+  CHECK_FALSE(result.interrupted);
+  CHECK(x.log(0) == "rank 0\n");
+  CHECK(x.log(2) == "rank 2\n");
+}
+
+TEST_CASE("the first process that fails is the cause and ends the others",
+          "[runtime][launch]") {
+  shell_run x{std::string{"if [ $R = 1 ]; then echo no luck >&2; exit 7; fi; "}
+              + forever};
+  std::vector<std::string> reported;
+  x.options.on_failure = [&](const failure& f) {
+    reported.push_back(f.describe());
+  };
+  auto begin = clock_type::now();
+  auto result = x.run();
+  CHECK(clock_type::now() - begin < 2s);
+  CHECK(result.cause.describe() == "rank 1: exited with code 7");
+  CHECK(result.code == 7);
+  CHECK(result.last_words == "no luck");
+  CHECK(reported == std::vector<std::string>{"rank 1: exited with code 7"});
+}
+
+TEST_CASE(
+  "a killed process is named with its signal, and no one survives it "
+  "by 2 s",
+  "[runtime][launch]") {
+  // Rank 0 has a child of its own and takes no SIGTERM.
+  shell_run x{std::string{"trap '' TERM; echo >$DIR/ready; tail -f /dev/null "
+                          "& "}
+              + forever};
+  signpost ready{x.dir, "ready"};
+  clock_type::time_point killed;
+  auto result = x.run([&](process_group& group) {
+    ready.wait_for(2);
+    killed = clock_type::now();
+    ::kill(group.pids()[1], SIGKILL);
+  });
+  CHECK(clock_type::now() - killed < 2s);
+  CHECK(result.cause.code == error_code::rank_down);
+  CHECK(result.cause.describe() == "rank 1: killed by signal 9 (SIGKILL)");
+  CHECK(result.code == 0);
+}
+
+TEST_CASE("who only noticed the loss of another is not the cause",
+          "[runtime][launch]") {
+  // Rank 0 exits with 3 when the other is dead, or shortly before.
+  shell_run x{
+    "if [ $R = 1 ]; then echo $$ >$DIR/pid; echo >$DIR/ready; "
+    "exec tail -f /dev/null; fi; read x <$DIR/go; exit 3"};
+  signpost ready{x.dir, "ready"};
+  signpost go{x.dir, "go"};
+  std::vector<failure> reported;
+  x.options.on_failure = [&](const failure& f) {
+    reported.push_back(f);
+    if (f.rank == rank_id{0})
+      ::kill(std::stoi(x.dir.read("pid")), SIGKILL);
+  };
+  auto result = x.run([&](process_group&) {
+    ready.wait_for(1);
+    x.dir.write("go", "\n");
+  });
+  REQUIRE(reported.size() == 2);
+  CHECK(reported[0].describe() == "rank 0: exited with code 3");
+  CHECK(result.cause.describe() == "rank 1: killed by signal 9 (SIGKILL)");
+}
+
+TEST_CASE(
+  "another witness's report ends the run, and the process's own end "
+  "says more",
+  "[runtime][launch]") {
+  shell_run silent{forever};
+  failure lost{error_code::rank_down, rank_id{1}, {}, "connection lost"};
+  auto result = silent.run([&](process_group& group) { group.report(lost); });
+  CHECK(result.cause == lost);
+  shell_run x{
+    "if [ $R = 1 ]; then read x <$DIR/go; kill -SEGV $$; fi; "
+    "exec tail -f /dev/null"};
+  signpost go{x.dir, "go"};
+  x.options.on_failure = [&](const failure& f) {
+    if (f == lost)
+      x.dir.write("go", "\n");
+  };
+  result = x.run([&](process_group& group) { group.report(lost); });
+  CHECK(result.cause.describe() == "rank 1: killed by signal 11 (SIGSEGV)");
+}
+
+TEST_CASE("a verdict that rank 0 told is not told again, however it ends",
+          "[runtime][launch]") {
+  // Too busy to exit in time.
+  shell_run x{std::string{"trap '' TERM; [ $R = 0 ] && echo smp: all wait >&2; "
+                          "echo >$DIR/ready; "}
+              + forever};
+  x.options.grace = 200ms;
+  signpost ready{x.dir, "ready"};
+  auto text = GENERATE(as<std::string>{}, "all wait", "nobody waits");
+  auto result = x.run([&](process_group& group) {
+    ready.wait_for(2);
+    group.end({error_code::stalled, no_rank, {}, text}, 4);
+  });
+  CHECK(result.code == 4);
+  CHECK(result.cause.text == text);
+  CHECK(result.told_by_rank_0 == (text == "all wait"));
+}
+
+TEST_CASE("an error that rank 0 shows on the console is not told again",
+          "[runtime][launch]") {
+  shell_run x{"echo run.toml:3: unknown key >&2; exit 2"};
+  auto result = x.run();
+  CHECK(result.code == 2);
+  CHECK(result.last_words.empty());
+}
+
+TEST_CASE(
+  "a command that cannot be started is a named error and starts "
+  "nothing",
+  "[runtime][launch]") {
+  process_group::options options;
+  options.command = {"no-such-program-of-smp"};
+  process_group group{options};
+  auto none = [](uint64_t) { return std::map<std::string, std::string>{}; };
+  try {
+    group.start(none);
+    FAIL("no error");
+  } catch (const error& e) {
+    CHECK(e.code() == error_code::config);
+    CHECK_THAT(e.what(), ContainsSubstring("no-such-program-of-smp: No such"));
+  }
+  CHECK(group.pids().empty());
+  options.command = {"/etc/passwd"};
+  process_group other{options};
+  try {
+    other.start(none);
+    FAIL("no error");
+  } catch (const error& e) {
+    CHECK_THAT(e.what(), ContainsSubstring("/etc/passwd: Permission denied"));
+  }
+}
+
+// -- interrupts ---------------------------------------------------------------
+
+TEST_CASE("an interrupt is passed on once and waits for a clean end",
+          "[runtime][launch]") {
+  shell_run x{
+    "trap 'echo ending; exit 130' INT; tail -f /dev/null & "
+    "echo >$DIR/ready; wait"};
+  signpost ready{x.dir, "ready"};
+  auto result = x.run([&](process_group&) {
+    ready.wait_for(2);
+    ::kill(::getpid(), SIGINT);
+  });
+  CHECK(result.interrupted);
+  CHECK_FALSE(result.cause);
+  CHECK(x.log(0) == "ending\n");
+  CHECK(x.log(1) == "ending\n");
+}
+
+TEST_CASE("a second interrupt ends processes that do not end by themselves",
+          "[runtime][launch]") {
+  shell_run x{
+    "trap 'echo >$DIR/caught' INT; trap '' TERM; "
+    "tail -f /dev/null & echo >$DIR/ready; wait; wait"};
+  signpost ready{x.dir, "ready"};
+  signpost caught{x.dir, "caught"};
+  std::thread user;
+  auto begin = clock_type::now();
+  auto result = x.run([&](process_group&) {
+    ready.wait_for(2);
+    user = std::thread{[&] {
+      ::kill(::getpid(), SIGINT);
+      caught.wait_for(2);
+      ::kill(::getpid(), SIGINT);
+    }};
+  });
+  user.join();
+  CHECK(result.interrupted);
+  CHECK_FALSE(result.cause);
+  CHECK(clock_type::now() - begin < 10s); // not the 30 s of patience
+}
+
+TEST_CASE("patience after an interrupt has an end", "[runtime][launch]") {
+  shell_run x{
+    "trap '' INT; trap '' TERM; echo >$DIR/ready; "
+    "exec tail -f /dev/null"};
+  x.options.interrupt_grace = 50ms;
+  x.options.grace = 100ms;
+  signpost ready{x.dir, "ready"};
+  auto result = x.run([&](process_group&) {
+    ready.wait_for(2);
+    ::kill(::getpid(), SIGINT);
+  });
+  CHECK(result.interrupted);
+}
+
+// -- orphans ------------------------------------------------------------------
+
+TEST_CASE("processes die with a launcher that is killed", "[runtime][launch]") {
+  scratch_dir dir;
+  signpost ready{dir, "ready"};
+  auto launcher = ::fork();
+  if (launcher == 0) {
+    process_group::options options;
+    options.command = {"sh", "-c",
+                       "trap '' TERM HUP; echo $$ >$DIR/pid-$R; "
+                       "echo >$DIR/ready; exec tail -f /dev/null"};
+    options.size = 2;
+    process_group group{options};
+    group.start([&](uint64_t rank) {
+      return std::map<std::string, std::string>{{"R", std::to_string(rank)},
+                                                {"DIR", dir.path.string()}};
+    });
+    group.run();
+    ::_exit(0);
+  }
+  ready.wait_for(2);
+  ::kill(launcher, SIGKILL);
+  REQUIRE(::waitpid(launcher, nullptr, 0) == launcher);
+  for (auto name : {"pid-0", "pid-1"})
+    CHECK(ends_within(std::stoi(dir.read(name)), 2000ms));
+}
+
+TEST_CASE("what a rank started does not outlive it", "[runtime][launch]") {
+  shell_run x{"tail -f /dev/null & echo $! >$DIR/pid-$R; exit 0"};
+  auto result = x.run();
+  CHECK_FALSE(result.cause);
+  for (auto name : {"pid-0", "pid-1"})
+    CHECK(ends_within(std::stoi(x.dir.read(name)), 2000ms));
+}
+
+TEST_CASE("a group that is given up takes its processes along",
+          "[runtime][launch]") {
+  std::vector<pid_t> pids;
+  {
+    process_group::options options;
+    options.command = {"sh", "-c", std::string{"trap '' TERM; "} + forever};
+    options.size = 2;
+    process_group group{options};
+    group.start([](uint64_t) { return std::map<std::string, std::string>{}; });
+    pids = group.pids();
+  }
+  for (auto pid : pids)
+    CHECK(::kill(-pid, 0) == -1);
+}
+
+TEST_CASE("a rank inherits no file, signal or terminal from its launcher",
+          "[runtime][launch]") {
+  auto leaked = ::open("/dev/null", O_RDONLY); // without O_CLOEXEC
+  auto before = std::signal(SIGPIPE, SIG_IGN);
+  shell_run x{
+    "ls -l /proc/self/fd | grep -c ' -> '; cat; "
+    "grep SigIgn /proc/$$/status; read a b c d group e </proc/$$/stat; "
+    "echo $group $$",
+    1};
+  x.run();
+  std::signal(SIGPIPE, before);
+  ::close(leaked);
+  std::istringstream log{x.log(0)};
+  std::string files, name, ignored, group, pid;
+  log >> files >> name >> ignored >> group >> pid;
+  CHECK(files == "4"); // stdin, stdout, stderr, the directory that ls reads
+  CHECK(name == "SigIgn:");
+  CHECK((std::stoull(ignored, nullptr, 16) >> (SIGPIPE - 1)) % 2 == 0);
+  CHECK(group == pid);
+}
+
+// -- output -------------------------------------------------------------------
+
+namespace {
+
+/// A duplicate of `fd`, to restore it later. What the test program itself has
+/// buffered goes out first: it must not turn up in what a test reads.
+int saved_descriptor(int fd) {
+  std::cout.flush();
+  std::fflush(nullptr);
+  return ::dup(fd);
+}
+
+} // namespace
+
+TEST_CASE("rank 0 writes to the console and to its log, the others to theirs",
+          "[runtime][launch]") {
+  scratch_dir console;
+  auto write_to = [](const std::string& path, int fd) {
+    auto saved = saved_descriptor(fd);
+    auto file = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
+    ::dup2(file, fd);
+    ::close(file);
+    return saved;
+  };
+  shell_run x{"echo out $R; printf 'step 1\\rstep 2\\r\\n' >&2; printf last"};
+  auto out = write_to(console.path / "out", 1);
+  auto err = write_to(console.path / "err", 2);
+  auto result = x.run();
+  ::dup2(out, 1);
+  ::dup2(err, 2);
+  ::close(out);
+  ::close(err);
+  CHECK_FALSE(result.cause);
+  CHECK(console.read("out") == "out 0\nlast");
+  CHECK(console.read("err") == "step 1\rstep 2\r\n");
+  CHECK_THAT(x.log(0), ContainsSubstring("out 0\n"));
+  // Of a line that was overwritten the log keeps the last text.
+  CHECK_THAT(x.log(0), ContainsSubstring("step 2\n"));
+  CHECK_THAT(x.log(0), !ContainsSubstring("step 1"));
+  CHECK_THAT(x.log(0), ContainsSubstring("last"));
+  CHECK(x.log(1) == "out 1\nstep 1\rstep 2\r\nlast");
+}
+
+TEST_CASE("much output arrives complete and in order", "[runtime][launch]") {
+  scratch_dir console;
+  auto path = (console.path / "out").string();
+  auto saved = saved_descriptor(1);
+  auto file = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
+  ::dup2(file, 1);
+  ::close(file);
+  shell_run x{"seq 1 200000", 1};
+  x.run();
+  ::dup2(saved, 1);
+  ::close(saved);
+  std::string wanted;
+  for (int i = 1; i <= 200000; ++i)
+    wanted += std::to_string(i) + "\n";
+  CHECK(x.log(0) == wanted);
+  CHECK(console.read("out") == wanted);
+}
+
+TEST_CASE(
+  "a console that takes nothing does not keep the launcher from its "
+  "work",
+  "[runtime][launch]") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0); // nobody reads
+  auto saved = saved_descriptor(1);
+  ::dup2(ends[1], 1);
+  shell_run x{
+    "if [ $R = 1 ]; then read x <$DIR/go; kill -9 $$; fi; "
+    "echo >$DIR/go; seq 1 1000000"};
+  signpost go{x.dir, "go"};
+  auto begin = clock_type::now();
+  auto result = x.run();
+  ::dup2(saved, 1);
+  for (int fd : {saved, ends[0], ends[1]})
+    ::close(fd);
+  CHECK(result.cause.describe() == "rank 1: killed by signal 9 (SIGKILL)");
+  CHECK(clock_type::now() - begin < 5s);
+}
+
+TEST_CASE("a console that has gone costs nothing but its view",
+          "[runtime][launch]") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  ::close(ends[0]); // the reader has left, as in "smp-train | head"
+  auto saved = saved_descriptor(1);
+  ::dup2(ends[1], 1);
+  shell_run x{"seq 1 10000", 1};
+  auto result = x.run();
+  ::dup2(saved, 1);
+  ::close(saved);
+  ::close(ends[1]);
+  CHECK_FALSE(result.cause);
+  CHECK(x.log(0).ends_with("\n10000\n"));
+}

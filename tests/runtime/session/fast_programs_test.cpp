@@ -1,0 +1,363 @@
+// ctest: timeout=400
+#include "tests/support/catch.hpp"
+
+#include "tests/support/torch_models.hpp"
+
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <random>
+#include <tuple>
+
+// 1,000 random programs over modules on other ranks end like one process, with
+// promises and without: chains, several inputs and outputs, residuals, views,
+// in-place changes, branches on values, unused results, calls of calls. The
+// batch says which program a microbatch runs.
+
+using namespace smp;
+using namespace smp::test;
+using torch::nn::Linear;
+
+namespace {
+
+constexpr int64_t width = 8;
+
+template <template <class> class P>
+struct block : torch::nn::Module {
+  block() {
+    register_module("norm", norm);
+    register_module("up", up);
+    register_module("down", down);
+  }
+  Tensor forward(Tensor x) {
+    return x + down(at::gelu(up(norm(x))));
+  }
+  torch::nn::LayerNorm norm{
+    torch::nn::LayerNormOptions(std::vector<int64_t>{width})};
+  Linear up{width, width}, down{width, width};
+};
+
+template <template <class> class P>
+struct two_inputs : torch::nn::Module {
+  two_inputs() {
+    register_module("fc", fc);
+  }
+  /// Uses the second one or not, as the numbers in the first one want.
+  Tensor forward(Tensor x, Tensor y, bool always) {
+    auto h = fc(x);
+    return always || x.sum().template item<double>() > 0 ? h + y * 2 : h * 2;
+  }
+  Linear fc{width, width};
+};
+
+/// Never looks at its second input.
+template <template <class> class P>
+struct ignores : torch::nn::Module {
+  ignores() {
+    register_module("fc", fc);
+  }
+  Tensor forward(Tensor x, Tensor) {
+    return torch::tanh(fc(x));
+  }
+  Linear fc{width, width};
+};
+
+template <template <class> class P>
+struct two_outputs : torch::nn::Module {
+  two_outputs() {
+    register_module("fc", fc);
+  }
+  std::tuple<Tensor, Tensor> forward(Tensor x) {
+    return {x > 0, torch::tanh(fc(x)) * 1.5};
+  }
+  Linear fc{width, width};
+};
+
+/// Writes to what it is given: its caller sees that.
+template <template <class> class P>
+struct writes : torch::nn::Module {
+  writes() {
+    register_module("fc", fc);
+  }
+  Tensor forward(Tensor x) {
+    x.mul_(0.5);
+    return fc(x);
+  }
+  Linear fc{width, width};
+};
+
+template <template <class> class P>
+struct draws : torch::nn::Module {
+  draws() {
+    register_module("drop", drop);
+  }
+  Tensor forward(Tensor x) {
+    return drop(x);
+  }
+  torch::nn::Dropout drop{0.3};
+};
+
+/// Calls modules of other ranks itself.
+template <template <class> class P>
+struct calls : torch::nn::Module {
+  calls() {
+    register_module("first", first);
+    register_module("second", second);
+    register_module("third", third);
+  }
+  Tensor forward(Tensor x) {
+    return x + third(second(torch::tanh(first(x))));
+  }
+  P<Linear> first{width, width}, second{width, width};
+  P<torch::nn::ModuleHolder<block<P>>> third;
+};
+
+/// As many rows as the numbers want.
+template <template <class> class P>
+struct picks : torch::nn::Module {
+  Tensor forward(Tensor x) {
+    return x.index({x.select(1, 0) > 0}) * 2;
+  }
+};
+
+#define SMP_MODULE(member) register_module(#member, member)
+
+template <template <class> class P>
+struct programs : torch::nn::Module {
+  template <template <template <class> class> class M>
+  using part = P<torch::nn::ModuleHolder<M<P>>>;
+
+  programs() {
+    SMP_MODULE(fc0), SMP_MODULE(fc1), SMP_MODULE(fc2), SMP_MODULE(fc3);
+    SMP_MODULE(block0), SMP_MODULE(block1), SMP_MODULE(two), SMP_MODULE(other);
+    SMP_MODULE(pair), SMP_MODULE(mask), SMP_MODULE(changes), SMP_MODULE(drop);
+    SMP_MODULE(nest0), SMP_MODULE(nest1), SMP_MODULE(rows);
+    register_parameter("here", here);
+    to(torch::kDouble);
+  }
+
+  Tensor forward(Tensor x) {
+    auto seed = x[0][0].template item<double>();
+    std::mt19937 random{static_cast<uint32_t>(seed)};
+    auto below = [&](uint32_t n) { return random() % n; };
+    auto noise = torch::sin(torch::arange(4 * width, torch::kDouble) * seed)
+                   .view({4, width});
+    auto first = noise * here;
+    std::vector<Tensor> v{first, torch::cos(noise) + here};
+    auto pick = [&]() -> Tensor& {
+      auto back = std::min<size_t>(v.size(), 4);
+      return v[v.size() - 1 - below(static_cast<uint32_t>(back))];
+    };
+    auto line = [&](Tensor y) {
+      switch (below(6)) {
+        case 0:
+          return fc0(y);
+        case 1:
+          return fc1(y);
+        case 2:
+          return fc2(y);
+        case 3:
+          return fc3(y);
+        case 4:
+          return block0(y);
+        default:
+          return block1(y);
+      }
+    };
+    for (auto n = 3 + below(12); n > 0; --n) {
+      switch (below(23)) {
+        case 0:
+        case 1:
+        case 2:
+          v.push_back(line(pick()));
+          break;
+        case 3: {
+          auto y = pick();
+          for (auto k = 1 + below(4); k > 0; --k)
+            y = line(y);
+          v.push_back(y);
+          break;
+        }
+        case 4: {
+          auto a = pick(), b = pick();
+          v.push_back(two(a, b, below(2) == 0));
+          break;
+        }
+        case 5: {
+          auto a = pick(), b = pick();
+          v.push_back(other(a, b));
+          break;
+        }
+        case 6: {
+          auto y = std::get<1>(pair(pick()));
+          v.push_back(below(2) ? y : y * 0.5);
+          break;
+        }
+        case 7: {
+          auto [where, y] = mask(pick());
+          v.push_back(torch::where(where, y, pick()));
+          break;
+        }
+        case 8:
+        case 9: {
+          auto a = pick();
+          v.push_back(a + pick());
+          break;
+        }
+        case 10: {
+          auto& a = pick();
+          if (a.dim() == 2 && a.size(0) == 4)
+            v.push_back(a * noise);
+          break;
+        }
+        case 11: {
+          auto& a = pick();
+          v.push_back(a.sum().template item<double>() > 0 ? a.sin() : line(a));
+          break;
+        }
+        case 12: {
+          auto a = pick();
+          v.push_back(torch::cat({a.slice(0, 0, 2), pick().slice(0, 2, 4)}));
+          break;
+        }
+        case 13:
+          v.push_back(pick().reshape({width, 4}).t().reshape({4, width}));
+          break;
+        case 14:
+          v.push_back(pick().detach());
+          break;
+        case 15: {
+          torch::NoGradGuard off;
+          v.push_back(line(pick()));
+          break;
+        }
+        case 16:
+          line(pick()); // nobody wants it
+          break;
+        case 17: { // in place, before anybody else has it
+          auto y = fc0(pick());
+          y.add_(noise);
+          y.slice(0, 0, 2).mul_(0.5);
+          v.push_back(line(y));
+          break;
+        }
+        case 18: {
+          auto y = fc1(pick());
+          y.view({2, 2 * width}).select(1, 3).zero_();
+          v.push_back(y);
+          break;
+        }
+        case 19: {
+          auto y = pick() * 1.0;
+          auto z = changes(y);
+          v.push_back(below(2) ? y : z);
+          break;
+        }
+        case 20:
+          v.push_back(drop(pick()));
+          break;
+        case 21:
+          v.push_back(below(2) ? nest0(pick()) : nest1(pick()));
+          break;
+        default:
+          v.push_back(line(rows(pick())).sum(0, true).expand({4, width}));
+      }
+      // Numbers stay where comparing them makes sense.
+      if (below(4) == 0)
+        v.push_back(torch::tanh(v.back()));
+    }
+    auto loss = (torch::tanh(v.back()) * noise).sum();
+    for (auto k = below(3); k > 0; --k)
+      loss = loss + torch::tanh(pick()).pow(2).mean();
+    return loss * 1e-3;
+  }
+
+  P<Linear> fc0{width, width}, fc1{width, width}, fc2{width, width},
+    fc3{width, width};
+  part<block> block0, block1;
+  part<two_inputs> two;
+  part<ignores> other;
+  part<two_outputs> pair, mask;
+  part<writes> changes;
+  part<draws> drop;
+  part<calls> nest0, nest1;
+  part<picks> rows;
+  Tensor here = torch::full({1}, 1.25);
+};
+
+/// Runs one step of programs again and again, and compares.
+/// @returns whether the last step followed the record to its end
+bool check_replay(uint64_t ranks, uint64_t microbatches, uint32_t first_seed) {
+  auto m = static_cast<int64_t>(microbatches);
+  auto batch = torch::arange(m).add(static_cast<double>(first_seed));
+  model_options x;
+  x.ranks = ranks;
+  x.microbatches = microbatches;
+  x.fast = true;
+  x.replay = true;
+  x.seed = first_seed;
+  x.steps = 6;
+  x.tolerance = 1e-9;
+  x.absolute = 1e-12;
+  INFO(fmt::format("microbatch k: program {} + k, ranks {}, replayed",
+                   first_seed, ranks));
+  std::vector<Tensor> batches(6, batch.to(torch::kDouble).view({m, 1}));
+  auto steps = run_ranks<programs>(x, batches);
+  REQUIRE(differences<programs>(x, batches, steps)
+          == std::vector<std::string>{});
+  REQUIRE(steps.back().stats.replayed);
+  return !steps.back().stats.fell_back;
+}
+
+/// Runs as many programs in steps of `microbatches`, and compares.
+void check_programs(int count, uint64_t ranks, uint64_t microbatches, bool fast,
+                    uint32_t first_seed) {
+  auto m = static_cast<int64_t>(microbatches);
+  std::vector<Tensor> batches;
+  auto seed = static_cast<double>(first_seed);
+  for (int i = 0; i < count; i += static_cast<int>(m)) {
+    auto batch = torch::zeros({m, 1}, torch::kDouble);
+    for (int64_t k = 0; k < m; ++k)
+      batch[k][0] = seed++;
+    batches.push_back(batch);
+  }
+  model_options x;
+  x.ranks = ranks;
+  x.microbatches = microbatches;
+  x.fast = fast;
+  x.seed = first_seed;
+  x.steps = static_cast<int>(batches.size());
+  x.tolerance = 1e-9;
+  x.absolute = 1e-12;
+  INFO(fmt::format("step i, microbatch k: program {} + {} i + k, ranks {}, {}",
+                   first_seed, m, ranks, fast ? "fast" : "blocking"));
+  REQUIRE(differences<programs>(x, batches) == std::vector<std::string>{});
+}
+
+} // namespace
+
+TEST_CASE("random programs with promises end like one process",
+          "[runtime][fast][r38]") {
+  check_programs(400, 3, 4, true, 1);
+  check_programs(200, 3, 2, true, 401);
+  check_programs(200, 3, 1, true, 601);
+  check_programs(100, 2, 3, true, 801);
+  check_programs(100, 4, 2, true, 901);
+}
+
+TEST_CASE("random programs with promises are replayed like one process",
+          "[runtime][fast][static][R33]") {
+  // Random numbers that a branch looks at make some of them diverge.
+  constexpr uint32_t count = 30;
+  uint32_t followed = 0;
+  for (uint32_t i = 0; i < count; ++i)
+    followed += check_replay(2 + i % 3, 1 + i % 4, 1 + 4 * i);
+  CAPTURE(followed);
+  CHECK(followed > count / 2);
+}
+
+TEST_CASE("the same random programs without promises end like one process",
+          "[runtime][fast][r38]") {
+  check_programs(200, 3, 4, false, 1);
+}

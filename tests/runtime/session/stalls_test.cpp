@@ -1,0 +1,384 @@
+// ctest: timeout=300 label=multiprocess
+#include "tests/support/catch.hpp"
+
+#include "runtime/session/engine.hpp"
+#include "runtime/launch/launcher.hpp"
+#include "runtime/session/stalls.hpp"
+#include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+// A stall of a session is named, over threads and over processes.
+
+using namespace smp;
+using namespace smp::test;
+using namespace std::chrono_literals;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+using torch::Tensor;
+
+namespace {
+
+using clock_type = std::chrono::steady_clock;
+
+/// A condition that threads wait for.
+class signal_flag {
+public:
+  void set() {
+    std::lock_guard guard{mutex_};
+    set_ = true;
+    changed_.notify_all();
+  }
+
+  void wait() {
+    std::unique_lock guard{mutex_};
+    if (!changed_.wait_for(guard, 30s, [this] { return set_; }))
+      throw std::runtime_error{"nothing was reported"};
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool set_ = false;
+};
+
+/// What the ranks of a world heard and how they ended.
+struct ending {
+  std::vector<std::string> reports; // on rank 0
+  std::vector<failure> errors;      // by rank
+};
+
+struct two_ranks {
+  function_impl::code remote = [](function_impl& m, Tensor x) {
+    return x * m.weight;
+  };
+  caller_impl::code local = [](caller_impl& m, Tensor x) {
+    return m.there(x * m.here);
+  };
+  double timeout = 60;
+  std::string on_stall = "report";
+  std::function<void(const std::string&, bool)> heard = [](auto&, bool) {};
+
+  ending run(const std::function<void(session&, distributed_model<caller>&)>&
+               user) {
+    ending result;
+    result.errors.resize(2);
+    std::mutex mutex;
+    auto world = manual_world(2);
+    world.config.stall_timeout = timeout;
+    world.config.on_stall = on_stall;
+    auto body = [&](session& s) {
+      if (s.rank() == 0)
+        on_stall_of(s, mutex, result);
+      try {
+        distributed_model model{
+          seeded([&] { return caller{remote, local}; })};
+        user(s, model);
+      } catch (const error& e) {
+        std::lock_guard guard{mutex};
+        result.errors[s.rank()] = e.cause();
+      }
+    };
+    run_virtual_world(2, world, body);
+    return result;
+  }
+
+  /// One step with one microbatch.
+  ending step_once() {
+    return run([](session&, distributed_model<caller>& model) {
+      auto train_step = step([&](Tensor x) {
+        auto loss = model(x).sum();
+        model.backward(loss);
+        return loss;
+      });
+      train_step(torch::ones({2, 3}));
+    });
+  }
+
+private:
+  void on_stall_of(session& s, std::mutex& mutex, ending& result) {
+    smp::on_stall(s, [&, f = heard](const std::string& text, bool ends) {
+      {
+        std::lock_guard guard{mutex};
+        result.reports.push_back(text);
+      }
+      f(text, ends);
+    });
+  }
+};
+
+void check_fine(const ending& x) {
+  for (auto& e : x.errors)
+    CHECK(e.text == "");
+}
+
+void check_stalled(const ending& x, const std::string& text) {
+  for (auto& e : x.errors) {
+    CHECK(e.code == error_code::stalled);
+    CHECK_THAT(e.text, ContainsSubstring(text));
+  }
+}
+
+} // namespace
+
+TEST_CASE("a module that sleeps is named, and the step ends well",
+          "[runtime][stalls]") {
+  two_ranks x;
+  x.timeout = 0.4;
+  x.remote = [](function_impl& m, Tensor t) {
+    std::this_thread::sleep_for(1500ms);
+    return t * m.weight;
+  };
+  auto end = x.step_once();
+  check_fine(end);
+  REQUIRE_FALSE(end.reports.empty());
+  CHECK(end.reports.size() <= 3); // not a flood
+  CHECK_THAT(end.reports[0],
+             ContainsSubstring("rank 0 (the step body, microbatch 0, forward) "
+                               "waits for module there, microbatch 0, forward "
+                               "from rank 1 since "));
+  CHECK_THAT(end.reports[0],
+             ContainsSubstring("; rank 1 executes module there, microbatch 0, "
+                               "forward since "));
+}
+
+TEST_CASE("a module that loops for ever ends the run if asked for",
+          "[runtime][stalls]") {
+  two_ranks x;
+  x.timeout = 0.4;
+  x.on_stall = "end";
+  std::atomic<bool> released = false; // a thread cannot be killed
+  x.heard = [&](const std::string&, bool ends) { released = ends; };
+  x.remote = [&](function_impl& m, Tensor t) {
+    while (!released)
+      ; // for ever
+    return t * m.weight;
+  };
+  auto end = x.step_once();
+  check_stalled(end, "; rank 1 executes module there, microbatch 0, forward "
+                     "since ");
+  const std::string before = "nothing moved for ";
+  REQUIRE_THAT(end.errors[0].text, StartsWith(before));
+  CHECK(std::stod(end.errors[0].text.substr(before.size())) < 0.4 + 2);
+}
+
+TEST_CASE("a module that runs in place is named by its own name",
+          "[runtime][stalls]") {
+  two_ranks x;
+  x.timeout = 0.4;
+  signal_flag reported;
+  x.heard = [&](const std::string&, bool) { reported.set(); };
+  x.remote = [&](function_impl& m, Tensor t) {
+    reported.wait();
+    return t * m.weight;
+  };
+  auto end = x.run([&](session& s, distributed_model<caller>& model) {
+    model->there->smp_hook.pinned = 0; // with its caller
+    auto train_step = step([&](Tensor t) { return model(t).sum(); });
+    if (s.rank() == 0)
+      train_step(torch::ones({2, 3}));
+    else
+      train_step(torch::ones({2, 3}));
+  });
+  check_fine(end);
+  REQUIRE_FALSE(end.reports.empty());
+  CHECK_THAT(end.reports[0], ContainsSubstring("; rank 0 executes module there,"
+                                               " microbatch 0, forward since"));
+}
+
+TEST_CASE("a module that waits for a barrier of its caller is a cycle",
+          "[runtime][stalls]") {
+  two_ranks x;
+  x.remote = [](function_impl& m, Tensor t) {
+    pp_barrier();
+    return t * m.weight;
+  };
+  x.local = [](caller_impl& m, Tensor t) {
+    auto y = m.there(t * m.here);
+    pp_barrier();
+    return y;
+  };
+  auto end = x.step_once();
+  check_stalled(end, "nothing executes and nothing is in flight");
+  check_stalled(end, "rank 1 (module there, microbatch 0, forward) waits for "
+                     "exchange \"barrier smp.barrier.pp\" from rank 0");
+  check_stalled(end, "cycle: rank 0 -> rank 1 -> rank 0");
+}
+
+TEST_CASE("ranks that do not meet in the same collective are a cycle",
+          "[runtime][stalls]") {
+  two_ranks x;
+  auto end = x.run([](session& s, distributed_model<caller>&) {
+    if (s.rank() == 0)
+      barrier();
+    else
+      allgather(1.0);
+  });
+  check_stalled(end, "rank 0 waits for exchange \"barrier "
+                     "smp.barrier.world\" from rank 1");
+  check_stalled(end, "rank 1 waits for exchange \"smp.allgather.world\" from "
+                     "rank 0");
+}
+
+TEST_CASE("a rank that computes between steps lets the others wait",
+          "[runtime][stalls]") {
+  two_ranks x;
+  x.timeout = 0.4;
+  signal_flag reported;
+  x.heard = [&](const std::string&, bool) { reported.set(); };
+  auto end = x.run([&](session& s, distributed_model<caller>&) {
+    if (s.rank() == 1)
+      reported.wait();
+    barrier();
+  });
+  check_fine(end);
+  REQUIRE_FALSE(end.reports.empty());
+  CHECK_THAT(end.reports[0], ContainsSubstring("; rank 1 executes user code "
+                                               "outside of a step since "));
+}
+
+// -- processes ----------------------------------------------------------------
+
+namespace {
+
+/// stderr goes to a file while this lives.
+class stderr_to {
+public:
+  explicit stderr_to(const std::filesystem::path& path) : saved_(::dup(2)) {
+    auto fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    ::dup2(fd, 2);
+    ::close(fd);
+  }
+
+  ~stderr_to() {
+    ::dup2(saved_, 2);
+    ::close(saved_);
+  }
+
+private:
+  int saved_;
+};
+
+struct process_end {
+  int code = 0;
+  double seconds = 0;
+  std::string told;
+  std::string report; // of stall.json
+};
+
+process_end run_processes(const std::string& what, stall_options stalls) {
+  scratch_dir dir;
+  launch_options x;
+  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
+               "rank of a stalled run"};
+  x.ranks = 2;
+  x.log_dir = dir.path / "logs";
+  x.environment["TEST_STALL"] = what;
+  x.environment["TEST_PIDS"] = dir.path;
+  x.stalls = stalls;
+  process_end result;
+  auto begin = clock_type::now();
+  {
+    stderr_to file{dir.path / "stderr"};
+    result.code = launch(x);
+  }
+  result.seconds
+    = std::chrono::duration<double>(clock_type::now() - begin).count();
+  result.told = dir.read("stderr");
+  UNSCOPED_INFO(result.told);
+  UNSCOPED_INFO(dir.read("logs/log-1.txt"));
+  if (std::filesystem::exists(dir.path / "logs/stall.json"))
+    result.report
+      = nlohmann::json::parse(dir.read("logs/stall.json")).at("text");
+  // Nobody is left, stopped ones neither.
+  for (int rank = 0; rank < 2; ++rank) {
+    auto pid = std::stoi(dir.read(fmt::format("pid-{}", rank)));
+    CHECK(::kill(pid, 0) != 0);
+  }
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("rank of a stalled run", "[.rank]") {
+  auto what = std::string{std::getenv("TEST_STALL")};
+  session_config config = manual_world().config;
+  int code = 0;
+  try {
+    session s{config};
+    std::ofstream{fmt::format("{}/pid-{}", std::getenv("TEST_PIDS"), s.rank())}
+      << ::getpid();
+    auto remote = [&](function_impl& m, Tensor x) {
+      if (what == "loop")
+        for (;;)
+          ;
+      if (what == "stop 1")
+        ::raise(SIGSTOP);
+      return x * m.weight;
+    };
+    auto local = [](caller_impl& m, Tensor x) { return m.there(x * m.here); };
+    distributed_model model{seeded([&] { return caller{remote, local}; })};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x).sum();
+      model.backward(loss);
+      return loss;
+    });
+    if (what == "stop 0" && s.rank() == 0)
+      ::raise(SIGSTOP);
+    if (what == "names")
+      s.rank() == 0 ? barrier() : pp_barrier();
+    train_step(torch::ones({2, 3}));
+  } catch (const error& e) {
+    fmt::print(stderr, "test: {}\n", e.what());
+    code = e.code() == error_code::stalled ? 4 : 3;
+  }
+  std::_Exit(code);
+}
+
+TEST_CASE("a stopped process is named and ended, whichever it is",
+          "[runtime][stalls]") {
+  auto rank = GENERATE(0, 1);
+  auto x = run_processes(fmt::format("stop {}", rank), {1, true});
+  CHECK(x.code == 4);
+  CHECK_THAT(x.report, ContainsSubstring(fmt::format(
+                         "rank {} does not answer since ", rank)));
+  CHECK_THAT(x.told, ContainsSubstring(x.report));
+}
+
+TEST_CASE("a process that loops for ever is named and ended",
+          "[runtime][stalls]") {
+  auto x = run_processes("loop", {1, true});
+  CHECK(x.code == 4);
+  CHECK_THAT(x.report, ContainsSubstring("; rank 1 executes module there, "
+                                         "microbatch 0, forward since "));
+  CHECK_THAT(x.told, ContainsSubstring(x.report));
+}
+
+TEST_CASE("processes that wait for each other end at once",
+          "[runtime][stalls]") {
+  auto x = run_processes("names", {60, false});
+  CHECK(x.code == 4);
+  CHECK_THAT(x.report, ContainsSubstring("rank 0 waits for exchange \"barrier "
+                                         "smp.barrier.world\" from rank 1"));
+  CHECK_THAT(x.told, ContainsSubstring(x.report));
+  CHECK(x.seconds < 15); // with the start of both
+}

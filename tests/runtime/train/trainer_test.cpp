@@ -1,0 +1,333 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/train/trainer.hpp"
+
+#include "runtime/train/models/builtin.hpp"
+#include "runtime/train/optimizers.hpp"
+#include "runtime/session/session.hpp"
+#include "runtime/train/text_sampler.hpp"
+#include "runtime/train/trainable.hpp"
+#include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch_plain_gpt.hpp"
+
+#include <nlohmann/json.hpp>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <map>
+
+using Catch::Approx;
+using namespace smp::test;
+
+namespace {
+
+// -- learning rate ------------------------------------------------------------
+
+smp::optimizer_config with_schedule(const char* type, uint64_t warmup) {
+  smp::optimizer_config result;
+  result.lr = 1;
+  result.schedule = {.type = type, .warmup_steps = warmup, .final_lr = 0.1};
+  return result;
+}
+
+std::vector<double> rates(const smp::optimizer_config& x, uint64_t steps) {
+  std::vector<double> result;
+  for (uint64_t i = 0; i < steps; ++i)
+    result.push_back(smp::learning_rate(x, i, steps));
+  return result;
+}
+
+void check_rates(const std::vector<double>& found,
+                 const std::vector<double>& expected) {
+  REQUIRE(found.size() == expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    INFO("step " << i);
+    CHECK(found[i] == Approx(expected[i]));
+  }
+}
+
+// -- a run --------------------------------------------------------------------
+
+/// Keeps what it hears.
+struct recorder : smp::train_listener {
+  void on_start(const smp::train_start& x) override {
+    start = x;
+  }
+
+  void on_step(const smp::step_metrics& x) override {
+    steps.push_back(x);
+  }
+
+  void on_evaluation(uint64_t step, double loss) override {
+    evaluations[step] = loss;
+  }
+
+  smp::train_start start;
+  std::vector<smp::step_metrics> steps;
+  std::map<uint64_t, double> evaluations;
+};
+
+smp::train_config small_config(const std::string& text) {
+  smp::train_config result;
+  result.smp.pipeline_parallel_degree = 2;
+  result.smp.microbatches = 2;
+  // Measured on a busy machine, so small a model may stay on one rank.
+  result.smp.trace_device = "none";
+  result.model.type = "gpt";
+  result.model.layers = 2;
+  result.model.heads = 2;
+  result.model.width = 16;
+  result.data.type = "text";
+  result.data.path = text;
+  result.data.sequence_length = 12;
+  result.data.batch_size = 4;
+  result.optimizer.type = "sgd";
+  result.optimizer.lr = 0.5;
+  result.optimizer.clip_grad_norm = 0.7;
+  result.train.steps = 5;
+  result.train.eval_interval = 2;
+  result.train.eval_steps = 3;
+  result.transport.type = "loopback";
+  return result;
+}
+
+struct run_result {
+  smp::train_summary summary;
+  recorder heard;
+};
+
+/// Trains on virtual ranks. @returns what each rank got
+std::vector<run_result> run(const smp::train_config& config,
+                            const std::string& run_dir, bool stop = false) {
+  std::vector<run_result> result(config.smp.pipeline_parallel_degree);
+  std::atomic<bool> flag = false;
+  smp::virtual_world_options world;
+  world.config = config.smp;
+  smp::run_virtual_world(result.size(), world, [&](smp::session& s) {
+    // Only one rank hears the interrupt.
+    static const std::atomic<bool> no = false;
+    if (stop)
+      flag = true;
+    auto& mine = result[s.rank()];
+    mine.summary = smp::train(s, config, run_dir, mine.heard,
+                              s.rank() + 1 == result.size() ? flag : no);
+  });
+  return result;
+}
+
+std::string long_text() {
+  std::string result;
+  for (int i = 0; i < 100; ++i)
+    result += "light is refracted " + std::to_string(i * i) + " times\n";
+  return result;
+}
+
+torch::Tensor plain_loss(plain_gpt& model, const smp::batch& x) {
+  return torch::nn::functional::cross_entropy(
+    model.forward(x.at(0)).flatten(0, 1), x.at(1).flatten());
+}
+
+} // namespace
+
+TEST_CASE("The learning rate rises in a line and then stays or falls",
+          "[runtime][trainer]") {
+  check_rates(rates(with_schedule("constant", 4), 6),
+              {0.25, 0.5, 0.75, 1, 1, 1});
+  check_rates(rates(with_schedule("linear", 0), 4), {1, 0.7, 0.4, 0.1});
+  check_rates(rates(with_schedule("linear", 2), 5),
+              {0.5, 1, 0.7, 0.4, 0.1});
+  auto half = 0.1 + 0.9 / 2;
+  auto bend = 0.9 * 0.5 * std::cos(M_PI / 4);
+  check_rates(rates(with_schedule("cosine", 1), 5),
+              {1, half + bend, half, half - bend, 0.1});
+  check_rates(rates(with_schedule("cosine", 0), 1), {1});
+}
+
+TEST_CASE("Only matrices decay, and a tied weight stands once",
+          "[runtime][trainer]") {
+  auto matrix = torch::ones({2, 3}, torch::requires_grad());
+  auto bias = torch::ones({3}, torch::requires_grad());
+  smp::optimizer_config x;
+  x.lr = 0.5;
+  x.weight_decay = 0.2;
+  for (auto type : {"sgd", "adam", "adamw", "adagrad"}) {
+    INFO(type);
+    x.type = type;
+    auto optimizer = smp::make_optimizer(x, {matrix, bias, matrix});
+    auto& groups = optimizer->param_groups();
+    REQUIRE(groups.size() == 2);
+    REQUIRE(groups[0].params().size() == 1);
+    REQUIRE(groups[1].params().size() == 1);
+    CHECK(groups[0].params()[0].is_same(matrix));
+    CHECK(groups[1].params()[0].is_same(bias));
+    CHECK(groups[0].options().get_lr() == 0.5);
+    smp::set_learning_rate(*optimizer, 0.25);
+    CHECK(groups[1].options().get_lr() == 0.25);
+    // With zero gradients only decay moves anything.
+    matrix.mutable_grad() = torch::zeros_like(matrix);
+    bias.mutable_grad() = torch::zeros_like(bias);
+    auto before = matrix.detach().clone();
+    optimizer->step();
+    CHECK_FALSE(torch::equal(matrix, before));
+    CHECK(torch::equal(bias, torch::ones({3})));
+  }
+}
+
+TEST_CASE("A step becomes one line of JSON", "[runtime][trainer]") {
+  smp::step_metrics x{.step = 3,
+                      .loss = 2.5,
+                      .lr = 1e-3,
+                      .grad_norm = std::numeric_limits<double>::quiet_NaN(),
+                      .step_seconds = 0.5,
+                      .samples_per_second = 64,
+                      .bubble_ratio = 0.125,
+                      .requests = 48,
+                      .bytes_sent = 1 << 20};
+  CHECK(smp::to_json(x)
+        == R"({"step":3,"loss":2.5,"lr":0.001,"grad_norm":null,)"
+           R"("step_seconds":0.5,"samples_per_second":64.0,)"
+           R"("bubble_ratio":0.125,"requests":48,"bytes_sent":1048576})");
+  x.static_mode = "replay";
+  CHECK_THAT(smp::to_json(x),
+             Catch::Matchers::EndsWith(R"("static":"replay"})"));
+  scratch_dir dir;
+  {
+    smp::metrics_file file{dir.path / "m.jsonl"};
+    file.write(x);
+    CHECK(dir.read("m.jsonl") == smp::to_json(x) + "\n"); // before it closes
+  }
+  CHECK_THROWS_WITH(smp::metrics_file("/nowhere/m.jsonl"),
+                    Catch::Matchers::ContainsSubstring(
+                      "/nowhere/m.jsonl: No such file"));
+}
+
+TEST_CASE("The sampler draws bytes by their probability",
+          "[runtime][trainer]") {
+  // exp(logit / T) of a : b : c is 1 : 2 : 4, all others cannot be drawn.
+  const double temperature = 0.5;
+  auto logits = torch::full({260}, -1e9);
+  logits[259] = 1e9; // no byte
+  for (int i = 0; i < 3; ++i)
+    logits['a' + i] = temperature * i * std::log(2);
+  smp::text_sampler sampler{
+    "xyz", {.context = 5, .temperature = temperature, .seed = 7}};
+  CHECK(torch::equal(sampler.input(), torch::tensor({{'x', 'y', 'z'}},
+                                                    torch::kLong)));
+  const int n = 7000;
+  for (int i = 0; i < n; ++i)
+    sampler.add(logits);
+  auto text = sampler.text();
+  REQUIRE(text.size() == n);
+  for (int i = 0; i < 3; ++i) {
+    auto count = std::count(text.begin(), text.end(), 'a' + i);
+    // Standard deviation below 42.
+    CHECK(std::abs(static_cast<double>(count) - n * (1 << i) / 7.0) < 200);
+  }
+  CHECK(sampler.input().sizes() == torch::IntArrayRef{1, 5});
+  smp::text_sampler again{
+    "xyz", {.context = 5, .temperature = temperature, .seed = 7}};
+  for (int i = 0; i < 20; ++i)
+    again.add(logits);
+  CHECK(again.text() == text.substr(0, 20));
+}
+
+TEST_CASE("A run has the losses and norms of a plain loop",
+          "[runtime][trainer]") {
+  scratch_dir dir;
+  auto config = small_config(dir.write("text.txt", long_text()));
+  auto ranks = run(config, dir.path);
+
+  // The same with torch alone, from the same parameters.
+  torch::manual_seed(static_cast<int64_t>(config.smp.seed));
+  smp::gpt start{smp::make_gpt_config(config)};
+  plain_gpt model{256, 12, 2, 2, 16, 0};
+  {
+    torch::NoGradGuard guard;
+    auto mine = model.named();
+    for (auto& item : start->named_parameters())
+      mine.at(item.key()).copy_(item.value());
+  }
+  torch::optim::SGD sgd{model.parameters(), 0.5};
+  auto data = smp::make_data(config);
+  auto held_out = [&] {
+    torch::NoGradGuard guard;
+    double sum = 0;
+    for (uint64_t i = 0; i < 3; ++i)
+      sum += plain_loss(model, data->held_out_batch(i, 3)).item<double>();
+    return sum / 3;
+  };
+  for (uint64_t i = 0; i < 5; ++i) {
+    INFO("step " << i);
+    sgd.zero_grad();
+    auto loss = plain_loss(model, data->training_batch(i));
+    loss.backward();
+    auto norm = torch::nn::utils::clip_grad_norm_(model.parameters(), 0.7);
+    sgd.step();
+    for (auto& rank : ranks) {
+      auto& x = rank.heard.steps.at(i);
+      CHECK(x.step == i + 1);
+      CHECK(x.loss == Approx(loss.item<double>()).epsilon(1e-4));
+      CHECK(x.grad_norm == Approx(norm).epsilon(1e-3));
+      if (i == 1 || i == 3 || i == 4)
+        CHECK(rank.heard.evaluations.at(i + 1)
+              == Approx(held_out()).epsilon(1e-4));
+    }
+  }
+  for (auto& rank : ranks) {
+    CHECK(rank.heard.evaluations.size() == 3); // steps 2, 4, and the last
+    CHECK(rank.summary.steps == 5);
+    CHECK_FALSE(rank.summary.interrupted);
+    CHECK(rank.summary.first_loss == rank.heard.steps.front().loss);
+    CHECK(rank.summary.last_loss == rank.heard.steps.back().loss);
+    CHECK(rank.summary.held_out_loss == rank.heard.evaluations.at(5));
+    CHECK(rank.summary.unigram_entropy.has_value());
+    CHECK(rank.summary.peak_memory.size() == 2);
+  }
+  // Every parameter has one owner.
+  auto& a = ranks[0].heard.start;
+  auto& b = ranks[1].heard.start;
+  CHECK(a.parameters == b.parameters);
+  CHECK(a.owned + b.owned == a.parameters);
+  CHECK(a.owned > 0);
+  CHECK(b.owned > 0);
+}
+
+TEST_CASE("An interrupt of any rank ends the run on all after the step",
+          "[runtime][trainer]") {
+  scratch_dir dir;
+  auto config = small_config(dir.write("text.txt", long_text()));
+  config.train.save_model = true;
+  for (auto& rank : run(config, dir.path, true)) {
+    CHECK(rank.summary.interrupted);
+    CHECK(rank.summary.steps == 1);
+    CHECK_FALSE(rank.summary.held_out_loss.has_value());
+  }
+  CHECK_FALSE(dir.read("model.safetensors").empty());
+}
+
+TEST_CASE("All ranks sample the same text", "[runtime][trainer]") {
+  scratch_dir dir;
+  auto config = small_config(dir.write("text.txt", long_text()));
+  config.train.steps = 1;
+  config.train.sample = 20;
+  auto ranks = run(config, dir.path);
+  CHECK(ranks[0].summary.sample.size() == 20);
+  CHECK(ranks[0].summary.sample == ranks[1].summary.sample);
+}
+
+TEST_CASE("A loss that is not finite is an error of numbers on all ranks",
+          "[runtime][trainer]") {
+  scratch_dir dir;
+  auto config = small_config(dir.write("text.txt", long_text()));
+  config.optimizer.lr = 1e30;
+  try {
+    run(config, dir.path);
+    FAIL("nothing was thrown");
+  } catch (const smp::error& e) {
+    CHECK(e.code() == smp::error_code::numbers);
+    CHECK_THAT(e.what(), Catch::Matchers::ContainsSubstring("the loss of step"));
+  }
+}
