@@ -6,8 +6,6 @@ namespace smp {
 
 namespace {
 
-constexpr double infinite = std::numeric_limits<double>::infinity();
-
 class exhaustive_search {
 public:
   exhaustive_search(const partition_problem& p, const search_goal& goal,

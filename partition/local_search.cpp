@@ -10,8 +10,6 @@ namespace smp {
 
 namespace {
 
-constexpr double infinite = std::numeric_limits<double>::infinity();
-
 /// The calls whose cost may change when a node moves.
 class call_index {
 public:

@@ -8,10 +8,6 @@ namespace smp {
 
 namespace {
 
-error config_error(std::string text) {
-  return error{error_code::config, std::move(text)};
-}
-
 std::string number(uint32_t x) {
   return std::to_string(x);
 }

@@ -16,10 +16,6 @@ constexpr uint64_t rank_coordinates::*axes[] = {
 
 constexpr char letters[] = {'D', 'P', 'T'};
 
-error config_error(std::string text) {
-  return error{error_code::config, std::move(text)};
-}
-
 std::string permutation(const std::string& placement) {
   if (placement == "cluster")
     return "DPT";

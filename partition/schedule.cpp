@@ -9,14 +9,6 @@
 
 namespace smp {
 
-namespace {
-
-error config_error(std::string text) {
-  return error{error_code::config, std::move(text)};
-}
-
-} // namespace
-
 // -- microbatch_book ----------------------------------------------------------
 
 microbatch_book::microbatch_book(uint64_t microbatches)

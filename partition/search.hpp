@@ -4,16 +4,21 @@
 
 #include "partition/problem.hpp"
 
+#include <limits>
+
 namespace smp {
 
 /// Smaller differences of loads come from adding shares in another order.
 inline constexpr double load_noise = 1e-11;
 
+/// The value of what is no solution.
+inline constexpr double infinite = std::numeric_limits<double>::infinity();
+
 /// What a search minimises: predicted time, among the assignments that keep the
 /// largest load within a limit.
 struct search_goal {
   communication crossing;
-  double max_load = std::numeric_limits<double>::infinity();
+  double max_load = infinite;
 };
 
 /// Moves nodes and parts of subtrees, and swaps nodes in small trees, as long

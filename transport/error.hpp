@@ -75,4 +75,9 @@ private:
   failure cause_;
 };
 
+/// For what a user wrote or gave: a key, a file, a model.
+inline error config_error(std::string text) {
+  return {error_code::config, std::move(text)};
+}
+
 } // namespace smp

@@ -64,7 +64,7 @@ std::string readable(const c10::ClassType& x) {
   return result;
 }
 
-class walker {
+class script_walker {
 public:
   walked_model run(const script_object& root) {
     visit(*root, "", 0);
@@ -201,7 +201,7 @@ private:
 } // namespace
 
 walked_model walk(const script_object& root) {
-  return walker{}.run(root);
+  return script_walker{}.run(root);
 }
 
 std::vector<c10::ClassTypePtr> classes_of(const walked_model& x) {

@@ -12,8 +12,6 @@ namespace smp {
 
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
 std::string parent_of(const std::string& path) {
   auto dot = path.rfind('.');
   return dot == std::string::npos ? "" : path.substr(0, dot);

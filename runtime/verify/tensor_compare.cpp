@@ -10,8 +10,6 @@ namespace smp {
 
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
 std::string shape_text(const at::Tensor& x) {
   return fmt::format("{} [{}]", c10::toString(x.scalar_type()),
                      fmt::join(x.sizes(), ", "));

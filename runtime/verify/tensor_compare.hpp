@@ -6,9 +6,13 @@
 #include <c10/core/ScalarType.h>
 
 #include <optional>
+#include <limits>
 #include <string>
 
 namespace smp {
+
+/// How far apart what cannot be compared is.
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// Two runs add up in different orders, so equal means nearly equal. Per
 /// tensor: max|a - b| <= relative max|b| + absolute (R35).

@@ -77,7 +77,6 @@ tensor_digest digest_of(const at::Tensor& x) {
 std::optional<mismatch> compare_digests(const tensor_digest& a,
                                         const tensor_digest& b,
                                         const tolerance& x) {
-  constexpr auto infinity = std::numeric_limits<double>::infinity();
   if (a.dtype != b.dtype || a.sizes != b.sizes)
     return mismatch{"the shape", shape_text(a), shape_text(b), infinity, 0};
   if (a.nans != b.nans || a.plus != b.plus || a.minus != b.minus)
