@@ -1,6 +1,6 @@
 #include "runtime/checkpoint/saved_model.hpp"
 
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/remote/request_kind.hpp"
@@ -26,14 +26,14 @@ class save {
 public:
   save(const distributed_model_base& model, bool gradients)
     : st_(model.state()),
-      eng_(session::current().internals()),
+      rank_(session::current().internals()),
       gradients_(gradients) {
     // nop
   }
 
   void run(const std::string& path) {
     auto positions = choose();
-    if (eng_.pp_rank() > 0) {
+    if (rank_.pp_rank() > 0) {
       serve();
       return;
     }
@@ -48,11 +48,11 @@ public:
 
 private:
   rank_id owner(uint32_t i) const {
-    return st_.partitioned() ? st_.tensor_owner(i) : eng_.pipeline().front();
+    return st_.partitioned() ? st_.map().tensor_owner(i) : rank_.pipeline().front();
   }
 
   bool owned(uint32_t i) const {
-    return owner(i) == eng_.self();
+    return owner(i) == rank_.self();
   }
 
   at::Tensor mine(uint32_t i) const {
@@ -68,7 +68,7 @@ private:
     for (uint32_t i = 0; i < tensors.size(); ++i)
       out.boolean(!tensors[i].is_attribute && owned(i) && mine(i).defined());
     std::vector<bool> found(tensors.size());
-    for (auto& x : eng_.exchange().all_gather(eng_.pipeline(), "smp.save",
+    for (auto& x : rank_.exchange().all_gather(rank_.pipeline(), "smp.save",
                                               {out.take(), {}})) {
       byte_reader in{x.bytes};
       for (size_t i = 0; i < found.size(); ++i)
@@ -98,34 +98,34 @@ private:
   at::Tensor value(uint32_t i) {
     if (owned(i))
       return mine(i);
-    eng_.exchange().send(owner(i), wanted_name, message(i));
-    return take_data(eng_.exchange().receive(owner(i), tensor_name),
+    rank_.exchange().send(owner(i), wanted_name, message(i));
+    return take_data(rank_.exchange().receive(owner(i), tensor_name),
                      wire_tensor{});
   }
 
   void dismiss() {
-    for (auto rank : eng_.pipeline())
-      if (rank != eng_.self())
-        eng_.exchange().send(rank, wanted_name, message(no_more));
+    for (auto rank : rank_.pipeline())
+      if (rank != rank_.self())
+        rank_.exchange().send(rank, wanted_name, message(no_more));
   }
 
   // -- the others -------------------------------------------------------------
 
   void serve() {
-    auto writer = eng_.pipeline().front();
+    auto writer = rank_.pipeline().front();
     while (true) {
-      auto x = eng_.exchange().receive(writer, wanted_name);
+      auto x = rank_.exchange().receive(writer, wanted_name);
       auto i = byte_reader{x.bytes}.u32("position of a tensor");
       if (i == no_more)
         return;
       payload answer;
       put_data(answer, mine(i), false); // it is there before `no_more` comes
-      eng_.exchange().send(writer, tensor_name, std::move(answer));
+      rank_.exchange().send(writer, tensor_name, std::move(answer));
     }
   }
 
   const model_state& st_;
-  engine& eng_;
+  const rank_context& rank_;
   bool gradients_;
 };
 

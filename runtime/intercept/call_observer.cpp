@@ -1,56 +1,72 @@
 #include "runtime/intercept/call_observer.hpp"
 
-#include <torch/nn/module.h>
+#include "runtime/intercept/module_call.hpp"
+
+#include <vector>
 
 namespace smp {
 
 namespace {
 
-thread_local call_observer* current_observer = nullptr;
-thread_local const void* innermost_object = nullptr;
+/// Tells an observer of calls. A module can be intercepted at two places: the
+/// inner one of two calls of one object is not told.
+class observing final : public call_interceptor {
+public:
+  call_observer* observer = nullptr;
+
+  void enter(const intercepted_call&) override {
+    calls_.push_back(nullptr);
+  }
+
+  bool looks() const noexcept override {
+    return true;
+  }
+
+  void arguments(const intercepted_call&, const void* object,
+                 std::span<const at::Tensor> xs) override {
+    if (innermost() == object)
+      return;
+    observer->begin(object, xs);
+    calls_.back() = object;
+  }
+
+  void results(const intercepted_call&,
+               std::span<const at::Tensor> xs) override {
+    if (auto* object = std::exchange(calls_.back(), nullptr))
+      observer->end(object, xs);
+  }
+
+  void leave(const intercepted_call&, bool) override {
+    auto* object = calls_.back();
+    calls_.pop_back();
+    if (object != nullptr)
+      observer->fail(object); // it has no results
+  }
+
+private:
+  const void* innermost() const noexcept {
+    for (auto i = calls_.rbegin(); i != calls_.rend(); ++i)
+      if (*i != nullptr)
+        return *i;
+    return nullptr;
+  }
+
+  std::vector<const void*> calls_; // null: not told
+};
+
+thread_local observing of_thread;
 
 } // namespace
 
 call_observer::~call_observer() = default;
 
 call_observer* call_observer::current() noexcept {
-  return current_observer;
+  return of_thread.observer;
 }
 
 void call_observer::set_current(call_observer* x) noexcept {
-  current_observer = x;
-}
-
-observed_call::observed_call(call_observer& x, const void* object,
-                             std::span<const at::Tensor> arguments)
-  : observer_(innermost_object == object ? nullptr : &x),
-    object_(object),
-    outer_(innermost_object) {
-  if (!observer_)
-    return;
-  observer_->begin(object_, arguments);
-  innermost_object = object_;
-}
-
-observed_call::observed_call(call_observer& x, const torch::nn::Module& object,
-                             std::span<const at::Tensor> arguments)
-  // `Module` is a virtual base: the complete object is the identity.
-  : observed_call(x, dynamic_cast<const void*>(&object), arguments) {
-  // nop
-}
-
-observed_call::~observed_call() {
-  if (!observer_)
-    return;
-  innermost_object = outer_;
-  observer_->fail(object_);
-}
-
-void observed_call::end(std::span<const at::Tensor> results) {
-  if (!observer_)
-    return;
-  innermost_object = outer_;
-  std::exchange(observer_, nullptr)->end(object_, results);
+  of_thread.observer = x;
+  set_interceptor(interceptor::observe, x ? &of_thread : nullptr);
 }
 
 } // namespace smp

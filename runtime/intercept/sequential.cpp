@@ -1,12 +1,10 @@
 #include "runtime/intercept/sequential.hpp"
 
-#include "runtime/intercept/call_observer.hpp"
+#include "runtime/intercept/module_call.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/model/hook.hpp"
-#include "runtime/model/module_order.hpp"
 #include "runtime/remote/caller.hpp"
-#include "runtime/intercept/trace_recorder.hpp"
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -82,23 +80,27 @@ nn::AnyValue get_any(unpacker& in, int64_t index, const value& x) {
   }
 }
 
-/// @returns the tensors in `x`, as `tensors_in`
+/// Adds the tensors in `x`.
 template <size_t I = 0>
-std::vector<at::Tensor> tensors_in_any(nn::AnyValue& x) {
+void collect_tensors(packer& p, nn::AnyValue& x) {
   if constexpr (I < num_carried) {
-    if (auto* y = x.try_get<std::tuple_element_t<I, carried_types>>())
-      return tensors_in(*y);
-    return tensors_in_any<I + 1>(x);
+    using type = std::tuple_element_t<I, carried_types>;
+    if (auto* y = x.try_get<type>())
+      pack<type>::put(p, *y);
+    else
+      collect_tensors<I + 1>(p, x);
   }
-  return {};
 }
 
-std::vector<at::Tensor> tensors_in_any(std::vector<nn::AnyValue>& xs) {
-  std::vector<at::Tensor> result;
-  for (auto& x : xs)
-    for (auto& t : tensors_in_any(x))
-      result.push_back(std::move(t));
-  return result;
+std::vector<at::Tensor> tensors_in_any(std::span<nn::AnyValue> xs) {
+  packer p;
+  try {
+    for (auto& x : xs)
+      collect_tensors(p, x);
+  } catch (const error&) {
+    // What smp cannot send is no matter of who only looks.
+  }
+  return p.tensors();
 }
 
 nn::AnyValue get_any(unpacker& in, const value& x) {
@@ -111,15 +113,18 @@ nn::AnyValue get_any(unpacker& in, const value& x) {
   return get_any(in, *index, parts->items[1]);
 }
 
-/// Runs a child and lets an observer hear of it.
+/// Runs a child before the eyes of interceptors.
 nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
+                       const intercepted_call& call,
                        std::vector<nn::AnyValue>&& arguments) {
-  auto* observer = call_observer::current();
-  if (!observer) [[likely]]
+  module_call noted{call};
+  if (!noted.looks()) [[likely]]
     return x.forward(std::move(arguments));
-  observed_call call{*observer, *x.ptr(), tensors_in_any(arguments)};
+  auto object = x.ptr();
+  noted.arguments(dynamic_cast<const void*>(object.get()),
+                  tensors_in_any(arguments));
   auto result = x.forward(std::move(arguments));
-  call.end(tensors_in_any(result));
+  noted.results(tensors_in_any({&result, 1}));
   return result;
 }
 
@@ -133,7 +138,7 @@ public:
   }
 
   nn::AnyValue forward(std::vector<nn::AnyValue>&& arguments) override {
-    return run_child(*inner_, std::move(arguments));
+    return run_child(*inner_, {}, std::move(arguments));
   }
 
   std::shared_ptr<nn::Module> ptr() override {
@@ -176,21 +181,20 @@ public:
   nn::AnyValue forward(std::vector<nn::AnyValue>&& arguments) override {
     auto& hook = group_->hooks[index_];
     auto* ex = execution::current();
-    if (ex && ex->range.sequential == group_.get()
-        && ex->range.next == index_)
+    if (ex && ex->range().sequential == group_.get()
+        && ex->range().next == index_)
       return pass(*ex, std::move(arguments));
     if (ex)
       check_range_consumed(*ex);
     if (!hook.local)
       return call(hook, ex, std::move(arguments));
-    if (trace_recorder::current()) [[unlikely]]
-      return trace(hook, std::move(arguments));
-    ordered_call turn{hook};
-    return forward_here(std::move(arguments));
+    return run_child(*inner_, {hook.id, hook.ordered}, std::move(arguments));
   }
 
-  nn::AnyValue forward_here(std::vector<nn::AnyValue>&& arguments) {
-    return run_child(*inner_, std::move(arguments));
+  /// Runs it for another rank.
+  nn::AnyValue serve(std::vector<nn::AnyValue>&& arguments) {
+    return run_child(*inner_, {.module = {}, .ordered = false, .served = true},
+                     std::move(arguments));
   }
 
   std::shared_ptr<nn::Module> ptr() override {
@@ -219,21 +223,13 @@ private:
     // `Sequential::forward` moves a value from child to child; a loop of the
     // user's would keep it, and would have got the range's last value for it.
     if (arguments.size() != 1
-        || (ex.range.exclusive && x && x->use_count() != 1)) {
-      ex.range = {};
+        || (ex.range().exclusive && x && x->use_count() != 1)) {
+      ex.range() = {};
       refuse_own_loop();
     }
-    if (++ex.range.next == ex.range.last)
-      ex.range = {};
+    if (++ex.range().next == ex.range().last)
+      ex.range() = {};
     return std::move(arguments[0]);
-  }
-
-  nn::AnyValue trace(hook_state& hook, std::vector<nn::AnyValue>&& arguments) {
-    traced_call note{hook.id};
-    note.arguments(tensors_in_any(arguments));
-    auto result = inner_->forward(std::move(arguments));
-    note.results(tensors_in_any(result));
-    return result;
   }
 
   nn::AnyValue call(hook_state& hook, execution* ex,
@@ -265,7 +261,7 @@ private:
     }();
     if (last - index_ > 1 && ex) {
       auto* t = result.try_get<at::Tensor>();
-      ex->range = {group_.get(), index_ + 1, last, t && t->use_count() == 1};
+      ex->range() = {group_.get(), index_ + 1, last, t && t->use_count() == 1};
     }
     return result;
   }
@@ -333,7 +329,7 @@ invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
     --last;
   for (auto i = first; i < last; ++i) {
     auto* child = wrapper(*(seq->begin() + i));
-    auto result = child->forward_here(std::move(values));
+    auto result = child->serve(std::move(values));
     values.clear();
     values.push_back(std::move(result));
   }
@@ -342,9 +338,9 @@ invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
 }
 
 void check_range_consumed(execution& ex) {
-  if (!ex.range.sequential)
+  if (!ex.range().sequential)
     return;
-  ex.range = {};
+  ex.range() = {};
   sequential_child::refuse_own_loop();
 }
 

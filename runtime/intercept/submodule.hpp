@@ -8,13 +8,12 @@
 // `fc(x)` and `fc->forward(x)` then run where the partition put `fc`;
 // `fc->weight`, `register_module("fc", fc)` and `parameters()` stay as before.
 
-#include "runtime/intercept/call_observer.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/remote/invoker.hpp"
-#include "runtime/model/module_order.hpp"
 #include "runtime/values/pack.hpp"
 #include "runtime/remote/caller.hpp"
-#include "runtime/intercept/trace_recorder.hpp"
+#include "runtime/intercept/module_call.hpp"
+#include "runtime/intercept/retry_on_gpu.hpp"
 #include "transport/error.hpp"
 
 #include <c10/util/Exception.h>
@@ -43,6 +42,52 @@ auto get_argument(unpacker& u, size_t position, const value& x) {
   return get_value<T>(u, x);
 }
 
+namespace detail {
+
+/// Adds the tensors in `x` that are not there yet; nothing if smp knows no way
+/// into a T.
+template <class T>
+void collect_tensors(packer& p, const T& x) {
+  if constexpr (packable<T>) {
+    try {
+      put_value(p, x);
+    } catch (const error&) {
+      // What smp cannot send is no matter of who only looks.
+    }
+  }
+}
+
+/// @returns the tensors in `xs`, each once.
+template <class... Ts>
+std::vector<at::Tensor> tensors_in(const Ts&... xs) {
+  packer p;
+  (collect_tensors(p, xs), ...);
+  return p.tensors();
+}
+
+/// Runs `f`, the body of `call`, and shows its tensors to the interceptors.
+/// @returns what `f` does
+template <class R, class F, class... Ts>
+R run_watched(module_call& call, const torch::nn::Module& object, F&& f,
+              const Ts&... xs) {
+  // `Module` is a virtual base: the complete object is the identity.
+  call.arguments(dynamic_cast<const void*>(&object), tensors_in(xs...));
+  if constexpr (std::is_void_v<R>) {
+    f();
+    call.results({});
+  } else if constexpr (std::is_reference_v<R>) {
+    auto&& result = f();
+    call.results(tensors_in(result));
+    return static_cast<R>(result);
+  } else {
+    auto result = f();
+    call.results(tensors_in(result));
+    return result;
+  }
+}
+
+} // namespace detail
+
 /// A call of `Impl::forward` with arguments of these types, as its owner runs
 /// it. Instantiated at the call, hence present in the binary of every rank.
 template <class Impl, class... Ts>
@@ -68,10 +113,12 @@ struct invoker {
     auto forward = [&]() -> result_type {
       return impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...);
     };
+    module_call noted{{.module = {}, .ordered = false, .served = true}};
     auto call = [&]() -> result_type {
-      if (auto* observer = call_observer::current()) [[unlikely]]
-        return observe(*observer, impl, xs, forward);
-      return forward();
+      return noted.looks()
+               ? detail::run_watched<result_type>(noted, impl, forward,
+                                                  std::get<Is>(xs)...)
+               : forward();
     };
     invocation result;
     value_path::scope place{out, "result"};
@@ -196,56 +243,35 @@ R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
     return get_value<std::decay_t<R>>(result.tensors, result.result);
 }
 
-/// Runs `Impl::forward` here and notes what it does.
+/// Runs `Impl::forward` here, before the eyes of interceptors. While the model
+/// is traced, what fails on the CPU is tried on a GPU.
 template <class Impl, class R, size_t... Is, class... Ts>
-R call_traced(Impl& self, hook_state& hook, std::index_sequence<Is...>,
-              Ts&&... xs) {
+R call_watched(module_call& noted, Impl& self, std::index_sequence<Is...>,
+               Ts&&... xs) {
   using call
     = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
-  traced_call note{hook.id};
-  packer in;
-  std::vector<value> args;
+  auto forward = [&]() -> R {
+    return self.Impl::forward(std::forward<Ts>(xs)...);
+  };
   try {
-    (args.push_back(put_argument(in, Is,
-                                 static_cast<const std::decay_t<
-                                   argument_t<Impl, Is, Ts>>&>(xs))),
-     ...);
-  } catch (const error&) {
-    args.clear(); // they could not cross
-  }
-  note.arguments(in.tensors());
-  try {
-    if constexpr (std::is_void_v<R>) {
-      self.Impl::forward(std::forward<Ts>(xs)...);
-      note.results({});
-      return;
-    } else {
-      R result = self.Impl::forward(std::forward<Ts>(xs)...);
-      packer out;
-      try {
-        put_value(out, result);
-      } catch (const error&) {
-        // Nor could this.
-      }
-      note.results(out.tensors());
-      return result;
-    }
+    return run_watched<R>(noted, self, forward, xs...);
   } catch (const c10::Error&) {
-    if (args.size() != sizeof...(Ts))
+    if (!may_retry_on_gpu())
       throw;
+    packer in;
+    std::vector<value> args{put_argument(
+      in, Is, static_cast<const std::decay_t<argument_t<Impl, Is, Ts>>&>(xs))...};
     invocation found;
-    auto tensors = note.retry_on_gpu(
+    auto tensors = retry_on_gpu(
       self, in.tensors(), [&](const std::vector<at::Tensor>& there) {
         unpacker u{there};
         packer out;
         found = call::run(self, u, args, out);
         return out.tensors();
       });
-    if (!tensors)
-      throw;
-    note.results(*tensors);
+    noted.results(tensors);
     if constexpr (!std::is_void_v<R>) {
-      unpacker u{std::move(*tensors)};
+      unpacker u{std::move(tensors)};
       return get_value<std::decay_t<R>>(u, found.result);
     }
   }
@@ -268,15 +294,11 @@ public:
     using result
       = decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...));
     if (smp_hook.local) {
-      if (trace_recorder::current()) [[unlikely]]
-        return detail::call_traced<Impl, result>(
-          static_cast<Impl&>(*this), smp_hook, std::index_sequence_for<Ts...>{},
+      module_call call{{smp_hook.id, smp_hook.ordered}};
+      if (call.looks()) [[unlikely]]
+        return detail::call_watched<Impl, result>(
+          call, static_cast<Impl&>(*this), std::index_sequence_for<Ts...>{},
           std::forward<Ts>(xs)...);
-      ordered_call turn{smp_hook};
-      if (auto* observer = call_observer::current()) [[unlikely]]
-        return observe(*observer, *this, std::tie(xs...), [&]() -> result {
-          return Impl::forward(std::forward<Ts>(xs)...);
-        });
       return Impl::forward(std::forward<Ts>(xs)...);
     }
     return detail::call_hooked<Impl, result>(

@@ -1,5 +1,7 @@
 #include "runtime/intercept/trace_recorder.hpp"
 
+#include "runtime/intercept/retry_on_gpu.hpp"
+
 #include "runtime/model/module_walk.hpp"
 #include "transport/error.hpp"
 
@@ -270,12 +272,14 @@ trace_recorder::trace_recorder(const walked_model& model,
   if (options.memory)
     memory_ = std::make_unique<memory_meter>(model);
   current_recorder = this;
+  set_interceptor(interceptor::trace, this);
   // What the step computes besides its modules is the root's.
   enter(module_id{0});
 }
 
 trace_recorder::~trace_recorder() {
   current_recorder = nullptr;
+  set_interceptor(interceptor::trace, nullptr);
 }
 
 trace_recorder* trace_recorder::current() noexcept {
@@ -328,7 +332,7 @@ void trace_recorder::leave() {
     up.kept += memory_->live() - f.live;
 }
 
-void trace_recorder::add_bytes(const std::vector<at::Tensor>& xs) {
+void trace_recorder::add_bytes(std::span<const at::Tensor> xs) {
   if (!counts() || stack_.back().again)
     return;
   auto& y = result_.modules[stack_.back().module.value];
@@ -345,44 +349,49 @@ void trace_recorder::on_memory() {
   f.peak = std::max(f.peak, memory_->live() - f.live - f.kept);
 }
 
-// -- traced call --------------------------------------------------------------
+// -- call_interceptor ---------------------------------------------------------
 
-void traced_call::begin(module_id x) {
-  exceptions_ = std::uncaught_exceptions();
-  recorder_->enter(x);
+void trace_recorder::enter(const intercepted_call& x) {
+  if (x.module)
+    enter(*x.module);
 }
 
-void traced_call::end() {
-  auto failed = std::uncaught_exceptions() > exceptions_;
-  if (failed && !recorder_->unwinding_)
-    recorder_->result_.failed = recorder_->stack_.back().module;
-  recorder_->leave();
-  recorder_->unwinding_ = failed;
+void trace_recorder::arguments(const intercepted_call& x, const void*,
+                               std::span<const at::Tensor> xs) {
+  if (!x.module)
+    return;
+  add_bytes(xs);
+  if (memory_)
+    for (auto& y : xs)
+      memory_->add(y, false); // it may be changed in place
+  synchronize(options_.gpu);
+  stack_.back().start = clock::now();
 }
 
-void traced_call::arguments(const std::vector<at::Tensor>& xs) {
-  recorder_->add_bytes(xs);
-  if (recorder_->memory_)
-    for (auto& x : xs)
-      recorder_->memory_->add(x, false); // it may be changed in place
-  synchronize(recorder_->options_.gpu);
-  recorder_->stack_.back().start = clock::now();
-}
-
-void traced_call::results(const std::vector<at::Tensor>& xs) {
-  synchronize(recorder_->options_.gpu);
-  auto& stop = recorder_->stack_.back().stop;
+void trace_recorder::results(const intercepted_call& x,
+                             std::span<const at::Tensor> xs) {
+  if (!x.module)
+    return;
+  synchronize(options_.gpu);
+  auto& stop = stack_.back().stop;
   if (!stop) // else it was another try
     stop = clock::now();
-  recorder_->add_bytes(xs);
+  add_bytes(xs);
 }
 
-std::optional<std::vector<at::Tensor>> traced_call::retry_on_gpu(
+void trace_recorder::leave(const intercepted_call& x, bool failed) {
+  if (!x.module)
+    return;
+  if (failed && !unwinding_)
+    result_.failed = stack_.back().module;
+  leave();
+  unwinding_ = failed;
+}
+
+std::vector<at::Tensor> trace_recorder::retry_on_gpu(
   torch::nn::Module& module, const std::vector<at::Tensor>& xs,
   const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>&
     f) {
-  if (!at::hasCUDA() || recorder_->options_.gpu)
-    return std::nullopt;
   at::NoGradGuard no_grad;
   moved_to_gpu moved;
   for (auto& x : module.parameters())
@@ -397,14 +406,26 @@ std::optional<std::vector<at::Tensor>> traced_call::retry_on_gpu(
   };
   auto there = to(xs, gpu());
   synchronize(true);
-  recorder_->stack_.back().start = clock::now();
+  stack_.back().start = clock::now();
   auto result = f(there);
   synchronize(true);
-  recorder_->stack_.back().stop = clock::now();
+  stack_.back().stop = clock::now();
   result = to(std::move(result), at::kCPU);
-  recorder_->result_.modules[recorder_->stack_.back().module.value].on_gpu
+  result_.modules[stack_.back().module.value].on_gpu
     = true;
   return result;
+}
+
+bool may_retry_on_gpu() {
+  auto* trace = trace_recorder::current();
+  return trace && !trace->runs_on_gpu() && at::hasCUDA();
+}
+
+std::vector<at::Tensor> retry_on_gpu(
+  torch::nn::Module& module, const std::vector<at::Tensor>& xs,
+  const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>&
+    f) {
+  return trace_recorder::current()->retry_on_gpu(module, xs, f);
 }
 
 // -- calls of the whole model -------------------------------------------------

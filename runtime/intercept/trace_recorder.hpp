@@ -3,18 +3,10 @@
 // Tracing (paper, appendix "Tracing"): before the partition, pp_rank 0 runs the
 // forward phase of the first microbatch on its own, to see in which order
 // modules run, how long they take and what memory they need.
-//
-// Whoever intercepts calls tells of each call that runs here:
-//
-//   traced_call call{id};      // reads a thread-local and does nothing else,
-//   if (call)                  // unless the model is traced
-//     call.arguments(tensors);
-//   ... run the module ...
-//   if (call)
-//     call.results(tensors);
 
 #include "partition/trace.hpp"
 #include "runtime/base/random_stream.hpp"
+#include "runtime/intercept/module_call.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -23,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -52,11 +45,11 @@ trace_result trace_forward(const walked_model& model,
                            const std::function<void()>& body);
 
 /// Takes down the calls of one trace, on one thread.
-class trace_recorder {
+class trace_recorder final : public call_interceptor {
 public:
   using clock = std::chrono::steady_clock;
 
-  ~trace_recorder();
+  ~trace_recorder() override;
 
   trace_recorder(const trace_recorder&) = delete;
   trace_recorder& operator=(const trace_recorder&) = delete;
@@ -76,8 +69,33 @@ public:
   /// @returns a copy of an input of the step: the body may change it.
   at::Tensor input(const at::Tensor& x) const;
 
+  bool runs_on_gpu() const noexcept {
+    return options_.gpu;
+  }
+
+  /// See runtime/intercept/retry_on_gpu.hpp.
+  std::vector<at::Tensor>
+  retry_on_gpu(torch::nn::Module& module, const std::vector<at::Tensor>& xs,
+               const std::function<std::vector<at::Tensor>(
+                 const std::vector<at::Tensor>&)>& f);
+
+  // -- call_interceptor -------------------------------------------------------
+
+  void enter(const intercepted_call& x) override;
+
+  bool looks() const noexcept override {
+    return true;
+  }
+
+  void arguments(const intercepted_call& x, const void* object,
+                 std::span<const at::Tensor> xs) override;
+
+  void results(const intercepted_call& x,
+               std::span<const at::Tensor> xs) override;
+
+  void leave(const intercepted_call& x, bool failed) override;
+
 private:
-  friend class traced_call;
   friend class traced_model_call;
   friend trace_result trace_forward(const walked_model&, const trace_options&,
                                     random_stream,
@@ -112,7 +130,7 @@ private:
 
   void enter(module_id x);
   void leave();
-  void add_bytes(const std::vector<at::Tensor>& xs);
+  void add_bytes(std::span<const at::Tensor> xs);
   void on_memory();
   bool counts() const noexcept;
   bool times() const noexcept;
@@ -127,49 +145,6 @@ private:
   bool unwinding_ = false;
   std::unique_ptr<memory_meter> memory_;
   std::unique_ptr<saved_state> saved_;
-};
-
-/// A call of a module while the model is traced; nothing at other times.
-class traced_call {
-public:
-  explicit traced_call(module_id x) : recorder_(trace_recorder::current()) {
-    if (recorder_)
-      begin(x);
-  }
-
-  ~traced_call() {
-    if (recorder_)
-      end();
-  }
-
-  traced_call(const traced_call&) = delete;
-  traced_call& operator=(const traced_call&) = delete;
-
-  explicit operator bool() const noexcept {
-    return recorder_ != nullptr;
-  }
-
-  /// The module starts now, with these tensors.
-  void arguments(const std::vector<at::Tensor>& xs);
-
-  /// The module is done, with these tensors.
-  void results(const std::vector<at::Tensor>& xs);
-
-  /// The module failed on the CPU. Where there is a GPU, runs `f` with the
-  /// module and `xs` on it.
-  /// @returns what `f` returned, on the CPU, or nothing if there is no GPU
-  /// @throws what `f` throws
-  std::optional<std::vector<at::Tensor>>
-  retry_on_gpu(torch::nn::Module& module, const std::vector<at::Tensor>& xs,
-               const std::function<std::vector<at::Tensor>(
-                 const std::vector<at::Tensor>&)>& f);
-
-private:
-  void begin(module_id x);
-  void end();
-
-  trace_recorder* recorder_;
-  int exceptions_ = 0;
 };
 
 /// A call of the whole model in the body of a step, which is made several times

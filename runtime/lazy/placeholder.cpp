@@ -2,11 +2,9 @@
 
 #include "runtime/lazy/boxed_arguments.hpp"
 #include "runtime/lazy/deferred_init.hpp"
-#include "runtime/session/engine.hpp"
-#include "runtime/remote/execution.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/promise.hpp"
-#include "runtime/remote/caller.hpp"
+#include "transport/error.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CPUAllocator.h>
@@ -21,35 +19,13 @@ namespace smp {
 
 namespace {
 
-model_state& model_of_session() {
-  auto* s = session::current_or_null();
-  auto st = s ? s->internals().model() : nullptr;
-  if (!st)
+std::shared_ptr<model_context> model_of_rank() {
+  auto result = rank_context::current_model();
+  if (!result)
     throw error{error_code::unsupported,
                 "a parameter that another rank owned is used after its session "
                 "or model ended"};
-  return *st;
-}
-
-uint32_t index_of(const model_state& st, const at::Tensor& x) {
-  auto result = st.model().find(x);
-  if (result < 0)
-    throw error{error_code::unsupported,
-                "`.data` of a parameter that another rank owns, or a tensor of "
-                "another model, is used: read the parameter itself"};
-  return static_cast<uint32_t>(result);
-}
-
-[[noreturn]] void refuse_write(const model_state& st, uint32_t index,
-                               const std::string& op) {
-  auto* ex = execution::current();
-  throw error{failure{error_code::unsupported,
-                      session::current().internals().self(),
-                      ex ? ex->module_path : std::string{},
-                      "in-place " + op + " changes '" + st.tensor_name(index)
-                        + "', which rank "
-                        + std::to_string(st.tensor_owner(index).value)
-                        + " owns; change it inside the module that owns it"}};
+  return result;
 }
 
 /// Normalisations change running statistics in training without saying so in
@@ -91,7 +67,7 @@ public:
   /// buffer itself again where the operation returned it.
   void write_back() {
     for (auto& x : written_) {
-      x.model->store(x.index, x.value);
+      x.model->placeholders->store(x.index, x.value);
       auto results = schema_.returns().size();
       for (auto i = stack_.size() - results; i < stack_.size(); ++i)
         if (stack_[i].isTensor() && stack_[i].toTensor().is_same(x.value))
@@ -101,7 +77,7 @@ public:
 
 private:
   struct written_buffer {
-    model_state* model;
+    std::shared_ptr<model_context> model;
     uint32_t index;
     at::Tensor placeholder;
     at::Tensor value;
@@ -119,16 +95,17 @@ private:
   at::Tensor resolve(const at::Tensor& t, bool writes) {
     if (!is_placeholder(t))
       return t;
-    auto& st = model_of_session();
-    auto index = index_of(st, t);
-    auto is_buffer = st.model().tensors[index].is_buffer;
+    auto model = model_of_rank();
+    auto& source = *model->placeholders;
+    auto index = source.position(t);
+    auto is_buffer = source.is_buffer(index);
     if (writes && !is_buffer)
-      refuse_write(st, index, schema_.name());
-    auto result = st.fetch(index);
+      source.refuse_write(index, schema_.name());
+    auto result = source.fetch(index);
     if (writes)
-      written_.push_back({&st, index, t, result});
+      written_.push_back({std::move(model), index, t, result});
     else if (is_buffer && makes_alias())
-      st.lend(index, result);
+      source.lend(index, result);
     return result;
   }
 
@@ -152,7 +129,8 @@ void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     op.redispatchBoxed(keys & after, stack);
     return;
   }
-  if (add_remotely(op, *stack))
+  if (auto model = rank_context::current_model();
+      model && model->placeholders->run_at_owner(op, *stack))
     return;
   auto count = op.schema().arguments().size();
   keep_promises(at::ArrayRef<c10::IValue>(
@@ -191,8 +169,8 @@ at::Tensor materialise(const at::Tensor& x) {
     keep_promises(std::vector{x});
   if (!is_placeholder(x))
     return x;
-  auto& st = model_of_session();
-  return st.fetch(index_of(st, x));
+  auto& source = *model_of_rank()->placeholders;
+  return source.fetch(source.position(x));
 }
 
 } // namespace smp

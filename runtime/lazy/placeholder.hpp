@@ -1,12 +1,48 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
+
+namespace c10 {
+class OperatorHandle;
+} // namespace c10
 
 namespace smp {
+
+/// What stands behind the placeholders of a model (`model_context`).
+class placeholder_source {
+public:
+  virtual ~placeholder_source() = default;
+
+  /// @returns the position of a placeholder among the model's tensors.
+  /// @throws error (unsupported) if it is none of the model
+  virtual uint32_t position(const at::Tensor& x) const = 0;
+
+  virtual bool is_buffer(uint32_t tensor) const = 0;
+
+  /// @returns a copy of the value. Parks.
+  virtual at::Tensor fetch(uint32_t tensor) = 0;
+
+  /// Gives a buffer a new value. Parks.
+  virtual void store(uint32_t tensor, const at::Tensor& x) = 0;
+
+  /// A view of `copy`, which `fetch` returned, may be written into.
+  virtual void lend(uint32_t tensor, const at::Tensor& copy) = 0;
+
+  /// @throws error: `op` would change a parameter in place
+  [[noreturn]] virtual void refuse_write(uint32_t tensor,
+                                         const std::string& op) const = 0;
+
+  /// Lets an operation run where its arguments are, if that is worth it.
+  /// @param stack arguments of `op`, replaced by its results
+  virtual bool run_at_owner(const c10::OperatorHandle& op,
+                            torch::jit::Stack& stack) = 0;
+};
 
 /// Frees the bytes of a parameter or buffer that another rank owns (R14): the
 /// tensor keeps its sizes, type and identity for every handle on it, but any

@@ -1,12 +1,7 @@
 #include "runtime/model/module_order.hpp"
 
-#include "actors/server/microbatch_sequencer.hpp"
-#include "runtime/session/engine.hpp"
-#include "runtime/remote/execution.hpp"
-#include "runtime/session/model_state.hpp"
 #include "runtime/model/script_walk.hpp"
 #include "runtime/values/tensor_bridge.hpp"
-#include "runtime/remote/request_kind.hpp"
 
 #include <torch/nn/module.h>
 
@@ -26,10 +21,6 @@ std::string join(const std::vector<std::string>& xs) {
   for (auto& x : xs)
     result += (result.empty() ? "" : ", ") + x;
   return result;
-}
-
-bool is_intercepted(const walked_module& x) {
-  return x.script || !x.hooks.empty();
 }
 
 bool in_training(const walked_module& x) {
@@ -80,7 +71,7 @@ module_order::module_order(const walked_model& model,
     if (auto j = declared.find(m.identity()); j != declared.end())
       result.reasons.push_back(j->second);
     for (auto child : m.children) {
-      if (is_intercepted(model.modules[child]))
+      if (model.modules[child].intercepted)
         continue;
       auto& x = self(self, child);
       result.buffers.insert(result.buffers.end(), x.buffers.begin(),
@@ -91,7 +82,7 @@ module_order::module_order(const walked_model& model,
     return result;
   };
   for (uint32_t i = 0; i < model.modules.size(); ++i) {
-    if (i > 0 && !is_intercepted(model.modules[i]))
+    if (i > 0 && !model.modules[i].intercepted)
       continue;
     auto& x = state_of(state_of, i);
     if (!x.buffers.empty() || !x.reasons.empty())
@@ -114,53 +105,6 @@ std::vector<module_id> module_order::modules() const {
   for (auto& [i, x] : entries_)
     if (!x.released)
       result.push_back(module_id{i});
-  return result;
-}
-
-std::vector<module_id> module_order::entered_by(const request& x) const {
-  std::vector<module_id> result;
-  auto add = [&](uint32_t i) {
-    if (ordered(i))
-      result.push_back(module_id{i});
-  };
-  if (entries_.empty() || x.what != phase::forward)
-    return result;
-  auto module = static_cast<uint32_t>(x.module.value);
-  if (x.body.bytes.empty()) {
-    add(module); // the step body
-    return result;
-  }
-  try {
-    byte_reader in{x.body.bytes};
-    switch (static_cast<request_kind>(in.u8())) {
-      case request_kind::call:
-      case request_kind::method:
-      case request_kind::get_attribute:
-      case request_kind::set_attribute:
-        add(module);
-        break;
-      case request_kind::range:
-      case request_kind::method_range: {
-        auto first = in.u32();
-        auto last = in.u32();
-        auto& children = model_->modules.at(module).children;
-        for (auto i = first; i < last && i < children.size(); ++i)
-          add(children[i]);
-        break;
-      }
-      case request_kind::read_tensor:
-      case request_kind::write_tensor:
-        if (auto i = by_buffer_.find(in.u32()); i != by_buffer_.end())
-          for (auto y : i->second)
-            add(static_cast<uint32_t>(y.value));
-        break;
-      default:
-        break;
-    }
-  } catch (const std::exception&) {
-    // Whoever serves it will say what is wrong with it.
-    result.clear();
-  }
   return result;
 }
 
@@ -207,81 +151,29 @@ void module_order::before_step(
         hashes_.emplace(t, hash_bits(model_->tensors[t].tensor));
 }
 
-void module_order::after_step(engine& eng) {
-  auto& st = *eng.model();
-  // -- what this rank saw -----------------------------------------------------
-  byte_writer out;
-  std::vector<uint32_t> changed, trained;
+module_order::observation
+module_order::observe(const std::function<bool(uint32_t module)>& ran) const {
+  observation result;
   for (auto& [t, before] : hashes_)
     if (!before || hash_bits(model_->tensors[t].tensor) != before)
-      changed.push_back(t);
+      result.changed.insert(t);
   for (auto& [i, x] : entries_)
-    if (st.owner(module_id{i}) == eng.self()
-        && eng.sequencer().calls(module_id{i}) > 0
-        && in_training(model_->modules[i]))
-      trained.push_back(i);
-  for (auto* xs : {&changed, &trained}) {
-    out.u32(static_cast<uint32_t>(xs->size()));
-    for (auto x : *xs)
-      out.u32(x);
-  }
-  payload mine;
-  mine.bytes = out.take();
-  // -- what all saw -----------------------------------------------------------
-  std::set<uint32_t> all_changed, all_trained;
-  for (auto& x : eng.exchange().all_gather(eng.pipeline(), "smp.order",
-                                           std::move(mine))) {
-    byte_reader in{x.bytes};
-    for (auto* xs : {&all_changed, &all_trained})
-      for (auto n = in.count(4, "ordered modules"); n > 0; --n)
-        xs->insert(in.u32("ordered module"));
-  }
-  if (all_trained.empty()) // an evaluation: it tells nothing
+    if (ran(i) && in_training(model_->modules[i]))
+      result.trained.insert(i);
+  return result;
+}
+
+void module_order::learn(const observation& all) {
+  if (all.trained.empty()) // an evaluation: it tells nothing
     return;
   undecided_ = false;
   hashes_.clear();
   for (auto& [i, x] : entries_)
-    x.released = x.reasons.empty() && all_trained.contains(i)
+    x.released = x.reasons.empty() && all.trained.contains(i)
                  && std::none_of(x.buffers.begin(), x.buffers.end(),
                                  [&](auto t) {
-                                   return all_changed.contains(t);
+                                   return all.changed.contains(t);
                                  });
-}
-
-// -- calls on the own rank ----------------------------------------------------
-
-ordered_call::ordered_call(module_id x, bool ordered) : module_(x) {
-  if (ordered)
-    enter(x);
-  if (auto* slot = call_slot::current())
-    slot->enter(x);
-}
-
-void ordered_call::enter(module_id x) {
-  auto* ex = execution::current();
-  // What backward computes again changes no state.
-  if (!ex || ex->in_backward)
-    return;
-  ex->stateful = true;
-  if (auto open = ex->eng->sequencer().opening({x}, ex->turn))
-    waiter::current().wait(open, {"the turn of microbatch "
-                                    + std::to_string(ex->microbatch.value)
-                                    + " in '" + ex->eng->model()->name(x)
-                                    + "'",
-                                  std::nullopt});
-  execution_ = ex;
-}
-
-ordered_call::~ordered_call() {
-  if (auto* slot = call_slot::current())
-    slot->leave();
-  if (execution_)
-    execution_->eng->sequencer().leave({module_}, execution_->turn);
-}
-
-void set_stateful(torch::nn::Module& x, std::string why) {
-  session::current().internals().stateful()[dynamic_cast<const void*>(&x)]
-    = std::move(why);
 }
 
 } // namespace smp

@@ -2,21 +2,17 @@
 
 // Which modules microbatches have to pass in their order, and why (R19).
 
-#include "actors/protocol/request.hpp"
-#include "runtime/model/hook.hpp"
 #include "runtime/model/module_walk.hpp"
 
 #include <functional>
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace smp {
-
-class engine;
-class execution;
 
 /// A module that changes what it computes with, such as the statistics of a
 /// batch norm, gives the numbers of one process only if microbatches come in
@@ -51,9 +47,12 @@ public:
   /// Those that are still ordered.
   std::vector<module_id> modules() const;
 
-  /// @returns the ordered modules that a request of another rank, or the step
-  /// body, enters. Any thread.
-  std::vector<module_id> entered_by(const request& x) const;
+  /// @returns the modules that were ordered at first because of a buffer.
+  std::span<const module_id> guards(uint32_t tensor) const {
+    auto i = by_buffer_.find(tensor);
+    return i == by_buffer_.end() ? std::span<const module_id>{}
+                                 : std::span<const module_id>{i->second};
+  }
 
   /// Why a module is ordered: "buffers running_mean, running_var".
   std::string reason(uint32_t module) const;
@@ -71,8 +70,19 @@ public:
   /// Remembers the bits of the owned buffers.
   void before_step(const std::function<bool(uint32_t tensor)>& owned);
 
-  /// Compares them, with the other ranks. Collective.
-  void after_step(engine& eng);
+  /// What one rank saw in a step.
+  struct observation {
+    std::set<uint32_t> changed; // buffers
+    std::set<uint32_t> trained; // modules that ran in training mode
+  };
+
+  /// @param ran tells whether this rank owns a module and ran it
+  observation
+  observe(const std::function<bool(uint32_t module)>& ran) const;
+
+  /// Releases the modules whose state stayed as it was.
+  /// @param all what all ranks saw
+  void learn(const observation& all);
 
 private:
   const walked_model* model_ = nullptr;
@@ -82,30 +92,5 @@ private:
   bool undecided_ = false;
   std::map<uint32_t, std::optional<uint64_t>> hashes_; // of owned buffers
 };
-
-/// A call of a module on its own rank: waits for its turn if the module is
-/// ordered, and gives the token back meanwhile.
-class ordered_call {
-public:
-  explicit ordered_call(const hook_state& x) : ordered_call(x.id, x.ordered) {
-    // nop
-  }
-  ordered_call(module_id x, bool ordered);
-  ~ordered_call();
-  ordered_call(const ordered_call&) = delete;
-  ordered_call& operator=(const ordered_call&) = delete;
-
-private:
-  void enter(module_id x);
-
-  execution* execution_ = nullptr; // set if it entered
-  module_id module_;
-};
-
-/// Tells that `x` changes state that smp cannot see, such as a counter that is
-/// a member of its class: microbatches then pass it in their order. Buffers
-/// need no such word. Before the partition, on every rank.
-/// @param why for the partition print: "counts its calls"
-void set_stateful(torch::nn::Module& x, std::string why);
 
 } // namespace smp

@@ -2,7 +2,6 @@
 
 #include "runtime/base/fnv_hash.hpp"
 #include "runtime/model/hook.hpp"
-#include "runtime/intercept/sequential.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/moduledict.h>
@@ -42,8 +41,7 @@ private:
     x.type = readable(m.name());
     x.object = &m;
     x.parent = parent;
-    if (auto* hook = dynamic_cast<hook_base*>(&m))
-      x.hooks.push_back(&hook->smp_hook);
+    x.intercepted = dynamic_cast<hook_base*>(&m);
     x.container = dynamic_cast<torch::nn::ModuleListImpl*>(&m)
                   || dynamic_cast<torch::nn::ModuleDictImpl*>(&m)
                   || dynamic_cast<torch::nn::SequentialImpl*>(&m);
@@ -57,13 +55,9 @@ private:
       auto child_id = visit(*child.value(), name, id);
       result_.modules[id].children.push_back(child_id);
     }
-    if (auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(&m)) {
-      auto hooks = intercept_children(*seq);
-      for (size_t k = 0; k < hooks.size(); ++k) {
-        auto child = result_.modules[id].children.at(k);
-        result_.modules[child].hooks.push_back(hooks[k]);
-      }
-    }
+    if (result_.modules[id].sequential)
+      for (auto child : result_.modules[id].children)
+        result_.modules[child].intercepted = true;
     return id;
   }
 

@@ -41,8 +41,11 @@ struct walked_module {
   uint32_t parent = 0;
   /// Positions in `walked_model::tensors`, direct ownership only.
   std::vector<uint32_t> tensors;
-  /// Where the calls of a torch::nn module are intercepted: empty for the
-  /// root, for containers and for what cannot be intercepted (R20).
+  /// Its calls can be seen: not so those of the root, of containers and of
+  /// what R20 names.
+  bool intercepted = false;
+  /// Where those of a torch::nn module are, once `install_hooks`
+  /// (runtime/intercept/hooks.hpp) was there.
   std::vector<hook_state*> hooks;
   /// Its `forward` passes a value from child to child and does nothing else, so
   /// that consecutive children can be one request (R8).

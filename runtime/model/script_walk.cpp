@@ -94,6 +94,7 @@ private:
     x.names.push_back(path);
     x.type = readable(*m.type());
     x.script = &m;
+    x.intercepted = true;
     x.parent = parent;
     for_each_child(m, [&](iv::Object& child, const std::string& attribute) {
       auto name = path.empty() ? attribute : path + "." + attribute;

@@ -2,7 +2,7 @@
 
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/distributed_model.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/base/file_io.hpp"
 #include "runtime/train/memory_need.hpp"
 #include "runtime/session/model_state.hpp"
@@ -64,7 +64,7 @@ printed_plan plan_model(const train_config& x) {
     auto& state = model->state();
     if (state.wants_trace(devices))
       state.trace(
-        s.internals().initial_stream(step_id{1}, microbatch_id{0}), [&] {
+        initial_stream(s.internals(), step_id{1}, microbatch_id{0}), [&] {
           whole->rehearse(split(data->training_batch(0), x.smp.microbatches, 0,
                                 0));
         });

@@ -2,7 +2,7 @@
 
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/distributed_model.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/base/file_io.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/placement.hpp"
@@ -83,8 +83,7 @@ schedule_prediction predict_schedule(const train_config& x,
     }();
     auto model = whole->distribute();
     place_by_name(*model, x.manual_partition);
-    auto& eng = s.internals();
-    auto decision = eng.model()->decide(devices);
+    auto decision = model->state().decide(devices);
     program_times times;
     if (given) {
       apply(*given, decision.model);
@@ -94,7 +93,8 @@ schedule_prediction predict_schedule(const train_config& x,
                            * forward_seconds(decision.model);
     }
     result.program = make_program(decision.model, decision.plan, times);
-    result.report = eng.play_schedule(result.program, x.smp.microbatches, true);
+    result.report = s.internals().policies().play(
+      result.program, x.smp.microbatches, true);
   });
   return result;
 }

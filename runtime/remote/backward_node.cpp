@@ -2,7 +2,8 @@
 
 #include "actors/protocol/request_number.hpp"
 #include "runtime/base/call_context.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/remote/execution.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/request_kind.hpp"
 
@@ -31,12 +32,12 @@ execution& remote_call_node::check() const {
                 "backward through '" + call_.name + "' of rank "
                   + std::to_string(call_.owner.value) + ": " + why};
   };
-  if (!ex || !ex->in_backward)
+  if (!ex || !ex->in_backward())
     return refuse("call model.backward(loss) inside the step; tensor."
                   "backward() and autograd::grad stop at rank borders");
   if (at::GradMode::is_enabled())
     return refuse("create_graph (higher derivatives) is not supported");
-  if (ex->step != call_.step || ex->microbatch != call_.microbatch)
+  if (ex->step() != call_.step || ex->microbatch() != call_.microbatch)
     return refuse("it was called in another step or microbatch");
   return *ex;
 }
@@ -130,7 +131,7 @@ std::vector<std::byte> encode_backward(execution& ex,
     out.boolean(pushed[k]);
   }
   out.u64(names);
-  write_ids(out, ex.eng->promises().take_releases(x.owner));
+  write_ids(out, ex.rank().model()->promises->take_releases(x.owner));
   return out.take();
 }
 
@@ -177,7 +178,7 @@ ag::variable_list remote_call_node::wait(execution& ex,
 
 ag::variable_list remote_call_node::promise(execution& ex,
                                             ag::variable_list grads) {
-  auto& book = ex.eng->promises();
+  auto& book = *ex.rank().model()->promises;
   auto request = std::make_shared<promised_request>();
   request->owner = call_.owner;
   request->module = call_.module;
@@ -217,7 +218,7 @@ ag::variable_list remote_call_node::promise(execution& ex,
     object_id id{call_.owner, names + k,
                  static_cast<uint32_t>(call_.step.value)};
     auto value = std::make_shared<promised_value>(
-      *ex.eng, request, static_cast<uint32_t>(k), id,
+      ex.rank(), request, static_cast<uint32_t>(k), id,
       prediction::tensor{argument.dtype, false,
                          static_cast<int64_t>(sizes.size())});
     auto& grad = result[wanted[k]];

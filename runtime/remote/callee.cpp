@@ -2,17 +2,19 @@
 
 #include "actors/protocol/request_number.hpp"
 #include "runtime/base/call_context.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/base/rank_context.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/base/fault.hpp"
-#include "runtime/remote/invoker.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/model/model_map.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/remote/reached_arguments.hpp"
 #include "runtime/remote/caller.hpp"
-#include "runtime/intercept/script/script_calls.hpp"
-#include "runtime/intercept/sequential.hpp"
+#include "runtime/remote/entered_modules.hpp"
+#include "runtime/remote/module_runner.hpp"
+#include "runtime/remote/object_store.hpp"
+#include "runtime/remote/parameters.hpp"
+#include "runtime/remote/saved_calls.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "runtime/remote/request_kind.hpp"
 
@@ -21,7 +23,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 
@@ -66,9 +67,9 @@ struct arrived {
 
 /// @param shared the call does not write to its arguments, or fails: what this
 /// rank holds itself needs no copy
-arrived take_arguments(engine& eng, const payload& body,
+arrived take_arguments(const execution& ex, const payload& body,
                        const wire_table& table, bool grad, bool shared) {
-  auto& st = *eng.model();
+  auto& model = ex.rank().model()->map->model();
   arrived result;
   result.leaves.resize(table.size());
   for (size_t i = 0; i < table.size(); ++i) {
@@ -81,13 +82,13 @@ arrived take_arguments(engine& eng, const payload& body,
         t = take_data(body, x);
         break;
       case wire_tensor::kind::object:
-        t = eng.objects().fetch(x.object).detach();
+        t = ex.rank().objects().fetch(x.object).detach();
         t = shared && !t.is_inference() ? t.variable_data() : t.clone();
         break;
       case wire_tensor::kind::parameter:
-        if (x.index >= st.model().tensors.size())
+        if (x.index >= model.tensors.size())
           throw error{error_code::protocol, "unknown parameter in a request"};
-        t = st.model().tensors[x.index].tensor;
+        t = model.tensors[x.index].tensor;
         break;
       case wire_tensor::kind::argument:
         throw error{error_code::protocol, "an argument names itself"};
@@ -110,8 +111,8 @@ arrived take_arguments(engine& eng, const payload& body,
 /// Runs a call or range and encodes its results; keeps what backward needs.
 class forward_call {
 public:
-  forward_call(engine& eng, execution& ex, const request& req)
-    : eng_(eng), ex_(ex), req_(req), st_(*eng.model()) {
+  forward_call(execution& ex, const request& req)
+    : ex_(ex), req_(req), model_(*ex.rank().model()), map_(*model_.map) {
     // nop
   }
 
@@ -138,11 +139,11 @@ public:
     auto table = read_table(in);
     if (promised_)
       read_expected(in);
-    eng_.objects().drop(read_ids(in));
+    ex_.rank().objects().drop(read_ids(in));
     in.expect_end();
     // Outside of inference mode, where nothing tells that an argument was
     // written (R12).
-    auto arguments = take_arguments(eng_, req_.body, table, context.grad,
+    auto arguments = take_arguments(ex_, req_.body, table, context.grad,
                                     promised_);
     check_indexes(args, table.size());
     scoped_context inside{context};
@@ -151,12 +152,12 @@ public:
     packer out;
     unpacker tensors{arguments.tensors};
     auto done = invoke(target, tensors, list->items, out);
-    st_.flush();
+    model_.parameters->flush();
     for (auto& [buffer, old] : stale)
       buffer.variable_data().copy_(old); // autograd sees no change
-    if (!st_.order().entered_by(req_).empty()
+    if (!entered_modules(map_, req_).empty()
         || !(random_stream::of_default() == before))
-      ex_.stateful = true;
+      ex_.note_state();
     // What it called is known with its answers.
     fence(ex_);
     if (promised_)
@@ -170,9 +171,9 @@ private:
   /// Of this rank, each with its copy.
   buffers copies_of_buffers() const {
     buffers result;
-    auto& tensors = st_.model().tensors;
+    auto& tensors = map_.model().tensors;
     for (uint32_t i = 0; i < tensors.size(); ++i)
-      if (tensors[i].is_buffer && st_.owned(i))
+      if (tensors[i].is_buffer && map_.owned(i))
         result.emplace_back(tensors[i].tensor, tensors[i].tensor.clone());
     return result;
   }
@@ -195,17 +196,7 @@ private:
       auto b = get_value<at::Tensor>(in, args.at(1));
       return {put_value(out, a.add(b)), {}};
     }
-    auto& module = st_.model().modules.at(req_.module.value);
-    auto is_script = x.op != request_kind::call && x.op != request_kind::range;
-    if (is_script != (module.script != nullptr))
-      throw error{error_code::protocol, "a call does not fit its module"};
-    if (is_script)
-      return run_script(st_, req_.module, x, in, args, out);
-    if (module.object->is_training() != x.training)
-      module.object->train(x.training);
-    return x.op == request_kind::call
-             ? find_invoker(x.invoker)(*module.object, in, args, out)
-             : run_range(*module.object, x.first, x.last, in, args, out);
+    return model_.modules->run(req_.module, x, in, args, out);
   }
 
   static void check_indexes(const value& args, size_t n) {
@@ -240,8 +231,8 @@ private:
         return result;
       }
     }
-    if (auto i = st_.model().find(t);
-        i >= 0 && (is_placeholder(t) || !st_.model().tensors[i].is_buffer)) {
+    if (auto i = map_.model().find(t);
+        i >= 0 && (is_placeholder(t) || !map_.model().tensors[i].is_buffer)) {
       result.what = wire_tensor::kind::parameter;
       result.index = static_cast<uint32_t>(i);
     }
@@ -259,11 +250,11 @@ private:
   wire_tensor put_travelling(payload& body, const at::Tensor& t) {
     auto x = materialise(t);
     if (!hold_)
-      return put_data(body, x, st_.shares_state(x));
+      return put_data(body, x, map_.shares_state(x));
     wire_tensor result;
     result.what = wire_tensor::kind::object;
     result.requires_grad = x.requires_grad();
-    result.object = eng_.objects().hold(st_.shares_state(x)
+    result.object = ex_.rank().objects().hold(map_.shares_state(x)
                                           ? x.detach().clone()
                                           : x.detach());
     return result;
@@ -273,18 +264,18 @@ private:
 
   /// The caller went on with what an earlier call of this kind returned.
   [[noreturn]] void break_promise(const std::string& how) {
-    throw error{failure{error_code::unsupported, eng_.self(), ex_.module_path,
+    throw error{failure{error_code::unsupported, ex_.rank().self(), ex_.module_path(),
                         how + ", which an earlier call with arguments of the "
                               "same kind did not, so that its caller went on "
                               "without it (smp.fast_mode): list '"
-                          + st_.name(req_.module) + "' in smp.no_promises"}};
+                          + map_.name(req_.module) + "' in smp.no_promises"}};
   }
 
   void check_promise(const wire_table& table, const arrived& arguments,
                      const packer& out, const invocation& done) {
     if (!done.changed.empty())
       break_promise("it takes a list or dict that it may change");
-    if (ex_.stateful)
+    if (ex_.met_state())
       break_promise("it drew random numbers or met state that calls change");
     for (size_t i = 0; i < arguments.tensors.size(); ++i)
       if (auto& t = arguments.tensors[i];
@@ -315,7 +306,7 @@ private:
     keep_promises(out.tensors());
     auto saved = std::make_shared<saved_call>();
     saved->leaves = arguments.leaves;
-    saved->module = ex_.module_path;
+    saved->module = ex_.module_path();
     payload body;
     byte_writer w;
     w.u32(static_cast<uint32_t>(out.tensors().size()));
@@ -325,12 +316,12 @@ private:
       w.u32(static_cast<uint32_t>(x.dim()));
       for (auto size : x.sizes())
         w.i64(size);
-      object_id id{eng_.self(), names_ + i,
+      object_id id{ex_.rank().self(), names_ + i,
                    static_cast<uint32_t>(req_.step.value)};
-      auto held = st_.shares_state(x) ? x.detach().clone() : x.detach();
+      auto held = map_.shares_state(x) ? x.detach().clone() : x.detach();
       if (push_)
         body.tensors.push_back(to_tensor_ref(held, false));
-      eng_.objects().put(id, req_.microbatch, std::move(held));
+      ex_.rank().objects().put(id, req_.microbatch, std::move(held));
     }
     write_positions(w, reached_arguments(saved->outputs, saved->leaves));
     body.bytes = w.take();
@@ -342,7 +333,7 @@ private:
   void keep(std::shared_ptr<saved_call> x) {
     if (std::any_of(x->outputs.begin(), x->outputs.end(),
                     [](const ag::Edge& y) { return y.is_valid(); }))
-      eng_.calls().put(req_.step, req_.microbatch, req_.id, std::move(x));
+      ex_.rank().calls().put(req_.step, req_.microbatch, req_.id, std::move(x));
   }
 
   // -- results that the caller waits for --------------------------------------
@@ -352,7 +343,7 @@ private:
     payload body;
     auto saved = std::make_shared<saved_call>();
     saved->leaves = arguments.leaves;
-    saved->module = ex_.module_path;
+    saved->module = ex_.module_path();
     wire_table results;
     for (auto& t : out.tensors()) {
       results.push_back(put_result(body, arguments, table, t));
@@ -370,13 +361,13 @@ private:
       if (!t.defined() || t._version() == arguments.versions[i])
         continue;
       if (table[i].what == wire_tensor::kind::parameter
-          && st_.model().tensors[table[i].index].is_buffer)
+          && map_.model().tensors[table[i].index].is_buffer)
         continue; // changed at its owner already
       if (table[i].what == wire_tensor::kind::parameter)
-        throw error{failure{error_code::unsupported, eng_.self(),
-                            ex_.module_path,
+        throw error{failure{error_code::unsupported, ex_.rank().self(),
+                            ex_.module_path(),
                             "changes parameter '"
-                              + st_.tensor_name(table[i].index)
+                              + map_.tensor_name(table[i].index)
                               + "', given as an argument, in place"}};
       written.emplace_back(static_cast<uint32_t>(i),
                            static_cast<uint32_t>(results.size()));
@@ -398,8 +389,8 @@ private:
       w.u32(argument);
       w.u32(content);
     }
-    w.boolean(ex_.stateful);
-    write_positions(w, eng_.promises().on()
+    w.boolean(ex_.met_state());
+    write_positions(w, model_.promises->on()
                          ? reached_arguments(saved->outputs, saved->leaves)
                          : std::vector<std::vector<uint32_t>>{});
     body.bytes = w.take();
@@ -407,10 +398,10 @@ private:
     return body;
   }
 
-  engine& eng_;
   execution& ex_;
   const request& req_;
-  model_state& st_;
+  const model_context& model_;
+  const model_map& map_;
   bool hold_ = false;
   bool promised_ = false;
   bool push_ = false; // the results of a promise come with its answer as well
@@ -418,8 +409,7 @@ private:
   prediction expected_;
 };
 
-payload run_backward(engine& eng, execution& ex, const request& req,
-                     byte_reader& in) {
+payload run_backward(execution& ex, const request& req, byte_reader& in) {
   scoped_context inside{call_context::read(in)};
   request_id id;
   id.origin.value = in.u64("call origin");
@@ -437,12 +427,12 @@ payload run_backward(engine& eng, execution& ex, const request& req,
     x.push = in.boolean("push gradient");
   }
   auto names = in.u64("names of gradients");
-  eng.objects().drop(read_ids(in));
+  ex.rank().objects().drop(read_ids(in));
   in.expect_end();
-  auto saved = eng.calls().take(req.step, req.microbatch, id, keep);
+  auto saved = ex.rank().calls().take(req.step, req.microbatch, id, keep);
   if (!saved)
     throw error{error_code::unsupported,
-                "backward a second time through '" + ex.module_path
+                "backward a second time through '" + ex.module_path()
                   + "': what its forward kept is gone (pass keep_graph to "
                     "model.backward)"};
   if (table.size() > saved->outputs.size())
@@ -455,16 +445,16 @@ payload run_backward(engine& eng, execution& ex, const request& req,
       continue;
     roots.push_back(saved->outputs[i]);
     grads.push_back(table[i].what == wire_tensor::kind::object
-                      ? eng.objects().fetch(table[i].object)
+                      ? ex.rank().objects().fetch(table[i].object)
                       : take_data(req.body, table[i]));
   }
   for (auto& leaf : saved->leaves)
     if (leaf.defined())
       leaf.mutable_grad() = at::Tensor{};
-  ex.in_backward = true;
-  if (!roots.empty())
+  if (!roots.empty()) {
+    execution::backward_scope running{ex};
     ag::Engine::get_default_engine().execute(roots, grads, keep, false, true);
-  ex.in_backward = false;
+  }
   payload body;
   wire_table result;
   for (size_t k = 0; k < wanted.size(); ++k) {
@@ -484,9 +474,9 @@ payload run_backward(engine& eng, execution& ex, const request& req,
       body.tensors.push_back(to_tensor_ref(grad, false));
       continue;
     }
-    object_id name{eng.self(), names + k,
+    object_id name{ex.rank().self(), names + k,
                    static_cast<uint32_t>(req.step.value)};
-    eng.objects().put(name, req.microbatch, std::move(grad));
+    ex.rank().objects().put(name, req.microbatch, std::move(grad));
   }
   if (promised)
     return body;
@@ -496,36 +486,36 @@ payload run_backward(engine& eng, execution& ex, const request& req,
   return body;
 }
 
-uint32_t read_own_tensor(engine& eng, byte_reader& in) {
+uint32_t read_own_tensor(const model_map& map, byte_reader& in) {
   auto index = in.u32("tensor");
-  auto& st = *eng.model();
-  if (index >= st.model().tensors.size() || !st.owned(index))
+  if (index >= map.model().tensors.size() || !map.owned(index))
     throw error{error_code::protocol,
                 "asked for tensor " + std::to_string(index)
                   + ", which this rank does not own"};
   return index;
 }
 
-payload read_tensor(engine& eng, byte_reader& in) {
-  auto index = read_own_tensor(eng, in);
+payload read_tensor(const model_map& map, byte_reader& in) {
+  auto index = read_own_tensor(map, in);
   in.expect_end();
   payload body;
   body.tensors.push_back(
-    to_tensor_ref(eng.model()->model().tensors[index].tensor, true));
+    to_tensor_ref(map.model().tensors[index].tensor, true));
   return body;
 }
 
-payload write_tensor(engine& eng, const request& req, byte_reader& in) {
-  auto index = read_own_tensor(eng, in);
+payload write_tensor(const model_map& map, const request& req,
+                     byte_reader& in) {
+  auto index = read_own_tensor(map, in);
   in.expect_end();
   at::NoGradGuard no_grad;
-  eng.model()->model().tensors[index].tensor.copy_(
-    take_data(req.body, wire_tensor{}));
+  map.model().tensors[index].tensor.copy_(take_data(req.body, wire_tensor{}));
   return {};
 }
 
-payload add_gradient(engine& eng, const request& req, byte_reader& in) {
-  auto index = read_own_tensor(eng, in);
+payload add_gradient(const model_map& map, const request& req,
+                     byte_reader& in) {
+  auto index = read_own_tensor(map, in);
   auto table = read_table(in);
   in.expect_end();
   if (table.size() != 1)
@@ -533,7 +523,7 @@ payload add_gradient(engine& eng, const request& req, byte_reader& in) {
   auto grad = take_data(req.body, table[0]);
   if (SMP_FAULT("doubled-reduction"))
     grad = grad * 2;
-  auto& leaf = eng.model()->model().tensors[index].tensor;
+  auto& leaf = map.model().tensors[index].tensor;
   at::NoGradGuard no_grad;
   if (leaf.grad().defined())
     leaf.mutable_grad().add_(grad);
@@ -544,28 +534,29 @@ payload add_gradient(engine& eng, const request& req, byte_reader& in) {
 
 } // namespace
 
-payload serve(engine& eng, execution& ex, const request& x) {
-  auto st = eng.model();
-  if (!st || !st->partitioned())
+payload serve(execution& ex, const request& x) {
+  auto model = ex.rank().model();
+  if (!model || !model->map->partitioned())
     throw error{error_code::protocol, "a request before the partition"};
-  if (x.module.value >= st->model().modules.size())
+  auto& map = *model->map;
+  if (x.module.value >= map.model().modules.size())
     throw error{error_code::protocol, "a request for an unknown module"};
-  ex.module_path = st->name(x.module);
+  ex.enter_module(map.name(x.module));
   byte_reader in{x.body.bytes};
-  auto op = in.u8("kind of work");
-  if (op > static_cast<uint8_t>(last_request_kind))
+  auto kind = in.u8("kind of work");
+  if (kind > static_cast<uint8_t>(last_request_kind))
     in.fail("kind of work", "unknown");
-  switch (static_cast<request_kind>(op)) {
+  switch (static_cast<request_kind>(kind)) {
     case request_kind::backward:
-      return run_backward(eng, ex, x, in);
+      return run_backward(ex, x, in);
     case request_kind::read_tensor:
-      return read_tensor(eng, in);
+      return read_tensor(map, in);
     case request_kind::add_gradient:
-      return add_gradient(eng, x, in);
+      return add_gradient(map, x, in);
     case request_kind::write_tensor:
-      return write_tensor(eng, x, in);
+      return write_tensor(map, x, in);
     default:
-      return forward_call{eng, ex, x}.run(static_cast<request_kind>(op), in);
+      return forward_call{ex, x}.run(static_cast<request_kind>(kind), in);
   }
 }
 

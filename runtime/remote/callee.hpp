@@ -4,7 +4,6 @@
 
 namespace smp {
 
-class engine;
 class execution;
 
 /// Runs what another rank asks of the modules of this one: forward calls and
@@ -12,6 +11,6 @@ class execution;
 /// @returns the body of the response
 /// @throws whatever the user's module throws; error (protocol) if `x` is no
 /// request that a correct rank sends
-payload serve(engine& eng, execution& ex, const request& x);
+payload serve(execution& ex, const request& x);
 
 } // namespace smp

@@ -1,9 +1,11 @@
 #include "runtime/remote/caller.hpp"
 
 #include "runtime/base/call_context.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/base/rank_context.hpp"
 #include "runtime/remote/execution.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/remote/object_store.hpp"
+#include "runtime/remote/parameters.hpp"
+#include "runtime/model/model_map.hpp"
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/backward_node.hpp"
@@ -63,16 +65,17 @@ bool only_tensors(const value& x, request_kind op) {
 /// A call on its way to its owner.
 class outgoing_call {
 public:
-  outgoing_call(execution& ex, model_state& st, rank_id owner, module_id module,
-                const call_target& x, const std::vector<at::Tensor>& arguments)
+  outgoing_call(execution& ex, const model_context& model, rank_id owner,
+                module_id module, const call_target& x,
+                const std::vector<at::Tensor>& arguments)
     : ex_(ex),
-      st_(st),
-      book_(ex.eng->promises()),
+      map_(*model.map),
+      book_(*model.promises),
       owner_(owner),
       module_(module),
       target_(x),
       arguments_(arguments),
-      name_(st.name(module)) {
+      name_(map_.name(module)) {
     if (x.op == request_kind::range || x.op == request_kind::method_range)
       name_ += "[" + std::to_string(x.first) + ":" + std::to_string(x.last)
                + "]";
@@ -104,7 +107,7 @@ private:
   void check_index(uint32_t i, size_t n, const char* what) const;
 
   execution& ex_;
-  model_state& st_;
+  const model_map& map_;
   promise_book& book_;
   rank_id owner_;
   module_id module_;
@@ -127,8 +130,8 @@ wire_tensor outgoing_call::put_argument(const at::Tensor& x, bool snapshot) {
     promised_.push_back(std::move(p));
     return result;
   }
-  if (auto i = st_.model().find(x);
-      i >= 0 && (is_placeholder(x) || !st_.model().tensors[i].is_buffer)) {
+  if (auto i = map_.model().find(x);
+      i >= 0 && (is_placeholder(x) || !map_.model().tensors[i].is_buffer)) {
     // A parameter stays with its owner (R14), and so does what is elsewhere
     // anyway.
     result.what = wire_tensor::kind::parameter;
@@ -136,7 +139,7 @@ wire_tensor outgoing_call::put_argument(const at::Tensor& x, bool snapshot) {
     result.requires_grad = x.requires_grad();
     return result;
   }
-  return put_data(body_, x, snapshot || st_.shares_state(x));
+  return put_data(body_, x, snapshot || map_.shares_state(x));
 }
 
 void outgoing_call::put_arguments(bool snapshot) {
@@ -149,7 +152,7 @@ void outgoing_call::begin(byte_writer& out, wire_results results) {
   out.u32(target_.first);
   out.u32(target_.last);
   out.u8(static_cast<uint8_t>(results));
-  out.u64(++ex_.calls);
+  out.u64(ex_.next_call());
   call_context::current().write(out);
   out.boolean(target_.training);
   out.u64(target_.invoker);
@@ -162,10 +165,10 @@ call outgoing_call::make_call(byte_writer& out) {
   call result;
   result.owner = owner_;
   result.module = module_;
-  result.what = ex_.in_backward ? phase::backward : phase::forward;
+  result.what = ex_.in_backward() ? phase::backward : phase::forward;
   result.body = std::move(body_);
   result.why = {"'" + name_ + "', "
-                  + (ex_.in_backward ? "backward" : "forward"),
+                  + (ex_.in_backward() ? "backward" : "forward"),
                 owner_};
   for (auto& x : promised_)
     result.needs.push_back(x->id());
@@ -179,11 +182,11 @@ remote_call_record outgoing_call::make_record(request_id id,
   result.module = module_;
   result.name = name_;
   result.id = id;
-  result.step = ex_.step;
-  result.microbatch = ex_.microbatch;
+  result.step = ex_.step();
+  result.microbatch = ex_.microbatch();
   result.num_outputs = static_cast<uint32_t>(outputs);
   result.waits = target_.op != request_kind::add
-                 && book_.waits(st_, module_, target_);
+                 && book_.waits(map_, module_, target_);
   return result;
 }
 
@@ -255,16 +258,16 @@ call_result outgoing_call::promise(value args, const prediction& next) {
   request->why = c.why;
   request->arguments = promised_;
   std::vector<at::Tensor> tensors;
-  auto record = make_record({ex_.eng->self(), request->number}, count);
+  auto record = make_record({ex_.rank().self(), request->number}, count);
   for (size_t i = 0; i < count; ++i) {
-    object_id id{owner_, names + i, static_cast<uint32_t>(ex_.step.value)};
+    object_id id{owner_, names + i, static_cast<uint32_t>(ex_.step().value)};
     auto& what = next.tensors[i];
     tensors.push_back(make_promise(
-      std::make_shared<promised_value>(*ex_.eng, request,
+      std::make_shared<promised_value>(ex_.rank(), request,
                                        static_cast<uint32_t>(i), id, what,
                                        next.fetched),
       what.dtype));
-    ex_.promises.emplace_back(tensors.back().getIntrusivePtr());
+    ex_.add_promise(tensors.back());
     if (what.requires_grad)
       record.outputs.push_back(static_cast<uint32_t>(i));
   }
@@ -343,10 +346,11 @@ call_result outgoing_call::wait(value args, const std::string& kind) {
   auto stateful = reader.boolean("stateful");
   auto reaches = read_positions(reader);
   reader.expect_end();
-  ex_.stateful = ex_.stateful || stateful;
+  if (stateful)
+    ex_.note_state();
   std::vector<at::Tensor> tensors(results.size());
   auto with_gradient = false;
-  auto& objects = ex_.eng->objects();
+  auto& objects = ex_.rank().objects();
   for (size_t i = 0; i < results.size(); ++i) {
     auto& t = results[i];
     switch (t.what) {
@@ -366,8 +370,8 @@ call_result outgoing_call::wait(value args, const std::string& kind) {
         tensors[i] = arguments_[t.index];
         break;
       case wire_tensor::kind::parameter:
-        check_index(t.index, st_.model().tensors.size(), "parameter");
-        tensors[i] = st_.model().tensors[t.index].tensor;
+        check_index(t.index, map_.model().tensors.size(), "parameter");
+        tensors[i] = map_.model().tensors[t.index].tensor;
         break;
     }
   }
@@ -411,27 +415,25 @@ call_result outgoing_call::wait(value args, const std::string& kind) {
 
 void fail_call(module_id module, const error& err) {
   auto cause = err.cause();
-  auto* s = session::current_or_null();
-  if (auto st = s ? s->internals().model() : nullptr)
-    cause.text = "call of '" + st->name(module) + "': " + cause.text;
+  if (auto model = rank_context::current_model())
+    cause.text = "call of '" + model->map->name(module) + "': " + cause.text;
   throw error{std::move(cause)};
 }
 
 call_result call_remote(rank_id owner, module_id module, const call_target& x,
                         const packer& in, std::vector<value> args) {
-  auto* s = session::current_or_null();
-  auto st = s ? s->internals().model() : nullptr;
-  if (!st)
+  auto model = rank_context::current_model();
+  if (!model)
     throw error{error_code::unsupported, "a module of a model whose session "
                                          "ended is called"};
-  auto& ex = executing("module '" + st->name(module) + "'");
-  st->flush();
-  outgoing_call out{ex, *st, owner, module, x, in.tensors()};
+  auto& ex = executing("module '" + model->map->name(module) + "'");
+  model->parameters->flush();
+  outgoing_call out{ex, *model, owner, module, x, in.tensors()};
   auto all = value::tuple(std::move(args));
-  auto& book = ex.eng->promises();
+  auto& book = *model->promises;
   if (x.op == request_kind::get_attribute || x.op == request_kind::set_attribute)
-    ex.stateful = true;
-  if (!x.tensors_only || book.waits(*st, module, x))
+    ex.note_state();
+  if (!x.tensors_only || book.waits(*model->map, module, x))
     return out.wait(std::move(all), {});
   auto kind = kind_of_call(module, x, all, in.tensors());
   auto known = book.find(kind);
@@ -455,7 +457,7 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       || a->what().dtype != b->what().dtype || !alpha.isIntegral(false)
       || alpha.toLong() != 1)
     return false;
-  auto& st = *ex->eng->model();
+  auto model = ex->rank().model();
   prediction next;
   next.result = value::tensor(0);
   next.tensors.push_back({a->what().dtype,
@@ -469,7 +471,7 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     xs.pop_back();
     args[1] = value::tensor(0);
   }
-  outgoing_call out{*ex, st, a->id().owner, a->request()->module, target, xs};
+  outgoing_call out{*ex, *model, a->id().owner, a->request()->module, target, xs};
   auto result = out.promise(value::tuple(std::move(args)), next);
   torch::jit::drop(stack, 3);
   stack.emplace_back(result.tensors.tensor(0));

@@ -7,19 +7,26 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace smp {
 
-class engine;
 class promised_request;
+class rank_context;
 
 /// What the calling thread executes: a microbatch of the step body, or a
 /// request of another rank. Remote calls, random numbers and errors belong to
 /// it. Only the thread that executes touches it.
 class execution {
 public:
+  /// @param rank outlives this
+  explicit execution(const rank_context& rank) : rank_(rank) {
+    // nop
+  }
+
   virtual ~execution() = default;
 
   /// Gives the token back until the answer is there.
@@ -31,64 +38,149 @@ public:
   /// @throws error with the first failure of this execution
   virtual void send(call x) = 0;
 
-  engine* eng = nullptr;
-  step_id step;
-  microbatch_id microbatch;
+  // -- what it is -------------------------------------------------------------
+
+  const rank_context& rank() const noexcept {
+    return rank_;
+  }
+
+  step_id step() const noexcept {
+    return step_;
+  }
+
+  microbatch_id microbatch() const noexcept {
+    return microbatch_;
+  }
 
   /// What this executes, as the MODULE SERVER knows it.
-  request_id id;
-
-  /// Requests that this execution sent.
-  uint32_t requests = 0;
+  request_id id() const noexcept {
+    return id_;
+  }
 
   /// How many microbatches of the step were started before this one.
-  uint64_t turn = 0;
-
-  /// Numbers the remote calls of this execution.
-  uint64_t calls = 0;
-
-  /// The microbatch's random stream when it last came or went (R23); while
-  /// this executes, the default generator holds the stream itself.
-  random_stream last_stream{0};
-
-  /// `last_stream` is the one that every rank derives by itself, so that a
-  /// request need not carry it.
-  bool stream_is_initial = true;
-
-  /// Set while `distributed_model::backward` or a backward request runs the
-  /// autograd engine (R16).
-  bool in_backward = false;
-
-  /// The grant for the backward phase came (R4: once per microbatch).
-  bool granted = false;
+  uint64_t turn() const noexcept {
+    return turn_;
+  }
 
   /// True for the step body on pp_rank 0.
-  bool is_root = false;
+  bool is_root() const noexcept {
+    return is_root_;
+  }
+
+  // -- its remote calls -------------------------------------------------------
+
+  /// Requests that this execution sent.
+  uint32_t requests() const noexcept {
+    return requests_;
+  }
+
+  /// @returns a number for the next remote call, from 1.
+  uint64_t next_call() noexcept {
+    return ++calls_;
+  }
+
+  /// `x` was sent and nobody waited for it.
+  void add_outstanding(std::shared_ptr<promised_request> x) {
+    outstanding_.push_back(std::move(x));
+  }
+
+  std::vector<std::shared_ptr<promised_request>> take_outstanding() {
+    return std::exchange(outstanding_, {});
+  }
+
+  /// A call returned the promise `x`.
+  void add_promise(const at::Tensor& x) {
+    promises_.emplace_back(x.getIntrusivePtr());
+  }
+
+  /// @returns those promises that somebody still holds.
+  std::vector<at::Tensor> take_promises();
+
+  // -- random numbers (R23) ---------------------------------------------------
+
+  /// @returns the microbatch's stream as it is now, or nothing if every rank
+  /// derives the same by itself.
+  std::optional<random_stream> stream_to_send();
+
+  /// The random numbers of the microbatch go on with `x`.
+  void take_stream(random_stream x);
+
+  // -- phases -----------------------------------------------------------------
+
+  /// True while `distributed_model::backward` or a backward request runs the
+  /// autograd engine (R16).
+  bool in_backward() const noexcept {
+    return in_backward_;
+  }
+
+  class backward_scope {
+  public:
+    explicit backward_scope(execution& x) : execution_(x) {
+      execution_.in_backward_ = true;
+    }
+    ~backward_scope() {
+      execution_.in_backward_ = false;
+    }
+    backward_scope(const backward_scope&) = delete;
+    backward_scope& operator=(const backward_scope&) = delete;
+
+  private:
+    execution& execution_;
+  };
+
+  /// @returns true once per microbatch: its backward phase has to be granted
+  /// (R4).
+  bool needs_grant() noexcept {
+    return !std::exchange(granted_, true);
+  }
 
   /// It met state that calls of others may change, or changed such: its place
   /// among the calls of its microbatch matters.
-  bool stateful = false;
+  bool met_state() const noexcept {
+    return met_state_;
+  }
 
-  /// What it sent and did not wait for (runtime/remote/promised_call.hpp).
-  std::vector<std::shared_ptr<promised_request>> outstanding;
+  void note_state() noexcept {
+    met_state_ = true;
+  }
 
-  /// Promises that its calls returned.
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> promises;
+  // -- errors -----------------------------------------------------------------
 
   /// The first failure (R6): what the rank reports whatever user code catches.
-  failure first_error;
+  const failure& first_error() const noexcept {
+    return first_error_;
+  }
+
+  /// Keeps `x` if it is the first one.
+  void keep_error(failure x);
+
+  /// @returns `x` with this rank and the module whose code runs, as far as it
+  /// names none.
+  failure here(failure x) const;
 
   /// Module whose code runs, for error texts; empty in the step body.
-  std::string module_path;
+  const std::string& module_path() const noexcept {
+    return module_path_;
+  }
+
+  /// @returns the one before
+  std::string enter_module(std::string path) {
+    return std::exchange(module_path_, std::move(path));
+  }
+
+  // -- what its calls leave for later ones ------------------------------------
 
   /// A fetched copy of another rank's buffer that something here still holds
-  /// (`model_state::lend`).
+  /// (`remote_parameters::lend`).
   struct lent_copy {
     uint32_t tensor = 0;
     at::Tensor copy;
     at::Tensor content; // what the owner has
   };
-  std::vector<lent_copy> lent;
+
+  std::vector<lent_copy>& lent() noexcept {
+    return lent_;
+  }
 
   /// A Sequential that handed a range of children over and now lets the
   /// others pass (runtime/intercept/sequential.cpp).
@@ -98,13 +190,52 @@ public:
     size_t last = 0;
     /// The value that moves through holds the only reference to its tensor.
     bool exclusive = false;
-  } range;
+  };
+
+  range_marker& range() noexcept {
+    return range_;
+  }
 
   /// @returns the execution of the calling thread, or null.
   static execution* current() noexcept;
 
   /// Makes `x` the execution of the calling thread.
   static void set_current(execution* x) noexcept;
+
+protected:
+  /// From now on this executes `x`.
+  /// @param stream random numbers of the microbatch; the default generator
+  /// holds it
+  void begin(const request& x, random_stream stream);
+
+  void end();
+
+  void count_request() noexcept {
+    ++requests_;
+  }
+
+private:
+  const rank_context& rank_;
+  step_id step_;
+  microbatch_id microbatch_;
+  request_id id_;
+  uint64_t turn_ = 0;
+  bool is_root_ = false;
+  uint32_t requests_ = 0;
+  uint64_t calls_ = 0;
+  std::vector<std::shared_ptr<promised_request>> outstanding_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> promises_;
+  /// The stream when it last came or went; while this executes, the default
+  /// generator holds the stream itself.
+  random_stream last_stream_{0};
+  bool stream_is_initial_ = true;
+  bool in_backward_ = false;
+  bool granted_ = false;
+  bool met_state_ = false;
+  failure first_error_;
+  std::string module_path_;
+  std::vector<lent_copy> lent_;
+  range_marker range_;
 };
 
 } // namespace smp

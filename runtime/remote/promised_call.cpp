@@ -3,8 +3,10 @@
 #include "actors/replay/record_book.hpp"
 #include "actors/protocol/request_number.hpp"
 #include "runtime/base/call_context.hpp"
-#include "runtime/session/engine.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/model/model_map.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/remote/object_store.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/backward_node.hpp"
@@ -40,11 +42,12 @@ void promised_request::take_contents(const payload& answer) {
       contents[i] = to_tensor(*next++);
 }
 
-promised_value::promised_value(engine& eng, promised_request_ptr from,
+promised_value::promised_value(const rank_context& rank,
+                               promised_request_ptr from,
                                uint32_t output, object_id id,
                                prediction::tensor what,
                                std::shared_ptr<std::atomic<bool>> fetched)
-  : engine_(eng.weak_from_this()),
+  : rank_(rank.weak_from_this()),
     request_(std::move(from)),
     output_(output),
     id_(id),
@@ -57,11 +60,13 @@ promised_value::~promised_value() {
   // It came for nothing.
   if (fetched_ && !content_ && request_->pushed.at(output_))
     *fetched_ = false;
-  auto eng = engine_.lock();
-  if (!eng || eng->step().value != id_.generation)
+  auto rank = rank_.lock();
+  auto model = rank && rank->step().value == id_.generation ? rank->model()
+                                                            : nullptr;
+  if (!model)
     return;
-  for (auto rank : told_)
-    eng->promises().release(rank, id_);
+  for (auto x : told_)
+    model->promises->release(x, id_);
 }
 
 void promised_value::tell(rank_id x) {
@@ -79,8 +84,8 @@ completion_ptr promised_value::content() {
   std::lock_guard guard{mutex_};
   if (content_)
     return content_;
-  auto eng = engine_.lock();
-  if (!eng || eng->step().value != id_.generation) {
+  auto rank = rank_.lock();
+  if (!rank || rank->step().value != id_.generation) {
     auto late = std::make_shared<completion>();
     late->fail({error_code::unsupported, no_rank, request_->name,
                 "a result is read after the end of its step"});
@@ -91,17 +96,17 @@ completion_ptr promised_value::content() {
   if (request_->pushed.at(output_))
     return content_ = request_;
   // The answer as well: then the end of the phase need not wait for it.
-  content_ = all_of({eng->objects().want(id_), request_});
+  content_ = all_of({rank->objects().want(id_), request_});
   return content_;
 }
 
 at::Tensor promised_value::take() {
-  auto eng = engine_.lock();
+  auto rank = rank_.lock();
   at::Tensor result;
   if (request_->pushed.at(output_))
     result = std::exchange(request_->contents.at(output_), {});
-  else if (eng)
-    result = eng->objects().take(id_);
+  else if (rank)
+    result = rank->objects().take(id_);
   if (!result.defined())
     throw error{failure{error_code::internal, no_rank, request_->name,
                         "a fetched result is gone"}};
@@ -119,9 +124,9 @@ promised_value_ptr promised_value_of(const at::Tensor& x) {
 
 // -- what a rank knows --------------------------------------------------------
 
-void promise_book::set_waiting(const model_state& st,
+void promise_book::set_waiting(const model_map& map,
                                const std::vector<std::string>& names) {
-  auto& modules = st.model().modules;
+  auto& modules = map.model().modules;
   for (auto& name : names) {
     auto found = std::find_if(modules.begin(), modules.end(), [&](auto& x) {
       return std::find(x.names.begin(), x.names.end(), name) != x.names.end();
@@ -133,7 +138,7 @@ void promise_book::set_waiting(const model_state& st,
   }
 }
 
-bool promise_book::waits(const model_state& st, module_id module,
+bool promise_book::waits(const model_map& map, module_id module,
                          const call_target& x) const {
   if (!on_)
     return true;
@@ -143,7 +148,7 @@ bool promise_book::waits(const model_state& st, module_id module,
     return true;
   if (x.op != request_kind::range && x.op != request_kind::method_range)
     return false;
-  auto& children = st.model().modules.at(module.value).children;
+  auto& children = map.model().modules.at(module.value).children;
   for (auto i = x.first; i < x.last && i < children.size(); ++i)
     if (waiting_.contains(children[i]))
       return true;
@@ -151,7 +156,7 @@ bool promise_book::waits(const model_state& st, module_id module,
 }
 
 bool promise_book::may_promise(const execution& ex) const {
-  auto known = records_->sent(ex.id, ex.requests);
+  auto known = records_.sent(ex.id(), ex.requests());
   return !known || known->promised;
 }
 
@@ -195,11 +200,11 @@ void promise_book::begin_step(uint64_t trainable) {
 }
 
 uint64_t promise_book::next_request(const execution& ex) {
-  if (auto known = records_->sent(ex.id, ex.requests); known && known->promised)
-    return request_number(ex.step, known->number);
+  if (auto known = records_.sent(ex.id(), ex.requests()); known && known->promised)
+    return request_number(ex.step(), known->number);
   std::lock_guard guard{mutex_};
-  requests_ = std::max(requests_, records_->last_promise());
-  return promise_number(ex.step, ++requests_);
+  requests_ = std::max(requests_, records_.last_promise());
+  return promise_number(ex.step(), ++requests_);
 }
 
 uint64_t promise_book::next_names(size_t count) noexcept {
@@ -308,12 +313,12 @@ void send_promise(execution& ex, call c, const promised_request_ptr& x,
       x->set();
   });
   c.answer = std::move(answer);
-  ex.outstanding.push_back(x);
+  ex.add_outstanding(x);
   ex.send(std::move(c));
 }
 
 void fence(execution& ex) {
-  auto all = std::exchange(ex.outstanding, {});
+  auto all = ex.take_outstanding();
   std::vector<completion_ptr> missing;
   for (auto& x : all)
     if (!x->done() || x->cause())
@@ -329,11 +334,7 @@ void fence(execution& ex) {
 }
 
 void keep_promises_of(execution& ex) {
-  std::vector<at::Tensor> alive;
-  for (auto& x : std::exchange(ex.promises, {}))
-    if (auto impl = x.lock())
-      alive.emplace_back(std::move(impl));
-  keep_promises(alive);
+  keep_promises(ex.take_promises());
 }
 
 // -- codec --------------------------------------------------------------------

@@ -25,8 +25,8 @@
 
 namespace smp {
 
-class engine;
-class model_state;
+class model_map;
+class rank_context;
 class record_book;
 struct call_target;
 
@@ -86,8 +86,8 @@ using promised_request_ptr = std::shared_ptr<promised_request>;
 class promised_value : public promise_source {
 public:
   /// @param fetched see `prediction`
-  promised_value(engine& eng, promised_request_ptr from, uint32_t output,
-                 object_id id, prediction::tensor what,
+  promised_value(const rank_context& rank, promised_request_ptr from,
+                 uint32_t output, object_id id, prediction::tensor what,
                  std::shared_ptr<std::atomic<bool>> fetched = {});
 
   /// Tells the ranks that heard of the result that it can go.
@@ -125,7 +125,7 @@ public:
   void tell(rank_id x);
 
 private:
-  std::weak_ptr<engine> engine_;
+  std::weak_ptr<const rank_context> rank_;
   promised_request_ptr request_;
   uint32_t output_;
   object_id id_;
@@ -145,9 +145,9 @@ promised_value_ptr promised_value_of(const at::Tensor& x);
 class promise_book {
 public:
   /// @param on `smp.fast_mode`
-  promise_book(rank_id self, bool on,
-               std::shared_ptr<const record_book> records)
-    : self_(self), on_(on), records_(std::move(records)) {
+  /// @param records outlives this
+  promise_book(rank_id self, bool on, const record_book& records)
+    : self_(self), on_(on), records_(records) {
     // nop
   }
 
@@ -157,11 +157,11 @@ public:
 
   /// Finds the modules whose calls always wait.
   /// @throws error (config) naming what the model does not have
-  void set_waiting(const model_state& st,
+  void set_waiting(const model_map& map,
                    const std::vector<std::string>& names);
 
   /// Tells whether calls of this target always wait, forward and backward.
-  bool waits(const model_state& st, module_id module,
+  bool waits(const model_map& map, module_id module,
              const call_target& x) const;
 
   /// Tells whether the next request of `ex` may be a promise: in a replayed
@@ -216,7 +216,7 @@ public:
 private:
   rank_id self_;
   bool on_;
-  std::shared_ptr<const record_book> records_;
+  const record_book& records_;
   std::set<uint64_t> waiting_; // modules
   mutable std::mutex mutex_;
   /// What is remembered while some tensors require grad and others do not; the

@@ -1,6 +1,5 @@
 #include "runtime/remote/request_kind.hpp"
 
-#include "runtime/base/fault.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
 namespace smp {
@@ -36,25 +35,17 @@ void put_stream(byte_writer& out, payload& body, const random_stream* x) {
 }
 
 void write_stream(byte_writer& out, payload& body, execution& ex) {
-  auto now = random_stream::of_default();
-  if (!(now == ex.last_stream)) {
-    ex.last_stream = now;
-    ex.stream_is_initial = false;
-  }
-  put_stream(out, body, ex.stream_is_initial ? nullptr : &now);
+  auto now = ex.stream_to_send();
+  put_stream(out, body, now ? &*now : nullptr);
 }
 
 bool read_stream(byte_reader& in, const payload& body, execution& ex) {
   if (!in.boolean("random stream"))
     return false;
   byte_reader bytes{take_varying(in, body)};
-  ex.last_stream = random_stream::read(bytes);
+  auto stream = random_stream::read(bytes);
   bytes.expect_end();
-  ex.stream_is_initial = false;
-  if (SMP_FAULT("wrong-random-stream"))
-    return true;
-  auto copy = ex.last_stream;
-  copy.swap_with_default();
+  ex.take_stream(std::move(stream));
   return true;
 }
 

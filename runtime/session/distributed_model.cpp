@@ -1,7 +1,7 @@
 #include "runtime/session/distributed_model.hpp"
 
 #include "partition/print.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/session/model_state.hpp"
@@ -29,13 +29,13 @@ distributed_model_base::distributed_model_base(
 }
 
 distributed_model_base::distributed_model_base(model_root root)
-  : engine_(session::current().internals().shared_from_this()),
-    state_(std::make_shared<model_state>(*engine_, std::move(root))) {
-  engine_->set_model(state_);
+  : rank_(session::current().shared_internals()),
+    state_(rank_->make_model(std::move(root))) {
+  // nop
 }
 
 distributed_model_base::~distributed_model_base() {
-  engine_->clear_model();
+  rank_->drop_model();
 }
 
 // -- training -----------------------------------------------------------------
@@ -52,18 +52,18 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
   if (auto* trace = trace_recorder::current())
     trace->finish();
   auto* ex = execution::current();
-  if (!ex || !ex->is_root)
+  if (!ex || !ex->is_root())
     throw error{error_code::unsupported,
                 "model.backward outside a step body (smp::step)"};
   if (outputs.size() != grads.size())
     throw error{error_code::unsupported,
                 "model.backward: one gradient per output"};
   check_range_consumed(*ex);
-  if (SMP_FAULT("lost-backward") && ex->microbatch.value == 1)
+  if (SMP_FAULT("lost-backward") && ex->microbatch().value == 1)
     return;
   auto scale = SMP_FAULT("wrong-loss-scale")
                  ? 1.0
-                 : 1.0 / static_cast<double>(engine_->microbatches());
+                 : 1.0 / static_cast<double>(rank_->counters().microbatches);
   ag::edge_list roots;
   ag::variable_list seeds;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -84,22 +84,14 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
                                                   x.options()));
     roots.push_back(ag::impl::gradient_edge(x));
   }
-  if (!ex->granted) {
-    engine_->await_grant(*ex);
-    ex->granted = true;
-  }
+  if (ex->needs_grant())
+    await_grant(*ex);
   fence(*ex); // what a second backward goes through needs its shapes, too
-  struct mark {
-    explicit mark(bool& x) : flag(x) {
-      flag = true;
-    }
-    ~mark() {
-      flag = false;
-    }
-    bool& flag;
-  } running{ex->in_backward};
-  ag::Engine::get_default_engine().execute(roots, seeds, keep_graph, false,
-                                           true);
+  {
+    execution::backward_scope running{*ex};
+    ag::Engine::get_default_engine().execute(roots, seeds, keep_graph, false,
+                                             true);
+  }
   fence(*ex);
 }
 
@@ -122,7 +114,7 @@ std::string distributed_model_base::partition_text(bool colour) const {
 }
 
 std::string distributed_model_base::order_text() const {
-  return state_->order().text();
+  return state_->map().order().text();
 }
 
 void distributed_model_base::register_post_partition_hook(
@@ -136,7 +128,7 @@ std::vector<std::string> distributed_model_base::local_module_names() const {
   std::vector<std::string> result;
   auto& modules = state_->model().modules;
   for (size_t i = 0; i < modules.size(); ++i)
-    if (state_->owner(module_id{i}) == engine_->self())
+    if (state_->map().owner(module_id{i}) == rank_->self())
       result.push_back(modules[i].names.front());
   return result;
 }
@@ -147,7 +139,7 @@ distributed_model_base::local_named_modules() const {
     result;
   auto& modules = state_->model().modules;
   for (size_t i = 0; i < modules.size(); ++i)
-    if (modules[i].object && state_->owner(module_id{i}) == engine_->self())
+    if (modules[i].object && state_->map().owner(module_id{i}) == rank_->self())
       result.emplace_back(modules[i].names.front(),
                           modules[i].object->shared_from_this());
   return result;
@@ -165,7 +157,7 @@ named_tensors distributed_model_base::local_named_parameters() const {
   named_tensors result;
   auto& tensors = state_->model().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (state_->owned(i) && !tensors[i].is_buffer)
+    if (state_->map().owned(i) && !tensors[i].is_buffer)
       result.emplace_back(tensors[i].names.front(), tensors[i].tensor);
   return result;
 }
@@ -181,7 +173,7 @@ std::vector<at::Tensor> distributed_model_base::local_buffers() const {
   std::vector<at::Tensor> result;
   auto& tensors = state_->model().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (state_->owned(i) && tensors[i].is_buffer && !tensors[i].is_attribute)
+    if (state_->map().owned(i) && tensors[i].is_buffer && !tensors[i].is_attribute)
       result.push_back(tensors[i].tensor);
   return result;
 }
@@ -190,7 +182,7 @@ named_tensors distributed_model_base::local_state_dict() const {
   named_tensors result;
   auto& tensors = state_->model().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (state_->owned(i) && !tensors[i].is_attribute)
+    if (state_->map().owned(i) && !tensors[i].is_attribute)
       result.emplace_back(tensors[i].names.front(),
                           tensors[i].tensor.detach().clone());
   return result;
@@ -206,8 +198,8 @@ named_tensors distributed_model_base::gather(const char* what,
   wire_table table;
   std::vector<uint32_t> positions;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
-    if (!state_->owned(i) || (state_->partitioned() ? false
-                                                    : engine_->pp_rank() != 0))
+    if (!state_->map().owned(i) || (state_->partitioned() ? false
+                                                    : rank_->pp_rank() != 0))
       continue;
     if (tensors[i].is_attribute)
       continue;
@@ -222,7 +214,7 @@ named_tensors distributed_model_base::gather(const char* what,
     out.u32(i);
   write(out, table);
   mine.bytes = out.take();
-  auto all = engine_->exchange().all_gather(engine_->pipeline(), what,
+  auto all = rank_->exchange().all_gather(rank_->pipeline(), what,
                                             std::move(mine));
   std::vector<at::Tensor> found(tensors.size());
   for (auto& x : all) {
@@ -274,13 +266,18 @@ void distributed_model_base::load_state_dict(const named_tensors& xs) {
                                         + "' is missing"};
   at::NoGradGuard no_grad;
   for (auto& [name, x] : xs)
-    if (auto i = positions.at(name); state_->owned(i))
+    if (auto i = positions.at(name); state_->map().owned(i))
       tensors[i].tensor.copy_(x);
 }
 
 void set_partition(torch::nn::Module& x, uint32_t pp_rank) {
-  session::current().internals().pins()[dynamic_cast<const void*>(&x)]
+  session::current().internals().marks().pins[dynamic_cast<const void*>(&x)]
     = pp_rank;
+}
+
+void set_stateful(torch::nn::Module& x, std::string why) {
+  session::current().internals().marks().stateful[dynamic_cast<const void*>(&x)]
+    = std::move(why);
 }
 
 } // namespace smp

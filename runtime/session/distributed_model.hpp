@@ -17,7 +17,7 @@
 
 namespace smp {
 
-class engine;
+class rank_runtime;
 class model_state;
 struct model_root;
 
@@ -113,7 +113,7 @@ public:
 private:
   named_tensors gather(const char* what, bool gradients) const;
 
-  std::shared_ptr<engine> engine_;
+  std::shared_ptr<rank_runtime> rank_;
   std::shared_ptr<model_state> state_;
 };
 
@@ -175,5 +175,11 @@ private:
 /// Places `x`, with all that is below it, on a pp_rank (manual placement);
 /// before the partition.
 void set_partition(torch::nn::Module& x, uint32_t pp_rank);
+
+/// Tells that `x` changes state that smp cannot see, such as a counter that is
+/// a member of its class: microbatches then pass it in their order. Buffers
+/// need no such word. Before the partition, on every rank.
+/// @param why for the partition print: "counts its calls"
+void set_stateful(torch::nn::Module& x, std::string why);
 
 } // namespace smp

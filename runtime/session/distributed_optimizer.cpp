@@ -1,6 +1,6 @@
 #include "runtime/session/distributed_optimizer.hpp"
 
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/lazy/placeholder.hpp"
@@ -37,15 +37,15 @@ std::vector<at::Tensor> owned_gradients(distributed_model_base& model) {
 }
 
 double sum_over_pipeline(const char* what, double x) {
-  auto& eng = session::current().internals();
-  return eng.exchange().all_reduce_sum(eng.pipeline(), what, {x}).front();
+  auto& rank = session::current().internals();
+  return rank.exchange().all_reduce_sum(rank.pipeline(), what, {x}).front();
 }
 
 } // namespace
 
 distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x)
   : optimizer_(x), alive_(std::make_shared<bool>(true)) {
-  auto& model = session::current().internals().model();
+  auto& model = session::current().internals().state();
   if (!model)
     throw error{error_code::unsupported,
                 "a distributed_optimizer needs a distributed_model before it"};

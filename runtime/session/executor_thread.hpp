@@ -3,20 +3,34 @@
 #include "actors/protocol/executor.hpp"
 #include "runtime/remote/execution.hpp"
 #include "transport/wait.hpp"
+#include "transport/wake_up.hpp"
 
 #include <atomic>
 #include <chrono>
-#include <semaphore>
 #include <thread>
 
 namespace smp {
 
-/// Runs requests on a executor thread that parks on a semaphore at every call
-/// (R24). All of autograd's thread-local state stays on that thread, so a
-/// backward that waits for another rank keeps its stack.
-class executor_thread final : public executor, public execution, public waiter {
+/// Runs what an executor thread is given.
+class request_runner {
 public:
-  executor_thread(executor_listener& listener, engine& eng);
+  virtual ~request_runner() = default;
+
+  /// Runs the step body, or what another rank wants.
+  /// @returns the body of the response
+  /// @throws whatever the user's code throws
+  virtual payload run(execution& ex, request& x) = 0;
+};
+
+/// Runs requests on a thread that parks at every call (R24). All of autograd's
+/// thread-local state stays on that thread, so a backward that waits for
+/// another rank keeps its stack.
+class executor_thread final : public executor,
+                              public execution,
+                              public waiter {
+public:
+  executor_thread(executor_listener& listener, const rank_context& rank,
+                  request_runner& runner);
 
   ~executor_thread() override;
 
@@ -26,7 +40,7 @@ public:
 
   void resume(response x) override;
 
-  // -- execution and waiter (executor thread) ----------------------------------
+  // -- execution and waiter (own thread) --------------------------------------
 
   response park(call x) override;
 
@@ -38,19 +52,25 @@ private:
   void run();
   void check_going() const;
   outcome execute(request x);
+  failure cancelled() const;
   void switch_in();
   void switch_out();
 
   executor_listener& listener_;
+  request_runner& runner_;
   request request_;
   response response_;
   std::chrono::steady_clock::time_point since_;
   /// The microbatch's stream while another one, or none, executes.
   random_stream stream_;
   std::atomic<bool> stopping_ = false;
-  /// Counting: the stop may come on top of a wake-up not consumed yet.
-  std::counting_semaphore<> wake_{0};
+  /// Counts: the stop may come on top of a wake-up not consumed yet.
+  wake_up wake_;
   std::thread thread_;
 };
+
+/// The stream with which a microbatch begins (R23).
+random_stream initial_stream(const rank_context& rank, step_id s,
+                             microbatch_id m);
 
 } // namespace smp

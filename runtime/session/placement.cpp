@@ -1,6 +1,6 @@
 #include "runtime/session/placement.hpp"
 
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/model_state.hpp"
 
 #include <fmt/format.h>
@@ -54,7 +54,7 @@ void place_by_name(const distributed_model_base& model,
                   fmt::format("smp.manual_partition: the model has no module "
                               "'{}'; {}",
                               name, nearest(walked, name))};
-    session::current().internals().pins()[found->identity()]
+    session::current().internals().marks().pins[found->identity()]
       = static_cast<uint32_t>(device);
   }
 }

@@ -1,8 +1,8 @@
 #include "runtime/session/script_model.hpp"
 
 #include "runtime/lazy/deferred_init.hpp"
-#include "runtime/session/engine.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/session/partitioning.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/lazy/deferred_script.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/intercept/trace_recorder.hpp"
@@ -120,7 +120,7 @@ at::Tensor loss_of(const c10::IValue& x) {
 }
 
 void set_partition(const torch::jit::Module& x, uint32_t pp_rank) {
-  session::current().internals().pins()[x._ivalue().get()] = pp_rank;
+  session::current().internals().marks().pins[x._ivalue().get()] = pp_rank;
 }
 
 distributed_model<torch::jit::Module>::distributed_model(

@@ -1,7 +1,7 @@
 #include "runtime/session/session.hpp"
 
 #include "actors/cluster/membership.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/session/stalls.hpp"
 #include "runtime/values/value_codec.hpp"
@@ -21,8 +21,6 @@
 namespace smp {
 
 namespace {
-
-thread_local session* current_session = nullptr;
 
 constexpr std::chrono::milliseconds join_limit{30000};
 
@@ -99,7 +97,7 @@ session::session(session_config config, std::string config_hash)
   process_ = std::make_unique<process>();
   process_->host = std::make_shared<actor_host>();
   auto self = rank_id{env.rank};
-  engine::parts parts;
+  rank_runtime::parts parts;
   parts.layout = layout;
   parts.host = process_->host;
   parts.token = make_execution_token();
@@ -115,17 +113,17 @@ session::session(session_config config, std::string config_hash)
   }
   auto fabric_address = parts.fabric->address();
   parts.config = std::move(config);
-  engine_ = std::make_shared<engine>(std::move(parts));
-  engine_->set_owner(this);
+  rank_ = std::make_shared<rank_runtime>(std::move(parts));
+  rank_->set_owner(this);
   set_current(this);
   // All other processes of our launcher have a log of their own.
   if (env.rank > 0 && !env.supervised)
-    engine_->keep_stalls_quiet();
+    rank_->keep_stalls_quiet();
   if (env.world_size > 1) {
-    std::weak_ptr<engine> weak = engine_;
+    std::weak_ptr<rank_runtime> weak = rank_;
     auto down = [weak](const failure& x) {
-      if (auto eng = weak.lock())
-        eng->rank_down(x);
+      if (auto rank = weak.lock())
+        rank->rank_down(x);
     };
     auto published = env.rendezvous_port == 0;
     if (env.rank == 0 && (published || !env.supervised)) {
@@ -139,7 +137,7 @@ session::session(session_config config, std::string config_hash)
       x.join_limit = join_limit;
       // Nobody watches the processes for us, so a loss waits for no report.
       x.report_grace = std::chrono::milliseconds{0};
-      x.stalls = stalls_of(engine_->config());
+      x.stalls = stalls_of(rank_->config());
       process_->supervisor
         = std::make_unique<supervisor_host>(*process_->host, std::move(x));
       env.rendezvous_port = process_->supervisor->port();
@@ -155,7 +153,7 @@ session::session(session_config config, std::string config_hash)
     x.world_size = env.world_size;
     x.join_limit = join_limit;
     x.on_rank_down = down;
-    x.watch = engine_->watch();
+    x.watch = rank_->watch();
     x.me.rank = self;
     x.me.pid = getpid();
     x.me.host = host_name();
@@ -172,26 +170,26 @@ session::session(session_config config, std::string config_hash)
     process_->port.reset();
   }
   if (addresses.empty())
-    addresses.push_back(engine_->fabric().address());
-  engine_->attach_main_thread();
+    addresses.push_back(rank_->fabric().address());
+  rank_->attach_main_thread();
   try {
-    engine_->start(addresses);
+    rank_->start(addresses);
     if (env.world_size == 1)
       process_->stalls = std::make_unique<stall_watch>(
-        *process_->host, stalls_of(engine_->config()),
-        std::vector{engine_->watch()});
+        *process_->host, stalls_of(rank_->config()),
+        std::vector{rank_->watch()});
     barrier();
   } catch (...) {
-    engine_->detach_main_thread();
+    rank_->detach_main_thread();
     throw;
   }
 }
 
-session::session(session_config config, std::shared_ptr<engine> x)
-  : engine_(std::move(x)), unwinding_(std::uncaught_exceptions()) {
+session::session(session_config config, std::shared_ptr<rank_runtime> x)
+  : rank_(std::move(x)), unwinding_(std::uncaught_exceptions()) {
   validate(config);
-  engine_->set_owner(this);
-  engine_->attach_main_thread();
+  rank_->set_owner(this);
+  rank_->attach_main_thread();
   set_current(this);
 }
 
@@ -205,37 +203,37 @@ session::~session() {
       // Somebody died while we said goodbye; there is nothing left to lose.
     }
   }
-  engine_->board().leave();
+  rank_->board().leave();
   if (process_)
     process_->stalls.reset();
-  engine_->stop();
-  engine_->detach_main_thread();
-  if (current_session == this)
+  rank_->stop();
+  rank_->detach_main_thread();
+  if (current_or_null() == this)
     set_current(nullptr);
 }
 
 void session::finish() {
   if (std::exchange(finished_, true))
     return;
-  engine_->check_alive();
+  rank_->check_alive();
   std::vector<rank_id> all = layout().members(comm_group::world,
-                                              engine_->self());
-  engine_->exchange().barrier(all, "smp.goodbye");
-  engine_->begin_goodbye();
+                                              rank_->self());
+  rank_->exchange().barrier(all, "smp.goodbye");
+  rank_->begin_goodbye();
   if (process_ && process_->me)
     process_->me->leave();
 }
 
 const session_config& session::config() const noexcept {
-  return engine_->config();
+  return rank_->config();
 }
 
 const rank_layout& session::layout() const noexcept {
-  return engine_->layout();
+  return rank_->layout();
 }
 
 uint64_t session::rank() const noexcept {
-  return engine_->self().value;
+  return rank_->self().value;
 }
 
 uint64_t session::size() const noexcept {
@@ -243,23 +241,23 @@ uint64_t session::size() const noexcept {
 }
 
 uint64_t session::pp_rank() const noexcept {
-  return engine_->pp_rank();
+  return rank_->pp_rank();
 }
 
 step_stats session::last_step() const {
-  return engine_->last_step();
+  return rank_->steps().last_step();
 }
 
 fabric_stats session::traffic() const {
-  return engine_->fabric().stats();
+  return rank_->fabric().stats();
 }
 
-engine& session::internals() const noexcept {
-  return *engine_;
+rank_runtime& session::internals() const noexcept {
+  return *rank_;
 }
 
 session& session::current() {
-  if (auto* x = current_session)
+  if (auto* x = current_or_null())
     return *x;
   throw error{error_code::unsupported,
               "no smp::session on this thread: make one first, and call smp "
@@ -267,11 +265,12 @@ session& session::current() {
 }
 
 session* session::current_or_null() noexcept {
-  return current_session;
+  auto* rank = rank_context::current();
+  return rank ? rank->owner() : nullptr;
 }
 
 void session::set_current(session* x) noexcept {
-  current_session = x;
+  rank_context::set_current(x ? &x->internals() : nullptr);
 }
 
 // -- ranks and groups ---------------------------------------------------------

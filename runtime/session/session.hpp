@@ -17,7 +17,7 @@
 namespace smp {
 
 class actor_host;
-class engine;
+class rank_runtime;
 
 /// What a session counted in its last step.
 struct step_stats {
@@ -46,7 +46,7 @@ public:
   explicit session(session_config config, std::string config_hash = {});
 
   /// Joins as one virtual rank (used by `virtual_world`).
-  session(session_config config, std::shared_ptr<engine> x);
+  session(session_config config, std::shared_ptr<rank_runtime> x);
 
   ~session();
 
@@ -75,7 +75,11 @@ public:
   void finish();
 
   /// The machinery behind; for runtime/ and tests.
-  engine& internals() const noexcept;
+  rank_runtime& internals() const noexcept;
+
+  const std::shared_ptr<rank_runtime>& shared_internals() const noexcept {
+    return rank_;
+  }
 
   /// @returns the session of the calling thread
   /// @throws error (config) if there is none
@@ -92,7 +96,7 @@ private:
   struct process;
 
   std::unique_ptr<process> process_;
-  std::shared_ptr<engine> engine_;
+  std::shared_ptr<rank_runtime> rank_;
   int unwinding_ = 0;
   bool finished_ = false;
 };

@@ -1,8 +1,8 @@
-// What the engine of a rank tells and does about stalls.
+// What a rank tells and does about stalls.
 
 #include "runtime/session/stalls.hpp"
 
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 
 #include <cstdio>
@@ -15,6 +15,10 @@ namespace {
 /// For the actors of a rank to answer; a STALL MONITOR waits longer.
 constexpr std::chrono::milliseconds answer_limit{300};
 
+std::weak_ptr<rank_runtime> weak_from(rank_runtime& x) {
+  return std::static_pointer_cast<rank_runtime>(x.shared_from_this());
+}
+
 } // namespace
 
 stall_options stalls_of(const session_config& x) {
@@ -25,40 +29,40 @@ void on_stall(session& s, stall_listener f) {
   s.internals().on_stall(std::move(f));
 }
 
-void engine::attach_main_thread() {
+void rank_runtime::attach_main_thread() {
   noting_.emplace(*board_);
   installed_.emplace(*noting_);
 }
 
-void engine::detach_main_thread() {
+void rank_runtime::detach_main_thread() {
   installed_.reset();
   noting_.reset();
 }
 
-void engine::on_stall(stall_listener f) {
+void rank_runtime::on_stall(stall_listener f) {
   std::unique_lock guard{mutex_};
   on_stall_ = std::move(f);
 }
 
-watched_rank engine::watch() {
+watched_rank rank_runtime::watch() {
   watched_rank result;
-  result.look = [board = board_] { return board->look(); };
-  result.view = [weak = weak_from_this(), board = board_] {
+  result.look = [board = own_board_] { return board->look(); };
+  result.view = [weak = weak_from(*this), board = own_board_] {
     auto eng = weak.lock();
     return eng ? eng->view() : board->view();
   };
-  result.report = [weak = weak_from_this()](const std::string& x) {
+  result.report = [weak = weak_from(*this)](const std::string& x) {
     if (auto eng = weak.lock())
       eng->report_stall(x, false);
   };
-  result.end = [weak = weak_from_this()](const failure& x) {
+  result.end = [weak = weak_from(*this)](const failure& x) {
     if (auto eng = weak.lock())
       eng->end_stalled(x);
   };
   return result;
 }
 
-rank_view engine::view() {
+rank_view rank_runtime::view() {
   auto result = board_->view();
   result.left = result.left || leaving_;
   result.refused = fabric_->stats().messages_refused;
@@ -69,7 +73,7 @@ rank_view engine::view() {
   return result;
 }
 
-void engine::report_stall(const std::string& text, bool ends) {
+void rank_runtime::report_stall(const std::string& text, bool ends) {
   // The user's thread of rank 0 tells the end.
   if (prints_stalls_ && !(ends && self_ == rank_id{0}))
     std::fprintf(stderr, "smp: %s\n", text.c_str());
@@ -82,16 +86,16 @@ void engine::report_stall(const std::string& text, bool ends) {
     f(text, ends);
 }
 
-void engine::end_stalled(const failure& x) {
+void rank_runtime::end_stalled(const failure& x) {
   {
     std::unique_lock guard{mutex_};
     if (!down_)
       down_ = x;
   }
   report_stall(x.text, true);
-  for (auto rank : layout_.members(comm_group::world, self_)) {
-    exchange_.fail(rank, x);
-    objects_.fail(rank, x);
+  for (auto rank : own_layout_.members(comm_group::world, self_)) {
+    own_exchange_.fail(rank, x);
+    own_objects_.fail(rank, x);
   }
   if (std::shared_lock guard{node_mutex_}; node_)
     node_->rank_down(x);

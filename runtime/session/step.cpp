@@ -1,7 +1,7 @@
 #include "runtime/session/step.hpp"
 
 #include "actors/replay/record_book.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/base/fnv_hash.hpp"
 #include "runtime/intercept/trace_recorder.hpp"
 
@@ -67,8 +67,8 @@ void bad_argument(size_t position, const error& err) {
 }
 
 bool needs_signature() {
-  auto& eng = session::current().internals();
-  return eng.pp_rank() == 0 && eng.records().active();
+  auto& rank = session::current().internals();
+  return rank.pp_rank() == 0 && rank.records().active();
 }
 
 uint64_t signature(size_t function, const packer& arguments) {
@@ -89,17 +89,19 @@ run_step(uint64_t microbatches,
          std::function<value(packer&, uint64_t)> body, uint64_t signature) {
   if (microbatches == 0)
     throw error{error_code::config, "a step of 0 microbatches"};
-  auto eng = session::current().internals().shared_from_this();
-  auto encoded = eng->run_step(microbatches, [&](uint64_t index) {
+  auto& rank = session::current().internals();
+  auto run = [&](uint64_t index) {
     packer tensors;
     auto x = body(tensors, index);
     if (trace_recorder::current())
       return payload{};
-    return encode_result(*eng, tensors, x);
-  }, signature);
+    return encode_result(rank, tensors, x, rank.steps().held_results());
+  };
+  auto encoded = rank.run_step(microbatches, run, signature);
   std::vector<std::shared_ptr<step_result>> result;
   for (auto& x : encoded)
-    result.push_back(std::make_shared<step_result>(eng, std::move(x)));
+    result.push_back(std::make_shared<step_result>(rank.weak_from_this(),
+                                                   std::move(x)));
   return result;
 }
 

@@ -26,7 +26,7 @@ struct step_options {
 
 namespace detail {
 
-/// Runs one step of the current session; see `engine::run_step`.
+/// Runs one step of the current session; see `step_runner::run_step`.
 /// @param body may be empty on ranks other than pp_rank 0
 /// @returns null entries for results of void bodies
 std::vector<std::shared_ptr<step_result>>

@@ -1,8 +1,9 @@
 #include "runtime/session/step_result.hpp"
 
-#include "runtime/session/engine.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/model/model_map.hpp"
+#include "runtime/remote/object_store.hpp"
 #include "runtime/remote/request_kind.hpp"
 
 namespace smp {
@@ -12,23 +13,25 @@ struct step_result::entry {
   at::Tensor tensor; // once resolved
 };
 
-payload encode_result(engine& eng, const packer& tensors, const value& x) {
+payload encode_result(const rank_context& rank, const packer& tensors,
+                      const value& x, std::vector<object_id>& held) {
   payload result;
   wire_table table;
-  auto& st = eng.model();
+  auto& model = rank.model();
+  auto ranks = rank.pipeline().size();
   for (auto& t : tensors.tensors()) {
     auto y = materialise(t).detach();
-    auto snapshot = st && st->shares_state(y);
-    if (eng.pipeline().size() == 1 || y.nbytes() <= travelling_result_bytes) {
+    auto snapshot = model && model->map->shares_state(y);
+    if (ranks == 1 || y.nbytes() <= travelling_result_bytes) {
       table.push_back(put_data(result, y, snapshot));
       continue;
     }
-    wire_tensor held;
-    held.what = wire_tensor::kind::object;
-    held.object = eng.objects().hold(
-      snapshot ? y.clone() : y, static_cast<uint32_t>(eng.pipeline().size()));
-    eng.note_held_result(held.object);
-    table.push_back(held);
+    wire_tensor entry;
+    entry.what = wire_tensor::kind::object;
+    entry.object = rank.objects().hold(snapshot ? y.clone() : y,
+                                       static_cast<uint32_t>(ranks));
+    held.push_back(entry.object);
+    table.push_back(entry);
   }
   byte_writer out;
   write(out, x);
@@ -37,8 +40,8 @@ payload encode_result(engine& eng, const packer& tensors, const value& x) {
   return result;
 }
 
-step_result::step_result(std::weak_ptr<engine> eng, payload x)
-  : engine_(std::move(eng)), payload_(std::move(x)) {
+step_result::step_result(std::weak_ptr<const rank_context> rank, payload x)
+  : rank_(std::move(rank)), payload_(std::move(x)) {
   byte_reader in{payload_.bytes};
   value_ = read_value(in);
   for (auto& where : read_table(in))
@@ -51,8 +54,8 @@ step_result::~step_result() {
   for (auto& x : entries_)
     if (x.where.what == wire_tensor::kind::object)
       ids.push_back(x.where.object);
-  if (auto eng = ids.empty() ? nullptr : engine_.lock())
-    eng->objects().release(std::move(ids));
+  if (auto rank = ids.empty() ? nullptr : rank_.lock())
+    rank->objects().release(std::move(ids));
 }
 
 std::vector<at::Tensor> step_result::resolve() {
@@ -61,11 +64,11 @@ std::vector<at::Tensor> step_result::resolve() {
     if (!x.tensor.defined() && x.where.what == wire_tensor::kind::data)
       x.tensor = take_data(payload_, x.where);
     if (!x.tensor.defined() && x.where.what == wire_tensor::kind::object) {
-      auto eng = engine_.lock();
-      if (!eng)
+      auto rank = rank_.lock();
+      if (!rank)
         throw error{error_code::unsupported,
                     "the result of a step is read after its session ended"};
-      x.tensor = eng->objects().fetch(x.where.object);
+      x.tensor = rank->objects().fetch(x.where.object);
     }
     result.push_back(x.tensor);
   }

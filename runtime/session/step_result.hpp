@@ -11,20 +11,22 @@
 
 namespace smp {
 
-class engine;
+class rank_context;
 
 /// Tensors up to this many bytes travel with the end of the step; larger ones
 /// stay on pp_rank 0 until another rank touches them.
 inline constexpr uint64_t travelling_result_bytes = 64 * 1024;
 
 /// Encodes the detached results of a microbatch; on pp_rank 0.
-payload encode_result(engine& eng, const packer& tensors, const value& x);
+/// @param held gets the names of those that stay here
+payload encode_result(const rank_context& rank, const packer& tensors,
+                      const value& x, std::vector<object_id>& held);
 
 /// The result of one microbatch on any rank. Large tensors are fetched when
 /// first asked for, and let go on pp_rank 0 when all ranks dropped theirs.
 class step_result {
 public:
-  step_result(std::weak_ptr<engine> eng, payload x);
+  step_result(std::weak_ptr<const rank_context> rank, payload x);
 
   ~step_result();
 
@@ -44,7 +46,7 @@ private:
 
   std::vector<at::Tensor> resolve();
 
-  std::weak_ptr<engine> engine_;
+  std::weak_ptr<const rank_context> rank_;
   payload payload_;
   value value_;
   std::vector<entry> entries_;

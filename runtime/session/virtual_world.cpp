@@ -1,4 +1,4 @@
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/stalls.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
@@ -12,12 +12,12 @@ namespace smp {
 namespace {
 
 /// Passes the network's and the token's life on to every rank.
-std::shared_ptr<engine> make_rank(const std::shared_ptr<loopback_network>& net,
+std::shared_ptr<rank_runtime> make_rank(const std::shared_ptr<loopback_network>& net,
                                   uint64_t rank,
                                   const virtual_world_options& x,
                                   const std::shared_ptr<actor_host>& host,
                                   const std::shared_ptr<execution_token>& t) {
-  engine::parts parts;
+  rank_runtime::parts parts;
   parts.config = x.config;
   parts.layout.size = net->size();
   parts.layout.pipeline = x.config.pipeline_parallel_degree;
@@ -25,7 +25,7 @@ std::shared_ptr<engine> make_rank(const std::shared_ptr<loopback_network>& net,
   parts.fabric = {net, &net->at(rank_id{rank})};
   parts.host = host;
   parts.token = t;
-  return std::make_shared<engine>(std::move(parts));
+  return std::make_shared<rank_runtime>(std::move(parts));
 }
 
 } // namespace
@@ -40,7 +40,7 @@ void run_virtual_world(uint64_t world_size, const virtual_world_options& given,
   auto net = std::make_shared<loopback_network>(
     world_size,
     loopback_options{.seed = x.seed, .reorder = x.reorder, .stepped = false});
-  std::vector<std::shared_ptr<engine>> ranks;
+  std::vector<std::shared_ptr<rank_runtime>> ranks;
   for (uint64_t r = 0; r < world_size; ++r)
     ranks.push_back(make_rank(net, r, x, host, token));
   std::vector<std::string> addresses;

@@ -2,7 +2,7 @@
 
 #include "actors/replay/record_book.hpp"
 #include "runtime/intercept/call_observer.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/train/memory_need.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/train/optimizers.hpp"
@@ -206,7 +206,7 @@ private:
       found.rank = session_.internals().self();
     auto& st = model_->state();
     auto bytes = memory_need(st.model(), config_.optimizer, [&](uint32_t i) {
-      return st.tensor_owner(i) == found.rank;
+      return st.map().tensor_owner(i) == found.rank;
     });
     found.text += fmt::format("; this rank needs {} (docs/large_models.md)",
                               describe_memory_need(bytes, config_.optimizer));

@@ -47,7 +47,7 @@ struct call_recorder::state {
 
   uint64_t current_microbatch() const {
     auto* ex = execution::current();
-    return ex ? ex->microbatch.value : microbatch;
+    return ex ? ex->microbatch().value : microbatch;
   }
 
   /// @returns the call of this thread that ends, or null

@@ -1,7 +1,7 @@
 #include "runtime/verify/verify.hpp"
 
 #include "actors/replay/record_book.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/smp.hpp"
@@ -31,7 +31,7 @@ public:
   verifier(session& s, const train_config& config, const verify_options& options,
            const train_job& job, train_listener& next,
            const std::atomic<bool>& interrupt)
-    : engine_(s.internals()),
+    : rank_(s.internals()),
       config_(config),
       options_(options),
       next_(next),
@@ -47,7 +47,7 @@ public:
   }
 
   ~verifier() override {
-    engine_.observe(nullptr);
+    rank_.observe(nullptr);
   }
 
   const std::atomic<bool>& stop() const noexcept {
@@ -72,7 +72,7 @@ public:
         names_.push_back({t.names, t.is_buffer});
     check_owners(optimizer);
     before_ = by_name(model.state_dict());
-    engine_.observe(&recorder_);
+    rank_.observe(&recorder_);
   }
 
   void before_step(uint64_t step) override {
@@ -118,8 +118,8 @@ private:
     }
     reference_->load(before_);
     auto which = reference_run::moment{
-      x.step, engine_.step().value,
-      engine_.layout().rank(comm_group::dp, engine_.self())};
+      x.step, rank_.step().value,
+      rank_.layout().rank(comm_group::dp, rank_.self())};
     auto reference = reference_->run(which);
     if (std::isfinite(x.loss)) {
       pipeline.gradient_norm = x.grad_norm;
@@ -130,7 +130,7 @@ private:
     auto earlier = summary_.differences;
     compare_step({.step = x.step,
                   .microbatches = config_.smp.microbatches,
-                  .root_rank = engine_.pipeline().front().value,
+                  .root_rank = rank_.pipeline().front().value,
                   .names = names_,
                   .pipeline = pipeline,
                   .reference = reference,
@@ -167,15 +167,15 @@ private:
       });
     byte_writer out;
     write(out, mine);
-    auto all = engine_.exchange().all_gather(
-      engine_.pipeline(), "smp.verify.record", {out.take(), {}});
+    auto all = rank_.exchange().all_gather(
+      rank_.pipeline(), "smp.verify.record", {out.take(), {}});
     observed_step result;
     for (size_t i = 0; i < all.size() && reference_; ++i) {
       byte_reader in{all[i].bytes};
       auto x = read_observed_step(in);
       in.expect_end();
       for (auto& c : x.calls) {
-        c.rank = engine_.pipeline()[i].value;
+        c.rank = rank_.pipeline()[i].value;
         result.calls.push_back(std::move(c));
       }
       for (auto& p : x.passes)
@@ -187,9 +187,9 @@ private:
   void share_differences() {
     byte_writer out;
     out.u64(summary_.differences);
-    auto root = engine_.exchange().broadcast(engine_.pipeline(),
+    auto root = rank_.exchange().broadcast(rank_.pipeline(),
                                              "smp.verify.differences",
-                                             engine_.pipeline().front(),
+                                             rank_.pipeline().front(),
                                              {out.take(), {}});
     byte_reader in{root.bytes};
     summary_.differences = in.u64("differences");
@@ -206,11 +206,11 @@ private:
     byte_writer out;
     for (uint32_t i = 0; i < tensors.size(); ++i) {
       auto& t = tensors[i].tensor;
-      out.boolean(state.owned(i) && !is_placeholder(t));
+      out.boolean(state.map().owned(i) && !is_placeholder(t));
       out.boolean(updated.contains(t.unsafeGetTensorImpl()));
     }
-    auto all = engine_.exchange().all_gather(
-      engine_.pipeline(), "smp.verify.owners", {out.take(), {}});
+    auto all = rank_.exchange().all_gather(
+      rank_.pipeline(), "smp.verify.owners", {out.take(), {}});
     if (!reference_)
       return;
     std::vector<std::vector<uint64_t>> holders(tensors.size());
@@ -219,9 +219,9 @@ private:
       byte_reader in{all[r].bytes};
       for (uint32_t i = 0; i < tensors.size(); ++i) {
         if (in.boolean("holds"))
-          holders[i].push_back(engine_.pipeline()[r].value);
+          holders[i].push_back(rank_.pipeline()[r].value);
         if (in.boolean("updates"))
-          updaters[i].push_back(engine_.pipeline()[r].value);
+          updaters[i].push_back(rank_.pipeline()[r].value);
       }
     }
     auto ranks = [](const std::vector<uint64_t>& xs) {
@@ -264,7 +264,7 @@ private:
     summary_.add(std::move(f));
   }
 
-  engine& engine_;
+  rank_runtime& rank_;
   const train_config& config_;
   const verify_options& options_;
   train_listener& next_;

@@ -1,10 +1,9 @@
 #include "runtime/intercept/script/script_calls.hpp"
 
-#include "runtime/intercept/call_observer.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/intercept/module_call.hpp"
+#include "runtime/model/model_map.hpp"
 #include "runtime/remote/execution.hpp"
-#include "runtime/session/model_state.hpp"
-#include "runtime/model/module_order.hpp"
 #include "runtime/intercept/script/rewrite.hpp"
 #include "runtime/intercept/script/script_values.hpp"
 #include "runtime/intercept/trace_recorder.hpp"
@@ -25,25 +24,35 @@ namespace jit = torch::jit;
 
 /// Where a module of the session's model lives.
 struct place {
-  std::shared_ptr<model_state> model;
+  std::shared_ptr<model_context> model;
   module_id module;
   rank_id owner;
   bool local = true;
+
+  const std::string& name() const {
+    return model->map->name(module);
+  }
+
+  const script_code* code() const {
+    return model->script;
+  }
 };
 
 /// @returns nothing for objects that are not of the session's model: their
 /// code runs where it is.
 std::optional<place> place_of(const iv::Object& x) {
-  auto* s = session::current_or_null();
-  auto st = s ? s->internals().model() : nullptr;
-  if (!st || !(st->partitioned() || trace_recorder::current()))
+  auto model = rank_context::current_model();
+  if (!model
+      || !(model->map->partitioned() || trace_recorder::current()))
     return std::nullopt;
-  auto i = st->model().module_index.find(&x);
-  if (i == st->model().module_index.end())
+  auto& index = model->map->model().module_index;
+  auto i = index.find(&x);
+  if (i == index.end())
     return std::nullopt;
   auto module = module_id{i->second};
-  auto owner = st->owner(module);
-  return place{std::move(st), module, owner, owner == s->internals().self()};
+  auto owner = model->map->owner(module);
+  auto local = owner == rank_context::current()->self();
+  return place{std::move(model), module, owner, local};
 }
 
 /// The code of a method, without the question where to run it.
@@ -64,12 +73,12 @@ public:
     if (!ex_ || !x)
       ex_ = nullptr;
     else
-      previous_ = std::exchange(ex_->module_path, x->model->name(x->module));
+      previous_ = ex_->enter_module(x->name());
   }
 
   void done() {
     if (ex_)
-      ex_->module_path = std::move(previous_);
+      ex_->enter_module(std::move(previous_));
   }
 
 private:
@@ -77,8 +86,9 @@ private:
   std::string previous_;
 };
 
-c10::IValue run_body(const place* where, const script_object& self,
-                     const std::string& method, std::vector<c10::IValue> args);
+c10::IValue run_body(module_call& call, const place* where,
+                     const script_object& self, const std::string& method,
+                     std::vector<c10::IValue> args);
 
 // -- the caller's side --------------------------------------------------------
 
@@ -169,9 +179,13 @@ c10::IValue call_method(const place* where, const script_object& self,
                         std::vector<c10::IValue> args) {
   if (where && !where->local)
     return ask_method(*where, self, method, std::move(args));
-  ordered_call turn{where ? where->module : module_id{},
-                    where && where->model->keeps_order(where->module)};
-  return run_body(where, self, method, std::move(args));
+  intercepted_call what;
+  if (where) {
+    what.module = where->module;
+    what.ordered = where->model->map->keeps_order(where->module);
+  }
+  module_call call{what};
+  return run_body(call, where, self, method, std::move(args));
 }
 
 c10::IValue run_link(const script_object& self, const chain_link& x,
@@ -220,21 +234,16 @@ c10::IValue run_chain(const place& where, const script_object& self,
   return moving;
 }
 
-c10::IValue run_body(const place* where, const script_object& self,
-                     const std::string& method, std::vector<c10::IValue> args) {
+c10::IValue run_body(module_call& call, const place* where,
+                     const script_object& self, const std::string& method,
+                     std::vector<c10::IValue> args) {
   running_module running{where};
-  std::optional<traced_call> note;
-  if (where && trace_recorder::current()) [[unlikely]] {
-    note.emplace(where->module);
-    note->arguments(tensors_of(args));
-  }
-  std::optional<observed_call> seen;
-  if (auto* observer = call_observer::current()) [[unlikely]]
-    seen.emplace(*observer, self.get(), tensors_of(args));
+  if (call.looks()) [[unlikely]]
+    call.arguments(self.get(), tensors_of(args));
   auto result = [&]() -> c10::IValue {
-    auto* program = where ? where->model->script() : nullptr;
-    if (program && args.size() == 1)
-      if (auto* links = program->code().find_chain(self->type().get(), method))
+    auto* code = where ? where->code() : nullptr;
+    if (code && args.size() == 1)
+      if (auto* links = code->find_chain(self->type().get(), method))
         return run_chain(*where, self, method, *links, std::move(args[0]));
     jit::Stack stack;
     stack.reserve(args.size() + 1);
@@ -245,10 +254,8 @@ c10::IValue run_body(const place* where, const script_object& self,
     body_of(*self, method).run(stack);
     return std::move(stack.back());
   }();
-  if (note)
-    note->results(tensors_of({result}));
-  if (seen)
-    seen->end(tensors_of({result}));
+  if (call.looks()) [[unlikely]]
+    call.results(tensors_of({result}));
   running.done();
   return result;
 }
@@ -266,13 +273,7 @@ void keep_error(F&& f) {
   } catch (const error& err) {
     auto x = err.cause();
     if (auto* ex = execution::current()) {
-      if (!ex->first_error) {
-        if (x.rank == no_rank)
-          x.rank = session::current().internals().self();
-        if (x.module.empty())
-          x.module = ex->module_path;
-        ex->first_error = x;
-      }
+      ex->keep_error(ex->here(std::move(x)));
     } else if (!lost_error) {
       lost_error = x;
     }
@@ -335,18 +336,18 @@ void changeattr_operation(jit::Stack& stack) {
     if (where && !where->local)
       throw error{error_code::unsupported,
                   "changes the list or dictionary '" + x.name + "' of '"
-                    + where->model->name(where->module) + "', which rank "
+                    + where->name() + "', which rank "
                     + std::to_string(where->owner.value)
                     + " owns: change it in a method of that module"};
     stack.push_back(x.self->getAttr(x.name));
   });
 }
 
-void set_attribute(model_state* st, iv::Object& self, const std::string& name,
+void set_attribute(model_map* map, iv::Object& self, const std::string& name,
                    c10::IValue x) {
   auto old = self.getAttr(name);
-  if (st && old.isTensor() && x.isTensor())
-    st->rebind(old.toTensor(), x.toTensor());
+  if (map && old.isTensor() && x.isTensor())
+    map->rebind(old.toTensor(), x.toTensor());
   self.setAttr(name, std::move(x));
 }
 
@@ -355,14 +356,14 @@ void setattr_operation(jit::Stack& stack) {
   auto where = place_of(*x.self);
   keep_error([&] {
     if (!where || where->local) {
-      set_attribute(where ? where->model.get() : nullptr, *x.self, x.name,
+      set_attribute(where ? where->model->map : nullptr, *x.self, x.name,
                     std::move(x.inputs.at(0)));
       return;
     }
     if (auto& t = x.inputs.at(0); t.isTensor() && t.toTensor().requires_grad())
       throw error{error_code::unsupported,
                   "stores a tensor that requires grad in the attribute '"
-                    + x.name + "' of '" + where->model->name(where->module)
+                    + x.name + "' of '" + where->name()
                     + "', which rank " + std::to_string(where->owner.value)
                     + " owns: store it detached"};
     ask(*where, x.self, request_kind::set_attribute, x.name, x.inputs,
@@ -409,7 +410,8 @@ invocation serve_method(const place& where, const script_object& self,
   std::vector<c10::IValue> before;
   for (auto& x : xs)
     before.push_back(shallow_copy(x));
-  auto result = run_body(&where, self, method, xs);
+  module_call call{{where.module, false, true}};
+  auto result = run_body(call, &where, self, method, xs);
   invocation done;
   done.result = put_script_value(out, result, schema.returns().at(0).type());
   for (size_t i = 0; i < xs.size(); ++i) {
@@ -430,8 +432,7 @@ invocation serve_method(const place& where, const script_object& self,
 invocation serve_range(const place& where, const script_object& self,
                        const call_target& x, unpacker& in,
                        const std::vector<value>& args, packer& out) {
-  auto* links = where.model->script()->code().find_chain(self->type().get(),
-                                                         x.name);
+  auto* links = where.code()->find_chain(self->type().get(), x.name);
   if (!links || x.first >= x.last || x.last > links->size())
     throw error{error_code::protocol, "no such range of a Sequential"};
   auto schema_of = [&](uint32_t k) -> const c10::FunctionSchema& {
@@ -472,22 +473,23 @@ c10::IValue run_method(const script_object& self, const std::string& method,
   } catch (const std::exception& err) {
     if (auto x = std::exchange(lost_error, {}))
       throw error{x};
-    if (auto* ex = execution::current(); ex && ex->first_error)
-      throw error{ex->first_error};
+    if (auto* ex = execution::current(); ex && ex->first_error())
+      throw error{ex->first_error()};
     throw;
   }
 }
 
-invocation run_script(model_state& st, module_id module, const call_target& x,
-                      unpacker& in, const std::vector<value>& args,
+invocation run_script(model_context& model, module_id module,
+                      const call_target& x, unpacker& in, const std::vector<value>& args,
                       packer& out) {
-  auto* raw = st.model().modules.at(module.value).script;
+  auto& map = *model.map;
+  auto* raw = map.model().modules.at(module.value).script;
   auto self = script_object::reclaim_copy(raw);
   if (is_training(*self) != x.training)
     set_training(*self, x.training);
   auto where = place_of(*self);
   if (!where || (!where->local && x.op != request_kind::method_range))
-    throw error{error_code::protocol, "asked for '" + st.name(module)
+    throw error{error_code::protocol, "asked for '" + map.name(module)
                                         + "', which this rank does not own"};
   invocation result;
   keep_error([&] {
@@ -505,7 +507,7 @@ invocation run_script(model_state& st, module_id module, const call_target& x,
       }
       case request_kind::set_attribute: {
         auto type = attribute_type(*self, x.name);
-        set_attribute(&st, *self, x.name, take_arguments(in, args, {type})[0]);
+        set_attribute(&map, *self, x.name, take_arguments(in, args, {type})[0]);
         break;
       }
       default:

@@ -16,7 +16,7 @@
 
 namespace smp {
 
-class model_state;
+struct model_context;
 
 /// The rewritten code of a model.
 class script_program {
@@ -41,9 +41,9 @@ c10::IValue run_method(const script_object& self, const std::string& method,
 
 /// Runs what `x` asks of a module of this rank.
 /// @throws error (protocol) if the module has no such method or attribute
-invocation run_script(model_state& st, module_id module, const call_target& x,
-                      unpacker& in, const std::vector<value>& args,
-                      packer& out);
+invocation run_script(model_context& model, module_id module,
+                      const call_target& x, unpacker& in,
+                      const std::vector<value>& args, packer& out);
 
 /// TorchScript wraps an exception into a report of several lines, which hides
 /// its cause at the end. @returns the cause and where in the code it was; a

@@ -1,0 +1,124 @@
+#include "runtime/intercept/module_call.hpp"
+
+#include "actors/board/call_slot.hpp"
+#include "actors/server/microbatch_sequencer.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/model/model_map.hpp"
+#include "runtime/remote/execution.hpp"
+#include "transport/wait.hpp"
+
+#include <exception>
+
+namespace smp {
+
+namespace {
+
+thread_local std::array<call_interceptor*, num_interceptors> installed = {};
+
+/// Keeps microbatches in their order (R19), and gives the token back while one
+/// waits for its turn.
+class order_interceptor final : public call_interceptor {
+public:
+  void enter(const intercepted_call& x) override {
+    auto* ex = ordered(x);
+    if (ex == nullptr)
+      return;
+    ex->note_state();
+    auto& rank = ex->rank();
+    if (auto open = rank.sequencer().opening({*x.module}, ex->turn()))
+      waiter::current().wait(open,
+                             {"the turn of microbatch "
+                                + std::to_string(ex->microbatch().value)
+                                + " in '" + rank.model()->map->name(*x.module)
+                                + "'",
+                              std::nullopt});
+  }
+
+  void leave(const intercepted_call& x, bool) override {
+    if (auto* ex = ordered(x))
+      ex->rank().sequencer().leave({*x.module}, ex->turn());
+  }
+
+private:
+  static execution* ordered(const intercepted_call& x) {
+    auto* ex = x.ordered ? execution::current() : nullptr;
+    // What backward computes again changes no state.
+    return ex != nullptr && !ex->in_backward() ? ex : nullptr;
+  }
+};
+
+/// Tells the rank board which module runs.
+class activity_interceptor final : public call_interceptor {
+public:
+  void enter(const intercepted_call& x) override {
+    if (auto* slot = slot_of(x))
+      slot->enter(*x.module);
+  }
+
+  void leave(const intercepted_call& x, bool) override {
+    if (auto* slot = slot_of(x))
+      slot->leave();
+  }
+
+private:
+  /// What is served stands on the board already.
+  static call_slot* slot_of(const intercepted_call& x) {
+    return x.module && !x.served ? call_slot::current() : nullptr;
+  }
+};
+
+order_interceptor keeps_order;
+activity_interceptor tells_activity;
+
+} // namespace
+
+call_interceptor::~call_interceptor() = default;
+
+void set_interceptor(interceptor place, call_interceptor* x) noexcept {
+  installed[static_cast<size_t>(place)] = x;
+}
+
+void intercept_execution() noexcept {
+  set_interceptor(interceptor::order, &keeps_order);
+  set_interceptor(interceptor::activity, &tells_activity);
+}
+
+module_call::module_call(const intercepted_call& x)
+  : call_(x), exceptions_(std::uncaught_exceptions()) {
+  try {
+    for (size_t i = 0; i < num_interceptors; ++i)
+      if (auto* y = installed[i]) {
+        y->enter(call_);
+        entered_[i] = y;
+        looks_ = looks_ || y->looks();
+      }
+  } catch (...) {
+    leave(true);
+    throw;
+  }
+}
+
+module_call::~module_call() {
+  leave(std::uncaught_exceptions() > exceptions_);
+}
+
+void module_call::leave(bool failed) {
+  for (auto i = num_interceptors; i-- > 0;)
+    if (entered_[i])
+      entered_[i]->leave(call_, failed);
+}
+
+void module_call::arguments(const void* object,
+                            std::span<const at::Tensor> xs) {
+  for (auto* x : entered_)
+    if (x)
+      x->arguments(call_, object, xs);
+}
+
+void module_call::results(std::span<const at::Tensor> xs) {
+  for (auto* x : entered_)
+    if (x)
+      x->results(call_, xs);
+}
+
+} // namespace smp

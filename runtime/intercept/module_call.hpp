@@ -1,0 +1,104 @@
+#pragma once
+
+// Whatever has to happen around the calls of modules happens in one place, in
+// one order, for torch::nn, Sequential and TorchScript alike.
+
+#include "transport/ids.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <optional>
+#include <span>
+
+namespace smp {
+
+/// A call of a module that runs on this rank.
+struct intercepted_call {
+  /// Its id; nothing for a module that is not of the session's model.
+  std::optional<module_id> module;
+  /// Microbatches pass the module in their order (R19).
+  bool ordered = false;
+  /// Another rank asked for it: the MODULE SERVER knows of it.
+  bool served = false;
+};
+
+/// Hears of every call of one thread. `leave` follows each `enter` that
+/// returned; calls of a thread nest.
+class call_interceptor {
+public:
+  virtual ~call_interceptor();
+
+  /// Before anything else. May park; may throw.
+  virtual void enter(const intercepted_call&) {
+    // nop
+  }
+
+  /// True if it wants to hear of tensors: they have to be looked for.
+  virtual bool looks() const noexcept {
+    return false;
+  }
+
+  /// The module starts now. @param object identity of the module, for torch::nn
+  /// the address of the complete object
+  /// @param xs tensors in the arguments, each once
+  virtual void arguments(const intercepted_call&, const void* /* object */,
+                         std::span<const at::Tensor> /* xs */) {
+    // nop
+  }
+
+  /// The module is done.
+  virtual void results(const intercepted_call&,
+                       std::span<const at::Tensor> /* xs */) {
+    // nop
+  }
+
+  virtual void leave(const intercepted_call&, bool /* failed */) {
+    // nop
+  }
+};
+
+/// Who hears of a call, from the outside to the inside.
+enum class interceptor : uint8_t {
+  order,    // waits for the turn of the microbatch
+  trace,    // measures before the partition
+  observe,  // tells whoever compares runs
+  activity, // what the rank executes, for stall reports
+};
+
+inline constexpr size_t num_interceptors = 4;
+
+/// Makes `x` hear of the calls of the calling thread; null: nobody does.
+void set_interceptor(interceptor place, call_interceptor* x) noexcept;
+
+/// Installs what every thread that executes requests needs: order and
+/// activity.
+void intercept_execution() noexcept;
+
+/// A call that lasts as long as this.
+class module_call {
+public:
+  explicit module_call(const intercepted_call& x);
+  ~module_call();
+  module_call(const module_call&) = delete;
+  module_call& operator=(const module_call&) = delete;
+
+  /// Tells whether anybody wants to hear of tensors.
+  bool looks() const noexcept {
+    return looks_;
+  }
+
+  void arguments(const void* object, std::span<const at::Tensor> xs);
+
+  void results(std::span<const at::Tensor> xs);
+
+private:
+  void leave(bool failed);
+
+  intercepted_call call_;
+  std::array<call_interceptor*, num_interceptors> entered_ = {};
+  int exceptions_;
+  bool looks_ = false;
+};
+
+} // namespace smp

@@ -1,0 +1,104 @@
+#pragma once
+
+#include "runtime/model/module_order.hpp"
+#include "runtime/model/module_walk.hpp"
+#include "transport/ids.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+namespace smp {
+
+/// Where each module and tensor of a model lives. Without a partition
+/// everything is on the own rank.
+class model_map {
+public:
+  /// @param ranks of the pipeline group
+  model_map(rank_id self, size_t ranks, walked_model model);
+
+  const walked_model& model() const noexcept {
+    return model_;
+  }
+
+  /// Which modules microbatches pass in their order (R19).
+  const module_order& order() const noexcept {
+    return order_;
+  }
+
+  /// Tells whether owners are known; calls of the modules may be remote then.
+  bool partitioned() const noexcept {
+    return partitioned_;
+  }
+
+  /// Tells whether calls of a module on this rank wait for their turn.
+  bool keeps_order(module_id x) const;
+
+  rank_id owner(module_id x) const {
+    return owners_.at(x.value);
+  }
+
+  /// The first of the modules that hold a tensor: it gets the requests.
+  module_id home(uint32_t tensor) const {
+    return module_id{model_.tensors.at(tensor).modules.front()};
+  }
+
+  /// @param x position in `model().tensors`
+  rank_id tensor_owner(uint32_t x) const {
+    // Modules that share a tensor are one node, so any of them tells (R18).
+    return owner(home(x));
+  }
+
+  bool owned(uint32_t tensor) const {
+    return tensor_owner(tensor) == self_;
+  }
+
+  const std::string& name(module_id x) const {
+    return model_.modules.at(x.value).names.front();
+  }
+
+  const std::string& tensor_name(uint32_t x) const {
+    return model_.tensors.at(x).names.front();
+  }
+
+  /// Tells whether the bytes of `x` are those of a parameter or buffer of this
+  /// rank, which another microbatch may write (R13).
+  bool shares_state(const at::Tensor& x) const;
+
+  // -- changes ----------------------------------------------------------------
+
+  /// The user may have added modules.
+  /// @param declared why modules are stateful, as the user said, by object
+  void replace(walked_model x,
+               const std::map<const void*, std::string>& declared);
+
+  /// @param owners by module
+  void place(std::vector<rank_id> owners) {
+    owners_ = std::move(owners);
+  }
+
+  /// What is owned has its bytes now: requests may come.
+  void finish_partition();
+
+  /// A module put another tensor into the slot of a buffer: it is the same
+  /// buffer from now on.
+  void rebind(const at::Tensor& from, const at::Tensor& to);
+
+  module_order& order() noexcept {
+    return order_;
+  }
+
+private:
+  rank_id self_;
+  size_t ranks_;
+  walked_model model_;
+  module_order order_;
+  bool partitioned_ = false;
+  std::vector<rank_id> owners_; // by module
+  std::unordered_set<const void*> storages_; // of owned tensors
+};
+
+} // namespace smp

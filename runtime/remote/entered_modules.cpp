@@ -1,0 +1,56 @@
+#include "runtime/remote/entered_modules.hpp"
+
+#include "runtime/model/model_map.hpp"
+#include "runtime/remote/request_kind.hpp"
+
+namespace smp {
+
+std::vector<module_id> entered_modules(const model_map& map,
+                                       const request& x) {
+  auto& order = map.order();
+  std::vector<module_id> result;
+  auto add = [&](uint32_t i) {
+    if (order.ordered(i))
+      result.push_back(module_id{i});
+  };
+  if (order.entries().empty() || x.what != phase::forward)
+    return result;
+  auto module = static_cast<uint32_t>(x.module.value);
+  if (x.body.bytes.empty()) {
+    add(module); // the step body
+    return result;
+  }
+  try {
+    byte_reader in{x.body.bytes};
+    switch (static_cast<request_kind>(in.u8())) {
+      case request_kind::call:
+      case request_kind::method:
+      case request_kind::get_attribute:
+      case request_kind::set_attribute:
+        add(module);
+        break;
+      case request_kind::range:
+      case request_kind::method_range: {
+        auto first = in.u32();
+        auto last = in.u32();
+        auto& children = map.model().modules.at(module).children;
+        for (auto i = first; i < last && i < children.size(); ++i)
+          add(children[i]);
+        break;
+      }
+      case request_kind::read_tensor:
+      case request_kind::write_tensor:
+        for (auto y : order.guards(in.u32()))
+          add(static_cast<uint32_t>(y.value));
+        break;
+      default:
+        break;
+    }
+  } catch (const std::exception&) {
+    // Whoever serves it will say what is wrong with it.
+    result.clear();
+  }
+  return result;
+}
+
+} // namespace smp

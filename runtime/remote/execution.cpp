@@ -1,0 +1,86 @@
+#include "runtime/remote/execution.hpp"
+
+#include "runtime/base/fault.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/remote/promised_call.hpp"
+
+namespace smp {
+
+namespace {
+
+thread_local execution* current_execution = nullptr;
+
+} // namespace
+
+execution* execution::current() noexcept {
+  return current_execution;
+}
+
+void execution::set_current(execution* x) noexcept {
+  current_execution = x;
+}
+
+void execution::begin(const request& x, random_stream stream) {
+  step_ = x.step;
+  microbatch_ = x.microbatch;
+  id_ = x.id;
+  turn_ = x.turn;
+  is_root_ = x.module == root_module && x.id.origin == rank_.self();
+  requests_ = 0;
+  calls_ = 0;
+  last_stream_ = std::move(stream);
+  stream_is_initial_ = true;
+  in_backward_ = false;
+  granted_ = false;
+  met_state_ = false;
+  first_error_ = {};
+  module_path_.clear();
+  lent_.clear();
+  range_ = {};
+}
+
+void execution::end() {
+  outstanding_.clear();
+  promises_.clear();
+}
+
+std::vector<at::Tensor> execution::take_promises() {
+  std::vector<at::Tensor> result;
+  for (auto& x : std::exchange(promises_, {}))
+    if (auto impl = x.lock())
+      result.emplace_back(std::move(impl));
+  return result;
+}
+
+std::optional<random_stream> execution::stream_to_send() {
+  auto now = random_stream::of_default();
+  if (!(now == last_stream_)) {
+    last_stream_ = now;
+    stream_is_initial_ = false;
+  }
+  return stream_is_initial_ ? std::nullopt : std::optional{std::move(now)};
+}
+
+void execution::take_stream(random_stream x) {
+  last_stream_ = std::move(x);
+  stream_is_initial_ = false;
+  if (SMP_FAULT("wrong-random-stream"))
+    return;
+  auto copy = last_stream_;
+  copy.swap_with_default();
+}
+
+void execution::keep_error(failure x) {
+  if (!first_error_)
+    first_error_ = std::move(x);
+}
+
+failure execution::here(failure x) const {
+  if (x.rank == no_rank)
+    x.rank = rank_.self();
+  if (x.module.empty())
+    x.module = module_path_;
+  return x;
+}
+
+} // namespace smp

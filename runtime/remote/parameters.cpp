@@ -1,0 +1,258 @@
+#include "runtime/remote/parameters.hpp"
+
+#include "actors/replay/record_book.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/model/model_map.hpp"
+#include "runtime/remote/caller.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/remote/promised_call.hpp"
+#include "runtime/values/tensor_bridge.hpp"
+
+#include <ATen/ops/equal.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <limits>
+#include <optional>
+
+namespace smp {
+
+namespace {
+
+namespace ag = torch::autograd;
+
+/// Takes the gradient of a parameter of another rank to its owner (R14):
+/// whatever consumes the parameter, or a copy, sends its gradient here.
+class remote_parameter_gradient : public ag::Node {
+public:
+  remote_parameter_gradient(rank_id owner, module_id module, uint32_t tensor,
+                   std::string name, at::Tensor parameter)
+    // As soon as it is ready, like what adds to the gradient of a leaf: a number
+    // of this thread would order it among those of others by chance.
+    : Node(std::numeric_limits<uint64_t>::max()),
+      owner_(owner),
+      module_(module),
+      tensor_(tensor),
+      name_(std::move(name)),
+      parameter_(std::move(parameter)) {
+    // nop
+  }
+
+  std::string name() const override {
+    return "smp::remote_parameter_gradient(" + name_ + ")";
+  }
+
+  void release_variables() override {
+    // nop
+  }
+
+  /// The user's hooks on the parameter.
+  std::vector<std::unique_ptr<ag::FunctionPreHook>>&
+  tensor_pre_hooks() noexcept override {
+    return ag::impl::hooks(parameter_);
+  }
+
+  ag::variable_list apply(ag::variable_list&& grads) override {
+    if (!grads[0].defined())
+      return {};
+    auto* ex = execution::current();
+    if (!ex || !ex->in_backward())
+      throw error{error_code::unsupported,
+                  "gradient of '" + name_ + "', which rank "
+                    + std::to_string(owner_.value)
+                    + " owns: call model.backward(loss) inside the step"};
+    call c;
+    c.owner = owner_;
+    c.module = module_;
+    c.what = phase::backward;
+    c.why = {"gradient of '" + name_ + "'", owner_};
+    byte_writer out;
+    out.u8(static_cast<uint8_t>(request_kind::add_gradient));
+    out.u32(tensor_);
+    write(out, wire_table{put_data(c.body, materialise(grads[0]), false)});
+    c.body.bytes = out.take();
+    ex->park(std::move(c));
+    return {};
+  }
+
+private:
+  rank_id owner_;
+  module_id module_;
+  uint32_t tensor_;
+  std::string name_;
+  at::Tensor parameter_;
+};
+
+} // namespace
+
+remote_parameters::remote_parameters(const rank_context& rank,
+                                     const model_map& map,
+                                     const promise_book& promises)
+  : rank_(rank), map_(map), promises_(promises) {
+  // nop
+}
+
+remote_parameters::~remote_parameters() = default;
+
+void remote_parameters::replace(uint32_t tensor) {
+  auto& t = map_.model().tensors[tensor].tensor;
+  std::shared_ptr<ag::Node> gradient;
+  // What is frozen now may require grad later.
+  if (ag::isDifferentiableType(t.scalar_type())) {
+    gradient = {new remote_parameter_gradient(map_.tensor_owner(tensor),
+                                              map_.home(tensor), tensor,
+                                              map_.tensor_name(tensor), t),
+                ag::deleteNode};
+    gradients_.push_back(gradient);
+  }
+  make_placeholder(t, gradient);
+}
+
+// -- placeholder_source -------------------------------------------------------
+
+uint32_t remote_parameters::position(const at::Tensor& x) const {
+  auto result = map_.model().find(x);
+  if (result < 0)
+    throw error{error_code::unsupported,
+                "`.data` of a parameter that another rank owns, or a tensor of "
+                "another model, is used: read the parameter itself"};
+  return static_cast<uint32_t>(result);
+}
+
+bool remote_parameters::is_buffer(uint32_t tensor) const {
+  return map_.model().tensors[tensor].is_buffer;
+}
+
+void remote_parameters::refuse_write(uint32_t tensor,
+                                     const std::string& op) const {
+  auto* ex = execution::current();
+  throw error{failure{error_code::unsupported, rank_.self(),
+                      ex ? ex->module_path() : std::string{},
+                      "in-place " + op + " changes '" + map_.tensor_name(tensor)
+                        + "', which rank "
+                        + std::to_string(map_.tensor_owner(tensor).value)
+                        + " owns; change it inside the module that owns it"}};
+}
+
+bool remote_parameters::run_at_owner(const c10::OperatorHandle& op,
+                                     torch::jit::Stack& stack) {
+  return add_remotely(op, stack);
+}
+
+execution& remote_parameters::executing(uint32_t tensor) const {
+  if (auto* ex = execution::current())
+    return *ex;
+  throw error{error_code::unsupported,
+              "'" + map_.tensor_name(tensor)
+                + "' is used outside a step, but rank "
+                + std::to_string(map_.tensor_owner(tensor).value)
+                + " owns it; use model.state_dict()"};
+}
+
+/// A request about one tensor, for its owner.
+call remote_parameters::ask(request_kind kind, uint32_t tensor, const char* what) const {
+  call result;
+  result.owner = map_.tensor_owner(tensor);
+  result.module = map_.home(tensor);
+  result.why = {std::string{what} + " of '" + map_.tensor_name(tensor) + "'",
+                result.owner};
+  byte_writer out;
+  out.u8(static_cast<uint8_t>(kind));
+  out.u32(tensor);
+  result.body.bytes = out.take();
+  return result;
+}
+
+at::Tensor remote_parameters::fetch(uint32_t tensor) {
+  auto& t = map_.model().tensors.at(tensor);
+  auto& ex = executing(tensor);
+  flush();
+  if (t.is_buffer)
+    ex.note_state();
+  auto alone = promises_.on() && rank_.records().active();
+  std::pair key{tensor, alone ? ex.id() : request_id{}};
+  auto c = ask(request_kind::read_tensor, tensor, "value");
+  // A copy made for one microbatch serves others, which may need its graph.
+  std::optional<c10::InferenceMode> off;
+  if (c10::InferenceMode::is_enabled())
+    off.emplace(false);
+  std::shared_ptr<awaited<at::Tensor>> mine;
+  if (!t.is_buffer) {
+    // One fetch per step, however many microbatches want it.
+    std::unique_lock guard{mutex_};
+    auto& known = copies_[key];
+    if (known.value) {
+      auto other = known.value;
+      guard.unlock();
+      return awaited<at::Tensor>::peek(other, c.why);
+    }
+    known.value = mine = std::make_shared<awaited<at::Tensor>>();
+  }
+  try {
+    auto answer = ex.park(std::move(c));
+    auto result = take_data(answer.body, wire_tensor{});
+    // Released tensors have a node of their own, which knows the owner.
+    if (t.tensor.requires_grad())
+      ag::impl::set_gradient_edge(result, ag::impl::gradient_edge(t.tensor));
+    if (mine) {
+      std::unique_lock guard{mutex_};
+      auto& known = copies_[key];
+      known.known = result;
+      known.version = result._version();
+      guard.unlock();
+      mine->set_value(result);
+    }
+    return result;
+  } catch (const error& err) {
+    if (mine)
+      mine->fail(err.cause());
+    throw;
+  }
+}
+
+void remote_parameters::store(uint32_t tensor, const at::Tensor& x) {
+  auto& ex = executing(tensor);
+  ex.note_state();
+  auto c = ask(request_kind::write_tensor, tensor, "new value");
+  c.body.tensors.push_back(to_tensor_ref(x.detach(), true));
+  ex.park(std::move(c));
+}
+
+void remote_parameters::lend(uint32_t tensor, const at::Tensor& copy) {
+  executing(tensor).lent().push_back({tensor, copy, copy.detach().clone()});
+}
+
+void remote_parameters::flush() {
+  auto* ex = execution::current();
+  if (!ex)
+    return;
+  for (auto& x : std::exchange(ex->lent(), {})) {
+    // The version tells nothing: batch norm changes statistics without it.
+    if (!at::equal(x.copy.detach(), x.content)) {
+      x.content = x.copy.detach().clone();
+      store(x.tensor, x.content);
+    }
+    if (x.copy.storage().use_count() > 1)
+      ex->lent().push_back(std::move(x));
+  }
+  std::unique_lock guard{mutex_};
+  for (auto& [key, x] : copies_)
+    if (x.known.defined() && x.known._version() != x.version)
+      throw error{failure{error_code::unsupported, rank_.self(),
+                          ex->module_path(),
+                          "changes a view of '" + map_.tensor_name(key.first)
+                            + "', which rank "
+                            + std::to_string(map_.tensor_owner(key.first).value)
+                            + " owns; change it inside the module that owns "
+                              "it"}};
+}
+
+// -- steps --------------------------------------------------------------------
+
+void remote_parameters::end_step() {
+  std::unique_lock guard{mutex_};
+  copies_.clear();
+}
+
+} // namespace smp

@@ -1,0 +1,25 @@
+#pragma once
+
+#include "transport/exchange.hpp"
+#include "transport/tensor_ref.hpp"
+
+#include <functional>
+#include <string>
+
+namespace smp {
+
+class rank_context;
+
+/// What all ranks of a pipeline group must agree on is decided on pp_rank 0
+/// and told: what each would find by itself may differ, as do measured times.
+/// Collective over the pipeline group.
+/// @param decide runs on pp_rank 0. What it throws is thrown on every rank.
+/// @returns the decision
+payload agree(const rank_context& rank, const std::string& name,
+              const std::function<payload()>& decide);
+
+/// The same for yes or no.
+bool agree_whether(const rank_context& rank, const std::string& name,
+                   const std::function<bool()>& decide);
+
+} // namespace smp

@@ -1,0 +1,299 @@
+#include "runtime/session/partitioning.hpp"
+
+#include "actors/server/microbatch_sequencer.hpp"
+#include "partition/print.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/config/session_config.hpp"
+#include "runtime/intercept/hooks.hpp"
+#include "runtime/intercept/sequential.hpp"
+#include "runtime/intercept/trace_recorder.hpp"
+#include "runtime/lazy/deferred_init.hpp"
+#include "runtime/model/hook.hpp"
+#include "runtime/model/script_walk.hpp"
+#include "runtime/remote/parameters.hpp"
+#include "runtime/session/agreement.hpp"
+#include "runtime/values/value_codec.hpp"
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <algorithm>
+
+namespace smp {
+
+namespace {
+
+/// Why the calls of a module cannot be intercepted, with the cure (R20).
+std::string not_interceptable(const walked_module& x) {
+  if (x.intercepted || x.container || x.names.front().empty())
+    return {};
+  auto type = x.type;
+  if (type.ends_with("Impl"))
+    type.resize(type.size() - 4);
+  return "its calls cannot be seen; declare it as smp::submodule<" + type
+         + "> or put it into a Sequential";
+}
+
+void write(byte_writer& out, const pipeline_program& x) {
+  out.u32(x.devices);
+  out.u32(x.chunks);
+  out.f64(x.hop_seconds);
+  out.u64(x.chain.size());
+  for (auto& y : x.chain) {
+    out.u32(y.device);
+    out.f64(y.forward);
+    out.f64(y.backward);
+    out.f64(y.activations);
+    out.boolean(y.ordered);
+    out.u32(y.chunk);
+  }
+}
+
+pipeline_program read_program(byte_reader& in) {
+  pipeline_program result;
+  result.devices = in.u32("devices");
+  result.chunks = in.u32("chunks");
+  result.hop_seconds = in.f64("hop");
+  auto n = in.u64("works");
+  for (uint64_t i = 0; i < n; ++i) {
+    work x;
+    x.device = in.u32("device");
+    x.forward = in.f64("forward");
+    x.backward = in.f64("backward");
+    x.activations = in.f64("activations");
+    x.ordered = in.boolean("ordered");
+    x.chunk = in.u32("chunk");
+    result.chain.push_back(x);
+  }
+  return result;
+}
+
+/// Mean size of an element of the model's parameters, in bytes.
+double element_bytes(const walked_model& model) {
+  double bytes = 0;
+  double elements = 0;
+  for (auto& x : model.tensors)
+    if (!x.is_buffer && x.tensor.defined()) {
+      bytes += static_cast<double>(x.tensor.nbytes());
+      elements += static_cast<double>(x.tensor.numel());
+    }
+  return elements > 0 ? bytes / elements : sizeof(float);
+}
+
+model_info describe(const walked_model& model,
+                    const std::map<const void*, uint32_t>& pins,
+                    const module_order& order) {
+  model_info result;
+  for (auto& m : model.modules) {
+    module_info x;
+    x.path = m.names.front();
+    x.type = m.type;
+    for (auto child : m.children)
+      x.children.push_back(module_id{child});
+    for (auto i : m.tensors) {
+      auto& t = model.tensors[i];
+      auto info = tensor_info{i, t.names.front(),
+                              static_cast<uint64_t>(t.tensor.numel())};
+      (t.is_buffer ? x.buffers : x.parameters).push_back(info);
+    }
+    x.not_interceptable = not_interceptable(m);
+    x.ordered = order.reason(static_cast<uint32_t>(result.size()));
+    x.container = m.container;
+    x.sequential = m.sequential;
+    for (auto* hook : m.hooks)
+      if (hook->pinned)
+        x.pinned_device = hook->pinned;
+    if (auto i = pins.find(m.identity()); i != pins.end())
+      x.pinned_device = i->second;
+    result.push_back(std::move(x));
+  }
+  return result;
+}
+
+} // namespace
+
+walked_model walk_hooked(const model_root& x) {
+  if (x.script)
+    return walk(x.script);
+  auto result = walk(*x.module);
+  install_hooks(result);
+  return result;
+}
+
+std::string partition_decision::text() const {
+  return print_partition(model, plan, {.colour = true});
+}
+
+partitioning::partitioning(const rank_context& rank, const module_marks& marks,
+                           const model_root& root, model_map& map)
+  : rank_(rank), marks_(marks), root_(root), map_(map) {
+  // nop
+}
+
+void partitioning::rewalk() {
+  map_.replace(walk_hooked(root_), marks_.stateful);
+}
+
+bool partitioning::any_deferred() const {
+  auto& tensors = map_.model().tensors;
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](auto& x) { return is_deferred(x.tensor); });
+}
+
+bool partitioning::wants_trace(uint64_t devices) const {
+  auto& cfg = rank_.config();
+  // One rank alone may not hold what is created with delay.
+  return cfg.trace_device != "none" && cfg.auto_partition
+         && (cfg.trace_execution_times || cfg.trace_memory_usage)
+         && devices > 1 && !any_deferred();
+}
+
+void partitioning::trace(const std::function<void()>& prepare,
+                         random_stream stream,
+                         const std::function<void()>& body) {
+  auto& cfg = rank_.config();
+  rewalk();
+  auto& modules = map_.model().modules;
+  for (size_t i = 0; i < modules.size(); ++i)
+    for (auto* hook : modules[i].hooks)
+      hook->id = module_id{i};
+  traced_hash_ = map_.model().hash();
+  try {
+    prepare();
+    trace_ = trace_forward(map_.model(),
+                           {.gpu = cfg.trace_device == "gpu",
+                            .times = cfg.trace_execution_times,
+                            .memory = cfg.trace_memory_usage},
+                           std::move(stream), body);
+  } catch (const error& err) {
+    // All ranks are to hear of it: they wait for the decision.
+    trace_failure_ = err.cause();
+  }
+}
+
+void partitioning::check_same_everywhere() {
+  auto& model = map_.model();
+  byte_writer out;
+  out.u64(model.hash());
+  out.u64(model.modules.size());
+  out.u64(model.tensors.size());
+  auto all = rank_.exchange().all_gather(rank_.pipeline(), "smp.model",
+                                           {out.take(), {}});
+  for (size_t i = 0; i < all.size(); ++i) {
+    byte_reader in{all[i].bytes};
+    auto hash = in.u64("model hash");
+    auto modules = in.u64("modules");
+    auto tensors = in.u64("tensors");
+    if (hash != model.hash())
+      throw error{error_code::config,
+                  "rank " + std::to_string(rank_.pipeline()[i].value)
+                    + " has another model than rank "
+                    + std::to_string(rank_.self().value) + ": "
+                    + std::to_string(modules) + " modules and "
+                    + std::to_string(tensors) + " tensors against "
+                    + std::to_string(model.modules.size()) + " and "
+                    + std::to_string(model.tensors.size())
+                    + ", or other names, types or shapes; all ranks must "
+                      "build the same model"};
+  }
+}
+
+partition_decision partitioning::decide(uint32_t devices) const {
+  if (trace_failure_)
+    throw error{trace_failure_};
+  auto& cfg = rank_.config();
+  partition_options options;
+  options.manual.devices = devices;
+  options.manual.automatic = cfg.auto_partition;
+  options.manual.default_device
+    = static_cast<uint32_t>(cfg.default_partition);
+  options.memory_weight = effective_memory_weight(cfg);
+  options.strategy = parse_partition_strategy(cfg.strategy);
+  options.chunks = static_cast<uint32_t>(cfg.chunks);
+  auto info = describe(map_.model(), marks_.pins, map_.order());
+  std::vector<std::string> remarks;
+  if (trace_ && traced_hash_ == map_.model().hash()) {
+    apply_trace(info, *trace_, element_bytes(map_.model()));
+    options.step_seconds = step_seconds(info, *trace_);
+    options.basis = describe_trace(*trace_, options.step_seconds,
+                                   cfg.trace_device);
+    remarks = explain_trace(info, *trace_);
+  } else if (cfg.auto_partition && devices > 1) {
+    options.basis = std::string{"guessed from sizes: "}
+                    + (trace_                        ? "modules were added"
+                       : cfg.trace_device == "none" ? "smp.trace_device is none"
+                       : any_deferred() ? "parameters have no values yet"
+                                       : "partitioned before the first step");
+  }
+  if (options.step_seconds > 0) {
+    options.crossing = communication::from_times(options.step_seconds);
+    // Measured times have errors, and a detour costs a microbatch turns in the
+    // queues of both ranks besides: no module is sent elsewhere for less than
+    // a tenth of what the last device gains.
+    auto n = static_cast<double>(devices);
+    if (devices > 1)
+      options.crossing.request
+        = std::max(options.crossing.request, 0.1 / (n * (n - 1)));
+  }
+  auto plan = make_partition(info, options);
+  plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
+  return {std::move(info), std::move(plan)};
+}
+
+void partitioning::place() {
+  check_same_everywhere();
+  auto& pipeline = rank_.pipeline();
+  auto found = agree(rank_, "smp.partition", [&] {
+    decision_ = decide(static_cast<uint32_t>(pipeline.size()));
+    byte_writer out;
+    out.string(decision_->text());
+    for (auto device : decision_->plan.module_device)
+      out.u32(device);
+    write(out, make_program(decision_->model, decision_->plan, {}));
+    return payload{out.take(), {}};
+  });
+  byte_reader in{found.bytes};
+  text_ = in.string("partition");
+  std::vector<rank_id> owners(map_.model().modules.size());
+  for (auto& owner : owners)
+    owner = pipeline.at(in.u32("device"));
+  program_ = read_program(in);
+  in.expect_end();
+  map_.place(std::move(owners));
+  auto& modules = map_.model().modules;
+  for (size_t i = 0; i < modules.size(); ++i) {
+    auto& m = modules[i];
+    for (auto* hook : m.hooks) {
+      hook->id = module_id{i};
+      hook->owner = map_.owner(module_id{i});
+      hook->local = hook->owner == rank_.self();
+    }
+    if (auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(m.object))
+      name_sequential(*seq, module_id{i});
+  }
+  set_order();
+}
+
+void partitioning::set_order() {
+  auto& modules = map_.model().modules;
+  for (uint32_t i = 0; i < modules.size(); ++i)
+    for (auto* hook : modules[i].hooks)
+      hook->ordered = map_.keeps_order(module_id{i});
+  if (rank_.pipeline().size() > 1)
+    rank_.sequencer().set_modules(map_.order().modules());
+}
+
+void partitioning::release(remote_parameters& others) {
+  auto& tensors = map_.model().tensors;
+  std::vector<at::Tensor> mine;
+  for (uint32_t i = 0; i < tensors.size(); ++i)
+    if (map_.owned(i))
+      mine.push_back(tensors[i].tensor);
+    else
+      others.replace(i);
+  // Now that there is room.
+  initialise_deferred(mine);
+  map_.finish_partition();
+}
+
+} // namespace smp

@@ -1,0 +1,120 @@
+#pragma once
+
+#include "partition/partitioner.hpp"
+#include "partition/program.hpp"
+#include "partition/trace.hpp"
+#include "runtime/base/random_stream.hpp"
+#include "runtime/model/model_map.hpp"
+#include "transport/error.hpp"
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace smp {
+
+class rank_context;
+class remote_parameters;
+
+/// A user's model: a torch::nn module or the root of a TorchScript module
+/// tree; the other is null.
+struct model_root {
+  std::shared_ptr<torch::nn::Module> module;
+  c10::intrusive_ptr<c10::ivalue::Object> script;
+};
+
+/// The model as it is now, with the places where its calls are intercepted.
+walked_model walk_hooked(const model_root& x);
+
+/// What a user said about modules, by object, before there was a model.
+struct module_marks {
+  /// Manual placement of modules without a hook of their own: a pp_rank.
+  std::map<const void*, uint32_t> pins;
+  /// Why modules are stateful.
+  std::map<const void*, std::string> stateful;
+};
+
+/// What was decided, and from what.
+struct partition_decision {
+  model_info model;
+  partition_plan plan;
+
+  /// For people, with colours; see partition/print.hpp.
+  std::string text() const;
+};
+
+/// Finds a place for each module of a model, and puts them there.
+class partitioning {
+public:
+  /// All of them outlive this.
+  partitioning(const rank_context& rank, const module_marks& marks,
+               const model_root& root, model_map& map);
+
+  /// Tells whether measuring would change the decision: there is something to
+  /// decide, the configuration does not forbid it, and the values are here.
+  /// That differs between ranks: one has to decide for all.
+  bool wants_trace(uint64_t devices) const;
+
+  /// Runs `body`, the forward phase of a microbatch, to find out what modules
+  /// cost. On pp_rank 0, before `run`, which throws what goes wrong here.
+  /// @param prepare makes calls visible, once the model was walked again
+  /// @param stream random numbers of the microbatch
+  void trace(const std::function<void()>& prepare, random_stream stream,
+             const std::function<void()>& body);
+
+  /// @returns where modules would go on so many devices. On pp_rank 0.
+  /// @throws error (config)
+  partition_decision decide(uint32_t devices) const;
+
+  /// Walks the model again: the user may have added modules since.
+  void rewalk();
+
+  /// Compares the model with those of the other ranks, lets pp_rank 0 decide
+  /// and tells hooks and map. Collective over the pipeline group.
+  /// @throws error (config) naming the rank whose model differs
+  void place();
+
+  /// Frees what other ranks own (R14) and makes what this rank owns.
+  void release(remote_parameters& others);
+
+  /// Which modules microbatches pass in their order now (R19).
+  void set_order();
+
+  /// What was decided; null before, and on all ranks but pp_rank 0.
+  const partition_decision* decision() const noexcept {
+    return decision_ ? &*decision_ : nullptr;
+  }
+
+  /// The decision for people, with colours; see partition/print.hpp.
+  const std::string& text() const noexcept {
+    return text_;
+  }
+
+  /// What a microbatch does on which rank, as far as the partition tells.
+  const pipeline_program& program() const noexcept {
+    return program_;
+  }
+
+private:
+  bool any_deferred() const;
+  void check_same_everywhere();
+
+  const rank_context& rank_;
+  const module_marks& marks_;
+  const model_root& root_;
+  model_map& map_;
+  /// What the trace found, or why there is none; of the model with this hash.
+  std::optional<trace_result> trace_;
+  failure trace_failure_;
+  uint64_t traced_hash_ = 0;
+  std::optional<partition_decision> decision_;
+  std::string text_;
+  pipeline_program program_;
+};
+
+} // namespace smp

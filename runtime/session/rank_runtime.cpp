@@ -1,0 +1,199 @@
+#include "runtime/session/rank_runtime.hpp"
+
+#include "actors/replay/record_book.hpp"
+#include "actors/server/microbatch_sequencer.hpp"
+#include "runtime/remote/entered_modules.hpp"
+#include "runtime/session/executor_thread.hpp"
+#include "runtime/session/model_state.hpp"
+
+#include <utility>
+
+namespace smp {
+
+rank_runtime::rank_runtime(parts x)
+  : own_config_(std::move(x.config)),
+    own_layout_(x.layout),
+    own_board_(std::make_shared<rank_board>(x.fabric->self(), x.layout.size)),
+    fabric_(std::make_shared<watched_fabric>(std::move(x.fabric), own_board_)),
+    host_(std::move(x.host)),
+    token_(std::move(x.token)),
+    own_exchange_(*fabric_),
+    own_objects_(*fabric_),
+    own_sequencer_(std::make_shared<microbatch_sequencer>()),
+    own_records_(std::make_shared<record_book>(record_book::options{
+      own_config_.static_mode, own_config_.static_steps,
+      own_config_.static_fallback == "dynamic",
+      own_config_.deterministic_server, takes_promises(own_config_)})),
+    policies_(own_config_,
+              own_layout_.members(comm_group::pp, fabric_->self()).size(),
+              *host_),
+    steps_(*this, policies_, *fabric_, *token_) {
+  self_ = fabric_->self();
+  pipeline_ = own_layout_.members(comm_group::pp, self_);
+  pp_rank_ = own_layout_.rank(comm_group::pp, self_);
+  config_ = &own_config_;
+  layout_ = &own_layout_;
+  exchange_ = &own_exchange_;
+  objects_ = &own_objects_;
+  calls_ = &own_calls_;
+  records_ = own_records_.get();
+  sequencer_ = own_sequencer_.get();
+  board_ = own_board_.get();
+}
+
+rank_runtime::~rank_runtime() {
+  stop();
+}
+
+// -- life ---------------------------------------------------------------------
+
+node_options rank_runtime::options_of_node() {
+  node_options x;
+  x.self = self_;
+  x.pipeline = pipeline_;
+  x.fabric = fabric_.get();
+  x.token = token_;
+  x.board = own_board_;
+  x.make_executor = [this](executor_listener& y) {
+    return std::make_unique<executor_thread>(y, *this, steps_);
+  };
+  x.make_schedule
+    = [this](uint64_t microbatches) { return policies_.make(microbatches); };
+  x.schedule_actor = policies_.user();
+  x.make_order = [this](uint64_t microbatches) {
+    auto& state = state_;
+    return policies_.order(microbatches, pp_rank_,
+                           state ? state->gate().chunk_of(pp_rank_)
+                                 : std::vector<uint32_t>{});
+  };
+  x.sequencer = own_sequencer_;
+  x.ordered_modules = [this](const request& y) {
+    return state_ ? entered_modules(state_->map(), y)
+                  : std::vector<module_id>{};
+  };
+  x.records = own_records_;
+  x.on_microbatch_done = [this](step_id s, microbatch_id m) {
+    own_calls_.drop(s, m);
+    own_objects_.end_microbatch(s, m);
+  };
+  x.gather = [this](const request& y) {
+    return own_objects_.gather(y.needs, y.step, y.microbatch);
+  };
+  x.on_step_failed = [this](step_id s, const failure& why) {
+    own_objects_.fail_step(s, why);
+  };
+  x.on_step_over = [this](step_id s) { own_objects_.end_step(s); };
+  return x;
+}
+
+void rank_runtime::start(const std::vector<std::string>& addresses) {
+  node_ = std::make_unique<node>(*host_, options_of_node());
+  fabric_->start(addresses, *this);
+}
+
+void rank_runtime::stop() {
+  leaving_ = true;
+  if (stopped_.exchange(true))
+    return;
+  // Parked executions unwind first: they may still send.
+  std::unique_ptr<node> ending;
+  {
+    std::unique_lock guard{node_mutex_};
+    ending = std::move(node_);
+  }
+  ending.reset();
+  // Who is stalled takes nothing any more.
+  std::chrono::milliseconds limit{2000};
+  if (std::unique_lock guard{mutex_}; down_.code == error_code::stalled)
+    limit = std::chrono::milliseconds{0};
+  fabric_->stop(limit);
+  own_calls_.clear();
+}
+
+void rank_runtime::rank_down(const failure& x) {
+  if (leaving_)
+    return;
+  if (x.rank != no_rank) {
+    fabric_->peer_lost(x);
+    return;
+  }
+  // The SUPERVISOR itself: nobody would tell of a lost rank any more, so every
+  // wait for one ends now.
+  auto each = x;
+  for (auto rank : own_layout_.members(comm_group::world, self_))
+    if (rank != self_) {
+      each.rank = rank;
+      fabric_->peer_lost(each);
+    }
+}
+
+void rank_runtime::check_alive() const {
+  std::unique_lock guard{mutex_};
+  if (down_)
+    throw error{down_};
+}
+
+// -- model and steps ----------------------------------------------------------
+
+std::shared_ptr<model_state> rank_runtime::make_model(model_root root) {
+  if (state_)
+    throw error{error_code::unsupported,
+                "a session has one distributed model; a second one in the "
+                "same session is not built yet"};
+  state_ = std::make_shared<model_state>(*this, marks_, policies_,
+                                         std::move(root));
+  model_ = {state_, &state_->context()};
+  own_board_->name_modules([model = std::weak_ptr{state_}](module_id x) {
+    auto m = model.lock();
+    return m ? m->map().name(x) : std::string{};
+  });
+  return state_;
+}
+
+void rank_runtime::drop_model() noexcept {
+  model_ = nullptr;
+  state_ = nullptr;
+  marks_ = {};
+  own_records_->clear();
+  own_sequencer_->set_modules({});
+}
+
+std::vector<payload> rank_runtime::run_step(uint64_t microbatches,
+                                            step_body body,
+                                            uint64_t signature) {
+  check_alive();
+  return steps_.run_step(*node_, state_.get(), microbatches, std::move(body),
+                         signature);
+}
+
+// -- fabric_listener ----------------------------------------------------------
+
+void rank_runtime::on_message(rank_id from, message x) {
+  switch (x.kind) {
+    case message_kind::exchange:
+      own_exchange_.deliver(from, std::move(x));
+      break;
+    case message_kind::object:
+      own_objects_.deliver(from, std::move(x));
+      break;
+    default:
+      if (std::shared_lock guard{node_mutex_}; node_)
+        node_->deliver(from, std::move(x));
+  }
+}
+
+void rank_runtime::on_peer_lost(const failure& x) {
+  if (leaving_)
+    return;
+  {
+    std::unique_lock guard{mutex_};
+    if (!down_)
+      down_ = x;
+  }
+  own_exchange_.peer_lost(x);
+  own_objects_.peer_lost(x);
+  if (std::shared_lock guard{node_mutex_}; node_)
+    node_->rank_down(x);
+}
+
+} // namespace smp

@@ -1,0 +1,174 @@
+#pragma once
+
+// One rank, put together: its stores, its actors, its place in the run. A user
+// sees `session`; what runs on the rank sees `rank_context`.
+
+#include "actors/board/rank_board.hpp"
+#include "actors/board/watched_fabric.hpp"
+#include "actors/host/node.hpp"
+#include "actors/stalls/stalls.hpp"
+#include "partition/rank_layout.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/config/session_config.hpp"
+#include "runtime/remote/object_store.hpp"
+#include "runtime/remote/saved_calls.hpp"
+#include "runtime/session/partitioning.hpp"
+#include "runtime/session/schedule_policies.hpp"
+#include "runtime/session/step_runner.hpp"
+#include "transport/exchange.hpp"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+class model_state;
+
+class rank_runtime final : public rank_context, private fabric_listener {
+public:
+  struct parts {
+    session_config config;
+    layout_config layout;
+    std::shared_ptr<smp::fabric> fabric;
+    std::shared_ptr<actor_host> host;
+    std::shared_ptr<execution_token> token;
+  };
+
+  explicit rank_runtime(parts x);
+
+  ~rank_runtime();
+
+  // -- life -------------------------------------------------------------------
+
+  /// Connects to the other ranks and starts the actors.
+  void start(const std::vector<std::string>& addresses);
+
+  /// All ranks are about to leave: the end of one is no loss from now on.
+  void begin_goodbye() noexcept {
+    leaving_ = true;
+  }
+
+  /// Stops the actors and the fabric. Nothing of this rank runs after it.
+  void stop();
+
+  /// Tells that a rank is dead; from then on the session is broken.
+  void rank_down(const failure& x);
+
+  /// @throws error if a rank of this run is dead
+  void check_alive() const;
+
+  void set_owner(session* x) noexcept {
+    owner_ = x;
+  }
+
+  // -- stalls (stalls.cpp) ----------------------------------------------------
+
+  /// From now on the calling thread is that of the user, until `detach` on the
+  /// same thread.
+  void attach_main_thread();
+
+  void detach_main_thread();
+
+  /// How a STALL MONITOR sees this rank; may outlive it.
+  watched_rank watch();
+
+  /// Hears each report of a stall, besides stderr. Any thread.
+  void on_stall(stall_listener f);
+
+  /// Reports are for others of this process or this terminal to print.
+  void keep_stalls_quiet() noexcept {
+    prints_stalls_ = false;
+  }
+
+  // -- parts ------------------------------------------------------------------
+
+  smp::fabric& fabric() noexcept {
+    return *fabric_;
+  }
+
+  node& actors() noexcept {
+    return *node_;
+  }
+
+  step_runner& steps() noexcept {
+    return steps_;
+  }
+
+  const schedule_policies& policies() const noexcept {
+    return policies_;
+  }
+
+  /// What the user said about modules.
+  module_marks& marks() noexcept {
+    return marks_;
+  }
+
+  /// Makes the one distributed model of the session.
+  /// @throws error (unsupported) if the session has one already (R4)
+  std::shared_ptr<model_state> make_model(model_root root);
+
+  void drop_model() noexcept;
+
+  /// The distributed model of the session, or null.
+  const std::shared_ptr<model_state>& state() const noexcept {
+    return state_;
+  }
+
+  /// See `step_runner::run_step`.
+  std::vector<payload> run_step(uint64_t microbatches, step_body body,
+                                uint64_t signature = 0);
+
+  /// Lets `x` hear of every call that this rank runs; null: nobody. Between
+  /// steps only.
+  void observe(call_observer* x) noexcept {
+    observer_ = x;
+  }
+
+private:
+  node_options options_of_node();
+  void report_stall(const std::string& text, bool ends);
+  rank_view view();
+  /// Ends all waits, now and later: the session is of no use afterwards.
+  void end_stalled(const failure& x);
+
+  // -- fabric_listener --------------------------------------------------------
+
+  void on_message(rank_id from, message x) override;
+
+  void on_peer_lost(const failure& x) override;
+
+  session_config own_config_;
+  rank_layout own_layout_;
+  std::shared_ptr<rank_board> own_board_;
+  std::shared_ptr<watched_fabric> fabric_;
+  std::shared_ptr<actor_host> host_;
+  std::shared_ptr<execution_token> token_;
+  smp::exchange own_exchange_;
+  object_store own_objects_;
+  saved_calls own_calls_;
+  std::shared_ptr<microbatch_sequencer> own_sequencer_;
+  std::shared_ptr<record_book> own_records_;
+  schedule_policies policies_;
+  step_runner steps_;
+  module_marks marks_;
+  std::shared_ptr<model_state> state_;
+  mutable std::mutex mutex_;
+  failure down_; // guarded by mutex_
+  stall_listener on_stall_; // guarded by mutex_
+  bool prints_stalls_ = true;
+  std::optional<noting_waiter> noting_; // while a thread is attached
+  std::optional<scoped_waiter> installed_;
+  /// Keeps `node_` while a message is handed over to it.
+  std::shared_mutex node_mutex_;
+  std::atomic<bool> leaving_ = false;
+  std::atomic<bool> stopped_ = false;
+  /// Last: its actors may call everything above until they end.
+  std::unique_ptr<node> node_;
+};
+
+} // namespace smp

@@ -1,0 +1,249 @@
+#include "runtime/session/step_runner.hpp"
+
+#include "actors/host/execution_token.hpp"
+#include "actors/host/node.hpp"
+#include "actors/replay/computed_order.hpp"
+#include "actors/replay/record_book.hpp"
+#include "actors/server/microbatch_sequencer.hpp"
+#include "runtime/base/fault.hpp"
+#include "runtime/base/fnv_hash.hpp"
+#include "runtime/config/session_config.hpp"
+#include "runtime/intercept/sequential.hpp"
+#include "runtime/remote/callee.hpp"
+#include "runtime/remote/object_store.hpp"
+#include "runtime/remote/parameters.hpp"
+#include "runtime/remote/promised_call.hpp"
+#include "runtime/remote/saved_calls.hpp"
+#include "runtime/session/agreement.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/schedule_policies.hpp"
+#include "runtime/values/value_codec.hpp"
+#include "transport/wake_up.hpp"
+
+#include <chrono>
+#include <span>
+
+namespace smp {
+
+// -- one step -----------------------------------------------------------------
+
+std::vector<payload> step_runner::run_step(node& actors, model_state* model,
+                                           uint64_t microbatches,
+                                           step_body body,
+                                           uint64_t signature) {
+  if (execution::current())
+    throw error{error_code::unsupported, "a step inside a step"};
+  if (model)
+    prepare(*model, microbatches, body);
+  auto begin = std::chrono::steady_clock::now();
+  auto sent = fabric_.stats().bytes_sent;
+  held_results_.clear();
+  body_ = std::move(body);
+  body_context_ = call_context::current();
+  if (model)
+    model->begin_step();
+  auto& records = rank_.records();
+  if (records.active() && rank_.pp_rank() == 0)
+    records.set_key(record_key(model, microbatches, signature));
+  auto report = run_actors(actors, microbatches);
+  body_ = nullptr;
+  for (uint64_t m = 0; m < microbatches; ++m)
+    rank_.calls().drop(report.step, microbatch_id{m});
+  auto learnt = model && model->promises().learnt();
+  if (model)
+    model->end_step(!report.error);
+  auto took = std::chrono::steady_clock::now() - begin;
+  stats_.seconds = std::chrono::duration<double>(took).count();
+  stats_.bytes_sent = fabric_.stats().bytes_sent - sent;
+  note_record(model, microbatches, learnt);
+  if (report.error) {
+    // The results of other microbatches never got away from here.
+    rank_.objects().withdraw(held_results_);
+    throw error{report.error};
+  }
+  if (records.fixed_order() && records.note().recorded)
+    compute_order(model, microbatches);
+  return std::move(report.values);
+}
+
+void step_runner::prepare(model_state& model, uint64_t microbatches,
+                          const step_body& body) {
+  if (!model.partitioned()
+      && agree_whether(rank_, "smp.wants_trace",
+                       [&] {
+                         return model.wants_trace(rank_.pipeline().size());
+                       })) {
+    // Ranks that are threads share the generator with which they make their
+    // models: all have to be done.
+    rank_.exchange().barrier(rank_.pipeline(), "smp.trace");
+    if (rank_.pp_rank() == 0)
+      trace(model, body);
+  }
+  model.partition();
+  model.check_schedule(microbatches);
+}
+
+step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
+  auto& counters = rank_.counters();
+  counters.executing_ns = 0;
+  counters.requests = 0;
+  counters.waits = 0;
+  counters.microbatches = microbatches;
+  auto step = step_id{++counters.step};
+  auto report = std::make_shared<awaited<step_report>>();
+  actors.begin_step(smp::run_step{step, microbatches},
+                    [report](step_report x) {
+                      report->set_value(std::move(x));
+                    });
+  auto result = awaited<step_report>::get(
+    report, {"the end of step " + std::to_string(step.value),
+             rank_.pipeline().front()});
+  stats_.executing_seconds = static_cast<double>(counters.executing_ns) * 1e-9;
+  stats_.requests = counters.requests;
+  stats_.waits = counters.waits;
+  result.step = step;
+  return result;
+}
+
+payload step_runner::run(execution& ex, request& x) {
+  if (!ex.is_root()) {
+    auto answer = serve(ex, x);
+    fence(ex);
+    return answer;
+  }
+  scoped_context context{body_context_};
+  auto microbatch = x.microbatch.value;
+  if (SMP_FAULT("lost-microbatch") && microbatch == 1)
+    microbatch = 0;
+  auto result = body_(microbatch);
+  check_range_consumed(ex);
+  if (auto& model = rank_.model())
+    model->parameters->flush();
+  // What the body put elsewhere can be read there when the step is over.
+  keep_promises_of(ex);
+  fence(ex);
+  return result;
+}
+
+void await_grant(execution& ex) {
+  // Else more microbatches than allowed would hold activations (R39).
+  fence(ex);
+  call c;
+  c.kind = call_kind::grant;
+  c.owner = ex.rank().self();
+  c.what = phase::backward;
+  c.why = {"the grant of its backward phase", c.owner};
+  ex.park(std::move(c));
+}
+
+// -- trace --------------------------------------------------------------------
+
+namespace {
+
+/// Holds the execution token on a thread that is no executor's.
+class token_turn {
+public:
+  explicit token_turn(execution_token& x)
+    : token_(x), seat_(x.enroll([this] { granted_.notify(); })) {
+    if (!token_.try_acquire(seat_))
+      granted_.wait();
+  }
+
+  ~token_turn() {
+    token_.leave(seat_);
+  }
+
+  token_turn(const token_turn&) = delete;
+  token_turn& operator=(const token_turn&) = delete;
+
+private:
+  wake_up granted_;
+  execution_token& token_;
+  execution_token::seat seat_;
+};
+
+} // namespace
+
+void step_runner::trace(model_state& model, const step_body& body) {
+  // Random generators belong to the process (R26).
+  token_turn turn{token_};
+  auto& counters = rank_.counters();
+  counters.microbatches = 1;
+  model.trace(initial_stream(rank_, step_id{counters.step + 1},
+                             microbatch_id{0}),
+              [&body] { body(0); });
+}
+
+// -- records (R33) ------------------------------------------------------------
+
+void step_runner::note_record(const model_state* model, uint64_t microbatches,
+                              bool learnt) {
+  auto& records = rank_.records();
+  if (!records.active())
+    return;
+  auto note = records.note();
+  stats_.replayed = note.replayed;
+  stats_.fell_back = !note.divergence.empty();
+  if (rank_.pp_rank() > 0)
+    return;
+  // TorchScript runs code once to see what it is given, forward and then
+  // backward; what it makes of it answers otherwise (zeros for nothing).
+  size_t warm_up = model && model->script() ? (microbatches > 1 ? 1 : 2) : 0;
+  records.took(rank_.step(), stats_.seconds, learnt, warm_up);
+}
+
+/// Names the record that a step belongs to; on pp_rank 0.
+uint64_t step_runner::record_key(const model_state* model,
+                                 uint64_t microbatches,
+                                 uint64_t signature) const {
+  fnv_hash result;
+  result.add(signature);
+  result.add(microbatches);
+  byte_writer context;
+  call_context::current().write(context);
+  for (auto x : context.take())
+    result.add(static_cast<uint64_t>(x));
+  if (model) {
+    result.add(model->trainability());
+    result.add(uint64_t{model->is_training()});
+  }
+  return result.get();
+}
+
+/// Lets all ranks replay an order that timing has no part in.
+void step_runner::compute_order(const model_state* model,
+                                uint64_t microbatches) {
+  auto& records = rank_.records();
+  auto note = records.note();
+  auto mine = *records.find(note.key, note.step);
+  payload flow{encode_flow(mine), {}};
+  flow.bytes.push_back(std::byte{rank_.sequencer().used()});
+  std::vector<step_record> ranks;
+  auto ordered = false;
+  for (auto& x : rank_.exchange().all_gather(rank_.pipeline(),
+                                             "smp.computed_order",
+                                             std::move(flow))) {
+    if (x.bytes.empty())
+      throw error{error_code::protocol, "a rank sent no flow"};
+    ordered = ordered || x.bytes.back() != std::byte{0};
+    ranks.push_back(decode_flow(std::span{x.bytes}.first(x.bytes.size() - 1)));
+  }
+  std::vector<service_order> orders;
+  for (size_t i = 0; i < rank_.pipeline().size(); ++i)
+    orders.push_back(policies_.order(microbatches, i,
+                                     model ? model->gate().chunk_of(i)
+                                           : std::vector<uint32_t>{}));
+  auto order
+    = smp::compute_order(ranks, rank_.pipeline(),
+                         *policies_.make_timeless(microbatches), orders,
+                         ordered);
+  mine.order = std::move(order.served[rank_.pp_rank()]);
+  if (rank_.pp_rank() == 0)
+    mine.admission = std::move(order.admission);
+  // Nobody waited while one microbatch ran after the other.
+  for (auto& x : mine.executions)
+    x.interrupted.assign(x.interrupted.size(), true);
+  records.choose(note.key, note.step, std::move(mine));
+}
+
+} // namespace smp

@@ -1,0 +1,83 @@
+#pragma once
+
+#include "actors/protocol/request.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/base/call_context.hpp"
+#include "runtime/session/executor_thread.hpp"
+#include "runtime/session/session.hpp"
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace smp {
+
+class execution_token;
+class model_state;
+class node;
+class schedule_policies;
+
+/// What a step runs per microbatch on pp_rank 0.
+/// @returns the microbatch's results, encoded (runtime/session/step_result.hpp)
+using step_body = std::function<payload(uint64_t microbatch)>;
+
+/// Runs the steps of one rank, one at a time, and on pp_rank 0 their bodies.
+class step_runner final : public request_runner {
+public:
+  /// All of them outlive this.
+  step_runner(const rank_context& rank, const schedule_policies& policies,
+              const smp::fabric& fabric, execution_token& token)
+    : rank_(rank), policies_(policies), fabric_(fabric), token_(token) {
+    // nop
+  }
+
+  /// Runs one step on all ranks of the pipeline group: every rank calls this,
+  /// `body` runs on pp_rank 0 only.
+  /// @param model may be null
+  /// @param signature of the function and its arguments: steps that differ in
+  /// it are recorded apart (R33). Only that of pp_rank 0 counts.
+  /// @returns the encoded results by microbatch, the same on every rank
+  /// @throws error, the same on every rank (R6)
+  std::vector<payload> run_step(node& actors, model_state* model,
+                                uint64_t microbatches, step_body body,
+                                uint64_t signature);
+
+  /// Results of the step body that this rank holds for others.
+  std::vector<object_id>& held_results() noexcept {
+    return held_results_;
+  }
+
+  const step_stats& last_step() const noexcept {
+    return stats_;
+  }
+
+  // -- request_runner ---------------------------------------------------------
+
+  payload run(execution& ex, request& x) override;
+
+private:
+  void prepare(model_state& model, uint64_t microbatches,
+               const step_body& body);
+  void trace(model_state& model, const step_body& body);
+  step_report run_actors(node& actors, uint64_t microbatches);
+  /// @param learnt calls that waited in this step will not wait later
+  void note_record(const model_state* model, uint64_t microbatches,
+                   bool learnt);
+  uint64_t record_key(const model_state* model, uint64_t microbatches,
+                      uint64_t signature) const;
+  void compute_order(const model_state* model, uint64_t microbatches);
+
+  const rank_context& rank_;
+  const schedule_policies& policies_;
+  const smp::fabric& fabric_;
+  execution_token& token_;
+  step_body body_;
+  call_context body_context_; // of the thread that called the step
+  std::vector<object_id> held_results_; // of the running step
+  step_stats stats_;
+};
+
+/// Waits until the microbatch of `ex` may turn around. Parks.
+void await_grant(execution& ex);
+
+} // namespace smp
