@@ -1,9 +1,9 @@
 #include "transport/wait.hpp"
 
 #include "transport/refuse_waits.hpp"
+#include "transport/wake_up.hpp"
 
 #include <atomic>
-#include <condition_variable>
 #include <utility>
 
 namespace smp {
@@ -86,29 +86,16 @@ thread_local const char* busy_thread = nullptr;
                 + ", which must not wait: use it on a thread of your own"};
 }
 
-/// Blocks the thread. A condition and not `std::binary_semaphore`: that of
-/// GCC 12 can sleep for ever (libstdc++ bug 104928).
+/// Blocks the thread.
 class plain_waiter : public waiter {
 public:
   void wait(const completion_ptr& x, const wait_reason& why) override {
     if (busy_thread != nullptr && !x->done())
       refuse(why);
-    // Shared with the callback, which may still unlock when we are gone.
-    struct gate {
-      std::mutex mutex;
-      std::condition_variable opened;
-      bool open = false;
-    };
-    auto g = std::make_shared<gate>();
-    x->on_done([g] {
-      std::lock_guard guard{g->mutex};
-      g->open = true;
-      g->opened.notify_one();
-    });
-    {
-      std::unique_lock guard{g->mutex};
-      g->opened.wait(guard, [&] { return g->open; });
-    }
+    // Shared with the callback, which the completion keeps after it ran.
+    auto done = std::make_shared<wake_up>();
+    x->on_done([done] { done->notify(); });
+    done->wait();
     if (auto cause = x->cause())
       throw error{std::move(cause)};
   }

@@ -4,11 +4,11 @@
 
 #include "actors/protocol/executor.hpp"
 #include "tests/support/scripted_executor.hpp"
+#include "transport/wake_up.hpp"
 
 #include <atomic>
 #include <functional>
 #include <map>
-#include <semaphore.h>
 #include <string>
 #include <thread>
 #include <utility>
@@ -35,34 +35,6 @@ using thread_body
 
 using thread_modules = std::map<module_id, thread_body>;
 
-/// Not `std::counting_semaphore`: that of GCC 12 can sleep for ever when two
-/// releases meet one acquire (libstdc++ bug 104928).
-class wake_up {
-public:
-  wake_up() {
-    sem_init(&sem_, 0, 0);
-  }
-
-  ~wake_up() {
-    sem_destroy(&sem_);
-  }
-
-  wake_up(const wake_up&) = delete;
-  wake_up& operator=(const wake_up&) = delete;
-
-  void release() {
-    sem_post(&sem_);
-  }
-
-  void acquire() {
-    while (sem_wait(&sem_) != 0)
-      ; // interrupted by a signal
-  }
-
-private:
-  sem_t sem_;
-};
-
 class thread_executor : public executor, private thread_caller {
 public:
   /// @param inside counts executions that hold a token
@@ -78,25 +50,25 @@ public:
 
   ~thread_executor() override {
     stopping_ = true;
-    wake_.release();
+    wake_.notify();
     thread_.join();
   }
 
   void start(request x) override {
     request_ = std::move(x);
-    wake_.release();
+    wake_.notify();
   }
 
   void resume(response x) override {
     response_ = std::move(x);
-    wake_.release();
+    wake_.notify();
   }
 
 private:
   void run() {
     // One wake-up announces the stop; a call that unwinds may have eaten it.
     while (!stopping_) {
-      wake_.acquire();
+      wake_.wait();
       if (stopping_)
         return;
       switch_in();
@@ -154,7 +126,7 @@ private:
       throw error{error_};
     --inside_;
     listener_.called(std::move(x));
-    wake_.acquire();
+    wake_.wait();
     if (stopping_)
       response_.error = {error_code::cancelled, {}, {}, "stopping"};
     switch_in();
