@@ -12,7 +12,7 @@ cmake_minimum_required(VERSION 3.25)
 set(folders transport partition tp actors runtime apps)
 
 # What everybody shares: the headers in transport's root that move no bytes.
-set(vocabulary "transport/(error|ids|clock|tensor_ref|wait|waiter|device_ops|build_id)\\.hpp")
+set(vocabulary "transport/(error|ids|inspect|bytes|clock|tensor_ref|wait|waiter|device_ops|build_id)\\.hpp")
 
 # Per folder, the project headers that may be included (regular expressions).
 set(allowed_transport "transport/")

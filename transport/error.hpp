@@ -24,6 +24,10 @@ enum class error_code : uint8_t {
   internal,    // a defect of smp
 };
 
+constexpr error_code last_of(error_code) noexcept {
+  return error_code::internal;
+}
+
 /// @returns the name of `x` as it stands in error messages.
 const char* to_string(error_code x) noexcept;
 

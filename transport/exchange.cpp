@@ -1,53 +1,44 @@
 #include "transport/exchange.hpp"
 
+#include "transport/bytes.hpp"
+
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <optional>
 
 namespace smp {
 
-// -- envelope -----------------------------------------------------------------
-// u64 sequence number, u32 size of the tag, tag, then the bytes of the user.
-
 namespace {
 
-static_assert(std::endian::native == std::endian::little);
+// -- envelope -----------------------------------------------------------------
 
-constexpr size_t fixed_size = sizeof(uint64_t) + sizeof(uint32_t);
-
-struct envelope {
+/// Stands before the bytes of the user.
+struct label {
   uint64_t sequence = 0;
   std::string tag;
-  std::vector<std::byte> bytes;
 };
 
-std::vector<std::byte> encode(uint64_t sequence, const std::string& tag,
-                              const std::vector<std::byte>& bytes) {
-  auto tag_size = static_cast<uint32_t>(tag.size());
-  std::vector<std::byte> result(fixed_size + tag.size() + bytes.size());
-  auto out = result.data();
-  std::memcpy(out, &sequence, sizeof sequence);
-  std::memcpy(out + sizeof sequence, &tag_size, sizeof tag_size);
-  std::memcpy(out + fixed_size, tag.data(), tag.size());
-  std::copy(bytes.begin(), bytes.end(), out + fixed_size + tag.size());
-  return result;
+template <class Inspector>
+bool inspect(Inspector& f, label& x) {
+  return f.object(x).fields(f.field("sequence", x.sequence),
+                            f.field("tag", x.tag));
 }
 
-std::optional<envelope> decode(const std::vector<std::byte>& x) {
-  if (x.size() < fixed_size)
-    return std::nullopt;
-  envelope result;
-  uint32_t tag_size = 0;
-  std::memcpy(&result.sequence, x.data(), sizeof result.sequence);
-  std::memcpy(&tag_size, x.data() + sizeof result.sequence, sizeof tag_size);
-  if (tag_size > x.size() - fixed_size)
-    return std::nullopt;
-  auto tag = reinterpret_cast<const char*>(x.data()) + fixed_size;
-  result.tag.assign(tag, tag_size);
-  result.bytes.assign(x.begin()
-                        + static_cast<ptrdiff_t>(fixed_size + tag_size),
-                      x.end());
+std::vector<std::byte> attach(const label& x,
+                              const std::vector<std::byte>& bytes) {
+  byte_writer out;
+  out.reserve(sizeof(uint64_t) + sizeof(uint32_t) + x.tag.size()
+              + bytes.size());
+  out.put(x);
+  out.raw(bytes);
+  return out.take();
+}
+
+/// Leaves the bytes of the user. @throws error (protocol)
+label detach(std::vector<std::byte>& bytes) {
+  byte_reader in{bytes, "exchange"};
+  auto result = in.get<label>();
+  bytes.erase(bytes.begin(),
+              bytes.begin() + static_cast<ptrdiff_t>(in.position()));
   return result;
 }
 
@@ -112,7 +103,7 @@ void exchange::send_tagged(rank_id to, const std::string& tag, payload x) {
     std::lock_guard guard{mutex_};
     sequence = sent_[{to, tag}]++;
   }
-  x.bytes = encode(sequence, tag, x.bytes);
+  x.bytes = attach({sequence, tag}, x.bytes);
   fabric_.send(to, {message_kind::exchange, std::move(x)});
 }
 
@@ -168,26 +159,20 @@ void exchange::barrier(std::span<const rank_id> group,
 std::vector<double> exchange::all_reduce_sum(std::span<const rank_id> group,
                                              const std::string& name,
                                              std::vector<double> x) {
-  payload mine;
-  mine.bytes.resize(x.size() * sizeof(double));
-  if (!x.empty())
-    std::memcpy(mine.bytes.data(), x.data(), mine.bytes.size());
-  auto values = all_gather(group, "sum " + name, std::move(mine));
+  auto values = all_gather(group, "sum " + name, to_payload(x));
   std::vector<double> result(x.size(), 0.0);
   for (size_t i = 0; i < values.size(); ++i) {
-    auto& bytes = values[i].bytes;
-    if (bytes.size() != x.size() * sizeof(double))
+    auto theirs
+      = from_payload<std::vector<double>>(values[i], "numbers to sum");
+    if (theirs.size() != x.size())
       throw error{failure{error_code::protocol, group[i], {},
                           "sum \"" + name + "\" over "
-                            + std::to_string(bytes.size() / sizeof(double))
+                            + std::to_string(theirs.size())
                             + " values where rank "
                             + std::to_string(fabric_.self().value) + " has "
                             + std::to_string(x.size())}};
-    for (size_t j = 0; j < result.size(); ++j) {
-      double value = 0;
-      std::memcpy(&value, bytes.data() + j * sizeof value, sizeof value);
-      result[j] += value;
-    }
+    for (size_t j = 0; j < result.size(); ++j)
+      result[j] += theirs[j];
   }
   return result;
 }
@@ -213,28 +198,25 @@ payload exchange::broadcast(std::span<const rank_id> group,
 void exchange::deliver(rank_id from, message x) {
   awaited_ptr target;
   std::string trouble;
-  auto parsed = decode(x.body.bytes);
-  if (!parsed) {
-    trouble = "an exchange of " + std::to_string(x.body.bytes.size())
-              + " bytes that cannot be read";
-  } else {
-    x.body.bytes = std::move(parsed->bytes);
+  try {
+    auto [sequence, tag] = detach(x.body.bytes);
     std::lock_guard guard{mutex_};
-    auto& s = slots_[{from, parsed->tag}];
-    if (auto i = s.waiting.find(parsed->sequence); i != s.waiting.end()) {
+    auto& s = slots_[{from, tag}];
+    if (auto i = s.waiting.find(sequence); i != s.waiting.end()) {
       target = std::move(i->second);
       s.waiting.erase(i);
-    } else if (parsed->sequence < s.next_receive
-               || !s.arrived.emplace(parsed->sequence, std::move(x.body))
-                     .second) {
-      trouble = "exchange \"" + name_of(parsed->tag) + "\" number "
-                + std::to_string(parsed->sequence) + " twice";
+    } else if (sequence < s.next_receive
+               || !s.arrived.emplace(sequence, std::move(x.body)).second) {
+      trouble = "sent exchange \"" + name_of(tag) + "\" number "
+                + std::to_string(sequence) + " twice";
     }
+  } catch (const error& e) {
+    trouble = e.what();
   }
   if (target)
     target->set_value(std::move(x.body));
   if (!trouble.empty())
-    peer_lost({error_code::protocol, from, {}, "sent " + trouble});
+    peer_lost({error_code::protocol, from, {}, trouble});
 }
 
 void exchange::fail(rank_id from, const failure& x) {

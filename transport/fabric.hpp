@@ -21,6 +21,10 @@ enum class message_kind : uint8_t {
   object,   // runtime/remote/object_store.hpp: fetch, fetched, release
 };
 
+constexpr message_kind last_of(message_kind) noexcept {
+  return message_kind::object;
+}
+
 /// One self-describing message: an envelope and the tensors it speaks of, as
 /// one transfer (R38: nothing about it is known to the receiver before).
 struct message {

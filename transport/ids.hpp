@@ -48,6 +48,10 @@ struct object_id {
 
 enum class phase : uint8_t { forward, backward };
 
+constexpr phase last_of(phase) noexcept {
+  return phase::backward;
+}
+
 } // namespace smp
 
 template <class Tag>

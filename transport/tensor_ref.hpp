@@ -15,6 +15,9 @@ struct device_ref {
   bool operator==(const device_ref&) const = default;
 };
 
+/// Tensor libraries count devices in 8 bits, -1 is the current one.
+inline constexpr int16_t max_device_index = 127;
+
 /// A tensor below the tensor library: contiguous bytes (row-major), what they
 /// mean, and who keeps them alive.
 struct tensor_ref {

@@ -35,6 +35,10 @@ struct activity {
   double seconds = 0;
 };
 
+constexpr activity::kind last_of(activity::kind) noexcept {
+  return activity::kind::schedule;
+}
+
 /// Messages to and from one other rank since the session began.
 struct traffic {
   rank_id peer;

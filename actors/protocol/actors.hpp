@@ -6,10 +6,10 @@
 // be sent inside a process only. Between ranks they go through the fabric
 // (actors/protocol/wire.hpp), and CAF refuses to write them to a socket.
 
-#include "actors/protocol/inspect.hpp"
 #include "actors/cluster/membership.hpp"
 #include "actors/protocol/messages.hpp"
 #include "actors/board/rank_view.hpp"
+#include "transport/inspect.hpp"
 
 #include <caf/allowed_unsafe_message_type.hpp>
 #include <caf/fwd.hpp>
@@ -46,11 +46,6 @@ bool inspect(Inspector& f, welcome& x) {
 }
 
 // -- status -------------------------------------------------------------------
-
-template <class Inspector>
-bool inspect(Inspector& f, context_state& x) {
-  return inspect_enum(f, x, context_state::pending);
-}
 
 struct context_status {
   context_id context;
@@ -123,11 +118,6 @@ bool inspect(Inspector& f, supervisor_status& x) {
 struct server_status;
 
 // -- stalls -------------------------------------------------------------------
-
-template <class Inspector>
-bool inspect(Inspector& f, activity::kind& x) {
-  return inspect_enum(f, x, activity::kind::schedule);
-}
 
 template <class Inspector>
 bool inspect(Inspector& f, activity& x) {

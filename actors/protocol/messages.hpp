@@ -14,6 +14,10 @@ namespace smp {
 /// Where a WORKER CONTEXT stands (R24).
 enum class context_state : uint8_t { idle, executing, pending };
 
+constexpr context_state last_of(context_state) noexcept {
+  return context_state::pending;
+}
+
 /// @returns the state in capitals, as people write it.
 constexpr const char* to_string(context_state x) noexcept {
   switch (x) {
@@ -96,6 +100,10 @@ struct step_plan {
   /// Which recorded step is replayed.
   step_id source;
 };
+
+constexpr step_plan::mode last_of(step_plan::mode) noexcept {
+  return step_plan::mode::replay;
+}
 
 /// Stands for a request that looks as it did in the replayed step.
 struct recorded_request {

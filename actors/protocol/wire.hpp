@@ -1,35 +1,22 @@
 #pragma once
 
 // How requests, responses and the ends of microbatches and steps look between
-// ranks. All ranks run the same build on the same kind of machine, so numbers
-// keep the machine's form (little-endian); every length is checked.
+// ranks: as their fields, one after the other (transport/bytes.hpp).
 //
-// request:  form u8, origin u64, number u64
-//           0 in full:     step u64, microbatch u64, turn u64, module u64,
-//                          phase u8; then the body
-//           1 as recorded: nothing but the tensors (R33)
-// response: form u8, origin u64, number u64
-//           0 in full:     failure; then the body
-//           1 as recorded: nothing but the tensors (R33)
-// control:  kind u8, step u64, then
-//           0 microbatch_done: microbatch u64
-//           1 step_failed:     failure
-//           2 step_report:     failure, count u64, per value (bytes u64,
-//                              tensors u64), then the bytes of all values
-//           3 rank_report:     pp_rank u32, busy u8, bytes u64
-//           4 forward_over:    turn u64
-//           5 step_plan:       mode u8, key u64, replayed step u64
-//           6 step_diverged:   text string
-// failure:  code u8 (0: none, and nothing follows), rank u64, module string,
-//           text string
-// string:   length u32, then the bytes
+// request, response: form u8, id, then
+//                    0 in full:     the other fields, then the body
+//                    1 as recorded: nothing but the tensors (R33)
+// control:           kind u8, then the message
 
 #include "actors/protocol/messages.hpp"
 #include "transport/fabric.hpp"
+#include "transport/inspect.hpp"
 
 #include <variant>
 
 namespace smp {
+
+// -- encoding -----------------------------------------------------------------
 
 message encode(request x);
 message encode(recorded_request x);
@@ -53,5 +40,66 @@ using incoming = std::variant<request, recorded_request, response,
 /// Reads a message of kind request, response or control.
 /// @throws error (protocol) naming the first field that makes no sense
 incoming decode(message x);
+
+// -- fields -------------------------------------------------------------------
+
+/// All but the id, which comes first, and the body, which comes last.
+template <class Inspector>
+bool inspect_head(Inspector& f, request& x) {
+  return f.object(x).fields(
+    f.field("step", x.step), f.field("microbatch", x.microbatch),
+    f.field("turn", x.turn), f.field("module", x.module),
+    f.field("phase", x.what), f.field("promised", x.promised),
+    f.field("after", x.after), f.field("needs", x.needs));
+}
+
+template <class Inspector>
+bool inspect_head(Inspector& f, response& x) {
+  return f.object(x).fields(f.field("error", x.error));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, microbatch_done& x) {
+  return f.object(x).fields(f.field("step", x.step),
+                            f.field("microbatch", x.microbatch));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, step_failed& x) {
+  return f.object(x).fields(f.field("step", x.step),
+                            f.field("error", x.error));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, step_report& x) {
+  return f.object(x).fields(f.field("step", x.step),
+                            f.field("error", x.error),
+                            f.field("values", x.values));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, rank_report& x) {
+  return f.object(x).fields(f.field("step", x.step),
+                            f.field("pp_rank", x.level.pp_rank),
+                            f.field("busy", x.level.busy),
+                            f.field("bytes", x.level.bytes));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, forward_over& x) {
+  return f.object(x).fields(f.field("step", x.step), f.field("turn", x.turn));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, step_plan& x) {
+  return f.object(x).fields(f.field("step", x.step), f.field("mode", x.what),
+                            f.field("key", x.key),
+                            f.field("replayed step", x.source));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, step_diverged& x) {
+  return f.object(x).fields(f.field("step", x.step), f.field("text", x.text));
+}
 
 } // namespace smp

@@ -3,8 +3,8 @@
 // Schedules that users write: actors of a published interface. The one public
 // header with CAF in it; docs/schedules.md shows how to use it.
 
-#include "actors/protocol/inspect.hpp"
 #include "actors/schedule/schedule_events.hpp"
+#include "transport/inspect.hpp"
 
 #include <caf/actor_system.hpp>
 #include <caf/stateful_actor.hpp>

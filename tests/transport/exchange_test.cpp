@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/payloads.hpp"
+#include "transport/bytes.hpp"
 #include "transport/exchange.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
@@ -102,12 +103,11 @@ message raw(std::vector<std::byte> x) {
 /// Envelope of exchange "n" from rank to rank, written by hand.
 std::vector<std::byte> envelope(uint64_t sequence, uint32_t tag_size,
                                 const std::string& tag) {
-  std::vector<std::byte> result(12);
-  std::memcpy(result.data(), &sequence, 8);
-  std::memcpy(result.data() + 8, &tag_size, 4);
-  auto bytes = to_bytes(tag);
-  result.insert(result.end(), bytes.begin(), bytes.end());
-  return result;
+  byte_writer out;
+  out.u64(sequence);
+  out.u32(tag_size);
+  out.raw(to_bytes(tag));
+  return out.take();
 }
 
 } // namespace

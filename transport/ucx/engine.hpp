@@ -13,6 +13,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <map>
@@ -92,6 +93,8 @@ private:
     unit what;
     bool bulk;
     bool marker;
+    /// Of what has no description to carry it.
+    std::array<std::byte, ucx::header_size> header = {};
   };
 
   // -- messages that arrive ---------------------------------------------------

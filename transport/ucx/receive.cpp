@@ -52,7 +52,7 @@ ucs_status_t ucx_fabric::engine::arrived(std::span<const std::byte> bytes,
     if (header->data == data_kind::bytes)
       result = receive_data(from, *header, data);
     if (header->kind == unit_kind::description)
-      described(from, header->number, bytes.subspan(sizeof(unit_header)));
+      described(from, header->number, bytes.subspan(header_size));
   });
   return result;
 }
@@ -146,14 +146,8 @@ void ucx_fabric::engine::received(receive_operation& x, ucs_status_t status) {
 void ucx_fabric::engine::described(peer& from, uint64_t number,
                                    std::span<const std::byte> bytes) {
   auto what = read_description(bytes, pool_);
-  if (!what) {
-    refuse(from, error_code::protocol,
-           "sent " + std::to_string(bytes.size())
-             + " bytes that do not describe a message");
-    return;
-  }
-  if (what->apart.empty()) {
-    deliver(from, std::move(what->content));
+  if (what.apart.empty()) {
+    deliver(from, std::move(what.content));
     return;
   }
   auto& a = from.partial[number];
@@ -161,7 +155,7 @@ void ucx_fabric::engine::described(peer& from, uint64_t number,
     refuse(from, error_code::protocol, "described a message twice");
     return;
   }
-  a.what = std::move(*what);
+  a.what = std::move(what);
   finish_if_complete(from, number);
 }
 
@@ -209,6 +203,8 @@ void ucx_fabric::engine::guarded(peer& from, F f) {
   } catch (const std::bad_alloc&) {
     refuse(from, error_code::transport,
            "no memory for what it sends: it is cut off");
+  } catch (const error& e) {
+    refuse(from, e.code(), std::string{"sent a "} + e.what());
   }
 }
 

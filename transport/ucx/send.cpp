@@ -3,7 +3,6 @@
 #include "transport/ucx/engine.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 namespace smp {
 
@@ -89,14 +88,14 @@ ucx_fabric::engine::make_units(const outgoing_ptr& x) {
   unit_header header;
   header.from = static_cast<uint32_t>(self_.value);
   header.number = next_number_++;
-  x->description = write_description(x->content, sizeof header);
+  x->description = write_description(x->content, header_size);
   if (x->description.size() <= max_header_) {
     result.push_back({x, header, nullptr, 0});
   } else {
     header.kind = unit_kind::long_description;
     header.data = data_kind::bytes;
-    result.push_back({x, header, x->description.data() + sizeof header,
-                      x->description.size() - sizeof header});
+    result.push_back({x, header, x->description.data() + header_size,
+                      x->description.size() - header_size});
   }
   auto& tensors = x->content.body.tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
@@ -192,11 +191,10 @@ void ucx_fabric::engine::take_queued_sends() {
     bytes_sent_ += x->content.body.bytes.size()
                    + tensor_bytes(x->content.body);
     for (auto& u : units) {
-      auto header_size = u.header.kind == unit_kind::description
-                           ? x->description.size()
-                           : sizeof(unit_header);
-      auto& queue = header_size + u.size <= to.eager_limit ? to.small
-                                                           : to.bulk;
+      auto first = u.header.kind == unit_kind::description
+                     ? x->description.size()
+                     : header_size;
+      auto& queue = first + u.size <= to.eager_limit ? to.small : to.bulk;
       queue.push_back(std::move(u));
     }
     post_ready(to);
@@ -233,13 +231,10 @@ void ucx_fabric::engine::post(peer& to, unit x, bool bulk) {
     }
   }
   // UCX reads the header until the operation completes.
-  const void* header = &u.header;
-  size_t header_size = sizeof u.header;
-  if (u.header.kind == unit_kind::description) {
-    std::memcpy(u.of->description.data(), &u.header, sizeof u.header);
-    header = u.of->description.data();
-    header_size = u.of->description.size();
-  }
+  std::span<std::byte> header = operation->header;
+  if (u.header.kind == unit_kind::description)
+    header = u.of->description;
+  write_header(header, u.header);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK
                        | UCP_OP_ATTR_FIELD_USER_DATA
@@ -248,8 +243,9 @@ void ucx_fabric::engine::post(peer& to, unit x, bool bulk) {
   param.user_data = operation.get();
   param.flags = bulk || marker ? UCP_AM_SEND_FLAG_RNDV
                                : UCP_AM_SEND_FLAG_EAGER;
-  auto request = ucp_am_send_nbx(to.endpoint, active_message_id, header,
-                                 header_size, u.data, u.size, &param);
+  auto request = ucp_am_send_nbx(to.endpoint, active_message_id,
+                                 header.data(), header.size(), u.data, u.size,
+                                 &param);
   if (UCS_PTR_IS_PTR(request)) {
     operation.release(); // `on_sent` deletes it
     ++open_sends_;

@@ -10,6 +10,7 @@
 
 #include "transport/block_pool.hpp"
 #include "transport/fabric.hpp"
+#include "transport/inspect.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -35,29 +36,31 @@ inline constexpr uint64_t tensor_limit = uint64_t{1} << 44;
 // -- header -------------------------------------------------------------------
 
 enum class unit_kind : uint8_t {
-  description = 1, // of a message; follows in the header of the active message
+  description, // of a message; follows in the header of the active message
   long_description, // of a message; is the data of the active message
   chunk,            // bytes of a tensor
   goodbye,          // nothing comes after it; an end that is no loss
 };
 
+constexpr unit_kind last_of(unit_kind) noexcept {
+  return unit_kind::goodbye;
+}
+
 /// What the data of an active message is.
 enum class data_kind : uint8_t {
-  none = 0,
+  none,
   marker, // one byte without meaning, sent as a rendezvous (flow control)
   bytes,  // of the description or of a tensor, as the unit kind says
 };
 
+constexpr data_kind last_of(data_kind) noexcept {
+  return data_kind::bytes;
+}
+
 /// Begins every active message.
 struct unit_header {
-  static constexpr uint16_t expected_magic = 0x5350;
-  static constexpr uint8_t expected_version = 1;
-
-  uint16_t magic = expected_magic;
-  uint8_t version = expected_version;
   unit_kind kind = unit_kind::description;
   data_kind data = data_kind::none;
-  uint8_t reserved[3] = {};
   uint32_t from = 0;
   /// Position of the tensor in its message that the data belongs to.
   uint32_t tensor = 0;
@@ -67,9 +70,18 @@ struct unit_header {
   uint64_t offset = 0;
   /// Size of the whole tensor, in bytes.
   uint64_t tensor_size = 0;
+
+  bool operator==(const unit_header&) const = default;
 };
 
-static_assert(sizeof(unit_header) == 40);
+/// Stands before the fields: "PS", and the version.
+inline constexpr uint32_t header_mark = 0x02'5350;
+
+/// Bytes that a header takes.
+inline constexpr size_t header_size = 38;
+
+/// @param to `header_size` bytes or more
+void write_header(std::span<std::byte> to, const unit_header& x);
 
 /// @returns nothing when `bytes` does not begin with a header.
 std::optional<unit_header> read_header(std::span<const std::byte> bytes);
@@ -90,9 +102,8 @@ struct description {
 };
 
 /// @param pool gives the block of all packed tensors
-/// @returns nothing when `bytes` is not a description.
-/// @throws std::bad_alloc
-std::optional<description> read_description(std::span<const std::byte> bytes,
-                                            block_pool& pool);
+/// @throws error (protocol), std::bad_alloc
+description read_description(std::span<const std::byte> bytes,
+                             block_pool& pool);
 
 } // namespace smp::ucx

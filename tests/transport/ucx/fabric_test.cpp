@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -103,9 +102,9 @@ unit_header header_of(unit_kind kind) {
 
 std::vector<std::byte> bytes_of(const unit_header& x,
                                 const std::vector<std::byte>& more = {}) {
-  std::vector<std::byte> result(sizeof x + more.size());
-  std::memcpy(result.data(), &x, sizeof x);
-  std::copy(more.begin(), more.end(), result.begin() + sizeof x);
+  std::vector<std::byte> result(header_size);
+  write_header(result, x);
+  result.insert(result.end(), more.begin(), more.end());
   return result;
 }
 
@@ -150,13 +149,13 @@ TEST_CASE("a rank that breaks the protocol is cut off with the reason",
   auto large = make_tensor(10000, 1);
   SECTION("a description that cannot be read") {
     s.send(bytes_of(header_of(unit_kind::description), to_bytes("rubbish")));
-    expected = "do not describe a message";
+    expected = "sent a malformed message: kind";
   }
   SECTION("a long description that cannot be read") {
     auto header = header_of(unit_kind::long_description);
     header.data = data_kind::bytes;
     s.send(bytes_of(header), to_bytes("rubbish"));
-    expected = "do not describe a message";
+    expected = "sent a malformed message: kind";
   }
   SECTION("a part beyond its tensor") {
     s.send(bytes_of(chunk_of(0, 9950, 10000)), data);

@@ -1,0 +1,99 @@
+#pragma once
+
+// What crosses ranks tells its fields once: `inspect(f, x)` serves whatever
+// reads or writes them, be it bytes (transport/bytes.hpp) or the inspectors of
+// CAF, whose style this is. So nothing here knows either of them.
+//
+//   template <class Inspector>
+//   bool inspect(Inspector& f, request_id& x) {
+//     return f.object(x).fields(f.field("origin", x.origin),
+//                               f.field("number", x.number));
+//   }
+//
+// An enumeration says beside its definition which value is its last one:
+//
+//   constexpr phase last_of(phase) { return phase::backward; }
+
+#include "transport/error.hpp"
+#include "transport/ids.hpp"
+#include "transport/tensor_ref.hpp"
+
+#include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace smp {
+
+/// An enumeration whose values are 0 to `last_of`.
+template <class T>
+concept ranged_enum = std::is_enum_v<T> && requires(T x) {
+  { last_of(x) } -> std::same_as<T>;
+};
+
+template <class Inspector, ranged_enum T>
+bool inspect(Inspector& f, T& x) {
+  auto get = [&x] { return static_cast<uint8_t>(x); };
+  auto set = [&x](uint8_t y) {
+    if (y > static_cast<uint8_t>(last_of(x)))
+      return false;
+    x = static_cast<T>(y);
+    return true;
+  };
+  return f.apply(get, set);
+}
+
+template <class Inspector, class Tag>
+bool inspect(Inspector& f, strong_id<Tag>& x) {
+  return f.apply(x.value);
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, request_id& x) {
+  return f.object(x).fields(f.field("origin", x.origin),
+                            f.field("number", x.number));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, object_id& x) {
+  return f.object(x).fields(f.field("owner", x.owner),
+                            f.field("number", x.number),
+                            f.field("generation", x.generation));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, failure& x) {
+  return f.object(x).fields(f.field("code", x.code), f.field("rank", x.rank),
+                            f.field("module", x.module),
+                            f.field("text", x.text));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, device_ref& x) {
+  auto get = [&x] { return x.index; };
+  auto set = [&x](int16_t y) {
+    x.index = y;
+    return y >= -1 && y <= max_device_index;
+  };
+  return f.object(x).fields(f.field("type", x.type),
+                            f.field("index", get, set));
+}
+
+/// A tensor without its bytes, which travel on their own.
+template <class Inspector>
+bool inspect_outline(Inspector& f, tensor_ref& x) {
+  auto get = [&x]() -> const std::vector<int64_t>& { return x.shape; };
+  auto set = [&x](std::vector<int64_t> y) {
+    x.shape = std::move(y);
+    return std::none_of(x.shape.begin(), x.shape.end(),
+                        [](auto size) { return size < 0; });
+  };
+  return f.object(x).fields(f.field("nbytes", x.nbytes),
+                            f.field("dtype", x.dtype),
+                            f.field("device", x.device),
+                            f.field("shape", get, set));
+}
+
+} // namespace smp
