@@ -17,7 +17,7 @@
 #include "bench/gpt_job.hpp"
 
 #include "partition/checker.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/model_state.hpp"
 
 #include <array>
@@ -202,7 +202,7 @@ schedule_report predict(session& s, const partition_decision& decision,
     y.compute = y.children.empty() ? x.stage_seconds() : 0;
   program_times times;
   times.step_seconds = 3 * x.forward * static_cast<double>(x.ranks);
-  return s.internals().play_schedule(make_program(model, decision.plan, times),
+  return s.internals().policies().play(make_program(model, decision.plan, times),
                                      x.microbatches, false);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/values/value_codec.hpp"
+#include "transport/bytes.hpp"
 
 #include <ATen/core/Tensor.h>
 

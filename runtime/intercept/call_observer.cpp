@@ -1,6 +1,6 @@
 #include "runtime/intercept/call_observer.hpp"
 
-#include "runtime/intercept/module_call.hpp"
+#include "runtime/intercept/call_scope.hpp"
 
 #include <vector>
 

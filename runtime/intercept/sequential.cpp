@@ -1,6 +1,6 @@
 #include "runtime/intercept/sequential.hpp"
 
-#include "runtime/intercept/module_call.hpp"
+#include "runtime/intercept/call_scope.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/model/hook.hpp"
@@ -117,7 +117,7 @@ nn::AnyValue get_any(unpacker& in, const value& x) {
 nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
                        const intercepted_call& call,
                        std::vector<nn::AnyValue>&& arguments) {
-  module_call noted{call};
+  call_scope noted{call};
   if (!noted.looks()) [[likely]]
     return x.forward(std::move(arguments));
   auto object = x.ptr();

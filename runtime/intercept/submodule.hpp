@@ -12,7 +12,7 @@
 #include "runtime/remote/invoker.hpp"
 #include "runtime/values/pack.hpp"
 #include "runtime/remote/caller.hpp"
-#include "runtime/intercept/module_call.hpp"
+#include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
 #include "transport/error.hpp"
 
@@ -68,7 +68,7 @@ std::vector<at::Tensor> tensors_in(const Ts&... xs) {
 /// Runs `f`, the body of `call`, and shows its tensors to the interceptors.
 /// @returns what `f` does
 template <class R, class F, class... Ts>
-R run_watched(module_call& call, const torch::nn::Module& object, F&& f,
+R run_watched(call_scope& call, const torch::nn::Module& object, F&& f,
               const Ts&... xs) {
   // `Module` is a virtual base: the complete object is the identity.
   call.arguments(dynamic_cast<const void*>(&object), tensors_in(xs...));
@@ -113,7 +113,7 @@ struct invoker {
     auto forward = [&]() -> result_type {
       return impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...);
     };
-    module_call noted{{.module = {}, .ordered = false, .served = true}};
+    call_scope noted{{.module = {}, .ordered = false, .served = true}};
     auto call = [&]() -> result_type {
       return noted.looks()
                ? detail::run_watched<result_type>(noted, impl, forward,
@@ -246,7 +246,7 @@ R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
 /// Runs `Impl::forward` here, before the eyes of interceptors. While the model
 /// is traced, what fails on the CPU is tried on a GPU.
 template <class Impl, class R, size_t... Is, class... Ts>
-R call_watched(module_call& noted, Impl& self, std::index_sequence<Is...>,
+R call_watched(call_scope& noted, Impl& self, std::index_sequence<Is...>,
                Ts&&... xs) {
   using call
     = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
@@ -294,7 +294,7 @@ public:
     using result
       = decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...));
     if (smp_hook.local) {
-      module_call call{{smp_hook.id, smp_hook.ordered}};
+      call_scope call{{smp_hook.id, smp_hook.ordered}};
       if (call.looks()) [[unlikely]]
         return detail::call_watched<Impl, result>(
           call, static_cast<Impl&>(*this), std::index_sequence_for<Ts...>{},

@@ -6,7 +6,7 @@
 
 #include "partition/trace.hpp"
 #include "runtime/base/random_stream.hpp"
-#include "runtime/intercept/module_call.hpp"
+#include "runtime/intercept/call_scope.hpp"
 
 #include <ATen/core/Tensor.h>
 

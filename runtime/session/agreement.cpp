@@ -1,7 +1,7 @@
 #include "runtime/session/agreement.hpp"
 
 #include "runtime/base/rank_context.hpp"
-#include "runtime/values/value_codec.hpp"
+#include "transport/bytes.hpp"
 
 #include <exception>
 

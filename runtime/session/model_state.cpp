@@ -9,7 +9,7 @@
 #include "runtime/model/hook.hpp"
 #include "runtime/model/script_walk.hpp"
 #include "runtime/session/schedule_policies.hpp"
-#include "runtime/values/value_codec.hpp"
+#include "transport/bytes.hpp"
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>

@@ -12,7 +12,7 @@
 #include "runtime/model/script_walk.hpp"
 #include "runtime/remote/parameters.hpp"
 #include "runtime/session/agreement.hpp"
-#include "runtime/values/value_codec.hpp"
+#include "transport/bytes.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -4,7 +4,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/schedule_policies.hpp"
-#include "runtime/values/value_codec.hpp"
+#include "transport/bytes.hpp"
 
 namespace smp {
 

@@ -4,7 +4,7 @@
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/session/stalls.hpp"
-#include "runtime/values/value_codec.hpp"
+#include "transport/bytes.hpp"
 #include "transport/build_id.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 #include "transport/ucx/ucx_fabric.hpp"

@@ -17,7 +17,7 @@
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/schedule_policies.hpp"
-#include "runtime/values/value_codec.hpp"
+#include "transport/bytes.hpp"
 #include "transport/wake_up.hpp"
 
 #include <chrono>

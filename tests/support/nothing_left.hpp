@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 
 #include <fmt/format.h>

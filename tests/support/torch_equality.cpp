@@ -1,6 +1,6 @@
 #include "tests/support/torch_equality.hpp"
 
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
 #include "tests/support/torch_plain_gpt.hpp"

@@ -6,7 +6,7 @@
 
 #include "tests/support/nothing_left.hpp"
 
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/smp.hpp"
 

@@ -1,7 +1,7 @@
 #include "tests/support/torch_script_runs.hpp"
 
 #include "runtime/lazy/deferred_init.hpp"
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/lazy/deferred_script.hpp"
@@ -55,7 +55,7 @@ void check_nothing_left(session& s, const distributed_model_base& model) {
     throw std::runtime_error{
       fmt::format("{} saved calls and {} requests are left on rank {}",
                   eng.calls().size(), pending, s.rank())};
-  auto& st = model.state();
+  auto& st = model.state().map();
   for (uint32_t i = 0; i < st.model().tensors.size(); ++i)
     if (!st.owned(i) && st.model().tensors[i].tensor.mutable_grad().defined())
       throw std::runtime_error{"'" + st.tensor_name(i)
@@ -108,7 +108,7 @@ void place(session& s, const distributed_model_base& model, spread placement) {
           changed = true;
         }
   for (size_t i = 0; i < count; ++i)
-    s.internals().pins()[walked.modules[i].identity()] = static_cast<uint32_t>(
+    s.internals().marks().pins[walked.modules[i].identity()] = static_cast<uint32_t>(
       devices[i]);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/smp.hpp"
 
 #include <torch/nn/module.h>

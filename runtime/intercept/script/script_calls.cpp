@@ -1,7 +1,7 @@
 #include "runtime/intercept/script/script_calls.hpp"
 
 #include "runtime/base/rank_context.hpp"
-#include "runtime/intercept/module_call.hpp"
+#include "runtime/intercept/call_scope.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/intercept/script/rewrite.hpp"
@@ -86,7 +86,7 @@ private:
   std::string previous_;
 };
 
-c10::IValue run_body(module_call& call, const place* where,
+c10::IValue run_body(call_scope& call, const place* where,
                      const script_object& self, const std::string& method,
                      std::vector<c10::IValue> args);
 
@@ -184,7 +184,7 @@ c10::IValue call_method(const place* where, const script_object& self,
     what.module = where->module;
     what.ordered = where->model->map->keeps_order(where->module);
   }
-  module_call call{what};
+  call_scope call{what};
   return run_body(call, where, self, method, std::move(args));
 }
 
@@ -234,7 +234,7 @@ c10::IValue run_chain(const place& where, const script_object& self,
   return moving;
 }
 
-c10::IValue run_body(module_call& call, const place* where,
+c10::IValue run_body(call_scope& call, const place* where,
                      const script_object& self, const std::string& method,
                      std::vector<c10::IValue> args) {
   running_module running{where};
@@ -410,7 +410,7 @@ invocation serve_method(const place& where, const script_object& self,
   std::vector<c10::IValue> before;
   for (auto& x : xs)
     before.push_back(shallow_copy(x));
-  module_call call{{where.module, false, true}};
+  call_scope call{{where.module, false, true}};
   auto result = run_body(call, &where, self, method, xs);
   invocation done;
   done.result = put_script_value(out, result, schema.returns().at(0).type());

@@ -1,7 +1,7 @@
 // ctest: timeout=300
 #include "tests/support/catch.hpp"
 
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/smp.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 #include "tests/support/torch_script_runs.hpp"

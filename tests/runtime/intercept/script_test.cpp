@@ -261,7 +261,7 @@ TEST_CASE("what a rank does not own holds no memory and can be loaded",
     place(s, model, spread::scattered);
     auto before = model.state_dict();
     model.partition();
-    auto& st = model.state();
+    auto& st = model.state().map();
     uint64_t owned = 0;
     for (uint32_t i = 0; i < st.model().tensors.size(); ++i) {
       auto& t = st.model().tensors[i].tensor;

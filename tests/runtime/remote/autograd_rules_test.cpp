@@ -239,9 +239,9 @@ TEST_CASE("parameters and buffers are known by their bytes",
     distributed_model model{caller{times_weight, caller_impl::code{}}};
     model.partition();
     auto& mine = s.rank() == 0 ? model->here : model->there->weight;
-    auto ok = model.state().shares_state(mine)
-              && model.state().shares_state(mine.narrow(0, 1, 1))
-              && !model.state().shares_state(torch::ones({3}));
+    auto ok = model.state().map().shares_state(mine)
+              && model.state().map().shares_state(mine.narrow(0, 1, 1))
+              && !model.state().map().shares_state(torch::ones({3}));
     if (!ok)
       throw std::runtime_error{"shares_state"};
   });

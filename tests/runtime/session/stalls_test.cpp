@@ -1,7 +1,7 @@
 // ctest: timeout=300 label=multiprocess
 #include "tests/support/catch.hpp"
 
-#include "runtime/session/engine.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "runtime/session/stalls.hpp"
 #include "tests/support/scratch_dir.hpp"

@@ -64,7 +64,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 TEST_CASE("a rank serves a step only after its own optimizer is done",
           "[runtime][r1]") {
-  std::atomic<engine*> rank_1 = nullptr;
+  std::atomic<rank_runtime*> rank_1 = nullptr;
   Tensor seen;
   run_virtual_world(2, manual_world(), [&](session& s) {
     distributed_model model{make_caller()};
@@ -368,7 +368,7 @@ TEST_CASE("one tensor under two names is one parameter", "[runtime][r17]") {
     model.partition();
     auto state = model.state_dict();
     require(state.size() == 3, "the state has it once");
-    auto& st = model.state();
+    auto& st = model.state().map();
     require(st.owner(module_id{1}) == st.owner(module_id{2}), "one owner");
     require(sgd.param_groups()[0].params().size()
               == model.local_parameters().size(),

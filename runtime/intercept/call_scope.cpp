@@ -1,4 +1,4 @@
-#include "runtime/intercept/module_call.hpp"
+#include "runtime/intercept/call_scope.hpp"
 
 #include "actors/board/call_slot.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
@@ -83,7 +83,7 @@ void intercept_execution() noexcept {
   set_interceptor(interceptor::activity, &tells_activity);
 }
 
-module_call::module_call(const intercepted_call& x)
+call_scope::call_scope(const intercepted_call& x)
   : call_(x), exceptions_(std::uncaught_exceptions()) {
   try {
     for (size_t i = 0; i < num_interceptors; ++i)
@@ -98,24 +98,24 @@ module_call::module_call(const intercepted_call& x)
   }
 }
 
-module_call::~module_call() {
+call_scope::~call_scope() {
   leave(std::uncaught_exceptions() > exceptions_);
 }
 
-void module_call::leave(bool failed) {
+void call_scope::leave(bool failed) {
   for (auto i = num_interceptors; i-- > 0;)
     if (entered_[i])
       entered_[i]->leave(call_, failed);
 }
 
-void module_call::arguments(const void* object,
+void call_scope::arguments(const void* object,
                             std::span<const at::Tensor> xs) {
   for (auto* x : entered_)
     if (x)
       x->arguments(call_, object, xs);
 }
 
-void module_call::results(std::span<const at::Tensor> xs) {
+void call_scope::results(std::span<const at::Tensor> xs) {
   for (auto* x : entered_)
     if (x)
       x->results(call_, xs);

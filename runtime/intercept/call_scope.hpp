@@ -76,12 +76,12 @@ void set_interceptor(interceptor place, call_interceptor* x) noexcept;
 void intercept_execution() noexcept;
 
 /// A call that lasts as long as this.
-class module_call {
+class call_scope {
 public:
-  explicit module_call(const intercepted_call& x);
-  ~module_call();
-  module_call(const module_call&) = delete;
-  module_call& operator=(const module_call&) = delete;
+  explicit call_scope(const intercepted_call& x);
+  ~call_scope();
+  call_scope(const call_scope&) = delete;
+  call_scope& operator=(const call_scope&) = delete;
 
   /// Tells whether anybody wants to hear of tensors.
   bool looks() const noexcept {
