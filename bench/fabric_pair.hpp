@@ -2,6 +2,7 @@
 
 // Two processes with a UCX fabric between them and nothing above it.
 
+#include "transport/file_descriptor.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 
 #include <sys/prctl.h>
@@ -94,17 +95,18 @@ public:
     int sockets[2];
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets) != 0)
       std::exit(1);
+    file_descriptor mine{sockets[0]};
+    file_descriptor others{sockets[1]};
     std::fflush(stdout);
     other_ = ::fork();
     if (other_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      serve(sockets[1], options);
+      serve(others.get(), options);
       std::_Exit(0);
     }
-    ::close(sockets[1]);
+    others.reset();
     fabric_.emplace(rank_id{0}, 2, options);
-    auto address = swap_addresses(sockets[0], fabric_->address());
-    ::close(sockets[0]);
+    auto address = swap_addresses(mine.get(), fabric_->address());
     fabric_->start({{}, address}, listener_);
   }
 

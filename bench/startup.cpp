@@ -7,6 +7,7 @@
 
 #include "bench/harness.hpp"
 
+#include "runtime/base/file_io.hpp"
 #include "runtime/launch/process.hpp"
 
 #include <nlohmann/json.hpp>
@@ -62,11 +63,12 @@ void start_once(const scratch& dir, const arguments& args, record& result) {
                  "--train.sample=0",
                  "--train.save_model=false"};
   const std::string log = dir / "log.txt";
-  x.out = x.err = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC,
-                         0600);
+  file_descriptor output{::open(
+    log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)};
+  x.out = x.err = output.get();
   auto begin = clock::now();
   auto pid = spawn(x);
-  ::close(x.out);
+  output.reset();
   std::optional<process_end> end;
   std::optional<std::string> line;
   while (!end) {
@@ -82,12 +84,9 @@ void start_once(const scratch& dir, const arguments& args, record& result) {
     std::this_thread::sleep_for(std::chrono::milliseconds{2});
   }
   result.numbers["ended"].push_back(seconds_since(begin));
-  if (end->code != 0 || !line) {
-    std::ifstream in{log};
-    throw std::runtime_error{
-      "smp-train " + end->describe() + "\n"
-      + std::string{std::istreambuf_iterator<char>{in}, {}}};
-  }
+  if (end->code != 0 || !line)
+    throw std::runtime_error{"smp-train " + end->describe() + "\n"
+                             + read_text(log)};
 }
 
 void run(const arguments& args) {

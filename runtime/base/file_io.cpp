@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -53,11 +51,6 @@ void file_errors::fail_errno(const char* what) const {
 
 // -- descriptors --------------------------------------------------------------
 
-file::~file() {
-  if (fd_ >= 0)
-    ::close(fd_);
-}
-
 void read_all(int fd, void* data, uint64_t size, const file_errors& e) {
   auto bytes = static_cast<char*>(data);
   while (size > 0) {
@@ -77,54 +70,71 @@ void read_all(int fd, void* data, uint64_t size, const file_errors& e) {
 
 replacement::replacement(const std::string& path, const file_errors& e)
   : path_(path), errors_(e) {
-  for (int i = 0; fd_ < 0; ++i) {
+  for (int i = 0; !fd_; ++i) {
     temp_ = path + ".partial-" + std::to_string(::getpid()) + "-"
             + std::to_string(i);
-    fd_ = ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd_ < 0 && errno != EEXIST && errno != EINTR)
+    fd_.reset(
+      ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!fd_ && errno != EEXIST && errno != EINTR)
       e.fail_errno("create a file beside it");
   }
 }
 
 replacement::~replacement() {
-  if (fd_ >= 0)
-    ::close(fd_);
   if (!temp_.empty())
     ::unlink(temp_.c_str());
 }
 
 void replacement::write(const void* data, uint64_t size) {
-  write_all(fd_, data, size, errors_);
+  write_all(fd_.get(), data, size, errors_);
 }
 
 void replacement::commit() {
-  if (::fsync(fd_) != 0)
+  if (::fsync(fd_.get()) != 0)
     errors_.fail_errno("fsync");
-  if (::close(std::exchange(fd_, -1)) != 0)
+  if (::close(fd_.release()) != 0)
     errors_.fail_errno("close");
   if (::rename(temp_.c_str(), path_.c_str()) != 0)
     errors_.fail_errno("rename");
   temp_.clear();
   auto slash = path_.rfind('/');
   auto folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
-  file dir{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  if (dir.fd() < 0 || ::fsync(dir.fd()) != 0)
+  file_descriptor dir{
+    ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (!dir || ::fsync(dir.get()) != 0)
     errors_.fail_errno("fsync of its folder");
 }
 
 // -- text ---------------------------------------------------------------------
 
+std::optional<std::string> try_read(const std::string& path, uint64_t limit) {
+  file_descriptor in{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (!in)
+    return std::nullopt;
+  // What it says of its size need not hold: files in /proc are of size 0.
+  std::string result;
+  char buffer[1 << 16];
+  while (result.size() < limit) {
+    auto n = ::read(in.get(), buffer,
+                    std::min<uint64_t>(sizeof(buffer), limit - result.size()));
+    if (n < 0 && errno != EINTR)
+      return std::nullopt;
+    if (n == 0)
+      break;
+    if (n > 0)
+      result.append(buffer, static_cast<size_t>(n));
+  }
+  return result;
+}
+
 std::string read_text(const std::string& path) {
   file_errors e{"read", path};
   if (std::filesystem::is_directory(path))
     e.fail("it is a directory");
-  std::ifstream in{path, std::ios::binary};
-  if (!in)
+  auto result = try_read(path);
+  if (!result)
     e.fail_errno("open");
-  std::string result{std::istreambuf_iterator<char>{in}, {}};
-  if (in.bad())
-    e.fail_errno("read");
-  return result;
+  return std::move(*result);
 }
 
 void write_text(const std::string& path, std::string_view text) {
@@ -132,10 +142,10 @@ void write_text(const std::string& path, std::string_view text) {
   std::error_code ignored;
   if (std::filesystem::exists(path, ignored)
       && !std::filesystem::is_regular_file(path, ignored)) {
-    file out{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
-    if (out.fd() < 0)
+    file_descriptor out{::open(path.c_str(), O_WRONLY | O_CLOEXEC)};
+    if (!out)
       e.fail_errno("open");
-    write_all(out.fd(), text.data(), text.size(), e);
+    write_all(out.get(), text.data(), text.size(), e);
     return;
   }
   // A link keeps pointing where it does.

@@ -2,7 +2,11 @@
 
 // Files that are read and written as a whole.
 
+#include "transport/file_descriptor.hpp"
+
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -22,26 +26,6 @@ public:
 
 private:
   std::string start_;
-};
-
-/// Closes a file descriptor.
-class file {
-public:
-  explicit file(int fd) : fd_(fd) {
-    // nop
-  }
-
-  ~file();
-
-  file(const file&) = delete;
-  file& operator=(const file&) = delete;
-
-  int fd() const noexcept {
-    return fd_;
-  }
-
-private:
-  int fd_;
 };
 
 /// @throws error (config), also if the file has fewer bytes
@@ -70,8 +54,14 @@ private:
   const std::string& path_;
   const file_errors& errors_;
   std::string temp_;
-  int fd_ = -1;
+  file_descriptor fd_;
 };
+
+/// @returns the whole file or its first `limit` bytes; nothing, with errno set,
+/// if it cannot be read
+std::optional<std::string>
+try_read(const std::string& path,
+         uint64_t limit = std::numeric_limits<uint64_t>::max());
 
 /// @returns the whole file. @throws error (config) naming `path`
 std::string read_text(const std::string& path);

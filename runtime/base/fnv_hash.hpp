@@ -11,9 +11,14 @@ class fnv_hash {
 public:
   /// Adds the characters and a mark of their end.
   void add(std::string_view x) {
+    add_open(x);
+    add_byte(0);
+  }
+
+  /// Adds the characters only: two of these are as one of both.
+  void add_open(std::string_view x) {
     for (auto c : x)
       add_byte(static_cast<uint8_t>(c));
-    add_byte(0);
   }
 
   void add(uint64_t x) {

@@ -324,16 +324,16 @@ std::string read_header(int fd, uint64_t file_size, const tensor_errors& e) {
 
 safetensors_file read_safetensors(const std::string& path) {
   tensor_errors e{"read", path};
-  file in{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (in.fd() < 0)
+  file_descriptor in{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (!in)
     e.fail_errno("open");
   struct stat info = {};
-  if (::fstat(in.fd(), &info) != 0)
+  if (::fstat(in.get(), &info) != 0)
     e.fail_errno("stat");
   if (!S_ISREG(info.st_mode))
     e.fail("it is no regular file");
   auto file_size = static_cast<uint64_t>(info.st_size);
-  auto text = read_header(in.fd(), file_size, e);
+  auto text = read_header(in.get(), file_size, e);
   auto data_size = file_size - prefix_size - text.size();
   safetensors_file result;
   std::vector<described_tensor> described;
@@ -347,7 +347,7 @@ safetensors_file read_safetensors(const std::string& path) {
   order(described, data_size, e);
   for (auto& x : described) {
     at::Tensor tensor = at::detail::empty_cpu(x.shape, x.dtype);
-    read_all(in.fd(), tensor.mutable_data_ptr(), x.end - x.begin, e);
+    read_all(in.get(), tensor.mutable_data_ptr(), x.end - x.begin, e);
     result.tensors.emplace_back(x.name, std::move(tensor));
   }
   return result;

@@ -1,5 +1,7 @@
 #include "runtime/config/config_schema.hpp"
 
+#include "runtime/base/fnv_hash.hpp"
+
 #include <fmt/format.h>
 
 namespace smp {
@@ -12,17 +14,6 @@ std::string_view table_of(const config_key& key) {
 
 std::string_view leaf_of(const config_key& key) {
   return key.name.substr(key.name.rfind('.') + 1);
-}
-
-/// FNV-1a: equal settings must be recognised, nobody has an interest in
-/// forging them.
-uint64_t hash(std::string_view x) {
-  uint64_t result = 0xcbf29ce484222325;
-  for (unsigned char c : x) {
-    result ^= c;
-    result *= 0x100000001b3;
-  }
-  return result;
 }
 
 std::string default_text(const config_key& key) {
@@ -77,7 +68,10 @@ std::string config_hash(const train_config& x) {
       text += fmt::format("{} = {}\n", key.name, value_text(key, values));
   for (auto& [name, value] : values.model.options)
     text += fmt::format("model.options.{} = {}\n", name, value);
-  return fmt::format("{:016x}", hash(text));
+  // Equal settings must be recognised; nobody has an interest in forging them.
+  fnv_hash hash;
+  hash.add_open(text);
+  return fmt::format("{:016x}", hash.get());
 }
 
 std::string to_toml(const train_config& x) {

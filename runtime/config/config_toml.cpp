@@ -1,5 +1,6 @@
 #include "runtime/config/config_toml.hpp"
 
+#include "runtime/base/file_io.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
@@ -7,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 namespace smp {
 
@@ -201,17 +201,14 @@ std::string read_config_text(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored))
     throw error{error_code::config, "is a directory, not a configuration"};
-  std::ifstream file{path, std::ios::binary};
-  if (!file)
+  auto result = try_read(path, max_file_size + 1);
+  if (!result)
     throw error{error_code::config,
                 fmt::format("cannot be read: {}", strerror(errno))};
-  std::string result(max_file_size + 1, '\0');
-  file.read(result.data(), static_cast<std::streamsize>(result.size()));
-  result.resize(static_cast<size_t>(file.gcount()));
-  if (result.size() > max_file_size)
+  if (result->size() > max_file_size)
     throw error{error_code::config,
                 "is larger than 1 MiB: not a configuration"};
-  return result;
+  return std::move(*result);
 }
 
 } // namespace smp

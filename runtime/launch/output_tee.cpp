@@ -77,9 +77,9 @@ private:
 /// The loop of the thread.
 class pump {
 public:
-  pump(int log, int stop, const int (&readers)[2])
-    : stop_(stop), streams_{{{readers[0], 1, line_log{log}},
-                             {readers[1], 2, line_log{log}}}} {
+  pump(int log, int stop, const file_descriptor (&readers)[2])
+    : stop_(stop), streams_{{{readers[0].get(), 1, line_log{log}},
+                             {readers[1].get(), 2, line_log{log}}}} {
     // nop
   }
 
@@ -148,53 +148,46 @@ private:
 } // namespace
 
 output_tee::output_tee(const std::string& log_path) {
-  log_ = ::open(log_path.c_str(),
-                O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644);
-  stop_ = ::eventfd(0, EFD_CLOEXEC);
-  bool ready = log_ >= 0 && stop_ >= 0;
+  log_.reset(::open(log_path.c_str(),
+                    O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC,
+                    0644));
+  bool ready = static_cast<bool>(log_);
+  if (ready) {
+    stop_.reset(::eventfd(0, EFD_CLOEXEC));
+    ready = static_cast<bool>(stop_);
+  }
   for (int i = 0; i < 2 && ready; ++i) {
     int ends[2];
     ready = ::pipe2(ends, O_CLOEXEC) == 0;
     if (ready) {
-      readers_[i] = ends[0];
-      writers_[i] = ends[1];
+      readers_[i].reset(ends[0]);
+      writers_[i].reset(ends[1]);
     }
   }
-  if (!ready) {
-    auto why = std::strerror(errno);
-    close_all();
+  if (!ready)
     throw error{error_code::config,
-                fmt::format("{}: cannot be written: {}", log_path, why)};
-  }
+                fmt::format("{}: cannot be written: {}", log_path,
+                            std::strerror(errno))};
   thread_ = std::thread{[this] {
     // A console that has gone is an error code here, not the end.
     sigset_t all;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, nullptr);
-    pump{log_, stop_, readers_}.run();
+    pump{log_.get(), stop_.get(), readers_}.run();
   }};
 }
 
 output_tee::~output_tee() {
   close_writers();
   uint64_t one = 1;
-  auto ignored = ::write(stop_, &one, sizeof(one));
+  auto ignored = ::write(stop_.get(), &one, sizeof(one));
   static_cast<void>(ignored);
   thread_.join();
-  close_all();
 }
 
 void output_tee::close_writers() {
-  for (int& fd : writers_)
-    if (auto old = std::exchange(fd, -1); old >= 0)
-      ::close(old);
-}
-
-void output_tee::close_all() {
-  close_writers();
-  for (int fd : {log_, stop_, readers_[0], readers_[1]})
-    if (fd >= 0)
-      ::close(fd);
+  for (auto& fd : writers_)
+    fd.reset();
 }
 
 } // namespace smp

@@ -2,6 +2,8 @@
 
 // Shows what a process writes, and keeps it.
 
+#include "transport/file_descriptor.hpp"
+
 #include <string>
 #include <thread>
 
@@ -25,24 +27,22 @@ public:
 
   /// For the process: becomes its stdout.
   int out() const noexcept {
-    return writers_[0];
+    return writers_[0].get();
   }
 
   /// For the process: becomes its stderr.
   int err() const noexcept {
-    return writers_[1];
+    return writers_[1].get();
   }
 
   /// Call it when the process has them: from then on its end ends the streams.
   void close_writers();
 
 private:
-  void close_all();
-
-  int log_ = -1;
-  int stop_ = -1; // eventfd
-  int readers_[2] = {-1, -1};
-  int writers_[2] = {-1, -1};
+  file_descriptor log_;
+  file_descriptor stop_; // eventfd
+  file_descriptor readers_[2];
+  file_descriptor writers_[2];
   std::thread thread_;
 };
 

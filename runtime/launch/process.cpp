@@ -1,6 +1,7 @@
 #include "runtime/launch/process.hpp"
 
 #include "transport/error.hpp"
+#include "transport/file_descriptor.hpp"
 
 #include <fmt/format.h>
 
@@ -119,15 +120,6 @@ void reset_signals() {
   ::_exit(127);
 }
 
-/// A file descriptor that is closed in time.
-struct owned_fd {
-  int fd = -1;
-  ~owned_fd() {
-    if (fd >= 0)
-      ::close(fd);
-  }
-};
-
 } // namespace
 
 pid_t spawn(const spawn_options& x) {
@@ -136,14 +128,14 @@ pid_t spawn(const spawn_options& x) {
   auto environment = merged_environment(x.environment);
   auto argv = pointers(arguments);
   auto envp = pointers(environment);
-  owned_fd null{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  file_descriptor null{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
   int ends[2];
-  if (null.fd < 0 || ::pipe2(ends, O_CLOEXEC) != 0)
+  if (!null || ::pipe2(ends, O_CLOEXEC) != 0)
     fail(program, errno);
-  owned_fd read_end{ends[0]};
-  owned_fd write_end{ends[1]};
-  child_plan plan{program.c_str(), argv.data(), envp.data(),  x.out,
-                  x.err,           null.fd,     write_end.fd, ::getpid()};
+  file_descriptor read_end{ends[0]};
+  file_descriptor write_end{ends[1]};
+  child_plan plan{program.c_str(), argv.data(),     envp.data(), x.out, x.err,
+                  null.get(),      write_end.get(), ::getpid()};
   // Between fork and reset_signals a handler of ours would talk to the parent
   // through shared descriptors.
   sigset_t all;
@@ -158,11 +150,11 @@ pid_t spawn(const spawn_options& x) {
   if (pid < 0)
     fail(program, fork_error);
   ::setpgid(pid, pid); // whoever comes first, child or parent
-  ::close(std::exchange(write_end.fd, -1));
+  write_end.reset();
   int why = 0;
   ssize_t got = 0;
   do
-    got = ::read(read_end.fd, &why, sizeof(why));
+    got = ::read(read_end.get(), &why, sizeof(why));
   while (got < 0 && errno == EINTR);
   if (got == sizeof(why)) {
     ::waitpid(pid, nullptr, 0);

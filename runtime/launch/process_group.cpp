@@ -1,5 +1,7 @@
 #include "runtime/launch/process_group.hpp"
 
+#include "transport/file_descriptor.hpp"
+
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
@@ -77,27 +79,21 @@ void process_group::start_rank(uint64_t rank,
     options_.program.empty() ? options_.command.at(0) : options_.program;
   x.arguments = options_.command;
   x.environment = std::move(variables);
-  int log = -1;
+  file_descriptor log;
   if (console_ && rank == 0) {
     x.out = console_->out();
     x.err = console_->err();
   } else if (console_) {
     auto path = log_path(rank);
-    log = ::open(path.c_str(),
-                 O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644);
-    if (log < 0)
+    log.reset(::open(path.c_str(),
+                     O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC,
+                     0644));
+    if (!log)
       throw error{error_code::config, fmt::format("{}: cannot be written: {}",
                                                   path, std::strerror(errno))};
-    x.out = x.err = log;
+    x.out = x.err = log.get();
   }
-  try {
-    children_.push_back({spawn(x), std::nullopt});
-  } catch (...) {
-    ::close(log);
-    throw;
-  }
-  if (log >= 0)
-    ::close(log);
+  children_.push_back({spawn(x), std::nullopt});
 }
 
 std::string process_group::log_path(uint64_t rank) const {

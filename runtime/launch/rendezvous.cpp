@@ -1,5 +1,6 @@
 #include "runtime/launch/rendezvous.hpp"
 
+#include "runtime/base/file_io.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
@@ -39,8 +40,7 @@ std::string host_name() {
 /// When process `pid` started, in clock ticks since boot: tells it from a
 /// later one with its number. 0 if there is none.
 uint64_t start_time(int64_t pid) {
-  std::ifstream file{fmt::format("/proc/{}/stat", pid)};
-  std::string text{std::istreambuf_iterator<char>{file}, {}};
+  auto text = try_read(fmt::format("/proc/{}/stat", pid)).value_or("");
   auto name_end = text.rfind(')'); // the name may contain blanks
   if (name_end == std::string::npos)
     return 0;

@@ -3,6 +3,8 @@
 // What dispatcher fallbacks share that treat tensors without bytes
 // (placeholder.cpp, deferred_init.cpp): arguments arrive boxed, on a stack.
 
+#include "runtime/values/absent_tensor.hpp"
+
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -14,12 +16,6 @@
 #include <string_view>
 
 namespace smp {
-
-/// Of tensors whose bytes another rank has: stubs of its parameters
-/// (placeholder.hpp) and promises (promise.hpp). Free in LibTorch 2.11: nothing
-/// else registers a fallback for it, and it ranks above autograd and autocast,
-/// so that the value meets both.
-inline constexpr auto absent_key = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 /// Operations that only read sizes and types need no bytes.
 inline bool reads_metadata_only(std::string_view name) {

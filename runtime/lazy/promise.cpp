@@ -212,7 +212,7 @@ private:
 
 /// @returns the promise in `x`, or null; ordinary tensors cost one test.
 promise_impl* promise_in(const at::Tensor& x) {
-  if (!x.defined() || !x.key_set().has(absent_key))
+  if (!is_absent(x))
     return nullptr;
   auto* result = dynamic_cast<promise_impl*>(x.unsafeGetTensorImpl());
   return result && result->pending() ? result : nullptr;

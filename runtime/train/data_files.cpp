@@ -4,6 +4,7 @@
 #include "runtime/train/data.hpp"
 #include "runtime/train/models/sizes.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
+#include "transport/file_descriptor.hpp"
 
 #include <ATen/ops/empty.h>
 
@@ -28,19 +29,16 @@ namespace {
 /// @returns the bytes of `path` as a read-only mapping
 std::pair<const void*, uint64_t> map_file(const std::string& path) {
   auto fail = [&path] { refuse(path, std::strerror(errno)); };
-  auto fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0)
+  file_descriptor fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (!fd)
     fail();
   struct stat info = {};
-  void* bytes = MAP_FAILED;
-  if (::fstat(fd, &info) == 0 && info.st_size > 0)
-    bytes = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ,
-                   MAP_SHARED, fd, 0);
-  auto cause = errno;
-  ::close(fd);
+  if (::fstat(fd.get(), &info) != 0)
+    fail();
   if (info.st_size == 0)
     refuse(path, "is empty");
-  errno = cause;
+  auto* bytes = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ,
+                 MAP_SHARED, fd.get(), 0);
   if (bytes == MAP_FAILED)
     fail();
   return {bytes, static_cast<uint64_t>(info.st_size)};

@@ -1,7 +1,6 @@
 #include "runtime/values/tensor_bridge.hpp"
 
-#include "runtime/lazy/promise.hpp"
-
+#include "runtime/values/absent_tensor.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/EmptyTensor.h>
@@ -107,7 +106,7 @@ c10::ScalarType checked_dtype(const tensor_ref& x) {
 } // namespace
 
 std::string refusal_of(const at::Tensor& x) {
-  if (is_promise(x)) // it could be sent, and must not be looked at
+  if (is_absent(x)) // who has it can send it, and looking at it would wait
     return {};
   auto what = unsendable(x);
   return what.empty() ? what : what + " cannot be sent to another rank";

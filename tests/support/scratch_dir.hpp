@@ -1,10 +1,10 @@
 #pragma once
 
 #include "tests/support/catch.hpp"
+#include "tests/support/program.hpp"
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 
 #include <stdlib.h>
@@ -37,8 +37,7 @@ public:
   }
 
   std::string read(const std::string& name) const {
-    std::ifstream file{path / name};
-    return {std::istreambuf_iterator<char>{file}, {}};
+    return content_of(path / name);
   }
 
   std::filesystem::path path;

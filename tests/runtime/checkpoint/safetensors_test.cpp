@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
+#include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/ATen.h>
@@ -12,45 +13,24 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 using namespace smp;
+using test::content_of;
 using Catch::Matchers::ContainsSubstring;
 namespace fs = std::filesystem;
 
 namespace {
 
-/// A folder of its own, gone at the end of the test.
-struct scratch {
-  fs::path dir;
-
-  scratch() {
-    auto name = (fs::temp_directory_path() / "smp-safetensors-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr)
-      throw std::runtime_error("mkdtemp failed");
-    dir = name;
-  }
-
-  ~scratch() {
-    fs::remove_all(dir);
-  }
-
+struct scratch : test::scratch_dir {
   std::string file(const char* name = "x.safetensors") const {
-    return (dir / name).string();
+    return (path / name).string();
   }
 
   size_t files() const {
     return static_cast<size_t>(
-      std::distance(fs::directory_iterator{dir}, fs::directory_iterator{}));
+      std::distance(fs::directory_iterator{path}, fs::directory_iterator{}));
   }
 };
-
-std::string slurp(const std::string& path) {
-  std::ifstream in{path, std::ios::binary};
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
 
 void spill(const std::string& path, const std::string& bytes) {
   std::ofstream{path, std::ios::binary} << bytes;
@@ -149,7 +129,7 @@ TEST_CASE("the bytes of a file are those that the format asks for") {
       R"("small":{"data_offsets":[8,11],"dtype":"U8","shape":[3]}})";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   using namespace std::string_literals;
-  CHECK(slurp(s.file()) == assemble(header, "\0\0\0\0\0\0\xf0\x3f\0\1\2"s));
+  CHECK(content_of(s.file()) == assemble(header, "\0\0\0\0\0\0\xf0\x3f\0\1\2"s));
 }
 
 TEST_CASE("a file that another program wrote is read") {
@@ -174,7 +154,7 @@ TEST_CASE("a file that another program wrote is read") {
 TEST_CASE("a file without tensors is a file") {
   scratch s;
   write_safetensors(s.file(), {});
-  CHECK(slurp(s.file()) == assemble("{}      ", ""));
+  CHECK(content_of(s.file()) == assemble("{}      ", ""));
   CHECK(read_safetensors(s.file()).tensors.empty());
 }
 
@@ -183,7 +163,7 @@ TEST_CASE("a file without tensors is a file") {
 TEST_CASE("a write that fails leaves the old file and nothing else") {
   scratch s;
   write_safetensors(s.file(), {{"old", at::ones({1})}});
-  auto before = slurp(s.file());
+  auto before = content_of(s.file());
   // More than this process may write: the kernel refuses in the middle.
   rlimit old_limit = {};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &old_limit) == 0);
@@ -195,7 +175,7 @@ TEST_CASE("a write that fails leaves the old file and nothing else") {
   ::setrlimit(RLIMIT_FSIZE, &old_limit);
   std::signal(SIGXFSZ, old_handler);
   CHECK_THAT(why, ContainsSubstring("write: File too large"));
-  CHECK(slurp(s.file()) == before);
+  CHECK(content_of(s.file()) == before);
   CHECK(s.files() == 1);
   write_safetensors(s.file(), {{"new", at::ones({10'000})}});
   CHECK(read_safetensors(s.file()).find("new") != nullptr);
@@ -208,7 +188,7 @@ TEST_CASE("a half-written file of a crashed process is in nobody's way") {
   spill(left, "rubbish");
   write_safetensors(s.file(), {{"x", at::ones({1})}});
   CHECK(read_safetensors(s.file()).tensors.size() == 1);
-  CHECK(slurp(left) == "rubbish");
+  CHECK(content_of(left) == "rubbish");
 }
 
 TEST_CASE("what the format cannot hold is refused with its name") {
@@ -308,7 +288,7 @@ TEST_CASE("a file whose header length is wrong is refused") {
   scratch s;
   CHECK_THAT(why_unreadable(s.file()),
              ContainsSubstring("open: No such file or directory"));
-  CHECK_THAT(why_unreadable(s.dir.string()),
+  CHECK_THAT(why_unreadable(s.path.string()),
              ContainsSubstring("no regular file"));
   spill(s.file(), "");
   CHECK_THAT(why_unreadable(s.file()), ContainsSubstring("its 0 bytes"));
@@ -326,7 +306,7 @@ TEST_CASE("a file whose header length is wrong is refused") {
 TEST_CASE("every truncation of a file is refused") {
   scratch s;
   write_safetensors(s.file(), {{"a", at::rand({3})}, {"b", at::ones({2})}});
-  auto whole = slurp(s.file());
+  auto whole = content_of(s.file());
   for (size_t n = 0; n < whole.size(); ++n) {
     spill(s.file(), whole.substr(0, n));
     CHECK(why_unreadable(s.file()) != "no error");

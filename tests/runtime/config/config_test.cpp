@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -371,8 +370,7 @@ TEST_CASE("docs/config.md lists exactly the keys that the program knows",
   if (root == nullptr)
     SKIP("SMP_SOURCE_DIR is not set");
   auto path = std::filesystem::path{root} / "docs/config.md";
-  std::ifstream file{path};
-  std::string page{std::istreambuf_iterator<char>{file}, {}};
+  auto page = content_of(path);
   const std::string begin_mark = "<!-- keys: begin -->\n";
   auto begin = page.find(begin_mark);
   auto end = page.find("<!-- keys: end -->");
