@@ -43,7 +43,7 @@ private:
   std::optional<double> best_;
 };
 
-// -- the interface (in actors/protocol/actors.hpp) -------------------------------------
+// -- the interface (in actors/protocol/actors.hpp) ----------------------------
 
 /// PLATEAU WATCH: tells when the loss stops falling.
 using plateau_watch_actor = caf::typed_actor<
@@ -52,7 +52,7 @@ using plateau_watch_actor = caf::typed_actor<
   // Replies with the number of steps since the best loss.
   caf::result<uint64_t>(status_atom)>;
 
-// -- the actor (in actors/plateau_watch.hpp and .cpp) -------------------------
+// -- the actor (in actors/ a header and a source of its own) ------------------
 
 struct plateau_watch_state {
   static inline const char* name = "smp.plateau-watch";
@@ -76,7 +76,7 @@ plateau_watch(plateau_watch_state::pointer self, uint64_t patience) {
   };
 }
 
-// -- its test (in tests/actors_plateau_watch_test.cpp) ------------------------
+// -- its test (in a file of its own below tests/actors/) ----------------------
 
 struct plateau_fixture : actor_fixture {
   plateau_fixture() : watch(own(sys.spawn(plateau_watch, uint64_t{2}))) {
