@@ -116,8 +116,9 @@ function(check_paths_of_page file)
   set(errors "${errors}" PARENT_SCOPE)
 endfunction()
 
+# In comments, and pages that error texts name.
 function(check_paths_of_source file)
-  file(STRINGS ${ROOT}/${file} text REGEX "//.*/.*[.]")
+  file(STRINGS ${ROOT}/${file} text REGEX "//.*/.*[.]|docs/")
   string(REGEX REPLACE "[][;]" " " text "${text}")
   string(REGEX MATCHALL "[A-Za-z0-9_./*-]+[.](hpp|cpp|cmake|md|py)" names "${text}")
   foreach(name IN LISTS names)
@@ -130,6 +131,14 @@ endfunction()
 
 # -- the check -----------------------------------------------------------------
 
+# Every folder says what lives there.
+file(GLOB subfolders LIST_DIRECTORIES true RELATIVE ${ROOT} ${ROOT}/runtime/*)
+foreach(folder IN LISTS folders subfolders)
+  file(GLOB found ${ROOT}/${folder}/*.hpp ${ROOT}/${folder}/*.cpp)
+  if(found AND NOT EXISTS ${ROOT}/${folder}/README.md)
+    complain(${folder} "has no README.md")
+  endif()
+endforeach()
 foreach(file IN LISTS pages)
   check_paths_of_page(${file})
 endforeach()

@@ -10,6 +10,9 @@ set(rule "**R1. It holds.** Because. Test: `tests/a_test.cpp`.")
 # run(RESULT OUTPUT FILE TEXT): checks a small tree with TEXT in FILE.
 function(run result output file text)
   file(REMOVE_RECURSE ${WORK})
+  foreach(folder actors tests)
+    file(WRITE ${WORK}/${folder}/README.md "# ${folder}\n")
+  endforeach()
   file(WRITE ${WORK}/docs/rules.md "# Rules\n\n${rule}\n")
   file(WRITE ${WORK}/tests/a_test.cpp "// R1\n")
   file(WRITE ${WORK}/${file} "${text}\n")
@@ -22,7 +25,8 @@ endfunction()
 
 function(expect_wrong file text message)
   run(status out ${file} "${text}")
-  if(status EQUAL 0 OR NOT out MATCHES "${file}: [^\n]*${message}")
+  cmake_path(GET file PARENT_PATH folder)
+  if(status EQUAL 0 OR NOT out MATCHES "(${file}|${folder}): [^\n]*${message}")
     message(SEND_ERROR "not found: ${text} in ${file}\n${out}")
   endif()
 endfunction()
@@ -49,6 +53,10 @@ expect_wrong(tests/README.md "Start with `b_test.cpp`." "no b_test.cpp")
 expect_wrong(README.md "[a] and [that](docs/b.md)" "docs/b.md leads nowhere")
 expect_wrong(docs/a.md "[that](b.md#how)" "b.md leads nowhere")
 expect_wrong(actors/a.hpp "  // see runtime/b.hpp" "no runtime/b.hpp")
+expect_wrong(actors/a.hpp "throw error{\"see docs/b.md\"}\;" "no docs/b.md")
+
+# Folders.
+expect_wrong(runtime/base/a.hpp "int x" "has no README.md")
 
 # What is right must pass, or the rules above prove nothing.
 expect_right(actors/a.hpp "/// Holds (R1).\n// see tests/a_test.cpp and actors/a.hpp")

@@ -54,7 +54,7 @@ public:
 
 // -- models -------------------------------------------------------------------
 
-/// Linear, then tanh: tame whatever is done with it.
+/// Linear, then tanh: its values stay small whatever is done with it.
 struct layer_impl : nn::Module {
   explicit layer_impl(double dropout = 0)
     : fc(register_module("fc", nn::Linear(width, width))), p(dropout) {
