@@ -27,6 +27,12 @@ endforeach()
 # They say of made-up files what to do with them.
 list(FILTER sources EXCLUDE REGEX "^tests/data/")
 
+set(code "")
+foreach(file IN LISTS sources)
+  file(READ ${ROOT}/${file} text)
+  string(APPEND code "${text}")
+endforeach()
+
 # -- rules ---------------------------------------------------------------------
 # A paragraph of docs/rules.md: **R7. What holds.** Why. Test: `tests/...`.
 
@@ -82,7 +88,21 @@ function(check_path file path)
   set(errors "${errors}" PARENT_SCOPE)
 endfunction()
 
-# What is in `backticks` and looks like a file of ours, and relative links.
+# Of `a::b` in backticks both names must occur in the code.
+function(check_name file name)
+  string(REGEX MATCHALL "[a-z0-9_]+" parts "${name}")
+  foreach(part IN LISTS parts)
+    string(FIND "${code}" "${part}" found)
+    if(found EQUAL -1)
+      complain(${file} "${name} is not in the code")
+      break()
+    endif()
+  endforeach()
+  set(errors "${errors}" PARENT_SCOPE)
+endfunction()
+
+# What is in `backticks` and looks like a file or a name of ours, and relative
+# links.
 function(check_paths_of_page file)
   file(READ ${ROOT}/${file} text)
   string(REGEX REPLACE "[][;]" "@" text "${text}")
@@ -103,6 +123,13 @@ function(check_paths_of_page file)
     string(REPLACE "`" "" name "${name}")
     if(name MATCHES "^(${any_folder})/[^A-Z]*$" OR name MATCHES "[.](hpp|cpp|cmake|md|py)$")
       check_path(${file} ${name})
+    endif()
+  endforeach()
+  string(REGEX MATCHALL "`[a-z0-9_]+::[a-z0-9_:]+`" names "${text}")
+  foreach(name IN LISTS names)
+    if(NOT name MATCHES "^`(std|torch|nn|at|c10)::")
+      string(REPLACE "`" "" name ${name})
+      check_name(${file} ${name})
     endif()
   endforeach()
   cmake_path(GET file PARENT_PATH folder)

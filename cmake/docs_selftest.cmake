@@ -54,6 +54,7 @@ expect_wrong(README.md "[a] and [that](docs/b.md)" "docs/b.md leads nowhere")
 expect_wrong(docs/a.md "[that](b.md#how)" "b.md leads nowhere")
 expect_wrong(actors/a.hpp "  // see runtime/b.hpp" "no runtime/b.hpp")
 expect_wrong(actors/a.hpp "throw error{\"see docs/b.md\"}\;" "no docs/b.md")
+expect_wrong(docs/a.md "First `b::run`." "b::run is not in the code")
 
 # Folders.
 expect_wrong(runtime/base/a.hpp "int x" "has no README.md")
@@ -64,5 +65,6 @@ expect_right(actors/a.hpp "auto R2D = 1; // FOR3, xR7")
 expect_right(README.md "[rules](docs/rules.md) and `tests/*_test.cpp`, `RUN_DIR/x.json`")
 expect_right(README.md "```\ncat `runtime/b.hpp` [a](docs/b.md)\n```\n[b](https://x.org/y)")
 expect_right(tests/README.md "Start with `a_test.cpp`.")
+expect_right(actors/a.hpp "struct b { void run(); }; // see `b::run`")
 
 file(REMOVE_RECURSE ${WORK})
