@@ -523,7 +523,7 @@ std::vector<test::verify_case> right_cases() {
           x.config.optimizer.schedule = {.type = "cosine", .warmup_steps = 2};
         result.push_back(x);
       }
-  for (auto model : {"norm", "foreign", "dropout", "reuse", "branch", "frozen",
+  for (auto model : {"norm", "remote", "dropout", "reuse", "branch", "frozen",
                      "unused", "towers"}) {
     auto i = result.size();
     result.push_back(test::model_case(model, 2, "interleaved", 4));
