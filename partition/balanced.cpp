@@ -10,7 +10,7 @@ namespace smp {
 
 namespace {
 
-// Bounds of the work, in looked-at nodes and calls.
+// Bounds of the search, in nodes and calls looked at.
 constexpr size_t local_effort = 6'000'000;
 constexpr size_t exhaustive_effort = 400'000;
 constexpr size_t exhaustive_nodes = 16;

@@ -5,7 +5,7 @@
 namespace smp {
 
 /// The paper's strategy is optimal in one of ten small random trees, and 1.46
-/// times the optimum in the mean: it cannot leave a branch once it has shared
+/// times the optimum on average: it cannot leave a branch once it has shared
 /// out the devices. This one starts from the paper's decision and from splits
 /// of the execution order into consecutive pieces, at several grains, and
 /// improves on them. Small trees are searched exhaustively.

@@ -292,7 +292,7 @@ private:
   }
 
   /// Finds the works that begin and end what a microbatch keeps on a device:
-  /// the first one that keeps something, as backward runs to it at last.
+  /// the first one that keeps something, as backward reaches it last.
   void find_lifetimes() {
     first_.resize(program_.chain.size());
     std::vector<bool> seen(program_.devices);

@@ -7,7 +7,7 @@
 
 namespace smp {
 
-/// A work while it had the token of its device.
+/// One piece of work while it held the token of its device.
 struct timeline_entry {
   uint32_t device = 0;
   task what;
@@ -42,9 +42,9 @@ struct check_options {
 };
 
 /// A schedule that asks for a phase twice, turns around too early or waits for
-/// what never comes would hang or spoil a step that may run on a thousand
-/// ranks. So it is played first, on the works of one microbatch, with one
-/// token per device as in the real thing.
+/// what never comes would hang or ruin a step that may run on a thousand
+/// ranks. So it is played first, on the work of one microbatch, with one token
+/// per device as in a real step.
 /// @param x a fresh instance; it has ended afterwards
 /// @throws error (config) naming the first offending task, or what is left if
 ///         the schedule waits although nothing is in flight; whatever `x`

@@ -12,7 +12,7 @@ namespace {
 /// Nodes at the end that are tried on the device of the root.
 constexpr size_t longest_tail = 32;
 
-/// The how-many-eth segment of its device each node belongs to.
+/// For each node, the number of its segment among those of its device.
 assignment number_segments(const partition_problem& p, const assignment& x,
                            uint32_t chunks) {
   std::vector<uint32_t> segments(p.devices);

@@ -10,8 +10,8 @@ namespace smp {
 /// point would break ties by rounding, differently on different machines.
 __extension__ typedef unsigned __int128 exact_cost;
 
-/// Adding parameters to seconds means nothing, and one of them would drown the
-/// other. Each is divided by its total first: own cost of a node =
+/// Parameters and seconds cannot be added, and one would drown out the other.
+/// Each is divided by its total first: own cost of a node =
 /// alpha * memory / sum(memory) + (1 - alpha) * compute / sum(compute).
 class cost_table {
 public:

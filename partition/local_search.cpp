@@ -110,7 +110,7 @@ private:
     return result;
   }
 
-  /// What becomes of the loads when `from` gives `amount` to `to`.
+  /// The loads after `from` gives `amount` to `to`.
   gain load_gain(uint32_t from, uint32_t to, double amount) const {
     auto before = loads_[top_[0]];
     auto after = max_load(from, loads_[from] - amount, to, loads_[to] + amount);

@@ -77,7 +77,7 @@ private:
   std::vector<size_t> up_;
 };
 
-/// Finds what cannot be apart, module by module in preorder.
+/// Finds what has to stay together, module by module in preorder.
 class merger {
 public:
   merger(const model_info& model, const std::vector<size_t>& order)

@@ -124,7 +124,7 @@ public:
     return node_of_[x.value];
   }
 
-  /// One entry for each module that was pulled over to another.
+  /// One entry for each module that was merged into the node of another.
   const std::vector<merge_reason>& merges() const noexcept {
     return merges_;
   }

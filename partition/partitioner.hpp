@@ -1,6 +1,6 @@
 #pragma once
 
-// The decision which module runs where (paper, section 4.5).
+// Decides which module runs where (paper, section 4.5).
 
 #include "partition/manual.hpp"
 #include "partition/problem.hpp"

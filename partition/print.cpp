@@ -109,7 +109,7 @@ std::string bar(double share, size_t width = bar_width) {
   return result + parts[eighths];
 }
 
-/// The class without its namespaces and the suffix of LibTorch's bodies.
+/// The class name without namespaces and without LibTorch's suffix "Impl".
 std::string short_type(std::string x) {
   auto end = x.find('<');
   auto begin = x.find_last_of(":.", end);

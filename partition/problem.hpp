@@ -82,7 +82,7 @@ struct call_cost {
 call_cost cost_of(const partition_problem& p, const module_call& call,
                   const assignment& x);
 
-/// @returns what that costs in time.
+/// @returns the time that this costs.
 inline double price(const communication& c, const call_cost& x) {
   return c.request * static_cast<double>(x.requests)
          + c.byte * static_cast<double>(x.half_bytes) / 2;

@@ -24,7 +24,7 @@ public:
     result_.hop_seconds = times.hop_seconds;
   }
 
-  /// Walks without recursion: a model may be as deep as it has modules.
+  /// Walks without recursion: a model may be as deep as its number of modules.
   pipeline_program run() {
     enter(0, 0);
     while (!stack_.empty()) {

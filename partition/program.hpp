@@ -21,7 +21,8 @@ struct work {
 };
 
 /// As remote calls block, a microbatch is in one place at a time: its forward
-/// phase is a chain of works, and its backward phase the same chain backwards.
+/// phase is a chain of pieces of work, and its backward phase the same chain in
+/// reverse.
 struct pipeline_program {
   uint32_t devices = 1;
   uint32_t chunks = 1;

@@ -9,9 +9,9 @@
 
 namespace smp {
 
-/// In `service_place::chunk_of`: where a microbatch turns around. Its body takes
-/// the last result of another device and computes the loss; later it begins the
-/// backward phase.
+/// In `service_place::chunk_of`: where a microbatch turns around. Its body
+/// takes the last result of another device and computes the loss; later it
+/// begins the backward phase.
 inline constexpr uint32_t turn_chunk = std::numeric_limits<uint32_t>::max();
 
 /// @returns `x` without the works that only take a result from one device to
@@ -24,19 +24,20 @@ pipeline_program promised_program(const pipeline_program& x);
 service_place promised_place_of(const pipeline_program& x, uint32_t device,
                                 uint64_t microbatches);
 
-/// As `interleaved_order`, but who turns around goes first of all.
+/// As `interleaved_order`, but a microbatch that turns around goes first.
 /// @param warm_up forward segments before the first backward one
 service_order sequence_order(service_place x, uint64_t warm_up);
 
-/// Where a microbatch does not come back to its caller between two modules,
-/// nothing but the service orders keeps ranks in step. Backward before forward
-/// does not: until the first loss came back from pp_rank 0 the last rank does
-/// forward phases, then all backward phases that wait, while the ranks before
-/// it run dry. Here it does one and one by turns, a forward segment ahead: that
-/// is what it works on while pp_rank 0 computes the next loss. Who turns around
-/// goes before all else there: the last rank waits for it, and all others then.
-/// @param name `smp.pipeline`; others than 1F1B and the opportunistic rule do
-///        backward phases first
+/// Where a microbatch does not return to its caller between two modules, only
+/// the service orders keep ranks in step. "Backward before forward" is not
+/// enough: until the first loss comes back from pp_rank 0, the last rank runs
+/// forward phases, then all backward phases that are waiting, while the ranks
+/// before it run dry. Here it alternates between the two, one forward segment
+/// ahead, which it works on while pp_rank 0 computes the next loss. On pp_rank
+/// 0, a microbatch that turns around goes before everything else: the last rank
+/// waits for it, and then all others do.
+/// @param name `smp.pipeline`; schedules other than 1F1B and the opportunistic
+///        rule run backward phases first
 service_order make_promised_order(std::string_view name, service_place x);
 
 } // namespace smp

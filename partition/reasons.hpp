@@ -4,9 +4,9 @@
 
 namespace smp {
 
-/// @returns a sentence for each thing in the decision that would make a user
-///          wonder: an idle device, a module that another one pulled over, one
-///          that cannot be placed apart from its parent.
+/// @returns a sentence for each part of the decision that may surprise a user:
+///          an idle device, a module that went with another one, one that
+///          cannot be placed apart from its parent.
 /// @param surplus what the paper's strategy could not use; empty for others.
 std::vector<std::string>
 explain(const model_info& model, const partition_problem& p,

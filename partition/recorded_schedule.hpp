@@ -6,7 +6,7 @@
 
 namespace smp {
 
-/// Starts and turns around what another step did, in that order, without
+/// Starts and turns around what a recorded step did, in the same order, without
 /// deciding anything (R33). Unlike a `list_schedule` it need not be complete: a
 /// step of an evaluation has no backward phases.
 class recorded_schedule : public schedule {

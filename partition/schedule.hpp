@@ -247,10 +247,10 @@ schedule_ptr make_schedule(std::string_view name, uint64_t microbatches,
 struct ready_key {
   phase what = phase::forward;
   microbatch_id microbatch;
-  /// The how-many-eth item that became ready on this rank.
+  /// Counts the items that became ready on this rank.
   uint64_t arrival = 0;
-  /// How often this rank worked on this phase of the microbatch before: from
-  /// one message to the next is one segment.
+  /// How many segments of this phase of the microbatch this rank has served; a
+  /// segment lasts from one message to the next.
   uint64_t segment = 0;
 };
 

@@ -11,7 +11,7 @@ namespace smp {
 /// Smaller differences of loads come from adding shares in another order.
 inline constexpr double load_noise = 1e-11;
 
-/// The value of what is no solution.
+/// The value of an assignment that is not allowed.
 inline constexpr double infinite = std::numeric_limits<double>::infinity();
 
 /// What a search minimises: predicted time, among the assignments that keep the

@@ -13,9 +13,9 @@ namespace smp {
 /// that the recursion of the paper finds: from the last segment backwards, each
 /// begins as early as the optimum of what is before it allows.
 ///
-/// The recursion as printed takes n^2 x k steps, which is minutes for 20,000
-/// children. Its optimum is monotonic, so a search over capacities finds the
-/// same split in about k^2 x log(n) steps.
+/// The recursion as printed takes n^2 x k steps: minutes for 20,000 children.
+/// Its optimum is monotonic, so a search over capacities finds the same split
+/// in about k^2 x log(n) steps.
 /// @param prefix n + 1 numbers: sums of the first 0, 1, ... n elements.
 /// @param parts number of segments, 1 to n.
 /// @returns the end of each segment; the last one is n.

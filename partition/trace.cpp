@@ -68,7 +68,7 @@ std::vector<uint64_t> first_calls(const model_info& model,
 void order_children(model_info& model, const trace_result& x) {
   auto first = first_calls(model, x);
   for (auto& m : model) {
-    // What was not called stays behind its neighbour in the code.
+    // A module that was not called stays behind its neighbour in the code.
     std::vector<std::pair<uint64_t, module_id>> keyed;
     uint64_t last = 0;
     for (auto child : m.children) {

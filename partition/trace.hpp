@@ -17,7 +17,7 @@ struct module_trace {
   uint64_t first = 0;
   /// Time of all calls, in seconds, without what it called.
   double seconds = 0;
-  /// What it allocated and held at most, without what it called; bytes, summed
+  /// The most that it held at a time, without what it called; bytes, summed
   /// over its calls.
   uint64_t activation_bytes = 0;
   /// Tensors in and out, parameters left out; bytes of all calls.

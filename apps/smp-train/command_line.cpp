@@ -52,7 +52,7 @@ struct raw_options {
   std::string level = "info";
 };
 
-/// What all commands have.
+/// The options that all commands have.
 void add_common_options(CLI::App& app, raw_options& x) {
   app.set_help_flag("-h,--help", "Print this and exit");
   app.add_option("CONFIG", x.result.config, "The configuration (TOML)");

@@ -84,7 +84,7 @@ std::string console::row(const step_metrics& x) const {
 }
 
 void console::on_step(const step_metrics& x) {
-  // Recent steps count most, and the first, which warms up, soon not at all.
+  // Recent steps count most; the first one, a warm-up, soon counts no more.
   constexpr double memory = 0.8;
   mean_seconds_ = x.step <= 2 ? x.step_seconds
                               : memory * mean_seconds_

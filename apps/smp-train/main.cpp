@@ -68,7 +68,7 @@ bool told_by_others(error_code x) {
            : !environment->supervised && environment->rank > 0;
 }
 
-/// Prints what ends this process, once: whoever comes first.
+/// Prints what ends this process, once: the first cause.
 void tell(const std::string& x) {
   static std::atomic<bool> told = false;
   if (!told.exchange(true))
@@ -95,8 +95,8 @@ void catch_interrupt() {
 
 // -- stalls -------------------------------------------------------------------
 
-/// A thread that is stuck in user code cannot be ended, and without a launcher
-/// of ours nobody ends the process.
+/// A thread that is stuck in user code cannot be ended, and without our
+/// launcher nobody ends the process.
 void end_in_time(const std::string& text) {
   static std::atomic<bool> begun = false;
   if (begun.exchange(true)) // ranks may be threads

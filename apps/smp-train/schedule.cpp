@@ -21,7 +21,7 @@ void draw_schedule(const schedule_command& x, const train_config& config,
     write_text(x.json, schedule_json(found.report, config.smp.pipeline,
                                      config.smp.microbatches));
   timeline_options drawing;
-  drawing.width = 60; // with what stands beside it, 80 columns
+  drawing.width = 60; // 80 columns with the labels
   drawing.colour = terminal;
   fmt::print(stderr, "{}", draw_timeline(found.report, drawing));
 }

@@ -36,8 +36,8 @@ struct call_context {
 };
 
 /// Puts the calling thread into a context. The cache of autocast is off in it:
-/// the cache belongs to the process, and what one microbatch has cast, perhaps
-/// without a graph, would serve another. Each use of a weight casts it anew.
+/// it belongs to the process and would give one microbatch what another one has
+/// cast, perhaps without a graph. Each use of a weight casts it anew.
 class scoped_context {
 public:
   explicit scoped_context(const call_context& x);

@@ -1,7 +1,7 @@
 #pragma once
 
-// A comparison that never found anything proves nothing, so a test seeds
-// faults and looks whether `smp-train verify` finds them. Only the library
+// A comparison that has never found anything proves nothing, so a test seeds
+// faults and checks that `smp-train verify` finds them. Only the library
 // that CMake builds for that test (smp_faulty) has them: everywhere else
 // SMP_FAULT is false, and not even its name gets into the binary.
 

@@ -23,7 +23,7 @@ at::CPUGeneratorImpl& default_generator() {
   return *at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
 }
 
-/// Whether the engine of LibTorch stays inside of its state with these. Each
+/// Whether LibTorch's engine stays within its state with these. Each
 /// draw decrements `left` and increments `next`; only a fresh engine, which
 /// has drawn nothing, differs.
 bool is_reachable(int left, uint32_t next) noexcept {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The whole configuration of smp-train: a TOML file and what the command line
-// says on top. docs/config.md lists the keys; runtime/config/config_schema.cpp is the
+// The whole configuration of smp-train: a TOML file, overridden by the command
+// line. docs/config.md lists the keys; runtime/config/config_schema.cpp is the
 // table behind both.
 
 #include "runtime/config/session_config.hpp"

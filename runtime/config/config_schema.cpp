@@ -133,8 +133,8 @@ const std::vector<config_key> keys = {
    .choices = {"error", "dynamic"}},
   {.name = "smp.deterministic_server",
    .slot = SLOT(smp.deterministic_server),
-   .meaning = "all ranks serve in an order that timing has no part in: the "
-              "same seed gives the same bits"},
+   .meaning = "all ranks serve in an order that does not depend on timing: "
+              "the same seed gives the same bits"},
   {.name = "smp.seed",
    .slot = SLOT(smp.seed),
    .meaning = "seed of initial parameters and of dropout",

@@ -44,7 +44,7 @@ std::string float_text(double x) {
 bool within(const number_range& range, double x) {
   bool low = range.above_low ? x > range.low : x >= range.low;
   bool high = range.below_high ? x < range.high : x <= range.high;
-  return low && high && std::isfinite(x); // nan fails here at the latest
+  return low && high && std::isfinite(x); // NaN fails here at the latest
 }
 
 bool contains(const std::vector<std::string_view>& xs, std::string_view x) {
@@ -145,7 +145,7 @@ std::string_view table(std::string_view name) {
                                        : name.substr(0, dot);
 }
 
-/// As many typing errors as a word of this length may have.
+/// The number of typing errors that a word of this length may have.
 size_t tolerance(std::string_view x) {
   return std::max<size_t>(1, x.size() / 3);
 }

@@ -220,7 +220,7 @@ bool stderr_is_terminal() {
 // -- before everything else ---------------------------------------------------
 
 void prepare_process(int, char** argv) {
-  // Carrier threads allocate in arenas that glibc would trim after each step.
+  // Executor threads allocate in arenas that glibc would trim after each step.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
   // As nothing goes back to the system, what one thread frees must be there

@@ -91,7 +91,7 @@ void print_cause(const process_group::result& x, const std::string& log_dir) {
   fmt::print(stderr, "{}\n", line);
 }
 
-/// For who comes later: what was stalled, and who waits for whom.
+/// For later reading: what was stalled, and who waits for whom.
 void write_stall(const stall_report& x, const std::string& log_dir) {
   nlohmann::json silent = nlohmann::json::array();
   for (auto rank : x.silent)

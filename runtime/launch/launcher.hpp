@@ -36,10 +36,11 @@ struct launch_options {
 /// Hosts the SUPERVISOR, runs the ranks and returns when all are gone. The
 /// first failure ends all of them, and one line on stderr names the rank and
 /// its signal or exit code, or how the ranks are stalled; unless rank 0 ended
-/// for the same reason with a documented code, and has told it itself. Each
-/// report of a stall is left in `log_dir`/stall.json. Ctrl-C is passed on to the ranks; a
-/// second one kills them. Call it from the main thread: the ranks die with the
-/// thread that started them, so that even a killed launcher leaves none behind.
+/// for the same reason with a documented code and has said so itself. The last
+/// report of a stall is left in `log_dir`/stall.json. Ctrl-C is passed on to
+/// the ranks; a second one kills them. Call it from the main thread: the ranks
+/// die with the thread that started them, so that even a killed launcher leaves
+/// none behind.
 /// @returns the exit code: 0 done, `verdict` if a rank came to it, 3 a rank
 /// failed, 4 stalled, 130 interrupted; 2, 4 and 5 as the failed rank returned
 /// them

@@ -182,8 +182,8 @@ private:
                  + describe(parent) + " already: a node has one parent");
         parent = i;
       }
-    // With one parent each, who does not come from the root comes from a node
-    // without parent or goes round in a circle.
+    // Each has one parent, so a node that is not below the root is below a node
+    // without a parent, or in a cycle.
     enum class state : uint8_t { unknown, above, good };
     std::vector<state> states(model.size());
     states[0] = state::good;

@@ -67,10 +67,10 @@ public:
     return name_;
   }
 
-  /// What a model would reach that knows how often each byte occurs and
-  /// nothing else: the cross entropy, in nat per byte, of the held-out bytes
-  /// under the byte frequencies of the training part (each of the 256 counts
-  /// plus one, so that an unseen byte costs much instead of everything).
+  /// What a model reaches that knows only how often each byte occurs: the
+  /// cross entropy, in nat per byte, of the held-out bytes under the byte
+  /// frequencies of the training part (each of the 256 counts plus one, so that
+  /// an unseen byte costs much instead of everything).
   double unigram_entropy() const;
 
 private:

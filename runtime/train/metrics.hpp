@@ -31,7 +31,7 @@ struct step_metrics {
 std::string to_json(const step_metrics& x);
 
 /// Appends steps to a file, each complete and flushed, so that a run can be
-/// watched and a killed one leaves no broken line but perhaps the last.
+/// followed, and a killed one leaves no broken line except perhaps the last.
 class metrics_file {
 public:
   /// Creates `path` or empties it.

@@ -62,7 +62,7 @@ private:
 // -- registration -------------------------------------------------------------
 
 #ifndef SMP_PLUGIN_INTERFACE
-/// Changes when a library that was built before would crash.
+/// Changes whenever a library that was built before would crash.
 #  define SMP_PLUGIN_INTERFACE 1
 #endif
 

@@ -172,7 +172,7 @@ std::unique_ptr<trainable> make_model(const train_config& x) {
 
 namespace {
 
-/// @throws error instead of LibTorch's own, whose text is a stack
+/// @throws error instead of LibTorch's own, whose text is a stack trace
 [[noreturn]] void refuse_model(const train_config& x, const c10::Error& err) {
   std::string text = err.what_without_backtrace();
   if (text.find("DefaultCPUAllocator") == std::string::npos)

@@ -42,8 +42,8 @@ public:
   /// it; nothing if calls cannot be observed.
   virtual std::unordered_map<const void*, std::string> module_paths() const;
 
-  /// Lets a `call_observer` hear of the calls that smp intercepts after a
-  /// partition, where nothing will ever intercept them: without a session.
+  /// Without a session, lets a `call_observer` hear of the calls that smp would
+  /// intercept after a partition.
   /// @returns false if other code runs for it from now on, so that this model
   ///          no longer proves anything about the one that was made
   virtual bool make_observable();

@@ -172,7 +172,7 @@ private:
     if (!finite) {
       result.grad_norm = std::numeric_limits<double>::quiet_NaN();
     } else {
-      // With no bound the norm alone is of interest.
+      // Without a bound only the norm matters.
       result.grad_norm = clip_grad_norm_(
         *model_, config_.optimizer.clip_grad_norm.value_or(
                   std::numeric_limits<double>::infinity()));
@@ -188,7 +188,7 @@ private:
                               result.step, std::abs(result.loss))};
   }
 
-  /// To what ended a step for lack of memory, adds what the rank needs anyway.
+  /// Adds to an error about lack of memory how much the rank needs in any case.
   /// @pre inside of a handler
   [[noreturn]] void explain_memory() {
     failure found;

@@ -1,7 +1,8 @@
 #pragma once
 
-// What smp-train does once its ranks stand: an ordinary training program over
-// the library, with a configuration in place of constants. Prints nothing.
+// What smp-train does once its ranks are up: an ordinary training program on
+// top of the library, with a configuration instead of constants. Prints
+// nothing.
 
 #include "runtime/config/config_file.hpp"
 #include "runtime/train/metrics.hpp"

@@ -101,8 +101,8 @@ struct known_model {
       p.mutable_grad() = at::Tensor{};
   }
 
-  observed_step take_record() {
-    return recorder.take(
+  observed_step take_log() {
+    return logger.take(
       [this](const void* object) -> std::optional<std::string> {
         auto i = paths.find(object);
         return i == paths.end() ? std::nullopt : std::optional{i->second};
@@ -114,7 +114,7 @@ struct known_model {
   named_tensors buffers;
   /// Of its modules, if its calls can be observed.
   std::unordered_map<const void*, std::string> paths;
-  call_recorder recorder;
+  call_logger logger;
 };
 
 } // namespace
@@ -141,10 +141,10 @@ struct reference_run::state {
     auto generator = at::globalContext().defaultGenerator(at::kCPU);
     generator.set_current_seed(microbatch_seed(
       config.smp.seed, when.session, when.dp_rank, microbatch));
-    x.recorder.set_microbatch(microbatch);
-    call_observer::set_current(&x.recorder);
+    x.logger.set_microbatch(microbatch);
+    call_observer::set_current(&x.logger);
     auto loss = x.model->loss(inputs);
-    x.recorder.loss(inputs, loss);
+    x.logger.loss(inputs, loss);
     check_plain(loss);
     // The mean over microbatches.
     auto n = static_cast<double>(config.smp.microbatches);
@@ -204,10 +204,10 @@ step_evidence reference_run::run(const moment& x) {
     if (p.grad().defined())
       result.gradients.emplace(name, p.grad());
   result.buffers = copies_of(s.model->buffers);
-  result.record = s.model->take_record();
+  result.log = s.model->take_log();
   if (s.witness) {
     s.witness->drop_gradients();
-    result.record.calls = s.witness->take_record().calls;
+    result.log.calls = s.witness->take_log().calls;
   }
   return result;
 }

@@ -26,8 +26,8 @@ class comparer {
 public:
   comparer(const step_comparison_input& x, verify_summary& result)
     : in_(x),
-      mine_(x.pipeline.record),
-      theirs_(x.reference.record),
+      mine_(x.pipeline.log),
+      theirs_(x.reference.log),
       result_(result) {
     for (auto& c : mine_.calls) {
       calls_.emplace(key_of(c), &c);
@@ -57,7 +57,7 @@ private:
   using key = std::tuple<uint64_t, std::string, uint64_t>;
   using count_key = std::pair<uint64_t, std::string>;
 
-  static key key_of(const call_record& c) {
+  static key key_of(const logged_call& c) {
     return {c.microbatch, c.module, c.number};
   }
 
@@ -72,7 +72,7 @@ private:
     return result;
   }
 
-  finding make(finding_kind kind, const call_record& c, std::string what,
+  finding make(finding_kind kind, const logged_call& c, std::string what,
                mismatch values) {
     auto result = make(kind, c.module, std::move(what), std::move(values));
     result.microbatch = c.microbatch;
@@ -82,15 +82,15 @@ private:
 
   // -- microbatches -----------------------------------------------------------
 
-  std::vector<const pass_record*> passes_of(uint64_t microbatch) const {
-    std::vector<const pass_record*> result;
+  std::vector<const logged_pass*> passes_of(uint64_t microbatch) const {
+    std::vector<const logged_pass*> result;
     for (auto& p : mine_.passes)
       if (p.microbatch == microbatch)
         result.push_back(&p);
     return result;
   }
 
-  const pass_record* expected_pass(uint64_t microbatch) const {
+  const logged_pass* expected_pass(uint64_t microbatch) const {
     for (auto& p : theirs_.passes)
       if (p.microbatch == microbatch)
         return &p;
@@ -99,7 +99,7 @@ private:
 
   /// The first module that a microbatch reaches.
   std::string entrance(uint64_t microbatch) const {
-    const call_record* result = nullptr;
+    const logged_call* result = nullptr;
     for (auto* c : ordered_)
       if (c->microbatch == microbatch && (!result || c->begun < result->begun))
         result = c;
@@ -108,7 +108,7 @@ private:
 
   /// The module that backward reaches first.
   std::string exit(uint64_t microbatch) const {
-    const call_record* result = nullptr;
+    const logged_call* result = nullptr;
     uint64_t first = 0;
     for (auto* c : ordered_)
       for (auto& g : c->gradients)
@@ -148,7 +148,7 @@ private:
   }
 
   /// @returns what went wrong with the data of a microbatch
-  std::string data_text(const pass_record& mine, uint64_t microbatch) const {
+  std::string data_text(const logged_pass& mine, uint64_t microbatch) const {
     for (auto& p : theirs_.passes)
       if (p.microbatch != microbatch && p.inputs == mine.inputs)
         return fmt::format("its data was lost, that of microbatch {} came "
@@ -157,8 +157,8 @@ private:
     return "the data";
   }
 
-  static mismatch data_mismatch(const pass_record& mine,
-                                const pass_record& theirs) {
+  static mismatch data_mismatch(const logged_pass& mine,
+                                const logged_pass& theirs) {
     for (size_t i = 0; i < std::min(mine.inputs.size(), theirs.inputs.size());
          ++i)
       if (auto x = compare_digests(mine.inputs[i], theirs.inputs[i], {0, 0}))
@@ -174,7 +174,7 @@ private:
     for (auto& [k, n] : expected_)
       modules.insert(k.second);
     result_.modules = std::max<uint64_t>(result_.modules, modules.size());
-    std::vector<std::pair<uint64_t, const call_record*>> events;
+    std::vector<std::pair<uint64_t, const logged_call*>> events;
     for (auto* c : ordered_) {
       ++result_.calls;
       if (passes_of(c->microbatch).empty())
@@ -203,12 +203,12 @@ private:
         tell_count(c, told);
   }
 
-  /// A module that did not run took what is inside of it along.
-  bool is_inside_missing(const call_record& c) const {
+  /// If a module did not run, neither did what is inside it.
+  bool is_inside_missing(const logged_call& c) const {
     return c.outer && !calls_.contains(key_of(theirs_.calls[*c.outer]));
   }
 
-  void tell_count(const call_record& c, std::set<count_key>& told) {
+  void tell_count(const logged_call& c, std::set<count_key>& told) {
     auto k = count_key{c.microbatch, c.module};
     if (!told.insert(k).second)
       return;
@@ -218,7 +218,7 @@ private:
     result_.add(std::move(f));
   }
 
-  void compare_arguments(const call_record& mine, const call_record& theirs) {
+  void compare_arguments(const logged_call& mine, const logged_call& theirs) {
     // Tensors that are one object here may be two there.
     if (mine.arguments.size() != theirs.arguments.size())
       return;
@@ -234,10 +234,10 @@ private:
 
   /// @returns the call whose code made this call, and whether the same rank
   /// ran both
-  std::pair<call_record, bool> code_around(const call_record& mine,
-                                           const call_record& theirs) const {
+  std::pair<logged_call, bool> code_around(const logged_call& mine,
+                                           const logged_call& theirs) const {
     if (!theirs.outer) {
-      call_record root;
+      logged_call root;
       root.microbatch = mine.microbatch;
       root.rank = in_.root_rank;
       return {root, mine.rank == in_.root_rank};
@@ -245,7 +245,7 @@ private:
     auto i = calls_.find(key_of(theirs_.calls[*theirs.outer]));
     if (i == calls_.end())
       return {{}, false};
-    call_record around;
+    logged_call around;
     around.module = i->second->module;
     around.microbatch = mine.microbatch;
     around.number = i->second->number;
@@ -253,7 +253,7 @@ private:
     return {around, mine.rank == around.rank};
   }
 
-  void compare_results(const call_record& mine, const call_record& theirs) {
+  void compare_results(const logged_call& mine, const logged_call& theirs) {
     if (mine.results.size() != theirs.results.size())
       add_call(finding_kind::result, mine, "number of tensors in the result",
                count_mismatch(mine.results.size(), theirs.results.size()));
@@ -266,7 +266,7 @@ private:
 
   /// @returns how many were compared
   uint64_t compare_all(finding_kind kind, const std::string& what,
-                       const call_record& call, const digests& mine,
+                       const logged_call& call, const digests& mine,
                        const digests& theirs) {
     uint64_t result = 0;
     for (size_t i = 0; i < theirs.size(); ++i) {
@@ -280,7 +280,7 @@ private:
     return result;
   }
 
-  void add_call(finding_kind kind, const call_record& mine, std::string what,
+  void add_call(finding_kind kind, const logged_call& mine, std::string what,
                 mismatch values) {
     auto f = make(kind, mine, std::move(what), std::move(values));
     f.rank = mine.rank;
@@ -467,7 +467,7 @@ private:
       auto& mine = *i->second;
       for (uint32_t t = 0; t < c->results.size(); ++t) {
         auto a = gradients_of(mine, t), b = gradients_of(*c, t);
-        // A tensor that a module only hands through has no graph of its own
+        // A tensor that a module only passes on has no graph of its own
         // where another rank runs it.
         if (a.size() != b.size())
           continue;
@@ -501,9 +501,9 @@ private:
       result_.add(std::move(f));
   }
 
-  static std::vector<const gradient_record*> gradients_of(const call_record& c,
+  static std::vector<const logged_gradient*> gradients_of(const logged_call& c,
                                                           uint32_t tensor) {
-    std::vector<const gradient_record*> result;
+    std::vector<const logged_gradient*> result;
     for (auto& g : c.gradients)
       if (g.tensor == tensor)
         result.push_back(&g);
@@ -511,7 +511,7 @@ private:
   }
 
   /// Whose backward made the gradient of a result.
-  std::string users(const call_record& theirs) const {
+  std::string users(const logged_call& theirs) const {
     std::set<std::string> names;
     for (auto i : theirs.used_by)
       names.insert(fmt::format("'{}'", theirs_.calls[i].module));
@@ -524,10 +524,10 @@ private:
   const observed_step& mine_;
   const observed_step& theirs_;
   verify_summary& result_;
-  std::map<key, const call_record*> calls_; // the pipeline's
+  std::map<key, const logged_call*> calls_; // the pipeline's
   std::map<count_key, uint64_t> counts_;    // the pipeline's
   std::map<count_key, uint64_t> expected_;
-  std::vector<const call_record*> ordered_; // the reference's, as they ended
+  std::vector<const logged_call*> ordered_; // the reference's, as they ended
   std::map<std::string, uint64_t> backward_order_;
   std::map<uint64_t, uint64_t> first_gradient_; // by microbatch
 };

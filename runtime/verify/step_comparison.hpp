@@ -3,7 +3,7 @@
 // One step of the pipeline against the same step of one process: what differs,
 // the cause first.
 
-#include "runtime/verify/call_record.hpp"
+#include "runtime/verify/call_log.hpp"
 #include "runtime/verify/findings.hpp"
 
 #include <map>
@@ -20,7 +20,7 @@ struct tensor_names {
 
 /// What one run left of a step.
 struct step_evidence {
-  observed_step record;
+  observed_step log;
   /// By first name.
   std::map<std::string, at::Tensor> gradients;  // before clipping
   std::map<std::string, at::Tensor> parameters; // after the update

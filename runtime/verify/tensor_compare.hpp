@@ -33,7 +33,7 @@ tolerance tolerance_for(c10::ScalarType x);
 /// @returns the wider one.
 tolerance wider(const tolerance& x, const tolerance& y);
 
-/// Where two values part, for people: the worst place and both values there.
+/// Where two values differ, for people: the worst place and both values there.
 struct mismatch {
   /// "element [3, 7]", "elements 512 to 1023 (checksum)", "the shape".
   std::string place;

@@ -2,9 +2,9 @@
 
 // To name the module where two runs part, the results of every call must be
 // compared, also of modules on other ranks. Whole activations would fill the
-// memory and the wire; a checksum would not bear rounding. A digest does: sums
-// under random signs (a Johnson-Lindenstrauss projection per piece of the
-// tensor), which move no further than the elements do.
+// memory and the wire; a checksum does not tolerate rounding. A digest does:
+// sums under random signs (a Johnson-Lindenstrauss projection per piece of the
+// tensor), which change no more than the elements do.
 
 #include "runtime/values/value_codec.hpp"
 #include "runtime/verify/tensor_compare.hpp"

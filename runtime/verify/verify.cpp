@@ -72,7 +72,7 @@ public:
         names_.push_back({t.names, t.is_buffer});
     check_owners(optimizer);
     before_ = by_name(model.state_dict());
-    rank_.observe(&recorder_);
+    rank_.observe(&logger_);
   }
 
   void before_step(uint64_t step) override {
@@ -89,9 +89,9 @@ public:
 
   void on_step(const step_metrics& x) override {
     after_ = by_name(model_->state_dict());
-    auto record = gather_record();
+    auto log = gather_log();
     if (reference_)
-      compare(x, std::move(record));
+      compare(x, std::move(log));
     share_differences();
     summary_.steps = x.step;
     summary_.recorded += x.static_mode == "record";
@@ -105,9 +105,9 @@ public:
   }
 
 private:
-  void compare(const step_metrics& x, observed_step record) {
+  void compare(const step_metrics& x, observed_step log) {
     step_evidence pipeline;
-    pipeline.record = std::move(record);
+    pipeline.log = std::move(log);
     pipeline.gradients = gradients_;
     pipeline.loss = x.loss;
     for (auto& t : names_) {
@@ -156,9 +156,9 @@ private:
   // -- what only all ranks know -----------------------------------------------
 
   /// @returns the step of all ranks on rank 0
-  observed_step gather_record() {
+  observed_step gather_log() {
     auto& modules = model_->state().model();
-    auto mine = recorder_.take(
+    auto mine = logger_.take(
       [&](const void* object) -> std::optional<std::string> {
         auto i = modules.module_index.find(object);
         if (i == modules.module_index.end())
@@ -168,7 +168,7 @@ private:
     byte_writer out;
     write(out, mine);
     auto all = rank_.exchange().all_gather(
-      rank_.pipeline(), "smp.verify.record", {out.take(), {}});
+      rank_.pipeline(), "smp.verify.log", {out.take(), {}});
     observed_step result;
     for (size_t i = 0; i < all.size() && reference_; ++i) {
       byte_reader in{all[i].bytes};
@@ -271,7 +271,7 @@ private:
   const std::atomic<bool>& interrupt_;
   std::atomic<bool> stop_ = false;
   std::optional<reference_run> reference_; // on rank 0
-  call_recorder recorder_;
+  call_logger logger_;
   distributed_model_base* model_ = nullptr;
   std::vector<tensor_names> names_;
   std::map<std::string, at::Tensor> before_, gradients_, after_;

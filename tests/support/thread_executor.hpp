@@ -66,7 +66,7 @@ public:
 
 private:
   void run() {
-    // One wake-up announces the stop; a call that unwinds may have eaten it.
+    // One wake-up announces the stop; a call that unwinds may have consumed it.
     while (!stopping_) {
       wake_.wait();
       if (stopping_)

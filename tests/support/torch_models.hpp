@@ -43,7 +43,7 @@ struct model_options {
   uint64_t microbatches = 1;
   std::string pipeline = "interleaved";
   int steps = 3;
-  /// Puts intercepted modules on ranks in turn, the cruellest placement; or
+  /// Puts intercepted modules on ranks in turn, the hardest placement; or
   /// what `partition_scope` in the model says.
   bool round_robin = true;
   /// Around each step, on all ranks and in the reference.

@@ -54,7 +54,7 @@ public:
 
 // -- models -------------------------------------------------------------------
 
-/// Linear, then tanh: tame whatever is done with it.
+/// Linear, then tanh: its values stay small whatever is done with it.
 struct layer_impl : nn::Module {
   explicit layer_impl(double dropout = 0)
     : fc(register_module("fc", nn::Linear(width, width))), p(dropout) {
@@ -132,7 +132,7 @@ net make_net(const std::string& model, uint64_t ranks) {
     result->register_module("tail", result->tail);
     return result;
   }
-  if (model == "foreign") {
+  if (model == "remote") {
     net result{ranks, 2, 0.0, [](net_impl& x, Tensor y) {
                  y = torch::matmul(x.layers[0](y), x.weight);
                  return x.lent(x.layers[1](y), x.weight);

@@ -23,7 +23,7 @@ verify_case gpt_case(uint64_t ranks, const std::string& pipeline,
 /// A model that no configuration names, all ranks taking part:
 ///
 ///   norm      batch norms on the last rank
-///   foreign   a parameter of rank 0 is an argument of a module on the last
+///   remote    a parameter of rank 0 is an argument of a module on the last
 ///   dropout   dropout on every rank
 ///   reuse     one module, three calls per microbatch
 ///   branch    how many modules run depends on the numbers

@@ -9,7 +9,7 @@
 namespace smp {
 
 // Sizes of models and of data are checked where they are used, so that a
-// program that sets them in code hears the same as one with a file.
+// program that sets them in code gets the same errors as one with a file.
 
 /// @throws error (config) naming `key` unless `value` is at least 1
 template <class T>

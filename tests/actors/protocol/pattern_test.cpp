@@ -43,23 +43,24 @@ private:
   std::optional<double> best_;
 };
 
-// -- the interface (in actors/protocol/actors.hpp) -------------------------------------
+// -- the interface (in actors/protocol/actors.hpp) ----------------------------
 
-/// PLATEAU WATCH: tells when the loss stops falling.
-using plateau_watch_actor = caf::typed_actor<
+/// PLATEAU DETECTOR: tells when the loss stops falling.
+using plateau_detector_actor = caf::typed_actor<
   // Takes the loss of a step; replies true when it is time to stop.
   caf::result<bool>(double),
   // Replies with the number of steps since the best loss.
   caf::result<uint64_t>(status_atom)>;
 
-// -- the actor (in actors/plateau_watch.hpp and .cpp) -------------------------
+// -- the actor (in actors/ a header and a source of its own) ------------------
 
-struct plateau_watch_state {
-  static inline const char* name = "smp.plateau-watch";
+struct plateau_detector_state {
+  static inline const char* name = "smp.plateau-detector";
 
-  using pointer = plateau_watch_actor::stateful_pointer<plateau_watch_state>;
+  using pointer
+    = plateau_detector_actor::stateful_pointer<plateau_detector_state>;
 
-  explicit plateau_watch_state(pointer self) : self(self) {
+  explicit plateau_detector_state(pointer self) : self(self) {
     // nop
   }
 
@@ -67,8 +68,8 @@ struct plateau_watch_state {
   std::optional<plateau> logic;
 };
 
-plateau_watch_actor::behavior_type
-plateau_watch(plateau_watch_state::pointer self, uint64_t patience) {
+plateau_detector_actor::behavior_type
+plateau_detector(plateau_detector_state::pointer self, uint64_t patience) {
   self->state.logic.emplace(patience);
   return {
     [self](double loss) { return self->state.logic->add(loss); },
@@ -76,32 +77,32 @@ plateau_watch(plateau_watch_state::pointer self, uint64_t patience) {
   };
 }
 
-// -- its test (in tests/actors_plateau_watch_test.cpp) ------------------------
+// -- its test (in a file of its own below tests/actors/) ----------------------
 
 struct plateau_fixture : actor_fixture {
-  plateau_fixture() : watch(own(sys.spawn(plateau_watch, uint64_t{2}))) {
+  plateau_fixture() : detector(own(sys.spawn(plateau_detector, uint64_t{2}))) {
     sched.run();
   }
 
-  plateau_watch_actor watch;
+  plateau_detector_actor detector;
 };
 
 } // namespace
 
 TEST_CASE_METHOD(plateau_fixture,
-                 "the plateau watch waits for as long as it was told",
+                 "the plateau detector waits for as long as it was told",
                  "[actors][pattern]") {
-  CHECK_FALSE(ask<bool>(watch, 3.0));
-  CHECK_FALSE(ask<bool>(watch, 3.5));
-  CHECK_FALSE(ask<bool>(watch, 2.5)); // a new best one: from the start
-  CHECK_FALSE(ask<bool>(watch, 2.6));
-  CHECK(ask<bool>(watch, 2.7));
+  CHECK_FALSE(ask<bool>(detector, 3.0));
+  CHECK_FALSE(ask<bool>(detector, 3.5));
+  CHECK_FALSE(ask<bool>(detector, 2.5)); // a new best one: from the start
+  CHECK_FALSE(ask<bool>(detector, 2.6));
+  CHECK(ask<bool>(detector, 2.7));
 }
 
-TEST_CASE_METHOD(plateau_fixture, "the plateau watch tells where it stands",
+TEST_CASE_METHOD(plateau_fixture, "the plateau detector tells where it stands",
                  "[actors][pattern]") {
-  CHECK(ask<uint64_t>(watch, status_atom_v) == 0);
-  ask<bool>(watch, 1.0);
-  ask<bool>(watch, 1.0);
-  CHECK(ask<uint64_t>(watch, status_atom_v) == 1);
+  CHECK(ask<uint64_t>(detector, status_atom_v) == 0);
+  ask<bool>(detector, 1.0);
+  ask<bool>(detector, 1.0);
+  CHECK(ask<uint64_t>(detector, status_atom_v) == 1);
 }

@@ -38,7 +38,7 @@ const std::vector<seeded_fault> faults = {
   {"lost-backward", "gpt", "seed", "lm_head"},
   {"wrong-loss-scale", "gpt", "seed", "lm_head"},
   {"untied-weight", "gpt tied", "owner", "lm_head", "lm_head.weight"},
-  {"doubled-reduction", "foreign", "gradient", "", "weight"},
+  {"doubled-reduction", "remote", "gradient", "", "weight"},
   {"doubled-norm", "gpt clip", "norm", ""},
   {"stale-buffer", "norm", "buffer", "norm", "norm.running_mean"},
 };
@@ -102,7 +102,7 @@ TEST_CASE("Every seeded fault is found and its module named",
 
 TEST_CASE("The faulty library without a fault is right",
           "[runtime][verify]") {
-  for (auto job : {"gpt tied", "norm", "foreign"})
+  for (auto job : {"gpt tied", "norm", "remote"})
     CHECK(compare(job, "")["equal"] == true);
 }
 

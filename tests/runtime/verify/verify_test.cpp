@@ -3,7 +3,7 @@
 
 #include "runtime/lazy/promise.hpp"
 #include "runtime/train/trainable.hpp"
-#include "runtime/verify/call_record.hpp"
+#include "runtime/verify/call_log.hpp"
 #include "runtime/verify/step_comparison.hpp"
 #include "runtime/verify/verify.hpp"
 #include "tests/support/torch_verify_jobs.hpp"
@@ -126,7 +126,7 @@ TEST_CASE("An update is compared by what was added", "[runtime][verify]") {
 
 // -- digests ------------------------------------------------------------------
 
-TEST_CASE("A digest bears what a tensor bears", "[runtime][verify]") {
+TEST_CASE("A digest tolerates what a tensor tolerates", "[runtime][verify]") {
   auto n = GENERATE(1, 100, 256, 257, 5000, 100000);
   torch::manual_seed(n);
   auto b = torch::randn({n});
@@ -171,9 +171,9 @@ TEST_CASE("A digest draws no random numbers", "[runtime][verify]") {
   CHECK(torch::equal(torch::rand({4}), expected));
 }
 
-TEST_CASE("A step's record comes back from its bytes", "[runtime][verify]") {
+TEST_CASE("The log of a step comes back from its bytes", "[runtime][verify]") {
   observed_step x;
-  call_record c;
+  logged_call c;
   c.module = "a.b";
   c.microbatch = 3;
   c.number = 1;
@@ -181,7 +181,7 @@ TEST_CASE("A step's record comes back from its bytes", "[runtime][verify]") {
   c.results = {digest_of(torch::zeros({300}))};
   c.gradients.push_back({1, 0, digest_of(torch::ones({1}))});
   x.calls.push_back(c);
-  pass_record p;
+  logged_pass p;
   p.microbatch = 2;
   p.inputs = {digest_of(torch::arange(5))};
   p.loss = digest_of(torch::tensor(2.5));
@@ -215,26 +215,26 @@ struct chain {
   chain() {
     auto call = [this](const char* name, uint64_t begun, uint64_t ended,
                        double in, double out, uint64_t backward) {
-      call_record c;
+      logged_call c;
       c.module = name;
       c.begun = begun;
       c.ended = ended;
       c.arguments = {digest_of(torch::tensor(in))};
       c.results = {digest_of(torch::tensor(out))};
       c.gradients = {{0, backward, digest_of(torch::tensor(out * 10))}};
-      pipeline.record.calls.push_back(c);
+      pipeline.log.calls.push_back(c);
     };
     call("a", 0, 1, 1, 2, 3);
     call("b", 2, 7, 2, 4, 1);
     call("b.b1", 3, 4, 2, 3, 2);
     call("b.b2", 5, 6, 3, 4, 1);
     call("c", 8, 9, 4, 5, 0);
-    pipeline.record.calls[2].outer = pipeline.record.calls[3].outer = 1;
-    pass_record p;
+    pipeline.log.calls[2].outer = pipeline.log.calls[3].outer = 1;
+    logged_pass p;
     p.inputs = {digest_of(torch::tensor(1.0))};
     p.loss = digest_of(torch::tensor(5.0));
     p.seeds = {digest_of(torch::tensor(1.0))};
-    pipeline.record.passes = {p};
+    pipeline.log.passes = {p};
     for (auto name : {"a", "b.b1", "b.b2", "c"}) {
       auto weight = std::string{name} + ".weight";
       names.push_back({{weight}, false});
@@ -248,8 +248,8 @@ struct chain {
       x = x.clone();
   }
 
-  call_record& call(const std::string& name) {
-    for (auto& c : pipeline.record.calls)
+  logged_call& call(const std::string& name) {
+    for (auto& c : pipeline.log.calls)
       if (c.module == name)
         return c;
     throw std::invalid_argument{name};
@@ -281,7 +281,7 @@ void change(tensor_digest& x) {
 
 } // namespace
 
-TEST_CASE_METHOD(chain, "Equal records have no findings", "[runtime][verify]") {
+TEST_CASE_METHOD(chain, "Equal logs have no findings", "[runtime][verify]") {
   verify_summary result;
   compare_step({.step = 1,
                 .microbatches = 1,
@@ -343,7 +343,7 @@ TEST_CASE_METHOD(chain, "A wrong argument of the same rank names the caller",
 
 TEST_CASE_METHOD(chain, "A call that is missing names the outermost module",
                  "[runtime][verify]") {
-  auto& calls = pipeline.record.calls;
+  auto& calls = pipeline.log.calls;
   std::erase_if(calls, [](auto& c) { return c.module[0] == 'b'; });
   change(*call("c").arguments[0]);
   change(*call("c").results[0]);
@@ -358,7 +358,7 @@ TEST_CASE_METHOD(chain, "A call too many is found before what it spoils",
                  "[runtime][verify]") {
   auto again = call("a");
   again.number = 1;
-  pipeline.record.calls.push_back(again);
+  pipeline.log.calls.push_back(again);
   change(*call("b").arguments[0]);
   auto x = first();
   CHECK(x.kind == finding_kind::calls);
@@ -369,21 +369,21 @@ TEST_CASE_METHOD(chain, "A call too many is found before what it spoils",
 TEST_CASE_METHOD(chain, "A lost microbatch and a lost backward are found",
                  "[runtime][verify]") {
   SECTION("forward") {
-    pipeline.record.passes.clear();
+    pipeline.log.passes.clear();
     auto x = first();
     CHECK(x.kind == finding_kind::microbatch);
     CHECK(x.module == "a");
   }
   SECTION("forward twice") {
-    pipeline.record.passes.push_back(pipeline.record.passes[0]);
+    pipeline.log.passes.push_back(pipeline.log.passes[0]);
     CHECK(first().kind == finding_kind::microbatch);
   }
   SECTION("other data") {
-    change(pipeline.record.passes[0].inputs[0]);
+    change(pipeline.log.passes[0].inputs[0]);
     CHECK(first().kind == finding_kind::microbatch);
   }
   SECTION("backward") {
-    pipeline.record.passes[0].seeds.clear();
+    pipeline.log.passes[0].seeds.clear();
     auto x = first();
     CHECK(x.kind == finding_kind::seed);
     CHECK(x.module == "c");
@@ -438,7 +438,7 @@ TEST_CASE_METHOD(chain, "A wrong update, norm or loss is found",
     CHECK(first().kind == finding_kind::norm);
   }
   SECTION("loss of a microbatch") {
-    change(pipeline.record.passes[0].loss);
+    change(pipeline.log.passes[0].loss);
     CHECK(first().kind == finding_kind::loss);
   }
   SECTION("mean") {
@@ -523,7 +523,7 @@ std::vector<test::verify_case> right_cases() {
           x.config.optimizer.schedule = {.type = "cosine", .warmup_steps = 2};
         result.push_back(x);
       }
-  for (auto model : {"norm", "foreign", "dropout", "reuse", "branch", "frozen",
+  for (auto model : {"norm", "remote", "dropout", "reuse", "branch", "frozen",
                      "unused", "towers"}) {
     auto i = result.size();
     result.push_back(test::model_case(model, 2, "interleaved", 4));
@@ -561,7 +561,7 @@ TEST_CASE("Right configurations give no false alarm", "[runtime][verify]") {
 namespace {
 
 /// Notes that somebody wants its content.
-struct watched_source final : promise_source {
+struct noting_source final : promise_source {
   std::vector<int64_t> sizes() override {
     return {2};
   }
@@ -588,16 +588,16 @@ struct watched_source final : promise_source {
 
 // To look at a promise is to wait for it, which nobody may do under the lock
 // that other microbatches want.
-TEST_CASE("Calls are recorded without waiting for promises",
+TEST_CASE("Calls are logged without waiting for promises",
           "[runtime][verify]") {
-  auto source = std::make_shared<watched_source>();
+  auto source = std::make_shared<noting_source>();
   std::vector<Tensor> tensors{make_promise(source, torch::kFloat),
                               torch::ones({2})};
-  call_recorder recorder;
-  recorder.begin(&recorder, tensors);
-  recorder.end(&recorder, tensors);
+  call_logger logger;
+  logger.begin(&logger, tensors);
+  logger.end(&logger, tensors);
   CHECK_FALSE(source->wanted);
-  auto step = recorder.take([](const void*) { return "module"; });
+  auto step = logger.take([](const void*) { return "module"; });
   REQUIRE(step.calls.size() == 1);
   auto& call = step.calls.front();
   REQUIRE(call.arguments.size() == 2);

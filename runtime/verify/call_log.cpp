@@ -1,4 +1,4 @@
-#include "runtime/verify/call_record.hpp"
+#include "runtime/verify/call_log.hpp"
 
 #include "runtime/remote/execution.hpp"
 #include "runtime/lazy/promise.hpp"
@@ -10,15 +10,15 @@ namespace smp {
 
 namespace {
 
-/// A call while it is recorded.
+/// A call while it is logged.
 struct open_call {
   const void* object = nullptr;
   bool ended = false;
-  call_record record;
+  logged_call log;
 };
 
 /// Nothing for the parameters of other ranks, which reading would fetch.
-/// A promise is left alone: whoever made its content records it.
+/// A promise is left alone: whoever made its content logs it.
 std::optional<tensor_digest> digest_if_here(const at::Tensor& x) {
   if (!x.defined() || is_placeholder(x) || is_promise(x))
     return std::nullopt;
@@ -27,13 +27,13 @@ std::optional<tensor_digest> digest_if_here(const at::Tensor& x) {
 
 } // namespace
 
-struct call_recorder::state {
+struct call_logger::state {
   std::mutex mutex;
   uint64_t microbatch = 0;
   uint64_t events = 0;
   uint64_t gradients = 0;
   std::vector<std::shared_ptr<open_call>> calls;
-  std::vector<std::shared_ptr<pass_record>> passes;
+  std::vector<std::shared_ptr<logged_pass>> passes;
   /// The calls that go on, by thread, innermost last.
   std::map<std::thread::id, std::vector<uint32_t>> running;
   std::map<std::pair<uint64_t, const void*>, uint64_t> counts;
@@ -61,18 +61,18 @@ struct call_recorder::state {
   }
 };
 
-call_recorder::call_recorder() : state_(std::make_shared<state>()) {
+call_logger::call_logger() : state_(std::make_shared<state>()) {
   // nop
 }
 
-call_recorder::~call_recorder() = default;
+call_logger::~call_logger() = default;
 
-void call_recorder::set_microbatch(uint64_t x) {
+void call_logger::set_microbatch(uint64_t x) {
   std::unique_lock guard{state_->mutex};
   state_->microbatch = x;
 }
 
-observed_step call_recorder::take(
+observed_step call_logger::take(
   const std::function<std::optional<std::string>(const void*)>& name) {
   std::unique_lock guard{state_->mutex};
   observed_step result;
@@ -83,8 +83,8 @@ observed_step call_recorder::take(
     if (!x->ended || !path)
       continue;
     positions.back() = static_cast<uint32_t>(result.calls.size());
-    x->record.module = std::move(*path);
-    result.calls.push_back(std::move(x->record));
+    x->log.module = std::move(*path);
+    result.calls.push_back(std::move(x->log));
   }
   for (auto& x : result.calls) {
     if (x.outer)
@@ -107,29 +107,29 @@ observed_step call_recorder::take(
   return result;
 }
 
-void call_recorder::begin(const void* object,
+void call_logger::begin(const void* object,
                           std::span<const at::Tensor> arguments) {
   std::unique_lock guard{state_->mutex};
   auto position = static_cast<uint32_t>(state_->calls.size());
   auto x = std::make_shared<open_call>();
   x->object = object;
-  x->record.microbatch = state_->current_microbatch();
-  x->record.begun = state_->events++;
-  x->record.number = state_->counts[{x->record.microbatch, object}]++;
+  x->log.microbatch = state_->current_microbatch();
+  x->log.begun = state_->events++;
+  x->log.number = state_->counts[{x->log.microbatch, object}]++;
   auto& stack = state_->running[std::this_thread::get_id()];
   if (!stack.empty())
-    x->record.outer = stack.back();
+    x->log.outer = stack.back();
   stack.push_back(position);
   for (auto& t : arguments) {
-    x->record.arguments.push_back(digest_if_here(t));
+    x->log.arguments.push_back(digest_if_here(t));
     if (auto i = state_->origins.find(t.unsafeGetTensorImpl());
         i != state_->origins.end())
-      state_->calls[i->second.call]->record.used_by.push_back(position);
+      state_->calls[i->second.call]->log.used_by.push_back(position);
   }
   state_->calls.push_back(std::move(x));
 }
 
-void call_recorder::end(const void* object,
+void call_logger::end(const void* object,
                         std::span<const at::Tensor> results) {
   std::unique_lock guard{state_->mutex};
   auto& stack = state_->running[std::this_thread::get_id()];
@@ -137,13 +137,13 @@ void call_recorder::end(const void* object,
   auto x = state_->pop(object);
   if (!x)
     return;
-  x->record.ended = state_->events++;
+  x->log.ended = state_->events++;
   x->ended = true;
   auto in_graph = at::GradMode::is_enabled();
   for (uint32_t i = 0; i < results.size(); ++i) {
     auto& t = results[i];
     at::NoGradGuard no_grad;
-    x->record.results.push_back(digest_if_here(t));
+    x->log.results.push_back(digest_if_here(t));
     // A parameter, of this rank or another, would keep the hook for ever.
     if (!in_graph || !t.requires_grad() || t.is_leaf() || is_placeholder(t))
       continue;
@@ -157,19 +157,19 @@ void call_recorder::end(const void* object,
       at::NoGradGuard no_grad;
       auto value = digest_of(gradient);
       std::unique_lock guard{st->mutex};
-      x->record.gradients.push_back({i, st->gradients++, std::move(value)});
+      x->log.gradients.push_back({i, st->gradients++, std::move(value)});
     });
   }
 }
 
-void call_recorder::fail(const void* object) {
+void call_logger::fail(const void* object) {
   std::unique_lock guard{state_->mutex};
   state_->pop(object);
 }
 
-void call_recorder::loss(std::span<const at::Tensor> inputs,
+void call_logger::loss(std::span<const at::Tensor> inputs,
                          const at::Tensor& x) {
-  auto pass = std::make_shared<pass_record>();
+  auto pass = std::make_shared<logged_pass>();
   for (auto& t : inputs)
     if (t.defined())
       pass->inputs.push_back(digest_of(t));
@@ -211,7 +211,7 @@ std::vector<T> read_all(byte_reader& in, size_t size, const char* what, F f) {
 
 void write(byte_writer& out, const observed_step& x) {
   auto digest = [&](const tensor_digest& d) { write(out, d); };
-  write_all(out, x.calls, [&](const call_record& c) {
+  write_all(out, x.calls, [&](const logged_call& c) {
     out.string(c.module);
     out.u64(c.microbatch);
     out.u64(c.number);
@@ -223,12 +223,12 @@ void write(byte_writer& out, const observed_step& x) {
         if (d)
           write(out, *d);
       });
-    write_all(out, c.gradients, [&](const gradient_record& g) {
+    write_all(out, c.gradients, [&](const logged_gradient& g) {
       out.u32(g.tensor);
       write(out, g.value);
     });
   });
-  write_all(out, x.passes, [&](const pass_record& p) {
+  write_all(out, x.passes, [&](const logged_pass& p) {
     out.u64(p.microbatch);
     write_all(out, p.inputs, digest);
     write(out, p.loss);
@@ -239,8 +239,8 @@ void write(byte_writer& out, const observed_step& x) {
 observed_step read_observed_step(byte_reader& in) {
   auto digest = [&] { return read_digest(in); };
   observed_step result;
-  result.calls = read_all<call_record>(in, 32, "calls", [&] {
-    call_record c;
+  result.calls = read_all<logged_call>(in, 32, "calls", [&] {
+    logged_call c;
     c.module = in.string("module");
     c.microbatch = in.u64("microbatch");
     c.number = in.u64("call number");
@@ -250,16 +250,16 @@ observed_step read_observed_step(byte_reader& in) {
             return in.boolean("tensor") ? std::optional{read_digest(in)}
                                         : std::nullopt;
           });
-    c.gradients = read_all<gradient_record>(in, 20, "gradients", [&] {
-      gradient_record g;
+    c.gradients = read_all<logged_gradient>(in, 20, "gradients", [&] {
+      logged_gradient g;
       g.tensor = in.u32("tensor");
       g.value = read_digest(in);
       return g;
     });
     return c;
   });
-  result.passes = read_all<pass_record>(in, 20, "passes", [&] {
-    pass_record p;
+  result.passes = read_all<logged_pass>(in, 20, "passes", [&] {
+    logged_pass p;
     p.microbatch = in.u64("microbatch");
     p.inputs = read_all<tensor_digest>(in, 49, "inputs", digest);
     p.loss = read_digest(in);

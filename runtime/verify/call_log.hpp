@@ -20,32 +20,32 @@
 namespace smp {
 
 /// A gradient that came back to a tensor.
-struct gradient_record {
+struct logged_gradient {
   uint32_t tensor = 0; // position among the results
-  uint64_t order = 0;  // among all gradients of its recorder
+  uint64_t order = 0;  // among all gradients of its logger
   tensor_digest value;
 };
 
 /// One call of a module.
-struct call_record {
+struct logged_call {
   std::string module; // path
   uint64_t microbatch = 0;
   uint64_t number = 0; // of this module's calls in this microbatch, from 0
-  /// When it began and ended, counted in such events of its recorder.
+  /// When it began and ended, counted in such events of its logger.
   uint64_t begun = 0, ended = 0;
-  uint64_t rank = 0; // that ran it; set by who gathers the records
-  /// Position of the call around this one, if that was recorded, too.
+  uint64_t rank = 0; // that ran it; set by who gathers the logs
+  /// Position of the call around this one, if that was logged, too.
   std::optional<uint32_t> outer;
   /// Positions of the calls that got a result of this one as an argument.
   std::vector<uint32_t> used_by;
   /// Nothing for a tensor that is elsewhere.
   std::vector<std::optional<tensor_digest>> arguments;
   std::vector<std::optional<tensor_digest>> results;
-  std::vector<gradient_record> gradients;
+  std::vector<logged_gradient> gradients;
 };
 
 /// One run of the step's body.
-struct pass_record {
+struct logged_pass {
   uint64_t microbatch = 0;
   std::vector<tensor_digest> inputs;
   tensor_digest loss;
@@ -54,8 +54,8 @@ struct pass_record {
 };
 
 struct observed_step {
-  std::vector<call_record> calls; // in the order in which they began
-  std::vector<pass_record> passes;
+  std::vector<logged_call> calls; // in the order in which they began
+  std::vector<logged_pass> passes;
 };
 
 void write(byte_writer& out, const observed_step& x);
@@ -64,18 +64,18 @@ void write(byte_writer& out, const observed_step& x);
 observed_step read_observed_step(byte_reader& in);
 
 /// Makes an `observed_step` of what it observes. Thread-safe.
-class call_recorder final : public call_observer {
+class call_logger final : public call_observer {
 public:
-  call_recorder();
+  call_logger();
 
-  ~call_recorder() override;
+  ~call_logger() override;
 
   /// Names the microbatch of what follows, where no execution does.
   void set_microbatch(uint64_t x);
 
   /// @param name the path of a module; a call of one without a path is left
   /// out
-  /// @returns what was recorded since the last time
+  /// @returns what was logged since the last time
   observed_step
   take(const std::function<std::optional<std::string>(const void*)>& name);
 

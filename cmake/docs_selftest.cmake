@@ -1,0 +1,70 @@
+# Plants wrong rules, paths and links one at a time and expects docs.cmake to
+# find each.
+#
+#   cmake -D WORK=<scratch folder> -P docs_selftest.cmake
+
+cmake_minimum_required(VERSION 3.25)
+
+set(rule "**R1. It holds.** Because. Test: `tests/a_test.cpp`.")
+
+# run(RESULT OUTPUT FILE TEXT): checks a small tree with TEXT in FILE.
+function(run result output file text)
+  file(REMOVE_RECURSE ${WORK})
+  foreach(folder actors tests)
+    file(WRITE ${WORK}/${folder}/README.md "# ${folder}\n")
+  endforeach()
+  file(WRITE ${WORK}/docs/rules.md "# Rules\n\n${rule}\n")
+  file(WRITE ${WORK}/tests/a_test.cpp "// R1\n")
+  file(WRITE ${WORK}/${file} "${text}\n")
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -D ROOT=${WORK} -P ${CMAKE_CURRENT_LIST_DIR}/docs.cmake
+    RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE out)
+  set(${result} ${status} PARENT_SCOPE)
+  set(${output} "${out}" PARENT_SCOPE)
+endfunction()
+
+function(expect_wrong file text message)
+  run(status out ${file} "${text}")
+  cmake_path(GET file PARENT_PATH folder)
+  if(status EQUAL 0 OR NOT out MATCHES "(${file}|${folder}): [^\n]*${message}")
+    message(SEND_ERROR "not found: ${text} in ${file}\n${out}")
+  endif()
+endfunction()
+
+function(expect_right file text)
+  run(status out ${file} "${text}")
+  if(NOT status EQUAL 0)
+    message(SEND_ERROR "wrongly refused: ${text} in ${file}\n${out}")
+  endif()
+endfunction()
+
+# Rules.
+expect_wrong(actors/a.hpp "/// Is held [x; (R1, R2)." "R2 is not in")
+expect_wrong(tests/a_test.cpp "TEST_CASE(\"a\", \"[a][R3]\") {" "R3 is not in")
+expect_wrong(docs/a.md "See R4." "R4 is not in")
+expect_wrong(docs/rules.md "${rule}\n\n**R2. It holds.** Because." "R2 names no test")
+expect_wrong(docs/rules.md "${rule}\n\n${rule}" "R1 stands there twice")
+expect_wrong(docs/rules.md "**R1. It holds.** Test: `tests/b_test.cpp`." "no tests/b_test.cpp")
+
+# Paths and links.
+expect_wrong(README.md "Start with `runtime/b.hpp`." "no runtime/b.hpp")
+expect_wrong(README.md "In `runtime/` it is." "no runtime")
+expect_wrong(tests/README.md "Start with `b_test.cpp`." "no b_test.cpp")
+expect_wrong(README.md "[a] and [that](docs/b.md)" "docs/b.md leads nowhere")
+expect_wrong(docs/a.md "[that](b.md#how)" "b.md leads nowhere")
+expect_wrong(actors/a.hpp "  // see runtime/b.hpp" "no runtime/b.hpp")
+expect_wrong(actors/a.hpp "throw error{\"see docs/b.md\"}\;" "no docs/b.md")
+expect_wrong(docs/a.md "First `b::run`." "b::run is not in the code")
+
+# Folders.
+expect_wrong(runtime/base/a.hpp "int x" "has no README.md")
+
+# What is right must pass, or the rules above prove nothing.
+expect_right(actors/a.hpp "/// Holds (R1).\n// see tests/a_test.cpp and actors/a.hpp")
+expect_right(actors/a.hpp "auto R2D = 1; // FOR3, xR7")
+expect_right(README.md "[rules](docs/rules.md) and `tests/*_test.cpp`, `RUN_DIR/x.json`")
+expect_right(README.md "```\ncat `runtime/b.hpp` [a](docs/b.md)\n```\n[b](https://x.org/y)")
+expect_right(tests/README.md "Start with `a_test.cpp`.")
+expect_right(actors/a.hpp "struct b { void run(); }; // see `b::run`")
+
+file(REMOVE_RECURSE ${WORK})
