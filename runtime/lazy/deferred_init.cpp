@@ -411,7 +411,7 @@ public:
       if (!prepare(x.schema.arguments()[i].name(), arguments[i]))
         return false;
     try {
-      x.op.callBoxed(&arguments);
+      call_boxed(x.op, arguments);
     } catch (const std::exception&) {
       // Made for real, it either works or throws the right error.
       return false;
@@ -523,7 +523,7 @@ void draw(const boxed_call& x) {
       return by_size ? at::empty_strided(t.sizes(), t.strides(), t.options())
                      : value_now(*impl);
     });
-  x.op.callBoxed(&arguments);
+  call_boxed(x.op, arguments);
 }
 
 recorded_op_ptr record(const boxed_call& x) {
@@ -694,10 +694,11 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
         make_arguments(x, ordinary);
     }
   }
-  op.redispatchBoxed(keys
-                       & c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
-                                             deferred_key},
-                     s);
+  redispatch_boxed(op,
+                   keys
+                     & c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
+                                           deferred_key},
+                   *s);
 }
 
 } // namespace
