@@ -7,7 +7,9 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
@@ -65,6 +67,34 @@ void visit_tensors(const c10::IValue& value, F f) {
       if (x && x->defined())
         f(*x);
   }
+}
+
+/// @returns the arguments that lie on top of `stack`, to be held until the call
+/// is over. Operators with several `out` arguments return references to them,
+/// and LibTorch (2.11) follows those only after it took the arguments off the
+/// stack: where nobody else owns them, memory that was freed.
+inline torch::jit::Stack held_arguments(const c10::OperatorHandle& op,
+                                        const torch::jit::Stack& stack) {
+  auto& schema = op.schema();
+  if (schema.returns().size() < 2)
+    return {};
+  auto count = static_cast<std::ptrdiff_t>(schema.arguments().size());
+  return {stack.end() - count, stack.end()};
+}
+
+/// Calls the operator with the arguments on top of `stack`.
+inline void call_boxed(const c10::OperatorHandle& op,
+                       torch::jit::Stack& stack) {
+  auto held = held_arguments(op, stack);
+  op.callBoxed(&stack);
+}
+
+/// The same from the middle of a dispatch, with the kernel for `keys`.
+inline void redispatch_boxed(const c10::OperatorHandle& op,
+                             c10::DispatchKeySet keys,
+                             torch::jit::Stack& stack) {
+  auto held = held_arguments(op, stack);
+  op.redispatchBoxed(keys, &stack);
 }
 
 /// `key_set_` is protected; a derived class may name it.

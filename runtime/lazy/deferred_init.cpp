@@ -1,6 +1,7 @@
 #include "runtime/lazy/deferred_init.hpp"
 
 #include "runtime/base/large_block_allocator.hpp"
+#include "runtime/lazy/boxed_arguments.hpp"
 #include "runtime/lazy/boxed_call.hpp"
 #include "runtime/lazy/deferred_tensor.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
@@ -85,7 +86,7 @@ void draw(const boxed_call& x) {
       return by_size ? at::empty_strided(t.sizes(), t.strides(), t.options())
                      : value_now(*impl);
     });
-  x.op.callBoxed(&arguments);
+  call_boxed(x.op, arguments);
 }
 
 recorded_op_ptr record(const boxed_call& x) {
@@ -288,10 +289,11 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
         make_arguments(x, ordinary);
     }
   }
-  op.redispatchBoxed(keys
-                       & c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
-                                             deferred_key},
-                     s);
+  redispatch_boxed(op,
+                   keys
+                     & c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
+                                           deferred_key},
+                   *s);
 }
 
 } // namespace

@@ -1,6 +1,7 @@
 #include "runtime/lazy/deferred_recording.hpp"
 
 #include "runtime/base/large_block_allocator.hpp"
+#include "runtime/lazy/boxed_arguments.hpp"
 
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
@@ -73,7 +74,7 @@ torch::jit::Stack run(const recorded_op& x, F value) {
     if (argument.isGenerator() && argument.toGenerator().defined())
       argument = argument.toGenerator().clone();
   recorded_state state{x};
-  x.op.callBoxed(&stack);
+  call_boxed(x.op, stack);
   return stack;
 }
 

@@ -1,5 +1,6 @@
 #include "runtime/lazy/meta_trial.hpp"
 
+#include "runtime/lazy/boxed_arguments.hpp"
 #include "runtime/lazy/deferred_tensor.hpp"
 
 #include <ATen/ops/empty_strided.h>
@@ -19,7 +20,7 @@ bool meta_trial::run(const boxed_call& x) {
     if (!prepare(x.schema.arguments()[i].name(), arguments[i]))
       return false;
   try {
-    x.op.callBoxed(&arguments);
+    call_boxed(x.op, arguments);
   } catch (const std::exception&) {
     // Made for real, it either works or throws the right error.
     return false;

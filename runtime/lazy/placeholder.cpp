@@ -126,7 +126,7 @@ void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   auto after = c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
                                    absent_key};
   if (reads_metadata_only(op.operator_name().name)) {
-    op.redispatchBoxed(keys & after, stack);
+    redispatch_boxed(op, keys & after, *stack);
     return;
   }
   if (auto model = rank_context::current_model();
@@ -136,7 +136,7 @@ void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   keep_promises(at::ArrayRef<c10::IValue>(
     stack->data() + (stack->size() - count), count));
   fetched_arguments args{op.schema(), stack};
-  op.redispatchBoxed(keys & after, stack);
+  redispatch_boxed(op, keys & after, *stack);
   args.write_back();
 }
 
