@@ -10,6 +10,7 @@
 //   bool, integers, enumerations, floating point: their bytes; enumerations one
 //   string, vector:    count u32, then the items
 //   optional:          whether there is one u8, then it
+//   variant:           which one u8, then it
 //   tensor_ref:        nothing; it is the next of the tensors of the message
 //   varying:           nothing; its bytes are such a tensor
 
@@ -26,6 +27,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace smp {
@@ -61,6 +63,11 @@ template <class T>
 inline constexpr bool is_pair = false;
 template <class A, class B>
 inline constexpr bool is_pair<std::pair<A, B>> = true;
+
+template <class T>
+inline constexpr bool is_variant = false;
+template <class... Ts>
+inline constexpr bool is_variant<std::variant<Ts...>> = true;
 
 template <class T>
 inline constexpr bool is_varying = false;
@@ -250,6 +257,9 @@ void byte_writer::item(const char* name, T& x) {
   } else if constexpr (detail::is_pair<T>) {
     item(name, x.first);
     item(name, x.second);
+  } else if constexpr (detail::is_variant<T>) {
+    u8(static_cast<uint8_t>(x.index()));
+    std::visit([&](auto& y) { item(name, y); }, x);
   } else if constexpr (std::is_same_v<T, tensor_ref>) {
     tensor(x);
   } else if constexpr (detail::is_varying<T>) {
@@ -404,6 +414,12 @@ private:
   template <class T>
   void varying_item(const char* name, T& x);
 
+  template <class... Ts>
+  void variant_item(const char* name, std::variant<Ts...>& x);
+
+  /// A number that stands for one of several things, `last` being the last.
+  uint8_t choice(const char* field, uint8_t last);
+
   std::string path_to(const char* field) const;
 
   std::span<const std::byte> xs_;
@@ -444,17 +460,19 @@ void byte_reader::varying_item(const char* name, T& x) {
   in.expect_end();
 }
 
+template <class... Ts>
+void byte_reader::variant_item(const char* name, std::variant<Ts...>& x) {
+  auto which = choice(name, sizeof...(Ts) - 1);
+  uint8_t i = 0;
+  ((i++ == which ? void(x = get<Ts>(name)) : void()), ...);
+}
+
 template <class T>
 void byte_reader::item(const char* name, T& x) {
   if constexpr (std::is_same_v<T, bool>) {
     x = boolean(name);
   } else if constexpr (ranged_enum<T>) {
-    auto y = u8(name);
-    if (y > static_cast<uint8_t>(last_of(x))) {
-      --pos_;
-      fail(name, "there is no value " + std::to_string(y));
-    }
-    x = static_cast<T>(y);
+    x = static_cast<T>(choice(name, static_cast<uint8_t>(last_of(x))));
   } else if constexpr (std::is_arithmetic_v<T>) {
     if constexpr (sizeof(T) == 1)
       x = std::bit_cast<T>(u8(name));
@@ -480,6 +498,8 @@ void byte_reader::item(const char* name, T& x) {
   } else if constexpr (detail::is_pair<T>) {
     item(name, x.first);
     item(name, x.second);
+  } else if constexpr (detail::is_variant<T>) {
+    variant_item(name, x);
   } else if constexpr (std::is_same_v<T, tensor_ref>) {
     x = tensor(name);
   } else if constexpr (detail::is_varying<T>) {
