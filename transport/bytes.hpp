@@ -8,11 +8,11 @@
 // says:
 //
 //   bool, integers, enumerations, floating point: their bytes; enumerations one
-//   string, vector:    count u32, then the items
-//   optional:          whether there is one u8, then it
-//   variant:           which one u8, then it
-//   tensor_ref:        nothing; it is the next of the tensors of the message
-//   varying:           nothing; its bytes are such a tensor
+//   string, vector, set: count u32, then the items
+//   optional:            whether there is one u8, then it
+//   variant:             which one u8, then it
+//   tensor_ref:          nothing; it is the next of the tensors of the message
+//   varying:             nothing; its bytes are such a tensor
 
 #include "transport/inspect.hpp"
 
@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,6 +54,11 @@ template <class T>
 inline constexpr bool is_array = false;
 template <class T, size_t N>
 inline constexpr bool is_array<std::array<T, N>> = true;
+
+template <class T>
+inline constexpr bool is_set = false;
+template <class T>
+inline constexpr bool is_set<std::set<T>> = true;
 
 template <class T>
 inline constexpr bool is_optional = false;
@@ -172,7 +178,8 @@ public:
 
   template <class T>
   void put(const T& x) {
-    item("", const_cast<T&>(x)); // not written to: `inspect` serves readers, too
+    // Not written to: `inspect` takes what a reader writes to as well.
+    item("", const_cast<T&>(x));
   }
 
   void reserve(size_t size) {
@@ -246,6 +253,10 @@ void byte_writer::item(const char* name, T& x) {
   } else if constexpr (detail::is_vector<T>) {
     count(x.size());
     for (typename T::const_reference y : x)
+      put(y);
+  } else if constexpr (detail::is_set<T>) {
+    count(x.size());
+    for (auto& y : x)
       put(y);
   } else if constexpr (detail::is_array<T>) {
     for (auto& y : x)
@@ -488,6 +499,9 @@ void byte_reader::item(const char* name, T& x) {
     x = bytes(name);
   } else if constexpr (detail::is_vector<T>) {
     items(name, x);
+  } else if constexpr (detail::is_set<T>) {
+    auto xs = get<std::vector<typename T::value_type>>(name);
+    x = {xs.begin(), xs.end()};
   } else if constexpr (detail::is_array<T>) {
     for (auto& y : x)
       item(name, y);

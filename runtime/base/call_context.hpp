@@ -31,14 +31,6 @@ struct call_context {
   static call_context current();
 
   bool operator==(const call_context&) const = default;
-
-  void write(byte_writer& out) const {
-    out.put(*this);
-  }
-
-  static call_context read(byte_reader& in) {
-    return in.get<call_context>("context");
-  }
 };
 
 bool has_autocast(c10::DeviceType x);

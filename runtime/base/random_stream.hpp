@@ -37,14 +37,6 @@ public:
   /// Equal streams give equal numbers from here on.
   bool operator==(const random_stream& other) const noexcept;
 
-  void write(byte_writer& out) const {
-    out.put(*this);
-  }
-
-  static random_stream read(byte_reader& in) {
-    return in.get<random_stream>("random stream");
-  }
-
   /// About 2.5 KB; all streams have the same length (R33).
   template <class Inspector>
   friend bool inspect(Inspector& f, random_stream& x) {

@@ -10,11 +10,10 @@
 
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/random_stream.hpp"
-#include "runtime/remote/request_kind.hpp"
 #include "runtime/values/value_codec.hpp"
 #include "transport/bytes.hpp"
 
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <optional>
@@ -43,27 +42,24 @@ struct remote_tensor {
   uint32_t index = 0;
   object_id object;
 
-  static remote_tensor of(tensor_ref x, bool requires_grad) {
-    return {kind::data, requires_grad, std::move(x), 0, {}};
-  }
+  /// Carries `x`; of kind undefined if `x` is.
+  /// @param snapshot copy the bytes, see `to_tensor_ref`
+  static remote_tensor of(const at::Tensor& x, bool snapshot);
 
-  static remote_tensor of(object_id x, bool requires_grad) {
-    return {kind::object, requires_grad, {}, 0, x};
-  }
+  static remote_tensor of(object_id x, bool requires_grad);
 
-  static remote_tensor argument(uint32_t index) {
-    return {kind::argument, false, {}, index, {}};
-  }
+  static remote_tensor argument(uint32_t index);
 
-  static remote_tensor parameter(uint32_t index, bool requires_grad) {
-    return {kind::parameter, requires_grad, {}, index, {}};
-  }
+  static remote_tensor parameter(uint32_t index, bool requires_grad = false);
 
-  /// Tells whether its content comes from the sender, not from what the
-  /// receiver has.
+  /// Tells whether it is nothing that the receiver has anyway.
   bool travels() const noexcept {
     return what == kind::data || what == kind::object;
   }
+
+  /// @returns the tensor of an entry of kind data.
+  /// @throws error (protocol) if it is of another kind
+  at::Tensor tensor() const;
 };
 
 constexpr remote_tensor::kind last_of(remote_tensor::kind) noexcept {
@@ -97,8 +93,23 @@ using reached_positions = std::vector<std::vector<uint32_t>>;
 
 // -- requests -----------------------------------------------------------------
 
+enum class request_kind : uint8_t {
+  call,         // forward of one module
+  range,        // forward of consecutive children of a Sequential (R8)
+  backward,     // backward of a call or range
+  read_tensor,  // the value of a parameter or buffer (R14)
+  add_gradient, // a gradient of a parameter (R14)
+  write_tensor, // a new value of a buffer
+  // Of a TorchScript module (runtime/intercept/script/script_calls.hpp):
+  method,        // one method
+  method_range,  // consecutive children of a Sequential (R8)
+  get_attribute, // the value of an attribute that may change
+  set_attribute,
+  add, // of two tensors, of no module
+};
+
 constexpr request_kind last_of(request_kind) noexcept {
-  return last_request_kind;
+  return request_kind::add;
 }
 
 /// What every request begins with; enough to tell which modules it enters.
