@@ -175,6 +175,15 @@ void byte_reader::expect_end() const {
                              + " tensors too many");
 }
 
+uint8_t byte_reader::choice(const char* field, uint8_t last) {
+  auto result = u8(field);
+  if (result > last) {
+    --pos_;
+    fail(field, "there is no value " + std::to_string(result));
+  }
+  return result;
+}
+
 std::string byte_reader::path_to(const char* field) const {
   std::string result{field};
   for (auto x = scope_; x != nullptr; x = x->outer_) {
@@ -187,10 +196,13 @@ std::string byte_reader::path_to(const char* field) const {
 
 void byte_reader::fail(const char* field, const std::string& why) const {
   std::string what{what_};
+  if (!what.empty())
+    what = "malformed " + what;
+  auto path = path_to(field);
+  if (!what.empty() && !path.empty())
+    what += ": ";
   throw error(error_code::protocol,
-              (what.empty() ? what : "malformed " + what + ": ")
-                + path_to(field) + " at byte " + std::to_string(pos_) + ": "
-                + why);
+              what + path + " at byte " + std::to_string(pos_) + ": " + why);
 }
 
 } // namespace smp

@@ -8,10 +8,11 @@
 // says:
 //
 //   bool, integers, enumerations, floating point: their bytes; enumerations one
-//   string, vector:    count u32, then the items
-//   optional:          whether there is one u8, then it
-//   tensor_ref:        nothing; it is the next of the tensors of the message
-//   varying:           nothing; its bytes are such a tensor
+//   string, vector, set: count u32, then the items
+//   optional:            whether there is one u8, then it
+//   variant:             which one u8, then it
+//   tensor_ref:          nothing; it is the next of the tensors of the message
+//   varying:             nothing; its bytes are such a tensor
 
 #include "transport/inspect.hpp"
 
@@ -21,11 +22,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace smp {
@@ -53,6 +56,11 @@ template <class T, size_t N>
 inline constexpr bool is_array<std::array<T, N>> = true;
 
 template <class T>
+inline constexpr bool is_set = false;
+template <class T>
+inline constexpr bool is_set<std::set<T>> = true;
+
+template <class T>
 inline constexpr bool is_optional = false;
 template <class T>
 inline constexpr bool is_optional<std::optional<T>> = true;
@@ -61,6 +69,11 @@ template <class T>
 inline constexpr bool is_pair = false;
 template <class A, class B>
 inline constexpr bool is_pair<std::pair<A, B>> = true;
+
+template <class T>
+inline constexpr bool is_variant = false;
+template <class... Ts>
+inline constexpr bool is_variant<std::variant<Ts...>> = true;
 
 template <class T>
 inline constexpr bool is_varying = false;
@@ -165,7 +178,8 @@ public:
 
   template <class T>
   void put(const T& x) {
-    item("", const_cast<T&>(x)); // not written to: `inspect` serves readers, too
+    // Not written to: `inspect` takes what a reader writes to as well.
+    item("", const_cast<T&>(x));
   }
 
   void reserve(size_t size) {
@@ -240,6 +254,10 @@ void byte_writer::item(const char* name, T& x) {
     count(x.size());
     for (typename T::const_reference y : x)
       put(y);
+  } else if constexpr (detail::is_set<T>) {
+    count(x.size());
+    for (auto& y : x)
+      put(y);
   } else if constexpr (detail::is_array<T>) {
     for (auto& y : x)
       item(name, y);
@@ -250,6 +268,9 @@ void byte_writer::item(const char* name, T& x) {
   } else if constexpr (detail::is_pair<T>) {
     item(name, x.first);
     item(name, x.second);
+  } else if constexpr (detail::is_variant<T>) {
+    u8(static_cast<uint8_t>(x.index()));
+    std::visit([&](auto& y) { item(name, y); }, x);
   } else if constexpr (std::is_same_v<T, tensor_ref>) {
     tensor(x);
   } else if constexpr (detail::is_varying<T>) {
@@ -404,6 +425,12 @@ private:
   template <class T>
   void varying_item(const char* name, T& x);
 
+  template <class... Ts>
+  void variant_item(const char* name, std::variant<Ts...>& x);
+
+  /// A number that stands for one of several things, `last` being the last.
+  uint8_t choice(const char* field, uint8_t last);
+
   std::string path_to(const char* field) const;
 
   std::span<const std::byte> xs_;
@@ -444,17 +471,19 @@ void byte_reader::varying_item(const char* name, T& x) {
   in.expect_end();
 }
 
+template <class... Ts>
+void byte_reader::variant_item(const char* name, std::variant<Ts...>& x) {
+  auto which = choice(name, sizeof...(Ts) - 1);
+  uint8_t i = 0;
+  ((i++ == which ? void(x = get<Ts>(name)) : void()), ...);
+}
+
 template <class T>
 void byte_reader::item(const char* name, T& x) {
   if constexpr (std::is_same_v<T, bool>) {
     x = boolean(name);
   } else if constexpr (ranged_enum<T>) {
-    auto y = u8(name);
-    if (y > static_cast<uint8_t>(last_of(x))) {
-      --pos_;
-      fail(name, "there is no value " + std::to_string(y));
-    }
-    x = static_cast<T>(y);
+    x = static_cast<T>(choice(name, static_cast<uint8_t>(last_of(x))));
   } else if constexpr (std::is_arithmetic_v<T>) {
     if constexpr (sizeof(T) == 1)
       x = std::bit_cast<T>(u8(name));
@@ -470,6 +499,9 @@ void byte_reader::item(const char* name, T& x) {
     x = bytes(name);
   } else if constexpr (detail::is_vector<T>) {
     items(name, x);
+  } else if constexpr (detail::is_set<T>) {
+    auto xs = get<std::vector<typename T::value_type>>(name);
+    x = {xs.begin(), xs.end()};
   } else if constexpr (detail::is_array<T>) {
     for (auto& y : x)
       item(name, y);
@@ -480,6 +512,8 @@ void byte_reader::item(const char* name, T& x) {
   } else if constexpr (detail::is_pair<T>) {
     item(name, x.first);
     item(name, x.second);
+  } else if constexpr (detail::is_variant<T>) {
+    variant_item(name, x);
   } else if constexpr (std::is_same_v<T, tensor_ref>) {
     x = tensor(name);
   } else if constexpr (detail::is_varying<T>) {

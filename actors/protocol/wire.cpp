@@ -24,10 +24,10 @@ constexpr control_kind last_of(control_kind) noexcept {
 }
 
 /// How a request or response says what it is.
-enum class message_form : uint8_t { in_full, as_recorded };
+enum class message_style : uint8_t { in_full, as_recorded };
 
-constexpr message_form last_of(message_form) noexcept {
-  return message_form::as_recorded;
+constexpr message_style last_of(message_style) noexcept {
+  return message_style::as_recorded;
 }
 
 // -- requests and responses ---------------------------------------------------
@@ -39,7 +39,7 @@ template <class T>
 message encode_in_full(message_kind kind, T x) {
   byte_writer out;
   out.reserve(usual_head + x.body.bytes.size());
-  out.put(message_form::in_full);
+  out.put(message_style::in_full);
   out.put(x.id);
   inspect_head(out, x);
   out.raw(x.body.bytes);
@@ -49,7 +49,7 @@ message encode_in_full(message_kind kind, T x) {
 template <class T>
 message encode_as_recorded(message_kind kind, T x) {
   byte_writer out;
-  out.put(message_form::as_recorded);
+  out.put(message_style::as_recorded);
   out.put(x.id);
   return {kind, {out.take(), std::move(x.tensors)}};
 }
@@ -57,9 +57,9 @@ message encode_as_recorded(message_kind kind, T x) {
 template <class InFull, class AsRecorded>
 incoming decode_either(message x, const char* what) {
   byte_reader in{x.body.bytes, what};
-  auto form = in.get<message_form>("form");
+  auto form = in.get<message_style>("form");
   auto id = in.get<request_id>("id");
-  if (form == message_form::as_recorded) {
+  if (form == message_style::as_recorded) {
     in.expect_end();
     return AsRecorded{id, std::move(x.body.tensors)};
   }

@@ -24,7 +24,7 @@ struct tensor_form {
 
 /// What of a message is the same in every step of a static flow: all but what
 /// its tensors contain. What else differs between steps travels as a tensor
-/// (runtime/remote/request_kind.hpp).
+/// (runtime/remote/messages.hpp).
 struct message_form {
   std::vector<std::byte> bytes;
   std::vector<tensor_form> tensors;

@@ -12,11 +12,6 @@ namespace {
 
 namespace ac = at::autocast;
 
-bool is_supported(c10::DeviceType x) {
-  auto& all = ac::_AUTOCAST_SUPPORTED_DEVICES;
-  return std::find(all.begin(), all.end(), x) != all.end();
-}
-
 std::vector<call_context::autocast_entry> enabled_autocast() {
   std::vector<call_context::autocast_entry> result;
   for (auto device : ac::_AUTOCAST_SUPPORTED_DEVICES)
@@ -27,36 +22,14 @@ std::vector<call_context::autocast_entry> enabled_autocast() {
 
 } // namespace
 
+bool has_autocast(c10::DeviceType x) {
+  auto& all = ac::_AUTOCAST_SUPPORTED_DEVICES;
+  return std::find(all.begin(), all.end(), x) != all.end();
+}
+
 call_context call_context::current() {
   return {c10::GradMode::is_enabled(), c10::InferenceMode::is_enabled(),
           enabled_autocast()};
-}
-
-void call_context::write(byte_writer& out) const {
-  out.boolean(grad);
-  out.boolean(inference);
-  out.u8(static_cast<uint8_t>(autocast.size()));
-  for (auto& x : autocast) {
-    out.u8(static_cast<uint8_t>(x.device));
-    out.u8(static_cast<uint8_t>(x.dtype));
-  }
-}
-
-call_context call_context::read(byte_reader& in) {
-  call_context result;
-  result.grad = in.boolean("grad mode");
-  result.inference = in.boolean("inference mode");
-  for (auto n = in.u8("autocast device types"); n > 0; --n) {
-    auto device = static_cast<c10::DeviceType>(in.u8("autocast device type"));
-    auto dtype = in.u8("autocast dtype");
-    if (!is_supported(device))
-      in.fail("autocast device type", "has no autocast");
-    if (dtype >= c10::NumScalarTypes
-        || !c10::isFloatingType(static_cast<c10::ScalarType>(dtype)))
-      in.fail("autocast dtype", "is no floating-point type");
-    result.autocast.push_back({device, static_cast<c10::ScalarType>(dtype)});
-  }
-  return result;
 }
 
 scoped_context::scoped_context(const call_context& x)

@@ -19,6 +19,7 @@ struct call_context {
   struct autocast_entry {
     c10::DeviceType device = c10::kCPU;
     c10::ScalarType dtype = c10::kFloat;
+    bool operator==(const autocast_entry&) const = default;
   };
 
   bool grad = true;
@@ -29,11 +30,33 @@ struct call_context {
   /// @returns that of the calling thread.
   static call_context current();
 
-  void write(byte_writer& out) const;
-
-  /// @throws error (protocol)
-  static call_context read(byte_reader& in);
+  bool operator==(const call_context&) const = default;
 };
+
+bool has_autocast(c10::DeviceType x);
+
+template <class Inspector>
+bool inspect(Inspector& f, call_context::autocast_entry& x) {
+  auto device = [&x] { return static_cast<uint8_t>(x.device); };
+  auto set_device = [&x](uint8_t y) {
+    x.device = static_cast<c10::DeviceType>(y);
+    return has_autocast(x.device);
+  };
+  auto dtype = [&x] { return static_cast<uint8_t>(x.dtype); };
+  auto set_dtype = [&x](uint8_t y) {
+    x.dtype = static_cast<c10::ScalarType>(y);
+    return y < c10::NumScalarTypes && c10::isFloatingType(x.dtype);
+  };
+  return f.object(x).fields(f.field("device type", device, set_device),
+                            f.field("dtype", dtype, set_dtype));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, call_context& x) {
+  return f.object(x).fields(f.field("grad", x.grad),
+                            f.field("inference", x.inference),
+                            f.field("autocast", x.autocast));
+}
 
 /// Puts the calling thread into a context. The cache of autocast is off in it:
 /// it belongs to the process and would give one microbatch what another one has

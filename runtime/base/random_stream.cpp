@@ -1,11 +1,7 @@
 #include "runtime/base/random_stream.hpp"
 
-#include "transport/error.hpp"
-
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <algorithm>
-#include <bit>
 #include <mutex>
 
 namespace smp {
@@ -23,17 +19,6 @@ at::CPUGeneratorImpl& default_generator() {
   return *at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
 }
 
-/// Whether LibTorch's engine stays within its state with these. Each
-/// draw decrements `left` and increments `next`; only a fresh engine, which
-/// has drawn nothing, differs.
-bool is_reachable(int left, uint32_t next) noexcept {
-  constexpr auto n = static_cast<uint32_t>(at::MERSENNE_STATE_N);
-  if (left < 1 || static_cast<uint32_t>(left) > n)
-    return false;
-  return (left == 1 && next == 0)
-         || static_cast<uint32_t>(left) + next == n + 1;
-}
-
 } // namespace
 
 uint64_t microbatch_seed(uint64_t seed, uint64_t step, uint64_t dp_rank,
@@ -48,6 +33,16 @@ uint64_t microbatch_seed(uint64_t seed, uint64_t step, uint64_t dp_rank,
 random_stream::random_stream(uint64_t seed)
   : engine_(at::mt19937{seed}.data()) {
   // nop
+}
+
+// Each draw decrements `left` and increments `next`; only a fresh engine, which
+// has drawn nothing, differs.
+bool random_stream::is_reachable(int left, uint32_t next) noexcept {
+  constexpr auto n = static_cast<uint32_t>(at::MERSENNE_STATE_N);
+  if (left < 1 || static_cast<uint32_t>(left) > n)
+    return false;
+  return (left == 1 && next == 0)
+         || static_cast<uint32_t>(left) + next == n + 1;
 }
 
 random_stream random_stream::of_default() {
@@ -85,40 +80,6 @@ bool random_stream::operator==(const random_stream& other) const noexcept {
          && next_float_normal_ == other.next_float_normal_
          && next_double_normal_ == other.next_double_normal_
          && x.state_ == y.state_;
-}
-
-void random_stream::write(byte_writer& out) const {
-  out.u64(engine_.seed_);
-  out.u16(static_cast<uint16_t>(engine_.left_));
-  out.u16(static_cast<uint16_t>(engine_.next_));
-  for (auto x : engine_.state_)
-    out.u32(x);
-  // All streams have the same length (R33).
-  out.boolean(next_float_normal_.has_value());
-  out.u32(std::bit_cast<uint32_t>(next_float_normal_.value_or(0)));
-  out.boolean(next_double_normal_.has_value());
-  out.f64(next_double_normal_.value_or(0));
-}
-
-random_stream random_stream::read(byte_reader& in) {
-  random_stream result;
-  auto& engine = result.engine_;
-  engine.seed_ = in.u64("random seed");
-  engine.left_ = in.u16("random position");
-  engine.next_ = in.u16("random position");
-  if (!is_reachable(engine.left_, engine.next_))
-    in.fail("random position", "no generator gets there");
-  for (auto& x : engine.state_)
-    x = in.u32("random state");
-  const bool has_float = in.boolean("random normal");
-  const auto next_float = std::bit_cast<float>(in.u32("random normal"));
-  const bool has_double = in.boolean("random normal");
-  const auto next_double = in.f64("random normal");
-  if (has_float)
-    result.next_float_normal_ = next_float;
-  if (has_double)
-    result.next_double_normal_ = next_double;
-  return result;
 }
 
 } // namespace smp

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 namespace smp {
 
@@ -36,13 +37,43 @@ public:
   /// Equal streams give equal numbers from here on.
   bool operator==(const random_stream& other) const noexcept;
 
-  /// Appends about 2.5 KB.
-  void write(byte_writer& out) const;
-
-  /// @throws error (protocol)
-  static random_stream read(byte_reader& in);
+  /// About 2.5 KB; all streams have the same length (R33).
+  template <class Inspector>
+  friend bool inspect(Inspector& f, random_stream& x) {
+    auto& engine = x.engine_;
+    auto left = [&] { return static_cast<uint16_t>(engine.left_); };
+    auto set_left = [&](uint16_t y) {
+      engine.left_ = y;
+      return true;
+    };
+    auto next = [&] { return static_cast<uint16_t>(engine.next_); };
+    auto set_next = [&](uint16_t y) {
+      engine.next_ = y;
+      return is_reachable(engine.left_, engine.next_);
+    };
+    return f.object(x).fields(
+      f.field("seed", engine.seed_), f.field("left", left, set_left),
+      f.field("next", next, set_next), f.field("state", engine.state_),
+      normal_field(f, "normal float", x.next_float_normal_),
+      normal_field(f, "normal double", x.next_double_normal_));
+  }
 
 private:
+  /// Whether the engine of LibTorch stays inside of its state with these.
+  static bool is_reachable(int left, uint32_t next) noexcept;
+
+  /// A number is written even where there is none.
+  template <class Inspector, class T>
+  static auto normal_field(Inspector& f, const char* name,
+                           std::optional<T>& x) {
+    auto get = [&x] { return std::pair{x.has_value(), x.value_or(0)}; };
+    auto set = [&x](std::pair<bool, T> y) {
+      x = y.first ? std::optional{y.second} : std::nullopt;
+      return true;
+    };
+    return f.field(name, get, set);
+  }
+
   at::mt19937_data_pod engine_;
   /// Normal numbers come in pairs; the generator keeps the second one.
   std::optional<float> next_float_normal_;

@@ -3,7 +3,8 @@
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
-#include "runtime/remote/request_kind.hpp"
+#include "runtime/values/tensor_bridge.hpp"
+#include "transport/bytes.hpp"
 
 #include <vector>
 
@@ -14,12 +15,6 @@ namespace {
 constexpr const char* wanted_name = "smp.save.wanted";
 constexpr const char* tensor_name = "smp.save.tensor";
 constexpr uint32_t no_more = ~uint32_t{0};
-
-payload message(uint32_t position) {
-  byte_writer out;
-  out.u32(position);
-  return {out.take(), {}};
-}
 
 /// One file, as one rank sees it being written.
 class save {
@@ -64,15 +59,14 @@ private:
   /// there is a gradient
   std::vector<uint32_t> choose() const {
     auto& tensors = st_.model().tensors;
-    byte_writer out;
-    for (uint32_t i = 0; i < tensors.size(); ++i)
-      out.boolean(!tensors[i].is_attribute && owned(i) && mine(i).defined());
     std::vector<bool> found(tensors.size());
+    for (uint32_t i = 0; i < tensors.size(); ++i)
+      found[i] = !tensors[i].is_attribute && owned(i) && mine(i).defined();
     for (auto& x : rank_.exchange().all_gather(rank_.pipeline(), "smp.save",
-                                              {out.take(), {}})) {
-      byte_reader in{x.bytes};
+                                               to_payload(found))) {
+      auto theirs = from_payload<std::vector<bool>>(x, "tensors to save");
       for (size_t i = 0; i < found.size(); ++i)
-        found[i] = in.boolean("tensor to save") || found[i];
+        found[i] = found[i] || theirs.at(i);
     }
     std::vector<uint32_t> result;
     for (uint32_t i = 0; i < found.size(); ++i)
@@ -98,15 +92,15 @@ private:
   at::Tensor value(uint32_t i) {
     if (owned(i))
       return mine(i);
-    rank_.exchange().send(owner(i), wanted_name, message(i));
-    return take_data(rank_.exchange().receive(owner(i), tensor_name),
-                     wire_tensor{});
+    rank_.exchange().send(owner(i), wanted_name, to_payload(i));
+    return to_tensor(from_payload<tensor_ref>(
+      rank_.exchange().receive(owner(i), tensor_name), "saved tensor"));
   }
 
   void dismiss() {
     for (auto rank : rank_.pipeline())
       if (rank != rank_.self())
-        rank_.exchange().send(rank, wanted_name, message(no_more));
+        rank_.exchange().send(rank, wanted_name, to_payload(no_more));
   }
 
   // -- the others -------------------------------------------------------------
@@ -115,12 +109,12 @@ private:
     auto writer = rank_.pipeline().front();
     while (true) {
       auto x = rank_.exchange().receive(writer, wanted_name);
-      auto i = byte_reader{x.bytes}.u32("position of a tensor");
+      auto i = from_payload<uint32_t>(x, "position of a tensor");
       if (i == no_more)
         return;
-      payload answer;
-      put_data(answer, mine(i), false); // it is there before `no_more` comes
-      rank_.exchange().send(writer, tensor_name, std::move(answer));
+      // It is there before `no_more` comes.
+      rank_.exchange().send(writer, tensor_name,
+                            to_payload(to_tensor_ref(mine(i), false)));
     }
   }
 

@@ -93,4 +93,10 @@ private:
   std::map<uint32_t, std::optional<uint64_t>> hashes_; // of owned buffers
 };
 
+template <class Inspector>
+bool inspect(Inspector& f, module_order::observation& x) {
+  return f.object(x).fields(f.field("changed", x.changed),
+                            f.field("trained", x.trained));
+}
+
 } // namespace smp

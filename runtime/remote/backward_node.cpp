@@ -5,7 +5,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/lazy/placeholder.hpp"
-#include "runtime/remote/request_kind.hpp"
+#include "runtime/remote/messages.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -88,89 +88,66 @@ ag::variable_list remote_call_node::apply(ag::variable_list&& grads) {
 remote_call_node::outgoing
 remote_call_node::put(const ag::variable_list& grads, bool snapshot) const {
   outgoing result;
-  result.table.resize(call_.num_outputs);
+  auto& gradients = result.asked.gradients;
+  gradients.resize(call_.num_outputs);
   for (size_t i = 0; i < grads.size(); ++i) {
-    auto& entry = result.table[call_.outputs[i]];
+    auto& entry = gradients[call_.outputs[i]];
     if (auto x = promised_value_of(grads[i])) {
-      entry.what = wire_tensor::kind::object;
-      entry.object = x->id();
+      entry = remote_tensor::of(x->id(), false);
       result.needs.push_back(x->id());
       x->tell(call_.owner);
       result.kept.push_back(std::move(x));
     } else {
-      entry = put_data(result.body, materialise(grads[i]), snapshot);
+      entry = remote_tensor::of(materialise(grads[i]), snapshot);
     }
   }
   return result;
 }
 
-// -- wait for the gradients ---------------------------------------------------
-
-namespace {
-
-/// @param wanted the arguments whose gradients are asked for
+/// @param wanted positions of the arguments whose gradients are asked for
 /// @param pushed by wanted argument: its gradient comes with the answer
-/// @param names what the owner calls the other gradients
-std::vector<std::byte> encode_backward(execution& ex,
-                                       const remote_call_record& x,
-                                       const std::vector<wire_tensor>& table,
-                                       const std::vector<size_t>& wanted,
-                                       const std::vector<bool>& pushed,
-                                       uint64_t names) {
-  byte_writer out;
-  out.u8(static_cast<uint8_t>(request_kind::backward));
-  call_context::current().write(out);
-  out.u64(x.id.origin.value);
-  out.u32(call_number(x.id));
-  out.boolean(ag::get_current_graph_task_keep_graph());
-  out.boolean(!x.waits);
-  write(out, table);
-  out.u32(static_cast<uint32_t>(wanted.size()));
-  for (size_t k = 0; k < wanted.size(); ++k) {
-    out.u32(x.arguments[wanted[k]].position);
-    out.boolean(pushed[k]);
-  }
-  out.u64(names);
-  write_ids(out, ex.rank().model()->promises->take_releases(x.owner));
-  return out.take();
-}
-
-call make_call(const remote_call_record& x, payload body) {
+call remote_call_node::make_call(execution& ex, outgoing x,
+                                 const std::vector<size_t>& wanted,
+                                 const std::vector<bool>& pushed) const {
+  auto& asked = x.asked;
+  asked.context = call_context::current();
+  asked.origin = call_.id.origin;
+  asked.call = call_number(call_.id);
+  asked.keep_graph = ag::get_current_graph_task_keep_graph();
+  for (size_t k = 0; k < wanted.size(); ++k)
+    asked.wanted.push_back({call_.arguments[wanted[k]].position, pushed[k]});
+  asked.released = ex.rank().model()->promises->take_releases(call_.owner);
   call result;
-  result.owner = x.owner;
-  result.module = x.module;
+  result.owner = call_.owner;
+  result.module = call_.module;
   result.what = phase::backward;
-  result.body = std::move(body);
-  result.why = {"'" + x.name + "', backward", x.owner};
+  result.body = to_payload(asked);
+  result.why = {"'" + call_.name + "', backward", call_.owner};
+  result.needs = std::move(x.needs);
   return result;
 }
 
-} // namespace
+// -- wait for the gradients ---------------------------------------------------
 
 ag::variable_list remote_call_node::wait(execution& ex,
                                          ag::variable_list grads) {
   ag::variable_list result(call_.arguments.size());
-  auto x = put(grads, false);
   std::vector<size_t> wanted;
   for (size_t i = 0; i < call_.arguments.size(); ++i)
     if (task_should_compute_output(i))
       wanted.push_back(i);
-  x.body.bytes = encode_backward(ex, call_, x.table, wanted,
-                                 std::vector<bool>(wanted.size(), true), 0);
-  auto c = make_call(call_, std::move(x.body));
-  c.needs = std::move(x.needs);
-  auto answer = ex.park(std::move(c));
-  byte_reader in{answer.body.bytes};
-  auto back = read_table(in);
-  in.expect_end();
+  auto answer
+    = ex.park(make_call(ex, put(grads, false), wanted,
+                        std::vector<bool>(wanted.size(), true)));
+  auto back = from_payload<backward_reply>(answer.body, "reply").gradients;
   if (back.size() != wanted.size())
     throw error{error_code::protocol, "backward of '" + call_.name + "': "
                                         + std::to_string(back.size())
                                         + " gradients instead of "
                                         + std::to_string(wanted.size())};
   for (size_t i = 0; i < wanted.size(); ++i)
-    if (back[i].what == wire_tensor::kind::data)
-      result[wanted[i]] = take_data(answer.body, back[i]);
+    if (back[i].what != remote_tensor::kind::undefined)
+      result[wanted[i]] = back[i].tensor();
   return result;
 }
 
@@ -201,14 +178,9 @@ ag::variable_list remote_call_node::promise(execution& ex,
     request->pushed.push_back(!dynamic_cast<remote_call_node*>(next));
   }
   auto names = book.next_names(wanted.size());
-  x.body.bytes
-    = encode_backward(ex, call_, x.table, wanted, request->pushed, names);
-  auto c = make_call(call_, std::move(x.body));
-  c.needs = std::move(x.needs);
-  send_promise(ex, std::move(c), request,
-               [to = std::weak_ptr{request}](const payload& answer) {
-                 to.lock()->take_contents(answer);
-               });
+  x.asked.names = names;
+  send_promise(ex, make_call(ex, std::move(x), wanted, request->pushed),
+               request);
   ag::variable_list result(call_.arguments.size());
   std::vector<at::Tensor> now;
   for (size_t k = 0; k < wanted.size(); ++k) {

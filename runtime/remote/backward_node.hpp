@@ -3,7 +3,7 @@
 // The autograd node of a call that another rank ran.
 
 #include "runtime/remote/promised_call.hpp"
-#include "runtime/remote/tensor_table.hpp"
+#include "runtime/remote/messages.hpp"
 #include "transport/ids.hpp"
 
 #include <torch/csrc/autograd/function.h>
@@ -41,7 +41,7 @@ struct remote_call_record {
   bool waits = true;
   /// By output: positions of the arguments that its gradient reaches; empty if
   /// the owner did not say. Those of a promise come with its answer.
-  std::vector<std::vector<uint32_t>> reaches;
+  reached_positions reaches;
   promised_request_ptr promise;
 };
 
@@ -70,8 +70,7 @@ public:
 private:
   /// Gradients on their way to the owner.
   struct outgoing {
-    payload body;
-    wire_table table; // by output
+    backward_request asked;
     std::vector<object_id> needs;
     /// Must not be let go before the answer.
     std::vector<promised_value_ptr> kept;
@@ -80,6 +79,8 @@ private:
   execution& check() const;
   outgoing put(const torch::autograd::variable_list& grads,
                bool snapshot) const;
+  call make_call(execution& ex, outgoing x, const std::vector<size_t>& wanted,
+                 const std::vector<bool>& pushed) const;
   std::vector<bool>
   reached_by(const torch::autograd::variable_list& grads) const;
   torch::autograd::variable_list wait(execution& ex,

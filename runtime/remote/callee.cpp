@@ -16,7 +16,7 @@
 #include "runtime/remote/parameters.hpp"
 #include "runtime/remote/saved_calls.hpp"
 #include "runtime/values/tensor_bridge.hpp"
-#include "runtime/remote/request_kind.hpp"
+#include "runtime/remote/messages.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
@@ -67,37 +67,35 @@ struct arrived {
 
 /// @param shared the call does not write to its arguments, or fails: what this
 /// rank holds itself needs no copy
-arrived take_arguments(const execution& ex, const payload& body,
-                       const wire_table& table, bool grad, bool shared) {
+arrived take_arguments(const execution& ex, const remote_tensors& xs,
+                       bool grad, bool shared) {
   auto& model = ex.rank().model()->map->model();
   arrived result;
-  result.leaves.resize(table.size());
-  for (size_t i = 0; i < table.size(); ++i) {
-    auto& x = table[i];
+  result.leaves.resize(xs.size());
+  for (size_t i = 0; i < xs.size(); ++i) {
+    auto& x = xs[i];
     at::Tensor t;
     switch (x.what) {
-      case wire_tensor::kind::undefined:
+      case remote_tensor::kind::undefined:
         break;
-      case wire_tensor::kind::data:
-        t = take_data(body, x);
+      case remote_tensor::kind::data:
+        t = x.tensor();
         break;
-      case wire_tensor::kind::object:
+      case remote_tensor::kind::object:
         t = ex.rank().objects().fetch(x.object).detach();
         t = shared && !t.is_inference() ? t.variable_data() : t.clone();
         break;
-      case wire_tensor::kind::parameter:
+      case remote_tensor::kind::parameter:
         if (x.index >= model.tensors.size())
           throw error{error_code::protocol, "unknown parameter in a request"};
         t = model.tensors[x.index].tensor;
         break;
-      case wire_tensor::kind::argument:
+      case remote_tensor::kind::argument:
         throw error{error_code::protocol, "an argument names itself"};
     }
-    auto came = x.what == wire_tensor::kind::data
-                || x.what == wire_tensor::kind::object;
-    if (SMP_FAULT("transposed-argument") && came && t.dim() > 1)
+    if (SMP_FAULT("transposed-argument") && x.travels() && t.dim() > 1)
       t = t.transpose(-2, -1).contiguous().view(t.sizes());
-    if (came && x.requires_grad && grad) {
+    if (x.travels() && x.requires_grad && grad) {
       t.set_requires_grad(true);
       result.leaves[i] = t;
       t = behind_identity(t);
@@ -108,50 +106,47 @@ arrived take_arguments(const execution& ex, const payload& body,
   return result;
 }
 
-/// Runs a call or range and encodes its results; keeps what backward needs.
+call_target target_of(const forward_request& x) {
+  call_target result;
+  result.op = x.head.what;
+  result.first = x.head.first;
+  result.last = x.head.last;
+  result.invoker = x.invoker;
+  result.name = x.name;
+  result.training = x.training;
+  return result;
+}
+
+/// Runs a call or range; keeps what backward needs.
 class forward_call {
 public:
-  forward_call(execution& ex, const request& req)
-    : ex_(ex), req_(req), model_(*ex.rank().model()), map_(*model_.map) {
+  forward_call(execution& ex, const request& req, forward_request asked)
+    : ex_(ex),
+      req_(req),
+      asked_(std::move(asked)),
+      model_(*ex.rank().model()),
+      map_(*model_.map) {
     // nop
   }
 
-  payload run(request_kind op, byte_reader& in) {
-    call_target target;
-    target.op = op;
-    target.first = in.u32("first child");
-    target.last = in.u32("last child");
-    auto results = in.u8("where results stay");
-    if (results > static_cast<uint8_t>(wire_results::promise))
-      in.fail("where results stay", "unknown");
-    hold_ = results == static_cast<uint8_t>(wire_results::hold);
-    promised_ = results == static_cast<uint8_t>(wire_results::promise);
-    in.u64("call number");
-    auto context = call_context::read(in);
-    target.training = in.boolean("training");
-    target.invoker = in.u64("invoker");
-    target.name = in.string("method or attribute");
-    read_stream(in, req_.body, ex_);
-    auto args = read_value(in);
-    auto* list = args.get_if<tuple_value>();
-    if (!list)
-      in.fail("arguments", "no tuple");
-    auto table = read_table(in);
-    if (promised_)
-      read_expected(in);
-    ex_.rank().objects().drop(read_ids(in));
-    in.expect_end();
+  payload run() {
+    auto* args = asked_.arguments.get_if<tuple_value>();
+    if (!args)
+      throw error{error_code::protocol, "the arguments are no tuple"};
+    check_indexes();
+    if (asked_.stream)
+      ex_.take_stream(std::move(asked_.stream->value));
+    ex_.rank().objects().drop(asked_.released);
     // Outside of inference mode, where nothing tells that an argument was
     // written (R12).
-    auto arguments = take_arguments(ex_, req_.body, table, context.grad,
-                                    promised_);
-    check_indexes(args, table.size());
-    scoped_context inside{context};
+    arguments_ = take_arguments(ex_, asked_.tensors, asked_.context.grad,
+                                asked_.promised.has_value());
+    scoped_context inside{asked_.context};
     auto before = random_stream::of_default();
     auto stale = SMP_FAULT("stale-buffer") ? copies_of_buffers() : buffers{};
     packer out;
-    unpacker tensors{arguments.tensors};
-    auto done = invoke(target, tensors, list->items, out);
+    unpacker tensors{arguments_.tensors};
+    auto done = invoke(tensors, args->items, out);
     model_.parameters->flush();
     for (auto& [buffer, old] : stale)
       buffer.variable_data().copy_(old); // autograd sees no change
@@ -160,9 +155,8 @@ public:
       ex_.note_state();
     // What it called is known with its answers.
     fence(ex_);
-    if (promised_)
-      return keep_promise(table, arguments, out, done);
-    return answer(table, arguments, out, std::move(done), before);
+    return asked_.promised ? to_payload(keep_promise(out, done))
+                           : to_payload(answer(out, std::move(done), before));
   }
 
 private:
@@ -178,29 +172,19 @@ private:
     return result;
   }
 
-  void read_expected(byte_reader& in) {
-    names_ = in.u64("names of results");
-    push_ = in.boolean("push results");
-    expected_.result = read_value(in);
-    expected_.tensors.resize(in.count(2, "expected results"));
-    for (auto& x : expected_.tensors) {
-      x.dtype = static_cast<at::ScalarType>(in.u8("dtype"));
-      x.requires_grad = in.boolean("requires_grad");
-    }
-  }
-
-  invocation invoke(const call_target& x, unpacker& in,
-                    const std::vector<value>& args, packer& out) {
-    if (x.op == request_kind::add) {
+  invocation invoke(unpacker& in, const std::vector<value>& args,
+                    packer& out) {
+    if (asked_.head.what == request_kind::add) {
       auto a = get_value<at::Tensor>(in, args.at(0));
       auto b = get_value<at::Tensor>(in, args.at(1));
       return {put_value(out, a.add(b)), {}};
     }
-    return model_.modules->run(req_.module, x, in, args, out);
+    return model_.modules->run(req_.module, target_of(asked_), in, args, out);
   }
 
-  static void check_indexes(const value& args, size_t n) {
-    for_each_tensor(args, [n](const tensor_index& x) {
+  void check_indexes() const {
+    auto n = asked_.tensors.size();
+    for_each_tensor(asked_.arguments, [n](const tensor_index& x) {
       if (x.index >= n)
         throw error{error_code::protocol, "an argument names tensor "
                                             + std::to_string(x.index) + " of "
@@ -217,46 +201,41 @@ private:
   }
 
   /// @returns what `t` is besides a result; of kind undefined if nothing.
-  wire_tensor place_of(const arrived& arguments, const wire_table& table,
-                       const at::Tensor& t) const {
-    wire_tensor result;
-    for (size_t i = 0; i < arguments.tensors.size(); ++i) {
-      if (t.is_same(arguments.tensors[i])) {
-        result.what = table[i].what == wire_tensor::kind::parameter
-                        ? wire_tensor::kind::parameter
-                        : wire_tensor::kind::argument;
-        result.index = result.what == wire_tensor::kind::parameter
-                         ? table[i].index
-                         : static_cast<uint32_t>(i);
-        return result;
-      }
-    }
+  remote_tensor place_of(const at::Tensor& t) const {
+    for (uint32_t i = 0; i < arguments_.tensors.size(); ++i)
+      if (t.is_same(arguments_.tensors[i]))
+        return asked_.tensors[i].what == remote_tensor::kind::parameter
+                 ? remote_tensor::parameter(asked_.tensors[i].index)
+                 : remote_tensor::argument(i);
     if (auto i = map_.model().find(t);
-        i >= 0 && (is_placeholder(t) || !map_.model().tensors[i].is_buffer)) {
-      result.what = wire_tensor::kind::parameter;
-      result.index = static_cast<uint32_t>(i);
-    }
-    return result;
+        i >= 0 && (is_placeholder(t) || !map_.model().tensors[i].is_buffer))
+      return remote_tensor::parameter(static_cast<uint32_t>(i));
+    return {};
   }
 
-  wire_tensor put_result(payload& body, const arrived& arguments,
-                         const wire_table& table, const at::Tensor& t) {
-    auto result = place_of(arguments, table, t);
-    return result.what == wire_tensor::kind::undefined
-             ? put_travelling(body, t)
-             : result;
+  remote_tensor put_result(const at::Tensor& t) {
+    auto result = place_of(t);
+    return result.what == remote_tensor::kind::undefined ? put_travelling(t)
+                                                         : result;
   }
 
-  wire_tensor put_travelling(payload& body, const at::Tensor& t) {
+  remote_tensor put_travelling(const at::Tensor& t) {
     auto x = materialise(t);
-    if (!hold_)
-      return put_data(body, x, map_.shares_state(x));
-    wire_tensor result;
-    result.what = wire_tensor::kind::object;
-    result.requires_grad = x.requires_grad();
-    result.object = ex_.rank().objects().hold(map_.shares_state(x)
-                                          ? x.detach().clone()
-                                          : x.detach());
+    if (!asked_.hold)
+      return remote_tensor::of(x, map_.shares_state(x));
+    return remote_tensor::of(ex_.rank().objects().hold(own_copy(x)),
+                             x.requires_grad());
+  }
+
+  /// @returns `x` as nothing else changes it.
+  at::Tensor own_copy(const at::Tensor& x) const {
+    return map_.shares_state(x) ? x.detach().clone() : x.detach();
+  }
+
+  std::shared_ptr<saved_call> begin_saving() const {
+    auto result = std::make_shared<saved_call>();
+    result->leaves = arguments_.leaves;
+    result->module = ex_.module_path();
     return result;
   }
 
@@ -264,69 +243,61 @@ private:
 
   /// The caller went on with what an earlier call of this kind returned.
   [[noreturn]] void break_promise(const std::string& how) {
-    throw error{failure{error_code::unsupported, ex_.rank().self(), ex_.module_path(),
+    throw error{failure{error_code::unsupported, ex_.rank().self(),
+                        ex_.module_path(),
                         how + ", which an earlier call with arguments of the "
                               "same kind did not, so that its caller went on "
                               "without it (smp.fast_mode): list '"
                           + map_.name(req_.module) + "' in smp.no_promises"}};
   }
 
-  void check_promise(const wire_table& table, const arrived& arguments,
-                     const packer& out, const invocation& done) {
+  void check_promise(const packer& out, const invocation& done) {
+    auto& expected = *asked_.promised;
     if (!done.changed.empty())
       break_promise("it takes a list or dict that it may change");
     if (ex_.met_state())
       break_promise("it drew random numbers or met state that calls change");
-    for (size_t i = 0; i < arguments.tensors.size(); ++i)
-      if (auto& t = arguments.tensors[i];
-          t.defined() && t._version() != arguments.versions[i])
+    for (size_t i = 0; i < arguments_.tensors.size(); ++i)
+      if (auto& t = arguments_.tensors[i];
+          t.defined() && t._version() != arguments_.versions[i])
         break_promise("it changed its tensor argument " + std::to_string(i)
                       + " in place");
-    if (!(done.result == expected_.result)
-        || out.tensors().size() != expected_.tensors.size())
+    if (!(done.result == expected.result)
+        || out.tensors().size() != expected.tensors.size())
       break_promise("its result has another structure");
     for (size_t i = 0; i < out.tensors().size(); ++i) {
       auto& t = out.tensors()[i];
       auto name = "result " + std::to_string(i);
-      auto place = place_of(arguments, table, t);
-      if (place.what != wire_tensor::kind::undefined)
+      if (place_of(t).what != remote_tensor::kind::undefined)
         break_promise(name + " is an argument or a parameter");
-      if (t.scalar_type() != expected_.tensors[i].dtype)
+      if (t.scalar_type() != expected.tensors[i].dtype)
         break_promise(name + " has dtype "
                       + std::string{c10::toString(t.scalar_type())});
-      if (t.requires_grad() != expected_.tensors[i].requires_grad)
+      if (t.requires_grad() != expected.tensors[i].requires_grad)
         break_promise(name + (t.requires_grad() ? " requires grad"
                                                 : " does not require grad"));
     }
   }
 
-  payload keep_promise(const wire_table& table, const arrived& arguments,
-                       packer& out, const invocation& done) {
-    check_promise(table, arguments, out, done);
+  promise_reply keep_promise(packer& out, const invocation& done) {
+    check_promise(out, done);
     keep_promises(out.tensors());
-    auto saved = std::make_shared<saved_call>();
-    saved->leaves = arguments.leaves;
-    saved->module = ex_.module_path();
-    payload body;
-    byte_writer w;
-    w.u32(static_cast<uint32_t>(out.tensors().size()));
+    auto saved = begin_saving();
+    promise_reply result;
     for (size_t i = 0; i < out.tensors().size(); ++i) {
       auto x = materialise(out.tensors()[i]);
       keep_edge(*saved, i, x);
-      w.u32(static_cast<uint32_t>(x.dim()));
-      for (auto size : x.sizes())
-        w.i64(size);
-      object_id id{ex_.rank().self(), names_ + i,
+      result.sizes.push_back(x.sizes().vec());
+      object_id id{ex_.rank().self(), asked_.promised->names + i,
                    static_cast<uint32_t>(req_.step.value)};
-      auto held = map_.shares_state(x) ? x.detach().clone() : x.detach();
-      if (push_)
-        body.tensors.push_back(to_tensor_ref(held, false));
+      auto held = own_copy(x);
+      if (asked_.promised->push)
+        result.contents.push_back(to_tensor_ref(held, false));
       ex_.rank().objects().put(id, req_.microbatch, std::move(held));
     }
-    write_positions(w, reached_arguments(saved->outputs, saved->leaves));
-    body.bytes = w.take();
+    result.reaches = reached_arguments(saved->outputs, saved->leaves);
     keep(std::move(saved));
-    return body;
+    return result;
   }
 
   /// Keeps what backward needs, if there will be one.
@@ -338,197 +309,170 @@ private:
 
   // -- results that the caller waits for --------------------------------------
 
-  payload answer(const wire_table& table, const arrived& arguments,
-                 packer& out, invocation done, const random_stream& before) {
-    payload body;
-    auto saved = std::make_shared<saved_call>();
-    saved->leaves = arguments.leaves;
-    saved->module = ex_.module_path();
-    wire_table results;
+  forward_reply answer(packer& out, invocation done,
+                       const random_stream& before) {
+    forward_reply result;
+    auto saved = begin_saving();
     for (auto& t : out.tensors()) {
-      results.push_back(put_result(body, arguments, table, t));
-      auto what = results.back().what;
-      keep_edge(*saved, results.size() - 1,
-                what == wire_tensor::kind::data
-                    || what == wire_tensor::kind::object
-                  ? t
-                  : at::Tensor{});
+      result.tensors.push_back(put_result(t));
+      keep_edge(*saved, result.tensors.size() - 1,
+                result.tensors.back().travels() ? t : at::Tensor{});
     }
-    // An argument whose version moved is one more output (R12).
-    std::vector<std::pair<uint32_t, uint32_t>> written;
-    for (size_t i = 0; i < arguments.tensors.size(); ++i) {
-      auto& t = arguments.tensors[i];
-      if (!t.defined() || t._version() == arguments.versions[i])
+    put_written(result, *saved);
+    // The random numbers of a microbatch go on where the callee stopped.
+    if (auto now = random_stream::of_default(); !(now == before))
+      result.stream = varying<random_stream>{std::move(now)};
+    result.result = std::move(done.result);
+    result.changed = std::move(done.changed);
+    result.stateful = ex_.met_state();
+    if (model_.promises->on())
+      result.reaches = reached_arguments(saved->outputs, saved->leaves);
+    keep(std::move(saved));
+    return result;
+  }
+
+  /// An argument whose version moved is one more output (R12).
+  void put_written(forward_reply& result, saved_call& saved) {
+    for (uint32_t i = 0; i < arguments_.tensors.size(); ++i) {
+      auto& t = arguments_.tensors[i];
+      if (!t.defined() || t._version() == arguments_.versions[i])
         continue;
-      if (table[i].what == wire_tensor::kind::parameter
-          && map_.model().tensors[table[i].index].is_buffer)
+      auto& came = asked_.tensors[i];
+      if (came.what == remote_tensor::kind::parameter
+          && map_.model().tensors[came.index].is_buffer)
         continue; // changed at its owner already
-      if (table[i].what == wire_tensor::kind::parameter)
+      if (came.what == remote_tensor::kind::parameter)
         throw error{failure{error_code::unsupported, ex_.rank().self(),
                             ex_.module_path(),
                             "changes parameter '"
-                              + map_.tensor_name(table[i].index)
+                              + map_.tensor_name(came.index)
                               + "', given as an argument, in place"}};
-      written.emplace_back(static_cast<uint32_t>(i),
-                           static_cast<uint32_t>(results.size()));
-      results.push_back(put_travelling(body, t));
-      keep_edge(*saved, results.size() - 1, t);
+      auto content = static_cast<uint32_t>(result.tensors.size());
+      result.written.push_back({i, content});
+      result.tensors.push_back(put_travelling(t));
+      keep_edge(saved, content, t);
     }
-    byte_writer w;
-    // The random numbers of a microbatch go on where the callee stopped.
-    auto now = random_stream::of_default();
-    put_stream(w, body, now == before ? nullptr : &now);
-    write(w, done.result);
-    std::vector<std::pair<value, value>> changed;
-    for (auto& [position, content] : done.changed)
-      changed.emplace_back(value::of(int64_t{position}), std::move(content));
-    write(w, value::dict(std::move(changed)));
-    write(w, results);
-    w.u32(static_cast<uint32_t>(written.size()));
-    for (auto& [argument, content] : written) {
-      w.u32(argument);
-      w.u32(content);
-    }
-    w.boolean(ex_.met_state());
-    write_positions(w, model_.promises->on()
-                         ? reached_arguments(saved->outputs, saved->leaves)
-                         : std::vector<std::vector<uint32_t>>{});
-    body.bytes = w.take();
-    keep(std::move(saved));
-    return body;
   }
 
   execution& ex_;
   const request& req_;
+  forward_request asked_;
   const model_context& model_;
   const model_map& map_;
-  bool hold_ = false;
-  bool promised_ = false;
-  bool push_ = false; // the results of a promise come with its answer as well
-  uint64_t names_ = 0;
-  prediction expected_;
+  arrived arguments_;
 };
 
-payload run_backward(execution& ex, const request& req, byte_reader& in) {
-  scoped_context inside{call_context::read(in)};
-  request_id id;
-  id.origin.value = in.u64("call origin");
-  id.number = request_number(req.step, in.u32("call number"));
-  auto keep = in.boolean("keep graph");
-  auto promised = in.boolean("promised");
-  auto table = read_table(in);
-  struct wanted_gradient {
-    uint32_t argument = 0;
-    bool push = false; // else it stays here under its name
-  };
-  std::vector<wanted_gradient> wanted(in.count(5, "wanted gradients"));
-  for (auto& x : wanted) {
-    x.argument = in.u32("wanted gradient");
-    x.push = in.boolean("push gradient");
+// -- backward -----------------------------------------------------------------
+
+/// Runs autograd from the outputs of `saved` for which there are gradients.
+void run_graph(execution& ex, const saved_call& saved,
+               const backward_request& asked) {
+  if (asked.gradients.size() > saved.outputs.size())
+    throw error{error_code::protocol, "more gradients than outputs"};
+  ag::edge_list roots;
+  ag::variable_list grads;
+  for (size_t i = 0; i < asked.gradients.size(); ++i) {
+    auto& x = asked.gradients[i];
+    if (x.what == remote_tensor::kind::undefined
+        || !saved.outputs[i].is_valid())
+      continue;
+    roots.push_back(saved.outputs[i]);
+    grads.push_back(x.what == remote_tensor::kind::object
+                      ? ex.rank().objects().fetch(x.object)
+                      : x.tensor());
   }
-  auto names = in.u64("names of gradients");
-  ex.rank().objects().drop(read_ids(in));
-  in.expect_end();
-  auto saved = ex.rank().calls().take(req.step, req.microbatch, id, keep);
+  for (auto& leaf : saved.leaves)
+    if (leaf.defined())
+      leaf.mutable_grad() = at::Tensor{};
+  if (roots.empty())
+    return;
+  execution::backward_scope running{ex};
+  ag::Engine::get_default_engine().execute(roots, grads, asked.keep_graph,
+                                           false, true);
+}
+
+/// What the `k`-th wanted gradient is of.
+const at::Tensor& wanted_leaf(const saved_call& saved,
+                              const backward_request& asked, size_t k) {
+  auto argument = asked.wanted[k].argument;
+  if (argument >= saved.leaves.size())
+    throw error{error_code::protocol, "a gradient of no argument is wanted"};
+  return saved.leaves[argument];
+}
+
+backward_reply answer_gradients(const saved_call& saved,
+                                const backward_request& asked) {
+  backward_reply result;
+  for (size_t k = 0; k < asked.wanted.size(); ++k) {
+    auto& leaf = wanted_leaf(saved, asked, k);
+    result.gradients.push_back(
+      remote_tensor::of(leaf.defined() ? leaf.grad() : at::Tensor{}, false));
+  }
+  return result;
+}
+
+/// Gives the gradients the names under which their caller went on.
+promise_reply name_gradients(execution& ex, const request& req,
+                             const saved_call& saved,
+                             const backward_request& asked) {
+  promise_reply result;
+  for (size_t k = 0; k < asked.wanted.size(); ++k) {
+    auto& leaf = wanted_leaf(saved, asked, k);
+    auto grad = leaf.defined() ? leaf.grad() : at::Tensor{};
+    // Its caller was told that it exists, as far as the graph can tell.
+    if (!grad.defined())
+      grad = at::zeros_like(leaf);
+    if (asked.wanted[k].push) {
+      result.contents.push_back(to_tensor_ref(grad, false));
+      continue;
+    }
+    object_id name{ex.rank().self(), *asked.names + k,
+                   static_cast<uint32_t>(req.step.value)};
+    ex.rank().objects().put(name, req.microbatch, std::move(grad));
+  }
+  return result;
+}
+
+payload run_backward(execution& ex, const request& req,
+                     const backward_request& asked) {
+  scoped_context inside{asked.context};
+  ex.rank().objects().drop(asked.released);
+  request_id id{asked.origin, request_number(req.step, asked.call)};
+  auto saved = ex.rank().calls().take(req.step, req.microbatch, id,
+                                      asked.keep_graph);
   if (!saved)
     throw error{error_code::unsupported,
                 "backward a second time through '" + ex.module_path()
                   + "': what its forward kept is gone (pass keep_graph to "
                     "model.backward)"};
-  if (table.size() > saved->outputs.size())
-    throw error{error_code::protocol, "more gradients than outputs"};
-  ag::edge_list roots;
-  ag::variable_list grads;
-  for (size_t i = 0; i < table.size(); ++i) {
-    if (table[i].what == wire_tensor::kind::undefined
-        || !saved->outputs[i].is_valid())
-      continue;
-    roots.push_back(saved->outputs[i]);
-    grads.push_back(table[i].what == wire_tensor::kind::object
-                      ? ex.rank().objects().fetch(table[i].object)
-                      : take_data(req.body, table[i]));
-  }
-  for (auto& leaf : saved->leaves)
-    if (leaf.defined())
-      leaf.mutable_grad() = at::Tensor{};
-  if (!roots.empty()) {
-    execution::backward_scope running{ex};
-    ag::Engine::get_default_engine().execute(roots, grads, keep, false, true);
-  }
-  payload body;
-  wire_table result;
-  for (size_t k = 0; k < wanted.size(); ++k) {
-    auto [argument, push] = wanted[k];
-    if (argument >= saved->leaves.size())
-      throw error{error_code::protocol, "a gradient of no argument is wanted"};
-    auto& leaf = saved->leaves[argument];
-    auto grad = leaf.defined() ? leaf.grad() : at::Tensor{};
-    if (!promised) {
-      result.push_back(put_data(body, grad, false));
-      continue;
-    }
-    // Its caller was told that it exists, as far as the graph can tell.
-    if (!grad.defined())
-      grad = at::zeros_like(leaf);
-    if (push) {
-      body.tensors.push_back(to_tensor_ref(grad, false));
-      continue;
-    }
-    object_id name{ex.rank().self(), names + k,
-                   static_cast<uint32_t>(req.step.value)};
-    ex.rank().objects().put(name, req.microbatch, std::move(grad));
-  }
-  if (promised)
-    return body;
-  byte_writer w;
-  write(w, result);
-  body.bytes = w.take();
-  return body;
+  run_graph(ex, *saved, asked);
+  return asked.names ? to_payload(name_gradients(ex, req, *saved, asked))
+                     : to_payload(answer_gradients(*saved, asked));
 }
 
-uint32_t read_own_tensor(const model_map& map, byte_reader& in) {
-  auto index = in.u32("tensor");
+// -- parameters and buffers ---------------------------------------------------
+
+payload serve_parameter(const model_map& map, const parameter_request& asked) {
+  auto index = asked.head.tensor;
   if (index >= map.model().tensors.size() || !map.owned(index))
     throw error{error_code::protocol,
                 "asked for tensor " + std::to_string(index)
                   + ", which this rank does not own"};
-  return index;
-}
-
-payload read_tensor(const model_map& map, byte_reader& in) {
-  auto index = read_own_tensor(map, in);
-  in.expect_end();
-  payload body;
-  body.tensors.push_back(
-    to_tensor_ref(map.model().tensors[index].tensor, true));
-  return body;
-}
-
-payload write_tensor(const model_map& map, const request& req,
-                     byte_reader& in) {
-  auto index = read_own_tensor(map, in);
-  in.expect_end();
+  auto& own = map.model().tensors[index].tensor;
+  if (asked.head.what == request_kind::read_tensor)
+    return to_payload(parameter_reply{to_tensor_ref(own, true)});
+  auto value = to_tensor(asked.value);
   at::NoGradGuard no_grad;
-  map.model().tensors[index].tensor.copy_(take_data(req.body, wire_tensor{}));
-  return {};
-}
-
-payload add_gradient(const model_map& map, const request& req,
-                     byte_reader& in) {
-  auto index = read_own_tensor(map, in);
-  auto table = read_table(in);
-  in.expect_end();
-  if (table.size() != 1)
-    throw error{error_code::protocol, "one gradient wanted"};
-  auto grad = take_data(req.body, table[0]);
+  if (asked.head.what == request_kind::write_tensor) {
+    own.copy_(value);
+    return {};
+  }
   if (SMP_FAULT("doubled-reduction"))
-    grad = grad * 2;
-  auto& leaf = map.model().tensors[index].tensor;
-  at::NoGradGuard no_grad;
-  if (leaf.grad().defined())
-    leaf.mutable_grad().add_(grad);
+    value = value * 2;
+  if (own.grad().defined())
+    own.mutable_grad().add_(value);
   else
-    leaf.mutable_grad() = grad.clone();
+    own.mutable_grad() = value.clone();
   return {};
 }
 
@@ -542,21 +486,20 @@ payload serve(execution& ex, const request& x) {
   if (x.module.value >= map.model().modules.size())
     throw error{error_code::protocol, "a request for an unknown module"};
   ex.enter_module(map.name(x.module));
-  byte_reader in{x.body.bytes};
-  auto kind = in.u8("kind of work");
-  if (kind > static_cast<uint8_t>(last_request_kind))
-    in.fail("kind of work", "unknown");
-  switch (static_cast<request_kind>(kind)) {
+  switch (read_head(x.body).what) {
     case request_kind::backward:
-      return run_backward(ex, x, in);
+      return run_backward(
+        ex, x, from_payload<backward_request>(x.body, "backward request"));
     case request_kind::read_tensor:
-      return read_tensor(map, in);
     case request_kind::add_gradient:
-      return add_gradient(map, x, in);
     case request_kind::write_tensor:
-      return write_tensor(map, x, in);
+      return serve_parameter(
+        map, from_payload<parameter_request>(x.body, "parameter request"));
     default:
-      return forward_call{ex, x}.run(static_cast<request_kind>(kind), in);
+      return forward_call{ex, x,
+                          from_payload<forward_request>(x.body,
+                                                        "forward request")}
+        .run();
   }
 }
 

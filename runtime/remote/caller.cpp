@@ -9,7 +9,7 @@
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/backward_node.hpp"
-#include "runtime/remote/request_kind.hpp"
+#include "runtime/remote/messages.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -95,14 +95,17 @@ public:
   call_result wait(value args, const std::string& kind);
 
 private:
-  wire_tensor put_argument(const at::Tensor& x, bool snapshot);
-  void put_arguments(bool snapshot);
-  void begin(byte_writer& out, wire_results results);
-  call make_call(byte_writer& out);
+  remote_tensor put_argument(const at::Tensor& x, bool snapshot);
+  forward_request make_request(value args, bool snapshot);
+  call make_call(const forward_request& x) const;
   remote_call_record make_record(request_id id, size_t outputs) const;
-  std::shared_ptr<remote_call_node> make_node(remote_call_record record);
-  void remember(const std::string& kind, bool predictable, const value& result,
-                const wire_table& results,
+  std::shared_ptr<remote_call_node> make_node(remote_call_record record,
+                                              const remote_tensors& arguments);
+  std::vector<at::Tensor> take_results(const remote_tensors& xs) const;
+  void connect(const std::vector<at::Tensor>& results,
+               const remote_tensors& arguments, request_id id,
+               forward_reply& reply);
+  void remember(const std::string& kind, const forward_reply& reply,
                 const std::vector<at::Tensor>& tensors);
   void check_index(uint32_t i, size_t n, const char* what) const;
 
@@ -114,64 +117,51 @@ private:
   const call_target& target_;
   const std::vector<at::Tensor>& arguments_;
   std::string name_;
-  payload body_;
-  wire_table table_;
   /// Those of `arguments_` that are promises; keeps them until the answer.
   std::vector<promised_value_ptr> promised_;
 };
 
-wire_tensor outgoing_call::put_argument(const at::Tensor& x, bool snapshot) {
-  wire_tensor result;
+remote_tensor outgoing_call::put_argument(const at::Tensor& x, bool snapshot) {
   if (auto p = promised_value_of(x)) {
-    result.what = wire_tensor::kind::object;
-    result.object = p->id();
-    result.requires_grad = x.requires_grad();
     p->tell(owner_);
-    promised_.push_back(std::move(p));
-    return result;
+    promised_.push_back(p);
+    return remote_tensor::of(p->id(), x.requires_grad());
   }
   if (auto i = map_.model().find(x);
-      i >= 0 && (is_placeholder(x) || !map_.model().tensors[i].is_buffer)) {
+      i >= 0 && (is_placeholder(x) || !map_.model().tensors[i].is_buffer))
     // A parameter stays with its owner (R14), and so does what is elsewhere
     // anyway.
-    result.what = wire_tensor::kind::parameter;
-    result.index = static_cast<uint32_t>(i);
-    result.requires_grad = x.requires_grad();
-    return result;
-  }
-  return put_data(body_, x, snapshot || map_.shares_state(x));
+    return remote_tensor::parameter(static_cast<uint32_t>(i),
+                                    x.requires_grad());
+  return remote_tensor::of(x, snapshot || map_.shares_state(x));
 }
 
-void outgoing_call::put_arguments(bool snapshot) {
+forward_request outgoing_call::make_request(value args, bool snapshot) {
+  forward_request result;
+  result.head = {target_.op, target_.first, target_.last, 0};
+  result.call = ex_.next_call();
+  result.context = call_context::current();
+  result.training = target_.training;
+  result.invoker = target_.invoker;
+  result.name = target_.name;
+  result.arguments = std::move(args);
   for (auto& t : arguments_)
-    table_.push_back(put_argument(t, snapshot));
+    result.tensors.push_back(put_argument(t, snapshot));
+  result.released = book_.take_releases(owner_);
+  return result;
 }
 
-void outgoing_call::begin(byte_writer& out, wire_results results) {
-  out.u8(static_cast<uint8_t>(target_.op));
-  out.u32(target_.first);
-  out.u32(target_.last);
-  out.u8(static_cast<uint8_t>(results));
-  out.u64(ex_.next_call());
-  call_context::current().write(out);
-  out.boolean(target_.training);
-  out.u64(target_.invoker);
-  out.string(target_.name);
-}
-
-call outgoing_call::make_call(byte_writer& out) {
-  write_ids(out, book_.take_releases(owner_));
-  body_.bytes = out.take();
+call outgoing_call::make_call(const forward_request& x) const {
   call result;
   result.owner = owner_;
   result.module = module_;
   result.what = ex_.in_backward() ? phase::backward : phase::forward;
-  result.body = std::move(body_);
+  result.body = to_payload(x);
   result.why = {"'" + name_ + "', "
                   + (ex_.in_backward() ? "backward" : "forward"),
                 owner_};
-  for (auto& x : promised_)
-    result.needs.push_back(x->id());
+  for (auto& y : promised_)
+    result.needs.push_back(y->id());
   return result;
 }
 
@@ -193,12 +183,11 @@ remote_call_record outgoing_call::make_record(request_id id,
 /// An own node, made only if an output has a gradient, with edges only for
 /// arguments that have one (R10).
 std::shared_ptr<remote_call_node>
-outgoing_call::make_node(remote_call_record record) {
+outgoing_call::make_node(remote_call_record record,
+                         const remote_tensors& arguments) {
   ag::edge_list edges;
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    auto travels = table_[i].what == wire_tensor::kind::data
-                   || table_[i].what == wire_tensor::kind::object;
-    if (!travels || !table_[i].requires_grad)
+    if (!arguments[i].travels() || !arguments[i].requires_grad)
       continue;
     auto& x = arguments_[i];
     edges.push_back(ag::impl::gradient_edge(x));
@@ -229,38 +218,31 @@ void outgoing_call::check_index(uint32_t i, size_t n, const char* what) const {
 // -- go on without the results ------------------------------------------------
 
 call_result outgoing_call::promise(value args, const prediction& next) {
-  // Copies: this rank goes on and may write to its tensors.
-  put_arguments(true);
   auto request = std::make_shared<promised_request>();
   request->owner = owner_;
   request->module = module_;
   request->name = name_;
   request->number = book_.next_request(ex_);
   auto count = next.tensors.size();
-  auto names = book_.next_names(count);
-  byte_writer out;
-  begin(out, wire_results::promise);
-  out.boolean(false); // it draws no random numbers, and so needs none (R23)
-  write(out, args);
-  write(out, table_);
-  out.u64(names);
+  // Copies: this rank goes on and may write to its tensors. It draws no random
+  // numbers, and so needs none (R23).
+  auto asked = make_request(std::move(args), true);
+  auto& promised = asked.promised.emplace();
+  promised.names = book_.next_names(count);
   // What the caller took the last time comes with the answer.
-  auto push = next.fetched && *next.fetched;
-  request->pushed.assign(count, push);
-  out.boolean(push);
-  write(out, next.result);
-  out.u32(static_cast<uint32_t>(count));
-  for (auto& x : next.tensors) {
-    out.u8(static_cast<uint8_t>(x.dtype));
-    out.boolean(x.requires_grad);
-  }
-  auto c = make_call(out);
+  promised.push = next.fetched && *next.fetched;
+  promised.result = next.result;
+  for (auto& x : next.tensors)
+    promised.tensors.push_back({x.dtype, x.requires_grad});
+  request->pushed.assign(count, promised.push);
+  auto c = make_call(asked);
   request->why = c.why;
   request->arguments = promised_;
   std::vector<at::Tensor> tensors;
   auto record = make_record({ex_.rank().self(), request->number}, count);
   for (size_t i = 0; i < count; ++i) {
-    object_id id{owner_, names + i, static_cast<uint32_t>(ex_.step().value)};
+    object_id id{owner_, promised.names + i,
+                 static_cast<uint32_t>(ex_.step().value)};
     auto& what = next.tensors[i];
     tensors.push_back(make_promise(
       std::make_shared<promised_value>(ex_.rank(), request,
@@ -274,7 +256,7 @@ call_result outgoing_call::promise(value args, const prediction& next) {
   if (!record.outputs.empty() && at::GradMode::is_enabled()) {
     record.promise = request;
     auto outputs = record.outputs;
-    auto node = make_node(std::move(record));
+    auto node = make_node(std::move(record), asked.tensors);
     static constexpr int64_t unknown[] = {-1};
     for (auto i : outputs) {
       auto nr = node->add_input_metadata(
@@ -284,38 +266,29 @@ call_result outgoing_call::promise(value args, const prediction& next) {
     }
     request->node = node;
   }
-  send_promise(ex_, std::move(c), request,
-               [to = std::weak_ptr{request}](const payload& x) {
-                 auto request = to.lock();
-                 byte_reader in{x.bytes};
-                 request->sizes.resize(in.count(4, "outputs"));
-                 for (auto& sizes : request->sizes) {
-                   sizes.resize(in.count(8, "dimensions"));
-                   for (auto& size : sizes)
-                     size = in.i64("size");
-                 }
-                 request->reaches = read_positions(in);
-                 in.expect_end();
-                 request->take_contents(x);
-               });
+  send_promise(ex_, std::move(c), request);
   return {next.result, {}, unpacker{std::move(tensors)}};
 }
 
 // -- wait for the results -----------------------------------------------------
 
-void outgoing_call::remember(const std::string& kind, bool predictable,
-                             const value& result, const wire_table& results,
+void outgoing_call::remember(const std::string& kind,
+                             const forward_reply& reply,
                              const std::vector<at::Tensor>& tensors) {
   if (kind.empty())
     return;
-  predictable = predictable
-                && std::all_of(results.begin(), results.end(), [](auto& x) {
-                     return x.what == wire_tensor::kind::data;
-                   });
-  if (!predictable || !only_tensors(result, target_.op))
+  auto& results = reply.tensors;
+  auto predictable = !reply.stream && !reply.stateful && reply.written.empty()
+                     && reply.changed.empty()
+                     && std::all_of(results.begin(), results.end(),
+                                    [](auto& x) {
+                                      return x.what
+                                             == remote_tensor::kind::data;
+                                    });
+  if (!predictable || !only_tensors(reply.result, target_.op))
     return book_.remember(kind, {});
   auto next = std::make_shared<prediction>();
-  next->result = result;
+  next->result = reply.result;
   next->fetched = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i)
     next->tensors.push_back({tensors[i].scalar_type(),
@@ -323,92 +296,76 @@ void outgoing_call::remember(const std::string& kind, bool predictable,
   book_.remember(kind, {std::move(next)});
 }
 
-call_result outgoing_call::wait(value args, const std::string& kind) {
-  put_arguments(false);
-  byte_writer out;
-  begin(out, target_.hold ? wire_results::hold : wire_results::push);
-  write_stream(out, body_, ex_);
-  write(out, args);
-  write(out, table_);
-  auto answer = ex_.park(make_call(out));
-  // -- results ----------------------------------------------------------------
-  byte_reader reader{answer.body.bytes};
-  auto drew = read_stream(reader, answer.body, ex_);
-  auto result = read_value(reader);
-  auto changed = read_value(reader);
-  auto results = read_table(reader);
-  std::vector<std::pair<uint32_t, uint32_t>> written(
-    reader.count(8, "written arguments"));
-  for (auto& [argument, content] : written) {
-    argument = reader.u32("written argument");
-    content = reader.u32("written content");
-  }
-  auto stateful = reader.boolean("stateful");
-  auto reaches = read_positions(reader);
-  reader.expect_end();
-  if (stateful)
-    ex_.note_state();
-  std::vector<at::Tensor> tensors(results.size());
-  auto with_gradient = false;
+std::vector<at::Tensor>
+outgoing_call::take_results(const remote_tensors& xs) const {
+  std::vector<at::Tensor> result(xs.size());
   auto& objects = ex_.rank().objects();
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto& t = results[i];
-    switch (t.what) {
-      case wire_tensor::kind::undefined:
+  for (size_t i = 0; i < xs.size(); ++i) {
+    auto& x = xs[i];
+    switch (x.what) {
+      case remote_tensor::kind::undefined:
         break;
-      case wire_tensor::kind::data:
-        tensors[i] = take_data(answer.body, t);
-        with_gradient = with_gradient || t.requires_grad;
+      case remote_tensor::kind::data:
+        result[i] = x.tensor();
         break;
-      case wire_tensor::kind::object:
-        tensors[i] = objects.fetch(t.object).detach();
-        objects.release({t.object});
-        with_gradient = with_gradient || t.requires_grad;
+      case remote_tensor::kind::object:
+        result[i] = objects.fetch(x.object).detach();
+        objects.release({x.object});
         break;
-      case wire_tensor::kind::argument:
-        check_index(t.index, arguments_.size(), "argument");
-        tensors[i] = arguments_[t.index];
+      case remote_tensor::kind::argument:
+        check_index(x.index, arguments_.size(), "argument");
+        result[i] = arguments_[x.index];
         break;
-      case wire_tensor::kind::parameter:
-        check_index(t.index, map_.model().tensors.size(), "parameter");
-        tensors[i] = map_.model().tensors[t.index].tensor;
+      case remote_tensor::kind::parameter:
+        check_index(x.index, map_.model().tensors.size(), "parameter");
+        result[i] = map_.model().tensors[x.index].tensor;
         break;
     }
   }
-  auto* list = changed.get_if<dict_value>();
-  remember(kind,
-           !drew && !stateful && written.empty()
-             && (!list || list->items.empty()),
-           result, results, tensors);
-  if (with_gradient && at::GradMode::is_enabled()) {
-    auto record = make_record(answer.id, results.size());
-    std::vector<std::pair<size_t, uint32_t>> outputs;
-    for (size_t i = 0; i < results.size(); ++i) {
-      auto travelled = results[i].what == wire_tensor::kind::data
-                       || results[i].what == wire_tensor::kind::object;
-      if (travelled && results[i].requires_grad) {
-        outputs.emplace_back(i, static_cast<uint32_t>(record.outputs.size()));
-        record.outputs.push_back(static_cast<uint32_t>(i));
-      }
-    }
-    record.reaches = std::move(reaches);
-    auto node = make_node(std::move(record));
-    for (auto& [i, nr] : outputs) {
-      node->add_input_metadata(tensors[i]);
-      ag::impl::set_gradient_edge(tensors[i], {node, nr});
-    }
+  return result;
+}
+
+/// Gives those results a gradient that have one at the owner.
+void outgoing_call::connect(const std::vector<at::Tensor>& results,
+                            const remote_tensors& arguments, request_id id,
+                            forward_reply& reply) {
+  auto record = make_record(id, results.size());
+  for (size_t i = 0; i < results.size(); ++i)
+    if (reply.tensors[i].travels() && reply.tensors[i].requires_grad)
+      record.outputs.push_back(static_cast<uint32_t>(i));
+  if (record.outputs.empty() || !at::GradMode::is_enabled())
+    return;
+  record.reaches = std::move(reply.reaches);
+  auto outputs = record.outputs;
+  auto node = make_node(std::move(record), arguments);
+  for (uint32_t nr = 0; nr < outputs.size(); ++nr) {
+    auto& x = results[outputs[nr]];
+    node->add_input_metadata(x);
+    ag::impl::set_gradient_edge(x, {node, nr});
   }
-  for (auto& [argument, content] : written) {
+}
+
+call_result outgoing_call::wait(value args, const std::string& kind) {
+  auto asked = make_request(std::move(args), false);
+  asked.hold = target_.hold;
+  if (auto stream = ex_.stream_to_send())
+    asked.stream = varying<random_stream>{std::move(*stream)};
+  auto answer = ex_.park(make_call(asked));
+  auto reply = from_payload<forward_reply>(answer.body, "reply");
+  if (reply.stream)
+    ex_.take_stream(reply.stream->value);
+  if (reply.stateful)
+    ex_.note_state();
+  auto tensors = take_results(reply.tensors);
+  remember(kind, reply, tensors);
+  connect(tensors, asked.tensors, answer.id, reply);
+  for (auto [argument, content] : reply.written) {
     check_index(argument, arguments_.size(), "argument");
     check_index(content, tensors.size(), "content");
     write_back(arguments_[argument], tensors[content], name_, argument);
   }
-  call_result r{std::move(result), {}, unpacker{std::move(tensors)}};
-  if (list)
-    for (auto& [position, content] : list->items)
-      if (auto* i = position.get_if<int64_t>())
-        r.changed.emplace_back(static_cast<uint32_t>(*i), std::move(content));
-  return r;
+  return {std::move(reply.result), std::move(reply.changed),
+          unpacker{std::move(tensors)}};
 }
 
 } // namespace

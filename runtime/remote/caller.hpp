@@ -6,7 +6,7 @@
 #include "runtime/model/hook.hpp"
 #include "runtime/values/pack.hpp"
 #include "runtime/values/value.hpp"
-#include "runtime/remote/request_kind.hpp"
+#include "runtime/remote/messages.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/core/stack.h>

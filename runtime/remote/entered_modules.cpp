@@ -1,7 +1,7 @@
 #include "runtime/remote/entered_modules.hpp"
 
 #include "runtime/model/model_map.hpp"
-#include "runtime/remote/request_kind.hpp"
+#include "runtime/remote/messages.hpp"
 
 namespace smp {
 
@@ -21,8 +21,8 @@ std::vector<module_id> entered_modules(const model_map& map,
     return result;
   }
   try {
-    byte_reader in{x.body.bytes};
-    switch (static_cast<request_kind>(in.u8())) {
+    auto head = read_head(x.body);
+    switch (head.what) {
       case request_kind::call:
       case request_kind::method:
       case request_kind::get_attribute:
@@ -31,16 +31,14 @@ std::vector<module_id> entered_modules(const model_map& map,
         break;
       case request_kind::range:
       case request_kind::method_range: {
-        auto first = in.u32();
-        auto last = in.u32();
         auto& children = map.model().modules.at(module).children;
-        for (auto i = first; i < last && i < children.size(); ++i)
+        for (auto i = head.first; i < head.last && i < children.size(); ++i)
           add(children[i]);
         break;
       }
       case request_kind::read_tensor:
       case request_kind::write_tensor:
-        for (auto y : order.guards(in.u32()))
+        for (auto y : order.guards(head.tensor))
           add(static_cast<uint32_t>(y.value));
         break;
       default:

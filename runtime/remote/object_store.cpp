@@ -1,7 +1,7 @@
 #include "runtime/remote/object_store.hpp"
 
 #include "runtime/values/tensor_bridge.hpp"
-#include "runtime/values/value_codec.hpp"
+#include "runtime/remote/messages.hpp"
 #include "transport/wait.hpp"
 
 #include <algorithm>
@@ -10,53 +10,7 @@
 
 namespace smp {
 
-// -- messages -----------------------------------------------------------------
-// The owner of an object is who gets a fetch or a release and who sends what
-// was fetched; so ids travel without it and nobody can name another's object.
-
 namespace {
-
-enum class object_message : uint8_t {
-  fetch = 1, // id
-  fetched,   // id, true and the tensor; or id, false and the failure
-  release,   // count, ids
-};
-
-constexpr size_t id_size = sizeof(uint64_t) + sizeof(uint32_t);
-
-byte_writer begin(object_message what) {
-  byte_writer result;
-  result.u8(static_cast<uint8_t>(what));
-  return result;
-}
-
-void write_id(byte_writer& out, object_id x) {
-  out.u64(x.number);
-  out.u32(x.generation);
-}
-
-object_id read_id(byte_reader& in, rank_id owner) {
-  auto number = in.u64("object number");
-  return {owner, number, in.u32("object generation")};
-}
-
-failure read_failure(byte_reader& in, rank_id from) {
-  auto code = in.u8("error code");
-  if (code == 0 || code > static_cast<uint8_t>(error_code::internal))
-    in.fail("error code", "unknown code " + std::to_string(code));
-  failure result{static_cast<error_code>(code), from, {}, {}};
-  result.rank.value = in.u64("rank of the error");
-  result.module = in.string("module of the error");
-  result.text = in.string("error text");
-  return result;
-}
-
-void write_failure(byte_writer& out, const failure& x) {
-  out.u8(static_cast<uint8_t>(x.code));
-  out.u64(x.rank.value);
-  out.string(x.module);
-  out.string(x.text);
-}
 
 std::string name_of(object_id x) {
   return "object " + std::to_string(x.number) + " (generation "
@@ -188,10 +142,8 @@ object_store::fetching_ptr object_store::join(object_id id) {
     f = std::make_shared<fetching>();
     result = f;
   }
-  auto out = begin(object_message::fetch);
-  write_id(out, id);
   // The store may be gone when the fabric calls.
-  send(id.owner, out.take(), {},
+  send(id.owner, object_fetch{without_owner(id)},
        [weak = std::weak_ptr{result}](const failure& why) {
          if (auto f = weak.lock(); f && why)
            f->fail(why);
@@ -248,18 +200,11 @@ void object_store::answer(rank_id to, object_id id) {
 }
 
 void object_store::answer(rank_id to, object_id id, const tensor_ref& bytes) {
-  auto out = begin(object_message::fetched);
-  write_id(out, id);
-  out.boolean(true);
-  send(to, out.take(), {bytes});
+  send(to, object_content{without_owner(id), bytes});
 }
 
 void object_store::refuse(rank_id to, object_id id, const failure& why) {
-  auto out = begin(object_message::fetched);
-  write_id(out, id);
-  out.boolean(false);
-  write_failure(out, why);
-  send(to, out.take());
+  send(to, object_refusal{without_owner(id), why});
 }
 
 void object_store::answer(const named_results::askers& xs,
@@ -371,12 +316,9 @@ void object_store::end_step(step_id s) {
   forget(ids);
 }
 
-void object_store::send(rank_id to, std::vector<std::byte> body,
-                        std::vector<tensor_ref> tensors,
+void object_store::send(rank_id to, const object_message& x,
                         fabric::sent_callback done) {
-  fabric_.send(to,
-               {message_kind::object, {std::move(body), std::move(tensors)}},
-               std::move(done));
+  fabric_.send(to, {message_kind::object, to_payload(x)}, std::move(done));
 }
 
 // -- letting go ---------------------------------------------------------------
@@ -404,11 +346,10 @@ void object_store::release(std::vector<object_id> ids) {
     }
   }
   for (auto& [owner, xs] : remote) {
-    auto out = begin(object_message::release);
-    out.u32(static_cast<uint32_t>(xs.size()));
+    object_release x;
     for (auto id : xs)
-      write_id(out, id);
-    send(owner, out.take());
+      x.ids.push_back(without_owner(id));
+    send(owner, x);
   }
 }
 
@@ -440,55 +381,41 @@ void object_store::clear() {
 // -- what comes in ------------------------------------------------------------
 
 void object_store::deliver(rank_id from, message x) {
-  std::optional<object_id> asked;
+  std::optional<held_object> asked;
   try {
-    byte_reader in{x.body.bytes};
-    switch (static_cast<object_message>(in.u8("object message"))) {
-      case object_message::fetch: {
-        auto id = read_id(in, fabric_.self());
-        in.expect_end();
-        answer(from, id);
-        return;
-      }
-      case object_message::fetched: {
-        asked = read_id(in, from);
-        if (in.boolean("object found")) {
-          in.expect_end();
-          if (x.body.tensors.size() != 1)
-            in.fail("object", std::to_string(x.body.tensors.size())
-                                + " tensors where one should be");
-          finish(*asked, to_tensor(x.body.tensors[0]), {});
-        } else {
-          auto why = read_failure(in, from);
-          in.expect_end();
-          finish(*asked, {}, std::move(why));
-        }
-        return;
-      }
-      case object_message::release: {
-        auto n = in.count(id_size, "released objects");
-        std::vector<object_id> ids;
-        ids.reserve(n);
-        for (uint32_t i = 0; i < n; ++i)
-          ids.push_back(read_id(in, fabric_.self()));
-        in.expect_end();
-        std::vector<at::Tensor> gone;
-        std::lock_guard guard{mutex_};
-        for (auto id : ids)
-          gone.push_back(release_held(from, id));
-        return;
-      }
-    }
-    in.fail("object message", "unknown message");
+    asked = answered_fetch(x.body);
+    auto what = from_payload<object_message>(x.body, "object message");
+    std::visit([&](auto& y) { handle(from, y); }, what);
   } catch (const std::exception& e) {
     ++malformed_;
-    if (asked)
-      finish(*asked, {},
-             {error_code::protocol,
-              from,
-              {},
-              name_of(*asked) + " came damaged: " + e.what()});
+    if (!asked)
+      return;
+    auto id = asked->of(from);
+    finish(id, {},
+           {error_code::protocol,
+            from,
+            {},
+            name_of(id) + " came damaged: " + e.what()});
   }
+}
+
+void object_store::handle(rank_id from, const object_fetch& x) {
+  answer(from, x.id.of(fabric_.self()));
+}
+
+void object_store::handle(rank_id from, const object_content& x) {
+  finish(x.id.of(from), to_tensor(x.content), {});
+}
+
+void object_store::handle(rank_id from, const object_refusal& x) {
+  finish(x.id.of(from), {}, x.why);
+}
+
+void object_store::handle(rank_id from, const object_release& x) {
+  std::vector<at::Tensor> gone;
+  std::lock_guard guard{mutex_};
+  for (auto& id : x.ids)
+    gone.push_back(release_held(from, id.of(fabric_.self())));
 }
 
 void object_store::fail(rank_id owner, const failure& x) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/remote/messages.hpp"
 #include "runtime/remote/named_results.hpp"
 #include "transport/fabric.hpp"
 
@@ -128,9 +129,12 @@ private:
   void refuse(rank_id to, object_id id, const failure& why);
   void answer(const named_results::askers& xs, const failure& why);
   void forget(const std::vector<object_id>& ids);
-  void send(rank_id to, std::vector<std::byte> body,
-            std::vector<tensor_ref> tensors = {},
+  void send(rank_id to, const object_message& x,
             fabric::sent_callback done = {});
+  void handle(rank_id from, const object_fetch& x);
+  void handle(rank_id from, const object_content& x);
+  void handle(rank_id from, const object_refusal& x);
+  void handle(rank_id from, const object_release& x);
 
   fabric& fabric_;
   mutable std::mutex mutex_;

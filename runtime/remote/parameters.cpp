@@ -22,6 +22,13 @@ namespace {
 
 namespace ag = torch::autograd;
 
+request_head about(request_kind what, uint32_t tensor) {
+  request_head result;
+  result.what = what;
+  result.tensor = tensor;
+  return result;
+}
+
 /// Takes the gradient of a parameter of another rank to its owner (R14):
 /// whatever consumes the parameter, or a copy, sends its gradient here.
 class remote_parameter_gradient : public ag::Node {
@@ -67,11 +74,9 @@ public:
     c.module = module_;
     c.what = phase::backward;
     c.why = {"gradient of '" + name_ + "'", owner_};
-    byte_writer out;
-    out.u8(static_cast<uint8_t>(request_kind::add_gradient));
-    out.u32(tensor_);
-    write(out, wire_table{put_data(c.body, materialise(grads[0]), false)});
-    c.body.bytes = out.take();
+    c.body = to_payload(
+      parameter_request{about(request_kind::add_gradient, tensor_),
+                        to_tensor_ref(materialise(grads[0]), false)});
     ex->park(std::move(c));
     return {};
   }
@@ -150,17 +155,15 @@ execution& remote_parameters::executing(uint32_t tensor) const {
                 + " owns it; use model.state_dict()"};
 }
 
-/// A request about one tensor, for its owner.
-call remote_parameters::ask(request_kind kind, uint32_t tensor, const char* what) const {
+call remote_parameters::ask(const parameter_request& x,
+                            const char* what) const {
+  auto tensor = x.head.tensor;
   call result;
   result.owner = map_.tensor_owner(tensor);
   result.module = map_.home(tensor);
   result.why = {std::string{what} + " of '" + map_.tensor_name(tensor) + "'",
                 result.owner};
-  byte_writer out;
-  out.u8(static_cast<uint8_t>(kind));
-  out.u32(tensor);
-  result.body.bytes = out.take();
+  result.body = to_payload(x);
   return result;
 }
 
@@ -172,7 +175,7 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
     ex.note_state();
   auto alone = promises_.on() && rank_.records().active();
   std::pair key{tensor, alone ? ex.id() : request_id{}};
-  auto c = ask(request_kind::read_tensor, tensor, "value");
+  auto c = ask({about(request_kind::read_tensor, tensor), {}}, "value");
   // A copy made for one microbatch serves others, which may need its graph.
   std::optional<c10::InferenceMode> off;
   if (c10::InferenceMode::is_enabled())
@@ -191,7 +194,8 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
   }
   try {
     auto answer = ex.park(std::move(c));
-    auto result = take_data(answer.body, wire_tensor{});
+    auto result
+      = to_tensor(from_payload<parameter_reply>(answer.body, "reply").value);
     // Released tensors have a node of their own, which knows the owner.
     if (t.tensor.requires_grad())
       ag::impl::set_gradient_edge(result, ag::impl::gradient_edge(t.tensor));
@@ -214,9 +218,9 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
 void remote_parameters::store(uint32_t tensor, const at::Tensor& x) {
   auto& ex = executing(tensor);
   ex.note_state();
-  auto c = ask(request_kind::write_tensor, tensor, "new value");
-  c.body.tensors.push_back(to_tensor_ref(x.detach(), true));
-  ex.park(std::move(c));
+  ex.park(ask({about(request_kind::write_tensor, tensor),
+               to_tensor_ref(x.detach(), true)},
+              "new value"));
 }
 
 void remote_parameters::lend(uint32_t tensor, const at::Tensor& copy) {

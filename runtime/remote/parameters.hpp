@@ -2,7 +2,7 @@
 
 #include "actors/protocol/request.hpp"
 #include "runtime/lazy/placeholder.hpp"
-#include "runtime/remote/request_kind.hpp"
+#include "runtime/remote/messages.hpp"
 #include "transport/wait.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -76,7 +76,9 @@ public:
 
 private:
   execution& executing(uint32_t tensor) const;
-  call ask(request_kind kind, uint32_t tensor, const char* what) const;
+
+  /// @returns a request about one tensor, for its owner
+  call ask(const parameter_request& x, const char* what) const;
 
   struct copy {
     std::shared_ptr<awaited<at::Tensor>> value;

@@ -28,15 +28,16 @@ void complete_node(const promised_request& x) {
 
 // -- requests and values ------------------------------------------------------
 
-void promised_request::take_contents(const payload& answer) {
+void promised_request::take(promise_reply x) {
   auto n = std::count(pushed.begin(), pushed.end(), true);
-  if (answer.tensors.size() != static_cast<size_t>(n))
+  if (x.contents.size() != static_cast<size_t>(n))
     throw error{error_code::protocol,
-                "answer of '" + name + "': "
-                  + std::to_string(answer.tensors.size())
+                "answer of '" + name + "': " + std::to_string(x.contents.size())
                   + " results instead of " + std::to_string(n)};
+  sizes = std::move(x.sizes);
+  reaches = std::move(x.reaches);
   contents.resize(pushed.size());
-  auto next = answer.tensors.begin();
+  auto next = x.contents.begin();
   for (size_t i = 0; i < pushed.size(); ++i)
     if (pushed[i])
       contents[i] = to_tensor(*next++);
@@ -263,26 +264,22 @@ std::string kind_of_call(module_id module, const call_target& x,
                          const value& args,
                          const std::vector<at::Tensor>& tensors) {
   byte_writer out;
-  out.u64(module.value);
-  out.u8(static_cast<uint8_t>(x.op));
-  out.u64(x.invoker);
-  out.string(x.name);
-  out.u32(x.first);
-  out.u32(x.last);
-  out.boolean(x.training);
-  call_context::current().write(out);
+  out.put(module);
+  out.put(x.op);
+  out.put(x.invoker);
+  out.put(x.name);
+  out.put(x.first);
+  out.put(x.last);
+  out.put(x.training);
+  out.put(call_context::current());
   auto masked = args;
   mask_numbers(masked);
-  write(out, masked);
+  out.put(masked);
   for (auto& t : tensors) {
-    if (auto p = promised_value_of(t)) {
-      out.u8(static_cast<uint8_t>(p->what().dtype));
-      out.i64(p->what().dim);
-    } else {
-      out.u8(static_cast<uint8_t>(t.scalar_type()));
-      out.i64(t.dim());
-    }
-    out.boolean(t.requires_grad());
+    auto p = promised_value_of(t);
+    out.u8(static_cast<uint8_t>(p ? p->what().dtype : t.scalar_type()));
+    out.i64(p ? p->what().dim : t.dim());
+    out.put(t.requires_grad());
   }
   auto bytes = out.take();
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -290,19 +287,19 @@ std::string kind_of_call(module_id module, const call_target& x,
 
 // -- sending ------------------------------------------------------------------
 
-void send_promise(execution& ex, call c, const promised_request_ptr& x,
-                  std::function<void(const payload&)> read) {
+void send_promise(execution& ex, call c, const promised_request_ptr& x) {
   c.kind = call_kind::promise;
   c.number = x->number;
   c.why = x->why;
   auto answer = std::make_shared<awaited<response>>();
-  answer->on_done([weak = std::weak_ptr{answer}, x, read = std::move(read)] {
+  answer->on_done([weak = std::weak_ptr{answer}, x] {
     auto answer = weak.lock();
     auto why = answer->cause();
     x->arguments.clear();
     if (!why) {
       try {
-        read(awaited<response>::peek(answer, {}).body);
+        x->take(from_payload<promise_reply>(
+          awaited<response>::peek(answer, {}).body, "reply"));
       } catch (const error& e) {
         why = e.cause();
       }
@@ -335,47 +332,6 @@ void fence(execution& ex) {
 
 void keep_promises_of(execution& ex) {
   keep_promises(ex.take_promises());
-}
-
-// -- codec --------------------------------------------------------------------
-
-void write_ids(byte_writer& out, const std::vector<object_id>& xs) {
-  out.u32(static_cast<uint32_t>(xs.size()));
-  for (auto& x : xs) {
-    out.u64(x.owner.value);
-    out.u64(x.number);
-    out.u32(x.generation);
-  }
-}
-
-std::vector<object_id> read_ids(byte_reader& in) {
-  std::vector<object_id> result(in.count(20, "objects"));
-  for (auto& x : result) {
-    x.owner.value = in.u64("object owner");
-    x.number = in.u64("object number");
-    x.generation = in.u32("object generation");
-  }
-  return result;
-}
-
-void write_positions(byte_writer& out,
-                     const std::vector<std::vector<uint32_t>>& xs) {
-  out.u32(static_cast<uint32_t>(xs.size()));
-  for (auto& x : xs) {
-    out.u32(static_cast<uint32_t>(x.size()));
-    for (auto y : x)
-      out.u32(y);
-  }
-}
-
-std::vector<std::vector<uint32_t>> read_positions(byte_reader& in) {
-  std::vector<std::vector<uint32_t>> result(in.count(4, "outputs"));
-  for (auto& x : result) {
-    x.resize(in.count(4, "reached arguments"));
-    for (auto& y : x)
-      y = in.u32("reached argument");
-  }
-  return result;
 }
 
 } // namespace smp

@@ -6,7 +6,7 @@
 #include "runtime/remote/execution.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "runtime/values/value.hpp"
-#include "runtime/values/value_codec.hpp"
+#include "runtime/remote/messages.hpp"
 #include "transport/error.hpp"
 
 #include <torch/csrc/autograd/function.h>
@@ -60,7 +60,7 @@ public:
   /// By output, once done: sizes, and the arguments that a gradient of the
   /// output reaches.
   std::vector<std::vector<int64_t>> sizes;
-  std::vector<std::vector<uint32_t>> reaches;
+  reached_positions reaches;
 
   /// By output: its content comes with the answer, as the caller needs it
   /// anyway: a fetch would be two messages more.
@@ -71,7 +71,7 @@ public:
 
   /// Takes what the answer brought. @throws error (protocol) if that is not
   /// what was asked for
-  void take_contents(const payload& answer);
+  void take(promise_reply x);
 
   /// Until done: what the request names must not be let go.
   std::vector<std::shared_ptr<promised_value>> arguments;
@@ -241,9 +241,7 @@ std::string kind_of_call(module_id module, const call_target& x,
 
 /// Sends `c` for `ex`, which goes on.
 /// @param x its `arguments` are those that `c` names
-/// @param read takes the body of the answer; runs on any thread
-void send_promise(execution& ex, call c, const promised_request_ptr& x,
-                  std::function<void(const payload&)> read);
+void send_promise(execution& ex, call c, const promised_request_ptr& x);
 
 /// Waits until everything that `ex` sent is answered (R39), and completes the
 /// autograd nodes of what it called. @throws error with the first cause
@@ -251,14 +249,5 @@ void fence(execution& ex);
 
 /// Makes promises that outlive the body of a microbatch ordinary tensors.
 void keep_promises_of(execution& ex);
-
-void write_ids(byte_writer& out, const std::vector<object_id>& xs);
-
-std::vector<object_id> read_ids(byte_reader& in);
-
-void write_positions(byte_writer& out,
-                     const std::vector<std::vector<uint32_t>>& xs);
-
-std::vector<std::vector<uint32_t>> read_positions(byte_reader& in);
 
 } // namespace smp

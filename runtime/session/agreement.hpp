@@ -1,7 +1,6 @@
 #pragma once
 
-#include "transport/exchange.hpp"
-#include "transport/tensor_ref.hpp"
+#include "transport/bytes.hpp"
 
 #include <functional>
 #include <string>
@@ -15,11 +14,15 @@ class rank_context;
 /// Collective over the pipeline group.
 /// @param decide runs on pp_rank 0. What it throws is thrown on every rank.
 /// @returns the decision
-payload agree(const rank_context& rank, const std::string& name,
-              const std::function<payload()>& decide);
+payload agree_on_payload(const rank_context& rank, const std::string& name,
+                         const std::function<payload()>& decide);
 
-/// The same for yes or no.
-bool agree_whether(const rank_context& rank, const std::string& name,
-                   const std::function<bool()>& decide);
+/// The same for anything that has an `inspect`.
+template <class F>
+auto agree(const rank_context& rank, const std::string& name, F decide) {
+  return from_payload<decltype(decide())>(
+    agree_on_payload(rank, name, [&] { return to_payload(decide()); }),
+    "decision");
+}
 
 } // namespace smp

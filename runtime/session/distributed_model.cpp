@@ -8,7 +8,8 @@
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/intercept/sequential.hpp"
-#include "runtime/remote/request_kind.hpp"
+#include "runtime/values/tensor_bridge.hpp"
+#include "transport/bytes.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
@@ -193,10 +194,8 @@ named_tensors distributed_model_base::local_state_dict() const {
 named_tensors distributed_model_base::gather(const char* what,
                                              bool gradients) const {
   auto& tensors = state_->model().tensors;
-  payload mine;
-  byte_writer out;
-  wire_table table;
-  std::vector<uint32_t> positions;
+  using entry = std::pair<uint32_t, tensor_ref>; // with its position
+  std::vector<entry> mine;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
     if (!state_->map().owned(i) || (state_->partitioned() ? false
                                                     : rank_->pp_rank() != 0))
@@ -206,27 +205,14 @@ named_tensors distributed_model_base::gather(const char* what,
     auto x = gradients ? tensors[i].tensor.grad() : tensors[i].tensor;
     if (!x.defined())
       continue;
-    positions.push_back(i);
-    table.push_back(put_data(mine, x.detach(), true));
+    mine.emplace_back(i, to_tensor_ref(x.detach(), true));
   }
-  out.u32(static_cast<uint32_t>(positions.size()));
-  for (auto i : positions)
-    out.u32(i);
-  write(out, table);
-  mine.bytes = out.take();
   auto all = rank_->exchange().all_gather(rank_->pipeline(), what,
-                                            std::move(mine));
+                                          to_payload(mine));
   std::vector<at::Tensor> found(tensors.size());
-  for (auto& x : all) {
-    byte_reader in{x.bytes};
-    std::vector<uint32_t> which(in.count(4, "tensors"));
-    for (auto& i : which)
-      i = in.u32("tensor");
-    auto entries = read_table(in);
-    for (size_t k = 0; k < which.size(); ++k)
-      if (which[k] < found.size() && k < entries.size())
-        found[which[k]] = take_data(x, entries[k]);
-  }
+  for (auto& x : all)
+    for (auto& [i, t] : from_payload<std::vector<entry>>(x, "state"))
+      found.at(i) = to_tensor(t);
   named_tensors result;
   for (size_t i = 0; i < found.size(); ++i)
     if (found[i].defined())

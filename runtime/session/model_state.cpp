@@ -121,19 +121,13 @@ namespace {
 /// What all ranks of the pipeline group saw. Collective.
 module_order::observation gather(const rank_context& rank,
                                  const module_order::observation& mine) {
-  byte_writer out;
-  for (auto* xs : {&mine.changed, &mine.trained}) {
-    out.u32(static_cast<uint32_t>(xs->size()));
-    for (auto x : *xs)
-      out.u32(x);
-  }
   module_order::observation result;
   for (auto& x : rank.exchange().all_gather(rank.pipeline(), "smp.order",
-                                            {out.take(), {}})) {
-    byte_reader in{x.bytes};
-    for (auto* xs : {&result.changed, &result.trained})
-      for (auto n = in.count(4, "ordered modules"); n > 0; --n)
-        xs->insert(in.u32("ordered module"));
+                                            to_payload(mine))) {
+    auto other
+      = from_payload<module_order::observation>(x, "observation of a step");
+    result.changed.merge(other.changed);
+    result.trained.merge(other.trained);
   }
   return result;
 }

@@ -12,7 +12,6 @@
 #include "runtime/model/script_walk.hpp"
 #include "runtime/remote/parameters.hpp"
 #include "runtime/session/agreement.hpp"
-#include "transport/bytes.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -20,6 +19,52 @@
 #include <algorithm>
 
 namespace smp {
+
+// -- messages -----------------------------------------------------------------
+
+template <class Inspector>
+bool inspect(Inspector& f, work& x) {
+  return f.object(x).fields(
+    f.field("device", x.device), f.field("forward", x.forward),
+    f.field("backward", x.backward), f.field("activations", x.activations),
+    f.field("ordered", x.ordered), f.field("chunk", x.chunk));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, pipeline_program& x) {
+  return f.object(x).fields(f.field("devices", x.devices),
+                            f.field("chunks", x.chunks),
+                            f.field("hop_seconds", x.hop_seconds),
+                            f.field("chain", x.chain));
+}
+
+/// Where pp_rank 0 puts the modules.
+struct placement_message {
+  std::string text;
+  std::vector<uint32_t> module_device;
+  pipeline_program program;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, placement_message& x) {
+  return f.object(x).fields(f.field("text", x.text),
+                            f.field("module_device", x.module_device),
+                            f.field("program", x.program));
+}
+
+/// By what ranks find out that they hold different models.
+struct model_outline {
+  uint64_t hash = 0;
+  uint64_t modules = 0;
+  uint64_t tensors = 0;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, model_outline& x) {
+  return f.object(x).fields(f.field("hash", x.hash),
+                            f.field("modules", x.modules),
+                            f.field("tensors", x.tensors));
+}
 
 namespace {
 
@@ -32,40 +77,6 @@ std::string not_interceptable(const walked_module& x) {
     type.resize(type.size() - 4);
   return "its calls cannot be seen; declare it as smp::submodule<" + type
          + "> or put it into a Sequential";
-}
-
-void write(byte_writer& out, const pipeline_program& x) {
-  out.u32(x.devices);
-  out.u32(x.chunks);
-  out.f64(x.hop_seconds);
-  out.u64(x.chain.size());
-  for (auto& y : x.chain) {
-    out.u32(y.device);
-    out.f64(y.forward);
-    out.f64(y.backward);
-    out.f64(y.activations);
-    out.boolean(y.ordered);
-    out.u32(y.chunk);
-  }
-}
-
-pipeline_program read_program(byte_reader& in) {
-  pipeline_program result;
-  result.devices = in.u32("devices");
-  result.chunks = in.u32("chunks");
-  result.hop_seconds = in.f64("hop");
-  auto n = in.u64("works");
-  for (uint64_t i = 0; i < n; ++i) {
-    work x;
-    x.device = in.u32("device");
-    x.forward = in.f64("forward");
-    x.backward = in.f64("backward");
-    x.activations = in.f64("activations");
-    x.ordered = in.boolean("ordered");
-    x.chunk = in.u32("chunk");
-    result.chain.push_back(x);
-  }
-  return result;
 }
 
 /// Mean size of an element of the model's parameters, in bytes.
@@ -173,26 +184,21 @@ void partitioning::trace(const std::function<void()>& prepare,
 
 void partitioning::check_same_everywhere() {
   auto& model = map_.model();
-  byte_writer out;
-  out.u64(model.hash());
-  out.u64(model.modules.size());
-  out.u64(model.tensors.size());
+  model_outline mine{model.hash(), model.modules.size(),
+                     model.tensors.size()};
   auto all = rank_.exchange().all_gather(rank_.pipeline(), "smp.model",
-                                           {out.take(), {}});
+                                         to_payload(mine));
   for (size_t i = 0; i < all.size(); ++i) {
-    byte_reader in{all[i].bytes};
-    auto hash = in.u64("model hash");
-    auto modules = in.u64("modules");
-    auto tensors = in.u64("tensors");
-    if (hash != model.hash())
+    auto other = from_payload<model_outline>(all[i], "outline of a model");
+    if (other.hash != mine.hash)
       throw error{error_code::config,
                   "rank " + std::to_string(rank_.pipeline()[i].value)
                     + " has another model than rank "
                     + std::to_string(rank_.self().value) + ": "
-                    + std::to_string(modules) + " modules and "
-                    + std::to_string(tensors) + " tensors against "
-                    + std::to_string(model.modules.size()) + " and "
-                    + std::to_string(model.tensors.size())
+                    + std::to_string(other.modules) + " modules and "
+                    + std::to_string(other.tensors) + " tensors against "
+                    + std::to_string(mine.modules) + " and "
+                    + std::to_string(mine.tensors)
                     + ", or other names, types or shapes; all ranks must "
                       "build the same model"};
   }
@@ -245,20 +251,15 @@ void partitioning::place() {
   auto& pipeline = rank_.pipeline();
   auto found = agree(rank_, "smp.partition", [&] {
     decision_ = decide(static_cast<uint32_t>(pipeline.size()));
-    byte_writer out;
-    out.string(decision_->text());
-    for (auto device : decision_->plan.module_device)
-      out.u32(device);
-    write(out, make_program(decision_->model, decision_->plan, {}));
-    return payload{out.take(), {}};
+    return placement_message{
+      decision_->text(), decision_->plan.module_device,
+      make_program(decision_->model, decision_->plan, {})};
   });
-  byte_reader in{found.bytes};
-  text_ = in.string("partition");
+  text_ = std::move(found.text);
+  program_ = std::move(found.program);
   std::vector<rank_id> owners(map_.model().modules.size());
-  for (auto& owner : owners)
-    owner = pipeline.at(in.u32("device"));
-  program_ = read_program(in);
-  in.expect_end();
+  for (size_t i = 0; i < owners.size(); ++i)
+    owners[i] = pipeline.at(found.module_device.at(i));
   map_.place(std::move(owners));
   auto& modules = map_.model().modules;
   for (size_t i = 0; i < modules.size(); ++i) {

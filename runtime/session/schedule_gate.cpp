@@ -4,7 +4,6 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/schedule_policies.hpp"
-#include "transport/bytes.hpp"
 
 namespace smp {
 
@@ -12,7 +11,7 @@ void schedule_gate::check(const pipeline_program& program,
                           uint64_t microbatches) {
   if (passed_.contains(microbatches))
     return;
-  auto found = agree(rank_, "smp.schedule", [&] {
+  chunk_of_ = agree(rank_, "smp.schedule", [&] {
     try {
       auto report = policies_.play(program, microbatches, false);
       text_ = schedule_summary(report, rank_.config().pipeline, microbatches);
@@ -22,22 +21,8 @@ void schedule_gate::check(const pipeline_program& program,
       throw config_error("the schedule is refused: " + err.cause().text);
     }
     // Each rank's order of service needs its chunks.
-    byte_writer out;
-    for (auto& chunks : policies_.chunks(program, microbatches)) {
-      out.u32(static_cast<uint32_t>(chunks.size()));
-      for (auto x : chunks)
-        out.u32(x);
-    }
-    return payload{out.take(), {}};
+    return policies_.chunks(program, microbatches);
   });
-  byte_reader in{found.bytes};
-  chunk_of_.resize(rank_.pipeline().size());
-  for (auto& chunks : chunk_of_) {
-    chunks.resize(in.count(4, "chunks"));
-    for (auto& x : chunks)
-      x = in.u32("chunk");
-  }
-  in.expect_end();
   passed_.insert(microbatches);
 }
 

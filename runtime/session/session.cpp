@@ -298,19 +298,6 @@ void barrier_of(comm_group kind) {
     members_of(kind), std::string{"smp.barrier."} + to_string(kind));
 }
 
-payload number(double x) {
-  byte_writer out;
-  out.f64(x);
-  payload result;
-  result.bytes = out.take();
-  return result;
-}
-
-double number(const payload& x) {
-  byte_reader in{x.bytes};
-  return in.f64("number");
-}
-
 } // namespace
 
 uint64_t rank() {
@@ -397,18 +384,19 @@ void mp_barrier() {
 std::vector<double> allgather(double x, comm_group kind) {
   auto all = session::current().internals().exchange().all_gather(
     members_of(kind), std::string{"smp.allgather."} + to_string(kind),
-    number(x));
+    to_payload(x));
   std::vector<double> result;
   for (auto& y : all)
-    result.push_back(number(y));
+    result.push_back(from_payload<double>(y, "number"));
   return result;
 }
 
 double broadcast(double x, comm_group kind) {
   auto group = members_of(kind);
-  return number(session::current().internals().exchange().broadcast(
+  auto all = session::current().internals().exchange().broadcast(
     group, std::string{"smp.broadcast."} + to_string(kind), group.front(),
-    number(x)));
+    to_payload(x));
+  return from_payload<double>(all, "number");
 }
 
 } // namespace smp

@@ -26,7 +26,7 @@ payload encode_result(const rank_context& rank, const packer& tensors,
 /// first asked for, and let go on pp_rank 0 when all ranks dropped theirs.
 class step_result {
 public:
-  step_result(std::weak_ptr<const rank_context> rank, payload x);
+  step_result(std::weak_ptr<const rank_context> rank, const payload& x);
 
   ~step_result();
 
@@ -47,7 +47,6 @@ private:
   std::vector<at::Tensor> resolve();
 
   std::weak_ptr<const rank_context> rank_;
-  payload payload_;
   value value_;
   std::vector<entry> entries_;
 };

@@ -69,7 +69,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
 void step_runner::prepare(model_state& model, uint64_t microbatches,
                           const step_body& body) {
   if (!model.partitioned()
-      && agree_whether(rank_, "smp.wants_trace",
+      && agree(rank_, "smp.wants_trace",
                        [&] {
                          return model.wants_trace(rank_.pipeline().size());
                        })) {
@@ -199,9 +199,7 @@ uint64_t step_runner::record_key(const model_state* model,
   fnv_hash result;
   result.add(signature);
   result.add(microbatches);
-  byte_writer context;
-  call_context::current().write(context);
-  for (auto x : context.take())
+  for (auto x : to_payload(call_context::current()).bytes)
     result.add(static_cast<uint64_t>(x));
   if (model) {
     result.add(model->trainability());

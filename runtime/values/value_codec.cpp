@@ -190,12 +190,14 @@ private:
 
 } // namespace
 
-void write(byte_writer& out, const value& x) {
+bool inspect(byte_writer& out, value& x) {
   value_writer{out}.put(x);
+  return true;
 }
 
-value read_value(byte_reader& in) {
-  return value_parser{in}.get();
+bool inspect(byte_reader& in, value& x) {
+  x = value_parser{in}.get();
+  return true;
 }
 
 } // namespace smp

@@ -58,10 +58,34 @@ struct observed_step {
   std::vector<logged_pass> passes;
 };
 
-void write(byte_writer& out, const observed_step& x);
+template <class Inspector>
+bool inspect(Inspector& f, logged_gradient& x) {
+  return f.object(x).fields(f.field("tensor", x.tensor),
+                            f.field("value", x.value));
+}
 
-/// @throws error (protocol)
-observed_step read_observed_step(byte_reader& in);
+/// The order of calls, and who uses what, is asked of the reference only, which
+/// does not travel.
+template <class Inspector>
+bool inspect(Inspector& f, logged_call& x) {
+  return f.object(x).fields(
+    f.field("module", x.module), f.field("microbatch", x.microbatch),
+    f.field("number", x.number), f.field("arguments", x.arguments),
+    f.field("results", x.results), f.field("gradients", x.gradients));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, logged_pass& x) {
+  return f.object(x).fields(f.field("microbatch", x.microbatch),
+                            f.field("inputs", x.inputs),
+                            f.field("loss", x.loss), f.field("seeds", x.seeds));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, observed_step& x) {
+  return f.object(x).fields(f.field("calls", x.calls),
+                            f.field("passes", x.passes));
+}
 
 /// Makes an `observed_step` of what it observes. Thread-safe.
 class call_logger final : public call_observer {

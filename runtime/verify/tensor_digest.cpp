@@ -113,38 +113,4 @@ std::optional<mismatch> compare_digests(const tensor_digest& a,
   return std::nullopt;
 }
 
-void write(byte_writer& out, const tensor_digest& x) {
-  out.u8(x.dtype);
-  out.u32(static_cast<uint32_t>(x.sizes.size()));
-  for (auto n : x.sizes)
-    out.i64(n);
-  out.f64(x.largest);
-  out.u64(x.nans);
-  out.u64(x.plus);
-  out.u64(x.minus);
-  out.u32(static_cast<uint32_t>(x.sums.size()));
-  for (size_t i = 0; i < x.sums.size(); ++i) {
-    out.f64(x.sums[i]);
-    out.f64(x.samples[i]);
-  }
-}
-
-tensor_digest read_digest(byte_reader& in) {
-  tensor_digest result;
-  result.dtype = in.u8("dtype");
-  result.sizes.resize(in.count(8, "sizes"));
-  for (auto& n : result.sizes)
-    n = in.i64("size");
-  result.largest = in.f64("largest");
-  result.nans = in.u64("NaN");
-  result.plus = in.u64("infinity");
-  result.minus = in.u64("minus infinity");
-  auto n = in.count(16, "pieces");
-  for (uint32_t i = 0; i < n; ++i) {
-    result.sums.push_back(in.f64("sum"));
-    result.samples.push_back(in.f64("sample"));
-  }
-  return result;
-}
-
 } // namespace smp

@@ -6,8 +6,8 @@
 // sums under random signs (a Johnson-Lindenstrauss projection per piece of the
 // tensor), which change no more than the elements do.
 
-#include "runtime/values/value_codec.hpp"
 #include "runtime/verify/tensor_compare.hpp"
+#include "transport/bytes.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -45,9 +45,18 @@ std::optional<mismatch> compare_digests(const tensor_digest& a,
                                         const tensor_digest& b,
                                         const tolerance& x);
 
-void write(byte_writer& out, const tensor_digest& x);
-
-/// @throws error (protocol)
-tensor_digest read_digest(byte_reader& in);
+template <class Inspector>
+bool inspect(Inspector& f, tensor_digest& x) {
+  auto samples = [&x]() -> const auto& { return x.samples; };
+  auto set_samples = [&x](std::vector<double> y) {
+    x.samples = std::move(y);
+    return x.samples.size() == x.sums.size();
+  };
+  return f.object(x).fields(
+    f.field("dtype", x.dtype), f.field("sizes", x.sizes),
+    f.field("largest", x.largest), f.field("nans", x.nans),
+    f.field("plus", x.plus), f.field("minus", x.minus),
+    f.field("sums", x.sums), f.field("samples", samples, set_samples));
+}
 
 } // namespace smp

@@ -165,15 +165,11 @@ private:
           return std::nullopt;
         return modules.modules[i->second].names.front();
       });
-    byte_writer out;
-    write(out, mine);
     auto all = rank_.exchange().all_gather(
-      rank_.pipeline(), "smp.verify.log", {out.take(), {}});
+      rank_.pipeline(), "smp.verify.log", to_payload(mine));
     observed_step result;
     for (size_t i = 0; i < all.size() && reference_; ++i) {
-      byte_reader in{all[i].bytes};
-      auto x = read_observed_step(in);
-      in.expect_end();
+      auto x = from_payload<observed_step>(all[i], "record of a step");
       for (auto& c : x.calls) {
         c.rank = rank_.pipeline()[i].value;
         result.calls.push_back(std::move(c));
@@ -185,14 +181,11 @@ private:
   }
 
   void share_differences() {
-    byte_writer out;
-    out.u64(summary_.differences);
-    auto root = rank_.exchange().broadcast(rank_.pipeline(),
-                                             "smp.verify.differences",
-                                             rank_.pipeline().front(),
-                                             {out.take(), {}});
-    byte_reader in{root.bytes};
-    summary_.differences = in.u64("differences");
+    summary_.differences = from_payload<uint64_t>(
+      rank_.exchange().broadcast(rank_.pipeline(), "smp.verify.differences",
+                                 rank_.pipeline().front(),
+                                 to_payload(summary_.differences)),
+      "differences");
   }
 
   /// Each tensor is held by one rank, and the same one's optimizer updates it.
@@ -203,24 +196,25 @@ private:
     for (auto& group : optimizer.param_groups())
       for (auto& p : group.params())
         updated.insert(p.unsafeGetTensorImpl());
-    byte_writer out;
+    using roles = std::vector<std::pair<bool, bool>>; // holds, updates
+    roles mine;
     for (uint32_t i = 0; i < tensors.size(); ++i) {
       auto& t = tensors[i].tensor;
-      out.boolean(state.map().owned(i) && !is_placeholder(t));
-      out.boolean(updated.contains(t.unsafeGetTensorImpl()));
+      mine.emplace_back(state.map().owned(i) && !is_placeholder(t),
+                        updated.contains(t.unsafeGetTensorImpl()));
     }
     auto all = rank_.exchange().all_gather(
-      rank_.pipeline(), "smp.verify.owners", {out.take(), {}});
+      rank_.pipeline(), "smp.verify.owners", to_payload(mine));
     if (!reference_)
       return;
     std::vector<std::vector<uint64_t>> holders(tensors.size());
     std::vector<std::vector<uint64_t>> updaters(tensors.size());
     for (size_t r = 0; r < all.size(); ++r) {
-      byte_reader in{all[r].bytes};
+      auto theirs = from_payload<roles>(all[r], "owners");
       for (uint32_t i = 0; i < tensors.size(); ++i) {
-        if (in.boolean("holds"))
+        if (theirs.at(i).first)
           holders[i].push_back(rank_.pipeline()[r].value);
-        if (in.boolean("updates"))
+        if (theirs.at(i).second)
           updaters[i].push_back(rank_.pipeline()[r].value);
       }
     }

@@ -62,6 +62,7 @@ struct sample {
   std::vector<std::vector<uint32_t>> positions;
   std::vector<std::pair<uint32_t, point>> points;
   std::array<uint16_t, 3> three = {};
+  std::vector<std::variant<bool, uint16_t, point>> either;
   std::optional<failure> error;
   std::vector<object_id> objects;
   request_id request;
@@ -77,8 +78,9 @@ bool inspect(Inspector& f, sample& x) {
     f.field("text", x.text), f.field("bytes", x.bytes),
     f.field("flags", x.flags), f.field("positions", x.positions),
     f.field("points", x.points), f.field("three", x.three),
-    f.field("error", x.error), f.field("objects", x.objects),
-    f.field("request", x.request), f.field("device", x.device));
+    f.field("either", x.either), f.field("error", x.error),
+    f.field("objects", x.objects), f.field("request", x.request),
+    f.field("device", x.device));
 }
 
 sample make_sample() {
@@ -92,6 +94,7 @@ sample make_sample() {
           {{}, {1, 2}, {std::numeric_limits<uint32_t>::max()}},
           {{7, {-1, 0.25f}}},
           {1, 2, 3},
+          {uint16_t{9}, true, point{1, 2}},
           failure{error_code::user_code, rank_id{1}, "blocks.3", "boom"},
           {{rank_id{1}, 5, 6}, {rank_id{2}, 7, 8}},
           {rank_id{3}, ~uint64_t{0}},
@@ -202,6 +205,11 @@ TEST_CASE("the bytes of a struct are those of its fields",
   CHECK(hex(to_payload(colour::green).bytes) == "01");
   CHECK(hex(to_payload(std::optional<uint16_t>{}).bytes) == "00");
   CHECK(hex(to_payload(std::optional<uint16_t>{258}).bytes) == "010201");
+  using either = std::variant<bool, uint16_t>;
+  CHECK(hex(to_payload(either{true}).bytes) == "0001");
+  CHECK(hex(to_payload(either{uint16_t{2}}).bytes) == "010200");
+  CHECK(refusal<either>({bytes_of({2, 0, 0}), {}})
+        == "malformed sample at byte 0: there is no value 2");
   CHECK(hex(to_payload(std::vector<uint16_t>{1, 2}).bytes)
         == "0200000001000200");
   CHECK(hex(to_payload(object_id{rank_id{1}, 2, 3}).bytes)

@@ -70,22 +70,17 @@ Tensor matmul_weight(function_impl& self, Tensor x) {
 TEST_CASE("a context survives its way over the wire", "[runtime][context]") {
   autocast_scope cast{c10::kHalf};
   c10::InferenceMode inference;
-  byte_writer out;
-  call_context::current().write(out);
-  auto bytes = out.take();
-  byte_reader in{bytes};
-  auto x = call_context::read(in);
-  in.expect_end();
+  auto sent = to_payload(call_context::current());
+  auto x = from_payload<call_context>(sent, "context");
   CHECK_FALSE(x.grad);
   CHECK(x.inference);
   REQUIRE(x.autocast.size() == 1);
   CHECK(x.autocast[0].device == c10::kCPU);
   CHECK(x.autocast[0].dtype == c10::kHalf);
-  for (size_t i = 2; i < bytes.size(); ++i) {
-    auto wrong = bytes;
-    wrong[i] = std::byte{77}; // no such device type, dtype or number
-    byte_reader again{wrong};
-    CHECK_THROWS_AS(call_context::read(again), error);
+  for (size_t i = 2; i < sent.bytes.size(); ++i) {
+    auto wrong = sent;
+    wrong.bytes[i] = std::byte{77}; // no such device type, dtype or number
+    CHECK_THROWS_AS(from_payload<call_context>(wrong, "context"), error);
   }
 }
 

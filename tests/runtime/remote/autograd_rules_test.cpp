@@ -5,7 +5,7 @@
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/values/tensor_bridge.hpp"
-#include "runtime/remote/request_kind.hpp"
+#include "runtime/remote/messages.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <c10/core/AutogradState.h>
@@ -413,31 +413,20 @@ TEST_CASE("an argument may be a reference to a tensor that its owner holds",
     auto evaluate = step([&](Tensor x) {
       auto& eng = s.internals();
       auto id = eng.objects().hold(x * 5);
-      byte_writer out;
-      out.u8(static_cast<uint8_t>(request_kind::call));
-      out.u32(0); // children
-      out.u32(0);
-      out.u8(static_cast<uint8_t>(wire_results::push));
-      out.u64(1);
-      call_context no_grad;
-      no_grad.grad = false;
-      no_grad.write(out);
-      out.boolean(true); // training
-      out.u64(invoker<function_impl, Tensor&&>::id);
-      out.string("");
-      out.boolean(false); // random stream
-      write(out, value::tuple({value::tensor(0)}));
-      wire_tensor reference;
-      reference.what = wire_tensor::kind::object;
-      reference.object = id;
-      write(out, wire_table{reference});
-      write_ids(out, {}); // released by the caller
+      forward_request asked;
+      asked.call = 1;
+      asked.context.grad = false;
+      asked.invoker = invoker<function_impl, Tensor&&>::id;
+      asked.arguments = value::tuple({value::tensor(0)});
+      asked.tensors = {remote_tensor::of(id, false)};
       call c;
       c.owner = rank_id{1};
       c.module = model->there->smp_hook.id;
-      c.body.bytes = out.take();
+      c.body = to_payload(asked);
       auto answer = execution::current()->park(std::move(c));
-      return to_tensor(answer.body.tensors.at(0));
+      return from_payload<forward_reply>(answer.body, "reply")
+        .tensors.at(0)
+        .tensor();
     });
     auto y = evaluate(torch::ones({2, 3})).concat();
     if (!torch::equal(y, torch::full({2, 3}, 5.0)))

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
+#include "runtime/remote/messages.hpp"
 #include "runtime/remote/object_store.hpp"
-#include "runtime/values/value_codec.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 #include "transport/wait.hpp"
 
@@ -127,18 +127,8 @@ failure failure_of(const std::function<void()>& f) {
   }
 }
 
-/// Messages of the three kinds, as another implementation would write them.
-std::vector<std::byte> raw(uint8_t kind, uint64_t number, uint32_t generation,
-                           std::initializer_list<uint8_t> rest = {}) {
-  byte_writer out;
-  out.u8(kind);
-  if (kind == 3)
-    out.u32(1);
-  out.u64(number);
-  out.u32(generation);
-  for (auto x : rest)
-    out.u8(x);
-  return out.take();
+message object(const object_message& x) {
+  return {message_kind::object, to_payload(x)};
 }
 
 message object(std::vector<std::byte> body,
@@ -389,7 +379,7 @@ TEST_CASE("a damaged answer fails the fetch that it names") {
   auto id = w[0].hold(at::rand({2}));
   auto good = at::rand({2});
   tensor_ref bad{good.data_ptr(), 8, 6, {}, {3}, nullptr};
-  auto answer = raw(2, id.number, id.generation, {1});
+  auto named = without_owner(id);
   auto give = [&](message x) {
     waiter.before_delivery = [&w, x] { w[1].deliver(rank_id{0}, x); };
     auto why = failure_of([&] { w[1].fetch(id); });
@@ -399,15 +389,17 @@ TEST_CASE("a damaged answer fails the fetch that it names") {
     return why.text;
   };
   CHECK_THAT(
-    give(object(answer, {bad})),
+    give(object(object_content{named, bad})),
     ContainsSubstring("object 0 (generation 1) of rank 0 came damaged: "
                       "received tensor: 8 bytes, but its shape needs "
                       "12"));
-  CHECK_THAT(give(object(answer)), ContainsSubstring("0 tensors"));
-  CHECK_THAT(give(object(raw(2, id.number, id.generation, {1, 1}))),
+  auto answer = to_payload(object_message{object_content{named, bad}}).bytes;
+  CHECK_THAT(give(object(answer)), ContainsSubstring("has no more tensors"));
+  answer.push_back({});
+  CHECK_THAT(give(object(answer, {bad})),
              ContainsSubstring("1 bytes too many"));
-  CHECK_THAT(give(object(raw(2, id.number, id.generation, {0, 0}))),
-             ContainsSubstring("unknown code 0"));
+  CHECK_THAT(give(object(object_refusal{named, {}})),
+             ContainsSubstring("why at byte 13: no such value"));
   CHECK(w[1].malformed() == 4);
   CHECK(w[1].cached() == 0);
   CHECK_NOTHROW(w[1].fetch(id)); // a damaged answer is not kept
@@ -418,10 +410,14 @@ TEST_CASE("messages that cannot be read are counted and do no harm") {
   stepping_waiter waiter{w};
   auto x = at::rand({2});
   auto id = w[0].hold(x, 1);
-  std::vector<std::vector<std::byte>> originals{
-    raw(1, id.number, 99), raw(2, id.number, 99, {1}),
-    raw(2, id.number, 99, {0, 5, 1, 0, 0, 0, 'x'}), raw(3, id.number, 99),
-    raw(3, UINT64_MAX, 99)};
+  held_object wrong{id.number, 99};
+  std::vector<object_message> messages{
+    object_fetch{wrong}, object_content{wrong, {}},
+    object_refusal{wrong, {error_code::rank_down, rank_id{1}, "", "x"}},
+    object_release{{wrong}}, object_release{{{UINT64_MAX, 99}}}};
+  std::vector<std::vector<std::byte>> originals;
+  for (auto& m : messages)
+    originals.push_back(to_payload(m).bytes);
   for (auto& body : originals) {
     for (size_t n = 0; n < body.size(); ++n) {
       auto before = w[0].malformed();

@@ -62,13 +62,7 @@ static_assert(!packable<std::optional<std::optional<int>>>);
 template <class T>
 auto round_trip(const T& x) {
   packer p;
-  auto v = put_value(p, x);
-  byte_writer out;
-  write(out, v);
-  auto bytes = out.take();
-  byte_reader in{bytes};
-  auto w = read_value(in);
-  in.expect_end();
+  auto w = from_payload<value>(to_payload(put_value(p, x)), "value");
   CHECK(p.depth() == 0);
   unpacker u{p.tensors()};
   return get_value<T>(u, w);

@@ -18,15 +18,13 @@ namespace {
 // -- helpers ------------------------------------------------------------------
 
 std::vector<std::byte> encode(const value& x) {
-  byte_writer out;
-  write(out, x);
-  return out.take();
+  return to_payload(x).bytes;
 }
 
 /// Reads a whole message of one value.
 value decode(const std::vector<std::byte>& xs) {
   byte_reader in{xs};
-  auto result = read_value(in);
+  auto result = in.get<value>();
   in.expect_end();
   return result;
 }
@@ -177,7 +175,7 @@ TEST_CASE("mutated bytes are refused or are another value") {
     allocated = 0;
     try {
       byte_reader in{bytes};
-      auto x = read_value(in);
+      auto x = in.get<value>();
       // What can be read is written as the same bytes: nothing is lost.
       auto again = encode(x);
       bytes.resize(in.position());
@@ -211,7 +209,7 @@ TEST_CASE("nested lists that claim all bytes that are left take no memory") {
   auto bytes = out.take();
   byte_reader in{bytes};
   allocated = 0;
-  CHECK_THROWS_MATCHES(read_value(in), error,
+  CHECK_THROWS_MATCHES(in.get<value>(), error,
                        Message("tuple at byte 10: claims more items than the "
                                "message has bytes"));
   CHECK(allocated < 2 * sizeof(value) * bytes.size());
@@ -228,7 +226,7 @@ TEST_CASE("a count that the message cannot hold is refused before it is used") {
     auto bytes = out.take();
     byte_reader in{bytes};
     allocated = 0;
-    CHECK_THROWS_AS(read_value(in), error);
+    CHECK_THROWS_AS(in.get<value>(), error);
     CHECK(allocated < 10'000); // the error itself
   }
 }

@@ -187,12 +187,7 @@ TEST_CASE("The log of a step comes back from its bytes", "[runtime][verify]") {
   p.loss = digest_of(torch::tensor(2.5));
   p.seeds = {digest_of(torch::tensor(0.5))};
   x.passes.push_back(p);
-  byte_writer out;
-  write(out, x);
-  auto bytes = out.take();
-  byte_reader in{bytes};
-  auto y = read_observed_step(in);
-  in.expect_end();
+  auto y = from_payload<observed_step>(to_payload(x), "record of a step");
   REQUIRE(y.calls.size() == 1);
   CHECK(y.calls[0].module == "a.b");
   CHECK(y.calls[0].microbatch == 3);

@@ -1,0 +1,447 @@
+#pragma once
+
+// What the ranks of a pipeline say to each other about modules and tensors, as
+// structs. Each has one `inspect`, which writes and reads it
+// (transport/bytes.hpp): `to_payload(x)` and `from_payload<T>(body, what)`.
+//
+// The bytes of a message must be the same in every step of a flow that does not
+// change: a replayed step does not send them again (R33). What differs between
+// steps all the same is `varying`.
+
+#include "runtime/base/call_context.hpp"
+#include "runtime/base/random_stream.hpp"
+#include "runtime/values/value_codec.hpp"
+#include "transport/bytes.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace smp {
+
+// -- tensors ------------------------------------------------------------------
+
+/// A tensor of a message: a value, or a reference to something that the other
+/// side has or can get (R12, R14, R38). Trees of values name it by position.
+struct remote_tensor {
+  enum class kind : uint8_t {
+    undefined, // a gradient that does not exist
+    data,      // `data`
+    argument,  // in a reply: the `index`-th argument tensor itself
+    parameter, // `index` in the walk of the model; stays with its owner
+    object,    // `object` in the object store of its owner
+  };
+
+  kind what = kind::undefined;
+  bool requires_grad = false;
+  tensor_ref data;
+  uint32_t index = 0;
+  object_id object;
+
+  /// Carries `x`; of kind undefined if `x` is.
+  /// @param snapshot copy the bytes, see `to_tensor_ref`
+  static remote_tensor of(const at::Tensor& x, bool snapshot);
+
+  static remote_tensor of(object_id x, bool requires_grad);
+
+  static remote_tensor argument(uint32_t index);
+
+  static remote_tensor parameter(uint32_t index, bool requires_grad = false);
+
+  /// Tells whether it is nothing that the receiver has anyway.
+  bool travels() const noexcept {
+    return what == kind::data || what == kind::object;
+  }
+
+  /// @returns the tensor of an entry of kind data.
+  /// @throws error (protocol) if it is of another kind
+  at::Tensor tensor() const;
+};
+
+constexpr remote_tensor::kind last_of(remote_tensor::kind) noexcept {
+  return remote_tensor::kind::object;
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, remote_tensor& x) {
+  auto object = f.object(x);
+  if (!object.fields(f.field("kind", x.what),
+                     f.field("requires_grad", x.requires_grad)))
+    return false;
+  switch (x.what) {
+    case remote_tensor::kind::undefined:
+      return true;
+    case remote_tensor::kind::data:
+      return object.fields(f.field("data", x.data));
+    case remote_tensor::kind::argument:
+    case remote_tensor::kind::parameter:
+      return object.fields(f.field("index", x.index));
+    case remote_tensor::kind::object:
+      return object.fields(f.field("object", x.object));
+  }
+  return false;
+}
+
+using remote_tensors = std::vector<remote_tensor>;
+
+/// By output: the arguments that a gradient of it reaches.
+using reached_positions = std::vector<std::vector<uint32_t>>;
+
+// -- requests -----------------------------------------------------------------
+
+enum class request_kind : uint8_t {
+  call,         // forward of one module
+  range,        // forward of consecutive children of a Sequential (R8)
+  backward,     // backward of a call or range
+  read_tensor,  // the value of a parameter or buffer (R14)
+  add_gradient, // a gradient of a parameter (R14)
+  write_tensor, // a new value of a buffer
+  // Of a TorchScript module (runtime/intercept/script/script_calls.hpp):
+  method,        // one method
+  method_range,  // consecutive children of a Sequential (R8)
+  get_attribute, // the value of an attribute that may change
+  set_attribute,
+  add, // of two tensors, of no module
+};
+
+constexpr request_kind last_of(request_kind) noexcept {
+  return request_kind::add;
+}
+
+/// What every request begins with; enough to tell which modules it enters.
+struct request_head {
+  request_kind what = request_kind::call;
+  /// range and method_range: children [first, last) of a Sequential (R8).
+  uint32_t first = 0;
+  uint32_t last = 0;
+  /// read_tensor, write_tensor, add_gradient: position in the walk.
+  uint32_t tensor = 0;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, request_head& x) {
+  auto object = f.object(x);
+  if (!object.fields(f.field("kind of work", x.what)))
+    return false;
+  switch (x.what) {
+    case request_kind::range:
+    case request_kind::method_range:
+      return object.fields(f.field("first child", x.first),
+                           f.field("last child", x.last));
+    case request_kind::read_tensor:
+    case request_kind::add_gradient:
+    case request_kind::write_tensor:
+      return object.fields(f.field("tensor", x.tensor));
+    default:
+      return true;
+  }
+}
+
+/// @throws error (protocol)
+request_head read_head(const payload& x);
+
+// -- calls --------------------------------------------------------------------
+
+/// What the caller of a promise went on with: an earlier call of the kind
+/// returned it.
+struct expected_results {
+  struct tensor {
+    c10::ScalarType dtype = c10::ScalarType::Float;
+    bool requires_grad = false;
+  };
+
+  /// The results are called so, and by the numbers after it (R38).
+  uint64_t names = 0;
+  /// They come with the reply as well.
+  bool push = false;
+  value result;
+  std::vector<tensor> tensors;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, expected_results::tensor& x) {
+  auto get = [&x] { return static_cast<uint8_t>(x.dtype); };
+  auto set = [&x](uint8_t y) {
+    x.dtype = static_cast<c10::ScalarType>(y);
+    return y < c10::NumScalarTypes;
+  };
+  return f.object(x).fields(f.field("dtype", get, set),
+                            f.field("requires_grad", x.requires_grad));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, expected_results& x) {
+  return f.object(x).fields(f.field("names", x.names), f.field("push", x.push),
+                            f.field("result", x.result),
+                            f.field("tensors", x.tensors));
+}
+
+/// Runs a module, or consecutive children of a Sequential.
+struct forward_request {
+  request_head head;
+  /// Of the execution that asks, from 1.
+  uint64_t call = 0;
+  call_context context;
+  bool training = true;
+  uint64_t invoker = 0;
+  /// Of a TorchScript module: its method or attribute.
+  std::string name;
+  /// Unless the receiver derives it (R23).
+  std::optional<varying<random_stream>> stream;
+  /// A tuple; names `tensors` by position.
+  value arguments;
+  remote_tensors tensors;
+  /// The results stay with their owner; the reply has their ids.
+  bool hold = false;
+  /// The caller does not wait.
+  std::optional<expected_results> promised;
+  /// Objects of the receiver that the caller lets go.
+  std::vector<object_id> released;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, forward_request& x) {
+  return f.object(x).fields(
+    f.field("head", x.head), f.field("call", x.call),
+    f.field("context", x.context), f.field("training", x.training),
+    f.field("invoker", x.invoker), f.field("name", x.name),
+    f.field("stream", x.stream), f.field("arguments", x.arguments),
+    f.field("tensors", x.tensors), f.field("hold", x.hold),
+    f.field("promised", x.promised), f.field("released", x.released));
+}
+
+/// What a caller waits for.
+struct forward_reply {
+  /// A tensor argument that the module wrote into (R12).
+  struct written_argument {
+    uint32_t argument = 0;
+    uint32_t content = 0; // in `tensors`
+  };
+
+  /// If random numbers were drawn: where the caller goes on.
+  std::optional<varying<random_stream>> stream;
+  /// Names `tensors` by position.
+  value result;
+  /// Arguments that are no tensors and changed: position and new content.
+  std::vector<std::pair<uint32_t, value>> changed;
+  remote_tensors tensors;
+  std::vector<written_argument> written;
+  /// The call met state that other calls may change.
+  bool stateful = false;
+  /// Empty if nobody goes on before a backward.
+  reached_positions reaches;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, forward_reply::written_argument& x) {
+  return f.object(x).fields(f.field("argument", x.argument),
+                            f.field("content", x.content));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, forward_reply& x) {
+  return f.object(x).fields(
+    f.field("stream", x.stream), f.field("result", x.result),
+    f.field("changed", x.changed), f.field("tensors", x.tensors),
+    f.field("written", x.written), f.field("stateful", x.stateful),
+    f.field("reaches", x.reaches));
+}
+
+/// What was left open in a promise, forward or backward.
+struct promise_reply {
+  /// By output; of gradients, the caller knows them.
+  std::vector<std::vector<int64_t>> sizes;
+  reached_positions reaches;
+  /// Of those results that were asked for.
+  std::vector<tensor_ref> contents;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, promise_reply& x) {
+  auto get = [&x]() -> const auto& { return x.sizes; };
+  auto set = [&x](std::vector<std::vector<int64_t>> y) {
+    x.sizes = std::move(y);
+    for (auto& sizes : x.sizes)
+      for (auto size : sizes)
+        if (size < 0)
+          return false;
+    return true;
+  };
+  return f.object(x).fields(f.field("sizes", get, set),
+                            f.field("reaches", x.reaches),
+                            f.field("contents", x.contents));
+}
+
+// -- backward -----------------------------------------------------------------
+
+/// Runs the backward of a call; its answer is a `backward_reply`, or a
+/// `promise_reply` if it was promised.
+struct backward_request {
+  struct wanted_gradient {
+    uint32_t argument = 0;
+    bool push = false; // else it stays at the owner under its name
+  };
+
+  request_head head{request_kind::backward};
+  call_context context;
+  /// Of the call: who made it, and its number in the step.
+  rank_id origin;
+  uint32_t call = 0;
+  bool keep_graph = false;
+  /// By output of the call.
+  remote_tensors gradients;
+  std::vector<wanted_gradient> wanted;
+  /// The caller does not wait: the wanted gradients are called so, and by the
+  /// numbers after it.
+  std::optional<uint64_t> names;
+  std::vector<object_id> released;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, backward_request::wanted_gradient& x) {
+  return f.object(x).fields(f.field("argument", x.argument),
+                            f.field("push", x.push));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, backward_request& x) {
+  return f.object(x).fields(
+    f.field("head", x.head), f.field("context", x.context),
+    f.field("origin", x.origin), f.field("call", x.call),
+    f.field("keep_graph", x.keep_graph), f.field("gradients", x.gradients),
+    f.field("wanted", x.wanted), f.field("names", x.names),
+    f.field("released", x.released));
+}
+
+struct backward_reply {
+  /// By wanted gradient.
+  remote_tensors gradients;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, backward_reply& x) {
+  return f.object(x).fields(f.field("gradients", x.gradients));
+}
+
+// -- parameters and buffers ---------------------------------------------------
+
+/// Reads or writes a tensor of the receiver, or adds to its gradient (R14).
+struct parameter_request {
+  request_head head{request_kind::read_tensor};
+  /// Unless it is read.
+  tensor_ref value;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, parameter_request& x) {
+  auto object = f.object(x);
+  return object.fields(f.field("head", x.head))
+         && (x.head.what == request_kind::read_tensor
+             || object.fields(f.field("value", x.value)));
+}
+
+/// Answers a read.
+struct parameter_reply {
+  tensor_ref value;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, parameter_reply& x) {
+  return f.object(x).fields(f.field("value", x.value));
+}
+
+// -- objects ------------------------------------------------------------------
+// The owner of an object is who gets a fetch or a release and who sends what
+// was fetched; so ids travel without it and nobody can name another's object.
+
+struct held_object {
+  uint64_t number = 0;
+  uint32_t generation = 0;
+
+  object_id of(rank_id owner) const noexcept {
+    return {owner, number, generation};
+  }
+};
+
+inline held_object without_owner(object_id x) noexcept {
+  return {x.number, x.generation};
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, held_object& x) {
+  return f.object(x).fields(f.field("number", x.number),
+                            f.field("generation", x.generation));
+}
+
+struct object_fetch {
+  held_object id;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, object_fetch& x) {
+  return f.object(x).fields(f.field("id", x.id));
+}
+
+struct object_content {
+  held_object id;
+  tensor_ref content;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, object_content& x) {
+  return f.object(x).fields(f.field("id", x.id),
+                            f.field("content", x.content));
+}
+
+/// Answers the fetch of what is not there.
+struct object_refusal {
+  held_object id;
+  failure why;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, object_refusal& x) {
+  auto get = [&x]() -> const failure& { return x.why; };
+  auto set = [&x](failure y) {
+    x.why = std::move(y);
+    return static_cast<bool>(x.why);
+  };
+  return f.object(x).fields(f.field("id", x.id), f.field("why", get, set));
+}
+
+struct object_release {
+  std::vector<held_object> ids;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, object_release& x) {
+  return f.object(x).fields(f.field("ids", x.ids));
+}
+
+using object_message = std::variant<object_fetch, object_content,
+                                    object_refusal, object_release>;
+
+/// @returns which fetch a damaged message wanted to answer, as far as it can be
+/// told.
+std::optional<held_object> answered_fetch(const payload& x);
+
+// -- steps --------------------------------------------------------------------
+
+/// What the step body of a microbatch returned.
+struct step_value {
+  /// Names `tensors` by position.
+  value result;
+  remote_tensors tensors;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, step_value& x) {
+  return f.object(x).fields(f.field("result", x.result),
+                            f.field("tensors", x.tensors));
+}
+
+} // namespace smp

@@ -1,0 +1,412 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/remote/messages.hpp"
+#include "tests/support/allocated.hpp"
+#include "tests/support/mutations.hpp"
+#include "tests/support/payloads.hpp"
+
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <random>
+
+using namespace smp;
+using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+// -- one of each message ------------------------------------------------------
+
+std::vector<object_id> some_ids() {
+  return {{rank_id{1}, 5, 6}, {rank_id{2}, ~uint64_t{0}, 8}};
+}
+
+call_context some_context() {
+  call_context result;
+  result.grad = false;
+  result.autocast = {{c10::kCPU, c10::kBFloat16}};
+  return result;
+}
+
+/// An entry of each kind.
+remote_tensors some_tensors() {
+  return {remote_tensor::of(at::arange(6).view({2, 3}), true),
+          remote_tensor::of(at::Tensor{}, false),
+          remote_tensor::argument(3),
+          remote_tensor::parameter(7, true),
+          remote_tensor::of(some_ids()[1], true),
+          remote_tensor::of(at::empty({0, 2}), false)};
+}
+
+value some_value() {
+  return value::tuple({value::tensor(0), value::of("text"),
+                       value::list({value::of(int64_t{5}), value::tensor(5)},
+                                   "List[Any]")});
+}
+
+forward_request some_call() {
+  forward_request x;
+  x.head = {request_kind::range, 2, 5, 0};
+  x.call = 9;
+  x.context = some_context();
+  x.training = false;
+  x.invoker = 0x1234567890abcdef;
+  x.name = "forward";
+  x.stream = varying<random_stream>{random_stream{7}};
+  x.arguments = some_value();
+  x.tensors = some_tensors();
+  x.hold = true;
+  x.released = some_ids();
+  return x;
+}
+
+forward_request some_promised_call() {
+  auto x = some_call();
+  x.stream = std::nullopt;
+  x.hold = false;
+  x.promised = expected_results{uint64_t{1} << 63, true, value::tensor(0),
+                                {{c10::kHalf, true}, {c10::kLong, false}}};
+  return x;
+}
+
+forward_reply some_reply() {
+  forward_reply x;
+  x.stream = varying<random_stream>{random_stream{8}};
+  x.result = some_value();
+  x.changed = {{1, value::list({value::of(2.5)})}, {4, value::none()}};
+  x.tensors = some_tensors();
+  x.written = {{0, 5}, {2, 4}};
+  x.stateful = true;
+  x.reaches = {{0, 2}, {}, {1}};
+  return x;
+}
+
+promise_reply some_promise() {
+  return {{{2, 3}, {}, {0}},
+          {{0}, {}},
+          {make_tensor(24, 1), make_tensor(0, 2)}};
+}
+
+backward_request some_backward() {
+  backward_request x;
+  x.context = some_context();
+  x.origin = rank_id{3};
+  x.call = 11;
+  x.keep_graph = true;
+  x.gradients = some_tensors();
+  x.wanted = {{0, true}, {4, false}};
+  x.names = 17;
+  x.released = some_ids();
+  return x;
+}
+
+parameter_request about(request_kind what) {
+  parameter_request x;
+  x.head.what = what;
+  x.head.tensor = 40;
+  if (what != request_kind::read_tensor)
+    x.value = make_tensor(8, 3);
+  return x;
+}
+
+// -- every message, whatever it is --------------------------------------------
+
+struct message_type {
+  const char* name;
+  payload sent;
+  /// Reads a payload and writes it again.
+  std::function<payload(const payload&)> again;
+};
+
+template <class T>
+message_type type_of(const char* name, const T& x) {
+  return {name, to_payload(x), [name](const payload& y) {
+            return to_payload(from_payload<T>(y, name));
+          }};
+}
+
+std::vector<message_type> all_messages() {
+  object_message fetch = object_fetch{{5, 6}};
+  object_message content = object_content{{5, 6}, make_tensor(24, 1)};
+  object_message refusal = object_refusal{
+    {5, 6}, {error_code::rank_down, rank_id{1}, "blocks.3", "is dead"}};
+  object_message release = object_release{{{5, 6}, {7, 8}}};
+  return {
+    type_of("forward request", some_call()),
+    type_of("promised forward request", some_promised_call()),
+    type_of("forward reply", some_reply()),
+    type_of("promise reply", some_promise()),
+    type_of("backward request", some_backward()),
+    type_of("backward reply", backward_reply{some_tensors()}),
+    type_of("read of a parameter", about(request_kind::read_tensor)),
+    type_of("write of a buffer", about(request_kind::write_tensor)),
+    type_of("gradient of a parameter", about(request_kind::add_gradient)),
+    type_of("value of a parameter", parameter_reply{make_tensor(8, 3)}),
+    type_of("fetch", fetch),
+    type_of("content", content),
+    type_of("refusal", refusal),
+    type_of("release", release),
+    type_of("value of a step", step_value{some_value(), some_tensors()}),
+  };
+}
+
+bool same(const payload& x, const payload& y) {
+  if (x.bytes != y.bytes || x.tensors.size() != y.tensors.size())
+    return false;
+  for (size_t i = 0; i < x.tensors.size(); ++i) {
+    auto& a = x.tensors[i];
+    auto& b = y.tensors[i];
+    // What varies is written anew, all else is passed on.
+    if (a.nbytes != b.nbytes || a.dtype != b.dtype || a.shape != b.shape
+        || (a.nbytes > 0 && std::memcmp(a.data, b.data, a.nbytes) != 0))
+      return false;
+  }
+  return true;
+}
+
+/// @returns the text of the protocol error, or nothing if `x` can be read.
+std::string refusal_of(const message_type& m, const payload& x) {
+  try {
+    m.again(x);
+    return {};
+  } catch (const error& e) {
+    CHECK(e.code() == error_code::protocol);
+    return e.what();
+  }
+}
+
+} // namespace
+
+TEST_CASE("every message can be read, and written again as it was",
+          "[runtime][messages]") {
+  for (auto& m : all_messages()) {
+    INFO(m.name);
+    CHECK(same(m.again(m.sent), m.sent));
+  }
+}
+
+TEST_CASE("a call keeps everything on its way", "[runtime][messages]") {
+  auto x = some_call();
+  auto y = from_payload<forward_request>(to_payload(x), "request");
+  CHECK(y.head.what == request_kind::range);
+  CHECK(y.head.first == 2);
+  CHECK(y.head.last == 5);
+  CHECK(y.call == 9);
+  CHECK((y.context == x.context));
+  CHECK_FALSE(y.training);
+  CHECK(y.invoker == x.invoker);
+  CHECK(y.name == "forward");
+  REQUIRE(y.stream);
+  CHECK(y.stream->value == random_stream{7});
+  CHECK((y.arguments == x.arguments));
+  CHECK(y.hold);
+  CHECK_FALSE(y.promised);
+  CHECK((y.released == x.released));
+  REQUIRE(y.tensors.size() == x.tensors.size());
+  for (size_t i = 0; i < y.tensors.size(); ++i) {
+    CHECK(y.tensors[i].what == x.tensors[i].what);
+    CHECK(y.tensors[i].requires_grad == x.tensors[i].requires_grad);
+    CHECK(y.tensors[i].index == x.tensors[i].index);
+    CHECK(y.tensors[i].object == x.tensors[i].object);
+    CHECK(y.tensors[i].data.data == x.tensors[i].data.data);
+  }
+  CHECK(at::equal(y.tensors[0].tensor(), at::arange(6).view({2, 3})));
+  auto z = from_payload<forward_request>(to_payload(some_promised_call()),
+                                         "request");
+  REQUIRE(z.promised);
+  CHECK(z.promised->names == uint64_t{1} << 63);
+  CHECK(z.promised->push);
+  CHECK((z.promised->result == value::tensor(0)));
+  REQUIRE(z.promised->tensors.size() == 2);
+  CHECK(z.promised->tensors[0].dtype == c10::kHalf);
+  CHECK(z.promised->tensors[0].requires_grad);
+  CHECK(z.promised->tensors[1].dtype == c10::kLong);
+}
+
+TEST_CASE("replies keep everything on their way", "[runtime][messages]") {
+  auto x = some_reply();
+  auto y = from_payload<forward_reply>(to_payload(x), "reply");
+  REQUIRE(y.stream);
+  CHECK(y.stream->value == random_stream{8});
+  CHECK((y.result == x.result));
+  CHECK((y.changed == x.changed));
+  CHECK(y.tensors.size() == x.tensors.size());
+  REQUIRE(y.written.size() == 2);
+  CHECK(y.written[1].argument == 2);
+  CHECK(y.written[1].content == 4);
+  CHECK(y.stateful);
+  CHECK((y.reaches == x.reaches));
+  auto p = from_payload<promise_reply>(to_payload(some_promise()), "reply");
+  CHECK((p.sizes == some_promise().sizes));
+  CHECK((p.reaches == some_promise().reaches));
+  REQUIRE(p.contents.size() == 2);
+  CHECK(same_bytes(p.contents[0], pattern(24, 1)));
+}
+
+TEST_CASE("a backward keeps everything on its way", "[runtime][messages]") {
+  auto x = some_backward();
+  auto y = from_payload<backward_request>(to_payload(x), "request");
+  CHECK(y.head.what == request_kind::backward);
+  CHECK((y.context == x.context));
+  CHECK(y.origin == rank_id{3});
+  CHECK(y.call == 11);
+  CHECK(y.keep_graph);
+  CHECK(y.gradients.size() == x.gradients.size());
+  REQUIRE(y.wanted.size() == 2);
+  CHECK(y.wanted[0].push);
+  CHECK(y.wanted[1].argument == 4);
+  CHECK_FALSE(y.wanted[1].push);
+  CHECK(y.names == 17);
+  CHECK((y.released == x.released));
+}
+
+TEST_CASE("requests about parameters and objects keep everything",
+          "[runtime][messages]") {
+  for (auto what : {request_kind::read_tensor, request_kind::write_tensor,
+                    request_kind::add_gradient}) {
+    auto x = from_payload<parameter_request>(to_payload(about(what)), "x");
+    CHECK(x.head.what == what);
+    CHECK(x.head.tensor == 40);
+    CHECK((x.value.data == nullptr) == (what == request_kind::read_tensor));
+  }
+  auto there = [](object_message x) {
+    return from_payload<object_message>(to_payload(x), "object message");
+  };
+  auto fetch = std::get<object_fetch>(there(object_fetch{{5, 6}}));
+  CHECK(fetch.id.of(rank_id{2}) == object_id{rank_id{2}, 5, 6});
+  failure why{error_code::rank_down, rank_id{1}, "m", "is dead"};
+  auto refusal = std::get<object_refusal>(there(object_refusal{{5, 6}, why}));
+  CHECK(refusal.why == why);
+  auto release = std::get<object_release>(there(object_release{{{5, 6}}}));
+  REQUIRE(release.ids.size() == 1);
+  CHECK(release.ids[0].generation == 6);
+}
+
+TEST_CASE("the head of any request can be read alone", "[runtime][messages]") {
+  auto call = read_head(to_payload(some_call()));
+  CHECK(call.what == request_kind::range);
+  CHECK(call.first == 2);
+  CHECK(call.last == 5);
+  CHECK(read_head(to_payload(some_backward())).what == request_kind::backward);
+  auto write = read_head(to_payload(about(request_kind::write_tensor)));
+  CHECK(write.what == request_kind::write_tensor);
+  CHECK(write.tensor == 40);
+  CHECK_THROWS_WITH(read_head({{std::byte{11}}, {}}),
+                    "malformed request: kind of work at byte 0: there is no "
+                    "value 11");
+}
+
+TEST_CASE("a damaged answer still says which fetch it answers",
+          "[runtime][messages]") {
+  auto named = [](const object_message& x) {
+    auto sent = to_payload(x);
+    sent.tensors.clear();
+    auto result = answered_fetch(sent);
+    return result ? result->number : 0;
+  };
+  CHECK(named(object_content{{5, 6}, make_tensor(3, 1)}) == 5);
+  CHECK(named(object_refusal{{7, 6}, {}}) == 7);
+  CHECK(named(object_fetch{{8, 6}}) == 0);
+  CHECK(named(object_release{{{9, 6}}}) == 0);
+  CHECK_FALSE(answered_fetch({}));
+  CHECK_FALSE(answered_fetch({{std::byte{1}, std::byte{0}}, {}}));
+}
+
+TEST_CASE("the random stream leaves the bytes of a message as they are",
+          "[runtime][messages][R33]") {
+  auto x = some_call();
+  auto y = some_call();
+  y.stream->value = random_stream{99};
+  CHECK((to_payload(x).bytes == to_payload(y).bytes));
+  // And its tensor has the same form, so that a record takes it.
+  CHECK((to_payload(x).tensors.front().shape
+         == to_payload(y).tensors.front().shape));
+}
+
+// -- hostile messages ---------------------------------------------------------
+
+TEST_CASE("every truncation of a message is refused", "[runtime][messages]") {
+  for (auto& m : all_messages()) {
+    INFO(m.name);
+    auto& bytes = m.sent.bytes;
+    for (size_t n = 0; n < bytes.size(); ++n) {
+      CAPTURE(n);
+      payload cut{{bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(n)},
+                  m.sent.tensors};
+      CHECK_THAT(refusal_of(m, cut),
+                 ContainsSubstring(std::string{"malformed "} + m.name));
+    }
+    auto x = m.sent;
+    x.bytes.push_back({});
+    CHECK_FALSE(refusal_of(m, x).empty());
+    x = m.sent;
+    x.tensors.push_back(make_tensor(3, 1));
+    CHECK_FALSE(refusal_of(m, x).empty());
+    if (!m.sent.tensors.empty()) {
+      x = m.sent;
+      x.tensors.pop_back();
+      CHECK_FALSE(refusal_of(m, x).empty());
+    }
+  }
+}
+
+TEST_CASE("a mutated message is refused or another message",
+          "[runtime][messages]") {
+  std::mt19937_64 engine{20260103};
+  for (auto& m : all_messages()) {
+    if (m.sent.bytes.empty())
+      continue;
+    size_t refused = 0;
+    constexpr int rounds = 3000;
+    for (int round = 0; round < rounds; ++round) {
+      payload x{mutated(m.sent.bytes, engine), m.sent.tensors};
+      auto size = x.bytes.size() + 4096; // the stream has 2.5 KB
+      if (!x.tensors.empty() && engine() % 4 == 0) {
+        auto& t = x.tensors[engine() % x.tensors.size()];
+        if (t.nbytes > 0)
+          t.nbytes = engine() % t.nbytes;
+        t.dtype = static_cast<uint8_t>(engine());
+      }
+      allocated = 0;
+      try {
+        auto y = m.again(x);
+        if (y.bytes != x.bytes)
+          FAIL(m.name << ", round " << round << ": other bytes");
+      } catch (const error& e) {
+        if (e.code() != error_code::protocol)
+          FAIL(m.name << ", round " << round << ": " << e.what());
+        ++refused;
+      }
+      if (allocated > 200 * size)
+        FAIL(m.name << ", round " << round << " took " << allocated
+                    << " bytes");
+    }
+    INFO(m.name << ": " << refused << " of " << rounds << " refused");
+    CHECK(refused > rounds / 10);
+    CHECK(refused < rounds);
+  }
+}
+
+TEST_CASE("what no correct rank sends is refused by its field",
+          "[runtime][messages]") {
+  auto refusal = [](auto x) {
+    return refusal_of(type_of("message", x), to_payload(x));
+  };
+  auto call = some_call();
+  call.context.autocast = {{c10::kCPU, c10::kLong}};
+  CHECK_THAT(refusal(call), ContainsSubstring("context.autocast.dtype at"));
+  call = some_promised_call();
+  call.promised->tensors[0].dtype = static_cast<c10::ScalarType>(200);
+  CHECK_THAT(refusal(call), ContainsSubstring("promised.tensors.dtype at"));
+  auto promise = some_promise();
+  promise.sizes[0][1] = -3;
+  CHECK_THAT(refusal(promise), ContainsSubstring("sizes at"));
+  object_message nothing = object_refusal{{5, 6}, {}};
+  CHECK_THAT(refusal(nothing), ContainsSubstring("why at"));
+  auto tensors = backward_reply{some_tensors()};
+  tensors.gradients[2].what = static_cast<remote_tensor::kind>(5);
+  CHECK_THAT(refusal(tensors),
+             ContainsSubstring("gradients.kind at byte 8: there is no value"));
+  CHECK_THROWS_AS(remote_tensor::argument(1).tensor(), error);
+}
