@@ -4,6 +4,8 @@
 #   cmake -D ROOT=<tree> -P layering.cmake
 #
 # apps -> runtime -> {actors, tp, partition} -> transport
+#
+# and inside runtime/ and actors/ from one subfolder to those below it.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -19,8 +21,40 @@ set(allowed_transport "transport/")
 set(allowed_partition "partition/" "${vocabulary}")
 set(allowed_tp "tp/" "transport/")
 set(allowed_actors "actors/" "partition/" "transport/")
-set(allowed_runtime "runtime/" "actors/" "tp/" "partition/" "transport/")
+set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
+  # Of the actors: what a rank is made of, what a request and a schedule are,
+  # what is kept of a step, and what others see of a rank.
+  "actors/[a-z]*/(node|executor|execution_token|microbatch_sequencer)\\.hpp"
+  "actors/[a-z]*/(request|request_number|user_schedule)\\.hpp"
+  "actors/[a-z]*/(record_book|computed_order)\\.hpp"
+  "actors/[a-z]*/(rank_board|call_slot|watched_fabric|membership)\\.hpp"
+  "actors/[a-z]*/(stalls|stall_judge)\\.hpp")
 set(allowed_apps "apps/" "runtime/" "${vocabulary}" "actors/client\\.hpp")
+
+# The subfolders, bottom to top: each may include itself and those before it.
+# runtime/smp.hpp stands beside them and is as high as what it includes.
+set(order_actors protocol board replay schedule server stalls cluster host)
+set(order_runtime base values lazy config launch model remote intercept session
+  checkpoint train plan verify)
+set(beside_runtime session)
+
+# What still points back, as "file header". To be emptied, never to grow.
+set(exceptions
+  "actors/cluster/membership.cpp actors/host/actor_host.hpp"
+  "actors/cluster/membership.hpp actors/host/node.hpp"
+  "actors/protocol/actors.hpp actors/cluster/membership.hpp"
+  "actors/protocol/actors.hpp actors/board/rank_view.hpp"
+  "actors/schedule/step_driver.hpp actors/host/node.hpp"
+  "actors/schedule/user_schedule.cpp actors/host/actor_host.hpp"
+  "actors/schedule/user_schedule.hpp actors/host/node.hpp"
+  "actors/server/module_server.hpp actors/host/node.hpp"
+  "actors/server/server_core.hpp actors/host/execution_token.hpp"
+  "actors/server/server_core.hpp actors/host/node.hpp"
+  "actors/stalls/stall_monitor.cpp actors/host/actor_host.hpp"
+  "actors/stalls/stalls.hpp actors/host/node.hpp"
+  "runtime/base/call_context.hpp runtime/values/value_codec.hpp"
+  "runtime/base/random_stream.hpp runtime/values/value_codec.hpp"
+  "runtime/values/tensor_bridge.cpp runtime/lazy/promise.hpp")
 
 # Third-party headers that belong to some places only: what it is called, how
 # its headers are known, and the files that may include them.
@@ -70,6 +104,31 @@ function(check_project_header folder file line header)
   set(errors "${errors}" PARENT_SCOPE)
 endfunction()
 
+# Sets RESULT to where FILE's subfolder stands in the order of FOLDER.
+function(place_of result folder file)
+  set(subfolder "${beside_${folder}}")
+  if(file MATCHES "^[^/]*/([^/]*)/")
+    set(subfolder ${CMAKE_MATCH_1})
+  endif()
+  list(FIND order_${folder} "${subfolder}" place)
+  set(${result} ${place} PARENT_SCOPE)
+endfunction()
+
+function(check_subfolders folder file line header)
+  if(NOT DEFINED order_${folder} OR NOT header MATCHES "^${folder}/"
+      OR "${file} ${header}" IN_LIST exceptions)
+    return()
+  endif()
+  place_of(from ${folder} ${file})
+  place_of(to ${folder} ${header})
+  if(to EQUAL -1)
+    complain(${file} "${line}" "a place unknown in ${folder}/")
+  elseif(to GREATER from)
+    complain(${file} "${line}" "points back to a subfolder above")
+  endif()
+  set(errors "${errors}" PARENT_SCOPE)
+endfunction()
+
 function(check_third_party file line header)
   foreach(party IN LISTS third_parties)
     if(header MATCHES "^(${headers_${party}})" AND NOT file MATCHES "^(${places_${party}})")
@@ -83,6 +142,12 @@ function(check_third_party file line header)
 endfunction()
 
 function(check_file folder file)
+  if(DEFINED order_${folder})
+    place_of(place ${folder} ${file})
+    if(place EQUAL -1)
+      complain(${file} "name it in cmake/layering.cmake" "a place unknown in ${folder}/")
+    endif()
+  endif()
   file(STRINGS ${ROOT}/${file} lines REGEX "^[ \t]*#[ \t]*include")
   foreach(line IN LISTS lines)
     if(line MATCHES "^[ \t]*#[ \t]*include[ \t]*([<\"])([^>\"]*)[>\"]")
@@ -91,6 +156,7 @@ function(check_file folder file)
       string(REGEX REPLACE "/.*" "" target "${header}")
       if(bracket STREQUAL "\"" OR target IN_LIST folders)
         check_project_header(${folder} ${file} "${line}" "${header}")
+        check_subfolders(${folder} ${file} "${line}" "${header}")
       endif()
       check_third_party(${file} "${line}" "${header}")
     endif()

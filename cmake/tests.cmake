@@ -188,3 +188,8 @@ add_test(NAME docs COMMAND ${CMAKE_COMMAND}
 add_test(NAME docs_selftest COMMAND ${CMAKE_COMMAND}
   -D WORK=${CMAKE_BINARY_DIR}/docs_selftest
   -P ${PROJECT_SOURCE_DIR}/cmake/docs_selftest.cmake)
+add_test(NAME sizes COMMAND ${CMAKE_COMMAND}
+  -D ROOT=${PROJECT_SOURCE_DIR} -P ${PROJECT_SOURCE_DIR}/cmake/sizes.cmake)
+add_test(NAME sizes_selftest COMMAND ${CMAKE_COMMAND}
+  -D WORK=${CMAKE_BINARY_DIR}/sizes_selftest
+  -P ${PROJECT_SOURCE_DIR}/cmake/sizes_selftest.cmake)

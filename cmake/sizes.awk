@@ -1,0 +1,92 @@
+# Prints every file, function and line that is longer than it may be; see
+# sizes.cmake. It counts braces and does not know C++: what stands before a
+# brace, since the last statement, says whether a function begins.
+
+function report(line, text) {
+  printf "%s:%d: %s\n", name, line, text
+  found = 1
+}
+
+# Drops what may hold a brace that does not count.
+function strip(line) {
+  if (raw != "") {
+    if (!index(line, raw))
+      return ""
+    line = substr(line, index(line, raw) + length(raw))
+    raw = ""
+  }
+  gsub(/\\./, "", line)
+  gsub(/'.'/, "", line)
+  while (match(line, /R"[a-z]*\(/)) {
+    raw = ")" substr(line, RSTART + 2, RLENGTH - 3) "\""
+    rest = substr(line, RSTART + RLENGTH)
+    line = substr(line, 1, RSTART - 1)
+    if (!index(rest, raw))
+      return line
+    line = line substr(rest, index(rest, raw) + length(raw))
+    raw = ""
+  }
+  gsub(/"[^"]*"/, "", line)
+  sub(/\/\/.*/, "", line)
+  return line
+}
+
+function end_of_file() {
+  if (lines > max_lines)
+    report(lines, "a file of " lines " lines (at most " max_lines ")")
+}
+
+FNR == 1 {
+  if (name)
+    end_of_file()
+  name = FILENAME
+  depth = 0
+  function_depth = 0
+  statement = ""
+  raw = ""
+}
+
+{
+  lines = FNR
+  width = $0
+  gsub(/[\200-\277]/, "", width) # all but the first byte of a character
+  if (length(width) > max_columns)
+    report(FNR, "a line of " length(width) " columns (at most " max_columns ")")
+  if (raw == "" && $0 ~ /^ *(#|CAF_)/) # macros end without a semicolon
+    next
+  line = strip($0)
+  if (line ~ /[^ ]/ && statement !~ /[^ ]/)
+    statement_line = FNR
+  while (match(line, /[{};]/)) {
+    char = substr(line, RSTART, 1)
+    statement = statement " " substr(line, 1, RSTART - 1)
+    line = substr(line, RSTART + 1)
+    if (char == "{") {
+      ++depth
+      # A function: parameters, and neither a type nor an initializer.
+      if (!function_depth && name !~ functions_of_any_size && statement ~ /\(/ \
+          && statement !~ /^ *(template *<[^(]*> *)?(namespace|class|struct|enum|union) / \
+          && statement !~ /= *$/) {
+        function_depth = depth
+        function_line = statement_line
+      }
+    } else if (char == "}") {
+      if (depth == function_depth) {
+        size = FNR - function_line + 1
+        if (size > max_function)
+          report(function_line, "a function of " size " lines (at most " max_function ")")
+        function_depth = 0
+      }
+      --depth
+    }
+    statement = ""
+    if (line ~ /[^ ]/)
+      statement_line = FNR
+  }
+  statement = statement " " line
+}
+
+END {
+  end_of_file()
+  exit found
+}

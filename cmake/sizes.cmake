@@ -1,0 +1,61 @@
+# The test of sizes: no file over 600 lines, no function over 60, no line over
+# 80 columns. A function of tests/ may be longer: it is a list of checks.
+#
+#   cmake -D ROOT=<tree> [-D STRICT=ON] -P sizes.cmake
+#
+# STRICT forgives nothing.
+
+cmake_minimum_required(VERSION 3.25)
+
+# What is known to be too long: expressions for whole lines of the output. To
+# be emptied, never to grow.
+set(exceptions
+  "[^:]*: a line of .*" # until './dev lint --fix' has run
+  "actors/server/module_server.cpp: a function of .*"
+  "apps/smp-train/command_line.cpp: a function of .*"
+  "bench/(gpt_job.hpp|schedules.cpp): a function of .*"
+  "partition/(module_tree|print).cpp: a function of .*"
+  "runtime/lazy/deferred_init.cpp: a f.*"
+  "runtime/remote/calle[er].cpp: a function of .*"
+  "runtime/session/session.cpp: a function of .*"
+  "runtime/(config/config_schema.cpp|values/pack.hpp): a file of .*"
+  "tests/runtime/(intercept/nn_zoo|lazy/deferred_init|verify/verify)_test.cpp: a file of .*")
+if(STRICT)
+  set(exceptions "")
+endif()
+
+set(files "")
+foreach(folder transport partition tp actors runtime apps bench examples tests)
+  file(GLOB_RECURSE found RELATIVE ${ROOT} ${ROOT}/${folder}/*.hpp ${ROOT}/${folder}/*.cpp)
+  list(APPEND files ${found})
+endforeach()
+
+execute_process(
+  COMMAND ${CMAKE_COMMAND} -E env LC_ALL=C awk -v max_lines=600
+    -v max_function=60 -v max_columns=80 -v functions_of_any_size=^tests/
+    -f ${CMAKE_CURRENT_LIST_DIR}/sizes.awk ${files}
+  WORKING_DIRECTORY ${ROOT} OUTPUT_VARIABLE output ERROR_VARIABLE trouble)
+if(trouble)
+  message(FATAL_ERROR "${trouble}")
+endif()
+string(REGEX MATCHALL "[^\n]+" lines "${output}")
+
+set(errors 0)
+foreach(line IN LISTS lines)
+  string(REGEX REPLACE "^([^:]*):[0-9]+" "\\1" text "${line}")
+  set(known FALSE)
+  foreach(exception IN LISTS exceptions)
+    if(text MATCHES "^${exception}$")
+      set(known TRUE)
+    endif()
+  endforeach()
+  if(NOT known)
+    message(NOTICE "${line}")
+    math(EXPR errors "${errors} + 1")
+  endif()
+endforeach()
+list(LENGTH files count)
+if(errors)
+  message(FATAL_ERROR "sizes: ${errors} things too long in ${count} files")
+endif()
+message(STATUS "sizes: ${count} files, nothing is too long")

@@ -1,0 +1,56 @@
+# Plants what is too long and what just fits, and expects sizes.cmake to tell
+# them apart.
+#
+#   cmake -D WORK=<scratch folder> -P sizes_selftest.cmake
+
+cmake_minimum_required(VERSION 3.25)
+
+# check(RESULT FILE TEXT): what is said of a tree whose FILE holds TEXT.
+function(check result file text)
+  file(REMOVE_RECURSE ${WORK})
+  file(WRITE ${WORK}/${file} "${text}")
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -D ROOT=${WORK} -D STRICT=ON
+      -P ${CMAKE_CURRENT_LIST_DIR}/sizes.cmake
+    RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE out)
+  if(status EQUAL 0)
+    set(out "right")
+  endif()
+  set(${result} "${out}" PARENT_SCOPE)
+endfunction()
+
+function(expect_wrong file text complaint)
+  check(out ${file} "${text}")
+  if(NOT out MATCHES "${file}:${complaint}")
+    message(SEND_ERROR "not found: ${complaint}\n${out}")
+  endif()
+endfunction()
+
+function(expect_right file text)
+  check(out ${file} "${text}")
+  if(NOT out STREQUAL "right")
+    message(SEND_ERROR "wrongly refused:\n${out}")
+  endif()
+endfunction()
+
+string(REPEAT "  f()\;\n" 58 body)
+set(function "int f(int a,\n      int b) {\n")
+expect_wrong(runtime/a.cpp "${function}${body}}\n" "1: a function of 61 lines")
+expect_wrong(runtime/a.cpp "\nstruct s : t {\n  s() : t(1) {\n    nop()\;\n  }\n${function}${body}}\n}\;\n"
+  "6: a function of 61 lines")
+expect_wrong(bench/a.cpp "auto f = [] (int x) {\n${body}\n}\;\n" "1: a function of 61 lines")
+expect_wrong(bench/a.cpp "int f() {\n  g(\"}\", R\"(\n}})\", '}')\; // }\n${body}}\n" "1: a function of 62 lines")
+expect_right(runtime/a.cpp "int f() {\n${body}}\n\nnamespace a {\n${function}}\n}\n")
+expect_right(runtime/a.cpp "class c : d<decltype(e())> {\n${body}${body}}\;\n")
+expect_right(runtime/a.cpp "const a b = {\n${body}${body}}\;\n")
+expect_right(tests/a.cpp "${function}${body}}\n")
+
+string(REPEAT "int i\;\n" 600 lines)
+expect_right(tests/a.hpp "${lines}")
+expect_wrong(tests/a.hpp "${lines}\n" "601: a file of 601 lines")
+
+string(REPEAT "ä" 77 wide)
+expect_right(tests/a.hpp "// ${wide}\n")
+expect_wrong(tests/a.hpp "\n// ${wide}ä\n" "2: a line of 81 columns")
+
+file(REMOVE_RECURSE ${WORK})
