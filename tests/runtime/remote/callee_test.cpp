@@ -1,0 +1,296 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/protocol/request_number.hpp"
+#include "runtime/values/tensor_bridge.hpp"
+#include "tests/support/torch_lone_rank.hpp"
+
+#include <ATen/ATen.h>
+
+// What a rank does with a request of another one: struct in, struct out.
+
+using namespace smp;
+using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+/// Asks for one tensor times three.
+forward_request tripled(const at::Tensor& x) {
+  forward_request result;
+  result.call = 1;
+  result.name = "forward";
+  result.arguments = value::tuple({value::tensor(0)});
+  result.tensors = {remote_tensor::of(x, false)};
+  return result;
+}
+
+void set_tripling(lone_rank& rank) {
+  rank.set_code([](unpacker& in, const std::vector<value>& args, packer& out) {
+    return put_value(out, get_value<at::Tensor>(in, args.at(0)) * 3);
+  });
+}
+
+at::Tensor with_grad(at::Tensor x) {
+  return x.set_requires_grad(true);
+}
+
+backward_request backward_of(uint64_t number, const at::Tensor& gradient) {
+  backward_request result;
+  result.context.grad = false;
+  result.origin = rank_id{1};
+  result.call = static_cast<uint32_t>(number);
+  result.gradients = {remote_tensor::of(gradient, false)};
+  result.wanted = {{0, true}};
+  return result;
+}
+
+/// The number that requests have in the step of `lone_rank`.
+uint64_t numbered(uint32_t call) {
+  return request_number(step_id{1}, call);
+}
+
+failure failure_of(const std::function<void()>& f) {
+  try {
+    f();
+    return {};
+  } catch (const error& e) {
+    return e.cause();
+  }
+}
+
+} // namespace
+
+TEST_CASE("a call is answered with its results", "[runtime][callee]") {
+  lone_rank rank;
+  set_tripling(rank);
+  auto asked = tripled(at::arange(4.0));
+  asked.head.what = request_kind::range;
+  asked.head.first = 2;
+  asked.head.last = 4;
+  asked.training = false;
+  asked.invoker = 77;
+  auto reply = from_payload<forward_reply>(rank.serve(asked), "reply");
+  CHECK(rank.wanted.op == request_kind::range);
+  CHECK(rank.wanted.first == 2);
+  CHECK(rank.wanted.last == 4);
+  CHECK_FALSE(rank.wanted.training);
+  CHECK(rank.wanted.invoker == 77);
+  CHECK(rank.wanted.name == "forward");
+  CHECK((reply.result == value::tensor(0)));
+  REQUIRE(reply.tensors.size() == 1);
+  CHECK(at::equal(reply.tensors[0].tensor(), at::arange(4.0) * 3));
+  CHECK_FALSE(reply.tensors[0].requires_grad);
+  CHECK_FALSE(reply.stream);
+  CHECK_FALSE(reply.stateful);
+  CHECK(reply.written.empty());
+  CHECK(rank.calls().size() == 0);
+}
+
+TEST_CASE("a result that is an argument or a parameter does not travel",
+          "[runtime][callee]") {
+  lone_rank rank;
+  rank.set_code([&](unpacker& in, const std::vector<value>& args, packer& out) {
+    auto x = get_value<at::Tensor>(in, args.at(0));
+    x.add_(1);
+    return put_value(out, std::vector<at::Tensor>{x, rank.model.mine->weight});
+  });
+  auto reply = from_payload<forward_reply>(rank.serve(tripled(at::ones({2}))),
+                                           "reply");
+  REQUIRE(reply.tensors.size() == 3);
+  CHECK(reply.tensors[0].what == remote_tensor::kind::argument);
+  CHECK(reply.tensors[0].index == 0);
+  CHECK(reply.tensors[1].what == remote_tensor::kind::parameter);
+  CHECK(reply.tensors[1].index == 0);
+  // What was written into the argument is one more.
+  REQUIRE(reply.written.size() == 1);
+  CHECK(reply.written[0].argument == 0);
+  CHECK(reply.written[0].content == 2);
+  CHECK(at::equal(reply.tensors[2].tensor(), at::full({2}, 2.0)));
+}
+
+TEST_CASE("results that the caller wants to be held are named in the reply",
+          "[runtime][callee]") {
+  lone_rank rank;
+  set_tripling(rank);
+  auto asked = tripled(at::ones({2}));
+  asked.hold = true;
+  auto reply = from_payload<forward_reply>(rank.serve(asked), "reply");
+  REQUIRE(reply.tensors.size() == 1);
+  REQUIRE(reply.tensors[0].what == remote_tensor::kind::object);
+  auto held = rank.objects().find(reply.tensors[0].object);
+  REQUIRE(held);
+  CHECK(at::equal(*held, at::full({2}, 3.0)));
+  // The next request lets go of it.
+  auto next = tripled(at::ones({2}));
+  next.tensors = {remote_tensor::of(reply.tensors[0].object, false)};
+  auto again = from_payload<forward_reply>(rank.serve(next), "reply");
+  CHECK(at::equal(again.tensors.at(0).tensor(), at::full({2}, 9.0)));
+}
+
+TEST_CASE("random numbers go on where the callee stopped",
+          "[runtime][callee][R23]") {
+  lone_rank rank;
+  rank.set_code([](unpacker&, const std::vector<value>&, packer& out) {
+    return put_value(out, at::rand({2}));
+  });
+  auto asked = tripled(at::ones({2}));
+  asked.stream = varying<random_stream>{random_stream{42}};
+  auto reply = from_payload<forward_reply>(rank.serve(asked), "reply");
+  at::manual_seed(42);
+  CHECK(at::equal(reply.tensors.at(0).tensor(), at::rand({2})));
+  REQUIRE(reply.stream);
+  CHECK(reply.stream->value == random_stream::of_default());
+  CHECK(reply.stateful);
+}
+
+TEST_CASE("backward answers with the gradients that are wanted, once",
+          "[runtime][callee]") {
+  lone_rank rank;
+  set_tripling(rank);
+  auto asked = tripled(with_grad(at::ones({2})));
+  auto reply = from_payload<forward_reply>(rank.serve(asked, numbered(5)),
+                                           "reply");
+  CHECK(reply.tensors.at(0).requires_grad);
+  CHECK(rank.calls().size() == 1);
+  auto back = backward_of(5, at::full({2}, 10.0));
+  auto answer = from_payload<backward_reply>(rank.serve(back, numbered(6)),
+                                             "reply");
+  REQUIRE(answer.gradients.size() == 1);
+  CHECK(at::equal(answer.gradients[0].tensor(), at::full({2}, 30.0)));
+  CHECK_THAT(failure_of([&] { rank.serve(back, numbered(7)); }).text,
+             ContainsSubstring("backward a second time through 'mine'"));
+}
+
+TEST_CASE("a promise is kept under the names of its caller",
+          "[runtime][callee][R38]") {
+  lone_rank rank{true};
+  set_tripling(rank);
+  auto names = named_results::name({}, rank_id{1}, {}, 4).number;
+  auto asked = tripled(with_grad(at::ones({2})));
+  asked.promised
+    = expected_results{names, true, value::tensor(0), {{c10::kFloat, true}}};
+  auto reply = from_payload<promise_reply>(rank.serve(asked, numbered(5)),
+                                           "reply");
+  CHECK((reply.sizes == std::vector<std::vector<int64_t>>{{2}}));
+  CHECK((reply.reaches == reached_positions{{0}}));
+  REQUIRE(reply.contents.size() == 1);
+  CHECK(at::equal(to_tensor(reply.contents[0]), at::full({2}, 3.0)));
+  auto held = rank.objects().find({rank_id{0}, names, 1});
+  REQUIRE(held);
+  CHECK(at::equal(*held, at::full({2}, 3.0)));
+  // So are its gradients.
+  auto back = backward_of(5, at::full({2}, 10.0));
+  back.names = names + 1;
+  back.wanted = {{0, false}};
+  auto answer = from_payload<promise_reply>(rank.serve(back, numbered(6)),
+                                            "reply");
+  CHECK(answer.contents.empty());
+  auto gradient = rank.objects().find({rank_id{0}, names + 1, 1});
+  REQUIRE(gradient);
+  CHECK(at::equal(*gradient, at::full({2}, 30.0)));
+}
+
+TEST_CASE("a promise that cannot be kept is said to be broken",
+          "[runtime][callee][R38]") {
+  lone_rank rank{true};
+  set_tripling(rank);
+  auto names = named_results::name({}, rank_id{1}, {}, 4).number;
+  expected_results expected{names, false, value::tensor(0),
+                            {{c10::kFloat, false}}};
+  std::string why;
+  SECTION("by another dtype") {
+    expected.tensors[0].dtype = c10::kHalf;
+    why = "result 0 has dtype Float";
+  }
+  SECTION("by a gradient") {
+    expected.tensors[0].requires_grad = true;
+    why = "result 0 does not require grad";
+  }
+  SECTION("by another structure") {
+    expected.result = value::list({value::tensor(0)});
+    why = "its result has another structure";
+  }
+  SECTION("by random numbers") {
+    rank.set_code([](unpacker&, const std::vector<value>&, packer& out) {
+      return put_value(out, at::rand({2}));
+    });
+    why = "it drew random numbers";
+  }
+  SECTION("by a change of the argument") {
+    rank.set_code([](unpacker& in, const std::vector<value>& args,
+                     packer& out) {
+      auto x = get_value<at::Tensor>(in, args.at(0));
+      x.add_(1);
+      return put_value(out, x * 3);
+    });
+    why = "it changed its tensor argument 0 in place";
+  }
+  auto asked = tripled(at::ones({2}));
+  asked.promised = expected;
+  auto failed = failure_of([&] { rank.serve(asked); });
+  CHECK(failed.code == error_code::unsupported);
+  CHECK(failed.module == "mine");
+  CHECK_THAT(failed.text, ContainsSubstring(why)
+                            && ContainsSubstring("list 'mine' in "
+                                                 "smp.no_promises"));
+}
+
+TEST_CASE("only own tensors are read, written and given gradients",
+          "[runtime][callee][R14]") {
+  lone_rank rank;
+  auto ask = [&](request_kind what, uint32_t tensor, at::Tensor x) {
+    parameter_request result;
+    result.head.what = what;
+    result.head.tensor = tensor;
+    if (x.defined())
+      result.value = to_tensor_ref(x, true);
+    return rank.serve(result);
+  };
+  auto& weight = rank.model.mine->weight;
+  auto got = from_payload<parameter_reply>(
+    ask(request_kind::read_tensor, 0, {}), "reply");
+  CHECK(at::equal(to_tensor(got.value), weight));
+  ask(request_kind::add_gradient, 0, at::full({3}, 4.0));
+  ask(request_kind::add_gradient, 0, at::full({3}, 1.0));
+  CHECK(at::equal(weight.grad(), at::full({3}, 5.0)));
+  ask(request_kind::write_tensor, 0, at::full({3}, 7.0));
+  CHECK(at::equal(weight, at::full({3}, 7.0)));
+  CHECK(at::equal(to_tensor(got.value), at::full({3}, 2.0))); // a copy
+  for (uint32_t foreign : {1, 99}) {
+    auto failed
+      = failure_of([&] { ask(request_kind::read_tensor, foreign, {}); });
+    CHECK(failed.code == error_code::protocol);
+    CHECK_THAT(failed.text, ContainsSubstring("does not own"));
+  }
+}
+
+TEST_CASE("requests that no correct rank sends are refused",
+          "[runtime][callee]") {
+  lone_rank rank;
+  set_tripling(rank);
+  auto asked = tripled(at::ones({2}));
+  std::string why;
+  SECTION("arguments that are no tuple") {
+    asked.arguments = value::tensor(0);
+    why = "no tuple";
+  }
+  SECTION("an argument without a tensor") {
+    asked.arguments = value::tuple({value::tensor(1)});
+    why = "names tensor 1 of 1";
+  }
+  SECTION("an unknown parameter") {
+    asked.tensors = {remote_tensor::parameter(99)};
+    why = "unknown parameter";
+  }
+  SECTION("an argument that names itself") {
+    asked.tensors = {remote_tensor::argument(0)};
+    why = "names itself";
+  }
+  SECTION("a tensor that is not what it says") {
+    asked.tensors[0].data.shape = {3};
+    why = "its shape needs 12";
+  }
+  auto failed = failure_of([&] { rank.serve(asked); });
+  CHECK(failed.code == error_code::protocol);
+  CHECK_THAT(failed.text, ContainsSubstring(why));
+}

@@ -1,0 +1,252 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/protocol/request_number.hpp"
+#include "runtime/values/tensor_bridge.hpp"
+#include "tests/support/torch_lone_rank.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
+// What a rank asks of another one, and what it makes of the answer: structs
+// out, structs in.
+
+using namespace smp;
+using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+constexpr module_id theirs{2};
+
+call_result call_theirs(const std::vector<at::Tensor>& xs,
+                        call_target target = {}) {
+  packer in;
+  std::vector<value> args;
+  for (auto& x : xs)
+    args.push_back(put_value(in, x));
+  return call_remote(rank_id{1}, theirs, target, in, std::move(args));
+}
+
+forward_reply reply_with(std::vector<at::Tensor> xs) {
+  forward_reply result;
+  std::vector<value> items;
+  for (auto& x : xs) {
+    items.push_back(
+      value::tensor(static_cast<uint32_t>(result.tensors.size())));
+    result.tensors.push_back(remote_tensor::of(x, true));
+  }
+  result.result = value::tuple(std::move(items));
+  return result;
+}
+
+forward_request asked_of(const call& x) {
+  return from_payload<forward_request>(x.body, "request");
+}
+
+std::string text_of(const std::function<void()>& f) {
+  try {
+    f();
+    return {};
+  } catch (const error& e) {
+    return e.cause().text;
+  }
+}
+
+} // namespace
+
+TEST_CASE("a call asks its owner, and returns what that answers",
+          "[runtime][caller]") {
+  lone_rank rank;
+  auto& ex = rank.running();
+  ex.answer(reply_with({at::full({2}, 9.0)}));
+  call_target target;
+  target.op = request_kind::method_range;
+  target.name = "encode";
+  target.first = 1;
+  target.last = 3;
+  target.training = false;
+  target.hold = true;
+  auto got = call_theirs({at::ones({2}), rank.model.theirs->weight}, target);
+  REQUIRE(ex.sent.size() == 1);
+  CHECK(ex.sent[0].owner == rank_id{1});
+  CHECK(ex.sent[0].module == theirs);
+  CHECK(ex.sent[0].what == phase::forward);
+  auto asked = asked_of(ex.sent[0]);
+  CHECK(asked.head.what == request_kind::method_range);
+  CHECK(asked.head.first == 1);
+  CHECK(asked.head.last == 3);
+  CHECK(asked.call == 1);
+  CHECK(asked.name == "encode");
+  CHECK_FALSE(asked.training);
+  CHECK(asked.hold);
+  CHECK_FALSE(asked.promised);
+  REQUIRE(asked.tensors.size() == 2);
+  CHECK(at::equal(asked.tensors[0].tensor(), at::ones({2})));
+  // A parameter stays with its owner.
+  CHECK(asked.tensors[1].what == remote_tensor::kind::parameter);
+  CHECK(asked.tensors[1].index == 1);
+  CHECK(at::equal(got.tensors.tensor(0), at::full({2}, 9.0)));
+}
+
+TEST_CASE("a stream travels only where it is not known",
+          "[runtime][caller][R23]") {
+  lone_rank rank;
+  auto& ex = rank.running();
+  ex.answer(reply_with({at::ones({1})}));
+  call_theirs({at::ones({2})});
+  CHECK_FALSE(asked_of(ex.sent[0]).stream);
+  at::rand({1});
+  auto reply = reply_with({at::ones({1})});
+  reply.stream = varying<random_stream>{random_stream{5}};
+  ex.answer(reply);
+  auto before = random_stream::of_default();
+  call_theirs({at::ones({2})});
+  auto asked = asked_of(ex.sent[1]);
+  REQUIRE(asked.stream);
+  CHECK(asked.stream->value == before);
+  CHECK(random_stream::of_default() == random_stream{5});
+}
+
+TEST_CASE("what the owner wrote into an argument is written back",
+          "[runtime][caller][R12]") {
+  lone_rank rank;
+  auto reply = reply_with({at::ones({2}), at::full({2}, 4.0)});
+  reply.result = value::tensor(0);
+  reply.written = {{0, 1}};
+  reply.changed = {{1, value::of(int64_t{8})}};
+  reply.stateful = true;
+  rank.running().answer(reply);
+  auto x = at::zeros({2});
+  auto got = call_theirs({x});
+  CHECK(at::equal(x, at::full({2}, 4.0)));
+  REQUIRE(got.changed.size() == 1);
+  CHECK(got.changed[0].first == 1);
+  CHECK((got.changed[0].second == value::of(int64_t{8})));
+  CHECK(rank.running().met_state());
+}
+
+TEST_CASE("a result may be what the caller has", "[runtime][caller]") {
+  lone_rank rank;
+  forward_reply reply;
+  reply.result = value::tuple({value::tensor(0), value::tensor(1)});
+  reply.tensors = {remote_tensor::argument(0), remote_tensor::parameter(0)};
+  rank.running().answer(reply);
+  auto x = at::zeros({2});
+  auto got = call_theirs({x});
+  CHECK(got.tensors.tensor(0).is_same(x));
+  CHECK(got.tensors.tensor(1).is_same(rank.model.mine->weight));
+}
+
+TEST_CASE("an answer that names what does not exist is refused",
+          "[runtime][caller]") {
+  lone_rank rank;
+  auto reply = reply_with({at::ones({2})});
+  std::string why;
+  SECTION("an argument") {
+    reply.tensors = {remote_tensor::argument(1)};
+    why = "answer of 'theirs': argument 1 does not exist";
+  }
+  SECTION("a parameter") {
+    reply.tensors = {remote_tensor::parameter(9)};
+    why = "answer of 'theirs': parameter 9 does not exist";
+  }
+  SECTION("a written argument") {
+    reply.written = {{3, 0}};
+    why = "answer of 'theirs': argument 3 does not exist";
+  }
+  SECTION("the content of one") {
+    reply.written = {{0, 3}};
+    why = "answer of 'theirs': content 3 does not exist";
+  }
+  rank.running().answer(reply);
+  CHECK(text_of([&] { call_theirs({at::ones({2})}); }) == why);
+}
+
+TEST_CASE("backward asks for the gradients that its graph needs",
+          "[runtime][caller][R3]") {
+  lone_rank rank;
+  auto& ex = rank.running();
+  ex.answer(reply_with({at::full({2}, 3.0), at::full({2}, 5.0)}));
+  auto x = at::ones({2}).set_requires_grad(true);
+  auto got = call_theirs({at::ones({1}), x});
+  auto y = got.tensors.tensor(1);
+  CHECK(y.requires_grad());
+  backward_reply answer;
+  answer.gradients = {remote_tensor::of(at::full({2}, 30.0), false)};
+  ex.answer(answer);
+  {
+    execution::backward_scope running{ex};
+    torch::autograd::Engine::get_default_engine().execute(
+      {torch::autograd::impl::gradient_edge(y)}, {at::full({2}, 10.0)}, false,
+      false, true);
+  }
+  CHECK(at::equal(x.grad(), at::full({2}, 30.0)));
+  REQUIRE(ex.sent.size() == 2);
+  CHECK(ex.sent[1].owner == rank_id{1});
+  CHECK(ex.sent[1].what == phase::backward);
+  auto asked = from_payload<backward_request>(ex.sent[1].body, "request");
+  CHECK(asked.origin == rank_id{0});
+  CHECK(asked.call == 1); // what the answer said
+  CHECK_FALSE(asked.keep_graph);
+  CHECK_FALSE(asked.names);
+  REQUIRE(asked.gradients.size() == 2);
+  CHECK(asked.gradients[0].what == remote_tensor::kind::undefined);
+  CHECK(at::equal(asked.gradients[1].tensor(), at::full({2}, 10.0)));
+  REQUIRE(asked.wanted.size() == 1);
+  CHECK(asked.wanted[0].argument == 1);
+}
+
+TEST_CASE("a parameter of another rank is asked for as a struct",
+          "[runtime][caller][R14]") {
+  lone_rank rank;
+  auto& ex = rank.running();
+  auto& parameters = *rank.rank_context::model()->parameters;
+  ex.answer(parameter_reply{to_tensor_ref(at::full({3}, 6.0), true)});
+  CHECK(at::equal(parameters.fetch(1), at::full({3}, 6.0)));
+  auto asked = from_payload<parameter_request>(ex.sent.at(0).body, "request");
+  CHECK(asked.head.what == request_kind::read_tensor);
+  CHECK(asked.head.tensor == 1);
+  CHECK(ex.sent[0].module == theirs);
+  ex.answers.push_back({});
+  parameters.store(1, at::full({3}, 8.0));
+  asked = from_payload<parameter_request>(ex.sent.at(1).body, "request");
+  CHECK(asked.head.what == request_kind::write_tensor);
+  CHECK(at::equal(to_tensor(asked.value), at::full({3}, 8.0)));
+}
+
+TEST_CASE("a call whose results are known goes on with promises",
+          "[runtime][caller][R38]") {
+  lone_rank rank{true};
+  auto& ex = rank.running();
+  call_target target;
+  target.tensors_only = true;
+  auto reply = reply_with({at::full({2}, 3.0)});
+  reply.result = value::tensor(0);
+  ex.answer(reply);
+  call_theirs({at::ones({2})}, target);
+  auto got = call_theirs({at::ones({2})}, target);
+  REQUIRE(ex.sent.size() == 2);
+  CHECK(ex.sent[1].kind == call_kind::promise);
+  auto asked = asked_of(ex.sent[1]);
+  CHECK_FALSE(asked.stream);
+  REQUIRE(asked.promised);
+  CHECK_FALSE(asked.promised->push); // nobody took the first one
+  CHECK((asked.promised->result == value::tensor(0)));
+  REQUIRE(asked.promised->tensors.size() == 1);
+  CHECK(asked.promised->tensors[0].dtype == c10::kFloat);
+  CHECK(asked.promised->tensors[0].requires_grad);
+  // What comes with the answer is what was asked for.
+  promise_reply answer;
+  answer.sizes = {{2}};
+  answer.reaches = {{}};
+  auto fails = GENERATE(false, true);
+  if (fails)
+    answer.contents = {to_tensor_ref(at::ones({2}), true)};
+  ex.sent[1].answer->set_value({{}, to_payload(answer), {}});
+  if (fails)
+    CHECK_THAT(text_of([&] { fence(ex); }),
+               ContainsSubstring("1 results instead of 0"));
+  else
+    CHECK_NOTHROW(fence(ex));
+}
