@@ -71,11 +71,9 @@ public:
     return value_;
   }
 
-  void wait(uint64_t x,
-            std::chrono::seconds limit = std::chrono::seconds{60}) {
+  void wait(uint64_t x, std::chrono::seconds limit = std::chrono::seconds{60}) {
     std::unique_lock guard{mutex_};
-    if (!changed_.wait_for(guard, limit,
-                           [&] { return value_ >= x; })) {
+    if (!changed_.wait_for(guard, limit, [&] { return value_ >= x; })) {
       std::fprintf(stderr, "no answer\n");
       std::_Exit(3);
     }

@@ -6,8 +6,8 @@
 #include "bench/harness.hpp"
 #include "bench/plain_gpt.hpp"
 
-#include "runtime/train/models/gpt.hpp"
 #include "runtime/smp.hpp"
+#include "runtime/train/models/gpt.hpp"
 
 #include <torch/torch.h>
 

@@ -13,8 +13,8 @@
 
 #include "partition/partitioner.hpp"
 #include "runtime/session/model_state.hpp"
-#include "runtime/train/models/gpt.hpp"
 #include "runtime/smp.hpp"
+#include "runtime/train/models/gpt.hpp"
 #include "tests/support/gpt_tree.hpp"
 #include "tests/support/partition_models.hpp"
 
@@ -53,8 +53,7 @@ double best_possible(const model_info& model, const partition_plan& plan,
   std::vector<size_t> parent(n);
   std::vector<double> own(n), price(n);
   for (size_t i = 0; i < n; ++i) {
-    own[i] = plan.costs.share(
-      plan.costs.own(plan.tree.node_of(module_id{i})));
+    own[i] = plan.costs.share(plan.costs.own(plan.tree.node_of(module_id{i})));
     price[i] = crossing.request
                + crossing.byte * static_cast<double>(model[i].call_bytes);
     for (auto child : model[i].children)
@@ -97,15 +96,15 @@ void against_optimum(int64_t trees) {
     const char* text;
     communication crossing;
   };
-  fmt::print("predicted time over the best of all assignments, {} random trees "
-             "of 5 to 9 nodes, 2 to 4 devices\n",
-             trees);
+  fmt::print(
+    "predicted time over the best of all assignments, {} random trees "
+    "of 5 to 9 nodes, 2 to 4 devices\n",
+    trees);
   fmt::print("  {:<34} {:>7} {:>7} {:>7} {:>10}\n", "", "mean", "p90", "worst",
              "optimal");
-  for (auto& [text, crossing] :
-       {objective{"largest load", {}},
-        objective{"0.3 % per request", {0.003, 1e-6}},
-        objective{"5 % per request", {0.05, 1e-5}}}) {
+  for (auto& [text, crossing] : {objective{"largest load", {}},
+                                 objective{"0.3 % per request", {0.003, 1e-6}},
+                                 objective{"5 % per request", {0.05, 1e-5}}}) {
     std::mt19937_64 engine{17};
     series paper, balanced;
     for (int64_t i = 0; i < trees; ++i) {
@@ -136,25 +135,24 @@ model_info encoder_decoder(uint64_t layers) {
   for (auto [stack, cost] : {std::pair{2, 10.0}, std::pair{3, 14.0}})
     for (uint64_t i = 0; i < layers; ++i) {
       lines[stack].children.push_back(lines.size());
-      lines.push_back({fmt::format("{}.{}", lines[stack].path, i), {}, cost,
-                       cost});
+      lines.push_back(
+        {fmt::format("{}.{}", lines[stack].path, i), {}, cost, cost});
     }
   return test::make_model(lines);
 }
 
 /// Blocks of attention and eight experts, as a mixture of experts has them.
 model_info experts(uint64_t layers) {
-  std::vector<test::module_line> lines{{"", {1, 2}},
-                                       {"embed", {}, 40, 0},
-                                       {"blocks", {}}};
+  std::vector<test::module_line> lines{
+    {"", {1, 2}}, {"embed", {}, 40, 0}, {"blocks", {}}};
   for (uint64_t i = 0; i < layers; ++i) {
     auto block = lines.size();
     lines[2].children.push_back(block);
     lines.push_back({fmt::format("blocks.{}", i), {}, 1, 1});
     for (int k = 0; k < 9; ++k) {
       lines[block].children.push_back(lines.size());
-      lines.push_back({fmt::format("blocks.{}.{}", i, k), {}, k ? 16.0 : 8.0,
-                       k ? 1.0 : 6.0});
+      lines.push_back(
+        {fmt::format("blocks.{}.{}", i, k), {}, k ? 16.0 : 8.0, k ? 1.0 : 6.0});
     }
   }
   return test::make_model(lines);
@@ -270,34 +268,37 @@ void run_stack(const arguments& args, const std::vector<int64_t>& widths,
 
 const std::vector<subject>& subjects() {
   static const std::vector<subject> result{
-    {"GPT of 4 blocks", {"2 and 2 blocks", "1 and 3 blocks"},
+    {"GPT of 4 blocks",
+     {"2 and 2 blocks", "1 and 3 blocks"},
      [](const arguments& args, int partition) {
        run_gpt(args, partition == 0 ? std::vector<uint32_t>{0, 0, 1, 1}
                                     : std::vector<uint32_t>{0, 1, 1, 1});
      }},
-    {"16 equal thin layers", {"two halves", "alternating"},
+    {"16 equal thin layers",
+     {"two halves", "alternating"},
      [](const arguments& args, int partition) {
        std::vector<uint32_t> place;
        for (uint32_t i = 0; i < 16; ++i)
          place.push_back(partition == 0 ? i / 8 : i % 2);
        run_stack(args, std::vector<int64_t>(17, 256), place, 512);
      }},
-    {"funnel, 2048 to 32", {"by cost", "by number of layers"},
+    {"funnel, 2048 to 32",
+     {"by cost", "by number of layers"},
      [](const arguments& args, int partition) {
        // Each layer costs a quarter of the one before it.
        run_stack(args, {2048, 2048, 1024, 512, 256, 128, 64, 32},
-                 partition == 0
-                   ? std::vector<uint32_t>{0, 1, 1, 1, 1, 1, 1}
-                   : std::vector<uint32_t>{0, 0, 0, 1, 1, 1, 1},
+                 partition == 0 ? std::vector<uint32_t>{0, 1, 1, 1, 1, 1, 1}
+                                : std::vector<uint32_t>{0, 0, 0, 1, 1, 1, 1},
                  1024);
      }}};
   return result;
 }
 
 void measure(const scratch& dir, const arguments& args) {
-  fmt::print("\ntwo partitions of a model on two ranks, {} microbatches, in "
-             "runs that take turns\n",
-             microbatches);
+  fmt::print(
+    "\ntwo partitions of a model on two ranks, {} microbatches, in "
+    "runs that take turns\n",
+    microbatches);
   fmt::print("  {:<22} {:<20} {:>6} {:>6} {:>9} {:>9} {:>9}\n", "model",
              "partition", "load", "calls", "predicted", "min", "median");
   int agree = 0;
@@ -308,12 +309,12 @@ void measure(const scratch& dir, const arguments& args) {
       for (int k = 0; k < 2; ++k)
         found[k].add(run_fresh(dir, ranks, fmt::format("{} {}", i, k), args));
     for (int k = 0; k < 2; ++k)
-      fmt::print("  {:<22} {:<20} {:>6.3f} {:>6.0f} {:>9.3f} {:>7.1f}ms "
-                 "{:>7.1f}ms\n",
-                 k == 0 ? x.name : "", x.partitions[k],
-                 median(found[k]["load"]), median(found[k]["requests"]),
-                 median(found[k]["predicted"]), 1e3 * minimum(found[k]["step"]),
-                 1e3 * median(found[k]["step"]));
+      fmt::print(
+        "  {:<22} {:<20} {:>6.3f} {:>6.0f} {:>9.3f} {:>7.1f}ms "
+        "{:>7.1f}ms\n",
+        k == 0 ? x.name : "", x.partitions[k], median(found[k]["load"]),
+        median(found[k]["requests"]), median(found[k]["predicted"]),
+        1e3 * minimum(found[k]["step"]), 1e3 * median(found[k]["step"]));
     auto sign = [&](auto f, const char* name) {
       return f(found[0][name]) < f(found[1][name]);
     };

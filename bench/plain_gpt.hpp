@@ -1,7 +1,7 @@
 #pragma once
 
-// The GPT of runtime/train/models/gpt.hpp, operation by operation, with torch::nn
-// alone: what one process without smp runs.
+// The GPT of runtime/train/models/gpt.hpp, operation by operation, with
+// torch::nn alone: what one process without smp runs.
 
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/module.h>

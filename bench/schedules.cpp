@@ -17,8 +17,8 @@
 #include "bench/gpt_job.hpp"
 
 #include "partition/checker.hpp"
-#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 
 #include <array>
 #include <cmath>
@@ -202,8 +202,8 @@ schedule_report predict(session& s, const partition_decision& decision,
     y.compute = y.children.empty() ? x.stage_seconds() : 0;
   program_times times;
   times.step_seconds = 3 * x.forward * static_cast<double>(x.ranks);
-  return s.internals().policies().play(make_program(model, decision.plan, times),
-                                     x.microbatches, false);
+  return s.internals().policies().play(
+    make_program(model, decision.plan, times), x.microbatches, false);
 }
 
 /// Ranks that only sleep take no time from others, but a busy machine lets them

@@ -63,8 +63,8 @@ void start_once(const scratch& dir, const arguments& args, record& result) {
                  "--train.sample=0",
                  "--train.save_model=false"};
   const std::string log = dir / "log.txt";
-  file_descriptor output{::open(
-    log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)};
+  file_descriptor output{
+    ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)};
   x.out = x.err = output.get();
   auto begin = clock::now();
   auto pid = spawn(x);

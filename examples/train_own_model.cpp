@@ -11,7 +11,9 @@ struct net_impl : torch::nn::Module {
     register_module("body", body);
     register_module("head", head);
   }
-  torch::Tensor forward(torch::Tensor x) { return head(body->forward(x)); }
+  torch::Tensor forward(torch::Tensor x) {
+    return head(body->forward(x));
+  }
 
   // A Sequential stays as it is; of other members only the type changes.
   torch::nn::Sequential body{torch::nn::Linear(32, 128), torch::nn::GELU(),

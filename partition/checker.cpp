@@ -72,7 +72,13 @@ public:
   }
 
 private:
-  enum class state : uint8_t { not_started, forward, ready_for_backward, backward, ended };
+  enum class state : uint8_t {
+    not_started,
+    forward,
+    ready_for_backward,
+    backward,
+    ended
+  };
 
   struct event {
     double time;
@@ -95,7 +101,7 @@ private:
     bool busy = false;
     bool touched = false;
     uint64_t arrivals = 0;
-    uint64_t segments = 0; // of one phase of a microbatch
+    uint64_t segments = 0;   // of one phase of a microbatch
     std::vector<item> ready; // a heap
     uint64_t live = 0;
     double activations = 0;
@@ -272,9 +278,8 @@ private:
     bool any = false;
     for (auto i : std::exchange(changed_, {})) {
       auto& x = devices_[i];
-      rank_level level{i, x.busy,
-                       static_cast<uint64_t>(bytes_per_element
-                                             * x.activations)};
+      rank_level level{
+        i, x.busy, static_cast<uint64_t>(bytes_per_element * x.activations)};
       if (level == x.told)
         continue;
       x.told = level;

@@ -50,10 +50,9 @@ private:
     auto index = result.size();
     if (previous != module_call::none)
       result[previous].next = index;
-    result.push_back({tree_.node_of(module_id{caller}),
-                      tree_.node_of(module_id{callee}),
-                      model_[callee].call_bytes, model_[callee].calls,
-                      previous});
+    result.push_back(
+      {tree_.node_of(module_id{caller}), tree_.node_of(module_id{callee}),
+       model_[callee].call_bytes, model_[callee].calls, previous});
     return index;
   }
 

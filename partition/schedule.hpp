@@ -131,7 +131,13 @@ public:
   }
 
 private:
-  enum class state : uint8_t { not_started, forward, ready_for_backward, backward, ended };
+  enum class state : uint8_t {
+    not_started,
+    forward,
+    ready_for_backward,
+    backward,
+    ended
+  };
 
   state& at(microbatch_id x);
 
@@ -255,8 +261,8 @@ struct ready_key {
 };
 
 /// A strict weak order; the ready queue of a rank serves the smallest first.
-using service_order
-  = std::function<bool(const ready_key& x, const ready_key& y)>;
+using service_order = std::function<bool(const ready_key& x,
+                                         const ready_key& y)>;
 
 /// Backward before forward, then the older microbatch, then first come.
 bool backward_first(const ready_key& x, const ready_key& y);

@@ -68,8 +68,7 @@ private:
 std::string summary(const schedule_report& x) {
   auto most = std::max_element(x.peak_live.begin(), x.peak_live.end());
   auto where = most - x.peak_live.begin();
-  return format("makespan %.4g s, bubble %.1f %%, ", x.makespan,
-                100 * x.bubble)
+  return format("makespan %.4g s, bubble %.1f %%, ", x.makespan, 100 * x.bubble)
          + format("at most %llu microbatches live",
                   static_cast<unsigned long long>(*most))
          + format(" (rank %lld)", static_cast<long long>(where));

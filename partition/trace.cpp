@@ -184,12 +184,12 @@ std::vector<std::string> explain_trace(const model_info& model,
     auto where = x.failed ? describe_module(model, *x.failed) + " cannot be"
                               " traced"
                           : std::string{"the step cannot be traced to its end"};
-    result.push_back(where + " (" + x.failure + "); "
-                     + (unseen.empty() ? std::string{"its cost"}
-                                       : "the cost of "
-                                           + std::to_string(unseen.size())
-                                           + " modules")
-                     + " comes from the number of parameters");
+    result.push_back(
+      where + " (" + x.failure + "); "
+      + (unseen.empty()
+           ? std::string{"its cost"}
+           : "the cost of " + std::to_string(unseen.size()) + " modules")
+      + " comes from the number of parameters");
   } else if (!unseen.empty()) {
     result.push_back("the first microbatch did not call "
                      + names_of(model, unseen)

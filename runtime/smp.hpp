@@ -3,13 +3,13 @@
 // Everything a training program needs.
 
 #include "runtime/base/autocast.hpp"
+#include "runtime/base/random_stream.hpp"
+#include "runtime/intercept/submodule.hpp"
+#include "runtime/launch/init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
-#include "runtime/launch/init.hpp"
-#include "runtime/base/random_stream.hpp"
 #include "runtime/session/script_model.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/step.hpp"
-#include "runtime/intercept/submodule.hpp"
 #include "transport/error.hpp"

@@ -79,9 +79,8 @@ std::shared_ptr<std::byte> block_pool::take(uint64_t size) {
   auto block = store_->find(rounded);
   if (block == nullptr)
     block = static_cast<std::byte*>(::operator new(rounded, align));
-  return {block, [s = store_, rounded](std::byte* x) {
-            s->give_back(x, rounded);
-          }};
+  return {block,
+          [s = store_, rounded](std::byte* x) { s->give_back(x, rounded); }};
 }
 
 uint64_t block_pool::kept() const {

@@ -171,8 +171,8 @@ void byte_reader::expect_end() const {
   if (remaining() > 0)
     fail("end of message", std::to_string(remaining()) + " bytes too many");
   if (!tensors_.empty())
-    fail("end of message", std::to_string(tensors_.size())
-                             + " tensors too many");
+    fail("end of message",
+         std::to_string(tensors_.size()) + " tensors too many");
 }
 
 uint8_t byte_reader::choice(const char* field, uint8_t last) {

@@ -277,8 +277,12 @@ void byte_writer::item(const char* name, T& x) {
     byte_writer out;
     out.put(x.value);
     auto bytes = std::make_shared<const std::vector<std::byte>>(out.take());
-    tensor({bytes->data(), bytes->size(), 0, {},
-            {static_cast<int64_t>(bytes->size())}, bytes});
+    tensor({bytes->data(),
+            bytes->size(),
+            0,
+            {},
+            {static_cast<int64_t>(bytes->size())},
+            bytes});
   } else {
     inspect(*this, x);
   }

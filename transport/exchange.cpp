@@ -96,7 +96,8 @@ payload exchange::receive(rank_id from, const std::string& name) {
                                {"exchange \"" + name + "\"", from});
 }
 
-// A send to a lost rank needs no word: whoever waits for an answer hears it.
+// A failed send to a lost rank is not reported: whoever waits for an answer
+// hears of the loss.
 void exchange::send_tagged(rank_id to, const std::string& tag, payload x) {
   uint64_t sequence = 0;
   {
@@ -127,16 +128,15 @@ exchange::awaited_ptr exchange::post_receive(rank_id from,
 // -- collectives --------------------------------------------------------------
 
 std::vector<payload> exchange::all_gather(std::span<const rank_id> group,
-                                          const std::string& name,
-                                          payload x) {
+                                          const std::string& name, payload x) {
   auto self = fabric_.self();
   check_group(group, self, name);
   auto tag = group_tag('g', group, name);
   for (auto rank : group)
     if (rank != self)
       send_tagged(rank, tag, x);
-  // All posted before the first wait: a thread that comes with the same name
-  // meanwhile must not get in between.
+  // All are posted before the first wait: another thread that uses the same
+  // name must not get in between.
   std::vector<awaited_ptr> posted;
   for (auto rank : group)
     posted.push_back(rank == self ? nullptr : post_receive(rank, tag));
@@ -162,15 +162,16 @@ std::vector<double> exchange::all_reduce_sum(std::span<const rank_id> group,
   auto values = all_gather(group, "sum " + name, to_payload(x));
   std::vector<double> result(x.size(), 0.0);
   for (size_t i = 0; i < values.size(); ++i) {
-    auto theirs
-      = from_payload<std::vector<double>>(values[i], "numbers to sum");
+    auto theirs = from_payload<std::vector<double>>(values[i],
+                                                    "numbers to sum");
     if (theirs.size() != x.size())
-      throw error{failure{error_code::protocol, group[i], {},
-                          "sum \"" + name + "\" over "
-                            + std::to_string(theirs.size())
-                            + " values where rank "
-                            + std::to_string(fabric_.self().value) + " has "
-                            + std::to_string(x.size())}};
+      throw error{
+        failure{error_code::protocol,
+                group[i],
+                {},
+                "sum \"" + name + "\" over " + std::to_string(theirs.size())
+                  + " values where rank " + std::to_string(fabric_.self().value)
+                  + " has " + std::to_string(x.size())}};
     for (size_t j = 0; j < result.size(); ++j)
       result[j] += theirs[j];
   }
@@ -178,8 +179,7 @@ std::vector<double> exchange::all_reduce_sum(std::span<const rank_id> group,
 }
 
 payload exchange::broadcast(std::span<const rank_id> group,
-                            const std::string& name, rank_id root,
-                            payload x) {
+                            const std::string& name, rank_id root, payload x) {
   auto self = fabric_.self();
   check_group(group, self, name);
   check_group(group, root, name);

@@ -12,11 +12,10 @@
 
 namespace smp {
 
-/// Ranks have things to tell each other besides requests: norms, states,
-/// names. A receive that had to be posted in the sender's order could
-/// deadlock, so both sides name what they exchange and the names match, in
-/// whatever order things arrive. Waits end by themselves when the other rank
-/// dies. Thread-safe.
+/// Ranks exchange more than requests: norms, states, names. A receive that had
+/// to be posted in the sender's order could deadlock, so both sides name what
+/// they exchange and the names match, in whatever order things arrive. Waits
+/// end by themselves when the other rank dies. Thread-safe.
 class exchange {
 public:
   explicit exchange(fabric& x);

@@ -25,7 +25,7 @@ constexpr message_kind last_of(message_kind) noexcept {
   return message_kind::object;
 }
 
-/// One self-describing message: an envelope and the tensors it speaks of, as
+/// One self-describing message: an envelope and the tensors it refers to, as
 /// one transfer (R38: nothing about it is known to the receiver before).
 struct message {
   message_kind kind = message_kind::request;

@@ -21,7 +21,8 @@ using rank_id = strong_id<struct rank_tag>;
 /// Counts calls of step functions; equal on all ranks of a pipeline group.
 using step_id = strong_id<struct step_tag>;
 
-/// Position of a module in the walk of the model (runtime/model/module_walk.hpp).
+/// Position of a module in the walk of the model
+/// (runtime/model/module_walk.hpp).
 using module_id = strong_id<struct module_tag>;
 
 /// Position of a microbatch in its step, from 0.
@@ -30,7 +31,7 @@ using microbatch_id = strong_id<struct microbatch_tag>;
 /// A WORKER CONTEXT of one rank.
 using context_id = strong_id<struct context_tag>;
 
-/// Names a request everywhere: who asked, and the how-many-eth it was.
+/// Names a request everywhere: the rank that asked, and its number there.
 struct request_id {
   rank_id origin;
   uint64_t number = 0;

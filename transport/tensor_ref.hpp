@@ -32,7 +32,7 @@ struct tensor_ref {
   std::shared_ptr<const void> owner;
 };
 
-/// Opaque bytes with the tensors that they speak of, by position.
+/// Opaque bytes with the tensors that they refer to, by position.
 struct payload {
   std::vector<std::byte> bytes;
   std::vector<tensor_ref> tensors;

@@ -23,7 +23,8 @@ constexpr const char* about_keys
 
 constexpr const char* about_runs
   = "\n"
-    "Exit codes: 0 done, 2 bad command line or configuration, 3 a rank failed,\n"
+    "Exit codes: 0 done, 2 bad command line or configuration, 3 a rank "
+    "failed,\n"
     "4 stalled, 5 the loss is not finite, 130 interrupted.\n"
     "\n"
     "Example: smp-train config/quickstart.toml --ranks 2 --train.steps=20";
@@ -31,13 +32,16 @@ constexpr const char* about_runs
 constexpr const char* about_verify
   = "\n"
     "The single-process run passes through nothing of the pipeline. Compared\n"
-    "are loss, every gradient, every updated parameter and buffer, the results\n"
+    "are loss, every gradient, every updated parameter and buffer, the "
+    "results\n"
     "and the number of calls of every module; docs/verify.md has the details.\n"
     "\n"
     "Exit codes: 0 equal, 1 different, 2 bad command line or configuration,\n"
-    "3 a rank failed, 4 stalled, 5 both losses are not finite, 130 interrupted.\n"
+    "3 a rank failed, 4 stalled, 5 both losses are not finite, 130 "
+    "interrupted.\n"
     "\n"
-    "Example: smp-train verify config/quickstart.toml --steps 2 --json out.json";
+    "Example: smp-train verify config/quickstart.toml --steps 2 --json "
+    "out.json";
 
 const std::map<std::string, log_level> levels{
   {"error", log_level::error},
@@ -96,8 +100,7 @@ void add_partition_options(CLI::App& app, partition_command& x) {
                 "Partition the tree in FILE (docs/partition.md) instead of the "
                 "model of a configuration")
     ->type_name("FILE");
-  app
-    .add_option("--devices", x.devices, "With --tree: number of devices")
+  app.add_option("--devices", x.devices, "With --tree: number of devices")
     ->type_name("D")
     ->check(CLI::Range(1, 65536));
   app
@@ -139,9 +142,10 @@ std::string complaint(const command_line& x) {
     return {};
   }
   if (!x.config.empty() || !x.overrides.empty())
-    return fmt::format("--tree goes without a configuration and its keys, but "
-                       "there is '{}'",
-                       x.config.empty() ? x.overrides[0] : x.config);
+    return fmt::format(
+      "--tree goes without a configuration and its keys, but "
+      "there is '{}'",
+      x.config.empty() ? x.overrides[0] : x.config);
   if (y.devices == 0)
     return "--tree needs --devices D";
   return {};
@@ -195,22 +199,26 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
   app.set_version_flag("--version", build_id(), "Print the version and exit");
   app.footer(std::string{about_keys} + about_runs);
   auto* check = app.add_subcommand(
-    "check", "Check configuration, data, model and partition without training; "
-             "prints one error per line");
+    "check",
+    "Check configuration, data, model and partition without training; "
+    "prints one error per line");
   add_common_options(*check, x);
   auto* partition = app.add_subcommand(
-    "partition", "Trace the model, partition it and print the decision "
-                 "without training; or partition a tree given as data");
+    "partition",
+    "Trace the model, partition it and print the decision "
+    "without training; or partition a tree given as data");
   add_common_options(*partition, x);
   add_partition_options(*partition, x.result.partition);
   auto* schedule = app.add_subcommand(
-    "schedule", "Check the schedule and draw the predicted step without "
-                "training");
+    "schedule",
+    "Check the schedule and draw the predicted step without "
+    "training");
   add_common_options(*schedule, x);
   add_schedule_options(*schedule, x.result.schedule);
   auto* verify = app.add_subcommand(
-    "verify", "Run the job over its ranks and in one process, side by side, "
-              "and compare; names the first module that differs");
+    "verify",
+    "Run the job over its ranks and in one process, side by side, "
+    "and compare; names the first module that differs");
   add_common_options(*verify, x);
   add_run_options(*verify, x);
   add_verify_options(*verify, x.result.verify);
@@ -246,8 +254,8 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
     return fail(text);
   auto level = levels.find(x.level);
   if (level == levels.end())
-    return fail(fmt::format("--log-level {}: write error, warn, info or debug",
-                            x.level));
+    return fail(
+      fmt::format("--log-level {}: write error, warn, info or debug", x.level));
   x.result.level = level->second;
   if (x.result.config.empty() && x.result.partition.tree.empty())
     return fail("CONFIG is missing, e.g. smp-train config/quickstart.toml");

@@ -55,40 +55,40 @@ void console::on_start(const train_start& x) {
     return;
   item("model", fmt::format("{}, {} parameters", config_.model.type,
                             with_commas(x.parameters)));
-  const auto samples = tokens_per_sample_ > 0
-                         ? fmt::format("sequences of {} tokens",
-                                       tokens_per_sample_)
-                         : "samples";
-  item("step", fmt::format("{} {} in {} microbatches, {}", x.batch_size,
-                           samples, config_.smp.microbatches,
-                           config_.smp.pipeline));
+  const auto samples = tokens_per_sample_ > 0 ? fmt::format(
+                         "sequences of {} tokens", tokens_per_sample_)
+                                              : "samples";
+  item("step",
+       fmt::format("{} {} in {} microbatches, {}", x.batch_size, samples,
+                   config_.smp.microbatches, config_.smp.pipeline));
   fmt::print(stderr, "\n{}\n{}\n",
              options_.terminal ? x.partition : without_colours(x.partition),
              bold(fmt::format(header, tokens_per_sample_ > 0 ? "tokens/s"
-                                                            : "samples/s")));
+                                                             : "samples/s")));
 }
 
 std::string console::row(const step_metrics& x) const {
   const auto left = static_cast<double>(config_.train.steps - x.step);
-  const auto eta = left > 0 ? fmt::format("{:>9}", duration_text(
-                                                     left * mean_seconds_))
-                            : "";
-  const auto throughput
-    = x.samples_per_second
-      * static_cast<double>(std::max<uint64_t>(tokens_per_sample_, 1));
-  return fmt::format("{:>11}{:>9.4f}{:>11.2e}{:>12.3f}{:>11.0f}{:>12}{:>7.1f} "
-                     "%{}",
-                     fmt::format("{}/{}", x.step, config_.train.steps), x.loss,
-                     x.lr, x.grad_norm, throughput, duration_text(x.step_seconds),
-                     100 * x.bubble_ratio, eta);
+  const auto eta = left > 0
+                     ? fmt::format("{:>9}", duration_text(left * mean_seconds_))
+                     : "";
+  const auto throughput = x.samples_per_second
+                          * static_cast<double>(
+                            std::max<uint64_t>(tokens_per_sample_, 1));
+  return fmt::format(
+    "{:>11}{:>9.4f}{:>11.2e}{:>12.3f}{:>11.0f}{:>12}{:>7.1f} "
+    "%{}",
+    fmt::format("{}/{}", x.step, config_.train.steps), x.loss, x.lr,
+    x.grad_norm, throughput, duration_text(x.step_seconds),
+    100 * x.bubble_ratio, eta);
 }
 
 void console::on_step(const step_metrics& x) {
   // Recent steps count most; the first one, a warm-up, soon counts no more.
   constexpr double memory = 0.8;
-  mean_seconds_ = x.step <= 2 ? x.step_seconds
-                              : memory * mean_seconds_
-                                  + (1 - memory) * x.step_seconds;
+  mean_seconds_ = x.step <= 2
+                    ? x.step_seconds
+                    : memory * mean_seconds_ + (1 - memory) * x.step_seconds;
   if (quiet())
     return;
   const bool stays = x.step == 1 || x.step == config_.train.steps
@@ -114,16 +114,15 @@ void console::end(const train_summary& x, const std::string& run_dir) {
              bold(fmt::format("{} after {} of {} steps in {}",
                               x.interrupted ? "interrupted" : "done", x.steps,
                               config_.train.steps, duration_text(x.seconds))));
-  item("loss", fmt::format("{:.4f} first, {:.4f} last{}", x.first_loss,
-                           x.last_loss,
-                           tokens_per_sample_ > 0 ? " (nat per token)" : ""));
+  item("loss",
+       fmt::format("{:.4f} first, {:.4f} last{}", x.first_loss, x.last_loss,
+                   tokens_per_sample_ > 0 ? " (nat per token)" : ""));
   if (x.held_out_loss && x.unigram_entropy)
     item("held out",
-         fmt::format("{:.4f}, unigram entropy {:.4f}: {:.4f} {}",
-                     *x.held_out_loss, *x.unigram_entropy,
-                     std::abs(*x.unigram_entropy - *x.held_out_loss),
-                     *x.held_out_loss <= *x.unigram_entropy ? "below"
-                                                            : "above"));
+         fmt::format(
+           "{:.4f}, unigram entropy {:.4f}: {:.4f} {}", *x.held_out_loss,
+           *x.unigram_entropy, std::abs(*x.unigram_entropy - *x.held_out_loss),
+           *x.held_out_loss <= *x.unigram_entropy ? "below" : "above"));
   else if (x.held_out_loss)
     item("held out", fmt::format("{:.4f}", *x.held_out_loss));
   item("bubble", fmt::format("{:.1f} % of the ranks' time in the pipeline",
@@ -131,16 +130,16 @@ void console::end(const train_summary& x, const std::string& run_dir) {
   item("sent", fmt::format("{} requests, {}", with_commas(x.requests),
                            bytes_text(x.bytes_sent)));
   if (config_.smp.static_mode)
-    item("static", fmt::format("{} of {} steps replayed{}", x.replayed, x.steps,
-                               x.fell_back > 0
-                                 ? fmt::format(", {} of them diverged from "
-                                               "the record",
-                                               x.fell_back)
-                                 : ""));
+    item("static",
+         fmt::format("{} of {} steps replayed{}", x.replayed, x.steps,
+                     x.fell_back > 0 ? fmt::format(", {} of them diverged from "
+                                                   "the record",
+                                                   x.fell_back)
+                                     : ""));
   for (size_t rank = 0; rank < x.peak_memory.size(); ++rank)
-    item(rank == 0 ? "memory" : "",
-         fmt::format("{} peak on rank {}", bytes_text(x.peak_memory[rank]),
-                     rank));
+    item(
+      rank == 0 ? "memory" : "",
+      fmt::format("{} peak on rank {}", bytes_text(x.peak_memory[rank]), rank));
   item("files", run_dir + "/metrics.jsonl");
   if (!x.model_file.empty())
     item("", x.model_file);

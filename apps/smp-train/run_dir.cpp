@@ -15,8 +15,8 @@ namespace {
 
 [[noreturn]] void fail(const fs::path& path, const std::error_code& why) {
   throw error{error_code::config,
-              fmt::format("cannot make the run directory {}: {}",
-                          path.string(), why.message())};
+              fmt::format("cannot make the run directory {}: {}", path.string(),
+                          why.message())};
 }
 
 /// @returns false if it is there already

@@ -64,7 +64,10 @@ std::string bytes_text(uint64_t x) {
   size_t i = 0;
   for (; value >= 999.5 && i + 1 < units.size(); ++i)
     value /= 1000;
-  return fmt::format("{:.{}f} {}", value, value < 10 ? 2 : value < 100 ? 1 : 0,
+  return fmt::format("{:.{}f} {}", value,
+                     value < 10    ? 2
+                     : value < 100 ? 1
+                                   : 0,
                      units[i]);
 }
 

@@ -47,7 +47,8 @@ page_allocator& allocator() {
 
 } // namespace
 
-large_block_allocator::large_block_allocator() : before_(c10::GetCPUAllocator()) {
+large_block_allocator::large_block_allocator()
+  : before_(c10::GetCPUAllocator()) {
   c10::SetCPUAllocator(&allocator());
 }
 

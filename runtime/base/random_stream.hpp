@@ -25,7 +25,11 @@ uint64_t microbatch_seed(uint64_t seed, uint64_t step, uint64_t dp_rank,
 class random_stream {
 public:
   /// What `torch::manual_seed(seed)` gives.
-  explicit random_stream(uint64_t seed = 0);
+  explicit random_stream(uint64_t seed);
+
+  random_stream() : random_stream(0) {
+    // nop
+  }
 
   /// @returns a copy of the state of the process's default CPU generator.
   static random_stream of_default();

@@ -3,7 +3,7 @@
 // What the code of a rank may know about the place where it runs: who it is,
 // and where the stores are that all calls share. Everything in runtime/ may
 // include this; what a pointer leads to is declared by the folder it belongs
-// to, so nobody gets to see more than he includes.
+// to, so a file sees only what it includes.
 
 #include "transport/ids.hpp"
 
@@ -31,7 +31,7 @@ class script_code;
 class session;
 struct session_config;
 
-/// The distributed model of a session, as its calls see it. Goes with the
+/// The distributed model of a session, as its calls see it. Dies with the
 /// model.
 struct model_context {
   /// Which module and tensor lives where.

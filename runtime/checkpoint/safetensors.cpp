@@ -169,8 +169,8 @@ void write_safetensors(const std::string& path, const named_tensors& tensors,
       tensor_errors{"write", path}.fail(name, why);
     outlines.push_back({name, x.scalar_type(), x.sizes().vec()});
   }
-  write_safetensors(path, outlines,
-                    [&](size_t i) { return tensors[i].second; }, metadata);
+  write_safetensors(
+    path, outlines, [&](size_t i) { return tensors[i].second; }, metadata);
 }
 
 // -- reading ------------------------------------------------------------------

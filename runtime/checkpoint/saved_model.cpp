@@ -1,8 +1,8 @@
 #include "runtime/checkpoint/saved_model.hpp"
 
-#include "runtime/session/rank_runtime.hpp"
-#include "runtime/session/model_state.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "transport/bytes.hpp"
 
@@ -43,7 +43,8 @@ public:
 
 private:
   rank_id owner(uint32_t i) const {
-    return st_.partitioned() ? st_.map().tensor_owner(i) : rank_.pipeline().front();
+    return st_.partitioned() ? st_.map().tensor_owner(i)
+                             : rank_.pipeline().front();
   }
 
   bool owned(uint32_t i) const {
@@ -81,8 +82,8 @@ private:
     std::vector<tensor_outline> outlines;
     for (auto i : positions) {
       auto& t = st_.model().tensors[i];
-      outlines.push_back({t.names.front(), t.tensor.scalar_type(),
-                          t.tensor.sizes().vec()});
+      outlines.push_back(
+        {t.names.front(), t.tensor.scalar_type(), t.tensor.sizes().vec()});
     }
     write_safetensors(path, outlines,
                       [&](size_t k) { return value(positions[k]); },

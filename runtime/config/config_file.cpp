@@ -95,9 +95,9 @@ public:
   /// Makes paths from the file relative to its directory and checks them.
   void resolve_paths() {
     for (auto& key : config_keys())
-      if (auto at = places_.find(key.name);
-          key.is_file && at != places_.end() && !wrong_.contains(key.name)
-          && applies(key, config_))
+      if (auto at = places_.find(key.name); key.is_file && at != places_.end()
+                                            && !wrong_.contains(key.name)
+                                            && applies(key, config_))
         resolve(key, at->second.line);
   }
 

@@ -40,8 +40,7 @@ public:
   }
 
   void check_model() {
-    if (uses("model.heads")
-        && !has_head_size_
+    if (uses("model.heads") && !has_head_size_
         && x_.model.width % x_.model.heads != 0)
       add("model.width", "cannot be divided among", "model.heads",
           fmt::format("write a multiple, e.g. model.width = {}",
@@ -98,10 +97,10 @@ public:
   void check_placement() {
     for (auto& [name, device] : x_.manual_partition)
       if (device >= x_.smp.pipeline_parallel_degree) {
-        add("smp.manual_partition", "has a device beyond",
-            "smp.pipeline_parallel_degree",
-            fmt::format("they are 0 to {}",
-                        x_.smp.pipeline_parallel_degree - 1));
+        add(
+          "smp.manual_partition", "has a device beyond",
+          "smp.pipeline_parallel_degree",
+          fmt::format("they are 0 to {}", x_.smp.pipeline_parallel_degree - 1));
         return;
       }
   }

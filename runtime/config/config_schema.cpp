@@ -50,7 +50,8 @@ const std::vector<config_key> keys = {
    .meaning = "schedule: `simple` runs all forward phases before the first "
               "backward phase; `interleaved` prefers backward phases; `1f1b` "
               "turns microbatches around in their order; `interleaved_1f1b` "
-              "is for several `smp.chunks`; `list` does what `smp.schedule.list` "
+              "is for several `smp.chunks`; `list` does what "
+              "`smp.schedule.list` "
               "says, `actor` what a plug-in decides (docs/schedules.md)",
    .choices = {"simple", "interleaved", "1f1b", "interleaved_1f1b", "list",
                "actor"},
@@ -128,7 +129,8 @@ const std::vector<config_key> keys = {
    .range = between(1, 1000)},
   {.name = "smp.static_fallback",
    .slot = SLOT(smp.static_fallback),
-   .meaning = "what a step does that diverges from its record: it ends the run, "
+   .meaning = "what a step does that diverges from its record: it ends the "
+              "run, "
               "or goes on without the record",
    .choices = {"error", "dynamic"}},
   {.name = "smp.deterministic_server",
@@ -602,7 +604,7 @@ bool is_config_table(std::string_view name) {
     return true;
   return std::any_of(keys.begin(), keys.end(), [&](const config_key& key) {
     return key.name.size() > name.size() && key.name.starts_with(name)
-        && key.name[name.size()] == '.';
+           && key.name[name.size()] == '.';
   });
 }
 

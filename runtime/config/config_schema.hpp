@@ -16,12 +16,11 @@
 namespace smp {
 
 /// Where the value of a key is stored; the type is the type of the key.
-using config_slot =
-  std::variant<bool*, uint64_t*, double*, std::string*, std::array<double, 2>*,
-               std::optional<uint64_t>*, std::optional<double>*,
-               std::optional<bool>*, std::vector<uint64_t>*,
-               std::vector<std::string>*, std::vector<task>*,
-               std::map<std::string, uint64_t>*>;
+using config_slot = std::variant<
+  bool*, uint64_t*, double*, std::string*, std::array<double, 2>*,
+  std::optional<uint64_t>*, std::optional<double>*, std::optional<bool>*,
+  std::vector<uint64_t>*, std::vector<std::string>*, std::vector<task>*,
+  std::map<std::string, uint64_t>*>;
 
 /// Values that a number may take.
 struct number_range {

@@ -89,16 +89,15 @@ std::string to_toml(const train_config& x) {
     if (!given.empty())
       result += fmt::format("{} = {}\n", leaf_of(key), given);
     else if (auto value = value_text(key, values); !value.empty())
-      result +=
-        fmt::format("# {} = {} follows from other keys\n", leaf_of(key), value);
+      result += fmt::format("# {} = {} follows from other keys\n", leaf_of(key),
+                            value);
     else
       result += fmt::format("# {}: {}\n", leaf_of(key), key.fallback);
   }
   if (!x.model.options.empty())
     result += "\n[model.options]\n";
   for (auto& [name, value] : x.model.options)
-    result += fmt::format("{} = {}\n", smp::quoted(name),
-                          smp::quoted(value));
+    result += fmt::format("{} = {}\n", smp::quoted(name), smp::quoted(value));
   return result;
 }
 

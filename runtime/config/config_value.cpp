@@ -223,8 +223,8 @@ std::string value_text(const config_key& key, const train_config& x) {
       },
       [](std::vector<std::string>* y) {
         return "["
-               + quoted_list(std::vector<std::string_view>{y->begin(),
-                                                           y->end()})
+               + quoted_list(
+                 std::vector<std::string_view>{y->begin(), y->end()})
                + "]";
       },
       [](uint64_t* y) { return fmt::format("{}", *y); },
@@ -260,8 +260,7 @@ std::string value_text(const config_key& key, const train_config& x) {
 std::string allowed_text(const config_key& key) {
   auto type = type_text(key);
   if (type == "true or false" || type == "a list of strings"
-      || type == "a table of integers"
-      || type.starts_with("a list of ["))
+      || type == "a table of integers" || type.starts_with("a list of ["))
     return {};
   if (type == "a string")
     return quoted_list(key.choices);
@@ -305,8 +304,8 @@ std::optional<std::string> check_value(const config_key& key,
                               hint_for_unknown_choice(key, **text),
                               quoted_list(key.choices));
     if (!key.planned_choices.empty())
-      result +=
-        fmt::format("; not built yet: {}", quoted_list(key.planned_choices));
+      result += fmt::format("; not built yet: {}",
+                            quoted_list(key.planned_choices));
     return result;
   }
   return fmt::format("{} is out of range; allowed: {}", given,
@@ -323,8 +322,9 @@ std::string hint_for_unknown_choice(const config_key& key,
         best = d;
         nearest = choice;
       }
-  return nearest.empty() ? std::string{}
-                         : fmt::format(" (did you mean {}?)", smp::quoted(nearest));
+  return nearest.empty()
+           ? std::string{}
+           : fmt::format(" (did you mean {}?)", smp::quoted(nearest));
 }
 
 std::string hint_for_unknown_key(std::string_view name) {

@@ -35,8 +35,8 @@ std::vector<config_conflict> conflicts(const session_config& x) {
     try {
       list_schedule{x.microbatches, x.schedule.list};
     } catch (const error& e) {
-      result.push_back({{"smp.schedule.list", "smp.microbatches"},
-                        e.cause().text});
+      result.push_back(
+        {{"smp.schedule.list", "smp.microbatches"}, e.cause().text});
     }
   if (x.pipeline == "interleaved_1f1b" && x.chunks == 1)
     result.push_back(

@@ -62,7 +62,7 @@ struct session_config {
   bool fast_mode = false;
   /// Modules, by name, whose remote calls wait for their results.
   std::vector<std::string> no_promises = {};
-  /// All ranks serve in an order that timing has no part in.
+  /// All ranks serve in an order that does not depend on timing.
   bool deterministic_server = false;
   /// Seconds after which a long wait is reported (R7).
   double stall_timeout = 60;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Who compares two runs, or wants to know in which order a model's modules
-// run, must hear of every call where it happens: on any rank, or in a process
-// without a session. Observed are exactly the calls that smp can intercept.
+// To compare two runs, or to learn in which order a model's modules run, one
+// must hear of every call where it happens: on any rank, or in a process
+// without a session. Exactly the calls that smp can intercept are observed.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,8 +22,7 @@ public:
     = 0;
 
   /// @param results the tensors in them, each once
-  virtual void end(const void* object, std::span<const at::Tensor> results)
-    = 0;
+  virtual void end(const void* object, std::span<const at::Tensor> results) = 0;
 
   /// The call threw.
   virtual void fail(const void* object) = 0;

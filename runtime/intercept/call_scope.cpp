@@ -26,12 +26,11 @@ public:
     ex->note_state();
     auto& rank = ex->rank();
     if (auto open = rank.sequencer().opening({*x.module}, ex->turn()))
-      waiter::current().wait(open,
-                             {"the turn of microbatch "
-                                + std::to_string(ex->microbatch().value)
-                                + " in '" + rank.model()->map->name(*x.module)
-                                + "'",
-                              std::nullopt});
+      waiter::current().wait(
+        open,
+        {"the turn of microbatch " + std::to_string(ex->microbatch().value)
+           + " in '" + rank.model()->map->name(*x.module) + "'",
+         std::nullopt});
   }
 
   void leave(const intercepted_call& x, bool) override {
@@ -108,8 +107,7 @@ void call_scope::leave(bool failed) {
       entered_[i]->leave(call_, failed);
 }
 
-void call_scope::arguments(const void* object,
-                            std::span<const at::Tensor> xs) {
+void call_scope::arguments(const void* object, std::span<const at::Tensor> xs) {
   for (auto* x : entered_)
     if (x)
       x->arguments(call_, object, xs);

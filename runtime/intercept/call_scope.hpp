@@ -34,7 +34,7 @@ public:
     // nop
   }
 
-  /// True if it wants to hear of tensors: they have to be looked for.
+  /// True if it wants the tensors, which have to be searched for.
   virtual bool looks() const noexcept {
     return false;
   }

@@ -13,9 +13,8 @@ void install_hooks(walked_model& model) {
     if (auto* hook = m.object ? dynamic_cast<hook_base*>(m.object) : nullptr)
       m.hooks.push_back(&hook->smp_hook);
   for (auto& m : model.modules) {
-    auto* x = m.sequential
-                ? dynamic_cast<torch::nn::SequentialImpl*>(m.object)
-                : nullptr;
+    auto* x = m.sequential ? dynamic_cast<torch::nn::SequentialImpl*>(m.object)
+                           : nullptr;
     if (x == nullptr)
       continue;
     auto hooks = intercept_children(*x);

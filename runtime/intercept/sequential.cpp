@@ -1,10 +1,10 @@
 #include "runtime/intercept/sequential.hpp"
 
-#include "runtime/intercept/call_scope.hpp"
-#include "runtime/remote/execution.hpp"
 #include "runtime/base/fault.hpp"
+#include "runtime/intercept/call_scope.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/remote/caller.hpp"
+#include "runtime/remote/execution.hpp"
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -23,7 +23,8 @@ namespace nn = torch::nn;
 // An explicit instantiation may name private members: the one legal way to
 // wrap a child whose type nobody knows here.
 
-using content_pointer = std::unique_ptr<nn::AnyModulePlaceholder> nn::AnyModule::*;
+using content_pointer = std::unique_ptr<nn::AnyModulePlaceholder>
+  nn::AnyModule::*;
 
 template <content_pointer Member>
 struct content_access {
@@ -43,13 +44,13 @@ std::unique_ptr<nn::AnyModulePlaceholder>& content(nn::AnyModule& x) {
 // -- erased values ------------------------------------------------------------
 
 /// Types that may cross between children of a Sequential; append only.
-using carried_types
-  = std::tuple<at::Tensor, std::vector<at::Tensor>, std::optional<at::Tensor>,
-               std::tuple<at::Tensor, at::Tensor>,
-               std::tuple<at::Tensor, at::Tensor, at::Tensor>,
-               std::tuple<at::Tensor, std::tuple<at::Tensor, at::Tensor>>,
-               std::pair<at::Tensor, at::Tensor>, bool, int64_t, int, double,
-               float, std::string>;
+using carried_types = std::tuple<
+  at::Tensor, std::vector<at::Tensor>, std::optional<at::Tensor>,
+  std::tuple<at::Tensor, at::Tensor>,
+  std::tuple<at::Tensor, at::Tensor, at::Tensor>,
+  std::tuple<at::Tensor, std::tuple<at::Tensor, at::Tensor>>,
+  std::pair<at::Tensor, at::Tensor>, bool, int64_t, int, double, float,
+  std::string>;
 
 constexpr size_t num_carried = std::tuple_size_v<carried_types>;
 
@@ -98,7 +99,7 @@ std::vector<at::Tensor> tensors_in_any(std::span<nn::AnyValue> xs) {
     for (auto& x : xs)
       collect_tensors(p, x);
   } catch (const error&) {
-    // What smp cannot send is no matter of who only looks.
+    // What smp cannot send does not concern those who only look.
   }
   return p.tensors();
 }
@@ -128,11 +129,11 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
   return result;
 }
 
-/// Stands for a child in a model that is only watched.
-class watched_child : public nn::AnyModulePlaceholder {
+/// Stands for a child in a model that is only observed.
+class observed_child : public nn::AnyModulePlaceholder {
 public:
-  explicit watched_child(std::unique_ptr<nn::AnyModulePlaceholder> inner)
-    : nn::AnyModulePlaceholder(typeid(watched_child)),
+  explicit observed_child(std::unique_ptr<nn::AnyModulePlaceholder> inner)
+    : nn::AnyModulePlaceholder(typeid(observed_child)),
       inner_(std::move(inner)) {
     // nop
   }
@@ -146,7 +147,7 @@ public:
   }
 
   std::unique_ptr<nn::AnyModulePlaceholder> copy() const override {
-    return std::make_unique<watched_child>(inner_->copy());
+    return std::make_unique<observed_child>(inner_->copy());
   }
 
   std::unique_ptr<nn::AnyModulePlaceholder>
@@ -255,8 +256,7 @@ private:
     target.training = group_->object->is_training();
     target.tensors_only = true;
     auto result = [&] {
-      auto r = call_remote(hook.owner, group_->id, target, in,
-                           std::move(args));
+      auto r = call_remote(hook.owner, group_->id, target, in, std::move(args));
       return get_any(r.tensors, r.result);
     }();
     if (last - index_ > 1 && ex) {
@@ -304,9 +304,9 @@ std::vector<hook_state*> intercept_children(nn::SequentialImpl& x) {
   return result;
 }
 
-void watch_children(nn::SequentialImpl& x) {
+void observe_children(nn::SequentialImpl& x) {
   for (auto& child : x)
-    content(child) = std::make_unique<watched_child>(
+    content(child) = std::make_unique<observed_child>(
       std::move(content(child)));
 }
 

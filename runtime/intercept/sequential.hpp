@@ -26,7 +26,7 @@ std::vector<hook_state*> intercept_children(torch::nn::SequentialImpl& x);
 
 /// Lets a `call_observer` hear of the children's calls in a model without a
 /// session, which must stay free of what can make a call remote (R36).
-void watch_children(torch::nn::SequentialImpl& x);
+void observe_children(torch::nn::SequentialImpl& x);
 
 /// Tells the wrappers of `x` that it has this id; after the partition.
 void name_sequential(torch::nn::SequentialImpl& x, module_id id);
@@ -34,8 +34,7 @@ void name_sequential(torch::nn::SequentialImpl& x, module_id id);
 /// Runs children [first, last) at their owner.
 /// @throws error (protocol) if `object` is no Sequential with these children
 invocation run_range(torch::nn::Module& object, uint32_t first, uint32_t last,
-                     unpacker& in, const std::vector<value>& args,
-                     packer& out);
+                     unpacker& in, const std::vector<value>& args, packer& out);
 
 /// A range that was handed over must be consumed by `Sequential::forward`.
 /// @throws error (unsupported) if the loop over the children was the user's

@@ -3,17 +3,18 @@
 // Interception of torch::nn modules. A module's `forward` is not virtual, so
 // the member's type has to change, and only that:
 //
-//   torch::nn::Linear fc{8, 8};  ->  smp::submodule<torch::nn::Linear> fc{8, 8};
+//   torch::nn::Linear fc{8, 8};  ->  smp::submodule<torch::nn::Linear> fc{8,
+//   8};
 //
 // `fc(x)` and `fc->forward(x)` then run where the partition put `fc`;
 // `fc->weight`, `register_module("fc", fc)` and `parameters()` stay as before.
 
-#include "runtime/model/hook.hpp"
-#include "runtime/remote/invoker.hpp"
-#include "runtime/values/pack.hpp"
-#include "runtime/remote/caller.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
+#include "runtime/model/hook.hpp"
+#include "runtime/remote/caller.hpp"
+#include "runtime/remote/invoker.hpp"
+#include "runtime/values/pack.hpp"
 #include "transport/error.hpp"
 
 #include <c10/util/Exception.h>
@@ -52,7 +53,7 @@ void collect_tensors(packer& p, const T& x) {
     try {
       put_value(p, x);
     } catch (const error&) {
-      // What smp cannot send is no matter of who only looks.
+      // What smp cannot send does not concern those who only look.
     }
   }
 }
@@ -68,8 +69,8 @@ std::vector<at::Tensor> tensors_in(const Ts&... xs) {
 /// Runs `f`, the body of `call`, and shows its tensors to the interceptors.
 /// @returns what `f` does
 template <class R, class F, class... Ts>
-R run_watched(call_scope& call, const torch::nn::Module& object, F&& f,
-              const Ts&... xs) {
+R run_intercepted(call_scope& call, const torch::nn::Module& object, F&& f,
+                  const Ts&... xs) {
   // `Module` is a virtual base: the complete object is the identity.
   call.arguments(dynamic_cast<const void*>(&object), tensors_in(xs...));
   if constexpr (std::is_void_v<R>) {
@@ -92,8 +93,8 @@ R run_watched(call_scope& call, const torch::nn::Module& object, F&& f,
 /// it. Instantiated at the call, hence present in the binary of every rank.
 template <class Impl, class... Ts>
 struct invoker {
-  using result_type
-    = decltype(std::declval<Impl&>().Impl::forward(std::declval<Ts>()...));
+  using result_type = decltype(std::declval<Impl&>().Impl::forward(
+    std::declval<Ts>()...));
 
   static invocation run(torch::nn::Module& object, unpacker& in,
                         const std::vector<value>& args, packer& out) {
@@ -115,10 +116,9 @@ struct invoker {
     };
     call_scope noted{{.module = {}, .ordered = false, .served = true}};
     auto call = [&]() -> result_type {
-      return noted.looks()
-               ? detail::run_watched<result_type>(noted, impl, forward,
-                                                  std::get<Is>(xs)...)
-               : forward();
+      return noted.looks() ? detail::run_intercepted<result_type>(
+               noted, impl, forward, std::get<Is>(xs)...)
+                           : forward();
     };
     invocation result;
     value_path::scope place{out, "result"};
@@ -141,12 +141,11 @@ struct invoker {
   /// Tensors have their own way back; scalars cannot be shared with a caller.
   template <class T>
   static constexpr bool is_changeable
-    = std::is_lvalue_reference_v<T>
-      && !std::is_const_v<std::remove_reference_t<T>>
-      && !std::is_same_v<std::decay_t<T>, at::Tensor>;
+    = std::is_lvalue_reference_v<
+        T> && !std::is_const_v<std::remove_reference_t<T>> && !std::is_same_v<std::decay_t<T>, at::Tensor>;
 
-  static inline const uint64_t id
-    = register_invoker(typeid(invoker).name(), &invoker::run);
+  static inline const uint64_t id = register_invoker(typeid(invoker).name(),
+                                                     &invoker::run);
 };
 
 namespace detail {
@@ -162,8 +161,8 @@ struct forward_traits<R (C::*)(Ts...)> {
 };
 
 template <class C, class R, class... Ts>
-struct forward_traits<R (C::*)(Ts...) const>
-  : forward_traits<R (C::*)(Ts...)> {};
+struct forward_traits<R (C::*)(Ts...) const> : forward_traits<R (C::*)(Ts...)> {
+};
 
 /// An overloaded or templated `forward` takes what it is given.
 struct any_forward_traits {
@@ -182,23 +181,22 @@ auto traits_of_forward() {
 /// How the owner holds argument I of type T: a reference to a container that
 /// may change, or a value.
 template <class Impl, size_t I, class T>
-using argument_t = typename decltype(traits_of_forward<Impl>())::
-  template argument<I, T>;
+using argument_t = typename decltype(traits_of_forward<
+                                     Impl>())::template argument<I, T>;
 
 /// Values are unpacked as what `forward` wants, not as what the caller gave:
 /// an int given for an int64_t arrives as an int64_t.
 template <class P, class T>
-using wire_argument_t
-  = std::conditional_t<std::is_lvalue_reference_v<P>
-                         && !std::is_const_v<std::remove_reference_t<P>>,
-                       P, unpacked_t<std::decay_t<P>>&&>;
+using wire_argument_t = std::conditional_t<
+  std::is_lvalue_reference_v<P> && !std::is_const_v<std::remove_reference_t<P>>,
+  P, unpacked_t<std::decay_t<P>>&&>;
 
 template <class Impl, size_t I, class T>
 void assign_changed(unpacker& in, const value& content, T& x) {
   using type = argument_t<Impl, I, T>;
-  if constexpr (std::is_lvalue_reference_v<type>
-                && !std::is_const_v<std::remove_reference_t<type>>
-                && !std::is_same_v<std::decay_t<type>, at::Tensor>)
+  if constexpr (
+    std::is_lvalue_reference_v<
+      type> && !std::is_const_v<std::remove_reference_t<type>> && !std::is_same_v<std::decay_t<type>, at::Tensor>)
     x = get_value<std::decay_t<type>>(in, content);
 }
 
@@ -207,24 +205,22 @@ template <class R>
 inline constexpr bool is_tensors = std::is_same_v<R, at::Tensor>;
 
 template <class... Ts>
-inline constexpr bool is_tensors<std::tuple<Ts...>>
-  = (std::is_same_v<Ts, at::Tensor> && ...);
+inline constexpr bool
+  is_tensors<std::tuple<Ts...>> = (std::is_same_v<Ts, at::Tensor> && ...);
 
 template <class A, class B>
-inline constexpr bool is_tensors<std::pair<A, B>>
-  = std::is_same_v<A, at::Tensor> && std::is_same_v<B, at::Tensor>;
+inline constexpr bool is_tensors<std::pair<A, B>> = std::is_same_v<
+  A, at::Tensor>&& std::is_same_v<B, at::Tensor>;
 
 template <class Impl, class R, size_t... Is, class... Ts>
 R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
               Ts&&... xs) {
-  using call
-    = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
+  using call = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
   packer in;
   std::vector<value> args;
   try {
-    (args.push_back(put_argument(in, Is,
-                                 static_cast<const std::decay_t<
-                                   argument_t<Impl, Is, Ts>>&>(xs))),
+    (args.push_back(put_argument(
+       in, Is, static_cast<const std::decay_t<argument_t<Impl, Is, Ts>>&>(xs))),
      ...);
   } catch (const error& err) {
     fail_call(hook.id, err);
@@ -235,40 +231,39 @@ R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
   target.tensors_only = is_tensors<std::decay_t<R>>;
   auto result = call_remote(hook.owner, hook.id, target, in, std::move(args));
   for (auto& [position, content] : result.changed)
-    ((position == Is
-        ? assign_changed<Impl, Is>(result.tensors, content, xs)
-        : void()),
+    ((position == Is ? assign_changed<Impl, Is>(result.tensors, content, xs)
+                     : void()),
      ...);
   if constexpr (!std::is_void_v<R>)
     return get_value<std::decay_t<R>>(result.tensors, result.result);
 }
 
-/// Runs `Impl::forward` here, before the eyes of interceptors. While the model
-/// is traced, what fails on the CPU is tried on a GPU.
+/// Runs `Impl::forward` here and shows its tensors to interceptors. While the
+/// model is traced, what fails on the CPU is tried on a GPU.
 template <class Impl, class R, size_t... Is, class... Ts>
-R call_watched(call_scope& noted, Impl& self, std::index_sequence<Is...>,
-               Ts&&... xs) {
-  using call
-    = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
+R call_intercepted(call_scope& noted, Impl& self, std::index_sequence<Is...>,
+                   Ts&&... xs) {
+  using call = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
   auto forward = [&]() -> R {
     return self.Impl::forward(std::forward<Ts>(xs)...);
   };
   try {
-    return run_watched<R>(noted, self, forward, xs...);
+    return run_intercepted<R>(noted, self, forward, xs...);
   } catch (const c10::Error&) {
     if (!may_retry_on_gpu())
       throw;
     packer in;
     std::vector<value> args{put_argument(
-      in, Is, static_cast<const std::decay_t<argument_t<Impl, Is, Ts>>&>(xs))...};
+      in, Is,
+      static_cast<const std::decay_t<argument_t<Impl, Is, Ts>>&>(xs))...};
     invocation found;
-    auto tensors = retry_on_gpu(
-      self, in.tensors(), [&](const std::vector<at::Tensor>& there) {
-        unpacker u{there};
-        packer out;
-        found = call::run(self, u, args, out);
-        return out.tensors();
-      });
+    auto tensors = retry_on_gpu(self, in.tensors(),
+                                [&](const std::vector<at::Tensor>& there) {
+                                  unpacker u{there};
+                                  packer out;
+                                  found = call::run(self, u, args, out);
+                                  return out.tensors();
+                                });
     noted.results(tensors);
     if constexpr (!std::is_void_v<R>) {
       unpacker u{std::move(tensors)};
@@ -291,12 +286,12 @@ public:
   template <class... Ts>
   auto forward(Ts&&... xs)
     -> decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...)) {
-    using result
-      = decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...));
+    using result = decltype(std::declval<Impl&>().forward(
+      std::forward<Ts>(xs)...));
     if (smp_hook.local) {
       call_scope call{{smp_hook.id, smp_hook.ordered}};
       if (call.looks()) [[unlikely]]
-        return detail::call_watched<Impl, result>(
+        return detail::call_intercepted<Impl, result>(
           call, static_cast<Impl&>(*this), std::index_sequence_for<Ts...>{},
           std::forward<Ts>(xs)...);
       return Impl::forward(std::forward<Ts>(xs)...);

@@ -121,8 +121,8 @@ std::optional<rank_environment> read_ours() {
 }
 
 std::optional<rank_environment> read_torchrun() {
-  auto result =
-    read_place({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
+  auto result = read_place(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
   if (!result)
     return result;
   auto address = variable("MASTER_ADDR").value_or("127.0.0.1");
@@ -141,9 +141,9 @@ std::optional<rank_environment> read_torchrun() {
 }
 
 std::optional<rank_environment> read_open_mpi() {
-  auto result =
-    read_place({"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"});
+  auto result = read_place({"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                            "OMPI_COMM_WORLD_LOCAL_RANK",
+                            "OMPI_COMM_WORLD_LOCAL_SIZE"});
   if (!result)
     return result;
   auto job = variable("PMIX_NAMESPACE");
@@ -164,8 +164,8 @@ std::optional<rank_environment> read_slurm() {
   constexpr uint64_t first_special_step = 0xfffffff0; // batch, extern, ...
   if (!step || *step >= first_special_step)
     return std::nullopt;
-  auto size =
-    variable("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
+  auto size = variable("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS"
+                                               : "SLURM_NTASKS";
   auto result = read_place({"SLURM_PROCID", size, "SLURM_LOCALID", nullptr});
   if (!result)
     return result;

@@ -69,13 +69,13 @@ int exit_code(const process_group::result& x) {
   if (!x.cause)
     return x.code;
   switch (x.code) {
-  case 2:
-  case 4:
-  case 5:
-  case code_interrupted:
-    return x.code;
-  default:
-    return code_rank_failed;
+    case 2:
+    case 4:
+    case 5:
+    case code_interrupted:
+      return x.code;
+    default:
+      return code_rank_failed;
   }
 }
 
@@ -86,8 +86,8 @@ void print_cause(const process_group::result& x, const std::string& log_dir) {
   if (!x.last_words.empty())
     line += fmt::format(": {}", x.last_words);
   if (!log_dir.empty() && x.cause.rank != no_rank)
-    line +=
-      fmt::format("; its output: {}/log-{}.txt", log_dir, x.cause.rank.value);
+    line += fmt::format("; its output: {}/log-{}.txt", log_dir,
+                        x.cause.rank.value);
   fmt::print(stderr, "{}\n", line);
 }
 

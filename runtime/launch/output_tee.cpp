@@ -78,8 +78,9 @@ private:
 class pump {
 public:
   pump(int log, int stop, const file_descriptor (&readers)[2])
-    : stop_(stop), streams_{{{readers[0].get(), 1, line_log{log}},
-                             {readers[1].get(), 2, line_log{log}}}} {
+    : stop_(stop),
+      streams_{{{readers[0].get(), 1, line_log{log}},
+                {readers[1].get(), 2, line_log{log}}}} {
     // nop
   }
 
@@ -149,8 +150,7 @@ private:
 
 output_tee::output_tee(const std::string& log_path) {
   log_.reset(::open(log_path.c_str(),
-                    O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC,
-                    0644));
+                    O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
   bool ready = static_cast<bool>(log_);
   if (ready) {
     stop_.reset(::eventfd(0, EFD_CLOEXEC));
@@ -165,9 +165,9 @@ output_tee::output_tee(const std::string& log_path) {
     }
   }
   if (!ready)
-    throw error{error_code::config,
-                fmt::format("{}: cannot be written: {}", log_path,
-                            std::strerror(errno))};
+    throw error{
+      error_code::config,
+      fmt::format("{}: cannot be written: {}", log_path, std::strerror(errno))};
   thread_ = std::thread{[this] {
     // A console that has gone is an error code here, not the end.
     sigset_t all;

@@ -134,8 +134,8 @@ pid_t spawn(const spawn_options& x) {
     fail(program, errno);
   file_descriptor read_end{ends[0]};
   file_descriptor write_end{ends[1]};
-  child_plan plan{program.c_str(), argv.data(),     envp.data(), x.out, x.err,
-                  null.get(),      write_end.get(), ::getpid()};
+  child_plan plan{program.c_str(), argv.data(), envp.data(),     x.out,
+                  x.err,           null.get(),  write_end.get(), ::getpid()};
   // Between fork and reset_signals a handler of ours would talk to the parent
   // through shared descriptors.
   sigset_t all;

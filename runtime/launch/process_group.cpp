@@ -75,8 +75,8 @@ void process_group::start(
 void process_group::start_rank(uint64_t rank,
                                std::map<std::string, std::string> variables) {
   spawn_options x;
-  x.program =
-    options_.program.empty() ? options_.command.at(0) : options_.program;
+  x.program = options_.program.empty() ? options_.command.at(0)
+                                       : options_.program;
   x.arguments = options_.command;
   x.environment = std::move(variables);
   file_descriptor log;
@@ -85,9 +85,8 @@ void process_group::start_rank(uint64_t rank,
     x.err = console_->err();
   } else if (console_) {
     auto path = log_path(rank);
-    log.reset(::open(path.c_str(),
-                     O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC,
-                     0644));
+    log.reset(::open(
+      path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
     if (!log)
       throw error{error_code::config, fmt::format("{}: cannot be written: {}",
                                                   path, std::strerror(errno))};
@@ -192,9 +191,9 @@ bool process_group::all_gone() const {
 
 void process_group::on_end(uint64_t rank, const process_end& x) {
   bool verdict = x.signal == 0 && x.code == options_.verdict;
-  bool clean =
-    x.code == 0 || verdict
-    || (interrupted_ && (x.code == code_interrupted || x.signal == SIGINT));
+  bool clean = x.code == 0 || verdict
+               || (interrupted_
+                   && (x.code == code_interrupted || x.signal == SIGINT));
   if (verdict && !result_.cause)
     result_.code = x.code;
   if (clean || signalled_)

@@ -25,7 +25,7 @@ std::string path_of(const rank_environment& x) {
   std::string name;
   for (char c : x.run_id) {
     bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z')
-              || (c >= 'A' && c <= 'Z') || c == '-' || c == '_';
+                 || (c >= 'A' && c <= 'Z') || c == '-' || c == '_';
     name += plain ? c : '_';
   }
   return fmt::format("{}/smp-{}.port", x.rendezvous_dir, name);

@@ -22,10 +22,10 @@ namespace smp {
 /// Operations that only read sizes and types need no bytes.
 inline bool reads_metadata_only(std::string_view name) {
   static constexpr std::array<std::string_view, 12> names = {
-    "aten::size",         "aten::stride",       "aten::dim",
-    "aten::numel",        "aten::sym_size",     "aten::sym_numel",
-    "aten::sym_stride",   "aten::is_same_size", "aten::is_floating_point",
-    "aten::is_complex",   "aten::is_signed",    "aten::retains_grad",
+    "aten::size",       "aten::stride",       "aten::dim",
+    "aten::numel",      "aten::sym_size",     "aten::sym_numel",
+    "aten::sym_stride", "aten::is_same_size", "aten::is_floating_point",
+    "aten::is_complex", "aten::is_signed",    "aten::retains_grad",
   };
   return std::find(names.begin(), names.end(), name) != names.end();
 }

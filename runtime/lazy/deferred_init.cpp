@@ -25,9 +25,9 @@ namespace {
 
 namespace ag = torch::autograd;
 
-/// Smaller tensors are made at once: a generator's state alone is 2.5 KB. Who
-/// reads from a file (deferred_script.cpp) knows by itself what pays.
-constexpr size_t worth_delaying = 4096;
+/// Smaller tensors are made at once: a generator's state alone is 2.5 KB. The
+/// reader of files (deferred_script.cpp) decides by itself what is worth it.
+constexpr size_t worth_deferring = 4096;
 
 // -- gradients ----------------------------------------------------------------
 
@@ -60,7 +60,7 @@ void take_over_history(const at::Tensor& x) {
   ag::impl::set_gradient_edge(x, {node, nr});
 }
 
-// -- recording ----------------------------------------------------------------
+// -- capturing ----------------------------------------------------------------
 
 /// A copy: the program may change its tensor afterwards, even through a
 /// pointer that it got before.
@@ -89,8 +89,8 @@ void draw(const boxed_call& x) {
   call_boxed(x.op, arguments);
 }
 
-recorded_op_ptr record(const boxed_call& x) {
-  auto result = std::make_shared<recorded_op>(x.op, x.arguments());
+captured_op_ptr capture(const boxed_call& x) {
+  auto result = std::make_shared<captured_op>(x.op, x.arguments());
   auto& default_generator = at::detail::getDefaultCPUGenerator();
   auto random = is_random(x);
   auto own_generator = false;
@@ -121,8 +121,8 @@ recorded_op_ptr record(const boxed_call& x) {
   }
   if (random) {
     if (!own_generator)
-      result->numbers
-        = std::make_unique<random_stream>(random_stream::of_default());
+      result->numbers = std::make_unique<random_stream>(
+        random_stream::of_default());
     draw(x);
   }
   return result;
@@ -138,11 +138,11 @@ bool is_worth_recording(const boxed_call& x, const meta_trial& tried) {
       return false;
     bytes += y.nbytes();
   }
-  return bytes > worth_delaying || x.name == "smp::read_storage";
+  return bytes > worth_deferring || x.name == "smp::read_storage";
 }
 
 /// The deferred arguments that the operation writes come from `op` now.
-void note_writes(const boxed_call& x, const recorded_op_ptr& op) {
+void note_writes(const boxed_call& x, const captured_op_ptr& op) {
   x.visit([&](size_t i, const at::Tensor& t) {
     if (!x.writes(i))
       return;
@@ -157,7 +157,7 @@ void note_writes(const boxed_call& x, const recorded_op_ptr& op) {
 /// Deferred tensors in place of what the trial on the meta device returned.
 class wrapped_results {
 public:
-  wrapped_results(const meta_trial& tried, recorded_op_ptr op)
+  wrapped_results(const meta_trial& tried, captured_op_ptr op)
     : tried_(tried), op_(std::move(op)), results_(tried.results()) {
     uint32_t index = 0;
     for (auto& result : results_) {
@@ -165,9 +165,8 @@ public:
       if (result.isTensor() && !result.toTensor().defined())
         ++index;
       else
-        replace_tensors(result, [&](const at::Tensor& twin) {
-          return wrap(twin, index++);
-        });
+        replace_tensors(
+          result, [&](const at::Tensor& twin) { return wrap(twin, index++); });
     }
   }
 
@@ -183,7 +182,7 @@ private:
     auto memory = base.defined() ? deferred(base)->memory()
                                  : std::make_shared<future_memory>(op_);
     auto result = at::detail::make_tensor<deferred_impl>(
-      twin, recorded_tensor{op_, index}, std::move(memory));
+      twin, captured_tensor{op_, index}, std::move(memory));
     if (base.defined())
       result.unsafeGetTensorImpl()->set_version_counter(
         ag::impl::version_counter(base));
@@ -203,14 +202,14 @@ private:
   }
 
   const meta_trial& tried_;
-  recorded_op_ptr op_;
+  captured_op_ptr op_;
   torch::jit::Stack results_;
   std::vector<at::Tensor> made_;
 };
 
-/// Records the operation instead of running it.
+/// Captures the operation instead of running it.
 /// @returns false, having done nothing, if it must run
-bool try_record(const boxed_call& x) {
+bool try_capture(const boxed_call& x) {
   bool any = false;
   bool writes_ordinary = false;
   x.visit([&](size_t i, const at::Tensor& t) {
@@ -223,7 +222,7 @@ bool try_record(const boxed_call& x) {
   if (writes_ordinary || changes_more_than_it_says(x.name) || !tried.run(x)
       || (!any && !is_worth_recording(x, tried)))
     return false;
-  auto op = record(x);
+  auto op = capture(x);
   note_writes(x, op);
   x.finish(wrapped_results{tried, op}.take());
   return true;
@@ -254,7 +253,7 @@ void make_arguments(const boxed_call& x, bool keep) {
   }
 }
 
-/// Outside of the scope, initialisers go on being recorded.
+/// Outside of the scope, initialisers are still captured.
 bool only_initialises(const boxed_call& x) {
   bool result = true;
   x.visit([&](size_t i, const at::Tensor& t) {
@@ -271,10 +270,10 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   bool any = false;
   x.visit([&any](size_t, const at::Tensor& t) { any |= is_deferred(t); });
   auto inside = in_deferred_scope();
-  // What this calls, and what the operation calls, is not for the record.
+  // What this calls, and what the operation calls, is not captured.
   delay_param_initialization plain{false};
   {
-    std::unique_lock guard{recording_mutex()};
+    std::unique_lock guard{capture_mutex()};
     if (x.name == "aten::_has_compatible_shallow_copy_type") {
       // The first thing that set_data does. An ordinary tensor can only take
       // what has bytes.
@@ -283,17 +282,16 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     } else if (!needs_no_bytes(x.name)) {
       auto ordinary = c10::InferenceMode::is_enabled()
                       || !(inside || only_initialises(x));
-      if (!ordinary && try_record(x))
+      if (!ordinary && try_capture(x))
         return;
       if (any)
         make_arguments(x, ordinary);
     }
   }
-  redispatch_boxed(op,
-                   keys
-                     & c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
-                                           deferred_key},
-                   *s);
+  redispatch_boxed(
+    op,
+    keys & c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER, deferred_key},
+    *s);
 }
 
 } // namespace

@@ -1,8 +1,8 @@
 #include "runtime/lazy/deferred_script.hpp"
 
-#include "runtime/lazy/delay_param_initialization.hpp"
-#include "runtime/lazy/deferred_init.hpp"
 #include "runtime/base/fnv_hash.hpp"
+#include "runtime/lazy/deferred_init.hpp"
+#include "runtime/lazy/delay_param_initialization.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -44,9 +44,9 @@ using caffe2::serialize::PyTorchStreamWriter;
 int64_t stamp_of(const std::string& path) {
   struct stat x {};
   if (::stat(path.c_str(), &x) != 0)
-    throw error{error_code::config,
-                "cannot read '" + path + "', whose model is not complete yet: "
-                  + std::strerror(errno)};
+    throw error{error_code::config, "cannot read '" + path
+                                      + "', whose model is not complete yet: "
+                                      + std::strerror(errno)};
   fnv_hash hash;
   hash.add(static_cast<uint64_t>(x.st_ino));
   hash.add(static_cast<uint64_t>(x.st_size));
@@ -76,34 +76,33 @@ std::shared_ptr<PyTorchStreamReader> open_archive(const std::string& path,
 
 /// The bytes of a storage. On the meta device only its size.
 at::Tensor read_storage(const std::string& path, int64_t stamp,
-                        const std::string& record, int64_t elements,
+                        const std::string& entry, int64_t elements,
                         c10::ScalarType dtype, c10::Device device) {
-  auto result = at::empty({elements}, c10::TensorOptions{}.dtype(dtype).device(
-                                        device));
+  auto result = at::empty({elements},
+                          c10::TensorOptions{}.dtype(dtype).device(device));
   if (!device.is_meta())
     open_archive(path, stamp)
-      ->getRecord(record, result.mutable_data_ptr(), result.nbytes());
+      ->getRecord(entry, result.mutable_data_ptr(), result.nbytes());
   return result;
 }
 
-/// Through the dispatcher, where it is recorded (deferred_init.cpp).
+/// Through the dispatcher, where it is captured (deferred_init.cpp).
 at::Tensor call_read_storage(const std::string& path, int64_t stamp,
-                             const std::string& record, int64_t elements,
+                             const std::string& entry, int64_t elements,
                              c10::ScalarType dtype) {
-  static const auto op
-    = c10::Dispatcher::singleton().findSchemaOrThrow("smp::read_storage", "");
-  jit::Stack stack{path, stamp, record, elements, dtype,
-                   c10::Device{c10::kCPU}};
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+    "smp::read_storage", "");
+  jit::Stack stack{path, stamp, entry, elements, dtype, c10::Device{c10::kCPU}};
   op.callBoxed(&stack);
   return stack.back().toTensor();
 }
 
 // -- a file without large tensors ---------------------------------------------
 
-/// What stands in place of a large storage: its record.
+/// What stands in place of a large storage: its entry.
 struct placeholder {
   std::array<char, 24> mark = {};
-  uint64_t record = 0; // position in `outline::records`
+  uint64_t entry = 0; // position in `outline::entries`
 };
 
 constexpr std::array<char, 24> mark = {"smp: bytes on demand"};
@@ -111,7 +110,7 @@ constexpr std::array<char, 24> mark = {"smp: bytes on demand"};
 /// The same archive, but with placeholders.
 struct outline {
   std::string bytes;
-  std::vector<std::pair<std::string, uint64_t>> records; // names and sizes
+  std::vector<std::pair<std::string, uint64_t>> entries; // names and sizes
 };
 
 bool contains(std::string_view text, std::string_view x) {
@@ -119,10 +118,10 @@ bool contains(std::string_view text, std::string_view x) {
 }
 
 /// Tells whether loading does more with tensors than to store them.
-bool uses_values(const std::string& record, std::string_view bytes) {
-  if (record.starts_with("code/"))
+bool uses_values(const std::string& entry, std::string_view bytes) {
+  if (entry.starts_with("code/"))
     return contains(bytes, "__setstate__");
-  if (record != "data.pkl")
+  if (entry != "data.pkl")
     return false;
   constexpr std::string_view rebuild = "_rebuild_";
   for (auto i = bytes.find(rebuild); i != std::string_view::npos;
@@ -151,24 +150,25 @@ std::optional<outline> read_outline(PyTorchStreamReader& file,
       continue;
     auto size = file.getRecordSize(name);
     if (name.starts_with("data/") && size >= at_least) {
-      placeholder x{mark, result.records.size()};
+      placeholder x{mark, result.entries.size()};
       writer.writeRecord(name, &x, sizeof(x));
-      result.records.emplace_back(name, size);
+      result.entries.emplace_back(name, size);
       continue;
     }
     auto [data, read] = file.getRecord(name);
     possible = possible
-               && !uses_values(name, {static_cast<const char*>(data.get()),
-                                      read});
+               && !uses_values(name,
+                               {static_cast<const char*>(data.get()), read});
     writer.writeRecord(name, data.get(), read);
   }
   writer.writeEndOfFile();
-  if (!possible || result.records.empty())
+  if (!possible || result.entries.empty())
     return std::nullopt;
   return result;
 }
 
-// -- deferred tensors in place of placeholders ---------------------------------
+// -- deferred tensors in place of placeholders
+// ---------------------------------
 
 class delayer {
 public:
@@ -224,7 +224,7 @@ public:
     for (auto& [storage, base] : bases_)
       if (base.storage.use_count() > 1)
         return false;
-    return bases_.size() == outline_.records.size();
+    return bases_.size() == outline_.entries.size();
   }
 
 private:
@@ -242,12 +242,11 @@ private:
     auto* result = static_cast<const placeholder*>(x.data());
     if (x.nbytes() < sizeof(placeholder) || result->mark != mark)
       return nullptr;
-    auto& [name, size] = outline_.records.at(result->record);
+    auto& [name, size] = outline_.entries.at(result->entry);
     if (size != x.nbytes())
-      throw error{error_code::config, "its tensor '" + name + "' has "
-                                        + std::to_string(size)
-                                        + " bytes instead of "
-                                        + std::to_string(x.nbytes())};
+      throw error{error_code::config,
+                  "its tensor '" + name + "' has " + std::to_string(size)
+                    + " bytes instead of " + std::to_string(x.nbytes())};
     return result;
   }
 
@@ -265,10 +264,9 @@ private:
     auto& base = bases_[x.storage().unsafeGetStorageImpl()];
     if (!base.bytes.defined()) {
       auto elements = x.storage().nbytes() / x.element_size();
-      base.bytes = call_read_storage(path_, stamp_,
-                                     outline_.records[found->record].first,
-                                     static_cast<int64_t>(elements),
-                                     x.scalar_type());
+      base.bytes = call_read_storage(
+        path_, stamp_, outline_.entries[found->entry].first,
+        static_cast<int64_t>(elements), x.scalar_type());
       base.storage = x.storage();
     }
     auto result = base.bytes.as_strided(x.sizes(), x.strides(),
@@ -289,7 +287,7 @@ private:
 } // namespace
 
 torch::jit::Module load_deferred_script(const std::string& relative,
-                                       size_t at_least) {
+                                        size_t at_least) {
   at_least = std::max(at_least, sizeof(placeholder));
   delay_param_initialization plain{false};
   auto path = std::filesystem::absolute(relative).string();
@@ -311,7 +309,8 @@ torch::jit::Module load_deferred_script(const std::string& relative,
 } // namespace smp
 
 TORCH_LIBRARY_FRAGMENT(smp, m) {
-  m.def("read_storage(str path, int stamp, str record, int elements, "
-        "ScalarType dtype, Device device) -> Tensor",
-        &smp::read_storage);
+  m.def(
+    "read_storage(str path, int stamp, str entry, int elements, "
+    "ScalarType dtype, Device device) -> Tensor",
+    &smp::read_storage);
 }

@@ -8,14 +8,14 @@
 namespace smp {
 
 /// Loads a TorchScript file as `torch::jit::load` does, on the CPU, but large
-/// parameters, buffers and tensors in attributes are deferred (deferred_init.hpp):
-/// their bytes are read from the file when they are made, those of other ranks
-/// never. Tensors that share memory will share it. Constants of the code are
-/// read at once, and so is the whole of a file that runs code on tensors while
-/// it is loaded (quantised modules).
-/// The file must not change until the tensors are made.
+/// parameters, buffers and tensors in attributes are deferred
+/// (deferred_init.hpp): their bytes are read from the file when they are made,
+/// those of other ranks never. Tensors that share memory will share it.
+/// Constants of the code are read at once, and so is the whole of a file that
+/// runs code on tensors while it is loaded (quantised modules). The file must
+/// not change until the tensors are made.
 /// @param at_least bytes from which on a tensor is large
 torch::jit::Module load_deferred_script(const std::string& path,
-                                       size_t at_least = 4096);
+                                        size_t at_least = 4096);
 
 } // namespace smp

@@ -9,7 +9,7 @@
 
 namespace smp {
 
-std::recursive_mutex& recording_mutex() {
+std::recursive_mutex& capture_mutex() {
   static auto& result = *new std::recursive_mutex; // outlives all tensors
   return result;
 }
@@ -37,7 +37,7 @@ void deferred_impl::become(const at::Tensor& x) {
 }
 
 void deferred_impl::forget() {
-  std::unique_lock guard{recording_mutex()};
+  std::unique_lock guard{capture_mutex()};
   if (!pending())
     return;
   std::erase(memory_->members, this);
@@ -48,7 +48,7 @@ void deferred_impl::forget() {
 }
 
 void deferred_impl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& x) {
-  std::unique_lock guard{recording_mutex()};
+  std::unique_lock guard{capture_mutex()};
   auto* other = dynamic_cast<deferred_impl*>(x.get());
   if (other && other->pending() && pending()) {
     auto source = other->alias(c10::VariableVersion{0}, true);
@@ -68,14 +68,14 @@ deferred_impl::alias(const c10::VariableVersion& version,
                      bool allow_change) const {
   static const auto detach = c10::Dispatcher::singleton().findSchemaOrThrow(
     "aten::detach", "");
-  std::unique_lock guard{recording_mutex()};
+  std::unique_lock guard{capture_mutex()};
   delay_param_initialization plain{false};
-  auto op = std::make_shared<recorded_op>(detach,
+  auto op = std::make_shared<captured_op>(detach,
                                           torch::jit::Stack{at::Tensor{}});
   op->holes.push_back({0, 0, origin_});
   op->before.push_back(memory_->last_write);
   auto result = c10::make_intrusive<deferred_impl>(
-    twin_.detach(), recorded_tensor{op, 0}, memory_);
+    twin_.detach(), captured_tensor{op, 0}, memory_);
   result->set_version_counter(version);
   result->set_allow_tensor_metadata_change(allow_change);
   return result;
@@ -117,7 +117,7 @@ wanted_tensor want(const deferred_impl& x) {
 } // namespace
 
 void make_bytes(const std::vector<deferred_impl*>& xs) {
-  std::unique_lock guard{recording_mutex()};
+  std::unique_lock guard{capture_mutex()};
   std::vector<deferred_impl*> targets;
   std::unordered_set<const future_memory*> seen;
   for (auto* x : xs)
@@ -127,7 +127,7 @@ void make_bytes(const std::vector<deferred_impl*>& xs) {
   std::vector<wanted_tensor> wanted;
   for (auto* x : targets)
     wanted.push_back(want(*x));
-  replay(wanted, [&](size_t i, at::Tensor x) { targets[i]->become(x); });
+  run_captured(wanted, [&](size_t i, at::Tensor x) { targets[i]->become(x); });
 }
 
 at::Tensor value_now(const deferred_impl& x) {

@@ -3,7 +3,7 @@
 // The tensors behind delay_param_initialization.hpp: all of a tensor but its
 // bytes, and how to make those.
 
-#include "runtime/lazy/deferred_recording.hpp"
+#include "runtime/lazy/captured_ops.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
@@ -18,24 +18,24 @@ namespace smp {
 /// autocast and below what placeholder.cpp uses.
 inline constexpr auto deferred_key = c10::DispatchKey::DeferredInit;
 
-/// Recording and making are rare, and they use the process's one generator.
-std::recursive_mutex& recording_mutex();
+/// Capturing and making are rare, and they use the process's one generator.
+std::recursive_mutex& capture_mutex();
 
 class deferred_impl;
 
 /// Memory that does not exist yet, with the tensors that are views of it.
 struct future_memory {
-  recorded_op_ptr last_write;
+  captured_op_ptr last_write;
   std::vector<deferred_impl*> members;
 };
 
 /// Knows all about a tensor but its elements. When they are made it turns
-/// into an ordinary tensor and stays the same object. Whoever wants its
-/// storage without dispatch makes them (`has_storage`, `storage`).
+/// into an ordinary tensor and stays the same object. A look at its storage
+/// without dispatch makes them (`has_storage`, `storage`).
 class deferred_impl final : public c10::TensorImpl {
 public:
   /// @param twin the same tensor on the meta device
-  deferred_impl(at::Tensor twin, recorded_tensor origin,
+  deferred_impl(at::Tensor twin, captured_tensor origin,
                 std::shared_ptr<future_memory> memory)
     : TensorImpl(c10::DispatchKeySet{c10::DispatchKey::CPU}.add(deferred_key),
                  twin.dtype(), c10::Device{c10::kCPU}),
@@ -58,7 +58,7 @@ public:
     return twin_;
   }
 
-  const recorded_tensor& origin() const noexcept {
+  const captured_tensor& origin() const noexcept {
     return origin_;
   }
 
@@ -126,7 +126,7 @@ private:
   void take_over(deferred_impl& x);
 
   at::Tensor twin_; // defined while this has no bytes
-  recorded_tensor origin_;
+  captured_tensor origin_;
   std::shared_ptr<future_memory> memory_;
 };
 

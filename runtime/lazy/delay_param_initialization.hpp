@@ -6,7 +6,7 @@ namespace smp {
 /// then partitioned. Inside of this scope tensors get no memory: their sizes
 /// and types are known, and what would have filled them (`torch::randn`,
 /// `torch::nn::init::*`, `weight.data().mul_(0.5)`, `weight[0].zero_()`, ...)
-/// is recorded. At the partition each rank computes what it owns, bit for bit
+/// is captured. At the partition each rank computes what it owns, bit for bit
 /// what it would be without the scope; the rest never exists.
 ///
 ///     torch::manual_seed(1);
@@ -25,18 +25,18 @@ namespace smp {
 /// - Tensors of up to 4 KB, and tensors on other devices, are made at once.
 /// - A tensor from outside that is copied in is kept until the partition, so
 ///   load checkpoints after it: `load_state_dict` copies only what is owned.
-/// - After the scope, in-place operations on the model are still recorded; any
+/// - After the scope, in-place operations on the model are still captured; any
 ///   other use of a tensor makes it an ordinary one. So without a partition
 ///   the model works, too, and needs the memory of an ordinary one.
 /// - Gradients do not flow back through operations of the scope: `backward`
 ///   through a tensor computed there from parameters is an error that says so.
 ///
 /// After the paper's API, `smp.delay_param_initialization(enabled)`. Source of
-/// the mechanism: recording behind a dispatch key as torchdistx's
+/// the mechanism: capturing behind a dispatch key as torchdistx's
 /// deferred_init, but with the generator's state kept per random operation.
 class delay_param_initialization {
 public:
-  /// @param enabled false makes an inner scope in which nothing is delayed
+  /// @param enabled false makes an inner scope in which nothing is deferred
   explicit delay_param_initialization(bool enabled = true);
 
   ~delay_param_initialization();

@@ -1,8 +1,8 @@
 #include "runtime/lazy/placeholder.hpp"
 
+#include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/boxed_arguments.hpp"
 #include "runtime/lazy/deferred_init.hpp"
-#include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "transport/error.hpp"
 
@@ -47,14 +47,12 @@ bool writes_statistics(const c10::FunctionSchema& schema,
 /// own.
 class fetched_arguments {
 public:
-  fetched_arguments(const c10::FunctionSchema& schema,
-                    torch::jit::Stack* stack)
+  fetched_arguments(const c10::FunctionSchema& schema, torch::jit::Stack* stack)
     : schema_(schema), stack_(*stack) {
     auto& args = schema.arguments();
     auto base = stack->size() - args.size();
-    auto statistics
-      = writes_statistics(schema, at::ArrayRef<c10::IValue>(
-                                     stack->data() + base, args.size()));
+    auto statistics = writes_statistics(
+      schema, at::ArrayRef<c10::IValue>(stack->data() + base, args.size()));
     for (size_t i = 0; i < args.size(); ++i) {
       auto* alias = args[i].alias_info();
       auto writes = (alias && alias->isWrite())
@@ -87,9 +85,8 @@ private:
     bool any = false;
     visit_tensors(x, [&any](const at::Tensor& t) { any |= is_placeholder(t); });
     if (any)
-      replace_tensors(x, [&](const at::Tensor& t) {
-        return resolve(t, writes);
-      });
+      replace_tensors(x,
+                      [&](const at::Tensor& t) { return resolve(t, writes); });
   }
 
   at::Tensor resolve(const at::Tensor& t, bool writes) {
@@ -123,8 +120,7 @@ private:
 
 void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
-  auto after = c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
-                                   absent_key};
+  auto after = c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER, absent_key};
   if (reads_metadata_only(op.operator_name().name)) {
     redispatch_boxed(op, keys & after, *stack);
     return;
@@ -133,8 +129,8 @@ void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       model && model->placeholders->run_at_owner(op, *stack))
     return;
   auto count = op.schema().arguments().size();
-  keep_promises(at::ArrayRef<c10::IValue>(
-    stack->data() + (stack->size() - count), count));
+  keep_promises(
+    at::ArrayRef<c10::IValue>(stack->data() + (stack->size() - count), count));
   fetched_arguments args{op.schema(), stack};
   redispatch_boxed(op, keys & after, *stack);
   args.write_back();
@@ -143,7 +139,7 @@ void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 } // namespace
 
 void make_placeholder(const at::Tensor& x,
-                    const std::shared_ptr<torch::autograd::Node>& gradient) {
+                      const std::shared_ptr<torch::autograd::Node>& gradient) {
   forget_deferred(x);
   auto* impl = x.unsafeGetTensorImpl();
   auto nothing = c10::Storage{c10::Storage::use_byte_size_t{}, 0,
@@ -176,5 +172,6 @@ at::Tensor materialise(const at::Tensor& x) {
 } // namespace smp
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&smp::fetch_arguments>());
+  m.fallback(
+    torch::CppFunction::makeFromBoxedFunction<&smp::fetch_arguments>());
 }

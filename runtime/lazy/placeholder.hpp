@@ -41,7 +41,8 @@ public:
   /// Lets an operation run where its arguments are, if that is worth it.
   /// @param stack arguments of `op`, replaced by its results
   virtual bool run_at_owner(const c10::OperatorHandle& op,
-                            torch::jit::Stack& stack) = 0;
+                            torch::jit::Stack& stack)
+    = 0;
 };
 
 /// Frees the bytes of a parameter or buffer that another rank owns (R14): the
@@ -55,7 +56,7 @@ public:
 ///        without an owner would be lost silently. (A leaf, so that its
 ///        requires_grad can be changed.)
 void make_placeholder(const at::Tensor& x,
-                    const std::shared_ptr<torch::autograd::Node>& gradient);
+                      const std::shared_ptr<torch::autograd::Node>& gradient);
 
 /// Tells whether `make_placeholder` was called for `x`.
 bool is_placeholder(const at::Tensor& x);

@@ -36,7 +36,7 @@ public:
 /// has no bytes yet. A promise has dtype, requires_grad and a place in the
 /// autograd graph like any tensor; reading sizes waits for them, and anything
 /// that touches the content makes it an ordinary tensor, in place: every handle
-/// on it sees the same tensor as before. (facts: a TensorImpl of its own, whose
+/// on it sees the same tensor as before. (It is a TensorImpl of its own, whose
 /// dispatch key `absent_key` leads each operation to `keep_promises` first.)
 /// @param known its sizes, if they are known already
 at::Tensor make_promise(std::shared_ptr<promise_source> x, at::ScalarType dtype,

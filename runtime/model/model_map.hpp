@@ -97,7 +97,7 @@ private:
   walked_model model_;
   module_order order_;
   bool partitioned_ = false;
-  std::vector<rank_id> owners_; // by module
+  std::vector<rank_id> owners_;              // by module
   std::unordered_set<const void*> storages_; // of owned tensors
 };
 

@@ -64,8 +64,7 @@ module_order::module_order(const walked_model& model,
     for (auto t : m.tensors)
       if (model.tensors[t].is_buffer)
         result.buffers.push_back(t);
-    result.buffers.insert(result.buffers.end(), m.reads.begin(),
-                          m.reads.end());
+    result.buffers.insert(result.buffers.end(), m.reads.begin(), m.reads.end());
     if (!m.stateful.empty())
       result.reasons.push_back(m.stateful);
     if (auto j = declared.find(m.identity()); j != declared.end())
@@ -122,8 +121,7 @@ std::string module_order::reason(uint32_t module) const {
       names.push_back(name);
   }
   if (!names.empty())
-    parts.push_back((names.size() == 1 ? "buffer " : "buffers ")
-                    + join(names));
+    parts.push_back((names.size() == 1 ? "buffer " : "buffers ") + join(names));
   return join(parts);
 }
 
@@ -132,8 +130,7 @@ std::string module_order::text() const {
   for (auto x : modules()) {
     auto i = static_cast<uint32_t>(x.value);
     auto& name = model_->modules[i].names.front();
-    result += (result.empty() ? "" : "\n")
-              + std::string{"microbatches pass "}
+    result += (result.empty() ? "" : "\n") + std::string{"microbatches pass "}
               + (name.empty() ? "the whole model" : "'" + name + "'")
               + " in their order: " + reason(i);
   }
@@ -170,10 +167,9 @@ void module_order::learn(const observation& all) {
   hashes_.clear();
   for (auto& [i, x] : entries_)
     x.released = x.reasons.empty() && all.trained.contains(i)
-                 && std::none_of(x.buffers.begin(), x.buffers.end(),
-                                 [&](auto t) {
-                                   return all.changed.contains(t);
-                                 });
+                 && std::none_of(
+                   x.buffers.begin(), x.buffers.end(),
+                   [&](auto t) { return all.changed.contains(t); });
 }
 
 } // namespace smp

@@ -26,7 +26,7 @@ public:
   struct entry {
     /// Buffers, own and read, as positions in `walked_model::tensors`.
     std::vector<uint32_t> buffers;
-    /// What no look at bits can take back.
+    /// Reasons that unchanged bits cannot refute.
     std::vector<std::string> reasons;
     bool released = false;
   };
@@ -77,8 +77,7 @@ public:
   };
 
   /// @param ran tells whether this rank owns a module and ran it
-  observation
-  observe(const std::function<bool(uint32_t module)>& ran) const;
+  observation observe(const std::function<bool(uint32_t module)>& ran) const;
 
   /// Releases the modules whose state stayed as it was.
   /// @param all what all ranks saw

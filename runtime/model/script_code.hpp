@@ -55,7 +55,8 @@ public:
   /// Attributes of `self` that methods of the class set or change.
   const std::set<std::string>& sets(const c10::ClassType* x) const;
 
-  const std::vector<outside_access>& outside_accesses(const c10::ClassType* x) const;
+  const std::vector<outside_access>&
+  outside_accesses(const c10::ClassType* x) const;
 
   /// A class whose code starts tasks (`torch.jit.fork`), which would run
   /// outside of any microbatch; null if there is none.

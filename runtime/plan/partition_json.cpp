@@ -66,8 +66,8 @@ private:
   std::string describe(size_t i) const {
     auto result = "node " + std::to_string(i);
     auto& x = (*nodes_)[i];
-    if (auto name = x.find("name"); x.is_object() && name != x.end()
-                                    && name->is_string())
+    if (auto name = x.find("name");
+        x.is_object() && name != x.end() && name->is_string())
       result += " (" + quoted(name->get<std::string>()) + ")";
     return result;
   }
@@ -82,7 +82,7 @@ private:
     if (x.is_number())
       return "is " + x.dump();
     return "is "
-           + std::string{x.is_null()                    ? "null"
+           + std::string{x.is_null()                     ? "null"
                          : x.is_array() || x.is_object() ? "an "
                                                          : "a "}
            + (x.is_null() ? "" : x.type_name());
@@ -97,7 +97,8 @@ private:
       std::string why = x.what();
       // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
       auto end = why.find("] ");
-      fail("no JSON: " + (end == std::string::npos ? why : why.substr(end + 2)));
+      fail("no JSON: "
+           + (end == std::string::npos ? why : why.substr(end + 2)));
     }
   }
 
@@ -137,8 +138,9 @@ private:
     result.compute = cost(i, "compute");
     for (auto& x : list(i, "children")) {
       if (!x.is_number_integer())
-        fail(i, "children", "has an entry that " + found(x)
-                              + ", must be the number of a node");
+        fail(i, "children",
+             "has an entry that " + found(x)
+               + ", must be the number of a node");
       if (!x.is_number_unsigned() || x.get<uint64_t>() >= nodes_->size())
         fail(i, "children",
              "names node " + x.dump() + ", but there are only "

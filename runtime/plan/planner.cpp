@@ -1,14 +1,14 @@
 #include "runtime/plan/planner.hpp"
 
-#include "runtime/lazy/delay_param_initialization.hpp"
-#include "runtime/session/distributed_model.hpp"
-#include "runtime/session/rank_runtime.hpp"
 #include "runtime/base/file_io.hpp"
-#include "runtime/train/memory_need.hpp"
-#include "runtime/session/model_state.hpp"
+#include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/plan/partition_json.hpp"
+#include "runtime/session/distributed_model.hpp"
+#include "runtime/session/model_state.hpp"
 #include "runtime/session/placement.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/split.hpp"
+#include "runtime/train/memory_need.hpp"
 #include "runtime/train/trainable.hpp"
 
 #include <fmt/format.h>
@@ -63,11 +63,11 @@ printed_plan plan_model(const train_config& x) {
     place_by_name(*model, x.manual_partition);
     auto& state = model->state();
     if (state.wants_trace(devices))
-      state.trace(
-        initial_stream(s.internals(), step_id{1}, microbatch_id{0}), [&] {
-          whole->rehearse(split(data->training_batch(0), x.smp.microbatches, 0,
-                                0));
-        });
+      state.trace(initial_stream(s.internals(), step_id{1}, microbatch_id{0}),
+                  [&] {
+                    whole->rehearse(
+                      split(data->training_batch(0), x.smp.microbatches, 0, 0));
+                  });
     auto decision = state.decide(static_cast<uint32_t>(devices));
     result = {decision.text() + largest_need(state.model(), decision.plan, x),
               plan_json(decision.model, decision.plan)};

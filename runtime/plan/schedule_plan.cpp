@@ -1,11 +1,11 @@
 #include "runtime/plan/schedule_plan.hpp"
 
+#include "runtime/base/file_io.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/distributed_model.hpp"
-#include "runtime/session/rank_runtime.hpp"
-#include "runtime/base/file_io.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/placement.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/train/trainable.hpp"
 
 #include <fmt/format.h>
@@ -51,10 +51,11 @@ void apply(const module_times& x, model_info& model) {
     auto is_named = [&name = name](auto& y) { return y.path == name; };
     auto i = std::find_if(model.begin(), model.end(), is_named);
     if (i == model.end())
-      throw error{error_code::config,
-                  fmt::format("the model has no module \"{}\", for which a time "
-                              "is given",
-                              name)};
+      throw error{
+        error_code::config,
+        fmt::format("the model has no module \"{}\", for which a time "
+                    "is given",
+                    name)};
     i->compute = seconds;
   }
 }
@@ -93,20 +94,17 @@ schedule_prediction predict_schedule(const train_config& x,
                            * forward_seconds(decision.model);
     }
     result.program = make_program(decision.model, decision.plan, times);
-    result.report = s.internals().policies().play(
-      result.program, x.smp.microbatches, true);
+    result.report = s.internals().policies().play(result.program,
+                                                  x.smp.microbatches, true);
   });
   return result;
 }
 
 std::string schedule_json(const schedule_report& x, std::string_view pipeline,
                           uint64_t microbatches) {
-  json result{{"pipeline", pipeline},
-              {"microbatches", microbatches},
-              {"makespan", x.makespan},
-              {"bubble", x.bubble},
-              {"ranks", json::array()},
-              {"tasks", json::array()}};
+  json result{{"pipeline", pipeline},   {"microbatches", microbatches},
+              {"makespan", x.makespan}, {"bubble", x.bubble},
+              {"ranks", json::array()}, {"tasks", json::array()}};
   for (size_t i = 0; i < x.busy.size(); ++i)
     result["ranks"].push_back({{"busy", x.busy[i]},
                                {"live", x.peak_live[i]},

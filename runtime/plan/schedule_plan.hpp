@@ -38,9 +38,9 @@ struct schedule_prediction {
 ///        microbatch's time on one device
 /// @throws error (config) naming the first task that is wrong, or a module of
 ///         `times` that does not exist
-schedule_prediction predict_schedule(const train_config& x,
-                                     const std::optional<module_times>& times
-                                     = {});
+schedule_prediction
+predict_schedule(const train_config& x,
+                 const std::optional<module_times>& times = {});
 
 /// @returns the prediction as one JSON object: `pipeline`, `microbatches`,
 /// `makespan` (seconds), `bubble`, `ranks` (each with `busy`, `live`,

@@ -3,8 +3,8 @@
 #include "actors/protocol/request_number.hpp"
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
-#include "runtime/remote/execution.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/remote/execution.hpp"
 #include "runtime/remote/messages.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -16,7 +16,7 @@ namespace smp {
 
 namespace ag = torch::autograd;
 
-remote_call_node::remote_call_node(remote_call_record x) : call_(std::move(x)) {
+remote_call_node::remote_call_node(sent_call x) : call_(std::move(x)) {
   // nop
 }
 
@@ -33,8 +33,9 @@ execution& remote_call_node::check() const {
                   + std::to_string(call_.owner.value) + ": " + why};
   };
   if (!ex || !ex->in_backward())
-    return refuse("call model.backward(loss) inside the step; tensor."
-                  "backward() and autograd::grad stop at rank borders");
+    return refuse(
+      "call model.backward(loss) inside the step; tensor."
+      "backward() and autograd::grad stop at rank borders");
   if (at::GradMode::is_enabled())
     return refuse("create_graph (higher derivatives) is not supported");
   if (ex->step() != call_.step || ex->microbatch() != call_.microbatch)
@@ -85,8 +86,8 @@ ag::variable_list remote_call_node::apply(ag::variable_list&& grads) {
                      : promise(ex, std::move(grads));
 }
 
-remote_call_node::outgoing
-remote_call_node::put(const ag::variable_list& grads, bool snapshot) const {
+remote_call_node::outgoing remote_call_node::put(const ag::variable_list& grads,
+                                                 bool snapshot) const {
   outgoing result;
   auto& gradients = result.asked.gradients;
   gradients.resize(call_.num_outputs);
@@ -136,13 +137,12 @@ ag::variable_list remote_call_node::wait(execution& ex,
   for (size_t i = 0; i < call_.arguments.size(); ++i)
     if (task_should_compute_output(i))
       wanted.push_back(i);
-  auto answer
-    = ex.park(make_call(ex, put(grads, false), wanted,
-                        std::vector<bool>(wanted.size(), true)));
+  auto answer = ex.park(make_call(ex, put(grads, false), wanted,
+                                  std::vector<bool>(wanted.size(), true)));
   auto back = from_payload<backward_reply>(answer.body, "reply").gradients;
   if (back.size() != wanted.size())
-    throw error{error_code::protocol, "backward of '" + call_.name + "': "
-                                        + std::to_string(back.size())
+    throw error{error_code::protocol, "backward of '" + call_.name
+                                        + "': " + std::to_string(back.size())
                                         + " gradients instead of "
                                         + std::to_string(wanted.size())};
   for (size_t i = 0; i < wanted.size(); ++i)

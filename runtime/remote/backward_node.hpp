@@ -2,8 +2,8 @@
 
 // The autograd node of a call that another rank ran.
 
-#include "runtime/remote/promised_call.hpp"
 #include "runtime/remote/messages.hpp"
+#include "runtime/remote/promised_call.hpp"
 #include "transport/ids.hpp"
 
 #include <torch/csrc/autograd/function.h>
@@ -15,7 +15,7 @@
 namespace smp {
 
 /// What a remote call left at its owner, seen from the caller.
-struct remote_call_record {
+struct sent_call {
   /// Of an argument that has a gradient: what its gradient looks like.
   struct argument {
     uint32_t position = 0;
@@ -48,7 +48,7 @@ struct remote_call_record {
 /// Backward of a remote call: asks the owner, which kept its graph (R3).
 class remote_call_node : public torch::autograd::Node {
 public:
-  explicit remote_call_node(remote_call_record x);
+  explicit remote_call_node(sent_call x);
 
   std::string name() const override;
 
@@ -59,8 +59,8 @@ public:
   torch::autograd::variable_list
   apply(torch::autograd::variable_list&& grads) override;
 
-  /// A promise has no shape yet: {-1} refuses every gradient ({} would sum it
-  /// to a scalar in silence) until the answer told (R40).
+  /// A promise has no shape yet: {-1} refuses every gradient until the answer
+  /// tells the sizes ({} would silently sum it to a scalar, R40).
   /// @param sizes by output
   void set_shapes(const std::vector<std::vector<int64_t>>& sizes);
 
@@ -88,7 +88,7 @@ private:
   torch::autograd::variable_list promise(execution& ex,
                                          torch::autograd::variable_list grads);
 
-  remote_call_record call_;
+  sent_call call_;
 };
 
 } // namespace smp

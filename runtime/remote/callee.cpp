@@ -2,21 +2,21 @@
 
 #include "actors/protocol/request_number.hpp"
 #include "runtime/base/call_context.hpp"
-#include "runtime/base/rank_context.hpp"
-#include "runtime/remote/execution.hpp"
 #include "runtime/base/fault.hpp"
-#include "runtime/model/model_map.hpp"
+#include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
-#include "runtime/remote/promised_call.hpp"
-#include "runtime/remote/reached_arguments.hpp"
+#include "runtime/model/model_map.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/entered_modules.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/remote/messages.hpp"
 #include "runtime/remote/module_runner.hpp"
 #include "runtime/remote/object_store.hpp"
 #include "runtime/remote/parameters.hpp"
+#include "runtime/remote/promised_call.hpp"
+#include "runtime/remote/reached_arguments.hpp"
 #include "runtime/remote/saved_calls.hpp"
 #include "runtime/values/tensor_bridge.hpp"
-#include "runtime/remote/messages.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
@@ -67,8 +67,8 @@ struct arrived {
 
 /// @param shared the call does not write to its arguments, or fails: what this
 /// rank holds itself needs no copy
-arrived take_arguments(const execution& ex, const remote_tensors& xs,
-                       bool grad, bool shared) {
+arrived take_arguments(const execution& ex, const remote_tensors& xs, bool grad,
+                       bool shared) {
   auto& model = ex.rank().model()->map->model();
   arrived result;
   result.leaves.resize(xs.size());
@@ -172,8 +172,7 @@ private:
     return result;
   }
 
-  invocation invoke(unpacker& in, const std::vector<value>& args,
-                    packer& out) {
+  invocation invoke(unpacker& in, const std::vector<value>& args, packer& out) {
     if (asked_.head.what == request_kind::add) {
       auto a = get_value<at::Tensor>(in, args.at(0));
       auto b = get_value<at::Tensor>(in, args.at(1));
@@ -245,9 +244,10 @@ private:
   [[noreturn]] void break_promise(const std::string& how) {
     throw error{failure{error_code::unsupported, ex_.rank().self(),
                         ex_.module_path(),
-                        how + ", which an earlier call with arguments of the "
-                              "same kind did not, so that its caller went on "
-                              "without it (smp.fast_mode): list '"
+                        how
+                          + ", which an earlier call with arguments of the "
+                            "same kind did not, so that its caller went on "
+                            "without it (smp.fast_mode): list '"
                           + map_.name(req_.module) + "' in smp.no_promises"}};
   }
 
@@ -274,8 +274,9 @@ private:
         break_promise(name + " has dtype "
                       + std::string{c10::toString(t.scalar_type())});
       if (t.requires_grad() != expected.tensors[i].requires_grad)
-        break_promise(name + (t.requires_grad() ? " requires grad"
-                                                : " does not require grad"));
+        break_promise(
+          name
+          + (t.requires_grad() ? " requires grad" : " does not require grad"));
     }
   }
 
@@ -344,8 +345,7 @@ private:
       if (came.what == remote_tensor::kind::parameter)
         throw error{failure{error_code::unsupported, ex_.rank().self(),
                             ex_.module_path(),
-                            "changes parameter '"
-                              + map_.tensor_name(came.index)
+                            "changes parameter '" + map_.tensor_name(came.index)
                               + "', given as an argument, in place"}};
       auto content = static_cast<uint32_t>(result.tensors.size());
       result.written.push_back({i, content});
@@ -419,7 +419,7 @@ promise_reply name_gradients(execution& ex, const request& req,
   for (size_t k = 0; k < asked.wanted.size(); ++k) {
     auto& leaf = wanted_leaf(saved, asked, k);
     auto grad = leaf.defined() ? leaf.grad() : at::Tensor{};
-    // Its caller was told that it exists, as far as the graph can tell.
+    // Its caller counts on it, as the graph says that it may exist.
     if (!grad.defined())
       grad = at::zeros_like(leaf);
     if (asked.wanted[k].push) {
@@ -455,9 +455,9 @@ payload run_backward(execution& ex, const request& req,
 payload serve_parameter(const model_map& map, const parameter_request& asked) {
   auto index = asked.head.tensor;
   if (index >= map.model().tensors.size() || !map.owned(index))
-    throw error{error_code::protocol,
-                "asked for tensor " + std::to_string(index)
-                  + ", which this rank does not own"};
+    throw error{error_code::protocol, "asked for tensor "
+                                        + std::to_string(index)
+                                        + ", which this rank does not own"};
   auto& own = map.model().tensors[index].tensor;
   if (asked.head.what == request_kind::read_tensor)
     return to_payload(parameter_reply{to_tensor_ref(own, true)});
@@ -496,9 +496,8 @@ payload serve(execution& ex, const request& x) {
       return serve_parameter(
         map, from_payload<parameter_request>(x.body, "parameter request"));
     default:
-      return forward_call{ex, x,
-                          from_payload<forward_request>(x.body,
-                                                        "forward request")}
+      return forward_call{
+        ex, x, from_payload<forward_request>(x.body, "forward request")}
         .run();
   }
 }

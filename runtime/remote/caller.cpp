@@ -2,14 +2,14 @@
 
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/lazy/placeholder.hpp"
+#include "runtime/model/model_map.hpp"
+#include "runtime/remote/backward_node.hpp"
 #include "runtime/remote/execution.hpp"
+#include "runtime/remote/messages.hpp"
 #include "runtime/remote/object_store.hpp"
 #include "runtime/remote/parameters.hpp"
-#include "runtime/model/model_map.hpp"
 #include "runtime/remote/promised_call.hpp"
-#include "runtime/lazy/placeholder.hpp"
-#include "runtime/remote/backward_node.hpp"
-#include "runtime/remote/messages.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -48,17 +48,16 @@ bool only_tensors(const value& x, request_kind op) {
   auto is_tensor = [](auto& y) { return y.kind() == value_kind::tensor; };
   auto* tuple = x.get_if<tuple_value>();
   if (op != request_kind::range)
-    return tuple ? std::all_of(tuple->items.begin(), tuple->items.end(),
-                               is_tensor)
-                 : is_tensor(x);
+    return tuple
+             ? std::all_of(tuple->items.begin(), tuple->items.end(), is_tensor)
+             : is_tensor(x);
   // What a Sequential carries has its type before it; 0 is a tensor, and not
   // one that may be missing.
   if (!tuple || tuple->items.size() != 2)
     return false;
   auto* type = tuple->items[0].get_if<int64_t>();
   auto& carried = tuple->items[1];
-  return type
-         && (*type == 0 || carried.get_if<tuple_value>())
+  return type && (*type == 0 || carried.get_if<tuple_value>())
          && only_tensors(carried, request_kind::call);
 }
 
@@ -98,8 +97,8 @@ private:
   remote_tensor put_argument(const at::Tensor& x, bool snapshot);
   forward_request make_request(value args, bool snapshot);
   call make_call(const forward_request& x) const;
-  remote_call_record make_record(request_id id, size_t outputs) const;
-  std::shared_ptr<remote_call_node> make_node(remote_call_record record,
+  sent_call describe_sent(request_id id, size_t outputs) const;
+  std::shared_ptr<remote_call_node> make_node(sent_call record,
                                               const remote_tensors& arguments);
   std::vector<at::Tensor> take_results(const remote_tensors& xs) const;
   void connect(const std::vector<at::Tensor>& results,
@@ -157,17 +156,15 @@ call outgoing_call::make_call(const forward_request& x) const {
   result.module = module_;
   result.what = ex_.in_backward() ? phase::backward : phase::forward;
   result.body = to_payload(x);
-  result.why = {"'" + name_ + "', "
-                  + (ex_.in_backward() ? "backward" : "forward"),
-                owner_};
+  result.why = {
+    "'" + name_ + "', " + (ex_.in_backward() ? "backward" : "forward"), owner_};
   for (auto& y : promised_)
     result.needs.push_back(y->id());
   return result;
 }
 
-remote_call_record outgoing_call::make_record(request_id id,
-                                              size_t outputs) const {
-  remote_call_record result;
+sent_call outgoing_call::describe_sent(request_id id, size_t outputs) const {
+  sent_call result;
   result.owner = owner_;
   result.module = module_;
   result.name = name_;
@@ -183,17 +180,14 @@ remote_call_record outgoing_call::make_record(request_id id,
 /// An own node, made only if an output has a gradient, with edges only for
 /// arguments that have one (R10).
 std::shared_ptr<remote_call_node>
-outgoing_call::make_node(remote_call_record record,
-                         const remote_tensors& arguments) {
+outgoing_call::make_node(sent_call record, const remote_tensors& arguments) {
   ag::edge_list edges;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     if (!arguments[i].travels() || !arguments[i].requires_grad)
       continue;
     auto& x = arguments_[i];
     edges.push_back(ag::impl::gradient_edge(x));
-    remote_call_record::argument argument{static_cast<uint32_t>(i),
-                                          x.scalar_type(),
-                                          {}};
+    sent_call::argument argument{static_cast<uint32_t>(i), x.scalar_type(), {}};
     if (auto p = promised_value_of(x)) {
       argument.from = p->request();
       argument.output = p->output();
@@ -239,15 +233,14 @@ call_result outgoing_call::promise(value args, const prediction& next) {
   request->why = c.why;
   request->arguments = promised_;
   std::vector<at::Tensor> tensors;
-  auto record = make_record({ex_.rank().self(), request->number}, count);
+  auto record = describe_sent({ex_.rank().self(), request->number}, count);
   for (size_t i = 0; i < count; ++i) {
     object_id id{owner_, promised.names + i,
                  static_cast<uint32_t>(ex_.step().value)};
     auto& what = next.tensors[i];
     tensors.push_back(make_promise(
-      std::make_shared<promised_value>(ex_.rank(), request,
-                                       static_cast<uint32_t>(i), id, what,
-                                       next.fetched),
+      std::make_shared<promised_value>(
+        ex_.rank(), request, static_cast<uint32_t>(i), id, what, next.fetched),
       what.dtype));
     ex_.add_promise(tensors.back());
     if (what.requires_grad)
@@ -259,9 +252,9 @@ call_result outgoing_call::promise(value args, const prediction& next) {
     auto node = make_node(std::move(record), asked.tensors);
     static constexpr int64_t unknown[] = {-1};
     for (auto i : outputs) {
-      auto nr = node->add_input_metadata(
-        tensors[i].options(), c10::fromIntArrayRefSlow(unknown), false, false,
-        next.tensors[i].dtype);
+      auto nr = node->add_input_metadata(tensors[i].options(),
+                                         c10::fromIntArrayRefSlow(unknown),
+                                         false, false, next.tensors[i].dtype);
       ag::impl::set_gradient_edge(tensors[i], {node, nr});
     }
     request->node = node;
@@ -280,19 +273,18 @@ void outgoing_call::remember(const std::string& kind,
   auto& results = reply.tensors;
   auto predictable = !reply.stream && !reply.stateful && reply.written.empty()
                      && reply.changed.empty()
-                     && std::all_of(results.begin(), results.end(),
-                                    [](auto& x) {
-                                      return x.what
-                                             == remote_tensor::kind::data;
-                                    });
+                     && std::all_of(
+                       results.begin(), results.end(), [](auto& x) {
+                         return x.what == remote_tensor::kind::data;
+                       });
   if (!predictable || !only_tensors(reply.result, target_.op))
     return book_.remember(kind, {});
   auto next = std::make_shared<prediction>();
   next->result = reply.result;
   next->fetched = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i)
-    next->tensors.push_back({tensors[i].scalar_type(),
-                             results[i].requires_grad, tensors[i].dim()});
+    next->tensors.push_back(
+      {tensors[i].scalar_type(), results[i].requires_grad, tensors[i].dim()});
   book_.remember(kind, {std::move(next)});
 }
 
@@ -329,7 +321,7 @@ outgoing_call::take_results(const remote_tensors& xs) const {
 void outgoing_call::connect(const std::vector<at::Tensor>& results,
                             const remote_tensors& arguments, request_id id,
                             forward_reply& reply) {
-  auto record = make_record(id, results.size());
+  auto record = describe_sent(id, results.size());
   for (size_t i = 0; i < results.size(); ++i)
     if (reply.tensors[i].travels() && reply.tensors[i].requires_grad)
       record.outputs.push_back(static_cast<uint32_t>(i));
@@ -381,14 +373,16 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
                         const packer& in, std::vector<value> args) {
   auto model = rank_context::current_model();
   if (!model)
-    throw error{error_code::unsupported, "a module of a model whose session "
-                                         "ended is called"};
+    throw error{error_code::unsupported,
+                "a module of a model whose session "
+                "ended is called"};
   auto& ex = executing("module '" + model->map->name(module) + "'");
   model->parameters->flush();
   outgoing_call out{ex, *model, owner, module, x, in.tensors()};
   auto all = value::tuple(std::move(args));
   auto& book = *model->promises;
-  if (x.op == request_kind::get_attribute || x.op == request_kind::set_attribute)
+  if (x.op == request_kind::get_attribute
+      || x.op == request_kind::set_attribute)
     ex.note_state();
   if (!x.tensors_only || book.waits(*model->map, module, x))
     return out.wait(std::move(all), {});
@@ -428,7 +422,8 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     xs.pop_back();
     args[1] = value::tensor(0);
   }
-  outgoing_call out{*ex, *model, a->id().owner, a->request()->module, target, xs};
+  outgoing_call out{*ex,    *model, a->id().owner, a->request()->module,
+                    target, xs};
   auto result = out.promise(value::tuple(std::move(args)), next);
   torch::jit::drop(stack, 3);
   stack.emplace_back(result.tensors.tensor(0));

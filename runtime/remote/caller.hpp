@@ -4,9 +4,9 @@
 // a wait, results with an autograd node behind them.
 
 #include "runtime/model/hook.hpp"
+#include "runtime/remote/messages.hpp"
 #include "runtime/values/pack.hpp"
 #include "runtime/values/value.hpp"
-#include "runtime/remote/messages.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/core/stack.h>
@@ -24,8 +24,8 @@ namespace smp {
 /// What to run at the owner.
 struct call_target {
   request_kind op = request_kind::call;
-  /// call: `invoker` registered under this hash (runtime/intercept/submodule.hpp), on
-  /// the hooked module.
+  /// call: `invoker` registered under this hash
+  /// (runtime/intercept/submodule.hpp), on the hooked module.
   uint64_t invoker = 0;
   /// Of a TorchScript module: its method or attribute.
   std::string name = {};

@@ -5,8 +5,7 @@
 
 namespace smp {
 
-std::vector<module_id> entered_modules(const model_map& map,
-                                       const request& x) {
+std::vector<module_id> entered_modules(const model_map& map, const request& x) {
   auto& order = map.order();
   std::vector<module_id> result;
   auto add = [&](uint32_t i) {

@@ -134,8 +134,8 @@ public:
     return !std::exchange(granted_, true);
   }
 
-  /// It met state that calls of others may change, or changed such: its place
-  /// among the calls of its microbatch matters.
+  /// It read or changed state that other calls may change: its place among the
+  /// calls of its microbatch matters.
   bool met_state() const noexcept {
     return met_state_;
   }

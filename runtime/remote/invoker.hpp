@@ -23,8 +23,7 @@ struct invocation {
   std::vector<std::pair<uint32_t, value>> changed;
 };
 
-using invoker_function = invocation (*)(torch::nn::Module& object,
-                                        unpacker& in,
+using invoker_function = invocation (*)(torch::nn::Module& object, unpacker& in,
                                         const std::vector<value>& args,
                                         packer& out);
 

@@ -26,8 +26,9 @@ remote_tensor remote_tensor::parameter(uint32_t index, bool requires_grad) {
 
 at::Tensor remote_tensor::tensor() const {
   if (what != kind::data)
-    throw error{error_code::protocol, "a message refers to a tensor that it "
-                                      "should carry"};
+    throw error{error_code::protocol,
+                "a message refers to a tensor that it "
+                "should carry"};
   return to_tensor(data);
 }
 

@@ -262,7 +262,9 @@ struct promise_reply {
 
 template <class Inspector>
 bool inspect(Inspector& f, promise_reply& x) {
-  auto get = [&x]() -> const auto& { return x.sizes; };
+  auto get = [&x]() -> const auto& {
+    return x.sizes;
+  };
   auto set = [&x](std::vector<std::vector<int64_t>> y) {
     x.sizes = std::move(y);
     for (auto& sizes : x.sizes)
@@ -355,8 +357,9 @@ bool inspect(Inspector& f, parameter_reply& x) {
 }
 
 // -- objects ------------------------------------------------------------------
-// The owner of an object is who gets a fetch or a release and who sends what
-// was fetched; so ids travel without it and nobody can name another's object.
+// A fetch or a release goes to the owner of the object, and what was fetched
+// comes from it; so ids travel without the owner, and nobody can name an object
+// of somebody else.
 
 struct held_object {
   uint64_t number = 0;
@@ -393,8 +396,7 @@ struct object_content {
 
 template <class Inspector>
 bool inspect(Inspector& f, object_content& x) {
-  return f.object(x).fields(f.field("id", x.id),
-                            f.field("content", x.content));
+  return f.object(x).fields(f.field("id", x.id), f.field("content", x.content));
 }
 
 /// Answers the fetch of what is not there.

@@ -24,7 +24,9 @@ object_id named_results::name(rank_id owner, rank_id by, step_id step,
 
 failure named_results::refusal(object_id id) const {
   if (id.generation <= over_)
-    return {error_code::protocol, id.owner, {},
+    return {error_code::protocol,
+            id.owner,
+            {},
             "a result of step " + std::to_string(id.generation)
               + " is asked for after the step"};
   if (why_ && id.generation == failed_)

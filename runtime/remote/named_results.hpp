@@ -17,7 +17,7 @@
 namespace smp {
 
 /// A rank that goes on before the answer to its request is there must be able
-/// to speak of the results: it names them in the request. So whoever gets such
+/// to refer to the results: it names them in the request. So whoever gets such
 /// a name may ask the owner for what does not exist yet; this holds the results
 /// and those who asked too early. Results live until they are dropped, at most
 /// until their microbatch ends. Thread-safe.
@@ -35,7 +35,7 @@ public:
   static object_id name(rank_id owner, rank_id by, step_id step,
                         uint64_t counter) noexcept;
 
-  /// What one gets who asks.
+  /// The answer to a request for a result.
   struct answer {
     at::Tensor tensor;
     tensor_ref bytes;

@@ -1,7 +1,7 @@
 #include "runtime/remote/object_store.hpp"
 
-#include "runtime/values/tensor_bridge.hpp"
 #include "runtime/remote/messages.hpp"
+#include "runtime/values/tensor_bridge.hpp"
 #include "transport/wait.hpp"
 
 #include <algorithm>
@@ -207,8 +207,7 @@ void object_store::refuse(rank_id to, object_id id, const failure& why) {
   send(to, object_refusal{without_owner(id), why});
 }
 
-void object_store::answer(const named_results::askers& xs,
-                          const failure& why) {
+void object_store::answer(const named_results::askers& xs, const failure& why) {
   for (auto& [rank, id] : xs)
     refuse(rank, id, why);
 }
@@ -302,8 +301,8 @@ void object_store::fail_step(step_id s, const failure& why) {
 }
 
 void object_store::end_step(step_id s) {
-  answer(named_.end_step(s), {error_code::cancelled, fabric_.self(), {},
-                              "the step is over"});
+  answer(named_.end_step(s),
+         {error_code::cancelled, fabric_.self(), {}, "the step is over"});
   std::vector<object_id> ids;
   {
     std::lock_guard guard{mutex_};

@@ -48,7 +48,7 @@ public:
   /// @throws error naming the object if its owner does not hold it or is lost
   at::Tensor fetch(object_id id);
 
-  /// Says that this rank needs `ids` no more: one message per owner.
+  /// Says that this rank no longer needs `ids`: one message per owner.
   /// Idempotent, also for ids that were never held.
   void release(std::vector<object_id> ids);
 
@@ -56,7 +56,8 @@ public:
   /// never heard of it.
   void withdraw(const std::vector<object_id>& ids);
 
-  // -- results with a name (runtime/remote/named_results.hpp) ------------------------
+  // -- results with a name (runtime/remote/named_results.hpp)
+  // ------------------------
 
   /// Holds the result `id` of this rank until it is dropped. As with `hold`,
   /// nobody may write to `x`.

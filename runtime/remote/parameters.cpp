@@ -34,9 +34,9 @@ request_head about(request_kind what, uint32_t tensor) {
 class remote_parameter_gradient : public ag::Node {
 public:
   remote_parameter_gradient(rank_id owner, module_id module, uint32_t tensor,
-                   std::string name, at::Tensor parameter)
-    // As soon as it is ready, like what adds to the gradient of a leaf: a number
-    // of this thread would order it among those of others by chance.
+                            std::string name, at::Tensor parameter)
+    // Runs as soon as it is ready, like the node that adds to the gradient of a
+    // leaf: with a sequence number of this thread, chance would order it.
     : Node(std::numeric_limits<uint64_t>::max()),
       owner_(owner),
       module_(module),
@@ -194,8 +194,8 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
   }
   try {
     auto answer = ex.park(std::move(c));
-    auto result
-      = to_tensor(from_payload<parameter_reply>(answer.body, "reply").value);
+    auto result = to_tensor(
+      from_payload<parameter_reply>(answer.body, "reply").value);
     // Released tensors have a node of their own, which knows the owner.
     if (t.tensor.requires_grad())
       ag::impl::set_gradient_edge(result, ag::impl::gradient_edge(t.tensor));
@@ -243,13 +243,12 @@ void remote_parameters::flush() {
   std::unique_lock guard{mutex_};
   for (auto& [key, x] : copies_)
     if (x.known.defined() && x.known._version() != x.version)
-      throw error{failure{error_code::unsupported, rank_.self(),
-                          ex->module_path(),
-                          "changes a view of '" + map_.tensor_name(key.first)
-                            + "', which rank "
-                            + std::to_string(map_.tensor_owner(key.first).value)
-                            + " owns; change it inside the module that owns "
-                              "it"}};
+      throw error{failure{
+        error_code::unsupported, rank_.self(), ex->module_path(),
+        "changes a view of '" + map_.tensor_name(key.first) + "', which rank "
+          + std::to_string(map_.tensor_owner(key.first).value)
+          + " owns; change it inside the module that owns "
+            "it"}};
 }
 
 // -- steps --------------------------------------------------------------------

@@ -1,15 +1,15 @@
 #include "runtime/remote/promised_call.hpp"
 
-#include "actors/replay/record_book.hpp"
 #include "actors/protocol/request_number.hpp"
+#include "actors/replay/record_book.hpp"
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/lazy/placeholder.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/remote/backward_node.hpp"
+#include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/object_store.hpp"
-#include "runtime/lazy/placeholder.hpp"
-#include "runtime/remote/caller.hpp"
-#include "runtime/remote/backward_node.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
 #include <algorithm>
@@ -44,9 +44,8 @@ void promised_request::take(promise_reply x) {
 }
 
 promised_value::promised_value(const rank_context& rank,
-                               promised_request_ptr from,
-                               uint32_t output, object_id id,
-                               prediction::tensor what,
+                               promised_request_ptr from, uint32_t output,
+                               object_id id, prediction::tensor what,
                                std::shared_ptr<std::atomic<bool>> fetched)
   : rank_(rank.weak_from_this()),
     request_(std::move(from)),
@@ -58,7 +57,7 @@ promised_value::promised_value(const rank_context& rank,
 }
 
 promised_value::~promised_value() {
-  // It came for nothing.
+  // Its content was sent, but nobody read it.
   if (fetched_ && !content_ && request_->pushed.at(output_))
     *fetched_ = false;
   auto rank = rank_.lock();
@@ -172,7 +171,7 @@ promise_book::find(const std::string& kind) const {
 void promise_book::remember(const std::string& kind, memory x) {
   std::lock_guard guard{mutex_};
   auto [i, added] = memories_.front().known.emplace(kind, x);
-  // What cannot be told once is not told again.
+  // What could not be predicted once is never predicted.
   if (!added && !x.next)
     i->second = {};
   learnt_ = learnt_ || added || !x.next;
@@ -201,7 +200,8 @@ void promise_book::begin_step(uint64_t trainable) {
 }
 
 uint64_t promise_book::next_request(const execution& ex) {
-  if (auto known = records_.sent(ex.id(), ex.requests()); known && known->promised)
+  if (auto known = records_.sent(ex.id(), ex.requests());
+      known && known->promised)
     return request_number(ex.step(), known->number);
   std::lock_guard guard{mutex_};
   requests_ = std::max(requests_, records_.last_promise());
@@ -321,9 +321,9 @@ void fence(execution& ex) {
     if (!x->done() || x->cause())
       missing.push_back(x);
   if (!missing.empty()) {
-    auto& last = *std::find_if(all.rbegin(), all.rend(),
-                               [](auto& x) { return !x->done()
-                                                    || x->cause(); });
+    auto& last = *std::find_if(all.rbegin(), all.rend(), [](auto& x) {
+      return !x->done() || x->cause();
+    });
     waiter::current().wait(all_of(missing), last->why);
   }
   for (auto& x : all)

@@ -3,10 +3,10 @@
 // Requests that nobody waits for: what is known of their results before they
 // ran, and what has to be remembered until they did (R38 to R41).
 
-#include "runtime/remote/execution.hpp"
 #include "runtime/lazy/promise.hpp"
-#include "runtime/values/value.hpp"
+#include "runtime/remote/execution.hpp"
 #include "runtime/remote/messages.hpp"
+#include "runtime/values/value.hpp"
 #include "transport/error.hpp"
 
 #include <torch/csrc/autograd/function.h>
@@ -157,8 +157,7 @@ public:
 
   /// Finds the modules whose calls always wait.
   /// @throws error (config) naming what the model does not have
-  void set_waiting(const model_map& map,
-                   const std::vector<std::string>& names);
+  void set_waiting(const model_map& map, const std::vector<std::string>& names);
 
   /// Tells whether calls of this target always wait, forward and backward.
   bool waits(const model_map& map, module_id module,
@@ -172,7 +171,7 @@ public:
 
   /// What calls of the same kind did.
   struct memory {
-    /// Null: it cannot be told before the call ran.
+    /// Null: it cannot be predicted.
     std::shared_ptr<const prediction> next;
   };
 
@@ -184,7 +183,8 @@ public:
   /// not wait where this one did.
   bool learnt() const;
 
-  /// Modules turned out to keep no state: what could not be told may be now.
+  /// Modules turned out to keep no state: what could not be predicted may be
+  /// predicted now.
   void reconsider();
 
   /// @param trainable which tensors of the model require grad, as a number:
@@ -205,7 +205,7 @@ public:
 
   // -- letting go -------------------------------------------------------------
 
-  /// `x` is needed no more: the next request to `who` will say so.
+  /// `x` is no longer needed: the next request to `who` says so.
   void release(rank_id who, object_id x);
 
   std::vector<object_id> take_releases(rank_id who);

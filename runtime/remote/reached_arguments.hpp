@@ -8,9 +8,9 @@
 
 namespace smp {
 
-/// A promised gradient is there before its backward ran, so it must be known
-/// which ones there will be: an argument that no gradient reaches has none, and
-/// not zeros, as in one process (R40).
+/// A promised gradient exists before its backward has run, so it must be known
+/// in advance which arguments get one: those that no gradient reaches have
+/// none, not zeros, as in one process (R40).
 /// @param outputs where gradients enter the graph
 /// @param leaves arguments where they come out; undefined: nowhere
 /// @returns by output, positions in `leaves`

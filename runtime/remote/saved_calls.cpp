@@ -5,13 +5,13 @@
 namespace smp {
 
 void saved_calls::put(step_id s, microbatch_id m, request_id call,
-                     std::shared_ptr<saved_call> x) {
+                      std::shared_ptr<saved_call> x) {
   std::unique_lock guard{mutex_};
   calls_[{s, m}].emplace(call, std::move(x));
 }
 
 std::shared_ptr<saved_call> saved_calls::take(step_id s, microbatch_id m,
-                                             request_id call, bool keep) {
+                                              request_id call, bool keep) {
   std::unique_lock guard{mutex_};
   auto i = calls_.find({s, m});
   if (i == calls_.end())

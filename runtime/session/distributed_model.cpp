@@ -1,13 +1,13 @@
 #include "runtime/session/distributed_model.hpp"
 
 #include "partition/print.hpp"
-#include "runtime/session/rank_runtime.hpp"
-#include "runtime/remote/execution.hpp"
 #include "runtime/base/fault.hpp"
-#include "runtime/session/model_state.hpp"
-#include "runtime/remote/promised_call.hpp"
-#include "runtime/lazy/placeholder.hpp"
 #include "runtime/intercept/sequential.hpp"
+#include "runtime/lazy/placeholder.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/remote/promised_call.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "transport/bytes.hpp"
 
@@ -42,15 +42,14 @@ distributed_model_base::~distributed_model_base() {
 // -- training -----------------------------------------------------------------
 
 void distributed_model_base::backward(const at::Tensor& loss,
-                                      const at::Tensor& grad,
-                                      bool keep_graph) {
+                                      const at::Tensor& grad, bool keep_graph) {
   backward(std::vector{loss}, std::vector{grad}, keep_graph);
 }
 
 void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
                                       const std::vector<at::Tensor>& grads,
                                       bool keep_graph) {
-  if (auto* trace = trace_recorder::current())
+  if (auto* trace = tracer::current())
     trace->finish();
   auto* ex = execution::current();
   if (!ex || !ex->is_root())
@@ -70,9 +69,9 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
   for (size_t i = 0; i < outputs.size(); ++i) {
     auto& x = outputs[i];
     if (!x.defined() || !x.requires_grad())
-      throw error{error_code::unsupported,
-                  "model.backward: output " + std::to_string(i)
-                    + " does not require grad"};
+      throw error{error_code::unsupported, "model.backward: output "
+                                             + std::to_string(i)
+                                             + " does not require grad"};
     if (!grads[i].defined() && x.numel() != 1)
       throw error{error_code::unsupported,
                   "model.backward: output " + std::to_string(i) + " has "
@@ -80,9 +79,9 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
                     + " elements; give a gradient or reduce it to a scalar"};
     at::NoGradGuard no_grad;
     // Scaled here and not in .grad, which may hold earlier sums (R15).
-    seeds.push_back(grads[i].defined() ? grads[i] * scale
-                                       : at::full(x.sizes(), scale,
-                                                  x.options()));
+    seeds.push_back(grads[i].defined()
+                      ? grads[i] * scale
+                      : at::full(x.sizes(), scale, x.options()));
     roots.push_back(ag::impl::gradient_edge(x));
   }
   if (ex->needs_grant())
@@ -174,7 +173,8 @@ std::vector<at::Tensor> distributed_model_base::local_buffers() const {
   std::vector<at::Tensor> result;
   auto& tensors = state_->model().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (state_->map().owned(i) && tensors[i].is_buffer && !tensors[i].is_attribute)
+    if (state_->map().owned(i) && tensors[i].is_buffer
+        && !tensors[i].is_attribute)
       result.push_back(tensors[i].tensor);
   return result;
 }
@@ -197,8 +197,8 @@ named_tensors distributed_model_base::gather(const char* what,
   using entry = std::pair<uint32_t, tensor_ref>; // with its position
   std::vector<entry> mine;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
-    if (!state_->map().owned(i) || (state_->partitioned() ? false
-                                                    : rank_->pp_rank() != 0))
+    if (!state_->map().owned(i)
+        || (state_->partitioned() ? false : rank_->pp_rank() != 0))
       continue;
     if (tensors[i].is_attribute)
       continue;
@@ -238,8 +238,8 @@ void distributed_model_base::load_state_dict(const named_tensors& xs) {
   for (auto& [name, x] : xs) {
     auto i = positions.find(name);
     if (i == positions.end())
-      throw error{error_code::config, "load_state_dict: the model has no '"
-                                        + name + "'"};
+      throw error{error_code::config,
+                  "load_state_dict: the model has no '" + name + "'"};
     if (x.sizes() != tensors[i->second].tensor.sizes())
       throw error{error_code::config,
                   "load_state_dict: '" + name + "' has another shape"};

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "runtime/model/hook.hpp"
 #include "runtime/base/named_tensors.hpp"
+#include "runtime/intercept/tracer.hpp"
+#include "runtime/model/hook.hpp"
 #include "runtime/session/session.hpp"
-#include "runtime/intercept/trace_recorder.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -24,7 +24,7 @@ struct model_root;
 /// What `distributed_model<M>` does that does not depend on M.
 class distributed_model_base {
 public:
-  /// Takes a model of which only its maker knows how to call it.
+  /// Takes a model that only its maker knows how to call.
   explicit distributed_model_base(std::shared_ptr<torch::nn::Module> root);
   explicit distributed_model_base(model_root root);
 
@@ -46,8 +46,7 @@ public:
 
   /// The same for several outputs at once.
   void backward(const std::vector<at::Tensor>& outputs,
-                const std::vector<at::Tensor>& grads,
-                bool keep_graph = false);
+                const std::vector<at::Tensor>& grads, bool keep_graph = false);
 
   /// Training or evaluation mode of all modules; call it on all ranks.
   void train(bool on = true);
@@ -76,7 +75,8 @@ public:
   /// Calls `f` after the partition, or at once.
   void register_post_partition_hook(std::function<void()> f);
 
-  // -- what this rank owns (everything before the partition) -------------------
+  // -- what this rank owns (everything before the partition)
+  // -------------------
 
   /// Paths of the modules, "" for the root.
   std::vector<std::string> local_module_names() const;

@@ -1,9 +1,9 @@
 #include "runtime/session/distributed_optimizer.hpp"
 
-#include "runtime/session/rank_runtime.hpp"
 #include "runtime/base/fault.hpp"
-#include "runtime/session/model_state.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>

@@ -25,9 +25,7 @@ public:
 /// Runs requests on a thread that parks at every call (R24). All of autograd's
 /// thread-local state stays on that thread, so a backward that waits for
 /// another rank keeps its stack.
-class executor_thread final : public executor,
-                              public execution,
-                              public waiter {
+class executor_thread final : public executor, public execution, public waiter {
 public:
   executor_thread(executor_listener& listener, const rank_context& rank,
                   request_runner& runner);

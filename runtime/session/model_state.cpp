@@ -124,8 +124,8 @@ module_order::observation gather(const rank_context& rank,
   module_order::observation result;
   for (auto& x : rank.exchange().all_gather(rank.pipeline(), "smp.order",
                                             to_payload(mine))) {
-    auto other
-      = from_payload<module_order::observation>(x, "observation of a step");
+    auto other = from_payload<module_order::observation>(
+      x, "observation of a step");
     result.changed.merge(other.changed);
     result.trained.merge(other.trained);
   }

@@ -17,8 +17,8 @@ namespace smp {
 class script_program;
 
 /// The distributed model of a session, with all that is known because of it:
-/// where its modules are, what its calls return, which schedules fit. Goes as
-/// one, and nothing of it is left for the next model.
+/// where its modules are, what its calls return, which schedules fit. All of it
+/// dies with the model; nothing is left for the next one.
 class model_state {
 public:
   /// All of them outlive this.

@@ -6,7 +6,7 @@
 #include "runtime/config/session_config.hpp"
 #include "runtime/intercept/hooks.hpp"
 #include "runtime/intercept/sequential.hpp"
-#include "runtime/intercept/trace_recorder.hpp"
+#include "runtime/intercept/tracer.hpp"
 #include "runtime/lazy/deferred_init.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/script_walk.hpp"
@@ -32,10 +32,9 @@ bool inspect(Inspector& f, work& x) {
 
 template <class Inspector>
 bool inspect(Inspector& f, pipeline_program& x) {
-  return f.object(x).fields(f.field("devices", x.devices),
-                            f.field("chunks", x.chunks),
-                            f.field("hop_seconds", x.hop_seconds),
-                            f.field("chain", x.chain));
+  return f.object(x).fields(
+    f.field("devices", x.devices), f.field("chunks", x.chunks),
+    f.field("hop_seconds", x.hop_seconds), f.field("chain", x.chain));
 }
 
 /// Where pp_rank 0 puts the modules.
@@ -153,10 +152,10 @@ bool partitioning::any_deferred() const {
 
 bool partitioning::wants_trace(uint64_t devices) const {
   auto& cfg = rank_.config();
-  // One rank alone may not hold what is created with delay.
+  // One rank alone may not have room for what is deferred.
   return cfg.trace_device != "none" && cfg.auto_partition
-         && (cfg.trace_execution_times || cfg.trace_memory_usage)
-         && devices > 1 && !any_deferred();
+         && (cfg.trace_execution_times || cfg.trace_memory_usage) && devices > 1
+         && !any_deferred();
 }
 
 void partitioning::trace(const std::function<void()>& prepare,
@@ -184,8 +183,7 @@ void partitioning::trace(const std::function<void()>& prepare,
 
 void partitioning::check_same_everywhere() {
   auto& model = map_.model();
-  model_outline mine{model.hash(), model.modules.size(),
-                     model.tensors.size()};
+  model_outline mine{model.hash(), model.modules.size(), model.tensors.size()};
   auto all = rank_.exchange().all_gather(rank_.pipeline(), "smp.model",
                                          to_payload(mine));
   for (size_t i = 0; i < all.size(); ++i) {
@@ -211,8 +209,7 @@ partition_decision partitioning::decide(uint32_t devices) const {
   partition_options options;
   options.manual.devices = devices;
   options.manual.automatic = cfg.auto_partition;
-  options.manual.default_device
-    = static_cast<uint32_t>(cfg.default_partition);
+  options.manual.default_device = static_cast<uint32_t>(cfg.default_partition);
   options.memory_weight = effective_memory_weight(cfg);
   options.strategy = parse_partition_strategy(cfg.strategy);
   options.chunks = static_cast<uint32_t>(cfg.chunks);
@@ -226,10 +223,10 @@ partition_decision partitioning::decide(uint32_t devices) const {
     remarks = explain_trace(info, *trace_);
   } else if (cfg.auto_partition && devices > 1) {
     options.basis = std::string{"guessed from sizes: "}
-                    + (trace_                        ? "modules were added"
+                    + (trace_                       ? "modules were added"
                        : cfg.trace_device == "none" ? "smp.trace_device is none"
                        : any_deferred() ? "parameters have no values yet"
-                                       : "partitioned before the first step");
+                                        : "partitioned before the first step");
   }
   if (options.step_seconds > 0) {
     options.crossing = communication::from_times(options.step_seconds);
@@ -238,8 +235,8 @@ partition_decision partitioning::decide(uint32_t devices) const {
     // a tenth of what the last device gains.
     auto n = static_cast<double>(devices);
     if (devices > 1)
-      options.crossing.request
-        = std::max(options.crossing.request, 0.1 / (n * (n - 1)));
+      options.crossing.request = std::max(options.crossing.request,
+                                          0.1 / (n * (n - 1)));
   }
   auto plan = make_partition(info, options);
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());

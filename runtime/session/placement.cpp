@@ -1,7 +1,7 @@
 #include "runtime/session/placement.hpp"
 
-#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,11 +15,10 @@ namespace smp {
 namespace {
 
 const walked_module* find(const walked_model& model, const std::string& name) {
-  auto i = std::find_if(model.modules.begin(), model.modules.end(),
-                        [&](const walked_module& x) {
-                          return std::find(x.names.begin(), x.names.end(), name)
-                                 != x.names.end();
-                        });
+  auto i = std::find_if(
+    model.modules.begin(), model.modules.end(), [&](const walked_module& x) {
+      return std::find(x.names.begin(), x.names.end(), name) != x.names.end();
+    });
   return i == model.modules.end() ? nullptr : &*i;
 }
 

@@ -57,8 +57,9 @@ node_options rank_runtime::options_of_node() {
   x.make_executor = [this](executor_listener& y) {
     return std::make_unique<executor_thread>(y, *this, steps_);
   };
-  x.make_schedule
-    = [this](uint64_t microbatches) { return policies_.make(microbatches); };
+  x.make_schedule = [this](uint64_t microbatches) {
+    return policies_.make(microbatches);
+  };
   x.schedule_actor = policies_.user();
   x.make_order = [this](uint64_t microbatches) {
     auto& state = state_;
@@ -102,7 +103,7 @@ void rank_runtime::stop() {
     ending = std::move(node_);
   }
   ending.reset();
-  // Who is stalled takes nothing any more.
+  // A stalled rank takes no more messages.
   std::chrono::milliseconds limit{2000};
   if (std::unique_lock guard{mutex_}; down_.code == error_code::stalled)
     limit = std::chrono::milliseconds{0};

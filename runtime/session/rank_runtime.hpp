@@ -80,7 +80,7 @@ public:
   /// Hears each report of a stall, besides stderr. Any thread.
   void on_stall(stall_listener f);
 
-  /// Reports are for others of this process or this terminal to print.
+  /// Another rank of this process or terminal prints the reports.
   void keep_stalls_quiet() noexcept {
     prints_stalls_ = false;
   }
@@ -158,7 +158,7 @@ private:
   module_marks marks_;
   std::shared_ptr<model_state> state_;
   mutable std::mutex mutex_;
-  failure down_; // guarded by mutex_
+  failure down_;            // guarded by mutex_
   stall_listener on_stall_; // guarded by mutex_
   bool prints_stalls_ = true;
   std::optional<noting_waiter> noting_; // while a thread is attached

@@ -11,9 +11,10 @@ void load_schedule(session_config& x) {
   if (x.pipeline != "actor" || x.schedule_actor)
     return;
   if (x.schedule.plugin.empty())
-    throw config_error("smp.pipeline = \"actor\" needs smp.schedule.plugin and "
-                       "smp.schedule.name, or an actor in "
-                       "session_config::schedule_actor");
+    throw config_error(
+      "smp.pipeline = \"actor\" needs smp.schedule.plugin and "
+      "smp.schedule.name, or an actor in "
+      "session_config::schedule_actor");
   x.schedule_actor = load_schedule_actor(x.schedule.plugin, x.schedule.name);
 }
 
@@ -89,18 +90,17 @@ schedule_ptr schedule_policies::make(uint64_t microbatches) const {
 }
 
 schedule_ptr schedule_policies::make_timeless(uint64_t microbatches) const {
-  return user_ ? make_schedule("interleaved", microbatches,
-                               active(microbatches))
-               : make(microbatches);
+  return user_
+           ? make_schedule("interleaved", microbatches, active(microbatches))
+           : make(microbatches);
 }
 
 service_order schedule_policies::order(uint64_t microbatches, size_t pp_rank,
                                        std::vector<uint32_t> chunk_of) const {
-  return make_order(promised_, config_.pipeline,
-                    {static_cast<uint32_t>(pp_rank),
-                     static_cast<uint32_t>(partitions_), microbatches,
-                     static_cast<uint32_t>(config_.chunks),
-                     std::move(chunk_of)});
+  return make_order(
+    promised_, config_.pipeline,
+    {static_cast<uint32_t>(pp_rank), static_cast<uint32_t>(partitions_),
+     microbatches, static_cast<uint32_t>(config_.chunks), std::move(chunk_of)});
 }
 
 std::vector<std::vector<uint32_t>>

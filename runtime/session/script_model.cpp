@@ -1,11 +1,11 @@
 #include "runtime/session/script_model.hpp"
 
+#include "runtime/intercept/script/script_calls.hpp"
+#include "runtime/intercept/tracer.hpp"
 #include "runtime/lazy/deferred_init.hpp"
+#include "runtime/lazy/deferred_script.hpp"
 #include "runtime/session/partitioning.hpp"
 #include "runtime/session/rank_runtime.hpp"
-#include "runtime/lazy/deferred_script.hpp"
-#include "runtime/intercept/script/script_calls.hpp"
-#include "runtime/intercept/trace_recorder.hpp"
 
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -92,7 +92,7 @@ torch::jit::Module load_script(const std::string& path) {
   auto result = [&] {
     try {
       return in_deferred_scope() ? load_deferred_script(path)
-                                : jit::load(path, c10::kCPU);
+                                 : jit::load(path, c10::kCPU);
     } catch (const std::exception& err) {
       if (std::string_view{err.what()}.find("DefaultCPUAllocator")
           != std::string_view::npos)

@@ -1,11 +1,11 @@
 #include "runtime/session/session.hpp"
 
 #include "actors/cluster/membership.hpp"
-#include "runtime/session/rank_runtime.hpp"
 #include "runtime/launch/rendezvous.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
-#include "transport/bytes.hpp"
 #include "transport/build_id.hpp"
+#include "transport/bytes.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 
@@ -88,8 +88,8 @@ session::session(session_config config, std::string config_hash)
   auto env = read_rank_environment().value_or(rank_environment{});
   auto layout = layout_of(config, env.world_size);
   rank_layout{layout}; // throws before anything starts
-  auto threads = kernel_threads(
-    config, env.local_size > 0 ? env.local_size : env.world_size);
+  auto threads = kernel_threads(config, env.local_size > 0 ? env.local_size
+                                                           : env.world_size);
   // Another launcher binds its ranks itself.
   if (env.supervised)
     bind_to_cores(env, static_cast<uint64_t>(threads));
@@ -138,12 +138,12 @@ session::session(session_config config, std::string config_hash)
       // Nobody watches the processes for us, so a loss waits for no report.
       x.report_grace = std::chrono::milliseconds{0};
       x.stalls = stalls_of(rank_->config());
-      process_->supervisor
-        = std::make_unique<supervisor_host>(*process_->host, std::move(x));
+      process_->supervisor = std::make_unique<supervisor_host>(*process_->host,
+                                                               std::move(x));
       env.rendezvous_port = process_->supervisor->port();
       if (published)
-        process_->port
-          = std::make_unique<published_port>(env, env.rendezvous_port);
+        process_->port = std::make_unique<published_port>(env,
+                                                          env.rendezvous_port);
     } else if (published) {
       env.rendezvous_port = await_port(env, join_limit);
     }
@@ -161,8 +161,7 @@ session::session(session_config config, std::string config_hash)
     x.me.build = build_id();
     x.me.config_hash = std::move(config_hash);
     x.me.fabric_address = std::move(fabric_address);
-    process_->me
-      = std::make_unique<membership>(*process_->host, std::move(x));
+    process_->me = std::make_unique<membership>(*process_->host, std::move(x));
     auto members = process_->me->join();
     addresses.clear();
     for (auto& m : members)
@@ -200,7 +199,7 @@ session::~session() {
     try {
       finish();
     } catch (const std::exception&) {
-      // Somebody died while we said goodbye; there is nothing left to lose.
+      // A rank died during the goodbyes; there is nothing left to lose.
     }
   }
   rank_->board().leave();
@@ -216,8 +215,7 @@ void session::finish() {
   if (std::exchange(finished_, true))
     return;
   rank_->check_alive();
-  std::vector<rank_id> all = layout().members(comm_group::world,
-                                              rank_->self());
+  std::vector<rank_id> all = layout().members(comm_group::world, rank_->self());
   rank_->exchange().barrier(all, "smp.goodbye");
   rank_->begin_goodbye();
   if (process_ && process_->me)

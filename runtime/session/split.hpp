@@ -25,7 +25,7 @@ at::Tensor slice_tensor(const at::Tensor& x, uint64_t n, uint64_t index,
 ///                     int64_t axis)`.
 template <class T>
 concept sliceable = requires(const T& x) {
-  { smp_slice(x, uint64_t{}, uint64_t{}, int64_t{}) };
+  {smp_slice(x, uint64_t{}, uint64_t{}, int64_t{})};
 };
 
 /// Splits tensors, also inside vectors, maps, tuples, pairs and optionals;

@@ -1,9 +1,9 @@
 #include "runtime/session/step.hpp"
 
 #include "actors/replay/record_book.hpp"
-#include "runtime/session/rank_runtime.hpp"
 #include "runtime/base/fnv_hash.hpp"
-#include "runtime/intercept/trace_recorder.hpp"
+#include "runtime/intercept/tracer.hpp"
+#include "runtime/session/rank_runtime.hpp"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
@@ -27,12 +27,11 @@ at::Tensor slice_tensor(const at::Tensor& x, uint64_t n, uint64_t index,
   if (size % parts != 0)
     throw error{error_code::config,
                 "axis " + std::to_string(axis) + " has the size "
-                  + std::to_string(size) + ", which "
-                  + std::to_string(parts)
+                  + std::to_string(size) + ", which " + std::to_string(parts)
                   + " microbatches (smp.microbatches) do not divide"};
   auto length = size / parts;
   auto part = x.narrow(axis, static_cast<int64_t>(index) * length, length);
-  if (auto* trace = trace_recorder::current())
+  if (auto* trace = tracer::current())
     return trace->input(part);
   return part;
 }
@@ -85,23 +84,23 @@ uint64_t signature(size_t function, const packer& arguments) {
 }
 
 std::vector<std::shared_ptr<step_result>>
-run_step(uint64_t microbatches,
-         std::function<value(packer&, uint64_t)> body, uint64_t signature) {
+run_step(uint64_t microbatches, std::function<value(packer&, uint64_t)> body,
+         uint64_t signature) {
   if (microbatches == 0)
     throw error{error_code::config, "a step of 0 microbatches"};
   auto& rank = session::current().internals();
   auto run = [&](uint64_t index) {
     packer tensors;
     auto x = body(tensors, index);
-    if (trace_recorder::current())
+    if (tracer::current())
       return payload{};
     return encode_result(rank, tensors, x, rank.steps().held_results());
   };
   auto encoded = rank.run_step(microbatches, run, signature);
   std::vector<std::shared_ptr<step_result>> result;
   for (auto& x : encoded)
-    result.push_back(std::make_shared<step_result>(rank.weak_from_this(),
-                                                   std::move(x)));
+    result.push_back(
+      std::make_shared<step_result>(rank.weak_from_this(), std::move(x)));
   return result;
 }
 

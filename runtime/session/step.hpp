@@ -30,8 +30,8 @@ namespace detail {
 /// @param body may be empty on ranks other than pp_rank 0
 /// @returns null entries for results of void bodies
 std::vector<std::shared_ptr<step_result>>
-run_step(uint64_t microbatches,
-         std::function<value(packer&, uint64_t)> body, uint64_t signature);
+run_step(uint64_t microbatches, std::function<value(packer&, uint64_t)> body,
+         uint64_t signature);
 
 /// Tells whether this rank has to know which steps flow alike (R33).
 bool needs_signature();
@@ -96,16 +96,14 @@ private:
     using result = std::invoke_result_t<F&, Ts&...>;
     auto n = options_.microbatches.value_or(
       session::current().config().microbatches);
-    auto body = [&](packer& out,
-                    [[maybe_unused]] uint64_t index) -> value {
+    auto body = [&](packer& out, [[maybe_unused]] uint64_t index) -> value {
       std::tuple<Ts...> parts{
         detail::split_argument<Ts>(xs, options_, Is, n, index)...};
       if constexpr (std::is_void_v<result>) {
         f_(std::get<Is>(parts)...);
         return value::none();
       } else {
-        return put_value<std::decay_t<result>>(out,
-                                               f_(std::get<Is>(parts)...));
+        return put_value<std::decay_t<result>>(out, f_(std::get<Is>(parts)...));
       }
     };
     auto results = detail::run_step(n, body, signature(xs...));

@@ -3,8 +3,8 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/model/model_map.hpp"
-#include "runtime/remote/object_store.hpp"
 #include "runtime/remote/messages.hpp"
+#include "runtime/remote/object_store.hpp"
 
 namespace smp {
 

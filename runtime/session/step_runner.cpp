@@ -29,8 +29,7 @@ namespace smp {
 
 std::vector<payload> step_runner::run_step(node& actors, model_state* model,
                                            uint64_t microbatches,
-                                           step_body body,
-                                           uint64_t signature) {
+                                           step_body body, uint64_t signature) {
   if (execution::current())
     throw error{error_code::unsupported, "a step inside a step"};
   if (model)
@@ -68,11 +67,9 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
 
 void step_runner::prepare(model_state& model, uint64_t microbatches,
                           const step_body& body) {
-  if (!model.partitioned()
-      && agree(rank_, "smp.wants_trace",
-                       [&] {
-                         return model.wants_trace(rank_.pipeline().size());
-                       })) {
+  if (!model.partitioned() && agree(rank_, "smp.wants_trace", [&] {
+        return model.wants_trace(rank_.pipeline().size());
+      })) {
     // Ranks that are threads share the generator with which they make their
     // models: all have to be done.
     rank_.exchange().barrier(rank_.pipeline(), "smp.trace");
@@ -91,10 +88,9 @@ step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
   counters.microbatches = microbatches;
   auto step = step_id{++counters.step};
   auto report = std::make_shared<awaited<step_report>>();
-  actors.begin_step(smp::run_step{step, microbatches},
-                    [report](step_report x) {
-                      report->set_value(std::move(x));
-                    });
+  actors.begin_step(smp::run_step{step, microbatches}, [report](step_report x) {
+    report->set_value(std::move(x));
+  });
   auto result = awaited<step_report>::get(
     report, {"the end of step " + std::to_string(step.value),
              rank_.pipeline().front()});
@@ -169,9 +165,9 @@ void step_runner::trace(model_state& model, const step_body& body) {
   token_turn turn{token_};
   auto& counters = rank_.counters();
   counters.microbatches = 1;
-  model.trace(initial_stream(rank_, step_id{counters.step + 1},
-                             microbatch_id{0}),
-              [&body] { body(0); });
+  model.trace(
+    initial_stream(rank_, step_id{counters.step + 1}, microbatch_id{0}),
+    [&body] { body(0); });
 }
 
 // -- records (R33) ------------------------------------------------------------
@@ -186,8 +182,8 @@ void step_runner::note_record(const model_state* model, uint64_t microbatches,
   stats_.fell_back = !note.divergence.empty();
   if (rank_.pp_rank() > 0)
     return;
-  // TorchScript runs code once to see what it is given, forward and then
-  // backward; what it makes of it answers otherwise (zeros for nothing).
+  // TorchScript runs code once to profile it, forward and then backward; its
+  // optimised code answers differently (zeros instead of nothing).
   size_t warm_up = model && model->script() ? (microbatches > 1 ? 1 : 2) : 0;
   records.took(rank_.step(), stats_.seconds, learnt, warm_up);
 }
@@ -208,7 +204,7 @@ uint64_t step_runner::record_key(const model_state* model,
   return result.get();
 }
 
-/// Lets all ranks replay an order that timing has no part in.
+/// Lets all ranks replay an order that does not depend on timing.
 void step_runner::compute_order(const model_state* model,
                                 uint64_t microbatches) {
   auto& records = rank_.records();
@@ -218,9 +214,8 @@ void step_runner::compute_order(const model_state* model,
   flow.bytes.push_back(std::byte{rank_.sequencer().used()});
   std::vector<step_record> ranks;
   auto ordered = false;
-  for (auto& x : rank_.exchange().all_gather(rank_.pipeline(),
-                                             "smp.computed_order",
-                                             std::move(flow))) {
+  for (auto& x : rank_.exchange().all_gather(
+         rank_.pipeline(), "smp.computed_order", std::move(flow))) {
     if (x.bytes.empty())
       throw error{error_code::protocol, "a rank sent no flow"};
     ordered = ordered || x.bytes.back() != std::byte{0};
@@ -231,10 +226,9 @@ void step_runner::compute_order(const model_state* model,
     orders.push_back(policies_.order(microbatches, i,
                                      model ? model->gate().chunk_of(i)
                                            : std::vector<uint32_t>{}));
-  auto order
-    = smp::compute_order(ranks, rank_.pipeline(),
-                         *policies_.make_timeless(microbatches), orders,
-                         ordered);
+  auto order = smp::compute_order(ranks, rank_.pipeline(),
+                                  *policies_.make_timeless(microbatches),
+                                  orders, ordered);
   mine.order = std::move(order.served[rank_.pp_rank()]);
   if (rank_.pp_rank() == 0)
     mine.admission = std::move(order.admission);

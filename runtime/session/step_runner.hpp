@@ -1,8 +1,8 @@
 #pragma once
 
 #include "actors/protocol/request.hpp"
-#include "runtime/base/rank_context.hpp"
 #include "runtime/base/call_context.hpp"
+#include "runtime/base/rank_context.hpp"
 #include "runtime/session/executor_thread.hpp"
 #include "runtime/session/session.hpp"
 
@@ -72,7 +72,7 @@ private:
   const smp::fabric& fabric_;
   execution_token& token_;
   step_body body_;
-  call_context body_context_; // of the thread that called the step
+  call_context body_context_;           // of the thread that called the step
   std::vector<object_id> held_results_; // of the running step
   step_stats stats_;
 };

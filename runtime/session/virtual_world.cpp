@@ -12,11 +12,11 @@ namespace smp {
 namespace {
 
 /// Passes the network's and the token's life on to every rank.
-std::shared_ptr<rank_runtime> make_rank(const std::shared_ptr<loopback_network>& net,
-                                  uint64_t rank,
-                                  const virtual_world_options& x,
-                                  const std::shared_ptr<actor_host>& host,
-                                  const std::shared_ptr<execution_token>& t) {
+std::shared_ptr<rank_runtime>
+make_rank(const std::shared_ptr<loopback_network>& net, uint64_t rank,
+          const virtual_world_options& x,
+          const std::shared_ptr<actor_host>& host,
+          const std::shared_ptr<execution_token>& t) {
   rank_runtime::parts parts;
   parts.config = x.config;
   parts.layout.size = net->size();

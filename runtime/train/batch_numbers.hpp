@@ -26,8 +26,8 @@ public:
 
   /// Evenly in [0, n).
   uint64_t below(uint64_t n) {
-    return static_cast<uint64_t>(
-      (static_cast<unsigned __int128>(engine_()) * n) >> 64);
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(engine_()) * n)
+                                 >> 64);
   }
 
   /// Evenly in [-1, 1).

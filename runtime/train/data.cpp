@@ -92,15 +92,13 @@ text_sequences::text_sequences(text source, options x)
 batch text_sequences::training_batch(uint64_t step) const {
   return cut(text_.training(),
              random_begins(options_.seed, step, options_.batch_size,
-                           text_.training().size()
-                             - options_.sequence_length));
+                           text_.training().size() - options_.sequence_length));
 }
 
 batch text_sequences::held_out_batch(uint64_t index, uint64_t count) const {
-  return cut(text_.held_out(),
-             even_begins(index, count, options_.batch_size,
-                         text_.held_out().size() - options_.sequence_length
-                           - 1));
+  return cut(text_.held_out(), even_begins(index, count, options_.batch_size,
+                                           text_.held_out().size()
+                                             - options_.sequence_length - 1));
 }
 
 batch text_sequences::cut(std::span<const uint8_t> from,

@@ -1,9 +1,9 @@
 // Data sources over files that are no text.
 
+#include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/train/batch_numbers.hpp"
 #include "runtime/train/data.hpp"
 #include "runtime/train/models/sizes.hpp"
-#include "runtime/checkpoint/safetensors.hpp"
 #include "transport/file_descriptor.hpp"
 
 #include <ATen/ops/empty.h>
@@ -38,7 +38,7 @@ std::pair<const void*, uint64_t> map_file(const std::string& path) {
   if (info.st_size == 0)
     refuse(path, "is empty");
   auto* bytes = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ,
-                 MAP_SHARED, fd.get(), 0);
+                       MAP_SHARED, fd.get(), 0);
   if (bytes == MAP_FAILED)
     fail();
   return {bytes, static_cast<uint64_t>(info.st_size)};
@@ -65,10 +65,10 @@ token_sequences::token_sequences(const std::string& path, options x)
     for (auto [what, n] : {std::pair{"training", border_},
                            std::pair{"held-out", size_ - border_}})
       if (n < x.sequence_length + 1)
-        refuse(path, fmt::format("the {} part has {} tokens, but "
-                                 "data.sequence_length = {} needs at least {}",
-                                 what, n, x.sequence_length,
-                                 x.sequence_length + 1));
+        refuse(path,
+               fmt::format("the {} part has {} tokens, but "
+                           "data.sequence_length = {} needs at least {}",
+                           what, n, x.sequence_length, x.sequence_length + 1));
   } catch (...) {
     ::munmap(const_cast<void*>(bytes), size);
     throw;
@@ -94,9 +94,9 @@ batch token_sequences::held_out_batch(uint64_t index, uint64_t count) const {
 
 batch token_sequences::cut(const std::vector<uint64_t>& begins) const {
   const auto length = options_.sequence_length;
-  auto both = at::empty({2, static_cast<int64_t>(begins.size()),
-                         static_cast<int64_t>(length)},
-                        at::kLong);
+  auto both = at::empty(
+    {2, static_cast<int64_t>(begins.size()), static_cast<int64_t>(length)},
+    at::kLong);
   auto* in = both.mutable_data_ptr<int64_t>();
   auto* out = in + begins.size() * length;
   for (auto begin : begins)
@@ -135,8 +135,9 @@ fixed_batch::fixed_batch(const std::string& path, options x) {
     tensors_.push_back(*tensor);
   }
   if (tensors_.empty())
-    refuse(path, "has no tensor; a batch is input0, input1, ... in the order "
-                 "of the model's arguments");
+    refuse(path,
+           "has no tensor; a batch is input0, input1, ... in the order "
+           "of the model's arguments");
   for (size_t i = 0; i < tensors_.size(); ++i) {
     auto& tensor = tensors_[i];
     if (tensor.dim() == 0)

@@ -29,10 +29,11 @@ uint64_t memory_need(const walked_model& model, const optimizer_config& x,
 }
 
 std::string describe_memory_need(uint64_t bytes, const optimizer_config& x) {
-  return fmt::format("{} MB for parameters, gradients{}; activations come on "
-                     "top",
-                     (bytes + 500'000) / 1'000'000,
-                     states_of(x) > 0 ? " and the state of " + x.type : "");
+  return fmt::format(
+    "{} MB for parameters, gradients{}; activations come on "
+    "top",
+    (bytes + 500'000) / 1'000'000,
+    states_of(x) > 0 ? " and the state of " + x.type : "");
 }
 
 } // namespace smp

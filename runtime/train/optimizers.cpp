@@ -43,9 +43,8 @@ make(const optimizer_config& x, const std::vector<at::Tensor>& parameters,
     return result;
   };
   std::vector<optim::OptimizerParamGroup> result;
-  result.emplace_back(groups.decayed,
-                      with_decay(x.weight_decay.value_or(
-                        options.weight_decay())));
+  result.emplace_back(groups.decayed, with_decay(x.weight_decay.value_or(
+                                        options.weight_decay())));
   result.emplace_back(groups.others, with_decay(0));
   return std::make_unique<Optimizer>(std::move(result), options);
 }

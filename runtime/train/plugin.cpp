@@ -52,10 +52,11 @@ const std::vector<registered_model>& load(const std::string& library) {
   all.incoming.clear();
   // Never closed: its code belongs to modules that anybody may still hold.
   if (::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr)
-    refuse(fmt::format("model.library = \"{}\" cannot be loaded: {}; if it "
-                       "misses a symbol, build it again with this smp and its "
-                       "LibTorch",
-                       library, ::dlerror()));
+    refuse(
+      fmt::format("model.library = \"{}\" cannot be loaded: {}; if it "
+                  "misses a symbol, build it again with this smp and its "
+                  "LibTorch",
+                  library, ::dlerror()));
   return all.libraries.emplace(library, std::move(all.incoming)).first->second;
 }
 
@@ -69,15 +70,17 @@ std::string list_of(const std::vector<registered_model>& models) {
 plugin_factory find(const std::string& library, const std::string& name) {
   auto& models = load(library);
   if (models.empty())
-    refuse(fmt::format("model.library = \"{}\" registers no model; see "
-                       "SMP_REGISTER_MODEL in runtime/train/plugin.hpp",
-                       library));
+    refuse(
+      fmt::format("model.library = \"{}\" registers no model; see "
+                  "SMP_REGISTER_MODEL in runtime/train/plugin.hpp",
+                  library));
   for (auto& x : models) {
     // Before its code is called: it may not agree on what a tensor is.
     if (std::string_view{x.abi} != SMP_PLUGIN_ABI)
-      refuse(fmt::format("model.library = \"{}\" was built for {}, this smp "
-                         "is {}; build it again",
-                         library, x.abi, SMP_PLUGIN_ABI));
+      refuse(
+        fmt::format("model.library = \"{}\" was built for {}, this smp "
+                    "is {}; build it again",
+                    library, x.abi, SMP_PLUGIN_ABI));
     if (x.name == name)
       return x.make;
   }
@@ -121,8 +124,8 @@ bool model_options::flag(const std::string& name, bool fallback) const {
   if (x == nullptr)
     return fallback;
   if (*x != "true" && *x != "false")
-    refuse(fmt::format("model.options.{} = {} is neither true nor false", name,
-                       *x));
+    refuse(
+      fmt::format("model.options.{} = {} is neither true nor false", name, *x));
   return *x == "true";
 }
 
@@ -135,12 +138,10 @@ std::string model_options::text(const std::string& name,
 void model_options::check_all_used() const {
   for (auto& [name, value] : values_)
     if (!asked_.contains(name))
-      refuse(fmt::format("model.options.{} is no option of this model; {}",
-                         name,
-                         asked_.empty()
-                           ? "it has none"
-                           : fmt::format("it has: {}",
-                                         fmt::join(asked_, ", "))));
+      refuse(fmt::format(
+        "model.options.{} is no option of this model; {}", name,
+        asked_.empty() ? "it has none"
+                       : fmt::format("it has: {}", fmt::join(asked_, ", "))));
 }
 
 // -- registration -------------------------------------------------------------
@@ -153,9 +154,10 @@ bool register_plugin_model(const char* abi, const char* name,
 
 void detail::check_number_of_tensors(size_t given, size_t taken) {
   if (given != taken)
-    refuse(fmt::format("the data has {} tensors, but forward of this model "
-                       "takes {}",
-                       given, taken));
+    refuse(
+      fmt::format("the data has {} tensors, but forward of this model "
+                  "takes {}",
+                  given, taken));
 }
 
 // -- loading ------------------------------------------------------------------

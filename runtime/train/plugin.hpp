@@ -144,9 +144,9 @@ std::unique_ptr<trainable> make_plugin_model(const model_options& x) {
 /// returns the scalar loss, or a tuple whose first element is the loss. At
 /// namespace scope, in a namespace with a name.
 #define SMP_REGISTER_MODEL(NAME, HOLDER)                                       \
-  [[maybe_unused]] static const bool SMP_JOIN(smp_registered_, __LINE__)       \
-    = ::smp::register_plugin_model(                                            \
-      SMP_PLUGIN_ABI, NAME, &::smp::detail::make_plugin_model<HOLDER>);
+  [[maybe_unused]] static const bool SMP_JOIN(smp_registered_, __LINE__) = ::  \
+    smp::register_plugin_model(SMP_PLUGIN_ABI, NAME,                           \
+                               &::smp::detail::make_plugin_model<HOLDER>);
 
 #define SMP_JOIN(a, b) SMP_JOIN_AGAIN(a, b)
 #define SMP_JOIN_AGAIN(a, b) a##b

@@ -1,14 +1,14 @@
 #include "runtime/train/trainable.hpp"
 
 #include "runtime/base/autocast.hpp"
+#include "runtime/intercept/sequential.hpp"
+#include "runtime/intercept/tracer.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/train/models/builtin.hpp"
 #include "runtime/train/models/synthetic.hpp"
 #include "runtime/train/plugin.hpp"
 #include "runtime/train/script_trainable.hpp"
-#include "runtime/intercept/sequential.hpp"
-#include "runtime/intercept/trace_recorder.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -93,7 +93,7 @@ private:
 trainable::~trainable() = default;
 
 void trainable::rehearse(const batch& x) {
-  auto* trace = trace_recorder::current();
+  auto* trace = tracer::current();
   if (!trace)
     return;
   for (traced_model_call call; call.again();) {
@@ -145,7 +145,7 @@ nn_trainable::module_paths() const {
 bool nn_trainable::make_observable() {
   for (auto& x : root_->modules())
     if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(x.get()))
-      watch_children(*sequential);
+      observe_children(*sequential);
   return true;
 }
 

@@ -5,9 +5,9 @@
 // and the same batches, but must not know which kind of model it is, nor may
 // the comparison see anything of the pipeline (R36).
 
+#include "runtime/base/named_tensors.hpp"
 #include "runtime/config/config_file.hpp"
 #include "runtime/train/data.hpp"
-#include "runtime/base/named_tensors.hpp"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,14 +1,14 @@
 #include "runtime/train/trainer.hpp"
 
 #include "actors/replay/record_book.hpp"
-#include "runtime/intercept/call_observer.hpp"
-#include "runtime/session/rank_runtime.hpp"
-#include "runtime/train/memory_need.hpp"
-#include "runtime/session/model_state.hpp"
-#include "runtime/train/optimizers.hpp"
-#include "runtime/session/placement.hpp"
 #include "runtime/checkpoint/saved_model.hpp"
+#include "runtime/intercept/call_observer.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/placement.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/smp.hpp"
+#include "runtime/train/memory_need.hpp"
+#include "runtime/train/optimizers.hpp"
 #include "runtime/train/text_sampler.hpp"
 #include "runtime/train/trainable.hpp"
 
@@ -60,9 +60,8 @@ uint64_t count_elements(const std::vector<at::Tensor>& xs) {
 /// nobody has to run it alone (a trace), a rank never holds more than its part.
 /// Of a file, only pp_rank 0 ever needs all. Ranks that are threads share one
 /// generator, so they take turns.
-std::unique_ptr<trainable> make_model(const session& s,
-                                      const train_config& config,
-                                      const train_job& job) {
+std::unique_ptr<trainable>
+make_model(const session& s, const train_config& config, const train_job& job) {
   auto from_file = config.model.type == "torchscript";
   delay_param_initialization delayed{
     pp_size() > 1
@@ -175,7 +174,7 @@ private:
       // Without a bound only the norm matters.
       result.grad_norm = clip_grad_norm_(
         *model_, config_.optimizer.clip_grad_norm.value_or(
-                  std::numeric_limits<double>::infinity()));
+                   std::numeric_limits<double>::infinity()));
       optimizer_.step();
     }
     result.step_seconds = seconds_since(begin);
@@ -283,9 +282,9 @@ private:
         return trainable_->logits(x).select(1, -1);
       },
       {.microbatches = 1});
-    text_sampler sampler{summary_.prompt,
-                         {.context = config_.data.sequence_length,
-                          .seed = config_.smp.seed}};
+    text_sampler sampler{
+      summary_.prompt,
+      {.context = config_.data.sequence_length, .seed = config_.smp.seed}};
     for (uint64_t i = 0; i < config_.train.sample; ++i)
       sampler.add(predict(sampler.input()).concat()[0]);
     model_->train();

@@ -31,9 +31,9 @@ class trainable;
 struct train_start {
   /// With colours, see `distributed_model_base::partition_text`.
   std::string partition;
-  uint64_t parameters = 0; // numbers in the whole model
-  uint64_t owned = 0;      // those of this rank
-  uint64_t batch_size = 0; // samples per step
+  uint64_t parameters = 0;        // numbers in the whole model
+  uint64_t owned = 0;             // those of this rank
+  uint64_t batch_size = 0;        // samples per step
   uint64_t tokens_per_sample = 0; // 0 if samples are no sequences of tokens
 };
 

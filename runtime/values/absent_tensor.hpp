@@ -8,8 +8,8 @@ namespace smp {
 /// (lazy/placeholder.hpp) and promises (lazy/promise.hpp). Free in LibTorch
 /// 2.11: nothing else registers a fallback for it, and it ranks above autograd
 /// and autocast, so that the value meets both.
-inline constexpr auto absent_key
-  = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+inline constexpr auto absent_key = c10::DispatchKey::
+  TESTING_ONLY_GenericWrapper;
 
 /// Tells whether another rank has the bytes of `x`: whoever looks at them waits
 /// for them.

@@ -74,7 +74,7 @@ const T& as(unpacker& u, const value& x, const char* expected) {
 value pack<at::Tensor>::put(packer& p, const at::Tensor& x) {
   if (!x.defined())
     return value::undefined();
-  // Here and not when it is sent: only here its place is known.
+  // Refused here and not when it is sent: only here is its place known.
   if (auto why = refusal_of(x); !why.empty())
     p.refuse(why);
   return value::tensor(p.add(x));
@@ -263,7 +263,8 @@ c10::TypePtr element_type(unpacker& u, const std::string& x) {
   return result->getElementType();
 }
 
-/// TorchScript trusts the types of its values, so bytes may not make one up.
+/// TorchScript trusts the types of its values, so a message must not
+/// invent one.
 c10::IValue checked(unpacker& u, c10::IValue x, const c10::TypePtr& type) {
   if (!x.isTensor() && !x.type()->isSubtypeOf(*type))
     u.fail(type->annotation_str() + " expected, found "

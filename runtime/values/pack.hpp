@@ -549,8 +549,9 @@ struct pack<std::map<K, T>> {
 /// Keeps its order.
 template <class K, class T>
 struct pack<torch::OrderedDict<K, T>> {
-  static value put(packer& p, const torch::OrderedDict<K, T>& xs) requires(
-    packable<K>&& packable<T>) {
+  static value
+  put(packer& p,
+      const torch::OrderedDict<K, T>& xs) requires(packable<K>&& packable<T>) {
     std::vector<std::pair<value, value>> items;
     items.reserve(xs.size());
     for (auto& x : xs) {
@@ -593,8 +594,8 @@ struct pack<std::unordered_map<K, T>> {
 /// The position of the alternative, then its value.
 template <class... Ts>
 struct pack<std::variant<Ts...>> {
-  static value
-  put(packer& p, const std::variant<Ts...>& x) requires(packable<Ts>&&...) {
+  static value put(packer& p,
+                   const std::variant<Ts...>& x) requires(packable<Ts>&&...) {
     if (x.valueless_by_exception())
       p.refuse("a variant without a value cannot be sent to another rank");
     auto item = std::visit(
@@ -607,8 +608,8 @@ struct pack<std::variant<Ts...>> {
       {value::of(static_cast<int64_t>(x.index())), std::move(item)});
   }
 
-  static std::variant<Ts...>
-  get(unpacker& u, const value& x) requires(owning<Ts>&&...) {
+  static std::variant<Ts...> get(unpacker& u,
+                                 const value& x) requires(owning<Ts>&&...) {
     auto& items = detail::tuple_items(u, x, 2);
     auto index = pack<int64_t>::get(u, items[0]);
     value_path::scope here{u, "alternative"};
@@ -624,8 +625,7 @@ private:
       if (index != static_cast<int64_t>(I))
         return get<I + 1>(u, index, x);
       using type = std::variant_alternative_t<I, std::variant<Ts...>>;
-      return std::variant<Ts...>{std::in_place_index<I>,
-                                 pack<type>::get(u, x)};
+      return std::variant<Ts...>{std::in_place_index<I>, pack<type>::get(u, x)};
     }
   }
 };

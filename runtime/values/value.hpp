@@ -1,6 +1,6 @@
 #pragma once
 
-// What can be said between ranks, without any tensor library.
+// The values that ranks exchange, without any tensor library.
 
 #include "transport/tensor_ref.hpp"
 

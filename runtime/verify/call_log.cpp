@@ -1,8 +1,8 @@
 #include "runtime/verify/call_log.hpp"
 
-#include "runtime/remote/execution.hpp"
-#include "runtime/lazy/promise.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/lazy/promise.hpp"
+#include "runtime/remote/execution.hpp"
 
 #include <ATen/core/grad_mode.h>
 
@@ -108,7 +108,7 @@ observed_step call_logger::take(
 }
 
 void call_logger::begin(const void* object,
-                          std::span<const at::Tensor> arguments) {
+                        std::span<const at::Tensor> arguments) {
   std::unique_lock guard{state_->mutex};
   auto position = static_cast<uint32_t>(state_->calls.size());
   auto x = std::make_shared<open_call>();
@@ -129,8 +129,7 @@ void call_logger::begin(const void* object,
   state_->calls.push_back(std::move(x));
 }
 
-void call_logger::end(const void* object,
-                        std::span<const at::Tensor> results) {
+void call_logger::end(const void* object, std::span<const at::Tensor> results) {
   std::unique_lock guard{state_->mutex};
   auto& stack = state_->running[std::this_thread::get_id()];
   auto position = stack.empty() ? 0 : stack.back();
@@ -168,7 +167,7 @@ void call_logger::fail(const void* object) {
 }
 
 void call_logger::loss(std::span<const at::Tensor> inputs,
-                         const at::Tensor& x) {
+                       const at::Tensor& x) {
   auto pass = std::make_shared<logged_pass>();
   for (auto& t : inputs)
     if (t.defined())

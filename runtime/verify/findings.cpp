@@ -184,9 +184,10 @@ std::string to_text(const verify_summary& x) {
     if (t->share > worst->share)
       worst = t;
   if (worst->share > 0)
-    result += fmt::format("; largest difference {:.2g} % of what is allowed "
-                          "({}, relative {:.2g})",
-                          100 * worst->share, worst->worst, worst->relative);
+    result += fmt::format(
+      "; largest difference {:.2g} % of what is allowed "
+      "({}, relative {:.2g})",
+      100 * worst->share, worst->worst, worst->relative);
   else
     result += "; bit for bit";
   return result;

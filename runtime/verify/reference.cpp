@@ -1,8 +1,8 @@
 #include "runtime/verify/reference.hpp"
 
-#include "runtime/train/optimizers.hpp"
 #include "runtime/base/random_stream.hpp"
 #include "runtime/session/session.hpp"
+#include "runtime/train/optimizers.hpp"
 #include "runtime/train/trainable.hpp"
 
 #include <ATen/Context.h>
@@ -139,8 +139,8 @@ struct reference_run::state {
   double pass(known_model& x, const batch& inputs, uint64_t microbatch,
               const moment& when) const {
     auto generator = at::globalContext().defaultGenerator(at::kCPU);
-    generator.set_current_seed(microbatch_seed(
-      config.smp.seed, when.session, when.dp_rank, microbatch));
+    generator.set_current_seed(
+      microbatch_seed(config.smp.seed, when.session, when.dp_rank, microbatch));
     x.logger.set_microbatch(microbatch);
     call_observer::set_current(&x.logger);
     auto loss = x.model->loss(inputs);
@@ -232,9 +232,9 @@ void reference_run::update(const moment& x,
   result.gradient_norm = std::sqrt(squares);
   if (auto bound = s.config.optimizer.clip_grad_norm)
     torch::nn::utils::clip_grad_norm_(with_gradient, *bound);
-  set_learning_rate(*s.optimizer,
-                    learning_rate(s.config.optimizer, x.number - 1,
-                                  s.config.train.steps));
+  set_learning_rate(
+    *s.optimizer,
+    learning_rate(s.config.optimizer, x.number - 1, s.config.train.steps));
   s.optimizer->step();
   result.parameters = copies_of(s.model->parameters);
 }

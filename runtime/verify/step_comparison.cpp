@@ -25,10 +25,7 @@ mismatch count_mismatch(uint64_t pipeline, uint64_t reference) {
 class comparer {
 public:
   comparer(const step_comparison_input& x, verify_summary& result)
-    : in_(x),
-      mine_(x.pipeline.log),
-      theirs_(x.reference.log),
-      result_(result) {
+    : in_(x), mine_(x.pipeline.log), theirs_(x.reference.log), result_(result) {
     for (auto& c : mine_.calls) {
       calls_.emplace(key_of(c), &c);
       ++counts_[{c.microbatch, c.module}];
@@ -151,9 +148,10 @@ private:
   std::string data_text(const logged_pass& mine, uint64_t microbatch) const {
     for (auto& p : theirs_.passes)
       if (p.microbatch != microbatch && p.inputs == mine.inputs)
-        return fmt::format("its data was lost, that of microbatch {} came "
-                           "twice; the data",
-                           p.microbatch);
+        return fmt::format(
+          "its data was lost, that of microbatch {} came "
+          "twice; the data",
+          p.microbatch);
     return "the data";
   }
 
@@ -223,13 +221,12 @@ private:
     if (mine.arguments.size() != theirs.arguments.size())
       return;
     auto [around, same_rank] = code_around(mine, theirs);
-    auto what = same_rank ? fmt::format("what it gives '{}' as argument",
-                                        theirs.module)
-                          : std::string{"argument"};
-    result_.arguments
-      += compare_all(finding_kind::argument, what,
-                     same_rank ? around : mine, mine.arguments,
-                     theirs.arguments);
+    auto what = same_rank
+                  ? fmt::format("what it gives '{}' as argument", theirs.module)
+                  : std::string{"argument"};
+    result_.arguments += compare_all(finding_kind::argument, what,
+                                     same_rank ? around : mine, mine.arguments,
+                                     theirs.arguments);
   }
 
   /// @returns the call whose code made this call, and whether the same rank
@@ -329,9 +326,9 @@ private:
     auto bound = x.bound(std::abs(b));
     if (a == b || (std::isnan(a) && std::isnan(b)) || std::abs(a - b) <= bound)
       return;
-    result_.add(make(kind, "", what,
-                     {"", number_text(a), number_text(b), std::abs(a - b),
-                      bound}));
+    result_.add(
+      make(kind, "", what,
+           {"", number_text(a), number_text(b), std::abs(a - b), bound}));
   }
 
   // -- state ------------------------------------------------------------------
@@ -494,9 +491,8 @@ private:
                 result_.gradients, gradients);
     for (auto& f : gradients)
       found.emplace_back(place{backward_order(f.module), 1, 0}, std::move(f));
-    std::stable_sort(found.begin(), found.end(), [](auto& a, auto& b) {
-      return a.first < b.first;
-    });
+    std::stable_sort(found.begin(), found.end(),
+                     [](auto& a, auto& b) { return a.first < b.first; });
     for (auto& [at, f] : found)
       result_.add(std::move(f));
   }
@@ -515,9 +511,9 @@ private:
     std::set<std::string> names;
     for (auto i : theirs.used_by)
       names.insert(fmt::format("'{}'", theirs_.calls[i].module));
-    return names.empty() ? ""
-                         : fmt::format(" (which {} computes)",
-                                       fmt::join(names, ", "));
+    return names.empty()
+             ? ""
+             : fmt::format(" (which {} computes)", fmt::join(names, ", "));
   }
 
   const step_comparison_input& in_;

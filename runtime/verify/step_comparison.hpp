@@ -25,7 +25,7 @@ struct step_evidence {
   std::map<std::string, at::Tensor> gradients;  // before clipping
   std::map<std::string, at::Tensor> parameters; // after the update
   std::map<std::string, at::Tensor> buffers;    // after the step
-  double loss = 0; // mean over microbatches
+  double loss = 0;                              // mean over microbatches
   double gradient_norm = 0;
 };
 

@@ -20,8 +20,7 @@ at::Tensor numbers_of(const at::Tensor& x) {
   auto y = x.detach();
   if (!y.is_complex())
     return y.to(at::kDouble).contiguous();
-  return at::view_as_real(y.resolve_conj().to(at::kComplexDouble))
-    .contiguous();
+  return at::view_as_real(y.resolve_conj().to(at::kComplexDouble)).contiguous();
 }
 
 std::string index_text(int64_t i, at::IntArrayRef sizes) {

@@ -5,8 +5,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
-#include <optional>
 #include <limits>
+#include <optional>
 #include <string>
 
 namespace smp {

@@ -86,8 +86,9 @@ std::optional<mismatch> compare_digests(const tensor_digest& a,
   const auto bound = x.bound(b.largest);
   // A sum of n differences d under random signs exceeds 6 sqrt(n) max|d| with
   // probability 3e-8.
-  const auto sum_bound
-    = length == 1 ? bound : 6 * std::sqrt(static_cast<double>(length)) * bound;
+  const auto sum_bound = length == 1
+                           ? bound
+                           : 6 * std::sqrt(static_cast<double>(length)) * bound;
   auto worst_of = [](const std::vector<double>& xs,
                      const std::vector<double>& ys) {
     std::pair<double, size_t> result{0, 0};
@@ -99,16 +100,16 @@ std::optional<mismatch> compare_digests(const tensor_digest& a,
   auto [far, sample] = worst_of(a.samples, b.samples);
   // An element says more to people than a sum.
   if (far > bound)
-    return mismatch{fmt::format("element {}",
-                                static_cast<int64_t>(sample) * length),
-                    number_text(a.samples[sample]),
-                    number_text(b.samples[sample]), far, bound};
+    return mismatch{
+      fmt::format("element {}", static_cast<int64_t>(sample) * length),
+      number_text(a.samples[sample]), number_text(b.samples[sample]), far,
+      bound};
   if (off > sum_bound) {
     const auto first = static_cast<int64_t>(piece) * length;
     const auto last = std::min(count_of(b.sizes), first + length) - 1;
     return mismatch{fmt::format("elements {} to {} (checksum)", first, last),
-                    number_text(a.sums[piece]), number_text(b.sums[piece]),
-                    off, sum_bound};
+                    number_text(a.sums[piece]), number_text(b.sums[piece]), off,
+                    sum_bound};
   }
   return std::nullopt;
 }

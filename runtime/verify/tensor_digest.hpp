@@ -47,7 +47,9 @@ std::optional<mismatch> compare_digests(const tensor_digest& a,
 
 template <class Inspector>
 bool inspect(Inspector& f, tensor_digest& x) {
-  auto samples = [&x]() -> const auto& { return x.samples; };
+  auto samples = [&x]() -> const auto& {
+    return x.samples;
+  };
   auto set_samples = [&x](std::vector<double> y) {
     x.samples = std::move(y);
     return x.samples.size() == x.sums.size();
@@ -55,8 +57,8 @@ bool inspect(Inspector& f, tensor_digest& x) {
   return f.object(x).fields(
     f.field("dtype", x.dtype), f.field("sizes", x.sizes),
     f.field("largest", x.largest), f.field("nans", x.nans),
-    f.field("plus", x.plus), f.field("minus", x.minus),
-    f.field("sums", x.sums), f.field("samples", samples, set_samples));
+    f.field("plus", x.plus), f.field("minus", x.minus), f.field("sums", x.sums),
+    f.field("samples", samples, set_samples));
 }
 
 } // namespace smp

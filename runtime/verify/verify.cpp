@@ -1,9 +1,9 @@
 #include "runtime/verify/verify.hpp"
 
 #include "actors/replay/record_book.hpp"
-#include "runtime/session/rank_runtime.hpp"
-#include "runtime/session/model_state.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/smp.hpp"
 #include "runtime/verify/reference.hpp"
 
@@ -28,9 +28,9 @@ std::map<std::string, at::Tensor> by_name(const named_tensors& xs) {
 /// Listens to the pipeline's run and compares it on rank 0.
 class verifier final : public train_listener {
 public:
-  verifier(session& s, const train_config& config, const verify_options& options,
-           const train_job& job, train_listener& next,
-           const std::atomic<bool>& interrupt)
+  verifier(session& s, const train_config& config,
+           const verify_options& options, const train_job& job,
+           train_listener& next, const std::atomic<bool>& interrupt)
     : rank_(s.internals()),
       config_(config),
       options_(options),
@@ -138,10 +138,10 @@ private:
                   .allowed = allowed()},
                  summary_);
     if (options_.on_step)
-      options_.on_step({x.step, x.loss, reference.loss,
-                        std::max(summary_.gradients.share,
-                                 summary_.updates.share),
-                        summary_.differences - earlier});
+      options_.on_step(
+        {x.step, x.loss, reference.loss,
+         std::max(summary_.gradients.share, summary_.updates.share),
+         summary_.differences - earlier});
   }
 
   /// Computing in fewer digits leaves fewer digits equal.
@@ -165,8 +165,8 @@ private:
           return std::nullopt;
         return modules.modules[i->second].names.front();
       });
-    auto all = rank_.exchange().all_gather(
-      rank_.pipeline(), "smp.verify.log", to_payload(mine));
+    auto all = rank_.exchange().all_gather(rank_.pipeline(), "smp.verify.log",
+                                           to_payload(mine));
     observed_step result;
     for (size_t i = 0; i < all.size() && reference_; ++i) {
       auto x = from_payload<observed_step>(all[i], "record of a step");
@@ -228,8 +228,8 @@ private:
       if (tensors[i].is_attribute)
         continue; // no part of the state that others know
       if (open.erase(name) == 0)
-        add_owner(name, fmt::format("'{}' is a tensor of its own", name),
-                  "yes", "no, it is tied");
+        add_owner(name, fmt::format("'{}' is a tensor of its own", name), "yes",
+                  "no, it is tied");
       else if (holders[i].size() != 1)
         add_owner(name, fmt::format("ranks that own '{}'", name),
                   ranks(holders[i]), "exactly one");

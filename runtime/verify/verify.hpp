@@ -46,7 +46,6 @@ struct verify_options {
 verify_summary verify(session& s, const train_config& config,
                       const std::string& run_dir, train_listener& listener,
                       const std::atomic<bool>& stop,
-                      const verify_options& options,
-                      const train_job& job = {});
+                      const verify_options& options, const train_job& job = {});
 
 } // namespace smp

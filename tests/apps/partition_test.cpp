@@ -175,9 +175,8 @@ struct tree_run : scratch_dir {
   /// @returns the exit code
   int run(const std::string& tree, std::vector<std::string> arguments) {
     write("tree.json", tree);
-    arguments.insert(arguments.begin(),
-                     {built_program("smp-train"), "partition", "--tree",
-                      "tree.json"});
+    arguments.insert(arguments.begin(), {built_program("smp-train"),
+                                         "partition", "--tree", "tree.json"});
     program p{std::move(arguments), path};
     auto code = p.join();
     output = p.output();
@@ -249,7 +248,8 @@ TEST_CASE("Bytes and times give transfers a price", "[apps][partition]") {
 
 // -- the command --------------------------------------------------------------
 
-TEST_CASE_METHOD(tree_run, "The command shows the T5-11B of the paper's figures",
+TEST_CASE_METHOD(tree_run,
+                 "The command shows the T5-11B of the paper's figures",
                  "[apps][partition][T5]") {
   auto t5 = content_of(source_file("tests/data/t5_11b_tree.json"));
   auto nodes = json::parse(t5)["nodes"];
@@ -286,8 +286,7 @@ TEST_CASE_METHOD(tree_run, "The command shows the T5-11B of the paper's figures"
                    "paper", "--json", "out.json"})
           == 0);
   CHECK(layers("encoder") == runs({{6, 8}, {3, 8}, {1, 8}}));
-  CHECK(layers("decoder")
-        == runs({{0, 4}, {7, 5}, {5, 5}, {4, 5}, {2, 5}}));
+  CHECK(layers("decoder") == runs({{0, 4}, {7, 5}, {5, 5}, {4, 5}, {2, 5}}));
   check_loads(0.107, 0.131);
 }
 
@@ -360,9 +359,9 @@ TEST_CASE_METHOD(tree_run, "What goes wrong leaves the old decision as it was",
   write("out.json", "old");
   CHECK(run("{", {"--devices", "2", "--json", "out.json"}) == 2);
   CHECK(content_of(path / "out.json") == "old");
-  CHECK(run(small_tree().dump(),
-            {"--devices", "2", "--json", "nowhere/out.json"})
-        == 2);
+  CHECK(
+    run(small_tree().dump(), {"--devices", "2", "--json", "nowhere/out.json"})
+    == 2);
   CHECK_THAT(output, ContainsSubstring("nowhere/out.json"));
   CHECK(run(small_tree().dump(), {"--devices", "2", "--json", "out.json"})
         == 0);
@@ -407,9 +406,9 @@ TEST_CASE_METHOD(tree_run, "20,000 nodes on 64 devices take under two seconds",
   }
   auto tree = json{{"nodes", nodes}}.dump();
   auto begin = children_cpu_seconds();
-  REQUIRE(run(tree, {"--devices", "64", "--strategy", strategy, "--json",
-                     "out.json"})
-          == 0);
+  REQUIRE(
+    run(tree, {"--devices", "64", "--strategy", strategy, "--json", "out.json"})
+    == 0);
   CHECK(out()["device"].size() == 20'000);
   CHECK(out()["loads"].size() == 64);
   INFO(output);

@@ -79,8 +79,8 @@ std::string plugin(const std::string& name) {
 
 TEST_CASE_METHOD(tiny_run, "the command schedule draws a step",
                  "[apps][schedule]") {
-  auto p = start({"schedule", "tiny.toml", "--svg", "step.svg", "--json",
-                  "step.json"});
+  auto p = start(
+    {"schedule", "tiny.toml", "--svg", "step.svg", "--json", "step.json"});
   INFO(p.output());
   REQUIRE(p.join() == 0);
   auto text = p.output();
@@ -157,8 +157,8 @@ TEST_CASE_METHOD(tiny_run, "1,024 ranks are played in time",
                   "--model.layers=1024", "--model.width=2",
                   "--smp.microbatches=256", "--data.batch_size=256"});
   REQUIRE(p.join() == 0);
-  auto seconds = std::chrono::duration<double>(
-    std::chrono::steady_clock::now() - begin);
+  auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now()
+                                               - begin);
   INFO(p.output());
   CHECK(seconds.count() < 60); // bench and docs have the figure
   CHECK_THAT(p.output(), ContainsSubstring("more devices"));
@@ -178,8 +178,7 @@ TEST_CASE_METHOD(tiny_run, "a faulty plug-in ends the run with its name",
         {"twice", 3, "a second time"},
         {"silent", 4, "did not answer within 0.5 s"}}) {
     auto p = start({"tiny.toml", "--run-dir", fault, "--smp.pipeline=actor",
-                    "--smp.schedule.plugin="
-                      + plugin("faulty_schedule.so"),
+                    "--smp.schedule.plugin=" + plugin("faulty_schedule.so"),
                     "--smp.schedule.name=faulty",
                     std::string{"--smp.schedule.options="} + fault,
                     "--smp.schedule.timeout=0.5"});
@@ -221,7 +220,8 @@ TEST_CASE_METHOD(tiny_run, "the example builds outside of the tree and trains",
   // The installed program with the plug-in.
   auto installed = (path / "prefix/bin/smp-train").string();
   std::vector<std::string> settings{
-    "--smp.pipeline=actor", "--smp.schedule.plugin=plugin/build/memory_aware.so",
+    "--smp.pipeline=actor",
+    "--smp.schedule.plugin=plugin/build/memory_aware.so",
     "--smp.schedule.name=memory_aware", "--smp.schedule.options=limit_mb=100"};
   auto with = [&](std::vector<std::string> x) {
     x.insert(x.begin(), installed);

@@ -52,8 +52,8 @@ stall_timeout = 1
 
 /// @returns the process of a rank, as its log has it
 pid_t process_of(const train_dir& dir, int rank) {
-  auto log = content_of(dir.path / "run" / ("log-" + std::to_string(rank)
-                                            + ".txt"));
+  auto log = content_of(dir.path / "run"
+                        / ("log-" + std::to_string(rank) + ".txt"));
   const std::string before = "process ";
   auto begin = log.find(before);
   REQUIRE(begin != std::string::npos);
@@ -77,8 +77,8 @@ std::string faulty_schedule() {
 TEST_CASE("A stopped rank ends a run with exit code 4 where that is asked for",
           "[apps][stalls]") {
   train_dir dir{tiny};
-  auto run = dir.start({"tiny.toml", "--run-dir", "run",
-                        "--monitor.on_stall=end"});
+  auto run = dir.start(
+    {"tiny.toml", "--run-dir", "run", "--monitor.on_stall=end"});
   REQUIRE(run.wait_for(" 2/1000000"));
   auto pid = process_of(dir, 1);
   REQUIRE(::kill(pid, SIGSTOP) == 0);
@@ -92,8 +92,7 @@ TEST_CASE("A stopped rank ends a run with exit code 4 where that is asked for",
   const std::string before = "nothing moved for ";
   REQUIRE_THAT(text, StartsWith(before));
   CHECK(std::stod(text.substr(before.size())) < 1 + 2); // timeout + 2 s
-  CHECK_THAT(content_of(dir.path / "run/log-0.txt"),
-             ContainsSubstring(text));
+  CHECK_THAT(content_of(dir.path / "run/log-0.txt"), ContainsSubstring(text));
 }
 
 TEST_CASE("A rank that is stopped for a while is reported, and the run goes on",
@@ -106,7 +105,8 @@ TEST_CASE("A rank that is stopped for a while is reported, and the run goes on",
     x.insert(x.begin(), settings.begin(), settings.end());
     return x;
   };
-  auto run = dir.start(with({"--run-dir", "run", "--monitor.stall_timeout=1.5"}));
+  auto run = dir.start(
+    with({"--run-dir", "run", "--monitor.stall_timeout=1.5"}));
   REQUIRE(run.wait_for(" 2/1000000"));
   auto pid = process_of(dir, 1);
   REQUIRE(::kill(pid, SIGSTOP) == 0);
@@ -120,9 +120,8 @@ TEST_CASE("A rank that is stopped for a while is reported, and the run goes on",
   CHECK(run.join() == 130);
   // With the numbers of a run that nobody stopped.
   auto stopped = dir.metrics("run");
-  auto other = dir.start(
-    with({"--run-dir", "other",
-          "--train.steps=" + std::to_string(stopped.size())}));
+  auto other = dir.start(with(
+    {"--run-dir", "other", "--train.steps=" + std::to_string(stopped.size())}));
   REQUIRE(other.join() == 0);
   auto smooth = dir.metrics("other");
   REQUIRE(smooth.size() == stopped.size());
@@ -153,8 +152,7 @@ TEST_CASE("A schedule actor that owes an answer is the culprit of a stall",
                         "--smp.schedule.plugin=" + faulty_schedule(),
                         "--smp.schedule.name=faulty",
                         "--smp.schedule.options=silent",
-                        "--smp.schedule.timeout=60",
-                        "--monitor.on_stall=end"});
+                        "--smp.schedule.timeout=60", "--monitor.on_stall=end"});
   CHECK(run.join() == 4);
   auto stall = nlohmann::json::parse(content_of(dir.path / "run/stall.json"));
   CHECK(stall.at("culprit") == 0);
@@ -249,8 +247,8 @@ TEST_CASE("A stopped rank ends with code 4 whoever started the ranks",
   ranks[1].signal(SIGSTOP);
   CHECK(ranks[0].join() == 4);
   CHECK(times(ranks[0].output(), "rank 1 does not answer since ") == 1);
-  // Nobody is there to kill it. When it goes on it hears of the stall and of the
-  // end of rank 0, in any order.
+  // Nobody is there to kill it. When it goes on it hears of the stall and of
+  // the end of rank 0, in any order.
   ranks[1].signal(SIGCONT);
   auto code = ranks[1].join();
   CHECK((code == 4 || code == 3));

@@ -12,8 +12,8 @@
 #include <vector>
 
 // A TorchScript model whose flow depends on data diverges from its record, over
-// processes (R33): one that leaves a loop over its levels as soon as it is sure,
-// which it learns to be.
+// processes (R33): one that leaves a loop over its levels as soon as it is
+// sure, which it learns to be.
 
 using Catch::Matchers::ContainsSubstring;
 using namespace smp::test;
@@ -47,9 +47,9 @@ steps = 12
 
 struct exit_run : train_dir {
   exit_run()
-    : train_dir(fmt::format(
-      fmt::runtime(early_exit),
-      fmt::arg("file", source_file("tests/data/zoo/early_exit")))) {
+    : train_dir(
+      fmt::format(fmt::runtime(early_exit),
+                  fmt::arg("file", source_file("tests/data/zoo/early_exit")))) {
     // nop
   }
 
@@ -67,8 +67,9 @@ struct exit_run : train_dir {
 
 } // namespace
 
-TEST_CASE_METHOD(exit_run, "Steps that diverge from their record fall back, are "
-                           "counted, and have the numbers of dynamic ones",
+TEST_CASE_METHOD(exit_run,
+                 "Steps that diverge from their record fall back, are "
+                 "counted, and have the numbers of dynamic ones",
                  "[apps][static][R33]") {
   auto fast = GENERATE(as<std::string>{}, "false", "true");
   auto dynamic = steps({}, "dynamic");
@@ -78,9 +79,8 @@ TEST_CASE_METHOD(exit_run, "Steps that diverge from their record fall back, are 
                        "static");
   REQUIRE(replays.size() == dynamic.size());
   auto kinds = [&](const char* kind) {
-    return std::count_if(replays.begin(), replays.end(), [&](auto& x) {
-      return x["static"] == kind;
-    });
+    return std::count_if(replays.begin(), replays.end(),
+                         [&](auto& x) { return x["static"] == kind; });
   };
   CHECK(kinds("record") >= 1);
   CHECK(kinds("replay") >= 1);
@@ -91,18 +91,20 @@ TEST_CASE_METHOD(exit_run, "Steps that diverge from their record fall back, are 
           == Catch::Approx(dynamic[i]["loss"].get<double>()).epsilon(1e-4));
 }
 
-TEST_CASE_METHOD(exit_run, "A step that diverges from its record ends the run "
-                           "with an error that names microbatch and step",
+TEST_CASE_METHOD(exit_run,
+                 "A step that diverges from its record ends the run "
+                 "with an error that names microbatch and step",
                  "[apps][static][R33]") {
   auto run = start({"tiny.toml", "--run-dir", "run", "--smp.static_mode=true"});
   CHECK(run.join() == 3);
   INFO(run.output());
-  CHECK_THAT(run.output(),
-             ContainsSubstring(" diverges from step 2, which smp.static_mode "
-                               "replays: ")
-               && ContainsSubstring("microbatch ")
-               && ContainsSubstring("write smp.static_fallback = \"dynamic\" to "
-                                    "go on without the record"));
+  CHECK_THAT(
+    run.output(),
+    ContainsSubstring(" diverges from step 2, which smp.static_mode "
+                      "replays: ")
+      && ContainsSubstring("microbatch ")
+      && ContainsSubstring("write smp.static_fallback = \"dynamic\" to "
+                           "go on without the record"));
   // Up to there the steps were right.
   auto done = metrics("run");
   REQUIRE(!done.empty());

@@ -84,8 +84,8 @@ std::string code_block(const std::string& markdown,
 TEST_CASE_METHOD(tiny_run, "Every command explains itself", "[apps][train]") {
   auto help = start({"--help"});
   CHECK(help.join() == 0);
-  for (auto text : {"check", "--ranks", "--run-dir", "--log-level",
-                    "--version", "--table.key=value", "130"})
+  for (auto text : {"check", "--ranks", "--run-dir", "--log-level", "--version",
+                    "--table.key=value", "130"})
     CHECK_THAT(help.output(), ContainsSubstring(text));
   auto check = start({"check", "--help"});
   CHECK(check.join() == 0);
@@ -170,9 +170,9 @@ TEST_CASE_METHOD(tiny_run, "A run leaves metrics, logs and the model",
   REQUIRE(p.join() == 0);
   // Two of the loss's own bytes of the sample may be anything.
   for (auto text :
-       {"smp-train tiny.toml on 2 ranks", "partition", "2/4", "4/4",
-        "held out", "unigram entropy", "bubble", "requests",
-        "peak on rank 1", "out/metrics.jsonl", "sample of 12 characters"})
+       {"smp-train tiny.toml on 2 ranks", "partition", "2/4", "4/4", "held out",
+        "unigram entropy", "bubble", "requests", "peak on rank 1",
+        "out/metrics.jsonl", "sample of 12 characters"})
     CHECK_THAT(p.output(), ContainsSubstring(text));
   // A pipe is no terminal.
   CHECK(p.output().find('\r') == std::string::npos);
@@ -196,7 +196,8 @@ TEST_CASE_METHOD(tiny_run, "A run leaves metrics, logs and the model",
     // Each of 4 microbatches asks rank 1 at least once, there and back.
     CHECK(x["requests"].get<int>() >= 8);
     CHECK(x["bytes_sent"].get<int>() > 0);
-    CHECK(x["samples_per_second"].get<double>() * x["step_seconds"].get<double>()
+    CHECK(x["samples_per_second"].get<double>()
+            * x["step_seconds"].get<double>()
           == Catch::Approx(8));
   }
 
@@ -228,8 +229,7 @@ TEST_CASE_METHOD(tiny_run, "Numbers of ranks and kinds of ranks agree",
     INFO(p.output());
     REQUIRE(p.join() == 0);
     all.push_back(metrics(name));
-    models.push_back(
-      smp::read_safetensors(path / name / "model.safetensors"));
+    models.push_back(smp::read_safetensors(path / name / "model.safetensors"));
     CHECK(fs::file_size(path / name / "log-0.txt") > 0);
   }
   for (size_t run = 1; run < all.size(); ++run) {

@@ -67,9 +67,8 @@ TEST_CASE_METHOD(tiny_job, "A right job is equal over processes and threads",
     auto code = p.join();
     INFO(p.output());
     CHECK(code == 0);
-    CHECK_THAT(p.output(),
-               ContainsSubstring("2 ranks against one process")
-                 && ContainsSubstring("equal: 2 steps"));
+    CHECK_THAT(p.output(), ContainsSubstring("2 ranks against one process")
+                             && ContainsSubstring("equal: 2 steps"));
     auto json = result("out.json");
     CHECK(json["equal"] == true);
     CHECK(json["steps"] == 2);
@@ -97,10 +96,14 @@ TEST_CASE_METHOD(tiny_job, "Without --steps replay is verified, and counted",
   for (auto& [settings, text, recorded, replayed, dynamic] : std::vector<mode>{
          {{"--smp.static_mode=true", "--smp.static_steps=2"},
           "equal: 5 steps (2 recorded, 3 replayed), ",
-          2, 3, 0},
+          2,
+          3,
+          0},
          {{"--smp.deterministic_server=true"},
           "equal: 4 steps (1 recorded, 3 replayed), ",
-          1, 3, 0},
+          1,
+          3,
+          0},
          {{}, "equal: 3 steps, ", 0, 0, 3},
        }) {
     auto arguments = settings;

@@ -76,7 +76,8 @@ std::vector<std::string> differences(const numbers& got, const numbers& wanted,
   for (auto& name : names) {
     auto a = got.find(name), b = wanted.find(name);
     if ((a == got.end() || b == wanted.end()) && !gradients) {
-      result.push_back(name + (a == got.end() ? " is missing" : " is too much"));
+      result.push_back(name
+                       + (a == got.end() ? " is missing" : " is too much"));
       continue;
     }
     auto x = a == got.end() ? torch::zeros_like(b->second) : a->second;
@@ -164,9 +165,10 @@ TEST_CASE("smp-train gives PyTorch's numbers for Hugging Face models",
                  row{"hf_t5", 4, 4, "interleaved"}));
 }
 
-TEST_CASE("smp-train gives PyTorch's numbers for models with a will of their "
-          "own",
-          "[apps][zoo]") {
+TEST_CASE(
+  "smp-train gives PyTorch's numbers for models with a will of their "
+  "own",
+  "[apps][zoo]") {
   check(GENERATE(row{"early_exit", 2, 4, "interleaved"},
                  row{"running_state", 2, 4, "interleaved"},
                  row{"convnet", 2, 4, "interleaved"},
@@ -199,7 +201,8 @@ TEST_CASE("a TorchScript file of ordinary size trains with default settings",
   auto input = torch::randn({rows * microbatches, width});
   write_safetensors((scratch.path / "batch.safetensors").string(),
                     {{"input0", input}});
-  auto path = scratch.write("chain.toml", fmt::format(R"([smp]
+  auto path = scratch.write("chain.toml",
+                            fmt::format(R"([smp]
 pipeline_parallel_degree = {}
 microbatches = {}
 
@@ -219,8 +222,7 @@ lr = {}
 steps = 2
 save_model = true
 )",
-                                                      ranks, microbatches,
-                                                      rate));
+                                        ranks, microbatches, rate));
   auto out = scratch.path / "out";
   program train{{built_program("smp-train"), path, "--run-dir", out.string()},
                 scratch.path};

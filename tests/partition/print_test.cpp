@@ -126,11 +126,13 @@ TEST_CASE("small parts give way to those that are on other devices",
 
 TEST_CASE("a tree given as data prints without types and parameters",
           "[partition][print]") {
-  auto model = make_model({{"", {1, 2}, 5, 5}, {"a", {}, 3, 1}, {"b", {}, 2, 4}});
+  auto model = make_model(
+    {{"", {1, 2}, 5, 5}, {"a", {}, 3, 1}, {"b", {}, 2, 4}});
   for (auto& x : model)
     x.type.clear();
-  CHECK(has(shown(model, on(2)), "  module     cost  device\n"
-                                 "  model   100.0 %  0       ████"));
+  CHECK(has(shown(model, on(2)),
+            "  module     cost  device\n"
+            "  model   100.0 %  0       ████"));
 }
 
 TEST_CASE("where costs come from is said, and long notes are wrapped",
@@ -138,9 +140,10 @@ TEST_CASE("where costs come from is said, and long notes are wrapped",
   gpt_tree gpt{4, 192, false};
   for (auto& x : gpt.model)
     if (x.path.ends_with(".mlp"))
-      x.not_interceptable = "its calls cannot be seen; declare it as "
-                            "smp::submodule<gpt_mlp> or put it into a "
-                            "Sequential";
+      x.not_interceptable
+        = "its calls cannot be seen; declare it as "
+          "smp::submodule<gpt_mlp> or put it into a "
+          "Sequential";
   auto options = on(2);
   options.basis = "measured on the CPU";
   auto text = shown(gpt.model, options);
@@ -210,7 +213,8 @@ TEST_CASE("manual placement and what cannot be intercepted are said",
             "write\n      smp::submodule<gpt_mlp> for mlp"));
 }
 
-TEST_CASE("what keeps microbatches in order is said", "[partition][print][R19]") {
+TEST_CASE("what keeps microbatches in order is said",
+          "[partition][print][R19]") {
   gpt_tree gpt{4, 192, false};
   for (auto& x : gpt.model)
     if (x.path.ends_with(".mlp"))

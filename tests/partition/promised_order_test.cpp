@@ -19,8 +19,7 @@ pipeline_program stages_with_returns(uint32_t devices, uint32_t chunks) {
     for (uint32_t i = 0; i < devices; ++i) {
       if (i > 1)
         result.chain.push_back({0, 0, 0, 0, false, chunk});
-      result.chain.push_back(
-        {i, 1.0 / chunks, 2.0 / chunks, 1, false, chunk});
+      result.chain.push_back({i, 1.0 / chunks, 2.0 / chunks, 1, false, chunk});
     }
   result.chain.push_back({0, 0, 0, 0, false, chunks - 1});
   return result;
@@ -32,8 +31,8 @@ double bubble(const std::string& name, const pipeline_program& program,
   options.microbatches = microbatches;
   options.active = active;
   for (uint32_t i = 0; i < program.devices; ++i)
-    options.orders.push_back(make_promised_order(
-      name, promised_place_of(program, i, microbatches)));
+    options.orders.push_back(
+      make_promised_order(name, promised_place_of(program, i, microbatches)));
   auto policy = make_schedule(name, microbatches, active);
   return check_schedule(program, *policy, options).bubble;
 }
@@ -61,16 +60,16 @@ TEST_CASE("a head on the first rank keeps it busy all the time",
   // which so has the most to do. It starts first and ends last.
   pipeline_program program;
   program.devices = 2;
-  program.chain = {{0, 6.8, 13.6, 1, false}, {1, 6, 12, 1, false},
-                   {0, 0.6, 1.2, 1, false}};
+  program.chain = {
+    {0, 6.8, 13.6, 1, false}, {1, 6, 12, 1, false}, {0, 0.6, 1.2, 1, false}};
   program.hop_seconds = 0.1;
   check_options options;
   options.microbatches = 8;
   for (uint32_t i = 0; i < 2; ++i)
     options.orders.push_back(
       make_promised_order("1f1b", promised_place_of(program, i, 8)));
-  auto policy
-    = make_schedule("1f1b", 8, default_active_microbatches("1f1b", 8, 2));
+  auto policy = make_schedule("1f1b", 8,
+                              default_active_microbatches("1f1b", 8, 2));
   auto report = check_schedule(program, *policy, options);
   CHECK(report.makespan == Catch::Approx(report.busy[0]).margin(1));
 }
@@ -87,8 +86,8 @@ TEST_CASE("only the last return is left where calls do not wait",
   CHECK(promised_place_of(program, 2, 8).chunk_of == std::vector<uint32_t>{0});
   // A model that was not measured.
   pipeline_program unknown;
-  unknown.chain = {{0, 0, 0, 0, false}, {1, 0, 0, 0, false},
-                   {0, 0, 0, 0, false}};
+  unknown.chain = {
+    {0, 0, 0, 0, false}, {1, 0, 0, 0, false}, {0, 0, 0, 0, false}};
   CHECK(promised_program(unknown).chain.size() == 3);
 }
 
@@ -138,8 +137,8 @@ TEST_CASE("schedules have the bubble of the textbook if calls do not wait",
             // One hop more than stages each way are on the way of the first
             // microbatch and of the last one.
             auto margin = 0.005 + 2 * hop * (v * p + 2) / (3 * slots / v);
-            CHECK(bubble(name, program, m,
-                         default_active_microbatches(name, m, p))
-                  == Catch::Approx((p - 1) / slots).margin(margin));
+            CHECK(
+              bubble(name, program, m, default_active_microbatches(name, m, p))
+              == Catch::Approx((p - 1) / slots).margin(margin));
           }
 }

@@ -51,7 +51,8 @@ bool has(const std::vector<std::string>& xs, const std::string& part) {
 
 } // namespace
 
-TEST_CASE("children stand in the order in which they ran", "[partition][trace]") {
+TEST_CASE("children stand in the order in which they ran",
+          "[partition][trace]") {
   auto model = three_blocks();
   trace_result x;
   x.modules = {called(0, 1), called(2, 1), called(1, 1), called(3, 1)};
@@ -59,9 +60,10 @@ TEST_CASE("children stand in the order in which they ran", "[partition][trace]")
   CHECK(children(model[0]) == std::vector<uint64_t>{2, 1, 3});
 }
 
-TEST_CASE("a list stands where its first child ran, what never ran behind its "
-          "neighbour",
-          "[partition][trace]") {
+TEST_CASE(
+  "a list stands where its first child ran, what never ran behind its "
+  "neighbour",
+  "[partition][trace]") {
   auto model = make_model({{"", {1, 2, 4, 5}},
                            {"head", {}},
                            {"list", {3}},

@@ -50,8 +50,8 @@ faulty(smp::schedule_actor::stateful_pointer<state> self,
     },
     [next](const smp::task_started&) { return next(); },
     [next](const smp::forward_ended&) { return next(); },
-    [self, &st](const smp::backward_ready& x)
-      -> caf::result<smp::schedule_answer> {
+    [self,
+     &st](const smp::backward_ready& x) -> caf::result<smp::schedule_answer> {
       if (x.microbatch.value == 1 && st.fault == "throws")
         throw std::runtime_error("on purpose");
       if (x.microbatch.value == 1 && st.fault == "silent") {

@@ -101,8 +101,8 @@ void child_process::tell(const std::string& x) {
   send_packet(socket_, x);
 }
 
-std::optional<std::string> child_process::hear(
-  std::chrono::milliseconds limit) {
+std::optional<std::string>
+child_process::hear(std::chrono::milliseconds limit) {
   pollfd x{socket_, POLLIN, 0};
   if (::poll(&x, 1, static_cast<int>(limit.count())) != 1)
     return std::nullopt;

@@ -29,8 +29,8 @@ public:
 
   /// @returns the next packet, or nothing after the deadline or at the end of
   /// the process.
-  std::optional<std::string> hear(
-    std::chrono::milliseconds limit = std::chrono::seconds{30});
+  std::optional<std::string>
+  hear(std::chrono::milliseconds limit = std::chrono::seconds{30});
 
   /// Sends a signal. A killed process is waited for.
   void signal(int x);

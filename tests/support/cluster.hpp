@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tests/support/recorder.hpp"
+#include "tests/support/inbox.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 
@@ -21,8 +21,8 @@ public:
         fabrics_.push_back(&network_->at(rank_id{i}));
     } else {
       for (uint64_t i = 0; i < size; ++i) {
-        owned_.push_back(std::make_unique<ucx_fabric>(rank_id{i}, size,
-                                                      options_for(kind)));
+        owned_.push_back(
+          std::make_unique<ucx_fabric>(rank_id{i}, size, options_for(kind)));
         fabrics_.push_back(owned_.back().get());
       }
     }
@@ -52,12 +52,12 @@ public:
     return *fabrics_[rank];
   }
 
-  recorder& heard(uint64_t rank) {
+  inbox& heard(uint64_t rank) {
     return heard_[rank];
   }
 
 private:
-  std::vector<recorder> heard_;
+  std::vector<inbox> heard_;
   std::unique_ptr<loopback_network> network_;
   std::vector<std::unique_ptr<ucx_fabric>> owned_;
   std::vector<fabric*> fabrics_;

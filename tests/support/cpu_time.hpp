@@ -23,7 +23,8 @@ inline double children_cpu_seconds() {
   rusage usage{};
   getrusage(RUSAGE_CHILDREN, &usage);
   auto seconds = [](const timeval& x) {
-    return static_cast<double>(x.tv_sec) + 1e-6 * static_cast<double>(x.tv_usec);
+    return static_cast<double>(x.tv_sec)
+           + 1e-6 * static_cast<double>(x.tv_usec);
   };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }

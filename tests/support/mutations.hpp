@@ -18,8 +18,8 @@ std::vector<std::byte> mutated(std::vector<std::byte> x, Engine& engine) {
         x[static_cast<size_t>(pos)] = static_cast<std::byte>(engine());
         break;
       case 1:
-        x[static_cast<size_t>(pos)]
-          ^= static_cast<std::byte>(1u << engine() % 8);
+        x[static_cast<size_t>(pos)] ^= static_cast<std::byte>(1u
+                                                              << engine() % 8);
         break;
       case 2:
         x.insert(x.begin() + pos, static_cast<std::byte>(engine() % 16));

@@ -25,8 +25,7 @@ inline std::vector<std::byte> pattern(uint64_t size, uint64_t seed) {
 
 /// A tensor of bytes that owns them.
 inline tensor_ref make_tensor(std::vector<std::byte> bytes) {
-  auto owner
-    = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+  auto owner = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
   tensor_ref result;
   result.data = owner->data();
   result.nbytes = owner->size();

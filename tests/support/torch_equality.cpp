@@ -1,8 +1,8 @@
 #include "tests/support/torch_equality.hpp"
 
+#include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/train/models/gpt.hpp"
-#include "runtime/checkpoint/safetensors.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 
 #include <torch/nn/functional/loss.h>
@@ -32,8 +32,8 @@ std::pair<Tensor, Tensor> make_batch(int step) {
 }
 
 Tensor loss_of(const Tensor& logits, const Tensor& y) {
-  return torch::nn::functional::cross_entropy(
-    logits.reshape({-1, vocabulary}), y.reshape({-1}));
+  return torch::nn::functional::cross_entropy(logits.reshape({-1, vocabulary}),
+                                              y.reshape({-1}));
 }
 
 gpt make_model(double dropout) {
@@ -57,8 +57,10 @@ std::map<std::string, Tensor> to_map(const named_tensors& xs) {
 
 void check_nothing_left(session& s) {
   auto calls = s.internals().calls().size();
-  auto pending
-    = s.internals().actors().status(std::chrono::seconds{10}).pending;
+  auto pending = s.internals()
+                   .actors()
+                   .status(std::chrono::seconds{10})
+                   .pending;
   if (calls > 0 || pending > 0)
     throw std::runtime_error{
       fmt::format("{} saved calls and {} requests are left on rank {}", calls,
@@ -67,9 +69,9 @@ void check_nothing_left(session& s) {
 
 } // namespace
 
-std::vector<recorded_step> record_steps(session& s, uint64_t microbatches,
-                                        double dropout) {
-  std::vector<recorded_step> result;
+std::vector<step_numbers> run_steps(session& s, uint64_t microbatches,
+                                    double dropout) {
+  std::vector<step_numbers> result;
   distributed_model model{make_model(dropout)};
   torch::optim::AdamW adamw{model->parameters(),
                             torch::optim::AdamWOptions(learning_rate)};
@@ -83,7 +85,7 @@ std::vector<recorded_step> record_steps(session& s, uint64_t microbatches,
   model.partition();
   for (int i = 0; i < num_steps; ++i) {
     auto [x, y] = make_batch(i);
-    recorded_step r;
+    step_numbers r;
     r.before = to_map(model.state_dict());
     optimizer.zero_grad();
     r.losses = train_step(x, y).outputs();
@@ -98,9 +100,9 @@ std::vector<recorded_step> record_steps(session& s, uint64_t microbatches,
   return result;
 }
 
-std::vector<std::string>
-differences(const std::vector<recorded_step>& steps, uint64_t seed,
-            uint64_t microbatches, double dropout) {
+std::vector<std::string> differences(const std::vector<step_numbers>& steps,
+                                     uint64_t seed, uint64_t microbatches,
+                                     double dropout) {
   std::vector<std::string> result;
   plain_gpt plain{vocabulary, length, layers, heads, width, dropout};
   auto parameters = plain.named();
@@ -115,10 +117,10 @@ differences(const std::vector<recorded_step>& steps, uint64_t seed,
     if (r.before.size() != parameters.size()
         || r.gradients.size() != parameters.size()
         || r.losses.size() != microbatches) {
-      result.push_back(fmt::format("step {}: {} parameters, {} gradients, {} "
-                                   "losses",
-                                   i, r.before.size(), r.gradients.size(),
-                                   r.losses.size()));
+      result.push_back(
+        fmt::format("step {}: {} parameters, {} gradients, {} "
+                    "losses",
+                    i, r.before.size(), r.gradients.size(), r.losses.size()));
       return result;
     }
     {
@@ -168,11 +170,10 @@ differences(const std::vector<recorded_step>& steps, uint64_t seed,
 
 // -- files --------------------------------------------------------------------
 
-void save(const std::string& path, const std::vector<recorded_step>& steps) {
+void save(const std::string& path, const std::vector<step_numbers>& steps) {
   named_tensors all;
   for (size_t i = 0; i < steps.size(); ++i) {
-    auto add = [&](const char* what,
-                   const std::map<std::string, Tensor>& xs) {
+    auto add = [&](const char* what, const std::map<std::string, Tensor>& xs) {
       for (auto& [name, x] : xs)
         all.emplace_back(fmt::format("{}/{}/{}", i, what, name),
                          x.contiguous());
@@ -187,8 +188,8 @@ void save(const std::string& path, const std::vector<recorded_step>& steps) {
   write_safetensors(path, all);
 }
 
-std::vector<recorded_step> load(const std::string& path) {
-  std::map<size_t, recorded_step> steps;
+std::vector<step_numbers> load(const std::string& path) {
+  std::map<size_t, step_numbers> steps;
   for (auto& [key, x] : read_safetensors(path).tensors) {
     auto first = key.find('/');
     auto second = key.find('/', first + 1);
@@ -206,7 +207,7 @@ std::vector<recorded_step> load(const std::string& path) {
     else
       r.after.emplace(name, x);
   }
-  std::vector<recorded_step> result;
+  std::vector<step_numbers> result;
   for (auto& [i, r] : steps)
     result.push_back(std::move(r));
   return result;

@@ -85,8 +85,8 @@ public:
 class lone_rank final : public rank_context, private module_runner {
 public:
   /// Runs instead of a module.
-  using code
-    = std::function<value(unpacker&, const std::vector<value>&, packer&)>;
+  using code = std::function<value(unpacker&, const std::vector<value>&,
+                                   packer&)>;
 
   explicit lone_rank(bool promises = false)
     : network_(2, {1, true, true}),

@@ -6,8 +6,8 @@
 
 #include "tests/support/nothing_left.hpp"
 
-#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/smp.hpp"
 
 #include <torch/nn/module.h>

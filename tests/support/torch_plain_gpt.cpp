@@ -63,9 +63,8 @@ plain_gpt::plain_gpt(int64_t vocabulary, int64_t length, int64_t layers,
   register_module("wpe", wpe);
   register_module("drop", drop);
   for (int64_t i = 0; i < layers; ++i)
-    h.push_back(register_module("h" + std::to_string(i),
-                                std::make_shared<block>(width, heads,
-                                                        dropout)));
+    h.push_back(register_module(
+      "h" + std::to_string(i), std::make_shared<block>(width, heads, dropout)));
   register_module("ln_f", ln_f);
   register_module("lm_head", lm_head);
 }

@@ -39,8 +39,9 @@ inline torch::jit::Module script_chain(int64_t layers, int64_t width,
                              false);
     layer.register_parameter(
       "bias", torch::randn({width}).set_requires_grad(true), false);
-    layer.define("def forward(self, x):\n"
-                 "  return torch.matmul(x, self.weight.t()) + self.bias\n");
+    layer.define(
+      "def forward(self, x):\n"
+      "  return torch.matmul(x, self.weight.t()) + self.bias\n");
     auto name = "layer" + std::to_string(i);
     root.register_module(name, layer);
     forward += "  x = self." + name + ".forward(x)\n";

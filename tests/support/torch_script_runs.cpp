@@ -1,10 +1,10 @@
 #include "tests/support/torch_script_runs.hpp"
 
-#include "runtime/lazy/deferred_init.hpp"
-#include "runtime/session/rank_runtime.hpp"
-#include "runtime/session/model_state.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/deferred_script.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 
@@ -108,12 +108,12 @@ void place(session& s, const distributed_model_base& model, spread placement) {
           changed = true;
         }
   for (size_t i = 0; i < count; ++i)
-    s.internals().marks().pins[walked.modules[i].identity()] = static_cast<uint32_t>(
-      devices[i]);
+    s.internals().marks().pins[walked.modules[i].identity()] = static_cast<
+      uint32_t>(devices[i]);
 }
 
-script_record run_split(const script_job& job) {
-  script_record result;
+script_result run_split(const script_job& job) {
+  script_result result;
   std::mutex mutex;
   virtual_world_options world;
   world.config.pipeline_parallel_degree = job.ranks;
@@ -126,11 +126,11 @@ script_record run_split(const script_job& job) {
   world.reorder = true;
   run_virtual_world(job.ranks, world, [&](session& s) {
     // However small the tensors are.
-    distributed_model model{job.delayed ? load_deferred_script(job.path, 0)
-                                        : load_script(job.path)};
+    distributed_model model{job.deferred ? load_deferred_script(job.path, 0)
+                                         : load_script(job.path)};
     if (s.pp_rank() == 0)
       for (auto& t : model.state().model().tensors)
-        result.delayed += is_deferred(t.tensor);
+        result.deferred += is_deferred(t.tensor);
     model.train();
     place(s, model, job.placement);
     model.partition();
@@ -163,7 +163,7 @@ script_record run_split(const script_job& job) {
 }
 
 std::vector<std::string> differences(const script_job& job,
-                                     const script_record& record) {
+                                     const script_result& seen) {
   std::vector<std::string> result;
   auto differ = [&result](int step, const std::string& what) {
     result.push_back(fmt::format("step {}: {}", step, what));

@@ -32,7 +32,7 @@ struct script_job {
   /// `smp.fast_mode`
   bool fast = false;
   /// Ranks read from the file only what they own.
-  bool delayed = false;
+  bool deferred = false;
   /// The batch of a step. The default is one of [8, 8].
   std::function<std::vector<torch::Tensor>(int step)> batch = {};
 };
@@ -52,10 +52,10 @@ struct script_step {
   std::vector<torch::Tensor> losses;          // by microbatch
 };
 
-struct script_record {
+struct script_result {
   std::vector<script_step> steps;
   /// Tensors of the model that pp_rank 0 has not read before the partition.
-  size_t delayed = 0;
+  size_t deferred = 0;
   uint64_t requests = 0; // of all steps and ranks
 };
 
@@ -66,13 +66,13 @@ void place(session& s, const distributed_model_base& model, spread placement);
 /// Trains with SGD over virtual ranks.
 /// @throws std::runtime_error if a step leaves saved calls or requests, or a
 ///         placeholder has a gradient
-script_record run_split(const script_job& job);
+script_result run_split(const script_job& job);
 
 /// Runs the steps again in one process on the file as it is, with nothing of
 /// runtime/ (R36); each step begins with the pipeline's parameters and buffers
 /// (R35).
 /// @returns what differs, one line each; empty if the numbers agree
 std::vector<std::string> differences(const script_job& job,
-                                     const script_record& record);
+                                     const script_result& seen);
 
 } // namespace smp::test

@@ -126,7 +126,9 @@ struct outputs_part : torch::nn::Module {
   }
   std::tuple<Tensor, Tensor, int64_t, std::vector<Tensor>> forward(Tensor x) {
     auto y = x * weight;
-    return {y, y.detach() + 1, y.argmax().template item<int64_t>(),
+    return {y,
+            y.detach() + 1,
+            y.argmax().template item<int64_t>(),
             {y.sum(0), y.sign(), y.exp()}};
   }
   Tensor weight = torch::linspace(0.5, 1.5, width);
@@ -160,8 +162,8 @@ struct integers : torch::nn::Module {
   }
   Tensor forward(Tensor x) {
     auto tokens = (x.abs() * 10).to(torch::kLong) % 11;
-    return torch::nn::functional::cross_entropy(
-      head(table(tokens).mean(1)), tokens.select(1, 0));
+    return torch::nn::functional::cross_entropy(head(table(tokens).mean(1)),
+                                                tokens.select(1, 0));
   }
   P<Embedding> table{11, width};
   P<Linear> head{width, 11};
@@ -224,7 +226,7 @@ struct in_place : torch::nn::Module {
   }
   Tensor forward(Tensor x) {
     auto h = first(x) * 1;
-    relu(h); // its result is dropped, h is changed
+    relu(h);   // its result is dropped, h is changed
     h = h * 1; // what a ReLU put out must stay as it is
     std::vector<Tensor> log{h.sum()};
     auto part = write(h, log);
@@ -259,8 +261,7 @@ struct weight_argument : torch::nn::Module {
     auto h = torch::tanh(body(table(tokens).sum(1)));
     return torch::nn::functional::cross_entropy(head(h, table->weight),
                                                 tokens.select(1, 1))
-           + table->weight.square().sum() * 0.01
-           + body->bias.abs().sum() * 0.1;
+           + table->weight.square().sum() * 0.01 + body->bias.abs().sum() * 0.1;
   }
   P<Embedding> table{11, width};
   P<Linear> body{width, width};

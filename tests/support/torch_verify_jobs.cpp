@@ -88,8 +88,7 @@ TORCH_MODULE_IMPL(borrower, borrower_impl);
 struct net_impl : nn::Module {
   using code = std::function<Tensor(net_impl&, Tensor)>;
 
-  net_impl(uint64_t ranks, size_t n, double dropout, code f)
-    : f(std::move(f)) {
+  net_impl(uint64_t ranks, size_t n, double dropout, code f) : f(std::move(f)) {
     for (size_t i = 0; i < n; ++i) {
       partition_scope scope{static_cast<uint32_t>(i % ranks)};
       layers.emplace_back(dropout);
@@ -257,17 +256,16 @@ verify_summary run_case(const verify_case& x, uint64_t steps) {
   virtual_world_options world;
   world.config = x.config.smp;
   world.reorder = true;
-  run_virtual_world(x.config.smp.pipeline_parallel_degree, world,
-                    [&](session& s) {
-                      silent_listener silent;
-                      static const std::atomic<bool> no = false;
-                      verify_options options;
-                      options.steps = steps;
-                      auto mine = verify(s, x.config, dir.path, silent, no,
-                                         options, x.job);
-                      if (s.rank() == 0)
-                        result = std::move(mine);
-                    });
+  run_virtual_world(
+    x.config.smp.pipeline_parallel_degree, world, [&](session& s) {
+      silent_listener silent;
+      static const std::atomic<bool> no = false;
+      verify_options options;
+      options.steps = steps;
+      auto mine = verify(s, x.config, dir.path, silent, no, options, x.job);
+      if (s.rank() == 0)
+        result = std::move(mine);
+    });
   return result;
 }
 

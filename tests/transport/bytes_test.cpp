@@ -110,8 +110,7 @@ struct with_tensors {
 template <class Inspector>
 bool inspect(Inspector& f, with_tensors& x) {
   return f.object(x).fields(f.field("many", x.many),
-                            f.field("stream", x.stream),
-                            f.field("one", x.one));
+                            f.field("stream", x.stream), f.field("one", x.one));
 }
 
 with_tensors make_with_tensors() {
@@ -179,8 +178,7 @@ TEST_CASE("a read past the end names the field and the place",
   CHECK(in.u16() == 5);
 }
 
-TEST_CASE("a count must fit into what is left",
-          "[transport][bytes]") {
+TEST_CASE("a count must fit into what is left", "[transport][bytes]") {
   byte_writer out;
   out.u32(3);
   out.raw(std::vector<std::byte>(12));
@@ -240,13 +238,12 @@ TEST_CASE("an error names the path of the field and its place",
   CHECK_THAT(refusal<sample>({cut, {}}),
              ContainsSubstring("malformed sample: objects"));
   cut.resize(size - 3 - 8);
-  CHECK_THAT(refusal<sample>({{bytes.begin(),
-                               bytes.begin() + static_cast<ptrdiff_t>(size)
-                                 - 3 - 8},
-                              {}}),
-             ContainsSubstring("request.number at byte "
-                               + std::to_string(size - 11)
-                               + ": 8 bytes wanted, 0 left"));
+  CHECK_THAT(
+    refusal<sample>(
+      {{bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(size) - 3 - 8},
+       {}}),
+    ContainsSubstring("request.number at byte " + std::to_string(size - 11)
+                      + ": 8 bytes wanted, 0 left"));
 }
 
 TEST_CASE("an enumeration and a device of a failure are checked",

@@ -35,8 +35,7 @@ TEST_CASE("an error that names no rank does not blame rank 0",
   CHECK(x.code() == error_code::config);
 }
 
-TEST_CASE("an error carries its first cause unchanged",
-          "[transport][error]") {
+TEST_CASE("an error carries its first cause unchanged", "[transport][error]") {
   failure x{error_code::rank_down, rank_id{2}, {}, "killed by signal 9"};
   try {
     throw error{x};

@@ -247,9 +247,7 @@ TEST_CASE("groups that share ranks may use one name in different orders",
     auto all = [&] {
       return w.at(rank).all_reduce_sum(w.group, "n", {1.0})[0];
     };
-    auto two = [&] {
-      return w.at(rank).all_reduce_sum(pair, "n", {10.0})[0];
-    };
+    auto two = [&] { return w.at(rank).all_reduce_sum(pair, "n", {10.0})[0]; };
     if (rank == 0) {
       // Rank 0 sends both before it waits for either, on two threads.
       std::thread other{[&] { w.expect(two() == 20.0, "sum of two"); }};

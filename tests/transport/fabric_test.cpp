@@ -59,9 +59,8 @@ TEST_CASE("tensors of any size arrive whole and aligned",
           "[transport][fabric]") {
   ON_EVERY_FABRIC;
   cluster c{kind, 2};
-  std::vector<uint64_t> sizes{0,     1,       4096,    4097,     8192,
-                              8257,  65536,   262144,  1 << 20,  33 << 20,
-                              80 << 20};
+  std::vector<uint64_t> sizes{0,     1,      4096,    4097,     8192,    8257,
+                              65536, 262144, 1 << 20, 33 << 20, 80 << 20};
   for (auto size : sizes)
     c.at(0).send(rank_id{1},
                  make_message(std::to_string(size), {make_tensor(size, size)}),
@@ -139,8 +138,7 @@ TEST_CASE("a rank can send to itself, by copy", "[transport][fabric]") {
   ON_EVERY_FABRIC;
   cluster c{kind, 2};
   auto tensor = make_tensor(10000, 1);
-  c.at(1).send(rank_id{1}, make_message("me", {tensor}),
-               c.heard(1).on_sent());
+  c.at(1).send(rank_id{1}, make_message("me", {tensor}), c.heard(1).on_sent());
   REQUIRE(c.heard(1).wait_messages(1));
   REQUIRE(c.heard(1).wait_sent(1));
   auto [from, x] = c.heard(1).take_messages()[0];
@@ -149,8 +147,7 @@ TEST_CASE("a rank can send to itself, by copy", "[transport][fabric]") {
   CHECK(same_bytes(x.body.tensors[0], pattern(10000, 1)));
 }
 
-TEST_CASE("a sent message no longer keeps its tensors",
-          "[transport][fabric]") {
+TEST_CASE("a sent message no longer keeps its tensors", "[transport][fabric]") {
   ON_EVERY_FABRIC;
   cluster c{kind, 2};
   std::atomic<long> owners = -1;
@@ -190,8 +187,8 @@ TEST_CASE("four ranks talk to all at once", "[transport][fabric]") {
     for (auto& [from, x] : c.heard(me).take_messages()) {
       auto i = std::stoull(text_of(x));
       auto size = i % 5 == 0 ? 100000 + i : 10 * i;
-      REQUIRE(same_bytes(x.body.tensors[0],
-                         pattern(size, 1000 * from.value + i)));
+      REQUIRE(
+        same_bytes(x.body.tensors[0], pattern(size, 1000 * from.value + i)));
       seen.emplace(from.value, i);
     }
     CHECK(seen.size() == 4 * rounds);
@@ -256,8 +253,7 @@ TEST_CASE("a loss fails what is in flight to that rank",
   constexpr size_t count = 40;
   auto tensor = make_tensor(8 << 20, 1);
   for (size_t i = 0; i < count; ++i)
-    c.at(0).send(rank_id{1}, make_message("x", {tensor}),
-                 c.heard(0).on_sent());
+    c.at(0).send(rank_id{1}, make_message("x", {tensor}), c.heard(0).on_sent());
   c.at(0).peer_lost(gone(1));
   REQUIRE(c.heard(0).wait_sent(count));
   REQUIRE(c.heard(0).wait_losses(1));

@@ -36,8 +36,7 @@ TEST_CASE("a wait ends when another thread ends the completion",
   other.join();
 }
 
-TEST_CASE("a wait throws the failure of its completion",
-          "[transport][wait]") {
+TEST_CASE("a wait throws the failure of its completion", "[transport][wait]") {
   auto x = std::make_shared<completion>();
   std::thread other{[x] { x->fail(lost(3)); }};
   try {
@@ -93,8 +92,7 @@ TEST_CASE("racing ends of a completion run its callback once",
   }
 }
 
-TEST_CASE("an awaited value arrives from another thread",
-          "[transport][wait]") {
+TEST_CASE("an awaited value arrives from another thread", "[transport][wait]") {
   auto x = std::make_shared<awaited<std::string>>();
   std::thread other{[x] { x->set_value("hello"); }};
   CHECK(awaited<std::string>::get(x, {"greeting", rank_id{0}}) == "hello");

@@ -47,8 +47,7 @@ uint64_t size_of(const message& x) {
 }
 
 /// Callbacks to call when no lock is held.
-using pending_calls
-  = std::vector<std::pair<fabric::sent_callback, failure>>;
+using pending_calls = std::vector<std::pair<fabric::sent_callback, failure>>;
 
 void call_all(pending_calls& xs) {
   for (auto& [done, why] : xs)
@@ -150,8 +149,7 @@ struct loopback_network::impl {
   /// @pre `mutex` is held
   pending_calls lose(rank_id who, const failure& x) {
     auto& state = ranks[who.value];
-    if (who == x.rank || state.stopped
-        || !state.lost.emplace(x.rank, x).second)
+    if (who == x.rank || state.stopped || !state.lost.emplace(x.rank, x).second)
       return {};
     auto result = purge(
       [&](const event& y) {
@@ -252,10 +250,14 @@ void loopback_network::rank_fabric::send(rank_id to, message x,
     auto& me = network_.ranks[self_.value];
     if (std::any_of(x.body.tensors.begin(), x.body.tensors.end(),
                     [](auto& t) { return t.device != device_ref{}; }))
-      why = {error_code::unsupported, self_, {},
+      why = {error_code::unsupported,
+             self_,
+             {},
              "the loopback fabric moves tensors in host memory only"};
     else if (to.value >= network_.ranks.size())
-      why = {error_code::transport, self_, {},
+      why = {error_code::transport,
+             self_,
+             {},
              "there is no rank " + std::to_string(to.value)};
     else if (me.stopped)
       why = {error_code::cancelled, self_, {}, "the fabric was stopped"};
@@ -266,8 +268,7 @@ void loopback_network::rank_fabric::send(rank_id to, message x,
     if (!why) {
       ++me.stats.messages_sent;
       me.stats.bytes_sent += size_of(x);
-      network_.events.push_back(
-        {self_, to, std::move(x), std::move(done), {}});
+      network_.events.push_back({self_, to, std::move(x), std::move(done), {}});
       network_.changed.notify_all();
       return;
     }
@@ -296,10 +297,9 @@ void loopback_network::rank_fabric::stop(std::chrono::milliseconds limit) {
       return;
     auto drained = [this] {
       return network_.busy_from != self_
-             && std::none_of(network_.events.begin(), network_.events.end(),
-                             [this](auto& x) {
-                               return x.from == self_ && !x.lost;
-                             });
+             && std::none_of(
+               network_.events.begin(), network_.events.end(),
+               [this](auto& x) { return x.from == self_ && !x.lost; });
     };
     if (network_.options.stepped) {
       guard.unlock();
@@ -335,8 +335,7 @@ loopback_network::loopback_network(uint64_t world_size, loopback_options x)
   : impl_(std::make_unique<impl>(x)) {
   impl_->ranks.resize(world_size);
   for (uint64_t i = 0; i < world_size; ++i)
-    impl_->ranks[i].fabric
-      = std::make_unique<rank_fabric>(*impl_, rank_id{i});
+    impl_->ranks[i].fabric = std::make_unique<rank_fabric>(*impl_, rank_id{i});
   if (!x.stepped)
     impl_->thread = std::thread{[this] { impl_->deliver_all(); }};
 }

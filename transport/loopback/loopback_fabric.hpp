@@ -29,8 +29,8 @@ class loopback_network {
 public:
   /// @returns whether the message is delivered; it counts as sent anyway, and
   /// at its receiver as refused.
-  using filter
-    = std::function<bool(rank_id from, rank_id to, const message& x)>;
+  using filter = std::function<bool(rank_id from, rank_id to,
+                                    const message& x)>;
 
   explicit loopback_network(uint64_t world_size, loopback_options x = {});
 

@@ -19,9 +19,11 @@ void ucx_fabric::engine::on_endpoint_error(void* x, ucp_ep_h,
                                            ucs_status_t status) {
   auto& lost = *static_cast<peer*>(x);
   lost.self->failed_.emplace_back(
-    &lost, failure{error_code::rank_down, lost.rank, {},
-                   std::string{"connection lost: "}
-                     + ucs_status_string(status)});
+    &lost,
+    failure{error_code::rank_down,
+            lost.rank,
+            {},
+            std::string{"connection lost: "} + ucs_status_string(status)});
 }
 
 void ucx_fabric::engine::handle_failed() {
@@ -80,8 +82,7 @@ void ucx_fabric::engine::say_goodbye(peer& to) {
   header.from = static_cast<uint32_t>(self_.value);
   post(to, {nullptr, header, nullptr, 0}, false);
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK
-                       | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = on_flushed_or_closed;
   param.user_data = this;
   auto request = ucp_ep_flush_nbx(to.endpoint, &param);

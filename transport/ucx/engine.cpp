@@ -66,9 +66,9 @@ ucx_fabric::engine::engine(rank_id self, uint64_t world_size,
     pool_(options_.pool_limit),
     marker_interval_(marker_interval_for(world_size)) {
   if (self.value >= world_size || world_size > UINT32_MAX)
-    throw error{error_code::internal,
-                "rank " + std::to_string(self.value) + " of a world of "
-                  + std::to_string(world_size)};
+    throw error{error_code::internal, "rank " + std::to_string(self.value)
+                                        + " of a world of "
+                                        + std::to_string(world_size)};
   worker_.emplace(options_);
   address_ = worker_->address();
   max_header_ = worker_->max_header();
@@ -243,7 +243,7 @@ void ucx_fabric::engine::take_queued_losses() {
     return;
   for (auto& why : queued) {
     auto& x = peers_[why.rank.value];
-    // It may have left as if all was well: others know better.
+    // It may have left in an orderly way: whoever reports it lost knows better.
     if (x.state == peer_state::left)
       x.why = why;
     lose(x, why);
@@ -306,14 +306,13 @@ void ucx_fabric::engine::deliver_to_self(outgoing& x, bool closing) {
 
 void ucx_fabric::engine::wait(worker_lock& lock) {
   auto limit = std::chrono::microseconds{
-    open_sends_ + open_receives_ + open_closes_ > 0 ? open_guard
-                                                    : idle_guard};
+    open_sends_ + open_receives_ + open_closes_ > 0 ? open_guard : idle_guard};
   if (ucp_worker_arm(worker_->get()) == UCS_OK) {
     busy_ = 0;
-    if (!watching_) {
-      watching_ = true;
+    if (!awaiting_events_) {
+      awaiting_events_ = true;
       events_.async_wait(events_.wait_read,
-                         [this](auto) { watching_ = false; });
+                         [this](auto) { awaiting_events_ = false; });
     }
   } else {
     if (++busy_ <= busy_limit)

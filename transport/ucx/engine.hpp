@@ -182,8 +182,7 @@ private:
                             incoming_data data);
   std::byte* place_for(receive_operation& x);
   void received(receive_operation& x, ucs_status_t status);
-  void described(peer& from, uint64_t number,
-                 std::span<const std::byte> bytes);
+  void described(peer& from, uint64_t number, std::span<const std::byte> bytes);
   void finish_if_complete(peer& from, uint64_t number);
   void deliver(peer& from, message x);
   void refuse(peer& from, error_code code, std::string text);
@@ -274,7 +273,7 @@ private:
     keep_loop_{loop_.get_executor()};
   boost::asio::posix::stream_descriptor events_{loop_};
   boost::asio::steady_timer pause_{loop_};
-  bool watching_ = false;
+  bool awaiting_events_ = false;
   bool pausing_ = false;
   unsigned busy_ = 0;
   unsigned turns_with_failed_ = 0;

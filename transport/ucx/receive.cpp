@@ -20,8 +20,8 @@ ucs_status_t ucx_fabric::engine::on_active_message(
     {data, size, rendezvous});
 }
 
-void ucx_fabric::engine::on_received(void* request, ucs_status_t status,
-                                     size_t, void* operation) {
+void ucx_fabric::engine::on_received(void* request, ucs_status_t status, size_t,
+                                     void* operation) {
   std::unique_ptr<receive_operation> x{
     static_cast<receive_operation*>(operation)};
   ucp_request_free(request);
@@ -72,8 +72,7 @@ ucs_status_t ucx_fabric::engine::receive_data(peer& from,
     return UCS_OK;
   }
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK
-                       | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.recv_am = on_received;
   param.user_data = x.get();
   auto request = ucp_am_recv_data_nbx(worker_->get(), data.pointer, to,
@@ -189,11 +188,9 @@ void ucx_fabric::engine::deliver(peer& from, message x) {
 
 // -- trouble ------------------------------------------------------------------
 
-void ucx_fabric::engine::refuse(peer& from, error_code code,
-                                std::string text) {
+void ucx_fabric::engine::refuse(peer& from, error_code code, std::string text) {
   if (from.state == peer_state::connected)
-    failed_.emplace_back(&from,
-                         failure{code, from.rank, {}, std::move(text)});
+    failed_.emplace_back(&from, failure{code, from.rank, {}, std::move(text)});
 }
 
 template <class F>

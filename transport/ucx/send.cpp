@@ -45,14 +45,20 @@ void ucx_fabric::engine::send(rank_id to, message x, sent_callback done) {
   failure why;
   for (auto& t : x.body.tensors) {
     if (t.device != device_ref{})
-      why = {error_code::unsupported, self_, {},
+      why = {error_code::unsupported,
+             self_,
+             {},
              "UCX moves tensors in host memory only"};
     else if (t.nbytes > tensor_limit)
-      why = {error_code::unsupported, self_, {},
+      why = {error_code::unsupported,
+             self_,
+             {},
              "a tensor of " + std::to_string(t.nbytes) + " bytes"};
   }
   if (to.value >= peers_.size())
-    why = {error_code::transport, self_, {},
+    why = {error_code::transport,
+           self_,
+           {},
            "there is no rank " + std::to_string(to.value)};
   if (!why) {
     auto out = std::make_shared<outgoing>();
@@ -61,9 +67,10 @@ void ucx_fabric::engine::send(rank_id to, message x, sent_callback done) {
     auto units = to == self_ ? std::vector<unit>{} : make_units(out);
     std::lock_guard guard{queue_mutex_};
     if (!started_ || stop_requested_) {
-      why = started_ ? stopped()
-                     : failure{error_code::cancelled, self_, {},
-                               "the fabric was not started"};
+      why = started_
+              ? stopped()
+              : failure{
+                error_code::cancelled, self_, {}, "the fabric was not started"};
     } else {
       out->done = std::move(done);
       if (to == self_)
@@ -188,8 +195,7 @@ void ucx_fabric::engine::take_queued_sends() {
       continue;
     }
     ++messages_sent_;
-    bytes_sent_ += x->content.body.bytes.size()
-                   + tensor_bytes(x->content.body);
+    bytes_sent_ += x->content.body.bytes.size() + tensor_bytes(x->content.body);
     for (auto& u : units) {
       auto first = u.header.kind == unit_kind::description
                      ? x->description.size()
@@ -236,16 +242,13 @@ void ucx_fabric::engine::post(peer& to, unit x, bool bulk) {
     header = u.of->description;
   write_header(header, u.header);
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK
-                       | UCP_OP_ATTR_FIELD_USER_DATA
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA
                        | UCP_OP_ATTR_FIELD_FLAGS;
   param.cb.send = on_sent;
   param.user_data = operation.get();
-  param.flags = bulk || marker ? UCP_AM_SEND_FLAG_RNDV
-                               : UCP_AM_SEND_FLAG_EAGER;
-  auto request = ucp_am_send_nbx(to.endpoint, active_message_id,
-                                 header.data(), header.size(), u.data, u.size,
-                                 &param);
+  param.flags = bulk || marker ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
+  auto request = ucp_am_send_nbx(to.endpoint, active_message_id, header.data(),
+                                 header.size(), u.data, u.size, &param);
   if (UCS_PTR_IS_PTR(request)) {
     operation.release(); // `on_sent` deletes it
     ++open_sends_;

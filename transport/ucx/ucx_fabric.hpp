@@ -51,7 +51,7 @@ public:
   void send(rank_id to, message x, sent_callback done = {}) override;
   void peer_lost(const failure& x) override;
 
-  /// All ranks should have finished what they have to say to each other: one
+  /// All ranks should have finished talking to each other: one
   /// that stops first is no loss to the others, but it no longer answers.
   void stop(std::chrono::milliseconds limit) override;
 

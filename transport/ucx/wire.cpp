@@ -61,10 +61,10 @@ bool inspect(Inspector& f, unit_header& x) {
   auto get = [] { return header_mark; };
   auto set = [](uint32_t y) { return y == header_mark; };
   return f.object(x).fields(
-    f.field("mark", get, set), f.field("kind", x.kind),
-    f.field("data", x.data), f.field("from", x.from),
-    f.field("tensor", x.tensor), f.field("number", x.number),
-    f.field("offset", x.offset), f.field("tensor size", x.tensor_size));
+    f.field("mark", get, set), f.field("kind", x.kind), f.field("data", x.data),
+    f.field("from", x.from), f.field("tensor", x.tensor),
+    f.field("number", x.number), f.field("offset", x.offset),
+    f.field("tensor size", x.tensor_size));
 }
 
 void write_header(std::span<std::byte> to, const unit_header& x) {
@@ -122,9 +122,8 @@ description read_description(std::span<const std::byte> bytes,
     in.fail("tensors", std::to_string(packed) + " bytes wanted, "
                          + std::to_string(in.remaining()) + " left");
   description result;
-  result.content = {head.kind,
-                    {{envelope.begin(), envelope.end()},
-                     std::move(head.tensors)}};
+  result.content = {
+    head.kind, {{envelope.begin(), envelope.end()}, std::move(head.tensors)}};
   // One block for all; each tensor keeps it alive.
   std::shared_ptr<std::byte> block;
   uint64_t offset = 0;

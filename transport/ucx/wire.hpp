@@ -36,7 +36,7 @@ inline constexpr uint64_t tensor_limit = uint64_t{1} << 44;
 // -- header -------------------------------------------------------------------
 
 enum class unit_kind : uint8_t {
-  description, // of a message; follows in the header of the active message
+  description,      // of a message; follows in the header of the active message
   long_description, // of a message; is the data of the active message
   chunk,            // bytes of a tensor
   goodbye,          // nothing comes after it; an end that is no loss

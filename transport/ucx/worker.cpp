@@ -46,8 +46,7 @@ void modify(ucp_config_t* config, const setting& x) {
 
 void check(ucs_status_t status, const std::string& what) {
   if (status != UCS_OK)
-    throw error{error_code::transport,
-                what + ": " + ucs_status_string(status)};
+    throw error{error_code::transport, what + ": " + ucs_status_string(status)};
 }
 
 worker::worker(const ucx_options& options) {
@@ -72,8 +71,8 @@ worker::worker(const ucx_options& options) {
   auto status = ucp_worker_create(context_, &worker_params, &worker_);
   if (status != UCS_OK) {
     ucp_cleanup(context_);
-    check(status, "UCX cannot make a worker with the transports "
-                    + options.transports);
+    check(status,
+          "UCX cannot make a worker with the transports " + options.transports);
   }
 }
 
@@ -91,8 +90,7 @@ int worker::event_fd() const {
 std::string worker::address() const {
   ucp_address_t* address = nullptr;
   size_t size = 0;
-  check(ucp_worker_get_address(worker_, &address, &size),
-        "UCX has no address");
+  check(ucp_worker_get_address(worker_, &address, &size), "UCX has no address");
   std::string result{reinterpret_cast<const char*>(address), size};
   ucp_worker_release_address(worker_, address);
   return result;

@@ -2,11 +2,11 @@
 
 #include "runtime/base/rank_context.hpp"
 #include "runtime/intercept/call_scope.hpp"
-#include "runtime/model/model_map.hpp"
-#include "runtime/remote/execution.hpp"
 #include "runtime/intercept/script/rewrite.hpp"
 #include "runtime/intercept/script/script_values.hpp"
-#include "runtime/intercept/trace_recorder.hpp"
+#include "runtime/intercept/tracer.hpp"
+#include "runtime/model/model_map.hpp"
+#include "runtime/remote/execution.hpp"
 
 #include <ATen/core/function.h>
 #include <ATen/core/stack.h>
@@ -42,8 +42,7 @@ struct place {
 /// code runs where it is.
 std::optional<place> place_of(const iv::Object& x) {
   auto model = rank_context::current_model();
-  if (!model
-      || !(model->map->partitioned() || trace_recorder::current()))
+  if (!model || !(model->map->partitioned() || tracer::current()))
     return std::nullopt;
   auto& index = model->map->model().module_index;
   auto i = index.find(&x);
@@ -363,8 +362,8 @@ void setattr_operation(jit::Stack& stack) {
     if (auto& t = x.inputs.at(0); t.isTensor() && t.toTensor().requires_grad())
       throw error{error_code::unsupported,
                   "stores a tensor that requires grad in the attribute '"
-                    + x.name + "' of '" + where->name()
-                    + "', which rank " + std::to_string(where->owner.value)
+                    + x.name + "' of '" + where->name() + "', which rank "
+                    + std::to_string(where->owner.value)
                     + " owns: store it detached"};
     ask(*where, x.self, request_kind::set_attribute, x.name, x.inputs,
         {attribute_type(*x.self, x.name)}, c10::NoneType::get());
@@ -480,8 +479,8 @@ c10::IValue run_method(const script_object& self, const std::string& method,
 }
 
 invocation run_script(model_context& model, module_id module,
-                      const call_target& x, unpacker& in, const std::vector<value>& args,
-                      packer& out) {
+                      const call_target& x, unpacker& in,
+                      const std::vector<value>& args, packer& out) {
   auto& map = *model.map;
   auto* raw = map.model().modules.at(module.value).script;
   auto self = script_object::reclaim_copy(raw);

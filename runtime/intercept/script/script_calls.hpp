@@ -3,11 +3,11 @@
 // Calls of TorchScript modules: the operations that `rewrite` puts into their
 // code, and what an owner does with a request for one of its modules.
 
-#include "runtime/remote/invoker.hpp"
 #include "runtime/model/module_walk.hpp"
-#include "runtime/remote/caller.hpp"
 #include "runtime/model/script_code.hpp"
 #include "runtime/model/script_walk.hpp"
+#include "runtime/remote/caller.hpp"
+#include "runtime/remote/invoker.hpp"
 
 #include <ATen/core/ivalue.h>
 

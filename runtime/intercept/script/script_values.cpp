@@ -67,9 +67,8 @@ c10::IValue get_module(unpacker& u, const value& x, const c10::TypePtr& type) {
       || !modules[static_cast<size_t>(*i)].script)
     u.mismatch("no module", x);
   auto* object = modules[static_cast<size_t>(*i)].script;
-  return checked(u,
-                 c10::intrusive_ptr<c10::ivalue::Object>::reclaim_copy(object),
-                 type);
+  return checked(
+    u, c10::intrusive_ptr<c10::ivalue::Object>::reclaim_copy(object), type);
 }
 
 const c10::TypePtr& without_optional(const c10::TypePtr& x) {

@@ -279,8 +279,8 @@ roberta_impl::roberta_impl(bert_config x) {
   x.positions_skip_padding = true;
   validate(x);
   roberta = submodule<bert_body>(x);
-  lm_head
-    = submodule<roberta_head>(x, roberta->embeddings->word_embeddings->weight);
+  lm_head = submodule<roberta_head>(
+    x, roberta->embeddings->word_embeddings->weight);
   register_module("roberta", roberta);
   register_module("lm_head", lm_head);
 }

@@ -6,8 +6,8 @@
 //
 // Shapes: B sequences per (micro)batch, T tokens, C = width, V = vocabulary.
 
-#include "runtime/train/models/layers.hpp"
 #include "runtime/intercept/submodule.hpp"
+#include "runtime/train/models/layers.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>

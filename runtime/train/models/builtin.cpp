@@ -87,8 +87,9 @@ bert_config make_bert_config(const train_config& x, int64_t segments) {
 template <class Model>
 std::unique_ptr<trainable> make_masked(Model model) {
   auto loss = [model](const batch& xs) mutable {
-    require_tensors(xs, 2, 4, "tokens, mask (if any), segments (if any) and "
-                              "labels");
+    require_tensors(xs, 2, 4,
+                    "tokens, mask (if any), segments (if any) and "
+                    "labels");
     return token_loss(model(xs[0], xs.size() > 2 ? xs[1] : at::Tensor{},
                             xs.size() > 3 ? xs[2] : at::Tensor{}),
                       xs.back());
@@ -100,8 +101,8 @@ std::unique_ptr<trainable> make_t5(const train_config& x) {
   t5_config sizes;
   sizes.vocabulary = vocabulary_of(x);
   sizes.layers = number(x.model.layers);
-  sizes.decoder_layers
-    = number(x.model.decoder_layers.value_or(x.model.layers));
+  sizes.decoder_layers = number(
+    x.model.decoder_layers.value_or(x.model.layers));
   sizes.heads = number(x.model.heads);
   sizes.width = number(x.model.width);
   sizes.head_size = number_or_0(x.model.head_size);
@@ -114,8 +115,9 @@ std::unique_ptr<trainable> make_t5(const train_config& x) {
   sizes.gated = x.model.gated;
   t5 model{sizes};
   auto loss = [model](const batch& xs) mutable {
-    require_tensors(xs, 2, 4, "tokens, mask (if any), decoder tokens (if any) "
-                              "and labels");
+    require_tensors(xs, 2, 4,
+                    "tokens, mask (if any), decoder tokens (if any) "
+                    "and labels");
     auto& labels = xs.back();
     return token_loss(model(xs[0],
                             xs.size() > 3 ? xs[2] : t5_decoder_tokens(labels),
@@ -131,8 +133,8 @@ std::unique_ptr<trainable> make_ncf(const train_config& x) {
                        x.model.dropout}};
   auto loss = [model](const batch& xs) mutable {
     require_tensors(xs, 3, 3, "users, items and labels");
-    return nn::functional::binary_cross_entropy_with_logits(
-      model(xs[0], xs[1]), xs[2]);
+    return nn::functional::binary_cross_entropy_with_logits(model(xs[0], xs[1]),
+                                                            xs[2]);
   };
   return std::make_unique<nn_trainable>(model.ptr(), loss);
 }

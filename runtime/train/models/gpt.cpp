@@ -86,10 +86,7 @@ torch::Tensor gpt_mlp_impl::forward(torch::Tensor x) {
 // -- block --------------------------------------------------------------------
 
 gpt_block_impl::gpt_block_impl(const gpt_config& x, int64_t index)
-  : ln_1(norm_options(x)),
-    attn(x, index),
-    ln_2(norm_options(x)),
-    mlp(x) {
+  : ln_1(norm_options(x)), attn(x, index), ln_2(norm_options(x)), mlp(x) {
   register_module("ln_1", ln_1);
   register_module("attn", attn);
   register_module("ln_2", ln_2);
@@ -130,9 +127,8 @@ torch::Tensor gpt_transformer_impl::forward(torch::Tensor tokens) {
 gpt_impl::gpt_impl(const gpt_config& x) {
   validate(x);
   transformer = submodule<gpt_transformer>(x);
-  auto weight = x.tied
-                  ? transformer->wte->weight
-                  : normal_tensor({x.vocabulary, x.width}, gpt_weight_std);
+  auto weight = x.tied ? transformer->wte->weight
+                       : normal_tensor({x.vocabulary, x.width}, gpt_weight_std);
   if (SMP_FAULT("untied-weight"))
     weight = weight.detach().clone();
   lm_head = submodule<tied_linear>(weight);

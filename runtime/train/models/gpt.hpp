@@ -6,8 +6,8 @@
 //
 // Shapes: B sequences per (micro)batch, T tokens, C = width, V = vocabulary.
 
-#include "runtime/train/models/layers.hpp"
 #include "runtime/intercept/submodule.hpp"
+#include "runtime/train/models/layers.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -59,7 +59,7 @@ struct gpt_attention_impl : torch::nn::Module {
 
   int64_t heads;
   double dropout;
-  int64_t window; // 0: none
+  int64_t window;           // 0: none
   submodule<conv1d> c_attn; // C -> 3 C: query, key, value
   submodule<conv1d> c_proj;
   submodule<torch::nn::Dropout> resid_dropout;

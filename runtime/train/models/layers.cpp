@@ -84,8 +84,7 @@ torch::Tensor causal_bias(int64_t tokens) {
 torch::Tensor token_loss(const torch::Tensor& logits,
                          const torch::Tensor& targets) {
   // -100 is LibTorch's default for what to ignore.
-  return nn::functional::cross_entropy(logits.flatten(0, 1),
-                                       targets.flatten());
+  return nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
 }
 
 // -- initial values -----------------------------------------------------------

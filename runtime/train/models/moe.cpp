@@ -127,8 +127,8 @@ moe_transformer_impl::forward(torch::Tensor tokens) {
   using states = std::tuple<torch::Tensor, torch::Tensor>;
   auto positions = torch::arange(tokens.size(1), tokens.options());
   auto x = drop(wte(tokens) + wpe(positions));
-  auto [y, imbalance]
-    = h->forward<states>(states{x, torch::scalar_tensor(0.0)});
+  auto [y, imbalance] = h->forward<states>(
+    states{x, torch::scalar_tensor(0.0)});
   return {ln_f(y), imbalance / static_cast<double>(h->size())};
 }
 

@@ -40,8 +40,8 @@ ncf_impl::ncf_impl(const ncf_config& x)
   register_module("embed_item_GMF", embed_item_gmf);
   register_module("embed_user_MLP", embed_user_mlp);
   register_module("embed_item_MLP", embed_item_mlp);
-  for (auto* table : {&embed_user_gmf, &embed_item_gmf, &embed_user_mlp,
-                      &embed_item_mlp})
+  for (auto* table :
+       {&embed_user_gmf, &embed_item_gmf, &embed_user_mlp, &embed_item_mlp})
     nn::init::normal_((*table)->weight, 0, 0.01);
   for (auto in = 2 * tower_width(x); in > x.width; in /= 2) {
     nn::Linear linear{in, in / 2};

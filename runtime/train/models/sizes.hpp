@@ -33,9 +33,9 @@ inline void require_heads(int64_t width, int64_t heads) {
 /// @throws error (config) naming `key` unless 0 <= `value` < 1
 inline void require_probability(const char* key, double value) {
   if (!(value >= 0 && value < 1))
-    throw error{error_code::config,
-                fmt::format("{} is {}, must be at least 0 and less than 1",
-                            key, value)};
+    throw error{
+      error_code::config,
+      fmt::format("{} is {}, must be at least 0 and less than 1", key, value)};
 }
 
 } // namespace smp

@@ -116,8 +116,7 @@ batch copied_tokens(batch_numbers& numbers, const token_sizes& x) {
   return {tokens, tokens.clone()};
 }
 
-batch likes(batch_numbers& numbers, int64_t n, uint64_t users,
-            uint64_t items) {
+batch likes(batch_numbers& numbers, int64_t n, uint64_t users, uint64_t items) {
   auto who = at::empty({n}, at::kLong);
   auto what = at::empty({n}, at::kLong);
   auto label = at::empty({n}, at::kFloat);
@@ -137,11 +136,10 @@ batch vectors(batch_numbers& numbers, int64_t n, int64_t inputs,
   auto y = at::empty({n}, at::kLong);
   auto* row = x.mutable_data_ptr<float>();
   for (int64_t i = 0; i < n; ++i, row += inputs) {
-    std::generate_n(row, inputs, [&] {
-      return static_cast<float>(numbers.between_ones());
-    });
-    y.mutable_data_ptr<int64_t>()[i]
-      = std::max_element(row, row + outputs) - row;
+    std::generate_n(row, inputs,
+                    [&] { return static_cast<float>(numbers.between_ones()); });
+    y.mutable_data_ptr<int64_t>()[i] = std::max_element(row, row + outputs)
+                                       - row;
   }
   return {x, y};
 }
@@ -175,11 +173,11 @@ synthetic_batches::maker maker_of(const train_config& x) {
 std::unique_ptr<data_source> make_synthetic(const train_config& x) {
   const auto batch_size = x.data.batch_size.value_or(0);
   if (x.model.type == "gpt" || x.model.type == "moe")
-    return std::make_unique<synthetic_tokens>(synthetic_tokens::options{
-      .vocabulary = x.model.vocabulary.value_or(256),
-      .sequence_length = x.data.sequence_length,
-      .batch_size = batch_size,
-      .seed = x.data.shuffle_seed});
+    return std::make_unique<synthetic_tokens>(
+      synthetic_tokens::options{.vocabulary = x.model.vocabulary.value_or(256),
+                                .sequence_length = x.data.sequence_length,
+                                .batch_size = batch_size,
+                                .seed = x.data.shuffle_seed});
   return std::make_unique<synthetic_batches>(x.data.shuffle_seed, batch_size,
                                              maker_of(x));
 }

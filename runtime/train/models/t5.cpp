@@ -103,8 +103,8 @@ t5_attention_impl::t5_attention_impl(const t5_config& x, bool positions,
   register_module("v", v);
   register_module("o", o);
   if (positions) {
-    relative_attention_bias
-      = make_embedding(x.relative_buckets, x.heads, std_for(x.width));
+    relative_attention_bias = make_embedding(x.relative_buckets, x.heads,
+                                             std_for(x.width));
     register_module("relative_attention_bias", relative_attention_bias);
   }
 }

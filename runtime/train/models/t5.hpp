@@ -7,8 +7,8 @@
 // Shapes: B sequences per (micro)batch, S tokens in, T tokens out, C = width,
 // H heads, V = vocabulary.
 
-#include "runtime/train/models/layers.hpp"
 #include "runtime/intercept/submodule.hpp"
+#include "runtime/train/models/layers.hpp"
 
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>

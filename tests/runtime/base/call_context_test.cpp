@@ -42,8 +42,8 @@ struct autocast_scope {
 std::vector<Tensor> batches() {
   std::vector<Tensor> result;
   for (int i = 0; i < 2; ++i)
-    result.push_back(torch::sin(torch::arange(8 * width * 1.0) * (i + 0.7))
-                       .view({8, width}));
+    result.push_back(
+      torch::sin(torch::arange(8 * width * 1.0) * (i + 0.7)).view({8, width}));
   return result;
 }
 
@@ -177,18 +177,18 @@ TEST_CASE("the copy of a remote parameter stays out of the cache of casts",
     CHECK(torch::allclose(g, two.gradients.at(name), 1e-2));
 }
 
-TEST_CASE("the context around a step holds in its body",
-          "[runtime][context]") {
+TEST_CASE("the context around a step holds in its body", "[runtime][context]") {
   std::atomic<int> grads = 0, bodies = 0;
   run_virtual_world(2, manual_world(2, 2), [&](session&) {
     auto remote = [&](function_impl& self, Tensor x) {
       grads += at::GradMode::is_enabled();
       return x * self.weight;
     };
-    distributed_model model{
-      seeded([&] { return caller{remote, [](caller_impl& self, Tensor x) {
-                                   return self.there(x * self.here);
-                                 }}; })};
+    distributed_model model{seeded([&] {
+      return caller{remote, [](caller_impl& self, Tensor x) {
+                      return self.there(x * self.here);
+                    }};
+    })};
     auto run = step([&](Tensor x) {
       ++bodies;
       // Left on by mistake: the next body on this thread must not see it.

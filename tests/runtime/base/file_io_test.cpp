@@ -8,8 +8,8 @@
 
 using namespace smp;
 using namespace std::string_literals;
-using test::scratch_dir;
 using Catch::Matchers::ContainsSubstring;
+using test::scratch_dir;
 
 TEST_CASE("a file is read whole, or as far as asked", "[runtime]") {
   scratch_dir dir;

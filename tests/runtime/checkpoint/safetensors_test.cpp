@@ -15,8 +15,8 @@
 #include <fstream>
 
 using namespace smp;
-using test::content_of;
 using Catch::Matchers::ContainsSubstring;
+using test::content_of;
 namespace fs = std::filesystem;
 
 namespace {
@@ -129,7 +129,8 @@ TEST_CASE("the bytes of a file are those that the format asks for") {
       R"("small":{"data_offsets":[8,11],"dtype":"U8","shape":[3]}})";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   using namespace std::string_literals;
-  CHECK(content_of(s.file()) == assemble(header, "\0\0\0\0\0\0\xf0\x3f\0\1\2"s));
+  CHECK(content_of(s.file())
+        == assemble(header, "\0\0\0\0\0\0\xf0\x3f\0\1\2"s));
 }
 
 TEST_CASE("a file that another program wrote is read") {

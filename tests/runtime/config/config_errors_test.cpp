@@ -182,8 +182,7 @@ std::vector<broken> broken_configurations() {
     {"planned type",
      and_also("on_nonfinite = \"skip\""),
      "run.toml:16: ",
-     {"train.on_nonfinite = \"skip\" is known but not built yet",
-      "\"stop\""}},
+     {"train.on_nonfinite = \"skip\" is known but not built yet", "\"stop\""}},
     {"planned key",
      and_also("max_restarts = 1"),
      "run.toml:16: ",
@@ -230,23 +229,27 @@ std::vector<broken> broken_configurations() {
      {"smp.active_microbatches = 4", "smp.microbatches = 8", "run.toml:3",
       "at least 8"}},
     {"list that turns around too early",
-     with("microb", "microbatches = 1\npipeline = \"list\"\n"
-                    "schedule.list = [[0, \"backward\"], [0, \"forward\"]]"),
+     with("microb",
+          "microbatches = 1\npipeline = \"list\"\n"
+          "schedule.list = [[0, \"backward\"], [0, \"forward\"]]"),
      "run.toml:5: ",
      {"smp.schedule.list[0] = [0, \"backward\"]", "must come first"}},
     {"list that says something twice",
-     with("microb", "microbatches = 2\npipeline = \"list\"\n"
-                    "schedule.list = [[0, \"forward\"], [0, \"forward\"]]"),
+     with("microb",
+          "microbatches = 2\npipeline = \"list\"\n"
+          "schedule.list = [[0, \"forward\"], [0, \"forward\"]]"),
      "run.toml:5: ",
      {"smp.schedule.list[1] = [0, \"forward\"]", "twice"}},
     {"list that lacks a task",
-     with("microb", "microbatches = 1\npipeline = \"list\"\n"
-                    "schedule.list = [[0, \"forward\"]]"),
+     with("microb",
+          "microbatches = 1\npipeline = \"list\"\n"
+          "schedule.list = [[0, \"forward\"]]"),
      "run.toml:5: ",
      {"smp.schedule.list lacks [0, \"backward\"]"}},
     {"list of something else",
-     with("microb", "microbatches = 1\npipeline = \"list\"\n"
-                    "schedule.list = [0, 1]"),
+     with("microb",
+          "microbatches = 1\npipeline = \"list\"\n"
+          "schedule.list = [0, 1]"),
      "run.toml:5: ",
      {"smp.schedule.list needs a list of [microbatch"}},
     {"no list",
@@ -254,8 +257,9 @@ std::vector<broken> broken_configurations() {
      "run.toml:",
      {"smp.schedule.list is missing"}},
     {"list for another schedule",
-     with("microb", "microbatches = 1\n"
-                    "schedule.list = [[0, \"forward\"], [0, \"backward\"]]"),
+     with("microb",
+          "microbatches = 1\n"
+          "schedule.list = [[0, \"forward\"], [0, \"backward\"]]"),
      "run.toml:4: ",
      {"smp.schedule.list has no effect", "smp.pipeline = \"interleaved\""}},
     {"nothing to interleave",

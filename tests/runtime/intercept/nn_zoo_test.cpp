@@ -90,8 +90,7 @@ struct level : nn::Module {
   Tensor forward(Tensor x) {
     return x + torch::tanh(fc(norm(x)));
   }
-  typename K::template part<nn::LayerNorm> norm{
-    nn::LayerNormOptions({width})};
+  typename K::template part<nn::LayerNorm> norm{nn::LayerNormOptions({width})};
   linear<K> fc{width, width};
 };
 
@@ -175,8 +174,8 @@ template <class K>
 struct early_exit : nn::Module {
   early_exit() {
     for (int i = 0; i < 4; ++i) {
-      levels.push_back(register_module(fmt::format("level{}", i),
-                                       own<K, level>{}));
+      levels.push_back(
+        register_module(fmt::format("level{}", i), own<K, level>{}));
       exits.push_back(register_module(fmt::format("exit{}", i),
                                       linear<K>{width, num_classes}));
     }
@@ -209,8 +208,8 @@ struct experts : nn::Module {
   experts() {
     register_module("router", router);
     for (int i = 0; i < 4; ++i)
-      parts.push_back(register_module(fmt::format("expert{}", i),
-                                      own<K, level>{}));
+      parts.push_back(
+        register_module(fmt::format("expert{}", i), own<K, level>{}));
     register_module("head", head);
   }
   Tensor forward(const batch& in) {
@@ -355,14 +354,13 @@ struct arguments : nn::Module {
   }
   Tensor forward(const batch& in) {
     using dict = typename takes_all<K>::dict;
-    auto [features, history, none]
-      = a(dict{{"x", in[0]}}, std::vector<Tensor>{}, std::optional<Tensor>{},
-          std::string{"tanh"}, 1.0, false);
+    auto [features, history, none] = a(
+      dict{{"x", in[0]}}, std::vector<Tensor>{}, std::optional<Tensor>{},
+      std::string{"tanh"}, 1.0, false);
     if (none)
       return {};
-    auto [last, more, gate]
-      = b(features, history, std::optional<Tensor>{in[0]}, std::string{"relu"},
-          0.7, true);
+    auto [last, more, gate] = b(features, history, std::optional<Tensor>{in[0]},
+                                std::string{"relu"}, 0.7, true);
     auto h = (last.at("x") + last.at("was")) * gate.value() + more.at(1);
     return F::cross_entropy(head(h), in[1]);
   }
@@ -655,14 +653,13 @@ void check() {
           world.config.pipeline = pipeline;
           world.config.threads = 1;
           world.reorder = true;
-          INFO(fmt::format("pp {}, {} microbatches, {}, {}", ranks,
-                           microbatches, pipeline,
-                           placement == spread::automatic ? "automatic"
-                                                          : "scattered"));
+          INFO(fmt::format(
+            "pp {}, {} microbatches, {}, {}", ranks, microbatches, pipeline,
+            placement == spread::automatic ? "automatic" : "scattered"));
           auto [steps, requests] = train_split<Model>(world, placement, data);
-          CHECK(differences<Model>(steps, static_cast<int64_t>(microbatches),
-                                   data)
-                == std::vector<std::string>{});
+          CHECK(
+            differences<Model>(steps, static_cast<int64_t>(microbatches), data)
+            == std::vector<std::string>{});
           if (ranks > 1 && placement == spread::scattered)
             CHECK(requests > 0);
         }

@@ -55,12 +55,12 @@ struct zoo_row {
         }
       }
     }
-    job.delayed = true;
+    job.deferred = true;
     job.ranks = 3;
     job.placement = spread::scattered;
     INFO(name + ": each rank reads only what it owns");
     auto record = run_split(job);
-    CHECK(record.delayed > 0);
+    CHECK(record.deferred > 0);
     CHECK(differences(job, record) == std::vector<std::string>{});
   }
 

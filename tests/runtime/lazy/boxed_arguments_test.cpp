@@ -88,8 +88,8 @@ std::vector<Tensor> loss_of(const Tensor& x, const Tensor& classes) {
 }
 
 struct loss_of_classes {
-  Tensor x = torch::log_softmax(torch::sin(torch::arange(2048.0)).view({64, 32}),
-                                1);
+  Tensor x = torch::log_softmax(
+    torch::sin(torch::arange(2048.0)).view({64, 32}), 1);
   Tensor classes = torch::arange(64).remainder(32);
   Tensor expected = -x.gather(1, classes.unsqueeze(1)).mean();
 };
@@ -104,9 +104,10 @@ TEST_CASE("outputs that only the stack owns outlive a call with a promise",
   CHECK(results[1].item<float>() == 64);
 }
 
-TEST_CASE("outputs that only the stack owns outlive a call with a deferred "
-          "tensor",
-          "[runtime][delay]") {
+TEST_CASE(
+  "outputs that only the stack owns outlive a call with a deferred "
+  "tensor",
+  "[runtime][delay]") {
   auto inside = GENERATE(false, true);
   loss_of_classes given;
   Tensor x;

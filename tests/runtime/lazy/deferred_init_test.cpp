@@ -51,8 +51,10 @@ std::string metadata_difference(const Tensor& x, const Tensor& y) {
 
 bool same_bits(const Tensor& x, const Tensor& y) {
   return x.sizes() == y.sizes() && x.dtype() == y.dtype()
-         && x.contiguous().view(-1).view(torch::kByte).equal(
-           y.contiguous().view(-1).view(torch::kByte));
+         && x.contiguous()
+              .view(-1)
+              .view(torch::kByte)
+              .equal(y.contiguous().view(-1).view(torch::kByte));
 }
 
 /// Makes a module twice, and the second time in the scope. All tensors must
@@ -76,15 +78,15 @@ void check_same(const std::string& name, F make, size_t at_least = 1) {
     CHECK(random_stream::of_default() == generator);
     auto tensors = tensors_of(*model);
     REQUIRE(tensors.size() == expected.size());
-    size_t delayed = 0;
+    size_t deferred = 0;
     for (size_t i = 0; i < tensors.size(); ++i) {
       auto& [key, x] = tensors[i];
       INFO(key);
       CHECK(key == expected[i].first);
       CHECK(metadata_difference(x, expected[i].second) == "");
-      delayed += is_deferred(x);
+      deferred += is_deferred(x);
     }
-    CHECK(delayed >= at_least);
+    CHECK(deferred >= at_least);
     std::vector<Tensor> todo;
     for (auto& [key, x] : tensors)
       todo.push_back(x);
@@ -139,18 +141,16 @@ void check_custom(const std::string& name,
 
 TEST_CASE("layers of LibTorch come out bit-equal", "[runtime][delay]") {
   check_same("Linear", [] { return made<nn::Linear>(64, 96); });
-  check_same("Linear with a large bias",
-             [] { return made<nn::Linear>(3, 2000); }, 2);
+  check_same(
+    "Linear with a large bias", [] { return made<nn::Linear>(3, 2000); }, 2);
   check_same("Bilinear", [] { return made<nn::Bilinear>(16, 17, 18); });
-  check_same("Conv1d", [] {
-    return made<nn::Conv1d>(nn::Conv1dOptions(32, 48, 3));
-  });
+  check_same("Conv1d",
+             [] { return made<nn::Conv1d>(nn::Conv1dOptions(32, 48, 3)); });
   check_same("Conv2d", [] {
     return made<nn::Conv2d>(nn::Conv2dOptions(16, 32, 3).groups(2));
   });
-  check_same("Conv3d", [] {
-    return made<nn::Conv3d>(nn::Conv3dOptions(8, 16, 3));
-  });
+  check_same("Conv3d",
+             [] { return made<nn::Conv3d>(nn::Conv3dOptions(8, 16, 3)); });
   check_same("ConvTranspose2d", [] {
     return made<nn::ConvTranspose2d>(nn::ConvTranspose2dOptions(16, 32, 3));
   });
@@ -158,59 +158,80 @@ TEST_CASE("layers of LibTorch come out bit-equal", "[runtime][delay]") {
   check_same("Embedding with padding", [] {
     return made<nn::Embedding>(nn::EmbeddingOptions(100, 64).padding_idx(7));
   });
-  check_same("EmbeddingBag", [] {
-    return made<nn::EmbeddingBag>(100, 64);
-  });
-  check_same("LayerNorm", [] {
-    return made<nn::LayerNorm>(nn::LayerNormOptions({2048}));
-  }, 2);
-  check_same("GroupNorm", [] {
-    return made<nn::GroupNorm>(nn::GroupNormOptions(4, 2048));
-  }, 2);
-  check_same("BatchNorm1d", [] { return made<nn::BatchNorm1d>(2048); }, 4);
-  check_same("BatchNorm2d", [] { return made<nn::BatchNorm2d>(2048); }, 4);
+  check_same("EmbeddingBag", [] { return made<nn::EmbeddingBag>(100, 64); });
+  check_same(
+    "LayerNorm",
+    [] { return made<nn::LayerNorm>(nn::LayerNormOptions({2048})); }, 2);
+  check_same(
+    "GroupNorm",
+    [] { return made<nn::GroupNorm>(nn::GroupNormOptions(4, 2048)); }, 2);
+  check_same(
+    "BatchNorm1d", [] { return made<nn::BatchNorm1d>(2048); }, 4);
+  check_same(
+    "BatchNorm2d", [] { return made<nn::BatchNorm2d>(2048); }, 4);
   check_same("PReLU", [] {
     return made<nn::PReLU>(nn::PReLUOptions().num_parameters(2048));
   });
-  check_same("RNN", [] { return made<nn::RNN>(32, 48); }, 2);
-  check_same("GRU", [] {
-    return made<nn::GRU>(nn::GRUOptions(32, 48).num_layers(2).bidirectional(
-      true));
-  }, 8);
-  check_same("LSTM", [] {
-    return made<nn::LSTM>(nn::LSTMOptions(32, 48).num_layers(2).dropout(0.1));
-  }, 4);
-  check_same("LSTMCell", [] { return made<nn::LSTMCell>(32, 48); }, 2);
-  check_same("AdaptiveLogSoftmaxWithLoss", [] {
-    return made<nn::AdaptiveLogSoftmaxWithLoss>(64, 1000,
-                                                std::vector<int64_t>{100, 300});
-  }, 2);
+  check_same(
+    "RNN", [] { return made<nn::RNN>(32, 48); }, 2);
+  check_same(
+    "GRU",
+    [] {
+      return made<nn::GRU>(
+        nn::GRUOptions(32, 48).num_layers(2).bidirectional(true));
+    },
+    8);
+  check_same(
+    "LSTM",
+    [] {
+      return made<nn::LSTM>(nn::LSTMOptions(32, 48).num_layers(2).dropout(0.1));
+    },
+    4);
+  check_same(
+    "LSTMCell", [] { return made<nn::LSTMCell>(32, 48); }, 2);
+  check_same(
+    "AdaptiveLogSoftmaxWithLoss",
+    [] {
+      return made<nn::AdaptiveLogSoftmaxWithLoss>(
+        64, 1000, std::vector<int64_t>{100, 300});
+    },
+    2);
 }
 
 TEST_CASE("attention and transformer layers come out bit-equal",
           "[runtime][delay]") {
-  check_same("MultiheadAttention", [] {
-    return made<nn::MultiheadAttention>(48, 4);
-  }, 2);
-  check_same("MultiheadAttention with other sizes", [] {
-    return made<nn::MultiheadAttention>(
-      nn::MultiheadAttentionOptions(48, 4).kdim(40).vdim(36).add_bias_kv(true));
-  }, 3);
-  check_same("TransformerEncoderLayer", [] {
-    return made<nn::TransformerEncoderLayer>(48, 4);
-  }, 4);
-  check_same("TransformerDecoderLayer", [] {
-    return made<nn::TransformerDecoderLayer>(48, 4);
-  }, 6);
-  check_same("TransformerEncoder", [] {
-    return made<nn::TransformerEncoder>(
-      nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(48, 4)),
-      3);
-  }, 12);
-  check_same("Transformer", [] {
-    return made<nn::Transformer>(
-      nn::TransformerOptions(48, 4, 2, 2).dim_feedforward(96));
-  }, 20);
+  check_same(
+    "MultiheadAttention", [] { return made<nn::MultiheadAttention>(48, 4); },
+    2);
+  check_same(
+    "MultiheadAttention with other sizes",
+    [] {
+      return made<nn::MultiheadAttention>(
+        nn::MultiheadAttentionOptions(48, 4).kdim(40).vdim(36).add_bias_kv(
+          true));
+    },
+    3);
+  check_same(
+    "TransformerEncoderLayer",
+    [] { return made<nn::TransformerEncoderLayer>(48, 4); }, 4);
+  check_same(
+    "TransformerDecoderLayer",
+    [] { return made<nn::TransformerDecoderLayer>(48, 4); }, 6);
+  check_same(
+    "TransformerEncoder",
+    [] {
+      return made<nn::TransformerEncoder>(
+        nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(48, 4)),
+        3);
+    },
+    12);
+  check_same(
+    "Transformer",
+    [] {
+      return made<nn::Transformer>(
+        nn::TransformerOptions(48, 4, 2, 2).dim_feedforward(96));
+    },
+    20);
 }
 
 // -- initialisers -------------------------------------------------------------
@@ -246,25 +267,32 @@ TEST_CASE("every initialiser of torch nn init comes out bit-equal",
 
 TEST_CASE("initialisers of one's own come out bit-equal", "[runtime][delay]") {
   torch::NoGradGuard no_grad;
-  check_custom("random factories", [](custom_impl& m) {
-    m.parameter("a", torch::randn({40, 41}) * 0.02);
-    m.parameter("b", torch::rand({40, 41}).sub_(0.5));
-    m.buffer("c", torch::randint(0, 1000, {2000}));
-    m.buffer("d", torch::randperm(3000));
-    m.parameter("e", torch::randn_like(m.parameter("f", torch::ones({2000}))));
-    m.parameter("g", torch::normal(1.0, 2.0, {50, 50}));
-    m.parameter("h", torch::randn({15}, torch::kDouble));
-  }, 6);
-  check_custom("sizes around the vectorised path", [](custom_impl& m) {
-    for (int64_t n : {1025, 1039, 1040, 1041, 2047}) {
-      m.parameter("normal" + std::to_string(n), torch::empty({n})).normal_();
-      m.parameter("double" + std::to_string(n),
-                  torch::empty({n}, torch::kDouble))
-        .normal_(0, 2);
-      m.parameter("bernoulli" + std::to_string(n), torch::empty({n}))
-        .bernoulli_(0.3);
-    }
-  }, 15);
+  check_custom(
+    "random factories",
+    [](custom_impl& m) {
+      m.parameter("a", torch::randn({40, 41}) * 0.02);
+      m.parameter("b", torch::rand({40, 41}).sub_(0.5));
+      m.buffer("c", torch::randint(0, 1000, {2000}));
+      m.buffer("d", torch::randperm(3000));
+      m.parameter("e",
+                  torch::randn_like(m.parameter("f", torch::ones({2000}))));
+      m.parameter("g", torch::normal(1.0, 2.0, {50, 50}));
+      m.parameter("h", torch::randn({15}, torch::kDouble));
+    },
+    6);
+  check_custom(
+    "sizes around the vectorised path",
+    [](custom_impl& m) {
+      for (int64_t n : {1025, 1039, 1040, 1041, 2047}) {
+        m.parameter("normal" + std::to_string(n), torch::empty({n})).normal_();
+        m.parameter("double" + std::to_string(n),
+                    torch::empty({n}, torch::kDouble))
+          .normal_(0, 2);
+        m.parameter("bernoulli" + std::to_string(n), torch::empty({n}))
+          .bernoulli_(0.3);
+      }
+    },
+    15);
   check_custom("writes through data, views and slices", [](custom_impl& m) {
     auto w = m.parameter("w", torch::empty({64, 64}));
     w.normal_();
@@ -279,37 +307,46 @@ TEST_CASE("initialisers of one's own come out bit-equal", "[runtime][delay]") {
     w.masked_fill_(w > 1.5, 0.25);
     w.div_(w.norm());
   });
-  check_custom("one tensor made from others", [](custom_impl& m) {
-    auto a = m.parameter("a", torch::randn({50, 50}));
-    auto b = m.parameter("b", torch::empty({50, 50}));
-    b.copy_(a); // what `a` is now
-    a.mul_(2);
-    auto c = m.parameter("c", torch::cat({a, b}, 1).clamp(-1, 1));
-    m.parameter("d", c.t().contiguous()).add_(b.repeat({2, 1}), 0.5);
-    m.buffer("e", torch::stack({a, b}).sum(0));
-    auto parts = c.chunk(2, 1);
-    m.buffer("f", parts[1].clone());
-    parts[0].zero_();
-  }, 6);
-  check_custom("a table of positions", [](custom_impl& m) {
-    auto position = torch::arange(0, 200).unsqueeze(1);
-    auto factor = torch::exp(torch::arange(0, 64, 2)
-                             * (-std::log(10000.0) / 64));
-    auto table = torch::zeros({200, 64});
-    using namespace torch::indexing;
-    table.index_put_({Slice(), Slice(0, None, 2)}, (position * factor).sin());
-    table.index_put_({Slice(), Slice(1, None, 2)}, (position * factor).cos());
-    m.buffer("table", table.unsqueeze(0));
-    m.buffer("mask", torch::full({70, 70}, -1e9).triu(1));
-    m.buffer("causal", torch::ones({90, 90}, torch::kBool).tril());
-  }, 3);
-  check_custom("memory that parameters share", [](custom_impl& m) {
-    auto flat = m.buffer("flat", torch::empty({5000}));
-    m.parameter("a", flat.slice(0, 0, 2000).view({40, 50}));
-    m.parameter("b", flat.slice(0, 2000, 5000).view({60, 50}));
-    flat.uniform_();
-    m.named_parameters()["b"][3].fill_(9);
-  }, 3);
+  check_custom(
+    "one tensor made from others",
+    [](custom_impl& m) {
+      auto a = m.parameter("a", torch::randn({50, 50}));
+      auto b = m.parameter("b", torch::empty({50, 50}));
+      b.copy_(a); // what `a` is now
+      a.mul_(2);
+      auto c = m.parameter("c", torch::cat({a, b}, 1).clamp(-1, 1));
+      m.parameter("d", c.t().contiguous()).add_(b.repeat({2, 1}), 0.5);
+      m.buffer("e", torch::stack({a, b}).sum(0));
+      auto parts = c.chunk(2, 1);
+      m.buffer("f", parts[1].clone());
+      parts[0].zero_();
+    },
+    6);
+  check_custom(
+    "a table of positions",
+    [](custom_impl& m) {
+      auto position = torch::arange(0, 200).unsqueeze(1);
+      auto factor = torch::exp(torch::arange(0, 64, 2)
+                               * (-std::log(10000.0) / 64));
+      auto table = torch::zeros({200, 64});
+      using namespace torch::indexing;
+      table.index_put_({Slice(), Slice(0, None, 2)}, (position * factor).sin());
+      table.index_put_({Slice(), Slice(1, None, 2)}, (position * factor).cos());
+      m.buffer("table", table.unsqueeze(0));
+      m.buffer("mask", torch::full({70, 70}, -1e9).triu(1));
+      m.buffer("causal", torch::ones({90, 90}, torch::kBool).tril());
+    },
+    3);
+  check_custom(
+    "memory that parameters share",
+    [](custom_impl& m) {
+      auto flat = m.buffer("flat", torch::empty({5000}));
+      m.parameter("a", flat.slice(0, 0, 2000).view({40, 50}));
+      m.parameter("b", flat.slice(0, 2000, 5000).view({60, 50}));
+      flat.uniform_();
+      m.named_parameters()["b"][3].fill_(9);
+    },
+    3);
   check_custom("set_data", [](custom_impl& m) {
     auto a = m.parameter("a", torch::randn({50, 50}));
     auto b = m.parameter("b", torch::randn({50, 50}));
@@ -318,51 +355,69 @@ TEST_CASE("initialisers of one's own come out bit-equal", "[runtime][delay]") {
     m.parameter("c", torch::randn({5})).set_data(a.flatten().data());
     m.parameter("d", torch::randn({2000})).set_data(torch::ones({3}));
   });
-  check_custom("another default dtype", [](custom_impl& m) {
-    torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
-    m.parameter("a", torch::randn({50, 50}));
-    torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
-    m.parameter("b", torch::randn({50, 50}));
-  }, 2);
-  check_custom("lists of tensors", [](custom_impl& m) {
-    std::vector<Tensor> xs{m.parameter("a", torch::randn({50, 50})),
-                           m.parameter("b", torch::randn({50, 50}))};
-    torch::_foreach_mul_(xs, 3);
-    nn::utils::vector_to_parameters(
-      nn::utils::parameters_to_vector(xs).mul_(2), xs);
-  }, 2);
+  check_custom(
+    "another default dtype",
+    [](custom_impl& m) {
+      torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
+      m.parameter("a", torch::randn({50, 50}));
+      torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
+      m.parameter("b", torch::randn({50, 50}));
+    },
+    2);
+  check_custom(
+    "lists of tensors",
+    [](custom_impl& m) {
+      std::vector<Tensor> xs{m.parameter("a", torch::randn({50, 50})),
+                             m.parameter("b", torch::randn({50, 50}))};
+      torch::_foreach_mul_(xs, 3);
+      nn::utils::vector_to_parameters(
+        nn::utils::parameters_to_vector(xs).mul_(2), xs);
+    },
+    2);
 }
 
 TEST_CASE("seeds set and generators used in the scope count",
           "[runtime][delay]") {
   torch::NoGradGuard no_grad;
-  check_custom("manual_seed", [](custom_impl& m) {
-    m.parameter("a", torch::randn({2000}));
-    torch::manual_seed(3);
-    m.parameter("b", torch::randn({2000}));
-    torch::manual_seed(3);
-    m.parameter("c", torch::randn({2000}));
-  }, 3);
-  check_custom("a generator that is put back", [](custom_impl& m) {
-    auto generator = at::detail::getDefaultCPUGenerator();
-    auto state = generator.get_state();
-    m.parameter("a", torch::randn({2001}));
-    generator.set_state(state);
-    m.parameter("b", torch::randn({2001}));
-  }, 2);
-  check_custom("a generator of one's own", [](custom_impl& m) {
-    auto generator = at::detail::createCPUGenerator(4);
-    auto a = m.parameter("a", torch::empty({2000}));
-    a.normal_(0, 1, generator);
-    m.parameter("b", torch::empty({2001})).uniform_(0, 1, generator);
-    a.uniform_(0, 1, at::detail::getDefaultCPUGenerator());
-    m.parameter("c", torch::randn({2000}, generator));
-  }, 3);
-  check_custom("ordinary tensors in between", [](custom_impl& m) {
-    m.parameter("a", torch::randn({2000}));
-    m.parameter("b", torch::randn({2}));
-    m.parameter("c", torch::randn({2000}));
-  }, 2);
+  check_custom(
+    "manual_seed",
+    [](custom_impl& m) {
+      m.parameter("a", torch::randn({2000}));
+      torch::manual_seed(3);
+      m.parameter("b", torch::randn({2000}));
+      torch::manual_seed(3);
+      m.parameter("c", torch::randn({2000}));
+    },
+    3);
+  check_custom(
+    "a generator that is put back",
+    [](custom_impl& m) {
+      auto generator = at::detail::getDefaultCPUGenerator();
+      auto state = generator.get_state();
+      m.parameter("a", torch::randn({2001}));
+      generator.set_state(state);
+      m.parameter("b", torch::randn({2001}));
+    },
+    2);
+  check_custom(
+    "a generator of one's own",
+    [](custom_impl& m) {
+      auto generator = at::detail::createCPUGenerator(4);
+      auto a = m.parameter("a", torch::empty({2000}));
+      a.normal_(0, 1, generator);
+      m.parameter("b", torch::empty({2001})).uniform_(0, 1, generator);
+      a.uniform_(0, 1, at::detail::getDefaultCPUGenerator());
+      m.parameter("c", torch::randn({2000}, generator));
+    },
+    3);
+  check_custom(
+    "ordinary tensors in between",
+    [](custom_impl& m) {
+      m.parameter("a", torch::randn({2000}));
+      m.parameter("b", torch::randn({2}));
+      m.parameter("c", torch::randn({2000}));
+    },
+    2);
 }
 
 TEST_CASE("models with an initialiser of their own come out bit-equal",
@@ -379,8 +434,8 @@ TEST_CASE("models with an initialiser of their own come out bit-equal",
     }
   };
   auto net = [&] {
-    nn::Sequential seq{nn::Embedding(50, 64), nn::LayerNorm(
-                         nn::LayerNormOptions({64})),
+    nn::Sequential seq{nn::Embedding(50, 64),
+                       nn::LayerNorm(nn::LayerNormOptions({64})),
                        nn::Linear(64, 256), nn::GELU(), nn::Linear(256, 64)};
     seq->apply(initialise);
     return seq.ptr();
@@ -397,12 +452,16 @@ TEST_CASE("models with an initialiser of their own come out bit-equal",
     };
     return std::make_shared<tied>();
   });
-  check_same("to another dtype", [&] {
-    auto m = net();
-    m->to(torch::kDouble);
-    return m;
-  }, 3);
-  check_same("clone", [&] { return net()->clone(); }, 3);
+  check_same(
+    "to another dtype",
+    [&] {
+      auto m = net();
+      m->to(torch::kDouble);
+      return m;
+    },
+    3);
+  check_same(
+    "clone", [&] { return net()->clone(); }, 3);
 }
 
 TEST_CASE("initialisers that run after the scope are still recorded",
@@ -431,19 +490,22 @@ TEST_CASE("initialisers that run after the scope are still recorded",
 
 TEST_CASE("code in the scope may read values", "[runtime][delay]") {
   torch::NoGradGuard no_grad;
-  check_custom("branches", [](custom_impl& m) {
-    auto a = m.parameter("a", torch::randn({2000}));
-    if (a.sum().item<float>() > 0)
-      a.mul_(2);
-    else
-      a.mul_(3);
-    if (a[7].lt(0).item<bool>())
-      a[7] = 0;
-    auto largest = a.argmax().item<int64_t>();
-    a[largest].zero_();
-    m.parameter("b", torch::randn({2000})).normal_();
-    m.parameter("c", a.masked_select(a > 0));
-  }, 2);
+  check_custom(
+    "branches",
+    [](custom_impl& m) {
+      auto a = m.parameter("a", torch::randn({2000}));
+      if (a.sum().item<float>() > 0)
+        a.mul_(2);
+      else
+        a.mul_(3);
+      if (a[7].lt(0).item<bool>())
+        a[7] = 0;
+      auto largest = a.argmax().item<int64_t>();
+      a[largest].zero_();
+      m.parameter("b", torch::randn({2000})).normal_();
+      m.parameter("c", a.masked_select(a > 0));
+    },
+    2);
   check_custom("values that ordinary tensors take", [](custom_impl& m) {
     auto a = m.parameter("a", torch::randn({40, 50}));
     auto b = m.parameter("b", torch::zeros({50}));
@@ -467,14 +529,17 @@ TEST_CASE("code in the scope may read values", "[runtime][delay]") {
 TEST_CASE("a pointer to the data in the scope makes the tensor at once",
           "[runtime][delay]") {
   torch::NoGradGuard no_grad;
-  check_custom("writes through a pointer", [](custom_impl& m) {
-    auto a = m.parameter("a", torch::randn({2000}));
-    auto view = a.view({40, 50});
-    a.data_ptr<float>()[3] = 7;
-    view.accessor<float, 2>()[2][1] = 8;
-    m.parameter("b", a.clone()).mul_(view.view({-1}));
-    a.mul_(2); // `b` has what it was before
-  }, 0);
+  check_custom(
+    "writes through a pointer",
+    [](custom_impl& m) {
+      auto a = m.parameter("a", torch::randn({2000}));
+      auto view = a.view({40, 50});
+      a.data_ptr<float>()[3] = 7;
+      view.accessor<float, 2>()[2][1] = 8;
+      m.parameter("b", a.clone()).mul_(view.view({-1}));
+      a.mul_(2); // `b` has what it was before
+    },
+    0);
   torch::manual_seed(4);
   auto expected = torch::randn({2000});
   torch::manual_seed(4);
@@ -537,7 +602,7 @@ TEST_CASE("errors in the scope are those of LibTorch", "[runtime][delay]") {
 
 // -- without a partition ------------------------------------------------------
 
-TEST_CASE("a delayed model trains without smp as an ordinary one does",
+TEST_CASE("a deferred model trains without smp as an ordinary one does",
           "[runtime][delay]") {
   auto run = [](bool delay) {
     torch::manual_seed(9);
@@ -642,9 +707,9 @@ tower_result train_tower(uint64_t ranks, bool delay) {
       delay_param_initialization scope{delay};
       return tower{};
     });
-    size_t delayed = 0;
+    size_t deferred = 0;
     for (auto& x : made->parameters())
-      delayed += is_deferred(x);
+      deferred += is_deferred(x);
     distributed_model model{made};
     torch::optim::AdamW adamw{model->parameters(), 1e-2};
     distributed_optimizer optimizer{adamw};
@@ -657,7 +722,8 @@ tower_result train_tower(uint64_t ranks, bool delay) {
     std::vector<Tensor> losses;
     for (int i = 0; i < 3; ++i) {
       optimizer.zero_grad();
-      auto x = torch::arange(8 * 64).view({8, 64}).mul(7 + i).remainder(13) / 13;
+      auto x = torch::arange(8 * 64).view({8, 64}).mul(7 + i).remainder(13)
+               / 13;
       losses.push_back(train_step(x).reduce_mean());
       clip_grad_norm_(model, 1.0);
       optimizer.step();
@@ -666,8 +732,8 @@ tower_result train_tower(uint64_t ranks, bool delay) {
     size_t left = 0;
     for (auto& x : made->parameters())
       left += is_deferred(x);
-    if (left > 0 || (delay && delayed < 5))
-      throw std::runtime_error{std::to_string(delayed) + " were delayed, "
+    if (left > 0 || (delay && deferred < 5))
+      throw std::runtime_error{std::to_string(deferred) + " were deferred, "
                                + std::to_string(left) + " still are"};
     if (s.rank() == 0) {
       result.losses = losses;
@@ -680,7 +746,7 @@ tower_result train_tower(uint64_t ranks, bool delay) {
 
 } // namespace
 
-TEST_CASE("delayed and ordinary models train alike on 1, 2 and 4 ranks",
+TEST_CASE("deferred and ordinary models train alike on 1, 2 and 4 ranks",
           "[runtime][delay]") {
   auto ranks = GENERATE(1u, 2u, 4u);
   CAPTURE(ranks);

@@ -28,8 +28,7 @@ namespace {
 constexpr int64_t width = 40; // 6400 bytes each
 
 torch::jit::Module one_module() {
-  return empty_script("model",
-                      std::make_shared<torch::jit::CompilationUnit>());
+  return empty_script("model", std::make_shared<torch::jit::CompilationUnit>());
 }
 
 std::string save(const torch::jit::Module& x, const scratch_dir& dir) {
@@ -76,8 +75,8 @@ TEST_CASE("a file loaded in the scope has no bytes and then the right ones",
     CHECK(torch::equal(x.value, y));
   }
   auto x = torch::ones({2, width});
-  CHECK(torch::equal(found.forward({x}).toTensor(),
-                     plain.forward({x}).toTensor()));
+  CHECK(
+    torch::equal(found.forward({x}).toTensor(), plain.forward({x}).toTensor()));
 }
 
 TEST_CASE("a file loaded in the scope trains without a partition as usual",
@@ -116,10 +115,10 @@ TEST_CASE("tensors of a file that share memory share it when they are read",
   model.register_buffer("same", table);
   model.register_buffer("turned", table.t());
   model.register_buffer("row", table[3]);
-  model.register_attribute("pair",
-                           c10::TupleType::create({c10::TensorType::get(),
-                                                   c10::IntType::get()}),
-                           c10::ivalue::Tuple::create({table, 1}));
+  model.register_attribute(
+    "pair",
+    c10::TupleType::create({c10::TensorType::get(), c10::IntType::get()}),
+    c10::ivalue::Tuple::create({table, 1}));
   model.register_attribute("list", c10::ListType::ofTensors(),
                            c10::List<at::Tensor>{table, table[1]});
   c10::Dict<std::string, at::Tensor> dict;
@@ -156,12 +155,14 @@ TEST_CASE("tensors of a file that share memory share it when they are read",
   }
 }
 
-TEST_CASE("constants of the code are read at once", "[runtime][script][delay]") {
+TEST_CASE("constants of the code are read at once",
+          "[runtime][script][delay]") {
   scratch_dir dir;
   auto model = one_module();
   model.register_parameter("weight", torch::randn({width, width}), false);
-  model.define("def forward(self, x):\n"
-               "  return (torch.matmul(x, self.weight)).mean()\n");
+  model.define(
+    "def forward(self, x):\n"
+    "  return (torch.matmul(x, self.weight)).mean()\n");
   // As a trace leaves it.
   auto graph = model.get_method("forward").graph();
   auto scale = torch::randn({width, width});
@@ -185,15 +186,17 @@ TEST_CASE("a file whose code runs on tensors while it is loaded is read whole",
   auto model = one_module();
   model.register_buffer("table", torch::ones({width, width}));
   model.register_attribute("training", c10::BoolType::get(), true);
-  model.define("def __getstate__(self):\n"
-               "  return (self.table, self.training)\n");
-  model.define("def __setstate__(self, state: Tuple[Tensor, bool]):\n"
-               "  self.training = state[1]\n"
-               "  self.table = state[0] * 3\n");
+  model.define(
+    "def __getstate__(self):\n"
+    "  return (self.table, self.training)\n");
+  model.define(
+    "def __setstate__(self, state: Tuple[Tensor, bool]):\n"
+    "  self.training = state[1]\n"
+    "  self.table = state[0] * 3\n");
   auto found = load_deferred_script(save(model, dir));
   CHECK(count_deferred(found) == 0);
-  CHECK(torch::equal(attribute(found, "table"),
-                     torch::full({width, width}, 3.0)));
+  CHECK(
+    torch::equal(attribute(found, "table"), torch::full({width, width}, 3.0)));
 }
 
 TEST_CASE("a file that changes before its tensors are read is an error",

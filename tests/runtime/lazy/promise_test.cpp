@@ -142,9 +142,10 @@ TEST_CASE("reading the memory of a promise fetches it", "[runtime][promise]") {
   CHECK(out.str().find("CPUDoubleType{4,8}") != std::string::npos);
 }
 
-TEST_CASE("operations on promises have the results and gradients of ordinary "
-          "tensors",
-          "[runtime][promise]") {
+TEST_CASE(
+  "operations on promises have the results and gradients of ordinary "
+  "tensors",
+  "[runtime][promise]") {
   auto w = torch::cos(torch::arange(24, torch::kDouble)).view({3, 8});
   CHECK(same([](Tensor x) { return x * 2 + fresh(); }));
   CHECK(same([](Tensor x) { return at::stack({x, fresh(), x.exp()}); }));
@@ -304,9 +305,10 @@ TEST_CASE("autocast sees a promise with its type", "[runtime][promise]") {
   CHECK(z.scalar_type() == torch::kBFloat16);
 }
 
-TEST_CASE("a promise fails with its first cause wherever it is touched, and "
-          "stays a promise",
-          "[runtime][promise]") {
+TEST_CASE(
+  "a promise fails with its first cause wherever it is touched, and "
+  "stays a promise",
+  "[runtime][promise]") {
   promised p;
   p.source->fault = {error_code::user_code, rank_id{1}, "m", "no space left"};
   auto& y = p.tensor;

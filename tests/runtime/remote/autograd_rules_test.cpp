@@ -1,11 +1,11 @@
 // ctest: timeout=240
 #include "tests/support/catch.hpp"
 
-#include "runtime/session/model_state.hpp"
-#include "runtime/remote/promised_call.hpp"
 #include "runtime/lazy/placeholder.hpp"
-#include "runtime/values/tensor_bridge.hpp"
 #include "runtime/remote/messages.hpp"
+#include "runtime/remote/promised_call.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/values/tensor_bridge.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <c10/core/AutogradState.h>
@@ -117,8 +117,7 @@ TEST_CASE("backward runs on the thread that may park", "[runtime][autograd]") {
     return x;
   };
   run_toy(
-    2,
-    [&](function_impl& self, Tensor x) { return look(x) * self.weight; },
+    2, [&](function_impl& self, Tensor x) { return look(x) * self.weight; },
     [&](caller_impl& self, Tensor x) { return self.there(look(x)); },
     torch::ones({2, 3}));
   CHECK(!multithreaded);
@@ -211,8 +210,8 @@ struct list_model_impl : torch::nn::Module {
   }
   Tensor forward(Tensor x) {
     std::vector<Tensor> xs{x};
-    auto y = there(xs, std::optional<Tensor>{}, std::tuple{int64_t{3},
-                                                           std::string{"ab"}});
+    auto y = there(xs, std::optional<Tensor>{},
+                   std::tuple{int64_t{3}, std::string{"ab"}});
     return xs.at(1) * 10 + y; // 30 x + x + 2
   }
   submodule<list_user> there = nullptr;
@@ -251,14 +250,14 @@ TEST_CASE("a rank frees the parameters of other ranks", "[runtime][r14]") {
   run_virtual_world(2, manual_world(), [](session& s) {
     distributed_model model{caller{times_weight, caller_impl::code{}}};
     model.partition();
-    auto& foreign = s.rank() == 0 ? model->there->weight : model->here;
-    auto ok = is_placeholder(foreign) && foreign.storage().nbytes() == 0
-              && foreign.sizes() == torch::IntArrayRef{3}
+    auto& remote = s.rank() == 0 ? model->there->weight : model->here;
+    auto ok = is_placeholder(remote) && remote.storage().nbytes() == 0
+              && remote.sizes() == torch::IntArrayRef{3}
               && model.local_parameters().size() == 1;
     if (!ok)
       throw std::runtime_error{"not released"};
     try {
-      (void)(foreign + 1);
+      (void)(remote + 1);
       throw std::runtime_error{"read outside a step"};
     } catch (const error& err) {
       if (std::string{err.what()}.find("outside a step") == std::string::npos)
@@ -278,8 +277,7 @@ TEST_CASE("a remote parameter can be read and gets its gradient",
     check_one_and_two_ranks(
       [](function_impl& self, Tensor x) { return x * x * self.weight; },
       [](caller_impl& self, Tensor x) {
-        return self.there(self.there->weight) + self.there(self.here)
-               + x.sum();
+        return self.there(self.there->weight) + self.there(self.here) + x.sum();
       });
   }
 }
@@ -290,8 +288,8 @@ TEST_CASE("a remote parameter is not changed in place", "[runtime][r14]") {
     self.there->weight.clamp_(0, 1);
     return self.there(x);
   });
-  CHECK_THAT(text, ContainsSubstring("there.weight")
-                     && ContainsSubstring("rank 1"));
+  CHECK_THAT(text,
+             ContainsSubstring("there.weight") && ContainsSubstring("rank 1"));
 }
 
 TEST_CASE("only model.backward crosses ranks", "[runtime][r16]") {
@@ -316,8 +314,7 @@ TEST_CASE("only model.backward crosses ranks", "[runtime][r16]") {
 namespace {
 
 struct chain_impl : torch::nn::Module {
-  chain_impl(bool own_loop, bool early)
-    : own_loop(own_loop), early(early) {
+  chain_impl(bool own_loop, bool early) : own_loop(own_loop), early(early) {
     for (int i = 0; i < 4; ++i)
       body->push_back(torch::nn::Linear(3, 3));
     register_module("body", body);
@@ -373,8 +370,7 @@ TEST_CASE("consecutive children of a Sequential are one request",
 TEST_CASE("a loop over a Sequential that a range would fool is refused",
           "[runtime][r8]") {
   auto early = GENERATE(false, true);
-  CHECK_THROWS_WITH(run_chain(2, true, early),
-                    ContainsSubstring("ModuleList"));
+  CHECK_THROWS_WITH(run_chain(2, true, early), ContainsSubstring("ModuleList"));
 }
 
 TEST_CASE("results may stay with their owner until they are fetched",

@@ -167,8 +167,8 @@ TEST_CASE("a promise is kept under the names of its caller",
   set_tripling(rank);
   auto names = named_results::name({}, rank_id{1}, {}, 4).number;
   auto asked = tripled(with_grad(at::ones({2})));
-  asked.promised
-    = expected_results{names, true, value::tensor(0), {{c10::kFloat, true}}};
+  asked.promised = expected_results{
+    names, true, value::tensor(0), {{c10::kFloat, true}}};
   auto reply = from_payload<promise_reply>(rank.serve(asked, numbered(5)),
                                            "reply");
   CHECK((reply.sizes == std::vector<std::vector<int64_t>>{{2}}));
@@ -195,8 +195,8 @@ TEST_CASE("a promise that cannot be kept is said to be broken",
   lone_rank rank{true};
   set_tripling(rank);
   auto names = named_results::name({}, rank_id{1}, {}, 4).number;
-  expected_results expected{names, false, value::tensor(0),
-                            {{c10::kFloat, false}}};
+  expected_results expected{
+    names, false, value::tensor(0), {{c10::kFloat, false}}};
   std::string why;
   SECTION("by another dtype") {
     expected.tensors[0].dtype = c10::kHalf;
@@ -217,12 +217,12 @@ TEST_CASE("a promise that cannot be kept is said to be broken",
     why = "it drew random numbers";
   }
   SECTION("by a change of the argument") {
-    rank.set_code([](unpacker& in, const std::vector<value>& args,
-                     packer& out) {
-      auto x = get_value<at::Tensor>(in, args.at(0));
-      x.add_(1);
-      return put_value(out, x * 3);
-    });
+    rank.set_code(
+      [](unpacker& in, const std::vector<value>& args, packer& out) {
+        auto x = get_value<at::Tensor>(in, args.at(0));
+        x.add_(1);
+        return put_value(out, x * 3);
+      });
     why = "it changed its tensor argument 0 in place";
   }
   auto asked = tripled(at::ones({2}));
@@ -257,8 +257,8 @@ TEST_CASE("only own tensors are read, written and given gradients",
   CHECK(at::equal(weight, at::full({3}, 7.0)));
   CHECK(at::equal(to_tensor(got.value), at::full({3}, 2.0))); // a copy
   for (uint32_t foreign : {1, 99}) {
-    auto failed
-      = failure_of([&] { ask(request_kind::read_tensor, foreign, {}); });
+    auto failed = failure_of(
+      [&] { ask(request_kind::read_tensor, foreign, {}); });
     CHECK(failed.code == error_code::protocol);
     CHECK_THAT(failed.text, ContainsSubstring("does not own"));
   }

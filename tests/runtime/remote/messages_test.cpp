@@ -40,9 +40,9 @@ remote_tensors some_tensors() {
 }
 
 value some_value() {
-  return value::tuple({value::tensor(0), value::of("text"),
-                       value::list({value::of(int64_t{5}), value::tensor(5)},
-                                   "List[Any]")});
+  return value::tuple(
+    {value::tensor(0), value::of("text"),
+     value::list({value::of(int64_t{5}), value::tensor(5)}, "List[Any]")});
 }
 
 forward_request some_call() {
@@ -65,7 +65,9 @@ forward_request some_promised_call() {
   auto x = some_call();
   x.stream = std::nullopt;
   x.hold = false;
-  x.promised = expected_results{uint64_t{1} << 63, true, value::tensor(0),
+  x.promised = expected_results{uint64_t{1} << 63,
+                                true,
+                                value::tensor(0),
                                 {{c10::kHalf, true}, {c10::kLong, false}}};
   return x;
 }
@@ -83,9 +85,8 @@ forward_reply some_reply() {
 }
 
 promise_reply some_promise() {
-  return {{{2, 3}, {}, {0}},
-          {{0}, {}},
-          {make_tensor(24, 1), make_tensor(0, 2)}};
+  return {
+    {{2, 3}, {}, {0}}, {{0}, {}}, {make_tensor(24, 1), make_tensor(0, 2)}};
 }
 
 backward_request some_backward() {

@@ -32,8 +32,7 @@ TEST_CASE("names tell who gave them and in which step", "[runtime][objects]") {
   CHECK_FALSE(named_results::is_named({owner, 5, 1}));
   CHECK(x != name(6));
   CHECK(x != name(5, 2));
-  CHECK(x
-        != named_results::name(owner, rank_id{2}, step_id{1}, 5));
+  CHECK(x != named_results::name(owner, rank_id{2}, step_id{1}, 5));
   // The results of a request have consecutive numbers.
   CHECK(name(6).number == x.number + 1);
 }

@@ -47,8 +47,9 @@ TORCH_MODULE_IMPL(copier, copier_impl);
 struct observer_impl : torch::nn::Module {
   std::vector<bool> forward(Tensor a, std::map<std::string, Tensor> b,
                             std::optional<Tensor> c) {
-    return {a.is_same(b.at("same")), a.is_same(b.at("view")), c && !c->defined(),
-            a.is_contiguous(), a.requires_grad(), b.at("view").requires_grad()};
+    return {a.is_same(b.at("same")), a.is_same(b.at("view")),
+            c && !c->defined(),      a.is_contiguous(),
+            a.requires_grad(),       b.at("view").requires_grad()};
   }
 };
 TORCH_MODULE_IMPL(observer, observer_impl);
@@ -84,9 +85,8 @@ struct values_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(values, values_impl);
 
 /// Runs `body` as a microbatch on rank 0; returns its failures.
-std::vector<std::string>
-with_values(const std::function<void(values_impl&,
-                                     std::vector<std::string>&)>& body) {
+std::vector<std::string> with_values(
+  const std::function<void(values_impl&, std::vector<std::string>&)>& body) {
   std::vector<std::string> result;
   run_virtual_world(2, manual_world(), [&](session& s) {
     distributed_model model{values{}};
@@ -140,8 +140,8 @@ TEST_CASE("values of every C++ type cross ranks and come back",
     check("vector of bool", std::vector<bool>{true, false});
     check("nested", std::vector<std::tuple<std::string, std::pair<int, bool>>>{
                       {"x", {1, true}}, {"", {2, false}}});
-    check("map", std::map<std::string, std::vector<int64_t>>{{"b", {1}},
-                                                             {"a", {}}});
+    check("map",
+          std::map<std::string, std::vector<int64_t>>{{"b", {1}}, {"a", {}}});
     check("unordered map", std::unordered_map<int, std::string>{{2, "x"}});
     using choice = std::variant<int64_t, std::string, std::vector<double>>;
     check("variant", std::vector<choice>{choice{int64_t{3}}, choice{"s"},
@@ -163,23 +163,37 @@ TEST_CASE("tensors of every dtype and form cross ranks and come back",
   auto failures = with_values([](values_impl& m, auto& failures) {
     auto bytes = torch::arange(96).to(torch::kByte);
     std::vector<Tensor> xs;
-    for (auto dtype :
-         {c10::kBool, c10::kByte, c10::kChar, c10::kShort, c10::kInt,
-          c10::kLong, c10::kUInt16, c10::kUInt32, c10::kUInt64, c10::kHalf,
-          c10::kBFloat16, c10::kFloat, c10::kDouble, c10::kComplexHalf,
-          c10::kComplexFloat, c10::kComplexDouble, c10::kFloat8_e5m2,
-          c10::kFloat8_e4m3fn, c10::kFloat8_e5m2fnuz, c10::kFloat8_e4m3fnuz,
-          c10::kFloat8_e8m0fnu}) {
+    for (auto dtype : {c10::kBool,
+                       c10::kByte,
+                       c10::kChar,
+                       c10::kShort,
+                       c10::kInt,
+                       c10::kLong,
+                       c10::kUInt16,
+                       c10::kUInt32,
+                       c10::kUInt64,
+                       c10::kHalf,
+                       c10::kBFloat16,
+                       c10::kFloat,
+                       c10::kDouble,
+                       c10::kComplexHalf,
+                       c10::kComplexFloat,
+                       c10::kComplexDouble,
+                       c10::kFloat8_e5m2,
+                       c10::kFloat8_e4m3fn,
+                       c10::kFloat8_e5m2fnuz,
+                       c10::kFloat8_e4m3fnuz,
+                       c10::kFloat8_e8m0fnu}) {
       auto source = dtype == c10::kBool ? bytes % 2 : bytes;
       xs.push_back(source.view(dtype));
     }
     auto real = torch::arange(24.0).view({4, 6});
     auto complex = torch::complex(real, real + 1);
-    for (auto& x : {real.t(), real.slice(1, 1, 6, 2), real.select(0, 2),
-                    torch::ones({3}).expand({2, 3}), torch::empty({0}),
-                    torch::empty({3, 0, 2}), torch::scalar_tensor(2.5),
-                    complex.conj(), at::imag(complex.conj()),
-                    real.narrow(0, 1, 2)})
+    for (auto& x :
+         {real.t(), real.slice(1, 1, 6, 2), real.select(0, 2),
+          torch::ones({3}).expand({2, 3}), torch::empty({0}),
+          torch::empty({3, 0, 2}), torch::scalar_tensor(2.5), complex.conj(),
+          at::imag(complex.conj()), real.narrow(0, 1, 2)})
       xs.push_back(x);
     xs.push_back({}); // a tensor object without a tensor
     auto ys = m.copy(xs);
@@ -229,11 +243,10 @@ TEST_CASE("a value that cannot be sent is named with its module and place",
              }),
              ContainsSubstring("'observe'")
                && ContainsSubstring("argument 1, entry 0: a quantised"));
-  CHECK_THAT(error_of([](values_impl& m) {
-               m.all(torch::empty({2}, torch::kMeta));
-             }),
-             ContainsSubstring("'all'")
-               && ContainsSubstring("argument 0: a tensor on device meta"));
+  CHECK_THAT(
+    error_of([](values_impl& m) { m.all(torch::empty({2}, torch::kMeta)); }),
+    ContainsSubstring("'all'")
+      && ContainsSubstring("argument 0: a tensor on device meta"));
   CHECK_THAT(error_of([](values_impl& m) {
                m.all(std::numeric_limits<uint64_t>::max());
              }),
@@ -241,9 +254,8 @@ TEST_CASE("a value that cannot be sent is named with its module and place",
   CHECK_THAT(error_of([](values_impl& m) { m.bad(torch::ones({2})); }),
              ContainsSubstring("rank 1, module bad")
                && ContainsSubstring("result, element 1, item 1: a sparse"));
-  CHECK_THAT(error_of([](values_impl& m) {
-               m.list->forward(std::map<int, Tensor>{});
-             }),
-             ContainsSubstring("argument 0: a Sequential cannot carry")
-               && ContainsSubstring("map"));
+  CHECK_THAT(
+    error_of([](values_impl& m) { m.list->forward(std::map<int, Tensor>{}); }),
+    ContainsSubstring("argument 0: a Sequential cannot carry")
+      && ContainsSubstring("map"));
 }

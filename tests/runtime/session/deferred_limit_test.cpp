@@ -1,8 +1,8 @@
 // ctest: timeout=300 label=multiprocess
 #include "tests/support/catch.hpp"
 
-#include "runtime/launch/launcher.hpp"
 #include "runtime/base/large_block_allocator.hpp"
+#include "runtime/launch/launcher.hpp"
 #include "runtime/smp.hpp"
 #include "runtime/train/trainable.hpp"
 #include "tests/support/process_memory.hpp"
@@ -111,7 +111,7 @@ TEST_CASE("rank of a run under a limit", "[.rank]") {
 // The shadow memory of a sanitizer counts, too.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
-TEST_CASE("a model larger than each rank's limit trains if created with delay",
+TEST_CASE("a model larger than each rank's limit trains if deferred",
           "[runtime][delay]") {
   auto ranks = GENERATE(2u, 4u);
   CAPTURE(ranks);

@@ -51,10 +51,10 @@ void check_equality(uint64_t pp, const std::string& pipeline,
   if (pipeline == "list")
     world.config.schedule.list = unusual_list(microbatches);
   world.reorder = true;
-  std::vector<test::recorded_step> steps;
+  std::vector<test::step_numbers> steps;
   std::atomic<uint64_t> replayed = 0; // ranks, in the last step
   run_virtual_world(pp, world, [&](session& s) {
-    auto mine = test::record_steps(s, microbatches, dropout);
+    auto mine = test::run_steps(s, microbatches, dropout);
     replayed += s.last_step().replayed;
     if (s.pp_rank() == 0)
       steps = std::move(mine);
@@ -83,8 +83,8 @@ TEST_CASE("every schedule gives the numbers of one process",
   auto pipeline = GENERATE(as<std::string>{}, "1f1b", "interleaved_1f1b",
                            "list");
   auto microbatches = GENERATE(1u, 2u, 3u, 8u);
-  DYNAMIC_SECTION(fmt::format("pp {} {} microbatches {}", pp, pipeline,
-                              microbatches)) {
+  DYNAMIC_SECTION(
+    fmt::format("pp {} {} microbatches {}", pp, pipeline, microbatches)) {
     check_equality(pp, pipeline, microbatches, 0.2);
   }
 }

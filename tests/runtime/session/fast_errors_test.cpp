@@ -122,20 +122,15 @@ TEST_CASE("a call that returns something else than before is a named error",
                      return twice(self, x).to(torch::kDouble);
                    }),
         "result 0 has dtype Double");
-  check(third_call(twice,
-                   [](function_impl& self, Tensor x) {
-                     return twice(self, x).detach();
-                   }),
+  check(third_call(twice, [](function_impl& self,
+                             Tensor x) { return twice(self, x).detach(); }),
         "result 0 does not require grad");
-  check(third_call(twice,
-                   [](function_impl&, Tensor) { return Tensor{}; }),
+  check(third_call(twice, [](function_impl&, Tensor) { return Tensor{}; }),
         "its result has another structure");
   check(third_call(twice, [](function_impl&, Tensor x) { return x; }),
         "result 0 is an argument or a parameter");
-  check(third_call(twice,
-                   [](function_impl& self, Tensor x) {
-                     return twice(self, x.mul_(1));
-                   }),
+  check(third_call(twice, [](function_impl& self,
+                             Tensor x) { return twice(self, x.mul_(1)); }),
         "it changed its tensor argument 0 in place");
   check(third_call(twice,
                    [](function_impl& self, Tensor x) {
@@ -165,9 +160,10 @@ TEST_CASE("calls that cannot be told from earlier ones wait and are right",
   }
 }
 
-TEST_CASE("the first cause of a failure reaches every rank, whoever would have "
-          "needed the result",
-          "[runtime][fast][r39]") {
+TEST_CASE(
+  "the first cause of a failure reaches every rank, whoever would have "
+  "needed the result",
+  "[runtime][fast][r39]") {
   auto why = third_call(twice, [](function_impl&, Tensor) -> Tensor {
     throw std::runtime_error{"no space left"};
   });
@@ -204,8 +200,7 @@ TEST_CASE("a failure in backward ends the step although nobody waits for it",
     static Tensor forward(ag::AutogradContext*, Tensor x) {
       return x * 1;
     }
-    static ag::variable_list backward(ag::AutogradContext*,
-                                      ag::variable_list) {
+    static ag::variable_list backward(ag::AutogradContext*, ag::variable_list) {
       throw std::runtime_error{"bad backward"};
     }
   };
@@ -244,13 +239,11 @@ TEST_CASE("a promise that outlives its step can be read", "[runtime][fast]") {
 
 TEST_CASE("backward around model.backward stays refused",
           "[runtime][fast][r16]") {
-  auto found = run(
-    2, twice,
-    [](caller_impl& self, Tensor x) {
-      auto y = self.there(x * self.here);
-      y.sum().backward();
-      return y;
-    });
+  auto found = run(2, twice, [](caller_impl& self, Tensor x) {
+    auto y = self.there(x * self.here);
+    y.sum().backward();
+    return y;
+  });
   for (auto& x : found) {
     INFO(x.why.text);
     CHECK(x.why.text.find("backward through 'there' of rank 1: call "

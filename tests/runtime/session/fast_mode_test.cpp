@@ -54,7 +54,8 @@ counted count(const virtual_world_options& world, uint64_t ranks, Make make,
       model.backward(loss);
       return loss;
     });
-    auto x = torch::sin(torch::arange(width * width * 1.0)).view({width, width});
+    auto x = torch::sin(torch::arange(width * width * 1.0))
+               .view({width, width});
     for (int i = 0; i < steps; ++i) {
       for (auto& p : model.local_parameters())
         p.mutable_grad() = Tensor{};
@@ -211,9 +212,10 @@ TORCH_MODULE_IMPL(residual, residual_impl);
 
 } // namespace
 
-TEST_CASE("a chain on one rank waits once for each phase and moves two tensors "
-          "each",
-          "[runtime][fast]") {
+TEST_CASE(
+  "a chain on one rank waits once for each phase and moves two tensors "
+  "each",
+  "[runtime][fast]") {
   std::vector<uint32_t> ranks(6, 1);
   auto slow = count_chain(false, ranks);
   auto fast = count_chain(true, ranks);
@@ -249,8 +251,7 @@ TEST_CASE("a Sequential over several ranks waits once for each phase",
   CHECK(equal(slow, fast));
 }
 
-TEST_CASE("what the caller needs comes with the answer",
-          "[runtime][fast]") {
+TEST_CASE("what the caller needs comes with the answer", "[runtime][fast]") {
   auto make = [] { return chain{std::vector<uint32_t>(6, 1)}; };
   // The second step calls without waiting and finds out what it needs.
   auto second = count<chain>(world_of(2, true), 2, make, 2);

@@ -20,8 +20,8 @@ TEST_CASE("the quickstart's model has the numbers of one process in fast mode",
   auto microbatches = GENERATE(1u, 3u, 8u);
   // With dropout most calls wait.
   auto dropout = pipeline == "1f1b" ? 0.2 : 0.0;
-  DYNAMIC_SECTION(fmt::format("pp {} {} microbatches {}", pp, pipeline,
-                              microbatches)) {
+  DYNAMIC_SECTION(
+    fmt::format("pp {} {} microbatches {}", pp, pipeline, microbatches)) {
     virtual_world_options world;
     world.config.pipeline_parallel_degree = pp;
     world.config.pipeline = pipeline;
@@ -31,9 +31,9 @@ TEST_CASE("the quickstart's model has the numbers of one process in fast mode",
     if (pipeline == "interleaved_1f1b")
       world.config.chunks = 2;
     world.reorder = true;
-    std::vector<recorded_step> steps;
+    std::vector<step_numbers> steps;
     run_virtual_world(pp, world, [&](session& s) {
-      auto mine = record_steps(s, microbatches, dropout);
+      auto mine = run_steps(s, microbatches, dropout);
       if (s.pp_rank() == 0)
         steps = std::move(mine);
     });
@@ -45,11 +45,11 @@ TEST_CASE("the quickstart's model has the numbers of one process in fast mode",
 TEST_CASE("TorchScript models have the numbers of one process in fast mode",
           "[runtime][fast][script][zoo]") {
   auto name = GENERATE(
-    as<std::string>{}, "arguments", "bert", "branch", "changed_list",
-    "convnet", "dropout", "early_exit", "encoder_decoder", "experts",
-    "frozen_trunk", "gpt", "in_place", "methods", "mlp", "packed", "recurrent",
-    "reused", "running_state", "skip_link", "t5", "teacher", "tied_lm",
-    "two_towers", "unused_output", "weight_as_argument");
+    as<std::string>{}, "arguments", "bert", "branch", "changed_list", "convnet",
+    "dropout", "early_exit", "encoder_decoder", "experts", "frozen_trunk",
+    "gpt", "in_place", "methods", "mlp", "packed", "recurrent", "reused",
+    "running_state", "skip_link", "t5", "teacher", "tied_lm", "two_towers",
+    "unused_output", "weight_as_argument");
   DYNAMIC_SECTION(name) {
     auto job = zoo_job(name);
     job.steps = 3;

@@ -62,7 +62,7 @@ TEST_CASE("rank of an equality run", "[.rank]") {
   session s{config};
   for (auto m : microbatch_counts)
     for (auto dropout : dropouts) {
-      auto steps = test::record_steps(s, m, dropout);
+      auto steps = test::run_steps(s, m, dropout);
       if (s.pp_rank() == 0)
         test::save(file_of(std::getenv("TEST_DIR"), m, dropout), steps);
     }
@@ -168,9 +168,10 @@ TEST_CASE("rank of a run that loses rank 1", "[.rank]") {
 TEST_CASE("a killed rank ends the run everywhere within 2 seconds",
           "[runtime][death]") {
   test::scratch_dir dir;
-  auto command = fmt::format("TEST_DIR={0} {1} 'launcher of a run that loses "
-                             "rank 1' > {0}/told.txt 2>&1",
-                             dir.path.string(), this_program("").front());
+  auto command = fmt::format(
+    "TEST_DIR={0} {1} 'launcher of a run that loses "
+    "rank 1' > {0}/told.txt 2>&1",
+    dir.path.string(), this_program("").front());
   auto status = std::system(command.c_str());
   auto ended = now_ms();
   auto told = dir.read("told.txt");

@@ -87,8 +87,8 @@ TEST_CASE("random programs over stateful modules end like one process",
           "[runtime][r19]") {
   std::vector<Tensor> batches;
   for (int i = 0; i < 3; ++i)
-    batches.push_back(torch::sin(torch::arange(4 * width * 1.0) * (i + 1))
-                        .view({4, width}));
+    batches.push_back(
+      torch::sin(torch::arange(4 * width * 1.0) * (i + 1)).view({4, width}));
   for (uint32_t seed = 0; seed < 200; ++seed) {
     program_seed = seed;
     model_options x;

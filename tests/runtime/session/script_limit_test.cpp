@@ -1,9 +1,9 @@
 // ctest: timeout=300 label=multiprocess
 #include "tests/support/catch.hpp"
 
-#include "runtime/launch/launcher.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/checkpoint/saved_model.hpp"
+#include "runtime/launch/launcher.hpp"
 #include "runtime/session/script_model.hpp"
 #include "runtime/smp.hpp"
 #include "tests/support/process_memory.hpp"
@@ -47,8 +47,11 @@ std::string environment(const char* name) {
 }
 
 torch::Tensor batch() {
-  return torch::arange(4 * width).remainder(7).sub(3).view({4, width}).to(
-    torch::kFloat);
+  return torch::arange(4 * width)
+    .remainder(7)
+    .sub(3)
+    .view({4, width})
+    .to(torch::kFloat);
 }
 
 } // namespace
@@ -149,9 +152,10 @@ std::map<std::string, tensors> expected(const std::string& path) {
 
 } // namespace
 
-TEST_CASE("a file larger than each rank's limit trains with the numbers of one "
-          "process",
-          "[runtime][script][delay]") {
+TEST_CASE(
+  "a file larger than each rank's limit trains with the numbers of one "
+  "process",
+  "[runtime][script][delay]") {
   scratch_dir dir;
   script_chain(layers, width, 2).save(dir.path / "model.pt");
   REQUIRE(std::filesystem::file_size(dir.path / "model.pt")

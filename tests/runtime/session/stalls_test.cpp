@@ -1,8 +1,8 @@
 // ctest: timeout=300 label=multiprocess
 #include "tests/support/catch.hpp"
 
-#include "runtime/session/rank_runtime.hpp"
 #include "runtime/launch/launcher.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_two_ranks.hpp"
@@ -78,8 +78,8 @@ struct two_ranks {
   std::string on_stall = "report";
   std::function<void(const std::string&, bool)> heard = [](auto&, bool) {};
 
-  ending run(const std::function<void(session&, distributed_model<caller>&)>&
-               user) {
+  ending
+  run(const std::function<void(session&, distributed_model<caller>&)>& user) {
     ending result;
     result.errors.resize(2);
     std::mutex mutex;
@@ -90,8 +90,7 @@ struct two_ranks {
       if (s.rank() == 0)
         on_stall_of(s, mutex, result);
       try {
-        distributed_model model{
-          seeded([&] { return caller{remote, local}; })};
+        distributed_model model{seeded([&] { return caller{remote, local}; })};
         user(s, model);
       } catch (const error& e) {
         std::lock_guard guard{mutex};
@@ -174,8 +173,9 @@ TEST_CASE("a module that loops for ever ends the run if asked for",
     return t * m.weight;
   };
   auto end = x.step_once();
-  check_stalled(end, "; rank 1 executes module there, microbatch 0, forward "
-                     "since ");
+  check_stalled(end,
+                "; rank 1 executes module there, microbatch 0, forward "
+                "since ");
   const std::string before = "nothing moved for ";
   REQUIRE_THAT(end.errors[0].text, StartsWith(before));
   CHECK(std::stod(end.errors[0].text.substr(before.size())) < 0.4 + 2);
@@ -219,8 +219,9 @@ TEST_CASE("a module that waits for a barrier of its caller is a cycle",
   };
   auto end = x.step_once();
   check_stalled(end, "nothing executes and nothing is in flight");
-  check_stalled(end, "rank 1 (module there, microbatch 0, forward) waits for "
-                     "exchange \"barrier smp.barrier.pp\" from rank 0");
+  check_stalled(end,
+                "rank 1 (module there, microbatch 0, forward) waits for "
+                "exchange \"barrier smp.barrier.pp\" from rank 0");
   check_stalled(end, "cycle: rank 0 -> rank 1 -> rank 0");
 }
 
@@ -233,10 +234,12 @@ TEST_CASE("ranks that do not meet in the same collective are a cycle",
     else
       allgather(1.0);
   });
-  check_stalled(end, "rank 0 waits for exchange \"barrier "
-                     "smp.barrier.world\" from rank 1");
-  check_stalled(end, "rank 1 waits for exchange \"smp.allgather.world\" from "
-                     "rank 0");
+  check_stalled(end,
+                "rank 0 waits for exchange \"barrier "
+                "smp.barrier.world\" from rank 1");
+  check_stalled(end,
+                "rank 1 waits for exchange \"smp.allgather.world\" from "
+                "rank 0");
 }
 
 TEST_CASE("a rank that computes between steps lets the others wait",
@@ -301,14 +304,14 @@ process_end run_processes(const std::string& what, stall_options stalls) {
     stderr_to file{dir.path / "stderr"};
     result.code = launch(x);
   }
-  result.seconds
-    = std::chrono::duration<double>(clock_type::now() - begin).count();
+  result.seconds = std::chrono::duration<double>(clock_type::now() - begin)
+                     .count();
   result.told = dir.read("stderr");
   UNSCOPED_INFO(result.told);
   UNSCOPED_INFO(dir.read("logs/log-1.txt"));
   if (std::filesystem::exists(dir.path / "logs/stall.json"))
-    result.report
-      = nlohmann::json::parse(dir.read("logs/stall.json")).at("text");
+    result.report = nlohmann::json::parse(dir.read("logs/stall.json"))
+                      .at("text");
   // Nobody is left, stopped ones neither.
   for (int rank = 0; rank < 2; ++rank) {
     auto pid = std::stoi(dir.read(fmt::format("pid-{}", rank)));
@@ -359,8 +362,8 @@ TEST_CASE("a stopped process is named and ended, whichever it is",
   auto rank = GENERATE(0, 1);
   auto x = run_processes(fmt::format("stop {}", rank), {1, true});
   CHECK(x.code == 4);
-  CHECK_THAT(x.report, ContainsSubstring(fmt::format(
-                         "rank {} does not answer since ", rank)));
+  CHECK_THAT(x.report, ContainsSubstring(
+                         fmt::format("rank {} does not answer since ", rank)));
   CHECK_THAT(x.told, ContainsSubstring(x.report));
 }
 

@@ -65,8 +65,7 @@ virtual_world_options static_world(uint64_t steps,
 
 /// One rank of a training job, one step at a time.
 struct job {
-  explicit job(session& s)
-    : s(s), model(seeded([] { return experts{}; })) {
+  explicit job(session& s) : s(s), model(seeded([] { return experts{}; })) {
     // nop
   }
 
@@ -210,9 +209,9 @@ TEST_CASE("evaluation and other shapes have records of their own",
       note();
       j.model.train();
     }
-    LOCKED_CHECK(replayed
-                 == std::vector<bool>{false, false, false, false, true, true,
-                                      true, true});
+    LOCKED_CHECK(
+      replayed
+      == std::vector<bool>{false, false, false, false, true, true, true, true});
   });
 }
 
@@ -341,15 +340,16 @@ TEST_CASE("executions see what their calls will answer",
     train_step(make_batch());
     train_step(make_batch());
     if (s.rank() == 0)
-      LOCKED_CHECK(names
-                   == std::vector<std::string>{
-                     "'shared', forward", "'first', forward",
-                     "'shared', forward", "'shared', backward",
-                     "'first', backward", "'shared', backward"});
+      LOCKED_CHECK(
+        names
+        == std::vector<std::string>{"'shared', forward", "'first', forward",
+                                    "'shared', forward", "'shared', backward",
+                                    "'first', backward", "'shared', backward"});
   });
 }
 
-// -- deterministic_server -------------------------------------------------------
+// -- deterministic_server
+// -------------------------------------------------------
 
 namespace {
 
@@ -397,8 +397,7 @@ std::string gradient_bits(const virtual_world_options& world) {
       return;
     for (auto& [name, y] : gradients) {
       auto z = y.contiguous();
-      result.append(static_cast<const char*>(z.const_data_ptr()),
-                    z.nbytes());
+      result.append(static_cast<const char*>(z.const_data_ptr()), z.nbytes());
     }
   });
   return result;

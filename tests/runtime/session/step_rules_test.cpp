@@ -1,8 +1,8 @@
 // ctest: timeout=240
 #include "tests/support/catch.hpp"
 
-#include "runtime/session/model_state.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/session/model_state.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -78,8 +78,7 @@ TEST_CASE("a rank serves a step only after its own optimizer is done",
     if (s.rank() == 1) {
       // The optimizer is held until rank 0's request waits at this rank.
       auto limit = std::chrono::steady_clock::now() + std::chrono::seconds{20};
-      while (rank_1.load()->actors().status(std::chrono::seconds{5}).later
-             == 0)
+      while (rank_1.load()->actors().status(std::chrono::seconds{5}).later == 0)
         require(std::chrono::steady_clock::now() < limit, "a request waits");
       torch::NoGradGuard no_grad;
       model->there->weight.fill_(100);
@@ -119,8 +118,7 @@ TEST_CASE("some microbatches may skip their backward", "[runtime][r4]") {
   });
 }
 
-TEST_CASE("several backward calls in one body are one grant",
-          "[runtime][r4]") {
+TEST_CASE("several backward calls in one body are one grant", "[runtime][r4]") {
   run_virtual_world(2, manual_world(2, 2), [](session&) {
     distributed_model model{make_caller()};
     auto train_step = step([&](Tensor x) {
@@ -138,9 +136,7 @@ TEST_CASE("several backward calls in one body are one grant",
 TEST_CASE("a second distributed model is refused", "[runtime][r4]") {
   run_virtual_world(1, manual_world(1), [](session&) {
     distributed_model model{make_caller()};
-    require(contains(message_of([] {
-              distributed_model other{make_caller()};
-            }),
+    require(contains(message_of([] { distributed_model other{make_caller()}; }),
                      "one distributed model"),
             "named error");
   });
@@ -168,9 +164,7 @@ TEST_CASE("all ranks get what the bodies returned", "[runtime][r5]") {
                            torch::full({20000}, 6.0)),
               "large tensors");
     }
-    auto tensors = step([&](Tensor x) {
-      return std::pair{model(x), x.sum()};
-    });
+    auto tensors = step([&](Tensor x) { return std::pair{model(x), x.sum()}; });
     auto z = tensors(x);
     require(z.reduce_mean().second.item<double>() == 6, "reduce_mean");
     require(z.reduce_sum().second.item<double>() == 12, "reduce_sum");
@@ -192,10 +186,12 @@ TEST_CASE("an axis that microbatches do not divide is an error everywhere",
     require(contains(text, "argument 0") && contains(text, "6")
               && contains(text, "smp.microbatches"),
             text);
-    auto other = step([&](Tensor x, Tensor whole, std::vector<Tensor> xs) {
-      require(whole.size(0) == 7 && xs[0].size(1) == 1, "options");
-      return model(x);
-    }, step_options{.non_split_inputs = {1}, .input_split_axes = {{2, 1}}});
+    auto other = step(
+      [&](Tensor x, Tensor whole, std::vector<Tensor> xs) {
+        require(whole.size(0) == 7 && xs[0].size(1) == 1, "options");
+        return model(x);
+      },
+      step_options{.non_split_inputs = {1}, .input_split_axes = {{2, 1}}});
     other(torch::ones({4, 3}), torch::ones({7}),
           std::vector<Tensor>{torch::ones({2, 4})});
   });
@@ -210,12 +206,11 @@ TEST_CASE("an exception on one rank ends the step on all with one error",
   std::set<std::string> texts;
   std::mutex mutex;
   run_virtual_world(2, manual_world(2, 4), [&](session& s) {
-    distributed_model model{make_caller(
-      [&](function_impl& self, Tensor x) {
-        if (broken && x.sum().item<double>() == 0)
-          throw std::runtime_error{"the sum is zero"};
-        return x * self.weight;
-      })};
+    distributed_model model{make_caller([&](function_impl& self, Tensor x) {
+      if (broken && x.sum().item<double>() == 0)
+        throw std::runtime_error{"the sum is zero"};
+      return x * self.weight;
+    })};
     auto train_step = step([&](Tensor x) {
       auto y = x;
       try {
@@ -269,15 +264,16 @@ TEST_CASE("after an error every remote call of its body fails at once",
         return x;
       })};
     auto evaluate = step([&](Tensor x) { return model(x); });
-    require(contains(message_of([&] { evaluate(torch::ones({1, 3})); }),
+    require(contains(message_of([&] {
+                       evaluate(torch::ones({1, 3}));
+                     }),
                      "first"),
             "first error");
   });
   CHECK(calls == 1);
 }
 
-TEST_CASE("a rank that dies ends the step of the others",
-          "[runtime][r6]") {
+TEST_CASE("a rank that dies ends the step of the others", "[runtime][r6]") {
   auto text = std::string{};
   std::mutex mutex;
   auto run = [&] {
@@ -362,8 +358,7 @@ TEST_CASE("one tensor under two names is one parameter", "[runtime][r17]") {
   run_virtual_world(2, world, [](session&) {
     distributed_model model{seeded([] { return tied{}; })};
     require(model->parameters().size() == 4, "torch lists it twice");
-    torch::optim::SGD sgd{model->parameters(),
-                          torch::optim::SGDOptions(0.1)};
+    torch::optim::SGD sgd{model->parameters(), torch::optim::SGDOptions(0.1)};
     distributed_optimizer optimizer{sgd};
     model.partition();
     auto state = model.state_dict();
@@ -507,13 +502,13 @@ TEST_CASE("one execution runs at a time and contexts are few",
 TEST_CASE("ranks with different models refuse each other by name",
           "[runtime][model]") {
   CHECK_THROWS_WITH(
-    run_virtual_world(2, manual_world(),
-                      [](session& s) {
-                        distributed_model model{caller{times_weight,
-                                                       call_there}};
-                        if (s.rank() == 1)
-                          model->register_buffer("extra", torch::ones({1}));
-                        model.partition();
-                      }),
+    run_virtual_world(
+      2, manual_world(),
+      [](session& s) {
+        distributed_model model{caller{times_weight, call_there}};
+        if (s.rank() == 1)
+          model->register_buffer("extra", torch::ones({1}));
+        model.partition();
+      }),
     ContainsSubstring("model"));
 }

@@ -87,8 +87,8 @@ std::vector<seen_step> run(mode x, const std::vector<bool>& steps) {
       train_step(input());
       auto gradients = model.gradients();
       if (s.rank() == 0)
-        result.push_back({{gradients.begin(), gradients.end()},
-                          s.last_step().replayed});
+        result.push_back(
+          {{gradients.begin(), gradients.end()}, s.last_step().replayed});
     }
   });
   return result;

@@ -115,15 +115,14 @@ TEST_CASE("A text shorter than a sequence is refused with the sizes",
   // 90 + 10 bytes; a sequence of 9 needs 10.
   smp::text t{count_to(100), "numbers"};
   CHECK_NOTHROW(smp::text_sequences(t, {.sequence_length = 9}));
-  auto text = message_of([&] {
-    smp::text_sequences(t, {.sequence_length = 10});
-  });
-  CHECK_THAT(text, ContainsSubstring("numbers: the held-out part has 10 bytes"));
+  auto text = message_of(
+    [&] { smp::text_sequences(t, {.sequence_length = 10}); });
+  CHECK_THAT(text,
+             ContainsSubstring("numbers: the held-out part has 10 bytes"));
   CHECK_THAT(text, ContainsSubstring("needs at least 11"));
-  CHECK_THAT(message_of([&] {
-               smp::text_sequences(t, {.sequence_length = 95});
-             }),
-             ContainsSubstring("the training part has 90 bytes"));
+  CHECK_THAT(
+    message_of([&] { smp::text_sequences(t, {.sequence_length = 95}); }),
+    ContainsSubstring("the training part has 90 bytes"));
 }
 
 TEST_CASE("The unigram entropy is the held-out cross entropy of byte counts",
@@ -278,9 +277,8 @@ TEST_CASE("Tokens of two or four bytes become sequences like those of a text",
 
 TEST_CASE("A file that holds no such tokens is refused with the place",
           "[runtime][data]") {
-  smp::token_sequences::options x{.vocabulary = 50,
-                                  .sequence_length = 4,
-                                  .batch_size = 2};
+  smp::token_sequences::options x{
+    .vocabulary = 50, .sequence_length = 4, .batch_size = 2};
   CHECK_THAT(message_of([&] { smp::token_sequences("/nowhere/t.bin", x); }),
              ContainsSubstring("/nowhere/t.bin: No such file"));
   temporary_file empty{""};

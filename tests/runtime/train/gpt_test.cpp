@@ -14,11 +14,8 @@ namespace {
 
 using state = std::map<std::string, torch::Tensor>;
 
-const smp::gpt_config tiny{.vocabulary = 13,
-                           .sequence_length = 6,
-                           .layers = 2,
-                           .heads = 2,
-                           .width = 8};
+const smp::gpt_config tiny{
+  .vocabulary = 13, .sequence_length = 6, .layers = 2, .heads = 2, .width = 8};
 
 state state_of(smp::gpt& model) {
   state result;
@@ -29,7 +26,8 @@ state state_of(smp::gpt& model) {
 
 // -- GPT-2 once more, in double precision, from its formulas ------------------
 
-torch::Tensor scaled_norm(const state& s, const std::string& name, torch::Tensor x) {
+torch::Tensor scaled_norm(const state& s, const std::string& name,
+                          torch::Tensor x) {
   auto centred = x - x.mean(-1, true);
   auto variance = (centred * centred).mean(-1, true);
   return centred / (variance + 1e-5).sqrt() * s.at(name + ".weight")
@@ -52,16 +50,16 @@ torch::Tensor attention(const state& s, const std::string& name,
   auto qkv = affine(s, name + ".c_attn", x);
   std::vector<torch::Tensor> outputs;
   for (int64_t h = 0; h < heads; ++h) {
-    auto part = [&](int64_t i) { return qkv.slice(1, i * c + h * d,
-                                                  i * c + (h + 1) * d); };
+    auto part = [&](int64_t i) {
+      return qkv.slice(1, i * c + h * d, i * c + (h + 1) * d);
+    };
     auto scores = torch::matmul(part(0), part(1).t()) / std::sqrt(double(d));
     for (int64_t i = 0; i < t; ++i)
       for (int64_t j = 0; j < t; ++j)
         if (j > i || (window > 0 && j <= i - window))
           scores[i][j] = -INFINITY;
     auto weights = scores.exp();
-    outputs.push_back(
-      torch::matmul(weights / weights.sum(-1, true), part(2)));
+    outputs.push_back(torch::matmul(weights / weights.sum(-1, true), part(2)));
   }
   return affine(s, name + ".c_proj", torch::cat(outputs, 1));
 }
@@ -74,8 +72,9 @@ torch::Tensor reference(const state& s, torch::Tensor tokens,
            + s.at("transformer.wpe.weight").slice(0, 0, t);
   for (int64_t i = 0; i < cfg.layers; ++i) {
     auto block = "transformer.h." + std::to_string(i);
-    x = x + attention(s, block + ".attn", scaled_norm(s, block + ".ln_1", x),
-                      cfg.heads, i % 2 == 1 ? cfg.window : 0);
+    x = x
+        + attention(s, block + ".attn", scaled_norm(s, block + ".ln_1", x),
+                    cfg.heads, i % 2 == 1 ? cfg.window : 0);
     auto y = affine(s, block + ".mlp.c_fc", scaled_norm(s, block + ".ln_2", x));
     x = x + affine(s, block + ".mlp.c_proj", gelu_tanh(y));
   }
@@ -128,15 +127,12 @@ TEST_CASE("Parameters are called as in the GPT-2 of Hugging Face",
           "[runtime][gpt]") {
   smp::gpt model{tiny};
   std::map<std::string, std::vector<int64_t>> expected{
-    {"transformer.wte.weight", {13, 8}},
-    {"transformer.wpe.weight", {6, 8}},
-    {"transformer.ln_f.weight", {8}},
-    {"transformer.ln_f.bias", {8}},
+    {"transformer.wte.weight", {13, 8}}, {"transformer.wpe.weight", {6, 8}},
+    {"transformer.ln_f.weight", {8}},    {"transformer.ln_f.bias", {8}},
     {"lm_head.weight", {13, 8}},
   };
   for (std::string i : {"0", "1"})
-    for (auto& [name, sizes] :
-         std::map<std::string, std::vector<int64_t>>{
+    for (auto& [name, sizes] : std::map<std::string, std::vector<int64_t>>{
            {"ln_1.weight", {8}},
            {"ln_1.bias", {8}},
            {"attn.c_attn.weight", {8, 24}},
@@ -180,9 +176,9 @@ TEST_CASE("The GPT starts as GPT-2 does", "[runtime][gpt]") {
       CHECK(torch::equal(p, torch::ones_like(p)));
     else
       // 0.02, or 0.02 / sqrt(2 * 8) where a residual branch ends.
-      CHECK(p.std().item<double>()
-            == Catch::Approx(ends("c_proj.weight") ? 0.005 : 0.02)
-                 .epsilon(0.03));
+      CHECK(
+        p.std().item<double>()
+        == Catch::Approx(ends("c_proj.weight") ? 0.005 : 0.02).epsilon(0.03));
   }
 }
 

@@ -3,8 +3,8 @@
 
 #include "tests/support/catch.hpp"
 
-#include "runtime/train/models/moe.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/train/models/moe.hpp"
 #include "runtime/train/trainable.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 
@@ -146,16 +146,16 @@ TEST_CASE("The T5 has the names and the numbers of T5ForConditionalGeneration",
   compare(config, "t5_v1_1");
 }
 
-TEST_CASE("A mixture of experts has the names and the numbers of "
-          "SwitchTransformersSparseMLP",
-          "[runtime][models]") {
+TEST_CASE(
+  "A mixture of experts has the names and the numbers of "
+  "SwitchTransformersSparseMLP",
+  "[runtime][models]") {
   reference expected{"switch_mlp"};
   smp::moe_config sizes;
   sizes.gpt.width = 8;
   sizes.gpt.feed_forward = 12;
   smp::moe_mlp model{sizes};
   auto xs = expected.inputs();
-  compare(*model, expected, [&] {
-    return (std::get<0>(model(xs[0])) * xs[1]).sum();
-  });
+  compare(*model, expected,
+          [&] { return (std::get<0>(model(xs[0])) * xs[1]).sum(); });
 }

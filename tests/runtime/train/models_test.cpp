@@ -2,11 +2,11 @@
 
 #include "tests/support/catch.hpp"
 
+#include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/session/session.hpp"
 #include "runtime/train/metrics.hpp"
 #include "runtime/train/models/builtin.hpp"
 #include "runtime/train/models/synthetic.hpp"
-#include "runtime/checkpoint/safetensors.hpp"
-#include "runtime/session/session.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 #include "tests/support/scratch_dir.hpp"
@@ -25,8 +25,8 @@ using namespace smp::test;
 
 namespace {
 
-const std::vector<std::string> all_models
-  = {"gpt", "gpt-3", "moe", "bert", "roberta", "t5", "ncf", "mlp"};
+const std::vector<std::string> all_models = {"gpt",     "gpt-3", "moe", "bert",
+                                             "roberta", "t5",    "ncf", "mlp"};
 
 smp::train_config small(const std::string& model) {
   smp::train_config x;
@@ -104,9 +104,10 @@ double plain_step(const smp::train_config& config, smp::trainable& model) {
 
 } // namespace
 
-TEST_CASE("Every model has the loss and the gradients of one process on two "
-          "and on four ranks",
-          "[runtime][models]") {
+TEST_CASE(
+  "Every model has the loss and the gradients of one process on two "
+  "and on four ranks",
+  "[runtime][models]") {
   auto name = GENERATE(from_range(all_models));
   auto ranks = GENERATE(1, 2, 4);
   CAPTURE(name, ranks);
@@ -230,8 +231,7 @@ TEST_CASE("An expert without tokens has no gradient, and is not called",
   for (auto& [name, x] : parameters)
     if (name.find(".experts.") != std::string::npos) {
       INFO(name);
-      CHECK(x.grad().defined()
-            == (name.find("expert_5") != std::string::npos));
+      CHECK(x.grad().defined() == (name.find("expert_5") != std::string::npos));
     }
 }
 

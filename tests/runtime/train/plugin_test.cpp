@@ -4,8 +4,8 @@
 
 #include "runtime/train/plugin.hpp"
 
-#include "runtime/config/config_file.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/config/config_file.hpp"
 #include "tests/support/config_text.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
@@ -93,8 +93,8 @@ TEST_CASE("A plug-in that cannot be used is refused with the way out",
   CHECK_THAT(message_of(text, "x"),
              ContainsSubstring(text + "\" cannot be loaded: "));
   CHECK_THAT(message_of(path, "tow_towers"),
-             ContainsSubstring("model.name = \"tow_towers\" is not in "
-                               + path + "; it has: \"two_towers\""));
+             ContainsSubstring("model.name = \"tow_towers\" is not in " + path
+                               + "; it has: \"two_towers\""));
   CHECK_THAT(message_of(library("model_library_without_model"), "x"),
              ContainsSubstring("registers no model"));
   // Both times: a library is loaded once, its mismatch stays.
@@ -146,10 +146,8 @@ steps = 1
 )";
   auto x = config_of(text);
   CHECK(x.model.options
-        == options{{"width", "8"},
-                   {"rate", "0.5"},
-                   {"fast", "true"},
-                   {"label", "a b"}});
+        == options{
+          {"width", "8"}, {"rate", "0.5"}, {"fast", "true"}, {"label", "a b"}});
   CHECK(config_of(text, {"--model.options.width=9"}).model.options.at("width")
         == "9");
   CHECK(config_hash(config_of(text, {"--model.options.width=9"}))

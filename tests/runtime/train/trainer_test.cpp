@@ -2,9 +2,9 @@
 
 #include "runtime/train/trainer.hpp"
 
+#include "runtime/session/session.hpp"
 #include "runtime/train/models/builtin.hpp"
 #include "runtime/train/optimizers.hpp"
-#include "runtime/session/session.hpp"
 #include "runtime/train/text_sampler.hpp"
 #include "runtime/train/trainable.hpp"
 #include "tests/support/scratch_dir.hpp"
@@ -52,7 +52,7 @@ void check_rates(const std::vector<double>& found,
 // -- a run --------------------------------------------------------------------
 
 /// Keeps what it hears.
-struct recorder : smp::train_listener {
+struct heard_listener : smp::train_listener {
   void on_start(const smp::train_start& x) override {
     start = x;
   }
@@ -96,7 +96,7 @@ smp::train_config small_config(const std::string& text) {
 
 struct run_result {
   smp::train_summary summary;
-  recorder heard;
+  heard_listener heard;
 };
 
 /// Trains on virtual ranks. @returns what each rank got
@@ -137,8 +137,7 @@ TEST_CASE("The learning rate rises in a line and then stays or falls",
   check_rates(rates(with_schedule("constant", 4), 6),
               {0.25, 0.5, 0.75, 1, 1, 1});
   check_rates(rates(with_schedule("linear", 0), 4), {1, 0.7, 0.4, 0.1});
-  check_rates(rates(with_schedule("linear", 2), 5),
-              {0.5, 1, 0.7, 0.4, 0.1});
+  check_rates(rates(with_schedule("linear", 2), 5), {0.5, 1, 0.7, 0.4, 0.1});
   auto half = 0.1 + 0.9 / 2;
   auto bend = 0.9 * 0.5 * std::cos(M_PI / 4);
   check_rates(rates(with_schedule("cosine", 1), 5),
@@ -199,9 +198,9 @@ TEST_CASE("A step becomes one line of JSON", "[runtime][trainer]") {
     file.write(x);
     CHECK(dir.read("m.jsonl") == smp::to_json(x) + "\n"); // before it closes
   }
-  CHECK_THROWS_WITH(smp::metrics_file("/nowhere/m.jsonl"),
-                    Catch::Matchers::ContainsSubstring(
-                      "/nowhere/m.jsonl: No such file"));
+  CHECK_THROWS_WITH(
+    smp::metrics_file("/nowhere/m.jsonl"),
+    Catch::Matchers::ContainsSubstring("/nowhere/m.jsonl: No such file"));
 }
 
 TEST_CASE("The sampler draws bytes by their probability",
@@ -214,8 +213,8 @@ TEST_CASE("The sampler draws bytes by their probability",
     logits['a' + i] = temperature * i * std::log(2);
   smp::text_sampler sampler{
     "xyz", {.context = 5, .temperature = temperature, .seed = 7}};
-  CHECK(torch::equal(sampler.input(), torch::tensor({{'x', 'y', 'z'}},
-                                                    torch::kLong)));
+  CHECK(torch::equal(sampler.input(),
+                     torch::tensor({{'x', 'y', 'z'}}, torch::kLong)));
   const int n = 7000;
   for (int i = 0; i < n; ++i)
     sampler.add(logits);
@@ -328,6 +327,7 @@ TEST_CASE("A loss that is not finite is an error of numbers on all ranks",
     FAIL("nothing was thrown");
   } catch (const smp::error& e) {
     CHECK(e.code() == smp::error_code::numbers);
-    CHECK_THAT(e.what(), Catch::Matchers::ContainsSubstring("the loss of step"));
+    CHECK_THAT(e.what(),
+               Catch::Matchers::ContainsSubstring("the loss of step"));
   }
 }

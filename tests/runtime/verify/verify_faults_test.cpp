@@ -100,8 +100,7 @@ TEST_CASE("Every seeded fault is found and its module named",
   }
 }
 
-TEST_CASE("The faulty library without a fault is right",
-          "[runtime][verify]") {
+TEST_CASE("The faulty library without a fault is right", "[runtime][verify]") {
   for (auto job : {"gpt tied", "norm", "remote"})
     CHECK(compare(job, "")["equal"] == true);
 }
@@ -112,8 +111,7 @@ TEST_CASE("The library of users has no faults", "[runtime][verify]") {
   auto ours = content_of(built_program("../lib/libsmp.so"));
   auto program = content_of(built_program("smp-train"));
   for (auto& x : faults)
-    CHECK(faulty.find(std::string{"smp-fault "} + x.name)
-          != std::string::npos);
+    CHECK(faulty.find(std::string{"smp-fault "} + x.name) != std::string::npos);
   for (auto trace : {"smp-fault", "SMP_FAULT", "fault_is_seeded"}) {
     CHECK(faulty.find(trace) != std::string::npos);
     CHECK(ours.find(trace) == std::string::npos);

@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/inbox.hpp"
 #include "tests/support/payloads.hpp"
-#include "tests/support/recorder.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ struct fixture {
   }
 
   loopback_network network;
-  std::vector<recorder> heard;
+  std::vector<inbox> heard;
 };
 
 std::vector<std::string> order_of(uint64_t seed, bool reorder) {
@@ -113,8 +113,8 @@ TEST_CASE("a tensor is not copied before its message leaves",
   f.at(0).send(rank_id{1}, make_message("x", {tensor}));
   std::memcpy(bytes->data(), pattern(8, 2).data(), 8);
   f.network.run();
-  CHECK(same_bytes(f.heard[1].messages()[0].second.body.tensors[0],
-                   pattern(8, 2)));
+  CHECK(
+    same_bytes(f.heard[1].messages()[0].second.body.tensors[0], pattern(8, 2)));
 }
 
 TEST_CASE("a filter loses messages, which count as sent",
@@ -154,7 +154,7 @@ TEST_CASE("a killed rank is lost to all others and to what is in flight",
 TEST_CASE("messages wait for a rank that starts late",
           "[transport][loopback]") {
   loopback_network network{2, {1, true, true}};
-  std::vector<recorder> heard(2);
+  std::vector<inbox> heard(2);
   std::vector<std::string> addresses{"a", "b"};
   network.at(rank_id{0}).start(addresses, heard[0]);
   network.at(rank_id{0}).send(rank_id{1}, make_message("early"));
@@ -168,6 +168,6 @@ TEST_CASE("messages wait for a rank that starts late",
 
 TEST_CASE("a wrong number of addresses is refused", "[transport][loopback]") {
   loopback_network network{2, {1, true, true}};
-  recorder heard;
+  inbox heard;
   CHECK_THROWS_AS(network.at(rank_id{0}).start({"a"}, heard), error);
 }

@@ -28,8 +28,9 @@ namespace {
 /// Speaks UCX to a fabric of rank 0 as rank 1 of 3 would, or would not.
 class stranger {
 public:
-  stranger() : worker_{cluster::options_for("tcp")},
-               rank_{rank_id{0}, 3, cluster::options_for("tcp")} {
+  stranger()
+    : worker_{cluster::options_for("tcp")},
+      rank_{rank_id{0}, 3, cluster::options_for("tcp")} {
     auto other = worker_.address();
     rank_.start({"", other, other}, heard_);
     auto address = rank_.address();
@@ -73,7 +74,7 @@ public:
     return rank_;
   }
 
-  recorder& heard() {
+  inbox& heard() {
     return heard_;
   }
 
@@ -81,14 +82,13 @@ private:
   void finish(ucs_status_ptr_t request) {
     if (!UCS_PTR_IS_PTR(request))
       return;
-    progress_until([&] {
-      return ucp_request_check_status(request) != UCS_INPROGRESS;
-    });
+    progress_until(
+      [&] { return ucp_request_check_status(request) != UCS_INPROGRESS; });
     ucp_request_free(request);
   }
 
   worker worker_;
-  recorder heard_;
+  inbox heard_;
   ucx_fabric rank_;
   ucp_ep_h endpoint_ = nullptr;
 };
@@ -133,8 +133,8 @@ TEST_CASE("what no rank of the run sends is dropped and counted",
   s.send(to_bytes("GET / HTTP/1.1"));
   s.send(bytes_of(unknown));
   s.send(bytes_of(oneself));
-  CHECK(s.progress_until(
-    [&] { return s.rank().stats().messages_refused == 3; }));
+  CHECK(
+    s.progress_until([&] { return s.rank().stats().messages_refused == 3; }));
   // A correct one still arrives.
   s.send(bytes_of(header_of(unit_kind::description), described({})));
   CHECK(s.progress_until([&] { return s.heard().messages().size() == 1; }));
@@ -203,8 +203,7 @@ TEST_CASE("the parts of a message may come before its description",
   auto bytes = pattern(10000, 1);
   auto part = [&](size_t from, size_t size) {
     auto first = bytes.begin() + static_cast<ptrdiff_t>(from);
-    return std::vector<std::byte>(first,
-                                  first + static_cast<ptrdiff_t>(size));
+    return std::vector<std::byte>(first, first + static_cast<ptrdiff_t>(size));
   };
   s.send(bytes_of(chunk_of(0, 6000, 10000)), part(6000, 4000));
   s.send(bytes_of(header_of(unit_kind::description),
@@ -214,9 +213,10 @@ TEST_CASE("the parts of a message may come before its description",
   CHECK(same_bytes(s.heard().messages()[0].second.body.tensors[0], bytes));
 }
 
-TEST_CASE("tcp listens on the loopback interface only, whatever the user's "
-          "environment says",
-          "[transport][ucx]") {
+TEST_CASE(
+  "tcp listens on the loopback interface only, whatever the user's "
+  "environment says",
+  "[transport][ucx]") {
   ::setenv("UCX_NET_DEVICES", "all", 1);
   ucx_fabric rank{rank_id{0}, 2, cluster::options_for("tcp")};
   ::unsetenv("UCX_NET_DEVICES");
@@ -251,7 +251,7 @@ TEST_CASE("transports that do not exist are an error that names them",
 
 TEST_CASE("a fabric that was never started refuses to send and stops",
           "[transport][ucx]") {
-  recorder heard;
+  inbox heard;
   ucx_fabric rank{rank_id{0}, 2, cluster::options_for("shm")};
   rank.send(rank_id{1}, make_message("x"), heard.on_sent());
   CHECK(heard.send_failures().size() == 1);

@@ -95,7 +95,7 @@ struct world {
     CHECK(heard.losses().empty());
   }
 
-  recorder heard;
+  inbox heard;
   std::vector<std::unique_ptr<child_process>> others;
   ucx_fabric rank;
 };
@@ -124,7 +124,7 @@ uint64_t mixed_size(uint64_t i) {
 constexpr uint64_t mixed_count = 40;
 
 /// Sends to all others, then checks what came from them.
-std::string all_to_all(fabric& f, recorder& heard, uint64_t size) {
+std::string all_to_all(fabric& f, inbox& heard, uint64_t size) {
   auto self = f.self().value;
   for (uint64_t i = 0; i < mixed_count; ++i)
     for (uint64_t to = 0; to < size; ++to)
@@ -168,7 +168,7 @@ TEST_CASE("a rank in a process of its own", "[.child]") {
   parent_process parent;
   auto size = std::stoull(variable("SMP_TEST_SIZE"));
   auto role = variable("SMP_TEST_ROLE");
-  recorder heard;
+  inbox heard;
   echo echoing;
   ucx_fabric rank{rank_id{std::stoull(variable("SMP_TEST_RANK"))}, size,
                   cluster::options_for(variable("SMP_TEST_KIND"))};
@@ -182,8 +182,7 @@ TEST_CASE("a rank in a process of its own", "[.child]") {
   parent.tell("ready");
   if (role == "flood") {
     // Keeps several messages under way until it is killed.
-    auto tensor
-      = make_tensor(std::stoull(variable("SMP_TEST_BYTES")), 1);
+    auto tensor = make_tensor(std::stoull(variable("SMP_TEST_BYTES")), 1);
     for (size_t i = 0;; ++i) {
       rank.send(rank_id{0}, make_message("x", {tensor}), heard.on_sent());
       if (i > 20)
@@ -211,12 +210,11 @@ TEST_CASE("tensors of any size come back from another process",
   auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
   CAPTURE(kind);
   world w{kind, 2, "echo"};
-  std::vector<uint64_t> sizes{0,     1,       8192,     8257,    65536,
-                              1 << 20, 33 << 20, 80 << 20};
+  std::vector<uint64_t> sizes{0,     1,       8192,     8257,
+                              65536, 1 << 20, 33 << 20, 80 << 20};
   for (auto size : sizes)
     w.rank.send(rank_id{1},
-                make_message(std::to_string(size),
-                             {make_tensor(size, size)}));
+                make_message(std::to_string(size), {make_tensor(size, size)}));
   REQUIRE(w.heard.wait_messages(sizes.size()));
   std::multiset<uint64_t> seen;
   for (auto& [from, x] : w.heard.take_messages()) {
@@ -228,8 +226,7 @@ TEST_CASE("tensors of any size come back from another process",
   w.finish();
 }
 
-TEST_CASE("many tensors come back from another process",
-          "[transport][ucx]") {
+TEST_CASE("many tensors come back from another process", "[transport][ucx]") {
   auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
   CAPTURE(kind);
   world w{kind, 2, "echo"};
@@ -266,11 +263,12 @@ TEST_CASE("ranks of one machine talk through shared memory",
   w.finish();
 }
 
-TEST_CASE("the user's environment wins over the defaults",
-          "[transport][ucx]") {
+TEST_CASE("the user's environment wins over the defaults", "[transport][ucx]") {
   // Both sides must agree, so this process is a bystander here.
-  world w{"tcp", 2, "echo", {{"UCX_TLS", "self,tcp"},
-                             {"UCX_TCP_TX_SEG_SIZE", "64K"}}};
+  world w{"tcp",
+          2,
+          "echo",
+          {{"UCX_TLS", "self,tcp"}, {"UCX_TCP_TX_SEG_SIZE", "64K"}}};
   w.other().tell("transports");
   CHECK(w.other().hear() == "tcp");
   w.finish();

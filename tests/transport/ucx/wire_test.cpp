@@ -16,12 +16,11 @@ using Catch::Matchers::StartsWith;
 namespace {
 
 message sample() {
-  auto result = make_message("envelope",
-                             {make_tensor(100, 1), make_tensor(0, 2),
-                              make_tensor(packed_limit, 3),
-                              make_tensor(packed_limit + 1, 4),
-                              make_tensor(70000, 5)},
-                             message_kind::control);
+  auto result = make_message(
+    "envelope",
+    {make_tensor(100, 1), make_tensor(0, 2), make_tensor(packed_limit, 3),
+     make_tensor(packed_limit + 1, 4), make_tensor(70000, 5)},
+    message_kind::control);
   result.body.tensors[0].shape = {2, 5, 10};
   result.body.tensors[0].dtype = 7;
   return result;
@@ -83,9 +82,10 @@ TEST_CASE("claims that memory could not hold are refused before it is asked",
           "[transport][ucx][wire]") {
   auto intact = write_description(sample(), 0);
   // Size of the envelope, number of tensors, size of a tensor, its dimensions.
-  for (auto [at, field] :
-       {std::pair{1, "envelope"}, {9, "tensors"}, {13, "tensor.nbytes"},
-        {25, "tensor.shape"}}) {
+  for (auto [at, field] : {std::pair{1, "envelope"},
+                           {9, "tensors"},
+                           {13, "tensor.nbytes"},
+                           {25, "tensor.shape"}}) {
     INFO(field);
     auto bytes = intact;
     std::fill_n(bytes.begin() + at, 4, std::byte{0xff});
@@ -123,8 +123,8 @@ TEST_CASE("a damaged description is refused or read, and never worse",
   for (int round = 0; round < 20000; ++round) {
     auto bytes = intact;
     for (auto changes = random() % 4 + 1; changes > 0; --changes)
-      bytes[random() % std::min<size_t>(bytes.size(), 200)]
-        = static_cast<std::byte>(random());
+      bytes[random() % std::min<size_t>(bytes.size(), 200)] = static_cast<
+        std::byte>(random());
     bytes.resize(bytes.size() - random() % 2 * (random() % bytes.size()));
     if (!refusal(bytes).empty()) {
       ++refused;

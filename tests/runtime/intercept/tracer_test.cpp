@@ -116,18 +116,17 @@ struct stateful_impl : nn::Module {
     return layers->forward(embedding(tokens).flatten(0, 1));
   }
 
-  submodule<nn::Embedding> embedding{
-    nn::EmbeddingOptions(16, 8).max_norm(0.5)};
-  nn::Sequential layers{nn::Linear(8, 8), nn::Dropout(0.5),
-                        nn::BatchNorm1d(8), nn::Linear(8, 8)};
+  submodule<nn::Embedding> embedding{nn::EmbeddingOptions(16, 8).max_norm(0.5)};
+  nn::Sequential layers{nn::Linear(8, 8), nn::Dropout(0.5), nn::BatchNorm1d(8),
+                        nn::Linear(8, 8)};
 };
 TORCH_MODULE_IMPL(stateful, stateful_impl);
 
 } // namespace
 
 TEST_CASE("the first step measures what modules cost", "[runtime][trace]") {
-  auto x = run(automatic_world(), [] { return layers{chain}; },
-               torch::ones({6, 8}));
+  auto x = run(
+    automatic_world(), [] { return layers{chain}; }, torch::ones({6, 8}));
   CHECK_THAT(x.texts[0],
              ContainsSubstring("time and memory measured on the CPU"));
   CHECK_THAT(x.texts[1],
@@ -153,8 +152,7 @@ TEST_CASE("the first step measures what modules cost", "[runtime][trace]") {
   CHECK(twice.activations == 2 * 3 * 8);
   CHECK(x.decision->plan.options.step_seconds > 0);
   CHECK(x.decision->plan.options.crossing.request > 0);
-  CHECK_THAT(x.texts[0],
-             ContainsSubstring("did not call module never"));
+  CHECK_THAT(x.texts[0], ContainsSubstring("did not call module never"));
 }
 
 TEST_CASE("a trace changes neither numbers nor state", "[runtime][trace]") {
@@ -229,8 +227,8 @@ TEST_CASE("a module that cannot be traced is named and does not stop the run",
     TORCH_CHECK(at::GradMode::is_enabled(), "wants gradients");
     return m.last(x);
   };
-  auto x = run(automatic_world(), [&] { return layers{code}; },
-               torch::ones({6, 8}));
+  auto x = run(
+    automatic_world(), [&] { return layers{code}; }, torch::ones({6, 8}));
   CHECK(x.gradients.size() == 4); // of two layers
   CHECK_THAT(x.texts[0],
              ContainsSubstring("the step cannot be traced to its end (wants "

@@ -1,4 +1,4 @@
-#include "runtime/lazy/deferred_recording.hpp"
+#include "runtime/lazy/captured_ops.hpp"
 
 #include "runtime/base/large_block_allocator.hpp"
 #include "runtime/lazy/boxed_arguments.hpp"
@@ -20,10 +20,10 @@ namespace smp {
 
 namespace {
 
-/// Whatever of a thread's state an operation looks at, as it was recorded.
-class recorded_state {
+/// The part of a thread's state that operations look at, as it was captured.
+class captured_state {
 public:
-  explicit recorded_state(const recorded_op& x)
+  explicit captured_state(const captured_op& x)
     : modes_(x.modes), dtype_(c10::get_default_dtype()) {
     if (dtype_ != x.default_dtype)
       c10::set_default_dtype(x.default_dtype);
@@ -33,15 +33,15 @@ public:
     }
   }
 
-  ~recorded_state() {
+  ~captured_state() {
     if (numbers_)
       numbers_->swap_with_default();
     if (dtype_ != c10::get_default_dtype())
       c10::set_default_dtype(dtype_);
   }
 
-  recorded_state(const recorded_state&) = delete;
-  recorded_state& operator=(const recorded_state&) = delete;
+  captured_state(const captured_state&) = delete;
+  captured_state& operator=(const captured_state&) = delete;
 
 private:
   c10::impl::ForceDispatchKeyGuard modes_;
@@ -50,9 +50,9 @@ private:
 };
 
 /// @returns the results of `x`
-/// @param value takes a `recorded_tensor` and returns it
+/// @param value takes a `captured_tensor` and returns it
 template <class F>
-torch::jit::Stack run(const recorded_op& x, F value) {
+torch::jit::Stack run(const captured_op& x, F value) {
   auto stack = x.arguments;
   for (auto& hole : x.holes) {
     auto& argument = stack[hole.argument];
@@ -73,7 +73,7 @@ torch::jit::Stack run(const recorded_op& x, F value) {
   for (auto& argument : stack)
     if (argument.isGenerator() && argument.toGenerator().defined())
       argument = argument.toGenerator().clone();
-  recorded_state state{x};
+  captured_state state{x};
   call_boxed(x.op, stack);
   return stack;
 }
@@ -96,10 +96,10 @@ public:
   }
 
 private:
-  using tensor_key = std::pair<const recorded_op*, uint32_t>;
+  using tensor_key = std::pair<const captured_op*, uint32_t>;
 
   struct group_members {
-    std::vector<const recorded_op*> ops; // in order
+    std::vector<const captured_op*> ops; // in order
     std::vector<size_t> wanted;          // positions in `wanted_`
   };
 
@@ -109,7 +109,7 @@ private:
   };
 
   template <class F>
-  static void for_each_dependency(const recorded_op& x, F f) {
+  static void for_each_dependency(const captured_op& x, F f) {
     for (auto& hole : x.holes)
       f(hole.tensor.op.get());
     for (auto& y : x.before)
@@ -118,8 +118,8 @@ private:
 
   /// Finds what is needed, in order.
   void collect() {
-    std::vector<const recorded_op*> todo;
-    auto add = [&](const recorded_op* x) {
+    std::vector<const captured_op*> todo;
+    auto add = [&](const captured_op* x) {
       if (x && positions_.emplace(x, 0).second) {
         ops_.push_back(x);
         todo.push_back(x);
@@ -149,12 +149,12 @@ private:
         x = parents[x] = parents[parents[x]];
       return x;
     };
-    auto join = [&](const recorded_op* x, const recorded_op* y) {
+    auto join = [&](const captured_op* x, const captured_op* y) {
       auto a = find(positions_.at(x)), b = find(positions_.at(y));
       parents[std::max(a, b)] = std::min(a, b);
     };
     for (auto* x : ops_)
-      for_each_dependency(*x, [&](const recorded_op* y) { join(x, y); });
+      for_each_dependency(*x, [&](const captured_op* y) { join(x, y); });
     for (auto& x : wanted_)
       if (x.last_write)
         join(x.tensor.op.get(), x.last_write.get());
@@ -168,7 +168,7 @@ private:
   void run_group(const group_members& x,
                  const std::function<void(size_t, at::Tensor)>& f) {
     std::map<tensor_key, live_tensor> live;
-    auto key = [](const recorded_tensor& t) {
+    auto key = [](const captured_tensor& t) {
       return tensor_key{t.op.get(), t.index};
     };
     for (auto* op : x.ops)
@@ -177,9 +177,8 @@ private:
     for (auto i : x.wanted)
       ++live[key(wanted_[i].tensor)].uses;
     for (auto* op : x.ops) {
-      auto results = flatten_tensors(run(*op, [&](const recorded_tensor& t) {
-        return live.at(key(t)).value;
-      }));
+      auto results = flatten_tensors(run(
+        *op, [&](const captured_tensor& t) { return live.at(key(t)).value; }));
       for (uint32_t i = 0; i < results.size(); ++i)
         if (auto t = live.find({op, i}); t != live.end())
           t->second.value = std::move(results[i]);
@@ -192,14 +191,14 @@ private:
   }
 
   const std::vector<wanted_tensor>& wanted_;
-  std::vector<const recorded_op*> ops_; // in order
-  std::unordered_map<const recorded_op*, size_t> positions_;
+  std::vector<const captured_op*> ops_; // in order
+  std::unordered_map<const captured_op*, size_t> positions_;
   std::map<size_t, group_members> groups_; // by first operation
 };
 
 } // namespace
 
-recorded_op::recorded_op(c10::OperatorHandle op, torch::jit::Stack arguments)
+captured_op::captured_op(c10::OperatorHandle op, torch::jit::Stack arguments)
   : op(std::move(op)),
     arguments(std::move(arguments)),
     modes(c10::impl::tls_local_dispatch_key_set()),
@@ -208,9 +207,9 @@ recorded_op::recorded_op(c10::OperatorHandle op, torch::jit::Stack arguments)
   number = ++count;
 }
 
-recorded_op::~recorded_op() {
-  std::vector<recorded_op_ptr> doomed;
-  auto take = [&doomed](recorded_op& x) {
+captured_op::~captured_op() {
+  std::vector<captured_op_ptr> doomed;
+  auto take = [&doomed](captured_op& x) {
     for (auto& hole : x.holes)
       doomed.push_back(std::move(hole.tensor.op));
     std::move(x.before.begin(), x.before.end(), std::back_inserter(doomed));
@@ -238,8 +237,8 @@ std::vector<at::Tensor> flatten_tensors(const torch::jit::Stack& results) {
   return flat;
 }
 
-void replay(const std::vector<wanted_tensor>& xs,
-            const std::function<void(size_t, at::Tensor)>& f) {
+void run_captured(const std::vector<wanted_tensor>& xs,
+                  const std::function<void(size_t, at::Tensor)>& f) {
   if (!xs.empty())
     replayer{xs}.run_all(f);
 }

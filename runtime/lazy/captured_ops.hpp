@@ -1,6 +1,6 @@
 #pragma once
 
-// Operations that were recorded instead of run, and running them later.
+// Operations that were captured instead of run, and running them later.
 
 #include "runtime/base/random_stream.hpp"
 
@@ -17,35 +17,35 @@
 
 namespace smp {
 
-struct recorded_op;
+struct captured_op;
 
-using recorded_op_ptr = std::shared_ptr<recorded_op>;
+using captured_op_ptr = std::shared_ptr<captured_op>;
 
-/// One of the tensors that a recorded operation returns.
-struct recorded_tensor {
-  recorded_op_ptr op;
+/// One of the tensors that a captured operation returns.
+struct captured_tensor {
+  captured_op_ptr op;
   /// Position among all of them, lists flattened.
   uint32_t index = 0;
 };
 
 /// An operation with all that its result depends on. The pointers to what came
 /// before make a graph without cycles; what nobody can ask for goes away.
-struct recorded_op {
-  /// A recorded tensor among the arguments.
+struct captured_op {
+  /// A captured tensor among the arguments.
   struct hole {
     uint32_t argument = 0;
     /// Position in a list of tensors, or 0.
     uint32_t element = 0;
-    recorded_tensor tensor;
+    captured_tensor tensor;
   };
 
-  recorded_op(c10::OperatorHandle op, torch::jit::Stack arguments);
+  captured_op(c10::OperatorHandle op, torch::jit::Stack arguments);
 
   /// Not recursive: a model's graph can be deep.
-  ~recorded_op();
+  ~captured_op();
 
-  recorded_op(const recorded_op&) = delete;
-  recorded_op& operator=(const recorded_op&) = delete;
+  captured_op(const captured_op&) = delete;
+  captured_op& operator=(const captured_op&) = delete;
 
   /// Grows in the order of the program.
   uint64_t number;
@@ -54,7 +54,7 @@ struct recorded_op {
   torch::jit::Stack arguments;
   std::vector<hole> holes;
   /// The last writes to the memory of the arguments.
-  std::vector<recorded_op_ptr> before;
+  std::vector<captured_op_ptr> before;
   /// Autocast and the like.
   c10::impl::LocalDispatchKeySet modes;
   caffe2::TypeMeta default_dtype;
@@ -62,22 +62,22 @@ struct recorded_op {
   std::unique_ptr<random_stream> numbers;
 };
 
-/// @returns the tensors in what an operation returned, as `recorded_tensor`
+/// @returns the tensors in what an operation returned, as `captured_tensor`
 /// counts them
 std::vector<at::Tensor> flatten_tensors(const torch::jit::Stack& results);
 
 /// A tensor that somebody needs.
 struct wanted_tensor {
-  recorded_tensor tensor;
+  captured_tensor tensor;
   /// The last write to its memory.
-  recorded_op_ptr last_write;
+  captured_op_ptr last_write;
 };
 
 /// Runs the operations that `xs` depend on, in the order of the program.
 /// Groups of tensors that have nothing in common are made one after the other,
 /// and within a group every tensor lives until its last use only.
 /// @param f takes the position in `xs` and the value
-void replay(const std::vector<wanted_tensor>& xs,
-            const std::function<void(size_t, at::Tensor)>& f);
+void run_captured(const std::vector<wanted_tensor>& xs,
+                  const std::function<void(size_t, at::Tensor)>& f);
 
 } // namespace smp

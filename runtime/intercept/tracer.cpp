@@ -1,4 +1,4 @@
-#include "runtime/intercept/trace_recorder.hpp"
+#include "runtime/intercept/tracer.hpp"
 
 #include "runtime/intercept/retry_on_gpu.hpp"
 
@@ -22,13 +22,13 @@ namespace smp {
 
 namespace {
 
-using clock = trace_recorder::clock;
+using clock = tracer::clock;
 
 /// Timed passes are repeated while all of them together take less.
 constexpr auto timing_budget = std::chrono::seconds{1};
 constexpr size_t max_timed_passes = 3;
 
-thread_local trace_recorder* current_recorder = nullptr;
+thread_local tracer* current_tracer = nullptr;
 
 double seconds(clock::duration x) {
   return std::chrono::duration<double>(x).count();
@@ -79,7 +79,7 @@ std::string first_line(std::string x) {
 
 /// Watches which tensors operators make and how long they live. (LibTorch's own
 /// memory profiling complains on stderr about memory older than itself.)
-struct trace_recorder::memory_meter {
+struct tracer::memory_meter {
   using weak_storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
   struct block {
@@ -153,7 +153,7 @@ struct trace_recorder::memory_meter {
 // -- state of the model -------------------------------------------------------
 
 /// What the model and the generators were before the trace.
-struct trace_recorder::saved_state {
+struct tracer::saved_state {
   struct saved_tensor {
     at::Tensor tensor;
     at::Tensor copy;
@@ -164,8 +164,8 @@ struct trace_recorder::saved_state {
     at::NoGradGuard no_grad;
     for (auto& x : model.tensors)
       if (x.tensor.defined() && x.tensor.has_storage())
-        tensors.push_back({x.tensor,
-                           copy_of(x.tensor, x.is_buffer || x.is_attribute)});
+        tensors.push_back(
+          {x.tensor, copy_of(x.tensor, x.is_buffer || x.is_attribute)});
     for (auto& x : model.modules)
       if (x.script)
         for (size_t i = 0; i < x.script->slots().size(); ++i)
@@ -202,8 +202,8 @@ struct trace_recorder::saved_state {
   /// copied when that happens. Batch norm writes its buffers in a way that no
   /// version counter shows.
   static at::Tensor copy_of(const at::Tensor& x, bool written) {
-    // What a file brought has no allocator to copy it with, and whoever writes
-    // would crash.
+    // Memory from a file has no allocator to copy it with, and a write would
+    // crash.
     if (!written && x.storage().allocator() != nullptr) {
       try {
         return at::_lazy_clone(x.detach());
@@ -257,11 +257,10 @@ struct trace_recorder::saved_state {
   at::Tensor gpu_stream;
 };
 
-// -- recorder -----------------------------------------------------------------
+// -- tracer -------------------------------------------------------------------
 
-trace_recorder::trace_recorder(const walked_model& model,
-                               const trace_options& options,
-                               random_stream stream)
+tracer::tracer(const walked_model& model, const trace_options& options,
+               random_stream stream)
   : model_(model),
     options_(options),
     seconds_(model.modules.size()),
@@ -271,34 +270,34 @@ trace_recorder::trace_recorder(const walked_model& model,
   result_.memory = options.memory;
   if (options.memory)
     memory_ = std::make_unique<memory_meter>(model);
-  current_recorder = this;
+  current_tracer = this;
   set_interceptor(interceptor::trace, this);
   // What the step computes besides its modules is the root's.
   enter(module_id{0});
 }
 
-trace_recorder::~trace_recorder() {
-  current_recorder = nullptr;
+tracer::~tracer() {
+  current_tracer = nullptr;
   set_interceptor(interceptor::trace, nullptr);
 }
 
-trace_recorder* trace_recorder::current() noexcept {
-  return current_recorder;
+tracer* tracer::current() noexcept {
+  return current_tracer;
 }
 
-at::Tensor trace_recorder::input(const at::Tensor& x) const {
+at::Tensor tracer::input(const at::Tensor& x) const {
   return options_.gpu ? x.to(gpu(), false, true) : x.clone();
 }
 
-bool trace_recorder::counts() const noexcept {
+bool tracer::counts() const noexcept {
   return pass_ == pass::all || pass_ == pass::count;
 }
 
-bool trace_recorder::times() const noexcept {
+bool tracer::times() const noexcept {
   return pass_ == pass::all || pass_ == pass::time;
 }
 
-void trace_recorder::enter(module_id x) {
+void tracer::enter(module_id x) {
   frame f;
   f.module = x;
   f.again = stack_.size() > 1 && stack_.back().module == x;
@@ -315,7 +314,7 @@ void trace_recorder::enter(module_id x) {
   result_.failed.reset(); // whatever failed before was caught
 }
 
-void trace_recorder::leave() {
+void tracer::leave() {
   auto now = clock::now();
   auto f = stack_.back();
   stack_.pop_back();
@@ -332,7 +331,7 @@ void trace_recorder::leave() {
     up.kept += memory_->live() - f.live;
 }
 
-void trace_recorder::add_bytes(std::span<const at::Tensor> xs) {
+void tracer::add_bytes(std::span<const at::Tensor> xs) {
   if (!counts() || stack_.back().again)
     return;
   auto& y = result_.modules[stack_.back().module.value];
@@ -344,20 +343,20 @@ void trace_recorder::add_bytes(std::span<const at::Tensor> xs) {
   }
 }
 
-void trace_recorder::on_memory() {
+void tracer::on_memory() {
   auto& f = stack_.back();
   f.peak = std::max(f.peak, memory_->live() - f.live - f.kept);
 }
 
 // -- call_interceptor ---------------------------------------------------------
 
-void trace_recorder::enter(const intercepted_call& x) {
+void tracer::enter(const intercepted_call& x) {
   if (x.module)
     enter(*x.module);
 }
 
-void trace_recorder::arguments(const intercepted_call& x, const void*,
-                               std::span<const at::Tensor> xs) {
+void tracer::arguments(const intercepted_call& x, const void*,
+                       std::span<const at::Tensor> xs) {
   if (!x.module)
     return;
   add_bytes(xs);
@@ -368,8 +367,8 @@ void trace_recorder::arguments(const intercepted_call& x, const void*,
   stack_.back().start = clock::now();
 }
 
-void trace_recorder::results(const intercepted_call& x,
-                             std::span<const at::Tensor> xs) {
+void tracer::results(const intercepted_call& x,
+                     std::span<const at::Tensor> xs) {
   if (!x.module)
     return;
   synchronize(options_.gpu);
@@ -379,7 +378,7 @@ void trace_recorder::results(const intercepted_call& x,
   add_bytes(xs);
 }
 
-void trace_recorder::leave(const intercepted_call& x, bool failed) {
+void tracer::leave(const intercepted_call& x, bool failed) {
   if (!x.module)
     return;
   if (failed && !unwinding_)
@@ -388,7 +387,7 @@ void trace_recorder::leave(const intercepted_call& x, bool failed) {
   unwinding_ = failed;
 }
 
-std::vector<at::Tensor> trace_recorder::retry_on_gpu(
+std::vector<at::Tensor> tracer::retry_on_gpu(
   torch::nn::Module& module, const std::vector<at::Tensor>& xs,
   const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>&
     f) {
@@ -411,13 +410,12 @@ std::vector<at::Tensor> trace_recorder::retry_on_gpu(
   synchronize(true);
   stack_.back().stop = clock::now();
   result = to(std::move(result), at::kCPU);
-  result_.modules[stack_.back().module.value].on_gpu
-    = true;
+  result_.modules[stack_.back().module.value].on_gpu = true;
   return result;
 }
 
 bool may_retry_on_gpu() {
-  auto* trace = trace_recorder::current();
+  auto* trace = tracer::current();
   return trace && !trace->runs_on_gpu() && at::hasCUDA();
 }
 
@@ -425,37 +423,36 @@ std::vector<at::Tensor> retry_on_gpu(
   torch::nn::Module& module, const std::vector<at::Tensor>& xs,
   const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>&
     f) {
-  return trace_recorder::current()->retry_on_gpu(module, xs, f);
+  return tracer::current()->retry_on_gpu(module, xs, f);
 }
 
 // -- calls of the whole model -------------------------------------------------
 
-traced_model_call::traced_model_call()
-  : recorder_(trace_recorder::current()) {
-  if (recorder_ && recorder_->stack_.size() > 1)
-    recorder_ = nullptr;
-  if (!recorder_)
+traced_model_call::traced_model_call() : tracer_(tracer::current()) {
+  if (tracer_ && tracer_->stack_.size() > 1)
+    tracer_ = nullptr;
+  if (!tracer_)
     return;
   begin_ = clock::now();
-  before_.swap(recorder_->seconds_);
-  recorder_->seconds_.resize(before_.size());
+  before_.swap(tracer_->seconds_);
+  tracer_->seconds_.resize(before_.size());
 }
 
 traced_model_call::~traced_model_call() {
-  if (!recorder_)
+  if (!tracer_)
     return;
-  auto& x = *recorder_;
+  auto& x = *tracer_;
   x.stack_.resize(1);
   x.stack_.back().inside += clock::now() - begin_;
-  x.pass_ = trace_recorder::pass::all;
+  x.pass_ = tracer::pass::all;
   for (size_t i = 0; i < best_.size(); ++i)
     before_[i] += best_[i];
   x.seconds_.swap(before_);
 }
 
 bool traced_model_call::next() {
-  using pass = trace_recorder::pass;
-  auto& x = *recorder_;
+  using pass = tracer::pass;
+  auto& x = *tracer_;
   if (passes_ > 0)
     end_pass();
   auto again = passes_ == 1
@@ -474,7 +471,7 @@ bool traced_model_call::next() {
 }
 
 void traced_model_call::end_pass() {
-  auto& x = *recorder_;
+  auto& x = *tracer_;
   x.leave();
   x.saved_->restore();
   if (!x.times())
@@ -495,7 +492,7 @@ trace_result trace_forward(const walked_model& model,
                 "smp.trace_device = \"gpu\", but there is no GPU that this "
                 "LibTorch can use; write \"cpu\" or \"none\""};
   at::NoGradGuard no_grad;
-  trace_recorder x{model, options, std::move(stream)};
+  tracer x{model, options, std::move(stream)};
   std::string failure;
   {
     moved_to_gpu moved;
@@ -504,7 +501,7 @@ trace_result trace_forward(const walked_model& model,
         moved.add(t.tensor);
     try {
       body();
-    } catch (const trace_recorder::finished&) {
+    } catch (const tracer::finished&) {
       // The forward phase is over.
     } catch (const c10::Error& e) {
       failure = first_line(e.what_without_backtrace());

@@ -14,7 +14,7 @@ namespace smp::test {
 inline constexpr std::chrono::seconds patience{30};
 
 /// Keeps what a fabric tells, for a test to wait for and to look at.
-class recorder : public fabric_listener {
+class inbox : public fabric_listener {
 public:
   using clock = std::chrono::steady_clock;
 
@@ -43,8 +43,7 @@ public:
 
   // -- waits, false after the deadline ----------------------------------------
 
-  bool wait_messages(size_t count,
-                     clock::duration limit = patience) {
+  bool wait_messages(size_t count, clock::duration limit = patience) {
     return wait([&] { return messages_.size() >= count; }, limit);
   }
 

@@ -44,18 +44,18 @@ trace_result trace_forward(const walked_model& model,
                            const trace_options& options, random_stream stream,
                            const std::function<void()>& body);
 
-/// Takes down the calls of one trace, on one thread.
-class trace_recorder final : public call_interceptor {
+/// Measures the calls of one trace, on one thread.
+class tracer final : public call_interceptor {
 public:
   using clock = std::chrono::steady_clock;
 
-  ~trace_recorder() override;
+  ~tracer() override;
 
-  trace_recorder(const trace_recorder&) = delete;
-  trace_recorder& operator=(const trace_recorder&) = delete;
+  tracer(const tracer&) = delete;
+  tracer& operator=(const tracer&) = delete;
 
-  /// @returns the recorder of the calling thread, or null.
-  static trace_recorder* current() noexcept;
+  /// @returns the tracer of the calling thread, or null.
+  static tracer* current() noexcept;
 
   /// Is thrown to leave the body of a step; no std::exception, so that user
   /// code lets it pass.
@@ -76,8 +76,8 @@ public:
   /// See runtime/intercept/retry_on_gpu.hpp.
   std::vector<at::Tensor>
   retry_on_gpu(torch::nn::Module& module, const std::vector<at::Tensor>& xs,
-               const std::function<std::vector<at::Tensor>(
-                 const std::vector<at::Tensor>&)>& f);
+               const std::function<
+                 std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& f);
 
   // -- call_interceptor -------------------------------------------------------
 
@@ -125,8 +125,8 @@ private:
   struct saved_state;
   struct memory_meter;
 
-  trace_recorder(const walked_model& model, const trace_options& options,
-                 random_stream stream);
+  tracer(const walked_model& model, const trace_options& options,
+         random_stream stream);
 
   void enter(module_id x);
   void leave();
@@ -164,20 +164,20 @@ public:
 
   /// @returns whether the model is to be called once more, for the trace only.
   bool again() {
-    return recorder_ && next();
+    return tracer_ && next();
   }
 
 private:
-  using clock = trace_recorder::clock;
+  using clock = tracer::clock;
 
   bool next();
   void end_pass();
 
-  trace_recorder* recorder_; // null: no trace, or inside of a traced call
+  tracer* tracer_; // null: no trace, or inside of a traced call
   size_t passes_ = 0;
   clock::time_point begin_;
   std::vector<double> before_; // seconds of what was traced before, by module
-  std::vector<double> best_; // seconds of the fastest pass, by module
+  std::vector<double> best_;   // seconds of the fastest pass, by module
 };
 
 } // namespace smp
