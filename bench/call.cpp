@@ -9,7 +9,7 @@
 #include "bench/fabric_pair.hpp"
 #include "bench/harness.hpp"
 
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 
 #include <torch/torch.h>
 

@@ -6,7 +6,7 @@
 #include "bench/harness.hpp"
 #include "bench/plain_gpt.hpp"
 
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 #include "runtime/train/models/gpt.hpp"
 
 #include <torch/torch.h>

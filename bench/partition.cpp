@@ -13,7 +13,7 @@
 
 #include "partition/partitioner.hpp"
 #include "runtime/session/model_state.hpp"
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "tests/support/gpt_tree.hpp"
 #include "tests/support/partition_models.hpp"

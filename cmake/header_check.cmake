@@ -6,7 +6,7 @@
 # second instead of fifteen and still finds that an include of ours is missing.
 # That one of Torch's is missing must not happen to what users include.
 
-set(smp_headers_for_users runtime/smp.hpp)
+set(smp_headers_for_users include/smp/smp.hpp include/smp/plugin.hpp)
 
 
 # smp_check_headers(FOLDER RESULT): appends to RESULT what says that a header

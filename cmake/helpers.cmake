@@ -83,7 +83,9 @@ function(smp_add_library)
   add_library(smp SHARED ${SMP_BUILD_ID_SOURCE})
   add_dependencies(smp smp_build_id)
   target_include_directories(smp PUBLIC
-    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include/smp>)
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+    $<INSTALL_INTERFACE:include> $<INSTALL_INTERFACE:include/smp/detail>)
   get_property(folders GLOBAL PROPERTY smp_folders)
   foreach(folder IN LISTS folders)
     smp_folder_target(name ${folder})

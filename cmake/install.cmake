@@ -10,12 +10,32 @@ install(TARGETS smp smp_user EXPORT smp)
 install(EXPORT smp NAMESPACE smp:: FILE smpTargets.cmake
   DESTINATION ${package_dir})
 
-get_property(folders GLOBAL PROPERTY smp_folders)
-foreach(folder IN LISTS folders)
-  if(NOT folder MATCHES "/" AND EXISTS ${PROJECT_SOURCE_DIR}/${folder})
-    install(DIRECTORY ${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/smp
-      FILES_MATCHING PATTERN "*.hpp")
-  endif()
+# What users include, and what that includes in turn; no other header.
+install(DIRECTORY include/smp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.hpp")
+
+function(smp_included result file)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(STRINGS ${PROJECT_SOURCE_DIR}/${file} lines REGEX "^#include \"")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE "^#include \"([^\"]*)\".*" "\\1" header "${line}")
+    if(NOT header IN_LIST ${result} AND EXISTS ${PROJECT_SOURCE_DIR}/${header})
+      list(APPEND ${result} ${header})
+      smp_included(${result} ${header})
+    endif()
+  endforeach()
+  set(${result} ${${result}} PARENT_SCOPE)
+endfunction()
+
+set(headers "")
+file(GLOB public RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS include/smp/*.hpp)
+foreach(header IN LISTS public)
+  smp_included(headers ${header})
+endforeach()
+foreach(header IN LISTS headers)
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES ${header}
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/smp/detail/${folder})
 endforeach()
 
 if(EXISTS ${PROJECT_SOURCE_DIR}/config)

@@ -3,7 +3,7 @@
 #
 #   cmake -D ROOT=<tree> -P layering.cmake
 #
-# apps -> runtime -> {actors, tp, partition} -> transport
+# apps -> include -> runtime -> {actors, tp, partition} -> transport
 #
 # and inside runtime/ and actors/ from one subfolder to those below it.
 
@@ -11,7 +11,8 @@ cmake_minimum_required(VERSION 3.25)
 
 # -- the rules -----------------------------------------------------------------
 
-set(folders transport partition tp actors runtime apps)
+# (What lies in include/ is included as "smp/...".)
+set(folders transport partition tp actors runtime include smp apps)
 
 # What everybody shares: the headers in transport's root that move no bytes.
 set(vocabulary "transport/(error|ids|inspect|bytes|clock|tensor_ref|wait|waiter|device_ops|build_id)\\.hpp")
@@ -29,14 +30,13 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   "actors/[a-z]*/(record_book|computed_order)\\.hpp"
   "actors/[a-z]*/(rank_board|call_slot|watched_fabric|membership)\\.hpp"
   "actors/[a-z]*/(stalls|stall_judge)\\.hpp")
-set(allowed_apps "apps/" "runtime/" "${vocabulary}" "actors/client\\.hpp")
+set(allowed_include "smp/" "runtime/" "actors/schedule/schedule_actor\\.hpp")
+set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}" "actors/client\\.hpp")
 
 # The subfolders, bottom to top: each may include itself and those before it.
-# runtime/smp.hpp stands beside them and is as high as what it includes.
 set(order_actors protocol board replay schedule server stalls cluster host)
 set(order_runtime base values lazy config launch model remote intercept session
   checkpoint train plan verify)
-set(beside_runtime session)
 
 # What still points back, as "file header". To be emptied, never to grow.
 set(exceptions
@@ -52,8 +52,6 @@ set(exceptions
   "actors/server/server_core.hpp actors/host/node.hpp"
   "actors/stalls/stall_monitor.cpp actors/host/actor_host.hpp"
   "actors/stalls/stalls.hpp actors/host/node.hpp"
-  "runtime/base/call_context.hpp runtime/values/value_codec.hpp"
-  "runtime/base/random_stream.hpp runtime/values/value_codec.hpp"
   "runtime/values/tensor_bridge.cpp runtime/lazy/promise.hpp")
 
 # Third-party headers that belong to some places only: what it is called, how
@@ -106,7 +104,7 @@ endfunction()
 
 # Sets RESULT to where FILE's subfolder stands in the order of FOLDER.
 function(place_of result folder file)
-  set(subfolder "${beside_${folder}}")
+  set(subfolder "")
   if(file MATCHES "^[^/]*/([^/]*)/")
     set(subfolder ${CMAKE_MATCH_1})
   endif()

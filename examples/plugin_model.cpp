@@ -6,7 +6,7 @@
 //   [model.options]
 //   width = 64
 
-#include "runtime/train/plugin.hpp"
+#include "smp/plugin.hpp"
 
 #include <torch/torch.h>
 

@@ -1,7 +1,7 @@
 // A model, a step and an optimizer of your own, on two pipeline ranks:
 //   train_own_model --ranks 2
 
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 
 #include <fmt/format.h>
 #include <torch/torch.h>

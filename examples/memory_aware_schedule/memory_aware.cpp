@@ -7,7 +7,7 @@
 //   schedule.name = "memory_aware"
 //   schedule.options = "limit_mb=512"
 
-#include "actors/schedule/schedule_actor.hpp"
+#include "smp/schedule_actor.hpp"
 
 #include <algorithm>
 #include <stdexcept>

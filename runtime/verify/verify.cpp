@@ -2,9 +2,11 @@
 
 #include "actors/replay/record_book.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/session/distributed_model.hpp"
+#include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
-#include "runtime/smp.hpp"
+#include "runtime/session/step.hpp"
 #include "runtime/verify/reference.hpp"
 
 #include <torch/optim/optimizer.h>

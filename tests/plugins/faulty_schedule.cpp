@@ -1,7 +1,7 @@
 // A schedule with a fault of choice (smp.schedule.options), for tests. The
 // instance that is played before the first step has none.
 
-#include "actors/schedule/schedule_actor.hpp"
+#include "smp/schedule_actor.hpp"
 
 #include <stdexcept>
 #include <string>

@@ -2,7 +2,7 @@
 
 #define SMP_PLUGIN_INTERFACE 0
 
-#include "runtime/train/plugin.hpp"
+#include "smp/plugin.hpp"
 
 #include <torch/nn/modules/linear.h>
 

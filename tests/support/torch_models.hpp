@@ -8,7 +8,7 @@
 
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 
 #include <torch/types.h>
 

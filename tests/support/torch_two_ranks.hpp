@@ -1,7 +1,7 @@
 #pragma once
 
 #include "runtime/session/rank_runtime.hpp"
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/types.h>

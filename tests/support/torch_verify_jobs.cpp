@@ -1,6 +1,6 @@
 #include "tests/support/torch_verify_jobs.hpp"
 
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/verify/verify.hpp"
 #include "tests/support/scratch_dir.hpp"

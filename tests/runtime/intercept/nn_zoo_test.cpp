@@ -2,7 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/session/rank_runtime.hpp"
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 #include "tests/support/torch_script_runs.hpp"
 

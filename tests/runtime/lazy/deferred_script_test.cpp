@@ -4,7 +4,7 @@
 #include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/deferred_script.hpp"
 #include "runtime/session/script_model.hpp"
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_script_files.hpp"
 

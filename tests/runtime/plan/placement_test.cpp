@@ -3,7 +3,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/plan/planner.hpp"
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 #include "tests/support/program.hpp"

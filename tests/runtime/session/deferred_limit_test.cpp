@@ -3,7 +3,7 @@
 
 #include "runtime/base/large_block_allocator.hpp"
 #include "runtime/launch/launcher.hpp"
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 #include "runtime/train/trainable.hpp"
 #include "tests/support/process_memory.hpp"
 #include "tests/support/program.hpp"

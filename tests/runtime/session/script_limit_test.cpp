@@ -5,7 +5,7 @@
 #include "runtime/checkpoint/saved_model.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "runtime/session/script_model.hpp"
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 #include "tests/support/process_memory.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"

@@ -1,0 +1,5 @@
+#pragma once
+
+// Everything a library needs whose model smp-train loads (docs/plugin.md).
+
+#include "runtime/train/plugin.hpp"
