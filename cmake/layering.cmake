@@ -30,7 +30,7 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   "actors/[a-z]*/(record_book|computed_order)\\.hpp"
   "actors/[a-z]*/(rank_board|call_slot|watched_fabric|membership)\\.hpp"
   "actors/[a-z]*/(stalls|stall_judge)\\.hpp")
-set(allowed_include "smp/" "runtime/" "actors/schedule/schedule_actor\\.hpp")
+set(allowed_include "smp/" "${vocabulary}" "runtime/" "actors/schedule/schedule_actor\\.hpp")
 set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}" "actors/client\\.hpp")
 
 # The subfolders, bottom to top: each may include itself and those before it.
