@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/base/rank_context.hpp"
 #include "runtime/intercept/local_modules.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/parameters.hpp"

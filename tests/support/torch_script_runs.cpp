@@ -176,10 +176,10 @@ std::vector<std::string> differences(const script_job& job,
     xs.insert(parameters.begin(), parameters.end());
     return xs;
   };
-  if (record.steps.size() != static_cast<size_t>(job.steps))
-    differ(0, fmt::format("{} steps were recorded", record.steps.size()));
-  for (int i = 0; i < static_cast<int>(record.steps.size()); ++i) {
-    auto& r = record.steps[static_cast<size_t>(i)];
+  if (seen.steps.size() != static_cast<size_t>(job.steps))
+    differ(0, fmt::format("{} steps were recorded", seen.steps.size()));
+  for (int i = 0; i < static_cast<int>(seen.steps.size()); ++i) {
+    auto& r = seen.steps[static_cast<size_t>(i)];
     {
       torch::NoGradGuard no_grad;
       for (auto& [name, x] : state()) {
