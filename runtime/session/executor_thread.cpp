@@ -6,6 +6,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/intercept/call_observer.hpp"
+#include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 
 #include <c10/core/AutogradState.h>
@@ -54,6 +55,7 @@ void executor_thread::run() {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   rank_context::set_current(&rank());
   set_current(this);
+  intercept_execution();
   scoped_waiter parking{*this};
   // One wake-up announces the stop; a call that unwinds may have consumed it.
   while (!stopping_) {

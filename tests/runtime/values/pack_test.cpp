@@ -1,3 +1,4 @@
+// ctest: timeout=120 alone
 #include "tests/support/catch.hpp"
 
 #include "runtime/values/pack.hpp"
