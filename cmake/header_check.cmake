@@ -8,7 +8,6 @@
 
 set(smp_headers_for_users include/smp/smp.hpp include/smp/plugin.hpp)
 
-
 # smp_check_headers(FOLDER RESULT): appends to RESULT what says that a header
 # passed.
 function(smp_check_headers folder result)

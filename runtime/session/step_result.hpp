@@ -3,6 +3,7 @@
 // What a step body returns, on its way from pp_rank 0 to all ranks (R5).
 
 #include "runtime/values/pack.hpp"
+#include "transport/ids.hpp"
 #include "transport/tensor_ref.hpp"
 
 #include <cstdint>
