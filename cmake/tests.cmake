@@ -122,6 +122,7 @@ function(smp_test_program path)
   add_executable(${program} ${compiled})
   set_target_properties(${program} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_compile_options(${program} PRIVATE -Wno-subobject-linkage) # as in smp_unity
   set(libraries ${smp_test_libraries_${folder}})
   if(smp::smp IN_LIST libraries)
     target_link_libraries(${program} PRIVATE smp_test_support_torch)
