@@ -1,7 +1,7 @@
 #pragma once
 
 // The whole configuration of smp-train: a TOML file, overridden by the command
-// line. docs/config.md lists the keys; runtime/config/config_schema.cpp is the
+// line. docs/config.md lists the keys; runtime/config/config_schema.hpp is the
 // table behind both.
 
 #include "runtime/config/session_config.hpp"

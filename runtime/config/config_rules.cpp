@@ -1,5 +1,7 @@
 #include "runtime/config/config_schema.hpp"
 
+#include "transport/error.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,9 +26,59 @@ public:
   /// Adds a conflict between two keys: "KEY = VALUE why OTHER = VALUE; hint".
   void add(const char* key, const char* why, const char* other,
            const std::string& hint) {
-    found_.push_back({{key, other},
-                      fmt::format("{} {} {}; {}", setting(key, x_), why,
-                                  setting(other, x_), hint)});
+    add({key, other}, fmt::format("{} {} {}; {}", setting(key, x_), why,
+                                  setting(other, x_), hint));
+  }
+
+  void add(std::vector<std::string> keys, std::string text) {
+    found_.push_back({std::move(keys), std::move(text)});
+  }
+
+  void check_schedule() {
+    auto& x = x_.smp;
+    // R2: all microbatches may be alive at once.
+    if ((x.pipeline == "simple" || x.pipeline == "list")
+        && *x.active_microbatches < x.microbatches)
+      add({"smp.active_microbatches", "smp.microbatches", "smp.pipeline"},
+          fmt::format("smp.active_microbatches = {} is less than "
+                      "smp.microbatches = {}, so smp.pipeline = \"{}\" "
+                      "would wait for ever; write at least {}, or "
+                      "smp.pipeline = \"interleaved\"",
+                      *x.active_microbatches, x.microbatches, x.pipeline,
+                      x.microbatches));
+    if (x.pipeline == "list")
+      try {
+        list_schedule{x.microbatches, x.schedule.list};
+      } catch (const error& e) {
+        add({"smp.schedule.list", "smp.microbatches"}, e.cause().text);
+      }
+    if (x.pipeline == "interleaved_1f1b" && x.chunks == 1)
+      add({"smp.pipeline", "smp.chunks"},
+          "smp.pipeline = \"interleaved_1f1b\" has nothing to interleave with "
+          "smp.chunks = 1; write smp.chunks = 2 or more, or smp.pipeline = "
+          "\"1f1b\"");
+  }
+
+  void check_partition() {
+    auto& x = x_.smp;
+    if (x.chunks > 1 && x.strategy == "paper")
+      add({"smp.chunks", "smp.strategy"},
+          fmt::format("smp.chunks = {} cannot go with smp.strategy = "
+                      "\"paper\", which gives each rank one part; write "
+                      "smp.strategy = \"balanced\"",
+                      x.chunks));
+    if (x.auto_partition && x.default_partition != 0)
+      add({"smp.default_partition", "smp.auto_partition"},
+          fmt::format("smp.default_partition = {} has no effect with "
+                      "smp.auto_partition = true; write smp.auto_partition = "
+                      "false, or leave it out",
+                      x.default_partition));
+    if (x.default_partition >= x.pipeline_parallel_degree)
+      add({"smp.default_partition", "smp.pipeline_parallel_degree"},
+          fmt::format("smp.default_partition = {} does not exist with "
+                      "smp.pipeline_parallel_degree = {}; allowed: 0 to {}",
+                      x.default_partition, x.pipeline_parallel_degree,
+                      x.pipeline_parallel_degree - 1));
   }
 
   void check_batch() {
@@ -123,15 +175,14 @@ private:
 
 std::vector<config_conflict> conflicts(const train_config& x) {
   rule_book rules{x};
+  rules.check_schedule();
+  rules.check_partition();
   rules.check_batch();
   rules.check_placement();
   rules.check_model();
   rules.check_data();
   rules.check_steps();
-  auto result = conflicts(x.smp);
-  for (auto& conflict : rules.take())
-    result.push_back(std::move(conflict));
-  return result;
+  return rules.take();
 }
 
 train_config effective(train_config x) {

@@ -1,8 +1,8 @@
 #pragma once
 
 // The one table of all configuration keys: parsing, defaults, checks and
-// docs/config.md come from it. A new key is one entry here and one member in
-// config_file.hpp.
+// docs/config.md come from it. A new key is one entry in *_keys.cpp and one
+// member in config_file.hpp.
 
 #include "runtime/config/config_file.hpp"
 
@@ -114,8 +114,14 @@ std::string hint_for_unknown_table(std::string_view name);
 std::string hint_for_unknown_choice(const config_key& key,
                                     std::string_view value);
 
-/// @returns the rules on several keys of the whole configuration that `x`
-/// breaks
+/// Values that cannot go together.
+struct config_conflict {
+  /// All keys that take part, e.g. "smp.microbatches".
+  std::vector<std::string> keys;
+  std::string text;
+};
+
+/// @returns the rules on several keys that `x` breaks
 std::vector<config_conflict> conflicts(const train_config& x);
 
 } // namespace smp

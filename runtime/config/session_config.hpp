@@ -80,16 +80,6 @@ struct session_config {
 /// @throws error (config) naming the keys, one line for each error
 void validate(const session_config& x);
 
-/// Values that cannot go together.
-struct config_conflict {
-  /// All keys that take part, e.g. "smp.microbatches".
-  std::vector<std::string> keys;
-  std::string text;
-};
-
-/// @returns the rules on several keys that `x` breaks
-std::vector<config_conflict> conflicts(const session_config& x);
-
 /// @returns `active_microbatches` or, if not set, its default (R2).
 uint64_t effective_active_microbatches(const session_config& x);
 

@@ -23,9 +23,10 @@ struct broken {
   std::vector<std::string> overrides = {};
 };
 
-std::vector<broken> broken_configurations() {
+// -- keys that do not exist ---------------------------------------------------
+
+std::vector<broken> unknown_keys() {
   return {
-    // -- keys that do not exist -----------------------------------------------
     {"typing error in a key",
      with("pipeline_p", "pipeline_paralel_degree = 2"),
      "run.toml:2: ",
@@ -75,7 +76,13 @@ std::vector<broken> broken_configurations() {
      with("microb", "\"a\\nb\\u001b\" = 8"),
      "run.toml:3: ",
      {"smp.a\\u000Ab\\u001B"}},
-    // -- wrong types ----------------------------------------------------------
+  };
+}
+
+// -- wrong types --------------------------------------------------------------
+
+std::vector<broken> wrong_types() {
+  return {
     {"string for an integer",
      with("microb", "microbatches = \"8\""),
      "run.toml:3: ",
@@ -124,7 +131,13 @@ std::vector<broken> broken_configurations() {
      with("[model]", "[[model]]"),
      "run.toml:5: ",
      {"model is a table, got a list"}},
-    // -- out of range ---------------------------------------------------------
+  };
+}
+
+// -- out of range -------------------------------------------------------------
+
+std::vector<broken> out_of_range() {
+  return {
     {"zero",
      with("microb", "microbatches = 0"),
      "run.toml:3: ",
@@ -178,7 +191,13 @@ std::vector<broken> broken_configurations() {
      with("type = \"gpt\"", "type = \"gtp\""),
      "run.toml:6: ",
      {"model.type = \"gtp\"", "did you mean \"gpt\"?"}},
-    // -- not built yet --------------------------------------------------------
+  };
+}
+
+// -- not built yet ------------------------------------------------------------
+
+std::vector<broken> not_built_yet() {
+  return {
     {"planned type",
      and_also("on_nonfinite = \"skip\""),
      "run.toml:16: ",
@@ -195,7 +214,13 @@ std::vector<broken> broken_configurations() {
      and_also("[caf]\nscheduler.max-threads = 2"),
      "run.toml:16: ",
      {"[caf] is known but not built yet"}},
-    // -- missing and double ---------------------------------------------------
+  };
+}
+
+// -- missing and double -------------------------------------------------------
+
+std::vector<broken> missing_and_double() {
+  return {
     {"missing key",
      without("type = \"gpt\""),
      "run.toml:5: ",
@@ -214,13 +239,25 @@ std::vector<broken> broken_configurations() {
      "run.toml:3: ",
      {"smp.partitions sets what smp.pipeline_parallel_degree sets already",
       "run.toml:2"}},
-    // -- no TOML --------------------------------------------------------------
+  };
+}
+
+// -- no TOML ------------------------------------------------------------------
+
+std::vector<broken> no_toml() {
+  return {
     {"no quotes", with("type = \"gpt\"", "type = gpt"), "run.toml:6: ", {}},
     {"open string", with("type = \"gpt\"", "type = \"gpt"), "run.toml:6: ", {}},
     {"no value", with("microb", "microbatches ="), "run.toml:3: ", {}},
     {"open table", with("[data]", "[data"), "run.toml:8: ", {}},
     {"JSON", "{ \"smp\": {} }", "run.toml:1: ", {}},
-    // -- conflicts ------------------------------------------------------------
+  };
+}
+
+// -- conflicts ----------------------------------------------------------------
+
+std::vector<broken> conflicts_of_schedules() {
+  return {
     {"simple with too few active microbatches",
      with("microb",
           "microbatches = 8\npipeline = \"simple\"\n"
@@ -270,6 +307,11 @@ std::vector<broken> broken_configurations() {
      with("microb", "chunks = 2\nstrategy = \"paper\""),
      "run.toml:3: ",
      {"smp.chunks = 2", "run.toml:4"}},
+  };
+}
+
+std::vector<broken> conflicts_of_sizes() {
+  return {
     {"batch that cannot be divided",
      with("batch_size", "batch_size = 30"),
      "run.toml:12: ",
@@ -309,6 +351,11 @@ std::vector<broken> broken_configurations() {
      with("microb", "manual_partition = [\"a\"]"),
      "run.toml:3: ",
      {"smp.manual_partition needs a table of integers, got a list"}},
+  };
+}
+
+std::vector<broken> keys_without_effect() {
+  return {
     {"option of another optimizer",
      and_also("[optimizer]\nmomentum = 0.9"),
      "run.toml:17: ",
@@ -349,7 +396,13 @@ std::vector<broken> broken_configurations() {
      and_also("eval_interval = 5\neval_steps = 0"),
      "run.toml:16: ",
      {"train.eval_interval = 5", "train.eval_steps = 0"}},
-    // -- command line ---------------------------------------------------------
+  };
+}
+
+// -- command line -------------------------------------------------------------
+
+std::vector<broken> on_the_command_line() {
+  return {
     {"typing error on the command line",
      good,
      "command line: ",
@@ -398,7 +451,12 @@ std::vector<broken> broken_configurations() {
 TEST_CASE("each broken configuration gives one error with place and remedy",
           "[runtime][config]") {
   auto begin = std::chrono::steady_clock::now();
-  auto configurations = broken_configurations();
+  std::vector<broken> configurations;
+  for (auto& part :
+       {unknown_keys(), wrong_types(), out_of_range(), not_built_yet(),
+        missing_and_double(), no_toml(), conflicts_of_schedules(),
+        conflicts_of_sizes(), keys_without_effect(), on_the_command_line()})
+    configurations.insert(configurations.end(), part.begin(), part.end());
   CHECK(configurations.size() >= 40);
   for (auto& x : configurations) {
     CAPTURE(x.what);

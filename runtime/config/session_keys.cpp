@@ -1,0 +1,183 @@
+#include "runtime/config/config_keys.hpp"
+
+namespace smp {
+
+namespace {
+
+const std::vector<config_key> session_table = {
+  // -- [smp] ------------------------------------------------------------------
+  {.name = "smp.pipeline_parallel_degree",
+   .slot = SMP_SLOT(smp.pipeline_parallel_degree),
+   .meaning = "ranks among which the model is divided",
+   .range = degree,
+   .aliases = {"smp.partitions"},
+   .elsewhere = {"pipeline_parallel_size", "pipeline_model_parallel_size",
+                 "pp_size", "pp", "pp_degree", "num_stages", "stages"}},
+  {.name = "smp.microbatches",
+   .slot = SMP_SLOT(smp.microbatches),
+   .meaning = "microbatches per step; must divide `data.batch_size`",
+   .range = degree,
+   .elsewhere = {"num_microbatches", "gradient_accumulation_steps", "chunks",
+                 "micro_batches"}},
+  {.name = "smp.pipeline",
+   .slot = SMP_SLOT(smp.pipeline),
+   .meaning = "schedule: `simple` runs all forward phases before the first "
+              "backward phase; `interleaved` prefers backward phases; `1f1b` "
+              "turns microbatches around in their order; `interleaved_1f1b` "
+              "is for several `smp.chunks`; `list` does what "
+              "`smp.schedule.list` "
+              "says, `actor` what a plug-in decides (docs/schedules.md)",
+   .choices = {"simple", "interleaved", "1f1b", "interleaved_1f1b", "list",
+               "actor"},
+   .elsewhere = {"pipeline_schedule", "schedule"}},
+  {.name = "smp.active_microbatches",
+   .slot = SMP_SLOT(smp.active_microbatches),
+   .meaning = "bound on microbatches between forward and backward; with "
+              "`simple` and `list` not less than `smp.microbatches`",
+   .fallback = "degree + 3; `interleaved_1f1b`: 2 degree + 2; `simple`, "
+               "`list`: all",
+   .range = degree,
+   .elsewhere = {"max_inflight", "inflight_microbatches"}},
+  {.name = "smp.chunks",
+   .slot = SMP_SLOT(smp.chunks),
+   .meaning = "parts of the model per rank, each between parts of other ranks: "
+              "a smaller bubble for more messages",
+   .range = between(1, 4096),
+   .elsewhere = {"virtual_pipeline_model_parallel_size", "num_model_chunks",
+                 "virtual_pipeline_degree", "vpp"}},
+  {.name = "smp.auto_partition",
+   .slot = SMP_SLOT(smp.auto_partition),
+   .meaning = "place modules by cost; `false`: only as the code and "
+              "`smp.manual_partition` say"},
+  {.name = "smp.default_partition",
+   .slot = SMP_SLOT(smp.default_partition),
+   .meaning = "where modules go that nobody placed, without "
+              "`smp.auto_partition`",
+   .range = between(0, 65535)},
+  {.name = "smp.manual_partition",
+   .slot = SMP_SLOT(manual_partition),
+   .meaning = "modules, by name, and the device of each with all below it: "
+              "`{ \"blocks.0\" = 1 }`",
+   .range = between(0, 65535),
+   .elsewhere = {"device_map", "partition", "set_partition"}},
+  {.name = "smp.strategy",
+   .slot = SMP_SLOT(smp.strategy),
+   .meaning = "`paper`: exactly the paper's decision; `balanced`: may only "
+              "improve on it",
+   .choices = {"balanced", "paper"}},
+  {.name = "smp.optimize",
+   .slot = SMP_SLOT(smp.optimize),
+   .meaning = "what the partition is to balance",
+   .choices = {"memory", "speed"}},
+  {.name = "smp.memory_weight",
+   .slot = SMP_SLOT(smp.memory_weight),
+   .meaning = "weight of memory against time in a module's cost",
+   .fallback = "0.8; `speed`: 0.2",
+   .range = between(0, 1),
+   .elsewhere = {"alpha"}},
+  {.name = "smp.trace_device",
+   .slot = SMP_SLOT(smp.trace_device),
+   .meaning = "where the first step measures modules before the partition; "
+              "`none`: costs are guessed from sizes",
+   .choices = {"cpu", "gpu", "none"}},
+  {.name = "smp.trace_execution_times",
+   .slot = SMP_SLOT(smp.trace_execution_times),
+   .meaning = "time of a module as measured; else each counts the same"},
+  {.name = "smp.trace_memory_usage",
+   .slot = SMP_SLOT(smp.trace_memory_usage),
+   .meaning = "memory of a module with activations as measured; else its "
+              "parameters alone"},
+  {.name = "smp.placement_strategy",
+   .slot = SMP_SLOT(smp.placement_strategy),
+   .meaning = "which ranks are neighbours: `cluster` = `DPT`, `spread` = "
+              "`TPD`, or another permutation; right-most letter first",
+   .choices = {"cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD"}},
+  {.name = "smp.static_mode",
+   .slot = SMP_SLOT(smp.static_mode),
+   .meaning = "record the first steps and replay the fastest, without "
+              "decisions and envelopes; for models whose flow does not depend "
+              "on data"},
+  {.name = "smp.static_steps",
+   .slot = SMP_SLOT(smp.static_steps),
+   .meaning = "steps to record, for each kind of step",
+   .range = between(1, 1000)},
+  {.name = "smp.static_fallback",
+   .slot = SMP_SLOT(smp.static_fallback),
+   .meaning = "what a step does that diverges from its record: it ends the "
+              "run, "
+              "or goes on without the record",
+   .choices = {"error", "dynamic"}},
+  {.name = "smp.deterministic_server",
+   .slot = SMP_SLOT(smp.deterministic_server),
+   .meaning = "all ranks serve in an order that does not depend on timing: "
+              "the same seed gives the same bits"},
+  {.name = "smp.seed",
+   .slot = SMP_SLOT(smp.seed),
+   .meaning = "seed of initial parameters and of dropout",
+   .elsewhere = {"random_seed", "manual_seed"}},
+  {.name = "smp.threads",
+   .slot = SMP_SLOT(smp.threads),
+   .meaning = "threads per rank for tensor operations; 0: cores / ranks on "
+              "this machine",
+   .range = between(0, 4096),
+   .elsewhere = {"num_threads", "omp_num_threads"},
+   .local = true},
+  {.name = "smp.fast_mode",
+   .slot = SMP_SLOT(smp.fast_mode),
+   .meaning = "calls of modules on other ranks return at once; what they "
+              "return is fetched when something touches it "
+              "(docs/fast_mode.md)"},
+  {.name = "smp.no_promises",
+   .slot = SMP_SLOT(smp.no_promises),
+   .meaning = "modules, by name, whose calls wait for their results all the "
+              "same"},
+  {.name = "smp.tensor_parallel_degree",
+   .meaning = "ranks that share one module",
+   .elsewhere = {"tensor_parallel_size", "tensor_model_parallel_size",
+                 "tp_size", "tp", "tp_degree"}},
+  {.name = "smp.ddp",
+   .meaning = "data parallelism over the remaining ranks",
+   .elsewhere = {"data_parallel", "dp", "data_parallel_size"}},
+  {.name = "smp.shard_optimizer_state", .meaning = "over replicas"},
+  {.name = "smp.offload_activations", .meaning = "to host memory"},
+  {.name = "smp.activation_loading_horizon", .meaning = "load ahead"},
+  {.name = "smp.fp16_params", .meaning = "parameters in half precision"},
+  {.name = "smp.prescaled_batch", .meaning = "batch is divided already"},
+  // -- [smp.schedule] ---------------------------------------------------------
+  {.name = "smp.schedule.list",
+   .slot = SMP_SLOT(smp.schedule.list),
+   .meaning = "every microbatch and phase once, e.g. `[[0, \"forward\"], [0, "
+              "\"backward\"]]`; steps of another number of microbatches "
+              "(evaluation) repeat it or run a part of it",
+   .required = true,
+   .only = {{"smp.pipeline", {"list"}}}},
+  {.name = "smp.schedule.plugin",
+   .slot = SMP_SLOT(smp.schedule.plugin),
+   .meaning = "shared library with schedules, relative to the configuration's "
+              "directory",
+   .required = true,
+   .only = {{"smp.pipeline", {"actor"}}},
+   .is_file = true},
+  {.name = "smp.schedule.name",
+   .slot = SMP_SLOT(smp.schedule.name),
+   .meaning = "a schedule that the library registers",
+   .required = true,
+   .only = {{"smp.pipeline", {"actor"}}}},
+  {.name = "smp.schedule.options",
+   .slot = SMP_SLOT(smp.schedule.options),
+   .meaning = "what that schedule gets to read",
+   .only = {{"smp.pipeline", {"actor"}}}},
+  {.name = "smp.schedule.timeout",
+   .slot = SMP_SLOT(smp.schedule.timeout),
+   .meaning = "seconds that an answer may take",
+   .range = more_than(0),
+   .only = {{"smp.pipeline", {"actor"}}}},
+};
+
+} // namespace
+
+std::span<const config_key> session_keys() {
+  return session_table;
+}
+
+} // namespace smp
