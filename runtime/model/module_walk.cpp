@@ -8,6 +8,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <algorithm>
 #include <string_view>
 
 namespace smp {
@@ -101,6 +102,13 @@ int64_t walked_model::find(const at::Tensor& x) const {
     return -1;
   auto i = tensor_index.find(x.unsafeGetTensorImpl());
   return i == tensor_index.end() ? -1 : static_cast<int64_t>(i->second);
+}
+
+std::optional<uint32_t> walked_model::find_module(std::string_view name) const {
+  for (uint32_t i = 0; i < modules.size(); ++i)
+    if (std::ranges::find(modules[i].names, name) != modules[i].names.end())
+      return i;
+  return std::nullopt;
 }
 
 uint64_t walked_model::hash() const {

@@ -9,7 +9,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -84,6 +86,9 @@ struct walked_model {
 
   /// @returns the position of a parameter or buffer, or -1.
   int64_t find(const at::Tensor& x) const;
+
+  /// @returns the position of the module that has `name` among its names
+  std::optional<uint32_t> find_module(std::string_view name) const;
 
   /// Over names, types, shapes and dtypes; equal on ranks with the same model.
   uint64_t hash() const;

@@ -1,7 +1,6 @@
 #include "runtime/plan/planner.hpp"
 
 #include "runtime/base/file_io.hpp"
-#include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/plan/partition_json.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/model_state.hpp"
@@ -54,10 +53,9 @@ printed_plan plan_model(const train_config& x) {
   printed_plan result;
   run_virtual_world(1, world, [&](session& s) {
     // Without a trace only sizes count.
-    auto whole = [&x] {
-      delay_param_initialization delayed{x.smp.trace_device == "none"};
-      return make_trainable(x);
-    }();
+    auto whole = make_trainable(x, x.smp.trace_device == "none"
+                                     ? first_values::when_needed
+                                     : first_values::now);
     auto data = make_data(x);
     auto model = whole->distribute();
     place_by_name(*model, x.manual_partition);

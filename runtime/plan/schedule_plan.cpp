@@ -1,7 +1,6 @@
 #include "runtime/plan/schedule_plan.hpp"
 
 #include "runtime/base/file_io.hpp"
-#include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/placement.hpp"
@@ -11,7 +10,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <numeric>
 
 namespace smp {
@@ -44,19 +42,18 @@ module_times read_module_times(const std::string& path) {
 namespace {
 
 /// Gives each named module its time and all others none.
-void apply(const module_times& x, model_info& model) {
+void apply(const module_times& x, const walked_model& walked,
+           model_info& model) {
   for (auto& y : model)
     y.compute = 0;
   for (auto& [name, seconds] : x.modules) {
-    auto is_named = [&name = name](auto& y) { return y.path == name; };
-    auto i = std::find_if(model.begin(), model.end(), is_named);
-    if (i == model.end())
-      throw error{
-        error_code::config,
-        fmt::format("the model has no module \"{}\", for which a time "
-                    "is given",
-                    name)};
-    i->compute = seconds;
+    auto i = walked.find_module(name);
+    if (!i)
+      throw config_error(
+        fmt::format("the model has no module \"{}\", for "
+                    "which a time is given",
+                    name));
+    model[*i].compute = seconds;
   }
 }
 
@@ -78,16 +75,13 @@ schedule_prediction predict_schedule(const train_config& x,
   auto devices = static_cast<uint32_t>(x.smp.pipeline_parallel_degree);
   schedule_prediction result;
   run_virtual_world(1, world, [&](session& s) {
-    auto whole = [&x] {
-      delay_param_initialization only_sizes;
-      return make_trainable(x);
-    }();
+    auto whole = make_trainable(x, first_values::when_needed);
     auto model = whole->distribute();
     place_by_name(*model, x.manual_partition);
     auto decision = model->state().decide(devices);
     program_times times;
     if (given) {
-      apply(*given, decision.model);
+      apply(*given, model->state().model(), decision.model);
       times.backward_ratio = given->backward_ratio;
       times.hop_seconds = given->hop_seconds;
       times.step_seconds = (1 + given->backward_ratio)

@@ -1,5 +1,6 @@
 #include "runtime/session/script_model.hpp"
 
+#include "runtime/base/out_of_memory.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/lazy/deferred_init.hpp"
@@ -94,8 +95,7 @@ torch::jit::Module load_script(const std::string& path) {
       return in_deferred_scope() ? load_deferred_script(path)
                                  : jit::load(path, c10::kCPU);
     } catch (const std::exception& err) {
-      if (std::string_view{err.what()}.find("DefaultCPUAllocator")
-          != std::string_view::npos)
+      if (is_out_of_memory(err.what()))
         throw error{error_code::config,
                     "no memory for all of '" + path
                       + "': with smp.trace_device = \"none\", in C++ in a "

@@ -1,8 +1,10 @@
 #include "runtime/train/trainable.hpp"
 
 #include "runtime/base/autocast.hpp"
+#include "runtime/base/out_of_memory.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
+#include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/train/models/builtin.hpp"
@@ -175,7 +177,7 @@ namespace {
 /// @throws error instead of LibTorch's own, whose text is a stack trace
 [[noreturn]] void refuse_model(const train_config& x, const c10::Error& err) {
   std::string text = err.what_without_backtrace();
-  if (text.find("DefaultCPUAllocator") == std::string::npos)
+  if (!is_out_of_memory(text))
     throw error{error_code::user_code, "the model cannot be created: " + text};
   throw error{
     error_code::config,
@@ -188,7 +190,10 @@ namespace {
 
 } // namespace
 
-std::unique_ptr<trainable> make_trainable(const train_config& x) {
+std::unique_ptr<trainable> make_trainable(const train_config& x,
+                                          first_values when) {
+  delay_param_initialization delayed{in_deferred_scope()
+                                     || when == first_values::when_needed};
   torch::manual_seed(x.smp.seed);
   std::unique_ptr<trainable> result;
   try {

@@ -1,6 +1,7 @@
 #include "runtime/train/trainer.hpp"
 
 #include "actors/replay/record_book.hpp"
+#include "runtime/base/out_of_memory.hpp"
 #include "runtime/checkpoint/saved_model.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/session/distributed_model.hpp"
@@ -201,7 +202,7 @@ private:
       found.code = error_code::user_code;
       found.text = err.what_without_backtrace();
     }
-    if (found.text.find("DefaultCPUAllocator") == std::string::npos)
+    if (!is_out_of_memory(found.text))
       throw;
     if (found.rank == no_rank)
       found.rank = session_.internals().self();

@@ -1,0 +1,42 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/model/module_walk.hpp"
+
+#include <torch/nn/modules/linear.h>
+
+using namespace smp;
+
+namespace {
+
+/// A module under two names, below another one.
+struct twice : torch::nn::Module {
+  twice() {
+    register_module("first", inner);
+    register_module("second", inner);
+  }
+
+  torch::nn::Linear inner{2, 2};
+};
+
+struct root : torch::nn::Module {
+  root() {
+    register_module("body", std::make_shared<twice>());
+    register_module("head", torch::nn::Linear{2, 2});
+  }
+};
+
+} // namespace
+
+TEST_CASE("a module is found by each of its names", "[runtime][model]") {
+  root x;
+  auto model = walk(x);
+  CHECK(model.find_module("") == 0);
+  auto shared = model.find_module("body.first");
+  REQUIRE(shared);
+  CHECK(model.modules[*shared].object == x.named_modules()["body.first"].get());
+  CHECK(model.find_module("body.second") == shared);
+  CHECK(model.find_module("head"));
+  CHECK(model.find_module("head") != shared);
+  CHECK_FALSE(model.find_module("first"));
+  CHECK_FALSE(model.find_module("body.third"));
+}
