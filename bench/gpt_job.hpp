@@ -6,8 +6,8 @@
 #include "bench/harness.hpp"
 #include "bench/plain_gpt.hpp"
 
-#include "smp/smp.hpp"
 #include "runtime/train/models/gpt.hpp"
+#include "smp/smp.hpp"
 
 #include <torch/torch.h>
 
@@ -157,26 +157,59 @@ inline void run_plain(const arguments& args, int threads) {
 
 // -- the pipeline -------------------------------------------------------------
 
+inline session_config setup_of(const task& x, const arguments& args) {
+  session_config result;
+  result.pipeline_parallel_degree = ranks;
+  result.microbatches = microbatches;
+  result.pipeline = x.schedule;
+  result.chunks = x.chunks;
+  result.active_microbatches = x.active;
+  result.threads = 1;
+  set_modes(args, result);
+  return result;
+}
+
+inline gpt_config model_of(const gpt_sizes& x) {
+  gpt_config result;
+  result.vocabulary = x.vocabulary;
+  result.sequence_length = x.length;
+  result.layers = x.layers;
+  result.heads = x.heads;
+  result.width = x.width;
+  return result;
+}
+
+/// Adds what each rank counted in each step. Collective.
+inline void gather(const std::vector<step_stats>& stats, record& result) {
+  auto gather_one = [&](const char* name, double value) {
+    auto all = allgather(value);
+    for (uint64_t i = 0; i < ranks; ++i)
+      result.numbers[fmt::format("{}.{}", name, i)].push_back(all[i]);
+    return all;
+  };
+  auto mine = result.numbers;
+  for (size_t i = 0; i < stats.size(); ++i) {
+    auto& x = stats[i];
+    auto executing = gather_one("executing", x.executing_seconds);
+    auto inside = gather_one("inside", x.seconds);
+    gather_one("requests", static_cast<double>(x.requests));
+    gather_one("waits", static_cast<double>(x.waits));
+    gather_one("bytes", static_cast<double>(x.bytes_sent));
+    gather_one("cpu", mine["cpu"][i]);
+    gather_one("faults", mine["faults"][i]);
+    gather_one("switches", mine["switches"][i]);
+    result.numbers["replayed"].push_back(x.replayed ? 1 : 0);
+    result.numbers["bubble"].push_back(
+      1 - (executing[0] + executing[1]) / (inside[0] + inside[1]));
+  }
+}
+
 inline void run_pipeline(const arguments& args) {
   const task x{args};
-  session_config setup;
-  setup.pipeline_parallel_degree = ranks;
-  setup.microbatches = microbatches;
-  setup.pipeline = x.schedule;
-  setup.chunks = x.chunks;
-  setup.active_microbatches = x.active;
-  setup.threads = 1;
-  set_modes(args, setup);
-  session s{setup};
+  session s{setup_of(x, args)};
   const data d{x};
   torch::manual_seed(1);
-  gpt_config config;
-  config.vocabulary = x.sizes.vocabulary;
-  config.sequence_length = x.sizes.length;
-  config.layers = x.sizes.layers;
-  config.heads = x.sizes.heads;
-  config.width = x.sizes.width;
-  distributed_model model{gpt{config}};
+  distributed_model model{gpt{model_of(x.sizes)}};
   torch::optim::AdamW adamw{model->parameters(), optimizer_options()};
   distributed_optimizer optimizer{adamw};
   auto train_step = step([&](torch::Tensor tokens, torch::Tensor targets) {
@@ -198,27 +231,7 @@ inline void run_pipeline(const arguments& args) {
     },
     [&] { stats.push_back(s.last_step()); });
   result.numbers["loss"] = {loss};
-  auto gather = [&](const char* name, double value) {
-    auto all = allgather(value);
-    for (uint64_t i = 0; i < ranks; ++i)
-      result.numbers[fmt::format("{}.{}", name, i)].push_back(all[i]);
-    return all;
-  };
-  auto mine = result.numbers;
-  for (size_t i = 0; i < stats.size(); ++i) {
-    auto& y = stats[i];
-    auto executing = gather("executing", y.executing_seconds);
-    auto inside = gather("inside", y.seconds);
-    gather("requests", static_cast<double>(y.requests));
-    gather("waits", static_cast<double>(y.waits));
-    gather("bytes", static_cast<double>(y.bytes_sent));
-    gather("cpu", mine["cpu"][i]);
-    gather("faults", mine["faults"][i]);
-    gather("switches", mine["switches"][i]);
-    result.numbers["replayed"].push_back(y.replayed ? 1 : 0);
-    result.numbers["bubble"].push_back(
-      1 - (executing[0] + executing[1]) / (inside[0] + inside[1]));
-  }
+  gather(stats, result);
   if (s.rank() == 0)
     write(result, args.text("file"));
 }

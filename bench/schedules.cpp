@@ -341,16 +341,17 @@ record run_peer(const scratch& dir, uint64_t processes, arguments args) {
   return run_program(dir, processes, {python(), peer_script()}, args);
 }
 
-/// Steps of a GPT by smp in each mode, by the peer, and by one process of each.
-void compare(const scratch& dir, arguments args, int64_t width) {
+struct contestant {
+  std::string text;
+  std::function<record()> run;
+  double share = 1; // of the time of one process that is ideal
+  record result = {};
+};
+
+/// smp in each mode, the peer if there is one, and one process of each; that of
+/// smp comes first and the peer last. @pre `dir` and `args` outlive the result
+std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
   constexpr auto p = gpt_job::ranks;
-  args.set(fmt::format("--width={}", width));
-  struct contestant {
-    std::string text;
-    std::function<record()> run;
-    double share = 1; // of the time of one process that is ideal
-    record result = {};
-  };
   std::vector<contestant> xs;
   xs.push_back(
     {"one process, LibTorch", [&] { return run_fresh(dir, 1, "one", args); }});
@@ -375,6 +376,13 @@ void compare(const scratch& dir, arguments args, int64_t width) {
     xs.push_back({"torch.distributed.pipelining 1F1B",
                   [&] { return run_peer(dir, p, args); }, gpt_job::ideal});
   }
+  return xs;
+}
+
+/// Prints how long a step of a GPT takes each of them.
+void compare(const scratch& dir, arguments args, int64_t width) {
+  args.set(fmt::format("--width={}", width));
+  auto xs = contestants(dir, args);
   for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i)
     for (auto& x : xs)
       x.result.add(x.run());
@@ -384,7 +392,7 @@ void compare(const scratch& dir, arguments args, int64_t width) {
     "  {:<36}{:>9}{:>9}{:>17}{:>17}\n"
     "  {:<36}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}\n",
     width, gpt_sizes{}.layers, gpt_sizes{}.length, gpt_job::batch,
-    gpt_job::microbatches, p, "", "step, s", "", "over the ideal",
+    gpt_job::microbatches, gpt_job::ranks, "", "step, s", "", "over the ideal",
     "over the peer", "", "min", "median", "min", "median", "min", "median");
   auto& one = xs.front().result["step"];
   for (auto& x : xs) {

@@ -137,6 +137,55 @@ uint64_t distinct_elements(const model_info& model,
   return result;
 }
 
+/// What must be together is one unit; these make a tree, too.
+struct component_tree {
+  /// Each stands where its first module in preorder stands, and is numbered
+  /// accordingly.
+  component_tree(const model_info& model, const std::vector<size_t>& order,
+                 components& sets)
+    : of(model.size()) {
+    std::vector<size_t> numbers(model.size(), unset);
+    for (auto i : order) {
+      auto& number = numbers[sets.find(i)];
+      if (number == unset) {
+        number = modules.size();
+        modules.emplace_back();
+      }
+      of[i] = number;
+      modules[number].push_back(module_id{i});
+    }
+    connect(model);
+  }
+
+  std::vector<size_t> of; // by module
+  std::vector<std::vector<module_id>> modules;
+  std::vector<size_t> parents;
+  std::vector<std::vector<size_t>> children;
+
+private:
+  /// Breadth first, the first parent wins.
+  void connect(const model_info& model) {
+    parents.assign(modules.size(), unset);
+    children.resize(modules.size());
+    std::vector<size_t> queue{0};
+    parents[0] = 0;
+    for (size_t head = 0; head < queue.size(); ++head) {
+      auto here = queue[head];
+      auto& xs = children[here];
+      for (auto x : modules[here])
+        for (auto child : model[x.value].children) {
+          auto y = of[child.value];
+          if (parents[y] == unset) {
+            parents[y] = here;
+            xs.push_back(y);
+          }
+        }
+      std::sort(xs.begin(), xs.end());
+      queue.insert(queue.end(), xs.begin(), xs.end());
+    }
+  }
+};
+
 } // namespace
 
 module_tree::module_tree(const model_info& model) : node_of_(model.size()) {
@@ -147,41 +196,9 @@ module_tree::module_tree(const model_info& model) : node_of_(model.size()) {
     order[positions[i]] = i;
   merger merged{model, order};
   merges_ = std::move(merged.reasons);
-  // A component stands where its first module in preorder stands, and is
-  // numbered accordingly.
-  std::vector<size_t> component_of(model.size());
-  std::vector<std::vector<module_id>> modules;
-  std::vector<size_t> numbers(model.size(), unset);
-  for (auto i : order) {
-    auto& number = numbers[merged.sets.find(i)];
-    if (number == unset) {
-      number = modules.size();
-      modules.emplace_back();
-    }
-    component_of[i] = number;
-    modules[number].push_back(module_id{i});
-  }
-  // Breadth first, the first parent wins.
-  std::vector<size_t> parents(modules.size(), unset);
-  std::vector<std::vector<size_t>> children(modules.size());
-  std::vector<size_t> queue{0};
-  parents[0] = 0;
-  for (size_t head = 0; head < queue.size(); ++head) {
-    auto here = queue[head];
-    auto& xs = children[here];
-    for (auto x : modules[here])
-      for (auto child : model[x.value].children) {
-        auto y = component_of[child.value];
-        if (parents[y] == unset) {
-          parents[y] = here;
-          xs.push_back(y);
-        }
-      }
-    std::sort(xs.begin(), xs.end());
-    queue.insert(queue.end(), xs.begin(), xs.end());
-  }
+  component_tree parts{model, order, merged.sets};
   // Number the nodes in preorder, so that each subtree is a range.
-  std::vector<size_t> node_of_component(modules.size());
+  std::vector<size_t> node_of_component(parts.modules.size());
   std::vector<size_t> stack{0};
   while (!stack.empty()) {
     auto here = stack.back();
@@ -189,14 +206,15 @@ module_tree::module_tree(const model_info& model) : node_of_(model.size()) {
     auto index = nodes_.size();
     node_of_component[here] = index;
     auto& node = nodes_.emplace_back();
-    node.parameters = distinct_elements(model, modules[here]);
-    for (auto x : modules[here])
+    node.parameters = distinct_elements(model, parts.modules[here]);
+    for (auto x : parts.modules[here])
       node_of_[x.value] = index;
-    node.modules = std::move(modules[here]);
-    node.parent = node_of_component[parents[here]];
+    node.modules = std::move(parts.modules[here]);
+    node.parent = node_of_component[parts.parents[here]];
     if (index > 0)
       nodes_[node.parent].children.push_back(index);
-    stack.insert(stack.end(), children[here].rbegin(), children[here].rend());
+    auto& below = parts.children[here];
+    stack.insert(stack.end(), below.rbegin(), below.rend());
   }
   for (size_t i = nodes_.size(); i-- > 0;) {
     auto& x = nodes_[i];

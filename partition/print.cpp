@@ -132,6 +132,57 @@ struct line {
   std::string devices;
 };
 
+/// How wide the columns of some lines are, so that a line fits the screen.
+struct columns {
+  columns(const line& head, const std::vector<line>& lines)
+    : names(head.name.size()),
+      types(head.type.size()),
+      devices(head.devices.size()) {
+    for (auto& x : lines) {
+      names = std::max(names, x.name.size());
+      types = std::max(types, x.type.size());
+      devices = std::max(devices, x.devices.size());
+      with_types |= !x.type.empty();
+      with_parameters |= x.parameters > 0;
+    }
+    // Bars take the room that is left, and names leave some.
+    auto shrink = [this](size_t& x, size_t least) {
+      auto most = screen_width - min_bar_width;
+      if (used() > most)
+        x = std::max(std::min(x, least), x - std::min(x, used() - most));
+    };
+    shrink(types, 10);
+    shrink(names, 24);
+  }
+
+  /// @returns the columns before the cost
+  std::string start(const line& x, const std::string& parameters) const {
+    auto result = "  " + left(shortened(x.name, names), names);
+    if (with_types)
+      result += "  " + left(shortened(x.type, types), types);
+    if (with_parameters)
+      result += "  " + right(parameters, 7);
+    return result + "  ";
+  }
+
+  size_t bars() const {
+    return std::min(bar_width, screen_width - std::min(used(), screen_width));
+  }
+
+  /// All columns but the bars.
+  size_t used() const {
+    return 2 + names + (with_types ? 2 + types : 0)
+           + (with_parameters ? 2 + 7 : 0) + 2 + 7 + 2 + devices + 2;
+  }
+
+  size_t names;
+  size_t types;
+  size_t devices;
+  // Trees that are given as data have neither types nor parameters.
+  bool with_types = false;
+  bool with_parameters = false;
+};
+
 class printer {
 public:
   printer(const model_info& model, const partition_plan& plan,
@@ -193,48 +244,14 @@ private:
       hidden = lines.size() - options_.max_lines;
       lines.resize(options_.max_lines);
     }
-    // Trees that are given as data have neither types nor parameters.
-    auto any = [&](auto f) {
-      return std::any_of(lines.begin(), lines.end(), f);
-    };
-    auto with_types = any([](auto& x) { return !x.type.empty(); });
-    auto with_parameters = any([](auto& x) { return x.parameters > 0; });
     line head{"module", "type", 0, 0, 0, "device"};
-    auto names = head.name.size();
-    auto types = head.type.size();
-    auto devices = head.devices.size();
-    for (auto& x : lines) {
-      names = std::max(names, x.name.size());
-      types = std::max(types, x.type.size());
-      devices = std::max(devices, x.devices.size());
-    }
-    // Bars take the room that is left, and names leave some.
-    auto used = [&] {
-      return 2 + names + (with_types ? 2 + types : 0)
-             + (with_parameters ? 2 + 7 : 0) + 2 + 7 + 2 + devices + 2;
-    };
-    auto shrink = [&](size_t& x, size_t least) {
-      auto most = screen_width - min_bar_width;
-      if (used() > most)
-        x = std::max(std::min(x, least), x - std::min(x, used() - most));
-    };
-    shrink(types, 10);
-    shrink(names, 24);
-    auto bars = std::min(bar_width,
-                         screen_width - std::min(used(), screen_width));
-    auto start = [&](const line& x, const std::string& parameters) {
-      auto result = "  " + left(shortened(x.name, names), names);
-      if (with_types)
-        result += "  " + left(shortened(x.type, types), types);
-      if (with_parameters)
-        result += "  " + right(parameters, 7);
-      return result + "  ";
-    };
-    out_ += start(head, "params") + "   cost  device\n";
+    columns widths{head, lines};
+    out_ += widths.start(head, "params") + "   cost  device\n";
     for (auto& x : lines)
-      out_ += start(x, count(x.parameters)) + right(percent(x.share), 7) + "  "
-              + paint(x.device, trimmed(left(x.devices, devices) + "  "
-                                        + bar(x.share, bars)))
+      out_ += widths.start(x, count(x.parameters)) + right(percent(x.share), 7)
+              + "  "
+              + paint(x.device, trimmed(left(x.devices, widths.devices) + "  "
+                                        + bar(x.share, widths.bars())))
               + '\n';
     if (hidden > 0)
       out_ += "  and " + std::to_string(hidden) + " more\n";

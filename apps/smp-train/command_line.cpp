@@ -182,6 +182,75 @@ std::string apply_ranks(raw_options& x) {
   return {};
 }
 
+/// The program's options and what it can do, bound to one `raw_options`.
+struct command_parser {
+  explicit command_parser(raw_options& x);
+
+  /// @returns the command that was given, with the options of its own
+  std::pair<command, const CLI::App*> parsed() const {
+    for (auto& [what, app] : commands)
+      if (app->parsed())
+        return {what, app};
+    return {command::train, &root};
+  }
+
+  CLI::App root{description, "smp-train"};
+  std::vector<std::pair<command, CLI::App*>> commands;
+};
+
+command_parser::command_parser(raw_options& x) {
+  add_common_options(root, x);
+  add_run_options(root, x);
+  root.set_version_flag("--version", build_id(), "Print the version and exit");
+  root.footer(std::string{about_keys} + about_runs);
+  auto add = [&](command what, const char* name,
+                 const char* text) -> CLI::App& {
+    auto& result = *root.add_subcommand(name, text);
+    add_common_options(result, x);
+    commands.emplace_back(what, &result);
+    return result;
+  };
+  add(command::check, "check",
+      "Check configuration, data, model and partition without training; prints "
+      "one error per line");
+  add_partition_options(
+    add(command::partition, "partition",
+        "Trace the model, partition it and print the decision without "
+        "training; or partition a tree given as data"),
+    x.result.partition);
+  add_schedule_options(
+    add(command::schedule, "schedule",
+        "Check the schedule and draw the predicted step without training"),
+    x.result.schedule);
+  auto& verify = add(
+    command::verify, "verify",
+    "Run the job over its ranks and in one process, side by side, and "
+    "compare; names the first module that differs");
+  add_run_options(verify, x);
+  add_verify_options(verify, x.result.verify);
+}
+
+/// Takes over what is no option, and checks all that was given.
+/// @returns what is wrong, or nothing
+std::string finish(raw_options& x, std::vector<std::string> overrides) {
+  x.result.overrides = std::move(overrides);
+  for (auto& argument : x.result.overrides)
+    if (auto text = complaint(argument); !text.empty())
+      return text;
+  if (auto text = apply_ranks(x); !text.empty())
+    return text;
+  if (auto text = complaint(x.result); !text.empty())
+    return text;
+  auto level = levels.find(x.level);
+  if (level == levels.end())
+    return fmt::format("--log-level {}: write error, warn, info or debug",
+                       x.level);
+  x.result.level = level->second;
+  if (x.result.config.empty() && x.result.partition.tree.empty())
+    return "CONFIG is missing, e.g. smp-train config/quickstart.toml";
+  return {};
+}
+
 } // namespace
 
 std::optional<command_line> parse_command_line(int argc, char** argv,
@@ -193,72 +262,19 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
     return std::nullopt;
   };
   raw_options x;
-  CLI::App app{description, "smp-train"};
-  add_common_options(app, x);
-  add_run_options(app, x);
-  app.set_version_flag("--version", build_id(), "Print the version and exit");
-  app.footer(std::string{about_keys} + about_runs);
-  auto* check = app.add_subcommand(
-    "check",
-    "Check configuration, data, model and partition without training; "
-    "prints one error per line");
-  add_common_options(*check, x);
-  auto* partition = app.add_subcommand(
-    "partition",
-    "Trace the model, partition it and print the decision "
-    "without training; or partition a tree given as data");
-  add_common_options(*partition, x);
-  add_partition_options(*partition, x.result.partition);
-  auto* schedule = app.add_subcommand(
-    "schedule",
-    "Check the schedule and draw the predicted step without "
-    "training");
-  add_common_options(*schedule, x);
-  add_schedule_options(*schedule, x.result.schedule);
-  auto* verify = app.add_subcommand(
-    "verify",
-    "Run the job over its ranks and in one process, side by side, "
-    "and compare; names the first module that differs");
-  add_common_options(*verify, x);
-  add_run_options(*verify, x);
-  add_verify_options(*verify, x.result.verify);
+  command_parser parser{x};
   try {
-    app.parse(argc, argv);
+    parser.root.parse(argc, argv);
   } catch (const CLI::Success& e) {
-    exit_code = app.exit(e);
+    exit_code = parser.root.exit(e);
     return std::nullopt;
   } catch (const CLI::ParseError& e) {
     return fail(e.what());
   }
-  auto* parsed = &app;
-  if (check->parsed()) {
-    x.result.what = command::check;
-    parsed = check;
-  } else if (partition->parsed()) {
-    x.result.what = command::partition;
-    parsed = partition;
-  } else if (schedule->parsed()) {
-    x.result.what = command::schedule;
-    parsed = schedule;
-  } else if (verify->parsed()) {
-    x.result.what = command::verify;
-    parsed = verify;
-  }
-  x.result.overrides = parsed->remaining();
-  for (auto& argument : x.result.overrides)
-    if (auto text = complaint(argument); !text.empty())
-      return fail(text);
-  if (auto text = apply_ranks(x); !text.empty())
+  auto [what, app] = parser.parsed();
+  x.result.what = what;
+  if (auto text = finish(x, app->remaining()); !text.empty())
     return fail(text);
-  if (auto text = complaint(x.result); !text.empty())
-    return fail(text);
-  auto level = levels.find(x.level);
-  if (level == levels.end())
-    return fail(
-      fmt::format("--log-level {}: write error, warn, info or debug", x.level));
-  x.result.level = level->second;
-  if (x.result.config.empty() && x.result.partition.tree.empty())
-    return fail("CONFIG is missing, e.g. smp-train config/quickstart.toml");
   return x.result;
 }
 

@@ -290,12 +290,14 @@ TEST_CASE_METHOD(tree_run,
   check_loads(0.107, 0.131);
 }
 
-TEST_CASE_METHOD(tree_run, "A bad tree is one line that names node and field",
-                 "[apps][partition]") {
-  struct wrong {
-    std::string tree;
-    std::vector<const char*> texts;
-  };
+namespace {
+
+struct bad_tree {
+  std::string tree;
+  std::vector<const char*> texts;
+};
+
+std::vector<bad_tree> bad_trees() {
   auto changed = [](const char* pointer, json value) {
     auto x = small_tree();
     x[json::json_pointer{pointer}] = std::move(value);
@@ -309,41 +311,48 @@ TEST_CASE_METHOD(tree_run, "A bad tree is one line that names node and field",
   auto coloured = small_tree();
   coloured["nodes"][1]["name"] = "a\x1b[31m";
   coloured["nodes"][1]["memory"] = -3;
-  for (auto& [tree, texts] : std::vector<wrong>{
-         {"", {"no JSON"}},
-         {"{\"nodes\": [", {"no JSON", "line 1"}},
-         {"[]", {"\"nodes\""}},
-         {"{}", {"\"nodes\"", "missing"}},
-         {"{\"nodes\": []}", {"\"nodes\""}},
-         {"{\"nodes\": [7]}", {"node 0", "is 7"}},
-         {changed("/nodes/2", nullptr), {"node 2", "is null"}},
-         {without(1, "name"), {"node 1", "\"name\"", "missing"}},
-         {without(1, "memory"), {"node 1 (\"a\")", "\"memory\"", "missing"}},
-         {without(2, "compute"), {"node 2 (\"b\")", "\"compute\"", "missing"}},
-         {without(2, "children"), {"node 2", "\"children\"", "missing"}},
-         {changed("/nodes/1/memory", -1), {"node 1", "\"memory\"", "is -1"}},
-         {changed("/nodes/1/compute", -0.5), {"node 1", "\"compute\"", "-0.5"}},
-         {changed("/nodes/1/compute", "2"), {"\"compute\"", "is a string"}},
-         {changed("/nodes/1/bytes", -8), {"node 1", "\"bytes\"", "is -8"}},
-         {changed("/nodes/1/params", "w"), {"\"params\"", "is a string"}},
-         {changed("/nodes/1/params", {3}), {"\"params\"", "is 3"}},
-         {changed("/nodes/1/children", {9}), {"node 1", "node 9", "only 3"}},
-         {changed("/nodes/1/children", {-1}), {"node 1", "node -1"}},
-         {changed("/nodes/1/children", {1.5}), {"\"children\"", "is 1.5"}},
-         {changed("/nodes/1/children", {0}), {"node 1", "root", "cycle"}},
-         {changed("/nodes/1/children", {1}), {"node 1", "itself", "cycle"}},
-         {changed("/nodes/1/children", {2}),
-          {"node 1", "node 2 (\"b\")", "node 0", "one parent"}},
-         {changed("/nodes/0/children", {1, 2, 1}), {"node 1", "twice"}},
-         {changed("/nodes/0/children", {1}), {"node 2 (\"b\")", "no parent"}},
-         {json{{"nodes",
-                {node("root", 1, 1, {}), node("a", 1, 1, {2}),
-                 node("b", 1, 1, {1})}}}
-            .dump(),
-          {"node 1 (\"a\")", "\"children\"", "cycle"}},
-         {coloured.dump(), {"node 1 (\"a\\u001b[31m\")"}},
-         {changed("/step_seconds", 0), {"\"step_seconds\"", "is 0"}},
-       }) {
+  return {
+    {"", {"no JSON"}},
+    {"{\"nodes\": [", {"no JSON", "line 1"}},
+    {"[]", {"\"nodes\""}},
+    {"{}", {"\"nodes\"", "missing"}},
+    {"{\"nodes\": []}", {"\"nodes\""}},
+    {"{\"nodes\": [7]}", {"node 0", "is 7"}},
+    {changed("/nodes/2", nullptr), {"node 2", "is null"}},
+    {without(1, "name"), {"node 1", "\"name\"", "missing"}},
+    {without(1, "memory"), {"node 1 (\"a\")", "\"memory\"", "missing"}},
+    {without(2, "compute"), {"node 2 (\"b\")", "\"compute\"", "missing"}},
+    {without(2, "children"), {"node 2", "\"children\"", "missing"}},
+    {changed("/nodes/1/memory", -1), {"node 1", "\"memory\"", "is -1"}},
+    {changed("/nodes/1/compute", -0.5), {"node 1", "\"compute\"", "-0.5"}},
+    {changed("/nodes/1/compute", "2"), {"\"compute\"", "is a string"}},
+    {changed("/nodes/1/bytes", -8), {"node 1", "\"bytes\"", "is -8"}},
+    {changed("/nodes/1/params", "w"), {"\"params\"", "is a string"}},
+    {changed("/nodes/1/params", {3}), {"\"params\"", "is 3"}},
+    {changed("/nodes/1/children", {9}), {"node 1", "node 9", "only 3"}},
+    {changed("/nodes/1/children", {-1}), {"node 1", "node -1"}},
+    {changed("/nodes/1/children", {1.5}), {"\"children\"", "is 1.5"}},
+    {changed("/nodes/1/children", {0}), {"node 1", "root", "cycle"}},
+    {changed("/nodes/1/children", {1}), {"node 1", "itself", "cycle"}},
+    {changed("/nodes/1/children", {2}),
+     {"node 1", "node 2 (\"b\")", "node 0", "one parent"}},
+    {changed("/nodes/0/children", {1, 2, 1}), {"node 1", "twice"}},
+    {changed("/nodes/0/children", {1}), {"node 2 (\"b\")", "no parent"}},
+    {json{
+       {"nodes",
+        {node("root", 1, 1, {}), node("a", 1, 1, {2}), node("b", 1, 1, {1})}}}
+       .dump(),
+     {"node 1 (\"a\")", "\"children\"", "cycle"}},
+    {coloured.dump(), {"node 1 (\"a\\u001b[31m\")"}},
+    {changed("/step_seconds", 0), {"\"step_seconds\"", "is 0"}},
+  };
+}
+
+} // namespace
+
+TEST_CASE_METHOD(tree_run, "A bad tree is one line that names node and field",
+                 "[apps][partition]") {
+  for (auto& [tree, texts] : bad_trees()) {
     INFO(tree);
     CHECK(run(tree, {"--devices", "2", "--json", "out.json"}) == 2);
     CHECK_THAT(output, ContainsSubstring("tree.json: "));
