@@ -12,14 +12,8 @@ cmake_minimum_required(VERSION 3.25)
 set(exceptions
   "[^:]*: a line of .*" # until './dev lint --fix' has run
   "actors/server/module_server.cpp: a function of .*"
-  "apps/smp-train/command_line.cpp: a function of .*"
-  "bench/(gpt_job.hpp|schedules.cpp): a function of .*"
-  "partition/(module_tree|print).cpp: a function of .*"
-  "runtime/lazy/deferred_init.cpp: a f.*"
   "runtime/remote/calle[er].cpp: a function of .*"
-  "runtime/session/session.cpp: a function of .*"
-  "runtime/(config/config_schema.cpp|values/pack.hpp): a file of .*"
-  "tests/runtime/(intercept/nn_zoo|lazy/deferred_init|verify/verify)_test.cpp: a file of .*")
+  "runtime/session/session.cpp: a function of .*")
 if(STRICT)
   set(exceptions "")
 endif()

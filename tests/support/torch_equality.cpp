@@ -100,6 +100,25 @@ std::vector<step_numbers> run_steps(session& s, uint64_t microbatches,
   return result;
 }
 
+namespace {
+
+/// @returns where `got`, a parameter after a step, is not the bits of `p`
+std::string bit_difference(const Tensor& got, const Tensor& p) {
+  if (torch::equal(got, p.detach()))
+    return {};
+  auto difference = (got - p.detach()).abs();
+  auto where = difference.flatten().argmax().item<int64_t>();
+  return fmt::format(
+    "is not bit-equal: {} of {} elements, at most {} at {}: "
+    "{} instead of {}, gradient {}",
+    difference.ne(0).sum().item<int64_t>(), p.numel(),
+    difference.max().item<double>(), where, got.flatten()[where].item<double>(),
+    p.detach().flatten()[where].item<double>(),
+    p.grad().flatten()[where].item<double>());
+}
+
+} // namespace
+
 std::vector<std::string> differences(const std::vector<step_numbers>& steps,
                                      uint64_t seed, uint64_t microbatches,
                                      double dropout) {
@@ -149,21 +168,9 @@ std::vector<std::string> differences(const std::vector<step_numbers>& steps,
       p.mutable_grad() = r.gradients.at(name);
     }
     adamw.step();
-    for (auto& [name, p] : parameters) {
-      auto& got = r.after.at(name);
-      if (!torch::equal(got, p.detach())) {
-        auto difference = (got - p.detach()).abs();
-        auto where = difference.flatten().argmax().item<int64_t>();
-        result.push_back(fmt::format(
-          "step {}: updated {} is not bit-equal: {} of {} elements, at most "
-          "{} at {}: {} instead of {}, gradient {}",
-          i, name, difference.ne(0).sum().item<int64_t>(), p.numel(),
-          difference.max().item<double>(), where,
-          got.flatten()[where].item<double>(),
-          p.detach().flatten()[where].item<double>(),
-          p.grad().flatten()[where].item<double>()));
-      }
-    }
+    for (auto& [name, p] : parameters)
+      if (auto text = bit_difference(r.after.at(name), p); !text.empty())
+        result.push_back(fmt::format("step {}: updated {} {}", i, name, text));
   }
   return result;
 }

@@ -162,77 +162,117 @@ script_result run_split(const script_job& job) {
   return result;
 }
 
-std::vector<std::string> differences(const script_job& job,
-                                     const script_result& seen) {
+namespace {
+
+/// The file's model in plain LibTorch, and what was found to differ from it.
+class plain_run {
+public:
+  explicit plain_run(const script_job& job)
+    : job_(job),
+      model_(torch::jit::load(job.path)),
+      parameters_(once(model_.named_parameters(true))) {
+    model_.train();
+  }
+
+  void compare(int step, const script_step& x) {
+    step_ = step;
+    start_from(x);
+    run(x);
+    compare_gradients(x);
+    compare_state(x);
+  }
+
+  void differ(const std::string& what) {
+    result.push_back(fmt::format("step {}: {}", step_, what));
+  }
+
   std::vector<std::string> result;
-  auto differ = [&result](int step, const std::string& what) {
-    result.push_back(fmt::format("step {}: {}", step, what));
-  };
-  auto plain = torch::jit::load(job.path);
-  plain.train();
-  const auto parameters = once(plain.named_parameters(true));
-  auto state = [&] { // a module may put other tensors into its slots
-    auto xs = once(plain.named_buffers(true));
-    xs.insert(parameters.begin(), parameters.end());
+
+private:
+  /// A module may put other tensors into its slots.
+  std::map<std::string, Tensor> state() const {
+    auto xs = once(model_.named_buffers(true));
+    xs.insert(parameters_.begin(), parameters_.end());
     return xs;
-  };
-  if (seen.steps.size() != static_cast<size_t>(job.steps))
-    differ(0, fmt::format("{} steps were recorded", seen.steps.size()));
-  for (int i = 0; i < static_cast<int>(seen.steps.size()); ++i) {
-    auto& r = seen.steps[static_cast<size_t>(i)];
-    {
-      torch::NoGradGuard no_grad;
-      for (auto& [name, x] : state()) {
-        if (i == 0 && !torch::equal(x, r.before.at(name)))
-          differ(i, name + " is not what the file has");
-        x.copy_(r.before.at(name));
-      }
+  }
+
+  void start_from(const script_step& x) {
+    torch::NoGradGuard no_grad;
+    for (auto& [name, y] : state()) {
+      if (step_ == 0 && !torch::equal(y, x.before.at(name)))
+        differ(name + " is not what the file has");
+      y.copy_(x.before.at(name));
     }
-    for (auto& [name, p] : parameters) {
+    for (auto& [name, p] : parameters_) {
       auto q = p;
       q.mutable_grad() = Tensor{};
     }
-    auto m = static_cast<int64_t>(job.microbatches);
-    if (r.losses.size() != job.microbatches)
-      differ(i, fmt::format("{} losses", r.losses.size()));
+  }
+
+  void run(const script_step& x) {
+    auto m = static_cast<int64_t>(job_.microbatches);
+    if (x.losses.size() != job_.microbatches)
+      differ(fmt::format("{} losses", x.losses.size()));
     for (int64_t k = 0; k < m; ++k) {
       torch::manual_seed(
-        microbatch_seed(1, r.number, 0, static_cast<uint64_t>(k)));
+        microbatch_seed(1, x.number, 0, static_cast<uint64_t>(k)));
       std::vector<c10::IValue> inputs;
-      for (auto& x : batch_of(job, i))
-        inputs.emplace_back(x.chunk(m, 0).at(static_cast<size_t>(k)));
-      auto out = plain.forward(inputs);
+      for (auto& y : batch_of(job_, step_))
+        inputs.emplace_back(y.chunk(m, 0).at(static_cast<size_t>(k)));
+      auto out = model_.forward(inputs);
       auto loss = out.isTuple() ? out.toTupleRef().elements()[0].toTensor()
                                 : out.toTensor();
       (loss / static_cast<double>(m)).backward();
-      if (auto e = excess(r.losses.at(static_cast<size_t>(k)), loss.detach());
+      if (auto e = excess(x.losses.at(static_cast<size_t>(k)), loss.detach());
           e > 0)
-        differ(i, fmt::format("loss of microbatch {}, {} too far", k, e));
+        differ(fmt::format("loss of microbatch {}, {} too far", k, e));
     }
-    for (auto& [name, p] : parameters) {
-      auto found = r.gradients.find(name);
+  }
+
+  void compare_gradients(const script_step& x) {
+    for (auto& [name, p] : parameters_) {
+      auto found = x.gradients.find(name);
       auto expected = p.grad();
       // Once TorchScript has fused an operation, what is detached from the
       // loss gets zeros instead of nothing, as eager PyTorch gives it.
-      if (expected.defined() && found == r.gradients.end()
+      if (expected.defined() && found == x.gradients.end()
           && torch::equal(expected, torch::zeros_like(expected)))
         continue;
-      if ((found != r.gradients.end()) != expected.defined())
-        differ(i, expected.defined() ? "no gradient of " + name
-                                     : "a gradient of " + name);
+      if ((found != x.gradients.end()) != expected.defined())
+        differ(expected.defined() ? "no gradient of " + name
+                                  : "a gradient of " + name);
       else if (expected.defined())
         if (auto e = excess(found->second, expected); e > 0)
-          differ(i, fmt::format("gradient of {}, {} too far", name, e));
+          differ(fmt::format("gradient of {}, {} too far", name, e));
     }
-    for (auto& [name, x] : state())
-      if (!r.after.contains(name))
-        differ(i, "no " + name + " in the state");
-      else if (auto e = excess(r.after.at(name).to(torch::kDouble),
-                               x.detach().to(torch::kDouble));
-               e > 0)
-        differ(i, fmt::format("{} after the step, {} too far", name, e));
   }
-  return result;
+
+  void compare_state(const script_step& x) {
+    for (auto& [name, y] : state())
+      if (!x.after.contains(name))
+        differ("no " + name + " in the state");
+      else if (auto e = excess(x.after.at(name).to(torch::kDouble),
+                               y.detach().to(torch::kDouble));
+               e > 0)
+        differ(fmt::format("{} after the step, {} too far", name, e));
+  }
+
+  const script_job& job_;
+  torch::jit::Module model_;
+  std::map<std::string, Tensor> parameters_;
+  int step_ = 0;
+};
+
+} // namespace
+
+std::vector<std::string> differences(const script_job& job,
+                                     const script_result& seen) {
+  plain_run plain{job};
+  if (seen.steps.size() != static_cast<size_t>(job.steps))
+    plain.differ(fmt::format("{} steps were recorded", seen.steps.size()));
+  for (int i = 0; i < static_cast<int>(seen.steps.size()); ++i)
+    plain.compare(i, seen.steps[static_cast<size_t>(i)]);
+  return plain.result;
 }
 
 } // namespace smp::test

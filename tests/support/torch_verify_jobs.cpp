@@ -1,8 +1,8 @@
 #include "tests/support/torch_verify_jobs.hpp"
 
-#include "smp/smp.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/verify/verify.hpp"
+#include "smp/smp.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -114,33 +114,40 @@ struct net_impl : nn::Module {
 };
 TORCH_MODULE_IMPL(net, net_impl);
 
+Tensor chain(net_impl& x, Tensor y) {
+  for (auto& l : x.layers)
+    y = l(y);
+  return y;
+}
+
+net make_norm(uint64_t ranks) {
+  net result{ranks, 3, 0.0, [](net_impl& x, Tensor y) {
+               y = x.norm(x.layers[0](y));
+               return x.layers[1](x.tail->forward(x.layers[2](y)));
+             }};
+  result->register_module("norm", result->norm);
+  result->tail = nn::Sequential(nn::Linear(width, width),
+                                nn::BatchNorm1d(width), nn::ReLU());
+  result->register_module("tail", result->tail);
+  return result;
+}
+
+net make_remote(uint64_t ranks) {
+  net result{ranks, 2, 0.0, [](net_impl& x, Tensor y) {
+               y = torch::matmul(x.layers[0](y), x.weight);
+               return x.lent(x.layers[1](y), x.weight);
+             }};
+  result->register_module("lent", result->lent);
+  result->weight = result->register_parameter("weight",
+                                              torch::randn({width, width}) / 3);
+  return result;
+}
+
 net make_net(const std::string& model, uint64_t ranks) {
-  auto chain = [](net_impl& x, Tensor y) {
-    for (auto& l : x.layers)
-      y = l(y);
-    return y;
-  };
-  if (model == "norm") {
-    net result{ranks, 3, 0.0, [](net_impl& x, Tensor y) {
-                 y = x.norm(x.layers[0](y));
-                 return x.layers[1](x.tail->forward(x.layers[2](y)));
-               }};
-    result->register_module("norm", result->norm);
-    result->tail = nn::Sequential(nn::Linear(width, width),
-                                  nn::BatchNorm1d(width), nn::ReLU());
-    result->register_module("tail", result->tail);
-    return result;
-  }
-  if (model == "remote") {
-    net result{ranks, 2, 0.0, [](net_impl& x, Tensor y) {
-                 y = torch::matmul(x.layers[0](y), x.weight);
-                 return x.lent(x.layers[1](y), x.weight);
-               }};
-    result->register_module("lent", result->lent);
-    result->weight = result->register_parameter(
-      "weight", torch::randn({width, width}) / 3);
-    return result;
-  }
+  if (model == "norm")
+    return make_norm(ranks);
+  if (model == "remote")
+    return make_remote(ranks);
   if (model == "dropout")
     return net{ranks, 4, 0.3, chain};
   if (model == "reuse")

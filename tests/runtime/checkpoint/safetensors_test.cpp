@@ -215,68 +215,72 @@ TEST_CASE("what the format cannot hold is refused with its name") {
 
 // -- broken files -------------------------------------------------------------
 
+namespace {
+
+struct fault {
+  const char* header;
+  const char* why;
+};
+// All of these come before 4 bytes of data.
+constexpr fault faults[] = {
+  {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})", "no valid JSON"},
+  {R"([])", "the header is no JSON object"},
+  {R"({"a":3})", "tensor \"a\": its description is no object"},
+  {R"({"a":{"dtype":"F32","shape":[1]}})", "tensor \"a\": dtype, shape"},
+  {R"({"a":{"dtype":"F32","shape":[1],"offsets":[0,4]}})",
+   "tensor \"a\": has no data_offsets"},
+  {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}})",
+   "tensor \"a\": dtype, shape and data_offsets expected, nothing else"},
+  {R"({"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})",
+   "tensor \"a\": unknown dtype \"F31\""},
+  {R"({"a":{"dtype":6,"shape":[1],"data_offsets":[0,4]}})",
+   "tensor \"a\": its dtype is no string"},
+  {R"({"a":{"dtype":"F32","shape":1,"data_offsets":[0,4]}})",
+   "tensor \"a\": its shape is no list"},
+  {R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})",
+   "tensor \"a\": its shape has a size -1"},
+  {R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})",
+   "tensor \"a\": its shape has a size 1.5"},
+  {R"({"a":{"dtype":"F32","shape":[9223372036854775808],
+      "data_offsets":[0,4]}})",
+   "tensor \"a\": its shape has a size 9223372036854775808"},
+  {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],
+      "data_offsets":[0,4]}})",
+   "tensor \"a\": its shape overflows"},
+  {R"({"a":{"dtype":"F32","shape":[0,4294967296,4294967296],
+      "data_offsets":[0,0]}})",
+   "tensor \"a\": its shape overflows"},
+  {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})",
+   "tensor \"a\": its data_offsets hold 4 bytes, its shape needs 8"},
+  {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+   "tensor \"a\": its data_offsets [0,8] leave the 4 bytes of data"},
+  {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[3,2]}})",
+   "tensor \"a\": its data_offsets [3,2] leave"},
+  {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}})",
+   "tensor \"a\": its data_offsets are not two sizes"},
+  {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}})",
+   "tensor \"a\": its data_offsets are not two sizes"},
+  {R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},
+       "b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
+   "tensor \"b\": its data overlaps"},
+  {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
+       "b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
+   "tensor \"b\": 1 bytes before its data belong to no tensor"},
+  {R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})",
+   "1 bytes at its end belong to no tensor"},
+  {R"({})", "4 bytes at its end belong to no tensor"},
+  {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
+       "a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+   "tensor \"a\": stands twice in the header"},
+  {R"({"__metadata__":{"k":1}})", "__metadata__: \"k\" is no string"},
+  {R"({"__metadata__":[]})", "__metadata__ is no object"},
+  {R"({"a":{"dtype":"F32","shape":[[[[1]]]],"data_offsets":[0,4]}})",
+   "nested too deep"},
+};
+
+} // namespace
+
 TEST_CASE("a broken file is refused with its fault and its tensor") {
-  struct fault {
-    const char* header;
-    const char* why;
-  };
-  // All of these come before 4 bytes of data.
-  static constexpr fault faults[] = {
-    {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})",
-     "no valid JSON"},
-    {R"([])", "the header is no JSON object"},
-    {R"({"a":3})", "tensor \"a\": its description is no object"},
-    {R"({"a":{"dtype":"F32","shape":[1]}})", "tensor \"a\": dtype, shape"},
-    {R"({"a":{"dtype":"F32","shape":[1],"offsets":[0,4]}})",
-     "tensor \"a\": has no data_offsets"},
-    {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}})",
-     "tensor \"a\": dtype, shape and data_offsets expected, nothing else"},
-    {R"({"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})",
-     "tensor \"a\": unknown dtype \"F31\""},
-    {R"({"a":{"dtype":6,"shape":[1],"data_offsets":[0,4]}})",
-     "tensor \"a\": its dtype is no string"},
-    {R"({"a":{"dtype":"F32","shape":1,"data_offsets":[0,4]}})",
-     "tensor \"a\": its shape is no list"},
-    {R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})",
-     "tensor \"a\": its shape has a size -1"},
-    {R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})",
-     "tensor \"a\": its shape has a size 1.5"},
-    {R"({"a":{"dtype":"F32","shape":[9223372036854775808],
-        "data_offsets":[0,4]}})",
-     "tensor \"a\": its shape has a size 9223372036854775808"},
-    {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],
-        "data_offsets":[0,4]}})",
-     "tensor \"a\": its shape overflows"},
-    {R"({"a":{"dtype":"F32","shape":[0,4294967296,4294967296],
-        "data_offsets":[0,0]}})",
-     "tensor \"a\": its shape overflows"},
-    {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})",
-     "tensor \"a\": its data_offsets hold 4 bytes, its shape needs 8"},
-    {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
-     "tensor \"a\": its data_offsets [0,8] leave the 4 bytes of data"},
-    {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[3,2]}})",
-     "tensor \"a\": its data_offsets [3,2] leave"},
-    {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}})",
-     "tensor \"a\": its data_offsets are not two sizes"},
-    {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}})",
-     "tensor \"a\": its data_offsets are not two sizes"},
-    {R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},
-         "b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
-     "tensor \"b\": its data overlaps"},
-    {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
-         "b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
-     "tensor \"b\": 1 bytes before its data belong to no tensor"},
-    {R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})",
-     "1 bytes at its end belong to no tensor"},
-    {R"({})", "4 bytes at its end belong to no tensor"},
-    {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
-         "a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
-     "tensor \"a\": stands twice in the header"},
-    {R"({"__metadata__":{"k":1}})", "__metadata__: \"k\" is no string"},
-    {R"({"__metadata__":[]})", "__metadata__ is no object"},
-    {R"({"a":{"dtype":"F32","shape":[[[[1]]]],"data_offsets":[0,4]}})",
-     "nested too deep"},
-  };
   scratch s;
   for (auto& x : faults) {
     INFO(x.header);
