@@ -48,9 +48,13 @@ struct response {
 enum class call_kind : uint8_t {
   remote,  // a request to another rank
   promise, // a request to another rank; the execution goes on meanwhile
-  grant,  // the end of the forward phase: the SCHEDULER grants the backward
-  wait,   // anything else that becomes done: a fetch, a collective (R28)
+  grant,   // the end of the forward phase: the SCHEDULER grants the backward
+  wait,    // anything else that becomes done: a fetch, a collective (R28)
 };
+
+constexpr call_kind last_of(call_kind) noexcept {
+  return call_kind::wait;
+}
 
 /// An execution stops here, gives its token back, and goes on with a response;
 /// not so at a promise, whose response goes to `answer`.

@@ -4,95 +4,49 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 namespace smp {
 
 // -- flows between ranks ------------------------------------------------------
 
-namespace {
-
-[[noreturn]] void no_flow(const char* why) {
-  throw error{error_code::protocol, std::string{"malformed flow: "} + why};
-}
-
-/// A flow is an array of 64-bit numbers.
-using words = std::vector<uint64_t>;
-
-class word_reader {
-public:
-  explicit word_reader(std::span<const std::byte> xs)
-    : xs_(xs.size() / sizeof(uint64_t)) {
-    if (xs.size() % sizeof(uint64_t) != 0)
-      no_flow("it is cut off");
-    if (!xs_.empty())
-      std::memcpy(xs_.data(), xs.data(), xs.size());
-  }
-
-  uint64_t next() {
-    if (pos_ == xs_.size())
-      no_flow("it is cut off");
-    return xs_[pos_++];
-  }
-
-  /// Of items of at least `size` words.
-  uint64_t count(uint64_t size) {
-    auto result = next();
-    if (result > (xs_.size() - pos_) / size)
-      no_flow("it promises too much");
-    return result;
-  }
-
-  void end() const {
-    if (pos_ != xs_.size())
-      no_flow("it is too long");
-  }
-
-private:
-  words xs_;
-  size_t pos_ = 0;
-};
-
-} // namespace
-
-std::vector<std::byte> encode_flow(const step_record& x) {
-  words out{x.microbatches, x.executions.size()};
+step_flow flow_of(const step_record& x, bool ordered) {
+  step_flow result;
+  result.microbatches = x.microbatches;
+  result.ordered = ordered;
   for (auto& y : x.executions) {
-    out.insert(out.end(),
-               {y.id.origin.value, y.id.number, y.microbatch.value,
-                static_cast<uint64_t>(y.what), y.calls.size()});
+    auto& z = result.executions.emplace_back();
+    z.id = y.id;
+    z.microbatch = y.microbatch;
+    z.what = y.what;
     for (auto& c : y.calls)
-      out.insert(out.end(), {static_cast<uint64_t>(c.kind), c.number,
-                             c.owner.value, static_cast<uint64_t>(c.what)});
+      z.calls.push_back({c.kind, c.number, c.owner, c.what});
   }
-  auto bytes = std::as_bytes(std::span{out});
-  return {bytes.begin(), bytes.end()};
+  return result;
 }
 
-step_record decode_flow(std::span<const std::byte> xs) {
-  word_reader in{xs};
+step_record record_of(const step_flow& x) {
   step_record result;
-  result.microbatches = in.next();
-  result.executions.resize(in.count(5));
-  uint32_t index = 0;
-  for (auto& x : result.executions) {
-    x.id.origin.value = in.next();
-    x.id.number = in.next();
-    x.microbatch.value = in.next();
-    x.what = in.next() == 0 ? phase::forward : phase::backward;
-    x.calls.resize(in.count(4));
-    for (auto& c : x.calls) {
-      c.kind = in.next() == 0 ? call_kind::remote : call_kind::grant;
-      c.number = static_cast<uint32_t>(in.next());
-      c.owner.value = in.next();
-      c.what = in.next() == 0 ? phase::forward : phase::backward;
+  result.microbatches = x.microbatches;
+  for (auto& y : x.executions) {
+    auto index = static_cast<uint32_t>(result.executions.size());
+    if (y.microbatch.value >= x.microbatches
+        || !result.by_id.emplace(y.id, index).second)
+      throw error{error_code::protocol,
+                  "malformed flow: an execution is there "
+                  "twice, or of no microbatch"};
+    auto& z = result.executions.emplace_back();
+    z.id = y.id;
+    z.microbatch = y.microbatch;
+    z.what = y.what;
+    for (auto& c : y.calls) {
+      auto& to = z.calls.emplace_back();
+      to.kind = c.kind;
+      to.number = c.number;
+      to.owner = c.owner;
+      to.what = c.what;
     }
-    if (x.microbatch.value >= result.microbatches
-        || !result.by_id.emplace(x.id, index++).second)
-      no_flow("an execution is there twice, or of no microbatch");
   }
-  in.end();
   return result;
 }
 
@@ -115,8 +69,8 @@ public:
       result_.served.emplace_back();
       for (uint32_t e = 0; e < ranks[i].executions.size(); ++e)
         for (uint32_t c = 0; c < ranks[i].executions[e].calls.size(); ++c)
-          callers_[{pipeline[i], ranks[i].executions[e].calls[c].number}]
-            = {i, e, c + 1};
+          callers_[{pipeline[i], ranks[i].executions[e].calls[c].number}] = {
+            i, e, c + 1};
     }
   }
 
@@ -176,8 +130,8 @@ private:
     auto& rank = ranks_[x.rank];
     auto& e = at(x);
     auto what = x.segment == 0 ? e.what : e.calls[x.segment - 1].what;
-    auto& segment
-      = rank.segments[e.microbatch.value][static_cast<size_t>(what)];
+    auto& segment = rank
+                      .segments[e.microbatch.value][static_cast<size_t>(what)];
     rank.ready.push_back({{what, e.microbatch, ++rank.arrivals, segment++}, x});
   }
 

@@ -1,18 +1,61 @@
 #pragma once
 
 #include "actors/replay/step_record.hpp"
+#include "transport/inspect.hpp"
 
-#include <cstddef>
-#include <span>
+#include <cstdint>
 #include <vector>
 
 namespace smp {
 
-/// What a rank does in a step, as far as the order of a step needs it.
-std::vector<std::byte> encode_flow(const step_record& x);
+/// What a rank did in a step, as far as the order of a step needs it: what it
+/// tells the others.
+struct step_flow {
+  struct call {
+    call_kind kind = call_kind::remote;
+    uint32_t number = 0;
+    rank_id owner;
+    phase what = phase::forward;
+  };
 
-/// @throws error (protocol) if that is no flow
-step_record decode_flow(std::span<const std::byte> xs);
+  struct execution {
+    request_id id;
+    microbatch_id microbatch;
+    phase what = phase::forward;
+    std::vector<call> calls;
+  };
+
+  uint64_t microbatches = 0;
+  std::vector<execution> executions;
+  /// It met modules that microbatches pass in their order (R19).
+  bool ordered = false;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, step_flow::call& x) {
+  return f.object(x).fields(
+    f.field("kind", x.kind), f.field("number", x.number),
+    f.field("owner", x.owner), f.field("phase", x.what));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, step_flow::execution& x) {
+  return f.object(x).fields(
+    f.field("id", x.id), f.field("microbatch", x.microbatch),
+    f.field("phase", x.what), f.field("calls", x.calls));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, step_flow& x) {
+  return f.object(x).fields(f.field("microbatches", x.microbatches),
+                            f.field("executions", x.executions),
+                            f.field("ordered", x.ordered));
+}
+
+step_flow flow_of(const step_record& x, bool ordered);
+
+/// @throws error (protocol) if no rank does that
+step_record record_of(const step_flow& x);
 
 /// The order of a whole pipeline.
 struct pipeline_order {

@@ -210,16 +210,14 @@ void step_runner::compute_order(const model_state* model,
   auto& records = rank_.records();
   auto note = records.note();
   auto mine = *records.find(note.key, note.step);
-  payload flow{encode_flow(mine), {}};
-  flow.bytes.push_back(std::byte{rank_.sequencer().used()});
   std::vector<step_record> ranks;
   auto ordered = false;
   for (auto& x : rank_.exchange().all_gather(
-         rank_.pipeline(), "smp.computed_order", std::move(flow))) {
-    if (x.bytes.empty())
-      throw error{error_code::protocol, "a rank sent no flow"};
-    ordered = ordered || x.bytes.back() != std::byte{0};
-    ranks.push_back(decode_flow(std::span{x.bytes}.first(x.bytes.size() - 1)));
+         rank_.pipeline(), "smp.computed_order",
+         to_payload(flow_of(mine, rank_.sequencer().used())))) {
+    auto flow = from_payload<step_flow>(x, "flow");
+    ordered = ordered || flow.ordered;
+    ranks.push_back(record_of(flow));
   }
   std::vector<service_order> orders;
   for (size_t i = 0; i < rank_.pipeline().size(); ++i)

@@ -14,6 +14,7 @@
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/text_sampler.hpp"
 #include "runtime/train/trainable.hpp"
+#include "transport/bytes.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -368,16 +369,12 @@ train_summary train(session& s, const train_config& config,
 }
 
 std::string share_from_rank_0(session& s, std::string x) {
-  payload mine;
-  auto bytes = std::as_bytes(std::span{x});
-  mine.bytes.assign(bytes.begin(), bytes.end());
   std::vector<rank_id> world;
   for (auto rank : get_group(comm_group::world))
     world.push_back(rank_id{rank});
   auto result = s.internals().exchange().broadcast(
-    world, "smp.share", world.front(), std::move(mine));
-  return {reinterpret_cast<const char*>(result.bytes.data()),
-          result.bytes.size()};
+    world, "smp.share", world.front(), to_payload(x));
+  return from_payload<std::string>(result, "shared text");
 }
 
 } // namespace smp

@@ -144,7 +144,11 @@ public:
     code_ = std::move(x);
   }
 
-  shared_model model;
+private:
+  std::shared_ptr<shared_model> owned_model_ = std::make_shared<shared_model>();
+
+public:
+  shared_model& model = *owned_model_;
   /// What the last call wanted to run.
   call_target wanted;
 

@@ -3,6 +3,7 @@
 
 #include "actors/replay/computed_order.hpp"
 #include "tests/support/actor_world.hpp"
+#include "transport/bytes.hpp"
 
 #include <string>
 #include <vector>
@@ -15,9 +16,12 @@ using texts_t = std::vector<std::string>;
 
 struct order_world : actor_world {
   order_world() {
-    script[root_module] = {do_call(1, 1), do_call(2, 2), do_grant(),
+    script[root_module] = {do_call(1, 1),
+                           do_call(2, 2),
+                           do_grant(),
                            do_call(2, 2, phase::backward),
-                           do_call(1, 1, phase::backward), do_return("r")};
+                           do_call(1, 1, phase::backward),
+                           do_return("r")};
     script[{1}] = {do_call(0, 3), do_call(2, 2), do_return("a")};
     script[{2}] = {do_return("b")};
     script[{3}] = {do_return("c")};
@@ -40,7 +44,8 @@ struct order_world : actor_world {
       auto note = x->records->note();
       CHECK(note.recorded);
       auto record = x->records->find(note.key, note.step);
-      flows.push_back(decode_flow(encode_flow(*record)));
+      flows.push_back(record_of(
+        from_payload<step_flow>(to_payload(flow_of(*record, false)), "flow")));
     }
     auto policy = make_schedule(schedule, 5, 5);
     auto order = compute_order(flows, {{0}, {1}, {2}}, *policy, orders,
@@ -117,12 +122,31 @@ TEST_CASE("bytes that are no flow are refused",
   x.microbatches = 1;
   auto& y = x.executions.emplace_back();
   y.calls.resize(2);
-  auto bytes = encode_flow(x);
-  CHECK(decode_flow(bytes).executions.size() == 1);
-  for (size_t i = 0; i < bytes.size(); ++i)
-    CHECK_THROWS_AS(decode_flow(std::span{bytes}.first(i)), error);
-  bytes.resize(bytes.size() + 8);
-  CHECK_THROWS_AS(decode_flow(bytes), error);
+  y.calls[1].kind = call_kind::grant;
+  y.calls[1].what = phase::backward;
+  auto sent = to_payload(flow_of(x, true));
+  auto read = [](const payload& p) {
+    return from_payload<step_flow>(p, "flow");
+  };
+  CHECK(read(sent).ordered);
+  auto back = record_of(read(sent));
+  REQUIRE(back.executions.size() == 1);
+  REQUIRE(back.executions[0].calls.size() == 2);
+  CHECK(back.executions[0].calls[1].kind == call_kind::grant);
+  CHECK(back.executions[0].calls[1].what == phase::backward);
+  for (size_t i = 0; i < sent.bytes.size(); ++i) {
+    auto cut = sent;
+    cut.bytes.resize(i);
+    CHECK_THROWS_AS(read(cut), error);
+  }
+  sent.bytes.resize(sent.bytes.size() + 8);
+  CHECK_THROWS_AS(read(sent), error);
+  auto flow = flow_of(x, true);
+  flow.executions.push_back(flow.executions[0]);
+  CHECK_THROWS_AS(record_of(flow), error);
+  flow.executions.pop_back();
+  flow.executions[0].microbatch = microbatch_id{1};
+  CHECK_THROWS_AS(record_of(flow), error);
 }
 
 TEST_CASE("records that do not belong together are refused",

@@ -28,6 +28,7 @@ call_result call_theirs(const std::vector<at::Tensor>& xs,
   return call_remote(rank_id{1}, theirs, target, in, std::move(args));
 }
 
+/// Results that have a gradient at their owner.
 forward_reply reply_with(std::vector<at::Tensor> xs) {
   forward_reply result;
   std::vector<value> items;
@@ -35,6 +36,7 @@ forward_reply reply_with(std::vector<at::Tensor> xs) {
     items.push_back(
       value::tensor(static_cast<uint32_t>(result.tensors.size())));
     result.tensors.push_back(remote_tensor::of(x, true));
+    result.tensors.back().requires_grad = true;
   }
   result.result = value::tuple(std::move(items));
   return result;
