@@ -22,6 +22,15 @@ struct task {
   auto operator<=>(const task&) const = default;
 };
 
+/// How far a microbatch of a step has come.
+enum class microbatch_state : uint8_t {
+  not_started,
+  forward,
+  ready_for_backward, // its forward phase is over, its backward not granted
+  backward,
+  ended,
+};
+
 /// @returns `x` as it stands in `smp.schedule.list`: [2, "backward"].
 std::string to_string(const task& x);
 
@@ -131,13 +140,7 @@ public:
   }
 
 private:
-  enum class state : uint8_t {
-    not_started,
-    forward,
-    ready_for_backward,
-    backward,
-    ended
-  };
+  using state = microbatch_state;
 
   state& at(microbatch_id x);
 

@@ -72,7 +72,7 @@ public:
   }
 
 private:
-  enum class state : uint8_t { not_started, forward, ready_for_backward, backward, ended };
+  using state = microbatch_state;
 
   void tell(schedule_event x);
   void ask();
