@@ -40,18 +40,6 @@ set(order_runtime base values lazy config launch model remote intercept session
 
 # What still points back, as "file header". To be emptied, never to grow.
 set(exceptions
-  "actors/cluster/membership.cpp actors/host/actor_host.hpp"
-  "actors/cluster/membership.hpp actors/host/node.hpp"
-  "actors/protocol/actors.hpp actors/cluster/membership.hpp"
-  "actors/protocol/actors.hpp actors/board/rank_view.hpp"
-  "actors/schedule/step_driver.hpp actors/host/node.hpp"
-  "actors/schedule/user_schedule.cpp actors/host/actor_host.hpp"
-  "actors/schedule/user_schedule.hpp actors/host/node.hpp"
-  "actors/server/module_server.hpp actors/host/node.hpp"
-  "actors/server/server_core.hpp actors/host/execution_token.hpp"
-  "actors/server/server_core.hpp actors/host/node.hpp"
-  "actors/stalls/stall_monitor.cpp actors/host/actor_host.hpp"
-  "actors/stalls/stalls.hpp actors/host/node.hpp"
   "runtime/values/tensor_bridge.cpp runtime/lazy/promise.hpp")
 
 # Third-party headers that belong to some places only: what it is called, how

@@ -1,5 +1,6 @@
 #include "actors/board/rank_board.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace smp {
@@ -67,26 +68,51 @@ std::string rank_board::describe(module_id x, microbatch_id m,
          + ", " + text_of(what);
 }
 
-std::string rank_board::describe(const context_entry& x) const {
-  auto place = ", microbatch " + std::to_string(x.microbatch.value) + ", "
-               + text_of(x.what);
-  auto running = x.slot->module();
+std::string rank_board::describe(const context_record::view& x) const {
+  auto& y = x.current;
+  auto place = ", microbatch " + std::to_string(y.microbatch.value) + ", "
+               + text_of(y.what);
+  auto running = x.slot ? x.slot->module() : call_slot::none;
   if (running != call_slot::none)
     return "module " + name_of(module_id{running}) + place;
-  return (x.is_root ? "the step body" : "module " + name_of(x.module)) + place;
+  auto is_root = y.module == root_module && y.id.origin == self_;
+  return (is_root ? "the step body" : "module " + name_of(y.module)) + place;
 }
 
-std::string rank_board::describe_wait(const context_entry& x) const {
-  if (x.kind == call_kind::wait)
-    return x.why;
-  if (x.kind == call_kind::grant)
+std::string rank_board::describe_wait(const context_record::view& x) const {
+  auto& y = x.waits_for;
+  if (y.kind == call_kind::wait)
+    return y.why.what;
+  if (y.kind == call_kind::grant)
     return "the grant of its backward phase";
-  auto name = quoted_name(x.why);
-  if (name.empty() && !x.why.empty())
-    return x.why + ", microbatch " + std::to_string(x.microbatch.value);
-  return "module " + (name.empty() ? name_of(x.called) : name)
-         + ", microbatch " + std::to_string(x.microbatch.value) + ", "
-         + text_of(x.during);
+  auto place = ", microbatch " + std::to_string(x.current.microbatch.value);
+  auto name = quoted_name(y.why.what);
+  if (name.empty() && !y.why.what.empty())
+    return y.why.what + place;
+  return "module " + (name.empty() ? name_of(y.module) : name) + place + ", "
+         + text_of(y.what);
+}
+
+activity rank_board::describe(const context_entry& x, bool executes) const {
+  auto look = x.record->look();
+  activity result;
+  result.who = activity::kind::context;
+  result.executes = executes;
+  result.what = describe(look);
+  result.serves = look.current.id;
+  if (!executes) {
+    auto& y = look.waits_for;
+    if (x.answered || (y.done && y.done->done())) {
+      result.waits_for = "the execution token";
+    } else {
+      result.waits_for = describe_wait(look);
+      result.from = y.kind == call_kind::remote ? y.owner
+                                                : y.why.from.value_or(no_rank);
+      result.asks = x.asks;
+    }
+  }
+  result.seconds = seconds_since(std::max(look.since, x.moved));
+  return result;
 }
 
 // -- the user's thread --------------------------------------------------------
@@ -124,76 +150,51 @@ void noting_waiter::wait(const completion_ptr& x, const wait_reason& why) {
 
 // -- contexts -----------------------------------------------------------------
 
-void rank_board::started(context_id ctx, const request& x) {
-  note();
+rank_board::record_ptr rank_board::record_of(context_id ctx) {
   std::lock_guard guard{mutex_};
-  auto& y = contexts_[ctx] = {};
-  y.serves = x.id;
-  y.microbatch = x.microbatch;
-  y.module = x.module;
-  y.what = x.what;
-  y.is_root = x.module == root_module && x.id.origin == self_;
-  y.since = clock::now();
-  y.slot = std::make_shared<call_slot>();
+  auto& result = contexts_[ctx].record;
+  if (!result)
+    result = std::make_shared<context_record>(ctx);
+  return result;
 }
 
-void rank_board::resumed(context_id ctx) {
+void rank_board::executes(context_id ctx) {
   note();
   std::lock_guard guard{mutex_};
-  if (auto i = contexts_.find(ctx); i != contexts_.end()) {
-    i->second.executes = true;
-    i->second.done = nullptr;
-    i->second.since = clock::now();
-  }
+  executing_ = ctx;
+  auto& x = contexts_[ctx];
+  if (!x.record)
+    x.record = std::make_shared<context_record>(ctx);
+  x.asks = {};
+  x.answered = false;
+  x.moved = clock::now();
 }
 
-void rank_board::suspended(context_id ctx, const call& x) {
+void rank_board::parked(context_id ctx, request_id asks) {
   note();
   std::lock_guard guard{mutex_};
-  auto i = contexts_.find(ctx);
-  if (i == contexts_.end())
-    return;
-  auto& y = i->second;
-  y.executes = false;
-  y.kind = x.kind;
-  y.called = x.module;
-  y.during = x.what;
-  y.why = x.why.what;
-  y.asks = {};
-  y.done = x.done;
-  y.answered = false;
-  y.from = x.kind == call_kind::remote ? x.owner : x.why.from.value_or(no_rank);
-  // A root stands at the end of its forward phase.
-  if (x.kind == call_kind::grant)
-    y.what = phase::backward;
-  y.since = clock::now();
-  suspending_ = ctx;
+  if (executing_ == ctx)
+    executing_.reset();
+  if (auto i = contexts_.find(ctx); i != contexts_.end())
+    i->second.asks = asks;
 }
 
-void rank_board::asked(request_id x) {
+void rank_board::answered(context_id ctx) {
   note();
   std::lock_guard guard{mutex_};
-  if (!suspending_)
-    return;
-  if (auto i = contexts_.find(*suspending_); i != contexts_.end())
-    i->second.asks = x;
+  if (auto i = contexts_.find(ctx); i != contexts_.end())
+    i->second.answered = true;
 }
 
-void rank_board::suspend_over() {
-  std::lock_guard guard{mutex_};
-  suspending_.reset();
-}
-
-void rank_board::answered(request_id x) {
+void rank_board::idle(context_id ctx) {
   note();
   std::lock_guard guard{mutex_};
-  for (auto& [ctx, y] : contexts_)
-    if (!y.executes && y.asks == x)
-      y.answered = true;
+  if (executing_ == ctx)
+    executing_.reset();
 }
 
-void rank_board::ended(context_id ctx) {
-  note();
+void rank_board::lost(context_id ctx) {
+  idle(ctx);
   std::lock_guard guard{mutex_};
   contexts_.erase(ctx);
 }
@@ -201,21 +202,23 @@ void rank_board::ended(context_id ctx) {
 rank_board::slot_ptr rank_board::slot_of(request_id x) const {
   std::lock_guard guard{mutex_};
   for (auto& [ctx, y] : contexts_)
-    if (y.serves == x)
-      return y.slot;
+    if (auto look = y.record->look(); look.slot && look.current.id == x)
+      return look.slot;
   return nullptr;
 }
 
 // -- readers ------------------------------------------------------------------
 
 void rank_board::sample() {
-  for (auto& [ctx, x] : contexts_)
-    if (auto calls = x.slot->calls();
-        std::exchange(x.calls_seen, calls) != calls) {
-      ++progress_;
-      if (x.executes)
-        x.since = clock::now();
-    }
+  for (auto& [ctx, x] : contexts_) {
+    auto slot = x.record->look().slot;
+    auto calls = slot ? slot->calls() : 0;
+    if (std::exchange(x.calls_seen, calls) == calls || calls == 0)
+      continue;
+    ++progress_;
+    if (executing_ == ctx)
+      x.moved = clock::now();
+  }
 }
 
 uint64_t rank_board::look() {
@@ -241,22 +244,10 @@ rank_view rank_board::view() {
   }
   main.seconds = seconds_since(main_since_);
   result.activities.push_back(std::move(main));
-  for (auto& [ctx, x] : contexts_) {
-    activity y;
-    y.who = activity::kind::context;
-    y.executes = x.executes;
-    y.what = describe(x);
-    y.serves = x.serves;
-    if (!x.executes && (x.answered || (x.done && x.done->done()))) {
-      y.waits_for = "the execution token";
-    } else if (!x.executes) {
-      y.waits_for = describe_wait(x);
-      y.from = x.from;
-      y.asks = x.asks;
-    }
-    y.seconds = seconds_since(x.since);
-    result.activities.push_back(std::move(y));
-  }
+  for (auto& [ctx, x] : contexts_)
+    if (auto executes = executing_ == ctx;
+        executes || x.record->state() != context_state::idle)
+      result.activities.push_back(describe(x, executes));
   for (size_t i = 0; i < sent_.size(); ++i)
     if (sent_[i] > 0 || taken_[i] > 0)
       result.peers.push_back({rank_id{i}, sent_[i], taken_[i], 0});

@@ -2,9 +2,8 @@
 
 // What one rank does and waits for, readable from outside of its actors.
 
-#include "actors/board/call_slot.hpp"
-#include "actors/board/rank_view.hpp"
-#include "actors/protocol/request.hpp"
+#include "actors/board/context_record.hpp"
+#include "actors/protocol/rank_view.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -24,7 +23,7 @@ namespace smp {
 /// nanoseconds.
 class rank_board {
 public:
-  using slot_ptr = std::shared_ptr<call_slot>;
+  using slot_ptr = context_record::slot_ptr;
   using clock = std::chrono::steady_clock;
 
   rank_board(rank_id self, uint64_t world_size);
@@ -49,24 +48,27 @@ public:
   /// The rank is about to leave: what it does is no concern any more.
   void leave();
 
-  // -- WORKER CONTEXTS, as their MODULE SERVER sees them ----------------------
+  // -- WORKER CONTEXTS: the token, as their MODULE SERVER sees it -------------
 
-  void started(context_id ctx, const request& x);
+  using record_ptr = std::shared_ptr<context_record>;
 
-  void resumed(context_id ctx);
+  /// @returns the record of a context, a new one if there is none.
+  record_ptr record_of(context_id ctx);
 
-  /// The context parked. Until `suspend_over`, `asked` is about its call.
-  void suspended(context_id ctx, const call& x);
+  /// The context has the token.
+  void executes(context_id ctx);
 
-  void asked(request_id x);
+  /// The context gave the token back and waits for the answer to `asks`.
+  void parked(context_id ctx, request_id asks);
 
-  void suspend_over();
+  /// What the context waited for came; it waits for the token only.
+  void answered(context_id ctx);
 
-  /// The answer to a request came.
-  void answered(request_id x);
+  /// The context gave the token back and serves nothing.
+  void idle(context_id ctx);
 
-  /// The context is idle or dead.
-  void ended(context_id ctx);
+  /// The context died.
+  void lost(context_id ctx);
 
   /// @returns the slot of the execution of `x`, or null.
   slot_ptr slot_of(request_id x) const;
@@ -99,25 +101,14 @@ public:
 
 private:
   struct context_entry {
-    request_id serves;
-    microbatch_id microbatch;
-    module_id module;
-    phase what = phase::forward;
-    bool is_root = false;
-    bool executes = true;
-    /// What it waits for; put into words only for readers.
-    call_kind kind = call_kind::remote;
-    module_id called;
-    phase during = phase::forward;
-    std::string why;
-    rank_id from = no_rank;
+    record_ptr record;
+    /// What it waits for, if that is an answer.
     request_id asks;
-    completion_ptr done;
-    /// What it waited for came; it waits for the token only.
     bool answered = false;
-    clock::time_point since;
-    slot_ptr slot;
+    /// Calls within its execution that were seen.
     uint64_t calls_seen = 0;
+    /// When it got the token, or a look found another call.
+    clock::time_point moved;
   };
 
   using counters = std::vector<std::atomic<uint64_t>>;
@@ -129,8 +120,9 @@ private:
   }
 
   std::string name_of(module_id x) const;
-  std::string describe(const context_entry& x) const;
-  std::string describe_wait(const context_entry& x) const;
+  std::string describe(const context_record::view& x) const;
+  std::string describe_wait(const context_record::view& x) const;
+  activity describe(const context_entry& x, bool executes) const;
 
   /// Notices calls that went on inside of executions.
   void sample();
@@ -142,9 +134,9 @@ private:
 
   mutable std::mutex mutex_;
   std::function<std::string(module_id)> names_;
-  std::map<context_id, context_entry> contexts_; // that are not idle
-  std::optional<context_id> suspending_;
-  completion_ptr main_wait_; // null: it executes
+  std::map<context_id, context_entry> contexts_;
+  std::optional<context_id> executing_; // who has the token
+  completion_ptr main_wait_;            // null: it executes
   wait_reason main_reason_;
   clock::time_point main_since_ = clock::now();
   bool left_ = false;

@@ -1,9 +1,9 @@
 #include "actors/cluster/membership.hpp"
 
-#include "actors/host/actor_host.hpp"
 #include "actors/cluster/member.hpp"
-#include "actors/stalls/stall_monitor.hpp"
 #include "actors/cluster/supervisor.hpp"
+#include "actors/protocol/actor_system.hpp"
+#include "actors/stalls/stall_monitor.hpp"
 
 #include <caf/io/middleman.hpp>
 #include <caf/scoped_actor.hpp>
@@ -116,16 +116,17 @@ struct membership::impl {
       auto left = std::chrono::ceil<milliseconds>(
         end - std::chrono::steady_clock::now());
       if (left <= 0ms)
-        throw error{error_code::rank_down,
-                    fmt::format("rank {} could not reach the SUPERVISOR at {}"
-                                " within {} s: {}",
-                                config.me.rank.value, address(),
-                                static_cast<double>(config.join_limit.count())
-                                  / 1000,
-                                to_string(last))};
+        throw error{
+          error_code::rank_down,
+          fmt::format("rank {} could not reach the SUPERVISOR at {}"
+                      " within {} s: {}",
+                      config.me.rank.value, address(),
+                      static_cast<double>(config.join_limit.count()) / 1000,
+                      to_string(last))};
       auto middleman = system.middleman().actor_handle();
-      self->request(middleman, left, caf::connect_atom_v, config.address,
-                    config.port)
+      self
+        ->request(middleman, left, caf::connect_atom_v, config.address,
+                  config.port)
         .receive(
           [&](const caf::node_id&, const caf::strong_actor_ptr& hdl,
               const std::set<std::string>&) {
@@ -141,12 +142,11 @@ struct membership::impl {
   std::vector<member> join() {
     auto joined = std::make_shared<awaited<welcome>>();
     supervisor = connect();
-    ear = system.spawn(member_ear,
-                       member_config{config.me, supervisor, address(),
-                                     config.join_limit, config.on_rank_down,
-                                     joined});
-    auto members
-      = awaited<welcome>::get(joined, {"all ranks to join", {}}).members;
+    ear = system.spawn(member_ear, member_config{config.me, supervisor,
+                                                 address(), config.join_limit,
+                                                 config.on_rank_down, joined});
+    auto members = awaited<welcome>::get(joined, {"all ranks to join", {}})
+                     .members;
     if (config.watch.look) {
       watch = system.spawn<caf::detached>(rank_watch, config.watch);
       caf::anon_send(supervisor, config.me.rank, watch);

@@ -2,7 +2,8 @@
 
 // Who takes part in a run: rendezvous and supervision, without CAF in sight.
 
-#include "actors/host/node.hpp"
+#include "actors/protocol/actor_host.hpp"
+#include "actors/protocol/introduction.hpp"
 #include "actors/stalls/stalls.hpp"
 
 #include <chrono>
@@ -13,20 +14,6 @@
 #include <vector>
 
 namespace smp {
-
-/// How a rank introduces itself.
-struct member {
-  rank_id rank;
-  int64_t pid = 0;
-  std::string host;
-  /// Secret of the run: strangers who reach the port are refused.
-  std::string run_id;
-  /// These must be equal on all ranks; a rank that differs is refused by name.
-  std::string build;
-  std::string config_hash;
-  /// `fabric::address()`, opaque bytes.
-  std::string fabric_address;
-};
 
 /// SUPERVISOR: gathers the ranks of a run, tells each the others' addresses,
 /// and tells all when one is lost. Lives in the launcher, or in rank 0 where

@@ -1,6 +1,8 @@
-#include "actors/host/actor_host.hpp"
-#include "actors/server/module_server.hpp"
+#include "actors/host/node.hpp"
+
 #include "actors/board/rank_board.hpp"
+#include "actors/protocol/actor_system.hpp"
+#include "actors/server/module_server.hpp"
 
 #include <caf/scoped_actor.hpp>
 #include <caf/send.hpp>
@@ -93,21 +95,23 @@ T ask_status(caf::scoped_actor& self, const Handle& hdl, const deadline& limit,
 } // namespace
 
 struct node::impl {
-  impl(actor_host& host, node_options x)
+  impl(actor_host& host, server_options x)
     : system(host.get().system),
       end(std::make_shared<step_end>()),
       inbox{{}, x.self, x.pipeline.front()} {
     if (!x.board)
       x.board = std::make_shared<rank_board>(x.self, 0);
     board = x.board;
-    auto on_step_over = [end = end](step_report y) { end->end(std::move(y)); };
-    inbox.server = system.spawn(module_server,
-                                server_config{std::move(x), on_step_over});
-    inbox.server->attach_functor([end = end, self = inbox.self](
-                                   const caf::error& reason) {
-      end->server_died({error_code::internal, self, {},
-                        "the MODULE SERVER ended: " + to_string(reason)});
-    });
+    auto on_report = [end = end](step_report y) { end->end(std::move(y)); };
+    inbox.server = system.spawn(module_server, std::move(x),
+                                std::move(on_report));
+    inbox.server->attach_functor(
+      [end = end, self = inbox.self](const caf::error& reason) {
+        end->server_died({error_code::internal,
+                          self,
+                          {},
+                          "the MODULE SERVER ended: " + to_string(reason)});
+      });
   }
 
   caf::actor_system& system;
@@ -116,7 +120,7 @@ struct node::impl {
   server_inbox inbox;
 };
 
-node::node(actor_host& host, node_options x)
+node::node(actor_host& host, server_options x)
   : impl_(std::make_unique<impl>(host, std::move(x))) {
   // nop
 }
@@ -129,14 +133,16 @@ node::~node() {
   // Everything that waits is cancelled now; only user code that computes can
   // still hold the rank, and it cannot be interrupted.
   for (bool down = false; !down;) {
-    self->receive([&](const caf::down_msg&) { down = true; },
-                  caf::after(std::chrono::seconds(10)) >> [&] {
-                    std::fprintf(stderr,
-                                 "smp: rank %llu ends, but its user code still"
-                                 " runs\n",
-                                 static_cast<unsigned long long>(
-                                   impl_->inbox.self.value));
-                  });
+    self->receive(
+      [&](const caf::down_msg&) { down = true; },
+      caf::after(std::chrono::seconds(10)) >>
+        [&] {
+          std::fprintf(
+            stderr,
+            "smp: rank %llu ends, but its user code still"
+            " runs\n",
+            static_cast<unsigned long long>(impl_->inbox.self.value));
+        });
   }
 }
 
@@ -236,10 +242,6 @@ void node::complete(rank_view& x, std::chrono::milliseconds limit) {
     z.what = std::string{"actors do not answer ("} + e.what() + ')';
     x.activities.push_back(std::move(z));
   }
-}
-
-std::shared_ptr<execution_token> make_execution_token() {
-  return std::make_shared<execution_token>();
 }
 
 } // namespace smp

@@ -2,7 +2,6 @@
 
 #include "actors/protocol/request.hpp"
 
-#include <functional>
 #include <memory>
 
 namespace smp {
@@ -26,9 +25,10 @@ public:
 /// which no handler of an actor may do. An executor hides how: it runs one
 /// request at a time, on a thread of its own or without any (R24, R25).
 /// Each `start` and each `resume` is followed by any number of `asked` and then
-/// exactly one `called` or `returned` of the listener. `start` and `resume` return at once; they are
-/// called only while the rank holds its execution token. The destructor makes
-/// a parked execution unwind as cancelled, then joins.
+/// exactly one `called` or `returned` of the listener. `start` and `resume`
+/// return at once; they are called only while the rank holds its execution
+/// token. The destructor makes a parked execution unwind as cancelled, then
+/// joins.
 class executor {
 public:
   virtual ~executor() = default;
@@ -42,8 +42,5 @@ public:
 };
 
 using executor_ptr = std::unique_ptr<executor>;
-
-/// Makes the executor of a new WORKER CONTEXT.
-using executor_factory = std::function<executor_ptr(executor_listener&)>;
 
 } // namespace smp

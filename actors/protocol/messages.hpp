@@ -11,26 +11,6 @@
 
 namespace smp {
 
-/// Where a WORKER CONTEXT stands (R24).
-enum class context_state : uint8_t { idle, executing, pending };
-
-constexpr context_state last_of(context_state) noexcept {
-  return context_state::pending;
-}
-
-/// @returns the state in capitals, as people write it.
-constexpr const char* to_string(context_state x) noexcept {
-  switch (x) {
-    case context_state::idle:
-      return "IDLE";
-    case context_state::executing:
-      return "EXECUTING";
-    case context_state::pending:
-      return "PENDING";
-  }
-  return "UNKNOWN";
-}
-
 /// A context parked: it needs `what` and gives the token back.
 struct suspended {
   context_id context;

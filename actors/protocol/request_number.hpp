@@ -4,8 +4,8 @@
 // change a request has the same number in every step (R33).
 //
 // bit 63: the step body of a microbatch; bit 62: free for other kinds; bits 32
-// to 61: the step; below: the microbatch, or the how-many-eth request of its
-// origin; bit 31: a promise; those are numbered apart.
+// to 61: the step; below: the microbatch, or how many requests its origin sent
+// before it in the step; bit 31: a promise; those are numbered apart.
 
 #include "transport/ids.hpp"
 

@@ -45,9 +45,8 @@ void pipeline_scheduler_state::step_over(step_report x) {
 schedule_ptr pipeline_scheduler_state::converse(step_id step,
                                                 uint64_t microbatches) {
   if (!user_actor) {
-    user_actor = user->type->spawn(self->system(),
-                                   {user->options, user->partitions},
-                                   user->own_thread);
+    user_actor = user->type->spawn(
+      self->system(), {user->options, user->partitions}, user->own_thread);
     self->monitor(user_actor);
   }
   auto result = std::make_unique<schedule_dialog>(
@@ -100,8 +99,8 @@ void pipeline_scheduler_state::dismiss() {
 }
 
 scheduler_status pipeline_scheduler_state::status() const {
-  scheduler_status result{driver->step(), driver->num_running(),
-                          driver->num_left(), {}, 0};
+  scheduler_status result{
+    driver->step(), driver->num_running(), driver->num_left(), {}, 0};
   if (auto event = dialog ? dialog->question() : std::nullopt) {
     result.asks = "schedule actor \"" + user->type->name()
                   + "\" owes an answer to event \"" + to_string(*event) + '"';
@@ -115,16 +114,16 @@ scheduler_status pipeline_scheduler_state::status() const {
 
 pipeline_scheduler_actor::behavior_type
 pipeline_scheduler(pipeline_scheduler_state::pointer self, rank_id rank,
-                   module_server_actor server, schedule_factory make,
+                   module_server_actor server, rank_services* services,
                    std::shared_ptr<const user_schedule> user) {
   auto& st = self->state;
   st.server = std::move(server);
   st.user = std::move(user);
-  if (st.user)
-    make = [&st](uint64_t microbatches) {
-      return st.converse(st.driver->step(), microbatches);
-    };
-  st.driver.emplace(rank, std::move(make), st);
+  auto make = [&st, services](uint64_t microbatches) {
+    return st.user ? st.converse(st.driver->step(), microbatches)
+                   : services->make_schedule(microbatches);
+  };
+  st.driver.emplace(rank, make, st);
   self->set_down_handler([self](const caf::down_msg& x) {
     auto& st = self->state;
     if (!st.user_actor || st.user_actor.address() != x.source)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "actors/protocol/actors.hpp"
+#include "actors/protocol/rank_services.hpp"
 #include "actors/schedule/schedule_actor.hpp"
 #include "actors/schedule/schedule_dialog.hpp"
 #include "actors/schedule/step_driver.hpp"
@@ -16,8 +17,8 @@ namespace smp {
 struct pipeline_scheduler_state : driver_output, schedule_asker {
   static inline const char* name = "smp.pipeline-scheduler";
 
-  using pointer
-    = pipeline_scheduler_actor::stateful_pointer<pipeline_scheduler_state>;
+  using pointer = pipeline_scheduler_actor::stateful_pointer<
+    pipeline_scheduler_state>;
 
   explicit pipeline_scheduler_state(pointer self) : self(self) {
     // nop
@@ -63,7 +64,7 @@ struct pipeline_scheduler_state : driver_output, schedule_asker {
 
 pipeline_scheduler_actor::behavior_type
 pipeline_scheduler(pipeline_scheduler_state::pointer self, rank_id rank,
-                   module_server_actor server, schedule_factory make,
+                   module_server_actor server, rank_services* services,
                    std::shared_ptr<const user_schedule> user);
 
 } // namespace smp

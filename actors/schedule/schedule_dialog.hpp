@@ -2,7 +2,7 @@
 
 // Asks a schedule of the user's one question at a time, without actors.
 
-#include "actors/schedule/schedule_events.hpp"
+#include "actors/protocol/schedule_events.hpp"
 #include "transport/error.hpp"
 
 #include <deque>

@@ -4,8 +4,9 @@
 // against a step that may fail at any moment.
 
 #include "actors/protocol/messages.hpp"
-#include "actors/host/node.hpp"
+#include "partition/schedule.hpp"
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -35,6 +36,9 @@ public:
 
   virtual void step_over(step_report x) = 0;
 };
+
+/// Makes the schedule of one step.
+using schedule_factory = std::function<schedule_ptr(uint64_t microbatches)>;
 
 /// A schedule only says what may start; somebody has to number its requests,
 /// remember who waits for a grant, and stop asking once the step failed. After

@@ -1,6 +1,6 @@
 #include "actors/schedule/user_schedule.hpp"
 
-#include "actors/host/actor_host.hpp"
+#include "actors/protocol/actor_system.hpp"
 #include "actors/schedule/schedule_actor.hpp"
 #include "actors/schedule/schedule_dialog.hpp"
 #include "actors/schedule/schedule_errors.hpp"
@@ -41,7 +41,8 @@ load_schedule_actor(const std::string& path, const std::string& name) {
   auto fill = symbol<void (*)(schedule_registry&)>(library,
                                                    "smp_register_schedules");
   if (interface_of == nullptr || fill == nullptr)
-    throw plugin_error(path, "is no plug-in: it lacks SMP_SCHEDULES(...) {...}");
+    throw plugin_error(path,
+                       "is no plug-in: it lacks SMP_SCHEDULES(...) {...}");
   if (auto x = interface_of(); x != SMP_SCHEDULE_INTERFACE)
     throw plugin_error(path, "was built for version " + std::to_string(x)
                                + " of the interface, this is version "
@@ -110,12 +111,11 @@ private:
   template <class Event>
   void put(uint64_t number, const Event& x) {
     self_->request(actor_, timeout_, x)
-      .receive(
-        [&](const schedule_answer& y) { dialog_->answered(number, y); },
-        [&](const caf::error& e) {
-          auto [code, why] = explain(cause_of(e), timeout_);
-          dialog_->failed(number, code, why);
-        });
+      .receive([&](const schedule_answer& y) { dialog_->answered(number, y); },
+               [&](const caf::error& e) {
+                 auto [code, why] = explain(cause_of(e), timeout_);
+                 dialog_->failed(number, code, why);
+               });
   }
 
   /// If the actor ended, its reason tells more than that there is no answer.

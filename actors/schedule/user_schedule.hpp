@@ -2,7 +2,8 @@
 
 // A schedule actor of the user's as runtime/ sees it: free of CAF.
 
-#include "actors/host/node.hpp"
+#include "actors/protocol/actor_host.hpp"
+#include "partition/schedule.hpp"
 
 #include <chrono>
 #include <functional>

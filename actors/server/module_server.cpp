@@ -1,9 +1,8 @@
 #include "actors/server/module_server.hpp"
 
-#include "actors/schedule/pipeline_scheduler.hpp"
-#include "actors/board/rank_board.hpp"
-#include "actors/schedule/user_schedule.hpp"
 #include "actors/protocol/wire.hpp"
+#include "actors/schedule/pipeline_scheduler.hpp"
+#include "actors/schedule/user_schedule.hpp"
 #include "actors/server/worker_context.hpp"
 
 #include <caf/send.hpp>
@@ -16,8 +15,7 @@
 namespace smp {
 
 module_server_state::module_server_state(pointer self)
-  : self(self),
-    door(std::make_shared<server_door>(module_server_actor{self})) {
+  : self(self), door(std::make_shared<server_door>(module_server_actor{self})) {
   // nop
 }
 
@@ -32,17 +30,15 @@ module_server_state::~module_server_state() {
 // -- what the core wants ------------------------------------------------------
 
 void module_server_state::start(context_id ctx, request x) {
-  config.node.board->started(ctx, x);
   auto& hdl = contexts[ctx];
   if (!hdl)
-    hdl = self->spawn<caf::monitored>(worker_context, ctx,
-                                      module_server_actor{self},
-                                      config.node.make_executor);
+    hdl = self->spawn<caf::monitored>(
+      worker_context, options.board->record_of(ctx), module_server_actor{self},
+      options.services);
   self->send(hdl, std::move(x));
 }
 
 void module_server_state::resume(context_id ctx, response x) {
-  config.node.board->resumed(ctx);
   if (auto i = contexts.find(ctx); i != contexts.end())
     self->send(i->second, std::move(x));
 }
@@ -56,7 +52,6 @@ void module_server_state::ask(rank_id owner, recorded_request x) {
 }
 
 void module_server_state::answer(response x) {
-  config.node.board->note();
   if (x.id.origin == core->self()) {
     if (scheduler)
       self->send(scheduler, std::move(x));
@@ -68,12 +63,10 @@ void module_server_state::answer(response x) {
 }
 
 void module_server_state::answer(recorded_response x) {
-  config.node.board->note();
   send_answer(std::move(x), true);
 }
 
 void module_server_state::forward_done(const smp::forward_done& x) {
-  config.node.board->note();
   // It sends grants before it replies. If it died, nothing is granted.
   self->request(scheduler, caf::infinite, x)
     .then([this, id = x.id] { core->decided(id); },
@@ -81,19 +74,16 @@ void module_server_state::forward_done(const smp::forward_done& x) {
 }
 
 void module_server_state::run(const scheduled_step& x) {
-  config.node.board->note();
   self->send(scheduler, x);
 }
 
 void module_server_state::planned(const step_plan& x) {
-  config.node.board->note();
   broadcast(x);
 }
 
 void module_server_state::diverged(const step_diverged& x) {
-  config.node.board->note();
   if (!scheduler) {
-    config.node.fabric->send(config.node.pipeline.front(), encode(x));
+    options.fabric->send(options.pipeline.front(), encode(x));
     return;
   }
   self->send(scheduler, x);
@@ -101,9 +91,7 @@ void module_server_state::diverged(const step_diverged& x) {
 }
 
 void module_server_state::failed(const step_failed& x) {
-  if (config.node.on_step_failed)
-    config.node.on_step_failed(x.step, x.error);
-  config.node.board->note();
+  options.services->step_failed(x.step, x.error);
   if (!scheduler)
     return;
   self->send(scheduler, x);
@@ -118,8 +106,7 @@ void module_server_state::watch(request_id id, const completion_ptr& x) {
 }
 
 bool module_server_state::gather(const request& x) {
-  auto& find = config.node.gather;
-  auto done = find ? find(x) : completion_ptr{};
+  auto done = options.services->gather(x);
   if (!done || (done->done() && !done->cause()))
     return true;
   watch(x.id, done);
@@ -127,15 +114,14 @@ bool module_server_state::gather(const request& x) {
 }
 
 void module_server_state::microbatch_over(const microbatch_done& x) {
-  if (config.node.on_microbatch_done)
-    config.node.on_microbatch_done(x.step, x.microbatch);
+  options.services->microbatch_over(x.step, x.microbatch);
 }
 
 void module_server_state::activity(bool busy) {
-  auto& schedule = config.node.schedule_actor;
+  auto& schedule = options.schedule_actor;
   if (!schedule || !core->in_step())
     return;
-  auto& ranks = config.node.pipeline;
+  auto& ranks = options.pipeline;
   auto pp_rank = std::find(ranks.begin(), ranks.end(), core->self())
                  - ranks.begin();
   uint64_t memory = schedule->memory_in_use ? schedule->memory_in_use() : 0;
@@ -145,33 +131,52 @@ void module_server_state::activity(bool busy) {
   if (scheduler)
     self->send(scheduler, x);
   else if (pp_rank > 0)
-    config.node.fabric->send(ranks.front(), encode(x));
+    options.fabric->send(ranks.front(), encode(x));
 }
 
 void module_server_state::step_over(step_report x) {
-  if (config.node.on_step_over)
-    config.node.on_step_over(x.step);
-  config.node.board->note();
-  config.on_step_over(std::move(x));
+  options.services->step_over(x.step);
+  on_report(std::move(x));
 }
 
 // -- events -------------------------------------------------------------------
 
 void module_server_state::enter(const run_step& x) {
-  if (auto& schedule = config.node.schedule_actor;
+  if (auto& schedule = options.schedule_actor;
       schedule && schedule->memory_in_use)
     memory_at_begin = schedule->memory_in_use();
   try {
     core->enter(x);
   } catch (const error& e) {
-    config.on_step_over({x.step, {}, e.cause()});
+    on_report({x.step, {}, e.cause()});
   }
+}
+
+void module_server_state::end_forward(const forward_over& x) {
+  if (scheduler && core->keeps_order())
+    broadcast(x);
+  core->end_forward(x);
+}
+
+void module_server_state::end_microbatch(const microbatch_done& x) {
+  if (scheduler)
+    broadcast(x);
+  core->end_microbatch(x);
+}
+
+void module_server_state::end_step(step_report x) {
+  if (scheduler)
+    broadcast(x);
+  core->end_step(std::move(x));
+  settle();
 }
 
 void module_server_state::on_down(const caf::down_msg& x) {
   if (scheduler && scheduler.address() == x.source) {
     scheduler = nullptr;
-    auto err = failure{error_code::internal, core->self(), {},
+    auto err = failure{error_code::internal,
+                       core->self(),
+                       {},
                        "the PIPELINE SCHEDULER died: " + to_string(x.reason)};
     if (!closing) {
       auto report = step_report{core->step(), {}, err};
@@ -183,7 +188,6 @@ void module_server_state::on_down(const caf::down_msg& x) {
   if (auto i = std::find_if(contexts.begin(), contexts.end(), is_source);
       i != contexts.end()) {
     auto id = i->first;
-    config.node.board->ended(id);
     contexts.erase(i);
     core->lose(id, to_string(x.reason));
   }
@@ -197,6 +201,15 @@ void module_server_state::on_exit(const caf::exit_msg& x) {
     self->send_exit(scheduler, reason);
   core->shut_down();
   settle();
+}
+
+// The default handler would quit and take the rank along.
+void module_server_state::on_refused(const caf::error& x) {
+  core->fail_step({core->step(),
+                   {error_code::internal,
+                    core->self(),
+                    {},
+                    "a message was refused: " + to_string(x)}});
 }
 
 void module_server_state::settle() {
@@ -213,12 +226,11 @@ void module_server_state::settle() {
 
 template <class T>
 void module_server_state::send_request(rank_id owner, T x) {
-  config.node.board->asked(x.id);
   auto on_sent = [door = door, id = x.id](const failure& e) {
     if (e)
       door->send(completed{id, e});
   };
-  config.node.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
+  options.fabric->send(owner, encode(std::move(x)), std::move(on_sent));
 }
 
 template <class T>
@@ -230,14 +242,14 @@ void module_server_state::send_answer(T x, bool report_failure) {
       if (e && e.code != error_code::rank_down)
         door->send(undelivered{id, e});
     };
-  config.node.fabric->send(to, encode(std::move(x)), std::move(on_sent));
+  options.fabric->send(to, encode(std::move(x)), std::move(on_sent));
 }
 
 template <class T>
 void module_server_state::broadcast(const T& x) {
-  for (auto rank : config.node.pipeline)
+  for (auto rank : options.pipeline)
     if (rank != core->self())
-      config.node.fabric->send(rank, encode(x));
+      options.fabric->send(rank, encode(x));
 }
 
 server_status module_server_state::status() const {
@@ -264,82 +276,59 @@ server_status module_server_state::status() const {
 
 // -- behavior -----------------------------------------------------------------
 
-module_server_actor::behavior_type
-module_server(module_server_state::pointer self, server_config config) {
-  auto& st = self->state;
-  st.config = std::move(config);
-  auto& node = st.config.node;
-  if (!node.board)
-    node.board = std::make_shared<rank_board>(node.self, 0);
-  auto leader = node.pipeline.front() == node.self;
-  server_core::options options;
-  options.self = node.self;
-  options.leader = leader;
-  options.make_order = node.make_order;
-  options.token = node.token;
-  options.on_token = [door = st.door] { door->send(token_atom_v); };
-  options.sequencer = node.sequencer;
-  options.ordered_modules = node.ordered_modules;
-  options.records = node.records;
-  options.module_name
-    = [board = node.board](module_id x) { return board->path_of(x); };
-  if (node.sequencer)
-    node.sequencer->on_moved([door = st.door] { door->send(moved_atom_v); });
-  st.core.emplace(std::move(options), st);
+void module_server_state::init(server_options x,
+                               std::function<void(step_report)> f) {
+  options = std::move(x);
+  on_report = std::move(f);
+  if (!options.board)
+    options.board = std::make_shared<rank_board>(options.self, 0);
+  auto leader = options.pipeline.front() == options.self;
+  if (options.sequencer)
+    options.sequencer->on_moved([door = door] { door->send(moved_atom_v); });
+  core.emplace(
+    server_core::options{
+      .self = options.self,
+      .leader = leader,
+      .services = *options.services,
+      .token = options.token,
+      .on_token = [door = door] { door->send(token_atom_v); },
+      .sequencer = options.sequencer,
+      .records = options.records,
+    },
+    output.emplace(*this, options.board));
   if (leader)
-    st.scheduler = self->spawn<caf::monitored>(pipeline_scheduler, node.self,
-                                               module_server_actor{self},
-                                               node.make_schedule,
-                                               node.schedule_actor);
+    scheduler = self->spawn<caf::monitored>(
+      pipeline_scheduler, options.self, module_server_actor{self},
+      options.services, options.schedule_actor);
+}
+
+module_server_actor::behavior_type
+module_server(module_server_state::pointer self, server_options options,
+              std::function<void(step_report)> on_report) {
+  self->state.init(std::move(options), std::move(on_report));
   self->set_down_handler(
     [self](const caf::down_msg& x) { self->state.on_down(x); });
   self->set_exit_handler(
     [self](const caf::exit_msg& x) { self->state.on_exit(x); });
-  // A context that refuses a message is out of step with the core: a defect.
-  // The default handler would quit and take the rank along.
-  self->set_error_handler([self](const caf::error& x) {
-    auto& core = *self->state.core;
-    core.fail_step({core.step(),
-                    {error_code::internal, core.self(), {},
-                     "a message was refused: " + to_string(x)}});
-  });
+  self->set_error_handler(
+    [self](const caf::error& x) { self->state.on_refused(x); });
   return {
     [self](const run_step& x) { self->state.enter(x); },
     [self](const step_plan& x) { self->state.core->plan(x); },
     [self](const step_diverged& x) { self->state.core->diverge(x); },
     [self](request& x) { self->state.core->receive(std::move(x)); },
     [self](recorded_request& x) { self->state.core->receive(std::move(x)); },
-    [self](response& x) {
-      self->state.config.node.board->answered(x.id);
-      self->state.core->receive(std::move(x));
-    },
-    [self](recorded_response& x) {
-      self->state.config.node.board->answered(x.id);
-      self->state.core->receive(std::move(x));
-    },
+    [self](response& x) { self->state.core->receive(std::move(x)); },
+    [self](recorded_response& x) { self->state.core->receive(std::move(x)); },
     [self](const completed& x) { self->state.core->complete(x); },
     [self](const undelivered& x) {
-      self->state.answer({x.id, {}, x.error});
+      self->state.output->answer(response{x.id, {}, x.error});
     },
-    [self](const forward_over& x) {
-      auto& st = self->state;
-      if (st.scheduler && st.core->keeps_order())
-        st.broadcast(x);
-      st.core->end_forward(x);
-    },
+    [self](const forward_over& x) { self->state.end_forward(x); },
     [self](moved_atom) { self->state.core->turns_moved(); },
-    [self](const microbatch_done& x) {
-      if (self->state.scheduler)
-        self->state.broadcast(x);
-      self->state.core->end_microbatch(x);
-    },
+    [self](const microbatch_done& x) { self->state.end_microbatch(x); },
     [self](const step_failed& x) { self->state.core->fail_step(x); },
-    [self](step_report& x) {
-      if (self->state.scheduler)
-        self->state.broadcast(x);
-      self->state.core->end_step(std::move(x));
-      self->state.settle();
-    },
+    [self](step_report& x) { self->state.end_step(std::move(x)); },
     [self](const rank_report& x) {
       if (self->state.scheduler)
         self->send(self->state.scheduler, x);
@@ -347,21 +336,15 @@ module_server(module_server_state::pointer self, server_config config) {
     [self](down_atom, const failure& x) { self->state.core->rank_down(x); },
     [self](malformed_atom, const failure& x) {
       // Its endpoint closes, so it hears of the end as well.
-      self->state.config.node.fabric->peer_lost(x);
+      self->state.options.fabric->peer_lost(x);
       self->state.core->rank_down(x);
     },
     [self](token_atom) { self->state.core->token_granted(); },
-    [self](asked& x) {
-      self->state.core->issue(x.context, std::move(x.what));
-    },
+    [self](asked& x) { self->state.core->issue(x.context, std::move(x.what)); },
     [self](suspended& x) {
-      auto& board = *self->state.config.node.board;
-      board.suspended(x.context, x.what);
       self->state.core->suspend(x.context, std::move(x.what));
-      board.suspend_over();
     },
     [self](finished& x) {
-      self->state.config.node.board->ended(x.context);
       self->state.core->finish(x.context, std::move(x.result));
       self->state.settle();
     },
@@ -377,12 +360,13 @@ void server_inbox::deliver(rank_id from, message x) const {
   };
   auto pass = [&](auto& y) {
     using type = std::decay_t<decltype(y)>;
-    if constexpr (std::is_same_v<type, request>
-                  || std::is_same_v<type, recorded_request>) {
+    if constexpr (std::is_same_v<
+                    type, request> || std::is_same_v<type, recorded_request>) {
       if (y.id.origin != from)
         refuse("malformed request: origin is not the sender");
-    } else if constexpr (std::is_same_v<type, response>
-                         || std::is_same_v<type, recorded_response>) {
+    } else if constexpr (
+      std::is_same_v<type,
+                     response> || std::is_same_v<type, recorded_response>) {
       if (y.id.origin != self)
         refuse("malformed response: origin is another rank");
     } else if constexpr (std::is_same_v<type, rank_report>) {

@@ -1,8 +1,9 @@
 #pragma once
 
-#include "actors/protocol/actors.hpp"
-#include "actors/host/node.hpp"
+#include "actors/board/watched_output.hpp"
+#include "actors/protocol/server_status.hpp"
 #include "actors/server/server_core.hpp"
+#include "actors/server/server_options.hpp"
 
 #include <caf/send.hpp>
 #include <caf/stateful_actor.hpp>
@@ -15,13 +16,6 @@
 #include <utility>
 
 namespace smp {
-
-/// What a MODULE SERVER is built from.
-struct server_config {
-  node_options node;
-  /// Hears the end of each step, once. Any thread; must not block.
-  std::function<void(step_report)> on_step_over;
-};
 
 /// Fabrics and completions keep callbacks as long as they like, but no handle
 /// of an actor may outlive its actor system. So callbacks hold this, and the
@@ -81,13 +75,23 @@ struct module_server_state : server_output {
 
   // -- events -----------------------------------------------------------------
 
+  void init(server_options x, std::function<void(step_report)> f);
+
   void enter(const run_step& x);
+
+  // Of the SCHEDULER, or of pp_rank 0. The former goes to all ranks.
+  void end_forward(const forward_over& x);
+  void end_microbatch(const microbatch_done& x);
+  void end_step(step_report x);
 
   /// A context or the SCHEDULER died.
   void on_down(const caf::down_msg& x);
 
   /// The rank shuts down: cancels what runs, then ends the other actors.
   void on_exit(const caf::exit_msg& x);
+
+  /// A context that refuses a message is out of step with the core: a defect.
+  void on_refused(const caf::error& x);
 
   /// A shutdown goes on once nothing executes.
   void settle();
@@ -108,7 +112,9 @@ struct module_server_state : server_output {
 
   pointer self;
   std::shared_ptr<server_door> door;
-  server_config config;
+  server_options options;
+  std::function<void(step_report)> on_report;
+  std::optional<watched_output> output;
   std::optional<server_core> core;
   std::map<context_id, worker_context_actor> contexts;
   pipeline_scheduler_actor scheduler;
@@ -117,8 +123,11 @@ struct module_server_state : server_output {
   caf::error reason;
 };
 
+/// @param on_report hears the end of each step, once; any thread, must not
+///        block
 module_server_actor::behavior_type
-module_server(module_server_state::pointer self, server_config config);
+module_server(module_server_state::pointer self, server_options options,
+              std::function<void(step_report)> on_report);
 
 /// The way of messages from the fabric to the MODULE SERVER: reads them on the
 /// thread of the fabric.

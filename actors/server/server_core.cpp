@@ -60,8 +60,7 @@ void server_core::begin(run_step x) {
   over_.clear();
   ended_.assign(x.microbatches, false);
   segments_.assign(x.microbatches, {});
-  order_ = options_.make_order ? options_.make_order(x.microbatches)
-                               : service_order{backward_first};
+  order_ = options_.services.make_order(x.microbatches);
   if (options_.sequencer)
     options_.sequencer->begin_step(x.microbatches);
   early_news news;
@@ -168,8 +167,8 @@ void server_core::accept(request x) {
 }
 
 void server_core::admit(request x) {
-  auto modules = options_.ordered_modules ? options_.ordered_modules(x)
-                                          : std::vector<module_id>{};
+  auto modules = options_.sequencer ? options_.services.ordered_modules(x)
+                                    : std::vector<module_id>{};
   if (modules.empty() || options_.sequencer->open(modules, x.turn))
     push(std::move(x), std::move(modules));
   else
@@ -185,8 +184,8 @@ void server_core::receive(response x) {
   if (recorder_ && !x.error) {
     recorder_->answered(x.id, x.body);
     if (i->second.kind == call_kind::grant)
-      recorder_->admitted({contexts_.at(i->second.context).current.microbatch,
-                           phase::backward});
+      recorder_->admitted(
+        {contexts_.at(i->second.context).current->microbatch, phase::backward});
   }
   settle(i, std::move(x));
   pump();
@@ -223,10 +222,8 @@ void server_core::rank_down(const failure& x) {
   std::erase_if(later_, [&](auto& y) {
     return std::visit([](auto& z) { return z.id.origin; }, y) == x.rank;
   });
-  std::erase_if(held_,
-                [&](auto& y) { return y.what.id.origin == x.rank; });
-  std::erase_if(blocked_,
-                [&](auto& y) { return y.what.id.origin == x.rank; });
+  std::erase_if(held_, [&](auto& y) { return y.what.id.origin == x.rank; });
+  std::erase_if(blocked_, [&](auto& y) { return y.what.id.origin == x.rank; });
   std::erase_if(ready_, [&](auto& y) {
     auto req = std::get_if<request>(&y.work);
     return req != nullptr && req->id.origin == x.rank;
@@ -282,12 +279,11 @@ void server_core::suspend(context_id ctx, call x) {
   if (pos == contexts_.end())
     return;
   auto& entry_of_context = pos->second;
-  entry_of_context.state = context_state::pending;
   free_token(ctx);
   auto entry = pending_call{ctx, x.kind, x.what};
   auto refused = refusal(x);
   std::optional<uint32_t> known; // number in the record
-  auto& cur = entry_of_context.current;
+  auto& cur = *entry_of_context.current;
   if (!refused && following() && x.kind != call_kind::wait) {
     auto y = replay_->call(cur.id, x);
     if (y.divergence.empty())
@@ -297,6 +293,7 @@ void server_core::suspend(context_id ctx, call x) {
   }
   auto id = request_id{self(),
                        request_number(cur.step, known ? *known : ++calls_)};
+  output_.parked(ctx, x.kind == call_kind::remote ? id : request_id{});
   if (refused) {
     fail(refused);
     push(entry, {id, {}, refused});
@@ -319,7 +316,7 @@ void server_core::suspend(context_id ctx, call x) {
       // do until its backward phase begins.
       if (!entry_of_context.promises.empty())
         undecided_.insert(id);
-      output_.forward_done({id, entry_of_context.current.microbatch});
+      output_.forward_done({id, cur.microbatch});
       break;
     case call_kind::wait:
       if (recorder_)
@@ -335,9 +332,10 @@ void server_core::finish(context_id ctx, outcome x) {
   auto pos = contexts_.find(ctx);
   if (pos == contexts_.end())
     return;
-  auto& [state, cur, entered, promises] = pos->second;
-  state = context_state::idle;
+  auto& [current, entered, promises] = pos->second;
+  auto cur = *std::exchange(current, std::nullopt);
   free_token(ctx);
+  output_.idle(ctx);
   auto id = cur.id;
   auto promised = cur.promised;
   if (!entered.empty())
@@ -368,18 +366,19 @@ void server_core::lose(context_id ctx, const std::string& why) {
   auto i = contexts_.find(ctx);
   if (i == contexts_.end())
     return;
-  auto [state, cur, entered, promises] = std::move(i->second);
+  auto cur = std::move(i->second.current);
   contexts_.erase(i);
   free_token(ctx);
+  output_.lost(ctx);
   // Promises get their answers as before: others may wait for them.
   std::erase_if(pending_, [&](auto& y) {
     return y.second.context == ctx && !y.second.answer;
   });
   std::erase_if(ready_, [&](auto& y) { return y.context == ctx; });
-  if (state != context_state::idle) {
+  if (cur) {
     auto err = internal_failure(self(), "a WORKER CONTEXT died: " + why);
     fail(err);
-    reply({cur.id, {}, err});
+    reply({cur->id, {}, err});
   }
   check_over();
   pump();
@@ -388,7 +387,7 @@ void server_core::lose(context_id ctx, const std::string& why) {
 // -- properties ---------------------------------------------------------------
 
 size_t server_core::num_busy() const noexcept {
-  auto busy = [](auto& x) { return x.second.state != context_state::idle; };
+  auto busy = [](auto& x) { return x.second.current.has_value(); };
   return static_cast<size_t>(
     std::count_if(contexts_.begin(), contexts_.end(), busy));
 }
@@ -487,10 +486,10 @@ void server_core::push(request x, std::vector<module_id> entered) {
 }
 
 void server_core::push(const pending_call& x, response y) {
-  auto& cur = contexts_.at(x.context).current;
-  auto key = key_of(x.what, cur.microbatch);
+  auto key = key_of(x.what, contexts_.at(x.context).current->microbatch);
   ready_.push_back(
     {key, {}, x.context, std::move(y), x.kind == call_kind::wait});
+  output_.answered(x.context);
 }
 
 void server_core::free_token(context_id ctx) {
@@ -530,12 +529,12 @@ void server_core::serve_next() {
   auto ctx = item.context ? *item.context : idle_context();
   executing_ = ctx;
   auto& entry = contexts_[ctx];
-  entry.state = context_state::executing;
   if (auto y = std::get_if<response>(&item.work))
     return output_.resume(ctx, std::move(*y));
   auto& x = std::get<request>(item.work);
-  entry.current = {x.id, x.step, x.microbatch, x.module, x.what, {}, x.turn};
-  entry.current.promised = x.promised;
+  entry.current = request{x.id,   x.step, x.microbatch, x.module,
+                          x.what, {},     x.turn};
+  entry.current->promised = x.promised;
   entry.promises.clear();
   entry.entered = std::move(item.entered);
   output_.start(ctx, std::move(x));
@@ -543,7 +542,7 @@ void server_core::serve_next() {
 
 context_id server_core::idle_context() {
   for (auto& [id, entry] : contexts_)
-    if (entry.state == context_state::idle)
+    if (!entry.current)
       return id;
   return context_id{++last_context_};
 }

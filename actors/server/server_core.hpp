@@ -3,12 +3,13 @@
 // What a MODULE SERVER decides, without actors: who executes next, who waits
 // for what, and how a step ends.
 
-#include "actors/host/execution_token.hpp"
 #include "actors/protocol/messages.hpp"
-#include "actors/host/node.hpp"
+#include "actors/protocol/rank_services.hpp"
+#include "actors/protocol/server_output.hpp"
 #include "actors/replay/record_book.hpp"
 #include "actors/replay/step_recorder.hpp"
 #include "actors/replay/step_replay.hpp"
+#include "actors/server/execution_token.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 
 #include <array>
@@ -21,66 +22,6 @@
 #include <vector>
 
 namespace smp {
-
-/// What a `server_core` makes happen. Called in the middle of an event, so it
-/// must not call back.
-class server_output {
-public:
-  virtual ~server_output() = default;
-
-  // -- contexts: they have the token now --------------------------------------
-
-  /// Gives `x` to a context; one with a new id has to be made.
-  virtual void start(context_id ctx, request x) = 0;
-
-  virtual void resume(context_id ctx, response x) = 0;
-
-  // -- other ranks and the PIPELINE SCHEDULER ---------------------------------
-
-  virtual void ask(rank_id owner, request x) = 0;
-
-  virtual void ask(rank_id owner, recorded_request x) = 0;
-
-  /// Goes to `x.id.origin`; if that is this rank, to the SCHEDULER.
-  virtual void answer(response x) = 0;
-
-  virtual void answer(recorded_response x) = 0;
-
-  /// A microbatch waits for its grant: a response of the SCHEDULER. When that
-  /// decided whether anything starts, it leads to `decided`.
-  virtual void forward_done(const smp::forward_done& x) = 0;
-
-  /// On pp_rank 0: the step began.
-  virtual void run(const scheduled_step& x) = 0;
-
-  /// On pp_rank 0: all ranks have to know before the step begins.
-  virtual void planned(const step_plan& x) = 0;
-
-  /// From pp_rank 0 this goes to all ranks, else to pp_rank 0.
-  virtual void diverged(const step_diverged& x) = 0;
-
-  /// The step has its first failure.
-  virtual void failed(const step_failed& x) = 0;
-
-  // -- others -----------------------------------------------------------------
-
-  /// Reports by `completed` when `x` is done.
-  virtual void watch(request_id id, const completion_ptr& x) = 0;
-
-  /// @returns whether the objects that `x` needs are here; else reports by
-  /// `completed` when they are.
-  virtual bool gather(const request& x) = 0;
-
-  virtual void microbatch_over(const microbatch_done& x) = 0;
-
-  /// This rank begins to work, or has nothing left to do for now.
-  virtual void activity(bool) {
-    // nop
-  }
-
-  /// The step is over here and nothing of it executes.
-  virtual void step_over(step_report x) = 0;
-};
 
 /// A rank serves many microbatches with one execution at a time, and must
 /// neither lose a request nor wait for ever, whatever fails. All of that is
@@ -97,19 +38,15 @@ public:
     rank_id self;
     /// This is pp_rank 0: it runs the microbatches.
     bool leader = false;
-    /// Default: `backward_first`.
-    order_factory make_order;
+    /// Outlives the core.
+    rank_services& services;
     std::shared_ptr<execution_token> token;
     /// Called when the token comes later; must lead to `token_granted`.
     std::function<void()> on_token;
     /// Null: no module is ordered. Its `on_moved` must lead to `turns_moved`.
     std::shared_ptr<smp::microbatch_sequencer> sequencer = {};
-    /// The modules of `sequencer` that a request enters.
-    std::function<std::vector<module_id>(const request&)> ordered_modules = {};
     /// Null, or not active: steps are neither recorded nor replayed.
     std::shared_ptr<record_book> records = {};
-    /// For errors; may be empty.
-    std::function<std::string(module_id)> module_name = {};
   };
 
   server_core(options x, server_output& output);
@@ -271,9 +208,9 @@ public:
 
 private:
   struct context_entry {
-    context_state state = context_state::idle;
-    /// Without its body, which the executor has.
-    request current;
+    /// What it serves, without its body, which the executor has. Empty: it is
+    /// free.
+    std::optional<request> current;
     /// Ordered modules that it is in.
     std::vector<module_id> entered;
     /// By owner, the last promise that it sent there.
@@ -374,7 +311,7 @@ private:
   std::optional<context_id> executing_;
 
   run_step current_;
-  step_id next_; // the first step that may still be entered
+  step_id next_;                     // the first step that may still be entered
   std::optional<run_step> entering_; // waits for its plan
   std::optional<step_plan> plan_;    // of the current step
   std::optional<step_recorder> recorder_;

@@ -11,7 +11,7 @@ namespace smp {
 
 request server_core::request_of(const context_entry& from, uint64_t number,
                                 call& x) const {
-  auto& cur = from.current;
+  auto& cur = *from.current;
   request result{{self(), number}, cur.step,          cur.microbatch, x.module,
                  x.what,           std::move(x.body), cur.turn};
   result.promised = x.kind == call_kind::promise;
@@ -26,10 +26,10 @@ void server_core::issue(context_id ctx, call x) {
   auto pos = contexts_.find(ctx);
   auto refused = refusal(x);
   if (pos == contexts_.end() && !refused)
-    refused = {error_code::internal, self(), {},
-               "a promise of a context that died"};
+    refused = {
+      error_code::internal, self(), {}, "a promise of a context that died"};
   if (!refused && following()) {
-    auto& cur = pos->second.current;
+    auto& cur = *pos->second.current;
     if (auto how = replay_->call(cur.id, x).divergence; !how.empty())
       refused = leave_record(cur, how);
   }
@@ -42,7 +42,7 @@ void server_core::issue(context_id ctx, call x) {
   pos->second.promises[x.owner] = x.number;
   pending_.emplace(y.id, pending_call{ctx, x.kind, x.what, x.answer});
   if (recorder_)
-    recorder_->called(pos->second.current.id, y.id, x);
+    recorder_->called(pos->second.current->id, y.id, x);
   output_.ask(x.owner, std::move(y));
 }
 

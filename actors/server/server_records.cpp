@@ -58,13 +58,12 @@ void server_core::end_record(bool complete) {
   options_.records->end();
 }
 
-// -- divergences ---------------------------------------------------------------
+// -- divergences --------------------------------------------------------------
 
 /// @returns why the step fails, or nothing if it goes on without the record.
 failure server_core::leave_record(const request& at, const std::string& how) {
   auto& records = *options_.records;
-  auto module = options_.module_name ? options_.module_name(at.module)
-                                     : std::string{};
+  auto module = options_.services.module_name(at.module);
   auto key = records.static_mode() ? "smp.static_mode"
                                    : "smp.deterministic_server";
   auto text = "microbatch " + std::to_string(at.microbatch.value)
@@ -75,10 +74,9 @@ failure server_core::leave_record(const request& at, const std::string& how) {
               + key + " = false)";
   if (!records.fall_back())
     return {error_code::unsupported, self(), module, std::move(text)};
-  step_diverged news{current_.step,
-                     failure{error_code::unsupported, self(), module,
-                             std::move(text)}
-                       .describe()};
+  step_diverged news{current_.step, failure{error_code::unsupported, self(),
+                                            module, std::move(text)}
+                                      .describe()};
   drop_record(news);
   output_.diverged(news);
   return {};
@@ -111,8 +109,11 @@ void server_core::accept(recorded_request x) {
   } else if (!open_ || step != current_.step) {
     ++dropped_;
   } else if (!replay_) {
-    reply({x.id, {},
-           {error_code::protocol, self(), {},
+    reply({x.id,
+           {},
+           {error_code::protocol,
+            self(),
+            {},
             "a request names a record, but this step replays none"}});
   } else {
     auto id = x.id;
@@ -136,7 +137,7 @@ void server_core::receive(recorded_response x) {
       throw error{error_code::protocol,
                   "an answer names a record, but this step replays none"};
     y = replay_->restore(std::move(x),
-                         contexts_.at(i->second.context).current.id);
+                         contexts_.at(i->second.context).current->id);
   } catch (const error& e) {
     y.error = e.cause();
   }
@@ -150,13 +151,12 @@ server_core::ready_list::iterator server_core::next_item() {
   auto may_run = [this](auto& x) {
     if (!following() || x.after_wait)
       return true;
-    return x.context ? replay_->may_resume(contexts_.at(*x.context).current.id)
+    return x.context ? replay_->may_resume(contexts_.at(*x.context).current->id)
                      : replay_->next_is(std::get<request>(x.work));
   };
   auto result = ready_.end();
   for (auto i = ready_.begin(); i != ready_.end(); ++i)
-    if (may_run(*i)
-        && (result == ready_.end() || order_(i->key, result->key)))
+    if (may_run(*i) && (result == ready_.end() || order_(i->key, result->key)))
       result = i;
   return result;
 }
@@ -165,7 +165,7 @@ void server_core::note_served(const ready_item& x) {
   auto note = [&x, this](auto& book) {
     if (!x.context)
       return book.started(std::get<request>(x.work));
-    auto id = contexts_.at(*x.context).current.id;
+    auto id = contexts_.at(*x.context).current->id;
     x.after_wait ? book.woken(id) : book.resumed(id);
   };
   if (recorder_)

@@ -3,7 +3,9 @@
 #include <caf/sec.hpp>
 #include <caf/send.hpp>
 
+#include <chrono>
 #include <exception>
+#include <string>
 #include <utility>
 
 namespace smp {
@@ -45,7 +47,7 @@ caf::error crash(std::exception_ptr& x) {
   }
 }
 
-std::string describe(const call& x) {
+std::string describe(const context_record::awaited_call& x) {
   auto what = x.why.what;
   switch (x.kind) {
     case call_kind::grant:
@@ -63,85 +65,77 @@ std::string describe(const call& x) {
 
 } // namespace
 
-caf::error worker_context_state::check(context_state x) const {
-  if (status.state != x)
-    return caf::make_error(caf::sec::unexpected_message,
-                           std::string{"the WORKER CONTEXT is "}
-                             + to_string(status.state) + ", not "
-                             + to_string(x));
-  return {};
+caf::error worker_context_state::refusal() const {
+  return caf::make_error(caf::sec::unexpected_message,
+                         std::string{"the WORKER CONTEXT is "}
+                           + to_string(record->state()));
 }
 
-caf::error worker_context_state::move(context_state from, context_state to) {
-  if (auto err = check(from))
-    return err;
-  status.state = to;
-  since = self->clock().now();
-  return {};
-}
-
-context_status worker_context_state::answer() const {
-  auto result = status;
-  if (status.state == context_state::pending)
-    result.waits_for = waits_for;
+context_status worker_context_state::status() const {
+  auto x = record->look();
+  context_status result;
+  result.context = record->id();
+  result.state = x.state;
+  result.current = x.current.id;
+  result.microbatch = x.current.microbatch;
+  result.module = x.current.module;
+  result.what = x.current.what;
+  if (x.state == context_state::pending)
+    result.waits_for = describe(x.waits_for);
   using seconds = std::chrono::duration<double>;
-  result.seconds = seconds{self->clock().now() - since}.count();
+  result.seconds = seconds{self->clock().now() - x.since}.count();
+  result.served = x.served;
   return result;
 }
 
 worker_context_actor::behavior_type
-worker_context(worker_context_state::pointer self, context_id id,
-               module_server_actor server, const executor_factory& make) {
+worker_context(worker_context_state::pointer self,
+               std::shared_ptr<context_record> record,
+               module_server_actor server, rank_services* services) {
   self->set_exception_handler(crash);
   auto& st = self->state;
-  st.status.context = id;
-  st.since = self->clock().now();
+  st.record = std::move(record);
   st.server = std::move(server);
   st.listener = std::make_unique<mailbox_listener>(self);
-  st.exec = make(*st.listener);
-  using enum context_state;
+  st.exec = services->make_executor(*st.listener);
   return {
     [self](request& x) -> caf::result<void> {
       auto& st = self->state;
-      if (auto err = st.move(idle, executing))
-        return err;
-      st.status.current = x.id;
-      st.status.microbatch = x.microbatch;
-      st.status.module = x.module;
-      st.status.what = x.what;
+      if (!st.record->start(x, self->clock().now()))
+        return st.refusal();
       st.exec->start(std::move(x));
       return caf::unit;
     },
     [self](response& x) -> caf::result<void> {
-      if (auto err = self->state.move(pending, executing))
-        return err;
-      self->state.exec->resume(std::move(x));
+      auto& st = self->state;
+      if (!st.record->resume(self->clock().now()))
+        return st.refusal();
+      st.exec->resume(std::move(x));
       return caf::unit;
     },
     [self](call& x) -> caf::result<void> {
       auto& st = self->state;
+      auto ctx = st.record->id();
       if (x.kind == call_kind::promise) {
-        if (auto err = st.check(executing))
-          return err;
-        self->send(st.server, asked{st.status.context, std::move(x)});
+        if (st.record->state() != context_state::executing)
+          return st.refusal();
+        self->send(st.server, asked{ctx, std::move(x)});
         return caf::unit;
       }
-      if (auto err = st.move(executing, pending))
-        return err;
-      st.waits_for = describe(x);
-      self->send(st.server, suspended{st.status.context, std::move(x)});
+      if (!st.record->park(x, self->clock().now()))
+        return st.refusal();
+      self->send(st.server, suspended{ctx, std::move(x)});
       return caf::unit;
     },
     [self](outcome& x) -> caf::result<void> {
       auto& st = self->state;
-      if (auto err = st.move(executing, idle))
-        return err;
-      ++st.status.served;
-      self->send(st.server, finished{st.status.context, std::move(x)});
+      if (!st.record->finish(self->clock().now()))
+        return st.refusal();
+      self->send(st.server, finished{st.record->id(), std::move(x)});
       return caf::unit;
     },
     [self](status_atom) -> caf::result<context_status> {
-      return self->state.answer();
+      return self->state.status();
     },
   };
 }

@@ -1,13 +1,12 @@
 #pragma once
 
+#include "actors/board/context_record.hpp"
 #include "actors/protocol/actors.hpp"
-#include "actors/protocol/executor.hpp"
+#include "actors/protocol/rank_services.hpp"
 
 #include <caf/stateful_actor.hpp>
 
-#include <chrono>
 #include <memory>
-#include <string>
 
 namespace smp {
 
@@ -21,20 +20,13 @@ struct worker_context_state {
     // nop
   }
 
-  /// @returns an error if `x` is not the current state
-  caf::error check(context_state x) const;
+  /// @returns what it means that the record refused to go on.
+  caf::error refusal() const;
 
-  /// Does `from -> to`.
-  /// @returns an error if `from` is not the current state
-  caf::error move(context_state from, context_state to);
-
-  context_status answer() const;
+  context_status status() const;
 
   pointer self;
-  context_status status;
-  std::chrono::steady_clock::time_point since;
-  /// What the last call was, in words.
-  std::string waits_for;
+  std::shared_ptr<context_record> record;
   module_server_actor server;
 
   /// Turns the executor's calls into messages to this actor.
@@ -44,9 +36,10 @@ struct worker_context_state {
   executor_ptr exec;
 };
 
-/// @param id how the MODULE SERVER knows this context
+/// @param record where this context writes down where it stands
 worker_context_actor::behavior_type
-worker_context(worker_context_state::pointer self, context_id id,
-               module_server_actor server, const executor_factory& make);
+worker_context(worker_context_state::pointer self,
+               std::shared_ptr<context_record> record,
+               module_server_actor server, rank_services* services);
 
 } // namespace smp

@@ -2,7 +2,7 @@
 
 // Decides when a run is stalled, without actors and without a clock of its own.
 
-#include "actors/board/rank_view.hpp"
+#include "actors/protocol/rank_view.hpp"
 
 #include <chrono>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #include "actors/stalls/stall_monitor.hpp"
 
-#include "actors/host/actor_host.hpp"
+#include "actors/protocol/actor_system.hpp"
 
 #include <caf/scoped_actor.hpp>
 #include <caf/send.hpp>
@@ -122,8 +122,7 @@ struct stall_watch::impl {
     stall_monitor_config x;
     x.options = options;
     for (auto& y : watched)
-      x.ranks.push_back(
-        system.spawn<caf::detached>(rank_watch, std::move(y)));
+      x.ranks.push_back(system.spawn<caf::detached>(rank_watch, std::move(y)));
     ranks = x.ranks;
     monitor = system.spawn(stall_monitor, std::move(x));
   }

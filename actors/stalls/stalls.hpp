@@ -2,8 +2,8 @@
 
 // Looking for stalls, without CAF in sight.
 
-#include "actors/host/node.hpp"
-#include "actors/board/rank_view.hpp"
+#include "actors/protocol/actor_host.hpp"
+#include "actors/protocol/rank_view.hpp"
 #include "actors/stalls/stall_judge.hpp"
 
 #include <functional>

@@ -2,7 +2,7 @@
 
 // Who waits for whom in a run, and who is to blame. No actors, no clocks.
 
-#include "actors/board/rank_view.hpp"
+#include "actors/protocol/rank_view.hpp"
 
 #include <map>
 #include <optional>

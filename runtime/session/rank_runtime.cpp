@@ -47,48 +47,22 @@ rank_runtime::~rank_runtime() {
 
 // -- life ---------------------------------------------------------------------
 
-node_options rank_runtime::options_of_node() {
-  node_options x;
+server_options rank_runtime::options_of_server() {
+  server_options x;
   x.self = self_;
   x.pipeline = pipeline_;
   x.fabric = fabric_.get();
+  x.services = this;
   x.token = token_;
   x.board = own_board_;
-  x.make_executor = [this](executor_listener& y) {
-    return std::make_unique<executor_thread>(y, *this, steps_);
-  };
-  x.make_schedule = [this](uint64_t microbatches) {
-    return policies_.make(microbatches);
-  };
   x.schedule_actor = policies_.user();
-  x.make_order = [this](uint64_t microbatches) {
-    auto& state = state_;
-    return policies_.order(microbatches, pp_rank_,
-                           state ? state->gate().chunk_of(pp_rank_)
-                                 : std::vector<uint32_t>{});
-  };
   x.sequencer = own_sequencer_;
-  x.ordered_modules = [this](const request& y) {
-    return state_ ? entered_modules(state_->map(), y)
-                  : std::vector<module_id>{};
-  };
   x.records = own_records_;
-  x.on_microbatch_done = [this](step_id s, microbatch_id m) {
-    own_calls_.drop(s, m);
-    own_objects_.end_microbatch(s, m);
-  };
-  x.gather = [this](const request& y) {
-    return own_objects_.gather(y.needs, y.step, y.microbatch);
-  };
-  x.on_step_failed = [this](step_id s, const failure& why) {
-    own_objects_.fail_step(s, why);
-  };
-  x.on_step_over = [this](step_id s) { own_objects_.end_step(s); };
   return x;
 }
 
 void rank_runtime::start(const std::vector<std::string>& addresses) {
-  node_ = std::make_unique<node>(*host_, options_of_node());
+  node_ = std::make_unique<node>(*host_, options_of_server());
   fabric_->start(addresses, *this);
 }
 
@@ -165,6 +139,47 @@ std::vector<payload> rank_runtime::run_step(uint64_t microbatches,
   check_alive();
   return steps_.run_step(*node_, state_.get(), microbatches, std::move(body),
                          signature);
+}
+
+// -- rank_services ------------------------------------------------------------
+
+executor_ptr rank_runtime::make_executor(executor_listener& x) {
+  return std::make_unique<executor_thread>(x, *this, steps_);
+}
+
+schedule_ptr rank_runtime::make_schedule(uint64_t microbatches) {
+  return policies_.make(microbatches);
+}
+
+service_order rank_runtime::make_order(uint64_t microbatches) {
+  return policies_.order(microbatches, pp_rank_,
+                         state_ ? state_->gate().chunk_of(pp_rank_)
+                                : std::vector<uint32_t>{});
+}
+
+std::vector<module_id> rank_runtime::ordered_modules(const request& x) {
+  return state_ ? entered_modules(state_->map(), x) : std::vector<module_id>{};
+}
+
+completion_ptr rank_runtime::gather(const request& x) {
+  return own_objects_.gather(x.needs, x.step, x.microbatch);
+}
+
+std::string rank_runtime::module_name(module_id x) {
+  return own_board_->path_of(x);
+}
+
+void rank_runtime::step_failed(step_id step, const failure& why) {
+  own_objects_.fail_step(step, why);
+}
+
+void rank_runtime::microbatch_over(step_id step, microbatch_id x) {
+  own_calls_.drop(step, x);
+  own_objects_.end_microbatch(step, x);
+}
+
+void rank_runtime::step_over(step_id x) {
+  own_objects_.end_step(x);
 }
 
 // -- fabric_listener ----------------------------------------------------------

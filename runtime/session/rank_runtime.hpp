@@ -29,7 +29,9 @@ namespace smp {
 
 class model_state;
 
-class rank_runtime final : public rank_context, private fabric_listener {
+class rank_runtime final : public rank_context,
+                           private rank_services,
+                           private fabric_listener {
 public:
   struct parts {
     session_config config;
@@ -130,11 +132,23 @@ public:
   }
 
 private:
-  node_options options_of_node();
+  server_options options_of_server();
   void report_stall(const std::string& text, bool ends);
   rank_view view();
   /// Ends all waits, now and later: the session is of no use afterwards.
   void end_stalled(const failure& x);
+
+  // -- rank_services ----------------------------------------------------------
+
+  executor_ptr make_executor(executor_listener& x) override;
+  schedule_ptr make_schedule(uint64_t microbatches) override;
+  service_order make_order(uint64_t microbatches) override;
+  std::vector<module_id> ordered_modules(const request& x) override;
+  completion_ptr gather(const request& x) override;
+  std::string module_name(module_id x) override;
+  void step_failed(step_id step, const failure& why) override;
+  void microbatch_over(step_id step, microbatch_id x) override;
+  void step_over(step_id x) override;
 
   // -- fabric_listener --------------------------------------------------------
 

@@ -1,6 +1,7 @@
 #include "runtime/session/session.hpp"
 
 #include "actors/cluster/membership.hpp"
+#include "actors/server/execution_token.hpp"
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
@@ -100,7 +101,7 @@ session::session(session_config config, std::string config_hash)
   rank_runtime::parts parts;
   parts.layout = layout;
   parts.host = process_->host;
-  parts.token = make_execution_token();
+  parts.token = std::make_shared<execution_token>();
   std::vector<std::string> addresses;
   if (env.world_size == 1) {
     auto network = std::make_shared<loopback_network>(

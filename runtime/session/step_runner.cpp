@@ -1,9 +1,9 @@
 #include "runtime/session/step_runner.hpp"
 
-#include "actors/host/execution_token.hpp"
 #include "actors/host/node.hpp"
 #include "actors/replay/computed_order.hpp"
 #include "actors/replay/record_book.hpp"
+#include "actors/server/execution_token.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/base/fnv_hash.hpp"

@@ -1,3 +1,4 @@
+#include "actors/server/execution_token.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/stalls.hpp"
@@ -36,7 +37,7 @@ void run_virtual_world(uint64_t world_size, const virtual_world_options& given,
   load_schedule(x.config);
   auto host = std::make_shared<actor_host>();
   // Generators and JIT switches are process-global: one token for all (R26).
-  auto token = make_execution_token();
+  auto token = std::make_shared<execution_token>();
   auto net = std::make_shared<loopback_network>(
     world_size,
     loopback_options{.seed = x.seed, .reorder = x.reorder, .stepped = false});

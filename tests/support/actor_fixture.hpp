@@ -2,7 +2,7 @@
 
 // A deterministic actor system for tests: no threads, simulated time.
 
-#include "actors/host/actor_host.hpp"
+#include "actors/protocol/actor_system.hpp"
 #include "actors/protocol/actors.hpp"
 
 #include <caf/actor_system.hpp>
@@ -53,10 +53,9 @@ public:
     auto handle = self->request(hdl, caf::infinite, std::forward<Ts>(xs)...);
     sched.run();
     T result;
-    handle.receive([&](T& x) { result = std::move(x); },
-                   [](const caf::error& x) {
-                     throw std::runtime_error(to_string(x));
-                   });
+    handle.receive(
+      [&](T& x) { result = std::move(x); },
+      [](const caf::error& x) { throw std::runtime_error(to_string(x)); });
     return result;
   }
 

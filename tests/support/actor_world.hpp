@@ -4,10 +4,11 @@
 // a stepped network, one order of events per seed.
 
 #include "tests/support/actor_fixture.hpp"
+#include "tests/support/function_services.hpp"
 #include "tests/support/scripted_executor.hpp"
 
-#include "actors/server/module_server.hpp"
 #include "actors/board/rank_board.hpp"
+#include "actors/server/module_server.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include <memory>
@@ -31,6 +32,7 @@ public:
       caf::anon_send(inbox.server, down_atom_v, x);
     }
 
+    function_services services;
     server_inbox inbox;
     std::shared_ptr<record_book> records;
     std::optional<step_report> report;
@@ -74,31 +76,29 @@ public:
     auto shared = std::make_shared<execution_token>();
     for (uint64_t i = 0; i < x.world_size; ++i) {
       auto& entry = *ranks.emplace_back(std::make_unique<rank_entry>());
-      server_config cfg;
-      cfg.node.self = rank_id{i};
-      cfg.node.pipeline = pipeline;
-      cfg.node.fabric = &net->at(rank_id{i});
-      cfg.node.token = x.share_token ? shared
-                                     : std::make_shared<execution_token>();
-      cfg.node.make_executor = factory(rank_id{i});
+      server_options cfg;
+      cfg.self = rank_id{i};
+      cfg.pipeline = pipeline;
+      cfg.fabric = &net->at(rank_id{i});
+      cfg.services = &entry.services;
+      cfg.token = x.share_token ? shared : std::make_shared<execution_token>();
+      entry.services.executor = factory(rank_id{i});
       entry.records = std::make_shared<record_book>(x.records);
-      cfg.node.records = entry.records;
-      cfg.node.board = std::make_shared<rank_board>(rank_id{i}, 0);
-      cfg.node.board->name_modules([](module_id m) {
+      cfg.records = entry.records;
+      cfg.board = std::make_shared<rank_board>(rank_id{i}, 0);
+      cfg.board->name_modules([](module_id m) {
         return m == root_module ? "" : "m" + std::to_string(m.value);
       });
-      cfg.node.make_schedule = [x, this](uint64_t n) {
+      entry.services.schedule = [x, this](uint64_t n) {
         ++schedules;
         return make_schedule(x.schedule, n, x.active);
       };
-      cfg.node.schedule_actor = x.user;
-      cfg.node.on_microbatch_done = [&entry](step_id s, microbatch_id mb) {
+      cfg.schedule_actor = x.user;
+      entry.services.over = [&entry](step_id s, microbatch_id mb) {
         entry.over.emplace_back(s, mb);
       };
-      cfg.on_step_over = [&entry](step_report y) {
-        entry.report = std::move(y);
-      };
-      auto hdl = own(sys.spawn(module_server, std::move(cfg)));
+      auto on_report = [&entry](step_report y) { entry.report = std::move(y); };
+      auto hdl = own(sys.spawn(module_server, std::move(cfg), on_report));
       entry.inbox = {hdl, rank_id{i}, rank_id{0}};
       net->at(rank_id{i}).start(addresses, entry);
     }

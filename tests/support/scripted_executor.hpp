@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -85,8 +87,8 @@ struct stage {
 
   /// @returns the position of a line in the trace, or its size.
   size_t at(const std::string& line) const {
-    return static_cast<size_t>(
-      std::find(trace.begin(), trace.end(), line) - trace.begin());
+    return static_cast<size_t>(std::find(trace.begin(), trace.end(), line)
+                               - trace.begin());
   }
 
   bool has(const std::string& line) const {
@@ -97,7 +99,7 @@ struct stage {
   /// @returns false if none executes
   bool advance_one();
 
-  executor_factory factory(rank_id self);
+  std::function<executor_ptr(executor_listener&)> factory(rank_id self);
 };
 
 // -- the executor -------------------------------------------------------------
@@ -219,7 +221,8 @@ inline bool stage::advance_one() {
   return true;
 }
 
-inline executor_factory stage::factory(rank_id self) {
+inline std::function<executor_ptr(executor_listener&)>
+stage::factory(rank_id self) {
   return [this, self](executor_listener& x) {
     return std::make_unique<scripted_executor>(x, self, *this);
   };

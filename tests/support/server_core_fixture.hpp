@@ -4,6 +4,7 @@
 // other ranks.
 
 #include "actors/server/server_core.hpp"
+#include "tests/support/function_services.hpp"
 
 #include <memory>
 #include <string>
@@ -113,16 +114,18 @@ struct recorder : server_output {
 using lines = std::vector<std::string>;
 
 struct core_fixture {
-  explicit core_fixture(bool leader = true,
-                        std::shared_ptr<execution_token> token
-                        = std::make_shared<execution_token>())
-    : core({rank_id{0}, leader, {}, std::move(token),
-            [this] { ++granted; }},
+  explicit core_fixture(
+    bool leader = true,
+    std::shared_ptr<execution_token> token = std::make_shared<
+      execution_token>(),
+    std::shared_ptr<microbatch_sequencer> sequencer = {})
+    : core({.self = rank_id{0},
+            .leader = leader,
+            .services = services,
+            .token = std::move(token),
+            .on_token = [this] { ++granted; },
+            .sequencer = std::move(sequencer)},
            out) {
-    // nop
-  }
-
-  explicit core_fixture(server_core::options x) : core(std::move(x), out) {
     // nop
   }
 
@@ -132,8 +135,12 @@ struct core_fixture {
 
   void receive(uint64_t number, uint64_t step, uint64_t mb,
                phase what = phase::forward, uint64_t origin = 1) {
-    core.receive(request{{rank_id{origin}, number}, step_id{step},
-                         microbatch_id{mb}, module_id{7}, what, {}});
+    core.receive(request{{rank_id{origin}, number},
+                         step_id{step},
+                         microbatch_id{mb},
+                         module_id{7},
+                         what,
+                         {}});
   }
 
   void call_remote(uint64_t owner, phase what = phase::forward) {
@@ -154,6 +161,7 @@ struct core_fixture {
   }
 
   recorder out;
+  function_services services;
   int granted = 0;
   server_core core;
 };

@@ -3,10 +3,10 @@
 
 #include "actors/cluster/membership.hpp"
 
-#include <csignal>
-#include <cstdlib>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -26,7 +26,7 @@ extern char** environ;
 
 namespace {
 
-// -- what was heard -------------------------------------------------------------
+// -- what was heard -----------------------------------------------------------
 
 /// Collects losses from any thread.
 class losses {
@@ -58,7 +58,7 @@ private:
   std::vector<failure> all_;
 };
 
-// -- a run ----------------------------------------------------------------------
+// -- a run --------------------------------------------------------------------
 
 supervisor_host::options run_options(uint64_t world_size, losses& heard) {
   supervisor_host::options result;
@@ -78,7 +78,8 @@ membership::options rank_options(uint64_t rank, uint16_t port, losses& heard) {
   result.me.run_id = "secret";
   result.me.build = "build 1";
   result.me.config_hash = "hash 1";
-  result.me.fabric_address = std::string{"\0address ", 9} + std::to_string(rank);
+  result.me.fabric_address = std::string{"\0address ", 9}
+                             + std::to_string(rank);
   result.on_rank_down = heard.callback();
   return result;
 }
@@ -121,7 +122,7 @@ std::string error_of(std::future<std::vector<member>> x) {
   }
 }
 
-// -- a process ------------------------------------------------------------------
+// -- a process ----------------------------------------------------------------
 
 /// This program once more, as rank 1 of a run at `port`; killed at the end.
 class child {
@@ -161,7 +162,7 @@ private:
 
 } // namespace
 
-// -- joining ----------------------------------------------------------------------
+// -- joining ------------------------------------------------------------------
 
 TEST_CASE("ranks join, learn each other's addresses and leave",
           "[actors][membership]") {
@@ -227,8 +228,7 @@ TEST_CASE("a rank of another build is refused by name on all sides",
   CHECK_THAT(heard.wait().text, ContainsSubstring("another build"));
 }
 
-TEST_CASE("a stranger is refused and disturbs nobody",
-          "[actors][membership]") {
+TEST_CASE("a stranger is refused and disturbs nobody", "[actors][membership]") {
   losses heard;
   two_ranks x{run_options(2, heard)};
   losses ignored;
@@ -299,7 +299,7 @@ TEST_CASE("a port that is taken is a clear error", "[actors][membership]") {
                     ContainsSubstring("cannot listen on 127.0.0.1:"));
 }
 
-// -- losses -----------------------------------------------------------------------
+// -- losses -------------------------------------------------------------------
 
 TEST_CASE("a rank that ends without goodbye is lost", "[actors][membership]") {
   losses heard;
@@ -339,8 +339,8 @@ TEST_CASE("the launcher's report wins over the broken connection",
     second.join().get();
     joined.get();
   }
-  auto cause = failure{error_code::rank_down, rank_id{1}, {},
-                       "killed by signal 9 (SIGKILL)"};
+  auto cause = failure{
+    error_code::rank_down, rank_id{1}, {}, "killed by signal 9 (SIGKILL)"};
   supervisor.report_down(cause);
   supervisor.report_down({error_code::rank_down, rank_id{1}, {}, "later"});
   CHECK(heard_by_0.wait() == cause);
@@ -376,11 +376,11 @@ TEST_CASE("the loss of the supervisor is reported", "[actors][membership]") {
   CHECK(heard.wait().text == "gone");
   supervisor.reset();
   host.reset();
-  CHECK_THAT(heard_by_0.wait().text, ContainsSubstring("SUPERVISOR")
-                                       && ContainsSubstring("is lost"));
+  CHECK_THAT(heard_by_0.wait().text,
+             ContainsSubstring("SUPERVISOR") && ContainsSubstring("is lost"));
 }
 
-// -- processes --------------------------------------------------------------------
+// -- processes ----------------------------------------------------------------
 
 TEST_CASE("a child process joins as rank 1", "[.child]") {
   // Ends with its parent, whatever happens to that.
@@ -414,8 +414,8 @@ TEST_CASE("a killed process is reported within two seconds",
     CHECK_THAT(cause.text, ContainsSubstring("connection broke"));
   }
   SECTION("by its launcher, with the better cause") {
-    supervisor.report_down({error_code::rank_down, rank_id{1}, {},
-                            "killed by signal 9 (SIGKILL)"});
+    supervisor.report_down(
+      {error_code::rank_down, rank_id{1}, {}, "killed by signal 9 (SIGKILL)"});
     cause = heard_by_0.wait();
     CHECK(cause.text == "killed by signal 9 (SIGKILL)");
   }

@@ -2,6 +2,8 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/host/node.hpp"
+#include "actors/server/execution_token.hpp"
+#include "tests/support/function_services.hpp"
 #include "tests/support/thread_executor.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
@@ -32,20 +34,18 @@ public:
       addresses.push_back(net_.at(rank_id{i}).address());
     }
     for (uint64_t i = 0; i < size; ++i) {
-      node_options x;
+      server_options x;
       x.self = rank_id{i};
       x.pipeline = pipeline;
       x.fabric = &net_.at(rank_id{i});
       x.token = token_;
-      x.make_executor = [this](executor_listener& y) {
+      auto& entry = *entries_.emplace_back(std::make_unique<entry_type>());
+      entry.services.executor = [this](executor_listener& y) {
         return std::make_unique<thread_executor>(y, modules_, inside_,
                                                  most_inside_);
       };
-      x.make_schedule = [](uint64_t n) {
-        return make_schedule("interleaved", n, 4);
-      };
-      x.on_microbatch_done = [this](step_id, microbatch_id) { ++over_; };
-      auto& entry = *entries_.emplace_back(std::make_unique<entry_type>());
+      entry.services.over = [this](step_id, microbatch_id) { ++over_; };
+      x.services = &entry.services;
       entry.rank = std::make_unique<node>(host_, std::move(x));
       net_.at(rank_id{i}).start(addresses, entry);
     }
@@ -109,6 +109,7 @@ private:
       rank->rank_down(x);
     }
 
+    function_services services;
     std::unique_ptr<node> rank;
   };
 
@@ -119,7 +120,7 @@ private:
   uint64_t step_ = 0;
   actor_host host_;
   loopback_network net_;
-  std::shared_ptr<execution_token> token_ = make_execution_token();
+  std::shared_ptr<execution_token> token_ = std::make_shared<execution_token>();
   std::vector<std::unique_ptr<entry_type>> entries_;
 };
 
@@ -265,11 +266,13 @@ TEST_CASE("status names the actor that does not answer in time",
   std::promise<void> release;
   actor_host host;
   loopback_network net{1, {}};
-  node_options x;
+  server_options x;
   x.pipeline = {rank_id{0}};
   x.fabric = &net.at(rank_id{0});
-  x.token = make_execution_token();
-  x.make_schedule = [&](uint64_t n) {
+  x.token = std::make_shared<execution_token>();
+  function_services services;
+  x.services = &services;
+  services.schedule = [&](uint64_t n) {
     blocked.set_value(); // what no handler may do
     release.get_future().wait();
     return make_schedule("simple", n, n);
@@ -280,7 +283,7 @@ TEST_CASE("status names the actor that does not answer in time",
   };
   std::atomic<int> inside = 0;
   std::atomic<int> most = 0;
-  x.make_executor = [&](executor_listener& y) {
+  services.executor = [&](executor_listener& y) {
     return std::make_unique<thread_executor>(y, modules, inside, most);
   };
   node rank{host, std::move(x)};
@@ -324,24 +327,22 @@ TEST_CASE("no thread of the actors and of the fabric waits", "[actors][wait]") {
     } listener;
     listener.arrived = [&] { refused(from_fabric); };
     auto& fabric = net.at(rank_id{0});
-    node_options x;
+    server_options x;
     x.self = rank_id{0};
     x.pipeline = {rank_id{0}};
     x.fabric = &fabric;
-    x.token = make_execution_token();
+    x.token = std::make_shared<execution_token>();
     std::atomic<int> inside = 0;
     std::atomic<int> most_inside = 0;
     thread_modules modules;
     modules[root_module] = [](thread_caller&, const std::string& args) {
       return args;
     };
-    x.make_executor = [&](executor_listener& y) {
+    function_services services;
+    x.services = &services;
+    services.executor = [&](executor_listener& y) {
       return std::make_unique<thread_executor>(y, modules, inside, most_inside);
     };
-    x.make_schedule = [](uint64_t n) {
-      return make_schedule("interleaved", n, 4);
-    };
-    x.on_microbatch_done = [](step_id, microbatch_id) {};
     node rank{host, std::move(x)};
     listener.rank = &rank;
     fabric.start({fabric.address()}, listener);

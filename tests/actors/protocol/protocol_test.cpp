@@ -41,7 +41,7 @@ void check_clean(actor_world& world, uint64_t step, uint64_t microbatches) {
 
 } // namespace
 
-// -- calls ----------------------------------------------------------------------
+// -- calls --------------------------------------------------------------------
 
 TEST_CASE_METHOD(actor_world, "a value comes back to its caller and to all",
                  "[actors][protocol]") {
@@ -132,15 +132,15 @@ TEST_CASE_METHOD(actor_world, "contexts are used again, within their bound",
   script[{3}] = {do_return("z")};
   auto seed = GENERATE(Catch::Generators::range(1, 6));
   uint64_t active = 3;
-  init({.seed = static_cast<uint64_t>(seed), .reorder = true,
-        .active = active});
+  init(
+    {.seed = static_cast<uint64_t>(seed), .reorder = true, .active = active});
   for (uint64_t n = 1; n <= 4; ++n)
     CHECK(texts(step(n, 12)) == texts_t(12, "rxyz"));
   CHECK(status(0).contexts.size() <= active * 2 + 1);
   CHECK(status(1).contexts.size() <= active * 2 + 1);
 }
 
-// -- waits (R28) ------------------------------------------------------------------
+// -- waits (R28) --------------------------------------------------------------
 
 TEST_CASE_METHOD(actor_world, "a wait gives the token to others",
                  "[actors][protocol]") {
@@ -173,7 +173,7 @@ TEST_CASE_METHOD(actor_world, "a wait gives the token to others",
   check_clean(*this, 1, 2);
 }
 
-// -- token (R26) ------------------------------------------------------------------
+// -- token (R26) --------------------------------------------------------------
 
 TEST_CASE_METHOD(actor_world, "ranks that share a token never execute at once",
                  "[actors][protocol]") {
@@ -195,7 +195,7 @@ TEST_CASE_METHOD(actor_world, "ranks that share a token never execute at once",
     CHECK(most_executing <= 3);
 }
 
-// -- failures -----------------------------------------------------------------------
+// -- failures -----------------------------------------------------------------
 
 TEST_CASE_METHOD(actor_world, "user code that throws ends the step everywhere",
                  "[actors][protocol]") {
@@ -311,7 +311,7 @@ TEST_CASE_METHOD(actor_world, "a refused message ends the step, not the server",
   CHECK(ranks[1]->report.value().error.code == error_code::internal);
 }
 
-// -- gate (R1) ----------------------------------------------------------------------
+// -- gate (R1) ----------------------------------------------------------------
 
 TEST_CASE_METHOD(actor_world, "a rank between steps serves nobody",
                  "[actors][protocol]") {
@@ -358,7 +358,7 @@ TEST_CASE_METHOD(actor_world, "a step cannot begin twice",
   CHECK(ranks[0]->report.value().error.code == error_code::internal);
 }
 
-// -- dead ranks -----------------------------------------------------------------------
+// -- dead ranks ---------------------------------------------------------------
 
 TEST_CASE_METHOD(actor_world, "a dead rank fails the calls that wait for it",
                  "[actors][protocol]") {
@@ -438,7 +438,7 @@ TEST_CASE_METHOD(actor_world, "a rank that sends nonsense counts as dead",
   CHECK_THAT(err.text, Catch::Matchers::StartsWith("malformed"));
 }
 
-// -- status ---------------------------------------------------------------------------
+// -- status -------------------------------------------------------------------
 
 TEST_CASE_METHOD(actor_world, "every actor of a rank answers status",
                  "[actors][protocol]") {
@@ -468,7 +468,7 @@ TEST_CASE_METHOD(actor_world, "every actor of a rank answers status",
   CHECK(texts(ranks[1]->report.value()) == texts_t(3, "r"));
 }
 
-// -- safety ---------------------------------------------------------------------------
+// -- safety -------------------------------------------------------------------
 
 TEST_CASE_METHOD(actor_fixture, "tensors cannot slip onto CAF's socket",
                  "[actors][protocol]") {
@@ -485,7 +485,7 @@ TEST_CASE_METHOD(actor_fixture, "tensors cannot slip onto CAF's socket",
   CHECK_FALSE(refused(caf::make_message(context_status{})));
 }
 
-// -- shutdown -------------------------------------------------------------------------
+// -- shutdown -----------------------------------------------------------------
 
 TEST_CASE_METHOD(actor_world, "a rank that shuts down unwinds what is parked",
                  "[actors][protocol]") {

@@ -178,7 +178,7 @@ TEST_CASE_METHOD(static_world, "a failed step leaves no record",
   CHECK(note(1).replayed);
 }
 
-// -- divergences ---------------------------------------------------------------
+// -- divergences --------------------------------------------------------------
 
 TEST_CASE_METHOD(static_world, "a divergence is an error that names it",
                  "[actors][static][R33]") {
@@ -188,11 +188,12 @@ TEST_CASE_METHOD(static_world, "a divergence is an error that names it",
   SECTION("another module") {
     script[{1}][1] = do_call(2, 5);
     script[{5}] = {do_return("f")};
-    expected = "rank 1, module m1: microbatch 0 diverges from step 1, which "
-               "smp.static_mode replays: the record calls module 2, forward, "
-               "on rank 2, this step calls module 5, forward, on rank 2 (write "
-               "smp.static_fallback = \"dynamic\" to go on without the record, "
-               "or smp.static_mode = false)";
+    expected
+      = "rank 1, module m1: microbatch 0 diverges from step 1, which "
+        "smp.static_mode replays: the record calls module 2, forward, "
+        "on rank 2, this step calls module 5, forward, on rank 2 (write "
+        "smp.static_fallback = \"dynamic\" to go on without the record, "
+        "or smp.static_mode = false)";
   }
   SECTION("another rank") {
     script[{1}][1] = do_call(0, 3);
@@ -200,24 +201,28 @@ TEST_CASE_METHOD(static_world, "a divergence is an error that names it",
   }
   SECTION("a call less") {
     script[{1}] = {do_call(0, 3), do_return("a")};
-    expected = "the record calls module 2, forward, on rank 2, this step ends "
-               "here";
+    expected
+      = "the record calls module 2, forward, on rank 2, this step ends "
+        "here";
   }
   SECTION("a call more") {
     script[{2}] = {do_call(0, 4), do_return("a")};
-    expected = "the record ends here, this step calls module 4, forward, on "
-               "rank 0";
+    expected
+      = "the record ends here, this step calls module 4, forward, on "
+        "rank 0";
   }
   SECTION("another answer") {
     script[{2}] = {do_return("bb")};
-    expected = "what is no tensor (numbers, flags, structure) has another "
-               "value";
+    expected
+      = "what is no tensor (numbers, flags, structure) has another "
+        "value";
   }
   SECTION("no backward phase") {
     script[root_module] = {do_call(1, 1), do_call(2, 2), do_call(1, 4),
                            do_return("r")};
-    expected = "the record waits for the grant of its backward phase, this "
-               "step ends here";
+    expected
+      = "the record waits for the grant of its backward phase, this "
+        "step ends here";
   }
   auto err = timed_step(2, 1).error;
   CHECK(err.code == error_code::unsupported);

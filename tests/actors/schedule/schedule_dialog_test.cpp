@@ -48,9 +48,7 @@ struct dialog_fixture : schedule_asker {
   uint64_t last = 0;
   lines asked;
   error_code code = error_code::none;
-  schedule_dialog dialog{"mine",
-                         step_begins{step_id{4}, 3, 2, 2},
-                         *this};
+  schedule_dialog dialog{"mine", step_begins{step_id{4}, 3, 2, 2}, *this};
 };
 
 } // namespace
@@ -85,8 +83,9 @@ TEST_CASE_METHOD(dialog_fixture, "a body without backward just ends",
   take();
   dialog.ended(microbatch_id{0});
   answer(wait_for_event());
-  CHECK(take()
-        == lines{"forward ended, microbatch 0", "backward ended, microbatch 0"});
+  CHECK(
+    take()
+    == lines{"forward ended, microbatch 0", "backward ended, microbatch 0"});
 }
 
 TEST_CASE_METHOD(dialog_fixture, "of a rank's levels only the last one waits",
@@ -148,8 +147,7 @@ TEST_CASE_METHOD(dialog_fixture, "nonsense is refused with actor and event",
     answer(start_forward(microbatch_id{0}));
     answer(start_forward(microbatch_id{1}));
     answer(start_forward(microbatch_id{2}));
-    CHECK_THAT(error_text(),
-               ContainsSubstring("smp.active_microbatches = 2"));
+    CHECK_THAT(error_text(), ContainsSubstring("smp.active_microbatches = 2"));
   }
   CHECK(dialog.broken());
   CHECK_FALSE(dialog.deciding());

@@ -1,8 +1,9 @@
 #include "tests/support/catch.hpp"
 
-#include "actors/server/module_server.hpp"
 #include "actors/protocol/wire.hpp"
+#include "actors/server/module_server.hpp"
 #include "tests/support/actor_fixture.hpp"
+#include "tests/support/function_services.hpp"
 #include "tests/support/scripted_executor.hpp"
 
 #include <optional>
@@ -65,17 +66,18 @@ struct one_rank : actor_fixture, stage {
   }
 
   void init(uint64_t self) {
-    server_config cfg;
-    cfg.node.self = rank_id{self};
-    cfg.node.pipeline = {rank_id{0}, rank_id{1}};
-    cfg.node.fabric = &net;
-    cfg.node.token = std::make_shared<execution_token>();
-    cfg.node.make_executor = factory(rank_id{self});
-    cfg.node.make_schedule = [](uint64_t n) {
+    services.executor = factory(rank_id{self});
+    services.schedule = [](uint64_t n) {
       return make_schedule("interleaved", n, 2);
     };
-    cfg.on_step_over = [this](step_report x) { report = std::move(x); };
-    server = own(sys.spawn(module_server, std::move(cfg)));
+    server_options options;
+    options.self = rank_id{self};
+    options.pipeline = {rank_id{0}, rank_id{1}};
+    options.fabric = &net;
+    options.services = &services;
+    options.token = std::make_shared<execution_token>();
+    auto on_report = [this](step_report x) { report = std::move(x); };
+    server = own(sys.spawn(module_server, std::move(options), on_report));
     caf::anon_send(server, run_step{step_id{1}, 1});
     sched.run();
   }
@@ -96,6 +98,7 @@ struct one_rank : actor_fixture, stage {
     return result;
   }
 
+  function_services services;
   stub_fabric net;
   module_server_actor server;
   std::optional<step_report> report;

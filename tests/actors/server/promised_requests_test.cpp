@@ -32,14 +32,22 @@ struct promise_fixture : core_fixture {
   }
 
   void answer(uint32_t number, failure why = {}) {
-    core.receive(response{{rank_id{0}, promise_number(step_id{1}, number)}, {}, why});
+    core.receive(
+      response{{rank_id{0}, promise_number(step_id{1}, number)}, {}, why});
   }
 
   /// Rank 1 asks something of this rank.
   void receive_promise(uint64_t number, uint64_t after,
                        std::vector<object_id> needs = {}) {
-    core.receive(request{{rank_id{1}, number}, step_id{1}, microbatch_id{0},
-                         module_id{7}, phase::forward, {}, 0, true, after,
+    core.receive(request{{rank_id{1}, number},
+                         step_id{1},
+                         microbatch_id{0},
+                         module_id{7},
+                         phase::forward,
+                         {},
+                         0,
+                         true,
+                         after,
                          std::move(needs)});
   }
 };
@@ -144,8 +152,8 @@ TEST_CASE_METHOD(promise_fixture,
   receive_promise(12, 11);
   out.take();
   core.complete({request_id{rank_id{1}, 11}, user_error("no object")});
-  CHECK(out.take()
-        == lines{"failed no object", "answer 12 no object",
-                 "answer 11 no object"});
+  CHECK(
+    out.take()
+    == lines{"failed no object", "answer 12 no object", "answer 11 no object"});
   CHECK(core.num_blocked() == 0);
 }

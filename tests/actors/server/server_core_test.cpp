@@ -94,22 +94,24 @@ struct ordered_fixture : core_fixture {
   }
 
   explicit ordered_fixture(std::shared_ptr<microbatch_sequencer> x)
-    : core_fixture({rank_id{0}, false, {},
-                    std::make_shared<execution_token>(), [] {}, x,
-                    [](const request& x) {
-                      return x.what == phase::forward
-                               ? std::vector{x.module}
-                               : std::vector<module_id>{};
-                    }}),
+    : core_fixture(false, std::make_shared<execution_token>(), x),
       gate(std::move(x)) {
+    services.ordered = [](const request& x) {
+      return x.what == phase::forward ? std::vector{x.module}
+                                      : std::vector<module_id>{};
+    };
     gate->set_modules({module_id{7}});
     gate->on_moved([this] { ++moved; });
   }
 
-  void receive_turn(uint64_t number, uint64_t turn) {
-    core.receive(request{{rank_id{1}, number}, step_id{1},
-                         microbatch_id{turn}, module_id{7}, phase::forward,
-                         {}, turn});
+  void receive_turn(uint64_t number, uint64_t turn, uint64_t step = 1) {
+    core.receive(request{{rank_id{1}, number},
+                         step_id{step},
+                         microbatch_id{turn},
+                         module_id{7},
+                         phase::forward,
+                         {},
+                         turn});
   }
 
   std::shared_ptr<microbatch_sequencer> gate;
@@ -176,8 +178,7 @@ TEST_CASE_METHOD(follower_fixture,
   core.end_step({step_id{4}, {}, {}});
   receive(4, 4, 0);
   CHECK(core.num_dropped() == 3);
-  CHECK(out.take()
-        == lines{"over s4 mb0", "over s4 mb1", "step 4 over"});
+  CHECK(out.take() == lines{"over s4 mb0", "over s4 mb1", "step 4 over"});
   enter(5);
   CHECK(out.take() == lines{"start c1 mb0"});
 }
@@ -500,8 +501,7 @@ TEST_CASE("two ranks of a process take turns", "[actors][core]") {
   CHECK(b.granted == 2);
 }
 
-TEST_CASE("a token that comes when nothing is left goes on",
-          "[actors][core]") {
+TEST_CASE("a token that comes when nothing is left goes on", "[actors][core]") {
   auto token = std::make_shared<execution_token>();
   core_fixture a{false, token};
   core_fixture b{false, token};

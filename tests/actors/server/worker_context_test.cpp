@@ -2,6 +2,7 @@
 
 #include "actors/server/worker_context.hpp"
 #include "tests/support/actor_fixture.hpp"
+#include "tests/support/function_services.hpp"
 #include "tests/support/scripted_executor.hpp"
 
 #include <caf/event_based_actor.hpp>
@@ -18,15 +19,17 @@ struct context_fixture : actor_fixture, stage {
   context_fixture() {
     script[{3}] = {do_call(1, 4), do_return("x")};
     script[{4}] = {do_crash("bug")};
+    services.executor = factory({0});
     server = own(sys.spawn([this](caf::event_based_actor*) -> caf::behavior {
       return {
         [this](const suspended& x) { calls.push_back(x.what); },
         [this](const finished& x) { outcomes.push_back(x.result); },
       };
     }));
-    ctx = own(sys.spawn(worker_context, context_id{9},
+    ctx = own(sys.spawn(worker_context,
+                        std::make_shared<context_record>(context_id{9}),
                         caf::actor_cast<module_server_actor>(server),
-                        factory({0})));
+                        static_cast<rank_services*>(&services)));
     sched.run();
   }
 
@@ -41,7 +44,7 @@ struct context_fixture : actor_fixture, stage {
   }
 
   request make_request(uint64_t module) {
-    return {{rank_id{5}, 6},  step_id{1},      microbatch_id{2},
+    return {{rank_id{5}, 6},   step_id{1},     microbatch_id{2},
             module_id{module}, phase::forward, {}};
   }
 
@@ -57,6 +60,7 @@ struct context_fixture : actor_fixture, stage {
     }
   }
 
+  function_services services;
   caf::actor server;
   worker_context_actor ctx;
   std::vector<call> calls;

@@ -46,13 +46,11 @@ struct monitor_fixture : actor_fixture {
       watched_rank rank;
       rank.look = [this, i] { return ++looks, views[i].progress; };
       rank.view = [this, i] { return views[i]; };
-      rank.report = [this](const std::string& text) {
-        told.push_back(text);
-      };
+      rank.report = [this](const std::string& text) { told.push_back(text); };
       rank.end = [this](const failure& x) { ends.push_back(x); };
-      config.ranks.push_back(
-        own(i == 1 && one_is_stopped ? sys.spawn(stopped)
-                                     : sys.spawn(rank_watch, rank)));
+      config.ranks.push_back(own(i == 1 && one_is_stopped
+                                   ? sys.spawn(stopped)
+                                   : sys.spawn(rank_watch, rank)));
     }
     config.options = options;
     config.on_report = [this](const stall_report& x) { reports.push_back(x); };
@@ -103,7 +101,8 @@ TEST_CASE_METHOD(monitor_fixture, "a stopped rank is named after the timeout",
   pass(2s);
   REQUIRE(reports.size() == 1);
   CHECK(reports[0].silent == std::vector<rank_id>{rank_id{1}});
-  CHECK_THAT(reports[0].text, ContainsSubstring("rank 1 does not answer since"));
+  CHECK_THAT(reports[0].text,
+             ContainsSubstring("rank 1 does not answer since"));
   CHECK(told.size() == 1);
   CHECK(ends.empty());
   pass(3s); // after the first doubling

@@ -2,8 +2,11 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/board/rank_board.hpp"
-#include "actors/stalls/stalls.hpp"
 #include "actors/board/watched_fabric.hpp"
+#include "actors/host/node.hpp"
+#include "actors/server/execution_token.hpp"
+#include "actors/stalls/stalls.hpp"
+#include "tests/support/function_services.hpp"
 #include "tests/support/thread_executor.hpp"
 #include "transport/exchange.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
@@ -41,25 +44,21 @@ public:
     std::vector<watched_rank> watched;
     for (uint64_t i = 0; i < size; ++i) {
       auto& x = *ranks_.emplace_back(std::make_unique<rank>(
-        std::shared_ptr<fabric>{std::shared_ptr<void>{},
-                                &net_.at(rank_id{i})},
+        std::shared_ptr<fabric>{std::shared_ptr<void>{}, &net_.at(rank_id{i})},
         size));
       x.board->name_modules(
         [](module_id m) { return "m" + std::to_string(m.value); });
-      node_options y;
+      server_options y;
       y.self = rank_id{i};
       y.pipeline = pipeline;
       y.fabric = x.fabric.get();
       y.board = x.board;
-      y.token = make_execution_token();
-      y.make_executor = [this](executor_listener& z) {
+      y.token = std::make_shared<execution_token>();
+      x.services.executor = [this](executor_listener& z) {
         return std::make_unique<thread_executor>(z, modules_, inside_,
                                                  most_inside_);
       };
-      y.make_schedule = [](uint64_t n) {
-        return make_schedule("interleaved", n, 4);
-      };
-      y.on_microbatch_done = [](step_id, microbatch_id) {};
+      y.services = &x.services;
       x.actors = std::make_unique<node>(host_, std::move(y));
       x.fabric->start(addresses, x);
       watched.push_back(watch(x));
@@ -152,6 +151,7 @@ private:
     std::shared_ptr<rank_board> board;
     std::unique_ptr<watched_fabric> fabric;
     smp::exchange exchange;
+    function_services services;
     std::unique_ptr<node> actors;
   };
 
@@ -260,8 +260,7 @@ TEST_CASE("ranks that wait under different names are a cycle",
                                      "right\" from rank 0"));
 }
 
-TEST_CASE("a module that waits for its caller is a cycle",
-          "[actors][stalls]") {
+TEST_CASE("a module that waits for its caller is a cycle", "[actors][stalls]") {
   auto never = std::make_shared<completion>();
   world w{calls_1([&](thread_caller& x, const std::string& args) {
     x.await(never, {"exchange \"barrier b\"", rank_id{0}});

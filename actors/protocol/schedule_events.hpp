@@ -57,9 +57,9 @@ struct rank_activity {
   bool busy = false;
 };
 
-using schedule_event
-  = std::variant<step_begins, task_started, forward_ended, backward_ready,
-                 backward_ended, memory_level, rank_activity>;
+using schedule_event = std::variant<step_begins, task_started, forward_ended,
+                                    backward_ready, backward_ended,
+                                    memory_level, rank_activity>;
 
 /// @returns "forward ended, microbatch 3".
 std::string to_string(const schedule_event& x);

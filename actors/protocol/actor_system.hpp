@@ -1,6 +1,6 @@
 #pragma once
 
-#include "actors/host/node.hpp"
+#include "actors/protocol/actor_host.hpp"
 
 #include <caf/actor_system.hpp>
 #include <caf/actor_system_config.hpp>

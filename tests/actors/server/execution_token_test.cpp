@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "actors/host/execution_token.hpp"
+#include "actors/server/execution_token.hpp"
 
 #include <atomic>
 #include <condition_variable>

@@ -1,7 +1,7 @@
-#include "actors/host/actor_host.hpp"
+#include "actors/protocol/actor_system.hpp"
 
 #include "actors/protocol/actors.hpp"
-#include "actors/schedule/schedule_actor.hpp"
+#include "actors/protocol/server_status.hpp"
 #include "transport/refuse_waits.hpp"
 
 #include <caf/init_global_meta_objects.hpp>
@@ -53,9 +53,9 @@ host_config::host_config() {
   load<caf::io::middleman>();
   // Messages are read by the thread that received them.
   set("caf.middleman.workers", 0);
-  // No time-out of CAF's own: a process that is stopped is a matter of the STALL
-  // MONITOR. When one ends, its kernel closes the connection; a machine that is
-  // gone, the fabric finds (UCX's keepalive).
+  // No time-out of CAF's own: a process that is stopped is a matter of the
+  // STALL MONITOR. When one ends, its kernel closes the connection; a machine
+  // that is gone, the fabric finds (UCX's keepalive).
   set("caf.middleman.heartbeat-interval", caf::timespan{0});
   add_thread_hook<waits_refused>();
 }

@@ -1,4 +1,4 @@
-#include "actors/host/execution_token.hpp"
+#include "actors/server/execution_token.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -1,0 +1,80 @@
+#pragma once
+
+#include "actors/board/call_slot.hpp"
+#include "actors/protocol/request.hpp"
+#include "actors/protocol/status.hpp"
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace smp {
+
+/// Where a WORKER CONTEXT stands (R24). The context writes it, alone; who looks
+/// for a stall reads it, whatever the actors of the rank are stuck in.
+/// Thread-safe.
+class context_record {
+public:
+  using clock = std::chrono::steady_clock;
+  using slot_ptr = std::shared_ptr<call_slot>;
+
+  /// What is known of a call that the context waits for.
+  struct awaited_call {
+    call_kind kind = call_kind::remote;
+    rank_id owner;
+    module_id module;
+    phase what = phase::forward;
+    wait_reason why;
+    completion_ptr done;
+  };
+
+  struct view {
+    context_state state = context_state::idle;
+    /// The request that it serves, or served last, without its body.
+    request current;
+    /// Set while it is PENDING.
+    awaited_call waits_for;
+    clock::time_point since = clock::now();
+    uint64_t served = 0;
+    slot_ptr slot;
+  };
+
+  explicit context_record(context_id id) : id_(id) {
+    // nop
+  }
+
+  context_id id() const noexcept {
+    return id_;
+  }
+
+  // -- the context ------------------------------------------------------------
+  // @returns false, and does nothing, if that is not its state.
+
+  /// IDLE -> EXECUTING
+  bool start(const request& x, clock::time_point now);
+
+  /// EXECUTING -> PENDING
+  bool park(const call& x, clock::time_point now);
+
+  /// PENDING -> EXECUTING
+  bool resume(clock::time_point now);
+
+  /// EXECUTING -> IDLE
+  bool finish(clock::time_point now);
+
+  // -- anybody ----------------------------------------------------------------
+
+  context_state state() const;
+
+  view look() const;
+
+private:
+  bool move(context_state from, context_state to, clock::time_point now);
+
+  const context_id id_;
+  mutable std::mutex mutex_;
+  view view_;
+};
+
+} // namespace smp

@@ -1,0 +1,34 @@
+#pragma once
+
+// How a rank joins a run.
+
+#include "transport/error.hpp"
+#include "transport/ids.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// How a rank introduces itself.
+struct member {
+  rank_id rank;
+  int64_t pid = 0;
+  std::string host;
+  /// Secret of the run: strangers who reach the port are refused.
+  std::string run_id;
+  /// These must be equal on all ranks; a rank that differs is refused by name.
+  std::string build;
+  std::string config_hash;
+  /// `fabric::address()`, opaque bytes.
+  std::string fabric_address;
+};
+
+/// Answers a rank that wants to take part: all members, or why not.
+struct welcome {
+  std::vector<member> members; // by rank
+  failure error;
+};
+
+} // namespace smp

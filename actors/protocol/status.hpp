@@ -1,0 +1,77 @@
+#pragma once
+
+// What actors answer when they are asked how they are. The MODULE SERVER's
+// answer holds handles: actors/protocol/server_status.hpp.
+
+#include "transport/error.hpp"
+#include "transport/ids.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// Where a WORKER CONTEXT stands (R24).
+enum class context_state : uint8_t { idle, executing, pending };
+
+constexpr context_state last_of(context_state) noexcept {
+  return context_state::pending;
+}
+
+/// @returns the state in capitals, as people write it.
+constexpr const char* to_string(context_state x) noexcept {
+  switch (x) {
+    case context_state::idle:
+      return "IDLE";
+    case context_state::executing:
+      return "EXECUTING";
+    case context_state::pending:
+      return "PENDING";
+  }
+  return "UNKNOWN";
+}
+
+struct context_status {
+  context_id context;
+  context_state state = context_state::idle;
+  request_id current;
+  microbatch_id microbatch;
+  module_id module;
+  phase what = phase::forward;
+  /// What it waits for while PENDING.
+  std::string waits_for;
+  /// In this state for so long.
+  double seconds = 0;
+  uint64_t served = 0;
+};
+
+struct scheduler_status {
+  step_id step;
+  uint64_t running = 0; // microbatches that were started and did not end
+  uint64_t left = 0;    // microbatches that did not end
+  /// What the schedule actor of the user owes an answer to, and since when in
+  /// seconds; empty if nothing.
+  std::string asks;
+  double seconds = 0;
+};
+
+struct member_status {
+  rank_id rank;
+  std::vector<failure> losses; // heard of, first one first
+};
+
+struct supervisor_status {
+  uint64_t world_size = 0;
+  std::vector<rank_id> present;
+  std::vector<rank_id> gone;   // said goodbye
+  std::vector<failure> losses; // first one first
+};
+
+struct stall_status {
+  uint64_t reports = 0;
+  /// The last report.
+  std::string text;
+};
+
+} // namespace smp

@@ -1,0 +1,147 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/board/rank_board.hpp"
+#include "actors/board/watched_output.hpp"
+#include "tests/support/server_core_fixture.hpp"
+
+#include <chrono>
+#include <memory>
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+constexpr context_id ctx{1};
+
+struct board_fixture {
+  board_fixture() {
+    board->name_modules(
+      [](module_id x) { return "m" + std::to_string(x.value); });
+  }
+
+  static request make_request() {
+    return {{rank_id{1}, 6}, step_id{1},     microbatch_id{2},
+            module_id{3},    phase::forward, {}};
+  }
+
+  static call make_call() {
+    call x;
+    x.owner = rank_id{1};
+    x.module = module_id{4};
+    return x;
+  }
+
+  /// @returns the activities beside the user's thread.
+  std::vector<activity> contexts() {
+    auto result = board->view().activities;
+    result.erase(result.begin());
+    return result;
+  }
+
+  context_record::clock::time_point now = context_record::clock::now();
+  std::shared_ptr<rank_board> board = std::make_shared<rank_board>(rank_id{0},
+                                                                   2);
+  recorder inner;
+  watched_output out{inner, board};
+};
+
+} // namespace
+
+TEST_CASE_METHOD(board_fixture,
+                 "a record goes from state to state only as R24 "
+                 "has it",
+                 "[actors][board]") {
+  using enum context_state;
+  context_record x{ctx};
+  CHECK(x.state() == idle);
+  CHECK_FALSE(x.resume(now));
+  CHECK_FALSE(x.park(make_call(), now));
+  CHECK_FALSE(x.finish(now));
+  CHECK(x.start(make_request(), now));
+  CHECK_FALSE(x.start(make_request(), now));
+  CHECK_FALSE(x.resume(now));
+  CHECK(x.state() == executing);
+  CHECK(x.park(make_call(), now));
+  CHECK_FALSE(x.finish(now));
+  CHECK(x.look().waits_for.module == module_id{4});
+  CHECK(x.resume(now));
+  CHECK(x.look().waits_for.module == module_id{});
+  CHECK(x.finish(now));
+  CHECK(x.look().served == 1);
+  CHECK(x.look().current.id == request_id{rank_id{1}, 6});
+  CHECK(x.state() == idle);
+}
+
+TEST_CASE_METHOD(board_fixture,
+                 "a board tells who executes and what others wait for",
+                 "[actors][board]") {
+  CHECK(contexts().empty());
+  auto record = board->record_of(ctx);
+  CHECK(contexts().empty());
+  out.start(ctx, make_request());
+  REQUIRE(contexts().size() == 1);
+  CHECK(contexts()[0].executes); // the token is given, the message on its way
+  REQUIRE(record->start(make_request(), now));
+  auto x = contexts().at(0);
+  CHECK(x.executes);
+  CHECK(x.what == "module m3, microbatch 2, forward");
+  CHECK(x.serves == request_id{rank_id{1}, 6});
+  CHECK(board->slot_of(x.serves) != nullptr);
+  REQUIRE(record->park(make_call(), now));
+  CHECK(contexts().at(0).executes); // the token is not back yet
+  out.parked(ctx, {rank_id{0}, 9});
+  x = contexts().at(0);
+  CHECK_FALSE(x.executes);
+  CHECK(x.waits_for == "module m4, microbatch 2, forward");
+  CHECK(x.from == rank_id{1});
+  CHECK(x.asks == request_id{rank_id{0}, 9});
+  out.answered(ctx);
+  CHECK(contexts().at(0).waits_for == "the execution token");
+  out.resume(ctx, {});
+  CHECK(contexts().at(0).executes);
+  REQUIRE(record->resume(now));
+  REQUIRE(record->finish(now));
+  out.idle(ctx);
+  CHECK(contexts().empty());
+  CHECK(board->slot_of({rank_id{1}, 6}) == nullptr);
+  CHECK(board->record_of(ctx) == record);
+}
+
+TEST_CASE_METHOD(board_fixture, "nothing remains of a context that died",
+                 "[actors][board]") {
+  out.start(ctx, make_request());
+  auto record = board->record_of(ctx);
+  REQUIRE(record->start(make_request(), now));
+  out.lost(ctx);
+  CHECK(contexts().empty());
+  CHECK(board->record_of(ctx) != record);
+}
+
+TEST_CASE_METHOD(board_fixture,
+                 "whatever a core makes happen is progress and is passed on",
+                 "[actors][board]") {
+  auto before = board->look();
+  auto moved = [&] {
+    auto now = board->look();
+    return std::exchange(before, now) != now;
+  };
+  out.start(ctx, make_request());
+  CHECK(moved());
+  out.parked(ctx, {});
+  CHECK(moved());
+  out.resume(ctx, {});
+  CHECK(moved());
+  out.ask(rank_id{1}, make_request());
+  CHECK(moved());
+  out.answer(response{});
+  CHECK(moved());
+  out.failed({step_id{1}, user_error("x")});
+  CHECK(moved());
+  out.step_over({});
+  CHECK(moved());
+  CHECK_FALSE(moved());
+  CHECK(inner.take()
+        == lines{"start c1 mb2", "resume c1", "ask r1", "answer 0", "failed x",
+                 "step 0 over"});
+}

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "actors/protocol/rank_services.hpp"
+
+#include <functional>
+#include <utility>
+
+namespace smp {
+
+/// Services out of functions; those that a test does not set do nothing.
+struct function_services : rank_services {
+  executor_ptr make_executor(executor_listener& x) override {
+    return executor(x);
+  }
+
+  schedule_ptr make_schedule(uint64_t microbatches) override {
+    return schedule(microbatches);
+  }
+
+  std::vector<module_id> ordered_modules(const request& x) override {
+    return ordered ? ordered(x) : std::vector<module_id>{};
+  }
+
+  void microbatch_over(step_id step, microbatch_id x) override {
+    if (over)
+      over(step, x);
+  }
+
+  std::function<executor_ptr(executor_listener&)> executor;
+  std::function<schedule_ptr(uint64_t)> schedule = [](uint64_t n) {
+    return smp::make_schedule("interleaved", n, 4);
+  };
+  std::function<std::vector<module_id>(const request&)> ordered;
+  std::function<void(step_id, microbatch_id)> over;
+};
+
+} // namespace smp
