@@ -1,15 +1,28 @@
 #include "actors/server/microbatch_sequencer.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <memory>
 
 namespace smp {
 
-void microbatch_sequencer::set_modules(std::vector<module_id> xs) {
+microbatch_sequencer::microbatch_sequencer(
+  rank_id self, std::function<std::string(module_id)> name)
+  : self_(self), name_(std::move(name)) {
+  // nop
+}
+
+void microbatch_sequencer::set_modules(const std::vector<module_id>& xs,
+                                       const std::set<module_id>& sure) {
   std::lock_guard guard{mutex_};
   std::map<module_id, gate> gates;
   for (auto x : xs) {
     auto known = gates_.extract(x);
-    gates.emplace(x, known ? std::move(known.mapped()) : gate{});
+    auto& y = gates[x] = known ? std::move(known.mapped()) : gate{};
+    // The step body is over with its forward phase, not sooner.
+    y.sure = y.sure || sure.contains(x) || x == module_id{};
+    if (y.sure)
+      y.expected.reset();
   }
   gates_.swap(gates);
 }
@@ -30,8 +43,10 @@ void microbatch_sequencer::begin_step(uint64_t microbatches) {
   std::lock_guard guard{mutex_};
   over_.assign(microbatches, false);
   held_.clear();
-  for (auto& [id, x] : gates_)
-    x.counts.assign(microbatches, 0);
+  for (auto& [id, x] : gates_) {
+    x.entered.assign(microbatches, 0);
+    x.left.assign(microbatches, 0);
+  }
 }
 
 void microbatch_sequencer::end_step(bool complete) {
@@ -40,16 +55,15 @@ void microbatch_sequencer::end_step(bool complete) {
   if (!complete)
     return;
   for (auto& [id, x] : gates_) {
-    if (x.counts.empty() || x.varies || id == module_id{})
+    if (x.left.empty() || x.sure)
       continue;
-    auto [least, most] = std::minmax_element(x.counts.begin(), x.counts.end());
+    auto [least, most] = std::minmax_element(x.left.begin(), x.left.end());
     if (*most == 0)
       continue;
     // One that makes fewer calls than expected holds the next ones until its
     // forward phase is over, which is right; one that makes more is not.
-    if (x.expected ? *most > *x.expected : *least != *most)
-      x.varies = true;
-    if (x.varies)
+    x.sure = x.expected ? *most > *x.expected : *least != *most;
+    if (x.sure)
       x.expected.reset();
     else if (!x.expected)
       x.expected = *most;
@@ -59,16 +73,18 @@ void microbatch_sequencer::end_step(bool complete) {
 // -- microbatches -------------------------------------------------------------
 
 bool microbatch_sequencer::passed(const gate& x, uint64_t turn) const {
-  return over_[turn] || (x.expected && x.counts[turn] >= *x.expected);
+  return over_[turn]
+         || (x.expected && x.left[turn] >= *x.expected
+             && x.left[turn] == x.entered[turn]);
 }
 
 bool microbatch_sequencer::is_open(const std::vector<module_id>& xs,
-                        uint64_t turn) const {
+                                   uint64_t turn) const {
   for (auto id : xs) {
     auto i = gates_.find(id);
     if (i == gates_.end())
       continue;
-    auto last = std::min<uint64_t>(turn, i->second.counts.size());
+    auto last = std::min<uint64_t>(turn, i->second.left.size());
     for (uint64_t older = 0; older < last; ++older)
       if (!passed(i->second, older))
         return false;
@@ -76,52 +92,82 @@ bool microbatch_sequencer::is_open(const std::vector<module_id>& xs,
   return true;
 }
 
-void microbatch_sequencer::note_overtaken(const std::vector<module_id>& xs,
-                               uint64_t turn) {
+/// @returns why the step must end, or an empty failure.
+failure microbatch_sequencer::overtaken(const std::vector<module_id>& xs,
+                                        uint64_t turn, microbatch_id x) {
+  // After its forward phase a microbatch comes as late as it comes.
+  if (turn >= over_.size() || over_[turn])
+    return {};
   for (auto id : xs) {
     auto i = gates_.find(id);
-    if (i == gates_.end() || i->second.varies)
+    if (i == gates_.end())
       continue;
-    auto& counts = i->second.counts;
-    auto younger = turn + 1 < counts.size()
-                     ? counts.begin() + static_cast<ptrdiff_t>(turn) + 1
-                     : counts.end();
-    if (std::any_of(younger, counts.end(), [](auto n) { return n > 0; })) {
-      i->second.varies = i->second.overtaken = true;
-      i->second.expected.reset();
-    }
+    auto& y = i->second;
+    if (turn + 1 >= y.entered.size())
+      continue;
+    auto younger = y.entered.begin() + static_cast<ptrdiff_t>(turn) + 1;
+    if (std::none_of(younger, y.entered.end(), [](auto n) { return n > 0; }))
+      continue;
+    y.sure = true;
+    y.expected.reset();
+    return {error_code::unsupported, self_, name_ ? name_(id) : std::string{},
+            "microbatch " + std::to_string(x.value)
+              + " calls it more often than earlier steps did, when a younger "
+                "microbatch has been there: its state would see them in another"
+                " order than in one process. Its buffers are again what they "
+                "were before the step; set the gradients to zero and run the "
+                "step once more: from now on each microbatch waits there for "
+                "the forward phase of the one before it, as it does from the "
+                "first step on after smp::set_stateful"};
   }
+  return {};
 }
 
-bool microbatch_sequencer::open(const std::vector<module_id>& xs, uint64_t turn) {
+void microbatch_sequencer::enter(const std::vector<module_id>& xs,
+                                 uint64_t turn) {
+  for (auto id : xs)
+    if (auto i = gates_.find(id);
+        i != gates_.end() && turn < i->second.entered.size())
+      ++i->second.entered[turn];
+}
+
+bool microbatch_sequencer::open(const std::vector<module_id>& xs, uint64_t turn,
+                                microbatch_id x) {
   std::lock_guard guard{mutex_};
+  if (auto why = overtaken(xs, turn, x))
+    throw error{std::move(why)};
   if (!is_open(xs, turn)) {
     asked_ = true;
     return false;
   }
-  note_overtaken(xs, turn);
+  enter(xs, turn);
   return true;
 }
 
 completion_ptr microbatch_sequencer::opening(const std::vector<module_id>& xs,
-                                  uint64_t turn) {
+                                             uint64_t turn, microbatch_id x) {
   std::lock_guard guard{mutex_};
-  if (is_open(xs, turn)) {
-    note_overtaken(xs, turn);
+  auto why = overtaken(xs, turn, x);
+  if (!why && is_open(xs, turn)) {
+    enter(xs, turn);
     return nullptr;
   }
   auto result = std::make_shared<completion>();
-  held_.push_back({xs, turn, result});
+  if (why)
+    result->fail(std::move(why));
+  else
+    held_.push_back({xs, turn, result});
   return result;
 }
 
-void microbatch_sequencer::leave(const std::vector<module_id>& xs, uint64_t turn) {
+void microbatch_sequencer::leave(const std::vector<module_id>& xs,
+                                 uint64_t turn) {
   std::unique_lock guard{mutex_};
   for (auto id : xs) {
     auto i = gates_.find(id);
-    if (i == gates_.end() || turn >= i->second.counts.size())
+    if (i == gates_.end() || turn >= i->second.left.size())
       continue;
-    ++i->second.counts[turn];
+    ++i->second.left[turn];
     ++i->second.calls;
   }
   moved(std::move(guard));
@@ -137,9 +183,13 @@ void microbatch_sequencer::forward_over(uint64_t turn) {
 
 std::vector<completion_ptr> microbatch_sequencer::take_opened() {
   std::vector<completion_ptr> result;
+  // The oldest first: who enters may keep the others waiting.
+  std::stable_sort(held_.begin(), held_.end(),
+                   [](auto& x, auto& y) { return x.turn < y.turn; });
   std::erase_if(held_, [&](auto& x) {
     if (!is_open(x.modules, x.turn))
       return false;
+    enter(x.modules, x.turn);
     result.push_back(std::move(x.opened));
     return true;
   });
@@ -163,15 +213,6 @@ uint64_t microbatch_sequencer::calls(module_id x) const {
   std::lock_guard guard{mutex_};
   auto i = gates_.find(x);
   return i == gates_.end() ? 0 : i->second.calls;
-}
-
-std::vector<module_id> microbatch_sequencer::take_overtaken() {
-  std::lock_guard guard{mutex_};
-  std::vector<module_id> result;
-  for (auto& [id, x] : gates_)
-    if (std::exchange(x.overtaken, false))
-      result.push_back(id);
-  return result;
 }
 
 } // namespace smp

@@ -2,6 +2,7 @@
 
 // The order of microbatches through modules that change state (R19).
 
+#include "transport/error.hpp"
 #include "transport/ids.hpp"
 #include "transport/wait.hpp"
 
@@ -10,6 +11,8 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,17 +26,27 @@ namespace smp {
 ///
 /// A microbatch is surely past a module when its forward phase is over. Once a
 /// step showed that all microbatches call the module equally often, one that
-/// made as many calls is past it as well, so that the next one need not wait
-/// for the rest of the model. A module that is not called equally often goes
-/// back to the sure rule.
+/// made as many calls, all of which are over, is past it as well, so that the
+/// next one need not wait for the rest of the model. That is a guess: if it
+/// calls the module once more when a younger one has been there, the step ends
+/// with an error, and the module goes back to the sure rule. So does a module
+/// that is not called equally often.
 ///
 /// Thread-safe: the MODULE SERVER asks for requests, before they get the
 /// token; executions ask for calls on their own rank.
 class microbatch_sequencer {
 public:
+  /// @param self for errors
+  /// @param name of a module, for errors
+  explicit microbatch_sequencer(
+    rank_id self = rank_id{}, std::function<std::string(module_id)> name = {});
+
   /// Replaces the ordered modules; what is known of those that stay is kept.
   /// Between steps.
-  void set_modules(std::vector<module_id> xs);
+  /// @param sure those that keep the sure rule: nobody could take back what a
+  ///        step did to their state
+  void set_modules(const std::vector<module_id>& xs,
+                   const std::set<module_id>& sure = {});
 
   /// Tells whether any module is ordered.
   bool used() const;
@@ -52,12 +65,16 @@ public:
 
   // -- microbatches -----------------------------------------------------------
 
-  /// Tells whether a call of `turn` may enter all of `xs`; always true of
-  /// modules that are not ordered.
-  bool open(const std::vector<module_id>& xs, uint64_t turn);
+  /// Lets a call of microbatch `x` enter all of `xs` unless it is too early;
+  /// modules that are not ordered let everybody in.
+  /// @returns whether it entered
+  /// @throws error (unsupported) if a younger microbatch has been there
+  bool open(const std::vector<module_id>& xs, uint64_t turn, microbatch_id x);
 
-  /// @returns null if `open(xs, turn)`, else what is done when it is.
-  completion_ptr opening(const std::vector<module_id>& xs, uint64_t turn);
+  /// @returns null if the call entered, else what is done when it did. Fails
+  /// where `open` throws.
+  completion_ptr opening(const std::vector<module_id>& xs, uint64_t turn,
+                         microbatch_id x);
 
   /// A call of `turn` that entered `xs` is over.
   void leave(const std::vector<module_id>& xs, uint64_t turn);
@@ -70,18 +87,14 @@ public:
   /// Calls of this module since it is ordered, on this rank.
   uint64_t calls(module_id x) const;
 
-  /// @returns modules that a microbatch called more often than any before it,
-  /// when a younger one was inside already; each once.
-  std::vector<module_id> take_overtaken();
-
 private:
   struct gate {
     /// Calls that make a microbatch pass; nothing: its forward phase must end.
     std::optional<uint64_t> expected;
-    bool varies = false;
-    bool overtaken = false;
-    std::vector<uint64_t> counts; // of this step, by turn
-    uint64_t calls = 0;           // of all steps
+    bool sure = false;             // `expected` stays empty
+    std::vector<uint64_t> entered; // calls of this step, by turn
+    std::vector<uint64_t> left;    // those that are over
+    uint64_t calls = 0;            // of all steps
   };
 
   struct held {
@@ -92,10 +105,14 @@ private:
 
   bool is_open(const std::vector<module_id>& xs, uint64_t turn) const;
   bool passed(const gate& x, uint64_t turn) const;
-  void note_overtaken(const std::vector<module_id>& xs, uint64_t turn);
+  failure overtaken(const std::vector<module_id>& xs, uint64_t turn,
+                    microbatch_id x);
+  void enter(const std::vector<module_id>& xs, uint64_t turn);
   std::vector<completion_ptr> take_opened();
   void moved(std::unique_lock<std::mutex> guard);
 
+  const rank_id self_;
+  const std::function<std::string(module_id)> name_;
   mutable std::mutex mutex_;
   std::map<module_id, gate> gates_;
   std::vector<bool> over_; // by turn

@@ -169,10 +169,22 @@ void server_core::accept(request x) {
 void server_core::admit(request x) {
   auto modules = options_.sequencer ? options_.services.ordered_modules(x)
                                     : std::vector<module_id>{};
-  if (modules.empty() || options_.sequencer->open(modules, x.turn))
-    push(std::move(x), std::move(modules));
+  if (modules.empty())
+    push(std::move(x), {});
   else
-    held_.push_back({std::move(x), std::move(modules)});
+    admit_in_turn({std::move(x), std::move(modules)});
+}
+
+void server_core::admit_in_turn(held_request x) {
+  try {
+    if (options_.sequencer->open(x.modules, x.what.turn, x.what.microbatch))
+      push(std::move(x.what), std::move(x.modules));
+    else
+      held_.push_back(std::move(x));
+  } catch (const error& e) {
+    fail(e.cause());
+    reply({x.what.id, {}, e.cause()});
+  }
 }
 
 void server_core::receive(response x) {
@@ -246,11 +258,15 @@ void server_core::token_granted() {
 }
 
 void server_core::turns_moved() {
-  for (auto& x : std::exchange(held_, {}))
-    if (options_.sequencer->open(x.modules, x.what.turn))
-      push(std::move(x.what), std::move(x.modules));
+  auto held = std::exchange(held_, {});
+  // The oldest first: who enters may keep the others waiting.
+  std::stable_sort(held.begin(), held.end(),
+                   [](auto& x, auto& y) { return x.what.turn < y.what.turn; });
+  for (auto& x : held)
+    if (failed_)
+      reply({x.what.id, {}, failed_});
     else
-      held_.push_back(std::move(x));
+      admit_in_turn(std::move(x));
   pump();
 }
 

@@ -283,6 +283,7 @@ private:
   bool complete_blocked(const completed& x);
   void end_promised(request_id id);
   void admit(request x);
+  void admit_in_turn(held_request x);
   failure refusal(const call& x) const;
   request request_of(const context_entry& from, uint64_t number, call& x) const;
   void push(request x, std::vector<module_id> entered);

@@ -25,7 +25,8 @@ public:
       return;
     ex->note_state();
     auto& rank = ex->rank();
-    if (auto open = rank.sequencer().opening({*x.module}, ex->turn()))
+    if (auto open = rank.sequencer().opening({*x.module}, ex->turn(),
+                                             ex->microbatch()))
       waiter::current().wait(
         open,
         {"the turn of microbatch " + std::to_string(ex->microbatch().value)

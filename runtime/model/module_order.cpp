@@ -3,6 +3,8 @@
 #include "runtime/model/script_walk.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
+#include <c10/core/InferenceMode.h>
+
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -107,6 +109,14 @@ std::vector<module_id> module_order::modules() const {
   return result;
 }
 
+std::set<module_id> module_order::unseen() const {
+  std::set<module_id> result;
+  for (auto& [i, x] : entries_)
+    if (!x.reasons.empty())
+      result.insert(module_id{i});
+  return result;
+}
+
 // -- words --------------------------------------------------------------------
 
 std::string module_order::reason(uint32_t module) const {
@@ -135,6 +145,33 @@ std::string module_order::text() const {
               + " in their order: " + reason(i);
   }
   return result;
+}
+
+// -- steps that fail ----------------------------------------------------------
+
+void module_order::keep(const std::function<bool(uint32_t tensor)>& owned) {
+  at::NoGradGuard no_grad;
+  kept_.clear();
+  for (auto& [i, x] : entries_) {
+    if (x.released)
+      continue;
+    for (auto t : x.buffers) {
+      auto& tensor = model_->tensors[t].tensor;
+      if (owned(t) && !kept_.contains(t) && refusal_of(tensor).empty())
+        kept_.emplace(t, tensor.detach().clone());
+    }
+  }
+}
+
+void module_order::put_back() {
+  for (auto& [t, x] : kept_) {
+    auto tensor = model_->tensors[t].tensor;
+    at::NoGradGuard no_grad;
+    c10::InferenceMode mode{tensor.is_inference()};
+    if (tensor.sizes() == x.sizes() && tensor.dtype() == x.dtype())
+      tensor.detach().copy_(x);
+  }
+  kept_.clear();
 }
 
 // -- the first steps ----------------------------------------------------------

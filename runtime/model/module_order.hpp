@@ -47,6 +47,9 @@ public:
   /// Those that are still ordered.
   std::vector<module_id> modules() const;
 
+  /// Those among them with state that no look at tensors shows.
+  std::set<module_id> unseen() const;
+
   /// @returns the modules that were ordered at first because of a buffer.
   std::span<const module_id> guards(uint32_t tensor) const {
     auto i = by_buffer_.find(tensor);
@@ -59,6 +62,15 @@ public:
 
   /// What still orders microbatches, for people; empty if nothing does.
   std::string text() const;
+
+  // -- steps that fail --------------------------------------------------------
+
+  /// Keeps copies of the owned buffers of ordered modules.
+  void keep(const std::function<bool(uint32_t tensor)>& owned);
+
+  /// Makes the buffers what they were at the last `keep`: some microbatches of
+  /// the step were in them and others were not.
+  void put_back();
 
   // -- the first steps --------------------------------------------------------
 
@@ -90,6 +102,7 @@ private:
   std::map<uint32_t, std::vector<module_id>> by_buffer_;
   bool undecided_ = false;
   std::map<uint32_t, std::optional<uint64_t>> hashes_; // of owned buffers
+  std::map<uint32_t, at::Tensor> kept_;                // copies of them
 };
 
 template <class Inspector>

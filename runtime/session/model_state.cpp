@@ -11,7 +11,6 @@
 #include "runtime/session/schedule_policies.hpp"
 #include "transport/bytes.hpp"
 
-#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <utility>
@@ -110,9 +109,12 @@ uint64_t model_state::trainability() const {
 // -- steps --------------------------------------------------------------------
 
 void model_state::begin_step() {
-  if (map_.order().undecided() && rank_.pipeline().size() > 1)
-    map_.order().before_step(
-      [this](uint32_t tensor) { return map_.owned(tensor); });
+  if (auto& order = map_.order(); rank_.pipeline().size() > 1) {
+    auto owned = [this](uint32_t tensor) { return map_.owned(tensor); };
+    order.keep(owned);
+    if (order.undecided())
+      order.before_step(owned);
+  }
   promises_.begin_step(trainability());
 }
 
@@ -137,15 +139,11 @@ module_order::observation gather(const rank_context& rank,
 void model_state::end_step(bool complete) {
   promises_.end_step();
   parameters_.end_step();
-  auto& sequencer = rank_.sequencer();
-  for (auto x : sequencer.take_overtaken())
-    TORCH_WARN("smp: a microbatch called '", map_.name(x),
-               "' more often than any before it, after a younger microbatch "
-               "had been there: in this step its state saw them in another "
-               "order than in one process; from now on each microbatch waits "
-               "there for the forward phase of the one before it");
+  if (!complete)
+    map_.order().put_back();
   if (!complete || !map_.order().undecided() || rank_.pipeline().size() == 1)
     return;
+  auto& sequencer = rank_.sequencer();
   auto mine = map_.order().observe([&](uint32_t i) {
     module_id module{i};
     return map_.owner(module) == rank_.self() && sequencer.calls(module) > 0;

@@ -278,7 +278,8 @@ void partitioning::set_order() {
     for (auto* hook : modules[i].hooks)
       hook->ordered = map_.keeps_order(module_id{i});
   if (rank_.pipeline().size() > 1)
-    rank_.sequencer().set_modules(map_.order().modules());
+    rank_.sequencer().set_modules(map_.order().modules(),
+                                  map_.order().unseen());
 }
 
 void partitioning::release(remote_parameters& others) {

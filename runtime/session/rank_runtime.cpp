@@ -19,7 +19,9 @@ rank_runtime::rank_runtime(parts x)
     token_(std::move(x.token)),
     own_exchange_(*fabric_),
     own_objects_(*fabric_),
-    own_sequencer_(std::make_shared<microbatch_sequencer>()),
+    own_sequencer_(std::make_shared<microbatch_sequencer>(
+      fabric_->self(),
+      [board = own_board_](module_id x) { return board->path_of(x); })),
     own_records_(std::make_shared<record_book>(record_book::options{
       own_config_.static_mode, own_config_.static_steps,
       own_config_.static_fallback == "dynamic",

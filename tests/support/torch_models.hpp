@@ -84,7 +84,17 @@ struct model_step {
   std::vector<Tensor> losses;              // by microbatch
   uint64_t number = 0;
   step_stats stats;
+  /// It went wrong at first: see `has_overtaken`.
+  bool repeated = false;
 };
+
+/// Tells whether a step ended because a module with state would have seen its
+/// microbatches in another order than in one process (R19).
+inline bool has_overtaken(const error& x) {
+  return x.cause().code == error_code::unsupported
+         && x.cause().text.find("more often than earlier steps did")
+              != std::string::npos;
+}
 
 /// Makes the model with the same numbers on each rank: the generator is the
 /// process's.
@@ -141,9 +151,23 @@ std::vector<model_step> run_ranks(const model_options& x,
       r.before = to_map(model.state_dict());
       for (auto& p : model.local_parameters())
         p.mutable_grad() = Tensor{};
-      {
+      auto run = [&] {
         auto around = x.context ? x.context() : nullptr;
         r.losses = train_step(batches.at(static_cast<size_t>(i))).outputs();
+      };
+      try {
+        run();
+      } catch (const error& e) {
+        // The error says what to do: its step left no trace but gradients.
+        if (!has_overtaken(e))
+          throw;
+        for (auto& [name, t] : to_map(model.state_dict()))
+          if (!torch::equal(t, r.before.at(name)))
+            throw std::logic_error{"a failed step changed " + name};
+        for (auto& p : model.local_parameters())
+          p.mutable_grad() = Tensor{};
+        r.repeated = true;
+        run();
       }
       r.gradients = to_map(model.gradients());
       r.after = to_map(model.state_dict());

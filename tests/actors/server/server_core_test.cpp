@@ -121,6 +121,31 @@ struct ordered_fixture : core_fixture {
 } // namespace
 
 TEST_CASE_METHOD(ordered_fixture,
+                 "a request that a younger microbatch overtook ends the step",
+                 "[actors][core][r19]") {
+  for (uint64_t step : {1, 2}) {
+    enter(step, 2);
+    receive_turn(10 * step, 0, step);
+    if (step == 1)
+      core.end_forward({step_id{1}, 0});
+    else
+      finish(); // as often as in step 1: the next one may enter
+    receive_turn(10 * step + 1, 1, step);
+    if (step == 1) {
+      finish();
+      finish();
+      core.end_step({step_id{1}, std::vector<payload>(2), {}});
+    }
+  }
+  out.take();
+  receive_turn(22, 0, 2);
+  auto xs = out.take();
+  REQUIRE(xs.size() == 2);
+  CHECK(xs[0].starts_with("failed microbatch 0 calls it more often than"));
+  CHECK(xs[1].starts_with("answer 22 microbatch 0 calls it more often than"));
+}
+
+TEST_CASE_METHOD(ordered_fixture,
                  "a request before its turn takes neither context nor token",
                  "[actors][core][r19]") {
   enter(1, 3);
