@@ -13,8 +13,8 @@
 
 #include "partition/partitioner.hpp"
 #include "runtime/session/model_state.hpp"
-#include "smp/smp.hpp"
 #include "runtime/train/models/gpt.hpp"
+#include "smp/smp.hpp"
 #include "tests/support/gpt_tree.hpp"
 #include "tests/support/partition_models.hpp"
 

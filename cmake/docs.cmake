@@ -159,7 +159,7 @@ endfunction()
 # -- the check -----------------------------------------------------------------
 
 # Every folder says what lives there.
-file(GLOB subfolders LIST_DIRECTORIES true RELATIVE ${ROOT} ${ROOT}/runtime/*)
+file(GLOB subfolders LIST_DIRECTORIES true RELATIVE ${ROOT} ${ROOT}/runtime/* ${ROOT}/actors/*)
 foreach(folder IN LISTS folders subfolders)
   file(GLOB found ${ROOT}/${folder}/*.hpp ${ROOT}/${folder}/*.cpp)
   if(found AND NOT EXISTS ${ROOT}/${folder}/README.md)

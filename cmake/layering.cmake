@@ -28,7 +28,7 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   "actors/[a-z]*/(node|executor|execution_token|microbatch_sequencer)\\.hpp"
   "actors/[a-z]*/(request|request_number|user_schedule)\\.hpp"
   "actors/[a-z]*/(record_book|computed_order)\\.hpp"
-  "actors/[a-z]*/(rank_board|call_slot|watched_fabric|membership)\\.hpp"
+  "actors/[a-z]*/(rank_board|call_slot|counting_fabric|membership)\\.hpp"
   "actors/[a-z]*/(stalls|stall_judge)\\.hpp")
 set(allowed_include "smp/" "${vocabulary}" "runtime/" "actors/schedule/schedule_actor\\.hpp")
 set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}" "actors/client\\.hpp")

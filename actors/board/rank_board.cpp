@@ -68,7 +68,7 @@ std::string rank_board::describe(module_id x, microbatch_id m,
          + ", " + text_of(what);
 }
 
-std::string rank_board::describe(const context_record::view& x) const {
+std::string rank_board::describe(const context_notes::view& x) const {
   auto& y = x.current;
   auto place = ", microbatch " + std::to_string(y.microbatch.value) + ", "
                + text_of(y.what);
@@ -79,7 +79,7 @@ std::string rank_board::describe(const context_record::view& x) const {
   return (is_root ? "the step body" : "module " + name_of(y.module)) + place;
 }
 
-std::string rank_board::describe_wait(const context_record::view& x) const {
+std::string rank_board::describe_wait(const context_notes::view& x) const {
   auto& y = x.waits_for;
   if (y.kind == call_kind::wait)
     return y.why.what;
@@ -94,7 +94,7 @@ std::string rank_board::describe_wait(const context_record::view& x) const {
 }
 
 activity rank_board::describe(const context_entry& x, bool executes) const {
-  auto look = x.record->look();
+  auto look = x.notes->look();
   activity result;
   result.who = activity::kind::context;
   result.executes = executes;
@@ -150,11 +150,11 @@ void noting_waiter::wait(const completion_ptr& x, const wait_reason& why) {
 
 // -- contexts -----------------------------------------------------------------
 
-rank_board::record_ptr rank_board::record_of(context_id ctx) {
+rank_board::notes_ptr rank_board::notes_of(context_id ctx) {
   std::lock_guard guard{mutex_};
-  auto& result = contexts_[ctx].record;
+  auto& result = contexts_[ctx].notes;
   if (!result)
-    result = std::make_shared<context_record>(ctx);
+    result = std::make_shared<context_notes>(ctx);
   return result;
 }
 
@@ -163,8 +163,8 @@ void rank_board::executes(context_id ctx) {
   std::lock_guard guard{mutex_};
   executing_ = ctx;
   auto& x = contexts_[ctx];
-  if (!x.record)
-    x.record = std::make_shared<context_record>(ctx);
+  if (!x.notes)
+    x.notes = std::make_shared<context_notes>(ctx);
   x.asks = {};
   x.answered = false;
   x.moved = clock::now();
@@ -202,7 +202,7 @@ void rank_board::lost(context_id ctx) {
 rank_board::slot_ptr rank_board::slot_of(request_id x) const {
   std::lock_guard guard{mutex_};
   for (auto& [ctx, y] : contexts_)
-    if (auto look = y.record->look(); look.slot && look.current.id == x)
+    if (auto look = y.notes->look(); look.slot && look.current.id == x)
       return look.slot;
   return nullptr;
 }
@@ -211,7 +211,7 @@ rank_board::slot_ptr rank_board::slot_of(request_id x) const {
 
 void rank_board::sample() {
   for (auto& [ctx, x] : contexts_) {
-    auto slot = x.record->look().slot;
+    auto slot = x.notes->look().slot;
     auto calls = slot ? slot->calls() : 0;
     if (std::exchange(x.calls_seen, calls) == calls || calls == 0)
       continue;
@@ -246,7 +246,7 @@ rank_view rank_board::view() {
   result.activities.push_back(std::move(main));
   for (auto& [ctx, x] : contexts_)
     if (auto executes = executing_ == ctx;
-        executes || x.record->state() != context_state::idle)
+        executes || x.notes->state() != context_state::idle)
       result.activities.push_back(describe(x, executes));
   for (size_t i = 0; i < sent_.size(); ++i)
     if (sent_[i] > 0 || taken_[i] > 0)

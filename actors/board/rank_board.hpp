@@ -2,7 +2,7 @@
 
 // What one rank does and waits for, readable from outside of its actors.
 
-#include "actors/board/context_record.hpp"
+#include "actors/board/context_notes.hpp"
 #include "actors/protocol/rank_view.hpp"
 
 #include <atomic>
@@ -17,13 +17,13 @@
 
 namespace smp {
 
-/// Who looks for a stall must not depend on what may be stuck: neither on the
-/// actors of the rank nor on the thread of its user. So all of them write down
-/// here what they do, and anybody may read. Thread-safe; an entry costs tens of
+/// A search for stalls must not depend on what may be stuck: neither on the
+/// actors of the rank nor on its user's thread. So all of them note here what
+/// they do, and anybody may read it. Thread-safe; an entry costs tens of
 /// nanoseconds.
 class rank_board {
 public:
-  using slot_ptr = context_record::slot_ptr;
+  using slot_ptr = context_notes::slot_ptr;
   using clock = std::chrono::steady_clock;
 
   rank_board(rank_id self, uint64_t world_size);
@@ -45,15 +45,15 @@ public:
 
   void main_executes();
 
-  /// The rank is about to leave: what it does is no concern any more.
+  /// The rank is about to leave: what it does no longer matters.
   void leave();
 
   // -- WORKER CONTEXTS: the token, as their MODULE SERVER sees it -------------
 
-  using record_ptr = std::shared_ptr<context_record>;
+  using notes_ptr = std::shared_ptr<context_notes>;
 
-  /// @returns the record of a context, a new one if there is none.
-  record_ptr record_of(context_id ctx);
+  /// @returns the notes of a context, a new one if there is none.
+  notes_ptr notes_of(context_id ctx);
 
   /// The context has the token.
   void executes(context_id ctx);
@@ -101,7 +101,7 @@ public:
 
 private:
   struct context_entry {
-    record_ptr record;
+    notes_ptr notes;
     /// What it waits for, if that is an answer.
     request_id asks;
     bool answered = false;
@@ -120,8 +120,8 @@ private:
   }
 
   std::string name_of(module_id x) const;
-  std::string describe(const context_record::view& x) const;
-  std::string describe_wait(const context_record::view& x) const;
+  std::string describe(const context_notes::view& x) const;
+  std::string describe_wait(const context_notes::view& x) const;
   activity describe(const context_entry& x, bool executes) const;
 
   /// Notices calls that went on inside of executions.

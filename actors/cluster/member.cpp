@@ -19,7 +19,9 @@ void member_state::join() {
           joined->set_value(std::move(x));
       },
       [joined, address = config.address](const caf::error& e) {
-        joined->fail({error_code::rank_down, no_rank, {},
+        joined->fail({error_code::rank_down,
+                      no_rank,
+                      {},
                       "the SUPERVISOR at " + address
                         + " did not answer: " + to_string(e)});
       });
@@ -33,7 +35,9 @@ void member_state::on_rank_down(const failure& x) {
 }
 
 void member_state::on_supervisor_down() {
-  auto err = failure{error_code::rank_down, no_rank, {},
+  auto err = failure{error_code::rank_down,
+                     no_rank,
+                     {},
                      "the SUPERVISOR at " + config.address
                        + " is lost: its process ended or the connection broke"};
   if (!config.joined->done())

@@ -1,6 +1,6 @@
 #pragma once
 
-// Who takes part in a run: rendezvous and supervision, without CAF in sight.
+// Who takes part in a run: rendezvous and supervision. Free of CAF.
 
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/introduction.hpp"
@@ -74,7 +74,7 @@ public:
 
   membership(actor_host& host, options x);
 
-  /// Ends without a word if `leave` was not called: the others see a loss.
+  /// Unless `leave` was called, the others see a loss.
   ~membership();
 
   /// Waits for all ranks. @returns the members by rank

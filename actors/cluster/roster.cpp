@@ -49,10 +49,10 @@ failure roster::admit(const member& x) {
                                 describe(x), describe(first), x.build,
                                 first.build));
     if (x.config_hash != first.config_hash)
-      return refuse(fmt::format("{} has another configuration than {}: hash"
-                                " {} vs {}",
-                                describe(x), describe(first), x.config_hash,
-                                first.config_hash));
+      return refuse(fmt::format(
+        "{} has another configuration than {}: hash"
+        " {} vs {}",
+        describe(x), describe(first), x.config_hash, first.config_hash));
   }
   members_.emplace(x.rank, x);
   return {};
@@ -73,7 +73,9 @@ failure roster::missing(std::chrono::milliseconds limit) const {
     if (members_.count(rank_id{i}) == 0)
       names += (names.empty() ? "" : ", ") + std::to_string(i);
   auto plural = names.find(',') != std::string::npos;
-  return {error_code::rank_down, no_rank, {},
+  return {error_code::rank_down,
+          no_rank,
+          {},
           fmt::format("rank{} {} did not join within {} s", plural ? "s" : "",
                       names, static_cast<double>(limit.count()) / 1000)};
 }

@@ -90,7 +90,9 @@ void supervisor_state::on_down(const caf::down_msg& x) {
 }
 
 void supervisor_state::on_grace_over(rank_id x) {
-  lose({error_code::rank_down, x, {},
+  lose({error_code::rank_down,
+        x,
+        {},
         "lost: its process ended or its connection broke"});
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "actors/protocol/actors.hpp"
 #include "actors/cluster/roster.hpp"
+#include "actors/protocol/actors.hpp"
 
 #include <caf/send.hpp>
 #include <caf/stateful_actor.hpp>
@@ -32,7 +32,7 @@ struct supervisor_state {
   /// When all ranks can be watched, a STALL MONITOR begins.
   void watch(rank_id x, const rank_watch_actor& hdl);
 
-  /// Ends the STALL MONITOR: who leaves or is lost stalls nobody.
+  /// Ends the STALL MONITOR: a rank that leaves or is lost is no stall.
   void end_watch();
 
   void on_down(const caf::down_msg& x);
@@ -50,7 +50,7 @@ struct supervisor_state {
   /// A rank is lost: tells the others, once.
   void lose(const failure& x);
 
-  /// Ends the run: who joins or waits to join hears `x`.
+  /// Ends the run: whoever joins or waits to join gets `x`.
   void fail(const failure& x);
 
   supervisor_status status() const;
@@ -63,7 +63,7 @@ struct supervisor_state {
   std::map<rank_id, rank_watch_actor> watches;
   stall_monitor_actor monitor;
   bool watched = false; // no monitor begins any more
-  failure failed; // the first cause
+  failure failed;       // the first cause
   bool closing = false;
   caf::error reason;
 };

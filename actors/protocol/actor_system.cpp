@@ -12,7 +12,7 @@ namespace smp {
 
 void init_message_types() {
   static const bool done = [] {
-    // Own types first: CAF's own come in whatever order.
+    // Our own types first; those of CAF may follow in any order.
     caf::init_global_meta_objects<caf::id_block::smp>();
     caf::init_global_meta_objects<caf::id_block::smp_actors>();
     caf::init_global_meta_objects<caf::id_block::smp_schedule>();

@@ -106,17 +106,17 @@ using pipeline_scheduler_actor = caf::typed_actor<
 
 // -- interfaces: between processes --------------------------------------------
 
-/// MEMBER: one rank's ear for the SUPERVISOR.
+/// MEMBER: listens to the SUPERVISOR on behalf of one rank.
 using member_actor = caf::typed_actor<
   // A rank is lost.
   caf::result<void>(down_atom, failure),
-  // INTERNAL: from now on the loss of the SUPERVISOR is none.
+  // INTERNAL: from now on the end of the SUPERVISOR is no loss.
   caf::result<void>(goodbye_atom),
   // Replies with what it heard.
   caf::result<member_status>(status_atom)>;
 
-/// RANK WATCH: tells what its rank does, on a thread of its own, whatever the
-/// other actors of the rank are stuck in.
+/// RANK WATCH: tells what its rank does, on a thread of its own, even while the
+/// other actors of the rank are stuck.
 using rank_watch_actor = caf::typed_actor<
   // Replies with a number that differs from the last one if anything happened.
   caf::result<uint64_t>(look_atom),

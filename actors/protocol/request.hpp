@@ -17,7 +17,7 @@ namespace smp {
 inline constexpr module_id root_module{0};
 
 /// Asks the owner of `module` to run it. What to run exactly and with which
-/// arguments is the matter of runtime/, opaque here.
+/// arguments is up to runtime/ and opaque here.
 struct request {
   /// `id.origin` gets the response.
   request_id id;
@@ -28,7 +28,7 @@ struct request {
   payload body;
   /// How many microbatches of the step were started before this one (R19).
   uint64_t turn = 0;
-  /// Who asked goes on meanwhile and may name this request in `after` of
+  /// The requester goes on meanwhile and may name this request in `after` of
   /// another one.
   bool promised = false;
   /// A promised request of the same origin to the same owner, which must have
@@ -67,7 +67,7 @@ struct call {
   payload body;
   /// remote and promise: see `request`.
   std::vector<object_id> needs = {};
-  /// promise: number of the request, chosen by who asks: it names the results
+  /// promise: number of the request, chosen by the caller: it names the results
   /// before they are there (`promise_number`).
   uint64_t number = 0;
   /// promise: what takes the response; fails if there will be none.

@@ -69,7 +69,7 @@ public:
   // -- others -----------------------------------------------------------------
 
   /// Reports by `completed` when `x` is done.
-  virtual void watch(request_id id, const completion_ptr& x) = 0;
+  virtual void report_done(request_id id, const completion_ptr& x) = 0;
 
   /// @returns whether the objects that `x` needs are here; else reports by
   /// `completed` when they are.

@@ -43,8 +43,8 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::server_status)
 
 // -- type ids: append only, all ranks run the same build ----------------------
 
-// The types of the first handshake come first: two builds that number the
-// others differently still understand each other so far as to say so.
+// The types of the first handshake come first: then two builds that number the
+// others differently can at least tell each other so.
 
 CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_TYPE_ID(smp, (smp::member))

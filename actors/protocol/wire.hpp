@@ -66,23 +66,20 @@ bool inspect(Inspector& f, microbatch_done& x) {
 
 template <class Inspector>
 bool inspect(Inspector& f, step_failed& x) {
-  return f.object(x).fields(f.field("step", x.step),
-                            f.field("error", x.error));
+  return f.object(x).fields(f.field("step", x.step), f.field("error", x.error));
 }
 
 template <class Inspector>
 bool inspect(Inspector& f, step_report& x) {
-  return f.object(x).fields(f.field("step", x.step),
-                            f.field("error", x.error),
+  return f.object(x).fields(f.field("step", x.step), f.field("error", x.error),
                             f.field("values", x.values));
 }
 
 template <class Inspector>
 bool inspect(Inspector& f, rank_report& x) {
-  return f.object(x).fields(f.field("step", x.step),
-                            f.field("pp_rank", x.level.pp_rank),
-                            f.field("busy", x.level.busy),
-                            f.field("bytes", x.level.bytes));
+  return f.object(x).fields(
+    f.field("step", x.step), f.field("pp_rank", x.level.pp_rank),
+    f.field("busy", x.level.busy), f.field("bytes", x.level.bytes));
 }
 
 template <class Inspector>

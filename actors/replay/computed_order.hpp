@@ -63,10 +63,10 @@ struct pipeline_order {
   std::vector<task> admission;
 };
 
-/// Which sequence a rank serves in is a matter of timing, and with it the last
-/// bits of gradients that several microbatches add up. This finds a sequence
-/// that no timing has a part in: it plays a recorded flow against the schedule,
-/// where each segment takes the same time and messages take none.
+/// The sequence in which a rank serves depends on timing, and so do the last
+/// bits of gradients to which several microbatches add. This finds a sequence
+/// that does not depend on timing: it plays a recorded flow against the
+/// schedule, as if each segment took the same time and messages took none.
 /// @param ranks the record of each rank, by pp_rank; its order does not count
 /// @param forward_alone a microbatch starts when the one before it is past its
 ///        forward phase: modules that change state need it (R19)

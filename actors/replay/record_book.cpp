@@ -62,10 +62,10 @@ std::shared_ptr<const step_record> record_book::begin(const step_plan& x) {
   }
   auto i = y.records.find(x.source);
   if (i == y.records.end())
-    throw error{error_code::internal,
-                "step " + std::to_string(x.step.value) + " replays step "
-                  + std::to_string(x.source.value)
-                  + ", of which this rank has no record"};
+    throw error{error_code::internal, "step " + std::to_string(x.step.value)
+                                        + " replays step "
+                                        + std::to_string(x.source.value)
+                                        + ", of which this rank has no record"};
   choose(y, x.source);
   note_.replayed = true;
   replayed_ = y.records.at(x.source);
@@ -75,8 +75,8 @@ std::shared_ptr<const step_record> record_book::begin(const step_plan& x) {
 
 void record_book::recorded(const step_plan& x, step_record record) {
   std::lock_guard guard{mutex_};
-  use(x.key).records[x.step]
-    = std::make_shared<const step_record>(std::move(record));
+  use(x.key).records[x.step] = std::make_shared<const step_record>(
+    std::move(record));
 }
 
 void record_book::diverged(const std::string& how) {

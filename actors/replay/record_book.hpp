@@ -20,13 +20,13 @@ namespace smp {
 /// what the record knows of them.
 class record_book {
 public:
-  /// Steps that learn what the next ones know come first, one or two of them.
-  /// Who learns in every step gets a record of such a step in the end.
+  /// The first one or two steps still learn what later ones know. A job that
+  /// learns in every step ends up with a record of such a step.
   static constexpr uint64_t max_learnt = 3;
 
-  /// A record keeps every message but its tensors. Who feeds ever new shapes
-  /// gets no replay for them, and must not run out of memory. All ranks use
-  /// keys in the same order, so they forget the same ones.
+  /// A record keeps all of each message but its tensors. A job that feeds ever
+  /// new shapes gets no replay for them, and must not run out of memory. All
+  /// ranks use keys in the same order, so they forget the same ones.
   static constexpr size_t max_keys = 16;
 
   struct options {
@@ -36,7 +36,7 @@ public:
     uint64_t steps = 5;
     /// A step that diverges from its record goes on without.
     bool fall_back = false;
-    /// Replays an order that timing has no part in
+    /// Replays an order that does not depend on timing
     /// (`smp.deterministic_server`).
     bool fixed_order = false;
     /// Requests go on without their answers (`smp.fast_mode`). They name their

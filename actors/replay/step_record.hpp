@@ -61,7 +61,7 @@ struct recorded_execution {
   std::vector<recorded_call> calls;
   /// By segment, from one call that gave the token back to the next: others had
   /// the token while it waited for something else, a fetch or its turn.
-  /// Stretches are numbered from 0.
+  /// Segments are numbered from 0.
   std::vector<bool> interrupted;
 };
 

@@ -54,16 +54,21 @@ void step_recorder::woken(request_id execution) {
 
 // -- messages -----------------------------------------------------------------
 
-void step_recorder::called(request_id execution, request_id id,
-                           const call& x) {
+void step_recorder::called(request_id execution, request_id id, const call& x) {
   auto& calls = at(execution).calls;
   auto number = call_number(id);
   calls_.emplace(number, call_place{execution, calls.size()});
   auto& last = x.kind == call_kind::promise ? record_.last_promise
                                             : record_.last_number;
   last = std::max(last, number & ~promise_bit);
-  calls.push_back({x.kind, number, x.owner, x.module, x.what, x.why.what,
-                   form_of(x.body), {}});
+  calls.push_back({x.kind,
+                   number,
+                   x.owner,
+                   x.module,
+                   x.what,
+                   x.why.what,
+                   form_of(x.body),
+                   {}});
 }
 
 void step_recorder::answered(request_id id, const payload& x) {

@@ -135,17 +135,13 @@ request step_replay::restore(recorded_request x) const {
     throw error{error_code::protocol,
                 "malformed request: the record does not have its number "
                   + std::to_string(call_number(x.id))};
-  return {x.id,
-          step_,
-          known->microbatch,
-          known->module,
-          known->what,
-          restore(known->asked, std::move(x.tensors)),
-          known->turn};
+  return {
+    x.id,          step_,       known->microbatch,
+    known->module, known->what, restore(known->asked, std::move(x.tensors)),
+    known->turn};
 }
 
-response step_replay::restore(recorded_response x,
-                              request_id execution) const {
+response step_replay::restore(recorded_response x, request_id execution) const {
   auto number = call_number(x.id);
   if (auto* known = find(execution)) {
     auto i = std::find_if(known->calls.begin(), known->calls.end(),
@@ -163,8 +159,7 @@ payload step_replay::restore(const message_form& form,
   payload result{form.bytes, std::move(tensors)};
   if (result.tensors.size() != form.tensors.size())
     throw error{error_code::protocol,
-                "malformed message: "
-                  + std::to_string(result.tensors.size())
+                "malformed message: " + std::to_string(result.tensors.size())
                   + " tensors, the record has "
                   + std::to_string(form.tensors.size())};
   return result;

@@ -12,24 +12,25 @@ namespace smp {
 /// Lets a rank do what it did in a recorded step: in the same order, and
 /// without saying again what its messages look like (R33).
 ///
-/// The order is waited for: what is ready does not start before its turn. That
-/// cannot end in a deadlock as long as the flow is the recorded one. All ranks
-/// replay the same step, and their orders are parts of one sequence in which
-/// it really happened; whatever comes first in that sequence and is not done
-/// yet waits for nothing but what is done. So does a request that is blocked,
-/// behind another one or for the objects that it names: in the sequence, both
-/// were there before it started. Waits that are no requests (for a fetch, for
-/// a turn, for what a promise stands for, for the answers to promises) are no
-/// places in the order, as whether they happen is a matter of time: who waits
-/// keeps its place, unless others had the token meanwhile in the record too,
-/// and may go on at any time. If no others had it, whoever comes later in the
-/// order of this rank started after that wait was over, or would have been; so
-/// what is waited for was made before, and needs none of them now.
+/// What is ready does not start before its turn. That cannot end in a deadlock
+/// as long as the flow is the recorded one. All ranks replay the same step, and
+/// their orders are parts of one sequence in which it really happened: whatever
+/// comes first in that sequence and is not done yet waits only for what is
+/// done. This holds as well for a request that is blocked behind another one or
+/// for the objects that it names: in the sequence, both were there before it
+/// started.
 ///
-/// Whether the flow is the recorded one, each execution tells by itself: it
-/// makes the recorded calls one after the other, promises as well, and ends. So
-/// some rank sees every divergence, and from then on everybody serves without
-/// the record.
+/// Waits that are no requests (for a fetch, for a turn, for the content of a
+/// promise, for the answers to promises) have no place in the order, as timing
+/// decides whether they happen. An execution that waits so keeps its place and
+/// may go on at any time, unless others had the token meanwhile in the record
+/// too. If no others had it, whatever comes later in the order of this rank
+/// started after that wait was over, or would have been. So what is waited for
+/// was made before, and needs none of the later ones now.
+///
+/// Each execution checks by itself that the flow is the recorded one: it makes
+/// the recorded calls one after the other, promises included, and ends. So some
+/// rank sees every divergence, and from then on all serve without the record.
 class step_replay {
 public:
   /// @param forms requests and answers must look as recorded, and need not be
@@ -112,7 +113,7 @@ private:
   step_id step_;
   bool forms_;
   bool diverged_ = false;
-  size_t position_ = 0;              // in the order
+  size_t position_ = 0; // in the order
   std::map<request_id, progress> running_;
   std::optional<request_id> holder_; // waits and keeps its place
 };

@@ -139,9 +139,9 @@ void schedule_dialog::accept(const task& x) {
   if (!forward && x.what != phase::backward)
     return refuse(error_code::user_code, "answers a phase that does not exist");
   if (i >= states_.size())
-    return refuse(error_code::user_code,
-                  what + " in a step of " + std::to_string(states_.size())
-                    + " microbatches");
+    return refuse(error_code::user_code, what + " in a step of "
+                                           + std::to_string(states_.size())
+                                           + " microbatches");
   auto& st = states_[i];
   if (forward ? st != state::not_started
               : st == state::backward || st == state::ended)
@@ -162,9 +162,11 @@ void schedule_dialog::accept(const task& x) {
 }
 
 void schedule_dialog::refuse(error_code code, const std::string& why) {
-  error_ = {code, no_rank, {},
-            "schedule actor \"" + name_ + "\" " + why + " (event: "
-              + to_string(event_) + ")"};
+  error_ = {code,
+            no_rank,
+            {},
+            "schedule actor \"" + name_ + "\" " + why
+              + " (event: " + to_string(event_) + ")"};
   events_.clear();
   tasks_.clear();
 }

@@ -22,8 +22,8 @@ public:
   virtual void ask(uint64_t number, const schedule_event& x) = 0;
 };
 
-/// A user's actor may answer late, wrongly or never, and it must neither hang a
-/// step nor spoil it. So every answer is checked when it comes, and what
+/// A user's actor may answer late, wrongly or never, and must neither hang a
+/// step nor make it wrong. So every answer is checked when it comes, and what
 /// happens while an answer is due waits in line; of memory levels and
 /// activities of a rank only the latest one does.
 ///

@@ -11,9 +11,8 @@ namespace {
 
 std::string text_of(const caf::error& x) {
   auto& context = x.context();
-  return context.match_elements<std::string>()
-           ? context.get_as<std::string>(0)
-           : to_string(context);
+  return context.match_elements<std::string>() ? context.get_as<std::string>(0)
+                                               : to_string(context);
 }
 
 } // namespace

@@ -38,7 +38,7 @@ void step_driver::run(const scheduled_step& x) {
   guarded([&] {
     if (x.recorded.empty()) {
       schedule_ = x.serial ? std::make_unique<interleaved_schedule>(
-                               microbatches, uint64_t{1})
+                    microbatches, uint64_t{1})
                            : make_(microbatches);
       return;
     }
@@ -111,7 +111,9 @@ void step_driver::guarded(F f) {
   } catch (const error& e) {
     fail(e.cause());
   } catch (const std::exception& e) {
-    fail({error_code::internal, self_, {},
+    fail({error_code::internal,
+          self_,
+          {},
           std::string{"the schedule threw: "} + e.what()});
   }
 }
@@ -121,8 +123,8 @@ void step_driver::start(const task& x) {
   if (x.what == phase::backward) {
     auto i = waiting_.find(mb);
     if (i == waiting_.end())
-      throw error{error_code::internal, "the schedule starts " + describe(x)
-                                          + ", which is not due"};
+      throw error{error_code::internal,
+                  "the schedule starts " + describe(x) + ", which is not due"};
     auto id = i->second;
     waiting_.erase(i);
     return output_.grant({id, {}, {}});
@@ -157,7 +159,9 @@ void step_driver::pump() {
   });
   if (!report_.error && left_ > 0 && running_.size() == waiting_.size()
       && !schedule_->deciding())
-    fail({error_code::stalled, self_, {},
+    fail({error_code::stalled,
+          self_,
+          {},
           "the schedule starts nothing although nothing runs: "
             + std::to_string(left_) + " microbatches are left, "
             + std::to_string(waiting_.size()) + " wait for their backward "

@@ -12,8 +12,8 @@ namespace smp {
 
 /// Random generators and interpreter switches belong to the process, not to a
 /// rank, so of all virtual ranks of a process only one may execute at a time
-/// (R26). They share this token. Nobody blocks for it: who finds it taken
-/// stands in line and is called when it is its turn. Thread-safe.
+/// (R26). They share this token. Nobody blocks on it: a rank that finds it
+/// taken gets in line and is called when its turn comes. Thread-safe.
 class execution_token {
 public:
   using seat = uint64_t;

@@ -19,7 +19,8 @@
 namespace smp {
 
 /// A batch norm that sees microbatch 2 before microbatch 1 ends a step with
-/// other statistics than one process, and no gradient tells. So calls of a
+/// statistics that one process would not have, and no gradient shows it. So
+/// calls of a
 /// module that changes state enter in the order in which their microbatches
 /// were started ("turns"): each only after all older microbatches are past the
 /// module. The oldest is never held, so nobody waits for ever.
@@ -29,7 +30,7 @@ namespace smp {
 /// made as many calls, all of which are over, is past it as well, so that the
 /// next one need not wait for the rest of the model. That is a guess: if it
 /// calls the module once more when a younger one has been there, the step ends
-/// with an error, and the module goes back to the sure rule. So does a module
+/// with an error, and the module goes back to the safe rule. So does a module
 /// that is not called equally often.
 ///
 /// Thread-safe: the MODULE SERVER asks for requests, before they get the
@@ -43,7 +44,7 @@ public:
 
   /// Replaces the ordered modules; what is known of those that stay is kept.
   /// Between steps.
-  /// @param sure those that keep the sure rule: nobody could take back what a
+  /// @param sure those that keep the safe rule: nobody could take back what a
   ///        step did to their state
   void set_modules(const std::vector<module_id>& xs,
                    const std::set<module_id>& sure = {});

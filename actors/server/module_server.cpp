@@ -33,7 +33,7 @@ void module_server_state::start(context_id ctx, request x) {
   auto& hdl = contexts[ctx];
   if (!hdl)
     hdl = self->spawn<caf::monitored>(
-      worker_context, options.board->record_of(ctx), module_server_actor{self},
+      worker_context, options.board->notes_of(ctx), module_server_actor{self},
       options.services);
   self->send(hdl, std::move(x));
 }
@@ -98,7 +98,7 @@ void module_server_state::failed(const step_failed& x) {
   broadcast(x);
 }
 
-void module_server_state::watch(request_id id, const completion_ptr& x) {
+void module_server_state::report_done(request_id id, const completion_ptr& x) {
   // The completion keeps the callback, so the callback must not keep it.
   x->on_done([door = door, id, done = x.get()] {
     door->send(completed{id, done->cause()});
@@ -109,7 +109,7 @@ bool module_server_state::gather(const request& x) {
   auto done = options.services->gather(x);
   if (!done || (done->done() && !done->cause()))
     return true;
-  watch(x.id, done);
+  report_done(x.id, done);
   return false;
 }
 

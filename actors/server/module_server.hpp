@@ -1,6 +1,6 @@
 #pragma once
 
-#include "actors/board/watched_output.hpp"
+#include "actors/board/board_output.hpp"
 #include "actors/protocol/server_status.hpp"
 #include "actors/server/server_core.hpp"
 #include "actors/server/server_options.hpp"
@@ -67,7 +67,7 @@ struct module_server_state : server_output {
   void planned(const step_plan& x) override;
   void diverged(const step_diverged& x) override;
   void failed(const step_failed& x) override;
-  void watch(request_id id, const completion_ptr& x) override;
+  void report_done(request_id id, const completion_ptr& x) override;
   bool gather(const request& x) override;
   void microbatch_over(const microbatch_done& x) override;
   void activity(bool busy) override;
@@ -114,7 +114,7 @@ struct module_server_state : server_output {
   std::shared_ptr<server_door> door;
   server_options options;
   std::function<void(step_report)> on_report;
-  std::optional<watched_output> output;
+  std::optional<board_output> output;
   std::optional<server_core> core;
   std::map<context_id, worker_context_actor> contexts;
   pipeline_scheduler_actor scheduler;

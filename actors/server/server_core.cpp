@@ -339,7 +339,7 @@ void server_core::suspend(context_id ctx, call x) {
         recorder_->waits(cur.id);
       if (following())
         replay_->waits(cur.id);
-      output_.watch(id, x.done);
+      output_.report_done(id, x.done);
   }
   pump();
 }

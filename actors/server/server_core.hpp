@@ -30,8 +30,8 @@ namespace smp {
 /// responses, found by request id.
 ///
 /// The first failure of a step ends it: queued requests are answered with it,
-/// grants and waits end with it, and what other ranks still work on is waited
-/// for. When a rank died, nothing of others is waited for any more.
+/// grants and waits end with it, and the work of other ranks is still waited
+/// for. After the death of a rank nothing of others is waited for.
 class server_core {
 public:
   struct options {
@@ -104,7 +104,8 @@ public:
   /// Requests that are held may have their turn now.
   void turns_moved();
 
-  /// The SCHEDULER heard of `forward_done` with this id; a grant came before.
+  /// The SCHEDULER has dealt with the `forward_done` of this id; a grant, if
+  /// there is one, came before.
   void decided(request_id x);
 
   // -- contexts ---------------------------------------------------------------
@@ -320,7 +321,7 @@ private:
   bool open_ = false;
   bool busy_ = false; // as `activity` told
   bool closing_ = false;
-  /// Who ended its forward phase, and must hear first what the SCHEDULER says.
+  /// Requests for a grant that the SCHEDULER has not dealt with yet.
   std::set<request_id> undecided_;
   failure failed_;                    // of the current step
   std::optional<step_report> report_; // over, but contexts still unwind

@@ -26,7 +26,7 @@ struct server_options {
   rank_services* services = nullptr;
   /// All ranks of one process share it (R26).
   std::shared_ptr<execution_token> token;
-  /// Where the actors write down what they do, for who looks for a stall.
+  /// Where the actors note what they do, for the search for stalls.
   /// Default: a new one, which nobody reads.
   std::shared_ptr<rank_board> board;
   /// An actor of the user's (actors/schedule/user_schedule.hpp), instead of

@@ -47,7 +47,7 @@ caf::error crash(std::exception_ptr& x) {
   }
 }
 
-std::string describe(const context_record::awaited_call& x) {
+std::string describe(const context_notes::awaited_call& x) {
   auto what = x.why.what;
   switch (x.kind) {
     case call_kind::grant:
@@ -68,13 +68,13 @@ std::string describe(const context_record::awaited_call& x) {
 caf::error worker_context_state::refusal() const {
   return caf::make_error(caf::sec::unexpected_message,
                          std::string{"the WORKER CONTEXT is "}
-                           + to_string(record->state()));
+                           + to_string(notes->state()));
 }
 
 context_status worker_context_state::status() const {
-  auto x = record->look();
+  auto x = notes->look();
   context_status result;
-  result.context = record->id();
+  result.context = notes->id();
   result.state = x.state;
   result.current = x.current.id;
   result.microbatch = x.current.microbatch;
@@ -90,48 +90,48 @@ context_status worker_context_state::status() const {
 
 worker_context_actor::behavior_type
 worker_context(worker_context_state::pointer self,
-               std::shared_ptr<context_record> record,
-               module_server_actor server, rank_services* services) {
+               std::shared_ptr<context_notes> notes, module_server_actor server,
+               rank_services* services) {
   self->set_exception_handler(crash);
   auto& st = self->state;
-  st.record = std::move(record);
+  st.notes = std::move(notes);
   st.server = std::move(server);
   st.listener = std::make_unique<mailbox_listener>(self);
   st.exec = services->make_executor(*st.listener);
   return {
     [self](request& x) -> caf::result<void> {
       auto& st = self->state;
-      if (!st.record->start(x, self->clock().now()))
+      if (!st.notes->start(x, self->clock().now()))
         return st.refusal();
       st.exec->start(std::move(x));
       return caf::unit;
     },
     [self](response& x) -> caf::result<void> {
       auto& st = self->state;
-      if (!st.record->resume(self->clock().now()))
+      if (!st.notes->resume(self->clock().now()))
         return st.refusal();
       st.exec->resume(std::move(x));
       return caf::unit;
     },
     [self](call& x) -> caf::result<void> {
       auto& st = self->state;
-      auto ctx = st.record->id();
+      auto ctx = st.notes->id();
       if (x.kind == call_kind::promise) {
-        if (st.record->state() != context_state::executing)
+        if (st.notes->state() != context_state::executing)
           return st.refusal();
         self->send(st.server, asked{ctx, std::move(x)});
         return caf::unit;
       }
-      if (!st.record->park(x, self->clock().now()))
+      if (!st.notes->park(x, self->clock().now()))
         return st.refusal();
       self->send(st.server, suspended{ctx, std::move(x)});
       return caf::unit;
     },
     [self](outcome& x) -> caf::result<void> {
       auto& st = self->state;
-      if (!st.record->finish(self->clock().now()))
+      if (!st.notes->finish(self->clock().now()))
         return st.refusal();
-      self->send(st.server, finished{st.record->id(), std::move(x)});
+      self->send(st.server, finished{st.notes->id(), std::move(x)});
       return caf::unit;
     },
     [self](status_atom) -> caf::result<context_status> {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "actors/board/context_record.hpp"
+#include "actors/board/context_notes.hpp"
 #include "actors/protocol/actors.hpp"
 #include "actors/protocol/rank_services.hpp"
 
@@ -20,13 +20,13 @@ struct worker_context_state {
     // nop
   }
 
-  /// @returns what it means that the record refused to go on.
+  /// @returns what it means that the notes refused to go on.
   caf::error refusal() const;
 
   context_status status() const;
 
   pointer self;
-  std::shared_ptr<context_record> record;
+  std::shared_ptr<context_notes> notes;
   module_server_actor server;
 
   /// Turns the executor's calls into messages to this actor.
@@ -36,10 +36,10 @@ struct worker_context_state {
   executor_ptr exec;
 };
 
-/// @param record where this context writes down where it stands
+/// @param notes where this context writes down where it stands
 worker_context_actor::behavior_type
 worker_context(worker_context_state::pointer self,
-               std::shared_ptr<context_record> record,
-               module_server_actor server, rank_services* services);
+               std::shared_ptr<context_notes> notes, module_server_actor server,
+               rank_services* services);
 
 } // namespace smp

@@ -11,8 +11,8 @@ namespace smp {
 
 namespace {
 
-/// Looks that follow each other at once after the last progress; then they
-/// become rare, as whatever begins or ends is progress.
+/// So many looks follow the last progress at once; later ones are rare, as
+/// whatever begins or ends counts as progress.
 constexpr uint64_t dense_looks = 8;
 
 } // namespace

@@ -14,10 +14,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// A rank that takes longer for a word about itself does not answer.
+/// A rank that takes longer to answer counts as silent.
 constexpr auto answer_limit = 600ms;
 
-/// Between two looks; short timeouts are looked after more often.
+/// The time between two looks; shorter for short timeouts.
 std::chrono::milliseconds interval(const stall_options& x) {
   auto part = std::chrono::milliseconds{
     static_cast<int64_t>(x.timeout * 1000 / 5)};

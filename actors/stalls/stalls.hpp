@@ -1,6 +1,6 @@
 #pragma once
 
-// Looking for stalls, without CAF in sight.
+// The search for stalls. Free of CAF.
 
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/rank_view.hpp"

@@ -143,10 +143,12 @@ wait_graph::chain wait_graph::worst() const {
                 : x.how == end::cycle     ? 4
                                           : 5;
     // The culprit's own waits are of less interest than those for it.
-    auto own = x.how != end::cycle
-               && nodes_[x.nodes.front()].rank == x.culprit;
-    return std::tuple{rank, is_step_end(first), own,
-                      first.who != kind::context, first.who == kind::queued,
+    auto own = x.how != end::cycle && nodes_[x.nodes.front()].rank == x.culprit;
+    return std::tuple{rank,
+                      is_step_end(first),
+                      own,
+                      first.who != kind::context,
+                      first.who == kind::queued,
                       -first.seconds};
   };
   for (size_t i = 0; i < nodes_.size(); ++i) {
@@ -189,9 +191,10 @@ std::string wait_graph::missing(const node& x, rank_id other) const {
     auto sent = out != nullptr ? out->sent : 0;
     auto taken = in != nullptr ? in->taken : 0;
     if (sent > taken)
-      result += fmt::format(": {} of {} messages from rank {} to rank {} did "
-                            "not arrive",
-                            sent - taken, sent, from.value, to.value);
+      result += fmt::format(
+        ": {} of {} messages from rank {} to rank {} did "
+        "not arrive",
+        sent - taken, sent, from.value, to.value);
   };
   lost(x.rank, other);
   lost(other, x.rank);
@@ -206,10 +209,10 @@ std::string wait_graph::last_words(const chain& x) const {
                          x.culprit.value, seconds_text(silent_.at(x.culprit)));
     case end::credits: {
       auto self = x.culprit == last.rank ? last.what.from : last.rank;
-      return fmt::format("{} messages of rank {} wait until rank {} takes "
-                         "earlier ones",
-                         between(self, x.culprit)->queued, self.value,
-                         x.culprit.value);
+      return fmt::format(
+        "{} messages of rank {} wait until rank {} takes "
+        "earlier ones",
+        between(self, x.culprit)->queued, self.value, x.culprit.value);
     }
     case end::lost:
       return missing(last, x.culprit);
@@ -239,8 +242,8 @@ std::string wait_graph::text(const chain& x) const {
     add(last_words(x));
   else
     for (auto& [rank, seconds] : silent_)
-      add(fmt::format("rank {} does not answer since {} (stopped?)",
-                      rank.value, seconds_text(seconds)));
+      add(fmt::format("rank {} does not answer since {} (stopped?)", rank.value,
+                      seconds_text(seconds)));
   return result;
 }
 

@@ -11,9 +11,9 @@
 
 namespace smp {
 
-/// A stalled run shows the same on every rank: everybody waits. What is of use
-/// is the one at the end of the chain of waits: who executes since long ago,
-/// who does not answer, whose message never came, or a circle.
+/// A stalled run looks the same on every rank: everybody waits. What helps is
+/// the end of the chain of waits: somebody who has been executing for long, or
+/// does not answer, a message that never came, or a cycle.
 class wait_graph {
 public:
   /// How a chain of waits ends.
@@ -62,7 +62,7 @@ public:
   /// 61 s".
   std::string text(const chain& x) const;
 
-  /// @returns one line for each node, for who wants to see all of it.
+  /// @returns one line for each node.
   std::vector<std::string> lines() const;
 
 private:

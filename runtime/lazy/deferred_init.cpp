@@ -129,7 +129,7 @@ captured_op_ptr capture(const boxed_call& x) {
 }
 
 /// Whether an operation without deferred arguments makes something that pays.
-bool is_worth_recording(const boxed_call& x, const meta_trial& tried) {
+bool is_worth_deferring(const boxed_call& x, const meta_trial& tried) {
   size_t bytes = 0;
   for (auto& y : flatten_tensors(tried.results())) {
     if (!y.defined())
@@ -220,7 +220,7 @@ bool try_capture(const boxed_call& x) {
   });
   meta_trial tried;
   if (writes_ordinary || changes_more_than_it_says(x.name) || !tried.run(x)
-      || (!any && !is_worth_recording(x, tried)))
+      || (!any && !is_worth_deferring(x, tried)))
     return false;
   auto op = capture(x);
   note_writes(x, op);

@@ -98,7 +98,7 @@ private:
   forward_request make_request(value args, bool snapshot);
   call make_call(const forward_request& x) const;
   sent_call describe_sent(request_id id, size_t outputs) const;
-  std::shared_ptr<remote_call_node> make_node(sent_call record,
+  std::shared_ptr<remote_call_node> make_node(sent_call sent,
                                               const remote_tensors& arguments);
   std::vector<at::Tensor> take_results(const remote_tensors& xs) const;
   void connect(const std::vector<at::Tensor>& results,
@@ -180,7 +180,7 @@ sent_call outgoing_call::describe_sent(request_id id, size_t outputs) const {
 /// An own node, made only if an output has a gradient, with edges only for
 /// arguments that have one (R10).
 std::shared_ptr<remote_call_node>
-outgoing_call::make_node(sent_call record, const remote_tensors& arguments) {
+outgoing_call::make_node(sent_call sent, const remote_tensors& arguments) {
   ag::edge_list edges;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     if (!arguments[i].travels() || !arguments[i].requires_grad)
@@ -194,10 +194,10 @@ outgoing_call::make_node(sent_call record, const remote_tensors& arguments) {
     } else {
       argument.sizes = x.sizes().vec();
     }
-    record.arguments.push_back(std::move(argument));
+    sent.arguments.push_back(std::move(argument));
   }
   auto result = std::shared_ptr<remote_call_node>(
-    new remote_call_node(std::move(record)), ag::deleteNode);
+    new remote_call_node(std::move(sent)), ag::deleteNode);
   result->set_next_edges(std::move(edges));
   return result;
 }
@@ -233,7 +233,7 @@ call_result outgoing_call::promise(value args, const prediction& next) {
   request->why = c.why;
   request->arguments = promised_;
   std::vector<at::Tensor> tensors;
-  auto record = describe_sent({ex_.rank().self(), request->number}, count);
+  auto sent = describe_sent({ex_.rank().self(), request->number}, count);
   for (size_t i = 0; i < count; ++i) {
     object_id id{owner_, promised.names + i,
                  static_cast<uint32_t>(ex_.step().value)};
@@ -244,12 +244,12 @@ call_result outgoing_call::promise(value args, const prediction& next) {
       what.dtype));
     ex_.add_promise(tensors.back());
     if (what.requires_grad)
-      record.outputs.push_back(static_cast<uint32_t>(i));
+      sent.outputs.push_back(static_cast<uint32_t>(i));
   }
-  if (!record.outputs.empty() && at::GradMode::is_enabled()) {
-    record.promise = request;
-    auto outputs = record.outputs;
-    auto node = make_node(std::move(record), asked.tensors);
+  if (!sent.outputs.empty() && at::GradMode::is_enabled()) {
+    sent.promise = request;
+    auto outputs = sent.outputs;
+    auto node = make_node(std::move(sent), asked.tensors);
     static constexpr int64_t unknown[] = {-1};
     for (auto i : outputs) {
       auto nr = node->add_input_metadata(tensors[i].options(),
@@ -321,15 +321,15 @@ outgoing_call::take_results(const remote_tensors& xs) const {
 void outgoing_call::connect(const std::vector<at::Tensor>& results,
                             const remote_tensors& arguments, request_id id,
                             forward_reply& reply) {
-  auto record = describe_sent(id, results.size());
+  auto sent = describe_sent(id, results.size());
   for (size_t i = 0; i < results.size(); ++i)
     if (reply.tensors[i].travels() && reply.tensors[i].requires_grad)
-      record.outputs.push_back(static_cast<uint32_t>(i));
-  if (record.outputs.empty() || !at::GradMode::is_enabled())
+      sent.outputs.push_back(static_cast<uint32_t>(i));
+  if (sent.outputs.empty() || !at::GradMode::is_enabled())
     return;
-  record.reaches = std::move(reply.reaches);
-  auto outputs = record.outputs;
-  auto node = make_node(std::move(record), arguments);
+  sent.reaches = std::move(reply.reaches);
+  auto outputs = sent.outputs;
+  auto node = make_node(std::move(sent), arguments);
   for (uint32_t nr = 0; nr < outputs.size(); ++nr) {
     auto& x = results[outputs[nr]];
     node->add_input_metadata(x);

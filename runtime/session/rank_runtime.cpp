@@ -14,7 +14,7 @@ rank_runtime::rank_runtime(parts x)
   : own_config_(std::move(x.config)),
     own_layout_(x.layout),
     own_board_(std::make_shared<rank_board>(x.fabric->self(), x.layout.size)),
-    fabric_(std::make_shared<watched_fabric>(std::move(x.fabric), own_board_)),
+    fabric_(std::make_shared<counting_fabric>(std::move(x.fabric), own_board_)),
     host_(std::move(x.host)),
     token_(std::move(x.token)),
     own_exchange_(*fabric_),

@@ -3,8 +3,8 @@
 // One rank, put together: its stores, its actors, its place in the run. A user
 // sees `session`; what runs on the rank sees `rank_context`.
 
+#include "actors/board/counting_fabric.hpp"
 #include "actors/board/rank_board.hpp"
-#include "actors/board/watched_fabric.hpp"
 #include "actors/host/node.hpp"
 #include "actors/stalls/stalls.hpp"
 #include "partition/rank_layout.hpp"
@@ -159,7 +159,7 @@ private:
   session_config own_config_;
   rank_layout own_layout_;
   std::shared_ptr<rank_board> own_board_;
-  std::shared_ptr<watched_fabric> fabric_;
+  std::shared_ptr<counting_fabric> fabric_;
   std::shared_ptr<actor_host> host_;
   std::shared_ptr<execution_token> token_;
   smp::exchange own_exchange_;

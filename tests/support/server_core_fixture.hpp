@@ -14,7 +14,7 @@
 namespace smp::test {
 
 /// Notes what the core wants; the test plays contexts and other ranks.
-struct recorder : server_output {
+struct noted_output : server_output {
   void start(context_id ctx, request x) override {
     executing = ctx;
     note("start c" + number(ctx) + " mb" + number(x.microbatch));
@@ -67,9 +67,9 @@ struct recorder : server_output {
     note("failed " + x.error.text);
   }
 
-  void watch(request_id id, const completion_ptr&) override {
-    watched = id;
-    note("watch");
+  void report_done(request_id id, const completion_ptr&) override {
+    reported = id;
+    note("report_done");
   }
 
   bool gather(const request& x) override {
@@ -107,7 +107,7 @@ struct recorder : server_output {
   request asked;
   recorded_request asked_again;
   smp::forward_done waiting;
-  request_id watched;
+  request_id reported;
   step_report report;
 };
 
@@ -160,7 +160,7 @@ struct core_fixture {
     core.finish(out.executing, {{}, std::move(err)});
   }
 
-  recorder out;
+  noted_output out;
   function_services services;
   int granted = 0;
   server_core core;

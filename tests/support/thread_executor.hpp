@@ -30,8 +30,8 @@ public:
   virtual void await(const completion_ptr& x, const wait_reason& why = {}) = 0;
 };
 
-using thread_body
-  = std::function<std::string(thread_caller&, const std::string& args)>;
+using thread_body = std::function<std::string(thread_caller&,
+                                              const std::string& args)>;
 
 using thread_modules = std::map<module_id, thread_body>;
 

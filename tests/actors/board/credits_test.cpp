@@ -1,9 +1,9 @@
 // ctest: timeout=60 label=threads processors=2
 #include "tests/support/catch.hpp"
 
+#include "actors/board/counting_fabric.hpp"
 #include "actors/board/rank_board.hpp"
 #include "actors/stalls/stalls.hpp"
-#include "actors/board/watched_fabric.hpp"
 #include "transport/exchange.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 
@@ -57,11 +57,10 @@ struct ucx_rank : fabric_listener {
   }
 
   std::shared_ptr<rank_board> board;
-  watched_fabric fabric;
+  counting_fabric fabric;
   smp::exchange exchange;
   std::function<void()> before_each = [] {};
-  std::function<void(const std::string&)> on_report
-    = [](const std::string&) {};
+  std::function<void(const std::string&)> on_report = [](const std::string&) {};
 };
 
 } // namespace

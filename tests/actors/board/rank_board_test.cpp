@@ -1,7 +1,7 @@
 #include "tests/support/catch.hpp"
 
+#include "actors/board/board_output.hpp"
 #include "actors/board/rank_board.hpp"
-#include "actors/board/watched_output.hpp"
 #include "tests/support/server_core_fixture.hpp"
 
 #include <chrono>
@@ -39,11 +39,11 @@ struct board_fixture {
     return result;
   }
 
-  context_record::clock::time_point now = context_record::clock::now();
+  context_notes::clock::time_point now = context_notes::clock::now();
   std::shared_ptr<rank_board> board = std::make_shared<rank_board>(rank_id{0},
                                                                    2);
   recorder inner;
-  watched_output out{inner, board};
+  board_output out{inner, board};
 };
 
 } // namespace
@@ -53,7 +53,7 @@ TEST_CASE_METHOD(board_fixture,
                  "has it",
                  "[actors][board]") {
   using enum context_state;
-  context_record x{ctx};
+  context_notes x{ctx};
   CHECK(x.state() == idle);
   CHECK_FALSE(x.resume(now));
   CHECK_FALSE(x.park(make_call(), now));

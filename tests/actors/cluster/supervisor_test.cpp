@@ -195,8 +195,9 @@ TEST_CASE_METHOD(run_fixture, "a member that waits to join gives up by itself",
              Catch::Matchers::ContainsSubstring("the SUPERVISOR at there"));
 }
 
-TEST_CASE_METHOD(run_fixture, "the loss of the supervisor is no loss for those"
-                              " who leave",
+TEST_CASE_METHOD(run_fixture,
+                 "the loss of the supervisor is no loss for those"
+                 " who leave",
                  "[actors][supervisor]") {
   init(2);
   join_all();

@@ -57,8 +57,8 @@ using plateau_detector_actor = caf::typed_actor<
 struct plateau_detector_state {
   static inline const char* name = "smp.plateau-detector";
 
-  using pointer
-    = plateau_detector_actor::stateful_pointer<plateau_detector_state>;
+  using pointer = plateau_detector_actor::stateful_pointer<
+    plateau_detector_state>;
 
   explicit plateau_detector_state(pointer self) : self(self) {
     // nop

@@ -158,14 +158,12 @@ TEST_CASE("the ends of microbatches and steps keep everything",
     decode(encode(step_failed{step_id{6}, make_failure()})));
   CHECK(y.step == step_id{6});
   CHECK(y.error == make_failure());
-  auto z = std::get<forward_over>(
-    decode(encode(forward_over{step_id{4}, 2})));
+  auto z = std::get<forward_over>(decode(encode(forward_over{step_id{4}, 2})));
   CHECK(z.step == step_id{4});
   CHECK(z.turn == 2);
 }
 
-TEST_CASE("a report gives each value its own tensors back",
-          "[actors][wire]") {
+TEST_CASE("a report gives each value its own tensors back", "[actors][wire]") {
   auto x = make_report();
   auto msg = encode(x);
   CHECK(msg.kind == message_kind::control);
@@ -231,11 +229,13 @@ TEST_CASE("changed bytes give another message or a protocol error",
 TEST_CASE("a refused message names the field", "[actors][wire]") {
   auto x = encode(make_request());
   x.body.bytes.resize(30);
-  CHECK_THAT(refusal(x), ContainsSubstring("malformed request: microbatch at byte 25"
+  CHECK_THAT(refusal(x),
+             ContainsSubstring("malformed request: microbatch at byte 25"
                                ": 8 bytes wanted, 5 left"));
   x = encode(make_request());
   x.body.bytes[49] = std::byte{2};
-  CHECK_THAT(refusal(x), ContainsSubstring("phase at byte 49: there is no value 2"));
+  CHECK_THAT(refusal(x),
+             ContainsSubstring("phase at byte 49: there is no value 2"));
   x = encode(response{{}, {}, make_failure()});
   x.body.bytes[17] = std::byte{99};
   CHECK_THAT(refusal(x), ContainsSubstring("error.code"));

@@ -15,8 +15,7 @@ step_record record_of(uint64_t microbatches) {
 
 struct book_fixture {
   /// Plays step `n` of `key` on pp_rank 0.
-  step_plan play(uint64_t n, uint64_t key, double seconds,
-                 size_t warm_up = 0) {
+  step_plan play(uint64_t n, uint64_t key, double seconds, size_t warm_up = 0) {
     book.set_key(key);
     auto plan = book.plan(step_id{n});
     auto replayed = book.begin(plan);
@@ -56,8 +55,7 @@ TEST_CASE_METHOD(book_fixture, "first steps that go otherwise do not count",
   for (auto key : {0u, 1u}) {
     auto step = [key](uint64_t n) { return 10 * key + n; };
     for (uint64_t n = 1; n <= 5; ++n) {
-      CHECK(play(step(n), key, n == 1 ? 0.1 : 1.0 / n, 2).what
-            == mode::record);
+      CHECK(play(step(n), key, n == 1 ? 0.1 : 1.0 / n, 2).what == mode::record);
     }
     CHECK(play(step(6), key, 1, 2).source == step_id{step(5)});
   }
@@ -96,8 +94,7 @@ TEST_CASE_METHOD(book_fixture, "keys that nobody uses are forgotten",
 
 TEST_CASE_METHOD(book_fixture, "a record that is not there is an error",
                  "[actors][static]") {
-  CHECK_THROWS_AS(
-    book.begin({step_id{4}, mode::replay, 0, step_id{2}}), error);
+  CHECK_THROWS_AS(book.begin({step_id{4}, mode::replay, 0, step_id{2}}), error);
 }
 
 TEST_CASE_METHOD(book_fixture, "executions see what the record knows of them",
@@ -106,8 +103,14 @@ TEST_CASE_METHOD(book_fixture, "executions see what the record knows of them",
   auto& y = x.executions.emplace_back();
   y.id = {rank_id{1}, 4};
   for (auto kind : {call_kind::remote, call_kind::grant, call_kind::remote}) {
-    y.calls.push_back({kind, static_cast<uint32_t>(y.calls.size()), {}, {},
-                       phase::forward, {}, {}, {}});
+    y.calls.push_back({kind,
+                       static_cast<uint32_t>(y.calls.size()),
+                       {},
+                       {},
+                       phase::forward,
+                       {},
+                       {},
+                       {}});
   }
   x.by_id.emplace(y.id, 0);
   book.choose(0, step_id{1}, std::move(x));

@@ -27,9 +27,9 @@ request_id id_of(uint64_t step, uint32_t number) {
 }
 
 request make_request(uint64_t step, uint32_t number) {
-  return {id_of(step, number), step_id{step}, microbatch_id{number},
-          module_id{7},        {},            body("arguments"),
-          number};
+  return {
+    id_of(step, number), step_id{step}, microbatch_id{number}, module_id{7}, {},
+    body("arguments"),   number};
 }
 
 call make_call(const std::string& text = "call",
@@ -62,8 +62,8 @@ step_record record() {
 }
 
 struct replay_fixture {
-  step_replay replay{std::make_shared<const step_record>(record()),
-                     step_id{8}, true};
+  step_replay replay{std::make_shared<const step_record>(record()), step_id{8},
+                     true};
 
   /// Plays the first execution up to its call.
   void begin() {
@@ -142,14 +142,13 @@ TEST_CASE_METHOD(replay_fixture, "a divergence says what it diverges from",
   CHECK(replay.call(id, make_call()).divergence.empty());
   CHECK_THAT(replay.call(id, make_call()).divergence,
              ContainsSubstring("the record ends here"));
-  CHECK_THAT(replay.end(id, body("another")),
-             ContainsSubstring("an answer"));
+  CHECK_THAT(replay.end(id, body("another")), ContainsSubstring("an answer"));
 }
 
 TEST_CASE("an order without forms cares for no arguments",
           "[actors][static][deterministic]") {
-  step_replay replay{std::make_shared<const step_record>(record()),
-                     step_id{8}, false};
+  step_replay replay{std::make_shared<const step_record>(record()), step_id{8},
+                     false};
   replay.started(make_request(8, 0));
   auto id = id_of(8, 0);
   CHECK(replay.call(id, make_call("other", {4, 3})).divergence.empty());

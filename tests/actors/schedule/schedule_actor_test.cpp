@@ -171,8 +171,7 @@ struct user_world : actor_world {
     script[module_id{1}] = {do_return("m")};
   }
 
-  void init_with(std::shared_ptr<const user_schedule> x,
-                 options how = {}) {
+  void init_with(std::shared_ptr<const user_schedule> x, options how = {}) {
     how.user = std::move(x);
     init(how);
   }
@@ -339,11 +338,10 @@ TEST_CASE("a user's actor is played before the first step",
 TEST_CASE("a faulty actor is found before the first step",
           "[actors][schedule][R34]") {
   cured = false;
-  for (auto [what, text] :
-       {std::pair{fault::throws, "threw: my mistake"},
-        {fault::silent, "did not answer within 0.2 s"},
-        {fault::nonsense, "[77, \"forward\"]"},
-        {fault::twice, "a second time"}}) {
+  for (auto [what, text] : {std::pair{fault::throws, "threw: my mistake"},
+                            {fault::silent, "did not answer within 0.2 s"},
+                            {fault::nonsense, "[77, \"forward\"]"},
+                            {fault::twice, "a second time"}}) {
     chosen = what;
     CHECK_THROWS_WITH(rehearsed(make_schedule_actor_type("faulty", faulty), 4),
                       ContainsSubstring(text)

@@ -73,8 +73,7 @@ struct driver_fixture : driver_output {
   schedule_factory make = [](uint64_t n) {
     return make_schedule("interleaved", n, 2);
   };
-  step_driver driver{rank_id{0}, [this](uint64_t n) { return make(n); },
-                     *this};
+  step_driver driver{rank_id{0}, [this](uint64_t n) { return make(n); }, *this};
 };
 
 /// Says the same task each time it is asked.
@@ -140,7 +139,7 @@ TEST_CASE_METHOD(driver_fixture, "interleaved turns around at once",
 
 TEST_CASE_METHOD(driver_fixture,
                  "each forward phase ends once, under the turn of its start",
-                 "[actors][driver][r19]") {
+                 "[actors][driver][R19]") {
   make = [](uint64_t n) {
     using enum phase;
     return make_schedule("list", n, n,
@@ -244,8 +243,9 @@ TEST_CASE_METHOD(driver_fixture, "a schedule that repeats itself is refused",
         task{microbatch_id{0}, phase::forward});
     };
     run(2);
-    auto text = "the schedule starts the forward phase of microbatch 0, which"
-                " is not due";
+    auto text
+      = "the schedule starts the forward phase of microbatch 0, which"
+        " is not due";
     CHECK(take() == lines{"f0", std::string{"failed "} + text});
     ended(0);
     CHECK(report.error.text == text);
@@ -276,13 +276,10 @@ TEST_CASE_METHOD(driver_fixture, "a schedule that throws fails the step",
     CHECK(report.error.code == error_code::config);
   }
   SECTION("later") {
-    make = [](uint64_t) {
-      return std::make_unique<throwing_schedule>(task{});
-    };
+    make = [](uint64_t) { return std::make_unique<throwing_schedule>(task{}); };
     run(1);
     forward_done(0);
-    CHECK(take()
-          == lines{"f0", "failed the schedule threw: user's bug"});
+    CHECK(take() == lines{"f0", "failed the schedule threw: user's bug"});
     ended(0);
     CHECK(report.error.code == error_code::internal);
   }

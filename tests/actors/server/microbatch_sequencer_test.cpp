@@ -56,7 +56,7 @@ struct sequencer_fixture {
 
 TEST_CASE_METHOD(sequencer_fixture,
                  "at first a microbatch waits for the forward phases before it",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   gate.begin_step(3);
   CHECK(open(0));
   CHECK_FALSE(open(1));
@@ -70,7 +70,7 @@ TEST_CASE_METHOD(sequencer_fixture,
 
 TEST_CASE_METHOD(sequencer_fixture,
                  "once the number of calls is known nobody waits for more",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   learn({2, 2, 2});
   gate.begin_step(3);
   call(0);
@@ -83,7 +83,7 @@ TEST_CASE_METHOD(sequencer_fixture,
 
 TEST_CASE_METHOD(sequencer_fixture,
                  "a microbatch that makes fewer calls passes at its end",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   learn({2, 2});
   gate.begin_step(2);
   call(0);
@@ -94,7 +94,7 @@ TEST_CASE_METHOD(sequencer_fixture,
 
 TEST_CASE_METHOD(sequencer_fixture,
                  "a module that is called unequally often keeps the sure rule",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   learn({2, 1});
   learn({2, 2}); // too late
   gate.begin_step(2);
@@ -104,7 +104,7 @@ TEST_CASE_METHOD(sequencer_fixture,
 }
 
 TEST_CASE_METHOD(sequencer_fixture, "a step that failed teaches nothing",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   gate.begin_step(2);
   call(0);
   gate.forward_over(0);
@@ -117,7 +117,7 @@ TEST_CASE_METHOD(sequencer_fixture, "a step that failed teaches nothing",
 
 TEST_CASE_METHOD(sequencer_fixture,
                  "a call that comes after a younger microbatch is refused",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   learn({1, 1, 1});
   gate.begin_step(3);
   call(0);
@@ -146,7 +146,7 @@ TEST_CASE_METHOD(sequencer_fixture,
 }
 
 TEST_CASE_METHOD(sequencer_fixture, "a call that is not over lets nobody pass",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   learn({1, 1, 1});
   gate.begin_step(3);
   call(0);
@@ -159,7 +159,7 @@ TEST_CASE_METHOD(sequencer_fixture, "a call that is not over lets nobody pass",
 
 TEST_CASE_METHOD(sequencer_fixture,
                  "of those that waited the older one enters first",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   learn({1, 1, 1});
   gate.begin_step(3);
   REQUIRE(open(0));
@@ -175,7 +175,7 @@ TEST_CASE_METHOD(sequencer_fixture,
 
 TEST_CASE_METHOD(sequencer_fixture,
                  "a module that cannot be taken back is not counted",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   gate.set_modules({norm, other}, {norm});
   learn({1, 1});
   gate.begin_step(2);
@@ -187,7 +187,7 @@ TEST_CASE_METHOD(sequencer_fixture,
 
 TEST_CASE_METHOD(sequencer_fixture,
                  "a call after the forward phase comes late and is no error",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   gate.begin_step(2);
   call(0);
   gate.forward_over(0);
@@ -196,7 +196,7 @@ TEST_CASE_METHOD(sequencer_fixture,
 }
 
 TEST_CASE_METHOD(sequencer_fixture, "who waits is woken, and only then",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   int moved = 0;
   gate.on_moved([&] { ++moved; });
   gate.begin_step(3);
@@ -218,7 +218,7 @@ TEST_CASE_METHOD(sequencer_fixture, "who waits is woken, and only then",
 }
 
 TEST_CASE_METHOD(sequencer_fixture, "a released module lets everybody in",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   CHECK(gate.used());
   gate.set_modules({});
   CHECK_FALSE(gate.used());
@@ -228,7 +228,7 @@ TEST_CASE_METHOD(sequencer_fixture, "a released module lets everybody in",
 }
 
 TEST_CASE_METHOD(sequencer_fixture, "the step body never passes by counting",
-                 "[actors][r19]") {
+                 "[actors][R19]") {
   gate.set_modules({module_id{0}});
   for (int step = 0; step < 2; ++step) {
     gate.begin_step(2);

@@ -122,7 +122,7 @@ struct ordered_fixture : core_fixture {
 
 TEST_CASE_METHOD(ordered_fixture,
                  "a request that a younger microbatch overtook ends the step",
-                 "[actors][core][r19]") {
+                 "[actors][core][R19]") {
   for (uint64_t step : {1, 2}) {
     enter(step, 2);
     receive_turn(10 * step, 0, step);
@@ -147,7 +147,7 @@ TEST_CASE_METHOD(ordered_fixture,
 
 TEST_CASE_METHOD(ordered_fixture,
                  "a request before its turn takes neither context nor token",
-                 "[actors][core][r19]") {
+                 "[actors][core][R19]") {
   enter(1, 3);
   receive_turn(1, 1);
   CHECK(out.take().empty());
@@ -169,7 +169,7 @@ TEST_CASE_METHOD(ordered_fixture,
 }
 
 TEST_CASE_METHOD(ordered_fixture, "a failure answers what is held",
-                 "[actors][core][r19]") {
+                 "[actors][core][R19]") {
   enter(1, 3);
   receive_turn(1, 1);
   core.fail_step({step_id{1}, user_error("boom")});
@@ -180,7 +180,7 @@ TEST_CASE_METHOD(ordered_fixture, "a failure answers what is held",
 
 TEST_CASE_METHOD(ordered_fixture,
                  "the end of a forward phase may come before the step begins",
-                 "[actors][core][r19]") {
+                 "[actors][core][R19]") {
   core.end_forward({step_id{1}, 0});
   receive_turn(1, 1);
   enter(1, 2);
@@ -357,16 +357,16 @@ TEST_CASE_METHOD(follower_fixture, "a wait ends with its completion",
   CHECK(core.num_pending() == 1);
   out.take();
   SECTION("well") {
-    core.complete({out.watched, {}});
+    core.complete({out.reported, {}});
     CHECK(out.take() == lines{"resume c1"});
   }
   SECTION("with a failure") {
-    core.complete({out.watched, user_error("late")});
+    core.complete({out.reported, user_error("late")});
     CHECK(out.take() == lines{"failed late", "resume c1 late"});
   }
   SECTION("once") {
     core.fail_step({step_id{1}, user_error("boom")});
-    core.complete({out.watched, {}});
+    core.complete({out.reported, {}});
     CHECK(out.take() == lines{"failed boom", "resume c1 boom"});
     CHECK(core.num_unknown() == 0);
   }

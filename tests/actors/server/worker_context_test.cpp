@@ -27,7 +27,7 @@ struct context_fixture : actor_fixture, stage {
       };
     }));
     ctx = own(sys.spawn(worker_context,
-                        std::make_shared<context_record>(context_id{9}),
+                        std::make_shared<context_notes>(context_id{9}),
                         caf::actor_cast<module_server_actor>(server),
                         static_cast<rank_services*>(&services)));
     sched.run();

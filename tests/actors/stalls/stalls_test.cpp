@@ -1,8 +1,8 @@
 // ctest: timeout=60 label=threads
 #include "tests/support/catch.hpp"
 
+#include "actors/board/counting_fabric.hpp"
 #include "actors/board/rank_board.hpp"
-#include "actors/board/watched_fabric.hpp"
 #include "actors/host/node.hpp"
 #include "actors/server/execution_token.hpp"
 #include "actors/stalls/stalls.hpp"
@@ -132,7 +132,7 @@ private:
   struct rank : fabric_listener {
     rank(std::shared_ptr<smp::fabric> x, uint64_t size)
       : board(std::make_shared<rank_board>(x->self(), size)),
-        fabric(std::make_unique<watched_fabric>(std::move(x), board)),
+        fabric(std::make_unique<counting_fabric>(std::move(x), board)),
         exchange(*fabric) {
       // nop
     }
@@ -149,7 +149,7 @@ private:
     }
 
     std::shared_ptr<rank_board> board;
-    std::unique_ptr<watched_fabric> fabric;
+    std::unique_ptr<counting_fabric> fabric;
     smp::exchange exchange;
     function_services services;
     std::unique_ptr<node> actors;

@@ -112,9 +112,9 @@ TEST_CASE("a request in line leads to who has the token", "[actors][stalls]") {
 TEST_CASE("a request that nobody knows was lost", "[actors][stalls]") {
   auto peers_0 = std::vector<traffic>{{rank_id{1}, 9, 3, 0}};
   auto peers_1 = std::vector<traffic>{{rank_id{0}, 4, 9, 0}};
-  auto x = explain({caller(peers_0),
-                    rank(1, {main_waits("the end of step 1", 0, 70)},
-                         peers_1)});
+  auto x = explain(
+    {caller(peers_0),
+     rank(1, {main_waits("the end of step 1", 0, 70)}, peers_1)});
   CHECK(x.how == end::lost);
   CHECK(x.culprit == rank_id{1});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(
@@ -152,11 +152,11 @@ TEST_CASE("exhausted credits name the rank that takes nothing",
 TEST_CASE("a module and a barrier that wait for each other are a cycle",
           "[actors][stalls]") {
   auto x = explain(
-    {caller(),
-     rank(1, {main_waits("the end of step 1", 0, 70),
-              waits(serving(0, 5, "module encoder.block.5, microbatch 2, "
-                                  "backward"),
-                    "exchange \"barrier smp.barrier.world\"", 0)})});
+    {caller(), rank(1, {main_waits("the end of step 1", 0, 70),
+                        waits(serving(0, 5,
+                                      "module encoder.block.5, microbatch 2, "
+                                      "backward"),
+                              "exchange \"barrier smp.barrier.world\"", 0)})});
   CHECK(x.how == end::cycle);
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(
                        "; rank 1 (module encoder.block.5, microbatch 2, "
@@ -191,8 +191,9 @@ TEST_CASE("a schedule that does not answer is who all wait for",
   activity schedule;
   schedule.who = kind::schedule;
   schedule.executes = true;
-  schedule.what = "schedule actor \"mine\" owes an answer to event \"backward "
-                  "ready, microbatch 0\"";
+  schedule.what
+    = "schedule actor \"mine\" owes an answer to event \"backward "
+      "ready, microbatch 0\"";
   schedule.seconds = 3;
   auto x = explain(
     {rank(0, {main_waits("the end of step 1", 0),

@@ -161,7 +161,7 @@ TEST_CASE("autocast around a step gives the numbers of one process",
 }
 
 TEST_CASE("the copy of a remote parameter stays out of the cache of casts",
-          "[runtime][context][r14]") {
+          "[runtime][context][R14]") {
   // A cached cast would have no way to the owner, or that of an old step.
   auto local = [](caller_impl& self, Tensor x) {
     autocast_scope on{c10::kBFloat16, true, true};

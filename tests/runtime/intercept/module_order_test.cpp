@@ -76,7 +76,7 @@ std::vector<Tensor> batches() {
 } // namespace
 
 TEST_CASE("a microbatch that takes a detour is not overtaken",
-          "[runtime][r19]") {
+          "[runtime][R19]") {
   for (auto& x : all_placements()) {
     INFO(x.ranks << " ranks, " << x.microbatches << " microbatches, "
                  << x.pipeline);
@@ -85,7 +85,7 @@ TEST_CASE("a microbatch that takes a detour is not overtaken",
 }
 
 TEST_CASE("a call that nobody could expect ends its step without a trace",
-          "[runtime][r19]") {
+          "[runtime][R19]") {
   // Of each step the sign of x[0][0] by microbatch.
   auto batch = [](std::vector<double> signs) {
     auto x = torch::sin(torch::arange(8 * width * 1.0)).view({8, width});
@@ -112,7 +112,7 @@ TEST_CASE("a call that nobody could expect ends its step without a trace",
 }
 
 TEST_CASE("the first training step releases what did not change",
-          "[runtime][r19]") {
+          "[runtime][R19]") {
   run_virtual_world(2, manual_world(2, 2), [](session&) {
     distributed_model model{two_kinds{}};
     set_partition(*model->norm, 1);
@@ -140,7 +140,7 @@ TEST_CASE("the first training step releases what did not change",
 }
 
 TEST_CASE("a module keeps an order because its user says so",
-          "[runtime][r19]") {
+          "[runtime][R19]") {
   // Its state is a member that no buffer shows.
   std::vector<double> seen;
   run_virtual_world(2, manual_world(2, 4), [&](session&) {

@@ -60,7 +60,7 @@ TEST_CASE("a traced model split over ranks has the numbers of one process",
 TEST_CASE(
   "code that reads parameters of other modules has the numbers of one "
   "process",
-  "[runtime][script][r14]") {
+  "[runtime][script][R14]") {
   auto ranks = GENERATE(2, 4);
   auto placement = GENERATE(spread::scattered, spread::contiguous);
   CHECK(compare(job_of("reads.pt", static_cast<uint64_t>(ranks), placement))
@@ -68,7 +68,7 @@ TEST_CASE(
 }
 
 TEST_CASE("buffers and attributes of other modules are written at their owners",
-          "[runtime][script][r14]") {
+          "[runtime][script][R14]") {
   auto ranks = GENERATE(2, 4);
   auto placement = GENERATE(spread::scattered, spread::contiguous);
   auto job = job_of("writes.pt", static_cast<uint64_t>(ranks), placement);
@@ -77,7 +77,7 @@ TEST_CASE("buffers and attributes of other modules are written at their owners",
 }
 
 TEST_CASE("state that changes while code runs stays at its owner",
-          "[runtime][script][r14][r20]") {
+          "[runtime][script][R14][R20]") {
   // A batch norm used twice; statistics changed from outside by an operation
   // that does not say so; a list in an attribute.
   auto file = GENERATE("norms.pt", "statistics.pt", "books.pt");
@@ -88,7 +88,7 @@ TEST_CASE("state that changes while code runs stays at its owner",
 }
 
 TEST_CASE("what a callee does to its arguments reaches the caller",
-          "[runtime][script][r12]") {
+          "[runtime][script][R12]") {
   auto file = GENERATE("lists.pt", "views.pt", "named.pt");
   auto ranks = GENERATE(2, 4);
   auto placement = GENERATE(spread::scattered, spread::contiguous);
@@ -96,7 +96,7 @@ TEST_CASE("what a callee does to its arguments reaches the caller",
 }
 
 TEST_CASE("children of a scripted Sequential on one rank are one request",
-          "[runtime][script][r8]") {
+          "[runtime][script][R8]") {
   auto requests = [](spread placement) {
     auto job = job_of("mlp.pt", 2, placement, 1);
     job.steps = 1;
@@ -125,7 +125,7 @@ std::string error_of(const script_job& job) {
 
 TEST_CASE(
   "an in-place change of a parameter of another rank is refused by name",
-  "[runtime][script][r14]") {
+  "[runtime][script][R14]") {
   auto text = error_of(job_of("parameter_changed.pt", 2, spread::scattered));
   CHECK_THAT(text, ContainsSubstring("rank 0"));
   CHECK_THAT(text, ContainsSubstring("'fc.weight'"));
@@ -134,7 +134,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a tensor with gradient in a module of another rank is refused",
-          "[runtime][script][r14]") {
+          "[runtime][script][R14]") {
   auto text = error_of(job_of("gradient_stored.pt", 2, spread::scattered));
   CHECK_THAT(text, ContainsSubstring("attribute 'last' of 'keep'"));
   CHECK_THAT(text, ContainsSubstring("rank 1 owns"));
@@ -169,7 +169,7 @@ TEST_CASE("an object of a script class does not cross ranks",
 TEST_CASE(
   "an exception in a split model names its rank and module, and the "
   "session goes on",
-  "[runtime][script][r6]") {
+  "[runtime][script][R6]") {
   auto ranks = GENERATE(1, 2, 3);
   virtual_world_options world;
   world.config.pipeline_parallel_degree = static_cast<uint64_t>(ranks);
@@ -252,7 +252,7 @@ TEST_CASE("names of a script model are those of Python", "[runtime][script]") {
 }
 
 TEST_CASE("what a rank does not own holds no memory and can be loaded",
-          "[runtime][script][r14]") {
+          "[runtime][script][R14]") {
   virtual_world_options world;
   world.config.pipeline_parallel_degree = 2;
   world.config.threads = 1;

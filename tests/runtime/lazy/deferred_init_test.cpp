@@ -357,7 +357,7 @@ TEST_CASE("models with an initialiser of their own come out bit-equal",
     "clone", [&] { return net()->clone(); }, 3);
 }
 
-TEST_CASE("initialisers that run after the scope are still recorded",
+TEST_CASE("initialisers that run after the scope are still captured",
           "[runtime][delay]") {
   auto make = [](bool delay) {
     torch::manual_seed(2);

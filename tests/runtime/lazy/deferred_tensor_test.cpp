@@ -178,7 +178,7 @@ TEST_CASE("backward through what was computed in the scope is refused",
                       "compute it in forward, or under torch::NoGradGuard"));
 }
 
-TEST_CASE("recordings as long as a large model's end without recursion",
+TEST_CASE("captured programs as long as a large model's end without recursion",
           "[runtime][delay]") {
   torch::NoGradGuard no_grad;
   delay_param_initialization scope;

@@ -3,9 +3,9 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/plan/planner.hpp"
-#include "smp/smp.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
+#include "smp/smp.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 

@@ -246,7 +246,7 @@ TEST_CASE("parameters and buffers are known by their bytes",
   });
 }
 
-TEST_CASE("a rank frees the parameters of other ranks", "[runtime][r14]") {
+TEST_CASE("a rank frees the parameters of other ranks", "[runtime][R14]") {
   run_virtual_world(2, manual_world(), [](session& s) {
     distributed_model model{caller{times_weight, caller_impl::code{}}};
     model.partition();
@@ -267,7 +267,7 @@ TEST_CASE("a rank frees the parameters of other ranks", "[runtime][r14]") {
 }
 
 TEST_CASE("a remote parameter can be read and gets its gradient",
-          "[runtime][r14]") {
+          "[runtime][R14]") {
   SECTION("by code of the caller") {
     check_one_and_two_ranks(times_weight, [](caller_impl& self, Tensor x) {
       return x * self.there->weight * self.here + self.there(x);
@@ -282,7 +282,7 @@ TEST_CASE("a remote parameter can be read and gets its gradient",
   }
 }
 
-TEST_CASE("a remote parameter is not changed in place", "[runtime][r14]") {
+TEST_CASE("a remote parameter is not changed in place", "[runtime][R14]") {
   auto text = error_of(times_weight, [](caller_impl& self, Tensor x) {
     torch::NoGradGuard no_grad;
     self.there->weight.clamp_(0, 1);
@@ -292,7 +292,7 @@ TEST_CASE("a remote parameter is not changed in place", "[runtime][r14]") {
              ContainsSubstring("there.weight") && ContainsSubstring("rank 1"));
 }
 
-TEST_CASE("only model.backward crosses ranks", "[runtime][r16]") {
+TEST_CASE("only model.backward crosses ranks", "[runtime][R16]") {
   SECTION("tensor.backward is refused by name") {
     auto text = error_of(times_weight, [](caller_impl& self, Tensor x) {
       self.there(x * self.here).sum().backward();
@@ -361,14 +361,14 @@ std::pair<uint64_t, Tensor> run_chain(uint64_t ranks, bool own_loop,
 } // namespace
 
 TEST_CASE("consecutive children of a Sequential are one request",
-          "[runtime][r8]") {
+          "[runtime][R8]") {
   auto [requests, y] = run_chain(2, false, false);
   CHECK(requests == 2); // forward and backward of children 0 to 2
   CHECK(torch::allclose(y, run_chain(1, false, false).second));
 }
 
 TEST_CASE("a loop over a Sequential that a range would fool is refused",
-          "[runtime][r8]") {
+          "[runtime][R8]") {
   auto early = GENERATE(false, true);
   CHECK_THROWS_WITH(run_chain(2, true, early), ContainsSubstring("ModuleList"));
 }

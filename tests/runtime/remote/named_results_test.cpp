@@ -57,7 +57,7 @@ TEST_CASE("who asks too early is told when the result comes",
 }
 
 TEST_CASE("a failed step fails what is still to come, with the first cause",
-          "[runtime][objects][r39]") {
+          "[runtime][objects][R39]") {
   named_results x;
   put(x, name(1));
   x.ask(rank_id{0}, name(2));

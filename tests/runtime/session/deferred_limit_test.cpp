@@ -3,8 +3,8 @@
 
 #include "runtime/base/large_block_allocator.hpp"
 #include "runtime/launch/launcher.hpp"
-#include "smp/smp.hpp"
 #include "runtime/train/trainable.hpp"
+#include "smp/smp.hpp"
 #include "tests/support/process_memory.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"

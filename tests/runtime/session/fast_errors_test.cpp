@@ -163,7 +163,7 @@ TEST_CASE("calls that cannot be told from earlier ones wait and are right",
 TEST_CASE(
   "the first cause of a failure reaches every rank, whoever would have "
   "needed the result",
-  "[runtime][fast][r39]") {
+  "[runtime][fast][R39]") {
   auto why = third_call(twice, [](function_impl&, Tensor) -> Tensor {
     throw std::runtime_error{"no space left"};
   });
@@ -174,7 +174,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a failure of a call whose result nobody uses ends the step",
-          "[runtime][fast][r39]") {
+          "[runtime][fast][R39]") {
   std::atomic<int> calls = 0;
   auto found = run(
     2,
@@ -195,7 +195,7 @@ TEST_CASE("a failure of a call whose result nobody uses ends the step",
 }
 
 TEST_CASE("a failure in backward ends the step although nobody waits for it",
-          "[runtime][fast][r39]") {
+          "[runtime][fast][R39]") {
   struct bad : ag::Function<bad> {
     static Tensor forward(ag::AutogradContext*, Tensor x) {
       return x * 1;
@@ -238,7 +238,7 @@ TEST_CASE("a promise that outlives its step can be read", "[runtime][fast]") {
 }
 
 TEST_CASE("backward around model.backward stays refused",
-          "[runtime][fast][r16]") {
+          "[runtime][fast][R16]") {
   auto found = run(2, twice, [](caller_impl& self, Tensor x) {
     auto y = self.there(x * self.here);
     y.sum().backward();
@@ -285,7 +285,7 @@ TEST_CASE("a second backward through a kept graph works", "[runtime][fast]") {
 }
 
 TEST_CASE("the death of an owner ends a step that holds its promises",
-          "[runtime][fast][r39]") {
+          "[runtime][fast][R39]") {
   failure seen;
   auto world = manual_world(2);
   world.config.fast_mode = true;

@@ -338,7 +338,7 @@ void check_programs(int count, uint64_t ranks, uint64_t microbatches, bool fast,
 } // namespace
 
 TEST_CASE("random programs with promises end like one process",
-          "[runtime][fast][r38]") {
+          "[runtime][fast][R38]") {
   check_programs(400, 3, 4, true, 1);
   check_programs(200, 3, 2, true, 401);
   check_programs(200, 3, 1, true, 601);
@@ -358,6 +358,6 @@ TEST_CASE("random programs with promises are replayed like one process",
 }
 
 TEST_CASE("the same random programs without promises end like one process",
-          "[runtime][fast][r38]") {
+          "[runtime][fast][R38]") {
   check_programs(200, 3, 4, false, 1);
 }

@@ -84,7 +84,7 @@ struct program : torch::nn::Module {
 } // namespace
 
 TEST_CASE("random programs over stateful modules end like one process",
-          "[runtime][r19]") {
+          "[runtime][R19]") {
   std::vector<Tensor> batches;
   for (int i = 0; i < 3; ++i)
     batches.push_back(

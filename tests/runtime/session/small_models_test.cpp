@@ -86,16 +86,16 @@ TEST_CASE("calls from rank to rank and back, with structured arguments",
   check_all<nested>();
 }
 
-TEST_CASE("batch norms see the microbatches in order", "[runtime][r19]") {
+TEST_CASE("batch norms see the microbatches in order", "[runtime][R19]") {
   check_all<norms>();
 }
 
 TEST_CASE("results that depend on a buffer are those of one process",
-          "[runtime][r19]") {
+          "[runtime][R19]") {
   check_all<counters>();
 }
 
 TEST_CASE("a model whose own code changes a buffer runs in order",
-          "[runtime][r19]") {
+          "[runtime][R19]") {
   check_all<root_state>();
 }

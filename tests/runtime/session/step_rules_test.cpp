@@ -63,7 +63,7 @@ bool contains(const std::string& text, const std::string& part) {
 // -- steps --------------------------------------------------------------------
 
 TEST_CASE("a rank serves a step only after its own optimizer is done",
-          "[runtime][r1]") {
+          "[runtime][R1]") {
   std::atomic<rank_runtime*> rank_1 = nullptr;
   Tensor seen;
   run_virtual_world(2, manual_world(), [&](session& s) {
@@ -90,7 +90,7 @@ TEST_CASE("a rank serves a step only after its own optimizer is done",
   CHECK(torch::equal(seen, torch::full({1, 3}, 200.0)));
 }
 
-TEST_CASE("a body without backward is an evaluation", "[runtime][r4]") {
+TEST_CASE("a body without backward is an evaluation", "[runtime][R4]") {
   run_virtual_world(2, manual_world(2, 4), [](session& s) {
     distributed_model model{make_caller()};
     auto evaluate = step([&](Tensor x) { return model(x); });
@@ -100,7 +100,7 @@ TEST_CASE("a body without backward is an evaluation", "[runtime][r4]") {
   });
 }
 
-TEST_CASE("some microbatches may skip their backward", "[runtime][r4]") {
+TEST_CASE("some microbatches may skip their backward", "[runtime][R4]") {
   run_virtual_world(2, manual_world(2, 4), [](session&) {
     distributed_model model{make_caller()};
     auto train_step = step([&](Tensor x) {
@@ -118,7 +118,7 @@ TEST_CASE("some microbatches may skip their backward", "[runtime][r4]") {
   });
 }
 
-TEST_CASE("several backward calls in one body are one grant", "[runtime][r4]") {
+TEST_CASE("several backward calls in one body are one grant", "[runtime][R4]") {
   run_virtual_world(2, manual_world(2, 2), [](session&) {
     distributed_model model{make_caller()};
     auto train_step = step([&](Tensor x) {
@@ -133,7 +133,7 @@ TEST_CASE("several backward calls in one body are one grant", "[runtime][r4]") {
   });
 }
 
-TEST_CASE("a second distributed model is refused", "[runtime][r4]") {
+TEST_CASE("a second distributed model is refused", "[runtime][R4]") {
   run_virtual_world(1, manual_world(1), [](session&) {
     distributed_model model{make_caller()};
     require(contains(message_of([] { distributed_model other{make_caller()}; }),
@@ -142,7 +142,7 @@ TEST_CASE("a second distributed model is refused", "[runtime][r4]") {
   });
 }
 
-TEST_CASE("all ranks get what the bodies returned", "[runtime][r5]") {
+TEST_CASE("all ranks get what the bodies returned", "[runtime][R5]") {
   std::atomic<int> bodies = 0;
   run_virtual_world(2, manual_world(2, 2), [&](session& s) {
     distributed_model model{make_caller()};
@@ -200,7 +200,7 @@ TEST_CASE("an axis that microbatches do not divide is an error everywhere",
 // -- errors -------------------------------------------------------------------
 
 TEST_CASE("an exception on one rank ends the step on all with one error",
-          "[runtime][r6]") {
+          "[runtime][R6]") {
   auto caught = GENERATE(false, true);
   std::atomic<bool> broken = true;
   std::set<std::string> texts;
@@ -246,7 +246,7 @@ TEST_CASE("an exception on one rank ends the step on all with one error",
 }
 
 TEST_CASE("after an error every remote call of its body fails at once",
-          "[runtime][r6]") {
+          "[runtime][R6]") {
   std::atomic<int> calls = 0;
   run_virtual_world(2, manual_world(), [&](session&) {
     distributed_model model{make_caller(
@@ -273,7 +273,7 @@ TEST_CASE("after an error every remote call of its body fails at once",
   CHECK(calls == 1);
 }
 
-TEST_CASE("a rank that dies ends the step of the others", "[runtime][r6]") {
+TEST_CASE("a rank that dies ends the step of the others", "[runtime][R6]") {
   auto text = std::string{};
   std::mutex mutex;
   auto run = [&] {
@@ -295,7 +295,7 @@ TEST_CASE("a rank that dies ends the step of the others", "[runtime][r6]") {
 }
 
 TEST_CASE("a session ends its waits when the SUPERVISOR is lost",
-          "[runtime][r6]") {
+          "[runtime][R6]") {
   auto text = std::string{};
   auto run = [&] {
     run_virtual_world(2, manual_world(), [&](session& s) {
@@ -319,7 +319,7 @@ TEST_CASE("a session ends its waits when the SUPERVISOR is lost",
 // -- gradients and optimizer --------------------------------------------------
 
 TEST_CASE("averaging does not scale what was accumulated before",
-          "[runtime][r15]") {
+          "[runtime][R15]") {
   run_virtual_world(2, manual_world(2, 4), [](session&) {
     distributed_model model{make_caller()};
     auto train_step = step([&](Tensor x) {
@@ -352,7 +352,7 @@ TORCH_MODULE_IMPL(tied, tied_impl);
 
 } // namespace
 
-TEST_CASE("one tensor under two names is one parameter", "[runtime][r17]") {
+TEST_CASE("one tensor under two names is one parameter", "[runtime][R17]") {
   auto world = manual_world();
   world.config.auto_partition = true;
   run_virtual_world(2, world, [](session&) {
@@ -375,7 +375,7 @@ TEST_CASE("one tensor under two names is one parameter", "[runtime][r17]") {
   });
 }
 
-TEST_CASE("an optimizer keeps its groups", "[runtime][r21]") {
+TEST_CASE("an optimizer keeps its groups", "[runtime][R21]") {
   run_virtual_world(2, manual_world(), [](session& s) {
     distributed_model model{make_caller()};
     torch::optim::SGD sgd{
@@ -404,7 +404,7 @@ TEST_CASE("an optimizer keeps its groups", "[runtime][r21]") {
   });
 }
 
-TEST_CASE("clipping sees the gradients of all ranks", "[runtime][r22]") {
+TEST_CASE("clipping sees the gradients of all ranks", "[runtime][R22]") {
   run_virtual_world(2, manual_world(), [](session&) {
     distributed_model model{make_caller()};
     auto train_step = step([&](Tensor x) {
@@ -434,7 +434,7 @@ TEST_CASE("clipping sees the gradients of all ranks", "[runtime][r22]") {
 
 // -- randomness and waiting ---------------------------------------------------
 
-TEST_CASE("steps leave the caller's random numbers alone", "[runtime][r23]") {
+TEST_CASE("steps leave the caller's random numbers alone", "[runtime][R23]") {
   run_virtual_world(1, manual_world(1, 2), [](session&) {
     distributed_model model{make_caller()};
     model->there->smp_hook.pinned = 0;
@@ -449,7 +449,7 @@ TEST_CASE("steps leave the caller's random numbers alone", "[runtime][r23]") {
   });
 }
 
-TEST_CASE("a body that waits gives its turn to others", "[runtime][r28]") {
+TEST_CASE("a body that waits gives its turn to others", "[runtime][R28]") {
   run_virtual_world(1, manual_world(1, 2), [](session& s) {
     distributed_model model{make_caller()};
     model->there->smp_hook.pinned = 0;
@@ -469,7 +469,7 @@ TEST_CASE("a body that waits gives its turn to others", "[runtime][r28]") {
 }
 
 TEST_CASE("one execution runs at a time and contexts are few",
-          "[runtime][r26]") {
+          "[runtime][R26]") {
   std::atomic<int> running = 0, most = 0;
   auto enter = [&](Tensor x) {
     auto now = ++running;

@@ -11,10 +11,10 @@
 
 namespace smp {
 
-/// Where a WORKER CONTEXT stands (R24). The context writes it, alone; who looks
-/// for a stall reads it, whatever the actors of the rank are stuck in.
+/// Where a WORKER CONTEXT stands (R24). Only the context writes it; the search
+/// for stalls reads it, even while the actors of the rank are stuck.
 /// Thread-safe.
-class context_record {
+class context_notes {
 public:
   using clock = std::chrono::steady_clock;
   using slot_ptr = std::shared_ptr<call_slot>;
@@ -40,7 +40,7 @@ public:
     slot_ptr slot;
   };
 
-  explicit context_record(context_id id) : id_(id) {
+  explicit context_notes(context_id id) : id_(id) {
     // nop
   }
 

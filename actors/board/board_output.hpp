@@ -8,12 +8,12 @@
 
 namespace smp {
 
-/// Who looks for a stall has to know who holds the token, who was answered, and
-/// that anything happened at all. This writes it on a `rank_board` before it
+/// The search for stalls has to know who holds the token, who was answered, and
+/// that anything happened at all. This notes it on a `rank_board` before it
 /// passes it on.
-class watched_output final : public server_output {
+class board_output final : public server_output {
 public:
-  watched_output(server_output& inner, std::shared_ptr<rank_board> board)
+  board_output(server_output& inner, std::shared_ptr<rank_board> board)
     : inner_(inner), board_(std::move(board)) {
     // nop
   }
@@ -93,8 +93,8 @@ public:
     inner_.failed(x);
   }
 
-  void watch(request_id id, const completion_ptr& x) override {
-    inner_.watch(id, x);
+  void report_done(request_id id, const completion_ptr& x) override {
+    inner_.report_done(id, x);
   }
 
   bool gather(const request& x) override {

@@ -12,10 +12,10 @@ namespace smp {
 /// Whether a message is on its way can be told only if each is counted before
 /// it leaves and after it was dealt with, whatever fabric is between. This
 /// counts on a `rank_board`.
-class watched_fabric final : public fabric, private fabric_listener {
+class counting_fabric final : public fabric, private fabric_listener {
 public:
-  watched_fabric(std::shared_ptr<fabric> inner,
-                 std::shared_ptr<rank_board> board)
+  counting_fabric(std::shared_ptr<fabric> inner,
+                  std::shared_ptr<rank_board> board)
     : inner_(std::move(inner)), board_(std::move(board)) {
     // nop
   }

@@ -1,9 +1,9 @@
-#include "actors/board/context_record.hpp"
+#include "actors/board/context_notes.hpp"
 
 namespace smp {
 
-bool context_record::move(context_state from, context_state to,
-                          clock::time_point now) {
+bool context_notes::move(context_state from, context_state to,
+                         clock::time_point now) {
   if (view_.state != from)
     return false;
   view_.state = to;
@@ -11,7 +11,7 @@ bool context_record::move(context_state from, context_state to,
   return true;
 }
 
-bool context_record::start(const request& x, clock::time_point now) {
+bool context_notes::start(const request& x, clock::time_point now) {
   std::lock_guard guard{mutex_};
   if (!move(context_state::idle, context_state::executing, now))
     return false;
@@ -25,7 +25,7 @@ bool context_record::start(const request& x, clock::time_point now) {
   return true;
 }
 
-bool context_record::park(const call& x, clock::time_point now) {
+bool context_notes::park(const call& x, clock::time_point now) {
   std::lock_guard guard{mutex_};
   if (!move(context_state::executing, context_state::pending, now))
     return false;
@@ -36,7 +36,7 @@ bool context_record::park(const call& x, clock::time_point now) {
   return true;
 }
 
-bool context_record::resume(clock::time_point now) {
+bool context_notes::resume(clock::time_point now) {
   std::lock_guard guard{mutex_};
   if (!move(context_state::pending, context_state::executing, now))
     return false;
@@ -44,7 +44,7 @@ bool context_record::resume(clock::time_point now) {
   return true;
 }
 
-bool context_record::finish(clock::time_point now) {
+bool context_notes::finish(clock::time_point now) {
   std::lock_guard guard{mutex_};
   if (!move(context_state::executing, context_state::idle, now))
     return false;
@@ -53,12 +53,12 @@ bool context_record::finish(clock::time_point now) {
   return true;
 }
 
-context_state context_record::state() const {
+context_state context_notes::state() const {
   std::lock_guard guard{mutex_};
   return view_.state;
 }
 
-context_record::view context_record::look() const {
+context_notes::view context_notes::look() const {
   std::lock_guard guard{mutex_};
   return view_;
 }
