@@ -207,4 +207,35 @@ train_config effective(train_config x) {
   return x;
 }
 
+namespace {
+
+bool is_of_session(std::string_view key) {
+  return key.starts_with("smp.") || key.starts_with("monitor.");
+}
+
+} // namespace
+
+void validate(const session_config& x) {
+  train_config whole;
+  whole.smp = x;
+  std::string errors;
+  auto add = [&](const std::string& line) {
+    if (!errors.empty())
+      errors += '\n';
+    errors += line;
+  };
+  for (auto& key : config_keys())
+    if (key.slot != nullptr && is_of_session(key.name))
+      if (auto wrong = check_value(key, whole))
+        add(*wrong);
+  // Rules on several keys mean little while one of them is wrong by itself, and
+  // what else could conflict is not set.
+  if (errors.empty())
+    for (auto& conflict : conflicts(whole))
+      if (std::ranges::all_of(conflict.keys, is_of_session))
+        add(conflict.text);
+  if (!errors.empty())
+    throw error{error_code::config, errors};
+}
+
 } // namespace smp

@@ -2,7 +2,6 @@
 
 #include "runtime/base/fault.hpp"
 #include "runtime/base/rank_context.hpp"
-#include "runtime/remote/promised_call.hpp"
 
 namespace smp {
 
