@@ -4,6 +4,7 @@
 #include "runtime/checkpoint/safetensors.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_script_files.hpp"
 
 #include <fmt/format.h>
@@ -11,8 +12,6 @@
 #include <torch/csrc/jit/serialization/import.h>
 
 #include <fstream>
-#include <map>
-#include <set>
 
 // Some models of the zoo as a user trains them: a file named in a config, over
 // processes, against the numbers that eager PyTorch made (tests/data/zoo).
@@ -22,8 +21,6 @@ using namespace smp;
 using namespace smp::test;
 
 namespace {
-
-using numbers = std::map<std::string, torch::Tensor>;
 
 constexpr const char* config = R"([smp]
 pipeline_parallel_degree = {ranks}
@@ -57,43 +54,6 @@ numbers expected(const std::string& file, const std::string& prefix) {
   for (auto& [name, x] : read_safetensors(file).tensors)
     if (name.starts_with(prefix))
       result.emplace(name.substr(prefix.size()), x);
-  return result;
-}
-
-numbers all_of(const std::filesystem::path& file) {
-  auto tensors = read_safetensors(file).tensors;
-  return {tensors.begin(), tensors.end()};
-}
-
-/// R35. @returns what differs; a missing gradient is one of zeros.
-std::vector<std::string> differences(const numbers& got, const numbers& wanted,
-                                     bool gradients) {
-  std::vector<std::string> result;
-  std::set<std::string> names;
-  for (auto xs : {&got, &wanted})
-    for (auto& [name, x] : *xs)
-      names.insert(name);
-  for (auto& name : names) {
-    auto a = got.find(name), b = wanted.find(name);
-    if ((a == got.end() || b == wanted.end()) && !gradients) {
-      result.push_back(name
-                       + (a == got.end() ? " is missing" : " is too much"));
-      continue;
-    }
-    auto x = a == got.end() ? torch::zeros_like(b->second) : a->second;
-    auto y = b == wanted.end() ? torch::zeros_like(x) : b->second;
-    if (x.sizes() != y.sizes() || x.dtype() != y.dtype()) {
-      result.push_back(name + " has another shape or type");
-      continue;
-    }
-    if (y.numel() == 0)
-      continue;
-    x = x.to(torch::kDouble);
-    y = y.to(torch::kDouble);
-    auto distance = (x - y).abs().max().item<double>();
-    if (!(distance <= 1e-5 * y.abs().max().item<double>() + 1e-7))
-      result.push_back(fmt::format("{} differs by {}", name, distance));
-  }
   return result;
 }
 

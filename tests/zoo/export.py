@@ -10,8 +10,17 @@ M microbatches (1 and 4) the losses of STEPS steps of SGD (M/losses), the
 gradient of the first (M/gradient/NAME) and all parameters and buffers after the
 last (M/after/NAME).
 
+Of a model of a published collection (published.py) whatever is expected
+depends on the number T of threads: a convolution adds in another order, and a
+normalisation of few rows makes of a rounding error one of 1e-3. So there is
+NAME.expected-T.safetensors for as many threads as smp-train gives to a rank.
+Of those in WEIGHTLESS it writes published/NAME.pt, where large tensors are one element long and expanded: their
+code and their sizes, but not their weights.
+
     export.py DIRECTORY [NAME ...]
     export.py --compare SHIPPED DIRECTORY [NAME ...]   exit code 1: they differ
+    export.py --published DIRECTORY NAME ...   models of published collections,
+                                               whole, with expected numbers
 """
 
 import argparse
@@ -31,10 +40,22 @@ from safetensors.torch import load_file, save_file
 
 import hugging_face  # noqa: F401 (adds to ZOO)
 from models import ZOO
+from published import PUBLISHED
 
 STEPS = 3
 LEARNING_RATE = 0.05
 MICROBATCHES = (1, 4)
+
+RANKS = (1, 2, 4)  # of the rows that are compared (rows.py)
+# Gradients of microbatches are added in the order in which they end. With a
+# larger rate such a rounding error of the first step becomes one of 1e-4 in the
+# second, where layers are normalised over few rows.
+PUBLISHED_RATE = 0.002
+PUBLISHED_STEPS = 2
+PUBLISHED_MICROBATCHES = 4
+
+# What ships to be tested with weights made at random (tests/apps/zoo_test.cpp).
+WEIGHTLESS = ("distilgpt2", "llama_4_layers_tied", "resnet18")
 
 
 def loss_of(result):
@@ -56,13 +77,22 @@ def save_script(script, path):
         writer.write_end_of_file()
 
 
-def expected(module, batch, microbatches):
+def without_weights(script):
+    """Leaves of parameters and large masks the sizes and one element."""
+    with torch.no_grad():
+        for x in [*script.parameters(), *script.buffers()]:
+            if isinstance(x, torch.nn.Parameter) or (x.nbytes > 4096 and x.dtype == torch.bool):
+                x.data = torch.zeros(1, dtype=x.dtype).expand(x.shape)
+    return script
+
+
+def expected(module, batch, microbatches, steps, rate):
     """Trains a copy of the module, one microbatch after the other."""
     module = copy.deepcopy(module)
-    optimizer = torch.optim.SGD(module.parameters(), LEARNING_RATE)
+    optimizer = torch.optim.SGD(module.parameters(), rate)
     parts = list(zip(*[x.chunk(microbatches) for x in batch]))
     losses, gradients = [], {}
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         total = 0.0
         for part in parts:
@@ -85,30 +115,61 @@ def expected(module, batch, microbatches):
     return {f"{microbatches}/losses": torch.tensor(losses, dtype=torch.float64), **gradients, **after}
 
 
-def export(name, directory):
-    entry = ZOO[name]
+def make(name, entry):
     torch.manual_seed(zlib.crc32(name.encode()))
     module, batch = entry.make()
-    module.train()
-    if entry.traced:
-        script = torch.jit.trace(copy.deepcopy(module), tuple(x.clone() for x in batch), check_trace=False)
-    else:
-        script = torch.jit.script(copy.deepcopy(module))
-    save_script(script, directory / f"{name}.pt")
+    return module.train(), batch
+
+
+def script_of(module, batch, traced):
+    if traced:
+        return torch.jit.trace(copy.deepcopy(module), tuple(x.clone() for x in batch), check_trace=False)
+    return torch.jit.script(copy.deepcopy(module))
+
+
+def threads_of(ranks):
+    """Returns how many threads `smp-train` gives by default to each of them."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def save_model(name, entry, directory):
+    """Returns the module and the batch."""
+    module, batch = make(name, entry)
+    save_script(script_of(module, batch, entry.traced), directory / f"{name}.pt")
     save_file({f"input{i}": x.contiguous() for i, x in enumerate(batch)}, directory / f"{name}.batch.safetensors")
-    if not entry.random:
-        numbers = {k: v for m in MICROBATCHES for k, v in expected(module, batch, m).items()}
+    return module, batch
+
+
+def export(name, directory):
+    module, batch = save_model(name, ZOO[name], directory)
+    if not ZOO[name].random:
+        numbers = {k: v for m in MICROBATCHES for k, v in expected(module, batch, m, STEPS, LEARNING_RATE).items()}
         save_file(numbers, directory / f"{name}.expected.safetensors")
 
 
-def export_all(names, directory):
+def export_published(name, directory):
+    module, batch = save_model(name, PUBLISHED[name], directory)
+    for threads in {threads_of(n) for n in RANKS}:
+        torch.set_num_threads(threads)
+        numbers = expected(module, batch, PUBLISHED_MICROBATCHES, PUBLISHED_STEPS, PUBLISHED_RATE)
+        save_file(numbers, directory / f"{name}.expected-{threads}.safetensors")
+
+
+def export_weightless(name, directory):
+    (directory / "published").mkdir(exist_ok=True)
+    entry = PUBLISHED[name]
+    script = script_of(*make(name, entry), entry.traced)
+    save_script(without_weights(script), directory / "published" / f"{name}.pt")
+
+
+def in_processes(f, names, directory, count=None):
     """Exports each model from a process of its own: TorchScript numbers its
     class names by what the process made before.
     """
     directory.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("fork")
-    with context.Pool(maxtasksperchild=1) as pool:
-        pool.starmap(export, [(name, directory) for name in names], chunksize=1)
+    with context.Pool(count, maxtasksperchild=1) as pool:
+        pool.starmap(f, [(name, directory) for name in names], chunksize=1)
 
 
 def difference(made, shipped):
@@ -137,8 +198,8 @@ def difference(made, shipped):
 def compare(directory, shipped):
     """Returns a line for each file of `directory` that `shipped` has otherwise."""
     lines = []
-    for made in sorted(directory.iterdir()):
-        other = shipped / made.name
+    for made in sorted(x for x in directory.rglob("*") if x.is_file()):
+        other = shipped / made.relative_to(directory)
         what = difference(made, other) if other.exists() else "is missing"
         if what:
             lines.append(f"{other}: {what}")
@@ -148,18 +209,23 @@ def compare(directory, shipped):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compare", type=Path, metavar="SHIPPED")
+    parser.add_argument("--published", action="store_true")
     parser.add_argument("directory", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME")
     arguments = parser.parse_args()
-    names = arguments.names or list(ZOO)
-    if unknown := [x for x in names if x not in ZOO]:
-        parser.error(f"there is no {unknown[0]}; choose among {', '.join(ZOO)}")
+    names = arguments.names or [*ZOO, *PUBLISHED]
+    if unknown := [x for x in names if x not in ZOO and x not in PUBLISHED]:
+        parser.error(f"there is no {unknown[0]}; choose among {', '.join([*ZOO, *PUBLISHED])}")
     if os.environ.get("PYTHONHASHSEED") != "0":  # TorchScript writes sets in the order of hashes
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     warnings.simplefilter("ignore")  # TorchScript is deprecated, and what a tracer cannot follow
     transformers.logging.set_verbosity_error()
+    if arguments.published:  # they are large: one at a time
+        in_processes(export_published, [x for x in names if x in PUBLISHED], arguments.directory, 1)
+        return 0
     torch.set_num_threads(1)
-    export_all(names, arguments.directory)
+    in_processes(export, [x for x in names if x in ZOO], arguments.directory)
+    in_processes(export_weightless, [x for x in names if x in WEIGHTLESS], arguments.directory)
     lines = compare(arguments.directory, arguments.compare) if arguments.compare else []
     print("\n".join(lines), end="\n" if lines else "")
     return 1 if lines else 0

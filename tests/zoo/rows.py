@@ -1,11 +1,14 @@
 """Trains every model of the zoo with smp-train, over real processes, and
 compares with what eager PyTorch expects.
 
-A row is a model, a number of pipeline ranks, a number of microbatches and a
-schedule. Losses of all steps, the whole first gradient and all parameters and
-buffers at the end are compared (tests/data/zoo/README.md). A relative
-difference is max|a - b| / (max|b| + 0.01), and may be 1e-5; that is the bound
-of the C++ tests, 1e-5 max|b| + 1e-7.
+A row is a model, a number of pipeline ranks, a number of microbatches and
+settings. The settings `defaults` are none but those which the README has; the
+others name a schedule and spread models that would pay best on one rank. Models
+of published collections (published.py) are large: each is exported, trained
+with default settings, and removed. Losses of all steps, the whole first
+gradient and all parameters and buffers at the end are compared
+(tests/data/zoo/README.md). A relative difference is max|a - b| / (max|b| +
+0.01), and may be 1e-5; that is the bound of the C++ tests, 1e-5 max|b| + 1e-7.
 """
 
 import argparse
@@ -13,28 +16,44 @@ import itertools
 import json
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 import torch
 from safetensors.torch import load_file
 
-RANKS = (1, 2, 4)
-MICROBATCHES = (1, 4)
-SCHEDULES = ("simple", "interleaved")
-STEPS = 3
+from export import (
+    LEARNING_RATE,
+    MICROBATCHES,
+    PUBLISHED_MICROBATCHES,
+    PUBLISHED_RATE,
+    PUBLISHED_STEPS,
+    RANKS,
+    STEPS,
+    threads_of,
+)
+from published import PUBLISHED
+
+SPREAD = """\
+threads = 1
+strategy = "paper"  # a model so small would pay best on one rank
+memory_weight = 1.0
+"""
+SETTINGS = {
+    "simple": 'pipeline = "simple"\n' + SPREAD,
+    "interleaved": 'pipeline = "interleaved"\n' + SPREAD,
+    "defaults": "",
+}
 BOUND = 1e-5
+TIMEOUT = 600  # seconds for a row
 
 CONFIG = """\
 [smp]
 pipeline_parallel_degree = {ranks}
 microbatches = {microbatches}
-pipeline = "{schedule}"
-threads = 1
-strategy = "paper"  # a model so small would pay best on one rank
-memory_weight = 1.0
-
+{more}
 [model]
 type = "torchscript"
 path = "{models}/{name}.pt"
@@ -45,7 +64,7 @@ path = "{models}/{name}.batch.safetensors"
 
 [optimizer]
 type = "sgd"
-lr = 0.05
+lr = {rate}
 
 [train]
 steps = {steps}
@@ -58,10 +77,10 @@ class Row(NamedTuple):
     name: str
     ranks: int
     microbatches: int
-    schedule: str
+    settings: str
 
     def __str__(self):
-        return f"{self.name}, pp {self.ranks}, {self.microbatches} microbatches, {self.schedule}"
+        return f"{self.name}, pp {self.ranks}, {self.microbatches} microbatches, {self.settings}"
 
 
 class Outcome(NamedTuple):
@@ -76,12 +95,15 @@ def train(row: Row, arguments) -> Optional[str]:
     directory = run_dir(row, arguments)
     directory.mkdir(parents=True, exist_ok=True)
     config = directory / "zoo.toml"
-    config.write_text(CONFIG.format(**row._asdict(), models=arguments.models.resolve(), steps=STEPS))
+    published = row.name in PUBLISHED
+    steps, rate = (PUBLISHED_STEPS, PUBLISHED_RATE) if published else (STEPS, LEARNING_RATE)
+    more, models = SETTINGS[row.settings], arguments.models.resolve()
+    config.write_text(CONFIG.format(**row._asdict(), more=more, models=models, rate=rate, steps=steps))
     command = [arguments.smp_train, config, "--run-dir", directory, "--log-level", "warn"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        return "did not end within 300 s"
+        return f"did not end within {TIMEOUT} s"
     if done.returncode == 0:
         return None
     lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
@@ -89,7 +111,7 @@ def train(row: Row, arguments) -> Optional[str]:
 
 
 def run_dir(row: Row, arguments) -> Path:
-    return arguments.work / row.name / f"pp{row.ranks}-mb{row.microbatches}-{row.schedule}"
+    return arguments.work / row.name / f"pp{row.ranks}-mb{row.microbatches}-{row.settings}"
 
 
 def numbers_of(row: Row, arguments) -> Dict[str, torch.Tensor]:
@@ -105,7 +127,8 @@ def numbers_of(row: Row, arguments) -> Dict[str, torch.Tensor]:
 
 def expected(row: Row, arguments) -> Dict[str, torch.Tensor]:
     """What it should leave; the run on one rank if no file says so."""
-    file = arguments.models / f"{row.name}.expected.safetensors"
+    threads = f"-{threads_of(row.ranks)}" if row.name in PUBLISHED else ""
+    file = arguments.models / f"{row.name}.expected{threads}.safetensors"
     if not file.exists():
         return numbers_of(row._replace(ranks=1), arguments)
     prefix = f"{row.microbatches}/"
@@ -145,6 +168,63 @@ def run(row: Row, arguments) -> Outcome:
     return Outcome(float("inf"), "", 0, error)
 
 
+def cell(outcomes: List[Outcome]) -> str:
+    if any(x.error for x in outcomes):
+        return "FAILED"
+    return format(max(x.difference for x in outcomes), ".1e")
+
+
+def run_small(names: List[str], arguments) -> Dict[Row, Outcome]:
+    """Trains the models that export.py wrote, several at once. Prints a line
+    for each.
+    """
+    outcomes: Dict[Row, Outcome] = {}
+
+    def run_all(name):
+        for row in itertools.starmap(Row, itertools.product([name], RANKS, MICROBATCHES, SETTINGS)):
+            outcomes[row] = run(row, arguments)
+            if outcomes[row].error:
+                print(f"  {row}: {outcomes[row].error}", flush=True)
+
+    width = max(map(len, names))
+    head = "".join(f"{f'pp {n}':>11}" for n in RANKS)
+    print(f"largest relative difference of losses, gradients, parameters and buffers, over {len(MICROBATCHES)} numbers of")
+    print(f"microbatches and {len(SETTINGS)} settings; requests of a step between ranks, at most\n")
+    print(f"{'model':{width}}{head}{'requests':>12}", flush=True)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for name, _ in zip(names, pool.map(run_all, names)):
+            mine = {row: x for row, x in outcomes.items() if row.name == name}
+            cells = "".join(f"{cell([x for row, x in mine.items() if row.ranks == n]):>11}" for n in RANKS)
+            print(f"{name:{width}}{cells}{max(x.requests for x in mine.values()):>12}", flush=True)
+    return outcomes
+
+
+def run_published(name: str, arguments) -> Dict[Row, Outcome]:
+    """Exports a model, trains it with default settings and removes it. Prints a
+    line for each row.
+    """
+    export = [sys.executable, Path(__file__).with_name("export.py"), "--published", arguments.models, name]
+    done = subprocess.run(export, capture_output=True, text=True)
+    outcomes = {}
+    for row in [Row(name, n, PUBLISHED_MICROBATCHES, "defaults") for n in RANKS]:
+        begin = time.monotonic()
+        if done.returncode:
+            lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+            x = Outcome(float("inf"), "", 0, f"not exported: {lines[-1]}")
+        else:
+            x = run(row, arguments)
+            if not x.error and row.ranks > 1 and x.requests == 0:
+                x = x._replace(error="all of it runs on one rank")
+        what = x.error or f"{x.difference:.1e}, {x.requests} requests"
+        print(f"  {row}: {what} ({time.monotonic() - begin:.0f} s)", flush=True)
+        outcomes[row] = x
+        for file in run_dir(row, arguments).glob("*.safetensors"):
+            file.unlink()
+    for file in arguments.models.glob(f"{name}.*"):
+        file.unlink()
+    return outcomes
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smp-train", type=Path, required=True)
@@ -153,30 +233,14 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="models at once")
     parser.add_argument("names", nargs="*", metavar="NAME")
     arguments = parser.parse_args()
-    names = arguments.names or sorted(x.stem for x in arguments.models.glob("*.pt"))
+    small = sorted(x.stem for x in arguments.models.glob("*.pt"))
     outcomes: Dict[Row, Outcome] = {}
-
-    def run_all(name):
-        for ranks, microbatches, schedule in itertools.product(RANKS, MICROBATCHES, SCHEDULES):
-            row = Row(name, ranks, microbatches, schedule)
-            outcomes[row] = run(row, arguments)
-            if outcomes[row].error:
-                print(f"  {row}: {outcomes[row].error}", flush=True)
-
-    width = max(map(len, names))
-    head = "".join(f"{f'pp {n}':>11}" for n in RANKS)
-    print(f"largest relative difference of losses, gradients, parameters and buffers, over {len(MICROBATCHES)} numbers of")
-    print(f"microbatches and {len(SCHEDULES)} schedules; requests of a step between ranks, at most\n")
-    print(f"{'model':{width}}{head}{'requests':>12}", flush=True)
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for name, _ in zip(names, pool.map(run_all, names)):
-            mine = {row: x for row, x in outcomes.items() if row.name == name}
-            cells = ""
-            for ranks in RANKS:
-                cell = [x for row, x in mine.items() if row.ranks == ranks]
-                failed = any(x.error for x in cell)
-                cells += f"{'FAILED' if failed else format(max(x.difference for x in cell), '.1e'):>11}"
-            print(f"{name:{width}}{cells}{max(x.requests for x in mine.values()):>12}", flush=True)
+    if names := [x for x in arguments.names or small if x not in PUBLISHED]:
+        outcomes.update(run_small(names, arguments))
+    if names := [x for x in arguments.names or PUBLISHED if x in PUBLISHED]:
+        print("\nmodels of published collections: largest relative difference", flush=True)
+        for name in names:
+            outcomes.update(run_published(name, arguments))
     failures = sum(1 for x in outcomes.values() if x.error)
     print(f"\n{len(outcomes)} rows, {failures} failed")
     return 1 if failures else 0

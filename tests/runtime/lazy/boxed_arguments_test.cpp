@@ -96,7 +96,7 @@ struct loss_of_classes {
 
 } // namespace
 
-TEST_CASE("outputs that only the stack owns outlive a call with a promise",
+TEST_CASE("outputs that only the stack owns outlive a promised argument",
           "[runtime][promise]") {
   loss_of_classes given;
   auto results = loss_of(promise_of(given.x), given.classes);
@@ -104,10 +104,8 @@ TEST_CASE("outputs that only the stack owns outlive a call with a promise",
   CHECK(results[1].item<float>() == 64);
 }
 
-TEST_CASE(
-  "outputs that only the stack owns outlive a call with a deferred "
-  "tensor",
-  "[runtime][delay]") {
+TEST_CASE("outputs that only the stack owns outlive a deferred argument",
+          "[runtime][delay]") {
   auto inside = GENERATE(false, true);
   loss_of_classes given;
   Tensor x;
