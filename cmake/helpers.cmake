@@ -48,13 +48,27 @@ function(smp_folder folder)
   if(NOT sources OR NOT wanted)
     return()
   endif()
-  add_library(${name} OBJECT ${sources})
-  smp_unity(${name} ${sources})
-  target_link_libraries(${name} PUBLIC ${name}_headers)
-  if(arg_PCH)
-    smp_precompile(${name})
+  set(with "")
+  set(without ${sources})
+  if(arg_PCH AND SMP_PCH)
+    smp_split(with without ${sources})
+  endif()
+  smp_objects(${name} ${without})
+  smp_objects(${name}_torch ${with})
+  if(with)
+    smp_precompile(${name}_torch)
   endif()
 endfunction()
+
+# Makes the object library NAME for smp_folder.
+macro(smp_objects target)
+  if(${ARGC} GREATER 1)
+    add_library(${target} OBJECT ${ARGN})
+    smp_unity(${target} ${ARGN})
+    target_link_libraries(${target} PUBLIC ${name}_headers)
+    set_property(GLOBAL APPEND PROPERTY smp_object_libraries ${target})
+  endif()
+endmacro()
 
 # Makes TARGET use the precompiled torch/torch.h. It is made once, by a target
 # that compiles nothing else.
@@ -75,6 +89,14 @@ function(smp_precompile target)
   target_precompile_headers(${target} REUSE_FROM smp_torch_pch)
 endfunction()
 
+# The same if one of the sources is faster with it.
+function(smp_precompile_if_used target)
+  smp_split(with without ${ARGN})
+  if(with)
+    smp_precompile(${target})
+  endif()
+endfunction()
+
 # Links libsmp of all folders.
 #
 #   smp       the library and the headers that need nothing else
@@ -86,12 +108,9 @@ function(smp_add_library)
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
     $<INSTALL_INTERFACE:include> $<INSTALL_INTERFACE:include/smp/detail>)
-  get_property(folders GLOBAL PROPERTY smp_folders)
-  foreach(folder IN LISTS folders)
-    smp_folder_target(name ${folder})
-    if(TARGET ${name})
-      target_link_libraries(smp PRIVATE $<BUILD_INTERFACE:${name}>)
-    endif()
+  get_property(libraries GLOBAL PROPERTY smp_object_libraries)
+  foreach(library IN LISTS libraries)
+    target_link_libraries(smp PRIVATE $<BUILD_INTERFACE:${library}>)
   endforeach()
   set_target_properties(smp PROPERTIES
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
@@ -116,8 +135,9 @@ function(smp_apps folder)
       continue()
     endif()
     add_executable(${name} ${sources})
+    smp_unity(${name} ${sources})
     target_link_libraries(${name} PRIVATE smp::smp ${ARGN} Threads::Threads)
-    smp_precompile(${name})
+    smp_precompile_if_used(${name} ${sources})
     install(TARGETS ${name})
   endforeach()
 endfunction()

@@ -1,7 +1,63 @@
 # Most of a compilation is spent on headers that many sources share, so sources
 # of one folder are compiled together.
 
-# smp_unity(TARGET SOURCE...): the sources of a library, at most five of one
+# smp_uses_torch(RESULT FILE): whether FILE, or a header of ours that it includes,
+# wants more of Torch than tensors. Such a file takes twenty seconds without the
+# precompiled torch/torch.h. With it every file takes six, for what Torch's
+# inline functions instantiate, so that others are faster without.
+function(smp_uses_torch result file)
+  get_property(known GLOBAL PROPERTY smp_uses_torch_${file})
+  if("${known}" STREQUAL "")
+    set(known FALSE)
+    set_property(GLOBAL PROPERTY smp_uses_torch_${file} ${known}) # for circles
+    file(STRINGS ${PROJECT_SOURCE_DIR}/${file} lines REGEX "^#include")
+    foreach(line IN LISTS lines)
+      if(line MATCHES "<torch/|<ATen/ATen[.]h>")
+        set(known TRUE)
+        break()
+      elseif(line MATCHES "\"(.*[.]hpp)\"")
+        set(header ${CMAKE_MATCH_1})
+        if(EXISTS ${PROJECT_SOURCE_DIR}/${header})
+          smp_uses_torch(known ${header})
+        endif()
+        if(known)
+          break()
+        endif()
+      endif()
+    endforeach()
+    set_property(GLOBAL PROPERTY smp_uses_torch_${file} ${known})
+  endif()
+  set(${result} ${known} PARENT_SCOPE)
+endfunction()
+
+# smp_split(WITH WITHOUT SOURCE...): the sources of folders that use Torch, and
+# the others.
+function(smp_split with without)
+  set(paths ${ARGN})
+  list(TRANSFORM paths REPLACE "^${PROJECT_SOURCE_DIR}/" "")
+  set(heavy "")
+  foreach(path IN LISTS paths)
+    smp_uses_torch(uses ${path})
+    if(uses)
+      cmake_path(GET path PARENT_PATH folder)
+      list(APPEND heavy ${PROJECT_SOURCE_DIR}/${folder})
+    endif()
+  endforeach()
+  set(lists_TRUE "")
+  set(lists_FALSE "")
+  foreach(source IN LISTS ARGN)
+    cmake_path(GET source PARENT_PATH folder)
+    if(folder IN_LIST heavy)
+      list(APPEND lists_TRUE ${source})
+    else()
+      list(APPEND lists_FALSE ${source})
+    endif()
+  endforeach()
+  set(${with} ${lists_TRUE} PARENT_SCOPE)
+  set(${without} ${lists_FALSE} PARENT_SCOPE)
+endfunction()
+
+# smp_unity(TARGET SOURCE...): the sources of a library, at most eight of one
 # folder at a time. What is static or in an anonymous namespace has to be named
 # apart. Sources that hold a seeded fault (cmake/faults.cmake) keep to
 # themselves: they are compiled a second time.
@@ -24,7 +80,7 @@ function(smp_unity target)
       if(NOT DEFINED count_${group})
         set(count_${group} 0)
       endif()
-      math(EXPR part "${count_${group}} / 5")
+      math(EXPR part "${count_${group}} / 8")
       math(EXPR count_${group} "${count_${group}} + 1")
       set(group ${group}_${part})
     endif()

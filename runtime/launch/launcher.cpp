@@ -20,8 +20,6 @@ namespace smp {
 
 namespace {
 
-constexpr int code_interrupted = 130;
-constexpr int code_rank_failed = 3;
 constexpr int code_stalled = 4;
 
 /// Strangers must not guess it.

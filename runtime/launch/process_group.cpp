@@ -21,9 +21,6 @@ namespace smp {
 
 namespace {
 
-constexpr int code_interrupted = 130;
-constexpr int code_rank_failed = 3;
-
 /// nohup and background jobs of scripts ignore some signals on purpose.
 bool is_ignored(int number) {
   struct sigaction now {};

@@ -21,6 +21,10 @@
 
 namespace smp {
 
+// Exit codes of a run and of a rank.
+inline constexpr int code_interrupted = 130;
+inline constexpr int code_rank_failed = 3;
+
 /// Starts processes, watches them, and ends all when one fails or when the
 /// user interrupts. No process survives this object, nor the thread that
 /// called `start`.

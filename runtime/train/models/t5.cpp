@@ -25,7 +25,7 @@ double std_for(int64_t inputs) {
   return 1 / std::sqrt(static_cast<double>(inputs));
 }
 
-submodule<nn::Linear> make_linear(int64_t in, int64_t out, double std) {
+submodule<nn::Linear> make_t5_linear(int64_t in, int64_t out, double std) {
   submodule<nn::Linear> result{nn::LinearOptions(in, out).bias(false)};
   init_linear(*result, std);
   return result;
@@ -94,10 +94,10 @@ t5_attention_impl::t5_attention_impl(const t5_config& x, bool positions,
                                      bool decoder)
   : sizes(x), decoder(decoder) {
   const auto inner = x.heads * head_size(x);
-  q = make_linear(x.width, inner, std_for(x.width * head_size(x)));
-  k = make_linear(x.width, inner, std_for(x.width));
-  v = make_linear(x.width, inner, std_for(x.width));
-  o = make_linear(inner, x.width, std_for(inner));
+  q = make_t5_linear(x.width, inner, std_for(x.width * head_size(x)));
+  k = make_t5_linear(x.width, inner, std_for(x.width));
+  v = make_t5_linear(x.width, inner, std_for(x.width));
+  o = make_t5_linear(inner, x.width, std_for(inner));
   register_module("q", q);
   register_module("k", k);
   register_module("v", v);
@@ -165,13 +165,13 @@ torch::Tensor t5_cross_attention_impl::forward(torch::Tensor x,
 t5_dense_impl::t5_dense_impl(const t5_config& x)
   : gated(x.gated), dropout(x.dropout) {
   const auto inner = inner_width(x);
-  wi = make_linear(x.width, inner, std_for(x.width));
+  wi = make_t5_linear(x.width, inner, std_for(x.width));
   register_module(gated ? "wi_0" : "wi", wi);
   if (gated) {
-    wi_1 = make_linear(x.width, inner, std_for(x.width));
+    wi_1 = make_t5_linear(x.width, inner, std_for(x.width));
     register_module("wi_1", wi_1);
   }
-  wo = make_linear(inner, x.width, std_for(inner));
+  wo = make_t5_linear(inner, x.width, std_for(inner));
   register_module("wo", wo);
   register_module("dropout", dropout);
 }
