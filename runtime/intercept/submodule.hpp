@@ -43,6 +43,14 @@ auto get_argument(unpacker& u, size_t position, const value& x) {
   return get_value<T>(u, x);
 }
 
+/// What a callee may change and its caller sees. (Tensors have their own way
+/// back; scalars cannot be shared with a caller.)
+template <class T>
+inline constexpr bool is_changeable = std::conjunction_v<
+  std::is_lvalue_reference<T>,
+  std::negation<std::is_const<std::remove_reference_t<T>>>,
+  std::negation<std::is_same<std::decay_t<T>, at::Tensor>>>;
+
 namespace detail {
 
 /// Adds the tensors in `x` that are not there yet; nothing if smp knows no way
@@ -138,12 +146,6 @@ struct invoker {
       result.changed.emplace_back(position, put_value(out, x));
   }
 
-  /// Tensors have their own way back; scalars cannot be shared with a caller.
-  template <class T>
-  static constexpr bool is_changeable
-    = std::is_lvalue_reference_v<
-        T> && !std::is_const_v<std::remove_reference_t<T>> && !std::is_same_v<std::decay_t<T>, at::Tensor>;
-
   static inline const uint64_t id = register_invoker(typeid(invoker).name(),
                                                      &invoker::run);
 };
@@ -194,9 +196,7 @@ using wire_argument_t = std::conditional_t<
 template <class Impl, size_t I, class T>
 void assign_changed(unpacker& in, const value& content, T& x) {
   using type = argument_t<Impl, I, T>;
-  if constexpr (
-    std::is_lvalue_reference_v<
-      type> && !std::is_const_v<std::remove_reference_t<type>> && !std::is_same_v<std::decay_t<type>, at::Tensor>)
+  if constexpr (is_changeable<type>)
     x = get_value<std::decay_t<type>>(in, content);
 }
 

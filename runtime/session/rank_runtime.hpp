@@ -185,4 +185,7 @@ private:
   std::unique_ptr<node> node_;
 };
 
+/// For callbacks that may outlive the rank.
+std::weak_ptr<rank_runtime> weak_from(rank_runtime& x);
+
 } // namespace smp

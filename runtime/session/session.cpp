@@ -64,6 +64,19 @@ void bind_to_cores(const rank_environment& env, uint64_t threads) {
   (void)sched_setaffinity(0, sizeof(mine), &mine);
 }
 
+std::shared_ptr<fabric> make_fabric(const rank_environment& env,
+                                    const session_config& x) {
+  rank_id self{env.rank};
+  if (env.world_size == 1) {
+    auto network = std::make_shared<loopback_network>(
+      1, loopback_options{.seed = 1, .reorder = false, .stepped = false});
+    return {network, &network->at(self)};
+  }
+  ucx_options options;
+  options.trusted_network = x.trusted_network;
+  return std::make_shared<ucx_fabric>(self, env.world_size, options);
+}
+
 std::string host_name() {
   char buf[256] = {};
   gethostname(buf, sizeof(buf) - 1);
@@ -74,13 +87,73 @@ std::string host_name() {
 
 /// Order of destruction: members leave before the supervisor goes.
 struct session::process {
-  std::shared_ptr<actor_host> host;
+  std::shared_ptr<actor_host> host = std::make_shared<actor_host>();
   std::unique_ptr<supervisor_host> supervisor;
   std::unique_ptr<published_port> port;
   std::unique_ptr<membership> me;
   /// Of a rank that is alone; else the SUPERVISOR has it.
   std::unique_ptr<stall_watch> stalls;
+
+  void find_supervisor(rank_environment& env, stall_options options);
+
+  std::vector<std::string> join(const rank_environment& env, rank_runtime& rank,
+                                std::string config_hash);
 };
+
+/// Our own launcher has a SUPERVISOR. If another one started us, rank 0 makes
+/// it: at the port that the launcher chose (MASTER_PORT), or at any free one,
+/// which the others find through a file.
+void session::process::find_supervisor(rank_environment& env,
+                                       stall_options options) {
+  auto published = env.rendezvous_port == 0;
+  if (env.rank > 0 || (env.supervised && !published)) {
+    if (published)
+      env.rendezvous_port = await_port(env, join_limit);
+    return;
+  }
+  supervisor_host::options x;
+  x.world_size = env.world_size;
+  x.run_id = env.run_id;
+  x.address = env.rendezvous_address;
+  x.port = env.rendezvous_port;
+  x.join_limit = join_limit;
+  // Nobody watches the processes for us, so a loss waits for no report.
+  x.report_grace = std::chrono::milliseconds{0};
+  x.stalls = std::move(options);
+  supervisor = std::make_unique<supervisor_host>(*host, std::move(x));
+  env.rendezvous_port = supervisor->port();
+  if (published)
+    port = std::make_unique<published_port>(env, env.rendezvous_port);
+}
+
+/// @returns the addresses of all ranks' fabrics
+std::vector<std::string> session::process::join(const rank_environment& env,
+                                                rank_runtime& rank,
+                                                std::string config_hash) {
+  membership::options x;
+  x.address = env.rendezvous_address;
+  x.port = env.rendezvous_port;
+  x.world_size = env.world_size;
+  x.join_limit = join_limit;
+  x.on_rank_down = [weak = weak_from(rank)](const failure& y) {
+    if (auto rank = weak.lock())
+      rank->rank_down(y);
+  };
+  x.watch = rank.watch();
+  x.me.rank = rank.self();
+  x.me.pid = getpid();
+  x.me.host = host_name();
+  x.me.run_id = env.run_id;
+  x.me.build = build_id();
+  x.me.config_hash = std::move(config_hash);
+  x.me.fabric_address = rank.fabric().address();
+  me = std::make_unique<membership>(*host, std::move(x));
+  std::vector<std::string> result;
+  for (auto& member : me->join())
+    result.push_back(std::move(member.fabric_address));
+  port.reset();
+  return result;
+}
 
 session::session(session_config config, std::string config_hash)
   : unwinding_(std::uncaught_exceptions()) {
@@ -96,23 +169,11 @@ session::session(session_config config, std::string config_hash)
     bind_to_cores(env, static_cast<uint64_t>(threads));
   at::set_num_threads(threads);
   process_ = std::make_unique<process>();
-  process_->host = std::make_shared<actor_host>();
-  auto self = rank_id{env.rank};
   rank_runtime::parts parts;
   parts.layout = layout;
   parts.host = process_->host;
   parts.token = std::make_shared<execution_token>();
-  std::vector<std::string> addresses;
-  if (env.world_size == 1) {
-    auto network = std::make_shared<loopback_network>(
-      1, loopback_options{.seed = 1, .reorder = false, .stepped = false});
-    parts.fabric = {network, &network->at(self)};
-  } else {
-    ucx_options ucx;
-    ucx.trusted_network = config.trusted_network;
-    parts.fabric = std::make_shared<ucx_fabric>(self, env.world_size, ucx);
-  }
-  auto fabric_address = parts.fabric->address();
+  parts.fabric = make_fabric(env, config);
   parts.config = std::move(config);
   rank_ = std::make_shared<rank_runtime>(std::move(parts));
   rank_->set_owner(this);
@@ -120,57 +181,11 @@ session::session(session_config config, std::string config_hash)
   // All other processes of our launcher have a log of their own.
   if (env.rank > 0 && !env.supervised)
     rank_->keep_stalls_quiet();
+  std::vector<std::string> addresses{rank_->fabric().address()};
   if (env.world_size > 1) {
-    std::weak_ptr<rank_runtime> weak = rank_;
-    auto down = [weak](const failure& x) {
-      if (auto rank = weak.lock())
-        rank->rank_down(x);
-    };
-    auto published = env.rendezvous_port == 0;
-    if (env.rank == 0 && (published || !env.supervised)) {
-      // Another launcher started us: it chose the port (MASTER_PORT), or the
-      // others find any free one through a file.
-      supervisor_host::options x;
-      x.world_size = env.world_size;
-      x.run_id = env.run_id;
-      x.address = env.rendezvous_address;
-      x.port = env.rendezvous_port;
-      x.join_limit = join_limit;
-      // Nobody watches the processes for us, so a loss waits for no report.
-      x.report_grace = std::chrono::milliseconds{0};
-      x.stalls = stalls_of(rank_->config());
-      process_->supervisor = std::make_unique<supervisor_host>(*process_->host,
-                                                               std::move(x));
-      env.rendezvous_port = process_->supervisor->port();
-      if (published)
-        process_->port = std::make_unique<published_port>(env,
-                                                          env.rendezvous_port);
-    } else if (published) {
-      env.rendezvous_port = await_port(env, join_limit);
-    }
-    membership::options x;
-    x.address = env.rendezvous_address;
-    x.port = env.rendezvous_port;
-    x.world_size = env.world_size;
-    x.join_limit = join_limit;
-    x.on_rank_down = down;
-    x.watch = rank_->watch();
-    x.me.rank = self;
-    x.me.pid = getpid();
-    x.me.host = host_name();
-    x.me.run_id = env.run_id;
-    x.me.build = build_id();
-    x.me.config_hash = std::move(config_hash);
-    x.me.fabric_address = std::move(fabric_address);
-    process_->me = std::make_unique<membership>(*process_->host, std::move(x));
-    auto members = process_->me->join();
-    addresses.clear();
-    for (auto& m : members)
-      addresses.push_back(std::move(m.fabric_address));
-    process_->port.reset();
+    process_->find_supervisor(env, stalls_of(rank_->config()));
+    addresses = process_->join(env, *rank_, std::move(config_hash));
   }
-  if (addresses.empty())
-    addresses.push_back(rank_->fabric().address());
   rank_->attach_main_thread();
   try {
     rank_->start(addresses);

@@ -15,11 +15,11 @@ namespace {
 /// For the actors of a rank to answer; a STALL MONITOR waits longer.
 constexpr std::chrono::milliseconds answer_limit{300};
 
+} // namespace
+
 std::weak_ptr<rank_runtime> weak_from(rank_runtime& x) {
   return std::static_pointer_cast<rank_runtime>(x.shared_from_this());
 }
-
-} // namespace
 
 stall_options stalls_of(const session_config& x) {
   return {x.stall_timeout, x.on_stall == "end"};

@@ -358,8 +358,8 @@ TEST_CASE("no thread of the actors and of the fabric waits", "[actors][wait]") {
           == "nothing is waited for on a thread of the actors, which must not "
              "wait: use it on a thread of your own");
     CHECK(text(from_fabric)
-          == "nothing is waited for on the thread that delivers messages, which "
-             "must not wait: use it on a thread of your own");
+          == "nothing is waited for on the thread that delivers messages, "
+             "which must not wait: use it on a thread of your own");
     fabric.stop(1s);
   }
 }
