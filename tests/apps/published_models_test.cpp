@@ -3,7 +3,7 @@
 
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/launch/launcher.hpp"
-#include "runtime/smp.hpp"
+#include "smp/smp.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/torch_numbers.hpp"
 #include "tests/support/train_dir.hpp"

@@ -42,7 +42,7 @@ struct board_fixture {
   context_notes::clock::time_point now = context_notes::clock::now();
   std::shared_ptr<rank_board> board = std::make_shared<rank_board>(rank_id{0},
                                                                    2);
-  recorder inner;
+  noted_output inner;
   board_output out{inner, board};
 };
 
@@ -77,18 +77,18 @@ TEST_CASE_METHOD(board_fixture,
                  "a board tells who executes and what others wait for",
                  "[actors][board]") {
   CHECK(contexts().empty());
-  auto record = board->record_of(ctx);
+  auto notes = board->notes_of(ctx);
   CHECK(contexts().empty());
   out.start(ctx, make_request());
   REQUIRE(contexts().size() == 1);
   CHECK(contexts()[0].executes); // the token is given, the message on its way
-  REQUIRE(record->start(make_request(), now));
+  REQUIRE(notes->start(make_request(), now));
   auto x = contexts().at(0);
   CHECK(x.executes);
   CHECK(x.what == "module m3, microbatch 2, forward");
   CHECK(x.serves == request_id{rank_id{1}, 6});
   CHECK(board->slot_of(x.serves) != nullptr);
-  REQUIRE(record->park(make_call(), now));
+  REQUIRE(notes->park(make_call(), now));
   CHECK(contexts().at(0).executes); // the token is not back yet
   out.parked(ctx, {rank_id{0}, 9});
   x = contexts().at(0);
@@ -100,22 +100,22 @@ TEST_CASE_METHOD(board_fixture,
   CHECK(contexts().at(0).waits_for == "the execution token");
   out.resume(ctx, {});
   CHECK(contexts().at(0).executes);
-  REQUIRE(record->resume(now));
-  REQUIRE(record->finish(now));
+  REQUIRE(notes->resume(now));
+  REQUIRE(notes->finish(now));
   out.idle(ctx);
   CHECK(contexts().empty());
   CHECK(board->slot_of({rank_id{1}, 6}) == nullptr);
-  CHECK(board->record_of(ctx) == record);
+  CHECK(board->notes_of(ctx) == notes);
 }
 
 TEST_CASE_METHOD(board_fixture, "nothing remains of a context that died",
                  "[actors][board]") {
   out.start(ctx, make_request());
-  auto record = board->record_of(ctx);
-  REQUIRE(record->start(make_request(), now));
+  auto notes = board->notes_of(ctx);
+  REQUIRE(notes->start(make_request(), now));
   out.lost(ctx);
   CHECK(contexts().empty());
-  CHECK(board->record_of(ctx) != record);
+  CHECK(board->notes_of(ctx) != notes);
 }
 
 TEST_CASE_METHOD(board_fixture,

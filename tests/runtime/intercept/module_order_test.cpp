@@ -42,7 +42,8 @@ TORCH_MODULE_IMPL(two_kinds, two_kinds_impl);
 template <template <class> class P>
 struct returning : torch::nn::Module {
   returning() {
-    SMP_PART(state), SMP_PART(fc);
+    this->register_module("state", state);
+    this->register_module("fc", fc);
   }
   Tensor forward(Tensor x) {
     auto y = fc(state(x));
