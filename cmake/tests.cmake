@@ -34,7 +34,7 @@ list(FILTER support EXCLUDE REGEX "/torch_[^/]*$")
 list(FILTER torch_support INCLUDE REGEX "/torch_[^/]*$")
 
 add_library(smp_test_support INTERFACE)
-target_link_libraries(smp_test_support INTERFACE Catch2::Catch2WithMain)
+target_link_libraries(smp_test_support INTERFACE Catch2::Catch2)
 if(support)
   add_library(smp_test_support_objects OBJECT ${support})
   target_link_libraries(smp_test_support_objects PUBLIC smp smp::fmt Catch2::Catch2)
@@ -138,7 +138,7 @@ function(smp_test_program path)
     set(list ${name}_${unit}_TESTS)
     list(APPEND lists ${list})
     catch_discover_tests(${program} DISCOVERY_MODE PRE_TEST
-      TEST_SPEC "[#${stem}]" "--filenames-as-tags" TEST_LIST ${list}
+      TEST_SPEC "[#${stem}]" TEST_LIST ${list}
       TEST_PREFIX "${path}/${unit}: " PROPERTIES ${properties})
   endforeach()
   set(lists ${lists} PARENT_SCOPE)
@@ -169,6 +169,10 @@ if(SMP_SANITIZE MATCHES "address")
 endif()
 file(CONFIGURE OUTPUT ${environment_file} @ONLY CONTENT
 [[foreach(list IN ITEMS @lists@)
+  if(NOT ${list})
+    # Nothing that is not found may pass.
+    add_test("${list}: no test case was found" false)
+  endif()
   foreach(test IN LISTS ${list})
     set_tests_properties("${test}" PROPERTIES ENVIRONMENT
       "UCX_MEM_MMAP_HOOK_MODE=none;OMP_WAIT_POLICY=passive;SMP_BIN_DIR=@CMAKE_RUNTIME_OUTPUT_DIRECTORY@;SMP_SOURCE_DIR=@PROJECT_SOURCE_DIR@@sanitizer_environment@")
