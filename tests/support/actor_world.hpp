@@ -86,9 +86,10 @@ public:
       entry.records = std::make_shared<record_book>(x.records);
       cfg.records = entry.records;
       cfg.board = std::make_shared<rank_board>(rank_id{i}, 0);
-      cfg.board->name_modules([](module_id m) {
+      entry.services.name = [](module_id m) {
         return m == root_module ? "" : "m" + std::to_string(m.value);
-      });
+      };
+      cfg.board->name_modules(entry.services.name);
       entry.services.schedule = [x, this](uint64_t n) {
         ++schedules;
         return make_schedule(x.schedule, n, x.active);

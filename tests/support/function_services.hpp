@@ -3,6 +3,7 @@
 #include "actors/protocol/rank_services.hpp"
 
 #include <functional>
+#include <string>
 #include <utility>
 
 namespace smp {
@@ -21,6 +22,10 @@ struct function_services : rank_services {
     return ordered ? ordered(x) : std::vector<module_id>{};
   }
 
+  std::string module_name(module_id x) override {
+    return name ? name(x) : std::string{};
+  }
+
   void microbatch_over(step_id step, microbatch_id x) override {
     if (over)
       over(step, x);
@@ -31,6 +36,7 @@ struct function_services : rank_services {
     return smp::make_schedule("interleaved", n, 4);
   };
   std::function<std::vector<module_id>(const request&)> ordered;
+  std::function<std::string(module_id)> name;
   std::function<void(step_id, microbatch_id)> over;
 };
 

@@ -4,6 +4,8 @@
 
 #include <torch/nn/modules/linear.h>
 
+#include <memory>
+
 using namespace smp;
 
 namespace {
@@ -28,12 +30,13 @@ struct root : torch::nn::Module {
 } // namespace
 
 TEST_CASE("a module is found by each of its names", "[runtime][model]") {
-  root x;
-  auto model = walk(x);
+  auto x = std::make_shared<root>();
+  auto model = walk(*x);
   CHECK(model.find_module("") == 0);
   auto shared = model.find_module("body.first");
   REQUIRE(shared);
-  CHECK(model.modules[*shared].object == x.named_modules()["body.first"].get());
+  CHECK(model.modules[*shared].object
+        == x->named_modules()["body.first"].get());
   CHECK(model.find_module("body.second") == shared);
   CHECK(model.find_module("head"));
   CHECK(model.find_module("head") != shared);
