@@ -138,7 +138,7 @@ function(smp_test_program path)
     set(list ${name}_${unit}_TESTS)
     list(APPEND lists ${list})
     catch_discover_tests(${program} DISCOVERY_MODE PRE_TEST
-      TEST_SPEC "[#${stem}]" TEST_LIST ${list}
+      TEST_SPEC "[#${stem}]~[.]" TEST_LIST ${list}
       TEST_PREFIX "${path}/${unit}: " PROPERTIES ${properties})
   endforeach()
   set(lists ${lists} PARENT_SCOPE)
@@ -170,7 +170,7 @@ endif()
 file(CONFIGURE OUTPUT ${environment_file} @ONLY CONTENT
 [[foreach(list IN ITEMS @lists@)
   if(NOT ${list})
-    # Nothing that is not found may pass.
+    # What is not found must not pass.
     add_test("${list}: no test case was found" false)
   endif()
   foreach(test IN LISTS ${list})
