@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/allocated.hpp"
+#include "tests/support/hex.hpp"
 #include "tests/support/mutations.hpp"
 #include "tests/support/payloads.hpp"
 #include "transport/bytes.hpp"
@@ -15,23 +16,6 @@ using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::Message;
 
 namespace {
-
-std::vector<std::byte> bytes_of(std::initializer_list<int> xs) {
-  std::vector<std::byte> result;
-  for (auto x : xs)
-    result.push_back(static_cast<std::byte>(x));
-  return result;
-}
-
-std::string hex(std::span<const std::byte> xs) {
-  static constexpr char digits[] = "0123456789abcdef";
-  std::string result;
-  for (auto x : xs) {
-    result += digits[std::to_integer<int>(x) >> 4];
-    result += digits[std::to_integer<int>(x) & 15];
-  }
-  return result;
-}
 
 enum class colour : uint8_t { red, green, blue };
 

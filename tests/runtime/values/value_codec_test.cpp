@@ -2,6 +2,7 @@
 
 #include "runtime/values/value_codec.hpp"
 #include "tests/support/allocated.hpp"
+#include "tests/support/hex.hpp"
 #include "tests/support/mutations.hpp"
 
 #include <cmath>
@@ -26,24 +27,6 @@ value decode(const std::vector<std::byte>& xs) {
   byte_reader in{xs};
   auto result = in.get<value>();
   in.expect_end();
-  return result;
-}
-
-std::vector<std::byte> bytes_of(std::initializer_list<int> xs) {
-  std::vector<std::byte> result;
-  for (auto x : xs)
-    result.push_back(static_cast<std::byte>(x));
-  return result;
-}
-
-/// As text, because Torch's output operators refuse vectors of bytes.
-std::string hex(std::span<const std::byte> xs) {
-  static constexpr char digits[] = "0123456789abcdef";
-  std::string result;
-  for (auto x : xs) {
-    result += digits[std::to_integer<int>(x) >> 4];
-    result += digits[std::to_integer<int>(x) & 15];
-  }
   return result;
 }
 
