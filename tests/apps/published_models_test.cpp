@@ -55,27 +55,6 @@ const job distilgpt2{"distilgpt2", 2, 8, 2 * 2 * 25'000'000};
 const job llama{"llama_4_layers_tied", 4, 2, 4 * 2 * 4'000'000};
 const job resnet{"resnet18", 4, 2, 100'000};
 
-constexpr const char* config = R"([smp]
-pipeline_parallel_degree = {}
-microbatches = {}
-
-[model]
-type = "torchscript"
-path = "model.pt"
-
-[data]
-type = "safetensors"
-path = "batch.safetensors"
-
-[optimizer]
-type = "sgd"
-lr = {}
-
-[train]
-steps = {}
-save_model = true
-)";
-
 /// Random numbers of the size with which such a tensor usually begins.
 Tensor initial(const std::string& name, const Tensor& x) {
   if (!x.is_floating_point())
@@ -222,8 +201,7 @@ void check(const job& x, const std::vector<unsigned>& ranks) {
   for (auto n : ranks) {
     rank_threads same{n};
     plain_run wanted{dir, x.microbatches};
-    dir.write("default.toml", fmt::format(fmt::runtime(config), n,
-                                          x.microbatches, rate, steps));
+    dir.write("default.toml", script_defaults(n, x.microbatches, rate, steps));
     auto out = fmt::format("out-{}", n);
     program train{
       {built_program("smp-train"), "default.toml", "--run-dir", out}, dir.path};

@@ -17,28 +17,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* tiny = R"([smp]
-pipeline_parallel_degree = 2
-microbatches = 4
-
-[model]
-type = "gpt"
-layers = 4
-heads = 2
-width = 16
-
-[data]
-type = "text"
-path = "text.txt"
-sequence_length = 16
-batch_size = 8
-
-[train]
+const std::string tiny = tiny_gpt(4, 4, 8, R"([train]
 steps = 3
 log_interval = 1
 eval_steps = 1
 sample = 4
-)";
+)");
 
 struct tiny_run : train_dir {
   tiny_run() : train_dir(tiny) {

@@ -25,30 +25,14 @@ using namespace smp::test;
 namespace {
 
 /// A run that takes minutes.
-constexpr const char* tiny = R"([smp]
-pipeline_parallel_degree = 2
-microbatches = 2
-
-[model]
-type = "gpt"
-layers = 2
-heads = 2
-width = 16
-
-[data]
-type = "text"
-path = "text.txt"
-sequence_length = 16
-batch_size = 4
-
-[train]
+const std::string tiny = tiny_gpt(2, 2, 4, R"([train]
 steps = 1000000
 log_interval = 1
 eval_steps = 0
 
 [monitor]
 stall_timeout = 1
-)";
+)");
 
 /// @returns the process of a rank, as its log has it
 pid_t process_of(const train_dir& dir, int rank) {

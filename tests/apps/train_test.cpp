@@ -21,23 +21,7 @@ namespace fs = std::filesystem;
 namespace {
 
 /// A run that takes a second.
-constexpr const char* tiny = R"([smp]
-pipeline_parallel_degree = 2
-microbatches = 4
-
-[model]
-type = "gpt"
-layers = 2
-heads = 2
-width = 16
-
-[data]
-type = "text"
-path = "text.txt"
-sequence_length = 16
-batch_size = 8
-
-[optimizer]
+const std::string tiny = tiny_gpt(2, 4, 8, R"([optimizer]
 lr = 1e-2
 clip_grad_norm = 1.0
 
@@ -47,7 +31,7 @@ log_interval = 2
 eval_steps = 2
 sample = 12
 save_model = true
-)";
+)");
 
 struct tiny_run : train_dir {
   tiny_run() : train_dir(tiny) {

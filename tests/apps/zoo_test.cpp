@@ -6,6 +6,7 @@
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_script_files.hpp"
+#include "tests/support/train_dir.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -155,34 +156,14 @@ TEST_CASE("a TorchScript file of ordinary size trains with default settings",
   auto ranks = GENERATE(2, 4);
   auto microbatches = GENERATE(1, 2);
   scratch_dir scratch;
-  auto file = (scratch.path / "chain.pt").string();
+  auto file = (scratch.path / "model.pt").string();
   script_chain(5, width, 5).save(file);
   torch::manual_seed(3);
   auto input = torch::randn({rows * microbatches, width});
   write_safetensors((scratch.path / "batch.safetensors").string(),
                     {{"input0", input}});
-  auto path = scratch.write("chain.toml",
-                            fmt::format(R"([smp]
-pipeline_parallel_degree = {}
-microbatches = {}
-
-[model]
-type = "torchscript"
-path = "chain.pt"
-
-[data]
-type = "safetensors"
-path = "batch.safetensors"
-
-[optimizer]
-type = "sgd"
-lr = {}
-
-[train]
-steps = 2
-save_model = true
-)",
-                                        ranks, microbatches, rate));
+  auto path = scratch.write("default.toml",
+                            script_defaults(ranks, microbatches, rate, 2));
   auto out = scratch.path / "out";
   program train{{built_program("smp-train"), path, "--run-dir", out.string()},
                 scratch.path};

@@ -3,6 +3,7 @@
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <map>
@@ -12,6 +13,57 @@
 #include <vector>
 
 namespace smp::test {
+
+/// A GPT so small that a step takes milliseconds, on the text of a `train_dir`.
+/// @param more ends the configuration
+inline std::string tiny_gpt(int layers, int microbatches, int batch_size,
+                            const std::string& more) {
+  return fmt::format(R"([smp]
+pipeline_parallel_degree = 2
+microbatches = {}
+
+[model]
+type = "gpt"
+layers = {}
+heads = 2
+width = 16
+
+[data]
+type = "text"
+path = "text.txt"
+sequence_length = 16
+batch_size = {}
+
+{})",
+                     microbatches, layers, batch_size, more);
+}
+
+/// A TorchScript file model.pt on one batch, with no key that the README does
+/// not set.
+inline std::string script_defaults(int64_t ranks, int64_t microbatches,
+                                   double rate, int steps) {
+  return fmt::format(R"([smp]
+pipeline_parallel_degree = {}
+microbatches = {}
+
+[model]
+type = "torchscript"
+path = "model.pt"
+
+[data]
+type = "safetensors"
+path = "batch.safetensors"
+
+[optimizer]
+type = "sgd"
+lr = {}
+
+[train]
+steps = {}
+save_model = true
+)",
+                     ranks, microbatches, rate, steps);
+}
 
 /// A directory with a configuration, tiny.toml, and the text that it may name,
 /// text.txt; smp-train runs there.
