@@ -136,13 +136,46 @@ struct object {
   }
 };
 
+/// What `inspect` asks of a codec F, which has an `item` for each kind of
+/// field.
+template <class F>
+class inspector {
+public:
+  template <class T>
+  auto object(T&) {
+    return detail::object<F>{self()};
+  }
+
+  template <class T>
+  auto field(const char* name, T& x) {
+    return detail::field<F, T>{name, x};
+  }
+
+  /// @param set takes what was read and says whether there is such a value
+  template <class Get, class Set>
+  auto field(const char* name, Get get, Set set) {
+    return detail::property<F, Get, Set>{name, std::move(get), std::move(set)};
+  }
+
+  template <class T>
+  bool apply(T& x) {
+    self().item("", x);
+    return true;
+  }
+
+private:
+  F& self() noexcept {
+    return static_cast<F&>(*this);
+  }
+};
+
 } // namespace detail
 
 // -- writing ------------------------------------------------------------------
 
 /// Appends numbers, strings, bytes and whatever has an `inspect` to a growing
 /// buffer.
-class byte_writer {
+class byte_writer : public detail::inspector<byte_writer> {
 public:
   static constexpr bool is_loading = false;
 
@@ -194,28 +227,6 @@ public:
   std::vector<std::byte> take();
 
   // -- for `inspect` ----------------------------------------------------------
-
-  template <class T>
-  auto object(T&) {
-    return detail::object<byte_writer>{*this};
-  }
-
-  template <class T>
-  auto field(const char* name, T& x) {
-    return detail::field<byte_writer, T>{name, x};
-  }
-
-  template <class Get, class Set>
-  auto field(const char* name, Get get, Set set) {
-    return detail::property<byte_writer, Get, Set>{name, std::move(get),
-                                                   std::move(set)};
-  }
-
-  template <class T>
-  bool apply(T& x) {
-    item("", x);
-    return true;
-  }
 
   template <class T>
   void item(const char* name, T& x);
@@ -295,7 +306,7 @@ void byte_writer::item(const char* name, T& x) {
 /// bytes cannot be what they should be:
 /// `error(protocol, "malformed request: id.number at byte 12: 8 bytes wanted,
 /// 3 left")`.
-class byte_reader {
+class byte_reader : public detail::inspector<byte_reader> {
 public:
   static constexpr bool is_loading = true;
 
@@ -381,29 +392,6 @@ public:
   };
 
   // -- for `inspect` ----------------------------------------------------------
-
-  template <class T>
-  auto object(T&) {
-    return detail::object<byte_reader>{*this};
-  }
-
-  template <class T>
-  auto field(const char* name, T& x) {
-    return detail::field<byte_reader, T>{name, x};
-  }
-
-  /// @param set takes the value and says whether there is such a one
-  template <class Get, class Set>
-  auto field(const char* name, Get get, Set set) {
-    return detail::property<byte_reader, Get, Set>{name, std::move(get),
-                                                   std::move(set)};
-  }
-
-  template <class T>
-  bool apply(T& x) {
-    item("", x);
-    return true;
-  }
 
   template <class T>
   void item(const char* name, T& x);
