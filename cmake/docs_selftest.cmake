@@ -7,35 +7,24 @@ cmake_minimum_required(VERSION 3.25)
 
 set(rule "**R1. It holds.** Because. Test: `tests/a_test.cpp`.")
 
-# run(RESULT OUTPUT FILE TEXT): checks a small tree with TEXT in FILE.
-function(run result output file text)
-  file(REMOVE_RECURSE ${WORK})
-  foreach(folder actors tests)
-    file(WRITE ${WORK}/${folder}/README.md "# ${folder}\n")
-  endforeach()
-  file(WRITE ${WORK}/docs/rules.md "# Rules\n\n${rule}\n")
-  file(WRITE ${WORK}/tests/a_test.cpp "// R1\n")
-  file(WRITE ${WORK}/${file} "${text}\n")
-  execute_process(
-    COMMAND ${CMAKE_COMMAND} -D ROOT=${WORK} -P ${CMAKE_CURRENT_LIST_DIR}/docs.cmake
-    RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE out)
-  set(${result} ${status} PARENT_SCOPE)
-  set(${output} "${out}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/selftest.cmake)
+
+# A small tree that is right, with TEXT in FILE.
+macro(plant_text file text)
+  plant(actors/README.md "# actors\n" tests/README.md "# tests\n"
+    docs/rules.md "# Rules\n\n${rule}\n" tests/a_test.cpp "// R1\n"
+    ${file} "${text}\n")
+endmacro()
 
 function(expect_wrong file text message)
-  run(status out ${file} "${text}")
+  plant_text(${file} "${text}")
   cmake_path(GET file PARENT_PATH folder)
-  if(status EQUAL 0 OR NOT out MATCHES "(${file}|${folder}): [^\n]*${message}")
-    message(SEND_ERROR "not found: ${text} in ${file}\n${out}")
-  endif()
+  expect_refusal(docs "(${file}|${folder}): [^\n]*${message}")
 endfunction()
 
 function(expect_right file text)
-  run(status out ${file} "${text}")
-  if(NOT status EQUAL 0)
-    message(SEND_ERROR "wrongly refused: ${text} in ${file}\n${out}")
-  endif()
+  plant_text(${file} "${text}")
+  expect_pass(docs)
 endfunction()
 
 # Rules.

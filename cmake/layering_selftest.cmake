@@ -4,29 +4,20 @@
 
 cmake_minimum_required(VERSION 3.25)
 
-# run(RESULT OUTPUT FILE INCLUDE): checks a tree in which FILE holds INCLUDE.
-function(run result output file include)
-  file(REMOVE_RECURSE ${WORK})
-  file(WRITE ${WORK}/${file} "#pragma once\n\n  # include ${include} // planted\n")
-  execute_process(
-    COMMAND ${CMAKE_COMMAND} -D ROOT=${WORK} -P ${CMAKE_CURRENT_LIST_DIR}/layering.cmake
-    RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE out)
-  set(${result} ${status} PARENT_SCOPE)
-  set(${output} "${out}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/selftest.cmake)
+
+macro(plant_include file include)
+  plant(${file} "#pragma once\n\n  # include ${include} // planted\n")
+endmacro()
 
 function(expect_wrong file include text)
-  run(status out ${file} "${include}")
-  if(status EQUAL 0 OR NOT out MATCHES "${file}: [^\n]*${text}")
-    message(SEND_ERROR "not found: ${include} in ${file}\n${out}")
-  endif()
+  plant_include(${file} "${include}")
+  expect_refusal(layering "${file}: [^\n]*${text}")
 endfunction()
 
 function(expect_right file include)
-  run(status out ${file} "${include}")
-  if(NOT status EQUAL 0)
-    message(SEND_ERROR "wrongly refused: ${include} in ${file}\n${out}")
-  endif()
+  plant_include(${file} "${include}")
+  expect_pass(layering)
 endfunction()
 
 # Arrows that point back or skip a layer.

@@ -14,6 +14,9 @@ foreach(folder transport partition tp actors runtime apps bench examples tests)
   file(GLOB_RECURSE found RELATIVE ${ROOT} ${ROOT}/${folder}/*.hpp ${ROOT}/${folder}/*.cpp)
   list(APPEND files ${found})
 endforeach()
+if(NOT files)
+  message(FATAL_ERROR "sizes: no source of smp in ${ROOT}")
+endif()
 
 execute_process(
   COMMAND ${CMAKE_COMMAND} -E env LC_ALL=C awk -v max_lines=600

@@ -5,32 +5,16 @@
 
 cmake_minimum_required(VERSION 3.25)
 
-# check(RESULT FILE TEXT): what is said of a tree whose FILE holds TEXT.
-function(check result file text)
-  file(REMOVE_RECURSE ${WORK})
-  file(WRITE ${WORK}/${file} "${text}")
-  execute_process(
-    COMMAND ${CMAKE_COMMAND} -D ROOT=${WORK}
-      -P ${CMAKE_CURRENT_LIST_DIR}/sizes.cmake
-    RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE out)
-  if(status EQUAL 0)
-    set(out "right")
-  endif()
-  set(${result} "${out}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/selftest.cmake)
 
 function(expect_wrong file text complaint)
-  check(out ${file} "${text}")
-  if(NOT out MATCHES "${file}:${complaint}")
-    message(SEND_ERROR "not found: ${complaint}\n${out}")
-  endif()
+  plant(${file} "${text}")
+  expect_refusal(sizes "${file}:${complaint}")
 endfunction()
 
 function(expect_right file text)
-  check(out ${file} "${text}")
-  if(NOT out STREQUAL "right")
-    message(SEND_ERROR "wrongly refused:\n${out}")
-  endif()
+  plant(${file} "${text}")
+  expect_pass(sizes)
 endfunction()
 
 string(REPEAT "  f()\;\n" 58 body)
@@ -52,5 +36,9 @@ expect_wrong(tests/a.hpp "${lines}\n" "601: a file of 601 lines")
 string(REPEAT "ä" 77 wide)
 expect_right(tests/a.hpp "// ${wide}\n")
 expect_wrong(tests/a.hpp "\n// ${wide}ä\n" "2: a line of 81 columns")
+
+# A tree without sources is a wrong ROOT.
+plant(README.md "nothing")
+expect_refusal(sizes "no source of smp")
 
 file(REMOVE_RECURSE ${WORK})
