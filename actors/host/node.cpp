@@ -167,17 +167,7 @@ node_status node::status(std::chrono::milliseconds limit) {
   auto rank = "rank " + std::to_string(impl_->inbox.self.value);
   auto server = ask_status<server_status>(self, impl_->inbox.server, until,
                                           "the MODULE SERVER of " + rank);
-  node_status result;
-  result.rank = server.rank;
-  result.step = server.step;
-  result.in_step = server.in_step;
-  result.ready = server.ready;
-  result.later = server.later;
-  result.held = server.held;
-  result.blocked = server.blocked;
-  result.dropped = server.dropped;
-  result.unknown = server.unknown;
-  result.pending = server.pending;
+  node_status result{server, {}};
   for (auto& hdl : server.contexts) {
     auto x = ask_status<context_status>(self, hdl, until,
                                         "a WORKER CONTEXT of " + rank);

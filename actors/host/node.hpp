@@ -4,6 +4,7 @@
 
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/rank_view.hpp"
+#include "actors/protocol/status.hpp"
 #include "actors/server/server_options.hpp"
 #include "transport/fabric.hpp"
 
@@ -16,7 +17,7 @@
 namespace smp {
 
 /// What a rank holds and waits for, as text for people and as numbers.
-struct node_status {
+struct node_status : server_counts {
   struct context {
     context_id id;
     /// "IDLE", "EXECUTING" or "PENDING".
@@ -31,16 +32,6 @@ struct node_status {
     uint64_t served = 0;
   };
 
-  rank_id rank;
-  step_id step;
-  bool in_step = false;
-  uint64_t ready = 0;   // work that waits for the token
-  uint64_t later = 0;   // requests of a later step
-  uint64_t held = 0;    // requests whose turn it is not (R19)
-  uint64_t blocked = 0; // requests that wait for objects or for another one
-  uint64_t dropped = 0; // requests of an older step
-  uint64_t unknown = 0; // responses that nobody waits for
-  uint64_t pending = 0; // calls without an answer
   std::vector<context> contexts;
   /// PIPELINE SCHEDULER, on pp_rank 0 only: microbatches alive and left.
   uint64_t microbatches_running = 0;

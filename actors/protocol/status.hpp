@@ -32,6 +32,20 @@ constexpr const char* to_string(context_state x) noexcept {
   return "UNKNOWN";
 }
 
+/// What a MODULE SERVER counts.
+struct server_counts {
+  rank_id rank;
+  step_id step;
+  bool in_step = false;
+  uint64_t ready = 0;   // work that waits for the token
+  uint64_t later = 0;   // requests of a later step
+  uint64_t held = 0;    // requests whose turn it is not (R19)
+  uint64_t blocked = 0; // requests that wait for objects or for another one
+  uint64_t dropped = 0; // requests of an older step
+  uint64_t unknown = 0; // responses that nobody waits for
+  uint64_t pending = 0; // calls without an answer
+};
+
 struct context_status {
   context_id context;
   context_state state = context_state::idle;
