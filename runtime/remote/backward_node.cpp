@@ -6,6 +6,7 @@
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/messages.hpp"
+#include "runtime/remote/named_results.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -187,8 +188,7 @@ ag::variable_list remote_call_node::promise(execution& ex,
     auto& argument = call_.arguments[wanted[k]];
     auto& sizes = argument.from ? argument.from->sizes.at(argument.output)
                                 : argument.sizes;
-    object_id id{call_.owner, names + k,
-                 static_cast<uint32_t>(call_.step.value)};
+    auto id = named_results::name(call_.owner, names, k, call_.step);
     auto value = std::make_shared<promised_value>(
       ex.rank(), request, static_cast<uint32_t>(k), id,
       prediction::tensor{argument.dtype, false,

@@ -11,6 +11,7 @@
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/messages.hpp"
 #include "runtime/remote/module_runner.hpp"
+#include "runtime/remote/named_results.hpp"
 #include "runtime/remote/object_store.hpp"
 #include "runtime/remote/parameters.hpp"
 #include "runtime/remote/promised_call.hpp"
@@ -289,8 +290,8 @@ private:
       auto x = materialise(out.tensors()[i]);
       keep_edge(*saved, i, x);
       result.sizes.push_back(x.sizes().vec());
-      object_id id{ex_.rank().self(), asked_.promised->names + i,
-                   static_cast<uint32_t>(req_.step.value)};
+      auto id = named_results::name(ex_.rank().self(), asked_.promised->names,
+                                    i, req_.step);
       auto held = own_copy(x);
       if (asked_.promised->push)
         result.contents.push_back(to_tensor_ref(held, false));
@@ -426,8 +427,8 @@ promise_reply name_gradients(execution& ex, const request& req,
       result.contents.push_back(to_tensor_ref(grad, false));
       continue;
     }
-    object_id name{ex.rank().self(), *asked.names + k,
-                   static_cast<uint32_t>(req.step.value)};
+    auto name = named_results::name(ex.rank().self(), *asked.names, k,
+                                    req.step);
     ex.rank().objects().put(name, req.microbatch, std::move(grad));
   }
   return result;

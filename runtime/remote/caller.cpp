@@ -7,6 +7,7 @@
 #include "runtime/remote/backward_node.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/messages.hpp"
+#include "runtime/remote/named_results.hpp"
 #include "runtime/remote/object_store.hpp"
 #include "runtime/remote/parameters.hpp"
 #include "runtime/remote/promised_call.hpp"
@@ -235,8 +236,7 @@ call_result outgoing_call::promise(value args, const prediction& next) {
   std::vector<at::Tensor> tensors;
   auto sent = describe_sent({ex_.rank().self(), request->number}, count);
   for (size_t i = 0; i < count; ++i) {
-    object_id id{owner_, promised.names + i,
-                 static_cast<uint32_t>(ex_.step().value)};
+    auto id = named_results::name(owner_, promised.names, i, ex_.step());
     auto& what = next.tensors[i];
     tensors.push_back(make_promise(
       std::make_shared<promised_value>(

@@ -22,6 +22,11 @@ object_id named_results::name(rank_id owner, rank_id by, step_id step,
           generation(step)};
 }
 
+object_id named_results::name(rank_id owner, uint64_t first, size_t position,
+                              step_id step) noexcept {
+  return {owner, first + position, generation(step)};
+}
+
 failure named_results::refusal(object_id id) const {
   if (id.generation <= over_)
     return {error_code::protocol,

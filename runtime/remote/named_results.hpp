@@ -35,6 +35,11 @@ public:
   static object_id name(rank_id owner, rank_id by, step_id step,
                         uint64_t counter) noexcept;
 
+  /// @returns the name of the result at `position` of a request that named its
+  /// results from `first` on, the number of a name.
+  static object_id name(rank_id owner, uint64_t first, size_t position,
+                        step_id step) noexcept;
+
   /// The answer to a request for a result.
   struct answer {
     at::Tensor tensor;
