@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -14,24 +14,16 @@ namespace smp {
 
 namespace {
 
-const walked_module* find(const walked_model& model, const std::string& name) {
-  auto i = std::find_if(
-    model.modules.begin(), model.modules.end(), [&](const walked_module& x) {
-      return std::find(x.names.begin(), x.names.end(), name) != x.names.end();
-    });
-  return i == model.modules.end() ? nullptr : &*i;
-}
-
 /// "'blocks' has 0, 1, 2", for the last part of the name that is right.
 std::string nearest(const walked_model& model, std::string name) {
-  const walked_module* parent = nullptr;
-  while (parent == nullptr) {
+  std::optional<uint32_t> parent;
+  while (!parent) {
     auto dot = name.rfind('.');
     name.resize(dot == std::string::npos ? 0 : dot);
-    parent = find(model, name);
+    parent = model.find_module(name);
   }
   std::vector<std::string_view> children;
-  for (auto child : parent->children) {
+  for (auto child : model.modules[*parent].children) {
     std::string_view x = model.modules[child].names.front();
     children.push_back(x.substr(x.rfind('.') + 1));
   }
@@ -47,13 +39,16 @@ void place_by_name(const distributed_model_base& model,
                    const std::map<std::string, uint64_t>& devices) {
   auto& walked = model.state().model();
   for (auto& [name, device] : devices) {
-    auto* found = find(walked, name);
+    auto found = walked.find_module(name);
     if (!found)
       throw error{error_code::config,
                   fmt::format("smp.manual_partition: the model has no module "
                               "'{}'; {}",
                               name, nearest(walked, name))};
-    session::current().internals().marks().pins[found->identity()]
+    session::current()
+      .internals()
+      .marks()
+      .pins[walked.modules[*found].identity()]
       = static_cast<uint32_t>(device);
   }
 }
