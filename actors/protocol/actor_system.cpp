@@ -1,5 +1,6 @@
 #include "actors/protocol/actor_system.hpp"
 
+#include "actors/protocol/actor_scheduler.hpp"
 #include "actors/protocol/actors.hpp"
 #include "actors/protocol/server_status.hpp"
 #include "transport/refuse_waits.hpp"
@@ -48,7 +49,7 @@ host_config::host_config() {
   init_message_types();
   // Idle workers of the default policy sleep between polls, which costs a
   // remote call 200 us; with more than one thread each send wakes another.
-  set("caf.scheduler.policy", "sharing");
+  load<actor_scheduler>();
   set("caf.scheduler.max-threads", 1);
   load<caf::io::middleman>();
   // Messages are read by the thread that received them.

@@ -66,17 +66,9 @@ using module_server_actor = caf::typed_actor<
   // Replies with what the rank holds and waits for.
   caf::result<server_status>(status_atom)>;
 
-/// WORKER CONTEXT: the state machine of one running or suspended execution.
+/// WORKER CONTEXT: keeps one running or suspended execution, which starts,
+/// parks and ends by a `context_link` to its MODULE SERVER.
 using worker_context_actor = caf::typed_actor<
-  // Starts a request (IDLE -> EXECUTING).
-  caf::result<void>(request),
-  // Continues after a call (PENDING -> EXECUTING).
-  caf::result<void>(response),
-  // INTERNAL: its executor parked at a call (EXECUTING -> PENDING), or sent a
-  // promise and goes on (EXECUTING).
-  caf::result<void>(call),
-  // INTERNAL: its executor ended the request (EXECUTING -> IDLE).
-  caf::result<void>(outcome),
   // Replies at any time, also while the executor runs.
   caf::result<context_status>(status_atom)>;
 

@@ -6,7 +6,9 @@
 
 namespace smp {
 
-/// Hears what an executor did. Called from any thread; must not block.
+/// Hears what an executor did. Called from any thread; must not wait. What
+/// parked or ended may be resumed or started again, and other executions of the
+/// rank served on the calling thread, before `called` and `returned` return.
 class executor_listener {
 public:
   virtual ~executor_listener() = default;

@@ -1,13 +1,15 @@
 #include "actors/server/module_server.hpp"
 
+#include "actors/protocol/actor_scheduler.hpp"
 #include "actors/protocol/wire.hpp"
 #include "actors/schedule/pipeline_scheduler.hpp"
 #include "actors/schedule/user_schedule.hpp"
-#include "actors/server/worker_context.hpp"
 
+#include <caf/sec.hpp>
 #include <caf/send.hpp>
 
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 #include <variant>
@@ -21,8 +23,8 @@ module_server_state::module_server_state(pointer self)
 
 module_server_state::~module_server_state() {
   door->close();
-  for (auto& [id, hdl] : contexts)
-    caf::anon_send_exit(hdl, caf::exit_reason::kill);
+  for (auto& [id, x] : contexts)
+    caf::anon_send_exit(x.actor, caf::exit_reason::kill);
   if (scheduler)
     caf::anon_send_exit(scheduler, caf::exit_reason::kill);
 }
@@ -30,17 +32,19 @@ module_server_state::~module_server_state() {
 // -- what the core wants ------------------------------------------------------
 
 void module_server_state::start(context_id ctx, request x) {
-  auto& hdl = contexts[ctx];
-  if (!hdl)
-    hdl = self->spawn<caf::monitored>(
-      worker_context, options.board->notes_of(ctx), module_server_actor{self},
-      options.services);
-  self->send(hdl, std::move(x));
+  auto& to = contexts[ctx];
+  if (!to.link) {
+    to.link = std::make_shared<context_link>(options.board->notes_of(ctx),
+                                             module_server_actor{self},
+                                             *options.services);
+    to.actor = self->spawn<caf::monitored>(worker_context, to.link);
+  }
+  hand_over(to, [&] { return to.link->start(std::move(x)); });
 }
 
 void module_server_state::resume(context_id ctx, response x) {
   if (auto i = contexts.find(ctx); i != contexts.end())
-    self->send(i->second, std::move(x));
+    hand_over(i->second, [&] { return i->second.link->resume(std::move(x)); });
 }
 
 void module_server_state::ask(rank_id owner, request x) {
@@ -184,7 +188,9 @@ void module_server_state::on_down(const caf::down_msg& x) {
       core->end_step(std::move(report));
     }
   }
-  auto is_source = [&](auto& y) { return y.second.address() == x.source; };
+  auto is_source = [&](auto& y) {
+    return y.second.actor.address() == x.source;
+  };
   if (auto i = std::find_if(contexts.begin(), contexts.end(), is_source);
       i != contexts.end()) {
     auto id = i->first;
@@ -216,13 +222,31 @@ void module_server_state::settle() {
   if (!closing || core->num_busy() > 0)
     return;
   // No executor thread executes any more, so joining them takes no time.
-  for (auto& [id, hdl] : contexts)
-    self->send_exit(hdl, reason);
+  for (auto& [id, x] : contexts)
+    self->send_exit(x.actor, reason);
   if (contexts.empty() && !scheduler)
     self->quit(reason);
 }
 
 // -- helpers ------------------------------------------------------------------
+
+// An exception of the executor is a defect; its text is worth more to whoever
+// waits for the context than a line on a terminal.
+template <class F>
+void module_server_state::hand_over(const context_entry& to, F f) {
+  std::string what = "unknown exception";
+  try {
+    if (auto err = f())
+      on_refused(err);
+    return;
+  } catch (const std::exception& e) {
+    what = e.what();
+  } catch (...) {
+    // has its text
+  }
+  self->send_exit(to.actor,
+                  caf::make_error(caf::sec::runtime_error, std::move(what)));
+}
 
 template <class T>
 void module_server_state::send_request(rank_id owner, T x) {
@@ -268,8 +292,8 @@ server_status module_server_state::status() const {
   core->each_queued([&](const request& x, const char* why) {
     result.queue.push_back({x.id, x.microbatch, x.module, x.what, why});
   });
-  for (auto& [id, hdl] : contexts)
-    result.contexts.push_back(hdl);
+  for (auto& [id, x] : contexts)
+    result.contexts.push_back(x.actor);
   result.scheduler = scheduler;
   return result;
 }
@@ -378,6 +402,7 @@ void server_inbox::deliver(rank_id from, message x) const {
     } else if (from != leader || self == leader) {
       refuse("malformed control message: only pp_rank 0 may send one");
     }
+    run_here received;
     caf::anon_send(server, std::move(y));
   };
   try {

@@ -4,6 +4,7 @@
 #include "actors/protocol/server_status.hpp"
 #include "actors/server/server_core.hpp"
 #include "actors/server/server_options.hpp"
+#include "actors/server/worker_context.hpp"
 
 #include <caf/send.hpp>
 #include <caf/stateful_actor.hpp>
@@ -110,13 +111,22 @@ struct module_server_state : server_output {
 
   server_status status() const;
 
+  struct context_entry {
+    worker_context_actor actor;
+    std::shared_ptr<context_link> link;
+  };
+
+  /// Ends the context if its executor threw.
+  template <class F>
+  void hand_over(const context_entry& to, F f);
+
   pointer self;
   std::shared_ptr<server_door> door;
   server_options options;
   std::function<void(step_report)> on_report;
   std::optional<board_output> output;
   std::optional<server_core> core;
-  std::map<context_id, worker_context_actor> contexts;
+  std::map<context_id, context_entry> contexts;
   pipeline_scheduler_actor scheduler;
   uint64_t memory_at_begin = 0; // of the step, bytes
   bool closing = false;

@@ -1,51 +1,17 @@
 #include "actors/server/worker_context.hpp"
 
+#include "actors/protocol/actor_scheduler.hpp"
+
 #include <caf/sec.hpp>
 #include <caf/send.hpp>
 
 #include <chrono>
-#include <exception>
 #include <string>
 #include <utility>
 
 namespace smp {
 
 namespace {
-
-/// May run on the executor thread: holds a handle, never the state.
-class mailbox_listener : public executor_listener {
-public:
-  explicit mailbox_listener(worker_context_actor hdl) : hdl_(std::move(hdl)) {
-    // nop
-  }
-
-  void called(call x) override {
-    caf::anon_send(hdl_, std::move(x));
-  }
-
-  void asked(call x) override {
-    caf::anon_send(hdl_, std::move(x));
-  }
-
-  void returned(outcome x) override {
-    caf::anon_send(hdl_, std::move(x));
-  }
-
-private:
-  worker_context_actor hdl_;
-};
-
-/// An exception of the executor is a defect; its text is worth more to the
-/// SERVER than a line on a terminal.
-caf::error crash(std::exception_ptr& x) {
-  try {
-    std::rethrow_exception(x);
-  } catch (const std::exception& e) {
-    return caf::make_error(caf::sec::runtime_error, e.what());
-  } catch (...) {
-    return caf::make_error(caf::sec::runtime_error, "unknown exception");
-  }
-}
 
 std::string describe(const context_notes::awaited_call& x) {
   auto what = x.why.what;
@@ -65,16 +31,90 @@ std::string describe(const context_notes::awaited_call& x) {
 
 } // namespace
 
-caf::error worker_context_state::refusal() const {
+// -- link ---------------------------------------------------------------------
+
+context_link::context_link(std::shared_ptr<context_notes> notes,
+                           module_server_actor server, rank_services& services)
+  : notes_(std::move(notes)),
+    server_(std::move(server)),
+    exec_(services.make_executor(*this)) {
+  // nop
+}
+
+caf::error context_link::start(request x) {
+  std::lock_guard guard{mutex_};
+  if (!exec_ || !notes_->start(x, now()))
+    return refusal();
+  exec_->start(std::move(x));
+  return {};
+}
+
+caf::error context_link::resume(response x) {
+  std::lock_guard guard{mutex_};
+  if (!exec_ || !notes_->resume(now()))
+    return refusal();
+  exec_->resume(std::move(x));
+  return {};
+}
+
+void context_link::close() {
+  executor_ptr ending;
+  std::lock_guard guard{mutex_};
+  ending.swap(exec_);
+}
+
+void context_link::called(call x) {
+  if (!notes_->park(x, now()))
+    return give_up();
+  run_here parked;
+  tell(suspended{notes_->id(), std::move(x)});
+}
+
+void context_link::asked(call x) {
+  if (notes_->state() != context_state::executing)
+    return give_up();
+  tell(smp::asked{notes_->id(), std::move(x)});
+}
+
+void context_link::returned(outcome x) {
+  if (!notes_->finish(now()))
+    return give_up();
+  run_here idle;
+  tell(finished{notes_->id(), std::move(x)});
+}
+
+caf::error context_link::refusal() const {
   return caf::make_error(caf::sec::unexpected_message,
                          std::string{"the WORKER CONTEXT is "}
-                           + to_string(notes->state()));
+                           + to_string(notes_->state()));
+}
+
+// An executor that is out of step with its notes is a defect.
+void context_link::give_up() {
+  tell(step_failed{notes_->look().current.step,
+                   {error_code::internal, no_rank, {}, to_string(refusal())}});
+}
+
+context_notes::clock::time_point context_link::now() const {
+  return server_->home_system().clock().now();
+}
+
+template <class T>
+void context_link::tell(T x) {
+  caf::anon_send(server_, std::move(x));
+}
+
+// -- actor --------------------------------------------------------------------
+
+worker_context_state::~worker_context_state() {
+  if (link)
+    link->close();
 }
 
 context_status worker_context_state::status() const {
-  auto x = notes->look();
+  auto x = link->notes().look();
   context_status result;
-  result.context = notes->id();
+  result.context = link->notes().id();
   result.state = x.state;
   result.current = x.current.id;
   result.microbatch = x.current.microbatch;
@@ -90,53 +130,10 @@ context_status worker_context_state::status() const {
 
 worker_context_actor::behavior_type
 worker_context(worker_context_state::pointer self,
-               std::shared_ptr<context_notes> notes, module_server_actor server,
-               rank_services* services) {
-  self->set_exception_handler(crash);
-  auto& st = self->state;
-  st.notes = std::move(notes);
-  st.server = std::move(server);
-  st.listener = std::make_unique<mailbox_listener>(self);
-  st.exec = services->make_executor(*st.listener);
+               std::shared_ptr<context_link> link) {
+  self->state.link = std::move(link);
   return {
-    [self](request& x) -> caf::result<void> {
-      auto& st = self->state;
-      if (!st.notes->start(x, self->clock().now()))
-        return st.refusal();
-      st.exec->start(std::move(x));
-      return caf::unit;
-    },
-    [self](response& x) -> caf::result<void> {
-      auto& st = self->state;
-      if (!st.notes->resume(self->clock().now()))
-        return st.refusal();
-      st.exec->resume(std::move(x));
-      return caf::unit;
-    },
-    [self](call& x) -> caf::result<void> {
-      auto& st = self->state;
-      auto ctx = st.notes->id();
-      if (x.kind == call_kind::promise) {
-        if (st.notes->state() != context_state::executing)
-          return st.refusal();
-        self->send(st.server, asked{ctx, std::move(x)});
-        return caf::unit;
-      }
-      if (!st.notes->park(x, self->clock().now()))
-        return st.refusal();
-      self->send(st.server, suspended{ctx, std::move(x)});
-      return caf::unit;
-    },
-    [self](outcome& x) -> caf::result<void> {
-      auto& st = self->state;
-      if (!st.notes->finish(self->clock().now()))
-        return st.refusal();
-      self->send(st.server, finished{st.notes->id(), std::move(x)});
-      return caf::unit;
-    },
-    [self](status_atom) -> caf::result<context_status> {
-      return self->state.status();
-    },
+    [self](status_atom) { return self->state.status(); },
   };
 }
 

@@ -7,10 +7,65 @@
 #include <caf/stateful_actor.hpp>
 
 #include <memory>
+#include <mutex>
 
 namespace smp {
 
-/// Runs one request at a time and can be asked at any time where it stands.
+/// The way between a MODULE SERVER and the executor of a WORKER CONTEXT, which
+/// lives until the context ends. Notes each step that it takes. Thread-safe.
+class context_link final : public executor_listener {
+public:
+  /// Makes the executor.
+  /// @param notes where this context writes down where it stands
+  /// @param server hears of the executor; the link must end before its system
+  context_link(std::shared_ptr<context_notes> notes, module_server_actor server,
+               rank_services& services);
+
+  /// Starts a request (IDLE -> EXECUTING).
+  /// @returns an error if that is not its state
+  /// @throws whatever the executor throws, which is a defect of it
+  caf::error start(request x);
+
+  /// Continues after a call (PENDING -> EXECUTING). Like `start`.
+  caf::error resume(response x);
+
+  /// Makes what runs unwind, and joins; nothing is started any more.
+  void close();
+
+  const context_notes& notes() const noexcept {
+    return *notes_;
+  }
+
+  // -- executor_listener ------------------------------------------------------
+  // The SERVER may run on the calling thread before these return: an execution
+  // that parks or ends leaves its thread nothing else to do.
+
+  /// EXECUTING -> PENDING
+  void called(call x) override;
+
+  /// EXECUTING
+  void asked(call x) override;
+
+  /// EXECUTING -> IDLE
+  void returned(outcome x) override;
+
+private:
+  caf::error refusal() const;
+
+  void give_up();
+
+  context_notes::clock::time_point now() const;
+
+  template <class T>
+  void tell(T x);
+
+  std::shared_ptr<context_notes> notes_;
+  module_server_actor server_;
+  std::mutex mutex_; // guards exec_
+  executor_ptr exec_;
+};
+
+/// Keeps one execution and can be asked at any time where it stands.
 struct worker_context_state {
   static inline const char* name = "smp.worker-context";
 
@@ -20,26 +75,16 @@ struct worker_context_state {
     // nop
   }
 
-  /// @returns what it means that the notes refused to go on.
-  caf::error refusal() const;
+  ~worker_context_state();
 
   context_status status() const;
 
   pointer self;
-  std::shared_ptr<context_notes> notes;
-  module_server_actor server;
-
-  /// Turns the executor's calls into messages to this actor.
-  std::unique_ptr<executor_listener> listener;
-
-  /// Last member: dies first, so that its thread never meets a dead listener.
-  executor_ptr exec;
+  std::shared_ptr<context_link> link;
 };
 
-/// @param notes where this context writes down where it stands
 worker_context_actor::behavior_type
 worker_context(worker_context_state::pointer self,
-               std::shared_ptr<context_notes> notes, module_server_actor server,
-               rank_services* services);
+               std::shared_ptr<context_link> link);
 
 } // namespace smp

@@ -13,6 +13,8 @@
 #include <c10/util/Exception.h>
 
 #include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 namespace smp {
 
@@ -50,6 +52,10 @@ void executor_thread::resume(response x) {
 
 void executor_thread::run() {
   pthread_setname_np(pthread_self(), "smp.executor");
+  // Threads inherit the priority of whoever starts them, and that may be the
+  // thread that delivers messages.
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()),
+                ::getpriority(PRIO_PROCESS, static_cast<id_t>(::getpid())));
   // Backward must run on this thread: it is the one that may park, and on a
   // GPU autograd's own device thread is shared by all microbatches (R9).
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);

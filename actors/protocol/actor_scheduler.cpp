@@ -1,0 +1,58 @@
+#include "actors/protocol/actor_scheduler.hpp"
+
+namespace smp {
+
+namespace {
+
+/// What one actor takes before others on its thread get their turn: a thread
+/// that runs actors on the side has something else to do soon.
+constexpr size_t messages_per_run = 16;
+
+/// The scope that gathers what the thread made ready.
+thread_local run_here* gathering = nullptr;
+
+/// The thread runs what a scope gathered.
+thread_local bool running = false;
+
+} // namespace
+
+// -- scheduler ----------------------------------------------------------------
+
+void actor_scheduler::enqueue(caf::resumable* job) {
+  if (gathering != nullptr)
+    gathering->ready_.emplace_back(this, job);
+  else
+    super::enqueue(job);
+}
+
+// As the workers of CAF do it.
+void actor_scheduler::run(caf::resumable* job) {
+  switch (job->resume(&unit_, messages_per_run)) {
+    case caf::resumable::resume_later:
+      super::enqueue(job);
+      break;
+    case caf::resumable::done:
+    case caf::resumable::awaiting_message:
+    case caf::resumable::shutdown_execution_unit:
+      caf::intrusive_ptr_release(job);
+  }
+}
+
+// -- scope --------------------------------------------------------------------
+
+run_here::run_here() noexcept : outermost_(gathering == nullptr && !running) {
+  if (outermost_)
+    gathering = this;
+}
+
+run_here::~run_here() {
+  if (!outermost_)
+    return;
+  gathering = nullptr;
+  running = true;
+  for (auto& [scheduler, job] : ready_)
+    scheduler->run(job);
+  running = false;
+}
+
+} // namespace smp
