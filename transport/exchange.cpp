@@ -140,14 +140,13 @@ std::vector<payload> exchange::all_gather(std::span<const rank_id> group,
   std::vector<awaited_ptr> posted;
   for (auto rank : group)
     posted.push_back(rank == self ? nullptr : post_receive(rank, tag));
-  std::vector<payload> result;
-  for (size_t i = 0; i < group.size(); ++i) {
-    if (group[i] == self)
-      result.push_back(std::move(x));
-    else
-      result.push_back(awaited<payload>::get(
-        posted[i], {"exchange \"" + name + "\"", group[i]}));
-  }
+  std::vector<payload> result(group.size());
+  for (size_t i = 0; i < group.size(); ++i)
+    if (posted[i])
+      result[i] = awaited<payload>::get(
+        posted[i], {"exchange \"" + name + "\"", group[i]});
+  auto own = std::find(group.begin(), group.end(), self) - group.begin();
+  result[static_cast<size_t>(own)] = std::move(x);
   return result;
 }
 

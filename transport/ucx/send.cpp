@@ -60,28 +60,26 @@ void ucx_fabric::engine::send(rank_id to, message x, sent_callback done) {
            self_,
            {},
            "there is no rank " + std::to_string(to.value)};
+  auto out = std::make_shared<outgoing>();
+  out->to = to;
+  out->content = std::move(x);
+  out->done = std::move(done);
   if (!why) {
-    auto out = std::make_shared<outgoing>();
-    out->to = to;
-    out->content = std::move(x);
     auto units = to == self_ ? std::vector<unit>{} : make_units(out);
     std::lock_guard guard{queue_mutex_};
-    if (!started_ || stop_requested_) {
+    if (!started_ || stop_requested_)
       why = started_
               ? stopped()
               : failure{
                 error_code::cancelled, self_, {}, "the fabric was not started"};
-    } else {
-      out->done = std::move(done);
-      if (to == self_)
-        queued_self_sends_.push_back(std::move(out));
-      else
-        queued_sends_.emplace_back(std::move(out), std::move(units));
-    }
+    else if (to == self_)
+      queued_self_sends_.push_back(out);
+    else
+      queued_sends_.emplace_back(out, std::move(units));
   }
   if (why) {
-    if (done)
-      done(why);
+    out->why = why;
+    tell_sent(*out);
   } else if (to == self_) {
     wake();
   } else {
