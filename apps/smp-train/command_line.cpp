@@ -71,8 +71,9 @@ void add_common_options(CLI::App& app, raw_options& x) {
 void add_run_options(CLI::App& app, raw_options& x) {
   app
     .add_option("--run-dir", x.result.run_dir,
-                "Where metrics.jsonl, logs and the model go; default: a new "
-                "directory runs/TIME-CONFIG")
+                "Where config.toml, metrics.jsonl, logs and the model go; "
+                "default: a new directory runs/TIME-CONFIG; one that holds a "
+                "run is refused")
     ->type_name("DIR");
   app
     .add_option("--log-level", x.level,
