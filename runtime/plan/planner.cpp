@@ -4,11 +4,11 @@
 #include "runtime/plan/partition_json.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/model_state.hpp"
-#include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/split.hpp"
 #include "runtime/train/memory_need.hpp"
 #include "runtime/train/trainable.hpp"
+#include "runtime/train/trainer.hpp"
 
 #include <fmt/format.h>
 
@@ -50,6 +50,7 @@ printed_plan plan_model(const train_config& x) {
   virtual_world_options world;
   world.config = x.smp;
   world.config.pipeline_parallel_degree = 1;
+  world.config.default_partition = 0; // the other devices are no ranks
   printed_plan result;
   run_virtual_world(1, world, [&](session& s) {
     // Without a trace only sizes count.
@@ -58,7 +59,7 @@ printed_plan plan_model(const train_config& x) {
                                      : first_values::now);
     auto data = make_data(x);
     auto model = whole->distribute();
-    place_by_name(*model, x.manual_partition);
+    begin_run(x, *whole, *data, *model);
     auto& state = model->state();
     if (state.wants_trace(devices))
       state.trace(initial_stream(s.internals(), step_id{1}, microbatch_id{0}),
@@ -66,9 +67,10 @@ printed_plan plan_model(const train_config& x) {
                     whole->rehearse(
                       split(data->training_batch(0), x.smp.microbatches, 0, 0));
                   });
-    auto decision = state.decide(static_cast<uint32_t>(devices));
+    auto decision = state.decide(static_cast<uint32_t>(devices),
+                                 x.smp.default_partition);
     result = {decision.text() + largest_need(state.model(), decision.plan, x),
-              plan_json(decision.model, decision.plan)};
+              plan_json(decision.model, decision.plan), decision.trace_failure};
   });
   return result;
 }

@@ -13,6 +13,8 @@ namespace smp {
 struct printed_plan {
   std::string text; // for people, with colours
   std::string json; // for tools, see runtime/plan/partition_json.hpp
+  /// Why the first microbatch did not come to its end, if it was tried.
+  std::string failure = {};
 };
 
 /// Partitions the tree in a file (docs/partition.md).
