@@ -104,6 +104,15 @@ TEST_CASE_METHOD(tiny_run, "A wrong command line is refused with exit code 2",
   for (auto& [arguments, text] : std::vector<wrong>{
          {{}, "CONFIG is missing"},
          {{"check"}, "CONFIG is missing"},
+         {{"trian"},
+          "'trian' is neither a command nor a file; did you mean smp-train "
+          "CONFIG?; commands: check, partition, schedule, verify"},
+         {{"train", "tiny.toml"}, "'train' is neither"},
+         {{"chekc", "tiny.toml"},
+          "'chekc' is neither a command nor a file; "
+          "did you mean check?"},
+         {{"quickstart", "--ranks", "2"},
+          "'quickstart' is neither a command nor a file; commands: check"},
          {{"tiny.toml", "--stepz=3"}, "unknown option --stepz"},
          {{"tiny.toml", "--train.steps"}, "--train.steps has no value"},
          {{"tiny.toml", "more.toml"}, "unexpected argument 'more.toml'"},
