@@ -198,7 +198,7 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
 int run_process(const command_line& cmd, const train_config& config,
                 bool supervised) {
   catch_interrupt();
-  session s{config.smp, config_hash(config)};
+  session s{config.smp, shared_settings(config)};
   return run_rank(s, cmd, config, supervised);
 }
 

@@ -267,6 +267,31 @@ TEST_CASE_METHOD(tiny_run, "A run without a directory gets a new one",
   CHECK_THAT(p.output(), ContainsSubstring("done after 1 of 1 steps"));
 }
 
+TEST_CASE_METHOD(tiny_run,
+                 "A rank with another configuration is refused with the key "
+                 "and both values",
+                 "[apps][train]") {
+  auto rank = [this](const char* number, std::vector<std::string> settings) {
+    settings.insert(settings.begin(), {"tiny.toml", "--run-dir", "out"});
+    return start(settings, {{"RANK", number},
+                            {"WORLD_SIZE", "2"},
+                            {"TORCHELASTIC_RUN_ID", path.filename()},
+                            {"SMP_RENDEZVOUS_DIR", path}});
+  };
+  auto first = rank("0", {});
+  auto second = rank("1", {"--optimizer.lr=0.5", "--smp.threads=3"});
+  CHECK(first.join() == 2);
+  CHECK(second.join() == 2);
+  for (auto* p : {&first, &second}) {
+    auto text = p->output();
+    INFO(text);
+    CHECK_THAT(text, ContainsSubstring("has another configuration than rank"));
+    CHECK((text.find("optimizer.lr = 0.5 against 0.01") != text.npos
+           || text.find("optimizer.lr = 0.01 against 0.5") != text.npos));
+    CHECK(text.find("threads") == text.npos);
+  }
+}
+
 TEST_CASE_METHOD(tiny_run, "A loss that is not finite ends with exit code 5",
                  "[apps][train]") {
   auto p = start({"tiny.toml", "--run-dir", "out", "--optimizer.type=sgd",
