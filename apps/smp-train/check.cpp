@@ -27,8 +27,7 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
     partition = plan.text;
     // Ranks may have room for what is too large for this process.
     if (!plan.failure.empty() && !is_out_of_memory(plan.failure))
-      throw error{error_code::user_code,
-                  "the first microbatch fails: " + plan.failure};
+      try_first_microbatch(x);
   });
   if (result.empty())
     attempt([&] { predict_schedule(x); });

@@ -10,6 +10,8 @@
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 
+#include <c10/util/Exception.h>
+
 #include <fmt/format.h>
 
 namespace smp {
@@ -43,6 +45,26 @@ printed_plan plan_tree(const std::string& path, partition_options options) {
   auto plan = make_partition(tree.model, options);
   return {print_partition(tree.model, plan, {.colour = true}),
           decision_json(plan)};
+}
+
+void try_first_microbatch(const train_config& x) {
+  auto fail = [](const std::string& why) {
+    throw error{error_code::user_code,
+                "the first microbatch fails: " + why.substr(0, why.find('\n'))};
+  };
+  auto whole = make_trainable(x);
+  auto xs = split(make_data(x)->training_batch(0), x.smp.microbatches, 0, 0);
+  try {
+    whole->loss(xs);
+  } catch (const error&) {
+    throw;
+  } catch (const c10::Error& e) {
+    fail(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    fail(e.what());
+  } catch (...) {
+    fail("an exception that is no std::exception");
+  }
 }
 
 printed_plan plan_model(const train_config& x) {

@@ -13,7 +13,8 @@ namespace smp {
 struct printed_plan {
   std::string text; // for people, with colours
   std::string json; // for tools, see runtime/plan/partition_json.hpp
-  /// Why the first microbatch did not come to its end, if it was tried.
+  /// Why the trace did not come to its end, if there was one; gradients are
+  /// off in it, so a run may get further.
   std::string failure = {};
 };
 
@@ -21,6 +22,10 @@ struct printed_plan {
 /// @param options number of devices, memory weight and strategy count
 /// @throws error (config) naming what is wrong with the file
 printed_plan plan_tree(const std::string& path, partition_options options);
+
+/// Computes the loss of the first microbatch in this process alone.
+/// @throws error (user_code) if that fails
+void try_first_microbatch(const train_config& x);
 
 /// Decides as the first step of a run would, without training and in this
 /// process alone: makes the model, measures the first microbatch, partitions.

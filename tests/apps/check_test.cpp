@@ -95,6 +95,8 @@ TEST_CASE_METHOD(check_dir, "The check refuses what training would refuse",
           "model_that_throws.so cannot be created: an exception that is no "
           "std::exception\n"},
          {{"--model.options.fault=called"}, "no such luck"},
+         // A trace, without gradients, fails; a run does not.
+         {{"--model.options.fault=traced"}, ""},
          {{"--smp.auto_partition=false", "--smp.default_partition=1"}, ""},
        }) {
     INFO(text);

@@ -23,6 +23,8 @@ struct net_impl : torch::nn::Module {
 
   /// x: [B, 8], y: [B] @returns the mean squared error
   torch::Tensor forward(torch::Tensor x, torch::Tensor y) {
+    if (fault == "traced" && !torch::GradMode::is_enabled())
+      throw std::runtime_error("wants gradients");
     if (fault == "called")
       throw std::runtime_error("no such luck");
     return torch::mse_loss(out(torch::tanh(fc(x))).squeeze(1), y);
