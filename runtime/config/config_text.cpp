@@ -26,12 +26,18 @@ std::string meaning_text(const config_key& key) {
   std::string result{key.meaning};
   if (!key.aliases.empty())
     result += fmt::format(" (also `{}`)", key.aliases.front());
+  if (!key.idle.empty())
+    result += fmt::format("; no effect {}", key.idle);
   std::string conditions;
   for (auto& condition : key.only) {
-    std::string types;
-    for (auto type : condition.values)
-      types += (types.empty() ? "`" : ", `") + std::string{type} + "`";
-    conditions += (conditions.empty() ? "" : " with ") + types;
+    std::string wanted;
+    for (auto& setting : wanted_settings(condition)) {
+      auto plain = setting.front() == '"'
+                     ? setting.substr(1, setting.size() - 2)
+                     : setting;
+      wanted += (wanted.empty() ? "`" : ", `") + plain + "`";
+    }
+    conditions += (conditions.empty() ? "" : " with ") + wanted;
   }
   if (conditions.empty())
     return result;

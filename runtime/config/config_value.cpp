@@ -99,9 +99,18 @@ bool within(const config_key& key, const std::optional<T>& x) {
   return !x || within(key.range, static_cast<double>(*x));
 }
 
+/// @returns the value of a key of strings or of true and false.
+std::string plain_value(std::string_view name, train_config& x) {
+  auto slot = find_config_key(name)->slot(x);
+  if (auto flag = std::get_if<bool*>(&slot))
+    return **flag ? "true" : "false";
+  return *std::get<std::string*>(slot);
+}
+
 bool holds(const config_condition& condition, train_config x) {
-  auto slot = find_config_key(condition.key)->slot(x);
-  return contains(condition.values, *std::get<std::string*>(slot));
+  return contains(condition.values, plain_value(condition.key, x))
+         || (!condition.or_key.empty()
+             && plain_value(condition.or_key, x) == "true");
 }
 
 // -- nearest names ------------------------------------------------------------
@@ -251,6 +260,19 @@ const config_condition* broken_condition(const config_key& key,
   return nullptr;
 }
 
+std::vector<std::string> wanted_settings(const config_condition& x) {
+  train_config any;
+  auto slot = find_config_key(x.key)->slot(any);
+  std::vector<std::string> result;
+  for (auto value : x.values)
+    result.push_back(std::holds_alternative<std::string*>(slot)
+                       ? smp::quoted(value)
+                       : fmt::format("{} = {}", x.key, value));
+  if (!x.or_key.empty())
+    result.push_back(fmt::format("{} = true", x.or_key));
+  return result;
+}
+
 bool is_required(const config_key& key, const train_config& x) {
   return key.required && applies(key, x)
          && !(key.optional_if && holds(*key.optional_if, x));
@@ -309,7 +331,9 @@ std::string hint_for_unknown_key(std::string_view name) {
     if (auto key = key_known_elsewhere_as(name))
       nearest = key->name;
   if (!nearest.empty())
-    return fmt::format("; did you mean {}?", nearest);
+    return find_config_key(nearest)->slot != nullptr
+             ? fmt::format("; did you mean {}?", nearest)
+             : fmt::format("; {} is not built yet", nearest);
   std::string known;
   for (auto& key : config_keys())
     if (key.slot != nullptr && table(key.name) == table(name))
