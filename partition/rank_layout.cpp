@@ -52,9 +52,9 @@ uint64_t reduced_data_parallel_degree(const layout_config& x) {
   auto result = x.size / x.pipeline / x.tensor;
   if (result > 1 && !x.ddp)
     throw config_error(std::to_string(x.size) + " ranks are more than "
-                       + factors
-                       + "; set smp.ddp = true for data parallelism over the"
-                         " remaining ranks, or start fewer");
+                       + factors + "; start "
+                       + std::to_string(x.pipeline * x.tensor)
+                       + " (data parallelism is not built yet)");
   return result;
 }
 

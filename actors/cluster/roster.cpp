@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <sstream>
+#include <string_view>
 #include <utility>
 
 namespace smp {
@@ -12,6 +14,39 @@ namespace {
 std::string describe(const member& x) {
   return fmt::format("rank {} (pid {} on host {})", x.rank.value, x.pid,
                      x.host);
+}
+
+std::map<std::string, std::string> by_key(const std::string& settings) {
+  std::map<std::string, std::string> result;
+  std::istringstream lines{settings};
+  for (std::string line; std::getline(lines, line);) {
+    const std::string_view equals = " = ";
+    auto at = std::min(line.find(equals), line.size());
+    auto value = line.substr(std::min(at + equals.size(), line.size()));
+    result.emplace(line.substr(0, at), value);
+  }
+  return result;
+}
+
+/// @returns "KEY = A against B" for the first settings that differ.
+std::string differences(const std::string& mine, const std::string& other) {
+  constexpr size_t shown = 3;
+  auto xs = by_key(mine);
+  auto ys = by_key(other);
+  std::map<std::string, std::pair<std::string, std::string>> both;
+  for (auto& [key, value] : xs)
+    both[key] = {value, "none"};
+  for (auto& [key, value] : ys)
+    both.try_emplace(key, "none", "").first->second.second = value;
+  std::string result;
+  size_t count = 0;
+  for (auto& [key, values] : both)
+    if (values.first != values.second && count++ < shown)
+      result += fmt::format("{}{} = {} against {}", result.empty() ? "" : ", ",
+                            key, values.first, values.second);
+  if (count > shown)
+    result += fmt::format(", and {} more", count - shown);
+  return result;
 }
 
 /// The text names the rank, and may name two.
@@ -48,11 +83,10 @@ failure roster::admit(const member& x) {
       return refuse(fmt::format("{} runs another build than {}: {} vs {}",
                                 describe(x), describe(first), x.build,
                                 first.build));
-    if (x.config_hash != first.config_hash)
-      return refuse(fmt::format(
-        "{} has another configuration than {}: hash"
-        " {} vs {}",
-        describe(x), describe(first), x.config_hash, first.config_hash));
+    if (x.settings != first.settings)
+      return refuse(fmt::format("{} has another configuration than {}: {}",
+                                describe(x), describe(first),
+                                differences(x.settings, first.settings)));
   }
   members_.emplace(x.rank, x);
   return {};
@@ -63,6 +97,7 @@ std::vector<member> roster::members() const {
   for (auto& [rank, x] : members_) {
     result.push_back(x);
     result.back().run_id.clear(); // they know it, or must not
+    result.back().settings.clear();
   }
   return result;
 }

@@ -15,7 +15,7 @@ bool inspect(Inspector& f, member& x) {
   return f.object(x).fields(
     f.field("rank", x.rank), f.field("pid", x.pid), f.field("host", x.host),
     f.field("run_id", x.run_id), f.field("build", x.build),
-    f.field("config_hash", x.config_hash),
+    f.field("settings", x.settings),
     f.field("fabric_address", x.fabric_address));
 }
 

@@ -20,7 +20,8 @@ struct member {
   std::string run_id;
   /// These must be equal on all ranks; a rank that differs is refused by name.
   std::string build;
-  std::string config_hash;
+  /// A line "KEY = VALUE" for each setting that all ranks must share.
+  std::string settings;
   /// `fabric::address()`, opaque bytes.
   std::string fabric_address;
 };

@@ -1,5 +1,6 @@
 #include "apps/smp-train/check.hpp"
 
+#include "runtime/base/out_of_memory.hpp"
 #include "runtime/plan/planner.hpp"
 #include "runtime/plan/schedule_plan.hpp"
 #include "runtime/train/trainable.hpp"
@@ -21,7 +22,13 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
     }
   };
   attempt([&] { make_data(x); });
-  attempt([&] { partition = plan_model(x).text; });
+  attempt([&] {
+    auto plan = plan_model(x);
+    partition = plan.text;
+    // Ranks may have room for what is too large for this process.
+    if (!plan.failure.empty() && !is_out_of_memory(plan.failure))
+      try_first_microbatch(x);
+  });
   if (result.empty())
     attempt([&] { predict_schedule(x); });
   return result;

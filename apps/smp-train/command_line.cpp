@@ -1,12 +1,15 @@
 #include "apps/smp-train/command_line.hpp"
 
+#include "runtime/base/nearest_name.hpp"
 #include "transport/build_id.hpp"
 
 #include <CLI/CLI.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 namespace smp::app {
@@ -71,8 +74,9 @@ void add_common_options(CLI::App& app, raw_options& x) {
 void add_run_options(CLI::App& app, raw_options& x) {
   app
     .add_option("--run-dir", x.result.run_dir,
-                "Where metrics.jsonl, logs and the model go; default: a new "
-                "directory runs/TIME-CONFIG")
+                "Where config.toml, metrics.jsonl, logs and the model go; "
+                "default: a new directory runs/TIME-CONFIG; one that holds a "
+                "run is refused")
     ->type_name("DIR");
   app
     .add_option("--log-level", x.level,
@@ -163,6 +167,29 @@ std::string complaint(const std::string& x) {
   return {};
 }
 
+/// @param x what stands where a command or the configuration should
+/// @param commands there are, besides training
+/// @returns what is wrong if it is a word that is no file, or nothing
+std::string complaint(const std::string& x,
+                      std::vector<std::string_view> commands) {
+  std::error_code ignored;
+  if (x.empty() || x.find_first_of("./") != std::string::npos
+      || std::filesystem::exists(x, ignored))
+    return {};
+  const auto list = fmt::format("{}", fmt::join(commands, ", "));
+  constexpr std::string_view train = "train";
+  commands.push_back(train);
+  auto meant = nearest_name(x, commands);
+  return fmt::format(
+    "'{}' is neither a command nor a file{}; commands: {}; "
+    "without one, smp-train CONFIG trains",
+    x,
+    meant.empty()    ? ""
+    : meant == train ? "; did you mean smp-train CONFIG?"
+                     : fmt::format("; did you mean {}?", meant),
+    list);
+}
+
 /// Adds what `--ranks` means. @returns what is wrong, or nothing
 std::string apply_ranks(raw_options& x) {
   if (!x.ranks)
@@ -185,6 +212,14 @@ std::string apply_ranks(raw_options& x) {
 /// The program's options and what it can do, bound to one `raw_options`.
 struct command_parser {
   explicit command_parser(raw_options& x);
+
+  /// The names of all commands.
+  std::vector<std::string_view> names() const {
+    std::vector<std::string_view> result;
+    for (auto& [what, app] : commands)
+      result.push_back(app->get_name());
+    return result;
+  }
 
   /// @returns the command that was given, with the options of its own
   std::pair<command, const CLI::App*> parsed() const {
@@ -273,6 +308,9 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
   }
   auto [what, app] = parser.parsed();
   x.result.what = what;
+  if (what == command::train)
+    if (auto text = complaint(x.result.config, parser.names()); !text.empty())
+      return fail(text);
   if (auto text = finish(x, app->remaining()); !text.empty())
     return fail(text);
   return x.result;

@@ -145,6 +145,8 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
     s, s.rank() == 0 ? make_run_dir(cmd.run_dir, cmd.config) : "");
   if (s.rank() > 0)
     make_run_dir(run_dir, cmd.config); // for ranks of other machines
+  else
+    write_run_config(run_dir, config);
   std::shared_ptr<rank_log> log;
   if (!supervised)
     log = std::make_shared<rank_log>(
@@ -196,7 +198,7 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
 int run_process(const command_line& cmd, const train_config& config,
                 bool supervised) {
   catch_interrupt();
-  session s{config.smp, config_hash(config)};
+  session s{config.smp, shared_settings(config)};
   return run_rank(s, cmd, config, supervised);
 }
 
@@ -274,7 +276,11 @@ int run(int argc, char** argv) {
     return exit_done;
   }
   check_json_file(cmd->verify.json);
-  if (auto environment = read_rank_environment())
+  auto environment = read_rank_environment();
+  // Our launcher has looked before its ranks began to write.
+  if (!cmd->run_dir.empty() && !(environment && environment->supervised))
+    refuse_used_run_dir(cmd->run_dir);
+  if (environment)
     return run_process(*cmd, config, environment->supervised);
   // What is wrong with model or data is said once, not by each rank.
   check_model(config);

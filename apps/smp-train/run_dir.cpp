@@ -1,5 +1,6 @@
 #include "apps/smp-train/run_dir.hpp"
 
+#include "runtime/base/file_io.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/chrono.h>
@@ -29,6 +30,25 @@ bool make(const fs::path& path) {
 }
 
 } // namespace
+
+void refuse_used_run_dir(const std::string& path) {
+  const auto steps = (fs::path{path} / "metrics.jsonl").string();
+  std::error_code ignored;
+  if (auto size = fs::file_size(steps, ignored); ignored || size == 0)
+    return;
+  throw error{error_code::config,
+              fmt::format("--run-dir {} holds a run already ({}); give another "
+                          "directory or remove this one, or leave --run-dir "
+                          "out for a new one below runs/",
+                          path, steps)};
+}
+
+void write_run_config(const std::string& run_dir, const train_config& x) {
+  write_text(run_dir + "/config.toml",
+             "# The configuration of this run, with all defaults; smp-train "
+             "with this file\n# runs the same again.\n\n"
+               + to_toml(x));
+}
 
 std::string make_run_dir(const std::string& wanted,
                          const std::string& config_path) {

@@ -5,6 +5,7 @@
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -270,20 +271,21 @@ private:
     if (auto wrong = check_value(key, config_)) {
       wrong_.insert(key.name);
       complain(at->second.line, *wrong);
+    } else if (!key.idle.empty()) {
+      complain(at->second.line, fmt::format("{} has no effect {}; leave it out",
+                                            key.name, key.idle));
     }
   }
 
   std::string has_no_effect(const config_key& key,
                             const config_condition& broken) const {
     auto& other = *find_config_key(broken.key);
-    std::string types;
-    for (auto type : broken.values)
-      types += fmt::format("{}\"{}\"", types.empty() ? "" : ", ", type);
     auto at = places_.find(other.name);
-    return fmt::format(
-      "{} has no effect with {} = {} ({}); it belongs to {}", key.name,
-      other.name, value_text(other, config_),
-      at == places_.end() ? "the default" : place_text(at->second.line), types);
+    return fmt::format("{} has no effect with {} = {} ({}); it belongs to {}",
+                       key.name, other.name, value_text(other, config_),
+                       at == places_.end() ? "the default"
+                                           : place_text(at->second.line),
+                       fmt::join(wanted_settings(broken), ", "));
   }
 
   /// Set, or by default, to something legal.

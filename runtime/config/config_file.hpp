@@ -170,9 +170,12 @@ train_config load_config(const std::string& path,
 train_config effective(train_config x);
 
 /// Settings that differ between ranks make the run hang or give wrong numbers.
-/// @returns a hash over the effective values that must be equal on all ranks;
-/// the same for two files that mean the same
-std::string config_hash(const train_config& x);
+/// @returns a line "KEY = VALUE" for each effective value that must be equal on
+/// all ranks; the same for two files that mean the same
+std::string shared_settings(const train_config& x);
+
+/// Same for what an own program gives its session.
+std::string shared_settings(const session_config& x);
 
 /// @returns TOML that `read_config` reads back to the same configuration;
 /// defaults are written out, those that follow from other keys as comments

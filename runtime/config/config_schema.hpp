@@ -31,10 +31,13 @@ struct number_range {
   bool below_high = false;
 };
 
-/// A string key and the values with which another key means something.
+/// A key, of strings or of true and false, and the values with which another
+/// key means something.
 struct config_condition {
   std::string_view key;
   std::vector<std::string_view> values;
+  /// A key that does as well if it is true.
+  std::string_view or_key = {};
 };
 
 /// One key, e.g. "smp.microbatches". Lists may be empty.
@@ -59,6 +62,8 @@ struct config_key {
   std::vector<std::string_view> elsewhere = {};
   /// The key means something only while all of these hold.
   std::vector<config_condition> only = {};
+  /// Why the key means nothing yet, whatever the others say.
+  std::string_view idle = {};
   /// Ranks may differ in it.
   bool local = false;
   /// A file that must exist; relative to where the key is set.
@@ -80,8 +85,12 @@ const config_condition* broken_condition(const config_key& key,
 
 /// @returns true if no other key makes `key` meaningless.
 inline bool applies(const config_key& key, const train_config& x) {
-  return broken_condition(key, x) == nullptr;
+  return key.idle.empty() && broken_condition(key, x) == nullptr;
 }
+
+/// @returns what a condition asks for, as a user would write it: the values
+/// alone if they are strings, else "KEY = VALUE".
+std::vector<std::string> wanted_settings(const config_condition& x);
 
 /// @returns true if `x` cannot do without the key.
 bool is_required(const config_key& key, const train_config& x);

@@ -1,7 +1,5 @@
 #include "runtime/config/config_schema.hpp"
 
-#include "runtime/base/fnv_hash.hpp"
-
 #include <fmt/format.h>
 
 namespace smp {
@@ -28,16 +26,32 @@ std::string meaning_text(const config_key& key) {
   std::string result{key.meaning};
   if (!key.aliases.empty())
     result += fmt::format(" (also `{}`)", key.aliases.front());
+  if (!key.idle.empty())
+    result += fmt::format("; no effect {}", key.idle);
   std::string conditions;
   for (auto& condition : key.only) {
-    std::string types;
-    for (auto type : condition.values)
-      types += (types.empty() ? "`" : ", `") + std::string{type} + "`";
-    conditions += (conditions.empty() ? "" : " with ") + types;
+    std::string wanted;
+    for (auto& setting : wanted_settings(condition)) {
+      auto plain = setting.front() == '"'
+                     ? setting.substr(1, setting.size() - 2)
+                     : setting;
+      wanted += (wanted.empty() ? "`" : ", `") + plain + "`";
+    }
+    conditions += (conditions.empty() ? "" : " with ") + wanted;
   }
   if (conditions.empty())
     return result;
   return fmt::format("{} ({} only)", result, conditions);
+}
+
+/// The keys that begin with `prefix`.
+std::string settings_of(const train_config& values, std::string_view prefix) {
+  std::string result;
+  for (auto& key : config_keys())
+    if (key.slot != nullptr && !key.local && key.name.starts_with(prefix)
+        && applies(key, values))
+      result += fmt::format("{} = {}\n", key.name, value_text(key, values));
+  return result;
 }
 
 void append_planned(std::string& out) {
@@ -60,18 +74,18 @@ void append_planned(std::string& out) {
 
 } // namespace
 
-std::string config_hash(const train_config& x) {
+std::string shared_settings(const train_config& x) {
   auto values = effective(x);
-  std::string text = "smp configuration 1\n";
-  for (auto& key : config_keys())
-    if (key.slot != nullptr && !key.local && applies(key, values))
-      text += fmt::format("{} = {}\n", key.name, value_text(key, values));
+  auto result = settings_of(values, "");
   for (auto& [name, value] : values.model.options)
-    text += fmt::format("model.options.{} = {}\n", name, value);
-  // Equal settings must be recognised; nobody has an interest in forging them.
-  fnv_hash hash;
-  hash.add_open(text);
-  return fmt::format("{:016x}", hash.get());
+    result += fmt::format("model.options.{} = {}\n", name, smp::quoted(value));
+  return result;
+}
+
+std::string shared_settings(const session_config& x) {
+  train_config whole;
+  whole.smp = x;
+  return settings_of(effective(whole), "smp.");
 }
 
 std::string to_toml(const train_config& x) {

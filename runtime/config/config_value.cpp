@@ -1,5 +1,7 @@
 #include "runtime/config/config_schema.hpp"
 
+#include "runtime/base/nearest_name.hpp"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -97,43 +99,21 @@ bool within(const config_key& key, const std::optional<T>& x) {
   return !x || within(key.range, static_cast<double>(*x));
 }
 
+/// @returns the value of a key of strings or of true and false.
+std::string plain_value(std::string_view name, train_config& x) {
+  auto slot = find_config_key(name)->slot(x);
+  if (auto flag = std::get_if<bool*>(&slot))
+    return **flag ? "true" : "false";
+  return *std::get<std::string*>(slot);
+}
+
 bool holds(const config_condition& condition, train_config x) {
-  auto slot = find_config_key(condition.key)->slot(x);
-  return contains(condition.values, *std::get<std::string*>(slot));
+  return contains(condition.values, plain_value(condition.key, x))
+         || (!condition.or_key.empty()
+             && plain_value(condition.or_key, x) == "true");
 }
 
 // -- nearest names ------------------------------------------------------------
-
-/// Lower case without separators: what people mix up anyway.
-std::string folded(std::string_view x) {
-  std::string result;
-  for (char c : x)
-    if (c != '_' && c != '-')
-      result += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return result;
-}
-
-/// Insertions, deletions, replacements and swaps of neighbours between `x` and
-/// `y` (optimal string alignment distance).
-size_t distance(std::string_view x, std::string_view y) {
-  std::vector<size_t> before(y.size() + 1);
-  std::vector<size_t> last(y.size() + 1);
-  std::vector<size_t> row(y.size() + 1);
-  for (size_t j = 0; j <= y.size(); ++j)
-    last[j] = j;
-  for (size_t i = 1; i <= x.size(); ++i) {
-    row[0] = i;
-    for (size_t j = 1; j <= y.size(); ++j) {
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1,
-                         last[j - 1] + (x[i - 1] == y[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && x[i - 1] == y[j - 2] && x[i - 2] == y[j - 1])
-        row[j] = std::min(row[j], before[j - 2] + 1);
-    }
-    before.swap(last);
-    last.swap(row);
-  }
-  return last[y.size()];
-}
 
 std::string_view leaf(std::string_view name) {
   return name.substr(name.rfind('.') + 1); // npos + 1 is 0
@@ -145,29 +125,25 @@ std::string_view table(std::string_view name) {
                                        : name.substr(0, dot);
 }
 
-/// The number of typing errors that a word of this length may have.
-size_t tolerance(std::string_view x) {
-  return std::max<size_t>(1, x.size() / 3);
-}
-
 constexpr size_t never = ~size_t{0};
 
 /// How far the unknown name `x` is from a known name.
 size_t distance_to_key(std::string_view x, std::string_view known) {
-  auto leaves = distance(folded(leaf(x)), folded(leaf(known)));
-  auto tables = distance(folded(table(x)), folded(table(known)));
-  if (leaves > tolerance(leaf(x)))
+  auto leaves = typing_distance(folded_name(leaf(x)), folded_name(leaf(known)));
+  auto tables = typing_distance(folded_name(table(x)),
+                                folded_name(table(known)));
+  if (leaves > typing_tolerance(leaf(x)))
     return never;
   // The right key in a wrong table is a typical slip, whatever the table.
   return leaves * 4 + std::min<size_t>(tables, 3);
 }
 
 const config_key* key_known_elsewhere_as(std::string_view x) {
-  auto wanted = folded(leaf(x));
+  auto wanted = folded_name(leaf(x));
   const config_key* result = nullptr;
   for (auto& key : config_keys())
     for (auto name : key.elsewhere)
-      if (folded(name) == wanted
+      if (folded_name(name) == wanted
           && (result == nullptr || table(key.name) == table(x)))
         result = &key;
   return result;
@@ -284,6 +260,19 @@ const config_condition* broken_condition(const config_key& key,
   return nullptr;
 }
 
+std::vector<std::string> wanted_settings(const config_condition& x) {
+  train_config any;
+  auto slot = find_config_key(x.key)->slot(any);
+  std::vector<std::string> result;
+  for (auto value : x.values)
+    result.push_back(std::holds_alternative<std::string*>(slot)
+                       ? smp::quoted(value)
+                       : fmt::format("{} = {}", x.key, value));
+  if (!x.or_key.empty())
+    result.push_back(fmt::format("{} = true", x.or_key));
+  return result;
+}
+
 bool is_required(const config_key& key, const train_config& x) {
   return key.required && applies(key, x)
          && !(key.optional_if && holds(*key.optional_if, x));
@@ -314,14 +303,10 @@ std::optional<std::string> check_value(const config_key& key,
 
 std::string hint_for_unknown_choice(const config_key& key,
                                     std::string_view value) {
-  auto best = tolerance(value) + 1;
-  std::string_view nearest;
-  for (auto choices : {&key.choices, &key.planned_choices})
-    for (auto choice : *choices)
-      if (auto d = distance(folded(value), folded(choice)); d < best) {
-        best = d;
-        nearest = choice;
-      }
+  auto choices = key.choices;
+  choices.insert(choices.end(), key.planned_choices.begin(),
+                 key.planned_choices.end());
+  auto nearest = nearest_name(value, choices);
   return nearest.empty()
            ? std::string{}
            : fmt::format(" (did you mean {}?)", smp::quoted(nearest));
@@ -346,7 +331,9 @@ std::string hint_for_unknown_key(std::string_view name) {
     if (auto key = key_known_elsewhere_as(name))
       nearest = key->name;
   if (!nearest.empty())
-    return fmt::format("; did you mean {}?", nearest);
+    return find_config_key(nearest)->slot != nullptr
+             ? fmt::format("; did you mean {}?", nearest)
+             : fmt::format("; {} is not built yet", nearest);
   std::string known;
   for (auto& key : config_keys())
     if (key.slot != nullptr && table(key.name) == table(name))
@@ -357,21 +344,16 @@ std::string hint_for_unknown_key(std::string_view name) {
 }
 
 std::string hint_for_unknown_table(std::string_view name) {
-  auto best = tolerance(name) + 1;
-  std::string_view nearest;
+  std::vector<std::string_view> tables;
   std::string known;
-  std::string_view last;
   for (auto& key : config_keys()) {
     auto candidate = table(key.name);
-    if (key.slot == nullptr || candidate == last)
+    if (key.slot == nullptr || (!tables.empty() && candidate == tables.back()))
       continue;
-    last = candidate;
+    tables.push_back(candidate);
     known += fmt::format("{}[{}]", known.empty() ? "" : ", ", candidate);
-    if (auto d = distance(folded(name), folded(candidate)); d < best) {
-      best = d;
-      nearest = candidate;
-    }
   }
+  auto nearest = nearest_name(name, tables);
   if (!nearest.empty())
     return fmt::format("; did you mean [{}]?", nearest);
   return fmt::format("; tables: {}", known);

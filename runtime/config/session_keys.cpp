@@ -82,16 +82,20 @@ const std::vector<config_key> session_table = {
    .choices = {"cpu", "gpu", "none"}},
   {.name = "smp.trace_execution_times",
    .slot = SMP_SLOT(smp.trace_execution_times),
-   .meaning = "time of a module as measured; else each counts the same"},
+   .meaning = "time of a module as measured; else each counts the same",
+   .only = {{"smp.trace_device", {"cpu", "gpu"}}}},
   {.name = "smp.trace_memory_usage",
    .slot = SMP_SLOT(smp.trace_memory_usage),
    .meaning = "memory of a module with activations as measured; else its "
-              "parameters alone"},
+              "parameters alone",
+   .only = {{"smp.trace_device", {"cpu", "gpu"}}}},
   {.name = "smp.placement_strategy",
    .slot = SMP_SLOT(smp.placement_strategy),
    .meaning = "which ranks are neighbours: `cluster` = `DPT`, `spread` = "
               "`TPD`, or another permutation; right-most letter first",
-   .choices = {"cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD"}},
+   .choices = {"cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD"},
+   .idle = "while each rank has a part of the model of its own (smp.ddp is not "
+           "built yet)"},
   {.name = "smp.static_mode",
    .slot = SMP_SLOT(smp.static_mode),
    .meaning = "record the first steps and replay the fastest, without "
@@ -100,13 +104,15 @@ const std::vector<config_key> session_table = {
   {.name = "smp.static_steps",
    .slot = SMP_SLOT(smp.static_steps),
    .meaning = "steps to record, for each kind of step",
-   .range = between(1, 1000)},
+   .range = between(1, 1000),
+   .only = {{"smp.static_mode", {"true"}}}},
   {.name = "smp.static_fallback",
    .slot = SMP_SLOT(smp.static_fallback),
    .meaning = "what a step does that diverges from its record: it ends the "
               "run, "
               "or goes on without the record",
-   .choices = {"error", "dynamic"}},
+   .choices = {"error", "dynamic"},
+   .only = {{"smp.static_mode", {"true"}, "smp.deterministic_server"}}},
   {.name = "smp.deterministic_server",
    .slot = SMP_SLOT(smp.deterministic_server),
    .meaning = "all ranks serve in an order that does not depend on timing: "
@@ -130,7 +136,8 @@ const std::vector<config_key> session_table = {
   {.name = "smp.no_promises",
    .slot = SMP_SLOT(smp.no_promises),
    .meaning = "modules, by name, whose calls wait for their results all the "
-              "same"},
+              "same",
+   .only = {{"smp.fast_mode", {"true"}}}},
   {.name = "smp.tensor_parallel_degree",
    .meaning = "ranks that share one module",
    .elsewhere = {"tensor_parallel_size", "tensor_model_parallel_size",

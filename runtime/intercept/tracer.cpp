@@ -503,6 +503,10 @@ trace_result trace_forward(const walked_model& model,
       body();
     } catch (const tracer::finished&) {
       // The forward phase is over.
+    } catch (const error& e) {
+      if (e.code() == error_code::config)
+        throw;
+      failure = first_line(e.what());
     } catch (const c10::Error& e) {
       failure = first_line(e.what_without_backtrace());
     } catch (const std::exception& e) {

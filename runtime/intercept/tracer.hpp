@@ -39,7 +39,8 @@ struct trace_options {
 /// were before; other state of modules is not. What `body` throws ends the
 /// trace and stands in the result.
 /// @param stream random numbers of the microbatch
-/// @throws error (config) if it is to run on a GPU and there is none
+/// @throws error (config) if it is to run on a GPU and there is none, and what
+///         `body` throws of this kind: it concerns all that may follow
 trace_result trace_forward(const walked_model& model,
                            const trace_options& options, random_stream stream,
                            const std::function<void()>& body);

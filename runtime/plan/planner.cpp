@@ -4,11 +4,13 @@
 #include "runtime/plan/partition_json.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/model_state.hpp"
-#include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/split.hpp"
 #include "runtime/train/memory_need.hpp"
 #include "runtime/train/trainable.hpp"
+#include "runtime/train/trainer.hpp"
+
+#include <c10/util/Exception.h>
 
 #include <fmt/format.h>
 
@@ -45,11 +47,32 @@ printed_plan plan_tree(const std::string& path, partition_options options) {
           decision_json(plan)};
 }
 
+void try_first_microbatch(const train_config& x) {
+  auto fail = [](const std::string& why) {
+    throw error{error_code::user_code,
+                "the first microbatch fails: " + why.substr(0, why.find('\n'))};
+  };
+  auto whole = make_trainable(x);
+  auto xs = split(make_data(x)->training_batch(0), x.smp.microbatches, 0, 0);
+  try {
+    whole->loss(xs);
+  } catch (const error&) {
+    throw;
+  } catch (const c10::Error& e) {
+    fail(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    fail(e.what());
+  } catch (...) {
+    fail("an exception that is no std::exception");
+  }
+}
+
 printed_plan plan_model(const train_config& x) {
   const auto devices = x.smp.pipeline_parallel_degree;
   virtual_world_options world;
   world.config = x.smp;
   world.config.pipeline_parallel_degree = 1;
+  world.config.default_partition = 0; // the other devices are no ranks
   printed_plan result;
   run_virtual_world(1, world, [&](session& s) {
     // Without a trace only sizes count.
@@ -58,7 +81,7 @@ printed_plan plan_model(const train_config& x) {
                                      : first_values::now);
     auto data = make_data(x);
     auto model = whole->distribute();
-    place_by_name(*model, x.manual_partition);
+    begin_run(x, *whole, *data, *model);
     auto& state = model->state();
     if (state.wants_trace(devices))
       state.trace(initial_stream(s.internals(), step_id{1}, microbatch_id{0}),
@@ -66,9 +89,10 @@ printed_plan plan_model(const train_config& x) {
                     whole->rehearse(
                       split(data->training_batch(0), x.smp.microbatches, 0, 0));
                   });
-    auto decision = state.decide(static_cast<uint32_t>(devices));
+    auto decision = state.decide(static_cast<uint32_t>(devices),
+                                 x.smp.default_partition);
     result = {decision.text() + largest_need(state.model(), decision.plan, x),
-              plan_json(decision.model, decision.plan)};
+              plan_json(decision.model, decision.plan), decision.trace_failure};
   });
   return result;
 }

@@ -13,12 +13,19 @@ namespace smp {
 struct printed_plan {
   std::string text; // for people, with colours
   std::string json; // for tools, see runtime/plan/partition_json.hpp
+  /// Why the trace did not come to its end, if there was one; gradients are
+  /// off in it, so a run may get further.
+  std::string failure = {};
 };
 
 /// Partitions the tree in a file (docs/partition.md).
 /// @param options number of devices, memory weight and strategy count
 /// @throws error (config) naming what is wrong with the file
 printed_plan plan_tree(const std::string& path, partition_options options);
+
+/// Computes the loss of the first microbatch in this process alone.
+/// @throws error (user_code) if that fails
+void try_first_microbatch(const train_config& x);
 
 /// Decides as the first step of a run would, without training and in this
 /// process alone: makes the model, measures the first microbatch, partitions.

@@ -71,6 +71,7 @@ schedule_prediction predict_schedule(const train_config& x,
   virtual_world_options world;
   world.config = x.smp;
   world.config.pipeline_parallel_degree = 1; // of the session that plays
+  world.config.default_partition = 0;
   world.config.active_microbatches = effective_active_microbatches(x.smp);
   auto devices = static_cast<uint32_t>(x.smp.pipeline_parallel_degree);
   schedule_prediction result;
@@ -78,7 +79,7 @@ schedule_prediction predict_schedule(const train_config& x,
     auto whole = make_trainable(x, first_values::when_needed);
     auto model = whole->distribute();
     place_by_name(*model, x.manual_partition);
-    auto decision = model->state().decide(devices);
+    auto decision = model->state().decide(devices, x.smp.default_partition);
     program_times times;
     if (given) {
       apply(*given, model->state().model(), decision.model);

@@ -58,6 +58,12 @@ void model_state::trace(random_stream stream,
   partitioning_.trace([this] { rewrite_script(); }, std::move(stream), body);
 }
 
+partition_decision model_state::decide(uint32_t devices,
+                                       uint64_t default_device) {
+  promises_.set_waiting(map_, rank_.config().no_promises);
+  return partitioning_.decide(devices, default_device);
+}
+
 void model_state::partition() {
   if (ready_)
     return;

@@ -60,11 +60,9 @@ public:
     return map_.partitioned();
   }
 
-  /// @returns where modules would go on so many devices. On pp_rank 0.
-  /// @throws error (config)
-  partition_decision decide(uint32_t devices) const {
-    return partitioning_.decide(devices);
-  }
+  /// See `partitioning::decide`; also checks what the configuration says about
+  /// modules.
+  partition_decision decide(uint32_t devices, uint64_t default_device);
 
   /// What was decided; null before the partition, and on all ranks but
   /// pp_rank 0.

@@ -202,14 +202,15 @@ void partitioning::check_same_everywhere() {
   }
 }
 
-partition_decision partitioning::decide(uint32_t devices) const {
+partition_decision partitioning::decide(uint32_t devices,
+                                        uint64_t default_device) const {
   if (trace_failure_)
     throw error{trace_failure_};
   auto& cfg = rank_.config();
   partition_options options;
   options.manual.devices = devices;
   options.manual.automatic = cfg.auto_partition;
-  options.manual.default_device = static_cast<uint32_t>(cfg.default_partition);
+  options.manual.default_device = static_cast<uint32_t>(default_device);
   options.memory_weight = effective_memory_weight(cfg);
   options.strategy = parse_partition_strategy(cfg.strategy);
   options.chunks = static_cast<uint32_t>(cfg.chunks);
@@ -240,14 +241,16 @@ partition_decision partitioning::decide(uint32_t devices) const {
   }
   auto plan = make_partition(info, options);
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
-  return {std::move(info), std::move(plan)};
+  return {std::move(info), std::move(plan),
+          trace_ ? trace_->failure : std::string{}};
 }
 
 void partitioning::place() {
   check_same_everywhere();
   auto& pipeline = rank_.pipeline();
   auto found = agree(rank_, "smp.partition", [&] {
-    decision_ = decide(static_cast<uint32_t>(pipeline.size()));
+    decision_ = decide(static_cast<uint32_t>(pipeline.size()),
+                       rank_.config().default_partition);
     return placement_message{
       decision_->text(), decision_->plan.module_device,
       make_program(decision_->model, decision_->plan, {})};

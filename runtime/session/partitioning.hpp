@@ -43,6 +43,8 @@ struct module_marks {
 struct partition_decision {
   model_info model;
   partition_plan plan;
+  /// Why the trace did not come to its end; empty if it did, or was none.
+  std::string trace_failure = {};
 
   /// For people, with colours; see partition/print.hpp.
   std::string text() const;
@@ -67,9 +69,10 @@ public:
   void trace(const std::function<void()>& prepare, random_stream stream,
              const std::function<void()>& body);
 
+  /// @param default_device see `smp.default_partition`
   /// @returns where modules would go on so many devices. On pp_rank 0.
   /// @throws error (config)
-  partition_decision decide(uint32_t devices) const;
+  partition_decision decide(uint32_t devices, uint64_t default_device) const;
 
   /// Walks the model again: the user may have added modules since.
   void rewalk();

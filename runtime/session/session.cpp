@@ -2,6 +2,7 @@
 
 #include "actors/cluster/membership.hpp"
 #include "actors/server/execution_token.hpp"
+#include "runtime/config/config_file.hpp"
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
@@ -97,7 +98,7 @@ struct session::process {
   void find_supervisor(rank_environment& env, stall_options options);
 
   std::vector<std::string> join(const rank_environment& env, rank_runtime& rank,
-                                std::string config_hash);
+                                std::string settings);
 };
 
 /// Our own launcher has a SUPERVISOR. If another one started us, rank 0 makes
@@ -129,7 +130,7 @@ void session::process::find_supervisor(rank_environment& env,
 /// @returns the addresses of all ranks' fabrics
 std::vector<std::string> session::process::join(const rank_environment& env,
                                                 rank_runtime& rank,
-                                                std::string config_hash) {
+                                                std::string settings) {
   membership::options x;
   x.address = env.rendezvous_address;
   x.port = env.rendezvous_port;
@@ -145,7 +146,7 @@ std::vector<std::string> session::process::join(const rank_environment& env,
   x.me.host = host_name();
   x.me.run_id = env.run_id;
   x.me.build = build_id();
-  x.me.config_hash = std::move(config_hash);
+  x.me.settings = std::move(settings);
   x.me.fabric_address = rank.fabric().address();
   me = std::make_unique<membership>(*host, std::move(x));
   std::vector<std::string> result;
@@ -155,9 +156,11 @@ std::vector<std::string> session::process::join(const rank_environment& env,
   return result;
 }
 
-session::session(session_config config, std::string config_hash)
+session::session(session_config config, std::string settings)
   : unwinding_(std::uncaught_exceptions()) {
   validate(config);
+  if (settings.empty())
+    settings = shared_settings(config);
   load_schedule(config);
   auto env = read_rank_environment().value_or(rank_environment{});
   auto layout = layout_of(config, env.world_size);
@@ -184,7 +187,7 @@ session::session(session_config config, std::string config_hash)
   std::vector<std::string> addresses{rank_->fabric().address()};
   if (env.world_size > 1) {
     process_->find_supervisor(env, stalls_of(rank_->config()));
-    addresses = process_->join(env, *rank_, std::move(config_hash));
+    addresses = process_->join(env, *rank_, std::move(settings));
   }
   rank_->attach_main_thread();
   try {

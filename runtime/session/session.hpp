@@ -41,9 +41,11 @@ class session {
 public:
   /// Joins as the rank that the environment names; without a launcher's
   /// environment the world is this process alone.
-  /// @param config_hash differs between ranks only if their configuration does
-  /// @throws error naming the ranks that did not come or that differ
-  explicit session(session_config config, std::string config_hash = {});
+  /// @param settings what all ranks must have in common, a line "KEY = VALUE"
+  ///        each; default: what `config` has of this kind
+  /// @throws error naming the ranks that did not come or that differ, and in
+  ///         what
+  explicit session(session_config config, std::string settings = {});
 
   /// Joins as one virtual rank (used by `virtual_world`).
   session(session_config config, std::shared_ptr<rank_runtime> x);

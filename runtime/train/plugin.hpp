@@ -101,14 +101,24 @@ void check_number_of_tensors(size_t given, size_t taken);
 template <class Holder, size_t... Is>
 auto forward_tensors(Holder& model, const batch& xs,
                      std::index_sequence<Is...>) {
-  check_number_of_tensors(xs.size(), sizeof...(Is));
   return model->forward(at::Tensor{xs[Is]}...);
+}
+
+template <class Impl>
+constexpr bool takes_batch = std::is_invocable_v<decltype(&Impl::forward),
+                                                 Impl&, batch>;
+
+template <class Impl>
+void check_inputs(size_t tensors) {
+  if constexpr (!takes_batch<Impl>)
+    check_number_of_tensors(tensors,
+                            number_of_tensors<decltype(&Impl::forward)>::value);
 }
 
 template <class Holder>
 auto forward_batch(Holder& model, const batch& xs) {
   using impl = typename Holder::ContainedType;
-  if constexpr (std::is_invocable_v<decltype(&impl::forward), impl&, batch>)
+  if constexpr (takes_batch<impl>)
     return model->forward(xs);
   else
     return forward_tensors(
@@ -131,9 +141,11 @@ template <class Holder>
 std::unique_ptr<trainable> make_plugin_model(const model_options& x) {
   Holder model{x};
   return std::make_unique<nn_trainable>(
-    model.ptr(), [model](const batch& xs) mutable {
+    model.ptr(),
+    [model](const batch& xs) mutable {
       return loss_in(forward_batch(model, xs));
-    });
+    },
+    &check_inputs<typename Holder::ContainedType>);
 }
 
 } // namespace detail

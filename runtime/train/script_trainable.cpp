@@ -45,17 +45,21 @@ public:
     module_.train(on);
   }
 
-  at::Tensor loss(const batch& x) override {
+  void check_inputs(size_t tensors) const override {
     auto& schema = module_.get_method("forward").function().getSchema();
     auto& arguments = schema.arguments(); // the first is the module
     auto required = std::count_if(arguments.begin(), arguments.end(),
                                   [](auto& y) { return !y.default_value(); });
-    if (x.size() + 1 < static_cast<size_t>(required)
-        || x.size() + 1 > arguments.size())
+    if (tensors + 1 < static_cast<size_t>(required)
+        || tensors + 1 > arguments.size())
       throw error{error_code::config,
                   fmt::format("the forward of '{}' takes {} tensors, but the "
                               "data has {}",
-                              path_, required - 1, x.size())};
+                              path_, required - 1, tensors)};
+  }
+
+  at::Tensor loss(const batch& x) override {
+    check_inputs(x.size());
     auto result = loss_of(
       run_method(module_._ivalue(), "forward", {x.begin(), x.end()}));
     if (result.numel() != 1)

@@ -16,6 +16,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 namespace smp {
@@ -67,6 +68,10 @@ public:
     model_->train(on);
   }
 
+  void check_inputs(size_t tensors) const override {
+    model_->check_inputs(tensors);
+  }
+
   at::Tensor loss(const batch& x) override {
     autocast inside{dtype_};
     return model_->loss(x);
@@ -115,9 +120,17 @@ bool trainable::make_observable() {
   return true;
 }
 
+void trainable::check_inputs(size_t) const {
+  // nop
+}
+
 nn_trainable::nn_trainable(std::shared_ptr<torch::nn::Module> root,
-                           loss_function loss, logits_function logits)
-  : root_(std::move(root)), loss_(std::move(loss)), logits_(std::move(logits)) {
+                           loss_function loss, inputs_check check,
+                           logits_function logits)
+  : root_(std::move(root)),
+    loss_(std::move(loss)),
+    check_(std::move(check)),
+    logits_(std::move(logits)) {
   // nop
 }
 
@@ -174,11 +187,17 @@ std::unique_ptr<trainable> make_model(const train_config& x) {
 
 namespace {
 
-/// @throws error instead of LibTorch's own, whose text is a stack trace
-[[noreturn]] void refuse_model(const train_config& x, const c10::Error& err) {
-  std::string text = err.what_without_backtrace();
-  if (!is_out_of_memory(text))
-    throw error{error_code::user_code, "the model cannot be created: " + text};
+/// @param text what was thrown, in the first line
+/// @throws error that names the model
+[[noreturn]] void refuse_model(const train_config& x, std::string text) {
+  text.resize(std::min(text.size(), text.find('\n')));
+  if (!is_out_of_memory(text)) {
+    auto name = x.model.type == "plugin" ? fmt::format(
+                  "model.name = \"{}\" of {}", x.model.name, x.model.library)
+                                         : "the model";
+    throw error{error_code::user_code,
+                fmt::format("{} cannot be created: {}", name, text)};
+  }
   throw error{
     error_code::config,
     fmt::format("no memory for the whole model: {}{}", text,
@@ -198,8 +217,14 @@ std::unique_ptr<trainable> make_trainable(const train_config& x,
   std::unique_ptr<trainable> result;
   try {
     result = make_model(x);
+  } catch (const error&) {
+    throw;
   } catch (const c10::Error& err) {
-    refuse_model(x, err);
+    refuse_model(x, err.what_without_backtrace());
+  } catch (const std::exception& err) {
+    refuse_model(x, err.what());
+  } catch (...) {
+    refuse_model(x, "an exception that is no std::exception");
   }
   auto dtype = autocast_dtype(x.train.dtype);
   if (dtype != c10::ScalarType::Float)

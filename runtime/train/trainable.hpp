@@ -51,6 +51,10 @@ public:
   /// Training or evaluation mode of all modules.
   virtual void train(bool on) = 0;
 
+  /// @param tensors how many a batch has
+  /// @throws error (config) if these cannot be the model's
+  virtual void check_inputs(size_t tensors) const;
+
   /// x: the tensors of a batch, or of a microbatch, in the order of the data
   /// source @returns a scalar: the mean over the (micro)batch
   /// @throws error (config) if these are not the model's tensors
@@ -75,11 +79,13 @@ class nn_trainable : public trainable {
 public:
   using loss_function = std::function<at::Tensor(const batch&)>;
   using logits_function = std::function<at::Tensor(const at::Tensor&)>;
+  using inputs_check = std::function<void(size_t)>;
 
   /// @param loss calls `root`, or modules below it
-  /// @param logits the same, empty unless the model continues text
+  /// @param check what `check_inputs` does; empty if any number will do
+  /// @param logits as `loss`, empty unless the model continues text
   nn_trainable(std::shared_ptr<torch::nn::Module> root, loss_function loss,
-               logits_function logits = {});
+               inputs_check check = {}, logits_function logits = {});
 
   torch::nn::Module& root() const noexcept {
     return *root_;
@@ -95,7 +101,13 @@ public:
 
   void train(bool on) override;
 
+  void check_inputs(size_t tensors) const override {
+    if (check_)
+      check_(tensors);
+  }
+
   at::Tensor loss(const batch& x) override {
+    check_inputs(x.size());
     return loss_(x);
   }
 
@@ -112,6 +124,7 @@ public:
 private:
   std::shared_ptr<torch::nn::Module> root_;
   loss_function loss_;
+  inputs_check check_;
   logits_function logits_;
 };
 

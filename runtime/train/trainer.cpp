@@ -102,7 +102,7 @@ public:
       metrics_.emplace(run_dir + "/metrics.jsonl");
     for (auto rank : get_group(comm_group::world))
       world_.push_back(rank_id{rank});
-    place_by_name(*model_, config.manual_partition);
+    begin_run(config, *trainable_, *data_, *model_);
   }
 
   train_summary operator()() {
@@ -360,6 +360,12 @@ train_job complete(train_job x, const train_config& config) {
   if (!x.make_data)
     x.make_data = [&config] { return make_data(config); };
   return x;
+}
+
+void begin_run(const train_config& config, const trainable& whole,
+               const data_source& data, const distributed_model_base& model) {
+  whole.check_inputs(data.training_batch(0).size());
+  place_by_name(model, config.manual_partition);
 }
 
 train_summary train(session& s, const train_config& config,

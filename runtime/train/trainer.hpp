@@ -105,6 +105,13 @@ struct train_job {
 /// Fills in what is empty. @param config outlives the result
 train_job complete(train_job x, const train_config& config);
 
+/// What a run does with a model and its data before the first step: checks that
+/// they belong together, and places the modules that the configuration names.
+/// @param model distributes `whole`
+/// @throws error (config)
+void begin_run(const train_config& config, const trainable& whole,
+               const data_source& data, const distributed_model_base& model);
+
 /// Trains as `config` says. Every rank of the session calls this and gets the
 /// same summary. Rank 0 writes `run_dir`/metrics.jsonl and, if asked to,
 /// `run_dir`/gradients-STEP.safetensors (train.dump_gradients) and

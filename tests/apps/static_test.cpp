@@ -27,7 +27,6 @@ threads = 1
 strategy = "paper"  # a model so small would pay best on one rank
 memory_weight = 1.0
 trace_device = "none"
-static_steps = 1
 
 [model]
 type = "torchscript"
@@ -56,6 +55,8 @@ struct exit_run : train_dir {
   /// @returns the steps that metrics.jsonl has, after a run that ended well
   std::vector<nlohmann::json> steps(std::vector<std::string> settings,
                                     const std::string& name) const {
+    if (!settings.empty()) // they replay
+      settings.push_back("--smp.static_steps=1");
     settings.insert(settings.begin(), {"tiny.toml", "--run-dir", name});
     auto run = start(settings);
     auto code = run.join();
@@ -95,7 +96,8 @@ TEST_CASE_METHOD(exit_run,
                  "A step that diverges from its record ends the run "
                  "with an error that names microbatch and step",
                  "[apps][static][R33]") {
-  auto run = start({"tiny.toml", "--run-dir", "run", "--smp.static_mode=true"});
+  auto run = start({"tiny.toml", "--run-dir", "run", "--smp.static_mode=true",
+                    "--smp.static_steps=1"});
   CHECK(run.join() == 3);
   INFO(run.output());
   CHECK_THAT(
@@ -118,7 +120,7 @@ TEST_CASE_METHOD(exit_run, "Verify compares fallbacks and counts them",
                  "[apps][static][verify][R33]") {
   auto run = start({"verify", "tiny.toml", "--run-dir", "run", "--json",
                     "out.json", "--steps", "12", "--smp.static_mode=true",
-                    "--smp.static_fallback=dynamic"});
+                    "--smp.static_steps=1", "--smp.static_fallback=dynamic"});
   auto code = run.join();
   INFO(run.output());
   CHECK(code == 0);

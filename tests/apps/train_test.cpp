@@ -88,6 +88,15 @@ TEST_CASE_METHOD(tiny_run, "A wrong command line is refused with exit code 2",
   for (auto& [arguments, text] : std::vector<wrong>{
          {{}, "CONFIG is missing"},
          {{"check"}, "CONFIG is missing"},
+         {{"trian"},
+          "'trian' is neither a command nor a file; did you mean smp-train "
+          "CONFIG?; commands: check, partition, schedule, verify"},
+         {{"train", "tiny.toml"}, "'train' is neither"},
+         {{"chekc", "tiny.toml"},
+          "'chekc' is neither a command nor a file; "
+          "did you mean check?"},
+         {{"quickstart", "--ranks", "2"},
+          "'quickstart' is neither a command nor a file; commands: check"},
          {{"tiny.toml", "--stepz=3"}, "unknown option --stepz"},
          {{"tiny.toml", "--train.steps"}, "--train.steps has no value"},
          {{"tiny.toml", "more.toml"}, "unexpected argument 'more.toml'"},
@@ -240,6 +249,31 @@ TEST_CASE_METHOD(tiny_run, "A run without a directory gets a new one",
   // Warnings and worse only: no table, but what came out.
   CHECK(p.output().find("grad norm") == std::string::npos);
   CHECK_THAT(p.output(), ContainsSubstring("done after 1 of 1 steps"));
+}
+
+TEST_CASE_METHOD(tiny_run,
+                 "A rank with another configuration is refused with the key "
+                 "and both values",
+                 "[apps][train]") {
+  auto rank = [this](const char* number, std::vector<std::string> settings) {
+    settings.insert(settings.begin(), {"tiny.toml", "--run-dir", "out"});
+    return start(settings, {{"RANK", number},
+                            {"WORLD_SIZE", "2"},
+                            {"TORCHELASTIC_RUN_ID", path.filename()},
+                            {"SMP_RENDEZVOUS_DIR", path}});
+  };
+  auto first = rank("0", {});
+  auto second = rank("1", {"--optimizer.lr=0.5", "--smp.threads=3"});
+  CHECK(first.join() == 2);
+  CHECK(second.join() == 2);
+  for (auto* p : {&first, &second}) {
+    auto text = p->output();
+    INFO(text);
+    CHECK_THAT(text, ContainsSubstring("has another configuration than rank"));
+    CHECK((text.find("optimizer.lr = 0.5 against 0.01") != text.npos
+           || text.find("optimizer.lr = 0.01 against 0.5") != text.npos));
+    CHECK(text.find("threads") == text.npos);
+  }
 }
 
 TEST_CASE_METHOD(tiny_run, "A loss that is not finite ends with exit code 5",

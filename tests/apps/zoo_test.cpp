@@ -78,12 +78,13 @@ void check(const row& x) {
                 fmt::arg("microbatches", x.microbatches),
                 fmt::arg("pipeline", x.pipeline), fmt::arg("file", file)));
   auto out = scratch.path / "out";
-  auto as_text = [](bool y) { return y ? "true" : "false"; };
-  program train{{built_program("smp-train"), path, "--run-dir", out.string(),
-                 fmt::format("--smp.static_mode={}", as_text(x.replays)),
-                 fmt::format("--smp.fast_mode={}", as_text(x.fast)),
-                 "--smp.static_steps=1"},
-                scratch.path};
+  std::vector<std::string> arguments{built_program("smp-train"), path,
+                                     "--run-dir", out.string(),
+                                     fmt::format("--smp.fast_mode={}", x.fast)};
+  if (x.replays)
+    arguments.insert(arguments.end(),
+                     {"--smp.static_mode=true", "--smp.static_steps=1"});
+  program train{arguments, scratch.path};
   auto code = train.join();
   INFO(fmt::format("{}, pp {}, {} microbatches, {}: {}", x.model, x.ranks,
                    x.microbatches, x.pipeline, train.output()));

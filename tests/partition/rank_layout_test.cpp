@@ -160,7 +160,7 @@ TEST_CASE("sizes that do not fit are errors that name the keys",
   text = message_of({8, 2, 2, false, "cluster"});
   CHECK(has(text, "smp.ddp = true"));
   text = message_of({8, 2, 1, false, "cluster"});
-  CHECK(has(text, "smp.ddp = true"));
+  CHECK(has(text, "; start 2 (data parallelism is not built yet)"));
   text = message_of({8, 2, 2, true, "DPP"});
   CHECK(has(text, "smp.placement_strategy"));
   CHECK(has(text, "\"cluster\""));

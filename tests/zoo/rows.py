@@ -14,6 +14,7 @@ gradient and all parameters and buffers at the end are compared
 import argparse
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -93,7 +94,8 @@ class Outcome(NamedTuple):
 def train(row: Row, arguments) -> Optional[str]:
     """Returns why it failed, or None."""
     directory = run_dir(row, arguments)
-    directory.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)  # of an earlier run
+    directory.mkdir(parents=True)
     config = directory / "zoo.toml"
     published = row.name in PUBLISHED
     steps, rate = (PUBLISHED_STEPS, PUBLISHED_RATE) if published else (STEPS, LEARNING_RATE)

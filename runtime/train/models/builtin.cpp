@@ -18,12 +18,14 @@ namespace {
 namespace nn = torch::nn;
 
 /// A data file that belongs to another model is caught here.
-void require_tensors(const batch& x, size_t least, size_t most,
-                     const char* what) {
-  if (x.size() < least || x.size() > most)
-    throw error{error_code::config,
-                fmt::format("the data has {} tensors, but this model takes {}",
-                            x.size(), what)};
+nn_trainable::inputs_check takes(size_t least, size_t most, const char* what) {
+  return [=](size_t tensors) {
+    if (tensors < least || tensors > most)
+      throw error{error_code::config,
+                  fmt::format("the data has {} tensors, but this model takes "
+                              "{}",
+                              tensors, what)};
+  };
 }
 
 int64_t number(uint64_t x) {
@@ -50,10 +52,10 @@ std::unique_ptr<trainable> make_gpt(const train_config& x) {
     return model(tokens);
   };
   auto loss = [model](const batch& xs) mutable {
-    require_tensors(xs, 2, 2, "tokens and targets");
     return token_loss(model(xs[0]), xs[1]);
   };
-  return std::make_unique<nn_trainable>(model.ptr(), loss, logits);
+  return std::make_unique<nn_trainable>(
+    model.ptr(), loss, takes(2, 2, "tokens and targets"), logits);
 }
 
 std::unique_ptr<trainable> make_moe(const train_config& x) {
@@ -62,11 +64,11 @@ std::unique_ptr<trainable> make_moe(const train_config& x) {
     return std::get<0>(model(tokens));
   };
   auto loss = [model, weight = x.model.balance_loss](const batch& xs) mutable {
-    require_tensors(xs, 2, 2, "tokens and targets");
     auto [scores, imbalance] = model(xs[0]);
     return token_loss(scores, xs[1]) + weight * imbalance;
   };
-  return std::make_unique<nn_trainable>(model.ptr(), loss, logits);
+  return std::make_unique<nn_trainable>(
+    model.ptr(), loss, takes(2, 2, "tokens and targets"), logits);
 }
 
 bert_config make_bert_config(const train_config& x, int64_t segments) {
@@ -87,14 +89,13 @@ bert_config make_bert_config(const train_config& x, int64_t segments) {
 template <class Model>
 std::unique_ptr<trainable> make_masked(Model model) {
   auto loss = [model](const batch& xs) mutable {
-    require_tensors(xs, 2, 4,
-                    "tokens, mask (if any), segments (if any) and "
-                    "labels");
     return token_loss(model(xs[0], xs.size() > 2 ? xs[1] : at::Tensor{},
                             xs.size() > 3 ? xs[2] : at::Tensor{}),
                       xs.back());
   };
-  return std::make_unique<nn_trainable>(model.ptr(), loss);
+  return std::make_unique<nn_trainable>(
+    model.ptr(), loss,
+    takes(2, 4, "tokens, mask (if any), segments (if any) and labels"));
 }
 
 std::unique_ptr<trainable> make_t5(const train_config& x) {
@@ -115,16 +116,15 @@ std::unique_ptr<trainable> make_t5(const train_config& x) {
   sizes.gated = x.model.gated;
   t5 model{sizes};
   auto loss = [model](const batch& xs) mutable {
-    require_tensors(xs, 2, 4,
-                    "tokens, mask (if any), decoder tokens (if any) "
-                    "and labels");
     auto& labels = xs.back();
     return token_loss(model(xs[0],
                             xs.size() > 3 ? xs[2] : t5_decoder_tokens(labels),
                             xs.size() > 2 ? xs[1] : at::Tensor{}),
                       labels);
   };
-  return std::make_unique<nn_trainable>(model.ptr(), loss);
+  return std::make_unique<nn_trainable>(
+    model.ptr(), loss,
+    takes(2, 4, "tokens, mask (if any), decoder tokens (if any) and labels"));
 }
 
 std::unique_ptr<trainable> make_ncf(const train_config& x) {
@@ -132,21 +132,21 @@ std::unique_ptr<trainable> make_ncf(const train_config& x) {
                        number(x.model.layers), number(x.model.width),
                        x.model.dropout}};
   auto loss = [model](const batch& xs) mutable {
-    require_tensors(xs, 3, 3, "users, items and labels");
     return nn::functional::binary_cross_entropy_with_logits(model(xs[0], xs[1]),
                                                             xs[2]);
   };
-  return std::make_unique<nn_trainable>(model.ptr(), loss);
+  return std::make_unique<nn_trainable>(model.ptr(), loss,
+                                        takes(3, 3, "users, items and labels"));
 }
 
 std::unique_ptr<trainable> make_mlp(const train_config& x) {
   mlp model{mlp_config{number(x.model.inputs), number(x.model.outputs),
                        number(x.model.layers), number(x.model.width)}};
   auto loss = [model](const batch& xs) mutable {
-    require_tensors(xs, 2, 2, "vectors and classes");
     return nn::functional::cross_entropy(model(xs[0]), xs[1]);
   };
-  return std::make_unique<nn_trainable>(model.ptr(), loss);
+  return std::make_unique<nn_trainable>(model.ptr(), loss,
+                                        takes(2, 2, "vectors and classes"));
 }
 
 } // namespace

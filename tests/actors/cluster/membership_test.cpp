@@ -77,7 +77,7 @@ membership::options rank_options(uint64_t rank, uint16_t port, losses& heard) {
   result.me.host = "here";
   result.me.run_id = "secret";
   result.me.build = "build 1";
-  result.me.config_hash = "hash 1";
+  result.me.settings = "smp.seed = 1\n";
   result.me.fabric_address = std::string{"\0address ", 9}
                              + std::to_string(rank);
   result.on_rank_down = heard.callback();

@@ -16,7 +16,7 @@ member make_member(uint64_t rank) {
   result.host = "h";
   result.run_id = "secret";
   result.build = "b1";
-  result.config_hash = "c1";
+  result.settings = "smp.seed = 1\ntrain.steps = 4\n";
   result.fabric_address = std::string{"a\0b", 3} + std::to_string(rank);
   return result;
 }
@@ -52,10 +52,19 @@ TEST_CASE("a rank that differs is named with what differs",
              " 100 on host h): b2 vs b1");
   }
   SECTION("configuration") {
-    y.config_hash = "c2";
+    const std::string who
+      = "rank 1 (pid 101 on host h) has another "
+        "configuration than rank 0 (pid 100 on host h): ";
+    y.settings = "smp.seed = 1\ntrain.steps = 5\n";
+    CHECK(x.admit(y).text == who + "train.steps = 5 against 4");
+    y.settings = "data.path = \"a = b\"\ntrain.steps = 4\n";
     CHECK(x.admit(y).text
-          == "rank 1 (pid 101 on host h) has another configuration than rank 0"
-             " (pid 100 on host h): hash c2 vs c1");
+          == who + "data.path = \"a = b\" against none, smp.seed = none "
+                   "against 1");
+    y.settings = "a = 1\nb = 2\nc = 3\n";
+    CHECK(x.admit(y).text
+          == who + "a = 1 against none, b = 2 against none, c = 3 against "
+                   "none, and 2 more");
   }
   SECTION("range") {
     CHECK(x.admit(make_member(3)).text

@@ -392,6 +392,36 @@ std::vector<broken> keys_without_effect() {
      with("type = \"text\"", "type = \"safetensors\""),
      "run.toml:5: ",
      {"model.sequence_length is missing"}},
+    {"placement of ranks of which each has a part of its own",
+     with("microb", "placement_strategy = \"cluster\""),
+     "run.toml:3: ",
+     {"smp.placement_strategy has no effect while each rank", "leave it out"}},
+    {"modules that wait although all calls do",
+     with("microb", "no_promises = [\"a\"]"),
+     "run.toml:3: ",
+     {"smp.no_promises has no effect with smp.fast_mode = false (the default); "
+      "it belongs to smp.fast_mode = true"}},
+    {"steps to record of a run that records none",
+     with("microb", "static_mode = false\nstatic_steps = 5"),
+     "run.toml:4: ",
+     {"smp.static_steps has no effect with smp.static_mode = false "
+      "(run.toml:3); it belongs to smp.static_mode = true"}},
+    {"what follows a divergence from no record",
+     with("microb", "static_fallback = \"dynamic\""),
+     "run.toml:3: ",
+     {"smp.static_fallback has no effect with smp.static_mode = false (the "
+      "default); it belongs to smp.static_mode = true, "
+      "smp.deterministic_server = true"}},
+    {"times of no trace",
+     with("microb", "trace_device = \"none\"\ntrace_execution_times = true"),
+     "run.toml:4: ",
+     {"smp.trace_execution_times has no effect with smp.trace_device = "
+      "\"none\"",
+      "\"cpu\", \"gpu\""}},
+    {"memory of no trace",
+     with("microb", "trace_device = \"none\"\ntrace_memory_usage = false"),
+     "run.toml:4: ",
+     {"smp.trace_memory_usage has no effect"}},
     {"interval of no evaluation",
      and_also("eval_interval = 5\neval_steps = 0"),
      "run.toml:16: ",
@@ -473,6 +503,31 @@ TEST_CASE("each broken configuration gives one error with place and remedy",
       CHECK_THAT(errors[0], ContainsSubstring(text));
   }
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds{2});
+}
+
+TEST_CASE("a key that depends on another one is taken where it has an effect",
+          "[runtime][config]") {
+  for (auto& overrides : std::vector<std::vector<std::string>>{
+         {"--smp.fast_mode=true", "--smp.no_promises=[\"a\"]"},
+         {"--smp.static_mode=true", "--smp.static_steps=2",
+          "--smp.static_fallback=dynamic"},
+         {"--smp.deterministic_server=true", "--smp.static_fallback=dynamic"},
+         {"--smp.trace_device=gpu", "--smp.trace_memory_usage=false"}}) {
+    CAPTURE(overrides);
+    auto x = config_of(good, overrides);
+    // Also where all defaults are written out.
+    CHECK(to_toml(config_of(to_toml(x))) == to_toml(x));
+  }
+}
+
+TEST_CASE("an advice never names a key that would be refused",
+          "[runtime][config]") {
+  auto line = parse(good, {"--smp.dpp=true"}).errors.at(0);
+  CHECK_THAT(line, ContainsSubstring("unknown key smp.dpp; smp.ddp is not "
+                                     "built yet"));
+  line = parse(good, {"--smp.tp_size=2"}).errors.at(0);
+  CHECK_THAT(line, ContainsSubstring("; smp.tensor_parallel_degree is not "
+                                     "built yet"));
 }
 
 TEST_CASE("all errors of a configuration are found at once",

@@ -135,11 +135,11 @@ TEST_CASE("load_config throws all errors, one per line", "[runtime][config]") {
 }
 
 TEST_CASE(
-  "the hash is equal for equal meaning and different for every "
+  "shared settings are equal for equal meaning and different for every "
   "change that all ranks must agree on",
   "[runtime][config]") {
-  auto hash = config_hash(config_of(good));
-  CHECK(hash.size() == 16);
+  auto settings = shared_settings(config_of(good));
+  CHECK_THAT(settings, ContainsSubstring("smp.active_microbatches = 5\n"));
   // Another order, an alias, comments, and defaults that are written out.
   auto same = config_of(R"(# the same
 [train]
@@ -158,18 +158,32 @@ active_microbatches = 5
 memory_weight = 0.8
 microbatches = 8
 )");
-  CHECK(config_hash(same) == hash);
-  CHECK(config_hash(config_of(good, {"--smp.threads=3"})) == hash);
-  CHECK(config_hash(config_of(good, {"--transport.trusted_network=true"}))
-        == hash);
+  CHECK(shared_settings(same) == settings);
+  CHECK(shared_settings(config_of(good, {"--smp.threads=3"})) == settings);
+  CHECK(shared_settings(config_of(good, {"--transport.trusted_network=true"}))
+        == settings);
   for (auto change :
        {"--smp.seed=2", "--smp.microbatches=4", "--smp.pipeline=simple",
         "--optimizer.lr=0.1", "--train.steps=99", "--optimizer.betas=[0,0]",
         "--optimizer.clip_grad_norm=1", "--model.tied=true",
         "--data.path=other.txt", "--train.save_model=true"}) {
     CAPTURE(change);
-    CHECK(config_hash(config_of(good, {change})) != hash);
+    CHECK(shared_settings(config_of(good, {change})) != settings);
   }
+}
+
+TEST_CASE("what an own program gives its session is shared, too",
+          "[runtime][config]") {
+  session_config x;
+  x.microbatches = 4;
+  auto settings = shared_settings(x);
+  CHECK_THAT(settings, ContainsSubstring("smp.microbatches = 4\n"));
+  CHECK(settings.find("train.") == std::string::npos);
+  x.threads = 3;
+  x.stall_timeout = 1;
+  CHECK(shared_settings(x) == settings);
+  x.seed = 2;
+  CHECK(shared_settings(x) != settings);
 }
 
 TEST_CASE("the effective configuration reads back as itself",
@@ -191,7 +205,7 @@ TEST_CASE("the effective configuration reads back as itself",
     CAPTURE(text);
     auto y = config_of(text);
     CHECK(to_toml(y) == text);
-    CHECK(config_hash(y) == config_hash(x));
+    CHECK(shared_settings(y) == shared_settings(x));
     CHECK(y.data.path == x.data.path);
     CHECK(y.optimizer.lr == x.optimizer.lr);
   }

@@ -150,8 +150,8 @@ steps = 1
           {"width", "8"}, {"rate", "0.5"}, {"fast", "true"}, {"label", "a b"}});
   CHECK(config_of(text, {"--model.options.width=9"}).model.options.at("width")
         == "9");
-  CHECK(config_hash(config_of(text, {"--model.options.width=9"}))
-        != config_hash(x));
+  CHECK(shared_settings(config_of(text, {"--model.options.width=9"}))
+        != shared_settings(x));
   CHECK(config_of(to_toml(x)).model.options == x.model.options);
   auto errors = parse(text, {"--model.type=mlp"}).errors;
   CHECK(std::any_of(errors.begin(), errors.end(), [](auto& line) {

@@ -1,0 +1,136 @@
+// ctest: timeout=300 label=multiprocess
+
+#include "tests/support/catch.hpp"
+
+#include "runtime/checkpoint/safetensors.hpp"
+#include "tests/support/train_dir.hpp"
+
+#include <torch/types.h>
+
+#include <string>
+#include <vector>
+
+using Catch::Matchers::ContainsSubstring;
+using namespace smp::test;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* config = R"([smp]
+pipeline_parallel_degree = 2
+microbatches = 2
+
+[model]
+type = "plugin"
+library = "LIBRARY"
+name = "net"
+
+[data]
+type = "safetensors"
+path = "batch.safetensors"
+
+[train]
+steps = 1
+
+[transport]
+type = "loopback"
+)";
+
+std::string with_library() {
+  auto lib = fs::canonical(fs::path{built_program("smp-train")}.parent_path()
+                           / ".." / "lib" / "model_that_throws.so");
+  std::string result = config;
+  return result.replace(result.find("LIBRARY"), 7, lib.string());
+}
+
+/// Batches of two and of three tensors.
+struct check_dir : train_dir {
+  check_dir() : train_dir(with_library()) {
+    smp::named_tensors tensors{{"input0", torch::ones({4, 8})},
+                               {"input1", torch::ones({4})}};
+    smp::write_safetensors(path / "batch.safetensors", tensors);
+    tensors.emplace_back("input2", torch::ones({4}));
+    smp::write_safetensors(path / "three.safetensors", tensors);
+  }
+
+  /// @returns the exit code of `what` with these settings; `output` gets what
+  /// it wrote
+  int code_of(const std::string& what, const std::vector<std::string>& settings,
+              std::string& output) const {
+    std::vector<std::string> arguments{"tiny.toml"};
+    if (what != "train")
+      arguments.insert(arguments.begin(), what);
+    arguments.insert(arguments.end(), settings.begin(), settings.end());
+    auto p = start(arguments);
+    auto result = p.join();
+    output = p.output();
+    return result;
+  }
+};
+
+struct refused {
+  std::vector<std::string> settings;
+  std::string text;
+};
+
+} // namespace
+
+TEST_CASE_METHOD(check_dir, "The check refuses what training would refuse",
+                 "[apps][check]") {
+  const std::string three = "--data.path=three.safetensors";
+  const std::string fast = "--smp.fast_mode=true";
+  for (auto& [settings, text] : std::vector<refused>{
+         {{}, ""},
+         {{three}, "the data has 3 tensors, but forward of this model takes 2"},
+         {{three, "--ranks=1"}, "the data has 3 tensors"},
+         {{three, "--smp.trace_device=none"}, "the data has 3 tensors"},
+         {{fast, "--smp.no_promises=[\"fd\"]"},
+          "smp.no_promises: the model has no module 'fd'"},
+         {{fast, "--smp.no_promises=[\"fd\"]", "--ranks=1"}, "module 'fd'"},
+         {{"--smp.manual_partition={fd = 1}"}, "no module 'fd'"},
+         {{"--model.options.fault=made"},
+          "model_that_throws.so cannot be created: seven is no width\n"},
+         {{"--model.options.fault=odd"},
+          "model_that_throws.so cannot be created: an exception that is no "
+          "std::exception\n"},
+         {{"--model.options.fault=called"}, "no such luck"},
+         // A trace, without gradients, fails; a run does not.
+         {{"--model.options.fault=traced"}, ""},
+         {{"--smp.auto_partition=false", "--smp.default_partition=1"}, ""},
+       }) {
+    INFO(text);
+    std::string output;
+    auto trained = code_of("train", settings, output);
+    INFO(output);
+    CHECK((trained == 0) == text.empty());
+    CHECK_THAT(output, ContainsSubstring(text));
+    auto checked = code_of("check", settings, output);
+    INFO(output);
+    CHECK(checked == (text.empty() ? 0 : 2));
+    CHECK_THAT(output, ContainsSubstring(text));
+    CHECK(text.empty() == (output.find("no errors") != std::string::npos));
+    if (!text.empty()) // one error, one line
+      CHECK(output.find('\n') == output.size() - 1);
+  }
+}
+
+TEST_CASE_METHOD(check_dir, "A TorchScript file is checked against its data",
+                 "[apps][check]") {
+  write("script.toml", R"([smp]
+microbatches = 2
+[model]
+type = "torchscript"
+path = ")" + source_file("tests/data/zoo/mlp.pt")
+                         + R"("
+[data]
+type = "safetensors"
+path = "three.safetensors"
+[train]
+steps = 1
+)");
+  auto p = start({"check", "script.toml"});
+  CHECK(p.join() == 2);
+  CHECK_THAT(p.output(), ContainsSubstring("takes 2 tensors, but the data has "
+                                           "3"));
+}

@@ -1,0 +1,102 @@
+// ctest: timeout=300 label=multiprocess
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/train_dir.hpp"
+
+#include <string>
+#include <vector>
+
+using Catch::Matchers::ContainsSubstring;
+using namespace smp::test;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// A run that takes a second.
+constexpr const char* tiny = R"([smp]
+pipeline_parallel_degree = 2
+microbatches = 4
+
+[model]
+type = "gpt"
+layers = 2
+heads = 2
+width = 16
+
+[data]
+type = "text"
+path = "text.txt"
+sequence_length = 16
+batch_size = 8
+
+[train]
+steps = 2
+eval_steps = 0
+)";
+
+struct run_dirs : train_dir {
+  run_dirs() : train_dir(tiny) {
+    // nop
+  }
+
+  /// Losses and norms of a run.
+  std::vector<double> numbers(const std::string& run_dir) const {
+    std::vector<double> result;
+    for (auto& step : metrics(run_dir)) {
+      result.push_back(step["loss"]);
+      result.push_back(step["grad_norm"]);
+    }
+    return result;
+  }
+};
+
+} // namespace
+
+TEST_CASE_METHOD(run_dirs, "A run leaves the configuration that runs it again",
+                 "[apps][train]") {
+  auto first = start({"tiny.toml", "--run-dir", "first", "--ranks", "1",
+                      "--train.steps=3", "--smp.seed=7"});
+  REQUIRE(first.join() == 0);
+  auto written = content_of(path / "first/config.toml");
+  for (auto text : {"pipeline_parallel_degree = 1\n", "steps = 3\n",
+                    "seed = 7\n", "width = 16\n", "lr = 0.001\n"})
+    CHECK_THAT(written, ContainsSubstring(text));
+  // From elsewhere: its paths must not depend on where it lies.
+  fs::create_directory(path / "elsewhere");
+  program second{{built_program("smp-train"), "../first/config.toml",
+                  "--run-dir", "../second"},
+                 path / "elsewhere"};
+  REQUIRE(second.join() == 0);
+  CHECK(numbers("second").size() == 6);
+  CHECK(numbers("second") == numbers("first"));
+  CHECK(content_of(path / "second/config.toml") == written);
+}
+
+TEST_CASE_METHOD(run_dirs, "A directory that holds a run is left alone",
+                 "[apps][train]") {
+  const std::vector<std::string> arguments{"tiny.toml", "--run-dir", "out",
+                                           "--transport.type=loopback"};
+  // What failed before its first step left nothing that counts.
+  auto bad = arguments;
+  bad.push_back("--smp.manual_partition={\"no.such\" = 1}");
+  CHECK(start(bad).join() == 2);
+  REQUIRE(start(arguments).join() == 0);
+  auto before = content_of(path / "out/metrics.jsonl");
+  for (auto what : {"train", "verify", "processes"}) {
+    INFO(what);
+    auto again = arguments;
+    if (what == std::string{"verify"})
+      again.insert(again.begin(), what);
+    if (what == std::string{"processes"})
+      again.back() = "--train.steps=1";
+    auto p = start(again);
+    CHECK(p.join() == 2);
+    CHECK(p.output()
+          == "smp-train: --run-dir out holds a run already "
+             "(out/metrics.jsonl); give another directory or remove this "
+             "one, or leave --run-dir out for a new one below runs/\n");
+  }
+  CHECK(content_of(path / "out/metrics.jsonl") == before);
+}
