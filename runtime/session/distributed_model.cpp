@@ -3,6 +3,7 @@
 #include "partition/print.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/intercept/sequential.hpp"
+#include "runtime/intercept/tracer.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/promised_call.hpp"

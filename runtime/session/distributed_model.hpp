@@ -1,12 +1,11 @@
 #pragma once
 
 #include "runtime/base/named_tensors.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/traced_model_call.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/session/session.hpp"
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <functional>
 #include <memory>
@@ -14,6 +13,10 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+namespace torch::nn {
+class Module;
+} // namespace torch::nn
 
 namespace smp {
 

@@ -2,6 +2,7 @@
 
 #include "actors/cluster/membership.hpp"
 #include "actors/server/execution_token.hpp"
+#include "runtime/launch/environment.hpp"
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
