@@ -105,8 +105,8 @@ public:
   named_tensors gradients() const;
 
   /// Copies values in, each rank those that it owns. Not collective.
-  /// @throws error (config) naming what is missing, unknown or of another
-  /// shape, before anything is changed
+  /// @throws error (config) naming all that is missing, unknown, of another
+  /// shape or no plain tensor, before anything is changed
   void load_state_dict(const named_tensors& xs);
 
   model_state& state() const noexcept {
