@@ -161,6 +161,14 @@ session::session(session_config config, std::string config_hash)
   validate(config);
   load_schedule(config);
   auto env = read_rank_environment().value_or(rank_environment{});
+  if (auto ranks = config.pipeline_parallel_degree; ranks > env.world_size)
+    throw config_error(
+      "smp.pipeline_parallel_degree = " + std::to_string(ranks) + ", but "
+      + (env.world_size == 1
+           ? "this process is the only rank"
+           : "there are " + std::to_string(env.world_size) + " ranks")
+      + ": start the program with --ranks " + std::to_string(ranks)
+      + " (smp::init), or by mpirun, srun or torchrun");
   auto layout = layout_of(config, env.world_size);
   rank_layout{layout}; // throws before anything starts
   auto threads = kernel_threads(config, env.local_size > 0 ? env.local_size

@@ -44,6 +44,24 @@ TEST_CASE("The example trains on two ranks", "[apps][examples]") {
   CHECK(learned(run.output()));
 }
 
+TEST_CASE("the example says in one line what is wrong", "[apps][examples]") {
+  auto [ranks, line] = GENERATE(table<std::string, std::string>(
+    {{"3",
+      "error: 3 ranks are not a multiple of smp.pipeline_parallel_degree = 2 "
+      "times smp.tensor_parallel_degree = 1\n"},
+     {"many", "error: --ranks many: a number of ranks is wanted, 1 or more\n"},
+     {"",
+      "error: smp.pipeline_parallel_degree = 2, but this process is the only "
+      "rank: start the program with --ranks 2 (smp::init), or by mpirun, srun "
+      "or torchrun\n"}}));
+  std::vector<std::string> command{built_program("train_own_model")};
+  if (!ranks.empty())
+    command.insert(command.end(), {"--ranks", ranks});
+  program run{command, ".", {}};
+  CHECK(run.join() == 2);
+  CHECK(run.output() == line);
+}
+
 // A stranger has the installed smp and a project of their own, which says
 // nothing that README does not say.
 TEST_CASE_METHOD(scratch_dir, "the example builds in a stranger's project",
