@@ -4,6 +4,7 @@
 #include "runtime/base/fault.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
+#include "runtime/launch/environment.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/promised_call.hpp"
@@ -18,6 +19,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <set>
 
 namespace smp {
@@ -33,7 +35,11 @@ distributed_model_base::distributed_model_base(
 distributed_model_base::distributed_model_base(model_root root)
   : rank_(session::current().shared_internals()),
     state_(rank_->make_model(std::move(root))) {
-  // nop
+  if (rank_->config().print_partition && rank_->self() == rank_id{0}
+      && rank_->pipeline().size() > 1)
+    register_post_partition_hook([this] {
+      std::fputs((partition_text(stderr_is_terminal()) + "\n").c_str(), stderr);
+    });
 }
 
 distributed_model_base::~distributed_model_base() {

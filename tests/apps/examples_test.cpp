@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <sstream>
 
+using Catch::Matchers::ContainsSubstring;
 using namespace smp::test;
 
 namespace fs = std::filesystem;
@@ -42,6 +43,8 @@ TEST_CASE("The example trains on two ranks", "[apps][examples]") {
   CHECK(run.join() == 0);
   INFO(run.output());
   CHECK(learned(run.output()));
+  CHECK_THAT(run.output(), ContainsSubstring("modules over 2 devices"));
+  CHECK_THAT(run.output(), !ContainsSubstring("warning"));
 }
 
 TEST_CASE("the example says in one line what is wrong", "[apps][examples]") {

@@ -230,6 +230,21 @@ TEST_CASE_METHOD(tiny_run, "A run without a directory gets a new one",
   CHECK_THAT(p.output(), ContainsSubstring("done after 1 of 1 steps"));
 }
 
+TEST_CASE_METHOD(tiny_run, "A rank without work is a warning",
+                 "[apps][train]") {
+  auto [level, warns] = GENERATE(table<std::string, bool>(
+    {{"info", true}, {"warn", true}, {"error", false}}));
+  auto p = start({"tiny.toml", "--train.steps=1", "--run-dir", "out",
+                  "--log-level", level, "--smp.auto_partition=false"});
+  REQUIRE(p.join() == 0);
+  INFO(p.output());
+  auto text = "warning: device 1 stays idle: nothing is placed there";
+  auto at = p.output().find(text);
+  CHECK((at != std::string::npos) == warns);
+  if (warns)
+    CHECK(p.output().find(text, at + 1) == std::string::npos);
+}
+
 TEST_CASE_METHOD(tiny_run, "A loss that is not finite ends with exit code 5",
                  "[apps][train]") {
   auto p = start({"tiny.toml", "--run-dir", "out", "--optimizer.type=sgd",
