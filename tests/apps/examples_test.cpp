@@ -81,8 +81,12 @@ TEST_CASE_METHOD(scratch_dir, "the example builds in a stranger's project",
   auto readme = content_of(source_file("README.md"));
   write("project/train_own_model.cpp",
         code_block(readme, "Your own model", "cpp"));
+  // Without the precompiled header, smp comes before Torch.
   write("project/CMakeLists.txt",
-        code_block(readme, "Your own model", "cmake"));
+        code_block(readme, "Your own model", "cmake")
+          + "add_library(smp_first OBJECT train_own_model.cpp)\n"
+            "target_link_libraries(smp_first PRIVATE smp::smp)\n"
+            "target_compile_options(smp_first PRIVATE -fsyntax-only)\n");
   run({"cmake", "-S", "project", "-B", "project/build", "-G", "Ninja",
        "-DCMAKE_PREFIX_PATH=" + (path / "prefix").string()});
   run({"cmake", "--build", "project/build"});
