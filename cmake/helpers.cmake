@@ -115,6 +115,8 @@ function(smp_add_library)
   set_target_properties(smp PROPERTIES
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
     EXPORT_NAME core)
+  # Headers want it of a program that says nothing of a standard.
+  target_compile_features(smp PUBLIC cxx_std_20)
   add_library(smp_user INTERFACE)
   target_link_libraries(smp_user INTERFACE smp smp::torch smp::fmt)
   set_target_properties(smp_user PROPERTIES EXPORT_NAME smp)

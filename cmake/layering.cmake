@@ -58,6 +58,11 @@ set(places_torch "tp/|runtime/|apps/")
 # Costs 18 s in every file that includes it.
 set(slow_headers "torch/(torch|all|extension)\\.h")
 
+# What smp.hpp and the like may bring along of Torch: tensors, which take 2 s,
+# and what is nothing beside them. Who has modules includes those anyway.
+set(quick_headers "c10/" "ATen/core/(Tensor|MT19937RNGEngine)\\.h"
+  "torch/(ordered_dict\\.h|headeronly/)")
+
 # -- the check -----------------------------------------------------------------
 
 set(errors "")
@@ -149,6 +154,34 @@ function(check_file folder file)
   endforeach()
   set(errors "${errors}" PARENT_SCOPE)
 endfunction()
+
+# FILE is, or is included by, what users include.
+function(check_for_users file)
+  get_property(known GLOBAL PROPERTY smp_for_users)
+  if("${file}" IN_LIST known)
+    return()
+  endif()
+  set_property(GLOBAL APPEND PROPERTY smp_for_users "${file}")
+  file(STRINGS ${ROOT}/${file} lines REGEX "^[ \t]*#[ \t]*include")
+  foreach(line IN LISTS lines)
+    if(NOT line MATCHES "^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"]*)[>\"]")
+      continue()
+    endif()
+    set(header "${CMAKE_MATCH_1}")
+    matches_any(quick "${header}" ${quick_headers})
+    if(EXISTS ${ROOT}/${header})
+      check_for_users(${header})
+    elseif(header MATCHES "^(${headers_torch})" AND NOT quick)
+      complain(${file} "${line}" "too slow for what users include")
+    endif()
+  endforeach()
+  set(errors "${errors}" PARENT_SCOPE)
+endfunction()
+
+file(GLOB public RELATIVE ${ROOT} ${ROOT}/include/smp/*.hpp)
+foreach(header IN LISTS public)
+  check_for_users(${header})
+endforeach()
 
 set(count 0)
 foreach(folder IN LISTS folders)

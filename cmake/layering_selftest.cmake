@@ -65,6 +65,19 @@ expect_wrong(partition/a.cpp "<ATen/ATen.h>" "a Torch header")
 expect_wrong(actors/a.cpp "<torch/torch.h>" "a Torch header")
 expect_wrong(runtime/a.hpp "<torch/torch.h>" "too slow")
 
+# What users include, at whatever distance.
+function(plant_for_users include)
+  plant(include/smp/smp.hpp "#include \"runtime/session/a.hpp\"\n"
+    runtime/session/a.hpp "#include \"runtime/remote/b.hpp\"\n"
+    runtime/remote/b.hpp "#include ${include}\n")
+endfunction()
+foreach(include "<torch/nn/module.h>" "<torch/script.h>" "<ATen/core/ivalue.h>")
+  plant_for_users("${include}")
+  expect_refusal(layering "runtime/remote/b.hpp: too slow for what users include")
+endforeach()
+plant_for_users("<ATen/core/Tensor.h>")
+expect_pass(layering)
+
 # What is allowed must pass, or the rules above prove nothing.
 expect_right(transport/a.cpp "\"transport/a.hpp\"")
 expect_right(transport/ucx/a.cpp "<ucp/api/ucp.h>")

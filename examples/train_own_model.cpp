@@ -16,9 +16,10 @@ struct net_impl : torch::nn::Module {
   }
 
   // A Sequential stays as it is; of other members only the type changes.
-  torch::nn::Sequential body{torch::nn::Linear(32, 128), torch::nn::GELU(),
-                             torch::nn::Linear(128, 128), torch::nn::GELU()};
-  smp::submodule<torch::nn::Linear> head{128, 10};
+  torch::nn::Sequential body{torch::nn::Linear(32, 1024), torch::nn::GELU(),
+                             torch::nn::Linear(1024, 1024), torch::nn::GELU(),
+                             torch::nn::Linear(1024, 1024), torch::nn::GELU()};
+  smp::submodule<torch::nn::Linear> head{1024, 10};
 };
 TORCH_MODULE_IMPL(net, net_impl);
 
@@ -32,7 +33,7 @@ int main(int argc, char** argv) {
   for (auto& p : model->parameters())
     (p.dim() > 1 ? weights : biases).push_back(p);
   using options = torch::optim::AdamWOptions;
-  torch::optim::AdamW adamw({{weights}, {biases}}, options(3e-3));
+  torch::optim::AdamW adamw({{weights}, {biases}}, options(1e-3));
   auto& of_biases = adamw.param_groups()[1].options();
   static_cast<options&>(of_biases).weight_decay(0);
   smp::distributed_optimizer optimizer{adamw};

@@ -26,7 +26,7 @@ partition_plan make_partition(const model_info& model,
   partition_problem problem{model, tree, costs, options.manual.devices,
                             fixed_devices(model, tree, options.manual)};
   auto paper = paper_partition(problem);
-  partition_plan result{options, tree, costs, {}, {}, {}, {}, {}, {}, {}};
+  partition_plan result{options, tree, costs, {}, {}, {}, {}, {}, {}, {}, {}};
   result.node_device = paper.devices;
   result.paper = score(problem, paper.devices, options.crossing);
   assignment node_chunk(tree.size());
@@ -48,7 +48,9 @@ partition_plan make_partition(const model_info& model,
     result.module_device.push_back(result.node_device[node]);
     result.module_chunk.push_back(node_chunk[node]);
   }
-  result.reasons = explain(model, problem, result.node_device, paper.idle);
+  auto why = explain(model, problem, result.node_device, paper.idle);
+  result.warnings = std::move(why.warnings);
+  result.reasons = std::move(why.reasons);
   return result;
 }
 

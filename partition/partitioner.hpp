@@ -43,6 +43,8 @@ struct partition_plan {
   partition_score score;
   /// What the paper's strategy would have reached.
   partition_score paper;
+  /// What a user will hardly want: a device without work.
+  std::vector<std::string> warnings;
   /// Sentences on what may surprise a user.
   std::vector<std::string> reasons;
 };

@@ -208,6 +208,8 @@ public:
     print_head();
     print_tree();
     print_loads();
+    for (auto& x : plan_.warnings)
+      out_ += wrapped("warning: " + x, 9);
     print_reasons();
     return std::move(out_);
   }

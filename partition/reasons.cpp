@@ -29,13 +29,12 @@ public:
     // nop
   }
 
-  std::vector<std::string>
-  run(const std::vector<paper_decision::surplus>& surplus) {
+  explanation run(const std::vector<paper_decision::surplus>& surplus) {
     idle(surplus);
     pulled();
     captive();
     ordered();
-    return std::move(result_);
+    return {std::move(warnings_), std::move(result_)};
   }
 
 private:
@@ -75,9 +74,9 @@ private:
   }
 
   void add_idle(const std::vector<std::string>& names, const std::string& why) {
-    result_.push_back((names.size() == 1 ? "device " : "devices ") + join(names)
-                      + (names.size() == 1 ? " stays" : " stay")
-                      + " idle: " + why);
+    warnings_.push_back((names.size() == 1 ? "device " : "devices ")
+                        + join(names) + (names.size() == 1 ? " stays" : " stay")
+                        + " idle: " + why);
   }
 
   /// Shared tensors are a surprise only where a module ends up elsewhere than
@@ -146,15 +145,15 @@ private:
   const model_info& model_;
   const partition_problem& p_;
   const assignment& devices_;
+  std::vector<std::string> warnings_;
   std::vector<std::string> result_;
 };
 
 } // namespace
 
-std::vector<std::string>
-explain(const model_info& model, const partition_problem& p,
-        const assignment& devices,
-        const std::vector<paper_decision::surplus>& surplus) {
+explanation explain(const model_info& model, const partition_problem& p,
+                    const assignment& devices,
+                    const std::vector<paper_decision::surplus>& surplus) {
   return explainer{model, p, devices}.run(surplus);
 }
 

@@ -51,8 +51,12 @@ void console::begin(const std::string& config_path, uint64_t ranks,
 
 void console::on_start(const train_start& x) {
   tokens_per_sample_ = x.tokens_per_sample;
-  if (quiet())
+  if (quiet()) {
+    if (options_.level >= log_level::warn)
+      for (auto& text : x.warnings)
+        fmt::print(stderr, "warning: {}\n", text);
     return;
+  }
   item("model", fmt::format("{}, {} parameters", config_.model.type,
                             with_commas(x.parameters)));
   const auto samples = tokens_per_sample_ > 0 ? fmt::format(

@@ -10,6 +10,7 @@
 #include "apps/smp-train/schedule.hpp"
 #include "apps/smp-train/verify.hpp"
 #include "runtime/launch/environment.hpp"
+#include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "runtime/plan/planner.hpp"
 #include "runtime/session/session.hpp"
@@ -39,34 +40,7 @@ constexpr int exit_different = 1;
 constexpr int exit_usage = 2;
 constexpr int exit_rank_failed = 3;
 constexpr int exit_stalled = 4;
-constexpr int exit_numbers = 5;
 constexpr int exit_interrupted = 130;
-
-int exit_code_of(error_code x) {
-  switch (x) {
-    case error_code::config:
-      return exit_usage;
-    case error_code::stalled:
-      return exit_stalled;
-    case error_code::numbers:
-      return exit_numbers;
-    default:
-      return exit_rank_failed;
-  }
-}
-
-/// @returns true if another process tells `x`, once for all ranks
-bool told_by_others(error_code x) {
-  if (x != error_code::rank_down && x != error_code::stalled)
-    return false; // also a bad environment
-  auto environment = read_rank_environment();
-  if (!environment)
-    return false;
-  // Our launcher tells how a rank died, rank 0 how all are stalled.
-  return x == error_code::rank_down
-           ? environment->supervised
-           : !environment->supervised && environment->rank > 0;
-}
 
 /// Prints what ends this process, once: the first cause.
 void tell(const std::string& x) {
@@ -299,9 +273,9 @@ int main(int argc, char** argv) {
     smp::prepare_process(argc, argv);
     return smp::app::run(argc, argv);
   } catch (const smp::error& e) {
-    if (!smp::app::told_by_others(e.code()))
+    if (!smp::told_by_others(e.code()))
       smp::app::tell(e.what());
-    return smp::app::exit_code_of(e.code());
+    return smp::exit_code_of(e.code());
   } catch (const std::exception& e) {
     smp::app::tell(e.what());
     return smp::app::exit_rank_failed;

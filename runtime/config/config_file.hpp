@@ -134,7 +134,7 @@ struct transport_config {
 
 /// A configuration, checked. [transport] trusted_network is in `smp`.
 struct train_config {
-  session_config smp;
+  session_config smp{.print_partition = false};
   /// smp.manual_partition: devices of modules, by name.
   std::map<std::string, uint64_t> manual_partition;
   model_config model;

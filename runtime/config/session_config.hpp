@@ -74,6 +74,9 @@ struct session_config {
   /// Non-loopback interfaces may be used although UCX's tcp has no
   /// authentication.
   bool trusted_network = false;
+  /// Rank 0 shows the partition on stderr when it is made, if there is more
+  /// than one place. No key: smp-train has an output of its own.
+  bool print_partition = true;
 };
 
 /// Checks each value and what ties keys together.

@@ -19,13 +19,17 @@
 
 #include <c10/util/Exception.h>
 
-#include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
-
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
+
+// Torch's modules take ten seconds to compile; who has one includes them.
+namespace torch::nn {
+class Module;
+template <class Contained>
+class ModuleHolder;
+} // namespace torch::nn
 
 namespace smp {
 
@@ -76,8 +80,8 @@ std::vector<at::Tensor> tensors_in(const Ts&... xs) {
 
 /// Runs `f`, the body of `call`, and shows its tensors to the interceptors.
 /// @returns what `f` does
-template <class R, class F, class... Ts>
-R run_intercepted(call_scope& call, const torch::nn::Module& object, F&& f,
+template <class R, class Impl, class F, class... Ts>
+R run_intercepted(call_scope& call, const Impl& object, F&& f,
                   const Ts&... xs) {
   // `Module` is a virtual base: the complete object is the identity.
   call.arguments(dynamic_cast<const void*>(&object), tensors_in(xs...));

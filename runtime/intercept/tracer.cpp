@@ -1,7 +1,7 @@
 #include "runtime/intercept/tracer.hpp"
 
 #include "runtime/intercept/retry_on_gpu.hpp"
-
+#include "runtime/intercept/traced_model_call.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "transport/error.hpp"
 

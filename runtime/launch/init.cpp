@@ -1,6 +1,7 @@
 #include "runtime/launch/init.hpp"
 
 #include "runtime/launch/environment.hpp"
+#include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "transport/error.hpp"
 
@@ -30,6 +31,7 @@ std::optional<std::string_view> ranks_argument(int argc, char** argv) {
 
 void init(int argc, char** argv) {
   prepare_process(argc, argv);
+  end_on_uncaught_errors();
   auto text = ranks_argument(argc, argv);
   if (!text || read_rank_environment())
     return;

@@ -6,7 +6,8 @@ namespace smp {
 /// `prepare_process`), and with `--ranks N` on the command line starts the
 /// program N times on this machine, as ranks of one run, and ends with their
 /// exit code (see `launch`). Under mpirun, srun and the like, and without
-/// `--ranks`, it returns and the program goes on.
+/// `--ranks`, it returns and the program goes on. An `smp::error` that leaves
+/// main is then one line on stderr and an exit code (docs/errors.md).
 /// @throws error (config) if N is no number of ranks
 void init(int argc, char** argv);
 

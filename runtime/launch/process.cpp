@@ -76,6 +76,7 @@ struct child_plan {
   char** environment;
   int out;
   int err;
+  int kept;
   int null;
   int report; // takes errno if exec fails
   pid_t parent;
@@ -108,6 +109,8 @@ void reset_signals() {
   bool ready = become(x.null, 0) && become(x.out, 1) && become(x.err, 2);
   if (ready) {
     ::close_range(3, UINT_MAX, CLOSE_RANGE_CLOEXEC);
+    if (x.kept >= 0)
+      ::fcntl(x.kept, F_SETFD, 0);
     reset_signals();
     sigset_t none;
     ::sigemptyset(&none);
@@ -134,8 +137,9 @@ pid_t spawn(const spawn_options& x) {
     fail(program, errno);
   file_descriptor read_end{ends[0]};
   file_descriptor write_end{ends[1]};
-  child_plan plan{program.c_str(), argv.data(), envp.data(),     x.out,
-                  x.err,           null.get(),  write_end.get(), ::getpid()};
+  child_plan plan{program.c_str(), argv.data(),     envp.data(),
+                  x.out,           x.err,           x.kept,
+                  null.get(),      write_end.get(), ::getpid()};
   // Between fork and reset_signals a handler of ours would talk to the parent
   // through shared descriptors.
   sigset_t all;

@@ -1,6 +1,6 @@
 #include "runtime/launch/process_group.hpp"
 
-#include "transport/file_descriptor.hpp"
+#include "runtime/launch/error_exit.hpp"
 
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -62,6 +63,9 @@ void process_group::start(
                   fmt::format("{}: cannot be made: {}", options_.log_dir,
                               problem.message())};
     console_ = std::make_unique<output_tee>(log_path(0));
+  } else if (int ends[2]; ::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {
+    words_out_.reset(ends[0]);
+    words_in_.reset(ends[1]);
   }
   for (uint64_t rank = 0; rank < options_.size; ++rank)
     start_rank(rank, environment(rank));
@@ -76,6 +80,10 @@ void process_group::start_rank(uint64_t rank,
                                        : options_.program;
   x.arguments = options_.command;
   x.environment = std::move(variables);
+  if (words_in_) {
+    x.kept = words_in_.get();
+    x.environment[last_words_variable] = std::to_string(x.kept);
+  }
   file_descriptor log;
   if (console_ && rank == 0) {
     x.out = console_->out();
@@ -281,9 +289,11 @@ bool process_group::has_printed(const std::string& x) const {
 
 std::string process_group::last_words() const {
   auto rank = result_.cause.rank.value;
-  if (options_.log_dir.empty() || rank == 0 || rank >= children_.size()
-      || result_.code == 0 || told_by_rank_0())
+  if (rank == 0 || rank >= children_.size() || result_.code == 0
+      || told_by_rank_0())
     return {};
+  if (options_.log_dir.empty())
+    return given_words(rank);
   std::ifstream file{log_path(rank), std::ios::binary | std::ios::ate};
   auto size = static_cast<std::streamoff>(file.tellg());
   file.seekg(std::max<std::streamoff>(0, size - 4096));
@@ -293,6 +303,20 @@ std::string process_group::last_words() const {
     if (line.find_first_not_of(" \t\r") != std::string::npos)
       result = line.substr(line.find_last_of('\r') + 1);
   return result;
+}
+
+std::string process_group::given_words(uint64_t rank) const {
+  std::string all;
+  char buffer[4096];
+  // Does not wait: it does not matter who still has the other end.
+  for (ssize_t n; (n = ::read(words_out_.get(), buffer, sizeof(buffer))) > 0;)
+    all.append(buffer, static_cast<size_t>(n));
+  auto begins = fmt::format("{} ", rank);
+  std::istringstream records{all};
+  for (std::string record; std::getline(records, record, '\0');)
+    if (record.starts_with(begins))
+      return record.substr(begins.size());
+  return {};
 }
 
 } // namespace smp

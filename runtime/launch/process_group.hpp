@@ -5,6 +5,7 @@
 #include "runtime/launch/output_tee.hpp"
 #include "runtime/launch/process.hpp"
 #include "transport/error.hpp"
+#include "transport/file_descriptor.hpp"
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -56,7 +57,8 @@ public:
     /// Exit code of the process that is the cause; 0 if it has none. Without
     /// a cause `options::verdict` if a process came to it, else 0.
     int code = 0;
-    /// Last line of its log, if the console does not show it.
+    /// Last line of its log, or without logs what it gave as its last words
+    /// (error_exit.hpp), if the console does not show it.
     std::string last_words;
     /// Rank 0 ended for the same reason in an orderly way (code 2 to 5), or was
     /// ended on its way out: it has said on the console what happened.
@@ -112,6 +114,7 @@ private:
   bool all_gone() const;
   std::string log_path(uint64_t rank) const;
   std::string last_words() const;
+  std::string given_words(uint64_t rank) const;
   bool told_by_rank_0() const;
   /// Tells whether rank 0 wrote `x` to the console, whatever its end.
   bool has_printed(const std::string& x) const;
@@ -124,6 +127,9 @@ private:
   /// Whether this process adopted orphans before.
   int adopted_ = 0;
   std::unique_ptr<output_tee> console_;
+  /// Without logs: the pipe that takes the last words of ranks.
+  file_descriptor words_out_;
+  file_descriptor words_in_;
   std::vector<child> children_;
   bool interrupted_ = false;
   /// The first failure came, or an interrupt took too long.

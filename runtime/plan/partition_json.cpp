@@ -301,6 +301,7 @@ std::string plan_json(const model_info& model, const partition_plan& plan) {
   }
   add_decision(out, plan, plan.node_device);
   out["costs"] = plan.options.basis;
+  out["warnings"] = plan.warnings;
   out["notes"] = plan.reasons;
   return text_of(out, 1);
 }

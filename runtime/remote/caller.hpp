@@ -9,14 +9,13 @@
 #include "runtime/values/value.hpp"
 #include "transport/error.hpp"
 
-#include <ATen/core/stack.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace c10 {
 class OperatorHandle;
+struct IValue;
 } // namespace c10
 
 namespace smp {
@@ -68,6 +67,7 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
 /// connection, or of gradients, would else bring both here and back.
 /// @param stack arguments of `op`, replaced by its result
 /// @returns false if the operation is something else
-bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+bool add_remotely(const c10::OperatorHandle& op,
+                  std::vector<c10::IValue>& stack);
 
 } // namespace smp

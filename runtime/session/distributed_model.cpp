@@ -3,6 +3,8 @@
 #include "partition/print.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/intercept/sequential.hpp"
+#include "runtime/intercept/tracer.hpp"
+#include "runtime/launch/environment.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/promised_call.hpp"
@@ -17,6 +19,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <set>
 
 namespace smp {
@@ -32,7 +35,11 @@ distributed_model_base::distributed_model_base(
 distributed_model_base::distributed_model_base(model_root root)
   : rank_(session::current().shared_internals()),
     state_(rank_->make_model(std::move(root))) {
-  // nop
+  if (rank_->config().print_partition && rank_->self() == rank_id{0}
+      && rank_->pipeline().size() > 1)
+    register_post_partition_hook([this] {
+      std::fputs((partition_text(stderr_is_terminal()) + "\n").c_str(), stderr);
+    });
 }
 
 distributed_model_base::~distributed_model_base() {
@@ -228,28 +235,102 @@ named_tensors distributed_model_base::gradients() const {
   return gather("smp.gradients", true);
 }
 
+namespace {
+
+/// Mistakes of one kind in a state dict: how many, and the first few by name.
+/// A wrong file may have thousands.
+class state_dict_mistakes {
+public:
+  explicit state_dict_mistakes(const char* what) : what_(what) {
+    // nop
+  }
+
+  void add(const std::string& name, const std::string& more = {}) {
+    static constexpr size_t max_named = 8;
+    static constexpr size_t max_length = 160;
+    if (count_++ >= max_named)
+      return;
+    auto text = "'" + name + "'" + more;
+    if (text.size() > max_length)
+      text = text.substr(0, max_length) + "...";
+    named_.push_back(std::move(text));
+  }
+
+  /// "3 missing ('a', 'b' and 1 more)"; appended to what stands in `result`.
+  void describe(std::string& result) const {
+    if (count_ == 0)
+      return;
+    result += (result.empty() ? "" : ", ") + std::to_string(count_) + " "
+              + what_ + " (";
+    for (size_t i = 0; i < named_.size(); ++i)
+      result += (i == 0 ? "" : ", ") + named_[i];
+    if (count_ > named_.size())
+      result += " and " + std::to_string(count_ - named_.size()) + " more";
+    result += ")";
+  }
+
+private:
+  const char* what_;
+  size_t count_ = 0;
+  std::vector<std::string> named_;
+};
+
+std::string shape_text(const at::Tensor& x) {
+  std::string result;
+  for (auto size : x.sizes())
+    result += (result.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + result + "]";
+}
+
+/// Whether a parameter can take its values from `x`.
+bool has_plain_values(const at::Tensor& x) {
+  return x.defined() && !x.is_nested() && !x.is_quantized() && !x.is_meta()
+         && x.layout() == c10::kStrided;
+}
+
+/// @throws error (config) naming all that does not fit together
+void check_state_dict(const walked_model& model,
+                      const std::map<std::string, uint32_t>& positions,
+                      const named_tensors& xs) {
+  state_dict_mistakes missing{"missing"};
+  state_dict_mistakes unknown{"not in the model"};
+  state_dict_mistakes misshapen{"of another shape"};
+  state_dict_mistakes not_plain{"undefined, meta, sparse or quantised"};
+  std::set<uint32_t> given;
+  for (auto& [name, x] : xs) {
+    auto i = positions.find(name);
+    if (i == positions.end()) {
+      unknown.add(name);
+      continue;
+    }
+    given.insert(i->second);
+    auto& mine = model.tensors[i->second].tensor;
+    if (!has_plain_values(x))
+      not_plain.add(name);
+    else if (x.sizes() != mine.sizes())
+      misshapen.add(name,
+                    ": " + shape_text(x) + " instead of " + shape_text(mine));
+  }
+  for (uint32_t i = 0; i < model.tensors.size(); ++i)
+    if (!given.contains(i) && !model.tensors[i].is_attribute)
+      missing.add(model.tensors[i].names.front());
+  std::string text;
+  for (auto* x : {&missing, &unknown, &misshapen, &not_plain})
+    x->describe(text);
+  if (!text.empty())
+    throw error{error_code::config,
+                "load_state_dict: " + text + "; nothing was loaded"};
+}
+
+} // namespace
+
 void distributed_model_base::load_state_dict(const named_tensors& xs) {
   auto& tensors = state_->model().tensors;
   std::map<std::string, uint32_t> positions;
   for (uint32_t i = 0; i < tensors.size(); ++i)
     for (auto& name : tensors[i].names)
       positions.emplace(name, i);
-  std::set<uint32_t> given;
-  for (auto& [name, x] : xs) {
-    auto i = positions.find(name);
-    if (i == positions.end())
-      throw error{error_code::config,
-                  "load_state_dict: the model has no '" + name + "'"};
-    if (x.sizes() != tensors[i->second].tensor.sizes())
-      throw error{error_code::config,
-                  "load_state_dict: '" + name + "' has another shape"};
-    given.insert(i->second);
-  }
-  for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (!given.contains(i) && !tensors[i].is_attribute)
-      throw error{error_code::config, "load_state_dict: '"
-                                        + tensors[i].names.front()
-                                        + "' is missing"};
+  check_state_dict(state_->model(), positions, xs);
   at::NoGradGuard no_grad;
   for (auto& [name, x] : xs)
     if (auto i = positions.at(name); state_->map().owned(i))

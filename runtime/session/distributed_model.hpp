@@ -1,12 +1,11 @@
 #pragma once
 
 #include "runtime/base/named_tensors.hpp"
-#include "runtime/intercept/tracer.hpp"
+#include "runtime/intercept/traced_model_call.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/session/session.hpp"
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <functional>
 #include <memory>
@@ -14,6 +13,10 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+namespace torch::nn {
+class Module;
+} // namespace torch::nn
 
 namespace smp {
 
@@ -102,8 +105,8 @@ public:
   named_tensors gradients() const;
 
   /// Copies values in, each rank those that it owns. Not collective.
-  /// @throws error (config) naming what is missing, unknown or of another
-  /// shape, before anything is changed
+  /// @throws error (config) naming all that is missing, unknown, of another
+  /// shape or no plain tensor, before anything is changed
   void load_state_dict(const named_tensors& xs);
 
   model_state& state() const noexcept {

@@ -115,8 +115,9 @@ void rank_runtime::check_alive() const {
 std::shared_ptr<model_state> rank_runtime::make_model(model_root root) {
   if (state_)
     throw error{error_code::unsupported,
-                "a session has one distributed model; a second one in the "
-                "same session is not built yet"};
+                "a session has one distributed model; make one module that "
+                "holds both, as of a GAN or of teacher and student, and give "
+                "each an optimizer of its own (docs/api.md)"};
   state_ = std::make_shared<model_state>(*this, marks_, policies_,
                                          std::move(root));
   model_ = {state_, &state_->context()};

@@ -126,9 +126,11 @@ void set_partition(const torch::jit::Module& x, uint32_t pp_rank) {
 distributed_model<torch::jit::Module>::distributed_model(
   torch::jit::Module model)
   : distributed_model_base(model_root{{}, model._ivalue()}),
-    model_(std::move(model)) {
+    model_(std::make_unique<torch::jit::Module>(std::move(model))) {
   // nop
 }
+
+distributed_model<torch::jit::Module>::~distributed_model() = default;
 
 c10::IValue
 distributed_model<torch::jit::Module>::run(const std::string& method,
@@ -139,9 +141,9 @@ distributed_model<torch::jit::Module>::run(const std::string& method,
     for (auto& x : copies)
       if (x.isTensor())
         x = x.toTensor().clone();
-    run_method(model_._ivalue(), method, std::move(copies));
+    run_method(model_->_ivalue(), method, std::move(copies));
   }
-  return run_method(model_._ivalue(), method, std::move(args));
+  return run_method(model_->_ivalue(), method, std::move(args));
 }
 
 } // namespace smp

@@ -13,14 +13,32 @@
 
 #include "runtime/session/distributed_model.hpp"
 
-#include <ATen/core/ivalue.h>
-#include <torch/csrc/jit/api/module.h>
-
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+// TorchScript takes ten seconds to compile; who has such a model includes
+// <torch/script.h>.
+namespace c10 {
+struct IValue;
+} // namespace c10
+namespace torch::jit {
+struct Module;
+} // namespace torch::jit
+
 namespace smp {
+
+namespace detail {
+
+/// T, but looked at only where a template that takes Ts is used: it need not be
+/// known before.
+template <class T, class...>
+struct known_later {
+  using type = T;
+};
+
+} // namespace detail
 
 /// Loads what Python's `torch.jit.save` wrote, of a scripted or traced module
 /// with its module tree. Every rank loads the file for itself.
@@ -46,11 +64,14 @@ class distributed_model<torch::jit::Module> : public distributed_model_base {
 public:
   /// @param model just loaded: no method of it may have run yet
   explicit distributed_model(torch::jit::Module model);
+  ~distributed_model();
 
   /// Calls the model's forward, inside a step body.
+  /// @returns an IValue
   template <class... Ts>
-  c10::IValue operator()(Ts&&... xs) {
-    return run("forward", {c10::IValue{std::forward<Ts>(xs)}...});
+  auto operator()(Ts&&... xs) {
+    using type = typename detail::known_later<c10::IValue, Ts...>::type;
+    return run("forward", std::vector<type>{type{std::forward<Ts>(xs)}...});
   }
 
   /// Calls a method of the model, inside a step body.
@@ -58,19 +79,19 @@ public:
   c10::IValue run(const std::string& method, std::vector<c10::IValue> args);
 
   torch::jit::Module* operator->() {
-    return &model_;
+    return model_.get();
   }
 
   torch::jit::Module& operator*() {
-    return model_;
+    return *model_;
   }
 
   torch::jit::Module& module() noexcept {
-    return model_;
+    return *model_;
   }
 
 private:
-  torch::jit::Module model_;
+  std::unique_ptr<torch::jit::Module> model_;
 };
 
 } // namespace smp

@@ -2,7 +2,11 @@
 
 #include "actors/cluster/membership.hpp"
 #include "actors/server/execution_token.hpp"
+<<<<<<< HEAD
 #include "runtime/config/config_file.hpp"
+=======
+#include "runtime/launch/environment.hpp"
+>>>>>>> 5dbff02220591ab1b03c297d708e44aacffa7f7f
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
@@ -163,6 +167,14 @@ session::session(session_config config, std::string settings)
     settings = shared_settings(config);
   load_schedule(config);
   auto env = read_rank_environment().value_or(rank_environment{});
+  if (auto ranks = config.pipeline_parallel_degree; ranks > env.world_size)
+    throw config_error(
+      "smp.pipeline_parallel_degree = " + std::to_string(ranks) + ", but "
+      + (env.world_size == 1
+           ? "this process is the only rank"
+           : "there are " + std::to_string(env.world_size) + " ranks")
+      + ": start the program with --ranks " + std::to_string(ranks)
+      + " (smp::init), or by mpirun, srun or torchrun");
   auto layout = layout_of(config, env.world_size);
   rank_layout{layout}; // throws before anything starts
   auto threads = kernel_threads(config, env.local_size > 0 ? env.local_size

@@ -5,7 +5,6 @@
 
 #include "partition/rank_layout.hpp"
 #include "runtime/config/session_config.hpp"
-#include "runtime/launch/environment.hpp"
 #include "transport/fabric.hpp"
 
 #include <functional>

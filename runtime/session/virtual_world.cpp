@@ -20,6 +20,7 @@ make_rank(const std::shared_ptr<loopback_network>& net, uint64_t rank,
           const std::shared_ptr<execution_token>& t) {
   rank_runtime::parts parts;
   parts.config = x.config;
+  parts.config.print_partition = false; // tests have an output of their own
   parts.layout.size = net->size();
   parts.layout.pipeline = x.config.pipeline_parallel_degree;
   parts.layout.placement = x.config.placement_strategy;

@@ -144,11 +144,15 @@ private:
     const auto parameters = count_elements(parameters_);
     parameters_.clear();
     model_->register_post_partition_hook([this, parameters] {
+      auto* decision = model_->state().decision();
       listener_.on_start({.partition = model_->partition_text(true),
                           .parameters = parameters,
                           .owned = count_elements(model_->local_parameters()),
                           .batch_size = data_->batch_size(),
-                          .tokens_per_sample = config_.data.sequence_length});
+                          .tokens_per_sample = config_.data.sequence_length,
+                          .warnings = decision != nullptr
+                                        ? decision->plan.warnings
+                                        : std::vector<std::string>{}});
       listener_.on_model(*model_, *torch_optimizer_);
     });
   }

@@ -35,6 +35,8 @@ struct train_start {
   uint64_t owned = 0;             // those of this rank
   uint64_t batch_size = 0;        // samples per step
   uint64_t tokens_per_sample = 0; // 0 if samples are no sequences of tokens
+  /// Of the partition, which has them too; on pp_rank 0.
+  std::vector<std::string> warnings;
 };
 
 /// Hears about a run while it goes on, on every rank, on the rank's thread.

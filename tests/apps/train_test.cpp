@@ -49,18 +49,6 @@ std::vector<std::string> lines_of(const std::string& x) {
   return result;
 }
 
-/// What stands between the first "```cpp" after `heading` and its end.
-std::string code_block(const std::string& markdown,
-                       const std::string& heading) {
-  auto begin = markdown.find(heading);
-  REQUIRE(begin != std::string::npos);
-  const std::string fence = "```cpp\n";
-  begin = markdown.find(fence, begin);
-  REQUIRE(begin != std::string::npos);
-  begin += fence.size();
-  return markdown.substr(begin, markdown.find("```", begin) - begin);
-}
-
 } // namespace
 
 // -- command line -------------------------------------------------------------
@@ -276,6 +264,21 @@ TEST_CASE_METHOD(tiny_run,
   }
 }
 
+TEST_CASE_METHOD(tiny_run, "A rank without work is a warning",
+                 "[apps][train]") {
+  auto [level, warns] = GENERATE(table<std::string, bool>(
+    {{"info", true}, {"warn", true}, {"error", false}}));
+  auto p = start({"tiny.toml", "--train.steps=1", "--run-dir", "out",
+                  "--log-level", level, "--smp.auto_partition=false"});
+  REQUIRE(p.join() == 0);
+  INFO(p.output());
+  auto text = "warning: device 1 stays idle: nothing is placed there";
+  auto at = p.output().find(text);
+  CHECK((at != std::string::npos) == warns);
+  if (warns)
+    CHECK(p.output().find(text, at + 1) == std::string::npos);
+}
+
 TEST_CASE_METHOD(tiny_run, "A loss that is not finite ends with exit code 5",
                  "[apps][train]") {
   auto p = start({"tiny.toml", "--run-dir", "out", "--optimizer.type=sgd",
@@ -297,27 +300,4 @@ TEST_CASE_METHOD(tiny_run, "Ctrl-C ends a run cleanly with exit code 130",
   CHECK(steps.size() >= 2);
   CHECK(steps.back()["step"] == steps.size());
   CHECK(fs::exists(path / "out/model.safetensors"));
-}
-
-// -- what the documentation shows ---------------------------------------------
-
-TEST_CASE("README shows the example as it is", "[apps][train]") {
-  CHECK(code_block(content_of(source_file("README.md")), "Your own model")
-        == content_of(source_file("examples/train_own_model.cpp")));
-}
-
-TEST_CASE("CONTRIBUTING shows the pattern as it is", "[apps][train]") {
-  CHECK(code_block(content_of(source_file("CONTRIBUTING.md")), "The pattern")
-        == content_of(source_file("tests/actors/protocol/pattern_test.cpp")));
-}
-
-TEST_CASE("The example trains on two ranks", "[apps][train]") {
-  program run{{built_program("train_own_model"), "--ranks", "2"}, ".", {}};
-  CHECK(run.join() == 0);
-  auto lines = lines_of(run.output());
-  REQUIRE(lines.size() == 5);
-  auto loss_of = [](const std::string& line) {
-    return std::stod(line.substr(line.find("loss ") + 5));
-  };
-  CHECK(loss_of(lines.back()) < 0.9 * loss_of(lines.front()));
 }

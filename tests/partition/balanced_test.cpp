@@ -207,8 +207,8 @@ TEST_CASE("expensive requests keep the model together",
   auto plan = plan_of(gpt_like(false), 2, {0.2, 0});
   CHECK(plan.score.requests == 0);
   CHECK(plan.score.predicted == 1);
-  REQUIRE(plan.reasons.size() == 1);
-  CHECK(plan.reasons[0]
+  REQUIRE(plan.warnings.size() == 1);
+  CHECK(plan.warnings[0]
         == "device 1 stays idle: nothing that could be moved there would pay");
 }
 

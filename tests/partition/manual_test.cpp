@@ -100,8 +100,8 @@ TEST_CASE("a pinned root keeps the whole model on device 0",
   options.manual.automatic = true;
   auto plan = make_partition(model, options);
   CHECK(plan.module_device == devices(8, 0));
-  REQUIRE(plan.reasons.size() == 1);
-  CHECK(plan.reasons[0] == "device 1 stays idle: nothing is placed there");
+  REQUIRE(plan.warnings.size() == 1);
+  CHECK(plan.warnings[0] == "device 1 stays idle: nothing is placed there");
 }
 
 TEST_CASE("a root that is pinned elsewhere is an error",

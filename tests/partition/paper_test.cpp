@@ -247,8 +247,9 @@ TEST_CASE("a leaf with several devices runs on the first, the rest is idle",
                       3);
   CHECK(plan.module_device == devices{0, 0, 0});
   CHECK(plan.loads == std::vector<double>{1, 0, 0});
-  REQUIRE(plan.reasons.size() == 1);
-  CHECK(plan.reasons[0].find("devices 1 and 2 stay idle: the share of a") == 0);
+  REQUIRE(plan.warnings.size() == 1);
+  CHECK(plan.warnings[0].find("devices 1 and 2 stay idle: the share of a")
+        == 0);
 }
 
 TEST_CASE("a node's own cost does not count while its devices are shared",

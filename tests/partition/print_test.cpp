@@ -207,7 +207,7 @@ TEST_CASE("manual placement and what cannot be intercepted are said",
   options.manual.automatic = false;
   auto text = shown(gpt.model, options);
   CHECK(has(text, "over 2 devices, placed by hand"));
-  CHECK(has(text, "note: device 1 stays idle: nothing is placed there"));
+  CHECK(has(text, "warning: device 1 stays idle: nothing is placed there"));
   CHECK(has(text,
             "note: transformer.h.0.mlp and 3 like it stay with their parents: "
             "write\n      smp::submodule<gpt_mlp> for mlp"));

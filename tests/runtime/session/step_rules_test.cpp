@@ -137,7 +137,8 @@ TEST_CASE("a second distributed model is refused", "[runtime][R4]") {
   run_virtual_world(1, manual_world(1), [](session&) {
     distributed_model model{make_caller()};
     require(contains(message_of([] { distributed_model other{make_caller()}; }),
-                     "one distributed model"),
+                     "a session has one distributed model; make one module "
+                     "that holds both"),
             "named error");
   });
 }

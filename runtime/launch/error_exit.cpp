@@ -1,0 +1,105 @@
+#include "runtime/launch/error_exit.hpp"
+
+#include "runtime/launch/environment.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <string>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace smp {
+
+namespace {
+
+std::terminate_handler terminate_before = nullptr;
+
+/// Other ranks may end for the same reason. Rank 0 is the one that says it; of
+/// the others the launcher says what their last words were, if it was theirs.
+bool leave_last_words(const char* text) {
+  try {
+    auto here = read_rank_environment();
+    auto* fd = std::getenv(last_words_variable);
+    if (!here || !here->supervised || here->rank == 0 || fd == nullptr)
+      return false;
+    auto record = fmt::format("{} {}", here->rank, text);
+    // What is not longer than this is written as one, or not at all.
+    record.resize(std::min<size_t>(record.size(), PIPE_BUF - 1));
+    record.push_back('\0');
+    return ::write(std::atoi(fd), record.data(), record.size())
+           == static_cast<ssize_t>(record.size());
+  } catch (const error&) { // the environment is wrong
+    return false;
+  }
+}
+
+[[noreturn]] void end_with(const error& x) {
+  static std::atomic<bool> ending = false;
+  while (ending.exchange(true))
+    ::pause(); // another thread is about to end the process
+  // What the program printed stands before it.
+  std::cout.flush();
+  std::fflush(nullptr);
+  if (!told_by_others(x.code()) && !leave_last_words(x.what()))
+    fmt::print(stderr, "error: {}\n", x.what());
+  std::_Exit(exit_code_of(x.code()));
+}
+
+void on_terminate() {
+  if (auto x = std::current_exception())
+    try {
+      std::rethrow_exception(x);
+    } catch (const error& err) {
+      end_with(err);
+    } catch (...) {
+      // Not ours.
+    }
+  if (terminate_before != nullptr)
+    terminate_before();
+  std::abort();
+}
+
+} // namespace
+
+int exit_code_of(error_code x) noexcept {
+  switch (x) {
+    case error_code::config:
+      return 2;
+    case error_code::stalled:
+      return 4;
+    case error_code::numbers:
+      return 5;
+    default:
+      return 3;
+  }
+}
+
+bool told_by_others(error_code x) {
+  if (x != error_code::rank_down && x != error_code::stalled)
+    return false; // also a bad environment
+  auto environment = read_rank_environment();
+  if (!environment)
+    return false;
+  // Our launcher tells how a rank died, rank 0 how all are stalled.
+  return x == error_code::rank_down
+           ? environment->supervised
+           : !environment->supervised && environment->rank > 0;
+}
+
+void end_on_uncaught_errors() {
+  // Not for what a rank starts.
+  if (auto* fd = std::getenv(last_words_variable))
+    ::fcntl(std::atoi(fd), F_SETFD, FD_CLOEXEC);
+  if (std::get_terminate() != on_terminate)
+    terminate_before = std::set_terminate(on_terminate);
+}
+
+} // namespace smp

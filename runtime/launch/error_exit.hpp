@@ -1,0 +1,25 @@
+#pragma once
+
+// How an error ends a program (docs/errors.md).
+
+#include "transport/error.hpp"
+
+namespace smp {
+
+/// Variable of a rank whose output is not kept: the file descriptor that takes
+/// what ended it, "RANK TEXT" and a zero byte.
+inline constexpr const char* last_words_variable = "SMP_LAST_WORDS";
+
+/// @returns the exit code of a program that an error of this kind ends
+int exit_code_of(error_code x) noexcept;
+
+/// @returns true if another process tells it, once for all ranks
+bool told_by_others(error_code x);
+
+/// From now on an `smp::error` that nobody catches ends this process in order,
+/// with one line that says what happened, and `exit_code_of`. Of several ranks
+/// that our launcher started, rank 0 says it, or the launcher. Other exceptions
+/// end the process as before.
+void end_on_uncaught_errors();
+
+} // namespace smp

@@ -1,0 +1,94 @@
+// ctest: timeout=600 label=multiprocess
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/markdown.hpp"
+#include "tests/support/program.hpp"
+#include "tests/support/scratch_dir.hpp"
+
+#include <cstdlib>
+#include <sstream>
+
+using Catch::Matchers::ContainsSubstring;
+using namespace smp::test;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Whether a run of examples/train_own_model.cpp printed a loss that fell.
+bool learned(const std::string& output) {
+  std::istringstream in{output};
+  std::vector<double> losses;
+  for (std::string line; std::getline(in, line);)
+    if (auto at = line.find("loss "); line.starts_with("step "))
+      losses.push_back(std::stod(line.substr(at + 5)));
+  return losses.size() == 5 && losses.back() < 0.9 * losses.front();
+}
+
+} // namespace
+
+TEST_CASE("README shows the example as it is", "[apps][examples]") {
+  CHECK(code_block(content_of(source_file("README.md")), "Your own model")
+        == content_of(source_file("examples/train_own_model.cpp")));
+}
+
+TEST_CASE("CONTRIBUTING shows the pattern as it is", "[apps][examples]") {
+  CHECK(code_block(content_of(source_file("CONTRIBUTING.md")), "The pattern")
+        == content_of(source_file("tests/actors/protocol/pattern_test.cpp")));
+}
+
+TEST_CASE("The example trains on two ranks", "[apps][examples]") {
+  program run{{built_program("train_own_model"), "--ranks", "2"}, ".", {}};
+  CHECK(run.join() == 0);
+  INFO(run.output());
+  CHECK(learned(run.output()));
+  CHECK_THAT(run.output(), ContainsSubstring("modules over 2 devices"));
+  CHECK_THAT(run.output(), !ContainsSubstring("warning"));
+}
+
+TEST_CASE("the example says in one line what is wrong", "[apps][examples]") {
+  auto [ranks, line] = GENERATE(table<std::string, std::string>(
+    {{"3",
+      "error: 3 ranks are not a multiple of smp.pipeline_parallel_degree = 2 "
+      "times smp.tensor_parallel_degree = 1\n"},
+     {"many", "error: --ranks many: a number of ranks is wanted, 1 or more\n"},
+     {"",
+      "error: smp.pipeline_parallel_degree = 2, but this process is the only "
+      "rank: start the program with --ranks 2 (smp::init), or by mpirun, srun "
+      "or torchrun\n"}}));
+  std::vector<std::string> command{built_program("train_own_model")};
+  if (!ranks.empty())
+    command.insert(command.end(), {"--ranks", ranks});
+  program run{command, ".", {}};
+  CHECK(run.join() == 2);
+  CHECK(run.output() == line);
+}
+
+// A stranger has the installed smp and a project of their own, which says
+// nothing that README does not say.
+TEST_CASE_METHOD(scratch_dir, "the example builds in a stranger's project",
+                 "[apps][examples][install]") {
+  auto run = [&](std::vector<std::string> command) {
+    program p{std::move(command), path};
+    auto code = p.join(std::chrono::minutes{8});
+    INFO(p.output());
+    REQUIRE(code == 0);
+    return p.output();
+  };
+  auto build = fs::path{std::getenv("SMP_BIN_DIR")}.parent_path().string();
+  run({"cmake", "--install", build, "--prefix", path / "prefix"});
+  auto readme = content_of(source_file("README.md"));
+  write("project/train_own_model.cpp",
+        code_block(readme, "Your own model", "cpp"));
+  // Without the precompiled header, smp comes before Torch.
+  write("project/CMakeLists.txt",
+        code_block(readme, "Your own model", "cmake")
+          + "add_library(smp_first OBJECT train_own_model.cpp)\n"
+            "target_link_libraries(smp_first PRIVATE smp::smp)\n"
+            "target_compile_options(smp_first PRIVATE -fsyntax-only)\n");
+  run({"cmake", "-S", "project", "-B", "project/build", "-G", "Ninja",
+       "-DCMAKE_PREFIX_PATH=" + (path / "prefix").string()});
+  run({"cmake", "--build", "project/build"});
+  CHECK(learned(run({"project/build/train_own_model", "--ranks", "2"})));
+}
