@@ -46,18 +46,23 @@ TEST_CASE("TorchScript models have the numbers of one process in fast mode",
           "[runtime][fast][script][zoo]") {
   auto name = GENERATE(
     as<std::string>{}, "arguments", "bert", "branch", "changed_list", "convnet",
-    "dropout", "early_exit", "encoder_decoder", "experts", "frozen_trunk",
-    "gpt", "in_place", "methods", "mlp", "packed", "recurrent", "reused",
+    "drop_path", "dropout", "early_exit", "encoder_decoder", "experts",
+    "frozen_trunk", "gpt", "hf_bert", "hf_gpt2", "hf_llama", "hf_t5",
+    "in_place", "methods", "mlp", "packed", "recurrent", "reused",
     "running_state", "skip_link", "t5", "teacher", "tied_lm", "two_towers",
     "unused_output", "weight_as_argument");
-  DYNAMIC_SECTION(name) {
+  // TorchScript optimises whole layers otherwise than single modules.
+  auto placement = GENERATE(spread::scattered, spread::layers);
+  DYNAMIC_SECTION(name << (placement == spread::layers ? ", by layer" : "")) {
     auto job = zoo_job(name);
+    job.placement = placement;
     job.steps = 3;
     job.fast = true;
     job.ranks = 4;
     job.microbatches = 4;
     auto record = run_split(job);
     CHECK(differences(job, record) == std::vector<std::string>{});
-    CHECK(record.requests > 0);
+    if (placement == spread::scattered)
+      CHECK(record.requests > 0);
   }
 }
