@@ -42,7 +42,7 @@ void record_book::took(step_id step, double seconds, bool learnt,
     // One that failed has no record.
     if (x.chosen || !x.records.contains(step) || x.seconds.contains(step))
       continue;
-    auto worse = learnt || x.seconds.size() < warm_up;
+    auto worse = learnt || x.count <= warm_up;
     x.seconds.emplace(step, worse ? std::numeric_limits<double>::infinity()
                                   : seconds);
     x.learnt += worse;
@@ -75,8 +75,9 @@ std::shared_ptr<const step_record> record_book::begin(const step_plan& x) {
 
 void record_book::recorded(const step_plan& x, step_record record) {
   std::lock_guard guard{mutex_};
-  use(x.key).records[x.step] = std::make_shared<const step_record>(
-    std::move(record));
+  auto& y = use(x.key);
+  ++y.count;
+  y.records[x.step] = std::make_shared<const step_record>(std::move(record));
 }
 
 void record_book::diverged(const std::string& how) {
@@ -114,6 +115,18 @@ void record_book::choose(uint64_t key, step_id step, step_record record) {
 void record_book::clear() {
   std::lock_guard guard{mutex_};
   entries_.clear();
+}
+
+void record_book::outdate() {
+  std::lock_guard guard{mutex_};
+  for (auto& x : entries_)
+    x = {x.key, {}, {}, 0, x.count, {}};
+}
+
+uint64_t record_book::recorded_steps(uint64_t key) const {
+  std::lock_guard guard{mutex_};
+  auto* x = find(key);
+  return x ? x->count : 0;
 }
 
 // -- executions ---------------------------------------------------------------
@@ -168,7 +181,7 @@ record_book::entry& record_book::use(uint64_t key) {
   if (i != entries_.end())
     entries_.splice(entries_.begin(), entries_, i);
   else
-    entries_.push_front({key, {}, {}, 0, {}});
+    entries_.push_front({key, {}, {}, 0, 0, {}});
   if (entries_.size() > max_keys)
     entries_.pop_back();
   return entries_.front();

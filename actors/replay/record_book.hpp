@@ -120,6 +120,13 @@ public:
   /// Forgets everything, between steps: the model is another one.
   void clear();
 
+  /// Forgets all records, between steps: from now on steps go otherwise. The
+  /// last step counts as little as those that learn.
+  void outdate();
+
+  /// @returns how many steps of a kind were recorded, forgotten ones too
+  uint64_t recorded_steps(uint64_t key) const;
+
   // -- executions -------------------------------------------------------------
 
   /// Tells whether the running step replays a record, and did not diverge.
@@ -158,6 +165,7 @@ private:
     std::map<step_id, std::shared_ptr<const step_record>> records;
     std::map<step_id, double> seconds;
     uint64_t learnt = 0; // how many of `seconds`
+    uint64_t count = 0;  // steps that were ever recorded
     std::optional<step_id> chosen;
   };
 

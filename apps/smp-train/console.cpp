@@ -134,12 +134,10 @@ void console::end(const train_summary& x, const std::string& run_dir) {
   item("sent", fmt::format("{} requests, {}", with_commas(x.requests),
                            bytes_text(x.bytes_sent)));
   if (config_.smp.static_mode)
-    item("static",
-         fmt::format("{} of {} steps replayed{}", x.replayed, x.steps,
-                     x.fell_back > 0 ? fmt::format(", {} of them diverged from "
-                                                   "the record",
-                                                   x.fell_back)
-                                     : ""));
+    item("static", fmt::format("{} of {} steps replayed{}", x.replayed, x.steps,
+                               x.fell_back > 0 ? fmt::format(
+                                 ", {} diverged from the record", x.fell_back)
+                                               : ""));
   for (size_t rank = 0; rank < x.peak_memory.size(); ++rank)
     item(
       rank == 0 ? "memory" : "",

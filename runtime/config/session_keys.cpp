@@ -135,9 +135,9 @@ const std::vector<config_key> session_table = {
               "(docs/fast_mode.md)"},
   {.name = "smp.no_promises",
    .slot = SMP_SLOT(smp.no_promises),
-   .meaning = "modules, by name, whose calls wait for their results all the "
-              "same",
-   .only = {{"smp.fast_mode", {"true"}}}},
+   .meaning = "modules, by name, with all that is below them, whose calls "
+              "wait for their results all the same",
+    .only = {{"smp.fast_mode", {"true"}}}},
   {.name = "smp.tensor_parallel_degree",
    .meaning = "ranks that share one module",
    .elsewhere = {"tensor_parallel_size", "tensor_model_parallel_size",

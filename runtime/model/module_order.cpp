@@ -197,16 +197,20 @@ module_order::observe(const std::function<bool(uint32_t module)>& ran) const {
   return result;
 }
 
-void module_order::learn(const observation& all) {
+bool module_order::learn(const observation& all) {
   if (all.trained.empty()) // an evaluation: it tells nothing
-    return;
+    return false;
   undecided_ = false;
   hashes_.clear();
-  for (auto& [i, x] : entries_)
+  auto result = false;
+  for (auto& [i, x] : entries_) {
     x.released = x.reasons.empty() && all.trained.contains(i)
                  && std::none_of(
                    x.buffers.begin(), x.buffers.end(),
                    [&](auto t) { return all.changed.contains(t); });
+    result = result || x.released;
+  }
+  return result;
 }
 
 } // namespace smp

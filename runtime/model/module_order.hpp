@@ -93,7 +93,8 @@ public:
 
   /// Releases the modules whose state stayed as it was.
   /// @param all what all ranks saw
-  void learn(const observation& all);
+  /// @returns whether there are any
+  bool learn(const observation& all);
 
 private:
   const walked_model* model_ = nullptr;

@@ -151,8 +151,8 @@ public:
     model_.parameters->flush();
     for (auto& [buffer, old] : stale)
       buffer.variable_data().copy_(old); // autograd sees no change
-    if (!entered_modules(map_, req_).empty()
-        || !(random_stream::of_default() == before))
+    drew_ = !(random_stream::of_default() == before);
+    if (drew_ || !entered_modules(map_, req_).empty())
       ex_.note_state();
     // What it called is known with its answers.
     fence(ex_);
@@ -256,8 +256,10 @@ private:
     auto& expected = *asked_.promised;
     if (!done.changed.empty())
       break_promise("it takes a list or dict that it may change");
+    if (drew_)
+      break_promise("it drew random numbers");
     if (ex_.met_state())
-      break_promise("it drew random numbers or met state that calls change");
+      break_promise("it met state that calls change");
     for (size_t i = 0; i < arguments_.tensors.size(); ++i)
       if (auto& t = arguments_.tensors[i];
           t.defined() && t._version() != arguments_.versions[i])
@@ -361,6 +363,7 @@ private:
   const model_context& model_;
   const model_map& map_;
   arrived arguments_;
+  bool drew_ = false; // random numbers
 };
 
 // -- backward -----------------------------------------------------------------

@@ -128,13 +128,16 @@ void promise_book::set_waiting(const model_map& map,
                                const std::vector<std::string>& names) {
   auto& modules = map.model().modules;
   for (auto& name : names) {
-    auto found = std::find_if(modules.begin(), modules.end(), [&](auto& x) {
-      return std::find(x.names.begin(), x.names.end(), name) != x.names.end();
-    });
-    if (found == modules.end())
+    if (!map.model().find_module(name))
       throw error{error_code::config,
                   "smp.no_promises: the model has no module '" + name + "'"};
-    waiting_.insert(static_cast<uint64_t>(found - modules.begin()));
+    auto is_in = [&name](const std::string& x) {
+      return x == name || x.starts_with(name + ".");
+    };
+    for (uint64_t i = 0; i < modules.size(); ++i)
+      if (auto& xs = modules[i].names;
+          std::any_of(xs.begin(), xs.end(), is_in))
+        waiting_.insert(i);
   }
 }
 

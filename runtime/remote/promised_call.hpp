@@ -155,7 +155,7 @@ public:
     return on_;
   }
 
-  /// Finds the modules whose calls always wait.
+  /// Finds the modules whose calls always wait, with all that is below them.
   /// @throws error (config) naming what the model does not have
   void set_waiting(const model_map& map, const std::vector<std::string>& names);
 

@@ -154,7 +154,10 @@ void model_state::end_step(bool complete) {
     module_id module{i};
     return map_.owner(module) == rank_.self() && sequencer.calls(module) > 0;
   });
-  map_.order().learn(gather(rank_, mine));
+  // What was recorded waited for turns that nobody waits for from now on, and
+  // answered that it met state.
+  if (map_.order().learn(gather(rank_, mine)))
+    rank_.records().outdate();
   partitioning_.set_order();
   promises_.reconsider();
 }

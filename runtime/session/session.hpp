@@ -27,7 +27,7 @@ struct step_stats {
   uint64_t bytes_sent = 0; // sent by this rank
   /// Times that an execution of this rank waited for another one's answer.
   uint64_t waits = 0;
-  /// The step replayed a record (`smp.static_mode`).
+  /// The step replayed a record to its end (`smp.static_mode`).
   bool replayed = false;
   /// The step diverged from its record and ran without
   /// (`smp.static_fallback = "dynamic"`).

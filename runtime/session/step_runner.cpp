@@ -60,7 +60,10 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
     rank_.objects().withdraw(held_results_);
     throw error{report.error};
   }
-  if (records.fixed_order() && records.note().recorded)
+  if (auto note = records.note();
+      records.fixed_order() && note.recorded
+      && records.find(note.key, note.step)
+      && records.recorded_steps(note.key) > warm_up(model, microbatches))
     compute_order(model, microbatches);
   return std::move(report.values);
 }
@@ -172,20 +175,24 @@ void step_runner::trace(model_state& model, const step_body& body) {
 
 // -- records (R33) ------------------------------------------------------------
 
+/// @returns how many first steps of a kind go otherwise than later ones:
+/// TorchScript runs code once to profile it, forward and then backward; its
+/// optimised code answers differently (zeros instead of nothing).
+size_t step_runner::warm_up(const model_state* model, uint64_t microbatches) {
+  return model && model->script() ? (microbatches > 1 ? 1 : 2) : 0;
+}
+
 void step_runner::note_record(const model_state* model, uint64_t microbatches,
                               bool learnt) {
   auto& records = rank_.records();
   if (!records.active())
     return;
   auto note = records.note();
-  stats_.replayed = note.replayed;
   stats_.fell_back = !note.divergence.empty();
-  if (rank_.pp_rank() > 0)
-    return;
-  // TorchScript runs code once to profile it, forward and then backward; its
-  // optimised code answers differently (zeros instead of nothing).
-  size_t warm_up = model && model->script() ? (microbatches > 1 ? 1 : 2) : 0;
-  records.took(rank_.step(), stats_.seconds, learnt, warm_up);
+  stats_.replayed = note.replayed && !stats_.fell_back;
+  if (rank_.pp_rank() == 0)
+    records.took(rank_.step(), stats_.seconds, learnt,
+                 warm_up(model, microbatches));
 }
 
 /// Names the record that a step belongs to; on pp_rank 0.

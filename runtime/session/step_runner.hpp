@@ -63,6 +63,7 @@ private:
   /// @param learnt calls that waited in this step will not wait later
   void note_record(const model_state* model, uint64_t microbatches,
                    bool learnt);
+  static size_t warm_up(const model_state* model, uint64_t microbatches);
   uint64_t record_key(const model_state* model, uint64_t microbatches,
                       uint64_t signature) const;
   void compute_order(const model_state* model, uint64_t microbatches);

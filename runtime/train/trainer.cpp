@@ -248,7 +248,7 @@ private:
       x.static_mode = sums[5] > 0      ? "fallback"
                       : stats.replayed ? "replay"
                                        : "record";
-    summary_.replayed += stats.replayed;
+    summary_.replayed += x.static_mode == "replay";
     summary_.fell_back += sums[5] > 0;
     if (metrics_)
       metrics_->write(x);

@@ -81,7 +81,7 @@ struct train_summary {
   double bubble_ratio = 0;
   uint64_t requests = 0;   // of all training steps and ranks
   uint64_t bytes_sent = 0; // the same
-  /// Training steps that replayed a record, and those of them that diverged
+  /// Training steps that replayed a record, and those that began to, diverged
   /// from it and went on without.
   uint64_t replayed = 0, fell_back = 0;
   /// By rank, in bytes.

@@ -16,6 +16,7 @@ enum class spread {
   rank_0,     // all together
   scattered,  // one after the other in turn: a module is never with its parent
   contiguous, // the first ones on rank 0, ..., the last ones on the last rank
+  layers,     // items of a list go in turn, each with all that is below it
   automatic,  // as the partitioner wants
 };
 
@@ -31,6 +32,9 @@ struct script_job {
   int steps = 3;
   /// `smp.fast_mode`
   bool fast = false;
+  /// `smp.static_mode`, with one recorded step, and
+  /// `smp.deterministic_server`; a divergence is an error.
+  bool replays = false, fixed_order = false;
   /// Ranks read from the file only what they own.
   bool deferred = false;
   /// The batch of a step. The default is one of [8, 8].
@@ -57,6 +61,7 @@ struct script_result {
   /// Tensors of the model that pp_rank 0 has not read before the partition.
   size_t deferred = 0;
   uint64_t requests = 0; // of all steps and ranks
+  int replayed = 0;      // steps
 };
 
 /// Pins the modules of a TorchScript model as `placement` says; modules that
@@ -69,8 +74,9 @@ void place(session& s, const distributed_model_base& model, spread placement);
 script_result run_split(const script_job& job);
 
 /// Runs the steps again in one process on the file as it is, with nothing of
-/// runtime/ (R36); each step begins with the pipeline's parameters and buffers
-/// (R35).
+/// runtime/ (R36), and as eager PyTorch would: optimised code draws random
+/// numbers where there is nothing to draw. Each step begins with the pipeline's
+/// parameters and buffers (R35).
 /// @returns what differs, one line each; empty if the numbers agree
 std::vector<std::string> differences(const script_job& job,
                                      const script_result& seen);

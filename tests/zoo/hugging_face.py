@@ -10,6 +10,8 @@ from transformers import (
     BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -50,6 +52,16 @@ def hf_bert():
         intermediate_size=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
     )  # fmt: skip
     return Loss(BertForMaskedLM(config)), [words(), padding(6), words()]
+
+
+@model("hf_llama", traced=True)
+def hf_llama():
+    """Its attention has a dropout of 0, its positions a buffer that stays."""
+    config = LlamaConfig(
+        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, pad_token_id=0, tie_word_embeddings=True, use_cache=False, attn_implementation="eager",
+    )  # fmt: skip
+    return Loss(LlamaForCausalLM(config)), [words(), padding(6), words()]
 
 
 @model("hf_t5", traced=True)

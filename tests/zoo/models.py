@@ -192,6 +192,50 @@ def dropout():
     return GPT(layers=2, dropout=0.2), [words()]
 
 
+class DropPath(nn.Module):
+    """Leaves a block out for some rows, as `timm` writes it."""
+
+    def __init__(self, probability: float):
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.probability == 0.0 or not self.training:
+            return x
+        keep = 1 - self.probability
+        return x * x.new_empty([x.size(0), 1]).bernoulli_(keep).div_(keep)
+
+
+class DropPathBlock(nn.Module):
+    def __init__(self, probability: float):
+        super().__init__()
+        self.fc1 = nn.Linear(WIDTH, 2 * WIDTH)
+        self.drop1 = nn.Dropout(0.0)
+        self.fc2 = nn.Linear(2 * WIDTH, WIDTH)
+        self.drop2 = nn.Dropout(0.0)
+        self.path = DropPath(probability)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.path(self.drop2(self.fc2(self.drop1(torch.tanh(self.fc1(x))))))
+
+
+class DropPathMLP(nn.Module):
+    """Some dropouts draw and others have nothing to draw."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*[DropPathBlock(p) for p in (0.0, 0.3, 0.5)])
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.blocks(x)), y)
+
+
+@model("drop_path", random=True)
+def drop_path():
+    return DropPathMLP(), [rows(WIDTH), classes()]
+
+
 class BERT(nn.Module):
     """A mask of padding goes to every block; two heads, two losses."""
 

@@ -5,6 +5,8 @@
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/constants.h>
 
+#include <set>
+
 namespace smp {
 
 namespace {
@@ -42,6 +44,38 @@ void rewrite_access(jit::Node& node, const script_code& code) {
   node.destroy();
 }
 
+/// Optimised code draws numbers for a dropout of 0 as well, and code that runs
+/// for the first time does not: `smp::dropout` does what eager PyTorch does.
+void rewrite_dropout(jit::Node& node) {
+  if (node.kind() != c10::aten::dropout)
+    return;
+  jit::WithInsertPoint here{&node};
+  auto* result = insert_operation(*node.owningGraph(), "smp::dropout",
+                                  node.inputs(), 1);
+  result->setSourceRange(node.sourceRange());
+  result->output()->copyMetadata(node.output());
+  node.output()->replaceAllUsesWith(result->output());
+  node.destroy();
+}
+
+/// Rewrites the dropouts in `graph` and in the functions that it calls, such as
+/// `torch.nn.functional.dropout`.
+void rewrite_dropouts(jit::Graph& graph, std::set<const void*>& seen) {
+  for_each_node(*graph.block(), [&](jit::Node& x) {
+    if (x.kind() == c10::prim::CallFunction) {
+      auto type = x.input(0)->type()->cast<c10::FunctionType>();
+      auto* function = type ? jit::tryToGraphFunction(*type->function())
+                            : nullptr;
+      if (function && seen.insert(function).second) {
+        rewrite_dropouts(*function->graph(), seen);
+        function->clear_optimized_graphs();
+      }
+      return;
+    }
+    rewrite_dropout(x);
+  });
+}
+
 /// Keeps the code of a method under another name and puts the question in
 /// its place.
 void wrap(c10::ClassType& cls, jit::Function& method) {
@@ -71,10 +105,12 @@ void wrap(c10::ClassType& cls, jit::Function& method) {
 
 void rewrite(const std::vector<c10::ClassTypePtr>& classes,
              const script_code& code) {
+  std::set<const void*> functions;
   for (auto& cls : classes)
     for_each_body(*cls, [&](const std::string&, jit::Graph& graph) {
       for_each_node(*graph.block(),
                     [&](jit::Node& x) { rewrite_access(x, code); });
+      rewrite_dropouts(graph, functions);
     });
   for (auto& cls : classes) {
     auto methods = cls->methods(); // a copy: wrapping adds to it

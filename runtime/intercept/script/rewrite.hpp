@@ -13,6 +13,8 @@ namespace smp {
 /// or dictionary that is read to be changed comes by `smp::changeattr`. All
 /// other reads stay: such attributes are the same everywhere, or tensors that
 /// are fetched when they are used (R14).
+/// `torch.dropout` becomes `smp::dropout`, which draws the same numbers whether
+/// or not TorchScript has optimised the code around it.
 /// Rewritten classes stay as they are. Call it before a method first ran.
 void rewrite(const std::vector<c10::ClassTypePtr>& classes,
              const script_code& code);

@@ -10,6 +10,7 @@
 
 #include <ATen/core/function.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/dropout.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <algorithm>
@@ -370,6 +371,13 @@ void setattr_operation(jit::Stack& stack) {
   });
 }
 
+void dropout_operation(jit::Stack& stack) {
+  auto train = jit::pop(stack).toBool();
+  auto p = jit::pop(stack).toDouble();
+  auto x = jit::pop(stack).toTensor();
+  stack.emplace_back(at::dropout(x, p, train));
+}
+
 // Nothing is known about what they do, so no pass moves, merges or removes
 // them.
 const jit::RegisterOperators operations{{
@@ -381,6 +389,8 @@ const jit::RegisterOperators operations{{
                 c10::AliasAnalysisKind::CONSERVATIVE),
   jit::Operator("smp::setattr(...) -> ...", setattr_operation,
                 c10::AliasAnalysisKind::CONSERVATIVE),
+  jit::Operator("smp::dropout(Tensor input, float p, bool train) -> Tensor",
+                dropout_operation, c10::AliasAnalysisKind::CONSERVATIVE),
 }};
 
 // -- the owner's side ---------------------------------------------------------

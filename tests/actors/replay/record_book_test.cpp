@@ -152,6 +152,23 @@ TEST_CASE_METHOD(book_fixture, "steps that learn are recorded in vain",
   }
 }
 
+TEST_CASE_METHOD(book_fixture, "outdated records are recorded again",
+                 "[actors][static][R19]") {
+  play(1, 5, 1);
+  book.outdate();
+  CHECK(book.recorded_steps(5) == 1);
+  CHECK_FALSE(book.find(5, step_id{1}));
+  for (uint64_t n = 2; n <= 4; ++n)
+    CHECK(play(n, 5, 1).what == mode::record);
+  CHECK(play(5, 5, 1).what == mode::replay);
+  play(6, 6, 1);
+  book.outdate();
+  // What is replayed is forgotten as well.
+  CHECK(play(7, 5, 1).what == mode::record);
+  CHECK(book.recorded_steps(5) == 5);
+  CHECK(book.recorded_steps(7) == 0);
+}
+
 TEST_CASE("promises have the numbers of the record or new ones",
           "[actors][static][R38]") {
   record_book book{{.static_mode = true, .promises = true}};

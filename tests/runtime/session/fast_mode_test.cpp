@@ -132,6 +132,18 @@ counted count_chain(bool fast, const std::vector<uint32_t>& ranks,
   return count<chain>(world, 3, [&] { return chain{ranks}; });
 }
 
+/// A chain in a module of its own.
+struct deep_chain_impl : torch::nn::Module {
+  deep_chain_impl() : inner(std::vector<uint32_t>(4, 1)) {
+    register_module("inner", inner);
+  }
+  Tensor forward(Tensor x) {
+    return inner(x);
+  }
+  chain inner;
+};
+TORCH_MODULE_IMPL(deep_chain, deep_chain_impl);
+
 /// A layer with two inputs.
 struct joint_impl : torch::nn::Module {
   joint_impl() {
@@ -343,4 +355,16 @@ TEST_CASE("modules of smp.no_promises wait for their results",
     CHECK(e.cause().text == "smp.no_promises: the model has no module "
                             "'layer7'");
   }
+}
+
+TEST_CASE("smp.no_promises covers what is below a module", "[runtime][fast]") {
+  auto waits = [](std::vector<std::string> names) {
+    auto world = world_of(3, true);
+    world.config.no_promises = std::move(names);
+    return count<deep_chain>(world, 3, [] { return deep_chain{}; }).waits;
+  };
+  CHECK(waits({}) == 2);
+  CHECK(waits({"inner.layer2"}) == 4);
+  CHECK(waits({"inner"}) == 8);
+  CHECK_THROWS_AS(waits({"inn"}), error);
 }

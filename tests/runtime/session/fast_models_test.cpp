@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
-// Whole models in fast mode: the quickstart's GPT against plain LibTorch, and
-// TorchScript files against themselves (R35 to R37).
+// Whole models in fast mode, and replayed: the quickstart's GPT against plain
+// LibTorch, and TorchScript files against themselves (R35 to R37).
 
 using namespace smp;
 using namespace smp::test;
@@ -46,18 +46,50 @@ TEST_CASE("TorchScript models have the numbers of one process in fast mode",
           "[runtime][fast][script][zoo]") {
   auto name = GENERATE(
     as<std::string>{}, "arguments", "bert", "branch", "changed_list", "convnet",
-    "dropout", "early_exit", "encoder_decoder", "experts", "frozen_trunk",
-    "gpt", "in_place", "methods", "mlp", "packed", "recurrent", "reused",
+    "drop_path", "dropout", "early_exit", "encoder_decoder", "experts",
+    "frozen_trunk", "gpt", "hf_bert", "hf_gpt2", "hf_llama", "hf_t5",
+    "in_place", "methods", "mlp", "packed", "recurrent", "reused",
     "running_state", "skip_link", "t5", "teacher", "tied_lm", "two_towers",
     "unused_output", "weight_as_argument");
-  DYNAMIC_SECTION(name) {
+  // TorchScript optimises whole layers otherwise than single modules.
+  auto placement = GENERATE(spread::scattered, spread::layers);
+  DYNAMIC_SECTION(name << (placement == spread::layers ? ", by layer" : "")) {
     auto job = zoo_job(name);
+    job.placement = placement;
     job.steps = 3;
     job.fast = true;
     job.ranks = 4;
     job.microbatches = 4;
     auto record = run_split(job);
     CHECK(differences(job, record) == std::vector<std::string>{});
-    CHECK(record.requests > 0);
+    if (placement == spread::scattered)
+      CHECK(record.requests > 0);
+  }
+}
+
+TEST_CASE("TorchScript models are replayed with the numbers of one process",
+          "[runtime][static][deterministic][script][zoo][R33]") {
+  auto name = GENERATE(as<std::string>{}, "convnet", "drop_path", "dropout",
+                       "hf_bert", "hf_llama", "hf_t5", "two_towers");
+  auto ranks = GENERATE(2u, 4u);
+  auto placement = GENERATE(spread::scattered, spread::layers);
+  auto fixed_order = GENERATE(true, false);
+  if (!fixed_order && name != "hf_llama")
+    return; // the same messages, whatever the order
+  DYNAMIC_SECTION(
+    fmt::format("{}, pp {}, {}, {}", name, ranks,
+                placement == spread::layers ? "by layer" : "scattered",
+                fixed_order ? "fixed order" : "free order")) {
+    auto job = zoo_job(name);
+    job.placement = placement;
+    job.replays = true;
+    job.fixed_order = fixed_order;
+    job.steps = 5;
+    job.ranks = ranks;
+    job.microbatches = 4;
+    auto record = run_split(job);
+    CHECK(differences(job, record) == std::vector<std::string>{});
+    // In the first one the code is compiled, and the order of modules learnt.
+    CHECK(record.replayed == 3);
   }
 }
