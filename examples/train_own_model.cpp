@@ -16,7 +16,7 @@ struct net_impl : torch::nn::Module {
   }
 
   // A Sequential stays as it is; of other members only the type changes.
-  torch::nn::Sequential body{torch::nn::Linear(32, 1024), torch::nn::GELU(),
+  torch::nn::Sequential body{torch::nn::Linear(32, 1024),   torch::nn::GELU(),
                              torch::nn::Linear(1024, 1024), torch::nn::GELU(),
                              torch::nn::Linear(1024, 1024), torch::nn::GELU()};
   smp::submodule<torch::nn::Linear> head{1024, 10};

@@ -137,7 +137,7 @@ const std::vector<config_key> session_table = {
    .slot = SMP_SLOT(smp.no_promises),
    .meaning = "modules, by name, with all that is below them, whose calls "
               "wait for their results all the same",
-    .only = {{"smp.fast_mode", {"true"}}}},
+   .only = {{"smp.fast_mode", {"true"}}}},
   {.name = "smp.tensor_parallel_degree",
    .meaning = "ranks that share one module",
    .elsewhere = {"tensor_parallel_size", "tensor_model_parallel_size",

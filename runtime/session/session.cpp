@@ -2,11 +2,8 @@
 
 #include "actors/cluster/membership.hpp"
 #include "actors/server/execution_token.hpp"
-<<<<<<< HEAD
 #include "runtime/config/config_file.hpp"
-=======
 #include "runtime/launch/environment.hpp"
->>>>>>> 5dbff02220591ab1b03c297d708e44aacffa7f7f
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"

@@ -90,9 +90,9 @@ namespace {
 bool is_item(const walked_module& x) {
   auto& path = x.names.front();
   auto name = path.substr(path.rfind('.') + 1);
-  return !name.empty()
-         && std::all_of(name.begin(), name.end(),
-                        [](char c) { return c >= '0' && c <= '9'; });
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+    return c >= '0' && c <= '9';
+  });
 }
 
 /// Items of the outermost lists go in turn, from the last rank.
