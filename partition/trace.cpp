@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 namespace smp {
@@ -13,6 +14,11 @@ namespace smp {
 namespace {
 
 constexpr auto never = std::numeric_limits<uint64_t>::max();
+
+/// A forward phase that takes less time, in seconds, is mostly what calls cost
+/// by themselves, and its times differ from one measurement to the next by more
+/// than modules do: no decision may depend on them.
+constexpr double least_time = 1e-3;
 
 /// What modules have in common that should take equally long.
 using kinship = std::tuple<std::string, std::vector<uint64_t>, size_t, uint64_t,
@@ -83,6 +89,27 @@ void order_children(model_info& model, const trace_result& x) {
   }
 }
 
+double measured_seconds(const trace_result& x) {
+  return std::accumulate(x.modules.begin(), x.modules.end(), 0.0,
+                         [](double sum, auto& y) { return sum + y.seconds; });
+}
+
+bool is_noise(const trace_result& x) {
+  return x.times && measured_seconds(x) < least_time;
+}
+
+/// Every call takes equally long, all of them together `least_time`.
+void set_times_by_calls(model_info& model, const trace_result& x) {
+  std::vector<double> calls(model.size());
+  for (size_t i = 0; i < model.size(); ++i)
+    calls[i] = x.modules[i].calls > 0 ? static_cast<double>(x.modules[i].calls)
+               : is_visible(model, i) ? 1
+                                      : 0;
+  auto all = std::accumulate(calls.begin(), calls.end(), 0.0);
+  for (size_t i = 0; i < model.size(); ++i)
+    model[i].compute = least_time * calls[i] / all;
+}
+
 void set_times(model_info& model, const trace_result& x) {
   std::map<kinship, std::vector<size_t>> kin;
   double seconds = 0;
@@ -136,7 +163,9 @@ void apply_trace(model_info& model, const trace_result& x,
   }
   auto timed = std::any_of(x.modules.begin(), x.modules.end(),
                            [](auto& y) { return y.seconds > 0; });
-  if (x.times && timed)
+  if (x.times && timed && is_noise(x))
+    set_times_by_calls(model, x);
+  else if (x.times && timed)
     set_times(model, x);
 }
 
@@ -155,7 +184,10 @@ std::string describe_trace(const trace_result& x, double step_seconds,
                                   : "memory";
   auto result = std::string{what} + " measured on the "
                 + (device == "gpu" ? "GPU" : "CPU");
-  if (step_seconds > 0) {
+  if (is_noise(x) && step_seconds > 0) {
+    result += "; less than 1 ms forward per microbatch is noise, so each call "
+              "counts the same";
+  } else if (step_seconds > 0) {
     char text[64];
     auto forward = step_seconds / 3;
     std::snprintf(text, sizeof(text), ", %.3g %s forward per microbatch",

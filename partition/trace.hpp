@@ -42,7 +42,9 @@ struct trace_result {
 /// Times are as noisy as the machine, so modules that look alike (type, own
 /// parameters, calls, bytes in and out) count as equally fast: with their
 /// median. What was not called, because the microbatch did not need it or the
-/// trace ended before, gets a time by its parameters.
+/// trace ended before, gets a time by its parameters. Where the whole forward
+/// phase takes less than a millisecond, times are noise: each call counts the
+/// same, and all of them a millisecond.
 /// @param element_bytes size of an element of the model's parameters, the unit
 ///        of memory
 /// @pre `x` is of this model

@@ -36,6 +36,7 @@ private:
 
   tracer* tracer_; // null: no trace, or inside of a traced call
   size_t passes_ = 0;
+  size_t stable_ = 0; // passes in a row that found hardly anything faster
   clock::time_point begin_;
   std::vector<double> before_; // seconds of what was traced before, by module
   std::vector<double> best_;   // seconds of the fastest pass, by module

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <numeric>
 #include <unordered_map>
 
 namespace smp {
@@ -24,9 +25,11 @@ namespace {
 
 using clock = tracer::clock;
 
-/// Timed passes are repeated while all of them together take less.
+/// Timed passes are repeated while all of them together take less, until
+/// several in a row found hardly anything faster.
 constexpr auto timing_budget = std::chrono::seconds{1};
-constexpr size_t max_timed_passes = 3;
+constexpr size_t stable_passes = 3;
+constexpr double hardly = 0.02;
 
 thread_local tracer* current_tracer = nullptr;
 
@@ -456,7 +459,7 @@ bool traced_model_call::next() {
   if (passes_ > 0)
     end_pass();
   auto again = passes_ == 1
-               || (passes_ <= max_timed_passes
+               || (stable_ < stable_passes
                    && clock::now() - begin_ < timing_budget);
   if (passes_ == 0)
     x.pass_ = pass::count;
@@ -476,10 +479,17 @@ void traced_model_call::end_pass() {
   x.saved_->restore();
   if (!x.times())
     return;
-  if (best_.empty())
+  if (best_.empty()) {
     best_ = x.seconds_;
+    return;
+  }
+  auto all = [this] {
+    return std::accumulate(best_.begin(), best_.end(), 0.0);
+  };
+  auto before = all();
   for (size_t i = 0; i < best_.size(); ++i)
     best_[i] = std::min(best_[i], x.seconds_[i]);
+  stable_ = all() < (1 - hardly) * before ? 0 : stable_ + 1;
 }
 
 // -- trace --------------------------------------------------------------------

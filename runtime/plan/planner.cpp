@@ -10,9 +10,13 @@
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
 
 namespace smp {
 
@@ -36,6 +40,28 @@ std::string largest_need(const walked_model& model, const partition_plan& plan,
   return fmt::format("memory: up to {} (device {})\n",
                      describe_memory_need(most, x.optimizer), device);
 }
+
+/// While it lives, tensor operations have the threads of one rank, as if all of
+/// them ran on this machine.
+class threads_of_a_rank {
+public:
+  explicit threads_of_a_rank(const session_config& x)
+    : before_(at::get_num_threads()) {
+    auto cores = std::max(1u, std::thread::hardware_concurrency());
+    auto share = std::max<uint64_t>(1, cores / x.pipeline_parallel_degree);
+    at::set_num_threads(static_cast<int>(x.threads > 0 ? x.threads : share));
+  }
+
+  ~threads_of_a_rank() {
+    at::set_num_threads(before_);
+  }
+
+  threads_of_a_rank(const threads_of_a_rank&) = delete;
+  threads_of_a_rank& operator=(const threads_of_a_rank&) = delete;
+
+private:
+  int before_;
+};
 
 } // namespace
 
@@ -67,13 +93,16 @@ void try_first_microbatch(const train_config& x) {
   }
 }
 
-printed_plan plan_model(const train_config& x) {
+void decide_alone(const train_config& x,
+                  const std::function<void(session&, const walked_model&,
+                                           partition_decision)>& use) {
   const auto devices = x.smp.pipeline_parallel_degree;
   virtual_world_options world;
   world.config = x.smp;
+  world.config.active_microbatches = effective_active_microbatches(x.smp);
   world.config.pipeline_parallel_degree = 1;
   world.config.default_partition = 0; // the other devices are no ranks
-  printed_plan result;
+  threads_of_a_rank threads{x.smp};
   run_virtual_world(1, world, [&](session& s) {
     // Without a trace only sizes count.
     auto whole = make_trainable(x, x.smp.trace_device == "none"
@@ -91,7 +120,15 @@ printed_plan plan_model(const train_config& x) {
                   });
     auto decision = state.decide(static_cast<uint32_t>(devices),
                                  x.smp.default_partition);
-    result = {decision.text() + largest_need(state.model(), decision.plan, x),
+    use(s, state.model(), std::move(decision));
+  });
+}
+
+printed_plan plan_model(const train_config& x) {
+  printed_plan result;
+  decide_alone(x, [&](session&, const walked_model& model,
+                      const partition_decision& decision) {
+    result = {decision.text() + largest_need(model, decision.plan, x),
               plan_json(decision.model, decision.plan), decision.trace_failure};
   });
   return result;

@@ -4,10 +4,14 @@
 
 #include "partition/print.hpp"
 #include "runtime/config/config_file.hpp"
+#include "runtime/session/partitioning.hpp"
 
+#include <functional>
 #include <string>
 
 namespace smp {
+
+class session;
 
 /// A decision as text.
 struct printed_plan {
@@ -29,7 +33,13 @@ void try_first_microbatch(const train_config& x);
 
 /// Decides as the first step of a run would, without training and in this
 /// process alone: makes the model, measures the first microbatch, partitions.
+/// @param use gets the decision in the session of the only rank
 /// @throws error (config) naming what is wrong with model, data or placement
+void decide_alone(const train_config& x,
+                  const std::function<void(session&, const walked_model&,
+                                           partition_decision)>& use);
+
+/// @returns that decision as text
 printed_plan plan_model(const train_config& x);
 
 } // namespace smp

@@ -11,6 +11,7 @@
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
 #include "runtime/train/memory_need.hpp"
+#include "runtime/train/module_times.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/text_sampler.hpp"
 #include "runtime/train/trainable.hpp"
@@ -145,6 +146,8 @@ private:
     parameters_.clear();
     model_->register_post_partition_hook([this, parameters] {
       auto* decision = model_->state().decision();
+      if (metrics_ && decision && decision->plan.options.step_seconds > 0)
+        write_module_times(run_dir_ + "/times.json", decision->model);
       listener_.on_start({.partition = model_->partition_text(true),
                           .parameters = parameters,
                           .owned = count_elements(model_->local_parameters()),

@@ -115,7 +115,9 @@ void begin_run(const train_config& config, const trainable& whole,
                const data_source& data, const distributed_model_base& model);
 
 /// Trains as `config` says. Every rank of the session calls this and gets the
-/// same summary. Rank 0 writes `run_dir`/metrics.jsonl and, if asked to,
+/// same summary. Rank 0 writes `run_dir`/metrics.jsonl, the times with which
+/// the partition counted to `run_dir`/times.json if it was traced, and, if
+/// asked to,
 /// `run_dir`/gradients-STEP.safetensors (train.dump_gradients) and
 /// `run_dir`/model.safetensors (train.save_model); `run_dir` exists.
 /// @param stop set on any rank ends the run on all ranks after the current

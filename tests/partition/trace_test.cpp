@@ -149,6 +149,31 @@ TEST_CASE("a module that was not called costs as much time as its parameters",
   }
 }
 
+TEST_CASE("below a millisecond each call takes equally long",
+          "[partition][trace]") {
+  trace_result x;
+  x.modules = {called(0, 1e-5), called(1, 1e-4, 0, 0, 2), called(2, 3e-4), {}};
+  auto model = three_blocks();
+  apply_trace(model, x, 4);
+  const std::vector<double> shares{0.2, 0.4, 0.2, 0.2};
+  for (size_t i = 0; i < 4; ++i)
+    CHECK(*model[i].compute == Catch::Approx(1e-3 * shares[i]));
+  // Whatever was measured.
+  auto other = three_blocks();
+  x.modules[2].seconds = 8e-4;
+  apply_trace(other, x, 4);
+  for (size_t i = 0; i < 4; ++i)
+    CHECK(other[i].compute == model[i].compute);
+  CHECK(step_seconds(model, x) == Catch::Approx(3e-3));
+  CHECK(describe_trace(x, step_seconds(model, x), "cpu")
+        == "time and memory measured on the CPU; less than 1 ms forward per "
+           "microbatch is noise, so each call counts the same");
+  // Two blocks of half a millisecond are no noise any more.
+  x.modules[1].seconds = 5e-4;
+  apply_trace(other, x, 4);
+  CHECK(other[1].compute != model[1].compute);
+}
+
 TEST_CASE("why a trace ended early is said, and where", "[partition][trace]") {
   auto model = three_blocks();
   trace_result x;
