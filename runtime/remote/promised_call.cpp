@@ -135,8 +135,7 @@ void promise_book::set_waiting(const model_map& map,
       return x == name || x.starts_with(name + ".");
     };
     for (uint64_t i = 0; i < modules.size(); ++i)
-      if (auto& xs = modules[i].names;
-          std::any_of(xs.begin(), xs.end(), is_in))
+      if (auto& xs = modules[i].names; std::any_of(xs.begin(), xs.end(), is_in))
         waiting_.insert(i);
   }
 }
