@@ -87,6 +87,9 @@ void add_verify_options(CLI::App& app, verify_command& x) {
                 "replayed")
     ->type_name("N")
     ->check(CLI::Range(1, 1000000));
+  app.add_flag("--split", x.split,
+               "Place modules on the ranks in turn instead of as the "
+               "configuration says: whatever can cross ranks does");
   app.add_option("--json", x.json, "Write the result to FILE, for tools")
     ->type_name("FILE");
   app.footer(std::string{about_keys} + about_verify);

@@ -32,6 +32,8 @@ struct schedule_command {
 /// Options of the command `verify`.
 struct verify_command {
   std::optional<uint64_t> steps;
+  /// Modules go to the ranks in turn.
+  bool split = false;
   /// Where the result goes; empty: it is only printed.
   std::string json;
 };

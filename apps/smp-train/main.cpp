@@ -262,7 +262,9 @@ int run(int argc, char** argv) {
     fmt::print(stderr, "{}\n", text);
   if (!report.errors.empty())
     return exit_usage;
-  const auto& config = report.config;
+  auto& config = report.config;
+  if (cmd->verify.split)
+    prepare_split(config);
   if (cmd->what == command::partition) {
     partition_config(cmd->partition, config, stderr_is_terminal());
     return exit_done;

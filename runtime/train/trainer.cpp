@@ -103,6 +103,8 @@ public:
     for (auto rank : get_group(comm_group::world))
       world_.push_back(rank_id{rank});
     place_by_name(*model_, config.manual_partition);
+    if (job.place)
+      job.place(*model_);
   }
 
   train_summary operator()() {

@@ -122,6 +122,19 @@ TEST_CASE_METHOD(tiny_job, "Without --steps replay is verified, and counted",
   }
 }
 
+TEST_CASE_METHOD(tiny_job, "A split job shows that modules cross ranks",
+                 "[apps][verify]") {
+  auto p = start({"tiny.toml", "--steps", "1", "--split", "--json", "out.json",
+                  "--smp.auto_partition=false"});
+  auto code = p.join();
+  INFO(p.output());
+  CHECK(code == 0);
+  CHECK(result("out.json")["requests"] > 100);
+  auto alone = start({"tiny.toml", "--split", "--ranks", "1"});
+  CHECK(alone.join() == 2);
+  CHECK_THAT(alone.output(), ContainsSubstring("--split needs two ranks"));
+}
+
 TEST_CASE_METHOD(tiny_job, "A wrong job exits with 1 and names the module",
                  "[apps][verify]") {
   struct wrong {
