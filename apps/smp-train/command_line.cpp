@@ -1,5 +1,6 @@
 #include "apps/smp-train/command_line.hpp"
 
+#include "apps/smp-train/modes.hpp"
 #include "transport/build_id.hpp"
 
 #include <CLI/CLI.hpp>
@@ -87,6 +88,15 @@ void add_verify_options(CLI::App& app, verify_command& x) {
                 "replayed")
     ->type_name("N")
     ->check(CLI::Range(1, 1000000));
+  app
+    .add_option("--modes", x.modes,
+                "Compare in each of these modes instead of the configured one: "
+                "dynamic, fast, static, static+fast, deterministic, "
+                "deterministic+static, or all")
+    ->type_name("MODE,...")
+    ->delimiter(',')
+    ->allow_extra_args(false)
+    ->check(CLI::IsMember(names_of_modes()));
   app.add_flag("--split", x.split,
                "Place modules on the ranks in turn instead of as the "
                "configuration says: whatever can cross ranks does");

@@ -34,6 +34,8 @@ struct verify_command {
   std::optional<uint64_t> steps;
   /// Modules go to the ranks in turn.
   bool split = false;
+  /// Names of `run_mode`, one after the other; empty: as configured.
+  std::vector<std::string> modes;
   /// Where the result goes; empty: it is only printed.
   std::string json;
 };
