@@ -1,5 +1,6 @@
 #include "apps/smp-train/command_line.hpp"
 
+#include "apps/smp-train/modes.hpp"
 #include "runtime/base/nearest_name.hpp"
 #include "transport/build_id.hpp"
 
@@ -91,6 +92,18 @@ void add_verify_options(CLI::App& app, verify_command& x) {
                 "replayed")
     ->type_name("N")
     ->check(CLI::Range(1, 1000000));
+  app
+    .add_option("--modes", x.modes,
+                "Compare in each of these modes instead of the configured one: "
+                "dynamic, fast, static, static+fast, deterministic, "
+                "deterministic+static, or all")
+    ->type_name("MODE,...")
+    ->delimiter(',')
+    ->allow_extra_args(false)
+    ->check(CLI::IsMember(names_of_modes()));
+  app.add_flag("--split", x.split,
+               "Place modules on the ranks in turn instead of as the "
+               "configuration says: whatever can cross ranks does");
   app.add_option("--json", x.json, "Write the result to FILE, for tools")
     ->type_name("FILE");
   app.footer(std::string{about_keys} + about_verify);

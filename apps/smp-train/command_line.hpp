@@ -32,6 +32,10 @@ struct schedule_command {
 /// Options of the command `verify`.
 struct verify_command {
   std::optional<uint64_t> steps;
+  /// Modules go to the ranks in turn.
+  bool split = false;
+  /// Names of `run_mode`, one after the other; empty: as configured.
+  std::vector<std::string> modes;
   /// Where the result goes; empty: it is only printed.
   std::string json;
 };

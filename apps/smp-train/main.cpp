@@ -4,6 +4,7 @@
 #include "apps/smp-train/check.hpp"
 #include "apps/smp-train/command_line.hpp"
 #include "apps/smp-train/console.hpp"
+#include "apps/smp-train/modes.hpp"
 #include "apps/smp-train/partition.hpp"
 #include "apps/smp-train/rank_log.hpp"
 #include "apps/smp-train/run_dir.hpp"
@@ -27,7 +28,10 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <unistd.h>
 
@@ -192,21 +196,57 @@ int run_threads(const command_line& cmd, const train_config& config) {
 }
 
 /// The ranks are processes, started here.
-int run_launcher(command_line cmd, const train_config& config, int argc,
-                 char** argv) {
+/// @param arguments of each, the program's name first
+int run_launcher(const command_line& cmd, const train_config& config,
+                 std::vector<std::string> arguments) {
   launch_options options;
   if (cmd.what == command::verify)
     options.verdict = exit_different;
   options.ranks = config.smp.pipeline_parallel_degree;
   options.log_dir = make_run_dir(cmd.run_dir, cmd.config);
   options.stalls = stalls_of(config.smp);
-  if (cmd.run_dir.empty()) {
-    options.command.assign(argv, argv + argc);
-    options.command[0] = std::filesystem::read_symlink("/proc/self/exe");
+  options.command = std::move(arguments);
+  options.command[0] = std::filesystem::read_symlink("/proc/self/exe");
+  if (cmd.run_dir.empty())
     options.command.insert(options.command.end(),
                            {"--run-dir", options.log_dir});
-  }
   return launch(options);
+}
+
+/// Compares in one mode after the other.
+/// @returns the exit code of the first one that is not equal
+int run_modes(const command_line& cmd, const train_config& config,
+              const std::vector<run_mode>& modes,
+              const std::vector<std::string>& arguments) {
+  int result = exit_done;
+  std::string ends;
+  for (auto& mode : modes) {
+    auto one = cmd;
+    one.run_dir = path_of_mode(cmd.run_dir, mode);
+    one.verify.json = path_of_mode(cmd.verify.json, mode);
+    auto mine = config;
+    set_mode(mine, mode);
+    auto words = without_modes(arguments);
+    words.insert(words.end(), {"--modes", mode.name});
+    if (!one.run_dir.empty())
+      words.insert(words.end(), {"--run-dir", one.run_dir});
+    if (!one.verify.json.empty())
+      words.insert(words.end(), {"--json", one.verify.json});
+    fmt::print(stderr, "mode {}\n", mode.name);
+    auto code = mine.transport.type == "loopback"
+                  ? run_threads(one, mine)
+                  : run_launcher(one, mine, std::move(words));
+    if (code == exit_interrupted)
+      return code;
+    if (result == exit_done)
+      result = code;
+    ends += fmt::format("{}{} {}", ends.empty() ? "" : ", ", mode.name,
+                        code == exit_done        ? "equal"
+                        : code == exit_different ? "different"
+                                                 : "failed");
+  }
+  fmt::print(stderr, "\nmodes: {}\n", ends);
+  return result;
 }
 
 // -- commands -----------------------------------------------------------------
@@ -238,7 +278,12 @@ int run(int argc, char** argv) {
     fmt::print(stderr, "{}\n", text);
   if (!report.errors.empty())
     return exit_usage;
-  const auto& config = report.config;
+  auto& config = report.config;
+  if (cmd->verify.split)
+    prepare_split(config);
+  const auto modes = modes_of(cmd->verify.modes);
+  if (modes.size() == 1)
+    set_mode(config, modes.front());
   if (cmd->what == command::partition) {
     partition_config(cmd->partition, config, stderr_is_terminal());
     return exit_done;
@@ -259,9 +304,12 @@ int run(int argc, char** argv) {
   // What is wrong with model or data is said once, not by each rank.
   check_model(config);
   make_data(config);
+  const std::vector<std::string> arguments{argv, argv + argc};
+  if (modes.size() > 1)
+    return run_modes(*cmd, config, modes, arguments);
   if (config.transport.type == "loopback")
     return run_threads(*cmd, config);
-  return run_launcher(*cmd, config, argc, argv);
+  return run_launcher(*cmd, config, arguments);
 }
 
 } // namespace

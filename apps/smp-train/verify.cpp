@@ -33,6 +33,14 @@ void print_step(const verify_step& x) {
 
 } // namespace
 
+void prepare_split(train_config& config) {
+  if (config.smp.pipeline_parallel_degree < 2)
+    throw error{error_code::config,
+                "--split needs two ranks or more: --ranks 2"};
+  config.smp.auto_partition = false;
+  config.manual_partition.clear();
+}
+
 void check_json_file(const std::string& path) {
   if (!path.empty() && !std::ofstream{path, std::ios::app})
     throw error{error_code::config,
@@ -48,10 +56,13 @@ verify_end verify(session& s, const command_line& cmd,
     print_head(s, cmd, config, run_dir);
   verify_options options;
   options.steps = cmd.verify.steps.value_or(steps_to_verify(config));
+  if (!cmd.verify.steps)
+    options.replays = enough_steps;
+  options.split = cmd.verify.split;
   if (shows)
     options.on_step = print_step;
   auto result = smp::verify(s, config, run_dir, listener, stop, options);
-  const bool interrupted = result.steps < options.steps && result.equal();
+  const bool interrupted = !result.complete && result.equal();
   if (s.rank() == 0) {
     if (!cmd.verify.json.empty())
       write_text(cmd.verify.json, to_json(result));

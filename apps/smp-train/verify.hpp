@@ -18,6 +18,11 @@ namespace smp::app {
 /// How a comparison ended.
 enum class verify_end : uint8_t { equal, different, interrupted };
 
+/// For modules that go to the ranks in turn.
+/// @param config becomes one in which nothing is placed
+/// @throws error (config) if there is one rank only
+void prepare_split(train_config& config);
+
 /// A long comparison must not end with a file that cannot be written.
 /// @throws error (config) if the result could not be written to `path`
 void check_json_file(const std::string& path);

@@ -173,7 +173,10 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
   flush();
   if (t.is_buffer)
     ex.note_state();
-  auto alone = promises_.on() && rank_.records().active();
+  // A computed order knows requests, but not who waits for the fetch of another
+  // microbatch: it could let that one wait for this one.
+  auto alone = rank_.records().fixed_order()
+               || (promises_.on() && rank_.records().active());
   std::pair key{tensor, alone ? ex.id() : request_id{}};
   auto c = ask({about(request_kind::read_tensor, tensor), {}}, "value");
   // A copy made for one microbatch serves others, which may need its graph.

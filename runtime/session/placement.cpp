@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -51,6 +52,28 @@ void place_by_name(const distributed_model_base& model,
       .pins[walked.modules[*found].identity()]
       = static_cast<uint32_t>(device);
   }
+}
+
+void place_in_turn(const distributed_model_base& model) {
+  auto& rank = session::current().internals();
+  auto& walked = model.state().model();
+  auto& modules = walked.modules;
+  auto ranks = static_cast<uint32_t>(rank.pipeline().size());
+  std::vector<uint32_t> devices(modules.size(), 0);
+  for (uint32_t i = 1; i < devices.size(); ++i)
+    devices[i] = modules[i].intercepted || modules[i].container
+                   ? i % ranks
+                   : devices[modules[i].parent];
+  // Again and again, for those that are tied to several.
+  for (auto changed = true; std::exchange(changed, false);)
+    for (auto& t : walked.tensors)
+      for (auto m : t.modules) {
+        auto &a = devices[m], &b = devices[t.modules.front()];
+        changed = changed || a != b;
+        a = b = std::min(a, b);
+      }
+  for (uint32_t i = 0; i < devices.size(); ++i)
+    rank.marks().pins[modules[i].identity()] = devices[i];
 }
 
 } // namespace smp

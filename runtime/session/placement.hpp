@@ -15,4 +15,9 @@ namespace smp {
 void place_by_name(const distributed_model_base& model,
                    const std::map<std::string, uint64_t>& devices);
 
+/// Places modules on the ranks in turn, one by one, so that as many calls as
+/// can be cross ranks; before the partition. Modules whose calls nobody sees
+/// stay with their parent (R20), those that share a tensor together (R18).
+void place_in_turn(const distributed_model_base& model);
+
 } // namespace smp

@@ -104,6 +104,8 @@ public:
     for (auto rank : get_group(comm_group::world))
       world_.push_back(rank_id{rank});
     begin_run(config, *trainable_, *data_, *model_);
+    if (job.place)
+      job.place(*model_);
   }
 
   train_summary operator()() {

@@ -102,6 +102,8 @@ struct train_summary {
 struct train_job {
   std::function<std::unique_ptr<trainable>()> make_model;
   std::function<std::unique_ptr<data_source>()> make_data;
+  /// Places modules besides smp.manual_partition; may be empty.
+  std::function<void(const distributed_model_base&)> place = {};
 };
 
 /// Fills in what is empty. @param config outlives the result

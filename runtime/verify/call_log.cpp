@@ -6,6 +6,9 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <utility>
+
 namespace smp {
 
 namespace {
@@ -13,6 +16,8 @@ namespace {
 /// A call while it is logged.
 struct open_call {
   const void* object = nullptr;
+  /// To be told from results; alive while the call goes on.
+  std::vector<const void*> arguments;
   bool ended = false;
   logged_call log;
 };
@@ -122,6 +127,7 @@ void call_logger::begin(const void* object,
   stack.push_back(position);
   for (auto& t : arguments) {
     x->log.arguments.push_back(digest_if_here(t));
+    x->arguments.push_back(t.unsafeGetTensorImpl());
     if (auto i = state_->origins.find(t.unsafeGetTensorImpl());
         i != state_->origins.end())
       state_->calls[i->second.call]->log.used_by.push_back(position);
@@ -139,12 +145,17 @@ void call_logger::end(const void* object, std::span<const at::Tensor> results) {
   x->log.ended = state_->events++;
   x->ended = true;
   auto in_graph = at::GradMode::is_enabled();
+  auto arguments = std::exchange(x->arguments, {});
   for (uint32_t i = 0; i < results.size(); ++i) {
     auto& t = results[i];
     at::NoGradGuard no_grad;
     x->log.results.push_back(digest_if_here(t));
-    // A parameter, of this rank or another, would keep the hook for ever.
-    if (!in_graph || !t.requires_grad() || t.is_leaf() || is_placeholder(t))
+    // A parameter, of this rank or another, would keep the hook for ever. What
+    // was only passed on has other users here than where its caller is.
+    if (!in_graph || !t.requires_grad() || t.is_leaf() || is_placeholder(t)
+        || std::find(arguments.begin(), arguments.end(),
+                     t.unsafeGetTensorImpl())
+             != arguments.end())
       continue;
     state_->origins.insert_or_assign(
       t.unsafeGetTensorImpl(),

@@ -148,6 +148,7 @@ std::string to_json(const verify_summary& x) {
     {"replayed", x.replayed},
     {"fell_back", x.fell_back},
     {"ranks", x.ranks},
+    {"requests", x.requests},
     {"microbatches", x.microbatches},
     {"modules", x.modules},
     {"calls", x.calls},
@@ -190,6 +191,12 @@ std::string to_text(const verify_summary& x) {
       100 * worst->share, worst->worst, worst->relative);
   else
     result += "; bit for bit";
+  if (x.ranks == 1)
+    result += "; one rank: nothing was split, and nothing of it compared";
+  else if (x.requests == 0)
+    result += "; but no module runs on another rank than its caller: nothing "
+              "that crosses ranks was compared (--split places modules on all "
+              "of them)";
   return result;
 }
 

@@ -68,6 +68,7 @@ struct verify_summary {
   /// went on without; the others are dynamic (docs/static_mode.md).
   uint64_t recorded = 0, replayed = 0, fell_back = 0;
   uint64_t ranks = 0;
+  uint64_t requests = 0;     // that ranks sent to each other
   uint64_t microbatches = 0; // per step
   uint64_t modules = 0;      // whose calls were seen
   uint64_t calls = 0;
@@ -78,6 +79,7 @@ struct verify_summary {
   /// The cause first. At most `max_findings` are kept.
   std::vector<finding> findings;
   uint64_t differences = 0; // all
+  bool complete = false;    // else it was interrupted
 
   static constexpr size_t max_findings = 100;
 

@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/optimizer.h>
 
@@ -22,7 +23,8 @@ namespace smp {
 namespace {
 
 /// Nothing here belongs to a session, nor may this thread's observer or random
-/// numbers be left changed.
+/// numbers be left changed. TorchScript runs code as it is: optimised code
+/// draws random numbers also where nothing is dropped (docs/torchscript.md).
 class apart {
 public:
   apart()
@@ -47,6 +49,7 @@ private:
   call_observer* observer_;
   at::Generator generator_;
   at::Tensor numbers_;
+  torch::jit::GraphOptimizerEnabledGuard as_written_{false};
 };
 
 /// R36, checked: a node of smp would mean that the pipeline compares itself

@@ -39,6 +39,9 @@ struct step_comparison_input {
   /// The parameters when the step began.
   const std::map<std::string, at::Tensor>& before;
   tolerance allowed;
+  /// A gradient of zeros is as good as none: TorchScript's optimised code gives
+  /// them for what is detached from the loss.
+  bool zeros_for_none = false;
 };
 
 /// Adds to `result` what was compared and what differs.

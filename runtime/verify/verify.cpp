@@ -5,6 +5,7 @@
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/model_state.hpp"
+#include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
 #include "runtime/verify/reference.hpp"
@@ -81,8 +82,13 @@ public:
     // The first step partitions the model, and `on_model` comes in it.
     if (model_)
       before_ = std::move(after_);
+    // Whoever replays once goes on so.
+    auto replays = summary_.replayed + summary_.fell_back;
+    summary_.complete = step == options_.steps
+                        || (options_.replays && replays > 0
+                            && replays + 1 >= *options_.replays);
     // Seen at the end of this step.
-    stop_ = interrupt_ || step == options_.steps;
+    stop_ = interrupt_ || summary_.complete;
   }
 
   void on_gradients(uint64_t) override {
@@ -99,6 +105,7 @@ public:
     summary_.recorded += x.static_mode == "record";
     summary_.replayed += x.static_mode == "replay";
     summary_.fell_back += x.static_mode == "fallback";
+    summary_.requests += x.requests;
     next_.on_step(x);
   }
 
@@ -137,7 +144,8 @@ private:
                   .pipeline = pipeline,
                   .reference = reference,
                   .before = before_,
-                  .allowed = allowed()},
+                  .allowed = allowed(),
+                  .zeros_for_none = config_.model.type == "torchscript"},
                  summary_);
     if (options_.on_step)
       options_.on_step(
@@ -277,14 +285,13 @@ private:
 } // namespace
 
 uint64_t steps_to_verify(const train_config& config) {
-  constexpr uint64_t enough = 3;
   auto& x = config.smp;
-  if (x.deterministic_server) // records one step
-    return 1 + enough;
-  if (!x.static_mode)
-    return enough;
-  auto learns = x.fast_mode || config.model.type == "torchscript";
-  return x.static_steps + (learns ? record_book::max_learnt : 0) + enough;
+  if (!x.static_mode && !x.deterministic_server)
+    return enough_steps;
+  // Modules are released from their order in a step that does not count.
+  constexpr uint64_t released = 1;
+  auto recorded = x.deterministic_server ? 1 : x.static_steps;
+  return released + record_book::max_learnt + recorded + enough_steps;
 }
 
 verify_summary verify(session& s, const train_config& config,
@@ -296,6 +303,8 @@ verify_summary verify(session& s, const train_config& config,
   changed.train.eval_interval = 0;
   changed.train.save_model = false;
   auto full_job = complete(job, changed);
+  if (options.split)
+    full_job.place = place_in_turn;
   verifier x{s, changed, options, full_job, listener, stop};
   try {
     train(s, changed, run_dir, x, x.stop(), full_job);

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace smp {
@@ -22,12 +23,20 @@ struct verify_step {
   uint64_t differences = 0; // in this step
 };
 
-/// @returns how many steps show all that the job does: 3, and where steps are
-/// replayed (docs/static_mode.md) 3 of those
+/// Enough steps show all that a job does.
+inline constexpr uint64_t enough_steps = 3;
+
+/// @returns how many steps at most show enough of those that are replayed
+/// (docs/static_mode.md), or of all where none are
 uint64_t steps_to_verify(const train_config& config);
 
 struct verify_options {
-  uint64_t steps = 3;
+  uint64_t steps = enough_steps;
+  /// Ends earlier once so many steps began to replay a record.
+  std::optional<uint64_t> replays = {};
+  /// Instead of the job's own partition, modules go to the ranks in turn: all
+  /// that can cross ranks does.
+  bool split = false;
   /// Called on rank 0 after each step.
   std::function<void(const verify_step&)> on_step;
 };

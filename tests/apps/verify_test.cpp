@@ -122,6 +122,41 @@ TEST_CASE_METHOD(tiny_job, "Without --steps replay is verified, and counted",
   }
 }
 
+TEST_CASE_METHOD(tiny_job, "Each mode that is named is verified",
+                 "[apps][verify]") {
+  for (auto type : {"ucx", "loopback"}) {
+    auto p = start({"tiny.toml", "--modes", "fast,dynamic,deterministic+static",
+                    "--steps", "3", "--json", "out.json", "--run-dir", type,
+                    std::string{"--transport.type="} + type});
+    auto code = p.join();
+    INFO(p.output());
+    CHECK(code == 0);
+    CHECK_THAT(p.output(),
+               ContainsSubstring("modes: dynamic equal, fast equal, "
+                                 "deterministic+static equal"));
+    CHECK(result("out-dynamic.json")["dynamic"] == 3);
+    CHECK(result("out-fast.json")["dynamic"] == 3);
+    CHECK(result("out-deterministic+static.json")["replayed"] == 2);
+    CHECK_FALSE(std::filesystem::exists(path / "out.json"));
+  }
+  auto p = start({"tiny.toml", "--modes", "quick"});
+  CHECK(p.join() == 2);
+  CHECK_THAT(p.output(), ContainsSubstring("quick"));
+}
+
+TEST_CASE_METHOD(tiny_job, "A split job shows that modules cross ranks",
+                 "[apps][verify]") {
+  auto p = start({"tiny.toml", "--steps", "1", "--split", "--json", "out.json",
+                  "--smp.auto_partition=false"});
+  auto code = p.join();
+  INFO(p.output());
+  CHECK(code == 0);
+  CHECK(result("out.json")["requests"] > 100);
+  auto alone = start({"tiny.toml", "--split", "--ranks", "1"});
+  CHECK(alone.join() == 2);
+  CHECK_THAT(alone.output(), ContainsSubstring("--split needs two ranks"));
+}
+
 TEST_CASE_METHOD(tiny_job, "A wrong job exits with 1 and names the module",
                  "[apps][verify]") {
   struct wrong {

@@ -3,6 +3,7 @@
 #include "runtime/train/trainable.hpp"
 #include "runtime/verify/verify.hpp"
 #include "smp/smp.hpp"
+#include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -257,7 +258,21 @@ verify_case model_case(const std::string& model, uint64_t ranks,
   return result;
 }
 
-verify_summary run_case(const verify_case& x, uint64_t steps) {
+verify_case script_case(const std::string& model, uint64_t ranks,
+                        uint64_t microbatches) {
+  verify_case result;
+  auto& x = result.config;
+  x = loopback_config(ranks, "interleaved", microbatches);
+  x.smp.auto_partition = false;
+  x.model.type = "torchscript";
+  x.model.path = source_file("tests/data/zoo/" + model + ".pt");
+  x.data.type = "safetensors";
+  x.data.path = source_file("tests/data/zoo/" + model + ".batch.safetensors");
+  result.name = name_of(model, x);
+  return result;
+}
+
+verify_summary run_case(const verify_case& x, uint64_t steps, bool split) {
   scratch_dir dir;
   verify_summary result;
   virtual_world_options world;
@@ -269,6 +284,7 @@ verify_summary run_case(const verify_case& x, uint64_t steps) {
       static const std::atomic<bool> no = false;
       verify_options options;
       options.steps = steps;
+      options.split = split;
       auto mine = verify(s, x.config, dir.path, silent, no, options, x.job);
       if (s.rank() == 0)
         result = std::move(mine);

@@ -33,7 +33,13 @@ verify_case gpt_case(uint64_t ranks, const std::string& pipeline,
 verify_case model_case(const std::string& model, uint64_t ranks,
                        const std::string& pipeline, uint64_t microbatches);
 
+/// A TorchScript file of tests/data/zoo, with the batch beside it.
+verify_case script_case(const std::string& model, uint64_t ranks,
+                        uint64_t microbatches);
+
 /// Compares two steps on virtual ranks. @returns what rank 0 found
-verify_summary run_case(const verify_case& x, uint64_t steps = 2);
+/// @param split see `verify_options`
+verify_summary run_case(const verify_case& x, uint64_t steps = 2,
+                        bool split = false);
 
 } // namespace smp::test

@@ -70,7 +70,8 @@ TEST_CASE("TorchScript models have the numbers of one process in fast mode",
 TEST_CASE("TorchScript models are replayed with the numbers of one process",
           "[runtime][static][deterministic][script][zoo][R33]") {
   auto name = GENERATE(as<std::string>{}, "convnet", "drop_path", "dropout",
-                       "hf_bert", "hf_llama", "hf_t5", "two_towers");
+                       "hf_bert", "hf_llama", "hf_t5", "packed", "tied_lm",
+                       "two_towers", "weight_as_argument");
   auto ranks = GENERATE(2u, 4u);
   auto placement = GENERATE(spread::scattered, spread::layers);
   auto fixed_order = GENERATE(true, false);

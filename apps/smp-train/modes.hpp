@@ -1,0 +1,35 @@
+#pragma once
+
+#include "runtime/config/config_file.hpp"
+
+#include <string>
+#include <vector>
+
+namespace smp::app {
+
+/// A way in which steps run, whatever the configuration says.
+struct run_mode {
+  const char* name;
+  bool fast = false;          // smp.fast_mode
+  bool replays = false;       // smp.static_mode
+  bool deterministic = false; // smp.deterministic_server
+};
+
+/// @param names of modes, as the command line has them, or "all"
+/// @returns them, each once, in the order in which `all` has them
+std::vector<run_mode> modes_of(const std::vector<std::string>& names);
+
+/// @returns the names that `modes_of` takes, "all" last
+std::vector<std::string> names_of_modes();
+
+/// Makes `config` run in the mode.
+void set_mode(train_config& config, const run_mode& x);
+
+/// @returns the arguments of a program that compares in one mode, from those of
+/// one that does in several: without `--modes`, `--json` and `--run-dir`
+std::vector<std::string> without_modes(const std::vector<std::string>& xs);
+
+/// @returns "out-static.json" for "out.json"; empty for an empty path
+std::string path_of_mode(const std::string& path, const run_mode& x);
+
+} // namespace smp::app
