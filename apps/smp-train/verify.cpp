@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 namespace smp::app {
@@ -42,10 +43,16 @@ void prepare_split(train_config& config) {
 }
 
 void check_json_file(const std::string& path) {
-  if (!path.empty() && !std::ofstream{path, std::ios::app})
+  if (path.empty())
+    return;
+  const bool is_there = std::filesystem::exists(path);
+  if (!std::ofstream{path, std::ios::app})
     throw error{error_code::config,
                 fmt::format("--json {}: cannot be written: {}", path,
                             std::strerror(errno))};
+  // What is written at the end may have another name, or not come about.
+  if (!is_there)
+    std::filesystem::remove(path);
 }
 
 verify_end verify(session& s, const command_line& cmd,
