@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/cluster/membership.hpp"
+#include "tests/support/error_of.hpp"
 
 #include <chrono>
 #include <condition_variable>
@@ -114,12 +115,7 @@ struct two_ranks {
 };
 
 std::string error_of(std::future<std::vector<member>> x) {
-  try {
-    x.get();
-    return "no error";
-  } catch (const error& e) {
-    return e.what();
-  }
+  return test::error_of([&] { x.get(); });
 }
 
 // -- a process ----------------------------------------------------------------

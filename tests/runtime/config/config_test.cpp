@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/config_text.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
 
@@ -249,15 +250,9 @@ TEST_CASE("a session's configuration is checked without a file as well",
   auto error_of = [](const std::function<void(session_config&)>& change) {
     session_config x;
     change(x);
-    try {
-      validate(x);
-    } catch (const error& e) {
-      CHECK(e.code() == error_code::config);
-      return std::string{e.what()};
-    }
-    return std::string{};
+    return test::error_of([&] { validate(x); }, error_code::config);
   };
-  CHECK(error_of([](auto&) {}).empty());
+  CHECK(error_of([](auto&) {}) == "no error");
   CHECK(error_of([](auto& x) { x.microbatches = 0; })
         == "smp.microbatches = 0 is out of range; allowed: 1 to 65536");
   CHECK_THAT(error_of([](auto& x) { x.pipeline = "simpel"; }),

@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/session/model_state.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_script_runs.hpp"
 
 #include <fmt/format.h>
@@ -112,7 +113,7 @@ TEST_CASE("children of a scripted Sequential on one rank are one request",
 namespace {
 
 /// @returns the error of the first step on every rank, if they agree
-std::string error_of(const script_job& job) {
+std::string refusal_of(const script_job& job) {
   try {
     run_split(job);
   } catch (const std::exception& err) {
@@ -126,7 +127,7 @@ std::string error_of(const script_job& job) {
 TEST_CASE(
   "an in-place change of a parameter of another rank is refused by name",
   "[runtime][script][R14]") {
-  auto text = error_of(job_of("parameter_changed.pt", 2, spread::scattered));
+  auto text = refusal_of(job_of("parameter_changed.pt", 2, spread::scattered));
   CHECK_THAT(text, ContainsSubstring("rank 0"));
   CHECK_THAT(text, ContainsSubstring("'fc.weight'"));
   CHECK_THAT(text, ContainsSubstring("rank 1 owns"));
@@ -135,7 +136,7 @@ TEST_CASE(
 
 TEST_CASE("a tensor with gradient in a module of another rank is refused",
           "[runtime][script][R14]") {
-  auto text = error_of(job_of("gradient_stored.pt", 2, spread::scattered));
+  auto text = refusal_of(job_of("gradient_stored.pt", 2, spread::scattered));
   CHECK_THAT(text, ContainsSubstring("attribute 'last' of 'keep'"));
   CHECK_THAT(text, ContainsSubstring("rank 1 owns"));
   CHECK(compare(job_of("gradient_stored.pt", 2, spread::rank_0)) == "");
@@ -143,7 +144,7 @@ TEST_CASE("a tensor with gradient in a module of another rank is refused",
 
 TEST_CASE("a list of a module of another rank is not changed from outside",
           "[runtime][script]") {
-  auto text = error_of(job_of("book_changed.pt", 2, spread::scattered));
+  auto text = refusal_of(job_of("book_changed.pt", 2, spread::scattered));
   CHECK_THAT(text, ContainsSubstring("'history' of 'book'"));
   CHECK_THAT(text, ContainsSubstring("rank 1 owns"));
   auto job = job_of("book_changed.pt", 2, spread::rank_0);
@@ -153,14 +154,14 @@ TEST_CASE("a list of a module of another rank is not changed from outside",
 
 TEST_CASE("tasks of TorchScript are refused over several ranks",
           "[runtime][script]") {
-  CHECK_THAT(error_of(job_of("forks.pt", 2, spread::scattered)),
+  CHECK_THAT(refusal_of(job_of("forks.pt", 2, spread::scattered)),
              ContainsSubstring("torch.jit.fork"));
   CHECK(compare(job_of("forks.pt", 1, spread::rank_0)) == "");
 }
 
 TEST_CASE("an object of a script class does not cross ranks",
           "[runtime][script]") {
-  auto text = error_of(job_of("objects.pt", 2, spread::scattered));
+  auto text = refusal_of(job_of("objects.pt", 2, spread::scattered));
   CHECK_THAT(text, ContainsSubstring("argument 0"));
   CHECK_THAT(text, ContainsSubstring("Box"));
   CHECK(compare(job_of("objects.pt", 2, spread::rank_0)) == "");
@@ -211,13 +212,8 @@ TEST_CASE(
 TEST_CASE("a file that cannot be split says why and how to export it",
           "[runtime][script]") {
   auto text = [](const std::string& name) {
-    try {
-      load_script(script_file(name));
-    } catch (const error& err) {
-      CHECK(err.code() == error_code::config);
-      return std::string{err.what()};
-    }
-    return std::string{"no error"};
+    return test::error_of([&] { load_script(script_file(name)); },
+                          error_code::config);
   };
   CHECK_THAT(text("none.pt"), ContainsSubstring("no such file"));
   auto says = [&](const std::string& name, const std::string& what) {

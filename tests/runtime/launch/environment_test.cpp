@@ -2,6 +2,7 @@
 
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/rendezvous.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
 
@@ -97,13 +98,7 @@ read_with(const std::map<std::string, std::string>& variables) {
 
 std::string error_with(const std::map<std::string, std::string>& variables) {
   with_variables scope{variables};
-  try {
-    read_rank_environment();
-  } catch (const error& e) {
-    CHECK(e.code() == error_code::config);
-    return e.what();
-  }
-  return "no error";
+  return test::error_of([] { read_rank_environment(); }, error_code::config);
 }
 
 rank_environment rendezvous_at(const scratch_dir& dir) {

@@ -6,6 +6,7 @@
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/values/tensor_bridge.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <c10/core/AutogradState.h>
@@ -48,13 +49,10 @@ Tensor times_weight(function_impl& self, Tensor x) {
   return x * self.weight;
 }
 
-std::string error_of(function_impl::code remote, caller_impl::code local) {
-  try {
+std::string refusal_of(function_impl::code remote, caller_impl::code local) {
+  return test::error_of([&] {
     run_toy(2, remote, local, torch::ones({2, 3}));
-  } catch (const error& err) {
-    return err.what();
-  }
-  return "no error";
+  });
 }
 
 } // namespace
@@ -162,7 +160,7 @@ TEST_CASE("a module may write into its argument", "[runtime][autograd]") {
 
 TEST_CASE("a leaf that requires grad is not written by another rank",
           "[runtime][autograd]") {
-  auto text = error_of(
+  auto text = refusal_of(
     [](function_impl&, Tensor x) {
       x.add_(1);
       return x * 1;
@@ -283,7 +281,7 @@ TEST_CASE("a remote parameter can be read and gets its gradient",
 }
 
 TEST_CASE("a remote parameter is not changed in place", "[runtime][R14]") {
-  auto text = error_of(times_weight, [](caller_impl& self, Tensor x) {
+  auto text = refusal_of(times_weight, [](caller_impl& self, Tensor x) {
     torch::NoGradGuard no_grad;
     self.there->weight.clamp_(0, 1);
     return self.there(x);
@@ -294,7 +292,7 @@ TEST_CASE("a remote parameter is not changed in place", "[runtime][R14]") {
 
 TEST_CASE("only model.backward crosses ranks", "[runtime][R16]") {
   SECTION("tensor.backward is refused by name") {
-    auto text = error_of(times_weight, [](caller_impl& self, Tensor x) {
+    auto text = refusal_of(times_weight, [](caller_impl& self, Tensor x) {
       self.there(x * self.here).sum().backward();
       return x;
     });
@@ -302,7 +300,7 @@ TEST_CASE("only model.backward crosses ranks", "[runtime][R16]") {
                        && ContainsSubstring("'there'"));
   }
   SECTION("autograd::grad is refused: it would write .grad at the owner") {
-    auto text = error_of(times_weight, [](caller_impl& self, Tensor x) {
+    auto text = refusal_of(times_weight, [](caller_impl& self, Tensor x) {
       auto h = x * self.here;
       torch::autograd::grad({self.there(h).sum()}, {h});
       return x;

@@ -1,6 +1,7 @@
 // ctest: timeout=120
 #include "tests/support/catch.hpp"
 
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -99,17 +100,14 @@ std::vector<std::string> with_values(
   return result;
 }
 
-std::string error_of(const std::function<void(values_impl&)>& body) {
-  try {
+std::string refusal_of(const std::function<void(values_impl&)>& body) {
+  return test::error_of([&] {
     run_virtual_world(2, manual_world(), [&](session&) {
       distributed_model model{values{}};
       set_partition(*model->list->ptr(0), 1);
       step([&] { body(*model); })();
     });
-    return "no error";
-  } catch (const error& err) {
-    return err.what();
-  }
+  });
 }
 
 } // namespace
@@ -230,12 +228,12 @@ TEST_CASE("a tensor that occurs twice in a message arrives as one",
 TEST_CASE("a value that cannot be sent is named with its module and place",
           "[runtime][values]") {
   auto sparse = torch::eye(3).to_sparse();
-  CHECK_THAT(error_of([&](values_impl& m) {
+  CHECK_THAT(refusal_of([&](values_impl& m) {
                m.copy(std::vector<Tensor>{torch::ones({1}), sparse});
              }),
              ContainsSubstring("'copy'")
                && ContainsSubstring("argument 0, item 1: a sparse tensor"));
-  CHECK_THAT(error_of([&](values_impl& m) {
+  CHECK_THAT(refusal_of([&](values_impl& m) {
                std::map<std::string, Tensor> more;
                more["q"] = at::quantize_per_tensor(torch::ones({2}), 0.1, 0,
                                                    c10::kQInt8);
@@ -244,18 +242,19 @@ TEST_CASE("a value that cannot be sent is named with its module and place",
              ContainsSubstring("'observe'")
                && ContainsSubstring("argument 1, entry 0: a quantised"));
   CHECK_THAT(
-    error_of([](values_impl& m) { m.all(torch::empty({2}, torch::kMeta)); }),
+    refusal_of([](values_impl& m) { m.all(torch::empty({2}, torch::kMeta)); }),
     ContainsSubstring("'all'")
       && ContainsSubstring("argument 0: a tensor on device meta"));
-  CHECK_THAT(error_of([](values_impl& m) {
+  CHECK_THAT(refusal_of([](values_impl& m) {
                m.all(std::numeric_limits<uint64_t>::max());
              }),
              ContainsSubstring("'all'") && ContainsSubstring("argument 0"));
-  CHECK_THAT(error_of([](values_impl& m) { m.bad(torch::ones({2})); }),
+  CHECK_THAT(refusal_of([](values_impl& m) { m.bad(torch::ones({2})); }),
              ContainsSubstring("rank 1, module bad")
                && ContainsSubstring("result, element 1, item 1: a sparse"));
-  CHECK_THAT(
-    error_of([](values_impl& m) { m.list->forward(std::map<int, Tensor>{}); }),
-    ContainsSubstring("argument 0: a Sequential cannot carry")
-      && ContainsSubstring("map"));
+  CHECK_THAT(refusal_of([](values_impl& m) {
+               m.list->forward(std::map<int, Tensor>{});
+             }),
+             ContainsSubstring("argument 0: a Sequential cannot carry")
+               && ContainsSubstring("map"));
 }

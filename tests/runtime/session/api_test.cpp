@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "smp/smp.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
@@ -28,15 +29,6 @@ namespace {
 void require(bool x, const std::string& what) {
   if (!x)
     throw std::runtime_error{"not true: " + what};
-}
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const smp::error& err) {
-    return err.what();
-  }
-  return "no error";
 }
 
 bool contains(const std::string& text, const std::string& part) {
@@ -471,7 +463,7 @@ TEST_CASE("what bypasses smp is right or an error", "[runtime][docs]") {
       return smp::step(f)(x).concat();
     };
     auto told_by = [&](const std::function<torch::Tensor(torch::Tensor)>& f) {
-      return message_of([&] { run(f); });
+      return error_of([&] { run(f); });
     };
     // Of rank 1.
     auto* module = model->layers->ptr(1)->as<torch::nn::LinearImpl>();
@@ -494,12 +486,12 @@ TEST_CASE("what bypasses smp is right or an error", "[runtime][docs]") {
     });
     require(contains(told, "change it inside the module that owns it"), told);
     if (s.rank() == 0) {
-      told = message_of([&] { model(x, "mean"); });
+      told = error_of([&] { model(x, "mean"); });
       require(contains(told, "inside a step (smp::step) only"), told);
-      told = message_of([&] { module->bias.sum(); });
+      told = error_of([&] { module->bias.sum(); });
       require(contains(told, "model.state_dict()"), told);
     }
-    told = message_of([&] { model.backward(torch::ones({})); });
+    told = error_of([&] { model.backward(torch::ones({})); });
     require(contains(told, "outside a step body"), told);
   });
 }

@@ -3,6 +3,7 @@
 
 #include "actors/replay/record_book.hpp"
 #include "runtime/remote/execution.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <fmt/format.h>
@@ -134,15 +135,6 @@ void check_gradients(std::map<std::string, Tensor> got, const Tensor& x,
     CHECK((got[name] - y).abs().max().item<double>()
           <= 1e-5 * y.abs().max().item<double>() + 1e-7);
   }
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const error& e) {
-    return e.what();
-  }
-  return {};
 }
 
 std::mutex check_mutex; // Catch's macros are for one thread at a time

@@ -3,6 +3,7 @@
 
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/session/model_state.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -43,15 +44,6 @@ auto make_caller(function_impl::code remote = times_weight,
 void require(bool x, const std::string& what) {
   if (!x)
     throw std::runtime_error{"not true: " + what};
-}
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const error& err) {
-    return err.what();
-  }
-  return "no error";
 }
 
 bool contains(const std::string& text, const std::string& part) {
@@ -136,7 +128,7 @@ TEST_CASE("several backward calls in one body are one grant", "[runtime][R4]") {
 TEST_CASE("a second distributed model is refused", "[runtime][R4]") {
   run_virtual_world(1, manual_world(1), [](session&) {
     distributed_model model{make_caller()};
-    require(contains(message_of([] { distributed_model other{make_caller()}; }),
+    require(contains(error_of([] { distributed_model other{make_caller()}; }),
                      "a session has one distributed model; make one module "
                      "that holds both"),
             "named error");
@@ -183,7 +175,7 @@ TEST_CASE("an axis that microbatches do not divide is an error everywhere",
   run_virtual_world(2, manual_world(2, 4), [](session&) {
     distributed_model model{make_caller()};
     auto evaluate = step([&](Tensor x) { return model(x); });
-    auto text = message_of([&] { evaluate(torch::ones({6, 3})); });
+    auto text = error_of([&] { evaluate(torch::ones({6, 3})); });
     require(contains(text, "argument 0") && contains(text, "6")
               && contains(text, "smp.microbatches"),
             text);
@@ -227,7 +219,7 @@ TEST_CASE("an exception on one rank ends the step on all with one error",
     });
     auto x = torch::ones({4, 3});
     x[1] = 0;
-    auto text = message_of([&] { train_step(x); });
+    auto text = error_of([&] { train_step(x); });
     {
       std::unique_lock guard{mutex};
       texts.insert(text);
@@ -265,7 +257,7 @@ TEST_CASE("after an error every remote call of its body fails at once",
         return x;
       })};
     auto evaluate = step([&](Tensor x) { return model(x); });
-    require(contains(message_of([&] {
+    require(contains(error_of([&] {
                        evaluate(torch::ones({1, 3}));
                      }),
                      "first"),
@@ -284,8 +276,8 @@ TEST_CASE("a rank that dies ends the step of the others", "[runtime][R6]") {
       evaluate(torch::ones({1, 3}));
       if (s.rank() == 1)
         throw std::runtime_error{"rank 1 gives up"};
-      auto t = message_of([&] { evaluate(torch::ones({1, 3})); });
-      auto again = message_of([&] { evaluate(torch::ones({1, 3})); });
+      auto t = error_of([&] { evaluate(torch::ones({1, 3})); });
+      auto again = error_of([&] { evaluate(torch::ones({1, 3})); });
       std::unique_lock guard{mutex};
       text = t + " / " + again;
     });
@@ -307,7 +299,7 @@ TEST_CASE("a session ends its waits when the SUPERVISOR is lost",
         s.internals().rank_down(
           {error_code::rank_down, no_rank, {}, "the SUPERVISOR is lost"});
       // The other rank waits for this one and hears that it gave up.
-      auto t = message_of([&] { evaluate(torch::ones({1, 3})); });
+      auto t = error_of([&] { evaluate(torch::ones({1, 3})); });
       if (s.rank() == 0)
         text = t;
       throw std::runtime_error{"no way on"};
