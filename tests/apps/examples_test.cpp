@@ -2,17 +2,15 @@
 
 #include "tests/support/catch.hpp"
 
+#include "tests/support/installed.hpp"
 #include "tests/support/markdown.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
-#include <cstdlib>
 #include <sstream>
 
 using Catch::Matchers::ContainsSubstring;
 using namespace smp::test;
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -69,15 +67,7 @@ TEST_CASE("the example says in one line what is wrong", "[apps][examples]") {
 // nothing that README does not say.
 TEST_CASE_METHOD(scratch_dir, "the example builds in a stranger's project",
                  "[apps][examples][install]") {
-  auto run = [&](std::vector<std::string> command) {
-    program p{std::move(command), path};
-    auto code = p.join(std::chrono::minutes{8});
-    INFO(p.output());
-    REQUIRE(code == 0);
-    return p.output();
-  };
-  auto build = fs::path{std::getenv("SMP_BIN_DIR")}.parent_path().string();
-  run({"cmake", "--install", build, "--prefix", path / "prefix"});
+  installed_smp installed{path};
   auto readme = content_of(source_file("README.md"));
   write("project/train_own_model.cpp",
         code_block(readme, "Your own model", "cpp"));
@@ -87,8 +77,7 @@ TEST_CASE_METHOD(scratch_dir, "the example builds in a stranger's project",
           + "add_library(smp_first OBJECT train_own_model.cpp)\n"
             "target_link_libraries(smp_first PRIVATE smp::smp)\n"
             "target_compile_options(smp_first PRIVATE -fsyntax-only)\n");
-  run({"cmake", "-S", "project", "-B", "project/build", "-G", "Ninja",
-       "-DCMAKE_PREFIX_PATH=" + (path / "prefix").string()});
-  run({"cmake", "--build", "project/build"});
-  CHECK(learned(run({"project/build/train_own_model", "--ranks", "2"})));
+  installed.build("project");
+  CHECK(
+    learned(installed.run({"project/build/train_own_model", "--ranks", "2"})));
 }

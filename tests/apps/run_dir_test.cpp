@@ -15,26 +15,10 @@ namespace fs = std::filesystem;
 namespace {
 
 /// A run that takes a second.
-constexpr const char* tiny = R"([smp]
-pipeline_parallel_degree = 2
-microbatches = 4
-
-[model]
-type = "gpt"
-layers = 2
-heads = 2
-width = 16
-
-[data]
-type = "text"
-path = "text.txt"
-sequence_length = 16
-batch_size = 8
-
-[train]
+const std::string tiny = tiny_gpt(2, 4, 8, R"([train]
 steps = 2
 eval_steps = 0
-)";
+)");
 
 struct run_dirs : train_dir {
   run_dirs() : train_dir(tiny) {

@@ -2,6 +2,7 @@
 
 #include "tests/support/catch.hpp"
 
+#include "tests/support/installed.hpp"
 #include "tests/support/train_dir.hpp"
 
 #include <nlohmann/json.hpp>
@@ -187,33 +188,22 @@ TEST_CASE_METHOD(tiny_run, "a schedule that a plug-in lacks is refused",
 
 TEST_CASE_METHOD(tiny_run, "the example builds outside of the tree and trains",
                  "[apps][schedule][install]") {
-  auto run = [&](std::vector<std::string> command) {
-    program p{std::move(command), path};
-    auto code = p.join(std::chrono::minutes{8});
-    INFO(p.output());
-    REQUIRE(code == 0);
-    return p.output();
-  };
-  auto build = fs::path{std::getenv("SMP_BIN_DIR")}.parent_path().string();
-  run({"cmake", "--install", build, "--prefix", path / "prefix"});
+  installed_smp installed{path};
   fs::copy(source_file("examples/memory_aware_schedule"), path / "plugin");
-  run({"cmake", "-S", "plugin", "-B", "plugin/build", "-G", "Ninja",
-       "-DCMAKE_BUILD_TYPE=Release",
-       "-DCMAKE_PREFIX_PATH=" + (path / "prefix").string()});
-  run({"cmake", "--build", "plugin/build"});
+  installed.build("plugin", "Release");
   // The installed program with the plug-in.
-  auto installed = (path / "prefix/bin/smp-train").string();
   std::vector<std::string> settings{
     "--smp.pipeline=actor",
     "--smp.schedule.plugin=plugin/build/memory_aware.so",
     "--smp.schedule.name=memory_aware", "--smp.schedule.options=limit_mb=100"};
   auto with = [&](std::vector<std::string> x) {
-    x.insert(x.begin(), installed);
+    x.insert(x.begin(), installed.prefix() + "/bin/smp-train");
     x.insert(x.end(), settings.begin(), settings.end());
     return x;
   };
-  CHECK_THAT(run(with({"check", "tiny.toml"})), ContainsSubstring("no errors"));
-  CHECK_THAT(run(with({"tiny.toml", "--run-dir", "actor"})),
+  CHECK_THAT(installed.run(with({"check", "tiny.toml"})),
+             ContainsSubstring("no errors"));
+  CHECK_THAT(installed.run(with({"tiny.toml", "--run-dir", "actor"})),
              ContainsSubstring("schedule: actor, 4 microbatches"));
   auto reference = losses({}, "reference");
   std::istringstream lines{content_of(path / "actor" / "metrics.jsonl")};
