@@ -10,4 +10,19 @@ namespace smp {
 /// @param thread what it is, for the error; lives for ever
 void refuse_waits(const char* thread) noexcept;
 
+class waiter;
+
+/// The same until the end of the scope, whatever waiter the thread has.
+class refused_waits {
+public:
+  explicit refused_waits(const char* thread) noexcept;
+  ~refused_waits();
+  refused_waits(const refused_waits&) = delete;
+  refused_waits& operator=(const refused_waits&) = delete;
+
+private:
+  waiter* waiter_;
+  const char* thread_;
+};
+
 } // namespace smp

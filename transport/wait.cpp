@@ -114,6 +114,17 @@ void refuse_waits(const char* thread) noexcept {
   busy_thread = thread;
 }
 
+refused_waits::refused_waits(const char* thread) noexcept
+  : waiter_(std::exchange(installed, nullptr)),
+    thread_(std::exchange(busy_thread, thread)) {
+  // nop
+}
+
+refused_waits::~refused_waits() {
+  installed = waiter_;
+  busy_thread = thread_;
+}
+
 // -- scoped_waiter ------------------------------------------------------------
 
 scoped_waiter::scoped_waiter(waiter& x)

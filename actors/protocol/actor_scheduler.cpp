@@ -1,5 +1,7 @@
 #include "actors/protocol/actor_scheduler.hpp"
 
+#include "transport/refuse_waits.hpp"
+
 namespace smp {
 
 namespace {
@@ -50,6 +52,7 @@ run_here::~run_here() {
     return;
   gathering = nullptr;
   running = true;
+  refused_waits handling{"a thread of the actors"};
   for (auto& [scheduler, job] : ready_)
     scheduler->run(job);
   running = false;

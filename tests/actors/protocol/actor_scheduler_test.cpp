@@ -2,6 +2,8 @@
 
 #include "actors/protocol/actor_scheduler.hpp"
 #include "actors/protocol/actor_system.hpp"
+#include "tests/support/error_of.hpp"
+#include "transport/wait.hpp"
 
 #include <caf/event_based_actor.hpp>
 #include <caf/scoped_actor.hpp>
@@ -63,6 +65,34 @@ TEST_CASE("an actor runs on the thread whose scope woke it up",
   actor.send(note);
   actor.sync(host);
   CHECK(where != std::this_thread::get_id());
+}
+
+TEST_CASE("no handler waits, whatever its thread may do else",
+          "[actors][scheduler]") {
+  struct : waiter {
+    void wait(const completion_ptr&, const wait_reason&) override {
+      ++waits;
+    }
+    int waits = 0;
+  } own;
+  scoped_waiter installed{own};
+  actor_host host;
+  runner actor{host};
+  std::string text;
+  auto wait = [] {
+    waiter::current().wait(std::make_shared<completion>(), {"nothing", {}});
+  };
+  std::function<void()> handler = [&] { text = test::error_of(wait); };
+  {
+    run_here scope;
+    actor.send(handler);
+  }
+  CHECK(text
+        == "nothing is waited for on a thread of the actors, which must not "
+           "wait: use it on a thread of your own");
+  CHECK(own.waits == 0);
+  wait();
+  CHECK(own.waits == 1);
 }
 
 TEST_CASE("what an actor wakes up in turn is left to the pool",
