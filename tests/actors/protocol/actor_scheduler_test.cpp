@@ -18,34 +18,41 @@ using namespace smp;
 
 namespace {
 
+caf::behavior run_what_comes(caf::event_based_actor*) {
+  return {
+    [](uint64_t x) { (*reinterpret_cast<std::function<void()>*>(x))(); },
+  };
+}
+
 /// Runs what it is sent.
 struct runner {
   explicit runner(actor_host& host)
-    : hdl(host.get().system.spawn([](caf::event_based_actor*) -> caf::behavior {
-        return {
-          [](uint64_t x) { (*reinterpret_cast<std::function<void()>*>(x))(); },
-        };
-      })) {
+    : hdl(host.get().system.spawn(run_what_comes)),
+      next(host.get().system.spawn(run_what_comes)) {
     sync(host);
   }
 
   ~runner() {
     caf::anon_send_exit(hdl, caf::exit_reason::kill);
+    caf::anon_send_exit(next, caf::exit_reason::kill);
   }
 
   void send(std::function<void()>& f) const {
     caf::anon_send(hdl, reinterpret_cast<uint64_t>(&f));
   }
 
-  /// Waits until it is done with what was sent before.
+  /// Waits until it is done with what was sent before, and has nothing to do:
+  /// the one thread of the pool has gone on to the next actor.
   void sync(actor_host& host) const {
     std::function<void()> nothing = [] {};
     caf::scoped_actor self{host.get().system};
-    self->request(hdl, caf::infinite, reinterpret_cast<uint64_t>(&nothing))
-      .receive([] {}, [](const caf::error&) { FAIL("no answer"); });
+    for (auto& x : {hdl, next})
+      self->request(x, caf::infinite, reinterpret_cast<uint64_t>(&nothing))
+        .receive([] {}, [](const caf::error&) { FAIL("no answer"); });
   }
 
   caf::actor hdl;
+  caf::actor next;
 };
 
 } // namespace
