@@ -133,6 +133,10 @@ void console::end(const train_summary& x, const std::string& run_dir) {
                              100 * x.bubble_ratio));
   item("sent", fmt::format("{} requests, {}", with_commas(x.requests),
                            bytes_text(x.bytes_sent)));
+  if (x.ran_again > 0)
+    item("run again", fmt::format("{} of {} steps, see \"ran_again\" in "
+                                  "metrics.jsonl",
+                                  x.ran_again, x.steps));
   if (config_.smp.static_mode)
     item("static", fmt::format("{} of {} steps replayed{}", x.replayed, x.steps,
                                x.fell_back > 0 ? fmt::format(

@@ -38,7 +38,8 @@ std::vector<std::string> names_of_modes() {
 }
 
 void set_mode(train_config& config, const run_mode& x) {
-  config.smp.fast_mode = x.fast;
+  // What is not "dynamic" is what a user runs: not a step fails for a promise.
+  config.smp.fast_mode = x.fast ? std::nullopt : std::optional{false};
   config.smp.static_mode = x.replays;
   config.smp.deterministic_server = x.deterministic;
 }

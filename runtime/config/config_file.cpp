@@ -73,7 +73,8 @@ public:
     auto value = std::string{text.substr(equals + 1)};
     auto key = find_config_key(name);
     bool raw = key != nullptr && key->slot != nullptr
-               && std::holds_alternative<std::string*>(key->slot(config_))
+               && (std::holds_alternative<std::string*>(key->slot(config_))
+                   || value == "auto")
                && !value.starts_with('"') && !value.starts_with('\'');
     reading_command_line_ = true;
     auto root = parse_setting(value, raw);

@@ -110,6 +110,17 @@ struct assigner {
     return table != nullptr && add(*table, "", *to);
   }
 
+  bool operator()(std::optional<bool>* to) const {
+    bool x = false;
+    if (std::string text; (*this)(&text) && text == "auto")
+      *to = std::nullopt;
+    else if ((*this)(&x))
+      *to = x;
+    else
+      return false;
+    return true;
+  }
+
   template <class T>
   bool operator()(std::optional<T>* to) const {
     T x{};

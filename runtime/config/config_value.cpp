@@ -104,6 +104,8 @@ std::string plain_value(std::string_view name, train_config& x) {
   auto slot = find_config_key(name)->slot(x);
   if (auto flag = std::get_if<bool*>(&slot))
     return **flag ? "true" : "false";
+  if (auto flag = std::get_if<std::optional<bool>*>(&slot))
+    return **flag ? ***flag ? "true" : "false" : "auto";
   return *std::get<std::string*>(slot);
 }
 
@@ -169,7 +171,7 @@ std::string_view type_text(const config_key& key) {
   return std::visit(
     overload{
       [](bool*) { return "true or false"; },
-      [](std::optional<bool>*) { return "true or false"; },
+      [](std::optional<bool>*) { return "true, false or \"auto\""; },
       [](std::vector<uint64_t>*) { return "a list of integers"; },
       [](std::vector<std::string>*) { return "a list of strings"; },
       [](uint64_t*) { return "an integer"; },
@@ -191,8 +193,10 @@ std::string value_text(const config_key& key, const train_config& x) {
   return std::visit(
     overload{
       [](bool* y) -> std::string { return *y ? "true" : "false"; },
-      [](std::optional<bool>* y) -> std::string {
-        return *y ? **y ? "true" : "false" : "";
+      [&key](std::optional<bool>* y) -> std::string {
+        if (*y)
+          return **y ? "true" : "false";
+        return key.fallback.empty() ? "\"auto\"" : "";
       },
       [](std::vector<uint64_t>* y) {
         return fmt::format("[{}]", fmt::join(*y, ", "));
@@ -235,7 +239,7 @@ std::string value_text(const config_key& key, const train_config& x) {
 
 std::string allowed_text(const config_key& key) {
   auto type = type_text(key);
-  if (type == "true or false" || type == "a list of strings"
+  if (type.starts_with("true") || type == "a list of strings"
       || type == "a table of integers" || type.starts_with("a list of ["))
     return {};
   if (type == "a string")
@@ -264,10 +268,13 @@ std::vector<std::string> wanted_settings(const config_condition& x) {
   train_config any;
   auto slot = find_config_key(x.key)->slot(any);
   std::vector<std::string> result;
-  for (auto value : x.values)
+  for (auto value : x.values) {
+    auto flag = value == "true" || value == "false";
+    auto written = flag ? std::string{value} : smp::quoted(value);
     result.push_back(std::holds_alternative<std::string*>(slot)
-                       ? smp::quoted(value)
-                       : fmt::format("{} = {}", x.key, value));
+                       ? written
+                       : fmt::format("{} = {}", x.key, written));
+  }
   if (!x.or_key.empty())
     result.push_back(fmt::format("{} = true", x.or_key));
   return result;

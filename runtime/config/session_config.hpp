@@ -58,8 +58,9 @@ struct session_config {
   uint64_t static_steps = 5;
   /// What a step does that diverges from its record: "error" or "dynamic".
   std::string static_fallback = "error";
-  /// Remote calls return promises at once (R38 to R41).
-  bool fast_mode = false;
+  /// Remote calls return promises at once (R38 to R41). Default, "auto": a step
+  /// in which a promise does not hold is taken back and run again.
+  std::optional<bool> fast_mode = {};
   /// Modules, by name, whose remote calls wait for their results.
   std::vector<std::string> no_promises = {};
   /// All ranks serve in an order that does not depend on timing.

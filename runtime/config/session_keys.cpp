@@ -130,14 +130,15 @@ const std::vector<config_key> session_table = {
    .local = true},
   {.name = "smp.fast_mode",
    .slot = SMP_SLOT(smp.fast_mode),
-   .meaning = "calls of modules on other ranks return at once; what they "
-              "return is fetched when something touches it "
-              "(docs/fast_mode.md)"},
+   .meaning = "calls of modules on other ranks return at once where earlier "
+              "ones tell what they return, and it is fetched when something "
+              "touches it (docs/fast_mode.md); `auto`: a step in which one "
+              "returns something else is run again, `true`: that is an error"},
   {.name = "smp.no_promises",
    .slot = SMP_SLOT(smp.no_promises),
    .meaning = "modules, by name, with all that is below them, whose calls "
               "wait for their results all the same",
-   .only = {{"smp.fast_mode", {"true"}}}},
+   .only = {{"smp.fast_mode", {"auto", "true"}}}},
   {.name = "smp.tensor_parallel_degree",
    .meaning = "ranks that share one module",
    .elsewhere = {"tensor_parallel_size", "tensor_model_parallel_size",

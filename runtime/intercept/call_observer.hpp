@@ -32,6 +32,10 @@ public:
   virtual void loss(std::span<const at::Tensor> inputs, const at::Tensor& loss)
     = 0;
 
+  /// What ran of this step counts for nothing: the step begins anew. No call
+  /// runs.
+  virtual void take_back() = 0;
+
   /// @returns the observer of the calling thread, usually null.
   static call_observer* current() noexcept;
 

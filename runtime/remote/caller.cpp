@@ -174,7 +174,7 @@ sent_call outgoing_call::describe_sent(request_id id, size_t outputs) const {
   result.microbatch = ex_.microbatch();
   result.num_outputs = static_cast<uint32_t>(outputs);
   result.waits = target_.op != request_kind::add
-                 && book_.waits(map_, module_, target_);
+                 && (book_.waits(map_, module_, target_) || book_.all_wait());
   return result;
 }
 
@@ -390,7 +390,8 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
   auto known = book.find(kind);
   if (known && known->next && book.may_promise(ex))
     return out.promise(std::move(all), *known->next);
-  return out.wait(std::move(all), known ? std::string{} : kind);
+  return out.wait(std::move(all),
+                  known && !book.all_wait() ? std::string{} : kind);
 }
 
 bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

@@ -158,8 +158,20 @@ bool promise_book::waits(const model_map& map, module_id module,
 }
 
 bool promise_book::may_promise(const execution& ex) const {
+  if (all_wait())
+    return false;
   auto known = records_.sent(ex.id(), ex.requests());
   return !known || known->promised;
+}
+
+bool promise_book::all_wait() const {
+  std::lock_guard guard{mutex_};
+  return all_wait_;
+}
+
+bool promise_book::promised() const {
+  std::lock_guard guard{mutex_};
+  return promised_;
 }
 
 std::optional<promise_book::memory>
@@ -170,13 +182,28 @@ promise_book::find(const std::string& kind) const {
   return i == known.end() ? std::nullopt : std::optional{i->second};
 }
 
+namespace {
+
+/// Tells whether a caller that goes on with `x` is right if `y` comes.
+bool foretells(const prediction& x, const prediction& y) {
+  return x.result == y.result
+         && std::equal(x.tensors.begin(), x.tensors.end(), y.tensors.begin(),
+                       y.tensors.end(), [](auto& s, auto& t) {
+                         return s.dtype == t.dtype
+                                && s.requires_grad == t.requires_grad;
+                       });
+}
+
+} // namespace
+
 void promise_book::remember(const std::string& kind, memory x) {
   std::lock_guard guard{mutex_};
   auto [i, added] = memories_.front().known.emplace(kind, x);
-  // What could not be predicted once is never predicted.
-  if (!added && !x.next)
-    i->second = {};
-  learnt_ = learnt_ || added || !x.next;
+  auto& known = i->second.next;
+  auto wrong = !added && known && !(x.next && foretells(*known, *x.next));
+  if (wrong)
+    known = nullptr;
+  learnt_ = learnt_ || added || wrong;
 }
 
 bool promise_book::learnt() const {
@@ -190,8 +217,11 @@ void promise_book::reconsider() {
     std::erase_if(x.known, [](auto& y) { return !y.second.next; });
 }
 
-void promise_book::begin_step(uint64_t trainable) {
+void promise_book::begin_step(uint64_t trainable, bool all_wait) {
   std::lock_guard guard{mutex_};
+  all_wait_ = all_wait;
+  learnt_ = all_wait;
+  promised_ = false;
   auto i = std::find_if(memories_.begin(), memories_.end(),
                         [&](auto& x) { return x.trainable == trainable; });
   if (i == memories_.end())
@@ -202,6 +232,10 @@ void promise_book::begin_step(uint64_t trainable) {
 }
 
 uint64_t promise_book::next_request(const execution& ex) {
+  {
+    std::lock_guard guard{mutex_};
+    promised_ = true;
+  }
   if (auto known = records_.sent(ex.id(), ex.requests());
       known && known->promised)
     return request_number(ex.step(), known->number);
@@ -233,7 +267,6 @@ void promise_book::end_step() {
   releases_.clear();
   names_ = 0; // the step is part of a name
   requests_ = 0;
-  learnt_ = false;
 }
 
 // -- kinds of calls -----------------------------------------------------------

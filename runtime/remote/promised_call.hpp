@@ -164,8 +164,14 @@ public:
              const call_target& x) const;
 
   /// Tells whether the next request of `ex` may be a promise: in a replayed
-  /// step, if it was one in the record.
+  /// step, if it was one in the record; in one that waits, never.
   bool may_promise(const execution& ex) const;
+
+  /// Every call of the step waits, to show which promises do not hold.
+  bool all_wait() const;
+
+  /// Tells whether anything in this step went on without its answer.
+  bool promised() const;
 
   // -- predictions ------------------------------------------------------------
 
@@ -177,6 +183,8 @@ public:
 
   std::optional<memory> find(const std::string& kind) const;
 
+  /// A kind of call that does not do the same each time is not predicted from
+  /// then on.
   void remember(const std::string& kind, memory x);
 
   /// Tells whether something was remembered in this step, so that later ones do
@@ -189,7 +197,8 @@ public:
 
   /// @param trainable which tensors of the model require grad, as a number:
   /// what calls return under one says nothing about another one
-  void begin_step(uint64_t trainable);
+  /// @param all_wait see there
+  void begin_step(uint64_t trainable, bool all_wait = false);
 
   // -- names ------------------------------------------------------------------
 
@@ -226,7 +235,10 @@ private:
     std::map<std::string, memory> known; // by kind
   };
   std::list<memories> memories_ = std::list<memories>(1);
-  bool learnt_ = false; // in this step
+  // In this step:
+  bool learnt_ = false;
+  bool all_wait_ = false;
+  bool promised_ = false;
   uint32_t requests_ = 0;
   uint64_t names_ = 0;
   std::map<rank_id, std::vector<object_id>> releases_;

@@ -114,14 +114,21 @@ uint64_t model_state::trainability() const {
 
 // -- steps --------------------------------------------------------------------
 
-void model_state::begin_step() {
+bool model_state::can_take_back() const {
+  return promises_.on() && !rank_.config().fast_mode
+         && map_.order().unseen().empty();
+}
+
+void model_state::begin_step(bool again) {
   if (auto& order = map_.order(); rank_.pipeline().size() > 1) {
     auto owned = [this](uint32_t tensor) { return map_.owned(tensor); };
     order.keep(owned);
     if (order.undecided())
       order.before_step(owned);
   }
-  promises_.begin_step(trainability());
+  promises_.begin_step(trainability(), again);
+  if (!again && can_take_back())
+    gradients_.keep(map_);
 }
 
 namespace {
@@ -145,7 +152,9 @@ module_order::observation gather(const rank_context& rank,
 void model_state::end_step(bool complete) {
   promises_.end_step();
   parameters_.end_step();
-  if (!complete)
+  if (complete)
+    gradients_.drop();
+  else
     map_.order().put_back();
   if (!complete || !map_.order().undecided() || rank_.pipeline().size() == 1)
     return;

@@ -5,6 +5,7 @@
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/parameters.hpp"
 #include "runtime/remote/promised_call.hpp"
+#include "runtime/session/kept_gradients.hpp"
 #include "runtime/session/partitioning.hpp"
 #include "runtime/session/schedule_gate.hpp"
 
@@ -118,11 +119,23 @@ public:
 
   // -- steps ------------------------------------------------------------------
 
-  void begin_step();
+  /// @param again what went wrong was taken back: no call goes on without its
+  /// answer this time
+  void begin_step(bool again);
 
   /// Forgets the copies of remote parameters; learns from the first steps
   /// which modules need no order. Collective.
   void end_step(bool complete);
+
+  /// Tells whether a step that failed may be taken back: nothing was changed
+  /// that this rank does not see.
+  bool can_take_back() const;
+
+  /// Makes gradients what they were when the last step began, which failed.
+  /// (Buffers are already.)
+  void take_back() {
+    gradients_.put_back();
+  }
 
 private:
   void rewrite_script();
@@ -135,6 +148,7 @@ private:
   local_modules modules_;
   partitioning partitioning_;
   schedule_gate gate_;
+  kept_gradients gradients_;
   std::unique_ptr<script_program> script_;
   model_context context_;
   bool ready_ = false; // partitioned, and its schedule fits

@@ -2,6 +2,7 @@
 
 #include "actors/schedule/user_schedule.hpp"
 #include "partition/promised_order.hpp"
+#include "transport/error.hpp"
 
 #include <malloc.h>
 
@@ -19,7 +20,7 @@ void load_schedule(session_config& x) {
 }
 
 bool takes_promises(const session_config& x) {
-  return x.fast_mode && !x.deterministic_server;
+  return x.fast_mode.value_or(true) && !x.deterministic_server;
 }
 
 namespace {

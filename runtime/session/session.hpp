@@ -32,6 +32,10 @@ struct step_stats {
   /// The step diverged from its record and ran without
   /// (`smp.static_fallback = "dynamic"`).
   bool fell_back = false;
+  /// The step failed, was taken back, and ran once more with all calls waiting
+  /// (`smp.fast_mode = "auto"`): how it failed. Else empty. All figures are
+  /// those of both runs.
+  std::string ran_again = {};
 };
 
 /// Runs this process (or thread, see `virtual_world`) as one rank of a run.

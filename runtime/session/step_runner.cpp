@@ -8,6 +8,7 @@
 #include "runtime/base/fault.hpp"
 #include "runtime/base/fnv_hash.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/remote/callee.hpp"
 #include "runtime/remote/object_store.hpp"
@@ -20,6 +21,7 @@
 #include "transport/bytes.hpp"
 #include "transport/wake_up.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <span>
 
@@ -34,38 +36,85 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
     throw error{error_code::unsupported, "a step inside a step"};
   if (model)
     prepare(*model, microbatches, body);
+  stats_ = {};
   auto begin = std::chrono::steady_clock::now();
   auto sent = fabric_.stats().bytes_sent;
-  held_results_.clear();
   body_ = std::move(body);
   body_context_ = call_context::current();
-  if (model)
-    model->begin_step();
-  auto& records = rank_.records();
-  if (records.active() && rank_.pp_rank() == 0)
-    records.set_key(record_key(model, microbatches, signature));
-  auto report = run_actors(actors, microbatches);
+  auto report = run_once(actors, model, microbatches, signature, false);
+  if (report.error && runs_again(model, report.error)) {
+    stats_.ran_again = report.error.describe();
+    model->take_back();
+    if (auto* observer = rank_.observer())
+      observer->take_back();
+    // More calls wait than in what was recorded.
+    rank_.records().outdate();
+    report = run_once(actors, model, microbatches, signature, true);
+  }
   body_ = nullptr;
-  for (uint64_t m = 0; m < microbatches; ++m)
-    rank_.calls().drop(report.step, microbatch_id{m});
-  auto learnt = model && model->promises().learnt();
-  if (model)
-    model->end_step(!report.error);
   auto took = std::chrono::steady_clock::now() - begin;
   stats_.seconds = std::chrono::duration<double>(took).count();
   stats_.bytes_sent = fabric_.stats().bytes_sent - sent;
-  note_record(model, microbatches, learnt);
-  if (report.error) {
-    // The results of other microbatches never got away from here.
-    rank_.objects().withdraw(held_results_);
+  if (report.error)
     throw error{report.error};
-  }
+  auto& records = rank_.records();
   if (auto note = records.note();
       records.fixed_order() && note.recorded
       && records.find(note.key, note.step)
       && records.recorded_steps(note.key) > warm_up(model, microbatches))
     compute_order(model, microbatches);
   return std::move(report.values);
+}
+
+step_report step_runner::run_once(node& actors, model_state* model,
+                                  uint64_t microbatches, uint64_t signature,
+                                  bool again) {
+  auto begin = std::chrono::steady_clock::now();
+  held_results_.clear();
+  if (model)
+    model->begin_step(again);
+  auto& records = rank_.records();
+  if (records.active() && rank_.pp_rank() == 0)
+    records.set_key(record_key(model, microbatches, signature));
+  auto report = run_actors(actors, microbatches);
+  for (uint64_t m = 0; m < microbatches; ++m)
+    rank_.calls().drop(report.step, microbatch_id{m});
+  auto learnt = model && model->promises().learnt();
+  if (model)
+    model->end_step(!report.error);
+  // The results of other microbatches never got away from here.
+  if (report.error)
+    rank_.objects().withdraw(held_results_);
+  auto took = std::chrono::steady_clock::now() - begin;
+  note_record(model, microbatches, std::chrono::duration<double>(took).count(),
+              learnt);
+  return report;
+}
+
+/// What code does that went on with a promise is in doubt, wherever it failed,
+/// unless all promises hold. Nobody knows that once a step was cut off, so it
+/// is run again with all calls waiting, and what it does then counts.
+/// Collective over the pipeline group.
+bool step_runner::runs_again(model_state* model, const failure& why) const {
+  auto of_code = why.code == error_code::user_code
+                 || why.code == error_code::unsupported
+                 || why.code == error_code::config;
+  auto& records = rank_.records();
+  // A divergence from a record ends the run if the user says so.
+  auto replayed = records.active() && records.note().replayed
+                  && !records.fall_back();
+  if (!model || !of_code || replayed || !model->can_take_back())
+    return false;
+  try {
+    auto all = rank_.exchange().all_gather(
+      rank_.pipeline(), "smp.run_again",
+      to_payload(model->promises().promised()));
+    return std::any_of(all.begin(), all.end(), [](auto& x) {
+      return from_payload<bool>(x, "promised");
+    });
+  } catch (const error&) {
+    return false; // a rank was lost; what came first is told
+  }
 }
 
 void step_runner::prepare(model_state& model, uint64_t microbatches,
@@ -97,9 +146,9 @@ step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
   auto result = awaited<step_report>::get(
     report, {"the end of step " + std::to_string(step.value),
              rank_.pipeline().front()});
-  stats_.executing_seconds = static_cast<double>(counters.executing_ns) * 1e-9;
-  stats_.requests = counters.requests;
-  stats_.waits = counters.waits;
+  stats_.executing_seconds += static_cast<double>(counters.executing_ns) * 1e-9;
+  stats_.requests += counters.requests;
+  stats_.waits += counters.waits;
   result.step = step;
   return result;
 }
@@ -183,7 +232,7 @@ size_t step_runner::warm_up(const model_state* model, uint64_t microbatches) {
 }
 
 void step_runner::note_record(const model_state* model, uint64_t microbatches,
-                              bool learnt) {
+                              double seconds, bool learnt) {
   auto& records = rank_.records();
   if (!records.active())
     return;
@@ -191,8 +240,7 @@ void step_runner::note_record(const model_state* model, uint64_t microbatches,
   stats_.fell_back = !note.divergence.empty();
   stats_.replayed = note.replayed && !stats_.fell_back;
   if (rank_.pp_rank() == 0)
-    records.took(rank_.step(), stats_.seconds, learnt,
-                 warm_up(model, microbatches));
+    records.took(rank_.step(), seconds, learnt, warm_up(model, microbatches));
 }
 
 /// Names the record that a step belongs to; on pp_rank 0.

@@ -59,10 +59,14 @@ private:
   void prepare(model_state& model, uint64_t microbatches,
                const step_body& body);
   void trace(model_state& model, const step_body& body);
+  /// @param again see `model_state::begin_step`
+  step_report run_once(node& actors, model_state* model, uint64_t microbatches,
+                       uint64_t signature, bool again);
+  bool runs_again(model_state* model, const failure& why) const;
   step_report run_actors(node& actors, uint64_t microbatches);
   /// @param learnt calls that waited in this step will not wait later
   void note_record(const model_state* model, uint64_t microbatches,
-                   bool learnt);
+                   double seconds, bool learnt);
   static size_t warm_up(const model_state* model, uint64_t microbatches);
   uint64_t record_key(const model_state* model, uint64_t microbatches,
                       uint64_t signature) const;

@@ -30,6 +30,8 @@ std::string to_json(const step_metrics& x) {
   result["bytes_sent"] = x.bytes_sent;
   if (!x.static_mode.empty())
     result["static"] = x.static_mode;
+  if (!x.ran_again.empty())
+    result["ran_again"] = x.ran_again;
   return result.dump();
 }
 

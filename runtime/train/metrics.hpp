@@ -24,6 +24,9 @@ struct step_metrics {
   /// "record", "replay" or "fallback" (docs/static_mode.md); empty where no
   /// step is replayed.
   std::string static_mode = {};
+  /// Why the step was taken back and run again (docs/fast_mode.md); empty where
+  /// it was not.
+  std::string ran_again = {};
 };
 
 /// @returns one JSON object without a line break; a number that is not finite

@@ -255,6 +255,8 @@ private:
                                        : "record";
     summary_.replayed += x.static_mode == "replay";
     summary_.fell_back += sums[5] > 0;
+    x.ran_again = stats.ran_again;
+    summary_.ran_again += !x.ran_again.empty();
     if (metrics_)
       metrics_->write(x);
     listener_.on_step(x);

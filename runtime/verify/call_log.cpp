@@ -50,6 +50,16 @@ struct call_logger::state {
   };
   std::map<const void*, origin> origins;
 
+  void clear() {
+    calls.clear();
+    passes.clear();
+    running.clear();
+    counts.clear();
+    origins.clear();
+    events = 0;
+    gradients = 0;
+  }
+
   uint64_t current_microbatch() const {
     auto* ex = execution::current();
     return ex ? ex->microbatch().value : microbatch;
@@ -102,14 +112,13 @@ observed_step call_logger::take(
   }
   for (auto& x : state_->passes)
     result.passes.push_back(std::move(*x));
-  state_->calls.clear();
-  state_->passes.clear();
-  state_->running.clear();
-  state_->counts.clear();
-  state_->origins.clear();
-  state_->events = 0;
-  state_->gradients = 0;
+  state_->clear();
   return result;
+}
+
+void call_logger::take_back() {
+  std::unique_lock guard{state_->mutex};
+  state_->clear();
 }
 
 void call_logger::begin(const void* object,

@@ -114,6 +114,8 @@ public:
 
   void loss(std::span<const at::Tensor> inputs, const at::Tensor& x) override;
 
+  void take_back() override;
+
 private:
   struct state;
 
