@@ -31,10 +31,12 @@ inline double seconds_between(clock::time_point x, clock::time_point y) {
   return std::chrono::duration<double>(y - x).count();
 }
 
-/// How steps run: --static=1 replays a recorded one, --fast=1 returns promises.
+/// How steps run: --static=1 replays a recorded one, --fast=0 waits for each
+/// call; else as by default.
 inline void set_modes(const arguments& x, session_config& result) {
   result.static_mode = x.number("static", 0) != 0;
-  result.fast_mode = x.number("fast", 0) != 0;
+  if (auto fast = x.number("fast", -1); fast >= 0)
+    result.fast_mode = fast != 0;
 }
 
 /// What every run trains.

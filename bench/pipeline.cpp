@@ -2,7 +2,7 @@
 //
 //   bench_pipeline [--width=N] [--rounds=N] [--steps=N] [--warmup=N]
 //                  [--schedule=interleaved|simple|...] [--active=N]
-//                  [--static=1] [--fast=1] [--pin=1]
+//                  [--static=1] [--fast=0] [--pin=1]
 //
 // Training steps (forward, backward, AdamW) of a GPT in 8 microbatches, over
 // two ranks of one thread each and in one process without smp, in runs that

@@ -116,7 +116,7 @@ uint64_t model_state::trainability() const {
 
 bool model_state::can_take_back() const {
   return promises_.on() && !rank_.config().fast_mode
-         && map_.order().unseen().empty();
+         && rank_.pipeline().size() > 1 && map_.order().unseen().empty();
 }
 
 void model_state::begin_step(bool again) {

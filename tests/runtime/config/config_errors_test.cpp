@@ -397,10 +397,14 @@ std::vector<broken> keys_without_effect() {
      "run.toml:3: ",
      {"smp.placement_strategy has no effect while each rank", "leave it out"}},
     {"modules that wait although all calls do",
-     with("microb", "no_promises = [\"a\"]"),
+     with("microb", "fast_mode = false\nno_promises = [\"a\"]"),
+     "run.toml:4: ",
+     {"smp.no_promises has no effect with smp.fast_mode = false (run.toml:3); "
+      "it belongs to smp.fast_mode = \"auto\", smp.fast_mode = true"}},
+    {"a word that is neither on nor off",
+     with("microb", "fast_mode = \"on\""),
      "run.toml:3: ",
-     {"smp.no_promises has no effect with smp.fast_mode = false (the default); "
-      "it belongs to smp.fast_mode = true"}},
+     {"smp.fast_mode needs true, false or \"auto\", got"}},
     {"steps to record of a run that records none",
      with("microb", "static_mode = false\nstatic_steps = 5"),
      "run.toml:4: ",
@@ -509,6 +513,10 @@ TEST_CASE("a key that depends on another one is taken where it has an effect",
           "[runtime][config]") {
   for (auto& overrides : std::vector<std::vector<std::string>>{
          {"--smp.fast_mode=true", "--smp.no_promises=[\"a\"]"},
+         {"--smp.fast_mode=auto", "--smp.no_promises=[\"a\"]"},
+         {"--smp.fast_mode=\"auto\""},
+         {"--smp.fast_mode=false"},
+         {"--smp.no_promises=[\"a\"]"},
          {"--smp.static_mode=true", "--smp.static_steps=2",
           "--smp.static_fallback=dynamic"},
          {"--smp.deterministic_server=true", "--smp.static_fallback=dynamic"},
