@@ -51,6 +51,9 @@ struct model_context {
 /// What is counted while a step runs.
 struct step_counters {
   std::atomic<uint64_t> step = 0; // the one that runs or ran last
+  /// Steps of the user: one that is run again has another `step`, but draws the
+  /// same random numbers (R23).
+  std::atomic<uint64_t> drawn_step = 0;
   std::atomic<uint64_t> microbatches = 0;
   std::atomic<uint64_t> executing_ns = 0;
   std::atomic<uint64_t> requests = 0;
@@ -118,6 +121,11 @@ public:
   /// The step that runs or ran last.
   step_id step() const noexcept {
     return step_id{counters_.step};
+  }
+
+  /// The same as part of the seeds of random numbers (R23).
+  uint64_t drawn_step() const noexcept {
+    return counters_.drawn_step;
   }
 
   /// The one distributed model of the session, or null.

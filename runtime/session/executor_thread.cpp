@@ -18,11 +18,11 @@
 
 namespace smp {
 
-random_stream initial_stream(const rank_context& rank, step_id s,
+random_stream initial_stream(const rank_context& rank, uint64_t drawn_step,
                              microbatch_id m) {
   auto dp_rank = rank.layout().rank(comm_group::dp, rank.self());
   return random_stream{
-    microbatch_seed(rank.config().seed, s.value, dp_rank, m.value)};
+    microbatch_seed(rank.config().seed, drawn_step, dp_rank, m.value)};
 }
 
 executor_thread::executor_thread(executor_listener& listener,
@@ -79,7 +79,7 @@ void executor_thread::run() {
 }
 
 outcome executor_thread::execute(request x) {
-  stream_ = initial_stream(rank(), x.step, x.microbatch);
+  stream_ = initial_stream(rank(), rank().drawn_step(), x.microbatch);
   switch_in();
   begin(x, random_stream::of_default());
   call_observer::set_current(rank().observer());

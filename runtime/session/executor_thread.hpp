@@ -68,7 +68,8 @@ private:
 };
 
 /// The stream with which a microbatch begins (R23).
-random_stream initial_stream(const rank_context& rank, step_id s,
+/// @param drawn_step see `step_counters`
+random_stream initial_stream(const rank_context& rank, uint64_t drawn_step,
                              microbatch_id m);
 
 } // namespace smp

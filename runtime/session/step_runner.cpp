@@ -37,6 +37,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   if (model)
     prepare(*model, microbatches, body);
   stats_ = {};
+  ++rank_.counters().drawn_step;
   auto begin = std::chrono::steady_clock::now();
   auto sent = fabric_.stats().bytes_sent;
   body_ = std::move(body);
@@ -217,9 +218,8 @@ void step_runner::trace(model_state& model, const step_body& body) {
   token_turn turn{token_};
   auto& counters = rank_.counters();
   counters.microbatches = 1;
-  model.trace(
-    initial_stream(rank_, step_id{counters.step + 1}, microbatch_id{0}),
-    [&body] { body(0); });
+  model.trace(initial_stream(rank_, rank_.drawn_step() + 1, microbatch_id{0}),
+              [&body] { body(0); });
 }
 
 // -- records (R33) ------------------------------------------------------------

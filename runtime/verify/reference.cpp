@@ -143,7 +143,7 @@ struct reference_run::state {
               const moment& when) const {
     auto generator = at::globalContext().defaultGenerator(at::kCPU);
     generator.set_current_seed(
-      microbatch_seed(config.smp.seed, when.session, when.dp_rank, microbatch));
+      microbatch_seed(config.smp.seed, when.drawn, when.dp_rank, microbatch));
     x.logger.set_microbatch(microbatch);
     call_observer::set_current(&x.logger);
     auto loss = x.model->loss(inputs);

@@ -30,8 +30,8 @@ public:
   void load(const std::map<std::string, at::Tensor>& state);
 
   struct moment {
-    uint64_t number = 0;  // of the run, from 1
-    uint64_t session = 0; // of the session: part of the random streams' seeds
+    uint64_t number = 0; // of the run, from 1
+    uint64_t drawn = 0;  // `drawn_step`: part of the random streams' seeds
     uint64_t dp_rank = 0;
   };
 

@@ -127,7 +127,7 @@ private:
     }
     reference_->load(before_);
     auto which = reference_run::moment{
-      x.step, rank_.step().value,
+      x.step, rank_.drawn_step(),
       rank_.layout().rank(comm_group::dp, rank_.self())};
     auto reference = reference_->run(which);
     if (std::isfinite(x.loss)) {

@@ -92,7 +92,7 @@ std::vector<step_numbers> run_steps(session& s, uint64_t microbatches,
     r.gradients = to_map(model.gradients());
     optimizer.step();
     r.after = to_map(model.state_dict());
-    r.number = s.internals().step().value;
+    r.number = s.internals().drawn_step();
     check_nothing_left(s);
     if (s.pp_rank() == 0)
       result.push_back(std::move(r));

@@ -171,7 +171,7 @@ std::vector<model_step> run_ranks(const model_options& x,
       }
       r.gradients = to_map(model.gradients());
       r.after = to_map(model.state_dict());
-      r.number = s.internals().step().value;
+      r.number = s.internals().drawn_step();
       r.stats = s.last_step();
       if (!x.replay) {
         torch::NoGradGuard no_grad;

@@ -184,7 +184,7 @@ script_result run_split(const script_job& job) {
       r.losses = train_step(batch_of(job, i)).outputs();
       r.gradients = to_map(model.gradients());
       r.after = to_map(model.state_dict());
-      r.number = s.internals().step().value;
+      r.number = s.internals().drawn_step();
       check_nothing_left(s, model);
       torch::NoGradGuard no_grad;
       for (auto& p : model.local_parameters())
