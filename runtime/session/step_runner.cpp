@@ -28,8 +28,8 @@ namespace smp {
 // -- one step -----------------------------------------------------------------
 
 std::vector<payload> step_runner::run_step(node& actors, model_state* model,
-                                           uint64_t microbatches,
-                                           step_body body, uint64_t signature) {
+                                           const step_call& x, step_body body) {
+  auto microbatches = x.microbatches;
   if (execution::current())
     throw error{error_code::unsupported, "a step inside a step"};
   if (model)
@@ -43,7 +43,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
     model->begin_step();
   auto& records = rank_.records();
   if (records.active() && rank_.pp_rank() == 0)
-    records.set_key(record_key(model, microbatches, signature));
+    records.set_key(record_key(model, microbatches, x.signature));
   auto report = run_actors(actors, microbatches);
   body_ = nullptr;
   for (uint64_t m = 0; m < microbatches; ++m)
