@@ -8,6 +8,7 @@
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/function.h>
@@ -64,11 +65,15 @@ public:
     if (!grads[0].defined())
       return {};
     auto* ex = execution::current();
-    if (!ex || !ex->in_backward())
+    auto refuse = [this](const char* why) {
       throw error{error_code::unsupported,
                   "gradient of '" + name_ + "', which rank "
-                    + std::to_string(owner_.value)
-                    + " owns: call model.backward(loss) inside the step"};
+                    + std::to_string(owner_.value) + " owns: " + why};
+    };
+    if (!ex || !ex->in_backward())
+      refuse("call model.backward(loss) inside the step");
+    if (at::GradMode::is_enabled())
+      refuse("create_graph (higher derivatives) is not supported");
     call c;
     c.owner = owner_;
     c.module = module_;

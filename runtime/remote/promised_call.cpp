@@ -213,8 +213,8 @@ bool foretells(const prediction& x, const prediction& y) {
 
 void promise_book::remember(const std::string& kind, prediction_ptr next) {
   std::lock_guard guard{mutex_};
-  auto [i, added] = memories_.front().known.emplace(
-    kind, memories::entry{next, {}});
+  auto [i, added] = memories_.front().known.emplace(kind,
+                                                    memories::entry{next, {}});
   auto& known = i->second.next;
   auto wrong = !added && known && !(next && foretells(*known, *next));
   if (wrong)

@@ -136,12 +136,10 @@ void rank_runtime::drop_model() noexcept {
   own_sequencer_->set_modules({});
 }
 
-std::vector<payload> rank_runtime::run_step(uint64_t microbatches,
-                                            step_body body,
-                                            uint64_t signature) {
+std::vector<payload> rank_runtime::run_step(const step_call& x,
+                                            step_body body) {
   check_alive();
-  return steps_.run_step(*node_, state_.get(), microbatches, std::move(body),
-                         signature);
+  return steps_.run_step(*node_, state_.get(), x, std::move(body));
 }
 
 // -- rank_services ------------------------------------------------------------

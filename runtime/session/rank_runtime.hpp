@@ -122,8 +122,7 @@ public:
   }
 
   /// See `step_runner::run_step`.
-  std::vector<payload> run_step(uint64_t microbatches, step_body body,
-                                uint64_t signature = 0);
+  std::vector<payload> run_step(const step_call& x, step_body body);
 
   /// Lets `x` hear of every call that this rank runs; null: nobody. Between
   /// steps only.

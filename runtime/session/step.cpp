@@ -7,6 +7,9 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+
+#include <numeric>
 
 namespace smp {
 
@@ -38,23 +41,47 @@ at::Tensor slice_tensor(const at::Tensor& x, uint64_t n, uint64_t index,
 
 namespace detail {
 
-at::Tensor reduce_sum(const std::vector<at::Tensor>& xs) {
+at::Tensor tensor_of(const std::vector<int64_t>& xs) {
+  return at::tensor(xs, at::kLong);
+}
+
+at::Tensor tensor_of(const std::vector<double>& xs) {
+  return at::tensor(xs, at::kDouble);
+}
+
+at::Tensor sum_of::operator()(const std::vector<at::Tensor>& xs) const {
   auto result = xs.front().clone();
   for (size_t i = 1; i < xs.size(); ++i)
     result.add_(xs[i]);
   return result;
 }
 
-at::Tensor reduce_mean(const std::vector<at::Tensor>& xs) {
-  return reduce_sum(xs).div(static_cast<double>(xs.size()));
+int64_t sum_of::operator()(const std::vector<int64_t>& xs) const {
+  return std::accumulate(xs.begin(), xs.end(), int64_t{0});
 }
 
-at::Tensor concat(const std::vector<at::Tensor>& xs, int64_t axis) {
+double sum_of::operator()(const std::vector<double>& xs) const {
+  return std::accumulate(xs.begin(), xs.end(), 0.0);
+}
+
+at::Tensor mean_of::operator()(const std::vector<at::Tensor>& xs) const {
+  return sum_of{}(xs).div(static_cast<double>(xs.size()));
+}
+
+double mean_of::operator()(const std::vector<int64_t>& xs) const {
+  return (*this)(std::vector<double>(xs.begin(), xs.end()));
+}
+
+double mean_of::operator()(const std::vector<double>& xs) const {
+  return sum_of{}(xs) / static_cast<double>(xs.size());
+}
+
+at::Tensor concat_of::operator()(const std::vector<at::Tensor>& xs) const {
   // Scalars have no axis: what comes back is their sequence.
   return xs.front().dim() == 0 ? at::stack(xs) : at::cat(xs, axis);
 }
 
-at::Tensor stack(const std::vector<at::Tensor>& xs) {
+at::Tensor stack_of::operator()(const std::vector<at::Tensor>& xs) const {
   return at::stack(xs);
 }
 
@@ -84,23 +111,26 @@ uint64_t signature(size_t function, const packer& arguments) {
 }
 
 std::vector<std::shared_ptr<step_result>>
-run_step(uint64_t microbatches, std::function<value(packer&, uint64_t)> body,
-         uint64_t signature) {
-  if (microbatches == 0)
+run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
+         bool detach) {
+  if (x.microbatches == 0)
     throw error{error_code::config, "a step of 0 microbatches"};
   auto& rank = session::current().internals();
+  std::vector<std::vector<at::Tensor>> own(x.microbatches);
   auto run = [&](uint64_t index) {
     packer tensors;
-    auto x = body(tensors, index);
+    auto result = body(tensors, index);
     if (tracer::current())
       return payload{};
-    return encode_result(rank, tensors, x, rank.steps().held_results());
+    if (!detach)
+      own[index] = materialised(tensors);
+    return encode_result(rank, tensors, result, rank.steps().held_results());
   };
-  auto encoded = rank.run_step(microbatches, run, signature);
+  auto encoded = rank.run_step(x, run);
   std::vector<std::shared_ptr<step_result>> result;
-  for (auto& x : encoded)
-    result.push_back(
-      std::make_shared<step_result>(rank.weak_from_this(), std::move(x)));
+  for (size_t i = 0; i < encoded.size(); ++i)
+    result.push_back(std::make_shared<step_result>(
+      rank.weak_from_this(), encoded[i], std::move(own[i])));
   return result;
 }
 

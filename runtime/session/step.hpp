@@ -2,6 +2,7 @@
 
 #include "runtime/session/session.hpp"
 #include "runtime/session/split.hpp"
+#include "runtime/session/step_call.hpp"
 #include "runtime/session/step_output.hpp"
 
 #include <functional>
@@ -22,16 +23,22 @@ struct step_options {
   std::set<size_t> non_split_inputs = {};
   /// Axis along which an argument is split, by position; default 0.
   std::map<size_t, int64_t> input_split_axes = {};
+  /// False: on pp_rank 0 the tensors of `outputs` keep their graph, and with it
+  /// whatever that saved. Gradients cross ranks inside the step only (R16).
+  bool detach_outputs = true;
+  /// The body has side effects and must not be run twice.
+  bool no_rerun = false;
 };
 
 namespace detail {
 
 /// Runs one step of the current session; see `step_runner::run_step`.
 /// @param body may be empty on ranks other than pp_rank 0
+/// @param detach false: results keep their graph on pp_rank 0
 /// @returns null entries for results of void bodies
 std::vector<std::shared_ptr<step_result>>
-run_step(uint64_t microbatches, std::function<value(packer&, uint64_t)> body,
-         uint64_t signature);
+run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
+         bool detach);
 
 /// Tells whether this rank has to know which steps flow alike (R33).
 bool needs_signature();
@@ -106,7 +113,8 @@ private:
         return put_value<std::decay_t<result>>(out, f_(std::get<Is>(parts)...));
       }
     };
-    auto results = detail::run_step(n, body, signature(xs...));
+    step_call call{n, signature(xs...), options_.no_rerun};
+    auto results = detail::run_step(call, body, options_.detach_outputs);
     if constexpr (std::is_void_v<result>)
       return step_output<void>{};
     else

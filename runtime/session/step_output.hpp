@@ -2,11 +2,13 @@
 
 #include "runtime/session/step_result.hpp"
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,30 +16,81 @@ namespace smp {
 
 namespace detail {
 
-at::Tensor reduce_mean(const std::vector<at::Tensor>& xs);
-at::Tensor reduce_sum(const std::vector<at::Tensor>& xs);
-at::Tensor concat(const std::vector<at::Tensor>& xs, int64_t axis);
-at::Tensor stack(const std::vector<at::Tensor>& xs);
+/// The numbers as a tensor of one axis: int64 or double.
+at::Tensor tensor_of(const std::vector<int64_t>& xs);
+at::Tensor tensor_of(const std::vector<double>& xs);
 
-/// Combines results of the same structure, tensor by tensor. Numbers are
-/// combined as numbers where that has a meaning; everything else must be a
-/// tensor or a container of tensors.
+// What becomes of one tensor, or one number, of each microbatch. A whole number
+// has a mean that is none, and a sum that its type may be too small for.
+
+struct mean_of {
+  at::Tensor operator()(const std::vector<at::Tensor>& xs) const;
+
+  double operator()(const std::vector<int64_t>& xs) const;
+  double operator()(const std::vector<double>& xs) const;
+};
+
+struct sum_of {
+  at::Tensor operator()(const std::vector<at::Tensor>& xs) const;
+
+  int64_t operator()(const std::vector<int64_t>& xs) const;
+  double operator()(const std::vector<double>& xs) const;
+};
+
+/// Numbers are scalars here: they become a tensor, as scalar tensors do.
+struct concat_of {
+  at::Tensor operator()(const std::vector<at::Tensor>& xs) const;
+
+  template <class T>
+  at::Tensor operator()(const std::vector<T>& xs) const {
+    return tensor_of(xs);
+  }
+
+  int64_t axis = 0;
+};
+
+struct stack_of {
+  at::Tensor operator()(const std::vector<at::Tensor>& xs) const;
+
+  template <class T>
+  at::Tensor operator()(const std::vector<T>& xs) const {
+    return tensor_of(xs);
+  }
+};
+
+/// Combines results of the same structure, tensor by tensor and number by
+/// number.
 template <class T>
-struct combine;
+struct combine {
+  static_assert(std::is_arithmetic_v<T>,
+                "microbatches of this type have no mean, sum or sequence: "
+                "take them one by one from step_output::outputs()");
+
+  template <class F>
+  static auto apply(const std::vector<T>& xs, const F& f) {
+    using wide = std::conditional_t<std::is_floating_point_v<T>, double,
+                                    int64_t>;
+    return f(std::vector<wide>(xs.begin(), xs.end()));
+  }
+};
 
 template <>
 struct combine<at::Tensor> {
   template <class F>
-  static at::Tensor apply(const std::vector<at::Tensor>& xs, F& f) {
+  static auto apply(const std::vector<at::Tensor>& xs, const F& f) {
     return f(xs);
   }
 };
 
+template <class T, class F>
+using combined = decltype(combine<T>::apply(
+  std::declval<const std::vector<T>&>(), std::declval<const F&>()));
+
 template <class T>
 struct combine<std::vector<T>> {
   template <class F>
-  static std::vector<T> apply(const std::vector<std::vector<T>>& xs, F& f) {
-    std::vector<T> result;
+  static auto apply(const std::vector<std::vector<T>>& xs, const F& f) {
+    std::vector<combined<T, F>> result;
     for (size_t i = 0; i < xs.front().size(); ++i) {
       std::vector<T> column;
       for (auto& x : xs)
@@ -51,8 +104,8 @@ struct combine<std::vector<T>> {
 template <class K, class T>
 struct combine<std::map<K, T>> {
   template <class F>
-  static std::map<K, T> apply(const std::vector<std::map<K, T>>& xs, F& f) {
-    std::map<K, T> result;
+  static auto apply(const std::vector<std::map<K, T>>& xs, const F& f) {
+    std::map<K, combined<T, F>> result;
     for (auto& [key, first] : xs.front()) {
       std::vector<T> column;
       for (auto& x : xs)
@@ -68,18 +121,18 @@ struct combine<std::tuple<Ts...>> {
   using tuple = std::tuple<Ts...>;
 
   template <class F>
-  static tuple apply(const std::vector<tuple>& xs, F& f) {
+  static auto apply(const std::vector<tuple>& xs, const F& f) {
     return apply(xs, f, std::index_sequence_for<Ts...>{});
   }
 
   template <class F, size_t... Is>
-  static tuple apply(const std::vector<tuple>& xs, F& f,
-                     std::index_sequence<Is...>) {
+  static std::tuple<combined<Ts, F>...>
+  apply(const std::vector<tuple>& xs, const F& f, std::index_sequence<Is...>) {
     return {at<Is>(xs, f)...};
   }
 
   template <size_t I, class F>
-  static auto at(const std::vector<tuple>& xs, F& f) {
+  static auto at(const std::vector<tuple>& xs, const F& f) {
     std::vector<std::tuple_element_t<I, tuple>> column;
     for (auto& x : xs)
       column.push_back(std::get<I>(x));
@@ -90,7 +143,8 @@ struct combine<std::tuple<Ts...>> {
 template <class A, class B>
 struct combine<std::pair<A, B>> {
   template <class F>
-  static std::pair<A, B> apply(const std::vector<std::pair<A, B>>& xs, F& f) {
+  static std::pair<combined<A, F>, combined<B, F>>
+  apply(const std::vector<std::pair<A, B>>& xs, const F& f) {
     std::vector<A> firsts;
     std::vector<B> seconds;
     for (auto& [a, b] : xs) {
@@ -104,8 +158,12 @@ struct combine<std::pair<A, B>> {
 } // namespace detail
 
 /// What the microbatches of a step returned, the same on every rank of the
-/// pipeline group. T is what the step body returns: a tensor, or tuples,
-/// pairs, vectors and string maps of such. Detached from the graph.
+/// pipeline group. T is what the step body returns: a tensor or a number, or
+/// tuples, pairs, vectors and string maps of such. Detached from the graph,
+/// unless `step_options::detach_outputs` is false.
+///
+/// What combines microbatches returns a T, in which a number became what the
+/// function says.
 template <class T>
 class step_output {
 public:
@@ -125,31 +183,26 @@ public:
     return *values_;
   }
 
-  /// Mean over microbatches.
-  T reduce_mean() const {
-    auto f = detail::reduce_mean;
-    return detail::combine<T>::apply(outputs(), f);
+  /// Mean over microbatches. A number becomes a double.
+  auto reduce_mean() const {
+    return detail::combine<T>::apply(outputs(), detail::mean_of{});
   }
 
-  /// Sum over microbatches.
-  T reduce_sum() const {
-    auto f = detail::reduce_sum;
-    return detail::combine<T>::apply(outputs(), f);
+  /// Sum over microbatches. A number becomes a double or an int64_t; of bools
+  /// those are counted that are true.
+  auto reduce_sum() const {
+    return detail::combine<T>::apply(outputs(), detail::sum_of{});
   }
 
   /// Concatenates along `axis`; with 0 the order of the batch comes back.
-  /// Scalars become a vector of size `microbatches`.
-  T concat(int64_t axis = 0) const {
-    auto f = [axis](const std::vector<at::Tensor>& xs) {
-      return detail::concat(xs, axis);
-    };
-    return detail::combine<T>::apply(outputs(), f);
+  /// Scalars and numbers become a vector of size `microbatches`.
+  auto concat(int64_t axis = 0) const {
+    return detail::combine<T>::apply(outputs(), detail::concat_of{axis});
   }
 
   /// Stacks along a new axis 0 of size `microbatches`.
-  T stack() const {
-    auto f = detail::stack;
-    return detail::combine<T>::apply(outputs(), f);
+  auto stack() const {
+    return detail::combine<T>::apply(outputs(), detail::stack_of{});
   }
 
 private:

@@ -32,13 +32,22 @@ payload encode_result(const rank_context& rank, const packer& tensors,
   return to_payload(result);
 }
 
+std::vector<at::Tensor> materialised(const packer& tensors) {
+  std::vector<at::Tensor> result;
+  for (auto& t : tensors.tensors())
+    result.push_back(materialise(t));
+  return result;
+}
+
 step_result::step_result(std::weak_ptr<const rank_context> rank,
-                         const payload& x)
+                         const payload& x, std::vector<at::Tensor> own)
   : rank_(std::move(rank)) {
   auto [result, tensors] = from_payload<step_value>(x, "result of a step");
   value_ = std::move(result);
   for (auto& where : tensors)
     entries_.push_back({std::move(where), {}});
+  for (size_t i = 0; i < own.size(); ++i)
+    entries_[i].tensor = std::move(own[i]);
 }
 
 step_result::~step_result() {

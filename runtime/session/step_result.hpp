@@ -23,11 +23,17 @@ inline constexpr uint64_t travelling_result_bytes = 64 * 1024;
 payload encode_result(const rank_context& rank, const packer& tensors,
                       const value& x, std::vector<object_id>& held);
 
+/// The tensors of a microbatch's results as pp_rank 0 has them, with their
+/// graphs.
+std::vector<at::Tensor> materialised(const packer& tensors);
+
 /// The result of one microbatch on any rank. Large tensors are fetched when
 /// first asked for, and let go on pp_rank 0 when all ranks dropped theirs.
 class step_result {
 public:
-  step_result(std::weak_ptr<const rank_context> rank, const payload& x);
+  /// @param own the tensors themselves, where they are; may be empty
+  step_result(std::weak_ptr<const rank_context> rank, const payload& x,
+              std::vector<at::Tensor> own = {});
 
   ~step_result();
 

@@ -30,27 +30,28 @@ namespace smp {
 // -- one step -----------------------------------------------------------------
 
 std::vector<payload> step_runner::run_step(node& actors, model_state* model,
-                                           uint64_t microbatches,
-                                           step_body body, uint64_t signature) {
+                                           const step_call& x, step_body body) {
+  auto microbatches = x.microbatches;
   if (execution::current())
     throw error{error_code::unsupported, "a step inside a step"};
   if (model)
     prepare(*model, microbatches, body);
   stats_ = {};
+  // Once: what runs again draws the same numbers.
   ++rank_.counters().drawn_step;
   auto begin = std::chrono::steady_clock::now();
   auto sent = fabric_.stats().bytes_sent;
   body_ = std::move(body);
   body_context_ = call_context::current();
-  auto report = run_once(actors, model, microbatches, signature, false);
-  if (report.error && runs_again(model, report.error)) {
+  auto report = run_once(actors, model, x, false);
+  if (report.error && runs_again(model, x, report.error)) {
     stats_.ran_again = report.error.describe();
     model->take_back();
     if (auto* observer = rank_.observer())
       observer->take_back();
     // More calls wait than in what was recorded.
     rank_.records().outdate();
-    report = run_once(actors, model, microbatches, signature, true);
+    report = run_once(actors, model, x, true);
   }
   body_ = nullptr;
   auto took = std::chrono::steady_clock::now() - begin;
@@ -68,17 +69,16 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
 }
 
 step_report step_runner::run_once(node& actors, model_state* model,
-                                  uint64_t microbatches, uint64_t signature,
-                                  bool again) {
+                                  const step_call& x, bool again) {
   auto begin = std::chrono::steady_clock::now();
   held_results_.clear();
   if (model)
     model->begin_step(again);
   auto& records = rank_.records();
   if (records.active() && rank_.pp_rank() == 0)
-    records.set_key(record_key(model, microbatches, signature));
-  auto report = run_actors(actors, microbatches);
-  for (uint64_t m = 0; m < microbatches; ++m)
+    records.set_key(record_key(model, x.microbatches, x.signature));
+  auto report = run_actors(actors, x.microbatches);
+  for (uint64_t m = 0; m < x.microbatches; ++m)
     rank_.calls().drop(report.step, microbatch_id{m});
   auto learnt = model && model->promises().learnt();
   if (model)
@@ -87,8 +87,8 @@ step_report step_runner::run_once(node& actors, model_state* model,
   if (report.error)
     rank_.objects().withdraw(held_results_);
   auto took = std::chrono::steady_clock::now() - begin;
-  note_record(model, microbatches, std::chrono::duration<double>(took).count(),
-              learnt);
+  note_record(model, x.microbatches,
+              std::chrono::duration<double>(took).count(), learnt);
   return report;
 }
 
@@ -96,7 +96,8 @@ step_report step_runner::run_once(node& actors, model_state* model,
 /// unless all promises hold. Nobody knows that once a step was cut off, so it
 /// is run again with all calls waiting, and what it does then counts.
 /// Collective over the pipeline group.
-bool step_runner::runs_again(model_state* model, const failure& why) const {
+bool step_runner::runs_again(model_state* model, const step_call& call,
+                             const failure& why) const {
   auto of_code = why.code == error_code::user_code
                  || why.code == error_code::unsupported
                  || why.code == error_code::config;
@@ -106,13 +107,19 @@ bool step_runner::runs_again(model_state* model, const failure& why) const {
                   && !records.fall_back();
   if (!model || !of_code || replayed || !model->can_take_back())
     return false;
+  // What pp_rank 0 says about the body counts.
+  auto keeps_out = call.no_rerun && rank_.pp_rank() == 0;
   try {
-    auto all = rank_.exchange().all_gather(
-      rank_.pipeline(), "smp.run_again",
-      to_payload(model->promises().promised()));
-    return std::any_of(all.begin(), all.end(), [](auto& x) {
-      return from_payload<bool>(x, "promised");
-    });
+    auto promised = false;
+    for (auto& x : rank_.exchange().all_gather(
+           rank_.pipeline(), "smp.run_again",
+           to_payload(std::pair{model->promises().promised(), keeps_out}))) {
+      auto [other, refuses] = from_payload<std::pair<bool, bool>>(
+        x, "view of a failed step");
+      promised = promised || other;
+      keeps_out = keeps_out || refuses;
+    }
+    return promised && !keeps_out;
   } catch (const error&) {
     return false; // a rank was lost; what came first is told
   }

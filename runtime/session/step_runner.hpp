@@ -5,6 +5,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/session/executor_thread.hpp"
 #include "runtime/session/session.hpp"
+#include "runtime/session/step_call.hpp"
 
 #include <functional>
 #include <memory>
@@ -34,13 +35,10 @@ public:
   /// Runs one step on all ranks of the pipeline group: every rank calls this,
   /// `body` runs on pp_rank 0 only.
   /// @param model may be null
-  /// @param signature of the function and its arguments: steps that differ in
-  /// it are recorded apart (R33). Only that of pp_rank 0 counts.
   /// @returns the encoded results by microbatch, the same on every rank
   /// @throws error, the same on every rank (R6)
   std::vector<payload> run_step(node& actors, model_state* model,
-                                uint64_t microbatches, step_body body,
-                                uint64_t signature);
+                                const step_call& x, step_body body);
 
   /// Results of the step body that this rank holds for others.
   std::vector<object_id>& held_results() noexcept {
@@ -60,9 +58,10 @@ private:
                const step_body& body);
   void trace(model_state& model, const step_body& body);
   /// @param again see `model_state::begin_step`
-  step_report run_once(node& actors, model_state* model, uint64_t microbatches,
-                       uint64_t signature, bool again);
-  bool runs_again(model_state* model, const failure& why) const;
+  step_report run_once(node& actors, model_state* model, const step_call& x,
+                       bool again);
+  bool runs_again(model_state* model, const step_call& call,
+                  const failure& why) const;
   step_report run_actors(node& actors, uint64_t microbatches);
   /// @param learnt calls that waited in this step will not wait later
   void note_record(const model_state* model, uint64_t microbatches,

@@ -300,3 +300,30 @@ TEST_CASE("requests that no correct rank sends are refused",
   CHECK(failed.code == error_code::protocol);
   CHECK_THAT(failed.text, ContainsSubstring(why));
 }
+
+TEST_CASE("a result that is part of a parameter is copied when it is sent",
+          "[runtime][callee][R13]") {
+  lone_rank rank;
+  auto& weight = rank.model.mine->weight;
+  at::Tensor own;
+  rank.set_code([&](unpacker&, const std::vector<value>&, packer& out) {
+    own = at::full({2}, 2.0);
+    return put_value(out, std::vector<at::Tensor>{weight.narrow(0, 0, 2), own});
+  });
+  auto asked = tripled(at::ones({2}));
+  asked.context.grad = false;
+  asked.hold = GENERATE(false, true);
+  CAPTURE(asked.hold);
+  auto reply = from_payload<forward_reply>(rank.serve(asked), "reply");
+  REQUIRE(reply.tensors.size() == 2);
+  // Another microbatch, or the optimizer, before the bytes are away.
+  weight.detach().fill_(7);
+  own.fill_(7);
+  auto content = [&](size_t i) {
+    auto& x = reply.tensors[i];
+    return asked.hold ? *rank.objects().find(x.object) : x.tensor();
+  };
+  CHECK(at::equal(content(0), at::full({2}, 2.0)));
+  // Nobody else writes what a module made, so nobody copies it.
+  CHECK(at::equal(content(1), at::full({2}, 7.0)));
+}

@@ -252,3 +252,83 @@ TEST_CASE("a call whose results are known goes on with promises",
   else
     CHECK_NOTHROW(fence(ex));
 }
+
+TEST_CASE("an argument that is part of a parameter is copied when it is sent",
+          "[runtime][caller][R13]") {
+  lone_rank rank;
+  auto& ex = rank.running();
+  auto& weight = rank.model.mine->weight;
+  ex.answer(reply_with({at::ones({1})}));
+  auto own = at::full({2}, 2.0);
+  call_theirs({weight.narrow(0, 0, 2), own});
+  // Another microbatch, or the optimizer, while the message is on its way.
+  weight.detach().fill_(7);
+  own.fill_(7);
+  auto asked = asked_of(ex.sent[0]);
+  CHECK(at::equal(asked.tensors[0].tensor(), at::full({2}, 2.0)));
+  // Nobody else writes what a body made, so nobody copies it.
+  CHECK(at::equal(asked.tensors[1].tensor(), at::full({2}, 7.0)));
+}
+
+TEST_CASE("a gradient that nobody waits for is copied when it is sent",
+          "[runtime][caller][R13][R38]") {
+  lone_rank rank{true};
+  auto& ex = rank.running();
+  call_target target;
+  target.tensors_only = true;
+  auto reply = reply_with({at::full({2}, 3.0)});
+  reply.result = value::tensor(0);
+  ex.answer(reply);
+  call_theirs({at::ones({2})}, target);
+  auto y = call_theirs({at::ones({2})}, target).tensors.tensor(0);
+  promise_reply answer;
+  answer.sizes = {{2}};
+  answer.reaches = {{}};
+  ex.sent.at(1).answer->set_value({{}, to_payload(answer), {}});
+  fence(ex);
+  auto gradient = at::full({2}, 10.0);
+  {
+    execution::backward_scope running{ex};
+    torch::autograd::Engine::get_default_engine().execute(
+      {torch::autograd::impl::gradient_edge(y)}, {gradient}, false, false,
+      true);
+  }
+  gradient.fill_(-1); // as this rank does when it adds another one
+  REQUIRE(ex.sent.size() == 3);
+  auto asked = from_payload<backward_request>(ex.sent[2].body, "request");
+  REQUIRE(asked.gradients.size() == 1);
+  CHECK(at::equal(asked.gradients[0].tensor(), at::full({2}, 10.0)));
+}
+
+TEST_CASE("higher derivatives through another rank are refused by name",
+          "[runtime][caller][R16]") {
+  lone_rank rank;
+  auto& ex = rank.running();
+  auto backward_of = [&](const at::Tensor& y) {
+    return text_of([&] {
+      execution::backward_scope running{ex};
+      torch::autograd::Engine::get_default_engine().execute(
+        {torch::autograd::impl::gradient_edge(y)}, {at::ones_like(y)}, true,
+        true, true);
+    });
+  };
+  SECTION("of a call") {
+    ex.answer(reply_with({at::full({2}, 3.0)}));
+    auto x = at::ones({2}).set_requires_grad(true);
+    auto y = call_theirs({x}).tensors.tensor(0);
+    CHECK(backward_of(y)
+          == "backward through 'theirs' of rank 1: create_graph (higher "
+             "derivatives) is not supported");
+    CHECK(ex.sent.size() == 1);
+    CHECK_FALSE(x.grad().defined());
+  }
+  SECTION("of a parameter") {
+    rank.rank_context::model()->parameters->replace(1);
+    ex.answer(parameter_reply{to_tensor_ref(at::full({3}, 6.0), true)});
+    auto y = rank.model.theirs->weight * 2;
+    CHECK(backward_of(y)
+          == "gradient of 'theirs.weight', which rank 1 owns: create_graph "
+             "(higher derivatives) is not supported");
+    CHECK(ex.sent.size() == 1);
+  }
+}

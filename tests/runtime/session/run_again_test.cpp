@@ -37,6 +37,7 @@ struct job {
   std::function<void(size_t)> before_step = {};
   std::function<void(virtual_world_options&)> change = {};
   std::function<void(caller&)> prepare = {};
+  step_options options = {};
 };
 
 Tensor input() {
@@ -58,12 +59,13 @@ std::vector<outcome_of_step> run(const job& x, function_impl::code remote,
         x.prepare(made);
       return made;
     })};
-    auto train_step = step([&](Tensor x) {
+    auto body = [&](Tensor x) {
       auto loss = model(x).sum();
       if (loss.requires_grad())
         model.backward(loss);
       return loss;
-    });
+    };
+    auto train_step = step(body, x.options);
     model.partition();
     if (x.accumulates)
       for (auto& p : model.local_parameters())
@@ -336,6 +338,9 @@ TEST_CASE("a step that cannot be taken back keeps its error",
     x.change = [](virtual_world_options& world) {
       world.config.fast_mode = true;
     };
+  }
+  SECTION("as its body says") {
+    x.options.no_rerun = true;
   }
   SECTION("because a module has state that nobody sees") {
     x.prepare = [](caller& model) { set_stateful(*model, "counts its calls"); };
