@@ -89,6 +89,8 @@ constexpr step_plan::mode last_of(step_plan::mode) noexcept {
 struct recorded_request {
   request_id id;
   std::vector<tensor_ref> tensors;
+  /// See `request::released`.
+  std::vector<object_id> released = {};
 };
 
 /// Stands for an answer that looks as it did in the replayed step.

@@ -34,8 +34,12 @@ struct request {
   /// A promised request of the same origin to the same owner, which must have
   /// ended before this one starts; 0: none.
   uint64_t after = 0;
-  /// Objects that must be on the owner before this starts (R38).
+  /// Results of the same origin's promises (actors/protocol/result_name.hpp)
+  /// that must be on the owner before this starts (R38).
   std::vector<object_id> needs = {};
+  /// Such results that the origin let go of: when depends on timing, so it is
+  /// no part of the body (R33).
+  std::vector<object_id> released = {};
 };
 
 /// Answers exactly one request, with a value or with the first cause.
@@ -43,6 +47,13 @@ struct response {
   request_id id;
   payload body;
   failure error;
+};
+
+/// What the caller of a promise knew of its results before it sent it: it knows
+/// the same where the step is replayed (R33). Opaque here.
+class call_memo {
+public:
+  virtual ~call_memo() = default;
 };
 
 enum class call_kind : uint8_t {
@@ -67,11 +78,14 @@ struct call {
   payload body;
   /// remote and promise: see `request`.
   std::vector<object_id> needs = {};
+  std::vector<object_id> released = {};
   /// promise: number of the request, chosen by the caller: it names the results
   /// before they are there (`promise_number`).
   uint64_t number = 0;
   /// promise: what takes the response; fails if there will be none.
   std::shared_ptr<awaited<response>> answer = {};
+  /// promise: kept in the record of the step.
+  std::shared_ptr<const call_memo> memo = {};
   /// wait: what it waits for. The response carries its failure.
   completion_ptr done;
   /// For reports: "blocks.3, backward".

@@ -46,11 +46,32 @@ message encode_in_full(message_kind kind, T x) {
   return {kind, {out.take(), std::move(x.body.tensors)}};
 }
 
+void put_rest(byte_writer& out, const recorded_request& x) {
+  for (auto y : short_names(x.released, x.id))
+    out.u64(y);
+}
+
+void put_rest(byte_writer&, const recorded_response&) {
+  // nop
+}
+
+void get_rest(byte_reader& in, recorded_request& x) {
+  std::vector<uint64_t> names;
+  while (in.remaining() > 0)
+    names.push_back(in.u64("released"));
+  x.released = long_names(names, x.id);
+}
+
+void get_rest(byte_reader& in, recorded_response&) {
+  in.expect_end();
+}
+
 template <class T>
 message encode_as_recorded(message_kind kind, T x) {
   byte_writer out;
   out.put(message_style::as_recorded);
   out.put(x.id);
+  put_rest(out, x);
   return {kind, {out.take(), std::move(x.tensors)}};
 }
 
@@ -60,8 +81,9 @@ incoming decode_either(message x, const char* what) {
   auto form = in.get<message_style>("form");
   auto id = in.get<request_id>("id");
   if (form == message_style::as_recorded) {
-    in.expect_end();
-    return AsRecorded{id, std::move(x.body.tensors)};
+    AsRecorded result{id, std::move(x.body.tensors)};
+    get_rest(in, result);
+    return result;
   }
   InFull result;
   result.id = id;
@@ -117,6 +139,29 @@ incoming decode_control(const payload& x) {
 }
 
 } // namespace
+
+// -- names --------------------------------------------------------------------
+
+std::vector<uint64_t> short_names(const std::vector<object_id>& xs,
+                                  request_id x) {
+  std::vector<uint64_t> result;
+  for (auto& y : xs) {
+    auto name = short_name(y);
+    if (long_name(name, x.origin, step_of(x)) != y)
+      throw error{error_code::internal,
+                  "a request names what is no result of its own step"};
+    result.push_back(name);
+  }
+  return result;
+}
+
+std::vector<object_id> long_names(const std::vector<uint64_t>& xs,
+                                  request_id x) {
+  std::vector<object_id> result;
+  for (auto y : xs)
+    result.push_back(long_name(y, x.origin, step_of(x)));
+  return result;
+}
 
 // -- encoding -----------------------------------------------------------------
 

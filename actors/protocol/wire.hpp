@@ -5,10 +5,12 @@
 //
 // request, response: form u8, id, then
 //                    0 in full:     the other fields, then the body
-//                    1 as recorded: nothing but the tensors (R33)
+//                    1 as recorded: nothing but the tensors (R33) and, in a
+//                      request, the results that are let go (u64 each)
 // control:           kind u8, then the message
 
 #include "actors/protocol/messages.hpp"
+#include "actors/protocol/result_name.hpp"
 #include "transport/fabric.hpp"
 #include "transport/inspect.hpp"
 
@@ -43,6 +45,24 @@ incoming decode(message x);
 
 // -- fields -------------------------------------------------------------------
 
+/// @returns the results in `xs` as they travel with the request `x`.
+std::vector<uint64_t> short_names(const std::vector<object_id>& xs,
+                                  request_id x);
+
+std::vector<object_id> long_names(const std::vector<uint64_t>& xs,
+                                  request_id x);
+
+template <class Inspector>
+auto names_field(Inspector& f, const char* name, std::vector<object_id>& xs,
+                 const request_id& x) {
+  return f.field(
+    name, [&xs, &x] { return short_names(xs, x); },
+    [&xs, &x](const std::vector<uint64_t>& ys) {
+      xs = long_names(ys, x);
+      return true;
+    });
+}
+
 /// All but the id, which comes first, and the body, which comes last.
 template <class Inspector>
 bool inspect_head(Inspector& f, request& x) {
@@ -50,7 +70,8 @@ bool inspect_head(Inspector& f, request& x) {
     f.field("step", x.step), f.field("microbatch", x.microbatch),
     f.field("turn", x.turn), f.field("module", x.module),
     f.field("phase", x.what), f.field("promised", x.promised),
-    f.field("after", x.after), f.field("needs", x.needs));
+    f.field("after", x.after), names_field(f, "needs", x.needs, x.id),
+    names_field(f, "released", x.released, x.id));
 }
 
 template <class Inspector>

@@ -136,30 +136,16 @@ bool record_book::replaying() const {
   return replayed_ != nullptr;
 }
 
-std::shared_ptr<const recorded_call>
-record_book::expected(request_id execution, uint32_t number) const {
-  std::lock_guard guard{mutex_};
-  if (!replayed_ || !forms())
-    return nullptr;
-  auto* x = replayed_->find(execution);
-  if (x == nullptr)
-    return nullptr;
-  for (auto& y : x->calls)
-    if (y.kind == call_kind::remote && number-- == 0)
-      return {replayed_, &y};
-  return nullptr;
-}
-
-std::optional<record_book::known_request>
-record_book::sent(request_id execution, uint32_t number) const {
+std::shared_ptr<const recorded_call> record_book::sent(request_id execution,
+                                                       uint32_t number) const {
   std::lock_guard guard{mutex_};
   auto* x = replayed_ ? replayed_->find(execution) : nullptr;
   if (x == nullptr)
-    return std::nullopt;
+    return nullptr;
   for (auto& y : x->calls)
     if (y.kind != call_kind::grant && number-- == 0)
-      return known_request{y.kind == call_kind::promise, y.number};
-  return std::nullopt;
+      return {replayed_, &y};
+  return nullptr;
 }
 
 uint32_t record_book::last_promise() const {

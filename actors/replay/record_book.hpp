@@ -39,9 +39,6 @@ public:
     /// Replays an order that does not depend on timing
     /// (`smp.deterministic_server`).
     bool fixed_order = false;
-    /// Requests go on without their answers (`smp.fast_mode`). They name their
-    /// results, otherwise in each step, so that only the order is replayed.
-    bool promises = false;
   };
 
   /// How a step went on this rank.
@@ -67,7 +64,7 @@ public:
 
   /// Tells whether messages are replayed as well as the order.
   bool forms() const noexcept {
-    return options_.static_mode && !options_.promises;
+    return options_.static_mode;
   }
 
   bool fall_back() const noexcept {
@@ -132,28 +129,14 @@ public:
   /// Tells whether the running step replays a record, and did not diverge.
   bool replaying() const;
 
-  /// What call `number`, from 0, of an execution was answered with in the step
-  /// that is replayed: metadata of tensors, and all other values. This step's
-  /// answer is the same, or the step fails or diverges.
+  /// How request `number`, from 0, of an execution was sent and answered in the
+  /// step that is replayed: metadata of tensors, and all other values. This
+  /// step's are the same, or the step fails or diverges.
   /// @param execution the request that it serves (`execution::id`)
   /// @returns null if the running step does not replay, or the record has no
-  ///          such call
-  std::shared_ptr<const recorded_call> expected(request_id execution,
-                                                uint32_t number) const;
-
-  /// How request `number`, from 0, of an execution was sent in the step that is
-  /// replayed.
-  struct known_request {
-    /// Nobody waited for its answer.
-    bool promised = false;
-    uint32_t number = 0; // see `recorded_call::number`
-  };
-
-  /// @param execution the request that it serves (`execution::id`)
-  /// @returns nothing if the running step does not replay, or the record has no
   ///          such request
-  std::optional<known_request> sent(request_id execution,
-                                    uint32_t number) const;
+  std::shared_ptr<const recorded_call> sent(request_id execution,
+                                            uint32_t number) const;
 
   /// @returns a number that promises of the running step have to exceed unless
   ///          the record numbers them; stays after a divergence.

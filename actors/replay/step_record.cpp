@@ -42,9 +42,26 @@ std::optional<std::string> difference(const message_form& recorded,
   return std::nullopt;
 }
 
+bool same_place(const recorded_call& x, const call& y) {
+  if (x.kind != y.kind || x.kind == call_kind::grant)
+    return x.kind == y.kind;
+  return x.owner == y.owner && x.module == y.module && x.what == y.what;
+}
+
+bool same_call(const recorded_call& x, const call& y) {
+  return same_place(x, y) && !difference(x.asked, y.body);
+}
+
 const recorded_execution* step_record::find(request_id x) const {
   auto i = by_id.find(without_step(x));
   return i == by_id.end() ? nullptr : &executions[i->second];
+}
+
+const recorded_call* step_record::find_call(uint32_t number) const {
+  auto i = calls.find(number);
+  return i == calls.end()
+           ? nullptr
+           : &executions[i->second.execution].calls[i->second.call];
 }
 
 } // namespace smp

@@ -47,7 +47,15 @@ struct recorded_call {
   std::string name; // as `wait_reason` has it
   message_form asked;
   message_form answered;
+  /// Of a promise: see `call::memo`.
+  std::shared_ptr<const call_memo> memo = {};
 };
+
+/// Tells whether `y` goes where `x` went.
+bool same_place(const recorded_call& x, const call& y);
+
+/// Tells whether `y` is what `x` was.
+bool same_call(const recorded_call& x, const call& y);
 
 /// A microbatch of the step body, or a call of another rank.
 struct recorded_execution {
@@ -56,6 +64,9 @@ struct recorded_execution {
   module_id module;
   phase what = phase::forward;
   uint64_t turn = 0;
+  bool promised = false;
+  uint64_t after = 0;           // see `request::after`
+  std::vector<object_id> needs; // of the recorded step
   message_form asked;
   message_form answered;
   std::vector<recorded_call> calls;
@@ -77,6 +88,12 @@ struct step_record {
   std::vector<recorded_execution> executions;
   /// By `recorded_execution::id`.
   std::map<request_id, uint32_t> by_id;
+  struct call_place {
+    uint32_t execution = 0;
+    uint32_t call = 0;
+  };
+  /// By `recorded_call::number`.
+  std::map<uint32_t, call_place> calls;
   /// What was served one after the other.
   std::vector<served_segment> order;
   /// On pp_rank 0: what was started or granted one after the other.
@@ -88,6 +105,9 @@ struct step_record {
 
   /// @returns the execution of a request of any step, or null.
   const recorded_execution* find(request_id x) const;
+
+  /// @returns the call that sent the request `number`, or null.
+  const recorded_call* find_call(uint32_t number) const;
 };
 
 } // namespace smp

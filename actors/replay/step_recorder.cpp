@@ -26,6 +26,9 @@ void step_recorder::started(const request& x) {
   y.module = x.module;
   y.what = x.what;
   y.turn = x.turn;
+  y.promised = x.promised;
+  y.after = x.after;
+  y.needs = x.needs;
   y.asked = form_of(x.body);
   y.interrupted.push_back(false);
   record_.by_id.emplace(y.id, index);
@@ -55,9 +58,13 @@ void step_recorder::woken(request_id execution) {
 // -- messages -----------------------------------------------------------------
 
 void step_recorder::called(request_id execution, request_id id, const call& x) {
-  auto& calls = at(execution).calls;
+  auto& from = at(execution);
+  auto& calls = from.calls;
   auto number = call_number(id);
-  calls_.emplace(number, call_place{execution, calls.size()});
+  record_.calls.emplace(
+    number, step_record::call_place{
+              static_cast<uint32_t>(&from - record_.executions.data()),
+              static_cast<uint32_t>(calls.size())});
   auto& last = x.kind == call_kind::promise ? record_.last_promise
                                             : record_.last_number;
   last = std::max(last, number & ~promise_bit);
@@ -68,12 +75,13 @@ void step_recorder::called(request_id execution, request_id id, const call& x) {
                    x.what,
                    x.why.what,
                    form_of(x.body),
-                   {}});
+                   {},
+                   x.memo});
 }
 
 void step_recorder::answered(request_id id, const payload& x) {
-  auto& place = calls_.at(call_number(id));
-  at(place.execution).calls[place.call].answered = form_of(x);
+  auto& place = record_.calls.at(call_number(id));
+  record_.executions[place.execution].calls[place.call].answered = form_of(x);
 }
 
 void step_recorder::ended(request_id execution, const payload& x) {

@@ -44,13 +44,7 @@ public:
 private:
   recorded_execution& at(request_id execution);
 
-  struct call_place {
-    request_id execution;
-    size_t call = 0;
-  };
-
   step_record record_;
-  std::map<uint32_t, call_place> calls_;   // by number
   std::map<request_id, uint64_t> waiting_; // value of `served_` then
   uint64_t served_ = 0;
 };

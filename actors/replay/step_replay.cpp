@@ -1,6 +1,6 @@
 #include "actors/replay/step_replay.hpp"
 
-#include "actors/protocol/request_number.hpp"
+#include "actors/protocol/result_name.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -34,12 +34,6 @@ std::string describe(const call& x) {
 
 std::string divergence(const std::string& expected, const std::string& seen) {
   return "the record " + expected + ", this step " + seen;
-}
-
-bool same_place(const recorded_call& x, const call& y) {
-  if (x.kind != y.kind || x.kind == call_kind::grant)
-    return x.kind == y.kind;
-  return x.owner == y.owner && x.module == y.module && x.what == y.what;
 }
 
 } // namespace
@@ -135,20 +129,23 @@ request step_replay::restore(recorded_request x) const {
     throw error{error_code::protocol,
                 "malformed request: the record does not have its number "
                   + std::to_string(call_number(x.id))};
-  return {
-    x.id,          step_,       known->microbatch,
-    known->module, known->what, restore(known->asked, std::move(x.tensors)),
-    known->turn};
+  request result{
+    x.id,          step_,          known->microbatch,
+    known->module, known->what,    restore(known->asked, std::move(x.tensors)),
+    known->turn,   known->promised};
+  if (known->after != 0)
+    result.after = request_number(step_,
+                                  call_number({x.id.origin, known->after}));
+  for (auto y : known->needs)
+    result.needs.push_back(in_step(y, step_));
+  result.released = std::move(x.released);
+  return result;
 }
 
-response step_replay::restore(recorded_response x, request_id execution) const {
+response step_replay::restore(recorded_response x) const {
   auto number = call_number(x.id);
-  if (auto* known = find(execution)) {
-    auto i = std::find_if(known->calls.begin(), known->calls.end(),
-                          [&](auto& y) { return y.number == number; });
-    if (i != known->calls.end())
-      return {x.id, restore(i->answered, std::move(x.tensors)), {}};
-  }
+  if (auto* known = record_->find_call(number))
+    return {x.id, restore(known->answered, std::move(x.tensors)), {}};
   throw error{error_code::protocol,
               "malformed response: the record does not have its number "
                 + std::to_string(number)};

@@ -87,9 +87,8 @@ public:
   /// @throws error (protocol) if the record has no such request
   request restore(recorded_request x) const;
 
-  /// @param execution that got the answer
   /// @throws error (protocol) if the record has no such answer
-  response restore(recorded_response x, request_id execution) const;
+  response restore(recorded_response x) const;
 
   const step_record& record() const noexcept {
     return *record_;

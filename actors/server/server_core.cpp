@@ -323,7 +323,8 @@ void server_core::suspend(context_id ctx, call x) {
     case call_kind::remote:
     case call_kind::promise: // never here: see `issue`
       if (known && replay_->forms())
-        output_.ask(x.owner, recorded_request{id, std::move(x.body.tensors)});
+        output_.ask(x.owner, recorded_request{id, std::move(x.body.tensors),
+                                              std::move(x.released)});
       else
         output_.ask(x.owner, request_of(entry_of_context, id.number, x));
       break;

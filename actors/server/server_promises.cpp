@@ -16,8 +16,9 @@ request server_core::request_of(const context_entry& from, uint64_t number,
                  x.what,           std::move(x.body), cur.turn};
   result.promised = x.kind == call_kind::promise;
   result.needs = std::move(x.needs);
-  if (auto i = from.promises.find(x.owner);
-      i != from.promises.end() && pending_.contains({self(), i->second}))
+  result.released = std::move(x.released);
+  // Also if it is over by now: whether it is depends on timing (R33).
+  if (auto i = from.promises.find(x.owner); i != from.promises.end())
     result.after = i->second;
   return result;
 }
@@ -28,9 +29,12 @@ void server_core::issue(context_id ctx, call x) {
   if (pos == contexts_.end() && !refused)
     refused = {
       error_code::internal, self(), {}, "a promise of a context that died"};
+  auto known = false; // the request looks as it did in the record
   if (!refused && following()) {
     auto& cur = *pos->second.current;
-    if (auto how = replay_->call(cur.id, x).divergence; !how.empty())
+    auto how = replay_->call(cur.id, x).divergence;
+    known = how.empty() && replay_->forms();
+    if (!how.empty())
       refused = leave_record(cur, how);
   }
   if (refused) {
@@ -38,12 +42,16 @@ void server_core::issue(context_id ctx, call x) {
     x.answer->fail(refused);
     return pump();
   }
-  auto y = request_of(pos->second, x.number, x);
-  pos->second.promises[x.owner] = x.number;
-  pending_.emplace(y.id, pending_call{ctx, x.kind, x.what, x.answer});
+  request_id id{self(), x.number};
+  pending_.emplace(id, pending_call{ctx, x.kind, x.what, x.answer});
   if (recorder_)
-    recorder_->called(pos->second.current->id, y.id, x);
-  output_.ask(x.owner, std::move(y));
+    recorder_->called(pos->second.current->id, id, x);
+  if (known)
+    output_.ask(x.owner, recorded_request{id, std::move(x.body.tensors),
+                                          std::move(x.released)});
+  else
+    output_.ask(x.owner, request_of(pos->second, x.number, x));
+  pos->second.promises[x.owner] = x.number;
 }
 
 // -- who is asked -------------------------------------------------------------

@@ -136,8 +136,7 @@ void server_core::receive(recorded_response x) {
     if (!replay_)
       throw error{error_code::protocol,
                   "an answer names a record, but this step replays none"};
-    y = replay_->restore(std::move(x),
-                         contexts_.at(i->second.context).current->id);
+    y = replay_->restore(std::move(x));
   } catch (const error& e) {
     y.error = e.cause();
   }

@@ -1,6 +1,7 @@
 #include "runtime/remote/backward_node.hpp"
 
-#include "actors/protocol/request_number.hpp"
+#include "actors/protocol/result_name.hpp"
+#include "actors/replay/step_record.hpp"
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
@@ -83,8 +84,10 @@ ag::variable_list remote_call_node::apply(ag::variable_list&& grads) {
   auto defined = [](auto& x) { return x.defined(); };
   if (std::none_of(grads.begin(), grads.end(), defined))
     return ag::variable_list(call_.arguments.size());
-  return call_.waits ? wait(ex, std::move(grads))
-                     : promise(ex, std::move(grads));
+  // As its forward may not have done: that one waited to learn.
+  auto known = ex.rank().model()->promises->recorded(ex);
+  auto waits = known ? known->kind == call_kind::remote : call_.waits;
+  return waits ? wait(ex, std::move(grads)) : promise(ex, std::move(grads));
 }
 
 remote_call_node::outgoing remote_call_node::put(const ag::variable_list& grads,
@@ -95,7 +98,8 @@ remote_call_node::outgoing remote_call_node::put(const ag::variable_list& grads,
   for (size_t i = 0; i < grads.size(); ++i) {
     auto& entry = gradients[call_.outputs[i]];
     if (auto x = promised_value_of(grads[i])) {
-      entry = remote_tensor::of(x->id(), false);
+      entry = remote_tensor::needed(static_cast<uint32_t>(result.needs.size()),
+                                    false);
       result.needs.push_back(x->id());
       x->tell(call_.owner);
       result.kept.push_back(std::move(x));
@@ -118,8 +122,8 @@ call remote_call_node::make_call(execution& ex, outgoing x,
   asked.keep_graph = ag::get_current_graph_task_keep_graph();
   for (size_t k = 0; k < wanted.size(); ++k)
     asked.wanted.push_back({call_.arguments[wanted[k]].position, pushed[k]});
-  asked.released = ex.rank().model()->promises->take_releases(call_.owner);
   call result;
+  result.released = ex.rank().model()->promises->take_releases(call_.owner);
   result.owner = call_.owner;
   result.module = call_.module;
   result.what = phase::backward;
@@ -178,8 +182,7 @@ ag::variable_list remote_call_node::promise(execution& ex,
     auto* next = next_edge(i).function.get();
     request->pushed.push_back(!dynamic_cast<remote_call_node*>(next));
   }
-  auto names = book.next_names(wanted.size());
-  x.asked.names = names;
+  x.asked.promised = true;
   send_promise(ex, make_call(ex, std::move(x), wanted, request->pushed),
                request);
   ag::variable_list result(call_.arguments.size());
@@ -188,7 +191,8 @@ ag::variable_list remote_call_node::promise(execution& ex,
     auto& argument = call_.arguments[wanted[k]];
     auto& sizes = argument.from ? argument.from->sizes.at(argument.output)
                                 : argument.sizes;
-    auto id = named_results::name(call_.owner, names, k, call_.step);
+    auto id = result_name(call_.owner, {ex.rank().self(), request->number},
+                          call_.step, k);
     auto value = std::make_shared<promised_value>(
       ex.rank(), request, static_cast<uint32_t>(k), id,
       prediction::tensor{argument.dtype, false,

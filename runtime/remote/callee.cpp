@@ -66,10 +66,22 @@ struct arrived {
   std::vector<uint32_t> versions;
 };
 
+/// @returns what stays with its owner, or is here by now as `req` needs it.
+at::Tensor take_object(const execution& ex, const request& req,
+                       const remote_tensor& x) {
+  if (x.what == remote_tensor::kind::object)
+    return ex.rank().objects().fetch(x.object);
+  if (x.index >= req.needs.size())
+    throw error{error_code::protocol, "a request names needed result "
+                                        + std::to_string(x.index) + " of "
+                                        + std::to_string(req.needs.size())};
+  return ex.rank().objects().fetch(req.needs[x.index]);
+}
+
 /// @param shared the call does not write to its arguments, or fails: what this
 /// rank holds itself needs no copy
-arrived take_arguments(const execution& ex, const remote_tensors& xs, bool grad,
-                       bool shared) {
+arrived take_arguments(const execution& ex, const request& req,
+                       const remote_tensors& xs, bool grad, bool shared) {
   auto& model = ex.rank().model()->map->model();
   arrived result;
   result.leaves.resize(xs.size());
@@ -83,7 +95,8 @@ arrived take_arguments(const execution& ex, const remote_tensors& xs, bool grad,
         t = x.tensor();
         break;
       case remote_tensor::kind::object:
-        t = ex.rank().objects().fetch(x.object).detach();
+      case remote_tensor::kind::needed:
+        t = take_object(ex, req, x).detach();
         t = shared && !t.is_inference() ? t.variable_data() : t.clone();
         break;
       case remote_tensor::kind::parameter:
@@ -137,10 +150,9 @@ public:
     check_indexes();
     if (asked_.stream)
       ex_.take_stream(std::move(asked_.stream->value));
-    ex_.rank().objects().drop(asked_.released);
     // Outside of inference mode, where nothing tells that an argument was
     // written (R12).
-    arguments_ = take_arguments(ex_, asked_.tensors, asked_.context.grad,
+    arguments_ = take_arguments(ex_, req_, asked_.tensors, asked_.context.grad,
                                 asked_.promised.has_value());
     scoped_context inside{asked_.context};
     auto before = random_stream::of_default();
@@ -292,8 +304,7 @@ private:
       auto x = materialise(out.tensors()[i]);
       keep_edge(*saved, i, x);
       result.sizes.push_back(x.sizes().vec());
-      auto id = named_results::name(ex_.rank().self(), asked_.promised->names,
-                                    i, req_.step);
+      auto id = result_name(ex_.rank().self(), req_.id, req_.step, i);
       auto held = own_copy(x);
       if (asked_.promised->push)
         result.contents.push_back(to_tensor_ref(held, false));
@@ -369,7 +380,7 @@ private:
 // -- backward -----------------------------------------------------------------
 
 /// Runs autograd from the outputs of `saved` for which there are gradients.
-void run_graph(execution& ex, const saved_call& saved,
+void run_graph(execution& ex, const request& req, const saved_call& saved,
                const backward_request& asked) {
   if (asked.gradients.size() > saved.outputs.size())
     throw error{error_code::protocol, "more gradients than outputs"};
@@ -381,9 +392,9 @@ void run_graph(execution& ex, const saved_call& saved,
         || !saved.outputs[i].is_valid())
       continue;
     roots.push_back(saved.outputs[i]);
-    grads.push_back(x.what == remote_tensor::kind::object
-                      ? ex.rank().objects().fetch(x.object)
-                      : x.tensor());
+    grads.push_back(x.what == remote_tensor::kind::data
+                      ? x.tensor()
+                      : take_object(ex, req, x));
   }
   for (auto& leaf : saved.leaves)
     if (leaf.defined())
@@ -430,8 +441,7 @@ promise_reply name_gradients(execution& ex, const request& req,
       result.contents.push_back(to_tensor_ref(grad, false));
       continue;
     }
-    auto name = named_results::name(ex.rank().self(), *asked.names, k,
-                                    req.step);
+    auto name = result_name(ex.rank().self(), req.id, req.step, k);
     ex.rank().objects().put(name, req.microbatch, std::move(grad));
   }
   return result;
@@ -440,7 +450,6 @@ promise_reply name_gradients(execution& ex, const request& req,
 payload run_backward(execution& ex, const request& req,
                      const backward_request& asked) {
   scoped_context inside{asked.context};
-  ex.rank().objects().drop(asked.released);
   request_id id{asked.origin, request_number(req.step, asked.call)};
   auto saved = ex.rank().calls().take(req.step, req.microbatch, id,
                                       asked.keep_graph);
@@ -449,9 +458,9 @@ payload run_backward(execution& ex, const request& req,
                 "backward a second time through '" + ex.module_path()
                   + "': what its forward kept is gone (pass keep_graph to "
                     "model.backward)"};
-  run_graph(ex, *saved, asked);
-  return asked.names ? to_payload(name_gradients(ex, req, *saved, asked))
-                     : to_payload(answer_gradients(*saved, asked));
+  run_graph(ex, req, *saved, asked);
+  return asked.promised ? to_payload(name_gradients(ex, req, *saved, asked))
+                        : to_payload(answer_gradients(*saved, asked));
 }
 
 // -- parameters and buffers ---------------------------------------------------
@@ -490,6 +499,7 @@ payload serve(execution& ex, const request& x) {
   if (x.module.value >= map.model().modules.size())
     throw error{error_code::protocol, "a request for an unknown module"};
   ex.enter_module(map.name(x.module));
+  ex.rank().objects().drop(x.released);
   switch (read_head(x.body).what) {
     case request_kind::backward:
       return run_backward(

@@ -1,5 +1,6 @@
 #include "runtime/remote/caller.hpp"
 
+#include "actors/replay/step_record.hpp"
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
@@ -75,6 +76,7 @@ public:
       module_(module),
       target_(x),
       arguments_(arguments),
+      number_(ex.next_call()),
       name_(map_.name(module)) {
     if (x.op == request_kind::range || x.op == request_kind::method_range)
       name_ += "[" + std::to_string(x.first) + ":" + std::to_string(x.last)
@@ -88,7 +90,11 @@ public:
   }
 
   /// Goes on with promises of what `next` tells.
-  call_result promise(value args, const prediction& next);
+  call_result promise(value args, const promise_book::memory& known);
+
+  /// Goes on as `known` did in the step that is replayed.
+  /// @returns nothing if this is another call; `args` is what it was
+  std::optional<call_result> repeat(value& args, const recorded_call& known);
 
   /// Waits for the results.
   /// @param kind what the next call of this kind will look for; may be empty
@@ -97,7 +103,10 @@ public:
 private:
   remote_tensor put_argument(const at::Tensor& x, bool snapshot);
   forward_request make_request(value args, bool snapshot);
+  forward_request make_request(value args, const promise_memo& x);
   call make_call(const forward_request& x) const;
+  call_result send(const forward_request& asked, call c, const promise_memo& x,
+                   const fetched_flag& fetched);
   sent_call describe_sent(request_id id, size_t outputs) const;
   std::shared_ptr<remote_call_node> make_node(sent_call sent,
                                               const remote_tensors& arguments);
@@ -116,6 +125,7 @@ private:
   module_id module_;
   const call_target& target_;
   const std::vector<at::Tensor>& arguments_;
+  uint64_t number_; // of the call, in the execution
   std::string name_;
   /// Those of `arguments_` that are promises; keeps them until the answer.
   std::vector<promised_value_ptr> promised_;
@@ -125,7 +135,8 @@ remote_tensor outgoing_call::put_argument(const at::Tensor& x, bool snapshot) {
   if (auto p = promised_value_of(x)) {
     p->tell(owner_);
     promised_.push_back(p);
-    return remote_tensor::of(p->id(), x.requires_grad());
+    return remote_tensor::needed(static_cast<uint32_t>(promised_.size() - 1),
+                                 x.requires_grad());
   }
   if (auto i = map_.model().find(x);
       i >= 0 && (is_placeholder(x) || !map_.model().tensors[i].is_buffer))
@@ -139,7 +150,7 @@ remote_tensor outgoing_call::put_argument(const at::Tensor& x, bool snapshot) {
 forward_request outgoing_call::make_request(value args, bool snapshot) {
   forward_request result;
   result.head = {target_.op, target_.first, target_.last, 0};
-  result.call = ex_.next_call();
+  result.call = number_;
   result.context = call_context::current();
   result.training = target_.training;
   result.invoker = target_.invoker;
@@ -147,7 +158,18 @@ forward_request outgoing_call::make_request(value args, bool snapshot) {
   result.arguments = std::move(args);
   for (auto& t : arguments_)
     result.tensors.push_back(put_argument(t, snapshot));
-  result.released = book_.take_releases(owner_);
+  return result;
+}
+
+/// Copies: this rank goes on and may write to its tensors. It draws no random
+/// numbers, and so needs none (R23).
+forward_request outgoing_call::make_request(value args, const promise_memo& x) {
+  auto result = make_request(std::move(args), true);
+  auto& promised = result.promised.emplace();
+  promised.push = x.push;
+  promised.result = x.next->result;
+  for (auto& y : x.next->tensors)
+    promised.tensors.push_back({y.dtype, y.requires_grad});
   return result;
 }
 
@@ -212,36 +234,56 @@ void outgoing_call::check_index(uint32_t i, size_t n, const char* what) const {
 
 // -- go on without the results ------------------------------------------------
 
-call_result outgoing_call::promise(value args, const prediction& next) {
+call_result outgoing_call::promise(value args,
+                                   const promise_book::memory& known) {
+  auto memo = std::make_shared<promise_memo>();
+  memo->next = known.next;
+  // What the caller took the last time comes with the answer.
+  memo->push = known.fetched && *known.fetched;
+  auto asked = make_request(std::move(args), *memo);
+  auto c = make_call(asked);
+  c.memo = memo;
+  return send(asked, std::move(c), *memo, known.fetched);
+}
+
+std::optional<call_result> outgoing_call::repeat(value& args,
+                                                 const recorded_call& known) {
+  auto* memo = dynamic_cast<const promise_memo*>(known.memo.get());
+  if (!memo)
+    return std::nullopt;
+  auto asked = make_request(std::move(args), *memo);
+  auto c = make_call(asked);
+  c.kind = call_kind::promise;
+  if (!same_call(known, c)) {
+    args = std::move(asked.arguments);
+    promised_.clear();
+    return std::nullopt;
+  }
+  return send(asked, std::move(c), *memo, {});
+}
+
+call_result outgoing_call::send(const forward_request& asked, call c,
+                                const promise_memo& x,
+                                const fetched_flag& fetched) {
+  auto& next = *x.next;
+  auto count = next.tensors.size();
   auto request = std::make_shared<promised_request>();
   request->owner = owner_;
   request->module = module_;
   request->name = name_;
   request->number = book_.next_request(ex_);
-  auto count = next.tensors.size();
-  // Copies: this rank goes on and may write to its tensors. It draws no random
-  // numbers, and so needs none (R23).
-  auto asked = make_request(std::move(args), true);
-  auto& promised = asked.promised.emplace();
-  promised.names = book_.next_names(count);
-  // What the caller took the last time comes with the answer.
-  promised.push = next.fetched && *next.fetched;
-  promised.result = next.result;
-  for (auto& x : next.tensors)
-    promised.tensors.push_back({x.dtype, x.requires_grad});
-  request->pushed.assign(count, promised.push);
-  auto c = make_call(asked);
+  request->pushed.assign(count, x.push);
   request->why = c.why;
   request->arguments = promised_;
   std::vector<at::Tensor> tensors;
-  auto sent = describe_sent({ex_.rank().self(), request->number}, count);
+  request_id id{ex_.rank().self(), request->number};
+  auto sent = describe_sent(id, count);
   for (size_t i = 0; i < count; ++i) {
-    auto id = named_results::name(owner_, promised.names, i, ex_.step());
     auto& what = next.tensors[i];
-    tensors.push_back(make_promise(
-      std::make_shared<promised_value>(
-        ex_.rank(), request, static_cast<uint32_t>(i), id, what, next.fetched),
-      what.dtype));
+    auto value = std::make_shared<promised_value>(
+      ex_.rank(), request, static_cast<uint32_t>(i),
+      result_name(owner_, id, ex_.step(), i), what, fetched);
+    tensors.push_back(make_promise(std::move(value), what.dtype));
     ex_.add_promise(tensors.back());
     if (what.requires_grad)
       sent.outputs.push_back(static_cast<uint32_t>(i));
@@ -259,6 +301,7 @@ call_result outgoing_call::promise(value args, const prediction& next) {
     }
     request->node = node;
   }
+  c.released = book_.take_releases(owner_);
   send_promise(ex_, std::move(c), request);
   return {next.result, {}, unpacker{std::move(tensors)}};
 }
@@ -273,6 +316,8 @@ void outgoing_call::remember(const std::string& kind,
   auto& results = reply.tensors;
   auto predictable = !reply.stream && !reply.stateful && reply.written.empty()
                      && reply.changed.empty()
+                     && results.size() <= max_named_results
+                     && arguments_.size() <= max_named_results
                      && std::all_of(
                        results.begin(), results.end(), [](auto& x) {
                          return x.what == remote_tensor::kind::data;
@@ -281,11 +326,10 @@ void outgoing_call::remember(const std::string& kind,
     return book_.remember(kind, {});
   auto next = std::make_shared<prediction>();
   next->result = reply.result;
-  next->fetched = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i)
     next->tensors.push_back(
       {tensors[i].scalar_type(), results[i].requires_grad, tensors[i].dim()});
-  book_.remember(kind, {std::move(next)});
+  book_.remember(kind, std::move(next));
 }
 
 std::vector<at::Tensor>
@@ -296,6 +340,9 @@ outgoing_call::take_results(const remote_tensors& xs) const {
     auto& x = xs[i];
     switch (x.what) {
       case remote_tensor::kind::undefined:
+        break;
+      case remote_tensor::kind::needed:
+        check_index(x.index, 0, "needed result");
         break;
       case remote_tensor::kind::data:
         result[i] = x.tensor();
@@ -342,7 +389,9 @@ call_result outgoing_call::wait(value args, const std::string& kind) {
   asked.hold = target_.hold;
   if (auto stream = ex_.stream_to_send())
     asked.stream = varying<random_stream>{std::move(*stream)};
-  auto answer = ex_.park(make_call(asked));
+  auto c = make_call(asked);
+  c.released = book_.take_releases(owner_);
+  auto answer = ex_.park(std::move(c));
   auto reply = from_payload<forward_reply>(answer.body, "reply");
   if (reply.stream)
     ex_.take_stream(reply.stream->value);
@@ -386,10 +435,17 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
     ex.note_state();
   if (!x.tensors_only || book.waits(*model->map, module, x))
     return out.wait(std::move(all), {});
+  // A replayed step asks nothing: its record knows.
+  auto recorded = book.recorded(ex);
+  if (recorded && recorded->kind != call_kind::promise)
+    return out.wait(std::move(all), {});
+  if (recorded)
+    if (auto result = out.repeat(all, *recorded))
+      return std::move(*result);
   auto kind = kind_of_call(module, x, all, in.tensors());
-  auto known = book.find(kind);
-  if (known && known->next && book.may_promise(ex))
-    return out.promise(std::move(all), *known->next);
+  auto known = book.find(kind, ex.requests());
+  if (known && known->next && !book.all_wait())
+    return out.promise(std::move(all), *known);
   return out.wait(std::move(all),
                   known && !book.all_wait() ? std::string{} : kind);
 }
@@ -410,12 +466,13 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       || alpha.toLong() != 1)
     return false;
   auto model = ex->rank().model();
-  prediction next;
-  next.result = value::tensor(0);
-  next.tensors.push_back({a->what().dtype,
-                          at::GradMode::is_enabled()
-                            && (xs[0].requires_grad() || xs[1].requires_grad()),
-                          std::max(a->what().dim, b->what().dim)});
+  auto next = std::make_shared<prediction>();
+  next->result = value::tensor(0);
+  next->tensors.push_back(
+    {a->what().dtype,
+     at::GradMode::is_enabled()
+       && (xs[0].requires_grad() || xs[1].requires_grad()),
+     std::max(a->what().dim, b->what().dim)});
   call_target target;
   target.op = request_kind::add;
   std::vector<value> args{value::tensor(0), value::tensor(1)};
@@ -425,7 +482,7 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   }
   outgoing_call out{*ex,    *model, a->id().owner, a->request()->module,
                     target, xs};
-  auto result = out.promise(value::tuple(std::move(args)), next);
+  auto result = out.promise(value::tuple(std::move(args)), {next});
   torch::jit::drop(stack, 3);
   stack.emplace_back(result.tensors.tensor(0));
   return true;

@@ -24,6 +24,10 @@ remote_tensor remote_tensor::parameter(uint32_t index, bool requires_grad) {
   return {kind::parameter, requires_grad, {}, index, {}};
 }
 
+remote_tensor remote_tensor::needed(uint32_t index, bool requires_grad) {
+  return {kind::needed, requires_grad, {}, index, {}};
+}
+
 at::Tensor remote_tensor::tensor() const {
   if (what != kind::data)
     throw error{error_code::protocol,

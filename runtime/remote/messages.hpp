@@ -34,6 +34,7 @@ struct remote_tensor {
     argument,  // in a reply: the `index`-th argument tensor itself
     parameter, // `index` in the walk of the model; stays with its owner
     object,    // `object` in the object store of its owner
+    needed,    // the `index`-th of the results that the request needs
   };
 
   kind what = kind::undefined;
@@ -52,9 +53,11 @@ struct remote_tensor {
 
   static remote_tensor parameter(uint32_t index, bool requires_grad = false);
 
+  static remote_tensor needed(uint32_t index, bool requires_grad);
+
   /// Tells whether it is nothing that the receiver has anyway.
   bool travels() const noexcept {
-    return what == kind::data || what == kind::object;
+    return what == kind::data || what == kind::object || what == kind::needed;
   }
 
   /// @returns the tensor of an entry of kind data.
@@ -63,7 +66,7 @@ struct remote_tensor {
 };
 
 constexpr remote_tensor::kind last_of(remote_tensor::kind) noexcept {
-  return remote_tensor::kind::object;
+  return remote_tensor::kind::needed;
 }
 
 template <class Inspector>
@@ -79,6 +82,7 @@ bool inspect(Inspector& f, remote_tensor& x) {
       return object.fields(f.field("data", x.data));
     case remote_tensor::kind::argument:
     case remote_tensor::kind::parameter:
+    case remote_tensor::kind::needed:
       return object.fields(f.field("index", x.index));
     case remote_tensor::kind::object:
       return object.fields(f.field("object", x.object));
@@ -154,8 +158,6 @@ struct expected_results {
     bool requires_grad = false;
   };
 
-  /// The results are called so, and by the numbers after it (R38).
-  uint64_t names = 0;
   /// They come with the reply as well.
   bool push = false;
   value result;
@@ -175,7 +177,7 @@ bool inspect(Inspector& f, expected_results::tensor& x) {
 
 template <class Inspector>
 bool inspect(Inspector& f, expected_results& x) {
-  return f.object(x).fields(f.field("names", x.names), f.field("push", x.push),
+  return f.object(x).fields(f.field("push", x.push),
                             f.field("result", x.result),
                             f.field("tensors", x.tensors));
 }
@@ -199,8 +201,6 @@ struct forward_request {
   bool hold = false;
   /// The caller does not wait.
   std::optional<expected_results> promised;
-  /// Objects of the receiver that the caller lets go.
-  std::vector<object_id> released;
 };
 
 template <class Inspector>
@@ -211,7 +211,7 @@ bool inspect(Inspector& f, forward_request& x) {
     f.field("invoker", x.invoker), f.field("name", x.name),
     f.field("stream", x.stream), f.field("arguments", x.arguments),
     f.field("tensors", x.tensors), f.field("hold", x.hold),
-    f.field("promised", x.promised), f.field("released", x.released));
+    f.field("promised", x.promised));
 }
 
 /// What a caller waits for.
@@ -297,10 +297,8 @@ struct backward_request {
   /// By output of the call.
   remote_tensors gradients;
   std::vector<wanted_gradient> wanted;
-  /// The caller does not wait: the wanted gradients are called so, and by the
-  /// numbers after it.
-  std::optional<uint64_t> names;
-  std::vector<object_id> released;
+  /// The caller does not wait.
+  bool promised = false;
 };
 
 template <class Inspector>
@@ -315,8 +313,7 @@ bool inspect(Inspector& f, backward_request& x) {
     f.field("head", x.head), f.field("context", x.context),
     f.field("origin", x.origin), f.field("call", x.call),
     f.field("keep_graph", x.keep_graph), f.field("gradients", x.gradients),
-    f.field("wanted", x.wanted), f.field("names", x.names),
-    f.field("released", x.released));
+    f.field("wanted", x.wanted), f.field("promised", x.promised));
 }
 
 struct backward_reply {

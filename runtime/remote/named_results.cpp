@@ -4,29 +4,6 @@
 
 namespace smp {
 
-namespace {
-
-uint32_t generation(step_id x) noexcept {
-  return static_cast<uint32_t>(x.value);
-}
-
-/// Bits for the counter; the rank that names has those between it and
-/// `name_bit`.
-constexpr int counter_bits = 40;
-
-} // namespace
-
-object_id named_results::name(rank_id owner, rank_id by, step_id step,
-                              uint64_t counter) noexcept {
-  return {owner, name_bit | (by.value << counter_bits) | counter,
-          generation(step)};
-}
-
-object_id named_results::name(rank_id owner, uint64_t first, size_t position,
-                              step_id step) noexcept {
-  return {owner, first + position, generation(step)};
-}
-
 failure named_results::refusal(object_id id) const {
   if (id.generation <= over_)
     return {error_code::protocol,
@@ -112,7 +89,7 @@ void named_results::drop(step_id s, microbatch_id m) {
   std::lock_guard guard{mutex_};
   for (auto i = entries_.begin(); i != entries_.end();) {
     auto next = std::next(i);
-    if (i->first.generation == generation(s) && i->second.tensor.defined()
+    if (i->first.generation == generation_of(s) && i->second.tensor.defined()
         && i->second.microbatch == m)
       gone.push_back(entries_.extract(i));
     i = next;
@@ -132,7 +109,7 @@ named_results::askers named_results::fail_step(step_id s, const failure& why) {
   entries waiting;
   {
     std::lock_guard guard{mutex_};
-    failed_ = generation(s);
+    failed_ = generation_of(s);
     why_ = why;
     for (auto i = entries_.begin(); i != entries_.end();) {
       auto next = std::next(i);
@@ -152,7 +129,7 @@ named_results::askers named_results::end_step(step_id s) {
   failure why{error_code::cancelled, no_rank, {}, "the step is over"};
   {
     std::lock_guard guard{mutex_};
-    over_ = generation(s);
+    over_ = generation_of(s);
     why_ = {};
     for (auto i = entries_.begin(); i != entries_.end();) {
       auto next = std::next(i);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "transport/ids.hpp"
+#include "actors/protocol/result_name.hpp"
 #include "transport/tensor_ref.hpp"
 #include "transport/wait.hpp"
 
@@ -17,29 +17,12 @@
 namespace smp {
 
 /// A rank that goes on before the answer to its request is there must be able
-/// to refer to the results: it names them in the request. So whoever gets such
-/// a name may ask the owner for what does not exist yet; this holds the results
-/// and those who asked too early. Results live until they are dropped, at most
-/// until their microbatch ends. Thread-safe.
+/// to refer to the results by name (actors/protocol/result_name.hpp). So
+/// whoever gets such a name may ask the owner for what does not exist yet; this
+/// holds the results and those who asked too early. Results live until they are
+/// dropped, at most until their microbatch ends. Thread-safe.
 class named_results {
 public:
-  /// Every name has this bit, no object that `object_store::hold` numbered.
-  static constexpr uint64_t name_bit = uint64_t{1} << 63;
-
-  static bool is_named(object_id x) noexcept {
-    return (x.number & name_bit) != 0;
-  }
-
-  /// @returns the name of the `counter`-th result that `by` asks of `owner`.
-  /// The step is part of it: nothing that comes late finds a wrong tensor.
-  static object_id name(rank_id owner, rank_id by, step_id step,
-                        uint64_t counter) noexcept;
-
-  /// @returns the name of the result at `position` of a request that named its
-  /// results from `first` on, the number of a name.
-  static object_id name(rank_id owner, uint64_t first, size_t position,
-                        step_id step) noexcept;
-
   /// The answer to a request for a result.
   struct answer {
     at::Tensor tensor;

@@ -98,7 +98,7 @@ at::Tensor object_store::release_held(rank_id by, object_id id) {
 }
 
 std::optional<at::Tensor> object_store::find(object_id id) const {
-  if (named_results::is_named(id) && id.owner == fabric_.self()) {
+  if (is_result_name(id) && id.owner == fabric_.self()) {
     auto result = named_.find(id);
     return result.defined() ? std::optional{std::move(result)} : std::nullopt;
   }
@@ -180,7 +180,7 @@ void object_store::finish(object_id id, at::Tensor x, failure why) {
 }
 
 void object_store::answer(rank_id to, object_id id) {
-  if (named_results::is_named(id)) {
+  if (is_result_name(id)) {
     if (auto x = named_.ask(to, id); x && x->why)
       refuse(to, id, x->why);
     else if (x)
@@ -308,8 +308,7 @@ void object_store::end_step(step_id s) {
     std::lock_guard guard{mutex_};
     gathered_.clear();
     for (auto& [id, x] : fetched_)
-      if (named_results::is_named(id)
-          && id.generation <= static_cast<uint32_t>(s.value))
+      if (is_result_name(id) && id.generation <= generation_of(s))
         ids.push_back(id);
   }
   forget(ids);

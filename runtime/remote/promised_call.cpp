@@ -58,15 +58,25 @@ promised_value::promised_value(const rank_context& rank,
 
 promised_value::~promised_value() {
   // Its content was sent, but nobody read it.
-  if (fetched_ && !content_ && request_->pushed.at(output_))
-    *fetched_ = false;
+  if (!content_ && request_->pushed.at(output_))
+    note_fetched(false);
+  if (auto here = model())
+    for (auto x : told_)
+      here->promises->release(x, id_);
+}
+
+/// @returns the model in whose step this was made, or null if it is over.
+std::shared_ptr<model_context> promised_value::model() const {
   auto rank = rank_.lock();
-  auto model = rank && rank->step().value == id_.generation ? rank->model()
-                                                            : nullptr;
-  if (!model)
+  return rank && generation_of(rank->step()) == id_.generation ? rank->model()
+                                                               : nullptr;
+}
+
+void promised_value::note_fetched(bool x) {
+  if (!fetched_ || fetched_->exchange(x) == x)
     return;
-  for (auto x : told_)
-    model->promises->release(x, id_);
+  if (auto here = model())
+    here->promises->note_learnt();
 }
 
 void promised_value::tell(rank_id x) {
@@ -85,14 +95,13 @@ completion_ptr promised_value::content() {
   if (content_)
     return content_;
   auto rank = rank_.lock();
-  if (!rank || rank->step().value != id_.generation) {
+  if (!rank || !model()) {
     auto late = std::make_shared<completion>();
     late->fail({error_code::unsupported, no_rank, request_->name,
                 "a result is read after the end of its step"});
     return late;
   }
-  if (fetched_)
-    *fetched_ = true;
+  note_fetched(true);
   if (request_->pushed.at(output_))
     return content_ = request_;
   // The answer as well: then the end of the phase need not wait for it.
@@ -157,11 +166,9 @@ bool promise_book::waits(const model_map& map, module_id module,
   return false;
 }
 
-bool promise_book::may_promise(const execution& ex) const {
-  if (all_wait())
-    return false;
-  auto known = records_.sent(ex.id(), ex.requests());
-  return !known || known->promised;
+std::shared_ptr<const recorded_call>
+promise_book::recorded(const execution& ex) const {
+  return records_.sent(ex.id(), ex.requests());
 }
 
 bool promise_book::all_wait() const {
@@ -174,12 +181,20 @@ bool promise_book::promised() const {
   return promised_;
 }
 
-std::optional<promise_book::memory>
-promise_book::find(const std::string& kind) const {
+std::optional<promise_book::memory> promise_book::find(const std::string& kind,
+                                                       uint32_t place) {
   std::lock_guard guard{mutex_};
   auto& known = memories_.front().known;
   auto i = known.find(kind);
-  return i == known.end() ? std::nullopt : std::optional{i->second};
+  if (i == known.end())
+    return std::nullopt;
+  auto& [next, fetched] = i->second;
+  if (!next)
+    return memory{};
+  auto& flag = fetched[place];
+  if (!flag)
+    flag = std::make_shared<std::atomic<bool>>(false);
+  return memory{next, flag};
 }
 
 namespace {
@@ -196,14 +211,20 @@ bool foretells(const prediction& x, const prediction& y) {
 
 } // namespace
 
-void promise_book::remember(const std::string& kind, memory x) {
+void promise_book::remember(const std::string& kind, prediction_ptr next) {
   std::lock_guard guard{mutex_};
-  auto [i, added] = memories_.front().known.emplace(kind, x);
+  auto [i, added] = memories_.front().known.emplace(kind,
+                                                    memories::entry{next, {}});
   auto& known = i->second.next;
-  auto wrong = !added && known && !(x.next && foretells(*known, *x.next));
+  auto wrong = !added && known && !(next && foretells(*known, *next));
   if (wrong)
-    known = nullptr;
+    i->second = {};
   learnt_ = learnt_ || added || wrong;
+}
+
+void promise_book::note_learnt() {
+  std::lock_guard guard{mutex_};
+  learnt_ = true;
 }
 
 bool promise_book::learnt() const {
@@ -236,19 +257,11 @@ uint64_t promise_book::next_request(const execution& ex) {
     std::lock_guard guard{mutex_};
     promised_ = true;
   }
-  if (auto known = records_.sent(ex.id(), ex.requests());
-      known && known->promised)
+  if (auto known = recorded(ex); known && known->kind == call_kind::promise)
     return request_number(ex.step(), known->number);
   std::lock_guard guard{mutex_};
   requests_ = std::max(requests_, records_.last_promise());
   return promise_number(ex.step(), ++requests_);
-}
-
-uint64_t promise_book::next_names(size_t count) noexcept {
-  std::lock_guard guard{mutex_};
-  auto result = names_;
-  names_ += count;
-  return named_results::name({}, self_, {}, result).number;
 }
 
 void promise_book::release(rank_id who, object_id x) {
@@ -265,7 +278,6 @@ std::vector<object_id> promise_book::take_releases(rank_id who) {
 void promise_book::end_step() {
   std::lock_guard guard{mutex_};
   releases_.clear();
-  names_ = 0; // the step is part of a name
   requests_ = 0;
 }
 

@@ -26,9 +26,15 @@
 namespace smp {
 
 class model_map;
+struct model_context;
 class rank_context;
 class record_book;
+struct recorded_call;
 struct call_target;
+
+/// Tells whether the caller of the last call of a kind at a place in its code
+/// took the results, or is null if nobody notes it.
+using fetched_flag = std::shared_ptr<std::atomic<bool>>;
 
 /// What a call returned, as far as it must be known before the next one ran.
 struct prediction {
@@ -41,9 +47,14 @@ struct prediction {
   /// A tensor or a tuple of tensors.
   value result;
   std::vector<tensor> tensors;
-  /// The caller of the last such call took its results, or null if nobody
-  /// notes it.
-  std::shared_ptr<std::atomic<bool>> fetched = {};
+};
+
+using prediction_ptr = std::shared_ptr<const prediction>;
+
+/// How a promise was sent: a replay of the step sends it so again.
+struct promise_memo : call_memo {
+  prediction_ptr next;
+  bool push = false;
 };
 
 class promised_value;
@@ -85,10 +96,9 @@ using promised_request_ptr = std::shared_ptr<promised_request>;
 /// One result of a promised request, or one gradient.
 class promised_value : public promise_source {
 public:
-  /// @param fetched see `prediction`
   promised_value(const rank_context& rank, promised_request_ptr from,
                  uint32_t output, object_id id, prediction::tensor what,
-                 std::shared_ptr<std::atomic<bool>> fetched = {});
+                 fetched_flag fetched = {});
 
   /// Tells the ranks that heard of the result that it can go.
   ~promised_value() override;
@@ -125,12 +135,15 @@ public:
   void tell(rank_id x);
 
 private:
+  std::shared_ptr<model_context> model() const;
+  void note_fetched(bool x);
+
   std::weak_ptr<const rank_context> rank_;
   promised_request_ptr request_;
   uint32_t output_;
   object_id id_;
   prediction::tensor what_;
-  std::shared_ptr<std::atomic<bool>> fetched_;
+  fetched_flag fetched_;
   std::mutex mutex_;
   completion_ptr content_;
   std::set<rank_id> told_;
@@ -146,8 +159,8 @@ class promise_book {
 public:
   /// @param on `smp.fast_mode`
   /// @param records outlives this
-  promise_book(rank_id self, bool on, const record_book& records)
-    : self_(self), on_(on), records_(records) {
+  promise_book(bool on, const record_book& records)
+    : on_(on), records_(records) {
     // nop
   }
 
@@ -163,9 +176,9 @@ public:
   bool waits(const model_map& map, module_id module,
              const call_target& x) const;
 
-  /// Tells whether the next request of `ex` may be a promise: in a replayed
-  /// step, if it was one in the record; in one that waits, never.
-  bool may_promise(const execution& ex) const;
+  /// @returns how the next request of `ex` was sent in the step that is
+  /// replayed, or null.
+  std::shared_ptr<const recorded_call> recorded(const execution& ex) const;
 
   /// Every call of the step waits, to show which promises do not hold.
   bool all_wait() const;
@@ -178,17 +191,23 @@ public:
   /// What calls of the same kind did.
   struct memory {
     /// Null: it cannot be predicted.
-    std::shared_ptr<const prediction> next;
+    prediction_ptr next;
+    fetched_flag fetched = {};
   };
 
-  std::optional<memory> find(const std::string& kind) const;
+  /// @param place where an execution calls it, as a number: one of a kind is
+  ///        looked at here, another one goes on there
+  std::optional<memory> find(const std::string& kind, uint32_t place);
 
   /// A kind of call that does not do the same each time is not predicted from
   /// then on.
-  void remember(const std::string& kind, memory x);
+  /// @param next see `memory`
+  void remember(const std::string& kind, prediction_ptr next);
 
-  /// Tells whether something was remembered in this step, so that later ones do
-  /// not wait where this one did.
+  /// Something was remembered in this step: later ones do not wait where this
+  /// one did, or get what this one fetched with the answers.
+  void note_learnt();
+
   bool learnt() const;
 
   /// Modules turned out to keep no state: what could not be predicted may be
@@ -209,9 +228,6 @@ public:
   /// for two promises.
   uint64_t next_request(const execution& ex);
 
-  /// @returns the first of `count` consecutive numbers for names
-  uint64_t next_names(size_t count) noexcept;
-
   // -- letting go -------------------------------------------------------------
 
   /// `x` is no longer needed: the next request to `who` says so.
@@ -223,7 +239,6 @@ public:
   void end_step();
 
 private:
-  rank_id self_;
   bool on_;
   const record_book& records_;
   std::set<uint64_t> waiting_; // modules
@@ -231,8 +246,13 @@ private:
   /// What is remembered while some tensors require grad and others do not; the
   /// first one is that of this step.
   struct memories {
+    struct entry {
+      prediction_ptr next;
+      std::map<uint32_t, fetched_flag> fetched; // by place
+    };
+
     uint64_t trainable = 0;
-    std::map<std::string, memory> known; // by kind
+    std::map<std::string, entry> known; // by kind
   };
   std::list<memories> memories_ = std::list<memories>(1);
   // In this step:
@@ -240,7 +260,6 @@ private:
   bool all_wait_ = false;
   bool promised_ = false;
   uint32_t requests_ = 0;
-  uint64_t names_ = 0;
   std::map<rank_id, std::vector<object_id>> releases_;
 };
 

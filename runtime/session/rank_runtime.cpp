@@ -22,10 +22,10 @@ rank_runtime::rank_runtime(parts x)
     own_sequencer_(std::make_shared<microbatch_sequencer>(
       fabric_->self(),
       [board = own_board_](module_id x) { return board->path_of(x); })),
-    own_records_(std::make_shared<record_book>(record_book::options{
-      own_config_.static_mode, own_config_.static_steps,
-      own_config_.static_fallback == "dynamic",
-      own_config_.deterministic_server, takes_promises(own_config_)})),
+    own_records_(std::make_shared<record_book>(
+      record_book::options{own_config_.static_mode, own_config_.static_steps,
+                           own_config_.static_fallback == "dynamic",
+                           own_config_.deterministic_server})),
     policies_(own_config_,
               own_layout_.members(comm_group::pp, fabric_->self()).size(),
               *host_),

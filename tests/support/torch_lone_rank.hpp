@@ -93,7 +93,7 @@ public:
       map_(rank_id{0}, 2, walk(model)),
       records_store_(record_book::options{}),
       objects_store_(network_.at(rank_id{0})),
-      promises_(rank_id{0}, promises, records_store_),
+      promises_(promises, records_store_),
       parameters_(*this, map_, promises_),
       execution_(*this) {
     self_ = rank_id{0};

@@ -29,8 +29,13 @@ tensor_ref tensor(std::vector<float> x) {
   return result;
 }
 
+/// A result that rank 3 asked `owner` for with its request 17.
+object_id result(uint64_t owner, size_t position) {
+  return result_name(rank_id{owner}, {rank_id{3}, 17}, step_id{5}, position);
+}
+
 request make_request() {
-  return {{rank_id{3}, 17},
+  return {{rank_id{3}, request_number(step_id{5}, 17)},
           step_id{5},
           microbatch_id{2},
           module_id{40},
@@ -39,7 +44,8 @@ request make_request() {
           6,
           true,
           16,
-          {{rank_id{1}, 5, 6}, {rank_id{2}, 7, 8}}};
+          {result(1, 6), result(2, 0)},
+          {result(2, 7)}};
 }
 
 failure make_failure() {
@@ -95,7 +101,7 @@ TEST_CASE("a request keeps everything on its way", "[actors][wire]") {
   auto x = make_request();
   auto data = x.body.tensors[0].data;
   auto y = std::get<request>(decode(encode(std::move(x))));
-  CHECK(y.id == request_id{rank_id{3}, 17});
+  CHECK(y.id == request_id{rank_id{3}, request_number(step_id{5}, 17)});
   CHECK(y.step == step_id{5});
   CHECK(y.microbatch == microbatch_id{2});
   CHECK(y.module == module_id{40});
@@ -103,8 +109,8 @@ TEST_CASE("a request keeps everything on its way", "[actors][wire]") {
   CHECK(y.turn == 6);
   CHECK(y.promised);
   CHECK(y.after == 16);
-  CHECK(y.needs
-        == std::vector<object_id>{{rank_id{1}, 5, 6}, {rank_id{2}, 7, 8}});
+  CHECK(y.needs == std::vector<object_id>{result(1, 6), result(2, 0)});
+  CHECK(y.released == std::vector<object_id>{result(2, 7)});
   CHECK(y.body.bytes == bytes("args"));
   REQUIRE(y.body.tensors.size() == 2);
   CHECK(y.body.tensors[0].data == data); // passed through, not copied
@@ -130,10 +136,32 @@ TEST_CASE("what is as recorded sends its tensors and its name",
   auto y = std::get<recorded_request>(decode(std::move(x)));
   CHECK(y.id == request_id{rank_id{2}, 8});
   CHECK(y.tensors.size() == 1);
+  CHECK(y.released.empty());
+  // What is let go depends on timing.
+  request_id id{rank_id{3}, request_number(step_id{5}, 8)};
+  x = encode(recorded_request{id, {}, {result(1, 0), result(2, 3)}});
+  CHECK(x.body.bytes.size() == 17 + 2 * 8);
+  y = std::get<recorded_request>(decode(std::move(x)));
+  CHECK(y.released == std::vector<object_id>{result(1, 0), result(2, 3)});
   auto z = std::get<recorded_response>(
     decode(encode(recorded_response{{rank_id{2}, 9}, {tensor({1})}})));
   CHECK(z.id == request_id{rank_id{2}, 9});
   CHECK(z.tensors.size() == 1);
+}
+
+TEST_CASE("a request names results of its own step only", "[actors][wire]") {
+  auto x = make_request();
+  SECTION("not of another step") {
+    ++x.needs[0].generation;
+  }
+  SECTION("not what another rank asked for") {
+    x.released = {result_name(rank_id{1}, {rank_id{2}, 17}, step_id{5}, 0)};
+  }
+  SECTION("not what has no name") {
+    x.needs = {{rank_id{1}, 5, 5}};
+  }
+  CHECK_THROWS_WITH(encode(std::move(x)),
+                    ContainsSubstring("no result of its own step"));
 }
 
 TEST_CASE("a plan and a divergence keep everything", "[actors][wire][R33]") {
@@ -183,7 +211,7 @@ TEST_CASE("a cut message is refused and never read past its end",
   // Headers have these sizes; what follows may have any.
   constexpr size_t form_and_id = 17, no_failure = 17, of_failure = 8 + 4;
   std::vector<size_t> header(12);
-  header[0] = form_and_id + 46 + 2 * 20;
+  header[0] = form_and_id + 46 + 2 * 8 + 4 + 8;
   header[1] = form_and_id + no_failure;
   header[2] = form_and_id + no_failure + of_failure;
   auto messages = all_messages();

@@ -116,16 +116,16 @@ TEST_CASE_METHOD(book_fixture, "executions see what the record knows of them",
   book.choose(0, step_id{1}, std::move(x));
   // Of step 9: only the number of the request counts.
   auto id = request_id{rank_id{1}, uint64_t{9} << 32 | 4};
-  CHECK_FALSE(book.expected(id, 0));
+  CHECK_FALSE(book.sent(id, 0));
   book.begin({step_id{9}, mode::replay, 0, step_id{1}});
   CHECK(book.replaying());
-  CHECK(book.expected(id, 0)->number == 0);
-  CHECK(book.expected(id, 1)->number == 2); // grants are no requests
-  CHECK_FALSE(book.expected(id, 2));
-  CHECK_FALSE(book.expected({rank_id{2}, 4}, 0));
+  CHECK(book.sent(id, 0)->number == 0);
+  CHECK(book.sent(id, 1)->number == 2); // grants are no requests
+  CHECK_FALSE(book.sent(id, 2));
+  CHECK_FALSE(book.sent({rank_id{2}, 4}, 0));
   book.diverged("somehow");
   CHECK_FALSE(book.replaying());
-  CHECK_FALSE(book.expected(id, 0));
+  CHECK_FALSE(book.sent(id, 0));
   CHECK(book.note().divergence == "somehow");
 }
 
@@ -171,7 +171,7 @@ TEST_CASE_METHOD(book_fixture, "outdated records are recorded again",
 
 TEST_CASE("promises have the numbers of the record or new ones",
           "[actors][static][R38]") {
-  record_book book{{.static_mode = true, .promises = true}};
+  record_book book{{.static_mode = true}};
   step_record x;
   auto& y = x.executions.emplace_back();
   y.id = {rank_id{1}, 4};
@@ -185,13 +185,11 @@ TEST_CASE("promises have the numbers of the record or new ones",
   CHECK_FALSE(book.sent(id, 0));
   CHECK(book.last_promise() == 0);
   book.begin({step_id{9}, mode::replay, 0, step_id{1}});
-  CHECK_FALSE(book.forms());
-  CHECK_FALSE(book.expected(id, 0)); // only the order is replayed
   REQUIRE(book.sent(id, 0));
-  CHECK(book.sent(id, 0)->promised);
+  CHECK(book.sent(id, 0)->kind == call_kind::promise);
   CHECK(book.sent(id, 0)->number == 6);
   REQUIRE(book.sent(id, 1)); // grants are no requests
-  CHECK_FALSE(book.sent(id, 1)->promised);
+  CHECK(book.sent(id, 1)->kind == call_kind::remote);
   CHECK_FALSE(book.sent(id, 2));
   book.diverged("somehow");
   CHECK_FALSE(book.sent(id, 0));

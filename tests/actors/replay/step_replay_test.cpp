@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "actors/protocol/request_number.hpp"
+#include "actors/protocol/result_name.hpp"
 #include "actors/replay/step_recorder.hpp"
 #include "actors/replay/step_replay.hpp"
 
@@ -214,12 +214,41 @@ TEST_CASE_METHOD(replay_fixture, "the record stands for what is not sent",
   CHECK(x.body.bytes == body("arguments").bytes);
   CHECK(x.body.tensors.size() == 1);
   auto mine = request_id{rank_id{0}, request_number(step_id{8}, 2)};
-  auto y = replay.restore(recorded_response{mine, body("").tensors},
-                          id_of(8, 1));
+  auto y = replay.restore(recorded_response{mine, body("").tensors});
   CHECK(y.body.bytes == body("answer").bytes);
   // What the record does not have is a protocol error.
   CHECK_THROWS_AS(replay.restore(recorded_request{id_of(8, 5), {}}), error);
   CHECK_THROWS_AS(replay.restore(recorded_request{id_of(8, 1), {}}), error);
-  CHECK_THROWS_AS(replay.restore(recorded_response{mine, {}}, id_of(8, 0)),
+  CHECK_THROWS_AS(replay.restore(recorded_response{mine, {}}), error);
+  mine.number += 1;
+  CHECK_THROWS_AS(replay.restore(recorded_response{mine, body("").tensors}),
                   error);
+}
+
+TEST_CASE("a recorded promise keeps its place and what it needs",
+          "[actors][static][R33][R38]") {
+  auto needed = [](uint64_t step, size_t position) {
+    return result_name(rank_id{2},
+                       {rank_id{1}, promise_number(step_id{step}, 4)},
+                       step_id{step}, position);
+  };
+  auto x = make_request(3, 0);
+  x.promised = true;
+  x.after = promise_number(step_id{3}, 4);
+  x.needs = {needed(3, 1)};
+  // What is let go is a matter of timing, and not kept.
+  x.released = {needed(3, 0)};
+  step_recorder recorder{1};
+  recorder.started(x);
+  recorder.ended(x.id, body("sizes"));
+  step_replay replay{std::make_shared<const step_record>(recorder.take()),
+                     step_id{8}, true};
+  auto y = replay.restore(
+    recorded_request{id_of(8, 0), body("").tensors, {needed(8, 2)}});
+  CHECK(y.promised);
+  CHECK(y.after == promise_number(step_id{8}, 4));
+  CHECK(y.needs == std::vector<object_id>{needed(8, 1)});
+  CHECK(y.released == std::vector<object_id>{needed(8, 2)});
+  y = replay.restore(recorded_request{id_of(8, 0), body("").tensors});
+  CHECK(y.released.empty());
 }

@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "actors/protocol/request_number.hpp"
+#include "actors/protocol/result_name.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "tests/support/torch_lone_rank.hpp"
 
@@ -47,6 +47,11 @@ backward_request backward_of(uint64_t number, const at::Tensor& gradient) {
 /// The number that requests have in the step of `lone_rank`.
 uint64_t numbered(uint32_t call) {
   return request_number(step_id{1}, call);
+}
+
+/// What the first result of a promised request is called.
+object_id result_of(uint32_t call) {
+  return result_name(rank_id{0}, {rank_id{1}, numbered(call)}, step_id{1}, 0);
 }
 
 failure failure_of(const std::function<void()>& f) {
@@ -165,27 +170,26 @@ TEST_CASE("a promise is kept under the names of its caller",
           "[runtime][callee][R38]") {
   lone_rank rank{true};
   set_tripling(rank);
-  auto names = named_results::name({}, rank_id{1}, {}, 4).number;
   auto asked = tripled(with_grad(at::ones({2})));
   asked.promised = expected_results{
-    names, true, value::tensor(0), {{c10::kFloat, true}}};
+    true, value::tensor(0), {{c10::kFloat, true}}};
   auto reply = from_payload<promise_reply>(rank.serve(asked, numbered(5)),
                                            "reply");
   CHECK((reply.sizes == std::vector<std::vector<int64_t>>{{2}}));
   CHECK((reply.reaches == reached_positions{{0}}));
   REQUIRE(reply.contents.size() == 1);
   CHECK(at::equal(to_tensor(reply.contents[0]), at::full({2}, 3.0)));
-  auto held = rank.objects().find({rank_id{0}, names, 1});
+  auto held = rank.objects().find(result_of(5));
   REQUIRE(held);
   CHECK(at::equal(*held, at::full({2}, 3.0)));
   // So are its gradients.
   auto back = backward_of(5, at::full({2}, 10.0));
-  back.names = names + 1;
+  back.promised = true;
   back.wanted = {{0, false}};
   auto answer = from_payload<promise_reply>(rank.serve(back, numbered(6)),
                                             "reply");
   CHECK(answer.contents.empty());
-  auto gradient = rank.objects().find({rank_id{0}, names + 1, 1});
+  auto gradient = rank.objects().find(result_of(6));
   REQUIRE(gradient);
   CHECK(at::equal(*gradient, at::full({2}, 30.0)));
 }
@@ -194,9 +198,7 @@ TEST_CASE("a promise that cannot be kept is said to be broken",
           "[runtime][callee][R38]") {
   lone_rank rank{true};
   set_tripling(rank);
-  auto names = named_results::name({}, rank_id{1}, {}, 4).number;
-  expected_results expected{
-    names, false, value::tensor(0), {{c10::kFloat, false}}};
+  expected_results expected{false, value::tensor(0), {{c10::kFloat, false}}};
   std::string why;
   SECTION("by another dtype") {
     expected.tensors[0].dtype = c10::kHalf;
@@ -281,6 +283,10 @@ TEST_CASE("requests that no correct rank sends are refused",
   SECTION("an unknown parameter") {
     asked.tensors = {remote_tensor::parameter(99)};
     why = "unknown parameter";
+  }
+  SECTION("a result that the request does not need") {
+    asked.tensors = {remote_tensor::needed(0, false)};
+    why = "names needed result 0 of 0";
   }
   SECTION("an argument that names itself") {
     asked.tensors = {remote_tensor::argument(0)};

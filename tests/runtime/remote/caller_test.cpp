@@ -191,7 +191,7 @@ TEST_CASE("backward asks for the gradients that its graph needs",
   CHECK(asked.origin == rank_id{0});
   CHECK(asked.call == 1); // what the answer said
   CHECK_FALSE(asked.keep_graph);
-  CHECK_FALSE(asked.names);
+  CHECK_FALSE(asked.promised);
   REQUIRE(asked.gradients.size() == 2);
   CHECK(asked.gradients[0].what == remote_tensor::kind::undefined);
   CHECK(at::equal(asked.gradients[1].tensor(), at::full({2}, 10.0)));

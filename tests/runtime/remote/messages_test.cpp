@@ -18,8 +18,8 @@ namespace {
 
 // -- one of each message ------------------------------------------------------
 
-std::vector<object_id> some_ids() {
-  return {{rank_id{1}, 5, 6}, {rank_id{2}, ~uint64_t{0}, 8}};
+object_id some_id() {
+  return {rank_id{2}, ~uint64_t{0}, 8};
 }
 
 call_context some_context() {
@@ -35,7 +35,8 @@ remote_tensors some_tensors() {
           remote_tensor::of(at::Tensor{}, false),
           remote_tensor::argument(3),
           remote_tensor::parameter(7, true),
-          remote_tensor::of(some_ids()[1], true),
+          remote_tensor::needed(2, true),
+          remote_tensor::of(some_id(), true),
           remote_tensor::of(at::empty({0, 2}), false)};
 }
 
@@ -57,7 +58,6 @@ forward_request some_call() {
   x.arguments = some_value();
   x.tensors = some_tensors();
   x.hold = true;
-  x.released = some_ids();
   return x;
 }
 
@@ -65,10 +65,8 @@ forward_request some_promised_call() {
   auto x = some_call();
   x.stream = std::nullopt;
   x.hold = false;
-  x.promised = expected_results{uint64_t{1} << 63,
-                                true,
-                                value::tensor(0),
-                                {{c10::kHalf, true}, {c10::kLong, false}}};
+  x.promised = expected_results{
+    true, value::tensor(0), {{c10::kHalf, true}, {c10::kLong, false}}};
   return x;
 }
 
@@ -97,8 +95,7 @@ backward_request some_backward() {
   x.keep_graph = true;
   x.gradients = some_tensors();
   x.wanted = {{0, true}, {4, false}};
-  x.names = 17;
-  x.released = some_ids();
+  x.promised = true;
   return x;
 }
 
@@ -203,7 +200,6 @@ TEST_CASE("a call keeps everything on its way", "[runtime][messages]") {
   CHECK((y.arguments == x.arguments));
   CHECK(y.hold);
   CHECK_FALSE(y.promised);
-  CHECK((y.released == x.released));
   REQUIRE(y.tensors.size() == x.tensors.size());
   for (size_t i = 0; i < y.tensors.size(); ++i) {
     CHECK(y.tensors[i].what == x.tensors[i].what);
@@ -216,7 +212,6 @@ TEST_CASE("a call keeps everything on its way", "[runtime][messages]") {
   auto z = from_payload<forward_request>(to_payload(some_promised_call()),
                                          "request");
   REQUIRE(z.promised);
-  CHECK(z.promised->names == uint64_t{1} << 63);
   CHECK(z.promised->push);
   CHECK((z.promised->result == value::tensor(0)));
   REQUIRE(z.promised->tensors.size() == 2);
@@ -258,8 +253,7 @@ TEST_CASE("a backward keeps everything on its way", "[runtime][messages]") {
   CHECK(y.wanted[0].push);
   CHECK(y.wanted[1].argument == 4);
   CHECK_FALSE(y.wanted[1].push);
-  CHECK(y.names == 17);
-  CHECK((y.released == x.released));
+  CHECK(y.promised);
 }
 
 TEST_CASE("requests about parameters and objects keep everything",
@@ -406,7 +400,7 @@ TEST_CASE("what no correct rank sends is refused by its field",
   object_message nothing = object_refusal{{5, 6}, {}};
   CHECK_THAT(refusal(nothing), ContainsSubstring("why at"));
   auto tensors = backward_reply{some_tensors()};
-  tensors.gradients[2].what = static_cast<remote_tensor::kind>(5);
+  tensors.gradients[2].what = static_cast<remote_tensor::kind>(6);
   CHECK_THAT(refusal(tensors),
              ContainsSubstring("gradients.kind at byte 8: there is no value"));
   CHECK_THROWS_AS(remote_tensor::argument(1).tensor(), error);

@@ -12,8 +12,9 @@ namespace {
 
 const rank_id owner{1};
 
-object_id name(uint64_t counter, uint64_t step = 1) {
-  return named_results::name(owner, rank_id{0}, step_id{step}, counter);
+object_id name(uint32_t promise, uint64_t step = 1) {
+  request_id asked{rank_id{0}, promise_number(step_id{step}, promise)};
+  return result_name(owner, asked, step_id{step}, 0);
 }
 
 failure some_failure() {
@@ -28,13 +29,18 @@ void put(named_results& x, object_id id, uint64_t microbatch = 0) {
 
 TEST_CASE("names tell who gave them and in which step", "[runtime][objects]") {
   auto x = name(5);
-  CHECK(named_results::is_named(x));
-  CHECK_FALSE(named_results::is_named({owner, 5, 1}));
+  CHECK(is_result_name(x));
+  CHECK_FALSE(is_result_name({owner, 5, 1}));
   CHECK(x != name(6));
+  request_id asked{rank_id{0}, promise_number(step_id{1}, 5)};
+  CHECK(x != result_name(owner, asked, step_id{1}, 1));
+  CHECK(x != result_name(rank_id{2}, asked, step_id{1}, 0));
+  asked.origin = rank_id{2};
+  CHECK(x != result_name(owner, asked, step_id{1}, 0));
+  // Those of another step are called the same there.
   CHECK(x != name(5, 2));
-  CHECK(x != named_results::name(owner, rank_id{2}, step_id{1}, 5));
-  // The results of a request have consecutive numbers.
-  CHECK(name(6).number == x.number + 1);
+  CHECK(in_step(x, step_id{2}) == name(5, 2));
+  CHECK(long_name(short_name(x), rank_id{0}, step_id{1}) == x);
 }
 
 TEST_CASE("who asks too early is told when the result comes",

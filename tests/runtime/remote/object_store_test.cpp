@@ -261,7 +261,7 @@ TEST_CASE("an object id that was never given is unknown") {
                   object_id{rank_id{0}, 1, 1},
                   // With one bit more it were a name, which may be early.
                   object_id{rank_id{0}, UINT64_MAX >> 1, UINT32_MAX}}) {
-    CHECK_FALSE(named_results::is_named(id));
+    CHECK_FALSE(is_result_name(id));
     CHECK(failure_of([&] { w[1].fetch(id); }).code == error_code::protocol);
     CHECK_FALSE(w[0].find(id).has_value());
   }

@@ -323,7 +323,7 @@ TEST_CASE("executions see what their calls will answer",
       auto* ex = execution::current();
       if (records.replaying() && ex->microbatch() == microbatch_id{0}) {
         names.clear();
-        for (uint32_t i = 0; auto call = records.expected(ex->id(), i); ++i)
+        for (uint32_t i = 0; auto call = records.sent(ex->id(), i); ++i)
           names.push_back(call->name);
       }
       auto loss = model(x);
