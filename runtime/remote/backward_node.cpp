@@ -1,7 +1,7 @@
 #include "runtime/remote/backward_node.hpp"
 
 #include "actors/protocol/result_name.hpp"
-#include "actors/replay/step_record.hpp"
+#include "actors/replay/record_book.hpp"
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
