@@ -26,7 +26,7 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   # Of the actors: what a rank is made of, what a request and a schedule are,
   # what is kept of a step, and what others see of a rank.
   "actors/[a-z]*/(node|executor|execution_token|microbatch_sequencer)\\.hpp"
-  "actors/[a-z]*/(request|request_number|user_schedule)\\.hpp"
+  "actors/[a-z]*/(request|request_number|result_name|user_schedule)\\.hpp"
   "actors/[a-z]*/(record_book|computed_order)\\.hpp"
   "actors/[a-z]*/(rank_board|call_slot|counting_fabric|membership)\\.hpp"
   "actors/[a-z]*/(stalls|stall_judge)\\.hpp")

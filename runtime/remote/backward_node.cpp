@@ -1,6 +1,7 @@
 #include "runtime/remote/backward_node.hpp"
 
-#include "actors/protocol/request_number.hpp"
+#include "actors/protocol/result_name.hpp"
+#include "actors/replay/record_book.hpp"
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
@@ -83,8 +84,10 @@ ag::variable_list remote_call_node::apply(ag::variable_list&& grads) {
   auto defined = [](auto& x) { return x.defined(); };
   if (std::none_of(grads.begin(), grads.end(), defined))
     return ag::variable_list(call_.arguments.size());
-  return call_.waits ? wait(ex, std::move(grads))
-                     : promise(ex, std::move(grads));
+  // As its forward may not have done: that one waited to learn.
+  auto known = ex.rank().model()->promises->recorded(ex);
+  auto waits = known ? known->kind == call_kind::remote : call_.waits;
+  return waits ? wait(ex, std::move(grads)) : promise(ex, std::move(grads));
 }
 
 remote_call_node::outgoing remote_call_node::put(const ag::variable_list& grads,

@@ -1,6 +1,6 @@
 #include "runtime/remote/caller.hpp"
 
-#include "actors/replay/step_record.hpp"
+#include "actors/replay/record_book.hpp"
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
