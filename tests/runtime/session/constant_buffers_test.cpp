@@ -152,6 +152,7 @@ virtual_world_options static_world(uint64_t ranks, bool fixed_order,
   result.config.static_mode = static_mode;
   result.config.static_steps = 1;
   result.config.deterministic_server = fixed_order;
+  result.config.fast_mode = false; // a call that learns is not recorded
   return result;
 }
 
