@@ -1,6 +1,7 @@
 // ctest: timeout=300
 #include "tests/support/catch.hpp"
 
+#include "tests/support/error_of.hpp"
 #include "tests/support/nothing_left.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
@@ -8,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <string>
@@ -190,4 +192,156 @@ TEST_CASE("a replayed step with promises sends least of all",
   CHECK(equal(slow, both));
   CHECK(both.bytes <= slow.bytes);
   CHECK(both.bytes <= fast.bytes);
+}
+
+// -- divergences --------------------------------------------------------------
+
+namespace {
+
+enum class change { none, number, shape, dtype, result, module };
+
+/// Makes as many rows as `kept` wants, which its caller cannot see.
+struct scaling_impl : torch::nn::Module {
+  explicit scaling_impl(const std::atomic<bool>& shorter)
+    : weight(register_parameter("weight", torch::full({4}, 1.25))),
+      shorter(shorter) {
+    // nop
+  }
+
+  Tensor forward(Tensor x, double factor) {
+    auto y = x * weight * factor;
+    return shorter ? y.slice(0, 0, 1) : y;
+  }
+
+  Tensor weight;
+  const std::atomic<bool>& shorter;
+};
+TORCH_MODULE_IMPL(scaling, scaling_impl);
+
+struct changing_impl : torch::nn::Module {
+  changing_impl(const std::atomic<change>& what,
+                const std::atomic<bool>& shorter)
+    : here(register_parameter("here", torch::full({4}, 0.5))), what(what) {
+    partition_scope on{1};
+    for (auto* x : {&first, &second, &third}) {
+      *x = submodule<scaling>(shorter);
+      register_module(fmt::format("part{}", xs++), *x);
+    }
+  }
+
+  Tensor forward(Tensor x) {
+    auto how = what.load();
+    auto y = first(x * here, how == change::number ? 3.0 : 2.0);
+    if (how == change::module)
+      y = third(y, 1.0);
+    y = second(y, 1.0);
+    auto z = how == change::dtype ? x.to(torch::kDouble) : x;
+    z = z.slice(0, 0, how == change::shape ? 1 : x.size(0));
+    return y.sum() + third(z * here, 1.5).sum();
+  }
+
+  Tensor here;
+  const std::atomic<change>& what;
+  int xs = 0;
+  submodule<scaling> first = nullptr, second = nullptr, third = nullptr;
+};
+TORCH_MODULE_IMPL(changing, changing_impl);
+
+struct changed_step {
+  std::string error;
+  bool replayed = false;
+  bool fell_back = false;
+  named_tensors gradients;
+};
+
+/// Runs steps of which all but the last two are alike, the one before the last
+/// does `what`.
+std::vector<changed_step> run_changing(change what, bool both,
+                                       const std::string& fallback,
+                                       uint64_t seed) {
+  constexpr size_t steps = 8;
+  auto world = manual_world(2, 3);
+  world.config.fast_mode = both;
+  world.config.static_mode = both;
+  world.config.static_steps = 1;
+  world.config.static_fallback = fallback;
+  world.seed = seed;
+  std::vector<changed_step> result(steps);
+  std::atomic<change> how = change::none;
+  std::atomic<bool> shorter = false;
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{seeded([&] { return changing{how, shorter}; })};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x);
+      model.backward(loss);
+      return loss;
+    });
+    auto x = torch::cos(torch::arange(24.0)).view({6, 4});
+    for (size_t i = 0; i < steps; ++i) {
+      for (auto& p : model.local_parameters())
+        p.mutable_grad() = Tensor{};
+      barrier();
+      if (s.rank() == 0) {
+        how = i + 2 == steps ? what : change::none;
+        shorter = how == change::result;
+      }
+      barrier();
+      auto text = error_of([&] { train_step(x.to(torch::kFloat)); });
+      barrier();
+      check_nothing_left(s);
+      auto gradients = model.gradients();
+      if (s.rank() == 0)
+        result[i] = {text, s.last_step().replayed, s.last_step().fell_back,
+                     std::move(gradients)};
+    }
+  });
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("what another step than the record does with promises is named",
+          "[runtime][fast][static][R33][R38]") {
+  auto [what, text] = GENERATE(table<change, const char*>(
+    {{change::number,
+      "calls 'part0', forward, on rank 1, and goes on, this "
+      "step the same, but what is no tensor (numbers, flags"},
+     {change::shape,
+      "calls 'part2', forward, on rank 1, and goes on, this "
+      "step the same, but tensor 0 is [1, 4] of"},
+     {change::dtype,
+      "calls 'part2', forward, on rank 1, and goes on, this "
+      "step calls 'part2', forward, on rank 1 ("},
+     {change::result, "ends with an answer, this step with another"},
+     {change::module,
+      "calls 'part1', forward, on rank 1, and goes on, this "
+      "step calls 'part2', forward, on rank 1, and goes on"}}));
+  auto seed = GENERATE(1u, 2u, 3u);
+  INFO(text << ", seed " << seed);
+  SECTION("and ends the run") {
+    auto steps = run_changing(what, true, "error", seed);
+    CHECK(steps[5].replayed);
+    CHECK_THAT(steps[6].error,
+               Catch::Matchers::ContainsSubstring("smp.static_mode replays: "
+                                                  "the record "
+                                                  + std::string{text}));
+    // The record is as good as before.
+    CHECK(steps[7].error == "no error");
+    CHECK(steps[7].replayed);
+  }
+  SECTION("or goes on with the right numbers") {
+    auto steps = run_changing(what, true, "dynamic", seed);
+    auto right = run_changing(what, false, "dynamic", seed);
+    CHECK(steps[5].replayed);
+    CHECK(steps[6].fell_back);
+    CHECK(steps[7].replayed);
+    for (size_t i = 0; i < steps.size(); ++i) {
+      INFO("step " << i);
+      CHECK(steps[i].error == "no error");
+      REQUIRE(steps[i].gradients.size() == right[i].gradients.size());
+      for (size_t k = 0; k < right[i].gradients.size(); ++k)
+        CHECK(torch::allclose(steps[i].gradients[k].second,
+                              right[i].gradients[k].second));
+    }
+  }
 }
