@@ -22,6 +22,12 @@ struct task {
   auto operator<=>(const task&) const = default;
 };
 
+template <class Inspector>
+bool inspect(Inspector& f, task& x) {
+  return f.object(x).fields(f.field("microbatch", x.microbatch),
+                            f.field("what", x.what));
+}
+
 /// How far a microbatch of a step has come.
 enum class microbatch_state : uint8_t {
   not_started,

@@ -88,6 +88,9 @@ struct call {
   std::shared_ptr<const call_memo> memo = {};
   /// wait: what it waits for. The response carries its failure.
   completion_ptr done;
+  /// wait: numbers of the own promises whose results it waits for, where the
+  /// order of a step is fixed: then it goes on in its turn.
+  std::vector<uint64_t> until = {};
   /// For reports: "blocks.3, backward".
   wait_reason why;
 };

@@ -43,6 +43,13 @@ constexpr object_id result_name(rank_id owner, request_id asked, step_id step,
           generation_of(step)};
 }
 
+/// @returns the request whose result this is, in step 0.
+constexpr request_id asked_for(object_id x) noexcept {
+  return {rank_id{(x.number & ~name_bit) >> asker_shift},
+          promise_number(step_id{}, static_cast<uint32_t>((x.number & slot_bits)
+                                                          >> promise_shift))};
+}
+
 /// @returns the result of `step` that has this name but for the step
 constexpr object_id in_step(object_id x, step_id step) noexcept {
   x.generation = generation_of(step);

@@ -15,12 +15,6 @@ namespace smp {
 // -- messages -----------------------------------------------------------------
 
 template <class Inspector>
-bool inspect(Inspector& f, task& x) {
-  return f.object(x).fields(f.field("microbatch", x.microbatch),
-                            f.field("what", x.what));
-}
-
-template <class Inspector>
 bool inspect(Inspector& f, step_begins& x) {
   return f.object(x).fields(
     f.field("step", x.step), f.field("microbatches", x.microbatches),

@@ -1,26 +1,31 @@
 #include "actors/replay/computed_order.hpp"
 
-#include "actors/protocol/request_number.hpp"
+#include "actors/protocol/result_name.hpp"
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 namespace smp {
 
 // -- flows between ranks ------------------------------------------------------
 
-step_flow flow_of(const step_record& x, bool ordered) {
+step_flow flow_of(const step_record& x, bool ordered, bool learnt) {
   step_flow result;
   result.microbatches = x.microbatches;
   result.ordered = ordered;
+  result.learnt = learnt;
   for (auto& y : x.executions) {
     auto& z = result.executions.emplace_back();
     z.id = y.id;
     z.microbatch = y.microbatch;
     z.what = y.what;
+    z.promised = y.promised;
+    z.after = y.after;
+    z.needs = y.needs;
     for (auto& c : y.calls)
-      z.calls.push_back({c.kind, c.number, c.owner, c.what});
+      z.calls.push_back({c.kind, c.number, c.owner, c.what, c.until});
   }
   return result;
 }
@@ -39,8 +44,12 @@ step_record record_of(const step_flow& x) {
     z.id = y.id;
     z.microbatch = y.microbatch;
     z.what = y.what;
+    z.promised = y.promised;
+    z.after = y.after;
+    z.needs = y.needs;
     for (auto& c : y.calls) {
       auto& to = z.calls.emplace_back();
+      to.until = c.until;
       to.kind = c.kind;
       to.number = c.number;
       to.owner = c.owner;
@@ -64,13 +73,11 @@ public:
       policy_(policy),
       forward_alone_(forward_alone) {
     for (size_t i = 0; i < ranks.size(); ++i) {
-      ranks_.push_back({orders.at(i), {}, {}, 0});
+      ranks_.push_back({orders.at(i), {}, {}, 0, {}});
       ranks_[i].segments.resize(ranks[i].microbatches);
       result_.served.emplace_back();
       for (uint32_t e = 0; e < ranks[i].executions.size(); ++e)
-        for (uint32_t c = 0; c < ranks[i].executions[e].calls.size(); ++c)
-          callers_[{pipeline[i], ranks[i].executions[e].calls[c].number}] = {
-            i, e, c + 1};
+        find_stops(i, e);
     }
   }
 
@@ -89,8 +96,8 @@ public:
     }
     for (size_t i = 0; i < ranks_.size(); ++i) {
       size_t expected = 0;
-      for (auto& x : records_[i].executions)
-        expected += x.calls.size() + 1;
+      for (auto& x : ranks_[i].stops)
+        expected += x.size() + 1;
       if (result_.served[i].size() != expected)
         fail("something is never reached");
     }
@@ -115,6 +122,14 @@ private:
     std::vector<ready_segment> ready;
     std::vector<std::array<uint64_t, 2>> segments; // by microbatch, phase
     uint64_t arrivals = 0;
+    /// By execution: its calls at which it gives the token back.
+    std::vector<std::vector<size_t>> stops;
+  };
+
+  /// May start when promises have been answered.
+  struct blocked_segment {
+    place where;
+    std::vector<request_id> promises;
   };
 
   [[noreturn]] static void fail(const char* why) {
@@ -126,13 +141,64 @@ private:
     return records_[x.rank].executions[x.execution];
   }
 
+  void find_stops(size_t rank, uint32_t execution) {
+    auto& calls = records_[rank].executions[execution].calls;
+    auto& stops = ranks_[rank].stops.emplace_back();
+    for (size_t c = 0; c < calls.size(); ++c) {
+      if (calls[c].kind == call_kind::promise)
+        continue;
+      stops.push_back(c);
+      callers_[{pipeline_[rank], calls[c].number}] = {
+        rank, execution, static_cast<uint32_t>(stops.size())};
+    }
+  }
+
+  /// @returns the call at which the segment before `x` ended.
+  const recorded_call& stop_before(const place& x) const {
+    auto& stops = ranks_[x.rank].stops[x.execution];
+    return at(x).calls[stops[x.segment - 1]];
+  }
+
   void push(const place& x) {
     auto& rank = ranks_[x.rank];
     auto& e = at(x);
-    auto what = x.segment == 0 ? e.what : e.calls[x.segment - 1].what;
+    auto what = x.segment == 0 ? e.what : stop_before(x).what;
     auto& segment = rank
                       .segments[e.microbatch.value][static_cast<size_t>(what)];
     rank.ready.push_back({{what, e.microbatch, ++rank.arrivals, segment++}, x});
+  }
+
+  /// Lets `x` start when `promises` have been answered.
+  void push_after(const place& x, std::vector<request_id> promises) {
+    std::erase_if(promises, [this](auto& y) { return over_.contains(y); });
+    if (promises.empty())
+      push(x);
+    else
+      blocked_.push_back({x, std::move(promises)});
+  }
+
+  void end_promise(request_id x) {
+    over_.insert(x);
+    for (auto& y : std::exchange(blocked_, {}))
+      push_after(y.where, std::move(y.promises));
+  }
+
+  /// The owner of `x`, which `from` calls, gets the request.
+  void send(rank_id from, const recorded_call& x) {
+    auto owner = std::find(pipeline_.begin(), pipeline_.end(), x.owner);
+    if (owner == pipeline_.end())
+      fail("a request goes to another pipeline");
+    auto rank = static_cast<size_t>(owner - pipeline_.begin());
+    auto i = records_[rank].by_id.find({from, x.number});
+    if (i == records_[rank].by_id.end())
+      fail("a request did not arrive");
+    auto& e = records_[rank].executions[i->second];
+    std::vector<request_id> promises;
+    if (e.after != 0)
+      promises.push_back(without_step({from, e.after}));
+    for (auto y : e.needs)
+      promises.push_back(asked_for(y));
+    push_after({rank, i->second, 0}, std::move(promises));
   }
 
   std::optional<place> serve(size_t i) {
@@ -150,27 +216,37 @@ private:
 
   void end_segment(const place& x) {
     auto& e = at(x);
-    if (x.segment < e.calls.size()) {
-      auto& c = e.calls[x.segment];
-      if (c.kind == call_kind::grant)
-        return end_forward(e.microbatch, true);
-      auto owner = std::find(pipeline_.begin(), pipeline_.end(), c.owner);
-      if (owner == pipeline_.end())
-        fail("a request goes to another pipeline");
-      auto rank = static_cast<size_t>(owner - pipeline_.begin());
-      auto i = records_[rank].by_id.find({pipeline_[x.rank], c.number});
-      if (i == records_[rank].by_id.end())
-        fail("a request did not arrive");
-      return push({rank, i->second, 0});
-    }
+    auto& stops = ranks_[x.rank].stops[x.execution];
+    auto c = x.segment == 0 ? 0 : stops[x.segment - 1] + 1;
+    for (; c < e.calls.size() && e.calls[c].kind == call_kind::promise; ++c)
+      send(pipeline_[x.rank], e.calls[c]);
+    if (c < e.calls.size())
+      return stop({x.rank, x.execution, x.segment + 1}, e.calls[c]);
     if (is_root_request(e.id)) {
       policy_.ended(e.microbatch);
       return end_forward(e.microbatch, false);
     }
+    if (e.promised)
+      return end_promise(e.id);
     auto caller = callers_.find(e.id);
     if (caller == callers_.end())
       fail("an answer has nobody to go to");
     push(caller->second);
+  }
+
+  /// @param next goes on after `x`
+  void stop(const place& next, const recorded_call& x) {
+    std::vector<request_id> promises;
+    switch (x.kind) {
+      case call_kind::grant:
+        return end_forward(at(next).microbatch, true);
+      case call_kind::wait:
+        for (auto y : x.until)
+          promises.push_back({pipeline_[next.rank], y});
+        return push_after(next, std::move(promises));
+      default:
+        send(pipeline_[next.rank], x);
+    }
   }
 
   void end_forward(microbatch_id x, bool grant) {
@@ -206,10 +282,11 @@ private:
       return push({0, root->second, 0});
     }
     auto& calls = records_[0].executions[root->second].calls;
-    auto grant = std::find_if(calls.begin(), calls.end(), [](auto& y) {
-      return y.kind == call_kind::grant;
+    auto& stops = ranks_[0].stops[root->second];
+    auto grant = std::find_if(stops.begin(), stops.end(), [&](auto y) {
+      return calls[y].kind == call_kind::grant;
     });
-    auto segment = static_cast<uint32_t>(grant - calls.begin()) + 1;
+    auto segment = static_cast<uint32_t>(grant - stops.begin()) + 1;
     push({0, root->second, segment});
   }
 
@@ -219,6 +296,8 @@ private:
   bool forward_alone_;
   std::vector<rank_state> ranks_;
   std::map<request_id, place> callers_; // what an answer lets go on
+  std::vector<blocked_segment> blocked_;
+  std::set<request_id> over_; // promises that were answered
   std::vector<task> due_;
   std::optional<microbatch_id> in_forward_;
   pipeline_order result_;

@@ -16,12 +16,16 @@ struct step_flow {
     uint32_t number = 0;
     rank_id owner;
     phase what = phase::forward;
+    std::vector<uint64_t> until;
   };
 
   struct execution {
     request_id id;
     microbatch_id microbatch;
     phase what = phase::forward;
+    bool promised = false;
+    uint64_t after = 0;
+    std::vector<object_id> needs;
     std::vector<call> calls;
   };
 
@@ -29,30 +33,36 @@ struct step_flow {
   std::vector<execution> executions;
   /// It met modules that microbatches pass in their order (R19).
   bool ordered = false;
+  /// Calls waited that will not wait in later steps.
+  bool learnt = false;
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, step_flow::call& x) {
-  return f.object(x).fields(
-    f.field("kind", x.kind), f.field("number", x.number),
-    f.field("owner", x.owner), f.field("phase", x.what));
+  return f.object(x).fields(f.field("kind", x.kind),
+                            f.field("number", x.number),
+                            f.field("owner", x.owner), f.field("phase", x.what),
+                            f.field("until", x.until));
 }
 
 template <class Inspector>
 bool inspect(Inspector& f, step_flow::execution& x) {
   return f.object(x).fields(
     f.field("id", x.id), f.field("microbatch", x.microbatch),
-    f.field("phase", x.what), f.field("calls", x.calls));
+    f.field("phase", x.what), f.field("promised", x.promised),
+    f.field("after", x.after), f.field("needs", x.needs),
+    f.field("calls", x.calls));
 }
 
 template <class Inspector>
 bool inspect(Inspector& f, step_flow& x) {
   return f.object(x).fields(f.field("microbatches", x.microbatches),
                             f.field("executions", x.executions),
-                            f.field("ordered", x.ordered));
+                            f.field("ordered", x.ordered),
+                            f.field("learnt", x.learnt));
 }
 
-step_flow flow_of(const step_record& x, bool ordered);
+step_flow flow_of(const step_record& x, bool ordered, bool learnt);
 
 /// @throws error (protocol) if no rank does that
 step_record record_of(const step_flow& x);
@@ -63,10 +73,24 @@ struct pipeline_order {
   std::vector<task> admission;
 };
 
+template <class Inspector>
+bool inspect(Inspector& f, served_segment& x) {
+  return f.object(x).fields(f.field("execution", x.execution),
+                            f.field("segment", x.segment));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, pipeline_order& x) {
+  return f.object(x).fields(f.field("served", x.served),
+                            f.field("admission", x.admission));
+}
+
 /// The sequence in which a rank serves depends on timing, and so do the last
 /// bits of gradients to which several microbatches add. This finds a sequence
 /// that does not depend on timing: it plays a recorded flow against the
-/// schedule, as if each segment took the same time and messages took none.
+/// schedule, as if each segment took the same time and messages took none. A
+/// segment ends where its execution gives the token back; promises that it sent
+/// are there by then.
 /// @param ranks the record of each rank, by pp_rank; its order does not count
 /// @param forward_alone a microbatch starts when the one before it is past its
 ///        forward phase: modules that change state need it (R19)

@@ -2,6 +2,8 @@
 
 #include "actors/protocol/request_number.hpp"
 
+#include <algorithm>
+
 namespace smp {
 
 namespace {
@@ -45,6 +47,11 @@ std::optional<std::string> difference(const message_form& recorded,
 bool same_place(const recorded_call& x, const call& y) {
   if (x.kind != y.kind || x.kind == call_kind::grant)
     return x.kind == y.kind;
+  if (x.kind == call_kind::wait)
+    return std::equal(x.until.begin(), x.until.end(), y.until.begin(),
+                      y.until.end(), [](auto a, auto b) {
+                        return a == without_step({{}, b}).number;
+                      });
   return x.owner == y.owner && x.module == y.module && x.what == y.what;
 }
 

@@ -36,8 +36,9 @@ message_form form_of(const payload& x);
 std::optional<std::string> difference(const message_form& recorded,
                                       const payload& seen);
 
-/// Where an execution gave the token back: a request, or the end of its
-/// forward phase; or a promise, at which it went on.
+/// Where an execution gave the token back: a request, the end of its forward
+/// phase, or a wait that has a place in the order; or a promise, at which it
+/// went on.
 struct recorded_call {
   call_kind kind = call_kind::remote;
   uint32_t number = 0; // of the request
@@ -49,7 +50,14 @@ struct recorded_call {
   message_form answered;
   /// Of a promise: see `call::memo`.
   std::shared_ptr<const call_memo> memo = {};
+  /// Of a wait: numbers of promises in step 0, see `call::until`.
+  std::vector<uint64_t> until = {};
 };
+
+/// Tells whether a call has a place in the order of a step.
+inline bool in_order(const call& x) noexcept {
+  return x.kind != call_kind::wait || !x.until.empty();
+}
 
 /// Tells whether `y` goes where `x` went.
 bool same_place(const recorded_call& x, const call& y);

@@ -76,7 +76,10 @@ void step_recorder::called(request_id execution, request_id id, const call& x) {
                    x.why.what,
                    form_of(x.body),
                    {},
-                   x.memo});
+                   x.memo,
+                   {}});
+  for (auto y : x.until)
+    calls.back().until.push_back(without_step({id.origin, y}).number);
 }
 
 void step_recorder::answered(request_id id, const payload& x) {

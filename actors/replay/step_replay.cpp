@@ -17,6 +17,8 @@ std::string describe(call_kind kind, rank_id owner, module_id module,
                      phase what, const std::string& name) {
   if (kind == call_kind::grant)
     return "waits for the grant of its backward phase";
+  if (kind == call_kind::wait)
+    return "waits for results of " + name;
   auto text = name.empty() ? "module " + std::to_string(module.value) + ", "
                                + to_text(what)
                            : name;

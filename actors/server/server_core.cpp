@@ -296,11 +296,11 @@ void server_core::suspend(context_id ctx, call x) {
     return;
   auto& entry_of_context = pos->second;
   free_token(ctx);
-  auto entry = pending_call{ctx, x.kind, x.what};
+  auto entry = pending_call{ctx, x.kind, x.what, {}, in_order(x)};
   auto refused = refusal(x);
   std::optional<uint32_t> known; // number in the record
   auto& cur = *entry_of_context.current;
-  if (!refused && following() && x.kind != call_kind::wait) {
+  if (!refused && following() && entry.in_order) {
     auto y = replay_->call(cur.id, x);
     if (y.divergence.empty())
       known = y.number;
@@ -317,7 +317,7 @@ void server_core::suspend(context_id ctx, call x) {
   }
   // Registered first: the answer may come before the next line is done.
   pending_.emplace(id, entry);
-  if (recorder_ && x.kind != call_kind::wait)
+  if (recorder_ && entry.in_order)
     recorder_->called(cur.id, id, x);
   switch (x.kind) {
     case call_kind::remote:
@@ -336,9 +336,9 @@ void server_core::suspend(context_id ctx, call x) {
       output_.forward_done({id, cur.microbatch});
       break;
     case call_kind::wait:
-      if (recorder_)
+      if (recorder_ && !entry.in_order)
         recorder_->waits(cur.id);
-      if (following())
+      if (following() && !entry.in_order)
         replay_->waits(cur.id);
       output_.report_done(id, x.done);
   }
@@ -504,8 +504,7 @@ void server_core::push(request x, std::vector<module_id> entered) {
 
 void server_core::push(const pending_call& x, response y) {
   auto key = key_of(x.what, contexts_.at(x.context).current->microbatch);
-  ready_.push_back(
-    {key, {}, x.context, std::move(y), x.kind == call_kind::wait});
+  ready_.push_back({key, {}, x.context, std::move(y), !x.in_order});
   output_.answered(x.context);
 }
 

@@ -224,6 +224,8 @@ private:
     phase what = phase::forward;
     /// Set for a promise: nobody is woken up by the response.
     std::shared_ptr<awaited<response>> answer = {};
+    /// It goes on in its turn.
+    bool in_order = true;
   };
 
   /// A new request has no context yet, a response knows its own.

@@ -74,8 +74,7 @@ public:
     if (!x)
       return;
     // No lock while this waits: another microbatch may touch it meanwhile.
-    auto here = x->content();
-    waiter::current().wait(here, x->why());
+    x->wait();
     std::unique_lock guard{keeping_};
     if (pending())
       become(x->take());

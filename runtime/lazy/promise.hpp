@@ -25,6 +25,11 @@ public:
   /// same each time.
   virtual completion_ptr content() = 0;
 
+  /// Waits until the content is here. @throws error with the first cause
+  virtual void wait() {
+    waiter::current().wait(content(), why());
+  }
+
   /// The content, in memory of its own. @pre `content()` is done
   virtual at::Tensor take() = 0;
 

@@ -18,6 +18,23 @@ namespace smp {
 
 namespace {
 
+/// Waits until `x` is done, which needs the answers to `promises`. Where the
+/// order of a step is fixed this parks in any case, and goes on in its turn:
+/// whether `x` is done by now is a matter of timing.
+void await_answers(const completion_ptr& x, const wait_reason& why,
+                   std::vector<uint64_t> promises) {
+  auto* ex = execution::current();
+  if (!ex || !ex->rank().records().fixed_order())
+    return waiter::current().wait(x, why);
+  call c;
+  c.kind = call_kind::wait;
+  c.what = ex->in_backward() ? phase::backward : phase::forward;
+  c.done = x;
+  c.until = std::move(promises);
+  c.why = why;
+  ex->park(std::move(c));
+}
+
 /// The answer of `x` is here: its node knows the shapes of its gradients.
 void complete_node(const promised_request& x) {
   if (auto node = std::dynamic_pointer_cast<remote_call_node>(x.node.lock()))
@@ -85,7 +102,7 @@ void promised_value::tell(rank_id x) {
 }
 
 std::vector<int64_t> promised_value::sizes() {
-  waiter::current().wait(request_, why());
+  await(request_);
   complete_node(*request_);
   return request_->sizes.at(output_);
 }
@@ -107,6 +124,18 @@ completion_ptr promised_value::content() {
   // The answer as well: then the end of the phase need not wait for it.
   content_ = all_of({rank->objects().want(id_), request_});
   return content_;
+}
+
+void promised_value::wait() {
+  await(content());
+}
+
+void promised_value::await(const completion_ptr& x) const {
+  // After its step there is no order any more.
+  if (model())
+    await_answers(x, why(), {request_->number});
+  else
+    waiter::current().wait(x, why());
 }
 
 at::Tensor promised_value::take() {
@@ -359,20 +388,26 @@ void send_promise(execution& ex, call c, const promised_request_ptr& x) {
   c.answer = std::move(answer);
   ex.add_outstanding(x);
   ex.send(std::move(c));
+  // One thing at a time in the whole pipeline, until there is an order. This
+  // wait has no place in it.
+  auto& records = ex.rank().records();
+  if (records.fixed_order() && records.note().recorded)
+    waiter::current().wait(x, x->why);
 }
 
 void fence(execution& ex) {
   auto all = ex.take_outstanding();
-  std::vector<completion_ptr> missing;
-  for (auto& x : all)
+  if (all.empty())
+    return;
+  std::vector<uint64_t> numbers;
+  auto* last = all.back().get();
+  for (auto& x : all) {
+    numbers.push_back(x->number);
     if (!x->done() || x->cause())
-      missing.push_back(x);
-  if (!missing.empty()) {
-    auto& last = *std::find_if(all.rbegin(), all.rend(), [](auto& x) {
-      return !x->done() || x->cause();
-    });
-    waiter::current().wait(all_of(missing), last->why);
+      last = x.get();
   }
+  await_answers(all_of({all.begin(), all.end()}), last->why,
+                std::move(numbers));
   for (auto& x : all)
     complete_node(*x);
 }

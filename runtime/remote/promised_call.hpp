@@ -109,6 +109,8 @@ public:
 
   completion_ptr content() override;
 
+  void wait() override;
+
   at::Tensor take() override;
 
   wait_reason why() const override;
@@ -137,6 +139,7 @@ public:
 private:
   std::shared_ptr<model_context> model() const;
   void note_fetched(bool x);
+  void await(const completion_ptr& x) const;
 
   std::weak_ptr<const rank_context> rank_;
   promised_request_ptr request_;

@@ -20,7 +20,7 @@ void load_schedule(session_config& x) {
 }
 
 bool takes_promises(const session_config& x) {
-  return x.fast_mode.value_or(true) && !x.deterministic_server;
+  return x.fast_mode.value_or(true);
 }
 
 namespace {
@@ -91,9 +91,7 @@ schedule_ptr schedule_policies::make(uint64_t microbatches) const {
 }
 
 schedule_ptr schedule_policies::make_timeless(uint64_t microbatches) const {
-  return user_
-           ? make_schedule("interleaved", microbatches, active(microbatches))
-           : make(microbatches);
+  return user_ ? rehearse(host_, *user_, microbatches) : make(microbatches);
 }
 
 service_order schedule_policies::order(uint64_t microbatches, size_t pp_rank,

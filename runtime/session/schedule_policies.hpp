@@ -21,7 +21,6 @@ struct user_schedule;
 void load_schedule(session_config& x);
 
 /// Tells whether calls of this configuration may go on without their results.
-/// (The order of `smp.deterministic_server` is computed for calls that wait.)
 bool takes_promises(const session_config& x);
 
 /// Schedules and service orders as the configuration wants them.
@@ -36,7 +35,8 @@ public:
 
   schedule_ptr make(uint64_t microbatches) const;
 
-  /// The same, but for a user's actor, whose decisions may depend on time.
+  /// The same, and an instance of its own of a user's actor, which is asked on
+  /// the calling thread.
   schedule_ptr make_timeless(uint64_t microbatches) const;
 
   /// @param chunk_of of this rank, see `service_place`

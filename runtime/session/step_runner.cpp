@@ -64,7 +64,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
       records.fixed_order() && note.recorded
       && records.find(note.key, note.step)
       && records.recorded_steps(note.key) > warm_up(model, microbatches))
-    compute_order(model, microbatches);
+    compute_order(model, microbatches, model && model->promises().learnt());
   return std::move(report.values);
 }
 
@@ -267,28 +267,37 @@ uint64_t step_runner::record_key(const model_state* model,
 }
 
 /// Lets all ranks replay an order that does not depend on timing.
-void step_runner::compute_order(const model_state* model,
-                                uint64_t microbatches) {
+/// @param learnt see `note_record`; then the next step is recorded as well
+void step_runner::compute_order(const model_state* model, uint64_t microbatches,
+                                bool learnt) {
   auto& records = rank_.records();
   auto note = records.note();
   auto mine = *records.find(note.key, note.step);
   std::vector<step_record> ranks;
   auto ordered = false;
   for (auto& x : rank_.exchange().all_gather(
-         rank_.pipeline(), "smp.computed_order",
-         to_payload(flow_of(mine, rank_.sequencer().used())))) {
+         rank_.pipeline(), "smp.recorded_flow",
+         to_payload(flow_of(mine, rank_.sequencer().used(), learnt)))) {
     auto flow = from_payload<step_flow>(x, "flow");
     ordered = ordered || flow.ordered;
+    learnt = learnt || flow.learnt;
     ranks.push_back(record_of(flow));
   }
-  std::vector<service_order> orders;
-  for (size_t i = 0; i < rank_.pipeline().size(); ++i)
-    orders.push_back(policies_.order(microbatches, i,
-                                     model ? model->gate().chunk_of(i)
-                                           : std::vector<uint32_t>{}));
-  auto order = smp::compute_order(ranks, rank_.pipeline(),
-                                  *policies_.make_timeless(microbatches),
-                                  orders, ordered);
+  auto recorded = records.recorded_steps(note.key);
+  if (learnt
+      && recorded <= warm_up(model, microbatches) + record_book::max_learnt)
+    return;
+  // A schedule of the user's may decide otherwise when it is asked again.
+  auto order = agree(rank_, "smp.computed_order", [&] {
+    std::vector<service_order> orders;
+    for (size_t i = 0; i < rank_.pipeline().size(); ++i)
+      orders.push_back(policies_.order(microbatches, i,
+                                       model ? model->gate().chunk_of(i)
+                                             : std::vector<uint32_t>{}));
+    return smp::compute_order(ranks, rank_.pipeline(),
+                              *policies_.make_timeless(microbatches), orders,
+                              ordered);
+  });
   mine.order = std::move(order.served[rank_.pp_rank()]);
   if (rank_.pp_rank() == 0)
     mine.admission = std::move(order.admission);

@@ -69,7 +69,8 @@ private:
   static size_t warm_up(const model_state* model, uint64_t microbatches);
   uint64_t record_key(const model_state* model, uint64_t microbatches,
                       uint64_t signature) const;
-  void compute_order(const model_state* model, uint64_t microbatches);
+  void compute_order(const model_state* model, uint64_t microbatches,
+                     bool learnt);
 
   const rank_context& rank_;
   const schedule_policies& policies_;

@@ -1,6 +1,7 @@
 // ctest: timeout=120
 #include "tests/support/catch.hpp"
 
+#include "actors/protocol/result_name.hpp"
 #include "actors/replay/computed_order.hpp"
 #include "tests/support/actor_world.hpp"
 #include "transport/bytes.hpp"
@@ -44,8 +45,8 @@ struct order_world : actor_world {
       auto note = x->records->note();
       CHECK(note.recorded);
       auto record = x->records->find(note.key, note.step);
-      flows.push_back(record_of(
-        from_payload<step_flow>(to_payload(flow_of(*record, false)), "flow")));
+      flows.push_back(record_of(from_payload<step_flow>(
+        to_payload(flow_of(*record, false, false)), "flow")));
     }
     auto policy = make_schedule(schedule, 5, 5);
     auto order = compute_order(flows, {{0}, {1}, {2}}, *policy, orders,
@@ -124,7 +125,7 @@ TEST_CASE("bytes that are no flow are refused",
   y.calls.resize(2);
   y.calls[1].kind = call_kind::grant;
   y.calls[1].what = phase::backward;
-  auto sent = to_payload(flow_of(x, true));
+  auto sent = to_payload(flow_of(x, true, false));
   auto read = [](const payload& p) {
     return from_payload<step_flow>(p, "flow");
   };
@@ -141,7 +142,7 @@ TEST_CASE("bytes that are no flow are refused",
   }
   sent.bytes.resize(sent.bytes.size() + 8);
   CHECK_THROWS_AS(read(sent), error);
-  auto flow = flow_of(x, true);
+  auto flow = flow_of(x, true, false);
   flow.executions.push_back(flow.executions[0]);
   CHECK_THROWS_AS(record_of(flow), error);
   flow.executions.pop_back();
@@ -163,4 +164,92 @@ TEST_CASE("records that do not belong together are refused",
   CHECK_THROWS_AS(compute_order({x, other}, {{0}, {1}}, *policy,
                                 {backward_first, backward_first}, false),
                   error);
+}
+
+// -- promises -----------------------------------------------------------------
+
+namespace {
+
+/// Each microbatch on rank 0 sends rank 1 two promises, the second of which
+/// needs the result of the first, waits for both, and turns around.
+struct promise_flow {
+  explicit promise_flow(uint32_t microbatches) : records(2) {
+    for (auto& x : records)
+      x.microbatches = microbatches;
+    for (uint32_t m = 0; m < microbatches; ++m) {
+      auto& body = add(0, {rank_id{0}, root_request_number({}, {m})}, m);
+      auto first = promise(body, 2 * m + 1), second = promise(body, 2 * m + 2);
+      auto& wait = body.calls.emplace_back();
+      wait.kind = call_kind::wait;
+      wait.number = 2 * m + 1;
+      wait.until = {first.number, second.number};
+      auto& grant = body.calls.emplace_back();
+      grant.kind = call_kind::grant;
+      grant.number = 2 * m + 2;
+      grant.what = phase::backward;
+      // The second one is there first.
+      auto& x = add(1, second, m);
+      x.promised = true;
+      x.after = first.number;
+      x.needs = {result_name(rank_id{1}, first, {}, 0)};
+      add(1, first, m).promised = true;
+    }
+  }
+
+  recorded_execution& add(size_t rank, request_id id, uint64_t m) {
+    auto& to = records[rank];
+    to.by_id.emplace(id, static_cast<uint32_t>(to.executions.size()));
+    auto& result = to.executions.emplace_back();
+    result.id = id;
+    result.microbatch = microbatch_id{m};
+    return result;
+  }
+
+  static request_id promise(recorded_execution& from, uint32_t number) {
+    auto& x = from.calls.emplace_back();
+    x.kind = call_kind::promise;
+    x.owner = rank_id{1};
+    x.number = promise_bit | number;
+    return {rank_id{0}, promise_number({}, number)};
+  }
+
+  pipeline_order play(const std::string& schedule) {
+    auto policy = make_schedule(schedule, records[0].microbatches, 2);
+    return compute_order(records, {{0}, {1}}, *policy,
+                         {backward_first, backward_first}, false);
+  }
+
+  std::vector<step_record> records;
+};
+
+} // namespace
+
+TEST_CASE("an order with promises starts what has what it needs",
+          "[actors][static][deterministic][R38]") {
+  promise_flow x{2};
+  // They travel as well.
+  for (auto& y : x.records)
+    y = record_of(
+      from_payload<step_flow>(to_payload(flow_of(y, false, true)), "flow"));
+  auto order = from_payload<pipeline_order>(to_payload(x.play("simple")),
+                                            "order");
+  // Promises are no ends of segments, waits are: the second microbatch starts
+  // where the first one waits. Backward phases come last.
+  CHECK(order.served.at(0)
+        == std::vector<served_segment>{
+          {0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}});
+  CHECK(order.served.at(1)
+        == std::vector<served_segment>{{1, 0}, {0, 0}, {3, 0}, {2, 0}});
+  order = x.play("interleaved");
+  CHECK(order.served.at(0)
+        == std::vector<served_segment>{
+          {0, 0}, {1, 0}, {0, 1}, {0, 2}, {1, 1}, {1, 2}});
+}
+
+TEST_CASE("an order in which something needed is never made is refused",
+          "[actors][static][deterministic][R38]") {
+  promise_flow x{1};
+  auto& needs = x.records[1].executions[0].needs;
+  needs = {result_name(rank_id{1}, {rank_id{0}, promise_number({}, 9)}, {}, 0)};
+  CHECK_THROWS_AS(x.play("simple"), error);
 }
