@@ -2,6 +2,7 @@
 
 #include "partition/chain.hpp"
 #include "partition/search.hpp"
+#include "partition/tree_cut.hpp"
 
 #include <algorithm>
 #include <tuple>
@@ -29,6 +30,8 @@ public:
     for (double grain : {1.0, 1.0 / 2, 1.0 / 4, 1.0 / 8, 1.0 / 16, 0.0})
       starts.push_back(chain(grain / p_.devices));
     starts.push_back(largest_first());
+    for (size_t grain : {1, 2, 4})
+      starts.push_back(cut_tree(p_, grain * p_.devices));
     starts.push_back(paper_);
     auto limit = score(p_, paper_, crossing_).predicted;
     auto result = search(starts, {crossing_});

@@ -12,7 +12,6 @@
 //   optional:            whether there is one u8, then it
 //   variant:             which one u8, then it
 //   tensor_ref:          nothing; it is the next of the tensors of the message
-//   varying:             nothing; its bytes are such a tensor
 
 #include "transport/inspect.hpp"
 
@@ -20,7 +19,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -32,14 +30,6 @@
 #include <vector>
 
 namespace smp {
-
-/// A field that may differ between messages that are the same otherwise. Its
-/// bytes travel among the tensors: a message that is replayed from the record
-/// of another step does not send its own (R33).
-template <class T>
-struct varying {
-  T value;
-};
 
 // -- fields -------------------------------------------------------------------
 
@@ -74,11 +64,6 @@ template <class T>
 inline constexpr bool is_variant = false;
 template <class... Ts>
 inline constexpr bool is_variant<std::variant<Ts...>> = true;
-
-template <class T>
-inline constexpr bool is_varying = false;
-template <class T>
-inline constexpr bool is_varying<varying<T>> = true;
 
 /// Bytes that an item takes at least.
 template <class T>
@@ -284,16 +269,6 @@ void byte_writer::item(const char* name, T& x) {
     std::visit([&](auto& y) { item(name, y); }, x);
   } else if constexpr (std::is_same_v<T, tensor_ref>) {
     tensor(x);
-  } else if constexpr (detail::is_varying<T>) {
-    byte_writer out;
-    out.put(x.value);
-    auto bytes = std::make_shared<const std::vector<std::byte>>(out.take());
-    tensor({bytes->data(),
-            bytes->size(),
-            0,
-            {},
-            {static_cast<int64_t>(bytes->size())},
-            bytes});
   } else {
     inspect(*this, x);
   }
@@ -414,9 +389,6 @@ private:
   template <class T>
   void items(const char* name, std::vector<T>& xs);
 
-  template <class T>
-  void varying_item(const char* name, T& x);
-
   template <class... Ts>
   void variant_item(const char* name, std::variant<Ts...>& x);
 
@@ -450,17 +422,6 @@ void byte_reader::items(const char* name, std::vector<T>& xs) {
     for (uint32_t i = 0; i < n; ++i)
       xs.push_back(get<T>(name));
   }
-}
-
-template <class T>
-void byte_reader::varying_item(const char* name, T& x) {
-  auto& t = tensor(name);
-  if (t.device.type != 0)
-    fail(name, "is not in host memory");
-  byte_reader in{{static_cast<const std::byte*>(t.data), t.nbytes}, what_};
-  in.scope_ = scope_;
-  in.item(name, x);
-  in.expect_end();
 }
 
 template <class... Ts>
@@ -508,8 +469,6 @@ void byte_reader::item(const char* name, T& x) {
     variant_item(name, x);
   } else if constexpr (std::is_same_v<T, tensor_ref>) {
     x = tensor(name);
-  } else if constexpr (detail::is_varying<T>) {
-    varying_item(name, x.value);
   } else {
     scope inner{*this, name};
     inspect(*this, x);

@@ -1,22 +1,28 @@
 #include "runtime/base/random_stream.hpp"
 
+#include "runtime/base/fnv_hash.hpp"
+
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <mutex>
+#include <utility>
 
 namespace smp {
 
+// -- seeds --------------------------------------------------------------------
+
 namespace {
 
-uint64_t splitmix64(uint64_t x) noexcept {
-  x += 0x9e3779b97f4a7c15;
+constexpr uint64_t golden = 0x9e3779b97f4a7c15;
+
+uint64_t finalise(uint64_t x) noexcept {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
   return x ^ (x >> 31);
 }
 
-at::CPUGeneratorImpl& default_generator() {
-  return *at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
+uint64_t splitmix64(uint64_t x) noexcept {
+  return finalise(x + golden);
 }
 
 } // namespace
@@ -30,26 +36,84 @@ uint64_t microbatch_seed(uint64_t seed, uint64_t step, uint64_t dp_rank,
   return result;
 }
 
+uint64_t path_of_module(std::string_view name) noexcept {
+  fnv_hash hash;
+  hash.add(name);
+  return hash.get() != 0 ? hash.get() : 1;
+}
+
+uint64_t path_of_call(uint64_t caller, uint64_t module,
+                      uint64_t number) noexcept {
+  return splitmix64(splitmix64(caller + module) + number);
+}
+
+uint64_t call_seed(uint64_t microbatch, uint64_t path) noexcept {
+  return splitmix64(microbatch + path);
+}
+
+// -- the state of LibTorch's generator ----------------------------------------
+// Its accessors copy 2.5 KB two or three times. An explicit instantiation may
+// name private members: with them a call pays for what it must.
+
+namespace {
+
+template <auto Member>
+struct engine_access {
+  friend auto engine_of(at::CPUGeneratorImpl& x) -> at::mt19937& {
+    return x.*Member;
+  }
+};
+
+auto engine_of(at::CPUGeneratorImpl& x) -> at::mt19937&;
+
+template struct engine_access<&at::CPUGeneratorImpl::engine_>;
+
+template <auto Member>
+struct data_access {
+  friend auto data_of(at::mt19937& x) -> at::mt19937_data_pod& {
+    return x.*Member;
+  }
+};
+
+auto data_of(at::mt19937& x) -> at::mt19937_data_pod&;
+
+template struct data_access<&at::mt19937::data_>;
+
+at::CPUGeneratorImpl& default_generator() {
+  return *at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
+}
+
+/// Nothing is drawn yet: the first draw mixes the whole state.
+void fill(at::mt19937_data_pod& x, uint64_t seed) noexcept {
+  x.seed_ = seed;
+  x.seeded_ = true;
+  x.left_ = 1;
+  x.next_ = 0;
+  for (size_t i = 0; i < x.state_.size(); i += 2) {
+    auto bits = finalise(seed + golden * (i / 2 + 1));
+    x.state_[i] = static_cast<uint32_t>(bits);
+    x.state_[i + 1] = static_cast<uint32_t>(bits >> 32);
+  }
+}
+
+} // namespace
+
 random_stream::random_stream(uint64_t seed)
   : engine_(at::mt19937{seed}.data()) {
   // nop
 }
 
-// Each draw decrements `left` and increments `next`; only a fresh engine, which
-// has drawn nothing, differs.
-bool random_stream::is_reachable(int left, uint32_t next) noexcept {
-  constexpr auto n = static_cast<uint32_t>(at::MERSENNE_STATE_N);
-  if (left < 1 || static_cast<uint32_t>(left) > n)
-    return false;
-  return (left == 1 && next == 0)
-         || static_cast<uint32_t>(left) + next == n + 1;
+random_stream random_stream::derived(uint64_t seed) noexcept {
+  random_stream result{empty{}};
+  fill(result.engine_, seed);
+  return result;
 }
 
 random_stream random_stream::of_default() {
   auto& gen = default_generator();
   std::unique_lock guard{gen.mutex_};
-  random_stream result;
-  result.engine_ = gen.engine().data();
+  random_stream result{empty{}};
+  result.engine_ = data_of(engine_of(gen));
   result.next_float_normal_ = gen.next_float_normal_sample();
   result.next_double_normal_ = gen.next_double_normal_sample();
   return result;
@@ -58,18 +122,33 @@ random_stream random_stream::of_default() {
 void random_stream::swap_with_default() {
   auto& gen = default_generator();
   std::unique_lock guard{gen.mutex_};
-  // No engine is default-constructed here: seeding costs more than the swap.
-  auto engine = gen.engine();
-  auto theirs = engine.data();
-  engine.set_data(engine_);
-  gen.set_engine(engine);
-  engine_ = theirs;
+  std::swap(engine_, data_of(engine_of(gen)));
   auto next_float = gen.next_float_normal_sample();
   gen.set_next_float_normal_sample(next_float_normal_);
   next_float_normal_ = next_float;
   auto next_double = gen.next_double_normal_sample();
   gen.set_next_double_normal_sample(next_double_normal_);
   next_double_normal_ = next_double;
+}
+
+void random_stream::replace_default(uint64_t seed) {
+  auto& gen = default_generator();
+  std::unique_lock guard{gen.mutex_};
+  auto& engine = data_of(engine_of(gen));
+  engine_ = engine;
+  fill(engine, seed);
+  next_float_normal_ = gen.next_float_normal_sample();
+  gen.set_next_float_normal_sample(std::nullopt);
+  next_double_normal_ = gen.next_double_normal_sample();
+  gen.set_next_double_normal_sample(std::nullopt);
+}
+
+void random_stream::restore_default() const {
+  auto& gen = default_generator();
+  std::unique_lock guard{gen.mutex_};
+  data_of(engine_of(gen)) = engine_;
+  gen.set_next_float_normal_sample(next_float_normal_);
+  gen.set_next_double_normal_sample(next_double_normal_);
 }
 
 bool random_stream::operator==(const random_stream& other) const noexcept {

@@ -47,6 +47,25 @@ private:
   }
 };
 
+/// Gives the call its random numbers (R23).
+class numbers_interceptor final : public call_interceptor {
+public:
+  void enter(const intercepted_call& x) override {
+    if (auto* ex = drawing(x))
+      ex->streams().enter(x.stream);
+  }
+
+  void leave(const intercepted_call& x, bool) override {
+    if (auto* ex = drawing(x))
+      ex->streams().leave();
+  }
+
+private:
+  static execution* drawing(const intercepted_call& x) {
+    return x.stream != 0 ? execution::current() : nullptr;
+  }
+};
+
 /// Tells the rank board which module runs.
 class activity_interceptor final : public call_interceptor {
 public:
@@ -68,6 +87,7 @@ private:
 };
 
 order_interceptor keeps_order;
+numbers_interceptor gives_numbers;
 activity_interceptor tells_activity;
 
 } // namespace
@@ -80,6 +100,7 @@ void set_interceptor(interceptor place, call_interceptor* x) noexcept {
 
 void intercept_execution() noexcept {
   set_interceptor(interceptor::order, &keeps_order);
+  set_interceptor(interceptor::numbers, &gives_numbers);
   set_interceptor(interceptor::activity, &tells_activity);
 }
 

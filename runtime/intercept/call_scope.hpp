@@ -21,6 +21,8 @@ struct intercepted_call {
   bool ordered = false;
   /// Another rank asked for it: the MODULE SERVER knows of it.
   bool served = false;
+  /// What stands for it in the paths of random numbers (R23); 0: nothing.
+  uint64_t stream = 0;
 };
 
 /// Hears of every call of one thread. `leave` follows each `enter` that
@@ -61,18 +63,19 @@ public:
 /// Who hears of a call, from the outside to the inside.
 enum class interceptor : uint8_t {
   order,    // waits for the turn of the microbatch
+  numbers,  // swaps random streams
   trace,    // measures before the partition
   observe,  // tells whoever compares runs
   activity, // what the rank executes, for stall reports
 };
 
-inline constexpr size_t num_interceptors = 4;
+inline constexpr size_t num_interceptors = 5;
 
 /// Makes `x` hear of the calls of the calling thread; null: nobody does.
 void set_interceptor(interceptor place, call_interceptor* x) noexcept;
 
-/// Installs what every thread that executes requests needs: order and
-/// activity.
+/// Installs what every thread that executes requests needs: order, random
+/// numbers and activity.
 void intercept_execution() noexcept;
 
 /// A call that lasts as long as this.

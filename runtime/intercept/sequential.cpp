@@ -189,12 +189,17 @@ public:
       check_range_consumed(*ex);
     if (!hook.local)
       return call(hook, ex, std::move(arguments));
-    return run_child(*inner_, {hook.id, hook.ordered}, std::move(arguments));
+    return run_child(*inner_, {hook.id, hook.ordered, false, hook.stream},
+                     std::move(arguments));
   }
 
   /// Runs it for another rank.
   nn::AnyValue serve(std::vector<nn::AnyValue>&& arguments) {
-    return run_child(*inner_, {.module = {}, .ordered = false, .served = true},
+    return run_child(*inner_,
+                     {.module = {},
+                      .ordered = false,
+                      .served = true,
+                      .stream = group_->hooks[index_].stream},
                      std::move(arguments));
   }
 

@@ -293,7 +293,7 @@ public:
     using result = decltype(std::declval<Impl&>().forward(
       std::forward<Ts>(xs)...));
     if (smp_hook.local) {
-      call_scope call{{smp_hook.id, smp_hook.ordered}};
+      call_scope call{{smp_hook.id, smp_hook.ordered, false, smp_hook.stream}};
       if (call.looks()) [[unlikely]]
         return detail::call_intercepted<Impl, result>(
           call, static_cast<Impl&>(*this), std::index_sequence_for<Ts...>{},

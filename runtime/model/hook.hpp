@@ -17,6 +17,8 @@ struct hook_state {
   bool local = true;
   /// Calls on this rank wait for the turn of their microbatch (R19).
   bool ordered = false;
+  /// See `model_map::stream_of`; 0 for a module of no partitioned model.
+  uint64_t stream = 0;
   /// Manual placement: a pp_rank.
   std::optional<uint32_t> pinned;
 };

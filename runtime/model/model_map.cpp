@@ -1,14 +1,81 @@
 #include "runtime/model/model_map.hpp"
 
+#include "runtime/base/random_stream.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
 #include <utility>
 
 namespace smp {
+
+namespace {
+
+/// Modules of LibTorch whose code draws nothing, so that nobody can tell
+/// whether they have a stream: their calls need not pay for one.
+constexpr std::array<std::string_view, 33> drawing_nothing{
+  "BatchNorm1d",
+  "BatchNorm2d",
+  "BatchNorm3d",
+  "Bilinear",
+  "Conv1d",
+  "Conv2d",
+  "Conv3d",
+  "ConvTranspose1d",
+  "ConvTranspose2d",
+  "ConvTranspose3d",
+  "CrossEntropyLoss",
+  "ELU",
+  "Embedding",
+  "EmbeddingBag",
+  "Flatten",
+  "GELU",
+  "GLU",
+  "GroupNorm",
+  "Identity",
+  "InstanceNorm1d",
+  "InstanceNorm2d",
+  "LayerNorm",
+  "LeakyReLU",
+  "Linear",
+  "LogSoftmax",
+  "MSELoss",
+  "MaxPool2d",
+  "Mish",
+  "ReLU",
+  "SiLU",
+  "Sigmoid",
+  "Softmax",
+  "Tanh",
+};
+
+bool draws_nothing(const walked_module& x) {
+  constexpr std::string_view prefix = "torch::nn::";
+  constexpr std::string_view suffix = "Impl";
+  std::string_view type = x.type;
+  if (!x.object || !x.children.empty() || !type.starts_with(prefix)
+      || !type.ends_with(suffix))
+    return false;
+  type.remove_prefix(prefix.size());
+  type.remove_suffix(suffix.size());
+  return std::ranges::binary_search(drawing_nothing, type);
+}
+
+std::vector<uint64_t> streams_of(const walked_model& model) {
+  std::vector<uint64_t> result;
+  for (auto& m : model.modules)
+    result.push_back(draws_nothing(m) ? 0 : path_of_module(m.names.front()));
+  return result;
+}
+
+} // namespace
 
 model_map::model_map(rank_id self, size_t ranks, walked_model model)
   : self_(self),
     ranks_(ranks),
     model_(std::move(model)),
-    owners_(model_.modules.size(), self) {
+    owners_(model_.modules.size(), self),
+    streams_(streams_of(model_)) {
   // nop
 }
 
@@ -26,6 +93,7 @@ void model_map::replace(walked_model x,
                         const std::map<const void*, std::string>& declared) {
   model_ = std::move(x);
   owners_.assign(model_.modules.size(), self_);
+  streams_ = streams_of(model_);
   order_ = module_order{model_, declared};
 }
 

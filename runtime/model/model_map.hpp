@@ -60,6 +60,12 @@ public:
     return model_.modules.at(x.value).names.front();
   }
 
+  /// What stands for a module in the paths of random numbers (R23); 0 if it
+  /// draws none.
+  uint64_t stream_of(module_id x) const {
+    return streams_.at(x.value);
+  }
+
   const std::string& tensor_name(uint32_t x) const {
     return model_.tensors.at(x).names.front();
   }
@@ -98,6 +104,7 @@ private:
   module_order order_;
   bool partitioned_ = false;
   std::vector<rank_id> owners_;              // by module
+  std::vector<uint64_t> streams_;            // by module
   std::unordered_set<const void*> storages_; // of owned tensors
 };
 

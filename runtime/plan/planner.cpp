@@ -113,10 +113,11 @@ void decide_alone(const train_config& x,
     begin_run(x, *whole, *data, *model);
     auto& state = model->state();
     if (state.wants_trace(devices))
-      state.trace(initial_stream(s.internals(), 1, microbatch_id{0}), [&] {
-        whole->rehearse(
-          split(data->training_batch(0), x.smp.microbatches, 0, 0));
-      });
+      state.trace(random_stream{seed_of(s.internals(), 1, microbatch_id{0})},
+                  [&] {
+                    whole->rehearse(
+                      split(data->training_batch(0), x.smp.microbatches, 0, 0));
+                  });
     auto decision = state.decide(static_cast<uint32_t>(devices),
                                  x.smp.default_partition);
     use(s, state.model(), std::move(decision));

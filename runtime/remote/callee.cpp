@@ -148,28 +148,23 @@ public:
     if (!args)
       throw error{error_code::protocol, "the arguments are no tuple"};
     check_indexes();
-    if (asked_.stream)
-      ex_.take_stream(std::move(asked_.stream->value));
     // Outside of inference mode, where nothing tells that an argument was
     // written (R12).
     arguments_ = take_arguments(ex_, req_, asked_.tensors, asked_.context.grad,
                                 asked_.promised.has_value());
     scoped_context inside{asked_.context};
-    auto before = random_stream::of_default();
     auto stale = SMP_FAULT("stale-buffer") ? copies_of_buffers() : buffers{};
     packer out;
     unpacker tensors{arguments_.tensors};
     auto done = invoke(tensors, args->items, out);
-    model_.parameters->flush();
     for (auto& [buffer, old] : stale)
       buffer.variable_data().copy_(old); // autograd sees no change
-    drew_ = !(random_stream::of_default() == before);
-    if (drew_ || !entered_modules(map_, req_).empty())
+    if (!entered_modules(map_, req_).empty())
       ex_.note_state();
     // What it called is known with its answers.
     fence(ex_);
     return asked_.promised ? to_payload(keep_promise(out, done))
-                           : to_payload(answer(out, std::move(done), before));
+                           : to_payload(answer(out, std::move(done)));
   }
 
 private:
@@ -191,7 +186,33 @@ private:
       auto b = get_value<at::Tensor>(in, args.at(1));
       return {put_value(out, a.add(b)), {}};
     }
-    return model_.modules->run(req_.module, target_of(asked_), in, args, out);
+    auto entered = enter();
+    auto result = model_.modules->run(req_.module, target_of(asked_), in, args,
+                                      out);
+    model_.parameters->flush();
+    return result;
+  }
+
+  /// The code that runs has the random numbers that it would have if it ran
+  /// where it was called (R23).
+  std::optional<entered_call> enter() {
+    auto& streams = ex_.streams();
+    auto module = map_.stream_of(req_.module);
+    switch (asked_.head.what) {
+      case request_kind::call:
+      case request_kind::method:
+        if (module == 0)
+          return std::nullopt;
+        streams.enter_at(asked_.numbers.path, module);
+        break;
+      case request_kind::range:
+      case request_kind::method_range:
+        streams.enter_origin(asked_.numbers);
+        break;
+      default:
+        return std::nullopt;
+    }
+    return std::optional<entered_call>{std::in_place, streams};
   }
 
   void check_indexes() const {
@@ -248,6 +269,8 @@ private:
     auto result = std::make_shared<saved_call>();
     result->leaves = arguments_.leaves;
     result->module = ex_.module_path();
+    result->path = asked_.numbers.path;
+    result->made = ex_.streams().take_made();
     return result;
   }
 
@@ -268,8 +291,6 @@ private:
     auto& expected = *asked_.promised;
     if (!done.changed.empty())
       break_promise("it takes a list or dict that it may change");
-    if (drew_)
-      break_promise("it drew random numbers");
     if (ex_.met_state())
       break_promise("it met state that calls change");
     for (size_t i = 0; i < arguments_.tensors.size(); ++i)
@@ -324,8 +345,7 @@ private:
 
   // -- results that the caller waits for --------------------------------------
 
-  forward_reply answer(packer& out, invocation done,
-                       const random_stream& before) {
+  forward_reply answer(packer& out, invocation done) {
     forward_reply result;
     auto saved = begin_saving();
     for (auto& t : out.tensors()) {
@@ -334,9 +354,6 @@ private:
                 result.tensors.back().travels() ? t : at::Tensor{});
     }
     put_written(result, *saved);
-    // The random numbers of a microbatch go on where the callee stopped.
-    if (auto now = random_stream::of_default(); !(now == before))
-      result.stream = varying<random_stream>{std::move(now)};
     result.result = std::move(done.result);
     result.changed = std::move(done.changed);
     result.stateful = ex_.met_state();
@@ -374,7 +391,6 @@ private:
   const model_context& model_;
   const model_map& map_;
   arrived arguments_;
-  bool drew_ = false; // random numbers
 };
 
 // -- backward -----------------------------------------------------------------
@@ -401,6 +417,9 @@ void run_graph(execution& ex, const request& req, const saved_call& saved,
       leaf.mutable_grad() = at::Tensor{};
   if (roots.empty())
     return;
+  ex.streams().begin_backward(saved.made);
+  ex.streams().enter_at(path_of_call(saved.path, path_of_backward, 0), 0);
+  entered_call entered{ex.streams()};
   execution::backward_scope running{ex};
   ag::Engine::get_default_engine().execute(roots, grads, asked.keep_graph,
                                            false, true);

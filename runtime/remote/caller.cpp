@@ -77,6 +77,7 @@ public:
       target_(x),
       arguments_(arguments),
       number_(ex.next_call()),
+      numbers_(number_call()),
       name_(map_.name(module)) {
     if (x.op == request_kind::range || x.op == request_kind::method_range)
       name_ += "[" + std::to_string(x.first) + ":" + std::to_string(x.last)
@@ -101,6 +102,7 @@ public:
   call_result wait(value args, const std::string& kind);
 
 private:
+  call_streams::origin number_call() const;
   remote_tensor put_argument(const at::Tensor& x, bool snapshot);
   forward_request make_request(value args, bool snapshot);
   forward_request make_request(value args, const promise_memo& x);
@@ -125,7 +127,8 @@ private:
   module_id module_;
   const call_target& target_;
   const std::vector<at::Tensor>& arguments_;
-  uint64_t number_; // of the call, in the execution
+  uint64_t number_;              // of the call, in the execution
+  call_streams::origin numbers_; // that it draws
   std::string name_;
   /// Those of `arguments_` that are promises; keeps them until the answer.
   std::vector<promised_value_ptr> promised_;
@@ -147,6 +150,28 @@ remote_tensor outgoing_call::put_argument(const at::Tensor& x, bool snapshot) {
   return remote_tensor::of(x, snapshot || map_.shares_state(x));
 }
 
+/// Counts what is called where it is called from, as if it ran here.
+call_streams::origin outgoing_call::number_call() const {
+  auto& streams = ex_.streams();
+  switch (target_.op) {
+    case request_kind::call:
+    case request_kind::method:
+      if (auto module = map_.stream_of(module_))
+        return {streams.call(module), {}};
+      return {};
+    case request_kind::range:
+    case request_kind::method_range: {
+      auto& children = map_.model().modules.at(module_.value).children;
+      std::vector<uint64_t> modules;
+      for (auto i = target_.first; i < target_.last && i < children.size(); ++i)
+        modules.push_back(map_.stream_of(module_id{children[i]}));
+      return streams.call_each(modules);
+    }
+    default:
+      return {};
+  }
+}
+
 forward_request outgoing_call::make_request(value args, bool snapshot) {
   forward_request result;
   result.head = {target_.op, target_.first, target_.last, 0};
@@ -155,6 +180,7 @@ forward_request outgoing_call::make_request(value args, bool snapshot) {
   result.training = target_.training;
   result.invoker = target_.invoker;
   result.name = target_.name;
+  result.numbers = numbers_;
   result.arguments = std::move(args);
   for (auto& t : arguments_)
     result.tensors.push_back(put_argument(t, snapshot));
@@ -314,7 +340,7 @@ void outgoing_call::remember(const std::string& kind,
   if (kind.empty())
     return;
   auto& results = reply.tensors;
-  auto predictable = !reply.stream && !reply.stateful && reply.written.empty()
+  auto predictable = !reply.stateful && reply.written.empty()
                      && reply.changed.empty()
                      && results.size() <= max_named_results
                      && arguments_.size() <= max_named_results
@@ -387,14 +413,10 @@ void outgoing_call::connect(const std::vector<at::Tensor>& results,
 call_result outgoing_call::wait(value args, const std::string& kind) {
   auto asked = make_request(std::move(args), false);
   asked.hold = target_.hold;
-  if (auto stream = ex_.stream_to_send())
-    asked.stream = varying<random_stream>{std::move(*stream)};
   auto c = make_call(asked);
   c.released = book_.take_releases(owner_);
   auto answer = ex_.park(std::move(c));
   auto reply = from_payload<forward_reply>(answer.body, "reply");
-  if (reply.stream)
-    ex_.take_stream(reply.stream->value);
   if (reply.stateful)
     ex_.note_state();
   auto tensors = take_results(reply.tensors);

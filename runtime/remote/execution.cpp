@@ -1,6 +1,5 @@
 #include "runtime/remote/execution.hpp"
 
-#include "runtime/base/fault.hpp"
 #include "runtime/base/rank_context.hpp"
 
 namespace smp {
@@ -19,7 +18,7 @@ void execution::set_current(execution* x) noexcept {
   current_execution = x;
 }
 
-void execution::begin(const request& x, random_stream stream) {
+void execution::begin(const request& x, uint64_t seed) {
   step_ = x.step;
   microbatch_ = x.microbatch;
   id_ = x.id;
@@ -27,8 +26,7 @@ void execution::begin(const request& x, random_stream stream) {
   is_root_ = x.module == root_module && x.id.origin == rank_.self();
   requests_ = 0;
   calls_ = 0;
-  last_stream_ = std::move(stream);
-  stream_is_initial_ = true;
+  streams_.begin(seed);
   in_backward_ = false;
   granted_ = false;
   met_state_ = false;
@@ -39,6 +37,7 @@ void execution::begin(const request& x, random_stream stream) {
 }
 
 void execution::end() {
+  streams_.end();
   outstanding_.clear();
   promises_.clear();
 }
@@ -49,24 +48,6 @@ std::vector<at::Tensor> execution::take_promises() {
     if (auto impl = x.lock())
       result.emplace_back(std::move(impl));
   return result;
-}
-
-std::optional<random_stream> execution::stream_to_send() {
-  auto now = random_stream::of_default();
-  if (!(now == last_stream_)) {
-    last_stream_ = now;
-    stream_is_initial_ = false;
-  }
-  return stream_is_initial_ ? std::nullopt : std::optional{std::move(now)};
-}
-
-void execution::take_stream(random_stream x) {
-  last_stream_ = std::move(x);
-  stream_is_initial_ = false;
-  if (SMP_FAULT("wrong-random-stream"))
-    return;
-  auto copy = last_stream_;
-  copy.swap_with_default();
 }
 
 void execution::keep_error(failure x) {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "actors/protocol/request.hpp"
-#include "runtime/base/random_stream.hpp"
+#include "runtime/remote/call_streams.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -98,12 +98,9 @@ public:
 
   // -- random numbers (R23) ---------------------------------------------------
 
-  /// @returns the microbatch's stream as it is now, or nothing if every rank
-  /// derives the same by itself.
-  std::optional<random_stream> stream_to_send();
-
-  /// The random numbers of the microbatch go on with `x`.
-  void take_stream(random_stream x);
+  call_streams& streams() noexcept {
+    return streams_;
+  }
 
   // -- phases -----------------------------------------------------------------
 
@@ -204,9 +201,8 @@ public:
 
 protected:
   /// From now on this executes `x`.
-  /// @param stream random numbers of the microbatch; the default generator
-  /// holds it
-  void begin(const request& x, random_stream stream);
+  /// @param seed that of the microbatch
+  void begin(const request& x, uint64_t seed);
 
   void end();
 
@@ -225,10 +221,7 @@ private:
   uint64_t calls_ = 0;
   std::vector<std::shared_ptr<promised_request>> outstanding_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> promises_;
-  /// The stream when it last came or went; while this executes, the default
-  /// generator holds the stream itself.
-  random_stream last_stream_{0};
-  bool stream_is_initial_ = true;
+  call_streams streams_;
   bool in_backward_ = false;
   bool granted_ = false;
   bool met_state_ = false;

@@ -5,11 +5,10 @@
 // (transport/bytes.hpp): `to_payload(x)` and `from_payload<T>(body, what)`.
 //
 // The bytes of a message must be the same in every step of a flow that does not
-// change: a replayed step does not send them again (R33). What differs between
-// steps all the same is `varying`.
+// change: a replayed step does not send them again (R33).
 
 #include "runtime/base/call_context.hpp"
-#include "runtime/base/random_stream.hpp"
+#include "runtime/remote/call_streams.hpp"
 #include "runtime/values/value_codec.hpp"
 #include "transport/bytes.hpp"
 
@@ -192,8 +191,9 @@ struct forward_request {
   uint64_t invoker = 0;
   /// Of a TorchScript module: its method or attribute.
   std::string name;
-  /// Unless the receiver derives it (R23).
-  std::optional<varying<random_stream>> stream;
+  /// Of the random numbers (R23): the path of the call and no counts; of a
+  /// range, where its children are called from.
+  call_streams::origin numbers;
   /// A tuple; names `tensors` by position.
   value arguments;
   remote_tensors tensors;
@@ -209,7 +209,7 @@ bool inspect(Inspector& f, forward_request& x) {
     f.field("head", x.head), f.field("call", x.call),
     f.field("context", x.context), f.field("training", x.training),
     f.field("invoker", x.invoker), f.field("name", x.name),
-    f.field("stream", x.stream), f.field("arguments", x.arguments),
+    f.field("numbers", x.numbers), f.field("arguments", x.arguments),
     f.field("tensors", x.tensors), f.field("hold", x.hold),
     f.field("promised", x.promised));
 }
@@ -222,8 +222,6 @@ struct forward_reply {
     uint32_t content = 0; // in `tensors`
   };
 
-  /// If random numbers were drawn: where the caller goes on.
-  std::optional<varying<random_stream>> stream;
   /// Names `tensors` by position.
   value result;
   /// Arguments that are no tensors and changed: position and new content.
@@ -245,10 +243,9 @@ bool inspect(Inspector& f, forward_reply::written_argument& x) {
 template <class Inspector>
 bool inspect(Inspector& f, forward_reply& x) {
   return f.object(x).fields(
-    f.field("stream", x.stream), f.field("result", x.result),
-    f.field("changed", x.changed), f.field("tensors", x.tensors),
-    f.field("written", x.written), f.field("stateful", x.stateful),
-    f.field("reaches", x.reaches));
+    f.field("result", x.result), f.field("changed", x.changed),
+    f.field("tensors", x.tensors), f.field("written", x.written),
+    f.field("stateful", x.stateful), f.field("reaches", x.reaches));
 }
 
 /// What was left open in a promise, forward or backward.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/remote/call_streams.hpp"
 #include "transport/ids.hpp"
 
 #include <torch/csrc/autograd/edge.h>
@@ -24,6 +25,9 @@ struct saved_call {
   std::vector<at::Tensor> leaves;
   /// Path of the module, for errors.
   std::string module;
+  /// Of its random numbers, and those of the calls in it (R23).
+  uint64_t path = 0;
+  std::vector<call_streams::made_call> made;
 };
 
 /// Saved calls by (step, microbatch, call). Thread-safe: executions add and

@@ -95,6 +95,7 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
     await_grant(*ex);
   fence(*ex); // what a second backward goes through needs its shapes, too
   {
+    ex->streams().begin_backward();
     execution::backward_scope running{*ex};
     ag::Engine::get_default_engine().execute(roots, seeds, keep_graph, false,
                                              true);

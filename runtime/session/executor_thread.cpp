@@ -18,17 +18,16 @@
 
 namespace smp {
 
-random_stream initial_stream(const rank_context& rank, uint64_t drawn_step,
-                             microbatch_id m) {
+uint64_t seed_of(const rank_context& rank, uint64_t drawn_step,
+                 microbatch_id m) {
   auto dp_rank = rank.layout().rank(comm_group::dp, rank.self());
-  return random_stream{
-    microbatch_seed(rank.config().seed, drawn_step, dp_rank, m.value)};
+  return microbatch_seed(rank.config().seed, drawn_step, dp_rank, m.value);
 }
 
 executor_thread::executor_thread(executor_listener& listener,
                                  const rank_context& rank,
                                  request_runner& runner)
-  : execution(rank), listener_(listener), runner_(runner), stream_(0) {
+  : execution(rank), listener_(listener), runner_(runner) {
   thread_ = std::thread{[this] { run(); }};
 }
 
@@ -79,9 +78,8 @@ void executor_thread::run() {
 }
 
 outcome executor_thread::execute(request x) {
-  stream_ = initial_stream(rank(), rank().drawn_step(), x.microbatch);
-  switch_in();
-  begin(x, random_stream::of_default());
+  since_ = std::chrono::steady_clock::now();
+  begin(x, seed_of(rank(), rank().drawn_step(), x.microbatch));
   call_observer::set_current(rank().observer());
   // Kept while calls of this execution may write to it.
   auto slot = rank().board().slot_of(x.id);
@@ -172,7 +170,7 @@ void executor_thread::wait(const completion_ptr& x, const wait_reason& why) {
 }
 
 void executor_thread::switch_in() {
-  stream_.swap_with_default();
+  streams().resume();
   since_ = std::chrono::steady_clock::now();
 }
 
@@ -180,7 +178,7 @@ void executor_thread::switch_out() {
   auto ran = std::chrono::steady_clock::now() - since_;
   rank().counters().executing_ns += static_cast<uint64_t>(
     std::chrono::duration_cast<std::chrono::nanoseconds>(ran).count());
-  stream_.swap_with_default();
+  streams().suspend();
 }
 
 } // namespace smp

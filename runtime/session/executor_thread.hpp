@@ -59,17 +59,15 @@ private:
   request request_;
   response response_;
   std::chrono::steady_clock::time_point since_;
-  /// The microbatch's stream while another one, or none, executes.
-  random_stream stream_;
   std::atomic<bool> stopping_ = false;
   /// Counts: the stop may come on top of a wake-up not consumed yet.
   wake_up wake_;
   std::thread thread_;
 };
 
-/// The stream with which a microbatch begins (R23).
 /// @param drawn_step see `step_counters`
-random_stream initial_stream(const rank_context& rank, uint64_t drawn_step,
-                             microbatch_id m);
+/// @returns the seed of a microbatch's random numbers (R23)
+uint64_t seed_of(const rank_context& rank, uint64_t drawn_step,
+                 microbatch_id m);
 
 } // namespace smp

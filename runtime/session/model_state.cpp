@@ -39,6 +39,7 @@ model_state::~model_state() {
     for (auto* hook : m.hooks) {
       hook->local = true;
       hook->ordered = false;
+      hook->stream = 0;
     }
 }
 

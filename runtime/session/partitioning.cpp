@@ -268,6 +268,7 @@ void partitioning::place() {
       hook->id = module_id{i};
       hook->owner = map_.owner(module_id{i});
       hook->local = hook->owner == rank_.self();
+      hook->stream = map_.stream_of(module_id{i});
     }
     if (auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(m.object))
       name_sequential(*seq, module_id{i});

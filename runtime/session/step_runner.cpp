@@ -171,6 +171,7 @@ payload step_runner::run(execution& ex, request& x) {
   auto microbatch = x.microbatch.value;
   if (SMP_FAULT("lost-microbatch") && microbatch == 1)
     microbatch = 0;
+  ex.streams().enter_body();
   auto result = body_(microbatch);
   check_range_consumed(ex);
   if (auto& model = rank_.model())
@@ -225,8 +226,9 @@ void step_runner::trace(model_state& model, const step_body& body) {
   token_turn turn{token_};
   auto& counters = rank_.counters();
   counters.microbatches = 1;
-  model.trace(initial_stream(rank_, rank_.drawn_step() + 1, microbatch_id{0}),
-              [&body] { body(0); });
+  model.trace(
+    random_stream{seed_of(rank_, rank_.drawn_step() + 1, microbatch_id{0})},
+    [&body] { body(0); });
 }
 
 // -- records (R33) ------------------------------------------------------------

@@ -1,5 +1,6 @@
 #include "runtime/train/script_trainable.hpp"
 
+#include "runtime/intercept/script/marks.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/model/script_walk.hpp"
 #include "runtime/session/script_model.hpp"
@@ -39,6 +40,10 @@ public:
     // The interpreter calls methods by itself: only rewritten code tells.
     program_ = std::make_unique<script_program>(walk(module_._ivalue()), 1);
     return false;
+  }
+
+  void mark_calls() override {
+    mark_methods(classes_of(walk(module_._ivalue())));
   }
 
   void train(bool on) override {

@@ -64,6 +64,10 @@ public:
     return model_->make_observable();
   }
 
+  void mark_calls() override {
+    model_->mark_calls();
+  }
+
   void train(bool on) override {
     model_->train(on);
   }
@@ -118,6 +122,10 @@ std::unordered_map<const void*, std::string> trainable::module_paths() const {
 
 bool trainable::make_observable() {
   return true;
+}
+
+void trainable::mark_calls() {
+  // nop
 }
 
 void trainable::check_inputs(size_t) const {

@@ -48,6 +48,11 @@ public:
   ///          no longer proves anything about the one that was made
   virtual bool make_observable();
 
+  /// Without a session, lets a `call_observer` hear that these calls begin and
+  /// end, where `make_observable` would run other code; the code that was made
+  /// goes on to run.
+  virtual void mark_calls();
+
   /// Training or evaluation mode of all modules.
   virtual void train(bool on) = 0;
 

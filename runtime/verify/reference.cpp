@@ -1,9 +1,9 @@
 #include "runtime/verify/reference.hpp"
 
-#include "runtime/base/random_stream.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/trainable.hpp"
+#include "runtime/verify/reference_numbers.hpp"
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
@@ -87,7 +87,8 @@ struct known_model {
   explicit known_model(std::unique_ptr<trainable> x)
     : model(std::move(x)),
       parameters(model->named_parameters()),
-      buffers(model->named_buffers()) {
+      buffers(model->named_buffers()),
+      numbers(model->module_paths()) {
     model->train(true);
   }
 
@@ -118,6 +119,7 @@ struct known_model {
   /// Of its modules, if its calls can be observed.
   std::unordered_map<const void*, std::string> paths;
   call_logger logger;
+  reference_numbers numbers;
 };
 
 } // namespace
@@ -129,8 +131,11 @@ struct reference_run::state {
     auto same_code = first->make_observable();
     auto& observed = (same_code ? model : witness).emplace(std::move(first));
     observed.paths = observed.model->module_paths();
-    if (!same_code)
-      model.emplace(job.make_model());
+    if (!same_code) {
+      auto second = job.make_model();
+      second->mark_calls();
+      model.emplace(std::move(second));
+    }
     data = job.make_data();
     std::vector<at::Tensor> all;
     for (auto& [name, p] : model->parameters)
@@ -141,11 +146,11 @@ struct reference_run::state {
   /// Runs a microbatch. @returns its loss
   double pass(known_model& x, const batch& inputs, uint64_t microbatch,
               const moment& when) const {
-    auto generator = at::globalContext().defaultGenerator(at::kCPU);
-    generator.set_current_seed(
-      microbatch_seed(config.smp.seed, when.drawn, when.dp_rank, microbatch));
     x.logger.set_microbatch(microbatch);
-    call_observer::set_current(&x.logger);
+    x.numbers.start(
+      microbatch_seed(config.smp.seed, when.drawn, when.dp_rank, microbatch),
+      x.paths.empty() ? nullptr : &x.logger);
+    call_observer::set_current(&x.numbers);
     auto loss = x.model->loss(inputs);
     x.logger.loss(inputs, loss);
     check_plain(loss);
@@ -153,6 +158,7 @@ struct reference_run::state {
     auto n = static_cast<double>(config.smp.microbatches);
     loss.backward(at::full_like(loss, 1.0 / n));
     call_observer::set_current(nullptr);
+    x.numbers.finish();
     return loss.item<double>();
   }
 

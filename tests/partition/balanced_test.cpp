@@ -58,6 +58,57 @@ double best_possible(const model_info& model, const partition_plan& plan,
   }
 }
 
+/// A tree that falls into one connected part for each device, and what that
+/// assignment is worth: it has one request less than devices, below which no
+/// assignment to all devices is.
+struct planted {
+  model_info model;
+  double largest = 0; // share of the largest part
+};
+
+/// @param uneven by how much parts differ in cost, as a share of it
+planted planted_model(std::mt19937_64& engine, uint64_t num_devices,
+                      uint64_t part_size, double uneven) {
+  planted result;
+  auto& model = result.model;
+  double total = 0;
+  for (uint64_t part = 0; part < num_devices; ++part) {
+    auto drawn = 1e-6 * static_cast<double>(engine() % 1'000'000);
+    auto cost = static_cast<uint64_t>(100'000 * (1 - uneven * drawn));
+    total += static_cast<double>(cost);
+    result.largest = std::max(result.largest, static_cast<double>(cost));
+    std::vector<uint64_t> cuts{0, cost};
+    while (cuts.size() <= part_size)
+      cuts.push_back(engine() % cost);
+    std::sort(cuts.begin(), cuts.end());
+    auto first = model.size();
+    for (uint64_t i = 0; i < part_size; ++i) {
+      auto id = model.size();
+      auto& x = model.emplace_back();
+      x.path = id == 0 ? "" : "m" + std::to_string(id);
+      x.activations = static_cast<double>(cuts[i + 1] - cuts[i]);
+      x.compute = x.activations;
+      // Inside of the part, but for the module that it begins with.
+      auto parent = i > 0 ? first + engine() % i
+                          : engine() % std::max<uint64_t>(id, 1);
+      if (id > 0)
+        model[parent].children.push_back(module_id{id});
+    }
+  }
+  result.largest /= total;
+  return result;
+}
+
+/// With k devices the largest load is at least 1 / k, and a tree has at least
+/// k - 1 edges between them.
+double lower_bound(uint64_t num_devices, double request) {
+  auto best = 1.0;
+  for (uint64_t k = 2; k <= num_devices; ++k)
+    best = std::min(best, 1.0 / static_cast<double>(k)
+                            + request * static_cast<double>(k - 1));
+  return best;
+}
+
 model_info gpt_like(bool sequential) {
   model_info result = make_model({{"", {1, 2, 3, 4}},
                                   {"embed", {}, 0, 0},
@@ -92,6 +143,28 @@ TEST_CASE("balanced is within 5 % of the best of all assignments",
                   << ", best " << best);
     REQUIRE(plan.score.predicted >= best - 1e-9);
     REQUIRE(plan.score.predicted <= 1.05 * best + 1e-9);
+  }
+}
+
+TEST_CASE("balanced is within 5 % of the best of trees of any size",
+          "[partition][balanced]") {
+  auto num_devices = GENERATE(2u, 3u, 4u, 8u);
+  auto part_size = GENERATE(9u, 20u, 60u);
+  auto uneven = GENERATE(0.0, 0.1);
+  // Of what a request may cost before fewer devices would be better.
+  auto share = GENERATE(0.0, 0.1, 0.5);
+  auto request = share / (num_devices * (num_devices - 1));
+  std::mt19937_64 engine{29};
+  for (int round = 0; round < 10; ++round) {
+    auto x = planted_model(engine, num_devices, part_size, uneven);
+    auto plan = plan_of(x.model, num_devices, {request, 0}, 0.5);
+    auto value = x.largest + request * (num_devices - 1);
+    INFO(num_devices << " devices, parts of " << part_size << " modules, "
+                     << uneven << " uneven, request " << request << ", round "
+                     << round << ": predicted " << plan.score.predicted
+                     << ", planted " << value);
+    CHECK(plan.score.predicted >= lower_bound(num_devices, request) - 1e-9);
+    CHECK(plan.score.predicted <= 1.05 * value);
   }
 }
 

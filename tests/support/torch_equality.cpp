@@ -4,6 +4,7 @@
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
+#include "tests/support/torch_random.hpp"
 
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/adamw.h>
@@ -124,6 +125,7 @@ std::vector<std::string> differences(const std::vector<step_numbers>& steps,
                                      double dropout) {
   std::vector<std::string> result;
   plain_gpt plain{vocabulary, length, layers, heads, width, dropout};
+  one_process_numbers numbers;
   auto parameters = plain.named();
   std::vector<Tensor> ordered;
   for (auto& [name, p] : parameters)
@@ -151,8 +153,7 @@ std::vector<std::string> differences(const std::vector<step_numbers>& steps,
     auto [x, y] = make_batch(static_cast<int>(i));
     auto m = static_cast<int64_t>(microbatches);
     for (int64_t k = 0; k < m; ++k) {
-      torch::manual_seed(
-        microbatch_seed(seed, r.number, 0, static_cast<uint64_t>(k)));
+      numbers.start(seed, r.number, static_cast<uint64_t>(k));
       auto part = [&](const Tensor& t) {
         return t.narrow(0, k * batch / m, batch / m);
       };

@@ -55,7 +55,7 @@ public:
   using execution::execution;
 
   void start(const request& x) {
-    begin(x, random_stream::of_default());
+    begin(x, 0);
   }
 
   response park(call x) override {

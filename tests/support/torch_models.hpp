@@ -1,16 +1,20 @@
 #pragma once
 
 // Any small model on virtual ranks against plain LibTorch. A model is written
-// once, over how its parts are held: as `smp::submodule` for the pipeline, as
-// what they are for the reference, which so has no line of smp in it (R36).
+// once, over how its parts are held: as `smp::submodule` for the pipeline, and
+// for the reference as what they are, but that they tell of their calls. So
+// that has no line of smp in it (R36).
 
 #include "tests/support/nothing_left.hpp"
+#include "tests/support/torch_random.hpp"
 
+#include "runtime/intercept/sequential.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "smp/smp.hpp"
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
@@ -29,10 +33,7 @@ namespace smp::test {
 
 using torch::Tensor;
 
-template <class H>
-using plain = H;
-
-/// Model `Impl<submodule>` for ranks, `Impl<plain>` for the reference. Has
+/// Model `Impl<submodule>` for ranks, `Impl<noted>` for the reference. Has
 /// `Tensor forward(Tensor x)`, whose result is the loss, a scalar.
 template <template <template <class> class> class Impl,
           template <class> class Part>
@@ -206,7 +207,13 @@ std::vector<std::string> differences(const model_options& x,
                                      const std::vector<Tensor>& batches,
                                      const std::vector<model_step>& steps) {
   std::vector<std::string> result;
-  auto model = make_seeded<holder<Impl, plain>>();
+  auto model = make_seeded<holder<Impl, noted>>();
+  one_process_numbers numbers;
+  numbers.name(*model);
+  // Its children are erased types: only from outside can they be told.
+  for (auto& m : model->modules())
+    if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(m.get()))
+      observe_children(*sequential);
   // Once under its first name, as in `state_dict`.
   std::map<std::string, Tensor> parameters, buffers;
   std::set<const void*> seen;
@@ -234,8 +241,7 @@ std::vector<std::string> differences(const model_options& x,
     auto around = x.context ? x.context() : nullptr;
     auto m = static_cast<int64_t>(x.microbatches);
     for (int64_t k = 0; k < m; ++k) {
-      torch::manual_seed(
-        microbatch_seed(1, r.number, 0, static_cast<uint64_t>(k)));
+      numbers.start(1, r.number, static_cast<uint64_t>(k));
       auto n = batches[i].size(0) / m;
       auto loss = model->forward(batches[i].narrow(0, k * n, n));
       if (loss.requires_grad())

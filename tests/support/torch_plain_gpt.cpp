@@ -1,5 +1,7 @@
 #include "tests/support/torch_plain_gpt.hpp"
 
+#include "tests/support/torch_random.hpp"
+
 #include <torch/nn/functional/activation.h>
 #include <torch/types.h>
 
@@ -17,9 +19,11 @@ torch::Tensor plain_gpt::affine::operator()(const torch::Tensor& x) const {
   return torch::matmul(x, weight) + bias;
 }
 
-plain_gpt::block::block(int64_t width, int64_t heads, double dropout)
+plain_gpt::block::block(int64_t width, int64_t heads, double dropout,
+                        std::string name)
   : heads(heads),
     dropout(dropout),
+    name(std::move(name)),
     ln_1(nn::LayerNormOptions({width})),
     ln_2(nn::LayerNormOptions({width})),
     c_attn(std::make_shared<affine>(width, 3 * width)),
@@ -44,12 +48,24 @@ torch::Tensor plain_gpt::block::forward(torch::Tensor x) {
   auto q = qkv.select(2, 0).transpose(1, 2);
   auto k = qkv.select(2, 1).transpose(1, 2);
   auto v = qkv.select(2, 2).transpose(1, 2);
-  auto y = torch::scaled_dot_product_attention(
-    q, k, v, {}, is_training() ? dropout : 0.0, true);
-  x = x + attn_drop((*attn_proj)(y.transpose(1, 2).reshape({b, t, c})));
+  named_call call{name};
+  x = x + attention(q, k, v);
   auto f = nn::functional::gelu(
     (*c_fc)(ln_2(x)), nn::functional::GELUFuncOptions().approximate("tanh"));
+  named_call mlp{name + ".mlp"};
+  named_call drop{name + ".mlp.dropout"};
   return x + mlp_drop((*mlp_proj)(f));
+}
+
+torch::Tensor plain_gpt::block::attention(const torch::Tensor& q,
+                                          const torch::Tensor& k,
+                                          const torch::Tensor& v) {
+  named_call call{name + ".attn"};
+  auto y = torch::scaled_dot_product_attention(
+    q, k, v, {}, is_training() ? dropout : 0.0, true);
+  y = (*attn_proj)(y.transpose(1, 2).flatten(2));
+  named_call drop{name + ".attn.resid_dropout"};
+  return attn_drop(y);
 }
 
 plain_gpt::plain_gpt(int64_t vocabulary, int64_t length, int64_t layers,
@@ -64,14 +80,20 @@ plain_gpt::plain_gpt(int64_t vocabulary, int64_t length, int64_t layers,
   register_module("drop", drop);
   for (int64_t i = 0; i < layers; ++i)
     h.push_back(register_module(
-      "h" + std::to_string(i), std::make_shared<block>(width, heads, dropout)));
+      "h" + std::to_string(i),
+      std::make_shared<block>(width, heads, dropout,
+                              "transformer.h." + std::to_string(i))));
   register_module("ln_f", ln_f);
   register_module("lm_head", lm_head);
 }
 
 torch::Tensor plain_gpt::forward(torch::Tensor tokens) {
-  auto x = drop(wte(tokens)
-                + wpe(torch::arange(tokens.size(1), tokens.options())));
+  named_call call{"transformer"};
+  auto x = wte(tokens) + wpe(torch::arange(tokens.size(1), tokens.options()));
+  {
+    named_call dropped{"transformer.drop"};
+    x = drop(x);
+  }
   for (auto& layer : h)
     x = layer->forward(x);
   return lm_head(ln_f(x));

@@ -15,7 +15,7 @@ namespace smp::test {
 
 /// The quickstart's architecture written with torch::nn alone (R36): it shares
 /// no line with runtime/, so that it can tell whether those numbers are right.
-/// Parameters have the same names.
+/// Parameters have the same names, and so have the calls that draw.
 struct plain_gpt : torch::nn::Module {
   /// x W + b with W: [in, out], as GPT-2 has it.
   struct affine : torch::nn::Module {
@@ -25,10 +25,13 @@ struct plain_gpt : torch::nn::Module {
   };
 
   struct block : torch::nn::Module {
-    block(int64_t width, int64_t heads, double dropout);
+    block(int64_t width, int64_t heads, double dropout, std::string name);
     torch::Tensor forward(torch::Tensor x);
+    torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k,
+                            const torch::Tensor& v);
     int64_t heads;
     double dropout;
+    std::string name; // in the distributed model
     torch::nn::LayerNorm ln_1, ln_2;
     std::shared_ptr<affine> c_attn, attn_proj, c_fc, mlp_proj;
     torch::nn::Dropout attn_drop, mlp_drop;

@@ -1,12 +1,15 @@
 #include "tests/support/torch_script_runs.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/intercept/script/marks.hpp"
 #include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/deferred_script.hpp"
+#include "runtime/model/script_walk.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
+#include "tests/support/torch_random.hpp"
 
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -211,6 +214,10 @@ public:
       model_(torch::jit::load(job.path)),
       parameters_(once(model_.named_parameters(true))) {
     model_.train();
+    auto walked = walk(model_._ivalue());
+    for (auto& m : walked.modules)
+      numbers_.name(m.identity(), m.names.front());
+    mark_methods(classes_of(walked));
   }
 
   void compare(int step, const script_step& x) {
@@ -254,8 +261,7 @@ private:
     if (x.losses.size() != job_.microbatches)
       differ(fmt::format("{} losses", x.losses.size()));
     for (int64_t k = 0; k < m; ++k) {
-      torch::manual_seed(
-        microbatch_seed(1, x.number, 0, static_cast<uint64_t>(k)));
+      numbers_.start(1, x.number, static_cast<uint64_t>(k));
       std::vector<c10::IValue> inputs;
       for (auto& y : batch_of(job_, step_))
         inputs.emplace_back(y.chunk(m, 0).at(static_cast<size_t>(k)));
@@ -300,6 +306,7 @@ private:
   const script_job& job_;
   torch::jit::Module model_;
   std::map<std::string, Tensor> parameters_;
+  one_process_numbers numbers_;
   int step_ = 0;
 };
 

@@ -73,10 +73,10 @@ void place(session& s, const distributed_model_base& model, spread placement);
 ///         placeholder has a gradient
 script_result run_split(const script_job& job);
 
-/// Runs the steps again in one process on the file as it is, with nothing of
-/// runtime/ (R36), and as eager PyTorch would: optimised code draws random
-/// numbers where there is nothing to draw. Each step begins with the pipeline's
-/// parameters and buffers (R35).
+/// Runs the steps again in one process on the file as it is, but that it tells
+/// when methods begin and end (R36), and as eager PyTorch would: optimised code
+/// draws random numbers where there is nothing to draw. Each step begins with
+/// the pipeline's parameters and buffers (R35).
 /// @returns what differs, one line each; empty if the numbers agree
 std::vector<std::string> differences(const script_job& job,
                                      const script_result& seen);

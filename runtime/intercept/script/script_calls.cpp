@@ -183,6 +183,7 @@ c10::IValue call_method(const place* where, const script_object& self,
   if (where) {
     what.module = where->module;
     what.ordered = where->model->map->keeps_order(where->module);
+    what.stream = where->model->map->stream_of(where->module);
   }
   call_scope call{what};
   return run_body(call, where, self, method, std::move(args));

@@ -91,23 +91,24 @@ TEST_CASE("a call asks its owner, and returns what that answers",
   CHECK(at::equal(got.tensors.tensor(0), at::full({2}, 9.0)));
 }
 
-TEST_CASE("a stream travels only where it is not known",
+TEST_CASE("a call says which one it is, and draws nothing here",
           "[runtime][caller][R23]") {
   lone_rank rank;
   auto& ex = rank.running();
-  ex.answer(reply_with({at::ones({1})}));
-  call_theirs({at::ones({2})});
-  CHECK_FALSE(asked_of(ex.sent[0]).stream);
-  at::rand({1});
-  auto reply = reply_with({at::ones({1})});
-  reply.stream = varying<random_stream>{random_stream{5}};
-  ex.answer(reply);
   auto before = random_stream::of_default();
-  call_theirs({at::ones({2})});
-  auto asked = asked_of(ex.sent[1]);
-  REQUIRE(asked.stream);
-  CHECK(asked.stream->value == before);
-  CHECK(random_stream::of_default() == random_stream{5});
+  ex.streams().enter_body();
+  auto module = path_of_module("theirs");
+  auto body = random_stream::of_default();
+  for (uint64_t i = 0; i < 2; ++i) {
+    ex.answer(reply_with({at::ones({1})}));
+    call_theirs({at::ones({2})});
+    auto numbers = asked_of(ex.sent.back()).numbers;
+    CHECK(numbers.path == path_of_call(0, module, i));
+    CHECK(numbers.counts.empty());
+  }
+  CHECK(random_stream::of_default() == body);
+  ex.streams().leave();
+  CHECK(random_stream::of_default() == before);
 }
 
 TEST_CASE("what the owner wrote into an argument is written back",
@@ -231,7 +232,6 @@ TEST_CASE("a call whose results are known goes on with promises",
   REQUIRE(ex.sent.size() == 2);
   CHECK(ex.sent[1].kind == call_kind::promise);
   auto asked = asked_of(ex.sent[1]);
-  CHECK_FALSE(asked.stream);
   REQUIRE(asked.promised);
   CHECK_FALSE(asked.promised->push); // nobody took the first one
   CHECK((asked.promised->result == value::tensor(0)));

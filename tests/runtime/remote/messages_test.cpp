@@ -54,7 +54,7 @@ forward_request some_call() {
   x.training = false;
   x.invoker = 0x1234567890abcdef;
   x.name = "forward";
-  x.stream = varying<random_stream>{random_stream{7}};
+  x.numbers = {7, {{0x1234567890abcdef, 2}, {5, 1}}};
   x.arguments = some_value();
   x.tensors = some_tensors();
   x.hold = true;
@@ -63,7 +63,6 @@ forward_request some_call() {
 
 forward_request some_promised_call() {
   auto x = some_call();
-  x.stream = std::nullopt;
   x.hold = false;
   x.promised = expected_results{
     true, value::tensor(0), {{c10::kHalf, true}, {c10::kLong, false}}};
@@ -72,7 +71,6 @@ forward_request some_promised_call() {
 
 forward_reply some_reply() {
   forward_reply x;
-  x.stream = varying<random_stream>{random_stream{8}};
   x.result = some_value();
   x.changed = {{1, value::list({value::of(2.5)})}, {4, value::none()}};
   x.tensors = some_tensors();
@@ -195,8 +193,8 @@ TEST_CASE("a call keeps everything on its way", "[runtime][messages]") {
   CHECK_FALSE(y.training);
   CHECK(y.invoker == x.invoker);
   CHECK(y.name == "forward");
-  REQUIRE(y.stream);
-  CHECK(y.stream->value == random_stream{7});
+  CHECK(y.numbers.path == 7);
+  CHECK((y.numbers.counts == x.numbers.counts));
   CHECK((y.arguments == x.arguments));
   CHECK(y.hold);
   CHECK_FALSE(y.promised);
@@ -223,8 +221,6 @@ TEST_CASE("a call keeps everything on its way", "[runtime][messages]") {
 TEST_CASE("replies keep everything on their way", "[runtime][messages]") {
   auto x = some_reply();
   auto y = from_payload<forward_reply>(to_payload(x), "reply");
-  REQUIRE(y.stream);
-  CHECK(y.stream->value == random_stream{8});
   CHECK((y.result == x.result));
   CHECK((y.changed == x.changed));
   CHECK(y.tensors.size() == x.tensors.size());
@@ -306,17 +302,6 @@ TEST_CASE("a damaged answer still says which fetch it answers",
   CHECK(named(object_release{{{9, 6}}}) == 0);
   CHECK_FALSE(answered_fetch({}));
   CHECK_FALSE(answered_fetch({{std::byte{1}, std::byte{0}}, {}}));
-}
-
-TEST_CASE("the random stream leaves the bytes of a message as they are",
-          "[runtime][messages][R33]") {
-  auto x = some_call();
-  auto y = some_call();
-  y.stream->value = random_stream{99};
-  CHECK((to_payload(x).bytes == to_payload(y).bytes));
-  // And its tensor has the same form, so that a record takes it.
-  CHECK((to_payload(x).tensors.front().shape
-         == to_payload(y).tensors.front().shape));
 }
 
 // -- hostile messages ---------------------------------------------------------

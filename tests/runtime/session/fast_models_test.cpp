@@ -18,7 +18,6 @@ TEST_CASE("the quickstart's model has the numbers of one process in fast mode",
   auto pipeline = GENERATE(as<std::string>{}, "simple", "interleaved", "1f1b",
                            "interleaved_1f1b");
   auto microbatches = GENERATE(1u, 3u, 8u);
-  // With dropout most calls wait.
   auto dropout = pipeline == "1f1b" ? 0.2 : 0.0;
   DYNAMIC_SECTION(
     fmt::format("pp {} {} microbatches {}", pp, pipeline, microbatches)) {
