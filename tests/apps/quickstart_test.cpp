@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=proof processors=2
+// ctest: timeout=1200 label=proof processors=2
 #include "tests/support/catch.hpp"
 
 #include "tests/support/train_dir.hpp"
@@ -26,7 +26,7 @@ TEST_CASE("The quickstart learns how letters follow each other",
   train_dir dir{""};
   auto run = dir.start(
     {source_file("config/quickstart.toml"), "--run-dir", "run"});
-  auto code = run.join(std::chrono::minutes{9});
+  auto code = run.join(std::chrono::minutes{18});
   INFO(run.output());
   REQUIRE(code == 0);
   auto steps = dir.metrics("run");
