@@ -2,9 +2,10 @@
 //
 //   bench_call [--calls=N] [--kilobytes=N]
 //
-// Inside a step on pp_rank 0, one call after the other, both ranks otherwise
-// idle; request and response carry a tensor of 64 KB each. Beside it the bare
-// fabric with the same bytes, and the same module on the own rank.
+// Inside a step on pp_rank 0, one call after the other, each waiting for its
+// results, both ranks otherwise idle; request and response carry a tensor of 64
+// KB each. Beside it the bare fabric with the same bytes, and the same module on
+// the own rank.
 
 #include "bench/fabric_pair.hpp"
 #include "bench/harness.hpp"
@@ -64,6 +65,7 @@ TORCH_MODULE_IMPL(pair, pair_impl);
 
 void run_calls(const arguments& args) {
   session_config setup;
+  setup.fast_mode = false;
   setup.pipeline_parallel_degree = 2;
   setup.auto_partition = false;
   setup.threads = 1;
