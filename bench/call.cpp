@@ -3,9 +3,9 @@
 //   bench_call [--calls=N] [--kilobytes=N]
 //
 // Inside a step on pp_rank 0, one call after the other, each waiting for its
-// results, both ranks otherwise idle; request and response carry a tensor of 64
-// KB each. Beside it the bare fabric with the same bytes, and the same module on
-// the own rank.
+// results, both ranks otherwise idle; request and response carry a tensor of
+// 64 KB each. Beside it the bare fabric with the same bytes, and the same
+// module on the own rank.
 
 #include "bench/fabric_pair.hpp"
 #include "bench/harness.hpp"
