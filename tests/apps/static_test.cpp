@@ -102,8 +102,8 @@ TEST_CASE_METHOD(exit_run,
   INFO(run.output());
   CHECK_THAT(
     run.output(),
-    ContainsSubstring(" diverges from step 2, which smp.static_mode "
-                      "replays: ")
+    ContainsSubstring(" diverges from step ")
+      && ContainsSubstring(", which smp.static_mode replays: ")
       && ContainsSubstring("microbatch ")
       && ContainsSubstring("write smp.static_fallback = \"dynamic\" to "
                            "go on without the record"));
@@ -125,7 +125,10 @@ TEST_CASE_METHOD(exit_run, "Verify compares fallbacks and counts them",
   INFO(run.output());
   CHECK(code == 0);
   auto json = nlohmann::json::parse(content_of(path / "out.json"));
-  CHECK(json["recorded"] == 2); // in one of them it is compiled
+  // In one of them it is compiled, and up to three more learn what its calls
+  // return.
+  CHECK(json["recorded"].get<int>() >= 2);
+  CHECK(json["recorded"].get<int>() <= 5);
   CHECK(json["fell_back"].get<int>() >= 1);
   CHECK(json["recorded"].get<int>() + json["replayed"].get<int>()
           + json["fell_back"].get<int>()
