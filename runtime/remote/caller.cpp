@@ -466,10 +466,9 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
       return std::move(*result);
   auto kind = kind_of_call(module, x, all, in.tensors());
   auto known = book.find(kind, ex.requests());
-  if (known && known->next && !book.all_wait())
+  if (known && known->next)
     return out.promise(std::move(all), *known);
-  return out.wait(std::move(all),
-                  known && !book.all_wait() ? std::string{} : kind);
+  return out.wait(std::move(all), known ? std::string{} : kind);
 }
 
 bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

@@ -215,7 +215,7 @@ std::optional<promise_book::memory> promise_book::find(const std::string& kind,
   std::lock_guard guard{mutex_};
   auto& known = memories_.front().known;
   auto i = known.find(kind);
-  if (i == known.end())
+  if (all_wait_ || i == known.end())
     return std::nullopt;
   auto& [next, fetched] = i->second;
   if (!next)
@@ -282,13 +282,11 @@ void promise_book::begin_step(uint64_t trainable, bool all_wait) {
 }
 
 uint64_t promise_book::next_request(const execution& ex) {
-  {
-    std::lock_guard guard{mutex_};
-    promised_ = true;
-  }
-  if (auto known = recorded(ex); known && known->kind == call_kind::promise)
-    return request_number(ex.step(), known->number);
+  auto known = recorded(ex);
   std::lock_guard guard{mutex_};
+  promised_ = true;
+  if (known && known->kind == call_kind::promise)
+    return request_number(ex.step(), known->number);
   requests_ = std::max(requests_, records_.last_promise());
   return promise_number(ex.step(), ++requests_);
 }

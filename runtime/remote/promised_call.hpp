@@ -200,6 +200,8 @@ public:
 
   /// @param place where an execution calls it, as a number: one of a kind is
   ///        looked at here, another one goes on there
+  /// @returns what is to be expected; nothing if the call has to show it, as
+  ///          the first of its kind, and as any where all wait
   std::optional<memory> find(const std::string& kind, uint32_t place);
 
   /// A kind of call that does not do the same each time is not predicted from

@@ -13,8 +13,6 @@
 using Catch::Matchers::ContainsSubstring;
 using namespace smp::test;
 
-namespace fs = std::filesystem;
-
 namespace {
 
 constexpr const char* config = R"([smp]
@@ -37,16 +35,9 @@ steps = 1
 type = "loopback"
 )";
 
-std::string with_library() {
-  auto lib = fs::canonical(fs::path{built_program("smp-train")}.parent_path()
-                           / ".." / "lib" / "model_that_throws.so");
-  std::string result = config;
-  return result.replace(result.find("LIBRARY"), 7, lib.string());
-}
-
 /// Batches of two and of three tensors.
 struct check_dir : train_dir {
-  check_dir() : train_dir(with_library()) {
+  check_dir() : train_dir(with_library(config, "model_that_throws")) {
     smp::named_tensors tensors{{"input0", torch::ones({4, 8})},
                                {"input1", torch::ones({4})}};
     smp::write_safetensors(path / "batch.safetensors", tensors);

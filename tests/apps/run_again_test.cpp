@@ -16,8 +16,6 @@
 using Catch::Matchers::ContainsSubstring;
 using namespace smp::test;
 
-namespace fs = std::filesystem;
-
 namespace {
 
 constexpr const char* config = R"([smp]
@@ -43,15 +41,8 @@ lr = 0.1
 steps = 7
 )";
 
-std::string with_library() {
-  auto lib = fs::canonical(fs::path{built_program("smp-train")}.parent_path()
-                           / ".." / "lib" / "model_that_turns.so");
-  std::string result = config;
-  return result.replace(result.find("LIBRARY"), 7, lib.string());
-}
-
 struct turning_dir : train_dir {
-  turning_dir() : train_dir(with_library()) {
+  turning_dir() : train_dir(with_library(config, "model_that_turns")) {
     smp::write_safetensors(path / "batch.safetensors",
                            {{"input0", torch::linspace(-1, 1, 32).view({4, 8})},
                             {"input1", torch::linspace(0, 1, 4)}});

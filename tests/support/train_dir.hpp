@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <filesystem>
 #include <map>
 #include <sstream>
 #include <string>
@@ -36,6 +37,14 @@ batch_size = {}
 
 {})",
                      microbatches, layers, batch_size, more);
+}
+
+/// `config`, in which LIBRARY stands for a plug-in that was built with the
+/// tests.
+inline std::string with_library(std::string config, const std::string& name) {
+  auto path = built_program("../lib/" + name + ".so");
+  return config.replace(config.find("LIBRARY"), 7,
+                        std::filesystem::canonical(path).string());
 }
 
 /// A TorchScript file model.pt on one batch, with no key that the README does
