@@ -12,6 +12,8 @@
 
 namespace smp {
 
+class pollable_wake_up;
+
 /// Who handles a message on the other side.
 enum class message_kind : uint8_t {
   request,  // MODULE SERVER: run a module (actors/protocol/wire.hpp)
@@ -42,8 +44,8 @@ struct fabric_stats {
   uint64_t messages_refused = 0;
 };
 
-/// Hears what arrives. Called on a thread of the fabric, one call at a time
-/// per rank; must not block.
+/// Hears what arrives. Called on a thread of the fabric, or on one that parks
+/// there, one call at a time per rank; must not block.
 class fabric_listener {
 public:
   virtual ~fabric_listener() = default;
@@ -81,6 +83,12 @@ public:
   /// Sends to another rank or to `self()`. Returns at once; thread-safe.
   /// A message to a lost rank is reported through `done` as `rank_down`.
   virtual void send(rank_id to, message x, sent_callback done = {}) = 0;
+
+  /// Parks the calling thread until `x` is notified, and consumes that. Until
+  /// then the thread may be one of those on which the listener hears what
+  /// arrives: what comes for the thread itself then costs no change of thread.
+  /// Returns before this fabric is destroyed.
+  virtual void park(pollable_wake_up& x) = 0;
 
   /// Tells that a rank is dead (launcher, control plane): fails what is in
   /// flight to it and calls `on_peer_lost` unless that was known. Thread-safe.

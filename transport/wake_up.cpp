@@ -1,8 +1,13 @@
 #include "transport/wake_up.hpp"
 
+#include <poll.h>
 #include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <system_error>
 
 namespace smp {
 
@@ -45,6 +50,32 @@ void wake_up::wait() noexcept {
   }
   while (sem_wait(&pending_) != 0 && errno == EINTR)
     ; // interrupted by a signal
+}
+
+// -- pollable -----------------------------------------------------------------
+
+pollable_wake_up::pollable_wake_up()
+  : event_(::eventfd(0, EFD_SEMAPHORE | EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (!event_)
+    throw std::system_error{errno, std::generic_category(),
+                            "no event descriptor"};
+}
+
+void pollable_wake_up::notify() noexcept {
+  // Fails only after 2^64 notifications that nobody took.
+  eventfd_write(event_.get(), 1);
+}
+
+bool pollable_wake_up::try_wait() noexcept {
+  eventfd_t one = 0;
+  return eventfd_read(event_.get(), &one) == 0;
+}
+
+void pollable_wake_up::wait() noexcept {
+  while (!try_wait()) {
+    pollfd ready{event_.get(), POLLIN, 0};
+    ::poll(&ready, 1, -1);
+  }
 }
 
 } // namespace smp

@@ -39,6 +39,10 @@ public:
     inner_->send(to, std::move(x), std::move(done));
   }
 
+  void park(pollable_wake_up& x) override {
+    inner_->park(x);
+  }
+
   void peer_lost(const failure& x) override {
     inner_->peer_lost(x);
   }

@@ -352,6 +352,7 @@ void server_core::finish(context_id ctx, outcome x) {
   auto& [current, entered, promises] = pos->second;
   auto cur = *std::exchange(current, std::nullopt);
   free_token(ctx);
+  warm_ = ctx;
   output_.idle(ctx);
   auto id = cur.id;
   auto promised = cur.promised;
@@ -557,6 +558,10 @@ void server_core::serve_next() {
 }
 
 context_id server_core::idle_context() {
+  if (auto ctx = std::exchange(warm_, std::nullopt))
+    if (auto i = contexts_.find(*ctx);
+        i != contexts_.end() && !i->second.current)
+      return *ctx;
   for (auto& [id, entry] : contexts_)
     if (!entry.current)
       return id;

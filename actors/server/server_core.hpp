@@ -346,6 +346,8 @@ private:
   uint32_t calls_ = 0; // of the current step
   uint64_t dropped_ = 0;
   uint64_t unknown_ = 0;
+  /// The one that became idle last: its thread is awake still.
+  std::optional<context_id> warm_;
   uint64_t last_context_ = 0;
 };
 

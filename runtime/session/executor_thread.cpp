@@ -9,6 +9,7 @@
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 
+#include <ATen/ThreadLocalState.h>
 #include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
 
@@ -18,6 +19,16 @@
 
 namespace smp {
 
+namespace {
+
+/// @returns the state of LibTorch of a thread that runs nothing.
+const at::ThreadLocalState& plain_state() {
+  static const at::ThreadLocalState x;
+  return x;
+}
+
+} // namespace
+
 uint64_t seed_of(const rank_context& rank, uint64_t drawn_step,
                  microbatch_id m) {
   auto dp_rank = rank.layout().rank(comm_group::dp, rank.self());
@@ -25,9 +36,9 @@ uint64_t seed_of(const rank_context& rank, uint64_t drawn_step,
 }
 
 executor_thread::executor_thread(executor_listener& listener,
-                                 const rank_context& rank,
+                                 const rank_context& rank, fabric& messages,
                                  request_runner& runner)
-  : execution(rank), listener_(listener), runner_(runner) {
+  : execution(rank), listener_(listener), messages_(messages), runner_(runner) {
   thread_ = std::thread{[this] { run(); }};
 }
 
@@ -58,13 +69,14 @@ void executor_thread::run() {
   // Backward must run on this thread: it is the one that may park, and on a
   // GPU autograd's own device thread is shared by all microbatches (R9).
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  plain_state();
   rank_context::set_current(&rank());
   set_current(this);
   intercept_execution();
   scoped_waiter parking{*this};
   // One wake-up announces the stop; a call that unwinds may have consumed it.
   while (!stopping_) {
-    wake_.wait();
+    pause();
     if (stopping_)
       break;
     auto result = execute(std::move(request_));
@@ -143,7 +155,7 @@ response executor_thread::park(call x) {
     ++counters.waits;
   switch_out();
   listener_.called(std::move(x));
-  wake_.wait();
+  pause();
   if (stopping_)
     response_.error = cancelled();
   switch_in();
@@ -167,6 +179,14 @@ void executor_thread::wait(const completion_ptr& x, const wait_reason& why) {
     keep_error(err);
     throw error{err};
   }
+}
+
+void executor_thread::pause() {
+  // What is delivered on this thread meanwhile belongs to no execution.
+  at::ThreadLocalStateGuard plain{plain_state()};
+  set_current(nullptr);
+  messages_.park(wake_);
+  set_current(this);
 }
 
 void executor_thread::switch_in() {

@@ -2,6 +2,7 @@
 
 #include "actors/protocol/executor.hpp"
 #include "runtime/remote/execution.hpp"
+#include "transport/fabric.hpp"
 #include "transport/wait.hpp"
 #include "transport/wake_up.hpp"
 
@@ -28,7 +29,7 @@ public:
 class executor_thread final : public executor, public execution, public waiter {
 public:
   executor_thread(executor_listener& listener, const rank_context& rank,
-                  request_runner& runner);
+                  fabric& messages, request_runner& runner);
 
   ~executor_thread() override;
 
@@ -53,15 +54,17 @@ private:
   failure cancelled() const;
   void switch_in();
   void switch_out();
+  void pause();
 
   executor_listener& listener_;
+  fabric& messages_;
   request_runner& runner_;
   request request_;
   response response_;
   std::chrono::steady_clock::time_point since_;
   std::atomic<bool> stopping_ = false;
   /// Counts: the stop may come on top of a wake-up not consumed yet.
-  wake_up wake_;
+  pollable_wake_up wake_;
   std::thread thread_;
 };
 

@@ -145,7 +145,7 @@ std::vector<payload> rank_runtime::run_step(const step_call& x,
 // -- rank_services ------------------------------------------------------------
 
 executor_ptr rank_runtime::make_executor(executor_listener& x) {
-  return std::make_unique<executor_thread>(x, *this, steps_);
+  return std::make_unique<executor_thread>(x, *this, *fabric_, steps_);
 }
 
 schedule_ptr rank_runtime::make_schedule(uint64_t microbatches) {

@@ -2,6 +2,8 @@
 
 #include "transport/wake_up.hpp"
 
+#include <poll.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -133,4 +135,20 @@ TEST_CASE("who was woken may destroy what woke it", "[transport][wake_up]") {
   stop = true;
   other.join();
   CHECK(woken == 5000);
+}
+
+TEST_CASE("a pollable wake-up counts, and is readable while it has some",
+          "[transport][wake_up]") {
+  pollable_wake_up x;
+  pollfd look{x.fd(), POLLIN, 0};
+  CHECK(::poll(&look, 1, 0) == 0);
+  CHECK_FALSE(x.try_wait());
+  x.notify();
+  x.notify();
+  CHECK(::poll(&look, 1, 0) == 1);
+  CHECK(x.try_wait());
+  CHECK(::poll(&look, 1, 0) == 1);
+  x.wait();
+  CHECK(::poll(&look, 1, 0) == 0);
+  CHECK_FALSE(x.try_wait());
 }

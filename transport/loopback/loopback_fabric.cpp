@@ -2,6 +2,7 @@
 
 #include "transport/block_pool.hpp"
 #include "transport/refuse_waits.hpp"
+#include "transport/wake_up.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -79,6 +80,10 @@ public:
   void send(rank_id to, message x, sent_callback done) override;
 
   void peer_lost(const failure& x) override;
+
+  void park(pollable_wake_up& x) override {
+    x.wait();
+  }
 
   void stop(std::chrono::milliseconds limit) override;
 

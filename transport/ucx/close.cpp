@@ -92,6 +92,7 @@ void ucx_fabric::engine::say_goodbye(peer& to) {
 
 void ucx_fabric::engine::close_all(worker_lock& lock) {
   closing_ = true;
+  told_.wait(lock, [&] { return !telling_; });
   take_queued_sends(); // are cancelled
   for (auto& x : peers_)
     drop_queued(x, stopped());

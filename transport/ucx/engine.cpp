@@ -78,6 +78,7 @@ ucx_fabric::engine::engine(rank_id self, uint64_t world_size,
     peers_[i].rank = rank_id{i};
   }
   events_.assign(::dup(worker_->event_fd()));
+  watched_events_.reset(::dup(worker_->event_fd()));
   // Before anybody knows the address: UCX drops what it has no handler for.
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID
@@ -210,7 +211,8 @@ bool ucx_fabric::engine::turn(worker_lock& lock) {
   take_queued_losses();
   unsigned count = 0;
   bool dry = false;
-  while (!dry && count < progress_limit && news_.empty() && finished_.empty()) {
+  while (!dry && count < progress_limit
+         && (telling_ || (news_.empty() && finished_.empty()))) {
     dry = ucp_worker_progress(worker_->get()) == 0;
     if (!dry)
       ++count;
@@ -252,6 +254,18 @@ void ucx_fabric::engine::take_queued_losses() {
 }
 
 bool ucx_fabric::engine::tell(worker_lock& lock) {
+  // One after the other: what one thread tells is never overtaken.
+  if (std::exchange(telling_, true))
+    return false;
+  auto told = false;
+  while (tell_news(lock))
+    told = true;
+  telling_ = false;
+  told_.notify_one();
+  return told;
+}
+
+bool ucx_fabric::engine::tell_news(worker_lock& lock) {
   std::vector<outgoing_ptr> to_self;
   {
     std::lock_guard guard{queue_mutex_};

@@ -1,9 +1,11 @@
 #pragma once
 
 #include "transport/block_pool.hpp"
+#include "transport/file_descriptor.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 #include "transport/ucx/wire.hpp"
 #include "transport/ucx/worker.hpp"
+#include "transport/wake_up.hpp"
 
 #include <utility> // boost/asio.hpp of Boost 1.74 forgets it
 
@@ -15,6 +17,7 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -26,11 +29,13 @@
 
 namespace smp {
 
-/// Two kinds of threads use the worker: the progress thread, which sleeps in
-/// an Asio loop until UCX has something to do, and senders. Whoever has
-/// `worker_mutex_` may call UCX. Nobody waits for it to send: a sender leaves
-/// its message in the queue, and whoever unlocks the worker looks there
-/// afterwards. Callbacks of the user run without any lock.
+/// Three kinds of threads use the worker: the progress thread, which sleeps in
+/// an Asio loop until UCX has something to do; senders; and one of those that
+/// park here, which sleeps until the same events and delivers what came if it
+/// is there first. Whoever has `worker_mutex_` may call UCX. Nobody waits for
+/// it to send: a sender leaves its message in the queue, and whoever unlocks
+/// the worker looks there afterwards. Callbacks of the user run without any
+/// lock.
 class ucx_fabric::engine {
 public:
   engine(rank_id self, uint64_t world_size, ucx_options options);
@@ -39,6 +44,7 @@ public:
   void start(const std::vector<std::string>& addresses,
              fabric_listener& listener);
   void send(rank_id to, message x, sent_callback done);
+  void park(pollable_wake_up& x);
   void peer_lost(const failure& x);
   void stop(std::chrono::milliseconds limit);
 
@@ -190,22 +196,34 @@ private:
   template <class F>
   void guarded(peer& from, F f);
 
+  /// Lets UCX work, sends what is queued and tells what is news.
+  /// @returns whether anything happened.
+  bool turn(worker_lock& lock);
+  /// Unlocks while it tells. @returns whether there was news.
+  bool tell(worker_lock& lock);
+  bool tell_news(worker_lock& lock);
+
   /// Ends the connection; a loss unless `x` said goodbye.
   void lose(peer& x, const failure& why);
   void report(peer& x);
   void close(peer& x);
 
+  // -- a thread that parks ----------------------------------------------------
+
+  /// Sleeps until something arrives or `x` is notified, and delivers.
+  /// @returns whether there is a point in doing so again
+  bool watch(pollable_wake_up& x);
+  /// @returns false where the calling thread should leave it to others
+  bool help();
+
   // -- progress thread --------------------------------------------------------
 
   void run();
-  /// @returns whether anything happened.
-  bool turn(worker_lock& lock);
   /// Sleeps until something happens.
   void wait(worker_lock& lock);
   bool stop_is_due(bool active);
   void take_queued_losses();
   void handle_failed();
-  bool tell(worker_lock& lock);
   void deliver_to_self(outgoing& x, bool closing);
   void say_goodbye(peer& to);
   void close_all(worker_lock& lock);
@@ -261,9 +279,14 @@ private:
   /// What the user is to be told, in order.
   std::vector<std::variant<arrival, failure>> news_;
   std::vector<outgoing_ptr> finished_;
+  /// Some thread tells what was news; it looks for more before it ends.
+  bool telling_ = false;
+  std::condition_variable told_;
   /// What a lost rank that still runs may read or write.
   std::vector<std::shared_ptr<const void>> quarantine_;
   bool closing_ = false;
+  unsigned busy_ = 0;
+  unsigned turns_with_failed_ = 0;
 
   // -- progress thread only ---------------------------------------------------
 
@@ -275,10 +298,11 @@ private:
   boost::asio::steady_timer pause_{loop_};
   bool awaiting_events_ = false;
   bool pausing_ = false;
-  unsigned busy_ = 0;
-  unsigned turns_with_failed_ = 0;
   std::thread thread_;
 
+  /// The same as `events_`, for the thread that parks.
+  file_descriptor watched_events_;
+  std::atomic<bool> watched_ = false;
   std::atomic<bool> wake_posted_ = false;
   std::atomic<uint64_t> next_number_ = 0;
   std::atomic<uint64_t> messages_sent_ = 0;

@@ -30,6 +30,10 @@ void ucx_fabric::send(rank_id to, message x, sent_callback done) {
   engine_->send(to, std::move(x), std::move(done));
 }
 
+void ucx_fabric::park(pollable_wake_up& x) {
+  engine_->park(x);
+}
+
 void ucx_fabric::peer_lost(const failure& x) {
   engine_->peer_lost(x);
 }

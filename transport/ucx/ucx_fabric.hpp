@@ -49,6 +49,7 @@ public:
   void start(const std::vector<std::string>& addresses,
              fabric_listener& listener) override;
   void send(rank_id to, message x, sent_callback done = {}) override;
+  void park(pollable_wake_up& x) override;
   void peer_lost(const failure& x) override;
 
   /// All ranks should have finished talking to each other: one

@@ -5,6 +5,7 @@
 #include "tests/support/actor_fixture.hpp"
 #include "tests/support/function_services.hpp"
 #include "tests/support/scripted_executor.hpp"
+#include "transport/wake_up.hpp"
 
 #include <optional>
 #include <string>
@@ -38,6 +39,10 @@ struct stub_fabric : fabric {
     }
     if (done)
       done(why);
+  }
+
+  void park(pollable_wake_up& x) override {
+    x.wait();
   }
 
   void peer_lost(const failure& x) override {

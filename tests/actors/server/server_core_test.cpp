@@ -82,6 +82,29 @@ TEST_CASE_METHOD(leader_fixture,
   }
 }
 
+TEST_CASE_METHOD(follower_fixture,
+                 "the context that ended last takes the next request",
+                 "[actors][core]") {
+  // Its thread is awake; that of the other one would have to be woken.
+  enter(1);
+  receive(1, 1, 0);
+  call_remote(2);
+  auto first = out.asked.id;
+  receive(2, 1, 1);
+  call_remote(2);
+  auto second = out.asked.id;
+  core.receive(response{first, {}, {}});
+  finish();
+  core.receive(response{second, {}, {}});
+  receive(3, 1, 2);
+  CHECK(out.take()
+        == lines{"start c1 mb0", "ask r2", "start c2 mb1", "ask r2",
+                 "resume c1", "answer 1", "resume c2"});
+  finish();
+  CHECK(out.take() == lines{"answer 2", "start c2 mb2"});
+  CHECK(core.num_contexts() == 2);
+}
+
 // -- order (R19) --------------------------------------------------------------
 
 namespace {

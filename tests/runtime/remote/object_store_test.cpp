@@ -4,6 +4,7 @@
 #include "runtime/remote/object_store.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 #include "transport/wait.hpp"
+#include "transport/wake_up.hpp"
 
 #include <ATen/ATen.h>
 
@@ -331,6 +332,9 @@ TEST_CASE("a fetch that could not be sent fails with the fabric's reason") {
     void send(rank_id to, message, sent_callback done) override {
       if (done)
         done({error_code::rank_down, to, {}, "gone"});
+    }
+    void park(pollable_wake_up& x) override {
+      x.wait();
     }
     void peer_lost(const failure&) override {
       // nop
