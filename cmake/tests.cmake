@@ -1,20 +1,18 @@
 # Tests: tests/<path>/<unit>_test.cpp. All tests of a folder are one program,
-# and each test case a ctest.
+# and each file is a ctest, "<path>/<unit>": one process for all its cases,
+# because to load LibTorch takes longer than most of them.
 #
 # A test may say what it needs in its first line:
 #
 #   // ctest: timeout=300 label=multiprocess processors=2 serial alone
 #
-# timeout     seconds per test case (default 120)
+# timeout     seconds for all its cases (default 120); four times that under
+#             sanitizers. Those with the longest begin first.
 # label       a ctest label; "multiprocess" also counts as two processors;
 #             "proof": it runs for minutes, `./dev test --quick` leaves it out
-# processors  how many of ctest's slots a test case takes
+# processors  how many of ctest's slots it takes
 # serial      nothing else runs meanwhile (for what measures time)
 # alone       is compiled by itself (cmake/unity.cmake)
-#
-# A test case has no semicolon in its name: CMake would take it for two.
-
-include(Catch)
 
 # What the tests of each folder see beside libsmp. Torch is slow to compile, so
 # only those get it that need it.
@@ -75,7 +73,17 @@ endforeach()
 
 # -- the tests -----------------------------------------------------------------
 
-# Reads the first line of a test into properties for its test cases.
+# What R27 asks of a rank's environment, and where a test finds things.
+set(smp_test_environment
+  UCX_MEM_MMAP_HOOK_MODE=none OMP_WAIT_POLICY=passive
+  SMP_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
+  SMP_SOURCE_DIR=${PROJECT_SOURCE_DIR})
+if(SMP_SANITIZE MATCHES "address")
+  list(APPEND smp_test_environment
+    LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/leaks_of_libraries.supp)
+endif()
+
+# Reads the first line of a test into the properties of its ctest.
 function(smp_test_properties result source)
   set(timeout 120)
   set(properties "")
@@ -101,7 +109,10 @@ function(smp_test_properties result source)
       endif()
     endforeach()
   endif()
-  list(APPEND properties TIMEOUT ${timeout})
+  if(SMP_SANITIZE)
+    math(EXPR timeout "4 * ${timeout}")
+  endif()
+  list(APPEND properties TIMEOUT ${timeout} COST ${timeout})
   set(${result} ${properties} PARENT_SCOPE)
 endfunction()
 
@@ -135,13 +146,13 @@ function(smp_test_program path)
     smp_test_properties(properties ${source})
     cmake_path(GET source STEM stem)
     string(REGEX REPLACE "_test$" "" unit ${stem})
-    set(list ${name}_${unit}_TESTS)
-    list(APPEND lists ${list})
-    catch_discover_tests(${program} DISCOVERY_MODE PRE_TEST
-      TEST_SPEC "[#${stem}]~[.]" TEST_LIST ${list}
-      TEST_PREFIX "${path}/${unit}: " PROPERTIES ${properties})
+    # A file without a case fails: Catch2 ends with 2 then, with 42 if one
+    # failed, with 4 if all were skipped.
+    add_test(NAME ${path}/${unit} COMMAND ${program} "[#${stem}]~[.]"
+      --reporter console --reporter cases::out=-)
+    set_tests_properties(${path}/${unit} PROPERTIES SKIP_RETURN_CODE 4
+      ENVIRONMENT "${smp_test_environment}" ${properties})
   endforeach()
-  set(lists ${lists} PARENT_SCOPE)
 endfunction()
 
 file(GLOB_RECURSE tests CONFIGURE_DEPENDS
@@ -152,34 +163,29 @@ foreach(test IN LISTS tests)
   list(APPEND paths ${path})
 endforeach()
 list(REMOVE_DUPLICATES paths)
-set(lists "")
 foreach(path IN LISTS paths)
   smp_test_program(${path})
 endforeach()
 
-# What R27 asks of a rank's environment, and where a test finds things. A list
-# does not survive catch_discover_tests, so ctest sets it afterwards, on the
-# tests that were found.
-set(environment_file ${CMAKE_BINARY_DIR}/generated/test_environment.cmake)
-list(JOIN lists " " lists)
-set(sanitizer_environment "")
-if(SMP_SANITIZE MATCHES "address")
-  set(sanitizer_environment
-    ";LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/leaks_of_libraries.supp")
+# A ctest that finds no case must not pass.
+smp_wanted(wanted transport)
+if(wanted)
+  add_test(NAME no_case_selftest
+    COMMAND transport_test "[#no_such_test]~[.]")
+  set_tests_properties(no_case_selftest PROPERTIES WILL_FAIL ON)
 endif()
-file(CONFIGURE OUTPUT ${environment_file} @ONLY CONTENT
-[[foreach(list IN ITEMS @lists@)
-  if(NOT ${list})
-    # What is not found must not pass.
-    add_test("${list}: no test case was found" false)
+
+# All that tests start, load and install, for who builds one of their programs
+# only (`./dev case`).
+add_custom_target(test_equipment)
+get_property(targets DIRECTORY PROPERTY BUILDSYSTEM_TARGETS)
+foreach(target IN LISTS targets)
+  get_target_property(type ${target} TYPE)
+  if(type MATCHES "^(EXECUTABLE|SHARED_LIBRARY|MODULE_LIBRARY)$"
+      AND NOT target MATCHES "_test$|^bench_")
+    add_dependencies(test_equipment ${target})
   endif()
-  foreach(test IN LISTS ${list})
-    set_tests_properties("${test}" PROPERTIES ENVIRONMENT
-      "UCX_MEM_MMAP_HOOK_MODE=none;OMP_WAIT_POLICY=passive;SMP_BIN_DIR=@CMAKE_RUNTIME_OUTPUT_DIRECTORY@;SMP_SOURCE_DIR=@PROJECT_SOURCE_DIR@@sanitizer_environment@")
-  endforeach()
 endforeach()
-]])
-set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${environment_file})
 
 # -- tests of the source tree --------------------------------------------------
 

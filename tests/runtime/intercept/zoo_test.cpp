@@ -1,4 +1,4 @@
-// ctest: timeout=300
+// ctest: timeout=600
 #include "tests/support/catch.hpp"
 
 #include "tests/support/program.hpp"
@@ -23,7 +23,7 @@ std::set<std::string>& names() {
   return result;
 }
 
-/// Makes a test case of a model: a ctest each.
+/// Makes a test case of a model.
 struct zoo_row {
   explicit zoo_row(const char* name) : name(name) {
     names().insert(name);

@@ -1,4 +1,4 @@
-// ctest: timeout=300
+// ctest: timeout=600
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_equality.hpp"
