@@ -183,6 +183,9 @@ payload step_runner::run(execution& ex, request& x) {
 }
 
 void await_grant(execution& ex) {
+  // A younger microbatch may begin now: it must see what this one wrote.
+  if (auto& model = ex.rank().model())
+    model->parameters->flush();
   // Else more microbatches than allowed would hold activations (R39).
   fence(ex);
   call c;

@@ -58,6 +58,8 @@ struct model_options {
   /// `smp.static_mode` with one recorded step; parameters stay what they are,
   /// and what diverges from the record goes on without it.
   bool replay = false;
+  /// `smp.deterministic_server`
+  bool fixed_order = false;
   bool reorder = true;
   std::vector<std::string> no_promises = {};
 };
@@ -128,6 +130,7 @@ std::vector<model_step> run_ranks(const model_options& x,
   world.config.fast_mode = x.fast;
   world.config.no_promises = x.no_promises;
   world.config.static_mode = x.replay;
+  world.config.deterministic_server = x.fixed_order;
   world.config.static_steps = 1;
   world.config.static_fallback = "dynamic";
   world.reorder = x.reorder;

@@ -72,8 +72,9 @@ TEST_CASE("buffers and attributes of other modules are written at their owners",
           "[runtime][script][R14]") {
   auto ranks = GENERATE(2, 4);
   auto placement = GENERATE(spread::scattered, spread::contiguous);
-  auto job = job_of("writes.pt", static_cast<uint64_t>(ranks), placement);
-  job.active = 1;
+  auto job = job_of("writes.pt", static_cast<uint64_t>(ranks), placement, 4);
+  job.active = GENERATE(1u, 2u, 0u); // 0: all of them
+  CAPTURE(ranks, job.active);
   CHECK(compare(job) == "");
 }
 
@@ -83,8 +84,9 @@ TEST_CASE("state that changes while code runs stays at its owner",
   // that does not say so; a list in an attribute.
   auto file = GENERATE("norms.pt", "statistics.pt", "books.pt");
   auto ranks = GENERATE(2, 4);
-  auto job = job_of(file, static_cast<uint64_t>(ranks), spread::scattered);
-  job.active = 1;
+  auto job = job_of(file, static_cast<uint64_t>(ranks), spread::scattered, 4);
+  job.active = GENERATE(1u, 2u, 0u); // 0: all of them
+  CAPTURE(file, ranks, job.active);
   CHECK(compare(job) == "");
 }
 

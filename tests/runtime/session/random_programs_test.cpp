@@ -110,3 +110,182 @@ TEST_CASE("random programs over stateful modules end like one process",
     repeated_before = repeated;
   }
 }
+
+// -- trees, widths and calls at random ----------------------------------------
+
+namespace {
+
+std::atomic<uint32_t> tree_seed = 0;
+
+/// Counts the calls, and says so in its results: their order shows.
+template <template <class> class P>
+struct tally : torch::nn::Module {
+  tally() {
+    register_buffer("seen", torch::zeros({}, torch::kDouble));
+  }
+  Tensor forward(Tensor x) {
+    auto& seen = *named_buffers().find("seen");
+    seen.add_(1);
+    return x * (1 + 0.01 * seen.clone());
+  }
+};
+
+/// Stages one after the other, each from one width to the next: a Linear, a
+/// tree of its own, or a module with state. Which stages there are, how wide,
+/// and how often each is called, is drawn when it is made.
+template <template <class> class P>
+struct tree : torch::nn::Module {
+  using subtree = P<torch::nn::ModuleHolder<tree<P>>>;
+  using state = P<torch::nn::ModuleHolder<tally<P>>>;
+
+  struct stage {
+    P<Linear> line = nullptr;
+    subtree below = nullptr;
+    state counted = nullptr;
+    uint32_t times = 1;
+    bool residual = false;
+  };
+
+  tree(int64_t in, int64_t out, uint32_t depth, std::mt19937& rng) {
+    auto n = 2 + rng() % 3;
+    for (uint32_t i = 0; i < n; ++i) {
+      auto next = i + 1 == n ? out : static_cast<int64_t>(2 + rng() % 7);
+      auto name = std::to_string(i);
+      auto& x = stages.emplace_back();
+      if (i > 0 && i + 1 < n && rng() % 4 == 0) {
+        x.counted = state(std::make_shared<typename state::ContainedType>());
+        register_module("state" + name, x.counted);
+        next = in;
+      } else if (depth > 0 && rng() % 2 == 0) {
+        x.below = subtree(in, next, depth - 1, rng);
+        register_module("tree" + name, x.below);
+      } else {
+        x.line = P<Linear>(in, next);
+        register_module("line" + name, x.line);
+      }
+      x.times = in == next ? 1 + rng() % 2 : 1;
+      x.residual = in == next && rng() % 2 == 0;
+      in = next;
+    }
+  }
+
+  Tensor forward(Tensor x) {
+    for (auto& stage : stages)
+      for (uint32_t i = 0; i < stage.times; ++i) {
+        auto y = run(stage, x);
+        x = stage.residual ? torch::tanh(y + x) : torch::tanh(y);
+      }
+    return x;
+  }
+
+  static Tensor run(stage& x, const Tensor& y) {
+    return x.line ? x.line(y) : x.below ? x.below(y) : x.counted(y);
+  }
+
+  std::vector<stage> stages;
+};
+
+template <template <class> class P>
+struct forest : torch::nn::Module {
+  forest() {
+    std::mt19937 rng{tree_seed};
+    for (uint32_t i = 0; i < 2 + rng() % 2; ++i) {
+      trees.emplace_back(width, width, 2u, rng);
+      register_module("tree" + std::to_string(i), trees.back());
+    }
+    to(torch::kDouble);
+  }
+  Tensor forward(Tensor x) {
+    auto y = x;
+    for (auto& t : trees)
+      y = y + t(y);
+    return y.square().mean();
+  }
+  std::vector<P<torch::nn::ModuleHolder<tree<P>>>> trees;
+};
+
+/// [rows, 6] or [rows, any, 6], alike in all steps.
+std::vector<Tensor> batches_of(uint32_t seed, int steps) {
+  std::mt19937 rng{seed};
+  std::vector<int64_t> sizes{static_cast<int64_t>(4 * (1 + rng() % 3))};
+  if (rng() % 2)
+    sizes.push_back(static_cast<int64_t>(1 + rng() % 4));
+  sizes.push_back(width);
+  std::vector<Tensor> result;
+  for (int i = 0; i < steps; ++i) {
+    int64_t n = 1;
+    for (auto x : sizes)
+      n *= x;
+    auto x = torch::arange(n, torch::kDouble) * (i + 1) + seed;
+    result.push_back(torch::sin(x).view(sizes));
+  }
+  return result;
+}
+
+/// Twenty trees from seed `first` on, with the modes of `x`.
+void check_trees(uint32_t first, model_options x) {
+  constexpr int steps = 5;
+  for (uint32_t seed = first; seed < first + 20; ++seed) {
+    tree_seed = seed;
+    x.ranks = 2 + seed % 3;
+    x.microbatches = 4;
+    x.pipeline = seed % 4 == 0   ? "simple"
+                 : seed % 4 == 1 ? "1f1b"
+                                 : "interleaved";
+    x.seed = seed;
+    x.steps = steps;
+    x.tolerance = 1e-9;
+    x.absolute = 1e-12;
+    INFO("seed " << seed);
+    auto batches = batches_of(seed, steps);
+    auto seen = run_ranks<forest>(x, batches);
+    REQUIRE(differences<forest>(x, batches, seen)
+            == std::vector<std::string>{});
+    REQUIRE(seen.back().stats.replayed == (x.replay || x.fixed_order));
+  }
+}
+
+} // namespace
+
+TEST_CASE("random trees of modules end like one process", "[runtime][R19]") {
+  check_trees(1, {});
+}
+
+TEST_CASE("random trees of modules end like one process where calls go on",
+          "[runtime][fast][R19]") {
+  model_options x;
+  x.fast = true;
+  check_trees(21, x);
+}
+
+TEST_CASE("random trees of modules are replayed like one process",
+          "[runtime][static][R19][R33]") {
+  model_options x;
+  x.replay = true;
+  check_trees(41, x);
+}
+
+TEST_CASE(
+  "random trees of modules are replayed like one process where calls "
+  "go on",
+  "[runtime][static][fast][R19][R33]") {
+  model_options x;
+  x.replay = x.fast = true;
+  check_trees(61, x);
+}
+
+TEST_CASE("random trees of modules end like one process in a fixed order",
+          "[runtime][deterministic][R19][R33]") {
+  model_options x;
+  x.fixed_order = true;
+  check_trees(81, x);
+}
+
+TEST_CASE(
+  "random trees of modules end like one process in a fixed order "
+  "where calls go on",
+  "[runtime][deterministic][fast][R19][R33]") {
+  model_options x;
+  x.fixed_order = x.fast = true;
+  check_trees(101, x);
+}
