@@ -27,7 +27,8 @@ bool inspect(Inspector& f, work& x) {
   return f.object(x).fields(
     f.field("device", x.device), f.field("forward", x.forward),
     f.field("backward", x.backward), f.field("activations", x.activations),
-    f.field("ordered", x.ordered), f.field("chunk", x.chunk));
+    f.field("ordered", x.ordered), f.field("chunk", x.chunk),
+    f.field("waits", x.waits));
 }
 
 template <class Inspector>
@@ -215,8 +216,12 @@ partition_decision partitioning::decide(uint32_t devices,
   options.strategy = parse_partition_strategy(cfg.strategy);
   options.chunks = static_cast<uint32_t>(cfg.chunks);
   auto info = describe(map_.model(), marks_.pins, map_.order());
+  for (auto& name : cfg.no_promises)
+    for (auto i : map_.model().modules_below(name))
+      info[i].waited_for = true;
   std::vector<std::string> remarks;
-  if (trace_ && traced_hash_ == map_.model().hash()) {
+  auto traced = trace_ && traced_hash_ == map_.model().hash();
+  if (traced) {
     apply_trace(info, *trace_, element_bytes(map_.model()));
     options.step_seconds = step_seconds(info, *trace_);
     options.basis = describe_trace(*trace_, options.step_seconds,
@@ -242,7 +247,7 @@ partition_decision partitioning::decide(uint32_t devices,
   auto plan = make_partition(info, options);
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
   return {std::move(info), std::move(plan),
-          trace_ ? trace_->failure : std::string{}};
+          trace_ ? trace_->failure : std::string{}, traced};
 }
 
 void partitioning::place() {
