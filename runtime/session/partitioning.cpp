@@ -1,6 +1,7 @@
 #include "runtime/session/partitioning.hpp"
 
 #include "actors/server/microbatch_sequencer.hpp"
+#include "partition/margin.hpp"
 #include "partition/print.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
@@ -89,6 +90,18 @@ double element_bytes(const walked_model& model) {
       elements += static_cast<double>(x.tensor.numel());
     }
   return elements > 0 ? bytes / elements : sizeof(float);
+}
+
+/// By how much times of one module differ on a machine that does nothing else,
+/// as a part of them.
+constexpr double time_error = 0.02;
+
+/// Do measured times decide? Below a millisecond each call counts the same.
+bool counts_times(const trace_result& x) {
+  double seconds = 0;
+  for (auto& y : x.modules)
+    seconds += y.seconds;
+  return x.times && seconds >= 1e-3;
 }
 
 model_info describe(const walked_model& model,
@@ -245,6 +258,13 @@ partition_decision partitioning::decide(uint32_t devices,
                                           0.1 / (n * (n - 1)));
   }
   auto plan = make_partition(info, options);
+  if (traced && devices > 1 && counts_times(*trace_))
+    if (auto n = undecided_modules(info, plan, time_error); n > 0)
+      remarks.push_back("the decision hangs on noise: were times 2 % off, "
+                        + std::to_string(n)
+                        + (n == 1 ? " module" : " modules")
+                        + " would be elsewhere, for about the same time of a "
+                          "step; smp.manual_partition keeps what is here");
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
   return {std::move(info), std::move(plan),
           trace_ ? trace_->failure : std::string{}, traced};
