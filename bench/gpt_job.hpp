@@ -37,6 +37,7 @@ inline void set_modes(const arguments& x, session_config& result) {
   result.static_mode = x.number("static", 0) != 0;
   if (auto fast = x.number("fast", -1); fast >= 0)
     result.fast_mode = fast != 0;
+  result.deterministic_server = x.number("deterministic", 0) != 0;
 }
 
 /// What every run trains.

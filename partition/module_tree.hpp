@@ -66,6 +66,20 @@ struct module_info {
 
   /// Calls per microbatch.
   uint64_t calls = 1;
+
+  // What its caller does with its results, which matters where calls do not
+  // wait by themselves (`smp.fast_mode`):
+
+  /// It waits for them: it computes with them before it calls another module,
+  /// or the calls always wait.
+  bool waited_for = false;
+
+  /// It returns them as they are.
+  bool passed_on = false;
+
+  /// It adds them to results of these, which is done where both are, if that is
+  /// one device; else it waits.
+  std::vector<module_id> added_to;
 };
 
 /// All modules of a model in the order of their ids; the root comes first.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace smp {
 
@@ -39,7 +40,7 @@ public:
       if (visited_[child])
         continue;
       if (!continues_run(here, child))
-        at(here.device);
+        back_to(stack_.back());
       enter(child, here.device);
     }
     return std::move(result_);
@@ -50,6 +51,8 @@ private:
     size_t module;
     size_t next_child;
     uint32_t device; // where the code runs that calls the children
+    /// It waits for what the last of them returned.
+    bool waits = false;
   };
 
   bool is_list(size_t i) const {
@@ -83,8 +86,38 @@ private:
   void leave() {
     auto here = stack_.back();
     stack_.pop_back();
-    if (!is_list(here.module))
-      at(here.device);
+    if (is_list(here.module)) {
+      stack_.back().waits |= here.waits;
+      return;
+    }
+    back_to(here);
+    if (!stack_.empty() && stack_.back().device != here.device)
+      stack_.back().waits |= is_waited_for(here);
+  }
+
+  /// The code of `x` goes on.
+  void back_to(frame& x) {
+    at(x.device).waits |= std::exchange(x.waits, false);
+  }
+
+  bool is_waited_for(const frame& x) const {
+    auto& m = model_[x.module];
+    auto elsewhere = [&](module_id y) {
+      return plan_.module_device[y.value] != x.device;
+    };
+    return m.waited_for
+           || std::any_of(m.added_to.begin(), m.added_to.end(), elsewhere)
+           || (m.passed_on && caller_is_called());
+  }
+
+  /// Does another device wait for what the code that goes on now returns?
+  bool caller_is_called() const {
+    auto is_call = [this](const frame& x) { return !is_list(x.module); };
+    auto caller = std::find_if(stack_.rbegin(), stack_.rend(), is_call);
+    if (caller == stack_.rend())
+      return false;
+    auto above = std::find_if(caller + 1, stack_.rend(), is_call);
+    return above != stack_.rend() && above->device != caller->device;
   }
 
   /// @returns the last work, which is on `device`.

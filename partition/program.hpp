@@ -18,6 +18,9 @@ struct work {
   bool ordered = false;
   /// The model chunk of its modules; if it has none, of the work before it.
   uint32_t chunk = 0;
+  /// The code here waits for what the work before it returns, also where calls
+  /// do not wait by themselves.
+  bool waits = false;
 };
 
 /// As remote calls block, a microbatch is in one place at a time: its forward

@@ -37,7 +37,7 @@ pipeline_program promised_program(const pipeline_program& x) {
   auto result = x;
   result.chain.clear();
   for (auto& y : x.chain)
-    if (takes_time(y) || y.ordered || &y == &x.chain.back())
+    if (takes_time(y) || y.ordered || y.waits || &y == &x.chain.back())
       result.chain.push_back(y);
   return result;
 }
@@ -45,6 +45,13 @@ pipeline_program promised_program(const pipeline_program& x) {
 service_place promised_place_of(const pipeline_program& x, uint32_t device,
                                 uint64_t microbatches) {
   auto result = place_of(x, device, microbatches);
+  size_t segment = 0;
+  for (auto& y : x.chain)
+    if (y.device == device) {
+      if (y.waits && y.forward == 0)
+        result.chunk_of[segment] = turn_chunk;
+      ++segment;
+    }
   if (x.chain.size() > 1 && x.chain.back().device == device)
     result.chunk_of.back() = turn_chunk;
   return result;

@@ -11,12 +11,14 @@ namespace smp {
 
 /// In `service_place::chunk_of`: where a microbatch turns around. Its body
 /// takes the last result of another device and computes the loss; later it
-/// begins the backward phase.
+/// begins the backward phase. Also where its code only takes a result and goes
+/// on: others wait for that.
 inline constexpr uint32_t turn_chunk = std::numeric_limits<uint32_t>::max();
 
 /// @returns `x` without the works that only take a result from one device to
-/// the next, but for the last one: the loss is computed there. Neighbours may
-/// be on one device. Where nobody knows what takes time, `x` itself.
+/// the next, but for the last one, where the loss is computed, and for those
+/// that wait. Neighbours may be on one device. Where nobody knows what takes
+/// time, `x` itself.
 pipeline_program promised_program(const pipeline_program& x);
 
 /// @param x a `promised_program`

@@ -136,6 +136,16 @@ std::vector<rank_id> rank_layout::members(comm_group kind, rank_id x) const {
   return result;
 }
 
+rank_id rank_layout::named(rank_type type, uint64_t position, rank_id x) const {
+  auto xs = members(type, x);
+  if (position < xs.size())
+    return xs[position];
+  auto name = type == rank_type::world ? std::string{"rank"}
+                                       : std::string{to_string(type)} + "_rank";
+  throw config_error("there is no " + name + ' ' + std::to_string(position)
+                     + "; allowed: 0 to " + std::to_string(xs.size() - 1));
+}
+
 std::vector<std::vector<rank_id>> rank_layout::groups(comm_group kind) const {
   std::vector<std::vector<rank_id>> result;
   for (uint64_t i = 0; i < size_; ++i) {

@@ -19,6 +19,10 @@ enum class comm_group : uint8_t {
   mp,    // one replica of the model: pp x tp
 };
 
+/// How a rank is named: "pp_rank 1" is the second one of the caller's group of
+/// this kind.
+using rank_type = comm_group;
+
 /// @returns the name of `x` as it stands in configurations and logs.
 const char* to_string(comm_group x) noexcept;
 
@@ -58,6 +62,10 @@ public:
 
   /// The group of this kind that `x` belongs to, in the order of `rank`.
   std::vector<rank_id> members(comm_group kind, rank_id x) const;
+
+  /// The rank that `x` names so.
+  /// @throws error (config) if the group of `x` has no such rank
+  rank_id named(rank_type type, uint64_t position, rank_id x) const;
 
   /// All groups of this kind; each rank is in exactly one.
   std::vector<std::vector<rank_id>> groups(comm_group kind) const;

@@ -160,6 +160,9 @@ void apply_trace(model_info& model, const trace_result& x,
       model[i].call_bytes = y.transfer_bytes / y.calls;
       model[i].calls = y.calls;
     }
+    model[i].waited_for |= y.waited_for;
+    model[i].passed_on = y.passed_on;
+    model[i].added_to.assign(y.added_to.begin(), y.added_to.end());
   }
   auto timed = std::any_of(x.modules.begin(), x.modules.end(),
                            [](auto& y) { return y.seconds > 0; });

@@ -5,6 +5,7 @@
 #include "partition/module_tree.hpp"
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,10 @@ struct module_trace {
   uint64_t transfer_bytes = 0;
   /// It could not run on the CPU and was traced on the GPU.
   bool on_gpu = false;
+  /// What its caller did with its results, see `module_info`.
+  bool waited_for = false;
+  bool passed_on = false;
+  std::set<module_id> added_to;
 };
 
 /// What a trace found.

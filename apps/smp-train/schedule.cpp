@@ -18,12 +18,13 @@ void draw_schedule(const schedule_command& x, const train_config& config,
   if (!x.svg.empty())
     write_text(x.svg, timeline_svg(found.report));
   if (!x.json.empty())
-    write_text(x.json, schedule_json(found.report, config.smp.pipeline,
+    write_text(x.json, schedule_json(found, config.smp.pipeline,
                                      config.smp.microbatches));
   timeline_options drawing;
   drawing.width = 60; // 80 columns with the labels
   drawing.colour = terminal;
-  fmt::print(stderr, "{}", draw_timeline(found.report, drawing));
+  fmt::print(stderr, "{}{}\n", draw_timeline(found.report, drawing),
+             found.calls);
 }
 
 } // namespace smp::app

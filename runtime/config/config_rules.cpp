@@ -19,7 +19,8 @@ class rule_book {
 public:
   explicit rule_book(const train_config& x)
     : x_(effective(x)),
-      has_head_size_(x.model.type == "t5" && x.model.head_size) {
+      has_head_size_(x.model.type == "t5" && x.model.head_size),
+      has_memory_weight_(x.smp.memory_weight) {
     // nop
   }
 
@@ -67,6 +68,12 @@ public:
                       "\"paper\", which gives each rank one part; write "
                       "smp.strategy = \"balanced\"",
                       x.chunks));
+    if (has_memory_weight_ && x.optimize != "memory")
+      add("smp.optimize", "has no effect with", "smp.memory_weight",
+          "it stands for a weight; keep one of them");
+    if (!x.auto_partition && x.trace_device == "gpu")
+      add("smp.trace_device", "has no effect with", "smp.auto_partition",
+          "nothing is measured; leave it out");
     if (x.auto_partition && x.default_partition != 0)
       add({"smp.default_partition", "smp.auto_partition"},
           fmt::format("smp.default_partition = {} has no effect with "
@@ -167,7 +174,9 @@ public:
 
 private:
   train_config x_;
-  bool has_head_size_; // set, and need not follow from others
+  // Set, and need not follow from others.
+  bool has_head_size_;
+  bool has_memory_weight_;
   std::vector<config_conflict> found_;
 };
 

@@ -314,7 +314,8 @@ std::string hint_for_unknown_choice(const config_key& key,
   choices.insert(choices.end(), key.planned_choices.begin(),
                  key.planned_choices.end());
   auto nearest = nearest_name(value, choices);
-  return nearest.empty()
+  // What follows tells what is not built yet.
+  return nearest.empty() || contains(key.planned_choices, nearest)
            ? std::string{}
            : fmt::format(" (did you mean {}?)", smp::quoted(nearest));
 }
@@ -337,13 +338,19 @@ std::string hint_for_unknown_key(std::string_view name) {
   if (best > 3)
     if (auto key = key_known_elsewhere_as(name))
       nearest = key->name;
-  if (!nearest.empty())
-    return find_config_key(nearest)->slot != nullptr
+  if (!nearest.empty()) {
+    // No advice to write what is refused then.
+    auto& key = *find_config_key(nearest);
+    if (key.slot == nullptr)
+      return fmt::format("; {} is not built yet", nearest);
+    return key.idle.empty()
              ? fmt::format("; did you mean {}?", nearest)
-             : fmt::format("; {} is not built yet", nearest);
+             : fmt::format("; {} has no effect {}", nearest, key.idle);
+  }
   std::string known;
   for (auto& key : config_keys())
-    if (key.slot != nullptr && table(key.name) == table(name))
+    if (key.slot != nullptr && key.idle.empty()
+        && table(key.name) == table(name))
       known += (known.empty() ? "" : ", ") + std::string{leaf(key.name)};
   if (!known.empty())
     return fmt::format("; keys of [{}]: {}", table(name), known);

@@ -183,6 +183,7 @@ const std::vector<config_key> run_table = {
    .slot = SMP_SLOT(smp.trusted_network),
    .meaning = "allow addresses other than loopback, although UCX over tcp "
               "has no authentication",
+   .only = {{"transport.type", {"ucx"}}},
    .local = true},
   // -- [monitor] --------------------------------------------------------------
   {.name = "monitor.address", .meaning = "where `smp-top` connects"},

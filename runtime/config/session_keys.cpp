@@ -64,10 +64,12 @@ const std::vector<config_key> session_table = {
    .slot = SMP_SLOT(smp.strategy),
    .meaning = "`paper`: exactly the paper's decision; `balanced`: may only "
               "improve on it",
-   .choices = {"balanced", "paper"}},
+   .choices = {"balanced", "paper"},
+   .only = {{"smp.auto_partition", {"true"}}}},
   {.name = "smp.optimize",
    .slot = SMP_SLOT(smp.optimize),
-   .meaning = "what the partition is to balance",
+   .meaning = "what the partition is to balance, if `smp.memory_weight` does "
+              "not say it",
    .choices = {"memory", "speed"}},
   {.name = "smp.memory_weight",
    .slot = SMP_SLOT(smp.memory_weight),
@@ -83,12 +85,14 @@ const std::vector<config_key> session_table = {
   {.name = "smp.trace_execution_times",
    .slot = SMP_SLOT(smp.trace_execution_times),
    .meaning = "time of a module as measured; else each counts the same",
-   .only = {{"smp.trace_device", {"cpu", "gpu"}}}},
+   .only = {{"smp.trace_device", {"cpu", "gpu"}},
+            {"smp.auto_partition", {"true"}}}},
   {.name = "smp.trace_memory_usage",
    .slot = SMP_SLOT(smp.trace_memory_usage),
    .meaning = "memory of a module with activations as measured; else its "
               "parameters alone",
-   .only = {{"smp.trace_device", {"cpu", "gpu"}}}},
+   .only = {{"smp.trace_device", {"cpu", "gpu"}},
+            {"smp.auto_partition", {"true"}}}},
   {.name = "smp.placement_strategy",
    .slot = SMP_SLOT(smp.placement_strategy),
    .meaning = "which ranks are neighbours: `cluster` = `DPT`, `spread` = "
@@ -105,7 +109,8 @@ const std::vector<config_key> session_table = {
    .slot = SMP_SLOT(smp.static_steps),
    .meaning = "steps to record, for each kind of step",
    .range = between(1, 1000),
-   .only = {{"smp.static_mode", {"true"}}}},
+   .only = {{"smp.static_mode", {"true"}},
+            {"smp.deterministic_server", {"false"}}}},
   {.name = "smp.static_fallback",
    .slot = SMP_SLOT(smp.static_fallback),
    .meaning = "what a step does that diverges from its record: it ends the "

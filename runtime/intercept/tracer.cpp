@@ -273,6 +273,7 @@ tracer::tracer(const walked_model& model, const trace_options& options,
   result_.memory = options.memory;
   if (options.memory)
     memory_ = std::make_unique<memory_meter>(model);
+  watch_results(true);
   current_tracer = this;
   set_interceptor(interceptor::trace, this);
   // What the step computes besides its modules is the root's.
@@ -351,6 +352,28 @@ void tracer::on_memory() {
   f.peak = std::max(f.peak, memory_->live() - f.live - f.kept);
 }
 
+/// It takes time, which is not to be measured.
+void tracer::watch_results(bool on) {
+  watch_.reset();
+  if (on)
+    watch_ = std::make_unique<result_watch>(
+      result_.modules, [this]() -> std::optional<module_id> {
+        if (!counts() || stack_.empty())
+          return std::nullopt;
+        return stack_.back().module;
+      });
+}
+
+void tracer::note_returned(std::span<const at::Tensor> xs) {
+  if (!watch_ || !counts())
+    return;
+  auto module = stack_.back().module;
+  auto caller = std::find_if(stack_.rbegin(), stack_.rend(),
+                             [&](auto& x) { return x.module != module; });
+  if (caller != stack_.rend())
+    watch_->returned(module, caller->module, xs);
+}
+
 // -- call_interceptor ---------------------------------------------------------
 
 void tracer::enter(const intercepted_call& x) {
@@ -379,6 +402,7 @@ void tracer::results(const intercepted_call& x,
   if (!stop) // else it was another try
     stop = clock::now();
   add_bytes(xs);
+  note_returned(xs);
 }
 
 void tracer::leave(const intercepted_call& x, bool failed) {
@@ -466,6 +490,7 @@ bool traced_model_call::next() {
   else
     x.pass_ = again && x.options_.times ? pass::time : pass::none;
   ++passes_;
+  x.watch_results(x.pass_ == pass::count);
   if (x.pass_ == pass::none)
     return false;
   x.seconds_.assign(x.seconds_.size(), 0);

@@ -111,6 +111,20 @@ std::optional<uint32_t> walked_model::find_module(std::string_view name) const {
   return std::nullopt;
 }
 
+std::vector<uint32_t> walked_model::modules_below(std::string_view name) const {
+  std::vector<uint32_t> result;
+  if (!find_module(name))
+    return result;
+  auto is_in = [name](std::string_view x) {
+    return x.starts_with(name)
+           && (x.size() == name.size() || x[name.size()] == '.');
+  };
+  for (uint32_t i = 0; i < modules.size(); ++i)
+    if (std::ranges::any_of(modules[i].names, is_in))
+      result.push_back(i);
+  return result;
+}
+
 uint64_t walked_model::hash() const {
   fnv_hash h;
   for (auto& m : modules) {

@@ -90,6 +90,10 @@ struct walked_model {
   /// @returns the position of the module that has `name` among its names
   std::optional<uint32_t> find_module(std::string_view name) const;
 
+  /// @returns the positions of that module and of all below it, by their names;
+  /// none if there is no such module
+  std::vector<uint32_t> modules_below(std::string_view name) const;
+
   /// Over names, types, shapes and dtypes; equal on ranks with the same model.
   uint64_t hash() const;
 };

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <numeric>
 
 namespace smp {
@@ -35,6 +36,26 @@ double forward_seconds(const model_info& model) {
   return std::accumulate(xs.begin(), xs.end(), 0.0);
 }
 
+/// @returns how calls are played: a caller that computes with a result waits
+/// for it, and then the pipeline stands where one that passes it on goes on
+std::string describe_calls(const session_config& x,
+                           const partition_decision& decision,
+                           const pipeline_program& program) {
+  std::string how = "none, as callers only pass results on";
+  auto waits = std::ranges::count_if(program.chain,
+                                     [](auto& y) { return y.waits; });
+  if (!takes_promises(x))
+    how = "all (smp.fast_mode = false)";
+  else if (waits > 0)
+    how = fmt::format(
+      "{} in each phase of a microbatch, for results used at "
+      "once",
+      waits);
+  else if (!decision.traced)
+    how = "assumed none, as no trace shows what callers do";
+  return "calls that wait: " + how;
+}
+
 } // namespace
 
 // -- prediction ---------------------------------------------------------------
@@ -57,15 +78,18 @@ schedule_prediction predict_schedule(const train_config& x,
       result.program = make_program(decision.model, decision.plan, times);
       result.report = s.internals().policies().play(result.program,
                                                     x.smp.microbatches, true);
+      result.calls = describe_calls(x.smp, decision, result.program);
     });
   return result;
 }
 
-std::string schedule_json(const schedule_report& x, std::string_view pipeline,
-                          uint64_t microbatches) {
-  json result{{"pipeline", pipeline},   {"microbatches", microbatches},
-              {"makespan", x.makespan}, {"bubble", x.bubble},
-              {"ranks", json::array()}, {"tasks", json::array()}};
+std::string schedule_json(const schedule_prediction& prediction,
+                          std::string_view pipeline, uint64_t microbatches) {
+  auto& x = prediction.report;
+  json result{{"pipeline", pipeline},     {"microbatches", microbatches},
+              {"makespan", x.makespan},   {"bubble", x.bubble},
+              {"ranks", json::array()},   {"tasks", json::array()},
+              {"calls", prediction.calls}};
   for (size_t i = 0; i < x.busy.size(); ++i)
     result["ranks"].push_back({{"busy", x.busy[i]},
                                {"live", x.peak_live[i]},

@@ -16,6 +16,8 @@ namespace smp {
 struct schedule_prediction {
   pipeline_program program;
   schedule_report report;
+  /// What it takes for granted about calls that wait: one line, for people.
+  std::string calls;
 };
 
 /// Partitions the model for all ranks and plays the schedule, in this process
@@ -29,10 +31,10 @@ predict_schedule(const train_config& x,
                  const std::optional<module_times>& times = {});
 
 /// @returns the prediction as one JSON object: `pipeline`, `microbatches`,
-/// `makespan` (seconds), `bubble`, `ranks` (each with `busy`, `live`,
+/// `makespan` (seconds), `bubble`, `calls`, `ranks` (each with `busy`, `live`,
 /// `activations`) and `tasks` (each with `rank`, `microbatch`, `phase`,
 /// `begin`, `end`).
-std::string schedule_json(const schedule_report& x, std::string_view pipeline,
-                          uint64_t microbatches);
+std::string schedule_json(const schedule_prediction& x,
+                          std::string_view pipeline, uint64_t microbatches);
 
 } // namespace smp

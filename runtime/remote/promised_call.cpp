@@ -164,17 +164,12 @@ promised_value_ptr promised_value_of(const at::Tensor& x) {
 
 void promise_book::set_waiting(const model_map& map,
                                const std::vector<std::string>& names) {
-  auto& modules = map.model().modules;
   for (auto& name : names) {
-    if (!map.model().find_module(name))
+    auto found = map.model().modules_below(name);
+    if (found.empty())
       throw error{error_code::config,
                   "smp.no_promises: the model has no module '" + name + "'"};
-    auto is_in = [&name](const std::string& x) {
-      return x == name || x.starts_with(name + ".");
-    };
-    for (uint64_t i = 0; i < modules.size(); ++i)
-      if (auto& xs = modules[i].names; std::any_of(xs.begin(), xs.end(), is_in))
-        waiting_.insert(i);
+    waiting_.insert(found.begin(), found.end());
   }
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/session/partitioning.hpp"
 
 #include "actors/server/microbatch_sequencer.hpp"
+#include "partition/margin.hpp"
 #include "partition/print.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
@@ -27,7 +28,8 @@ bool inspect(Inspector& f, work& x) {
   return f.object(x).fields(
     f.field("device", x.device), f.field("forward", x.forward),
     f.field("backward", x.backward), f.field("activations", x.activations),
-    f.field("ordered", x.ordered), f.field("chunk", x.chunk));
+    f.field("ordered", x.ordered), f.field("chunk", x.chunk),
+    f.field("waits", x.waits));
 }
 
 template <class Inspector>
@@ -88,6 +90,18 @@ double element_bytes(const walked_model& model) {
       elements += static_cast<double>(x.tensor.numel());
     }
   return elements > 0 ? bytes / elements : sizeof(float);
+}
+
+/// By how much times of one module differ on a machine that does nothing else,
+/// as a part of them.
+constexpr double time_error = 0.02;
+
+/// Do measured times decide? Below a millisecond each call counts the same.
+bool counts_times(const trace_result& x) {
+  double seconds = 0;
+  for (auto& y : x.modules)
+    seconds += y.seconds;
+  return x.times && seconds >= 1e-3;
 }
 
 model_info describe(const walked_model& model,
@@ -215,8 +229,12 @@ partition_decision partitioning::decide(uint32_t devices,
   options.strategy = parse_partition_strategy(cfg.strategy);
   options.chunks = static_cast<uint32_t>(cfg.chunks);
   auto info = describe(map_.model(), marks_.pins, map_.order());
+  for (auto& name : cfg.no_promises)
+    for (auto i : map_.model().modules_below(name))
+      info[i].waited_for = true;
   std::vector<std::string> remarks;
-  if (trace_ && traced_hash_ == map_.model().hash()) {
+  auto traced = trace_ && traced_hash_ == map_.model().hash();
+  if (traced) {
     apply_trace(info, *trace_, element_bytes(map_.model()));
     options.step_seconds = step_seconds(info, *trace_);
     options.basis = describe_trace(*trace_, options.step_seconds,
@@ -240,9 +258,16 @@ partition_decision partitioning::decide(uint32_t devices,
                                           0.1 / (n * (n - 1)));
   }
   auto plan = make_partition(info, options);
+  if (traced && devices > 1 && counts_times(*trace_))
+    if (auto n = undecided_modules(info, plan, time_error); n > 0)
+      remarks.push_back("the decision hangs on noise: were times 2 % off, "
+                        + std::to_string(n)
+                        + (n == 1 ? " module" : " modules")
+                        + " would be elsewhere, for about the same time of a "
+                          "step; smp.manual_partition keeps what is here");
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
   return {std::move(info), std::move(plan),
-          trace_ ? trace_->failure : std::string{}};
+          trace_ ? trace_->failure : std::string{}, traced};
 }
 
 void partitioning::place() {

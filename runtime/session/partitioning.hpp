@@ -45,6 +45,8 @@ struct partition_decision {
   partition_plan plan;
   /// Why the trace did not come to its end; empty if it did, or was none.
   std::string trace_failure = {};
+  /// A trace showed what modules do.
+  bool traced = false;
 
   /// For people, with colours; see partition/print.hpp.
   std::string text() const;

@@ -5,6 +5,7 @@
 #include "runtime/config/config_file.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/rendezvous.hpp"
+#include "runtime/session/groups.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
 #include "transport/build_id.hpp"
@@ -297,132 +298,6 @@ session* session::current_or_null() noexcept {
 
 void session::set_current(session* x) noexcept {
   rank_context::set_current(x ? &x->internals() : nullptr);
-}
-
-// -- ranks and groups ---------------------------------------------------------
-
-namespace {
-
-uint64_t rank_in(comm_group kind) {
-  auto& s = session::current();
-  return s.layout().rank(kind, rank_id{s.rank()});
-}
-
-uint64_t size_of(comm_group kind) {
-  return session::current().layout().size(kind);
-}
-
-std::vector<rank_id> members_of(comm_group kind) {
-  auto& s = session::current();
-  auto result = s.layout().members(kind, rank_id{s.rank()});
-  std::sort(result.begin(), result.end());
-  return result;
-}
-
-void barrier_of(comm_group kind) {
-  session::current().internals().exchange().barrier(
-    members_of(kind), std::string{"smp.barrier."} + to_string(kind));
-}
-
-} // namespace
-
-uint64_t rank() {
-  return session::current().rank();
-}
-
-uint64_t size() {
-  return session::current().size();
-}
-
-uint64_t local_rank() {
-  auto& s = session::current();
-  return s.layout().local_rank(rank_id{s.rank()});
-}
-
-uint64_t local_size() {
-  auto& s = session::current();
-  return s.layout().local_size(rank_id{s.rank()});
-}
-
-uint64_t pp_rank() {
-  return rank_in(comm_group::pp);
-}
-
-uint64_t pp_size() {
-  return size_of(comm_group::pp);
-}
-
-uint64_t tp_rank() {
-  return rank_in(comm_group::tp);
-}
-
-uint64_t tp_size() {
-  return size_of(comm_group::tp);
-}
-
-uint64_t rdp_rank() {
-  return rank_in(comm_group::rdp);
-}
-
-uint64_t rdp_size() {
-  return size_of(comm_group::rdp);
-}
-
-uint64_t dp_rank() {
-  return rank_in(comm_group::dp);
-}
-
-uint64_t dp_size() {
-  return size_of(comm_group::dp);
-}
-
-uint64_t mp_rank() {
-  return rank_in(comm_group::mp);
-}
-
-uint64_t mp_size() {
-  return size_of(comm_group::mp);
-}
-
-std::vector<uint64_t> get_group(comm_group kind) {
-  std::vector<uint64_t> result;
-  for (auto x : members_of(kind))
-    result.push_back(x.value);
-  return result;
-}
-
-void barrier() {
-  barrier_of(comm_group::world);
-}
-
-void pp_barrier() {
-  barrier_of(comm_group::pp);
-}
-
-void dp_barrier() {
-  barrier_of(comm_group::dp);
-}
-
-void mp_barrier() {
-  barrier_of(comm_group::mp);
-}
-
-std::vector<double> allgather(double x, comm_group kind) {
-  auto all = session::current().internals().exchange().all_gather(
-    members_of(kind), std::string{"smp.allgather."} + to_string(kind),
-    to_payload(x));
-  std::vector<double> result;
-  for (auto& y : all)
-    result.push_back(from_payload<double>(y, "number"));
-  return result;
-}
-
-double broadcast(double x, comm_group kind) {
-  auto group = members_of(kind);
-  auto all = session::current().internals().exchange().broadcast(
-    group, std::string{"smp.broadcast."} + to_string(kind), group.front(),
-    to_payload(x));
-  return from_payload<double>(all, "number");
 }
 
 } // namespace smp

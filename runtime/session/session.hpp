@@ -119,37 +119,4 @@ struct virtual_world_options {
 void run_virtual_world(uint64_t world_size, const virtual_world_options& x,
                        const std::function<void(session&)>& body);
 
-// -- ranks and groups of the current session (api.md section 4) ---------------
-
-uint64_t rank();
-uint64_t size();
-uint64_t local_rank();
-uint64_t local_size();
-uint64_t pp_rank();
-uint64_t pp_size();
-uint64_t tp_rank();
-uint64_t tp_size();
-uint64_t rdp_rank();
-uint64_t rdp_size();
-uint64_t dp_rank();
-uint64_t dp_size();
-uint64_t mp_rank();
-uint64_t mp_size();
-
-/// The ranks of a group of the calling rank, ascending.
-std::vector<uint64_t> get_group(comm_group kind);
-
-/// Waits for all ranks of the world, of the pipeline group, ...
-void barrier();
-void pp_barrier();
-void dp_barrier();
-void mp_barrier();
-
-/// @returns the numbers of all ranks of the group, by position in it.
-/// Collective; inside and outside of steps.
-std::vector<double> allgather(double x, comm_group kind = comm_group::world);
-
-/// @returns the number of the group's first rank. Collective.
-double broadcast(double x, comm_group kind = comm_group::world);
-
 } // namespace smp

@@ -6,6 +6,7 @@
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
+#include "runtime/session/groups.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"

@@ -90,6 +90,34 @@ TEST_CASE_METHOD(tiny_run, "the command schedule draws a step",
   CHECK_FALSE(fs::exists(path / "runs"));
 }
 
+TEST_CASE_METHOD(tiny_run, "a prediction says which calls it takes to wait",
+                 "[apps][schedule]") {
+  struct variant {
+    std::vector<std::string> settings;
+    const char* waits;
+  };
+  for (auto& [settings, waits] : std::vector<variant>{
+         {{}, "none, as callers only pass results on"},
+         {{"--smp.no_promises=[\"transformer\"]"},
+          "in each phase of a microbatch, for results used at once"},
+         {{"--smp.fast_mode=false"}, "all (smp.fast_mode = false)"},
+         {{"--smp.trace_device=none"},
+          "assumed none, as no trace shows what callers do"}}) {
+    std::vector<std::string> arguments{"schedule", "tiny.toml", "--json",
+                                       "step.json", "--smp.strategy=paper"};
+    arguments.insert(arguments.end(), settings.begin(), settings.end());
+    auto p = start(arguments);
+    auto code = p.join();
+    INFO(p.output());
+    REQUIRE(code == 0);
+    CHECK_THAT(p.output(), ContainsSubstring("\ncalls that wait: ")
+                             && ContainsSubstring(std::string{waits} + "\n"));
+    CHECK(widest_line(p.output()) <= 80);
+    auto json = nlohmann::json::parse(content_of(path / "step.json"));
+    CHECK_THAT(json["calls"].get<std::string>(), ContainsSubstring(waits));
+  }
+}
+
 TEST_CASE_METHOD(tiny_run, "given times count instead of guessed ones",
                  "[apps][schedule]") {
   // A microbatch takes 2 s forward and twice that backward, wherever its blocks

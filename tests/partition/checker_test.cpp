@@ -392,6 +392,42 @@ TEST_CASE("works keep activations and know state",
   CHECK(report.peak_activations == std::vector<double>{15, 14});
 }
 
+TEST_CASE("works that wait for what a call returned are those of its caller",
+          "[partition][checker]") {
+  // root(0) calls a(1), which calls c(1 or 2), and then b(1 or 2).
+  auto model = make_model(
+    {{"", {1, 2}, 0, 1}, {"a", {3}, 0, 1}, {"b", {}, 0, 1}, {"c", {}, 0, 1}});
+  model[1].pinned_device = 1;
+  auto waits = [&](uint32_t b, uint32_t c) {
+    model[2].pinned_device = b;
+    model[3].pinned_device = c;
+    partition_options options;
+    options.manual.devices = 3;
+    options.manual.automatic = false;
+    std::string result;
+    for (auto& x :
+         make_program(model, make_partition(model, options), {}).chain)
+      result += std::to_string(x.device) + (x.waits ? "! " : " ");
+    return result;
+  };
+  CHECK(waits(2, 2) == "0 1 2 1 0 2 0 ");
+  SECTION("that computes with it") {
+    model[1].waited_for = true;
+    CHECK(waits(2, 2) == "0 1 2 1 0! 2 0 ");
+  }
+  SECTION("that adds it to a result of another device") {
+    model[2].added_to = {module_id{1}};
+    CHECK(waits(2, 1) == "0 1 0 2 0! ");
+    CHECK(waits(1, 1) == "0 1 0 1 0 ");
+  }
+  SECTION("that returns it to another device") {
+    model[3].passed_on = true;
+    model[1].passed_on = true; // by the step, which nobody called
+    CHECK(waits(2, 2) == "0 1 2 1! 0 2 0 ");
+    CHECK(waits(2, 1) == "0 1 0 2 0 ");
+  }
+}
+
 TEST_CASE("a GPT on four devices is predicted as a pipeline",
           "[partition][checker]") {
   gpt_tree gpt{8, 192, false};

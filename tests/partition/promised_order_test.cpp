@@ -142,3 +142,24 @@ TEST_CASE("schedules have the bubble of the textbook if calls do not wait",
               == Catch::Approx((p - 1) / slots).margin(margin));
           }
 }
+
+TEST_CASE("a caller that takes each result on its way stands in the chain",
+          "[partition][promised]") {
+  // The code on device 0 computes with the result of device 1 before it calls
+  // device 2.
+  auto waiting = stages_with_returns(3, 1);
+  REQUIRE(waiting.chain.size() == 5);
+  waiting.chain[2].waits = true;
+  auto program = promised_program(waiting);
+  REQUIRE(program.chain.size() == 5);
+  CHECK(promised_program(stages_with_returns(3, 1)).chain.size() == 4);
+  CHECK(promised_place_of(program, 0, 8).chunk_of
+        == std::vector<uint32_t>{0, turn_chunk, turn_chunk});
+  // Device 0 may be busy when the result comes, with work that cannot be
+  // interrupted: so the bubble is larger, though the work is the same.
+  auto straight = promised_program(stages_with_returns(3, 1));
+  for (auto name : {"1f1b", "interleaved"})
+    CHECK(bubble(name, program, 8, 6) > bubble(name, straight, 8, 6) + 0.01);
+  // Alone on its way a microbatch waits for nobody.
+  CHECK(bubble("1f1b", program, 1, 6) == Catch::Approx(2.0 / 3));
+}

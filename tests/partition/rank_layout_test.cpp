@@ -2,6 +2,7 @@
 
 #include "partition/rank_layout.hpp"
 
+#include "tests/support/error_of.hpp"
 #include "transport/error.hpp"
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <vector>
 
 using namespace smp;
+using smp::test::error_of;
 
 namespace {
 
@@ -132,6 +134,26 @@ TEST_CASE("a rank along an axis is its coordinate, and tp lies within dp",
       CHECK(std::includes(dp.begin(), dp.end(), tp.begin(), tp.end()));
     }
   }
+}
+
+TEST_CASE("a position names another rank for each kind of group",
+          "[partition][rank_layout]") {
+  // api.md section 4: 8 ranks, cluster, T = 2, P = 2.
+  rank_layout uut{{8, 2, 2, true, "cluster"}};
+  auto named = [&](rank_type type, uint64_t position) {
+    return uut.named(type, position, rank_id{6}).value;
+  };
+  CHECK(named(rank_type::world, 1) == 1);
+  CHECK(named(rank_type::pp, 0) == 4);
+  CHECK(named(rank_type::pp, 1) == 6);
+  CHECK(named(rank_type::tp, 1) == 7);
+  CHECK(named(rank_type::rdp, 0) == 2);
+  CHECK(named(rank_type::dp, 1) == 3);
+  CHECK(named(rank_type::mp, 3) == 7);
+  CHECK(error_of([&] { named(rank_type::pp, 2); }, error_code::config)
+        == "there is no pp_rank 2; allowed: 0 to 1");
+  CHECK(error_of([&] { named(rank_type::world, 8); }, error_code::config)
+        == "there is no rank 8; allowed: 0 to 7");
 }
 
 TEST_CASE("local ranks count within blocks of neighbours on one machine",

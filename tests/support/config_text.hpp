@@ -58,4 +58,30 @@ inline train_config config_of(const std::string& text,
   return report.config;
 }
 
+/// A configuration that is refused with one error at one place.
+struct broken {
+  const char* what;
+  std::string text;
+  /// The whole place, as the line begins.
+  std::string place;
+  /// What the line must say: the key, the nearest name, what is allowed.
+  std::vector<std::string> says;
+  std::vector<std::string> overrides = {};
+};
+
+inline void check_refusal(const broken& x) {
+  CAPTURE(x.what);
+  auto errors = parse(x.text, x.overrides).errors;
+  CAPTURE(errors);
+  // A table under a wrong name also leaves its required keys missing.
+  REQUIRE_FALSE(errors.empty());
+  std::erase_if(errors, [&](const std::string& line) {
+    return !line.starts_with(x.place);
+  });
+  REQUIRE(errors.size() == 1);
+  CHECK(errors[0].find('\n') == std::string::npos);
+  for (auto& text : x.says)
+    CHECK_THAT(errors[0], Catch::Matchers::ContainsSubstring(text));
+}
+
 } // namespace smp::test

@@ -13,16 +13,6 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-struct broken {
-  const char* what;
-  std::string text;
-  /// The whole place, as the line begins.
-  std::string place;
-  /// What the line must say: the key, the nearest name, what is allowed.
-  std::vector<std::string> says;
-  std::vector<std::string> overrides = {};
-};
-
 // -- keys that do not exist ---------------------------------------------------
 
 std::vector<broken> unknown_keys() {
@@ -354,85 +344,6 @@ std::vector<broken> conflicts_of_sizes() {
   };
 }
 
-std::vector<broken> keys_without_effect() {
-  return {
-    {"option of another optimizer",
-     and_also("[optimizer]\nmomentum = 0.9"),
-     "run.toml:17: ",
-     {"optimizer.momentum has no effect",
-      "optimizer.type = \"adamw\" (the default)", "\"sgd\""}},
-    {"path without a file to read",
-     with("type = \"text\"", "type = \"synthetic\""),
-     "run.toml:10: ",
-     {"data.path has no effect with data.type = \"synthetic\" (run.toml:9)"}},
-    {"gradient of a step that never comes",
-     and_also("dump_gradients = [1, 101]"),
-     "run.toml:16: ",
-     {"train.dump_gradients = [1, 101] goes beyond train.steps = 100"}},
-    {"size of another model",
-     with("type = \"gpt\"", "type = \"gpt\"\nexperts = 8"),
-     "run.toml:7: ",
-     {"model.experts has no effect with model.type = \"gpt\"", "\"moe\""}},
-    {"size of another variant",
-     with("type = \"gpt\"", "type = \"gpt\"\nwindow = 8"),
-     "run.toml:7: ",
-     {"model.window has no effect with model.variant = \"gpt-2\" (the "
-      "default)",
-      "\"gpt-3\""}},
-    {"text for a model without text",
-     with("type = \"gpt\"", "type = \"ncf\"") + "",
-     "run.toml:9: ",
-     {"data.type = \"text\" has no tensors for model.type = \"ncf\"",
-      "\"synthetic\" or \"safetensors\""}},
-    {"evaluation without held-out data",
-     with("type = \"text\"", "type = \"safetensors\"\nheld_out = 0.5"),
-     "run.toml:10: ",
-     {"data.held_out has no effect with data.type = \"safetensors\""}},
-    {"fixed batch for positions of unknown number",
-     with("type = \"text\"", "type = \"safetensors\""),
-     "run.toml:5: ",
-     {"model.sequence_length is missing"}},
-    {"placement of ranks of which each has a part of its own",
-     with("microb", "placement_strategy = \"cluster\""),
-     "run.toml:3: ",
-     {"smp.placement_strategy has no effect while each rank", "leave it out"}},
-    {"modules that wait although all calls do",
-     with("microb", "fast_mode = false\nno_promises = [\"a\"]"),
-     "run.toml:4: ",
-     {"smp.no_promises has no effect with smp.fast_mode = false (run.toml:3); "
-      "it belongs to smp.fast_mode = \"auto\", smp.fast_mode = true"}},
-    {"a word that is neither on nor off",
-     with("microb", "fast_mode = \"on\""),
-     "run.toml:3: ",
-     {"smp.fast_mode needs true, false or \"auto\", got"}},
-    {"steps to record of a run that records none",
-     with("microb", "static_mode = false\nstatic_steps = 5"),
-     "run.toml:4: ",
-     {"smp.static_steps has no effect with smp.static_mode = false "
-      "(run.toml:3); it belongs to smp.static_mode = true"}},
-    {"what follows a divergence from no record",
-     with("microb", "static_fallback = \"dynamic\""),
-     "run.toml:3: ",
-     {"smp.static_fallback has no effect with smp.static_mode = false (the "
-      "default); it belongs to smp.static_mode = true, "
-      "smp.deterministic_server = true"}},
-    {"times of no trace",
-     with("microb", "trace_device = \"none\"\ntrace_execution_times = true"),
-     "run.toml:4: ",
-     {"smp.trace_execution_times has no effect with smp.trace_device = "
-      "\"none\"",
-      "\"cpu\", \"gpu\""}},
-    {"memory of no trace",
-     with("microb", "trace_device = \"none\"\ntrace_memory_usage = false"),
-     "run.toml:4: ",
-     {"smp.trace_memory_usage has no effect"}},
-    {"interval of no evaluation",
-     and_also("eval_interval = 5\neval_steps = 0"),
-     "run.toml:16: ",
-     {"train.eval_interval = 5", "train.eval_steps = 0"}},
-  };
-}
-
 // -- command line -------------------------------------------------------------
 
 std::vector<broken> on_the_command_line() {
@@ -489,53 +400,12 @@ TEST_CASE("each broken configuration gives one error with place and remedy",
   for (auto& part :
        {unknown_keys(), wrong_types(), out_of_range(), not_built_yet(),
         missing_and_double(), no_toml(), conflicts_of_schedules(),
-        conflicts_of_sizes(), keys_without_effect(), on_the_command_line()})
+        conflicts_of_sizes(), on_the_command_line()})
     configurations.insert(configurations.end(), part.begin(), part.end());
   CHECK(configurations.size() >= 40);
-  for (auto& x : configurations) {
-    CAPTURE(x.what);
-    auto errors = parse(x.text, x.overrides).errors;
-    CAPTURE(errors);
-    // A table under a wrong name also leaves its required keys missing.
-    REQUIRE_FALSE(errors.empty());
-    std::erase_if(errors, [&](const std::string& line) {
-      return !line.starts_with(x.place);
-    });
-    REQUIRE(errors.size() == 1);
-    CHECK(errors[0].find('\n') == std::string::npos);
-    for (auto& text : x.says)
-      CHECK_THAT(errors[0], ContainsSubstring(text));
-  }
+  for (auto& x : configurations)
+    check_refusal(x);
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds{2});
-}
-
-TEST_CASE("a key that depends on another one is taken where it has an effect",
-          "[runtime][config]") {
-  for (auto& overrides : std::vector<std::vector<std::string>>{
-         {"--smp.fast_mode=true", "--smp.no_promises=[\"a\"]"},
-         {"--smp.fast_mode=auto", "--smp.no_promises=[\"a\"]"},
-         {"--smp.fast_mode=\"auto\""},
-         {"--smp.fast_mode=false"},
-         {"--smp.no_promises=[\"a\"]"},
-         {"--smp.static_mode=true", "--smp.static_steps=2",
-          "--smp.static_fallback=dynamic"},
-         {"--smp.deterministic_server=true", "--smp.static_fallback=dynamic"},
-         {"--smp.trace_device=gpu", "--smp.trace_memory_usage=false"}}) {
-    CAPTURE(overrides);
-    auto x = config_of(good, overrides);
-    // Also where all defaults are written out.
-    CHECK(to_toml(config_of(to_toml(x))) == to_toml(x));
-  }
-}
-
-TEST_CASE("an advice never names a key that would be refused",
-          "[runtime][config]") {
-  auto line = parse(good, {"--smp.dpp=true"}).errors.at(0);
-  CHECK_THAT(line, ContainsSubstring("unknown key smp.dpp; smp.ddp is not "
-                                     "built yet"));
-  line = parse(good, {"--smp.tp_size=2"}).errors.at(0);
-  CHECK_THAT(line, ContainsSubstring("; smp.tensor_parallel_degree is not "
-                                     "built yet"));
 }
 
 TEST_CASE("all errors of a configuration are found at once",

@@ -52,6 +52,33 @@ struct layers_impl : nn::Module {
 };
 TORCH_MODULE_IMPL(layers, layers_impl);
 
+/// A module that returns what another one returned.
+struct wrapper_impl : nn::Module {
+  wrapper_impl() {
+    register_module("inner", inner);
+  }
+
+  Tensor forward(Tensor x) {
+    return inner(x);
+  }
+
+  submodule<nn::Linear> inner{8, 8};
+};
+TORCH_MODULE_IMPL(wrapper, wrapper_impl);
+
+struct nested_impl : nn::Module {
+  nested_impl() {
+    register_module("outer", outer);
+  }
+
+  Tensor forward(Tensor x) {
+    return outer(x).relu();
+  }
+
+  submodule<wrapper> outer{};
+};
+TORCH_MODULE_IMPL(nested, nested_impl);
+
 Tensor chain(layers_impl& m, Tensor x) {
   return m.last(m.twice(m.twice(m.first(x))));
 }
@@ -153,6 +180,65 @@ TEST_CASE("the first step measures what modules cost", "[runtime][trace]") {
   CHECK(x.decision->plan.options.step_seconds > 0);
   CHECK(x.decision->plan.options.crossing.request > 0);
   CHECK_THAT(x.texts[0], ContainsSubstring("did not call module never"));
+}
+
+TEST_CASE("a trace shows what callers do with results", "[runtime][trace]") {
+  auto traced = [](const layers_impl::code& code) {
+    auto x = run(
+      automatic_world(), [&] { return layers{code}; }, torch::ones({4, 8}));
+    std::string result;
+    for (auto& m : x.decision->model) {
+      if (m.waited_for)
+        result += m.path + " waited for; ";
+      for (auto other : m.added_to)
+        result += m.path + " added to " + x.decision->model[other.value].path
+                  + "; ";
+    }
+    return result;
+  };
+  CHECK(traced(chain).empty());
+  CHECK(traced([](layers_impl& m, Tensor x) {
+          return m.last(m.twice(m.first(x).relu()));
+        })
+        == "first waited for; ");
+  CHECK(traced([](layers_impl& m, Tensor x) {
+          auto y = m.first(x);
+          y.mul_(2);
+          return m.last(m.twice(y));
+        })
+        == "first waited for; ");
+  // While the next call runs it may wait.
+  CHECK(traced([](layers_impl& m, Tensor x) {
+          auto y = m.first(x);
+          auto z = m.twice(y);
+          auto unused = y.relu();
+          return m.last(z);
+        }).empty());
+  // A sum of results is made where they are.
+  CHECK(traced([](layers_impl& m, Tensor x) {
+          auto y = m.first(x);
+          return m.last(y + m.twice(y));
+        })
+        == "twice added to first; ");
+  CHECK(traced([](layers_impl& m, Tensor x) {
+          auto y = m.first(x);
+          return m.last((y + m.twice(y)).relu());
+        })
+        == "twice waited for; twice added to first; ");
+  CHECK(traced([](layers_impl& m, Tensor x) {
+          return m.last(m.twice(m.first(x))).relu();
+        })
+        == "last waited for; ");
+}
+
+TEST_CASE("a result that a module passes on is known by both of its names",
+          "[runtime][trace]") {
+  auto x = run(
+    automatic_world(), [] { return nested{}; }, torch::ones({4, 8}));
+  CHECK(module_called(x, "outer").waited_for);
+  CHECK_FALSE(module_called(x, "outer").passed_on);
+  CHECK(module_called(x, "outer.inner").waited_for);
+  CHECK(module_called(x, "outer.inner").passed_on);
 }
 
 TEST_CASE("a trace changes neither numbers nor state", "[runtime][trace]") {

@@ -245,6 +245,23 @@ TEST_CASE("modules are placed by hand", "[runtime][docs]") {
   });
 }
 
+// -- values between ranks -----------------------------------------------------
+
+TEST_CASE("ranks tell each other values", "[runtime][docs]") {
+  smp::run_virtual_world(2, manual_world(), [](smp::session&) {
+    std::string said;
+    auto best = smp::broadcast(0.25); // what rank 0 has, on all ranks
+    auto all = smp::allgather(smp::rank() * 10, smp::comm_group::pp);
+    if (smp::pp_rank() == 0)
+      smp::send("epoch 3", 1, smp::rank_type::pp);
+    else
+      said = smp::recv_from<std::string>(0, smp::rank_type::pp);
+    require(best == 0.25, "broadcast");
+    require(all == std::vector<uint64_t>{0, 10}, "allgather");
+    require(said == (smp::pp_rank() == 0 ? "" : "epoch 3"), "recv_from");
+  });
+}
+
 // -- steps --------------------------------------------------------------------
 
 TEST_CASE("a step splits what it is told to split", "[runtime][docs]") {

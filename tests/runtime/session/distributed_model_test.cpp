@@ -5,7 +5,12 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 using namespace smp;
 using namespace smp::test;
@@ -112,4 +117,65 @@ TEST_CASE("a state dict in any order is loaded", "[runtime][state]") {
         x.eq(static_cast<int64_t>(name.size())).all().template item<bool>(),
         name);
   });
+}
+
+TEST_CASE("a rank names what it owns, and all ranks together name all",
+          "[runtime][state]") {
+  std::mutex mutex;
+  std::map<std::string, int> modules, tensors; // by name: how many ranks
+  run_virtual_world(2, manual_world(), [&](session& s) {
+    auto made = seeded([] { return pair{}; });
+    set_partition(*made->b, 1);
+    distributed_model model{made};
+    // Before the partition everything is everybody's.
+    require(model.local_modules().size() == 4, "all modules");
+    require(model.local_parameters().size() == 6, "all parameters");
+    require(model.local_buffers().size() == 1, "all buffers");
+    model.partition();
+
+    auto named = model.local_named_modules();
+    auto names = model.local_module_names();
+    auto objects = model.local_modules();
+    require(named.size() == names.size() && named.size() == objects.size(),
+            "as many names as modules");
+    for (size_t i = 0; i < named.size(); ++i)
+      require(named[i].first == names[i] && named[i].second == objects[i],
+              "in the same order");
+    auto is_there = [&](const std::shared_ptr<torch::nn::Module>& x) {
+      return std::find(objects.begin(), objects.end(), x) != objects.end();
+    };
+    require(is_there(model->b.ptr()) == (s.rank() == 1)
+              && is_there(model->a.ptr()) == (s.rank() == 0),
+            "the objects of the model");
+
+    auto own = s.rank() == 0
+                 ? std::vector<Tensor>{model->a->weight, model->a->bias,
+                                       model->c->weight, model->c->bias}
+                 : std::vector<Tensor>{model->b->weight, model->b->bias};
+    auto parameters = model.local_parameters();
+    require(parameters.size() == own.size(), "own parameters");
+    for (size_t i = 0; i < own.size(); ++i)
+      require(parameters[i].is_same(own[i]), "the tensors of the model");
+    require(model.local_buffers().size() == (s.rank() == 0 ? 1u : 0u),
+            "own buffers");
+
+    auto state = model.local_state_dict();
+    std::unique_lock guard{mutex};
+    for (auto& name : names)
+      ++modules[name];
+    for (auto& [name, x] : state) {
+      ++tensors[name];
+      require(x.defined() && x.storage().nbytes() > 0, name + " has bytes");
+    }
+  });
+  CHECK(modules
+        == std::map<std::string, int>{{"", 1}, {"a", 1}, {"b", 1}, {"c", 1}});
+  CHECK(tensors
+        == std::map<std::string, int>{{"a.bias", 1},
+                                      {"a.weight", 1},
+                                      {"b.bias", 1},
+                                      {"b.weight", 1},
+                                      {"c.bias", 1},
+                                      {"c.weight", 1},
+                                      {"scale", 1}});
 }

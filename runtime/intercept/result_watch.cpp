@@ -1,0 +1,125 @@
+#include "runtime/intercept/result_watch.hpp"
+
+#include <string_view>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+thread_local result_watch* current_watch = nullptr;
+
+} // namespace
+
+/// An addition of results: so is what comes out.
+struct result_watch::sum : at::ObserverContext {
+  explicit sum(entry x) : of(std::move(x)) {
+    // nop
+  }
+
+  entry of;
+};
+
+result_watch::result_watch(std::vector<module_trace>& found,
+                           std::function<std::optional<module_id>()> where)
+  : found_(found), where_(std::move(where)) {
+  current_watch = this;
+  at::RecordFunctionCallback callback{&on_begin, &on_end};
+  callback.needsInputs(true).needsOutputs(true).scopes(
+    {at::RecordScope::FUNCTION});
+  handle_ = at::addThreadLocalCallback(callback);
+}
+
+result_watch::~result_watch() {
+  at::removeCallback(handle_);
+  current_watch = nullptr;
+}
+
+void result_watch::returned(module_id module, module_id caller,
+                            std::span<const at::Tensor> xs) {
+  last_call_[caller.value] = ++calls_;
+  for (auto& x : xs) {
+    if (!x.defined())
+      continue;
+    auto& impl = x.getIntrusivePtr();
+    auto [i, added] = known_.try_emplace(
+      impl.get(), entry{weak_tensor{impl}, {module}, caller, calls_});
+    auto& e = i->second;
+    if (added)
+      continue;
+    auto from_inside = e.caller == module;
+    if (from_inside)
+      found_[e.modules.back().value].passed_on = true;
+    // It may also be an argument, which `caller` had from another call.
+    if (!from_inside && e.caller != caller)
+      e.modules.clear();
+    if (e.modules.empty() || e.modules.back() != module)
+      e.modules.push_back(module);
+    e.caller = caller;
+    e.call = calls_;
+  }
+}
+
+result_watch::entry* result_watch::find(const at::IValue& x, module_id caller) {
+  if (!x.isTensor() || !x.toTensor().defined())
+    return nullptr;
+  auto i = known_.find(x.toTensor().unsafeGetTensorImpl());
+  return i != known_.end() && i->second.caller == caller ? &i->second : nullptr;
+}
+
+std::pair<result_watch::entry*, result_watch::entry*>
+result_watch::operands(const at::RecordFunction& f, module_id caller) {
+  std::pair<entry*, entry*> result{nullptr, nullptr};
+  auto add = [&](const at::IValue& x) {
+    auto* e = find(x, caller);
+    if (e == nullptr || e == result.first)
+      return;
+    if (result.first == nullptr || e->call > result.first->call)
+      result.second = std::exchange(result.first, e);
+    else
+      result.second = e;
+  };
+  for (auto& x : f.inputs())
+    if (x.isTensorList())
+      for (auto& y : x.toListRef())
+        add(y);
+    else
+      add(x);
+  return result;
+}
+
+std::unique_ptr<at::ObserverContext>
+result_watch::on_begin(const at::RecordFunction& f) {
+  auto* x = current_watch;
+  auto caller = x ? x->where_() : std::nullopt;
+  if (!caller)
+    return nullptr;
+  auto [last, other] = x->operands(f, *caller);
+  // What came before the last call is waited for while that runs.
+  if (last == nullptr || last->call != x->last_call_[caller->value])
+    return nullptr;
+  auto is_sum = std::string_view{f.name()} == "aten::add" && other != nullptr;
+  if (!is_sum) {
+    for (auto module : last->modules)
+      x->found_[module.value].waited_for = true;
+    return nullptr;
+  }
+  x->found_[last->modules.back().value].added_to.insert(other->modules.back());
+  return std::make_unique<sum>(*last);
+}
+
+void result_watch::on_end(const at::RecordFunction& f,
+                          at::ObserverContext* context) {
+  auto* x = current_watch;
+  auto* made = static_cast<sum*>(context);
+  if (x == nullptr || made == nullptr)
+    return;
+  for (auto& output : f.outputs())
+    if (output.isTensor() && output.toTensor().defined()) {
+      auto& impl = output.toTensor().getIntrusivePtr();
+      made->of.tensor = weak_tensor{impl};
+      x->known_.insert_or_assign(impl.get(), made->of);
+    }
+}
+
+} // namespace smp

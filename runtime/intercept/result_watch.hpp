@@ -1,0 +1,75 @@
+#pragma once
+
+#include "partition/trace.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace smp {
+
+/// A call that does not wait is of use only if its caller passes the results on
+/// to other modules; one that computes with them has to wait for them. This
+/// sees in a trace which it is, by the operations that the code of each module
+/// runs itself. Of one thread.
+class result_watch {
+public:
+  /// @param found gets what callers do, by module
+  /// @param where the module whose code runs; nothing while it does not count
+  result_watch(std::vector<module_trace>& found,
+               std::function<std::optional<module_id>()> where);
+
+  ~result_watch();
+
+  result_watch(const result_watch&) = delete;
+  result_watch& operator=(const result_watch&) = delete;
+
+  /// A call of `module` by `caller` returned `xs`.
+  void returned(module_id module, module_id caller,
+                std::span<const at::Tensor> xs);
+
+private:
+  using weak_tensor = c10::weak_intrusive_ptr<c10::TensorImpl,
+                                              c10::UndefinedTensorImpl>;
+
+  /// A tensor that came from calls.
+  struct entry {
+    /// Keeps the address from being used again.
+    weak_tensor tensor;
+    /// That returned it, from the inside to the outside.
+    std::vector<module_id> modules;
+    module_id caller;
+    uint64_t call = 0;
+  };
+
+  struct sum;
+
+  static std::unique_ptr<at::ObserverContext>
+  on_begin(const at::RecordFunction& f);
+
+  static void on_end(const at::RecordFunction& f, at::ObserverContext* x);
+
+  entry* find(const at::IValue& x, module_id caller);
+
+  /// The last call among those whose results an operation takes, and another
+  /// one; null if there is none.
+  std::pair<entry*, entry*> operands(const at::RecordFunction& f,
+                                     module_id caller);
+
+  std::vector<module_trace>& found_;
+  std::function<std::optional<module_id>()> where_;
+  std::unordered_map<const void*, entry> known_;
+  /// By module whose code runs: its last call.
+  std::unordered_map<uint64_t, uint64_t> last_call_;
+  uint64_t calls_ = 0;
+  at::CallbackHandle handle_ = 0;
+};
+
+} // namespace smp

@@ -1,0 +1,121 @@
+#pragma once
+
+// Where the calling rank stands, and values between ranks: what is agreed on,
+// logged or gathered outside of the model. Tensors of a model travel by
+// themselves.
+
+#include "partition/rank_layout.hpp"
+#include "transport/bytes.hpp"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <typeinfo>
+#include <vector>
+
+namespace smp {
+
+// -- ranks and groups of the current session ----------------------------------
+
+uint64_t rank();
+uint64_t size();
+uint64_t local_rank();
+uint64_t local_size();
+uint64_t pp_rank();
+uint64_t pp_size();
+uint64_t tp_rank();
+uint64_t tp_size();
+uint64_t rdp_rank();
+uint64_t rdp_size();
+uint64_t dp_rank();
+uint64_t dp_size();
+uint64_t mp_rank();
+uint64_t mp_size();
+
+/// The ranks of a group of the calling rank, ascending.
+std::vector<uint64_t> get_group(comm_group kind);
+
+/// Waits for all ranks of the world, of the pipeline group, ...
+void barrier(comm_group kind = comm_group::world);
+void pp_barrier();
+void tp_barrier();
+void rdp_barrier();
+void dp_barrier();
+void mp_barrier();
+
+// -- values -------------------------------------------------------------------
+// Numbers, strings, vectors, pairs, optionals, variants of them, and structs
+// that have an `inspect`. A wait ends with an error when the other rank dies or
+// when nothing can go on any more, naming what was waited for; one for a rank
+// that computes is reported after `stall_timeout` (R7). All throw error
+// (config) for a rank that is not there, and (protocol) where the other rank
+// sent a value of another type.
+
+namespace detail {
+
+/// As what a `T` is sent: a string literal as a string.
+template <class T>
+using sent_as = std::conditional_t<
+  std::is_convertible_v<const T&, std::string_view>, std::string, T>;
+
+/// Position of the calling rank in its group.
+uint64_t position_in(comm_group kind);
+
+void send_value(uint64_t to, rank_type type, const std::type_info& of,
+                const payload& x);
+
+payload receive_value(uint64_t from, rank_type type, const std::type_info& of);
+
+void broadcast_value(comm_group kind, const std::type_info& of,
+                     const payload& x);
+
+std::vector<payload> gather_values(comm_group kind, const std::type_info& of,
+                                   const payload& x);
+
+} // namespace detail
+
+/// Sends a value to a rank, which has to call `recv_from`. Does not wait. What
+/// one rank sends another comes in the order in which it was sent.
+/// @param to position in the caller's group that `type` stands for
+template <class T>
+void send(const T& x, uint64_t to, rank_type type = rank_type::world) {
+  using value = detail::sent_as<T>;
+  detail::send_value(to, type, typeid(value), to_payload(value(x)));
+}
+
+/// Waits for the next value from a rank: of its `send`, or of its `broadcast`.
+/// @param from position in the caller's group that `type` stands for
+template <class T>
+T recv_from(uint64_t from, rank_type type = rank_type::world) {
+  return from_payload<T>(detail::receive_value(from, type, typeid(T)),
+                         "value of recv_from");
+}
+
+/// @returns on every rank of the group the value of its rank `root`. Others may
+/// call `recv_from` instead.
+template <class T>
+auto broadcast(const T& x, comm_group kind = comm_group::world,
+               uint64_t root = 0) {
+  using value = detail::sent_as<T>;
+  if (detail::position_in(kind) != root)
+    return recv_from<value>(root, kind);
+  value result(x);
+  detail::broadcast_value(kind, typeid(value), to_payload(result));
+  return result;
+}
+
+/// @returns the values of all ranks of the group, by position in it.
+/// Collective.
+template <class T>
+std::vector<detail::sent_as<T>> allgather(const T& x,
+                                          comm_group kind = comm_group::world) {
+  using value = detail::sent_as<T>;
+  std::vector<value> result;
+  for (auto& y :
+       detail::gather_values(kind, typeid(value), to_payload(value(x))))
+    result.push_back(from_payload<value>(y, "value of allgather"));
+  return result;
+}
+
+} // namespace smp

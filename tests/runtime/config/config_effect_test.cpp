@@ -1,0 +1,180 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/support/config_text.hpp"
+
+#include <string>
+#include <vector>
+
+// Keys that would do nothing are refused: docs/config.md, "What is refused".
+
+using namespace smp;
+using namespace smp::test;
+
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+std::vector<broken> keys_without_effect() {
+  return {
+    {"option of another optimizer",
+     and_also("[optimizer]\nmomentum = 0.9"),
+     "run.toml:17: ",
+     {"optimizer.momentum has no effect",
+      "optimizer.type = \"adamw\" (the default)", "\"sgd\""}},
+    {"path without a file to read",
+     with("type = \"text\"", "type = \"synthetic\""),
+     "run.toml:10: ",
+     {"data.path has no effect with data.type = \"synthetic\" (run.toml:9)"}},
+    {"gradient of a step that never comes",
+     and_also("dump_gradients = [1, 101]"),
+     "run.toml:16: ",
+     {"train.dump_gradients = [1, 101] goes beyond train.steps = 100"}},
+    {"size of another model",
+     with("type = \"gpt\"", "type = \"gpt\"\nexperts = 8"),
+     "run.toml:7: ",
+     {"model.experts has no effect with model.type = \"gpt\"", "\"moe\""}},
+    {"size of another variant",
+     with("type = \"gpt\"", "type = \"gpt\"\nwindow = 8"),
+     "run.toml:7: ",
+     {"model.window has no effect with model.variant = \"gpt-2\" (the "
+      "default)",
+      "\"gpt-3\""}},
+    {"text for a model without text",
+     with("type = \"gpt\"", "type = \"ncf\"") + "",
+     "run.toml:9: ",
+     {"data.type = \"text\" has no tensors for model.type = \"ncf\"",
+      "\"synthetic\" or \"safetensors\""}},
+    {"evaluation without held-out data",
+     with("type = \"text\"", "type = \"safetensors\"\nheld_out = 0.5"),
+     "run.toml:10: ",
+     {"data.held_out has no effect with data.type = \"safetensors\""}},
+    {"fixed batch for positions of unknown number",
+     with("type = \"text\"", "type = \"safetensors\""),
+     "run.toml:5: ",
+     {"model.sequence_length is missing"}},
+    {"placement of ranks of which each has a part of its own",
+     with("microb", "placement_strategy = \"cluster\""),
+     "run.toml:3: ",
+     {"smp.placement_strategy has no effect while each rank", "leave it out"}},
+    {"modules that wait although all calls do",
+     with("microb", "fast_mode = false\nno_promises = [\"a\"]"),
+     "run.toml:4: ",
+     {"smp.no_promises has no effect with smp.fast_mode = false (run.toml:3); "
+      "it belongs to smp.fast_mode = \"auto\", smp.fast_mode = true"}},
+    {"a word that is neither on nor off",
+     with("microb", "fast_mode = \"on\""),
+     "run.toml:3: ",
+     {"smp.fast_mode needs true, false or \"auto\", got"}},
+    {"steps to record of a run that records none",
+     with("microb", "static_mode = false\nstatic_steps = 5"),
+     "run.toml:4: ",
+     {"smp.static_steps has no effect with smp.static_mode = false "
+      "(run.toml:3); it belongs to smp.static_mode = true"}},
+    {"steps to record where one is enough",
+     with("microb",
+          "static_mode = true\ndeterministic_server = true\n"
+          "static_steps = 5"),
+     "run.toml:5: ",
+     {"smp.static_steps has no effect with smp.deterministic_server = true "
+      "(run.toml:4); it belongs to smp.deterministic_server = false"}},
+    {"strategy of no partition",
+     with("microb", "auto_partition = false\nstrategy = \"paper\""),
+     "run.toml:4: ",
+     {"smp.strategy has no effect with smp.auto_partition = false "
+      "(run.toml:3); it belongs to smp.auto_partition = true"}},
+    {"trace for no partition",
+     with("microb", "auto_partition = false\ntrace_device = \"gpu\""),
+     "run.toml:4: ",
+     {"smp.trace_device = \"gpu\" has no effect with smp.auto_partition = "
+      "false; nothing is measured; leave it out (smp.auto_partition: "
+      "run.toml:3)"}},
+    {"times for no partition",
+     with("microb", "auto_partition = false\ntrace_execution_times = false"),
+     "run.toml:4: ",
+     {"smp.trace_execution_times has no effect with smp.auto_partition = "
+      "false"}},
+    {"weight by its name and by its number",
+     with("microb", "optimize = \"speed\"\nmemory_weight = 0.5"),
+     "run.toml:3: ",
+     {"smp.optimize = \"speed\" has no effect with smp.memory_weight = 0.5",
+      "keep one of them", "(smp.memory_weight: run.toml:4)"}},
+    {"network of ranks that share a process",
+     and_also("[transport]\ntype = \"loopback\"\ntrusted_network = true"),
+     "run.toml:18: ",
+     {"transport.trusted_network has no effect with transport.type = "
+      "\"loopback\" (run.toml:17); it belongs to \"ucx\""}},
+    {"what follows a divergence from no record",
+     with("microb", "static_fallback = \"dynamic\""),
+     "run.toml:3: ",
+     {"smp.static_fallback has no effect with smp.static_mode = false (the "
+      "default); it belongs to smp.static_mode = true, "
+      "smp.deterministic_server = true"}},
+    {"times of no trace",
+     with("microb", "trace_device = \"none\"\ntrace_execution_times = true"),
+     "run.toml:4: ",
+     {"smp.trace_execution_times has no effect with smp.trace_device = "
+      "\"none\"",
+      "\"cpu\", \"gpu\""}},
+    {"memory of no trace",
+     with("microb", "trace_device = \"none\"\ntrace_memory_usage = false"),
+     "run.toml:4: ",
+     {"smp.trace_memory_usage has no effect"}},
+    {"interval of no evaluation",
+     and_also("eval_interval = 5\neval_steps = 0"),
+     "run.toml:16: ",
+     {"train.eval_interval = 5", "train.eval_steps = 0"}},
+  };
+}
+
+} // namespace
+
+TEST_CASE("each key without effect is one error with place and remedy",
+          "[runtime][config]") {
+  for (auto& x : keys_without_effect())
+    check_refusal(x);
+}
+
+TEST_CASE("a key that depends on another one is taken where it has an effect",
+          "[runtime][config]") {
+  for (auto& overrides : std::vector<std::vector<std::string>>{
+         {"--smp.fast_mode=true", "--smp.no_promises=[\"a\"]"},
+         {"--smp.fast_mode=auto", "--smp.no_promises=[\"a\"]"},
+         {"--smp.fast_mode=\"auto\""},
+         {"--smp.fast_mode=false"},
+         {"--smp.no_promises=[\"a\"]"},
+         {"--smp.static_mode=true", "--smp.static_steps=2",
+          "--smp.static_fallback=dynamic"},
+         {"--smp.deterministic_server=true", "--smp.static_fallback=dynamic"},
+         {"--smp.deterministic_server=true", "--smp.static_mode=true"},
+         {"--smp.auto_partition=false", "--smp.trace_device=none"},
+         {"--smp.optimize=speed"},
+         {"--smp.memory_weight=0.5"},
+         {"--transport.trusted_network=true"},
+         {"--smp.trace_device=gpu", "--smp.trace_memory_usage=false"}}) {
+    CAPTURE(overrides);
+    auto x = config_of(good, overrides);
+    // Also where all defaults are written out.
+    CHECK(to_toml(config_of(to_toml(x))) == to_toml(x));
+  }
+}
+
+TEST_CASE("an advice never names a key that would be refused",
+          "[runtime][config]") {
+  auto line = parse(good, {"--smp.dpp=true"}).errors.at(0);
+  CHECK_THAT(line, ContainsSubstring("unknown key smp.dpp; smp.ddp is not "
+                                     "built yet"));
+  line = parse(good, {"--smp.tp_size=2"}).errors.at(0);
+  CHECK_THAT(line, ContainsSubstring("; smp.tensor_parallel_degree is not "
+                                     "built yet"));
+  // No key is refused as unknown with the name of one that is refused too.
+  line = parse(good, {"--smp.placement_stratgy=spread"}).errors.at(0);
+  CHECK_THAT(line, ContainsSubstring("; smp.placement_strategy has no effect "
+                                     "while each rank"));
+  line = parse(good, {"--smp.colour=1"}).errors.at(0);
+  CHECK_THAT(line, ContainsSubstring("; keys of [smp]: ")
+                     && !ContainsSubstring("placement_strategy"));
+  line = parse(good, {"--train.on_nonfinite=skipp"}).errors.at(0);
+  CHECK_THAT(line, !ContainsSubstring("did you mean")
+                     && ContainsSubstring("allowed: \"stop\"; not built yet: "
+                                          "\"skip\""));
+}

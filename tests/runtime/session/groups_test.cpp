@@ -1,0 +1,161 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/support/error_of.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace smp;
+using namespace smp::test;
+
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+/// Something of a user.
+struct sample {
+  std::string name;
+  std::optional<double> score;
+  bool operator==(const sample&) const = default;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, sample& x) {
+  return f.object(x).fields(f.field("name", x.name), f.field("score", x.score));
+}
+
+/// Fails the rank, and so the test: Catch2's macros are for its own thread.
+void require(bool x, const std::string& what) {
+  if (!x)
+    throw std::runtime_error{"not true: " + what};
+}
+
+/// @returns what the ranks returned, by rank
+template <class F>
+auto on_ranks(uint64_t ranks, F f) {
+  std::vector<decltype(f())> result(ranks);
+  std::mutex mutex;
+  run_virtual_world(ranks, manual_world(ranks), [&](session& s) {
+    auto x = f();
+    std::lock_guard guard{mutex};
+    result[s.rank()] = std::move(x);
+  });
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("values go round a ring of ranks", "[runtime][groups]") {
+  auto got = on_ranks(4, [] {
+    auto next = (pp_rank() + 1) % pp_size();
+    auto before = (pp_rank() + 3) % pp_size();
+    send(sample{"of " + std::to_string(rank()), 0.5 * double(rank())}, next,
+         rank_type::pp);
+    send("a literal", next);
+    send(std::vector<std::pair<int, bool>>{{-3, true}}, next, rank_type::mp);
+    auto x = recv_from<sample>(before, rank_type::pp);
+    // The same rank by another name: in the order in which it sent.
+    require(recv_from<std::string>(before) == "a literal", "the literal");
+    require(recv_from<std::vector<std::pair<int, bool>>>(before)
+              == std::vector<std::pair<int, bool>>{{-3, true}},
+            "the vector");
+    return x;
+  });
+  for (uint64_t i = 0; i < 4; ++i) {
+    auto before = (i + 3) % 4;
+    CHECK(got[i]
+          == sample{"of " + std::to_string(before), 0.5 * double(before)});
+  }
+}
+
+TEST_CASE("a rank is counted in the group that its type stands for",
+          "[runtime][groups]") {
+  // All three ranks are one pipeline; each is alone in the other groups.
+  auto got = on_ranks(3, [] {
+    for (auto type : {rank_type::tp, rank_type::rdp, rank_type::dp}) {
+      send(rank(), 0, type);
+      require(recv_from<uint64_t>(0, type) == rank(), "alone");
+      require(allgather(rank(), type) == std::vector{rank()}, "gathered");
+      require(broadcast(rank(), type) == rank(), "told");
+      barrier(type);
+      require(error_of([&] { send(1, 1, type); }, error_code::config)
+                == std::string{"there is no "} + to_string(type)
+                     + "_rank 1; allowed: 0 to 0",
+              "the error");
+    }
+    return error_of([] { recv_from<int>(3, rank_type::pp); },
+                    error_code::config);
+  });
+  CHECK(got
+        == std::vector<std::string>(3,
+                                    "there is no pp_rank 3; allowed: 0 "
+                                    "to 2"));
+}
+
+TEST_CASE("all ranks get what one of them says, however they ask",
+          "[runtime][groups]") {
+  auto got = on_ranks(3, [] {
+    auto first = broadcast("from " + std::to_string(rank()));
+    auto second = pp_rank() == 1 ? recv_from<std::string>(2, rank_type::pp)
+                                 : broadcast("then " + std::to_string(rank()),
+                                             comm_group::pp, 2);
+    auto nobody = error_of([] { broadcast(1.0, comm_group::world, 3); },
+                           error_code::config);
+    return first + ", " + second + ", " + nobody;
+  });
+  CHECK(got
+        == std::vector<std::string>(3,
+                                    "from 0, then 2, there is no rank "
+                                    "3; allowed: 0 to 2"));
+}
+
+TEST_CASE("values are gathered by their position in the group",
+          "[runtime][groups]") {
+  auto got = on_ranks(3, [] {
+    return allgather(std::vector{rank(), 7 * rank()}, comm_group::pp);
+  });
+  for (auto& all : got)
+    CHECK(all == std::vector<std::vector<uint64_t>>{{0, 0}, {1, 7}, {2, 14}});
+}
+
+TEST_CASE("a value of another type is refused by both names",
+          "[runtime][groups]") {
+  auto got = on_ranks(2, [] {
+    // Eight bytes each: they could be read.
+    if (rank() == 0)
+      send(1.5, 1);
+    auto one = rank() == 0 ? "no error"
+                           : error_of([] { recv_from<uint64_t>(0); },
+                                      error_code::protocol);
+    auto all = rank() == 0
+                 ? error_of([] { allgather(1.5); }, error_code::protocol)
+                 : error_of([] { allgather(uint64_t{1}); },
+                            error_code::protocol);
+    return one + "; " + all;
+  });
+  CHECK(got[0]
+        == "no error; rank 1: allgather: it sent unsigned long where rank 0 "
+           "takes double");
+  CHECK(got[1]
+        == "rank 0: recv_from: it sent double where rank 1 takes unsigned "
+           "long; rank 0: allgather: it sent double where rank 1 takes "
+           "unsigned long");
+}
+
+TEST_CASE("ranks that all wait for a value end at once, with whom they ask",
+          "[runtime][groups]") {
+  auto got = on_ranks(2, [] {
+    return error_of([] { recv_from<double>(1 - pp_rank(), rank_type::pp); },
+                    error_code::stalled);
+  });
+  for (auto& told : got) {
+    CHECK_THAT(told, ContainsSubstring("rank 0 waits for exchange \"smp.send\" "
+                                       "from rank 1"));
+    CHECK_THAT(told, ContainsSubstring("rank 1 waits for exchange \"smp.send\" "
+                                       "from rank 0"));
+  }
+}
