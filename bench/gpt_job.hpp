@@ -1,7 +1,7 @@
 #pragma once
 
 // The training job that benchmarks compare: AdamW steps of a GPT in 8
-// microbatches, by smp over two ranks and by one process without smp.
+// microbatches, by smp over --ranks=2 and by one process without smp.
 
 #include "bench/harness.hpp"
 #include "bench/plain_gpt.hpp"
@@ -11,8 +11,11 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <optional>
+#include <thread>
 
 #include <sched.h>
 #include <sys/resource.h>
@@ -21,11 +24,21 @@ namespace smp::bench::gpt_job {
 
 using clock = std::chrono::steady_clock;
 
-constexpr uint64_t ranks = 2;        // p
 constexpr uint64_t microbatches = 8; // m
 constexpr int64_t batch = 32;
-constexpr double ideal = double(microbatches + ranks - 1)
-                         / double(microbatches * ranks);
+
+inline uint64_t ranks_of(const arguments& x) {
+  return static_cast<uint64_t>(x.number("ranks", 2)); // p
+}
+
+/// @returns the part of one process's time that `p` ranks need at least. They
+/// must fill and drain; where they share cores, those bound them as well.
+inline double ideal(uint64_t p) {
+  auto of_the_pipeline = double(microbatches + p - 1)
+                         / double(microbatches * p);
+  auto cores = std::max(1u, std::thread::hardware_concurrency());
+  return std::max(of_the_pipeline, 1.0 / cores);
+}
 
 inline double seconds_between(clock::time_point x, clock::time_point y) {
   return std::chrono::duration<double>(y - x).count();
@@ -43,7 +56,8 @@ inline void set_modes(const arguments& x, session_config& result) {
 /// What every run trains.
 struct task {
   explicit task(const arguments& x)
-    : warmup(x.number("warmup", 3)),
+    : ranks(ranks_of(x)),
+      warmup(x.number("warmup", 3)),
       steps(x.number("steps", 10)),
       schedule(x.text("schedule", "interleaved")),
       chunks(static_cast<uint64_t>(x.number("chunks", 1))) {
@@ -53,6 +67,7 @@ struct task {
   }
 
   gpt_sizes sizes;
+  uint64_t ranks;
   int64_t warmup;
   int64_t steps;
   std::string schedule;
@@ -162,7 +177,7 @@ inline void run_plain(const arguments& args, int threads) {
 
 inline session_config setup_of(const task& x, const arguments& args) {
   session_config result;
-  result.pipeline_parallel_degree = ranks;
+  result.pipeline_parallel_degree = x.ranks;
   result.microbatches = microbatches;
   result.pipeline = x.schedule;
   result.chunks = x.chunks;
@@ -186,7 +201,7 @@ inline gpt_config model_of(const gpt_sizes& x) {
 inline void gather(const std::vector<step_stats>& stats, record& result) {
   auto gather_one = [&](const char* name, double value) {
     auto all = allgather(value);
-    for (uint64_t i = 0; i < ranks; ++i)
+    for (uint64_t i = 0; i < all.size(); ++i)
       result.numbers[fmt::format("{}.{}", name, i)].push_back(all[i]);
     return all;
   };
@@ -202,8 +217,10 @@ inline void gather(const std::vector<step_stats>& stats, record& result) {
     gather_one("faults", mine["faults"][i]);
     gather_one("switches", mine["switches"][i]);
     result.numbers["replayed"].push_back(x.replayed ? 1 : 0);
-    result.numbers["bubble"].push_back(
-      1 - (executing[0] + executing[1]) / (inside[0] + inside[1]));
+    auto sum = [](const std::vector<double>& xs) {
+      return std::accumulate(xs.begin(), xs.end(), 0.0);
+    };
+    result.numbers["bubble"].push_back(1 - sum(executing) / sum(inside));
   }
 }
 

@@ -23,6 +23,8 @@ namespace {
 
 using namespace gpt_job;
 
+constexpr uint64_t ranks = 2;
+
 // -- the comparison -----------------------------------------------------------
 
 struct contestant {
@@ -45,8 +47,8 @@ void print_times(const std::vector<contestant>& xs, double& one_min,
   auto& one = xs[1].result["step"];
   one_min = minimum(one);
   one_median = median(one);
-  print("ideal: (m + p - 1) / (m p) of one thread", ideal * one_min,
-        ideal * one_median);
+  print("ideal: (m + p - 1) / (m p) of one thread", ideal(ranks) * one_min,
+        ideal(ranks) * one_median);
 }
 
 void print_ratios(const std::vector<contestant>& xs, double target) {
@@ -56,11 +58,11 @@ void print_ratios(const std::vector<contestant>& xs, double target) {
           median(mine) / (share * median(other)), "");
   };
   ratio(fmt::format("pipeline / ideal (aim: {:.2f})", target),
-        xs[1].result["step"], ideal);
+        xs[1].result["step"], ideal(ranks));
   ratio("pipeline / one thread", xs[1].result["step"], 1);
   ratio("pipeline / two threads", xs[2].result["step"], 1);
   ratio("pipeline / ideal of two processes at once", xs[3].result["step"],
-        ideal);
+        ideal(ranks));
 }
 
 void print_explanation(const std::vector<contestant>& xs) {
@@ -83,7 +85,7 @@ void print_explanation(const std::vector<contestant>& xs) {
   row("  page faults", "faults");
   row("  times a thread waited", "switches");
   fmt::print("  {:<44} {:>8.3f} (ideal: {:.3f})\n", "  bubble ratio",
-             median(mine["bubble"]), 1 - 1 / (ideal * double(ranks)));
+             median(mine["bubble"]), 1 - 1 / (ideal(ranks) * double(ranks)));
   print("  outside of the pipeline (optimizer)",
         minimum(mine["step"]) - minimum(mine["inside.0"]),
         median(mine["step"]) - median(mine["inside.0"]));

@@ -4,6 +4,7 @@
 //                   [--mode=dynamic,static,static+fast,deterministic]
 //                   [--stages=0] [--touch=1] [--rounds=N] [--width=N]
 //                   [--peer=0] [--pin=1]
+//                   [--ranks=N]
 //
 // First a model whose stages only sleep, forward for --forward_ms and backward
 // for twice as long, each to an absolute deadline: they occupy their rank but
@@ -14,8 +15,9 @@
 // --touch=1 the code on rank 0 computes with each result before it goes on: no
 // theory has a figure for that, so it is compared with the checker's.
 //
-// Then a real training job, a GPT over two ranks of one thread each, in runs
-// that take turns with the same job by torch.distributed.pipelining.
+// Then a real training job, a GPT over two ranks (or --ranks) of one thread
+// each, in runs that take turns with the same job by
+// torch.distributed.pipelining.
 
 #include "bench/gpt_job.hpp"
 
@@ -371,7 +373,7 @@ struct contestant {
 /// smp in each mode, the peer if there is one, and one process of each; that of
 /// smp comes first and the peer last. @pre `dir` and `args` outlive the result
 std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
-  constexpr auto p = gpt_job::ranks;
+  auto p = gpt_job::ranks_of(args);
   std::vector<contestant> xs;
   xs.push_back(
     {"one process, LibTorch", [&] { return run_fresh(dir, 1, "one", args); }});
@@ -382,9 +384,10 @@ std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
     set(mine, how);
     mine.set(fmt::format("--schedule={}", schedule));
     mine.set(fmt::format("--chunks={}", chunks));
-    xs.push_back({fmt::format("smp {}, {}", schedule, how.text),
-                  [&dir, mine] { return run_fresh(dir, p, "pipeline", mine); },
-                  gpt_job::ideal});
+    xs.push_back(
+      {fmt::format("smp {}, {}", schedule, how.text),
+       [&dir, mine, p] { return run_fresh(dir, p, "pipeline", mine); },
+       gpt_job::ideal(p)});
   };
   for (auto& how : modes())
     add(how, "1f1b", 1);
@@ -394,7 +397,8 @@ std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
     xs.push_back(
       {"one process, PyTorch", [&] { return run_peer(dir, 1, args); }});
     xs.push_back({"torch.distributed.pipelining 1F1B",
-                  [&] { return run_peer(dir, p, args); }, gpt_job::ideal});
+                  [&dir, &args, p] { return run_peer(dir, p, args); },
+                  gpt_job::ideal(p)});
   }
   return xs;
 }
@@ -412,8 +416,9 @@ void compare(const scratch& dir, arguments args, int64_t width) {
     "  {:<36}{:>9}{:>9}{:>17}{:>17}\n"
     "  {:<36}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}\n",
     width, gpt_sizes{}.layers, gpt_sizes{}.length, gpt_job::batch,
-    gpt_job::microbatches, gpt_job::ranks, "", "step, s", "", "over the ideal",
-    "over the peer", "", "min", "median", "min", "median", "min", "median");
+    gpt_job::microbatches, gpt_job::ranks_of(args), "", "step, s", "",
+    "over the ideal", "over the peer", "", "min", "median", "min", "median",
+    "min", "median");
   auto& one = xs.front().result["step"];
   for (auto& x : xs) {
     auto& mine = x.result["step"];
@@ -428,8 +433,8 @@ void compare(const scratch& dir, arguments args, int64_t width) {
     fmt::print("\n");
   }
   fmt::print(
-    "  ideal: (m + p - 1) / (m p) of one process with LibTorch; load "
-    "of the machine: {:.1f}\n",
+    "  ideal: (m + p - 1) / (m p) of one process with LibTorch, no less than "
+    "its part of the cores; load of the machine: {:.1f}\n",
     machine_load());
   std::fflush(stdout);
 }
