@@ -90,6 +90,8 @@ void order_children(model_info& model, const trace_result& x) {
 }
 
 double measured_seconds(const trace_result& x) {
+  if (x.repeated_seconds > 0)
+    return x.repeated_seconds;
   return std::accumulate(x.modules.begin(), x.modules.end(), 0.0,
                          [](double sum, auto& y) { return sum + y.seconds; });
 }

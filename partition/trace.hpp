@@ -34,8 +34,13 @@ struct module_trace {
 /// What a trace found.
 struct trace_result {
   std::vector<module_trace> modules; // by module id
-  bool times = true;                 // were measured
-  bool memory = true;                // was measured
+  /// What calls of the whole model take of the modules' time, in seconds: they
+  /// were repeated until nothing was faster. The rest, the code around them,
+  /// was measured once, and counts whatever else the machine did meanwhile. 0
+  /// if nothing was repeated.
+  double repeated_seconds = 0;
+  bool times = true;  // were measured
+  bool memory = true; // was measured
   /// Why the trace ended before the forward phase did, and in which module.
   std::string failure;
   std::optional<module_id> failed;
@@ -47,9 +52,9 @@ struct trace_result {
 /// Times are as noisy as the machine, so modules that look alike (type, own
 /// parameters, calls, bytes in and out) count as equally fast: with their
 /// median. What was not called, because the microbatch did not need it or the
-/// trace ended before, gets a time by its parameters. Where the whole forward
-/// phase takes less than a millisecond, times are noise: each call counts the
-/// same, and all of them a millisecond.
+/// trace ended before, gets a time by its parameters. Where the forward phase
+/// takes less than a millisecond, or what was measured more than once of it,
+/// times are noise: each call counts the same, and all of them a millisecond.
 /// @param element_bytes size of an element of the model's parameters, the unit
 ///        of memory
 /// @pre `x` is of this model

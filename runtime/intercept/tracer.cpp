@@ -474,6 +474,8 @@ traced_model_call::~traced_model_call() {
   x.pass_ = tracer::pass::all;
   for (size_t i = 0; i < best_.size(); ++i)
     before_[i] += best_[i];
+  x.result_.repeated_seconds += std::accumulate(best_.begin(), best_.end(),
+                                                0.0);
   x.seconds_.swap(before_);
 }
 

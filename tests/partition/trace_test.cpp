@@ -168,6 +168,14 @@ TEST_CASE("below a millisecond each call takes equally long",
   CHECK(describe_trace(x, step_seconds(model, x), "cpu")
         == "time and memory measured on the CPU; less than 1 ms forward per "
            "microbatch is noise, so each call counts the same");
+  // Nor what the code around the model took the one time that it ran.
+  x.modules[0].seconds = 0.05;
+  x.repeated_seconds = 9e-4;
+  apply_trace(other, x, 4);
+  for (size_t i = 0; i < 4; ++i)
+    CHECK(other[i].compute == model[i].compute);
+  x.repeated_seconds = 0;
+  x.modules[0].seconds = 1e-5;
   // Two blocks of half a millisecond are no noise any more.
   x.modules[1].seconds = 5e-4;
   apply_trace(other, x, 4);

@@ -13,6 +13,7 @@
 #include <torch/utils.h>
 
 #include <atomic>
+#include <chrono>
 
 using Catch::Matchers::ContainsSubstring;
 using namespace smp;
@@ -303,6 +304,24 @@ TEST_CASE("a body that only evaluates is traced as well", "[runtime][trace]") {
     });
     CHECK(evaluate(torch::ones({4, 8})).concat().size(0) == 4 * 64);
     CHECK_THAT(model.partition_text(), ContainsSubstring("measured on"));
+  });
+}
+
+TEST_CASE("a body that was slow the one time it ran decides nothing",
+          "[runtime][trace]") {
+  run_virtual_world(2, automatic_world(), [&](session&) {
+    distributed_model model{seeded([] { return layers{chain}; })};
+    auto run = step([&](Tensor y) {
+      // As if the machine had been busy.
+      using clock = std::chrono::steady_clock;
+      for (auto begin = clock::now();
+           clock::now() - begin < std::chrono::milliseconds{5};)
+        ;
+      return model(y).sum();
+    });
+    run(torch::ones({4, 8}));
+    CHECK_THAT(model.partition_text(),
+               ContainsSubstring("is noise, so each call counts the same"));
   });
 }
 
