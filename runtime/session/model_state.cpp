@@ -13,6 +13,9 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
 
 namespace smp {
@@ -134,18 +137,57 @@ void model_state::begin_step(bool again) {
 
 namespace {
 
+using observation = module_order::observation;
+
+/// Buffers of this rank that changed although no call of a module that they
+/// order came through smp: code here calls it past its hook, where nothing
+/// keeps microbatches in their order (R20). (Elsewhere such code asks this rank
+/// for the buffer, which counts as a call.)
+std::set<uint32_t> changed_past_hooks(const rank_context& rank,
+                                      const module_order& order,
+                                      const observation& mine) {
+  auto& sequencer = rank.sequencer();
+  auto entered = [&](module_id x) { return sequencer.calls(x) > 0; };
+  // Who says that it keeps state may change that of others, too.
+  if (rank.counters().microbatches < 2
+      || std::ranges::any_of(order.unseen(), entered))
+    return {};
+  auto result = mine.changed;
+  std::erase_if(result, [&](uint32_t tensor) {
+    return std::ranges::any_of(order.guards(tensor), entered);
+  });
+  return result;
+}
+
 /// What all ranks of the pipeline group saw. Collective.
-module_order::observation gather(const rank_context& rank,
-                                 const module_order::observation& mine) {
-  module_order::observation result;
-  for (auto& x : rank.exchange().all_gather(rank.pipeline(), "smp.order",
-                                            to_payload(mine))) {
-    auto other = from_payload<module_order::observation>(
-      x, "observation of a step");
+/// @throws error (unsupported), the same on all ranks, if state changed where
+///         nobody keeps its order
+observation gather(const rank_context& rank, const model_map& map,
+                   const observation& mine) {
+  observation result;
+  std::set<uint32_t> past;
+  for (auto& x : rank.exchange().all_gather(
+         rank.pipeline(), "smp.order",
+         to_payload(
+           std::pair{mine, changed_past_hooks(rank, map.order(), mine)}))) {
+    auto [other, other_past] = from_payload<
+      std::pair<observation, std::set<uint32_t>>>(x, "observation of a step");
     result.changed.merge(other.changed);
     result.trained.merge(other.trained);
+    past.merge(other_past);
   }
-  return result;
+  if (past.empty())
+    return result;
+  auto tensor = *past.begin();
+  auto module = map.home(tensor);
+  throw error{failure{
+    error_code::unsupported, map.owner(module), map.name(module),
+    "its buffer '" + map.tensor_name(tensor)
+      + "' changed, but no call of it came through smp, which could not keep "
+        "the microbatches in their order: code calls it past its hook, as "
+        "with Impl::forward or through a plain pointer; call it by its "
+        "smp::submodule or Sequential, or name who changes it with "
+        "smp::set_stateful"}};
 }
 
 } // namespace
@@ -164,9 +206,16 @@ void model_state::end_step(bool complete) {
     module_id module{i};
     return map_.owner(module) == rank_.self() && sequencer.calls(module) > 0;
   });
+  observation all;
+  try {
+    all = gather(rank_, map_, mine);
+  } catch (...) {
+    map_.order().put_back();
+    throw;
+  }
   // What was recorded waited for turns that nobody waits for from now on, and
   // answered that it met state.
-  if (map_.order().learn(gather(rank_, mine)))
+  if (map_.order().learn(all))
     rank_.records().outdate();
   partitioning_.set_order();
   promises_.reconsider();

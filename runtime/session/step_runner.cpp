@@ -68,6 +68,19 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   return std::move(report.values);
 }
 
+namespace {
+
+/// What shows only when all ranks look back fails the step as well.
+void end_model_step(model_state& model, step_report& report) {
+  try {
+    model.end_step(!report.error);
+  } catch (const error& e) {
+    report.error = e.cause();
+  }
+}
+
+} // namespace
+
 step_report step_runner::run_once(node& actors, model_state* model,
                                   const step_call& x, bool again) {
   auto begin = std::chrono::steady_clock::now();
@@ -82,7 +95,7 @@ step_report step_runner::run_once(node& actors, model_state* model,
     rank_.calls().drop(report.step, microbatch_id{m});
   auto learnt = model && model->promises().learnt();
   if (model)
-    model->end_step(!report.error);
+    end_model_step(*model, report);
   // The results of other microbatches never got away from here.
   if (report.error)
     rank_.objects().withdraw(held_results_);

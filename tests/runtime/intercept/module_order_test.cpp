@@ -55,6 +55,31 @@ struct returning : torch::nn::Module {
   P<Linear> fc{width, width};
 };
 
+/// Calls modules past their hooks: as their plain types. Microbatches come
+/// there at different times.
+template <template <class> class P>
+struct past_hooks : torch::nn::Module {
+  past_hooks() {
+    this->register_module("fc", fc);
+    this->register_module("state", state);
+    this->register_module("norm", norm);
+    this->register_module("head", head);
+  }
+  Tensor forward(Tensor x) {
+    x = x[0][0].template item<double>() > 0 ? fc(fc(fc(x))) : fc(x);
+    x = static_cast<torch::nn::BatchNorm1dImpl&>(*norm).forward(x);
+    x = static_cast<counter<P>&>(*state).forward(torch::tanh(x));
+    return static_cast<torch::nn::LinearImpl&>(*head)
+      .forward(x)
+      .square()
+      .mean();
+  }
+  P<Linear> fc{width, width};
+  P<torch::nn::ModuleHolder<counter<P>>> state;
+  P<BatchNorm1d> norm{width};
+  P<Linear> head{width, width};
+};
+
 void require(bool x, const std::string& what) {
   if (!x)
     throw std::runtime_error{"not true: " + what};
@@ -167,4 +192,58 @@ TEST_CASE("a module keeps an order because its user says so",
             model.order_text());
   });
   CHECK(seen == std::vector<double>{0, 2, 4, 6, 0, 2, 4, 6});
+}
+
+TEST_CASE(
+  "a body that runs on another rank than its owner's has the numbers "
+  "of one process",
+  "[runtime][R20][R19][R14]") {
+  model_options x;
+  x.ranks = 4; // all three away from where they are called
+  x.microbatches = 4;
+  x.steps = 3;
+  x.fast = GENERATE(false, true);
+  x.replay = GENERATE(false, true);
+  x.fixed_order = !x.replay && GENERATE(false, true);
+  CAPTURE(x.fast, x.replay, x.fixed_order);
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    x.seed = seed;
+    INFO("seed " << seed);
+    CHECK(differences<past_hooks>(x, batches()) == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE(
+  "state that changes past a hook at its owner is an error that names "
+  "it",
+  "[runtime][R20][R19]") {
+  auto declared = GENERATE(false, true);
+  run_virtual_world(2, manual_world(2, 4), [&](session& s) {
+    distributed_model model{make_seeded<holder<past_hooks, submodule>>()};
+    set_partition(*model->fc, 1);
+    if (declared)
+      set_stateful(*model, "calls modules past their hooks");
+    auto run = step([&](Tensor x) {
+      auto loss = model(x);
+      model.backward(loss);
+      return loss;
+    });
+    std::string text;
+    auto before = model->state->count.clone();
+    try {
+      run(batches()[0]);
+    } catch (const error& e) {
+      text = e.what();
+    }
+    if (declared) {
+      require(text.empty(), text);
+      return;
+    }
+    require(has(text,
+                "state: its buffer 'state.count' changed, but no call of "
+                "it came through smp"),
+            "rank " + std::to_string(s.rank()) + ": " + text);
+    require(s.rank() != 0 || torch::equal(model->state->count, before),
+            "the step left its state behind");
+  });
 }
