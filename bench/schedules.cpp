@@ -216,10 +216,8 @@ TORCH_MODULE_IMPL(stages, stages_impl);
 schedule_report predict(session& s, const partition_decision& decision,
                         const stage_task& x) {
   auto model = decision.model;
-  for (auto& y : model) {
+  for (auto& y : model)
     y.compute = y.children.empty() ? x.stage_seconds() : 0;
-    y.waited_for = x.touch;
-  }
   program_times times;
   times.step_seconds = 3 * x.forward * static_cast<double>(x.ranks);
   return s.internals().policies().play(
@@ -241,7 +239,10 @@ void run_stages(const arguments& args) {
   setup.microbatches = x.microbatches;
   setup.pipeline = x.schedule;
   setup.chunks = x.chunks;
-  setup.trace_device = "none";
+  // A trace shows what waits; times are known.
+  setup.trace_device = x.touch ? "cpu" : "none";
+  setup.trace_execution_times = false;
+  setup.print_partition = false;
   setup.threads = 1;
   gpt_job::set_modes(args, setup);
   session s{setup};

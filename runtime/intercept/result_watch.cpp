@@ -9,6 +9,21 @@ namespace {
 
 thread_local result_watch* current_watch = nullptr;
 
+using recorded_values = c10::ArrayRef<const c10::IValue>;
+
+recorded_values recorded_inputs(const at::RecordFunction& f);
+
+/// `RecordFunction::inputs` asserts by a member that only a LibTorch built for
+/// debugging has, and so fails by chance in a program without NDEBUG.
+template <recorded_values at::RecordFunction::*Inputs>
+struct inputs_without_assert {
+  friend recorded_values recorded_inputs(const at::RecordFunction& f) {
+    return f.*Inputs;
+  }
+};
+
+template struct inputs_without_assert<&at::RecordFunction::inputs_>;
+
 } // namespace
 
 /// An addition of results: so is what comes out.
@@ -79,7 +94,7 @@ result_watch::operands(const at::RecordFunction& f, module_id caller) {
     else
       result.second = e;
   };
-  for (auto& x : f.inputs())
+  for (auto& x : recorded_inputs(f))
     if (x.isTensorList())
       for (auto& y : x.toListRef())
         add(y);
