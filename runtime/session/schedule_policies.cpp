@@ -4,6 +4,8 @@
 #include "partition/promised_order.hpp"
 #include "transport/error.hpp"
 
+#include <algorithm>
+
 #include <malloc.h>
 
 namespace smp {
@@ -46,6 +48,19 @@ struct served_pipeline {
   pipeline_program program;
   bool promised;
 };
+
+/// A result that code waits for comes a moment after its rank went on with
+/// something else, never at the same time: so even a hop that counts for
+/// nothing decides who waits for whom.
+void delay_answers(pipeline_program& x) {
+  auto waits = std::ranges::any_of(x.chain, [](auto& y) { return y.waits; });
+  if (!waits || x.hop_seconds > 0)
+    return;
+  double seconds = 0; // of a microbatch
+  for (auto& y : x.chain)
+    seconds += y.forward + y.backward;
+  x.hop_seconds = 1e-4 * seconds;
+}
 
 service_order make_order(bool promised, std::string_view pipeline,
                          service_place x) {
@@ -115,8 +130,10 @@ schedule_policies::chunks(const pipeline_program& x,
 schedule_report schedule_policies::play(const pipeline_program& x,
                                         uint64_t microbatches,
                                         bool timeline) const {
-  const served_pipeline served{x, promised_};
+  served_pipeline served{x, promised_};
   auto& program = served.program;
+  if (promised_)
+    delay_answers(program);
   check_options options;
   options.microbatches = microbatches;
   options.active = active(microbatches);
