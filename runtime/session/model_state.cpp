@@ -10,6 +10,7 @@
 #include "runtime/model/script_walk.hpp"
 #include "runtime/session/schedule_policies.hpp"
 #include "transport/bytes.hpp"
+#include "transport/exchange.hpp"
 
 #include <torch/nn/module.h>
 

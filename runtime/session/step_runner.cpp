@@ -19,6 +19,7 @@
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/schedule_policies.hpp"
 #include "transport/bytes.hpp"
+#include "transport/exchange.hpp"
 #include "transport/wake_up.hpp"
 
 #include <algorithm>
