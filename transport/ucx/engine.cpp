@@ -211,8 +211,7 @@ bool ucx_fabric::engine::turn(worker_lock& lock) {
   take_queued_losses();
   unsigned count = 0;
   bool dry = false;
-  while (!dry && count < progress_limit
-         && (telling_ || (news_.empty() && finished_.empty()))) {
+  while (!dry && count < progress_limit && news_.empty() && finished_.empty()) {
     dry = ucp_worker_progress(worker_->get()) == 0;
     if (!dry)
       ++count;

@@ -1,0 +1,259 @@
+// ctest: timeout=120 label=threads processors=2
+#include "tests/support/catch.hpp"
+
+#include "actors/server/execution_token.hpp"
+#include "tests/support/nothing_left.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+#include "transport/ucx/ucx_fabric.hpp"
+
+#include <ATen/ops/linear.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+// A fabric that has used up what a rank allows it keeps the rest of a step
+// until that rank takes something: the step goes on then, with the same
+// numbers.
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+constexpr int64_t features = 64;
+constexpr uint64_t parts = 16; // microbatches
+constexpr int64_t rows = 64;   // of a microbatch: 16 KB of activations
+
+struct model_impl : torch::nn::Module {
+  model_impl() {
+    register_module("first", first);
+    register_module("here", here);
+    register_module("last", last);
+  }
+
+  /// x: [rows, features]
+  Tensor forward(Tensor x) {
+    return last(torch::tanh(here(torch::tanh(first(x))))).square().mean();
+  }
+
+  submodule<torch::nn::Linear> first{features, features};
+  torch::nn::Linear here{features, features};
+  submodule<torch::nn::Linear> last{features, features};
+};
+TORCH_MODULE_IMPL(model, model_impl);
+
+/// Reads nothing, once told so, until messages of its peer wait for credits.
+class sleeping_fabric final : public fabric, private fabric_listener {
+public:
+  sleeping_fabric(std::shared_ptr<ucx_fabric> inner,
+                  std::shared_ptr<ucx_fabric> peer)
+    : inner_(std::move(inner)), peer_(std::move(peer)) {
+    // nop
+  }
+
+  /// The next message finds it asleep.
+  void sleep() {
+    woken_by_ = 0;
+    asleep_ = true;
+  }
+
+  /// What waited at its peer when it woke up.
+  uint64_t woken_by() const {
+    return woken_by_;
+  }
+
+  rank_id self() const override {
+    return inner_->self();
+  }
+  std::string address() const override {
+    return inner_->address();
+  }
+  void start(const std::vector<std::string>& addresses,
+             fabric_listener& listener) override {
+    listener_ = &listener;
+    inner_->start(addresses, *this);
+  }
+  void send(rank_id to, message x, sent_callback done) override {
+    inner_->send(to, std::move(x), std::move(done));
+  }
+  void park(pollable_wake_up& x) override {
+    inner_->park(x);
+  }
+  void peer_lost(const failure& x) override {
+    inner_->peer_lost(x);
+  }
+  void stop(std::chrono::milliseconds limit) override {
+    inner_->stop(limit);
+  }
+  fabric_stats stats() const override {
+    return inner_->stats();
+  }
+
+private:
+  void on_message(rank_id from, message x) override {
+    using clock = std::chrono::steady_clock;
+    if (x.kind == message_kind::request && asleep_.exchange(false))
+      for (auto end = clock::now() + std::chrono::seconds{30};
+           woken_by_ == 0 && clock::now() < end; std::this_thread::yield())
+        woken_by_ = peer_->queued_to(inner_->self());
+    listener_->on_message(from, std::move(x));
+  }
+
+  void on_peer_lost(const failure& x) override {
+    listener_->on_peer_lost(x);
+  }
+
+  std::shared_ptr<ucx_fabric> inner_;
+  std::shared_ptr<ucx_fabric> peer_;
+  fabric_listener* listener_ = nullptr;
+  std::atomic<bool> asleep_ = false;
+  std::atomic<uint64_t> woken_by_ = 0;
+};
+
+/// Runs `body` on ranks that are threads of this process.
+/// @param host outlives the fabrics: what they keep may know actors
+void run_over(const std::shared_ptr<actor_host>& host,
+              const std::vector<std::shared_ptr<fabric>>& fabrics,
+              session_config config,
+              const std::function<void(session&)>& body) {
+  auto token = std::make_shared<execution_token>();
+  std::vector<std::shared_ptr<rank_runtime>> ranks;
+  std::vector<std::string> addresses;
+  config.print_partition = false;
+  for (auto& x : fabrics) {
+    rank_runtime::parts parts;
+    parts.config = config;
+    parts.layout.size = parts.layout.pipeline = fabrics.size();
+    parts.fabric = x;
+    parts.host = host;
+    parts.token = token;
+    ranks.push_back(std::make_shared<rank_runtime>(std::move(parts)));
+    addresses.push_back(x->address());
+  }
+  for (auto& x : ranks)
+    x->start(addresses);
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < ranks.size(); ++i)
+    threads.emplace_back([&, i] {
+      try {
+        session s{config, ranks[i]};
+        body(s);
+      } catch (...) {
+        std::unique_lock guard{mutex};
+        if (!first)
+          first = std::current_exception();
+        guard.unlock();
+        for (auto& x : ranks)
+          if (x != ranks[i])
+            x->rank_down({error_code::rank_down, rank_id{i}, {}, "it threw"});
+      }
+    });
+  for (auto& x : threads)
+    x.join();
+  for (auto& x : ranks)
+    x->stop();
+  if (first)
+    std::rethrow_exception(first);
+}
+
+/// One process computes the step: losses by microbatch, then gradients.
+std::vector<Tensor> plain_numbers(const std::map<std::string, Tensor>& state,
+                                  const Tensor& x) {
+  std::vector<std::string> names;
+  std::map<std::string, Tensor> p;
+  for (auto& [name, t] : state) {
+    names.push_back(name);
+    p[name] = t.detach().clone().set_requires_grad(true);
+  }
+  auto apply = [&](const std::string& name, const Tensor& y) {
+    return at::linear(y, p.at(name + ".weight"), p.at(name + ".bias"));
+  };
+  std::vector<Tensor> result;
+  for (auto& part : x.chunk(parts)) {
+    auto y = apply("here", torch::tanh(apply("first", part)));
+    auto loss = apply("last", torch::tanh(y)).square().mean();
+    (loss / static_cast<double>(parts)).backward();
+    result.push_back(loss.detach());
+  }
+  for (auto& name : names)
+    result.push_back(p.at(name).grad());
+  return result;
+}
+
+/// Three steps; `begin` runs before each, on rank 0.
+/// @returns how many tensors differ from those of one process
+int run_steps(const std::shared_ptr<actor_host>& host,
+              const std::vector<std::shared_ptr<fabric>>& fabrics,
+              const session_config& config, const std::function<void()>& begin,
+              const std::function<void()>& end) {
+  int different = 0;
+  run_over(host, fabrics, config, [&](session& s) {
+    distributed_model m{seeded([] { return model{}; })};
+    set_partition(*m->first, 1);
+    set_partition(*m->last, 1);
+    m.partition();
+    auto train_step = step([&](Tensor x) {
+      auto loss = m(x);
+      m.backward(loss);
+      return loss;
+    });
+    auto x = torch::sin(torch::arange(parts * rows * features * 1.0f))
+               .view({parts * rows, features});
+    for (int i = 0; i < 3; ++i) {
+      for (auto& p : m.local_parameters())
+        p.mutable_grad() = Tensor{};
+      auto dict = m.state_dict();
+      pp_barrier();
+      if (s.rank() == 0)
+        begin();
+      auto seen = train_step(x + i).outputs();
+      auto gradients = m.gradients();
+      check_nothing_left(s);
+      if (s.rank() != 0)
+        continue;
+      end();
+      std::map<std::string, Tensor> sorted{gradients.begin(), gradients.end()};
+      for (auto& [name, t] : sorted)
+        seen.push_back(t);
+      auto expected = plain_numbers({dict.begin(), dict.end()}, x + i);
+      different += seen.size() != expected.size();
+      for (size_t k = 0; k < std::min(seen.size(), expected.size()); ++k)
+        different += !torch::allclose(seen[k], expected[k], 1e-5, 1e-7);
+    }
+  });
+  return different;
+}
+
+} // namespace
+
+TEST_CASE("a step goes on when exhausted credits return",
+          "[runtime][credits]") {
+  auto config = manual_world(2, parts).config;
+  config.active_microbatches = parts;
+  config.fast_mode = GENERATE(false, true);
+  auto host = std::make_shared<actor_host>();
+  std::vector<std::shared_ptr<ucx_fabric>> ucx;
+  for (uint64_t i = 0; i < 2; ++i)
+    ucx.push_back(std::make_shared<ucx_fabric>(rank_id{i}, 2));
+  auto sleeper = std::make_shared<sleeping_fabric>(ucx[1], ucx[0]);
+  CHECK(run_steps(
+          host, {ucx[0], sleeper}, config, [&] { sleeper->sleep(); },
+          [&] {
+            CHECK(sleeper->woken_by() > 0);
+            CHECK(ucx[0]->queued_to(rank_id{1}) == 0);
+          })
+        == 0);
+}
