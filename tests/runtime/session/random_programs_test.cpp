@@ -121,13 +121,14 @@ std::atomic<uint32_t> tree_seed = 0;
 template <template <class> class P>
 struct tally : torch::nn::Module {
   tally() {
-    register_buffer("seen", torch::zeros({}, torch::kDouble));
+    seen = register_buffer("seen", torch::zeros({}, torch::kDouble));
   }
   Tensor forward(Tensor x) {
-    auto& seen = *named_buffers().find("seen");
     seen.add_(1);
     return x * (1 + 0.01 * seen.clone());
   }
+
+  Tensor seen;
 };
 
 /// Stages one after the other, each from one width to the next: a Linear, a
