@@ -96,10 +96,6 @@ double measured_seconds(const trace_result& x) {
                          [](double sum, auto& y) { return sum + y.seconds; });
 }
 
-bool is_noise(const trace_result& x) {
-  return x.times && measured_seconds(x) < least_time;
-}
-
 /// Every call takes equally long, all of them together `least_time`.
 void set_times_by_calls(model_info& model, const trace_result& x) {
   std::vector<double> calls(model.size());
@@ -149,6 +145,10 @@ std::string names_of(const model_info& model,
 }
 
 } // namespace
+
+bool is_noise(const trace_result& x) {
+  return x.times && measured_seconds(x) < least_time;
+}
 
 void apply_trace(model_info& model, const trace_result& x,
                  double element_bytes) {

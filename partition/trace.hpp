@@ -46,6 +46,10 @@ struct trace_result {
   std::optional<module_id> failed;
 };
 
+/// Were times measured that are too short to decide by? `apply_trace` says
+/// when.
+bool is_noise(const trace_result& x);
+
 /// Turns measurements into costs: order of children, own time, activations,
 /// bytes and number of calls.
 ///

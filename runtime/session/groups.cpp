@@ -173,9 +173,10 @@ payload receive_value(uint64_t from, rank_type type, const std::type_info& of) {
 
 void broadcast_value(comm_group kind, const std::type_info& of,
                      const payload& x) {
+  auto typed = with_type(of, x);
   for (auto to : own_layout().members(kind, own_rank()))
     if (to != own_rank())
-      exchange_of_rank().send(to, value_name, with_type(of, x));
+      exchange_of_rank().send(to, value_name, typed);
 }
 
 std::vector<payload> gather_values(comm_group kind, const std::type_info& of,

@@ -96,14 +96,6 @@ double element_bytes(const walked_model& model) {
 /// as a part of them.
 constexpr double time_error = 0.02;
 
-/// Do measured times decide? Below a millisecond each call counts the same.
-bool counts_times(const trace_result& x) {
-  double seconds = 0;
-  for (auto& y : x.modules)
-    seconds += y.seconds;
-  return x.times && seconds >= 1e-3;
-}
-
 model_info describe(const walked_model& model,
                     const std::map<const void*, uint32_t>& pins,
                     const module_order& order) {
@@ -258,7 +250,7 @@ partition_decision partitioning::decide(uint32_t devices,
                                           0.1 / (n * (n - 1)));
   }
   auto plan = make_partition(info, options);
-  if (traced && devices > 1 && counts_times(*trace_))
+  if (traced && devices > 1 && trace_->times && !is_noise(*trace_))
     if (auto n = undecided_modules(info, plan, time_error); n > 0)
       remarks.push_back("the decision hangs on noise: were times 2 % off, "
                         + std::to_string(n)
