@@ -1,10 +1,16 @@
+#include "tests/support/assertion_lock.hpp"
+
 #include <catch2/catch_session.hpp>
 #include <catch2/catch_test_case_info.hpp>
+#include <catch2/reporters/catch_reporter_event_listener.hpp>
 #include <catch2/reporters/catch_reporter_helpers.hpp>
 #include <catch2/reporters/catch_reporter_registrars.hpp>
 #include <catch2/reporters/catch_reporter_streaming_base.hpp>
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
 
 namespace {
 
@@ -53,6 +59,30 @@ private:
 };
 
 CATCH_REGISTER_REPORTER("cases", case_reporter)
+
+/// Catch2 3.7 counts assertions without a lock: two ranks of a virtual world
+/// that assert at the same time abort it, once in a thousand runs. So the first
+/// unlocked assertion outside of the thread of the cases ends the program.
+class thread_guard : public Catch::EventListenerBase {
+public:
+  using EventListenerBase::EventListenerBase;
+
+  void assertionStarting(const Catch::AssertionInfo& x) override {
+    if (std::this_thread::get_id() == cases_
+        || smp::test::assertion_lock::held())
+      return;
+    std::fprintf(stderr,
+                 "%s:%zu: asserts on another thread than the case, without an"
+                 " assertion_lock\n",
+                 x.lineInfo.file, x.lineInfo.line);
+    std::_Exit(EXIT_FAILURE);
+  }
+
+private:
+  std::thread::id cases_ = std::this_thread::get_id();
+};
+
+CATCH_REGISTER_LISTENER(thread_guard)
 
 } // namespace
 

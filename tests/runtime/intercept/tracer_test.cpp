@@ -12,6 +12,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 
@@ -112,7 +113,8 @@ traced_step run(const virtual_world_options& world, Make make, Tensor x) {
     std::unique_lock guard{mutex};
     result.texts[s.rank()] = model.partition_text();
     if (auto* decision = model.state().decision()) {
-      CHECK_FALSE(result.decision); // only pp_rank 0 decides
+      if (result.decision)
+        throw std::runtime_error{"not only pp_rank 0 decides"};
       result.decision = *decision;
       result.state = {state.begin(), state.end()};
       result.gradients = {gradients.begin(), gradients.end()};
@@ -272,6 +274,8 @@ TEST_CASE("a trace changes neither numbers nor state", "[runtime][trace]") {
 TEST_CASE("only the forward part of a body runs for a trace",
           "[runtime][trace]") {
   std::atomic<int> before = 0, after = 0;
+  std::array<double, 2> sums{}; // by rank
+  double left = -1;
   auto world = automatic_world(2, 4);
   run_virtual_world(2, world, [&](session&) {
     distributed_model model{seeded([] { return layers{chain}; })};
@@ -285,31 +289,39 @@ TEST_CASE("only the forward part of a body runs for a trace",
       return y.sum();
     });
     auto x = torch::zeros({4, 8});
-    CHECK(train_step(x).reduce_sum().item<double>() == 32);
+    sums.at(pp_rank()) = train_step(x).reduce_sum().item<double>();
     if (pp_rank() == 0)
-      CHECK(x.sum().item<double>() == 32);
+      left = x.sum().item<double>();
     train_step(x);
   });
+  CHECK(sums == std::array{32.0, 32.0});
+  CHECK(left == 32);
   CHECK(before == 4 + 1 + 4);
   CHECK(after == 4 + 4);
 }
 
 TEST_CASE("a body that only evaluates is traced as well", "[runtime][trace]") {
   auto world = automatic_world();
-  run_virtual_world(2, world, [&](session&) {
+  std::array<int64_t, 2> sizes{}; // by rank
+  std::array<std::string, 2> texts;
+  run_virtual_world(2, world, [&](session& s) {
     distributed_model model{seeded([] { return layers{chain}; })};
     auto evaluate = step([&](Tensor y) {
       at::NoGradGuard no_grad;
       return model(y).repeat({64, 64}); // too large to travel
     });
-    CHECK(evaluate(torch::ones({4, 8})).concat().size(0) == 4 * 64);
-    CHECK_THAT(model.partition_text(), ContainsSubstring("measured on"));
+    sizes.at(s.rank()) = evaluate(torch::ones({4, 8})).concat().size(0);
+    texts.at(s.rank()) = model.partition_text();
   });
+  CHECK(sizes == std::array<int64_t, 2>{4 * 64, 4 * 64});
+  for (auto& text : texts)
+    CHECK_THAT(text, ContainsSubstring("measured on"));
 }
 
 TEST_CASE("a body that was slow the one time it ran decides nothing",
           "[runtime][trace]") {
-  run_virtual_world(2, automatic_world(), [&](session&) {
+  std::array<std::string, 2> texts; // by rank
+  run_virtual_world(2, automatic_world(), [&](session& s) {
     distributed_model model{seeded([] { return layers{chain}; })};
     auto run = step([&](Tensor y) {
       // As if the machine had been busy.
@@ -320,9 +332,11 @@ TEST_CASE("a body that was slow the one time it ran decides nothing",
       return model(y).sum();
     });
     run(torch::ones({4, 8}));
-    CHECK_THAT(model.partition_text(),
-               ContainsSubstring("is noise, so each call counts the same"));
+    texts.at(s.rank()) = model.partition_text();
   });
+  for (auto& text : texts)
+    CHECK_THAT(text,
+               ContainsSubstring("is noise, so each call counts the same"));
 }
 
 TEST_CASE("a module that cannot be traced is named and does not stop the run",

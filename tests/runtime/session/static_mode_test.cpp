@@ -3,6 +3,7 @@
 
 #include "actors/replay/record_book.hpp"
 #include "runtime/remote/execution.hpp"
+#include "tests/support/assertion_lock.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
@@ -10,7 +11,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -138,8 +138,6 @@ void check_gradients(std::map<std::string, Tensor> got, const Tensor& x,
   }
 }
 
-std::mutex check_mutex; // Catch's macros are for one thread at a time
-
 /// Runs `f` on both ranks.
 void on_ranks(const virtual_world_options& world,
               const std::function<void(job&)>& f) {
@@ -151,7 +149,7 @@ void on_ranks(const virtual_world_options& world,
 
 #define LOCKED_CHECK(...)                                                      \
   do {                                                                         \
-    std::unique_lock guard{check_mutex};                                       \
+    assertion_lock guard;                                                      \
     CHECK(__VA_ARGS__);                                                        \
   } while (false)
 
@@ -175,7 +173,7 @@ TEST_CASE("replayed steps give the numbers of one process and send less",
         LOCKED_CHECK(stats.bytes_sent < recorded);
       auto gradients = j.gradients();
       if (j.s.rank() == 0) {
-        std::unique_lock guard{check_mutex};
+        assertion_lock guard;
         check_gradients(gradients, x);
       }
     }
@@ -245,7 +243,7 @@ TEST_CASE("a mixture of experts may fall back to dynamic steps",
       }
       auto gradients = j.gradients();
       if (j.s.rank() == 0) {
-        std::unique_lock guard{check_mutex};
+        assertion_lock guard;
         check_gradients(gradients, x, bias);
       }
     }
@@ -264,7 +262,7 @@ TEST_CASE("a branch that leaves a record with promises diverges as well",
       auto gradients = j.gradients();
       if (j.s.rank() != 0)
         return;
-      std::unique_lock guard{check_mutex};
+      assertion_lock guard;
       check_gradients(gradients, x, bias);
     };
     // Calls of both experts are known, and so promises. Steps that learn are
