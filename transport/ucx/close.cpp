@@ -112,8 +112,6 @@ void ucx_fabric::engine::close_all(worker_lock& lock) {
     return open_closes_ == 0 && open_sends_ == 0 && open_receives_ == 0;
   });
   turn(lock);
-  loop_.stop();
-  events_.close();
   worker_.reset();
 }
 

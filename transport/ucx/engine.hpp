@@ -7,14 +7,6 @@
 #include "transport/ucx/worker.hpp"
 #include "transport/wake_up.hpp"
 
-#include <utility> // boost/asio.hpp of Boost 1.74 forgets it
-
-#include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
-
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -24,18 +16,19 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <utility>
 #include <variant>
 #include <vector>
 
 namespace smp {
 
-/// Three kinds of threads use the worker: the progress thread, which sleeps in
-/// an Asio loop until UCX has something to do; senders; and one of those that
-/// park here, which sleeps until the same events and delivers what came if it
-/// is there first. Whoever has `worker_mutex_` may call UCX. Nobody waits for
-/// it to send: a sender leaves its message in the queue, and whoever unlocks
-/// the worker looks there afterwards. Callbacks of the user run without any
-/// lock.
+/// Three kinds of threads use the worker: the progress thread, which sleeps
+/// until UCX has something to do; senders; and one of those that park here,
+/// which sleeps until the same events and delivers what came: the progress
+/// thread leaves them to it until it goes. Whoever has `worker_mutex_` may call
+/// UCX. Nobody waits for it to send: a sender leaves its message in the queue,
+/// and whoever unlocks the worker looks there afterwards. Callbacks of the user
+/// run without any lock.
 class ucx_fabric::engine {
 public:
   engine(rank_id self, uint64_t world_size, ucx_options options);
@@ -211,7 +204,7 @@ private:
   // -- a thread that parks ----------------------------------------------------
 
   /// Sleeps until something arrives or `x` is notified, and delivers.
-  /// @returns whether there is a point in doing so again
+  /// @returns false where it is for others to deliver
   bool watch(pollable_wake_up& x);
   /// @returns false where the calling thread should leave it to others
   bool help();
@@ -221,6 +214,12 @@ private:
   void run();
   /// Sleeps until something happens.
   void wait(worker_lock& lock);
+  /// Sleeps. @returns whether only UCX ended it
+  bool events_within(std::chrono::microseconds limit);
+  /// Sleeps, whatever UCX has. @returns whether somebody ended it
+  bool sleep_for(std::chrono::microseconds limit);
+  /// Sleeps while a parked thread watches what arrives.
+  void wait_for_watcher(std::chrono::microseconds limit);
   bool stop_is_due(bool active);
   void take_queued_losses();
   void handle_failed();
@@ -291,18 +290,19 @@ private:
   // -- progress thread only ---------------------------------------------------
 
   fabric_listener* listener_ = nullptr;
-  boost::asio::io_context loop_{1};
-  boost::asio::executor_work_guard<boost::asio::io_context::executor_type>
-    keep_loop_{loop_.get_executor()};
-  boost::asio::posix::stream_descriptor events_{loop_};
-  boost::asio::steady_timer pause_{loop_};
-  bool awaiting_events_ = false;
-  bool pausing_ = false;
   std::thread thread_;
 
-  /// The same as `events_`, for the thread that parks.
-  file_descriptor watched_events_;
+  // -- any thread -------------------------------------------------------------
+
+  /// Readable when something arrived and the worker was armed.
+  file_descriptor events_;
+  /// Ends the sleep of the progress thread.
+  pollable_wake_up woken_;
+  /// A thread that parks watches `events_`.
   std::atomic<bool> watched_ = false;
+  std::atomic<uint64_t> watches_ended_ = 0;
+  /// The progress thread sleeps until the watcher wakes it.
+  std::atomic<bool> must_hand_over_ = false;
   std::atomic<bool> wake_posted_ = false;
   std::atomic<uint64_t> next_number_ = 0;
   std::atomic<uint64_t> messages_sent_ = 0;

@@ -7,38 +7,52 @@
 
 namespace smp {
 
+namespace {
+
+/// Turns after which a worker that always has more to do is left to the
+/// progress thread.
+constexpr unsigned turns_limit = 8;
+
+} // namespace
+
 void ucx_fabric::engine::park(pollable_wake_up& x) {
-  while (!x.try_wait()) {
-    // A message should wake one thread, not all that have nothing to do.
-    auto watches = !watched_.exchange(true) && watch(x);
-    if (!watches)
-      return x.wait();
-  }
+  if (x.try_wait())
+    return;
+  // A message should wake one thread, not all that have nothing to do.
+  if (watched_.exchange(true))
+    return x.wait();
+  auto notified = false;
+  while (!notified && watch(x))
+    notified = x.try_wait();
+  watched_ = false;
+  ++watches_ended_;
+  if (must_hand_over_)
+    wake();
+  if (!notified)
+    x.wait();
 }
 
 bool ucx_fabric::engine::watch(pollable_wake_up& x) {
   std::array<pollfd, 2> ready{
-    {{watched_events_.get(), POLLIN, 0}, {x.fd(), POLLIN, 0}}};
+    {{events_.get(), POLLIN, 0}, {x.fd(), POLLIN, 0}}};
   ::poll(ready.data(), ready.size(), -1);
-  auto again = ready[0].revents == 0 || help();
-  watched_ = false;
-  return again;
+  return ready[0].revents == 0 || help();
 }
 
 bool ucx_fabric::engine::help() {
   bool quiet = false;
   bool must_wake = false;
   {
-    worker_lock lock{worker_mutex_, std::try_to_lock};
-    // The progress thread woke up as well; it may have been faster.
-    if (!lock || !worker_ || closing_ || telling_)
-      return false;
+    worker_lock lock{worker_mutex_};
     refused_waits delivering{"a thread that delivers messages"};
-    turn(lock);
-    if (closing_)
-      return false;
-    // Whoever sleeps must be woken by what comes from now on.
-    quiet = failed_.empty() && ucp_worker_arm(worker_->get()) == UCS_OK;
+    for (unsigned i = 0; i < turns_limit && !quiet; ++i) {
+      if (!worker_ || closing_)
+        return false;
+      turn(lock);
+      // Whoever sleeps must be woken by what comes from now on.
+      quiet = worker_ && !closing_ && failed_.empty()
+              && ucp_worker_arm(worker_->get()) == UCS_OK;
+    }
     must_wake = asleep_ && !quiet;
   }
   if (must_wake)

@@ -174,7 +174,7 @@ void ucx_fabric::engine::tell_sent(outgoing& x) {
 
 void ucx_fabric::engine::wake() {
   if (!wake_posted_.exchange(true))
-    boost::asio::post(loop_, [this] { wake_posted_ = false; });
+    woken_.notify();
 }
 
 // -- whoever has the worker ---------------------------------------------------
