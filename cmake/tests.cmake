@@ -16,9 +16,9 @@
 
 # What the tests of each folder see beside libsmp. Torch is slow to compile, so
 # only those get it that need it.
-set(smp_test_libraries_transport smp::fmt smp::ucx Boost::headers)
+set(smp_test_libraries_transport smp::fmt smp::ucx)
 set(smp_test_libraries_partition smp::fmt smp::json)
-set(smp_test_libraries_actors smp::fmt CAF::core CAF::io Boost::headers)
+set(smp_test_libraries_actors smp::fmt CAF::core CAF::io)
 set(smp_test_libraries_tp smp::smp)
 set(smp_test_libraries_runtime smp::smp smp::json smp::toml)
 set(smp_test_libraries_apps smp::smp smp::json smp::toml)
