@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
+#include <queue>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace smp {
@@ -63,17 +66,37 @@ step_record record_of(const step_flow& x) {
 
 namespace {
 
+/// What a device does forward for a microbatch. Most numbers of chunks divide
+/// it, so that equal work takes equally long on all devices.
+constexpr uint64_t unit_of_work = 720720;
+
+/// What each segment that a program knows works, by device: its share of one
+/// unit per device and microbatch, as stages are meant to be balanced. What was
+/// measured is not used: it differs from run to run.
+std::vector<std::vector<uint64_t>> shares_of(const pipeline_program& x,
+                                             size_t devices) {
+  std::vector<std::vector<uint64_t>> result(devices);
+  for (auto& y : x.chain)
+    result.at(y.device).push_back(y.forward > 0);
+  for (auto& xs : result)
+    if (auto n = std::accumulate(xs.begin(), xs.end(), uint64_t{0}); n > 0)
+      for (auto& y : xs)
+        y *= unit_of_work / n;
+  return result;
+}
+
 class player {
 public:
   player(const std::vector<step_record>& ranks,
          const std::vector<rank_id>& pipeline, schedule& policy,
-         const std::vector<service_order>& orders, bool forward_alone)
+         const order_rules& rules)
     : records_(ranks),
       pipeline_(pipeline),
       policy_(policy),
-      forward_alone_(forward_alone) {
+      forward_alone_(rules.forward_alone),
+      shares_(shares_of(rules.program, ranks.size())) {
     for (size_t i = 0; i < ranks.size(); ++i) {
-      ranks_.push_back({orders.at(i), {}, {}, 0, {}});
+      ranks_.push_back({rules.service.at(i), {}, {}, 0, false, {}});
       ranks_[i].segments.resize(ranks[i].microbatches);
       result_.served.emplace_back();
       for (uint32_t e = 0; e < ranks[i].executions.size(); ++e)
@@ -83,16 +106,16 @@ public:
 
   pipeline_order play() {
     ask_policy();
-    // All that is ready runs for one unit of time; then its ends are events.
-    for (;;) {
-      std::vector<place> running;
-      for (size_t i = 0; i < ranks_.size(); ++i)
-        if (auto x = serve(i))
-          running.push_back(*x);
-      if (running.empty())
-        break;
-      for (auto& x : running)
+    serve();
+    while (!running_.empty()) {
+      now_ = running_.top().time;
+      do {
+        auto x = running_.top().where;
+        running_.pop();
+        ranks_[x.rank].busy = false;
         end_segment(x);
+      } while (!running_.empty() && running_.top().time == now_);
+      serve();
     }
     for (size_t i = 0; i < ranks_.size(); ++i) {
       size_t expected = 0;
@@ -117,11 +140,23 @@ private:
     place where;
   };
 
+  /// When a segment ends.
+  struct event {
+    uint64_t time;
+    uint64_t number; // breaks ties
+    place where;
+
+    bool operator<(const event& x) const { // the top is the earliest
+      return std::tie(time, number) > std::tie(x.time, x.number);
+    }
+  };
+
   struct rank_state {
     service_order order;
     std::vector<ready_segment> ready;
     std::vector<std::array<uint64_t, 2>> segments; // by microbatch, phase
     uint64_t arrivals = 0;
+    bool busy = false;
     /// By execution: its calls at which it gives the token back.
     std::vector<std::vector<size_t>> stops;
   };
@@ -168,10 +203,14 @@ private:
     rank.ready.push_back({{what, e.microbatch, ++rank.arrivals, segment++}, x});
   }
 
+  bool all_over(const std::vector<request_id>& promises) const {
+    return std::ranges::all_of(promises,
+                               [this](auto& y) { return over_.contains(y); });
+  }
+
   /// Lets `x` start when `promises` have been answered.
   void push_after(const place& x, std::vector<request_id> promises) {
-    std::erase_if(promises, [this](auto& y) { return over_.contains(y); });
-    if (promises.empty())
+    if (all_over(promises))
       push(x);
     else
       blocked_.push_back({x, std::move(promises)});
@@ -201,27 +240,53 @@ private:
     push_after({rank, i->second, 0}, std::move(promises));
   }
 
-  std::optional<place> serve(size_t i) {
-    auto& rank = ranks_[i];
-    if (rank.ready.empty())
-      return std::nullopt;
-    auto first = std::min_element(
-      rank.ready.begin(), rank.ready.end(),
-      [&](auto& a, auto& b) { return rank.order(a.key, b.key); });
-    auto result = first->where;
-    rank.ready.erase(first);
-    result_.served[i].push_back({result.execution, result.segment});
-    return result;
+  /// Gives each rank that is free what comes first in its order.
+  void serve() {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      auto& rank = ranks_[i];
+      if (rank.busy || rank.ready.empty())
+        continue;
+      auto first = std::min_element(
+        rank.ready.begin(), rank.ready.end(),
+        [&](auto& a, auto& b) { return rank.order(a.key, b.key); });
+      auto [key, x] = *first;
+      rank.ready.erase(first);
+      rank.busy = true;
+      note_served(x);
+      running_.push({now_ + duration(key, x), ++events_, x});
+    }
   }
 
-  void end_segment(const place& x) {
+  void note_served(const place& x) {
+    result_.served[x.rank].push_back({x.execution, x.segment});
+  }
+
+  /// Backward phases go through the work of forward phases in reverse, and take
+  /// twice as long. What the program does not know, as the second call of a
+  /// module, works where it begins; later it passes on what it called for.
+  uint64_t duration(const ready_key& key, const place& x) const {
+    auto& shares = shares_[x.rank];
+    auto backward = key.what == phase::backward;
+    auto share = x.segment == 0 ? unit_of_work : 0;
+    if (auto i = key.segment; i < shares.size())
+      share = shares[backward ? shares.size() - 1 - i : i];
+    return backward ? 2 * share : share;
+  }
+
+  void end_segment(place x) {
     auto& e = at(x);
     auto& stops = ranks_[x.rank].stops[x.execution];
     auto c = x.segment == 0 ? 0 : stops[x.segment - 1] + 1;
-    for (; c < e.calls.size() && e.calls[c].kind == call_kind::promise; ++c)
-      send(pipeline_[x.rank], e.calls[c]);
-    if (c < e.calls.size())
-      return stop({x.rank, x.execution, x.segment + 1}, e.calls[c]);
+    for (; c < e.calls.size(); ++c) {
+      if (e.calls[c].kind == call_kind::promise) {
+        send(pipeline_[x.rank], e.calls[c]);
+        continue;
+      }
+      if (!goes_on(x, e.calls[c]))
+        return stop({x.rank, x.execution, x.segment + 1}, e.calls[c]);
+      ++x.segment;
+      note_served(x);
+    }
     if (is_root_request(e.id)) {
       policy_.ended(e.microbatch);
       return end_forward(e.microbatch, false);
@@ -234,16 +299,27 @@ private:
     push(caller->second);
   }
 
+  std::vector<request_id> waited_for(const place& x,
+                                     const recorded_call& y) const {
+    std::vector<request_id> result;
+    for (auto z : y.until)
+      result.push_back({pipeline_[x.rank], z});
+    return result;
+  }
+
+  /// Who waits for what is there takes the token again at once, and the work
+  /// is that of one segment: without a fixed order it would not wait.
+  bool goes_on(const place& x, const recorded_call& y) const {
+    return y.kind == call_kind::wait && all_over(waited_for(x, y));
+  }
+
   /// @param next goes on after `x`
   void stop(const place& next, const recorded_call& x) {
-    std::vector<request_id> promises;
     switch (x.kind) {
       case call_kind::grant:
         return end_forward(at(next).microbatch, true);
       case call_kind::wait:
-        for (auto y : x.until)
-          promises.push_back({pipeline_[next.rank], y});
-        return push_after(next, std::move(promises));
+        return push_after(next, waited_for(next, x));
       default:
         send(pipeline_[next.rank], x);
     }
@@ -294,7 +370,11 @@ private:
   const std::vector<rank_id>& pipeline_;
   schedule& policy_;
   bool forward_alone_;
+  std::vector<std::vector<uint64_t>> shares_;
   std::vector<rank_state> ranks_;
+  uint64_t now_ = 0;
+  uint64_t events_ = 0;
+  std::priority_queue<event> running_;  // one per busy rank
   std::map<request_id, place> callers_; // what an answer lets go on
   std::vector<blocked_segment> blocked_;
   std::set<request_id> over_; // promises that were answered
@@ -307,10 +387,8 @@ private:
 
 pipeline_order compute_order(const std::vector<step_record>& ranks,
                              const std::vector<rank_id>& pipeline,
-                             schedule& policy,
-                             const std::vector<service_order>& orders,
-                             bool forward_alone) {
-  return player{ranks, pipeline, policy, orders, forward_alone}.play();
+                             schedule& policy, const order_rules& rules) {
+  return player{ranks, pipeline, policy, rules}.play();
 }
 
 } // namespace smp

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "actors/replay/step_record.hpp"
+#include "partition/program.hpp"
 #include "transport/inspect.hpp"
 
 #include <cstdint>
@@ -85,20 +86,29 @@ bool inspect(Inspector& f, pipeline_order& x) {
                             f.field("admission", x.admission));
 }
 
+/// What an order keeps to.
+struct order_rules {
+  std::vector<service_order> service; // by pp_rank
+  /// What of a microbatch works and what only passes results on, as
+  /// `ready_key::segment` counts. Empty where nobody knows.
+  pipeline_program program = {};
+  /// A microbatch starts when the one before it is past its forward phase:
+  /// modules that change state need it (R19).
+  bool forward_alone = false;
+};
+
 /// The sequence in which a rank serves depends on timing, and so do the last
 /// bits of gradients to which several microbatches add. This finds a sequence
 /// that does not depend on timing: it plays a recorded flow against the
-/// schedule, as if each segment took the same time and messages took none. A
-/// segment ends where its execution gives the token back; promises that it sent
-/// are there by then.
+/// schedule, as if the forward phase of a microbatch took each rank one unit of
+/// time, the backward phase two, and passing on what others made and messages
+/// none. So it is that of the free order on balanced stages. A segment ends
+/// where its execution gives the token back; promises that it sent are there by
+/// then.
 /// @param ranks the record of each rank, by pp_rank; its order does not count
-/// @param forward_alone a microbatch starts when the one before it is past its
-///        forward phase: modules that change state need it (R19)
 /// @throws error (internal) if the records do not belong together
 pipeline_order compute_order(const std::vector<step_record>& ranks,
                              const std::vector<rank_id>& pipeline,
-                             schedule& policy,
-                             const std::vector<service_order>& orders,
-                             bool forward_alone);
+                             schedule& policy, const order_rules& rules);
 
 } // namespace smp

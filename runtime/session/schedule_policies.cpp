@@ -127,6 +127,10 @@ schedule_policies::chunks(const pipeline_program& x,
   return result;
 }
 
+pipeline_program schedule_policies::served(const pipeline_program& x) const {
+  return served_pipeline{x, promised_}.program;
+}
+
 schedule_report schedule_policies::play(const pipeline_program& x,
                                         uint64_t microbatches,
                                         bool timeline) const {

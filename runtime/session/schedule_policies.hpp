@@ -47,6 +47,9 @@ public:
   std::vector<std::vector<uint32_t>> chunks(const pipeline_program& x,
                                             uint64_t microbatches) const;
 
+  /// @returns `x` as its ranks serve it, where calls wait or do not
+  pipeline_program served(const pipeline_program& x) const;
+
   /// Plays the schedule on a program that need not be that of this session.
   /// @throws error naming the first task that is wrong
   schedule_report play(const pipeline_program& x, uint64_t microbatches,

@@ -308,14 +308,16 @@ void step_runner::compute_order(const model_state* model, uint64_t microbatches,
     return;
   // A schedule of the user's may decide otherwise when it is asked again.
   auto order = agree(rank_, "smp.computed_order", [&] {
-    std::vector<service_order> orders;
+    order_rules rules;
+    rules.forward_alone = ordered;
     for (size_t i = 0; i < rank_.pipeline().size(); ++i)
-      orders.push_back(policies_.order(microbatches, i,
-                                       model ? model->gate().chunk_of(i)
-                                             : std::vector<uint32_t>{}));
+      rules.service.push_back(policies_.order(microbatches, i,
+                                              model ? model->gate().chunk_of(i)
+                                                    : std::vector<uint32_t>{}));
+    if (model)
+      rules.program = policies_.served(model->program());
     return smp::compute_order(ranks, rank_.pipeline(),
-                              *policies_.make_timeless(microbatches), orders,
-                              ordered);
+                              *policies_.make_timeless(microbatches), rules);
   });
   mine.order = std::move(order.served[rank_.pp_rank()]);
   if (rank_.pp_rank() == 0)

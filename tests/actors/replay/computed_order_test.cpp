@@ -3,10 +3,16 @@
 
 #include "actors/protocol/result_name.hpp"
 #include "actors/replay/computed_order.hpp"
+#include "partition/checker.hpp"
+#include "partition/promised_order.hpp"
 #include "tests/support/actor_world.hpp"
 #include "transport/bytes.hpp"
 
+#include <algorithm>
+#include <map>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 using namespace smp;
@@ -40,7 +46,8 @@ struct order_world : actor_world {
   /// Does what an engine does after the first step of a kind.
   void compute(const std::string& schedule, bool forward_alone = false) {
     std::vector<step_record> flows;
-    std::vector<service_order> orders(3, backward_first);
+    order_rules rules{std::vector<service_order>(3, backward_first)};
+    rules.forward_alone = forward_alone;
     for (auto& x : ranks) {
       auto note = x->records->note();
       CHECK(note.recorded);
@@ -49,8 +56,7 @@ struct order_world : actor_world {
         to_payload(flow_of(*record, false, false)), "flow")));
     }
     auto policy = make_schedule(schedule, 5, 5);
-    auto order = compute_order(flows, {{0}, {1}, {2}}, *policy, orders,
-                               forward_alone);
+    auto order = compute_order(flows, {{0}, {1}, {2}}, *policy, rules);
     for (size_t i = 0; i < 3; ++i) {
       auto& records = *ranks[i]->records;
       auto note = records.note();
@@ -162,7 +168,7 @@ TEST_CASE("records that do not belong together are refused",
   other.microbatches = 1;
   auto policy = make_schedule("interleaved", 1, 1);
   CHECK_THROWS_AS(compute_order({x, other}, {{0}, {1}}, *policy,
-                                {backward_first, backward_first}, false),
+                                {{backward_first, backward_first}}),
                   error);
 }
 
@@ -216,7 +222,7 @@ struct promise_flow {
   pipeline_order play(const std::string& schedule) {
     auto policy = make_schedule(schedule, records[0].microbatches, 2);
     return compute_order(records, {{0}, {1}}, *policy,
-                         {backward_first, backward_first}, false);
+                         {{backward_first, backward_first}});
   }
 
   std::vector<step_record> records;
@@ -252,4 +258,227 @@ TEST_CASE("an order in which something needed is never made is refused",
   auto& needs = x.records[1].executions[0].needs;
   needs = {result_name(rank_id{1}, {rank_id{0}, promise_number({}, 9)}, {}, 0)};
   CHECK_THROWS_AS(x.play("simple"), error);
+}
+
+// -- what a fixed order costs -------------------------------------------------
+
+namespace {
+
+/// Equal stages, stage s on rank s % ranks. Those of rank 0 run in the step
+/// body, which calls the others and waits for the last one of each chunk. As
+/// code does that asks for sizes first, it waits twice.
+class balanced_flow {
+public:
+  balanced_flow(uint32_t ranks, uint32_t chunks, uint32_t microbatches,
+                bool promised)
+    : ranks_(ranks),
+      chunks_(chunks),
+      microbatches_(microbatches),
+      promised_(promised),
+      records_(ranks) {
+    for (auto& x : records_)
+      x.microbatches = microbatches;
+    for (uint32_t m = 0; m < microbatches; ++m)
+      add_microbatch(m);
+  }
+
+  /// With the returns to rank 0 that calls need which wait.
+  pipeline_program program() const {
+    pipeline_program result;
+    result.devices = ranks_;
+    result.chunks = chunks_;
+    for (uint32_t s = 0; s < ranks_ * chunks_; ++s) {
+      if (s % ranks_ > 1)
+        result.chain.push_back({0, 0, 0, 0, false, s / ranks_});
+      result.chain.push_back(
+        {s % ranks_, 1.0 / chunks_, 2.0 / chunks_, 0, false, s / ranks_});
+    }
+    result.chain.push_back({0, 0, 0, 0, false, chunks_ - 1});
+    return promised_ ? promised_program(result) : result;
+  }
+
+  order_rules rules(const std::string& name) const {
+    order_rules result;
+    result.program = program();
+    for (uint32_t i = 0; i < ranks_; ++i)
+      result.service.push_back(
+        promised_ ? make_promised_order(
+          name, promised_place_of(result.program, i, microbatches_))
+                  : make_service_order(
+                    name, place_of(result.program, i, microbatches_)));
+    return result;
+  }
+
+  uint64_t active(const std::string& name) const {
+    return default_active_microbatches(name, microbatches_, ranks_);
+  }
+
+  pipeline_order order(const std::string& name) const {
+    std::vector<rank_id> pipeline;
+    for (uint32_t i = 0; i < ranks_; ++i)
+      pipeline.push_back({i});
+    auto policy = make_schedule(name, microbatches_, active(name));
+    return compute_order(records_, pipeline, *policy, rules(name));
+  }
+
+  /// @returns when the last rank is done if each does what comes next in
+  /// `order` as soon as what it needs is there, or 0 if some wait for ever
+  double makespan(const pipeline_order& order) const {
+    std::map<place, double> ends;
+    std::vector<size_t> next(ranks_);
+    std::vector<double> free(ranks_);
+    for (auto moved = true; std::exchange(moved, false);)
+      for (uint32_t i = 0; i < ranks_; ++i)
+        for (; next[i] < order.served.at(i).size(); ++next[i]) {
+          auto& x = order.served[i][next[i]];
+          place here{i, x.execution, x.segment};
+          auto& what = works_.at(here);
+          auto done = [&](auto& y) { return ends.contains(y); };
+          if (!std::ranges::all_of(what.needs, done))
+            break;
+          for (auto& y : what.needs)
+            free[i] = std::max(free[i], ends[y]);
+          ends[here] = free[i] += what.seconds;
+          moved = true;
+        }
+    return ends.size() == works_.size() ? std::ranges::max(free) : 0;
+  }
+
+private:
+  using place = std::tuple<uint32_t, uint32_t, uint32_t>;
+
+  struct piece {
+    double seconds = 0;
+    std::vector<place> needs;
+  };
+
+  void add_microbatch(uint32_t m) {
+    body_ = add(0, {rank_id{0}, root_request_number({}, {m})}, m);
+    segment_ = 0;
+    last_ = {0, body_, 0};
+    works_[last_];
+    std::vector<uint64_t> all;
+    for (uint32_t c = 0; c < chunks_; ++c)
+      run_chunk(m, c, phase::forward, all);
+    if (promised_)
+      stop(call_kind::wait, phase::forward, all);
+    stop(call_kind::grant, phase::backward);
+    last_ = {0, body_, segment_};
+    for (uint32_t c = chunks_; c-- > 0;)
+      run_chunk(m, c, phase::backward, all);
+  }
+
+  /// The body runs its stage before the others, or after them backward.
+  void run_chunk(uint32_t m, uint32_t c, phase what,
+                 std::vector<uint64_t>& all) {
+    auto forward = what == phase::forward;
+    auto seconds = (forward ? 1.0 : 2.0) / chunks_;
+    if (forward)
+      works_[{0, body_, segment_}].seconds = seconds;
+    for (uint32_t i = 1; i < ranks_; ++i)
+      call(m, forward ? i : ranks_ - i, what, seconds, all);
+    if (promised_ && ranks_ > 1) {
+      stop(call_kind::wait, what, {all.back()});
+      stop(call_kind::wait, what, {all.back()});
+    }
+    if (!forward)
+      works_[{0, body_, segment_}].seconds = seconds;
+    last_ = {0, body_, segment_};
+  }
+
+  void call(uint32_t m, uint32_t owner, phase what, double seconds,
+            std::vector<uint64_t>& all) {
+    auto number = ++number_ | (promised_ ? promise_bit : 0);
+    auto& x = body().calls.emplace_back();
+    x.kind = promised_ ? call_kind::promise : call_kind::remote;
+    x.owner = rank_id{owner};
+    x.number = number;
+    x.what = what;
+    auto execution = add(owner, {rank_id{0}, request_number({}, number)}, m);
+    auto& to = records_[owner].executions[execution];
+    to.what = what;
+    to.promised = promised_;
+    if (auto [rank, from, segment] = last_; rank != 0 && promised_)
+      to.needs = {
+        result_name(rank_id{rank}, records_[rank].executions[from].id, {}, 0)};
+    // The body may be further than where it computed what is needed.
+    works_[{owner, execution, 0}] = {seconds,
+                                     {last_, place{0, body_, segment_}}};
+    last_ = {owner, execution, 0};
+    all.push_back(request_number({}, number));
+    if (!promised_)
+      works_[{0, body_, ++segment_}].needs = {last_};
+  }
+
+  void stop(call_kind kind, phase what, std::vector<uint64_t> until = {}) {
+    auto& x = body().calls.emplace_back();
+    x.kind = kind;
+    x.number = ++number_;
+    x.what = what;
+    x.until = std::move(until);
+    works_[{0, body_, ++segment_}].needs = {last_};
+  }
+
+  uint32_t add(uint32_t rank, request_id id, uint64_t m) {
+    auto& to = records_[rank];
+    auto result = static_cast<uint32_t>(to.executions.size());
+    to.by_id.emplace(id, result);
+    auto& x = to.executions.emplace_back();
+    x.id = id;
+    x.microbatch = microbatch_id{m};
+    return result;
+  }
+
+  recorded_execution& body() {
+    return records_[0].executions[body_];
+  }
+
+  uint32_t ranks_, chunks_, microbatches_;
+  bool promised_;
+  std::vector<step_record> records_;
+  uint32_t number_ = 0; // of the last call
+  std::map<place, piece> works_;
+  // Of the microbatch that is added:
+  uint32_t body_ = 0;
+  uint32_t segment_ = 0;
+  place last_; // what made the value that moves through
+};
+
+} // namespace
+
+TEST_CASE("a fixed order has the bubble of the textbook on equal stages",
+          "[actors][static][deterministic]") {
+  for (uint32_t p : {2, 4})
+    for (uint32_t v : {1, 2})
+      for (uint32_t m : {4, 8, 16, 32})
+        for (std::string name : {"simple", "interleaved", "1f1b"}) {
+          if (v > 1)
+            name = "interleaved_1f1b";
+          INFO(name << ", " << p << " ranks, " << m << " microbatches");
+          balanced_flow x{p, v, m, true};
+          // Narayanan et al. 2021, section 2.2.
+          auto bubble = double(p - 1) / (v * m + p - 1);
+          CHECK(1 - 3.0 * m / x.makespan(x.order(name))
+                == Catch::Approx(bubble).margin(1e-9));
+        }
+}
+
+TEST_CASE("a fixed order takes as long as the free one where calls wait",
+          "[actors][static][deterministic]") {
+  for (uint32_t p : {2, 4})
+    for (uint32_t v : {1, 2})
+      for (uint32_t m : {4, 8, 16, 32})
+        for (std::string name : {"simple", "interleaved", "1f1b"}) {
+          if (v > 1)
+            name = "interleaved_1f1b";
+          INFO(name << ", " << p << " ranks, " << m << " microbatches");
+          balanced_flow x{p, v, m, false};
+          check_options options;
+          options.microbatches = m;
+          options.active = x.active(name);
+          options.orders = x.rules(name).service;
+          auto policy = make_schedule(name, m, options.active);
+          auto free = check_schedule(x.program(), *policy, options).makespan;
+          CHECK(x.makespan(x.order(name)) == Catch::Approx(free).margin(1e-9));
+        }
 }
