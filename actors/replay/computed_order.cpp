@@ -240,21 +240,39 @@ private:
     push_after({rank, i->second, 0}, std::move(promises));
   }
 
-  /// Gives each rank that is free what comes first in its order.
+  /// Gives each rank that is free what comes first in its order. What only
+  /// passes something on goes before all work: others may wait for it.
   void serve() {
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      auto& rank = ranks_[i];
-      if (rank.busy || rank.ready.empty())
-        continue;
-      auto first = std::min_element(
-        rank.ready.begin(), rank.ready.end(),
-        [&](auto& a, auto& b) { return rank.order(a.key, b.key); });
-      auto [key, x] = *first;
-      rank.ready.erase(first);
-      rank.busy = true;
-      note_served(x);
-      running_.push({now_ + duration(key, x), ++events_, x});
-    }
+    auto passed = true;
+    while (std::exchange(passed, false))
+      for (size_t i = 0; i < ranks_.size(); ++i)
+        while (auto x = take_first(i, true)) {
+          end_segment(x->where);
+          passed = true;
+        }
+    for (size_t i = 0; i < ranks_.size(); ++i)
+      if (auto x = take_first(i, false)) {
+        ranks_[i].busy = true;
+        running_.push({now_ + duration(*x), ++events_, x->where});
+      }
+  }
+
+  /// @returns what the rank `i` serves next of what takes no time, or of what
+  ///          does
+  std::optional<ready_segment> take_first(size_t i, bool passes) {
+    auto& rank = ranks_[i];
+    auto first = rank.ready.end();
+    if (!rank.busy)
+      for (auto j = rank.ready.begin(); j != rank.ready.end(); ++j)
+        if ((duration(*j) == 0) == passes
+            && (first == rank.ready.end() || rank.order(j->key, first->key)))
+          first = j;
+    if (first == rank.ready.end())
+      return std::nullopt;
+    auto result = *first;
+    rank.ready.erase(first);
+    note_served(result.where);
+    return result;
   }
 
   void note_served(const place& x) {
@@ -264,11 +282,11 @@ private:
   /// Backward phases go through the work of forward phases in reverse, and take
   /// twice as long. What the program does not know, as the second call of a
   /// module, works where it begins; later it passes on what it called for.
-  uint64_t duration(const ready_key& key, const place& x) const {
-    auto& shares = shares_[x.rank];
-    auto backward = key.what == phase::backward;
-    auto share = x.segment == 0 ? unit_of_work : 0;
-    if (auto i = key.segment; i < shares.size())
+  uint64_t duration(const ready_segment& x) const {
+    auto& shares = shares_[x.where.rank];
+    auto backward = x.key.what == phase::backward;
+    auto share = x.where.segment == 0 ? unit_of_work : 0;
+    if (auto i = x.key.segment; i < shares.size())
       share = shares[backward ? shares.size() - 1 - i : i];
     return backward ? 2 * share : share;
   }
