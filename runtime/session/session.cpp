@@ -5,7 +5,6 @@
 #include "runtime/config/config_file.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/rendezvous.hpp"
-#include "runtime/session/groups.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
 #include "transport/build_id.hpp"
@@ -84,6 +83,10 @@ std::string host_name() {
   char buf[256] = {};
   gethostname(buf, sizeof(buf) - 1);
   return buf;
+}
+
+std::vector<rank_id> all_ranks(const rank_runtime& x) {
+  return x.layout().members(comm_group::world, x.self());
 }
 
 } // namespace
@@ -206,7 +209,7 @@ session::session(session_config config, std::string settings)
       process_->stalls = std::make_unique<stall_watch>(
         *process_->host, stalls_of(rank_->config()),
         std::vector{rank_->watch()});
-    barrier();
+    rank_->exchange().barrier(all_ranks(*rank_), "smp.joined");
   } catch (...) {
     rank_->detach_main_thread();
     throw;
@@ -244,8 +247,7 @@ void session::finish() {
   if (std::exchange(finished_, true))
     return;
   rank_->check_alive();
-  std::vector<rank_id> all = layout().members(comm_group::world, rank_->self());
-  rank_->exchange().barrier(all, "smp.goodbye");
+  rank_->exchange().barrier(all_ranks(*rank_), "smp.goodbye");
   rank_->begin_goodbye();
   if (process_ && process_->me)
     process_->me->leave();

@@ -5,6 +5,7 @@
 
 #include "partition/rank_layout.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/session/step_stats.hpp"
 #include "transport/fabric.hpp"
 
 #include <functional>
@@ -17,26 +18,6 @@ namespace smp {
 
 class actor_host;
 class rank_runtime;
-
-/// What a session counted in its last step.
-struct step_stats {
-  double seconds = 0;
-  /// Time in which this rank executed, in seconds.
-  double executing_seconds = 0;
-  uint64_t requests = 0;   // sent by this rank
-  uint64_t bytes_sent = 0; // sent by this rank
-  /// Times that an execution of this rank waited for another one's answer.
-  uint64_t waits = 0;
-  /// The step replayed a record to its end (`smp.static_mode`).
-  bool replayed = false;
-  /// The step diverged from its record and ran without
-  /// (`smp.static_fallback = "dynamic"`).
-  bool fell_back = false;
-  /// The step failed, was taken back, and ran once more with all calls waiting
-  /// (`smp.fast_mode = "auto"`): how it failed. Else empty. All figures are
-  /// those of both runs.
-  std::string ran_again = {};
-};
 
 /// Runs this process (or thread, see `virtual_world`) as one rank of a run.
 /// Construction joins the other ranks and returns when all are there.
@@ -117,6 +98,13 @@ struct virtual_world_options {
 };
 
 void run_virtual_world(uint64_t world_size, const virtual_world_options& x,
+                       const std::function<void(session&)>& body);
+
+/// The same over other fabrics, one for each rank.
+/// @param host outlives them: what they keep may know its actors
+void run_virtual_world(const std::vector<std::shared_ptr<fabric>>& fabrics,
+                       const std::shared_ptr<actor_host>& host,
+                       session_config config,
                        const std::function<void(session&)>& body);
 
 } // namespace smp

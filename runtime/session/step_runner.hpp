@@ -4,8 +4,8 @@
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/session/executor_thread.hpp"
-#include "runtime/session/session.hpp"
 #include "runtime/session/step_call.hpp"
+#include "runtime/session/step_stats.hpp"
 
 #include <functional>
 #include <memory>

@@ -12,39 +12,81 @@ namespace smp {
 
 namespace {
 
-/// Passes the network's and the token's life on to every rank.
-std::shared_ptr<rank_runtime>
-make_rank(const std::shared_ptr<loopback_network>& net, uint64_t rank,
-          const virtual_world_options& x,
-          const std::shared_ptr<actor_host>& host,
-          const std::shared_ptr<execution_token>& t) {
-  rank_runtime::parts parts;
-  parts.config = x.config;
-  parts.config.print_partition = false; // tests have an output of their own
-  parts.layout.size = net->size();
-  parts.layout.pipeline = x.config.pipeline_parallel_degree;
-  parts.layout.placement = x.config.placement_strategy;
-  parts.fabric = {net, &net->at(rank_id{rank})};
-  parts.host = host;
-  parts.token = t;
-  return std::make_shared<rank_runtime>(std::move(parts));
+using rank_ptr = std::shared_ptr<rank_runtime>;
+
+std::vector<rank_ptr>
+make_ranks(const std::vector<std::shared_ptr<fabric>>& fabrics,
+           const std::shared_ptr<actor_host>& host,
+           const session_config& config) {
+  // Generators and JIT switches are process-global: one token for all (R26).
+  auto token = std::make_shared<execution_token>();
+  std::vector<rank_ptr> result;
+  for (auto& x : fabrics) {
+    rank_runtime::parts parts;
+    parts.config = config;
+    parts.config.print_partition = false; // tests have an output of their own
+    parts.layout.size = fabrics.size();
+    parts.layout.pipeline = config.pipeline_parallel_degree;
+    parts.layout.placement = config.placement_strategy;
+    parts.fabric = x;
+    parts.host = host;
+    parts.token = token;
+    result.push_back(std::make_shared<rank_runtime>(std::move(parts)));
+  }
+  return result;
+}
+
+/// Runs `body` on each rank, on a thread of its own.
+/// @returns the first error, or null
+std::exception_ptr run_on_threads(const std::vector<rank_ptr>& ranks,
+                                  const session_config& config,
+                                  const std::function<void(session&)>& body) {
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks)
+    threads.emplace_back([&] {
+      try {
+        session s{config, rank};
+        body(s);
+      } catch (...) {
+        std::unique_lock guard{mutex};
+        if (!first)
+          first = std::current_exception();
+        guard.unlock();
+        // As when a process ends: the others must not wait for this rank.
+        failure why{
+          error_code::rank_down, rank->self(), {}, "its thread threw"};
+        for (auto& other : ranks)
+          if (other != rank)
+            other->fabric().peer_lost(why);
+      }
+    });
+  for (auto& t : threads)
+    t.join();
+  return first;
 }
 
 } // namespace
 
-void run_virtual_world(uint64_t world_size, const virtual_world_options& given,
+void run_virtual_world(uint64_t world_size, const virtual_world_options& x,
                        const std::function<void(session&)>& body) {
-  auto x = given;
-  load_schedule(x.config);
   auto host = std::make_shared<actor_host>();
-  // Generators and JIT switches are process-global: one token for all (R26).
-  auto token = std::make_shared<execution_token>();
   auto net = std::make_shared<loopback_network>(
     world_size,
     loopback_options{.seed = x.seed, .reorder = x.reorder, .stepped = false});
-  std::vector<std::shared_ptr<rank_runtime>> ranks;
+  std::vector<std::shared_ptr<fabric>> fabrics;
   for (uint64_t r = 0; r < world_size; ++r)
-    ranks.push_back(make_rank(net, r, x, host, token));
+    fabrics.emplace_back(net, &net->at(rank_id{r}));
+  run_virtual_world(fabrics, host, x.config, body);
+}
+
+void run_virtual_world(const std::vector<std::shared_ptr<fabric>>& fabrics,
+                       const std::shared_ptr<actor_host>& host,
+                       session_config config,
+                       const std::function<void(session&)>& body) {
+  load_schedule(config);
+  auto ranks = make_ranks(fabrics, host, config);
   std::vector<std::string> addresses;
   for (auto& r : ranks)
     addresses.push_back(r->fabric().address());
@@ -55,32 +97,15 @@ void run_virtual_world(uint64_t world_size, const virtual_world_options& given,
     if (r != ranks.front())
       r->keep_stalls_quiet(); // they share one stderr
   }
-  auto stalls = std::make_unique<stall_watch>(*host, stalls_of(x.config),
-                                              std::move(watched));
-  std::mutex mutex;
-  std::exception_ptr first;
-  std::vector<std::thread> threads;
-  for (uint64_t r = 0; r < world_size; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        session s{x.config, ranks[r]};
-        body(s);
-      } catch (...) {
-        std::unique_lock guard{mutex};
-        if (!first)
-          first = std::current_exception();
-        guard.unlock();
-        // As when a process ends: the others must not wait for this rank.
-        net->kill({error_code::rank_down, rank_id{r}, {}, "its thread threw"});
-      }
-    });
-  for (auto& t : threads)
-    t.join();
-  stalls.reset();
+  std::exception_ptr failed;
+  {
+    stall_watch stalls{*host, stalls_of(config), std::move(watched)};
+    failed = run_on_threads(ranks, config, body);
+  }
   for (auto& r : ranks)
     r->stop();
-  if (first)
-    std::rethrow_exception(first);
+  if (failed)
+    std::rethrow_exception(failed);
 }
 
 } // namespace smp
