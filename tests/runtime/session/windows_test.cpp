@@ -1,9 +1,9 @@
 // ctest: timeout=120 label=threads processors=2
 #include "tests/support/catch.hpp"
 
-#include "actors/server/execution_token.hpp"
 #include "tests/support/nothing_left.hpp"
 #include "tests/support/torch_two_ranks.hpp"
+#include "transport/forwarding_fabric.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 
 #include <ATen/ops/linear.h>
@@ -12,11 +12,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -54,11 +52,11 @@ struct model_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(model, model_impl);
 
 /// Reads nothing, once told so, until messages of its peer wait for credits.
-class sleeping_fabric final : public fabric, private fabric_listener {
+class sleeping_fabric final : public forwarding_fabric {
 public:
   sleeping_fabric(std::shared_ptr<ucx_fabric> inner,
                   std::shared_ptr<ucx_fabric> peer)
-    : inner_(std::move(inner)), peer_(std::move(peer)) {
+    : forwarding_fabric(std::move(inner)), peer_(std::move(peer)) {
     // nop
   }
 
@@ -73,101 +71,20 @@ public:
     return woken_by_;
   }
 
-  rank_id self() const override {
-    return inner_->self();
-  }
-  std::string address() const override {
-    return inner_->address();
-  }
-  void start(const std::vector<std::string>& addresses,
-             fabric_listener& listener) override {
-    listener_ = &listener;
-    inner_->start(addresses, *this);
-  }
-  void send(rank_id to, message x, sent_callback done) override {
-    inner_->send(to, std::move(x), std::move(done));
-  }
-  void park(pollable_wake_up& x) override {
-    inner_->park(x);
-  }
-  void peer_lost(const failure& x) override {
-    inner_->peer_lost(x);
-  }
-  void stop(std::chrono::milliseconds limit) override {
-    inner_->stop(limit);
-  }
-  fabric_stats stats() const override {
-    return inner_->stats();
-  }
-
 private:
   void on_message(rank_id from, message x) override {
     using clock = std::chrono::steady_clock;
     if (x.kind == message_kind::request && asleep_.exchange(false))
       for (auto end = clock::now() + std::chrono::seconds{30};
            woken_by_ == 0 && clock::now() < end; std::this_thread::yield())
-        woken_by_ = peer_->queued_to(inner_->self());
-    listener_->on_message(from, std::move(x));
+        woken_by_ = peer_->queued_to(self());
+    listener().on_message(from, std::move(x));
   }
 
-  void on_peer_lost(const failure& x) override {
-    listener_->on_peer_lost(x);
-  }
-
-  std::shared_ptr<ucx_fabric> inner_;
   std::shared_ptr<ucx_fabric> peer_;
-  fabric_listener* listener_ = nullptr;
   std::atomic<bool> asleep_ = false;
   std::atomic<uint64_t> woken_by_ = 0;
 };
-
-/// Runs `body` on ranks that are threads of this process.
-/// @param host outlives the fabrics: what they keep may know actors
-void run_over(const std::shared_ptr<actor_host>& host,
-              const std::vector<std::shared_ptr<fabric>>& fabrics,
-              session_config config,
-              const std::function<void(session&)>& body) {
-  auto token = std::make_shared<execution_token>();
-  std::vector<std::shared_ptr<rank_runtime>> ranks;
-  std::vector<std::string> addresses;
-  config.print_partition = false;
-  for (auto& x : fabrics) {
-    rank_runtime::parts parts;
-    parts.config = config;
-    parts.layout.size = parts.layout.pipeline = fabrics.size();
-    parts.fabric = x;
-    parts.host = host;
-    parts.token = token;
-    ranks.push_back(std::make_shared<rank_runtime>(std::move(parts)));
-    addresses.push_back(x->address());
-  }
-  for (auto& x : ranks)
-    x->start(addresses);
-  std::mutex mutex;
-  std::exception_ptr first;
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < ranks.size(); ++i)
-    threads.emplace_back([&, i] {
-      try {
-        session s{config, ranks[i]};
-        body(s);
-      } catch (...) {
-        std::unique_lock guard{mutex};
-        if (!first)
-          first = std::current_exception();
-        guard.unlock();
-        for (auto& x : ranks)
-          if (x != ranks[i])
-            x->rank_down({error_code::rank_down, rank_id{i}, {}, "it threw"});
-      }
-    });
-  for (auto& x : threads)
-    x.join();
-  for (auto& x : ranks)
-    x->stop();
-  if (first)
-    std::rethrow_exception(first);
-}
 
 /// One process computes the step: losses by microbatch, then gradients.
 std::vector<Tensor> plain_numbers(const std::map<std::string, Tensor>& state,
@@ -200,7 +117,7 @@ int run_steps(const std::shared_ptr<actor_host>& host,
               const session_config& config, const std::function<void()>& begin,
               const std::function<void()>& end) {
   int different = 0;
-  run_over(host, fabrics, config, [&](session& s) {
+  run_virtual_world(fabrics, host, config, [&](session& s) {
     distributed_model m{seeded([] { return model{}; })};
     set_partition(*m->first, 1);
     set_partition(*m->last, 1);
