@@ -1,5 +1,6 @@
 #include "actors/server/module_server.hpp"
 
+#include "actors/board/rank_board.hpp"
 #include "actors/protocol/actor_scheduler.hpp"
 #include "actors/protocol/wire.hpp"
 #include "actors/schedule/pipeline_scheduler.hpp"
@@ -32,6 +33,7 @@ module_server_state::~module_server_state() {
 // -- what the core wants ------------------------------------------------------
 
 void module_server_state::start(context_id ctx, request x) {
+  options.board->executes(ctx);
   auto& to = contexts[ctx];
   if (!to.link) {
     to.link = std::make_shared<context_link>(options.board->notes_of(ctx),
@@ -43,19 +45,39 @@ void module_server_state::start(context_id ctx, request x) {
 }
 
 void module_server_state::resume(context_id ctx, response x) {
+  options.board->executes(ctx);
   if (auto i = contexts.find(ctx); i != contexts.end())
     hand_over(i->second, [&] { return i->second.link->resume(std::move(x)); });
 }
 
+void module_server_state::parked(context_id ctx, request_id x) {
+  options.board->parked(ctx, x);
+}
+
+void module_server_state::answered(context_id ctx) {
+  options.board->answered(ctx);
+}
+
+void module_server_state::idle(context_id ctx) {
+  options.board->idle(ctx);
+}
+
+void module_server_state::lost(context_id ctx) {
+  options.board->lost(ctx);
+}
+
 void module_server_state::ask(rank_id owner, request x) {
+  options.board->note();
   send_request(owner, std::move(x));
 }
 
 void module_server_state::ask(rank_id owner, recorded_request x) {
+  options.board->note();
   send_request(owner, std::move(x));
 }
 
 void module_server_state::answer(response x) {
+  options.board->note();
   if (x.id.origin == core->self()) {
     if (scheduler)
       self->send(scheduler, std::move(x));
@@ -67,10 +89,12 @@ void module_server_state::answer(response x) {
 }
 
 void module_server_state::answer(recorded_response x) {
+  options.board->note();
   send_answer(std::move(x), true);
 }
 
 void module_server_state::forward_done(const smp::forward_done& x) {
+  options.board->note();
   // It sends grants before it replies. If it died, nothing is granted.
   self->request(scheduler, caf::infinite, x)
     .then([this, id = x.id] { core->decided(id); },
@@ -78,14 +102,17 @@ void module_server_state::forward_done(const smp::forward_done& x) {
 }
 
 void module_server_state::run(const scheduled_step& x) {
+  options.board->note();
   self->send(scheduler, x);
 }
 
 void module_server_state::planned(const step_plan& x) {
+  options.board->note();
   broadcast(x);
 }
 
 void module_server_state::diverged(const step_diverged& x) {
+  options.board->note();
   if (!scheduler) {
     options.fabric->send(options.pipeline.front(), encode(x));
     return;
@@ -95,6 +122,7 @@ void module_server_state::diverged(const step_diverged& x) {
 }
 
 void module_server_state::failed(const step_failed& x) {
+  options.board->note();
   options.services->step_failed(x.step, x.error);
   if (!scheduler)
     return;
@@ -139,6 +167,7 @@ void module_server_state::activity(bool busy) {
 }
 
 void module_server_state::step_over(step_report x) {
+  options.board->note();
   options.services->step_over(x.step);
   on_report(std::move(x));
 }
@@ -319,7 +348,7 @@ void module_server_state::init(server_options x,
       .sequencer = options.sequencer,
       .records = options.records,
     },
-    output.emplace(*this, options.board));
+    *this);
   if (leader)
     scheduler = self->spawn<caf::monitored>(
       pipeline_scheduler, options.self, module_server_actor{self},
@@ -346,7 +375,7 @@ module_server(module_server_state::pointer self, server_options options,
     [self](recorded_response& x) { self->state.core->receive(std::move(x)); },
     [self](const completed& x) { self->state.core->complete(x); },
     [self](const undelivered& x) {
-      self->state.output->answer(response{x.id, {}, x.error});
+      self->state.answer(response{x.id, {}, x.error});
     },
     [self](const forward_over& x) { self->state.end_forward(x); },
     [self](moved_atom) { self->state.core->turns_moved(); },

@@ -1,14 +1,11 @@
 #include "tests/support/catch.hpp"
 
-#include "actors/board/board_output.hpp"
 #include "actors/board/rank_board.hpp"
-#include "tests/support/server_core_fixture.hpp"
 
 #include <chrono>
 #include <memory>
 
 using namespace smp;
-using namespace smp::test;
 
 namespace {
 
@@ -42,8 +39,6 @@ struct board_fixture {
   context_notes::clock::time_point now = context_notes::clock::now();
   std::shared_ptr<rank_board> board = std::make_shared<rank_board>(rank_id{0},
                                                                    2);
-  noted_output inner;
-  board_output out{inner, board};
 };
 
 } // namespace
@@ -79,7 +74,7 @@ TEST_CASE_METHOD(board_fixture,
   CHECK(contexts().empty());
   auto notes = board->notes_of(ctx);
   CHECK(contexts().empty());
-  out.start(ctx, make_request());
+  board->executes(ctx);
   REQUIRE(contexts().size() == 1);
   CHECK(contexts()[0].executes); // the token is given, the message on its way
   REQUIRE(notes->start(make_request(), now));
@@ -90,19 +85,19 @@ TEST_CASE_METHOD(board_fixture,
   CHECK(board->slot_of(x.serves) != nullptr);
   REQUIRE(notes->park(make_call(), now));
   CHECK(contexts().at(0).executes); // the token is not back yet
-  out.parked(ctx, {rank_id{0}, 9});
+  board->parked(ctx, {rank_id{0}, 9});
   x = contexts().at(0);
   CHECK_FALSE(x.executes);
   CHECK(x.waits_for == "module m4, microbatch 2, forward");
   CHECK(x.from == rank_id{1});
   CHECK(x.asks == request_id{rank_id{0}, 9});
-  out.answered(ctx);
+  board->answered(ctx);
   CHECK(contexts().at(0).waits_for == "the execution token");
-  out.resume(ctx, {});
+  board->executes(ctx);
   CHECK(contexts().at(0).executes);
   REQUIRE(notes->resume(now));
   REQUIRE(notes->finish(now));
-  out.idle(ctx);
+  board->idle(ctx);
   CHECK(contexts().empty());
   CHECK(board->slot_of({rank_id{1}, 6}) == nullptr);
   CHECK(board->notes_of(ctx) == notes);
@@ -110,38 +105,10 @@ TEST_CASE_METHOD(board_fixture,
 
 TEST_CASE_METHOD(board_fixture, "nothing remains of a context that died",
                  "[actors][board]") {
-  out.start(ctx, make_request());
+  board->executes(ctx);
   auto notes = board->notes_of(ctx);
   REQUIRE(notes->start(make_request(), now));
-  out.lost(ctx);
+  board->lost(ctx);
   CHECK(contexts().empty());
   CHECK(board->notes_of(ctx) != notes);
-}
-
-TEST_CASE_METHOD(board_fixture,
-                 "whatever a core makes happen is progress and is passed on",
-                 "[actors][board]") {
-  auto before = board->look();
-  auto moved = [&] {
-    auto now = board->look();
-    return std::exchange(before, now) != now;
-  };
-  out.start(ctx, make_request());
-  CHECK(moved());
-  out.parked(ctx, {});
-  CHECK(moved());
-  out.resume(ctx, {});
-  CHECK(moved());
-  out.ask(rank_id{1}, make_request());
-  CHECK(moved());
-  out.answer(response{});
-  CHECK(moved());
-  out.failed({step_id{1}, user_error("x")});
-  CHECK(moved());
-  out.step_over({});
-  CHECK(moved());
-  CHECK_FALSE(moved());
-  CHECK(inner.take()
-        == lines{"start c1 mb2", "resume c1", "ask r1", "answer 0", "failed x",
-                 "step 0 over"});
 }

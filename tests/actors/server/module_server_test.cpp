@@ -1,12 +1,15 @@
 #include "tests/support/catch.hpp"
 
+#include "actors/board/rank_board.hpp"
 #include "actors/protocol/wire.hpp"
 #include "actors/server/module_server.hpp"
 #include "tests/support/actor_fixture.hpp"
 #include "tests/support/function_services.hpp"
 #include "tests/support/scripted_executor.hpp"
+#include "tests/support/server_core_fixture.hpp"
 #include "transport/wake_up.hpp"
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -81,6 +84,7 @@ struct one_rank : actor_fixture, stage {
     options.fabric = &net;
     options.services = &services;
     options.token = std::make_shared<execution_token>();
+    options.board = board;
     auto on_report = [this](step_report x) { report = std::move(x); };
     server = own(sys.spawn(module_server, std::move(options), on_report));
     caf::anon_send(server, run_step{step_id{1}, 1});
@@ -105,6 +109,8 @@ struct one_rank : actor_fixture, stage {
 
   function_services services;
   stub_fabric net;
+  std::shared_ptr<rank_board> board = std::make_shared<rank_board>(rank_id{0},
+                                                                   2);
   module_server_actor server;
   std::optional<step_report> report;
 };
@@ -175,4 +181,42 @@ TEST_CASE_METHOD(one_rank, "nonsense closes the endpoint of its sender",
   CHECK(net.lost[0].code == error_code::protocol);
   REQUIRE(report);
   CHECK(report->error == net.lost[0]);
+}
+
+TEST_CASE_METHOD(one_rank, "whatever a server makes happen is progress",
+                 "[actors][server][board]") {
+  script[{1}] = {do_call(0, 2), do_return("a")};
+  init(1);
+  auto before = board->look();
+  auto moved = [&] {
+    sched.run();
+    auto now = board->look();
+    return std::exchange(before, now) != now;
+  };
+  // The user's thread comes first.
+  auto context = [&] { return board->view().activities.at(1); };
+  CHECK_FALSE(moved());
+  caf::anon_send(
+    server, request{{rank_id{0}, 5}, step_id{1}, {}, module_id{1}, {}, {}});
+  CHECK(moved());
+  CHECK(context().executes);
+  CHECK(advance_one());
+  CHECK(moved());
+  CHECK_FALSE(context().executes);
+  REQUIRE(sent<request>().size() == 1);
+  auto id = sent<request>()[0].id;
+  CHECK(context().asks == id);
+  caf::anon_send(server, response{id, {}, {}});
+  CHECK(moved());
+  CHECK(context().executes);
+  CHECK(advance_one());
+  CHECK(moved());
+  CHECK(sent<response>().size() == 1);
+  CHECK(board->view().activities.size() == 1); // idle
+  caf::anon_send(server, step_failed{step_id{1}, test::user_error("x")});
+  CHECK(moved());
+  caf::anon_send(server, step_report{step_id{1}, {}, test::user_error("x")});
+  CHECK(moved());
+  CHECK(report);
+  CHECK_FALSE(moved());
 }
