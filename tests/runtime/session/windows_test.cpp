@@ -1,6 +1,7 @@
 // ctest: timeout=120 label=threads processors=2
 #include "tests/support/catch.hpp"
 
+#include "tests/support/assertion_lock.hpp"
 #include "tests/support/nothing_left.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 #include "transport/forwarding_fabric.hpp"
@@ -169,6 +170,7 @@ TEST_CASE("a step goes on when exhausted credits return",
   CHECK(run_steps(
           host, {ucx[0], sleeper}, config, [&] { sleeper->sleep(); },
           [&] {
+            assertion_lock guard; // this is a rank's thread
             CHECK(sleeper->woken_by() > 0);
             CHECK(ucx[0]->queued_to(rank_id{1}) == 0);
           })
