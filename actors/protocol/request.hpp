@@ -34,7 +34,7 @@ struct request {
   /// A promised request of the same origin to the same owner, which must have
   /// ended before this one starts; 0: none.
   uint64_t after = 0;
-  /// Results of the same origin's promises (actors/protocol/result_name.hpp)
+  /// Results of the same origin's requests (actors/protocol/result_name.hpp)
   /// that must be on the owner before this starts (R38).
   std::vector<object_id> needs = {};
   /// Such results that the origin let go of: when depends on timing, so it is
@@ -84,11 +84,11 @@ struct call {
   uint64_t number = 0;
   /// promise: what takes the response; fails if there will be none.
   std::shared_ptr<awaited<response>> answer = {};
-  /// promise: kept in the record of the step.
+  /// remote and promise: kept in the record of the step.
   std::shared_ptr<const call_memo> memo = {};
   /// wait: what it waits for. The response carries its failure.
   completion_ptr done;
-  /// wait: numbers of the own promises whose results it waits for, where the
+  /// wait: numbers of the own requests whose results it waits for, where the
   /// order of a step is fixed: then it goes on in its turn.
   std::vector<uint64_t> until = {};
   /// For reports: "blocks.3, backward".

@@ -1,13 +1,13 @@
 #pragma once
 
-// How the results of a promised request are called before they exist (R38): by
-// the request and their position in its answer. So a name is the same in every
+// How the results of a request are called before they exist (R38): by the
+// request and their position in its answer. So a name is the same in every
 // step of a flow that does not change, but for the step, which travels with the
 // request that names it and not with the name.
 //
 // bit 63: a name, no object that `object_store::hold` numbered; bits 40 to 62:
-// the rank that asked; bits 12 to 39: how many promises it sent before in the
-// step; below: the position.
+// the rank that asked; bit 39: it waited for the answer; bits 12 to 38: how
+// many such requests it sent before in the step; below: the position.
 
 #include "actors/protocol/request_number.hpp"
 
@@ -17,11 +17,12 @@ namespace smp {
 
 constexpr uint64_t name_bit = uint64_t{1} << 63;
 constexpr int asker_shift = 40;
-constexpr int promise_shift = 12;
+constexpr uint64_t waited_bit = uint64_t{1} << 39;
+constexpr int call_shift = 12;
 constexpr uint64_t slot_bits = (uint64_t{1} << asker_shift) - 1;
 
-/// A request with more results cannot be promised.
-constexpr size_t max_named_results = size_t{1} << promise_shift;
+/// The results of a request with more of them have no names.
+constexpr size_t max_named_results = size_t{1} << call_shift;
 
 constexpr bool is_result_name(object_id x) noexcept {
   return (x.number & name_bit) != 0;
@@ -36,18 +37,22 @@ constexpr uint32_t generation_of(step_id step) noexcept {
 /// @returns the name of the result at `position` that `owner` makes of `asked`
 constexpr object_id result_name(rank_id owner, request_id asked, step_id step,
                                 size_t position) noexcept {
-  uint64_t promise = call_number(asked) & ~promise_bit;
+  auto number = call_number(asked);
+  uint64_t call = number & ~promise_bit;
   return {owner,
           name_bit | asked.origin.value << asker_shift
-            | promise << promise_shift | position,
+            | (number & promise_bit ? 0 : waited_bit) | call << call_shift
+            | position,
           generation_of(step)};
 }
 
 /// @returns the request whose result this is, in step 0.
 constexpr request_id asked_for(object_id x) noexcept {
+  auto call = static_cast<uint32_t>((x.number & (waited_bit - 1))
+                                    >> call_shift);
   return {rank_id{(x.number & ~name_bit) >> asker_shift},
-          promise_number(step_id{}, static_cast<uint32_t>((x.number & slot_bits)
-                                                          >> promise_shift))};
+          x.number & waited_bit ? request_number(step_id{}, call)
+                                : promise_number(step_id{}, call)};
 }
 
 /// @returns the result of `step` that has this name but for the step

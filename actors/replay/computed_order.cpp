@@ -161,10 +161,10 @@ private:
     std::vector<std::vector<size_t>> stops;
   };
 
-  /// May start when promises have been answered.
+  /// May start when requests have been answered.
   struct blocked_segment {
     place where;
-    std::vector<request_id> promises;
+    std::vector<request_id> requests;
   };
 
   [[noreturn]] static void fail(const char* why) {
@@ -203,23 +203,23 @@ private:
     rank.ready.push_back({{what, e.microbatch, ++rank.arrivals, segment++}, x});
   }
 
-  bool all_over(const std::vector<request_id>& promises) const {
-    return std::ranges::all_of(promises,
+  bool all_over(const std::vector<request_id>& requests) const {
+    return std::ranges::all_of(requests,
                                [this](auto& y) { return over_.contains(y); });
   }
 
-  /// Lets `x` start when `promises` have been answered.
-  void push_after(const place& x, std::vector<request_id> promises) {
-    if (all_over(promises))
+  /// Lets `x` start when `requests` have been answered.
+  void push_after(const place& x, std::vector<request_id> requests) {
+    if (all_over(requests))
       push(x);
     else
-      blocked_.push_back({x, std::move(promises)});
+      blocked_.push_back({x, std::move(requests)});
   }
 
-  void end_promise(request_id x) {
+  void end_request(request_id x) {
     over_.insert(x);
     for (auto& y : std::exchange(blocked_, {}))
-      push_after(y.where, std::move(y.promises));
+      push_after(y.where, std::move(y.requests));
   }
 
   /// The owner of `x`, which `from` calls, gets the request.
@@ -232,12 +232,12 @@ private:
     if (i == records_[rank].by_id.end())
       fail("a request did not arrive");
     auto& e = records_[rank].executions[i->second];
-    std::vector<request_id> promises;
+    std::vector<request_id> needs;
     if (e.after != 0)
-      promises.push_back(without_step({from, e.after}));
+      needs.push_back(without_step({from, e.after}));
     for (auto y : e.needs)
-      promises.push_back(asked_for(y));
-    push_after({rank, i->second, 0}, std::move(promises));
+      needs.push_back(asked_for(y));
+    push_after({rank, i->second, 0}, std::move(needs));
   }
 
   /// Gives each rank that is free what comes first in its order. What only
@@ -309,8 +309,9 @@ private:
       policy_.ended(e.microbatch);
       return end_forward(e.microbatch, false);
     }
+    end_request(e.id); // its caller may have waited, and name its results
     if (e.promised)
-      return end_promise(e.id);
+      return;
     auto caller = callers_.find(e.id);
     if (caller == callers_.end())
       fail("an answer has nobody to go to");
@@ -395,7 +396,7 @@ private:
   std::priority_queue<event> running_;  // one per busy rank
   std::map<request_id, place> callers_; // what an answer lets go on
   std::vector<blocked_segment> blocked_;
-  std::set<request_id> over_; // promises that were answered
+  std::set<request_id> over_; // what was answered
   std::vector<task> due_;
   std::optional<microbatch_id> in_forward_;
   pipeline_order result_;

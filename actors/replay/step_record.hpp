@@ -48,9 +48,9 @@ struct recorded_call {
   std::string name; // as `wait_reason` has it
   message_form asked;
   message_form answered;
-  /// Of a promise: see `call::memo`.
+  /// See `call::memo`.
   std::shared_ptr<const call_memo> memo = {};
-  /// Of a wait: numbers of promises in step 0, see `call::until`.
+  /// Of a wait: numbers of requests in step 0, see `call::until`.
   std::vector<uint64_t> until = {};
 };
 

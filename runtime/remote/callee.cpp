@@ -105,6 +105,7 @@ arrived take_arguments(const execution& ex, const request& req,
         t = model.tensors[x.index].tensor;
         break;
       case remote_tensor::kind::argument:
+      case remote_tensor::kind::held:
         throw error{error_code::protocol, "an argument names itself"};
     }
     if (SMP_FAULT("transposed-argument") && x.travels() && t.dim() > 1)
@@ -246,18 +247,32 @@ private:
     return {};
   }
 
-  remote_tensor put_result(const at::Tensor& t) {
+  remote_tensor put_result(uint32_t i, const at::Tensor& t) {
     auto result = place_of(t);
-    return result.what == remote_tensor::kind::undefined ? put_travelling(t)
-                                                         : result;
+    if (result.what != remote_tensor::kind::undefined || !t.defined())
+      return result;
+    return asked_.held ? put_named(i, t) : put_travelling(t);
   }
 
   remote_tensor put_travelling(const at::Tensor& t) {
     auto x = materialise(t);
-    if (!asked_.hold)
-      return remote_tensor::of(x, map_.shares_state(x));
-    return remote_tensor::of(ex_.rank().objects().hold(own_copy(x)),
-                             x.requires_grad());
+    return remote_tensor::of(x, map_.shares_state(x));
+  }
+
+  /// The caller may pass it on by its name, and may have left the content of
+  /// an earlier one here.
+  remote_tensor put_named(uint32_t i, const at::Tensor& t) {
+    auto x = materialise(t);
+    auto kept = own_copy(x);
+    auto held = std::find(asked_.held->begin(), asked_.held->end(), i)
+                != asked_.held->end();
+    auto result = held ? remote_tensor::held(kept)
+                       : remote_tensor::of(kept, false);
+    result.requires_grad = x.requires_grad();
+    ex_.rank().objects().put(
+      result_name(ex_.rank().self(), req_.id, req_.step, i), req_.microbatch,
+      std::move(kept));
+    return result;
   }
 
   /// @returns `x` as nothing else changes it.
@@ -327,7 +342,7 @@ private:
       result.sizes.push_back(x.sizes().vec());
       auto id = result_name(ex_.rank().self(), req_.id, req_.step, i);
       auto held = own_copy(x);
-      if (asked_.promised->push)
+      if (asked_.promised->tensors[i].push)
         result.contents.push_back(to_tensor_ref(held, false));
       ex_.rank().objects().put(id, req_.microbatch, std::move(held));
     }
@@ -348,11 +363,15 @@ private:
   forward_reply answer(packer& out, invocation done) {
     forward_reply result;
     auto saved = begin_saving();
+    if (out.tensors().size() > max_named_results)
+      asked_.held.reset();
     for (auto& t : out.tensors()) {
-      result.tensors.push_back(put_result(t));
-      keep_edge(*saved, result.tensors.size() - 1,
-                result.tensors.back().travels() ? t : at::Tensor{});
+      auto i = static_cast<uint32_t>(result.tensors.size());
+      result.tensors.push_back(put_result(i, t));
+      keep_edge(*saved, i, result.tensors.back().travels() ? t : at::Tensor{});
     }
+    if (asked_.held)
+      result.named = static_cast<uint32_t>(result.tensors.size());
     put_written(result, *saved);
     result.result = std::move(done.result);
     result.changed = std::move(done.changed);

@@ -97,9 +97,18 @@ public:
   /// @returns nothing if this is another call; `args` is what it was
   std::optional<call_result> repeat(value& args, const recorded_call& known);
 
+  struct waiting {
+    /// What the next call of this kind will look for; may be empty.
+    std::string kind = {};
+    /// Which results stay with their owner until somebody takes them; null: the
+    /// owner does not keep any.
+    std::shared_ptr<const waiting_memo> memo = {};
+    /// Notes which are taken; may be null.
+    taken_results_ptr taken = {};
+  };
+
   /// Waits for the results.
-  /// @param kind what the next call of this kind will look for; may be empty
-  call_result wait(value args, const std::string& kind);
+  call_result wait(value args, waiting how);
 
 private:
   call_streams::origin number_call() const;
@@ -108,11 +117,14 @@ private:
   forward_request make_request(value args, const promise_memo& x);
   call make_call(const forward_request& x) const;
   call_result send(const forward_request& asked, call c, const promise_memo& x,
-                   const fetched_flag& fetched);
+                   const taken_results_ptr& taken);
+  void name_results(std::vector<at::Tensor>& tensors, const response& answer,
+                    const forward_reply& reply, const wait_reason& why,
+                    const taken_results_ptr& taken);
   sent_call describe_sent(request_id id, size_t outputs) const;
   std::shared_ptr<remote_call_node> make_node(sent_call sent,
                                               const remote_tensors& arguments);
-  std::vector<at::Tensor> take_results(const remote_tensors& xs) const;
+  std::vector<at::Tensor> take_results(const forward_reply& reply) const;
   void connect(const std::vector<at::Tensor>& results,
                const remote_tensors& arguments, request_id id,
                forward_reply& reply);
@@ -192,10 +204,11 @@ forward_request outgoing_call::make_request(value args, bool snapshot) {
 forward_request outgoing_call::make_request(value args, const promise_memo& x) {
   auto result = make_request(std::move(args), true);
   auto& promised = result.promised.emplace();
-  promised.push = x.push;
   promised.result = x.next->result;
-  for (auto& y : x.next->tensors)
-    promised.tensors.push_back({y.dtype, y.requires_grad});
+  for (size_t i = 0; i < x.next->tensors.size(); ++i) {
+    auto& y = x.next->tensors[i];
+    promised.tensors.push_back({y.dtype, y.requires_grad, x.push.at(i)});
+  }
   return result;
 }
 
@@ -265,11 +278,12 @@ call_result outgoing_call::promise(value args,
   auto memo = std::make_shared<promise_memo>();
   memo->next = known.next;
   // What the caller took the last time comes with the answer.
-  memo->push = known.fetched && *known.fetched;
+  for (size_t i = 0; i < known.next->tensors.size(); ++i)
+    memo->push.push_back(known.taken && known.taken->find(i).value_or(false));
   auto asked = make_request(std::move(args), *memo);
   auto c = make_call(asked);
   c.memo = memo;
-  return send(asked, std::move(c), *memo, known.fetched);
+  return send(asked, std::move(c), *memo, known.taken);
 }
 
 std::optional<call_result> outgoing_call::repeat(value& args,
@@ -290,7 +304,7 @@ std::optional<call_result> outgoing_call::repeat(value& args,
 
 call_result outgoing_call::send(const forward_request& asked, call c,
                                 const promise_memo& x,
-                                const fetched_flag& fetched) {
+                                const taken_results_ptr& taken) {
   auto& next = *x.next;
   auto count = next.tensors.size();
   auto request = std::make_shared<promised_request>();
@@ -298,7 +312,7 @@ call_result outgoing_call::send(const forward_request& asked, call c,
   request->module = module_;
   request->name = name_;
   request->number = book_.next_request(ex_);
-  request->pushed.assign(count, x.push);
+  request->pushed = x.push;
   request->why = c.why;
   request->arguments = promised_;
   std::vector<at::Tensor> tensors;
@@ -308,7 +322,7 @@ call_result outgoing_call::send(const forward_request& asked, call c,
     auto& what = next.tensors[i];
     auto value = std::make_shared<promised_value>(
       ex_.rank(), request, static_cast<uint32_t>(i),
-      result_name(owner_, id, ex_.step(), i), what, fetched);
+      result_name(owner_, id, ex_.step(), i), what, taken);
     tensors.push_back(make_promise(std::move(value), what.dtype));
     ex_.add_promise(tensors.back());
     if (what.requires_grad)
@@ -348,7 +362,8 @@ void outgoing_call::remember(const std::string& kind,
                        results.begin(), results.end(), [](auto& x) {
                          return x.what == remote_tensor::kind::data;
                        });
-  if (!predictable || !only_tensors(reply.result, target_.op))
+  if (!target_.tensors_only || !predictable
+      || !only_tensors(reply.result, target_.op))
     return book_.remember(kind, {});
   auto next = std::make_shared<prediction>();
   next->result = reply.result;
@@ -359,23 +374,23 @@ void outgoing_call::remember(const std::string& kind,
 }
 
 std::vector<at::Tensor>
-outgoing_call::take_results(const remote_tensors& xs) const {
+outgoing_call::take_results(const forward_reply& reply) const {
+  auto& xs = reply.tensors;
   std::vector<at::Tensor> result(xs.size());
-  auto& objects = ex_.rank().objects();
   for (size_t i = 0; i < xs.size(); ++i) {
     auto& x = xs[i];
     switch (x.what) {
       case remote_tensor::kind::undefined:
         break;
+      case remote_tensor::kind::held: // see `name_results`
+        check_index(static_cast<uint32_t>(i), reply.named, "name of result");
+        break;
       case remote_tensor::kind::needed:
+      case remote_tensor::kind::object:
         check_index(x.index, 0, "needed result");
         break;
       case remote_tensor::kind::data:
         result[i] = x.tensor();
-        break;
-      case remote_tensor::kind::object:
-        result[i] = objects.fetch(x.object).detach();
-        objects.release({x.object});
         break;
       case remote_tensor::kind::argument:
         check_index(x.index, arguments_.size(), "argument");
@@ -405,22 +420,63 @@ void outgoing_call::connect(const std::vector<at::Tensor>& results,
   auto node = make_node(std::move(sent), arguments);
   for (uint32_t nr = 0; nr < outputs.size(); ++nr) {
     auto& x = results[outputs[nr]];
-    node->add_input_metadata(x);
+    node->add_input_metadata(x.options(), x.sym_sizes(), false, false,
+                             x.scalar_type());
     ag::impl::set_gradient_edge(x, {node, nr});
   }
 }
 
-call_result outgoing_call::wait(value args, const std::string& kind) {
+/// Makes promises of results that their owner keeps under their names: which
+/// of them the caller takes is known when it did.
+void outgoing_call::name_results(std::vector<at::Tensor>& tensors,
+                                 const response& answer,
+                                 const forward_reply& reply,
+                                 const wait_reason& why,
+                                 const taken_results_ptr& taken) {
+  check_index(reply.named - 1, tensors.size(), "named result");
+  auto request = std::make_shared<promised_request>();
+  request->owner = owner_;
+  request->module = module_;
+  request->name = name_;
+  request->number = answer.id.number;
+  request->why = why;
+  request->waited = true;
+  request->contents = tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    auto& x = reply.tensors[i];
+    auto held = x.what == remote_tensor::kind::held;
+    request->pushed.push_back(!held);
+    request->sizes.push_back(x.data.shape);
+    if (i >= reply.named || (!held && x.what != remote_tensor::kind::data))
+      continue;
+    prediction::tensor what{static_cast<at::ScalarType>(x.data.dtype),
+                            x.requires_grad,
+                            static_cast<int64_t>(x.data.shape.size())};
+    auto value = std::make_shared<promised_value>(
+      ex_.rank(), request, i, result_name(owner_, answer.id, ex_.step(), i),
+      what, taken);
+    tensors[i] = make_promise(std::move(value), what.dtype, &x.data.shape);
+    ex_.add_promise(tensors[i]);
+  }
+  request->set();
+}
+
+call_result outgoing_call::wait(value args, waiting how) {
   auto asked = make_request(std::move(args), false);
-  asked.hold = target_.hold;
+  if (how.memo)
+    asked.held = how.memo->held;
   auto c = make_call(asked);
+  c.memo = std::move(how.memo);
   c.released = book_.take_releases(owner_);
+  auto why = c.why;
   auto answer = ex_.park(std::move(c));
   auto reply = from_payload<forward_reply>(answer.body, "reply");
   if (reply.stateful)
     ex_.note_state();
-  auto tensors = take_results(reply.tensors);
-  remember(kind, reply, tensors);
+  auto tensors = take_results(reply);
+  remember(how.kind, reply, tensors);
+  if (reply.named > 0)
+    name_results(tensors, answer, reply, why, how.taken);
   connect(tensors, asked.tensors, answer.id, reply);
   for (auto [argument, content] : reply.written) {
     check_index(argument, arguments_.size(), "argument");
@@ -452,23 +508,33 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
   outgoing_call out{ex, *model, owner, module, x, in.tensors()};
   auto all = value::tuple(std::move(args));
   auto& book = *model->promises;
-  if (x.op == request_kind::get_attribute
-      || x.op == request_kind::set_attribute)
+  auto attribute = x.op == request_kind::get_attribute
+                   || x.op == request_kind::set_attribute;
+  if (attribute)
     ex.note_state();
-  if (!x.tensors_only || book.waits(*model->map, module, x))
+  if (attribute || book.waits(*model->map, module, x))
     return out.wait(std::move(all), {});
   // A replayed step asks nothing: its record knows.
   auto recorded = book.recorded(ex);
   if (recorded && recorded->kind != call_kind::promise)
-    return out.wait(std::move(all), {});
+    return out.wait(
+      std::move(all),
+      {.memo = std::dynamic_pointer_cast<const waiting_memo>(recorded->memo)});
   if (recorded)
     if (auto result = out.repeat(all, *recorded))
       return std::move(*result);
   auto kind = kind_of_call(module, x, all, in.tensors());
   auto known = book.find(kind, ex.requests());
-  if (known && known->next)
+  if (!known)
+    return out.wait(std::move(all), {.kind = std::move(kind)});
+  if (known->next)
     return out.promise(std::move(all), *known);
-  return out.wait(std::move(all), known ? std::string{} : kind);
+  // Code that smp does not see may write to what it returned.
+  if (!model->map->order().unseen().empty())
+    return out.wait(std::move(all), {});
+  auto memo = std::make_shared<waiting_memo>();
+  memo->held = known->taken->left();
+  return out.wait(std::move(all), {.memo = memo, .taken = known->taken});
 }
 
 bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -482,9 +548,10 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   auto b = promised_value_of(xs[1]);
   auto* ex = execution::current();
   auto alpha = stack[n - 1].toScalar();
-  if (!a || !b || !ex || a->id().owner != b->id().owner
-      || a->what().dtype != b->what().dtype || !alpha.isIntegral(false)
-      || alpha.toLong() != 1)
+  // What is here by now costs nothing to add here.
+  if (!a || !b || !ex || a->here() || b->here()
+      || a->id().owner != b->id().owner || a->what().dtype != b->what().dtype
+      || !alpha.isIntegral(false) || alpha.toLong() != 1)
     return false;
   auto model = ex->rank().model();
   auto next = std::make_shared<prediction>();
@@ -503,7 +570,7 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   }
   outgoing_call out{*ex,    *model, a->id().owner, a->request()->module,
                     target, xs};
-  auto result = out.promise(value::tuple(std::move(args)), {next});
+  auto result = out.promise(value::tuple(std::move(args)), {next, {}});
   torch::jit::drop(stack, 3);
   stack.emplace_back(result.tensors.tensor(0));
   return true;

@@ -34,9 +34,6 @@ struct call_target {
   uint32_t last = 0;
   /// `is_training()` of what is called.
   bool training = true;
-  /// The results stay with their owner until they are fetched (R38), instead
-  /// of coming with the response.
-  bool hold = false;
   /// It is declared to return a tensor or a tuple of tensors, so that what it
   /// returns can be told from an earlier call (R38).
   bool tensors_only = false;

@@ -28,6 +28,15 @@ remote_tensor remote_tensor::needed(uint32_t index, bool requires_grad) {
   return {kind::needed, requires_grad, {}, index, {}};
 }
 
+remote_tensor remote_tensor::held(const at::Tensor& x) {
+  remote_tensor result;
+  result.what = kind::held;
+  result.requires_grad = x.requires_grad();
+  result.data.dtype = static_cast<uint8_t>(x.scalar_type());
+  result.data.shape = x.sizes().vec();
+  return result;
+}
+
 at::Tensor remote_tensor::tensor() const {
   if (what != kind::data)
     throw error{error_code::protocol,

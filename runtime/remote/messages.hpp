@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,6 +35,7 @@ struct remote_tensor {
     parameter, // `index` in the walk of the model; stays with its owner
     object,    // `object` in the object store of its owner
     needed,    // the `index`-th of the results that the request needs
+    held,      // in a reply: as `data` says, but without its content
   };
 
   kind what = kind::undefined;
@@ -54,9 +56,13 @@ struct remote_tensor {
 
   static remote_tensor needed(uint32_t index, bool requires_grad);
 
+  /// Says what `x` is; whoever needs the content fetches it by its name.
+  static remote_tensor held(const at::Tensor& x);
+
   /// Tells whether it is nothing that the receiver has anyway.
   bool travels() const noexcept {
-    return what == kind::data || what == kind::object || what == kind::needed;
+    return what == kind::data || what == kind::object || what == kind::needed
+           || what == kind::held;
   }
 
   /// @returns the tensor of an entry of kind data.
@@ -65,7 +71,11 @@ struct remote_tensor {
 };
 
 constexpr remote_tensor::kind last_of(remote_tensor::kind) noexcept {
-  return remote_tensor::kind::needed;
+  return remote_tensor::kind::held;
+}
+
+inline bool are_sizes(const std::vector<int64_t>& x) {
+  return std::none_of(x.begin(), x.end(), [](auto y) { return y < 0; });
 }
 
 template <class Inspector>
@@ -85,6 +95,20 @@ bool inspect(Inspector& f, remote_tensor& x) {
       return object.fields(f.field("index", x.index));
     case remote_tensor::kind::object:
       return object.fields(f.field("object", x.object));
+    case remote_tensor::kind::held:
+      return object.fields(
+        f.field(
+          "dtype", [&x] { return x.data.dtype; },
+          [&x](uint8_t y) {
+            x.data.dtype = y;
+            return y < c10::NumScalarTypes;
+          }),
+        f.field(
+          "sizes", [&x]() -> const auto& { return x.data.shape; },
+          [&x](std::vector<int64_t> y) {
+            x.data.shape = std::move(y);
+            return are_sizes(x.data.shape);
+          }));
   }
   return false;
 }
@@ -155,10 +179,10 @@ struct expected_results {
   struct tensor {
     c10::ScalarType dtype = c10::ScalarType::Float;
     bool requires_grad = false;
+    /// It comes with the reply as well.
+    bool push = false;
   };
 
-  /// They come with the reply as well.
-  bool push = false;
   value result;
   std::vector<tensor> tensors;
 };
@@ -171,13 +195,13 @@ bool inspect(Inspector& f, expected_results::tensor& x) {
     return y < c10::NumScalarTypes;
   };
   return f.object(x).fields(f.field("dtype", get, set),
-                            f.field("requires_grad", x.requires_grad));
+                            f.field("requires_grad", x.requires_grad),
+                            f.field("push", x.push));
 }
 
 template <class Inspector>
 bool inspect(Inspector& f, expected_results& x) {
-  return f.object(x).fields(f.field("push", x.push),
-                            f.field("result", x.result),
+  return f.object(x).fields(f.field("result", x.result),
                             f.field("tensors", x.tensors));
 }
 
@@ -197,8 +221,10 @@ struct forward_request {
   /// A tuple; names `tensors` by position.
   value arguments;
   remote_tensors tensors;
-  /// The results stay with their owner; the reply has their ids.
-  bool hold = false;
+  /// The caller waits, but may pass results on by their names: their owner
+  /// keeps them, and the reply brings the content of all but those at these
+  /// positions.
+  std::optional<std::vector<uint32_t>> held;
   /// The caller does not wait.
   std::optional<expected_results> promised;
 };
@@ -210,7 +236,7 @@ bool inspect(Inspector& f, forward_request& x) {
     f.field("context", x.context), f.field("training", x.training),
     f.field("invoker", x.invoker), f.field("name", x.name),
     f.field("numbers", x.numbers), f.field("arguments", x.arguments),
-    f.field("tensors", x.tensors), f.field("hold", x.hold),
+    f.field("tensors", x.tensors), f.field("held", x.held),
     f.field("promised", x.promised));
 }
 
@@ -227,6 +253,8 @@ struct forward_reply {
   /// Arguments that are no tensors and changed: position and new content.
   std::vector<std::pair<uint32_t, value>> changed;
   remote_tensors tensors;
+  /// So many of `tensors` can be had from their owner by name as well.
+  uint32_t named = 0;
   std::vector<written_argument> written;
   /// The call met state that other calls may change.
   bool stateful = false;
@@ -244,8 +272,9 @@ template <class Inspector>
 bool inspect(Inspector& f, forward_reply& x) {
   return f.object(x).fields(
     f.field("result", x.result), f.field("changed", x.changed),
-    f.field("tensors", x.tensors), f.field("written", x.written),
-    f.field("stateful", x.stateful), f.field("reaches", x.reaches));
+    f.field("tensors", x.tensors), f.field("named", x.named),
+    f.field("written", x.written), f.field("stateful", x.stateful),
+    f.field("reaches", x.reaches));
 }
 
 /// What was left open in a promise, forward or backward.
@@ -264,11 +293,7 @@ bool inspect(Inspector& f, promise_reply& x) {
   };
   auto set = [&x](std::vector<std::vector<int64_t>> y) {
     x.sizes = std::move(y);
-    for (auto& sizes : x.sizes)
-      for (auto size : sizes)
-        if (size < 0)
-          return false;
-    return true;
+    return std::all_of(x.sizes.begin(), x.sizes.end(), are_sizes);
   };
   return f.object(x).fields(f.field("sizes", get, set),
                             f.field("reaches", x.reaches),

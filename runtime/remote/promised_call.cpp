@@ -43,6 +43,29 @@ void complete_node(const promised_request& x) {
 
 } // namespace
 
+// -- what callers take --------------------------------------------------------
+
+std::optional<bool> taken_results::find(size_t position) const {
+  std::lock_guard guard{mutex_};
+  return position < taken_.size() ? taken_[position] : std::nullopt;
+}
+
+bool taken_results::note(size_t position, bool taken) {
+  std::lock_guard guard{mutex_};
+  if (taken_.size() <= position)
+    taken_.resize(position + 1);
+  return std::exchange(taken_[position], taken) != taken;
+}
+
+std::vector<uint32_t> taken_results::left() const {
+  std::lock_guard guard{mutex_};
+  std::vector<uint32_t> result;
+  for (uint32_t i = 0; i < taken_.size(); ++i)
+    if (taken_[i] == false)
+      result.push_back(i);
+  return result;
+}
+
 // -- requests and values ------------------------------------------------------
 
 void promised_request::take(promise_reply x) {
@@ -63,20 +86,20 @@ void promised_request::take(promise_reply x) {
 promised_value::promised_value(const rank_context& rank,
                                promised_request_ptr from, uint32_t output,
                                object_id id, prediction::tensor what,
-                               std::shared_ptr<std::atomic<bool>> fetched)
+                               taken_results_ptr taken)
   : rank_(rank.weak_from_this()),
     request_(std::move(from)),
     output_(output),
     id_(id),
     what_(what),
-    fetched_(std::move(fetched)) {
+    taken_(std::move(taken)) {
   told_.insert(id.owner);
 }
 
 promised_value::~promised_value() {
   // Its content was sent, but nobody read it.
   if (!content_ && request_->pushed.at(output_))
-    note_fetched(false);
+    note_taken(false);
   if (auto here = model())
     for (auto x : told_)
       here->promises->release(x, id_);
@@ -89,8 +112,9 @@ std::shared_ptr<model_context> promised_value::model() const {
                                                                : nullptr;
 }
 
-void promised_value::note_fetched(bool x) {
-  if (!fetched_ || fetched_->exchange(x) == x)
+void promised_value::note_taken(bool x) {
+  // It is news to later steps if they get it with the answer now, or do not.
+  if (!taken_ || !taken_->note(output_, x) || x == request_->pushed.at(output_))
     return;
   if (auto here = model())
     here->promises->note_learnt();
@@ -111,6 +135,10 @@ completion_ptr promised_value::content() {
   std::lock_guard guard{mutex_};
   if (content_)
     return content_;
+  if (here()) {
+    note_taken(true);
+    return content_ = request_;
+  }
   auto rank = rank_.lock();
   if (!rank || !model()) {
     auto late = std::make_shared<completion>();
@@ -118,7 +146,7 @@ completion_ptr promised_value::content() {
                 "a result is read after the end of its step"});
     return late;
   }
-  note_fetched(true);
+  note_taken(true);
   if (request_->pushed.at(output_))
     return content_ = request_;
   // The answer as well: then the end of the phase need not wait for it.
@@ -127,7 +155,9 @@ completion_ptr promised_value::content() {
 }
 
 void promised_value::wait() {
-  await(content());
+  auto x = content();
+  if (!here())
+    await(x);
 }
 
 void promised_value::await(const completion_ptr& x) const {
@@ -212,13 +242,11 @@ std::optional<promise_book::memory> promise_book::find(const std::string& kind,
   auto i = known.find(kind);
   if (all_wait_ || i == known.end())
     return std::nullopt;
-  auto& [next, fetched] = i->second;
-  if (!next)
-    return memory{};
-  auto& flag = fetched[place];
-  if (!flag)
-    flag = std::make_shared<std::atomic<bool>>(false);
-  return memory{next, flag};
+  auto& [next, taken] = i->second;
+  auto& there = taken[place];
+  if (!there)
+    there = std::make_shared<taken_results>();
+  return memory{next, there};
 }
 
 namespace {

@@ -11,7 +11,6 @@
 
 #include <torch/csrc/autograd/function.h>
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -32,9 +31,26 @@ class record_book;
 struct recorded_call;
 struct call_target;
 
-/// Tells whether the caller of the last call of a kind at a place in its code
-/// took the results, or is null if nobody notes it.
-using fetched_flag = std::shared_ptr<std::atomic<bool>>;
+/// Which results of a kind of call its caller took the last time, at a place in
+/// its code. Thread-safe.
+class taken_results {
+public:
+  /// @returns nothing before it is known
+  std::optional<bool> find(size_t position) const;
+
+  /// @returns whether that is news
+  bool note(size_t position, bool taken);
+
+  /// @returns the positions of those that it did not take.
+  std::vector<uint32_t> left() const;
+
+private:
+  mutable std::mutex mutex_;
+  std::vector<std::optional<bool>> taken_;
+};
+
+/// Null if nobody notes it.
+using taken_results_ptr = std::shared_ptr<taken_results>;
 
 /// What a call returned, as far as it must be known before the next one ran.
 struct prediction {
@@ -54,12 +70,19 @@ using prediction_ptr = std::shared_ptr<const prediction>;
 /// How a promise was sent: a replay of the step sends it so again.
 struct promise_memo : call_memo {
   prediction_ptr next;
-  bool push = false;
+  std::vector<bool> push; // by output
+};
+
+/// How a call was sent that waited, and whose results have names: see
+/// `forward_request::held`.
+struct waiting_memo : call_memo {
+  std::vector<uint32_t> held;
 };
 
 class promised_value;
 
-/// A request that was sent and not waited for; done when its answer came.
+/// A request whose results may still be with their owner; done when its answer
+/// came.
 class promised_request : public completion {
 public:
   rank_id owner;
@@ -67,6 +90,9 @@ public:
   std::string name; // of what runs, for people
   uint64_t number = 0;
   wait_reason why;
+
+  /// Its caller went on with the answer: nothing in it is a matter of timing.
+  bool waited = false;
 
   /// By output, once done: sizes, and the arguments that a gradient of the
   /// output reaches.
@@ -93,12 +119,12 @@ public:
 
 using promised_request_ptr = std::shared_ptr<promised_request>;
 
-/// One result of a promised request, or one gradient.
+/// One result of such a request, or one gradient.
 class promised_value : public promise_source {
 public:
   promised_value(const rank_context& rank, promised_request_ptr from,
                  uint32_t output, object_id id, prediction::tensor what,
-                 fetched_flag fetched = {});
+                 taken_results_ptr taken = {});
 
   /// Tells the ranks that heard of the result that it can go.
   ~promised_value() override;
@@ -133,12 +159,17 @@ public:
     return what_;
   }
 
+  /// The content came before its caller went on.
+  bool here() const {
+    return request_->waited && request_->pushed.at(output_);
+  }
+
   /// A request to `x` names this result.
   void tell(rank_id x);
 
 private:
   std::shared_ptr<model_context> model() const;
-  void note_fetched(bool x);
+  void note_taken(bool x);
   void await(const completion_ptr& x) const;
 
   std::weak_ptr<const rank_context> rank_;
@@ -146,7 +177,7 @@ private:
   uint32_t output_;
   object_id id_;
   prediction::tensor what_;
-  fetched_flag fetched_;
+  taken_results_ptr taken_;
   std::mutex mutex_;
   completion_ptr content_;
   std::set<rank_id> told_;
@@ -193,9 +224,9 @@ public:
 
   /// What calls of the same kind did.
   struct memory {
-    /// Null: it cannot be predicted.
+    /// Null: it cannot be predicted, calls of the kind wait.
     prediction_ptr next;
-    fetched_flag fetched = {};
+    taken_results_ptr taken;
   };
 
   /// @param place where an execution calls it, as a number: one of a kind is
@@ -253,7 +284,7 @@ private:
   struct memories {
     struct entry {
       prediction_ptr next;
-      std::map<uint32_t, fetched_flag> fetched; // by place
+      std::map<uint32_t, taken_results_ptr> taken; // by place
     };
 
     uint64_t trainable = 0;

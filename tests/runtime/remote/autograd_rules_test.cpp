@@ -371,35 +371,6 @@ TEST_CASE("a loop over a Sequential that a range would fool is refused",
   CHECK_THROWS_WITH(run_chain(2, true, early), ContainsSubstring("ModuleList"));
 }
 
-TEST_CASE("results may stay with their owner until they are fetched",
-          "[runtime][objects]") {
-  run_virtual_world(2, manual_world(), [](session& s) {
-    distributed_model model{caller{times_weight, caller_impl::code{}}};
-    auto body = [&](Tensor x) {
-      auto h = x * model->here;
-      packer in;
-      std::vector<value> args{put_value(in, h)};
-      call_target target;
-      target.hold = true;
-      target.invoker = invoker<function_impl, Tensor&&>::id;
-      auto r = call_remote(rank_id{1}, model->there->smp_hook.id, target, in,
-                           std::move(args));
-      auto y = get_value<Tensor>(r.tensors, r.result);
-      model.backward(y.sum());
-      return y;
-    };
-    auto train_step = step(body);
-    auto y = train_step(torch::ones({2, 3})).concat();
-    auto gradients = model.gradients();
-    auto ok = torch::equal(y, torch::full({2, 3}, 2.0))
-              && gradients.size() == 2;
-    pp_barrier(); // the release may still be under way before
-    if (!ok)
-      throw std::runtime_error{"held results on rank "
-                               + std::to_string(s.rank())};
-  });
-}
-
 TEST_CASE("an argument may be a reference to a tensor that its owner holds",
           "[runtime][objects]") {
   run_virtual_world(2, manual_world(), [](session& s) {

@@ -49,9 +49,10 @@ uint64_t numbered(uint32_t call) {
   return request_number(step_id{1}, call);
 }
 
-/// What the first result of a promised request is called.
-object_id result_of(uint32_t call) {
-  return result_name(rank_id{0}, {rank_id{1}, numbered(call)}, step_id{1}, 0);
+/// What a result of a request is called.
+object_id result_of(uint32_t call, size_t position = 0) {
+  return result_name(rank_id{0}, {rank_id{1}, numbered(call)}, step_id{1},
+                     position);
 }
 
 failure failure_of(const std::function<void()>& f) {
@@ -112,23 +113,28 @@ TEST_CASE("a result that is an argument or a parameter does not travel",
   CHECK(at::equal(reply.tensors[2].tensor(), at::full({2}, 2.0)));
 }
 
-TEST_CASE("results that the caller wants to be held are named in the reply",
-          "[runtime][callee]") {
+TEST_CASE("results stay under their names, and those to be held do not travel",
+          "[runtime][callee][R38]") {
   lone_rank rank;
   set_tripling(rank);
   auto asked = tripled(at::ones({2}));
-  asked.hold = true;
-  auto reply = from_payload<forward_reply>(rank.serve(asked), "reply");
+  auto held = GENERATE(std::vector<uint32_t>{}, std::vector<uint32_t>{0});
+  asked.held = held;
+  auto reply = from_payload<forward_reply>(rank.serve(asked, numbered(5)),
+                                           "reply");
+  CHECK(reply.named == 1);
   REQUIRE(reply.tensors.size() == 1);
-  REQUIRE(reply.tensors[0].what == remote_tensor::kind::object);
-  auto held = rank.objects().find(reply.tensors[0].object);
-  REQUIRE(held);
-  CHECK(at::equal(*held, at::full({2}, 3.0)));
-  // The next request lets go of it.
-  auto next = tripled(at::ones({2}));
-  next.tensors = {remote_tensor::of(reply.tensors[0].object, false)};
-  auto again = from_payload<forward_reply>(rank.serve(next), "reply");
-  CHECK(at::equal(again.tensors.at(0).tensor(), at::full({2}, 9.0)));
+  auto& x = reply.tensors[0];
+  if (held.empty()) {
+    CHECK(at::equal(x.tensor(), at::full({2}, 3.0)));
+  } else {
+    REQUIRE(x.what == remote_tensor::kind::held);
+    CHECK(x.data.shape == std::vector<int64_t>{2});
+    CHECK(x.data.dtype == static_cast<uint8_t>(at::kFloat));
+  }
+  auto kept = rank.objects().find(result_of(5));
+  REQUIRE(kept);
+  CHECK(at::equal(*kept, at::full({2}, 3.0)));
 }
 
 TEST_CASE("a call draws from the stream that its path gives, wherever it runs",
@@ -173,8 +179,8 @@ TEST_CASE("a promise is kept under the names of its caller",
   lone_rank rank{true};
   set_tripling(rank);
   auto asked = tripled(with_grad(at::ones({2})));
-  asked.promised = expected_results{
-    true, value::tensor(0), {{c10::kFloat, true}}};
+  asked.promised = expected_results{value::tensor(0),
+                                    {{c10::kFloat, true, true}}};
   auto reply = from_payload<promise_reply>(rank.serve(asked, numbered(5)),
                                            "reply");
   CHECK((reply.sizes == std::vector<std::vector<int64_t>>{{2}}));
@@ -200,7 +206,7 @@ TEST_CASE("a promise that cannot be kept is said to be broken",
           "[runtime][callee][R38]") {
   lone_rank rank{true};
   set_tripling(rank);
-  expected_results expected{false, value::tensor(0), {{c10::kFloat, false}}};
+  expected_results expected{value::tensor(0), {{c10::kFloat, false}}};
   std::string why;
   SECTION("by another dtype") {
     expected.tensors[0].dtype = c10::kHalf;
@@ -308,16 +314,19 @@ TEST_CASE("a result that is part of a parameter is copied when it is sent",
   });
   auto asked = tripled(at::ones({2}));
   asked.context.grad = false;
-  asked.hold = GENERATE(false, true);
-  CAPTURE(asked.hold);
-  auto reply = from_payload<forward_reply>(rank.serve(asked), "reply");
+  auto held = GENERATE(false, true);
+  CAPTURE(held);
+  if (held)
+    asked.held = {0, 1};
+  auto reply = from_payload<forward_reply>(rank.serve(asked, numbered(5)),
+                                           "reply");
   REQUIRE(reply.tensors.size() == 2);
   // Another microbatch, or the optimizer, before the bytes are away.
   weight.detach().fill_(7);
   own.fill_(7);
   auto content = [&](size_t i) {
-    auto& x = reply.tensors[i];
-    return asked.hold ? *rank.objects().find(x.object) : x.tensor();
+    return held ? *rank.objects().find(result_of(5, i))
+                : reply.tensors[i].tensor();
   };
   CHECK(at::equal(content(0), at::full({2}, 2.0)));
   // Nobody else writes what a module made, so nobody copies it.

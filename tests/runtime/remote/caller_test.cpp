@@ -68,7 +68,6 @@ TEST_CASE("a call asks its owner, and returns what that answers",
   target.first = 1;
   target.last = 3;
   target.training = false;
-  target.hold = true;
   auto got = call_theirs({at::ones({2}), rank.model.theirs->weight}, target);
   REQUIRE(ex.sent.size() == 1);
   CHECK(ex.sent[0].owner == rank_id{1});
@@ -81,7 +80,7 @@ TEST_CASE("a call asks its owner, and returns what that answers",
   CHECK(asked.call == 1);
   CHECK(asked.name == "encode");
   CHECK_FALSE(asked.training);
-  CHECK(asked.hold);
+  CHECK_FALSE(asked.held);
   CHECK_FALSE(asked.promised);
   REQUIRE(asked.tensors.size() == 2);
   CHECK(at::equal(asked.tensors[0].tensor(), at::ones({2})));
@@ -233,11 +232,11 @@ TEST_CASE("a call whose results are known goes on with promises",
   CHECK(ex.sent[1].kind == call_kind::promise);
   auto asked = asked_of(ex.sent[1]);
   REQUIRE(asked.promised);
-  CHECK_FALSE(asked.promised->push); // nobody took the first one
   CHECK((asked.promised->result == value::tensor(0)));
   REQUIRE(asked.promised->tensors.size() == 1);
   CHECK(asked.promised->tensors[0].dtype == c10::kFloat);
   CHECK(asked.promised->tensors[0].requires_grad);
+  CHECK_FALSE(asked.promised->tensors[0].push); // nobody took the first one
   // What comes with the answer is what was asked for.
   promise_reply answer;
   answer.sizes = {{2}};
@@ -251,6 +250,41 @@ TEST_CASE("a call whose results are known goes on with promises",
                ContainsSubstring("1 results instead of 0"));
   else
     CHECK_NOTHROW(fence(ex));
+}
+
+TEST_CASE(
+  "what a call that waits returns comes where its caller took it before",
+  "[runtime][caller][R38]") {
+  lone_rank rank{true};
+  auto& ex = rank.running();
+  auto asks = [&](const forward_reply& reply) {
+    ex.answer(reply);
+    return call_theirs({at::ones({2})});
+  };
+  // Nothing says that the kind returns tensors, so it always waits.
+  asks(reply_with({at::zeros({2}), at::zeros({2})}));
+  CHECK_FALSE(asked_of(ex.sent.back()).held);
+  auto named = reply_with({at::full({2}, 1.0), at::full({2}, 2.0)});
+  named.named = 2;
+  {
+    auto got = asks(named);
+    CHECK(asked_of(ex.sent.back()).held == std::vector<uint32_t>{});
+    CHECK(is_promise(got.tensors.tensor(0)));
+    CHECK(at::equal(got.tensors.tensor(1), at::full({2}, 2.0)));
+  }
+  named.tensors[0] = remote_tensor::held(at::empty({3, 2}, at::kInt));
+  auto got = asks(named);
+  // It left the first one.
+  CHECK(asked_of(ex.sent.back()).held == std::vector<uint32_t>{0});
+  auto x = got.tensors.tensor(0);
+  CHECK(is_promise(x));
+  CHECK(x.scalar_type() == at::kInt);
+  CHECK(x.sizes().vec() == std::vector<int64_t>{3, 2});
+  // It goes on by its name.
+  asks(named);
+  named.named = 0;
+  auto why = text_of([&] { asks(named); });
+  CHECK_THAT(why, ContainsSubstring("name of result 0 does not exist"));
 }
 
 TEST_CASE("an argument that is part of a parameter is copied when it is sent",

@@ -37,6 +37,7 @@ remote_tensors some_tensors() {
           remote_tensor::parameter(7, true),
           remote_tensor::needed(2, true),
           remote_tensor::of(some_id(), true),
+          remote_tensor::held(at::empty({4, 0}, at::kInt)),
           remote_tensor::of(at::empty({0, 2}), false)};
 }
 
@@ -57,15 +58,15 @@ forward_request some_call() {
   x.numbers = {7, {{0x1234567890abcdef, 2}, {5, 1}}};
   x.arguments = some_value();
   x.tensors = some_tensors();
-  x.hold = true;
+  x.held = {3, 0};
   return x;
 }
 
 forward_request some_promised_call() {
   auto x = some_call();
-  x.hold = false;
+  x.held.reset();
   x.promised = expected_results{
-    true, value::tensor(0), {{c10::kHalf, true}, {c10::kLong, false}}};
+    value::tensor(0), {{c10::kHalf, true, true}, {c10::kLong, false}}};
   return x;
 }
 
@@ -74,6 +75,7 @@ forward_reply some_reply() {
   x.result = some_value();
   x.changed = {{1, value::list({value::of(2.5)})}, {4, value::none()}};
   x.tensors = some_tensors();
+  x.named = 4;
   x.written = {{0, 5}, {2, 4}};
   x.stateful = true;
   x.reaches = {{0, 2}, {}, {1}};
@@ -196,7 +198,7 @@ TEST_CASE("a call keeps everything on its way", "[runtime][messages]") {
   CHECK(y.numbers.path == 7);
   CHECK((y.numbers.counts == x.numbers.counts));
   CHECK((y.arguments == x.arguments));
-  CHECK(y.hold);
+  CHECK(y.held == std::vector<uint32_t>{3, 0});
   CHECK_FALSE(y.promised);
   REQUIRE(y.tensors.size() == x.tensors.size());
   for (size_t i = 0; i < y.tensors.size(); ++i) {
@@ -210,9 +212,10 @@ TEST_CASE("a call keeps everything on its way", "[runtime][messages]") {
   auto z = from_payload<forward_request>(to_payload(some_promised_call()),
                                          "request");
   REQUIRE(z.promised);
-  CHECK(z.promised->push);
   CHECK((z.promised->result == value::tensor(0)));
   REQUIRE(z.promised->tensors.size() == 2);
+  CHECK(z.promised->tensors[0].push);
+  CHECK_FALSE(z.promised->tensors[1].push);
   CHECK(z.promised->tensors[0].dtype == c10::kHalf);
   CHECK(z.promised->tensors[0].requires_grad);
   CHECK(z.promised->tensors[1].dtype == c10::kLong);
@@ -385,8 +388,16 @@ TEST_CASE("what no correct rank sends is refused by its field",
   object_message nothing = object_refusal{{5, 6}, {}};
   CHECK_THAT(refusal(nothing), ContainsSubstring("why at"));
   auto tensors = backward_reply{some_tensors()};
-  tensors.gradients[2].what = static_cast<remote_tensor::kind>(6);
+  tensors.gradients[2].what = static_cast<remote_tensor::kind>(7);
   CHECK_THAT(refusal(tensors),
              ContainsSubstring("gradients.kind at byte 8: there is no value"));
+  auto held = remote_tensor::held(at::empty({4, 2}));
+  held.data.shape[1] = -1;
+  CHECK_THAT(refusal(backward_reply{{held}}),
+             ContainsSubstring("gradients.sizes at"));
+  held = remote_tensor::held(at::empty({4, 2}));
+  held.data.dtype = 200;
+  CHECK_THAT(refusal(backward_reply{{held}}),
+             ContainsSubstring("gradients.dtype at"));
   CHECK_THROWS_AS(remote_tensor::argument(1).tensor(), error);
 }

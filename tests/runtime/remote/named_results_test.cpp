@@ -32,6 +32,13 @@ TEST_CASE("names tell who gave them and in which step", "[runtime][objects]") {
   CHECK(is_result_name(x));
   CHECK_FALSE(is_result_name({owner, 5, 1}));
   CHECK(x != name(6));
+  CHECK(asked_for(x) == request_id{rank_id{0}, promise_number({}, 5)});
+  // Promises and requests that are waited for are numbered apart.
+  request_id waited{rank_id{0}, request_number(step_id{1}, 5)};
+  auto y = result_name(owner, waited, step_id{1}, 0);
+  CHECK(x != y);
+  CHECK(asked_for(y) == without_step(waited));
+  CHECK(long_name(short_name(y), rank_id{0}, step_id{1}) == y);
   request_id asked{rank_id{0}, promise_number(step_id{1}, 5)};
   CHECK(x != result_name(owner, asked, step_id{1}, 1));
   CHECK(x != result_name(rank_id{2}, asked, step_id{1}, 0));
