@@ -1,5 +1,6 @@
 #include "actors/cluster/membership.hpp"
 
+#include "actors/cluster/gated_middleman.hpp"
 #include "actors/cluster/member.hpp"
 #include "actors/cluster/supervisor.hpp"
 #include "actors/protocol/actor_system.hpp"
@@ -30,12 +31,14 @@ bool is_loopback(const std::string& address) {
          || address.starts_with("127.");
 }
 
-/// Ends an actor and waits for it, so that no callback comes afterwards.
+/// Ends an actor and waits for it, so that no callback comes afterwards. (CAF's
+/// middleman actors hear of no other reason than `kill`.)
 template <class Handle>
-void end_actor(caf::actor_system& system, const Handle& hdl) {
+void end_actor(caf::actor_system& system, const Handle& hdl,
+               caf::exit_reason reason = caf::exit_reason::user_shutdown) {
   caf::scoped_actor self{system};
   self->monitor(hdl);
-  self->send_exit(hdl, caf::exit_reason::user_shutdown);
+  self->send_exit(hdl, reason);
   self->receive([](const caf::down_msg&) {});
 }
 
@@ -53,24 +56,37 @@ struct supervisor_host::impl {
     auto wanted = x.port;
     if (!x.on_rank_down)
       x.on_rank_down = [](const failure&) {};
+    ports = gated_middleman(system, x.secret);
     actor = system.spawn(supervisor, std::move(x));
-    auto bound = system.middleman().publish(actor, wanted, address.c_str());
-    if (!bound) {
-      end_actor(system, actor);
-      throw error{error_code::transport,
-                  fmt::format("the SUPERVISOR cannot listen on {}: {}",
-                              endpoint(address, wanted),
-                              to_string(bound.error()))};
-    }
-    port = *bound;
+    caf::error problem;
+    caf::scoped_actor self{system};
+    self
+      ->request(ports, caf::infinite, caf::publish_atom_v, wanted,
+                caf::actor_cast<caf::strong_actor_ptr>(actor),
+                system.message_types<supervisor_actor>(), address, false)
+      .receive([this](uint16_t bound) { port = bound; },
+               [&problem](caf::error& e) { problem = std::move(e); });
+    if (!problem)
+      return;
+    end_actor(system, actor);
+    end_actor(system, ports, caf::exit_reason::kill);
+    throw error{error_code::transport,
+                fmt::format("the SUPERVISOR cannot listen on {}: {}",
+                            endpoint(address, wanted), to_string(problem))};
   }
 
   ~impl() {
     end_actor(system, actor);
-    system.middleman().unpublish(actor, port);
+    caf::scoped_actor self{system};
+    self
+      ->request(ports, caf::infinite, caf::unpublish_atom_v, actor.address(),
+                port)
+      .receive([] {}, [](const caf::error&) {});
+    end_actor(system, ports, caf::exit_reason::kill);
   }
 
   caf::actor_system& system;
+  caf::io::middleman_actor ports;
   supervisor_actor actor;
   uint16_t port = 0;
 };
@@ -104,11 +120,14 @@ struct membership::impl {
       end_actor(system, ear);
     if (watch)
       end_actor(system, watch);
+    if (ports)
+      end_actor(system, ports, caf::exit_reason::kill);
   }
 
   /// Tries until somebody listens: the SUPERVISOR may start after the ranks.
   supervisor_actor connect() {
     caf::scoped_actor self{system};
+    ports = gated_middleman(system, config.secret);
     auto end = std::chrono::steady_clock::now() + config.join_limit;
     supervisor_actor result;
     caf::error last;
@@ -123,10 +142,8 @@ struct membership::impl {
                       config.me.rank.value, address(),
                       static_cast<double>(config.join_limit.count()) / 1000,
                       to_string(last))};
-      auto middleman = system.middleman().actor_handle();
       self
-        ->request(middleman, left, caf::connect_atom_v, config.address,
-                  config.port)
+        ->request(ports, left, caf::connect_atom_v, config.address, config.port)
         .receive(
           [&](const caf::node_id&, const caf::strong_actor_ptr& hdl,
               const std::set<std::string>&) {
@@ -171,6 +188,7 @@ struct membership::impl {
 
   caf::actor_system& system;
   options config;
+  caf::io::middleman_actor ports;
   supervisor_actor supervisor;
   member_actor ear;
   rank_watch_actor watch;

@@ -5,6 +5,7 @@
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/introduction.hpp"
 #include "actors/stalls/stalls.hpp"
+#include "transport/run_secret.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -23,6 +24,8 @@ public:
   struct options {
     uint64_t world_size = 1;
     std::string run_id;
+    /// Who does not know it cannot even connect (R44).
+    run_secret secret;
     /// Only loopback until the control plane has TLS.
     std::string address = "127.0.0.1";
     /// 0: any free port.
@@ -63,6 +66,7 @@ public:
   struct options {
     std::string address = "127.0.0.1";
     uint16_t port = 0;
+    run_secret secret;
     member me;
     uint64_t world_size = 1;
     std::chrono::milliseconds join_limit{30000};

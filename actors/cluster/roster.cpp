@@ -64,7 +64,6 @@ roster::roster(uint64_t world_size, std::string run_id)
 // -- joining ------------------------------------------------------------------
 
 failure roster::check_stranger(const member& x) const {
-  // The text must not tell the secret.
   if (x.run_id != run_id_)
     return refuse(describe(x) + " belongs to another run");
   return {};

@@ -21,7 +21,7 @@ public:
 
   // -- joining ----------------------------------------------------------------
 
-  /// @returns why somebody who does not know the run's secret is refused, or
+  /// @returns why somebody who belongs to another run is refused, or
   /// an empty failure. It concerns nobody else.
   failure check_stranger(const member& x) const;
 

@@ -16,7 +16,7 @@ struct member {
   rank_id rank;
   int64_t pid = 0;
   std::string host;
-  /// Secret of the run: strangers who reach the port are refused.
+  /// Tells runs apart: who belongs to another one by mistake is refused.
   std::string run_id;
   /// These must be equal on all ranks; a rank that differs is refused by name.
   std::string build;

@@ -1,5 +1,6 @@
 #include "runtime/launch/environment.hpp"
 
+#include "runtime/launch/secret_handover.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
@@ -204,7 +205,9 @@ std::optional<rank_environment> read_rank_environment() {
     if (auto result = read()) {
       if (auto dir = variable("SMP_RENDEZVOUS_DIR"))
         result->rendezvous_dir = *dir;
-      else if (result->rendezvous_port == 0)
+      else if (!result->supervised
+               && (result->rendezvous_port == 0
+                   || !variable(secret_file_variable)))
         result->rendezvous_dir = private_directory();
       return result;
     }

@@ -13,10 +13,11 @@ struct rank_environment {
   uint64_t local_rank = 0;
   /// Ranks on this machine; 0: the launcher does not say.
   uint64_t local_size = 0;
-  /// Secret of the run (`supervisor_host::options::run_id`).
+  /// Tells the run from others; no secret.
   std::string run_id;
   /// Where the SUPERVISOR listens; port 0: rank 0 of this run hosts it and
-  /// tells the port through a file named after `run_id` in `rendezvous_dir`.
+  /// tells the port through a file named after `run_id` in `rendezvous_dir`. So
+  /// it does with the secret, where the user gave none.
   std::string rendezvous_address = "127.0.0.1";
   uint16_t rendezvous_port = 0;
   std::string rendezvous_dir;

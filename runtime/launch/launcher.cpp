@@ -3,17 +3,17 @@
 #include "actors/cluster/membership.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/process_group.hpp"
+#include "runtime/launch/secret_handover.hpp"
+#include "transport/run_secret.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <cerrno>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 
-#include <sys/random.h>
 #include <unistd.h>
 
 namespace smp {
@@ -22,15 +22,13 @@ namespace {
 
 constexpr int code_stalled = 4;
 
-/// Strangers must not guess it.
+/// Tells the run from all others.
 std::string make_run_id() {
-  unsigned char bytes[16];
-  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes))
-    throw error{error_code::internal,
-                fmt::format("getrandom: {}", std::strerror(errno))};
+  std::array<std::byte, 16> bytes;
+  fill_with_random_bytes(bytes);
   std::string result;
   for (auto x : bytes)
-    result += fmt::format("{:02x}", static_cast<unsigned>(x));
+    result += fmt::format("{:02x}", std::to_integer<unsigned>(x));
   return result;
 }
 
@@ -46,7 +44,7 @@ std::vector<std::string> own_command() {
 std::map<std::string, std::string> variables_of(uint64_t rank,
                                                 const launch_options& x,
                                                 const std::string& run_id,
-                                                uint16_t port) {
+                                                int secret, uint16_t port) {
   auto result = x.environment;
   for (auto& [name, value] : variables_before_exec)
     if (std::getenv(name) == nullptr)
@@ -54,6 +52,7 @@ std::map<std::string, std::string> variables_of(uint64_t rank,
   result["SMP_RANK"] = result["SMP_LOCAL_RANK"] = std::to_string(rank);
   result["SMP_WORLD_SIZE"] = result["SMP_LOCAL_SIZE"] = std::to_string(x.ranks);
   result["SMP_RUN_ID"] = run_id;
+  result[secret_descriptor_variable] = std::to_string(secret);
   result["SMP_RENDEZVOUS"] = fmt::format("127.0.0.1:{}", port);
   // Its stderr is a pipe; progress lines want to know what is behind it.
   bool terminal = rank == 0 && ::isatty(STDERR_FILENO) == 1;
@@ -115,6 +114,8 @@ int launch(const launch_options& x) {
   if (x.ranks == 0)
     throw error{error_code::config, "the number of ranks must be at least 1"};
   auto run_id = make_run_id();
+  auto secret = run_secret::make();
+  auto handed_over = secret_descriptor(secret);
   process_group::options group_options;
   group_options.command = x.command;
   if (x.command.empty()) {
@@ -124,6 +125,7 @@ int launch(const launch_options& x) {
   group_options.size = x.ranks;
   group_options.log_dir = x.log_dir;
   group_options.verdict = x.verdict;
+  group_options.inherited = {handed_over.get()};
   group_options.grace = x.grace;
   group_options.interrupt_grace = x.interrupt_grace;
   supervisor_host* reporter = nullptr;
@@ -135,6 +137,7 @@ int launch(const launch_options& x) {
   supervisor_host::options supervision;
   supervision.world_size = x.ranks;
   supervision.run_id = run_id;
+  supervision.secret = secret;
   supervision.join_limit = x.join_limit;
   supervision.on_rank_down = [&](const failure& cause) { group.report(cause); };
   supervision.stalls = x.stalls;
@@ -149,7 +152,7 @@ int launch(const launch_options& x) {
   supervisor_host supervisor{actors, supervision};
   reporter = &supervisor;
   group.start([&](uint64_t rank) {
-    return variables_of(rank, x, run_id, supervisor.port());
+    return variables_of(rank, x, run_id, handed_over.get(), supervisor.port());
   });
   auto result = group.run();
   print_cause(result, x.log_dir);

@@ -76,7 +76,8 @@ struct child_plan {
   char** environment;
   int out;
   int err;
-  int kept;
+  const int* kept;
+  size_t kept_count;
   int null;
   int report; // takes errno if exec fails
   pid_t parent;
@@ -109,8 +110,8 @@ void reset_signals() {
   bool ready = become(x.null, 0) && become(x.out, 1) && become(x.err, 2);
   if (ready) {
     ::close_range(3, UINT_MAX, CLOSE_RANGE_CLOEXEC);
-    if (x.kept >= 0)
-      ::fcntl(x.kept, F_SETFD, 0);
+    for (size_t i = 0; i < x.kept_count; ++i)
+      ::fcntl(x.kept[i], F_SETFD, 0);
     reset_signals();
     sigset_t none;
     ::sigemptyset(&none);
@@ -137,9 +138,9 @@ pid_t spawn(const spawn_options& x) {
     fail(program, errno);
   file_descriptor read_end{ends[0]};
   file_descriptor write_end{ends[1]};
-  child_plan plan{program.c_str(), argv.data(),     envp.data(),
-                  x.out,           x.err,           x.kept,
-                  null.get(),      write_end.get(), ::getpid()};
+  child_plan plan{program.c_str(), argv.data(),   envp.data(),   x.out,
+                  x.err,           x.kept.data(), x.kept.size(), null.get(),
+                  write_end.get(), ::getpid()};
   // Between fork and reset_signals a handler of ours would talk to the parent
   // through shared descriptors.
   sigset_t all;

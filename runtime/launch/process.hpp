@@ -21,8 +21,8 @@ struct spawn_options {
   /// File descriptors that become stdout and stderr; stdin is empty.
   int out = 1;
   int err = 2;
-  /// Stays open under its number; -1: none.
-  int kept = -1;
+  /// Stay open under their numbers.
+  std::vector<int> kept;
 };
 
 /// Starts a process that leads a process group of its own, inherits no other

@@ -80,9 +80,10 @@ void process_group::start_rank(uint64_t rank,
                                        : options_.program;
   x.arguments = options_.command;
   x.environment = std::move(variables);
+  x.kept = options_.inherited;
   if (words_in_) {
-    x.kept = words_in_.get();
-    x.environment[last_words_variable] = std::to_string(x.kept);
+    x.kept.push_back(words_in_.get());
+    x.environment[last_words_variable] = std::to_string(words_in_.get());
   }
   file_descriptor log;
   if (console_ && rank == 0) {

@@ -42,6 +42,8 @@ public:
     std::string log_dir;
     /// An exit code that, as 0, is a result and no failure.
     int verdict = 0;
+    /// Descriptors that all processes inherit under their numbers.
+    std::vector<int> inherited;
     /// From the first failure until all are gone.
     std::chrono::milliseconds grace{2000};
     /// From the first interrupt until all are gone.

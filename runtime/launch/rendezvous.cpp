@@ -1,6 +1,7 @@
 #include "runtime/launch/rendezvous.hpp"
 
 #include "runtime/base/file_io.hpp"
+#include "runtime/launch/secret_handover.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
@@ -9,11 +10,11 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <sstream>
 #include <thread>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 namespace smp {
@@ -51,30 +52,50 @@ uint64_t start_time(int64_t pid) {
   return std::strtoull(field.c_str(), nullptr, 10);
 }
 
-/// @returns the port if the file is there and its writer lives
-std::optional<uint16_t> read_port(const std::string& path) {
-  std::ifstream file{path};
-  uint16_t port = 0;
+/// Stands in the file where there is no secret.
+constexpr const char* no_secret = "-";
+
+/// @returns the content if the file is there, whole, and its writer lives
+std::optional<meeting_point> read_point(const std::string& path) {
+  std::istringstream file{read_private_file(path).value_or("")};
+  meeting_point result;
   int64_t pid = 0;
   uint64_t started = 0;
   std::string host;
-  if (!(file >> port >> pid >> started >> host) || port == 0)
+  std::string secret;
+  if (!(file >> result.port >> pid >> started >> host >> secret)
+      || result.port == 0)
     return std::nullopt;
   if (host == host_name() && start_time(pid) != started)
     return std::nullopt;
-  return port;
+  result.secret = run_secret::from_hex(secret);
+  if (!result.secret && secret != no_secret)
+    return std::nullopt;
+  return result;
+}
+
+/// Nobody else can read the file at any time.
+bool write_private_file(const std::string& path, const std::string& text) {
+  ::unlink(path.c_str());
+  file_descriptor file{::open(
+    path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
+  return file
+         && ::write(file.get(), text.data(), text.size())
+              == static_cast<ssize_t>(text.size());
 }
 
 } // namespace
 
-published_port::published_port(const rank_environment& x, uint16_t port)
+published_point::published_point(const rank_environment& x,
+                                 const meeting_point& point)
   : path_(path_of(x)) {
   auto draft = fmt::format("{}.{}", path_, ::getpid());
   auto pid = static_cast<int64_t>(::getpid());
-  std::ofstream file{draft};
-  file << fmt::format("{} {} {} {}\n", port, pid, start_time(pid), host_name());
-  file.close();
-  if (!file || ::rename(draft.c_str(), path_.c_str()) != 0) {
+  auto text = fmt::format("{} {} {} {} {}\n", point.port, pid, start_time(pid),
+                          host_name(),
+                          point.secret ? point.secret->to_hex() : no_secret);
+  if (!write_private_file(draft, text)
+      || ::rename(draft.c_str(), path_.c_str()) != 0) {
     auto why = std::strerror(errno);
     ::unlink(draft.c_str());
     throw error{error_code::config,
@@ -85,24 +106,26 @@ published_port::published_port(const rank_environment& x, uint16_t port)
   }
 }
 
-published_port::~published_port() {
+published_point::~published_point() {
   ::unlink(path_.c_str());
 }
 
-uint16_t await_port(const rank_environment& x,
-                    std::chrono::milliseconds limit) {
+meeting_point await_point(const rank_environment& x,
+                          std::chrono::milliseconds limit) {
   auto path = path_of(x);
   auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
-    if (auto port = read_port(path))
-      return *port;
+    if (auto point = read_point(path))
+      return *point;
     if (std::chrono::steady_clock::now() >= deadline)
       throw error{failure{
         error_code::rank_down,
         rank_id{0},
         {},
-        fmt::format("did not tell within {} ms where to join; looked for {}",
-                    limit.count(), path)}};
+        fmt::format("did not tell within {} ms where to join; looked for {} "
+                    "(ranks without a common directory want MASTER_PORT and "
+                    "{})",
+                    limit.count(), path, secret_file_variable)}};
     std::this_thread::sleep_for(std::chrono::milliseconds{5});
   }
 }

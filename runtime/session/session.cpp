@@ -5,6 +5,7 @@
 #include "runtime/config/config_file.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/rendezvous.hpp"
+#include "runtime/launch/secret_handover.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
 #include "transport/build_id.hpp"
@@ -67,7 +68,8 @@ void bind_to_cores(const rank_environment& env, uint64_t threads) {
 }
 
 std::shared_ptr<fabric> make_fabric(const rank_environment& env,
-                                    const session_config& x) {
+                                    const session_config& x,
+                                    const run_secret& secret) {
   rank_id self{env.rank};
   if (env.world_size == 1) {
     auto network = std::make_shared<loopback_network>(
@@ -76,6 +78,7 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   }
   ucx_options options;
   options.trusted_network = x.trusted_network;
+  options.token = secret.token("ucx");
   return std::make_shared<ucx_fabric>(self, env.world_size, options);
 }
 
@@ -95,7 +98,8 @@ std::vector<rank_id> all_ranks(const rank_runtime& x) {
 struct session::process {
   std::shared_ptr<actor_host> host = std::make_shared<actor_host>();
   std::unique_ptr<supervisor_host> supervisor;
-  std::unique_ptr<published_port> port;
+  std::unique_ptr<published_point> published;
+  run_secret secret;
   std::unique_ptr<membership> me;
   /// Of a rank that is alone; else the SUPERVISOR has it.
   std::unique_ptr<stall_watch> stalls;
@@ -108,18 +112,31 @@ struct session::process {
 
 /// Our own launcher has a SUPERVISOR. If another one started us, rank 0 makes
 /// it: at the port that the launcher chose (MASTER_PORT), or at any free one,
-/// which the others find through a file.
+/// which the others find through a file. So they do with the secret, unless the
+/// user gave it to all.
 void session::process::find_supervisor(rank_environment& env,
                                        stall_options options) {
-  auto published = env.rendezvous_port == 0;
-  if (env.rank > 0 || (env.supervised && !published)) {
-    if (published)
-      env.rendezvous_port = await_port(env, join_limit);
+  auto given = given_secret(env);
+  auto told_by_file = !given || env.rendezvous_port == 0;
+  if (env.supervised) {
+    secret = *given;
     return;
   }
+  if (env.rank > 0) {
+    auto point = told_by_file ? await_point(env, join_limit) : meeting_point{};
+    if (!given && !point.secret)
+      throw config_error(std::string{"environment: rank 0 has "}
+                         + secret_file_variable + ", this rank has not");
+    secret = given ? *given : *point.secret;
+    if (env.rendezvous_port == 0)
+      env.rendezvous_port = point.port;
+    return;
+  }
+  secret = given ? *given : run_secret::make();
   supervisor_host::options x;
   x.world_size = env.world_size;
   x.run_id = env.run_id;
+  x.secret = secret;
   x.address = env.rendezvous_address;
   x.port = env.rendezvous_port;
   x.join_limit = join_limit;
@@ -128,8 +145,10 @@ void session::process::find_supervisor(rank_environment& env,
   x.stalls = std::move(options);
   supervisor = std::make_unique<supervisor_host>(*host, std::move(x));
   env.rendezvous_port = supervisor->port();
-  if (published)
-    port = std::make_unique<published_port>(env, env.rendezvous_port);
+  if (told_by_file)
+    published = std::make_unique<published_point>(
+      env, meeting_point{env.rendezvous_port,
+                         given ? std::nullopt : std::optional{secret}});
 }
 
 /// @returns the addresses of all ranks' fabrics
@@ -139,6 +158,7 @@ std::vector<std::string> session::process::join(const rank_environment& env,
   membership::options x;
   x.address = env.rendezvous_address;
   x.port = env.rendezvous_port;
+  x.secret = secret;
   x.world_size = env.world_size;
   x.join_limit = join_limit;
   x.on_rank_down = [weak = weak_from(rank)](const failure& y) {
@@ -157,7 +177,7 @@ std::vector<std::string> session::process::join(const rank_environment& env,
   std::vector<std::string> result;
   for (auto& member : me->join())
     result.push_back(std::move(member.fabric_address));
-  port.reset();
+  published.reset();
   return result;
 }
 
@@ -185,11 +205,13 @@ session::session(session_config config, std::string settings)
     bind_to_cores(env, static_cast<uint64_t>(threads));
   at::set_num_threads(threads);
   process_ = std::make_unique<process>();
+  if (env.world_size > 1)
+    process_->find_supervisor(env, stalls_of(config));
   rank_runtime::parts parts;
   parts.layout = layout;
   parts.host = process_->host;
   parts.token = std::make_shared<execution_token>();
-  parts.fabric = make_fabric(env, config);
+  parts.fabric = make_fabric(env, config, process_->secret);
   parts.config = std::move(config);
   rank_ = std::make_shared<rank_runtime>(std::move(parts));
   rank_->set_owner(this);
@@ -198,10 +220,8 @@ session::session(session_config config, std::string settings)
   if (env.rank > 0 && !env.supervised)
     rank_->keep_stalls_quiet();
   std::vector<std::string> addresses{rank_->fabric().address()};
-  if (env.world_size > 1) {
-    process_->find_supervisor(env, stalls_of(rank_->config()));
+  if (env.world_size > 1)
     addresses = process_->join(env, *rank_, std::move(settings));
-  }
   rank_->attach_main_thread();
   try {
     rank_->start(addresses);

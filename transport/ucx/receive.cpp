@@ -33,7 +33,7 @@ void ucx_fabric::engine::on_received(void* request, ucs_status_t status, size_t,
 
 ucs_status_t ucx_fabric::engine::arrived(std::span<const std::byte> bytes,
                                          incoming_data data) {
-  auto header = read_header(bytes);
+  auto header = read_header(bytes, options_.token);
   if (!header || header->from >= peers_.size()
       || rank_id{header->from} == self_) {
     ++messages_refused_;

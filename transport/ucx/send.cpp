@@ -238,7 +238,7 @@ void ucx_fabric::engine::post(peer& to, unit x, bool bulk) {
   std::span<std::byte> header = operation->header;
   if (u.header.kind == unit_kind::description)
     header = u.of->description;
-  write_header(header, u.header);
+  write_header(header, u.header, options_.token);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA
                        | UCP_OP_ATTR_FIELD_FLAGS;

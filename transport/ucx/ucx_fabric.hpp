@@ -2,6 +2,7 @@
 
 #include "transport/credits.hpp"
 #include "transport/fabric.hpp"
+#include "transport/run_secret.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -19,6 +20,9 @@ struct ucx_options {
   /// UCX over tcp authenticates nobody: without this, it is bound to the
   /// loopback interface.
   bool trusted_network = false;
+  /// Begins each message, the same on all ranks of a run. What comes without it
+  /// is of another run or of a stranger, and is dropped and counted (R44).
+  run_token token = {};
   /// How often UCX asks whether a silent rank still lives.
   std::chrono::milliseconds keepalive{500};
   /// Bytes of received blocks that are kept for the next receive.

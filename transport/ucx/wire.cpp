@@ -67,16 +67,23 @@ bool inspect(Inspector& f, unit_header& x) {
     f.field("tensor size", x.tensor_size));
 }
 
-void write_header(std::span<std::byte> to, const unit_header& x) {
+void write_header(std::span<std::byte> to, const unit_header& x,
+                  const run_token& token) {
   byte_writer out;
   out.put(x);
   auto bytes = out.take();
-  std::copy(bytes.begin(), bytes.end(), to.begin());
+  auto rest = std::copy(token.begin(), token.end(), to.begin());
+  std::copy(bytes.begin(), bytes.end(), rest);
 }
 
-std::optional<unit_header> read_header(std::span<const std::byte> bytes) {
+std::optional<unit_header> read_header(std::span<const std::byte> bytes,
+                                       const run_token& token) {
+  if (bytes.size() < token.size()
+      || !equal_in_constant_time(bytes.first(token.size()), token))
+    return std::nullopt;
   try {
-    return byte_reader{bytes, "header"}.get<unit_header>();
+    return byte_reader{bytes.subspan(token.size()), "header"}
+      .get<unit_header>();
   } catch (const error&) {
     return std::nullopt;
   }

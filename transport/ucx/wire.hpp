@@ -11,11 +11,13 @@
 #include "transport/block_pool.hpp"
 #include "transport/fabric.hpp"
 #include "transport/inspect.hpp"
+#include "transport/run_secret.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 namespace smp::ucx {
@@ -75,16 +77,20 @@ struct unit_header {
 };
 
 /// Stands before the fields: "PS", and the version.
-inline constexpr uint32_t header_mark = 0x02'5350;
+inline constexpr uint32_t header_mark = 0x03'5350;
 
-/// Bytes that a header takes.
-inline constexpr size_t header_size = 38;
+/// Bytes that a header takes, behind the token that begins it.
+inline constexpr size_t header_size = std::tuple_size_v<run_token> + 38;
 
 /// @param to `header_size` bytes or more
-void write_header(std::span<std::byte> to, const unit_header& x);
+void write_header(std::span<std::byte> to, const unit_header& x,
+                  const run_token& token);
 
-/// @returns nothing when `bytes` does not begin with a header.
-std::optional<unit_header> read_header(std::span<const std::byte> bytes);
+/// Looks at nothing else before it found the token there: UCX itself takes
+/// messages from everybody who reaches its port (R44).
+/// @returns nothing when `bytes` does not begin with a header of this run.
+std::optional<unit_header> read_header(std::span<const std::byte> bytes,
+                                       const run_token& token);
 
 // -- description --------------------------------------------------------------
 

@@ -2,7 +2,14 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/cluster/membership.hpp"
+#include "actors/protocol/actor_system.hpp"
+#include "actors/protocol/actors.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/payloads.hpp"
+#include "tests/support/tcp.hpp"
+
+#include <caf/io/middleman.hpp>
+#include <caf/send.hpp>
 
 #include <chrono>
 #include <condition_variable>
@@ -15,6 +22,7 @@
 #include <spawn.h>
 #include <string>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
@@ -61,10 +69,23 @@ private:
 
 // -- a run --------------------------------------------------------------------
 
+/// In bytes, since the process began.
+int64_t peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+/// Of all runs here; also of those whose ranks are processes.
+run_secret shared_secret() {
+  return *run_secret::from_hex(std::string(64, '7'));
+}
+
 supervisor_host::options run_options(uint64_t world_size, losses& heard) {
   supervisor_host::options result;
   result.world_size = world_size;
-  result.run_id = "secret";
+  result.run_id = "a run";
+  result.secret = shared_secret();
   result.on_rank_down = heard.callback();
   return result;
 }
@@ -72,11 +93,12 @@ supervisor_host::options run_options(uint64_t world_size, losses& heard) {
 membership::options rank_options(uint64_t rank, uint16_t port, losses& heard) {
   membership::options result;
   result.port = port;
+  result.secret = shared_secret();
   result.world_size = 2;
   result.me.rank = rank_id{rank};
   result.me.pid = getpid();
   result.me.host = "here";
-  result.me.run_id = "secret";
+  result.me.run_id = "a run";
   result.me.build = "build 1";
   result.me.settings = "smp.seed = 1\n";
   result.me.fabric_address = std::string{"\0address ", 9}
@@ -105,6 +127,16 @@ struct two_ranks {
       first(rank_options(0, supervisor.port(), heard[0])),
       second(rank_options(1, supervisor.port(), heard[1])) {
     // nop
+  }
+
+  /// Fails the test unless both ranks can take part in the run.
+  void join_and_leave() {
+    auto a = first.join();
+    auto b = second.join();
+    CHECK(a.get().size() == 2);
+    CHECK(b.get().size() == 2);
+    first.part.leave();
+    second.part.leave();
   }
 
   losses heard[2];
@@ -224,20 +256,89 @@ TEST_CASE("a rank of another build is refused by name on all sides",
   CHECK_THAT(heard.wait().text, ContainsSubstring("another build"));
 }
 
-TEST_CASE("a stranger is refused and disturbs nobody", "[actors][membership]") {
+TEST_CASE("a rank of another run is refused and disturbs nobody",
+          "[actors][membership]") {
   losses heard;
   two_ranks x{run_options(2, heard)};
   losses ignored;
   auto other = rank_options(1, x.supervisor.port(), ignored);
-  other.me.run_id = "guess";
+  other.me.run_id = "another";
   rank stranger{std::move(other)};
   CHECK_THAT(error_of(stranger.join()), ContainsSubstring("another run"));
-  auto first = x.first.join();
-  auto second = x.second.join();
-  CHECK(first.get().size() == 2);
-  CHECK(second.get().size() == 2);
-  x.first.part.leave();
-  x.second.part.leave();
+  x.join_and_leave();
+  CHECK(heard.size() == 0);
+}
+
+TEST_CASE("who does not know the secret of the run does not join",
+          "[actors][membership]") {
+  losses heard;
+  two_ranks x{run_options(2, heard)};
+  losses ignored;
+  auto other = rank_options(1, x.supervisor.port(), ignored);
+  other.secret = run_secret::make();
+  other.join_limit = 300ms;
+  rank stranger{std::move(other)};
+  CHECK_THAT(error_of(stranger.join()),
+             ContainsSubstring("does not know the secret of this run"));
+  x.join_and_leave();
+  CHECK(heard.size() == 0);
+}
+
+// A stranger who speaks CAF's protocol could call every handler of the
+// SUPERVISOR: end the run by `down_atom`, switch off its monitor by a goodbye.
+TEST_CASE("a stranger who speaks CAF's protocol reaches no actor",
+          "[actors][membership]") {
+  losses heard;
+  two_ranks x{run_options(2, heard)};
+  actor_host host;
+  auto& system = host.get().system;
+  // It waits for a greeting that does not come.
+  auto found = std::async(std::launch::async, [&] {
+    return static_cast<bool>(system.middleman().remote_actor<supervisor_actor>(
+      "127.0.0.1", x.supervisor.port()));
+  });
+  // Makes room for others: the gate need not wait until he is late.
+  std::vector<file_descriptor> silent;
+  while (found.wait_for(0s) != std::future_status::ready && silent.size() < 500)
+    silent.push_back(test::connect_to(x.supervisor.port()));
+  REQUIRE(found.wait_for(30s) == std::future_status::ready);
+  CHECK_FALSE(found.get());
+  x.join_and_leave();
+  CHECK(heard.size() == 0);
+}
+
+TEST_CASE("what a stranger claims costs no memory", "[actors][membership]") {
+  losses heard;
+  two_ranks x{run_options(2, heard)};
+  // A header of BASP that announces 4 GB: CAF would allocate them at once.
+  std::vector<std::byte> header(32);
+  header[0] = std::byte{4};
+  std::fill_n(header.begin() + 4, 4, std::byte{0xff});
+  auto before = peak_memory();
+  std::vector<file_descriptor> strangers;
+  for (int i = 0; i < 8; ++i) {
+    strangers.push_back(test::connect_to(x.supervisor.port()));
+    test::send_bytes(strangers.back().get(), header);
+  }
+  for (auto& y : strangers)
+    CHECK(test::is_closed(y.get()));
+  x.join_and_leave();
+  CHECK(peak_memory() - before < 100 << 20);
+  CHECK(heard.size() == 0);
+}
+
+TEST_CASE("1,300 silent connections keep no rank from joining",
+          "[actors][membership]") {
+  constexpr size_t many = 1300;
+  test::descriptor_limit enough{2 * many};
+  losses heard;
+  two_ranks x{run_options(2, heard)};
+  auto before = test::open_descriptors().size();
+  std::vector<file_descriptor> silent;
+  for (size_t i = 0; i < many; ++i)
+    silent.push_back(test::connect_to(x.supervisor.port()));
+  x.join_and_leave();
+  CHECK(test::open_descriptors().size() < before + many + 100);
   CHECK(heard.size() == 0);
 }
 

@@ -23,7 +23,7 @@ struct run_fixture : actor_fixture {
   void init(uint64_t world_size) {
     supervisor_host::options x;
     x.world_size = world_size;
-    x.run_id = "secret";
+    x.run_id = "a run";
     x.on_rank_down = [this](const failure& y) { heard.push_back(y); };
     boss = own(sys.spawn(supervisor, std::move(x)));
     ranks.resize(world_size);
@@ -41,7 +41,7 @@ struct run_fixture : actor_fixture {
     x.joined = std::make_shared<awaited<welcome>>();
     member_config cfg;
     cfg.me.rank = rank_id{rank};
-    cfg.me.run_id = "secret";
+    cfg.me.run_id = "a run";
     cfg.supervisor = boss;
     cfg.address = "there";
     cfg.on_rank_down = [&x](const failure& y) { x.heard.push_back(y); };

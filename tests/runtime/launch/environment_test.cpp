@@ -2,6 +2,7 @@
 
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/rendezvous.hpp"
+#include "runtime/launch/secret_handover.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
@@ -40,6 +41,8 @@ public:
                       "SMP_RUN_ID",
                       "SMP_RENDEZVOUS",
                       "SMP_RENDEZVOUS_DIR",
+                      "SMP_SECRET_FD",
+                      "SMP_SECRET_FILE",
                       "SMP_TERMINAL",
                       "RANK",
                       "WORLD_SIZE",
@@ -271,34 +274,66 @@ TEST_CASE("a rank asks its launcher whether a terminal shows its output",
   }
 }
 
-// -- the port file ------------------------------------------------------------
+// -- the meeting point
+// ---------------------------------------------------------
 
-TEST_CASE("a rank that waits learns the port from rank 0's file",
+TEST_CASE("a rank that waits learns port and secret from rank 0's file",
           "[runtime][rendezvous]") {
   scratch_dir dir;
   auto x = rendezvous_at(dir);
-  uint16_t seen = 0;
-  std::thread other{[&] { seen = await_port(x, 10s); }};
+  meeting_point seen;
+  std::thread other{[&] { seen = await_point(x, 10s); }};
   {
-    auto published = publish_port(x, 4321);
+    auto secret = run_secret::make();
+    published_point published{x, {4321, secret}};
     other.join();
-    CHECK(seen == 4321);
+    CHECK(seen.port == 4321);
+    REQUIRE(seen.secret);
+    CHECK(seen.secret->to_hex() == secret.to_hex());
     CHECK_FALSE(std::filesystem::is_empty(dir.path));
   }
   CHECK(std::filesystem::is_empty(dir.path));
 }
 
-TEST_CASE("waiting for a port ends at its deadline and names rank 0",
+TEST_CASE("nobody else can read what rank 0 publishes",
+          "[runtime][rendezvous]") {
+  scratch_dir dir;
+  auto x = rendezvous_at(dir);
+  auto before = ::umask(0);
+  published_point published{x, {4321, run_secret::make()}};
+  ::umask(before);
+  for (auto& file : std::filesystem::directory_iterator{dir.path}) {
+    struct stat info {};
+    REQUIRE(::stat(file.path().c_str(), &info) == 0);
+    CHECK((info.st_mode & 0777) == 0600);
+    // Whoever opens it to others gives the run away.
+    REQUIRE(::chmod(file.path().c_str(), 0640) == 0);
+  }
+  CHECK_THAT(test::error_of([&] { await_point(x, 10s); }, error_code::config),
+             ContainsSubstring("mode 0600"));
+}
+
+TEST_CASE("a user's own secret is not published", "[runtime][rendezvous]") {
+  scratch_dir dir;
+  auto x = rendezvous_at(dir);
+  published_point published{x, {4321, std::nullopt}};
+  auto seen = await_point(x, 10s);
+  CHECK(seen.port == 4321);
+  CHECK_FALSE(seen.secret);
+}
+
+TEST_CASE("waiting for a meeting point ends at its deadline and names rank 0",
           "[runtime][rendezvous]") {
   scratch_dir dir;
   auto x = rendezvous_at(dir);
   try {
-    await_port(x, 30ms);
+    await_point(x, 30ms);
     FAIL("no error");
   } catch (const error& e) {
     CHECK(e.cause().rank == rank_id{0});
     CHECK_THAT(e.what(), ContainsSubstring("30 ms"));
     CHECK_THAT(e.what(), ContainsSubstring(dir.path));
+    CHECK_THAT(e.what(), ContainsSubstring("SMP_SECRET_FILE"));
   }
 }
 
@@ -309,14 +344,14 @@ TEST_CASE("the file of a rank 0 that died is not taken for a live one",
   // A process that publishes and dies without cleaning up.
   auto pid = ::fork();
   if (pid == 0) {
-    new published_port{x, 1111};
+    new published_point{x, {1111, run_secret::make()}};
     ::_exit(0);
   }
   REQUIRE(::waitpid(pid, nullptr, 0) == pid);
   REQUIRE_FALSE(std::filesystem::is_empty(dir.path));
-  CHECK_THROWS_AS(await_port(x, 30ms), error);
-  auto published = publish_port(x, 2222);
-  CHECK(await_port(x, 30ms) == 2222);
+  CHECK_THROWS_AS(await_point(x, 30ms), error);
+  published_point published{x, {2222, run_secret::make()}};
+  CHECK(await_point(x, 30ms).port == 2222);
 }
 
 TEST_CASE("a directory that cannot be written is named",
@@ -325,7 +360,7 @@ TEST_CASE("a directory that cannot be written is named",
   x.run_id = "r";
   x.rendezvous_dir = "/nonexistent";
   try {
-    published_port published{x, 1};
+    published_point published{x, {1, std::nullopt}};
     FAIL("no error");
   } catch (const error& e) {
     CHECK_THAT(e.what(), ContainsSubstring("/nonexistent"));

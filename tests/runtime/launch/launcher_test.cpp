@@ -4,6 +4,7 @@
 #include "actors/cluster/membership.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/launcher.hpp"
+#include "runtime/launch/secret_handover.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
 
@@ -109,6 +110,23 @@ TEST_CASE("a run that ends well is code 0 and says nothing",
   CHECK(dir.read("logs/log-1.txt") == "1 2 1 2 passive none 32 127.0.0.1\n");
 }
 
+TEST_CASE("each rank is handed the secret of the run, not by its environment",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto secret = "/proc/self/fd/$SMP_SECRET_FD";
+  auto hex = std::string{"od -An -v -tx1 "} + secret + " | tr -d ' \n'";
+  auto x = launch_in(dir, shell(hex + "; echo; env | grep -c $(" + hex + ")"));
+  auto told = dir.read("logs/log-0.txt");
+  INFO(told);
+  CHECK(told.size() == 64 + std::string{"\n0\n"}.size());
+  CHECK(told.substr(64) == "\n0\n");
+  CHECK(dir.read("logs/log-1.txt") == told);
+  // Another run has another one.
+  scratch_dir other;
+  launch_in(other, shell(hex));
+  CHECK(other.read("logs/log-0.txt") != told.substr(0, 64));
+}
+
 TEST_CASE("the exit code tells what kind of end it was", "[runtime][launch]") {
   auto [rank_code, code] = GENERATE(table<int, int>(
     {{1, 3}, {2, 2}, {3, 3}, {4, 4}, {5, 5}, {7, 3}, {134, 3}}));
@@ -205,6 +223,7 @@ TEST_CASE("child: joins, then rank 1 dies and rank 0 tells what it hears",
   membership::options x;
   x.address = env->rendezvous_address;
   x.port = env->rendezvous_port;
+  x.secret = *given_secret(*env);
   x.world_size = env->world_size;
   x.me.rank = rank_id{env->rank};
   x.me.pid = ::getpid();

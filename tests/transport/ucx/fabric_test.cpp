@@ -25,12 +25,18 @@ using namespace smp::ucx;
 
 namespace {
 
+constexpr run_token token = {std::byte{1}, std::byte{2}, std::byte{3}};
+
+ucx_options with_token() {
+  auto result = cluster::options_for("tcp");
+  result.token = token;
+  return result;
+}
+
 /// Speaks UCX to a fabric of rank 0 as rank 1 of 3 would, or would not.
 class stranger {
 public:
-  stranger()
-    : worker_{cluster::options_for("tcp")},
-      rank_{rank_id{0}, 3, cluster::options_for("tcp")} {
+  stranger() : worker_{with_token()}, rank_{rank_id{0}, 3, with_token()} {
     auto other = worker_.address();
     rank_.start({"", other, other}, heard_);
     auto address = rank_.address();
@@ -101,9 +107,10 @@ unit_header header_of(unit_kind kind) {
 }
 
 std::vector<std::byte> bytes_of(const unit_header& x,
-                                const std::vector<std::byte>& more = {}) {
+                                const std::vector<std::byte>& more = {},
+                                const run_token& of = token) {
   std::vector<std::byte> result(header_size);
-  write_header(result, x);
+  write_header(result, x, of);
   result.insert(result.end(), more.begin(), more.end());
   return result;
 }
@@ -136,6 +143,23 @@ TEST_CASE("what no rank of the run sends is dropped and counted",
   CHECK(
     s.progress_until([&] { return s.rank().stats().messages_refused == 3; }));
   // A correct one still arrives.
+  s.send(bytes_of(header_of(unit_kind::description), described({})));
+  CHECK(s.progress_until([&] { return s.heard().messages().size() == 1; }));
+  CHECK(s.heard().losses().empty());
+}
+
+TEST_CASE("what does not carry the token of the run is dropped and counted",
+          "[transport][ucx]") {
+  stranger s;
+  auto other = run_secret::make().token("ucx");
+  // Each of these would end the connection, or the run.
+  s.send(bytes_of(header_of(unit_kind::goodbye), {}, other));
+  s.send(
+    bytes_of(header_of(unit_kind::description), to_bytes("rubbish"), other));
+  s.send(bytes_of(chunk_of(0, 10, 5), {}, run_token{}), to_bytes("beyond"));
+  s.send(bytes_of(header_of(unit_kind::description), described({}), other));
+  CHECK(
+    s.progress_until([&] { return s.rank().stats().messages_refused == 4; }));
   s.send(bytes_of(header_of(unit_kind::description), described({})));
   CHECK(s.progress_until([&] { return s.heard().messages().size() == 1; }));
   CHECK(s.heard().losses().empty());

@@ -26,9 +26,11 @@ message sample() {
   return result;
 }
 
+constexpr run_token token = {std::byte{1}, std::byte{2}, std::byte{3}};
+
 std::vector<std::byte> header_bytes(const unit_header& x) {
   std::vector<std::byte> result(header_size);
-  write_header(result, x);
+  write_header(result, x, token);
   return result;
 }
 
@@ -150,14 +152,15 @@ TEST_CASE("a header is read back, and damaged ones are refused",
   x.offset = 6;
   x.tensor_size = 7;
   auto bytes = header_bytes(x);
-  auto got = read_header(bytes);
+  auto got = read_header(bytes, token);
   REQUIRE(got);
   CHECK(*got == x);
   for (size_t size = 0; size < bytes.size(); ++size)
-    REQUIRE_FALSE(read_header(std::span{bytes}.first(size)));
-  for (size_t at = 0; at < 6; ++at) {
+    REQUIRE_FALSE(read_header(std::span{bytes}.first(size), token));
+  for (size_t at = 0; at < token.size() + 6; ++at) {
     auto damaged = bytes;
     damaged[at] = std::byte{99};
-    CHECK_FALSE(read_header(damaged));
+    CHECK_FALSE(read_header(damaged, token));
   }
+  CHECK_FALSE(read_header(bytes, run_token{}));
 }

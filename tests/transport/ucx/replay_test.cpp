@@ -1,0 +1,223 @@
+// ctest: timeout=120 processors=2
+
+// What was recorded of one run, sent to the ports of another.
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/inbox.hpp"
+#include "tests/support/payloads.hpp"
+#include "tests/support/tcp.hpp"
+#include "transport/run_secret.hpp"
+#include "transport/ucx/ucx_fabric.hpp"
+#include "transport/wake_up.hpp"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace smp;
+using namespace smp::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+std::set<uint16_t> listening_ports() {
+  std::set<uint16_t> result;
+  for (auto fd : open_descriptors())
+    if (auto port = listening_port(fd))
+      result.insert(port);
+  return result;
+}
+
+/// A fabric over tcp, and the port at which UCX listens for it.
+struct listening_rank {
+  listening_rank(uint64_t rank, const run_token& token) {
+    auto before = listening_ports();
+    ucx_options options;
+    options.transports = "tcp,self";
+    options.token = token;
+    fabric = std::make_unique<ucx_fabric>(rank_id{rank}, 2, options);
+    for (auto x : listening_ports())
+      if (!before.contains(x))
+        port = x;
+    REQUIRE(port != 0);
+  }
+
+  std::unique_ptr<ucx_fabric> fabric;
+  uint16_t port = 0;
+};
+
+struct two_ranks {
+  two_ranks()
+    : token(run_secret::make().token("ucx")),
+      ranks{listening_rank{0, token}, listening_rank{1, token}} {
+    // nop
+  }
+
+  ~two_ranks() {
+    for (auto& x : ranks)
+      x.fabric->stop(5s);
+  }
+
+  void start(std::vector<std::string> addresses_for_0) {
+    ranks[0].fabric->start(addresses_for_0, heard[0]);
+    ranks[1].fabric->start(addresses(), heard[1]);
+  }
+
+  std::vector<std::string> addresses() const {
+    return {ranks[0].fabric->address(), ranks[1].fabric->address()};
+  }
+
+  /// Fails the test unless both ranks still hear each other.
+  void check_connected() {
+    for (uint64_t to : {0, 1}) {
+      auto have = heard[to].messages().size();
+      ranks[1 - to].fabric->send(rank_id{to}, make_message("x", {}));
+      CHECK(heard[to].wait_messages(have + 1));
+      CHECK(heard[to].losses().empty());
+    }
+  }
+
+  run_token token;
+  std::array<listening_rank, 2> ranks;
+  std::array<inbox, 2> heard;
+};
+
+/// Passes bytes between who connects and a port, and keeps what goes there.
+class recorder {
+public:
+  explicit recorder(uint16_t to)
+    : listener_(listen_anywhere()), thread_([this, to] { run(to); }) {
+    // nop
+  }
+
+  ~recorder() {
+    if (thread_.joinable())
+      stop();
+  }
+
+  uint16_t port() const {
+    return listening_port(listener_.get());
+  }
+
+  /// @returns what was sent on each connection.
+  std::vector<std::vector<std::byte>> stop() {
+    stop_.notify();
+    thread_.join();
+    std::vector<std::vector<std::byte>> result;
+    for (auto& x : pairs_)
+      result.push_back(std::move(x.recorded));
+    return result;
+  }
+
+private:
+  struct pair {
+    file_descriptor from;
+    file_descriptor to;
+    std::vector<std::byte> recorded;
+  };
+
+  void run(uint16_t to) {
+    for (;;) {
+      std::vector<pollfd> fds{{stop_.fd(), POLLIN, 0},
+                              {listener_.get(), POLLIN, 0}};
+      for (auto& x : pairs_) {
+        fds.push_back({x.from ? x.from.get() : -1, POLLIN, 0});
+        fds.push_back({x.from ? x.to.get() : -1, POLLIN, 0});
+      }
+      ::poll(fds.data(), fds.size(), -1);
+      if (fds[0].revents != 0)
+        return;
+      for (size_t i = 0; 2 * i + 2 < fds.size(); ++i) {
+        if (fds[2 * i + 2].revents != 0)
+          pass(pairs_[i], pairs_[i].from, pairs_[i].to, true);
+        if (pairs_[i].from && fds[2 * i + 3].revents != 0)
+          pass(pairs_[i], pairs_[i].to, pairs_[i].from, false);
+      }
+      if (fds[1].revents != 0)
+        pairs_.push_back(
+          {file_descriptor{::accept(listener_.get(), nullptr, nullptr)},
+           connect_to(to),
+           {}});
+    }
+  }
+
+  static void pass(pair& x, file_descriptor& from, file_descriptor& to,
+                   bool keep) {
+    std::array<std::byte, 65536> bytes;
+    auto n = ::recv(from.get(), bytes.data(), bytes.size(), 0);
+    if (n <= 0) {
+      x.from.reset();
+      x.to.reset();
+      return;
+    }
+    auto got = std::span{bytes}.first(static_cast<size_t>(n));
+    send_bytes(to.get(), got);
+    if (keep)
+      x.recorded.insert(x.recorded.end(), got.begin(), got.end());
+  }
+
+  file_descriptor listener_;
+  pollable_wake_up stop_;
+  std::vector<pair> pairs_;
+  std::thread thread_;
+};
+
+/// @returns the address of a UCX worker with another port.
+std::string with_port(std::string address, uint16_t from, uint16_t to) {
+  auto bytes = [](uint16_t port) {
+    return std::string{static_cast<char>(port >> 8), static_cast<char>(port)};
+  };
+  auto at = address.find(bytes(from));
+  REQUIRE(at != std::string::npos);
+  address.replace(at, 2, bytes(to));
+  return address;
+}
+
+/// @returns what rank 0 of a run sends to rank 1, by connection.
+std::vector<std::vector<std::byte>> recorded_run() {
+  two_ranks x;
+  recorder between{x.ranks[1].port};
+  auto addresses = x.addresses();
+  addresses[1] = with_port(addresses[1], x.ranks[1].port, between.port());
+  x.start(addresses);
+  x.ranks[0].fabric->send(rank_id{1},
+                          make_message("recorded", {make_tensor(100, 1)}));
+  REQUIRE(x.heard[1].wait_messages(1));
+  x.ranks[0].fabric->stop(5s); // says goodbye
+  return between.stop();
+}
+
+bool contains(const std::vector<std::vector<std::byte>>& xs,
+              const std::vector<std::byte>& part) {
+  return std::any_of(xs.begin(), xs.end(), [&](auto& x) {
+    return std::search(x.begin(), x.end(), part.begin(), part.end()) != x.end();
+  });
+}
+
+} // namespace
+
+TEST_CASE("what another run said changes nothing", "[transport][ucx]") {
+  auto recorded = recorded_run();
+  REQUIRE(contains(recorded, to_bytes("recorded")));
+  two_ranks x;
+  x.start(x.addresses());
+  x.check_connected();
+  for (auto& rank : x.ranks)
+    for (auto& bytes : recorded) {
+      auto stranger = connect_to(rank.port);
+      send_bytes(stranger.get(), bytes);
+      // Both while the stranger is there and after he left.
+      x.check_connected();
+    }
+  x.check_connected();
+  uint64_t refused = 0;
+  for (auto& rank : x.ranks)
+    refused += rank.fabric->stats().messages_refused;
+  CHECK(refused > 0);
+}

@@ -1,0 +1,83 @@
+#pragma once
+
+#include "transport/file_descriptor.hpp"
+#include "transport/run_secret.hpp"
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace smp {
+
+/// What a gate saw.
+struct gate_stats {
+  /// Connections whose peer showed the secret of the run.
+  uint64_t admitted = 0;
+  /// Connections that sent something else, or nothing in time, or had to make
+  /// room for others.
+  uint64_t refused = 0;
+};
+
+/// Owns a port of a run, and lets nobody through to what listens behind it who
+/// has not shown the secret of the run (R44): parsers of protocols without
+/// authentication take a stranger's bytes for a rank's, or allocate what he
+/// claims. The two sides ask each other, so that a rank does not talk to a
+/// stranger either:
+///
+///   rank to gate   mark (8 bytes), random bytes X (32)
+///   gate to rank   random bytes Y (32), proof of ("gate", X Y) (32)
+///   rank to gate   proof of ("rank", X Y) (32)
+///
+/// What follows belongs to whoever takes the connection. A connection that is
+/// not admitted yet costs a descriptor and 72 bytes, and both only for a while:
+/// of more than `unproven_limit` the oldest goes.
+class gate {
+public:
+  struct options {
+    /// An address of this machine, as a number.
+    std::string address = "127.0.0.1";
+    /// 0: any free port.
+    uint16_t port = 0;
+    run_secret secret;
+    /// Within this time a connection has shown the secret.
+    std::chrono::milliseconds patience{5000};
+    /// Connections that have not, at one time.
+    size_t unproven_limit = 64;
+    /// Takes a connection. On the thread of the gate; must not block.
+    std::function<void(file_descriptor)> admit;
+  };
+
+  /// Listens at once. @throws error (transport) if nothing can listen there
+  explicit gate(options x);
+
+  /// No `admit` runs afterwards.
+  ~gate();
+
+  gate(const gate&) = delete;
+  gate& operator=(const gate&) = delete;
+
+  uint16_t port() const noexcept;
+
+  /// Number of the descriptor that listens; no other in this process has it.
+  int listener() const noexcept;
+
+  /// Any thread.
+  gate_stats stats() const noexcept;
+
+private:
+  struct impl;
+  std::unique_ptr<impl> impl_;
+};
+
+/// The other side: shows the secret over a connection just made, and wants to
+/// be shown it.
+/// @throws error (transport) if the gate does not answer within `limit`, or
+/// cannot prove that it belongs to this run
+void pass_gate(int connection, const run_secret& secret,
+               std::chrono::milliseconds limit);
+
+} // namespace smp
