@@ -2,6 +2,7 @@
 
 #include "apps/smp-train/modes.hpp"
 #include "runtime/base/nearest_name.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "transport/build_id.hpp"
 
 #include <CLI/CLI.hpp>
@@ -305,7 +306,7 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
                                                int& exit_code) {
   constexpr int bad_usage = 2;
   auto fail = [&exit_code](const std::string& text) {
-    fmt::print(stderr, "smp-train: {} (see smp-train --help)\n", text);
+    print_stderr("smp-train: {} (see smp-train --help)\n", text);
     exit_code = bad_usage;
     return std::nullopt;
   };

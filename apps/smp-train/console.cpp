@@ -1,6 +1,7 @@
 #include "apps/smp-train/console.hpp"
 
 #include "apps/smp-train/text_layout.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/plan/planner.hpp"
 
 #include <fmt/format.h>
@@ -19,7 +20,7 @@ constexpr const char* header
 
 /// Label and text in columns.
 void item(const char* label, const std::string& text) {
-  fmt::print(stderr, "  {:<10}{}\n", label, text);
+  print_stderr("  {:<10}{}\n", label, text);
 }
 
 } // namespace
@@ -35,7 +36,7 @@ std::string console::bold(const std::string& x) const {
 
 void console::clear_line() {
   if (line_open_)
-    fmt::print(stderr, "\r\x1b[K");
+    print_stderr("\r\x1b[K");
   line_open_ = false;
 }
 
@@ -43,9 +44,9 @@ void console::begin(const std::string& config_path, uint64_t ranks,
                     const std::string& run_dir) {
   if (quiet())
     return;
-  fmt::print(stderr, "{}\n",
-             bold(fmt::format("smp-train {} on {} rank{}", config_path, ranks,
-                              ranks == 1 ? "" : "s")));
+  print_stderr("{}\n",
+               bold(fmt::format("smp-train {} on {} rank{}", config_path, ranks,
+                                ranks == 1 ? "" : "s")));
   item("run dir", run_dir);
 }
 
@@ -54,7 +55,7 @@ void console::on_start(const train_start& x) {
   if (quiet()) {
     if (options_.level >= log_level::warn)
       for (auto& text : x.warnings)
-        fmt::print(stderr, "warning: {}\n", text);
+        print_stderr("warning: {}\n", text);
     return;
   }
   item("model", fmt::format("{}, {} parameters", config_.model.type,
@@ -65,10 +66,10 @@ void console::on_start(const train_start& x) {
   item("step",
        fmt::format("{} {} in {} microbatches, {}", x.batch_size, samples,
                    config_.smp.microbatches, config_.smp.pipeline));
-  fmt::print(stderr, "\n{}\n{}\n",
-             options_.terminal ? x.partition : without_colours(x.partition),
-             bold(fmt::format(header, tokens_per_sample_ > 0 ? "tokens/s"
-                                                             : "samples/s")));
+  print_stderr("\n{}\n{}\n",
+               options_.terminal ? x.partition : without_colours(x.partition),
+               bold(fmt::format(header, tokens_per_sample_ > 0 ? "tokens/s"
+                                                               : "samples/s")));
 }
 
 std::string console::row(const step_metrics& x) const {
@@ -100,7 +101,7 @@ void console::on_step(const step_metrics& x) {
   if (!options_.terminal && !stays)
     return;
   clear_line();
-  fmt::print(stderr, "{}{}", row(x), stays ? "\n" : "");
+  print_stderr("{}{}", row(x), stays ? "\n" : "");
   line_open_ = !stays;
 }
 
@@ -108,16 +109,16 @@ void console::on_evaluation(uint64_t step, double loss) {
   if (quiet())
     return;
   clear_line();
-  fmt::print(stderr, "{:>11}{:>9.4f}  held out\n",
-             fmt::format("{}/{}", step, config_.train.steps), loss);
+  print_stderr("{:>11}{:>9.4f}  held out\n",
+               fmt::format("{}/{}", step, config_.train.steps), loss);
 }
 
 void console::end(const train_summary& x, const std::string& run_dir) {
   clear_line();
-  fmt::print(stderr, "\n{}\n",
-             bold(fmt::format("{} after {} of {} steps in {}",
-                              x.interrupted ? "interrupted" : "done", x.steps,
-                              config_.train.steps, duration_text(x.seconds))));
+  print_stderr(
+    "\n{}\n", bold(fmt::format("{} after {} of {} steps in {}",
+                               x.interrupted ? "interrupted" : "done", x.steps,
+                               config_.train.steps, duration_text(x.seconds))));
   item("loss",
        fmt::format("{:.4f} first, {:.4f} last{}", x.first_loss, x.last_loss,
                    tokens_per_sample_ > 0 ? " (nat per token)" : ""));
@@ -153,10 +154,10 @@ void console::end(const train_summary& x, const std::string& run_dir) {
     return;
   auto prompt = printable(x.prompt);
   std::replace(prompt.begin(), prompt.end(), '\n', ' ');
-  fmt::print(stderr, "\n{}\n{}\n",
-             bold(fmt::format("sample of {} characters, after \"{}\"",
-                              x.sample.size(), prompt)),
-             printable(x.sample));
+  print_stderr("\n{}\n{}\n",
+               bold(fmt::format("sample of {} characters, after \"{}\"",
+                                x.sample.size(), prompt)),
+               printable(x.sample));
 }
 
 } // namespace smp::app

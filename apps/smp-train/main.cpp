@@ -10,9 +10,11 @@
 #include "apps/smp-train/run_dir.hpp"
 #include "apps/smp-train/schedule.hpp"
 #include "apps/smp-train/verify.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
+#include "runtime/launch/limits.hpp"
 #include "runtime/plan/planner.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/stalls.hpp"
@@ -50,7 +52,8 @@ constexpr int exit_interrupted = 130;
 void tell(const std::string& x) {
   static std::atomic<bool> told = false;
   if (!told.exchange(true))
-    fmt::print(stderr, "smp-train: {}\n", x);
+    if (!print_stderr("smp-train: {}\n", x))
+      leave_unwritten_words(x.c_str());
 }
 
 // -- interrupt ----------------------------------------------------------------
@@ -232,7 +235,7 @@ int run_modes(const command_line& cmd, const train_config& config,
       words.insert(words.end(), {"--run-dir", one.run_dir});
     if (!one.verify.json.empty())
       words.insert(words.end(), {"--json", one.verify.json});
-    fmt::print(stderr, "mode {}\n", mode.name);
+    print_stderr("mode {}\n", mode.name);
     auto code = mine.transport.type == "loopback"
                   ? run_threads(one, mine)
                   : run_launcher(one, mine, std::move(words));
@@ -245,7 +248,7 @@ int run_modes(const command_line& cmd, const train_config& config,
                         : code == exit_different ? "different"
                                                  : "failed");
   }
-  fmt::print(stderr, "\nmodes: {}\n", ends);
+  print_stderr("\nmodes: {}\n", ends);
   return result;
 }
 
@@ -255,12 +258,12 @@ int run_check(const command_line& cmd, const train_config& config) {
   std::string partition;
   auto errors = check(config, partition);
   for (auto& text : errors)
-    fmt::print(stderr, "{}: {}\n", cmd.config, text);
+    print_stderr("{}: {}\n", cmd.config, text);
   if (!errors.empty())
     return exit_usage;
   if (!stderr_is_terminal())
     partition = without_colours(partition);
-  fmt::print(stderr, "{}\n{}: no errors\n", partition, cmd.config);
+  print_stderr("{}\n{}: no errors\n", partition, cmd.config);
   return exit_done;
 }
 
@@ -275,7 +278,7 @@ int run(int argc, char** argv) {
   }
   auto report = read_config(cmd->config, cmd->overrides);
   for (auto& text : report.errors)
-    fmt::print(stderr, "{}\n", text);
+    print_stderr("{}\n", text);
   if (!report.errors.empty())
     return exit_usage;
   auto& config = report.config;
@@ -298,7 +301,7 @@ int run(int argc, char** argv) {
   auto environment = read_rank_environment();
   // Our launcher has looked before its ranks began to write.
   if (!cmd->run_dir.empty() && !(environment && environment->supervised))
-    refuse_used_run_dir(cmd->run_dir);
+    claim_run_dir(cmd->run_dir);
   if (environment)
     return run_process(*cmd, config, environment->supervised);
   // What is wrong with model or data is said once, not by each rank.
@@ -319,13 +322,16 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     smp::prepare_process(argc, argv);
+    smp::end_on_uncaught_errors();
     return smp::app::run(argc, argv);
   } catch (const smp::error& e) {
     if (!smp::told_by_others(e.code()))
       smp::app::tell(e.what());
     return smp::exit_code_of(e.code());
   } catch (const std::exception& e) {
-    smp::app::tell(e.what());
-    return smp::app::exit_rank_failed;
+    auto limit = smp::exhausted_limit(e);
+    smp::app::tell(limit ? limit->what() : e.what());
+    return limit ? smp::exit_code_of(limit->code())
+                 : smp::app::exit_rank_failed;
   }
 }

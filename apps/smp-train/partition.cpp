@@ -1,6 +1,7 @@
 #include "apps/smp-train/partition.hpp"
 
 #include "runtime/base/file_io.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/plan/planner.hpp"
 
 #include <fmt/format.h>
@@ -12,7 +13,7 @@ namespace {
 void show(const printed_plan& x, const std::string& file, bool terminal) {
   if (!file.empty())
     write_text(file, x.json);
-  fmt::print(stderr, "{}", terminal ? x.text : without_colours(x.text));
+  print_stderr("{}", terminal ? x.text : without_colours(x.text));
 }
 
 } // namespace

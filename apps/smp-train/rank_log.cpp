@@ -1,6 +1,7 @@
 #include "apps/smp-train/rank_log.hpp"
 
 #include "apps/smp-train/text_layout.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/chrono.h>
@@ -32,7 +33,7 @@ void rank_log::write(log_level level, std::string_view text) {
   if (file_.is_open())
     file_ << line << std::flush;
   else
-    fmt::print(stderr, "{}", line);
+    print_stderr("{}", line);
 }
 
 void rank_log::info(std::string_view text) {

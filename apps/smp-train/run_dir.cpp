@@ -31,11 +31,11 @@ bool make(const fs::path& path) {
 
 } // namespace
 
-void refuse_used_run_dir(const std::string& path) {
+void claim_run_dir(const std::string& path) {
   const auto steps = (fs::path{path} / "metrics.jsonl").string();
   std::error_code ignored;
   if (auto size = fs::file_size(steps, ignored); ignored || size == 0)
-    return;
+    return remove_leftovers(path);
   throw error{error_code::config,
               fmt::format("--run-dir {} holds a run already ({}); give another "
                           "directory or remove this one, or leave --run-dir "

@@ -7,9 +7,10 @@
 namespace smp::app {
 
 /// What a run left is never overwritten. (A directory without a finished step
-/// holds nothing that somebody could miss.)
+/// holds nothing that somebody could miss.) What a run that was killed had not
+/// written whole is removed. Before any rank of this run writes.
 /// @throws error (config) naming what is in `path`, and what to do
-void refuse_used_run_dir(const std::string& path);
+void claim_run_dir(const std::string& path);
 
 /// Makes `wanted`, or a new directory runs/TIME-NAME below the current one,
 /// NAME being that of the configuration file.

@@ -1,6 +1,7 @@
 #include "apps/smp-train/schedule.hpp"
 
 #include "runtime/base/file_io.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/plan/schedule_plan.hpp"
 
 #include <fmt/format.h>
@@ -23,8 +24,7 @@ void draw_schedule(const schedule_command& x, const train_config& config,
   timeline_options drawing;
   drawing.width = 60; // 80 columns with the labels
   drawing.colour = terminal;
-  fmt::print(stderr, "{}{}\n", draw_timeline(found.report, drawing),
-             found.calls);
+  print_stderr("{}{}\n", draw_timeline(found.report, drawing), found.calls);
 }
 
 } // namespace smp::app

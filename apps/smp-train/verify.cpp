@@ -1,6 +1,7 @@
 #include "apps/smp-train/verify.hpp"
 
 #include "runtime/base/file_io.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/verify/verify.hpp"
 
@@ -17,19 +18,19 @@ namespace {
 
 void print_head(const session& s, const command_line& cmd,
                 const train_config& config, const std::string& run_dir) {
-  fmt::print(stderr,
-             "smp-train verify {}: {} rank{} against one process\n"
-             "  run dir   {}\n"
-             "  model     {}\n"
-             "  step      {} microbatches, {}\n\n"
-             "       step         loss  one process  differences  of allowed\n",
-             cmd.config, s.size(), s.size() == 1 ? "" : "s", run_dir,
-             config.model.type, config.smp.microbatches, config.smp.pipeline);
+  print_stderr(
+    "smp-train verify {}: {} rank{} against one process\n"
+    "  run dir   {}\n"
+    "  model     {}\n"
+    "  step      {} microbatches, {}\n\n"
+    "       step         loss  one process  differences  of allowed\n",
+    cmd.config, s.size(), s.size() == 1 ? "" : "s", run_dir, config.model.type,
+    config.smp.microbatches, config.smp.pipeline);
 }
 
 void print_step(const verify_step& x) {
-  fmt::print(stderr, "{:>11}{:>13.6f}{:>13.6f}{:>13}{:>10.2g} %\n", x.step,
-             x.loss, x.reference_loss, x.differences, 100 * x.share);
+  print_stderr("{:>11}{:>13.6f}{:>13.6f}{:>13}{:>10.2g} %\n", x.step, x.loss,
+               x.reference_loss, x.differences, 100 * x.share);
 }
 
 } // namespace
@@ -73,8 +74,8 @@ verify_end verify(session& s, const command_line& cmd,
   if (s.rank() == 0) {
     if (!cmd.verify.json.empty())
       write_text(cmd.verify.json, to_json(result));
-    fmt::print(stderr, "{}{}\n", shows ? "\n" : "",
-               interrupted ? "interrupted" : to_text(result));
+    print_stderr("{}{}\n", shows ? "\n" : "",
+                 interrupted ? "interrupted" : to_text(result));
   }
   return interrupted      ? verify_end::interrupted
          : result.equal() ? verify_end::equal

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cinttypes>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -68,10 +70,42 @@ void read_all(int fd, void* data, uint64_t size, const file_errors& e) {
 
 // -- replacement --------------------------------------------------------------
 
+namespace {
+
+/// Behind it stand the process number and a count: "model.partial-123-0".
+constexpr const char* partial_mark = ".partial-";
+
+/// @returns the process that wrote a file of this name; 0: it is no such file
+int64_t writer_of(const std::string& name) {
+  auto at = name.rfind(partial_mark);
+  if (at == std::string::npos)
+    return 0;
+  int64_t pid = 0;
+  int count = 0;
+  int end = 0;
+  auto rest = name.substr(at + std::strlen(partial_mark));
+  if (std::sscanf(rest.c_str(), "%" SCNd64 "-%d%n", &pid, &count, &end) != 2
+      || static_cast<size_t>(end) != rest.size())
+    return 0;
+  return pid;
+}
+
+} // namespace
+
+void remove_leftovers(const std::string& folder, int64_t writer) {
+  std::error_code ignored;
+  for (auto& x : std::filesystem::directory_iterator{folder, ignored}) {
+    auto pid = writer_of(x.path().filename().string());
+    if (pid != 0 && (writer == 0 || writer == pid)
+        && x.is_regular_file(ignored))
+      ::unlink(x.path().c_str());
+  }
+}
+
 replacement::replacement(const std::string& path, const file_errors& e)
   : path_(path), errors_(e) {
   for (int i = 0; !fd_; ++i) {
-    temp_ = path + ".partial-" + std::to_string(::getpid()) + "-"
+    temp_ = path + partial_mark + std::to_string(::getpid()) + "-"
             + std::to_string(i);
     fd_.reset(
       ::open(temp_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));

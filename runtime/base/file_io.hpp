@@ -57,6 +57,12 @@ private:
   file_descriptor fd_;
 };
 
+/// Removes the new files of `replacement`s that ended in the middle, as by a
+/// kill, from a folder.
+/// @param writer process number; 0: of all processes. No such file may still be
+/// written to
+void remove_leftovers(const std::string& folder, int64_t writer = 0);
+
 /// @returns the whole file or its first `limit` bytes; nothing, with errno set,
 /// if it cannot be read
 std::optional<std::string>

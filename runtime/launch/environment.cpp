@@ -1,5 +1,6 @@
 #include "runtime/launch/environment.hpp"
 
+#include "runtime/launch/limits.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "transport/error.hpp"
 
@@ -223,6 +224,7 @@ bool stderr_is_terminal() {
 // -- before everything else ---------------------------------------------------
 
 void prepare_process(int, char** argv) {
+  use_limits();
   // Executor threads allocate in arenas that glibc would trim after each step.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);

@@ -1,6 +1,8 @@
 #include "runtime/launch/error_exit.hpp"
 
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
+#include "runtime/launch/limits.hpp"
 
 #include <fmt/format.h>
 
@@ -12,6 +14,7 @@
 #include <exception>
 #include <iostream>
 #include <string>
+#include <string_view>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -22,13 +25,12 @@ namespace {
 
 std::terminate_handler terminate_before = nullptr;
 
-/// Other ranks may end for the same reason. Rank 0 is the one that says it; of
-/// the others the launcher says what their last words were, if it was theirs.
-bool leave_last_words(const char* text) {
+/// @returns whether the launcher will read it
+bool leave_words(const char* variable, const char* text) {
   try {
     auto here = read_rank_environment();
-    auto* fd = std::getenv(last_words_variable);
-    if (!here || !here->supervised || here->rank == 0 || fd == nullptr)
+    auto* fd = std::getenv(variable);
+    if (!here || !here->supervised || fd == nullptr)
       return false;
     auto record = fmt::format("{} {}", here->rank, text);
     // What is not longer than this is written as one, or not at all.
@@ -41,6 +43,14 @@ bool leave_last_words(const char* text) {
   }
 }
 
+/// Other ranks may end for the same reason. Rank 0 is the one that says it; of
+/// the others the launcher says what their last words were, if it was theirs.
+bool leave_last_words(const char* text) {
+  auto* rank = std::getenv("SMP_RANK");
+  return rank != nullptr && std::string_view{rank} != "0"
+         && leave_words(last_words_variable, text);
+}
+
 [[noreturn]] void end_with(const error& x) {
   static std::atomic<bool> ending = false;
   while (ending.exchange(true))
@@ -48,8 +58,9 @@ bool leave_last_words(const char* text) {
   // What the program printed stands before it.
   std::cout.flush();
   std::fflush(nullptr);
-  if (!told_by_others(x.code()) && !leave_last_words(x.what()))
-    fmt::print(stderr, "error: {}\n", x.what());
+  if (!told_by_others(x.code()) && !leave_last_words(x.what())
+      && !print_stderr("error: {}\n", x.what()))
+    leave_unwritten_words(x.what());
   std::_Exit(exit_code_of(x.code()));
 }
 
@@ -59,6 +70,9 @@ void on_terminate() {
       std::rethrow_exception(x);
     } catch (const error& err) {
       end_with(err);
+    } catch (const std::exception& other) {
+      if (auto err = exhausted_limit(other))
+        end_with(*err);
     } catch (...) {
       // Not ours.
     }
@@ -68,6 +82,10 @@ void on_terminate() {
 }
 
 } // namespace
+
+void leave_unwritten_words(const char* text) {
+  leave_words(unwritten_words_variable, text);
+}
 
 int exit_code_of(error_code x) noexcept {
   switch (x) {
@@ -96,8 +114,9 @@ bool told_by_others(error_code x) {
 
 void end_on_uncaught_errors() {
   // Not for what a rank starts.
-  if (auto* fd = std::getenv(last_words_variable))
-    ::fcntl(std::atoi(fd), F_SETFD, FD_CLOEXEC);
+  for (auto* name : {last_words_variable, unwritten_words_variable})
+    if (auto* fd = std::getenv(name))
+      ::fcntl(std::atoi(fd), F_SETFD, FD_CLOEXEC);
   if (std::get_terminate() != on_terminate)
     terminate_before = std::set_terminate(on_terminate);
 }

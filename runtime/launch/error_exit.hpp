@@ -10,6 +10,13 @@ namespace smp {
 /// what ended it, "RANK TEXT" and a zero byte.
 inline constexpr const char* last_words_variable = "SMP_LAST_WORDS";
 
+/// The same of a rank with a log, for what its log does not take.
+inline constexpr const char* unwritten_words_variable = "SMP_UNWRITTEN_WORDS";
+
+/// Tells the launcher what ended this rank when stderr did not take it, as a
+/// log on a full disk.
+void leave_unwritten_words(const char* text);
+
 /// @returns the exit code of a program that an error of this kind ends
 int exit_code_of(error_code x) noexcept;
 

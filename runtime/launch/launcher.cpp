@@ -1,7 +1,10 @@
 #include "runtime/launch/launcher.hpp"
 
 #include "actors/cluster/membership.hpp"
+#include "runtime/base/file_io.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
+#include "runtime/launch/limits.hpp"
 #include "runtime/launch/process_group.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "transport/run_secret.hpp"
@@ -85,7 +88,7 @@ void print_cause(const process_group::result& x, const std::string& log_dir) {
   if (!log_dir.empty() && x.cause.rank != no_rank)
     line += fmt::format("; its output: {}/log-{}.txt", log_dir,
                         x.cause.rank.value);
-  fmt::print(stderr, "{}\n", line);
+  print_stderr("{}\n", line);
 }
 
 /// For later reading: what was stalled, and who waits for whom.
@@ -113,6 +116,7 @@ bool tells_stalls(const stall_report& x) {
 int launch(const launch_options& x) {
   if (x.ranks == 0)
     throw error{error_code::config, "the number of ranks must be at least 1"};
+  check_limits(x.ranks);
   auto run_id = make_run_id();
   auto secret = run_secret::make();
   auto handed_over = secret_descriptor(secret);
@@ -147,7 +151,7 @@ int launch(const launch_options& x) {
     if (y.ends)
       group.end({error_code::stalled, no_rank, {}, y.text}, code_stalled);
     else if (!tells_stalls(y))
-      fmt::print(stderr, "smp: {}\n", y.text);
+      print_stderr("smp: {}\n", y.text);
   };
   supervisor_host supervisor{actors, supervision};
   reporter = &supervisor;
@@ -155,6 +159,9 @@ int launch(const launch_options& x) {
     return variables_of(rank, x, run_id, handed_over.get(), supervisor.port());
   });
   auto result = group.run();
+  if (!x.log_dir.empty())
+    for (auto pid : group.pids())
+      remove_leftovers(x.log_dir, pid);
   print_cause(result, x.log_dir);
   return exit_code(result);
 }

@@ -1,5 +1,6 @@
 #include "runtime/launch/process_group.hpp"
 
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/error_exit.hpp"
 
 #include <boost/asio/post.hpp>
@@ -63,7 +64,8 @@ void process_group::start(
                   fmt::format("{}: cannot be made: {}", options_.log_dir,
                               problem.message())};
     console_ = std::make_unique<output_tee>(log_path(0));
-  } else if (int ends[2]; ::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {
+  }
+  if (int ends[2]; ::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {
     words_out_.reset(ends[0]);
     words_in_.reset(ends[1]);
   }
@@ -83,7 +85,8 @@ void process_group::start_rank(uint64_t rank,
   x.kept = options_.inherited;
   if (words_in_) {
     x.kept.push_back(words_in_.get());
-    x.environment[last_words_variable] = std::to_string(words_in_.get());
+    x.environment[console_ ? unwritten_words_variable : last_words_variable]
+      = std::to_string(words_in_.get());
   }
   file_descriptor log;
   if (console_ && rank == 0) {
@@ -137,7 +140,9 @@ void process_group::report(failure x) {
     if (rank < children_.size() && children_[rank].end
         && children_[rank].end->code != 0)
       return;
-    blame(std::move(x), evidence::indirect, 0);
+    // A rank that is refused may be ended before it says why.
+    auto code = x.code == error_code::config ? exit_code_of(x.code) : 0;
+    blame(std::move(x), evidence::indirect, code);
   });
 }
 
@@ -243,9 +248,8 @@ void process_group::on_interrupt() {
   }
   interrupted_ = true;
   // On a terminal, "^C" stands before it.
-  fmt::print(stderr,
-             "{}smp: interrupted; ending cleanly (once more: at once)\n",
-             ::isatty(STDERR_FILENO) == 1 ? "\n" : "");
+  print_stderr("{}smp: interrupted; ending cleanly (once more: at once)\n",
+               ::isatty(STDERR_FILENO) == 1 ? "\n" : "");
   for (auto& x : children_)
     if (!x.end)
       ::kill(x.pid, SIGINT);
@@ -293,8 +297,9 @@ std::string process_group::last_words() const {
   if (rank == 0 || rank >= children_.size() || result_.code == 0
       || told_by_rank_0())
     return {};
-  if (options_.log_dir.empty())
-    return given_words(rank);
+  auto given = given_words(rank);
+  if (options_.log_dir.empty() || !given.empty())
+    return given;
   std::ifstream file{log_path(rank), std::ios::binary | std::ios::ate};
   auto size = static_cast<std::streamoff>(file.tellg());
   file.seekg(std::max<std::streamoff>(0, size - 4096));

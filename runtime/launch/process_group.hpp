@@ -129,7 +129,8 @@ private:
   /// Whether this process adopted orphans before.
   int adopted_ = 0;
   std::unique_ptr<output_tee> console_;
-  /// Without logs: the pipe that takes the last words of ranks.
+  /// The pipe that takes the last words of ranks: without logs, and where a log
+  /// takes nothing.
   file_descriptor words_out_;
   file_descriptor words_in_;
   std::vector<child> children_;

@@ -4,6 +4,7 @@
 #include "actors/server/execution_token.hpp"
 #include "runtime/config/config_file.hpp"
 #include "runtime/launch/environment.hpp"
+#include "runtime/launch/limits.hpp"
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/session/rank_runtime.hpp"
@@ -198,6 +199,7 @@ session::session(session_config config, std::string settings)
       + " (smp::init), or by mpirun, srun or torchrun");
   auto layout = layout_of(config, env.world_size);
   rank_layout{layout}; // throws before anything starts
+  check_limits(env.world_size);
   auto threads = kernel_threads(config, env.local_size > 0 ? env.local_size
                                                            : env.world_size);
   // Another launcher binds its ranks itself.

@@ -5,6 +5,11 @@
 #include "transport/error.hpp"
 
 #include <cerrno>
+#include <filesystem>
+#include <set>
+#include <string>
+
+#include <unistd.h>
 
 using namespace smp;
 using namespace std::string_literals;
@@ -38,4 +43,44 @@ TEST_CASE("what cannot be read is named", "[runtime]") {
                       && ContainsSubstring("No such file"));
   CHECK_THROWS_WITH(read_text(dir.path),
                     ContainsSubstring("it is a directory"));
+}
+
+TEST_CASE("what writers left half written is removed, and nothing else",
+          "[runtime]") {
+  scratch_dir dir;
+  auto left = [&] {
+    std::set<std::string> result;
+    for (auto& x : std::filesystem::directory_iterator{dir.path})
+      result.insert(x.path().filename().string());
+    return result;
+  };
+  std::set<std::string> others{"model.safetensors", "x.partial-",
+                               "x.partial-1",       "x.partial-1-2x",
+                               "x.partial-a-1",     "partial-1-2"};
+  for (auto& x : others)
+    dir.write(x, "text");
+  std::filesystem::create_directory(dir.path / "folder.partial-1-2");
+  others.insert("folder.partial-1-2");
+  dir.write("model.safetensors.partial-12-0", "text");
+  dir.write("x.partial-y.partial-13-7", "text");
+  remove_leftovers(dir.path, 13);
+  CHECK(left().contains("model.safetensors.partial-12-0"));
+  CHECK_FALSE(left().contains("x.partial-y.partial-13-7"));
+  remove_leftovers(dir.path);
+  CHECK(left() == others);
+  remove_leftovers(dir.path / "nowhere");
+}
+
+TEST_CASE("a file that is being replaced is named so that it can be found",
+          "[runtime]") {
+  scratch_dir dir;
+  auto path = (dir.path / "model").string();
+  file_errors e{"write", path};
+  replacement x{path, e};
+  x.write("text", 4);
+  CHECK_FALSE(std::filesystem::is_empty(dir.path));
+  remove_leftovers(dir.path, ::getpid() + 1);
+  CHECK_FALSE(std::filesystem::is_empty(dir.path));
+  remove_leftovers(dir.path, ::getpid());
+  CHECK(std::filesystem::is_empty(dir.path));
 }

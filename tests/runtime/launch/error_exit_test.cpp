@@ -5,6 +5,7 @@
 #include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "tests/support/program.hpp"
+#include "tests/support/scratch_dir.hpp"
 
 #include <fmt/format.h>
 
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <new>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -56,6 +58,8 @@ TEST_CASE("a rank that an error ends", "[.error_exit_rank]") {
   auto here = read_rank_environment();
   if (fails == "other")
     std::thread{[] { throw std::runtime_error{"no luck"}; }}.join();
+  if (fails == "memory")
+    std::thread{[] { throw std::bad_alloc{}; }}.join();
   if (here && fails != "all" && fails != std::to_string(here->rank))
     ::pause(); // until the launcher ends it
   std::thread{[] { throw config_error("no luck"); }}.join();
@@ -65,6 +69,8 @@ TEST_CASE("the launcher of such ranks", "[.error_exit_launcher]") {
   launch_options x;
   x.ranks = 2;
   x.command = self("[.error_exit_rank]");
+  if (auto* logs = std::getenv("LOGS"))
+    x.log_dir = logs;
   auto code = launch(x);
   fmt::print("launch returned {}\n", code);
 }
@@ -75,6 +81,41 @@ TEST_CASE("an error that nobody catches is one line and its exit code",
   INFO(x.output);
   CHECK(x.code == 2);
   CHECK(x.told == lines{"error: no luck"});
+}
+
+// What is written to /dev/full fails as on a disk that is full.
+TEST_CASE("an error that cannot be said is still an exit code",
+          "[runtime][launch]") {
+  auto command = self("[.error_exit_rank]");
+  program run{
+    {"sh", "-c", "exec \"$0\" \"$1\" 2>/dev/full", command[0], command[1]},
+    ".",
+    {{"FAILS", "all"}, {"SMP_RANK", ""}}};
+  auto code = run.join();
+  INFO(run.output());
+  CHECK(code == 2);
+}
+
+TEST_CASE("the launcher says what the log of a rank did not take",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  std::filesystem::create_symlink("/dev/full", dir.path / "log-1.txt");
+  program run{self("[.error_exit_launcher]"),
+              ".",
+              {{"FAILS", "1"}, {"SMP_RANK", ""}, {"LOGS", dir.path}}};
+  run.join();
+  INFO(run.output());
+  CHECK(run.output().find("launch returned 2\n") != std::string::npos);
+  CHECK(run.output().find("smp: rank 1: exited with code 2: no luck")
+        != std::string::npos);
+}
+
+TEST_CASE("a thread that gets no memory ends a program with a text",
+          "[runtime][launch]") {
+  uncaught x{"[.error_exit_rank]", "memory"};
+  INFO(x.output);
+  CHECK(x.code == 2);
+  CHECK(x.output.find("error: no more memory") != std::string::npos);
 }
 
 TEST_CASE("an exception of others ends a program as ever",

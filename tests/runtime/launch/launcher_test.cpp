@@ -139,6 +139,20 @@ TEST_CASE("the exit code tells what kind of end it was", "[runtime][launch]") {
                                        + std::to_string(rank_code)));
 }
 
+TEST_CASE("what a killed rank had half written goes", "[runtime][launch]") {
+  scratch_dir dir;
+  auto x = launch_in(dir, shell("if [ $SMP_RANK = 1 ]; then "
+                                "echo > $DIR/logs/model.partial-$$-0; "
+                                "echo > $DIR/logs/model.partial-1-0; "
+                                "kill -9 $$; fi; exec tail -f /dev/null"));
+  CHECK(x.code == 3);
+  size_t left = 0;
+  for (auto& file : std::filesystem::directory_iterator{dir.path / "logs"})
+    left += file.path().string().find(".partial-") != std::string::npos;
+  // Who wrote the other one may still be at it.
+  CHECK(left == 1);
+}
+
 TEST_CASE("a killed rank is one line that names it, its signal and its log",
           "[runtime][launch]") {
   scratch_dir dir;
@@ -253,6 +267,33 @@ TEST_CASE("the others hear from the launcher how a rank died",
   CHECK(dir.read("heard") == "rank 1: killed by signal 9 (SIGKILL)");
   CHECK(std::count(x.told.begin(), x.told.end(), '\n') == 1);
   CHECK_THAT(x.told, ContainsSubstring("rank 1: killed by signal 9"));
+}
+
+TEST_CASE("child: a rank that is refused, and takes its time to end",
+          "[.][refused]") {
+  auto env = read_rank_environment();
+  REQUIRE(env);
+  actor_host host;
+  membership::options x;
+  x.port = env->rendezvous_port;
+  x.secret = *given_secret(*env);
+  x.world_size = env->world_size;
+  x.me.rank = rank_id{env->rank};
+  x.me.run_id = env->run_id;
+  x.me.settings = "smp.seed = " + std::to_string(env->rank) + "\n";
+  membership member{host, x};
+  CHECK_THROWS_AS(member.join(), error);
+  for (;;) // as on a machine with much to do
+    ::pause();
+}
+
+TEST_CASE("a wrong configuration is that, however long the ranks take to end",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto x = launch_in(dir, ranks_of(2, self("[refused]")));
+  CHECK(x.code == 2);
+  CHECK_THAT(x.told, ContainsSubstring("has another configuration than rank"));
+  CHECK(std::count(x.told.begin(), x.told.end(), '\n') == 1);
 }
 
 TEST_CASE("child: launches itself, as smp-train does", "[.][launcher]") {
