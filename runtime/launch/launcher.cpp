@@ -7,6 +7,7 @@
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/process_group.hpp"
 #include "runtime/launch/secret_handover.hpp"
+#include "runtime/launch/shared_segments.hpp"
 #include "transport/run_secret.hpp"
 
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 
 #include <unistd.h>
@@ -117,6 +119,7 @@ int launch(const launch_options& x) {
   if (x.ranks == 0)
     throw error{error_code::config, "the number of ranks must be at least 1"};
   check_limits(x.ranks);
+  auto begin = std::time(nullptr);
   auto run_id = make_run_id();
   auto secret = run_secret::make();
   auto handed_over = secret_descriptor(secret);
@@ -159,6 +162,8 @@ int launch(const launch_options& x) {
     return variables_of(rank, x, run_id, handed_over.get(), supervisor.port());
   });
   auto result = group.run();
+  if (result.cause || result.interrupted)
+    remove_dead_segments(shared_memory_folder(), begin);
   if (!x.log_dir.empty())
     for (auto pid : group.pids())
       remove_leftovers(x.log_dir, pid);

@@ -2,11 +2,13 @@
 
 #include "actors/cluster/membership.hpp"
 #include "actors/server/execution_token.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/config/config_file.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/launch/secret_handover.hpp"
+#include "runtime/launch/shared_segments.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
 #include "transport/build_id.hpp"
@@ -80,6 +82,16 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   ucx_options options;
   options.trusted_network = x.trusted_network;
   options.token = secret.token("ucx");
+  // All ranks are on this machine as long as loopback is all there is.
+  auto here = env.local_size > 0 ? env.local_size : env.world_size;
+  if (auto why = no_room_for_shared_memory(shared_memory_folder(), here)) {
+    options.transports = "tcp,self";
+    if (env.local_rank == 0)
+      print_stderr(
+        "smp: no shared memory between ranks: {}; they talk by tcp, "
+        "which is slower\n",
+        *why);
+  }
   return std::make_shared<ucx_fabric>(self, env.world_size, options);
 }
 

@@ -68,6 +68,23 @@ TEST_CASE_METHOD(limited_run, "A full disk ends a run with the reason",
   CHECK_THAT(run.output(), ContainsSubstring("No space left on device"));
 }
 
+TEST_CASE_METHOD(limited_run,
+                 "Without room for shared memory the ranks talk by tcp",
+                 "[apps][train]") {
+  auto run = after("mount -t tmpfs -o size=16m tmpfs /dev/shm", true);
+  auto code = run.join();
+  INFO(run.output());
+  if (run.output().find("unshare") != std::string::npos
+      || run.output().find("mount:") != std::string::npos)
+    SKIP("only root may mount");
+  CHECK(code == 0);
+  auto& told = run.output();
+  auto first = told.find("no shared memory between ranks");
+  REQUIRE(first != std::string::npos);
+  CHECK_THAT(told, ContainsSubstring("/dev/shm has 16 MB"));
+  CHECK(told.find("no shared memory", first + 1) == std::string::npos);
+}
+
 TEST_CASE_METHOD(limited_run, "What a killed run had half written goes",
                  "[apps][train]") {
   std::filesystem::create_directories(path / "out");

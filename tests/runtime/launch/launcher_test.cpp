@@ -7,6 +7,7 @@
 #include "runtime/launch/secret_handover.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
+#include "transport/file_descriptor.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -151,6 +152,25 @@ TEST_CASE("what a killed rank had half written goes", "[runtime][launch]") {
     left += file.path().string().find(".partial-") != std::string::npos;
   // Who wrote the other one may still be at it.
   CHECK(left == 1);
+}
+
+TEST_CASE("shared memory that a killed rank had just made goes",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto shared = dir.path / "shm";
+  std::filesystem::create_directory(shared);
+  ::setenv("UCX_POSIX_DIR", shared.c_str(), 1);
+  file_descriptor used{::open((shared / "ucx_shm_posix_2").c_str(),
+                              O_WRONLY | O_CREAT | O_CLOEXEC, 0600)};
+  auto x = launch_in(dir, shell("if [ $SMP_RANK = 1 ]; then "
+                                "echo > $DIR/shm/ucx_shm_posix_1; "
+                                "echo > $DIR/shm/other; "
+                                "kill -9 $$; fi; exec tail -f /dev/null"));
+  ::unsetenv("UCX_POSIX_DIR");
+  CHECK(x.code == 3);
+  CHECK_FALSE(std::filesystem::exists(shared / "ucx_shm_posix_1"));
+  CHECK(std::filesystem::exists(shared / "ucx_shm_posix_2"));
+  CHECK(std::filesystem::exists(shared / "other"));
 }
 
 TEST_CASE("a killed rank is one line that names it, its signal and its log",

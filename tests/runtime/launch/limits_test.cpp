@@ -3,6 +3,7 @@
 
 #include "runtime/base/file_io.hpp"
 #include "runtime/launch/limits.hpp"
+#include "runtime/launch/shared_segments.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
 
@@ -132,4 +133,15 @@ TEST_CASE("exceptions that tell of a limit are told from others",
              ContainsSubstring("no more open files"));
   CHECK(text(std::system_error{code(EPERM)}).empty());
   CHECK(text(std::runtime_error{"no luck"}).empty());
+}
+
+TEST_CASE("shared memory is used where it has room for all ranks",
+          "[runtime][limits]") {
+  CHECK_FALSE(no_room_for_shared_memory("/tmp", 1));
+  auto why = no_room_for_shared_memory("/tmp", uint64_t{1} << 40);
+  REQUIRE(why);
+  CHECK_THAT(*why, ContainsSubstring("/tmp has")
+                     && ContainsSubstring("ranks of this machine want"));
+  CHECK(no_room_for_shared_memory("/nonexistent", 1)
+        == "there is no /nonexistent");
 }

@@ -1,0 +1,99 @@
+#include "runtime/launch/shared_segments.hpp"
+
+#include "runtime/base/file_io.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+namespace smp {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// UCX begins with 4.2 MB for a rank and grows by as much, in bytes.
+constexpr uint64_t room_of_a_rank = uint64_t{10} << 20;
+
+constexpr std::string_view segment_prefix = "ucx_shm_posix_";
+
+/// @returns files of UCX in `folder`, by their names
+std::set<std::string> segments_since(const std::string& folder,
+                                     std::time_t since) {
+  std::set<std::string> result;
+  std::error_code ignored;
+  for (auto& x : fs::directory_iterator{folder, ignored}) {
+    struct stat info {};
+    auto name = x.path().filename().string();
+    if (name.starts_with(segment_prefix)
+        && ::lstat(x.path().c_str(), &info) == 0 && S_ISREG(info.st_mode)
+        && info.st_uid == ::geteuid() && info.st_ctime >= since)
+      result.insert(name);
+  }
+  return result;
+}
+
+/// Takes away the names that a process has open or mapped.
+void keep_unused(const fs::path& process, std::set<std::string>& names) {
+  std::error_code ignored;
+  auto maps = try_read((process / "maps").string()).value_or("");
+  std::erase_if(
+    names, [&](auto& x) { return maps.find('/' + x) != std::string::npos; });
+  for (auto& fd : fs::directory_iterator{process / "fd", ignored}) {
+    auto target = fs::read_symlink(fd.path(), ignored).filename().string();
+    names.erase(target);
+  }
+}
+
+bool is_number(const std::string& x) {
+  return std::all_of(x.begin(), x.end(),
+                     [](char c) { return c >= '0' && c <= '9'; });
+}
+
+} // namespace
+
+std::string shared_memory_folder() {
+  auto* dir = std::getenv("UCX_POSIX_DIR");
+  return dir != nullptr && *dir != '\0' ? dir : "/dev/shm";
+}
+
+std::optional<std::string> no_room_for_shared_memory(const std::string& folder,
+                                                     uint64_t ranks) {
+  struct statvfs info {};
+  if (::statvfs(folder.c_str(), &info) != 0)
+    return fmt::format("there is no {}", folder);
+  auto size = info.f_blocks * info.f_frsize;
+  auto left = info.f_bavail * info.f_frsize;
+  // Its size is the same for all ranks, however many have begun.
+  if (size >= ranks * room_of_a_rank && left >= room_of_a_rank)
+    return std::nullopt;
+  return fmt::format(
+    "{} has {} MB, of which {} are free; {} rank{} of this "
+    "machine want {}",
+    folder, size >> 20, left >> 20, ranks, ranks == 1 ? "" : "s",
+    ranks * room_of_a_rank >> 20);
+}
+
+void remove_dead_segments(const std::string& folder, std::time_t since) {
+  auto names = segments_since(folder, since);
+  if (names.empty())
+    return;
+  std::error_code ignored;
+  for (auto& process : fs::directory_iterator{"/proc", ignored})
+    if (is_number(process.path().filename().string()))
+      keep_unused(process.path(), names);
+  for (auto& name : names)
+    ::unlink((fs::path{folder} / name).c_str());
+}
+
+} // namespace smp
