@@ -1,7 +1,10 @@
 #include "actors/cluster/member.hpp"
 
 #include <caf/send.hpp>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <utility>
 
 namespace smp {
@@ -12,11 +15,12 @@ void member_state::join() {
   auto limit = config.join_limit + std::chrono::seconds(2);
   self->request(config.supervisor, limit, config.me, member_actor{self})
     .then(
-      [joined](welcome& x) {
+      [this, joined](welcome& x) {
         if (x.error)
-          joined->fail(std::move(x.error));
-        else
-          joined->set_value(std::move(x));
+          return joined->fail(std::move(x.error));
+        joined->set_value(std::move(x));
+        if (config.watch)
+          look();
       },
       [joined, address = config.address](const caf::error& e) {
         joined->fail({error_code::rank_down,
@@ -44,6 +48,48 @@ void member_state::on_supervisor_down() {
     config.joined->fail(std::move(err));
   else
     on_rank_down(err);
+}
+
+void member_state::look() {
+  auto now = self->clock().now();
+  if (!asked) {
+    asked = now;
+    self->request(config.supervisor, caf::infinite, status_atom_v)
+      .then(
+        [this](const supervisor_status&) {
+          asked.reset();
+          told = false;
+        },
+        [](const caf::error&) {
+          // Lost: `on_supervisor_down` tells.
+        });
+  } else if (std::chrono::duration<double> silent = now - *asked;
+             silent.count() >= config.stalls.timeout) {
+    on_silence(silent);
+  }
+  auto pause = std::chrono::milliseconds{
+    static_cast<int64_t>(config.stalls.timeout * 1000 / 5)};
+  self->run_delayed(
+    std::clamp<std::chrono::milliseconds>(pause, std::chrono::milliseconds{20},
+                                          std::chrono::milliseconds{1000}),
+    [this] { look(); });
+}
+
+void member_state::on_silence(std::chrono::duration<double> x) {
+  if (leaving || std::exchange(told, true))
+    return;
+  auto text = fmt::format(
+    "the SUPERVISOR at {} has not answered for {:.1f} s: "
+    "its process, which is rank 0 or the launcher, is "
+    "stopped",
+    config.address, x.count());
+  if (config.says_silence)
+    std::fprintf(stderr, "smp: %s\n", text.c_str());
+  if (config.stalls.end)
+    self->send(config.watch, stall_atom_v,
+               failure{error_code::stalled, no_rank, {}, text});
+  else
+    self->send(config.watch, stall_atom_v, text);
 }
 
 member_actor::behavior_type member_ear(member_state::pointer self,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "actors/protocol/actors.hpp"
+#include "actors/stalls/stall_judge.hpp"
 #include "transport/wait.hpp"
 
 #include <caf/stateful_actor.hpp>
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace smp {
@@ -19,6 +21,12 @@ struct member_config {
   std::string address;
   std::chrono::milliseconds join_limit{30000};
   std::function<void(const failure&)> on_rank_down;
+  /// When a SUPERVISOR that does not answer counts as stalled.
+  stall_options stalls;
+  /// Hears of that; none: the SUPERVISOR is not watched.
+  rank_watch_actor watch;
+  /// Rank 0, which tells of stalls else, may be what is stalled.
+  bool says_silence = false;
   /// Ends with the answer of the SUPERVISOR.
   std::shared_ptr<awaited<welcome>> joined;
 };
@@ -39,9 +47,18 @@ struct member_state {
 
   void on_supervisor_down();
 
+  /// Asks the SUPERVISOR whether it is there, again and again: it watches all
+  /// ranks, but a process that is stopped keeps its connections, and nobody
+  /// else would find out that the one which watches does not.
+  void look();
+  void on_silence(std::chrono::duration<double> x);
+
   pointer self;
   member_config config;
   bool leaving = false;
+  /// The SUPERVISOR owes an answer since then.
+  std::optional<std::chrono::steady_clock::time_point> asked;
+  bool told = false;
   std::vector<failure> losses;
 };
 

@@ -159,15 +159,23 @@ struct membership::impl {
   std::vector<member> join() {
     auto joined = std::make_shared<awaited<welcome>>();
     supervisor = connect();
-    ear = system.spawn(member_ear, member_config{config.me, supervisor,
-                                                 address(), config.join_limit,
-                                                 config.on_rank_down, joined});
+    if (config.watch.look)
+      watch = system.spawn<caf::detached>(rank_watch, config.watch);
+    member_config mine;
+    mine.me = config.me;
+    mine.supervisor = supervisor;
+    mine.address = address();
+    mine.join_limit = config.join_limit;
+    mine.on_rank_down = config.on_rank_down;
+    mine.stalls = config.stalls;
+    mine.watch = watch;
+    mine.says_silence = config.says_silence;
+    mine.joined = joined;
+    ear = system.spawn(member_ear, std::move(mine));
     auto members = awaited<welcome>::get(joined, {"all ranks to join", {}})
                      .members;
-    if (config.watch.look) {
-      watch = system.spawn<caf::detached>(rank_watch, config.watch);
+    if (watch)
       caf::anon_send(supervisor, config.me.rank, watch);
-    }
     return members;
   }
 

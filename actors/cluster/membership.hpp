@@ -72,8 +72,12 @@ public:
     std::chrono::milliseconds join_limit{30000};
     /// Another rank, or the SUPERVISOR, is lost. Any thread; must not block.
     std::function<void(const failure&)> on_rank_down;
-    /// What others may see of this rank.
+    /// What others may see of this rank. It hears, too, of a SUPERVISOR that
+    /// does not answer.
     watched_rank watch;
+    stall_options stalls;
+    /// Writes that to stderr.
+    bool says_silence = false;
   };
 
   membership(actor_host& host, options x);

@@ -16,11 +16,11 @@ caf::result<welcome> supervisor_state::join(const member& x,
   if (auto err = ranks->check_stranger(x))
     return welcome{{}, err};
   if (failed)
-    return welcome{{}, failed};
+    return refuse(failed, hdl);
   if (auto err = ranks->admit(x)) {
     fail(err);
     options.on_rank_down(err);
-    return welcome{{}, err};
+    return refuse(err, hdl);
   }
   self->monitor(hdl);
   members.emplace(x.rank, hdl);
@@ -30,6 +30,12 @@ caf::result<welcome> supervisor_state::join(const member& x,
     for (auto& [rank, y] : std::exchange(waiting, {}))
       y.deliver(welcome{ranks->members(), {}});
   return promise;
+}
+
+welcome supervisor_state::refuse(const failure& x, const member_actor& hdl) {
+  self->monitor(hdl);
+  refused.insert(hdl.address());
+  return {{}, x};
 }
 
 void supervisor_state::on_deadline() {
@@ -76,6 +82,8 @@ void supervisor_state::end_watch() {
 }
 
 void supervisor_state::on_down(const caf::down_msg& x) {
+  if (refused.erase(x.source) > 0)
+    return settle();
   auto is_source = [&](auto& y) { return y.second.address() == x.source; };
   auto i = std::find_if(members.begin(), members.end(), is_source);
   if (i == members.end())
@@ -125,8 +133,16 @@ void supervisor_state::on_exit(const caf::exit_msg& x) {
 }
 
 void supervisor_state::settle() {
-  if (closing && (failed || members.empty()))
+  if (closing && all_have_heard())
     self->quit(reason);
+}
+
+bool supervisor_state::all_have_heard() const {
+  if (ranks->complete())
+    return failed || members.empty();
+  // Who joins in vain is to hear why. The answer may still be in this process,
+  // which is about to end.
+  return members.empty() && refused.empty();
 }
 
 supervisor_status supervisor_state::status() const {

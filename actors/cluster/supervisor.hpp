@@ -9,6 +9,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 
 namespace smp {
 
@@ -27,6 +28,7 @@ struct supervisor_state {
   }
 
   caf::result<welcome> join(const member& x, const member_actor& hdl);
+  welcome refuse(const failure& x, const member_actor& hdl);
   void leave(rank_id x);
 
   /// When all ranks can be watched, a STALL MONITOR begins.
@@ -43,6 +45,7 @@ struct supervisor_state {
 
   /// Goes on with `on_exit`.
   void settle();
+  bool all_have_heard() const;
 
   /// The connection broke, and nobody told a better cause in time.
   void on_grace_over(rank_id x);
@@ -59,6 +62,8 @@ struct supervisor_state {
   supervisor_host::options options;
   std::optional<roster> ranks;
   std::map<rank_id, member_actor> members;
+  /// Were told that they do not fit, and did not end yet.
+  std::set<caf::actor_addr> refused;
   std::map<rank_id, caf::typed_response_promise<welcome>> waiting;
   std::map<rank_id, rank_watch_actor> watches;
   stall_monitor_actor monitor;

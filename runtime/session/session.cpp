@@ -179,6 +179,9 @@ std::vector<std::string> session::process::join(const rank_environment& env,
       rank->rank_down(y);
   };
   x.watch = rank.watch();
+  x.stalls = stalls_of(rank.config());
+  // Where ranks have no logs of their own, the first one that is left says it.
+  x.says_silence = !env.supervised && env.rank == 1;
   x.me.rank = rank.self();
   x.me.pid = getpid();
   x.me.host = host_name();

@@ -271,6 +271,22 @@ TEST_CASE("A stopped rank ends with code 4 whoever started the ranks",
   CHECK((code == 4 || code == 3));
 }
 
+// The monitor of stalls lives in rank 0 where our launcher did not start them.
+TEST_CASE("A stopped rank 0 does not keep the others for ever",
+          "[apps][stalls]") {
+  train_dir dir{tiny};
+  unsupervised_ranks ranks{dir, {"--monitor.on_stall=end"}};
+  REQUIRE(ranks[0].wait_for(" 2/1000000"));
+  ranks[0].signal(SIGSTOP);
+  CHECK(ranks[1].join() == 4);
+  INFO(ranks[1].output());
+  CHECK(times(ranks[1].output(), "has not answered for ") == 1);
+  CHECK_THAT(ranks[1].output(), ContainsSubstring("smp: the SUPERVISOR at "));
+  ranks[0].signal(SIGCONT);
+  auto code = ranks[0].join();
+  CHECK((code == 4 || code == 3));
+}
+
 TEST_CASE("Code that loops for ever ends with code 4 whoever started the ranks",
           "[apps][stalls]") {
   train_dir dir{loop};

@@ -2,6 +2,7 @@
 
 #include "actors/cluster/member.hpp"
 #include "actors/cluster/supervisor.hpp"
+#include "actors/stalls/stall_monitor.hpp"
 #include "tests/support/actor_fixture.hpp"
 
 #include <caf/event_based_actor.hpp>
@@ -232,4 +233,133 @@ TEST_CASE_METHOD(run_fixture, "a supervisor that ends waits for goodbyes",
     sched.run();
   }
   CHECK_FALSE(alive());
+}
+
+// A process that ends takes along what it has not written yet: the ranks would
+// see a loss instead of the reason.
+TEST_CASE_METHOD(run_fixture,
+                 "who joins in vain has heard why before the SUPERVISOR ends",
+                 "[actors][membership]") {
+  init(3);
+  join(0);
+  auto first = ranks[0].ear;
+  join(0); // claims a place that is taken
+  caf::anon_send_exit(boss, caf::exit_reason::user_shutdown);
+  sched.run();
+  CHECK(alive());
+  SECTION("that is, until they are gone") {
+    caf::anon_send_exit(first, caf::exit_reason::kill);
+    sched.run();
+    CHECK(alive());
+    kill(0);
+    CHECK_FALSE(alive());
+  }
+  SECTION("but not for ever") {
+    pass(2s);
+    CHECK_FALSE(alive());
+  }
+}
+
+// -- a SUPERVISOR that does not answer ----------------------------------------
+
+namespace {
+
+/// Takes every rank in, and is stopped when `stopped` says so.
+supervisor_actor::behavior_type mute_supervisor(supervisor_actor::pointer self,
+                                                const bool* stopped) {
+  return {
+    [](const member& x, const member_actor&) {
+      return welcome{{x}, {}};
+    },
+    [](rank_id, const rank_watch_actor&) {},
+    [](goodbye_atom, rank_id) {},
+    [](down_atom, const failure&) {},
+    [](deadline_atom) {},
+    [](deadline_atom, rank_id) {},
+    [=](status_atom) -> caf::result<supervisor_status> {
+      if (*stopped)
+        return self->make_response_promise<supervisor_status>();
+      return supervisor_status{};
+    },
+  };
+}
+
+struct watched_supervisor : actor_fixture {
+  void join(bool end) {
+    boss = own(sys.spawn(mute_supervisor, &stopped));
+    watched_rank mine;
+    mine.look = [] { return uint64_t{0}; };
+    mine.view = [] { return rank_view{}; };
+    mine.report = [this](const std::string& x) { reports.push_back(x); };
+    mine.end = [this](const failure& x) { ends.push_back(x); };
+    member_config cfg;
+    cfg.supervisor = boss;
+    cfg.address = "there";
+    cfg.on_rank_down = [](const failure&) {};
+    cfg.stalls = {.timeout = 3, .end = end};
+    cfg.watch = own(sys.spawn(rank_watch, std::move(mine)));
+    cfg.joined = std::make_shared<awaited<welcome>>();
+    ear = own(sys.spawn(member_ear, std::move(cfg)));
+    sched.run();
+  }
+
+  void pass(std::chrono::milliseconds x) {
+    for (; x > 0ms; x -= 100ms) {
+      sched.advance_time(100ms);
+      sched.run();
+    }
+  }
+
+  bool stopped = false;
+  supervisor_actor boss;
+  member_actor ear;
+  std::vector<std::string> reports;
+  failures ends;
+};
+
+} // namespace
+
+TEST_CASE_METHOD(watched_supervisor,
+                 "a SUPERVISOR that answers is never reported",
+                 "[actors][membership]") {
+  join(true);
+  pass(60s);
+  CHECK(reports.empty());
+  CHECK(ends.empty());
+}
+
+TEST_CASE_METHOD(watched_supervisor,
+                 "each rank tells once of a SUPERVISOR that does not answer",
+                 "[actors][membership]") {
+  join(false);
+  pass(5s);
+  stopped = true;
+  pass(2500ms);
+  CHECK(reports.empty());
+  pass(60s);
+  REQUIRE(reports.size() == 1);
+  CHECK(reports[0].find("the SUPERVISOR at there has not answered for ")
+        != std::string::npos);
+  CHECK(ends.empty());
+}
+
+TEST_CASE_METHOD(watched_supervisor,
+                 "a SUPERVISOR that does not answer ends a rank that is to end",
+                 "[actors][membership]") {
+  join(true);
+  stopped = true;
+  pass(10s);
+  CHECK(reports.empty());
+  REQUIRE(ends.size() == 1);
+  CHECK(ends[0].code == error_code::stalled);
+}
+
+TEST_CASE_METHOD(watched_supervisor,
+                 "a rank that leaves does not wait for an answer",
+                 "[actors][membership]") {
+  join(true);
+  stopped = true;
+  self->send(ear, goodbye_atom_v);
+  pass(10s);
+  CHECK(ends.empty());
 }
