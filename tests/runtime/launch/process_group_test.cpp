@@ -371,7 +371,8 @@ TEST_CASE("a rank inherits no file, signal or terminal from its launcher",
   std::istringstream log{x.log(0)};
   std::string files, name, ignored, group, pid;
   log >> files >> name >> ignored >> group >> pid;
-  CHECK(files == "4"); // stdin, stdout, stderr, the directory that ls reads
+  // stdin, stdout, stderr, the pipe of last words, the directory that ls reads
+  CHECK(files == "5");
   CHECK(name == "SigIgn:");
   CHECK((std::stoull(ignored, nullptr, 16) >> (SIGPIPE - 1)) % 2 == 0);
   CHECK(group == pid);
