@@ -60,22 +60,43 @@ uint64_t reduced_data_parallel_degree(const layout_config& x) {
 
 } // namespace
 
-const char* to_string(comm_group x) noexcept {
+const char* to_string(group_kind x) noexcept {
   switch (x) {
-    case comm_group::world:
+    case group_kind::world:
       return "world";
-    case comm_group::pp:
+    case group_kind::pp:
       return "pp";
-    case comm_group::tp:
+    case group_kind::tp:
       return "tp";
-    case comm_group::rdp:
+    case group_kind::rdp:
       return "rdp";
-    case comm_group::dp:
+    case group_kind::dp:
       return "dp";
-    case comm_group::mp:
+    case group_kind::mp:
       return "mp";
   }
   return "invalid";
+}
+
+comm_group::comm_group(const std::vector<uint64_t>& ranks) {
+  for (auto x : ranks)
+    ranks_.push_back(rank_id{x});
+  std::sort(ranks_.begin(), ranks_.end());
+  if (ranks_.empty())
+    throw config_error("a group has at least one rank");
+  auto twice = std::adjacent_find(ranks_.begin(), ranks_.end());
+  if (twice != ranks_.end())
+    throw config_error("a group has rank " + std::to_string(twice->value)
+                       + " twice");
+}
+
+std::string to_string(const comm_group& x) {
+  if (x.named_ranks().empty())
+    return to_string(x.kind());
+  std::string result;
+  for (auto rank : x.named_ranks())
+    result += (result.empty() ? "ranks " : ", ") + std::to_string(rank.value);
+  return result;
 }
 
 rank_layout::rank_layout(const layout_config& x)
@@ -93,35 +114,40 @@ rank_layout::rank_layout(const layout_config& x)
 
 // -- groups -------------------------------------------------------------------
 
-uint64_t rank_layout::size(comm_group kind) const {
-  switch (kind) {
-    case comm_group::pp:
+uint64_t rank_layout::size(const comm_group& group) const {
+  if (!group.named_ranks().empty())
+    return group.named_ranks().size();
+  switch (group.kind()) {
+    case group_kind::pp:
       return degrees_.pp;
-    case comm_group::tp:
+    case group_kind::tp:
       return degrees_.tp;
-    case comm_group::rdp:
+    case group_kind::rdp:
       return degrees_.rdp;
-    case comm_group::dp:
+    case group_kind::dp:
       return degrees_.tp * degrees_.rdp;
-    case comm_group::mp:
+    case group_kind::mp:
       return degrees_.pp * degrees_.tp;
-    case comm_group::world:
+    case group_kind::world:
       break;
   }
   return size_;
 }
 
-uint64_t rank_layout::rank(comm_group kind, rank_id x) const {
-  auto xs = members(kind, x);
+uint64_t rank_layout::rank(const comm_group& group, rank_id x) const {
+  auto xs = members(group, x);
   return static_cast<uint64_t>(std::find(xs.begin(), xs.end(), x) - xs.begin());
 }
 
-std::vector<rank_id> rank_layout::members(comm_group kind, rank_id x) const {
-  auto has = [kind](std::initializer_list<comm_group> kinds) {
-    return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+std::vector<rank_id> rank_layout::members(const comm_group& group,
+                                          rank_id x) const {
+  if (!group.named_ranks().empty())
+    return checked(group, x);
+  auto has = [&group](std::initializer_list<group_kind> kinds) {
+    return std::find(kinds.begin(), kinds.end(), group.kind()) != kinds.end();
   };
   // Along which axes may the coordinates of two members differ?
-  using enum comm_group;
+  using enum group_kind;
   auto free_pp = has({world, pp, mp});
   auto free_tp = has({world, tp, dp, mp});
   auto free_rdp = has({world, rdp, dp});
@@ -136,17 +162,22 @@ std::vector<rank_id> rank_layout::members(comm_group kind, rank_id x) const {
   return result;
 }
 
-rank_id rank_layout::named(rank_type type, uint64_t position, rank_id x) const {
+rank_id rank_layout::named(const rank_type& type, uint64_t position,
+                           rank_id x) const {
   auto xs = members(type, x);
   if (position < xs.size())
     return xs[position];
-  auto name = type == rank_type::world ? std::string{"rank"}
-                                       : std::string{to_string(type)} + "_rank";
-  throw config_error("there is no " + name + ' ' + std::to_string(position)
-                     + "; allowed: 0 to " + std::to_string(xs.size() - 1));
+  auto text = "there is no "
+              + (type == rank_type::world || !type.named_ranks().empty()
+                   ? std::string{"rank"}
+                   : to_string(type) + "_rank")
+              + ' ' + std::to_string(position);
+  if (!type.named_ranks().empty())
+    text += " among " + to_string(type);
+  throw config_error(text + "; allowed: 0 to " + std::to_string(xs.size() - 1));
 }
 
-std::vector<std::vector<rank_id>> rank_layout::groups(comm_group kind) const {
+std::vector<std::vector<rank_id>> rank_layout::groups(group_kind kind) const {
   std::vector<std::vector<rank_id>> result;
   for (uint64_t i = 0; i < size_; ++i) {
     auto xs = members(kind, rank_id{i});
@@ -154,6 +185,18 @@ std::vector<std::vector<rank_id>> rank_layout::groups(comm_group kind) const {
       result.push_back(std::move(xs));
   }
   return result;
+}
+
+std::vector<rank_id> rank_layout::checked(const comm_group& named,
+                                          rank_id x) const {
+  auto& xs = named.named_ranks();
+  if (xs.back().value >= size_)
+    throw config_error("a group of " + to_string(named) + " among "
+                       + std::to_string(size_) + " ranks");
+  if (!std::binary_search(xs.begin(), xs.end(), x))
+    throw config_error("rank " + std::to_string(x.value)
+                       + " is not in the group of " + to_string(named));
+  return xs;
 }
 
 // -- coordinates --------------------------------------------------------------

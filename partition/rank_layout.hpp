@@ -4,13 +4,14 @@
 
 #include "transport/ids.hpp"
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace smp {
 
-/// A set of ranks that cooperate in one kind of parallelism.
-enum class comm_group : uint8_t {
+/// The groups that a layout makes: every rank is in one of each kind.
+enum class group_kind : uint8_t {
   world, // all ranks
   pp,    // one pipeline: ranks that hold different modules of one replica
   tp,    // ranks that hold slices of the same modules
@@ -19,12 +20,58 @@ enum class comm_group : uint8_t {
   mp,    // one replica of the model: pp x tp
 };
 
+/// @returns the name of `x` as it stands in configurations and logs.
+const char* to_string(group_kind x) noexcept;
+
+/// A set of ranks that cooperate: the caller's group of a kind, or ranks that
+/// the user names.
+class comm_group {
+public:
+  static const comm_group world;
+  static const comm_group pp;
+  static const comm_group tp;
+  static const comm_group rdp;
+  static const comm_group dp;
+  static const comm_group mp;
+
+  constexpr comm_group(group_kind x) : kind_(x) {
+    // nop
+  }
+
+  /// @param ranks in any order; all of them have to name the same
+  /// @throws error (config) if there is none, or one twice
+  explicit comm_group(const std::vector<uint64_t>& ranks);
+
+  /// Meaningless if the user named the ranks.
+  constexpr group_kind kind() const noexcept {
+    return kind_;
+  }
+
+  /// Ascending; empty unless the user named them.
+  const std::vector<rank_id>& named_ranks() const noexcept {
+    return ranks_;
+  }
+
+  bool operator==(const comm_group&) const = default;
+
+private:
+  group_kind kind_ = group_kind::world;
+  std::vector<rank_id> ranks_;
+};
+
+inline constexpr comm_group comm_group::world{group_kind::world};
+inline constexpr comm_group comm_group::pp{group_kind::pp};
+inline constexpr comm_group comm_group::tp{group_kind::tp};
+inline constexpr comm_group comm_group::rdp{group_kind::rdp};
+inline constexpr comm_group comm_group::dp{group_kind::dp};
+inline constexpr comm_group comm_group::mp{group_kind::mp};
+
 /// How a rank is named: "pp_rank 1" is the second one of the caller's group of
 /// this kind.
 using rank_type = comm_group;
 
-/// @returns the name of `x` as it stands in configurations and logs.
-const char* to_string(comm_group x) noexcept;
+/// @returns "pp", or "ranks 0, 2".
+std::string to_string(const comm_group& x);
 
 /// The keys of the configuration that decide who does what.
 struct layout_config {
@@ -55,20 +102,22 @@ public:
   explicit rank_layout(const layout_config& x);
 
   /// Number of ranks in each group of this kind.
-  uint64_t size(comm_group kind) const;
+  uint64_t size(const comm_group& group) const;
 
-  /// Position of `x` in its group of this kind, from 0.
-  uint64_t rank(comm_group kind, rank_id x) const;
+  /// Position of `x` in its group, from 0.
+  uint64_t rank(const comm_group& group, rank_id x) const;
 
-  /// The group of this kind that `x` belongs to, in the order of `rank`.
-  std::vector<rank_id> members(comm_group kind, rank_id x) const;
+  /// The group that `x` belongs to, ascending and in the order of `rank`.
+  /// @throws error (config) if the user named the ranks, and not `x` or one
+  /// that is not there
+  std::vector<rank_id> members(const comm_group& group, rank_id x) const;
 
   /// The rank that `x` names so.
   /// @throws error (config) if the group of `x` has no such rank
-  rank_id named(rank_type type, uint64_t position, rank_id x) const;
+  rank_id named(const rank_type& type, uint64_t position, rank_id x) const;
 
   /// All groups of this kind; each rank is in exactly one.
-  std::vector<std::vector<rank_id>> groups(comm_group kind) const;
+  std::vector<std::vector<rank_id>> groups(group_kind kind) const;
 
   rank_coordinates coordinates(rank_id x) const;
 
@@ -82,6 +131,7 @@ public:
 
 private:
   void check(rank_id x) const;
+  std::vector<rank_id> checked(const comm_group& named, rank_id x) const;
 
   uint64_t size_;
   uint64_t ranks_per_machine_;

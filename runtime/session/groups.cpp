@@ -25,7 +25,7 @@ exchange& exchange_of_rank() {
   return session::current().internals().exchange();
 }
 
-std::string wait_name(const char* what, comm_group kind) {
+std::string wait_name(const char* what, const comm_group& kind) {
   return std::string{"smp."} + what + '.' + to_string(kind);
 }
 
@@ -119,14 +119,14 @@ uint64_t mp_size() {
   return own_layout().size(comm_group::mp);
 }
 
-std::vector<uint64_t> get_group(comm_group kind) {
+std::vector<uint64_t> get_group(const comm_group& kind) {
   std::vector<uint64_t> result;
   for (auto x : own_layout().members(kind, own_rank()))
     result.push_back(x.value);
   return result;
 }
 
-void barrier(comm_group kind) {
+void barrier(const comm_group& kind) {
   exchange_of_rank().barrier(own_layout().members(kind, own_rank()),
                              wait_name("barrier", kind));
 }
@@ -155,23 +155,24 @@ void mp_barrier() {
 
 namespace detail {
 
-uint64_t position_in(comm_group kind) {
+uint64_t position_in(const comm_group& kind) {
   return own_layout().rank(kind, own_rank());
 }
 
-void send_value(uint64_t to, rank_type type, const std::type_info& of,
+void send_value(uint64_t to, const rank_type& type, const std::type_info& of,
                 const payload& x) {
   exchange_of_rank().send(own_layout().named(type, to, own_rank()), value_name,
                           with_type(of, x));
 }
 
-payload receive_value(uint64_t from, rank_type type, const std::type_info& of) {
+payload receive_value(uint64_t from, const rank_type& type,
+                      const std::type_info& of) {
   auto rank = own_layout().named(type, from, own_rank());
   return without_type(exchange_of_rank().receive(rank, value_name), of,
                       "recv_from", rank);
 }
 
-void broadcast_value(comm_group kind, const std::type_info& of,
+void broadcast_value(const comm_group& kind, const std::type_info& of,
                      const payload& x) {
   auto typed = with_type(of, x);
   for (auto to : own_layout().members(kind, own_rank()))
@@ -179,8 +180,8 @@ void broadcast_value(comm_group kind, const std::type_info& of,
       exchange_of_rank().send(to, value_name, typed);
 }
 
-std::vector<payload> gather_values(comm_group kind, const std::type_info& of,
-                                   const payload& x) {
+std::vector<payload> gather_values(const comm_group& kind,
+                                   const std::type_info& of, const payload& x) {
   auto group = own_layout().members(kind, own_rank());
   auto result = exchange_of_rank().all_gather(
     group, wait_name("allgather", kind), with_type(of, x));

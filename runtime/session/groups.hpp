@@ -34,10 +34,10 @@ uint64_t mp_rank();
 uint64_t mp_size();
 
 /// The ranks of a group of the calling rank, ascending.
-std::vector<uint64_t> get_group(comm_group kind);
+std::vector<uint64_t> get_group(const comm_group& kind);
 
 /// Waits for all ranks of the world, of the pipeline group, ...
-void barrier(comm_group kind = comm_group::world);
+void barrier(const comm_group& kind = comm_group::world);
 void pp_barrier();
 void tp_barrier();
 void rdp_barrier();
@@ -60,18 +60,19 @@ using sent_as = std::conditional_t<
   std::is_convertible_v<const T&, std::string_view>, std::string, T>;
 
 /// Position of the calling rank in its group.
-uint64_t position_in(comm_group kind);
+uint64_t position_in(const comm_group& kind);
 
-void send_value(uint64_t to, rank_type type, const std::type_info& of,
+void send_value(uint64_t to, const rank_type& type, const std::type_info& of,
                 const payload& x);
 
-payload receive_value(uint64_t from, rank_type type, const std::type_info& of);
+payload receive_value(uint64_t from, const rank_type& type,
+                      const std::type_info& of);
 
-void broadcast_value(comm_group kind, const std::type_info& of,
+void broadcast_value(const comm_group& kind, const std::type_info& of,
                      const payload& x);
 
-std::vector<payload> gather_values(comm_group kind, const std::type_info& of,
-                                   const payload& x);
+std::vector<payload> gather_values(const comm_group& kind,
+                                   const std::type_info& of, const payload& x);
 
 } // namespace detail
 
@@ -79,7 +80,7 @@ std::vector<payload> gather_values(comm_group kind, const std::type_info& of,
 /// one rank sends another comes in the order in which it was sent.
 /// @param to position in the caller's group that `type` stands for
 template <class T>
-void send(const T& x, uint64_t to, rank_type type = rank_type::world) {
+void send(const T& x, uint64_t to, const rank_type& type = rank_type::world) {
   using value = detail::sent_as<T>;
   detail::send_value(to, type, typeid(value), to_payload(value(x)));
 }
@@ -87,7 +88,7 @@ void send(const T& x, uint64_t to, rank_type type = rank_type::world) {
 /// Waits for the next value from a rank: of its `send`, or of its `broadcast`.
 /// @param from position in the caller's group that `type` stands for
 template <class T>
-T recv_from(uint64_t from, rank_type type = rank_type::world) {
+T recv_from(uint64_t from, const rank_type& type = rank_type::world) {
   return from_payload<T>(detail::receive_value(from, type, typeid(T)),
                          "value of recv_from");
 }
@@ -95,7 +96,7 @@ T recv_from(uint64_t from, rank_type type = rank_type::world) {
 /// @returns on every rank of the group the value of its rank `root`. Others may
 /// call `recv_from` instead.
 template <class T>
-auto broadcast(const T& x, comm_group kind = comm_group::world,
+auto broadcast(const T& x, const comm_group& kind = comm_group::world,
                uint64_t root = 0) {
   using value = detail::sent_as<T>;
   if (detail::position_in(kind) != root)
@@ -108,8 +109,8 @@ auto broadcast(const T& x, comm_group kind = comm_group::world,
 /// @returns the values of all ranks of the group, by position in it.
 /// Collective.
 template <class T>
-std::vector<detail::sent_as<T>> allgather(const T& x,
-                                          comm_group kind = comm_group::world) {
+std::vector<detail::sent_as<T>>
+allgather(const T& x, const comm_group& kind = comm_group::world) {
   using value = detail::sent_as<T>;
   std::vector<value> result;
   for (auto& y :

@@ -18,11 +18,11 @@ namespace {
 
 using number_groups = std::vector<std::vector<uint64_t>>;
 
-constexpr comm_group kinds[] = {comm_group::world, comm_group::pp,
-                                comm_group::tp,    comm_group::rdp,
-                                comm_group::dp,    comm_group::mp};
+constexpr group_kind kinds[] = {group_kind::world, group_kind::pp,
+                                group_kind::tp,    group_kind::rdp,
+                                group_kind::dp,    group_kind::mp};
 
-number_groups numbers(const rank_layout& x, comm_group kind) {
+number_groups numbers(const rank_layout& x, group_kind kind) {
   number_groups result;
   for (auto& group : x.groups(kind)) {
     auto& xs = result.emplace_back();
@@ -48,17 +48,17 @@ std::string message_of(const layout_config& x) {
 TEST_CASE("the cluster placement of 8 ranks has the groups of the handbook",
           "[partition][rank_layout]") {
   rank_layout uut{{8, 2, 2, true, "cluster"}};
-  CHECK(numbers(uut, comm_group::world)
+  CHECK(numbers(uut, group_kind::world)
         == number_groups{{0, 1, 2, 3, 4, 5, 6, 7}});
-  CHECK(numbers(uut, comm_group::tp)
+  CHECK(numbers(uut, group_kind::tp)
         == number_groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}});
-  CHECK(numbers(uut, comm_group::pp)
+  CHECK(numbers(uut, group_kind::pp)
         == number_groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}});
-  CHECK(numbers(uut, comm_group::rdp)
+  CHECK(numbers(uut, group_kind::rdp)
         == number_groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}});
-  CHECK(numbers(uut, comm_group::dp)
+  CHECK(numbers(uut, group_kind::dp)
         == number_groups{{0, 1, 4, 5}, {2, 3, 6, 7}});
-  CHECK(numbers(uut, comm_group::mp)
+  CHECK(numbers(uut, group_kind::mp)
         == number_groups{{0, 1, 2, 3}, {4, 5, 6, 7}});
 }
 
@@ -84,9 +84,9 @@ TEST_CASE("each permutation of DPT places ranks as its letters say",
   for (auto& x : table) {
     INFO(x.placement);
     rank_layout uut{{30, 2, 3, true, x.placement}};
-    CHECK(numbers(uut, comm_group::pp).front() == x.pp);
-    CHECK(numbers(uut, comm_group::tp).front() == x.tp);
-    CHECK(numbers(uut, comm_group::rdp).front() == x.rdp);
+    CHECK(numbers(uut, group_kind::pp).front() == x.pp);
+    CHECK(numbers(uut, group_kind::tp).front() == x.tp);
+    CHECK(numbers(uut, group_kind::rdp).front() == x.rdp);
   }
 }
 
@@ -198,4 +198,29 @@ TEST_CASE("a rank outside of the world is refused",
   rank_layout uut{{2, 2, 1, false, "cluster"}};
   CHECK_THROWS_AS(uut.coordinates(rank_id{2}), error);
   CHECK_THROWS_AS(uut.local_rank(rank_id{2}), error);
+}
+
+TEST_CASE("a group of ranks that the user names is the same for all of them",
+          "[partition][rank_layout]") {
+  rank_layout uut{{8, 2, 2, true, "cluster"}};
+  comm_group group{{6, 1, 3}};
+  CHECK(to_string(group) == "ranks 1, 3, 6");
+  CHECK(group == comm_group{{1, 3, 6}});
+  CHECK_FALSE(group == comm_group::world);
+  CHECK(uut.size(group) == 3);
+  CHECK(uut.members(group, rank_id{3}) == group.named_ranks());
+  CHECK(uut.rank(group, rank_id{6}) == 2);
+  CHECK(uut.named(group, 1, rank_id{6}) == rank_id{3});
+  auto refused = [](auto f) { return error_of(f, error_code::config); };
+  CHECK(refused([&] { uut.named(group, 3, rank_id{6}); })
+        == "there is no rank 3 among ranks 1, 3, 6; allowed: 0 to 2");
+  CHECK(refused([&] { uut.members(group, rank_id{0}); })
+        == "rank 0 is not in the group of ranks 1, 3, 6");
+  CHECK(refused([&] {
+          uut.members(comm_group{{0, 8}}, rank_id{0});
+        })
+        == "a group of ranks 0, 8 among 8 ranks");
+  CHECK(refused([] { comm_group{{2, 0, 2}}; }) == "a group has rank 2 twice");
+  CHECK(refused([] { comm_group{std::vector<uint64_t>{}}; })
+        == "a group has at least one rank");
 }
