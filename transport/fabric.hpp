@@ -16,15 +16,16 @@ class pollable_wake_up;
 
 /// Who handles a message on the other side.
 enum class message_kind : uint8_t {
-  request,  // MODULE SERVER: run a module (actors/protocol/wire.hpp)
-  response, // MODULE SERVER: the answer
-  control,  // MODULE SERVER: ends of microbatches and steps
-  exchange, // transport/exchange.hpp: matched by name
-  object,   // runtime/remote/object_store.hpp: fetch, fetched, release
+  request,    // MODULE SERVER: run a module (actors/protocol/wire.hpp)
+  response,   // MODULE SERVER: the answer
+  control,    // MODULE SERVER: ends of microbatches and steps
+  exchange,   // transport/exchange.hpp: matched by name
+  object,     // runtime/remote/object_store.hpp: fetch, fetched, release
+  collective, // transport/collectives/collectives.hpp
 };
 
 constexpr message_kind last_of(message_kind) noexcept {
-  return message_kind::object;
+  return message_kind::collective;
 }
 
 /// One self-describing message: an envelope and the tensors it refers to, as

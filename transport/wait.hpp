@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -19,6 +20,8 @@ namespace smp {
 struct wait_reason {
   std::string what;
   std::optional<rank_id> from;
+  /// What becomes of both while one waits, for those who look. Any thread.
+  std::function<std::pair<std::string, std::optional<rank_id>>()> now = {};
 };
 
 /// A one-shot event that ends well or with a failure. Thread-safe.

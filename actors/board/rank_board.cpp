@@ -17,6 +17,14 @@ const char* text_of(phase x) {
   return x == phase::forward ? "forward" : "backward";
 }
 
+/// @returns what a wait is for at this moment.
+wait_reason reason_now(const wait_reason& x) {
+  if (!x.now)
+    return x;
+  auto [what, from] = x.now();
+  return {std::move(what), from};
+}
+
 /// @returns the name in "'name', forward", or nothing.
 std::string quoted_name(const std::string& x) {
   auto end = x.rfind('\'');
@@ -82,7 +90,7 @@ std::string rank_board::describe(const context_notes::view& x) const {
 std::string rank_board::describe_wait(const context_notes::view& x) const {
   auto& y = x.waits_for;
   if (y.kind == call_kind::wait)
-    return y.why.what;
+    return reason_now(y.why).what;
   if (y.kind == call_kind::grant)
     return "the grant of its backward phase";
   auto place = ", microbatch " + std::to_string(x.current.microbatch.value);
@@ -106,8 +114,9 @@ activity rank_board::describe(const context_entry& x, bool executes) const {
       result.waits_for = "the execution token";
     } else {
       result.waits_for = describe_wait(look);
-      result.from = y.kind == call_kind::remote ? y.owner
-                                                : y.why.from.value_or(no_rank);
+      result.from = y.kind == call_kind::remote
+                      ? y.owner
+                      : reason_now(y.why).from.value_or(no_rank);
       result.asks = x.asks;
     }
   }
@@ -239,8 +248,9 @@ rank_view rank_board::view() {
   if (main.executes) {
     main.what = "user code outside of a step";
   } else {
-    main.waits_for = main_reason_.what;
-    main.from = main_reason_.from.value_or(no_rank);
+    auto why = reason_now(main_reason_);
+    main.waits_for = std::move(why.what);
+    main.from = why.from.value_or(no_rank);
   }
   main.seconds = seconds_since(main_since_);
   result.activities.push_back(std::move(main));

@@ -13,4 +13,5 @@
 #include "runtime/session/script_model.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/step.hpp"
+#include "runtime/session/tensor_collectives.hpp"
 #include "transport/error.hpp"

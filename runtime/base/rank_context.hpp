@@ -15,6 +15,7 @@
 namespace smp {
 
 class call_observer;
+class collectives;
 class exchange;
 class microbatch_sequencer;
 class model_map;
@@ -91,6 +92,11 @@ public:
     return *exchange_;
   }
 
+  /// Sums and moves of tensors between the ranks of a group.
+  smp::collectives& collectives() const noexcept {
+    return *collectives_;
+  }
+
   object_store& objects() const noexcept {
     return *objects_;
   }
@@ -161,6 +167,7 @@ protected:
   const session_config* config_ = nullptr;
   const rank_layout* layout_ = nullptr;
   smp::exchange* exchange_ = nullptr;
+  smp::collectives* collectives_ = nullptr;
   object_store* objects_ = nullptr;
   saved_calls* calls_ = nullptr;
   record_book* records_ = nullptr;

@@ -2,6 +2,7 @@
 
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
+#include "runtime/session/tensor_collectives.hpp"
 
 #include <c10/util/Type.h>
 
@@ -127,8 +128,7 @@ std::vector<uint64_t> get_group(const comm_group& kind) {
 }
 
 void barrier(const comm_group& kind) {
-  exchange_of_rank().barrier(own_layout().members(kind, own_rank()),
-                             wait_name("barrier", kind));
+  async::barrier(kind).get();
 }
 
 void pp_barrier() {

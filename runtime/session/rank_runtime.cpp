@@ -18,6 +18,7 @@ rank_runtime::rank_runtime(parts x)
     host_(std::move(x.host)),
     token_(std::move(x.token)),
     own_exchange_(*fabric_),
+    own_collectives_(*fabric_),
     own_objects_(*fabric_),
     own_sequencer_(std::make_shared<microbatch_sequencer>(
       fabric_->self(),
@@ -36,6 +37,7 @@ rank_runtime::rank_runtime(parts x)
   config_ = &own_config_;
   layout_ = &own_layout_;
   exchange_ = &own_exchange_;
+  collectives_ = &own_collectives_;
   objects_ = &own_objects_;
   calls_ = &own_calls_;
   records_ = own_records_.get();
@@ -172,6 +174,7 @@ std::string rank_runtime::module_name(module_id x) {
 
 void rank_runtime::step_failed(step_id step, const failure& why) {
   own_objects_.fail_step(step, why);
+  own_collectives_.step_failed(step, why);
 }
 
 void rank_runtime::microbatch_over(step_id step, microbatch_id x) {
@@ -181,6 +184,7 @@ void rank_runtime::microbatch_over(step_id step, microbatch_id x) {
 
 void rank_runtime::step_over(step_id x) {
   own_objects_.end_step(x);
+  own_collectives_.step_over(x);
 }
 
 // -- fabric_listener ----------------------------------------------------------
@@ -189,6 +193,9 @@ void rank_runtime::on_message(rank_id from, message x) {
   switch (x.kind) {
     case message_kind::exchange:
       own_exchange_.deliver(from, std::move(x));
+      break;
+    case message_kind::collective:
+      own_collectives_.deliver(from, std::move(x));
       break;
     case message_kind::object:
       own_objects_.deliver(from, std::move(x));
@@ -208,6 +215,7 @@ void rank_runtime::on_peer_lost(const failure& x) {
       down_ = x;
   }
   own_exchange_.peer_lost(x);
+  own_collectives_.peer_lost(x);
   own_objects_.peer_lost(x);
   if (std::shared_lock guard{node_mutex_}; node_)
     node_->rank_down(x);

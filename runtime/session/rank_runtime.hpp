@@ -15,6 +15,7 @@
 #include "runtime/session/partitioning.hpp"
 #include "runtime/session/schedule_policies.hpp"
 #include "runtime/session/step_runner.hpp"
+#include "transport/collectives/collectives.hpp"
 #include "transport/exchange.hpp"
 
 #include <atomic>
@@ -162,6 +163,7 @@ private:
   std::shared_ptr<actor_host> host_;
   std::shared_ptr<execution_token> token_;
   smp::exchange own_exchange_;
+  smp::collectives own_collectives_;
   object_store own_objects_;
   saved_calls own_calls_;
   std::shared_ptr<microbatch_sequencer> own_sequencer_;

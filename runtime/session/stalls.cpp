@@ -66,6 +66,13 @@ rank_view rank_runtime::view() {
   auto result = board_->view();
   result.left = result.left || leaving_;
   result.refused = fabric_->stats().messages_refused;
+  if (own_collectives_.busy()) {
+    activity sums;
+    sums.who = activity::kind::schedule;
+    sums.executes = true;
+    sums.what = "thread that sums tensors of collectives works";
+    result.activities.push_back(std::move(sums));
+  }
   for (auto& x : result.peers)
     x.queued = fabric_->queued_to(x.peer);
   if (std::shared_lock guard{node_mutex_}; node_)
@@ -95,6 +102,7 @@ void rank_runtime::end_stalled(const failure& x) {
   report_stall(x.text, true);
   for (auto rank : own_layout_.members(comm_group::world, self_)) {
     own_exchange_.fail(rank, x);
+    own_collectives_.fail(rank, x);
     own_objects_.fail(rank, x);
   }
   if (std::shared_lock guard{node_mutex_}; node_)

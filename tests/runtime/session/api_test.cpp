@@ -262,6 +262,29 @@ TEST_CASE("ranks tell each other values", "[runtime][docs]") {
   });
 }
 
+TEST_CASE("ranks sum and gather tensors", "[runtime][docs]") {
+  smp::run_virtual_world(2, manual_world(), [](smp::session&) {
+    auto x = torch::full({3}, smp::rank() == 0 ? 1.0 : 3.0);
+    auto y = x.clone();
+    auto sum = smp::allreduce(x); // over the world
+    auto mean = smp::allreduce(x, smp::comm_group::pp, smp::reduce_op::mean);
+    smp::comm_group pair{{0, 1}}; // these ranks, on each of them alike
+    smp::allreduce_(x, pair);     // into x itself
+    auto all = smp::allgather(x); // [2, 3]: what each rank has, along axis 0
+    auto is = [](const torch::Tensor& a, double b) {
+      return a.eq(b).all().item<bool>();
+    };
+    require(is(sum, 4) && is(mean, 2) && is(x, 4) && is(all, 4), "sums");
+    auto first = smp::async::allreduce(x, smp::comm_group::world,
+                                       smp::reduce_op::sum, "weights");
+    auto second = smp::async::allgather(y);
+    auto gathered = second.get();
+    auto weights = first.get(); // x may change from here on
+    require(is(gathered[0], 1) && is(gathered[1], 3), "gathered");
+    require(is(weights, 8), "weights");
+  });
+}
+
 // -- steps --------------------------------------------------------------------
 
 TEST_CASE("a step splits what it is told to split", "[runtime][docs]") {

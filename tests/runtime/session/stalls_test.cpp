@@ -222,7 +222,8 @@ TEST_CASE("a module that waits for a barrier of its caller is a cycle",
   check_stalled(end, "nothing executes and nothing is in flight");
   check_stalled(end,
                 "rank 1 (module there, microbatch 0, forward) waits for "
-                "exchange \"barrier smp.barrier.pp\" from rank 0");
+                "barrier \"pp\" of ranks 0, 1 (not joined by rank 0) from "
+                "rank 0");
   check_stalled(end, "cycle: rank 0 -> rank 1 -> rank 0");
 }
 
@@ -236,8 +237,8 @@ TEST_CASE("ranks that do not meet in the same collective are a cycle",
       allgather(1.0);
   });
   check_stalled(end,
-                "rank 0 waits for exchange \"barrier "
-                "smp.barrier.world\" from rank 1");
+                "rank 0 waits for barrier \"world\" of ranks 0, 1 (not joined "
+                "by rank 1) from rank 1");
   check_stalled(end,
                 "rank 1 waits for exchange \"smp.allgather.world\" from "
                 "rank 0");
@@ -381,8 +382,9 @@ TEST_CASE("processes that wait for each other end at once",
           "[runtime][stalls]") {
   auto x = run_processes("names", {60, false});
   CHECK(x.code == 4);
-  CHECK_THAT(x.report, ContainsSubstring("rank 0 waits for exchange \"barrier "
-                                         "smp.barrier.world\" from rank 1"));
+  CHECK_THAT(x.report,
+             ContainsSubstring("rank 0 waits for barrier \"world\" of ranks 0, "
+                               "1 (not joined by rank 1) from rank 1"));
   CHECK_THAT(x.told, ContainsSubstring(x.report));
   CHECK(x.seconds < 15); // with the start of both
 }

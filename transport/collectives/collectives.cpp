@@ -1,0 +1,404 @@
+#include "transport/collectives/collectives.hpp"
+
+#include "transport/collectives/operation.hpp"
+#include "transport/collectives/work_line.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <exception>
+#include <map>
+#include <new>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+/// What takes no longer than a message does is dealt with where it arrives.
+constexpr uint64_t small_work = 32 << 10;
+
+/// Memory that was touched is kept for the next collective.
+constexpr uint64_t kept_memory = 64 << 20;
+
+/// Bounds what is kept of ranks that are ahead. With `unasked` bytes of a call
+/// that is a thousand calls, or many more of small ones.
+constexpr uint64_t early_bytes = 64 << 20;
+constexpr uint64_t early_messages = 100'000;
+
+/// So many calls that ended are still known, for those who come late with
+/// another opinion.
+constexpr size_t known_ends = 16;
+
+uint64_t position_of(const collective_label& x, rank_id member) {
+  auto i = std::lower_bound(x.group.begin(), x.group.end(), member);
+  return static_cast<uint64_t>(i - x.group.begin());
+}
+
+} // namespace
+
+class collectives::impl : public std::enable_shared_from_this<impl> {
+public:
+  impl(fabric& x, collective_limits limits) : fabric_(x), limits_(limits) {
+    // nop
+  }
+
+  // All of these run on the line.
+
+  void begin(const std::shared_ptr<collective_operation>& op);
+  void take(rank_id from, collective_message x);
+  void sent(const std::weak_ptr<collective_operation>& x, const failure& why);
+  void fail(rank_id peer, const failure& x);
+  void fail_step(step_id step, const failure& why);
+  void end_step(step_id step);
+  void cancel();
+
+  std::shared_ptr<collective_operation> make(collective_call x);
+
+  /// Any thread. The line runs what it is given one after the other.
+  work_line& line() noexcept {
+    return line_;
+  }
+
+  rank_id self() const {
+    return fabric_.self();
+  }
+
+private:
+  using operation_ptr = std::shared_ptr<collective_operation>;
+
+  struct early_message {
+    rank_id from;
+    collective_message content;
+  };
+
+  /// Calls that differ in their number only.
+  struct sequence {
+    uint64_t next = 0;
+    std::deque<std::pair<uint64_t, collective_signature>> ended;
+    /// Found out when the call was over here: the next one fails.
+    failure broken;
+  };
+
+  sequence& sequence_of(collective_label x) {
+    x.number = 0;
+    return sequences_[std::move(x)];
+  }
+
+  /// @returns whether the call began here, and perhaps ended.
+  bool is_begun(collective_label x) const {
+    auto number = std::exchange(x.number, 0);
+    auto i = sequences_.find(x);
+    return i != sequences_.end() && number < i->second.next;
+  }
+
+  void take_running(rank_id from, const operation_ptr& op,
+                    const collective_message& x);
+  void take_late(const collective_message& x, rank_id from);
+  void keep(rank_id from, collective_message x);
+  std::vector<early_message> take_early(const collective_label& x);
+  void disagree(const operation_ptr& op, const failure& why);
+  void tell_failed(const collective_label& label,
+                   const collective_writer& writer, const failure& why);
+  void end_if_complete(const operation_ptr& op);
+  void end(const operation_ptr& op, const failure& why);
+  /// Fails those that run and that `f` wants to.
+  template <class Predicate>
+  void fail_running(const failure& why, Predicate f);
+
+  fabric& fabric_;
+  const collective_limits limits_;
+  block_pool pool_{kept_memory};
+  std::map<collective_label, sequence> sequences_;
+  std::map<collective_label, operation_ptr> running_;
+  std::map<collective_label, std::vector<early_message>> early_;
+  uint64_t early_bytes_ = 0;
+  uint64_t early_count_ = 0;
+  std::map<rank_id, failure> lost_;
+  std::map<step_id, failure> failed_steps_;
+  step_id last_over_;
+  /// Last: its tasks use all of the above.
+  work_line line_;
+};
+
+// -- any thread ---------------------------------------------------------------
+
+std::shared_ptr<collective_operation>
+collectives::impl::make(collective_call x) {
+  auto index = position_of(x.label, self());
+  auto plan = make_plan(x, index, limits_);
+  auto slot = std::make_shared<std::weak_ptr<collective_operation>>();
+  auto sent = [weak = weak_from_this(), slot](const failure& why) {
+    if (auto self = weak.lock())
+      self->line().add(
+        [self = self.get(), slot, why] { self->sent(*slot, why); }, false);
+  };
+  auto send = [this](rank_id to, message y, fabric::sent_callback done) {
+    fabric_.send(to, std::move(y), std::move(done));
+  };
+  auto result = std::make_shared<collective_operation>(
+    std::move(x), index, std::move(plan), limits_.unasked, pool_,
+    std::move(send), std::move(sent));
+  *slot = result;
+  return result;
+}
+
+// -- on the line --------------------------------------------------------------
+
+void collectives::impl::begin(const operation_ptr& op) {
+  auto& s = sequence_of(op->call().label);
+  auto& label = op->set_number(s.next++);
+  auto early = take_early(label);
+  running_.emplace(label, op);
+  if (s.broken)
+    return disagree(op, std::exchange(s.broken, {}));
+  for (auto rank : label.group)
+    if (auto i = lost_.find(rank); i != lost_.end())
+      return end(op, i->second);
+  if (auto i = failed_steps_.find(label.step); i != failed_steps_.end())
+    return end(op, i->second);
+  try {
+    op->begin();
+  } catch (const std::exception& e) {
+    return disagree(op, {error_code::transport,
+                         self(),
+                         {},
+                         op->call().describe() + ": " + e.what()});
+  }
+  end_if_complete(op);
+  for (auto& x : early)
+    take(x.from, std::move(x.content));
+}
+
+auto collectives::impl::take_early(const collective_label& x)
+  -> std::vector<early_message> {
+  auto i = early_.find(x);
+  if (i == early_.end())
+    return {};
+  auto result = std::move(i->second);
+  early_.erase(i);
+  for (auto& y : result)
+    early_bytes_ -= y.content.bytes.nbytes;
+  early_count_ -= result.size();
+  return result;
+}
+
+void collectives::impl::take(rank_id from, collective_message x) {
+  try {
+    if (auto i = running_.find(x.label); i != running_.end())
+      take_running(from, operation_ptr{i->second}, x);
+    else if (is_begun(x.label))
+      take_late(x, from);
+    else
+      keep(from, std::move(x));
+  } catch (const error& e) {
+    fail(from, {e.code(), from, {}, e.cause().text});
+  } catch (const std::exception& e) {
+    fail(from, {error_code::transport,
+                from,
+                {},
+                std::string{"a collective: "} + e.what()});
+  }
+}
+
+void collectives::impl::take_running(rank_id from, const operation_ptr& op,
+                                     const collective_message& x) {
+  auto& call = op->call();
+  auto position = position_of(call.label, from);
+  if (auto y = std::get_if<failed_collective>(&x.content))
+    return end(op, y->why);
+  auto text = difference(call.label, x.what, position, call, op->self());
+  if (!text.empty())
+    return disagree(
+      op, {error_code::protocol, no_rank, {}, call.describe() + ": " + text});
+  op->take(position, x);
+  end_if_complete(op);
+}
+
+void collectives::impl::disagree(const operation_ptr& op, const failure& why) {
+  tell_failed(op->call().label, op->writer(), why);
+  end(op, why);
+}
+
+void collectives::impl::tell_failed(const collective_label& label,
+                                    const collective_writer& writer,
+                                    const failure& why) {
+  for (auto rank : label.group)
+    if (rank != self())
+      fabric_.send(rank, writer.failed(why));
+}
+
+/// The call is over here, as that of a root that only gives may be before
+/// another rank comes. So what is wrong with it is told by the next one.
+void collectives::impl::take_late(const collective_message& x, rank_id from) {
+  auto& s = sequence_of(x.label);
+  auto i = std::find_if(s.ended.begin(), s.ended.end(),
+                        [&](auto& y) { return y.first == x.label.number; });
+  if (i == s.ended.end())
+    return;
+  if (auto y = std::get_if<failed_collective>(&x.content)) {
+    s.broken = y->why;
+    return;
+  }
+  // How many rows there were was agreed on, or it had not ended.
+  auto theirs = x.what;
+  theirs.rows.clear();
+  collective_call mine{x.label, i->second, {}, nullptr, nullptr, nullptr};
+  mine.what.rows.clear();
+  auto text = difference(x.label, theirs, position_of(x.label, from), mine,
+                         position_of(x.label, self()));
+  if (text.empty())
+    return;
+  s.broken = {error_code::protocol, no_rank, {}, mine.describe() + ": " + text};
+  tell_failed(x.label, collective_writer{x.label, i->second}, s.broken);
+}
+
+void collectives::impl::keep(rank_id from, collective_message x) {
+  auto step = x.label.step;
+  if (lost_.count(from) > 0 || (step.value > 0 && step <= last_over_))
+    return;
+  early_bytes_ += x.bytes.nbytes;
+  ++early_count_;
+  if (early_bytes_ > early_bytes || early_count_ > early_messages)
+    throw error{error_code::protocol,
+                "it is too far ahead in collectives: "
+                  + std::to_string(early_count_) + " messages with "
+                  + std::to_string(early_bytes_)
+                  + " bytes came for calls that rank "
+                  + std::to_string(self().value) + " did not reach"};
+  auto& label = x.label;
+  early_[label].push_back({from, std::move(x)});
+}
+
+void collectives::impl::sent(const std::weak_ptr<collective_operation>& x,
+                             const failure& why) {
+  auto op = x.lock();
+  if (!op || op->done()->done())
+    return;
+  op->sent_one();
+  if (why)
+    return end(op, why);
+  end_if_complete(op);
+}
+
+void collectives::impl::end_if_complete(const operation_ptr& op) {
+  if (op->complete() && !op->done()->done())
+    end(op, {});
+}
+
+void collectives::impl::end(const operation_ptr& op, const failure& why) {
+  running_.erase(op->call().label);
+  if (why)
+    return op->done()->fail(why);
+  auto key = op->call().label;
+  key.number = 0;
+  if (auto i = sequences_.find(key); i != sequences_.end()) {
+    auto& ended = i->second.ended;
+    ended.emplace_back(op->call().label.number, op->call().what);
+    if (ended.size() > known_ends)
+      ended.pop_front();
+  }
+  op->done()->set();
+}
+
+template <class Predicate>
+void collectives::impl::fail_running(const failure& why, Predicate f) {
+  std::vector<operation_ptr> failed;
+  for (auto& [label, op] : running_)
+    if (f(label))
+      failed.push_back(op);
+  for (auto& op : failed)
+    end(op, why);
+}
+
+void collectives::impl::fail(rank_id peer, const failure& x) {
+  fail_running(lost_.emplace(peer, x).first->second, [peer](auto& label) {
+    return std::binary_search(label.group.begin(), label.group.end(), peer);
+  });
+}
+
+void collectives::impl::fail_step(step_id step, const failure& why) {
+  fail_running(failed_steps_.emplace(step, why).first->second,
+               [step](auto& label) { return label.step == step; });
+}
+
+void collectives::impl::end_step(step_id step) {
+  last_over_ = std::max(last_over_, step);
+  auto is_over = [this](auto& x) {
+    return x.first.step.value > 0 && x.first.step <= last_over_;
+  };
+  std::erase_if(sequences_, is_over);
+  for (auto i = early_.begin(); i != early_.end();) {
+    auto& x = *i++;
+    if (is_over(x))
+      take_early(collective_label{x.first});
+  }
+  failed_steps_.erase(failed_steps_.begin(),
+                      failed_steps_.upper_bound(last_over_));
+}
+
+void collectives::impl::cancel() {
+  fail_running({error_code::cancelled, self(), {}, "the session ends"},
+               [](auto&) { return true; });
+}
+
+// -- public -------------------------------------------------------------------
+
+collectives::collectives(fabric& x, collective_limits limits)
+  : impl_(std::make_shared<impl>(x, limits)) {
+  // nop
+}
+
+collectives::~collectives() {
+  impl_->line().add([x = impl_.get()] { x->cancel(); }, false);
+  impl_->line().close();
+}
+
+started_collective collectives::start(collective_call x) {
+  // Nothing is given.
+  if (x.what.kind == collective_kind::barrier)
+    x.what = {.kind = collective_kind::barrier, .shape = {0}, .rows = {}};
+  x.check(impl_->self());
+  auto op = impl_->make(std::move(x));
+  auto weak = std::weak_ptr<collective_operation>{op};
+  started_collective result{op->done(), {op->call().describe(), {}, {}}};
+  result.why.now = [weak, what = result.why.what] {
+    auto y = weak.lock();
+    return y ? y->missing() : std::pair{what, std::optional<rank_id>{}};
+  };
+  impl_->line().add([x = impl_.get(), op] { x->begin(op); }, false);
+  return result;
+}
+
+bool collectives::busy() const {
+  return impl_->line().busy();
+}
+
+void collectives::deliver(rank_id from, message x) {
+  collective_message read;
+  try {
+    read = read_collective(x, from, impl_->self());
+  } catch (const error& e) {
+    fail(from, {error_code::protocol, from, {}, e.cause().text});
+    return;
+  }
+  auto large = read.bytes.nbytes > small_work;
+  auto take = [y = impl_.get(), from, read = std::move(read)]() mutable {
+    y->take(from, std::move(read));
+  };
+  impl_->line().add(std::move(take), large);
+}
+
+void collectives::step_failed(step_id step, const failure& why) {
+  impl_->line().add([x = impl_.get(), step, why] { x->fail_step(step, why); },
+                    false);
+}
+
+void collectives::step_over(step_id step) {
+  impl_->line().add([x = impl_.get(), step] { x->end_step(step); }, false);
+}
+
+void collectives::fail(rank_id peer, const failure& x) {
+  impl_->line().add([y = impl_.get(), peer, x] { y->fail(peer, x); }, false);
+}
+
+} // namespace smp

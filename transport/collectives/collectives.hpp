@@ -1,0 +1,72 @@
+#pragma once
+
+#include "transport/collectives/collective_call.hpp"
+#include "transport/collectives/plan.hpp"
+#include "transport/fabric.hpp"
+#include "transport/wait.hpp"
+
+#include <memory>
+
+namespace smp {
+
+/// A collective that began: what to wait for, and what to say meanwhile.
+struct started_collective {
+  completion_ptr done;
+  wait_reason why;
+};
+
+/// Microbatches of a rank run in any order, so two ranks that reach their
+/// collectives in different order must still meet (design.md, section 7): a
+/// call is matched by its label, never by when it came, and what comes before
+/// its call is kept. Nothing here waits: `start` returns at once, and arriving
+/// messages do the rest. Thread-safe.
+///
+/// What ranks say of one call must agree, or it fails on all of them with what
+/// each said; on one that has all it needs by then, the next call of that name
+/// fails. Results have the same bits on every rank, and from run to run:
+/// the order of additions follows from the group and the size alone.
+class collectives {
+public:
+  explicit collectives(fabric& x, collective_limits limits = {});
+
+  /// What runs is cancelled. @pre the fabric was stopped, or never started
+  ~collectives();
+
+  collectives(const collectives&) = delete;
+  collectives& operator=(const collectives&) = delete;
+
+  /// Begins a collective, in which this rank takes part from now on. Its memory
+  /// belongs to it until it is done.
+  /// @throws error (config, unsupported) for what can never work
+  started_collective start(collective_call x);
+
+  /// @returns whether something is being summed or moved at this moment.
+  bool busy() const;
+
+  // -- called by the session --------------------------------------------------
+
+  /// Takes a message of kind `collective`. One that no correct rank sends is
+  /// dropped, and fails all collectives with `from`, now and later.
+  void deliver(rank_id from, message x);
+
+  /// Fails all collectives with `x.rank`, now and later.
+  void peer_lost(const failure& x) {
+    fail(x.rank, x);
+  }
+
+  /// Fails all collectives of a step, now and later. They are in disorder:
+  /// ranks hear of the failure at different places.
+  void step_failed(step_id step, const failure& why);
+
+  /// Nobody begins a collective of the step any more.
+  void step_over(step_id step);
+
+  /// Fails all collectives with `peer`, now and later.
+  void fail(rank_id peer, const failure& x);
+
+private:
+  class impl;
+  std::shared_ptr<impl> impl_;
+};
+
+} // namespace smp

@@ -1,0 +1,136 @@
+#pragma once
+
+#include "transport/block_pool.hpp"
+#include "transport/collectives/collective_message.hpp"
+#include "transport/collectives/plan.hpp"
+#include "transport/wait.hpp"
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace smp {
+
+/// One collective of one rank: carries its plan out as messages arrive. Not
+/// thread-safe, but for what a wait may look at.
+class collective_operation {
+public:
+  /// How messages leave. `sent` is called on any thread, and may be empty.
+  using sender = std::function<void(rank_id to, message x,
+                                    std::function<void(const failure&)> sent)>;
+
+  /// Calls back when sends are done that the end waits for, on any thread.
+  using wake = std::function<void(const failure&)>;
+
+  /// @param self position in the group
+  /// @param unasked bytes to a rank that was not heard yet
+  collective_operation(collective_call x, uint64_t self, collective_plan plan,
+                       uint64_t unasked, block_pool& pool, sender send,
+                       wake sent);
+
+  // -- steps ------------------------------------------------------------------
+
+  /// Gives the call its number; once, before all else.
+  const collective_label& set_number(uint64_t x);
+
+  /// Sends what can be sent, and says to the others that this rank is there.
+  void begin();
+
+  /// Takes what rank `from` (a position) said.
+  /// @throws error (protocol) for what does not belong to the plan
+  void take(uint64_t from, const collective_message& x);
+
+  /// One of its sends is done.
+  void sent_one();
+
+  /// @returns whether all is done: sent, received and summed.
+  bool complete() const noexcept {
+    return pieces_left_ == 0 && open_sends_ == 0 && kept_.empty();
+  }
+
+  const collective_call& call() const noexcept {
+    return call_;
+  }
+
+  const collective_writer& writer() const noexcept {
+    return *writer_;
+  }
+
+  uint64_t self() const noexcept {
+    return self_;
+  }
+
+  const completion_ptr& done() const noexcept {
+    return done_;
+  }
+
+  // -- any thread -------------------------------------------------------------
+
+  /// @returns what is still waited for, and of whom.
+  std::pair<std::string, std::optional<rank_id>> missing() const;
+
+private:
+  struct segment {
+    std::vector<tensor_ref> given; // by source
+    size_t missing = 0;            // sources, without this rank
+  };
+
+  struct running_piece {
+    collective_plan::piece plan;
+    std::byte* memory = nullptr;
+    std::shared_ptr<const void> owner;
+    std::vector<segment> segments;
+    size_t left = 0;
+  };
+
+  /// Keeps what may not be sent yet.
+  struct kept_send {
+    uint64_t to;
+    message content;
+    bool counted;
+  };
+
+  void prepare(const collective_plan::piece& x);
+  void count_neighbours();
+  void send_input();
+  void send_segments(uint64_t to, uint32_t piece, tensor_ref bytes,
+                     uint64_t offset, bool counted);
+  void give(uint64_t to, message x, bool counted);
+  void joined(uint64_t from);
+  void take_segment(uint64_t from, const piece_segment& where,
+                    const tensor_ref& bytes);
+  void finish(running_piece& x, size_t index);
+  void add_up(running_piece& x, segment& s, byte_range range);
+  byte_range range_of(const running_piece& x, size_t index) const;
+  tensor_ref view(const void* data, uint64_t size,
+                  std::shared_ptr<const void> owner) const;
+
+  collective_call call_;
+  const uint64_t self_;
+  const collective_plan plan_;
+  const uint64_t unasked_limit_;
+  block_pool& pool_;
+  const sender send_;
+  const wake sent_;
+  std::optional<collective_writer> writer_; // once there is a number
+  const completion_ptr done_ = std::make_shared<completion>();
+
+  std::map<uint32_t, running_piece> pieces_;
+  size_t pieces_left_ = 0;
+  size_t open_sends_ = 0;
+  std::vector<kept_send> kept_;
+  std::vector<uint64_t> unasked_; // bytes sent before a rank was heard, by rank
+  std::vector<bool> told_;        // whom something was sent
+  std::vector<bool> to_tell_;     // those that the plan has to do with
+  /// Whether a rank was heard, and how many segments it still owes.
+  std::vector<std::atomic<bool>> heard_;
+  std::vector<std::atomic<uint64_t>> owed_;
+};
+
+} // namespace smp
