@@ -67,8 +67,8 @@ struct collective_limits {
   /// So many ranks talk to each other directly; above, small things go along
   /// a tree.
   uint64_t direct_ranks = 8;
-  uint64_t least_segment = 256 << 10;
-  uint64_t largest_segment = 1 << 20;
+  uint64_t least_segment = 64 << 10;
+  uint64_t largest_segment = 256 << 10;
   /// To one rank, before it is known to be there. Bounds what is kept of those
   /// who are early.
   uint64_t unasked = 64 << 10;
