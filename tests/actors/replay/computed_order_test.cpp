@@ -251,6 +251,38 @@ TEST_CASE("an order with promises starts what has what it needs",
           {0, 0}, {1, 0}, {0, 1}, {0, 2}, {1, 1}, {1, 2}});
 }
 
+TEST_CASE("an order knows the results of requests that were waited for",
+          "[actors][static][deterministic][R38]") {
+  // The body waits for what rank 1 makes, passes it on to rank 2 without its
+  // content, and fetches it.
+  constexpr uint32_t first = 1, second = 2;
+  promise_flow x{0};
+  x.records.resize(3);
+  for (auto& y : x.records)
+    y.microbatches = 1;
+  auto& body = x.add(0, {rank_id{0}, root_request_number({}, {0})}, 0);
+  for (auto number : {first, second}) {
+    auto& y = body.calls.emplace_back();
+    y.owner = rank_id{number};
+    y.number = number;
+  }
+  auto& fetch = body.calls.emplace_back();
+  fetch.kind = call_kind::wait;
+  fetch.number = 3;
+  fetch.until = {first};
+  request_id made{rank_id{0}, first};
+  x.add(1, made, 0);
+  x.add(2, {rank_id{0}, second}, 0).needs = {
+    result_name(rank_id{1}, made, {}, 0)};
+  auto policy = make_schedule("simple", 1, 3);
+  auto order = compute_order(
+    x.records, {{0}, {1}, {2}}, *policy,
+    {{backward_first, backward_first, backward_first}});
+  CHECK(order.served.at(0)
+        == std::vector<served_segment>{{0, 0}, {0, 1}, {0, 2}, {0, 3}});
+  CHECK(order.served.at(2) == std::vector<served_segment>{{0, 0}});
+}
+
 TEST_CASE("an order in which something needed is never made is refused",
           "[actors][static][deterministic][R38]") {
   promise_flow x{1};
