@@ -390,18 +390,17 @@ private:
     works_[last_];
     std::vector<uint64_t> all;
     for (uint32_t c = 0; c < chunks_; ++c)
-      run_chunk(m, c, phase::forward, all);
+      run_chunk(m, phase::forward, all);
     if (promised_)
       stop(call_kind::wait, phase::forward, all);
     stop(call_kind::grant, phase::backward);
     last_ = {0, body_, segment_};
     for (uint32_t c = chunks_; c-- > 0;)
-      run_chunk(m, c, phase::backward, all);
+      run_chunk(m, phase::backward, all);
   }
 
   /// The body runs its stage before the others, or after them backward.
-  void run_chunk(uint32_t m, uint32_t c, phase what,
-                 std::vector<uint64_t>& all) {
+  void run_chunk(uint32_t m, phase what, std::vector<uint64_t>& all) {
     auto forward = what == phase::forward;
     auto seconds = (forward ? 1.0 : 2.0) / chunks_;
     if (forward)
