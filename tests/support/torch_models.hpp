@@ -159,19 +159,23 @@ std::vector<model_step> run_ranks(const model_options& x,
         auto around = x.context ? x.context() : nullptr;
         r.losses = train_step(batches.at(static_cast<size_t>(i))).outputs();
       };
-      try {
-        run();
-      } catch (const error& e) {
-        // The error says what to do: its step left no trace but gradients.
-        if (!has_overtaken(e))
-          throw;
-        for (auto& [name, t] : to_map(model.state_dict()))
-          if (!torch::equal(t, r.before.at(name)))
-            throw std::logic_error{"a failed step changed " + name};
-        for (auto& p : model.local_parameters())
-          p.mutable_grad() = Tensor{};
-        r.repeated = true;
-        run();
+      // Each module may be the reason once.
+      std::set<std::string> reasons;
+      for (auto done = false; !done;) {
+        try {
+          run();
+          done = true;
+        } catch (const error& e) {
+          // The error says what to do: its step left no trace but gradients.
+          if (!has_overtaken(e) || !reasons.insert(e.cause().module).second)
+            throw;
+          for (auto& [name, t] : to_map(model.state_dict()))
+            if (!torch::equal(t, r.before.at(name)))
+              throw std::logic_error{"a failed step changed " + name};
+          for (auto& p : model.local_parameters())
+            p.mutable_grad() = Tensor{};
+          r.repeated = true;
+        }
       }
       r.gradients = to_map(model.gradients());
       r.after = to_map(model.state_dict());
