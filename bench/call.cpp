@@ -106,7 +106,7 @@ void run_fabric(const arguments& args) {
   record result;
   result.numbers["fabric"] = pair.round_trips(
     static_cast<uint64_t>(bytes_of(args)), static_cast<int>(calls_of(args)));
-  result.text = pair.fabric().transports_to(rank_id{1});
+  result.text = pair.ucx().transports_to(rank_id{1});
   write(result, args.text("file"));
 }
 

@@ -1,12 +1,20 @@
-// How fast tensors are summed and dealt out between ranks:
+// How fast messages cross between ranks, and tensors are summed and dealt out:
 //
-//   bench_comm [--rounds=N] [--largest=BYTES]
+//   bench_comm [--rounds=N] [--largest=BYTES] [--part=abcde] [--ranks=2,4]
+//              [--idle=SECONDS]
 //
-// allreduce and all_to_all of 1 KB to 64 MB among 2 and 4 ranks, one call after
-// the other, beside torch.distributed with gloo where SMP_PYTHON is a Python
-// that has it. A round begins fresh processes of both, by turns. Times are
-// those of rank 0 from call to result.
+// (a) bandwidth of one direction, beside ucx_perftest of the same UCX where
+// SMP_UCX_DIR has it, and beside memcpy. (b) A request of 64 B and its answer,
+// which a thread waits for where messages arrive, beside ucx_perftest that
+// sleeps between messages, as smp always does, and that spins, which takes a
+// core for each rank. (c) What the stages of communication add to a message.
+// These by turns in one process and its peers. (d) allreduce and all_to_all of
+// 1 KB to 64 MB among so many ranks, one call after the other, beside
+// torch.distributed with gloo where SMP_PYTHON is a Python that has it. A round
+// begins fresh processes of both, by turns. Times are those of rank 0 from call
+// to result. (e) CPU time of ranks that are connected and have nothing to do.
 
+#include "bench/comm_stages.hpp"
 #include "bench/harness.hpp"
 
 #include "smp/smp.hpp"
@@ -15,7 +23,10 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <ctime>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace smp::bench {
@@ -69,6 +80,40 @@ void run_collectives(const arguments& args) {
   }
   if (s.rank() == 0)
     write(result, args.text("file"));
+}
+
+/// What each rank computes while its user's thread sleeps, in percent of a
+/// core.
+void run_idle(const arguments& args) {
+  session_config setup;
+  setup.pipeline_parallel_degree = static_cast<uint64_t>(args.number("p", 2));
+  setup.threads = 1;
+  session s{setup};
+  // Whatever the start left to do ends meanwhile.
+  barrier();
+  std::this_thread::sleep_for(std::chrono::seconds{1});
+  auto begin = clock::now();
+  auto cpu = std::clock();
+  std::this_thread::sleep_for(std::chrono::seconds{args.number("idle", 10)});
+  std::chrono::duration<double> spent = clock::now() - begin;
+  auto used = static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC;
+  auto all = allgather(100 * used / spent.count());
+  if (s.rank() == 0) {
+    record result;
+    result.numbers["idle"] = all;
+    write(result, args.text("file"));
+  }
+}
+
+void print_idle(const scratch& dir, arguments args, uint64_t ranks) {
+  args.set(fmt::format("--p={}", ranks));
+  auto x = run_fresh(dir, ranks, "idle", args);
+  fmt::print("\nidle for {} s, {} ranks, % of a core:", args.number("idle", 10),
+             ranks);
+  for (auto y : x["idle"])
+    fmt::print(" {:.2f}", y);
+  fmt::print("\n  load of the machine: {:.1f}\n", machine_load());
+  std::fflush(stdout);
 }
 
 // -- its peer -----------------------------------------------------------------
@@ -126,13 +171,28 @@ void compare(const scratch& dir, arguments args, uint64_t ranks) {
 void run(const arguments& args) {
   if (args.text("run") == "collectives")
     return run_collectives(args);
+  if (args.text("run") == "stages")
+    return run_stages(args);
+  if (args.text("run") == "idle")
+    return run_idle(args);
   scratch dir;
-  if (python().empty())
+  auto parts = args.text("part", all_parts);
+  auto has = [&](const char* any) {
+    return parts.find_first_of(any) != std::string::npos;
+  };
+  if (has("abc"))
+    print_stages(run_fresh(dir, 1, "stages", args), parts);
+  if (has("d") && python().empty())
     fmt::print(
       "no Python with torch: './dev zoo' makes one, or set "
       "SMP_PYTHON; so without torch.distributed\n");
-  for (uint64_t ranks : {2, 4})
-    compare(dir, args, ranks);
+  std::istringstream list{args.text("ranks", "2,4")};
+  for (std::string ranks; std::getline(list, ranks, ',');) {
+    if (has("d"))
+      compare(dir, args, std::stoull(ranks));
+    if (has("e"))
+      print_idle(dir, args, std::stoull(ranks));
+  }
 }
 
 } // namespace

@@ -19,27 +19,13 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-double stream(fabric& f, uint64_t size, int count) {
-  counter sent;
-  auto begin = steady::now();
-  for (int i = 0; i < count; ++i) {
-    if (i >= 4)
-      sent.wait(static_cast<uint64_t>(i) - 3);
-    f.send(rank_id{1}, make_message(order::count, size),
-           [&](const failure&) { sent.add(); });
-  }
-  sent.wait(static_cast<uint64_t>(count));
-  std::chrono::duration<double> spent = steady::now() - begin;
-  return static_cast<double>(size) * count / spent.count();
-}
-
 void run(const std::string& name) {
   ucx_options options;
   if (name == "tcp")
     options.transports = "tcp,self";
   fabric_pair pair{options};
   std::printf("%-4s (%s)\n", name.c_str(),
-              pair.fabric().transports_to(rank_id{1}).c_str());
+              pair.ucx().transports_to(rank_id{1}).c_str());
   struct {
     const char* text;
     uint64_t size;
@@ -49,7 +35,7 @@ void run(const std::string& name) {
                {"16 MB", 16 << 20, 60},   {"64 MB", 64 << 20, 20}};
   for (auto& x : cases) {
     auto trip = median(pair.round_trips(x.size, x.trips));
-    auto rate = stream(pair.fabric(), x.size, x.trips);
+    auto rate = stream(pair.sends(), x.size, x.trips);
     std::printf("  %-6s %8.1f us one way %7.2f GB/s stream\n", x.text,
                 trip / 2 * 1e6, rate / 1e9);
     std::fflush(stdout);

@@ -4,6 +4,7 @@
 
 #include "transport/file_descriptor.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
+#include "transport/wake_up.hpp"
 
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -19,7 +21,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,51 +86,75 @@ private:
   uint64_t value_ = 0;
 };
 
-/// Forks the other process, which echoes or counts; gives this one's fabric to
-/// `measure`. Call it before the first thread of the process starts.
+/// Forks the other process, which echoes or counts. Make all pairs before the
+/// first thread of the process starts: the first use of one's fabric.
 class fabric_pair {
 public:
-  explicit fabric_pair(const ucx_options& options) {
+  /// What is to stand around the fabric, in both processes.
+  using wrap = std::function<std::shared_ptr<fabric>(std::shared_ptr<fabric>)>;
+
+  explicit fabric_pair(const ucx_options& options, wrap around = {})
+    : options_(options), around_(std::move(around)) {
     int sockets[2];
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets) != 0)
       std::exit(1);
-    file_descriptor mine{sockets[0]};
+    mine_.reset(sockets[0]);
     file_descriptor others{sockets[1]};
     std::fflush(stdout);
     other_ = ::fork();
     if (other_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      serve(others.get(), options);
+      serve(others.get());
       std::_Exit(0);
     }
-    others.reset();
-    fabric_.emplace(rank_id{0}, 2, options);
-    auto address = swap_addresses(mine.get(), fabric_->address());
-    fabric_->start({{}, address}, listener_);
   }
 
   ~fabric_pair() {
-    fabric_->send(rank_id{1}, make_message(order::quit, 0));
-    fabric_->stop(std::chrono::seconds{5});
+    if (!fabric_) {
+      // Nobody wanted it.
+      ::kill(other_, SIGKILL);
+      ::waitpid(other_, nullptr, 0);
+      return;
+    }
+    sends().send(rank_id{1}, make_message(order::quit, 0));
+    sends().stop(std::chrono::seconds{5});
     ::waitpid(other_, nullptr, 0);
   }
 
   fabric_pair(const fabric_pair&) = delete;
   fabric_pair& operator=(const fabric_pair&) = delete;
 
-  ucx_fabric& fabric() noexcept {
+  /// The fabric itself, with nothing around it.
+  ucx_fabric& ucx() {
+    sends();
+    return *ucx_;
+  }
+
+  fabric& sends() {
+    if (!fabric_) {
+      make(0);
+      auto address = swap_addresses(mine_.get(), fabric_->address());
+      fabric_->start({{}, address}, listener_);
+    }
     return *fabric_;
   }
 
+  /// @param parked the thread waits at the fabric, as one that calls a module
+  /// of another rank does; else another thread has to wake it
   /// @returns the times of `count` round trips after some others, in seconds
-  std::vector<double> round_trips(uint64_t size, int count) {
+  std::vector<double> round_trips(uint64_t size, int count,
+                                  bool parked = false) {
     using clock = std::chrono::steady_clock;
     std::vector<double> result;
+    parked_ = parked;
     for (int i = 0; i < count + count / 5; ++i) {
       auto before = answers_.value();
       auto begin = clock::now();
-      fabric_->send(rank_id{1}, make_message(order::echo, size));
-      answers_.wait(before + 1);
+      sends().send(rank_id{1}, make_message(order::echo, size));
+      if (parked)
+        sends().park(answered_);
+      else
+        answers_.wait(before + 1);
       std::chrono::duration<double> spent = clock::now() - begin;
       if (i >= count / 5)
         result.push_back(spent.count());
@@ -149,28 +174,62 @@ private:
     return {buffer, static_cast<size_t>(size)};
   }
 
+  void make(uint64_t rank) {
+    ucx_ = std::make_shared<ucx_fabric>(rank_id{rank}, 2, options_);
+    fabric_ = around_ ? around_(ucx_) : ucx_;
+  }
+
   /// Echoes or counts until told to quit.
-  static void serve(int socket, const ucx_options& options) {
-    ucx_fabric fabric{rank_id{1}, 2, options};
-    auto address = swap_addresses(socket, fabric.address());
+  void serve(int socket) {
+    make(1);
+    auto address = swap_addresses(socket, fabric_->address());
     counter quit;
     listener l{[&](message x) {
       auto what = static_cast<order>(x.body.bytes.at(0));
       if (what == order::quit)
         quit.add();
       else if (what == order::echo)
-        fabric.send(rank_id{0}, make_message(what, tensor_bytes(x.body)));
+        fabric_->send(rank_id{0}, make_message(what, tensor_bytes(x.body)));
     }};
-    fabric.start({address, {}}, l);
+    fabric_->start({address, {}}, l);
     // As long as the other one measures; it dies with that one.
     quit.wait(1, std::chrono::hours{1});
-    fabric.stop(std::chrono::seconds{5});
+    fabric_->stop(std::chrono::seconds{5});
+    fabric_ = {};
   }
 
+  ucx_options options_;
+  wrap around_;
+  file_descriptor mine_;
   counter answers_;
-  listener listener_{[this](message) { answers_.add(); }};
+  pollable_wake_up answered_;
+  std::atomic<bool> parked_ = false;
+  listener listener_{[this](message) {
+    if (parked_)
+      answered_.notify();
+    else
+      answers_.add();
+  }};
   pid_t other_ = 0;
-  std::optional<ucx_fabric> fabric_;
+  std::shared_ptr<ucx_fabric> ucx_;
+  std::shared_ptr<fabric> fabric_;
 };
+
+/// Sends `count` messages, four of them under way at a time.
+/// @returns bytes per second
+inline double stream(fabric& f, uint64_t size, int count) {
+  counter sent;
+  auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < count; ++i) {
+    if (i >= 4)
+      sent.wait(static_cast<uint64_t>(i) - 3);
+    f.send(rank_id{1}, make_message(order::count, size),
+           [&](const failure&) { sent.add(); });
+  }
+  sent.wait(static_cast<uint64_t>(count));
+  std::chrono::duration<double> spent = std::chrono::steady_clock::now()
+                                        - begin;
+  return static_cast<double>(size) * count / spent.count();
+}
 
 } // namespace smp::bench

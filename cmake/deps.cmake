@@ -69,6 +69,14 @@ find_path(SMP_JSON_INCLUDE nlohmann/json.hpp REQUIRED)
 find_path(SMP_TOML_INCLUDE toml++/toml.h REQUIRED)
 find_path(SMP_CLI11_INCLUDE CLI/CLI.hpp REQUIRED)
 
+# Of smp-top.
+set(CURSES_NEED_WIDE TRUE)
+find_package(Curses REQUIRED)
+add_library(smp::ncurses INTERFACE IMPORTED)
+set_target_properties(smp::ncurses PROPERTIES
+  INTERFACE_INCLUDE_DIRECTORIES "${CURSES_INCLUDE_DIRS}")
+target_link_libraries(smp::ncurses INTERFACE ${CURSES_LIBRARIES})
+
 if(SMP_TESTS)
   find_package(Catch2 3 CONFIG REQUIRED PATHS ${SMP_CATCH2_DIR} NO_DEFAULT_PATH)
 endif()

@@ -123,7 +123,37 @@ function(smp_add_library)
   add_library(smp::smp ALIAS smp_user)
 endfunction()
 
-# smp_apps(FOLDER LIBRARY...): one program per subfolder, named after it.
+# smp_watchers(FOLDER PROGRAM...): programs that look at runs. To load LibTorch
+# takes a second, in which they have to answer, so they are linked with the
+# folders below runtime/ instead of libsmp. What they share with each other, with
+# other programs and with tests is in FOLDER/report.
+function(smp_watchers folder)
+  smp_wanted(wanted runtime)
+  if(NOT wanted)
+    return()
+  endif()
+  smp_sources(sources ${folder}/report)
+  add_library(smp_report OBJECT ${sources})
+  smp_unity(smp_report ${sources})
+  target_link_libraries(smp_report PUBLIC smp_actors_headers smp::json smp::toml)
+  add_library(smp_watcher INTERFACE)
+  set(parts smp_transport smp_partition smp_actors)
+  target_link_libraries(smp_watcher INTERFACE smp_report ${parts}
+    smp_transport_headers smp_actors_headers smp::cli11)
+  foreach(part smp_report ${parts})
+    target_link_libraries(smp_watcher INTERFACE $<TARGET_OBJECTS:${part}>)
+  endforeach()
+  foreach(name IN LISTS ARGN)
+    smp_sources(sources ${folder}/${name})
+    add_executable(${name} ${sources})
+    smp_unity(${name} ${sources})
+    target_link_libraries(${name} PRIVATE smp_watcher)
+    install(TARGETS ${name})
+  endforeach()
+endfunction()
+
+# smp_apps(FOLDER LIBRARY...): one program per subfolder, named after it, unless
+# it is a watcher.
 function(smp_apps folder)
   smp_wanted(wanted runtime)
   if(NOT wanted)
@@ -133,12 +163,13 @@ function(smp_apps folder)
     RELATIVE ${PROJECT_SOURCE_DIR}/${folder} ${PROJECT_SOURCE_DIR}/${folder}/*)
   foreach(name IN LISTS programs)
     smp_sources(sources ${folder}/${name})
-    if(NOT sources)
+    if(NOT sources OR name STREQUAL report OR TARGET ${name})
       continue()
     endif()
     add_executable(${name} ${sources})
     smp_unity(${name} ${sources})
-    target_link_libraries(${name} PRIVATE smp::smp ${ARGN} Threads::Threads)
+    target_link_libraries(${name} PRIVATE smp::smp smp_report ${ARGN}
+      Threads::Threads)
     smp_precompile_if_used(${name} ${sources})
     install(TARGETS ${name})
   endforeach()

@@ -28,13 +28,19 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   "actors/[a-z]*/(node|executor|execution_token|microbatch_sequencer)\\.hpp"
   "actors/[a-z]*/(request|request_number|result_name|user_schedule)\\.hpp"
   "actors/[a-z]*/(record_book|computed_order)\\.hpp"
-  "actors/[a-z]*/(rank_board|call_slot|counting_fabric|membership)\\.hpp"
-  "actors/[a-z]*/(stalls|stall_judge)\\.hpp")
-set(allowed_include "smp/" "${vocabulary}" "runtime/" "actors/schedule/schedule_actor\\.hpp")
-set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}" "actors/client\\.hpp")
+  "actors/[a-z]*/(rank_board|call_slot|counting_fabric|comm_fabric)\\.hpp"
+  "actors/[a-z]*/(membership|supervisor_link)\\.hpp"
+  "actors/[a-z]*/(stalls|stall_judge|entry_file|run_status|node_status)\\.hpp")
+set(allowed_include "smp/" "${vocabulary}" "runtime/" "tp/functions\\.hpp" "actors/schedule/schedule_actor\\.hpp")
+set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}")
+# Programs that look at runs start at once, without LibTorch.
+set(watchers "apps/(report|smp-inspect|smp-top)/")
+set(allowed_watchers "${watchers}" "${vocabulary}" "actors/client\\.hpp")
 
 # The subfolders, bottom to top: each may include itself and those before it.
-set(order_actors protocol board replay schedule server stalls cluster host)
+# ("client" is no subfolder but what all of it is for those who look from outside.)
+set(order_actors protocol board comm replay schedule server inspection stalls
+  cluster host client)
 set(order_runtime base values lazy config launch model remote intercept session
   checkpoint train plan verify)
 
@@ -44,7 +50,7 @@ set(exceptions
 
 # Third-party headers that belong to some places only: what it is called, how
 # its headers are known, and the files that may include them.
-set(third_parties caf ucx torch)
+set(third_parties caf ucx torch ncurses)
 set(name_caf CAF)
 set(headers_caf "caf/")
 set(places_caf "actors/")
@@ -53,7 +59,10 @@ set(headers_ucx "uc[mpst]/")
 set(places_ucx "transport/ucx/")
 set(name_torch Torch)
 set(headers_torch "torch/|ATen/|c10/")
-set(places_torch "tp/|runtime/|apps/")
+set(places_torch "tp/|runtime/|apps/smp-train/")
+set(name_ncurses ncurses)
+set(headers_ncurses "n?cursesw?[./]")
+set(places_ncurses "apps/smp-top/")
 
 # Costs 18 s in every file that includes it.
 set(slow_headers "torch/(torch|all|extension)\\.h")
@@ -84,6 +93,9 @@ endfunction()
 
 function(check_project_header folder file line header)
   string(REGEX REPLACE "/.*" "" target "${header}")
+  if(file MATCHES "^${watchers}")
+    set(folder watchers)
+  endif()
   if(NOT target IN_LIST folders)
     complain(${file} "${line}" "not a path from the repository's root")
   else()
@@ -98,7 +110,9 @@ endfunction()
 # Sets RESULT to where FILE's subfolder stands in the order of FOLDER.
 function(place_of result folder file)
   set(subfolder "")
-  if(file MATCHES "^[^/]*/([^/]*)/")
+  if(file MATCHES "^[^/]*/client[.]")
+    set(subfolder client)
+  elseif(file MATCHES "^[^/]*/([^/]*)/")
     set(subfolder ${CMAKE_MATCH_1})
   endif()
   list(FIND order_${folder} "${subfolder}" place)
@@ -177,6 +191,29 @@ function(check_for_users file)
   endforeach()
   set(errors "${errors}" PARENT_SCOPE)
 endfunction()
+
+# FILE is, or is included by, what those include who look from outside.
+function(check_for_watchers file)
+  get_property(known GLOBAL PROPERTY smp_for_watchers)
+  if("${file}" IN_LIST known OR NOT EXISTS ${ROOT}/${file})
+    return()
+  endif()
+  set_property(GLOBAL APPEND PROPERTY smp_for_watchers "${file}")
+  file(STRINGS ${ROOT}/${file} lines REGEX "^[ \t]*#[ \t]*include")
+  foreach(line IN LISTS lines)
+    if(line MATCHES "^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"]*)[>\"]")
+      set(header "${CMAKE_MATCH_1}")
+      if(header MATCHES "^(${headers_caf})")
+        complain(${file} "${line}" "CAF behind actors/client")
+      endif()
+      check_for_watchers(${header})
+    endif()
+  endforeach()
+  set(errors "${errors}" PARENT_SCOPE)
+endfunction()
+
+check_for_watchers(actors/client.hpp)
+check_for_watchers(actors/client.cpp)
 
 file(GLOB public RELATIVE ${ROOT} ${ROOT}/include/smp/*.hpp)
 foreach(header IN LISTS public)

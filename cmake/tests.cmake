@@ -21,7 +21,8 @@ set(smp_test_libraries_partition smp::fmt smp::json)
 set(smp_test_libraries_actors smp::fmt CAF::core CAF::io)
 set(smp_test_libraries_tp smp::smp)
 set(smp_test_libraries_runtime smp::smp smp::json smp::toml)
-set(smp_test_libraries_apps smp::smp smp::json smp::toml)
+set(smp_test_libraries_apps smp::smp smp_report smp::json smp::toml)
+set(smp_test_libraries_fuzz smp::fmt CAF::core)
 
 # -- tests/support -------------------------------------------------------------
 # support/torch_*.cpp is for the tests that see Torch, all else for everybody.
@@ -133,7 +134,8 @@ function(smp_test_program path)
   add_executable(${program} ${compiled})
   set_target_properties(${program} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  target_compile_options(${program} PRIVATE -Wno-subobject-linkage) # as in smp_unity
+  target_compile_options(${program} PRIVATE
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>) # as in smp_unity
   set(libraries ${smp_test_libraries_${folder}})
   if(smp::smp IN_LIST libraries)
     target_link_libraries(${program} PRIVATE smp_test_support_torch)

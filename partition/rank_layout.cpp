@@ -101,7 +101,6 @@ std::string to_string(const comm_group& x) {
 
 rank_layout::rank_layout(const layout_config& x)
   : size_(x.size),
-    ranks_per_machine_(x.ranks_per_machine == 0 ? x.size : x.ranks_per_machine),
     degrees_{x.pipeline, x.tensor, reduced_data_parallel_degree(x)} {
   auto order = permutation(x.placement);
   uint64_t stride = 1;
@@ -217,14 +216,45 @@ rank_id rank_layout::at(const rank_coordinates& x) const {
   return rank_id{result};
 }
 
+void rank_layout::place(const std::vector<std::string>& machine_of_rank) {
+  if (machine_of_rank.size() != size_)
+    throw error{error_code::internal, "places of other ranks"};
+  std::vector<std::string> names;
+  std::vector<uint64_t> result;
+  for (auto& name : machine_of_rank) {
+    auto i = std::find(names.begin(), names.end(), name);
+    result.push_back(static_cast<uint64_t>(i - names.begin()));
+    if (i == names.end())
+      names.push_back(name);
+  }
+  machine_of_ = std::move(result);
+}
+
+uint64_t rank_layout::machines() const noexcept {
+  return machine_of_.empty()
+           ? 1
+           : *std::max_element(machine_of_.begin(), machine_of_.end()) + 1;
+}
+
+std::vector<uint64_t> rank_layout::machine_of_ranks() const {
+  return machine_of_.empty() ? std::vector<uint64_t>(size_) : machine_of_;
+}
+
 uint64_t rank_layout::local_rank(rank_id x) const {
   check(x);
-  return x.value % ranks_per_machine_;
+  if (machine_of_.empty())
+    return x.value;
+  auto self = machine_of_.begin() + static_cast<std::ptrdiff_t>(x.value);
+  return static_cast<uint64_t>(std::count(machine_of_.begin(), self, *self));
 }
 
 uint64_t rank_layout::local_size(rank_id x) const {
-  auto first = x.value - local_rank(x);
-  return std::min(ranks_per_machine_, size_ - first);
+  check(x);
+  if (machine_of_.empty())
+    return size_;
+  auto mine = machine_of_[x.value];
+  return static_cast<uint64_t>(
+    std::count(machine_of_.begin(), machine_of_.end(), mine));
 }
 
 void rank_layout::check(rank_id x) const {

@@ -80,7 +80,6 @@ struct layout_config {
   uint64_t tensor = 1;               // smp.tensor_parallel_degree
   bool ddp = false;                  // smp.ddp
   std::string placement = "cluster"; // smp.placement_strategy
-  uint64_t ranks_per_machine = 0;    // neighbouring ranks; 0: one machine
 };
 
 /// Position of a rank along each axis of the layout.
@@ -123,6 +122,17 @@ public:
 
   rank_id at(const rank_coordinates& x) const;
 
+  /// Tells where the ranks are, by any name of a machine; until then all of
+  /// them are on one. No group depends on it.
+  void place(const std::vector<std::string>& machine_of_rank);
+
+  /// Number of machines.
+  uint64_t machines() const noexcept;
+
+  /// The machine of each rank, counted from 0 in the order of their first
+  /// ranks.
+  std::vector<uint64_t> machine_of_ranks() const;
+
   /// Position of `x` on its machine.
   uint64_t local_rank(rank_id x) const;
 
@@ -134,7 +144,7 @@ private:
   std::vector<rank_id> checked(const comm_group& named, rank_id x) const;
 
   uint64_t size_;
-  uint64_t ranks_per_machine_;
+  std::vector<uint64_t> machine_of_; // by rank; empty: one machine
   rank_coordinates degrees_;
   rank_coordinates strides_; // step between neighbours along each axis
 };

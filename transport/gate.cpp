@@ -1,7 +1,10 @@
 #include "transport/gate.hpp"
 
 #include "transport/error.hpp"
+#include "transport/network/addresses.hpp"
 #include "transport/wake_up.hpp"
+
+#include <openssl/crypto.h>
 
 #include <algorithm>
 #include <array>
@@ -19,7 +22,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -31,10 +33,15 @@ namespace {
 using gate_clock = std::chrono::steady_clock;
 
 constexpr std::string_view hello_mark = "smpgate1";
+constexpr std::string_view question_mark = "smpasks1";
+static_assert(hello_mark.size() == question_mark.size());
 constexpr size_t nonce_size = 32;
 constexpr size_t proof_size = std::tuple_size_v<run_secret::proof>;
 constexpr size_t hello_size = hello_mark.size() + nonce_size;
 constexpr size_t answer_size = nonce_size + proof_size;
+
+/// Of what a gate tells besides the secret, in bytes.
+constexpr uint32_t note_limit = 4096;
 
 /// Both sides' random bytes: neither can use an old proof.
 using nonces = std::array<std::byte, 2 * nonce_size>;
@@ -45,22 +52,9 @@ using nonces = std::array<std::byte, 2 * nonce_size>;
 
 // -- listening ----------------------------------------------------------------
 
-struct free_addresses {
-  void operator()(addrinfo* x) const {
-    ::freeaddrinfo(x);
-  }
-};
-
 file_descriptor listen_at(const std::string& address, uint16_t port) {
-  auto where = address + ':' + std::to_string(port);
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICSERV | AI_PASSIVE;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* raw = nullptr;
-  if (auto status = ::getaddrinfo(address.c_str(), std::to_string(port).c_str(),
-                                  &hints, &raw))
-    gate_fail(where + ": " + ::gai_strerror(status));
-  std::unique_ptr<addrinfo, free_addresses> found{raw};
+  auto where = endpoint(address, port);
+  auto found = resolve(address, port);
   file_descriptor result{
     ::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
   // A run may begin at the port of one that just ended.
@@ -70,7 +64,9 @@ file_descriptor listen_at(const std::string& address, uint16_t port) {
            != 0
       || ::bind(result.get(), found->ai_addr, found->ai_addrlen) != 0
       || ::listen(result.get(), SOMAXCONN) != 0)
-    gate_fail(where + ": " + std::strerror(errno));
+    gate_fail(
+      where + ": " + std::strerror(errno)
+      + (errno == EADDRNOTAVAIL ? " (no address of this machine)" : ""));
   return result;
 }
 
@@ -87,40 +83,43 @@ uint16_t port_of(int listener) {
 
 // -- a connection that has not shown the secret -------------------------------
 
-enum class gate_progress { waits, admitted, refused };
+enum class gate_progress { waits, admitted, answered, refused };
 
 /// Reads not one byte more than belongs to the gate.
 class unproven {
 public:
-  unproven(file_descriptor connection, gate_clock::time_point deadline)
-    : connection_(std::move(connection)), deadline_(deadline) {
-    // nop
+  unproven(file_descriptor connection, const std::optional<tls_line>& line,
+           gate_clock::time_point deadline)
+    : deadline_(deadline) {
+    if (line)
+      tls_.emplace(std::move(connection), line->keys, tls_side::accepts);
+    else
+      connection_ = std::move(connection);
   }
 
-  int fd() const noexcept {
-    return connection_.get();
+  pollfd wanted() const noexcept {
+    return tls_ ? pollfd{tls_->fd(), tls_->read_events(), 0}
+                : pollfd{connection_.get(), POLLIN, 0};
   }
 
   gate_clock::time_point deadline() const noexcept {
     return deadline_;
   }
 
-  file_descriptor take() {
-    return std::move(connection_);
+  file_descriptor take(const std::optional<tls_line>& line) {
+    return tls_ ? line->relay->add(std::move(*tls_)) : std::move(connection_);
   }
 
-  gate_progress go_on(const run_secret& secret) {
+  gate_progress go_on(const run_secret& secret, const std::string& note) {
     for (;;) {
       auto wanted = answered_ ? proof_size : hello_size;
-      auto got = ::recv(fd(), buffer_.data() + size_, wanted - size_, 0);
-      if (got < 0 && errno == EINTR)
-        continue;
-      if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+      auto got = receive(std::span{buffer_}.subspan(size_, wanted - size_));
+      if (got == 0)
         return gate_progress::waits;
-      if (got <= 0)
+      if (got < 0)
         return gate_progress::refused;
       size_ += static_cast<size_t>(got);
-      if (!begins_well())
+      if (!begins_with(hello_mark) && !(tls_ && begins_with(question_mark)))
         return gate_progress::refused;
       if (size_ < wanted)
         continue;
@@ -129,16 +128,53 @@ public:
                                       secret.prove("rank", nonces_))
                  ? gate_progress::admitted
                  : gate_progress::refused;
+      if (!begins_with(hello_mark))
+        return tell(secret, note) ? gate_progress::answered
+                                  : gate_progress::refused;
       if (!answer(secret))
         return gate_progress::refused;
     }
   }
 
 private:
+  /// @returns as `tls_stream::read`
+  ssize_t receive(std::span<std::byte> x) {
+    if (tls_)
+      return tls_->read(x);
+    for (;;) {
+      auto got = ::recv(connection_.get(), x.data(), x.size(), 0);
+      if (got < 0 && errno == EINTR)
+        continue;
+      if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return 0;
+      return got > 0 ? got : -1;
+    }
+  }
+
+  /// The first bytes on a connection always find room.
+  bool send_all(std::span<const std::byte> x) {
+    auto sent = tls_
+                  ? tls_->write(x)
+                  : ::send(connection_.get(), x.data(), x.size(), MSG_NOSIGNAL);
+    return sent == static_cast<ssize_t>(x.size());
+  }
+
   /// Who speaks another protocol is not kept until the deadline.
-  bool begins_well() const {
-    auto n = std::min(size_, hello_mark.size());
-    return answered_ || std::memcmp(buffer_.data(), hello_mark.data(), n) == 0;
+  bool begins_with(std::string_view mark) const {
+    auto n = std::min(size_, mark.size());
+    return answered_ || std::memcmp(buffer_.data(), mark.data(), n) == 0;
+  }
+
+  bool tell(const run_secret& secret, const std::string& note) {
+    std::vector<std::byte> text{secret.bytes().begin(), secret.bytes().end()};
+    for (int shift = 0; shift < 32; shift += 8)
+      text.push_back(static_cast<std::byte>(note.size() >> shift));
+    auto bytes = std::as_bytes(std::span{note});
+    text.insert(text.end(), bytes.begin(), bytes.end());
+    auto sent = send_all(text);
+    OPENSSL_cleanse(text.data(), text.size());
+    tls_->say_end();
+    return sent;
   }
 
   bool answer(const run_secret& secret) {
@@ -151,12 +187,11 @@ private:
     std::copy(proof.begin(), proof.end(), text.begin() + nonce_size);
     answered_ = true;
     size_ = 0;
-    // The first bytes on a connection always find room.
-    return ::send(fd(), text.data(), text.size(), MSG_NOSIGNAL)
-           == static_cast<ssize_t>(text.size());
+    return send_all(text);
   }
 
-  file_descriptor connection_;
+  file_descriptor connection_; // or
+  std::optional<tls_stream> tls_;
   gate_clock::time_point deadline_;
   bool answered_ = false;
   size_t size_ = 0;
@@ -189,7 +224,7 @@ struct gate::impl {
       // Where the process has no descriptor left, the kernel keeps who comes.
       fds.push_back({exhausted ? -1 : listener.get(), POLLIN, 0});
       for (auto& x : waiting)
-        fds.push_back({x.fd(), POLLIN, 0});
+        fds.push_back(x.wanted());
       ::poll(fds.data(), fds.size(), time_out());
       exhausted = false;
       auto i = fds.begin() + 2;
@@ -218,18 +253,30 @@ struct gate::impl {
 
   /// @returns the one after it.
   iterator look_at(iterator x) {
-    switch (x->go_on(config.secret)) {
+    switch (x->go_on(config.secret, config.note)) {
       case gate_progress::waits:
         return std::next(x);
       case gate_progress::admitted:
-        ++admitted;
-        config.admit(x->take());
+        admit(*x);
+        break;
+      case gate_progress::answered:
+        ++answered;
         break;
       case gate_progress::refused:
         ++refused;
         break;
     }
     return waiting.erase(x);
+  }
+
+  void admit(unproven& x) {
+    try {
+      auto connection = x.take(config.line);
+      ++admitted;
+      config.admit(std::move(connection));
+    } catch (const std::system_error&) { // no descriptor is left
+      ++refused;
+    }
   }
 
   void accept_all() {
@@ -245,9 +292,12 @@ struct gate::impl {
       }
       int yes = 1;
       ::setsockopt(x.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+      if (config.line)
+        bound_silence(x.get(), config.line->silence);
       if (waiting.size() >= config.unproven_limit)
         drop_oldest();
-      waiting.emplace_back(std::move(x), gate_clock::now() + config.patience);
+      waiting.emplace_back(std::move(x), config.line,
+                           gate_clock::now() + config.patience);
     }
   }
 
@@ -279,6 +329,7 @@ struct gate::impl {
   pollable_wake_up wake;
   std::atomic<bool> stopping = false;
   std::atomic<uint64_t> admitted = 0;
+  std::atomic<uint64_t> answered = 0;
   std::atomic<uint64_t> refused = 0;
   // Of the thread only.
   std::list<unproven> waiting;
@@ -301,7 +352,7 @@ int gate::listener() const noexcept {
 }
 
 gate_stats gate::stats() const noexcept {
-  return {impl_->admitted, impl_->refused};
+  return {impl_->admitted, impl_->answered, impl_->refused};
 }
 
 // -- the other side -----------------------------------------------------------
@@ -336,58 +387,113 @@ private:
   gate_clock::time_point end_;
 };
 
-bool gate_may_go_on(int problem) {
-  return problem == EINTR || problem == EAGAIN || problem == EWOULDBLOCK;
-}
-
-void gate_send(int connection, std::span<const std::byte> x,
-               const answer_deadline& deadline) {
-  while (!x.empty()) {
-    auto n = ::send(connection, x.data(), x.size(),
-                    MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0)
-      x = x.subspan(static_cast<size_t>(n));
-    else if (gate_may_go_on(errno))
-      deadline.await(connection, POLLOUT);
-    else
-      gate_fail(std::strerror(errno));
+/// What both kinds of connection do here: all of `x`, or an error.
+class gate_line {
+public:
+  gate_line(int fd, tls_stream* tls, std::chrono::milliseconds limit)
+    : fd_(fd), tls_(tls), deadline_(limit) {
+    // nop
   }
-}
 
-void gate_receive(int connection, std::span<std::byte> x,
-                  const answer_deadline& deadline) {
-  while (!x.empty()) {
-    auto n = ::recv(connection, x.data(), x.size(), MSG_DONTWAIT);
-    if (n > 0)
+  void send(std::span<const std::byte> x) {
+    while (!x.empty()) {
+      auto n = tls_ != nullptr ? tls_->write(x) : write(x);
+      if (n < 0)
+        fail();
+      if (n == 0)
+        deadline_.await(fd_, tls_ != nullptr ? tls_->write_events() : POLLOUT);
       x = x.subspan(static_cast<size_t>(n));
-    else if (n == 0)
+    }
+  }
+
+  void receive(std::span<std::byte> x) {
+    while (!x.empty()) {
+      auto n = tls_ != nullptr ? tls_->read(x) : read(x);
+      if (n < 0)
+        fail();
+      if (n == 0)
+        deadline_.await(fd_, tls_ != nullptr ? tls_->read_events() : POLLIN);
+      x = x.subspan(static_cast<size_t>(n));
+    }
+  }
+
+private:
+  ssize_t write(std::span<const std::byte> x) {
+    return settle(::send(fd_, x.data(), x.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
+  }
+
+  ssize_t read(std::span<std::byte> x) {
+    auto n = ::recv(fd_, x.data(), x.size(), MSG_DONTWAIT);
+    if (n == 0)
       gate_fail("closed the connection: it belongs to another run");
-    else if (gate_may_go_on(errno))
-      deadline.await(connection, POLLIN);
-    else
-      gate_fail(std::strerror(errno));
+    return settle(n);
   }
-}
 
-} // namespace
+  static ssize_t settle(ssize_t n) {
+    auto again = errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK;
+    return n < 0 && again ? 0 : n;
+  }
 
-void pass_gate(int connection, const run_secret& secret,
-               std::chrono::milliseconds limit) {
-  answer_deadline deadline{limit};
+  [[noreturn]] void fail() const {
+    if (tls_ == nullptr)
+      gate_fail(std::strerror(errno));
+    gate_fail("TLS: " + tls_->problem()
+              + "; each machine must have the keys of this run");
+  }
+
+  int fd_;
+  tls_stream* tls_;
+  answer_deadline deadline_;
+};
+
+void show_secret(gate_line line, const run_secret& secret) {
   nonces both;
   auto mine = std::span{both}.first(nonce_size);
   fill_with_random_bytes(mine);
   std::array<std::byte, hello_size> hello;
   std::memcpy(hello.data(), hello_mark.data(), hello_mark.size());
   std::copy(mine.begin(), mine.end(), hello.begin() + hello_mark.size());
-  gate_send(connection, hello, deadline);
+  line.send(hello);
   std::array<std::byte, answer_size> answer;
-  gate_receive(connection, answer, deadline);
+  line.receive(answer);
   std::copy_n(answer.begin(), nonce_size, both.begin() + nonce_size);
   if (!equal_in_constant_time(std::span{answer}.last(proof_size),
                               secret.prove("gate", both)))
     gate_fail("does not know the secret of this run");
-  gate_send(connection, secret.prove("rank", both), deadline);
+  line.send(secret.prove("rank", both));
+}
+
+} // namespace
+
+void pass_gate(int connection, const run_secret& secret,
+               std::chrono::milliseconds limit) {
+  show_secret({connection, nullptr, limit}, secret);
+}
+
+void pass_gate(tls_stream& connection, const run_secret& secret,
+               std::chrono::milliseconds limit) {
+  show_secret({connection.fd(), &connection, limit}, secret);
+}
+
+gate_answer ask_gate(tls_stream& connection, std::chrono::milliseconds limit) {
+  gate_line line{connection.fd(), &connection, limit};
+  std::array<std::byte, hello_size> question = {};
+  std::memcpy(question.data(), question_mark.data(), question_mark.size());
+  line.send(question);
+  std::array<std::byte, run_secret::size> secret;
+  line.receive(secret);
+  gate_answer result{run_secret{secret}, {}};
+  OPENSSL_cleanse(secret.data(), secret.size());
+  std::array<std::byte, 4> length;
+  line.receive(length);
+  uint32_t size = 0;
+  for (size_t i = 0; i < length.size(); ++i)
+    size |= std::to_integer<uint32_t>(length[i]) << 8 * i;
+  if (size > note_limit)
+    gate_fail("answers something else than this program asks for");
+  result.note.resize(size);
+  line.receive(std::as_writable_bytes(std::span{result.note}));
+  return result;
 }
 
 } // namespace smp

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "transport/file_descriptor.hpp"
+#include "transport/network/tls_relay.hpp"
 #include "transport/run_secret.hpp"
 
 #include <array>
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace smp {
@@ -17,6 +19,8 @@ namespace smp {
 struct gate_stats {
   /// Connections whose peer showed the secret of the run.
   uint64_t admitted = 0;
+  /// Connections whose peer showed the keys of the run, and asked.
+  uint64_t answered = 0;
   /// Connections that sent something else, or nothing in time, or had to make
   /// room for others.
   uint64_t refused = 0;
@@ -33,16 +37,26 @@ struct gate_stats {
 ///   rank to gate   proof of ("rank", X Y) (32)
 ///
 /// What follows belongs to whoever takes the connection. A connection that is
-/// not admitted yet costs a descriptor and 72 bytes, and both only for a while:
-/// of more than `unproven_limit` the oldest goes.
+/// not admitted yet costs a descriptor and 72 bytes (with TLS some 50 KB), and
+/// both only for a while: of more than `unproven_limit` the oldest goes.
+///
+/// Over a network all of this happens inside TLS, which wants the keys of the
+/// run from both sides. Who has them may ask instead of proving:
+///
+///   rank to gate   another mark (8), nothing (32)
+///   gate to rank   the secret (32), length (4, little endian), note
 class gate {
 public:
   struct options {
-    /// An address of this machine, as a number.
+    /// An address or a name of this machine.
     std::string address = "127.0.0.1";
     /// 0: any free port.
     uint16_t port = 0;
     run_secret secret;
+    /// Wanted for any address but loopback.
+    std::optional<tls_line> line;
+    /// Goes with the secret to a rank that has the keys and asks.
+    std::string note;
     /// Within this time a connection has shown the secret.
     std::chrono::milliseconds patience{5000};
     /// Connections that have not, at one time.
@@ -79,5 +93,19 @@ private:
 /// cannot prove that it belongs to this run
 void pass_gate(int connection, const run_secret& secret,
                std::chrono::milliseconds limit);
+
+/// The same through TLS.
+void pass_gate(tls_stream& connection, const run_secret& secret,
+               std::chrono::milliseconds limit);
+
+/// What a rank of another machine is told that has the keys of the run.
+struct gate_answer {
+  run_secret secret;
+  std::string note;
+};
+
+/// @throws error (transport) if the gate does not answer within `limit`, or one
+/// side does not take the other's keys
+gate_answer ask_gate(tls_stream& connection, std::chrono::milliseconds limit);
 
 } // namespace smp

@@ -76,6 +76,19 @@ std::string rank_board::describe(module_id x, microbatch_id m,
          + ", " + text_of(what);
 }
 
+std::string rank_board::brief(const context_notes::view& x) const {
+  auto& y = x.current;
+  auto running = x.slot ? x.slot->module() : call_slot::none;
+  auto is_root = y.module == root_module && y.id.origin == self_;
+  auto result = (y.what == phase::forward ? "FWD mb" : "BWD mb")
+                + std::to_string(y.microbatch.value);
+  if (running != call_slot::none)
+    result += ' ' + name_of(module_id{running});
+  else if (!is_root)
+    result += ' ' + name_of(y.module);
+  return result;
+}
+
 std::string rank_board::describe(const context_notes::view& x) const {
   auto& y = x.current;
   auto place = ", microbatch " + std::to_string(y.microbatch.value) + ", "
@@ -101,19 +114,32 @@ std::string rank_board::describe_wait(const context_notes::view& x) const {
          + text_of(y.what);
 }
 
+std::string rank_board::brief_wait(const context_notes::view& x) const {
+  auto& y = x.waits_for;
+  if (y.kind == call_kind::grant)
+    return "its backward phase";
+  auto what = reason_now(y.why).what;
+  auto name = quoted_name(what);
+  if (!name.empty())
+    return name;
+  return what.empty() ? name_of(y.module) : what;
+}
+
 activity rank_board::describe(const context_entry& x, bool executes) const {
   auto look = x.notes->look();
   activity result;
   result.who = activity::kind::context;
   result.executes = executes;
   result.what = describe(look);
+  result.brief = brief(look);
   result.serves = look.current.id;
   if (!executes) {
     auto& y = look.waits_for;
     if (x.answered || (y.done && y.done->done())) {
-      result.waits_for = "the execution token";
+      result.waits_for = result.awaits = "the execution token";
     } else {
       result.waits_for = describe_wait(look);
+      result.awaits = brief_wait(look);
       result.from = y.kind == call_kind::remote
                       ? y.owner
                       : reason_now(y.why).from.value_or(no_rank);
@@ -124,11 +150,36 @@ activity rank_board::describe(const context_entry& x, bool executes) const {
   return result;
 }
 
+// -- how the time goes --------------------------------------------------------
+
+void rank_board::account() {
+  auto now = clock::now();
+  if (executing_ || !main_wait_)
+    busy_ += now - accounted_;
+  accounted_ = now;
+}
+
+void rank_board::step_ended(double bubble) {
+  std::lock_guard guard{mutex_};
+  bubble_ = bubble;
+}
+
+rank_board::usage rank_board::look_at_usage() const {
+  using seconds = std::chrono::duration<double>;
+  auto now = clock::now();
+  std::lock_guard guard{mutex_};
+  auto busy = busy_;
+  if (executing_ || !main_wait_)
+    busy += now - std::min(now, accounted_);
+  return {seconds{now - made_}.count(), seconds{busy}.count(), bubble_};
+}
+
 // -- the user's thread --------------------------------------------------------
 
 void rank_board::main_waits(completion_ptr x, const wait_reason& why) {
   note();
   std::lock_guard guard{mutex_};
+  account();
   main_wait_ = std::move(x);
   main_reason_ = why;
   main_since_ = clock::now();
@@ -137,6 +188,7 @@ void rank_board::main_waits(completion_ptr x, const wait_reason& why) {
 void rank_board::main_executes() {
   note();
   std::lock_guard guard{mutex_};
+  account();
   main_wait_ = nullptr;
   main_since_ = clock::now();
 }
@@ -170,6 +222,7 @@ rank_board::notes_ptr rank_board::notes_of(context_id ctx) {
 void rank_board::executes(context_id ctx) {
   note();
   std::lock_guard guard{mutex_};
+  account();
   executing_ = ctx;
   auto& x = contexts_[ctx];
   if (!x.notes)
@@ -182,8 +235,10 @@ void rank_board::executes(context_id ctx) {
 void rank_board::parked(context_id ctx, request_id asks) {
   note();
   std::lock_guard guard{mutex_};
-  if (executing_ == ctx)
+  if (executing_ == ctx) {
+    account();
     executing_.reset();
+  }
   if (auto i = contexts_.find(ctx); i != contexts_.end())
     i->second.asks = asks;
 }
@@ -198,8 +253,10 @@ void rank_board::answered(context_id ctx) {
 void rank_board::idle(context_id ctx) {
   note();
   std::lock_guard guard{mutex_};
-  if (executing_ == ctx)
+  if (executing_ == ctx) {
+    account();
     executing_.reset();
+  }
 }
 
 void rank_board::lost(context_id ctx) {
@@ -247,8 +304,10 @@ rank_view rank_board::view() {
   main.executes = !main_wait_ || main_wait_->done();
   if (main.executes) {
     main.what = "user code outside of a step";
+    main.brief = "user code";
   } else {
     auto why = reason_now(main_reason_);
+    main.awaits = why.what;
     main.waits_for = std::move(why.what);
     main.from = why.from.value_or(no_rank);
   }

@@ -48,6 +48,9 @@ public:
   /// The rank is about to leave: what it does no longer matters.
   void leave();
 
+  /// @param bubble the share of the step in which nothing executed here
+  void step_ended(double bubble);
+
   // -- WORKER CONTEXTS: the token, as their MODULE SERVER sees it -------------
 
   using notes_ptr = std::shared_ptr<context_notes>;
@@ -96,6 +99,16 @@ public:
   /// @returns all of a view but what only the actors know.
   rank_view view();
 
+  /// Time since this was made, and how much of it somebody executed: a context
+  /// with the token or, outside of a step, the user's thread; in seconds.
+  struct usage {
+    double up = 0;
+    double busy = 0;
+    std::optional<double> bubble; // of the last step
+  };
+
+  usage look_at_usage() const;
+
   /// @returns "module b, microbatch 0, forward".
   std::string describe(module_id x, microbatch_id m, phase what) const;
 
@@ -120,9 +133,14 @@ private:
   }
 
   std::string name_of(module_id x) const;
+  std::string brief(const context_notes::view& x) const;
   std::string describe(const context_notes::view& x) const;
   std::string describe_wait(const context_notes::view& x) const;
+  std::string brief_wait(const context_notes::view& x) const;
   activity describe(const context_entry& x, bool executes) const;
+
+  /// Counts the time until now for whoever executed, before that changes.
+  void account();
 
   /// Notices calls that went on inside of executions.
   void sample();
@@ -140,6 +158,10 @@ private:
   wait_reason main_reason_;
   clock::time_point main_since_ = clock::now();
   bool left_ = false;
+  const clock::time_point made_ = clock::now();
+  clock::time_point accounted_ = made_;
+  clock::duration busy_{0}; // until `accounted_`
+  std::optional<double> bubble_;
 };
 
 /// The waiter of the user's thread: writes down what it waits for.

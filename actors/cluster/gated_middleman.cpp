@@ -2,6 +2,7 @@
 
 #include "transport/error.hpp"
 #include "transport/gate.hpp"
+#include "transport/network/addresses.hpp"
 
 #include <caf/io/basp_broker.hpp>
 #include <caf/io/doorman.hpp>
@@ -12,6 +13,7 @@
 #include <caf/make_counted.hpp>
 #include <caf/sec.hpp>
 
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -136,23 +138,28 @@ private:
 } // namespace
 
 gated_middleman_impl::gated_middleman_impl(caf::actor_config& cfg,
-                                           caf::actor broker, run_secret secret)
-  : super(cfg, std::move(broker)), secret_(secret) {
+                                           caf::actor broker, options x)
+  : super(cfg, std::move(broker)), options_(std::move(x)) {
   // nop
 }
 
 caf::expected<caf::io::scribe_ptr>
 gated_middleman_impl::connect(const std::string& host, uint16_t port) {
-  auto socket = caf::io::network::new_tcp_connection(host, port);
-  if (!socket)
-    return socket.error();
-  file_descriptor connection{*socket};
   try {
-    pass_gate(connection.get(), secret_, gate_limit);
-  } catch (const error& e) {
+    auto connection = connect_within(host, port, gate_limit);
+    if (options_.line) {
+      bound_silence(connection.get(), options_.line->silence);
+      tls_stream outer{std::move(connection), options_.line->keys,
+                       tls_side::connects};
+      pass_gate(outer, options_.secret, gate_limit);
+      connection = options_.line->relay->add(std::move(outer));
+    } else {
+      pass_gate(connection.get(), options_.secret, gate_limit);
+    }
+    return system().middleman().backend().new_scribe(connection.release());
+  } catch (const std::exception& e) {
     return caf::make_error(caf::sec::cannot_connect_to_node, e.what());
   }
-  return system().middleman().backend().new_scribe(connection.release());
 }
 
 caf::expected<caf::io::doorman_ptr>
@@ -161,7 +168,9 @@ gated_middleman_impl::open(uint16_t port, const char* address, bool) {
   if (address != nullptr)
     x.address = address;
   x.port = port;
-  x.secret = secret_;
+  x.secret = options_.secret;
+  x.line = options_.line;
+  x.note = options_.note;
   try {
     return caf::io::doorman_ptr{caf::make_counted<gate_doorman>(
       system().middleman().backend(), std::move(x))};
@@ -171,9 +180,10 @@ gated_middleman_impl::open(uint16_t port, const char* address, bool) {
 }
 
 caf::io::middleman_actor gated_middleman(caf::actor_system& system,
-                                         const run_secret& secret) {
+                                         gated_middleman_impl::options x) {
   return system.spawn<gated_middleman_impl, caf::detached + caf::hidden>(
-    system.middleman().named_broker<caf::io::basp_broker>("BASP"), secret);
+    system.middleman().named_broker<caf::io::basp_broker>("BASP"),
+    std::move(x));
 }
 
 } // namespace smp

@@ -1,12 +1,12 @@
 #pragma once
 
+#include "transport/network/tls_relay.hpp"
 #include "transport/run_secret.hpp"
 
 #include <caf/io/middleman_actor.hpp>
 #include <caf/io/middleman_actor_impl.hpp>
 
-#include <chrono>
-#include <set>
+#include <optional>
 #include <string>
 
 namespace smp {
@@ -17,13 +17,20 @@ namespace smp {
 ///
 /// CAF lets the actor in front of its BASP broker make the connections (its
 /// OpenSSL module is another one), so what passed the gate becomes an ordinary
-/// connection of the broker and costs nothing more.
+/// connection of the broker and costs nothing more. Over a network that is the
+/// inner end of a TLS connection.
 class gated_middleman_impl : public caf::io::middleman_actor_impl {
 public:
   using super = caf::io::middleman_actor_impl;
 
-  gated_middleman_impl(caf::actor_config& cfg, caf::actor broker,
-                       run_secret secret);
+  struct options {
+    run_secret secret;
+    std::optional<tls_line> line;
+    /// See `gate::options`.
+    std::string note = {};
+  };
+
+  gated_middleman_impl(caf::actor_config& cfg, caf::actor broker, options x);
 
 protected:
   /// Blocks its own thread while the other side answers.
@@ -34,11 +41,11 @@ protected:
                                            bool reuse) override;
 
 private:
-  run_secret secret_;
+  options options_;
 };
 
 /// @pre the middleman is loaded. Ends by an exit message.
 caf::io::middleman_actor gated_middleman(caf::actor_system& system,
-                                         const run_secret& secret);
+                                         gated_middleman_impl::options x);
 
 } // namespace smp

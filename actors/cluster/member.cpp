@@ -18,6 +18,7 @@ void member_state::join() {
       [this, joined](welcome& x) {
         if (x.error)
           return joined->fail(std::move(x.error));
+        neighbours = neighbour_processes{x.members, config.me};
         joined->set_value(std::move(x));
         if (config.watch)
           look();
@@ -63,15 +64,18 @@ void member_state::look() {
         [](const caf::error&) {
           // Lost: `on_supervisor_down` tells.
         });
-  } else if (std::chrono::duration<double> silent = now - *asked;
-             silent.count() >= config.stalls.timeout) {
-    on_silence(silent);
+  } else {
+    for (auto& x : neighbours.take_ended())
+      on_rank_down(x);
+    std::chrono::duration<double> silent = now - *asked;
+    if (silent.count() >= config.stalls.timeout)
+      on_silence(silent);
   }
   auto pause = std::chrono::milliseconds{
     static_cast<int64_t>(config.stalls.timeout * 1000 / 5)};
   self->run_delayed(
     std::clamp<std::chrono::milliseconds>(pause, std::chrono::milliseconds{20},
-                                          std::chrono::milliseconds{1000}),
+                                          std::chrono::milliseconds{500}),
     [this] { look(); });
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "actors/cluster/neighbour_processes.hpp"
 #include "actors/protocol/actors.hpp"
 #include "actors/stalls/stall_judge.hpp"
 #include "transport/wait.hpp"
@@ -49,7 +50,8 @@ struct member_state {
 
   /// Asks the SUPERVISOR whether it is there, again and again: it watches all
   /// ranks, but a process that is stopped keeps its connections, and nobody
-  /// else would find out that the one which watches does not.
+  /// else would find out that the one which watches does not. While it is
+  /// silent, this rank looks after its neighbours itself.
   void look();
   void on_silence(std::chrono::duration<double> x);
 
@@ -59,6 +61,7 @@ struct member_state {
   /// The SUPERVISOR owes an answer since then.
   std::optional<std::chrono::steady_clock::time_point> asked;
   bool told = false;
+  neighbour_processes neighbours;
   std::vector<failure> losses;
 };
 

@@ -1,63 +1,45 @@
 #include "actors/cluster/membership.hpp"
 
-#include "actors/cluster/gated_middleman.hpp"
+#include "actors/cluster/control_port.hpp"
 #include "actors/cluster/member.hpp"
 #include "actors/cluster/supervisor.hpp"
+#include "actors/inspection/inspection_service.hpp"
 #include "actors/protocol/actor_system.hpp"
 #include "actors/stalls/stall_monitor.hpp"
+#include "transport/network/addresses.hpp"
 
 #include <caf/io/middleman.hpp>
-#include <caf/scoped_actor.hpp>
-#include <caf/send.hpp>
 
 #include <fmt/format.h>
 
-#include <set>
+#include <optional>
 #include <utility>
 
 namespace smp {
 
-namespace {
-
 using namespace std::chrono_literals;
-using std::chrono::milliseconds;
-
-std::string endpoint(const std::string& address, uint16_t port) {
-  return fmt::format("{}:{}", address, port);
-}
-
-bool is_loopback(const std::string& address) {
-  return address == "localhost" || address == "::1"
-         || address.starts_with("127.");
-}
-
-/// Ends an actor and waits for it, so that no callback comes afterwards. (CAF's
-/// middleman actors hear of no other reason than `kill`.)
-template <class Handle>
-void end_actor(caf::actor_system& system, const Handle& hdl,
-               caf::exit_reason reason = caf::exit_reason::user_shutdown) {
-  caf::scoped_actor self{system};
-  self->monitor(hdl);
-  self->send_exit(hdl, reason);
-  self->receive([](const caf::down_msg&) {});
-}
-
-} // namespace
 
 // -- supervisor_host ----------------------------------------------------------
 
 struct supervisor_host::impl {
   impl(actor_host& host, options x) : system(host.get().system) {
-    if (!is_loopback(x.address))
+    if (!x.line && !is_loopback(x.address))
       throw error{error_code::config,
                   "the control plane cannot listen on " + x.address
-                    + ": only loopback addresses until it has TLS"};
+                    + " without keys (smp-train keys DIR): only on loopback "
+                      "addresses"};
+    open_line(host, x.line);
     auto address = x.address;
     auto wanted = x.port;
     if (!x.on_rank_down)
       x.on_rank_down = [](const failure&) {};
-    ports = gated_middleman(system, x.secret);
+    inspector_config watchers;
+    watchers.world_size = x.world_size;
+    ports = gated_middleman(system, {x.secret, x.line, x.note});
     actor = system.spawn(supervisor, std::move(x));
+    watchers.supervisor = actor;
+    inspection.emplace(system, std::move(watchers));
+    caf::anon_send(actor, inspection->actor());
     caf::error problem;
     caf::scoped_actor self{system};
     self
@@ -68,6 +50,7 @@ struct supervisor_host::impl {
                [&problem](caf::error& e) { problem = std::move(e); });
     if (!problem)
       return;
+    inspection.reset();
     end_actor(system, actor);
     end_actor(system, ports, caf::exit_reason::kill);
     throw error{error_code::transport,
@@ -76,6 +59,7 @@ struct supervisor_host::impl {
   }
 
   ~impl() {
+    inspection.reset();
     end_actor(system, actor);
     caf::scoped_actor self{system};
     self
@@ -88,6 +72,7 @@ struct supervisor_host::impl {
   caf::actor_system& system;
   caf::io::middleman_actor ports;
   supervisor_actor actor;
+  std::optional<inspection_service> inspection;
   uint16_t port = 0;
 };
 
@@ -102,8 +87,16 @@ uint16_t supervisor_host::port() const {
   return impl_->port;
 }
 
+inspection_entry supervisor_host::open_inspection() {
+  return impl_->inspection->open();
+}
+
 void supervisor_host::report_down(const failure& x) {
   caf::anon_send(impl_->actor, down_atom_v, x);
+}
+
+void supervisor_host::report_stop(rank_id x, bool stopped) {
+  caf::anon_send(impl_->actor, stall_atom_v, x, stopped);
 }
 
 // -- membership ---------------------------------------------------------------
@@ -113,6 +106,7 @@ struct membership::impl {
     : system(host.get().system), config(std::move(x)) {
     if (!config.on_rank_down)
       config.on_rank_down = [](const failure&) {};
+    open_line(host, config.line);
   }
 
   ~impl() {
@@ -124,47 +118,18 @@ struct membership::impl {
       end_actor(system, ports, caf::exit_reason::kill);
   }
 
-  /// Tries until somebody listens: the SUPERVISOR may start after the ranks.
-  supervisor_actor connect() {
-    caf::scoped_actor self{system};
-    ports = gated_middleman(system, config.secret);
-    auto end = std::chrono::steady_clock::now() + config.join_limit;
-    supervisor_actor result;
-    caf::error last;
-    while (!result) {
-      auto left = std::chrono::ceil<milliseconds>(
-        end - std::chrono::steady_clock::now());
-      if (left <= 0ms)
-        throw error{
-          error_code::rank_down,
-          fmt::format("rank {} could not reach the SUPERVISOR at {}"
-                      " within {} s: {}",
-                      config.me.rank.value, address(),
-                      static_cast<double>(config.join_limit.count()) / 1000,
-                      to_string(last))};
-      self
-        ->request(ports, left, caf::connect_atom_v, config.address, config.port)
-        .receive(
-          [&](const caf::node_id&, const caf::strong_actor_ptr& hdl,
-              const std::set<std::string>&) {
-            result = caf::actor_cast<supervisor_actor>(hdl);
-          },
-          [&](caf::error& e) { last = std::move(e); });
-      if (!result)
-        self->receive(caf::after(20ms) >> [] {});
-    }
-    return result;
-  }
-
   std::vector<member> join() {
     auto joined = std::make_shared<awaited<welcome>>();
-    supervisor = connect();
+    ports = gated_middleman(system, {config.secret, config.line});
+    supervisor = find_supervisor(system, ports, config.address, config.port,
+                                 config.join_limit,
+                                 fmt::format("rank {}", config.me.rank.value));
     if (config.watch.look)
       watch = system.spawn<caf::detached>(rank_watch, config.watch);
     member_config mine;
     mine.me = config.me;
     mine.supervisor = supervisor;
-    mine.address = address();
+    mine.address = endpoint(config.address, config.port);
     mine.join_limit = config.join_limit;
     mine.on_rank_down = config.on_rank_down;
     mine.stalls = config.stalls;
@@ -188,10 +153,6 @@ struct membership::impl {
     self->request(supervisor, 2s, goodbye_atom_v, config.me.rank)
       .receive([] {}, [](const caf::error&) {});
     end_actor(system, std::exchange(ear, nullptr));
-  }
-
-  std::string address() const {
-    return endpoint(config.address, config.port);
   }
 
   caf::actor_system& system;

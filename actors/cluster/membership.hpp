@@ -2,15 +2,18 @@
 
 // Who takes part in a run: rendezvous and supervision. Free of CAF.
 
+#include "actors/inspection/entry_file.hpp"
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/introduction.hpp"
 #include "actors/stalls/stalls.hpp"
+#include "transport/network/tls_relay.hpp"
 #include "transport/run_secret.hpp"
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,10 +29,13 @@ public:
     std::string run_id;
     /// Who does not know it cannot even connect (R44).
     run_secret secret;
-    /// Only loopback until the control plane has TLS.
+    /// A name or an address of this machine; only loopback without `line`.
     std::string address = "127.0.0.1";
     /// 0: any free port.
     uint16_t port = 0;
+    std::optional<tls_line> line;
+    /// Goes with the secret to whoever has the keys of `line`.
+    std::string note;
     std::chrono::milliseconds join_limit{30000};
     /// A connection breaks before the launcher knows why the process ended:
     /// how long a loss waits for `report_down`. 0 where nobody watches.
@@ -42,8 +48,8 @@ public:
     std::function<void(const stall_report&)> on_stall;
   };
 
-  /// @throws error (config) if the address is not loopback, (transport) if
-  /// nothing can listen there
+  /// @throws error (config) if others can reach the address and there is no
+  /// `line`, (transport) if nothing can listen there
   supervisor_host(actor_host& host, options x);
 
   /// Unless a rank was lost, lets the others say goodbye first (at most 2 s).
@@ -51,9 +57,17 @@ public:
 
   uint16_t port() const;
 
+  /// Lets clients look at the run, and do nothing else. @returns where
+  /// @throws error (transport) if nothing can listen
+  inspection_entry open_inspection();
+
   /// The launcher saw the process of `x.rank` end: "killed by signal 9
   /// (SIGKILL)". The first report about a rank wins and goes to all others.
   void report_down(const failure& x);
+
+  /// The launcher saw a signal stop the process of a rank, or let it go on.
+  /// Where no STALL MONITOR looks, it is a stall after the same time.
+  void report_stop(rank_id x, bool stopped);
 
 private:
   struct impl;
@@ -66,6 +80,7 @@ public:
   struct options {
     std::string address = "127.0.0.1";
     uint16_t port = 0;
+    std::optional<tls_line> line;
     run_secret secret;
     member me;
     uint64_t world_size = 1;

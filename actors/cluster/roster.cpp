@@ -127,10 +127,45 @@ bool roster::lose(const failure& x) {
   return true;
 }
 
+failure roster::loss_of(rank_id x, const std::set<rank_id>& connected) const {
+  failure result{error_code::rank_down, x, {}, ""};
+  auto& lost = members_.at(x);
+  bool elsewhere = false;
+  bool left = false;
+  std::string ranks;
+  for (auto& [rank, y] : members_) {
+    if (y.machine != lost.machine) {
+      elsewhere = true;
+      continue;
+    }
+    left |= connected.contains(rank);
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank.value);
+  }
+  if (elsewhere && !left)
+    result.text = fmt::format(
+      "lost with machine {} (rank{} {}): it is off or out of reach, or its "
+      "processes ended",
+      lost.host, ranks.find(',') != std::string::npos ? "s" : "", ranks);
+  else
+    result.text = fmt::format(
+      "lost: its process ended or its connection broke{}",
+      elsewhere ? " (on machine " + lost.host + ')' : "");
+  return result;
+}
+
 bool roster::expected(rank_id x) const {
   auto is_x = [x](auto& y) { return y.rank == x; };
   return x.value < world_size_ && gone_.count(x) == 0
          && std::none_of(losses_.begin(), losses_.end(), is_x);
+}
+
+std::string roster::describe_stop(rank_id x,
+                                  std::chrono::duration<double> since) const {
+  return fmt::format("rank {} is stopped by a signal since {:.1f} s, {}",
+                     x.value, since.count(),
+                     !complete()     ? "before all ranks joined"
+                     : gone_.empty() ? "while the run begins"
+                                     : "and others have left the run");
 }
 
 // -- properties ---------------------------------------------------------------

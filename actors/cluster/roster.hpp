@@ -46,8 +46,19 @@ public:
   /// @returns whether this is news: the rank did not leave and was not lost.
   bool lose(const failure& x);
 
+  /// What to say of a rank whose connection broke, when nobody knows better:
+  /// where no rank of its machine is left, that machine is lost.
+  /// @param connected ranks that are still connected
+  failure loss_of(rank_id x, const std::set<rank_id>& connected) const;
+
   /// @returns whether the end of this rank would be a loss.
   bool expected(rank_id x) const;
+
+  /// @returns what to say of a rank that a signal stopped while no STALL
+  /// MONITOR looked: it begins when all have joined, and ends when the first
+  /// leaves.
+  std::string describe_stop(rank_id x,
+                            std::chrono::duration<double> since) const;
 
   // -- properties -------------------------------------------------------------
 

@@ -9,6 +9,15 @@
 
 namespace smp {
 
+namespace {
+
+caf::timespan seconds_of(double x) {
+  return std::chrono::duration_cast<caf::timespan>(
+    std::chrono::duration<double>(x));
+}
+
+} // namespace
+
 // -- joining ------------------------------------------------------------------
 
 caf::result<welcome> supervisor_state::join(const member& x,
@@ -60,7 +69,17 @@ void supervisor_state::leave(rank_id x) {
   settle();
 }
 
+void supervisor_state::introduce(const inspector_actor& x) {
+  inspector = x;
+  for (auto& [rank, hdl] : watches)
+    self->send(inspector, rank, hdl);
+  if (monitor)
+    self->send(inspector, monitor);
+}
+
 void supervisor_state::watch(rank_id x, const rank_watch_actor& hdl) {
+  if (inspector)
+    self->send(inspector, x, hdl);
   watches.emplace(x, hdl);
   if (watched || watches.size() != ranks->world_size())
     return;
@@ -71,6 +90,8 @@ void supervisor_state::watch(rank_id x, const rank_watch_actor& hdl) {
   for (auto& [rank, y] : watches)
     config.ranks.push_back(y);
   monitor = self->spawn(stall_monitor, std::move(config));
+  if (inspector)
+    self->send(inspector, monitor);
 }
 
 void supervisor_state::end_watch() {
@@ -97,11 +118,41 @@ void supervisor_state::on_down(const caf::down_msg& x) {
   self->delayed_send(self, options.report_grace, deadline_atom_v, rank);
 }
 
+void supervisor_state::on_stop(rank_id x, bool is_stopped) {
+  if (!is_stopped)
+    stopped.erase(x);
+  else if (stopped.emplace(x, self->clock().now()).second)
+    self->delayed_send(self, seconds_of(options.stalls.timeout), stall_atom_v,
+                       x);
+}
+
+void supervisor_state::judge_stop(rank_id x) {
+  auto i = stopped.find(x);
+  if (i == stopped.end() || failed || closing)
+    return;
+  auto since = self->clock().now() - i->second;
+  if (monitor) { // it reports this one, while it looks
+    self->delayed_send(self, seconds_of(options.stalls.timeout), stall_atom_v,
+                       x);
+    return;
+  }
+  stall_report report;
+  report.ends = options.stalls.end;
+  report.text = ranks->describe_stop(x, since);
+  report.all = {report.text};
+  report.culprit = x;
+  report.silent = {x};
+  report.ranks_know = false;
+  options.on_stall(report);
+  // As the monitor: each report comes after twice the time.
+  self->delayed_send(self, since, stall_atom_v, x);
+}
+
 void supervisor_state::on_grace_over(rank_id x) {
-  lose({error_code::rank_down,
-        x,
-        {},
-        "lost: its process ended or its connection broke"});
+  std::set<rank_id> connected;
+  for (auto& [rank, hdl] : members)
+    connected.insert(rank);
+  lose(ranks->loss_of(x, connected));
 }
 
 void supervisor_state::lose(const failure& x) {
@@ -171,8 +222,13 @@ supervisor_actor::behavior_type supervisor(supervisor_state::pointer self,
     [self](rank_id x, const rank_watch_actor& hdl) {
       self->state.watch(x, hdl);
     },
+    [self](const inspector_actor& x) { self->state.introduce(x); },
     [self](goodbye_atom, rank_id x) { self->state.leave(x); },
     [self](down_atom, const failure& x) { self->state.lose(x); },
+    [self](stall_atom, rank_id x, bool stopped) {
+      self->state.on_stop(x, stopped);
+    },
+    [self](stall_atom, rank_id x) { self->state.judge_stop(x); },
     [self](deadline_atom) { self->state.on_deadline(); },
     [self](deadline_atom, rank_id x) { self->state.on_grace_over(x); },
     [self](status_atom) { return self->state.status(); },

@@ -34,6 +34,9 @@ struct supervisor_state {
   /// When all ranks can be watched, a STALL MONITOR begins.
   void watch(rank_id x, const rank_watch_actor& hdl);
 
+  /// An INSPECTOR wants to hear of what `watch` hears of.
+  void introduce(const inspector_actor& x);
+
   /// Ends the STALL MONITOR: a rank that leaves or is lost is no stall.
   void end_watch();
 
@@ -46,6 +49,12 @@ struct supervisor_state {
   /// Goes on with `on_exit`.
   void settle();
   bool all_have_heard() const;
+
+  /// A signal stopped the process of a rank, or let it go on.
+  void on_stop(rank_id x, bool stopped);
+
+  /// Reports such a rank unless a STALL MONITOR does.
+  void judge_stop(rank_id x);
 
   /// The connection broke, and nobody told a better cause in time.
   void on_grace_over(rank_id x);
@@ -67,6 +76,8 @@ struct supervisor_state {
   std::map<rank_id, caf::typed_response_promise<welcome>> waiting;
   std::map<rank_id, rank_watch_actor> watches;
   stall_monitor_actor monitor;
+  inspector_actor inspector;
+  std::map<rank_id, caf::actor_clock::time_point> stopped;
   bool watched = false; // no monitor begins any more
   failure failed;       // the first cause
   bool closing = false;

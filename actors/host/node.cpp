@@ -1,6 +1,7 @@
 #include "actors/host/node.hpp"
 
 #include "actors/board/rank_board.hpp"
+#include "actors/host/node_status.hpp"
 #include "actors/protocol/actor_system.hpp"
 #include "actors/server/module_server.hpp"
 
@@ -98,7 +99,7 @@ struct node::impl {
   impl(actor_host& host, server_options x)
     : system(host.get().system),
       end(std::make_shared<step_end>()),
-      inbox{{}, x.self, x.pipeline.front()} {
+      inbox{{}, x.self, x.pipeline.front(), x.tied} {
     if (!x.board)
       x.board = std::make_shared<rank_board>(x.self, 0);
     board = x.board;
@@ -232,6 +233,42 @@ void node::complete(rank_view& x, std::chrono::milliseconds limit) {
     z.what = std::string{"actors do not answer ("} + e.what() + ')';
     x.activities.push_back(std::move(z));
   }
+}
+
+void node::describe(rank_status& x, std::chrono::milliseconds limit) {
+  auto until = deadline{limit};
+  caf::scoped_actor self{impl_->system};
+  actor_entries entries{impl_->inbox.self};
+  x.actors.push_back(entries.watch(x.view));
+  if (!x.view.complete) // they did not answer a moment ago
+    return x.actors.push_back(entries.silent_server());
+  // @returns what it says, or nothing by default
+  auto ask = [&]<class T>(const auto& hdl, T answer) {
+    try {
+      answer = ask_status<T>(self, hdl, until, {});
+      return std::pair{answer, true};
+    } catch (const error&) {
+      return std::pair{answer, false};
+    }
+  };
+  auto add = [&](actor_status y, bool answers) {
+    x.actors.push_back(answers ? std::move(y) : entries.silent(std::move(y)));
+  };
+  auto [server, answers] = ask(impl_->inbox.server, server_status{});
+  add(entries.server(server), answers);
+  x.view.complete = answers;
+  x.step = server.step;
+  x.in_step = server.in_step;
+  x.queue = server.ready + server.held + server.blocked + server.later;
+  for (auto& hdl : server.contexts)
+    if (auto [y, ok] = ask(hdl, context_status{}); ok)
+      add(entries.context(y), true);
+  if (!server.scheduler)
+    return;
+  auto [y, ok] = ask(server.scheduler, scheduler_status{});
+  add(entries.scheduler(y), ok);
+  if (!y.asks.empty())
+    add(entries.schedule(y), true);
 }
 
 } // namespace smp

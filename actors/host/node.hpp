@@ -4,6 +4,7 @@
 
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/rank_view.hpp"
+#include "actors/protocol/run_status.hpp"
 #include "actors/protocol/status.hpp"
 #include "actors/server/server_options.hpp"
 #include "transport/fabric.hpp"
@@ -66,6 +67,10 @@ public:
   /// Adds what only the actors of the rank know to a view of its board; leaves
   /// it incomplete when they do not answer within `limit`.
   void complete(rank_view& x, std::chrono::milliseconds limit);
+
+  /// Adds what the actors of the rank tell to what others may see of it. Those
+  /// that do not answer within `limit` are named all the same.
+  void describe(rank_status& x, std::chrono::milliseconds limit);
 
 private:
   struct impl;

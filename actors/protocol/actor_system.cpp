@@ -16,6 +16,8 @@ void init_message_types() {
     // Our own types first; those of CAF may follow in any order.
     caf::init_global_meta_objects<caf::id_block::smp>();
     caf::init_global_meta_objects<caf::id_block::smp_actors>();
+    caf::init_global_meta_objects<caf::id_block::smp_inspection>();
+    caf::init_global_meta_objects<caf::id_block::smp_comm>();
     caf::init_global_meta_objects<caf::id_block::smp_schedule>();
     caf::io::middleman::init_global_meta_objects();
     caf::core::init_global_meta_objects();
@@ -55,8 +57,8 @@ host_config::host_config() {
   // Messages are read by the thread that received them.
   set("caf.middleman.workers", 0);
   // No time-out of CAF's own: a process that is stopped is a matter of the
-  // STALL MONITOR. When one ends, its kernel closes the connection; a machine
-  // that is gone, the fabric finds (UCX's keepalive).
+  // STALL MONITOR. When one ends, its kernel closes the connection; of a
+  // machine that is gone, the kernel here finds out (`bound_silence`).
   set("caf.middleman.heartbeat-interval", caf::timespan{0});
   add_thread_hook<waits_refused>();
 }

@@ -5,6 +5,9 @@
 #include <caf/actor_system.hpp>
 #include <caf/actor_system_config.hpp>
 
+#include <memory>
+#include <vector>
+
 namespace smp {
 
 /// Registers all message types, once per process; before any actor system.
@@ -16,6 +19,8 @@ struct host_config : caf::actor_system_config {
 };
 
 struct actor_host::impl {
+  /// What connections of the system go through: goes when all are closed.
+  std::vector<std::shared_ptr<void>> lines;
   host_config config;
   caf::actor_system system{config};
 };

@@ -4,6 +4,7 @@
 // ACTOR, which users write, has a header of its own that includes none of
 // this: actors/protocol/schedule_interface.hpp.
 
+#include "actors/protocol/comm_types.hpp"
 #include "actors/protocol/schedule_interface.hpp"
 #include "actors/protocol/type_ids.hpp"
 
@@ -90,6 +91,18 @@ using pipeline_scheduler_actor = caf::typed_actor<
   // Replies with the progress of the current step.
   caf::result<scheduler_status>(status_atom)>;
 
+/// A stage of communication, each with this interface (`comm_stage` names
+/// them): takes the messages that it has something to do for. All else passes
+/// it by and is only counted.
+using comm_stage_actor = caf::typed_actor<
+  // INTERNAL: it has something to do for this message.
+  caf::result<void>(comm_message_ptr),
+  // INTERNAL: where a tensor that this rank sent came to lie (D2D SEND, IO SEND
+  // WATCHER).
+  caf::result<void>(comm_placed),
+  // Replies with what it did and holds.
+  caf::result<comm_stage_status>(status_atom)>;
+
 // -- interfaces: users --------------------------------------------------------
 
 // SCHEDULE ACTOR: `schedule_actor` in actors/protocol/schedule_interface.hpp
@@ -117,7 +130,9 @@ using rank_watch_actor = caf::typed_actor<
   // The run is stalled: ends the rank.
   caf::result<void>(stall_atom, failure),
   // Replies with what the rank executes and waits for.
-  caf::result<rank_view>(status_atom)>;
+  caf::result<rank_view>(status_atom),
+  // Replies with all that its actors tell, for who looks from outside.
+  caf::result<rank_status>(inspect_atom)>;
 
 /// STALL MONITOR: asks all ranks from time to time whether anything happens.
 using stall_monitor_actor = caf::typed_actor<
@@ -126,16 +141,32 @@ using stall_monitor_actor = caf::typed_actor<
   // Replies with what it found.
   caf::result<stall_status>(status_atom)>;
 
+/// INSPECTOR: tells who looks at the run from outside what all ranks do, on a
+/// thread of its own, also while others do not answer.
+using inspector_actor = caf::typed_actor<
+  // From the SUPERVISOR: a rank joined and can be asked.
+  caf::result<void>(rank_id, rank_watch_actor),
+  // From the SUPERVISOR: who looks for stalls.
+  caf::result<void>(stall_monitor_actor),
+  // Replies with what ranks and actors answer within a deadline.
+  caf::result<run_status>(inspect_atom)>;
+
 /// SUPERVISOR: gathers the ranks of a run and tells all when one is lost.
 using supervisor_actor = caf::typed_actor<
   // A rank introduces itself; replies when all are there, or why they are not.
   caf::result<welcome>(member, member_actor),
   // A rank that joined can be watched for stalls.
   caf::result<void>(rank_id, rank_watch_actor),
+  // From this process: an INSPECTOR wants to hear of such ranks.
+  caf::result<void>(inspector_actor),
   // A rank leaves: its end is no loss from now on.
   caf::result<void>(goodbye_atom, rank_id),
   // The launcher saw the process of a rank end.
   caf::result<void>(down_atom, failure),
+  // The launcher saw a signal stop the process of a rank, or let it go on.
+  caf::result<void>(stall_atom, rank_id, bool),
+  // INTERNAL: a rank was stopped for as long as is worth a report.
+  caf::result<void>(stall_atom, rank_id),
   // INTERNAL: the time for joining is over.
   caf::result<void>(deadline_atom),
   // INTERNAL: nobody knew a better cause for the loss of this rank.
@@ -150,8 +181,12 @@ using supervisor_actor = caf::typed_actor<
 CAF_BEGIN_TYPE_ID_BLOCK(smp_actors, caf::id_block::smp::end)
   CAF_ADD_TYPE_ID(smp_actors, (smp::member_actor))
   CAF_ADD_TYPE_ID(smp_actors, (smp::rank_watch_actor))
+  CAF_ADD_TYPE_ID(smp_actors, (smp::stall_monitor_actor))
+  CAF_ADD_TYPE_ID(smp_actors, (smp::inspector_actor))
 CAF_END_TYPE_ID_BLOCK(smp_actors)
 
-// From there on actors/protocol/schedule_interface.hpp counts.
 static_assert(caf::id_block::smp_actors::end
-              <= caf::first_custom_type_id + 100);
+              <= caf::id_block::smp_inspection::begin);
+
+// From there on actors/protocol/comm_types.hpp counts.
+static_assert(caf::id_block::smp_inspection::end <= smp::first_comm_type_id);

@@ -3,8 +3,10 @@
 // How CAF reads and writes what crosses processes. All else that actors tell
 // each other holds tensors and stays inside a process.
 
+#include "actors/protocol/comm_status.hpp"
 #include "actors/protocol/introduction.hpp"
 #include "actors/protocol/rank_view.hpp"
+#include "actors/protocol/run_status.hpp"
 #include "actors/protocol/status.hpp"
 #include "transport/inspect.hpp"
 
@@ -14,8 +16,8 @@ template <class Inspector>
 bool inspect(Inspector& f, member& x) {
   return f.object(x).fields(
     f.field("rank", x.rank), f.field("pid", x.pid), f.field("host", x.host),
-    f.field("run_id", x.run_id), f.field("build", x.build),
-    f.field("settings", x.settings),
+    f.field("machine", x.machine), f.field("run_id", x.run_id),
+    f.field("build", x.build), f.field("settings", x.settings),
     f.field("fabric_address", x.fabric_address));
 }
 
@@ -62,7 +64,8 @@ bool inspect(Inspector& f, activity& x) {
     f.field("who", x.who), f.field("executes", x.executes),
     f.field("what", x.what), f.field("serves", x.serves),
     f.field("waits_for", x.waits_for), f.field("from", x.from),
-    f.field("asks", x.asks), f.field("seconds", x.seconds));
+    f.field("asks", x.asks), f.field("seconds", x.seconds),
+    f.field("brief", x.brief), f.field("awaits", x.awaits));
 }
 
 template <class Inspector>
@@ -82,9 +85,104 @@ bool inspect(Inspector& f, rank_view& x) {
 }
 
 template <class Inspector>
+bool inspect(Inspector& f, comm_stage_status& x) {
+  return f.object(x).fields(
+    f.field("stage", x.stage), f.field("handled", x.handled),
+    f.field("bytes", x.bytes), f.field("passed_by", x.passed_by),
+    f.field("held", x.held));
+}
+
+template <class Inspector>
 bool inspect(Inspector& f, stall_status& x) {
-  return f.object(x).fields(f.field("reports", x.reports),
-                            f.field("text", x.text));
+  return f.object(x).fields(
+    f.field("reports", x.reports), f.field("text", x.text),
+    f.field("standing", x.standing), f.field("quiet_seconds", x.quiet_seconds));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, status_item& x) {
+  return f.object(x).fields(f.field("name", x.name), f.field("value", x.value));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, actor_status& x) {
+  return f.object(x).fields(
+    f.field("id", x.id), f.field("name", x.name), f.field("parent", x.parent),
+    f.field("answers", x.answers), f.field("state", x.state),
+    f.field("waits_for", x.waits_for), f.field("seconds", x.seconds),
+    f.field("items", x.items));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, arena_status& x) {
+  return f.object(x).fields(
+    f.field("capacity", x.capacity), f.field("used", x.used),
+    f.field("wanted", x.wanted), f.field("high_water", x.high_water),
+    f.field("largest_free", x.largest_free), f.field("blocks", x.blocks),
+    f.field("refused", x.refused));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, comm_peer_status& x) {
+  return f.object(x).fields(f.field("peer", x.peer), f.field("open", x.open),
+                            f.field("open_bytes", x.open_bytes),
+                            f.field("queued", x.queued),
+                            f.field("queued_bytes", x.queued_bytes));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, comm_message_status& x) {
+  return f.object(x).fields(
+    f.field("number", x.number), f.field("peer", x.peer),
+    f.field("bytes", x.bytes), f.field("at", x.at),
+    f.field("waits_for", x.waits_for), f.field("seconds", x.seconds));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, comm_report& x) {
+  return f.object(x).fields(
+    f.field("rank", x.rank), f.field("device_path", x.device_path),
+    f.field("stages", x.stages), f.field("sent", x.sent),
+    f.field("received", x.received), f.field("send_arena", x.send_arena),
+    f.field("receive_arena", x.receive_arena), f.field("peers", x.peers),
+    f.field("oldest", x.oldest));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, comm_status& x) {
+  return f.object(x).fields(f.field("messages_sent", x.messages_sent),
+                            f.field("bytes_sent", x.bytes_sent),
+                            f.field("messages_received", x.messages_received),
+                            f.field("bytes_received", x.bytes_received),
+                            f.field("messages_refused", x.messages_refused),
+                            f.field("stages", x.stages));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, rank_status& x) {
+  return f.object(x).fields(
+    f.field("pid", x.pid), f.field("host", x.host),
+    f.field("pp_rank", x.pp_rank), f.field("view", x.view),
+    f.field("step", x.step), f.field("in_step", x.in_step),
+    f.field("queue", x.queue), f.field("up_seconds", x.up_seconds),
+    f.field("busy_seconds", x.busy_seconds), f.field("bubble", x.bubble),
+    f.field("memory", x.memory), f.field("peak_memory", x.peak_memory),
+    f.field("comm", x.comm), f.field("actors", x.actors));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, rank_entry& x) {
+  return f.object(x).fields(
+    f.field("rank", x.rank), f.field("health", x.health), f.field("why", x.why),
+    f.field("seconds", x.seconds), f.field("known", x.known),
+    f.field("status", x.status));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, run_status& x) {
+  return f.object(x).fields(
+    f.field("pid", x.pid), f.field("host", x.host), f.field("ranks", x.ranks),
+    f.field("stalls", x.stalls), f.field("actors", x.actors));
 }
 
 } // namespace smp

@@ -16,6 +16,8 @@ struct member {
   rank_id rank;
   int64_t pid = 0;
   std::string host;
+  /// Equal on ranks of the same machine and on no others.
+  std::string machine;
   /// Tells runs apart: who belongs to another one by mistake is refused.
   std::string run_id;
   /// These must be equal on all ranks; a rank that differs is refused by name.

@@ -33,6 +33,9 @@ struct activity {
   request_id asks;
   /// In this state for so long.
   double seconds = 0;
+  /// The same for tables: "FWD mb3 encoder.block.5", and "encoder.block.5".
+  std::string brief;
+  std::string awaits;
 };
 
 constexpr activity::kind last_of(activity::kind) noexcept {

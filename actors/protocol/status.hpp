@@ -86,6 +86,10 @@ struct stall_status {
   uint64_t reports = 0;
   /// The last report.
   std::string text;
+  /// Nothing moved since.
+  bool standing = false;
+  /// So long nothing moved on any rank.
+  double quiet_seconds = 0;
 };
 
 } // namespace smp

@@ -89,3 +89,11 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_ATOM(smp, smp, look_atom)
   CAF_ADD_ATOM(smp, smp, stall_atom)
 CAF_END_TYPE_ID_BLOCK(smp)
+
+// What is said to who looks at a run from outside; behind the handles, which
+// are part of the handshake (actors/protocol/actors.hpp).
+CAF_BEGIN_TYPE_ID_BLOCK(smp_inspection, caf::first_custom_type_id + 60)
+  CAF_ADD_TYPE_ID(smp_inspection, (smp::rank_status))
+  CAF_ADD_TYPE_ID(smp_inspection, (smp::run_status))
+  CAF_ADD_ATOM(smp_inspection, smp, inspect_atom)
+CAF_END_TYPE_ID_BLOCK(smp_inspection)

@@ -228,4 +228,20 @@ incoming decode(message x) {
   }
 }
 
+std::optional<phase> phase_of(const message& x) {
+  if (x.kind != message_kind::request)
+    return std::nullopt;
+  try {
+    byte_reader in{x.body.bytes, "request"};
+    if (in.get<message_style>("form") != message_style::in_full)
+      return std::nullopt;
+    request head;
+    head.id = in.get<request_id>("id");
+    inspect_head(in, head);
+    return head.what;
+  } catch (const error&) {
+    return std::nullopt;
+  }
+}
+
 } // namespace smp

@@ -14,6 +14,7 @@
 #include "transport/fabric.hpp"
 #include "transport/inspect.hpp"
 
+#include <optional>
 #include <variant>
 
 namespace smp {
@@ -42,6 +43,10 @@ using incoming = std::variant<request, recorded_request, response,
 /// Reads a message of kind request, response or control.
 /// @throws error (protocol) naming the first field that makes no sense
 incoming decode(message x);
+
+/// @returns what an encoded request asks for; nothing where that is not told or
+/// `x` is none.
+std::optional<phase> phase_of(const message& x);
 
 // -- fields -------------------------------------------------------------------
 

@@ -28,8 +28,8 @@ step_driver::step_driver(rank_id self, schedule_factory make,
 step_driver::~step_driver() = default;
 
 void step_driver::run(const scheduled_step& x) {
-  auto [step, microbatches] = x.what;
-  report_ = {step, std::vector<payload>(microbatches), {}};
+  const auto microbatches = x.what.microbatches;
+  report_ = {x.what.step, std::vector<payload>(microbatches), {}};
   started_.assign(microbatches, false);
   turns_ = 0;
   in_forward_.clear();

@@ -128,6 +128,8 @@ void module_server_state::failed(const step_failed& x) {
     return;
   self->send(scheduler, x);
   broadcast(x);
+  for (auto rank : options.tied)
+    options.fabric->send(rank, encode(x));
 }
 
 void module_server_state::report_done(request_id id, const completion_ptr& x) {
@@ -428,6 +430,11 @@ void server_inbox::deliver(rank_id from, message x) const {
     } else if constexpr (std::is_same_v<type, step_diverged>) {
       if (from != leader && self != leader)
         refuse("malformed control message: from or to pp_rank 0 only");
+    } else if constexpr (std::is_same_v<type, step_failed>) {
+      // Of a pipeline that shares modules with this one, its pp_rank 0 tells
+      // the other.
+      if (self == leader ? std::ranges::count(tied, from) == 0 : from != leader)
+        refuse("malformed control message: only pp_rank 0 may send one");
     } else if (from != leader || self == leader) {
       refuse("malformed control message: only pp_rank 0 may send one");
     }

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace smp {
 
@@ -150,6 +151,8 @@ struct server_inbox {
   rank_id self;
   /// pp_rank 0, who alone may end microbatches and steps.
   rank_id leader;
+  /// See `server_options::tied`.
+  std::vector<rank_id> tied = {};
 
   void deliver(rank_id from, message x) const;
 };

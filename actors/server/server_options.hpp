@@ -20,6 +20,9 @@ struct server_options {
   /// Ranks of the pipeline group by pp_rank; `self` among them. The first one
   /// has the PIPELINE SCHEDULER.
   std::vector<rank_id> pipeline;
+  /// First ranks of the pipelines that share modules with this one: a step that
+  /// fails here fails there.
+  std::vector<rank_id> tied;
   /// Outlives the server, which sends kinds request, response and control.
   smp::fabric* fabric = nullptr;
   /// Outlives the server.

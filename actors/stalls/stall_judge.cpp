@@ -26,15 +26,16 @@ stall_judge::stall_judge(uint64_t world_size, stall_options options,
   // nop
 }
 
-void stall_judge::heard(rank_id who, uint64_t progress, time_point now) {
+bool stall_judge::heard(rank_id who, uint64_t progress, time_point now) {
   auto& x = ranks_.at(who.value);
   x.heard = now;
   if (std::exchange(x.progress, progress) == progress)
-    return;
+    return false;
   quiet_since_ = now;
   next_report_ = options_.timeout;
   settled_.clear();
   looks_ = next_look_ = asked_ = 0;
+  return true;
 }
 
 bool stall_judge::wants_views(time_point now) {

@@ -31,6 +31,8 @@ struct stall_report {
   rank_id culprit = no_rank;
   /// Did not answer.
   std::vector<rank_id> silent;
+  /// The ranks were told, too, and rank 0 says it.
+  bool ranks_know = true;
 };
 
 /// A legal run may compute for hours, so time proves nothing (R7). What proves
@@ -47,7 +49,13 @@ public:
   stall_judge(uint64_t world_size, stall_options options, time_point now);
 
   /// A rank answered with the number of its `rank_board`.
-  void heard(rank_id who, uint64_t progress, time_point now);
+  /// @returns whether something moved there
+  bool heard(rank_id who, uint64_t progress, time_point now);
+
+  /// @returns for how long nothing moved on any rank, in seconds.
+  double quiet(time_point now) const {
+    return seconds(quiet_since_, now);
+  }
 
   /// Tells whether it is time to see all ranks.
   bool wants_views(time_point now);

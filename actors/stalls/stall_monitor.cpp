@@ -1,5 +1,6 @@
 #include "actors/stalls/stall_monitor.hpp"
 
+#include "actors/inspection/inspection_service.hpp"
 #include "actors/protocol/actor_system.hpp"
 
 #include <caf/scoped_actor.hpp>
@@ -36,6 +37,9 @@ rank_watch(rank_watch_actor::stateful_pointer<rank_watch_state>,
     [report = rank.report](stall_atom, const std::string& x) { report(x); },
     [end = rank.end](stall_atom, const failure& x) { end(x); },
     [view = rank.view](status_atom) { return view(); },
+    [status = rank.status](inspect_atom) {
+      return status ? status() : rank_status{};
+    },
   };
 }
 
@@ -50,7 +54,8 @@ void stall_monitor_state::look() {
       .then(
         [this, i](uint64_t progress) {
           asked.erase(i);
-          judge->heard(rank_id{i}, progress, self->clock().now());
+          if (judge->heard(rank_id{i}, progress, self->clock().now()))
+            status.standing = false;
         },
         [](const caf::error&) {
           // Dead: the SUPERVISOR knows.
@@ -84,6 +89,7 @@ void stall_monitor_state::viewed() {
 void stall_monitor_state::report(const stall_report& x) {
   ++status.reports;
   status.text = x.text;
+  status.standing = true;
   for (auto& hdl : config.ranks) {
     if (x.ends)
       self->send(hdl, stall_atom_v,
@@ -109,7 +115,11 @@ stall_monitor(stall_monitor_state::pointer self, stall_monitor_config config) {
       self->state.look();
       self->delayed_send(self, pause, look_atom_v);
     },
-    [self](status_atom) { return self->state.status; },
+    [self](status_atom) {
+      auto& st = self->state;
+      st.status.quiet_seconds = st.judge->quiet(self->clock().now());
+      return st.status;
+    },
   };
 }
 
@@ -128,9 +138,22 @@ struct stall_watch::impl {
   }
 
   ~impl() {
+    inspection.reset();
     end(monitor);
     for (auto& x : ranks)
       end(x);
+  }
+
+  inspection_entry open_inspection() {
+    if (!inspection) {
+      inspector_config x;
+      x.world_size = ranks.size();
+      inspection.emplace(system, std::move(x));
+      caf::anon_send(inspection->actor(), monitor);
+      for (uint64_t i = 0; i < ranks.size(); ++i)
+        caf::anon_send(inspection->actor(), rank_id{i}, ranks[i]);
+    }
+    return inspection->open();
   }
 
   /// Afterwards it calls nobody any more.
@@ -145,6 +168,7 @@ struct stall_watch::impl {
   caf::actor_system& system;
   std::vector<rank_watch_actor> ranks;
   stall_monitor_actor monitor;
+  std::optional<inspection_service> inspection;
 };
 
 stall_watch::stall_watch(actor_host& host, stall_options options,
@@ -154,5 +178,9 @@ stall_watch::stall_watch(actor_host& host, stall_options options,
 }
 
 stall_watch::~stall_watch() = default;
+
+inspection_entry stall_watch::open_inspection() {
+  return impl_->open_inspection();
+}
 
 } // namespace smp

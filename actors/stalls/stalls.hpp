@@ -2,8 +2,10 @@
 
 // The search for stalls. Free of CAF.
 
+#include "actors/inspection/entry_file.hpp"
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/rank_view.hpp"
+#include "actors/protocol/run_status.hpp"
 #include "actors/stalls/stall_judge.hpp"
 
 #include <functional>
@@ -19,6 +21,8 @@ struct watched_rank {
   /// @returns a number that differs from the last one if anything happened.
   std::function<uint64_t()> look;
   std::function<rank_view()> view;
+  /// For who looks at the run from outside.
+  std::function<rank_status()> status;
   /// The run is stalled, in words, and goes on.
   std::function<void(const std::string&)> report;
   /// The run is stalled and has to end.
@@ -35,6 +39,9 @@ public:
               std::vector<watched_rank> ranks);
 
   ~stall_watch();
+
+  /// Lets clients look at the ranks. @returns where
+  inspection_entry open_inspection();
 
 private:
   struct impl;

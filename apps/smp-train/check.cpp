@@ -21,7 +21,7 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
         result.emplace_back(e.what());
     }
   };
-  attempt([&] { make_data(x); });
+  attempt([&] { make_data(x, replicas_of(x)); });
   attempt([&] {
     auto plan = plan_model(x);
     partition = plan.text;

@@ -58,6 +58,7 @@ const std::map<std::string, log_level> levels{
 struct raw_options {
   command_line result;
   std::optional<uint64_t> ranks;
+  std::string keys;
   std::string level = "info";
 };
 
@@ -67,7 +68,8 @@ void add_common_options(CLI::App& app, raw_options& x) {
   app.add_option("CONFIG", x.result.config, "The configuration (TOML)");
   app
     .add_option("--ranks", x.ranks,
-                "Number of ranks: sets smp.pipeline_parallel_degree")
+                "Number of ranks: sets smp.pipeline_parallel_degree, or, "
+                "with smp.ddp = true, smp.ranks")
     ->type_name("N");
   app.allow_extras();
   app.footer(about_keys);
@@ -84,6 +86,46 @@ void add_run_options(CLI::App& app, raw_options& x) {
     .add_option("--log-level", x.level,
                 "error, warn, info (default) or debug (every step in the logs)")
     ->type_name("LEVEL");
+  app
+    .add_option("--keys", x.keys,
+                "The keys of a run over several machines: sets transport.keys")
+    ->type_name("DIR");
+}
+
+void add_nodes_options(CLI::App& app, nodes_command& x) {
+  app
+    .add_option("--nodes", x.nodes,
+                "The run is on N machines, with this command on each")
+    ->type_name("N")
+    ->check(CLI::Range(1, 65536));
+  app.add_option("--node-rank", x.node, "Which machine this is, from 0")
+    ->type_name("K");
+  app
+    .add_option("--master", x.master,
+                "Where machine 0 is reached, a name or an address")
+    ->type_name("HOST:PORT");
+  app
+    .add_option("--ranks-per-node", x.ranks,
+                "Ranks of each machine, or one number for all; default: an "
+                "equal share")
+    ->type_name("N,...")
+    ->delimiter(',')
+    ->allow_extra_args(false);
+  app
+    .add_option("--hosts", x.hosts,
+                "Start that on these machines by ssh, with so many ranks each")
+    ->type_name("HOST:N,...")
+    ->delimiter(',')
+    ->allow_extra_args(false);
+}
+
+void add_keys_options(CLI::App& app, raw_options& x) {
+  app.set_help_flag("-h,--help", "Print this and exit");
+  app.add_option("DIR", x.result.keys, "A folder that is not there yet")
+    ->required();
+  app.footer(
+    "\nEach machine of the run gets a copy that only its user can "
+    "read\n(docs/machines.md).");
 }
 
 void add_verify_options(CLI::App& app, verify_command& x) {
@@ -139,10 +181,6 @@ void add_schedule_options(CLI::App& app, schedule_command& x) {
     ->type_name("FILE");
   app.add_option("--json", x.json, "Write the predicted step to FILE")
     ->type_name("FILE");
-  app
-    .add_option("--times", x.times,
-                "Take the modules' times from FILE (docs/schedules.md)")
-    ->type_name("FILE");
 }
 
 /// @returns what does not go together, or nothing.
@@ -166,6 +204,25 @@ std::string complaint(const command_line& x) {
       x.config.empty() ? x.overrides[0] : x.config);
   if (y.devices == 0)
     return "--tree needs --devices D";
+  return {};
+}
+
+/// @returns what does not go together, or nothing.
+std::string complaint(const nodes_command& x) {
+  if (!x.hosts.empty())
+    return x.nodes > 0 || x.node || !x.ranks.empty()
+             ? "--hosts says it all: leave --nodes, --node-rank and "
+               "--ranks-per-node out"
+             : "";
+  if (x.nodes == 0)
+    return x.node || !x.master.empty() || !x.ranks.empty()
+             ? "--node-rank, --master and --ranks-per-node go with --nodes N"
+             : "";
+  if (!x.node || x.master.empty())
+    return "--nodes wants --node-rank K and --master HOST:PORT";
+  if (*x.node >= x.nodes)
+    return fmt::format("--node-rank {} must be less than --nodes {}", *x.node,
+                       x.nodes);
   return {};
 }
 
@@ -211,15 +268,26 @@ std::string apply_ranks(raw_options& x) {
   auto same = [](const std::string& y) {
     auto name = y.substr(0, y.find('='));
     return name == "--smp.pipeline_parallel_degree"
-           || name == "--smp.partitions";
+           || name == "--smp.partitions" || name == "--smp.ranks";
   };
   auto& overrides = x.result.overrides;
   if (auto i = std::find_if(overrides.begin(), overrides.end(), same);
       i != overrides.end())
     return fmt::format("--ranks and {} set the same key; give one of them",
                        i->substr(0, i->find('=')));
-  overrides.push_back(
-    fmt::format("--smp.pipeline_parallel_degree={}", *x.ranks));
+  overrides.push_back(fmt::format("--ranks={}", *x.ranks));
+  return {};
+}
+
+/// Adds what `--keys` means. @returns what is wrong, or nothing
+std::string apply_keys(raw_options& x) {
+  if (x.keys.empty())
+    return {};
+  constexpr std::string_view key = "--transport.keys=";
+  for (auto& y : x.result.overrides)
+    if (y.starts_with(key))
+      return "--keys and --transport.keys set the same key; give one of them";
+  x.result.overrides.push_back(std::string{key} + x.keys);
   return {};
 }
 
@@ -250,6 +318,7 @@ struct command_parser {
 command_parser::command_parser(raw_options& x) {
   add_common_options(root, x);
   add_run_options(root, x);
+  add_nodes_options(root, x.result.nodes);
   root.set_version_flag("--version", build_id(), "Print the version and exit");
   root.footer(std::string{about_keys} + about_runs);
   auto add = [&](command what, const char* name,
@@ -271,11 +340,16 @@ command_parser::command_parser(raw_options& x) {
     add(command::schedule, "schedule",
         "Check the schedule and draw the predicted step without training"),
     x.result.schedule);
+  auto& keys = *root.add_subcommand(
+    "keys", "Make the keys of a run over several machines");
+  add_keys_options(keys, x);
+  commands.emplace_back(command::keys, &keys);
   auto& verify = add(
     command::verify, "verify",
     "Run the job over its ranks and in one process, side by side, and "
     "compare; names the first module that differs");
   add_run_options(verify, x);
+  add_nodes_options(verify, x.result.nodes);
   add_verify_options(verify, x.result.verify);
 }
 
@@ -288,6 +362,10 @@ std::string finish(raw_options& x, std::vector<std::string> overrides) {
       return text;
   if (auto text = apply_ranks(x); !text.empty())
     return text;
+  if (auto text = apply_keys(x); !text.empty())
+    return text;
+  if (auto text = complaint(x.result.nodes); !text.empty())
+    return text;
   if (auto text = complaint(x.result); !text.empty())
     return text;
   auto level = levels.find(x.level);
@@ -295,7 +373,8 @@ std::string finish(raw_options& x, std::vector<std::string> overrides) {
     return fmt::format("--log-level {}: write error, warn, info or debug",
                        x.level);
   x.result.level = level->second;
-  if (x.result.config.empty() && x.result.partition.tree.empty())
+  if (x.result.what != command::keys && x.result.config.empty()
+      && x.result.partition.tree.empty())
     return "CONFIG is missing, e.g. smp-train config/quickstart.toml";
   return {};
 }

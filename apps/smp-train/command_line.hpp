@@ -9,7 +9,14 @@ namespace smp::app {
 
 enum class log_level : uint8_t { error, warn, info, debug };
 
-enum class command : uint8_t { train, check, partition, schedule, verify };
+enum class command : uint8_t {
+  train,
+  check,
+  partition,
+  schedule,
+  verify,
+  keys
+};
 
 /// Options of the command `partition`.
 struct partition_command {
@@ -26,7 +33,6 @@ struct partition_command {
 struct schedule_command {
   std::string svg;
   std::string json;
-  std::string times;
 };
 
 /// Options of the command `verify`.
@@ -38,6 +44,19 @@ struct verify_command {
   std::vector<std::string> modes;
   /// Where the result goes; empty: it is only printed.
   std::string json;
+};
+
+/// Several machines.
+struct nodes_command {
+  /// With a launcher on each: how many, which one this is, and where the first
+  /// one is reached. 0 nodes: one machine.
+  uint64_t nodes = 0;
+  std::optional<uint64_t> node;
+  std::string master; // "HOST:PORT"
+  /// Ranks of each machine, or one number for all; empty: an equal share.
+  std::vector<uint64_t> ranks;
+  /// "a:2", "b": start those launchers by ssh.
+  std::vector<std::string> hosts;
 };
 
 /// What the user typed.
@@ -52,6 +71,9 @@ struct command_line {
   partition_command partition;
   schedule_command schedule;
   verify_command verify;
+  nodes_command nodes;
+  /// Where the command `keys` puts them.
+  std::string keys;
 };
 
 /// @returns nothing if all was said already (`--help`, a wrong command line);

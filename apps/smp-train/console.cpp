@@ -1,6 +1,6 @@
 #include "apps/smp-train/console.hpp"
 
-#include "apps/smp-train/text_layout.hpp"
+#include "apps/report/text_layout.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/plan/planner.hpp"
 

@@ -13,9 +13,13 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/error_exit.hpp"
+#include "runtime/launch/hosts.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "runtime/launch/limits.hpp"
+#include "runtime/launch/network_choice.hpp"
 #include "runtime/plan/planner.hpp"
+#include "runtime/session/groups.hpp"
+#include "runtime/session/inspection.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/stalls.hpp"
 #include "runtime/train/trainable.hpp"
@@ -140,8 +144,10 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
     screen.emplace(config, console::options{stderr_is_terminal(), cmd.level});
   listeners all;
   if (log) {
-    log->info(fmt::format("rank {} of {}, pp_rank {}, process {}", s.rank(),
-                          s.size(), s.pp_rank(), ::getpid()));
+    log->info(fmt::format(
+      "rank {} of {}, pp_rank {}, process {}, local rank {} of {} on {}",
+      s.rank(), s.size(), s.pp_rank(), ::getpid(), local_rank(), local_size(),
+      host_name()));
     all.add(*log);
   }
   // Supervised, the log is the rank's stderr, which has the report already.
@@ -151,6 +157,7 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
       if (ends)
         end_in_time(text);
     });
+  inspectable_run inspected{s, run_dir};
   if (screen) {
     screen->begin(cmd.config, s.size(), run_dir);
     all.add(*screen);
@@ -189,12 +196,11 @@ int run_threads(const command_line& cmd, const train_config& config) {
   virtual_world_options world;
   world.config = config.smp;
   std::atomic<int> result = exit_done;
-  run_virtual_world(config.smp.pipeline_parallel_degree, world,
-                    [&](session& s) {
-                      auto code = run_rank(s, cmd, config, false);
-                      if (s.rank() == 0)
-                        result = code;
-                    });
+  run_virtual_world(ranks_of(config), world, [&](session& s) {
+    auto code = run_rank(s, cmd, config, false);
+    if (s.rank() == 0)
+      result = code;
+  });
   return result;
 }
 
@@ -205,15 +211,32 @@ int run_launcher(const command_line& cmd, const train_config& config,
   launch_options options;
   if (cmd.what == command::verify)
     options.verdict = exit_different;
-  options.ranks = config.smp.pipeline_parallel_degree;
-  options.log_dir = make_run_dir(cmd.run_dir, cmd.config);
+  options.ranks = ranks_of(config);
+  options.session = config.smp;
+  auto& nodes = cmd.nodes;
+  if (nodes.nodes > 1)
+    options.nodes = read_node(
+      *nodes.node, shares_of(nodes.nodes, nodes.ranks, options.ranks),
+      nodes.master);
+  // The first machine says where, unless the user does.
+  if (options.nodes.node == 0 || !cmd.run_dir.empty())
+    options.log_dir = make_run_dir(cmd.run_dir, cmd.config);
   options.stalls = stalls_of(config.smp);
   options.command = std::move(arguments);
   options.command[0] = std::filesystem::read_symlink("/proc/self/exe");
-  if (cmd.run_dir.empty())
+  if (cmd.run_dir.empty() && options.nodes.node == 0)
     options.command.insert(options.command.end(),
                            {"--run-dir", options.log_dir});
   return launch(options);
+}
+
+/// A launcher on each machine, started here by ssh.
+int run_hosts(const command_line& cmd, const train_config& config,
+              const std::vector<std::string>& arguments) {
+  auto hosts = read_hosts(cmd.nodes.hosts, ranks_of(config));
+  auto words = without_options(arguments, {"--hosts", "--master"});
+  words[0] = std::filesystem::read_symlink("/proc/self/exe");
+  return launch_on_hosts(hosts, words, cmd.nodes.master);
 }
 
 /// Compares in one mode after the other.
@@ -229,7 +252,7 @@ int run_modes(const command_line& cmd, const train_config& config,
     one.verify.json = path_of_mode(cmd.verify.json, mode);
     auto mine = config;
     set_mode(mine, mode);
-    auto words = without_modes(arguments);
+    auto words = without_options(arguments, {"--modes", "--json", "--run-dir"});
     words.insert(words.end(), {"--modes", mode.name});
     if (!one.run_dir.empty())
       words.insert(words.end(), {"--run-dir", one.run_dir});
@@ -272,6 +295,14 @@ int run(int argc, char** argv) {
   auto cmd = parse_command_line(argc, argv, exit_code);
   if (!cmd)
     return exit_code;
+  if (cmd->what == command::keys) {
+    make_keys(cmd->keys);
+    print_stderr(
+      "{}: keys of a run; docs/machines.md says what to do with "
+      "them\n",
+      cmd->keys);
+    return exit_done;
+  }
   if (!cmd->partition.tree.empty()) {
     partition_tree_file(cmd->partition, stderr_is_terminal());
     return exit_done;
@@ -300,14 +331,19 @@ int run(int argc, char** argv) {
   check_json_file(cmd->verify.json);
   auto environment = read_rank_environment();
   // Our launcher has looked before its ranks began to write.
-  if (!cmd->run_dir.empty() && !(environment && environment->supervised))
+  if (!cmd->run_dir.empty() && cmd->nodes.node.value_or(0) == 0
+      && !(environment && environment->supervised))
     claim_run_dir(cmd->run_dir);
   if (environment)
     return run_process(*cmd, config, environment->supervised);
   // What is wrong with model or data is said once, not by each rank.
   check_model(config);
-  make_data(config);
+  make_data(config, replicas_of(config));
   const std::vector<std::string> arguments{argv, argv + argc};
+  if (!cmd->nodes.hosts.empty())
+    return run_hosts(*cmd, config, arguments);
+  if (modes.size() > 1 && (cmd->nodes.nodes > 1 || !cmd->nodes.hosts.empty()))
+    throw config_error("over several machines, --modes takes one mode");
   if (modes.size() > 1)
     return run_modes(*cmd, config, modes, arguments);
   if (config.transport.type == "loopback")
@@ -315,23 +351,27 @@ int run(int argc, char** argv) {
   return run_launcher(*cmd, config, arguments);
 }
 
+/// @returns the exit code, whatever happens
+int run_and_tell(int argc, char** argv) {
+  try {
+    prepare_process(argc, argv);
+    end_on_uncaught_errors();
+    return run(argc, argv);
+  } catch (const error& e) {
+    if (!told_by_others(e.code()))
+      tell(e.what());
+    return exit_code_of(e.code());
+  } catch (const std::exception& e) {
+    auto limit = exhausted_limit(e);
+    tell(limit ? limit->what() : e.what());
+    return limit ? exit_code_of(limit->code()) : exit_rank_failed;
+  }
+}
+
 } // namespace
 
 } // namespace smp::app
 
 int main(int argc, char** argv) {
-  try {
-    smp::prepare_process(argc, argv);
-    smp::end_on_uncaught_errors();
-    return smp::app::run(argc, argv);
-  } catch (const smp::error& e) {
-    if (!smp::told_by_others(e.code()))
-      smp::app::tell(e.what());
-    return smp::exit_code_of(e.code());
-  } catch (const std::exception& e) {
-    auto limit = smp::exhausted_limit(e);
-    smp::app::tell(limit ? limit->what() : e.what());
-    return limit ? smp::exit_code_of(limit->code())
-                 : smp::app::exit_rank_failed;
-  }
+  smp::exit_at_once(smp::app::run_and_tell(argc, argv));
 }

@@ -44,15 +44,15 @@ void set_mode(train_config& config, const run_mode& x) {
   config.smp.deterministic_server = x.deterministic;
 }
 
-std::vector<std::string> without_modes(const std::vector<std::string>& xs) {
+std::vector<std::string>
+without_options(const std::vector<std::string>& xs,
+                const std::vector<std::string>& options) {
   std::vector<std::string> result;
   for (size_t i = 0; i < xs.size(); ++i) {
-    auto is = [&x = xs[i]](const std::string& option) {
-      return x == option || x.starts_with(option + "=");
-    };
-    if (!is("--modes") && !is("--json") && !is("--run-dir"))
+    auto name = xs[i].substr(0, xs[i].find('='));
+    if (std::find(options.begin(), options.end(), name) == options.end())
       result.push_back(xs[i]);
-    else if (xs[i].find('=') == std::string::npos)
+    else if (name == xs[i])
       ++i; // its value
   }
   return result;

@@ -25,9 +25,10 @@ std::vector<std::string> names_of_modes();
 /// Makes `config` run in the mode.
 void set_mode(train_config& config, const run_mode& x);
 
-/// @returns the arguments of a program that compares in one mode, from those of
-/// one that does in several: without `--modes`, `--json` and `--run-dir`
-std::vector<std::string> without_modes(const std::vector<std::string>& xs);
+/// @returns these words of a command line without some options and their values
+std::vector<std::string>
+without_options(const std::vector<std::string>& xs,
+                const std::vector<std::string>& options);
 
 /// @returns "out-static.json" for "out.json"; empty for an empty path
 std::string path_of_mode(const std::string& path, const run_mode& x);

@@ -6,16 +6,11 @@
 
 #include <fmt/format.h>
 
-#include <optional>
-
 namespace smp::app {
 
 void draw_schedule(const schedule_command& x, const train_config& config,
                    bool terminal) {
-  std::optional<module_times> times;
-  if (!x.times.empty())
-    times = read_module_times(x.times);
-  auto found = predict_schedule(config, times);
+  auto found = predict_schedule(config);
   if (!x.svg.empty())
     write_text(x.svg, timeline_svg(found.report));
   if (!x.json.empty())

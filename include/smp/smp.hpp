@@ -7,6 +7,7 @@
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/launch/init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
+#include "runtime/model/tp_register.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/groups.hpp"
@@ -14,4 +15,5 @@
 #include "runtime/session/session.hpp"
 #include "runtime/session/step.hpp"
 #include "runtime/session/tensor_collectives.hpp"
+#include "tp/functions.hpp"
 #include "transport/error.hpp"

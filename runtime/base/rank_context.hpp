@@ -31,6 +31,7 @@ class saved_calls;
 class script_code;
 class session;
 struct session_config;
+class tensor_group;
 
 /// The distributed model of a session, as its calls see it. Dies with the
 /// model.
@@ -95,6 +96,11 @@ public:
   /// Sums and moves of tensors between the ranks of a group.
   smp::collectives& collectives() const noexcept {
     return *collectives_;
+  }
+
+  /// The ranks that share modules with this one; null: there are none.
+  tensor_group* tensor_peers() const noexcept {
+    return tensor_peers_;
   }
 
   object_store& objects() const noexcept {
@@ -168,6 +174,7 @@ protected:
   const rank_layout* layout_ = nullptr;
   smp::exchange* exchange_ = nullptr;
   smp::collectives* collectives_ = nullptr;
+  tensor_group* tensor_peers_ = nullptr;
   object_store* objects_ = nullptr;
   saved_calls* calls_ = nullptr;
   record_book* records_ = nullptr;

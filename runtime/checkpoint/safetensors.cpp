@@ -206,8 +206,8 @@ json parse_header(const std::string& text, const tensor_errors& e) {
   }
 }
 
-const json& member(const json& x, const std::string& tensor, const char* key,
-                   const tensor_errors& e) {
+const json& field_of(const json& x, const std::string& tensor, const char* key,
+                     const tensor_errors& e) {
   auto i = x.find(key);
   if (i == x.end())
     e.fail(tensor, std::string{"has no "} + key);
@@ -246,8 +246,8 @@ described_tensor parse_tensor(const std::string& name, const json& x,
     e.fail(name, "dtype, shape and data_offsets expected, nothing else");
   described_tensor result;
   result.name = name;
-  result.dtype = parse_dtype(member(x, name, "dtype", e), name, e);
-  auto& shape = member(x, name, "shape", e);
+  result.dtype = parse_dtype(field_of(x, name, "dtype", e), name, e);
+  auto& shape = field_of(x, name, "shape", e);
   if (!shape.is_array())
     e.fail(name, "its shape is no list");
   for (auto& size : shape) {
@@ -255,7 +255,7 @@ described_tensor parse_tensor(const std::string& name, const json& x,
       e.fail(name, "its shape has a size " + size.dump());
     result.shape.push_back(size.get<int64_t>());
   }
-  auto& offsets = member(x, name, "data_offsets", e);
+  auto& offsets = field_of(x, name, "data_offsets", e);
   if (!offsets.is_array() || offsets.size() != 2
       || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned())
     e.fail(name, "its data_offsets are not two sizes");

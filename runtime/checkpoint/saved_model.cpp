@@ -1,10 +1,14 @@
 #include "runtime/checkpoint/saved_model.hpp"
 
+#include "partition/rank_layout.hpp"
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "transport/bytes.hpp"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <vector>
 
@@ -27,9 +31,16 @@ public:
   }
 
   void run(const std::string& path) {
+    // All replicas have the same; but what some share, these have together.
+    if (rank_.layout().rank(comm_group::rdp, rank_.self()) > 0)
+      return;
     auto positions = choose();
+    if (rank_.layout().rank(comm_group::tp, rank_.self()) > 0) {
+      serve(peers().front());
+      return;
+    }
     if (rank_.pp_rank() > 0) {
-      serve();
+      serve(rank_.pipeline().front());
       return;
     }
     try {
@@ -54,6 +65,39 @@ private:
   at::Tensor mine(uint32_t i) const {
     auto& x = st_.model().tensors[i].tensor;
     return gradients_ ? x.grad() : x.detach();
+  }
+
+  /// An empty slice never gets a gradient.
+  at::Tensor mine_or_zeros(uint32_t i) const {
+    auto x = mine(i);
+    return x.defined() ? x : at::zeros_like(st_.model().tensors[i].tensor);
+  }
+
+  /// The ranks that share tensors with this one, which is one of them.
+  std::vector<rank_id> peers() const {
+    return rank_.layout().members(comm_group::tp, rank_.self());
+  }
+
+  bool is_first_peer() const {
+    return peers().front() == rank_.self();
+  }
+
+  /// What a rank asks for is the whole of what others share with it.
+  at::Tensor whole(uint32_t i) {
+    auto* slice = st_.map().slice(i);
+    if (!slice || !is_first_peer())
+      return mine_or_zeros(i);
+    std::vector<at::Tensor> parts{mine_or_zeros(i)};
+    for (auto rank : peers())
+      if (rank != rank_.self())
+        parts.push_back(ask(rank, i));
+    return at::cat(parts, slice->dim);
+  }
+
+  at::Tensor ask(rank_id owner, uint32_t i) {
+    rank_.exchange().send(owner, wanted_name, to_payload(i));
+    return to_tensor(from_payload<tensor_ref>(
+      rank_.exchange().receive(owner, tensor_name), "saved tensor"));
   }
 
   /// @returns positions of tensors that have a value; only owners know whether
@@ -83,40 +127,48 @@ private:
     for (auto i : positions) {
       auto& t = st_.model().tensors[i];
       outlines.push_back(
-        {t.names.front(), t.tensor.scalar_type(), t.tensor.sizes().vec()});
+        {t.names.front(), t.tensor.scalar_type(), sizes_of(i)});
     }
     write_safetensors(path, outlines,
                       [&](size_t k) { return value(positions[k]); },
                       {{"format", "pt"}});
   }
 
+  std::vector<int64_t> sizes_of(uint32_t i) const {
+    auto* slice = st_.map().slice(i);
+    return slice ? slice->whole : st_.model().tensors[i].tensor.sizes().vec();
+  }
+
   at::Tensor value(uint32_t i) {
-    if (owned(i))
-      return mine(i);
-    rank_.exchange().send(owner(i), wanted_name, to_payload(i));
-    return to_tensor(from_payload<tensor_ref>(
-      rank_.exchange().receive(owner(i), tensor_name), "saved tensor"));
+    return owned(i) ? whole(i) : ask(owner(i), i);
   }
 
   void dismiss() {
-    for (auto rank : rank_.pipeline())
+    dismiss(rank_.pipeline());
+    dismiss(peers());
+  }
+
+  void dismiss(const std::vector<rank_id>& ranks) {
+    for (auto rank : ranks)
       if (rank != rank_.self())
         rank_.exchange().send(rank, wanted_name, to_payload(no_more));
   }
 
   // -- the others -------------------------------------------------------------
 
-  void serve() {
-    auto writer = rank_.pipeline().front();
+  /// @param client the writer or, of what others share, their first
+  void serve(rank_id client) {
     while (true) {
-      auto x = rank_.exchange().receive(writer, wanted_name);
+      auto x = rank_.exchange().receive(client, wanted_name);
       auto i = from_payload<uint32_t>(x, "position of a tensor");
       if (i == no_more)
-        return;
+        break;
       // It is there before `no_more` comes.
-      rank_.exchange().send(writer, tensor_name,
-                            to_payload(to_tensor_ref(mine(i), false)));
+      rank_.exchange().send(client, tensor_name,
+                            to_payload(to_tensor_ref(whole(i), false)));
     }
+    if (is_first_peer())
+      dismiss(peers());
   }
 
   const model_state& st_;

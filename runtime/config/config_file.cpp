@@ -71,6 +71,9 @@ public:
       return;
     }
     auto value = std::string{text.substr(equals + 1)};
+    // Without replicas, each rank holds a part of the model.
+    if (name == "ranks")
+      name = config_.smp.ddp ? "smp.ranks" : "smp.pipeline_parallel_degree";
     auto key = find_config_key(name);
     bool raw = key != nullptr && key->slot != nullptr
                && (std::holds_alternative<std::string*>(key->slot(config_))
@@ -97,9 +100,9 @@ public:
   /// Makes paths from the file relative to its directory and checks them.
   void resolve_paths() {
     for (auto& key : config_keys())
-      if (auto at = places_.find(key.name); key.is_file && at != places_.end()
-                                            && !wrong_.contains(key.name)
-                                            && applies(key, config_))
+      if (auto at = places_.find(key.name);
+          (key.is_file || key.is_folder) && at != places_.end()
+          && !wrong_.contains(key.name) && applies(key, config_))
         resolve(key, at->second.line);
   }
 
@@ -234,12 +237,16 @@ private:
 
   void resolve(const config_key& key, size_t line) {
     auto& path = *std::get<std::string*>(key.slot(config_));
+    if (path.empty() && !key.required)
+      return;
     auto given = path;
+    if (key.is_folder && given.empty())
+      return;
     auto base = line == on_command_line ? fs::path{}
                                         : fs::path{file_}.parent_path();
     path = fs::absolute(base / given).lexically_normal().string();
     std::error_code ignored;
-    if (!fs::is_regular_file(path, ignored))
+    if (key.is_file && !fs::is_regular_file(path, ignored))
       complain(line, fmt::format("{} = \"{}\" is not a file; looked for {}",
                                  key.name, given, path));
   }
@@ -272,9 +279,6 @@ private:
     if (auto wrong = check_value(key, config_)) {
       wrong_.insert(key.name);
       complain(at->second.line, *wrong);
-    } else if (!key.idle.empty()) {
-      complain(at->second.line, fmt::format("{} has no effect {}; leave it out",
-                                            key.name, key.idle));
     }
   }
 

@@ -135,6 +135,8 @@ struct transport_config {
 /// A configuration, checked. [transport] trusted_network is in `smp`.
 struct train_config {
   session_config smp{.print_partition = false};
+  /// smp.ranks: those that smp-train starts, all replicas together.
+  std::optional<uint64_t> ranks;
   /// smp.manual_partition: devices of modules, by name.
   std::map<std::string, uint64_t> manual_partition;
   model_config model;
@@ -144,6 +146,17 @@ struct train_config {
   transport_config transport;
 };
 
+/// @returns how many ranks smp-train starts.
+inline uint64_t ranks_of(const train_config& x) {
+  return x.ranks.value_or(x.smp.pipeline_parallel_degree
+                          * x.smp.tensor_parallel_degree);
+}
+
+/// @returns how many replicas share each batch.
+inline uint64_t replicas_of(const train_config& x) {
+  return ranks_of(x) / x.smp.pipeline_parallel_degree;
+}
+
 /// What `read_config` found. `config` is meaningful if nothing is wrong.
 struct config_report {
   train_config config;
@@ -151,8 +164,9 @@ struct config_report {
   std::vector<std::string> errors;
 };
 
-/// Reads `path` and applies `overrides` ("--table.key=value", dashes optional)
-/// on top. Finds all errors, not only the first; never throws for a bad file.
+/// Reads `path` and applies `overrides` ("--table.key=value", dashes optional;
+/// "--ranks=N" is that of the degrees or replicas, whichever there are) on top.
+/// Finds all errors, not only the first; never throws for a bad file.
 config_report read_config(const std::string& path,
                           const std::vector<std::string>& overrides = {});
 

@@ -74,6 +74,9 @@ public:
     if (!x.auto_partition && x.trace_device == "gpu")
       add("smp.trace_device", "has no effect with", "smp.auto_partition",
           "nothing is measured; leave it out");
+    if (!x.times.empty() && !x.trace_execution_times)
+      add("smp.trace_execution_times", "has no effect with", "smp.times",
+          "the times stand in that file; leave one of them out");
     if (x.auto_partition && x.default_partition != 0)
       add({"smp.default_partition", "smp.auto_partition"},
           fmt::format("smp.default_partition = {} has no effect with "
@@ -153,6 +156,27 @@ public:
           "the learning rate falls after the warm-up");
   }
 
+  void check_replicas() {
+    auto& x = x_.smp;
+    auto parts = x.pipeline_parallel_degree * x.tensor_parallel_degree;
+    if (x_.ranks && *x_.ranks % parts != 0)
+      add({"smp.ranks", "smp.pipeline_parallel_degree",
+           "smp.tensor_parallel_degree"},
+          fmt::format("smp.ranks = {} cannot be divided among "
+                      "smp.pipeline_parallel_degree = {}{}; write a multiple, "
+                      "e.g. smp.ranks = {}",
+                      *x_.ranks, x.pipeline_parallel_degree,
+                      x.tensor_parallel_degree > 1
+                        ? fmt::format(" times smp.tensor_parallel_degree = {}",
+                                      x.tensor_parallel_degree)
+                        : "",
+                      (*x_.ranks / parts + 1) * parts));
+    if (!x.tensor_parallel_modules.empty() && x.tensor_parallel_degree == 1)
+      add("tensor_parallel.modules", "has no effect with",
+          "smp.tensor_parallel_degree",
+          "write smp.tensor_parallel_degree = 2 or more, or leave it out");
+  }
+
   void check_placement() {
     for (auto& [name, device] : x_.manual_partition)
       if (device >= x_.smp.pipeline_parallel_degree) {
@@ -188,6 +212,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_partition();
   rules.check_batch();
   rules.check_placement();
+  rules.check_replicas();
   rules.check_model();
   rules.check_data();
   rules.check_steps();

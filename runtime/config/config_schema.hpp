@@ -62,12 +62,12 @@ struct config_key {
   std::vector<std::string_view> elsewhere = {};
   /// The key means something only while all of these hold.
   std::vector<config_condition> only = {};
-  /// Why the key means nothing yet, whatever the others say.
-  std::string_view idle = {};
   /// Ranks may differ in it.
   bool local = false;
   /// A file that must exist; relative to where the key is set.
   bool is_file = false;
+  /// A folder; relative to where the key is set.
+  bool is_folder = false;
 };
 
 /// All keys, those of one TOML table together.
@@ -85,7 +85,7 @@ const config_condition* broken_condition(const config_key& key,
 
 /// @returns true if no other key makes `key` meaningless.
 inline bool applies(const config_key& key, const train_config& x) {
-  return key.idle.empty() && broken_condition(key, x) == nullptr;
+  return broken_condition(key, x) == nullptr;
 }
 
 /// @returns what a condition asks for, as a user would write it: the values

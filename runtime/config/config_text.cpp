@@ -26,8 +26,6 @@ std::string meaning_text(const config_key& key) {
   std::string result{key.meaning};
   if (!key.aliases.empty())
     result += fmt::format(" (also `{}`)", key.aliases.front());
-  if (!key.idle.empty())
-    result += fmt::format("; no effect {}", key.idle);
   std::string conditions;
   for (auto& condition : key.only) {
     std::string wanted;

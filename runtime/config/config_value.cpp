@@ -341,16 +341,12 @@ std::string hint_for_unknown_key(std::string_view name) {
   if (!nearest.empty()) {
     // No advice to write what is refused then.
     auto& key = *find_config_key(nearest);
-    if (key.slot == nullptr)
-      return fmt::format("; {} is not built yet", nearest);
-    return key.idle.empty()
-             ? fmt::format("; did you mean {}?", nearest)
-             : fmt::format("; {} has no effect {}", nearest, key.idle);
+    return key.slot == nullptr ? fmt::format("; {} is not built yet", nearest)
+                               : fmt::format("; did you mean {}?", nearest);
   }
   std::string known;
   for (auto& key : config_keys())
-    if (key.slot != nullptr && key.idle.empty()
-        && table(key.name) == table(name))
+    if (key.slot != nullptr && table(key.name) == table(name))
       known += (known.empty() ? "" : ", ") + std::string{leaf(key.name)};
   if (!known.empty())
     return fmt::format("; keys of [{}]: {}", table(name), known);

@@ -25,6 +25,17 @@ struct schedule_config {
   double timeout = 5;
 };
 
+/// Table [transport]: the stages of communication (docs/communication.md).
+struct device_path_config {
+  /// Tensors in host memory take it too, for tests and measurements.
+  bool force = false;
+  /// Arenas of a rank that has a device path, in MB.
+  uint64_t send_arena = 64;
+  uint64_t receive_arena = 256;
+  /// Of what is forced: so many ranks count as one node; 0: all.
+  uint64_t ranks_per_node = 0;
+};
+
 /// The table [smp] of the configuration, and what a session needs besides
 /// (docs: the table of keys in docs/config.md). Plain values; `validate` has
 /// the rules that tie them together.
@@ -48,11 +59,20 @@ struct session_config {
   /// alpha of the cost; default 0.8 for memory, 0.2 for speed.
   std::optional<double> memory_weight = {};
   std::string optimize = "memory";
+  /// More ranks than the model has parts hold replicas of it.
+  bool ddp = false;
+  /// Replicas that lend each other parts of some modules: of those whose names
+  /// fit a pattern ("encoder.*"), and those that the code names.
+  uint64_t tensor_parallel_degree = 1;
+  std::vector<std::string> tensor_parallel_modules = {};
   std::string placement_strategy = "cluster";
   /// Where modules are measured before the partition: "cpu", "gpu" or "none".
   std::string trace_device = "cpu";
   bool trace_execution_times = true;
   bool trace_memory_usage = true;
+  /// File with the times of modules, which are not measured then
+  /// (runtime/session/module_times.hpp); empty: there is none.
+  std::string times = {};
   /// Records the first `static_steps` steps and replays the fastest (R33).
   bool static_mode = false;
   uint64_t static_steps = 5;
@@ -75,6 +95,14 @@ struct session_config {
   /// Non-loopback interfaces may be used although UCX's tcp has no
   /// authentication.
   bool trusted_network = false;
+  device_path_config device_path = {};
+  /// What leads to the other machines, by name or address; empty: what leads
+  /// to rank 0.
+  std::string interface = {};
+  /// Folder of the run's keys; a run over several machines wants them.
+  std::string keys = {};
+  /// Seconds without a sign of life until another machine is lost.
+  double link_timeout = 15;
   /// Rank 0 shows the partition on stderr when it is made, if there is more
   /// than one place. No key: smp-train has an output of its own.
   bool print_partition = true;

@@ -93,13 +93,37 @@ const std::vector<config_key> session_table = {
               "parameters alone",
    .only = {{"smp.trace_device", {"cpu", "gpu"}},
             {"smp.auto_partition", {"true"}}}},
+  {.name = "smp.times",
+   .slot = SMP_SLOT(smp.times),
+   .meaning = "file with the times of modules, which the first step does not "
+              "measure then: `times.json` of an earlier run, or what "
+              "`smp-train partition --json` wrote; relative to the "
+              "configuration's directory (docs/partition.md)",
+   .fallback = "times are measured",
+   .elsewhere = {"module_times", "profile"},
+   .is_file = true},
+  {.name = "smp.ddp",
+   .slot = SMP_SLOT(smp.ddp),
+   .meaning = "ranks beyond `smp.pipeline_parallel_degree` hold replicas of "
+              "the model, which train on data of their own and average their "
+              "gradients (docs/data_parallel.md)",
+   .elsewhere = {"data_parallel", "dp"}},
+  {.name = "smp.ranks",
+   .slot = SMP_SLOT(ranks),
+   .meaning = "ranks to start, all replicas together: a multiple of "
+              "their product (also `--ranks`)",
+   .fallback = "`smp.pipeline_parallel_degree` times "
+               "`smp.tensor_parallel_degree`",
+   .range = between(1, 65536),
+   .elsewhere = {"data_parallel_size", "world_size", "nproc_per_node"},
+   .only = {{"smp.ddp", {"true"}}},
+   .local = true},
   {.name = "smp.placement_strategy",
    .slot = SMP_SLOT(smp.placement_strategy),
    .meaning = "which ranks are neighbours: `cluster` = `DPT`, `spread` = "
               "`TPD`, or another permutation; right-most letter first",
    .choices = {"cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD"},
-   .idle = "while each rank has a part of the model of its own (smp.ddp is not "
-           "built yet)"},
+   .only = {{"smp.ddp", {"true"}}}},
   {.name = "smp.static_mode",
    .slot = SMP_SLOT(smp.static_mode),
    .meaning = "record the first steps and replay the fastest, without "
@@ -145,17 +169,24 @@ const std::vector<config_key> session_table = {
               "wait for their results all the same",
    .only = {{"smp.fast_mode", {"auto", "true"}}}},
   {.name = "smp.tensor_parallel_degree",
-   .meaning = "ranks that share one module",
+   .slot = SMP_SLOT(smp.tensor_parallel_degree),
+   .meaning = "replicas that share some modules, of which each holds a slice "
+              "(docs/tensor_parallel.md)",
+   .range = between(1, 65536),
    .elsewhere = {"tensor_parallel_size", "tensor_model_parallel_size",
-                 "tp_size", "tp", "tp_degree"}},
-  {.name = "smp.ddp",
-   .meaning = "data parallelism over the remaining ranks",
-   .elsewhere = {"data_parallel", "dp", "data_parallel_size"}},
+                 "tp_size", "tp", "tp_degree"},
+   .only = {{"smp.ddp", {"true"}}}},
   {.name = "smp.shard_optimizer_state", .meaning = "over replicas"},
   {.name = "smp.offload_activations", .meaning = "to host memory"},
   {.name = "smp.activation_loading_horizon", .meaning = "load ahead"},
   {.name = "smp.fp16_params", .meaning = "parameters in half precision"},
   {.name = "smp.prescaled_batch", .meaning = "batch is divided already"},
+  // -- [tensor_parallel] ------------------------------------------------------
+  {.name = "tensor_parallel.modules",
+   .slot = SMP_SLOT(smp.tensor_parallel_modules),
+   .meaning = "modules to share, by name, each with all below it; `*` stands "
+              "for anything: `[\"encoder.*\"]`",
+   .only = {{"smp.ddp", {"true"}}}},
   // -- [smp.schedule] ---------------------------------------------------------
   {.name = "smp.schedule.list",
    .slot = SMP_SLOT(smp.schedule.list),

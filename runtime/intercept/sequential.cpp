@@ -2,6 +2,7 @@
 
 #include "runtime/base/fault.hpp"
 #include "runtime/intercept/call_scope.hpp"
+#include "runtime/intercept/shared_call.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
@@ -117,8 +118,15 @@ nn::AnyValue get_any(unpacker& in, const value& x) {
 /// Runs a child before the eyes of interceptors.
 nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
                        const intercepted_call& call,
+                       const distributed_module* how,
                        std::vector<nn::AnyValue>&& arguments) {
   call_scope noted{call};
+  if (how) {
+    auto object = x.ptr();
+    return nn::AnyValue{run_shared(noted, *how,
+                                   dynamic_cast<const void*>(object.get()),
+                                   arguments.at(0).get<at::Tensor>())};
+  }
   if (!noted.looks()) [[likely]]
     return x.forward(std::move(arguments));
   auto object = x.ptr();
@@ -139,7 +147,7 @@ public:
   }
 
   nn::AnyValue forward(std::vector<nn::AnyValue>&& arguments) override {
-    return run_child(*inner_, {}, std::move(arguments));
+    return run_child(*inner_, {}, nullptr, std::move(arguments));
   }
 
   std::shared_ptr<nn::Module> ptr() override {
@@ -190,7 +198,7 @@ public:
     if (!hook.local)
       return call(hook, ex, std::move(arguments));
     return run_child(*inner_, {hook.id, hook.ordered, false, hook.stream},
-                     std::move(arguments));
+                     hook.distributed, std::move(arguments));
   }
 
   /// Runs it for another rank.
@@ -200,7 +208,7 @@ public:
                       .ordered = false,
                       .served = true,
                       .stream = group_->hooks[index_].stream},
-                     std::move(arguments));
+                     group_->hooks[index_].distributed, std::move(arguments));
   }
 
   std::shared_ptr<nn::Module> ptr() override {

@@ -11,6 +11,7 @@
 
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
+#include "runtime/intercept/shared_call.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/invoker.hpp"
@@ -204,6 +205,12 @@ void assign_changed(unpacker& in, const value& content, T& x) {
     x = get_value<std::decay_t<type>>(in, content);
 }
 
+/// True for calls that tensor-parallel ranks may share.
+template <class R, class... Ts>
+inline constexpr bool is_from_tensor_to_tensor
+  = std::is_same_v<std::decay_t<R>, at::Tensor> && sizeof...(Ts) == 1
+    && (std::is_convertible_v<Ts, at::Tensor> && ...);
+
 /// True for types of which a call returns as many tensors each time.
 template <class R>
 inline constexpr bool is_tensors = std::is_same_v<R, at::Tensor>;
@@ -294,6 +301,11 @@ public:
       std::forward<Ts>(xs)...));
     if (smp_hook.local) {
       call_scope call{{smp_hook.id, smp_hook.ordered, false, smp_hook.stream}};
+      if constexpr (detail::is_from_tensor_to_tensor<result, Ts...>)
+        if (smp_hook.distributed) [[unlikely]]
+          return run_shared(
+            call, *smp_hook.distributed,
+            dynamic_cast<const void*>(static_cast<const Impl*>(this)), xs...);
       if (call.looks()) [[unlikely]]
         return detail::call_intercepted<Impl, result>(
           call, static_cast<Impl&>(*this), std::index_sequence_for<Ts...>{},

@@ -101,6 +101,18 @@ void read_address(rank_environment& x, const std::string& text) {
     fail(fmt::format("environment: SMP_RENDEZVOUS={} is not HOST:PORT", text));
   x.rendezvous_address = text.substr(0, colon);
   x.rendezvous_port = port;
+  if (auto& y = x.rendezvous_address; y.front() == '[' && y.back() == ']')
+    y = y.substr(1, y.size() - 2); // IPv6
+}
+
+/// Where the user, or torchrun, says that rank 0 is.
+void read_master(rank_environment& x) {
+  if (auto address = variable("MASTER_ADDR"))
+    x.rendezvous_address = *address == "localhost" ? "127.0.0.1" : *address;
+  auto port = number("MASTER_PORT", 65535).value_or(0);
+  // torchrun itself listens at MASTER_PORT and says so.
+  if (variable("TORCHELASTIC_USE_AGENT_STORE") != "True")
+    x.rendezvous_port = static_cast<uint16_t>(port);
 }
 
 // -- launchers ----------------------------------------------------------------
@@ -129,10 +141,7 @@ std::optional<rank_environment> read_torchrun() {
     return result;
   auto address = variable("MASTER_ADDR").value_or("127.0.0.1");
   auto port = number("MASTER_PORT", 65535).value_or(0);
-  result->rendezvous_address = address == "localhost" ? "127.0.0.1" : address;
-  // torchrun itself listens at MASTER_PORT and says so.
-  if (variable("TORCHELASTIC_USE_AGENT_STORE") != "True")
-    result->rendezvous_port = static_cast<uint16_t>(port);
+  read_master(*result);
   auto id = variable("TORCHELASTIC_RUN_ID").value_or("none");
   result->run_id = fmt::format("{}-{}-{}", id, address, port);
   if (id == "none" && port == 0)
@@ -156,6 +165,7 @@ std::optional<rank_environment> read_open_mpi() {
       "environment: OMPI_COMM_WORLD_RANK is set but neither PMIX_NAMESPACE "
       "nor OMPI_MCA_ess_base_jobid is");
   result->run_id = "mpi-" + *job;
+  read_master(*result);
   return result;
 }
 
@@ -175,6 +185,7 @@ std::optional<rank_environment> read_slurm() {
   if (!job)
     fail("environment: SLURM_PROCID is set but SLURM_JOB_ID is not");
   result->run_id = fmt::format("slurm-{}.{}", *job, *step);
+  read_master(*result);
   return result;
 }
 

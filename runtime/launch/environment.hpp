@@ -11,7 +11,8 @@ struct rank_environment {
   uint64_t rank = 0;
   uint64_t world_size = 1;
   uint64_t local_rank = 0;
-  /// Ranks on this machine; 0: the launcher does not say.
+  /// Ranks on this machine; 0: the launcher does not say. (When all have
+  /// joined, `rank_layout` knows both from what they report.)
   uint64_t local_size = 0;
   /// Tells the run from others; no secret.
   std::string run_id;
@@ -27,7 +28,8 @@ struct rank_environment {
 
 /// Reads the variables of our launcher (SMP_RANK ...), of torchrun-like
 /// launchers (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), of
-/// Open MPI and of Slurm, in this order.
+/// Open MPI and of Slurm (for both, MASTER_ADDR and MASTER_PORT of the user),
+/// in this order.
 /// @returns nothing if no launcher started this process
 /// @throws error (config) naming the variables if they contradict each other
 /// or if no directory for the rendezvous can be used

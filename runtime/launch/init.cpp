@@ -6,7 +6,6 @@
 #include "transport/error.hpp"
 
 #include <charconv>
-#include <cstdlib>
 #include <optional>
 #include <string_view>
 
@@ -42,7 +41,7 @@ void init(int argc, char** argv) {
     throw error{error_code::config, "--ranks " + std::string{*text}
                                       + ": a number of ranks is wanted, 1 or "
                                         "more"};
-  std::exit(launch(x));
+  exit_at_once(launch(x));
 }
 
 } // namespace smp

@@ -1,23 +1,31 @@
 #include "runtime/launch/launcher.hpp"
 
 #include "actors/cluster/membership.hpp"
+#include "actors/cluster/supervisor_link.hpp"
+#include "actors/inspection/entry_file.hpp"
 #include "runtime/base/file_io.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/limits.hpp"
+#include "runtime/launch/network_choice.hpp"
 #include "runtime/launch/process_group.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/launch/shared_segments.hpp"
+#include "transport/network/addresses.hpp"
 #include "transport/run_secret.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <array>
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <functional>
+#include <memory>
+#include <numeric>
 
 #include <unistd.h>
 
@@ -27,15 +35,7 @@ namespace {
 
 constexpr int code_stalled = 4;
 
-/// Tells the run from all others.
-std::string make_run_id() {
-  std::array<std::byte, 16> bytes;
-  fill_with_random_bytes(bytes);
-  std::string result;
-  for (auto x : bytes)
-    result += fmt::format("{:02x}", std::to_integer<unsigned>(x));
-  return result;
-}
+constexpr std::chrono::milliseconds orphan_interrupt_grace{8000};
 
 /// @returns argv of this process
 std::vector<std::string> own_command() {
@@ -46,19 +46,77 @@ std::vector<std::string> own_command() {
   return result;
 }
 
+/// What the launchers of a run agree on, and what is this one's.
+struct launch_place {
+  uint64_t first_rank = 0;
+  uint64_t ranks = 1;
+  run_secret secret;
+  std::string run_id;
+  std::string log_dir;
+  network_choice network;
+
+  bool first() const noexcept {
+    return first_rank == 0;
+  }
+};
+
+/// The others know it, too, when they know the secret.
+std::string run_id_of(const run_secret& x) {
+  std::string result;
+  for (auto byte : x.token("run id"))
+    result += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+  return result;
+}
+
+launch_place find_place(const launch_options& x) {
+  launch_place result;
+  result.ranks = x.ranks;
+  result.log_dir = x.log_dir;
+  result.secret = run_secret::make();
+  auto& nodes = x.nodes;
+  if (!nodes.ranks_of.empty()) {
+    auto mine = nodes.ranks_of.begin()
+                + static_cast<std::ptrdiff_t>(nodes.node);
+    result.first_rank = std::accumulate(nodes.ranks_of.begin(), mine,
+                                        uint64_t{0});
+    result.ranks = *mine;
+    rank_environment env;
+    env.rank = result.first_rank;
+    env.world_size = x.ranks;
+    env.rendezvous_address = nodes.master;
+    env.rendezvous_port = nodes.port;
+    env.supervised = true;
+    result.network = choose_network(env, x.session);
+    if (!result.network.line)
+      throw config_error(nodes.master
+                         + " is loopback: other machines do not reach it");
+  }
+  if (!result.first()) {
+    auto told = ask_master(result.network.master, nodes.port,
+                           *result.network.line);
+    result.secret = told.secret;
+    if (result.log_dir.empty())
+      result.log_dir = told.note;
+  }
+  result.run_id = run_id_of(result.secret);
+  return result;
+}
+
 std::map<std::string, std::string> variables_of(uint64_t rank,
                                                 const launch_options& x,
-                                                const std::string& run_id,
+                                                const launch_place& place,
                                                 int secret, uint16_t port) {
   auto result = x.environment;
   for (auto& [name, value] : variables_before_exec)
     if (std::getenv(name) == nullptr)
       result.emplace(name, value);
-  result["SMP_RANK"] = result["SMP_LOCAL_RANK"] = std::to_string(rank);
-  result["SMP_WORLD_SIZE"] = result["SMP_LOCAL_SIZE"] = std::to_string(x.ranks);
-  result["SMP_RUN_ID"] = run_id;
+  result["SMP_RANK"] = std::to_string(rank);
+  result["SMP_LOCAL_RANK"] = std::to_string(rank - place.first_rank);
+  result["SMP_WORLD_SIZE"] = std::to_string(x.ranks);
+  result["SMP_LOCAL_SIZE"] = std::to_string(place.ranks);
+  result["SMP_RUN_ID"] = place.run_id;
   result[secret_descriptor_variable] = std::to_string(secret);
-  result["SMP_RENDEZVOUS"] = fmt::format("127.0.0.1:{}", port);
+  result["SMP_RENDEZVOUS"] = endpoint(place.network.master, port);
   // Its stderr is a pipe; progress lines want to know what is behind it.
   bool terminal = rank == 0 && ::isatty(STDERR_FILENO) == 1;
   result["SMP_TERMINAL"] = terminal ? "1" : "0";
@@ -81,15 +139,21 @@ int exit_code(const process_group::result& x) {
   }
 }
 
-void print_cause(const process_group::result& x, const std::string& log_dir) {
+std::string cause_text(const process_group::result& x) {
+  if (!x.cause)
+    return {};
+  return x.cause.describe() + (x.last_words.empty() ? "" : ": ") + x.last_words;
+}
+
+void print_cause(const process_group::result& x, const launch_place& place) {
   if (!x.cause || x.told_by_rank_0)
     return;
-  auto line = fmt::format("smp: {}", x.cause.describe());
-  if (!x.last_words.empty())
-    line += fmt::format(": {}", x.last_words);
-  if (!log_dir.empty() && x.cause.rank != no_rank)
-    line += fmt::format("; its output: {}/log-{}.txt", log_dir,
-                        x.cause.rank.value);
+  auto line = "smp: " + cause_text(x);
+  auto rank = x.cause.rank;
+  auto here = rank.value - place.first_rank < place.ranks;
+  if (!place.log_dir.empty() && rank != no_rank)
+    line += fmt::format("; its output: {}/log-{}.txt{}", place.log_dir,
+                        rank.value, here ? "" : " on its machine");
   print_stderr("{}\n", line);
 }
 
@@ -108,9 +172,102 @@ void write_stall(const stall_report& x, const std::string& log_dir) {
   std::ofstream{log_dir + "/stall.json"} << result.dump(2) << '\n';
 }
 
+std::string end_path(const std::string& log_dir) {
+  return log_dir + "/end.json";
+}
+
+/// From now on one can look at the run, see docs/inspect.md.
+std::unique_ptr<published_entry> let_look(supervisor_host& supervisor,
+                                          const launch_options& x) {
+  if (!x.log_dir.empty())
+    std::remove(end_path(x.log_dir).c_str());
+  if (x.log_dir.empty() || x.ranks == 1) // a rank that is alone joins nobody
+    return nullptr;
+  return std::make_unique<published_entry>(x.log_dir,
+                                           supervisor.open_inspection());
+}
+
+/// For later reading, too: how it ended.
+void write_end(const process_group::result& x, const std::string& log_dir) {
+  nlohmann::json end{{"exit_code", exit_code(x)}, {"cause", cause_text(x)}};
+  constexpr auto replace = nlohmann::json::error_handler_t::replace;
+  std::ofstream{end_path(log_dir)} << end.dump(2, ' ', false, replace) << '\n';
+}
+
 /// Rank 0 tells it on the console, if it can.
 bool tells_stalls(const stall_report& x) {
-  return x.silent.empty() || x.silent.front() != rank_id{0};
+  return x.ranks_know && (x.silent.empty() || x.silent.front() != rank_id{0});
+}
+
+process_group::options group_options(const launch_options& x,
+                                     const launch_place& place, int secret) {
+  process_group::options result;
+  result.command = x.command;
+  if (x.command.empty()) {
+    result.command = own_command();
+    result.program = "/proc/self/exe";
+  }
+  result.size = place.ranks;
+  result.first_rank = place.first_rank;
+  result.log_dir = place.log_dir;
+  result.verdict = x.verdict;
+  result.inherited = {secret};
+  result.ends_with_output = std::getenv(ends_with_output_variable) != nullptr;
+  result.grace = x.grace;
+  result.interrupt_grace = x.interrupt_grace;
+  // Who started this one does not wait for it any more.
+  if (result.ends_with_output)
+    result.interrupt_grace = std::min(result.interrupt_grace,
+                                      orphan_interrupt_grace);
+  return result;
+}
+
+supervisor_host::options supervision_of(const launch_options& x,
+                                        const launch_place& place,
+                                        process_group& group) {
+  supervisor_host::options result;
+  result.world_size = x.ranks;
+  result.run_id = place.run_id;
+  result.secret = place.secret;
+  result.address = place.network.master;
+  result.port = x.nodes.port;
+  result.line = place.network.line;
+  result.note = place.log_dir;
+  result.join_limit = x.join_limit;
+  if (place.network.line)
+    result.join_limit = patience_between_machines;
+  result.on_rank_down = [&](const failure& cause) { group.report(cause); };
+  result.stalls = x.stalls;
+  result.on_stall = [&](const stall_report& y) {
+    if (!place.log_dir.empty())
+      write_stall(y, place.log_dir);
+    if (y.ends)
+      group.end({error_code::stalled, no_rank, {}, y.text}, code_stalled);
+    else if (!tells_stalls(y))
+      print_stderr("smp: {}\n", y.text);
+  };
+  return result;
+}
+
+supervisor_link::options link_of(const launch_options& x,
+                                 const launch_place& place,
+                                 process_group& group) {
+  supervisor_link::options result;
+  result.address = place.network.master;
+  result.port = x.nodes.port;
+  result.line = place.network.line;
+  result.secret = place.secret;
+  result.limit = patience_between_machines;
+  // The ranks hear it as well, and end by themselves if they can.
+  result.on_lost = [&group] {
+    constexpr std::chrono::seconds wait{10};
+    group.end_later({error_code::rank_down,
+                     no_rank,
+                     {},
+                     "the launcher of the first machine is gone"},
+                    code_rank_failed, wait);
+  };
+  return result;
 }
 
 } // namespace
@@ -118,56 +275,51 @@ bool tells_stalls(const stall_report& x) {
 int launch(const launch_options& x) {
   if (x.ranks == 0)
     throw error{error_code::config, "the number of ranks must be at least 1"};
-  check_limits(x.ranks);
+  auto place = find_place(x);
+  check_limits(place.ranks);
   auto begin = std::time(nullptr);
-  auto run_id = make_run_id();
-  auto secret = run_secret::make();
-  auto handed_over = secret_descriptor(secret);
-  process_group::options group_options;
-  group_options.command = x.command;
-  if (x.command.empty()) {
-    group_options.command = own_command();
-    group_options.program = "/proc/self/exe";
-  }
-  group_options.size = x.ranks;
-  group_options.log_dir = x.log_dir;
-  group_options.verdict = x.verdict;
-  group_options.inherited = {handed_over.get()};
-  group_options.grace = x.grace;
-  group_options.interrupt_grace = x.interrupt_grace;
-  supervisor_host* reporter = nullptr;
-  group_options.on_failure = [&](const failure& cause) {
-    reporter->report_down(cause);
-  };
-  process_group group{std::move(group_options)};
+  auto handed_over = secret_descriptor(place.secret);
+  auto options = group_options(x, place, handed_over.get());
+  std::function<void(const failure&)> report;
+  std::function<void(rank_id, bool)> report_stop;
+  options.on_failure = [&](const failure& cause) { report(cause); };
+  options.on_stop = [&](rank_id y, bool stopped) { report_stop(y, stopped); };
+  process_group group{std::move(options)};
   actor_host actors;
-  supervisor_host::options supervision;
-  supervision.world_size = x.ranks;
-  supervision.run_id = run_id;
-  supervision.secret = secret;
-  supervision.join_limit = x.join_limit;
-  supervision.on_rank_down = [&](const failure& cause) { group.report(cause); };
-  supervision.stalls = x.stalls;
-  supervision.on_stall = [&](const stall_report& y) {
-    if (!x.log_dir.empty())
-      write_stall(y, x.log_dir);
-    if (y.ends)
-      group.end({error_code::stalled, no_rank, {}, y.text}, code_stalled);
-    else if (!tells_stalls(y))
-      print_stderr("smp: {}\n", y.text);
+  std::unique_ptr<supervisor_host> supervisor;
+  std::unique_ptr<supervisor_link> link;
+  if (place.first())
+    supervisor = std::make_unique<supervisor_host>(
+      actors, supervision_of(x, place, group));
+  else
+    link = std::make_unique<supervisor_link>(actors, link_of(x, place, group));
+  report = [&](const failure& cause) {
+    if (supervisor)
+      supervisor->report_down(cause);
+    else
+      link->report_down(cause);
   };
-  supervisor_host supervisor{actors, supervision};
-  reporter = &supervisor;
+  report_stop = [&](rank_id y, bool stopped) {
+    if (supervisor)
+      supervisor->report_stop(y, stopped);
+    else
+      link->report_stop(y, stopped);
+  };
+  auto port = supervisor ? supervisor->port() : x.nodes.port;
   group.start([&](uint64_t rank) {
-    return variables_of(rank, x, run_id, handed_over.get(), supervisor.port());
+    return variables_of(rank, x, place, handed_over.get(), port);
   });
+  auto entry = supervisor ? let_look(*supervisor, x) : nullptr;
   auto result = group.run();
   if (result.cause || result.interrupted)
     remove_dead_segments(shared_memory_folder(), begin);
-  if (!x.log_dir.empty())
+  if (!place.log_dir.empty()) {
     for (auto pid : group.pids())
-      remove_leftovers(x.log_dir, pid);
-  print_cause(result, x.log_dir);
+      remove_leftovers(place.log_dir, pid);
+    if (place.first())
+      write_end(result, place.log_dir);
+  }
+  print_cause(result, place);
   return exit_code(result);
 }
 

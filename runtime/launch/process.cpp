@@ -168,15 +168,6 @@ pid_t spawn(const spawn_options& x) {
   return pid;
 }
 
-std::string process_end::describe() const {
-  if (signal == 0)
-    return fmt::format("exited with code {}", code);
-  auto name = ::sigabbrev_np(signal);
-  if (name == nullptr)
-    return fmt::format("killed by signal {}", signal);
-  return fmt::format("killed by signal {} (SIG{})", signal, name);
-}
-
 std::optional<process_end> reap(pid_t pid) {
   siginfo_t info{};
   if (::waitid(P_PID, static_cast<id_t>(pid), &info,
@@ -188,9 +179,7 @@ std::optional<process_end> reap(pid_t pid) {
   ::kill(-pid, SIGKILL);
   int status = 0;
   ::waitpid(pid, &status, 0);
-  if (WIFSIGNALED(status))
-    return process_end{128 + WTERMSIG(status), WTERMSIG(status)};
-  return process_end{WEXITSTATUS(status), 0};
+  return end_of_status(status);
 }
 
 bool reap_group(pid_t pid) {

@@ -2,6 +2,8 @@
 
 // One child process, from fork to waitpid.
 
+#include "transport/process_state.hpp"
+
 #include <map>
 #include <optional>
 #include <string>
@@ -30,17 +32,6 @@ struct spawn_options {
 /// thread ends for whatever reason.
 /// @throws error (config) if the program cannot be executed
 pid_t spawn(const spawn_options& x);
-
-/// How a process ended.
-struct process_end {
-  /// Exit code, or 128 + signal.
-  int code = 0;
-  /// 0 unless a signal killed it.
-  int signal = 0;
-
-  /// @returns "exited with code 7", "killed by signal 9 (SIGKILL)"
-  std::string describe() const;
-};
 
 /// Takes note of the end of a child at once, or UCX and others would see a
 /// zombie as alive. What the child left in its process group is killed.

@@ -2,6 +2,7 @@
 
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/error_exit.hpp"
+#include "transport/process_state.hpp"
 
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
@@ -14,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -63,36 +65,40 @@ void process_group::start(
       throw error{error_code::config,
                   fmt::format("{}: cannot be made: {}", options_.log_dir,
                               problem.message())};
-    console_ = std::make_unique<output_tee>(log_path(0));
+    if (options_.first_rank == 0)
+      console_ = std::make_unique<output_tee>(log_path(0));
   }
   if (int ends[2]; ::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0) {
     words_out_.reset(ends[0]);
     words_in_.reset(ends[1]);
   }
-  for (uint64_t rank = 0; rank < options_.size; ++rank)
+  for (uint64_t i = 0; i < options_.size; ++i) {
+    auto rank = options_.first_rank + i;
     start_rank(rank, environment(rank));
+  }
   if (console_)
     console_->close_writers();
 }
 
 void process_group::start_rank(uint64_t rank,
                                std::map<std::string, std::string> variables) {
+  const bool has_logs = !options_.log_dir.empty();
   spawn_options x;
-  x.program = options_.program.empty() ? options_.command.at(0)
-                                       : options_.program;
-  x.arguments = options_.command;
+  x.arguments = options_.command_of ? options_.command_of(rank)
+                                    : options_.command;
+  x.program = options_.program.empty() ? x.arguments.at(0) : options_.program;
   x.environment = std::move(variables);
   x.kept = options_.inherited;
   if (words_in_) {
     x.kept.push_back(words_in_.get());
-    x.environment[console_ ? unwritten_words_variable : last_words_variable]
+    x.environment[has_logs ? unwritten_words_variable : last_words_variable]
       = std::to_string(words_in_.get());
   }
   file_descriptor log;
   if (console_ && rank == 0) {
     x.out = console_->out();
     x.err = console_->err();
-  } else if (console_) {
+  } else if (has_logs) {
     auto path = log_path(rank);
     log.reset(::open(
       path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
@@ -115,10 +121,21 @@ std::vector<pid_t> process_group::pids() const {
   return result;
 }
 
+const process_group::child* process_group::find(rank_id x) const {
+  auto i = x.value - options_.first_rank; // wraps below it, and for no_rank
+  return i < children_.size() ? &children_[i] : nullptr;
+}
+
+process_group::child* process_group::find(rank_id x) {
+  return const_cast<child*>(std::as_const(*this).find(x));
+}
+
 // -- watching -----------------------------------------------------------------
 
 process_group::result process_group::run() {
   await_signal();
+  if (options_.ends_with_output)
+    await_output_end();
   // A child may have ended before anybody listened.
   boost::asio::post(io_, [this] { reap_all(); });
   io_.run();
@@ -136,9 +153,7 @@ process_group::result process_group::run() {
 void process_group::report(failure x) {
   boost::asio::post(io_, [this, x = std::move(x)]() mutable {
     reap_all(); // its end may be known already
-    auto rank = x.rank.value;
-    if (rank < children_.size() && children_[rank].end
-        && children_[rank].end->code != 0)
+    if (auto* y = find(x.rank); y != nullptr && y->end && y->end->code != 0)
       return;
     // A rank that is refused may be ended before it says why.
     auto code = x.code == error_code::config ? exit_code_of(x.code) : 0;
@@ -155,6 +170,33 @@ void process_group::end(failure x, int code) {
     result_.code = code;
     end_all();
   });
+}
+
+void process_group::end_later(failure x, int code,
+                              std::chrono::milliseconds wait) {
+  boost::asio::post(io_, [this, x = std::move(x), code, wait]() mutable {
+    if (all_gone())
+      return;
+    late_timer_.expires_after(wait);
+    late_timer_.async_wait([this, x = std::move(x),
+                            code](boost::system::error_code problem) mutable {
+      if (!problem)
+        end(std::move(x), code);
+    });
+  });
+}
+
+void process_group::await_output_end() {
+  ::signal(SIGPIPE, SIG_IGN);
+  boost::system::error_code problem;
+  // What is no pipe and no socket does not end.
+  output_.assign(::dup(STDERR_FILENO), problem);
+  if (!problem)
+    output_.async_wait(boost::asio::posix::stream_descriptor::wait_error,
+                       [this](boost::system::error_code cancelled) {
+                         if (!cancelled && !all_gone())
+                           on_interrupt();
+                       });
 }
 
 void process_group::await_signal() {
@@ -176,20 +218,35 @@ void process_group::on_signal(int number) {
 
 void process_group::reap_all() {
   std::vector<uint64_t> ended;
-  for (uint64_t rank = 0; rank < children_.size(); ++rank)
-    if (auto& x = children_[rank]; !x.end)
+  for (uint64_t i = 0; i < children_.size(); ++i)
+    if (auto& x = children_[i]; !x.end)
       if ((x.end = reap(x.pid)))
-        ended.push_back(rank);
+        ended.push_back(i);
   // Of several ends that come together, a signal is rather the cause.
-  std::stable_partition(ended.begin(), ended.end(), [this](uint64_t rank) {
-    return children_[rank].end->signal != 0;
+  std::stable_partition(ended.begin(), ended.end(), [this](uint64_t i) {
+    return children_[i].end->signal != 0;
   });
-  for (auto rank : ended)
-    on_end(rank, *children_[rank].end);
+  for (auto i : ended)
+    on_end(rank_id{options_.first_rank + i}, *children_[i].end);
+  look_for_stops();
   if (all_gone()) {
     signals_.cancel();
     term_timer_.cancel();
     kill_timer_.cancel();
+    late_timer_.cancel();
+    if (output_.is_open())
+      output_.close();
+  }
+}
+
+void process_group::look_for_stops() {
+  for (uint64_t i = 0; options_.on_stop && i < children_.size(); ++i) {
+    auto& x = children_[i];
+    // A debugger may hold it as long as it likes.
+    auto now = x.end ? std::nullopt : state_of_process(x.pid);
+    auto stopped = now && now->letter == 'T';
+    if (std::exchange(x.stopped, stopped) != stopped)
+      options_.on_stop(rank_id{options_.first_rank + i}, stopped);
   }
 }
 
@@ -200,7 +257,7 @@ bool process_group::all_gone() const {
 
 // -- what an end means --------------------------------------------------------
 
-void process_group::on_end(uint64_t rank, const process_end& x) {
+void process_group::on_end(rank_id rank, const process_end& x) {
   bool verdict = x.signal == 0 && x.code == options_.verdict;
   bool clean = x.code == 0 || verdict
                || (interrupted_
@@ -209,7 +266,7 @@ void process_group::on_end(uint64_t rank, const process_end& x) {
     result_.code = x.code;
   if (clean || signalled_)
     return;
-  blame({error_code::rank_down, rank_id{rank}, {}, x.describe()},
+  blame({error_code::rank_down, rank, {}, x.describe()},
         x.code == code_rank_failed ? evidence::indirect : evidence::direct,
         x.signal != 0 ? 0 : x.code);
 }
@@ -276,14 +333,15 @@ void process_group::send_to_all(int number) {
 // -- what the console shows already -------------------------------------------
 
 bool process_group::told_by_rank_0() const {
-  bool orderly = result_.code >= 2 && result_.code <= 5 && children_[0].end
-                 && children_[0].end->code == result_.code;
+  auto* rank_0 = find(rank_id{0});
+  bool orderly = result_.code >= 2 && result_.code <= 5 && rank_0 != nullptr
+                 && rank_0->end && rank_0->end->code == result_.code;
   return orderly
          || (evidence_ == evidence::verdict && has_printed(result_.cause.text));
 }
 
 bool process_group::has_printed(const std::string& x) const {
-  if (options_.log_dir.empty())
+  if (options_.log_dir.empty() || options_.first_rank > 0)
     return false;
   std::ifstream file{log_path(0), std::ios::binary};
   for (std::string line; std::getline(file, line);)
@@ -294,7 +352,7 @@ bool process_group::has_printed(const std::string& x) const {
 
 std::string process_group::last_words() const {
   auto rank = result_.cause.rank.value;
-  if (rank == 0 || rank >= children_.size() || result_.code == 0
+  if (rank == 0 || find(result_.cause.rank) == nullptr || result_.code == 0
       || told_by_rank_0())
     return {};
   auto given = given_words(rank);

@@ -8,6 +8,7 @@
 #include "transport/file_descriptor.hpp"
 
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 
@@ -22,6 +23,10 @@
 
 namespace smp {
 
+/// Variable of a launcher that another one started by ssh, see
+/// `process_group::options::ends_with_output`.
+inline constexpr const char* ends_with_output_variable = "SMP_ENDS_WITH_OUTPUT";
+
 // Exit codes of a run and of a rank.
 inline constexpr int code_interrupted = 130;
 inline constexpr int code_rank_failed = 3;
@@ -34,9 +39,14 @@ public:
   struct options {
     /// argv of each process; [0] is looked up in PATH.
     std::vector<std::string> command;
+    /// The same for each rank, if they differ.
+    std::function<std::vector<std::string>(uint64_t)> command_of;
     /// What to execute if not command[0].
     std::string program;
     uint64_t size = 1;
+    /// The processes are this rank and those after it; the others of the run
+    /// are on other machines.
+    uint64_t first_rank = 0;
     /// Each process writes log-RANK.txt here, and rank 0 to the console too.
     /// Empty: all write to the console. Made if it is not there.
     std::string log_dir;
@@ -48,8 +58,13 @@ public:
     std::chrono::milliseconds grace{2000};
     /// From the first interrupt until all are gone.
     std::chrono::milliseconds interrupt_grace{30000};
+    /// Interrupts the processes when nobody reads stderr any more: ssh passes
+    /// on neither signals nor its own end.
+    bool ends_with_output = false;
     /// A process failed (not: was ended by this object). Called in `run`.
     std::function<void(const failure&)> on_failure;
+    /// A signal stopped a process, or let it go on. Called in `run`.
+    std::function<void(rank_id, bool stopped)> on_stop;
   };
 
   struct result {
@@ -88,6 +103,9 @@ public:
   /// thread.
   void end(failure x, int code);
 
+  /// The same, unless they are gone by then. Any thread.
+  void end_later(failure x, int code, std::chrono::milliseconds wait);
+
   /// Process numbers by rank, as of `start`.
   std::vector<pid_t> pids() const;
 
@@ -95,6 +113,7 @@ private:
   struct child {
     pid_t pid = 0;
     std::optional<process_end> end;
+    bool stopped = false;
   };
 
   /// How good a cause is: whoever exits with code 3, or is said to be lost,
@@ -102,12 +121,17 @@ private:
   /// What was found about the run as a whole counts most.
   enum class evidence { none, indirect, direct, verdict };
 
+  /// @returns the process of that rank; null: it is elsewhere
+  child* find(rank_id x);
+  const child* find(rank_id x) const;
   void start_rank(uint64_t rank, std::map<std::string, std::string> variables);
   void await_signal();
+  void await_output_end();
   void on_signal(int number);
   void on_interrupt();
   void reap_all();
-  void on_end(uint64_t rank, const process_end& x);
+  void look_for_stops();
+  void on_end(rank_id rank, const process_end& x);
   void blame(failure x, evidence strength, int code);
   void end_all();
   void send_to_all(int number);
@@ -126,6 +150,8 @@ private:
   boost::asio::signal_set signals_{io_};
   boost::asio::steady_timer term_timer_{io_};
   boost::asio::steady_timer kill_timer_{io_};
+  boost::asio::steady_timer late_timer_{io_};
+  boost::asio::posix::stream_descriptor output_{io_};
   /// Whether this process adopted orphans before.
   int adopted_ = 0;
   std::unique_ptr<output_tee> console_;

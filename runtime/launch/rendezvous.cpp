@@ -1,12 +1,14 @@
 #include "runtime/launch/rendezvous.hpp"
 
-#include "runtime/base/file_io.hpp"
+#include "runtime/launch/network_choice.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "transport/error.hpp"
+#include "transport/network/addresses.hpp"
+#include "transport/private_file.hpp"
+#include "transport/process_state.hpp"
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -14,7 +16,6 @@
 #include <sstream>
 #include <thread>
 
-#include <fcntl.h>
 #include <unistd.h>
 
 namespace smp {
@@ -32,24 +33,10 @@ std::string path_of(const rank_environment& x) {
   return fmt::format("{}/smp-{}.port", x.rendezvous_dir, name);
 }
 
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof(name) - 1);
-  return name;
-}
-
-/// When process `pid` started, in clock ticks since boot: tells it from a
-/// later one with its number. 0 if there is none.
+/// 0 if there is no such process.
 uint64_t start_time(int64_t pid) {
-  auto text = try_read(fmt::format("/proc/{}/stat", pid)).value_or("");
-  auto name_end = text.rfind(')'); // the name may contain blanks
-  if (name_end == std::string::npos)
-    return 0;
-  std::istringstream rest{text.substr(name_end + 1)};
-  std::string field;
-  for (int i = 3; i <= 22; ++i) // starttime is field 22, see proc(5)
-    rest >> field;
-  return std::strtoull(field.c_str(), nullptr, 10);
+  auto x = state_of_process(pid);
+  return x ? x->start_time : 0;
 }
 
 /// Stands in the file where there is no secret.
@@ -63,9 +50,16 @@ std::optional<meeting_point> read_point(const std::string& path) {
   uint64_t started = 0;
   std::string host;
   std::string secret;
-  if (!(file >> result.port >> pid >> started >> host >> secret)
+  if (!(file >> result.port >> pid >> started >> host >> secret
+        >> result.address)
       || result.port == 0)
     return std::nullopt;
+  if (host != host_name() && is_loopback(result.address))
+    throw config_error(fmt::format(
+      "rank 0 is on machine {} and listens to that machine only; set "
+      "MASTER_ADDR and MASTER_PORT, or transport.interface, for a run over "
+      "several machines (docs/machines.md)",
+      host));
   if (host == host_name() && start_time(pid) != started)
     return std::nullopt;
   result.secret = run_secret::from_hex(secret);
@@ -74,36 +68,21 @@ std::optional<meeting_point> read_point(const std::string& path) {
   return result;
 }
 
-/// Nobody else can read the file at any time.
-bool write_private_file(const std::string& path, const std::string& text) {
-  ::unlink(path.c_str());
-  file_descriptor file{::open(
-    path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
-  return file
-         && ::write(file.get(), text.data(), text.size())
-              == static_cast<ssize_t>(text.size());
-}
-
 } // namespace
 
 published_point::published_point(const rank_environment& x,
                                  const meeting_point& point)
   : path_(path_of(x)) {
-  auto draft = fmt::format("{}.{}", path_, ::getpid());
   auto pid = static_cast<int64_t>(::getpid());
-  auto text = fmt::format("{} {} {} {} {}\n", point.port, pid, start_time(pid),
-                          host_name(),
-                          point.secret ? point.secret->to_hex() : no_secret);
-  if (!write_private_file(draft, text)
-      || ::rename(draft.c_str(), path_.c_str()) != 0) {
-    auto why = std::strerror(errno);
-    ::unlink(draft.c_str());
+  auto text = fmt::format(
+    "{} {} {} {} {} {}\n", point.port, pid, start_time(pid), host_name(),
+    point.secret ? point.secret->to_hex() : no_secret, point.address);
+  if (auto problem = write_private_file(path_, text))
     throw error{error_code::config,
                 fmt::format("{}: cannot be written ({}); set "
                             "SMP_RENDEZVOUS_DIR to a directory that all ranks "
                             "can write to",
-                            path_, why)};
-  }
+                            path_, std::strerror(problem))};
 }
 
 published_point::~published_point() {
@@ -124,7 +103,8 @@ meeting_point await_point(const rank_environment& x,
         {},
         fmt::format("did not tell within {} ms where to join; looked for {} "
                     "(ranks without a common directory want MASTER_PORT and "
-                    "{})",
+                    "{}; those of several machines MASTER_ADDR, MASTER_PORT "
+                    "and transport.keys: docs/machines.md)",
                     limit.count(), path, secret_file_variable)}};
     std::this_thread::sleep_for(std::chrono::milliseconds{5});
   }

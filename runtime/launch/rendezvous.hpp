@@ -16,8 +16,10 @@ namespace smp {
 /// What the ranks of a run need to find each other.
 struct meeting_point {
   uint16_t port = 0;
-  /// None where the user gave it to all ranks (`given_secret`).
+  /// None where the user gave it to all ranks (`given_secret`), or where those
+  /// that have the keys ask for it.
   std::optional<run_secret> secret;
+  std::string address = "127.0.0.1";
 };
 
 /// The meeting point in a file that others of the same user can read, and
@@ -38,7 +40,8 @@ private:
 
 /// Waits for rank 0 to publish; a file whose writer is dead does not count.
 /// @throws error (rank_down) naming rank 0 and the file after `limit`, (config)
-/// if others can read the file
+/// if others can read the file, or if rank 0 is on another machine and can be
+/// reached only there
 meeting_point await_point(const rank_environment& x,
                           std::chrono::milliseconds limit);
 

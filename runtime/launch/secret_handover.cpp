@@ -1,6 +1,7 @@
 #include "runtime/launch/secret_handover.hpp"
 
 #include "transport/error.hpp"
+#include "transport/private_file.hpp"
 
 #include <fmt/format.h>
 
@@ -12,15 +13,11 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 namespace smp {
 
 namespace {
-
-/// Nothing that is read here is longer, in bytes.
-constexpr size_t private_file_limit = 4096;
 
 std::optional<run_secret> secret_from_descriptor(const std::string& text) {
   auto fd = std::atoi(text.c_str());
@@ -76,25 +73,6 @@ std::optional<run_secret> given_secret(const rank_environment& x) {
     "{}: wants {} hexadecimal digits, as of openssl rand -hex {} "
     "({})",
     path, 2 * run_secret::size, run_secret::size, secret_file_variable));
-}
-
-std::optional<std::string> read_private_file(const std::string& path) {
-  file_descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY)};
-  struct stat info {};
-  if (!file || ::fstat(file.get(), &info) != 0)
-    return std::nullopt;
-  if (!S_ISREG(info.st_mode) || (info.st_mode & 0077) != 0
-      || (info.st_uid != ::geteuid() && info.st_uid != 0))
-    throw config_error(
-      fmt::format("{}: must be a file of this user that no "
-                  "one else can read (mode 0600)",
-                  path));
-  std::string result(private_file_limit, '\0');
-  auto size = ::pread(file.get(), result.data(), result.size(), 0);
-  if (size < 0)
-    return std::nullopt;
-  result.resize(static_cast<size_t>(size));
-  return result;
 }
 
 } // namespace smp

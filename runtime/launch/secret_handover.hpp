@@ -28,9 +28,4 @@ file_descriptor secret_descriptor(const run_secret& x);
 /// if our launcher started this rank and gave it none
 std::optional<run_secret> given_secret(const rank_environment& x);
 
-/// @returns the content of a file of this user that nobody else can read, or
-/// nothing if there is none
-/// @throws error (config) if others can read it, or could have written it
-std::optional<std::string> read_private_file(const std::string& path);
-
 } // namespace smp

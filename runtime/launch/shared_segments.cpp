@@ -43,12 +43,22 @@ std::set<std::string> segments_since(const std::string& folder,
   return result;
 }
 
+/// @param maps /proc/PID/maps, a file at the end of a line, " (deleted)" may
+/// follow
+bool is_mapped(const std::string& name, const std::string& maps) {
+  for (auto i = maps.find('/' + name); i != maps.npos;
+       i = maps.find('/' + name, i + 1))
+    if (auto end = i + 1 + name.size();
+        end == maps.size() || maps[end] == '\n' || maps[end] == ' ')
+      return true;
+  return false;
+}
+
 /// Takes away the names that a process has open or mapped.
 void keep_unused(const fs::path& process, std::set<std::string>& names) {
   std::error_code ignored;
   auto maps = try_read((process / "maps").string()).value_or("");
-  std::erase_if(
-    names, [&](auto& x) { return maps.find('/' + x) != std::string::npos; });
+  std::erase_if(names, [&](auto& x) { return is_mapped(x, maps); });
   for (auto& fd : fs::directory_iterator{process / "fd", ignored}) {
     auto target = fs::read_symlink(fd.path(), ignored).filename().string();
     names.erase(target);

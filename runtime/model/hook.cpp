@@ -5,6 +5,7 @@ namespace smp {
 namespace {
 
 thread_local std::optional<uint32_t> innermost;
+thread_local std::optional<bool> innermost_sharing;
 
 } // namespace
 
@@ -18,6 +19,19 @@ partition_scope::~partition_scope() {
 
 std::optional<uint32_t> partition_scope::current() noexcept {
   return innermost;
+}
+
+tensor_parallelism_scope::tensor_parallelism_scope(bool enabled)
+  : previous_(innermost_sharing) {
+  innermost_sharing = enabled;
+}
+
+tensor_parallelism_scope::~tensor_parallelism_scope() {
+  innermost_sharing = previous_;
+}
+
+std::optional<bool> tensor_parallelism_scope::current() noexcept {
+  return innermost_sharing;
 }
 
 } // namespace smp

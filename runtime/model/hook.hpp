@@ -7,6 +7,8 @@
 
 namespace smp {
 
+class distributed_module;
+
 /// What an intercepted module knows about its place. Empty until the model is
 /// partitioned: then calls run here.
 struct hook_state {
@@ -21,6 +23,10 @@ struct hook_state {
   uint64_t stream = 0;
   /// Manual placement: a pp_rank.
   std::optional<uint32_t> pinned;
+  /// Whether tensor-parallel ranks are to share the module, if code says so.
+  std::optional<bool> sharing;
+  /// How they do; null: calls on this rank run the module's own code.
+  const distributed_module* distributed = nullptr;
 };
 
 /// Modules that are made while it lives, as `smp::submodule`, go to this
@@ -40,12 +46,30 @@ private:
   std::optional<uint32_t> previous_;
 };
 
+/// Modules that are made while it lives, as `smp::submodule`, are shared by
+/// tensor-parallel ranks where that is possible, or not. Scopes nest; the
+/// innermost wins. For other modules see `smp::set_tensor_parallelism`.
+class tensor_parallelism_scope {
+public:
+  explicit tensor_parallelism_scope(bool enabled = true);
+  ~tensor_parallelism_scope();
+  tensor_parallelism_scope(const tensor_parallelism_scope&) = delete;
+  tensor_parallelism_scope& operator=(const tensor_parallelism_scope&) = delete;
+
+  /// @returns what the innermost scope of this thread says, if any.
+  static std::optional<bool> current() noexcept;
+
+private:
+  std::optional<bool> previous_;
+};
+
 /// Base of everything whose calls smp intercepts; found by `dynamic_cast`
 /// during the walk.
 class hook_base {
 public:
   hook_base() {
     smp_hook.pinned = partition_scope::current();
+    smp_hook.sharing = tensor_parallelism_scope::current();
   }
 
   /// A copy of a module is a module of its own.

@@ -97,6 +97,19 @@ void model_map::replace(walked_model x,
   order_ = module_order{model_, declared};
 }
 
+void model_map::share(const std::vector<module_id>& modules) {
+  for (auto x : modules) {
+    shared_[x] = nullptr;
+    streams_.at(x.value) = path_of_module(name(x));
+  }
+}
+
+void model_map::share(module_id module, std::unique_ptr<distributed_module> x,
+                      const std::map<uint32_t, tensor_slice>& slices) {
+  shared_[module] = std::move(x);
+  slices_.insert(slices.begin(), slices.end());
+}
+
 void model_map::finish_partition() {
   partitioned_ = true;
   for (uint32_t i = 0; i < model_.tensors.size(); ++i)

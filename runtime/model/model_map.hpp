@@ -2,11 +2,14 @@
 
 #include "runtime/model/module_order.hpp"
 #include "runtime/model/module_walk.hpp"
+#include "tp/distributed_module.hpp"
 #include "transport/ids.hpp"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -66,6 +69,24 @@ public:
     return streams_.at(x.value);
   }
 
+  /// Tells whether tensor-parallel ranks compute a module together.
+  bool is_shared(module_id x) const {
+    return !shared_.empty() && shared_.contains(x);
+  }
+
+  /// How they do, on the ranks that own it; else null.
+  const distributed_module* shared(module_id x) const {
+    auto i = shared_.find(x);
+    return i == shared_.end() ? nullptr : i->second.get();
+  }
+
+  /// What this rank holds of a tensor that it owns together with others; null:
+  /// the whole.
+  const tensor_slice* slice(uint32_t tensor) const {
+    auto i = slices_.find(tensor);
+    return i == slices_.end() ? nullptr : &i->second;
+  }
+
   const std::string& tensor_name(uint32_t x) const {
     return model_.tensors.at(x).names.front();
   }
@@ -85,6 +106,15 @@ public:
   void place(std::vector<rank_id> owners) {
     owners_ = std::move(owners);
   }
+
+  /// Tensor-parallel ranks share these modules. Each of their calls counts in
+  /// the paths of random numbers, which name what they exchange.
+  void share(const std::vector<module_id>& modules);
+
+  /// @param x how this rank computes its part
+  /// @param slices what it holds of the module's tensors
+  void share(module_id module, std::unique_ptr<distributed_module> x,
+             const std::map<uint32_t, tensor_slice>& slices);
 
   /// What is owned has its bytes now: requests may come.
   void finish_partition();
@@ -106,6 +136,8 @@ private:
   std::vector<rank_id> owners_;              // by module
   std::vector<uint64_t> streams_;            // by module
   std::unordered_set<const void*> storages_; // of owned tensors
+  std::map<module_id, std::unique_ptr<distributed_module>> shared_;
+  std::map<uint32_t, tensor_slice> slices_; // of owned tensors
 };
 
 } // namespace smp

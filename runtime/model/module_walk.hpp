@@ -76,6 +76,8 @@ struct walked_tensor {
   bool is_attribute = false;
   /// Modules that own it directly, in walk order.
   std::vector<uint32_t> modules;
+  /// A module whose code reads it though it belongs to another one; if any.
+  std::optional<std::string> read_by = {};
 };
 
 struct walked_model {

@@ -187,8 +187,12 @@ private:
       other->slots()[*slot],
       [&](const at::Tensor& t) {
         auto i = result_.find(t);
-        if (i >= 0 && result_.tensors[i].is_buffer)
+        if (i < 0)
+          return;
+        if (result_.tensors[i].is_buffer)
           m.reads.push_back(static_cast<uint32_t>(i));
+        else
+          result_.tensors[i].read_by = m.names.front();
       },
       seen);
     if (code.is_mutable(x.attribute) && !other->slots()[*slot].isTensor())

@@ -1,5 +1,6 @@
 #include "runtime/plan/partition_json.hpp"
 
+#include "runtime/session/module_times.hpp"
 #include "transport/error.hpp"
 
 #include <nlohmann/json.hpp>
@@ -300,6 +301,8 @@ std::string plan_json(const model_info& model, const partition_plan& plan) {
     nodes.push_back(std::move(x));
   }
   add_decision(out, plan, plan.node_device);
+  if (auto times = times_json(model); !times.is_null())
+    out["modules"] = times;
   out["costs"] = plan.options.basis;
   out["warnings"] = plan.warnings;
   out["notes"] = plan.reasons;

@@ -51,8 +51,9 @@ std::string decision_json(const partition_plan& plan);
 /// each of them with `name`, `type`, `modules` (more than one if they cannot be
 /// apart), own `memory` (elements) and `compute` (seconds if traced), `cost`
 /// (with all below it; 1 for the root), `device`, `parent` (null for the root)
-/// and `children`; where the costs come from (`costs`) and what may surprise
-/// (`notes`). `parse_partition_tree` reads it.
+/// and `children`; the times of modules, if there are any (`modules`, see
+/// runtime/session/module_times.hpp), where the costs come from (`costs`) and
+/// what may surprise (`notes`). `parse_partition_tree` reads it.
 std::string plan_json(const model_info& model, const partition_plan& plan);
 
 } // namespace smp

@@ -45,11 +45,12 @@ std::string largest_need(const walked_model& model, const partition_plan& plan,
 /// them ran on this machine.
 class threads_of_a_rank {
 public:
-  explicit threads_of_a_rank(const session_config& x)
+  explicit threads_of_a_rank(const train_config& x)
     : before_(at::get_num_threads()) {
     auto cores = std::max(1u, std::thread::hardware_concurrency());
-    auto share = std::max<uint64_t>(1, cores / x.pipeline_parallel_degree);
-    at::set_num_threads(static_cast<int>(x.threads > 0 ? x.threads : share));
+    auto share = std::max<uint64_t>(1, cores / ranks_of(x));
+    at::set_num_threads(
+      static_cast<int>(x.smp.threads > 0 ? x.smp.threads : share));
   }
 
   ~threads_of_a_rank() {
@@ -62,6 +63,12 @@ public:
 private:
   int before_;
 };
+
+/// What the first replica gets of the first batch.
+batch first_batch(const train_config& x) {
+  auto n = replicas_of(x);
+  return part_of(make_data(x, n)->training_batch(0), 0, n);
+}
 
 } // namespace
 
@@ -79,7 +86,7 @@ void try_first_microbatch(const train_config& x) {
                 "the first microbatch fails: " + why.substr(0, why.find('\n'))};
   };
   auto whole = make_trainable(x);
-  auto xs = split(make_data(x)->training_batch(0), x.smp.microbatches, 0, 0);
+  auto xs = split(first_batch(x), x.smp.microbatches, 0, 0);
   try {
     whole->loss(xs);
   } catch (const error&) {
@@ -101,25 +108,29 @@ void decide_alone(const train_config& x,
   world.config = x.smp;
   world.config.active_microbatches = effective_active_microbatches(x.smp);
   world.config.pipeline_parallel_degree = 1;
+  world.config.ddp = false;
+  world.config.placement_strategy = "cluster";
+  world.config.tensor_parallel_degree = 1;
+  world.config.tensor_parallel_modules.clear();
   world.config.default_partition = 0; // the other devices are no ranks
-  threads_of_a_rank threads{x.smp};
+  threads_of_a_rank threads{x};
   run_virtual_world(1, world, [&](session& s) {
     // Without a trace only sizes count.
     auto whole = make_trainable(x, x.smp.trace_device == "none"
                                      ? first_values::when_needed
                                      : first_values::now);
-    auto data = make_data(x);
+    auto data = make_data(x, replicas_of(x));
     auto model = whole->distribute();
     begin_run(x, *whole, *data, *model);
     auto& state = model->state();
     if (state.wants_trace(devices))
-      state.trace(random_stream{seed_of(s.internals(), 1, microbatch_id{0})},
-                  [&] {
-                    whole->rehearse(
-                      split(data->training_batch(0), x.smp.microbatches, 0, 0));
-                  });
-    auto decision = state.decide(static_cast<uint32_t>(devices),
-                                 x.smp.default_partition);
+      state.trace(
+        random_stream{seed_of(s.internals(), 1, microbatch_id{0})}, [&] {
+          whole->rehearse(split(first_batch(x), x.smp.microbatches, 0, 0));
+        });
+    auto decision = state.decide(
+      static_cast<uint32_t>(devices), x.smp.default_partition,
+      {x.smp.tensor_parallel_modules, x.smp.tensor_parallel_degree});
     use(s, state.model(), std::move(decision));
   });
 }

@@ -7,34 +7,12 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <numeric>
 
 namespace smp {
 
 using nlohmann::json;
 
 namespace {
-
-/// Gives each named module its time and all others none.
-void apply(const module_times& x, const walked_model& walked,
-           model_info& model) {
-  for (auto& y : model)
-    y.compute = 0;
-  for (auto& [name, seconds] : x.modules) {
-    auto i = walked.find_module(name);
-    if (!i)
-      throw config_error(
-        fmt::format("the model has no module \"{}\", for "
-                    "which a time is given",
-                    name));
-    model[*i].compute = seconds;
-  }
-}
-
-double forward_seconds(const model_info& model) {
-  auto xs = own_compute(model);
-  return std::accumulate(xs.begin(), xs.end(), 0.0);
-}
 
 /// @returns how calls are played: a caller that computes with a result waits
 /// for it, and then the pipeline stands where one that passes it on goes on
@@ -60,22 +38,12 @@ std::string describe_calls(const session_config& x,
 
 // -- prediction ---------------------------------------------------------------
 
-schedule_prediction predict_schedule(const train_config& x,
-                                     const std::optional<module_times>& given) {
+schedule_prediction predict_schedule(const train_config& x) {
   schedule_prediction result;
   decide_alone(
-    x, [&](session& s, const walked_model& model, partition_decision decision) {
-      program_times times;
-      if (auto measured = decision.plan.options.step_seconds; measured > 0)
-        times.step_seconds = measured;
-      if (given) {
-        apply(*given, model, decision.model);
-        times.backward_ratio = given->backward_ratio;
-        times.hop_seconds = given->hop_seconds;
-        times.step_seconds = (1 + given->backward_ratio)
-                             * forward_seconds(decision.model);
-      }
-      result.program = make_program(decision.model, decision.plan, times);
+    x, [&](session& s, const walked_model&, partition_decision decision) {
+      result.program = make_program(decision.model, decision.plan,
+                                    decision.times);
       result.report = s.internals().policies().play(result.program,
                                                     x.smp.microbatches, true);
       result.calls = describe_calls(x.smp, decision, result.program);

@@ -5,9 +5,7 @@
 #include "partition/program.hpp"
 #include "partition/timeline.hpp"
 #include "runtime/config/config_file.hpp"
-#include "runtime/train/module_times.hpp"
 
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -21,14 +19,11 @@ struct schedule_prediction {
 };
 
 /// Partitions the model for all ranks and plays the schedule, in this process
-/// and with one copy of the model.
-/// @param times default: what the partition counts with; without measured
-///        times a microbatch takes a second on one device
-/// @throws error (config) naming the first task that is wrong, or a module of
-///         `times` that does not exist
-schedule_prediction
-predict_schedule(const train_config& x,
-                 const std::optional<module_times>& times = {});
+/// and with one copy of the model. Modules take the times that the partition
+/// counts with; without measured or given times a microbatch takes a second on
+/// one device.
+/// @throws error (config) naming the first task that is wrong
+schedule_prediction predict_schedule(const train_config& x);
 
 /// @returns the prediction as one JSON object: `pipeline`, `microbatches`,
 /// `makespan` (seconds), `bubble`, `calls`, `ranks` (each with `busy`, `live`,

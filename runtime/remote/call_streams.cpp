@@ -58,6 +58,7 @@ call_streams::frame& call_streams::push(uint64_t path, uint64_t module) {
   result.node = torch::autograd::get_current_node().get();
   result.made = nowhere;
   result.again = 0;
+  result.collectives = 0;
   result.draws = false;
   result.counts.clear();
   return result;

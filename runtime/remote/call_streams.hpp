@@ -89,6 +89,13 @@ public:
   /// Leaves what was entered last.
   void leave();
 
+  /// The call that runs, and how many collectives it began before.
+  std::pair<uint64_t, uint32_t> next_collective() {
+    if (depth_ == 0)
+      return {0, 0};
+    return {top().path, top().collectives++};
+  }
+
   // -- calls that run elsewhere -----------------------------------------------
 
   /// @returns the path of a call that is made now.
@@ -124,6 +131,7 @@ private:
     const void* node = nullptr; // of autograd, in which it was entered
     size_t made = nowhere;      // position in `made_`
     uint32_t again = 0;         // how often it was entered in a row
+    uint32_t collectives = 0;   // that it began
     bool draws = false;
     random_stream before{random_stream::empty{}}; // if it draws
     std::vector<count> counts;

@@ -1,5 +1,6 @@
 #include "runtime/session/agreement.hpp"
 
+#include "partition/rank_layout.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "transport/exchange.hpp"
 
@@ -7,12 +8,21 @@
 
 namespace smp {
 
-payload agree_on_payload(const rank_context& rank, const std::string& name,
+std::vector<rank_id> world_of(const rank_context& rank) {
+  return rank.layout().members(comm_group::world, rank.self());
+}
+
+const std::vector<rank_id>& pipeline_of(const rank_context& rank) {
+  return rank.pipeline();
+}
+
+payload agree_on_payload(const rank_context& rank,
+                         const std::vector<rank_id>& group,
+                         const std::string& name,
                          const std::function<payload()>& decide) {
   using verdict = std::variant<payload, failure>;
-  auto& pipeline = rank.pipeline();
   payload told;
-  if (rank.pp_rank() == 0) {
+  if (rank.self() == group.front()) {
     verdict decided;
     try {
       decided = decide();
@@ -23,8 +33,7 @@ payload agree_on_payload(const rank_context& rank, const std::string& name,
     }
     told = to_payload(decided);
   }
-  told = rank.exchange().broadcast(pipeline, name, pipeline.front(),
-                                   std::move(told));
+  told = rank.exchange().broadcast(group, name, group.front(), std::move(told));
   auto result = from_payload<verdict>(told, "decision");
   if (auto* refused = std::get_if<failure>(&result))
     throw error{*refused};

@@ -10,6 +10,7 @@
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/session/sharing.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "transport/bytes.hpp"
 
@@ -211,6 +212,8 @@ named_tensors distributed_model_base::gather(const char* what,
     if (tensors[i].is_attribute)
       continue;
     auto x = gradients ? tensors[i].tensor.grad() : tensors[i].tensor;
+    if (auto* slice = state_->map().slice(i))
+      x = whole_of(*rank_, x, *slice);
     if (!x.defined())
       continue;
     mine.emplace_back(i, to_tensor_ref(x.detach(), true));
@@ -276,9 +279,9 @@ private:
   std::vector<std::string> named_;
 };
 
-std::string shape_text(const at::Tensor& x) {
+std::string shape_text(at::IntArrayRef x) {
   std::string result;
-  for (auto size : x.sizes())
+  for (auto size : x)
     result += (result.empty() ? "" : ", ") + std::to_string(size);
   return "[" + result + "]";
 }
@@ -290,9 +293,10 @@ bool has_plain_values(const at::Tensor& x) {
 }
 
 /// @throws error (config) naming all that does not fit together
-void check_state_dict(const walked_model& model,
+void check_state_dict(const model_map& map,
                       const std::map<std::string, uint32_t>& positions,
                       const named_tensors& xs) {
+  auto& model = map.model();
   state_dict_mistakes missing{"missing"};
   state_dict_mistakes unknown{"not in the model"};
   state_dict_mistakes misshapen{"of another shape"};
@@ -305,12 +309,14 @@ void check_state_dict(const walked_model& model,
       continue;
     }
     given.insert(i->second);
-    auto& mine = model.tensors[i->second].tensor;
+    auto* slice = map.slice(i->second);
+    auto mine = slice ? at::IntArrayRef{slice->whole}
+                      : model.tensors[i->second].tensor.sizes();
     if (!has_plain_values(x))
       not_plain.add(name);
-    else if (x.sizes() != mine.sizes())
-      misshapen.add(name,
-                    ": " + shape_text(x) + " instead of " + shape_text(mine));
+    else if (x.sizes() != mine)
+      misshapen.add(name, ": " + shape_text(x.sizes()) + " instead of "
+                            + shape_text(mine));
   }
   for (uint32_t i = 0; i < model.tensors.size(); ++i)
     if (!given.contains(i) && !model.tensors[i].is_attribute)
@@ -331,16 +337,23 @@ void distributed_model_base::load_state_dict(const named_tensors& xs) {
   for (uint32_t i = 0; i < tensors.size(); ++i)
     for (auto& name : tensors[i].names)
       positions.emplace(name, i);
-  check_state_dict(state_->model(), positions, xs);
+  check_state_dict(state_->map(), positions, xs);
   at::NoGradGuard no_grad;
   for (auto& [name, x] : xs)
-    if (auto i = positions.at(name); state_->map().owned(i))
-      tensors[i].tensor.copy_(x);
+    if (auto i = positions.at(name); state_->map().owned(i)) {
+      auto* slice = state_->map().slice(i);
+      tensors[i].tensor.copy_(slice ? slice->of(x) : x);
+    }
 }
 
 void set_partition(torch::nn::Module& x, uint32_t pp_rank) {
   session::current().internals().marks().pins[dynamic_cast<const void*>(&x)]
     = pp_rank;
+}
+
+void set_tensor_parallelism(torch::nn::Module& x, bool enabled) {
+  session::current().internals().marks().sharing[dynamic_cast<const void*>(&x)]
+    = enabled;
 }
 
 void set_stateful(torch::nn::Module& x, std::string why) {

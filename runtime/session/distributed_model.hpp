@@ -62,7 +62,7 @@ public:
 
   /// Partitions now instead of at the first step. What modules cost is then
   /// guessed from their sizes: to measure it takes the inputs of a step.
-  /// Collective: all ranks of the pipeline group call it, or none.
+  /// Collective: all ranks call it, or none.
   void partition();
 
   bool partitioned() const;
@@ -97,8 +97,8 @@ public:
   // -- the whole model --------------------------------------------------------
 
   /// Copies of all parameters and buffers, in the order of the model, shared
-  /// ones once under their first name. Collective over the pipeline group;
-  /// every rank gets everything.
+  /// ones once under their first name. Collective over the ranks that hold the
+  /// model; every rank gets everything.
   named_tensors state_dict() const;
 
   /// The same for gradients; parameters without a gradient are left out.
@@ -178,6 +178,10 @@ private:
 /// Places `x`, with all that is below it, on a pp_rank (manual placement);
 /// before the partition.
 void set_partition(torch::nn::Module& x, uint32_t pp_rank);
+
+/// Lets tensor-parallel ranks share `x` and what is below it, or not
+/// (docs/tensor_parallel.md); before the partition, on rank 0 at least.
+void set_tensor_parallelism(torch::nn::Module& x, bool enabled = true);
 
 /// Tells that `x` changes state that smp cannot see, such as a counter that is
 /// a member of its class: microbatches then pass it in their order. Buffers

@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -28,17 +29,49 @@ void keep_owned(torch::optim::Optimizer& x) {
   }
 }
 
-std::vector<at::Tensor> owned_gradients(distributed_model_base& model) {
-  std::vector<at::Tensor> result;
-  for (auto& p : model.local_parameters())
-    if (p.grad().defined())
-      result.push_back(p.grad());
+/// Adagrad makes its sums when it is made: of what was cut since, they are cut
+/// as well.
+void cut_sums(torch::optim::Optimizer& x, const model_map& map) {
+  auto& tensors = map.model().tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    auto* slice = map.slice(i);
+    auto found = slice ? x.state().find(tensors[i].tensor.unsafeGetTensorImpl())
+                       : x.state().end();
+    if (found == x.state().end())
+      continue;
+    auto* sums = dynamic_cast<torch::optim::AdagradParamState*>(
+      found->second.get());
+    if (sums && sums->sum().defined())
+      sums->sum(slice->of(sums->sum()).clone());
+  }
+}
+
+struct owned_gradient {
+  at::Tensor gradient;
+  /// How many ranks of the model have it: 1 for a slice.
+  double copies = 1;
+};
+
+std::vector<owned_gradient> owned_gradients(distributed_model_base& model) {
+  std::vector<owned_gradient> result;
+  auto& rank = session::current().internals();
+  auto peers = static_cast<double>(rank.layout().size(comm_group::tp));
+  auto& map = model.state().map();
+  auto& tensors = map.model().tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i)
+    if (auto& x = tensors[i];
+        map.owned(i) && !x.is_buffer && x.tensor.grad().defined())
+      result.push_back({x.tensor.grad(), map.slice(i) ? 1 : peers});
   return result;
 }
 
-double sum_over_pipeline(const char* what, double x) {
+/// Over the ranks that hold the model together.
+double sum_over_model(const char* what, double x) {
   auto& rank = session::current().internals();
-  return rank.exchange().all_reduce_sum(rank.pipeline(), what, {x}).front();
+  return rank.exchange()
+    .all_reduce_sum(rank.layout().members(comm_group::mp, rank.self()), what,
+                    {x})
+    .front();
 }
 
 } // namespace
@@ -50,8 +83,10 @@ distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x)
     throw error{error_code::unsupported,
                 "a distributed_optimizer needs a distributed_model before it"};
   model->on_partition([this, alive = std::weak_ptr{alive_}] {
-    if (alive.lock())
-      keep_owned(optimizer_);
+    if (!alive.lock())
+      return;
+    keep_owned(optimizer_);
+    cut_sums(optimizer_, session::current().internals().state()->map());
   });
 }
 
@@ -68,28 +103,28 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
   at::NoGradGuard no_grad;
   auto grads = owned_gradients(model);
   auto squares = 0.0;
-  for (auto& g : grads) {
+  for (auto& [g, copies] : grads) {
     auto norm = g.norm().item<double>();
-    squares += norm * norm;
+    squares += norm * norm / copies;
   }
   if (SMP_FAULT("doubled-norm"))
     squares *= 2;
-  auto total = std::sqrt(sum_over_pipeline("smp.clip_grad_norm", squares));
+  auto total = std::sqrt(sum_over_model("smp.clip_grad_norm", squares));
   auto factor = max_norm / (total + 1e-6);
   // As torch does: never enlarge; NaN goes through and shows.
   if (!(factor >= 1.0))
-    for (auto& g : grads)
-      g.mul_(factor);
+    for (auto& x : grads)
+      x.gradient.mul_(factor);
   return total;
 }
 
 bool any_nonfinite(distributed_model_base& model) {
   at::NoGradGuard no_grad;
   auto grads = owned_gradients(model);
-  auto bad = std::any_of(grads.begin(), grads.end(), [](const auto& g) {
-    return !at::isfinite(g).all().template item<bool>();
+  auto bad = std::any_of(grads.begin(), grads.end(), [](const auto& x) {
+    return !at::isfinite(x.gradient).all().template item<bool>();
   });
-  return sum_over_pipeline("smp.any_nonfinite", bad ? 1.0 : 0.0) > 0;
+  return sum_over_model("smp.any_nonfinite", bad ? 1.0 : 0.0) > 0;
 }
 
 } // namespace smp

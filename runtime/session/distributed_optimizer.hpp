@@ -36,7 +36,8 @@ private:
 };
 
 /// Scales all gradients so that their 2-norm over all ranks is at most
-/// `max_norm`. Collective over the pipeline group. (torch's own function would
+/// `max_norm`. Collective over the ranks that hold the model
+/// together. (torch's own function would
 /// see the gradients of one rank only.)
 /// @returns the norm before
 double clip_grad_norm_(distributed_model_base& model, double max_norm);

@@ -8,6 +8,7 @@
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
+#include "tp/tensor_group.hpp"
 
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/AutogradState.h>
@@ -71,6 +72,7 @@ void executor_thread::run() {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   plain_state();
   rank_context::set_current(&rank());
+  tensor_group::set_current(rank().tensor_peers());
   set_current(this);
   intercept_execution();
   scoped_waiter parking{*this};
@@ -86,6 +88,7 @@ void executor_thread::run() {
     listener_.returned(std::move(result));
   }
   set_current(nullptr);
+  tensor_group::set_current(nullptr);
   rank_context::set_current(nullptr);
 }
 

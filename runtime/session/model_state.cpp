@@ -44,6 +44,7 @@ model_state::~model_state() {
       hook->local = true;
       hook->ordered = false;
       hook->stream = 0;
+      hook->distributed = nullptr;
     }
 }
 
@@ -64,9 +65,10 @@ void model_state::trace(random_stream stream,
 }
 
 partition_decision model_state::decide(uint32_t devices,
-                                       uint64_t default_device) {
+                                       uint64_t default_device,
+                                       const sharing_request& sharing) {
   promises_.set_waiting(map_, rank_.config().no_promises);
-  return partitioning_.decide(devices, default_device);
+  return partitioning_.decide(devices, default_device, sharing);
 }
 
 void model_state::partition() {

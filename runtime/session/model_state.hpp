@@ -43,8 +43,8 @@ public:
   /// See `partitioning::trace`.
   void trace(random_stream stream, const std::function<void()>& body);
 
-  /// Partitions, and checks that the schedule fits. Collective over the
-  /// pipeline group; does nothing once it succeeded.
+  /// Partitions, and checks that the schedule fits. Collective over the world;
+  /// does nothing once it succeeded.
   /// @throws error (config), the same on all ranks
   void partition();
 
@@ -63,10 +63,11 @@ public:
 
   /// See `partitioning::decide`; also checks what the configuration says about
   /// modules.
-  partition_decision decide(uint32_t devices, uint64_t default_device);
+  partition_decision decide(uint32_t devices, uint64_t default_device,
+                            const sharing_request& sharing);
 
   /// What was decided; null before the partition, and on all ranks but
-  /// pp_rank 0.
+  /// rank 0.
   const partition_decision* decision() const noexcept {
     return partitioning_.decision();
   }

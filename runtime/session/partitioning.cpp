@@ -3,6 +3,7 @@
 #include "actors/server/microbatch_sequencer.hpp"
 #include "partition/margin.hpp"
 #include "partition/print.hpp"
+#include "partition/rank_layout.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/intercept/hooks.hpp"
@@ -13,6 +14,7 @@
 #include "runtime/model/script_walk.hpp"
 #include "runtime/remote/parameters.hpp"
 #include "runtime/session/agreement.hpp"
+#include "runtime/session/module_times.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -39,18 +41,19 @@ bool inspect(Inspector& f, pipeline_program& x) {
     f.field("hop_seconds", x.hop_seconds), f.field("chain", x.chain));
 }
 
-/// Where pp_rank 0 puts the modules.
+/// Where rank 0 puts the modules.
 struct placement_message {
   std::string text;
   std::vector<uint32_t> module_device;
   pipeline_program program;
+  std::vector<module_id> shared;
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, placement_message& x) {
-  return f.object(x).fields(f.field("text", x.text),
-                            f.field("module_device", x.module_device),
-                            f.field("program", x.program));
+  return f.object(x).fields(
+    f.field("text", x.text), f.field("module_device", x.module_device),
+    f.field("program", x.program), f.field("shared", x.shared));
 }
 
 /// By what ranks find out that they hold different models.
@@ -126,6 +129,28 @@ model_info describe(const walked_model& model,
   return result;
 }
 
+/// Tells whether times of modules are wanted and have to be measured.
+bool measures_times(const session_config& x) {
+  return x.trace_execution_times && x.times.empty();
+}
+
+std::string why_guessed(bool traced_before, const session_config& x,
+                        bool deferred) {
+  return traced_before              ? "modules were added"
+         : x.trace_device == "none" ? "smp.trace_device is none"
+         : deferred                 ? "parameters have no values yet"
+                                    : "partitioned before the first step";
+}
+
+/// Lets modules count with the times in a file.
+program_times use_times(const module_times& x, model_info& model) {
+  apply_times(x, model);
+  double forward = 0;
+  for (auto& m : model)
+    forward += m.compute.value_or(0);
+  return {(1 + x.backward_ratio) * forward, x.backward_ratio, x.hop_seconds};
+}
+
 } // namespace
 
 walked_model walk_hooked(const model_root& x) {
@@ -137,7 +162,10 @@ walked_model walk_hooked(const model_root& x) {
 }
 
 std::string partition_decision::text() const {
-  return print_partition(model, plan, {.colour = true});
+  auto result = print_partition(model, plan, {.colour = true});
+  for (auto& line : sharing.lines)
+    result += line + "\n";
+  return result;
 }
 
 partitioning::partitioning(const rank_context& rank, const module_marks& marks,
@@ -160,7 +188,7 @@ bool partitioning::wants_trace(uint64_t devices) const {
   auto& cfg = rank_.config();
   // One rank alone may not have room for what is deferred.
   return cfg.trace_device != "none" && cfg.auto_partition
-         && (cfg.trace_execution_times || cfg.trace_memory_usage) && devices > 1
+         && (measures_times(cfg) || cfg.trace_memory_usage) && devices > 1
          && !any_deferred();
 }
 
@@ -178,7 +206,7 @@ void partitioning::trace(const std::function<void()>& prepare,
     prepare();
     trace_ = trace_forward(map_.model(),
                            {.gpu = cfg.trace_device == "gpu",
-                            .times = cfg.trace_execution_times,
+                            .times = measures_times(cfg),
                             .memory = cfg.trace_memory_usage},
                            std::move(stream), body);
   } catch (const error& err) {
@@ -190,13 +218,13 @@ void partitioning::trace(const std::function<void()>& prepare,
 void partitioning::check_same_everywhere() {
   auto& model = map_.model();
   model_outline mine{model.hash(), model.modules.size(), model.tensors.size()};
-  auto all = rank_.exchange().all_gather(rank_.pipeline(), "smp.model",
-                                         to_payload(mine));
+  auto world = world_of(rank_);
+  auto all = rank_.exchange().all_gather(world, "smp.model", to_payload(mine));
   for (size_t i = 0; i < all.size(); ++i) {
     auto other = from_payload<model_outline>(all[i], "outline of a model");
     if (other.hash != mine.hash)
       throw error{error_code::config,
-                  "rank " + std::to_string(rank_.pipeline()[i].value)
+                  "rank " + std::to_string(world[i].value)
                     + " has another model than rank "
                     + std::to_string(rank_.self().value) + ": "
                     + std::to_string(other.modules) + " modules and "
@@ -208,8 +236,31 @@ void partitioning::check_same_everywhere() {
   }
 }
 
+namespace {
+
+/// Of what tensor-parallel ranks share, each holds a part.
+void weigh_slices(const sharing_decision& x, uint64_t peers, model_info& info) {
+  for (auto id : x.shared)
+    for (auto& parameter : info[id.value].parameters)
+      parameter.elements /= peers;
+}
+
+/// What it costs to cross ranks, if times are known.
+void price_crossings(partition_options& x) {
+  x.crossing = communication::from_times(x.step_seconds);
+  // Measured times have errors, and a detour costs a microbatch turns in the
+  // queues of both ranks besides: no module is sent elsewhere for less than a
+  // tenth of what the last device gains.
+  auto n = static_cast<double>(x.manual.devices);
+  if (x.manual.devices > 1)
+    x.crossing.request = std::max(x.crossing.request, 0.1 / (n * (n - 1)));
+}
+
+} // namespace
+
 partition_decision partitioning::decide(uint32_t devices,
-                                        uint64_t default_device) const {
+                                        uint64_t default_device,
+                                        const sharing_request& sharing) const {
   if (trace_failure_)
     throw error{trace_failure_};
   auto& cfg = rank_.config();
@@ -221,6 +272,8 @@ partition_decision partitioning::decide(uint32_t devices,
   options.strategy = parse_partition_strategy(cfg.strategy);
   options.chunks = static_cast<uint32_t>(cfg.chunks);
   auto info = describe(map_.model(), marks_.pins, map_.order());
+  auto shared = decide_sharing(map_.model(), marks_.sharing, sharing);
+  weigh_slices(shared, sharing.peers, info);
   for (auto& name : cfg.no_promises)
     for (auto i : map_.model().modules_below(name))
       info[i].waited_for = true;
@@ -233,22 +286,20 @@ partition_decision partitioning::decide(uint32_t devices,
                                    cfg.trace_device);
     remarks = explain_trace(info, *trace_);
   } else if (cfg.auto_partition && devices > 1) {
-    options.basis = std::string{"guessed from sizes: "}
-                    + (trace_                       ? "modules were added"
-                       : cfg.trace_device == "none" ? "smp.trace_device is none"
-                       : any_deferred() ? "parameters have no values yet"
-                                        : "partitioned before the first step");
+    options.basis = "guessed from sizes: "
+                    + why_guessed(trace_.has_value(), cfg, any_deferred());
   }
-  if (options.step_seconds > 0) {
-    options.crossing = communication::from_times(options.step_seconds);
-    // Measured times have errors, and a detour costs a microbatch turns in the
-    // queues of both ranks besides: no module is sent elsewhere for less than
-    // a tenth of what the last device gains.
-    auto n = static_cast<double>(devices);
-    if (devices > 1)
-      options.crossing.request = std::max(options.crossing.request,
-                                          0.1 / (n * (n - 1)));
+  program_times times;
+  if (!cfg.times.empty()) {
+    times = use_times(read_module_times(cfg.times), info);
+    options.step_seconds = times.step_seconds;
+    options.basis += (options.basis.empty() ? "" : "; ")
+                     + ("times of " + cfg.times);
+  } else if (options.step_seconds > 0) {
+    times.step_seconds = options.step_seconds;
   }
+  if (options.step_seconds > 0)
+    price_crossings(options);
   auto plan = make_partition(info, options);
   if (traced && devices > 1 && trace_->times && !is_noise(*trace_))
     if (auto n = undecided_modules(info, plan, time_error); n > 0)
@@ -258,19 +309,24 @@ partition_decision partitioning::decide(uint32_t devices,
                         + " would be elsewhere, for about the same time of a "
                           "step; smp.manual_partition keeps what is here");
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
-  return {std::move(info), std::move(plan),
-          trace_ ? trace_->failure : std::string{}, traced};
+  return {
+    std::move(info), std::move(plan), trace_ ? trace_->failure : std::string{},
+    traced,          times,           std::move(shared)};
 }
 
 void partitioning::place() {
   check_same_everywhere();
   auto& pipeline = rank_.pipeline();
-  auto found = agree(rank_, "smp.partition", [&] {
+  // Replicas that each measured for themselves would cut differently.
+  auto found = agree_everywhere(rank_, "smp.partition", [&] {
     decision_ = decide(static_cast<uint32_t>(pipeline.size()),
-                       rank_.config().default_partition);
+                       rank_.config().default_partition,
+                       {rank_.config().tensor_parallel_modules,
+                        rank_.layout().size(comm_group::tp)});
     return placement_message{
       decision_->text(), decision_->plan.module_device,
-      make_program(decision_->model, decision_->plan, {})};
+      make_program(decision_->model, decision_->plan, decision_->times),
+      decision_->sharing.shared};
   });
   text_ = std::move(found.text);
   program_ = std::move(found.program);
@@ -278,6 +334,8 @@ void partitioning::place() {
   for (size_t i = 0; i < owners.size(); ++i)
     owners[i] = pipeline.at(found.module_device.at(i));
   map_.place(std::move(owners));
+  shared_ = std::move(found.shared);
+  map_.share(shared_);
   auto& modules = map_.model().modules;
   for (size_t i = 0; i < modules.size(); ++i) {
     auto& m = modules[i];
@@ -311,7 +369,20 @@ void partitioning::release(remote_parameters& others) {
       mine.push_back(tensors[i].tensor);
     else
       others.replace(i);
-  // Now that there is room.
+  // Now that there is room: of what others share with this rank, never more
+  // than one module as a whole.
+  auto& layout = rank_.layout();
+  for (auto id : shared_) {
+    std::vector<at::Tensor> whole;
+    for (auto i : map_.model().modules[id.value].tensors)
+      if (map_.owned(i))
+        whole.push_back(tensors[i].tensor);
+    initialise_deferred(whole);
+    share_modules(
+      map_, {id},
+      static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
+      static_cast<int64_t>(layout.size(comm_group::tp)));
+  }
   initialise_deferred(mine);
   map_.finish_partition();
 }

@@ -5,6 +5,7 @@
 #include "partition/trace.hpp"
 #include "runtime/base/random_stream.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/session/sharing.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/core/ivalue.h>
@@ -37,6 +38,8 @@ struct module_marks {
   std::map<const void*, uint32_t> pins;
   /// Why modules are stateful.
   std::map<const void*, std::string> stateful;
+  /// Whether tensor-parallel ranks are to share them.
+  std::map<const void*, bool> sharing;
 };
 
 /// What was decided, and from what.
@@ -47,6 +50,10 @@ struct partition_decision {
   std::string trace_failure = {};
   /// A trace showed what modules do.
   bool traced = false;
+  /// What is known of times beyond those of modules.
+  program_times times = {};
+  /// What tensor-parallel ranks share.
+  sharing_decision sharing = {};
 
   /// For people, with colours; see partition/print.hpp.
   std::string text() const;
@@ -72,9 +79,11 @@ public:
              const std::function<void()>& body);
 
   /// @param default_device see `smp.default_partition`
+  /// @param sharing what tensor-parallel ranks are to share
   /// @returns where modules would go on so many devices. On pp_rank 0.
   /// @throws error (config)
-  partition_decision decide(uint32_t devices, uint64_t default_device) const;
+  partition_decision decide(uint32_t devices, uint64_t default_device,
+                            const sharing_request& sharing) const;
 
   /// Walks the model again: the user may have added modules since.
   void rewalk();
@@ -118,6 +127,7 @@ private:
   failure trace_failure_;
   uint64_t traced_hash_ = 0;
   std::optional<partition_decision> decision_;
+  std::vector<module_id> shared_;
   std::string text_;
   pipeline_program program_;
 };

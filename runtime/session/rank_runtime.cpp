@@ -1,5 +1,6 @@
 #include "runtime/session/rank_runtime.hpp"
 
+#include "actors/cluster/membership.hpp"
 #include "actors/replay/record_book.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 #include "runtime/remote/entered_modules.hpp"
@@ -10,15 +11,28 @@
 
 namespace smp {
 
+namespace {
+
+comm_options options_of_stages(const session_config& x) {
+  constexpr uint64_t mb = 1 << 20;
+  return {x.device_path.force, x.device_path.send_arena * mb,
+          x.device_path.receive_arena * mb, x.device_path.ranks_per_node};
+}
+
+} // namespace
+
 rank_runtime::rank_runtime(parts x)
   : own_config_(std::move(x.config)),
     own_layout_(x.layout),
     own_board_(std::make_shared<rank_board>(x.fabric->self(), x.layout.size)),
-    fabric_(std::make_shared<counting_fabric>(std::move(x.fabric), own_board_)),
+    comm_(std::make_shared<comm_fabric>(std::move(x.fabric), x.host,
+                                        options_of_stages(own_config_))),
+    fabric_(std::make_shared<counting_fabric>(comm_, own_board_)),
     host_(std::move(x.host)),
     token_(std::move(x.token)),
     own_exchange_(*fabric_),
     own_collectives_(*fabric_),
+    own_tensor_peers_(*this),
     own_objects_(*fabric_),
     own_sequencer_(std::make_shared<microbatch_sequencer>(
       fabric_->self(),
@@ -38,6 +52,8 @@ rank_runtime::rank_runtime(parts x)
   layout_ = &own_layout_;
   exchange_ = &own_exchange_;
   collectives_ = &own_collectives_;
+  if (own_layout_.size(comm_group::tp) > 1)
+    tensor_peers_ = &own_tensor_peers_;
   objects_ = &own_objects_;
   calls_ = &own_calls_;
   records_ = own_records_.get();
@@ -55,6 +71,10 @@ server_options rank_runtime::options_of_server() {
   server_options x;
   x.self = self_;
   x.pipeline = pipeline_;
+  for (auto rank : own_layout_.members(comm_group::mp, self_))
+    if (own_layout_.rank(comm_group::pp, rank) == 0
+        && rank != pipeline_.front())
+      x.tied.push_back(rank);
   x.fabric = fabric_.get();
   x.services = this;
   x.token = token_;
@@ -87,6 +107,22 @@ void rank_runtime::stop() {
     limit = std::chrono::milliseconds{0};
   fabric_->stop(limit);
   own_calls_.clear();
+}
+
+std::vector<std::string>
+rank_runtime::take_places(const std::vector<member>& all) {
+  std::vector<std::string> machines;
+  std::vector<std::string> result;
+  for (auto& x : all) {
+    machines.push_back(x.machine);
+    result.push_back(x.fabric_address);
+  }
+  own_layout_.place(machines);
+  own_collectives_.place(own_layout_.machine_of_ranks());
+  if (own_layout_.machines() > 1)
+    for (auto& x : all)
+      host_of_.push_back(x.host);
+  return result;
 }
 
 void rank_runtime::rank_down(const failure& x) {
@@ -206,9 +242,13 @@ void rank_runtime::on_message(rank_id from, message x) {
   }
 }
 
-void rank_runtime::on_peer_lost(const failure& x) {
+void rank_runtime::on_peer_lost(const failure& lost) {
   if (leaving_)
     return;
+  auto x = lost;
+  if (x.rank.value < host_of_.size()
+      && x.text.find("machine") == std::string::npos)
+    x.text += " (on machine " + host_of_[x.rank.value] + ')';
   {
     std::unique_lock guard{mutex_};
     if (!down_)

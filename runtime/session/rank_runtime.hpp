@@ -5,6 +5,7 @@
 
 #include "actors/board/counting_fabric.hpp"
 #include "actors/board/rank_board.hpp"
+#include "actors/comm/comm_fabric.hpp"
 #include "actors/host/node.hpp"
 #include "actors/stalls/stalls.hpp"
 #include "partition/rank_layout.hpp"
@@ -15,10 +16,13 @@
 #include "runtime/session/partitioning.hpp"
 #include "runtime/session/schedule_policies.hpp"
 #include "runtime/session/step_runner.hpp"
+#include "runtime/session/tensor_peers.hpp"
 #include "transport/collectives/collectives.hpp"
 #include "transport/exchange.hpp"
 
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -29,6 +33,7 @@
 namespace smp {
 
 class model_state;
+struct member;
 
 class rank_runtime final : public rank_context,
                            private rank_services,
@@ -47,6 +52,10 @@ public:
   ~rank_runtime();
 
   // -- life -------------------------------------------------------------------
+
+  /// Takes note of the machines on which the ranks of the run are.
+  /// @returns the addresses of their fabrics. @pre not started
+  std::vector<std::string> take_places(const std::vector<member>& all);
 
   /// Connects to the other ranks and starts the actors.
   void start(const std::vector<std::string>& addresses);
@@ -80,6 +89,18 @@ public:
   /// How a STALL MONITOR sees this rank; may outlive it.
   watched_rank watch();
 
+  using inspection_opener = std::function<std::optional<inspection_entry>()>;
+
+  /// How to let clients look at the run.
+  void on_inspection(inspection_opener f) {
+    open_inspection_ = std::move(f);
+  }
+
+  /// @returns where clients may look; nothing if another process tells it.
+  std::optional<inspection_entry> open_inspection() const {
+    return open_inspection_ ? open_inspection_() : std::nullopt;
+  }
+
   /// Hears each report of a stall, besides stderr. Any thread.
   void on_stall(stall_listener f);
 
@@ -92,6 +113,11 @@ public:
 
   smp::fabric& fabric() noexcept {
     return *fabric_;
+  }
+
+  /// What the stages of communication did and hold; never waits.
+  comm_report communication() const {
+    return comm_->status();
   }
 
   node& actors() noexcept {
@@ -134,7 +160,9 @@ public:
 private:
   server_options options_of_server();
   void report_stall(const std::string& text, bool ends);
-  rank_view view();
+  /// @param limit for the actors of the rank to answer
+  rank_view view(std::chrono::milliseconds limit);
+  rank_status status();
   /// Ends all waits, now and later: the session is of no use afterwards.
   void end_stalled(const failure& x);
 
@@ -158,12 +186,15 @@ private:
 
   session_config own_config_;
   rank_layout own_layout_;
+  std::vector<std::string> host_of_; // by rank; empty: all on one machine
   std::shared_ptr<rank_board> own_board_;
-  std::shared_ptr<counting_fabric> fabric_;
+  std::shared_ptr<comm_fabric> comm_;
+  std::shared_ptr<counting_fabric> fabric_; // around comm_
   std::shared_ptr<actor_host> host_;
   std::shared_ptr<execution_token> token_;
   smp::exchange own_exchange_;
   smp::collectives own_collectives_;
+  smp::tensor_peers own_tensor_peers_;
   object_store own_objects_;
   saved_calls own_calls_;
   std::shared_ptr<microbatch_sequencer> own_sequencer_;
@@ -176,6 +207,7 @@ private:
   failure down_;            // guarded by mutex_
   stall_listener on_stall_; // guarded by mutex_
   bool prints_stalls_ = true;
+  inspection_opener open_inspection_;
   std::optional<noting_waiter> noting_; // while a thread is attached
   std::optional<scoped_waiter> installed_;
   /// Keeps `node_` while a message is handed over to it.

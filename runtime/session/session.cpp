@@ -6,6 +6,7 @@
 #include "runtime/config/config_file.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/limits.hpp"
+#include "runtime/launch/network_choice.hpp"
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/launch/shared_segments.hpp"
@@ -14,6 +15,7 @@
 #include "transport/build_id.hpp"
 #include "transport/bytes.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
+#include "transport/process_state.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 
 #include <ATen/Parallel.h>
@@ -29,22 +31,25 @@ namespace smp {
 
 namespace {
 
-constexpr std::chrono::milliseconds join_limit{30000};
+/// Ranks of one machine begin together.
+constexpr std::chrono::seconds patience_on_machine{30};
 
 layout_config layout_of(const session_config& x, uint64_t world_size) {
   layout_config result;
   result.size = world_size;
   result.pipeline = x.pipeline_parallel_degree;
+  result.tensor = x.tensor_parallel_degree;
+  result.ddp = x.ddp;
   result.placement = x.placement_strategy;
   return result;
 }
 
 /// Threads of one rank, so that all ranks together use each core once.
-int kernel_threads(const session_config& x, uint64_t local_size) {
+uint64_t kernel_threads(const session_config& x, uint64_t cores,
+                        uint64_t local_size) {
   if (x.threads > 0)
-    return static_cast<int>(x.threads);
-  auto cores = std::max(1u, std::thread::hardware_concurrency());
-  return static_cast<int>(std::max<uint64_t>(1, cores / local_size));
+    return x.threads;
+  return std::max<uint64_t>(1, cores / std::max<uint64_t>(1, local_size));
 }
 
 /// Gives each rank of this machine cores of its own, as mpirun does: two ranks
@@ -72,6 +77,7 @@ void bind_to_cores(const rank_environment& env, uint64_t threads) {
 
 std::shared_ptr<fabric> make_fabric(const rank_environment& env,
                                     const session_config& x,
+                                    const network_choice& network,
                                     const run_secret& secret) {
   rank_id self{env.rank};
   if (env.world_size == 1) {
@@ -81,8 +87,11 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   }
   ucx_options options;
   options.trusted_network = x.trusted_network;
+  options.interface = network.interface;
   options.token = secret.token("ucx");
-  // All ranks are on this machine as long as loopback is all there is.
+  if (network.line)
+    options.silence = network.line->silence;
+  // Who else is here, nobody knows for sure before all have joined.
   auto here = env.local_size > 0 ? env.local_size : env.world_size;
   if (auto why = no_room_for_shared_memory(shared_memory_folder(), here)) {
     options.transports = "tcp,self";
@@ -95,10 +104,11 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   return std::make_shared<ucx_fabric>(self, env.world_size, options);
 }
 
-std::string host_name() {
-  char buf[256] = {};
-  gethostname(buf, sizeof(buf) - 1);
-  return buf;
+/// Rank 0 may hear from the fabric that a rank is lost, but not that a whole
+/// machine is.
+void tell_loss(const failure& x) {
+  if (x.code == error_code::rank_down && x.rank != no_rank)
+    print_stderr("smp: {}\n", x.describe());
 }
 
 std::vector<rank_id> all_ranks(const rank_runtime& x) {
@@ -113,38 +123,67 @@ struct session::process {
   std::unique_ptr<supervisor_host> supervisor;
   std::unique_ptr<published_point> published;
   run_secret secret;
+  network_choice network;
   std::unique_ptr<membership> me;
   /// Of a rank that is alone; else the SUPERVISOR has it.
   std::unique_ptr<stall_watch> stalls;
 
-  void find_supervisor(rank_environment& env, stall_options options);
+  void find_supervisor(rank_environment& env, const session_config& config);
+  void host_supervisor(rank_environment& env, const session_config& config,
+                       const std::optional<run_secret>& given);
 
-  std::vector<std::string> join(const rank_environment& env, rank_runtime& rank,
-                                std::string settings);
+  std::chrono::milliseconds join_limit() const {
+    if (network.line)
+      return patience_between_machines;
+    return patience_on_machine;
+  }
+
+  std::vector<member> join(const rank_environment& env, rank_runtime& rank,
+                           std::string settings);
+
+  /// @returns nothing if our launcher can tell
+  std::optional<inspection_entry> open_inspection() {
+    if (supervisor)
+      return supervisor->open_inspection();
+    if (stalls)
+      return stalls->open_inspection();
+    return std::nullopt;
+  }
 };
 
 /// Our own launcher has a SUPERVISOR. If another one started us, rank 0 makes
 /// it: at the port that the launcher chose (MASTER_PORT), or at any free one,
 /// which the others find through a file. So they do with the secret, unless the
-/// user gave it to all.
+/// user gave it to all, or the keys by which they can ask for it.
 void session::process::find_supervisor(rank_environment& env,
-                                       stall_options options) {
+                                       const session_config& config) {
   auto given = given_secret(env);
-  auto told_by_file = !given || env.rendezvous_port == 0;
-  if (env.supervised) {
-    secret = *given;
-    return;
+  std::optional<meeting_point> point;
+  if (!env.supervised && env.rank > 0 && env.rendezvous_port == 0) {
+    point = await_point(env, config.keys.empty() ? patience_on_machine
+                                                 : patience_between_machines);
+    env.rendezvous_address = point->address;
+    env.rendezvous_port = point->port;
   }
-  if (env.rank > 0) {
-    auto point = told_by_file ? await_point(env, join_limit) : meeting_point{};
-    if (!given && !point.secret)
-      throw config_error(std::string{"environment: rank 0 has "}
-                         + secret_file_variable + ", this rank has not");
-    secret = given ? *given : *point.secret;
-    if (env.rendezvous_port == 0)
-      env.rendezvous_port = point.port;
-    return;
-  }
+  network = choose_network(env, config);
+  env.rendezvous_address = network.master;
+  if (!env.supervised && env.rank == 0)
+    return host_supervisor(env, config, given);
+  if (!given && network.line)
+    given = ask_master(env.rendezvous_address, env.rendezvous_port,
+                       *network.line)
+              .secret;
+  if (!given)
+    given = (point ? *point : await_point(env, patience_on_machine)).secret;
+  if (!given)
+    throw config_error(std::string{"environment: rank 0 has "}
+                       + secret_file_variable + ", this rank has not");
+  secret = *given;
+}
+
+void session::process::host_supervisor(rank_environment& env,
+                                       const session_config& config,
+                                       const std::optional<run_secret>& given) {
   secret = given ? *given : run_secret::make();
   supervisor_host::options x;
   x.world_size = env.world_size;
@@ -152,28 +191,35 @@ void session::process::find_supervisor(rank_environment& env,
   x.secret = secret;
   x.address = env.rendezvous_address;
   x.port = env.rendezvous_port;
-  x.join_limit = join_limit;
-  // Nobody watches the processes for us, so a loss waits for no report.
-  x.report_grace = std::chrono::milliseconds{0};
-  x.stalls = std::move(options);
+  x.line = network.line;
+  x.join_limit = join_limit();
+  // Nobody watches the processes for us, so a loss waits for no report; but
+  // where a machine is lost, its ranks go one after the other.
+  if (!network.line)
+    x.report_grace = std::chrono::milliseconds{0};
+  else
+    x.on_rank_down = tell_loss;
+  x.stalls = stalls_of(config);
+  const bool port_is_known = env.rendezvous_port != 0;
   supervisor = std::make_unique<supervisor_host>(*host, std::move(x));
   env.rendezvous_port = supervisor->port();
-  if (told_by_file)
+  auto told = given || network.line ? std::nullopt : std::optional{secret};
+  if (!port_is_known || told)
     published = std::make_unique<published_point>(
-      env, meeting_point{env.rendezvous_port,
-                         given ? std::nullopt : std::optional{secret}});
+      env, meeting_point{env.rendezvous_port, told, env.rendezvous_address});
 }
 
-/// @returns the addresses of all ranks' fabrics
-std::vector<std::string> session::process::join(const rank_environment& env,
-                                                rank_runtime& rank,
-                                                std::string settings) {
+/// @returns all ranks
+std::vector<member> session::process::join(const rank_environment& env,
+                                           rank_runtime& rank,
+                                           std::string settings) {
   membership::options x;
   x.address = env.rendezvous_address;
   x.port = env.rendezvous_port;
+  x.line = network.line;
   x.secret = secret;
   x.world_size = env.world_size;
-  x.join_limit = join_limit;
+  x.join_limit = join_limit();
   x.on_rank_down = [weak = weak_from(rank)](const failure& y) {
     if (auto rank = weak.lock())
       rank->rank_down(y);
@@ -185,14 +231,13 @@ std::vector<std::string> session::process::join(const rank_environment& env,
   x.me.rank = rank.self();
   x.me.pid = getpid();
   x.me.host = host_name();
+  x.me.machine = machine_identity();
   x.me.run_id = env.run_id;
   x.me.build = build_id();
   x.me.settings = std::move(settings);
   x.me.fabric_address = rank.fabric().address();
   me = std::make_unique<membership>(*host, std::move(x));
-  std::vector<std::string> result;
-  for (auto& member : me->join())
-    result.push_back(std::move(member.fabric_address));
+  auto result = me->join();
   published.reset();
   return result;
 }
@@ -215,30 +260,32 @@ session::session(session_config config, std::string settings)
   auto layout = layout_of(config, env.world_size);
   rank_layout{layout}; // throws before anything starts
   check_limits(env.world_size);
-  auto threads = kernel_threads(config, env.local_size > 0 ? env.local_size
-                                                           : env.world_size);
+  const uint64_t cores = std::thread::hardware_concurrency();
   // Another launcher binds its ranks itself.
   if (env.supervised)
-    bind_to_cores(env, static_cast<uint64_t>(threads));
-  at::set_num_threads(threads);
+    bind_to_cores(env, kernel_threads(config, cores, env.local_size));
   process_ = std::make_unique<process>();
   if (env.world_size > 1)
-    process_->find_supervisor(env, stalls_of(config));
+    process_->find_supervisor(env, config);
   rank_runtime::parts parts;
   parts.layout = layout;
   parts.host = process_->host;
   parts.token = std::make_shared<execution_token>();
-  parts.fabric = make_fabric(env, config, process_->secret);
+  parts.fabric = make_fabric(env, config, process_->network, process_->secret);
   parts.config = std::move(config);
   rank_ = std::make_shared<rank_runtime>(std::move(parts));
   rank_->set_owner(this);
+  rank_->on_inspection([x = process_.get()] { return x->open_inspection(); });
   set_current(this);
   // All other processes of our launcher have a log of their own.
   if (env.rank > 0 && !env.supervised)
     rank_->keep_stalls_quiet();
   std::vector<std::string> addresses{rank_->fabric().address()};
   if (env.world_size > 1)
-    addresses = process_->join(env, *rank_, std::move(settings));
+    addresses = rank_->take_places(
+      process_->join(env, *rank_, std::move(settings)));
+  at::set_num_threads(static_cast<int>(kernel_threads(
+    rank_->config(), cores, rank_->layout().local_size(rank_->self()))));
   rank_->attach_main_thread();
   try {
     rank_->start(addresses);

@@ -2,6 +2,7 @@
 
 #include "runtime/session/stalls.hpp"
 
+#include "runtime/session/parking_waiter.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 
@@ -30,7 +31,10 @@ void on_stall(session& s, stall_listener f) {
 }
 
 void rank_runtime::attach_main_thread() {
-  noting_.emplace(*board_);
+  {
+    scoped_waiter beneath{parking_waiter::of_thread()};
+    noting_.emplace(*board_);
+  }
   installed_.emplace(*noting_);
 }
 
@@ -49,7 +53,14 @@ watched_rank rank_runtime::watch() {
   result.look = [board = own_board_] { return board->look(); };
   result.view = [weak = weak_from(*this), board = own_board_] {
     auto eng = weak.lock();
-    return eng ? eng->view() : board->view();
+    return eng ? eng->view(answer_limit) : board->view();
+  };
+  result.status = [weak = weak_from(*this), board = own_board_] {
+    if (auto eng = weak.lock())
+      return eng->status();
+    rank_status ended;
+    ended.view = board->view();
+    return ended;
   };
   result.report = [weak = weak_from(*this)](const std::string& x) {
     if (auto eng = weak.lock())
@@ -62,7 +73,7 @@ watched_rank rank_runtime::watch() {
   return result;
 }
 
-rank_view rank_runtime::view() {
+rank_view rank_runtime::view(std::chrono::milliseconds limit) {
   auto result = board_->view();
   result.left = result.left || leaving_;
   result.refused = fabric_->stats().messages_refused;
@@ -76,7 +87,7 @@ rank_view rank_runtime::view() {
   for (auto& x : result.peers)
     x.queued = fabric_->queued_to(x.peer);
   if (std::shared_lock guard{node_mutex_}; node_)
-    node_->complete(result, answer_limit);
+    node_->complete(result, limit);
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include "actors/replay/record_book.hpp"
 #include "actors/server/execution_token.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
+#include "partition/rank_layout.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/base/fnv_hash.hpp"
 #include "runtime/config/session_config.hpp"
@@ -44,6 +45,8 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   auto sent = fabric_.stats().bytes_sent;
   body_ = std::move(body);
   body_context_ = call_context::current();
+  if (model)
+    replicas_.begin_step(model->map());
   auto report = run_once(actors, model, x, false);
   if (report.error && runs_again(model, x, report.error)) {
     stats_.ran_again = report.error.describe();
@@ -55,9 +58,13 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
     report = run_once(actors, model, x, true);
   }
   body_ = nullptr;
+  report.error = replicas_.end_step(model ? &model->map() : nullptr,
+                                    report.error);
   auto took = std::chrono::steady_clock::now() - begin;
   stats_.seconds = std::chrono::duration<double>(took).count();
   stats_.bytes_sent = fabric_.stats().bytes_sent - sent;
+  if (stats_.seconds > 0)
+    rank_.board().step_ended(1 - stats_.executing_seconds / stats_.seconds);
   if (report.error)
     throw error{report.error};
   auto& records = rank_.records();
@@ -92,6 +99,7 @@ step_report step_runner::run_once(node& actors, model_state* model,
   if (records.active() && rank_.pp_rank() == 0)
     records.set_key(record_key(model, x.microbatches, x.signature));
   auto report = run_actors(actors, x.microbatches);
+  report.error = shared_outcome(report.error);
   for (uint64_t m = 0; m < x.microbatches; ++m)
     rank_.calls().drop(report.step, microbatch_id{m});
   auto learnt = model && model->promises().learnt();
@@ -106,10 +114,21 @@ step_report step_runner::run_once(node& actors, model_state* model,
   return report;
 }
 
+failure step_runner::shared_outcome(const failure& mine) const {
+  auto group = rank_.layout().members(comm_group::mp, rank_.self());
+  if (group.size() == rank_.pipeline().size() || replicas::ends_session(mine))
+    return mine;
+  for (auto& x :
+       rank_.exchange().all_gather(group, "smp.shared_step", to_payload(mine)))
+    if (auto first = from_payload<failure>(x, "end of a step"))
+      return first;
+  return {};
+}
+
 /// What code does that went on with a promise is in doubt, wherever it failed,
 /// unless all promises hold. Nobody knows that once a step was cut off, so it
 /// is run again with all calls waiting, and what it does then counts.
-/// Collective over the pipeline group.
+/// Collective over the pipelines that share modules.
 bool step_runner::runs_again(model_state* model, const step_call& call,
                              const failure& why) const {
   auto of_code = why.code == error_code::user_code
@@ -126,7 +145,8 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
   try {
     auto promised = false;
     for (auto& x : rank_.exchange().all_gather(
-           rank_.pipeline(), "smp.run_again",
+           rank_.layout().members(comm_group::mp, rank_.self()),
+           "smp.run_again",
            to_payload(std::pair{model->promises().promised(), keeps_out}))) {
       auto [other, refuses] = from_payload<std::pair<bool, bool>>(
         x, "view of a failed step");
@@ -141,13 +161,14 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
 
 void step_runner::prepare(model_state& model, uint64_t microbatches,
                           const step_body& body) {
-  if (!model.partitioned() && agree(rank_, "smp.wants_trace", [&] {
+  if (!model.partitioned() && agree_everywhere(rank_, "smp.wants_trace", [&] {
         return model.wants_trace(rank_.pipeline().size());
       })) {
     // Ranks that are threads share the generator with which they make their
     // models: all have to be done.
-    rank_.exchange().barrier(rank_.pipeline(), "smp.trace");
-    if (rank_.pp_rank() == 0)
+    auto world = world_of(rank_);
+    rank_.exchange().barrier(world, "smp.trace");
+    if (rank_.self() == world.front())
       trace(model, body);
   }
   model.partition();

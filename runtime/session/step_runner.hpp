@@ -4,6 +4,7 @@
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/session/executor_thread.hpp"
+#include "runtime/session/replicas.hpp"
 #include "runtime/session/step_call.hpp"
 #include "runtime/session/step_stats.hpp"
 
@@ -28,15 +29,21 @@ public:
   /// All of them outlive this.
   step_runner(const rank_context& rank, const schedule_policies& policies,
               const smp::fabric& fabric, execution_token& token)
-    : rank_(rank), policies_(policies), fabric_(fabric), token_(token) {
+    : rank_(rank),
+      policies_(policies),
+      fabric_(fabric),
+      token_(token),
+      replicas_(rank) {
     // nop
   }
 
   /// Runs one step on all ranks of the pipeline group: every rank calls this,
-  /// `body` runs on pp_rank 0 only.
+  /// `body` runs on pp_rank 0 only. Replicas run it at the same time, and
+  /// average their gradients at its end.
   /// @param model may be null
-  /// @returns the encoded results by microbatch, the same on every rank
-  /// @throws error, the same on every rank (R6)
+  /// @returns the encoded results by microbatch, the same on every rank of the
+  /// pipeline group
+  /// @throws error, the same on every rank of the pipeline group (R6)
   std::vector<payload> run_step(node& actors, model_state* model,
                                 const step_call& x, step_body body);
 
@@ -63,6 +70,8 @@ private:
   bool runs_again(model_state* model, const step_call& call,
                   const failure& why) const;
   step_report run_actors(node& actors, uint64_t microbatches);
+  /// Pipelines that share modules run a step together.
+  failure shared_outcome(const failure& mine) const;
   /// @param learnt calls that waited in this step will not wait later
   void note_record(const model_state* model, uint64_t microbatches,
                    double seconds, bool learnt);
@@ -76,6 +85,7 @@ private:
   const schedule_policies& policies_;
   const smp::fabric& fabric_;
   execution_token& token_;
+  replicas replicas_;
   step_body body_;
   call_context body_context_;           // of the thread that called the step
   std::vector<object_id> held_results_; // of the running step

@@ -2,6 +2,7 @@
 
 #include "runtime/lazy/promise.hpp"
 #include "runtime/remote/execution.hpp"
+#include "runtime/session/parking_waiter.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/values/tensor_bridge.hpp"
@@ -9,6 +10,7 @@
 #include <ATen/ops/empty.h>
 
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace smp {
@@ -191,6 +193,9 @@ private:
 } // namespace
 
 at::Tensor tensor_future::get() const {
+  std::optional<parking_waiter::at_fabric> parking;
+  if (auto* s = session::current_or_null(); s && !execution::current())
+    parking.emplace(s->internals().fabric());
   waiter::current().wait(started_.done, started_.why);
   if (!target_.defined())
     return result_;

@@ -27,6 +27,8 @@ make_ranks(const std::vector<std::shared_ptr<fabric>>& fabrics,
     parts.config.print_partition = false; // tests have an output of their own
     parts.layout.size = fabrics.size();
     parts.layout.pipeline = config.pipeline_parallel_degree;
+    parts.layout.tensor = config.tensor_parallel_degree;
+    parts.layout.ddp = config.ddp;
     parts.layout.placement = config.placement_strategy;
     parts.fabric = x;
     parts.host = host;
@@ -100,6 +102,8 @@ void run_virtual_world(const std::vector<std::shared_ptr<fabric>>& fabrics,
   std::exception_ptr failed;
   {
     stall_watch stalls{*host, stalls_of(config), std::move(watched)};
+    ranks.front()->on_inspection(
+      [&stalls] { return std::optional{stalls.open_inspection()}; });
     failed = run_on_threads(ranks, config, body);
   }
   for (auto& r : ranks)

@@ -26,6 +26,15 @@ at::Tensor make_ints(uint64_t rows, uint64_t columns) {
 
 } // namespace
 
+batch part_of(const batch& x, uint64_t index, uint64_t count) {
+  batch result;
+  for (auto& t : x) {
+    auto length = t.size(0) / static_cast<int64_t>(count);
+    result.push_back(t.narrow(0, static_cast<int64_t>(index) * length, length));
+  }
+  return result;
+}
+
 data_source::~data_source() = default;
 
 // -- text ---------------------------------------------------------------------

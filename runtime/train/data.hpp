@@ -19,12 +19,17 @@ namespace smp {
 /// A step divides each along its dim 0 into microbatches.
 using batch = std::vector<at::Tensor>;
 
-/// What a training run wants of its data.
+/// @returns part `index` of `count` equal ones of each tensor, along dim 0.
+batch part_of(const batch& x, uint64_t index, uint64_t count);
+
+/// What a training run wants of its data. Replicas of the model divide each
+/// batch among them, so that the order of samples does not depend on their
+/// number.
 class data_source {
 public:
   virtual ~data_source();
 
-  /// Samples per batch.
+  /// Samples per batch, of all replicas.
   virtual uint64_t batch_size() const noexcept = 0;
 
   /// @returns the batch of training step `step`.
@@ -180,9 +185,10 @@ private:
 class fixed_batch final : public data_source {
 public:
   struct options {
-    /// Each tensor's dim 0 must be divisible by it.
+    /// Each tensor's dim 0 must be divisible by the product of these.
     uint64_t microbatches = 1;
-    /// What dim 0 of input0 must be, if anything.
+    uint64_t replicas = 1;
+    /// What dim 0 of input0 must be for each replica, if anything.
     std::optional<uint64_t> batch_size = {};
   };
 

@@ -138,6 +138,9 @@ fixed_batch::fixed_batch(const std::string& path, options x) {
     refuse(path,
            "has no tensor; a batch is input0, input1, ... in the order "
            "of the model's arguments");
+  auto of_replicas = x.replicas > 1
+                       ? fmt::format(" for each of {} replicas", x.replicas)
+                       : std::string{};
   for (size_t i = 0; i < tensors_.size(); ++i) {
     auto& tensor = tensors_[i];
     if (tensor.dim() == 0)
@@ -146,15 +149,15 @@ fixed_batch::fixed_batch(const std::string& path, options x) {
                                "it for each sample",
                                i));
     auto size = static_cast<uint64_t>(tensor.size(0));
-    if (size == 0 || size % x.microbatches != 0)
+    if (size == 0 || size % (x.microbatches * x.replicas) != 0)
       refuse(path, fmt::format("dim 0 of input{} is {}, which cannot be "
-                               "divided into smp.microbatches = {}",
-                               i, size, x.microbatches));
+                               "divided into smp.microbatches = {}{}",
+                               i, size, x.microbatches, of_replicas));
   }
-  if (x.batch_size && *x.batch_size != batch_size())
+  if (x.batch_size && *x.batch_size * x.replicas != batch_size())
     refuse(path, fmt::format("dim 0 of input0 is {}, but data.batch_size = "
-                             "{}; leave the key out",
-                             batch_size(), *x.batch_size));
+                             "{}{}; leave the key out",
+                             batch_size(), *x.batch_size, of_replicas));
 }
 
 batch fixed_batch::training_batch(uint64_t) const {

@@ -249,9 +249,10 @@ void check_model(const train_config& x) {
   }
 }
 
-std::unique_ptr<data_source> make_data(const train_config& x) {
+std::unique_ptr<data_source> make_data(const train_config& x,
+                                       uint64_t replicas) {
   const auto& type = x.data.type;
-  const auto batch_size = x.data.batch_size.value_or(0);
+  const auto batch_size = x.data.batch_size.value_or(0) * replicas;
   const auto vocabulary = x.model.vocabulary.value_or(256);
   if (type == "text")
     return std::make_unique<text_sequences>(
@@ -271,9 +272,13 @@ std::unique_ptr<data_source> make_data(const train_config& x) {
   if (type == "safetensors")
     return std::make_unique<fixed_batch>(
       x.data.path, fixed_batch::options{.microbatches = x.smp.microbatches,
+                                        .replicas = replicas,
                                         .batch_size = x.data.batch_size});
-  if (type == "synthetic")
-    return make_synthetic(x);
+  if (type == "synthetic") {
+    auto all = x;
+    all.data.batch_size = batch_size;
+    return make_synthetic(all);
+  }
   throw error{error_code::config, "data.type: unknown '" + type + "'"};
 }
 

@@ -149,7 +149,9 @@ make_trainable(const train_config& x, first_values when = first_values::now);
 /// @throws error (config)
 void check_model(const train_config& x);
 
+/// @param replicas that share a batch: as many times data.batch_size samples
 /// @throws error (config) naming what is wrong with the data
-std::unique_ptr<data_source> make_data(const train_config& x);
+std::unique_ptr<data_source> make_data(const train_config& x,
+                                       uint64_t replicas = 1);
 
 } // namespace smp

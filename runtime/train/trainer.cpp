@@ -1,18 +1,20 @@
 #include "runtime/train/trainer.hpp"
 
 #include "actors/replay/record_book.hpp"
+#include "runtime/base/fault.hpp"
 #include "runtime/base/out_of_memory.hpp"
 #include "runtime/checkpoint/saved_model.hpp"
 #include "runtime/intercept/call_observer.hpp"
+#include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/groups.hpp"
 #include "runtime/session/model_state.hpp"
+#include "runtime/session/module_times.hpp"
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
 #include "runtime/train/memory_need.hpp"
-#include "runtime/train/module_times.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/text_sampler.hpp"
 #include "runtime/train/trainable.hpp"
@@ -64,14 +66,14 @@ uint64_t count_elements(const std::vector<at::Tensor>& xs) {
 
 /// Every rank makes the whole model with the same random numbers, but where
 /// nobody has to run it alone (a trace), a rank never holds more than its part.
-/// Of a file, only pp_rank 0 ever needs all. Ranks that are threads share one
+/// Of a file, only rank 0 ever needs all. Ranks that are threads share one
 /// generator, so they take turns.
 std::unique_ptr<trainable>
 make_model(const session& s, const train_config& config, const train_job& job) {
   auto from_file = config.model.type == "torchscript";
   delay_param_initialization delayed{
     pp_size() > 1
-    && (config.smp.trace_device == "none" || (from_file && pp_rank() > 0))};
+    && (config.smp.trace_device == "none" || (from_file && rank() > 0))};
   if (config.transport.type != "loopback")
     return job.make_model();
   std::unique_ptr<trainable> result;
@@ -166,8 +168,9 @@ private:
   template <class Step>
   void do_step(Step& train_step) {
     // Only pp_rank 0 uses its batch (R5).
-    auto x = session_.pp_rank() == 0 ? data_->training_batch(summary_.steps)
-                                     : batch{};
+    auto x = session_.pp_rank() == 0
+               ? own_part(data_->training_batch(summary_.steps))
+               : batch{};
     step_metrics result;
     result.step = summary_.steps + 1;
     result.lr = learning_rate(config_.optimizer, summary_.steps,
@@ -176,7 +179,8 @@ private:
     listener_.before_step(result.step);
     auto begin = clock::now();
     optimizer_.zero_grad();
-    result.loss = train_step(x).reduce_mean().template item<double>();
+    result.loss = mean_of_replicas(
+      train_step(x).reduce_mean().template item<double>());
     if (auto& steps = config_.train.dump_gradients;
         std::find(steps.begin(), steps.end(), result.step) != steps.end())
       dump_gradients(result.step);
@@ -199,6 +203,22 @@ private:
                               "optimizer.lr or optimizer.clip_grad_norm may "
                               "help",
                               result.step, std::abs(result.loss))};
+  }
+
+  batch own_part(const batch& x) const {
+    return part_of(x, SMP_FAULT("shared-batch") ? 0 : dp_rank(), dp_size());
+  }
+
+  /// Collective over the data-parallel group. @returns the same on all ranks
+  double mean_of_replicas(double x) const {
+    if (dp_size() == 1)
+      return x;
+    std::vector<rank_id> group;
+    for (auto rank : get_group(comm_group::dp))
+      group.push_back(rank_id{rank});
+    auto sum = session_.internals().exchange().all_reduce_sum(
+      group, "smp.train.mean", {x});
+    return sum.front() / static_cast<double>(group.size());
   }
 
   /// Adds to an error about lack of memory how much the rank needs in any case.
@@ -277,11 +297,12 @@ private:
     double sum = 0;
     const auto n = config_.train.eval_steps;
     for (uint64_t i = 0; i < n; ++i) {
-      auto x = session_.pp_rank() == 0 ? data_->held_out_batch(i, n) : batch{};
+      auto x = session_.pp_rank() == 0 ? own_part(data_->held_out_batch(i, n))
+                                       : batch{};
       sum += eval_step(x).reduce_mean().template item<double>();
     }
     model_->train();
-    return sum / static_cast<double>(n);
+    return mean_of_replicas(sum / static_cast<double>(n));
   }
 
   /// Continues the held-out part with bytes drawn from the model, the same on
@@ -366,11 +387,11 @@ void train_listener::on_gradients(uint64_t) {
   // nop
 }
 
-train_job complete(train_job x, const train_config& config) {
+train_job complete(train_job x, const train_config& config, uint64_t replicas) {
   if (!x.make_model)
     x.make_model = [&config] { return make_trainable(config); };
   if (!x.make_data)
-    x.make_data = [&config] { return make_data(config); };
+    x.make_data = [&config, replicas] { return make_data(config, replicas); };
   return x;
 }
 
@@ -383,7 +404,8 @@ void begin_run(const train_config& config, const trainable& whole,
 train_summary train(session& s, const train_config& config,
                     const std::string& run_dir, train_listener& listener,
                     const std::atomic<bool>& stop, const train_job& job) {
-  return run{s, config, run_dir, listener, stop, complete(job, config)}();
+  return run{s,        config, run_dir,
+             listener, stop,   complete(job, config, dp_size())}();
 }
 
 std::string share_from_rank_0(session& s, std::string x) {

@@ -33,7 +33,7 @@ struct train_start {
   std::string partition;
   uint64_t parameters = 0;        // numbers in the whole model
   uint64_t owned = 0;             // those of this rank
-  uint64_t batch_size = 0;        // samples per step
+  uint64_t batch_size = 0;        // samples per step, of all replicas
   uint64_t tokens_per_sample = 0; // 0 if samples are no sequences of tokens
   /// Of the partition, which has them too; on pp_rank 0.
   std::vector<std::string> warnings;
@@ -109,7 +109,8 @@ struct train_job {
 };
 
 /// Fills in what is empty. @param config outlives the result
-train_job complete(train_job x, const train_config& config);
+/// @param replicas that share each batch
+train_job complete(train_job x, const train_config& config, uint64_t replicas);
 
 /// What a run does with a model and its data before the first step: checks that
 /// they belong together, and places the modules that the configuration names.

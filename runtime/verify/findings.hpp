@@ -27,6 +27,10 @@ enum class finding_kind : uint8_t {
   update,          // of a parameter
 };
 
+constexpr finding_kind last_of(finding_kind) {
+  return finding_kind::update;
+}
+
 /// @returns "result gradient".
 const char* to_string(finding_kind x);
 

@@ -70,11 +70,6 @@ void check_plain(const at::Tensor& loss) {
   }
 }
 
-at::Tensor part_of(const at::Tensor& x, uint64_t index, uint64_t count) {
-  auto length = x.size(0) / static_cast<int64_t>(count);
-  return x.narrow(0, static_cast<int64_t>(index) * length, length);
-}
-
 std::map<std::string, at::Tensor> copies_of(const named_tensors& xs) {
   std::map<std::string, at::Tensor> result;
   for (auto& [name, x] : xs)
@@ -199,12 +194,11 @@ step_evidence reference_run::run(const moment& x) {
   auto& s = *state_;
   step_evidence result;
   s.model->drop_gradients();
-  auto whole = s.data->training_batch(x.number - 1);
+  auto whole = part_of(s.data->training_batch(x.number - 1), x.dp_rank,
+                       x.replicas);
   const auto n = s.config.smp.microbatches;
   for (uint64_t m = 0; m < n; ++m) {
-    batch inputs;
-    for (auto& t : whole)
-      inputs.push_back(part_of(t, m, n));
+    auto inputs = part_of(whole, m, n);
     result.loss += s.pass(*s.model, inputs, m, x) / static_cast<double>(n);
     if (s.witness)
       s.pass(*s.witness, inputs, m, x);

@@ -2,6 +2,7 @@
 
 #include "actors/replay/record_book.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/session/agreement.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/groups.hpp"
@@ -9,7 +10,9 @@
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
+#include "runtime/values/tensor_bridge.hpp"
 #include "runtime/verify/reference.hpp"
+#include "transport/bytes.hpp"
 
 #include <torch/optim/optimizer.h>
 
@@ -23,13 +26,37 @@
 
 namespace smp {
 
+// -- messages -----------------------------------------------------------------
+
+template <class Inspector>
+bool inspect(Inspector& f, mismatch& x) {
+  return f.object(x).fields(
+    f.field("place", x.place), f.field("pipeline", x.pipeline),
+    f.field("reference", x.reference), f.field("difference", x.difference),
+    f.field("bound", x.bound));
+}
+
+template <class Inspector>
+bool inspect(Inspector& f, finding& x) {
+  return f.object(x).fields(
+    f.field("kind", x.kind), f.field("step", x.step),
+    f.field("module", x.module), f.field("tensor", x.tensor),
+    f.field("microbatch", x.microbatch), f.field("call", x.call),
+    f.field("rank", x.rank), f.field("what", x.what),
+    f.field("values", x.values));
+}
+
 namespace {
 
 std::map<std::string, at::Tensor> by_name(const named_tensors& xs) {
   return {xs.begin(), xs.end()};
 }
 
-/// Listens to the pipeline's run and compares it on rank 0.
+/// A tensor of a map, on its way to another rank.
+using sent_tensor = std::pair<std::string, tensor_ref>;
+
+/// Listens to the pipeline's run and compares it on its pp_rank 0: of each
+/// replica with what one process computes of the same data.
 class verifier final : public train_listener {
 public:
   verifier(session& s, const train_config& config,
@@ -40,12 +67,13 @@ public:
       options_(options),
       next_(next),
       interrupt_(interrupt) {
-    if (s.rank() == 0) {
-      // Ranks that are threads share the generator: they make their models in
-      // turns, after this one.
-      reference_.emplace(config, job);
+    // Ranks that are threads share the generator: they make their models in
+    // turns, after these.
+    for (uint64_t turn = 0; turn < dp_size(); ++turn) {
+      if (s.pp_rank() == 0 && turn == dp_rank())
+        reference_.emplace(config, job);
+      barrier();
     }
-    pp_barrier();
     summary_.ranks = s.size();
     summary_.microbatches = config.smp.microbatches;
   }
@@ -99,8 +127,11 @@ public:
   void on_step(const step_metrics& x) override {
     after_ = by_name(model_->state_dict());
     auto log = gather_log();
-    if (reference_)
-      compare(x, std::move(log));
+    auto reference = run_reference(x);
+    if (reference) {
+      compare(x, std::move(log), std::move(*reference));
+      gather_findings();
+    }
     share_differences();
     summary_.steps = x.step;
     summary_.recorded += x.static_mode == "record";
@@ -115,7 +146,27 @@ public:
   }
 
 private:
-  void compare(const step_metrics& x, observed_step log) {
+  reference_run::moment moment_of(const step_metrics& x) const {
+    return {x.step, rank_.drawn_step(), dp_rank(), dp_size()};
+  }
+
+  /// Ranks that are threads share the generator, and take turns.
+  std::optional<step_evidence> run_reference(const step_metrics& x) {
+    std::optional<step_evidence> result;
+    auto threads = config_.transport.type == "loopback";
+    for (uint64_t turn = 0; turn < (threads ? dp_size() : 1); ++turn) {
+      if (reference_ && (!threads || turn == dp_rank())) {
+        reference_->load(before_);
+        result = reference_->run(moment_of(x));
+      }
+      if (threads)
+        barrier();
+    }
+    return result;
+  }
+
+  void compare(const step_metrics& x, observed_step log,
+               step_evidence reference) {
     step_evidence pipeline;
     pipeline.log = std::move(log);
     pipeline.gradients = gradients_;
@@ -126,14 +177,10 @@ private:
       if (i != after_.end())
         (t.is_buffer ? pipeline.buffers : pipeline.parameters).insert(*i);
     }
-    reference_->load(before_);
-    auto which = reference_run::moment{
-      x.step, rank_.drawn_step(),
-      rank_.layout().rank(comm_group::dp, rank_.self())};
-    auto reference = reference_->run(which);
+    average_over_replicas(reference);
     if (std::isfinite(x.loss)) {
       pipeline.gradient_norm = x.grad_norm;
-      reference_->update(which, gradients_, reference);
+      reference_->update(moment_of(x), gradients_, reference);
     } else {
       pipeline.parameters.clear(); // they did not change
     }
@@ -164,6 +211,61 @@ private:
     return {};
   }
 
+  // -- what only all replicas know --------------------------------------------
+
+  std::vector<rank_id> replicas() const {
+    return rank_.layout().members(comm_group::dp, rank_.self());
+  }
+
+  /// What one process would have of the whole batch.
+  void average_over_replicas(step_evidence& x) {
+    auto group = replicas();
+    if (group.size() == 1)
+      return;
+    auto n = static_cast<double>(group.size());
+    x.loss = rank_.exchange()
+               .all_reduce_sum(group, "smp.verify.loss", {x.loss})
+               .front()
+             / n;
+    std::vector<sent_tensor> mine;
+    for (auto& [name, t] : x.gradients)
+      mine.emplace_back(name, to_tensor_ref(t, true));
+    std::map<std::string, at::Tensor> sums;
+    for (auto& other : rank_.exchange().all_gather(
+           group, "smp.verify.gradients", to_payload(mine)))
+      for (auto& [name, ref] :
+           from_payload<std::vector<sent_tensor>>(other, "gradients")) {
+        auto t = to_tensor(ref);
+        auto [i, added] = sums.emplace(name, t);
+        if (!added)
+          i->second = i->second + t;
+      }
+    for (auto& [name, t] : sums)
+      t = t / n;
+    x.gradients = std::move(sums);
+  }
+
+  /// Rank 0 tells what all found.
+  void gather_findings() {
+    auto group = replicas();
+    std::vector<finding> fresh{summary_.findings.begin()
+                                 + static_cast<ptrdiff_t>(told_),
+                               summary_.findings.end()};
+    auto all = rank_.exchange().all_gather(group, "smp.verify.findings",
+                                           to_payload(fresh));
+    if (rank_.self() == group.front())
+      for (size_t i = 1; i < all.size(); ++i)
+        for (auto& x : from_payload<std::vector<finding>>(all[i], "findings")) {
+          x.what += fmt::format(" (replica {})", i);
+          summary_.add(std::move(x));
+        }
+    // The cause first, whoever saw it.
+    std::stable_sort(summary_.findings.begin() + static_cast<ptrdiff_t>(told_),
+                     summary_.findings.end(),
+                     [](auto& a, auto& b) { return a.kind < b.kind; });
+    told_ = summary_.findings.size();
+  }
+
   // -- what only all ranks know -----------------------------------------------
 
   /// @returns the step of all ranks on rank 0
@@ -192,11 +294,8 @@ private:
   }
 
   void share_differences() {
-    summary_.differences = from_payload<uint64_t>(
-      rank_.exchange().broadcast(rank_.pipeline(), "smp.verify.differences",
-                                 rank_.pipeline().front(),
-                                 to_payload(summary_.differences)),
-      "differences");
+    summary_.differences = agree_everywhere(
+      rank_, "smp.verify.differences", [this] { return summary_.differences; });
   }
 
   /// Each tensor is held by one rank, and the same one's optimizer updates it.
@@ -279,6 +378,7 @@ private:
   call_logger logger_;
   distributed_model_base* model_ = nullptr;
   std::vector<tensor_names> names_;
+  size_t told_ = 0; // of the findings, how many rank 0 knows
   std::map<std::string, at::Tensor> before_, gradients_, after_;
   verify_summary summary_;
 };
@@ -303,7 +403,7 @@ verify_summary verify(session& s, const train_config& config,
   changed.train.steps = std::max(config.train.steps, options.steps);
   changed.train.eval_interval = 0;
   changed.train.save_model = false;
-  auto full_job = complete(job, changed);
+  auto full_job = complete(job, changed, dp_size());
   if (options.split)
     full_job.place = place_in_turn;
   verifier x{s, changed, options, full_job, listener, stop};

@@ -195,34 +195,41 @@ private:
   int before_;
 };
 
+/// Trains as default.toml says, and compares with `wanted`.
+void check_run(const scratch_dir& dir, const job& x, const plain_run& wanted,
+               std::vector<std::string> more) {
+  auto out = fmt::format("out-{}", more.size());
+  more.insert(more.begin(),
+              {built_program("smp-train"), "default.toml", "--run-dir", out});
+  program train{std::move(more), dir.path};
+  auto code = train.join(std::chrono::seconds{240});
+  INFO(fmt::format("{}: {}", x.model, train.output()));
+  REQUIRE(code == 0);
+  std::vector<double> losses;
+  std::istringstream lines{content_of(dir.path / out / "metrics.jsonl")};
+  size_t sent = 0;
+  for (std::string line; std::getline(lines, line);) {
+    auto step = nlohmann::json::parse(line);
+    losses.push_back(step["loss"].get<double>());
+    sent = step["bytes_sent"].get<size_t>();
+  }
+  CHECK(sent > x.least);
+  CHECK(differences({{"losses", as_tensor(losses)}},
+                    {{"losses", as_tensor(wanted.losses)}}, false)
+        == std::vector<std::string>{});
+  CHECK(differences(all_of(dir.path / out / "model.safetensors"),
+                    wanted.tensors(), false)
+        == std::vector<std::string>{});
+}
+
 void check(const job& x, const std::vector<unsigned>& ranks) {
-  scratch_dir dir;
-  write_files(dir, x);
   for (auto n : ranks) {
+    scratch_dir dir;
+    write_files(dir, x);
     rank_threads same{n};
     plain_run wanted{dir, x.microbatches};
     dir.write("default.toml", script_defaults(n, x.microbatches, rate, steps));
-    auto out = fmt::format("out-{}", n);
-    program train{
-      {built_program("smp-train"), "default.toml", "--run-dir", out}, dir.path};
-    auto code = train.join(std::chrono::seconds{240});
-    INFO(fmt::format("{}, pp {}: {}", x.model, n, train.output()));
-    REQUIRE(code == 0);
-    std::vector<double> losses;
-    std::istringstream lines{content_of(dir.path / out / "metrics.jsonl")};
-    size_t sent = 0;
-    for (std::string line; std::getline(lines, line);) {
-      auto step = nlohmann::json::parse(line);
-      losses.push_back(step["loss"].get<double>());
-      sent = step["bytes_sent"].get<size_t>();
-    }
-    CHECK(sent > x.least);
-    CHECK(differences({{"losses", as_tensor(losses)}},
-                      {{"losses", as_tensor(wanted.losses)}}, false)
-          == std::vector<std::string>{});
-    CHECK(differences(all_of(dir.path / out / "model.safetensors"),
-                      wanted.tensors(), false)
-          == std::vector<std::string>{});
+    check_run(dir, x, wanted, {});
   }
 }
 
@@ -238,6 +245,20 @@ TEST_CASE("a tied LLaMA trains with default settings", "[apps][zoo]") {
 
 TEST_CASE("resnet18 trains with default settings", "[apps][zoo]") {
   check(resnet, {2, 4});
+}
+
+TEST_CASE("a tied LLaMA is shared by two tensor-parallel ranks",
+          "[apps][zoo][tensor_parallel]") {
+  scratch_dir dir;
+  write_files(dir, llama);
+  rank_threads same{2};
+  plain_run wanted{dir, llama.microbatches};
+  // Of the microbatches, each rank has half.
+  dir.write("default.toml",
+            script_defaults(1, llama.microbatches / 2, rate, steps));
+  check_run(dir, llama, wanted,
+            {"--smp.ddp=true", "--smp.tensor_parallel_degree=2",
+             "--tensor_parallel.modules=[\"*\"]"});
 }
 
 // -- results of a step --------------------------------------------------------

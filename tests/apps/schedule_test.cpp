@@ -122,10 +122,10 @@ TEST_CASE_METHOD(tiny_run, "given times count instead of guessed ones",
                  "[apps][schedule]") {
   // A microbatch takes 2 s forward and twice that backward, wherever its blocks
   // are, and everything else takes no time.
-  write("times.json", R"({"backward_ratio": 2, "modules": {
+  write("times.json", R"({"backward_ratio": 2, "others": 0, "modules": {
     "transformer.h.0": 0.5, "transformer.h.1": 0.5,
     "transformer.h.2": 0.5, "transformer.h.3": 0.5}})");
-  auto p = start({"schedule", "tiny.toml", "--times", "times.json", "--json",
+  auto p = start({"schedule", "tiny.toml", "--smp.times=times.json", "--json",
                   "step.json", "--smp.pipeline=simple"});
   INFO(p.output());
   REQUIRE(p.join() == 0);
@@ -139,8 +139,8 @@ TEST_CASE_METHOD(tiny_run, "given times count instead of guessed ones",
     if (x["microbatch"] == 0)
       first += x["end"].get<double>() - x["begin"].get<double>();
   CHECK(first == Catch::Approx(6));
-  write("times.json", R"({"modules": {"transformer.x.0": 1}})");
-  auto wrong = start({"schedule", "tiny.toml", "--times", "times.json"});
+  write("times.json", R"({"others": 0, "modules": {"transformer.x.0": 1}})");
+  auto wrong = start({"schedule", "tiny.toml", "--smp.times=times.json"});
   CHECK(wrong.join() == 2);
   CHECK_THAT(wrong.output(), ContainsSubstring("transformer.x.0"));
 }

@@ -78,7 +78,7 @@ TEST_CASE_METHOD(tiny_run, "A wrong command line is refused with exit code 2",
          {{"check"}, "CONFIG is missing"},
          {{"trian"},
           "'trian' is neither a command nor a file; did you mean smp-train "
-          "CONFIG?; commands: check, partition, schedule, verify"},
+          "CONFIG?; commands: check, partition, schedule, keys, verify"},
          {{"train", "tiny.toml"}, "'train' is neither"},
          {{"chekc", "tiny.toml"},
           "'chekc' is neither a command nor a file; "

@@ -156,14 +156,19 @@ TEST_CASE("a position names another rank for each kind of group",
         == "there is no rank 8; allowed: 0 to 7");
 }
 
-TEST_CASE("local ranks count within blocks of neighbours on one machine",
+TEST_CASE("local ranks count on each machine, wherever its ranks are",
           "[partition][rank_layout]") {
-  rank_layout uut{{10, 2, 1, true, "cluster", 4}};
-  CHECK(uut.local_rank(rank_id{0}) == 0);
-  CHECK(uut.local_rank(rank_id{5}) == 1);
-  CHECK(uut.local_size(rank_id{5}) == 4);
-  CHECK(uut.local_rank(rank_id{9}) == 1);
-  CHECK(uut.local_size(rank_id{9}) == 2);
+  rank_layout uut{{6, 2, 1, true, "cluster"}};
+  CHECK(uut.machines() == 1);
+  uut.place({"a", "b", "b", "a", "b", "c"});
+  CHECK(uut.machines() == 3);
+  const uint64_t ranks[] = {0, 0, 1, 1, 2, 0};
+  const uint64_t sizes[] = {2, 3, 3, 2, 3, 1};
+  for (uint64_t i = 0; i < 6; ++i) {
+    CHECK(uut.local_rank(rank_id{i}) == ranks[i]);
+    CHECK(uut.local_size(rank_id{i}) == sizes[i]);
+  }
+  CHECK_THROWS_AS(uut.place({"a", "b"}), error);
   rank_layout alone{{3, 3, 1, false, "cluster"}};
   CHECK(alone.local_rank(rank_id{2}) == 2);
   CHECK(alone.local_size(rank_id{2}) == 3);

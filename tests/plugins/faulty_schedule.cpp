@@ -3,9 +3,13 @@
 
 #include "smp/schedule_actor.hpp"
 
+#include <caf/event_based_actor.hpp>
+
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include <unistd.h>
 
 namespace {
 
@@ -58,6 +62,8 @@ faulty(smp::schedule_actor::stateful_pointer<state> self,
         st.never = self->make_response_promise<smp::schedule_answer>();
         return st.never;
       }
+      if (x.microbatch.value == 1 && st.fault == "blocks")
+        self->spawn([] { ::pause(); }); // holds the thread of all actors
       if (x.microbatch.value == 1 && st.fault == "twice")
         return smp::start_forward(smp::microbatch_id{0});
       st.ready = true;

@@ -4,6 +4,7 @@
 #include "transport/loopback/loopback_fabric.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,7 +15,10 @@ namespace smp::test {
 /// "tcp". What holds for all kinds is tested through this.
 class cluster {
 public:
-  cluster(const std::string& kind, uint64_t size) : heard_(size) {
+  /// @param before_start called for each rank, if set
+  cluster(const std::string& kind, uint64_t size,
+          const std::function<void(uint64_t, fabric&)>& before_start = {})
+    : heard_(size) {
     if (kind == "loopback") {
       network_ = std::make_unique<loopback_network>(size);
       for (uint64_t i = 0; i < size; ++i)
@@ -29,6 +33,8 @@ public:
     std::vector<std::string> addresses;
     for (auto x : fabrics_)
       addresses.push_back(x->address());
+    for (uint64_t i = 0; before_start && i < size; ++i)
+      before_start(i, *fabrics_[i]);
     for (uint64_t i = 0; i < size; ++i)
       fabrics_[i]->start(addresses, heard_[i]);
   }

@@ -43,6 +43,12 @@ public:
   collective_world(const collective_world&) = delete;
   collective_world& operator=(const collective_world&) = delete;
 
+  /// Spreads the ranks over machines, by any numbers; before the first call.
+  void place(const std::vector<uint64_t>& machine_of_rank) {
+    for (auto& x : ranks_)
+      x->sums.place(machine_of_rank);
+  }
+
   collectives& at(uint64_t x) {
     return ranks_[x]->sums;
   }

@@ -33,6 +33,10 @@ public:
 
   void signal(int number);
 
+  pid_t pid() const noexcept {
+    return pid_;
+  }
+
   /// Waits for the end, kills the program after the limit.
   /// @returns the exit code, or minus the signal
   int join(std::chrono::milliseconds limit = std::chrono::seconds{100});

@@ -278,17 +278,16 @@ verify_summary run_case(const verify_case& x, uint64_t steps, bool split) {
   virtual_world_options world;
   world.config = x.config.smp;
   world.reorder = true;
-  run_virtual_world(
-    x.config.smp.pipeline_parallel_degree, world, [&](session& s) {
-      silent_listener silent;
-      static const std::atomic<bool> no = false;
-      verify_options options;
-      options.steps = steps;
-      options.split = split;
-      auto mine = verify(s, x.config, dir.path, silent, no, options, x.job);
-      if (s.rank() == 0)
-        result = std::move(mine);
-    });
+  run_virtual_world(ranks_of(x.config), world, [&](session& s) {
+    silent_listener silent;
+    static const std::atomic<bool> no = false;
+    verify_options options;
+    options.steps = steps;
+    options.split = split;
+    auto mine = verify(s, x.config, dir.path, silent, no, options, x.job);
+    if (s.rank() == 0)
+      result = std::move(mine);
+  });
   return result;
 }
 

@@ -14,8 +14,10 @@ namespace smp {
 
 namespace {
 
-/// What takes no longer than a message does is dealt with where it arrives.
-constexpr uint64_t small_work = 32 << 10;
+/// What takes no longer than a message does is dealt with where it arrives: so
+/// many bytes to be added up, and so many to be copied.
+constexpr uint64_t small_sum = 32 << 10;
+constexpr uint64_t small_move = 64 << 10;
 
 /// Memory that was touched is kept for the next collective.
 constexpr uint64_t kept_memory = 64 << 20;
@@ -28,6 +30,13 @@ constexpr uint64_t early_messages = 100'000;
 /// So many calls that ended are still known, for those who come late with
 /// another opinion.
 constexpr size_t known_ends = 16;
+
+/// @returns whether what comes has only to be copied.
+bool is_move(collective_kind x) {
+  using enum collective_kind;
+  return x == allgather || x == all_to_all || x == broadcast || x == scatter
+         || x == gather;
+}
 
 uint64_t position_of(const collective_label& x, rank_id member) {
   auto i = std::lower_bound(x.group.begin(), x.group.end(), member);
@@ -53,6 +62,10 @@ public:
   void cancel();
 
   std::shared_ptr<collective_operation> make(collective_call x);
+
+  void place(std::vector<uint64_t> machine_of_rank) {
+    machine_of_rank_ = std::move(machine_of_rank);
+  }
 
   /// Any thread. The line runs what it is given one after the other.
   work_line& line() noexcept {
@@ -107,6 +120,7 @@ private:
 
   fabric& fabric_;
   const collective_limits limits_;
+  std::vector<uint64_t> machine_of_rank_;
   block_pool pool_{kept_memory};
   std::map<collective_label, sequence> sequences_;
   std::map<collective_label, operation_ptr> running_;
@@ -125,7 +139,8 @@ private:
 std::shared_ptr<collective_operation>
 collectives::impl::make(collective_call x) {
   auto index = position_of(x.label, self());
-  auto plan = make_plan(x, index, limits_);
+  auto plan = make_plan(x, index, limits_,
+                        places_of(x.label.group, machine_of_rank_));
   auto slot = std::make_shared<std::weak_ptr<collective_operation>>();
   auto sent = [weak = weak_from_this(), slot](const failure& why) {
     if (auto self = weak.lock())
@@ -353,6 +368,10 @@ collectives::~collectives() {
   impl_->line().close();
 }
 
+void collectives::place(std::vector<uint64_t> machine_of_rank) {
+  impl_->place(std::move(machine_of_rank));
+}
+
 started_collective collectives::start(collective_call x) {
   // Nothing is given.
   if (x.what.kind == collective_kind::barrier)
@@ -381,7 +400,8 @@ void collectives::deliver(rank_id from, message x) {
     fail(from, {error_code::protocol, from, {}, e.cause().text});
     return;
   }
-  auto large = read.bytes.nbytes > small_work;
+  auto limit = is_move(read.what.kind) ? small_move : small_sum;
+  auto large = read.bytes.nbytes > limit;
   auto take = [y = impl_.get(), from, read = std::move(read)]() mutable {
     y->take(from, std::move(read));
   };

@@ -23,8 +23,9 @@ struct started_collective {
 ///
 /// What ranks say of one call must agree, or it fails on all of them with what
 /// each said; on one that has all it needs by then, the next call of that name
-/// fails. Results have the same bits on every rank, and from run to run:
-/// the order of additions follows from the group and the size alone.
+/// fails. Results have the same bits on every rank, and from run to run: the
+/// order of additions follows from the group, the size and the machines on
+/// which its ranks are.
 class collectives {
 public:
   explicit collectives(fabric& x, collective_limits limits = {});
@@ -44,6 +45,10 @@ public:
   bool busy() const;
 
   // -- called by the session --------------------------------------------------
+
+  /// Tells on which machine each rank is, by any numbers; until then all are on
+  /// one. All ranks are told the same. @pre nothing was begun
+  void place(std::vector<uint64_t> machine_of_rank);
 
   /// Takes a message of kind `collective`. One that no correct rank sends is
   /// dropped, and fails all collectives with `from`, now and later.

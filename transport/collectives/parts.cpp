@@ -5,8 +5,6 @@
 
 namespace smp {
 
-namespace {
-
 byte_range part_of(uint64_t bytes, uint64_t parts, uint64_t index) {
   auto blocks = (bytes + piece_alignment * parts - 1)
                 / (piece_alignment * parts);
@@ -14,6 +12,8 @@ byte_range part_of(uint64_t bytes, uint64_t parts, uint64_t index) {
   auto begin = std::min(bytes, index * size);
   return {begin, std::min(size, bytes - begin)};
 }
+
+namespace {
 
 std::vector<uint64_t> all_but(uint64_t size, uint64_t self, uint64_t other) {
   std::vector<uint64_t> result;

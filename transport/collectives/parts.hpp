@@ -12,4 +12,8 @@ namespace smp {
 /// the parts of a sum are added up in the order of the group and rounded once.
 collective_plan parts_plan(const collective_call& x, uint64_t self);
 
+/// @returns one of so many parts of `bytes`, about equal, each beginning as
+/// `piece_alignment` says.
+byte_range part_of(uint64_t bytes, uint64_t parts, uint64_t index);
+
 } // namespace smp

@@ -1,6 +1,7 @@
 #include "transport/collectives/plan.hpp"
 
 #include "transport/collectives/direct.hpp"
+#include "transport/collectives/machines.hpp"
 #include "transport/collectives/parts.hpp"
 #include "transport/collectives/tree.hpp"
 
@@ -17,15 +18,20 @@ bool has_parts(collective_kind x) {
 }
 
 collective_plan choose(const collective_call& x, uint64_t self, uint64_t bytes,
-                       const collective_limits& limits) {
+                       const collective_limits& limits,
+                       const group_places& where) {
   using enum collective_kind;
   auto size = x.label.group.size();
   auto kind = x.what.kind;
   auto is_large = bytes > limits.direct / std::max<uint64_t>(size - 1, 1);
+  // Less is sooner there if nobody stands between.
+  auto by_machine = is_large && where.mixed();
   switch (kind) {
     case allreduce:
     case reduce:
     case broadcast:
+      if (by_machine)
+        return machines_plan(x, self, where);
       // Between two, the root of a broadcast has no one to share with.
       if (is_large && size > (kind == broadcast ? 2 : 1))
         return parts_plan(x, self);
@@ -33,6 +39,11 @@ collective_plan choose(const collective_call& x, uint64_t self, uint64_t bytes,
     case barrier:
       if (size > limits.direct_ranks)
         return tree_plan(x, self);
+      break;
+    case reduce_scatter:
+    case allgather:
+      if (by_machine)
+        return machines_plan(x, self, where);
       break;
     default:
       break;
@@ -42,10 +53,30 @@ collective_plan choose(const collective_call& x, uint64_t self, uint64_t bytes,
 
 } // namespace
 
+group_places places_of(const std::vector<rank_id>& group,
+                       const std::vector<uint64_t>& machine_of_rank) {
+  group_places result;
+  std::vector<uint64_t> known; // machines as the caller counts them
+  for (uint64_t i = 0; i < group.size(); ++i) {
+    auto rank = group[i].value;
+    auto machine = machine_of_rank.empty() ? 0 : machine_of_rank.at(rank);
+    auto at = std::find(known.begin(), known.end(), machine) - known.begin();
+    auto number = static_cast<uint64_t>(at);
+    if (number == known.size()) {
+      known.push_back(machine);
+      result.members.emplace_back();
+    }
+    result.of.push_back(number);
+    result.members[number].push_back(i);
+  }
+  return result;
+}
+
 collective_plan make_plan(const collective_call& x, uint64_t self,
-                          const collective_limits& limits) {
+                          const collective_limits& limits,
+                          const group_places& where) {
   auto bytes = x.what.count() * size_of(x.what.type);
-  auto result = choose(x, self, bytes, limits);
+  auto result = choose(x, self, bytes, limits, where);
   // A few segments of each part, so that what is summed, what is received and
   // what is sent are different ones. Of rows, only their owners know how many
   // there are.

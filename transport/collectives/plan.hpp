@@ -2,7 +2,7 @@
 
 // Who sends what to whom, as data: an algorithm is a pure function that makes
 // the plan of one rank. Plans of the ranks of a group fit together, because all
-// of them follow from what all ranks know.
+// of them follow from what all ranks know: the call, and where the ranks are.
 
 #include "transport/collectives/collective_call.hpp"
 
@@ -58,11 +58,28 @@ struct collective_plan {
   uint64_t segment = 0;
 };
 
+/// On which machines the ranks of a group are, all of them by position.
+struct group_places {
+  std::vector<uint64_t> of; // machine, by position
+  /// By machine, ascending; machines in the order of their first members.
+  std::vector<std::vector<uint64_t>> members;
+
+  /// @returns whether there are several machines, and several ranks on one.
+  bool mixed() const noexcept {
+    return members.size() > 1 && members.size() < of.size();
+  }
+};
+
+/// @param machine_of_rank of all ranks, any number for each machine; empty: all
+/// are on one
+group_places places_of(const std::vector<rank_id>& group,
+                       const std::vector<uint64_t>& machine_of_rank);
+
 /// What the algorithms are chosen and cut by, in bytes. Not in a
 /// configuration: all ranks must have the same. Tests have others.
 struct collective_limits {
   /// Up to so much altogether leaves a rank where a sum is made by everybody,
-  /// in one step; else each makes a part, in two.
+  /// in one step; else each makes a part, in two, and machines are told apart.
   uint64_t direct = 128 << 10;
   /// So many ranks talk to each other directly; above, small things go along
   /// a tree.
@@ -77,6 +94,7 @@ struct collective_limits {
 /// @param self position
 /// @pre `x.check` found nothing wrong
 collective_plan make_plan(const collective_call& x, uint64_t self,
-                          const collective_limits& limits);
+                          const collective_limits& limits,
+                          const group_places& where);
 
 } // namespace smp

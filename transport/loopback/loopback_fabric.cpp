@@ -1,6 +1,7 @@
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include "transport/block_pool.hpp"
+#include "transport/placing_fabric.hpp"
 #include "transport/refuse_waits.hpp"
 #include "transport/wake_up.hpp"
 
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -25,16 +27,33 @@ struct event {
   rank_id from;
   rank_id to;
   message content;
+  std::vector<uint64_t> transfers;
   fabric::sent_callback done;
   failure lost;
 };
 
-message copy_of(const message& x) {
+/// A name per tensor that has one and takes part in the choice of its place.
+uint64_t transfer_of(const event& x, size_t i) {
+  auto apart = x.content.body.tensors[i].nbytes > riding_limit;
+  return apart && i < x.transfers.size() ? x.transfers[i] : 0;
+}
+
+/// @param places null: nobody is asked
+/// @param as_marked gets the positions of tensors that lie where `places` said
+message copy_of(const event& e, tensor_places* places,
+                std::set<size_t>& as_marked) {
   // Fresh memory each time, so that memory checkers see what is used too late.
   block_pool pool{0};
-  auto result = x;
-  for (auto& t : result.body.tensors) {
-    auto block = pool.take(t.nbytes);
+  auto result = e.content;
+  for (size_t i = 0; i < result.body.tensors.size(); ++i) {
+    auto& t = result.body.tensors[i];
+    std::shared_ptr<std::byte> block;
+    if (auto name = transfer_of(e, i); name != 0 && places != nullptr)
+      block = places->place({e.from, name, t.nbytes});
+    if (block)
+      as_marked.insert(i);
+    else
+      block = pool.take(t.nbytes);
     if (t.nbytes > 0)
       std::memcpy(block.get(), t.data, t.nbytes);
     t.data = block.get();
@@ -60,7 +79,7 @@ void call_all(pending_calls& xs) {
 
 // -- one rank -----------------------------------------------------------------
 
-class loopback_network::rank_fabric : public fabric {
+class loopback_network::rank_fabric : public fabric, public placing_fabric {
 public:
   rank_fabric(impl& network, rank_id self) : network_(network), self_(self) {
     // nop
@@ -77,7 +96,18 @@ public:
   void start(const std::vector<std::string>& addresses,
              fabric_listener& listener) override;
 
-  void send(rank_id to, message x, sent_callback done) override;
+  void send(rank_id to, message x, sent_callback done) override {
+    send_marked(to, std::move(x), {}, std::move(done));
+  }
+
+  void place_with(tensor_places& x) override;
+
+  void send_marked(rank_id to, message x, std::vector<uint64_t> transfers,
+                   sent_callback done) override;
+
+  void register_memory(std::shared_ptr<std::byte>, uint64_t) override {
+    // All memory of the process is as good.
+  }
 
   void peer_lost(const failure& x) override;
 
@@ -100,6 +130,7 @@ struct loopback_network::impl {
   struct rank_state {
     std::unique_ptr<rank_fabric> fabric;
     fabric_listener* listener = nullptr;
+    tensor_places* places = nullptr;
     bool stopped = false;
     std::map<rank_id, failure> lost;
     fabric_stats stats;
@@ -163,13 +194,15 @@ struct loopback_network::impl {
                    || (y.from == x.rank && y.to == who));
       },
       x);
-    events.push_back({x.rank, who, {}, {}, x});
+    events.push_back({x.rank, who, {}, {}, {}, x});
     return result;
   }
 
   /// Delivers `x` without the lock. @pre `guard` holds `mutex`
   void deliver(std::unique_lock<std::mutex>& guard, event x) {
     auto listener = ranks[x.to.value].listener;
+    auto places = ranks[x.to.value].places;
+    auto asking = ranks[x.from.value].places;
     auto asked = filter_;
     busy_from = x.from;
     busy_to = x.to;
@@ -177,7 +210,8 @@ struct loopback_network::impl {
     if (x.lost) {
       listener->on_peer_lost(x.lost);
     } else {
-      auto copy = copy_of(x.content);
+      std::set<size_t> as_marked;
+      auto copy = copy_of(x, places, as_marked);
       auto wanted = !asked || asked(x.from, x.to, copy);
       guard.lock();
       auto& stats = ranks[x.to.value].stats;
@@ -188,6 +222,9 @@ struct loopback_network::impl {
         ++stats.messages_refused;
       }
       guard.unlock();
+      for (size_t i = 0; i < x.content.body.tensors.size(); ++i)
+        if (auto name = transfer_of(x, i); name != 0 && asking != nullptr)
+          asking->placed(x.to, name, as_marked.count(i) > 0);
       // The sender's tensors go before its callback says that they may.
       x.content = {};
       if (x.done)
@@ -247,8 +284,14 @@ void loopback_network::rank_fabric::start(
   network_.changed.notify_all();
 }
 
-void loopback_network::rank_fabric::send(rank_id to, message x,
-                                         sent_callback done) {
+void loopback_network::rank_fabric::place_with(tensor_places& x) {
+  std::lock_guard guard{network_.mutex};
+  network_.ranks[self_.value].places = &x;
+}
+
+void loopback_network::rank_fabric::send_marked(rank_id to, message x,
+                                                std::vector<uint64_t> transfers,
+                                                sent_callback done) {
   failure why;
   {
     std::lock_guard guard{network_.mutex};
@@ -273,7 +316,8 @@ void loopback_network::rank_fabric::send(rank_id to, message x,
     if (!why) {
       ++me.stats.messages_sent;
       me.stats.bytes_sent += size_of(x);
-      network_.events.push_back({self_, to, std::move(x), std::move(done), {}});
+      network_.events.push_back(
+        {self_, to, std::move(x), std::move(transfers), std::move(done), {}});
       network_.changed.notify_all();
       return;
     }
@@ -320,11 +364,14 @@ void loopback_network::rank_fabric::stop(std::chrono::milliseconds limit) {
     }
     me.stopped = true;
     me.listener = nullptr;
+    me.places = nullptr;
     calls = network_.purge(
       [this](const event& x) { return x.from == self_ || x.to == self_; },
       {error_code::cancelled, self_, {}, "the fabric was stopped"});
     // Only a callback that is running can still reach the listener.
-    network_.changed.wait(guard, [this] { return network_.busy_to != self_; });
+    network_.changed.wait(guard, [this] {
+      return network_.busy_to != self_ && network_.busy_from != self_;
+    });
   }
   call_all(calls);
 }
@@ -376,6 +423,7 @@ void loopback_network::kill(const failure& x) {
     auto& dead = impl_->ranks.at(x.rank.value);
     dead.stopped = true;
     dead.listener = nullptr;
+    dead.places = nullptr;
     for (uint64_t i = 0; i < impl_->ranks.size(); ++i)
       for (auto& call : impl_->lose(rank_id{i}, x))
         calls.push_back(std::move(call));

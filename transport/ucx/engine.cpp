@@ -106,6 +106,12 @@ ucx_fabric::engine::~engine() {
   stop(std::chrono::milliseconds{0});
 }
 
+void ucx_fabric::engine::register_memory(std::shared_ptr<std::byte> x,
+                                         uint64_t size) {
+  worker_lock lock{worker_mutex_};
+  worker_->register_memory(std::move(x), size);
+}
+
 void ucx_fabric::engine::start(const std::vector<std::string>& addresses,
                                fabric_listener& listener) {
   worker_lock lock{worker_mutex_};

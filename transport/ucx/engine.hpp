@@ -36,10 +36,18 @@ public:
 
   void start(const std::vector<std::string>& addresses,
              fabric_listener& listener);
-  void send(rank_id to, message x, sent_callback done);
+  /// @param transfers a name per tensor, or empty: none has one
+  void send(rank_id to, message x, std::vector<uint64_t> transfers,
+            sent_callback done);
   void park(pollable_wake_up& x);
   void peer_lost(const failure& x);
   void stop(std::chrono::milliseconds limit);
+
+  void place_with(tensor_places& x) noexcept {
+    places_ = &x;
+  }
+
+  void register_memory(std::shared_ptr<std::byte> x, uint64_t size);
 
   rank_id self() const noexcept {
     return self_;
@@ -64,6 +72,7 @@ private:
   struct outgoing {
     rank_id to;
     message content;
+    std::vector<uint64_t> transfers;
     sent_callback done;
     /// Header of the first unit, then the description.
     std::vector<std::byte> description;
@@ -76,7 +85,7 @@ private:
 
   /// What becomes one active message.
   struct unit {
-    /// Not set for a goodbye.
+    /// Not set for what belongs to no message of this rank.
     outgoing_ptr of;
     ucx::unit_header header;
     const void* data = nullptr;
@@ -102,6 +111,8 @@ private:
     std::shared_ptr<std::byte> block;
     uint64_t size = 0;
     uint64_t received = 0;
+    uint64_t transfer = 0;
+    bool as_marked = false;
   };
 
   /// A message of which not all has come. Its units come in any order.
@@ -180,6 +191,7 @@ private:
   ucs_status_t receive_data(peer& from, const ucx::unit_header& header,
                             incoming_data data);
   std::byte* place_for(receive_operation& x);
+  void tell_placed(peer& to, const part& x);
   void received(receive_operation& x, ucs_status_t status);
   void described(peer& from, uint64_t number, std::span<const std::byte> bytes);
   void finish_if_complete(peer& from, uint64_t number);
@@ -246,6 +258,7 @@ private:
   const rank_id self_;
   const ucx_options options_;
   block_pool pool_;
+  tensor_places* places_ = nullptr;
   std::optional<ucx::worker> worker_;
   std::string address_;
   size_t max_header_ = 0;

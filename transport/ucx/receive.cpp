@@ -47,6 +47,11 @@ ucs_status_t ucx_fabric::engine::arrived(std::span<const std::byte> bytes,
     from.why = {error_code::rank_down, from.rank, {}, "left the run"};
     return UCS_OK;
   }
+  if (header->kind == unit_kind::placed) {
+    if (places_ != nullptr)
+      places_->placed(from.rank, header->number, header->offset != 0);
+    return UCS_OK;
+  }
   auto result = UCS_OK;
   guarded(from, [&] {
     if (header->data == data_kind::bytes)
@@ -101,11 +106,17 @@ std::byte* ucx_fabric::engine::place_for(receive_operation& x) {
   }
   auto& p = x.from.partial[header.number].parts[header.tensor];
   if (!p.block) {
-    p.block = pool_.take(header.tensor_size);
+    if (header.transfer != 0 && places_ != nullptr)
+      p.block = places_->place(
+        {x.from.rank, header.transfer, header.tensor_size});
+    p.as_marked = p.block != nullptr;
+    if (!p.block)
+      p.block = pool_.take(header.tensor_size);
     p.size = header.tensor_size;
-  } else if (p.size != header.tensor_size) {
+    p.transfer = header.transfer;
+  } else if (p.size != header.tensor_size || p.transfer != header.transfer) {
     refuse(x.from, error_code::protocol,
-           "sent parts that differ about the size of their tensor");
+           "sent parts that differ about the size or name of their tensor");
     return nullptr;
   }
   x.block = p.block;
@@ -134,10 +145,22 @@ void ucx_fabric::engine::received(receive_operation& x, ucs_status_t status) {
   p.received += x.size;
   if (p.received == p.size) {
     ++a.complete_parts;
+    tell_placed(from, p);
     finish_if_complete(from, number);
   } else if (p.received > p.size) {
     refuse(from, error_code::protocol, "sent a part of a tensor twice");
   }
+}
+
+void ucx_fabric::engine::tell_placed(peer& to, const part& x) {
+  if (x.transfer == 0)
+    return;
+  unit_header header;
+  header.kind = unit_kind::placed;
+  header.from = static_cast<uint32_t>(self_.value);
+  header.number = x.transfer;
+  header.offset = x.as_marked ? 1 : 0;
+  to.small.push_back({nullptr, header, nullptr, 0});
 }
 
 // -- messages -----------------------------------------------------------------

@@ -31,6 +31,8 @@ failure send_failure(rank_id to, ucs_status_t status) {
     case UCS_ERR_IO_ERROR:
     case UCS_ERR_UNREACHABLE:
     case UCS_ERR_REJECTED:
+    // The first message to a process that is gone finds none of its memory.
+    case UCS_ERR_SHMEM_SEGMENT:
       return {error_code::rank_down, to, {}, "connection lost: " + text};
     default:
       return {error_code::transport, to, {}, "cannot be sent to: " + text};
@@ -41,7 +43,9 @@ failure send_failure(rank_id to, ucs_status_t status) {
 
 // -- any thread ---------------------------------------------------------------
 
-void ucx_fabric::engine::send(rank_id to, message x, sent_callback done) {
+void ucx_fabric::engine::send(rank_id to, message x,
+                              std::vector<uint64_t> transfers,
+                              sent_callback done) {
   failure why;
   for (auto& t : x.body.tensors) {
     if (t.device != device_ref{})
@@ -63,6 +67,7 @@ void ucx_fabric::engine::send(rank_id to, message x, sent_callback done) {
   auto out = std::make_shared<outgoing>();
   out->to = to;
   out->content = std::move(x);
+  out->transfers = std::move(transfers);
   out->done = std::move(done);
   if (!why) {
     auto units = to == self_ ? std::vector<unit>{} : make_units(out);
@@ -118,6 +123,7 @@ ucx_fabric::engine::make_units(const outgoing_ptr& x) {
       u.header.tensor = i;
       u.header.offset = offset;
       u.header.tensor_size = t.nbytes;
+      u.header.transfer = x->transfers.empty() ? 0 : x->transfers[i];
       u.data = static_cast<const std::byte*>(t.data) + offset;
       u.size = std::min(chunk_size, t.nbytes - offset);
     }

@@ -27,7 +27,21 @@ void ucx_fabric::start(const std::vector<std::string>& addresses,
 }
 
 void ucx_fabric::send(rank_id to, message x, sent_callback done) {
-  engine_->send(to, std::move(x), std::move(done));
+  engine_->send(to, std::move(x), {}, std::move(done));
+}
+
+void ucx_fabric::place_with(tensor_places& x) {
+  engine_->place_with(x);
+}
+
+void ucx_fabric::send_marked(rank_id to, message x,
+                             std::vector<uint64_t> transfers,
+                             sent_callback done) {
+  engine_->send(to, std::move(x), std::move(transfers), std::move(done));
+}
+
+void ucx_fabric::register_memory(std::shared_ptr<std::byte> x, uint64_t size) {
+  engine_->register_memory(std::move(x), size);
 }
 
 void ucx_fabric::park(pollable_wake_up& x) {

@@ -2,6 +2,7 @@
 
 #include "transport/credits.hpp"
 #include "transport/fabric.hpp"
+#include "transport/placing_fabric.hpp"
 #include "transport/run_secret.hpp"
 
 #include <chrono>
@@ -20,11 +21,15 @@ struct ucx_options {
   /// UCX over tcp authenticates nobody: without this, it is bound to the
   /// loopback interface.
   bool trusted_network = false;
+  /// What tcp goes through, where the network is trusted.
+  std::string interface = "lo";
   /// Begins each message, the same on all ranks of a run. What comes without it
   /// is of another run or of a stranger, and is dropped and counted (R44).
   run_token token = {};
   /// How often UCX asks whether a silent rank still lives.
   std::chrono::milliseconds keepalive{500};
+  /// After so long without a sign of life over tcp a rank is lost.
+  std::chrono::milliseconds silence{15000};
   /// Bytes of received blocks that are kept for the next receive.
   uint64_t pool_limit = uint64_t{256} << 20;
 };
@@ -40,7 +45,7 @@ struct ucx_options {
 ///
 /// Set UCX_MEM_MMAP_HOOK_MODE=none before the process starts, else loading UCX
 /// takes 0.4 s (R27).
-class ucx_fabric : public fabric, public credit_fabric {
+class ucx_fabric : public fabric, public credit_fabric, public placing_fabric {
 public:
   /// @throws error of code `transport` when UCX cannot be set up
   ucx_fabric(rank_id self, uint64_t world_size, ucx_options options = {});
@@ -63,6 +68,11 @@ public:
   fabric_stats stats() const override;
 
   uint64_t queued_to(rank_id x) const override;
+
+  void place_with(tensor_places& x) override;
+  void send_marked(rank_id to, message x, std::vector<uint64_t> transfers,
+                   sent_callback done) override;
+  void register_memory(std::shared_ptr<std::byte> x, uint64_t size) override;
 
   /// @returns the UCX transports to rank `x`, e.g. "posix cma"; empty before
   /// `start` and for `self()`.

@@ -64,7 +64,7 @@ bool inspect(Inspector& f, unit_header& x) {
     f.field("mark", get, set), f.field("kind", x.kind), f.field("data", x.data),
     f.field("from", x.from), f.field("tensor", x.tensor),
     f.field("number", x.number), f.field("offset", x.offset),
-    f.field("tensor size", x.tensor_size));
+    f.field("tensor size", x.tensor_size), f.field("transfer", x.transfer));
 }
 
 void write_header(std::span<std::byte> to, const unit_header& x,

@@ -11,6 +11,7 @@
 #include "transport/block_pool.hpp"
 #include "transport/fabric.hpp"
 #include "transport/inspect.hpp"
+#include "transport/placing_fabric.hpp"
 #include "transport/run_secret.hpp"
 
 #include <cstddef>
@@ -24,9 +25,8 @@ namespace smp::ucx {
 
 // -- limits -------------------------------------------------------------------
 
-/// Tensors up to this size, in bytes, are copied behind the envelope: that is
-/// cheaper than a transfer of their own.
-inline constexpr uint64_t packed_limit = 4096;
+/// Tensors up to this size, in bytes, are copied behind the envelope.
+inline constexpr uint64_t packed_limit = riding_limit;
 
 /// Larger tensors are cut. 64 MB in one piece run at half the speed of 16 MB,
 /// and hold up the progress thread.
@@ -41,6 +41,8 @@ enum class unit_kind : uint8_t {
   description,      // of a message; follows in the header of the active message
   long_description, // of a message; is the data of the active message
   chunk,            // bytes of a tensor
+  placed,           // all bytes of a marked tensor are there: its name is the
+                    // number, and the offset is 1 where it lies as marked
   goodbye,          // nothing comes after it; an end that is no loss
 };
 
@@ -72,15 +74,18 @@ struct unit_header {
   uint64_t offset = 0;
   /// Size of the whole tensor, in bytes.
   uint64_t tensor_size = 0;
+  /// Name of the tensor where the receiver is asked for its place; 0: it is
+  /// not.
+  uint64_t transfer = 0;
 
   bool operator==(const unit_header&) const = default;
 };
 
 /// Stands before the fields: "PS", and the version.
-inline constexpr uint32_t header_mark = 0x03'5350;
+inline constexpr uint32_t header_mark = 0x04'5350;
 
 /// Bytes that a header takes, behind the token that begins it.
-inline constexpr size_t header_size = std::tuple_size_v<run_token> + 38;
+inline constexpr size_t header_size = std::tuple_size_v<run_token> + 46;
 
 /// @param to `header_size` bytes or more
 void write_header(std::span<std::byte> to, const unit_header& x,

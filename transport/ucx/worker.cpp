@@ -1,5 +1,6 @@
 #include "transport/ucx/worker.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <utility>
@@ -17,7 +18,13 @@ struct setting {
 };
 
 std::vector<setting> settings_of(const ucx_options& x) {
+  // Three times without an answer, after as long a pause.
+  auto pause = std::to_string(std::max<int64_t>(1, x.silence.count() / 4000));
   return {
+    {"NET_DEVICES", x.interface},
+    {"TCP_KEEPIDLE", pause + "s", true},
+    {"TCP_KEEPINTVL", pause + "s", true},
+    {"TCP_KEEPCNT", "3", true},
     {"TLS", x.transports},
     // Shared memory takes part in error mode PEER only with the first one,
     // and cma only with the second one: UCX silently takes tcp otherwise.
@@ -78,7 +85,21 @@ worker::worker(const ucx_options& options) {
 
 worker::~worker() {
   ucp_worker_destroy(worker_);
+  for (auto& [handle, memory] : registered_)
+    ucp_mem_unmap(context_, handle);
   ucp_cleanup(context_);
+}
+
+void worker::register_memory(std::shared_ptr<std::byte> x, uint64_t size) {
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS
+                      | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+  params.address = x.get();
+  params.length = size;
+  ucp_mem_h handle = nullptr;
+  check(ucp_mem_map(context_, &params, &handle),
+        "UCX does not register " + std::to_string(size) + " bytes");
+  registered_.emplace_back(handle, std::move(x));
 }
 
 int worker::event_fd() const {

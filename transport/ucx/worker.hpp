@@ -4,7 +4,11 @@
 
 #include <ucp/api/ucp.h>
 
+#include <cstddef>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace smp::ucx {
 
@@ -32,9 +36,13 @@ public:
   /// @returns the largest header of an active message, in bytes.
   size_t max_header() const;
 
+  /// Makes memory known to what moves bytes, until this ends.
+  void register_memory(std::shared_ptr<std::byte> x, uint64_t size);
+
 private:
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
+  std::vector<std::pair<ucp_mem_h, std::shared_ptr<std::byte>>> registered_;
 };
 
 /// @returns the names of the transports that `x` uses, e.g. "posix cma".

@@ -4,6 +4,7 @@
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/script/rewrite.hpp"
 #include "runtime/intercept/script/script_values.hpp"
+#include "runtime/intercept/shared_call.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/execution.hpp"
@@ -239,6 +240,12 @@ c10::IValue run_body(call_scope& call, const place* where,
                      const script_object& self, const std::string& method,
                      std::vector<c10::IValue> args) {
   running_module running{where};
+  if (where && method == "forward")
+    if (auto* how = where->model->map->shared(where->module)) {
+      auto result = run_shared(call, *how, self.get(), args.at(0).toTensor());
+      running.done();
+      return result;
+    }
   if (call.looks()) [[unlikely]]
     call.arguments(self.get(), tensors_of(args));
   auto result = [&]() -> c10::IValue {

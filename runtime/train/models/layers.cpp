@@ -1,5 +1,7 @@
 #include "runtime/train/models/layers.hpp"
 
+#include "runtime/model/tp_register.hpp"
+
 #include <torch/nn/functional/linear.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/init.h>
@@ -9,6 +11,14 @@
 namespace nn = torch::nn;
 
 namespace smp {
+
+namespace {
+
+[[maybe_unused]] const bool registered = tp_register<conv1d_impl>("Conv1D")
+                                         && tp_register<tied_linear_impl>(
+                                           "Linear");
+
+} // namespace
 
 // -- modules ------------------------------------------------------------------
 

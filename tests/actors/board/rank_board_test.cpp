@@ -112,3 +112,49 @@ TEST_CASE_METHOD(board_fixture, "nothing remains of a context that died",
   CHECK(contexts().empty());
   CHECK(board->notes_of(ctx) != notes);
 }
+
+TEST_CASE_METHOD(board_fixture,
+                 "the time in which somebody executes is counted",
+                 "[actors][board]") {
+  // A thread that waits in the middle of a step for one that does nothing.
+  auto forever = std::make_shared<completion>();
+  board->main_waits(forever, {"the end of step 1", {}});
+  auto begin = board->look_at_usage();
+  CHECK_FALSE(begin.bubble);
+  auto past = [&](double x) { return begin.up + x; };
+  auto await = [&](double until) {
+    while (board->look_at_usage().up < until) {
+      // time passes
+    }
+  };
+  await(past(0.02));
+  auto idle = board->look_at_usage();
+  CHECK(idle.busy == begin.busy);
+  board->executes(ctx);
+  await(idle.up + 0.02);
+  auto busy = board->look_at_usage();
+  CHECK(busy.busy >= idle.busy + 0.019);
+  board->parked(ctx, {});
+  auto parked = board->look_at_usage();
+  await(parked.up + 0.01);
+  CHECK(board->look_at_usage().busy == parked.busy);
+  board->main_executes();
+  board->step_ended(0.25);
+  await(parked.up + 0.02);
+  auto end = board->look_at_usage();
+  CHECK(end.busy > parked.busy);
+  CHECK(end.busy <= end.up);
+  CHECK(end.bubble == 0.25);
+}
+
+TEST_CASE_METHOD(board_fixture, "activities are told in brief, too",
+                 "[actors][board]") {
+  auto notes = board->notes_of(ctx);
+  REQUIRE(notes->start(make_request(), now));
+  board->executes(ctx);
+  CHECK(contexts().at(0).brief == "FWD mb2 m3");
+  REQUIRE(notes->park(make_call(), now));
+  board->parked(ctx, {rank_id{0}, 9});
+  CHECK(contexts().at(0).awaits == "m4");
+  CHECK(board->view().activities.at(0).brief == "user code");
+}

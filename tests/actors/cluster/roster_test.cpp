@@ -2,6 +2,7 @@
 
 #include "actors/cluster/roster.hpp"
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -104,4 +105,53 @@ TEST_CASE("a rank is lost at most once and not after its goodbye",
   CHECK(x.losses() == std::vector<failure>{killed(1)});
   CHECK(x.present() == std::vector<rank_id>{rank_id{0}});
   CHECK(x.gone() == std::vector<rank_id>{rank_id{2}});
+}
+
+TEST_CASE("a loss is that of a machine when no rank there is left",
+          "[actors][roster]") {
+  roster x{5, "secret"};
+  const char* hosts[] = {"a", "a", "b", "b", "c"};
+  for (uint64_t i = 0; i < 5; ++i) {
+    auto y = make_member(i);
+    y.host = hosts[i];
+    y.machine = std::string{hosts[i]} + " of some kernel";
+    REQUIRE_FALSE(x.admit(y));
+  }
+  auto text = [&](uint64_t lost, std::set<rank_id> connected) {
+    auto result = x.loss_of(rank_id{lost}, connected);
+    CHECK(result.code == error_code::rank_down);
+    CHECK(result.rank == rank_id{lost});
+    return result.text;
+  };
+  constexpr rank_id r0{0}, r1{1}, r2{2}, r4{4};
+  CHECK(text(3, {r0, r1, r2, r4})
+        == "lost: its process ended or its connection broke (on machine b)");
+  CHECK(text(3, {r0, r1, r4})
+        == "lost with machine b (ranks 2, 3): it is off or out of reach, or "
+           "its processes ended");
+  CHECK(text(4, {r0, r1, r2})
+        == "lost with machine c (rank 4): it is off or out of reach, or its "
+           "processes ended");
+}
+
+TEST_CASE("a loss on the only machine is that of a rank", "[actors][roster]") {
+  roster x{2, "secret"};
+  for (uint64_t i = 0; i < 2; ++i)
+    REQUIRE_FALSE(x.admit(make_member(i)));
+  CHECK(x.loss_of(rank_id{1}, {}).text
+        == "lost: its process ended or its connection broke");
+}
+
+TEST_CASE("a rank that is stopped is told with what the others do",
+          "[actors][roster]") {
+  using namespace std::chrono_literals;
+  roster x{2, "secret"};
+  const std::string stopped = "rank 1 is stopped by a signal since 3.0 s, ";
+  x.admit(make_member(0));
+  CHECK(x.describe_stop(rank_id{1}, 3s) == stopped + "before all ranks joined");
+  x.admit(make_member(1));
+  CHECK(x.describe_stop(rank_id{1}, 3s) == stopped + "while the run begins");
+  x.leave(rank_id{0});
+  CHECK(x.describe_stop(rank_id{1}, 3s)
+        == stopped + "and others have left the run");
 }

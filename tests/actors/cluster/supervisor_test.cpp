@@ -4,13 +4,21 @@
 #include "actors/cluster/supervisor.hpp"
 #include "actors/stalls/stall_monitor.hpp"
 #include "tests/support/actor_fixture.hpp"
+#include "transport/file_descriptor.hpp"
 
 #include <caf/event_based_actor.hpp>
 
+#include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace smp;
 using namespace std::chrono_literals;
@@ -26,6 +34,8 @@ struct run_fixture : actor_fixture {
     x.world_size = world_size;
     x.run_id = "a run";
     x.on_rank_down = [this](const failure& y) { heard.push_back(y); };
+    x.stalls.timeout = 3;
+    x.on_stall = [this](const stall_report& y) { stalls.push_back(y); };
     boss = own(sys.spawn(supervisor, std::move(x)));
     ranks.resize(world_size);
     sched.run();
@@ -77,6 +87,7 @@ struct run_fixture : actor_fixture {
   supervisor_actor boss;
   std::vector<rank_entry> ranks;
   failures heard;
+  std::vector<stall_report> stalls;
 };
 
 failure killed(uint64_t rank) {
@@ -112,6 +123,43 @@ TEST_CASE_METHOD(run_fixture, "supervisor and members answer status",
   auto y = ask<member_status>(ranks[2].ear, status_atom_v);
   CHECK(y.rank == rank_id{2});
   CHECK(y.losses == failures{killed(1)});
+}
+
+namespace {
+
+inspector_actor::behavior_type noting_inspector(inspector_actor::pointer,
+                                                std::vector<rank_id>* ranks,
+                                                int* monitors) {
+  return {
+    [=](rank_id x, const rank_watch_actor&) { ranks->push_back(x); },
+    [=](const stall_monitor_actor&) { ++*monitors; },
+    [](inspect_atom) { return run_status{}; },
+  };
+}
+
+} // namespace
+
+TEST_CASE_METHOD(run_fixture, "an INSPECTOR hears of all that can be watched",
+                 "[actors][supervisor]") {
+  init(2);
+  join_all();
+  auto watch = [this](uint64_t rank) {
+    watched_rank none;
+    none.look = [] { return uint64_t{0}; };
+    none.view = [] { return rank_view{}; };
+    self->send(boss, rank_id{rank}, own(sys.spawn(rank_watch, none)));
+    sched.run();
+  };
+  std::vector<rank_id> heard_of;
+  int monitors = 0;
+  watch(1);
+  auto inspector = own(sys.spawn(noting_inspector, &heard_of, &monitors));
+  self->send(boss, inspector);
+  sched.run();
+  CHECK(heard_of == std::vector<rank_id>{rank_id{1}}); // also what was before
+  watch(0);
+  CHECK(heard_of == std::vector<rank_id>{rank_id{1}, rank_id{0}});
+  CHECK(monitors == 1);
 }
 
 TEST_CASE_METHOD(run_fixture, "a broken connection waits for a better cause",
@@ -264,16 +312,22 @@ TEST_CASE_METHOD(run_fixture,
 
 namespace {
 
-/// Takes every rank in, and is stopped when `stopped` says so.
+/// Takes every rank in, beside `others`, and is stopped when `stopped` says so.
 supervisor_actor::behavior_type mute_supervisor(supervisor_actor::pointer self,
+                                                std::vector<member> others,
                                                 const bool* stopped) {
   return {
-    [](const member& x, const member_actor&) {
-      return welcome{{x}, {}};
+    [=](const member& x, const member_actor&) {
+      welcome result{others, {}};
+      result.members.push_back(x);
+      return result;
     },
     [](rank_id, const rank_watch_actor&) {},
+    [](const inspector_actor&) {},
     [](goodbye_atom, rank_id) {},
     [](down_atom, const failure&) {},
+    [](stall_atom, rank_id, bool) {},
+    [](stall_atom, rank_id) {},
     [](deadline_atom) {},
     [](deadline_atom, rank_id) {},
     [=](status_atom) -> caf::result<supervisor_status> {
@@ -286,7 +340,7 @@ supervisor_actor::behavior_type mute_supervisor(supervisor_actor::pointer self,
 
 struct watched_supervisor : actor_fixture {
   void join(bool end) {
-    boss = own(sys.spawn(mute_supervisor, &stopped));
+    boss = own(sys.spawn(mute_supervisor, others, &stopped));
     watched_rank mine;
     mine.look = [] { return uint64_t{0}; };
     mine.view = [] { return rank_view{}; };
@@ -295,7 +349,7 @@ struct watched_supervisor : actor_fixture {
     member_config cfg;
     cfg.supervisor = boss;
     cfg.address = "there";
-    cfg.on_rank_down = [](const failure&) {};
+    cfg.on_rank_down = [this](const failure& x) { losses.push_back(x); };
     cfg.stalls = {.timeout = 3, .end = end};
     cfg.watch = own(sys.spawn(rank_watch, std::move(mine)));
     cfg.joined = std::make_shared<awaited<welcome>>();
@@ -311,10 +365,68 @@ struct watched_supervisor : actor_fixture {
   }
 
   bool stopped = false;
+  std::vector<member> others;
   supervisor_actor boss;
   member_actor ear;
   std::vector<std::string> reports;
   failures ends;
+  failures losses;
+};
+
+/// A process that runs until it is told how to end, and that nobody looks
+/// after then, as a child of a stopped launcher.
+class neighbour {
+public:
+  neighbour() {
+    int ends[2];
+    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+    pid_ = ::fork();
+    told_.reset(ends[1]);
+    file_descriptor read_end{ends[0]};
+    if (pid_ != 0)
+      return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    char code = 0;
+    auto got = ::read(read_end.get(), &code, 1);
+    ::_exit(got == 1 ? code : 99);
+  }
+
+  ~neighbour() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  neighbour(const neighbour&) = delete;
+  neighbour& operator=(const neighbour&) = delete;
+
+  member as_rank(uint64_t x, const std::string& machine = "") const {
+    member result;
+    result.rank = rank_id{x};
+    result.pid = pid_;
+    result.machine = machine;
+    return result;
+  }
+
+  void exit(char code) const {
+    REQUIRE(::write(told_.get(), &code, 1) == 1);
+    wait();
+  }
+
+  void kill() const {
+    ::kill(pid_, SIGKILL);
+    wait();
+  }
+
+private:
+  void wait() const {
+    siginfo_t ignored{};
+    REQUIRE(
+      ::waitid(P_PID, static_cast<id_t>(pid_), &ignored, WEXITED | WNOWAIT)
+      == 0);
+  }
+
+  pid_t pid_ = 0;
+  file_descriptor told_;
 };
 
 } // namespace
@@ -362,4 +474,110 @@ TEST_CASE_METHOD(watched_supervisor,
   self->send(ear, goodbye_atom_v);
   pass(10s);
   CHECK(ends.empty());
+}
+
+// Its parent is stopped and does not look after it, so that UCX takes it for
+// alive, and the SUPERVISOR, which is stopped too, does not tell.
+TEST_CASE_METHOD(watched_supervisor,
+                 "a rank looks after its neighbours while nobody else does",
+                 "[actors][membership]") {
+  neighbour first;
+  neighbour second;
+  neighbour elsewhere;
+  neighbour leaves;
+  others = {first.as_rank(1), second.as_rank(2),
+            elsewhere.as_rank(3, "another"), leaves.as_rank(4)};
+  join(false);
+  pass(5s);
+  SECTION("in the order of causes and consequences") {
+    stopped = true;
+    pass(1s);
+    elsewhere.kill();
+    leaves.exit(0);
+    first.exit(3);
+    second.kill();
+    CHECK(losses.empty());
+    pass(1s);
+    REQUIRE(losses.size() == 2);
+    CHECK(
+      losses[0]
+      == failure{
+        error_code::rank_down, rank_id{2}, {}, "killed by signal 9 (SIGKILL)"});
+    CHECK(losses[1].rank == rank_id{1});
+    CHECK(losses[1].text == "exited with code 3");
+    pass(10s);
+    CHECK(losses.size() == 2); // each once
+  }
+  SECTION("but leaves it to the SUPERVISOR while that answers") {
+    first.kill();
+    pass(10s);
+    CHECK(losses.empty());
+    stopped = true;
+    pass(2s);
+    CHECK(losses.size() == 1);
+  }
+}
+
+TEST_CASE_METHOD(run_fixture,
+                 "a rank that is stopped before all joined is a stall",
+                 "[actors][supervisor][R7]") {
+  init(2);
+  join(0);
+  caf::anon_send(boss, stall_atom_v, rank_id{1}, true);
+  sched.run();
+  pass(2900ms);
+  CHECK(stalls.empty());
+  pass(100ms);
+  REQUIRE(stalls.size() == 1);
+  CHECK(
+    stalls[0].text
+    == "rank 1 is stopped by a signal since 3.0 s, before all ranks joined");
+  CHECK(stalls[0].culprit == rank_id{1});
+  CHECK_FALSE(stalls[0].ends);
+  CHECK_FALSE(stalls[0].ranks_know);
+  pass(2900ms);
+  CHECK(stalls.size() == 1);
+  pass(100ms);
+  CHECK(stalls.size() == 2);
+  CHECK(heard.empty());
+}
+
+TEST_CASE_METHOD(run_fixture, "a rank that goes on in time is no stall",
+                 "[actors][supervisor][R7]") {
+  init(2);
+  join(0);
+  caf::anon_send(boss, stall_atom_v, rank_id{1}, true);
+  sched.run();
+  pass(1s);
+  caf::anon_send(boss, stall_atom_v, rank_id{1}, false);
+  pass(10s);
+  CHECK(stalls.empty());
+}
+
+TEST_CASE_METHOD(run_fixture,
+                 "a rank that is stopped on its way out is a stall, and while "
+                 "a STALL MONITOR looks it is that one's",
+                 "[actors][supervisor][R7]") {
+  init(2);
+  join_all();
+  for (uint64_t i : {0, 1}) {
+    watched_rank none;
+    none.look = [] { return uint64_t{0}; };
+    none.view = [] { return rank_view{}; };
+    self->send(boss, rank_id{i}, own(sys.spawn(rank_watch, none)));
+  }
+  caf::anon_send(boss, stall_atom_v, rank_id{1}, true);
+  sched.run();
+  auto by_supervisor = [this] {
+    return std::count_if(stalls.begin(), stalls.end(),
+                         [](auto& x) { return !x.ranks_know; });
+  };
+  pass(4s);
+  CHECK(by_supervisor() == 0);
+  caf::anon_send(boss, goodbye_atom_v, rank_id{0});
+  pass(3s); // one look was at 4 s
+  REQUIRE(by_supervisor() == 1);
+  CHECK(stalls.back().text
+        == "rank 1 is stopped by a signal since 7.0 s, and others have left "
+           "the run");
 }

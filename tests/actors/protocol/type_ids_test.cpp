@@ -25,6 +25,9 @@ TEST_CASE("type ids are only ever appended", "[actors][protocol]") {
   CHECK(position<stall_atom> == 40);
   CHECK(position<member_actor> == 41);
   CHECK(position<rank_watch_actor> == 42);
+  CHECK(position<inspector_actor> == 44);
+  CHECK(position<rank_status> == 60);
+  CHECK(position<inspect_atom> == 62);
   CHECK(position<task> == 100);
   CHECK(position<schedule_answer> == 108);
   CHECK(first_user_type_id == caf::first_custom_type_id + 200);

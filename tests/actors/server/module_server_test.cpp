@@ -183,6 +183,27 @@ TEST_CASE_METHOD(one_rank, "nonsense closes the endpoint of its sender",
   CHECK(report->error == net.lost[0]);
 }
 
+TEST_CASE_METHOD(one_rank,
+                 "a step fails with one of a pipeline that shares modules, and "
+                 "with no other",
+                 "[actors][server]") {
+  script[root_module] = {do_return("r")};
+  init(0);
+  server_inbox inbox{server, rank_id{0}, rank_id{0}, {rank_id{2}}};
+  auto failed = [] {
+    return encode(step_failed{step_id{1}, test::user_error("there")});
+  };
+  inbox.deliver(rank_id{2}, failed());
+  run();
+  REQUIRE(report);
+  CHECK(report->error.text == "there");
+  CHECK(net.lost.empty());
+  inbox.deliver(rank_id{3}, failed());
+  run();
+  REQUIRE(net.lost.size() == 1);
+  CHECK(net.lost[0].rank == rank_id{3});
+}
+
 TEST_CASE_METHOD(one_rank, "whatever a server makes happen is progress",
                  "[actors][server][board]") {
   script[{1}] = {do_call(0, 2), do_return("a")};

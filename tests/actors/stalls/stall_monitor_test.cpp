@@ -28,6 +28,7 @@ stopped(rank_watch_actor::stateful_pointer<rank_watch_state> self) {
     [self](status_atom) -> caf::result<rank_view> {
       return self->make_response_promise<rank_view>();
     },
+    [](inspect_atom) { return rank_status{}; },
   };
 }
 
@@ -107,6 +108,26 @@ TEST_CASE_METHOD(monitor_fixture, "a stopped rank is named after the timeout",
   CHECK(ends.empty());
   pass(3s); // after the first doubling
   CHECK(reports.size() == 2);
+}
+
+TEST_CASE_METHOD(monitor_fixture, "a stall stands until something moves",
+                 "[actors][stalls]") {
+  for (auto reported : {false, true}) {
+    if (!reported)
+      init({3, false});
+    // Rank 0 computes, so that it is no deadlock.
+    views[0].settled = false;
+    pass(reported ? 4s : 1s);
+    auto x = ask<stall_status>(monitor, status_atom_v);
+    CHECK(x.standing == reported);
+    CHECK(x.quiet_seconds > (reported ? 4.0 : 0.5));
+  }
+  ++views[0].progress;
+  pass(1s);
+  auto x = ask<stall_status>(monitor, status_atom_v);
+  CHECK_FALSE(x.standing);
+  CHECK(x.reports == 1);
+  CHECK(x.quiet_seconds < 2);
 }
 
 TEST_CASE_METHOD(monitor_fixture, "a rank that goes on is asked for a number",

@@ -195,6 +195,12 @@ TEST_CASE("Open MPI and Slurm name rank, size and job",
   CHECK(y.local_rank == 1);
   CHECK_THAT(y.run_id, ContainsSubstring("42"));
   CHECK_THAT(y.run_id, ContainsSubstring("3"));
+  // Where rank 0 is, on several machines, the user says.
+  slurm["MASTER_ADDR"] = "fd00::7";
+  slurm["MASTER_PORT"] = "29400";
+  auto z = read_with(slurm);
+  CHECK(z.rendezvous_address == "fd00::7");
+  CHECK(z.rendezvous_port == 29400);
   // A program that the batch script starts without srun is no rank.
   slurm["SLURM_STEP_ID"] = "4294967291";
   with_variables scope{slurm};

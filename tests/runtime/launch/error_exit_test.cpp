@@ -137,6 +137,35 @@ TEST_CASE("what ends several ranks is told once", "[runtime][launch]") {
   CHECK(x.told == lines{line});
 }
 
+namespace {
+
+struct says_its_end {
+  ~says_its_end() {
+    std::fputs("destroyed", stdout);
+  }
+};
+
+} // namespace
+
+TEST_CASE("a program that ends at once", "[.error_exit_at_once]") {
+  static says_its_end x;
+  std::fputs("written, ", stdout);
+  std::cout << "streamed";
+  exit_at_once(7);
+}
+
+TEST_CASE("who ends at once has said all, and destroys nothing more",
+          "[runtime][launch]") {
+  program run{self("[.error_exit_at_once]"), ".", {{"SMP_RANK", ""}}};
+  CHECK(run.join() == 7);
+  INFO(run.output());
+  CHECK(run.output().find("written, ") != std::string::npos);
+  CHECK(run.output().find("streamed") != std::string::npos);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  CHECK(run.output().find("destroyed") == std::string::npos);
+#endif
+}
+
 TEST_CASE("exit codes are those of docs/errors.md", "[runtime][launch]") {
   CHECK(exit_code_of(error_code::config) == 2);
   CHECK(exit_code_of(error_code::user_code) == 3);

@@ -15,11 +15,13 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <future>
 #include <string>
 #include <thread>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -162,6 +164,15 @@ TEST_CASE("shared memory that a killed rank had just made goes",
   ::setenv("UCX_POSIX_DIR", shared.c_str(), 1);
   file_descriptor used{::open((shared / "ucx_shm_posix_2").c_str(),
                               O_WRONLY | O_CREAT | O_CLOEXEC, 0600)};
+  // In use without a descriptor; the name of the dead one begins like it.
+  auto mapped = shared / "ucx_shm_posix_10";
+  std::ofstream{mapped} << "bytes";
+  void* bytes = nullptr;
+  {
+    file_descriptor file{::open(mapped.c_str(), O_RDONLY | O_CLOEXEC)};
+    bytes = ::mmap(nullptr, 5, PROT_READ, MAP_SHARED, file.get(), 0);
+    REQUIRE(bytes != MAP_FAILED);
+  }
   auto x = launch_in(dir, shell("if [ $SMP_RANK = 1 ]; then "
                                 "echo > $DIR/shm/ucx_shm_posix_1; "
                                 "echo > $DIR/shm/other; "
@@ -170,6 +181,8 @@ TEST_CASE("shared memory that a killed rank had just made goes",
   CHECK(x.code == 3);
   CHECK_FALSE(std::filesystem::exists(shared / "ucx_shm_posix_1"));
   CHECK(std::filesystem::exists(shared / "ucx_shm_posix_2"));
+  CHECK(std::filesystem::exists(mapped));
+  ::munmap(bytes, 5);
   CHECK(std::filesystem::exists(shared / "other"));
 }
 
@@ -287,6 +300,58 @@ TEST_CASE("the others hear from the launcher how a rank died",
   CHECK(dir.read("heard") == "rank 1: killed by signal 9 (SIGKILL)");
   CHECK(std::count(x.told.begin(), x.told.end(), '\n') == 1);
   CHECK_THAT(x.told, ContainsSubstring("rank 1: killed by signal 9"));
+}
+
+TEST_CASE("a rank that is stopped before it joins is a stall of its time",
+          "[runtime][launch][R7]") {
+  scratch_dir dir;
+  // Rank 0 waits for the other as ranks that join do.
+  auto x = shell("test $SMP_RANK = 0 && read x < $DIR/never; kill -STOP $$");
+  make_pipe(dir, "never");
+  x.stalls.timeout = 0.5;
+  x.stalls.end = true;
+  auto begin = clock_type::now();
+  auto end = launch_in(dir, std::move(x));
+  CHECK(end.code == 4);
+  CHECK_THAT(end.told, ContainsSubstring("smp: rank 1 is stopped by a signal "
+                                         "since 0.5 s, before all ranks "
+                                         "joined\n"));
+  CHECK(clock_type::now() - begin < 20s); // the time for joining is 30 s
+  CHECK_THAT(dir.read("logs/stall.json"), ContainsSubstring("rank 1"));
+}
+
+TEST_CASE("child: joins, leaves, and rank 1 is stopped on its way out",
+          "[.][leaver]") {
+  prepare_process(0, nullptr);
+  auto env = read_rank_environment();
+  REQUIRE(env);
+  actor_host host;
+  membership::options x;
+  x.address = env->rendezvous_address;
+  x.port = env->rendezvous_port;
+  x.secret = *given_secret(*env);
+  x.world_size = env->world_size;
+  x.me.rank = rank_id{env->rank};
+  x.me.pid = ::getpid();
+  x.me.run_id = env->run_id;
+  membership member{host, x};
+  REQUIRE(member.join().size() == 2);
+  member.leave();
+  if (env->rank == 1)
+    ::raise(SIGSTOP);
+}
+
+TEST_CASE("a rank that is stopped on its way out keeps nobody for ever",
+          "[runtime][launch][R7]") {
+  scratch_dir dir;
+  auto x = ranks_of(2, self("[leaver]"));
+  x.stalls.timeout = 0.5;
+  x.stalls.end = true;
+  auto end = launch_in(dir, std::move(x));
+  CHECK(end.code == 4);
+  CHECK_THAT(end.told, ContainsSubstring(
+                         "smp: rank 1 is stopped by a signal since 0.5 s, "
+                         "and others have left the run"));
 }
 
 TEST_CASE("child: a rank that is refused, and takes its time to end",

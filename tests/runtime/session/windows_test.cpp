@@ -21,9 +21,9 @@
 #include <utility>
 #include <vector>
 
-// A fabric that has used up what a rank allows it keeps the rest of a step
-// until that rank takes something: the step goes on then, with the same
-// numbers.
+// What is sent to a rank that takes nothing waits for its window or its
+// credits, until that rank takes something: the step goes on then, with the
+// same numbers.
 
 using namespace smp;
 using namespace smp::test;
@@ -52,17 +52,25 @@ struct model_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(model, model_impl);
 
-/// Reads nothing, once told so, until messages of its peer wait for credits.
+/// @returns how many messages wait at `x` for room in a window.
+uint64_t queued_at(const rank_runtime& x) {
+  uint64_t result = 0;
+  for (auto& peer : x.communication().peers)
+    result += peer.queued;
+  return result;
+}
+
+/// Reads nothing, once told so, until messages of its peer wait for room.
 class sleeping_fabric final : public forwarding_fabric {
 public:
-  sleeping_fabric(std::shared_ptr<ucx_fabric> inner,
-                  std::shared_ptr<ucx_fabric> peer)
-    : forwarding_fabric(std::move(inner)), peer_(std::move(peer)) {
+  explicit sleeping_fabric(std::shared_ptr<ucx_fabric> inner)
+    : forwarding_fabric(std::move(inner)) {
     // nop
   }
 
   /// The next message finds it asleep.
-  void sleep() {
+  void sleep(std::shared_ptr<rank_runtime> peer) {
+    peer_ = std::move(peer);
     woken_by_ = 0;
     asleep_ = true;
   }
@@ -78,11 +86,11 @@ private:
     if (x.kind == message_kind::request && asleep_.exchange(false))
       for (auto end = clock::now() + std::chrono::seconds{30};
            woken_by_ == 0 && clock::now() < end; std::this_thread::yield())
-        woken_by_ = peer_->queued_to(self());
+        woken_by_ = queued_at(*peer_);
     listener().on_message(from, std::move(x));
   }
 
-  std::shared_ptr<ucx_fabric> peer_;
+  std::shared_ptr<rank_runtime> peer_; // written while nothing is sent
   std::atomic<bool> asleep_ = false;
   std::atomic<uint64_t> woken_by_ = 0;
 };
@@ -115,8 +123,9 @@ std::vector<Tensor> plain_numbers(const std::map<std::string, Tensor>& state,
 /// @returns how many tensors differ from those of one process
 int run_steps(const std::shared_ptr<actor_host>& host,
               const std::vector<std::shared_ptr<fabric>>& fabrics,
-              const session_config& config, const std::function<void()>& begin,
-              const std::function<void()>& end) {
+              const session_config& config,
+              const std::function<void(session&)>& begin,
+              const std::function<void(session&)>& end) {
   int different = 0;
   run_virtual_world(fabrics, host, config, [&](session& s) {
     distributed_model m{seeded([] { return model{}; })};
@@ -136,13 +145,13 @@ int run_steps(const std::shared_ptr<actor_host>& host,
       auto dict = m.state_dict();
       pp_barrier();
       if (s.rank() == 0)
-        begin();
+        begin(s);
       auto seen = train_step(x + i).outputs();
       auto gradients = m.gradients();
       check_nothing_left(s);
       if (s.rank() != 0)
         continue;
-      end();
+      end(s);
       std::map<std::string, Tensor> sorted{gradients.begin(), gradients.end()};
       for (auto& [name, t] : sorted)
         seen.push_back(t);
@@ -163,16 +172,16 @@ TEST_CASE("a step goes on when exhausted credits return",
   config.active_microbatches = parts;
   config.fast_mode = GENERATE(false, true);
   auto host = std::make_shared<actor_host>();
-  std::vector<std::shared_ptr<ucx_fabric>> ucx;
-  for (uint64_t i = 0; i < 2; ++i)
-    ucx.push_back(std::make_shared<ucx_fabric>(rank_id{i}, 2));
-  auto sleeper = std::make_shared<sleeping_fabric>(ucx[1], ucx[0]);
+  auto sleeper = std::make_shared<sleeping_fabric>(
+    std::make_shared<ucx_fabric>(rank_id{1}, 2));
   CHECK(run_steps(
-          host, {ucx[0], sleeper}, config, [&] { sleeper->sleep(); },
-          [&] {
+          host, {std::make_shared<ucx_fabric>(rank_id{0}, 2), sleeper}, config,
+          [&](session& s) { sleeper->sleep(s.shared_internals()); },
+          [&](session& s) {
             assertion_lock guard; // this is a rank's thread
             CHECK(sleeper->woken_by() > 0);
-            CHECK(ucx[0]->queued_to(rank_id{1}) == 0);
+            CHECK(queued_at(s.internals()) == 0);
           })
         == 0);
+  sleeper->sleep({}); // it would keep the rank
 }

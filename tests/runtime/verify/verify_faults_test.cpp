@@ -41,6 +41,9 @@ const std::vector<seeded_fault> faults = {
   {"doubled-reduction", "remote", "gradient", "", "weight"},
   {"doubled-norm", "gpt clip", "norm", ""},
   {"stale-buffer", "norm", "buffer", "norm", "norm.running_mean"},
+  {"summed-replicas", "gpt replicas", "gradient", "lm_head"},
+  {"lone-replica", "gpt replicas", "gradient", "lm_head"},
+  {"shared-batch", "gpt replicas", "microbatch", "transformer"},
 };
 
 verify_case case_of(const std::string& job) {
@@ -51,6 +54,9 @@ verify_case case_of(const std::string& job) {
   result.config.smp.strategy = "paper";
   result.config.smp.trace_device = "none";
   result.config.model.tied = job == "gpt tied";
+  result.config.smp.ddp = job == "gpt replicas";
+  if (result.config.smp.ddp)
+    result.config.ranks = 4;
   if (job == "gpt dropout")
     result.config.model.dropout = 0.2;
   if (job == "gpt clip")
@@ -101,7 +107,7 @@ TEST_CASE("Every seeded fault is found and its module named",
 }
 
 TEST_CASE("The faulty library without a fault is right", "[runtime][verify]") {
-  for (auto job : {"gpt tied", "norm", "remote"})
+  for (auto job : {"gpt tied", "gpt replicas", "norm", "remote"})
     CHECK(compare(job, "")["equal"] == true);
 }
 

@@ -215,6 +215,57 @@ TEST_CASE("A run with promises equals one process", "[runtime][verify]") {
   }
 }
 
+TEST_CASE("Replicas equal one process that has the whole batch",
+          "[runtime][verify][replicas]") {
+  auto compare = [](test::verify_case x, uint64_t replicas) {
+    x.config.smp.ddp = true;
+    x.config.ranks = x.config.smp.pipeline_parallel_degree * replicas;
+    INFO(x.name << ", " << replicas << " replicas");
+    auto summary = test::run_case(x, 3);
+    CHECK(to_text(summary).starts_with("equal: 3 steps"));
+    CHECK(summary.ranks == *x.config.ranks);
+  };
+  for (uint64_t ranks : {1, 2})
+    for (uint64_t replicas : {2, 3}) {
+      auto x = test::gpt_case(ranks, "interleaved", 4);
+      x.config.model.dropout = 0.2;
+      x.config.optimizer.clip_grad_norm = 0.1;
+      x.config.smp.placement_strategy = replicas == 2 ? "spread" : "cluster";
+      compare(x, replicas);
+    }
+  // Batch norms of replicas see other samples; each has its own.
+  for (auto model : {"norm", "remote", "branch", "frozen", "unused"})
+    compare(test::model_case(model, 2, "interleaved", 2), 2);
+}
+
+TEST_CASE("Models that tensor-parallel ranks share equal one process",
+          "[runtime][verify][tensor_parallel]") {
+  auto compare = [](test::verify_case x, uint64_t tensor, uint64_t replicas) {
+    x.config.smp.ddp = true;
+    x.config.smp.tensor_parallel_degree = tensor;
+    x.config.smp.tensor_parallel_modules = {"*"};
+    x.config.ranks = x.config.smp.pipeline_parallel_degree * tensor * replicas;
+    INFO(x.name << ", " << tensor << " share, " << replicas << " replicas");
+    auto summary = test::run_case(x, 3);
+    CHECK(to_text(summary).starts_with("equal: 3 steps"));
+  };
+  for (uint64_t ranks : {1, 2}) {
+    auto x = test::gpt_case(ranks, "interleaved", 2);
+    x.config.model.dropout = 0.2;
+    x.config.optimizer.clip_grad_norm = 0.1;
+    x.config.smp.trace_device = ranks == 1 ? "none" : "cpu";
+    compare(x, 2, 1);
+    x.config.model.tied = true;
+    x.config.optimizer.type = "adagrad"; // its state is made early
+    compare(x, 2, 2);
+  }
+  for (auto model : {"remote", "frozen", "towers", "reuse"})
+    compare(test::model_case(model, 2, "interleaved", 2), 2, 1);
+  // Exports of Python, as they are.
+  for (auto model : {"hf_bert", "hf_gpt2", "hf_llama", "dropout"})
+    compare(test::script_case(model, 2, 2), 2, 1);
+}
+
 TEST_CASE("Buffers are compared", "[runtime][verify]") {
   auto summary = test::run_case(test::model_case("norm", 2, "interleaved", 4),
                                 3);

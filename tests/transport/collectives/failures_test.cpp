@@ -70,6 +70,8 @@ TEST_CASE(
   auto seed = GENERATE(range(1, 6));
   auto large = GENERATE(false, true);
   collective_world w{"loopback", 4, {}, stepped(uint64_t(seed))};
+  if (GENERATE(false, true))
+    w.place({0, 0, 1, 1});
   auto count = large ? 100'000 : 3;
   auto number = std::to_string(count);
   std::vector<collective_call> calls;
@@ -178,6 +180,44 @@ TEST_CASE("whoever waits is told who is not there and who owes data",
   CHECK(!ended(w, z));
   CHECK(!ended(w, root));
   CHECK_FALSE(x.done->done());
+}
+
+TEST_CASE("between machines too, somebody tells who is not there",
+          "[transport][collectives]") {
+  auto absent = GENERATE(range(uint64_t{0}, uint64_t{4}));
+  collective_world w{"loopback", 4, {}, stepped(1)};
+  w.place({0, 0, 1, 1});
+  std::vector<started_collective> started;
+  for (uint64_t i = 0; i < 4; ++i)
+    if (i != absent)
+      started.push_back(
+        w.at(i).start(call_of(w, collective_kind::allreduce, 100'000)));
+  auto name = "(not joined by rank " + std::to_string(absent) + ')';
+  std::string texts;
+  // Nobody misses a rank that came, and somebody the one that did not.
+  auto is_told = [&] {
+    texts.clear();
+    bool told = false;
+    bool wrong = false;
+    for (auto& x : started) {
+      auto [text, from] = x.why.now();
+      texts += text + '\n';
+      auto names = text.find(name) != text.npos && from == rank_id{absent};
+      told = told || names;
+      wrong = wrong || (!names && text.find("not joined") != text.npos);
+    }
+    return told && !wrong;
+  };
+  auto deadline = inbox::clock::now() + patience;
+  while (!is_told() && inbox::clock::now() < deadline)
+    w.network.run();
+  INFO(texts);
+  CHECK(is_told());
+  auto last = w.at(absent).start(
+    call_of(w, collective_kind::allreduce, 100'000));
+  CHECK(!ended(w, last));
+  for (auto& x : started)
+    CHECK(!ended(w, x));
 }
 
 TEST_CASE("a rank that is ahead leaves only little with one that is behind",

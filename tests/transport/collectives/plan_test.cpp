@@ -2,6 +2,8 @@
 
 #include "transport/collectives/plan.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <string>
@@ -33,16 +35,24 @@ struct flow {
   std::multiset<edge> sent; // from, to, piece, bytes
   std::multiset<edge> expected;
   std::map<uint64_t, uint64_t> bytes; // sent, by rank
+  std::map<uint64_t, uint64_t> cable; // sent to other machines, by machine
 };
 
-flow flow_of(const collective_call& x, const collective_limits& limits) {
+using places = std::vector<uint64_t>;
+
+/// @param machines of ranks; empty: one
+flow flow_of(const collective_call& x, const collective_limits& limits,
+             const places& machines = {}) {
   flow result;
+  auto where = places_of(x.label.group, machines);
   auto size = x.label.group.size();
   for (uint64_t self = 0; self < size; ++self) {
-    auto plan = make_plan(x, self, limits);
+    auto plan = make_plan(x, self, limits, where);
     auto send = [&](uint64_t to, uint32_t piece, uint64_t bytes) {
       result.sent.emplace(self, to, piece, bytes);
       result.bytes[self] += bytes;
+      if (where.of[self] != where.of[to])
+        result.cable[where.of[self]] += bytes;
     };
     for (auto& y : plan.sends)
       send(y.to, y.piece, y.range.size);
@@ -59,23 +69,129 @@ flow flow_of(const collective_call& x, const collective_limits& limits) {
   return result;
 }
 
+/// Ranks on machines: one after the other, by turns, and one machine with most
+/// of them.
+std::vector<places> placements(uint64_t size) {
+  std::vector<places> result{{}};
+  for (uint64_t machines : {2, 3, 5})
+    for (int how = 0; how < 3; ++how) {
+      places x;
+      for (uint64_t i = 0; i < size; ++i)
+        x.push_back(how == 0   ? i * machines / size
+                    : how == 1 ? i % machines
+                               : std::min(i, machines - 1));
+      result.push_back(std::move(x));
+    }
+  return result;
+}
+
 } // namespace
 
-TEST_CASE("what ranks send is what the others expect, in every algorithm",
-          "[transport][collective_plan]") {
+TEST_CASE(
+  "what ranks send is what the others expect, in every algorithm and "
+  "wherever they are",
+  "[transport][collective_plan]") {
   size_t plans = 0;
   for (int kind = 0; kind <= int(last_of(collective_kind{})); ++kind)
     for (uint64_t size = 1; size <= 12; ++size)
       for (uint64_t root = 0; root < size; root += 3)
-        for (int64_t count : {0, 1, 100, 99'999}) {
-          auto x = call_of(collective_kind(kind), size, count, root);
-          auto y = flow_of(x, {});
-          INFO(to_string(x.what.kind) << " of " << size << ", root " << root
-                                      << ", " << count << " elements");
-          CHECK(y.sent == y.expected);
-          ++plans;
-        }
-  CHECK(plans > 1000);
+        for (int64_t count : {0, 1, 100, 99'999})
+          for (auto& machines : placements(size)) {
+            auto x = call_of(collective_kind(kind), size, count, root);
+            auto y = flow_of(x, {}, machines);
+            INFO(to_string(x.what.kind) << " of " << size << ", root " << root
+                                        << ", " << count << " elements");
+            CHECK(y.sent == y.expected);
+            ++plans;
+          }
+  CHECK(plans > 10'000);
+}
+
+TEST_CASE("the sum of a piece has all of the group in it, once",
+          "[transport][collective_plan]") {
+  // Who is in what a rank has made, if all others are in what they made.
+  using enum collective_kind;
+  for (auto kind : {allreduce, reduce, reduce_scatter})
+    for (uint64_t size : {3, 4, 7, 12})
+      for (auto& machines : placements(size)) {
+        auto x = call_of(kind, size, 99'999, size / 2);
+        auto where = places_of(x.label.group, machines);
+        std::vector<collective_plan> plans;
+        for (uint64_t self = 0; self < size; ++self)
+          plans.push_back(make_plan(x, self, {}, where));
+        // What rank `from` gives to a piece of another: its input, or what it
+        // made for that.
+        auto given = [&](uint64_t from, uint64_t to, uint32_t id) {
+          for (auto& y : plans[from].pieces)
+            for (auto next : y.forward)
+              if (next == to && y.forward_as == id && !y.last_sum)
+                return y.sources;
+          return places{from};
+        };
+        for (uint64_t self = 0; self < size; ++self)
+          for (auto& y : plans[self].pieces) {
+            if (y.sources.size() == 1 || !y.last_sum)
+              continue;
+            std::multiset<uint64_t> in;
+            for (auto from : y.sources)
+              for (auto i :
+                   from == self ? places{self} : given(from, self, y.id))
+                in.insert(i);
+            std::multiset<uint64_t> all;
+            for (uint64_t i = 0; i < size; ++i)
+              all.insert(i);
+            CHECK(in == all);
+          }
+      }
+}
+
+TEST_CASE("what crosses the cable does so once per machine and direction",
+          "[transport][collective_plan]") {
+  using enum collective_kind;
+  constexpr uint64_t count = 1 << 20;
+  constexpr double bytes = 4 * count;
+  auto machines = GENERATE(places{0, 0, 1, 1}, places{0, 1, 0, 1},
+                           places{0, 0, 0, 0, 1, 1, 1, 1}, places{0, 1, 1, 1},
+                           places{0, 0, 1, 1, 2, 2}, places{0, 1, 1, 2, 2, 2});
+  auto size = machines.size();
+  auto where = places_of(call_of(allreduce, size, 1, 0).label.group, machines);
+  auto others = static_cast<double>(where.members.size() - 1);
+  auto cable = [&](collective_kind kind, uint64_t root = 0) {
+    return flow_of(call_of(kind, size, count, root), {}, machines).cable;
+  };
+  // Parts begin at whole cache lines.
+  auto check_near = [&](uint64_t crossing, double wanted) {
+    CHECK(std::abs(static_cast<double>(crossing) - wanted) <= 0.001 * bytes);
+  };
+  auto all = static_cast<double>(size);
+  for (uint64_t m = 0; m < where.members.size(); ++m) {
+    auto here = static_cast<double>(where.members[m].size());
+    INFO("machine " << m << " of " << where.members.size() << ", " << here
+                    << " of " << size << " ranks");
+    // Its share of the sums of others, and the sums of its own share.
+    check_near(cable(allreduce)[m],
+               bytes * ((all - here) + here * others) / all);
+    check_near(cable(reduce_scatter)[m], bytes * (all - here));
+    check_near(cable(allgather)[m], bytes * here * others);
+    // Rank 0 is on machine 0.
+    check_near(cable(reduce)[m], m == 0 ? 0 : bytes);
+    auto far = all - static_cast<double>(where.members[0].size());
+    check_near(cable(broadcast)[m],
+               m == 0 ? bytes : bytes * (others - 1) * here / far);
+  }
+}
+
+TEST_CASE(
+  "where machines have one rank each, or what is sent is small, they "
+  "are not told apart",
+  "[transport][collective_plan]") {
+  for (auto kind : {collective_kind::allreduce, collective_kind::broadcast,
+                    collective_kind::allgather}) {
+    auto large = call_of(kind, 4, 1 << 20, 0);
+    CHECK(flow_of(large, {}, {0, 1, 2, 3}).sent == flow_of(large, {}).sent);
+    auto small = call_of(kind, 4, 1 << 10, 0);
+    CHECK(flow_of(small, {}, {0, 0, 1, 1}).sent == flow_of(small, {}).sent);
+  }
 }
 
 TEST_CASE("a large sum or broadcast costs a rank twice its size",

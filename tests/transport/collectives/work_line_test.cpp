@@ -24,9 +24,9 @@ TEST_CASE("small tasks run at once, large ones on a thread of the line",
 TEST_CASE("tasks keep their order, whoever runs them",
           "[transport][work_line]") {
   std::vector<int> ran;
+  std::promise<void> go;
   {
     work_line uut;
-    std::promise<void> go;
     // While this one runs, all others stand behind it.
     uut.add([&] { go.get_future().wait(); }, true);
     for (int i = 0; i < 1000; ++i)

@@ -8,6 +8,7 @@
 
 #include <sys/resource.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -53,8 +54,11 @@ std::vector<std::string> split_addresses(const std::string& x) {
 
 struct world {
   world(const std::string& kind, uint64_t size, const std::string& role,
-        const std::map<std::string, std::string>& more = {})
+        const std::map<std::string, std::string>& more = {},
+        tensor_places* places = nullptr)
     : rank{rank_id{0}, size, cluster::options_for(kind)} {
+    if (places != nullptr)
+      rank.place_with(*places);
     for (uint64_t i = 1; i < size; ++i) {
       auto environment = more;
       environment["SMP_TEST_RANK"] = std::to_string(i);
@@ -180,11 +184,15 @@ TEST_CASE("a rank in a process of its own", "[.child]") {
   else
     rank.start(addresses, heard);
   parent.tell("ready");
-  if (role == "flood") {
+  if (role.starts_with("flood")) {
     // Keeps several messages under way until it is killed.
     auto tensor = make_tensor(std::stoull(variable("SMP_TEST_BYTES")), 1);
     for (size_t i = 0;; ++i) {
-      rank.send(rank_id{0}, make_message("x", {tensor}), heard.on_sent());
+      if (role == "flood")
+        rank.send(rank_id{0}, make_message("x", {tensor}), heard.on_sent());
+      else
+        rank.send_marked(rank_id{0}, make_message("x", {tensor}), {i + 1},
+                         heard.on_sent());
       if (i > 20)
         REQUIRE(heard.wait_sent(i - 20));
     }
@@ -342,6 +350,113 @@ TEST_CASE("a loss that others report ends what is in flight to a hung rank",
   CHECK(w.heard.losses() == std::vector<failure>{why});
   for (auto& x : w.heard.send_failures())
     CHECK(x == why);
+}
+
+// UCX, the SUPERVISOR and the launcher may all tell, in any order.
+TEST_CASE("the first news of a loss counts, whoever brings it",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  world w{kind, 2, "sink"};
+  failure told{error_code::rank_down, rank_id{1}, {}, "killed by signal 9"};
+  auto first = told;
+  SECTION("the connection breaks after another one told") {
+    w.other().signal(SIGSTOP);
+    w.rank.send(rank_id{1}, make_message("x", {make_tensor(8 << 20, 1)}),
+                w.heard.on_sent());
+    w.rank.peer_lost(told);
+    REQUIRE(w.heard.wait_losses(1));
+    w.other().signal(SIGKILL);
+  }
+  SECTION("the connection breaks before another one tells") {
+    w.other().signal(SIGKILL);
+    w.rank.send(rank_id{1}, make_message("x", {make_tensor(8 << 20, 1)}),
+                w.heard.on_sent());
+    REQUIRE(w.heard.wait_losses(1));
+    first = w.heard.losses()[0];
+    w.rank.peer_lost(told);
+    w.rank.peer_lost(told);
+  }
+  // Longer than the keepalive takes to notice an end.
+  CHECK_FALSE(w.heard.wait_losses(2, std::chrono::milliseconds{1500}));
+  CHECK(w.heard.losses() == std::vector<failure>{first});
+  w.rank.send(rank_id{1}, make_message("late"), w.heard.on_sent());
+  REQUIRE(w.heard.wait_sent(2));
+  for (auto& x : w.heard.send_failures()) {
+    INFO(x.describe());
+    CHECK(x.code == error_code::rank_down);
+    CHECK(x.rank == rank_id{1});
+  }
+  CHECK(w.heard.send_failures().back() == first);
+}
+
+namespace {
+
+/// Deals out memory and counts what came back.
+struct counted_memory : tensor_places {
+  std::shared_ptr<std::byte> take(uint64_t size) {
+    ++taken;
+    return {new std::byte[size], [this](std::byte* x) {
+              ++returned;
+              delete[] x;
+            }};
+  }
+
+  std::shared_ptr<std::byte> place(const arriving_tensor& x) override {
+    return take(x.nbytes);
+  }
+
+  void placed(rank_id, uint64_t, bool) override {
+    // nop
+  }
+
+  std::atomic<int> taken = 0;
+  std::atomic<int> returned = 0;
+};
+
+} // namespace
+
+// It may go on, and then read from or write to what was under way.
+TEST_CASE("what a hung rank may still touch is not given out again",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  constexpr uint64_t bytes = 8 << 20;
+  counted_memory memory;
+  {
+    world w{kind, 2, "sink"};
+    w.other().signal(SIGSTOP);
+    for (int i = 0; i < 20; ++i) {
+      tensor_ref x;
+      x.owner = memory.take(bytes);
+      x.data = x.owner.get();
+      x.nbytes = bytes;
+      x.shape = {static_cast<int64_t>(bytes)};
+      w.rank.send(rank_id{1}, make_message("x", {x}), w.heard.on_sent());
+    }
+    w.rank.peer_lost({error_code::rank_down, rank_id{1}, {}, "no heartbeat"});
+    REQUIRE(w.heard.wait_sent(20));
+    // The window is eight; what never left waits for nobody.
+    CHECK(memory.taken - memory.returned == 8);
+  }
+  CHECK(memory.taken == memory.returned);
+}
+
+TEST_CASE("where a hung rank may still write is not given out again",
+          "[transport][ucx]") {
+  counted_memory memory;
+  {
+    world w{
+      "tcp", 2, "flood of places", {{"SMP_TEST_BYTES", "33554432"}}, &memory};
+    REQUIRE(w.heard.wait_messages(3));
+    w.other().signal(SIGSTOP);
+    w.rank.peer_lost({error_code::rank_down, rank_id{1}, {}, "no heartbeat"});
+    REQUIRE(w.heard.wait_losses(1));
+    w.heard.take_messages();
+    // Several were under way.
+    CHECK(memory.taken > memory.returned);
+  }
+  CHECK(memory.taken == memory.returned);
 }
 
 TEST_CASE("a hung rank keeps nobody busy, and goes on when it wakes",

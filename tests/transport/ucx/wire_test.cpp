@@ -151,6 +151,7 @@ TEST_CASE("a header is read back, and damaged ones are refused",
   x.number = 5;
   x.offset = 6;
   x.tensor_size = 7;
+  x.transfer = 8;
   auto bytes = header_bytes(x);
   auto got = read_header(bytes, token);
   REQUIRE(got);

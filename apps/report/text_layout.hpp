@@ -17,6 +17,9 @@ std::string duration_text(double seconds);
 /// @returns "817 B", "1.21 MB", "3.40 GB"; powers of 1000.
 std::string bytes_text(uint64_t x);
 
+/// @param x letters of ASCII
+std::string in_capitals(std::string x);
+
 /// Makes bytes fit for a terminal: what is no valid UTF-8 or a control
 /// character other than a line break becomes U+FFFD.
 std::string printable(std::string_view bytes);

@@ -1,4 +1,4 @@
-#include "apps/smp-train/text_layout.hpp"
+#include "apps/report/text_layout.hpp"
 
 #include <fmt/format.h>
 
@@ -69,6 +69,13 @@ std::string bytes_text(uint64_t x) {
                      : value < 100 ? 1
                                    : 0,
                      units[i]);
+}
+
+std::string in_capitals(std::string x) {
+  for (auto& c : x)
+    if (c >= 'a' && c <= 'z')
+      c = static_cast<char>(c - 'a' + 'A');
+  return x;
 }
 
 std::string printable(std::string_view bytes) {

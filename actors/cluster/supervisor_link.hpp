@@ -1,0 +1,48 @@
+#pragma once
+
+#include "actors/protocol/actor_host.hpp"
+#include "transport/error.hpp"
+#include "transport/network/tls_relay.hpp"
+#include "transport/run_secret.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace smp {
+
+/// What the launcher of another machine has of the SUPERVISOR: it is no rank,
+/// but knows first how one of its ranks ended. Free of CAF.
+class supervisor_link {
+public:
+  struct options {
+    std::string address = "127.0.0.1";
+    uint16_t port = 0;
+    std::optional<tls_line> line;
+    run_secret secret;
+    std::chrono::milliseconds limit{30000};
+    /// The SUPERVISOR is gone. Any thread; must not block.
+    std::function<void()> on_lost;
+  };
+
+  /// Waits until the SUPERVISOR is reached.
+  /// @throws error (rank_down) after `limit`
+  supervisor_link(actor_host& host, options x);
+
+  ~supervisor_link();
+
+  /// See `supervisor_host::report_down`.
+  void report_down(const failure& x);
+
+  /// See `supervisor_host::report_stop`.
+  void report_stop(rank_id x, bool stopped);
+
+private:
+  struct impl;
+  std::unique_ptr<impl> impl_;
+};
+
+} // namespace smp

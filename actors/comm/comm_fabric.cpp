@@ -1,0 +1,164 @@
+#include "actors/comm/comm_fabric.hpp"
+
+#include "actors/comm/stage_actors.hpp"
+#include "actors/protocol/actor_system.hpp"
+
+#include <caf/scoped_actor.hpp>
+#include <caf/send.hpp>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <utility>
+
+namespace smp {
+
+struct comm_fabric::impl : comm_outside, tensor_places {
+  impl(comm_fabric& owner, std::shared_ptr<actor_host> h,
+       const comm_options& options)
+    : owner(owner),
+      host(std::move(h)),
+      placing(dynamic_cast<placing_fabric*>(&owner.inner())),
+      core(owner.self(), options, *this) {
+    if (core.has_device_path())
+      prepare_device_path();
+    actors = spawn_stages(host->get().system, core);
+  }
+
+  void prepare_device_path() {
+    if (placing == nullptr)
+      throw error{error_code::unsupported,
+                  "transport.force_device_path: this fabric does not ask where "
+                  "tensors shall lie"};
+    for (auto x : {&core.send_arena(), &core.receive_arena()})
+      if (auto size = (*x)->status().capacity; size > 0)
+        placing->register_memory((*x)->memory(), size);
+    placing->place_with(*this);
+  }
+
+  /// Afterwards the stages call nobody any more.
+  void end_actors() {
+    if (std::exchange(ended, true))
+      return;
+    caf::scoped_actor self{host->get().system};
+    for (auto& x : actors) {
+      self->monitor(x);
+      self->send_exit(x, caf::exit_reason::user_shutdown);
+    }
+    for (size_t i = 0; i < actors.size(); ++i)
+      self->receive([](const caf::down_msg&) {});
+  }
+
+  // -- comm_outside -----------------------------------------------------------
+
+  void hand_over(comm_stage to, comm_message_ptr x) override {
+    caf::anon_send(actors[static_cast<size_t>(to)], std::move(x));
+  }
+
+  void hand_over(comm_stage to, const comm_placed& x) override {
+    caf::anon_send(actors[static_cast<size_t>(to)], x);
+  }
+
+  void launch(const comm_message_ptr& x,
+              std::vector<uint64_t> transfers) override {
+    // The fabric has the content from here on: what of it is needed later
+    // stands beside it.
+    auto left = [this, x](const failure& why) { core.left(x, why); };
+    if (transfers.empty())
+      owner.inner().send(x->peer, std::move(x->content), std::move(left));
+    else
+      placing->send_marked(x->peer, std::move(x->content), std::move(transfers),
+                           std::move(left));
+  }
+
+  void deliver(rank_id from, message x) override {
+    if (!core.has_device_path())
+      return owner.hear(from, std::move(x));
+    // Two stages and the fabric deliver: one at a time, and nothing of a rank
+    // after its loss.
+    std::lock_guard guard{delivery};
+    if (!lost.contains(from))
+      owner.hear(from, std::move(x));
+  }
+
+  // -- tensor_places ----------------------------------------------------------
+
+  std::shared_ptr<std::byte> place(const arriving_tensor& x) override {
+    return core.place(x);
+  }
+
+  void placed(rank_id by, uint64_t transfer, bool as_marked) override {
+    core.placed({by, transfer, as_marked});
+  }
+
+  comm_fabric& owner;
+  std::shared_ptr<actor_host> host;
+  placing_fabric* placing;
+  comm_core core;
+  std::array<comm_stage_actor, comm_stages> actors;
+  std::mutex delivery;
+  std::set<rank_id> lost; // guarded by delivery
+  bool ended = false;
+};
+
+comm_fabric::comm_fabric(std::shared_ptr<fabric> inner,
+                         std::shared_ptr<actor_host> host,
+                         const comm_options& options)
+  : forwarding_fabric(std::move(inner)),
+    impl_(std::make_unique<impl>(*this, std::move(host), options)) {
+  // nop
+}
+
+comm_fabric::~comm_fabric() {
+  // Else the fabric below might still call what ends here.
+  stop(std::chrono::milliseconds{0});
+}
+
+void comm_fabric::send(rank_id to, message x, sent_callback done) {
+  auto rides = [](auto& t) { return t.nbytes <= riding_limit; };
+  auto& tensors = x.body.tensors;
+  // What rides in the first message is nothing for the stages, nor is what
+  // stays here.
+  if (to == self() || std::all_of(tensors.begin(), tensors.end(), rides))
+    return inner().send(to, std::move(x), std::move(done));
+  impl_->core.send(to, std::move(x), std::move(done));
+}
+
+void comm_fabric::stop(std::chrono::milliseconds limit) {
+  using clock = comm_ledger::clock;
+  auto deadline = clock::now() + limit;
+  impl_->core.drain(deadline);
+  auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline
+                                                           - clock::now());
+  inner().stop(std::max(left, std::chrono::milliseconds{0}));
+  impl_->core.close(
+    {error_code::cancelled, self(), {}, "the fabric was stopped"});
+  impl_->end_actors();
+}
+
+uint64_t comm_fabric::queued_to(rank_id x) const {
+  auto credits = dynamic_cast<const credit_fabric*>(&inner());
+  return impl_->core.queued_to(x)
+         + (credits != nullptr ? credits->queued_to(x) : 0);
+}
+
+comm_report comm_fabric::status() const {
+  return impl_->core.status();
+}
+
+void comm_fabric::on_message(rank_id from, message x) {
+  auto rides = [](auto& t) { return t.nbytes <= riding_limit; };
+  if (std::all_of(x.body.tensors.begin(), x.body.tensors.end(), rides))
+    impl_->deliver(from, std::move(x));
+  else
+    impl_->core.arrived(from, std::move(x));
+}
+
+void comm_fabric::on_peer_lost(const failure& x) {
+  impl_->core.peer_lost(x.rank);
+  std::lock_guard guard{impl_->delivery};
+  impl_->lost.insert(x.rank);
+  listener().on_peer_lost(x);
+}
+
+} // namespace smp

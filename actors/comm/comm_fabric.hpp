@@ -1,0 +1,49 @@
+#pragma once
+
+// The stages of communication of one rank without CAF in sight.
+
+#include "actors/comm/comm_router.hpp"
+#include "actors/protocol/actor_host.hpp"
+#include "actors/protocol/comm_status.hpp"
+#include "transport/credits.hpp"
+#include "transport/forwarding_fabric.hpp"
+
+#include <memory>
+#include <utility>
+
+namespace smp {
+
+/// A fabric through which all messages of a rank pass on their way to and from
+/// the one that moves bytes: the stages of communication see each, and decide
+/// by which path its tensors travel (docs/communication.md).
+class comm_fabric final : public forwarding_fabric, public credit_fabric {
+public:
+  /// @throws error (unsupported) if the device path is forced and `inner` does
+  /// not let receivers choose, (transport) if there is no memory for arenas
+  comm_fabric(std::shared_ptr<fabric> inner, std::shared_ptr<actor_host> host,
+              const comm_options& options);
+  ~comm_fabric() override;
+
+  void send(rank_id to, message x, sent_callback done) override;
+
+  void stop(std::chrono::milliseconds limit) override;
+
+  uint64_t queued_to(rank_id x) const override;
+
+  /// What all stages did and hold, read beside their actors: it never waits.
+  comm_report status() const;
+
+private:
+  void on_message(rank_id from, message x) override;
+  void on_peer_lost(const failure& x) override;
+
+  /// On any thread. Only for `impl`.
+  void hear(rank_id from, message x) {
+    listener().on_message(from, std::move(x));
+  }
+
+  struct impl;
+  std::unique_ptr<impl> impl_;
+};
+
+} // namespace smp

@@ -1,0 +1,30 @@
+#include "actors/comm/comm_router.hpp"
+
+namespace smp {
+
+comm_rule decide(bool on_device, const comm_link& link) noexcept {
+  if (!on_device)
+    return comm_rule::host_tensor;
+  if (link.same_node)
+    return link.peer_access ? comm_rule::device_path
+                            : comm_rule::no_peer_access;
+  return link.rdma ? comm_rule::device_path : comm_rule::no_rdma;
+}
+
+comm_link comm_router::link_to(rank_id peer) const noexcept {
+  auto per_node = options_.ranks_per_node;
+  comm_link result;
+  result.same_node = per_node == 0
+                     || peer.value / per_node == self_.value / per_node;
+  result.peer_access = options_.force_device_path && result.same_node;
+  result.rdma = options_.force_device_path && !result.same_node;
+  return result;
+}
+
+comm_rule comm_router::rule_for(device_ref device,
+                                rank_id peer) const noexcept {
+  return decide(device != device_ref{} || options_.force_device_path,
+                link_to(peer));
+}
+
+} // namespace smp

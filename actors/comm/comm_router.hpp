@@ -1,0 +1,60 @@
+#pragma once
+
+#include "actors/protocol/comm_message.hpp"
+
+#include <cstdint>
+
+namespace smp {
+
+/// What is between two ranks.
+struct comm_link {
+  bool same_node = true;
+  /// On the same node: one device can write into the memory of the other.
+  bool peer_access = false;
+  /// On different nodes: the network can.
+  bool rdma = false;
+};
+
+/// How the stages of a rank are set up.
+struct comm_options {
+  /// For tests and measurements: takes tensors in host memory for tensors of a
+  /// device, and every other rank as reachable from there.
+  bool force_device_path = false;
+  /// Bytes of the arenas, which are made if there is a device path.
+  uint64_t send_arena = 0;
+  uint64_t receive_arena = 0;
+  /// Ranks on one node, for what is forced; 0: all.
+  uint64_t ranks_per_node = 0;
+};
+
+/// COMM INITIATOR: decides the path of a tensor by the paper's rules, but for
+/// the last one, space, which only the D2D ALLOCATORs of both ranks know. What
+/// it decides from is the same for both of them.
+class comm_router {
+public:
+  comm_router(rank_id self, const comm_options& options)
+    : self_(self), options_(options) {
+    // nop
+  }
+
+  /// @returns whether any tensor can take the device path: there is no device
+  /// library yet, so only if it is forced.
+  bool has_device_path() const noexcept {
+    return options_.force_device_path;
+  }
+
+  comm_link link_to(rank_id peer) const noexcept;
+
+  /// @returns the first of the rules 1 to 3 that holds for a tensor on `device`
+  /// to `peer`, or `device_path`.
+  comm_rule rule_for(device_ref device, rank_id peer) const noexcept;
+
+private:
+  rank_id self_;
+  comm_options options_;
+};
+
+/// The rules themselves.
+comm_rule decide(bool on_device, const comm_link& link) noexcept;
+
+} // namespace smp

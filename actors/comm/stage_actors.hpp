@@ -1,0 +1,17 @@
+#pragma once
+
+#include "actors/comm/comm_core.hpp"
+#include "actors/protocol/actors.hpp"
+
+#include <caf/actor_system.hpp>
+
+#include <array>
+
+namespace smp {
+
+/// @returns the actors of all stages, by stage. Those that copy have a thread
+/// of their own, if there is a device path: nothing else may run there.
+std::array<comm_stage_actor, comm_stages>
+spawn_stages(caf::actor_system& system, comm_core& core);
+
+} // namespace smp

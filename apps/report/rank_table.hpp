@@ -1,0 +1,66 @@
+#pragma once
+
+// The ranks of a run as a table, and the lines above it.
+
+#include "apps/report/run_source.hpp"
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp::app {
+
+/// One rank, in numbers; what is not known is not there.
+struct rank_row {
+  uint64_t rank = 0;
+  rank_health health = rank_health::joining;
+  std::string state;
+  std::optional<double> busy;   // share of the time since the last look
+  std::optional<double> bubble; // of the last step
+  std::optional<uint64_t> queue;
+  std::optional<double> out; // bytes a second since the last look
+  std::optional<double> in;
+  std::optional<uint64_t> bytes_sent; // since the session began
+  std::optional<uint64_t> bytes_received;
+  std::optional<uint64_t> arena; // high water, in bytes
+  std::optional<uint64_t> memory;
+  std::optional<uint64_t> peak_memory;
+};
+
+/// @returns what a rank does: "FWD mb3 h.2", "WAIT h.2 <- r1", "STOPPED 3.2 s"
+std::string state_of(const rank_entry& x);
+
+/// Makes rows of one look after the other: what is counted becomes a rate.
+class rank_rows {
+public:
+  using time_point = std::chrono::steady_clock::time_point;
+
+  /// @param now when `x` came
+  std::vector<rank_row> add(const run_look& x, time_point now);
+
+private:
+  struct sample {
+    double up = 0;
+    double busy = 0;
+    uint64_t sent = 0;
+    uint64_t received = 0;
+    time_point when;
+  };
+
+  std::vector<std::optional<sample>> last_;
+};
+
+struct table_line {
+  enum class style : uint8_t { plain, title, head, bad };
+  std::string text;
+  style how = style::plain;
+};
+
+/// @param place as the user named the run
+/// @param width of the screen, in characters; lines are cut to it
+std::vector<table_line> table_of(const std::string& place, const run_look& x,
+                                 const std::vector<rank_row>& rows,
+                                 size_t width);
+
+} // namespace smp::app

@@ -1,0 +1,123 @@
+#include "apps/report/run_files.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <toml++/toml.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string_view>
+#include <vector>
+
+namespace fs = std::filesystem;
+
+namespace smp::app {
+
+namespace {
+
+/// Enough for the last dozens of steps, in bytes: the file may have millions.
+constexpr std::streamoff tail_size = 16384;
+
+/// @returns the complete lines at the end of a file, last one last
+std::vector<std::string> last_lines(const fs::path& path) {
+  std::ifstream file{path, std::ios::binary | std::ios::ate};
+  if (!file)
+    return {};
+  auto size = static_cast<std::streamoff>(file.tellg());
+  auto begin = std::max<std::streamoff>(size - tail_size, 0);
+  file.seekg(begin);
+  std::string text{std::istreambuf_iterator<char>{file}, {}};
+  std::vector<std::string> result;
+  // The first one may have lost its begin, the last one its end.
+  auto at = begin > 0 ? text.find('\n') + 1 : 0;
+  for (auto end = text.find('\n', at); end != std::string::npos;
+       end = text.find('\n', at)) {
+    result.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return result;
+}
+
+std::optional<last_step> read_last_step(const fs::path& path) {
+  constexpr size_t averaged = 20;
+  auto lines = last_lines(path);
+  std::optional<last_step> result;
+  double seconds = 0;
+  size_t count = 0;
+  for (auto i = lines.rbegin(); i != lines.rend() && count < averaged; ++i) {
+    auto x = nlohmann::json::parse(*i, nullptr, false);
+    if (!x.is_object() || !x.contains("step") || !x["step"].is_number())
+      continue;
+    auto number = [&x](const char* key) {
+      auto y = x.find(key);
+      return y != x.end() && y->is_number() ? std::optional{y->get<double>()}
+                                            : std::nullopt;
+    };
+    if (!result) {
+      result.emplace();
+      result->step = x["step"].get<uint64_t>();
+      result->loss = number("loss");
+      result->samples_per_second = number("samples_per_second").value_or(0);
+    }
+    seconds += number("step_seconds").value_or(0);
+    ++count;
+  }
+  if (result)
+    result->step_seconds = seconds / static_cast<double>(count);
+  return result;
+}
+
+void read_config_file(const fs::path& path, run_files& to) {
+  try {
+    auto config = toml::parse_file(path.string());
+    auto number = [&config](const char* table, const char* key) {
+      return static_cast<uint64_t>(
+        std::max<int64_t>(config[table][key].value_or(int64_t{0}), 0));
+    };
+    to.steps = number("train", "steps");
+    if (config["data"]["type"].value_or(std::string_view{}) == "text")
+      to.tokens_per_sample = number("data", "sequence_length");
+    to.found = true;
+  } catch (const toml::parse_error&) {
+    // Not there, or not yet whole.
+  }
+}
+
+void read_end(const fs::path& path, run_files& to) {
+  std::ifstream file{path};
+  auto x = nlohmann::json::parse(file, nullptr, false);
+  if (!x.is_object() || !x.contains("exit_code")
+      || !x["exit_code"].is_number_integer())
+    return;
+  to.exit_code = x["exit_code"].get<int>();
+  to.cause = x.value("cause", "");
+}
+
+} // namespace
+
+run_files read_run_files(const std::string& run_dir) {
+  run_files result;
+  fs::path dir{run_dir};
+  std::error_code ignored;
+  if (!fs::is_directory(dir, ignored))
+    return result;
+  read_config_file(dir / "config.toml", result);
+  result.last = read_last_step(dir / "metrics.jsonl");
+  read_end(dir / "end.json", result);
+  result.found = result.found || result.last || result.exit_code
+                 || fs::exists(dir / "log-0.txt", ignored);
+  return result;
+}
+
+std::string progress_text(const run_files& x) {
+  if (!x.last)
+    return {};
+  auto result = x.steps > 0 ? fmt::format("step {}/{}", x.last->step, x.steps)
+                            : fmt::format("step {}", x.last->step);
+  if (x.last->loss)
+    result += fmt::format(", loss {:.4f}", *x.last->loss);
+  return result;
+}
+
+} // namespace smp::app

@@ -1,0 +1,42 @@
+#pragma once
+
+// What the files of a run directory tell, also when the run is over.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace smp::app {
+
+/// The last complete line of metrics.jsonl.
+struct last_step {
+  uint64_t step = 0;
+  std::optional<double> loss; // none: not finite
+  double step_seconds = 0;    // mean over the last steps
+  double samples_per_second = 0;
+};
+
+struct run_files {
+  /// A run has left something there.
+  bool found = false;
+  std::optional<last_step> last;
+  /// As config.toml has them; 0: not known.
+  uint64_t steps = 0;
+  uint64_t tokens_per_sample = 0;
+  /// How the run ended, if our launcher has seen it: the exit code and the
+  /// first cause, empty if there is none.
+  std::optional<int> exit_code;
+  std::string cause;
+
+  bool finished() const noexcept {
+    return last && steps > 0 && last->step >= steps;
+  }
+};
+
+/// Never throws: what cannot be read is left out.
+run_files read_run_files(const std::string& run_dir);
+
+/// @returns "step 40/100, loss 2.5111"; empty before the first step
+std::string progress_text(const run_files& x);
+
+} // namespace smp::app

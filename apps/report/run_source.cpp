@@ -1,0 +1,149 @@
+#include "apps/report/run_source.hpp"
+
+#include "transport/error.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <filesystem>
+#include <utility>
+
+namespace smp::app {
+
+namespace {
+
+/// Those who answer do so in milliseconds, or know after 0.4 s who does not.
+/// Together less than a second.
+constexpr std::chrono::milliseconds connect_limit{350};
+constexpr std::chrono::milliseconds answer_limit{550};
+
+/// @returns HOST and PORT of "HOST:PORT" or "[::1]:PORT"
+std::optional<inspection_entry> parse_address(const std::string& x) {
+  auto colon = x.rfind(':');
+  if (colon == std::string::npos || colon == 0)
+    return std::nullopt;
+  inspection_entry result;
+  auto* end = x.data() + x.size();
+  auto [at, problem] = std::from_chars(x.data() + colon + 1, end, result.port);
+  if (problem != std::errc{} || at != end || result.port == 0)
+    return std::nullopt;
+  result.address = x.substr(0, colon);
+  if (result.address.front() == '[' && result.address.back() == ']')
+    result.address = result.address.substr(1, result.address.size() - 2);
+  return result;
+}
+
+} // namespace
+
+const char* to_string(run_look::state x) noexcept {
+  switch (x) {
+    case run_look::state::live:
+      return "running";
+    case run_look::state::ended:
+      return "ended";
+    case run_look::state::unreachable:
+      return "unreachable";
+  }
+  return "unknown";
+}
+
+std::vector<std::string> problems_of(const run_look& x) {
+  std::vector<std::string> result;
+  if (x.what == run_look::state::unreachable)
+    result.push_back(x.text);
+  if (!x.status)
+    return result;
+  auto& status = *x.status;
+  for (auto& y : status.ranks)
+    if (!is_well(y.health)) {
+      auto line = fmt::format("rank {} is {}: {}", y.rank.value,
+                              smp::to_string(y.health), y.why);
+      if (y.health == rank_health::silent || y.health == rank_health::stopped)
+        line += fmt::format(", last heard of {:.1f} s ago", y.seconds);
+      result.push_back(std::move(line));
+    }
+  if (status.stalls.standing)
+    result.push_back("stall: " + status.stalls.text);
+  for (auto& y : status.actors)
+    if (!y.answers)
+      result.push_back(fmt::format("the {} does not answer", y.name));
+  return result;
+}
+
+run_source::run_source(std::string place, std::string secret_file)
+  : place_(std::move(place)) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(place_, ignored)) {
+    if (!read_run_files(place_).found && !read_entry(entry_path(place_)))
+      throw config_error(place_ + ": no run directory: a run leaves "
+                                  "config.toml, metrics.jsonl and log-0.txt");
+    return;
+  }
+  address_ = parse_address(place_);
+  if (!address_)
+    throw config_error(place_ + ": neither a directory nor HOST:PORT");
+  if (secret_file.empty())
+    throw config_error(place_ + ": an address wants --secret FILE, a copy of "
+                                "the run directory's inspect.entry");
+  auto entry = read_entry(secret_file);
+  if (!entry)
+    throw config_error(secret_file + ": cannot be read");
+  address_->secret = entry->secret;
+}
+
+run_look run_source::look() {
+  run_look result;
+  if (address_) {
+    ask(*address_, result);
+    return result;
+  }
+  result.files = read_run_files(place_);
+  if (auto entry = read_entry(entry_path(place_));
+      entry && !is_orphaned(*entry))
+    ask(*entry, result);
+  if (result.status)
+    return result;
+  // It may have ended just now.
+  auto entry = read_entry(entry_path(place_));
+  if (entry && !is_orphaned(*entry))
+    return result;
+  client_.reset();
+  result.files = read_run_files(place_);
+  look_at_files(result);
+  if (entry && !result.files.exit_code)
+    result.text += fmt::format("; its process {} was killed", entry->pid);
+  return result;
+}
+
+void run_source::ask(const inspection_entry& x, run_look& to) {
+  try {
+    if (!client_)
+      client_ = std::make_unique<run_client>(x, connect_limit);
+    to.status = client_->ask(answer_limit);
+    to.what = run_look::state::live;
+  } catch (const error& e) {
+    client_.reset();
+    to.what = run_look::state::unreachable;
+    to.text = e.what();
+  }
+}
+
+void run_source::look_at_files(run_look& to) const {
+  auto& files = to.files;
+  to.what = run_look::state::ended;
+  auto progress = progress_text(files);
+  if (files.exit_code)
+    to.text = fmt::format("the run ended with exit code {}", *files.exit_code);
+  else if (files.finished())
+    to.text = "the run is done";
+  else
+    to.text = "the run is over";
+  if (!progress.empty())
+    to.text += " after " + progress;
+  else
+    to.text += " before the end of its first step";
+  if (!files.cause.empty())
+    to.text += ": " + files.cause;
+}
+
+} // namespace smp::app

@@ -1,0 +1,61 @@
+#pragma once
+
+// A run as a program sees it that looks at it now and then.
+
+#include "actors/client.hpp"
+#include "apps/report/run_files.hpp"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp::app {
+
+/// What was found at one look.
+struct run_look {
+  enum class state : uint8_t {
+    live,        // it answered
+    ended,       // nobody is there any more
+    unreachable, // somebody should be there and does not answer
+  };
+
+  state what = state::unreachable;
+  /// In words: how it ended, or why it does not answer.
+  std::string text;
+  /// Set if it answered.
+  std::optional<run_status> status;
+  run_files files;
+};
+
+/// @returns "running", "ended", "unreachable"
+const char* to_string(run_look::state x) noexcept;
+
+/// @returns one line for each thing that is wrong; none if all is well
+std::vector<std::string> problems_of(const run_look& x);
+
+class run_source {
+public:
+  /// @param place a run directory or HOST:PORT
+  /// @param secret_file of an address: holds the secret, see docs/inspect.md
+  /// @throws error (config) if there is no such run, or its file may be read
+  /// by others
+  run_source(std::string place, std::string secret_file = {});
+
+  /// Within a second, whoever is stuck.
+  run_look look();
+
+  const std::string& place() const noexcept {
+    return place_;
+  }
+
+private:
+  void ask(const inspection_entry& x, run_look& to);
+  void look_at_files(run_look& to) const;
+
+  std::string place_;
+  std::optional<inspection_entry> address_; // not a directory
+  std::unique_ptr<run_client> client_;
+};
+
+} // namespace smp::app

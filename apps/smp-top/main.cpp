@@ -1,0 +1,183 @@
+// smp-top: what the ranks of a run do, live. Argument parsing and printing; the
+// table itself is apps/report/rank_table.hpp.
+
+#include "apps/report/run_json.hpp"
+#include "apps/report/run_text.hpp"
+#include "apps/smp-top/poller.hpp"
+#include "apps/smp-top/screen.hpp"
+#include "transport/error.hpp"
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace smp::app {
+
+namespace {
+
+constexpr int exit_well = 0;
+constexpr int exit_wrong = 1;
+constexpr int exit_usage = 2;
+constexpr int exit_ended = 3;
+
+constexpr const char* about
+  = "What the ranks of a run do, live. RUN is a run directory that smp-train\n"
+    "made, or the address of one.";
+
+constexpr const char* about_columns
+  = "\n"
+    "state    FWD mb3 M: the forward phase of microbatch 3, in module M;\n"
+    "         WAIT M <- r1: for the answer of module M from rank 1\n"
+    "busy     share of the time since the last look in which the rank "
+    "executed\n"
+    "bubble   share of its last step in which it did not\n"
+    "queue    requests and answers that wait for their turn\n"
+    "arena    largest use of the arenas for tensors on their way\n"
+    "\n"
+    "Exit codes: 0 q was pressed, or --once found all well; 1 --once found\n"
+    "something wrong, 2 bad command line or no such run, 3 the run has ended.\n"
+    "\n"
+    "Example: smp-top runs/20261123-020544-quickstart";
+
+/// Between the two looks of --once: what is counted becomes a rate.
+constexpr std::chrono::milliseconds once_interval{250};
+
+/// How long a key waits for what was drawn, at most.
+constexpr std::chrono::milliseconds draw_interval{50};
+
+/// Without a terminal.
+constexpr size_t once_width = 120;
+
+struct options {
+  std::string place;
+  std::string secret;
+  double interval = 0.5;
+  bool once = false;
+  bool json = false;
+};
+
+std::atomic<bool> interrupted = false;
+
+void on_signal(int) {
+  interrupted = true;
+}
+
+int code_of(const run_look& x) {
+  if (x.what == run_look::state::ended)
+    return exit_ended;
+  return problems_of(x).empty() ? exit_well : exit_wrong;
+}
+
+int print_once(const options& x, run_source& source, run_look look) {
+  rank_rows counted;
+  auto rows = counted.add(look, std::chrono::steady_clock::now());
+  if (look.status) {
+    std::this_thread::sleep_for(once_interval);
+    look = source.look();
+    rows = counted.add(look, std::chrono::steady_clock::now());
+  }
+  if (x.json) {
+    auto result = head_json(x.place, look);
+    auto& ranks = result["ranks"] = json::array();
+    for (auto& row : rows)
+      ranks.push_back(to_json(row));
+    fmt::print("{}\n", result.dump(2));
+  } else {
+    for (auto& line : table_of(x.place, look, rows, once_width))
+      fmt::print("{}\n", line.text);
+  }
+  return code_of(look);
+}
+
+/// Draws until the user quits or the run ends. @returns the last look
+run_look watch(const options& x, run_source& source, run_look first) {
+  screen terminal;
+  poller poll{
+    source, std::chrono::milliseconds{static_cast<int64_t>(x.interval * 1000)},
+    std::move(first)};
+  poller::result shown;
+  size_t top = 0;
+  while (!interrupted && shown.look.what != run_look::state::ended) {
+    auto news = poll.news();
+    if (news)
+      shown = std::move(*news);
+    auto key = terminal.await_key(draw_interval);
+    if (key == screen::key::quit)
+      break;
+    if (!news && key == screen::key::none)
+      continue;
+    auto lines = table_of(x.place, shown.look, shown.rows, terminal.width());
+    auto room = terminal.height();
+    if (key == screen::key::down)
+      ++top;
+    else if (key == screen::key::up && top > 0)
+      --top;
+    top = std::min(top, lines.size() - std::min(room, lines.size()));
+    terminal.draw(lines, top);
+  }
+  return shown.look;
+}
+
+int show(const options& x) {
+  run_source source{x.place, x.secret};
+  auto look = source.look();
+  if (x.once)
+    return print_once(x, source, std::move(look));
+  if (look.what != run_look::state::ended)
+    look = watch(x, source, std::move(look));
+  if (look.what != run_look::state::ended)
+    return exit_well;
+  fmt::print("{}", state_text(x.place, look));
+  return exit_ended;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{about, "smp-top"};
+  options x;
+  app.set_help_flag("-h,--help", "Print this and exit");
+  app.add_option("RUN", x.place, "RUN_DIR or HOST:PORT")->required();
+  app
+    .add_option("--secret", x.secret,
+                "For an address: a copy of the run directory's inspect.entry")
+    ->type_name("FILE");
+  app
+    .add_option("--interval", x.interval,
+                "Seconds between two looks; default: 0.5")
+    ->type_name("SECONDS")
+    ->check(CLI::Range(0.1, 3600.0));
+  auto* once = app.add_flag("--once", x.once, "Print the table and exit");
+  app.add_flag("--json", x.json, "With --once: print JSON, for tools")
+    ->needs(once);
+  app.footer(about_columns);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? exit_well : exit_usage;
+  }
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+  return show(x);
+}
+
+} // namespace
+
+} // namespace smp::app
+
+int main(int argc, char** argv) {
+  try {
+    return smp::app::run(argc, argv);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "smp-top: {}\n", e.what());
+    return smp::app::exit_usage;
+  }
+}

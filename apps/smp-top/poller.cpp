@@ -1,0 +1,60 @@
+#include "apps/smp-top/poller.hpp"
+
+#include "transport/error.hpp"
+
+#include <exception>
+#include <utility>
+
+namespace smp::app {
+
+poller::poller(run_source& source, std::chrono::milliseconds interval,
+               run_look first)
+  : source_(source), interval_(interval) {
+  thread_ = std::thread{
+    [this, x = std::move(first)]() mutable { run(std::move(x)); }};
+}
+
+poller::~poller() {
+  {
+    std::lock_guard guard{mutex_};
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+std::optional<poller::result> poller::news() {
+  std::lock_guard guard{mutex_};
+  return std::exchange(news_, std::nullopt);
+}
+
+void poller::run(run_look first) {
+  auto next = std::chrono::steady_clock::now();
+  publish(std::move(first));
+  for (;;) {
+    next += interval_;
+    {
+      std::unique_lock guard{mutex_};
+      changed_.wait_until(guard, next, [this] { return stopping_; });
+      if (stopping_)
+        return;
+    }
+    run_look x;
+    try {
+      x = source_.look();
+    } catch (const std::exception& e) {
+      x.text = e.what();
+    }
+    publish(std::move(x));
+    // One look at a time: what takes longer is not made up for.
+    next = std::max(next, std::chrono::steady_clock::now() - interval_);
+  }
+}
+
+void poller::publish(run_look x) {
+  auto rows = rows_.add(x, std::chrono::steady_clock::now());
+  std::lock_guard guard{mutex_};
+  news_ = result{std::move(x), std::move(rows)};
+}
+
+} // namespace smp::app

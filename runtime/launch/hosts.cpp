@@ -1,0 +1,169 @@
+#include "runtime/launch/hosts.hpp"
+
+#include "runtime/base/print_stderr.hpp"
+#include "runtime/launch/process_group.hpp"
+#include "transport/error.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <charconv>
+#include <filesystem>
+#include <numeric>
+#include <string_view>
+
+namespace smp {
+
+namespace {
+
+constexpr const char* default_port = "29400";
+
+uint64_t sum(const std::vector<uint64_t>& xs) {
+  return std::accumulate(xs.begin(), xs.end(), uint64_t{0});
+}
+
+template <class T>
+bool read_number(std::string_view text, T& result) {
+  auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(),
+                                        result);
+  return problem == std::errc{} && end == text.data() + text.size()
+         && result > 0;
+}
+
+/// For the shell of the other machine.
+std::string quoted(const std::string& x) {
+  std::string result = "'";
+  for (char c : x)
+    if (c == '\'')
+      result += "'\\''";
+    else
+      result += c;
+  return result + '\'';
+}
+
+std::string remote_command(const std::vector<std::string>& words) {
+  auto result = fmt::format("cd {} && {}=1 exec",
+                            quoted(std::filesystem::current_path().string()),
+                            ends_with_output_variable);
+  for (auto& word : words)
+    result += ' ' + quoted(word);
+  return result;
+}
+
+} // namespace
+
+std::vector<uint64_t> shares_of(uint64_t nodes,
+                                const std::vector<uint64_t>& per_node,
+                                uint64_t ranks) {
+  auto result = per_node;
+  if (per_node.empty() && ranks % nodes != 0)
+    throw config_error(
+      fmt::format("{} ranks do not go round among {} machines:"
+                  " say --ranks-per-node",
+                  ranks, nodes));
+  if (per_node.empty())
+    result.assign(nodes, ranks / nodes);
+  if (per_node.size() == 1)
+    result.assign(nodes, per_node[0]);
+  if (result.size() != nodes)
+    throw config_error(
+      fmt::format("--ranks-per-node {} has {} numbers for {} "
+                  "machines",
+                  fmt::join(per_node, ","), per_node.size(), nodes));
+  for (auto x : result)
+    if (x == 0)
+      throw config_error("each machine must have a rank at least");
+  if (sum(result) != ranks)
+    throw config_error(
+      fmt::format("{} ranks on {} machines are {}, but "
+                  "smp.pipeline_parallel_degree (--ranks) is "
+                  "{}",
+                  fmt::join(result, " + "), nodes, sum(result), ranks));
+  return result;
+}
+
+std::vector<host_share> read_hosts(const std::vector<std::string>& hosts,
+                                   uint64_t ranks) {
+  std::vector<host_share> result;
+  std::vector<uint64_t> shares;
+  for (auto& x : hosts) {
+    auto colon = x.find(':');
+    result.push_back({x.substr(0, colon), 0});
+    if (result.back().host.empty() || x[0] == '-') // would be an option of ssh
+      throw config_error(fmt::format("--hosts: '{}' is no host", x));
+    if (colon == std::string::npos)
+      continue;
+    if (!read_number(std::string_view{x}.substr(colon + 1),
+                     shares.emplace_back()))
+      throw config_error(fmt::format("--hosts: '{}' is not HOST:RANKS", x));
+  }
+  if (!shares.empty() && shares.size() != hosts.size())
+    throw config_error(
+      "--hosts: say the number of ranks for all hosts, or for "
+      "none");
+  shares = shares_of(hosts.size(), shares, ranks);
+  for (size_t i = 0; i < result.size(); ++i)
+    result[i].ranks = shares[i];
+  return result;
+}
+
+node_options read_node(uint64_t node, std::vector<uint64_t> shares,
+                       const std::string& master) {
+  node_options result;
+  result.node = node;
+  result.ranks_of = std::move(shares);
+  auto colon = master.rfind(':');
+  auto host = master.substr(0, std::min(colon, master.size()));
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']')
+    host = host.substr(1, host.size() - 2);
+  else if (host.find_first_of(":[]") != std::string::npos)
+    host.clear(); // which colon is the last?
+  if (colon == std::string::npos || host.empty()
+      || !read_number(std::string_view{master}.substr(colon + 1), result.port))
+    throw config_error(
+      fmt::format("--master {} is not HOST:PORT, or "
+                  "[IPV6]:PORT",
+                  master));
+  result.master = host;
+  return result;
+}
+
+int launch_on_hosts(const std::vector<host_share>& hosts,
+                    const std::vector<std::string>& command,
+                    const std::string& master) {
+  std::vector<uint64_t> ranks;
+  for (auto& x : hosts)
+    ranks.push_back(x.ranks);
+  auto reached = master;
+  if (reached.empty()) // "user@host" is for ssh
+    reached = hosts[0].host.substr(hosts[0].host.find('@') + 1) + ':'
+              + default_port;
+  process_group::options options;
+  options.size = hosts.size();
+  options.command_of = [&](uint64_t node) {
+    auto words = command;
+    words.insert(words.end(),
+                 {"--nodes", std::to_string(hosts.size()), "--node-rank",
+                  std::to_string(node), "--master", reached, "--ranks-per-node",
+                  fmt::format("{}", fmt::join(ranks, ","))});
+    return std::vector<std::string>{"ssh", "-o", "BatchMode=yes",
+                                    hosts[node].host, remote_command(words)};
+  };
+  // The launchers there end their ranks first, and say why.
+  options.grace = std::chrono::seconds{8};
+  process_group group{std::move(options)};
+  group.start([](uint64_t) { return std::map<std::string, std::string>{}; });
+  auto result = group.run();
+  if (result.interrupted)
+    return code_interrupted;
+  if (!result.cause)
+    return result.code;
+  // What a launcher ended with it has said itself.
+  if (result.code >= 1 && result.code <= 5)
+    return result.code;
+  if (auto i = result.cause.rank.value; i < hosts.size())
+    print_stderr("smp: machine {}: ssh {}\n", hosts[i].host, result.cause.text);
+  return code_rank_failed;
+}
+
+} // namespace smp

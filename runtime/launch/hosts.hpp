@@ -1,0 +1,45 @@
+#pragma once
+
+// A run over several machines, started from one by ssh.
+
+#include "runtime/launch/launcher.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+struct host_share {
+  std::string host;
+  uint64_t ranks = 0;
+};
+
+/// @param hosts "a:2" or "a"
+/// @param ranks of the run; those that no host names are shared equally
+/// @throws error (config) if that does not come out even
+std::vector<host_share> read_hosts(const std::vector<std::string>& hosts,
+                                   uint64_t ranks);
+
+/// @param per_node of each machine, or one number for all, or nothing
+/// @returns the ranks of each machine
+/// @throws error (config) if they are not `ranks` in all
+std::vector<uint64_t> shares_of(uint64_t nodes,
+                                const std::vector<uint64_t>& per_node,
+                                uint64_t ranks);
+
+/// @param master "HOST:PORT", "[IPV6]:PORT"
+/// @throws error (config) if it is neither
+node_options read_node(uint64_t node, std::vector<uint64_t> shares,
+                       const std::string& master);
+
+/// Runs `command` on each host, in this directory, with the options that make
+/// it one launcher of several; stdin is empty. What they write to the console
+/// comes here.
+/// @param master "HOST:PORT"; empty: the first host and port 29400
+/// @returns the exit code of the one that is the cause
+int launch_on_hosts(const std::vector<host_share>& hosts,
+                    const std::vector<std::string>& command,
+                    const std::string& master);
+
+} // namespace smp

@@ -1,0 +1,144 @@
+#include "runtime/launch/network_choice.hpp"
+
+#include "runtime/base/file_io.hpp"
+#include "transport/error.hpp"
+#include "transport/network/addresses.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <system_error>
+#include <thread>
+
+#include <arpa/inet.h>
+
+namespace smp {
+
+namespace {
+
+using network_clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds pause_between_tries{100};
+
+/// @returns whether everybody takes that for this machine, as opposed to a name
+/// that leads nowhere else here (Debian writes "127.0.1.1 HOSTNAME")
+bool means_loopback(const std::string& host) {
+  in6_addr ignored{};
+  bool number = ::inet_pton(AF_INET, host.c_str(), &ignored) == 1
+                || ::inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
+  return host == "localhost" || (number && is_loopback(host));
+}
+
+/// A name service may need a moment for a machine that has just begun.
+void await_name(const std::string& host) {
+  auto deadline = network_clock::now() + patience_between_machines;
+  for (;;) {
+    try {
+      resolve(host, 0);
+      return;
+    } catch (const error& e) {
+      if (network_clock::now() >= deadline)
+        throw config_error(
+          fmt::format("the machine of rank 0 is not known here: {}", e.what()));
+    }
+    std::this_thread::sleep_for(pause_between_tries);
+  }
+}
+
+void check_conditions(const std::string& master, const session_config& x) {
+  if (x.trusted_network && !x.keys.empty())
+    return;
+  std::string wanted;
+  if (!x.trusted_network)
+    wanted
+      = "transport.trusted_network = true (UCX over tcp authenticates and "
+        "encrypts nothing)";
+  if (x.keys.empty())
+    wanted += fmt::format(
+      "{}transport.keys = DIR (made by smp-train keys DIR, "
+      "the same on each machine)",
+      wanted.empty() ? "" : " and ");
+  throw config_error(
+    fmt::format("rank 0 is to be reached at {}, so the run can cross machines: "
+                "that wants {}; docs/machines.md",
+                master, wanted));
+}
+
+} // namespace
+
+network_choice choose_network(const rank_environment& x,
+                              const session_config& config) {
+  network_choice result;
+  auto& master = x.rendezvous_address;
+  auto named = !config.interface.empty();
+  if (x.world_size == 1)
+    return result;
+  auto alone = means_loopback(master);
+  // Without an address, rank 0 tells its own through a file that all can read.
+  auto told = !x.supervised && x.rendezvous_port == 0;
+  if (alone && !(told && named && config.interface != "lo")) {
+    result.master = master;
+    return result;
+  }
+  check_conditions(alone ? config.interface : master, config);
+  if (!alone)
+    await_name(master);
+  auto here = is_loopback(master);
+  if (here && !named)
+    throw config_error(fmt::format(
+      "MASTER_ADDR={} leads to no other machine from here (see /etc/hosts); "
+      "write its address, or set transport.interface",
+      master));
+  auto mine = named ? find_interface(config.interface)
+                    : interface_towards(master);
+  result.interface = mine.name;
+  result.master = here || (named && x.rank == 0) ? mine.address : master;
+  auto silence = static_cast<int64_t>(config.link_timeout * 1000);
+  result.line = tls_line{tls_keys{config.keys},
+                         std::chrono::milliseconds{silence}, nullptr};
+  return result;
+}
+
+gate_answer ask_master(const std::string& host, uint16_t port,
+                       const tls_line& line) {
+  using std::chrono::milliseconds;
+  auto deadline = network_clock::now() + patience_between_machines;
+  constexpr milliseconds answer_limit{5000};
+  for (;;) {
+    auto left = std::chrono::ceil<milliseconds>(deadline
+                                                - network_clock::now());
+    file_descriptor connection;
+    try {
+      connection = connect_within(host, port, std::min(left, answer_limit));
+    } catch (const error& e) {
+      if (network_clock::now() >= deadline)
+        throw error{
+          failure{error_code::rank_down,
+                  rank_id{0},
+                  {},
+                  fmt::format("is not reached within {} min: {}",
+                              patience_between_machines.count(), e.what())}};
+      std::this_thread::sleep_for(pause_between_tries);
+      continue;
+    }
+    try {
+      tls_stream x{std::move(connection), line.keys, tls_side::connects};
+      return ask_gate(x, answer_limit);
+    } catch (const error& e) {
+      throw config_error(
+        fmt::format("rank 0 at {}: {}", endpoint(host, port), e.what()));
+    }
+  }
+}
+
+std::string machine_identity() {
+  auto kernel = try_read("/proc/sys/kernel/random/boot_id").value_or("");
+  // Containers may share a host's name; process numbers mean something inside
+  // one of them only.
+  std::error_code none;
+  auto processes = std::filesystem::read_symlink("/proc/self/ns/pid", none);
+  return host_name() + ' ' + kernel.substr(0, kernel.find('\n')) + ' '
+         + processes.string();
+}
+
+} // namespace smp

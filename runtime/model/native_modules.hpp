@@ -1,0 +1,22 @@
+#pragma once
+
+#include "runtime/model/module_walk.hpp"
+#include "tp/distributed_module.hpp"
+
+#include <cstdint>
+#include <optional>
+
+namespace smp {
+
+/// What tensor-parallel ranks have to know of a module that they are to share:
+/// one of torch::nn, or a TorchScript module of torch.nn.
+/// @returns nothing if it is of another class
+std::optional<native_module> native_of(const walked_model& model,
+                                       uint32_t module);
+
+/// @returns the position of a parameter that the module itself has under this
+/// name, or nothing
+std::optional<uint32_t> own_tensor(const walked_model& model, uint32_t module,
+                                   const std::string& name);
+
+} // namespace smp

@@ -1,0 +1,67 @@
+// What a rank shows to who looks at the run from outside.
+
+#include "runtime/session/inspection.hpp"
+
+#include "actors/host/node_status.hpp"
+#include "actors/inspection/entry_file.hpp"
+#include "runtime/session/rank_runtime.hpp"
+#include "runtime/session/session.hpp"
+#include "transport/process_state.hpp"
+
+#include <utility>
+
+#include <unistd.h>
+
+namespace smp {
+
+namespace {
+
+/// For the actors of a rank to answer; an INSPECTOR waits longer.
+constexpr std::chrono::milliseconds inspection_limit{150};
+
+} // namespace
+
+// -- a rank -------------------------------------------------------------------
+
+rank_status rank_runtime::status() {
+  rank_status result;
+  result.pid = ::getpid();
+  result.host = host_name();
+  result.pp_rank = pp_rank_;
+  result.view = view(inspection_limit);
+  auto usage = board_->look_at_usage();
+  result.up_seconds = usage.up;
+  result.busy_seconds = usage.busy;
+  result.bubble = usage.bubble;
+  auto memory = memory_of_this_process();
+  result.memory = memory.now;
+  result.peak_memory = memory.peak;
+  auto moved = fabric_->stats();
+  result.comm.messages_sent = moved.messages_sent;
+  result.comm.bytes_sent = moved.bytes_sent;
+  result.comm.messages_received = moved.messages_received;
+  result.comm.bytes_received = moved.bytes_received;
+  result.comm.messages_refused = moved.messages_refused;
+  result.comm.stages = communication();
+  if (std::shared_lock guard{node_mutex_}; node_)
+    node_->describe(result, inspection_limit);
+  else
+    result.view.complete = true; // no actors, none that is stuck
+  actor_entries entries{self_};
+  for (auto& stage : result.comm.stages.stages)
+    result.actors.push_back(entries.stage(stage));
+  return result;
+}
+
+// -- a run --------------------------------------------------------------------
+
+inspectable_run::inspectable_run(session& s, const std::string& run_dir) {
+  if (s.rank() > 0)
+    return;
+  if (auto entry = s.internals().open_inspection())
+    entry_ = std::make_unique<published_entry>(run_dir, *entry);
+}
+
+inspectable_run::~inspectable_run() = default;
+
+} // namespace smp

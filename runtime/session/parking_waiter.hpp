@@ -1,0 +1,79 @@
+#pragma once
+
+#include "transport/fabric.hpp"
+#include "transport/wait.hpp"
+#include "transport/wake_up.hpp"
+
+#include <ATen/ThreadLocalState.h>
+
+#include <memory>
+#include <thread>
+#include <utility>
+
+namespace smp {
+
+/// What the user's thread waits with, beneath what notes it. A collective
+/// outside of steps takes messages that another thread would have to be woken
+/// for, only to wake this one: so the thread parks at the fabric and takes them
+/// itself. In a step it must not: an execution that parks is nearer to them.
+class parking_waiter final : public waiter {
+public:
+  /// @returns that of the calling thread.
+  static parking_waiter& of_thread() {
+    thread_local parking_waiter result;
+    return result;
+  }
+
+  /// While it lives, waits of the calling thread park at `x`.
+  class at_fabric {
+  public:
+    explicit at_fabric(fabric& x)
+      : previous_(std::exchange(of_thread().fabric_, &x)) {
+      // nop
+    }
+
+    ~at_fabric() {
+      of_thread().fabric_ = previous_;
+    }
+
+    at_fabric(const at_fabric&) = delete;
+    at_fabric& operator=(const at_fabric&) = delete;
+
+  private:
+    fabric* previous_;
+  };
+
+  void wait(const completion_ptr& x, const wait_reason& why) override {
+    if (fabric_ == nullptr || x->done())
+      return plain_.wait(x, why);
+    // Shared with the callback, which the completion keeps after it ran.
+    auto done = std::make_shared<pollable_wake_up>();
+    x->on_done([done] { done->notify(); });
+    {
+      // What is delivered meanwhile is none of the user's.
+      at::ThreadLocalStateGuard plain{plain_state()};
+      fabric_->park(*done);
+    }
+    if (auto cause = x->cause())
+      throw error{std::move(cause)};
+  }
+
+private:
+  /// @pre no waiter is installed
+  parking_waiter() = default;
+
+  /// @returns the state of LibTorch of a thread that runs nothing.
+  static const at::ThreadLocalState& plain_state() {
+    static const auto result = [] {
+      at::ThreadLocalState x;
+      std::thread{[&x] { x = at::ThreadLocalState{}; }}.join();
+      return x;
+    }();
+    return result;
+  }
+
+  fabric* fabric_ = nullptr;
+  waiter& plain_ = waiter::current();
+};
+
+} // namespace smp

@@ -1,0 +1,219 @@
+#include "runtime/session/sharing.hpp"
+
+#include "partition/rank_layout.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/model/hook.hpp"
+#include "runtime/model/native_modules.hpp"
+#include "runtime/values/tensor_bridge.hpp"
+#include "transport/bytes.hpp"
+#include "transport/error.hpp"
+#include "transport/exchange.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+
+namespace smp {
+
+namespace {
+
+/// `*` stands for anything.
+bool fits(std::string_view pattern, std::string_view name) {
+  auto star = pattern.find('*');
+  if (star == pattern.npos)
+    return pattern == name;
+  auto head = pattern.substr(0, star);
+  auto rest = pattern.substr(star + 1);
+  if (!name.starts_with(head))
+    return false;
+  for (auto i = head.size(); i <= name.size(); ++i)
+    if (fits(rest, name.substr(i)))
+      return true;
+  return false;
+}
+
+/// That the module, or one above it, has.
+bool fits_below(std::string_view pattern, std::string_view name) {
+  while (true) {
+    if (fits(pattern, name))
+      return true;
+    auto dot = name.rfind('.');
+    if (dot == name.npos)
+      return false;
+    name = name.substr(0, dot);
+  }
+}
+
+class decider {
+public:
+  decider(const walked_model& model, const std::map<const void*, bool>& marked,
+          const sharing_request& x)
+    : model_(model), marked_(marked), request_(x) {
+    // nop
+  }
+
+  sharing_decision run() {
+    std::vector<bool> used(request_.patterns.size());
+    for (uint32_t i = 0; i < model_.modules.size(); ++i) {
+      auto wanted = wanted_by_code(i);
+      for (size_t k = 0; k < used.size(); ++k)
+        if (any_name_fits(request_.patterns[k], i)) {
+          used[k] = true;
+          wanted = wanted.value_or(true);
+        }
+      if (wanted.value_or(false))
+        consider(i);
+    }
+    for (size_t k = 0; k < used.size(); ++k)
+      if (!used[k])
+        throw config_error("tensor_parallel.modules: no module is called \""
+                           + request_.patterns[k] + '"');
+    result_.lines = lines();
+    return std::move(result_);
+  }
+
+private:
+  /// Said of modules.
+  using verdict_of = std::pair<std::string, std::vector<std::string>>;
+
+  bool any_name_fits(const std::string& pattern, uint32_t i) const {
+    return std::ranges::any_of(model_.modules[i].names, [&](auto& name) {
+      return !name.empty() && fits_below(pattern, name);
+    });
+  }
+
+  /// What code says of the module, or of the nearest one above it.
+  std::optional<bool> wanted_by_code(uint32_t i) const {
+    while (true) {
+      auto& m = model_.modules[i];
+      if (auto x = marked_.find(m.identity()); x != marked_.end())
+        return x->second;
+      for (auto* hook : m.hooks)
+        if (hook->sharing)
+          return hook->sharing;
+      if (i == 0)
+        return std::nullopt;
+      i = m.parent;
+    }
+  }
+
+  void consider(uint32_t i) {
+    auto native = native_of(model_, i);
+    auto* how = native ? find_distribution(native->type) : nullptr;
+    if (!how)
+      return; // those below it may be
+    auto why = why_not(i, *native, *how);
+    if (why.empty()) {
+      result_.shared.push_back(module_id{i});
+      note(i,
+           fmt::format("{} shared by {} ranks", native->type, request_.peers));
+    } else {
+      note(i, fmt::format("{} not shared, as {}", native->type, why));
+    }
+  }
+
+  void note(uint32_t i, std::string verdict) {
+    auto x = std::ranges::find(verdicts_, verdict, &verdict_of::first);
+    if (x == verdicts_.end())
+      x = verdicts_.insert(x, {std::move(verdict), {}});
+    x->second.push_back(model_.modules[i].names.front());
+  }
+
+  std::vector<std::string> lines() const {
+    constexpr size_t max_names = 3;
+    std::vector<std::string> result;
+    for (auto& [text, names] : verdicts_) {
+      auto shown = std::min(names.size(), max_names);
+      auto more = names.size() - shown;
+      result.push_back(fmt::format(
+        "{}: {}{}", text,
+        fmt::join(names.begin(), names.begin() + static_cast<ptrdiff_t>(shown),
+                  ", "),
+        more > 0 ? fmt::format(" and {} more", more) : ""));
+    }
+    return result;
+  }
+
+  std::string why_not(uint32_t i, const native_module& native,
+                      const distribution& how) const {
+    auto& m = model_.modules[i];
+    if (!m.intercepted)
+      return "its calls cannot be seen; declare it as smp::submodule, or put "
+             "it into a Sequential";
+    for (auto i : m.tensors) {
+      auto& t = model_.tensors[i];
+      if (t.modules.size() > 1)
+        return fmt::format("'{}' belongs to other modules, too",
+                           t.names.front());
+      if (t.read_by)
+        return fmt::format("the code of '{}' reads its '{}'", *t.read_by,
+                           t.names.front());
+    }
+    return native.doubt.empty()
+             ? how.refusal(native, static_cast<int64_t>(request_.peers))
+             : native.doubt;
+  }
+
+  const walked_model& model_;
+  const std::map<const void*, bool>& marked_;
+  const sharing_request& request_;
+  std::vector<verdict_of> verdicts_;
+  sharing_decision result_;
+};
+
+} // namespace
+
+sharing_decision decide_sharing(const walked_model& model,
+                                const std::map<const void*, bool>& marked,
+                                const sharing_request& x) {
+  if (x.peers == 1)
+    return {};
+  return decider{model, marked, x}.run();
+}
+
+void share_modules(model_map& map, const std::vector<module_id>& modules,
+                   int64_t rank, int64_t peers) {
+  at::NoGradGuard no_grad;
+  auto& model = map.model();
+  for (auto id : modules) {
+    auto i = static_cast<uint32_t>(id.value);
+    auto& m = model.modules[i];
+    if (m.tensors.empty() || !map.owned(m.tensors.front()))
+      continue;
+    auto native = native_of(model, i).value();
+    auto& how = *find_distribution(native.type);
+    std::map<uint32_t, tensor_slice> slices;
+    for (auto& [name, slice] : how.slices(native, rank, peers)) {
+      auto position = own_tensor(model, i, name).value();
+      auto x = model.tensors[position].tensor;
+      x.set_data(slice.of(x).clone());
+      slices.emplace(position, slice);
+    }
+    map.share(id, how.make(native), slices);
+    for (auto* hook : m.hooks)
+      hook->distributed = map.shared(id);
+  }
+}
+
+at::Tensor whole_of(const rank_context& rank, const at::Tensor& mine,
+                    const tensor_slice& slice) {
+  using part = std::vector<tensor_ref>; // one, or none
+  part sent;
+  if (mine.defined() && slice.length > 0)
+    sent.push_back(to_tensor_ref(mine.detach().to_dense(), true));
+  std::vector<at::Tensor> parts;
+  for (auto& x : rank.exchange().all_gather(
+         rank.layout().members(comm_group::tp, rank.self()), "smp.slices",
+         to_payload(sent)))
+    for (auto& y : from_payload<part>(x, "slice of a tensor"))
+      parts.push_back(to_tensor(y));
+  return parts.empty() ? at::Tensor{} : at::cat(parts, slice.dim);
+}
+
+} // namespace smp

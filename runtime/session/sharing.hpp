@@ -1,0 +1,49 @@
+#pragma once
+
+#include "runtime/model/model_map.hpp"
+#include "transport/ids.hpp"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+class rank_context;
+
+/// Which modules tensor-parallel ranks share (paper, section 5.2), and why not
+/// others that they were to share.
+struct sharing_decision {
+  std::vector<module_id> shared;
+  /// For people, a line each.
+  std::vector<std::string> lines;
+};
+
+/// What the configuration says: names of modules, and how many ranks share.
+struct sharing_request {
+  std::vector<std::string> patterns;
+  uint64_t peers = 1;
+};
+
+/// A module is shared if (1) there is a distributed implementation of it, (2)
+/// that is wanted, (3) none above it is shared already, and (4) it shares no
+/// parameter with another module.
+/// @param marked what code says of modules, by object
+/// @throws error (config) naming a pattern that fits no module
+sharing_decision decide_sharing(const walked_model& model,
+                                const std::map<const void*, bool>& marked,
+                                const sharing_request& x);
+
+/// Cuts the parameters of the shared modules that this rank owns, and lets the
+/// map and the hooks know how to run them. Their bytes are there.
+/// @param rank position of this one among its peers
+void share_modules(model_map& map, const std::vector<module_id>& modules,
+                   int64_t rank, int64_t peers);
+
+/// @param mine what this rank has of a tensor; undefined: nothing
+/// @returns the whole, on all peers; undefined if nobody has any of it.
+/// Collective over the tensor-parallel group.
+at::Tensor whole_of(const rank_context& rank, const at::Tensor& mine,
+                    const tensor_slice& slice);
+
+} // namespace smp

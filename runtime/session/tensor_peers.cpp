@@ -1,0 +1,57 @@
+#include "runtime/session/tensor_peers.hpp"
+
+#include "partition/rank_layout.hpp"
+#include "runtime/base/rank_context.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/session/tensor_collectives.hpp"
+#include "transport/error.hpp"
+
+#include <fmt/format.h>
+
+namespace smp {
+
+namespace {
+
+constexpr auto& peers = comm_group::tp;
+
+} // namespace
+
+uint64_t tensor_peers::size() const {
+  return rank_.layout().size(peers);
+}
+
+uint64_t tensor_peers::rank() const {
+  return rank_.layout().rank(peers, rank_.self());
+}
+
+std::string tensor_peers::next_name() {
+  auto* ex = execution::current();
+  if (!ex)
+    throw error{error_code::unsupported,
+                "a module that tensor-parallel ranks share was called outside "
+                "of a step: its peers are not there"};
+  auto [path, number] = ex->streams().next_collective();
+  return fmt::format("{}/{:x}.{}", ex->module_path(), path, number);
+}
+
+at::Tensor tensor_peers::allreduce(const at::Tensor& x,
+                                   const std::string& name) {
+  return smp::allreduce(x, peers, reduce_op::sum, name);
+}
+
+at::Tensor tensor_peers::allgather(const at::Tensor& x,
+                                   const std::string& name) {
+  return smp::allgather(x, peers, name);
+}
+
+at::Tensor tensor_peers::reduce_scatter(const at::Tensor& x,
+                                        const std::string& name) {
+  return smp::reduce_scatter(x, peers, reduce_op::sum, name);
+}
+
+at::Tensor tensor_peers::all_to_all(const at::Tensor& x,
+                                    const std::string& name) {
+  return smp::all_to_all(x, peers, name);
+}
+
+} // namespace smp

@@ -1,0 +1,38 @@
+#pragma once
+
+#include "tp/tensor_group.hpp"
+
+namespace smp {
+
+class rank_context;
+
+/// The tensor-parallel group of a rank, for the modules that it shares. What
+/// peers exchange is named after the path of the call (R23), which is the same
+/// on all of them wherever and whenever they run it.
+class tensor_peers final : public tensor_group {
+public:
+  /// @param rank outlives this
+  explicit tensor_peers(const rank_context& rank) : rank_(rank) {
+    // nop
+  }
+
+  uint64_t size() const override;
+
+  uint64_t rank() const override;
+
+  std::string next_name() override;
+
+  at::Tensor allreduce(const at::Tensor& x, const std::string& name) override;
+
+  at::Tensor allgather(const at::Tensor& x, const std::string& name) override;
+
+  at::Tensor reduce_scatter(const at::Tensor& x,
+                            const std::string& name) override;
+
+  at::Tensor all_to_all(const at::Tensor& x, const std::string& name) override;
+
+private:
+  const rank_context& rank_;
+};
+
+} // namespace smp

@@ -1,0 +1,249 @@
+// ctest: timeout=120 processors=2
+
+#include "tests/support/catch.hpp"
+
+#include "actors/comm/comm_fabric.hpp"
+#include "tests/support/inbox.hpp"
+#include "tests/support/payloads.hpp"
+#include "transport/loopback/loopback_fabric.hpp"
+#include "transport/ucx/ucx_fabric.hpp"
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+constexpr uint64_t kb = 1024;
+constexpr uint64_t mb = 1024 * kb;
+
+comm_options forced(uint64_t ranks_per_node, uint64_t arena) {
+  comm_options result;
+  result.force_device_path = true;
+  result.send_arena = arena;
+  result.receive_arena = arena;
+  result.ranks_per_node = ranks_per_node;
+  return result;
+}
+
+/// Ranks whose messages pass the stages, over one kind of fabric.
+class world {
+public:
+  world(const std::string& kind, uint64_t size, const comm_options& options)
+    : heard_(size) {
+    auto host = std::make_shared<actor_host>();
+    std::shared_ptr<loopback_network> network;
+    if (kind == "loopback")
+      network = std::make_shared<loopback_network>(size);
+    for (uint64_t i = 0; i < size; ++i) {
+      std::shared_ptr<fabric> inner;
+      ucx_options ucx;
+      if (kind == "tcp")
+        ucx.transports = "tcp,self";
+      if (network)
+        inner = {network, &network->at(rank_id{i})};
+      else
+        inner = std::make_shared<ucx_fabric>(rank_id{i}, size, ucx);
+      ranks_.push_back(
+        std::make_unique<comm_fabric>(std::move(inner), host, options));
+    }
+    std::vector<std::string> addresses;
+    for (auto& x : ranks_)
+      addresses.push_back(x->address());
+    for (uint64_t i = 0; i < size; ++i)
+      ranks_[i]->start(addresses, heard_[i]);
+  }
+
+  ~world() {
+    for (auto& x : ranks_)
+      x->stop(std::chrono::seconds{5});
+  }
+
+  comm_fabric& at(uint64_t rank) {
+    return *ranks_[rank];
+  }
+
+  inbox& heard(uint64_t rank) {
+    return heard_[rank];
+  }
+
+private:
+  std::vector<inbox> heard_;
+  std::vector<std::unique_ptr<comm_fabric>> ranks_;
+};
+
+uint64_t handled(const comm_report& x, comm_stage stage) {
+  return x.stages.at(static_cast<size_t>(stage)).handled;
+}
+
+uint64_t count(const std::array<uint64_t, comm_rules>& x, comm_rule rule) {
+  return x[static_cast<size_t>(rule)];
+}
+
+/// Waits until rank 0 knows where all that it sent came to lie.
+comm_report when_placed(comm_fabric& x, uint64_t tensors) {
+  auto deadline = std::chrono::steady_clock::now() + patience;
+  for (;;) {
+    auto result = x.status();
+    auto known = count(result.sent, comm_rule::device_path)
+                 + count(result.sent, comm_rule::no_space);
+    if (known >= tensors || std::chrono::steady_clock::now() > deadline)
+      return result;
+    std::this_thread::yield();
+  }
+}
+
+#define ON_EVERY_FABRIC                                                        \
+  auto kind = GENERATE(as<std::string>{}, "loopback", "shm", "tcp");           \
+  CAPTURE(kind)
+
+} // namespace
+
+TEST_CASE("messages of every size pass the stages whole, on every path",
+          "[actors][comm]") {
+  ON_EVERY_FABRIC;
+  // 0: host path, 1: device path on a node, 2: between nodes
+  auto path = GENERATE(0, 1, 2);
+  CAPTURE(path);
+  world w{kind, 2,
+          path == 0 ? comm_options{} : forced(path == 1 ? 0 : 1, 64 * mb)};
+  std::vector<uint64_t> sizes{0,     1,       4096,    4097,
+                              70000, 1 << 20, 5 << 20, 80 << 20};
+  for (auto size : sizes)
+    w.at(0).send(rank_id{1},
+                 make_message(std::to_string(size), {make_tensor(size, size)}),
+                 w.heard(0).on_sent());
+  REQUIRE(w.heard(1).wait_messages(sizes.size()));
+  REQUIRE(w.heard(0).wait_sent(sizes.size()));
+  CHECK(w.heard(0).send_failures().empty());
+  std::set<uint64_t> seen;
+  for (auto& [from, x] : w.heard(1).take_messages()) {
+    auto size = std::stoull(to_text(x.body.bytes));
+    CHECK(same_bytes(x.body.tensors[0], pattern(size, size)));
+    seen.insert(size);
+  }
+  CHECK(seen == std::set<uint64_t>(sizes.begin(), sizes.end()));
+  auto sender = path == 0 ? w.at(0).status() : when_placed(w.at(0), 5);
+  auto receiver = w.at(1).status();
+  CHECK(handled(sender, comm_stage::initiator) == 5);
+  if (path == 0) {
+    CHECK(count(sender.sent, comm_rule::host_tensor) == 5);
+    CHECK(handled(sender, comm_stage::tracker) == 5);
+    CHECK(handled(sender, comm_stage::d2d_allocator) == 0);
+    return;
+  }
+  // The largest finds no space in an arena of 64 MB, all others do.
+  CHECK(count(sender.sent, comm_rule::device_path) == 4);
+  CHECK(count(sender.sent, comm_rule::no_space) == 1);
+  CHECK(count(receiver.received, comm_rule::device_path) == 4);
+  CHECK(handled(sender, comm_stage::d2d_allocator) == 5);
+  auto recv = path == 1 ? comm_stage::d2d_recv : comm_stage::io_recv_watcher;
+  CHECK(handled(receiver, recv) == 4);
+  if (path == 1) {
+    CHECK(handled(sender, comm_stage::d2d_send) == 5);
+    CHECK(count(receiver.received, comm_rule::no_space) == 1);
+  } else {
+    CHECK(handled(sender, comm_stage::cross_node_progress) == 4);
+    CHECK(handled(sender, comm_stage::io_send_watcher) == 4);
+    CHECK(handled(sender, comm_stage::requester) == 1);
+  }
+}
+
+TEST_CASE("an arena that is too small is no stall", "[actors][comm]") {
+  ON_EVERY_FABRIC;
+  auto per_node = GENERATE(0u, 1u);
+  CAPTURE(per_node);
+  world w{kind, 3, forced(per_node, mb)};
+  constexpr uint64_t count = 60;
+  auto size_of = [](uint64_t i) { return 5000 + i * 9973 % (700 * kb); };
+  for (uint64_t i = 0; i < count; ++i)
+    for (uint64_t from : {0, 2})
+      w.at(from).send(
+        rank_id{1},
+        make_message(std::to_string(i),
+                     {make_tensor(size_of(i), i), make_tensor(100, i)}),
+        {});
+  // Held all the time, so that the arena stays full.
+  REQUIRE(w.heard(1).wait_messages(2 * count));
+  for (auto& [from, x] : w.heard(1).messages()) {
+    auto i = std::stoull(to_text(x.body.bytes));
+    REQUIRE(same_bytes(x.body.tensors[0], pattern(size_of(i), i)));
+    REQUIRE(same_bytes(x.body.tensors[1], pattern(100, i)));
+  }
+  auto now = w.at(1).status();
+  CHECK(now.receive_arena.high_water > mb / 2);
+  CHECK(now.receive_arena.refused > 0);
+  w.heard(1).take_messages();
+}
+
+TEST_CASE("all ranks send to all on mixed paths", "[actors][comm]") {
+  ON_EVERY_FABRIC;
+  world w{kind, 4, forced(2, 8 * mb)};
+  constexpr uint64_t rounds = 30;
+  std::vector<std::thread> threads;
+  for (uint64_t me = 0; me < 4; ++me)
+    threads.emplace_back([&w, me] {
+      for (uint64_t i = 0; i < rounds; ++i)
+        for (uint64_t to = 0; to < 4; ++to)
+          w.at(me).send(
+            rank_id{to},
+            make_message(std::to_string(i), {make_tensor(i * 20011, me + i)}),
+            w.heard(me).on_sent());
+    });
+  for (auto& t : threads)
+    t.join();
+  for (uint64_t me = 0; me < 4; ++me) {
+    REQUIRE(w.heard(me).wait_messages(4 * rounds));
+    REQUIRE(w.heard(me).wait_sent(4 * rounds));
+    CHECK(w.heard(me).send_failures().empty());
+    for (auto& [from, x] : w.heard(me).take_messages()) {
+      auto i = std::stoull(to_text(x.body.bytes));
+      REQUIRE(
+        same_bytes(x.body.tensors[0], pattern(i * 20011, from.value + i)));
+    }
+  }
+}
+
+TEST_CASE("a loss reaches what is on its way through the stages",
+          "[actors][comm]") {
+  ON_EVERY_FABRIC;
+  auto device = GENERATE(false, true);
+  CAPTURE(device);
+  world w{kind, 3, device ? forced(1, 4 * mb) : comm_options{}};
+  failure gone{error_code::rank_down, rank_id{1}, {}, "killed by signal 9"};
+  auto tensor = make_tensor(mb, 1);
+  for (int i = 0; i < 40; ++i)
+    w.at(0).send(rank_id{1}, make_message("x", {tensor}), w.heard(0).on_sent());
+  w.at(0).peer_lost(gone);
+  REQUIRE(w.heard(0).wait_losses(1));
+  REQUIRE(w.heard(0).wait_sent(40));
+  for (auto& x : w.heard(0).send_failures())
+    CHECK(x == gone);
+  CHECK(w.at(0).queued_to(rank_id{1}) == 0);
+  w.at(0).send(rank_id{2}, make_message("on", {tensor}), {});
+  CHECK(w.heard(2).wait_messages(1));
+}
+
+TEST_CASE("a stop sends what is in the stages", "[actors][comm]") {
+  ON_EVERY_FABRIC;
+  auto device = GENERATE(false, true);
+  CAPTURE(device);
+  world w{kind, 2, device ? forced(1, 64 * mb) : comm_options{}};
+  for (int i = 0; i < 30; ++i)
+    w.at(0).send(rank_id{1}, make_message("x", {make_tensor(mb, 1)}),
+                 w.heard(0).on_sent());
+  w.at(0).stop(std::chrono::seconds{30});
+  CHECK(w.heard(0).sent() == 30);
+  CHECK(w.heard(0).send_failures().empty());
+  CHECK(w.heard(1).wait_messages(30));
+  w.at(0).send(rank_id{1}, make_message("late", {make_tensor(mb, 1)}),
+               w.heard(0).on_sent());
+  REQUIRE(w.heard(0).wait_sent(31));
+  CHECK(w.heard(0).send_failures()[0].code == error_code::cancelled);
+}

@@ -1,0 +1,156 @@
+#include "tests/support/catch.hpp"
+
+#include "actors/inspection/inspector.hpp"
+#include "tests/support/actor_fixture.hpp"
+#include "transport/process_state.hpp"
+
+#include <caf/event_based_actor.hpp>
+#include <caf/typed_response_promise.hpp>
+
+#include <chrono>
+#include <optional>
+
+#include <unistd.h>
+
+using namespace smp;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// How a RANK WATCH behaves in a test.
+struct manners {
+  bool silent = false;
+  rank_status says;
+  int asked = 0;
+  std::vector<caf::typed_response_promise<rank_status>> owed;
+};
+
+rank_watch_actor::behavior_type
+watch_with_manners(rank_watch_actor::pointer self, manners* how) {
+  return {
+    [](look_atom) { return uint64_t{0}; },
+    // In these tests: answer now what you owe. (Only an actor that runs can.)
+    [how](stall_atom, const std::string&) {
+      for (auto& x : how->owed)
+        x.deliver(how->says);
+    },
+    [](stall_atom, const failure&) {},
+    [](status_atom) { return rank_view{}; },
+    [self, how](inspect_atom) -> caf::result<rank_status> {
+      ++how->asked;
+      if (how->silent)
+        return how->owed.emplace_back(
+          self->make_response_promise<rank_status>());
+      return how->says;
+    },
+  };
+}
+
+/// An INSPECTOR of ranks that do as they are told.
+struct inspection_fixture : actor_fixture {
+  explicit inspection_fixture(uint64_t size) : ranks(size) {
+    inspector_config config;
+    config.world_size = size;
+    boss = own(sys.spawn(inspector, config));
+    for (auto& x : ranks) {
+      x.says.view.complete = true;
+      x.says.pid = ::getpid();
+      x.says.host = host_name();
+    }
+  }
+
+  rank_watch_actor join(uint64_t rank) {
+    auto hdl = own(sys.spawn(watch_with_manners, &ranks[rank]));
+    caf::anon_send(boss, rank_id{rank}, hdl);
+    sched.run();
+    return hdl;
+  }
+
+  run_status look() {
+    auto handle = self->request(boss, caf::infinite, inspect_atom_v);
+    sched.run();
+    // Whoever does not answer now will not within the limit.
+    while (sched.trigger_timeout())
+      sched.run();
+    run_status result;
+    handle.receive(
+      [&](run_status& x) { result = std::move(x); },
+      [](const caf::error& x) { throw std::runtime_error(to_string(x)); });
+    return result;
+  }
+
+  inspector_actor boss;
+  std::vector<manners> ranks;
+};
+
+} // namespace
+
+TEST_CASE("A rank that does not answer is silent, and the others are told of",
+          "[actors][inspection]") {
+  inspection_fixture x{3};
+  for (uint64_t i = 0; i < 3; ++i)
+    x.join(i);
+  CHECK(x.look().ranks[1].health == rank_health::well);
+  x.ranks[1].silent = true;
+  x.ranks[2].says.queue = 7;
+  auto status = x.look();
+  CHECK(status.ranks[0].health == rank_health::well);
+  CHECK(status.ranks[1].health == rank_health::silent);
+  CHECK(status.ranks[1].known); // what it said before
+  CHECK(status.ranks[2].health == rank_health::well);
+  CHECK(status.ranks[2].status.queue == 7);
+}
+
+TEST_CASE("A rank that owes an answer is not asked again",
+          "[actors][inspection]") {
+  inspection_fixture x{2};
+  x.join(0);
+  auto watch = x.join(1);
+  x.ranks[1].silent = true;
+  x.look();
+  auto before = x.ranks[1].asked;
+  for (int i = 0; i < 5; ++i)
+    CHECK(x.look().ranks[1].health == rank_health::silent);
+  CHECK(x.ranks[1].asked == before);
+  // It goes on.
+  x.ranks[1].silent = false;
+  caf::anon_send(watch, stall_atom_v, std::string{});
+  x.sched.run();
+  CHECK(x.look().ranks[1].health == rank_health::well);
+  CHECK(x.ranks[1].asked == before + 1);
+}
+
+TEST_CASE("A rank whose actors do not answer is blocked",
+          "[actors][inspection]") {
+  inspection_fixture x{1};
+  x.ranks[0].says.view.complete = false;
+  x.join(0);
+  CHECK(x.look().ranks[0].health == rank_health::blocked);
+  x.ranks[0].says.view.left = true; // they are ending
+  CHECK(x.look().ranks[0].health == rank_health::well);
+}
+
+TEST_CASE("A rank that did not come is joining, one that ended is lost",
+          "[actors][inspection]") {
+  inspection_fixture x{3};
+  auto watch = x.join(1);
+  x.join(2);
+  x.ranks[2].says.view.left = true;
+  CHECK(x.look().ranks[0].health == rank_health::joining);
+  CHECK_FALSE(x.look().ranks[0].known);
+  caf::anon_send_exit(watch, caf::exit_reason::kill);
+  x.sched.run();
+  auto status = x.look();
+  CHECK(status.ranks[1].health == rank_health::lost);
+  CHECK(status.ranks[2].health == rank_health::well);
+}
+
+TEST_CASE("The INSPECTOR and the STALL MONITOR are told of, too",
+          "[actors][inspection]") {
+  inspection_fixture x{1};
+  x.join(0);
+  auto status = x.look();
+  REQUIRE(status.actors.size() == 1);
+  CHECK(status.actors[0].id == "inspector");
+  CHECK(status.pid == ::getpid());
+}

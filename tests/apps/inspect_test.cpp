@@ -1,0 +1,427 @@
+// ctest: timeout=300 label=multiprocess
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/train_dir.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sys/stat.h>
+
+// smp-inspect and smp-top --once on real runs, well and with each fault.
+
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+using namespace smp::test;
+using nlohmann::json;
+
+namespace {
+
+/// A run that takes minutes.
+const std::string endless = tiny_gpt(2, 2, 4, R"([train]
+steps = 1000000
+log_interval = 1
+eval_steps = 0
+
+[monitor]
+stall_timeout = 1
+)");
+
+struct answer {
+  int code = 0;
+  std::string output;
+  double seconds = 0;
+
+  json parsed() const {
+    INFO(output);
+    return json::parse(output);
+  }
+};
+
+answer run_program(const train_dir& dir, std::vector<std::string> command) {
+  command[0] = built_program(command[0]);
+  auto begin = std::chrono::steady_clock::now();
+  program x{std::move(command), dir.path};
+  answer result;
+  result.code = x.join();
+  result.output = x.output();
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  result.seconds = took.count();
+  return result;
+}
+
+answer inspect_run(const train_dir& dir, std::vector<std::string> words) {
+  words.insert(words.begin(), {"smp-inspect", "run"});
+  return run_program(dir, std::move(words));
+}
+
+json top_once(const train_dir& dir) {
+  return run_program(dir, {"smp-top", "run", "--once", "--json"}).parsed();
+}
+
+/// Asks until `done`, which a test expects soon. The last answer is its result.
+template <class F>
+answer inspect_until(const train_dir& dir, std::vector<std::string> words,
+                     F done) {
+  auto end = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+  for (;;) {
+    auto x = inspect_run(dir, words);
+    if (done(x) || std::chrono::steady_clock::now() > end)
+      return x;
+  }
+}
+
+bool says(const answer& x, const std::string& text) {
+  return x.output.find(text) != std::string::npos;
+}
+
+json rank_of(const json& top, size_t rank) {
+  return top.at("ranks").at(rank);
+}
+
+pid_t process_of(const train_dir& dir, int rank) {
+  auto id = "r" + std::to_string(rank);
+  auto x = inspect_run(dir, {"actor", id, "--json"}).parsed();
+  return std::stoi(x.at("actor").at("items").at("process").get<std::string>());
+}
+
+pid_t process_of_entry(const train_dir& dir) {
+  auto text = content_of(dir.path / "run/inspect.entry");
+  return std::stoi(text.substr(text.find("\npid ") + 5));
+}
+
+std::string plugin(const std::string& name) {
+  auto bin = std::filesystem::path{std::getenv("SMP_BIN_DIR")};
+  return (bin / "../lib" / (name + ".so")).lexically_normal();
+}
+
+program start_faulty(const train_dir& dir, const std::string& fault) {
+  return dir.start({"tiny.toml", "--run-dir", "run", "--smp.pipeline=actor",
+                    "--smp.schedule.plugin=" + plugin("faulty_schedule"),
+                    "--smp.schedule.name=faulty",
+                    "--smp.schedule.options=" + fault,
+                    "--smp.schedule.timeout=100"});
+}
+
+} // namespace
+
+TEST_CASE("A run tells of all its actors, and its end too", "[apps][inspect]") {
+  train_dir dir{endless};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto ls = inspect_run(dir, {"ls", "--json"});
+  CHECK(ls.code == 0);
+  auto x = ls.parsed();
+  CHECK(x.at("state") == "running");
+  CHECK(x.at("healthy") == true);
+  CHECK(x.at("step").get<int>() >= 2);
+  CHECK(x.at("steps") == 1000000);
+  std::set<std::string> ids;
+  for (auto& actor : x.at("actors")) {
+    ids.insert(actor.at("id"));
+    CHECK(actor.at("answers") == true);
+  }
+  for (auto id :
+       {"supervisor", "stalls", "inspector", "r0", "r0.watch", "r0.server",
+        "r0.context.1", "r0.scheduler", "r0.comm-initiator", "r1", "r1.server"})
+    CHECK(ids.count(id) == 1);
+  CHECK(ids.count("r1.scheduler") == 0);
+
+  auto text = inspect_run(dir, {"ls"});
+  CHECK(text.code == 0);
+  CHECK_THAT(text.output, ContainsSubstring("MODULE SERVER")
+                            && ContainsSubstring("PIPELINE SCHEDULER"));
+  auto tree = inspect_run(dir, {"tree", "--json"}).parsed().at("tree");
+  auto is_r0 = [](auto& y) { return y.at("id") == "r0"; };
+  auto r0 = std::find_if(tree.begin(), tree.end(), is_r0);
+  REQUIRE(r0 != tree.end());
+  auto is_server = [](auto& y) { return y.at("id") == "r0.server"; };
+  auto& below = r0->at("children");
+  auto server = std::find_if(below.begin(), below.end(), is_server);
+  REQUIRE(server != below.end());
+  CHECK(server->at("children").at(0).at("parent") == "r0.server");
+  CHECK(inspect_run(dir, {"actor", "r1.server"}).code == 0);
+  auto none = inspect_run(dir, {"actor", "r7.server"});
+  CHECK(none.code == 2);
+  CHECK_THAT(none.output,
+             ContainsSubstring("no actor of this run has this id"));
+  auto comm = inspect_run(dir, {"comm", "--json"}).parsed().at("comm");
+  CHECK(comm.at(0).at("bytes_sent").get<uint64_t>() > 0);
+  CHECK(comm.at(1).at("peers").at(0).at("rank") == 0);
+  CHECK(comm.at(0).at("device_path") == false);
+  CHECK(inspect_run(dir, {"waits"}).code == 0);
+
+  run.signal(SIGINT);
+  REQUIRE(run.join() == 130);
+  auto ended = inspect_run(dir, {"ls"});
+  CHECK(ended.code == 3);
+  CHECK_THAT(ended.output,
+             StartsWith("run: ended: the run ended with exit code 130 after "
+                        "step "));
+  auto as_json = inspect_run(dir, {"waits", "--json"});
+  CHECK(as_json.code == 3);
+  CHECK(as_json.parsed().at("exit_code") == 130);
+  auto top = run_program(dir, {"smp-top", "run"});
+  CHECK(top.code == 3);
+  CHECK_THAT(top.output, ContainsSubstring("exit code 130"));
+}
+
+TEST_CASE("smp-top --once tells what each rank does", "[apps][inspect]") {
+  train_dir dir{endless};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto x = top_once(dir);
+  CHECK(x.at("samples_per_second").get<double>() > 0);
+  for (size_t i = 0; i < 2; ++i) {
+    auto rank = rank_of(x, i);
+    INFO(rank.dump());
+    CHECK(rank.at("health") == "well");
+    CHECK(rank.at("state") != "");
+    CHECK(rank.at("busy").get<double>() > 0);
+    CHECK(rank.at("busy").get<double>() <= 1.01);
+    CHECK(rank.at("bubble").get<double>() >= 0);
+    CHECK(rank.at("bytes_out_per_second").get<double>() > 0);
+    CHECK(rank.at("bytes_in_per_second").get<double>() > 0);
+    CHECK(rank.at("arena_high_water").is_null());
+    CHECK(rank.at("memory").get<uint64_t>() > 10'000'000);
+  }
+  auto table = run_program(dir, {"smp-top", "run", "--once"});
+  CHECK(table.code == 0);
+  CHECK_THAT(table.output, ContainsSubstring("run  running  step ")
+                             && ContainsSubstring("tokens/s  ETA ")
+                             && ContainsSubstring("bubble"));
+}
+
+TEST_CASE("A stopped rank is shown as stopped within a second, with the others",
+          "[apps][inspect]") {
+  train_dir dir{endless};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto pid = process_of(dir, 1);
+  // By the clock of somebody else, who is late on a busy machine: what has to
+  // be shown is that the program can do it.
+  answer x;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    REQUIRE(::kill(pid, SIGSTOP) == 0);
+    x = inspect_run(dir, {"ls", "--json"});
+    if (x.seconds < 1)
+      break;
+    REQUIRE(::kill(pid, SIGCONT) == 0);
+  }
+  CHECK(x.seconds < 1);
+  CHECK(x.code == 1);
+  CHECK_THAT(x.parsed().at("problems").at(0).get<std::string>(),
+             StartsWith("rank 1 is stopped: "));
+  // It does not tell its actors any more, which is no mistake of the user.
+  auto server = inspect_run(dir, {"actor", "r1.server"});
+  CHECK(server.code == 1);
+  CHECK_THAT(server.output, ContainsSubstring("NO ANSWER")
+                              && ContainsSubstring("rank 1 is stopped: "));
+  auto top = top_once(dir);
+  CHECK(rank_of(top, 0).at("health") == "well");
+  CHECK(rank_of(top, 1).at("health") == "stopped");
+  CHECK_THAT(rank_of(top, 1).at("state").get<std::string>(),
+             StartsWith("STOPPED "));
+  auto stall = inspect_until(dir, {"waits"},
+                             [](auto& y) { return says(y, "! stall: "); });
+  CHECK(stall.code == 1);
+  CHECK_THAT(stall.output, ContainsSubstring("! stall: nothing moved for ")
+                             && ContainsSubstring("rank 1 does not answer"));
+  REQUIRE(::kill(pid, SIGCONT) == 0);
+  auto well = inspect_until(dir, {"waits"},
+                            [](auto& y) { return y.code == 0; });
+  CHECK(well.code == 0);
+}
+
+TEST_CASE("A schedule that owes an answer is named", "[apps][inspect]") {
+  train_dir dir{endless};
+  auto run = start_faulty(dir, "silent");
+  REQUIRE(run.wait_for("nothing moved for "));
+  auto x = inspect_run(dir, {"waits"});
+  CHECK(x.code == 1);
+  CHECK_THAT(x.output, ContainsSubstring("rank 0's schedule actor \"faulty\" "
+                                         "owes an answer to event \"backward "
+                                         "ready, microbatch 1\""));
+  auto actor = inspect_run(dir, {"actor", "r0.schedule"});
+  CHECK_THAT(actor.output, ContainsSubstring("OWES AN ANSWER"));
+}
+
+TEST_CASE("A rank whose actors have no thread is blocked", "[apps][inspect]") {
+  train_dir dir{endless};
+  auto run = start_faulty(dir, "blocks");
+  auto x = inspect_until(dir, {"ls", "--json"},
+                         [](auto& y) { return says(y, "rank 0 is blocked"); });
+  CHECK(x.code == 1);
+  CHECK_THAT(x.parsed().at("problems").at(0).get<std::string>(),
+             StartsWith("rank 0 is blocked: the thread of its actors"));
+  // Nobody waits for it; that one can be late is said above.
+  for (int attempt = 0; attempt < 5 && x.seconds >= 1; ++attempt)
+    x = inspect_run(dir, {"ls", "--json"});
+  CHECK(x.seconds < 1);
+  auto again = inspect_run(dir, {"actor", "r0.server"});
+  CHECK(again.code == 1);
+  CHECK_THAT(again.output, ContainsSubstring("NO ANSWER"));
+  auto top = top_once(dir);
+  CHECK_THAT(rank_of(top, 0).at("state").get<std::string>(),
+             StartsWith("BLOCKED "));
+  CHECK(rank_of(top, 1).at("health") == "well");
+}
+
+TEST_CASE("The end of a rank is told afterwards, with its cause",
+          "[apps][inspect]") {
+  train_dir dir{endless};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  REQUIRE(::kill(process_of(dir, 1), SIGKILL) == 0);
+  REQUIRE(run.join() == 3);
+  auto x = inspect_run(dir, {"ls"});
+  CHECK(x.code == 3);
+  CHECK_THAT(x.output, ContainsSubstring("the run ended with exit code 3 after")
+                         && ContainsSubstring("rank 1: killed by signal 9"));
+}
+
+TEST_CASE("A launcher that is stopped or killed is told", "[apps][inspect]") {
+  train_dir dir{endless};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto pid = process_of_entry(dir);
+  auto named = "its process " + std::to_string(pid);
+  run.signal(SIGSTOP);
+  auto stopped = inspect_run(dir, {"ls"});
+  CHECK(stopped.code == 1);
+  CHECK_THAT(stopped.output, StartsWith("run: unreachable")
+                               && ContainsSubstring(named + " is stopped"));
+  run.signal(SIGKILL);
+  run.join();
+  auto killed = inspect_run(dir, {"ls"});
+  CHECK(killed.code == 3);
+  CHECK_THAT(killed.output, StartsWith("run: ended")
+                              && ContainsSubstring(named + " was killed"));
+}
+
+// The launcher, which would tell its end, does not.
+TEST_CASE("A rank that dies while its launcher is stopped is told afterwards",
+          "[apps][inspect]") {
+  train_dir dir{endless};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto rank = process_of(dir, 1);
+  run.signal(SIGSTOP);
+  REQUIRE(::kill(rank, SIGKILL) == 0);
+  auto x = inspect_run(dir, {"ls"});
+  for (int attempt = 0; attempt < 5 && x.seconds >= 1; ++attempt)
+    x = inspect_run(dir, {"ls"});
+  CHECK(x.seconds < 1);
+  CHECK(x.code == 1);
+  CHECK_THAT(x.output, StartsWith("run: unreachable")
+                         && ContainsSubstring(" is stopped"));
+  run.signal(SIGCONT);
+  REQUIRE(run.join() == 3);
+  CHECK_THAT(inspect_run(dir, {"ls"}).output,
+             ContainsSubstring("rank 1: killed by signal 9"));
+}
+
+TEST_CASE("Nobody but the user of a run looks at it", "[apps][inspect][R44]") {
+  train_dir dir{endless};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto entry = dir.path / "run/inspect.entry";
+  struct stat info {};
+  REQUIRE(::stat(entry.c_str(), &info) == 0);
+  CHECK((info.st_mode & 0777) == 0600);
+  // By address, with a copy of the file.
+  auto text = content_of(entry);
+  auto begin = text.find("\nport ") + 6;
+  auto port = text.substr(begin, text.find('\n', begin) - begin);
+  auto address = "127.0.0.1:" + port;
+  CHECK(run_program(
+          dir, {"smp-inspect", address, "--secret", "run/inspect.entry", "ls"})
+          .code
+        == 0);
+  auto without = run_program(dir, {"smp-inspect", address, "ls"});
+  CHECK(without.code == 2);
+  CHECK_THAT(without.output, ContainsSubstring("--secret"));
+  // With another secret.
+  auto at = text.find("\nsecret ") + 8;
+  text[at] = text[at] == '0' ? '1' : '0';
+  dir.write("wrong.entry", text);
+  REQUIRE(::chmod((dir.path / "wrong.entry").c_str(), 0600) == 0);
+  auto refused = run_program(
+    dir, {"smp-inspect", address, "--secret", "wrong.entry", "ls"});
+  CHECK(refused.code == 1);
+  CHECK_THAT(refused.output, ContainsSubstring("unreachable"));
+  // What others can read is no secret.
+  REQUIRE(::chmod(entry.c_str(), 0644) == 0);
+  auto open = inspect_run(dir, {"ls"});
+  CHECK(open.code == 2);
+  CHECK_THAT(open.output, ContainsSubstring("mode 0600"));
+}
+
+TEST_CASE("A directory without a run is refused", "[apps][inspect]") {
+  train_dir dir{endless};
+  for (auto name : {"smp-inspect", "smp-top"}) {
+    std::vector<std::string> words{name, "."};
+    if (words[0] == "smp-inspect")
+      words.push_back("ls");
+    auto x = run_program(dir, words);
+    CHECK(x.code == 2);
+    CHECK_THAT(x.output, ContainsSubstring(".: no run directory"));
+    words[1] = "nowhere";
+    CHECK_THAT(run_program(dir, words).output,
+               ContainsSubstring("nowhere: neither a directory nor HOST:PORT"));
+  }
+}
+
+TEST_CASE("A run is looked at whoever started its ranks", "[apps][inspect]") {
+  train_dir dir{endless};
+  auto command = std::vector<std::string>{built_program("smp-train"),
+                                          "tiny.toml", "--run-dir", "run"};
+  std::vector<std::unique_ptr<program>> ranks;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.push_back(
+      std::make_unique<program>(command, dir.path,
+                                std::map<std::string, std::string>{
+                                  {"RANK", std::to_string(rank)},
+                                  {"WORLD_SIZE", "2"},
+                                  {"TORCHELASTIC_RUN_ID", dir.path.filename()},
+                                  {"SMP_RENDEZVOUS_DIR", dir.path}}));
+  REQUIRE(ranks[0]->wait_for(" 2/1000000"));
+  auto x = inspect_run(dir, {"ls"});
+  CHECK(x.code == 0);
+  CHECK_THAT(x.output, ContainsSubstring("r1.server"));
+  // It hosts the SUPERVISOR.
+  ranks[0]->signal(SIGSTOP);
+  auto stopped = inspect_run(dir, {"ls"});
+  CHECK(stopped.code == 1);
+  CHECK_THAT(stopped.output, ContainsSubstring(" is stopped"));
+  ranks[0]->signal(SIGCONT);
+}
+
+TEST_CASE("Ranks that are threads, and one that is alone, are looked at",
+          "[apps][inspect]") {
+  train_dir dir{endless};
+  for (auto setting : {"--transport.type=loopback", "--ranks=1"}) {
+    std::filesystem::remove_all(dir.path / "run");
+    auto run = dir.start({"tiny.toml", "--run-dir", "run", setting});
+    REQUIRE(run.wait_for(" 2/1000000"));
+    auto x = inspect_run(dir, {"tree"});
+    INFO(setting << '\n' << x.output);
+    CHECK(x.code == 0);
+    CHECK(says(x, "r0.server"));
+    CHECK(says(x, "r1.server") == (setting[2] == 't'));
+    run.signal(SIGINT);
+    CHECK(run.join() == 130);
+    CHECK(inspect_run(dir, {"ls"}).code == 3);
+  }
+}

@@ -1,0 +1,382 @@
+// ctest: timeout=600 label=multiprocess
+
+// Runs over several "machines": network namespaces of this one.
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/machines.hpp"
+#include "tests/support/train_dir.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::StartsWith;
+using namespace smp::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+const std::string four_ranks = tiny_gpt(4, 4, 8, R"([optimizer]
+type = "sgd"
+lr = 1e-2
+
+[transport]
+trusted_network = true
+keys = "keys"
+
+[train]
+steps = 4
+log_interval = 1
+eval_steps = 0
+)");
+
+/// Four ranks on machines, started as mpirun or Kubernetes would.
+struct machines_dir : train_dir {
+  explicit machines_dir(size_t count = 2, bool ipv6_only = false)
+    : train_dir(four_ranks),
+      ranks_per_machine(4 / count),
+      on(count, ipv6_only) {
+    auto keys = start({"keys", "keys"});
+    REQUIRE(keys.join() == 0);
+  }
+
+  void start_rank(size_t rank, const std::string& master,
+                  std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), built_program("smp-train"));
+    arguments.insert(arguments.end(), {"--ranks", "4", "--run-dir", "run"});
+    running.emplace_back(new program(
+      on.start(rank / ranks_per_machine, arguments, path,
+               {{"RANK", std::to_string(rank)},
+                {"LOCAL_RANK", std::to_string(rank % ranks_per_machine)},
+                {"WORLD_SIZE", "4"},
+                {"MASTER_ADDR", master},
+                {"MASTER_PORT", "29400"}})));
+  }
+
+  /// @param master what leads to machine 0
+  void start_ranks(const std::string& master,
+                   const std::vector<std::string>& arguments) {
+    for (size_t i = 0; i < 4; ++i)
+      start_rank(i, master, arguments);
+  }
+
+  std::vector<int> join_all() {
+    std::vector<int> result;
+    for (auto& x : running)
+      result.push_back(x->join());
+    return result;
+  }
+
+  std::string output(size_t rank) {
+    return running.at(rank)->output();
+  }
+
+  /// Compares `steps` steps with one process, and returns when they run.
+  void start_comparison(int steps, std::vector<std::string> more = {}) {
+    more.insert(more.begin(),
+                {"verify", "tiny.toml", "--steps", std::to_string(steps)});
+    start_ranks(on.name(0), more);
+    REQUIRE(running[0]->wait_for("one process  differences"));
+  }
+
+  void check_equal() {
+    auto codes = join_all();
+    INFO(output(0));
+    CHECK(codes == std::vector{0, 0, 0, 0});
+    CHECK_THAT(output(0), ContainsSubstring("equal: "));
+  }
+
+  size_t ranks_per_machine;
+  machines on;
+  std::vector<std::unique_ptr<program>> running;
+};
+
+} // namespace
+
+TEST_CASE_METHOD(machines_dir,
+                 "ranks of two machines compute what one process does",
+                 "[apps][machines]") {
+  auto master = GENERATE_REF(on.ipv4_address(0), on.name(0),
+                             on.ipv6_address(0));
+  INFO(master);
+  auto before = on.bytes_sent(0);
+  start_ranks(master, {"verify", "tiny.toml"});
+  CHECK(join_all() == std::vector{0, 0, 0, 0});
+  INFO(output(0));
+  CHECK_THAT(output(0), ContainsSubstring("equal"));
+  CHECK(on.bytes_sent(0) - before > 50'000);
+  for (auto i : {0, 1, 2, 3})
+    CHECK_THAT(read(fmt::format("run/log-{}.txt", i)),
+               ContainsSubstring(fmt::format("local rank {} of 2 on {}", i % 2,
+                                             on.name(size_t(i) / 2))));
+}
+
+TEST_CASE_METHOD(machines_dir,
+                 "a network is used only if it is trusted, and with keys",
+                 "[apps][machines]") {
+  auto refusal = [&](const std::string& config, size_t rank) {
+    write("other.toml", config);
+    running.clear();
+    start_rank(rank, on.ipv4_address(0), {"other.toml"});
+    auto code = running[0]->join();
+    return fmt::format("{}: {}", code, output(0));
+  };
+  auto without = [](const std::string& line) {
+    auto result = four_ranks;
+    return result.erase(result.find(line), line.size());
+  };
+  for (size_t rank : {0, 3}) {
+    CHECK_THAT(refusal(without("trusted_network = true\n"), rank),
+               StartsWith("2: ") && ContainsSubstring(on.ipv4_address(0))
+                 && ContainsSubstring("transport.trusted_network = true")
+                 && !ContainsSubstring("transport.keys"));
+    CHECK_THAT(refusal(without("keys = \"keys\"\n"), rank),
+               StartsWith("2: ") && ContainsSubstring("transport.keys = DIR")
+                 && ContainsSubstring("smp-train keys DIR"));
+    std::filesystem::permissions(path / "keys",
+                                 std::filesystem::perms::others_read,
+                                 std::filesystem::perm_options::add);
+    CHECK_THAT(refusal(four_ranks, rank),
+               StartsWith("2: ")
+                 && ContainsSubstring("chmod 700 " + (path / "keys").string()));
+    std::filesystem::permissions(path / "keys",
+                                 std::filesystem::perms::others_read,
+                                 std::filesystem::perm_options::remove);
+  }
+}
+
+TEST_CASE_METHOD(machines_dir, "a rank with the keys of another run is refused",
+                 "[apps][machines]") {
+  auto keys = start({"keys", "others"});
+  REQUIRE(keys.join() == 0);
+  start_rank(0, on.ipv4_address(0), {"tiny.toml"});
+  start_rank(2, on.ipv4_address(0), {"tiny.toml", "--transport.keys=others"});
+  CHECK(running[1]->join() == 2);
+  CHECK_THAT(output(1), ContainsSubstring("certificate")
+                          && ContainsSubstring("the keys of this run"));
+  running[0]->signal(SIGKILL);
+}
+
+TEST_CASE("four machines of one rank each compute what one process does",
+          "[apps][machines]") {
+  machines_dir four{4};
+  four.start_comparison(3);
+  four.check_equal();
+  for (size_t i = 0; i < 4; ++i)
+    CHECK_THAT(four.read(fmt::format("run/log-{}.txt", i)),
+               ContainsSubstring("local rank 0 of 1 on " + four.on.name(i)));
+}
+
+TEST_CASE("machines may have IPv6 only", "[apps][machines]") {
+  machines_dir two{2, true};
+  two.start_comparison(3);
+  two.check_equal();
+}
+
+TEST_CASE_METHOD(machines_dir, "mpirun starts the ranks of two machines",
+                 "[apps][machines]") {
+  auto ssh = write("bin/ssh", on.stand_in_for_ssh());
+  std::filesystem::permissions(ssh, std::filesystem::perms::owner_all);
+  std::vector<std::string> words{"mpirun", "--mca",           "plm_rsh_agent",
+                                 ssh,      "--oversubscribe", "-np",
+                                 "4",      "--host",          "ma:2,mb:2"};
+  std::vector<std::string> keys;
+  SECTION("and the user says where rank 0 is") {
+    words.insert(words.end(),
+                 {"-x", "MASTER_ADDR=ma", "-x", "MASTER_PORT=29400"});
+  }
+  SECTION("and rank 0 says it in a folder that all share") {
+    std::filesystem::create_directory(path / "meet");
+    words.insert(words.end(),
+                 {"-x", "SMP_RENDEZVOUS_DIR=" + (path / "meet").string()});
+    keys = {"--transport.interface=eth0"};
+  }
+  words.insert(words.end(), {built_program("smp-train"), "verify", "tiny.toml",
+                             "--ranks", "4", "--run-dir", "run"});
+  words.insert(words.end(), keys.begin(), keys.end());
+  auto run = on.start(
+    0, words, path,
+    {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+  CHECK(run.join() == 0);
+  CHECK_THAT(run.output(), ContainsSubstring("equal: "));
+  CHECK_THAT(read("run/log-3.txt"),
+             ContainsSubstring("local rank 1 of 2 on mb"));
+}
+
+// -- bad lines ----------------------------------------------------------------
+
+TEST_CASE_METHOD(machines_dir, "a cable that is put back costs time only",
+                 "[apps][machines]") {
+  start_comparison(100);
+  on.cut(1);
+  CHECK_FALSE(running[0]->wait_for("equal: ", 3s));
+  on.mend(1);
+  check_equal();
+}
+
+TEST_CASE_METHOD(machines_dir, "a slow line, or a bad one, costs time only",
+                 "[apps][machines]") {
+  SECTION("10 Mbit/s") {
+    on.slow_down(0, "10mbit");
+    on.slow_down(1, "10mbit");
+    start_comparison(3);
+  }
+  SECTION("one packet of fifty is lost, from the first on") {
+    on.lose_packets(0, 0.02);
+    on.lose_packets(1, 0.02);
+    start_comparison(10);
+  }
+  SECTION("one packet of fifteen is lost, while it runs") {
+    start_comparison(20);
+    on.lose_packets(0, 0.07);
+    on.lose_packets(1, 0.07);
+  }
+  check_equal();
+}
+
+TEST_CASE_METHOD(machines_dir, "a machine that is lost is named, in time",
+                 "[apps][machines]") {
+  start_comparison(100000, {"--transport.link_timeout=3"});
+  auto begin = std::chrono::steady_clock::now();
+  SECTION("its cable is out for good") {
+    on.cut(1);
+  }
+  SECTION("it vanishes") {
+    on.vanish(1);
+  }
+  for (size_t rank : {0, 1})
+    CHECK(running[rank]->join(60s) == 3);
+  CHECK(std::chrono::steady_clock::now() - begin < 20s);
+  INFO(output(0));
+  CHECK_THAT(output(0), ContainsSubstring("lost with machine mb (ranks 2, 3)"));
+  // On its side the others are lost, or it is gone itself.
+  for (size_t rank : {2, 3}) {
+    auto code = running[rank]->join(60s);
+    CHECK((code == 3 || code == -SIGKILL));
+  }
+  CHECK(std::chrono::steady_clock::now() - begin < 30s);
+}
+
+// -- strangers ----------------------------------------------------------------
+
+TEST_CASE_METHOD(machines_dir, "who has no keys changes nothing at any port",
+                 "[apps][machines]") {
+  start_comparison(100);
+  auto all = on.listening_ports(0);
+  REQUIRE(all.size() >= 3); // the gate, and UCX of two ranks
+  std::string ports;
+  for (auto port : all)
+    ports += " " + std::to_string(port);
+  // Random bytes, the beginning of a gate's hello, and CAF's header of 4 GB.
+  auto junk = fmt::format(
+    "for i in $(seq 30); do for p in{}; do "
+    "head -c 700 /dev/urandom >/dev/tcp/{}/$p; "
+    "printf 'smpgate1aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' >/dev/tcp/{}/$p; "
+    "printf '\\4\\0\\0\\0\\377\\377\\377\\377' >/dev/tcp/{}/$p; "
+    "done; done 2>/dev/null; exit 0",
+    ports, on.ipv4_address(0), on.ipv4_address(0), on.ipv4_address(0));
+  auto stranger = on.start(1, {"bash", "-c", junk}, path);
+  CHECK(stranger.join() == 0);
+  check_equal();
+}
+
+// -- launchers ----------------------------------------------------------------
+
+namespace {
+
+struct launchers : machines_dir {
+  /// What a user types on machine `node`.
+  std::vector<std::string> command(const std::string& node,
+                                   std::vector<std::string> more) const {
+    std::vector<std::string> result{built_program("smp-train")};
+    result.insert(result.end(), more.begin(), more.end());
+    more = {"--ranks",     "4",  "--nodes",  "2",
+            "--node-rank", node, "--master", on.name(0) + ":29400"};
+    result.insert(result.end(), more.begin(), more.end());
+    return result;
+  }
+
+  void start_launchers(std::vector<std::string> more) {
+    // The second one waits for the first.
+    for (size_t i : {1, 0})
+      running.emplace_back(
+        new program(on.start(i, command(std::to_string(i), more), path)));
+    std::swap(running[0], running[1]);
+  }
+};
+
+} // namespace
+
+TEST_CASE_METHOD(launchers, "a launcher on each machine starts its share",
+                 "[apps][machines]") {
+  auto more = GENERATE(std::vector<std::string>{},
+                       std::vector<std::string>{"--ranks-per-node", "1,3"});
+  more.insert(more.begin(), {"verify", "tiny.toml", "--run-dir", "run"});
+  start_launchers(more);
+  CHECK(join_all() == std::vector{0, 0});
+  INFO(output(0) << output(1));
+  CHECK_THAT(output(0), ContainsSubstring("equal: "));
+  CHECK(output(1).empty());
+  // Not only rank 0 has a log.
+  for (size_t i = 0; i < 4; ++i)
+    CHECK(std::filesystem::exists(path / fmt::format("run/log-{}.txt", i)));
+}
+
+TEST_CASE_METHOD(launchers,
+                 "a launcher tells the others how one of its ranks died",
+                 "[apps][machines]") {
+  start_launchers(
+    {"verify", "tiny.toml", "--steps", "100000", "--run-dir", "run"});
+  REQUIRE(running[0]->wait_for("one process  differences"));
+  auto begin = std::chrono::steady_clock::now();
+  auto rank_3 = on.processes(1).back();
+  for (auto pid : on.processes(1)) // the launcher began before its ranks
+    rank_3 = std::max(rank_3, pid);
+  ::kill(rank_3, SIGKILL);
+  CHECK(join_all() == std::vector{3, 3});
+  CHECK(std::chrono::steady_clock::now() - begin < 10s);
+  INFO(output(0) << output(1));
+  for (size_t i : {0, 1})
+    CHECK_THAT(output(i), ContainsSubstring("killed by signal 9 (SIGKILL)"));
+}
+
+TEST_CASE_METHOD(launchers, "one command starts a run on all machines by ssh",
+                 "[apps][machines]") {
+  auto ssh = write("bin/ssh", on.stand_in_for_ssh());
+  std::filesystem::permissions(ssh, std::filesystem::perms::owner_all);
+  const std::map<std::string, std::string> variables{
+    {"PATH", (path / "bin").string() + ':' + std::getenv("PATH")}};
+  std::vector<std::string> words{
+    "tiny.toml", "--ranks", "4",         "--hosts", "ma:2,mb:2",
+    "--keys",    "keys",    "--run-dir", "run",     "--train.steps=3"};
+  SECTION("to its end") {
+    words.insert(words.begin(), "verify");
+    words.pop_back();
+    auto run = start(words, variables);
+    CHECK(run.join() == 0);
+    CHECK_THAT(run.output(), ContainsSubstring("equal: "));
+  }
+  SECTION("until a machine cannot") {
+    words[4] = "ma:2,nowhere:2";
+    auto run = start(words, variables);
+    CHECK(run.join(60s) == 3);
+    CHECK_THAT(run.output(), ContainsSubstring("machine nowhere: ssh exited"));
+  }
+  SECTION("until it is interrupted") {
+    words.back() = "--train.steps=1000000";
+    auto run = start(words, variables);
+    REQUIRE(run.wait_for("1/1000000 "));
+    run.signal(SIGINT);
+    CHECK(run.join(60s) == 130);
+  }
+  // Nothing is left on any machine.
+  for (size_t i : {0, 1})
+    CHECK(on.empty_within(i, 60s));
+}

@@ -1,0 +1,137 @@
+// ctest: timeout=300 label=multiprocess processors=2
+
+#include "tests/support/catch.hpp"
+
+#include "runtime/checkpoint/safetensors.hpp"
+#include "tests/support/train_dir.hpp"
+
+#include <ATen/ops/abs.h>
+#include <ATen/ops/max.h>
+
+#include <csignal>
+
+using Catch::Matchers::ContainsSubstring;
+using namespace smp::test;
+
+namespace {
+
+const std::string more = R"([optimizer]
+type = "sgd"
+lr = 0.1
+clip_grad_norm = 1.0
+
+[train]
+steps = 4
+eval_steps = 2
+save_model = true
+)";
+
+/// A run of two pipelines of two ranks beside one of one pipeline.
+struct grid_dir : train_dir {
+  grid_dir() : train_dir(tiny_gpt(4, 2, 4, more)) {
+    // nop
+  }
+};
+
+} // namespace
+
+TEST_CASE_METHOD(grid_dir, "two pipelines train as one with twice the batch",
+                 "[apps][replicas]") {
+  auto grid = start(
+    {"tiny.toml", "--smp.ddp=true", "--ranks", "4", "--run-dir", "grid"});
+  auto code = grid.join();
+  INFO(grid.output());
+  REQUIRE(code == 0);
+  auto one = start({"tiny.toml", "--smp.microbatches=4", "--data.batch_size=8",
+                    "--run-dir", "one"});
+  REQUIRE(one.join() == 0);
+  auto a = metrics("grid"), b = metrics("one");
+  REQUIRE(a.size() == 4);
+  REQUIRE(b.size() == 4);
+  for (size_t i = 0; i < a.size(); ++i)
+    for (auto key : {"loss", "grad_norm"}) {
+      INFO("step " << i + 1 << ", " << key);
+      CHECK(a[i][key].get<double>()
+            == Catch::Approx(b[i][key].get<double>()).epsilon(1e-4));
+    }
+  auto mine = smp::read_safetensors((path / "grid/model.safetensors").string());
+  auto whole = smp::read_safetensors((path / "one/model.safetensors").string());
+  REQUIRE(mine.tensors.size() == whole.tensors.size());
+  for (auto& [name, x] : whole.tensors) {
+    INFO(name);
+    auto* y = mine.find(name);
+    REQUIRE(y != nullptr);
+    auto bound = 1e-4 * x.abs().max().item<double>() + 1e-6;
+    CHECK((*y - x).abs().max().item<double>() <= bound);
+  }
+}
+
+TEST_CASE_METHOD(grid_dir, "each replica is compared with one process",
+                 "[apps][replicas][verify]") {
+  auto p = start({"verify", "tiny.toml", "--smp.ddp=true", "--ranks", "4",
+                  "--steps", "2", "--run-dir", "run", "--json", "out.json"});
+  auto code = p.join();
+  INFO(p.output());
+  CHECK(code == 0);
+  CHECK_THAT(p.output(), ContainsSubstring("4 ranks against one process")
+                           && ContainsSubstring("equal: 2 steps"));
+}
+
+TEST_CASE_METHOD(grid_dir, "numbers of ranks that do not fit are errors",
+                 "[apps][replicas]") {
+  auto told = [this](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "tiny.toml");
+    auto p = start(std::move(arguments));
+    CHECK(p.join() == 2);
+    return p.output();
+  };
+  CHECK_THAT(told({"--smp.ddp=true", "--ranks", "3"}),
+             ContainsSubstring("smp.ranks = 3 cannot be divided among "
+                               "smp.pipeline_parallel_degree = 2")
+               && ContainsSubstring("e.g. smp.ranks = 4"));
+  CHECK_THAT(told({"--smp.ranks=4"}),
+             ContainsSubstring("smp.ranks has no effect with smp.ddp = false"));
+}
+
+TEST_CASE("an export of Hugging Face's GPT-2 is shared as it is",
+          "[apps][replicas][tensor_parallel][verify]") {
+  train_dir dir{script_defaults(2, 2, 0.1, 2)
+                + "\n[tensor_parallel]\nmodules = [\"model.transformer.*\"]\n"};
+  for (std::string file : {"pt", "batch.safetensors"})
+    std::filesystem::copy_file(source_file("tests/data/zoo/hf_gpt2." + file),
+                               dir.path / (file == "pt" ? "model.pt" : file));
+  auto p = dir.start({"verify", "tiny.toml", "--smp.ddp=true",
+                      "--smp.tensor_parallel_degree=2", "--run-dir", "run"});
+  auto code = p.join();
+  INFO(p.output());
+  CHECK(code == 0);
+  CHECK_THAT(p.output(), ContainsSubstring("4 ranks against one process")
+                           && ContainsSubstring("equal: 3 steps"));
+  auto trained = dir.start({"tiny.toml", "--smp.ddp=true",
+                            "--smp.tensor_parallel_degree=2", "--run-dir",
+                            "trained"});
+  CHECK(trained.join() == 0);
+  CHECK_THAT(trained.output(), ContainsSubstring("Conv1D shared by 2 ranks"));
+}
+
+TEST_CASE_METHOD(grid_dir,
+                 "check and partition know replicas and shared modules",
+                 "[apps][replicas][tensor_parallel]") {
+  write("shared.toml", content_of(path / "tiny.toml")
+                         + "\n[tensor_parallel]\nmodules = "
+                           "[\"transformer.h.0\"]\n");
+  for (auto command : {"check", "partition"}) {
+    auto p = start({command, "shared.toml", "--smp.ddp=true",
+                    "--smp.tensor_parallel_degree=2"});
+    auto code = p.join();
+    INFO(p.output());
+    CHECK(code == 0);
+    CHECK_THAT(p.output(), ContainsSubstring("Conv1D shared by 2 ranks: "
+                                             "transformer.h.0.attn.c_attn"));
+  }
+  auto wrong = start({"check", "shared.toml", "--smp.ddp=true",
+                      "--smp.tensor_parallel_degree=2",
+                      "--tensor_parallel.modules=[\"encoder\"]"});
+  CHECK(wrong.join() == 2);
+  CHECK_THAT(wrong.output(), ContainsSubstring("no module is called"));
+}

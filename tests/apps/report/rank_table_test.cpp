@@ -1,0 +1,288 @@
+#include "tests/support/catch.hpp"
+
+#include "apps/report/rank_table.hpp"
+#include "apps/report/run_json.hpp"
+#include "apps/report/run_text.hpp"
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace smp;
+using namespace smp::app;
+using namespace std::chrono_literals;
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::EndsWith;
+using Catch::Matchers::StartsWith;
+
+namespace {
+
+activity executing(std::string brief, double seconds = 1) {
+  activity x;
+  x.who = activity::kind::context;
+  x.executes = true;
+  x.what = "a long text";
+  x.brief = std::move(brief);
+  x.seconds = seconds;
+  return x;
+}
+
+activity waiting(std::string awaits, rank_id from, double seconds = 1) {
+  activity x;
+  x.who = activity::kind::context;
+  x.waits_for = "a long text";
+  x.awaits = std::move(awaits);
+  x.from = from;
+  x.seconds = seconds;
+  return x;
+}
+
+activity step_end() {
+  activity x;
+  x.waits_for = "the end of step 7";
+  x.seconds = 100;
+  return x;
+}
+
+rank_entry rank_with(std::vector<activity> xs,
+                     rank_health health = rank_health::well) {
+  rank_entry result;
+  result.health = health;
+  result.known = true;
+  result.seconds = 3.2;
+  result.status.view.complete = true;
+  result.status.view.activities = std::move(xs);
+  return result;
+}
+
+/// Two ranks: one executes, one is stopped.
+run_look two_ranks() {
+  run_look result;
+  result.what = run_look::state::live;
+  result.files.last = last_step{40, 2.5, 0.5, 8};
+  result.files.steps = 100;
+  result.files.tokens_per_sample = 16;
+  auto& status = result.status.emplace();
+  status.ranks.push_back(rank_with({step_end(), executing("FWD mb3 h.2")}));
+  status.ranks.push_back(
+    rank_with({waiting("h.0", rank_id{0})}, rank_health::stopped));
+  status.ranks[1].rank = rank_id{1};
+  status.ranks[1].why = "its process is stopped";
+  auto& x = status.ranks[0].status;
+  x.up_seconds = 10;
+  x.busy_seconds = 4;
+  x.bubble = 0.125;
+  x.queue = 2;
+  x.comm.bytes_sent = 1'000'000;
+  x.comm.bytes_received = 500'000;
+  x.memory = 364'000'000;
+  actor_status server;
+  server.id = "r0.server";
+  server.name = "MODULE SERVER";
+  server.items = {{"step", "40"}};
+  actor_status context;
+  context.id = "r0.context.1";
+  context.name = "WORKER CONTEXT";
+  context.parent = "r0.server";
+  context.state = "PENDING";
+  context.waits_for = "h.2 from rank 1";
+  context.seconds = 0.5;
+  x.actors = {context, server};
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("A rank shows what tells most of it", "[apps][report]") {
+  auto state = [](std::vector<activity> xs) {
+    return state_of(rank_with(std::move(xs)));
+  };
+  activity user = step_end();
+  user.executes = true;
+  user.brief = "user code";
+  CHECK(state({step_end()}) == "IDLE");
+  CHECK(state({user}) == "user code");
+  CHECK(state({step_end(), waiting("h.2", rank_id{1})}) == "WAIT h.2 <- r1");
+  CHECK(state({step_end(), waiting("its backward phase", no_rank)})
+        == "WAIT its backward phase");
+  CHECK(state({step_end(), waiting("old", rank_id{1}, 9),
+               waiting("young", rank_id{1}, 1)})
+        == "WAIT old <- r1");
+  CHECK(
+    state({step_end(), waiting("h.2", rank_id{1}, 9), executing("BWD mb0 h.1")})
+    == "BWD mb0 h.1");
+  CHECK(state({}) == "");
+}
+
+TEST_CASE("A rank that is not well shows that first", "[apps][report]") {
+  auto state = [](rank_health x) {
+    return state_of(rank_with({executing("FWD mb0 h.1")}, x));
+  };
+  CHECK(state(rank_health::stopped) == "STOPPED 3.20 s (FWD mb0 h.1)");
+  CHECK(state(rank_health::silent) == "SILENT 3.20 s (FWD mb0 h.1)");
+  CHECK(state(rank_health::blocked) == "BLOCKED FWD mb0 h.1");
+  CHECK(state(rank_health::lost) == "LOST");
+  CHECK(state(rank_health::left) == "LEFT");
+  CHECK(state_of({}) == "JOINING");
+}
+
+TEST_CASE("What is counted becomes a rate by the rank's own clock",
+          "[apps][report]") {
+  rank_rows rows;
+  rank_rows::time_point now{};
+  auto look = two_ranks();
+  auto first = rows.add(look, now);
+  REQUIRE(first.size() == 2);
+  CHECK_FALSE(first[0].busy);
+  CHECK(first[0].bubble == 0.125);
+  CHECK(first[0].queue == 2);
+  CHECK_FALSE(first[0].arena);
+  // Two seconds of the rank, however long the answer took.
+  auto& x = look.status->ranks[0].status;
+  x.up_seconds += 2;
+  x.busy_seconds += 1;
+  x.comm.bytes_sent += 3'000'000;
+  x.comm.stages.device_path = true;
+  x.comm.stages.send_arena.high_water = 4000;
+  x.comm.stages.receive_arena.high_water = 96;
+  auto second = rows.add(look, now + 5s);
+  CHECK(second[0].busy == 0.5);
+  CHECK(second[0].out == 1'500'000.0);
+  CHECK(second[0].in == 0.0);
+  CHECK(second[0].arena == 4096);
+  // Of a rank that does not answer nothing is new.
+  CHECK_FALSE(second[1].busy);
+  CHECK_FALSE(second[1].queue);
+  CHECK(second[1].memory == 0);
+  // After a look without an answer one begins anew.
+  CHECK(rows.add({}, now).empty());
+  CHECK_FALSE(rows.add(look, now)[0].busy);
+}
+
+TEST_CASE("The table has a header, what is wrong, and a row for each rank",
+          "[apps][report]") {
+  auto look = two_ranks();
+  rank_rows rows;
+  rows.add(look, {});
+  look.status->ranks[0].status.up_seconds += 2;
+  look.status->ranks[0].status.busy_seconds += 1;
+  auto lines = table_of("runs/x", look, rows.add(look, {}), 100);
+  REQUIRE(lines.size() == 6);
+  CHECK(lines[0].text
+        == "runs/x  running  step 40/100, loss 2.5000  128 tokens/s  ETA 30 s");
+  CHECK(
+    lines[1].text
+    == "rank 1 is stopped: its process is stopped, last heard of 3.2 s ago");
+  CHECK(lines[1].how == table_line::style::bad);
+  CHECK_THAT(lines[3].text, StartsWith("rank  state") && EndsWith("memory"));
+  CHECK(lines[3].how == table_line::style::head);
+  CHECK_THAT(lines[4].text, StartsWith("   0  FWD mb3 h.2 ")
+                              && ContainsSubstring(" 50 %    12 %      2")
+                              && EndsWith("-    364 MB"));
+  CHECK(lines[4].how == table_line::style::plain);
+  CHECK_THAT(lines[5].text,
+             StartsWith("   1  STOPPED 3.20 s (WAIT h.0 <- r0)"));
+  CHECK(lines[5].how == table_line::style::bad);
+  for (auto& line : lines)
+    CHECK(line.text.size() <= 100);
+}
+
+TEST_CASE("A table keeps to the width of the screen", "[apps][report]") {
+  auto look = two_ranks();
+  auto& what = look.status->ranks[0].status.view.activities[1].brief;
+  what = "FWD mb3 a.very.long.name.that.no.column.holds\x1b[2J";
+  rank_rows rows;
+  auto all = rows.add(look, {});
+  for (size_t width : {0, 1, 7, 40, 79, 200}) {
+    auto lines = table_of("p", look, all, width);
+    for (auto& line : lines) {
+      CHECK(line.text.size() <= width);
+      CHECK(line.text.find('\x1b') == std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("Lists, trees and JSON have the same actors", "[apps][report]") {
+  auto look = two_ranks();
+  auto& status = *look.status;
+  auto ls = actor_list(status);
+  CHECK_THAT(ls, ContainsSubstring("\nr0.context.1 ")
+                   && ContainsSubstring("waits for h.2 from rank 1")
+                   && ContainsSubstring("why its process is stopped"));
+  auto tree = actor_tree(status);
+  CHECK_THAT(tree, ContainsSubstring("\n  r0.server ")
+                     && ContainsSubstring("\n    r0.context.1 "));
+  CHECK(tree.find("  r0.server ") < tree.find("    r0.context.1 "));
+  auto json_tree = tree_json(status);
+  REQUIRE(json_tree.size() == 2);
+  CHECK(json_tree[0]["children"][0]["children"][0]["id"] == "r0.context.1");
+  CHECK(json_tree[1]["answers"] == false);
+  CHECK(actors_json(status).size() == 4);
+  auto one = actor_text(status, "r0.context.1");
+  REQUIRE(one);
+  CHECK_THAT(*one, ContainsSubstring("made by       r0.server")
+                     && ContainsSubstring("since         0.50 s"));
+  CHECK_FALSE(actor_text(status, "r9"));
+}
+
+TEST_CASE("A tree whose parents are a circle ends", "[apps][report]") {
+  run_status x;
+  x.ranks.push_back(rank_with({}));
+  actor_status a;
+  a.id = a.parent = "r0"; // what a rank says may be anything
+  x.ranks[0].status.actors = {a};
+  CHECK_FALSE(actor_tree(x).empty());
+  CHECK(tree_json(x).size() == 1);
+}
+
+TEST_CASE("What is wrong makes a run unhealthy", "[apps][report]") {
+  auto look = two_ranks();
+  CHECK(head_json("x", look)["healthy"] == false);
+  look.status->ranks[1].health = rank_health::well;
+  CHECK(head_json("x", look)["healthy"] == true);
+  look.status->stalls.standing = true;
+  look.status->stalls.text = "nothing moved";
+  CHECK(head_json("x", look)["problems"][0] == "stall: nothing moved");
+  look.status->stalls.standing = false;
+  actor_status boss;
+  boss.name = "SUPERVISOR";
+  boss.answers = false;
+  look.status->actors = {boss};
+  CHECK(head_json("x", look)["problems"][0]
+        == "the SUPERVISOR does not answer");
+  run_look none;
+  none.text = "no answer";
+  CHECK(head_json("x", none)["healthy"] == false);
+}
+
+TEST_CASE("Waits name the end of the chain", "[apps][report]") {
+  auto look = two_ranks();
+  auto& status = *look.status;
+  status.ranks[0].status.view.activities = {waiting("h.2", rank_id{1})};
+  auto text = waits_text(status);
+  CHECK_THAT(text,
+             ContainsSubstring("waits for a long text from rank 1")
+               && ContainsSubstring("rank 1 does not answer since 3.2 s"));
+  status.stalls.quiet_seconds = 12;
+  CHECK_THAT(waits_text(status),
+             StartsWith("nothing moved on any rank for 12"));
+  CHECK_THAT(comm_text(status),
+             ContainsSubstring("r0 ") && ContainsSubstring("1.00 MB"));
+  CHECK(comm_json(status)[0]["arena_high_water"].is_null());
+  auto& stages = status.ranks[0].status.comm.stages;
+  stages.device_path = true;
+  stages.send_arena.capacity = 8'000'000;
+  stages.sent[1] = 12;
+  stages.oldest.resize(1);
+  stages.oldest[0].number = 7;
+  stages.oldest[0].at = comm_stage::tracker;
+  CHECK_THAT(comm_text(status),
+             ContainsSubstring("rule \"host tensor\": 12 sent, 0 received")
+               && ContainsSubstring("send arena: 0 B of 8.00 MB used")
+               && ContainsSubstring("message 7 to r0, 0 B: at COMM TRACKER"));
+  auto comm = comm_json(status)[0];
+  CHECK(comm["tensors"]["host tensor"]["sent"] == 12);
+  CHECK(comm["under_way"][0]["at"] == "COMM TRACKER");
+  CHECK(comm["send_arena"]["capacity"] == 8'000'000);
+}

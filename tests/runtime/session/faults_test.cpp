@@ -1,0 +1,382 @@
+// ctest: timeout=900 label=multiprocess alone
+
+#include "tests/support/catch.hpp"
+
+#include "runtime/launch/error_exit.hpp"
+#include "runtime/launch/launcher.hpp"
+#include "runtime/session/tensor_collectives.hpp"
+#include "tests/support/processes.hpp"
+#include "tests/support/program.hpp"
+#include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+#include "transport/process_state.hpp"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+// kill -9 and SIGSTOP of a rank while it does what the others wait for. This
+// program starts itself as a launcher, and that one as the ranks.
+
+using namespace smp;
+using namespace smp::test;
+using namespace std::chrono_literals;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+constexpr uint64_t world = 3;
+constexpr uint64_t victim = 1;
+
+/// Longer than any machine needs to notice something, and no measure of speed.
+constexpr auto patience = 30s;
+
+std::string variable(const char* name) {
+  auto result = std::getenv(name);
+  return result != nullptr ? result : "";
+}
+
+// -- a rank -------------------------------------------------------------------
+
+/// For the test, which looks for these files.
+void note(const std::string& name, const std::string& text = "") {
+  auto path = variable("TEST_DIR") + '/' + name;
+  std::ofstream{path + ".new"} << text;
+  std::filesystem::rename(path + ".new", path);
+}
+
+bool is_told(const std::string& name) {
+  return std::filesystem::exists(variable("TEST_DIR") + '/' + name);
+}
+
+/// 48 MB.
+Tensor large() {
+  return torch::ones({world, 4 << 20});
+}
+
+void wait_idly(session& s) {
+  // The others wait in the barrier.
+  while (s.rank() == victim && !is_told("go on"))
+    let_pass(1ms);
+  barrier();
+}
+
+/// 35 MB to rank 1 and back, in both phases.
+std::function<void()> large_step() {
+  auto remote = [](function_impl& m, Tensor x) { return x * m.weight; };
+  auto local = [](caller_impl& m, Tensor x) { return m.there(x * m.here[0]); };
+  auto model = std::make_shared<distributed_model<caller>>(seeded([&] {
+    return caller{remote, local};
+  }));
+  auto train_step = step([model](Tensor x) {
+    auto loss = (*model)(x).sum();
+    model->backward(loss);
+    return loss;
+  });
+  return [=, x = torch::ones({3 << 20, 3})]() mutable { train_step(x); };
+}
+
+std::function<void()> work(const std::string& what, session& s) {
+  auto x = large();
+  if (what == "idle")
+    return [&s] { wait_idly(s); };
+  if (what == "sent to")
+    return [x] { broadcast(x, comm_group::world, 0); };
+  if (what == "sends")
+    return [x] { broadcast(x, comm_group::world, victim); };
+  if (what == "allreduce")
+    return [x] { allreduce(x); };
+  if (what == "all_to_all")
+    return [x] { all_to_all(x); };
+  return large_step();
+}
+
+/// Works until the test says so to rank 0, or for ever.
+void work_on(const std::string& what, session& s) {
+  auto f = work(what, s);
+  const uint64_t moment = what == "idle" ? 0 : 2;
+  for (uint64_t i = 0;; ++i) {
+    if (i == moment && s.rank() == victim)
+      note("at it");
+    f();
+    auto over = torch::tensor(is_told("go on") ? 1 : 0);
+    if (broadcast(over).item<int>() == 1)
+      return;
+  }
+}
+
+} // namespace
+
+TEST_CASE("rank of a run with a fault", "[.rank]") {
+  auto rank = variable("SMP_RANK");
+  auto what = variable("TEST_WHAT");
+  note("begin-" + rank, std::to_string(::getpid()));
+  auto config = manual_world(world).config;
+  config.device_path.force = variable("TEST_DEVICE") == "1";
+  config.device_path.ranks_per_node = 1;
+  config.device_path.send_arena = 64;
+  config.device_path.receive_arena = 64;
+  config.stall_timeout = std::stod(variable("TEST_STALL"));
+  config.on_stall = "end";
+  int code = 0;
+  try {
+    session s{config};
+    if (what != "handshake" && what != "shutdown")
+      work_on(what, s);
+    note("leaves-" + rank);
+  } catch (const error& e) {
+    note("heard-" + rank, e.what());
+    fmt::print(stderr, "test: {}\n", e.what());
+    code = exit_code_of(e.code());
+  }
+  note("end-" + rank, std::to_string(code));
+  std::_Exit(code);
+}
+
+TEST_CASE("launcher of a run with a fault", "[.launcher]") {
+  launch_options x;
+  x.command = {std::filesystem::read_symlink("/proc/self/exe"),
+               "rank of a run with a fault"};
+  x.ranks = world;
+  x.log_dir = variable("TEST_DIR") + "/logs";
+  x.stalls = {std::stod(variable("TEST_STALL")), true};
+  // Who is left has to end by himself.
+  x.grace = 240s;
+  std::_Exit(launch(x));
+}
+
+// -- the test -----------------------------------------------------------------
+
+namespace {
+
+class faulty_run {
+public:
+  explicit faulty_run(const std::string& what, bool device = false,
+                      double stall_timeout = 600) {
+    std::filesystem::create_directory(dir_.path / "shm");
+    launcher_.emplace(
+      std::vector<std::string>{std::filesystem::read_symlink("/proc/self/exe"),
+                               "launcher of a run with a fault"},
+      dir_.path,
+      std::map<std::string, std::string>{
+        {"TEST_DIR", dir_.path},
+        {"TEST_WHAT", what},
+        {"TEST_DEVICE", device ? "1" : "0"},
+        {"TEST_STALL", std::to_string(stall_timeout)},
+        {"UCX_POSIX_DIR", dir_.path / "shm"}});
+  }
+
+  /// Waits for a file of a rank. @returns what it holds
+  std::string await(const std::string& name) {
+    auto path = dir_.path / name;
+    auto end = std::chrono::steady_clock::now() + patience;
+    while (!std::filesystem::exists(path)) {
+      if (std::chrono::steady_clock::now() > end || launcher_is_gone())
+        FAIL("waited for " << name << '\n' << output());
+      let_pass(1ms);
+    }
+    return dir_.read(name);
+  }
+
+  void signal(uint64_t rank, int number) {
+    REQUIRE(::kill(process(rank), number) == 0);
+  }
+
+  /// It may be gone.
+  void try_to_kill(uint64_t rank) {
+    ::kill(process(rank), SIGKILL);
+  }
+
+  /// Of those who are left, the most, in cores.
+  double busy(std::chrono::milliseconds window) {
+    std::array<double, world> before{};
+    for (uint64_t i = 0; i < world; ++i)
+      before[i] = cpu_seconds_of(process(i));
+    auto begin = std::chrono::steady_clock::now();
+    let_pass(window);
+    std::chrono::duration<double> passed = std::chrono::steady_clock::now()
+                                           - begin;
+    double result = 0;
+    for (uint64_t i = 0; i < world; ++i)
+      result = std::max(result, cpu_seconds_of(process(i)) - before[i]);
+    return result / passed.count();
+  }
+
+  /// What was under way when a rank stopped comes to its end first.
+  bool comes_to_rest() {
+    for (int attempt = 0; attempt < 20; ++attempt)
+      if (busy(500ms) < 0.3)
+        return true;
+    return false;
+  }
+
+  /// How a rank that nobody ended came to its end.
+  void check_survivor(uint64_t rank, int code, const std::string& cause) {
+    auto at = std::to_string(rank);
+    CHECK(await("end-" + at) == std::to_string(code));
+    // Who waits for another survivor may hear of that one's end first.
+    if (code != 0)
+      CHECK_THAT(await("heard-" + at),
+                 ContainsSubstring(cause) || ContainsSubstring("left the run"));
+  }
+
+  void check_survivors(int code, const std::string& cause) {
+    for (uint64_t i = 0; i < world; ++i)
+      if (i != victim)
+        check_survivor(i, code, cause);
+  }
+
+  /// The end of all, after which nothing is left. @returns the exit code
+  int end() {
+    auto code = launcher_->join(patience);
+    for (uint64_t i = 0; i < world; ++i)
+      CHECK(is_gone(process(i)));
+    CHECK(std::filesystem::is_empty(dir_.path / "shm"));
+    return code;
+  }
+
+  void check_end(int code, const std::string& told) {
+    CHECK(end() == code);
+    CHECK_THAT(output(), ContainsSubstring(told));
+  }
+
+  void tell(const std::string& name) {
+    dir_.write(name, "");
+  }
+
+  bool has(const std::string& name) const {
+    return std::filesystem::exists(dir_.path / name);
+  }
+
+private:
+  pid_t process(uint64_t rank) {
+    auto& result = processes_.at(rank);
+    if (result == 0)
+      result = std::stoi(await("begin-" + std::to_string(rank)));
+    return result;
+  }
+
+  /// It waits for its parent, this process.
+  bool launcher_is_gone() const {
+    auto x = state_of_process(launcher_->pid());
+    return x && x->ended();
+  }
+
+  std::string output() {
+    launcher_->wait_for("\1", 100ms); // reads all that there is
+    auto result = launcher_->output();
+    for (auto& x : std::filesystem::directory_iterator{dir_.path})
+      result += x.path().filename().string() + ' ';
+    for (uint64_t i = 0; i < world; ++i) {
+      auto log = dir_.path / fmt::format("logs/log-{}.txt", i);
+      if (std::filesystem::exists(log))
+        result += fmt::format("\n-- rank {}\n{}", i, content_of(log));
+    }
+    return result;
+  }
+
+  scratch_dir dir_;
+  std::optional<program> launcher_;
+  std::array<pid_t, world> processes_{};
+};
+
+const std::string of_victim = fmt::format("rank {}: ", victim);
+
+/// What the others do to rank 1, or it to them.
+#define AT_EACH_MOMENT                                                         \
+  auto what = GENERATE(as<std::string>{}, "idle", "sent to", "sends", "step",  \
+                       "allreduce", "all_to_all");                             \
+  CAPTURE(what)
+
+} // namespace
+
+TEST_CASE("a killed rank ends the others with its name, whatever they do",
+          "[runtime][death]") {
+  AT_EACH_MOMENT;
+  auto device = GENERATE(false, true);
+  CAPTURE(device);
+  faulty_run run{what, device};
+  run.await("at it");
+  // Another moment of the transfer for each.
+  std::mt19937 random{static_cast<unsigned>(what.size() * 2 + device)};
+  let_pass(std::chrono::milliseconds{random() % 40});
+  run.signal(victim, SIGKILL);
+  run.check_survivors(3, of_victim);
+  run.check_end(3, of_victim + "killed by signal 9 (SIGKILL)");
+}
+
+TEST_CASE("a stopped rank keeps nobody busy, and all go on with it",
+          "[runtime][death]") {
+  AT_EACH_MOMENT;
+  auto device = what.size() % 2 == 1; // either for half of them
+  CAPTURE(device);
+  faulty_run run{what, device};
+  run.await("at it");
+  run.signal(victim, SIGSTOP);
+  CHECK(run.comes_to_rest());
+  SECTION("when it goes on") {
+    run.signal(victim, SIGCONT);
+    run.tell("go on");
+    for (uint64_t i = 0; i < world; ++i)
+      run.check_survivor(i, 0, "");
+    run.check_end(0, "");
+  }
+  SECTION("until it is killed, in the middle of all") {
+    run.signal(victim, SIGKILL);
+    run.check_survivors(3, of_victim);
+    run.check_end(3, of_victim + "killed by signal 9 (SIGKILL)");
+  }
+}
+
+TEST_CASE("a stopped rank is a stall, whatever the others wait for",
+          "[runtime][death][R7]") {
+  auto what = GENERATE(as<std::string>{}, "sent to", "all_to_all", "step");
+  CAPTURE(what);
+  auto device = what != "sent to";
+  faulty_run run{what, device, 1.5};
+  run.await("at it");
+  run.signal(victim, SIGSTOP);
+  run.check_survivors(4, "rank 1 does not answer");
+  // The launcher would have more patience here.
+  run.signal(victim, SIGKILL);
+  run.check_end(4, "rank 1 does not answer");
+}
+
+TEST_CASE("a rank that dies while all join, or on its way out, keeps nobody",
+          "[runtime][death]") {
+  auto what = GENERATE(as<std::string>{}, "handshake", "shutdown");
+  auto seed = GENERATE(range(1u, 7u));
+  CAPTURE(what, seed);
+  faulty_run run{what};
+  std::mt19937 random{seed};
+  if (what == "handshake") {
+    run.await("begin-1");
+    let_pass(std::chrono::milliseconds{random() % 300});
+  } else {
+    run.await("leaves-1");
+    let_pass(std::chrono::milliseconds{random() % 20});
+  }
+  run.try_to_kill(victim);
+  // Whether they still needed it or not, they end by themselves.
+  auto first = run.await("end-0");
+  auto last = run.await("end-2");
+  CHECK((first == "0" || first == "3"));
+  CHECK((last == "0" || last == "3"));
+  auto code = run.end();
+  // If it was faster, it had no fault.
+  CHECK((code == 3 || (code == 0 && run.has("end-1"))));
+}

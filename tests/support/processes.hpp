@@ -1,0 +1,26 @@
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+#include <sys/types.h>
+
+namespace smp::test {
+
+/// Waits for the end of any process, also one that its parent does not look
+/// after. @returns false after the limit
+bool ended_within(pid_t x, std::chrono::milliseconds limit);
+
+/// @returns whether it is not even a zombie
+bool is_gone(pid_t x);
+
+/// @returns in the order of their start
+std::vector<pid_t> children_of(pid_t x);
+
+/// Seconds that a process computed, in steps of 10 ms; 0 if it is gone.
+double cpu_seconds_of(pid_t x);
+
+/// Lets time pass, which is all that shows that something does not happen.
+void let_pass(std::chrono::milliseconds x);
+
+} // namespace smp::test

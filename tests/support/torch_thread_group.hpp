@@ -1,0 +1,131 @@
+#pragma once
+
+#include "tp/tensor_group.hpp"
+
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace smp::test {
+
+/// Peers that are threads and put their tensors on one table. No line of smp's
+/// collectives.
+class thread_group {
+public:
+  explicit thread_group(uint64_t size) : size_(size) {
+    // nop
+  }
+
+  /// Runs `f(rank)` on a thread for each rank, which is a peer of the others.
+  void on_all(const std::function<void(uint64_t)>& f) {
+    std::vector<std::thread> threads;
+    std::vector<std::string> failures(size_);
+    for (uint64_t i = 0; i < size_; ++i)
+      threads.emplace_back([&, i] {
+        peer me{*this, i};
+        auto* before = tensor_group::set_current(&me);
+        try {
+          f(i);
+        } catch (const std::exception& e) {
+          failures[i] = e.what();
+        }
+        tensor_group::set_current(before);
+      });
+    for (auto& t : threads)
+      t.join();
+    for (auto& x : failures)
+      if (!x.empty())
+        throw std::runtime_error{x};
+  }
+
+private:
+  class peer final : public tensor_group {
+  public:
+    peer(thread_group& all, uint64_t rank) : all_(all), rank_(rank) {
+      // nop
+    }
+
+    uint64_t size() const override {
+      return all_.size_;
+    }
+
+    uint64_t rank() const override {
+      return rank_;
+    }
+
+    std::string next_name() override {
+      return "call " + std::to_string(calls_++);
+    }
+
+    at::Tensor allreduce(const at::Tensor& x,
+                         const std::string& name) override {
+      return sum(all_.meet(rank_, "allreduce " + name, x));
+    }
+
+    at::Tensor allgather(const at::Tensor& x,
+                         const std::string& name) override {
+      return torch::stack(all_.meet(rank_, "allgather " + name, x));
+    }
+
+    at::Tensor reduce_scatter(const at::Tensor& x,
+                              const std::string& name) override {
+      return sum(all_.meet(rank_, "reduce_scatter " + name, x))
+        .select(0, static_cast<int64_t>(rank_))
+        .clone();
+    }
+
+    at::Tensor all_to_all(const at::Tensor& x,
+                          const std::string& name) override {
+      std::vector<at::Tensor> result;
+      for (auto& y : all_.meet(rank_, "all_to_all " + name, x))
+        result.push_back(y.select(0, static_cast<int64_t>(rank_)));
+      return torch::stack(result);
+    }
+
+  private:
+    static at::Tensor sum(const std::vector<at::Tensor>& xs) {
+      return torch::stack(xs).sum(0, false, xs[0].scalar_type());
+    }
+
+    thread_group& all_;
+    uint64_t rank_;
+    int calls_ = 0;
+  };
+
+  /// @returns what all peers brought, by rank
+  std::vector<at::Tensor> meet(uint64_t rank, const std::string& name,
+                               const at::Tensor& x) {
+    std::unique_lock guard{mutex_};
+    // The n-th time that a peer comes under a name.
+    auto key = name + " #" + std::to_string(visits_[{name, rank}]++);
+    auto& place = table_[key];
+    place.resize(size_);
+    place[rank] = x.detach().clone();
+    arrived_.notify_all();
+    auto complete = [&] {
+      for (auto& y : place)
+        if (!y.defined())
+          return false;
+      return true;
+    };
+    if (!arrived_.wait_for(guard, std::chrono::seconds{30}, complete))
+      throw std::runtime_error{"peers do not come to " + key};
+    return place;
+  }
+
+  uint64_t size_;
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::map<std::pair<std::string, uint64_t>, int> visits_;
+  std::map<std::string, std::vector<at::Tensor>> table_; // nodes stay in place
+};
+
+} // namespace smp::test

@@ -1,0 +1,193 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/support/error_of.hpp"
+#include "tests/support/torch_thread_group.hpp"
+#include "tp/functions.hpp"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+using namespace smp;
+using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
+using torch::Tensor;
+
+namespace {
+
+using function = std::function<Tensor(const Tensor&)>;
+
+struct evaluated {
+  std::vector<Tensor> inputs;  // by peer
+  std::vector<Tensor> outputs; // the same
+  std::vector<Tensor> seeds;   // of backward
+  std::vector<Tensor> grads;
+};
+
+/// Runs `f` forward and backward on all peers, on random numbers that are
+/// theirs or, if `same`, everybody's.
+evaluated run(uint64_t peers, const std::vector<int64_t>& sizes,
+              const function& f, bool same_inputs = false,
+              bool same_seeds = false) {
+  torch::manual_seed(7);
+  evaluated x;
+  for (uint64_t i = 0; i < peers; ++i) {
+    auto fresh = torch::randn(sizes, torch::kDouble);
+    x.inputs.push_back(i > 0 && same_inputs ? x.inputs[0].clone() : fresh);
+  }
+  x.outputs.resize(peers);
+  x.grads.resize(peers);
+  thread_group group{peers};
+  auto shape = sizes;
+  group.on_all(
+    [&](uint64_t i) { x.outputs[i] = f(x.inputs[i].requires_grad_()); });
+  for (uint64_t i = 0; i < peers; ++i) {
+    auto fresh = torch::randn(x.outputs[i].sizes(), torch::kDouble);
+    x.seeds.push_back(i > 0 && same_seeds ? x.seeds[0].clone() : fresh);
+  }
+  group.on_all([&](uint64_t i) {
+    x.grads[i] = torch::autograd::grad({x.outputs[i]}, {x.inputs[i]},
+                                       {x.seeds[i]})
+                   .at(0);
+  });
+  return x;
+}
+
+double dot(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  double result = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    result += (a[i].detach() * b[i].detach()).sum().item<double>();
+  return result;
+}
+
+/// A linear function of what all peers have, and its transpose.
+void check_transposed(const evaluated& x) {
+  CHECK(dot(x.outputs, x.seeds)
+        == Catch::Approx(dot(x.inputs, x.grads)).epsilon(1e-9));
+}
+
+bool near(const Tensor& a, const Tensor& b) {
+  return a.sizes() == b.sizes() && torch::allclose(a, b, 1e-9, 1e-12);
+}
+
+} // namespace
+
+TEST_CASE("what peers have is gathered along an axis, and its gradient summed",
+          "[tp][functions]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  int64_t dim = GENERATE(0, 1, -1);
+  auto x = run(peers, {2, 3, 4},
+               [&](auto& y) { return nn::fused_allgather_for_tp(y, dim); });
+  for (auto& y : x.outputs)
+    CHECK(near(y, torch::cat(x.inputs, dim)));
+  check_transposed(x);
+}
+
+TEST_CASE("sums are scattered along an axis", "[tp][functions]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  int64_t dim = GENERATE(0, 1, -2);
+  auto x = run(peers, {4, 8, 3},
+               [&](auto& y) { return nn::reduce_scatter_for_tp(y, dim); });
+  auto sum = torch::stack(x.inputs).sum(0);
+  for (size_t i = 0; i < peers; ++i)
+    CHECK(
+      near(x.outputs[i], sum.chunk(static_cast<int64_t>(peers), dim).at(i)));
+  check_transposed(x);
+}
+
+TEST_CASE("slices change places and merge along another axis",
+          "[tp][functions]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto [split, merge] = GENERATE(std::pair{0, 1}, std::pair{-1, 0},
+                                 std::pair{2, 2});
+  auto x = run(peers, {4, 3, 8}, [&](auto& y) {
+    return nn::scatter_and_merge_for_tp(y, split, merge);
+  });
+  for (size_t i = 0; i < peers; ++i) {
+    std::vector<Tensor> parts;
+    for (auto& y : x.inputs)
+      parts.push_back(y.chunk(static_cast<int64_t>(peers), split).at(i));
+    CHECK(near(x.outputs[i], torch::cat(parts, merge)));
+  }
+  check_transposed(x);
+}
+
+TEST_CASE("a value that all peers have is summed in one of both phases",
+          "[tp][functions]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto forward = run(peers, {3, 2},
+                     [](auto& y) { return nn::fwd_allreduce_for_tp(y); });
+  for (size_t i = 0; i < peers; ++i) {
+    CHECK(near(forward.outputs[i], torch::stack(forward.inputs).sum(0)));
+    CHECK(near(forward.grads[i], forward.seeds[i]));
+  }
+  auto backward = run(
+    peers, {3, 2}, [](auto& y) { return nn::bwd_allreduce_for_tp(y); }, true);
+  for (size_t i = 0; i < peers; ++i) {
+    CHECK(near(backward.outputs[i], backward.inputs[i]));
+    CHECK(near(backward.grads[i], torch::stack(backward.seeds).sum(0)));
+  }
+}
+
+TEST_CASE(
+  "each peer takes its slice of what all have, and all have its "
+  "gradient",
+  "[tp][functions]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto x = run(
+    peers, {3, 8}, [](auto& y) { return nn::narrow_for_tp(y, 1); }, true);
+  for (size_t i = 0; i < peers; ++i) {
+    CHECK(near(x.outputs[i],
+               x.inputs[i].chunk(static_cast<int64_t>(peers), 1).at(i)));
+    CHECK(near(x.grads[i], torch::cat(x.seeds, 1)));
+  }
+}
+
+// Megatron's pair of layers: a product cut by outputs, then one cut by inputs.
+TEST_CASE("functions nest", "[tp][functions]") {
+  constexpr uint64_t peers = 2;
+  torch::manual_seed(3);
+  auto a = torch::randn({8, 5}, torch::kDouble).requires_grad_();
+  auto b = torch::randn({4, 8}, torch::kDouble).requires_grad_();
+  auto x = torch::randn({3, 5}, torch::kDouble).requires_grad_();
+  auto expected = torch::relu(x.matmul(a.t())).matmul(b.t());
+  auto of_x = torch::autograd::grad({expected.square().sum()}, {x, a, b});
+  thread_group group{peers};
+  std::vector<Tensor> outputs(peers), grads(peers);
+  group.on_all([&](uint64_t i) {
+    auto k = static_cast<int64_t>(i);
+    auto mine = x.detach().clone().requires_grad_();
+    auto up = a.detach().chunk(2, 0).at(i);
+    auto down = b.detach().chunk(2, 1).at(i);
+    auto h = nn::bwd_allreduce_for_tp(mine).matmul(up.t());
+    auto y = nn::fwd_allreduce_for_tp(torch::relu(h).matmul(down.t()));
+    outputs[static_cast<size_t>(k)] = y.detach();
+    grads[i] = torch::autograd::grad({y.square().sum()}, {mine}).at(0);
+  });
+  for (size_t i = 0; i < peers; ++i) {
+    CHECK(near(outputs[i], expected.detach()));
+    CHECK(near(grads[i], of_x[0]));
+  }
+}
+
+TEST_CASE("what cannot be cut is refused by name", "[tp][functions]") {
+  thread_group group{2};
+  auto told = [&](const function& f) {
+    try {
+      group.on_all([&](uint64_t) { f(torch::ones({3, 4})); });
+    } catch (const std::exception& e) {
+      return std::string{e.what()};
+    }
+    return std::string{"no error"};
+  };
+  CHECK_THAT(told([](auto& x) { return nn::reduce_scatter_for_tp(x, 0); }),
+             ContainsSubstring("axis 0 of size 3 cannot be divided among 2 "
+                               "tensor-parallel ranks"));
+  CHECK_THAT(told([](auto& x) { return nn::fused_allgather_for_tp(x, 2); }),
+             ContainsSubstring("axis 2 of a tensor of 2 axes"));
+  CHECK_THAT(error_of([] { nn::narrow_for_tp(torch::ones({2}), 0); },
+                      error_code::unsupported),
+             ContainsSubstring("outside of a step"));
+}

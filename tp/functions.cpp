@@ -1,0 +1,203 @@
+#include "tp/functions.hpp"
+
+#include "tp/tensor_group.hpp"
+#include "transport/error.hpp"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <string>
+
+namespace smp::nn {
+
+namespace {
+
+namespace ag = torch::autograd;
+
+int64_t axis_of(const at::Tensor& x, int64_t dim) {
+  auto result = dim < 0 ? dim + x.dim() : dim;
+  if (result < 0 || result >= x.dim())
+    throw error{error_code::user_code,
+                "a collective along axis " + std::to_string(dim)
+                  + " of a tensor of " + std::to_string(x.dim()) + " axes"};
+  return result;
+}
+
+/// [..., T n, ...] -> [T, ..., n, ...]
+at::Tensor slices_of(const at::Tensor& x, int64_t dim, uint64_t peers) {
+  auto n = static_cast<int64_t>(peers);
+  if (x.size(dim) % n != 0)
+    throw error{error_code::user_code,
+                "axis " + std::to_string(dim) + " of size "
+                  + std::to_string(x.size(dim)) + " cannot be divided among "
+                  + std::to_string(n) + " tensor-parallel ranks"};
+  return at::stack(x.chunk(n, dim));
+}
+
+/// [T, ..., n, ...] -> [..., T n, ...]
+at::Tensor merged(const at::Tensor& x, int64_t dim) {
+  return at::cat(x.unbind(0), dim);
+}
+
+at::Tensor gathered(const at::Tensor& x, int64_t dim, const std::string& name) {
+  return merged(tensor_group::current().allgather(x.contiguous(), name), dim);
+}
+
+at::Tensor scattered(const at::Tensor& x, int64_t dim,
+                     const std::string& name) {
+  auto& group = tensor_group::current();
+  return group.reduce_scatter(slices_of(x, dim, group.size()), name);
+}
+
+at::Tensor exchanged(const at::Tensor& x, int64_t split, int64_t merge,
+                     const std::string& name) {
+  auto& group = tensor_group::current();
+  return merged(group.all_to_all(slices_of(x, split, group.size()), name),
+                merge);
+}
+
+at::Tensor summed(const at::Tensor& x, const std::string& name) {
+  return tensor_group::current().allreduce(x.contiguous(), name);
+}
+
+at::Tensor own_slice(const at::Tensor& x, int64_t dim) {
+  auto& group = tensor_group::current();
+  return slices_of(x, dim, group.size())
+    .select(0, static_cast<int64_t>(group.rank()))
+    .contiguous();
+}
+
+/// What backward has to know: along which axes, and its name. (It runs in any
+/// order, too.)
+void keep(ag::AutogradContext* to, int64_t first, int64_t second,
+          const std::string& name) {
+  to->saved_data["first"] = first;
+  to->saved_data["second"] = second;
+  to->saved_data["name"] = name;
+}
+
+int64_t first_of(ag::AutogradContext* x) {
+  return x->saved_data["first"].toInt();
+}
+
+int64_t second_of(ag::AutogradContext* x) {
+  return x->saved_data["second"].toInt();
+}
+
+std::string name_of(ag::AutogradContext* x) {
+  return x->saved_data["name"].toStringRef();
+}
+
+struct gather_function : ag::Function<gather_function> {
+  static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& x,
+                            int64_t dim, const std::string& name) {
+    keep(c, dim, 0, name);
+    return gathered(x, dim, name);
+  }
+
+  static ag::variable_list backward(ag::AutogradContext* c,
+                                    const ag::variable_list& grads) {
+    return {scattered(grads[0], first_of(c), name_of(c)), {}, {}};
+  }
+};
+
+struct scatter_function : ag::Function<scatter_function> {
+  static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& x,
+                            int64_t dim, const std::string& name) {
+    keep(c, dim, 0, name);
+    return scattered(x, dim, name);
+  }
+
+  static ag::variable_list backward(ag::AutogradContext* c,
+                                    const ag::variable_list& grads) {
+    return {gathered(grads[0], first_of(c), name_of(c)), {}, {}};
+  }
+};
+
+struct exchange_function : ag::Function<exchange_function> {
+  static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& x,
+                            int64_t split, int64_t merge,
+                            const std::string& name) {
+    keep(c, split, merge, name);
+    return exchanged(x, split, merge, name);
+  }
+
+  static ag::variable_list backward(ag::AutogradContext* c,
+                                    const ag::variable_list& grads) {
+    return {
+      exchanged(grads[0], second_of(c), first_of(c), name_of(c)), {}, {}, {}};
+  }
+};
+
+struct sum_function : ag::Function<sum_function> {
+  static at::Tensor forward(ag::AutogradContext*, const at::Tensor& x,
+                            const std::string& name) {
+    return summed(x, name);
+  }
+
+  static ag::variable_list backward(ag::AutogradContext*,
+                                    const ag::variable_list& grads) {
+    return {grads[0], {}};
+  }
+};
+
+struct sum_backward_function : ag::Function<sum_backward_function> {
+  static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& x,
+                            const std::string& name) {
+    keep(c, 0, 0, name);
+    return x.view_as(x);
+  }
+
+  static ag::variable_list backward(ag::AutogradContext* c,
+                                    const ag::variable_list& grads) {
+    return {summed(grads[0], name_of(c)), {}};
+  }
+};
+
+struct narrow_function : ag::Function<narrow_function> {
+  static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& x,
+                            int64_t dim, const std::string& name) {
+    keep(c, dim, 0, name);
+    return own_slice(x, dim);
+  }
+
+  static ag::variable_list backward(ag::AutogradContext* c,
+                                    const ag::variable_list& grads) {
+    return {gathered(grads[0], first_of(c), name_of(c)), {}, {}};
+  }
+};
+
+std::string next_name() {
+  return tensor_group::current().next_name();
+}
+
+} // namespace
+
+at::Tensor fused_allgather_for_tp(const at::Tensor& x, int64_t dim) {
+  return gather_function::apply(x, axis_of(x, dim), next_name());
+}
+
+at::Tensor reduce_scatter_for_tp(const at::Tensor& x, int64_t dim) {
+  return scatter_function::apply(x, axis_of(x, dim), next_name());
+}
+
+at::Tensor scatter_and_merge_for_tp(const at::Tensor& x, int64_t split_dim,
+                                    int64_t merge_dim) {
+  return exchange_function::apply(x, axis_of(x, split_dim),
+                                  axis_of(x, merge_dim), next_name());
+}
+
+at::Tensor fwd_allreduce_for_tp(const at::Tensor& x) {
+  return sum_function::apply(x, next_name());
+}
+
+at::Tensor bwd_allreduce_for_tp(const at::Tensor& x) {
+  return sum_backward_function::apply(x, next_name());
+}
+
+at::Tensor narrow_for_tp(const at::Tensor& x, int64_t dim) {
+  return narrow_function::apply(x, axis_of(x, dim), next_name());
+}
+
+} // namespace smp::nn

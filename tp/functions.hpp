@@ -1,0 +1,45 @@
+#pragma once
+
+// The collectives of custom distributed modules (paper, appendix on creating
+// them), each with its gradient. All peers of the calling rank's
+// tensor-parallel group call them in the same module and order, with tensors of
+// the same sizes. T is the number of peers; axes count from the end if they are
+// negative.
+//
+// Two kinds of values meet here. Most belong to one peer: its samples, its
+// slice; their gradient is what the losses of all peers say of them together.
+// Others are the same on all peers, and so is their gradient.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace smp::nn {
+
+/// [..., n, ...] -> [..., T n, ...]: what all peers have, along `dim`.
+/// Backward: `reduce_scatter_for_tp`.
+at::Tensor fused_allgather_for_tp(const at::Tensor& x, int64_t dim);
+
+/// [..., T n, ...] -> [..., n, ...]: the sum over all peers, of which each gets
+/// its slice of `dim`. Backward: `fused_allgather_for_tp`.
+at::Tensor reduce_scatter_for_tp(const at::Tensor& x, int64_t dim);
+
+/// Slices along `split_dim`, gives each peer one and merges what comes along
+/// `merge_dim`: [..., T a, ..., b, ...] -> [..., a, ..., T b, ...]. Backward:
+/// the same with both axes exchanged.
+at::Tensor scatter_and_merge_for_tp(const at::Tensor& x, int64_t split_dim,
+                                    int64_t merge_dim);
+
+/// The sum over all peers, a value that all have. Backward: nothing, as they
+/// have its gradient, too.
+at::Tensor fwd_allreduce_for_tp(const at::Tensor& x);
+
+/// Nothing: `x` is a value that all peers have. Backward: the sum over what
+/// each did with it.
+at::Tensor bwd_allreduce_for_tp(const at::Tensor& x);
+
+/// [..., T n, ...] -> [..., n, ...]: its slice, along `dim`, of a value that
+/// all peers have. Backward: all have the whole gradient again.
+at::Tensor narrow_for_tp(const at::Tensor& x, int64_t dim);
+
+} // namespace smp::nn

@@ -1,0 +1,80 @@
+#include "tp/linear.hpp"
+
+#include "tp/functions.hpp"
+
+#include <ATen/ops/linear.h>
+
+#include <utility>
+
+namespace smp::nn {
+
+namespace {
+
+class distributed_linear final : public distributed_module {
+public:
+  /// @param bias undefined, or empty on all peers but the first
+  /// @param inputs axis of `weight`
+  distributed_linear(at::Tensor weight, at::Tensor bias, int64_t inputs)
+    : weight_(std::move(weight)), bias_(std::move(bias)), inputs_(inputs) {
+    // nop
+  }
+
+  at::Tensor forward(const at::Tensor& x) const override {
+    auto mine = scatter_and_merge_for_tp(x, -1, 0);
+    auto part = at::linear(mine, inputs_ == 1 ? weight_ : weight_.t(),
+                           has_bias() ? bias_ : at::Tensor{});
+    return reduce_scatter_for_tp(part, 0);
+  }
+
+private:
+  bool has_bias() const {
+    return bias_.defined() && bias_.numel() > 0;
+  }
+
+  at::Tensor weight_;
+  at::Tensor bias_;
+  int64_t inputs_;
+};
+
+template <int64_t Inputs>
+std::string refusal_of_linear(const native_module& x, int64_t peers) {
+  auto inputs = x.parameters.at("weight").size(Inputs);
+  if (inputs % peers == 0)
+    return {};
+  return "its " + std::to_string(inputs)
+         + " input channels cannot be divided among " + std::to_string(peers)
+         + " ranks";
+}
+
+template <int64_t Inputs>
+std::map<std::string, tensor_slice>
+slices_of_linear(const native_module& x, int64_t rank, int64_t peers) {
+  auto& weight = x.parameters.at("weight");
+  auto inputs = weight.size(Inputs) / peers;
+  std::map<std::string, tensor_slice> result;
+  result["weight"] = {Inputs, rank * inputs, inputs, weight.sizes().vec()};
+  if (auto bias = x.parameters.find("bias"); bias != x.parameters.end()) {
+    auto outputs = bias->second.size(0);
+    result["bias"] = {0, rank == 0 ? 0 : outputs, rank == 0 ? outputs : 0,
+                      bias->second.sizes().vec()};
+  }
+  return result;
+}
+
+template <int64_t Inputs>
+std::unique_ptr<distributed_module> make_linear(const native_module& x) {
+  auto bias = x.parameters.find("bias");
+  return std::make_unique<distributed_linear>(
+    x.parameters.at("weight"),
+    bias == x.parameters.end() ? at::Tensor{} : bias->second, Inputs);
+}
+
+} // namespace
+
+const distribution linear_distribution{"Linear", refusal_of_linear<1>,
+                                       slices_of_linear<1>, make_linear<1>};
+
+const distribution conv1d_distribution{"Conv1D", refusal_of_linear<0>,
+                                       slices_of_linear<0>, make_linear<0>};
+
+} // namespace smp::nn

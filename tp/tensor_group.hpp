@@ -1,0 +1,57 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+namespace smp {
+
+/// The ranks that share modules, as the code of these modules sees them on one
+/// of them. Peers run other microbatches at the same time and in another order:
+/// what belongs together has the same name.
+class tensor_group {
+public:
+  virtual ~tensor_group();
+
+  /// Number of ranks, T.
+  virtual uint64_t size() const = 0;
+
+  /// Position of this one.
+  virtual uint64_t rank() const = 0;
+
+  /// @returns a name for the next collective of the call that runs, the same
+  /// on all peers
+  virtual std::string next_name() = 0;
+
+  // All peers call these, with tensors of the same sizes and type. They park;
+  // autograd stays behind. They throw error (protocol) where peers differ, and
+  // what made the step fail.
+
+  /// [...] -> [...], the sum of all peers.
+  virtual at::Tensor allreduce(const at::Tensor& x, const std::string& name)
+    = 0;
+
+  /// [...] -> [T, ...], what each peer has.
+  virtual at::Tensor allgather(const at::Tensor& x, const std::string& name)
+    = 0;
+
+  /// [T, ...] -> [...], the sum of what all have for this one.
+  virtual at::Tensor reduce_scatter(const at::Tensor& x,
+                                    const std::string& name)
+    = 0;
+
+  /// [T, ...] -> [T, ...], what each peer has for this one.
+  virtual at::Tensor all_to_all(const at::Tensor& x, const std::string& name)
+    = 0;
+
+  /// @returns that of the calling thread's rank
+  /// @throws error (unsupported) if there is none
+  static tensor_group& current();
+
+  /// Makes `x` that of the calling thread; null: there is none.
+  /// @returns the former one
+  static tensor_group* set_current(tensor_group* x) noexcept;
+};
+
+} // namespace smp

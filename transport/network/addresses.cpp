@@ -1,0 +1,189 @@
+#include "transport/network/addresses.hpp"
+
+#include "transport/error.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+namespace smp {
+
+namespace {
+
+std::string number_of(const sockaddr* x) {
+  char text[NI_MAXHOST] = {};
+  auto size = x->sa_family == AF_INET6 ? sizeof(sockaddr_in6)
+                                       : sizeof(sockaddr_in);
+  if (::getnameinfo(x, static_cast<socklen_t>(size), text, sizeof(text),
+                    nullptr, 0, NI_NUMERICHOST)
+      != 0)
+    return {};
+  return text;
+}
+
+bool is_loopback_address(const sockaddr* x) {
+  if (x->sa_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in*>(x)->sin_addr.s_addr) >> 24
+           == 127;
+  return x->sa_family == AF_INET6
+         && IN6_IS_ADDR_LOOPBACK(
+           &reinterpret_cast<const sockaddr_in6*>(x)->sin6_addr);
+}
+
+/// @returns the address by which this machine reaches `x`; empty: no way
+std::string source_towards(const addrinfo& x) {
+  file_descriptor probe{
+    ::socket(x.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, IPPROTO_UDP)};
+  sockaddr_storage mine{};
+  socklen_t size = sizeof(mine);
+  // UDP sends nothing to connect: the kernel only chooses the way.
+  if (!probe || ::connect(probe.get(), x.ai_addr, x.ai_addrlen) != 0
+      || ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&mine), &size)
+           != 0)
+    return {};
+  return number_of(reinterpret_cast<sockaddr*>(&mine));
+}
+
+/// @returns 0, or why not (errno)
+int finish_connecting(int fd, std::chrono::milliseconds limit) {
+  pollfd x{fd, POLLOUT, 0};
+  int n = 0;
+  do
+    n = ::poll(&x, 1, static_cast<int>(std::max<int64_t>(0, limit.count())));
+  while (n < 0 && errno == EINTR);
+  if (n <= 0)
+    return ETIMEDOUT;
+  int problem = 0;
+  socklen_t size = sizeof(problem);
+  ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &size);
+  return problem;
+}
+
+} // namespace
+
+std::vector<network_interface> network_interfaces() {
+  ifaddrs* raw = nullptr;
+  if (::getifaddrs(&raw) != 0)
+    return {};
+  std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all{raw, ::freeifaddrs};
+  std::vector<network_interface> result;
+  for (auto family : {AF_INET, AF_INET6})
+    for (auto* x = all.get(); x != nullptr; x = x->ifa_next)
+      if (x->ifa_addr != nullptr && x->ifa_addr->sa_family == family
+          && (x->ifa_flags & IFF_UP) != 0)
+        result.push_back({x->ifa_name, number_of(x->ifa_addr)});
+  return result;
+}
+
+network_interface find_interface(const std::string& wanted) {
+  std::string names;
+  for (auto& x : network_interfaces()) {
+    // A link-local address ends with the interface: "fe80::1%eth0".
+    if (x.name == wanted || x.address == wanted
+        || x.address.substr(0, x.address.find('%')) == wanted)
+      return x;
+    names += (names.empty() ? "" : ", ") + x.name + " (" + x.address + ')';
+  }
+  throw config_error("no interface " + wanted
+                     + " is up on this machine (transport.interface); there "
+                       "are: "
+                     + names);
+}
+
+network_interface interface_towards(const std::string& host) {
+  auto all = resolve(host, 0);
+  for (auto* x = all.get(); x != nullptr; x = x->ai_next)
+    if (auto mine = source_towards(*x); !mine.empty())
+      return find_interface(mine);
+  throw config_error("no interface of this machine leads to " + host
+                     + "; transport.interface names one");
+}
+
+resolved_addresses resolve(const std::string& host, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* raw = nullptr;
+  if (auto status = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(),
+                                  &hints, &raw))
+    throw error{error_code::transport,
+                endpoint(host, port) + ": " + ::gai_strerror(status)};
+  return resolved_addresses{raw};
+}
+
+bool is_loopback(const std::string& host) {
+  if (host == "localhost")
+    return true;
+  try {
+    auto all = resolve(host, 0);
+    for (auto* x = all.get(); x != nullptr; x = x->ai_next)
+      if (!is_loopback_address(x->ai_addr))
+        return false;
+    return true;
+  } catch (const error&) {
+    return false;
+  }
+}
+
+file_descriptor connect_within(const std::string& host, uint16_t port,
+                               std::chrono::milliseconds limit) {
+  using clock = std::chrono::steady_clock;
+  auto deadline = clock::now() + limit;
+  auto all = resolve(host, port);
+  int why = EADDRNOTAVAIL;
+  for (auto* x = all.get(); x != nullptr; x = x->ai_next) {
+    file_descriptor result{
+      ::socket(x->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+    if (!result) {
+      why = errno;
+      continue;
+    }
+    why = ::connect(result.get(), x->ai_addr, x->ai_addrlen) == 0 ? 0 : errno;
+    if (why == EINPROGRESS)
+      why = finish_connecting(
+        result.get(),
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - clock::now()));
+    int yes = 1;
+    ::setsockopt(result.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+    if (why == 0)
+      return result;
+  }
+  throw error{error_code::transport,
+              endpoint(host, port) + ": " + std::strerror(why)};
+}
+
+std::string peer_address(int connection) {
+  sockaddr_storage x{};
+  socklen_t size = sizeof(x);
+  if (::getpeername(connection, reinterpret_cast<sockaddr*>(&x), &size) != 0)
+    return {};
+  return number_of(reinterpret_cast<sockaddr*>(&x));
+}
+
+std::string endpoint(const std::string& host, uint16_t port) {
+  auto text = host.find(':') == std::string::npos ? host : '[' + host + ']';
+  return text + ':' + std::to_string(port);
+}
+
+void bound_silence(int connection, std::chrono::milliseconds limit) {
+  auto set = [connection](int level, int name, int value) {
+    ::setsockopt(connection, level, name, &value, sizeof(value));
+  };
+  auto pause = static_cast<int>(
+    std::max<int64_t>(1, limit.count() / 1000 / 5)); // seconds
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, pause);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, pause);
+  // It counts instead of their number, and for what was sent as well.
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(limit.count()));
+}
+
+} // namespace smp

@@ -1,0 +1,70 @@
+#pragma once
+
+// Host names, addresses and interfaces of this machine.
+
+#include "transport/file_descriptor.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <netdb.h>
+
+namespace smp {
+
+/// An interface of this machine that is up.
+struct network_interface {
+  std::string name;    // "eth0"
+  std::string address; // as a number, IPv4 or IPv6
+};
+
+/// @returns one entry for each address of each interface that is up; of one
+/// interface IPv4 comes before IPv6
+std::vector<network_interface> network_interfaces();
+
+/// @returns the interface that is called so or that has this address
+/// @throws error (config) that names those which there are
+network_interface find_interface(const std::string& wanted);
+
+/// @returns the interface by which this machine reaches `host`; if that is this
+/// machine itself, the one that has its address
+/// @throws error (config) if there is no way to it
+network_interface interface_towards(const std::string& host);
+
+struct free_addresses {
+  void operator()(addrinfo* x) const {
+    ::freeaddrinfo(x);
+  }
+};
+
+using resolved_addresses = std::unique_ptr<addrinfo, free_addresses>;
+
+/// @param host a name, or an address as a number
+/// @returns all addresses of TCP
+/// @throws error (transport) if the name is not known
+resolved_addresses resolve(const std::string& host, uint16_t port);
+
+/// @returns whether only this machine itself can mean that: a loopback address,
+/// or a name that stands for nothing else here. A name that is not known is
+/// none
+bool is_loopback(const std::string& host);
+
+/// Connects, or gives up after `limit`; tries all addresses of `host`.
+/// @returns a socket that does not block
+/// @throws error (transport)
+file_descriptor connect_within(const std::string& host, uint16_t port,
+                               std::chrono::milliseconds limit);
+
+/// @returns the address of the other side, as a number; empty if it is gone
+std::string peer_address(int connection);
+
+/// @returns "10.0.0.1:4711", "[fe80::1]:4711"
+std::string endpoint(const std::string& host, uint16_t port);
+
+/// After `limit` without a sign of life from the other side the connection is
+/// broken: else one to a machine that is gone stays for a quarter of an hour.
+void bound_silence(int connection, std::chrono::milliseconds limit);
+
+} // namespace smp

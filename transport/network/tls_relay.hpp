@@ -1,0 +1,45 @@
+#pragma once
+
+#include "transport/file_descriptor.hpp"
+#include "transport/network/tls_keys.hpp"
+#include "transport/network/tls_stream.hpp"
+
+#include <chrono>
+#include <memory>
+
+namespace smp {
+
+/// Carries bytes between TLS connections and sockets inside this process, on a
+/// thread of its own: who talks over such a socket needs to know nothing of
+/// TLS.
+class tls_relay {
+public:
+  tls_relay();
+
+  /// Waits a second for what was written before the sockets were closed.
+  ~tls_relay();
+
+  tls_relay(const tls_relay&) = delete;
+  tls_relay& operator=(const tls_relay&) = delete;
+
+  /// Any thread. @returns the socket that stands for `x` from now on: one ends
+  /// when the other does. A machine that answers one of its connections no more
+  /// loses all of them
+  /// @throws std::system_error where the process has no descriptor left
+  file_descriptor add(tls_stream x);
+
+private:
+  struct impl;
+  std::unique_ptr<impl> impl_;
+};
+
+/// How the control plane crosses a network. Without it: in the clear, and only
+/// over loopback.
+struct tls_line {
+  tls_keys keys;
+  /// Without a sign of life for so long the other machine is lost.
+  std::chrono::milliseconds silence{15000};
+  std::shared_ptr<tls_relay> relay;
+};
+
+} // namespace smp

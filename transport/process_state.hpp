@@ -1,0 +1,58 @@
+#pragma once
+
+// What the kernel of this machine knows of a process.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace smp {
+
+/// How a process ended.
+struct process_end {
+  /// Exit code, or 128 + signal.
+  int code = 0;
+  /// 0 unless a signal killed it.
+  int signal = 0;
+
+  /// @returns "exited with code 7", "killed by signal 9 (SIGKILL)"
+  std::string describe() const;
+};
+
+/// @param status as waitpid(2) gives it
+process_end end_of_status(int status) noexcept;
+
+struct process_state {
+  /// As in proc(5): 'R' running, 'S' sleeping, 'T' stopped, 't' traced.
+  char letter = '?';
+  /// In clock ticks since boot: tells a process from a later one with its
+  /// number.
+  uint64_t start_time = 0;
+  /// Of one that ended. Code 0 also where the kernel does not tell us.
+  process_end end;
+
+  /// It is only kept until its parent looks.
+  bool ended() const noexcept {
+    return letter == 'Z' || letter == 'X';
+  }
+
+  bool stopped() const noexcept {
+    return letter == 'T' || letter == 't';
+  }
+};
+
+/// @returns nothing if there is no such process
+std::optional<process_state> state_of_process(int64_t pid);
+
+/// In bytes; the resident set.
+struct process_memory {
+  uint64_t now = 0;
+  uint64_t peak = 0;
+};
+
+process_memory memory_of_this_process();
+
+/// @returns the name of this machine
+std::string host_name();
+
+} // namespace smp
