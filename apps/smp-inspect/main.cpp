@@ -1,6 +1,7 @@
 // smp-inspect: asks a run what its actors do. Argument parsing and printing;
 // what is asked and how it is told is in apps/report/.
 
+#include "apps/report/exit_codes.hpp"
 #include "apps/report/run_json.hpp"
 #include "apps/report/run_text.hpp"
 #include "transport/error.hpp"
@@ -15,11 +16,6 @@
 namespace smp::app {
 
 namespace {
-
-constexpr int exit_well = 0;
-constexpr int exit_wrong = 1;
-constexpr int exit_usage = 2;
-constexpr int exit_ended = 3;
 
 constexpr const char* about
   = "Asks a run what its actors do: a run directory that smp-train made, or "
@@ -45,12 +41,6 @@ struct options {
 
 void print(const std::string& x) {
   std::fwrite(x.data(), 1, x.size(), stdout);
-}
-
-int code_of(const run_look& x) {
-  if (x.what == run_look::state::ended)
-    return exit_ended;
-  return problems_of(x).empty() ? exit_well : exit_wrong;
 }
 
 /// What one command says of a run that answers.

@@ -1,6 +1,7 @@
 // smp-top: what the ranks of a run do, live. Argument parsing and printing; the
 // table itself is apps/report/rank_table.hpp.
 
+#include "apps/report/exit_codes.hpp"
 #include "apps/report/run_json.hpp"
 #include "apps/report/run_text.hpp"
 #include "apps/smp-top/poller.hpp"
@@ -22,11 +23,6 @@
 namespace smp::app {
 
 namespace {
-
-constexpr int exit_well = 0;
-constexpr int exit_wrong = 1;
-constexpr int exit_usage = 2;
-constexpr int exit_ended = 3;
 
 constexpr const char* about
   = "What the ranks of a run do, live. RUN is a run directory that smp-train\n"
@@ -68,12 +64,6 @@ std::atomic<bool> interrupted = false;
 
 void on_signal(int) {
   interrupted = true;
-}
-
-int code_of(const run_look& x) {
-  if (x.what == run_look::state::ended)
-    return exit_ended;
-  return problems_of(x).empty() ? exit_well : exit_wrong;
 }
 
 int print_once(const options& x, run_source& source, run_look look) {
