@@ -1,6 +1,7 @@
 #include "transport/collectives/collectives.hpp"
 
 #include "transport/collectives/operation.hpp"
+#include "transport/collectives/plan.hpp"
 #include "transport/collectives/work_line.hpp"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "transport/collectives/collective_call.hpp"
-#include "transport/collectives/plan.hpp"
+#include "transport/collectives/collective_plan.hpp"
 #include "transport/fabric.hpp"
 #include "transport/wait.hpp"
 

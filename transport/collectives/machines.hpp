@@ -1,6 +1,7 @@
 #pragma once
 
-#include "transport/collectives/plan.hpp"
+#include "transport/collectives/collective_call.hpp"
+#include "transport/collectives/collective_plan.hpp"
 
 namespace smp {
 

@@ -2,7 +2,7 @@
 
 #include "transport/block_pool.hpp"
 #include "transport/collectives/collective_message.hpp"
-#include "transport/collectives/plan.hpp"
+#include "transport/collectives/collective_plan.hpp"
 #include "transport/wait.hpp"
 
 #include <atomic>
