@@ -26,11 +26,4 @@ const distribution* find_distribution(std::string_view type) {
   return i == all_distributions.end() ? nullptr : &*i;
 }
 
-std::string distributed_types() {
-  std::string result;
-  for (auto& x : all_distributions)
-    result += (result.empty() ? "" : ", ") + std::string{x.type};
-  return result;
-}
-
 } // namespace smp

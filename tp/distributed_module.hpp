@@ -71,8 +71,4 @@ struct distribution {
 /// @returns null if there is none for this type
 const distribution* find_distribution(std::string_view type);
 
-/// @returns the types that can be shared, for people: "Conv1D, Embedding,
-/// Linear"
-std::string distributed_types();
-
 } // namespace smp

@@ -24,27 +24,31 @@ public:
     return result;
   }
 
-  /// While it lives, waits of the calling thread park at `x`.
-  class at_fabric {
+  /// @param x where the rank of this thread talks to others; null: nowhere
+  void attach(fabric* x) noexcept {
+    fabric_ = x;
+  }
+
+  /// While it lives, waits of the calling thread park at the fabric.
+  class parking {
   public:
-    explicit at_fabric(fabric& x)
-      : previous_(std::exchange(of_thread().fabric_, &x)) {
+    parking() : previous_(std::exchange(of_thread().parks_, true)) {
       // nop
     }
 
-    ~at_fabric() {
-      of_thread().fabric_ = previous_;
+    ~parking() {
+      of_thread().parks_ = previous_;
     }
 
-    at_fabric(const at_fabric&) = delete;
-    at_fabric& operator=(const at_fabric&) = delete;
+    parking(const parking&) = delete;
+    parking& operator=(const parking&) = delete;
 
   private:
-    fabric* previous_;
+    bool previous_;
   };
 
   void wait(const completion_ptr& x, const wait_reason& why) override {
-    if (fabric_ == nullptr || x->done())
+    if (!parks_ || fabric_ == nullptr || x->done())
       return plain_.wait(x, why);
     // Shared with the callback, which the completion keeps after it ran.
     auto done = std::make_shared<pollable_wake_up>();
@@ -73,6 +77,7 @@ private:
   }
 
   fabric* fabric_ = nullptr;
+  bool parks_ = false;
   waiter& plain_ = waiter::current();
 };
 

@@ -15,6 +15,7 @@
 #include "runtime/remote/parameters.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/module_times.hpp"
+#include "transport/exchange.hpp"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -378,9 +379,8 @@ void partitioning::release(remote_parameters& others) {
       if (map_.owned(i))
         whole.push_back(tensors[i].tensor);
     initialise_deferred(whole);
-    share_modules(
-      map_, {id},
-      static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
+    share_module(
+      map_, id, static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
       static_cast<int64_t>(layout.size(comm_group::tp)));
   }
   initialise_deferred(mine);

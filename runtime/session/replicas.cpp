@@ -134,7 +134,7 @@ failure replicas::end_step(const model_map* map, const failure& mine) {
       if (map->model().tensors[i].tensor.grad().is_sparse())
         outcome.sparse.push_back(i);
   }
-  std::vector<uint32_t> dense;
+  std::vector<uint32_t> all_changed;
   std::vector<uint32_t> sparse;
   auto all = rank_.exchange().all_gather(ranks, "smp.replicas",
                                          to_payload(outcome));
@@ -145,7 +145,7 @@ failure replicas::end_step(const model_map* map, const failure& mine) {
         x.error.rank = ranks[i];
       return x.error;
     }
-    dense = merged(dense, x.changed);
+    all_changed = merged(all_changed, x.changed);
     sparse = merged(sparse, x.sparse);
   }
   if (mine || SMP_FAULT("lone-replica"))
@@ -156,7 +156,7 @@ failure replicas::end_step(const model_map* map, const failure& mine) {
   std::vector<at::Tensor> whole;
   std::vector<at::Tensor> slices;
   auto& tensors = map->model().tensors;
-  for (auto i : dense)
+  for (auto i : all_changed)
     if (!std::binary_search(sparse.begin(), sparse.end(), i))
       (map->slice(i) ? slices : whole).push_back(tensors[i].tensor);
   average(whole, comm_group::dp);
@@ -165,7 +165,7 @@ failure replicas::end_step(const model_map* map, const failure& mine) {
     average_sparse(tensors[i].tensor,
                    map->slice(i) ? comm_group::rdp : comm_group::dp);
   auto peers = static_cast<double>(rank_.layout().size(comm_group::tp));
-  for (auto i : dense)
+  for (auto i : all_changed)
     if (auto& x = tensors[i].tensor; map->slice(i) && x.grad().defined())
       x.mutable_grad().div_(peers);
   return {};

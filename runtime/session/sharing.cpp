@@ -177,28 +177,25 @@ sharing_decision decide_sharing(const walked_model& model,
   return decider{model, marked, x}.run();
 }
 
-void share_modules(model_map& map, const std::vector<module_id>& modules,
-                   int64_t rank, int64_t peers) {
+void share_module(model_map& map, module_id id, int64_t rank, int64_t peers) {
   at::NoGradGuard no_grad;
   auto& model = map.model();
-  for (auto id : modules) {
-    auto i = static_cast<uint32_t>(id.value);
-    auto& m = model.modules[i];
-    if (m.tensors.empty() || !map.owned(m.tensors.front()))
-      continue;
-    auto native = native_of(model, i).value();
-    auto& how = *find_distribution(native.type);
-    std::map<uint32_t, tensor_slice> slices;
-    for (auto& [name, slice] : how.slices(native, rank, peers)) {
-      auto position = own_tensor(model, i, name).value();
-      auto x = model.tensors[position].tensor;
-      x.set_data(slice.of(x).clone());
-      slices.emplace(position, slice);
-    }
-    map.share(id, how.make(native), slices);
-    for (auto* hook : m.hooks)
-      hook->distributed = map.shared(id);
+  auto i = static_cast<uint32_t>(id.value);
+  auto& m = model.modules[i];
+  if (m.tensors.empty() || !map.owned(m.tensors.front()))
+    return;
+  auto native = native_of(model, i).value();
+  auto& how = *find_distribution(native.type);
+  std::map<uint32_t, tensor_slice> slices;
+  for (auto& [name, slice] : how.slices(native, rank, peers)) {
+    auto position = own_tensor(model, i, name).value();
+    auto x = model.tensors[position].tensor;
+    x.set_data(slice.of(x).clone());
+    slices.emplace(position, slice);
   }
+  map.share(id, how.make(native), slices);
+  for (auto* hook : m.hooks)
+    hook->distributed = map.shared(id);
 }
 
 at::Tensor whole_of(const rank_context& rank, const at::Tensor& mine,

@@ -34,11 +34,10 @@ sharing_decision decide_sharing(const walked_model& model,
                                 const std::map<const void*, bool>& marked,
                                 const sharing_request& x);
 
-/// Cuts the parameters of the shared modules that this rank owns, and lets the
-/// map and the hooks know how to run them. Their bytes are there.
+/// If this rank owns the module: cuts its parameters, whose bytes are there,
+/// and lets the map and the hooks know how to run it.
 /// @param rank position of this one among its peers
-void share_modules(model_map& map, const std::vector<module_id>& modules,
-                   int64_t rank, int64_t peers);
+void share_module(model_map& map, module_id id, int64_t rank, int64_t peers);
 
 /// @param mine what this rank has of a tensor; undefined: nothing
 /// @returns the whole, on all peers; undefined if nobody has any of it.

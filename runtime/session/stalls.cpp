@@ -32,7 +32,9 @@ void on_stall(session& s, stall_listener f) {
 
 void rank_runtime::attach_main_thread() {
   {
-    scoped_waiter beneath{parking_waiter::of_thread()};
+    auto& parking = parking_waiter::of_thread();
+    parking.attach(fabric_.get());
+    scoped_waiter beneath{parking};
     noting_.emplace(*board_);
   }
   installed_.emplace(*noting_);
@@ -41,6 +43,7 @@ void rank_runtime::attach_main_thread() {
 void rank_runtime::detach_main_thread() {
   installed_.reset();
   noting_.reset();
+  parking_waiter::of_thread().attach(nullptr);
 }
 
 void rank_runtime::on_stall(stall_listener f) {

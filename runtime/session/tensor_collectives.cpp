@@ -2,9 +2,8 @@
 
 #include "runtime/lazy/promise.hpp"
 #include "runtime/remote/execution.hpp"
+#include "runtime/session/current_rank.hpp"
 #include "runtime/session/parking_waiter.hpp"
-#include "runtime/session/rank_runtime.hpp"
-#include "runtime/session/session.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
 #include <ATen/ops/empty.h>
@@ -58,7 +57,7 @@ element_type type_of(const at::Tensor& x, const std::string& what) {
 class tensor_call {
 public:
   tensor_call(kind what, const comm_group& group, const std::string& name)
-    : rank_(session::current().internals()) {
+    : rank_(current_rank()) {
     auto& label = call_.label;
     label.group = rank_.layout().members(group, rank_.self());
     label.name = name.empty() ? to_string(group) : name;
@@ -183,7 +182,7 @@ private:
                        + c10::str(x_.sizes()));
   }
 
-  rank_runtime& rank_;
+  const rank_context& rank_;
   at::Tensor x_;
   collective_call call_;
   uint64_t self_ = 0;
@@ -193,9 +192,9 @@ private:
 } // namespace
 
 at::Tensor tensor_future::get() const {
-  std::optional<parking_waiter::at_fabric> parking;
-  if (auto* s = session::current_or_null(); s && !execution::current())
-    parking.emplace(s->internals().fabric());
+  std::optional<parking_waiter::parking> parking;
+  if (!execution::current())
+    parking.emplace();
   waiter::current().wait(started_.done, started_.why);
   if (!target_.defined())
     return result_;

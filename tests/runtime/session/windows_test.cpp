@@ -69,7 +69,7 @@ public:
   }
 
   /// The next message finds it asleep.
-  void sleep(std::shared_ptr<rank_runtime> peer) {
+  void fall_asleep(std::shared_ptr<rank_runtime> peer) {
     peer_ = std::move(peer);
     woken_by_ = 0;
     asleep_ = true;
@@ -176,12 +176,12 @@ TEST_CASE("a step goes on when exhausted credits return",
     std::make_shared<ucx_fabric>(rank_id{1}, 2));
   CHECK(run_steps(
           host, {std::make_shared<ucx_fabric>(rank_id{0}, 2), sleeper}, config,
-          [&](session& s) { sleeper->sleep(s.shared_internals()); },
+          [&](session& s) { sleeper->fall_asleep(s.shared_internals()); },
           [&](session& s) {
             assertion_lock guard; // this is a rank's thread
             CHECK(sleeper->woken_by() > 0);
             CHECK(queued_at(s.internals()) == 0);
           })
         == 0);
-  sleeper->sleep({}); // it would keep the rank
+  sleeper->fall_asleep({}); // it would keep the rank
 }
