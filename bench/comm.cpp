@@ -5,14 +5,15 @@
 //
 // (a) bandwidth of one direction, beside ucx_perftest of the same UCX where
 // SMP_UCX_DIR has it, and beside memcpy. (b) A request of 64 B and its answer,
-// which a thread waits for where messages arrive, beside ucx_perftest that
-// sleeps between messages, as smp always does, and that spins, which takes a
-// core for each rank. (c) What the stages of communication add to a message.
-// These by turns in one process and its peers. (d) allreduce and all_to_all of
-// 1 KB to 64 MB among so many ranks, one call after the other, beside
-// torch.distributed with gloo where SMP_PYTHON is a Python that has it. A round
-// begins fresh processes of both, by turns. Times are those of rank 0 from call
-// to result. (e) CPU time of ranks that are connected and have nothing to do.
+// which a thread waits for where messages arrive, both sides sleeping between
+// messages, as smp does, or spinning (transport.spin), which takes a core for
+// each rank, beside ucx_perftest that does so. (c) What the stages of
+// communication add to a message. These by turns in one process and its peers.
+// (d) allreduce and all_to_all of 1 KB to 64 MB among so many ranks, one call
+// after the other, beside torch.distributed with gloo where SMP_PYTHON is a
+// Python that has it. A round begins fresh processes of both, by turns. Times
+// are those of rank 0 from call to result. (e) CPU time of ranks that are
+// connected and have nothing to do.
 
 #include "bench/comm_stages.hpp"
 #include "bench/harness.hpp"

@@ -34,6 +34,16 @@ inline constexpr std::array stage_kinds{"plain", "host", "device", "nodes"};
 inline constexpr std::array<uint64_t, 4> trip_sizes{64, 8 << 10, 64 << 10,
                                                     1 << 20};
 
+inline constexpr std::array request_kinds{
+  "request.fabric", "request.stages", "request.spin", "request.spin_stages"};
+
+/// Longer than anything that is measured.
+inline ucx_options spinning() {
+  ucx_options result;
+  result.spin = std::chrono::milliseconds{10};
+  return result;
+}
+
 /// Of a request and of its answer.
 inline constexpr uint64_t request_size = 64;
 
@@ -116,16 +126,16 @@ inline double perftest_trip(const std::string& mode) {
 // -- the runs -----------------------------------------------------------------
 
 /// A request and its answer, by turns with ucx_perftest.
-inline void run_requests(const arguments& args, fabric_pair& plain,
-                         fabric_pair& host, record& result) {
+inline void run_requests(const arguments& args, std::span<fabric_pair, 4> pairs,
+                         record& result) {
   for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i) {
     constexpr int trips = 3000;
     auto add = [&](const char* name, const series& x) {
       auto& all = result.numbers[name];
       all.insert(all.end(), x.begin(), x.end());
     };
-    add("request.fabric", plain.round_trips(request_size, trips, true));
-    add("request.stages", host.round_trips(request_size, trips, true));
+    for (size_t k = 0; k < pairs.size(); ++k)
+      add(request_kinds[k], pairs[k].round_trips(request_size, trips, true));
     add("request.sleep", {perftest_trip("sleep")});
     add("request.poll", {perftest_trip("poll")});
   }
@@ -134,12 +144,15 @@ inline void run_requests(const arguments& args, fabric_pair& plain,
 inline void run_stages(const arguments& args) {
   auto parts = args.text("part", all_parts);
   // All forks come before the first thread.
+  std::array<fabric_pair, 4> requests{
+    fabric_pair{{}}, fabric_pair{{}, stages({})}, fabric_pair{spinning()},
+    fabric_pair{spinning(), stages({})}};
   std::array<fabric_pair, 4> pairs{fabric_pair{{}}, fabric_pair{{}, stages({})},
                                    fabric_pair{{}, stages(forced(0))},
                                    fabric_pair{{}, stages(forced(1))}};
   record result;
   if (parts.find('b') != std::string::npos)
-    run_requests(args, pairs[0], pairs[1], result);
+    run_requests(args, requests, result);
   if (parts.find('c') != std::string::npos)
     for (auto size : trip_sizes) {
       constexpr int trips = 1500;
@@ -170,10 +183,13 @@ inline void run_stages(const arguments& args) {
 inline void print_requests(const record& x) {
   fmt::print("\na request of {} B and its answer, us{:>16}{:>12}\n",
              request_size, "min", "median");
-  for (auto [name, text] : {std::pair{"request.fabric", "fabric, sleeping"},
-                            {"request.stages", "stages, host path, sleeping"},
-                            {"request.sleep", "ucx_perftest, sleeping"},
-                            {"request.poll", "ucx_perftest, spinning"}})
+  for (auto [name, text] :
+       {std::pair{"request.fabric", "fabric, sleeping"},
+        {"request.stages", "stages, host path, sleeping"},
+        {"request.sleep", "ucx_perftest, sleeping"},
+        {"request.spin", "fabric, spinning"},
+        {"request.spin_stages", "stages, host path, spinning"},
+        {"request.poll", "ucx_perftest, spinning"}})
     fmt::print("  {:<35}{:>12.1f}{:>12.1f}\n", text, 1e6 * minimum(x[name]),
                1e6 * median(x[name]));
 }

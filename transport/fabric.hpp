@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,18 @@ struct message {
   message_kind kind = message_kind::request;
   payload body;
 };
+
+/// Why nothing more can be sent to `x`, which said goodbye.
+/// @param lost for whose sake it left: the first cause, which is what counts
+inline failure left_the_run(rank_id x, std::optional<rank_id> lost) {
+  if (!lost)
+    return {error_code::rank_down, x, {}, "left the run"};
+  return {error_code::rank_down,
+          *lost,
+          {},
+          "lost, says rank " + std::to_string(x.value)
+            + ", which left the run for this"};
+}
 
 /// What a fabric moved, since it was made.
 struct fabric_stats {

@@ -68,6 +68,11 @@ void pollable_wake_up::notify() noexcept {
   [[maybe_unused]] auto n = ::write(event_.get(), &one, sizeof one);
 }
 
+bool pollable_wake_up::is_notified() const noexcept {
+  pollfd ready{event_.get(), POLLIN, 0};
+  return ::poll(&ready, 1, 0) > 0;
+}
+
 bool pollable_wake_up::try_wait() noexcept {
   uint64_t one = 0;
   return ::read(event_.get(), &one, sizeof one) == sizeof one;

@@ -38,6 +38,8 @@ public:
 
   void notify() noexcept;
 
+  bool is_notified() const noexcept;
+
   /// Consumes a notification. @returns false if there is none
   bool try_wait() noexcept;
 

@@ -185,6 +185,13 @@ const std::vector<config_key> run_table = {
               "has no authentication",
    .only = {{"transport.type", {"ucx"}}},
    .local = true},
+  {.name = "transport.spin",
+   .slot = SMP_SLOT(smp.spin),
+   .meaning = "microseconds that a rank which waits for messages looks for "
+              "them again and again before it sleeps: answers come sooner, for "
+              "a core per rank",
+   .range = between(0, 1'000'000),
+   .only = {{"transport.type", {"ucx"}}}},
   {.name = "transport.force_device_path",
    .slot = SMP_SLOT(smp.device_path.force),
    .meaning = "tensors in host memory take the device path, through arenas: "

@@ -95,6 +95,9 @@ struct session_config {
   /// Non-loopback interfaces may be used although UCX's tcp has no
   /// authentication.
   bool trusted_network = false;
+  /// Microseconds that a thread which waits for messages looks for them again
+  /// and again before it sleeps.
+  uint64_t spin = 0;
   device_path_config device_path = {};
   /// What leads to the other machines, by name or address; empty: what leads
   /// to rank 0.

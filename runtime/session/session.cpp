@@ -10,6 +10,8 @@
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/launch/shared_segments.hpp"
+#include "runtime/session/agreement.hpp"
+#include "runtime/session/current_rank.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
 #include "transport/build_id.hpp"
@@ -88,6 +90,11 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   ucx_options options;
   options.trusted_network = x.trusted_network;
   options.interface = network.interface;
+  options.spin = std::chrono::microseconds{x.spin};
+  // All ranks are on this machine: no port need be open at which UCX, which
+  // asks nobody who he is, reads what comes.
+  if (!x.trusted_network)
+    options.transports = "posix,cma,self";
   options.token = secret.token("ucx");
   if (network.line)
     options.silence = network.line->silence;
@@ -109,10 +116,6 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
 void tell_loss(const failure& x) {
   if (x.code == error_code::rank_down && x.rank != no_rank)
     print_stderr("smp: {}\n", x.describe());
-}
-
-std::vector<rank_id> all_ranks(const rank_runtime& x) {
-  return x.layout().members(comm_group::world, x.self());
 }
 
 } // namespace
@@ -293,7 +296,7 @@ session::session(session_config config, std::string settings)
       process_->stalls = std::make_unique<stall_watch>(
         *process_->host, stalls_of(rank_->config()),
         std::vector{rank_->watch()});
-    rank_->exchange().barrier(all_ranks(*rank_), "smp.joined");
+    rank_->exchange().barrier(world_of(*rank_), "smp.joined");
   } catch (...) {
     rank_->detach_main_thread();
     throw;
@@ -331,7 +334,7 @@ void session::finish() {
   if (std::exchange(finished_, true))
     return;
   rank_->check_alive();
-  rank_->exchange().barrier(all_ranks(*rank_), "smp.goodbye");
+  rank_->exchange().barrier(world_of(*rank_), "smp.goodbye");
   rank_->begin_goodbye();
   if (process_ && process_->me)
     process_->me->leave();
@@ -372,9 +375,7 @@ rank_runtime& session::internals() const noexcept {
 session& session::current() {
   if (auto* x = current_or_null())
     return *x;
-  throw error{error_code::unsupported,
-              "no smp::session on this thread: make one first, and call smp "
-              "from the thread that made it"};
+  throw no_session();
 }
 
 session* session::current_or_null() noexcept {

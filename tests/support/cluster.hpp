@@ -11,8 +11,9 @@
 
 namespace smp::test {
 
-/// Several ranks in this process over one kind of fabric: "loopback", "shm" or
-/// "tcp". What holds for all kinds is tested through this.
+/// Several ranks in this process over one kind of fabric: "loopback", "shm",
+/// "tcp" or "spin" (shm, waiting awake). What holds for all kinds is tested
+/// through this.
 class cluster {
 public:
   /// @param before_start called for each rank, if set
@@ -51,6 +52,8 @@ public:
     ucx_options result;
     if (kind == "tcp")
       result.transports = "tcp,self";
+    if (kind == "spin")
+      result.spin = std::chrono::microseconds{200};
     return result;
   }
 

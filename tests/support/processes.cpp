@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
 #include <string>
+#include <system_error>
 
 #include <poll.h>
 #include <signal.h>
@@ -59,6 +61,32 @@ double cpu_seconds_of(pid_t x) {
   double kernel = 0;
   rest >> user >> kernel;
   return (user + kernel) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+std::set<uint16_t> listening_ports_of(pid_t x) {
+  std::set<std::string> sockets; // as /proc/PID/fd shows them
+  auto folder = "/proc/" + std::to_string(x) + "/fd";
+  for (auto& entry : std::filesystem::directory_iterator{folder}) {
+    std::error_code gone;
+    sockets.insert(std::filesystem::read_symlink(entry.path(), gone));
+  }
+  std::set<uint16_t> result;
+  for (auto name : {"net/tcp", "net/tcp6"}) {
+    std::istringstream in{file_of(x, name)};
+    std::string line;
+    std::getline(in, line); // the names of the columns
+    while (std::getline(in, line)) {
+      std::istringstream fields{line};
+      std::vector<std::string> at{std::istream_iterator<std::string>{fields},
+                                  {}};
+      constexpr auto listens = "0A"; // see proc(5)
+      if (at.size() > 9 && at[3] == listens
+          && sockets.contains("socket:[" + at[9] + "]"))
+        result.insert(static_cast<uint16_t>(
+          std::stoul(at[1].substr(at[1].rfind(':') + 1), nullptr, 16)));
+    }
+  }
+  return result;
 }
 
 void let_pass(std::chrono::milliseconds x) {

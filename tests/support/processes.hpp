@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <set>
 #include <vector>
 
 #include <sys/types.h>
@@ -19,6 +21,9 @@ std::vector<pid_t> children_of(pid_t x);
 
 /// Seconds that a process computed, in steps of 10 ms; 0 if it is gone.
 double cpu_seconds_of(pid_t x);
+
+/// @returns the tcp ports at which it listens, on any address
+std::set<uint16_t> listening_ports_of(pid_t x);
 
 /// Lets time pass, which is all that shows that something does not happen.
 void let_pass(std::chrono::milliseconds x);

@@ -5,6 +5,8 @@
 #include "tests/support/cluster.hpp"
 #include "tests/support/payloads.hpp"
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <map>
 #include <memory>
@@ -18,7 +20,7 @@ using namespace smp::test;
 
 // What every fabric promises. Each case runs over all of them.
 #define ON_EVERY_FABRIC                                                        \
-  auto kind = GENERATE(as<std::string>{}, "loopback", "shm", "tcp");           \
+  auto kind = GENERATE(as<std::string>{}, "loopback", "shm", "tcp", "spin");   \
   CAPTURE(kind)
 
 namespace {
@@ -308,6 +310,30 @@ TEST_CASE("a send to a rank that left fails and does not hang",
   REQUIRE(c.heard(0).send_failures().size() == 1);
   CHECK(c.heard(0).send_failures()[0].code == error_code::rank_down);
   CHECK(c.heard(0).send_failures()[0].rank == rank_id{1});
+}
+
+TEST_CASE("who leaves because it lost a rank says which, also from hearsay",
+          "[transport][fabric]") {
+  ON_EVERY_FABRIC;
+  cluster c{kind, 4};
+  c.at(1).peer_lost(gone(3));
+  REQUIRE(c.heard(1).wait_losses(1));
+  auto send_to_one_that_left = [&](uint64_t from, uint64_t to) {
+    c.at(to).stop(std::chrono::seconds{5});
+    auto& heard = c.heard(from);
+    c.at(from).send(rank_id{to}, make_message("b"), heard.on_sent());
+    REQUIRE(heard.wait_sent(1));
+    REQUIRE(heard.send_failures().size() == 1);
+    CHECK(heard.send_failures()[0]
+          == failure{error_code::rank_down,
+                     rank_id{3},
+                     {},
+                     fmt::format("lost, says rank {}, which left the run for "
+                                 "this",
+                                 to)});
+  };
+  send_to_one_that_left(2, 1);
+  send_to_one_that_left(0, 2);
 }
 
 TEST_CASE("a rank that left in order may still be declared lost",

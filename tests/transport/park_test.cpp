@@ -2,7 +2,7 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/inbox.hpp"
+#include "tests/support/cluster.hpp"
 #include "tests/support/payloads.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
@@ -22,7 +22,7 @@ using namespace smp;
 using namespace smp::test;
 
 #define ON_EVERY_FABRIC                                                        \
-  auto kind = GENERATE(as<std::string>{}, "loopback", "shm", "tcp");           \
+  auto kind = GENERATE(as<std::string>{}, "loopback", "shm", "tcp", "spin");   \
   CAPTURE(kind)
 
 namespace {
@@ -48,14 +48,11 @@ struct function_listener : fabric_listener {
 /// Two ranks of this process; the second sends back what it gets.
 struct echoing_pair {
   explicit echoing_pair(const std::string& kind) : network(2) {
-    ucx_options options;
-    if (kind == "tcp")
-      options.transports = "tcp,self";
     for (uint64_t i = 0; i < 2; ++i) {
       ranks[i] = &network.at(rank_id{i});
       if (kind != "loopback")
-        ranks[i] = (owned[i] = std::make_unique<ucx_fabric>(rank_id{i}, 2,
-                                                            options))
+        ranks[i] = (owned[i] = std::make_unique<ucx_fabric>(
+                      rank_id{i}, 2, cluster::options_for(kind)))
                      .get();
     }
     heard[1].f = [this](rank_id from, message x) {

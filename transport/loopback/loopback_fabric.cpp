@@ -133,6 +133,8 @@ struct loopback_network::impl {
     tensor_places* places = nullptr;
     bool stopped = false;
     std::map<rank_id, failure> lost;
+    /// By this rank, or by one that left and said so.
+    std::optional<rank_id> first_lost;
     fabric_stats stats;
   };
 
@@ -187,6 +189,8 @@ struct loopback_network::impl {
     auto& state = ranks[who.value];
     if (who == x.rank || state.stopped || !state.lost.emplace(x.rank, x).second)
       return {};
+    if (!state.first_lost)
+      state.first_lost = x.rank;
     auto result = purge(
       [&](const event& y) {
         return !y.lost
@@ -311,8 +315,11 @@ void loopback_network::rank_fabric::send_marked(rank_id to, message x,
       why = {error_code::cancelled, self_, {}, "the fabric was stopped"};
     else if (auto i = me.lost.find(to); i != me.lost.end())
       why = i->second;
-    else if (network_.ranks[to.value].stopped)
-      why = {error_code::rank_down, to, {}, "left the run"};
+    else if (auto& other = network_.ranks[to.value]; other.stopped) {
+      why = left_the_run(to, other.first_lost);
+      if (!me.first_lost)
+        me.first_lost = other.first_lost;
+    }
     if (!why) {
       ++me.stats.messages_sent;
       me.stats.bytes_sent += size_of(x);

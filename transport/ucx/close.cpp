@@ -36,6 +36,8 @@ void ucx_fabric::engine::lose(peer& x, const failure& why) {
   if (x.state == peer_state::connected) {
     x.state = peer_state::lost;
     x.why = why;
+    if (!first_lost_)
+      first_lost_ = x.rank;
     report(x);
   }
   drop_queued(x, x.why);
@@ -80,6 +82,8 @@ void ucx_fabric::engine::say_goodbye(peer& to) {
   unit_header header;
   header.kind = unit_kind::goodbye;
   header.from = static_cast<uint32_t>(self_.value);
+  if (first_lost_)
+    header.number = first_lost_->value + 1;
   post(to, {nullptr, header, nullptr, 0}, false);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;

@@ -144,7 +144,9 @@ void ucx_fabric::engine::connect(peer& to, const std::string& address) {
           + std::to_string(to.rank.value) + " by " + options_.transports
           + (options_.trusted_network
                ? ""
-               : " on this machine (transport.trusted_network is false)"));
+               : " on this machine (transport.trusted_network is false); where "
+                 "ranks share no memory, UCX_TLS=tcp,self in the environment "
+                 "of all makes them talk by tcp"));
   to.transports = transports_of(to.endpoint);
   to.eager_limit = eager_limit_for(to.transports);
 }
@@ -198,14 +200,27 @@ void ucx_fabric::engine::run() {
   // of 30 us. Not allowed to everyone; then it stays as it is.
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), -10);
   worker_lock lock{worker_mutex_};
+  auto last = clock::now();
   for (;;) {
     auto active = turn(lock);
     if (stop_is_due(active))
       break;
-    if (!active)
+    if (active && options_.spin.count() > 0)
+      last = clock::now();
+    if (!active && (watched_ || !spins(lock, last)))
       wait(lock);
   }
   close_all(lock);
+}
+
+bool ucx_fabric::engine::spins(worker_lock& lock,
+                               clock::time_point since) const {
+  if (options_.spin.count() == 0 || clock::now() - since >= options_.spin)
+    return false;
+  lock.unlock();
+  std::this_thread::yield();
+  lock.lock();
+  return true;
 }
 
 bool ucx_fabric::engine::stop_is_due(bool active) {

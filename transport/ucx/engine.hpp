@@ -149,6 +149,7 @@ private:
     std::deque<unit> small;
     std::deque<unit> bulk;
     unsigned bulk_open = 0;
+    uint64_t bulk_bytes = 0;
     unsigned small_since_marker = 0;
     unsigned markers_open = 0;
 
@@ -210,11 +211,22 @@ private:
 
   /// Ends the connection; a loss unless `x` said goodbye.
   void lose(peer& x, const failure& why);
+  /// @param because_of rank, from 1, that `x` lost; 0: none
+  void left(peer& x, uint64_t because_of);
   void report(peer& x);
   void close(peer& x);
 
+  /// Unlocks for a moment, for others to have the worker.
+  /// @param since when something happened last
+  /// @returns whether it is too early to sleep
+  bool spins(worker_lock& lock, clock::time_point since) const;
+
   // -- a thread that parks ----------------------------------------------------
 
+  /// Delivers what comes, without sleeping, until nothing has come for a while
+  /// or `x` is notified.
+  /// @returns false where it is for others to deliver
+  bool spin(const pollable_wake_up& x);
   /// Sleeps until something arrives or `x` is notified, and delivers.
   /// @returns false where it is for others to deliver
   bool watch(pollable_wake_up& x);
@@ -286,6 +298,8 @@ private:
   size_t open_sends_ = 0;
   size_t open_receives_ = 0;
   size_t open_closes_ = 0;
+  /// For its sake this rank may leave.
+  std::optional<rank_id> first_lost_;
   /// Errors of peers from inside UCX, where nothing can be done about them.
   std::vector<std::pair<peer*, failure>> failed_;
   /// What the user is to be told, in order.

@@ -32,7 +32,25 @@ void ucx_fabric::engine::park(pollable_wake_up& x) {
     x.wait();
 }
 
+bool ucx_fabric::engine::spin(const pollable_wake_up& x) {
+  {
+    worker_lock lock{worker_mutex_};
+    refused_waits delivering{"a thread that delivers messages"};
+    auto last = clock::now();
+    do {
+      if (!worker_ || closing_)
+        return false;
+      if (turn(lock))
+        last = clock::now();
+    } while (!x.is_notified() && spins(lock, last));
+  }
+  // Whoever sleeps must be woken by what comes from now on.
+  return help();
+}
+
 bool ucx_fabric::engine::watch(pollable_wake_up& x) {
+  if (options_.spin.count() > 0 && !spin(x))
+    return false;
   std::array<pollfd, 2> ready{
     {{events_.get(), POLLIN, 0}, {x.fd(), POLLIN, 0}}};
   ::poll(ready.data(), ready.size(), -1);

@@ -43,8 +43,7 @@ ucs_status_t ucx_fabric::engine::arrived(std::span<const std::byte> bytes,
   if (closing_ || from.state != peer_state::connected)
     return data.rendezvous ? UCS_ERR_CANCELED : UCS_OK;
   if (header->kind == unit_kind::goodbye) {
-    from.state = peer_state::left;
-    from.why = {error_code::rank_down, from.rank, {}, "left the run"};
+    left(from, header->number);
     return UCS_OK;
   }
   if (header->kind == unit_kind::placed) {
@@ -60,6 +59,16 @@ ucs_status_t ucx_fabric::engine::arrived(std::span<const std::byte> bytes,
       described(from, header->number, bytes.subspan(header_size));
   });
   return result;
+}
+
+void ucx_fabric::engine::left(peer& x, uint64_t because_of) {
+  std::optional<rank_id> lost;
+  if (because_of > 0 && because_of <= peers_.size())
+    lost = rank_id{because_of - 1};
+  x.state = peer_state::left;
+  x.why = left_the_run(x.rank, lost);
+  if (!first_lost_)
+    first_lost_ = lost;
 }
 
 ucs_status_t ucx_fabric::engine::receive_data(peer& from,

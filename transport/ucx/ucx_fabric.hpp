@@ -26,6 +26,9 @@ struct ucx_options {
   /// Begins each message, the same on all ranks of a run. What comes without it
   /// is of another run or of a stranger, and is dropped and counted (R44).
   run_token token = {};
+  /// So long a thread that waits for messages looks for them again and again
+  /// before it sleeps. Takes a core of each rank.
+  std::chrono::microseconds spin{0};
   /// How often UCX asks whether a silent rank still lives.
   std::chrono::milliseconds keepalive{500};
   /// After so long without a sign of life over tcp a rank is lost.

@@ -43,7 +43,8 @@ enum class unit_kind : uint8_t {
   chunk,            // bytes of a tensor
   placed,           // all bytes of a marked tensor are there: its name is the
                     // number, and the offset is 1 where it lies as marked
-  goodbye,          // nothing comes after it; an end that is no loss
+  goodbye, // nothing comes after it; an end that is no loss. Who leaves
+           // because it lost a rank says which: the number, from 1
 };
 
 constexpr unit_kind last_of(unit_kind) noexcept {
