@@ -27,5 +27,5 @@ eval_steps = 0
   for (auto x : ranks)
     CHECK(listening_ports_of(x).empty());
   run.signal(SIGINT);
-  CHECK(run.join() == 0);
+  CHECK(run.join() == 130);
 }
