@@ -61,6 +61,8 @@ struct session_config {
   std::string optimize = "memory";
   /// More ranks than the model has parts hold replicas of it.
   bool ddp = false;
+  /// Replicas share the optimizer's state: each updates a part.
+  bool shard_optimizer_state = false;
   /// Replicas that lend each other parts of some modules: of those whose names
   /// fit a pattern ("encoder.*"), and those that the code names.
   uint64_t tensor_parallel_degree = 1;

@@ -28,7 +28,7 @@ std::string largest_need(const walked_model& model, const partition_plan& plan,
   uint64_t most = 0;
   uint64_t device = 0;
   for (uint64_t i = 0; i < x.smp.pipeline_parallel_degree; ++i) {
-    auto bytes = memory_need(model, x.optimizer, [&](uint32_t tensor) {
+    auto bytes = memory_need(model, x, [&](uint32_t tensor) {
       auto home = model.tensors[tensor].modules.front();
       return plan.module_device[home] == i;
     });

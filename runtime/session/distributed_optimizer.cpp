@@ -2,6 +2,7 @@
 
 #include "runtime/base/fault.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/session/current_rank.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 
@@ -77,7 +78,9 @@ double sum_over_model(const char* what, double x) {
 } // namespace
 
 distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x)
-  : optimizer_(x), alive_(std::make_shared<bool>(true)) {
+  : optimizer_(x),
+    shards_(current_rank()),
+    alive_(std::make_shared<bool>(true)) {
   auto& model = session::current().internals().state();
   if (!model)
     throw error{error_code::unsupported,
@@ -86,17 +89,27 @@ distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x)
     if (!alive.lock())
       return;
     keep_owned(optimizer_);
-    cut_sums(optimizer_, session::current().internals().state()->map());
+    auto& rank = session::current().internals();
+    cut_sums(optimizer_, rank.state()->map());
+    if (rank.config().shard_optimizer_state)
+      shards_.cut(optimizer_, rank.state()->map());
   });
 }
 
 void distributed_optimizer::step() {
   session::current().internals().check_alive();
+  if (!shards_.is_cut()) {
+    optimizer_.step();
+    return;
+  }
+  shards_.begin_update();
   optimizer_.step();
+  shards_.end_update();
 }
 
 void distributed_optimizer::zero_grad() {
   optimizer_.zero_grad();
+  shards_.zero_grad();
 }
 
 double clip_grad_norm_(distributed_model_base& model, double max_norm) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "runtime/session/distributed_model.hpp"
+#include "runtime/session/optimizer_shards.hpp"
 
 #include <memory>
 
@@ -29,8 +30,14 @@ public:
     return optimizer_;
   }
 
+  /// What replicas that share the work update here.
+  const optimizer_shards& shards() const noexcept {
+    return shards_;
+  }
+
 private:
   torch::optim::Optimizer& optimizer_;
+  optimizer_shards shards_;
   /// Ends the hook when this goes before the model.
   std::shared_ptr<bool> alive_;
 };

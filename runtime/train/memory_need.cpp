@@ -15,17 +15,19 @@ uint64_t states_of(const optimizer_config& x) {
 
 } // namespace
 
-uint64_t memory_need(const walked_model& model, const optimizer_config& x,
+uint64_t memory_need(const walked_model& model, const train_config& x,
                      const std::function<bool(uint32_t)>& owned) {
-  uint64_t result = 0;
+  uint64_t trained = 0;
+  uint64_t others = 0;
   for (uint32_t i = 0; i < model.tensors.size(); ++i) {
     if (!owned(i))
       continue;
     auto& t = model.tensors[i].tensor;
     auto bytes = static_cast<uint64_t>(t.numel()) * t.element_size();
-    result += t.requires_grad() ? (2 + states_of(x)) * bytes : bytes;
+    (t.requires_grad() ? trained : others) += bytes;
   }
-  return result;
+  auto shards = x.smp.shard_optimizer_state ? replicas_of(x) : 1;
+  return others + 2 * trained + states_of(x.optimizer) * trained / shards;
 }
 
 std::string describe_memory_need(uint64_t bytes, const optimizer_config& x) {

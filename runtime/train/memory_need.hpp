@@ -12,8 +12,8 @@ namespace smp {
 /// What training some tensors of a model takes, whatever the batch: themselves,
 /// the gradients of those that are trained, and what the optimizer keeps.
 /// @param owned takes a position in `model.tensors`
-/// @returns bytes
-uint64_t memory_need(const walked_model& model, const optimizer_config& x,
+/// @returns bytes of one rank
+uint64_t memory_need(const walked_model& model, const train_config& x,
                      const std::function<bool(uint32_t)>& owned);
 
 /// @returns "603 MB for parameters, gradients and the state of sgd, activations

@@ -238,7 +238,7 @@ private:
     if (found.rank == no_rank)
       found.rank = session_.internals().self();
     auto& st = model_->state();
-    auto bytes = memory_need(st.model(), config_.optimizer, [&](uint32_t i) {
+    auto bytes = memory_need(st.model(), config_, [&](uint32_t i) {
       return st.map().tensor_owner(i) == found.rank;
     });
     found.text += fmt::format("; this rank needs {} (docs/large_models.md)",

@@ -37,8 +37,11 @@ struct grid_dir : train_dir {
 
 TEST_CASE_METHOD(grid_dir, "two pipelines train as one with twice the batch",
                  "[apps][replicas]") {
-  auto grid = start(
-    {"tiny.toml", "--smp.ddp=true", "--ranks", "4", "--run-dir", "grid"});
+  std::string shares = GENERATE("false", "true");
+  CAPTURE(shares);
+  auto grid = start({"tiny.toml", "--smp.ddp=true", "--ranks", "4",
+                     "--smp.shard_optimizer_state=" + shares, "--run-dir",
+                     "grid"});
   auto code = grid.join();
   INFO(grid.output());
   REQUIRE(code == 0);

@@ -1,0 +1,281 @@
+#include "runtime/session/optimizer_shards.hpp"
+
+#include "runtime/base/rank_context.hpp"
+#include "runtime/model/model_map.hpp"
+#include "runtime/session/tensor_collectives.hpp"
+#include "transport/error.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <memory>
+#include <set>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+/// Updated rows travel together up to this size, as gradients do.
+constexpr uint64_t updates_at_once = 25 << 20;
+
+/// Filled or emptied while the one before travels.
+constexpr size_t updates_under_way = 2;
+
+/// @returns `x` with one axis or more, the same memory
+at::Tensor with_rows(const at::Tensor& x) {
+  auto result = x.detach();
+  return result.dim() == 0 ? result.view({1}) : result;
+}
+
+at::Tensor rows_of(const at::Tensor& x, int64_t begin, int64_t end) {
+  return with_rows(x).narrow(0, begin, end - begin);
+}
+
+/// @returns the rows of a gradient, of which only some may be there
+at::Tensor sparse_rows(const at::Tensor& gradient,
+                       const optimizer_shards::part& of) {
+  auto all = gradient.coalesce();
+  auto row = all.indices()[0];
+  auto end = of.where.begin + of.where.length;
+  auto mine = row.ge(of.where.begin).logical_and(row.lt(end));
+  auto chosen = mine.nonzero().squeeze(1);
+  auto indices = all.indices().index_select(1, chosen);
+  indices[0].sub_(of.where.begin);
+  return at::sparse_coo_tensor(indices, all.values().index_select(0, chosen),
+                               of.rows.sizes())
+    .coalesce();
+}
+
+/// Adagrad makes its sums when it is made.
+void cut_sums(torch::optim::OptimizerParamState& x, int64_t begin,
+              int64_t length) {
+  auto* sums = dynamic_cast<torch::optim::AdagradParamState*>(&x);
+  if (sums != nullptr && sums->sum().defined())
+    sums->sum(rows_of(sums->sum(), begin, begin + length).clone());
+}
+
+/// @returns what `x` remembers of a parameter, no longer there; null: nothing
+std::unique_ptr<torch::optim::OptimizerParamState>
+take_state(torch::optim::Optimizer& x, const at::Tensor& parameter) {
+  auto found = x.state().find(parameter.unsafeGetTensorImpl());
+  if (found == x.state().end())
+    return nullptr;
+  auto result = std::move(found->second);
+  x.state().erase(found);
+  return result;
+}
+
+/// What one rank updated, on its way to the others.
+struct updates {
+  std::vector<at::Tensor> rows;
+  int64_t elements = 0;
+  uint64_t bytes = 0;
+  tensor_future done;
+
+  void add(const at::Tensor& x) {
+    rows.push_back(x);
+    elements += x.numel();
+    bytes += x.nbytes();
+  }
+
+  void start(bool mine, const comm_group& over, uint64_t root) {
+    at::Tensor flat;
+    if (mine) {
+      std::vector<at::Tensor> parts;
+      for (auto& x : rows)
+        parts.push_back(x.reshape(-1));
+      flat = at::cat(parts);
+      rows.clear(); // they are what they should be
+    } else {
+      flat = at::empty({elements}, rows.front().options());
+    }
+    done = async::broadcast(flat, over, root, "smp.updates");
+  }
+
+  void finish() {
+    auto flat = done.get();
+    int64_t begin = 0;
+    for (auto& x : rows) {
+      x.copy_(flat.narrow(0, begin, x.numel()).view(x.sizes()));
+      begin += x.numel();
+    }
+  }
+};
+
+} // namespace
+
+std::vector<std::vector<int64_t>> cut_rows(const std::vector<row_block>& blocks,
+                                           uint64_t ranks) {
+  auto size_of = [](const row_block& x) {
+    return static_cast<double>(x.rows) * static_cast<double>(x.row_bytes);
+  };
+  auto all = 0.0;
+  for (auto& x : blocks)
+    all += size_of(x);
+  std::vector<std::vector<int64_t>> result;
+  auto before = 0.0;
+  for (auto& x : blocks) {
+    auto size = size_of(x);
+    auto& begins = result.emplace_back();
+    for (uint64_t rank = 0; rank <= ranks; ++rank) {
+      // In rows of this block, where the share of `rank` begins.
+      auto share = all * static_cast<double>(rank) / static_cast<double>(ranks);
+      auto at = size > 0 ? (share - before) / size : 0.0;
+      auto row = x.whole ? std::round(at) * static_cast<double>(x.rows)
+                         : std::round(at * static_cast<double>(x.rows));
+      begins.push_back(
+        std::clamp<int64_t>(static_cast<int64_t>(row), 0, x.rows));
+    }
+    begins.front() = 0;
+    begins.back() = x.rows;
+    before += size;
+  }
+  return result;
+}
+
+void optimizer_shards::cut(torch::optim::Optimizer& x, const model_map& map) {
+  if (rank_.layout().size(comm_group::dp) == 1)
+    return;
+  if (dynamic_cast<torch::optim::LBFGS*>(&x) != nullptr)
+    throw config_error(
+      "smp.shard_optimizer_state: LBFGS looks at all "
+      "parameters together, so no rank can do a part of it");
+  list_parameters(x, map);
+  for (auto& over : {comm_group::dp, comm_group::rdp})
+    cut_among(over);
+  auto next = cuts_.begin();
+  for (auto& group : x.param_groups()) {
+    std::vector<at::Tensor> mine;
+    for (auto& p : group.params()) {
+      auto& c = *next++;
+      auto me = rank_.layout().rank(c.over, rank_.self());
+      auto begin = c.begins[me];
+      auto length = c.begins[me + 1] - begin;
+      auto state = take_state(x, p);
+      if (length == 0)
+        continue;
+      auto rows = rows_of(p, begin, begin + length).set_requires_grad(true);
+      if (state) {
+        cut_sums(*state, begin, length);
+        x.state()[rows.unsafeGetTensorImpl()] = std::move(state);
+      }
+      parts_.push_back({p, rows, {0, begin, length, p.sizes().vec()}});
+      mine.push_back(std::move(rows));
+    }
+    group.params() = std::move(mine);
+  }
+}
+
+void optimizer_shards::list_parameters(torch::optim::Optimizer& x,
+                                       const model_map& map) {
+  std::set<const void*> slices;
+  auto& tensors = map.model().tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i)
+    if (map.slice(i) != nullptr)
+      slices.insert(tensors[i].tensor.unsafeGetTensorImpl());
+  for (auto& group : x.param_groups())
+    for (auto& p : group.params()) {
+      auto is_slice = slices.contains(p.unsafeGetTensorImpl());
+      cuts_.push_back({p, is_slice ? comm_group::rdp : comm_group::dp, {}});
+    }
+}
+
+void optimizer_shards::cut_among(const comm_group& over) {
+  std::vector<row_block> blocks;
+  for (auto& c : cuts_)
+    if (c.over == over) {
+      auto rows = with_rows(c.parameter).size(0);
+      blocks.push_back({rows,
+                        c.parameter.nbytes()
+                          / static_cast<uint64_t>(std::max<int64_t>(rows, 1)),
+                        over == comm_group::rdp});
+    }
+  auto begins = cut_rows(blocks, rank_.layout().size(over));
+  auto next = begins.begin();
+  for (auto& c : cuts_)
+    if (c.over == over)
+      c.begins = std::move(*next++);
+}
+
+void optimizer_shards::begin_update() {
+  for (auto& x : parts_) {
+    auto& gradient = x.parameter.grad();
+    auto& mine = x.rows.mutable_grad();
+    if (!gradient.defined())
+      mine.reset();
+    else if (gradient.is_sparse())
+      mine = sparse_rows(gradient, x);
+    else
+      mine = rows_of(gradient, x.where.begin, x.where.begin + x.where.length);
+  }
+}
+
+void optimizer_shards::end_update() {
+  at::NoGradGuard no_grad;
+  // What is kept is the gradient itself.
+  for (auto& x : parts_)
+    x.rows.mutable_grad().reset();
+  std::set<std::pair<group_kind, at::ScalarType>> kinds;
+  for (auto& x : cuts_)
+    kinds.emplace(x.over.kind(), x.parameter.scalar_type());
+  for (auto& [kind, type] : kinds)
+    exchange(kind, type);
+}
+
+void optimizer_shards::exchange(const comm_group& over,
+                                at::ScalarType type) const {
+  auto ranks = rank_.layout().size(over);
+  if (ranks == 1)
+    return;
+  auto me = rank_.layout().rank(over, rank_.self());
+  std::deque<updates> under_way;
+  auto start = [&](updates&& x, uint64_t root) {
+    if (x.rows.empty())
+      return;
+    if (under_way.size() == updates_under_way) {
+      under_way.front().finish();
+      under_way.pop_front();
+    }
+    under_way.push_back(std::move(x));
+    under_way.back().start(root == me, over, root);
+  };
+  for (uint64_t root = 0; root < ranks; ++root) {
+    updates next;
+    for (auto& c : cuts_) {
+      auto begin = c.begins[root];
+      auto end = c.begins[root + 1];
+      if (c.over != over || c.parameter.scalar_type() != type || begin == end)
+        continue;
+      auto rows = rows_of(c.parameter, begin, end);
+      if (next.bytes + rows.nbytes() > updates_at_once)
+        start(std::exchange(next, {}), root);
+      next.add(rows);
+    }
+    start(std::move(next), root);
+  }
+  for (auto& x : under_way)
+    x.finish();
+}
+
+void optimizer_shards::zero_grad() {
+  for (auto& x : cuts_)
+    x.parameter.mutable_grad().reset();
+}
+
+const optimizer_shards::part*
+optimizer_shards::find(const at::Tensor& parameter) const {
+  auto i = std::ranges::find_if(
+    parts_, [&](const part& x) { return x.parameter.is_same(parameter); });
+  return i == parts_.end() ? nullptr : &*i;
+}
+
+} // namespace smp

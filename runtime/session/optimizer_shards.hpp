@@ -1,0 +1,100 @@
+#pragma once
+
+#include "partition/rank_layout.hpp"
+#include "tp/distributed_module.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+} // namespace torch::optim
+
+namespace smp {
+
+class model_map;
+class rank_context;
+
+/// What `cut_rows` knows of a parameter: rows along its first axis.
+struct row_block {
+  int64_t rows = 1;
+  uint64_t row_bytes = 0;
+  /// Belongs to one rank as a whole.
+  bool whole = false;
+};
+
+/// Deals out parameters among ranks, in order, so that each gets about as many
+/// bytes as the others: no more than half a row, or half a parameter that stays
+/// whole, is given to the wrong one.
+/// @returns by parameter, where the rows of each rank begin, and then the
+/// number of rows: `ranks` + 1 numbers
+std::vector<std::vector<int64_t>> cut_rows(const std::vector<row_block>& blocks,
+                                           uint64_t ranks);
+
+/// Replicas share the work of an optimizer (ZeRO stage 1, Rajbhandari et al.
+/// 2020; `smp.shard_optimizer_state`): each updates some rows of the
+/// parameters, and has state for these only; then all hear of all. As
+/// optimizers look at one element at a time, the numbers stay what they were.
+/// Of what tensor-parallel ranks share, each has a slice, which is not cut
+/// again.
+class optimizer_shards {
+public:
+  /// What this rank updates of a parameter.
+  struct part {
+    at::Tensor parameter;
+    /// A view of its rows, which the optimizer takes for a parameter.
+    at::Tensor rows;
+    /// Where they are in the parameter.
+    tensor_slice where;
+  };
+
+  /// @param rank outlives this
+  explicit optimizer_shards(const rank_context& rank) : rank_(rank) {
+    // nop
+  }
+
+  /// Replaces the parameters in the groups of `x` by parts of them; does
+  /// nothing where there is one replica.
+  /// @pre the model is partitioned and `x` has what this rank owns
+  /// @throws error (config) for an optimizer that looks at all of a parameter
+  void cut(torch::optim::Optimizer& x, const model_map& map);
+
+  /// Shows the optimizer the gradients of its rows.
+  void begin_update();
+
+  /// Tells the other replicas what was updated and takes what they did.
+  /// Collective over the replicas.
+  void end_update();
+
+  /// Drops the gradients of all parameters that were cut.
+  void zero_grad();
+
+  /// @returns the part of a parameter that this rank updates; null if it is
+  /// none. @pre `is_cut()`
+  const part* find(const at::Tensor& parameter) const;
+
+  bool is_cut() const noexcept {
+    return !cuts_.empty();
+  }
+
+private:
+  struct cut_parameter {
+    at::Tensor parameter;
+    /// The ranks that hold the same: all replicas, or those with this slice.
+    comm_group over = comm_group::dp;
+    std::vector<int64_t> begins; // see `cut_rows`
+  };
+
+  /// All that the optimizer has, in its order, which is that of all replicas.
+  void list_parameters(torch::optim::Optimizer& x, const model_map& map);
+  void cut_among(const comm_group& over);
+  void exchange(const comm_group& over, at::ScalarType type) const;
+
+  const rank_context& rank_;
+  std::vector<cut_parameter> cuts_;
+  std::vector<part> parts_;
+};
+
+} // namespace smp
