@@ -303,7 +303,8 @@ TEST_CASE("each replica has its share of a large model's optimizer state",
   uint64_t all = 0;
   for (auto y : mine.updated)
     all += y;
-  CHECK(all == 4 * ((width + 2) * x.inner + 1 + words * width + 12 + 1));
+  auto numbers = (width + 2) * x.inner + 1 + words * width + 12 + 1;
+  CHECK(all == 4 * static_cast<uint64_t>(numbers));
   CHECK(static_cast<double>(most)
         <= 1.05 * static_cast<double>(all) / replicas);
   CHECK(least > 0);
