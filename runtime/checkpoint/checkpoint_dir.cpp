@@ -51,8 +51,9 @@ bool is_complete(const std::string& folder) {
 std::vector<checkpoint_place> all_checkpoints(const std::string& dir) {
   std::vector<checkpoint_place> result;
   std::error_code ignored;
-  for (auto& x : fs::directory_iterator{dir, ignored})
-    if (auto place = place_of(x.path()); place && x.is_directory(ignored))
+  for (fs::directory_iterator i{dir, ignored}, end; i != end;
+       i.increment(ignored))
+    if (auto place = place_of(i->path()); place && i->is_directory(ignored))
       result.push_back(*place);
   std::ranges::sort(result);
   return result;
@@ -113,9 +114,10 @@ void remove_checkpoint(const std::string& folder) noexcept {
   ::unlink(manifest_path(folder).c_str());
   std::error_code ignored;
   std::vector<fs::path> files;
-  for (auto& x : fs::directory_iterator{folder, ignored})
-    if (is_own_file(x.path().filename().string()))
-      files.push_back(x.path());
+  for (fs::directory_iterator i{folder, ignored}, end; i != end;
+       i.increment(ignored))
+    if (is_own_file(i->path().filename().string()))
+      files.push_back(i->path());
   for (auto& x : files)
     ::unlink(x.c_str());
   ::rmdir(folder.c_str());

@@ -50,14 +50,6 @@ void checkpoint_manifest::add(const std::vector<saved_tensor>& xs) {
   }
 }
 
-const saved_tensor* checkpoint_manifest::find(tensor_role role,
-                                              const std::string& name) const {
-  for (auto& x : tensors)
-    if (x.role == role && x.name == name)
-      return &x;
-  return nullptr;
-}
-
 uint64_t checkpoint_manifest::bytes() const {
   uint64_t result = 0;
   for (auto& x : files)

@@ -89,9 +89,6 @@ struct checkpoint_manifest {
   /// @throws error (internal) if ranks describe a tensor differently
   void add(const std::vector<saved_tensor>& xs);
 
-  /// @returns null if there is none of this name and role
-  const saved_tensor* find(tensor_role role, const std::string& name) const;
-
   uint64_t bytes() const;
 };
 

@@ -67,14 +67,15 @@ public:
     if (rank_.self() != first())
       rank_.exchange().send(first(), part_name, to_payload(mine));
     auto bytes = agree_everywhere(rank_, "smp.checkpoint.end", [&] {
+      uint64_t result = 0;
       try {
-        auto result = complete(place, collect(mine), step, x);
-        remove_old_checkpoints(dir, place, x.num_kept_partial_checkpoints);
-        return result;
+        result = complete(place, collect(mine), step, x);
       } catch (...) {
         remove_checkpoint(place.folder);
         throw;
       }
+      remove_old_checkpoints(dir, place, x.num_kept_partial_checkpoints);
+      return result;
     });
     return {.folder = folder, .bytes = bytes};
   }

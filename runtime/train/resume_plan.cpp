@@ -7,6 +7,7 @@
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 #include <sstream>
@@ -17,7 +18,8 @@ namespace smp {
 
 namespace {
 
-constexpr const char* samples_key = "samples per step";
+constexpr const char* samples_key
+  = "samples per step (data.batch_size times replicas)";
 constexpr const char* data_size_key = "bytes of data.path";
 
 /// Where a file lies does not matter, and its batch counts with all replicas.
@@ -102,19 +104,24 @@ private:
     auto now = checkpoint_settings(config_, samples_);
     auto both = now;
     both.insert(found.settings.begin(), found.settings.end());
+    std::vector<std::string> different;
     for (auto& [key, ignored] : both) {
       auto mine = value_of(now, key);
       auto theirs = value_of(found.settings, key);
-      if (mine != theirs && must_stay(key))
-        fail(fmt::format(
-          "{} = {}, but there {}{}; write what it was, or "
-          "another checkpoint.dir to begin anew",
-          key, mine, theirs,
-          key == samples_key ? " (data.batch_size times the replicas)" : ""));
-      if (mine != theirs)
+      if (mine == theirs)
+        continue;
+      if (must_stay(key))
+        different.push_back(
+          fmt::format("{} = {}, there {}", key, mine, theirs));
+      else
         result.changes.push_back(
           fmt::format("{} = {}, was {}", key, mine, theirs));
     }
+    if (!different.empty())
+      fail(
+        fmt::format("{}; write what it was, or another checkpoint.dir to "
+                    "begin anew",
+                    fmt::join(different, "; ")));
     if (found.step > config_.train.steps)
       fail(
         fmt::format("{} steps are done, train.steps = {}; write more of "

@@ -49,8 +49,8 @@ struct checkpoint_run : train_dir {
 
   program train(std::vector<std::string> options,
                 const std::string& run_dir) const {
-    options.insert(options.begin(),
-                   {"tiny.toml", "--run-dir", run_dir, "--model.dropout=0.1"});
+    options.insert(options.begin(), {"tiny.toml", "--run-dir", run_dir,
+                                     "--model.dropout=" + dropout});
     return start(options);
   }
 
@@ -63,6 +63,8 @@ struct checkpoint_run : train_dir {
     CHECK(code == 0);
     return p.output();
   }
+
+  std::string dropout = "0.1";
 
   std::string dir() const {
     return (path / "checkpoints").string();
@@ -192,11 +194,40 @@ TEST_CASE_METHOD(checkpoint_run,
     }
 }
 
+TEST_CASE("gradients of a module that runs several times go on to the last bit",
+          "[apps][checkpoint][R51]") {
+  train_dir dir{script_defaults(2, 4, 0.1, 12)};
+  for (std::string file : {"pt", "batch.safetensors"})
+    fs::copy_file(source_file("tests/data/zoo/reused." + file),
+                  dir.path / (file == "pt" ? "model.pt" : file));
+  auto finish = [&](const std::string& run, const std::string& checkpoints,
+                    int steps) {
+    auto p = dir.start({"tiny.toml", "--run-dir", run, same_bits,
+                        "--smp.manual_partition={\"level\" = 1}",
+                        "--checkpoint.dir=" + checkpoints,
+                        "--train.steps=" + std::to_string(steps)});
+    auto code = p.join();
+    INFO(p.output());
+    CHECK(code == 0);
+    return dir.metrics(run);
+  };
+  auto whole = finish("whole", "other", 12);
+  finish("begin", "checkpoints", 6);
+  auto rest = finish("rest", "checkpoints", 12);
+  REQUIRE(whole.size() == 12);
+  REQUIRE(rest.size() == 6);
+  for (size_t i = 0; i < rest.size(); ++i) {
+    INFO("step " << i + 7);
+    CHECK(rest[i]["loss"] == whole[i + 6]["loss"]);
+    CHECK(rest[i]["grad_norm"] == whole[i + 6]["grad_norm"]);
+  }
+}
+
 TEST_CASE_METHOD(checkpoint_run, "a run goes on with other ranks",
                  "[apps][checkpoint][R51]") {
-  const std::string still = "--model.dropout=0";
-  finish({still, "--checkpoint.dir=other"}, "whole");
-  auto begin = train({still}, "begin");
+  dropout = "0"; // replicas draw numbers of their own
+  finish({"--checkpoint.dir=other"}, "whole");
+  auto begin = train({}, "begin");
   REQUIRE(begin.wait_for("checkpoint at step 8"));
   begin.signal(SIGKILL);
   begin.join();
@@ -214,10 +245,8 @@ TEST_CASE_METHOD(checkpoint_run, "a run goes on with other ranks",
     INFO("grid " << i);
     fs::remove_all(dir());
     fs::copy(path / "copy", dir(), fs::copy_options::recursive);
-    auto options = grids[i];
-    options.push_back(still);
     auto name = "grid" + std::to_string(i);
-    finish(options, name);
+    finish(grids[i], name);
     auto found = steps({name}), expected = steps({"whole"});
     CHECK(found.size() == 24 - from);
     for (auto& [step, x] : found) {
@@ -231,13 +260,17 @@ TEST_CASE_METHOD(checkpoint_run, "a run goes on with other ranks",
 
 TEST_CASE_METHOD(checkpoint_run, "Ctrl-C and SIGTERM save if they are asked to",
                  "[apps][checkpoint]") {
-  const std::vector<std::string> options{
-    "--checkpoint.on_interrupt=true", "--checkpoint.interval=1000",
-    "--train.steps=100000", "--log-level", "info"};
+  const std::vector<std::string> options{"--checkpoint.on_interrupt=true",
+                                         "--checkpoint.interval=1000",
+                                         "--train.steps=100000"};
   uint64_t before = 0;
-  for (auto number : {SIGINT, SIGTERM}) {
-    auto name = "run" + std::to_string(number);
-    auto p = train(options, name);
+  // Processes have a launcher, which hears it; threads hear it themselves.
+  for (auto& [number, transport] :
+       {std::pair{SIGINT, "ucx"}, {SIGTERM, "ucx"}, {SIGTERM, "loopback"}}) {
+    auto name = std::to_string(number) + transport;
+    auto with_transport = options;
+    with_transport.push_back(std::string{"--transport.type="} + transport);
+    auto p = train(with_transport, name);
     REQUIRE(p.wait_for(std::to_string(before + 10) + "/100000"));
     p.signal(number);
     CHECK(p.join() == 130);
@@ -307,13 +340,14 @@ TEST_CASE_METHOD(checkpoint_run,
   auto from = "cannot go on from " + dir() + "/step-8: ";
   CHECK_THAT(told({"--data.shuffle_seed=2"}),
              ContainsSubstring(from
-                               + "data.shuffle_seed = 2, but there 1; write "
+                               + "data.shuffle_seed = 2, there 1; write "
                                  "what it was, or another checkpoint.dir"));
   CHECK_THAT(told({"--model.width=32"}), ContainsSubstring("model.width = 32"));
   CHECK_THAT(told({"--optimizer.type=sgd"}),
              ContainsSubstring("optimizer.type = \"sgd\""));
   CHECK_THAT(told({"--data.batch_size=4"}),
-             ContainsSubstring("samples per step = 4, but there 8"));
+             ContainsSubstring("samples per step (data.batch_size times "
+                               "replicas) = 4, there 8"));
   CHECK_THAT(told({"--train.steps=7"}),
              ContainsSubstring("8 steps are done, train.steps = 7"));
   CHECK_THAT(

@@ -247,6 +247,18 @@ TEST_CASE("a checkpoint goes on in another grid",
   }
 }
 
+namespace {
+
+const saved_tensor& find(const checkpoint_manifest& x, tensor_role role,
+                         const std::string& name) {
+  for (auto& y : x.tensors)
+    if (y.role == role && y.name == name)
+      return y;
+  throw std::runtime_error{"no tensor " + name};
+}
+
+} // namespace
+
 TEST_CASE("each tensor is written once, by those who own it",
           "[runtime][checkpoint][R51]") {
   scratch_dir dir;
@@ -256,18 +268,16 @@ TEST_CASE("each tensor is written once, by those who own it",
   CHECK(x.pipeline == 2);
   CHECK(x.tensor == 2);
   CHECK(x.ranks == 8);
-  auto* wide = x.find(tensor_role::parameter, "wide.weight");
-  REQUIRE(wide != nullptr);
-  CHECK(wide->shape == std::vector<int64_t>{640, 64 * width});
-  CHECK(wide->pieces.size() == 2);
+  auto& wide = find(x, tensor_role::parameter, "wide.weight");
+  CHECK(wide.shape == std::vector<int64_t>{640, 64 * width});
+  CHECK(wide.pieces.size() == 2);
   for (auto* name : {"wide.weight", "norm.weight"})
     for (auto* field : {"exp_avg", "exp_avg_sq", "step"}) {
-      auto* y = x.find(tensor_role::optimizer,
-                       std::string{"optimizer0/"} + field + "/" + name);
-      REQUIRE(y != nullptr);
+      auto& y = find(x, tensor_role::optimizer,
+                     std::string{"optimizer0/"} + field + "/" + name);
       auto cut = std::string{name} == "wide.weight"
                  && std::string{field} != "step";
-      CHECK(y->pieces.size() == (cut ? 2u : 1u));
+      CHECK(y.pieces.size() == (cut ? 2u : 1u));
     }
   CHECK(x.optimizers.at(0).members.at("norm.weight") == 1);
   CHECK(x.optimizers.at(0).members.at("wide.weight") == 0);

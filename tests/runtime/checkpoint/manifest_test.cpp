@@ -64,8 +64,6 @@ TEST_CASE("a manifest comes back as it was written", "[runtime][checkpoint]") {
   auto x = small();
   CHECK((parse_manifest(to_json(x), "x") == x));
   CHECK(x.bytes() == 700);
-  CHECK(x.find(tensor_role::buffer, "count") == &x.tensors[1]);
-  CHECK(x.find(tensor_role::parameter, "count") == nullptr);
 }
 
 TEST_CASE("what ranks wrote of one tensor becomes one tensor",
