@@ -3,6 +3,7 @@
 #include "runtime/base/out_of_memory.hpp"
 #include "runtime/plan/planner.hpp"
 #include "runtime/plan/schedule_plan.hpp"
+#include "runtime/train/resume_plan.hpp"
 #include "runtime/train/trainable.hpp"
 #include "transport/error.hpp"
 
@@ -21,7 +22,7 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
         result.emplace_back(e.what());
     }
   };
-  attempt([&] { make_data(x, replicas_of(x)); });
+  attempt([&] { plan_resume(x, make_data(x, replicas_of(x))->batch_size()); });
   attempt([&] {
     auto plan = plan_model(x);
     partition = plan.text;

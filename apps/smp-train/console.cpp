@@ -2,6 +2,7 @@
 
 #include "apps/report/text_layout.hpp"
 #include "runtime/base/print_stderr.hpp"
+#include "runtime/checkpoint/checkpoint.hpp"
 #include "runtime/plan/planner.hpp"
 
 #include <fmt/format.h>
@@ -60,6 +61,11 @@ void console::on_start(const train_start& x) {
   }
   item("model", fmt::format("{}, {} parameters", config_.model.type,
                             with_commas(x.parameters)));
+  if (!x.resumed_from.empty())
+    item("resume",
+         fmt::format("from {}, after {} steps", x.resumed_from, x.steps_done));
+  for (auto& change : x.changes)
+    item("changed", change);
   const auto samples = tokens_per_sample_ > 0 ? fmt::format(
                          "sequences of {} tokens", tokens_per_sample_)
                                               : "samples";
@@ -113,15 +119,25 @@ void console::on_evaluation(uint64_t step, double loss) {
                fmt::format("{}/{}", step, config_.train.steps), loss);
 }
 
+void console::on_checkpoint(uint64_t step, const saved_checkpoint& x) {
+  if (quiet())
+    return;
+  clear_line();
+  print_stderr("{:>11}  checkpoint at step {}, {} in {}\n",
+               fmt::format("{}/{}", step, config_.train.steps), step,
+               bytes_text(x.bytes), duration_text(x.seconds));
+}
+
 void console::end(const train_summary& x, const std::string& run_dir) {
   clear_line();
   print_stderr(
     "\n{}\n", bold(fmt::format("{} after {} of {} steps in {}",
                                x.interrupted ? "interrupted" : "done", x.steps,
                                config_.train.steps, duration_text(x.seconds))));
-  item("loss",
-       fmt::format("{:.4f} first, {:.4f} last{}", x.first_loss, x.last_loss,
-                   tokens_per_sample_ > 0 ? " (nat per token)" : ""));
+  if (x.steps > x.steps_before)
+    item("loss",
+         fmt::format("{:.4f} first, {:.4f} last{}", x.first_loss, x.last_loss,
+                     tokens_per_sample_ > 0 ? " (nat per token)" : ""));
   if (x.held_out_loss && x.unigram_entropy)
     item("held out",
          fmt::format(
@@ -143,6 +159,13 @@ void console::end(const train_summary& x, const std::string& run_dir) {
                                x.fell_back > 0 ? fmt::format(
                                  ", {} diverged from the record", x.fell_back)
                                                : ""));
+  if (x.checkpoints > 0)
+    item("saved",
+         fmt::format("{} checkpoints, which held up the steps for {} ({:.1f} "
+                     "%)",
+                     x.checkpoints, duration_text(x.checkpoint_seconds),
+                     100 * x.checkpoint_seconds
+                       / (x.seconds + x.checkpoint_seconds)));
   for (size_t rank = 0; rank < x.peak_memory.size(); ++rank)
     item(
       rank == 0 ? "memory" : "",
@@ -150,6 +173,8 @@ void console::end(const train_summary& x, const std::string& run_dir) {
   item("files", run_dir + "/metrics.jsonl");
   if (!x.model_file.empty())
     item("", x.model_file);
+  if (!x.last_checkpoint.empty())
+    item("", x.last_checkpoint);
   if (x.sample.empty())
     return;
   auto prompt = printable(x.prompt);

@@ -30,6 +30,8 @@ public:
 
   void on_evaluation(uint64_t step, double loss) override;
 
+  void on_checkpoint(uint64_t step, const saved_checkpoint& x) override;
+
   /// Last lines: what came out.
   void end(const train_summary& x, const std::string& run_dir);
 

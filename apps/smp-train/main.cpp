@@ -22,6 +22,7 @@
 #include "runtime/session/inspection.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/stalls.hpp"
+#include "runtime/train/resume_plan.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 
@@ -71,11 +72,15 @@ void on_interrupt(int) {
     std::_Exit(exit_interrupted);
 }
 
-void catch_interrupt() {
+/// @param supervised our launcher passes SIGTERM on as SIGINT, and sends it
+///        itself to end a rank
+void catch_interrupt(const train_config& config, bool supervised) {
   struct sigaction action = {};
   action.sa_handler = on_interrupt;
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
+  if (config.checkpoint.on_interrupt && !supervised)
+    ::sigaction(SIGTERM, &action, nullptr);
 }
 
 // -- stalls -------------------------------------------------------------------
@@ -116,6 +121,11 @@ public:
   void on_evaluation(uint64_t step, double loss) override {
     for (auto* x : all_)
       x->on_evaluation(step, loss);
+  }
+
+  void on_checkpoint(uint64_t step, const saved_checkpoint& saved) override {
+    for (auto* x : all_)
+      x->on_checkpoint(step, saved);
   }
 
 private:
@@ -185,14 +195,14 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
 /// This process is one rank.
 int run_process(const command_line& cmd, const train_config& config,
                 bool supervised) {
-  catch_interrupt();
+  catch_interrupt(config, supervised);
   session s{config.smp, shared_settings(config)};
   return run_rank(s, cmd, config, supervised);
 }
 
 /// All ranks are threads of this process.
 int run_threads(const command_line& cmd, const train_config& config) {
-  catch_interrupt();
+  catch_interrupt(config, false);
   virtual_world_options world;
   world.config = config.smp;
   std::atomic<int> result = exit_done;
@@ -290,6 +300,21 @@ int run_check(const command_line& cmd, const train_config& config) {
   return exit_done;
 }
 
+/// What is wrong with model, data or checkpoints is said once, not by each
+/// rank.
+void check_once(const train_config& config) {
+  check_model(config);
+  auto data = make_data(config, replicas_of(config));
+  plan_resume(config, data->batch_size());
+}
+
+/// A comparison begins with the first step, and leaves nothing behind.
+train_config config_of(const command_line& cmd, config_report report) {
+  if (cmd.what == command::verify)
+    report.config.checkpoint = {};
+  return std::move(report.config);
+}
+
 int run(int argc, char** argv) {
   int exit_code = exit_done;
   auto cmd = parse_command_line(argc, argv, exit_code);
@@ -312,7 +337,7 @@ int run(int argc, char** argv) {
     print_stderr("{}\n", text);
   if (!report.errors.empty())
     return exit_usage;
-  auto& config = report.config;
+  auto config = config_of(*cmd, std::move(report));
   if (cmd->verify.split)
     prepare_split(config);
   const auto modes = modes_of(cmd->verify.modes);
@@ -336,9 +361,7 @@ int run(int argc, char** argv) {
     claim_run_dir(cmd->run_dir);
   if (environment)
     return run_process(*cmd, config, environment->supervised);
-  // What is wrong with model or data is said once, not by each rank.
-  check_model(config);
-  make_data(config, replicas_of(config));
+  check_once(config);
   const std::vector<std::string> arguments{argv, argv + argc};
   if (!cmd->nodes.hosts.empty())
     return run_hosts(*cmd, config, arguments);

@@ -2,6 +2,7 @@
 
 #include "apps/report/text_layout.hpp"
 #include "runtime/base/print_stderr.hpp"
+#include "runtime/checkpoint/checkpoint.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/chrono.h>
@@ -41,6 +42,8 @@ void rank_log::info(std::string_view text) {
 }
 
 void rank_log::on_start(const train_start& x) {
+  if (!x.resumed_from.empty())
+    info(fmt::format("goes on from {}", x.resumed_from));
   info(fmt::format("owns {} of {} parameters", with_commas(x.owned),
                    with_commas(x.parameters)));
 }
@@ -54,6 +57,11 @@ void rank_log::on_step(const step_metrics& x) {
 
 void rank_log::on_evaluation(uint64_t step, double loss) {
   info(fmt::format("after {} steps: held-out loss {:.4f}", step, loss));
+}
+
+void rank_log::on_checkpoint(uint64_t step, const saved_checkpoint& x) {
+  info(fmt::format("checkpoint at step {}: {}, {} in {}", step, x.folder,
+                   bytes_text(x.bytes), duration_text(x.seconds)));
 }
 
 } // namespace smp::app

@@ -28,6 +28,8 @@ public:
 
   void on_evaluation(uint64_t step, double loss) override;
 
+  void on_checkpoint(uint64_t step, const saved_checkpoint& x) override;
+
 private:
   void write(log_level level, std::string_view text);
 

@@ -68,6 +68,13 @@ void read_all(int fd, void* data, uint64_t size, const file_errors& e) {
   }
 }
 
+void sync_folder(const std::string& folder, const file_errors& e) {
+  file_descriptor dir{
+    ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (!dir || ::fsync(dir.get()) != 0)
+    e.fail_errno("fsync of its folder");
+}
+
 // -- replacement --------------------------------------------------------------
 
 namespace {
@@ -133,10 +140,7 @@ void replacement::commit() {
   temp_.clear();
   auto slash = path_.rfind('/');
   auto folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
-  file_descriptor dir{
-    ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  if (!dir || ::fsync(dir.get()) != 0)
-    errors_.fail_errno("fsync of its folder");
+  sync_folder(folder, errors_);
 }
 
 // -- text ---------------------------------------------------------------------

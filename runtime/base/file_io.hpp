@@ -31,6 +31,9 @@ private:
 /// @throws error (config), also if the file has fewer bytes
 void read_all(int fd, void* data, uint64_t size, const file_errors& e);
 
+/// Makes the names in a folder last beyond a crash. @throws error (config)
+void sync_folder(const std::string& folder, const file_errors& e);
+
 /// A new file beside `path` that takes its place when it is complete, and
 /// goes away when it does not come to that: a reader sees the old file or the
 /// whole new one, also after a crash.

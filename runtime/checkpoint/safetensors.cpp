@@ -58,6 +58,12 @@ constexpr auto dtype_names = std::to_array<dtype_name>({
   {c10::ScalarType::Float8_e8m0fnu, "F8_E8M0"},
 });
 
+/// @returns nothing if the format has no such type
+std::string_view name_of(c10::ScalarType x) {
+  auto i = std::ranges::find(dtype_names, x, &dtype_name::type);
+  return i == dtype_names.end() ? std::string_view{} : i->name;
+}
+
 // -- errors -------------------------------------------------------------------
 
 /// Says what is wrong with a file, and with which tensor in it.
@@ -90,9 +96,7 @@ std::vector<written_tensor> describe(const std::vector<tensor_outline>& tensors,
     if (!names.insert(t.name).second)
       e.fail(t.name, "this name is taken");
     auto& x = result.emplace_back(&t, result.size());
-    for (auto& d : dtype_names)
-      if (d.type == t.dtype)
-        x.dtype = d.name;
+    x.dtype = name_of(t.dtype);
     if (x.dtype.empty())
       e.fail(t.name,
              std::string{"the format has no "} + c10::toString(t.dtype));
@@ -322,35 +326,61 @@ std::string read_header(int fd, uint64_t file_size, const tensor_errors& e) {
 
 } // namespace
 
-safetensors_file read_safetensors(const std::string& path) {
+safetensors_reader::safetensors_reader(const std::string& path)
+  : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
   tensor_errors e{"read", path};
-  file_descriptor in{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (!in)
+  if (!file_)
     e.fail_errno("open");
   struct stat info = {};
-  if (::fstat(in.get(), &info) != 0)
+  if (::fstat(file_.get(), &info) != 0)
     e.fail_errno("stat");
   if (!S_ISREG(info.st_mode))
     e.fail("it is no regular file");
   auto file_size = static_cast<uint64_t>(info.st_size);
-  auto text = read_header(in.get(), file_size, e);
-  auto data_size = file_size - prefix_size - text.size();
-  safetensors_file result;
+  auto text = read_header(file_.get(), file_size, e);
+  auto data_begin = prefix_size + text.size();
   std::vector<described_tensor> described;
   auto header = parse_header(text, e);
   for (auto& [name, x] : header.items()) {
     if (name == "__metadata__")
-      result.metadata = parse_metadata(x, e);
+      metadata_ = parse_metadata(x, e);
     else
-      described.push_back(parse_tensor(name, x, data_size, e));
+      described.push_back(parse_tensor(name, x, file_size - data_begin, e));
   }
-  order(described, data_size, e);
+  order(described, file_size - data_begin, e);
   for (auto& x : described) {
-    at::Tensor tensor = at::detail::empty_cpu(x.shape, x.dtype);
-    read_all(in.get(), tensor.mutable_data_ptr(), x.end - x.begin, e);
-    result.tensors.emplace_back(x.name, std::move(tensor));
+    positions_.emplace(x.name, tensors_.size());
+    begins_.push_back(data_begin + x.begin);
+    tensors_.push_back({std::move(x.name), x.dtype, std::move(x.shape)});
   }
+}
+
+std::optional<size_t> safetensors_reader::find(const std::string& name) const {
+  auto i = positions_.find(name);
+  return i == positions_.end() ? std::nullopt : std::optional{i->second};
+}
+
+at::Tensor safetensors_reader::read(size_t position) const {
+  tensor_errors e{"read", path_};
+  auto& x = tensors_.at(position);
+  at::Tensor result = at::detail::empty_cpu(x.shape, x.dtype);
+  if (::lseek(file_.get(), static_cast<off_t>(begins_[position]), SEEK_SET) < 0)
+    e.fail_errno("seek");
+  read_all(file_.get(), result.mutable_data_ptr(), result.nbytes(), e);
   return result;
+}
+
+safetensors_file read_safetensors(const std::string& path) {
+  safetensors_reader file{path};
+  safetensors_file result;
+  result.metadata = file.metadata();
+  for (size_t i = 0; i < file.tensors().size(); ++i)
+    result.tensors.emplace_back(file.tensors()[i].name, file.read(i));
+  return result;
+}
+
+std::string dtype_in_file(c10::ScalarType x) {
+  return std::string{name_of(x)};
 }
 
 const at::Tensor*

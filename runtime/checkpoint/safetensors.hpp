@@ -5,12 +5,14 @@
 // Python reads it with the package of that name.
 
 #include "runtime/base/named_tensors.hpp"
+#include "transport/file_descriptor.hpp"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,9 +52,45 @@ void write_safetensors(const std::string& path,
                        const std::function<at::Tensor(size_t)>& value,
                        const string_map& metadata = {});
 
+/// @returns how the format calls a type: "F32"; empty if it has no such type
+std::string dtype_in_file(c10::ScalarType x);
+
+/// A file of which tensors are read one at a time.
+class safetensors_reader {
+public:
+  /// Reads the header.
+  /// @throws error (config) naming `path` and, if one is to blame, the tensor:
+  ///         sizes, offsets, overlaps, holes, dtypes and shapes are all checked
+  explicit safetensors_reader(const std::string& path);
+
+  /// In the order of the data.
+  const std::vector<tensor_outline>& tensors() const noexcept {
+    return tensors_;
+  }
+
+  /// The "__metadata__" of the header.
+  const string_map& metadata() const noexcept {
+    return metadata_;
+  }
+
+  /// @returns the position of the tensor called `name`, if there is one
+  std::optional<size_t> find(const std::string& name) const;
+
+  /// @param position in `tensors()`
+  /// @throws error (config) naming the file
+  at::Tensor read(size_t position) const;
+
+private:
+  std::string path_;
+  file_descriptor file_;
+  std::vector<tensor_outline> tensors_;
+  std::vector<uint64_t> begins_; // in the file
+  std::map<std::string, size_t> positions_;
+  string_map metadata_;
+};
+
 /// Reads the whole file.
-/// @throws error (config) naming `path` and, if one is to blame, the tensor:
-///         sizes, offsets, overlaps, holes, dtypes and shapes are all checked
+/// @throws error (config) as `safetensors_reader` does
 safetensors_file read_safetensors(const std::string& path);
 
 } // namespace smp

@@ -240,7 +240,9 @@ private:
     if (path.empty() && !key.required)
       return;
     auto given = path;
-    if (key.is_folder && given.empty())
+    if (key.is_folder
+        && (given.empty()
+            || std::ranges::find(key.no_paths, given) != key.no_paths.end()))
       return;
     auto base = line == on_command_line ? fs::path{}
                                         : fs::path{file_}.parent_path();

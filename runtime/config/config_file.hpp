@@ -126,6 +126,20 @@ struct train_loop_config {
   std::string on_nonfinite = "stop";
 };
 
+/// Table [checkpoint].
+struct checkpoint_config {
+  /// Where checkpoints go; empty: none are saved.
+  std::string dir;
+  /// Steps between two.
+  uint64_t interval = 100;
+  /// That stay.
+  uint64_t keep = 2;
+  /// "auto": the newest complete one in `dir`, if there is one; "none"; or the
+  /// path of one.
+  std::string resume = "auto";
+  bool on_interrupt = false;
+};
+
 /// Table [transport].
 struct transport_config {
   /// "ucx" (processes) or "loopback" (virtual ranks in one process).
@@ -143,6 +157,7 @@ struct train_config {
   data_config data;
   optimizer_config optimizer;
   train_loop_config train;
+  checkpoint_config checkpoint;
   transport_config transport;
 };
 

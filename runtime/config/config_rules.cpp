@@ -156,6 +156,24 @@ public:
           "the learning rate falls after the warm-up");
   }
 
+  void check_checkpoints() {
+    if (!x_.checkpoint.dir.empty())
+      return;
+    const checkpoint_config none;
+    auto idle = [&](const char* key, bool given) {
+      if (given)
+        add({key, "checkpoint.dir"},
+            setting(key, x_)
+              + " has no effect without checkpoint.dir; write where "
+                "checkpoints go, or leave it out");
+    };
+    auto& x = x_.checkpoint;
+    idle("checkpoint.interval", x.interval != none.interval);
+    idle("checkpoint.keep", x.keep != none.keep);
+    idle("checkpoint.resume", x.resume == "none");
+    idle("checkpoint.on_interrupt", x.on_interrupt);
+  }
+
   void check_replicas() {
     auto& x = x_.smp;
     auto parts = x.pipeline_parallel_degree * x.tensor_parallel_degree;
@@ -216,6 +234,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_model();
   rules.check_data();
   rules.check_steps();
+  rules.check_checkpoints();
   return rules.take();
 }
 

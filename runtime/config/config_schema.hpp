@@ -68,6 +68,8 @@ struct config_key {
   bool is_file = false;
   /// A folder; relative to where the key is set.
   bool is_folder = false;
+  /// Values of such a key that are none.
+  std::vector<std::string_view> no_paths = {};
 };
 
 /// All keys, those of one TOML table together.

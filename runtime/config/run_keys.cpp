@@ -168,10 +168,39 @@ const std::vector<config_key> run_table = {
    .planned_choices = {"skip"}},
   {.name = "train.max_restarts", .meaning = "after a rank failed"},
   // -- [checkpoint] -----------------------------------------------------------
-  {.name = "checkpoint.dir", .meaning = "where checkpoints go"},
-  {.name = "checkpoint.interval", .meaning = "steps between checkpoints"},
-  {.name = "checkpoint.keep", .meaning = "checkpoints to keep"},
-  {.name = "checkpoint.resume", .meaning = "where to go on"},
+  {.name = "checkpoint.dir",
+   .slot = SMP_SLOT(checkpoint.dir),
+   .meaning = "folder of checkpoints, relative to the configuration's "
+              "directory, that all machines share; without it none are saved "
+              "(docs/checkpoints.md)",
+   .elsewhere = {"checkpoint_dir", "ckpt_dir", "save_dir", "resume_dir"},
+   .is_folder = true},
+  {.name = "checkpoint.interval",
+   .slot = SMP_SLOT(checkpoint.interval),
+   .meaning = "steps between two checkpoints; the last step has one in any "
+              "case",
+   .range = at_least(1),
+   .elsewhere = {"save_steps", "save_interval", "checkpoint_every",
+                 "every_n_train_steps"}},
+  {.name = "checkpoint.keep",
+   .slot = SMP_SLOT(checkpoint.keep),
+   .meaning = "newest checkpoints that stay; older ones go once another is "
+              "complete",
+   .range = at_least(1),
+   .elsewhere = {"save_total_limit", "keep_last", "max_to_keep",
+                 "num_kept_partial_checkpoints"}},
+  {.name = "checkpoint.resume",
+   .slot = SMP_SLOT(checkpoint.resume),
+   .meaning = "where to go on: `auto`: the newest complete checkpoint in "
+              "`checkpoint.dir`, if there is one; `none`: there is none; or "
+              "the folder of a checkpoint, of any grid of ranks",
+   .elsewhere = {"resume_from_checkpoint", "load", "restart"},
+   .is_folder = true,
+   .no_paths = {"auto", "none"}},
+  {.name = "checkpoint.on_interrupt",
+   .slot = SMP_SLOT(checkpoint.on_interrupt),
+   .meaning = "Ctrl-C and SIGTERM save a checkpoint before they end the run",
+   .elsewhere = {"save_on_interrupt", "save_on_sigterm"}},
   // -- [transport] ------------------------------------------------------------
   {.name = "transport.type",
    .slot = SMP_SLOT(transport.type),

@@ -236,6 +236,9 @@ supervisor_host::options supervision_of(const launch_options& x,
   result.join_limit = x.join_limit;
   if (place.network.line)
     result.join_limit = patience_between_machines;
+  // A rank that is alone joins nobody, and may run for ever.
+  if (x.ranks == 1)
+    result.join_limit = std::chrono::hours{24 * 365 * 10};
   result.on_rank_down = [&](const failure& cause) { group.report(cause); };
   result.stalls = x.stalls;
   result.on_stall = [&](const stall_report& y) {

@@ -2,6 +2,7 @@
 
 #include "partition/print.hpp"
 #include "runtime/base/fault.hpp"
+#include "runtime/base/mistakes.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/launch/environment.hpp"
@@ -241,51 +242,6 @@ named_tensors distributed_model_base::gradients() const {
 
 namespace {
 
-/// Mistakes of one kind in a state dict: how many, and the first few by name.
-/// A wrong file may have thousands.
-class state_dict_mistakes {
-public:
-  explicit state_dict_mistakes(const char* what) : what_(what) {
-    // nop
-  }
-
-  void add(const std::string& name, const std::string& more = {}) {
-    static constexpr size_t max_named = 8;
-    static constexpr size_t max_length = 160;
-    if (count_++ >= max_named)
-      return;
-    auto text = "'" + name + "'" + more;
-    if (text.size() > max_length)
-      text = text.substr(0, max_length) + "...";
-    named_.push_back(std::move(text));
-  }
-
-  /// "3 missing ('a', 'b' and 1 more)"; appended to what stands in `result`.
-  void describe(std::string& result) const {
-    if (count_ == 0)
-      return;
-    result += (result.empty() ? "" : ", ") + std::to_string(count_) + " "
-              + what_ + " (";
-    for (size_t i = 0; i < named_.size(); ++i)
-      result += (i == 0 ? "" : ", ") + named_[i];
-    if (count_ > named_.size())
-      result += " and " + std::to_string(count_ - named_.size()) + " more";
-    result += ")";
-  }
-
-private:
-  const char* what_;
-  size_t count_ = 0;
-  std::vector<std::string> named_;
-};
-
-std::string shape_text(at::IntArrayRef x) {
-  std::string result;
-  for (auto size : x)
-    result += (result.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + result + "]";
-}
-
 /// Whether a parameter can take its values from `x`.
 bool has_plain_values(const at::Tensor& x) {
   return x.defined() && !x.is_nested() && !x.is_quantized() && !x.is_meta()
@@ -297,10 +253,10 @@ void check_state_dict(const model_map& map,
                       const std::map<std::string, uint32_t>& positions,
                       const named_tensors& xs) {
   auto& model = map.model();
-  state_dict_mistakes missing{"missing"};
-  state_dict_mistakes unknown{"not in the model"};
-  state_dict_mistakes misshapen{"of another shape"};
-  state_dict_mistakes not_plain{"undefined, meta, sparse or quantised"};
+  mistakes missing{"missing"};
+  mistakes unknown{"not in the model"};
+  mistakes misshapen{"of another shape"};
+  mistakes not_plain{"undefined, meta, sparse or quantised"};
   std::set<uint32_t> given;
   for (auto& [name, x] : xs) {
     auto i = positions.find(name);

@@ -27,6 +27,9 @@ struct step_metrics {
   /// Why the step was taken back and run again (docs/fast_mode.md); empty where
   /// it was not.
   std::string ran_again = {};
+  /// Seconds for which a checkpoint after the step before held up this one; 0
+  /// if there was none.
+  double checkpoint_seconds = 0;
 };
 
 /// @returns one JSON object without a line break; a number that is not finite

@@ -16,6 +16,7 @@
 #include "runtime/session/step.hpp"
 #include "runtime/train/memory_need.hpp"
 #include "runtime/train/optimizers.hpp"
+#include "runtime/train/run_checkpoints.hpp"
 #include "runtime/train/text_sampler.hpp"
 #include "runtime/train/trainable.hpp"
 #include "transport/bytes.hpp"
@@ -30,6 +31,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <sys/resource.h>
 
@@ -109,6 +111,10 @@ public:
     begin_run(config, *trainable_, *data_, *model_);
     if (job.place)
       job.place(*model_);
+    checkpoints_.emplace(config, data_->batch_size(), *model_, optimizer_);
+    summary_.resumed_from = checkpoints_->resumed_from();
+    summary_.steps_before = checkpoints_->steps_done();
+    summary_.steps = summary_.steps_before;
   }
 
   train_summary operator()() {
@@ -122,16 +128,22 @@ public:
       model_->backward(loss);
       return loss;
     });
+    if (rehearses())
+      rehearse(train_step);
+    else if (summary_.steps == config_.train.steps)
+      model_->partition(); // what is loaded comes with it
+    if (summary_.steps > 0)
+      evaluate_in_between();
     while (summary_.steps < config_.train.steps && !summary_.interrupted) {
       try {
         do_step(train_step);
       } catch (const std::exception&) {
         explain_memory();
       }
-      auto interval = config_.train.eval_interval;
-      if (evaluates() && interval > 0 && summary_.steps % interval == 0
-          && summary_.steps < config_.train.steps)
-        listener_.on_evaluation(summary_.steps, evaluate());
+      // Before the evaluation, which a run that goes on makes once more.
+      if (checkpoints_->due(summary_.steps, summary_.interrupted))
+        save_checkpoint();
+      evaluate_in_between();
     }
     if (!summary_.interrupted)
       finish();
@@ -153,6 +165,8 @@ private:
       auto* decision = model_->state().decision();
       if (metrics_ && decision && decision->plan.options.step_seconds > 0)
         write_module_times(run_dir_ + "/times.json", decision->model);
+      if (!rehearses())
+        checkpoints_->load();
       listener_.on_start({.partition = model_->partition_text(true),
                           .parameters = parameters,
                           .owned = count_elements(model_->local_parameters()),
@@ -160,19 +174,55 @@ private:
                           .tokens_per_sample = config_.data.sequence_length,
                           .warnings = decision != nullptr
                                         ? decision->plan.warnings
-                                        : std::vector<std::string>{}});
+                                        : std::vector<std::string>{},
+                          .resumed_from = summary_.resumed_from,
+                          .steps_done = summary_.steps_before,
+                          .changes = checkpoints_->changes()});
       listener_.on_model(*model_, *torch_optimizer_);
     });
   }
 
+  // -- going on (R51) ---------------------------------------------------------
+
+  bool rehearses() const {
+    return config_.smp.deterministic_server && !summary_.resumed_from.empty();
+  }
+
+  /// The first steps of a run find the order in which later ones add their
+  /// gradients. A run that goes on finds it in steps of which nothing stays.
+  template <class Step>
+  void rehearse(Step& train_step) {
+    constexpr uint64_t enough = record_book::max_learnt + 3;
+    for (uint64_t i = 0; i < std::min(summary_.steps, enough); ++i) {
+      train_step(training_batch(i));
+      optimizer_.zero_grad();
+    }
+    checkpoints_->load();
+  }
+
+  void save_checkpoint() {
+    auto saved = checkpoints_->save(summary_.steps);
+    ++summary_.checkpoints;
+    summary_.checkpoint_seconds += saved.seconds;
+    summary_.last_checkpoint = saved.folder;
+    stall_ = saved.seconds;
+    listener_.on_checkpoint(summary_.steps, saved);
+  }
+
+  // -- steps ------------------------------------------------------------------
+
+  /// Only pp_rank 0 uses its batch (R5).
+  batch training_batch(uint64_t step) const {
+    return session_.pp_rank() == 0 ? own_part(data_->training_batch(step))
+                                   : batch{};
+  }
+
   template <class Step>
   void do_step(Step& train_step) {
-    // Only pp_rank 0 uses its batch (R5).
-    auto x = session_.pp_rank() == 0
-               ? own_part(data_->training_batch(summary_.steps))
-               : batch{};
+    auto x = training_batch(summary_.steps);
     step_metrics result;
     result.step = summary_.steps + 1;
+    result.checkpoint_seconds = std::exchange(stall_, 0);
     result.lr = learning_rate(config_.optimizer, summary_.steps,
                               config_.train.steps);
     set_learning_rate(*torch_optimizer_, result.lr);
@@ -262,7 +312,7 @@ private:
     x.bytes_sent = static_cast<uint64_t>(sums[3]);
     executing_seconds_ += sums[0];
     pipeline_seconds_ += sums[1];
-    if (summary_.steps == 0)
+    if (summary_.steps == summary_.steps_before)
       summary_.first_loss = x.loss;
     summary_.last_loss = x.loss;
     summary_.steps = x.step;
@@ -281,6 +331,13 @@ private:
     if (metrics_)
       metrics_->write(x);
     listener_.on_step(x);
+  }
+
+  void evaluate_in_between() {
+    auto interval = config_.train.eval_interval;
+    if (evaluates() && interval > 0 && summary_.steps % interval == 0
+        && summary_.steps < config_.train.steps)
+      listener_.on_evaluation(summary_.steps, evaluate());
   }
 
   bool evaluates() const {
@@ -363,6 +420,8 @@ private:
   std::vector<at::Tensor> parameters_; // of the whole; empty once it is cut
   std::unique_ptr<torch::optim::Optimizer> torch_optimizer_;
   distributed_optimizer optimizer_;
+  std::optional<run_checkpoints> checkpoints_;
+  double stall_ = 0;                    // seconds, of the last checkpoint
   std::optional<metrics_file> metrics_; // on rank 0
   std::vector<rank_id> world_;
   train_summary summary_;
@@ -384,6 +443,10 @@ void train_listener::before_step(uint64_t) {
 }
 
 void train_listener::on_gradients(uint64_t) {
+  // nop
+}
+
+void train_listener::on_checkpoint(uint64_t, const saved_checkpoint&) {
   // nop
 }
 

@@ -24,6 +24,7 @@ class data_source;
 class distributed_model_base;
 class session;
 class trainable;
+struct saved_checkpoint;
 
 // -- reports ------------------------------------------------------------------
 
@@ -37,6 +38,13 @@ struct train_start {
   uint64_t tokens_per_sample = 0; // 0 if samples are no sequences of tokens
   /// Of the partition, which has them too; on pp_rank 0.
   std::vector<std::string> warnings;
+  /// The checkpoint that the run goes on from, and how many steps were done;
+  /// empty if it begins anew.
+  std::string resumed_from = {};
+  uint64_t steps_done = 0;
+  /// Settings that are not what they were: "optimizer.lr = 0.01, was 0.1"; on
+  /// rank 0.
+  std::vector<std::string> changes = {};
 };
 
 /// Hears about a run while it goes on, on every rank, on the rank's thread.
@@ -64,10 +72,13 @@ public:
 
   /// @param step how many steps were done
   virtual void on_evaluation(uint64_t step, double loss) = 0;
+
+  /// A checkpoint is on disk.
+  virtual void on_checkpoint(uint64_t step, const saved_checkpoint& x);
 };
 
 struct train_summary {
-  uint64_t steps = 0; // done
+  uint64_t steps = 0; // done, with those before a checkpoint
   bool interrupted = false;
   double seconds = 0; // of all steps
   double first_loss = 0;
@@ -94,6 +105,13 @@ struct train_summary {
   std::string prompt;
   /// The file, if it was written.
   std::string model_file;
+  /// The checkpoint that the run went on from, and steps that were done before.
+  std::string resumed_from;
+  uint64_t steps_before = 0;
+  /// Checkpoints that were saved, and how long the run stood still for them.
+  uint64_t checkpoints = 0;
+  double checkpoint_seconds = 0;
+  std::string last_checkpoint;
 };
 
 // -- a run --------------------------------------------------------------------
@@ -124,9 +142,11 @@ void begin_run(const train_config& config, const trainable& whole,
 /// the partition counted to `run_dir`/times.json if it was traced, and, if
 /// asked to,
 /// `run_dir`/gradients-STEP.safetensors (train.dump_gradients) and
-/// `run_dir`/model.safetensors (train.save_model); `run_dir` exists.
+/// `run_dir`/model.safetensors (train.save_model); `run_dir` exists. Goes on
+/// from a checkpoint and saves them as [checkpoint] says.
 /// @param stop set on any rank ends the run on all ranks after the current
-///        step; the model is still saved, but neither evaluated nor sampled
+///        step; the model is still saved, and a checkpoint if asked for, but
+///        neither evaluated nor sampled
 /// @throws error (numbers) naming the step if its loss is not finite
 /// @throws error (config) for data or files that cannot be used
 train_summary train(session& s, const train_config& config,

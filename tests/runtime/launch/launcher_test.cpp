@@ -229,6 +229,17 @@ TEST_CASE("ranks that begin no session in time are named",
              ContainsSubstring("ranks 0, 1 did not join within 0.3 s"));
 }
 
+TEST_CASE("a rank that is alone joins nobody, however long it runs",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  auto x = ranks_of(
+    1, {"sh", "-c", "i=0; while [ $i -lt 30000 ]; do i=$((i + 1)); done"});
+  x.join_limit = 1ms;
+  auto result = launch_in(dir, std::move(x));
+  CHECK(result.code == 0);
+  CHECK(result.told.empty());
+}
+
 TEST_CASE("an interrupted run is code 130", "[runtime][launch]") {
   scratch_dir dir;
   make_pipe(dir, "ready");

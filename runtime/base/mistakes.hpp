@@ -1,0 +1,33 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// Mistakes of one kind in a file of tensors: how many, and the first few by
+/// name. A wrong file may have thousands.
+class mistakes {
+public:
+  explicit mistakes(const char* what) : what_(what) {
+    // nop
+  }
+
+  void add(const std::string& name, const std::string& more = {});
+
+  /// "3 missing ('a', 'b' and 1 more)"; appended to what stands in `result`.
+  void describe(std::string& result) const;
+
+private:
+  const char* what_;
+  size_t count_ = 0;
+  std::vector<std::string> named_;
+};
+
+/// @returns "[2, 3]"
+std::string shape_text(c10::ArrayRef<int64_t> x);
+
+} // namespace smp

@@ -1,0 +1,151 @@
+#include "runtime/checkpoint/checkpoint_dir.hpp"
+
+#include "runtime/base/file_io.hpp"
+#include "transport/error.hpp"
+
+#include <fmt/format.h>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <string_view>
+#include <tuple>
+
+namespace fs = std::filesystem;
+
+namespace smp {
+
+namespace {
+
+constexpr std::string_view prefix = "step-";
+
+std::string folder_name(const checkpoint_place& x) {
+  return x.attempt == 1 ? fmt::format("{}{}", prefix, x.step)
+                        : fmt::format("{}{}-{}", prefix, x.step, x.attempt);
+}
+
+/// @returns nothing if no checkpoint has such a name
+std::optional<checkpoint_place> place_of(const fs::path& folder) {
+  auto name = folder.filename().string();
+  if (!name.starts_with(prefix))
+    return std::nullopt;
+  checkpoint_place result;
+  result.folder = folder.string();
+  auto* end = name.data() + name.size();
+  auto at = std::from_chars(name.data() + prefix.size(), end, result.step).ptr;
+  if (at != end && *at == '-')
+    std::from_chars(at + 1, end, result.attempt);
+  return folder_name(result) == name ? std::optional{result} : std::nullopt;
+}
+
+bool is_complete(const std::string& folder) {
+  std::error_code ignored;
+  return fs::is_regular_file(manifest_path(folder), ignored);
+}
+
+/// All that have the name of one, oldest first.
+std::vector<checkpoint_place> all_checkpoints(const std::string& dir) {
+  std::vector<checkpoint_place> result;
+  std::error_code ignored;
+  for (fs::directory_iterator i{dir, ignored}, end; i != end;
+       i.increment(ignored))
+    if (auto place = place_of(i->path()); place && i->is_directory(ignored))
+      result.push_back(*place);
+  std::ranges::sort(result);
+  return result;
+}
+
+/// Whether smp writes files of such a name into a checkpoint.
+bool is_own_file(const std::string& name) {
+  return name.starts_with("manifest.json") || name.starts_with("model-")
+         || name.starts_with("state-");
+}
+
+} // namespace
+
+std::vector<checkpoint_place> complete_checkpoints(const std::string& dir) {
+  auto result = all_checkpoints(dir);
+  std::erase_if(result, [](auto& x) { return !is_complete(x.folder); });
+  return result;
+}
+
+std::optional<checkpoint_place> newest_checkpoint(const std::string& path) {
+  if (is_complete(path))
+    return place_of(path).value_or(checkpoint_place{.folder = path});
+  auto all = complete_checkpoints(path);
+  return all.empty() ? std::nullopt : std::optional{all.back()};
+}
+
+std::string manifest_path(const std::string& folder) {
+  return folder + "/manifest.json";
+}
+
+checkpoint_place begin_checkpoint(const std::string& dir, uint64_t step) {
+  std::error_code why;
+  fs::create_directories(dir, why);
+  if (why)
+    file_errors{"make", dir}.fail(why.message());
+  checkpoint_place result{.step = step};
+  auto folder = [&] { return (fs::path{dir} / folder_name(result)).string(); };
+  while (is_complete(folder()))
+    ++result.attempt;
+  result.folder = folder();
+  remove_checkpoint(result.folder); // what was not completed
+  file_errors e{"make", result.folder};
+  if (::mkdir(result.folder.c_str(), 0777) != 0 && errno != EEXIST)
+    e.fail_errno("mkdir");
+  sync_folder(dir, e);
+  return result;
+}
+
+void commit_checkpoint(const checkpoint_place& x, const std::string& manifest) {
+  auto path = manifest_path(x.folder);
+  file_errors e{"write", path};
+  replacement out{path, e};
+  out.write(manifest.data(), manifest.size());
+  out.commit();
+}
+
+void remove_checkpoint(const std::string& folder) noexcept {
+  ::unlink(manifest_path(folder).c_str());
+  std::error_code ignored;
+  std::vector<fs::path> files;
+  for (fs::directory_iterator i{folder, ignored}, end; i != end;
+       i.increment(ignored))
+    if (is_own_file(i->path().filename().string()))
+      files.push_back(i->path());
+  for (auto& x : files)
+    ::unlink(x.c_str());
+  ::rmdir(folder.c_str());
+}
+
+void remove_old_checkpoints(const std::string& dir,
+                            const checkpoint_place& newest, uint64_t keep) {
+  uint64_t kept = 1;
+  auto all = all_checkpoints(dir);
+  std::ranges::reverse(all);
+  for (auto& x : all) {
+    if (!(std::tie(x.step, x.attempt) < std::tie(newest.step, newest.attempt)))
+      continue;
+    if (!is_complete(x.folder) || (keep > 0 && kept++ >= keep))
+      remove_checkpoint(x.folder);
+  }
+}
+
+std::string way_around(const std::string& folder) {
+  auto dir = fs::path{folder}.parent_path().string();
+  auto all = complete_checkpoints(dir);
+  std::erase_if(all, [&](auto& x) {
+    std::error_code ignored;
+    return fs::equivalent(x.folder, folder, ignored);
+  });
+  return all.empty()
+           ? "; no other checkpoint is there"
+           : "; without this folder, " + all.back().folder + " is the newest";
+}
+
+} // namespace smp

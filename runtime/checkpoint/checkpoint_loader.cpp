@@ -1,0 +1,402 @@
+#include "runtime/checkpoint/checkpoint_loader.hpp"
+
+#include "partition/rank_layout.hpp"
+#include "runtime/base/file_io.hpp"
+#include "runtime/base/mistakes.hpp"
+#include "runtime/checkpoint/checkpoint.hpp"
+#include "runtime/checkpoint/checkpoint_dir.hpp"
+#include "runtime/checkpoint/checkpoint_parts.hpp"
+#include "runtime/checkpoint/checksum.hpp"
+#include "runtime/checkpoint/optimizer_state.hpp"
+#include "runtime/model/hook.hpp"
+#include "runtime/session/agreement.hpp"
+#include "runtime/session/distributed_optimizer.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/placement.hpp"
+#include "runtime/session/rank_runtime.hpp"
+#include "transport/bytes.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/optim/optimizer.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+namespace smp {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string key_of(tensor_role role, const std::string& name) {
+  return fmt::format("{}/{}", static_cast<int>(role), name);
+}
+
+/// A piece in whatever a rank wants of the same tensor.
+class overlap {
+public:
+  overlap(const tensor_piece& piece, const std::vector<int64_t>& begin,
+          at::IntArrayRef sizes) {
+    for (size_t i = 0; i < begin.size(); ++i) {
+      auto from = std::max(piece.begin[i], begin[i]);
+      auto to = std::min(piece.begin[i] + piece.sizes[i], begin[i] + sizes[i]);
+      length_.push_back(std::max<int64_t>(to - from, 0));
+      in_piece_.push_back(from - piece.begin[i]);
+      in_wanted_.push_back(from - begin[i]);
+    }
+  }
+
+  bool empty() const {
+    return std::ranges::find(length_, 0) != length_.end();
+  }
+
+  void copy(const at::Tensor& piece, const at::Tensor& wanted) const {
+    cut(wanted, in_wanted_).copy_(cut(piece, in_piece_));
+  }
+
+private:
+  at::Tensor cut(at::Tensor x, const std::vector<int64_t>& begin) const {
+    for (size_t i = 0; i < begin.size(); ++i)
+      x = x.narrow(static_cast<int64_t>(i), begin[i], length_[i]);
+    return x;
+  }
+
+  std::vector<int64_t> length_, in_piece_, in_wanted_;
+};
+
+} // namespace
+
+// -- finding ------------------------------------------------------------------
+
+std::shared_ptr<checkpoint_loader>
+checkpoint_loader::find(const std::string& path) {
+  auto [folder, text] = agree_everywhere(
+    session::current().internals(), "smp.checkpoint.find", [&] {
+      auto place = newest_checkpoint(path);
+      return place ? std::pair{place->folder,
+                               read_text(manifest_path(place->folder))}
+                   : std::pair{std::string{}, std::string{}};
+    });
+  return folder.empty() ? nullptr
+                        : std::make_shared<checkpoint_loader>(folder, text);
+}
+
+checkpoint_loader::checkpoint_loader(std::string folder,
+                                     const std::string& text)
+  : rank_(session::current().internals()), folder_(std::move(folder)) {
+  together("smp.checkpoint.manifest",
+           [&] { manifest_ = parse_manifest(text, manifest_path(folder_)); });
+  for (auto& x : manifest_.tensors)
+    index_.emplace(key_of(x.role, x.name), &x);
+}
+
+void checkpoint_loader::together(const char* name,
+                                 const std::function<void()>& f) const {
+  failure mine;
+  try {
+    f();
+  } catch (const error& e) {
+    mine = e.cause();
+    if (mine.code == error_code::config)
+      mine.text += way_around(folder_);
+  } catch (const std::exception& e) {
+    mine = {error_code::user_code, rank_.self(), {}, e.what()};
+  }
+  for (auto& x :
+       rank_.exchange().all_gather(world_of(rank_), name, to_payload(mine)))
+    if (auto first = from_payload<failure>(x, "end of a load"))
+      throw error{first};
+}
+
+void checkpoint_loader::fail(const std::string& why) const {
+  throw config_error("cannot load checkpoint " + folder_ + ": " + why);
+}
+
+const saved_tensor* checkpoint_loader::find(tensor_role role,
+                                            const std::string& name) const {
+  auto i = index_.find(key_of(role, name));
+  return i == index_.end() ? nullptr : i->second;
+}
+
+// -- checks -------------------------------------------------------------------
+
+void checkpoint_loader::check(
+  const distributed_model_base& model,
+  const std::vector<distributed_optimizer*>& optimizers) {
+  together("smp.checkpoint.check", [&] {
+    check_model(model);
+    check_optimizers(model, optimizers);
+  });
+  together("smp.checkpoint.verify", [&] {
+    auto& layout = rank_.layout();
+    for (size_t i = layout.rank(comm_group::world, rank_.self());
+         i < manifest_.files.size(); i += layout.size(comm_group::world))
+      check_file(manifest_.files[i]);
+  });
+}
+
+void checkpoint_loader::check_model(const distributed_model_base& model) const {
+  auto& map = model.state().map();
+  auto& tensors = map.model().tensors;
+  mistakes missing{"missing"};
+  mistakes unknown{"not in the model"};
+  mistakes misshapen{"of another shape"};
+  mistakes mistyped{"of another type"};
+  std::set<const saved_tensor*> known;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    auto& t = tensors[i];
+    if (t.is_attribute || !t.tensor.defined())
+      continue;
+    auto& name = t.names.front();
+    auto* x = find(t.is_buffer ? tensor_role::buffer : tensor_role::parameter,
+                   name);
+    if (!x) {
+      missing.add(name);
+      continue;
+    }
+    known.insert(x);
+    auto* slice = map.slice(i);
+    auto mine = slice ? at::IntArrayRef{slice->whole} : t.tensor.sizes();
+    auto dtype = dtype_in_file(t.tensor.scalar_type());
+    if (at::IntArrayRef{x->shape} != mine)
+      misshapen.add(name, ": " + shape_text(x->shape) + " instead of "
+                            + shape_text(mine));
+    else if (x->dtype != dtype)
+      mistyped.add(name, ": " + x->dtype + " instead of " + dtype);
+  }
+  for (auto& x : manifest_.tensors)
+    if ((x.role == tensor_role::parameter || x.role == tensor_role::buffer)
+        && !known.contains(&x))
+      unknown.add(x.name);
+  std::string text;
+  for (auto* x : {&missing, &unknown, &misshapen, &mistyped})
+    x->describe(text);
+  if (!text.empty())
+    fail("it is of another model: " + text + "; nothing was loaded");
+}
+
+void checkpoint_loader::check_optimizers(
+  const distributed_model_base& model,
+  const std::vector<distributed_optimizer*>& optimizers) const {
+  auto& saved = manifest_.optimizers;
+  if (saved.size() != optimizers.size())
+    fail(
+      fmt::format("it has {} optimizers, this program {}; nothing was "
+                  "loaded",
+                  saved.size(), optimizers.size()));
+  for (size_t i = 0; i < saved.size(); ++i) {
+    auto& inner = optimizers[i]->inner();
+    if (auto type = type_of(inner); saved[i].type != type)
+      fail(
+        fmt::format("it is of the optimizer {}, this one is {}; nothing was "
+                    "loaded",
+                    saved[i].type, type));
+    if (auto n = inner.param_groups().size(); saved[i].groups.size() != n)
+      fail(
+        fmt::format("its optimizer has {} groups, this one {}; nothing was "
+                    "loaded",
+                    saved[i].groups.size(), n));
+  }
+  for (auto& x : group_members(model, optimizers)) {
+    auto& members = saved[x.optimizer].members;
+    auto found = members.find(x.parameter);
+    if (found == members.end() || found->second != x.group)
+      fail(fmt::format(
+        "'{}' is in group {} of the optimizer, there {}; nothing was loaded",
+        x.parameter, x.group,
+        found == members.end() ? "in none"
+                               : fmt::format("in group {}", found->second)));
+  }
+}
+
+void checkpoint_loader::check_file(const saved_file& x) const {
+  auto path = (fs::path{folder_} / x.name).string();
+  file_errors e{"read", path};
+  std::error_code why;
+  if (auto size = fs::file_size(path, why); why)
+    e.fail(why.message());
+  else if (size != x.bytes)
+    e.fail(fmt::format("it has {} bytes, but {} were written", size, x.bytes));
+  safetensors_reader file{path};
+  std::map<std::string, std::pair<const saved_tensor*, const tensor_piece*>>
+    pieces;
+  for (auto& t : manifest_.tensors)
+    for (auto& piece : t.pieces)
+      if (piece.file == x.name)
+        pieces.emplace(t.name, std::pair{&t, &piece});
+  for (auto& [name, wanted] : pieces) {
+    auto& [tensor, piece] = wanted;
+    auto i = file.find(name);
+    if (!i)
+      e.fail("tensor \"" + name + "\" is missing");
+    auto& found = file.tensors()[*i];
+    if (found.shape != piece->sizes
+        || dtype_in_file(found.dtype) != tensor->dtype)
+      e.fail("tensor \"" + name + "\" has another shape or type than "
+             + manifest_path(folder_) + " says");
+    auto bytes = file.read(*i);
+    if (checksum(bytes.const_data_ptr(), bytes.nbytes()) != piece->checksum)
+      e.fail("the bytes of tensor \"" + name
+             + "\" are not those that were written: their checksum differs");
+  }
+}
+
+// -- loading ------------------------------------------------------------------
+
+void checkpoint_loader::adopt_partition(
+  const distributed_model_base& model) const {
+  auto& walked = model.state().model();
+  auto& pins = session::current().internals().marks().pins;
+  if (manifest_.partition.empty() || model.partitioned()
+      || !rank_.config().auto_partition
+      || manifest_.pipeline != rank_.pipeline().size()
+      || manifest_.partition.size() != walked.modules.size())
+    return;
+  // A pin takes what is below along, except for what is pinned otherwise.
+  std::vector<std::optional<uint64_t>> wanted;
+  for (auto& m : walked.modules) {
+    auto& mine = wanted.emplace_back();
+    if (wanted.size() > 1)
+      mine = wanted[m.parent];
+    for (auto* hook : m.hooks)
+      if (hook->pinned)
+        mine = *hook->pinned;
+    if (auto pin = pins.find(m.identity()); pin != pins.end())
+      mine = pin->second;
+    auto saved = manifest_.partition.find(m.names.front());
+    if (saved == manifest_.partition.end() || (mine && *mine != saved->second))
+      return;
+  }
+  place_by_name(model, manifest_.partition);
+}
+
+void checkpoint_loader::load(
+  const distributed_model_base& model,
+  const std::vector<distributed_optimizer*>& optimizers) {
+  together("smp.checkpoint.load", [&] { load_parts(model, optimizers); });
+  readers_.clear();
+}
+
+void checkpoint_loader::load_parts(
+  const distributed_model_base& model,
+  const std::vector<distributed_optimizer*>& optimizers) {
+  at::NoGradGuard no_grad;
+  auto& map = model.state().map();
+  auto replica = rank_.layout().rank(comm_group::dp, rank_.self());
+  auto& tensors = map.model().tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    auto& t = tensors[i];
+    if (!map.owned(i) || t.is_attribute || !t.tensor.defined())
+      continue;
+    auto role = t.is_buffer ? tensor_role::buffer : tensor_role::parameter;
+    auto* slice = map.slice(i);
+    auto x = t.tensor; // of which this is a handle
+    x.copy_(read(*find(role, t.names.front()), slice, replica, x));
+    for (size_t k = 0; k < optimizers.size() && !t.is_buffer; ++k)
+      load_state(optimizers[k]->inner(), k, t, slice);
+  }
+  auto* random = find(tensor_role::random, random_name(rank_.self().value));
+  if (!random)
+    random = find(tensor_role::random, random_name(0));
+  if (random)
+    set_random_state(read(*random, nullptr, 0, {}));
+  rank_.counters().drawn_step = manifest_.drawn_steps;
+}
+
+void checkpoint_loader::load_state(torch::optim::Optimizer& x, size_t number,
+                                   const walked_tensor& parameter,
+                                   const tensor_slice* slice) {
+  named_tensors state;
+  for (auto& field : state_fields(x)) {
+    auto* saved = find(tensor_role::optimizer,
+                       state_name(number, field, parameter.names.front()));
+    if (saved)
+      state.emplace_back(field,
+                         read(*saved, saved->shape.empty() ? nullptr : slice, 0,
+                              parameter.tensor));
+  }
+  set_state(x, parameter.tensor, state);
+}
+
+void checkpoint_loader::load_options(
+  const std::vector<distributed_optimizer*>& optimizers) const {
+  for (size_t i = 0; i < optimizers.size(); ++i) {
+    auto& inner = optimizers[i]->inner();
+    auto& groups = inner.param_groups();
+    for (size_t k = 0; k < groups.size(); ++k)
+      set_options(inner, groups[k].options(),
+                  manifest_.optimizers[i].groups[k]);
+  }
+}
+
+safetensors_reader& checkpoint_loader::open(const std::string& file) {
+  constexpr size_t max_open = 8;
+  if (auto i = readers_.find(file); i != readers_.end())
+    return i->second;
+  if (readers_.size() == max_open)
+    readers_.clear();
+  return readers_.try_emplace(file, (fs::path{folder_} / file).string())
+    .first->second;
+}
+
+/// @param slice what this rank holds of it; null: the whole
+/// @param replica whose, if it has one of its own
+/// @param like has the type where nothing is to be read
+at::Tensor checkpoint_loader::read(const saved_tensor& x,
+                                   const tensor_slice* slice, uint64_t replica,
+                                   const at::Tensor& like) {
+  if (std::ranges::find(x.pieces, replica, &tensor_piece::replica)
+      == x.pieces.end())
+    replica = 0;
+  auto sizes = x.shape;
+  std::vector<int64_t> begin(sizes.size(), 0);
+  if (slice) {
+    auto dim = static_cast<size_t>(slice->dim);
+    begin.at(dim) = slice->begin;
+    sizes.at(dim) = slice->length;
+  }
+  at::Tensor result;
+  for (auto& piece : x.pieces) {
+    overlap both{piece, begin, sizes};
+    if (piece.replica != replica || both.empty())
+      continue;
+    auto& file = open(piece.file);
+    auto position = file.find(x.name);
+    if (!position)
+      fail(piece.file + " has no tensor \"" + x.name + "\"");
+    auto found = file.read(*position);
+    if (piece.begin == begin && piece.sizes == sizes)
+      return found;
+    if (!result.defined())
+      result = at::empty(sizes, found.options());
+    both.copy(found, result);
+  }
+  // Nothing of it, as of what has no elements.
+  return result.defined() ? result : at::empty(sizes, like.options());
+}
+
+// -- resuming -----------------------------------------------------------------
+
+std::optional<resumed_checkpoint>
+resume_from_checkpoint(const std::string& path, distributed_model_base& model,
+                       const std::vector<distributed_optimizer*>& optimizers) {
+  auto found = checkpoint_loader::find(path);
+  if (!found)
+    return std::nullopt;
+  found->check(model, optimizers);
+  found->load_options(optimizers);
+  found->adopt_partition(model);
+  model.register_post_partition_hook(
+    [found, &model, optimizers] { found->load(model, optimizers); });
+  auto& manifest = found->manifest();
+  return resumed_checkpoint{.folder = found->folder(),
+                            .step = manifest.step,
+                            .user_content = manifest.user_content};
+}
+
+} // namespace smp

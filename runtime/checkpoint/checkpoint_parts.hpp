@@ -1,0 +1,67 @@
+#pragma once
+
+// What one rank holds of what a checkpoint has.
+
+#include "runtime/checkpoint/manifest.hpp"
+#include "runtime/session/distributed_model.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+class distributed_optimizer;
+struct tensor_slice;
+
+/// A tensor that this rank writes, or a slice of it.
+struct held_tensor {
+  tensor_role role = tensor_role::parameter;
+  std::string name; // as in the manifest
+  at::Tensor value;
+  const tensor_slice* slice = nullptr; // null: the whole
+  uint64_t replica = 0;
+};
+
+/// A parameter in an optimizer.
+struct group_member {
+  uint32_t optimizer = 0;
+  uint32_t group = 0;
+  std::string parameter;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, group_member& x) {
+  return f.object(x).fields(f.field("optimizer", x.optimizer),
+                            f.field("group", x.group),
+                            f.field("parameter", x.parameter));
+}
+
+/// Names what an optimizer remembers of a parameter.
+std::string state_name(size_t optimizer, const std::string& field,
+                       const std::string& parameter);
+
+/// Names the default generator of a rank.
+std::string random_name(uint64_t rank);
+
+/// @returns the state of the default generator of this process, uint8 [n]
+at::Tensor random_state();
+void set_random_state(const at::Tensor& x);
+
+/// What the current rank has to write: each tensor of the model stands on one
+/// rank of one replica only, but for buffers, of which each replica has its
+/// own.
+std::vector<held_tensor>
+held_tensors(const distributed_model_base& model,
+             const std::vector<distributed_optimizer*>& optimizers);
+
+/// @returns the parameters of `model` in the groups of the optimizers, as far
+/// as this rank holds them
+std::vector<group_member>
+group_members(const distributed_model_base& model,
+              const std::vector<distributed_optimizer*>& optimizers);
+
+} // namespace smp

@@ -1,0 +1,48 @@
+#include "runtime/train/run_checkpoints.hpp"
+
+#include "runtime/session/agreement.hpp"
+#include "runtime/session/rank_runtime.hpp"
+#include "runtime/train/resume_plan.hpp"
+
+namespace smp {
+
+run_checkpoints::run_checkpoints(const train_config& config, uint64_t samples,
+                                 const distributed_model_base& model,
+                                 distributed_optimizer& optimizer)
+  : config_(config), samples_(samples), model_(model), optimizers_{&optimizer} {
+  auto folder = agree_everywhere(session::current().internals(),
+                                 "smp.train.resume", [&] {
+                                   auto plan = plan_resume(config, samples);
+                                   if (plan)
+                                     changes_ = plan->changes;
+                                   return plan ? plan->folder : std::string{};
+                                 });
+  if (folder.empty())
+    return;
+  found_ = checkpoint_loader::find(folder);
+  found_->check(model_, optimizers_);
+  found_->adopt_partition(model_);
+}
+
+void run_checkpoints::load() {
+  // What the configuration says of the optimizer counts, not what it said.
+  if (found_)
+    found_->load(model_, optimizers_);
+}
+
+bool run_checkpoints::due(uint64_t step, bool interrupted) const {
+  auto& x = config_.checkpoint;
+  if (x.dir.empty())
+    return false;
+  return step % x.interval == 0 || step == config_.train.steps
+         || (interrupted && x.on_interrupt);
+}
+
+saved_checkpoint run_checkpoints::save(uint64_t step) {
+  return save_checkpoint(
+    config_.checkpoint.dir, step, model_, optimizers_,
+    {.num_kept_partial_checkpoints = config_.checkpoint.keep,
+     .settings = checkpoint_settings(config_, samples_)});
+}
+
+} // namespace smp

@@ -1,0 +1,58 @@
+#pragma once
+
+#include "runtime/checkpoint/checkpoint.hpp"
+#include "runtime/checkpoint/checkpoint_loader.hpp"
+#include "runtime/config/config_file.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// The checkpoints of one run of smp-train: where it goes on, and when it
+/// saves. What talks to other ranks is collective over the world.
+class run_checkpoints {
+public:
+  /// Finds and checks what the run goes on from, if anything.
+  /// @param samples per step, of all replicas
+  /// @throws error (config) as `plan_resume` and `checkpoint_loader::check` do
+  run_checkpoints(const train_config& config, uint64_t samples,
+                  const distributed_model_base& model,
+                  distributed_optimizer& optimizer);
+
+  /// The checkpoint that the run goes on from; empty if it begins anew.
+  std::string resumed_from() const {
+    return found_ ? found_->folder() : std::string{};
+  }
+
+  /// Steps that were done before.
+  uint64_t steps_done() const {
+    return found_ ? found_->manifest().step : 0;
+  }
+
+  /// See `resume_plan`; on rank 0.
+  const std::vector<std::string>& changes() const noexcept {
+    return changes_;
+  }
+
+  /// Loads what was found. @pre partitioned
+  void load();
+
+  /// Tells whether a checkpoint is to be saved after this step.
+  /// @param interrupted the run ends with it
+  bool due(uint64_t step, bool interrupted) const;
+
+  saved_checkpoint save(uint64_t step);
+
+private:
+  const train_config& config_;
+  uint64_t samples_;
+  const distributed_model_base& model_;
+  std::vector<distributed_optimizer*> optimizers_;
+  std::shared_ptr<checkpoint_loader> found_;
+  std::vector<std::string> changes_;
+};
+
+} // namespace smp

@@ -1,0 +1,163 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/checkpoint/checkpoint_dir.hpp"
+#include "runtime/checkpoint/safetensors.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/scratch_dir.hpp"
+
+#include <ATen/ops/full.h>
+
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+using namespace smp;
+using Catch::Matchers::ContainsSubstring;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Saves a checkpoint of two files, keeping two.
+void save(const std::string& dir, uint64_t step) {
+  auto place = begin_checkpoint(dir, step);
+  for (std::string name : {"model-0", "state-0"})
+    write_safetensors(place.folder + "/" + name + ".safetensors",
+                      {{"x", at::full({300}, static_cast<double>(step))}});
+  commit_checkpoint(place, "step " + std::to_string(step));
+  remove_old_checkpoints(dir, place, 2);
+}
+
+/// Whether all of it is there.
+bool is_whole(const checkpoint_place& x) {
+  auto expected = at::full({300}, static_cast<double>(x.step));
+  for (std::string name : {"model-0", "state-0"})
+    if (!read_safetensors(x.folder + "/" + name + ".safetensors")
+           .tensors.at(0)
+           .second.equal(expected))
+      return false;
+  return test::content_of(manifest_path(x.folder))
+         == "step " + std::to_string(x.step);
+}
+
+std::vector<uint64_t> steps_in(const std::string& dir) {
+  std::vector<uint64_t> result;
+  for (auto& x : complete_checkpoints(dir))
+    result.push_back(x.step);
+  return result;
+}
+
+/// Runs `f` in a process of its own that is killed when it begins its system
+/// call number `call`. @returns false if it made fewer
+bool killed_at(uint64_t call, const std::function<void()>& f) {
+  auto pid = ::fork();
+  if (pid == 0) {
+    ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+    ::raise(SIGSTOP);
+    f();
+    ::_exit(0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(pid, &status, 0) == pid);
+  REQUIRE(WIFSTOPPED(status));
+  // Each call stops twice, at its beginning and at its end.
+  for (uint64_t stop = 0; stop + 1 < 2 * call; ++stop) {
+    REQUIRE(::ptrace(PTRACE_SYSCALL, pid, nullptr, nullptr) == 0);
+    REQUIRE(::waitpid(pid, &status, 0) == pid);
+    if (WIFEXITED(status)) {
+      CHECK(WEXITSTATUS(status) == 0);
+      return false;
+    }
+    REQUIRE(WIFSTOPPED(status));
+  }
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, &status, 0);
+  return true;
+}
+
+} // namespace
+
+TEST_CASE("the newest checkpoints stay", "[runtime][checkpoint]") {
+  test::scratch_dir scratch;
+  auto dir = (scratch.path / "deep/checkpoints").string();
+  CHECK(complete_checkpoints(dir).empty());
+  CHECK_FALSE(newest_checkpoint(dir));
+  for (uint64_t step : {9, 10, 100})
+    save(dir, step);
+  CHECK(steps_in(dir) == std::vector<uint64_t>{10, 100});
+  auto newest = newest_checkpoint(dir);
+  REQUIRE(newest);
+  CHECK(newest->step == 100);
+  CHECK(is_whole(*newest));
+  CHECK(newest_checkpoint(dir + "/step-10")->step == 10);
+}
+
+TEST_CASE("a step that is saved again replaces nothing before it is whole",
+          "[runtime][checkpoint]") {
+  test::scratch_dir scratch;
+  auto dir = scratch.path.string();
+  save(dir, 5);
+  auto again = begin_checkpoint(dir, 5);
+  CHECK(again.folder == dir + "/step-5-2");
+  CHECK(newest_checkpoint(dir)->folder == dir + "/step-5");
+  commit_checkpoint(again, "again");
+  CHECK(newest_checkpoint(dir)->folder == dir + "/step-5-2");
+}
+
+TEST_CASE("what is not smp's stays", "[runtime][checkpoint]") {
+  test::scratch_dir scratch;
+  auto dir = scratch.path.string();
+  for (auto name : {"notes.txt", "step-x/manifest.json", "step-1/notes.txt",
+                    "step-01/manifest.json", "other/manifest.json"})
+    scratch.write(name, "mine");
+  for (uint64_t step : {1, 2, 3, 4})
+    save(dir, step);
+  CHECK(steps_in(dir) == std::vector<uint64_t>{3, 4});
+  for (auto name : {"notes.txt", "step-x/manifest.json", "step-1/notes.txt",
+                    "step-01/manifest.json", "other/manifest.json"})
+    CHECK(scratch.read(name) == "mine");
+}
+
+TEST_CASE("newer checkpoints do not push an older one out",
+          "[runtime][checkpoint]") {
+  test::scratch_dir scratch;
+  auto dir = scratch.path.string();
+  for (uint64_t step : {7, 8, 3})
+    save(dir, step);
+  CHECK(steps_in(dir) == std::vector<uint64_t>{3, 7, 8});
+}
+
+TEST_CASE("a folder that cannot be made is an error", "[runtime][checkpoint]") {
+  test::scratch_dir scratch;
+  auto file = scratch.write("file", "x");
+  CHECK_THAT(test::error_of([&] { begin_checkpoint(file + "/dir", 1); }),
+             ContainsSubstring("cannot make " + file + "/dir: "));
+}
+
+TEST_CASE("who is killed anywhere while saving leaves a whole checkpoint",
+          "[runtime][checkpoint][R51]") {
+  uint64_t calls = 0;
+  for (bool killed = true; killed; ++calls) {
+    test::scratch_dir scratch;
+    auto dir = scratch.path.string();
+    for (uint64_t step : {10, 20})
+      save(dir, step);
+    killed = killed_at(calls + 1, [&] { save(dir, 30); });
+    INFO("killed at system call " << calls + 1);
+    auto newest = newest_checkpoint(dir);
+    REQUIRE(newest);
+    CHECK((newest->step == 20 || newest->step == 30));
+    CHECK((killed || newest->step == 30));
+    CHECK(is_whole(*newest));
+    save(dir, 30);
+    save(dir, 40);
+    CHECK(is_whole(*newest_checkpoint(dir)));
+    CHECK(std::distance(fs::directory_iterator{dir}, {}) == 2);
+  }
+  CHECK(calls > 20);
+}
