@@ -399,6 +399,18 @@ std::vector<broken> on_the_command_line() {
      "command line: ",
      {"tensor_parallel.modules", "smp.tensor_parallel_degree = 1"},
      {"--smp.ddp=true", "--tensor_parallel.modules=[\"a\"]"}},
+    {"no strategy of activation checkpointing",
+     good,
+     "command line: ",
+     {"activation_checkpointing.strategy = \"group_0\" is unknown",
+      "\"contiguous\""},
+     {"--activation_checkpointing.strategy=group_0"}},
+    {"a strategy for nothing",
+     good,
+     "command line: ",
+     {"activation_checkpointing.strategy = \"group_2\" has no effect with "
+      "activation_checkpointing.modules = []"},
+     {"--activation_checkpointing.strategy=group_2"}},
   };
 }
 
