@@ -62,7 +62,8 @@ std::vector<broken> unknown_keys() {
      and_also("[colours]\nred = 1"),
      "run.toml:16: ",
      {"unknown table colours",
-      "tables: [smp], [tensor_parallel], [smp.schedule], [model]"}},
+      "tables: [smp], [tensor_parallel], [activation_checkpointing], "
+      "[smp.schedule], [model]"}},
     {"name that would break the line",
      with("microb", "\"a\\nb\\u001b\" = 8"),
      "run.toml:3: ",

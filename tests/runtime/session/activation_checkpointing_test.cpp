@@ -83,6 +83,98 @@ TEST_CASE("children of a Sequential are computed again by each strategy",
       }
 }
 
+// -- state -------------------------------------------------------------------
+
+namespace {
+
+/// Changes its buffer, calls a module that may be elsewhere, so that other
+/// microbatches run meanwhile, and reads the buffer again.
+template <template <class> class P>
+struct keeper : torch::nn::Module {
+  keeper() {
+    register_buffer("count", count);
+    register_module("fc", fc);
+  }
+  Tensor forward(Tensor x) {
+    {
+      torch::NoGradGuard no_grad;
+      count.add_(1);
+    }
+    auto h = fc(x * (count * 0.25));
+    return torch::tanh(h) * (count * 0.5);
+  }
+  Tensor count = torch::zeros({});
+  P<Linear> fc{width, width};
+};
+
+template <template <class> class P>
+struct keepers : torch::nn::Module {
+  keepers() {
+    register_module("a", a);
+    register_module("b", b);
+    register_module("head", head);
+  }
+  Tensor forward(Tensor x) {
+    return head(a(b(a(x)) + x)).square().mean();
+  }
+  using part = torch::nn::ModuleHolder<keeper<P>>;
+  P<part> a, b;
+  P<Linear> head{width, width};
+};
+
+} // namespace
+
+TEST_CASE("what waits while it is computed again leaves state to others",
+          "[runtime][R52][R19]") {
+  for (auto recompute : {again::outermost, again::all})
+    for (uint64_t ranks : {1, 2, 3})
+      for (auto fast : {false, true}) {
+        model_options x;
+        x.recompute = recompute;
+        x.ranks = ranks;
+        x.fast = fast;
+        x.microbatches = 4;
+        INFO((recompute == again::all ? "all" : "outermost")
+             << ", " << ranks << " ranks" << (fast ? ", fast" : ""));
+        CHECK(differences<keepers>(x, batches()) == none{});
+      }
+}
+
+TEST_CASE("what is differentiated twice is computed again twice",
+          "[runtime][R52]") {
+  for (uint32_t where : {0, 1}) {
+    std::map<bool, Tensor> gradients; // by whether it is computed again
+    for (auto recompute : {false, true}) {
+      run_virtual_world(2, manual_world(2, 1), [&](session& s) {
+        distributed_model model{seeded([] {
+          return caller{[](function_impl& self, Tensor x) {
+                          return torch::dropout(x * self.weight, 0.5, true);
+                        },
+                        [](caller_impl& self, Tensor x) {
+                          return self.there(x * self.here).sum();
+                        }};
+        })};
+        set_partition(*model->there, where);
+        if (recompute)
+          set_activation_checkpointing(*model->there);
+        auto train_step = step([&](Tensor x) {
+          auto loss = model(x);
+          model.backward(loss, {}, true);
+          model.backward(loss * 2);
+          return loss.detach();
+        });
+        train_step(torch::ones({3}));
+        auto all = model.gradients();
+        if (s.rank() == 0)
+          for (auto& [name, x] : all)
+            if (name == "here")
+              gradients[recompute] = x;
+      });
+    }
+    CHECK(torch::equal(gradients.at(false), gradients.at(true)));
+  }
+}
+
 // -- how often ----------------------------------------------------------------
 
 namespace {
