@@ -9,6 +9,7 @@
 #include "runtime/launch/init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/model/tp_register.hpp"
+#include "runtime/session/activation_checkpointing.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/groups.hpp"

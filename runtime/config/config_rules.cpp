@@ -195,6 +195,24 @@ public:
           "write smp.tensor_parallel_degree = 2 or more, or leave it out");
   }
 
+  void check_checkpointing() {
+    auto& x = x_.smp.activation_checkpointing;
+    auto alone = [&](const char* key) {
+      add(key, "has no effect with", "activation_checkpointing.modules",
+          "name modules, or leave it out");
+    };
+    if (!checkpointed_together(x.strategy))
+      add({"activation_checkpointing.strategy"},
+          fmt::format("activation_checkpointing.strategy = \"{}\" is unknown; "
+                      "allowed: \"each\", \"contiguous\", \"group_2\", "
+                      "\"group_3\", ...",
+                      x.strategy));
+    else if (x.modules.empty() && x.strategy != "each")
+      alone("activation_checkpointing.strategy");
+    if (x.modules.empty() && !x.preserve_rng_state)
+      alone("activation_checkpointing.preserve_rng_state");
+  }
+
   void check_placement() {
     for (auto& [name, device] : x_.manual_partition)
       if (device >= x_.smp.pipeline_parallel_degree) {
@@ -231,6 +249,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_batch();
   rules.check_placement();
   rules.check_replicas();
+  rules.check_checkpointing();
   rules.check_model();
   rules.check_data();
   rules.check_steps();

@@ -1,10 +1,29 @@
 #include "runtime/config/session_config.hpp"
 
+#include <charconv>
+
 namespace smp {
 
 uint64_t effective_active_microbatches(const session_config& x) {
   return x.active_microbatches.value_or(default_active_microbatches(
     x.pipeline, x.microbatches, x.pipeline_parallel_degree));
+}
+
+std::optional<uint64_t> checkpointed_together(std::string_view strategy) {
+  constexpr std::string_view prefix = "group_";
+  if (strategy == "each")
+    return 1;
+  if (strategy == "contiguous")
+    return 0;
+  if (!strategy.starts_with(prefix))
+    return std::nullopt;
+  strategy.remove_prefix(prefix.size());
+  uint64_t result = 0;
+  auto* end = strategy.data() + strategy.size();
+  auto [stopped, err] = std::from_chars(strategy.data(), end, result);
+  if (err != std::errc{} || stopped != end || result == 0)
+    return std::nullopt;
+  return result;
 }
 
 double effective_memory_weight(const session_config& x) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace smp {
@@ -67,6 +68,14 @@ struct session_config {
   /// fit a pattern ("encoder.*"), and those that the code names.
   uint64_t tensor_parallel_degree = 1;
   std::vector<std::string> tensor_parallel_modules = {};
+  /// Modules, by name or pattern, that backward computes again instead of
+  /// keeping their activations (runtime/session/activation_checkpointing.hpp).
+  struct checkpointed_modules {
+    std::vector<std::string> modules = {};
+    std::string strategy = "each";
+    bool preserve_rng_state = true;
+  };
+  checkpointed_modules activation_checkpointing = {};
   std::string placement_strategy = "cluster";
   /// Where modules are measured before the partition: "cpu", "gpu" or "none".
   std::string trace_device = "cpu";
@@ -119,6 +128,11 @@ void validate(const session_config& x);
 
 /// @returns `active_microbatches` or, if not set, its default (R2).
 uint64_t effective_active_microbatches(const session_config& x);
+
+/// @returns how many children of a Sequential a strategy of activation
+/// checkpointing computes again together, 0 for as many as there are; nothing
+/// if there is no such strategy
+std::optional<uint64_t> checkpointed_together(std::string_view strategy);
 
 /// @returns `memory_weight` or, if not set, what `optimize` stands for.
 double effective_memory_weight(const session_config& x);

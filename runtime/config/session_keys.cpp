@@ -193,6 +193,24 @@ const std::vector<config_key> session_table = {
    .meaning = "modules to share, by name, each with all below it; `*` stands "
               "for anything: `[\"encoder.*\"]`",
    .only = {{"smp.ddp", {"true"}}}},
+  // -- [activation_checkpointing] ---------------------------------------------
+  {.name = "activation_checkpointing.modules",
+   .slot = SMP_SLOT(smp.activation_checkpointing.modules),
+   .meaning = "modules that backward computes again instead of keeping their "
+              "activations, by name; `*` stands for anything: "
+              "`[\"transformer.h.*\"]`; of a Sequential, its children "
+              "(docs/activation_checkpointing.md)",
+   .elsewhere = {"gradient_checkpointing", "recompute"}},
+  {.name = "activation_checkpointing.strategy",
+   .slot = SMP_SLOT(smp.activation_checkpointing.strategy),
+   .meaning = "how many children of a Sequential that stand on one rank are "
+              "computed again together: `each` for itself, `contiguous` for "
+              "all that follow each other, `group_2`, `group_3`, ... for so "
+              "many"},
+  {.name = "activation_checkpointing.preserve_rng_state",
+   .slot = SMP_SLOT(smp.activation_checkpointing.preserve_rng_state),
+   .meaning = "what is computed again draws the random numbers of the first "
+              "time; `false`: others"},
   // -- [smp.schedule] ---------------------------------------------------------
   {.name = "smp.schedule.list",
    .slot = SMP_SLOT(smp.schedule.list),

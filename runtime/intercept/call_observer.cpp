@@ -1,6 +1,7 @@
 #include "runtime/intercept/call_observer.hpp"
 
 #include "runtime/intercept/call_scope.hpp"
+#include "runtime/remote/execution.hpp"
 
 #include <vector>
 
@@ -9,7 +10,8 @@ namespace smp {
 namespace {
 
 /// Tells an observer of calls. A module can be intercepted at two places: the
-/// inner one of two calls of one object is not told.
+/// inner one of two calls of one object is not told. Nor is what is computed
+/// again (R52).
 class observing final : public call_interceptor {
 public:
   call_observer* observer = nullptr;
@@ -24,7 +26,9 @@ public:
 
   void arguments(const intercepted_call&, const void* object,
                  std::span<const at::Tensor> xs) override {
-    if (innermost() == object)
+    auto* ex = execution::current();
+    auto again = ex && ex->pass().what == recompute_pass::kind::again;
+    if (again || innermost() == object)
       return;
     observer->begin(object, xs);
     calls_.back() = object;

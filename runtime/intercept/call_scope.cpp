@@ -41,7 +41,7 @@ public:
 
 private:
   static execution* ordered(const intercepted_call& x) {
-    auto* ex = x.ordered ? execution::current() : nullptr;
+    auto* ex = x.ordered && !x.served ? execution::current() : nullptr;
     // What backward computes again changes no state.
     return ex != nullptr && !ex->in_backward() ? ex : nullptr;
   }
@@ -63,6 +63,28 @@ public:
 private:
   static execution* drawing(const intercepted_call& x) {
     return x.stream != 0 ? execution::current() : nullptr;
+  }
+};
+
+/// What is computed again finds the state of its first time (R52).
+class state_interceptor final : public call_interceptor {
+public:
+  void enter(const intercepted_call& x) override {
+    if (auto* ex = recomputing(x))
+      ex->states().enter(*ex, *ex->rank().model()->map, *x.module);
+  }
+
+  void leave(const intercepted_call& x, bool) override {
+    if (auto* ex = recomputing(x))
+      ex->states().leave(*ex, *ex->rank().model()->map, *x.module);
+  }
+
+private:
+  static execution* recomputing(const intercepted_call& x) {
+    auto* ex = x.module ? execution::current() : nullptr;
+    return ex != nullptr && ex->pass().what != recompute_pass::kind::only
+             ? ex
+             : nullptr;
   }
 };
 
@@ -88,6 +110,7 @@ private:
 
 order_interceptor keeps_order;
 numbers_interceptor gives_numbers;
+state_interceptor recalls_state;
 activity_interceptor tells_activity;
 
 } // namespace
@@ -101,6 +124,7 @@ void set_interceptor(interceptor place, call_interceptor* x) noexcept {
 void intercept_execution() noexcept {
   set_interceptor(interceptor::order, &keeps_order);
   set_interceptor(interceptor::numbers, &gives_numbers);
+  set_interceptor(interceptor::state, &recalls_state);
   set_interceptor(interceptor::activity, &tells_activity);
 }
 

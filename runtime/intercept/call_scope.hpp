@@ -16,10 +16,11 @@ namespace smp {
 /// A call of a module that runs on this rank.
 struct intercepted_call {
   /// Its id; nothing for a module that is not of the session's model.
-  std::optional<module_id> module;
+  std::optional<module_id> module = {};
   /// Microbatches pass the module in their order (R19).
   bool ordered = false;
-  /// Another rank asked for it: the MODULE SERVER knows of it.
+  /// Who asked for it took care of its turn, and of who looks at the rank:
+  /// the MODULE SERVER where another rank did.
   bool served = false;
   /// What stands for it in the paths of random numbers (R23); 0: nothing.
   uint64_t stream = 0;
@@ -64,18 +65,19 @@ public:
 enum class interceptor : uint8_t {
   order,    // waits for the turn of the microbatch
   numbers,  // swaps random streams
+  state,    // shows what is computed again the state of its first time
   trace,    // measures before the partition
   observe,  // tells whoever compares runs
   activity, // what the rank executes, for stall reports
 };
 
-inline constexpr size_t num_interceptors = 5;
+inline constexpr size_t num_interceptors = 6;
 
 /// Makes `x` hear of the calls of the calling thread; null: nobody does.
 void set_interceptor(interceptor place, call_interceptor* x) noexcept;
 
 /// Installs what every thread that executes requests needs: order, random
-/// numbers and activity.
+/// numbers, state and activity.
 void intercept_execution() noexcept;
 
 /// A call that lasts as long as this.

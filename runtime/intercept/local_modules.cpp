@@ -2,26 +2,109 @@
 
 #include "runtime/base/rank_context.hpp"
 #include "runtime/intercept/call_scope.hpp"
+#include "runtime/intercept/checkpointed_call.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/caller.hpp"
+#include "runtime/remote/execution.hpp"
 
 #include <torch/nn/module.h>
 
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
 namespace smp {
+
+namespace {
+
+bool is_range(const call_target& x) {
+  return x.op == request_kind::range || x.op == request_kind::method_range;
+}
+
+bool is_call(const call_target& x) {
+  return x.op == request_kind::call || x.op == request_kind::method;
+}
+
+/// Tells whether backward may come.
+bool in_graph() {
+  return execution::current() != nullptr && at::GradMode::is_enabled()
+         && !c10::InferenceMode::is_enabled();
+}
+
+} // namespace
+
+/// Of a range, that of its first child.
+uint32_t local_modules::region_of(module_id module,
+                                  const call_target& x) const {
+  auto& map = *model_.map;
+  if (is_call(x))
+    return map.recomputed(module).region;
+  auto& children = map.model().modules.at(module.value).children;
+  return is_range(x) && x.first < children.size()
+           ? map.recomputed(module_id{children[x.first]}).region
+           : 0;
+}
 
 invocation local_modules::run(module_id module, const call_target& x,
                               unpacker& in, const std::vector<value>& args,
                               packer& out) {
+  auto* ex = execution::current();
+  auto n = model_.map->model().modules.at(module.value).children.size();
+  if (!in_graph() || (is_range(x) && x.last > n))
+    return run_code(module, x, in, args, out);
+  auto part = x;
+  auto region = region_of(module, part);
+  if (is_range(x))
+    for (part.last = x.first + 1; part.last < x.last; ++part.last) {
+      auto next = part;
+      next.first = part.last;
+      if (region_of(module, next) != region)
+        break;
+    }
+  packer found;
+  auto& to = part.last < x.last ? found : out;
+  // A method that another one of the same module calls is part of that.
+  auto result = region != 0 && region != ex->region()
+                  ? run_checkpointed({*this, *model_.map, module, part, args},
+                                     *ex, in.tensors(), to)
+                  : run_code(module, part, in, args, to);
+  if (part.last == x.last)
+    return result;
+  part.first = part.last;
+  part.last = x.last;
+  unpacker moving{found.tensors()};
+  return run(module, part, moving, {std::move(result.result)}, out);
+}
+
+call_result local_modules::call(module_id module, const call_target& x,
+                                const packer& in,
+                                const std::vector<value>& args) {
+  intercepted_call what{.module = module};
+  if (is_call(x)) {
+    what.ordered = model_.map->keeps_order(module);
+    what.stream = model_.map->stream_of(module);
+  }
+  call_scope noted{what};
+  auto own = x;
+  own.own = true;
+  unpacker tensors{in.tensors()};
+  packer out;
+  auto done = run(module, own, tensors, args, out);
+  return {std::move(done.result), std::move(done.changed),
+          unpacker{out.tensors()}};
+}
+
+invocation local_modules::run_code(module_id module, const call_target& x,
+                                   unpacker& in, const std::vector<value>& args,
+                                   packer& out) {
   auto& m = model_.map->model().modules.at(module.value);
   auto is_script = x.op != request_kind::call && x.op != request_kind::range;
   if (is_script != (m.script != nullptr))
     throw error{error_code::protocol, "a call does not fit its module"};
-  if (auto* how = model_.map->shared(module);
-      how && (x.op == request_kind::call || x.op == request_kind::method)) {
-    call_scope noted{{.module = {}, .ordered = false, .served = true}};
+  if (auto* how = model_.map->shared(module); how && is_call(x)) {
+    call_scope noted{{.module = module, .ordered = false, .served = true}};
     auto result = run_shared(noted, *how, m.identity(),
                              get_value<at::Tensor>(in, args.at(0)));
     value_path::scope place{out, "result"};
@@ -33,7 +116,7 @@ invocation local_modules::run(module_id module, const call_target& x,
     m.object->train(x.training);
   return x.op == request_kind::call
            ? find_invoker(x.invoker)(*m.object, in, args, out)
-           : run_range(*m.object, x.first, x.last, in, args, out);
+           : run_range(*m.object, x.first, x.last, !x.own, in, args, out);
 }
 
 } // namespace smp

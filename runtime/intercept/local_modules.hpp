@@ -2,6 +2,9 @@
 
 #include "runtime/remote/module_runner.hpp"
 
+#include <cstdint>
+#include <set>
+
 namespace smp {
 
 struct model_context;
@@ -15,11 +18,38 @@ public:
     // nop
   }
 
+  // -- module_runner ----------------------------------------------------------
+
   invocation run(module_id module, const call_target& x, unpacker& in,
                  const std::vector<value>& args, packer& out) override;
 
+  call_result call(module_id module, const call_target& x, const packer& in,
+                   const std::vector<value>& args) override;
+
+  // -- for `run_checkpointed` -------------------------------------------------
+
+  /// Runs the code as it is: autograd keeps what it wants to.
+  invocation run_code(module_id module, const call_target& x, unpacker& in,
+                      const std::vector<value>& args, packer& out);
+
+  /// Tells whether calls of a region write into their arguments, as far as is
+  /// known: true before the first one.
+  bool may_write(uint32_t region) const {
+    return !known_.contains(region) || writing_.contains(region);
+  }
+
+  void note_written(uint32_t region, bool written) {
+    known_.insert(region);
+    if (written)
+      writing_.insert(region);
+  }
+
 private:
+  uint32_t region_of(module_id module, const call_target& x) const;
+
   model_context& model_;
+  /// Regions of which a call ran, and those that wrote into their arguments.
+  std::set<uint32_t> known_, writing_;
 };
 
 } // namespace smp

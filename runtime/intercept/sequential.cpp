@@ -201,14 +201,12 @@ public:
                      hook.distributed, std::move(arguments));
   }
 
-  /// Runs it for another rank.
-  nn::AnyValue serve(std::vector<nn::AnyValue>&& arguments) {
-    return run_child(*inner_,
-                     {.module = {},
-                      .ordered = false,
-                      .served = true,
-                      .stream = group_->hooks[index_].stream},
-                     group_->hooks[index_].distributed, std::move(arguments));
+  /// Runs it as part of a range.
+  /// @param served another rank asked for it
+  nn::AnyValue serve(std::vector<nn::AnyValue>&& arguments, bool served) {
+    auto& hook = group_->hooks[index_];
+    return run_child(*inner_, {hook.id, hook.ordered, served, hook.stream},
+                     hook.distributed, std::move(arguments));
   }
 
   std::shared_ptr<nn::Module> ptr() override {
@@ -249,8 +247,10 @@ private:
   nn::AnyValue call(hook_state& hook, execution* ex,
                     std::vector<nn::AnyValue>&& arguments) {
     auto last = index_ + 1;
-    while (last < group_->hooks.size() && !group_->hooks[last].local
-           && group_->hooks[last].owner == hook.owner)
+    // One request of what is on another rank, one region of what is on this.
+    while (ex && last < group_->hooks.size() && !group_->hooks[last].local
+           && group_->hooks[last].owner == hook.owner
+           && group_->hooks[last].region == hook.region)
       ++last;
     packer in;
     std::vector<value> args;
@@ -281,9 +281,10 @@ private:
 
   [[noreturn]] static void refuse_own_loop() {
     throw error{error_code::unsupported,
-                "the children of a Sequential on another rank are called one "
-                "by one, but they run as one request: call its forward, or "
-                "make it a ModuleList of smp::submodule"};
+                "the children of a Sequential on another rank, or of a "
+                "checkpointed one, are called one by one, but several run as "
+                "one: call its forward, or make it a ModuleList of "
+                "smp::submodule"};
   }
 
   friend void smp::check_range_consumed(execution& ex);
@@ -330,7 +331,7 @@ void name_sequential(nn::SequentialImpl& x, module_id id) {
 }
 
 invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
-                     unpacker& in, const std::vector<value>& args,
+                     bool served, unpacker& in, const std::vector<value>& args,
                      packer& out) {
   auto* seq = dynamic_cast<nn::SequentialImpl*>(&object);
   if (!seq || first >= last || last > seq->size())
@@ -342,7 +343,7 @@ invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
     --last;
   for (auto i = first; i < last; ++i) {
     auto* child = wrapper(*(seq->begin() + i));
-    auto result = child->serve(std::move(values));
+    auto result = child->serve(std::move(values), served);
     values.clear();
     values.push_back(std::move(result));
   }

@@ -32,9 +32,11 @@ void observe_children(torch::nn::SequentialImpl& x);
 void name_sequential(torch::nn::SequentialImpl& x, module_id id);
 
 /// Runs children [first, last) at their owner.
+/// @param served another rank asked for it
 /// @throws error (protocol) if `object` is no Sequential with these children
 invocation run_range(torch::nn::Module& object, uint32_t first, uint32_t last,
-                     unpacker& in, const std::vector<value>& args, packer& out);
+                     bool served, unpacker& in, const std::vector<value>& args,
+                     packer& out);
 
 /// A range that was handed over must be consumed by `Sequential::forward`.
 /// @throws error (unsupported) if the loop over the children was the user's

@@ -127,7 +127,10 @@ struct invoker {
     auto forward = [&]() -> result_type {
       return impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...);
     };
-    call_scope noted{{.module = {}, .ordered = false, .served = true}};
+    intercepted_call what{.served = true};
+    if (auto* hook = dynamic_cast<hook_base*>(&impl))
+      what.module = hook->smp_hook.id;
+    call_scope noted{what};
     auto call = [&]() -> result_type {
       return noted.looks() ? detail::run_intercepted<result_type>(
                noted, impl, forward, std::get<Is>(xs)...)

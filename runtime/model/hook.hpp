@@ -15,8 +15,10 @@ struct hook_state {
   module_id id;
   /// Rank that owns the module.
   rank_id owner;
-  /// False if calls must go to `owner`.
+  /// False if calls must go to `owner`, or are computed again in backward.
   bool local = true;
+  /// See `model_map::recomputed`; 0 on ranks that do not own the module.
+  uint32_t region = 0;
   /// Calls on this rank wait for the turn of their microbatch (R19).
   bool ordered = false;
   /// See `model_map::stream_of`; 0 for a module of no partitioned model.

@@ -75,7 +75,8 @@ model_map::model_map(rank_id self, size_t ranks, walked_model model)
     ranks_(ranks),
     model_(std::move(model)),
     owners_(model_.modules.size(), self),
-    streams_(streams_of(model_)) {
+    streams_(streams_of(model_)),
+    recomputed_(model_.modules.size()) {
   // nop
 }
 
@@ -94,7 +95,15 @@ void model_map::replace(walked_model x,
   model_ = std::move(x);
   owners_.assign(model_.modules.size(), self_);
   streams_ = streams_of(model_);
+  recomputed_.assign(model_.modules.size(), {});
   order_ = module_order{model_, declared};
+}
+
+void model_map::recompute(std::vector<recomputation> xs) {
+  recomputed_ = std::move(xs);
+  if (std::ranges::any_of(recomputed_, [](auto& x) { return x.region != 0; }))
+    for (auto& [i, entry] : order_.entries())
+      streams_.at(i) = path_of_module(model_.modules[i].names.front());
 }
 
 void model_map::share(const std::vector<module_id>& modules) {

@@ -16,12 +16,25 @@
 
 namespace smp {
 
+/// Activation checkpointing of a module (R52).
+struct recomputation {
+  /// Modules with the same number, consecutive children of a Sequential on one
+  /// rank, are computed again together; 0: it is not computed again.
+  uint32_t region = 0;
+  /// With the random numbers of the first time.
+  bool same_numbers = true;
+};
+
 /// Where each module and tensor of a model lives. Without a partition
 /// everything is on the own rank.
 class model_map {
 public:
   /// @param ranks of the pipeline group
   model_map(rank_id self, size_t ranks, walked_model model);
+
+  rank_id self() const noexcept {
+    return self_;
+  }
 
   const walked_model& model() const noexcept {
     return model_;
@@ -69,6 +82,11 @@ public:
     return streams_.at(x.value);
   }
 
+  /// Whether backward computes a module again.
+  const recomputation& recomputed(module_id x) const {
+    return recomputed_.at(x.value);
+  }
+
   /// Tells whether tensor-parallel ranks compute a module together.
   bool is_shared(module_id x) const {
     return !shared_.empty() && shared_.contains(x);
@@ -107,6 +125,11 @@ public:
     owners_ = std::move(owners);
   }
 
+  /// Each call of a module with state counts in the paths of random numbers,
+  /// then, which tell which state it found.
+  /// @param xs by module
+  void recompute(std::vector<recomputation> xs);
+
   /// Tensor-parallel ranks share these modules. Each of their calls counts in
   /// the paths of random numbers, which name what they exchange.
   void share(const std::vector<module_id>& modules);
@@ -135,6 +158,7 @@ private:
   bool partitioned_ = false;
   std::vector<rank_id> owners_;              // by module
   std::vector<uint64_t> streams_;            // by module
+  std::vector<recomputation> recomputed_;    // by module
   std::unordered_set<const void*> storages_; // of owned tensors
   std::map<module_id, std::unique_ptr<distributed_module>> shared_;
   std::map<uint32_t, tensor_slice> slices_; // of owned tensors

@@ -147,6 +147,18 @@ std::string module_order::text() const {
   return result;
 }
 
+// -- what is computed again ---------------------------------------------------
+
+bool module_order::may_change(uint32_t tensor, step_id s) {
+  auto& x = watched_.try_emplace(tensor, watched{s}).first->second;
+  return x.changed || x.since == s;
+}
+
+void module_order::note_change(uint32_t tensor, bool changed) {
+  auto& x = watched_.at(tensor);
+  x.changed = x.changed || changed;
+}
+
 // -- steps that fail ----------------------------------------------------------
 
 void module_order::keep(const std::function<bool(uint32_t tensor)>& owned) {

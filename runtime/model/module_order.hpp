@@ -63,6 +63,15 @@ public:
   /// What still orders microbatches, for people; empty if nothing does.
   std::string text() const;
 
+  // -- what is computed again (R52) -------------------------------------------
+
+  /// Tells whether calls change a buffer, as far as is known: those of the
+  /// first step that looked did, or that step goes on.
+  bool may_change(uint32_t tensor, step_id s);
+
+  /// A call was over, and had changed it or not.
+  void note_change(uint32_t tensor, bool changed);
+
   // -- steps that fail --------------------------------------------------------
 
   /// Keeps copies of the owned buffers of ordered modules.
@@ -104,6 +113,11 @@ private:
   bool undecided_ = false;
   std::map<uint32_t, std::optional<uint64_t>> hashes_; // of owned buffers
   std::map<uint32_t, at::Tensor> kept_;                // copies of them
+  struct watched {
+    step_id since;
+    bool changed = false;
+  };
+  std::map<uint32_t, watched> watched_; // buffers
 };
 
 template <class Inspector>

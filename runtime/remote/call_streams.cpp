@@ -29,6 +29,7 @@ constexpr auto open_end = std::numeric_limits<uint64_t>::max();
 
 void call_streams::begin(uint64_t seed) {
   seed_ = seed;
+  others_ = 0;
   made_.clear();
   repeating_.reset();
 }
@@ -84,7 +85,7 @@ void call_streams::enter(uint64_t module) {
   made_.push_back(made);
   auto& x = push(made.path, module);
   x.made = made_.size() - 1;
-  x.before.replace_default(call_seed(seed_, x.path));
+  x.before.replace_default(seed_at(x.path));
   x.draws = true;
 }
 
@@ -95,7 +96,7 @@ void call_streams::enter_at(uint64_t path, uint64_t module) {
   x.made = made_.size();
   made_.push_back({path, 0, 0, 0, at::RecordFunction::currentThreadId(),
                    at::sequence_number::peek(), open_end});
-  x.before.replace_default(call_seed(seed_, path));
+  x.before.replace_default(seed_at(path));
   x.draws = true;
 }
 
@@ -103,6 +104,18 @@ void call_streams::enter_origin(origin x) {
   if (SMP_FAULT("wrong-random-stream"))
     ++x.path;
   push(x.path, 0).counts = std::move(x.counts);
+}
+
+uint64_t call_streams::seed_at(uint64_t path) const noexcept {
+  return call_seed(others_ == 0 ? seed_ : path_of_call(seed_, others_, 0),
+                   path);
+}
+
+call_streams::origin call_streams::here() const {
+  if (depth_ == 0)
+    return {};
+  auto& x = frames_[depth_ - 1];
+  return {x.path, x.counts};
 }
 
 void call_streams::leave() {

@@ -80,7 +80,7 @@ public:
   /// @param module see `path_of_module`
   void enter(uint64_t module);
 
-  /// A call that was made elsewhere.
+  /// A call that was made elsewhere, or before.
   void enter_at(uint64_t path, uint64_t module);
 
   /// A place elsewhere, of which calls run here. Draws nothing itself.
@@ -88,6 +88,17 @@ public:
 
   /// Leaves what was entered last.
   void leave();
+
+  /// @returns the call that runs and what it called until now: `enter_origin`
+  /// goes on from there.
+  origin here() const;
+
+  /// Calls draw other numbers from now on, of the same paths.
+  /// @param x 0: those of the microbatch
+  /// @returns the former one
+  uint64_t draw_others(uint64_t x) noexcept {
+    return std::exchange(others_, x);
+  }
 
   /// The call that runs, and how many collectives it began before.
   std::pair<uint64_t, uint32_t> next_collective() {
@@ -142,6 +153,7 @@ private:
   }
 
   frame& push(uint64_t path, uint64_t module);
+  uint64_t seed_at(uint64_t path) const noexcept;
   made_call number(uint64_t module);
   uint32_t calls_of(uint64_t module, uint64_t caller) const;
   std::optional<made_call> repeated(const torch::autograd::Node& node,
@@ -149,6 +161,7 @@ private:
   void swap_with_outside();
 
   uint64_t seed_ = 0;
+  uint64_t others_ = 0;
   std::vector<frame> frames_; // more than `depth_`: they are used again
   size_t depth_ = 0;
   std::vector<made_call> made_;

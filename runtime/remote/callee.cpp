@@ -6,6 +6,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/remote/behind_identity.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/entered_modules.hpp"
 #include "runtime/remote/execution.hpp"
@@ -22,7 +23,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -32,30 +32,6 @@ namespace smp {
 namespace {
 
 namespace ag = torch::autograd;
-
-/// Passes gradients on unchanged.
-struct identity_node : ag::Node {
-  std::string name() const override {
-    return "smp::argument";
-  }
-
-  ag::variable_list apply(ag::variable_list&& grads) override {
-    return std::move(grads);
-  }
-};
-
-/// A module may write into its argument, which neither a leaf nor a view of
-/// one allows: it gets a tensor of its own over the same bytes, which nobody
-/// else uses, with one autograd node between (R11). Copy on write (R40) would
-/// do as well, but takes no memory that the fabric allocated.
-at::Tensor behind_identity(const at::Tensor& leaf) {
-  auto result = leaf.variable_data();
-  auto node = std::shared_ptr<ag::Node>(new identity_node, ag::deleteNode);
-  node->set_next_edges({ag::impl::gradient_edge(leaf)});
-  auto nr = node->add_input_metadata(result);
-  ag::impl::set_gradient_edge(result, {node, nr});
-  return result;
-}
 
 /// The arguments of a call as its module gets them.
 struct arrived {
@@ -154,6 +130,7 @@ public:
     arguments_ = take_arguments(ex_, req_, asked_.tensors, asked_.context.grad,
                                 asked_.promised.has_value());
     scoped_context inside{asked_.context};
+    execution::pass_scope pass{ex_, asked_.pass, 0};
     auto stale = SMP_FAULT("stale-buffer") ? copies_of_buffers() : buffers{};
     packer out;
     unpacker tensors{arguments_.tensors};

@@ -8,6 +8,7 @@
 #include "runtime/remote/backward_node.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/messages.hpp"
+#include "runtime/remote/module_runner.hpp"
 #include "runtime/remote/named_results.hpp"
 #include "runtime/remote/object_store.hpp"
 #include "runtime/remote/parameters.hpp"
@@ -193,6 +194,7 @@ forward_request outgoing_call::make_request(value args, bool snapshot) {
   result.invoker = target_.invoker;
   result.name = target_.name;
   result.numbers = numbers_;
+  result.pass = ex_.pass();
   result.arguments = std::move(args);
   for (auto& t : arguments_)
     result.tensors.push_back(put_argument(t, snapshot));
@@ -503,6 +505,8 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
     throw error{error_code::unsupported,
                 "a module of a model whose session "
                 "ended is called"};
+  if (owner == model->map->self())
+    return model->modules->call(module, x, in, args);
   auto& ex = executing("module '" + model->map->name(module) + "'");
   model->parameters->flush();
   outgoing_call out{ex, *model, owner, module, x, in.tensors()};

@@ -37,6 +37,8 @@ struct call_target {
   /// It is declared to return a tensor or a tuple of tensors, so that what it
   /// returns can be told from an earlier call (R38).
   bool tensors_only = false;
+  /// This rank itself calls: no MODULE SERVER knows of it.
+  bool own = false;
 };
 
 struct call_result {
@@ -53,8 +55,8 @@ struct prediction;
 /// "call of 'blocks.3': argument 0: ...".
 [[noreturn]] void fail_call(module_id module, const error& err);
 
-/// Runs `x` at the owner of `module` and waits. Tensors that the callee
-/// changed in place are written back before this returns (R12).
+/// Runs `x` at the owner of `module`, which may be this rank. Tensors that the
+/// callee changed in place are written back before this returns (R12).
 /// @param in the tensors that `args` name
 /// @throws error (user_code, rank_down, ...) with rank and module of the cause
 call_result call_remote(rank_id owner, module_id module, const call_target& x,

@@ -27,6 +27,8 @@ void execution::begin(const request& x, uint64_t seed) {
   requests_ = 0;
   calls_ = 0;
   streams_.begin(seed);
+  pass_ = {};
+  region_ = 0;
   in_backward_ = false;
   granted_ = false;
   met_state_ = false;
@@ -38,6 +40,7 @@ void execution::begin(const request& x, uint64_t seed) {
 
 void execution::end() {
   streams_.end();
+  states_.end();
   outstanding_.clear();
   promises_.clear();
 }

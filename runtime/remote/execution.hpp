@@ -1,7 +1,9 @@
 #pragma once
 
 #include "actors/protocol/request.hpp"
+#include "runtime/remote/call_states.hpp"
 #include "runtime/remote/call_streams.hpp"
+#include "runtime/remote/recompute_pass.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -102,6 +104,45 @@ public:
     return streams_;
   }
 
+  // -- activation checkpointing (R52) -----------------------------------------
+
+  /// What becomes of what is computed now.
+  const recompute_pass& pass() const noexcept {
+    return pass_;
+  }
+
+  /// The region whose code runs, see `model_map::recomputed`; 0: none.
+  uint32_t region() const noexcept {
+    return region_;
+  }
+
+  /// The state of modules that this changes or recalls.
+  call_states& states() noexcept {
+    return states_;
+  }
+
+  class pass_scope {
+  public:
+    pass_scope(execution& ex, const recompute_pass& x, uint32_t region)
+      : execution_(ex),
+        pass_(std::exchange(ex.pass_, x)),
+        region_(std::exchange(ex.region_, region)) {
+      ex.streams_.draw_others(x.numbers);
+    }
+    ~pass_scope() {
+      execution_.pass_ = pass_;
+      execution_.region_ = region_;
+      execution_.streams_.draw_others(pass_.numbers);
+    }
+    pass_scope(const pass_scope&) = delete;
+    pass_scope& operator=(const pass_scope&) = delete;
+
+  private:
+    execution& execution_;
+    recompute_pass pass_;
+    uint32_t region_;
+  };
+
   // -- phases -----------------------------------------------------------------
 
   /// True while `distributed_model::backward` or a backward request runs the
@@ -112,17 +153,19 @@ public:
 
   class backward_scope {
   public:
-    explicit backward_scope(execution& x) : execution_(x) {
-      execution_.in_backward_ = true;
+    explicit backward_scope(execution& x)
+      : execution_(x), before_(std::exchange(x.in_backward_, true)) {
+      // nop
     }
     ~backward_scope() {
-      execution_.in_backward_ = false;
+      execution_.in_backward_ = before_;
     }
     backward_scope(const backward_scope&) = delete;
     backward_scope& operator=(const backward_scope&) = delete;
 
   private:
     execution& execution_;
+    bool before_;
   };
 
   /// @returns true once per microbatch: its backward phase has to be granted
@@ -222,6 +265,9 @@ private:
   std::vector<std::shared_ptr<promised_request>> outstanding_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> promises_;
   call_streams streams_;
+  call_states states_;
+  recompute_pass pass_;
+  uint32_t region_ = 0;
   bool in_backward_ = false;
   bool granted_ = false;
   bool met_state_ = false;

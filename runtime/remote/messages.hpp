@@ -9,6 +9,7 @@
 
 #include "runtime/base/call_context.hpp"
 #include "runtime/remote/call_streams.hpp"
+#include "runtime/remote/recompute_pass.hpp"
 #include "runtime/values/value_codec.hpp"
 #include "transport/bytes.hpp"
 
@@ -218,6 +219,7 @@ struct forward_request {
   /// Of the random numbers (R23): the path of the call and no counts; of a
   /// range, where its children are called from.
   call_streams::origin numbers;
+  recompute_pass pass;
   /// A tuple; names `tensors` by position.
   value arguments;
   remote_tensors tensors;
@@ -235,9 +237,9 @@ bool inspect(Inspector& f, forward_request& x) {
     f.field("head", x.head), f.field("call", x.call),
     f.field("context", x.context), f.field("training", x.training),
     f.field("invoker", x.invoker), f.field("name", x.name),
-    f.field("numbers", x.numbers), f.field("arguments", x.arguments),
-    f.field("tensors", x.tensors), f.field("held", x.held),
-    f.field("promised", x.promised));
+    f.field("numbers", x.numbers), f.field("pass", x.pass),
+    f.field("arguments", x.arguments), f.field("tensors", x.tensors),
+    f.field("held", x.held), f.field("promised", x.promised));
 }
 
 /// What a caller waits for.

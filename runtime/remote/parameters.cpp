@@ -166,6 +166,8 @@ call remote_parameters::ask(const parameter_request& x,
   call result;
   result.owner = map_.tensor_owner(tensor);
   result.module = map_.home(tensor);
+  if (executing(tensor).in_backward())
+    result.what = phase::backward;
   result.why = {std::string{what} + " of '" + map_.tensor_name(tensor) + "'",
                 result.owner};
   result.body = to_payload(x);
@@ -225,6 +227,8 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
 
 void remote_parameters::store(uint32_t tensor, const at::Tensor& x) {
   auto& ex = executing(tensor);
+  if (ex.pass().what == recompute_pass::kind::again)
+    return; // it was written the first time
   ex.note_state();
   ex.park(ask({about(request_kind::write_tensor, tensor),
                to_tensor_ref(x.detach(), true)},

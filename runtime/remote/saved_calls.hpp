@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/remote/call_states.hpp"
 #include "runtime/remote/call_streams.hpp"
 #include "transport/ids.hpp"
 
@@ -42,6 +43,15 @@ public:
   std::shared_ptr<saved_call> take(step_id s, microbatch_id m, request_id call,
                                    bool keep);
 
+  /// Keeps what a call found in `module`, for when it is computed again (R52).
+  /// @param path of the call, see `call_streams`
+  void put_state(step_id s, microbatch_id m, uint64_t path, module_id module,
+                 module_state x);
+
+  /// @returns null if nothing was kept of that call.
+  std::shared_ptr<const module_state>
+  state(step_id s, microbatch_id m, uint64_t path, module_id module) const;
+
   /// Drops what a microbatch left behind.
   void drop(step_id s, microbatch_id m);
 
@@ -56,6 +66,9 @@ private:
   mutable std::mutex mutex_;
   std::map<microbatch_key, std::map<request_id, std::shared_ptr<saved_call>>>
     calls_;
+  std::map<microbatch_key, std::map<std::pair<uint64_t, module_id>,
+                                    std::shared_ptr<const module_state>>>
+    states_;
 };
 
 } // namespace smp

@@ -194,6 +194,7 @@ void executor_thread::pause() {
 
 void executor_thread::switch_in() {
   streams().resume();
+  states().resume();
   since_ = std::chrono::steady_clock::now();
 }
 
@@ -201,6 +202,7 @@ void executor_thread::switch_out() {
   auto ran = std::chrono::steady_clock::now() - since_;
   rank().counters().executing_ns += static_cast<uint64_t>(
     std::chrono::duration_cast<std::chrono::nanoseconds>(ran).count());
+  states().suspend();
   streams().suspend();
 }
 

@@ -42,6 +42,7 @@ model_state::~model_state() {
   for (auto& m : map_.model().modules)
     for (auto* hook : m.hooks) {
       hook->local = true;
+      hook->region = 0;
       hook->ordered = false;
       hook->stream = 0;
       hook->distributed = nullptr;

@@ -48,13 +48,15 @@ struct placement_message {
   std::vector<uint32_t> module_device;
   pipeline_program program;
   std::vector<module_id> shared;
+  std::vector<checkpointing_choice> checkpointed;
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, placement_message& x) {
   return f.object(x).fields(
     f.field("text", x.text), f.field("module_device", x.module_device),
-    f.field("program", x.program), f.field("shared", x.shared));
+    f.field("program", x.program), f.field("shared", x.shared),
+    f.field("checkpointed", x.checkpointed));
 }
 
 /// By what ranks find out that they hold different models.
@@ -164,8 +166,9 @@ walked_model walk_hooked(const model_root& x) {
 
 std::string partition_decision::text() const {
   auto result = print_partition(model, plan, {.colour = true});
-  for (auto& line : sharing.lines)
-    result += line + "\n";
+  for (auto* lines : {&sharing.lines, &checkpointing.lines})
+    for (auto& line : *lines)
+      result += line + "\n";
   return result;
 }
 
@@ -312,7 +315,16 @@ partition_decision partitioning::decide(uint32_t devices,
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
   return {
     std::move(info), std::move(plan), trace_ ? trace_->failure : std::string{},
-    traced,          times,           std::move(shared)};
+    traced,          times,           std::move(shared),
+    checkpointed()};
+}
+
+checkpointing_decision partitioning::checkpointed() const {
+  auto& x = rank_.config().activation_checkpointing;
+  return decide_checkpointing(
+    map_.model(),
+    {marks_.checkpointing, x.modules, {x.strategy, x.preserve_rng_state}},
+    marks_.stateful);
 }
 
 void partitioning::place() {
@@ -327,13 +339,14 @@ void partitioning::place() {
     return placement_message{
       decision_->text(), decision_->plan.module_device,
       make_program(decision_->model, decision_->plan, decision_->times),
-      decision_->sharing.shared};
+      decision_->sharing.shared, decision_->checkpointing.chosen};
   });
   text_ = std::move(found.text);
   program_ = std::move(found.program);
   std::vector<rank_id> owners(map_.model().modules.size());
   for (size_t i = 0; i < owners.size(); ++i)
     owners[i] = pipeline.at(found.module_device.at(i));
+  map_.recompute(regions_of(map_.model(), found.checkpointed, owners));
   map_.place(std::move(owners));
   shared_ = std::move(found.shared);
   map_.share(shared_);
@@ -343,7 +356,10 @@ void partitioning::place() {
     for (auto* hook : m.hooks) {
       hook->id = module_id{i};
       hook->owner = map_.owner(module_id{i});
-      hook->local = hook->owner == rank_.self();
+      hook->region = hook->owner == rank_.self()
+                       ? map_.recomputed(module_id{i}).region
+                       : 0;
+      hook->local = hook->owner == rank_.self() && hook->region == 0;
       hook->stream = map_.stream_of(module_id{i});
     }
     if (auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(m.object))

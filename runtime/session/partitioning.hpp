@@ -5,6 +5,7 @@
 #include "partition/trace.hpp"
 #include "runtime/base/random_stream.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/session/checkpointing_decision.hpp"
 #include "runtime/session/sharing.hpp"
 #include "transport/error.hpp"
 
@@ -40,6 +41,8 @@ struct module_marks {
   std::map<const void*, std::string> stateful;
   /// Whether tensor-parallel ranks are to share them.
   std::map<const void*, bool> sharing;
+  /// How backward computes them again.
+  std::map<const void*, activation_checkpointing> checkpointing;
 };
 
 /// What was decided, and from what.
@@ -54,6 +57,8 @@ struct partition_decision {
   program_times times = {};
   /// What tensor-parallel ranks share.
   sharing_decision sharing = {};
+  /// What backward computes again.
+  checkpointing_decision checkpointing = {};
 
   /// For people, with colours; see partition/print.hpp.
   std::string text() const;
@@ -116,6 +121,7 @@ public:
 
 private:
   bool any_deferred() const;
+  checkpointing_decision checkpointed() const;
   void check_same_everywhere();
 
   const rank_context& rank_;

@@ -1,6 +1,7 @@
 #include "runtime/session/sharing.hpp"
 
 #include "partition/rank_layout.hpp"
+#include "runtime/base/name_pattern.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
@@ -22,21 +23,6 @@
 namespace smp {
 
 namespace {
-
-/// `*` stands for anything.
-bool fits(std::string_view pattern, std::string_view name) {
-  auto star = pattern.find('*');
-  if (star == pattern.npos)
-    return pattern == name;
-  auto head = pattern.substr(0, star);
-  auto rest = pattern.substr(star + 1);
-  if (!name.starts_with(head))
-    return false;
-  for (auto i = head.size(); i <= name.size(); ++i)
-    if (fits(rest, name.substr(i)))
-      return true;
-  return false;
-}
 
 /// That the module, or one above it, has.
 bool fits_below(std::string_view pattern, std::string_view name) {

@@ -14,6 +14,14 @@ namespace {
 
 constexpr auto& peers = comm_group::tp;
 
+/// What is computed again is exchanged again, in backward, where its own
+/// backward has the names of the first time (R52).
+std::string name_in_pass(const std::string& x) {
+  auto* ex = execution::current();
+  return ex && ex->pass().what == recompute_pass::kind::again ? x + " again"
+                                                              : x;
+}
+
 } // namespace
 
 uint64_t tensor_peers::size() const {
@@ -36,22 +44,22 @@ std::string tensor_peers::next_name() {
 
 at::Tensor tensor_peers::allreduce(const at::Tensor& x,
                                    const std::string& name) {
-  return smp::allreduce(x, peers, reduce_op::sum, name);
+  return smp::allreduce(x, peers, reduce_op::sum, name_in_pass(name));
 }
 
 at::Tensor tensor_peers::allgather(const at::Tensor& x,
                                    const std::string& name) {
-  return smp::allgather(x, peers, name);
+  return smp::allgather(x, peers, name_in_pass(name));
 }
 
 at::Tensor tensor_peers::reduce_scatter(const at::Tensor& x,
                                         const std::string& name) {
-  return smp::reduce_scatter(x, peers, reduce_op::sum, name);
+  return smp::reduce_scatter(x, peers, reduce_op::sum, name_in_pass(name));
 }
 
 at::Tensor tensor_peers::all_to_all(const at::Tensor& x,
                                     const std::string& name) {
-  return smp::all_to_all(x, peers, name);
+  return smp::all_to_all(x, peers, name_in_pass(name));
 }
 
 } // namespace smp

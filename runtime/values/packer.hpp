@@ -96,6 +96,10 @@ public:
   /// @throws error (protocol) if the message has no such tensor
   const at::Tensor& tensor(uint32_t index) const;
 
+  const std::vector<at::Tensor>& tensors() const noexcept {
+    return tensors_;
+  }
+
 private:
   std::vector<at::Tensor> tensors_;
 };

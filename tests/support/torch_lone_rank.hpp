@@ -24,6 +24,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -157,6 +158,11 @@ private:
                  const std::vector<value>& args, packer& out) override {
     wanted = x;
     return {code_(in, args, out), {}};
+  }
+
+  call_result call(module_id, const call_target&, const packer&,
+                   const std::vector<value>&) override {
+    throw std::logic_error{"this rank calls itself"};
   }
 
   loopback_network network_;

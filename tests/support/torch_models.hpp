@@ -62,6 +62,11 @@ struct model_options {
   bool fixed_order = false;
   bool reorder = true;
   std::vector<std::string> no_promises = {};
+  /// What backward computes again: nothing, the outermost modules, or all, each
+  /// also as a part of those around it.
+  enum class again : uint8_t { none, outermost, all };
+  again recompute = again::none;
+  std::string strategy = "each";
 };
 
 /// All of them that a model must pass; the first is without any other rank.
@@ -133,6 +138,8 @@ std::vector<model_step> run_ranks(const model_options& x,
   world.config.deterministic_server = x.fixed_order;
   world.config.static_steps = 1;
   world.config.static_fallback = "dynamic";
+  if (x.recompute == model_options::again::outermost)
+    world.config.activation_checkpointing = {{"*"}, x.strategy};
   world.reorder = x.reorder;
   world.seed = x.seed;
   std::vector<model_step> result;
@@ -140,6 +147,10 @@ std::vector<model_step> run_ranks(const model_options& x,
     distributed_model model{make_seeded<holder<Impl, submodule>>()};
     if (x.round_robin || x.ranks == 1)
       place_round_robin(model.state(), x.ranks);
+    if (x.recompute == model_options::again::all)
+      for (auto& m : model.state().model().modules)
+        if (m.intercepted)
+          set_activation_checkpointing(*m.object);
     auto train_step = step([&](Tensor input) {
       auto loss = model(input);
       if (loss.requires_grad())

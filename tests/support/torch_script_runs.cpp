@@ -163,6 +163,7 @@ script_result run_split(const script_job& job) {
   world.config.static_mode = job.replays;
   world.config.static_steps = 1;
   world.config.deterministic_server = job.fixed_order;
+  world.config.activation_checkpointing = {job.recompute, job.strategy};
   world.reorder = true;
   run_virtual_world(job.ranks, world, [&](session& s) {
     // However small the tensors are.

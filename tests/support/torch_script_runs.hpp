@@ -35,6 +35,9 @@ struct script_job {
   /// `smp.static_mode`, with one recorded step, and
   /// `smp.deterministic_server`; a divergence is an error.
   bool replays = false, fixed_order = false;
+  /// What backward computes again, by patterns.
+  std::vector<std::string> recompute = {};
+  std::string strategy = "each";
   /// Ranks read from the file only what they own.
   bool deferred = false;
   /// The batch of a step. The default is one of [8, 8].

@@ -30,6 +30,13 @@ struct place {
   module_id module;
   rank_id owner;
   bool local = true;
+  /// See `model_map::recomputed`; 0 for those of other ranks.
+  uint32_t region = 0;
+
+  /// Its code is not run where it is called.
+  bool asked() const {
+    return !local || region != 0;
+  }
 
   const std::string& name() const {
     return model->map->name(module);
@@ -53,7 +60,8 @@ std::optional<place> place_of(const iv::Object& x) {
   auto module = module_id{i->second};
   auto owner = model->map->owner(module);
   auto local = owner == rank_context::current()->self();
-  return place{std::move(model), module, owner, local};
+  auto region = local ? model->map->recomputed(module).region : 0;
+  return place{std::move(model), module, owner, local, region};
 }
 
 /// The code of a method, without the question where to run it.
@@ -174,12 +182,10 @@ script_object child_of(const iv::Object& x, const std::string& attribute) {
   return x.getAttr(attribute).toObject();
 }
 
-/// Here, in its turn, or at the owner.
-c10::IValue call_method(const place* where, const script_object& self,
-                        const std::string& method,
-                        std::vector<c10::IValue> args) {
-  if (where && !where->local)
-    return ask_method(*where, self, method, std::move(args));
+/// Here, in its turn.
+c10::IValue call_here(const place* where, const script_object& self,
+                      const std::string& method,
+                      std::vector<c10::IValue> args) {
   intercepted_call what;
   if (where) {
     what.module = where->module;
@@ -188,6 +194,15 @@ c10::IValue call_method(const place* where, const script_object& self,
   }
   call_scope call{what};
   return run_body(call, where, self, method, std::move(args));
+}
+
+/// Here, or at the owner.
+c10::IValue call_method(const place* where, const script_object& self,
+                        const std::string& method,
+                        std::vector<c10::IValue> args) {
+  return where && where->asked()
+           ? ask_method(*where, self, method, std::move(args))
+           : call_here(where, self, method, std::move(args));
 }
 
 c10::IValue run_link(const script_object& self, const chain_link& x,
@@ -201,20 +216,22 @@ c10::IValue run_link(const script_object& self, const chain_link& x,
 }
 
 /// The children of a Sequential one after the other; consecutive ones on one
-/// other rank are one request (R8).
+/// other rank are one request (R8), those of a region are one call.
 c10::IValue run_chain(const place& where, const script_object& self,
                       const std::string& method, const chain& links,
                       c10::IValue moving) {
   uint32_t i = 0;
   auto count = static_cast<uint32_t>(links.size());
-  auto owner_of = [&](uint32_t k) {
+  auto asked_of = [&](uint32_t k) {
     auto child = place_of(*child_of(*self, links[k].child));
-    return child && !child->local ? std::optional{child->owner} : std::nullopt;
+    return child && child->asked()
+             ? std::optional{std::pair{child->owner, child->region}}
+             : std::nullopt;
   };
   while (i < count) {
-    auto owner = owner_of(i);
+    auto asked = asked_of(i);
     auto last = i + 1;
-    while (owner && last < count && owner_of(last) == owner)
+    while (asked && last < count && asked_of(last) == asked)
       ++last;
     if (last == i + 1) {
       moving = run_link(self, links[i], std::move(moving));
@@ -224,7 +241,7 @@ c10::IValue run_chain(const place& where, const script_object& self,
           .getSchema();
       };
       auto there = where;
-      there.owner = *owner;
+      there.owner = asked->first;
       std::vector<c10::IValue> args;
       args.push_back(std::move(moving));
       moving = ask(there, self, request_kind::method_range, method, args,
@@ -374,6 +391,9 @@ void setattr_operation(jit::Stack& stack) {
                     + x.name + "' of '" + where->name() + "', which rank "
                     + std::to_string(where->owner.value)
                     + " owns: store it detached"};
+    auto* ex = execution::current();
+    if (ex && ex->pass().what == recompute_pass::kind::again)
+      return; // it was stored the first time
     ask(*where, x.self, request_kind::set_attribute, x.name, x.inputs,
         {attribute_type(*x.self, x.name)}, c10::NoneType::get());
   });
@@ -459,8 +479,15 @@ invocation serve_range(const place& where, const script_object& self,
   auto xs = take_arguments(in, args,
                            {schema_of(x.first).arguments().at(1).type()});
   auto moving = std::move(xs[0]);
-  for (auto i = x.first; i < x.last; ++i)
-    moving = run_link(self, (*links)[i], std::move(moving));
+  for (auto i = x.first; i < x.last; ++i) {
+    auto& link = (*links)[i];
+    auto child = child_of(*self, link.child);
+    auto where = place_of(*child);
+    if (where && !where->local)
+      throw error{error_code::protocol, "a range of children on several ranks"};
+    moving = call_here(where ? &*where : nullptr, child, link.method,
+                       {std::move(moving)});
+  }
   return {
     put_script_value(out, moving, schema_of(x.last - 1).returns().at(0).type()),
     {}};

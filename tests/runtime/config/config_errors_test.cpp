@@ -62,7 +62,8 @@ std::vector<broken> unknown_keys() {
      and_also("[colours]\nred = 1"),
      "run.toml:16: ",
      {"unknown table colours",
-      "tables: [smp], [tensor_parallel], [smp.schedule], [model]"}},
+      "tables: [smp], [tensor_parallel], [activation_checkpointing], "
+      "[smp.schedule], [model]"}},
     {"name that would break the line",
      with("microb", "\"a\\nb\\u001b\" = 8"),
      "run.toml:3: ",
@@ -399,6 +400,18 @@ std::vector<broken> on_the_command_line() {
      "command line: ",
      {"tensor_parallel.modules", "smp.tensor_parallel_degree = 1"},
      {"--smp.ddp=true", "--tensor_parallel.modules=[\"a\"]"}},
+    {"no strategy of activation checkpointing",
+     good,
+     "command line: ",
+     {"activation_checkpointing.strategy = \"group_0\" is unknown",
+      "\"contiguous\""},
+     {"--activation_checkpointing.strategy=group_0"}},
+    {"a strategy for nothing",
+     good,
+     "command line: ",
+     {"activation_checkpointing.strategy = \"group_2\" has no effect with "
+      "activation_checkpointing.modules = []"},
+     {"--activation_checkpointing.strategy=group_2"}},
   };
 }
 

@@ -237,11 +237,13 @@ TEST_CASE("modules are placed by hand", "[runtime][docs]") {
     smp::distributed_model model{model_with_pins};
     smp::set_partition(*model->heads["spread"], 1); // with all below it
     smp::set_stateful(*model->layers, "counts its calls");
+    smp::set_activation_checkpointing(*model->layers[1]); // keeps less
     model.partition(); // else in the first step, where times are measured
     auto local = smp::pp_rank() == 1 ? 2u : 7u;
     require(model.local_module_names().size() == local, "names");
     require(contains(model.partition_text(), "placed by hand"), "text");
     require(contains(model.order_text(), "counts its calls"), "order");
+    require(contains(model.partition_text(), "in backward: layers.1"), "again");
   });
 }
 

@@ -266,6 +266,42 @@ TEST_CASE("Models that tensor-parallel ranks share equal one process",
     compare(test::script_case(model, 2, 2), 2, 1);
 }
 
+TEST_CASE("What backward computes again equals one process that keeps it",
+          "[runtime][verify][R52]") {
+  auto compare = [](test::verify_case x, const std::string& modules,
+                    const std::string& strategy = "each") {
+    x.config.smp.activation_checkpointing = {{modules}, strategy};
+    INFO(x.name << ", " << modules << ", " << strategy);
+    auto summary = test::run_case(x, 3);
+    CHECK(to_text(summary).starts_with("equal: 3 steps"));
+  };
+  for (uint64_t ranks : {1, 2}) {
+    auto x = test::gpt_case(ranks, "interleaved", 4);
+    x.config.model.dropout = 0.2;
+    x.config.optimizer.clip_grad_norm = 0.1;
+    compare(x, "transformer.h", "group_2");
+    x.config.smp.pipeline = "1f1b";
+    x.config.smp.deterministic_server = true;
+    x.config.train.dtype = "bfloat16";
+    compare(x, "*");
+  }
+  // Peers exchange again what they exchanged.
+  auto x = test::gpt_case(2, "interleaved", 2);
+  x.config.model.dropout = 0.2;
+  x.config.model.tied = true;
+  x.config.smp.ddp = true;
+  x.config.smp.tensor_parallel_degree = 2;
+  x.config.smp.tensor_parallel_modules = {"*"};
+  x.config.ranks = 4;
+  compare(x, "transformer.h.*");
+  compare(x, "*");
+  for (auto model : {"norm", "remote", "branch", "frozen", "unused", "towers",
+                     "reuse", "dropout"})
+    compare(test::model_case(model, 2, "interleaved", 2), "*");
+  for (auto model : {"hf_gpt2", "dropout"})
+    compare(test::script_case(model, 2, 2), "*");
+}
+
 TEST_CASE("Buffers are compared", "[runtime][verify]") {
   auto summary = test::run_case(test::model_case("norm", 2, "interleaved", 4),
                                 3);

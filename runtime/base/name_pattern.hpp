@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string_view>
+
+namespace smp {
+
+/// Tells whether `name` is what `pattern` says, in which `*` stands for
+/// anything: "encoder.*".
+inline bool fits(std::string_view pattern, std::string_view name) {
+  auto star = pattern.find('*');
+  if (star == pattern.npos)
+    return pattern == name;
+  auto head = pattern.substr(0, star);
+  auto rest = pattern.substr(star + 1);
+  if (!name.starts_with(head))
+    return false;
+  for (auto i = head.size(); i <= name.size(); ++i)
+    if (fits(rest, name.substr(i)))
+      return true;
+  return false;
+}
+
+} // namespace smp

@@ -1,0 +1,170 @@
+#include "runtime/remote/call_states.hpp"
+
+#include "runtime/base/rank_context.hpp"
+#include "runtime/model/model_map.hpp"
+#include "runtime/model/script_walk.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/remote/saved_calls.hpp"
+#include "runtime/values/tensor_bridge.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+
+#include <algorithm>
+
+namespace smp {
+
+namespace {
+
+using pass = recompute_pass::kind;
+
+/// Autograd must not see that content changes: it changes back.
+at::Tensor content_of(const model_map& map, uint32_t tensor) {
+  return map.model().tensors[tensor].tensor.variable_data();
+}
+
+/// A list that the call changes must not be changed in what is kept.
+c10::IValue copy_of(const c10::IValue& x) {
+  return x.isTensor() || x.isObject() ? x : x.deepcopy();
+}
+
+module_state copy_of(const module_state& x) {
+  module_state result;
+  for (auto& [t, content] : x.buffers)
+    result.buffers.emplace_back(t, content.clone());
+  for (auto& [slot, content] : x.attributes)
+    result.attributes.emplace_back(slot, copy_of(content));
+  return result;
+}
+
+module_state keep(execution& ex, model_map& map, module_id module) {
+  auto i = static_cast<uint32_t>(module.value);
+  auto& order = map.order();
+  auto& entry = order.entries().at(i);
+  module_state result;
+  for (auto t : entry.buffers)
+    if (map.owned(t) && order.may_change(t, ex.rank().step())
+        && refusal_of(map.model().tensors[t].tensor).empty())
+      result.buffers.emplace_back(t, content_of(map, t).clone());
+  auto* script = map.model().modules[i].script;
+  if (script == nullptr || entry.reasons.empty())
+    return result;
+  for (size_t slot = 0; slot < script->slots().size(); ++slot)
+    if (auto& x = script->getSlot(slot); !x.isObject())
+      result.attributes.emplace_back(slot, copy_of(x));
+  return result;
+}
+
+/// Keeps only what changed.
+void drop_unchanged(model_map& map, module_state& x) {
+  std::erase_if(x.buffers, [&](auto& y) {
+    auto now = content_of(map, y.first);
+    auto changed = now.sizes() != y.second.sizes()
+                   || now.scalar_type() != y.second.scalar_type()
+                   || !at::equal(now, y.second);
+    map.order().note_change(y.first, changed);
+    return !changed;
+  });
+}
+
+void put_attribute(model_map& map, c10::ivalue::Object& self, size_t slot,
+                   c10::IValue x) {
+  auto& old = self.getSlot(slot);
+  if (old.isTensor() && x.isTensor())
+    map.rebind(old.toTensor(), x.toTensor());
+  self.setSlot(slot, std::move(x));
+}
+
+} // namespace
+
+void call_states::enter(execution& ex, model_map& map, module_id module) {
+  auto what = ex.pass().what;
+  if (what == pass::only
+      || !map.order().ordered(static_cast<uint32_t>(module.value)))
+    return;
+  at::NoGradGuard no_grad;
+  running x;
+  x.module = module;
+  x.path = ex.streams().here().path;
+  x.map = &map;
+  x.again = what == pass::again;
+  if (!x.again)
+    x.state = keep(ex, map, module);
+  else if (auto kept = ex.rank().calls().state(ex.step(), ex.microbatch(),
+                                               x.path, module))
+    x.state = copy_of(*kept); // it may be computed once more
+  else                        // it changed nothing the first time
+    x.state = keep(ex, map, module);
+  if (x.again)
+    recall(x);
+  calls_.push_back(std::move(x));
+}
+
+void call_states::leave(execution& ex, model_map& map, module_id module) {
+  if (calls_.empty() || calls_.back().module != module
+      || calls_.back().path != ex.streams().here().path)
+    return;
+  at::NoGradGuard no_grad;
+  auto x = std::move(calls_.back());
+  calls_.pop_back();
+  if (x.again)
+    return put_back(x);
+  drop_unchanged(map, x.state);
+  if (!x.state.empty())
+    ex.rank().calls().put_state(ex.step(), ex.microbatch(), x.path, module,
+                                std::move(x.state));
+}
+
+namespace {
+
+void exchange_attributes(model_map& map, c10::ivalue::Object* self,
+                         module_state& x) {
+  for (auto& [slot, other] : x.attributes) {
+    auto now = self->getSlot(slot);
+    put_attribute(map, *self, slot, std::exchange(other, now));
+  }
+}
+
+void exchange_contents(const std::vector<at::Tensor>& tensors,
+                       module_state& x) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    auto& other = x.buffers[i].second;
+    auto now = tensors[i].clone();
+    tensors[i].copy_(other);
+    other = std::move(now);
+  }
+}
+
+} // namespace
+
+void call_states::recall(running& x) {
+  auto& model = x.map->model();
+  exchange_attributes(*x.map, model.modules[x.module.value].script, x.state);
+  // The code may put another tensor into the place of a buffer.
+  if (x.tensors.empty())
+    for (auto& [t, content] : x.state.buffers)
+      x.tensors.push_back(content_of(*x.map, t));
+  exchange_contents(x.tensors, x.state);
+}
+
+void call_states::put_back(running& x) {
+  exchange_contents(x.tensors, x.state);
+  exchange_attributes(*x.map, x.map->model().modules[x.module.value].script,
+                      x.state);
+}
+
+void call_states::suspend() {
+  at::NoGradGuard no_grad;
+  for (auto i = calls_.rbegin(); i != calls_.rend(); ++i)
+    if (i->again)
+      put_back(*i);
+}
+
+void call_states::resume() {
+  at::NoGradGuard no_grad;
+  for (auto& x : calls_)
+    if (x.again)
+      recall(x);
+}
+
+} // namespace smp

@@ -1,0 +1,58 @@
+#pragma once
+
+#include "runtime/model/model_map.hpp"
+#include "runtime/session/activation_checkpointing.hpp"
+#include "transport/ids.hpp"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// What code and configuration say.
+struct checkpointing_request {
+  /// By object.
+  const std::map<const void*, activation_checkpointing>& marked;
+  std::vector<std::string> patterns;
+  activation_checkpointing how;
+};
+
+/// A module that is computed again, or a Sequential whose children are.
+struct checkpointing_choice {
+  module_id module;
+  bool children = false;
+  /// Children in a region; 0: all that stand on one rank.
+  uint64_t group = 1;
+  bool same_numbers = true;
+};
+
+struct checkpointing_decision {
+  std::vector<checkpointing_choice> chosen;
+  /// For people, a line each.
+  std::vector<std::string> lines;
+};
+
+/// @param stateful why modules have state that nobody sees, by object
+/// @throws error (config) naming a module that cannot be computed again, a
+/// pattern that fits none, or a strategy without any Sequential
+checkpointing_decision
+decide_checkpointing(const walked_model& model, const checkpointing_request& x,
+                     const std::map<const void*, std::string>& stateful);
+
+/// @param owners by module
+/// @returns what `model_map::recompute` takes
+std::vector<recomputation>
+regions_of(const walked_model& model,
+           const std::vector<checkpointing_choice>& chosen,
+           const std::vector<rank_id>& owners);
+
+template <class Inspector>
+bool inspect(Inspector& f, checkpointing_choice& x) {
+  return f.object(x).fields(
+    f.field("module", x.module), f.field("children", x.children),
+    f.field("group", x.group), f.field("same_numbers", x.same_numbers));
+}
+
+} // namespace smp
