@@ -298,7 +298,7 @@ void checkpoint_loader::load_parts(
     auto x = t.tensor; // of which this is a handle
     x.copy_(read(*find(role, t.names.front()), slice, replica, x));
     for (size_t k = 0; k < optimizers.size() && !t.is_buffer; ++k)
-      load_state(optimizers[k]->inner(), k, t, slice);
+      load_state(*optimizers[k], k, t, slice);
   }
   auto* random = find(tensor_role::random, random_name(rank_.self().value));
   if (!random)
@@ -308,19 +308,22 @@ void checkpoint_loader::load_parts(
   rank_.counters().drawn_step = manifest_.drawn_steps;
 }
 
-void checkpoint_loader::load_state(torch::optim::Optimizer& x, size_t number,
+void checkpoint_loader::load_state(distributed_optimizer& x, size_t number,
                                    const walked_tensor& parameter,
                                    const tensor_slice* slice) {
+  auto part = x.part_of(parameter.tensor, slice);
+  if (!part)
+    return;
   named_tensors state;
-  for (auto& field : state_fields(x)) {
+  for (auto& field : state_fields(x.inner())) {
     auto* saved = find(tensor_role::optimizer,
                        state_name(number, field, parameter.names.front()));
     if (saved)
-      state.emplace_back(field,
-                         read(*saved, saved->shape.empty() ? nullptr : slice, 0,
-                              parameter.tensor));
+      state.emplace_back(
+        field, read(*saved, saved->shape.empty() ? nullptr : part->where, 0,
+                    part->values));
   }
-  set_state(x, parameter.tensor, state);
+  set_state(x.inner(), part->values, state);
 }
 
 void checkpoint_loader::load_options(

@@ -13,10 +13,6 @@
 #include <unordered_map>
 #include <vector>
 
-namespace torch::optim {
-class Optimizer;
-} // namespace torch::optim
-
 namespace smp {
 
 class distributed_optimizer;
@@ -84,7 +80,7 @@ private:
   safetensors_reader& open(const std::string& file);
   at::Tensor read(const saved_tensor& x, const tensor_slice* slice,
                   uint64_t replica, const at::Tensor& like);
-  void load_state(torch::optim::Optimizer& x, size_t number,
+  void load_state(distributed_optimizer& x, size_t number,
                   const walked_tensor& parameter, const tensor_slice* slice);
 
   const rank_context& rank_;

@@ -43,9 +43,10 @@ class collector {
 public:
   collector(const distributed_model_base& model,
             const std::vector<distributed_optimizer*>& optimizers)
-    : map_(model.state().map()), rank_(session::current().internals()) {
-    for (auto* x : optimizers)
-      optimizers_.push_back(&x->inner());
+    : map_(model.state().map()),
+      rank_(session::current().internals()),
+      optimizers_(optimizers) {
+    // nop
   }
 
   std::vector<held_tensor> run() {
@@ -74,27 +75,41 @@ private:
                          .replica = position(comm_group::dp)});
       return;
     }
-    if (position(comm_group::rdp) > 0)
-      return;
     auto* slice = map_.slice(i);
-    add(tensor_role::parameter, x.names.front(), x.tensor, slice);
+    // What nobody cut is the same on all that share the model.
+    if (position(comm_group::rdp) == 0
+        && (slice ? slice->length > 0 : position(comm_group::tp) == 0))
+      result_.push_back({.role = tensor_role::parameter,
+                         .name = x.names.front(),
+                         .value = x.tensor,
+                         .slice = slice});
     for (size_t k = 0; k < optimizers_.size(); ++k)
-      for (auto& [field, y] : state_of(*optimizers_[k], x.tensor))
-        add(tensor_role::optimizer, state_name(k, field, x.names.front()), y,
-            y.sizes() == x.tensor.sizes() && y.dim() > 0 ? slice : nullptr);
+      add_state(k, x, slice);
   }
 
-  /// What nobody cut is the same on all that share the model.
-  void add(tensor_role role, std::string name, const at::Tensor& x,
-           const tensor_slice* slice) {
-    if (slice ? slice->length > 0 : position(comm_group::tp) == 0)
-      result_.push_back(
-        {.role = role, .name = std::move(name), .value = x, .slice = slice});
+  void add_state(size_t number, const walked_tensor& x,
+                 const tensor_slice* slice) {
+    auto& optimizer = *optimizers_[number];
+    auto part = optimizer.part_of(x.tensor, slice);
+    if (!part || (!part->alone && position(comm_group::rdp) > 0))
+      return;
+    auto is_cut = part->where != nullptr;
+    // Of counts, which nobody cuts.
+    auto is_peer = slice != nullptr || !part->alone;
+    auto only_one = part->first && (!is_peer || position(comm_group::tp) == 0);
+    for (auto& [field, y] : state_of(optimizer.inner(), part->values)) {
+      auto of_part = is_cut && y.dim() > 0 && y.sizes() == part->values.sizes();
+      if (of_part ? part->where->length > 0 : only_one)
+        result_.push_back({.role = tensor_role::optimizer,
+                           .name = state_name(number, field, x.names.front()),
+                           .value = y,
+                           .slice = of_part ? part->where : nullptr});
+    }
   }
 
   const model_map& map_;
   const rank_context& rank_;
-  std::vector<torch::optim::Optimizer*> optimizers_;
+  const std::vector<distributed_optimizer*>& optimizers_;
   std::vector<held_tensor> result_;
 };
 
@@ -115,7 +130,7 @@ group_members(const distributed_model_base& model,
     auto& groups = optimizers[k]->inner().param_groups();
     for (uint32_t g = 0; g < groups.size(); ++g)
       for (auto& p : groups[g].params())
-        if (auto i = walked.find(p); i >= 0)
+        if (auto i = walked.find(optimizers[k]->parameter_of(p)); i >= 0)
           result.push_back(
             {k, g, walked.tensors[static_cast<size_t>(i)].names.front()});
   }

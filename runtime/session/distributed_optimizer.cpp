@@ -107,6 +107,26 @@ void distributed_optimizer::step() {
   shards_.end_update();
 }
 
+std::optional<distributed_optimizer::known_part>
+distributed_optimizer::part_of(const at::Tensor& parameter,
+                               const tensor_slice* slice) const {
+  auto begins = slice == nullptr || slice->begin == 0;
+  if (!shards_.is_cut())
+    return known_part{parameter, slice, begins, false};
+  auto* part = shards_.find(parameter);
+  if (part == nullptr)
+    return std::nullopt;
+  // A slice is not cut again, nor is what has no axis.
+  if (slice != nullptr || parameter.dim() == 0)
+    return known_part{part->rows, slice, begins, true};
+  return known_part{part->rows, &part->where, part->where.begin == 0, true};
+}
+
+at::Tensor distributed_optimizer::parameter_of(const at::Tensor& x) const {
+  auto* part = shards_.find(x);
+  return part != nullptr ? part->parameter : x;
+}
+
 void distributed_optimizer::zero_grad() {
   optimizer_.zero_grad();
   shards_.zero_grad();

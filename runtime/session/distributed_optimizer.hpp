@@ -4,6 +4,7 @@
 #include "runtime/session/optimizer_shards.hpp"
 
 #include <memory>
+#include <optional>
 
 namespace torch::optim {
 class Optimizer;
@@ -30,10 +31,25 @@ public:
     return optimizer_;
   }
 
-  /// What replicas that share the work update here.
-  const optimizer_shards& shards() const noexcept {
-    return shards_;
-  }
+  /// What the optimizer knows of a parameter on this rank.
+  struct known_part {
+    at::Tensor values;
+    /// Where it is in the whole; null: it is the whole.
+    const tensor_slice* where = nullptr;
+    /// No other rank knows a part that lies before it.
+    bool first = true;
+    /// No other replica knows it.
+    bool alone = false;
+  };
+
+  /// @param slice what this rank has of the parameter; null: the whole
+  /// @returns nothing if another rank updates it
+  std::optional<known_part> part_of(const at::Tensor& parameter,
+                                    const tensor_slice* slice) const;
+
+  /// @param x of a group of `inner()`
+  /// @returns the parameter that it is, or a part of
+  at::Tensor parameter_of(const at::Tensor& x) const;
 
 private:
   torch::optim::Optimizer& optimizer_;

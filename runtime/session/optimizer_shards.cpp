@@ -30,14 +30,15 @@ constexpr uint64_t updates_at_once = 25 << 20;
 /// Filled or emptied while the one before travels.
 constexpr size_t updates_under_way = 2;
 
-/// @returns `x` with one axis or more, the same memory
-at::Tensor with_rows(const at::Tensor& x) {
-  auto result = x.detach();
-  return result.dim() == 0 ? result.view({1}) : result;
+/// What has no axis is one row.
+int64_t rows_in(const at::Tensor& x) {
+  return x.dim() == 0 ? 1 : x.size(0);
 }
 
+/// @returns rows, a view
 at::Tensor rows_of(const at::Tensor& x, int64_t begin, int64_t end) {
-  return with_rows(x).narrow(0, begin, end - begin);
+  auto result = x.detach();
+  return result.dim() == 0 ? result : result.narrow(0, begin, end - begin);
 }
 
 /// @returns the rows of a gradient, of which only some may be there
@@ -193,7 +194,7 @@ void optimizer_shards::cut_among(const comm_group& over) {
   std::vector<row_block> blocks;
   for (auto& c : cuts_)
     if (c.over == over) {
-      auto rows = with_rows(c.parameter).size(0);
+      auto rows = rows_in(c.parameter);
       blocks.push_back({rows,
                         c.parameter.nbytes()
                           / static_cast<uint64_t>(std::max<int64_t>(rows, 1)),
@@ -272,9 +273,10 @@ void optimizer_shards::zero_grad() {
 }
 
 const optimizer_shards::part*
-optimizer_shards::find(const at::Tensor& parameter) const {
-  auto i = std::ranges::find_if(
-    parts_, [&](const part& x) { return x.parameter.is_same(parameter); });
+optimizer_shards::find(const at::Tensor& x) const {
+  auto i = std::ranges::find_if(parts_, [&](const part& y) {
+    return y.parameter.is_same(x) || y.rows.is_same(x);
+  });
   return i == parts_.end() ? nullptr : &*i;
 }
 

@@ -71,9 +71,9 @@ public:
   /// Drops the gradients of all parameters that were cut.
   void zero_grad();
 
-  /// @returns the part of a parameter that this rank updates; null if it is
-  /// none. @pre `is_cut()`
-  const part* find(const at::Tensor& parameter) const;
+  /// @param x a parameter, or its rows that this rank updates
+  /// @returns that part; null if there is none
+  const part* find(const at::Tensor& x) const;
 
   bool is_cut() const noexcept {
     return !cuts_.empty();

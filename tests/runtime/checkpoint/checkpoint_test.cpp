@@ -126,6 +126,7 @@ struct grid {
   uint64_t pipeline = 1;
   uint64_t tensor = 1;
   uint64_t rest = 1;
+  bool shards = false; // of the optimizer's state
 
   uint64_t ranks() const {
     return pipeline * tensor * rest;
@@ -138,6 +139,7 @@ struct grid {
     if (tensor > 1)
       x.tensor_parallel_modules = {"*"};
     x.ddp = tensor * rest > 1;
+    x.shard_optimizer_state = shards;
     x.microbatches = 2;
     x.threads = 1;
     return x;
@@ -231,7 +233,11 @@ TEST_CASE("a checkpoint goes on in another grid",
     {{.pipeline = 2}, {.tensor = 2}},
     {{.tensor = 2}, {.tensor = 4}},
     {{.tensor = 4}, {.pipeline = 2, .tensor = 2}},
-    {{.pipeline = 2, .tensor = 2, .rest = 2}, {.pipeline = 2, .rest = 2}}};
+    {{.pipeline = 2, .tensor = 2, .rest = 2}, {.pipeline = 2, .rest = 2}},
+    {{.rest = 2, .shards = true}, {.pipeline = 1}},
+    {{.pipeline = 2}, {.rest = 3, .shards = true}},
+    {{.pipeline = 2, .tensor = 2, .rest = 2, .shards = true},
+     {.pipeline = 2, .rest = 2, .shards = true}}};
   for (auto make : {maker{make_adamw}, maker{[](parameter_groups xs) {
                       return std::make_unique<optim::Adagrad>(
                         xs, optim::AdagradOptions(0.05));
@@ -279,6 +285,24 @@ TEST_CASE("each tensor is written once, by those who own it",
                  && std::string{field} != "step";
       CHECK(y.pieces.size() == (cut ? 2u : 1u));
     }
+  CHECK(x.optimizers.at(0).members.at("norm.weight") == 1);
+  CHECK(x.optimizers.at(0).members.at("wide.weight") == 0);
+}
+
+TEST_CASE("replicas that share the optimizer's state write their rows of it",
+          "[runtime][checkpoint][R51][R53]") {
+  scratch_dir dir;
+  train({.rest = 2, .shards = true}, dir.path, make_adamw, 1);
+  auto path = (dir.path / "step-1/manifest.json").string();
+  auto x = parse_manifest(content_of(path), path);
+  size_t pieces = 0;
+  for (auto& y : x.tensors)
+    if (y.role == tensor_role::optimizer)
+      pieces = std::max(pieces, y.pieces.size());
+  CHECK(pieces == 2); // of the one that is cut in the middle
+  CHECK(
+    find(x, tensor_role::optimizer, "optimizer0/step/wide.weight").pieces.size()
+    == 1);
   CHECK(x.optimizers.at(0).members.at("norm.weight") == 1);
   CHECK(x.optimizers.at(0).members.at("wide.weight") == 0);
 }
