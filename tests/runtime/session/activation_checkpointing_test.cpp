@@ -175,6 +175,24 @@ TEST_CASE("what is differentiated twice is computed again twice",
   }
 }
 
+TEST_CASE("outside of a step nothing is computed again", "[runtime][R52]") {
+  auto same = false;
+  auto world = manual_world(1, 1);
+  world.config.activation_checkpointing = {{"body", "head"}, "contiguous"};
+  run_virtual_world(1, world, [&](session&) {
+    auto made = seeded([] { return std::make_shared<tower<submodule>>(); });
+    made->eval();
+    auto x = torch::ones({2, width});
+    auto before = made->forward(x);
+    distributed_model model{torch::nn::ModuleHolder<tower<submodule>>{made}};
+    model.partition();
+    auto after = made->forward(x);
+    after.backward();
+    same = torch::equal(before, after) && made->head->weight.grad().defined();
+  });
+  CHECK(same);
+}
+
 // -- how often ----------------------------------------------------------------
 
 namespace {
