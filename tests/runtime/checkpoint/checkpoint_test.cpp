@@ -289,24 +289,6 @@ TEST_CASE("each tensor is written once, by those who own it",
   CHECK(x.optimizers.at(0).members.at("wide.weight") == 0);
 }
 
-TEST_CASE("replicas that share the optimizer's state write their rows of it",
-          "[runtime][checkpoint][R51][R53]") {
-  scratch_dir dir;
-  train({.rest = 2, .shards = true}, dir.path, make_adamw, 1);
-  auto path = (dir.path / "step-1/manifest.json").string();
-  auto x = parse_manifest(content_of(path), path);
-  size_t pieces = 0;
-  for (auto& y : x.tensors)
-    if (y.role == tensor_role::optimizer)
-      pieces = std::max(pieces, y.pieces.size());
-  CHECK(pieces == 2); // of the one that is cut in the middle
-  CHECK(
-    find(x, tensor_role::optimizer, "optimizer0/step/wide.weight").pieces.size()
-    == 1);
-  CHECK(x.optimizers.at(0).members.at("norm.weight") == 1);
-  CHECK(x.optimizers.at(0).members.at("wide.weight") == 0);
-}
-
 namespace {
 
 /// @returns which modules rank 1 owns after a resume and the partition
