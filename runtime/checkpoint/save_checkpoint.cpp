@@ -111,8 +111,8 @@ private:
     checkpoint_part result;
     write_file(folder, "model", of_model, result);
     write_file(folder, "state", others, result);
-    if (rank_.layout().rank(comm_group::rdp, rank_.self()) == 0)
-      result.members = group_members(model_, optimizers_);
+    // Each replica has rows of its own, if it shares the optimizer's state.
+    result.members = group_members(model_, optimizers_);
     return result;
   }
 
