@@ -235,7 +235,7 @@ TEST_CASE("a checkpoint goes on in another grid",
     {{.tensor = 4}, {.pipeline = 2, .tensor = 2}},
     {{.pipeline = 2, .tensor = 2, .rest = 2}, {.pipeline = 2, .rest = 2}},
     {{.rest = 2, .shards = true}, {.pipeline = 1}},
-    {{.pipeline = 2}, {.rest = 3, .shards = true}},
+    {{.pipeline = 2}, {.rest = 4, .shards = true}},
     {{.pipeline = 2, .tensor = 2, .rest = 2, .shards = true},
      {.pipeline = 2, .rest = 2, .shards = true}}};
   for (auto make : {maker{make_adamw}, maker{[](parameter_groups xs) {
