@@ -2,10 +2,10 @@
 
 #include "runtime/base/name_pattern.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/session/module_remarks.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <set>
@@ -27,7 +27,7 @@ public:
   checkpointing_decision run() {
     marked();
     named();
-    result_.lines = lines();
+    result_.lines = remarks_.lines();
     return std::move(result_);
   }
 
@@ -70,7 +70,7 @@ private:
       auto why = why_not(i);
       if (fitting.empty() || !why.empty()) {
         if (!fitting.empty() && at(i).children.empty())
-          say("not computed again in backward, as " + why, name(i));
+          remarks_.add("not computed again in backward, as " + why, name(i));
         auto& children = at(i).children;
         open.insert(open.end(), children.rbegin(), children.rend());
         continue;
@@ -130,7 +130,7 @@ private:
     auto children = is_sequential(i);
     result_.chosen.push_back(
       {module_id{i}, children, group, how.preserve_rng_state});
-    say(
+    remarks_.add(
       fmt::format("computed again in backward{}{}",
                   group == 1   ? ""
                   : group == 0 ? ", what follows each other on a rank together"
@@ -162,36 +162,10 @@ private:
     return {};
   }
 
-  /// Modules of which the same is said stand in one line.
-  void say(const std::string& what, std::string name) {
-    auto found = std::ranges::find(said_, what, &verdict::first);
-    if (found == said_.end())
-      found = said_.insert(found, {what, {}});
-    found->second.push_back(std::move(name));
-  }
-
-  std::vector<std::string> lines() const {
-    constexpr size_t max_names = 3;
-    std::vector<std::string> result;
-    for (auto& [text, names] : said_) {
-      auto shown = std::min(names.size(), max_names);
-      auto more = names.size() - shown;
-      result.push_back(fmt::format(
-        "{}: {}{}", text,
-        fmt::join(names.begin(), names.begin() + static_cast<ptrdiff_t>(shown),
-                  ", "),
-        more > 0 ? fmt::format(" and {} more", more) : ""));
-    }
-    return result;
-  }
-
-  /// Said of modules.
-  using verdict = std::pair<std::string, std::vector<std::string>>;
-
   const walked_model& model_;
   const checkpointing_request& request_;
   const std::map<const void*, std::string>& stateful_;
-  std::vector<verdict> said_;
+  module_remarks remarks_;
   bool grouped_ = false; // a Sequential was named
   checkpointing_decision result_;
 };

@@ -5,6 +5,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
+#include "runtime/session/module_remarks.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "transport/bytes.hpp"
 #include "transport/error.hpp"
@@ -14,7 +15,6 @@
 #include <ATen/ops/cat.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -60,14 +60,11 @@ public:
       if (!used[k])
         throw config_error("tensor_parallel.modules: no module is called \""
                            + request_.patterns[k] + '"');
-    result_.lines = lines();
+    result_.lines = remarks_.lines();
     return std::move(result_);
   }
 
 private:
-  /// Said of modules.
-  using verdict_of = std::pair<std::string, std::vector<std::string>>;
-
   bool any_name_fits(const std::string& pattern, uint32_t i) const {
     return std::ranges::any_of(model_.modules[i].names, [&](auto& name) {
       return !name.empty() && fits_below(pattern, name);
@@ -104,26 +101,8 @@ private:
     }
   }
 
-  void note(uint32_t i, std::string verdict) {
-    auto x = std::ranges::find(verdicts_, verdict, &verdict_of::first);
-    if (x == verdicts_.end())
-      x = verdicts_.insert(x, {std::move(verdict), {}});
-    x->second.push_back(model_.modules[i].names.front());
-  }
-
-  std::vector<std::string> lines() const {
-    constexpr size_t max_names = 3;
-    std::vector<std::string> result;
-    for (auto& [text, names] : verdicts_) {
-      auto shown = std::min(names.size(), max_names);
-      auto more = names.size() - shown;
-      result.push_back(fmt::format(
-        "{}: {}{}", text,
-        fmt::join(names.begin(), names.begin() + static_cast<ptrdiff_t>(shown),
-                  ", "),
-        more > 0 ? fmt::format(" and {} more", more) : ""));
-    }
-    return result;
+  void note(uint32_t i, const std::string& verdict) {
+    remarks_.add(verdict, model_.modules[i].names.front());
   }
 
   std::string why_not(uint32_t i, const native_module& native,
@@ -149,7 +128,7 @@ private:
   const walked_model& model_;
   const std::map<const void*, bool>& marked_;
   const sharing_request& request_;
-  std::vector<verdict_of> verdicts_;
+  module_remarks remarks_;
   sharing_decision result_;
 };
 
