@@ -59,5 +59,14 @@ endif()
 
 find_program(SMP_MOLD mold)
 if(SMP_MOLD)
-  add_link_options(-fuse-ld=mold)
+  set(SMP_LINK_OPTIONS -fuse-ld=mold)
+  execute_process(COMMAND ${SMP_MOLD} --version OUTPUT_VARIABLE SMP_MOLD_VERSION)
+  string(REGEX MATCH "[0-9]+" SMP_MOLD_VERSION "${SMP_MOLD_VERSION}")
+  if(SMP_MOLD_VERSION EQUAL 1)
+    # That of Debian 12 (1.10) lets what the loader makes read-only begin at a
+    # thread-local byte, which may lie in the page before, where nothing is
+    # mapped: one program in some 500 does not start (test `linker`).
+    list(APPEND SMP_LINK_OPTIONS LINKER:-z,norelro)
+  endif()
+  add_link_options(${SMP_LINK_OPTIONS})
 endif()
