@@ -19,12 +19,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <numeric>
 
 #include <unistd.h>
@@ -145,15 +147,19 @@ std::string cause_text(const process_group::result& x) {
   return x.cause.describe() + (x.last_words.empty() ? "" : ": ") + x.last_words;
 }
 
+bool is_here(rank_id x, const launch_place& place) {
+  return x.value - place.first_rank < place.ranks; // wraps below it
+}
+
 void print_cause(const process_group::result& x, const launch_place& place) {
   if (!x.cause || x.told_by_rank_0)
     return;
   auto line = "smp: " + cause_text(x);
   auto rank = x.cause.rank;
-  auto here = rank.value - place.first_rank < place.ranks;
   if (!place.log_dir.empty() && rank != no_rank)
     line += fmt::format("; its output: {}/log-{}.txt{}", place.log_dir,
-                        rank.value, here ? "" : " on its machine");
+                        rank.value,
+                        is_here(rank, place) ? "" : " on its machine");
   print_stderr("{}\n", line);
 }
 
@@ -222,9 +228,50 @@ process_group::options group_options(const launch_options& x,
   return result;
 }
 
+/// What became of ranks on other machines, but for those that ended because of
+/// others. They may end the ones here before the launcher there has said why.
+class distant_losses {
+public:
+  void note(const failure& x) {
+    if (x.text == process_end{code_rank_failed, 0}.describe())
+      return;
+    std::lock_guard guard{mutex_};
+    if (!first_)
+      first_ = x;
+    changed_.notify_all();
+  }
+
+  /// @returns the first one, nothing if none was told in time
+  failure await(std::chrono::milliseconds limit) {
+    std::unique_lock guard{mutex_};
+    changed_.wait_for(guard, limit, [this] { return bool{first_}; });
+    return first_;
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  failure first_;
+};
+
+/// If all that is known is that a rank here ended for the sake of another one:
+/// says which that was.
+void find_first_cause(process_group::result& x, const launch_place& place,
+                      distant_losses& elsewhere) {
+  constexpr std::chrono::seconds limit{2}; // its launcher sees it at once
+  if (x.code != code_rank_failed || !is_here(x.cause.rank, place))
+    return;
+  if (auto first = elsewhere.await(limit)) {
+    x.cause = std::move(first);
+    x.last_words.clear();
+    x.told_by_rank_0 = false;
+  }
+}
+
 supervisor_host::options supervision_of(const launch_options& x,
                                         const launch_place& place,
-                                        process_group& group) {
+                                        process_group& group,
+                                        distant_losses& elsewhere) {
   supervisor_host::options result;
   result.world_size = x.ranks;
   result.run_id = place.run_id;
@@ -239,7 +286,11 @@ supervisor_host::options supervision_of(const launch_options& x,
   // A rank that is alone joins nobody, and may run for ever.
   if (x.ranks == 1)
     result.join_limit = std::chrono::hours{24 * 365 * 10};
-  result.on_rank_down = [&](const failure& cause) { group.report(cause); };
+  result.on_rank_down = [&](const failure& cause) {
+    if (!is_here(cause.rank, place))
+      elsewhere.note(cause);
+    group.report(cause);
+  };
   result.stalls = x.stalls;
   result.on_stall = [&](const stall_report& y) {
     if (!place.log_dir.empty())
@@ -288,12 +339,13 @@ int launch(const launch_options& x) {
   options.on_failure = [&](const failure& cause) { report(cause); };
   options.on_stop = [&](rank_id y, bool stopped) { report_stop(y, stopped); };
   process_group group{std::move(options)};
+  distant_losses elsewhere;
   actor_host actors;
   std::unique_ptr<supervisor_host> supervisor;
   std::unique_ptr<supervisor_link> link;
   if (place.first())
     supervisor = std::make_unique<supervisor_host>(
-      actors, supervision_of(x, place, group));
+      actors, supervision_of(x, place, group, elsewhere));
   else
     link = std::make_unique<supervisor_link>(actors, link_of(x, place, group));
   report = [&](const failure& cause) {
@@ -314,6 +366,8 @@ int launch(const launch_options& x) {
   });
   auto entry = supervisor ? let_look(*supervisor, x) : nullptr;
   auto result = group.run();
+  if (place.first() && place.ranks < x.ranks)
+    find_first_cause(result, place, elsewhere);
   if (result.cause || result.interrupted)
     remove_dead_segments(shared_memory_folder(), begin);
   if (!place.log_dir.empty()) {

@@ -111,6 +111,10 @@ child_process::hear(std::chrono::milliseconds limit) {
 
 void child_process::signal(int x) {
   ::kill(pid_, x);
+  siginfo_t stopped{};
+  if (x == SIGSTOP)
+    ::waitid(P_PID, static_cast<id_t>(pid_), &stopped,
+             WSTOPPED | WEXITED | WNOWAIT);
   if (x == SIGKILL)
     join();
 }

@@ -32,7 +32,8 @@ public:
   std::optional<std::string>
   hear(std::chrono::milliseconds limit = std::chrono::seconds{30});
 
-  /// Sends a signal. A killed process is waited for.
+  /// Sends a signal. Waits until a killed process is gone, and until all
+  /// threads of a stopped one are.
   void signal(int x);
 
   /// Waits for the end. @returns the exit code, or minus the signal

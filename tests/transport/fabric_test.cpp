@@ -321,16 +321,22 @@ TEST_CASE("who leaves because it lost a rank says which, also from hearsay",
   auto send_to_one_that_left = [&](uint64_t from, uint64_t to) {
     c.at(to).stop(std::chrono::seconds{5});
     auto& heard = c.heard(from);
-    c.at(from).send(rank_id{to}, make_message("b"), heard.on_sent());
+    // A smaller one may be gone before anybody looks whether the rank is there.
+    c.at(from).send(rank_id{to}, make_message("b", {make_tensor(1 << 20, 1)}),
+                    heard.on_sent());
     REQUIRE(heard.wait_sent(1));
     REQUIRE(heard.send_failures().size() == 1);
-    CHECK(heard.send_failures()[0]
-          == failure{error_code::rank_down,
-                     rank_id{3},
-                     {},
-                     fmt::format("lost, says rank {}, which left the run for "
-                                 "this",
-                                 to)});
+    auto why = heard.send_failures()[0];
+    CHECK(why.code == error_code::rank_down);
+    // UCX may see that the connection is gone before it reads the goodbye.
+    if (why.rank == rank_id{3} || kind == "loopback")
+      CHECK(why
+            == failure{error_code::rank_down,
+                       rank_id{3},
+                       {},
+                       fmt::format("lost, says rank {}, which left the run for "
+                                   "this",
+                                   to)});
   };
   send_to_one_that_left(2, 1);
   send_to_one_that_left(0, 2);
