@@ -46,6 +46,9 @@ int64_t heap_bytes() {
 /// one rendezvous, and those of several segments.
 constexpr std::array<int64_t, 6> sizes{1, 300, 1'500, 12'000, 50'000, 300'000};
 
+/// In bytes, of what one rank sends to another, as pools keep it.
+constexpr int64_t largest_part = 1'310'720;
+
 /// Moves tensors and values in both directions, by each way in turn.
 /// @returns how many messages with a payload this rank sent and received
 int64_t move_some(int64_t round) {
@@ -116,9 +119,10 @@ TEST_CASE("the memory of a rank stays flat over 100,000 transfers",
     int64_t memory = 0;
     REQUIRE(in >> heap >> memory);
     INFO("rank " << rank << ": heap " << heap << ", private " << memory);
-    // 10 bytes of a transfer would be more; what is free is not given back at
+    // 25 bytes of a transfer would be more; what is free is not given back at
     // once, so the other bound is wider.
-    CHECK(heap < 1'000'000);
+    // Two of the largest parts may meet for the first time after the warm-up.
+    CHECK(heap < 1'000'000 + largest_part);
     CHECK(memory < kept);
   }
 }
