@@ -1,7 +1,7 @@
 #pragma once
 
 #include "runtime/model/model_map.hpp"
-#include "runtime/session/activation_checkpointing.hpp"
+#include "runtime/session/checkpointing_options.hpp"
 #include "transport/ids.hpp"
 
 #include <cstdint>

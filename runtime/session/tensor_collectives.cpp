@@ -1,5 +1,6 @@
 #include "runtime/session/tensor_collectives.hpp"
 
+#include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/session/current_rank.hpp"
