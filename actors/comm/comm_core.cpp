@@ -69,7 +69,7 @@ void comm_core::send(rank_id to, message x, fabric::sent_callback done) {
     return take_host_path(m);
   }
   ledger_.enter(*m, comm_stage::d2d_allocator);
-  outside_.hand_over(comm_stage::d2d_allocator, std::move(m));
+  allocate(std::move(m));
 }
 
 // -- host path ----------------------------------------------------------------
@@ -84,25 +84,25 @@ void comm_core::take_host_path(const comm_message_ptr& x) {
 // -- device path: this rank sends ---------------------------------------------
 
 void comm_core::allocate(comm_message_ptr x) {
-  ledger_.handled(comm_stage::d2d_allocator, x->bytes);
   // On the same node the receiver reads them where they are.
-  auto next = comm_stage::d2d_send;
-  if (!router_.link_to(x->peer).same_node) {
-    next = comm_stage::cross_node_progress;
-    for (auto& t : x->tensors) {
-      if (!on_device_path(t))
-        continue;
-      t.block = send_arena_->take(t.nbytes);
-      if (t.block)
-        continue;
-      t.rule = comm_rule::no_space;
-      ledger_.sent(t.rule);
-    }
-    if (!any_on_device_path(*x))
-      next = comm_stage::initiator;
+  if (router_.link_to(x->peer).same_node) {
+    ledger_.passed_by(comm_stage::d2d_allocator);
+    return begin(x);
   }
-  ledger_.move(x->number, next);
-  outside_.hand_over(next, std::move(x));
+  ledger_.handled(comm_stage::d2d_allocator, x->bytes);
+  for (auto& t : x->tensors) {
+    if (!on_device_path(t))
+      continue;
+    t.block = send_arena_->take(t.nbytes);
+    if (t.block)
+      continue;
+    t.rule = comm_rule::no_space;
+    ledger_.sent(t.rule);
+  }
+  if (!any_on_device_path(*x))
+    return take_host_path(x);
+  ledger_.move(x->number, comm_stage::cross_node_progress);
+  outside_.hand_over(comm_stage::cross_node_progress, std::move(x));
 }
 
 void comm_core::copy_in(comm_message& x) {
@@ -165,9 +165,16 @@ void comm_core::left(const comm_message_ptr& x, const failure& why) {
 }
 
 void comm_core::placed(const comm_placed& x) {
-  auto same_node = router_.link_to(x.by).same_node;
-  outside_.hand_over(
-    same_node ? comm_stage::d2d_send : comm_stage::io_send_watcher, x);
+  std::lock_guard guard{awaited_mutex_};
+  auto i = awaited_.find(x.tensor);
+  // Nothing that another rank says is believed.
+  if (i == awaited_.end() || i->second.of->peer != x.by)
+    return;
+  auto& t = i->second.of->tensors[i->second.index];
+  if (!x.as_marked)
+    t.rule = comm_rule::no_space;
+  ledger_.sent(t.rule);
+  awaited_.erase(i);
 }
 
 void comm_core::peer_lost(rank_id x) {
@@ -209,10 +216,20 @@ void comm_core::arrived(rank_id from, message x) {
   m->peer = from;
   m->bytes = x.body.bytes.size() + tensor_bytes(x.body);
   m->content = std::move(x);
-  auto same_node = router_.link_to(from).same_node;
-  outside_.hand_over(same_node ? comm_stage::d2d_recv
-                               : comm_stage::io_recv_watcher,
-                     std::move(m));
+  // Who keeps a tensor for long would keep others out: from a crowded arena it
+  // is copied.
+  auto crowded = is_crowded();
+  if (router_.link_to(from).same_node) {
+    if (crowded)
+      return outside_.hand_over(comm_stage::d2d_recv, std::move(m));
+    ledger_.passed_by(comm_stage::d2d_recv);
+  } else {
+    ledger_.handled(comm_stage::io_recv_watcher, m->bytes);
+    if (crowded)
+      return outside_.hand_over(comm_stage::cross_node_progress, std::move(m));
+    ledger_.passed_by(comm_stage::cross_node_progress);
+  }
+  outside_.deliver(from, std::move(m->content));
 }
 
 void comm_core::copy_out(comm_message& x) try {
@@ -231,29 +248,10 @@ void comm_core::copy_out(comm_message& x) try {
 
 void comm_core::handle(comm_stage at, comm_message_ptr x) {
   switch (at) {
-    case comm_stage::initiator: // again: there was no space
-      return take_host_path(x);
-    case comm_stage::d2d_allocator:
-      return allocate(std::move(x));
-    case comm_stage::d2d_send:
-      return begin(x);
-    case comm_stage::io_recv_watcher:
-      ledger_.handled(at, x->bytes);
-      // Who keeps a tensor for long would keep others out: from a crowded arena
-      // it is copied.
-      if (is_crowded())
-        return outside_.hand_over(comm_stage::cross_node_progress,
-                                  std::move(x));
-      ledger_.passed_by(comm_stage::cross_node_progress);
-      return outside_.deliver(x->peer, std::move(x->content));
     case comm_stage::d2d_recv:
-      ledger_.handled(at, x->bytes);
-      if (is_crowded())
-        copy_out(*x);
-      return outside_.deliver(x->peer, std::move(x->content));
     case comm_stage::cross_node_progress:
       ledger_.handled(at, x->bytes);
-      if (x->number != 0) {
+      if (x->number != 0) { // one to send
         copy_in(*x);
         return begin(x);
       }
@@ -264,19 +262,6 @@ void comm_core::handle(comm_stage at, comm_message_ptr x) {
                   std::string{"nothing is handed over to the "}
                     + to_string(at)};
   }
-}
-
-void comm_core::handle(comm_stage, const comm_placed& x) {
-  std::lock_guard guard{awaited_mutex_};
-  auto i = awaited_.find(x.tensor);
-  // Nothing that another rank says is believed.
-  if (i == awaited_.end() || i->second.of->peer != x.by)
-    return;
-  auto& t = i->second.of->tensors[i->second.index];
-  if (!x.as_marked)
-    t.rule = comm_rule::no_space;
-  ledger_.sent(t.rule);
-  awaited_.erase(i);
 }
 
 // -- the end ------------------------------------------------------------------

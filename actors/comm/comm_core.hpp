@@ -20,10 +20,9 @@ class comm_outside {
 public:
   virtual ~comm_outside() = default;
 
-  /// A stage has something to do for `x`: on its own thread, `handle` is to be
-  /// called. Any thread.
+  /// A stage has something to copy for `x`: on its own thread, `handle` is to
+  /// be called. Any thread.
   virtual void hand_over(comm_stage to, comm_message_ptr x) = 0;
-  virtual void hand_over(comm_stage to, const comm_placed& x) = 0;
 
   /// Gives a message to the fabric; afterwards `left` is to be called.
   /// @param transfers empty: no tensor has a name
@@ -36,9 +35,9 @@ public:
 };
 
 /// All stages of communication of a rank: decides the way of each message, and
-/// accounts for it. A message that a stage has nothing to do for passes it by,
-/// on the thread that it came on: on the host path, with tensors in host
-/// memory, all of them. So a CPU-only rank pays for a few counters.
+/// accounts for it. A message for which a stage has nothing to copy goes on on
+/// the thread that it came on; on the host path, with tensors in host memory,
+/// that is all of them. So a CPU-only rank pays for a few counters.
 /// Thread-safe.
 class comm_core {
 public:
@@ -66,7 +65,6 @@ public:
   // -- called by the actors, each for its stage -------------------------------
 
   void handle(comm_stage at, comm_message_ptr x);
-  void handle(comm_stage at, const comm_placed& x);
 
   // -- the end ----------------------------------------------------------------
 

@@ -55,10 +55,6 @@ struct comm_fabric::impl : comm_outside, tensor_places {
     caf::anon_send(actors[static_cast<size_t>(to)], std::move(x));
   }
 
-  void hand_over(comm_stage to, const comm_placed& x) override {
-    caf::anon_send(actors[static_cast<size_t>(to)], x);
-  }
-
   void launch(const comm_message_ptr& x,
               std::vector<uint64_t> transfers) override {
     // The fabric has the content from here on: what of it is needed later

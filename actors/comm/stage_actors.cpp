@@ -22,7 +22,6 @@ comm_stage_actor::behavior_type
 stage_actor(typename comm_stage_state<Stage>::pointer, comm_core* core) {
   return {
     [core](comm_message_ptr& x) { core->handle(Stage, std::move(x)); },
-    [core](const comm_placed& x) { core->handle(Stage, x); },
     [core](status_atom) { return core->status_of(Stage); },
   };
 }

@@ -92,14 +92,11 @@ using pipeline_scheduler_actor = caf::typed_actor<
   caf::result<scheduler_status>(status_atom)>;
 
 /// A stage of communication, each with this interface (`comm_stage` names
-/// them): takes the messages that it has something to do for. All else passes
-/// it by and is only counted.
+/// them): takes the messages that it has something to copy for. All else goes
+/// on where it is and is only counted.
 using comm_stage_actor = caf::typed_actor<
-  // INTERNAL: it has something to do for this message.
+  // INTERNAL: it has something to copy for this message.
   caf::result<void>(comm_message_ptr),
-  // INTERNAL: where a tensor that this rank sent came to lie (D2D SEND, IO SEND
-  // WATCHER).
-  caf::result<void>(comm_placed),
   // Replies with what it did and holds.
   caf::result<comm_stage_status>(status_atom)>;
 

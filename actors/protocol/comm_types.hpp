@@ -19,11 +19,9 @@ inline constexpr caf::type_id_t first_comm_type_id = caf::first_custom_type_id
 
 // They hold what belongs to one process.
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::comm_message_ptr)
-CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::comm_placed)
 
 CAF_BEGIN_TYPE_ID_BLOCK(smp_comm, caf::first_custom_type_id + 90)
   CAF_ADD_TYPE_ID(smp_comm, (smp::comm_message_ptr))
-  CAF_ADD_TYPE_ID(smp_comm, (smp::comm_placed))
   CAF_ADD_TYPE_ID(smp_comm, (smp::comm_stage_status))
 CAF_END_TYPE_ID_BLOCK(smp_comm)
 
