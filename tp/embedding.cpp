@@ -108,8 +108,9 @@ std::string refusal_of_embedding(const native_module& x, int64_t peers) {
   auto& weight = x.parameters.at("weight");
   if (!by_rows(x, peers) || weight.size(0) >= peers)
     return {};
-  return "its " + std::to_string(weight.size(1)) + " channels cannot be divided "
-         "among " + std::to_string(peers) + " ranks, and it has fewer rows";
+  return "its " + std::to_string(weight.size(1))
+         + " channels cannot be divided among " + std::to_string(peers)
+         + " ranks, and it has fewer rows";
 }
 
 parameter_slices slices_of_embedding(const native_module& x, int64_t rank,

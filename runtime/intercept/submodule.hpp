@@ -221,11 +221,16 @@ template <class A, class B>
 inline constexpr bool is_tensors<std::pair<A, B>> = std::is_same_v<
   A, at::Tensor>&& std::is_same_v<B, at::Tensor>;
 
+/// True for a tensor or a tuple of them, given in any way.
+template <class T>
+inline constexpr bool holds_tensors
+  = std::is_convertible_v<T, at::Tensor> || is_tensors<std::decay_t<T>>;
+
 /// True for calls that tensor-parallel ranks may share.
 template <class R, class... Ts>
-inline constexpr bool is_shareable
-  = is_tensors<std::decay_t<
-      R>> && ((std::is_convertible_v<Ts, at::Tensor> || is_tensors<std::decay_t<Ts>>)&&...);
+inline constexpr bool is_shareable = std::conjunction_v<
+  std::bool_constant<is_tensors<std::decay_t<R>>>,
+  std::bool_constant<holds_tensors<Ts>>...>;
 
 /// Adds a tensor, or those of a tuple.
 template <class T>
