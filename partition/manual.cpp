@@ -45,8 +45,15 @@ public:
   }
 
 private:
+  /// Why a module cannot leave its parent.
+  std::string why_captive(module_id x) const {
+    auto& m = model_[x.value];
+    return m.part_of.empty() ? m.not_interceptable
+                             : "it is part of " + m.part_of;
+  }
+
   bool is_captive(module_id x) const {
-    return x.value != 0 && !model_[x.value].not_interceptable.empty();
+    return x.value != 0 && !why_captive(x).empty();
   }
 
   std::string why_together(module_id x) const {
@@ -99,8 +106,8 @@ private:
       auto pin = model_[x.value].pinned_device;
       if (pin && is_captive(x) && pin != device)
         throw config_error(describe_module(model_, x) + " is pinned to device "
-                           + number(*pin) + ", but stays with its parent: "
-                           + model_[x.value].not_interceptable);
+                           + number(*pin)
+                           + ", but stays with its parent: " + why_captive(x));
     }
   }
 

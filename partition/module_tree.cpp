@@ -112,12 +112,14 @@ private:
 
   void join_children(size_t i) {
     for (auto child : model_[i].children) {
-      auto& why = model_[child.value].not_interceptable;
-      if (why.empty() || child.value == i)
+      auto& x = model_[child.value];
+      auto& why = x.not_interceptable;
+      if ((why.empty() && x.part_of.empty()) || child.value == i)
         continue;
       sets.merge(child.value, i);
-      reasons.push_back(
-        {merge_reason::kind::not_interceptable, child, module_id{i}, why});
+      if (x.part_of.empty()) // else it surprises nobody
+        reasons.push_back(
+          {merge_reason::kind::not_interceptable, child, module_id{i}, why});
     }
   }
 

@@ -37,6 +37,10 @@ struct module_info {
   /// that would free it (R20); empty if they can.
   std::string not_interceptable;
 
+  /// What its parent computes as a whole with it, which thus keeps it ("'h.0',
+  /// which ranks share as a whole"); empty if it may stand anywhere.
+  std::string part_of;
+
   /// Why microbatches pass the module in their order, e.g. "buffer
   /// running_mean" (R19); empty if they need not.
   std::string ordered;

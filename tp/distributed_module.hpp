@@ -10,32 +10,51 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace smp {
 
-/// What a rank holds of a parameter: a range of one axis.
+struct transformer_layer_options;
+
+/// What a rank holds of a parameter: a range of one axis. Where several layers
+/// stand in one, as query, key and value do, the axis consists of as many equal
+/// blocks, and the rank holds the same range of each.
 struct tensor_slice {
   int64_t dim = 0;
+  /// In each block.
   int64_t begin = 0;
   int64_t length = 0;
   /// Sizes of the whole.
   std::vector<int64_t> whole = {};
+  int64_t blocks = 1;
 
-  /// @returns the slice of `x`, a view
+  /// @returns the slice of `x`, a view if there is one block
   at::Tensor of(const at::Tensor& x) const;
+
+  /// @param parts of all ranks, in their order
+  /// @returns the whole
+  at::Tensor merged(const std::vector<at::Tensor>& parts) const;
+
+  /// @returns the slice as ranges without blocks, one behind the other
+  std::vector<tensor_slice> ranges() const;
 
   bool operator==(const tensor_slice&) const = default;
 };
+
+/// By the names of parameters in their module.
+using parameter_slices = std::map<std::string, tensor_slice>;
 
 /// An ordinary module, as torch::nn and TorchScript have it.
 struct native_module {
   /// "Linear".
   std::string type;
-  /// By their names in the module. Of a TorchScript module what is undefined
-  /// (no bias) is left out.
+  /// Its path in the model.
+  std::string name = {};
+  /// By their names in the module ("weight", "attn.c_attn.weight"). Of a
+  /// TorchScript module what is undefined (no bias) is left out.
   std::map<std::string, at::Tensor> parameters = {};
   /// Why it may not be taken for what its type says; empty if it may.
   std::string doubt = {};
@@ -44,28 +63,45 @@ struct native_module {
   bool sparse = false;
   bool max_norm = false;
   bool scale_grad_by_freq = false;
+  std::vector<int64_t> normalized_shape = {};
+  double eps = 1e-5;
+  /// Of a TransformerLayer, and only of that.
+  std::shared_ptr<const transformer_layer_options> layer = {};
+  /// Ranks keep no activation twice, where that is a choice, rather than
+  /// exchange less (smp.optimize).
+  bool saves_memory = true;
 };
 
-/// Computes what the ordinary module would, from one tensor to one tensor, for
-/// the samples of this rank. Peers call it at the same time.
+/// Computes what the ordinary module would, for the samples of this rank. Peers
+/// call it at the same time.
 class distributed_module {
 public:
   virtual ~distributed_module();
 
-  /// @param x [batch, ...], with the same sizes on all peers
-  virtual at::Tensor forward(const at::Tensor& x) const = 0;
+  /// @param xs the tensors in the arguments, [batch, ...] each, with the same
+  /// sizes on all peers
+  /// @returns the tensors in the result
+  virtual std::vector<at::Tensor>
+  forward(std::span<const at::Tensor> xs) const = 0;
 };
 
 /// How modules of one type are shared.
 struct distribution {
   std::string_view type;
+  /// Such modules are shared only where they are named themselves, as they have
+  /// little of which others could hold a part.
+  bool only_by_name = false;
   /// @returns why `x` cannot be shared by so many, and the way out; or nothing
   std::string (*refusal)(const native_module& x, int64_t peers);
-  /// @returns what peer `rank` of so many holds of each parameter
-  std::map<std::string, tensor_slice> (*slices)(const native_module& x,
-                                                int64_t rank, int64_t peers);
+  /// @returns what peer `rank` of so many holds of each parameter; of those
+  /// that it does not name, each holds the whole
+  parameter_slices (*slices)(const native_module& x, int64_t rank,
+                             int64_t peers);
   /// @param x its parameters hold the slices by now
-  std::unique_ptr<distributed_module> (*make)(const native_module& x);
+  std::unique_ptr<distributed_module> (*make)(const native_module& x,
+                                              const parameter_slices& slices);
+  /// @returns along what, where that depends on the module: "by rows"; or null
+  const char* (*manner)(const native_module& x, int64_t peers) = nullptr;
 };
 
 /// @returns null if there is none for this type

@@ -1,32 +1,101 @@
 #include "tp/embedding.hpp"
 
 #include "tp/functions.hpp"
+#include "tp/tensor_group.hpp"
 
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace smp::nn {
 
 namespace {
 
-class distributed_embedding final : public distributed_module {
+/// Rows [begin, begin + length) of a table, of which the first peers have one
+/// more if they cannot be divided.
+std::pair<int64_t, int64_t> rows_of(int64_t rows, int64_t rank, int64_t peers) {
+  auto more = rows % peers;
+  return {rank * (rows / peers) + std::min(rank, more),
+          rows / peers + (rank < more ? 1 : 0)};
+}
+
+/// Of N indices and d channels on each of T peers, channels move (T - 1) / T N
+/// d numbers, and rows (T - 1) N d: rows are never better, but there may be
+/// fewer channels than ranks, or a number that cannot be divided.
+bool by_rows(const native_module& x, int64_t peers) {
+  return x.parameters.at("weight").size(1) % peers != 0;
+}
+
+class embedding_by_channels final : public distributed_module {
 public:
-  explicit distributed_embedding(const native_module& x)
+  explicit embedding_by_channels(const native_module& x)
     : weight_(x.parameters.at("weight")),
       padding_idx_(x.padding_idx.value_or(-1)),
       sparse_(x.sparse) {
     // nop
   }
 
-  at::Tensor forward(const at::Tensor& x) const override {
-    auto all = fused_allgather_for_tp(x, 0);
+  std::vector<at::Tensor>
+  forward(std::span<const at::Tensor> xs) const override {
+    auto all = fused_allgather_for_tp(xs[0], 0);
     auto mine = at::embedding(weight_, all, padding_idx_, false, sparse_);
-    return scatter_and_merge_for_tp(mine, 0, -1);
+    return {scatter_and_merge_for_tp(mine, 0, -1)};
   }
 
 private:
   at::Tensor weight_;
+  int64_t padding_idx_;
+  bool sparse_;
+};
+
+class embedding_by_rows final : public distributed_module {
+public:
+  embedding_by_rows(const native_module& x, int64_t rows)
+    : weight_(x.parameters.at("weight")),
+      rows_(rows),
+      padding_idx_(x.padding_idx.value_or(-1)),
+      sparse_(x.sparse) {
+    // nop
+  }
+
+  std::vector<at::Tensor>
+  forward(std::span<const at::Tensor> xs) const override {
+    auto& group = tensor_group::current();
+    auto [begin, length] = rows_of(rows_, static_cast<int64_t>(group.rank()),
+                                   static_cast<int64_t>(group.size()));
+    auto all = fused_allgather_for_tp(xs[0], 0);
+    check_range(all);
+    auto sizes = all.sizes().vec();
+    all = all.flatten();
+    // Only what is here is looked up, so that no other row has a gradient.
+    auto where = all.ge(begin).logical_and(all.lt(begin + length)).nonzero();
+    where = where.squeeze(1);
+    auto padding = padding_idx_ >= begin && padding_idx_ < begin + length
+                     ? padding_idx_ - begin
+                     : -1;
+    auto found = at::embedding(weight_, all.index_select(0, where) - begin,
+                               padding, false, sparse_);
+    auto mine = at::zeros({all.numel(), weight_.size(1)}, weight_.options())
+                  .index_copy(0, where, found);
+    sizes.push_back(weight_.size(1));
+    return {reduce_scatter_for_tp(mine.view(sizes), 0)};
+  }
+
+private:
+  /// Nobody would miss what nobody has.
+  void check_range(const at::Tensor& indices) const {
+    if (indices.numel() > 0
+        && (indices.min().item<int64_t>() < 0
+            || indices.max().item<int64_t>() >= rows_))
+      TORCH_CHECK_INDEX(false, "index out of range: the table has ", rows_,
+                        " rows");
+  }
+
+  at::Tensor weight_;
+  int64_t rows_;
   int64_t padding_idx_;
   bool sparse_;
 };
@@ -36,28 +105,42 @@ std::string refusal_of_embedding(const native_module& x, int64_t peers) {
     return "max_norm changes whole rows, of which no rank has one";
   if (x.scale_grad_by_freq)
     return "scale_grad_by_freq would count the samples of other ranks";
-  auto channels = x.parameters.at("weight").size(1);
-  if (channels % peers == 0)
+  auto& weight = x.parameters.at("weight");
+  if (!by_rows(x, peers) || weight.size(0) >= peers)
     return {};
-  return "its " + std::to_string(channels)
+  return "its " + std::to_string(weight.size(1))
          + " channels cannot be divided among " + std::to_string(peers)
-         + " ranks";
+         + " ranks, and it has fewer rows";
 }
 
-std::map<std::string, tensor_slice>
-slices_of_embedding(const native_module& x, int64_t rank, int64_t peers) {
+parameter_slices slices_of_embedding(const native_module& x, int64_t rank,
+                                     int64_t peers) {
   auto& weight = x.parameters.at("weight");
+  if (by_rows(x, peers)) {
+    auto [begin, length] = rows_of(weight.size(0), rank, peers);
+    return {{"weight", {0, begin, length, weight.sizes().vec()}}};
+  }
   auto channels = weight.size(1) / peers;
   return {{"weight", {1, rank * channels, channels, weight.sizes().vec()}}};
 }
 
-std::unique_ptr<distributed_module> make_embedding(const native_module& x) {
-  return std::make_unique<distributed_embedding>(x);
+std::unique_ptr<distributed_module>
+make_embedding(const native_module& x, const parameter_slices& slices) {
+  if (auto& slice = slices.at("weight"); slice.dim == 0)
+    return std::make_unique<embedding_by_rows>(x, slice.whole[0]);
+  return std::make_unique<embedding_by_channels>(x);
+}
+
+const char* manner_of_embedding(const native_module& x, int64_t peers) {
+  return by_rows(x, peers) ? "by rows" : nullptr;
 }
 
 } // namespace
 
-const distribution embedding_distribution{"Embedding", refusal_of_embedding,
-                                          slices_of_embedding, make_embedding};
+const distribution embedding_distribution{.type = "Embedding",
+                                          .refusal = refusal_of_embedding,
+                                          .slices = slices_of_embedding,
+                                          .make = make_embedding,
+                                          .manner = manner_of_embedding};
 
 } // namespace smp::nn

@@ -19,11 +19,12 @@ public:
     // nop
   }
 
-  at::Tensor forward(const at::Tensor& x) const override {
-    auto mine = scatter_and_merge_for_tp(x, -1, 0);
+  std::vector<at::Tensor>
+  forward(std::span<const at::Tensor> xs) const override {
+    auto mine = scatter_and_merge_for_tp(xs[0], -1, 0);
     auto part = at::linear(mine, inputs_ == 1 ? weight_ : weight_.t(),
                            has_bias() ? bias_ : at::Tensor{});
-    return reduce_scatter_for_tp(part, 0);
+    return {reduce_scatter_for_tp(part, 0)};
   }
 
 private:
@@ -47,11 +48,11 @@ std::string refusal_of_linear(const native_module& x, int64_t peers) {
 }
 
 template <int64_t Inputs>
-std::map<std::string, tensor_slice>
-slices_of_linear(const native_module& x, int64_t rank, int64_t peers) {
+parameter_slices slices_of_linear(const native_module& x, int64_t rank,
+                                  int64_t peers) {
   auto& weight = x.parameters.at("weight");
   auto inputs = weight.size(Inputs) / peers;
-  std::map<std::string, tensor_slice> result;
+  parameter_slices result;
   result["weight"] = {Inputs, rank * inputs, inputs, weight.sizes().vec()};
   if (auto bias = x.parameters.find("bias"); bias != x.parameters.end()) {
     auto outputs = bias->second.size(0);
@@ -62,7 +63,8 @@ slices_of_linear(const native_module& x, int64_t rank, int64_t peers) {
 }
 
 template <int64_t Inputs>
-std::unique_ptr<distributed_module> make_linear(const native_module& x) {
+std::unique_ptr<distributed_module> make_linear(const native_module& x,
+                                                const parameter_slices&) {
   auto bias = x.parameters.find("bias");
   return std::make_unique<distributed_linear>(
     x.parameters.at("weight"),
@@ -71,10 +73,14 @@ std::unique_ptr<distributed_module> make_linear(const native_module& x) {
 
 } // namespace
 
-const distribution linear_distribution{"Linear", refusal_of_linear<1>,
-                                       slices_of_linear<1>, make_linear<1>};
+const distribution linear_distribution{.type = "Linear",
+                                       .refusal = refusal_of_linear<1>,
+                                       .slices = slices_of_linear<1>,
+                                       .make = make_linear<1>};
 
-const distribution conv1d_distribution{"Conv1D", refusal_of_linear<0>,
-                                       slices_of_linear<0>, make_linear<0>};
+const distribution conv1d_distribution{.type = "Conv1D",
+                                       .refusal = refusal_of_linear<0>,
+                                       .slices = slices_of_linear<0>,
+                                       .make = make_linear<0>};
 
 } // namespace smp::nn

@@ -3,7 +3,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -23,6 +25,14 @@ public:
   /// @returns a name for the next collective of the call that runs, the same
   /// on all peers
   virtual std::string next_name() = 0;
+
+  /// Runs `f`, which draws the numbers that a call below the one that runs
+  /// draws for the samples of a peer (R23).
+  /// @param calls paths of modules: the call that runs calls the first of them,
+  /// that the next one, and the last one draws
+  virtual void draw_as(uint64_t peer, const std::vector<std::string>& calls,
+                       const std::function<void()>& f)
+    = 0;
 
   // All peers call these, with tensors of the same sizes and type. They park;
   // autograd stays behind. They throw error (protocol) where peers differ, and

@@ -17,6 +17,7 @@
 #include "transport/bytes.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/optim/optimizer.h>
 
@@ -228,7 +229,7 @@ void checkpoint_loader::check_file(const saved_file& x) const {
   for (auto& t : manifest_.tensors)
     for (auto& piece : t.pieces)
       if (piece.file == x.name)
-        pieces.emplace(t.name, std::pair{&t, &piece});
+        pieces.emplace(t.name + piece.part, std::pair{&t, &piece});
   for (auto& [name, wanted] : pieces) {
     auto& [tensor, piece] = wanted;
     auto i = file.find(name);
@@ -353,6 +354,12 @@ safetensors_reader& checkpoint_loader::open(const std::string& file) {
 at::Tensor checkpoint_loader::read(const saved_tensor& x,
                                    const tensor_slice* slice, uint64_t replica,
                                    const at::Tensor& like) {
+  if (slice && slice->blocks > 1) {
+    std::vector<at::Tensor> parts;
+    for (auto& range : slice->ranges())
+      parts.push_back(read(x, &range, replica, like));
+    return at::cat(parts, slice->dim);
+  }
   if (std::ranges::find(x.pieces, replica, &tensor_piece::replica)
       == x.pieces.end())
     replica = 0;
@@ -369,9 +376,9 @@ at::Tensor checkpoint_loader::read(const saved_tensor& x,
     if (piece.replica != replica || both.empty())
       continue;
     auto& file = open(piece.file);
-    auto position = file.find(x.name);
+    auto position = file.find(x.name + piece.part);
     if (!position)
-      fail(piece.file + " has no tensor \"" + x.name + "\"");
+      fail(piece.file + " has no tensor \"" + x.name + piece.part + "\"");
     auto found = file.read(*position);
     if (piece.begin == begin && piece.sizes == sizes)
       return found;

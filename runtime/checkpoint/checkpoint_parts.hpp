@@ -24,6 +24,7 @@ struct held_tensor {
   at::Tensor value;
   const tensor_slice* slice = nullptr; // null: the whole
   uint64_t replica = 0;
+  std::string part = {}; // see `tensor_piece`
 };
 
 /// A parameter in an optimizer.

@@ -68,6 +68,8 @@ json to_json_object(const tensor_piece& x) {
               {"checksum", to_hex(x.checksum)}};
   if (x.replica > 0)
     result["replica"] = x.replica;
+  if (!x.part.empty())
+    result["part"] = x.part;
   return result;
 }
 
@@ -203,7 +205,8 @@ private:
       errors_.fail("tensor \"" + result.name + "\" stands twice in it");
     for (auto& y : x.at("pieces"))
       result.pieces.push_back(
-        {y.at("file").get<std::string>(), y.value("replica", uint64_t{0}),
+        {y.at("file").get<std::string>(), y.value("part", std::string{}),
+         y.value("replica", uint64_t{0}),
          y.at("begin").get<std::vector<int64_t>>(),
          y.at("shape").get<std::vector<int64_t>>(),
          std::stoull(y.at("checksum").get<std::string>(), nullptr, 16)});

@@ -11,9 +11,11 @@
 namespace smp {
 
 /// A part of a tensor, as one rank held and wrote it. In its file it has the
-/// name of the tensor.
+/// name of the tensor, with `part` behind it.
 struct tensor_piece {
   std::string file; // in the folder of the checkpoint
+  /// Of a slice in several blocks, each is a piece: "#1"; else empty.
+  std::string part = {};
   /// Of buffers, which replicas do not share: whose it is, by dp_rank.
   uint64_t replica = 0;
   /// Where it begins in the whole, by axis, and how long it is there.
@@ -104,8 +106,8 @@ template <class Inspector>
 bool inspect(Inspector& f, tensor_piece& x) {
   return f.object(x).fields(
     f.field("file", x.file), f.field("replica", x.replica),
-    f.field("begin", x.begin), f.field("sizes", x.sizes),
-    f.field("checksum", x.checksum));
+    f.field("part", x.part), f.field("begin", x.begin),
+    f.field("sizes", x.sizes), f.field("checksum", x.checksum));
 }
 
 template <class Inspector>

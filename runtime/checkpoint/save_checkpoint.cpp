@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <deque>
 #include <filesystem>
 #include <optional>
 #include <variant>
@@ -103,16 +104,34 @@ private:
 
   checkpoint_part write(const std::string& folder) const {
     std::vector<held_tensor> of_model, others;
+    std::deque<tensor_slice> ranges;
     for (auto& x : held_tensors(model_, optimizers_))
-      (x.role == tensor_role::parameter || x.role == tensor_role::buffer
-         ? of_model
-         : others)
-        .push_back(std::move(x));
+      for (auto& y : pieces_of(std::move(x), ranges))
+        (y.role == tensor_role::parameter || y.role == tensor_role::buffer
+           ? of_model
+           : others)
+          .push_back(std::move(y));
     checkpoint_part result;
     write_file(folder, "model", of_model, result);
     write_file(folder, "state", others, result);
     // Each replica has rows of its own, if it shares the optimizer's state.
     result.members = group_members(model_, optimizers_);
+    return result;
+  }
+
+  /// @param ranges gets the slices to which the pieces point
+  static std::vector<held_tensor> pieces_of(held_tensor x,
+                                            std::deque<tensor_slice>& ranges) {
+    if (!x.slice || x.slice->blocks == 1)
+      return {std::move(x)};
+    std::vector<held_tensor> result;
+    for (auto& range : x.slice->ranges()) {
+      auto k = static_cast<int64_t>(result.size());
+      auto& y = result.emplace_back(x);
+      y.value = x.value.narrow(range.dim, k * range.length, range.length);
+      y.slice = &ranges.emplace_back(range);
+      y.part = fmt::format("#{}", k);
+    }
     return result;
   }
 
@@ -127,7 +146,7 @@ private:
     std::vector<tensor_outline> outlines;
     for (auto& x : xs)
       outlines.push_back(
-        {x.name, x.value.scalar_type(), x.value.sizes().vec()});
+        {x.name + x.part, x.value.scalar_type(), x.value.sizes().vec()});
     auto begin = out.tensors.size();
     for (auto& x : xs)
       out.tensors.push_back(describe(x, file.name));
@@ -145,6 +164,7 @@ private:
   static saved_tensor describe(const held_tensor& x, const std::string& file) {
     auto sizes = x.value.sizes().vec();
     tensor_piece piece{.file = file,
+                       .part = x.part,
                        .replica = x.replica,
                        .begin = std::vector<int64_t>(sizes.size(), 0),
                        .sizes = sizes};

@@ -7,7 +7,6 @@
 #include "runtime/values/tensor_bridge.hpp"
 #include "transport/bytes.hpp"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <vector>
@@ -91,7 +90,7 @@ private:
     for (auto rank : peers())
       if (rank != rank_.self())
         parts.push_back(ask(rank, i));
-    return at::cat(parts, slice->dim);
+    return slice->merged(parts);
   }
 
   at::Tensor ask(rank_id owner, uint32_t i) {

@@ -68,7 +68,8 @@ public:
                       "\"paper\", which gives each rank one part; write "
                       "smp.strategy = \"balanced\"",
                       x.chunks));
-    if (has_memory_weight_ && x.optimize != "memory")
+    if (has_memory_weight_ && x.optimize != "memory"
+        && x.tensor_parallel_degree == 1)
       add("smp.optimize", "has no effect with", "smp.memory_weight",
           "it stands for a weight; keep one of them");
     if (!x.auto_partition && x.trace_device == "gpu")

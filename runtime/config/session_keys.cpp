@@ -69,7 +69,9 @@ const std::vector<config_key> session_table = {
   {.name = "smp.optimize",
    .slot = SMP_SLOT(smp.optimize),
    .meaning = "what the partition is to balance, if `smp.memory_weight` does "
-              "not say it",
+              "not say it; of transformer layers that tensor-parallel ranks "
+              "share, whether they keep no activation twice or exchange less "
+              "(docs/tensor_parallel.md)",
    .choices = {"memory", "speed"}},
   {.name = "smp.memory_weight",
    .slot = SMP_SLOT(smp.memory_weight),

@@ -33,6 +33,32 @@ bool in_graph() {
          && !c10::InferenceMode::is_enabled();
 }
 
+/// Adds the tensors in `x`: one, or those of a tuple.
+void add_tensors(std::vector<at::Tensor>& to, unpacker& in, const value& x) {
+  if (auto* parts = x.get_if<tuple_value>())
+    for (auto& y : parts->items)
+      add_tensors(to, in, y);
+  else
+    to.push_back(get_value<at::Tensor>(in, x));
+}
+
+/// This rank's part of a call that ranks share.
+invocation run_part(call_scope& noted, const distributed_module& how,
+                    const void* object, unpacker& in,
+                    const std::vector<value>& args, packer& out) {
+  std::vector<at::Tensor> xs;
+  for (auto& x : args)
+    add_tensors(xs, in, x);
+  auto found = run_shared(noted, how, object, xs);
+  value_path::scope place{out, "result"};
+  if (found.size() == 1)
+    return {put_value(out, found[0]), {}};
+  std::vector<value> results;
+  for (auto& x : found)
+    results.push_back(put_value(out, x));
+  return {value::tuple(std::move(results)), {}};
+}
+
 } // namespace
 
 /// Of a range, that of its first child.
@@ -103,17 +129,14 @@ invocation local_modules::run_code(module_id module, const call_target& x,
   auto is_script = x.op != request_kind::call && x.op != request_kind::range;
   if (is_script != (m.script != nullptr))
     throw error{error_code::protocol, "a call does not fit its module"};
+  if (!is_script && m.object->is_training() != x.training)
+    m.object->train(x.training);
   if (auto* how = model_.map->shared(module); how && is_call(x)) {
     call_scope noted{{.module = module, .ordered = false, .served = true}};
-    auto result = run_shared(noted, *how, m.identity(),
-                             get_value<at::Tensor>(in, args.at(0)));
-    value_path::scope place{out, "result"};
-    return {put_value(out, result), {}};
+    return run_part(noted, *how, m.identity(), in, args, out);
   }
   if (is_script)
     return run_script(model_, module, x, in, args, out);
-  if (m.object->is_training() != x.training)
-    m.object->train(x.training);
   return x.op == request_kind::call
            ? find_invoker(x.invoker)(*m.object, in, args, out)
            : run_range(*m.object, x.first, x.last, !x.own, in, args, out);

@@ -123,9 +123,12 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
   call_scope noted{call};
   if (how) {
     auto object = x.ptr();
-    return nn::AnyValue{run_shared(noted, *how,
-                                   dynamic_cast<const void*>(object.get()),
-                                   arguments.at(0).get<at::Tensor>())};
+    auto found = run_shared(noted, *how,
+                            dynamic_cast<const void*>(object.get()),
+                            tensors_in_any(arguments));
+    return found.size() == 1
+             ? nn::AnyValue{std::move(found[0])}
+             : nn::AnyValue{std::tuple{found.at(0), found.at(1)}};
   }
   if (!noted.looks()) [[likely]]
     return x.forward(std::move(arguments));

@@ -4,13 +4,15 @@
 
 namespace smp {
 
-at::Tensor run_shared(call_scope& call, const distributed_module& how,
-                      const void* object, const at::Tensor& x) {
+std::vector<at::Tensor> run_shared(call_scope& call,
+                                   const distributed_module& how,
+                                   const void* object,
+                                   std::span<const at::Tensor> xs) {
   if (!call.looks()) [[likely]]
-    return how.forward(x);
-  call.arguments(object, {&x, 1});
-  auto result = how.forward(x);
-  call.results({&result, 1});
+    return how.forward(xs);
+  call.arguments(object, xs);
+  auto result = how.forward(xs);
+  call.results(result);
   return result;
 }
 

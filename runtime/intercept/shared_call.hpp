@@ -4,6 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
+#include <vector>
+
 namespace smp {
 
 class distributed_module;
@@ -11,7 +14,10 @@ class distributed_module;
 /// Runs this rank's part of a call that tensor-parallel ranks share.
 /// @param call already entered
 /// @param object identity of the module, see `call_interceptor::arguments`
-at::Tensor run_shared(call_scope& call, const distributed_module& how,
-                      const void* object, const at::Tensor& x);
+/// @param xs the tensors in its arguments @returns those in its result
+std::vector<at::Tensor> run_shared(call_scope& call,
+                                   const distributed_module& how,
+                                   const void* object,
+                                   std::span<const at::Tensor> xs);
 
 } // namespace smp

@@ -24,6 +24,7 @@
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 // Torch's modules take ten seconds to compile; who has one includes them.
 namespace torch::nn {
@@ -208,12 +209,6 @@ void assign_changed(unpacker& in, const value& content, T& x) {
     x = get_value<std::decay_t<type>>(in, content);
 }
 
-/// True for calls that tensor-parallel ranks may share.
-template <class R, class... Ts>
-inline constexpr bool is_from_tensor_to_tensor
-  = std::is_same_v<std::decay_t<R>, at::Tensor> && sizeof...(Ts) == 1
-    && (std::is_convertible_v<Ts, at::Tensor> && ...);
-
 /// True for types of which a call returns as many tensors each time.
 template <class R>
 inline constexpr bool is_tensors = std::is_same_v<R, at::Tensor>;
@@ -225,6 +220,41 @@ inline constexpr bool
 template <class A, class B>
 inline constexpr bool is_tensors<std::pair<A, B>> = std::is_same_v<
   A, at::Tensor>&& std::is_same_v<B, at::Tensor>;
+
+/// True for a tensor or a tuple of them, given in any way.
+template <class T>
+inline constexpr bool holds_tensors
+  = std::is_convertible_v<T, at::Tensor> || is_tensors<std::decay_t<T>>;
+
+/// True for calls that tensor-parallel ranks may share.
+template <class R, class... Ts>
+inline constexpr bool is_shareable = std::conjunction_v<
+  std::bool_constant<is_tensors<std::decay_t<R>>>,
+  std::bool_constant<holds_tensors<Ts>>...>;
+
+/// Adds a tensor, or those of a tuple.
+template <class T>
+void add_tensors(std::vector<at::Tensor>& to, const T& x) {
+  if constexpr (std::is_convertible_v<const T&, at::Tensor>)
+    to.push_back(x);
+  else
+    std::apply([&](auto&... ys) { (to.push_back(ys), ...); }, x);
+}
+
+/// @returns a tensor, or a tuple of all
+template <class R, size_t... Is>
+R from_tensors(const std::vector<at::Tensor>& xs, std::index_sequence<Is...>) {
+  return R{xs.at(Is)...};
+}
+
+template <class R>
+R from_tensors(const std::vector<at::Tensor>& xs) {
+  if constexpr (std::is_same_v<R, at::Tensor>)
+    return xs.at(0);
+  else
+    return from_tensors<R>(xs,
+                           std::make_index_sequence<std::tuple_size_v<R>>{});
+}
 
 template <class Impl, class R, size_t... Is, class... Ts>
 R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
@@ -304,11 +334,15 @@ public:
       std::forward<Ts>(xs)...));
     if (smp_hook.local) {
       call_scope call{{smp_hook.id, smp_hook.ordered, false, smp_hook.stream}};
-      if constexpr (detail::is_from_tensor_to_tensor<result, Ts...>)
-        if (smp_hook.distributed) [[unlikely]]
-          return run_shared(
+      if constexpr (detail::is_shareable<result, Ts...>)
+        if (smp_hook.distributed) [[unlikely]] {
+          std::vector<at::Tensor> tensors;
+          (detail::add_tensors(tensors, xs), ...);
+          return detail::from_tensors<std::decay_t<result>>(run_shared(
             call, *smp_hook.distributed,
-            dynamic_cast<const void*>(static_cast<const Impl*>(this)), xs...);
+            dynamic_cast<const void*>(static_cast<const Impl*>(this)),
+            tensors));
+        }
       if (call.looks()) [[unlikely]]
         return detail::call_intercepted<Impl, result>(
           call, static_cast<Impl&>(*this), std::index_sequence_for<Ts...>{},

@@ -125,6 +125,15 @@ std::vector<uint32_t> walked_model::modules_below(std::string_view name) const {
   return result;
 }
 
+std::vector<uint32_t> walked_model::subtree(uint32_t module) const {
+  std::vector<uint32_t> result{module};
+  for (size_t i = 0; i < result.size(); ++i)
+    for (auto child : modules[result[i]].children)
+      if (std::ranges::find(result, child) == result.end())
+        result.push_back(child);
+  return result;
+}
+
 uint64_t walked_model::hash() const {
   fnv_hash h;
   for (auto& m : modules) {

@@ -96,6 +96,9 @@ struct walked_model {
   /// none if there is no such module
   std::vector<uint32_t> modules_below(std::string_view name) const;
 
+  /// @returns a module and all below it, each once
+  std::vector<uint32_t> subtree(uint32_t module) const;
+
   /// Over names, types, shapes and dtypes; equal on ranks with the same model.
   uint64_t hash() const;
 };

@@ -1,15 +1,18 @@
 #include "runtime/model/native_modules.hpp"
 
 #include "runtime/model/script_code.hpp"
+#include "runtime/model/script_layers.hpp"
 #include "runtime/model/tp_register.hpp"
+#include "tp/transformer_layer_options.hpp"
 
 #include <ATen/core/function.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/Type.h>
-#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
+#include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <map>
 #include <mutex>
@@ -26,6 +29,7 @@ namespace jit = torch::jit;
 struct registry {
   std::mutex mutex;
   std::map<std::string, std::string, std::less<>> names;
+  std::map<std::string, layer_reader, std::less<>> layers;
 
   static registry& get() {
     static registry result;
@@ -57,6 +61,18 @@ std::string name_of_class(std::string_view type) {
   return {};
 }
 
+layer_reader reader_of(const std::string& type) {
+  auto& known = registry::get();
+  std::lock_guard guard{known.mutex};
+  auto i = known.layers.find(type);
+  return i == known.layers.end() ? layer_reader{} : i->second;
+}
+
+void read_options(const torch::nn::LayerNormOptions& x, native_module& to) {
+  to.normalized_shape = x.normalized_shape();
+  to.eps = x.eps();
+}
+
 void read_options(const torch::nn::EmbeddingOptions& x, native_module& to) {
   to.padding_idx = x.padding_idx();
   to.sparse = x.sparse();
@@ -75,19 +91,14 @@ const std::set<std::string_view>& operations_of(std::string_view type) {
     "aten::addmm",       "aten::view",         "aten::size", "aten::Int",
     "aten::slice",       "aten::add",          "aten::len",  "aten::neg",
     "prim::NumToTensor", "prim::ListConstruct"};
+  static const std::set<std::string_view> norm{"aten::layer_norm",
+                                               "prim::ListConstruct"};
   static const std::set<std::string_view> none;
   return type == "Linear"      ? linear
          : type == "Embedding" ? embedding
          : type == "Conv1D"    ? conv1d
+         : type == "LayerNorm" ? norm
                                : none;
-}
-
-const jit::Graph* graph_of_forward(const c10::ivalue::Object& x) {
-  auto* f = x.type()->findMethod(std::string{kept_prefix} + "forward");
-  if (!f)
-    f = x.type()->findMethod("forward");
-  auto* code = f ? jit::tryToGraphFunction(*f) : nullptr;
-  return code ? code->graph().get() : nullptr;
 }
 
 c10::IValue constant_of(const jit::Node& x, size_t input) {
@@ -95,6 +106,22 @@ c10::IValue constant_of(const jit::Node& x, size_t input) {
     if (auto y = jit::toIValue(x.input(input)))
       return *y;
   return {};
+}
+
+/// Which axes, and what is added to the variance, are constants of the call.
+/// @param first position of its first argument
+void read_norm(const jit::Node& x, size_t first, native_module& to) {
+  auto shape = x.input(first + 1);
+  if (auto y = jit::toIValue(shape); y && y->isIntList())
+    to.normalized_shape = y->toIntVector();
+  else if (shape->node()->kind() == c10::prim::ListConstruct)
+    for (size_t i = 0; i < shape->node()->inputs().size(); ++i)
+      if (auto n = constant_of(*shape->node(), i); n.isInt())
+        to.normalized_shape.push_back(n.toInt());
+  if (auto y = constant_of(x, first + 4); y.isDouble())
+    to.eps = y.toDouble();
+  else
+    to.doubt = "its code does not tell its epsilon";
 }
 
 /// Options of an embedding are constants in traced code.
@@ -133,11 +160,12 @@ bool calls_functional(const jit::Node& x) {
   auto name = type ? type->function()->qualname().qualifiedName()
                    : std::string{};
   return name.ends_with("torch.nn.functional.embedding")
-         || name.ends_with("torch.nn.functional.linear");
+         || name.ends_with("torch.nn.functional.linear")
+         || name.ends_with("torch.nn.functional.layer_norm");
 }
 
 void read_code(const c10::ivalue::Object& x, native_module& to) {
-  auto* graph = graph_of_forward(x);
+  auto* graph = graph_of_forward(*x.type());
   if (!graph || graph->inputs().size() != 2) {
     to.doubt = "its code does not take one tensor";
     return;
@@ -147,6 +175,10 @@ void read_code(const c10::ivalue::Object& x, native_module& to) {
     std::string_view kind = node->kind().toQualString();
     if (kind == "aten::embedding")
       read_call(*node, to);
+    if (to.type == "LayerNorm" && kind == "aten::layer_norm")
+      read_norm(*node, 0, to);
+    if (to.type == "LayerNorm" && calls_functional(*node))
+      read_norm(*node, 1, to);
     if (kind == "prim::GetAttr" || kind == "prim::Constant"
         || calls_functional(*node) || known.contains(kind))
       continue;
@@ -165,12 +197,57 @@ bool register_native(const std::type_info& impl, std::string_view as) {
   return true;
 }
 
+bool register_layer(const std::type_info& impl, layer_reader read) {
+  auto& known = registry::get();
+  std::lock_guard guard{known.mutex};
+  known.layers.insert_or_assign(c10::demangle(impl.name()), std::move(read));
+  return true;
+}
+
+namespace {
+
+/// A layer with all that is below it.
+std::optional<native_module> layer_of(const walked_model& model,
+                                      uint32_t module) {
+  auto& m = model.modules[module];
+  native_module result{.type = "TransformerLayer", .name = m.names.front()};
+  if (auto read = m.object ? reader_of(m.type) : layer_reader{}) {
+    auto options = read(*m.object);
+    auto* object = m.object;
+    if (!options.training)
+      options.training = [object] { return object->is_training(); };
+    result.layer = std::make_shared<transformer_layer_options>(
+      std::move(options));
+  } else if (m.script && is_script_layer(m.type)) {
+    auto found = read_script_layer(model, module);
+    result.layer = std::make_shared<transformer_layer_options>(
+      std::move(found.options));
+    result.doubt = std::move(found.doubt);
+  } else {
+    return std::nullopt;
+  }
+  auto prefix = result.name + ".";
+  for (auto below : model.subtree(module))
+    for (auto i : model.modules[below].tensors)
+      if (auto& t = model.tensors[i];
+          !t.is_buffer && t.names.front().starts_with(prefix))
+        result.parameters.emplace(t.names.front().substr(prefix.size()),
+                                  t.tensor);
+  return result;
+}
+
+} // namespace
+
 std::optional<native_module> native_of(const walked_model& model,
                                        uint32_t module) {
+  if (auto layer = layer_of(model, module))
+    return layer;
   auto& m = model.modules[module];
   native_module result;
   result.type = name_of_class(m.type);
-  if (result.type.empty() || !find_distribution(result.type))
+  result.name = m.names.front();
+  if (result.type.empty() || result.type == "TransformerLayer"
+      || !find_distribution(result.type))
     return std::nullopt;
   for (auto i : m.tensors) {
     auto& t = model.tensors[i];
@@ -180,22 +257,25 @@ std::optional<native_module> native_of(const walked_model& model,
   }
   if (auto* x = dynamic_cast<torch::nn::EmbeddingImpl*>(m.object))
     read_options(x->options, result);
+  if (auto* x = dynamic_cast<torch::nn::LayerNormImpl*>(m.object))
+    read_options(x->options, result);
   if (m.script && result.type == "Embedding")
     read_options(*m.script, result);
   if (m.script)
     read_code(*m.script, result);
-  if (!result.parameters.contains("weight"))
+  if (result.type != "LayerNorm" && !result.parameters.contains("weight"))
     result.doubt = "it has no weight of its own";
   return result;
 }
 
 std::optional<uint32_t> own_tensor(const walked_model& model, uint32_t module,
                                    const std::string& name) {
-  for (auto i : model.modules[module].tensors) {
-    auto& whole = model.tensors[i].names.front();
-    if (std::string_view{whole}.substr(whole.rfind('.') + 1) == name)
-      return i;
-  }
+  auto prefix = model.modules[module].names.front();
+  auto whole = prefix.empty() ? name : prefix + "." + name;
+  for (auto below : model.subtree(module))
+    for (auto i : model.modules[below].tensors)
+      if (model.tensors[i].names.front() == whole)
+        return i;
   return std::nullopt;
 }
 

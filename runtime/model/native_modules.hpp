@@ -14,8 +14,8 @@ namespace smp {
 std::optional<native_module> native_of(const walked_model& model,
                                        uint32_t module);
 
-/// @returns the position of a parameter that the module itself has under this
-/// name, or nothing
+/// @returns the position of a parameter that the module, or one below it, has
+/// under this name ("weight", "attn.c_attn.weight"), or nothing
 std::optional<uint32_t> own_tensor(const walked_model& model, uint32_t module,
                                    const std::string& name);
 

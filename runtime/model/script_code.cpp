@@ -75,6 +75,15 @@ bool is_sequential(const c10::ClassType& x) {
 
 } // namespace
 
+const jit::Graph* graph_of_forward(const c10::ClassType& x) {
+  std::string kept{kept_prefix};
+  auto* f = x.findMethod(kept.append("forward"));
+  if (!f)
+    f = x.findMethod("forward");
+  auto* code = f ? jit::tryToGraphFunction(*f) : nullptr;
+  return code ? code->graph().get() : nullptr;
+}
+
 void for_each_body(
   const c10::ClassType& x,
   const std::function<void(const std::string&, jit::Graph&)>& f) {

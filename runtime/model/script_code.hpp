@@ -86,6 +86,9 @@ void for_each_body(
   const c10::ClassType& x,
   const std::function<void(const std::string&, torch::jit::Graph&)>& f);
 
+/// @returns the code of `forward`, rewritten or not; null if it has none
+const torch::jit::Graph* graph_of_forward(const c10::ClassType& x);
+
 /// Calls `f(node)` for all nodes of the block and of the blocks in it. `f` may
 /// destroy its node.
 void for_each_node(torch::jit::Block& x,

@@ -130,7 +130,8 @@ void decide_alone(const train_config& x,
         });
     auto decision = state.decide(
       static_cast<uint32_t>(devices), x.smp.default_partition,
-      {x.smp.tensor_parallel_modules, x.smp.tensor_parallel_degree});
+      {x.smp.tensor_parallel_modules, x.smp.tensor_parallel_degree,
+       x.smp.optimize == "memory"});
     use(s, state.model(), std::move(decision));
   });
 }

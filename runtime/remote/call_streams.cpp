@@ -106,9 +106,21 @@ void call_streams::enter_origin(origin x) {
   push(x.path, 0).counts = std::move(x.counts);
 }
 
-uint64_t call_streams::seed_at(uint64_t path) const noexcept {
-  return call_seed(others_ == 0 ? seed_ : path_of_call(seed_, others_, 0),
-                   path);
+uint64_t call_streams::seed_at(uint64_t seed, uint64_t path) const noexcept {
+  return call_seed(others_ == 0 ? seed : path_of_call(seed, others_, 0), path);
+}
+
+void call_streams::draw_as(uint64_t seed, uint64_t path,
+                           const std::function<void()>& f) const {
+  random_stream before{random_stream::empty{}};
+  before.replace_default(seed_at(seed, path));
+  try {
+    f();
+  } catch (...) {
+    before.restore_default();
+    throw;
+  }
+  before.restore_default();
 }
 
 call_streams::origin call_streams::here() const {

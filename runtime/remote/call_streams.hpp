@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -100,6 +101,12 @@ public:
     return std::exchange(others_, x);
   }
 
+  /// Runs `f` with the stream of a call of any microbatch. It must not call
+  /// modules or wait.
+  /// @param seed of the microbatch
+  void draw_as(uint64_t seed, uint64_t path,
+               const std::function<void()>& f) const;
+
   /// The call that runs, and how many collectives it began before.
   std::pair<uint64_t, uint32_t> next_collective() {
     if (depth_ == 0)
@@ -153,7 +160,12 @@ private:
   }
 
   frame& push(uint64_t path, uint64_t module);
-  uint64_t seed_at(uint64_t path) const noexcept;
+  uint64_t seed_at(uint64_t seed, uint64_t path) const noexcept;
+
+  uint64_t seed_at(uint64_t path) const noexcept {
+    return seed_at(seed_, path);
+  }
+
   made_call number(uint64_t module);
   uint32_t calls_of(uint64_t module, uint64_t caller) const;
   std::optional<made_call> repeated(const torch::autograd::Node& node,

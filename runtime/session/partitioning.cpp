@@ -242,11 +242,18 @@ void partitioning::check_same_everywhere() {
 
 namespace {
 
-/// Of what tensor-parallel ranks share, each holds a part.
-void weigh_slices(const sharing_decision& x, uint64_t peers, model_info& info) {
+/// Of what tensor-parallel ranks share, each holds a part; what stands below it
+/// is no module of its own.
+void weigh_slices(const walked_model& model, const sharing_decision& x,
+                  uint64_t peers, model_info& info) {
   for (auto id : x.shared)
-    for (auto& parameter : info[id.value].parameters)
-      parameter.elements /= peers;
+    for (auto i : model.subtree(static_cast<uint32_t>(id.value))) {
+      for (auto& parameter : info[i].parameters)
+        parameter.elements /= peers;
+      if (i != id.value)
+        info[i].part_of = "'" + info[id.value].path
+                          + "', which ranks share as a whole";
+    }
 }
 
 /// What it costs to cross ranks, if times are known.
@@ -277,7 +284,7 @@ partition_decision partitioning::decide(uint32_t devices,
   options.chunks = static_cast<uint32_t>(cfg.chunks);
   auto info = describe(map_.model(), marks_.pins, map_.order());
   auto shared = decide_sharing(map_.model(), marks_.sharing, sharing);
-  weigh_slices(shared, sharing.peers, info);
+  weigh_slices(map_.model(), shared, sharing.peers, info);
   for (auto& name : cfg.no_promises)
     for (auto i : map_.model().modules_below(name))
       info[i].waited_for = true;
@@ -335,7 +342,8 @@ void partitioning::place() {
     decision_ = decide(static_cast<uint32_t>(pipeline.size()),
                        rank_.config().default_partition,
                        {rank_.config().tensor_parallel_modules,
-                        rank_.layout().size(comm_group::tp)});
+                        rank_.layout().size(comm_group::tp),
+                        rank_.config().optimize == "memory"});
     return placement_message{
       decision_->text(), decision_->plan.module_device,
       make_program(decision_->model, decision_->plan, decision_->times),
@@ -391,13 +399,15 @@ void partitioning::release(remote_parameters& others) {
   auto& layout = rank_.layout();
   for (auto id : shared_) {
     std::vector<at::Tensor> whole;
-    for (auto i : map_.model().modules[id.value].tensors)
-      if (map_.owned(i))
-        whole.push_back(tensors[i].tensor);
+    for (auto below : map_.model().subtree(static_cast<uint32_t>(id.value)))
+      for (auto i : map_.model().modules[below].tensors)
+        if (map_.owned(i))
+          whole.push_back(tensors[i].tensor);
     initialise_deferred(whole);
     share_module(
       map_, id, static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
-      static_cast<int64_t>(layout.size(comm_group::tp)));
+      static_cast<int64_t>(layout.size(comm_group::tp)),
+      rank_.config().optimize == "memory");
   }
   initialise_deferred(mine);
   map_.finish_partition();

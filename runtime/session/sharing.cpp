@@ -12,12 +12,12 @@
 #include "transport/exchange.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <string_view>
 
 namespace smp {
@@ -53,7 +53,8 @@ public:
           used[k] = true;
           wanted = wanted.value_or(true);
         }
-      if (wanted.value_or(false))
+      // What is above stands before in the walk.
+      if (wanted.value_or(false) && !inside_.contains(i))
         consider(i);
     }
     for (size_t k = 0; k < used.size(); ++k)
@@ -86,16 +87,36 @@ private:
     }
   }
 
+  /// Tells whether the module is wanted for itself, and not for what is above
+  /// it or for what many are called.
+  bool named(uint32_t i) const {
+    auto& m = model_.modules[i];
+    return marked_.contains(m.identity())
+           || std::ranges::any_of(
+             m.hooks, [](auto* x) { return x->sharing.has_value(); })
+           || std::ranges::any_of(m.names, [&](auto& name) {
+                return std::ranges::find(request_.patterns, name)
+                       != request_.patterns.end();
+              });
+  }
+
   void consider(uint32_t i) {
     auto native = native_of(model_, i);
     auto* how = native ? find_distribution(native->type) : nullptr;
-    if (!how)
+    if (!how || (how->only_by_name && !named(i)))
       return; // those below it may be
+    native->saves_memory = request_.saves_memory;
     auto why = why_not(i, *native, *how);
     if (why.empty()) {
       result_.shared.push_back(module_id{i});
-      note(i,
-           fmt::format("{} shared by {} ranks", native->type, request_.peers));
+      auto below = model_.subtree(i);
+      inside_.insert(below.begin() + 1, below.end());
+      auto* manner = how->manner ? how->manner(
+                       *native, static_cast<int64_t>(request_.peers))
+                                 : nullptr;
+      note(i, fmt::format("{} shared by {} ranks{}{}", native->type,
+                          request_.peers, manner ? " " : "",
+                          manner ? manner : ""));
     } else {
       note(i, fmt::format("{} not shared, as {}", native->type, why));
     }
@@ -111,7 +132,22 @@ private:
     if (!m.intercepted)
       return "its calls cannot be seen; declare it as smp::submodule, or put "
              "it into a Sequential";
-    for (auto i : m.tensors) {
+    auto all = model_.subtree(i);
+    for (auto below : all) {
+      if (auto why = shared_tensor(below); !why.empty())
+        return why;
+      if (below != i && model_.modules[below].names.size() > 1)
+        return fmt::format("'{}' has other names, too",
+                           model_.modules[below].names.front());
+    }
+    return native.doubt.empty()
+             ? how.refusal(native, static_cast<int64_t>(request_.peers))
+             : native.doubt;
+  }
+
+  /// Why the tensors of a module are not its own; empty if they are.
+  std::string shared_tensor(uint32_t module) const {
+    for (auto i : model_.modules[module].tensors) {
       auto& t = model_.tensors[i];
       if (t.modules.size() > 1)
         return fmt::format("'{}' belongs to other modules, too",
@@ -120,14 +156,13 @@ private:
         return fmt::format("the code of '{}' reads its '{}'", *t.read_by,
                            t.names.front());
     }
-    return native.doubt.empty()
-             ? how.refusal(native, static_cast<int64_t>(request_.peers))
-             : native.doubt;
+    return {};
   }
 
   const walked_model& model_;
   const std::map<const void*, bool>& marked_;
   const sharing_request& request_;
+  std::set<uint32_t> inside_; // of modules that are shared
   module_remarks remarks_;
   sharing_decision result_;
 };
@@ -142,24 +177,26 @@ sharing_decision decide_sharing(const walked_model& model,
   return decider{model, marked, x}.run();
 }
 
-void share_module(model_map& map, module_id id, int64_t rank, int64_t peers) {
+void share_module(model_map& map, module_id id, int64_t rank, int64_t peers,
+                  bool saves_memory) {
   at::NoGradGuard no_grad;
+  if (map.owner(id) != map.self())
+    return;
   auto& model = map.model();
   auto i = static_cast<uint32_t>(id.value);
-  auto& m = model.modules[i];
-  if (m.tensors.empty() || !map.owned(m.tensors.front()))
-    return;
   auto native = native_of(model, i).value();
+  native.saves_memory = saves_memory;
   auto& how = *find_distribution(native.type);
+  auto parts = how.slices(native, rank, peers);
   std::map<uint32_t, tensor_slice> slices;
-  for (auto& [name, slice] : how.slices(native, rank, peers)) {
+  for (auto& [name, slice] : parts) {
     auto position = own_tensor(model, i, name).value();
     auto x = model.tensors[position].tensor;
     x.set_data(slice.of(x).clone());
     slices.emplace(position, slice);
   }
-  map.share(id, how.make(native), slices);
-  for (auto* hook : m.hooks)
+  map.share(id, how.make(native, parts), slices);
+  for (auto* hook : model.modules[i].hooks)
     hook->distributed = map.shared(id);
 }
 
@@ -175,7 +212,7 @@ at::Tensor whole_of(const rank_context& rank, const at::Tensor& mine,
          to_payload(sent)))
     for (auto& y : from_payload<part>(x, "slice of a tensor"))
       parts.push_back(to_tensor(y));
-  return parts.empty() ? at::Tensor{} : at::cat(parts, slice.dim);
+  return parts.empty() ? at::Tensor{} : slice.merged(parts);
 }
 
 } // namespace smp

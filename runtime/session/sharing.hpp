@@ -19,10 +19,12 @@ struct sharing_decision {
   std::vector<std::string> lines;
 };
 
-/// What the configuration says: names of modules, and how many ranks share.
+/// What the configuration says: names of modules, how many ranks share, and
+/// what they save (`native_module::saves_memory`).
 struct sharing_request {
   std::vector<std::string> patterns;
   uint64_t peers = 1;
+  bool saves_memory = true;
 };
 
 /// A module is shared if (1) there is a distributed implementation of it, (2)
@@ -37,7 +39,9 @@ sharing_decision decide_sharing(const walked_model& model,
 /// If this rank owns the module: cuts its parameters, whose bytes are there,
 /// and lets the map and the hooks know how to run it.
 /// @param rank position of this one among its peers
-void share_module(model_map& map, module_id id, int64_t rank, int64_t peers);
+/// @param saves_memory see `sharing_request`
+void share_module(model_map& map, module_id id, int64_t rank, int64_t peers,
+                  bool saves_memory);
 
 /// @param mine what this rank has of a tensor; undefined: nothing
 /// @returns the whole, on all peers; undefined if nobody has any of it.

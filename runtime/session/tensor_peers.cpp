@@ -1,7 +1,9 @@
 #include "runtime/session/tensor_peers.hpp"
 
 #include "partition/rank_layout.hpp"
+#include "runtime/base/random_stream.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/config/session_config.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/session/tensor_collectives.hpp"
 #include "transport/error.hpp"
@@ -40,6 +42,24 @@ std::string tensor_peers::next_name() {
                 "of a step: its peers are not there"};
   auto [path, number] = ex->streams().next_collective();
   return fmt::format("{}/{:x}.{}", ex->module_path(), path, number);
+}
+
+void tensor_peers::draw_as(uint64_t peer, const std::vector<std::string>& calls,
+                           const std::function<void()>& f) {
+  auto* ex = execution::current();
+  if (!ex)
+    throw error{error_code::unsupported,
+                "dropout in a module that tensor-parallel ranks share, outside "
+                "of a step"};
+  auto& layout = rank_.layout();
+  auto theirs = layout.rank(comm_group::dp,
+                            layout.members(peers, rank_.self()).at(peer));
+  auto seed = microbatch_seed(rank_.config().seed, rank_.drawn_step(), theirs,
+                              ex->microbatch().value);
+  auto path = ex->streams().here().path;
+  for (auto& x : calls)
+    path = path_of_call(path, path_of_module(x), 0);
+  ex->streams().draw_as(seed, path, f);
 }
 
 at::Tensor tensor_peers::allreduce(const at::Tensor& x,

@@ -22,6 +22,9 @@ public:
 
   std::string next_name() override;
 
+  void draw_as(uint64_t peer, const std::vector<std::string>& calls,
+               const std::function<void()>& f) override;
+
   at::Tensor allreduce(const at::Tensor& x, const std::string& name) override;
 
   at::Tensor allgather(const at::Tensor& x, const std::string& name) override;

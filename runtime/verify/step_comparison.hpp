@@ -7,6 +7,7 @@
 #include "runtime/verify/findings.hpp"
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,8 @@ struct step_comparison_input {
   /// A gradient of zeros is as good as none: TorchScript's optimised code gives
   /// them for what is detached from the loss.
   bool zeros_for_none = false;
+  /// Modules below those that ranks share as a whole: they are not called.
+  std::set<std::string> inside = {};
 };
 
 /// Adds to `result` what was compared and what differs.

@@ -22,6 +22,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <set>
 #include <unordered_set>
 
 namespace smp {
@@ -193,13 +194,27 @@ private:
                   .reference = reference,
                   .before = before_,
                   .allowed = allowed(),
-                  .zeros_for_none = config_.model.type == "torchscript"},
+                  .zeros_for_none = config_.model.type == "torchscript",
+                  .inside = inside_shared()},
                  summary_);
     if (options_.on_step)
       options_.on_step(
         {x.step, x.loss, reference.loss,
          std::max(summary_.gradients.share, summary_.updates.share),
          summary_.differences - earlier});
+  }
+
+  /// What stands below a module that ranks share is computed by that module.
+  std::set<std::string> inside_shared() const {
+    std::set<std::string> result;
+    auto& map = model_->state().map();
+    auto& modules = map.model().modules;
+    for (uint32_t i = 0; i < modules.size(); ++i)
+      if (map.is_shared(module_id{i}))
+        for (auto below : map.model().subtree(i))
+          if (below != i)
+            result.insert(modules[below].names.front());
+    return result;
   }
 
   /// Computing in fewer digits leaves fewer digits equal.

@@ -46,6 +46,11 @@ public:
         throw std::runtime_error{x};
   }
 
+  /// What a call of `module` for the samples of a peer draws from.
+  static uint64_t seed_of(uint64_t peer, const std::string& module) {
+    return std::hash<std::string>{}(module) % 100000 * 10 + peer;
+  }
+
 private:
   class peer final : public tensor_group {
   public:
@@ -63,6 +68,14 @@ private:
 
     std::string next_name() override {
       return "call " + std::to_string(calls_++);
+    }
+
+    /// Numbers of a call depend on its peer and last module alone.
+    void draw_as(uint64_t peer, const std::vector<std::string>& calls,
+                 const std::function<void()>& f) override {
+      std::unique_lock guard{all_.generator_};
+      torch::manual_seed(seed_of(peer, calls.back()));
+      f();
     }
 
     at::Tensor allreduce(const at::Tensor& x,
@@ -122,6 +135,7 @@ private:
   }
 
   uint64_t size_;
+  std::mutex generator_;
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<std::pair<std::string, uint64_t>, int> visits_;

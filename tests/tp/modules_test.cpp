@@ -1,9 +1,9 @@
 #include "tests/support/catch.hpp"
 
-#include "tests/support/torch_thread_group.hpp"
-#include "tp/distributed_module.hpp"
+#include "tests/support/torch_peers.hpp"
 
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/layer_norm.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/functional/linear.h>
 
@@ -15,108 +15,6 @@
 using namespace smp;
 using namespace smp::test;
 using torch::Tensor;
-
-namespace {
-
-struct shared_module {
-  std::map<std::string, tensor_slice> slices;
-  native_module mine;
-  std::unique_ptr<distributed_module> module;
-};
-
-/// What peer `rank` makes of a module: leaves that hold the slices.
-shared_module share(const native_module& x, uint64_t rank, uint64_t peers) {
-  auto* how = find_distribution(x.type);
-  REQUIRE(how != nullptr);
-  shared_module result{
-    how->slices(x, static_cast<int64_t>(rank), static_cast<int64_t>(peers)),
-    x,
-    {}};
-  for (auto& [name, t] : result.mine.parameters)
-    t = result.slices.at(name).of(t).detach().clone().requires_grad_();
-  result.module = how->make(result.mine);
-  return result;
-}
-
-struct numbers {
-  Tensor output;
-  Tensor input_grad; // undefined for indices
-  std::map<std::string, Tensor> grads;
-};
-
-/// Forward and backward of all samples by torch alone.
-template <class F>
-numbers alone(const native_module& x, Tensor input, const Tensor& seed, F f) {
-  numbers result;
-  auto leaves = x.parameters;
-  for (auto& [name, t] : leaves)
-    t = t.detach().clone().requires_grad_();
-  if (input.is_floating_point())
-    input = input.detach().clone().requires_grad_();
-  auto y = f(input, leaves);
-  y.backward(seed);
-  result.output = y.detach();
-  result.input_grad = input.grad();
-  for (auto& [name, t] : leaves)
-    result.grads[name] = t.grad().to_dense();
-  return result;
-}
-
-/// The same shared by peers, each with its part of the samples.
-numbers together(const native_module& x, const Tensor& input,
-                 const Tensor& seed, uint64_t peers) {
-  auto n = static_cast<int64_t>(peers);
-  auto inputs = input.chunk(n, 0);
-  auto seeds = seed.chunk(n, 0);
-  std::vector<shared_module> modules;
-  for (uint64_t i = 0; i < peers; ++i)
-    modules.push_back(share(x, i, peers));
-  std::vector<Tensor> outputs(peers), input_grads(peers);
-  thread_group group{peers};
-  group.on_all([&](uint64_t i) {
-    auto mine = inputs[i].detach().clone();
-    if (mine.is_floating_point())
-      mine.requires_grad_();
-    auto y = modules[i].module->forward(mine);
-    y.backward(seeds[i]);
-    outputs[i] = y.detach();
-    input_grads[i] = mine.grad();
-  });
-  numbers result;
-  result.output = torch::cat(outputs, 0);
-  if (input.is_floating_point())
-    result.input_grad = torch::cat(input_grads, 0);
-  for (auto& [name, whole] : x.parameters) {
-    auto sum = torch::zeros_like(whole);
-    for (auto& m : modules)
-      if (auto g = m.mine.parameters.at(name).grad(); g.defined())
-        m.slices.at(name).of(sum) += g.to_dense();
-    result.grads[name] = sum;
-  }
-  return result;
-}
-
-void check_equal(const numbers& a, const numbers& b, double relative) {
-  auto near = [&](const Tensor& x, const Tensor& y) {
-    REQUIRE(x.sizes() == y.sizes());
-    CHECK(x.scalar_type() == y.scalar_type());
-    auto off = (x - y).abs().max().item<double>();
-    CHECK(off <= relative * y.abs().max().item<double>() + 1e-7);
-  };
-  near(a.output, b.output);
-  if (b.input_grad.defined())
-    near(a.input_grad, b.input_grad);
-  for (auto& [name, t] : b.grads) {
-    INFO(name);
-    near(a.grads.at(name), t);
-  }
-}
-
-double digits_of(torch::Dtype x) {
-  return x == torch::kDouble ? 1e-12 : x == torch::kFloat ? 1e-5 : 3e-2;
-}
-
-} // namespace
 
 TEST_CASE("Linear computes the same shared as alone", "[tp][linear]") {
   uint64_t peers = GENERATE(1, 2, 4);
@@ -169,6 +67,114 @@ TEST_CASE("Embedding computes the same shared as alone", "[tp][embedding]") {
               digits_of(dtype));
 }
 
+TEST_CASE("LayerNorm computes the same shared as alone", "[tp][layer_norm]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto dtype = GENERATE(torch::kFloat, torch::kDouble, torch::kBFloat16);
+  auto affine = GENERATE(0, 1, 2); // neither, weight, both
+  auto sizes = GENERATE(std::vector<int64_t>{8, 12},
+                        std::vector<int64_t>{4, 3, 12},
+                        std::vector<int64_t>{4, 2, 5, 12});
+  std::vector<int64_t> shape{12};
+  if (sizes.size() == 4)
+    shape = {5, 12};
+  CAPTURE(peers, dtype, affine, sizes);
+  torch::manual_seed(8);
+  native_module x{"LayerNorm"};
+  x.normalized_shape = shape;
+  x.eps = 1e-3;
+  if (affine > 0)
+    x.parameters["weight"] = torch::randn(shape).to(dtype);
+  if (affine > 1)
+    x.parameters["bias"] = torch::randn(shape).to(dtype);
+  auto input = (torch::randn(sizes) * 2 + 3).to(dtype);
+  auto seed = torch::randn(sizes).to(dtype);
+  auto plain = [&](const Tensor& y, auto& leaves) {
+    auto of = [&](const char* name) {
+      return leaves.contains(name) ? leaves.at(name) : Tensor{};
+    };
+    return at::layer_norm(y, shape, of("weight"), of("bias"), 1e-3);
+  };
+  check_equal(together(x, input, seed, peers), alone(x, input, seed, plain),
+              dtype == torch::kFloat ? 3e-5 : digits_of(dtype));
+}
+
+// In float32 half of the digits of these numbers are those of the mean.
+TEST_CASE("a mean far from 0 costs a shared LayerNorm no digits",
+          "[tp][layer_norm]") {
+  uint64_t peers = GENERATE(2, 4);
+  torch::manual_seed(9);
+  native_module x{"LayerNorm"};
+  x.normalized_shape = {1024};
+  x.parameters["weight"] = torch::randn({1024});
+  // Exact in float32: the digits that count are there.
+  auto input = (torch::randn({8, 1024}) * 64).round() / 16 + 4096 * 3;
+  auto seed = torch::randn({8, 1024});
+  auto exact = x;
+  exact.parameters["weight"] = x.parameters["weight"].to(torch::kDouble);
+  auto plain = [&](const Tensor& y, auto& leaves) {
+    return at::layer_norm(y, {1024}, leaves.at("weight"), {}, 1e-5);
+  };
+  auto expected = alone(exact, input.to(torch::kDouble),
+                        seed.to(torch::kDouble), plain);
+  auto mine = together(x, input, seed, peers);
+  auto off = [](const Tensor& a, const Tensor& b) {
+    return ((a.to(torch::kDouble) - b).abs().max() / b.abs().max())
+      .item<double>();
+  };
+  CHECK(off(mine.output, expected.output) < 2e-6);
+  CHECK(off(mine.input_grad, expected.input_grad) < 2e-6);
+  CHECK(off(mine.grads.at("weight"), expected.grads.at("weight")) < 2e-6);
+}
+
+TEST_CASE("a table of fewer channels than can be divided is cut by rows",
+          "[tp][embedding]") {
+  uint64_t peers = GENERATE(2, 4);
+  auto sparse = GENERATE(false, true);
+  auto padding = GENERATE(std::optional<int64_t>{}, std::optional<int64_t>{13});
+  CAPTURE(peers, sparse, padding.has_value());
+  torch::manual_seed(6);
+  native_module x{"Embedding"};
+  x.parameters["weight"] = torch::randn({21, 3}); // 21 rows: one more on some
+  x.sparse = sparse;
+  x.padding_idx = padding;
+  auto* how = find_distribution("Embedding");
+  CHECK(how->manner(x, static_cast<int64_t>(peers)) == std::string{"by rows"});
+  auto input = torch::randint(21, {8, 5}, torch::kLong);
+  input[0][0] = 13;
+  auto seed = torch::randn({8, 5, 3});
+  auto plain = [&](const Tensor& y, auto& leaves) {
+    return at::embedding(leaves.at("weight"), y, padding.value_or(-1), false,
+                         sparse);
+  };
+  check_equal(together(x, input, seed, peers), alone(x, input, seed, plain),
+              1e-5);
+  CHECK_THROWS_WITH(together(x, input + 10, seed, peers),
+                    Catch::Matchers::ContainsSubstring("21 rows"));
+}
+
+TEST_CASE("a sparse gradient has the rows that were looked up, and no others",
+          "[tp][embedding]") {
+  native_module x{"Embedding"};
+  x.parameters["weight"] = torch::randn({10, 1});
+  x.sparse = true;
+  std::vector<shared_module> modules;
+  for (uint64_t i = 0; i < 2; ++i)
+    modules.push_back(share(x, i, 2));
+  thread_group group{2};
+  auto input = torch::tensor({0, 7, 7, 2}, torch::kLong).view({2, 2});
+  group.on_all([&](uint64_t i) {
+    auto mine = input.slice(0, static_cast<int64_t>(i), i + 1);
+    modules[i].module->forward({&mine, 1}).at(0).sum().backward();
+  });
+  auto rows = [&](size_t i) {
+    auto g = modules[i].mine.parameters.at("weight").grad();
+    REQUIRE(g.is_sparse());
+    return g.coalesce().indices().flatten();
+  };
+  CHECK(torch::equal(rows(0), torch::tensor({0, 2}, torch::kLong)));
+  CHECK(torch::equal(rows(1), torch::tensor({2}, torch::kLong))); // 7 - 5
+}
+
 TEST_CASE("a peer holds its slice only, of a bias all or nothing",
           "[tp][linear][embedding]") {
   native_module x{"Linear"};
@@ -193,8 +199,16 @@ TEST_CASE("what cannot be shared says why", "[tp][linear][embedding]") {
   native_module table{"Embedding"};
   table.parameters["weight"] = torch::zeros({10, 6});
   CHECK(refusal(table, 3).empty());
-  CHECK(refusal(table, 4) == "its 6 channels cannot be divided among 4 ranks");
+  CHECK(refusal(table, 4).empty()); // by rows
+  table.parameters["weight"] = torch::zeros({3, 6});
+  CHECK(refusal(table, 4)
+        == "its 6 channels cannot be divided among 4 ranks, and it has fewer "
+           "rows");
   table.max_norm = true;
   CHECK(refusal(table, 3).find("max_norm") == 0);
+  native_module norm{"LayerNorm"};
+  norm.normalized_shape = {3, 10};
+  CHECK(refusal(norm, 2).empty());
+  CHECK(refusal(norm, 4) == "its 10 channels cannot be divided among 4 ranks");
   CHECK(find_distribution("Conv2d") == nullptr);
 }

@@ -259,9 +259,11 @@ c10::IValue run_body(call_scope& call, const place* where,
   running_module running{where};
   if (where && method == "forward")
     if (auto* how = where->model->map->shared(where->module)) {
-      auto result = run_shared(call, *how, self.get(), args.at(0).toTensor());
+      auto found = run_shared(call, *how, self.get(), tensors_of(args));
       running.done();
-      return result;
+      if (found.size() == 1)
+        return found[0];
+      return c10::ivalue::Tuple::create({found.begin(), found.end()});
     }
   if (call.looks()) [[unlikely]]
     call.arguments(self.get(), tensors_of(args));

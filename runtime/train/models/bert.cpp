@@ -1,5 +1,6 @@
 #include "runtime/train/models/bert.hpp"
 
+#include "runtime/model/tp_register.hpp"
 #include "runtime/train/models/sizes.hpp"
 
 #include <torch/nn/functional/activation.h>
@@ -48,6 +49,34 @@ submodule<nn::Linear> make_linear(int64_t in, int64_t out) {
   init_linear(*result, weight_std);
   return result;
 }
+
+/// What tensor-parallel ranks have to know to share a layer as a whole.
+transformer_layer_options options_of_bert_layer(const bert_layer_impl& x) {
+  transformer_layer_options result;
+  auto& attention = *x.attention->attention;
+  auto& attention_output = *x.attention->output;
+  result.num_attention_heads = attention.heads;
+  result.pre_layernorm = false;
+  result.takes_mask = true;
+  result.returns_mask = true;
+  result.activation = [](const torch::Tensor& y) { return torch::gelu(y); };
+  result.attention_norm = {"attention.output.LayerNorm",
+                           attention_output.norm->options.eps()};
+  result.output_norm = {"output.LayerNorm", x.output->norm->options.eps()};
+  result.query_key_value = {
+    {"attention.self.query"}, {"attention.self.key"}, {"attention.self.value"}};
+  result.attention_output = {"attention.output.dense"};
+  result.intermediate = {"intermediate.dense"};
+  result.output = {"output.dense"};
+  result.attention_dropout = {"attention.self", attention.dropout};
+  result.attention_output_dropout = {"attention.output.dropout",
+                                     attention_output.dropout->options.p()};
+  result.output_dropout = {"output.dropout", x.output->dropout->options.p()};
+  return result;
+}
+
+[[maybe_unused]] const bool bert_layer_is_registered = tp_register<
+  bert_layer_impl>(options_of_bert_layer);
 
 /// The last layer: the embedding's weight, or one of its own.
 submodule<tied_linear> make_decoder(const bert_config& x,

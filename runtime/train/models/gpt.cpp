@@ -1,8 +1,10 @@
 #include "runtime/train/models/gpt.hpp"
 
 #include "runtime/base/fault.hpp"
+#include "runtime/model/tp_register.hpp"
 #include "runtime/train/models/sizes.hpp"
 
+#include <torch/nn/functional/activation.h>
 #include <torch/nn/init.h>
 #include <torch/types.h>
 
@@ -24,6 +26,32 @@ nn::LayerNormOptions norm_options(const gpt_config& x) {
 torch::Tensor band(int64_t tokens, int64_t window) {
   return torch::ones({tokens, tokens}, torch::kBool).tril().triu(1 - window);
 }
+
+/// What tensor-parallel ranks have to know to share a block as a whole.
+transformer_layer_options options_of_gpt_block(const gpt_block_impl& x) {
+  transformer_layer_options result;
+  auto& attention = *x.attn;
+  result.num_attention_heads = attention.heads;
+  result.causal = true;
+  result.window = attention.window;
+  result.activation = [](const torch::Tensor& y) {
+    return torch::gelu(y, "tanh");
+  };
+  result.attention_norm = {"ln_1", x.ln_1->options.eps()};
+  result.output_norm = {"ln_2", x.ln_2->options.eps()};
+  result.query_key_value = {{"attn.c_attn", true}};
+  result.attention_output = {"attn.c_proj", true};
+  result.intermediate = {"mlp.c_fc", true};
+  result.output = {"mlp.c_proj", true};
+  result.attention_dropout = {"attn", attention.dropout};
+  result.attention_output_dropout = {"attn.resid_dropout",
+                                     attention.resid_dropout->options.p()};
+  result.output_dropout = {"mlp.dropout", x.mlp->dropout->options.p()};
+  return result;
+}
+
+[[maybe_unused]] const bool gpt_block_is_registered = tp_register<
+  gpt_block_impl>(options_of_gpt_block);
 
 } // namespace
 

@@ -39,6 +39,7 @@ struct mixed_impl : torch::nn::Module {
     register_module("norm", norm);
     register_module("tail", tail);
     register_module("odd", odd);
+    register_module("scores", scores);
   }
 
   Tensor forward(Tensor x) {
@@ -46,7 +47,10 @@ struct mixed_impl : torch::nn::Module {
     h = h + down(torch::relu(up(h)));
     h = norm(h);
     h = h + down(torch::tanh(up(h))); // once more
-    return (tail->forward(h).squeeze(-1) + odd(h.mean(-1))).square().mean();
+    return (tail->forward(h).squeeze(-1) + odd(h.mean(-1))
+            + scores(x).squeeze(-1))
+      .square()
+      .mean();
   }
 
   P<torch::nn::Embedding> table{words, width};
@@ -56,7 +60,8 @@ struct mixed_impl : torch::nn::Module {
     torch::nn::LayerNormOptions(std::vector<int64_t>{width})};
   torch::nn::Sequential tail{torch::nn::Linear(width, width),
                              torch::nn::Linear(width, 1)};
-  P<torch::nn::Linear> odd{3, 3}; // 3 channels
+  P<torch::nn::Linear> odd{3, 3};           // 3 channels
+  P<torch::nn::Embedding> scores{words, 1}; // 1
 };
 
 struct shared_model_impl : mixed_impl<submodule> {};
@@ -81,7 +86,7 @@ struct grid {
     session_config x;
     x.pipeline_parallel_degree = pipeline;
     x.tensor_parallel_degree = tensor;
-    x.tensor_parallel_modules = {"*"};
+    x.tensor_parallel_modules = {"*", "norm"};
     x.placement_strategy = placement;
     x.ddp = true;
     x.microbatches = microbatches;
@@ -251,12 +256,11 @@ TEST_CASE("a rank holds its slice of what is shared, and the print says which",
           "[runtime][tensor_parallel]") {
   grid x{4, 1, 1};
   auto mine = train_shared(x, 1, x.config());
-  // table, up, down and tail.0 are cut in four, tail.1 too (8 channels); norm
-  // and odd are not.
+  // All are cut in four but odd.
   constexpr int64_t cut = words * width + 4 * width * width + 4 * width * width
-                          + width * width + width;
+                          + width * width + width + 2 * width + words;
   constexpr int64_t biases = 4 * width + width + 1; // on the first peer
-  constexpr int64_t whole = 2 * width + 3 * 3 + 3;
+  constexpr int64_t whole = 3 * 3 + 3;
   CHECK(mine.held
         == std::vector<int64_t>{cut / 4 + biases + whole, cut / 4 + whole,
                                 cut / 4 + whole, cut / 4 + whole});
@@ -264,9 +268,22 @@ TEST_CASE("a rank holds its slice of what is shared, and the print says which",
              ContainsSubstring("\nEmbedding shared by 4 ranks: table\n")
                && ContainsSubstring("\nLinear shared by 4 ranks: up, down, "
                                     "tail.0 and 1 more\n")
+               && ContainsSubstring("\nLayerNorm shared by 4 ranks: norm\n")
+               && ContainsSubstring("\nEmbedding shared by 4 ranks by rows: "
+                                    "scores\n")
                && ContainsSubstring("\nLinear not shared, as its 3 input "
                                     "channels cannot be divided among 4 "
                                     "ranks: odd\n"));
+}
+
+TEST_CASE("a layer norm is shared only where it is named itself",
+          "[runtime][tensor_parallel]") {
+  grid x{2, 1, 1};
+  auto config = x.config();
+  config.tensor_parallel_modules = {"*"};
+  auto mine = train_shared(x, 1, config);
+  CHECK_THAT(mine.text, !ContainsSubstring("LayerNorm shared"));
+  CHECK_THAT(mine.text, ContainsSubstring("Linear shared"));
 }
 
 TEST_CASE("code says which modules are shared", "[runtime][tensor_parallel]") {

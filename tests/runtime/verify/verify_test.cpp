@@ -266,6 +266,40 @@ TEST_CASE("Models that tensor-parallel ranks share equal one process",
     compare(test::script_case(model, 2, 2), 2, 1);
 }
 
+TEST_CASE("Transformer layers that ranks share as a whole equal one process",
+          "[runtime][verify][tensor_parallel][R54]") {
+  auto compare = [](test::verify_case x, const std::string& optimize,
+                    const std::string& modules, uint64_t tensor,
+                    uint64_t replicas) {
+    x.config.smp.ddp = true;
+    x.config.smp.optimize = optimize;
+    x.config.smp.tensor_parallel_degree = tensor;
+    x.config.smp.tensor_parallel_modules = {modules};
+    x.config.ranks = x.config.smp.pipeline_parallel_degree * tensor * replicas;
+    INFO(x.name << " for " << optimize << ", " << tensor << " share, "
+                << replicas << " replicas");
+    auto summary = test::run_case(x, 3);
+    CHECK(to_text(summary).starts_with("equal: 3 steps"));
+  };
+  for (std::string optimize : {"speed", "memory"}) {
+    for (uint64_t ranks : {1, 2}) {
+      auto x = test::gpt_case(ranks, "interleaved", 2);
+      x.config.model.dropout = 0.2;
+      x.config.optimizer.clip_grad_norm = 0.1;
+      compare(x, optimize, "transformer.h.*", 2, 1);
+      compare(x, optimize, "transformer.h.*", 2, 2);
+    }
+    auto four = test::gpt_case(1, "interleaved", 2);
+    four.config.model.dropout = 0.2;
+    four.config.model.heads = 4;
+    compare(four, optimize, "transformer.h.*", 4, 1);
+    for (auto model : {"hf_bert", "hf_gpt2"}) {
+      compare(test::script_case(model, 2, 2), optimize, "*", 2, 1);
+      compare(test::script_case(model, 1, 2), optimize, "*", 2, 2);
+    }
+  }
+}
+
 TEST_CASE("What backward computes again equals one process that keeps it",
           "[runtime][verify][R52]") {
   auto compare = [](test::verify_case x, const std::string& modules,

@@ -1,0 +1,94 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/checkpoint/checkpoint.hpp"
+#include "runtime/train/models/gpt.hpp"
+#include "runtime/train/models/layers.hpp"
+#include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+
+// Slices of query, key and value in one linear are several ranges of an axis.
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+using numbers_by_name = std::map<std::string, Tensor>;
+
+gpt_config small_gpt() {
+  gpt_config x;
+  x.vocabulary = 20;
+  x.sequence_length = 6;
+  x.layers = 2;
+  x.heads = 2;
+  x.width = 8;
+  return x;
+}
+
+/// Goes on from what is in the folder, if anything, and saves the end.
+numbers_by_name train_gpt(uint64_t tensor, const std::string& optimize,
+                          const std::string& dir, int64_t steps) {
+  numbers_by_name result;
+  std::mutex mutex;
+  virtual_world_options world;
+  world.config.tensor_parallel_degree = tensor;
+  world.config.optimize = optimize;
+  if (tensor > 1)
+    world.config.tensor_parallel_modules = {"transformer.h.*"};
+  world.config.ddp = tensor > 1;
+  world.config.threads = 1;
+  run_virtual_world(tensor, world, [&](session& s) {
+    distributed_model model{seeded([] { return gpt{small_gpt()}; })};
+    torch::optim::AdamW adamw{model->parameters(), 0.01};
+    distributed_optimizer optimizer{adamw};
+    auto from = resume_from_checkpoint(dir, model, {&optimizer});
+    auto train_step = step([&](Tensor x) {
+      auto loss = token_loss(model(x), x);
+      model.backward(loss);
+      return loss;
+    });
+    auto done = from ? static_cast<int64_t>(from->step) : 0;
+    for (auto i = done; i < done + steps; ++i) {
+      optimizer.zero_grad();
+      auto x = (torch::arange(4 * 6).view({4, 6}) * 7 + i) % 20;
+      train_step(x.chunk(static_cast<int64_t>(dp_size())).at(dp_rank()));
+      optimizer.step();
+    }
+    save_checkpoint(dir, static_cast<uint64_t>(done + steps), model,
+                    {&optimizer});
+    auto state = model.state_dict();
+    std::unique_lock guard{mutex};
+    if (s.rank() == 0)
+      result = {state.begin(), state.end()};
+  });
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("a checkpoint of shared layers goes on alone, and back",
+          "[runtime][checkpoint][tensor_parallel][R51]") {
+  std::string optimize = GENERATE("speed", "memory");
+  scratch_dir alone;
+  auto expected = train_gpt(1, optimize, alone.path, 4);
+  for (auto [before, after] :
+       {std::pair{2, 1}, std::pair{1, 2}, std::pair{2, 2}}) {
+    INFO(optimize << ": " << before << " to " << after);
+    scratch_dir dir;
+    train_gpt(static_cast<uint64_t>(before), optimize, dir.path, 2);
+    auto found = train_gpt(static_cast<uint64_t>(after), optimize, dir.path, 2);
+    REQUIRE(found.size() == expected.size());
+    for (auto& [name, x] : expected) {
+      INFO(name);
+      auto bound = 1e-4 * x.abs().max().item<double>() + 1e-5;
+      CHECK((found.at(name) - x).abs().max().item<double>() <= bound);
+    }
+  }
+}

@@ -1,0 +1,269 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/support/torch_peers.hpp"
+#include "tp/transformer_layer_options.hpp"
+
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/softmax.h>
+#include <torch/types.h>
+
+#include <cmath>
+#include <limits>
+
+using namespace smp;
+using namespace smp::test;
+using torch::Tensor;
+
+namespace {
+
+constexpr int64_t heads = 4;
+constexpr int64_t width = 16;
+constexpr int64_t inner = 24;
+constexpr int64_t tokens = 6;
+constexpr int64_t samples = 8;
+
+struct kind {
+  bool pre_layernorm = true;
+  bool fused = true; // query, key and value in one linear, [in, out]
+  bool causal = true;
+  bool takes_mask = false;
+  int64_t window = 0;
+  double dropout = 0;
+};
+
+native_module layer_of(const kind& k, torch::Dtype type, bool saves_memory) {
+  transformer_layer_options o;
+  o.num_attention_heads = heads;
+  o.pre_layernorm = k.pre_layernorm;
+  o.causal = k.causal;
+  o.window = k.window;
+  o.takes_mask = o.returns_mask = k.takes_mask;
+  o.activation = [](const Tensor& x) { return at::gelu(x); };
+  o.attention_norm = {"ln_1", 1e-5};
+  o.output_norm = {"ln_2", 1e-6};
+  if (k.fused)
+    o.query_key_value = {{"attn.qkv", true}};
+  else
+    o.query_key_value = {{"attn.q"}, {"attn.k"}, {"attn.v"}};
+  o.attention_output = {"attn.proj", k.fused};
+  o.intermediate = {"mlp.up", k.fused};
+  o.output = {"mlp.down", k.fused};
+  o.attention_dropout = {"attn", k.dropout};
+  o.attention_output_dropout = {"attn.drop", k.dropout};
+  o.output_dropout = {"mlp.drop", k.dropout};
+  native_module x{"TransformerLayer"};
+  x.name = "h.0";
+  x.saves_memory = saves_memory;
+  auto linear = [&](const std::string& name, int64_t in, int64_t out) {
+    auto w = torch::randn({out, in}) / std::sqrt(static_cast<double>(in));
+    x.parameters[name + ".weight"] = (k.fused ? w.t().contiguous() : w)
+                                       .to(type);
+    x.parameters[name + ".bias"] = torch::randn({out}).to(type);
+  };
+  if (k.fused)
+    linear("attn.qkv", width, 3 * width);
+  else
+    for (auto* name : {"attn.q", "attn.k", "attn.v"})
+      linear(name, width, width);
+  linear("attn.proj", width, width);
+  linear("mlp.up", width, inner);
+  linear("mlp.down", inner, width);
+  for (auto* name : {"ln_1", "ln_2"}) {
+    x.parameters[std::string{name} + ".weight"] = torch::randn({width}).to(
+      type);
+    x.parameters[std::string{name} + ".bias"] = torch::randn({width}).to(type);
+  }
+  x.layer = std::make_shared<transformer_layer_options>(std::move(o));
+  return x;
+}
+
+/// The formula of a layer, as its paper has it.
+class plain_layer {
+public:
+  plain_layer(const kind& k, const std::map<std::string, Tensor>& p,
+              uint64_t peers)
+    : k_(k), p_(p), peers_(peers) {
+    // nop
+  }
+
+  Tensor run(Tensor x, const Tensor& mask) const {
+    if (k_.pre_layernorm) {
+      x = x + attend(norm(x, "ln_1", 1e-5), mask);
+      return x + feed_forward(norm(x, "ln_2", 1e-6));
+    }
+    x = norm(x + attend(x, mask), "ln_1", 1e-5);
+    return norm(x + feed_forward(x), "ln_2", 1e-6);
+  }
+
+private:
+  Tensor linear(const Tensor& x, const std::string& name) const {
+    auto& w = p_.at(name + ".weight");
+    return at::linear(x, k_.fused ? w.t() : w, p_.at(name + ".bias"));
+  }
+
+  Tensor norm(const Tensor& x, const std::string& name, double eps) const {
+    return at::layer_norm(x, {width}, p_.at(name + ".weight"),
+                          p_.at(name + ".bias"), eps);
+  }
+
+  /// Each peer's samples draw for themselves.
+  Tensor dropout(const Tensor& x, const std::string& name) const {
+    if (k_.dropout == 0)
+      return x;
+    std::vector<Tensor> parts;
+    for (auto& y : x.chunk(static_cast<int64_t>(peers_), 0)) {
+      torch::manual_seed(thread_group::seed_of(parts.size(), "h.0." + name));
+      parts.push_back(at::dropout(y.contiguous(), k_.dropout, true));
+    }
+    return torch::cat(parts, 0);
+  }
+
+  Tensor attend(const Tensor& x, const Tensor& mask) const {
+    std::vector<Tensor> qkv;
+    if (k_.fused)
+      qkv = linear(x, "attn.qkv").chunk(3, 2);
+    else
+      qkv = {linear(x, "attn.q"), linear(x, "attn.k"), linear(x, "attn.v")};
+    for (auto& y : qkv)
+      y = y.view({x.size(0), tokens, heads, -1}).transpose(1, 2);
+    auto scores = qkv[0].matmul(qkv[1].transpose(2, 3))
+                  / std::sqrt(static_cast<double>(width / heads));
+    if (k_.causal) {
+      auto seen = torch::ones({tokens, tokens}, torch::kBool).tril();
+      if (k_.window > 0)
+        seen = seen.triu(1 - k_.window);
+      scores = scores.masked_fill(seen.logical_not(),
+                                  -std::numeric_limits<double>::infinity());
+    }
+    if (mask.defined())
+      scores = scores + mask;
+    auto y = dropout(torch::softmax(scores, -1), "attn").matmul(qkv[2]);
+    return dropout(linear(y.transpose(1, 2).flatten(2), "attn.proj"),
+                   "attn.drop");
+  }
+
+  Tensor feed_forward(const Tensor& x) const {
+    return dropout(linear(at::gelu(linear(x, "mlp.up")), "mlp.down"),
+                   "mlp.drop");
+  }
+
+  const kind& k_;
+  const std::map<std::string, Tensor>& p_;
+  uint64_t peers_;
+};
+
+/// [samples, 1, tokens, tokens]
+Tensor mask_of(torch::Dtype type) {
+  return torch::randn({samples, 1, tokens, tokens}).to(type);
+}
+
+void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
+           double digits) {
+  CAPTURE(peers, k.pre_layernorm, k.fused, k.causal, k.window, k.takes_mask,
+          k.dropout, saves_memory);
+  torch::manual_seed(11);
+  auto x = layer_of(k, type, saves_memory);
+  auto input = torch::randn({samples, tokens, width}).to(type);
+  auto seed = torch::randn({samples, tokens, width}).to(type);
+  auto mask = k.takes_mask ? mask_of(type) : Tensor{};
+  auto plain = [&](const Tensor& y, auto& leaves) {
+    return plain_layer{k, leaves, peers}.run(y, mask);
+  };
+  auto expected = alone(x, input, seed, plain);
+  check_equal(together(x, input, seed, peers, mask), expected, digits);
+}
+
+} // namespace
+
+TEST_CASE("a transformer layer computes the same shared as alone",
+          "[tp][transformer_layer]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto saves_memory = GENERATE(false, true);
+  auto k = GENERATE(kind{}, kind{.causal = false}, kind{.window = 3},
+                    kind{.fused = false},
+                    kind{.pre_layernorm = false,
+                         .fused = false,
+                         .causal = false,
+                         .takes_mask = true});
+  check(k, peers, torch::kDouble, saves_memory, 1e-11);
+}
+
+TEST_CASE("a shared transformer layer drops what it would alone",
+          "[tp][transformer_layer][R54]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto saves_memory = GENERATE(false, true);
+  auto k = GENERATE(kind{.dropout = 0.3}, kind{.window = 3, .dropout = 0.3},
+                    kind{.pre_layernorm = false,
+                         .fused = false,
+                         .causal = false,
+                         .takes_mask = true,
+                         .dropout = 0.3});
+  check(k, peers, torch::kDouble, saves_memory, 1e-11);
+}
+
+TEST_CASE("shared transformer layers have the digits of their types",
+          "[tp][transformer_layer]") {
+  auto saves_memory = GENERATE(false, true);
+  check({}, 2, torch::kFloat, saves_memory, 2e-5);
+  check({}, 2, torch::kBFloat16, saves_memory, 6e-2);
+}
+
+TEST_CASE("a mask for all samples is one for those of others",
+          "[tp][transformer_layer]") {
+  auto saves_memory = GENERATE(false, true);
+  kind k{.causal = false, .takes_mask = true};
+  torch::manual_seed(12);
+  auto x = layer_of(k, torch::kDouble, saves_memory);
+  auto input = torch::randn({samples, tokens, width}, torch::kDouble);
+  auto seed = torch::randn({samples, tokens, width}, torch::kDouble);
+  auto by_head = torch::randn({1, heads, tokens, tokens}, torch::kDouble);
+  auto plain = [&](const Tensor& y, auto& leaves) {
+    return plain_layer{k, leaves, 2}.run(y, by_head);
+  };
+  check_equal(together(x, input, seed, 2, by_head),
+              alone(x, input, seed, plain), 1e-11);
+}
+
+// Saved for backward by one peer, of the samples of T peers.
+TEST_CASE("a layer for memory keeps no activation twice",
+          "[tp][transformer_layer]") {
+  torch::manual_seed(13);
+  auto x = layer_of({}, torch::kFloat, true);
+  auto mine = share(x, 0, 4);
+  // Weights over inputs, norms over channels, biases on the first.
+  CHECK((mine.mine.parameters.at("attn.qkv.weight").sizes()
+         == at::IntArrayRef{width / 4, 3 * width}));
+  CHECK(mine.mine.parameters.at("ln_1.weight").numel() == width / 4);
+  CHECK(mine.mine.parameters.at("mlp.up.bias").numel() == inner);
+  CHECK(share(x, 1, 4).mine.parameters.at("mlp.up.bias").numel() == 0);
+}
+
+TEST_CASE("a layer for speed has whole heads on each peer",
+          "[tp][transformer_layer]") {
+  torch::manual_seed(13);
+  auto x = layer_of({}, torch::kFloat, false);
+  auto mine = share(x, 1, 2);
+  auto& whole = x.parameters.at("attn.qkv.weight");
+  auto& part = mine.mine.parameters.at("attn.qkv.weight");
+  for (int64_t i = 0; i < 3; ++i)
+    CHECK(torch::equal(part.narrow(1, i * width / 2, width / 2).detach(),
+                       whole.narrow(1, i * width + width / 2, width / 2)));
+  CHECK(mine.mine.parameters.at("ln_1.weight").numel() == width);
+  CHECK(mine.mine.parameters.at("mlp.down.bias").numel() == width);
+}
+
+TEST_CASE("a layer that cannot be divided says why",
+          "[tp][transformer_layer]") {
+  auto refusal = [](const native_module& x, int64_t peers) {
+    return find_distribution("TransformerLayer")->refusal(x, peers);
+  };
+  auto x = layer_of({}, torch::kFloat, false);
+  CHECK(refusal(x, 4).empty());
+  CHECK(refusal(x, 3)
+        == "its 4 heads cannot be divided among 3 ranks (its linears may be)");
+  x.parameters.erase("mlp.up.weight");
+  CHECK(refusal(x, 2) == "it has no parameter 'mlp.up.weight'");
+}

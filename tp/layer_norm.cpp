@@ -1,0 +1,166 @@
+#include "tp/layer_norm.hpp"
+
+#include "tp/functions.hpp"
+#include "tp/tensor_group.hpp"
+#include "transport/error.hpp"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/stack.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <string>
+#include <utility>
+
+namespace smp::nn {
+
+namespace {
+
+namespace ag = torch::autograd;
+
+at::Tensor parameter_of(const native_module& x, const char* name) {
+  auto i = x.parameters.find(name);
+  return i == x.parameters.end() ? at::Tensor{} : i->second;
+}
+
+// -- normalising --------------------------------------------------------------
+
+/// Where the channels of all peers lie: [rows] each.
+struct moments {
+  at::Tensor shift; // about the mean, the same on all peers
+  at::Tensor rest;  // what is missing from it to the mean
+  at::Tensor variance;
+};
+
+/// x: [rows, n / T], of which each peer has as many channels
+moments moments_of(const at::Tensor& x, const std::string& name) {
+  // A mean is rounded to the digits of what it is the mean of; what that costs
+  // is seen in the mean of the differences.
+  auto mean = x.mean(-1);
+  auto off = x - mean.unsqueeze(-1);
+  auto rest = off.mean(-1);
+  auto variance = (off - rest.unsqueeze(-1)).square().mean(-1);
+  auto all = tensor_group::current().allgather(
+    at::stack({mean, rest, variance}), name); // [T, 3, rows]
+  auto shift = all.select(1, 0).select(0, 0);
+  auto distance = all.select(1, 0) - shift + all.select(1, 1); // [T, rows]
+  auto middle = distance.mean(0);
+  return {shift, middle,
+          all.select(1, 2).mean(0) + (distance - middle).square().mean(0)};
+}
+
+/// x: [rows, n / T] in the type that is computed in @returns as `x`
+struct normalize_function : ag::Function<normalize_function> {
+  static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& x,
+                            double eps, const std::string& name) {
+    auto m = moments_of(x, name);
+    auto scale = (m.variance + eps).rsqrt().unsqueeze(-1);
+    auto result = ((x - m.shift.unsqueeze(-1)) - m.rest.unsqueeze(-1)) * scale;
+    c->save_for_backward({result, scale});
+    c->saved_data["name"] = name;
+    return result;
+  }
+
+  static ag::variable_list backward(ag::AutogradContext* c,
+                                    const ag::variable_list& grads) {
+    auto saved = c->get_saved_variables();
+    const auto &y = saved[0], &scale = saved[1], &g = grads[0];
+    auto& group = tensor_group::current();
+    auto n = y.size(-1) * static_cast<int64_t>(group.size());
+    auto sums = group.allreduce(at::stack({g.sum(-1), (g * y).sum(-1)}),
+                                c->saved_data["name"].toStringRef())
+                / static_cast<double>(n);
+    return {(g - sums.select(0, 0).unsqueeze(-1)
+             - y * sums.select(0, 1).unsqueeze(-1))
+              * scale,
+            {},
+            {}};
+  }
+};
+
+// -- module -------------------------------------------------------------------
+
+class distributed_layer_norm final : public distributed_module {
+public:
+  explicit distributed_layer_norm(const native_module& x)
+    : name_(x.name),
+      axes_(static_cast<int64_t>(x.normalized_shape.size())),
+      weight_(parameter_of(x, "weight")),
+      bias_(parameter_of(x, "bias")),
+      eps_(x.eps) {
+    // nop
+  }
+
+  std::vector<at::Tensor>
+  forward(std::span<const at::Tensor> xs) const override {
+    if (xs[0].dim() <= axes_)
+      throw error{error_code::user_code,
+                  "'" + name_
+                    + "' normalises all axes of its input, but ranks share it "
+                      "by samples: give it a first axis of samples, or do not "
+                      "share it"};
+    auto mine = scatter_and_merge_for_tp(xs[0], -1, 0);
+    auto normalized = layer_norm_for_tp(mine, axes_, weight_, bias_, eps_);
+    return {scatter_and_merge_for_tp(normalized, 0, -1)};
+  }
+
+private:
+  std::string name_;
+  int64_t axes_;
+  at::Tensor weight_;
+  at::Tensor bias_;
+  double eps_;
+};
+
+std::string refusal_of_norm(const native_module& x, int64_t peers) {
+  if (x.normalized_shape.empty())
+    return "its code does not tell which axes it normalises";
+  auto channels = x.normalized_shape.back();
+  if (channels % peers == 0)
+    return {};
+  return "its " + std::to_string(channels)
+         + " channels cannot be divided among " + std::to_string(peers)
+         + " ranks";
+}
+
+parameter_slices slices_of_norm(const native_module& x, int64_t rank,
+                                int64_t peers) {
+  parameter_slices result;
+  auto channels = x.normalized_shape.back() / peers;
+  for (auto& [name, t] : x.parameters)
+    result[name] = {t.dim() - 1, rank * channels, channels, t.sizes().vec()};
+  return result;
+}
+
+std::unique_ptr<distributed_module> make_norm(const native_module& x,
+                                              const parameter_slices&) {
+  return std::make_unique<distributed_layer_norm>(x);
+}
+
+} // namespace
+
+at::Tensor layer_norm_for_tp(const at::Tensor& x, int64_t axes,
+                             const at::Tensor& weight, const at::Tensor& bias,
+                             double eps) {
+  auto type = at::autocast::is_autocast_enabled(x.device().type())
+                ? at::kFloat
+                : x.scalar_type();
+  auto computed = type == at::kDouble ? at::kDouble : at::kFloat;
+  auto sizes = x.sizes().vec();
+  auto rows = x.to(computed).flatten(x.dim() - axes).flatten(0, -2);
+  auto y = normalize_function::apply(rows, eps,
+                                     tensor_group::current().next_name())
+             .view(sizes);
+  if (weight.defined())
+    y = y * weight.to(computed);
+  if (bias.defined())
+    y = y + bias.to(computed);
+  return y.to(type);
+}
+
+const distribution layer_norm_distribution{.type = "LayerNorm",
+                                           .only_by_name = true,
+                                           .refusal = refusal_of_norm,
+                                           .slices = slices_of_norm,
+                                           .make = make_norm};
+
+} // namespace smp::nn

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "tp/distributed_module.hpp"
+
+namespace smp::nn {
+
+/// A transformer layer, heads split over peers (paper, appendix "Distributed
+/// Transformer Implementations"). Hidden states [B, tokens, C] of each peer.
+///
+/// For speed: the first linears of each half are split over outputs, the second
+/// over inputs. Norms, sums and dropout are done by each peer for its samples;
+/// a half gathers the normalised samples of all and ends with a sum of which
+/// each gets its samples: the two halves of Megatron's allreduce, with the same
+/// bytes. Backward likewise.
+///
+/// For memory: all linears are split over inputs, and their results summed and
+/// cut by channels. Between scatter-and-merge at both ends each peer has all
+/// samples and 1 / T of the channels, also of norms and their parameters.
+extern const distribution transformer_layer_distribution;
+
+} // namespace smp::nn
