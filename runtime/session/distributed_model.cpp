@@ -70,9 +70,11 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
   check_range_consumed(*ex);
   if (SMP_FAULT("lost-backward") && ex->microbatch().value == 1)
     return;
-  auto scale = SMP_FAULT("wrong-loss-scale")
-                 ? 1.0
-                 : 1.0 / static_cast<double>(rank_->counters().microbatches);
+  auto averages = rank_->config().average_grads_across_microbatches
+                  && !SMP_FAULT("wrong-loss-scale");
+  auto scale = averages
+                 ? 1.0 / static_cast<double>(rank_->counters().microbatches)
+                 : 1.0;
   ag::edge_list roots;
   ag::variable_list seeds;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -107,6 +109,22 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
 
 void distributed_model_base::train(bool on) {
   state_->train(on);
+}
+
+// -- data parallelism ---------------------------------------------------------
+
+distributed_model_base::no_sync_scope::no_sync_scope(
+  std::shared_ptr<model_state> x)
+  : state_(std::move(x)) {
+  ++state_->replication().unsynced;
+}
+
+distributed_model_base::no_sync_scope::~no_sync_scope() {
+  --state_->replication().unsynced;
+}
+
+void distributed_model_base::register_comm_hook(comm_hook x) {
+  state_->replication().hook = x;
 }
 
 // -- partition ----------------------------------------------------------------

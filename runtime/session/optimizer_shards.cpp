@@ -280,4 +280,14 @@ optimizer_shards::find(const at::Tensor& x) const {
   return i == parts_.end() ? nullptr : &*i;
 }
 
+std::vector<optimizer_shards::owners> optimizer_shards::all_owners() const {
+  std::vector<owners> result;
+  for (auto& c : cuts_) {
+    auto* mine = find(c.parameter);
+    result.push_back({c.parameter, c.over, c.begins,
+                      mine != nullptr ? mine->rows : at::Tensor{}});
+  }
+  return result;
+}
+
 } // namespace smp
