@@ -9,6 +9,7 @@
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/promised_call.hpp"
+#include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/sharing.hpp"
@@ -230,7 +231,9 @@ named_tensors distributed_model_base::gather(const char* what,
       continue;
     if (tensors[i].is_attribute)
       continue;
-    auto x = gradients ? tensors[i].tensor.grad() : tensors[i].tensor;
+    auto x = tensors[i].tensor;
+    if (gradients)
+      x = state_->buckets() ? state_->buckets()->shards().whole(x) : x.grad();
     if (auto* slice = state_->map().slice(i))
       x = whole_of(*rank_, x, *slice);
     if (!x.defined())

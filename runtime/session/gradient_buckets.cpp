@@ -5,18 +5,16 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/model/model_map.hpp"
-#include "runtime/values/tensor_bridge.hpp"
-#include "transport/exchange.hpp"
+#include "runtime/session/sparse_mean.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace smp {
@@ -30,6 +28,12 @@ void merge_into(std::vector<uint32_t>& xs, const std::vector<uint32_t>& ys) {
   std::set_union(xs.begin(), xs.end(), ys.begin(), ys.end(),
                  std::back_inserter(all));
   xs = std::move(all);
+}
+
+void take_most(std::vector<uint32_t>& xs, const std::vector<uint32_t>& ys) {
+  xs.resize(std::max(xs.size(), ys.size()));
+  for (size_t i = 0; i < ys.size(); ++i)
+    xs[i] = std::max(xs[i], ys[i]);
 }
 
 bool contains(const std::vector<uint32_t>& ascending, uint32_t x) {
@@ -47,9 +51,8 @@ void gradient_report::merge(const gradient_report& x) {
   merge_into(sparse, x.sparse);
   merge_into(late, x.late);
   trained = trained || x.trained;
-  begun.resize(std::max(begun.size(), x.begun.size()));
-  for (size_t i = 0; i < x.begun.size(); ++i)
-    begun[i] = std::max(begun[i], x.begun[i]);
+  take_most(begun, x.begun);
+  take_most(rounds, x.rounds);
 }
 
 // -- hooks --------------------------------------------------------------------
@@ -96,7 +99,9 @@ private:
 
 gradient_buckets::gradient_buckets(const rank_context& rank,
                                    const model_map& map)
-  : rank_(rank), self_(std::make_shared<gradient_buckets*>(this)) {
+  : rank_(rank),
+    shards_(rank),
+    self_(std::make_shared<gradient_buckets*>(this)) {
   auto peers = rank.layout().size(comm_group::tp);
   auto& tensors = map.model().tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i) {
@@ -143,7 +148,13 @@ auto gradient_buckets::all_of(const std::vector<uint32_t>& positions)
   return result;
 }
 
+void gradient_buckets::share(const std::vector<optimizer_shards::owners>& xs) {
+  shards_.add(xs);
+  lay_out(std::vector{order_});
+}
+
 void gradient_buckets::lay_out(const std::vector<entry*>& order) {
+  order_ = order;
   buckets_.clear();
   for (auto& x : entries_) {
     x->bucket = nowhere;
@@ -157,15 +168,18 @@ void gradient_buckets::put(entry& x) {
   if (rank_.layout().size(x.over) == 1)
     return; // nobody else has it
   auto most = rank_.config().bucket_cap_mb << 20;
+  auto shared = shards_.has(x.parameter);
   auto fits = [&](const bucket& b) {
-    return b.over == x.over
+    return b.over == x.over && b.shared == shared
            && b.entries.front()->parameter.options().type_equal(
              x.parameter.options());
   };
   // The last one of its kind may have room.
   auto last = std::find_if(buckets_.rbegin(), buckets_.rend(), fits);
   if (last == buckets_.rend() || last->bytes + x.bytes > most) {
-    buckets_.emplace_back().over = x.over;
+    auto& next = buckets_.emplace_back();
+    next.over = x.over;
+    next.shared = shared;
     last = buckets_.rbegin();
   }
   last->entries.push_back(&x);
@@ -201,6 +215,15 @@ void gradient_buckets::make_memory(bucket& x) {
                 .variable_data();
     begin += n;
   }
+  note_bytes();
+}
+
+void gradient_buckets::note_bytes() {
+  auto bytes = shards_.bytes();
+  for (auto& b : buckets_)
+    if (b.memory.defined())
+      bytes += b.memory.nbytes();
+  counts_.peak_bytes = std::max(counts_.peak_bytes, bytes);
 }
 
 // -- one step -----------------------------------------------------------------
@@ -229,8 +252,11 @@ void gradient_buckets::begin_step(const plan& x) {
     e.pending = e.pending && e.parameter.grad().defined();
     e.given.reset();
     e.changed = e.apart = false;
-    e.reached = e.final_as = 0;
+    e.reached = e.in_round = e.final_as = 0;
     e.expected = plan_.early ? known->second[i] : 0;
+    // Who keeps only parts needs room for one microbatch.
+    if (e.bucket != nowhere && buckets_[e.bucket].shared)
+      e.expected = (e.expected + x.microbatches - 1) / x.microbatches;
   }
   for (auto& b : buckets_) {
     auto in_use = [](entry* e) {
@@ -243,9 +269,16 @@ void gradient_buckets::begin_step(const plan& x) {
       for (auto* e : b.entries)
         e->view.reset();
     }
-    b.begun = false;
-    b.missing = static_cast<uint64_t>(
-      std::ranges::count_if(b.entries, [](entry* e) { return e->expected; }));
+    b.begun = 0;
+    count_missing(b);
+  }
+}
+
+void gradient_buckets::count_missing(bucket& x) {
+  x.missing = 0;
+  for (auto* e : x.entries) {
+    e->in_round = 0;
+    x.missing += e->expected > 0;
   }
 }
 
@@ -257,10 +290,11 @@ void gradient_buckets::reached(entry& x) {
   if (x.bucket == nowhere)
     return;
   auto& b = buckets_[x.bucket];
-  if (b.begun)
+  if (b.begun > 0 && !b.shared)
     return;
+  shards_.collect(false);
   adopt(x);
-  if (plan_.early && x.reached == x.expected && --b.missing == 0) {
+  if (plan_.early && ++x.in_round == x.expected && --b.missing == 0) {
     ++counts_.begun_early;
     begin(b);
   }
@@ -284,7 +318,7 @@ void gradient_buckets::begin(bucket& x) {
   at::NoGradGuard no_grad;
   make_memory(x);
   for (auto* e : x.entries) {
-    e->changed = is_changed(*e);
+    e->changed = e->changed || is_changed(*e);
     auto& gradient = e->parameter.mutable_grad();
     if (e->apart || !gradient.defined()) {
       e->view.zero_();
@@ -295,15 +329,33 @@ void gradient_buckets::begin(bucket& x) {
     // What comes from here on is late, and easy to tell.
     e->given = std::exchange(gradient, {});
   }
-  auto wide = x.memory.scalar_type() == at::kFloat
-              || x.memory.scalar_type() == at::kDouble;
-  if (plan_.hook != comm_hook::allreduce && wide)
-    x.compressed = x.memory.to(
-      plan_.hook == comm_hook::fp16_compress ? at::kHalf : at::kBFloat16);
+  send(x);
+  ++x.begun;
+  count_missing(x);
+}
+
+void gradient_buckets::send(bucket& x) {
+  auto type = x.memory.scalar_type();
+  auto hook = type == at::kFloat || type == at::kDouble ? plan_.hook
+                                                        : comm_hook::allreduce;
   auto number = static_cast<uint64_t>(&x - buckets_.data());
+  auto name = "smp.bucket." + std::to_string(number);
+  if (x.shared) {
+    std::vector<at::Tensor> parameters;
+    for (auto* e : x.entries) {
+      parameters.push_back(e->parameter);
+      e->given.reset();
+      e->view.reset();
+    }
+    shards_.begin(parameters, std::exchange(x.memory, {}), hook, x.over, name);
+    note_bytes();
+    return;
+  }
+  if (hook != comm_hook::allreduce)
+    x.compressed = x.memory.to(
+      hook == comm_hook::fp16_compress ? at::kHalf : at::kBFloat16);
   x.done = start_mean(x.compressed.defined() ? x.compressed : x.memory, x.over,
-                      "smp.bucket." + std::to_string(number));
-  x.begun = true;
+                      name);
 }
 
 tensor_future gradient_buckets::start_mean(const at::Tensor& x,
@@ -321,15 +373,20 @@ tensor_future gradient_buckets::start_alone(const at::Tensor& x,
 gradient_report gradient_buckets::end_step() {
   in_step_ = false;
   gradient_report result;
-  for (auto& b : buckets_)
+  for (auto& b : buckets_) {
+    auto has_more = std::ranges::any_of(
+      b.entries, [](entry* x) { return x->parameter.grad().defined(); });
     result.begun.push_back(b.begun);
+    result.rounds.push_back(b.shared ? b.begun + has_more : 1);
+  }
   std::vector<const entry*> order;
   for (auto& x : entries_) {
-    auto begun = x->bucket != nowhere && buckets_[x->bucket].begun;
+    auto* b = x->bucket != nowhere ? &buckets_[x->bucket] : nullptr;
+    auto begun = b && !b->shared && b->begun > 0;
     auto& gradient = x->parameter.grad();
     auto is_late = begun && gradient.defined();
     if (!begun)
-      x->changed = is_changed(*x);
+      x->changed = x->changed || is_changed(*x);
     if (is_late)
       result.late.push_back(x->position);
     result.trained = result.trained || x->reached > 0
@@ -373,25 +430,35 @@ void gradient_buckets::average(const gradient_report& all,
       return !x->apart && contains(all.changed, x->position);
     };
     auto& b = buckets_[i];
-    if (!b.begun
-        && (all.begun.at(i) > 0 || std::ranges::any_of(b.entries, wanted)))
-      begin(b);
+    if (all.begun.at(i) > 0 || std::ranges::any_of(b.entries, wanted))
+      while (b.begun < all.rounds.at(i))
+        begin(b);
   }
   finish_begun(all);
   average_apart(alone);
   for (auto* x : sparse)
-    average_sparse(*x);
-  for (auto* x : all_of(all.changed))
+    if (rank_.layout().size(x->over) > 1)
+      x->parameter.mutable_grad() = mean_of_sparse(
+        rank_, x->over, x->parameter.grad(), x->parameter.sizes());
+  std::set<const void*> changed;
+  for (auto* x : all_of(all.changed)) {
     x->pending = false;
+    if (!shards_.has(x->parameter))
+      continue;
+    changed.insert(x->parameter.unsafeGetTensorImpl());
+    shards_.take(x->parameter, at::Tensor{x->parameter.grad()});
+  }
+  shards_.end_step(changed);
   learn(all, first, sparse);
 }
 
 void gradient_buckets::postpone(const gradient_report& all) {
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < buckets_.size(); ++i)
-    if (i < all.begun.size() && all.begun[i] > 0 && !buckets_[i].begun)
+    while (i < all.begun.size() && buckets_[i].begun < all.begun[i])
       begin(buckets_[i]);
   finish_begun(all);
+  shards_.drop();
   for (auto* x : all_of(all.changed))
     x->pending = x->parameter.grad().defined();
 }
@@ -403,7 +470,7 @@ auto gradient_buckets::take_late()
   for (auto& b : buckets_)
     for (auto* x : b.entries)
       if (auto& gradient = x->parameter.mutable_grad();
-          b.begun && !x->apart && gradient.defined())
+          b.begun > 0 && !b.shared && !x->apart && gradient.defined())
         result.emplace_back(x, dense(std::exchange(gradient, {})));
   return result;
 }
@@ -418,8 +485,9 @@ void gradient_buckets::finish_begun(const gradient_report& all) {
     late.emplace_back(x, start_alone(own, *x));
   }
   for (auto& b : buckets_)
-    if (b.begun)
+    if (b.begun > 0 && !b.shared)
       finish(b, all);
+  shards_.collect(true);
   for (auto& [x, mean] : late)
     x->parameter.mutable_grad().add_(mean.get());
 }
@@ -439,7 +507,7 @@ void gradient_buckets::finish(bucket& x, const gradient_report& all) {
       given.copy_(e->view);
     e->parameter.mutable_grad() = keeps ? given : e->view;
   }
-  x.begun = false;
+  x.begun = 0;
 }
 
 /// Remembers how often entries were reached, and lets gradients that become
@@ -479,9 +547,10 @@ void gradient_buckets::learn(const gradient_report& all,
   agreed_ = true;
 }
 
-auto gradient_buckets::counted() const -> counts {
-  auto result = counts_;
+auto gradient_buckets::take_counts() -> counts {
+  auto result = std::exchange(counts_, {});
   result.buckets = buckets_.size();
+  result.under_way = shards_.under_way();
   return result;
 }
 
@@ -504,37 +573,6 @@ void gradient_buckets::average_apart(const std::vector<entry*>& xs) {
     else
       gradient = mean.get();
   }
-}
-
-void gradient_buckets::average_sparse(entry& x) const {
-  auto ranks = rank_.layout().members(x.over, rank_.self());
-  if (ranks.size() == 1)
-    return;
-  using part = std::vector<tensor_ref>; // indices and values, or nothing
-  auto& gradient = x.parameter.mutable_grad();
-  part mine;
-  if (gradient.defined()) {
-    auto own = gradient.is_sparse() ? gradient.coalesce()
-                                    : gradient.to_sparse(1).coalesce();
-    mine = {to_tensor_ref(own.indices(), true),
-            to_tensor_ref(own.values(), true)};
-  }
-  std::vector<at::Tensor> indices;
-  std::vector<at::Tensor> values;
-  for (auto& other : rank_.exchange().all_gather(ranks, "smp.sparse_gradient",
-                                                 to_payload(mine))) {
-    auto theirs = from_payload<part>(other, "sparse gradient");
-    if (theirs.size() != 2)
-      continue;
-    indices.push_back(to_tensor(theirs[0]));
-    values.push_back(to_tensor(theirs[1]));
-  }
-  if (indices.empty())
-    return;
-  auto sum = at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values),
-                                   x.parameter.sizes())
-               .coalesce();
-  gradient = sum.div(static_cast<double>(ranks.size()));
 }
 
 } // namespace smp

@@ -2,6 +2,7 @@
 
 #include "partition/rank_layout.hpp"
 #include "runtime/session/comm_hook.hpp"
+#include "runtime/session/gradient_shards.hpp"
 #include "runtime/session/tensor_collectives.hpp"
 #include "transport/bytes.hpp"
 
@@ -29,8 +30,9 @@ struct gradient_report {
   std::vector<uint32_t> late;
   /// Whether the step added to any gradient.
   bool trained = false;
-  /// By bucket, whether it has begun.
+  /// By bucket, how often it has begun, and how often it has to.
   std::vector<uint32_t> begun;
+  std::vector<uint32_t> rounds;
   /// Names the buckets as this rank made them; 0: all ranks agreed on them.
   uint64_t layout = 0;
   /// Until then: in which order this rank's gradients were final.
@@ -45,8 +47,8 @@ bool inspect(Inspector& f, gradient_report& x) {
   return f.object(x).fields(
     f.field("changed", x.changed), f.field("sparse", x.sparse),
     f.field("late", x.late), f.field("trained", x.trained),
-    f.field("begun", x.begun), f.field("layout", x.layout),
-    f.field("order", x.order));
+    f.field("begun", x.begun), f.field("rounds", x.rounds),
+    f.field("layout", x.layout), f.field("order", x.order));
 }
 
 /// The gradients that replicas average, in buckets: those of a bucket are views
@@ -75,6 +77,7 @@ public:
     bool early = false;
     /// Steps of one kind are expected to reach parameters equally often.
     uint64_t kind = 0;
+    uint64_t microbatches = 1;
     comm_hook hook = comm_hook::allreduce;
   };
 
@@ -98,6 +101,13 @@ public:
   /// Collective over the data-parallel group.
   void postpone(const gradient_report& all);
 
+  /// Lets each replica keep the gradients of the rows that it updates only.
+  void share(const std::vector<optimizer_shards::owners>& xs);
+
+  const gradient_shards& shards() const noexcept {
+    return shards_;
+  }
+
   /// Training steps since gradients were averaged.
   uint64_t& passes() noexcept {
     return passes_;
@@ -107,11 +117,16 @@ public:
 
   struct counts {
     uint64_t buckets = 0;
-    uint64_t begun_early = 0;    // in all steps
+    uint64_t begun_early = 0;
     uint64_t late_gradients = 0; // in all steps, of this rank
+    /// Of dense gradients, at most.
+    uint64_t peak_bytes = 0;
+    /// Sums that are on their way to the owners of rows.
+    uint64_t under_way = 0;
   };
 
-  counts counted() const;
+  /// @returns what was counted since the last call
+  counts take_counts();
 
 private:
   class hook;
@@ -144,7 +159,8 @@ private:
     bool changed = false;
     /// Sparse somewhere: it travels alone.
     bool apart = false;
-    uint64_t reached = 0; // in this step
+    uint64_t reached = 0;  // in this step
+    uint64_t in_round = 0; // since its bucket last began
     uint64_t expected = 0;
     uint64_t final_as = 0; // how many others were reached before
   };
@@ -155,7 +171,9 @@ private:
     uint64_t bytes = 0;
     at::Tensor memory;
     at::Tensor compressed;
-    bool begun = false;
+    /// Its gradients are kept in parts: then it begins as often as it is full.
+    bool shared = false;
+    uint32_t begun = 0;
     uint64_t missing = 0; // entries that are not final
     tensor_future done;
   };
@@ -175,13 +193,15 @@ private:
   void reached(entry& x);
   void make_memory(bucket& x);
   void adopt(entry& x);
+  void count_missing(bucket& x);
   void begin(bucket& x);
+  void send(bucket& x);
+  void note_bytes();
   void finish(bucket& x, const gradient_report& all);
   std::vector<std::pair<entry*, at::Tensor>> take_late();
   void finish_begun(const gradient_report& all);
 
   void average_apart(const std::vector<entry*>& xs);
-  void average_sparse(entry& x) const;
   /// @returns the mean, which comes into `x` itself
   static tensor_future start_mean(const at::Tensor& x, const comm_group& over,
                                   const std::string& name);
@@ -197,6 +217,8 @@ private:
   uint64_t reached_in_step_ = 0;
   /// How often a step of each kind reached each entry, at most.
   std::map<uint64_t, std::vector<uint64_t>> expected_;
+  gradient_shards shards_;
+  std::vector<entry*> order_;
   counts counts_;
   uint64_t passes_ = 0;
   /// What hooks on parameters, which may outlive this, look at.

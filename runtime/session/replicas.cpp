@@ -59,7 +59,8 @@ void replicas::begin_step(model_state& model, const step_call& x) const {
   // What was averaged could not be taken back: others have it in theirs.
   auto early = rank_.config().overlapping_allreduce && averages(model)
                && !model.can_take_back();
-  buckets->begin_step({early, kind.get(), model.replication().hook});
+  buckets->begin_step(
+    {early, kind.get(), x.microbatches, model.replication().hook});
 }
 
 failure replicas::end_step(model_state* model, const failure& mine) const {
