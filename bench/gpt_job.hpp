@@ -143,7 +143,8 @@ void repeat(const task& x, record& result, Step step, Note note) {
 
 // -- one process --------------------------------------------------------------
 
-inline void run_plain(const arguments& args, int threads) {
+/// @param share of the batch: one part of so many
+inline void run_plain(const arguments& args, int threads, uint64_t share = 1) {
   at::set_num_threads(threads);
   const task x{args};
   const data d{x};
@@ -159,9 +160,9 @@ inline void run_plain(const arguments& args, int threads) {
     [&] {
       optimizer.zero_grad();
       loss = 0;
-      for (uint64_t i = 0; i < microbatches; ++i) {
+      for (uint64_t i = 0; i < microbatches / share; ++i) {
         auto part = loss_of(model(tokens[i]), targets[i])
-                    / double(microbatches);
+                    / double(microbatches / share);
         part.backward();
         loss += part.item<double>();
       }

@@ -190,6 +190,9 @@ public:
                                       x.tensor_parallel_degree)
                         : "",
                       (*x_.ranks / parts + 1) * parts));
+    if (x.shard_gradients && !x_.train.dump_gradients.empty())
+      add("train.dump_gradients", "is not possible with", "smp.shard_gradients",
+          "no replica has whole gradients; leave one of them out");
     if (!x.tensor_parallel_modules.empty() && x.tensor_parallel_degree == 1)
       add("tensor_parallel.modules", "has no effect with",
           "smp.tensor_parallel_degree",

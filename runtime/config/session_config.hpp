@@ -64,6 +64,20 @@ struct session_config {
   bool ddp = false;
   /// Replicas share the optimizer's state: each updates a part.
   bool shard_optimizer_state = false;
+  /// And has the gradients of that part only.
+  bool shard_gradients = false;
+  /// Gradients that replicas average together, in MB.
+  uint64_t bucket_cap_mb = 25;
+  /// They are averaged while others are still computed, where that is safe.
+  bool overlapping_allreduce = true;
+  /// So many training steps add up their gradients before replicas average
+  /// them. No key: a run updates after each step.
+  uint64_t backward_passes_per_step = 1;
+  /// Else the gradient of a step is the sum over its microbatches (R15). No
+  /// key: the losses of a run are means.
+  bool average_grads_across_microbatches = true;
+  /// After each training step, replicas take the buffers of the first one.
+  bool broadcast_buffers = false;
   /// Replicas that lend each other parts of some modules: of those whose names
   /// fit a pattern ("encoder.*"), and those that the code names.
   uint64_t tensor_parallel_degree = 1;

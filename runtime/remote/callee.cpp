@@ -1,6 +1,7 @@
 #include "runtime/remote/callee.hpp"
 
 #include "actors/protocol/request_number.hpp"
+#include "partition/rank_layout.hpp"
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/base/rank_context.hpp"
@@ -480,7 +481,8 @@ payload run_backward(execution& ex, const request& req,
 
 // -- parameters and buffers ---------------------------------------------------
 
-payload serve_parameter(const model_map& map, const parameter_request& asked) {
+payload serve_parameter(const rank_context& rank, const model_map& map,
+                        const parameter_request& asked) {
   auto index = asked.head.tensor;
   if (index >= map.model().tensors.size() || !map.owned(index))
     throw error{error_code::protocol, "asked for tensor "
@@ -497,10 +499,15 @@ payload serve_parameter(const model_map& map, const parameter_request& asked) {
   }
   if (SMP_FAULT("doubled-reduction"))
     value = value * 2;
+  // A slice gets what all who share it contribute, and wants the mean.
+  if (map.slice(index) != nullptr)
+    value = value / static_cast<double>(rank.layout().size(comm_group::tp));
   if (own.grad().defined())
     own.mutable_grad().add_(value);
   else
     own.mutable_grad() = value.clone();
+  if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(own))
+    (*hook)(own);
   return {};
 }
 
@@ -523,7 +530,8 @@ payload serve(execution& ex, const request& x) {
     case request_kind::add_gradient:
     case request_kind::write_tensor:
       return serve_parameter(
-        map, from_payload<parameter_request>(x.body, "parameter request"));
+        ex.rank(), map,
+        from_payload<parameter_request>(x.body, "parameter request"));
     default:
       return forward_call{
         ex, x, from_payload<forward_request>(x.body, "forward request")}

@@ -9,6 +9,7 @@
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/promised_call.hpp"
+#include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/sharing.hpp"
@@ -70,9 +71,11 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
   check_range_consumed(*ex);
   if (SMP_FAULT("lost-backward") && ex->microbatch().value == 1)
     return;
-  auto scale = SMP_FAULT("wrong-loss-scale")
-                 ? 1.0
-                 : 1.0 / static_cast<double>(rank_->counters().microbatches);
+  auto averages = rank_->config().average_grads_across_microbatches
+                  && !SMP_FAULT("wrong-loss-scale");
+  auto scale = averages
+                 ? 1.0 / static_cast<double>(rank_->counters().microbatches)
+                 : 1.0;
   ag::edge_list roots;
   ag::variable_list seeds;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -107,6 +110,22 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
 
 void distributed_model_base::train(bool on) {
   state_->train(on);
+}
+
+// -- data parallelism ---------------------------------------------------------
+
+distributed_model_base::no_sync_scope::no_sync_scope(
+  std::shared_ptr<model_state> x)
+  : state_(std::move(x)) {
+  ++state_->replication().unsynced;
+}
+
+distributed_model_base::no_sync_scope::~no_sync_scope() {
+  --state_->replication().unsynced;
+}
+
+void distributed_model_base::register_comm_hook(comm_hook x) {
+  state_->replication().hook = x;
 }
 
 // -- partition ----------------------------------------------------------------
@@ -212,7 +231,9 @@ named_tensors distributed_model_base::gather(const char* what,
       continue;
     if (tensors[i].is_attribute)
       continue;
-    auto x = gradients ? tensors[i].tensor.grad() : tensors[i].tensor;
+    auto x = tensors[i].tensor;
+    if (gradients)
+      x = state_->buckets() ? state_->buckets()->shards().whole(x) : x.grad();
     if (auto* slice = state_->map().slice(i))
       x = whole_of(*rank_, x, *slice);
     if (!x.defined())

@@ -3,6 +3,7 @@
 #include "runtime/base/named_tensors.hpp"
 #include "runtime/intercept/traced_model_call.hpp"
 #include "runtime/model/hook.hpp"
+#include "runtime/session/comm_hook.hpp"
 #include "runtime/session/session.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +42,8 @@ public:
   /// Ends the forward phase of a microbatch: waits until the schedule grants
   /// its backward phase, then runs it across ranks. Inside a step body only.
   /// Gradients are averaged over microbatches: the seed is 1 / microbatches
-  /// times `grad`, or times 1 for a scalar `loss` (R15).
+  /// times `grad`, or times 1 for a scalar `loss` (R15); without
+  /// `average_grads_across_microbatches` they are added up.
   /// @param keep_graph another backward of this body goes through the same
   /// graph
   void backward(const at::Tensor& loss, const at::Tensor& grad = {},
@@ -57,6 +59,32 @@ public:
   void eval() {
     train(false);
   }
+
+  // -- data parallelism -------------------------------------------------------
+
+  /// While it lives, steps add up gradients and do not average them; the first
+  /// step after it does so for all of them.
+  class no_sync_scope {
+  public:
+    explicit no_sync_scope(std::shared_ptr<model_state> x);
+
+    ~no_sync_scope();
+
+    no_sync_scope(const no_sync_scope&) = delete;
+    no_sync_scope& operator=(const no_sync_scope&) = delete;
+
+  private:
+    std::shared_ptr<model_state> state_;
+  };
+
+  /// All ranks call it, or none.
+  [[nodiscard]] no_sync_scope no_sync() {
+    return no_sync_scope{state_};
+  }
+
+  /// Chooses how gradients travel between replicas from the next step on; all
+  /// ranks choose the same.
+  void register_comm_hook(comm_hook x);
 
   // -- partition --------------------------------------------------------------
 

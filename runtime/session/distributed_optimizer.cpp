@@ -3,6 +3,8 @@
 #include "runtime/base/fault.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/session/current_rank.hpp"
+#include "runtime/session/fused_update.hpp"
+#include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 
@@ -47,9 +49,17 @@ void cut_sums(torch::optim::Optimizer& x, const model_map& map) {
   }
 }
 
+/// @returns the gradients of which each replica has a part; null: there are
+/// none
+const gradient_shards* shards_of(const distributed_model_base& model) {
+  auto* buckets = model.state().buckets();
+  return buckets == nullptr || buckets->shards().empty() ? nullptr
+                                                         : &buckets->shards();
+}
+
 struct owned_gradient {
   at::Tensor gradient;
-  /// How many ranks of the model have it: 1 for a slice.
+  /// How many ranks that are asked have it: 1 for a slice.
   double copies = 1;
 };
 
@@ -59,19 +69,29 @@ std::vector<owned_gradient> owned_gradients(distributed_model_base& model) {
   auto peers = static_cast<double>(rank.layout().size(comm_group::tp));
   auto& map = model.state().map();
   auto& tensors = map.model().tensors;
+  // Parts are what one rank of all has, whole gradients what each replica has.
+  auto* shards = shards_of(model);
+  if (shards != nullptr)
+    for (auto& x : shards->gradients())
+      result.push_back({x, 1});
+  auto slices = shards == nullptr
+                  ? 1.0
+                  : static_cast<double>(rank.layout().size(comm_group::rdp));
+  peers *= slices;
   for (uint32_t i = 0; i < tensors.size(); ++i)
     if (auto& x = tensors[i];
         map.owned(i) && !x.is_buffer && x.tensor.grad().defined())
-      result.push_back({x.tensor.grad(), map.slice(i) ? 1 : peers});
+      result.push_back({x.tensor.grad(), map.slice(i) ? slices : peers});
   return result;
 }
 
-/// Over the ranks that hold the model together.
-double sum_over_model(const char* what, double x) {
+/// Over the ranks that hold the gradients together: those of a replica, or all.
+double sum_over_model(const distributed_model_base& model, const char* what,
+                      double x) {
   auto& rank = session::current().internals();
+  auto over = shards_of(model) == nullptr ? comm_group::mp : comm_group::world;
   return rank.exchange()
-    .all_reduce_sum(rank.layout().members(comm_group::mp, rank.self()), what,
-                    {x})
+    .all_reduce_sum(rank.layout().members(over, rank.self()), what, {x})
     .front();
 }
 
@@ -93,17 +113,20 @@ distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x)
     cut_sums(optimizer_, rank.state()->map());
     if (rank.config().shard_optimizer_state)
       shards_.cut(optimizer_, rank.state()->map());
+    if (auto* buckets = rank.state()->buckets();
+        buckets && rank.config().shard_gradients)
+      buckets->share(shards_.all_owners());
   });
 }
 
 void distributed_optimizer::step() {
   session::current().internals().check_alive();
   if (!shards_.is_cut()) {
-    optimizer_.step();
+    update(optimizer_);
     return;
   }
   shards_.begin_update();
-  optimizer_.step();
+  update(optimizer_);
   shards_.end_update();
 }
 
@@ -142,7 +165,7 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
   }
   if (SMP_FAULT("doubled-norm"))
     squares *= 2;
-  auto total = std::sqrt(sum_over_model("smp.clip_grad_norm", squares));
+  auto total = std::sqrt(sum_over_model(model, "smp.clip_grad_norm", squares));
   auto factor = max_norm / (total + 1e-6);
   // As torch does: never enlarge; NaN goes through and shows.
   if (!(factor >= 1.0))
@@ -157,7 +180,7 @@ bool any_nonfinite(distributed_model_base& model) {
   auto bad = std::any_of(grads.begin(), grads.end(), [](const auto& x) {
     return !at::isfinite(x.gradient).all().template item<bool>();
   });
-  return sum_over_model("smp.any_nonfinite", bad ? 1.0 : 0.0) > 0;
+  return sum_over_model(model, "smp.any_nonfinite", bad ? 1.0 : 0.0) > 0;
 }
 
 } // namespace smp

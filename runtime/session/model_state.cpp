@@ -8,6 +8,7 @@
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/script_walk.hpp"
+#include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/schedule_policies.hpp"
 #include "transport/bytes.hpp"
 #include "transport/exchange.hpp"
@@ -87,6 +88,8 @@ void model_state::partition() {
   }
   check_schedule(cfg.microbatches);
   ready_ = true;
+  if (rank_.layout().size(comm_group::dp) > 1)
+    buckets_ = std::make_unique<gradient_buckets>(rank_, map_);
   text_ = partitioning_.text() + gate_.text();
   for (auto& f : std::exchange(hooks_, {}))
     f();

@@ -5,6 +5,7 @@
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/parameters.hpp"
 #include "runtime/remote/promised_call.hpp"
+#include "runtime/session/comm_hook.hpp"
 #include "runtime/session/kept_gradients.hpp"
 #include "runtime/session/partitioning.hpp"
 #include "runtime/session/schedule_gate.hpp"
@@ -16,6 +17,7 @@
 
 namespace smp {
 
+class gradient_buckets;
 class script_program;
 
 /// The distributed model of a session, with all that is known because of it:
@@ -110,6 +112,16 @@ public:
     return context_;
   }
 
+  /// The gradients that replicas average; null: there is one replica, or the
+  /// model is not partitioned yet.
+  gradient_buckets* buckets() const noexcept {
+    return buckets_.get();
+  }
+
+  smp::replication& replication() noexcept {
+    return replication_;
+  }
+
   /// Training or evaluation mode of all modules on this rank.
   void train(bool on);
 
@@ -150,6 +162,8 @@ private:
   partitioning partitioning_;
   schedule_gate gate_;
   kept_gradients gradients_;
+  smp::replication replication_;
+  std::unique_ptr<gradient_buckets> buckets_;
   std::unique_ptr<script_program> script_;
   model_context context_;
   bool ready_ = false; // partitioned, and its schedule fits

@@ -1,14 +1,15 @@
 #include "runtime/session/optimizer_shards.hpp"
 
 #include "runtime/base/rank_context.hpp"
+#include "runtime/config/session_config.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/session/gradient_rows.hpp"
 #include "runtime/session/tensor_collectives.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sparse_coo_tensor.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
@@ -33,27 +34,6 @@ constexpr size_t updates_under_way = 2;
 /// What has no axis is one row.
 int64_t rows_in(const at::Tensor& x) {
   return x.dim() == 0 ? 1 : x.size(0);
-}
-
-/// @returns rows, a view
-at::Tensor rows_of(const at::Tensor& x, int64_t begin, int64_t end) {
-  auto result = x.detach();
-  return result.dim() == 0 ? result : result.narrow(0, begin, end - begin);
-}
-
-/// @returns the rows of a gradient, of which only some may be there
-at::Tensor sparse_rows(const at::Tensor& gradient,
-                       const optimizer_shards::part& of) {
-  auto all = gradient.coalesce();
-  auto row = all.indices()[0];
-  auto end = of.where.begin + of.where.length;
-  auto mine = row.ge(of.where.begin).logical_and(row.lt(end));
-  auto chosen = mine.nonzero().squeeze(1);
-  auto indices = all.indices().index_select(1, chosen);
-  indices[0].sub_(of.where.begin);
-  return at::sparse_coo_tensor(indices, all.values().index_select(0, chosen),
-                               of.rows.sizes())
-    .coalesce();
 }
 
 /// Adagrad makes its sums when it is made.
@@ -208,15 +188,16 @@ void optimizer_shards::cut_among(const comm_group& over) {
 }
 
 void optimizer_shards::begin_update() {
+  if (rank_.config().shard_gradients)
+    return; // they have them
   for (auto& x : parts_) {
     auto& gradient = x.parameter.grad();
     auto& mine = x.rows.mutable_grad();
-    if (!gradient.defined())
-      mine.reset();
-    else if (gradient.is_sparse())
-      mine = sparse_rows(gradient, x);
+    if (gradient.defined())
+      mine = rows_of_gradient(gradient, x.where.begin,
+                              x.where.begin + x.where.length);
     else
-      mine = rows_of(gradient, x.where.begin, x.where.begin + x.where.length);
+      mine.reset();
   }
 }
 
@@ -224,7 +205,8 @@ void optimizer_shards::end_update() {
   at::NoGradGuard no_grad;
   // What is kept is the gradient itself.
   for (auto& x : parts_)
-    x.rows.mutable_grad().reset();
+    if (!rank_.config().shard_gradients)
+      x.rows.mutable_grad().reset();
   std::set<std::pair<group_kind, at::ScalarType>> kinds;
   for (auto& x : cuts_)
     kinds.emplace(x.over.kind(), x.parameter.scalar_type());
@@ -278,6 +260,16 @@ optimizer_shards::find(const at::Tensor& x) const {
     return y.parameter.is_same(x) || y.rows.is_same(x);
   });
   return i == parts_.end() ? nullptr : &*i;
+}
+
+std::vector<optimizer_shards::owners> optimizer_shards::all_owners() const {
+  std::vector<owners> result;
+  for (auto& c : cuts_) {
+    auto* mine = find(c.parameter);
+    result.push_back({c.parameter, c.over, c.begins,
+                      mine != nullptr ? mine->rows : at::Tensor{}});
+  }
+  return result;
 }
 
 } // namespace smp

@@ -75,6 +75,18 @@ public:
   /// @returns that part; null if there is none
   const part* find(const at::Tensor& x) const;
 
+  /// Who updates which rows of a parameter.
+  struct owners {
+    at::Tensor parameter;
+    comm_group over = comm_group::dp;
+    /// By rank of the group, where its rows begin, and then how many there are.
+    std::vector<int64_t> begins;
+    /// A view of those of this rank; undefined: it has none.
+    at::Tensor rows;
+  };
+
+  std::vector<owners> all_owners() const;
+
   bool is_cut() const noexcept {
     return !cuts_.empty();
   }

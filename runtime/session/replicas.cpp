@@ -2,85 +2,37 @@
 
 #include "partition/rank_layout.hpp"
 #include "runtime/base/fault.hpp"
+#include "runtime/base/fnv_hash.hpp"
 #include "runtime/base/rank_context.hpp"
-#include "runtime/model/model_map.hpp"
+#include "runtime/config/session_config.hpp"
+#include "runtime/session/agreement.hpp"
+#include "runtime/session/gradient_buckets.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/step_call.hpp"
 #include "runtime/session/tensor_collectives.hpp"
-#include "runtime/values/tensor_bridge.hpp"
-#include "transport/bytes.hpp"
 #include "transport/exchange.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/sparse_coo_tensor.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <map>
+#include <utility>
 
 namespace smp {
 
 /// What a rank tells those that hold the same modules.
 struct replica_outcome {
   failure error;
-  /// Positions of parameters whose gradient changed, ascending; and of them
-  /// those whose gradient is sparse.
-  std::vector<uint32_t> changed;
-  std::vector<uint32_t> sparse;
+  /// The program is in a scope of `no_sync`.
+  bool unsynced = false;
+  gradient_report gradients;
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, replica_outcome& x) {
   return f.object(x).fields(f.field("error", x.error),
-                            f.field("changed", x.changed),
-                            f.field("sparse", x.sparse));
+                            f.field("unsynced", x.unsynced),
+                            f.field("gradients", x.gradients));
 }
-
-namespace {
-
-/// Gradients go together up to this size (torch's DDP has the same).
-constexpr uint64_t bucket_bytes = 25 << 20;
-
-std::vector<uint32_t> merged(const std::vector<uint32_t>& a,
-                             const std::vector<uint32_t>& b) {
-  std::vector<uint32_t> result;
-  std::set_union(a.begin(), a.end(), b.begin(), b.end(),
-                 std::back_inserter(result));
-  return result;
-}
-
-/// Gradients that are averaged in one go.
-struct bucket {
-  std::vector<at::Tensor> parameters;
-  uint64_t bytes = 0;
-  at::Tensor flat;
-  tensor_future done;
-
-  void start(const comm_group& over) {
-    std::vector<at::Tensor> parts;
-    for (auto& x : parameters)
-      parts.push_back(x.grad().defined() ? x.grad().reshape(-1)
-                                         : at::zeros_like(x).reshape(-1));
-    flat = at::cat(parts);
-    auto op = SMP_FAULT("summed-replicas") ? reduce_op::sum : reduce_op::mean;
-    done = async::allreduce_(flat, over, op, "smp.gradients");
-  }
-
-  void finish() {
-    done.get();
-    int64_t begin = 0;
-    for (auto& x : parameters) {
-      auto part = flat.narrow(0, begin, x.numel()).view(x.sizes());
-      begin += x.numel();
-      if (x.grad().defined())
-        x.mutable_grad().copy_(part);
-      else
-        x.mutable_grad() = part.clone();
-    }
-    flat = at::Tensor{};
-  }
-};
-
-} // namespace
 
 bool replicas::ends_session(const failure& x) {
   return x.code == error_code::rank_down || x.code == error_code::stalled;
@@ -90,139 +42,108 @@ std::vector<rank_id> replicas::group() const {
   return rank_.layout().members(comm_group::dp, rank_.self());
 }
 
-replicas::mark replicas::mark_of(const at::Tensor& parameter) {
-  auto& x = parameter.grad();
-  if (!x.defined())
-    return {};
-  return {x.unsafeGetTensorImpl(),
-          static_cast<uint64_t>(x.is_inference() ? 0 : x._version())};
+bool replicas::averages(model_state& model) const {
+  return model.replication().unsynced == 0
+         && model.buckets()->passes() + 1
+              >= rank_.config().backward_passes_per_step
+         && !SMP_FAULT("lone-replica");
 }
 
-bool replicas::trains(const model_map& map, uint32_t tensor) {
-  auto& x = map.model().tensors[tensor];
-  return !x.is_buffer && map.owned(tensor) && x.tensor.defined()
-         && x.tensor.requires_grad();
-}
-
-void replicas::begin_step(const model_map& map) {
-  if (group().size() == 1)
+void replicas::begin_step(model_state& model, const step_call& x) const {
+  auto* buckets = model.buckets();
+  if (buckets == nullptr)
     return;
-  auto& tensors = map.model().tensors;
-  marks_.assign(tensors.size(), {});
-  for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (trains(map, i))
-      marks_[i] = mark_of(tensors[i].tensor);
+  fnv_hash kind;
+  kind.add(x.signature);
+  kind.add(x.microbatches);
+  // What was averaged could not be taken back: others have it in theirs.
+  auto early = rank_.config().overlapping_allreduce && averages(model)
+               && !model.can_take_back();
+  buckets->begin_step(
+    {early, kind.get(), x.microbatches, model.replication().hook});
 }
 
-std::vector<uint32_t> replicas::changed(const model_map& map) const {
-  std::vector<uint32_t> result;
-  auto& tensors = map.model().tensors;
-  for (uint32_t i = 0; i < marks_.size(); ++i)
-    if (trains(map, i) && mark_of(tensors[i].tensor) != marks_[i])
-      result.push_back(i);
-  return result;
-}
-
-failure replicas::end_step(const model_map* map, const failure& mine) {
+failure replicas::end_step(model_state* model, const failure& mine) const {
   auto ranks = group();
   if (ranks.size() == 1 || ends_session(mine))
     return mine;
-  replica_outcome outcome{mine, {}, {}};
-  if (map && !mine) {
-    outcome.changed = changed(*map);
-    for (auto i : outcome.changed)
-      if (map->model().tensors[i].tensor.grad().is_sparse())
-        outcome.sparse.push_back(i);
+  auto* buckets = model ? model->buckets() : nullptr;
+  replica_outcome outcome{mine, false, {}};
+  if (buckets) {
+    outcome.unsynced = model->replication().unsynced > 0;
+    outcome.gradients = buckets->end_step();
   }
-  std::vector<uint32_t> all_changed;
-  std::vector<uint32_t> sparse;
-  auto all = rank_.exchange().all_gather(ranks, "smp.replicas",
-                                         to_payload(outcome));
-  for (size_t i = 0; i < all.size(); ++i) {
-    auto x = from_payload<replica_outcome>(all[i], "end of a step");
-    if (x.error && !mine) {
-      if (x.error.rank == no_rank)
-        x.error.rank = ranks[i];
-      return x.error;
+  std::vector<replica_outcome> told;
+  for (auto& x :
+       rank_.exchange().all_gather(ranks, "smp.replicas", to_payload(outcome)))
+    told.push_back(from_payload<replica_outcome>(x, "end of a step"));
+  auto why = mine;
+  gradient_report all;
+  auto same_buckets = true;
+  for (size_t i = 0; i < told.size(); ++i) {
+    auto& x = told[i];
+    if (x.error && !why) {
+      why = x.error;
+      if (why.rank == no_rank)
+        why.rank = ranks[i];
     }
-    all_changed = merged(all_changed, x.changed);
-    sparse = merged(sparse, x.sparse);
+    if (x.unsynced != told[0].unsynced && !why)
+      why = {error_code::config,
+             ranks[i],
+             {},
+             "replicas do not agree on no_sync: this step is in its scope on "
+             "some ranks only"};
+    same_buckets = same_buckets
+                   && x.gradients.layout == told[0].gradients.layout;
+    all.merge(x.gradients);
   }
-  if (mine || SMP_FAULT("lone-replica"))
-    return mine;
+  if (buckets && why)
+    buckets->postpone(all);
+  else if (buckets)
+    end_training(*model, all, told[0].gradients, same_buckets);
+  return why;
+}
+
+void replicas::end_training(model_state& model, const gradient_report& all,
+                            const gradient_report& first,
+                            bool same_buckets) const {
+  auto& buckets = *model.buckets();
+  auto counts = model.replication().unsynced == 0;
+  auto now = averages(model);
+  auto trained = all.trained;
+  // Ranks that hold other modules count the same steps, also where nobody used
+  // the modules of this one.
+  if (rank_.config().backward_passes_per_step > 1) {
+    auto sum = rank_.exchange().all_reduce_sum(world_of(rank_), "smp.trained",
+                                               {trained ? 1.0 : 0.0});
+    trained = sum.front() > 0;
+    now = now && trained;
+  }
+  if (now)
+    buckets.average(all, first, same_buckets);
+  else
+    buckets.postpone(all);
+  if (trained && counts)
+    buckets.passes() = now ? 0 : buckets.passes() + 1;
+  if (all.trained && rank_.config().broadcast_buffers)
+    share_buffers(model);
+}
+
+void replicas::share_buffers(const model_state& model) const {
   at::NoGradGuard no_grad;
-  // Of what tensor-parallel ranks share, each has the sum over the samples of
-  // all of them.
-  std::vector<at::Tensor> whole;
-  std::vector<at::Tensor> slices;
-  auto& tensors = map->model().tensors;
-  for (auto i : all_changed)
-    if (!std::binary_search(sparse.begin(), sparse.end(), i))
-      (map->slice(i) ? slices : whole).push_back(tensors[i].tensor);
-  average(whole, comm_group::dp);
-  average(slices, comm_group::rdp);
-  for (auto i : sparse)
-    average_sparse(tensors[i].tensor,
-                   map->slice(i) ? comm_group::rdp : comm_group::dp);
-  auto peers = static_cast<double>(rank_.layout().size(comm_group::tp));
-  for (auto i : all_changed)
-    if (auto& x = tensors[i].tensor; map->slice(i) && x.grad().defined())
-      x.mutable_grad().div_(peers);
-  return {};
-}
-
-void replicas::average(const std::vector<at::Tensor>& parameters,
-                       const comm_group& over) const {
-  if (rank_.layout().size(over) == 1)
-    return;
-  std::map<at::ScalarType, std::vector<bucket>> by_type;
-  for (auto& x : parameters) {
-    auto& buckets = by_type[x.scalar_type()];
-    if (buckets.empty() || buckets.back().bytes + x.nbytes() > bucket_bytes)
-      buckets.emplace_back();
-    buckets.back().parameters.push_back(x);
-    buckets.back().bytes += x.nbytes();
+  auto& tensors = model.model().tensors;
+  std::vector<std::pair<at::Tensor, tensor_future>> under_way;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    auto& x = tensors[i];
+    if (x.is_buffer && !x.is_attribute && x.tensor.defined()
+        && model.map().owned(i) && model.map().slice(i) == nullptr)
+      under_way.emplace_back(
+        x.tensor, async::broadcast(x.tensor, comm_group::dp, 0, "smp.buffers"));
   }
-  // One is filled or emptied while the one before travels.
-  bucket* under_way = nullptr;
-  for (auto& [type, buckets] : by_type)
-    for (auto& x : buckets) {
-      x.start(over);
-      if (under_way)
-        under_way->finish();
-      under_way = &x;
-    }
-  if (under_way)
-    under_way->finish();
-}
-
-void replicas::average_sparse(const at::Tensor& parameter,
-                              const comm_group& over) const {
-  auto ranks = rank_.layout().members(over, rank_.self());
-  if (ranks.size() == 1)
-    return;
-  using part = std::vector<tensor_ref>; // indices and values, or nothing
-  auto& gradient = parameter.mutable_grad();
-  part mine;
-  if (gradient.defined()) {
-    auto x = gradient.is_sparse() ? gradient.coalesce()
-                                  : gradient.to_sparse(1).coalesce();
-    mine = {to_tensor_ref(x.indices(), true), to_tensor_ref(x.values(), true)};
-  }
-  std::vector<at::Tensor> indices;
-  std::vector<at::Tensor> values;
-  for (auto& x : rank_.exchange().all_gather(ranks, "smp.sparse_gradient",
-                                             to_payload(mine))) {
-    auto other = from_payload<part>(x, "sparse gradient");
-    if (other.size() != 2)
-      continue;
-    indices.push_back(to_tensor(other[0]));
-    values.push_back(to_tensor(other[1]));
-  }
-  auto sum = at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values),
-                                   parameter.sizes())
-               .coalesce();
-  gradient = sum.div(static_cast<double>(ranks.size()));
+  auto takes = rank_.layout().rank(comm_group::dp, rank_.self()) > 0;
+  for (auto& [x, values] : under_way)
+    if (auto y = values.get(); takes)
+      at::Tensor{x}.copy_(y);
 }
 
 } // namespace smp

@@ -1,23 +1,23 @@
 #pragma once
 
-#include "partition/rank_layout.hpp"
 #include "transport/error.hpp"
 #include "transport/ids.hpp"
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
 #include <vector>
 
 namespace smp {
 
-class model_map;
+class gradient_buckets;
+class model_state;
 class rank_context;
+struct gradient_report;
+struct step_call;
 
 /// What ties the replicas of a model together (paper, section 3.2): each runs a
 /// step in a pipeline of its own, on data of its own, and at its end the ranks
-/// that hold the same modules, a data-parallel group, average the gradients
-/// that the step changed. A group of one does nothing.
+/// that hold the same modules, a data-parallel group, tell each other how it
+/// ended, and have the mean of the gradients that the step changed. A group of
+/// one does nothing.
 class replicas {
 public:
   /// @param rank outlives this
@@ -25,44 +25,34 @@ public:
     // nop
   }
 
-  /// Remembers what the gradients of owned parameters are.
-  void begin_step(const model_map& map);
+  /// Prepares for gradients; again where a step is taken back.
+  void begin_step(model_state& model, const step_call& x) const;
 
-  /// Hears how the step ended elsewhere, and averages if it succeeded: of
-  /// sparse gradients those of the rows that anybody has, of parameters that
-  /// some replicas did not use as if their gradient were zero. Collective over
-  /// the data-parallel group.
+  /// Hears how the step ended elsewhere, and averages gradients if it succeeded
+  /// and it is time. Collective over the data-parallel group.
+  /// @param model may be null
   /// @param mine how the step ended on this rank
   /// @returns why it failed, here or elsewhere; nothing if it succeeded
-  failure end_step(const model_map* map, const failure& mine);
+  failure end_step(model_state* model, const failure& mine) const;
 
   /// What a session does not survive; others hear of it by themselves.
   static bool ends_session(const failure& x);
 
 private:
-  /// By what one notices that a gradient was changed or replaced.
-  struct mark {
-    const void* gradient = nullptr;
-    uint64_t version = 0;
+  /// Tells whether gradients are averaged at the end of this training step.
+  bool averages(model_state& model) const;
 
-    bool operator==(const mark&) const = default;
-  };
+  /// @param all what all ranks told of their gradients, merged
+  /// @param first what the first one told
+  void end_training(model_state& model, const gradient_report& all,
+                    const gradient_report& first, bool same_buckets) const;
 
-  static mark mark_of(const at::Tensor& parameter);
-  static bool trains(const model_map& map, uint32_t tensor);
-
-  std::vector<uint32_t> changed(const model_map& map) const;
-  /// @param over the ranks that hold the same of them
-  void average(const std::vector<at::Tensor>& parameters,
-               const comm_group& over) const;
-  void average_sparse(const at::Tensor& parameter,
-                      const comm_group& over) const;
+  void share_buffers(const model_state& model) const;
 
   /// The ranks that hold the same modules.
   std::vector<rank_id> group() const;
 
   const rank_context& rank_;
-  std::vector<mark> marks_; // by position in the model's tensors
 };
 
 } // namespace smp

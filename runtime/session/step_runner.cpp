@@ -46,11 +46,12 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   body_ = std::move(body);
   body_context_ = call_context::current();
   if (model)
-    replicas_.begin_step(model->map());
+    replicas_.begin_step(*model, x);
   auto report = run_once(actors, model, x, false);
   if (report.error && runs_again(model, x, report.error)) {
     stats_.ran_again = report.error.describe();
     model->take_back();
+    replicas_.begin_step(*model, x);
     if (auto* observer = rank_.observer())
       observer->take_back();
     // More calls wait than in what was recorded.
@@ -58,8 +59,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
     report = run_once(actors, model, x, true);
   }
   body_ = nullptr;
-  report.error = replicas_.end_step(model ? &model->map() : nullptr,
-                                    report.error);
+  report.error = replicas_.end_step(model, report.error);
   auto took = std::chrono::steady_clock::now() - begin;
   stats_.seconds = std::chrono::duration<double>(took).count();
   stats_.bytes_sent = fabric_.stats().bytes_sent - sent;

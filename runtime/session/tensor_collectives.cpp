@@ -57,13 +57,14 @@ element_type type_of(const at::Tensor& x, const std::string& what) {
 /// One call of the user, on its way to `collectives`.
 class tensor_call {
 public:
-  tensor_call(kind what, const comm_group& group, const std::string& name)
+  tensor_call(kind what, const comm_group& group, const std::string& name,
+              call_time time = call_time::of_caller)
     : rank_(current_rank()) {
     auto& label = call_.label;
     label.group = rank_.layout().members(group, rank_.self());
     label.name = name.empty() ? to_string(group) : name;
     label.microbatch = no_microbatch;
-    if (auto ex = execution::current()) {
+    if (auto ex = execution::current(); ex && time == call_time::of_caller) {
       label.step = ex->step();
       label.microbatch = ex->microbatch();
       label.what = ex->in_backward() ? phase::backward : phase::forward;
@@ -73,8 +74,8 @@ public:
   }
 
   tensor_call(kind what, const at::Tensor& x, const comm_group& group,
-              const std::string& name)
-    : tensor_call(what, group, name) {
+              const std::string& name, call_time time = call_time::of_caller)
+    : tensor_call(what, group, name, time) {
     if (!x.defined())
       throw config_error(call_.describe() + ": the tensor is not defined");
     keep_promises(std::vector<at::Tensor>{x});
@@ -214,16 +215,19 @@ tensor_future async::allreduce(const at::Tensor& x, const comm_group& group,
 }
 
 tensor_future async::allreduce_(const at::Tensor& x, const comm_group& group,
-                                reduce_op op, const std::string& name) {
-  return tensor_call{kind::allreduce, x, group, name}.with(op).start_in_place(
-    x);
+                                reduce_op op, const std::string& name,
+                                call_time time) {
+  return tensor_call{kind::allreduce, x, group, name, time}
+    .with(op)
+    .start_in_place(x);
 }
 
 tensor_future async::reduce(const at::Tensor& x, const comm_group& group,
                             uint64_t root, reduce_op op,
-                            const std::string& name) {
-  auto call = tensor_call{kind::reduce, x, group, name}.with(op).with_root(
-    root);
+                            const std::string& name, call_time time) {
+  auto call = tensor_call{kind::reduce, x, group, name, time}
+                .with(op)
+                .with_root(root);
   auto result = call.is_root() ? call.made(call.part()) : at::Tensor{};
   return std::move(call).start(true, std::move(result));
 }

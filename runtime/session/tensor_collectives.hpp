@@ -54,6 +54,12 @@ private:
 // tensors that are not in host memory and types that cannot be summed. Autograd
 // stays behind.
 
+/// What tells calls of one group and name apart.
+enum class call_time : uint8_t {
+  of_caller, // the step, microbatch and phase that the caller is in
+  of_session // their order alone
+};
+
 namespace async {
 
 /// Sum, mean or maximum over the group.
@@ -66,13 +72,15 @@ tensor_future allreduce(const at::Tensor& x,
 tensor_future allreduce_(const at::Tensor& x,
                          const comm_group& group = comm_group::world,
                          reduce_op op = reduce_op::sum,
-                         const std::string& name = {});
+                         const std::string& name = {},
+                         call_time time = call_time::of_caller);
 
 /// The same on the rank at position `root` only; undefined on others.
 tensor_future reduce(const at::Tensor& x,
                      const comm_group& group = comm_group::world,
                      uint64_t root = 0, reduce_op op = reduce_op::sum,
-                     const std::string& name = {});
+                     const std::string& name = {},
+                     call_time time = call_time::of_caller);
 
 /// @param x [n, ...], what goes into the sum of each rank along axis 0
 tensor_future reduce_scatter(const at::Tensor& x,

@@ -27,7 +27,9 @@ uint64_t memory_need(const walked_model& model, const train_config& x,
     (t.requires_grad() ? trained : others) += bytes;
   }
   auto shards = x.smp.shard_optimizer_state ? replicas_of(x) : 1;
-  return others + 2 * trained + states_of(x.optimizer) * trained / shards;
+  auto gradients = x.smp.shard_gradients ? trained / shards : trained;
+  return others + trained + gradients
+         + states_of(x.optimizer) * trained / shards;
 }
 
 std::string describe_memory_need(uint64_t bytes, const optimizer_config& x) {

@@ -258,6 +258,21 @@ private:
     for (auto& [name, t] : sums)
       t = t / n;
     x.gradients = std::move(sums);
+    if (config_.smp.broadcast_buffers)
+      take_first_buffers(x, group);
+  }
+
+  /// Those of the first replica count for all.
+  void take_first_buffers(step_evidence& x, const std::vector<rank_id>& group) {
+    std::vector<sent_tensor> mine;
+    if (rank_.self() == group.front())
+      for (auto& [name, t] : x.buffers)
+        mine.emplace_back(name, to_tensor_ref(t, true));
+    auto all = rank_.exchange().all_gather(group, "smp.verify.buffers",
+                                           to_payload(mine));
+    for (auto& [name, ref] :
+         from_payload<std::vector<sent_tensor>>(all.front(), "buffers"))
+      x.buffers[name] = to_tensor(ref);
   }
 
   /// Rank 0 tells what all found.
@@ -358,7 +373,8 @@ private:
       else if (holders[i].size() != 1)
         add_owner(name, fmt::format("ranks that own '{}'", name),
                   ranks(holders[i]), "exactly one");
-      else if (!tensors[i].is_buffer && updaters[i] != holders[i])
+      else if (!tensors[i].is_buffer && updaters[i] != holders[i]
+               && !config_.smp.shard_optimizer_state) // rows have owners
         add_owner(name, fmt::format("ranks that update '{}'", name),
                   ranks(updaters[i]), ranks(holders[i]));
       else

@@ -12,6 +12,7 @@
 
 using Catch::Matchers::ContainsSubstring;
 using namespace smp::test;
+using namespace std::string_literals;
 
 namespace {
 
@@ -37,11 +38,17 @@ struct grid_dir : train_dir {
 
 TEST_CASE_METHOD(grid_dir, "two pipelines train as one with twice the batch",
                  "[apps][replicas]") {
-  std::string shares = GENERATE("false", "true");
-  CAPTURE(shares);
-  auto grid = start({"tiny.toml", "--smp.ddp=true", "--ranks", "4",
-                     "--smp.shard_optimizer_state=" + shares, "--run-dir",
-                     "grid"});
+  auto options = GENERATE(
+    std::vector<std::string>{}, std::vector{"shard_optimizer_state=true"s},
+    std::vector{"shard_optimizer_state=true"s, "shard_gradients=true"s,
+                "fast_mode=false"s, "bucket_cap_mb=1"s},
+    std::vector{"overlapping_allreduce=false"s, "broadcast_buffers=true"s});
+  std::vector<std::string> arguments{"tiny.toml", "--smp.ddp=true", "--ranks",
+                                     "4",         "--run-dir",      "grid"};
+  for (auto& x : options)
+    arguments.push_back("--smp." + x);
+  CAPTURE(arguments);
+  auto grid = start(arguments);
   auto code = grid.join();
   INFO(grid.output());
   REQUIRE(code == 0);
@@ -71,13 +78,20 @@ TEST_CASE_METHOD(grid_dir, "two pipelines train as one with twice the batch",
 
 TEST_CASE_METHOD(grid_dir, "each replica is compared with one process",
                  "[apps][replicas][verify]") {
-  auto p = start({"verify", "tiny.toml", "--smp.ddp=true", "--ranks", "4",
-                  "--steps", "2", "--run-dir", "run", "--json", "out.json"});
+  std::vector<std::string> arguments{
+    "verify",    "tiny.toml", "--smp.ddp=true", "--ranks", "4", "--steps", "3",
+    "--run-dir", "run",       "--json",         "out.json"};
+  if (GENERATE(false, true))
+    for (auto x : {"shard_optimizer_state=true", "shard_gradients=true",
+                   "fast_mode=false", "broadcast_buffers=true"})
+      arguments.push_back("--smp."s + x);
+  CAPTURE(arguments);
+  auto p = start(arguments);
   auto code = p.join();
   INFO(p.output());
   CHECK(code == 0);
   CHECK_THAT(p.output(), ContainsSubstring("4 ranks against one process")
-                           && ContainsSubstring("equal: 2 steps"));
+                           && ContainsSubstring("equal: 3 steps"));
 }
 
 TEST_CASE_METHOD(grid_dir, "numbers of ranks that do not fit are errors",

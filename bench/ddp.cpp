@@ -1,0 +1,224 @@
+// What two replicas gain over one process:
+//
+//   bench_ddp [--width=N] [--rounds=N] [--steps=N] [--warmup=N] [--pin=1]
+//
+// Training steps (forward, backward, AdamW) of a GPT on one batch, in one
+// process without smp and on two replicas of one thread each with half of the
+// batch, in runs that take turns: what else happens on the machine then meets
+// all of them. Beside them the same by torch's DistributedDataParallel over
+// gloo, where SMP_PYTHON names a Python that has it (bench/torch_ddp.py).
+//
+// Where others use the machine, --pin=1 keeps each rank on a core of its own.
+
+#include "bench/gpt_job.hpp"
+
+#include "runtime/session/fused_update.hpp"
+#include "runtime/session/gradient_buckets.hpp"
+#include "runtime/session/model_state.hpp"
+
+#include <cstdio>
+#include <functional>
+
+namespace smp::bench {
+
+namespace {
+
+using namespace gpt_job;
+
+constexpr uint64_t ranks = 2;
+
+session_config replicas_of(const arguments& args) {
+  session_config result;
+  result.ddp = true;
+  result.microbatches = microbatches / ranks;
+  result.threads = 1;
+  result.overlapping_allreduce = args.number("overlap", 1) != 0;
+  result.shard_optimizer_state = args.number("shard", 0) > 0;
+  result.shard_gradients = args.number("shard", 0) > 1;
+  return result;
+}
+
+void run_replicas(const arguments& args) {
+  const task x{args};
+  session s{replicas_of(args)};
+  const data d{x};
+  torch::manual_seed(1);
+  distributed_model model{gpt{model_of(x.sizes)}};
+  torch::optim::AdamW adamw{model->parameters(), optimizer_options()};
+  distributed_optimizer optimizer{adamw};
+  auto train_step = step([&](torch::Tensor tokens, torch::Tensor targets) {
+    auto loss = loss_of(model(tokens), targets);
+    model.backward(loss);
+    return loss;
+  });
+  model.partition();
+  auto tokens = d.tokens.chunk(ranks).at(s.rank());
+  auto targets = d.targets.chunk(ranks).at(s.rank());
+  record result;
+  clock::time_point updates;
+  repeat(
+    x, result,
+    [&] {
+      optimizer.zero_grad();
+      train_step(tokens, targets);
+      updates = clock::now();
+      optimizer.step();
+    },
+    [&] {
+      result.numbers["update"].push_back(
+        seconds_between(updates, clock::now()));
+      // The first steps learn what to expect.
+      auto peak = model.state().buckets()->take_counts().peak_bytes;
+      result.numbers["gradients"].push_back(static_cast<double>(peak));
+    });
+  if (s.rank() == 0)
+    write(result, args.text("file"));
+}
+
+/// The update alone, in one process.
+void run_update(const arguments& args) {
+  at::set_num_threads(1);
+  const task x{args};
+  torch::manual_seed(1);
+  plain_gpt model{x.sizes};
+  torch::optim::AdamW adamw{model->parameters(), optimizer_options()};
+  for (auto& p : model->parameters())
+    p.mutable_grad() = torch::randn_like(p);
+  record result;
+  auto fused = args.number("fused", 0) != 0;
+  repeat(
+    x, result, [&] { fused ? update(adamw) : (void)adamw.step(); }, [] {});
+  write(result, args.text("file"));
+}
+
+// -- the comparison -----------------------------------------------------------
+
+std::string python() {
+  auto* x = std::getenv("SMP_PYTHON");
+  return x ? x : "";
+}
+
+record run_peer(const scratch& dir, uint64_t processes, arguments args) {
+  const gpt_sizes sizes{.width = args.number("width", 256)};
+  args.set(fmt::format("--layers={}", sizes.layers));
+  args.set(fmt::format("--heads={}", sizes.heads));
+  args.set(fmt::format("--length={}", sizes.length));
+  args.set(fmt::format("--vocabulary={}", sizes.vocabulary));
+  args.set(fmt::format("--batch={}", gpt_job::batch));
+  args.set(fmt::format("--microbatches={}", gpt_job::microbatches));
+  args.set("--rendezvous=" + std::string{dir / "rendezvous"});
+  std::filesystem::remove(dir / "rendezvous");
+  auto here = std::filesystem::path{__FILE__}.parent_path();
+  return run_program(dir, processes, {python(), here / "torch_ddp.py"}, args);
+}
+
+struct contestant {
+  std::string text;
+  std::function<record()> run;
+  size_t against = 0; // the one with the same work in one process
+  record result = {};
+};
+
+std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
+  auto mine = [&dir, args](uint64_t processes, const char* run,
+                           std::vector<std::string> options) {
+    return [&dir, args, processes, run, options] {
+      auto all = args;
+      for (auto& x : options)
+        all.set(x);
+      return run_fresh(dir, processes, run, all);
+    };
+  };
+  std::vector<contestant> result{
+    {"one process without smp", mine(1, "one", {}), 0},
+    {"two such processes at once, half the batch", mine(2, "half", {}), 0},
+    {"2 replicas", mine(2, "replicas", {}), 0},
+    {"  averaged at the end of the step", mine(2, "replicas", {"--overlap=0"}),
+     0},
+    {"  optimizer state in parts", mine(2, "replicas", {"--shard=1"}), 0},
+    {"  gradients in parts as well", mine(2, "replicas", {"--shard=2"}), 0},
+  };
+  if (python().empty())
+    return result;
+  auto peer = [&dir, args](uint64_t processes) {
+    return [&dir, args, processes] { return run_peer(dir, processes, args); };
+  };
+  auto one = result.size();
+  result.push_back({"torch, one process", peer(1), one});
+  result.push_back({"torch, DDP over gloo", peer(2), one});
+  return result;
+}
+
+void print_updates(const scratch& dir, const arguments& args) {
+  record plain, fused;
+  for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i) {
+    auto of = args;
+    plain.add(run_fresh(dir, 1, "update", of));
+    of.set("--fused=1");
+    fused.add(run_fresh(dir, 1, "update", of));
+  }
+  fmt::print("  {:<44} {:>8} {:>8}\n", "update of one process, ms", "min",
+             "median");
+  for (auto [text, x] :
+       {std::pair{"LibTorch's AdamW", &plain}, std::pair{"fused", &fused}})
+    fmt::print("  {:<44} {:>8.3f} {:>8.3f}\n", text,
+               1e3 * minimum((*x)["step"]), 1e3 * median((*x)["step"]));
+}
+
+void compare(const scratch& dir, arguments args, int64_t width) {
+  args.set(fmt::format("--width={}", width));
+  auto xs = contestants(dir, args);
+  auto before = machine_load();
+  for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i)
+    for (auto& x : xs)
+      x.result.add(x.run());
+  fmt::print(
+    "\nGPT of width {}: {} layers, sequence {}, batch {}, {} "
+    "microbatches in all\n",
+    width, gpt_sizes{}.layers, gpt_sizes{}.length, batch, microbatches);
+  fmt::print("  {:<44} {:>8} {:>8} {:>11} {:>8} {:>8}\n", "step time, s", "min",
+             "median", "throughput", "update", "MB grad");
+  for (auto& x : xs) {
+    auto& one = xs[x.against].result["step"];
+    auto& step = x.result["step"];
+    fmt::print("  {:<44} {:>8.4f} {:>8.4f} {:>4.2f} / {:>4.2f}", x.text,
+               minimum(step), median(step), minimum(one) / minimum(step),
+               median(one) / median(step));
+    if (x.result.numbers.contains("update"))
+      fmt::print(" {:>8.4f} {:>8.2f}", median(x.result["update"]),
+                 median(x.result["gradients"]) * 1e-6);
+    fmt::print("\n");
+  }
+  print_updates(dir, args);
+  fmt::print("  load of the machine: {:.1f} before, {:.1f} after\n", before,
+             machine_load());
+  std::fflush(stdout);
+}
+
+void run(const arguments& args) {
+  auto what = args.text("run");
+  if (args.number("pin", 0) != 0 && !what.empty())
+    pin();
+  if (what == "replicas")
+    return run_replicas(args);
+  if (what == "update")
+    return run_update(args);
+  if (what == "one")
+    return run_plain(args, 1);
+  if (what == "half")
+    return run_plain(args, 1, ranks);
+  scratch dir;
+  auto width = args.number("width", 0);
+  if (width != 64)
+    compare(dir, args, width > 0 ? width : 256);
+  if (width == 0 || width == 64)
+    compare(dir, args, 64);
+}
+
+} // namespace
+
+} // namespace smp::bench
+
+int main(int argc, char** argv) {
+  return smp::bench::run_main(argc, argv, smp::bench::run);
+}

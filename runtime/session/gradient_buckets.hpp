@@ -1,0 +1,228 @@
+#pragma once
+
+#include "partition/rank_layout.hpp"
+#include "runtime/session/comm_hook.hpp"
+#include "runtime/session/gradient_shards.hpp"
+#include "runtime/session/tensor_collectives.hpp"
+#include "transport/bytes.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+class model_map;
+class rank_context;
+
+/// What a rank tells about the gradients of a step: positions of parameters in
+/// the model's tensors, ascending.
+struct gradient_report {
+  /// Those whose gradient differs from what all replicas had last.
+  std::vector<uint32_t> changed;
+  /// Of them, those whose gradient is sparse.
+  std::vector<uint32_t> sparse;
+  /// Those that got a gradient after their bucket had begun.
+  std::vector<uint32_t> late;
+  /// Whether the step added to any gradient.
+  bool trained = false;
+  /// By bucket, how often it has begun, and how often it has to.
+  std::vector<uint32_t> begun;
+  std::vector<uint32_t> rounds;
+  /// Names the buckets as this rank made them; 0: all ranks agreed on them.
+  uint64_t layout = 0;
+  /// Until then: in which order this rank's gradients were final.
+  std::vector<uint32_t> order;
+
+  /// Adds what another rank tells.
+  void merge(const gradient_report& x);
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, gradient_report& x) {
+  return f.object(x).fields(
+    f.field("changed", x.changed), f.field("sparse", x.sparse),
+    f.field("late", x.late), f.field("trained", x.trained),
+    f.field("begun", x.begun), f.field("rounds", x.rounds),
+    f.field("layout", x.layout), f.field("order", x.order));
+}
+
+/// The gradients that replicas average, in buckets: those of a bucket are views
+/// of one tensor, which is reduced in place. In a step a gradient is final when
+/// every microbatch that reaches its parameter has added to it (R29). Nobody
+/// knows how many that are, but earlier steps tell how many to expect: a bucket
+/// whose parameters all have that many begins while other gradients are still
+/// computed. What comes later is reduced apart, and added. Ranks begin buckets
+/// when they like; at the end of a step all hear which ones any of them began,
+/// and join (R55).
+class gradient_buckets {
+public:
+  /// @pre the model is partitioned
+  /// @param rank,map outlive this
+  gradient_buckets(const rank_context& rank, const model_map& map);
+
+  ~gradient_buckets();
+
+  gradient_buckets(const gradient_buckets&) = delete;
+  gradient_buckets& operator=(const gradient_buckets&) = delete;
+
+  // -- one step ---------------------------------------------------------------
+
+  struct plan {
+    /// Buckets may begin before the step ends.
+    bool early = false;
+    /// Steps of one kind are expected to reach parameters equally often.
+    uint64_t kind = 0;
+    uint64_t microbatches = 1;
+    comm_hook hook = comm_hook::allreduce;
+  };
+
+  /// Remembers what the gradients are.
+  void begin_step(const plan& x);
+
+  /// @returns what others have to know before any of them goes on
+  gradient_report end_step();
+
+  /// Averages what changed: of sparse gradients those of the rows that anybody
+  /// has, of parameters that some replicas did not use as if their gradient
+  /// were zero. Collective over the data-parallel group.
+  /// @param all what all ranks told, merged
+  /// @param first what the first one told
+  /// @param agreed whether all have the same buckets
+  void average(const gradient_report& all, const gradient_report& first,
+               bool agreed);
+
+  /// After a step that counts for nothing, or not yet: ends what began, leaves
+  /// gradients as they are, and remembers that they are not averaged.
+  /// Collective over the data-parallel group.
+  void postpone(const gradient_report& all);
+
+  /// Lets each replica keep the gradients of the rows that it updates only.
+  void share(const std::vector<optimizer_shards::owners>& xs);
+
+  const gradient_shards& shards() const noexcept {
+    return shards_;
+  }
+
+  /// Training steps since gradients were averaged.
+  uint64_t& passes() noexcept {
+    return passes_;
+  }
+
+  // -- for tests and measurements ---------------------------------------------
+
+  struct counts {
+    uint64_t buckets = 0;
+    uint64_t begun_early = 0;
+    uint64_t late_gradients = 0; // in all steps, of this rank
+    /// Of dense gradients, at most.
+    uint64_t peak_bytes = 0;
+    /// Sums that are on their way to the owners of rows.
+    uint64_t under_way = 0;
+  };
+
+  /// @returns what was counted since the last call
+  counts take_counts();
+
+private:
+  class hook;
+  class share_of_slice;
+
+  /// By what one notices that a gradient was changed or replaced.
+  struct mark {
+    const void* gradient = nullptr;
+    uint64_t version = 0;
+
+    bool operator==(const mark&) const = default;
+  };
+
+  static constexpr uint32_t nowhere = ~uint32_t{0};
+
+  struct entry {
+    uint32_t position = 0; // in the model's tensors
+    at::Tensor parameter;
+    /// The ranks that hold the same: all replicas, or those with this slice.
+    comm_group over = comm_group::dp;
+    uint64_t bytes = 0; // the same on all ranks
+    uint32_t bucket = nowhere;
+    at::Tensor view; // of the bucket's memory, if that exists
+    mark before;
+    /// Its gradient is not averaged since an earlier step.
+    bool pending = false;
+    /// What its gradient was when the bucket began, and whether that differs
+    /// from what all replicas had.
+    at::Tensor given;
+    bool changed = false;
+    /// Sparse somewhere: it travels alone.
+    bool apart = false;
+    uint64_t reached = 0;  // in this step
+    uint64_t in_round = 0; // since its bucket last began
+    uint64_t expected = 0;
+    uint64_t final_as = 0; // how many others were reached before
+  };
+
+  struct bucket {
+    comm_group over = comm_group::dp;
+    std::vector<entry*> entries;
+    uint64_t bytes = 0;
+    at::Tensor memory;
+    at::Tensor compressed;
+    /// Its gradients are kept in parts: then it begins as often as it is full.
+    bool shared = false;
+    uint32_t begun = 0;
+    uint64_t missing = 0; // entries that are not final
+    tensor_future done;
+  };
+
+  static mark mark_of(const at::Tensor& parameter);
+  static bool is_changed(const entry& x);
+
+  entry* find(uint32_t position);
+  std::vector<entry*> all_of(const std::vector<uint32_t>& positions);
+
+  void lay_out(const std::vector<entry*>& order);
+  void put(entry& x);
+  uint64_t layout_hash() const;
+  void learn(const gradient_report& all, const gradient_report& first,
+             const std::vector<entry*>& sparse);
+
+  void reached(entry& x);
+  void make_memory(bucket& x);
+  void adopt(entry& x);
+  void count_missing(bucket& x);
+  void begin(bucket& x);
+  void send(bucket& x);
+  void note_bytes();
+  void finish(bucket& x, const gradient_report& all);
+  std::vector<std::pair<entry*, at::Tensor>> take_late();
+  void finish_begun(const gradient_report& all);
+
+  void average_apart(const std::vector<entry*>& xs);
+  /// @returns the mean, which comes into `x` itself
+  static tensor_future start_mean(const at::Tensor& x, const comm_group& over,
+                                  const std::string& name);
+  static tensor_future start_alone(const at::Tensor& x, const entry& of);
+
+  const rank_context& rank_;
+  std::vector<std::unique_ptr<entry>> entries_; // by position
+  std::vector<bucket> buckets_;
+  plan plan_;
+  bool in_step_ = false;
+  /// All ranks have the same buckets.
+  bool agreed_ = false;
+  uint64_t reached_in_step_ = 0;
+  /// How often a step of each kind reached each entry, at most.
+  std::map<uint64_t, std::vector<uint64_t>> expected_;
+  gradient_shards shards_;
+  std::vector<entry*> order_;
+  counts counts_;
+  uint64_t passes_ = 0;
+  /// What hooks on parameters, which may outlive this, look at.
+  std::shared_ptr<gradient_buckets*> self_;
+};
+
+} // namespace smp

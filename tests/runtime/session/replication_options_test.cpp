@@ -1,0 +1,226 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/support/torch_two_ranks.hpp"
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <mutex>
+#include <string>
+#include <vector>
+
+// What a program says about replicas: when and how gradients are averaged, and
+// whose buffers count (docs/data_parallel.md).
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+session_config replicated() {
+  session_config x;
+  x.ddp = true;
+  x.threads = 1;
+  return x;
+}
+
+function product() {
+  return seeded([] {
+    return function{[](auto& self, Tensor x) { return x * self.weight; }};
+  });
+}
+
+/// Each rank's gradient is what it is given: 2 on rank 0, 6 on rank 1.
+Tensor data_of(session& s) {
+  return torch::full({2, 3}, 2.0 + 4.0 * static_cast<double>(s.rank()));
+}
+
+/// Runs `f` on two replicas with a step whose gradient is the mean of its
+/// argument's rows, times 2. @returns what each noted
+template <class F>
+std::vector<std::vector<double>> notes_of(session_config config, F f) {
+  std::vector<std::vector<double>> result(2);
+  virtual_world_options world;
+  world.config = std::move(config);
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{product()};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x).sum();
+      model.backward(loss);
+      return loss;
+    });
+    auto note = [&] {
+      result[s.rank()].push_back(model->weight.grad()[0].item<double>() / 2);
+    };
+    f(s, model, train_step, note);
+  });
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("steps in a scope of no_sync add up, and the next one averages all",
+          "[runtime][replicas][R55]") {
+  auto notes = notes_of(replicated(),
+                        [](auto& s, auto& model, auto& train_step, auto& note) {
+                          auto x = data_of(s);
+                          train_step(x);
+                          note();
+                          {
+                            auto scope = model.no_sync();
+                            train_step(x);
+                            note();
+                            train_step(x);
+                            note();
+                          }
+                          train_step(x);
+                          note();
+                          // An evaluation averages what was left; nobody
+                          // trained meanwhile.
+                          model->weight.mutable_grad().reset();
+                          {
+                            auto scope = model.no_sync();
+                            train_step(x);
+                          }
+                          model->weight.mutable_grad().reset();
+                          train_step(x);
+                          note();
+                        });
+  CHECK(notes[0] == std::vector<double>{4, 6, 8, 16, 4});
+  CHECK(notes[1] == std::vector<double>{4, 10, 16, 16, 4});
+}
+
+TEST_CASE("replicas that do not agree on no_sync are told",
+          "[runtime][replicas][R55]") {
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  notes_of(replicated(), [&](auto& s, auto& model, auto& train_step, auto&) {
+    auto x = data_of(s);
+    auto run = [&] {
+      try {
+        train_step(x);
+      } catch (const error& e) {
+        std::unique_lock guard{mutex};
+        texts.push_back(e.cause().text);
+      }
+    };
+    if (s.rank() == 0) {
+      auto scope = model.no_sync();
+      run();
+    } else {
+      run();
+    }
+  });
+  REQUIRE(texts.size() == 2);
+  for (auto& x : texts)
+    CHECK(x.find("replicas do not agree on no_sync") != std::string::npos);
+}
+
+TEST_CASE("gradients of several training steps are averaged at once",
+          "[runtime][replicas][R55]") {
+  auto config = replicated();
+  config.backward_passes_per_step = 3;
+  auto notes = notes_of(config,
+                        [](auto& s, auto& model, auto& train_step, auto& note) {
+                          auto look = step([&](Tensor x) {
+                            torch::NoGradGuard no_grad;
+                            return model(x).sum();
+                          });
+                          auto x = data_of(s);
+                          for (auto i = 0; i < 2; ++i) {
+                            model->weight.mutable_grad().reset();
+                            train_step(x);
+                            note();
+                            look(x); // counts for nothing
+                            train_step(x);
+                            note();
+                            train_step(x);
+                            note();
+                          }
+                        });
+  CHECK(notes[0] == std::vector<double>{2, 4, 12, 2, 4, 12});
+  CHECK(notes[1] == std::vector<double>{6, 12, 12, 6, 12, 12});
+}
+
+TEST_CASE("gradients are the sum over microbatches where that is wanted",
+          "[runtime][replicas][R15]") {
+  auto config = replicated();
+  config.microbatches = 2;
+  for (auto averages : {true, false}) {
+    config.average_grads_across_microbatches = averages;
+    auto notes = notes_of(config,
+                          [](auto& s, auto&, auto& train_step, auto& note) {
+                            train_step(data_of(s));
+                            note();
+                          });
+    // Each microbatch has one row of two.
+    CHECK(notes[0] == std::vector<double>{averages ? 2.0 : 4.0});
+    CHECK(notes[1] == notes[0]);
+  }
+}
+
+TEST_CASE("a comm hook sends gradients in fewer digits",
+          "[runtime][replicas]") {
+  auto third = [](comm_hook hook) {
+    return notes_of(
+      replicated(), [hook](auto& s, auto& model, auto& train_step, auto& note) {
+        model.register_comm_hook(hook);
+        train_step(torch::full({2, 3}, s.rank() == 0 ? 1.0 / 3 : 1.0));
+        note();
+      });
+  };
+  auto exact = third(comm_hook::allreduce);
+  CHECK(std::abs(exact[0][0] - 2.0 / 3) < 1e-7);
+  for (auto [hook, digits] : {std::pair{comm_hook::fp16_compress, 1e-3},
+                              std::pair{comm_hook::bf16_compress, 1e-2}}) {
+    auto notes = third(hook);
+    CHECK(notes[0] == notes[1]);
+    CHECK(notes[0] != exact[0]);
+    CHECK(std::abs(notes[0][0] - 2.0 / 3) < digits);
+  }
+}
+
+namespace {
+
+struct normed_impl : torch::nn::Module {
+  normed_impl() {
+    register_module("norm", norm);
+  }
+
+  Tensor forward(Tensor x) {
+    return norm(x);
+  }
+
+  submodule<torch::nn::BatchNorm1d> norm{3};
+};
+TORCH_MODULE_IMPL(normed, normed_impl);
+
+} // namespace
+
+TEST_CASE("buffers are each replica's own, or the first one's",
+          "[runtime][replicas]") {
+  auto broadcasts = GENERATE(false, true);
+  CAPTURE(broadcasts);
+  std::vector<Tensor> means(2);
+  virtual_world_options world;
+  world.config = replicated();
+  world.config.broadcast_buffers = broadcasts;
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{seeded([] { return normed{}; })};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x).square().sum();
+      model.backward(loss);
+      return loss;
+    });
+    auto x = torch::arange(12.0).view({4, 3})
+             + 100 * static_cast<double>(s.rank());
+    train_step(x);
+    means[s.rank()] = model->norm->running_mean.clone();
+  });
+  // A tenth of the mean of 0, 3, 6, 9 and so on.
+  auto own = torch::tensor({0.45, 0.55, 0.65});
+  CHECK(torch::allclose(means[0], own));
+  CHECK(torch::allclose(means[1], broadcasts ? own : own + 10));
+}
