@@ -72,7 +72,8 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
     return;
   auto scale = SMP_FAULT("wrong-loss-scale")
                  ? 1.0
-                 : 1.0 / static_cast<double>(rank_->counters().microbatches);
+                 : state_->loss_scale()
+                     / static_cast<double>(rank_->counters().microbatches);
   ag::edge_list roots;
   ag::variable_list seeds;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -212,7 +213,7 @@ named_tensors distributed_model_base::gather(const char* what,
       continue;
     if (tensors[i].is_attribute)
       continue;
-    auto x = gradients ? tensors[i].tensor.grad() : tensors[i].tensor;
+    auto x = gradients ? state_->gradient(i) : tensors[i].tensor;
     if (auto* slice = state_->map().slice(i))
       x = whole_of(*rank_, x, *slice);
     if (!x.defined())
