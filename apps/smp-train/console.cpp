@@ -88,10 +88,10 @@ std::string console::row(const step_metrics& x) const {
                             std::max<uint64_t>(tokens_per_sample_, 1));
   return fmt::format(
     "{:>11}{:>9.4f}{:>11.2e}{:>12.3f}{:>11.0f}{:>12}{:>7.1f} "
-    "%{}",
+    "%{}{}",
     fmt::format("{}/{}", x.step, config_.train.steps), x.loss, x.lr,
     x.grad_norm, throughput, duration_text(x.step_seconds),
-    100 * x.bubble_ratio, eta);
+    100 * x.bubble_ratio, eta, x.skipped.empty() ? "" : "  skipped");
 }
 
 void console::on_step(const step_metrics& x) {
@@ -103,7 +103,8 @@ void console::on_step(const step_metrics& x) {
   if (quiet())
     return;
   const bool stays = x.step == 1 || x.step == config_.train.steps
-                     || x.step % config_.train.log_interval == 0;
+                     || x.step % config_.train.log_interval == 0
+                     || !x.skipped.empty();
   if (!options_.terminal && !stays)
     return;
   clear_line();
@@ -154,6 +155,10 @@ void console::end(const train_summary& x, const std::string& run_dir) {
     item("run again", fmt::format("{} of {} steps, see \"ran_again\" in "
                                   "metrics.jsonl",
                                   x.ran_again, x.steps));
+  if (x.skipped > 0)
+    item("skipped", fmt::format("{} of {} steps updated nothing, see "
+                                "\"skipped\" in metrics.jsonl",
+                                x.skipped, x.steps));
   if (config_.smp.static_mode)
     item("static", fmt::format("{} of {} steps replayed{}", x.replayed, x.steps,
                                x.fell_back > 0 ? fmt::format(

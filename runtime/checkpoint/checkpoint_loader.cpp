@@ -168,7 +168,8 @@ void checkpoint_loader::check_model(const distributed_model_base& model) const {
       misshapen.add(name, ": " + shape_text(x->shape) + " instead of "
                             + shape_text(mine));
     else if (x->dtype != dtype)
-      mistyped.add(name, ": " + x->dtype + " instead of " + dtype);
+      mistyped.add(name, ": " + x->dtype + " instead of " + dtype
+                           + ", see smp.bf16_params and smp.fp16_params");
   }
   for (auto& x : manifest_.tensors)
     if ((x.role == tensor_role::parameter || x.role == tensor_role::buffer)
@@ -307,6 +308,10 @@ void checkpoint_loader::load_parts(
   if (random)
     set_random_state(read(*random, nullptr, 0, {}));
   rank_.counters().drawn_step = manifest_.drawn_steps;
+  for (size_t k = 0; k < optimizers.size(); ++k)
+    if (auto& saved = manifest_.optimizers[k].loss_scale;
+        saved && optimizers[k]->own_scaler())
+      optimizers[k]->own_scaler()->restore(saved->value, saved->good_steps);
 }
 
 void checkpoint_loader::load_state(distributed_optimizer& x, size_t number,
@@ -315,16 +320,23 @@ void checkpoint_loader::load_state(distributed_optimizer& x, size_t number,
   auto part = x.part_of(parameter.tensor, slice);
   if (!part)
     return;
-  named_tensors state;
-  for (auto& field : state_fields(x.inner())) {
+  auto read_field = [&](const std::string& field) {
     auto* saved = find(tensor_role::optimizer,
                        state_name(number, field, parameter.names.front()));
-    if (saved)
-      state.emplace_back(
-        field, read(*saved, saved->shape.empty() ? nullptr : part->where, 0,
-                    part->values));
-  }
+    return saved ? read(*saved, saved->shape.empty() ? nullptr : part->where, 0,
+                        part->values)
+                 : at::Tensor{};
+  };
+  named_tensors state;
+  for (auto& field : state_fields(x.inner()))
+    if (auto y = read_field(field); y.defined())
+      state.emplace_back(field, y);
   set_state(x.inner(), part->values, state);
+  if (!part->is_master)
+    return;
+  // Who had none updated the parameters themselves.
+  if (auto y = read_field(master_field); y.defined())
+    x.load_master(*part, y);
 }
 
 void checkpoint_loader::load_options(

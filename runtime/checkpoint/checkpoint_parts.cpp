@@ -97,7 +97,10 @@ private:
     // Of counts, which nobody cuts.
     auto is_peer = slice != nullptr || !part->alone;
     auto only_one = part->first && (!is_peer || position(comm_group::tp) == 0);
-    for (auto& [field, y] : state_of(optimizer.inner(), part->values)) {
+    auto fields = state_of(optimizer.inner(), part->values);
+    if (part->is_master)
+      fields.emplace_back(master_field, part->values);
+    for (auto& [field, y] : fields) {
       auto of_part = is_cut && y.dim() > 0 && y.sizes() == part->values.sizes();
       if (of_part ? part->where->length > 0 : only_one)
         result_.push_back({.role = tensor_role::optimizer,

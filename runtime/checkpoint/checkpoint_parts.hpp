@@ -45,6 +45,10 @@ bool inspect(Inspector& f, group_member& x) {
 std::string state_name(size_t optimizer, const std::string& field,
                        const std::string& parameter);
 
+/// The float32 weights of a parameter in half precision, among what an
+/// optimizer remembers.
+inline constexpr const char* master_field = "master";
+
 /// Names the default generator of a rank.
 std::string random_name(uint64_t rank);
 

@@ -96,9 +96,13 @@ json content_of(const checkpoint_manifest& x) {
     {"optimizers", json::array()},
     {"files", json::array()},
     {"tensors", json::array()}};
-  for (auto& y : x.optimizers)
-    result["optimizers"].push_back(
-      {{"type", y.type}, {"groups", y.groups}, {"members", y.members}});
+  for (auto& y : x.optimizers) {
+    auto& saved = result["optimizers"].emplace_back(
+      json{{"type", y.type}, {"groups", y.groups}, {"members", y.members}});
+    if (y.loss_scale)
+      saved["loss_scale"] = {{"value", y.loss_scale->value},
+                             {"good_steps", y.loss_scale->good_steps}};
+  }
   for (auto& y : x.files)
     result["files"].push_back(
       {{"name", y.name}, {"bytes", y.bytes}, {"rank", y.rank}});
@@ -173,11 +177,15 @@ private:
     x.at("settings").get_to(result.settings);
     x.at("user_content").get_to(result.user_content);
     x.at("partition").get_to(result.partition);
-    for (auto& y : x.at("optimizers"))
-      result.optimizers.push_back(
-        {y.at("type").get<std::string>(),
-         y.at("groups").get<std::vector<std::map<std::string, double>>>(),
-         y.at("members").get<std::map<std::string, uint64_t>>()});
+    for (auto& y : x.at("optimizers")) {
+      auto& saved = result.optimizers.emplace_back();
+      y.at("type").get_to(saved.type);
+      y.at("groups").get_to(saved.groups);
+      y.at("members").get_to(saved.members);
+      if (auto scale = y.find("loss_scale"); scale != y.end())
+        saved.loss_scale = {scale->at("value").get<double>(),
+                            scale->at("good_steps").get<uint64_t>()};
+    }
     for (auto& y : x.at("files"))
       result.files.push_back({y.at("name").get<std::string>(),
                               y.at("bytes").get<uint64_t>(),

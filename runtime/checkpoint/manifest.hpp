@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,15 @@ struct saved_file {
   bool operator==(const saved_file&) const = default;
 };
 
+/// A dynamic scale of the loss.
+struct saved_loss_scale {
+  double value = 1;
+  /// Since it last changed.
+  uint64_t good_steps = 0;
+
+  bool operator==(const saved_loss_scale&) const = default;
+};
+
 /// An optimizer but for its tensors.
 struct saved_optimizer {
   std::string type; // "AdamW"
@@ -62,6 +72,7 @@ struct saved_optimizer {
   std::vector<std::map<std::string, double>> groups;
   /// The group of each parameter.
   std::map<std::string, uint64_t> members;
+  std::optional<saved_loss_scale> loss_scale = {};
 
   bool operator==(const saved_optimizer&) const = default;
 };

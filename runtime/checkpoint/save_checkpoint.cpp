@@ -236,6 +236,9 @@ private:
       saved.type = type_of(inner);
       for (auto& group : inner.param_groups())
         saved.groups.push_back(options_of(inner, group.options()));
+      if (auto* scaler = optimizer->own_scaler();
+          scaler && scaler->is_dynamic())
+        saved.loss_scale = {scaler->value(), scaler->good_steps()};
     }
     auto& map = model_.state().map();
     for (size_t i = 0; i < map.model().modules.size() && result.pipeline > 1;

@@ -62,14 +62,23 @@ private:
   }
 
   at::Tensor mine(uint32_t i) const {
-    auto& x = st_.model().tensors[i].tensor;
-    return gradients_ ? x.grad() : x.detach();
+    return gradients_ ? st_.gradient(i)
+                      : st_.model().tensors[i].tensor.detach();
+  }
+
+  at::ScalarType type_of(uint32_t i) const {
+    auto type = st_.model().tensors[i].tensor.scalar_type();
+    return gradients_ && st_.loss_scale() != 1
+             ? c10::promoteTypes(type, at::kFloat)
+             : type;
   }
 
   /// An empty slice never gets a gradient.
   at::Tensor mine_or_zeros(uint32_t i) const {
     auto x = mine(i);
-    return x.defined() ? x : at::zeros_like(st_.model().tensors[i].tensor);
+    return x.defined()
+             ? x
+             : at::zeros_like(st_.model().tensors[i].tensor, type_of(i));
   }
 
   /// The ranks that share tensors with this one, which is one of them.
@@ -125,8 +134,7 @@ private:
     std::vector<tensor_outline> outlines;
     for (auto i : positions) {
       auto& t = st_.model().tensors[i];
-      outlines.push_back(
-        {t.names.front(), t.tensor.scalar_type(), sizes_of(i)});
+      outlines.push_back({t.names.front(), type_of(i), sizes_of(i)});
     }
     write_safetensors(path, outlines,
                       [&](size_t k) { return value(positions[k]); },

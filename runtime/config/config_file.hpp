@@ -94,6 +94,20 @@ struct lr_schedule_config {
   double final_lr = 0;
 };
 
+/// A number, or "dynamic".
+struct loss_scale_setting {
+  bool dynamic = false;
+  double fixed = 1;
+};
+
+/// Table [optimizer.dynamic_loss_args], see `dynamic_loss_args`.
+struct dynamic_loss_config {
+  double init_scale = 65536;
+  double scale_factor = 2;
+  uint64_t scale_window = 1000;
+  double min_scale = 1;
+};
+
 /// Table [optimizer]. What is not set keeps LibTorch's default for the type.
 struct optimizer_config {
   /// "sgd", "adam", "adamw" or "adagrad".
@@ -105,6 +119,9 @@ struct optimizer_config {
   double momentum = 0;
   /// Bound on the norm of the whole gradient; default: no clipping.
   std::optional<double> clip_grad_norm;
+  /// Default: "dynamic" where something is computed in float16, else 1.
+  std::optional<loss_scale_setting> loss_scale;
+  dynamic_loss_config dynamic_loss_args;
   lr_schedule_config schedule;
 };
 
@@ -123,6 +140,7 @@ struct train_loop_config {
   /// Steps, from 1, whose whole gradient is written to a file.
   std::vector<uint64_t> dump_gradients;
   bool save_model = false;
+  /// "stop" or "skip".
   std::string on_nonfinite = "stop";
 };
 

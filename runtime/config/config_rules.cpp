@@ -157,6 +157,38 @@ public:
           "the learning rate falls after the warm-up");
   }
 
+  void check_precision() {
+    auto& smp = x_.smp;
+    if (smp.bf16_params && smp.fp16_params)
+      add("smp.bf16_params", "cannot go with", "smp.fp16_params",
+          "keep one of them");
+    else if ((smp.bf16_params && x_.train.dtype == "float16")
+             || (smp.fp16_params && x_.train.dtype == "bfloat16"))
+      add("train.dtype", "is not the type of the parameters,",
+          smp.bf16_params ? "smp.bf16_params" : "smp.fp16_params",
+          "leave train.dtype out");
+    auto& args = x_.optimizer.dynamic_loss_args;
+    const dynamic_loss_config none;
+    auto dynamic = x_.optimizer.loss_scale->dynamic;
+    auto idle = [&](const char* key, bool given) {
+      if (given && !dynamic)
+        add(key, "has no effect with", "optimizer.loss_scale",
+            "write optimizer.loss_scale = \"dynamic\", or leave it out");
+    };
+    idle("optimizer.dynamic_loss_args.init_scale",
+         args.init_scale != none.init_scale);
+    idle("optimizer.dynamic_loss_args.scale_factor",
+         args.scale_factor != none.scale_factor);
+    idle("optimizer.dynamic_loss_args.scale_window",
+         args.scale_window != none.scale_window);
+    idle("optimizer.dynamic_loss_args.min_scale",
+         args.min_scale != none.min_scale);
+    if (dynamic && args.min_scale > args.init_scale)
+      add("optimizer.dynamic_loss_args.min_scale", "is more than",
+          "optimizer.dynamic_loss_args.init_scale",
+          "the scale only falls below its first value");
+  }
+
   void check_checkpoints() {
     if (!x_.checkpoint.dir.empty())
       return;
@@ -257,6 +289,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_model();
   rules.check_data();
   rules.check_steps();
+  rules.check_precision();
   rules.check_checkpoints();
   return rules.take();
 }
@@ -278,6 +311,9 @@ train_config effective(train_config x) {
   fill(x.model.segments, type == "bert" ? 2 : 1);
   fill(x.model.norm_eps, gpt ? 1e-5 : type == "t5" ? 1e-6 : 1e-12);
   fill(x.model.tied, !gpt);
+  fill(x.optimizer.loss_scale,
+       loss_scale_setting{.dynamic = x.smp.fp16_params
+                                     || x.train.dtype == "float16"});
   fill(x.optimizer.eps, x.optimizer.type == "adagrad" ? 1e-10 : 1e-8);
   fill(x.optimizer.weight_decay, x.optimizer.type == "adamw" ? 0.01 : 0.0);
   return x;

@@ -19,7 +19,8 @@ namespace smp {
 using config_slot = std::variant<
   bool*, uint64_t*, double*, std::string*, std::array<double, 2>*,
   std::optional<uint64_t>*, std::optional<double>*, std::optional<bool>*,
-  std::vector<uint64_t>*, std::vector<std::string>*, std::vector<task>*,
+  std::optional<loss_scale_setting>*, std::vector<uint64_t>*,
+  std::vector<std::string>*, std::vector<task>*,
   std::map<std::string, uint64_t>*>;
 
 /// Values that a number may take.
@@ -54,8 +55,6 @@ struct config_key {
   number_range range = {};
   /// Allowed strings; any string if empty.
   std::vector<std::string_view> choices = {};
-  /// Strings of the finished system that do not work yet.
-  std::vector<std::string_view> planned_choices = {};
   /// Other accepted names.
   std::vector<std::string_view> aliases = {};
   /// What other systems call it: hints for who writes that here.

@@ -55,18 +55,11 @@ std::string settings_of(const train_config& values, std::string_view prefix) {
 void append_planned(std::string& out) {
   out +=
     "### Not built yet\n\n"
-    "These keys and values belong to the finished system. They are "
-    "refused, never\nignored.\n\n";
-  for (auto& key : config_keys()) {
+    "These keys belong to the finished system. They are refused, never "
+    "ignored.\n\n";
+  for (auto& key : config_keys())
     if (key.slot == nullptr)
       out += fmt::format("- `{}`: {}\n", key.name, key.meaning);
-    else if (!key.planned_choices.empty()) {
-      out += fmt::format("- `{}` =", key.name);
-      for (auto choice : key.planned_choices)
-        out += fmt::format(" `{}`{}", choice,
-                           choice == key.planned_choices.back() ? "\n" : ",");
-    }
-  }
   out += "- `[caf]`: settings of the actor system\n";
 }
 

@@ -121,6 +121,16 @@ struct assigner {
     return true;
   }
 
+  bool operator()(std::optional<loss_scale_setting>* to) const {
+    loss_scale_setting x;
+    std::string text;
+    x.dynamic = (*this)(&text);
+    if (x.dynamic ? text != "dynamic" : !(*this)(&x.fixed))
+      return false;
+    *to = x;
+    return true;
+  }
+
   template <class T>
   bool operator()(std::optional<T>* to) const {
     T x{};

@@ -94,6 +94,10 @@ bool within(const config_key&, const std::vector<task>&) {
   return true; // what is wrong with a list is for `conflicts`
 }
 
+bool within(const config_key& key, const std::optional<loss_scale_setting>& x) {
+  return !x || x->dynamic || within(key.range, x->fixed);
+}
+
 template <class T>
 bool within(const config_key& key, const std::optional<T>& x) {
   return !x || within(key.range, static_cast<double>(*x));
@@ -178,6 +182,9 @@ std::string_view type_text(const config_key& key) {
       [](std::optional<uint64_t>*) { return "an integer"; },
       [](double*) { return "a number"; },
       [](std::optional<double>*) { return "a number"; },
+      [](std::optional<loss_scale_setting>*) {
+        return "a number or \"dynamic\"";
+      },
       [](std::string*) { return "a string"; },
       [](std::array<double, 2>*) { return "a list of two numbers"; },
       [](std::vector<task>*) {
@@ -233,6 +240,11 @@ std::string value_text(const config_key& key, const train_config& x) {
       [](std::optional<double>* y) {
         return *y ? float_text(**y) : std::string{};
       },
+      [](std::optional<loss_scale_setting>* y) {
+        return !*y             ? std::string{}
+               : (*y)->dynamic ? std::string{"\"dynamic\""}
+                               : float_text((*y)->fixed);
+      },
     },
     key.slot(copy));
 }
@@ -252,7 +264,8 @@ std::string allowed_text(const config_key& key) {
   if (range.below_high)
     return fmt::format("{}, less than {}", low, range.high);
   if (range.above_low)
-    return fmt::format("{}, at most {}", low, range.high);
+    return fmt::format("{}, at most {}{}", low, range.high,
+                       type.ends_with("\"dynamic\"") ? ", or \"dynamic\"" : "");
   return fmt::format("{} to {}", range.low, range.high);
 }
 
@@ -293,16 +306,9 @@ std::optional<std::string> check_value(const config_key& key,
     return std::nullopt;
   auto given = fmt::format("{} = {}", key.name, value_text(key, x));
   if (auto text = std::get_if<std::string*>(&slot)) {
-    if (contains(key.planned_choices, **text))
-      return fmt::format("{} is known but not built yet; allowed: {}", given,
-                         quoted_list(key.choices));
-    auto result = fmt::format("{} is not known{}; allowed: {}", given,
-                              hint_for_unknown_choice(key, **text),
-                              quoted_list(key.choices));
-    if (!key.planned_choices.empty())
-      result += fmt::format("; not built yet: {}",
-                            quoted_list(key.planned_choices));
-    return result;
+    return fmt::format("{} is not known{}; allowed: {}", given,
+                       hint_for_unknown_choice(key, **text),
+                       quoted_list(key.choices));
   }
   return fmt::format("{} is out of range; allowed: {}", given,
                      allowed_text(key));
@@ -310,12 +316,8 @@ std::optional<std::string> check_value(const config_key& key,
 
 std::string hint_for_unknown_choice(const config_key& key,
                                     std::string_view value) {
-  auto choices = key.choices;
-  choices.insert(choices.end(), key.planned_choices.begin(),
-                 key.planned_choices.end());
-  auto nearest = nearest_name(value, choices);
-  // What follows tells what is not built yet.
-  return nearest.empty() || contains(key.planned_choices, nearest)
+  auto nearest = nearest_name(value, key.choices);
+  return nearest.empty()
            ? std::string{}
            : fmt::format(" (did you mean {}?)", smp::quoted(nearest));
 }

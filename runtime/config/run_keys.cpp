@@ -97,7 +97,36 @@ const std::vector<config_key> run_table = {
    .range = more_than(0),
    .elsewhere = {"grad_clip", "max_grad_norm", "gradient_clipping", "clip_grad",
                  "clip"}},
-  {.name = "optimizer.loss_scale", .meaning = "static or dynamic"},
+  {.name = "optimizer.loss_scale",
+   .slot = SMP_SLOT(optimizer.loss_scale),
+   .meaning = "factor of the loss in backward, which the optimizer takes out "
+              "of the gradients again; `dynamic`: as large as they bear "
+              "(docs/precision.md)",
+   .fallback = "1; `\"dynamic\"` with float16",
+   .range = {.low = 0, .high = 0x1p32, .above_low = true},
+   .elsewhere = {"static_loss_scale", "grad_scaler"}},
+  {.name = "optimizer.dynamic_loss_args.init_scale",
+   .slot = SMP_SLOT(optimizer.dynamic_loss_args.init_scale),
+   .meaning = "the first dynamic scale",
+   .range = {.low = 0, .high = 0x1p32, .above_low = true},
+   .elsewhere = {"initial_scale_power", "initial_loss_scale"}},
+  {.name = "optimizer.dynamic_loss_args.scale_factor",
+   .slot = SMP_SLOT(optimizer.dynamic_loss_args.scale_factor),
+   .meaning = "by which it falls after a step whose gradients are not finite, "
+              "and rises",
+   .range = {.low = 1, .high = 65536, .above_low = true},
+   .elsewhere = {"growth_factor", "backoff_factor"}},
+  {.name = "optimizer.dynamic_loss_args.scale_window",
+   .slot = SMP_SLOT(optimizer.dynamic_loss_args.scale_window),
+   .meaning = "steps with finite gradients, one after the other, after which "
+              "it rises",
+   .range = at_least(1),
+   .elsewhere = {"growth_interval", "loss_scale_window"}},
+  {.name = "optimizer.dynamic_loss_args.min_scale",
+   .slot = SMP_SLOT(optimizer.dynamic_loss_args.min_scale),
+   .meaning = "where the run ends if gradients still are not finite",
+   .range = {.low = 0, .high = 0x1p32, .above_low = true},
+   .elsewhere = {"min_loss_scale"}},
   {.name = "optimizer.schedule.type",
    .slot = SMP_SLOT(optimizer.schedule.type),
    .meaning = "learning rate after the warm-up: stays, or falls to `final_lr` "
@@ -145,9 +174,9 @@ const std::vector<config_key> run_table = {
    .only = {{"data.type", {"text"}}}},
   {.name = "train.dtype",
    .slot = SMP_SLOT(train.dtype),
-   .meaning = "type in which activations are computed (autocast); parameters "
-              "and gradients stay float32. `float16` has no loss scaling: "
-              "small gradients vanish",
+   .meaning = "type in which activations are computed (autocast), while "
+              "parameters and gradients stay float32; `float32`: the type of "
+              "the parameters (docs/precision.md)",
    .choices = {"float32", "bfloat16", "float16"},
    .elsewhere = {"precision", "bf16", "fp16", "mixed_precision"}},
   {.name = "train.dump_gradients",
@@ -163,9 +192,9 @@ const std::vector<config_key> run_table = {
    .elsewhere = {"save", "save_final", "output_dir"}},
   {.name = "train.on_nonfinite",
    .slot = SMP_SLOT(train.on_nonfinite),
-   .meaning = "what a loss that is not finite does; `stop`: exit code 5",
-   .choices = {"stop"},
-   .planned_choices = {"skip"}},
+   .meaning = "what a loss or gradient that is not finite does; `stop`: exit "
+              "code 5; `skip`: that step updates nothing",
+   .choices = {"stop", "skip"}},
   {.name = "train.max_restarts", .meaning = "after a rank failed"},
   // -- [checkpoint] -----------------------------------------------------------
   {.name = "checkpoint.dir",

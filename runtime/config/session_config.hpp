@@ -90,6 +90,10 @@ struct session_config {
     bool preserve_rng_state = true;
   };
   checkpointed_modules activation_checkpointing = {};
+  /// Parameters and gradients in half precision, which optimizers update by
+  /// float32 weights of their own (R56); at most one of them.
+  bool bf16_params = false;
+  bool fp16_params = false;
   std::string placement_strategy = "cluster";
   /// Where modules are measured before the partition: "cpu", "gpu" or "none".
   std::string trace_device = "cpu";

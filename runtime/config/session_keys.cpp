@@ -209,9 +209,18 @@ const std::vector<config_key> session_table = {
    .meaning = "after each training step all replicas take the buffers of the "
               "first one; else each keeps its own",
    .only = {{"smp.ddp", {"true"}}}},
+  {.name = "smp.bf16_params",
+   .slot = SMP_SLOT(smp.bf16_params),
+   .meaning = "parameters, buffers and gradients are bfloat16, which the "
+              "optimizer updates by float32 weights of its own "
+              "(docs/precision.md)",
+   .elsewhere = {"bf16_enabled", "param_dtype"}},
+  {.name = "smp.fp16_params",
+   .slot = SMP_SLOT(smp.fp16_params),
+   .meaning = "the same with float16",
+   .elsewhere = {"fp16_enabled", "half"}},
   {.name = "smp.offload_activations", .meaning = "to host memory"},
   {.name = "smp.activation_loading_horizon", .meaning = "load ahead"},
-  {.name = "smp.fp16_params", .meaning = "parameters in half precision"},
   {.name = "smp.prescaled_batch", .meaning = "batch is divided already"},
   // -- [tensor_parallel] ------------------------------------------------------
   {.name = "tensor_parallel.modules",

@@ -73,9 +73,9 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
     return;
   auto averages = rank_->config().average_grads_across_microbatches
                   && !SMP_FAULT("wrong-loss-scale");
-  auto scale = averages
-                 ? 1.0 / static_cast<double>(rank_->counters().microbatches)
-                 : 1.0;
+  auto scale = state_->loss_scale();
+  if (averages)
+    scale /= static_cast<double>(rank_->counters().microbatches);
   ag::edge_list roots;
   ag::variable_list seeds;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -231,9 +231,7 @@ named_tensors distributed_model_base::gather(const char* what,
       continue;
     if (tensors[i].is_attribute)
       continue;
-    auto x = tensors[i].tensor;
-    if (gradients)
-      x = state_->buckets() ? state_->buckets()->shards().whole(x) : x.grad();
+    auto x = gradients ? state_->gradient(i) : tensors[i].tensor;
     if (auto* slice = state_->map().slice(i))
       x = whole_of(*rank_, x, *slice);
     if (!x.defined())

@@ -42,8 +42,9 @@ public:
   /// Ends the forward phase of a microbatch: waits until the schedule grants
   /// its backward phase, then runs it across ranks. Inside a step body only.
   /// Gradients are averaged over microbatches: the seed is 1 / microbatches
-  /// times `grad`, or times 1 for a scalar `loss` (R15); without
-  /// `average_grads_across_microbatches` they are added up.
+  /// times `grad`, or times 1 for a scalar `loss` (R15), times the scale of the
+  /// loss (`optimizer_options`); without `average_grads_across_microbatches` they
+  /// are added up.
   /// @param keep_graph another backward of this body goes through the same
   /// graph
   void backward(const at::Tensor& loss, const at::Tensor& grad = {},
@@ -129,7 +130,8 @@ public:
   /// model; every rank gets everything.
   named_tensors state_dict() const;
 
-  /// The same for gradients; parameters without a gradient are left out.
+  /// The same for gradients, without the scale of the loss; parameters without
+  /// a gradient are left out.
   named_tensors gradients() const;
 
   /// Copies values in, each rank those that it owns. Not collective.

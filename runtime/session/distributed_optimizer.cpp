@@ -5,11 +5,16 @@
 #include "runtime/session/current_rank.hpp"
 #include "runtime/session/fused_update.hpp"
 #include "runtime/session/gradient_buckets.hpp"
+#include "runtime/session/half_parameters.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/optimizer.h>
 
@@ -51,8 +56,8 @@ void cut_sums(torch::optim::Optimizer& x, const model_map& map) {
 
 /// @returns the gradients of which each replica has a part; null: there are
 /// none
-const gradient_shards* shards_of(const distributed_model_base& model) {
-  auto* buckets = model.state().buckets();
+const gradient_shards* shards_of(const model_state& model) {
+  auto* buckets = model.buckets();
   return buckets == nullptr || buckets->shards().empty() ? nullptr
                                                          : &buckets->shards();
 }
@@ -63,11 +68,11 @@ struct owned_gradient {
   double copies = 1;
 };
 
-std::vector<owned_gradient> owned_gradients(distributed_model_base& model) {
+std::vector<owned_gradient> owned_gradients(const model_state& model) {
   std::vector<owned_gradient> result;
   auto& rank = session::current().internals();
   auto peers = static_cast<double>(rank.layout().size(comm_group::tp));
-  auto& map = model.state().map();
+  auto& map = model.map();
   auto& tensors = map.model().tensors;
   // Parts are what one rank of all has, whole gradients what each replica has.
   auto* shards = shards_of(model);
@@ -85,49 +90,148 @@ std::vector<owned_gradient> owned_gradients(distributed_model_base& model) {
   return result;
 }
 
-/// Over the ranks that hold the gradients together: those of a replica, or all.
-double sum_over_model(const distributed_model_base& model, const char* what,
-                      double x) {
+double sum_over(const comm_group& group, const char* what, double x) {
   auto& rank = session::current().internals();
-  auto over = shards_of(model) == nullptr ? comm_group::mp : comm_group::world;
   return rank.exchange()
-    .all_reduce_sum(rank.layout().members(over, rank.self()), what, {x})
+    .all_reduce_sum(rank.layout().members(group, rank.self()), what, {x})
     .front();
+}
+
+/// @returns the elements that are there
+at::Tensor values_of(const at::Tensor& gradient) {
+  return gradient.is_sparse() ? gradient.coalesce().values() : gradient;
+}
+
+/// In the type of the gradient a norm would have few digits, or none.
+double norm_of(const at::Tensor& gradient) {
+  auto x = values_of(gradient);
+  auto type = c10::isReducedFloatingType(x.scalar_type())
+                ? std::optional{at::kFloat}
+                : std::nullopt;
+  return at::linalg_vector_norm(x, 2, std::nullopt, false, type).item<double>();
+}
+
+bool is_finite(const at::Tensor& gradient) {
+  return at::isfinite(values_of(gradient)).all().item<bool>();
+}
+
+/// Lets gradients be those of another scale.
+void rescale_gradients(const model_state& model, double factor) {
+  for (auto& x : owned_gradients(model))
+    x.gradient.mul_(factor);
+}
+
+template <class F>
+void each_gradient(torch::optim::Optimizer& x, F f) {
+  for (auto& group : x.param_groups())
+    for (auto& p : group.params())
+      if (p.grad().defined())
+        f(p.mutable_grad());
+}
+
+/// @returns whether all gradients are finite
+bool unscale(torch::optim::Optimizer& x, double scale) {
+  auto wrong = at::zeros({1}, at::kFloat);
+  auto inverse = at::full({1}, 1 / scale, at::kFloat);
+  auto finite = true;
+  each_gradient(x, [&](at::Tensor& gradient) {
+    if (gradient.scalar_type() != at::kFloat || gradient.is_sparse()) {
+      gradient.div_(scale);
+      finite = finite && is_finite(gradient);
+    } else {
+      std::vector<at::Tensor> one{gradient};
+      at::_amp_foreach_non_finite_check_and_unscale_(one, wrong, inverse);
+    }
+  });
+  return finite && wrong.item<float>() == 0;
+}
+
+std::shared_ptr<loss_scaler> scaler_of(const optimizer_options& x) {
+  if (x.dynamic_loss_scale && x.static_loss_scale)
+    throw config_error(
+      "dynamic_loss_scale cannot go with static_loss_scale; "
+      "keep one of them");
+  if (x.dynamic_loss_scale)
+    return std::make_shared<loss_scaler>(x.dynamic_loss_args);
+  return x.static_loss_scale
+           ? std::make_shared<loss_scaler>(*x.static_loss_scale)
+           : nullptr;
 }
 
 } // namespace
 
-distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x)
+distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x,
+                                             const optimizer_options& options)
   : optimizer_(x),
     shards_(current_rank()),
+    scaler_(scaler_of(options)),
     alive_(std::make_shared<bool>(true)) {
   auto& model = session::current().internals().state();
   if (!model)
     throw error{error_code::unsupported,
                 "a distributed_optimizer needs a distributed_model before it"};
+  if (scaler_)
+    model->scale_loss(scaler_);
   model->on_partition([this, alive = std::weak_ptr{alive_}] {
-    if (!alive.lock())
-      return;
-    keep_owned(optimizer_);
-    auto& rank = session::current().internals();
-    cut_sums(optimizer_, rank.state()->map());
-    if (rank.config().shard_optimizer_state)
-      shards_.cut(optimizer_, rank.state()->map());
-    if (auto* buckets = rank.state()->buckets();
-        buckets && rank.config().shard_gradients)
-      buckets->share(shards_.all_owners());
+    if (alive.lock())
+      partitioned();
   });
 }
 
-void distributed_optimizer::step() {
-  session::current().internals().check_alive();
-  if (!shards_.is_cut()) {
-    update(optimizer_);
-    return;
-  }
+void distributed_optimizer::partitioned() {
+  auto& rank = session::current().internals();
+  auto& map = rank.state()->map();
+  keep_owned(optimizer_);
+  cut_sums(optimizer_, map);
+  if (rank.config().shard_optimizer_state)
+    shards_.cut(optimizer_, map);
+  if (auto* buckets = rank.state()->buckets();
+      buckets && rank.config().shard_gradients)
+    buckets->share(shards_.all_owners());
+  if (parameter_type(rank.config()))
+    masters_.replace(optimizer_);
+}
+
+double distributed_optimizer::loss_scale() const {
+  auto& model = session::current().internals().state();
+  return model ? model->loss_scale() : 1.0;
+}
+
+bool distributed_optimizer::step() {
+  auto& rank = session::current().internals();
+  rank.check_alive();
+  at::NoGradGuard no_grad;
+  auto model = rank.state();
+  if (!model)
+    throw error{error_code::unsupported,
+                "optimizer.step() after the end of its distributed_model"};
+  auto scaler = model->scaler();
+  auto scale = model->loss_scale();
   shards_.begin_update();
-  update(optimizer_);
-  shards_.end_update();
+  masters_.begin_update();
+  auto dynamic = scaler && scaler->is_dynamic();
+  auto finite = (scale == 1 && !dynamic) || unscale(optimizer_, scale);
+  if (dynamic)
+    finite = sum_over(comm_group::world, "smp.overflow", finite ? 0 : 1) == 0;
+  auto updates = finite || !dynamic;
+  if (updates) {
+    at::AutoGradMode as_always{true};
+    update(optimizer_);
+  }
+  // Who goes on adding to them adds what is scaled.
+  if (scale != 1 && masters_.empty())
+    each_gradient(optimizer_, [&](at::Tensor& x) { x.mul_(scale); });
+  masters_.end_update(updates);
+  if (updates)
+    shards_.end_update();
+  else
+    shards_.drop_parts();
+  masters_.note_values();
+  if (scaler)
+    scaler->update(finite);
+  if (auto now = model->loss_scale(); now != scale)
+    rescale_gradients(*model, now / scale);
+  return updates;
 }
 
 std::optional<distributed_optimizer::known_part>
@@ -135,37 +239,49 @@ distributed_optimizer::part_of(const at::Tensor& parameter,
                                const tensor_slice* slice) const {
   auto begins = slice == nullptr || slice->begin == 0;
   if (!shards_.is_cut())
-    return known_part{parameter, slice, begins, false};
+    return known({parameter, slice, begins, false});
   auto* part = shards_.find(parameter);
   if (part == nullptr)
     return std::nullopt;
   // A slice is not cut again, nor is what has no axis.
   if (slice != nullptr || parameter.dim() == 0)
-    return known_part{part->rows, slice, begins, true};
-  return known_part{part->rows, &part->where, part->where.begin == 0, true};
+    return known({part->rows, slice, begins, true});
+  return known({part->rows, &part->where, part->where.begin == 0, true});
+}
+
+distributed_optimizer::known_part
+distributed_optimizer::known(known_part x) const {
+  auto master = masters_.master_of(x.values);
+  x.is_master = !master.is_same(x.values);
+  x.values = master;
+  return x;
 }
 
 at::Tensor distributed_optimizer::parameter_of(const at::Tensor& x) const {
-  auto* part = shards_.find(x);
-  return part != nullptr ? part->parameter : x;
+  auto y = masters_.parameter_of(x);
+  auto* part = shards_.find(y);
+  return part != nullptr ? part->parameter : y;
 }
 
 void distributed_optimizer::zero_grad() {
   optimizer_.zero_grad();
+  masters_.zero_grad();
   shards_.zero_grad();
 }
 
 double clip_grad_norm_(distributed_model_base& model, double max_norm) {
   at::NoGradGuard no_grad;
-  auto grads = owned_gradients(model);
+  auto grads = owned_gradients(model.state());
   auto squares = 0.0;
   for (auto& [g, copies] : grads) {
-    auto norm = g.norm().item<double>();
+    auto norm = norm_of(g);
     squares += norm * norm / copies;
   }
   if (SMP_FAULT("doubled-norm"))
     squares *= 2;
-  auto total = std::sqrt(sum_over_model(model, "smp.clip_grad_norm", squares));
+  auto group = shards_of(model.state()) ? comm_group::world : comm_group::mp;
+  auto total = std::sqrt(sum_over(group, "smp.clip_grad_norm", squares))
+               / model.state().loss_scale();
   auto factor = max_norm / (total + 1e-6);
   // As torch does: never enlarge; NaN goes through and shows.
   if (!(factor >= 1.0))
@@ -176,11 +292,10 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
 
 bool any_nonfinite(distributed_model_base& model) {
   at::NoGradGuard no_grad;
-  auto grads = owned_gradients(model);
-  auto bad = std::any_of(grads.begin(), grads.end(), [](const auto& x) {
-    return !at::isfinite(x.gradient).all().template item<bool>();
-  });
-  return sum_over_model(model, "smp.any_nonfinite", bad ? 1.0 : 0.0) > 0;
+  auto grads = owned_gradients(model.state());
+  auto bad = std::any_of(grads.begin(), grads.end(),
+                         [](const auto& x) { return !is_finite(x.gradient); });
+  return sum_over(comm_group::world, "smp.any_nonfinite", bad ? 1.0 : 0.0) > 0;
 }
 
 } // namespace smp

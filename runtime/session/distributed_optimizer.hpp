@@ -1,6 +1,8 @@
 #pragma once
 
 #include "runtime/session/distributed_model.hpp"
+#include "runtime/session/loss_scaler.hpp"
+#include "runtime/session/master_weights.hpp"
 #include "runtime/session/optimizer_shards.hpp"
 
 #include <memory>
@@ -12,23 +14,51 @@ class Optimizer;
 
 namespace smp {
 
+/// What a `distributed_optimizer` does besides. The scale of the loss belongs
+/// to the model: `model.backward` multiplies by it, and all optimizers of the
+/// model divide gradients by it, of which at most one has such an option. Until
+/// then gradients are scaled; what smp tells of them (`clip_grad_norm_`,
+/// `gradients`) is not.
+struct optimizer_options {
+  std::optional<double> static_loss_scale = {};
+  bool dynamic_loss_scale = false;
+  smp::dynamic_loss_args dynamic_loss_args = {};
+};
+
 /// Lets any `torch::optim` optimizer work on a partitioned model. The user
 /// makes it as always, before the partition, with groups; at the partition it
 /// keeps its groups and drops the parameters that this rank does not own
 /// (R21). Parameters that are listed several times (tied weights) stay once.
+/// With `smp.bf16_params` or `smp.fp16_params` its groups then hold float32
+/// weights instead of the parameters (R56).
 class distributed_optimizer {
 public:
   /// @param x outlives this
-  explicit distributed_optimizer(torch::optim::Optimizer& x);
+  /// @throws error (config) for a scale out of range, (unsupported) if another
+  ///         optimizer of the model scales the loss
+  explicit distributed_optimizer(torch::optim::Optimizer& x,
+                                 const optimizer_options& options = {});
 
-  /// Updates what this rank owns.
-  void step();
+  /// Updates what this rank owns. With a dynamic loss scale it is collective
+  /// over the world.
+  /// @returns false if no rank updated anything, because a gradient somewhere
+  ///          is not finite with a dynamic loss scale, which is smaller now
+  /// @throws error (numbers), the same on all ranks, if it cannot be smaller
+  bool step();
 
   /// Drops the gradients of what this rank owns.
   void zero_grad();
 
   torch::optim::Optimizer& inner() noexcept {
     return optimizer_;
+  }
+
+  /// By which the next backward multiplies its loss.
+  double loss_scale() const;
+
+  /// The scale that an option of this optimizer made, or null.
+  loss_scaler* own_scaler() const noexcept {
+    return scaler_.get();
   }
 
   /// What the optimizer knows of a parameter on this rank.
@@ -40,6 +70,8 @@ public:
     bool first = true;
     /// No other replica knows it.
     bool alone = false;
+    /// These are float32 weights of a parameter in half precision.
+    bool is_master = false;
   };
 
   /// @param slice what this rank has of the parameter; null: the whole
@@ -51,22 +83,32 @@ public:
   /// @returns the parameter that it is, or a part of
   at::Tensor parameter_of(const at::Tensor& x) const;
 
+  /// Sets the float32 weights of a part, whose parameter has their value.
+  void load_master(const known_part& x, const at::Tensor& value) {
+    masters_.load(x.values, value);
+  }
+
 private:
+  void partitioned();
+  known_part known(known_part x) const;
+
   torch::optim::Optimizer& optimizer_;
   optimizer_shards shards_;
+  master_weights masters_;
+  std::shared_ptr<loss_scaler> scaler_;
   /// Ends the hook when this goes before the model.
   std::shared_ptr<bool> alive_;
 };
 
-/// Scales all gradients so that their 2-norm over all ranks is at most
-/// `max_norm`. Collective over the ranks that hold the model
-/// together. (torch's own function would
-/// see the gradients of one rank only.)
-/// @returns the norm before
+/// Multiplies all gradients by a number so that their 2-norm over all ranks,
+/// without the scale of the loss, is at most `max_norm`. Collective over the
+/// ranks that hold the model together. (torch's own function would see the
+/// gradients of one rank only.)
+/// @returns the norm before, computed in float32 at least
 double clip_grad_norm_(distributed_model_base& model, double max_norm);
 
 /// Tells whether any gradient on any rank is infinite or NaN. Collective over
-/// the pipeline group.
+/// the world.
 bool any_nonfinite(distributed_model_base& model);
 
 } // namespace smp

@@ -9,10 +9,13 @@
 #include "runtime/model/hook.hpp"
 #include "runtime/model/script_walk.hpp"
 #include "runtime/session/gradient_buckets.hpp"
+#include "runtime/session/half_parameters.hpp"
+#include "runtime/session/loss_scaler.hpp"
 #include "runtime/session/schedule_policies.hpp"
 #include "transport/bytes.hpp"
 #include "transport/exchange.hpp"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -37,6 +40,13 @@ model_state::model_state(const rank_context& rank, const module_marks& marks,
   context_.parameters = &parameters_;
   context_.promises = &promises_;
   context_.modules = &modules_;
+  cast();
+}
+
+/// To the type of parameters that the configuration wants.
+void model_state::cast() {
+  if (auto type = parameter_type(rank_.config()))
+    cast_parameters(map_.model(), *type);
 }
 
 model_state::~model_state() {
@@ -79,6 +89,7 @@ void model_state::partition() {
   auto& cfg = rank_.config();
   if (!map_.partitioned()) {
     partitioning_.rewalk();
+    cast(); // modules may have come
     promises_.set_waiting(map_, cfg.no_promises);
     partitioning_.place();
     rewrite_script();
@@ -121,6 +132,33 @@ uint64_t model_state::trainability() const {
   for (auto& x : map_.model().tensors)
     result.add(uint64_t{x.tensor.defined() && x.tensor.requires_grad()});
   return result.get();
+}
+
+// -- the scale of the loss ----------------------------------------------------
+
+void model_state::scale_loss(const std::shared_ptr<loss_scaler>& x) {
+  if (scaler())
+    throw error{error_code::unsupported,
+                "another optimizer of the model scales the loss; leave "
+                "static_loss_scale and dynamic_loss_scale to one of them"};
+  scaler_ = x;
+}
+
+double model_state::loss_scale() const {
+  auto x = scaler();
+  return x ? x->value() : 1.0;
+}
+
+at::Tensor model_state::gradient(uint32_t tensor) const {
+  at::NoGradGuard no_grad;
+  auto x = map_.model().tensors[tensor].tensor;
+  x = buckets_ ? buckets_->shards().whole(x) : x.grad();
+  auto scale = loss_scale();
+  if (!x.defined() || scale == 1)
+    return x;
+  auto wide = c10::isReducedFloatingType(x.scalar_type()) ? x.to(at::kFloat)
+                                                          : x;
+  return wide.div(scale);
 }
 
 // -- steps --------------------------------------------------------------------

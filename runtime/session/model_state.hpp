@@ -18,6 +18,7 @@
 namespace smp {
 
 class gradient_buckets;
+class loss_scaler;
 class script_program;
 
 /// The distributed model of a session, with all that is known because of it:
@@ -130,6 +131,25 @@ public:
   /// @returns which tensors require grad, as a number.
   uint64_t trainability() const;
 
+  // -- the scale of the loss (R56) --------------------------------------------
+
+  /// From now on, as long as somebody holds `x`, backward multiplies by it.
+  /// @throws error (unsupported) if it does already
+  void scale_loss(const std::shared_ptr<loss_scaler>& x);
+
+  /// Null: nothing scales.
+  std::shared_ptr<loss_scaler> scaler() const {
+    return scaler_.lock();
+  }
+
+  /// 1 where nothing scales. Gradients are multiples of it.
+  double loss_scale() const;
+
+  /// @param tensor of this rank
+  /// @returns its gradient without the scale, in float32 at least where there
+  /// is one
+  at::Tensor gradient(uint32_t tensor) const;
+
   // -- steps ------------------------------------------------------------------
 
   /// @param again what went wrong was taken back: no call goes on without its
@@ -151,6 +171,7 @@ public:
   }
 
 private:
+  void cast();
   void rewrite_script();
 
   const rank_context& rank_;
@@ -165,6 +186,7 @@ private:
   smp::replication replication_;
   std::unique_ptr<gradient_buckets> buckets_;
   std::unique_ptr<script_program> script_;
+  std::weak_ptr<loss_scaler> scaler_;
   model_context context_;
   bool ready_ = false; // partitioned, and its schedule fits
   std::string text_;

@@ -201,12 +201,16 @@ void optimizer_shards::begin_update() {
   }
 }
 
-void optimizer_shards::end_update() {
-  at::NoGradGuard no_grad;
+void optimizer_shards::drop_parts() {
   // What is kept is the gradient itself.
   for (auto& x : parts_)
     if (!rank_.config().shard_gradients)
       x.rows.mutable_grad().reset();
+}
+
+void optimizer_shards::end_update() {
+  at::NoGradGuard no_grad;
+  drop_parts();
   std::set<std::pair<group_kind, at::ScalarType>> kinds;
   for (auto& x : cuts_)
     kinds.emplace(x.over.kind(), x.parameter.scalar_type());

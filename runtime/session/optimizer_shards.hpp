@@ -68,6 +68,9 @@ public:
   /// Collective over the replicas.
   void end_update();
 
+  /// The update that began does not take place.
+  void drop_parts();
+
   /// Drops the gradients of all parameters that were cut.
   void zero_grad();
 

@@ -19,17 +19,22 @@ uint64_t memory_need(const walked_model& model, const train_config& x,
                      const std::function<bool(uint32_t)>& owned) {
   uint64_t trained = 0;
   uint64_t others = 0;
+  // What the optimizer has is float32 in any case.
+  uint64_t of_states = 0;
+  auto half = x.smp.bf16_params || x.smp.fp16_params;
+  auto states = states_of(x.optimizer) + (half ? 1 : 0);
   for (uint32_t i = 0; i < model.tensors.size(); ++i) {
     if (!owned(i))
       continue;
     auto& t = model.tensors[i].tensor;
     auto bytes = static_cast<uint64_t>(t.numel()) * t.element_size();
     (t.requires_grad() ? trained : others) += bytes;
+    if (t.requires_grad())
+      of_states += states * (half ? 2 * bytes : bytes);
   }
   auto shards = x.smp.shard_optimizer_state ? replicas_of(x) : 1;
   auto gradients = x.smp.shard_gradients ? trained / shards : trained;
-  return others + trained + gradients
-         + states_of(x.optimizer) * trained / shards;
+  return others + trained + gradients + of_states / shards;
 }
 
 std::string describe_memory_need(uint64_t bytes, const optimizer_config& x) {

@@ -32,6 +32,10 @@ std::string to_json(const step_metrics& x) {
     result["static"] = x.static_mode;
   if (!x.ran_again.empty())
     result["ran_again"] = x.ran_again;
+  if (x.loss_scale != 1)
+    result["loss_scale"] = x.loss_scale;
+  if (!x.skipped.empty())
+    result["skipped"] = x.skipped;
   if (x.checkpoint_seconds > 0)
     result["checkpoint_seconds"] = x.checkpoint_seconds;
   return result.dump();

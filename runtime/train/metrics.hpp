@@ -27,6 +27,10 @@ struct step_metrics {
   /// Why the step was taken back and run again (docs/fast_mode.md); empty where
   /// it was not.
   std::string ran_again = {};
+  /// By which the loss was multiplied in backward; 1: not at all.
+  double loss_scale = 1;
+  /// Why nothing was updated; empty where it was.
+  std::string skipped = {};
   /// Seconds for which a checkpoint after the step before held up this one; 0
   /// if there was none.
   double checkpoint_seconds = 0;

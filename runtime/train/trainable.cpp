@@ -34,13 +34,7 @@ named_tensors each_once(const Items& items) {
   return result;
 }
 
-c10::ScalarType autocast_dtype(const std::string& x) {
-  if (x == "bfloat16")
-    return c10::ScalarType::BFloat16;
-  return x == "float16" ? c10::ScalarType::Half : c10::ScalarType::Float;
-}
-
-/// Any model under autocast: parameters and gradients stay float32.
+/// Any model under autocast.
 class cast_trainable : public trainable {
 public:
   cast_trainable(std::unique_ptr<trainable> model, c10::ScalarType dtype)
@@ -102,6 +96,14 @@ private:
 } // namespace
 
 trainable::~trainable() = default;
+
+c10::ScalarType computed_in(const train_config& x) {
+  if (x.smp.bf16_params || x.train.dtype == "bfloat16")
+    return c10::ScalarType::BFloat16;
+  return x.smp.fp16_params || x.train.dtype == "float16"
+           ? c10::ScalarType::Half
+           : c10::ScalarType::Float;
+}
 
 void trainable::rehearse(const batch& x) {
   auto* trace = tracer::current();
@@ -234,7 +236,7 @@ std::unique_ptr<trainable> make_trainable(const train_config& x,
   } catch (...) {
     refuse_model(x, "an exception that is no std::exception");
   }
-  auto dtype = autocast_dtype(x.train.dtype);
+  auto dtype = computed_in(x);
   if (dtype != c10::ScalarType::Float)
     result = std::make_unique<cast_trainable>(std::move(result), dtype);
   return result;

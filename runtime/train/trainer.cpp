@@ -87,6 +87,18 @@ make_model(const session& s, const train_config& config, const train_job& job) {
   return result;
 }
 
+optimizer_options options_of(const train_config& config) {
+  auto x = effective(config).optimizer;
+  optimizer_options result;
+  result.dynamic_loss_scale = x.loss_scale->dynamic;
+  if (!x.loss_scale->dynamic && x.loss_scale->fixed != 1)
+    result.static_loss_scale = x.loss_scale->fixed;
+  auto& args = x.dynamic_loss_args;
+  result.dynamic_loss_args = {args.init_scale, args.scale_factor,
+                              args.scale_window, args.min_scale};
+  return result;
+}
+
 /// One run; `train` is its only user.
 class run {
 public:
@@ -103,7 +115,7 @@ public:
       model_(trainable_->distribute()),
       parameters_(tensors_of(trainable_->named_parameters())),
       torch_optimizer_(make_optimizer(config.optimizer, parameters_)),
-      optimizer_(*torch_optimizer_) {
+      optimizer_(*torch_optimizer_, options_of(config)) {
     if (s.rank() == 0)
       metrics_.emplace(run_dir + "/metrics.jsonl");
     for (auto rank : get_group(comm_group::world))
@@ -178,7 +190,7 @@ private:
                           .resumed_from = summary_.resumed_from,
                           .steps_done = summary_.steps_before,
                           .changes = checkpoints_->changes()});
-      listener_.on_model(*model_, *torch_optimizer_);
+      listener_.on_model(*model_, optimizer_);
     });
   }
 
@@ -235,24 +247,42 @@ private:
         std::find(steps.begin(), steps.end(), result.step) != steps.end())
       dump_gradients(result.step);
     listener_.on_gradients(result.step);
-    const bool finite = std::isfinite(result.loss);
-    if (!finite) {
-      result.grad_norm = std::numeric_limits<double>::quiet_NaN();
-    } else {
-      // Without a bound only the norm matters.
-      result.grad_norm = clip_grad_norm_(
-        *model_, config_.optimizer.clip_grad_norm.value_or(
-                   std::numeric_limits<double>::infinity()));
-      optimizer_.step();
-    }
+    // Without a bound only the norm matters.
+    result.grad_norm = clip_grad_norm_(
+      *model_, config_.optimizer.clip_grad_norm.value_or(
+                 std::numeric_limits<double>::infinity()));
+    result.loss_scale = optimizer_.loss_scale();
+    result.skipped = not_finite(result);
+    const bool stops = !result.skipped.empty()
+                       && config_.train.on_nonfinite == "stop";
+    if (result.skipped.empty() && !optimizer_.step())
+      result.skipped = fmt::format(
+        "gradients are not finite with a loss scale of {}", result.loss_scale);
     result.step_seconds = seconds_since(begin);
     account(result);
-    if (!finite)
-      throw error{error_code::numbers,
-                  fmt::format("the loss of step {} is {}; a smaller "
-                              "optimizer.lr or optimizer.clip_grad_norm may "
-                              "help",
-                              result.step, std::abs(result.loss))};
+    if (stops)
+      throw error{
+        error_code::numbers,
+        fmt::format("step {}: {}; a smaller optimizer.lr or "
+                    "optimizer.clip_grad_norm may help, train.on_nonfinite = "
+                    "\"skip\" goes on without such steps",
+                    result.step, result.skipped)};
+  }
+
+  /// What is wrong with a step's numbers on any rank, the same on all; empty:
+  /// nothing, or what a dynamic loss scale takes care of.
+  std::string not_finite(const step_metrics& x) const {
+    auto scaler = model_->state().scaler();
+    auto scales = scaler && scaler->is_dynamic();
+    auto found = session_.internals().exchange().all_reduce_sum(
+      world_, "smp.train.not_finite",
+      {std::isfinite(x.loss) ? 0.0 : 1.0,
+       scales || std::isfinite(x.grad_norm) ? 0.0 : 1.0});
+    if (found[0] > 0)
+      return std::isfinite(x.loss)
+               ? "the loss of another rank is not finite"
+               : fmt::format("the loss is {}", std::abs(x.loss));
+    return found[1] > 0 ? "the gradient is not finite" : "";
   }
 
   batch own_part(const batch& x) const {
@@ -328,6 +358,7 @@ private:
     summary_.fell_back += sums[5] > 0;
     x.ran_again = stats.ran_again;
     summary_.ran_again += !x.ran_again.empty();
+    summary_.skipped += !x.skipped.empty();
     if (metrics_)
       metrics_->write(x);
     listener_.on_step(x);
@@ -433,8 +464,7 @@ private:
 
 train_listener::~train_listener() = default;
 
-void train_listener::on_model(distributed_model_base&,
-                              torch::optim::Optimizer&) {
+void train_listener::on_model(distributed_model_base&, distributed_optimizer&) {
   // nop
 }
 

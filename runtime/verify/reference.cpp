@@ -10,9 +10,9 @@
 #include <ATen/ops/full_like.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
-#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <unordered_map>
@@ -77,14 +77,34 @@ std::map<std::string, at::Tensor> copies_of(const named_tensors& xs) {
   return result;
 }
 
+/// @returns the gradient of the loss without its scale
+at::Tensor unscaled(const at::Tensor& gradient, double scale) {
+  if (scale == 1)
+    return gradient;
+  auto wide = c10::promoteTypes(gradient.scalar_type(), at::kFloat);
+  return gradient.to(wide).div(scale);
+}
+
+/// What a run with parameters in half precision has of its model.
+void cast_to_half(const named_tensors& xs, const train_config& config) {
+  if (!config.smp.bf16_params && !config.smp.fp16_params)
+    return;
+  at::NoGradGuard no_grad;
+  for (auto& [name, x] : xs)
+    if (x.is_floating_point())
+      at::Tensor{x}.set_data(x.to(computed_in(config)));
+}
+
 /// A model with what is known about it.
 struct known_model {
-  explicit known_model(std::unique_ptr<trainable> x)
+  known_model(std::unique_ptr<trainable> x, const train_config& config)
     : model(std::move(x)),
       parameters(model->named_parameters()),
       buffers(model->named_buffers()),
       numbers(model->module_paths()) {
     model->train(true);
+    for (auto* xs : {&parameters, &buffers})
+      cast_to_half(*xs, config);
   }
 
   void load(const std::map<std::string, at::Tensor>& from) {
@@ -124,18 +144,20 @@ struct reference_run::state {
     apart here;
     auto first = job.make_model();
     auto same_code = first->make_observable();
-    auto& observed = (same_code ? model : witness).emplace(std::move(first));
+    auto& observed = (same_code ? model : witness).emplace(std::move(first), x);
     observed.paths = observed.model->module_paths();
     if (!same_code) {
       auto second = job.make_model();
       second->mark_calls();
-      model.emplace(std::move(second));
+      model.emplace(std::move(second), x);
     }
     data = job.make_data();
-    std::vector<at::Tensor> all;
     for (auto& [name, p] : model->parameters)
-      all.push_back(p);
-    optimizer = make_optimizer(config.optimizer, all);
+      weights.push_back(c10::isReducedFloatingType(p.scalar_type())
+                            && (x.smp.bf16_params || x.smp.fp16_params)
+                          ? p.detach().to(at::kFloat).set_requires_grad(true)
+                          : p);
+    optimizer = make_optimizer(config.optimizer, weights);
   }
 
   /// Runs a microbatch. @returns its loss
@@ -151,7 +173,7 @@ struct reference_run::state {
     check_plain(loss);
     // The mean over microbatches.
     auto n = static_cast<double>(config.smp.microbatches);
-    loss.backward(at::full_like(loss, 1.0 / n));
+    loss.backward(at::full_like(loss, when.loss_scale / n));
     call_observer::set_current(nullptr);
     x.numbers.finish();
     return loss.item<double>();
@@ -164,6 +186,9 @@ struct reference_run::state {
   /// numbers are those of `model`.
   std::optional<known_model> witness;
   std::unique_ptr<data_source> data;
+  /// What the optimizer updates: the parameters, or float32 weights of those in
+  /// half precision.
+  std::vector<at::Tensor> weights;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 };
 
@@ -205,7 +230,7 @@ step_evidence reference_run::run(const moment& x) {
   }
   for (auto& [name, p] : s.model->parameters)
     if (p.grad().defined())
-      result.gradients.emplace(name, p.grad());
+      result.gradients.emplace(name, unscaled(p.grad(), x.loss_scale));
   result.buffers = copies_of(s.model->buffers);
   result.log = s.model->take_log();
   if (s.witness) {
@@ -220,25 +245,37 @@ void reference_run::update(const moment& x,
                            step_evidence& result) {
   apart here;
   auto& s = *state_;
-  std::vector<at::Tensor> with_gradient;
   double squares = 0;
-  for (auto& [name, p] : s.model->parameters) {
-    auto i = gradients.find(name);
-    p.mutable_grad() = i == gradients.end() ? at::Tensor{}
-                                            : i->second.detach().clone();
-    if (i == gradients.end())
-      continue;
-    with_gradient.push_back(p);
-    auto norm = i->second.norm().item<double>();
+  for (auto& [name, g] : gradients) {
+    auto wide = c10::promoteTypes(g.scalar_type(), at::kFloat);
+    auto norm = g.to(wide).norm().item<double>();
     squares += norm * norm;
   }
   result.gradient_norm = std::sqrt(squares);
-  if (auto bound = s.config.optimizer.clip_grad_norm)
-    torch::nn::utils::clip_grad_norm_(with_gradient, *bound);
+  auto factor = std::min(1.0,
+                         s.config.optimizer.clip_grad_norm.value_or(infinity)
+                           / (result.gradient_norm + 1e-6));
+  for (size_t k = 0; k < s.weights.size(); ++k) {
+    auto& [name, p] = s.model->parameters[k];
+    auto i = gradients.find(name);
+    auto& g = s.weights[k].mutable_grad();
+    g = at::Tensor{};
+    if (i == gradients.end())
+      continue;
+    // Gradients are clipped where they are, in the type of the parameters.
+    g = i->second.mul(x.loss_scale).to(p.scalar_type());
+    if (factor < 1)
+      g.mul_(factor);
+    g = g.to(s.weights[k].scalar_type()).div_(x.loss_scale);
+  }
   set_learning_rate(
     *s.optimizer,
     learning_rate(s.config.optimizer, x.number - 1, s.config.train.steps));
   s.optimizer->step();
+  at::NoGradGuard no_grad;
+  for (size_t k = 0; k < s.weights.size(); ++k)
+    if (auto& p = s.model->parameters[k].second; !p.is_same(s.weights[k]))
+      p.copy_(s.weights[k]);
   result.parameters = copies_of(s.model->parameters);
 }
 

@@ -34,6 +34,7 @@ public:
     uint64_t drawn = 0;  // `drawn_step`: part of the random streams' seeds
     uint64_t dp_rank = 0;
     uint64_t replicas = 1; // that share each batch
+    double loss_scale = 1;
   };
 
   /// Forward and backward of all microbatches, one after the other.

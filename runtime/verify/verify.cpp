@@ -10,6 +10,7 @@
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
+#include "runtime/train/trainable.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "runtime/verify/reference.hpp"
 #include "transport/bytes.hpp"
@@ -51,6 +52,15 @@ namespace {
 
 std::map<std::string, at::Tensor> by_name(const named_tensors& xs) {
   return {xs.begin(), xs.end()};
+}
+
+/// The parameters of which it updates a part.
+std::unordered_set<const void*> updated_by(distributed_optimizer& x) {
+  std::unordered_set<const void*> result;
+  for (auto& group : x.inner().param_groups())
+    for (auto& p : group.params())
+      result.insert(x.parameter_of(p).unsafeGetTensorImpl());
+  return result;
 }
 
 /// A tensor of a map, on its way to another rank.
@@ -98,7 +108,7 @@ public:
   }
 
   void on_model(distributed_model_base& model,
-                torch::optim::Optimizer& optimizer) override {
+                distributed_optimizer& optimizer) override {
     model_ = &model;
     for (auto& t : model.state().model().tensors)
       if (!t.is_attribute)
@@ -148,7 +158,7 @@ public:
 
 private:
   reference_run::moment moment_of(const step_metrics& x) const {
-    return {x.step, rank_.drawn_step(), dp_rank(), dp_size()};
+    return {x.step, rank_.drawn_step(), dp_rank(), dp_size(), x.loss_scale};
   }
 
   /// Ranks that are threads share the generator, and take turns.
@@ -179,7 +189,7 @@ private:
         (t.is_buffer ? pipeline.buffers : pipeline.parameters).insert(*i);
     }
     average_over_replicas(reference);
-    if (std::isfinite(x.loss)) {
+    if (x.skipped.empty()) {
       pipeline.gradient_norm = x.grad_norm;
       reference_->update(moment_of(x), gradients_, reference);
     } else {
@@ -219,11 +229,7 @@ private:
 
   /// Computing in fewer digits leaves fewer digits equal.
   tolerance allowed() const {
-    if (config_.train.dtype == "bfloat16")
-      return tolerance_for(c10::ScalarType::BFloat16);
-    if (config_.train.dtype == "float16")
-      return tolerance_for(c10::ScalarType::Half);
-    return {};
+    return tolerance_for(computed_in(config_));
   }
 
   // -- what only all replicas know --------------------------------------------
@@ -328,20 +334,24 @@ private:
       rank_, "smp.verify.differences", [this] { return summary_.differences; });
   }
 
-  /// Each tensor is held by one rank, and the same one's optimizer updates it.
-  void check_owners(torch::optim::Optimizer& optimizer) {
+  /// Each tensor is held by one rank, and the same one's optimizer updates it,
+  /// or that of another replica.
+  void check_owners(distributed_optimizer& optimizer) {
     auto& state = model_->state();
     auto& tensors = state.model().tensors;
-    std::unordered_set<const void*> updated;
-    for (auto& group : optimizer.param_groups())
-      for (auto& p : group.params())
-        updated.insert(p.unsafeGetTensorImpl());
+    auto updated = updated_by(optimizer);
     using roles = std::vector<std::pair<bool, bool>>; // holds, updates
     roles mine;
     for (uint32_t i = 0; i < tensors.size(); ++i) {
       auto& t = tensors[i].tensor;
       mine.emplace_back(state.map().owned(i) && !is_placeholder(t),
                         updated.contains(t.unsafeGetTensorImpl()));
+    }
+    for (auto& other : rank_.exchange().all_gather(
+           replicas(), "smp.verify.updaters", to_payload(mine))) {
+      auto theirs = from_payload<roles>(other, "owners");
+      for (size_t i = 0; i < mine.size(); ++i)
+        mine[i].second = mine[i].second || theirs.at(i).second;
     }
     auto all = rank_.exchange().all_gather(
       rank_.pipeline(), "smp.verify.owners", to_payload(mine));

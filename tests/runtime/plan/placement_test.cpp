@@ -59,7 +59,7 @@ public:
   }
 
   void on_model(smp::distributed_model_base& model,
-                torch::optim::Optimizer&) override {
+                smp::distributed_optimizer&) override {
     owned_ = model.local_module_names();
   }
 

@@ -1,0 +1,56 @@
+#pragma once
+
+// The factor by which a loss is multiplied before backward, so that gradients
+// do not vanish in float16 (Micikevicius et al. 2018). Knows no session.
+
+#include <cstdint>
+#include <optional>
+
+namespace smp {
+
+/// How a dynamic loss scale finds the largest value that gradients bear.
+struct dynamic_loss_args {
+  double init_scale = 65536;
+  /// By which it falls after a step whose gradients are not finite, and rises.
+  double scale_factor = 2;
+  /// Steps with finite gradients, one after the other, after which it rises.
+  uint64_t scale_window = 1000;
+  /// Where gradients that are not finite are an error.
+  double min_scale = 1;
+};
+
+/// A scale that stays, or that follows the gradients: then all ranks must
+/// update theirs alike.
+class loss_scaler {
+public:
+  /// @throws error (config) naming what is out of range
+  explicit loss_scaler(double fixed);
+  explicit loss_scaler(const dynamic_loss_args& x);
+
+  double value() const noexcept {
+    return value_;
+  }
+
+  bool is_dynamic() const noexcept {
+    return args_.has_value();
+  }
+
+  /// Steps with finite gradients since it last changed.
+  uint64_t good_steps() const noexcept {
+    return good_steps_;
+  }
+
+  /// Hears of a step's gradients.
+  /// @throws error (numbers) if they are not finite with the smallest scale
+  void update(bool finite);
+
+  /// Goes on from there; does nothing to a fixed one.
+  void restore(double value, uint64_t good_steps);
+
+private:
+  std::optional<dynamic_loss_args> args_;
+  double value_ = 1;
+  uint64_t good_steps_ = 0;
+};
+
+} // namespace smp
