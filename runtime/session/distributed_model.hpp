@@ -43,8 +43,8 @@ public:
   /// its backward phase, then runs it across ranks. Inside a step body only.
   /// Gradients are averaged over microbatches: the seed is 1 / microbatches
   /// times `grad`, or times 1 for a scalar `loss` (R15), times the scale of the
-  /// loss (`optimizer_options`); without `average_grads_across_microbatches` they
-  /// are added up.
+  /// loss (`optimizer_options`); without `average_grads_across_microbatches`
+  /// they are added up.
   /// @param keep_graph another backward of this body goes through the same
   /// graph
   void backward(const at::Tensor& loss, const at::Tensor& grad = {},
