@@ -13,9 +13,14 @@ foreach(source IN LISTS sources)
   list(APPEND programs fuzz_${name})
 endforeach()
 
-# runtime/ is not in this libsmp; the codec of values needs no Torch.
+# runtime/ is not in this libsmp; these units need no Torch.
 target_sources(fuzz_value_tree PRIVATE
   ${PROJECT_SOURCE_DIR}/runtime/values/value.cpp
   ${PROJECT_SOURCE_DIR}/runtime/values/value_codec.cpp)
+target_sources(fuzz_manifest PRIVATE
+  ${PROJECT_SOURCE_DIR}/runtime/base/file_io.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/checkpoint/checksum.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/checkpoint/manifest.cpp)
+target_link_libraries(fuzz_manifest PRIVATE smp::json)
 
 add_custom_target(fuzz DEPENDS ${programs})

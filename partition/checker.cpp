@@ -3,9 +3,9 @@
 #include "transport/error.hpp"
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <queue>
+#include <random>
 #include <utility>
 
 namespace smp {
@@ -34,7 +34,8 @@ public:
       passed_(program.chain.size()),
       held_(program.chain.size()),
       states_(options.microbatches),
-      position_(options.microbatches) {
+      position_(options.microbatches),
+      engine_(options.seed) {
     report_.busy.resize(program.devices);
     report_.peak_live.resize(program.devices);
     report_.peak_activations.resize(program.devices);
@@ -106,20 +107,20 @@ private:
 
   bool next_is_arrival() const {
     return running_.empty()
-           || (!flying_.empty() && running_.top() < flying_.front());
+           || (!flying_.empty() && running_.top() < flying_.top());
   }
 
   double next_time() const {
     auto result = std::numeric_limits<double>::infinity();
     if (!running_.empty())
       result = running_.top().time;
-    return flying_.empty() ? result : std::min(result, flying_.front().time);
+    return flying_.empty() ? result : std::min(result, flying_.top().time);
   }
 
   void step() {
     if (next_is_arrival()) {
-      auto x = flying_.front().what;
-      flying_.pop_front();
+      auto x = flying_.top().what;
+      flying_.pop();
       arrive(x);
     } else {
       auto x = running_.top().what;
@@ -184,7 +185,15 @@ private:
   // -- works ------------------------------------------------------------------
 
   void send(const item& x) {
-    flying_.push_back({now_ + program_.hop_seconds, number_++, x});
+    flying_.push({now_ + program_.hop_seconds * delay(), number_++, x});
+  }
+
+  /// How long this hop takes, in hops.
+  double delay() {
+    constexpr double steps = 1 << 20;
+    return options_.seed == 0
+             ? 1
+             : 0.5 + static_cast<double>(engine_() >> 44) / steps;
   }
 
   void arrive(item x) {
@@ -326,7 +335,7 @@ private:
   double now_ = 0;
   uint64_t number_ = 0;
   std::priority_queue<event> running_; // one per busy device
-  std::deque<event> flying_; // sorted by time, as all hops take equally long
+  std::priority_queue<event> flying_;
   std::vector<device_state> devices_;
   std::vector<uint32_t> touched_;
   std::vector<uint32_t> changed_; // since the schedule was told
@@ -340,6 +349,7 @@ private:
   std::vector<uint64_t> position_; // in the order of starts
   uint64_t started_ = 0;
   uint64_t alive_ = 0;
+  std::mt19937_64 engine_;
 };
 
 } // namespace

@@ -39,6 +39,10 @@ struct check_options {
   /// By device; `backward_first` if empty.
   std::vector<service_order> orders = {};
   bool timeline = false;
+  /// Not 0: a hop takes between a half and one and a half of its time, drawn
+  /// anew each time. So who comes first, of two that come at about the same
+  /// time, differs between seeds, as it does between steps.
+  uint64_t seed = 0;
 };
 
 /// A schedule that asks for a phase twice, turns around too early or waits for

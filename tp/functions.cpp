@@ -7,6 +7,8 @@
 #include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <numeric>
 #include <string>
 
 namespace smp::nn {
@@ -168,6 +170,36 @@ struct narrow_function : ag::Function<narrow_function> {
   }
 };
 
+struct rows_function : ag::Function<rows_function> {
+  static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& x,
+                            const std::vector<int64_t>& given,
+                            const std::vector<int64_t>& taken,
+                            const std::string& name) {
+    keep(c, 0, 0, name);
+    c->saved_data["given"] = given;
+    c->saved_data["taken"] = taken;
+    return tensor_group::current().exchange_rows(x.contiguous(), given, taken,
+                                                 name);
+  }
+
+  static ag::variable_list backward(ag::AutogradContext* c,
+                                    const ag::variable_list& grads) {
+    auto x = tensor_group::current().exchange_rows(
+      grads[0].contiguous(), c->saved_data["taken"].toIntVector(),
+      c->saved_data["given"].toIntVector(), name_of(c));
+    return {x, {}, {}, {}};
+  }
+};
+
+void check_counts(const std::vector<int64_t>& xs) {
+  auto peers = tensor_group::current().size();
+  if (xs.size() != peers
+      || std::any_of(xs.begin(), xs.end(), [](auto x) { return x < 0; }))
+    throw error{error_code::user_code,
+                "an exchange of rows wants a number, 0 or more, for each of "
+                  + std::to_string(peers) + " tensor-parallel ranks"};
+}
+
 std::string next_name() {
   return tensor_group::current().next_name();
 }
@@ -186,6 +218,20 @@ at::Tensor scatter_and_merge_for_tp(const at::Tensor& x, int64_t split_dim,
                                     int64_t merge_dim) {
   return exchange_function::apply(x, axis_of(x, split_dim),
                                   axis_of(x, merge_dim), next_name());
+}
+
+at::Tensor exchange_rows_for_tp(const at::Tensor& x,
+                                const std::vector<int64_t>& given,
+                                const std::vector<int64_t>& taken) {
+  check_counts(given);
+  check_counts(taken);
+  auto rows = std::accumulate(given.begin(), given.end(), int64_t{0});
+  if (x.dim() == 0 || x.size(0) != rows)
+    throw error{error_code::user_code,
+                "an exchange of " + std::to_string(rows)
+                  + " rows of a tensor of "
+                  + std::to_string(x.dim() == 0 ? 0 : x.size(0))};
+  return rows_function::apply(x, given, taken, next_name());
 }
 
 at::Tensor fwd_allreduce_for_tp(const at::Tensor& x) {

@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace smp::nn {
 
@@ -29,6 +30,14 @@ at::Tensor reduce_scatter_for_tp(const at::Tensor& x, int64_t dim);
 /// the same with both axes exchanged.
 at::Tensor scatter_and_merge_for_tp(const at::Tensor& x, int64_t split_dim,
                                     int64_t merge_dim);
+
+/// Gives each peer rows of its own and takes what they gave, as many as there
+/// are: [sum of `given`, ...] -> [sum of `taken`, ...]. Backward: the same with
+/// both exchanged.
+/// @param given,taken rows to and from each peer, by rank
+at::Tensor exchange_rows_for_tp(const at::Tensor& x,
+                                const std::vector<int64_t>& given,
+                                const std::vector<int64_t>& taken);
 
 /// The sum over all peers, a value that all have. Backward: nothing, as they
 /// have its gradient, too.

@@ -10,6 +10,48 @@ namespace {
 
 thread_local tensor_group* current_group = nullptr;
 
+class lone_group final : public tensor_group {
+public:
+  uint64_t size() const override {
+    return 1;
+  }
+
+  uint64_t rank() const override {
+    return 0;
+  }
+
+  std::string next_name() override {
+    return {};
+  }
+
+  void draw_as(uint64_t, const std::vector<std::string>&,
+               const std::function<void()>&) override {
+    throw error{error_code::internal, "a module that nobody shares"};
+  }
+
+  at::Tensor allreduce(const at::Tensor& x, const std::string&) override {
+    return x.clone();
+  }
+
+  at::Tensor allgather(const at::Tensor& x, const std::string&) override {
+    return x.unsqueeze(0).clone();
+  }
+
+  at::Tensor reduce_scatter(const at::Tensor& x, const std::string&) override {
+    return x.squeeze(0).clone();
+  }
+
+  at::Tensor all_to_all(const at::Tensor& x, const std::string&) override {
+    return x.clone();
+  }
+
+  at::Tensor exchange_rows(const at::Tensor& x, const std::vector<int64_t>&,
+                           const std::vector<int64_t>&,
+                           const std::string&) override {
+    return x.clone();
+  }
+};
+
 } // namespace
 
 tensor_group::~tensor_group() = default;
@@ -20,6 +62,11 @@ tensor_group& tensor_group::current() {
   throw error{error_code::unsupported,
               "a distributed module or collective outside of a step: its peers "
               "are not there"};
+}
+
+tensor_group& tensor_group::lone() {
+  static lone_group result;
+  return result;
 }
 
 tensor_group* tensor_group::set_current(tensor_group* x) noexcept {

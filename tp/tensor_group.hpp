@@ -55,9 +55,20 @@ public:
   virtual at::Tensor all_to_all(const at::Tensor& x, const std::string& name)
     = 0;
 
+  /// [sum of `given`, ...] -> [sum of `taken`, ...], the rows for and of each
+  /// peer, one after the other.
+  virtual at::Tensor
+  exchange_rows(const at::Tensor& x, const std::vector<int64_t>& given,
+                const std::vector<int64_t>& taken, const std::string& name)
+    = 0;
+
   /// @returns that of the calling thread's rank
   /// @throws error (unsupported) if there is none
   static tensor_group& current();
+
+  /// @returns that of a rank without peers, which computes alone what they
+  /// would together
+  static tensor_group& lone();
 
   /// Makes `x` that of the calling thread; null: there is none.
   /// @returns the former one

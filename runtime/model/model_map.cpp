@@ -113,6 +113,11 @@ void model_map::share(const std::vector<module_id>& modules) {
   }
 }
 
+void model_map::compute_together(const std::vector<uint32_t>& tensors) {
+  for (auto i : tensors)
+    streams_.at(home(i).value) = path_of_module(name(home(i)));
+}
+
 void model_map::share(module_id module, std::unique_ptr<distributed_module> x,
                       const std::map<uint32_t, tensor_slice>& slices) {
   shared_[module] = std::move(x);

@@ -135,6 +135,15 @@ public:
   void share(const std::vector<module_id>& modules);
 
   /// @param x how this rank computes its part
+  /// Ranks compute the modules together that have these tensors, by their own
+  /// code: each of their calls counts in paths, as above.
+  void compute_together(const std::vector<uint32_t>& tensors);
+
+  /// This rank holds a slice of a tensor.
+  void cut(uint32_t tensor, const tensor_slice& slice) {
+    slices_.emplace(tensor, slice);
+  }
+
   /// @param slices what it holds of the module's tensors
   void share(module_id module, std::unique_ptr<distributed_module> x,
              const std::map<uint32_t, tensor_slice>& slices);

@@ -331,6 +331,20 @@ void set_tensor_parallelism(torch::nn::Module& x, bool enabled) {
     = enabled;
 }
 
+nn::parameter_creation_scope::parameter_creation_scope(torch::nn::Module& x,
+                                                       int64_t dim)
+  : module_(x), dim_(dim), before_(x.parameters(false).size()) {
+  session::current(); // throws if there is none
+}
+
+nn::parameter_creation_scope::~parameter_creation_scope() {
+  auto all = module_.parameters(false);
+  for (auto i = before_; i < all.size(); ++i)
+    session::current().internals().marks().cuts.push_back(
+      {c10::weak_intrusive_ptr<c10::TensorImpl>{all[i].getIntrusivePtr()},
+       dim_});
+}
+
 void set_stateful(torch::nn::Module& x, std::string why) {
   session::current().internals().marks().stateful[dynamic_cast<const void*>(&x)]
     = std::move(why);

@@ -213,6 +213,32 @@ void set_partition(torch::nn::Module& x, uint32_t pp_rank);
 /// (docs/tensor_parallel.md); before the partition, on rank 0 at least.
 void set_tensor_parallelism(torch::nn::Module& x, bool enabled = true);
 
+namespace nn {
+
+/// Each tensor-parallel rank keeps its slice of the parameters that a module
+/// registers while this lives: in the module's constructor, where they are made
+/// as a whole. A rank that owns the module cuts them at the partition, so the
+/// values with which the model begins do not depend on the number of ranks, and
+/// state dicts know the whole. The module itself has to compute with its peers
+/// (tp/functions.hpp), and the same on one rank.
+class parameter_creation_scope {
+public:
+  /// @param dim the axis along which they are cut
+  explicit parameter_creation_scope(torch::nn::Module& x, int64_t dim = 0);
+
+  ~parameter_creation_scope();
+
+  parameter_creation_scope(const parameter_creation_scope&) = delete;
+  parameter_creation_scope& operator=(const parameter_creation_scope&) = delete;
+
+private:
+  torch::nn::Module& module_;
+  int64_t dim_;
+  size_t before_; // parameters
+};
+
+} // namespace nn
+
 /// Tells that `x` changes state that smp cannot see, such as a counter that is
 /// a member of its class: microbatches then pass it in their order. Buffers
 /// need no such word. Before the partition, on every rank.

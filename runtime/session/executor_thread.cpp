@@ -72,7 +72,8 @@ void executor_thread::run() {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   plain_state();
   rank_context::set_current(&rank());
-  tensor_group::set_current(rank().tensor_peers());
+  auto* peers = rank().tensor_peers();
+  tensor_group::set_current(peers ? peers : &tensor_group::lone());
   set_current(this);
   intercept_execution();
   scoped_waiter parking{*this};

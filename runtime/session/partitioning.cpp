@@ -15,6 +15,7 @@
 #include "runtime/remote/parameters.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/module_times.hpp"
+#include "tp/tensor_group.hpp"
 #include "transport/exchange.hpp"
 
 #include <torch/nn/module.h>
@@ -48,6 +49,7 @@ struct placement_message {
   std::vector<uint32_t> module_device;
   pipeline_program program;
   std::vector<module_id> shared;
+  std::vector<cut_parameter> cut;
   std::vector<checkpointing_choice> checkpointed;
 };
 
@@ -56,7 +58,7 @@ bool inspect(Inspector& f, placement_message& x) {
   return f.object(x).fields(
     f.field("text", x.text), f.field("module_device", x.module_device),
     f.field("program", x.program), f.field("shared", x.shared),
-    f.field("checkpointed", x.checkpointed));
+    f.field("cut", x.cut), f.field("checkpointed", x.checkpointed));
 }
 
 /// By what ranks find out that they hold different models.
@@ -196,6 +198,24 @@ bool partitioning::wants_trace(uint64_t devices) const {
          && !any_deferred();
 }
 
+namespace {
+
+/// While one rank traces: no parameter is cut yet, and the peers do not trace.
+struct without_peers {
+  without_peers() = default;
+
+  ~without_peers() {
+    tensor_group::set_current(before);
+  }
+
+  without_peers(const without_peers&) = delete;
+  without_peers& operator=(const without_peers&) = delete;
+
+  tensor_group* before = tensor_group::set_current(&tensor_group::lone());
+};
+
+} // namespace
+
 void partitioning::trace(const std::function<void()>& prepare,
                          random_stream stream,
                          const std::function<void()>& body) {
@@ -206,6 +226,7 @@ void partitioning::trace(const std::function<void()>& prepare,
     for (auto* hook : modules[i].hooks)
       hook->id = module_id{i};
   traced_hash_ = map_.model().hash();
+  without_peers alone;
   try {
     prepare();
     trace_ = trace_forward(map_.model(),
@@ -284,7 +305,12 @@ partition_decision partitioning::decide(uint32_t devices,
   options.chunks = static_cast<uint32_t>(cfg.chunks);
   auto info = describe(map_.model(), marks_.pins, map_.order());
   auto shared = decide_sharing(map_.model(), marks_.sharing, sharing);
+  decide_cuts(map_.model(), marks_.cuts, sharing.peers, shared);
   weigh_slices(map_.model(), shared, sharing.peers, info);
+  for (auto& x : shared.cut)
+    for (auto& y : info[map_.home(x.tensor).value].parameters)
+      if (y.id == x.tensor)
+        y.elements /= sharing.peers;
   for (auto& name : cfg.no_promises)
     for (auto i : map_.model().modules_below(name))
       info[i].waited_for = true;
@@ -345,9 +371,12 @@ void partitioning::place() {
                         rank_.layout().size(comm_group::tp),
                         rank_.config().optimize == "memory"});
     return placement_message{
-      decision_->text(), decision_->plan.module_device,
+      decision_->text(),
+      decision_->plan.module_device,
       make_program(decision_->model, decision_->plan, decision_->times),
-      decision_->sharing.shared, decision_->checkpointing.chosen};
+      decision_->sharing.shared,
+      decision_->sharing.cut,
+      decision_->checkpointing.chosen};
   });
   text_ = std::move(found.text);
   program_ = std::move(found.program);
@@ -358,6 +387,11 @@ void partitioning::place() {
   map_.place(std::move(owners));
   shared_ = std::move(found.shared);
   map_.share(shared_);
+  cut_ = std::move(found.cut);
+  std::vector<uint32_t> tensors;
+  for (auto& x : cut_)
+    tensors.push_back(x.tensor);
+  map_.compute_together(tensors);
   auto& modules = map_.model().modules;
   for (size_t i = 0; i < modules.size(); ++i) {
     auto& m = modules[i];
@@ -408,6 +442,13 @@ void partitioning::release(remote_parameters& others) {
       map_, id, static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
       static_cast<int64_t>(layout.size(comm_group::tp)),
       rank_.config().optimize == "memory");
+  }
+  for (auto& x : cut_) {
+    if (map_.owned(x.tensor))
+      initialise_deferred({tensors[x.tensor].tensor});
+    cut_parameter_of(
+      map_, x, static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
+      static_cast<int64_t>(layout.size(comm_group::tp)));
   }
   initialise_deferred(mine);
   map_.finish_partition();

@@ -41,6 +41,8 @@ struct module_marks {
   std::map<const void*, std::string> stateful;
   /// Whether tensor-parallel ranks are to share them.
   std::map<const void*, bool> sharing;
+  /// Parameters of which each tensor-parallel rank is to hold a slice.
+  std::vector<cut_mark> cuts;
   /// How backward computes them again.
   std::map<const void*, activation_checkpointing> checkpointing;
 };
@@ -134,6 +136,7 @@ private:
   uint64_t traced_hash_ = 0;
   std::optional<partition_decision> decision_;
   std::vector<module_id> shared_;
+  std::vector<cut_parameter> cut_;
   std::string text_;
   pipeline_program program_;
 };

@@ -177,6 +177,55 @@ sharing_decision decide_sharing(const walked_model& model,
   return decider{model, marked, x}.run();
 }
 
+void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
+                 uint64_t peers, sharing_decision& result) {
+  if (peers == 1)
+    return;
+  module_remarks remarks;
+  for (auto& mark : marks) {
+    auto parameter = mark.parameter.lock();
+    auto found = model.tensor_index.find(parameter.get());
+    if (!parameter || found == model.tensor_index.end())
+      continue; // of another model
+    auto& t = model.tensors[found->second];
+    auto& m = model.modules[t.modules.front()];
+    auto refuse = [&](const std::string& why) {
+      throw config_error(
+        fmt::format("'{}' cannot be cut along axis {} by {} "
+                    "tensor-parallel ranks: {}",
+                    t.names.front(), mark.dim, peers, why));
+    };
+    if (mark.dim < 0 || mark.dim >= t.tensor.dim())
+      refuse(fmt::format("it has {} axes", t.tensor.dim()));
+    if (t.tensor.size(mark.dim) % static_cast<int64_t>(peers) != 0)
+      refuse(fmt::format("its size there is {}", t.tensor.size(mark.dim)));
+    if (t.modules.size() > 1)
+      refuse("it belongs to several modules");
+    if (!m.intercepted)
+      refuse(
+        fmt::format("the calls of '{}' cannot be seen; declare it as "
+                    "smp::submodule, or put it into a Sequential",
+                    m.names.front()));
+    result.cut.push_back({found->second, mark.dim});
+    remarks.add(fmt::format("cut along axis {} by {} ranks", mark.dim, peers),
+                t.names.front());
+  }
+  for (auto& x : remarks.lines())
+    result.lines.push_back(x);
+}
+
+void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,
+                      int64_t peers) {
+  at::NoGradGuard no_grad;
+  if (!map.owned(x.tensor))
+    return;
+  auto t = map.model().tensors[x.tensor].tensor;
+  auto length = t.size(x.dim) / peers;
+  tensor_slice slice{x.dim, rank * length, length, t.sizes().vec()};
+  t.set_data(slice.of(t).clone());
+  map.cut(x.tensor, slice);
+}
+
 void share_module(model_map& map, module_id id, int64_t rank, int64_t peers,
                   bool saves_memory) {
   at::NoGradGuard no_grad;

@@ -11,10 +11,29 @@ namespace smp {
 
 class rank_context;
 
+/// What code says of a parameter: that tensor-parallel ranks cut it.
+struct cut_mark {
+  c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
+  int64_t dim = 0;
+};
+
+/// A parameter that tensor-parallel ranks cut, of a module that computes with
+/// its peers by itself.
+struct cut_parameter {
+  uint32_t tensor = 0; // in the model
+  int64_t dim = 0;
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, cut_parameter& x) {
+  return f.object(x).fields(f.field("tensor", x.tensor), f.field("dim", x.dim));
+}
+
 /// Which modules tensor-parallel ranks share (paper, section 5.2), and why not
 /// others that they were to share.
 struct sharing_decision {
   std::vector<module_id> shared;
+  std::vector<cut_parameter> cut;
   /// For people, a line each.
   std::vector<std::string> lines;
 };
@@ -35,6 +54,16 @@ struct sharing_request {
 sharing_decision decide_sharing(const walked_model& model,
                                 const std::map<const void*, bool>& marked,
                                 const sharing_request& x);
+
+/// Adds what code wants to be cut.
+/// @throws error (config) naming a parameter that cannot be
+void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
+                 uint64_t peers, sharing_decision& result);
+
+/// If this rank owns the parameter, whose bytes are there: keeps its slice.
+/// @param rank position of this one among its peers
+void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,
+                      int64_t peers);
 
 /// If this rank owns the module: cuts its parameters, whose bytes are there,
 /// and lets the map and the hooks know how to run it.

@@ -82,4 +82,13 @@ at::Tensor tensor_peers::all_to_all(const at::Tensor& x,
   return smp::all_to_all(x, peers, name_in_pass(name));
 }
 
+at::Tensor tensor_peers::exchange_rows(const at::Tensor& x,
+                                       const std::vector<int64_t>& given,
+                                       const std::vector<int64_t>& taken,
+                                       const std::string& name) {
+  return smp::all_to_all(x, {given.begin(), given.end()},
+                         {taken.begin(), taken.end()}, peers,
+                         name_in_pass(name));
+}
+
 } // namespace smp

@@ -34,6 +34,11 @@ public:
 
   at::Tensor all_to_all(const at::Tensor& x, const std::string& name) override;
 
+  at::Tensor exchange_rows(const at::Tensor& x,
+                           const std::vector<int64_t>& given,
+                           const std::vector<int64_t>& taken,
+                           const std::string& name) override;
+
 private:
   const rank_context& rank_;
 };

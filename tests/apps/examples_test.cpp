@@ -14,13 +14,19 @@ using namespace smp::test;
 
 namespace {
 
-/// Whether a run of examples/train_own_model.cpp printed a loss that fell.
-bool learned(const std::string& output) {
+/// What lines such as "step 10: loss 2.184" say.
+std::vector<double> losses_in(const std::string& output) {
   std::istringstream in{output};
   std::vector<double> losses;
   for (std::string line; std::getline(in, line);)
     if (auto at = line.find("loss "); line.starts_with("step "))
       losses.push_back(std::stod(line.substr(at + 5)));
+  return losses;
+}
+
+/// Whether a run of an example printed a loss that fell.
+bool learned(const std::string& output) {
+  auto losses = losses_in(output);
   return losses.size() == 5 && losses.back() < 0.9 * losses.front();
 }
 
@@ -43,6 +49,29 @@ TEST_CASE("The example trains on two ranks", "[apps][examples]") {
   CHECK(learned(run.output()));
   CHECK_THAT(run.output(), ContainsSubstring("modules over 2 devices"));
   CHECK_THAT(run.output(), !ContainsSubstring("warning"));
+}
+
+TEST_CASE("experts that ranks spread over them learn what one process learns",
+          "[apps][examples]") {
+  auto losses = [](const std::string& ranks) {
+    program run{
+      {built_program("mixture_of_experts"), "--ranks", ranks}, ".", {}};
+    CHECK(run.join() == 0);
+    INFO(run.output());
+    CHECK(learned(run.output()));
+    if (ranks != "1")
+      CHECK_THAT(run.output(), ContainsSubstring("cut along axis 0 by " + ranks
+                                                 + " ranks: first.wi"));
+    return losses_in(run.output());
+  };
+  auto one = losses("1");
+  for (std::string ranks : {"2", "4"}) {
+    CAPTURE(ranks);
+    auto x = losses(ranks);
+    REQUIRE(x.size() == one.size());
+    for (size_t i = 0; i < x.size(); ++i)
+      CHECK(x[i] == Catch::Approx(one[i]).epsilon(1e-3));
+  }
 }
 
 TEST_CASE("the example says in one line what is wrong", "[apps][examples]") {

@@ -103,6 +103,24 @@ private:
       return torch::stack(result);
     }
 
+    at::Tensor exchange_rows(const at::Tensor& x,
+                             const std::vector<int64_t>& given,
+                             const std::vector<int64_t>& taken,
+                             const std::string& name) override {
+      auto rows = all_.meet(rank_, "rows " + name, x);
+      auto counts = all_.meet(rank_, "counts " + name, torch::tensor(given));
+      std::vector<at::Tensor> result;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        auto me = static_cast<int64_t>(rank_);
+        auto before = counts[i].narrow(0, 0, me).sum().item<int64_t>();
+        auto mine = counts[i][me].item<int64_t>();
+        if (mine != taken.at(i))
+          throw std::runtime_error{"another number of rows is wanted"};
+        result.push_back(rows[i].narrow(0, before, mine));
+      }
+      return torch::cat(result);
+    }
+
   private:
     static at::Tensor sum(const std::vector<at::Tensor>& xs) {
       return torch::stack(xs).sum(0, false, xs[0].scalar_type());

@@ -145,6 +145,42 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("peers exchange different numbers of rows, and their gradients",
+          "[tp][functions]") {
+  constexpr uint64_t peers = 3;
+  // Row i, column k: what peer i has for peer k.
+  const std::vector<std::vector<int64_t>> counts{
+    {2, 0, 1}, {4, 1, 0}, {0, 3, 0}};
+  auto of_column = [&](uint64_t k) {
+    return std::vector{counts[0][k], counts[1][k], counts[2][k]};
+  };
+  torch::manual_seed(5);
+  std::vector<Tensor> given, seeds, outputs(peers), grads(peers);
+  for (uint64_t i = 0; i < peers; ++i) {
+    auto sum = [](const std::vector<int64_t>& x) { return x[0] + x[1] + x[2]; };
+    given.push_back(torch::randn({sum(counts[i]), 2}, torch::kDouble));
+    seeds.push_back(torch::randn({sum(of_column(i)), 2}, torch::kDouble));
+  }
+  thread_group{peers}.on_all([&](uint64_t i) {
+    auto x = given[i].clone().requires_grad_();
+    auto y = nn::exchange_rows_for_tp(x, counts[i], of_column(i));
+    outputs[i] = y.detach();
+    grads[i] = torch::autograd::grad({(y * seeds[i]).sum()}, {x}).at(0);
+  });
+  // By hand: the rows of peer i for peer k.
+  auto rows = [](const Tensor& x, const std::vector<int64_t>& sizes,
+                 uint64_t k) { return x.split_with_sizes(sizes)[k]; };
+  for (uint64_t k = 0; k < peers; ++k) {
+    std::vector<Tensor> taken, back;
+    for (uint64_t i = 0; i < peers; ++i) {
+      taken.push_back(rows(given[i], counts[i], k));
+      back.push_back(rows(seeds[i], of_column(i), k));
+    }
+    CHECK(near(outputs[k], torch::cat(taken)));
+    CHECK(near(grads[k], torch::cat(back)));
+  }
+}
+
 // Megatron's pair of layers: a product cut by outputs, then one cut by inputs.
 TEST_CASE("functions nest", "[tp][functions]") {
   constexpr uint64_t peers = 2;

@@ -1,0 +1,246 @@
+// What it costs and saves that tensor-parallel ranks share modules:
+//
+//   bench_tp [--part=ac] [--width=N] [--rounds=N] [--steps=N] [--warmup=N]
+//            [--users=N] [--items=N]
+//
+// (a) Training steps of a GPT whose blocks two ranks of one thread each share,
+// in one process of two threads, and by torch.distributed.tensor.parallel
+// (ColwiseParallel and RowwiseParallel over gloo), in runs that take turns.
+//
+// (c) Neural collaborative filtering (paper, section 7.4): four ranks share the
+// four tables, and each takes samples of its own through the rest. Beside it
+// the same batch on all four, so that the tables need less exchange and all
+// else is computed four times.
+
+#include "bench/gpt_job.hpp"
+
+#include "runtime/train/models/ncf.hpp"
+
+#include <cstdio>
+#include <functional>
+
+namespace smp::bench {
+
+namespace {
+
+using namespace gpt_job;
+
+// -- (a) a GPT ----------------------------------------------------------------
+
+constexpr uint64_t gpt_peers = 2;
+
+void run_shared_gpt(const arguments& args) {
+  const task x{args};
+  session s{{.microbatches = microbatches,
+             .ddp = true,
+             .tensor_parallel_degree = gpt_peers,
+             .tensor_parallel_modules = {"transformer.h"},
+             .threads = 1,
+             .print_partition = false}};
+  const data all{x};
+  auto mine = [&](const torch::Tensor& t) {
+    return t.chunk(gpt_peers)[static_cast<size_t>(dp_rank())];
+  };
+  torch::manual_seed(1);
+  distributed_model model{gpt{model_of(x.sizes)}};
+  torch::optim::AdamW adamw{model->parameters(), optimizer_options()};
+  distributed_optimizer optimizer{adamw};
+  auto train_step = step([&](torch::Tensor tokens, torch::Tensor targets) {
+    auto loss = loss_of(model(tokens), targets);
+    model.backward(loss);
+    return loss;
+  });
+  model.partition();
+  record result;
+  result.text = model.partition_text();
+  repeat(
+    x, result,
+    [&] {
+      optimizer.zero_grad();
+      train_step(mine(all.tokens), mine(all.targets));
+      optimizer.step();
+    },
+    [&] {
+      result.numbers["sent"].push_back(double(s.last_step().bytes_sent));
+    });
+  if (s.rank() == 0)
+    write(result, args.text("file"));
+}
+
+// -- (c) neural collaborative filtering ---------------------------------------
+
+constexpr uint64_t ncf_peers = 4;
+constexpr int64_t ncf_batch = 1024; // of all ranks
+
+ncf_config ncf_sizes(const arguments& args) {
+  // The widths of the paper: 64 for the product, 512 for the network.
+  return {.users = args.number("users", 31813),
+          .items = args.number("items", 1792),
+          .layers = 4,
+          .width = 64};
+}
+
+void run_shared_ncf(const arguments& args) {
+  const task x{args};
+  session s{{.ddp = true,
+             .tensor_parallel_degree = ncf_peers,
+             .tensor_parallel_modules = {"embed_*"},
+             .threads = 1,
+             .print_partition = false}};
+  const auto sizes = ncf_sizes(args);
+  torch::manual_seed(1);
+  distributed_model model{ncf{sizes}};
+  torch::optim::SGD sgd{model->parameters(), 0.01};
+  distributed_optimizer optimizer{sgd};
+  auto train_step = step(
+    [&](torch::Tensor users, torch::Tensor items, torch::Tensor labels) {
+      auto loss = torch::binary_cross_entropy_with_logits(model(users, items),
+                                                          labels);
+      model.backward(loss);
+      return loss;
+    });
+  model.partition();
+  torch::manual_seed(7 + static_cast<uint64_t>(dp_rank()));
+  const auto rows = ncf_batch / static_cast<int64_t>(ncf_peers);
+  auto users = torch::randint(sizes.users, {rows});
+  auto items = torch::randint(sizes.items, {rows});
+  auto labels = torch::randint(2, {rows}).to(torch::kFloat);
+  record result;
+  result.text = model.partition_text();
+  repeat(
+    x, result,
+    [&] {
+      optimizer.zero_grad();
+      train_step(users, items, labels);
+      optimizer.step();
+    },
+    [&] {
+      result.numbers["sent"].push_back(double(s.last_step().bytes_sent));
+    });
+  if (s.rank() == 0)
+    write(result, args.text("file"));
+}
+
+// -- the peers ----------------------------------------------------------------
+
+/// @returns a Python with torch, or nothing
+std::string python() {
+  auto* x = std::getenv("SMP_PYTHON");
+  return x ? x : "";
+}
+
+record run_peer(const scratch& dir, uint64_t processes, const char* job,
+                arguments args) {
+  auto script = std::filesystem::path{__FILE__}.parent_path()
+                / "torch_tensor_parallel.py";
+  const gpt_sizes gpt{.width = args.number("width", 256)};
+  const auto ncf = ncf_sizes(args);
+  auto set = [&](const char* key, int64_t value) {
+    args.set(fmt::format("--{}={}", key, value));
+  };
+  set("width", gpt.width);
+  set("layers", gpt.layers);
+  set("heads", gpt.heads);
+  set("length", gpt.length);
+  set("vocabulary", gpt.vocabulary);
+  set("batch", batch);
+  set("microbatches", microbatches);
+  set("users", ncf.users);
+  set("items", ncf.items);
+  set("samples", ncf_batch);
+  args.set(fmt::format("--job={}", job));
+  args.set("--rendezvous=" + std::string{dir / "rendezvous"});
+  std::filesystem::remove(dir / "rendezvous");
+  return run_program(dir, processes, {python(), script}, args);
+}
+
+// -- the comparison -----------------------------------------------------------
+
+struct contestant {
+  std::string text;
+  std::function<record()> run;
+  record result = {};
+};
+
+/// Prints how long a step takes each of them, over the first one.
+void compare(std::vector<contestant>& xs, int64_t rounds) {
+  for (int64_t i = 0; i < rounds; ++i)
+    for (auto& x : xs)
+      x.result.add(x.run());
+  fmt::print("{}\n  {:<46}{:>9}{:>9}{:>17}\n  {:<46}{:>9}{:>9}{:>9}{:>8}\n",
+             xs.front().result.text, "", "step, s", "", "the first over it", "",
+             "min", "median", "min", "median");
+  auto& first = xs.front().result["step"];
+  for (auto& x : xs) {
+    auto& mine = x.result["step"];
+    fmt::print("  {:<46}{:>9.4f}{:>9.4f}{:>9.3f}{:>8.3f}\n", x.text,
+               minimum(mine), median(mine), minimum(first) / minimum(mine),
+               median(first) / median(mine));
+  }
+  fmt::print(
+    "  sent by a rank of the first in a step: {:.2f} MB; load of the "
+    "machine: {:.1f}\n",
+    1e-6 * median(xs.front().result["sent"]), machine_load());
+  std::fflush(stdout);
+}
+
+void compare_gpt(const scratch& dir, arguments args, int64_t width) {
+  args.set(fmt::format("--width={}", width));
+  std::vector<contestant> xs{
+    {"smp, blocks shared by 2 ranks of one thread",
+     [&] { return run_fresh(dir, gpt_peers, "gpt", args); }},
+    {"one process of two threads",
+     [&] { return run_fresh(dir, 1, "two", args); }}};
+  if (!python().empty())
+    xs.push_back({"torch.distributed.tensor.parallel, 2 ranks",
+                  [&] { return run_peer(dir, gpt_peers, "gpt", args); }});
+  fmt::print(
+    "\n(a) GPT of width {}: {} layers, sequence {}, batch {} in {} "
+    "microbatches\n",
+    width, gpt_sizes{}.layers, gpt_sizes{}.length, batch, microbatches);
+  compare(xs, args.number("rounds", 3));
+}
+
+void compare_ncf(const scratch& dir, const arguments& args) {
+  const auto x = ncf_sizes(args);
+  std::vector<contestant> xs{
+    {"smp, tables shared by 4 ranks, own samples",
+     [&] { return run_fresh(dir, ncf_peers, "ncf", args); }}};
+  if (!python().empty())
+    xs.push_back({"torch, 4 ranks, tables cut, the same samples",
+                  [&] { return run_peer(dir, ncf_peers, "ncf", args); }});
+  fmt::print("\n(c) NCF: {} users, {} items, {} samples; ranks of one thread\n",
+             x.users, x.items, ncf_batch);
+  compare(xs, args.number("rounds", 3));
+}
+
+void run(const arguments& args) {
+  auto what = args.text("run");
+  if (what == "gpt")
+    return run_shared_gpt(args);
+  if (what == "two")
+    return run_plain(args, 2);
+  if (what == "ncf")
+    return run_shared_ncf(args);
+  scratch dir;
+  if (python().empty())
+    fmt::print(
+      "\nno Python with torch: './dev zoo' makes one, or set "
+      "SMP_PYTHON; so without peers\n");
+  auto part = args.text("part", "ac");
+  auto only = args.number("width", 0);
+  if (part.find('a') != part.npos)
+    for (int64_t width : {256, 512})
+      if (only == 0 || only == width)
+        compare_gpt(dir, args, width);
+  if (part.find('c') != part.npos)
+    compare_ncf(dir, args);
+}
+
+} // namespace
+
+} // namespace smp::bench
+
+int main(int argc, char** argv) {
+  return smp::bench::run_main(argc, argv, smp::bench::run);
+}
