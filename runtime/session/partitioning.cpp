@@ -275,6 +275,10 @@ void weigh_slices(const walked_model& model, const sharing_decision& x,
         info[i].part_of = "'" + info[id.value].path
                           + "', which ranks share as a whole";
     }
+  for (auto& cut : x.cut)
+    for (auto& y : info[model.tensors[cut.tensor].modules.front()].parameters)
+      if (y.id == cut.tensor)
+        y.elements /= peers;
 }
 
 /// What it costs to cross ranks, if times are known.
@@ -307,10 +311,6 @@ partition_decision partitioning::decide(uint32_t devices,
   auto shared = decide_sharing(map_.model(), marks_.sharing, sharing);
   decide_cuts(map_.model(), marks_.cuts, sharing.peers, shared);
   weigh_slices(map_.model(), shared, sharing.peers, info);
-  for (auto& x : shared.cut)
-    for (auto& y : info[map_.home(x.tensor).value].parameters)
-      if (y.id == x.tensor)
-        y.elements /= sharing.peers;
   for (auto& name : cfg.no_promises)
     for (auto i : map_.model().modules_below(name))
       info[i].waited_for = true;
