@@ -1,6 +1,7 @@
 // What two replicas gain over one process:
 //
 //   bench_ddp [--width=N] [--rounds=N] [--steps=N] [--warmup=N] [--pin=1]
+//             [--bucket=MB]
 //
 // Training steps (forward, backward, AdamW) of a GPT on one batch, in one
 // process without smp and on two replicas of one thread each with half of the
@@ -33,6 +34,7 @@ session_config replicas_of(const arguments& args) {
   result.microbatches = microbatches / ranks;
   result.threads = 1;
   result.overlapping_allreduce = args.number("overlap", 1) != 0;
+  result.bucket_cap_mb = static_cast<uint64_t>(args.number("bucket", 25));
   result.shard_optimizer_state = args.number("shard", 0) > 0;
   result.shard_gradients = args.number("shard", 0) > 1;
   return result;
@@ -133,10 +135,13 @@ std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
     {"one process without smp", mine(1, "one", {}), 0},
     {"two such processes at once, half the batch", mine(2, "half", {}), 0},
     {"2 replicas", mine(2, "replicas", {}), 0},
+    {"  buckets of 2 MB", mine(2, "replicas", {"--bucket=2"}), 0},
     {"  averaged at the end of the step", mine(2, "replicas", {"--overlap=0"}),
      0},
     {"  optimizer state in parts", mine(2, "replicas", {"--shard=1"}), 0},
     {"  gradients in parts as well", mine(2, "replicas", {"--shard=2"}), 0},
+    {"  the same, buckets of 2 MB",
+     mine(2, "replicas", {"--shard=2", "--bucket=2"}), 0},
   };
   if (python().empty())
     return result;

@@ -244,6 +244,7 @@ void gradient_buckets::begin_step(const plan& x) {
   plan_ = x;
   in_step_ = true;
   reached_in_step_ = 0;
+  full_.clear();
   auto known = expected_.find(x.kind);
   plan_.early = x.early && agreed_ && known != expected_.end();
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -294,7 +295,22 @@ void gradient_buckets::reached(entry& x) {
     return;
   shards_.collect(false);
   adopt(x);
-  if (plan_.early && ++x.in_round == x.expected && --b.missing == 0) {
+  if (plan_.early && ++x.in_round == x.expected && --b.missing == 0)
+    full_.push_back(&b);
+  begin_full();
+}
+
+/// What waits for slower replicas takes memory of its own. So where gradients
+/// are kept in parts, a bucket begins when not much else is under way; until
+/// then the gradients of later microbatches are added to it.
+void gradient_buckets::begin_full() {
+  auto most = rank_.config().bucket_cap_mb << 20;
+  while (!full_.empty()) {
+    auto& b = *full_.front();
+    auto waits = shards_.bytes_under_way();
+    if (b.shared && waits > 0 && waits + b.bytes > most)
+      return;
+    full_.erase(full_.begin());
     ++counts_.begun_early;
     begin(b);
   }
@@ -372,6 +388,7 @@ tensor_future gradient_buckets::start_alone(const at::Tensor& x,
 
 gradient_report gradient_buckets::end_step() {
   in_step_ = false;
+  full_.clear();
   gradient_report result;
   for (auto& b : buckets_) {
     auto has_more = std::ranges::any_of(

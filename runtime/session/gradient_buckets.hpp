@@ -194,6 +194,7 @@ private:
   void make_memory(bucket& x);
   void adopt(entry& x);
   void count_missing(bucket& x);
+  void begin_full();
   void begin(bucket& x);
   void send(bucket& x);
   void note_bytes();
@@ -215,6 +216,7 @@ private:
   /// All ranks have the same buckets.
   bool agreed_ = false;
   uint64_t reached_in_step_ = 0;
+  std::vector<bucket*> full_; // those that may begin early
   /// How often a step of each kind reached each entry, at most.
   std::map<uint64_t, std::vector<uint64_t>> expected_;
   gradient_shards shards_;

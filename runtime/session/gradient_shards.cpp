@@ -175,10 +175,15 @@ uint64_t gradient_shards::under_way() const {
   return result;
 }
 
-uint64_t gradient_shards::bytes() const {
+uint64_t gradient_shards::bytes_under_way() const {
   uint64_t result = 0;
   for (auto& x : under_way_)
     result += x.memory.nbytes();
+  return result;
+}
+
+uint64_t gradient_shards::bytes() const {
+  auto result = bytes_under_way();
   for (auto& x : shares_)
     for (auto& t :
          {x.sum, x.begin < x.end ? x.owners.rows.grad() : at::Tensor{}})

@@ -71,8 +71,9 @@ public:
   /// @returns undefined if there is none
   at::Tensor whole(const at::Tensor& parameter) const;
 
-  /// Sums that are on their way.
+  /// Sums that are on their way, and bytes that wait for them.
   uint64_t under_way() const;
+  uint64_t bytes_under_way() const;
 
   /// Bytes of gradients that are here: in rows, and on their way.
   uint64_t bytes() const;
