@@ -332,11 +332,11 @@ void checkpoint_loader::load_state(distributed_optimizer& x, size_t number,
     if (auto y = read_field(field); y.defined())
       state.emplace_back(field, y);
   set_state(x.inner(), part->values, state);
-  if (!part->is_master)
-    return;
   // Who had none updated the parameters themselves.
-  if (auto y = read_field(master_field); y.defined())
+  if (auto y = part->is_master ? read_field(master_field) : at::Tensor{};
+      y.defined())
     x.load_master(*part, y);
+  x.load_average(*part, read_field(average_field));
 }
 
 void checkpoint_loader::load_options(

@@ -100,6 +100,8 @@ private:
     auto fields = state_of(optimizer.inner(), part->values);
     if (part->is_master)
       fields.emplace_back(master_field, part->values);
+    if (part->average.defined())
+      fields.emplace_back(average_field, part->average);
     for (auto& [field, y] : fields) {
       auto of_part = is_cut && y.dim() > 0 && y.sizes() == part->values.sizes();
       if (of_part ? part->where->length > 0 : only_one)

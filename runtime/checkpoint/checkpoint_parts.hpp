@@ -49,6 +49,9 @@ std::string state_name(size_t optimizer, const std::string& field,
 /// optimizer remembers.
 inline constexpr const char* master_field = "master";
 
+/// The average of a parameter's weights.
+inline constexpr const char* average_field = "average";
+
 /// Names the default generator of a rank.
 std::string random_name(uint64_t rank);
 

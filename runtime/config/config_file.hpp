@@ -122,6 +122,8 @@ struct optimizer_config {
   /// Default: "dynamic" where something is computed in float16, else 1.
   std::optional<loss_scale_setting> loss_scale;
   dynamic_loss_config dynamic_loss_args;
+  /// Of the averages of weights; default: there are none.
+  std::optional<double> ema_decay;
   lr_schedule_config schedule;
 };
 

@@ -97,6 +97,15 @@ const std::vector<config_key> run_table = {
    .range = more_than(0),
    .elsewhere = {"grad_clip", "max_grad_norm", "gradient_clipping", "clip_grad",
                  "clip"}},
+  {.name = "optimizer.ema_decay",
+   .slot = SMP_SLOT(optimizer.ema_decay),
+   .meaning = "keeps averages of the weights, each so much of what it was and "
+              "the rest of the new weight in a step: evaluations and samples "
+              "are theirs, and `train.save_model` writes them to "
+              "`RUN_DIR/model-ema.safetensors` (docs/precision.md)",
+   .fallback = "no averages",
+   .range = {.low = 0, .high = 1, .above_low = true, .below_high = true},
+   .elsewhere = {"ema", "model_ema_decay"}},
   {.name = "optimizer.loss_scale",
    .slot = SMP_SLOT(optimizer.loss_scale),
    .meaning = "factor of the loss in backward, which the optimizer takes out "

@@ -172,6 +172,8 @@ distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x,
                 "a distributed_optimizer needs a distributed_model before it"};
   if (scaler_)
     model->scale_loss(scaler_);
+  if (options.ema_decay)
+    averages_.emplace(*options.ema_decay);
   model->on_partition([this, alive = std::weak_ptr{alive_}] {
     if (alive.lock())
       partitioned();
@@ -190,6 +192,8 @@ void distributed_optimizer::partitioned() {
     buckets->share(shards_.all_owners());
   if (parameter_type(rank.config()))
     masters_.replace(optimizer_);
+  if (averages_)
+    averages_->begin(optimizer_);
 }
 
 double distributed_optimizer::loss_scale() const {
@@ -205,6 +209,10 @@ bool distributed_optimizer::step() {
   if (!model)
     throw error{error_code::unsupported,
                 "optimizer.step() after the end of its distributed_model"};
+  if (averaged_)
+    throw error{error_code::unsupported,
+                "optimizer.step() while the parameters are averages; call "
+                "swap_averages() once more before it"};
   auto scaler = model->scaler();
   auto scale = model->loss_scale();
   shards_.begin_update();
@@ -222,6 +230,8 @@ bool distributed_optimizer::step() {
   if (scale != 1 && masters_.empty())
     each_gradient(optimizer_, [&](at::Tensor& x) { x.mul_(scale); });
   masters_.end_update(updates);
+  if (updates && averages_)
+    averages_->update();
   if (updates)
     shards_.end_update();
   else
@@ -232,6 +242,28 @@ bool distributed_optimizer::step() {
   if (auto now = model->loss_scale(); now != scale)
     rescale_gradients(*model, now / scale);
   return updates;
+}
+
+void distributed_optimizer::swap_averages() {
+  if (!averages_)
+    throw error{error_code::unsupported,
+                "swap_averages() of an optimizer without ema_decay"};
+  at::NoGradGuard no_grad;
+  for (auto& x : averages_->entries()) {
+    if (!x.average.defined())
+      continue;
+    auto parameter = masters_.parameter_of(x.weight);
+    if (!parameter.is_same(x.weight)) {
+      parameter.copy_(averaged_ ? x.weight : x.average);
+    } else {
+      auto before = parameter.clone();
+      parameter.copy_(x.average);
+      x.average.copy_(before);
+    }
+  }
+  averaged_ = !averaged_;
+  shards_.end_update(); // others hear of it
+  masters_.note_values();
 }
 
 std::optional<distributed_optimizer::known_part>
@@ -254,6 +286,8 @@ distributed_optimizer::known(known_part x) const {
   auto master = masters_.master_of(x.values);
   x.is_master = !master.is_same(x.values);
   x.values = master;
+  if (averages_)
+    x.average = averages_->of(master);
   return x;
 }
 

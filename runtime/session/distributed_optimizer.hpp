@@ -4,6 +4,7 @@
 #include "runtime/session/loss_scaler.hpp"
 #include "runtime/session/master_weights.hpp"
 #include "runtime/session/optimizer_shards.hpp"
+#include "runtime/session/weight_average.hpp"
 
 #include <memory>
 #include <optional>
@@ -23,6 +24,9 @@ struct optimizer_options {
   std::optional<double> static_loss_scale = {};
   bool dynamic_loss_scale = false;
   smp::dynamic_loss_args dynamic_loss_args = {};
+  /// Keeps averages of the weights, each `ema_decay` times what it was and the
+  /// rest of the new weight after an update.
+  std::optional<double> ema_decay = {};
 };
 
 /// Lets any `torch::optim` optimizer work on a partitioned model. The user
@@ -53,6 +57,12 @@ public:
     return optimizer_;
   }
 
+  /// Exchanges the parameters with the averages of their weights, and back the
+  /// second time; does nothing before the first update. In between there is no
+  /// `step`. Collective over the replicas.
+  /// @throws error (unsupported) without `ema_decay`
+  void swap_averages();
+
   /// By which the next backward multiplies its loss.
   double loss_scale() const;
 
@@ -72,6 +82,8 @@ public:
     bool alone = false;
     /// These are float32 weights of a parameter in half precision.
     bool is_master = false;
+    /// Of the values; undefined: there is none.
+    at::Tensor average = {};
   };
 
   /// @param slice what this rank has of the parameter; null: the whole
@@ -88,6 +100,11 @@ public:
     masters_.load(x.values, value);
   }
 
+  void load_average(const known_part& x, const at::Tensor& average) {
+    if (averages_)
+      averages_->load(x.values, average);
+  }
+
 private:
   void partitioned();
   known_part known(known_part x) const;
@@ -95,6 +112,8 @@ private:
   torch::optim::Optimizer& optimizer_;
   optimizer_shards shards_;
   master_weights masters_;
+  std::optional<weight_average> averages_;
+  bool averaged_ = false; // what the parameters are
   std::shared_ptr<loss_scaler> scaler_;
   /// Ends the hook when this goes before the model.
   std::shared_ptr<bool> alive_;

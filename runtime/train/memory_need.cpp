@@ -22,7 +22,8 @@ uint64_t memory_need(const walked_model& model, const train_config& x,
   // What the optimizer has is float32 in any case.
   uint64_t of_states = 0;
   auto half = x.smp.bf16_params || x.smp.fp16_params;
-  auto states = states_of(x.optimizer) + (half ? 1 : 0);
+  auto states = states_of(x.optimizer) + (half ? 1 : 0)
+                + (x.optimizer.ema_decay ? 1 : 0);
   for (uint32_t i = 0; i < model.tensors.size(); ++i) {
     if (!owned(i))
       continue;

@@ -94,6 +94,7 @@ optimizer_options options_of(const train_config& config) {
   if (!x.loss_scale->dynamic && x.loss_scale->fixed != 1)
     result.static_loss_scale = x.loss_scale->fixed;
   auto& args = x.dynamic_loss_args;
+  result.ema_decay = x.ema_decay;
   result.dynamic_loss_args = {args.init_scale, args.scale_factor,
                               args.scale_window, args.min_scale};
   return result;
@@ -377,6 +378,7 @@ private:
 
   /// @returns the mean loss of the held-out batches; without backward.
   double evaluate() {
+    swap_averages();
     model_->eval();
     auto eval_step = smp::step([this](const batch& x) {
       at::NoGradGuard no_grad;
@@ -390,6 +392,7 @@ private:
       sum += eval_step(x).reduce_mean().template item<double>();
     }
     model_->train();
+    swap_averages();
     return mean_of_replicas(sum / static_cast<double>(n));
   }
 
@@ -400,6 +403,7 @@ private:
     auto begin = source.held_out();
     begin = begin.first(std::min(prompt_size, begin.size()));
     summary_.prompt.assign(begin.begin(), begin.end());
+    swap_averages();
     model_->eval();
     auto predict = smp::step(
       [this](at::Tensor x) {
@@ -413,6 +417,7 @@ private:
     for (uint64_t i = 0; i < config_.train.sample; ++i)
       sampler.add(predict(sampler.input()).concat()[0]);
     model_->train();
+    swap_averages();
     summary_.sample = sampler.text();
   }
 
@@ -438,6 +443,18 @@ private:
   void save() {
     summary_.model_file = run_dir_ + "/model.safetensors";
     save_state(summary_.model_file, *model_);
+    if (!config_.optimizer.ema_decay)
+      return;
+    swap_averages();
+    save_state(run_dir_ + "/model-ema.safetensors", *model_);
+    swap_averages();
+  }
+
+  /// The parameters are averages, if there are any, and themselves after the
+  /// second time.
+  void swap_averages() {
+    if (config_.optimizer.ema_decay)
+      optimizer_.swap_averages();
   }
 
   session& session_;

@@ -227,3 +227,26 @@ TEST_CASE_METHOD(precision_run,
   CHECK_THAT(said, ContainsSubstring("F16 instead of F32")
                      && ContainsSubstring("smp.fp16_params"));
 }
+
+TEST_CASE_METHOD(precision_run, "averages of weights are evaluated and saved",
+                 "[apps][precision][checkpoint][R56]") {
+  std::vector<std::string> options{
+    "--optimizer.ema_decay=0.9", "--train.save_model=true",
+    "--smp.deterministic_server=true", "--checkpoint.interval=4"};
+  options = joined(options, four_ranks);
+  train(joined(options, {"--checkpoint.dir=whole"}), "whole-run");
+  train(joined(options, {"--checkpoint.dir=parts", "--train.steps=4"}), "one");
+  train(joined(options, {"--checkpoint.dir=parts"}), "two");
+  auto file = [this](const std::string& name) {
+    return smp::read_safetensors((path / name).string());
+  };
+  auto whole = file("whole-run/model-ema.safetensors");
+  auto parts = file("two/model-ema.safetensors");
+  auto weights = file("whole-run/model.safetensors");
+  REQUIRE(whole.tensors.size() == weights.tensors.size());
+  for (auto& [name, x] : whole.tensors) {
+    INFO(name);
+    CHECK(parts.find(name)->equal(x));
+    CHECK_FALSE(weights.find(name)->equal(x));
+  }
+}
