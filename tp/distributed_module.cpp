@@ -1,25 +1,8 @@
 #include "tp/distributed_module.hpp"
 
-#include "tp/embedding.hpp"
-#include "tp/layer_norm.hpp"
-#include "tp/linear.hpp"
-#include "tp/transformer_layer.hpp"
-
 #include <ATen/ops/cat.h>
 
-#include <algorithm>
-#include <array>
-
 namespace smp {
-
-namespace {
-
-const std::array<distribution, 5> all_distributions{
-  nn::conv1d_distribution, nn::embedding_distribution,
-  nn::layer_norm_distribution, nn::linear_distribution,
-  nn::transformer_layer_distribution};
-
-} // namespace
 
 at::Tensor tensor_slice::of(const at::Tensor& x) const {
   if (blocks == 1)
@@ -47,10 +30,5 @@ std::vector<tensor_slice> tensor_slice::ranges() const {
 }
 
 distributed_module::~distributed_module() = default;
-
-const distribution* find_distribution(std::string_view type) {
-  auto i = std::ranges::find(all_distributions, type, &distribution::type);
-  return i == all_distributions.end() ? nullptr : &*i;
-}
 
 } // namespace smp

@@ -104,7 +104,4 @@ struct distribution {
   const char* (*manner)(const native_module& x, int64_t peers) = nullptr;
 };
 
-/// @returns null if there is none for this type
-const distribution* find_distribution(std::string_view type);
-
 } // namespace smp

@@ -3,6 +3,7 @@
 #include "runtime/model/script_code.hpp"
 #include "runtime/model/script_layers.hpp"
 #include "runtime/model/tp_register.hpp"
+#include "tp/distributions.hpp"
 #include "tp/transformer_layer_options.hpp"
 
 #include <ATen/core/function.h>

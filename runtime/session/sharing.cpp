@@ -7,6 +7,7 @@
 #include "runtime/model/native_modules.hpp"
 #include "runtime/session/module_remarks.hpp"
 #include "runtime/values/tensor_bridge.hpp"
+#include "tp/distributions.hpp"
 #include "transport/bytes.hpp"
 #include "transport/error.hpp"
 #include "transport/exchange.hpp"

@@ -5,7 +5,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_thread_group.hpp"
-#include "tp/distributed_module.hpp"
+#include "tp/distributions.hpp"
 
 #include <torch/csrc/autograd/autograd.h>
 

@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_peers.hpp"
+#include "tp/distributions.hpp"
 #include "tp/transformer_layer_options.hpp"
 
 #include <ATen/ops/dropout.h>
