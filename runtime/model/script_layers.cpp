@@ -80,7 +80,8 @@ public:
               && graph->outputs().size() == 1,
             "code of '" + path + "' is called in another way than it was made");
     std::map<const jit::Value*, term> known;
-    known[graph->inputs()[0]] = make({.what = "module", .module = module});
+    known[graph->inputs()[0]] = make(
+      {.what = "module", .path = path, .module = module});
     for (size_t i = 0; i < arguments.size(); ++i)
       known[graph->inputs()[i + 1]] = arguments[i];
     for (auto* node : graph->nodes())

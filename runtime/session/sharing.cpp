@@ -168,6 +168,28 @@ private:
   sharing_decision result_;
 };
 
+/// Stands for a part of a module that ranks share as a whole: it has slices of
+/// parameters with which only that module can compute.
+class part_of_whole final : public distributed_module {
+public:
+  part_of_whole(std::string name, std::string whole)
+    : name_(std::move(name)), whole_(std::move(whole)) {
+    // nop
+  }
+
+  std::vector<at::Tensor> forward(std::span<const at::Tensor>) const override {
+    throw error{error_code::unsupported,
+                fmt::format("'{}' was called, but ranks share '{}' as a whole: "
+                            "call that, or name the linears below it in "
+                            "tensor_parallel.modules instead",
+                            name_, whole_)};
+  }
+
+private:
+  std::string name_;
+  std::string whole_;
+};
+
 } // namespace
 
 sharing_decision decide_sharing(const walked_model& model,
@@ -246,8 +268,16 @@ void share_module(model_map& map, module_id id, int64_t rank, int64_t peers,
     slices.emplace(position, slice);
   }
   map.share(id, how.make(native, parts), slices);
-  for (auto* hook : model.modules[i].hooks)
-    hook->distributed = map.shared(id);
+  auto all = model.subtree(i);
+  for (auto below : all) {
+    auto part = module_id{below};
+    if (below != i)
+      map.share(part,
+                std::make_unique<part_of_whole>(map.name(part), map.name(id)),
+                {});
+    for (auto* hook : model.modules[below].hooks)
+      hook->distributed = map.shared(part);
+  }
 }
 
 at::Tensor whole_of(const rank_context& rank, const at::Tensor& mine,

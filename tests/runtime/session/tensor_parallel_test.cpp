@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "runtime/train/models/gpt.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -400,4 +401,40 @@ TEST_CASE(
     CHECK_THAT(x.text, ContainsSubstring("no more data"));
   }
   CHECK(losses == std::vector<double>{0, 0});
+}
+
+TEST_CASE("a part of a layer that ranks share as a whole is not called alone",
+          "[runtime][tensor_parallel]") {
+  virtual_world_options world;
+  world.config = grid{2, 1, 1}.config();
+  world.config.tensor_parallel_modules = {"transformer.h.*"};
+  std::mutex mutex;
+  std::vector<std::string> told;
+  std::string text;
+  run_virtual_world(2, world, [&](session& s) {
+    gpt_config sizes;
+    sizes.width = width;
+    distributed_model model{seeded([&] { return gpt{sizes}; })};
+    auto train_step = step([&](Tensor y) {
+      auto block = model->transformer->h->ptr(0);
+      auto h = torch::zeros({y.size(0), y.size(1), width});
+      return dynamic_cast<gpt_block_impl&>(*block).attn(h).sum();
+    });
+    try {
+      train_step(torch::zeros({2, 3}, torch::kLong));
+    } catch (const error& e) {
+      std::unique_lock guard{mutex};
+      told.push_back(e.what());
+    }
+    std::unique_lock guard{mutex};
+    if (s.rank() == 0)
+      text = model.partition_text();
+  });
+  CHECK_THAT(text, ContainsSubstring("TransformerLayer shared by 2 ranks for "
+                                     "memory: transformer.h.0, "));
+  REQUIRE(told.size() == 2);
+  for (auto& x : told)
+    CHECK_THAT(x,
+               ContainsSubstring("'transformer.h.0.attn' was called, but "
+                                 "ranks share 'transformer.h.0' as a whole"));
 }
