@@ -273,7 +273,7 @@ private:
       if (!a || !b)
         continue;
       ++result;
-      if (auto x = compare_digests(*a, *b, allowed(b->dtype)))
+      if (auto x = compare(*a, *b))
         add_call(kind, call, fmt::format("{} {}", what, i), *x);
     }
     return result;
@@ -284,6 +284,20 @@ private:
     auto f = make(kind, mine, std::move(what), std::move(values));
     f.rank = mine.rank;
     result_.add(std::move(f));
+  }
+
+  /// Compares what passes between modules.
+  std::optional<mismatch> compare(tensor_digest mine,
+                                  const tensor_digest& theirs) const {
+    auto is_float = [](const tensor_digest& x) {
+      return c10::isFloatingType(static_cast<c10::ScalarType>(x.dtype));
+    };
+    auto x = allowed(theirs.dtype);
+    if (in_.casts_elsewhere && is_float(mine) && is_float(theirs)) {
+      x = wider(x, allowed(mine.dtype));
+      mine.dtype = theirs.dtype;
+    }
+    return compare_digests(mine, theirs, x);
   }
 
   tolerance allowed(uint8_t dtype) const {
@@ -475,8 +489,7 @@ private:
           continue;
         for (size_t k = 0; k < b.size(); ++k) {
           ++result_.result_gradients;
-          auto x = compare_digests(a[k]->value, b[k]->value,
-                                   allowed(b[k]->value.dtype));
+          auto x = compare(a[k]->value, b[k]->value);
           if (!x)
             continue;
           auto f = make(finding_kind::result_gradient, mine,

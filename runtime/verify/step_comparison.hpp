@@ -43,6 +43,9 @@ struct step_comparison_input {
   /// A gradient of zeros is as good as none: TorchScript's optimised code gives
   /// them for what is detached from the loss.
   bool zeros_for_none = false;
+  /// In between, tensors may have another floating-point type: under autocast
+  /// TorchScript's optimised code casts in other places.
+  bool casts_elsewhere = false;
   /// Modules below those that ranks share as a whole: they are not called.
   std::set<std::string> inside = {};
 };

@@ -196,17 +196,20 @@ private:
       pipeline.parameters.clear(); // they did not change
     }
     auto earlier = summary_.differences;
-    compare_step({.step = x.step,
-                  .microbatches = config_.smp.microbatches,
-                  .root_rank = rank_.pipeline().front().value,
-                  .names = names_,
-                  .pipeline = pipeline,
-                  .reference = reference,
-                  .before = before_,
-                  .allowed = allowed(),
-                  .zeros_for_none = config_.model.type == "torchscript",
-                  .inside = inside_shared()},
-                 summary_);
+    compare_step(
+      {.step = x.step,
+       .microbatches = config_.smp.microbatches,
+       .root_rank = rank_.pipeline().front().value,
+       .names = names_,
+       .pipeline = pipeline,
+       .reference = reference,
+       .before = before_,
+       .allowed = allowed(),
+       .zeros_for_none = config_.model.type == "torchscript",
+       .casts_elsewhere = config_.model.type == "torchscript"
+                          && computed_in(config_) != c10::ScalarType::Float,
+       .inside = inside_shared()},
+      summary_);
     if (options_.on_step)
       options_.on_step(
         {x.step, x.loss, reference.loss,

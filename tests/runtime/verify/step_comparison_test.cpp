@@ -108,6 +108,40 @@ TEST_CASE_METHOD(chain, "Equal logs have no findings", "[runtime][verify]") {
   CHECK(result.gradients.compared == 4);
 }
 
+TEST_CASE_METHOD(chain, "What passes may have another type where casts move",
+                 "[runtime][verify]") {
+  auto half = digest_of(torch::tensor(3.0).to(torch::kBFloat16));
+  call("b.b1").results[0] = half;
+  call("b.b2").arguments[0] = half;
+  CHECK(first().kind == finding_kind::result);
+  CHECK(first().module == "b.b1");
+  verify_summary result;
+  compare_step({.step = 1,
+                .microbatches = 1,
+                .root_rank = 0,
+                .names = names,
+                .pipeline = pipeline,
+                .reference = reference,
+                .before = before,
+                .allowed = {},
+                .casts_elsewhere = true},
+               result);
+  CHECK(result.equal());
+  // Another number is still a difference.
+  call("b.b1").results[0] = digest_of(torch::tensor(4.0).to(torch::kBFloat16));
+  compare_step({.step = 1,
+                .microbatches = 1,
+                .root_rank = 0,
+                .names = names,
+                .pipeline = pipeline,
+                .reference = reference,
+                .before = before,
+                .allowed = {},
+                .casts_elsewhere = true},
+               result);
+  CHECK_FALSE(result.equal());
+}
+
 TEST_CASE_METHOD(chain, "The innermost first wrong result names its module",
                  "[runtime][verify]") {
   for (auto name : {"b.b2", "b", "c"})
