@@ -47,7 +47,7 @@ void run_replicas(const arguments& args) {
   torch::manual_seed(1);
   distributed_model model{gpt{model_of(x.sizes)}};
   torch::optim::AdamW adamw{model->parameters(), optimizer_options()};
-  distributed_optimizer optimizer{adamw};
+  distributed_optimizer optimizer{adamw, {.fused = true}};
   auto train_step = step([&](torch::Tensor tokens, torch::Tensor targets) {
     auto loss = loss_of(model(tokens), targets);
     model.backward(loss);
@@ -89,7 +89,8 @@ void run_update(const arguments& args) {
   record result;
   auto fused = args.number("fused", 0) != 0;
   repeat(
-    x, result, [&] { fused ? update(adamw) : (void)adamw.step(); }, [] {});
+    x, result, [&] { fused ? update_fused(adamw) : (void)adamw.step(); },
+    [] {});
   write(result, args.text("file"));
 }
 

@@ -119,6 +119,8 @@ struct optimizer_config {
   double momentum = 0;
   /// Bound on the norm of the whole gradient; default: no clipping.
   std::optional<double> clip_grad_norm;
+  /// Updates in one pass over the memory.
+  bool fused = false;
   /// Default: "dynamic" where something is computed in float16, else 1.
   std::optional<loss_scale_setting> loss_scale;
   dynamic_loss_config dynamic_loss_args;

@@ -97,6 +97,12 @@ const std::vector<config_key> run_table = {
    .range = more_than(0),
    .elsewhere = {"grad_clip", "max_grad_norm", "gradient_clipping", "clip_grad",
                  "clip"}},
+  {.name = "optimizer.fused",
+   .slot = SMP_SLOT(optimizer.fused),
+   .meaning = "updates in one pass over the memory, in less time; the last "
+              "place of a number may differ",
+   .elsewhere = {"fused_adam", "fused_optimizer", "foreach"},
+   .only = {{"optimizer.type", {"adamw", "adam", "sgd"}}}},
   {.name = "optimizer.ema_decay",
    .slot = SMP_SLOT(optimizer.ema_decay),
    .meaning = "keeps averages of the weights, each so much of what it was and "

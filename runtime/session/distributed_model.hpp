@@ -131,7 +131,8 @@ public:
   named_tensors state_dict() const;
 
   /// The same for gradients, without the scale of the loss; parameters without
-  /// a gradient are left out.
+  /// a gradient are left out. With `shard_gradients`, collective over all
+  /// ranks.
   named_tensors gradients() const;
 
   /// Copies values in, each rank those that it owns. Not collective.

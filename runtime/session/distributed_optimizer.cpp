@@ -163,6 +163,7 @@ std::shared_ptr<loss_scaler> scaler_of(const optimizer_options& x) {
 distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x,
                                              const optimizer_options& options)
   : optimizer_(x),
+    fused_(options.fused),
     shards_(current_rank()),
     scaler_(scaler_of(options)),
     alive_(std::make_shared<bool>(true)) {
@@ -224,7 +225,7 @@ bool distributed_optimizer::step() {
   auto updates = finite || !dynamic;
   if (updates) {
     at::AutoGradMode as_always{true};
-    update(optimizer_);
+    update();
   }
   // Who goes on adding to them adds what is scaled.
   if (scale != 1 && masters_.empty())
@@ -264,6 +265,13 @@ void distributed_optimizer::swap_averages() {
   averaged_ = !averaged_;
   shards_.end_update(); // others hear of it
   masters_.note_values();
+}
+
+void distributed_optimizer::update() {
+  if (fused_)
+    update_fused(optimizer_);
+  else
+    optimizer_.step();
 }
 
 std::optional<distributed_optimizer::known_part>

@@ -27,6 +27,10 @@ struct optimizer_options {
   /// Keeps averages of the weights, each `ema_decay` times what it was and the
   /// rest of the new weight after an update.
   std::optional<double> ema_decay = {};
+  /// Updates in one pass over the memory where there is a kernel
+  /// (`update_fused`): faster, but the last place may differ from that of
+  /// LibTorch's optimizer.
+  bool fused = false;
 };
 
 /// Lets any `torch::optim` optimizer work on a partitioned model. The user
@@ -108,8 +112,10 @@ public:
 private:
   void partitioned();
   known_part known(known_part x) const;
+  void update();
 
   torch::optim::Optimizer& optimizer_;
+  bool fused_;
   optimizer_shards shards_;
   master_weights masters_;
   std::optional<weight_average> averages_;
@@ -121,8 +127,8 @@ private:
 
 /// Multiplies all gradients by a number so that their 2-norm over all ranks,
 /// without the scale of the loss, is at most `max_norm`. Collective over the
-/// ranks that hold the model together. (torch's own function would see the
-/// gradients of one rank only.)
+/// ranks that hold the model together, with `shard_gradients` over all.
+/// (torch's own function would see the gradients of one rank only.)
 /// @returns the norm before, computed in float32 at least
 double clip_grad_norm_(distributed_model_base& model, double max_norm);
 

@@ -146,7 +146,7 @@ bool is_fused_sgd(Optimizer& x) {
 
 } // namespace
 
-void update(Optimizer& x) {
+void update_fused(Optimizer& x) {
   at::NoGradGuard no_grad;
   auto& type = typeid(x); // what is derived may do something else
   auto adam = type == typeid(torch::optim::Adam);

@@ -12,6 +12,6 @@ namespace smp {
 /// have made, so that checkpoints do not depend on it. Others, and parameters
 /// that the kernels do not take (sparse gradients, other devices), go the plain
 /// way. Numbers differ in the last places only (R35).
-void update(torch::optim::Optimizer& x);
+void update_fused(torch::optim::Optimizer& x);
 
 } // namespace smp

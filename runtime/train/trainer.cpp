@@ -95,6 +95,7 @@ optimizer_options options_of(const train_config& config) {
     result.static_loss_scale = x.loss_scale->fixed;
   auto& args = x.dynamic_loss_args;
   result.ema_decay = x.ema_decay;
+  result.fused = x.fused;
   result.dynamic_loss_args = {args.init_scale, args.scale_factor,
                               args.scale_window, args.min_scale};
   return result;

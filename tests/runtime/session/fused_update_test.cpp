@@ -96,7 +96,7 @@ TEST_CASE("an update in one pass differs in the last places only",
     for (int64_t i = 0; i < 5; ++i) {
       set_gradients(mine, i);
       set_gradients(expected, i);
-      update(*fused);
+      update_fused(*fused);
       plain->step();
       for (size_t k = 0; k < mine.size(); ++k)
         check_last_places(mine[k].detach(), expected[k].detach());
@@ -106,7 +106,7 @@ TEST_CASE("an update in one pass differs in the last places only",
     set_gradients(mine, 5);
     set_gradients(expected, 5);
     fused->step();
-    update(*plain);
+    update_fused(*plain);
     for (size_t k = 0; k < mine.size(); ++k)
       check_last_places(mine[k].detach(), expected[k].detach());
   }
@@ -118,7 +118,7 @@ TEST_CASE("gradients that no kernel takes are used the plain way",
   torch::optim::SGD sgd{xs, torch::optim::SGDOptions(0.5)};
   xs[0].mutable_grad() = torch::sparse_coo_tensor(torch::tensor({{2}}),
                                                   torch::ones({1, 3}), {4, 3});
-  update(sgd);
+  update_fused(sgd);
   auto expected = torch::ones({4, 3});
   expected[2].fill_(0.5);
   CHECK(torch::equal(xs[0].detach(), expected));
@@ -127,7 +127,7 @@ TEST_CASE("gradients that no kernel takes are used the plain way",
   parameters columns{wide.narrow(1, 0, 1).detach().set_requires_grad(true)};
   torch::optim::AdamW adamw{columns, torch::optim::AdamWOptions(0.5)};
   columns[0].mutable_grad() = torch::ones({4, 1});
-  update(adamw);
+  update_fused(adamw);
   CHECK(wide.narrow(1, 0, 1).lt(0.6).all().item<bool>());
   CHECK(wide.narrow(1, 1, 2).eq(1).all().item<bool>());
 }

@@ -1,20 +1,15 @@
 #include "tests/support/catch.hpp"
 
-#include "runtime/session/current_rank.hpp"
 #include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/model_state.hpp"
-#include "runtime/session/replicas.hpp"
-#include "runtime/session/step_call.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -22,7 +17,6 @@
 #include <random>
 #include <set>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -96,11 +90,16 @@ struct job {
   bool shards = false;
   bool shards_gradients = false;
   bool sums = false;
+  bool fused = false;
   uint64_t passes = 1;
   zeroing zero = zeroing::drop;
 
   uint64_t all_replicas() const {
     return replicas * tensor;
+  }
+
+  torch::optim::SGDOptions optimizer() const {
+    return torch::optim::SGDOptions(0.1).momentum(sparse ? 0 : 0.5);
   }
 
   session_config config() const {
@@ -158,7 +157,7 @@ void set_to_zero(const job& x, Optimizer& optimizer,
 /// One process, no line of smp.
 training train_alone(const job& x) {
   auto model = seeded([&] { return layers_impl<plain>{x.sparse}; });
-  torch::optim::SGD sgd{model.parameters(), 0.1};
+  torch::optim::SGD sgd{model.parameters(), x.optimizer()};
   training result;
   for (int64_t i = 0; i < x.steps; ++i) {
     if (begins_update(x, i))
@@ -208,8 +207,8 @@ replica_training train_replicas(const job& x) {
   run_virtual_world(ranks, world, [&](session& s) {
     distributed_model model{
       seeded([&] { return distributed_layers{x.sparse}; })};
-    torch::optim::SGD sgd{model->parameters(), 0.1};
-    distributed_optimizer optimizer{sgd};
+    torch::optim::SGD sgd{model->parameters(), x.optimizer()};
+    distributed_optimizer optimizer{sgd, {.fused = x.fused}};
     auto train_step = step([&](Tensor y) {
       auto loss = model(y);
       model.backward(loss);
@@ -354,6 +353,7 @@ TEST_CASE("any mix of options computes what one process does",
   x.overlaps = draw() % 4 > 0;
   x.shards = coin();
   x.sums = coin();
+  x.fused = coin();
   x.passes = coin() ? 2 : 1;
   x.zero = coin() ? zeroing::drop : coin() ? zeroing::in_place : zeroing::never;
   x.shards_gradients = x.shards && coin();
@@ -458,101 +458,6 @@ TEST_CASE("a step that fails leaves nothing that parts the replicas",
   }
   if (drops)
     check_near(after[0], expected.gradients[0]);
-}
-
-// -- memory -------------------------------------------------------------------
-
-namespace {
-
-constexpr int64_t layers = 6;
-constexpr uint64_t layer_bytes = 1 << 20; // and a bucket
-
-struct stack_impl : torch::nn::Module {
-  stack_impl() {
-    for (int64_t i = 0; i < layers; ++i)
-      weights.push_back(register_parameter("weight" + std::to_string(i),
-                                           torch::ones({512, 512})));
-  }
-
-  Tensor forward(Tensor x) {
-    return x * weights.front();
-  }
-
-  std::vector<Tensor> weights;
-};
-TORCH_MODULE_IMPL(stack, stack_impl);
-
-void await_sums(gradient_buckets& x) {
-  auto end = std::chrono::steady_clock::now() + std::chrono::seconds{20};
-  while (x.shards().under_way() > 0) {
-    if (std::chrono::steady_clock::now() > end)
-      throw std::runtime_error{"sums did not come"};
-    std::this_thread::yield();
-  }
-}
-
-struct gradient_bytes {
-  uint64_t peak = 0;
-  uint64_t after = 0;
-};
-
-/// Two replicas in lockstep: gradients of one layer after the other, of two
-/// microbatches. @returns what each had in the last step
-std::vector<gradient_bytes> count_bytes(bool shards) {
-  std::vector<gradient_bytes> result(2);
-  virtual_world_options world;
-  world.config = job{.shards = shards, .shards_gradients = shards}.config();
-  run_virtual_world(2, world, [&](session& s) {
-    distributed_model model{seeded([] { return stack{}; })};
-    torch::optim::SGD sgd{model->parameters(), 0.1};
-    distributed_optimizer optimizer{sgd};
-    model.partition();
-    auto& buckets = *model.state().buckets();
-    replicas others{current_rank()};
-    for (auto i = 0; i < 3; ++i) {
-      optimizer.zero_grad();
-      others.begin_step(model.state(), {.microbatches = 2});
-      buckets.take_counts();
-      for (auto microbatch = 0; microbatch < 2; ++microbatch)
-        for (auto layer = layers; layer-- > 0;) {
-          auto factor = static_cast<double>(s.rank() + 1);
-          (model->weights[static_cast<size_t>(layer)] * factor)
-            .sum()
-            .backward();
-          barrier();
-          await_sums(buckets);
-        }
-      if (auto why = others.end_step(&model.state(), {}))
-        throw error{why};
-    }
-    auto& mine = result[s.rank()];
-    mine.peak = buckets.take_counts().peak_bytes;
-    for (auto& x : gradients_of(model, sgd))
-      if (x.grad().defined())
-        mine.after += x.grad().nbytes();
-    for (auto& [name, g] : model.gradients())
-      if (!g.eq(3).all().item<bool>())
-        throw std::runtime_error{name + " has the wrong gradient"};
-    optimizer.step();
-    for (auto& w : model->weights)
-      if (!torch::allclose(w, torch::full({512, 512}, 0.7)))
-        throw std::runtime_error{"a wrong update"};
-  });
-  return result;
-}
-
-} // namespace
-
-TEST_CASE("a replica keeps its part of the gradients, and one bucket",
-          "[runtime][gradient_buckets][R53]") {
-  for (auto& x : count_bytes(false)) {
-    CHECK(x.peak == layers * layer_bytes);
-    CHECK(x.after == layers * layer_bytes);
-  }
-  for (auto& x : count_bytes(true)) {
-    CHECK(x.peak <= layers / 2 * layer_bytes + layer_bytes);
-    CHECK(x.after == layers / 2 * layer_bytes);
-  }
 }
 
 TEST_CASE("norms and checks see gradients of which replicas have parts",

@@ -1,0 +1,139 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/session/current_rank.hpp"
+#include "runtime/session/gradient_buckets.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/replicas.hpp"
+#include "runtime/session/step_call.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+// What gradients cost where each replica keeps a part of them, by counting
+// (docs/data_parallel.md).
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+session_config replicated(bool shards) {
+  session_config x;
+  x.ddp = true;
+  x.threads = 1;
+  x.bucket_cap_mb = 1;
+  x.shard_optimizer_state = x.shard_gradients = shards;
+  return x;
+}
+
+/// Of parameters, or of the rows of this rank.
+uint64_t bytes_of_gradients(const distributed_model_base& model,
+                            torch::optim::Optimizer& optimizer) {
+  auto all = model.local_parameters();
+  for (auto& group : optimizer.param_groups())
+    for (auto& p : group.params())
+      if (std::ranges::none_of(all, [&](auto& x) { return x.is_same(p); }))
+        all.push_back(p);
+  uint64_t result = 0;
+  for (auto& x : all)
+    if (x.grad().defined())
+      result += x.grad().nbytes();
+  return result;
+}
+
+constexpr int64_t layers = 6;
+constexpr uint64_t layer_bytes = 1 << 20; // and a bucket
+
+struct stack_impl : torch::nn::Module {
+  stack_impl() {
+    for (int64_t i = 0; i < layers; ++i)
+      weights.push_back(register_parameter("weight" + std::to_string(i),
+                                           torch::ones({512, 512})));
+  }
+
+  Tensor forward(Tensor x) {
+    return x * weights.front();
+  }
+
+  std::vector<Tensor> weights;
+};
+TORCH_MODULE_IMPL(stack, stack_impl);
+
+void await_sums(gradient_buckets& x) {
+  auto end = std::chrono::steady_clock::now() + std::chrono::seconds{20};
+  while (x.shards().under_way() > 0) {
+    if (std::chrono::steady_clock::now() > end)
+      throw std::runtime_error{"sums did not come"};
+    std::this_thread::yield();
+  }
+}
+
+struct gradient_bytes {
+  uint64_t peak = 0;
+  uint64_t after = 0;
+};
+
+/// Two replicas in lockstep: gradients of one layer after the other, of two
+/// microbatches. @returns what each had in the last step
+std::vector<gradient_bytes> count_bytes(bool shards) {
+  std::vector<gradient_bytes> result(2);
+  virtual_world_options world;
+  world.config = replicated(shards);
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{seeded([] { return stack{}; })};
+    torch::optim::SGD sgd{model->parameters(), 0.1};
+    distributed_optimizer optimizer{sgd};
+    model.partition();
+    auto& buckets = *model.state().buckets();
+    replicas others{current_rank()};
+    for (auto i = 0; i < 3; ++i) {
+      optimizer.zero_grad();
+      others.begin_step(model.state(), {.microbatches = 2});
+      buckets.take_counts();
+      for (auto microbatch = 0; microbatch < 2; ++microbatch)
+        for (auto layer = layers; layer-- > 0;) {
+          auto factor = static_cast<double>(s.rank() + 1);
+          (model->weights[static_cast<size_t>(layer)] * factor)
+            .sum()
+            .backward();
+          barrier();
+          await_sums(buckets);
+        }
+      if (auto why = others.end_step(&model.state(), {}))
+        throw error{why};
+    }
+    auto& mine = result[s.rank()];
+    mine.peak = buckets.take_counts().peak_bytes;
+    mine.after = bytes_of_gradients(model, sgd);
+    for (auto& [name, g] : model.gradients())
+      if (!g.eq(3).all().item<bool>())
+        throw std::runtime_error{name + " has the wrong gradient"};
+    optimizer.step();
+    for (auto& w : model->weights)
+      if (!torch::allclose(w, torch::full({512, 512}, 0.7)))
+        throw std::runtime_error{"a wrong update"};
+  });
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("a replica keeps its part of the gradients, and one bucket",
+          "[runtime][gradient_shards][R53]") {
+  for (auto& x : count_bytes(false)) {
+    CHECK(x.peak == layers * layer_bytes);
+    CHECK(x.after == layers * layer_bytes);
+  }
+  for (auto& x : count_bytes(true)) {
+    CHECK(x.peak <= layers / 2 * layer_bytes + layer_bytes);
+    CHECK(x.after == layers / 2 * layer_bytes);
+  }
+}
