@@ -257,7 +257,8 @@ void gradient_buckets::begin_step(const plan& x) {
     e.expected = plan_.early ? known->second[i] : 0;
     // Who keeps only parts needs room for one microbatch.
     if (e.bucket != nowhere && buckets_[e.bucket].shared)
-      e.expected = (e.expected + x.microbatches - 1) / x.microbatches;
+      e.expected = (e.expected + x.microbatches - 1)
+                   / std::max<uint64_t>(x.microbatches, 1);
   }
   for (auto& b : buckets_) {
     auto in_use = [](entry* e) {

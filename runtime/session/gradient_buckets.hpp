@@ -77,7 +77,7 @@ public:
     bool early = false;
     /// Steps of one kind are expected to reach parameters equally often.
     uint64_t kind = 0;
-    uint64_t microbatches = 1;
+    uint64_t microbatches = 1; // 0: others have samples, this replica has none
     comm_hook hook = comm_hook::allreduce;
   };
 

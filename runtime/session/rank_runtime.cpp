@@ -180,6 +180,11 @@ std::vector<payload> rank_runtime::run_step(const step_call& x,
   return steps_.run_step(*node_, state_.get(), x, std::move(body));
 }
 
+void rank_runtime::skip_step() {
+  check_alive();
+  steps_.skip_step(state_.get());
+}
+
 // -- rank_services ------------------------------------------------------------
 
 executor_ptr rank_runtime::make_executor(executor_listener& x) {

@@ -151,6 +151,9 @@ public:
   /// See `step_runner::run_step`.
   std::vector<payload> run_step(const step_call& x, step_body body);
 
+  /// See `step_runner::skip_step`.
+  void skip_step();
+
   /// Lets `x` hear of every call that this rank runs; null: nobody. Between
   /// steps only.
   void observe(call_observer* x) noexcept {

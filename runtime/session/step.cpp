@@ -110,6 +110,10 @@ uint64_t signature(size_t function, const packer& arguments) {
   return result.get();
 }
 
+void skip_step() {
+  session::current().internals().skip_step();
+}
+
 std::vector<std::shared_ptr<step_result>>
 run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
          bool detach) {

@@ -40,6 +40,9 @@ std::vector<std::shared_ptr<step_result>>
 run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
          bool detach);
 
+/// See `step_runner::skip_step`.
+void skip_step();
+
 /// Tells whether this rank has to know which steps flow alike (R33).
 bool needs_signature();
 
@@ -95,6 +98,14 @@ public:
   template <class... Ts>
   auto operator()(const Ts&... xs) {
     return run(std::index_sequence_for<Ts...>{}, xs...);
+  }
+
+  /// Takes part in a step of other replicas with no samples of its own, as if
+  /// all gradients were zero. All ranks of the pipeline group call this.
+  /// @throws error (unsupported) before the model is partitioned, and where
+  /// replicas share modules; else as a step
+  void skip() {
+    detail::skip_step();
   }
 
 private:

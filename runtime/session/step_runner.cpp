@@ -76,6 +76,27 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   return std::move(report.values);
 }
 
+void step_runner::skip_step(model_state* model) {
+  if (execution::current())
+    throw error{error_code::unsupported, "skip() inside a step"};
+  if (model == nullptr || !model->partitioned())
+    throw error{error_code::unsupported,
+                "skip() before the model is partitioned; if a replica may have "
+                "no samples at all, call the model's partition() on all ranks "
+                "before the first step"};
+  if (rank_.layout().size(comm_group::tp) > 1)
+    throw error{error_code::unsupported,
+                "skip() with smp.tensor_parallel_degree = "
+                  + std::to_string(rank_.layout().size(comm_group::tp))
+                  + ": peers wait for this rank in the modules that they "
+                    "share; give it a batch of which nothing counts"};
+  stats_ = {};
+  ++rank_.counters().drawn_step; // as in the other replicas
+  replicas_.begin_step(*model, {.microbatches = 0});
+  if (auto why = replicas_.end_step(model, {}))
+    throw error{why};
+}
+
 namespace {
 
 /// What shows only when all ranks look back fails the step as well.

@@ -47,6 +47,12 @@ public:
   std::vector<payload> run_step(node& actors, model_state* model,
                                 const step_call& x, step_body body);
 
+  /// Takes part in a step of other replicas without running anything: uneven
+  /// inputs. Every rank of the pipeline group calls this.
+  /// @param model may be null
+  /// @throws error, as `run_step`
+  void skip_step(model_state* model);
+
   /// Results of the step body that this rank holds for others.
   std::vector<object_id>& held_results() noexcept {
     return held_results_;

@@ -91,11 +91,17 @@ struct job {
   bool shards_gradients = false;
   bool sums = false;
   bool fused = false;
+  bool uneven = false; // replicas miss some steps
   uint64_t passes = 1;
   zeroing zero = zeroing::drop;
 
   uint64_t all_replicas() const {
     return replicas * tensor;
+  }
+
+  bool skips(uint64_t replica, int64_t step) const {
+    return uneven && step > 0
+           && (static_cast<uint64_t>(step) + replica) % 3 == 0;
   }
 
   torch::optim::SGDOptions optimizer() const {
@@ -165,8 +171,9 @@ training train_alone(const job& x) {
     auto parts = data_of(x, i).chunk(
       static_cast<int64_t>(x.all_replicas() * x.microbatches));
     auto share = static_cast<double>(x.sums ? x.all_replicas() : parts.size());
-    for (auto& part : parts)
-      (model.forward(part) / share).backward();
+    for (size_t part = 0; part < parts.size(); ++part)
+      if (!x.skips(part / x.microbatches, i))
+        (model.forward(parts[part]) / share).backward();
     auto& gradients = result.gradients.emplace_back();
     for (auto& p : model.named_parameters())
       if (p.value().grad().defined() && ends_update(x, i) && !x.sparse)
@@ -218,9 +225,12 @@ replica_training train_replicas(const job& x) {
     for (int64_t i = 0; i < x.steps; ++i) {
       if (begins_update(x, i))
         set_to_zero(x, optimizer, gradients_of(model, sgd));
-      train_step(data_of(x, i)
-                   .chunk(static_cast<int64_t>(x.all_replicas()))
-                   .at(dp_rank()));
+      if (x.skips(dp_rank(), i))
+        train_step.skip();
+      else
+        train_step(data_of(x, i)
+                     .chunk(static_cast<int64_t>(x.all_replicas()))
+                     .at(dp_rank()));
       auto& gradients = mine.gradients.emplace_back();
       if (ends_update(x, i) && !x.sparse)
         for (auto& [name, g] : model.gradients())
@@ -281,6 +291,17 @@ TEST_CASE("buckets that begin before the step ends change no number",
   auto early = std::ranges::count_if(found.counts,
                                      [](auto& c) { return c.begun_early > 0; });
   CHECK(early > 0);
+}
+
+TEST_CASE("a replica without samples takes part as if its gradients were zero",
+          "[runtime][gradient_buckets][R55]") {
+  job x;
+  x.uneven = true;
+  x.replicas = GENERATE(2u, 3u);
+  x.pipeline = x.replicas == 2 ? 2 : 1;
+  x.shards = x.shards_gradients = GENERATE(false, true);
+  CAPTURE(x.replicas, x.shards);
+  check_equal(x);
 }
 
 TEST_CASE("a gradient that comes after its bucket began is added",
@@ -357,9 +378,11 @@ TEST_CASE("any mix of options computes what one process does",
   x.passes = coin() ? 2 : 1;
   x.zero = coin() ? zeroing::drop : coin() ? zeroing::in_place : zeroing::never;
   x.shards_gradients = x.shards && coin();
+  x.uneven = x.tensor == 1 && coin();
   CAPTURE(seed, x.pipeline, x.replicas, x.tensor, x.microbatches, x.sparse,
           x.fast_mode.has_value(), x.fast_mode.value_or(false), x.overlaps,
-          x.shards, x.shards_gradients, x.sums, x.passes, int(x.zero));
+          x.shards, x.shards_gradients, x.sums, x.passes, x.uneven,
+          int(x.zero));
   check_equal(x);
 }
 

@@ -16,6 +16,7 @@
 
 using namespace smp;
 using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
@@ -116,6 +117,34 @@ TEST_CASE("replicas that do not agree on no_sync are told",
   REQUIRE(texts.size() == 2);
   for (auto& x : texts)
     CHECK(x.find("replicas do not agree on no_sync") != std::string::npos);
+}
+
+TEST_CASE("a step is skipped only where that can be",
+          "[runtime][replicas][R55]") {
+  auto tensor = GENERATE(1u, 2u);
+  auto config = replicated();
+  config.tensor_parallel_degree = tensor;
+  std::vector<std::string> texts(2);
+  virtual_world_options world;
+  world.config = config;
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{product()};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x).sum();
+      model.backward(loss);
+      return loss;
+    });
+    if (tensor > 1)
+      model.partition();
+    try {
+      train_step.skip();
+    } catch (const error& e) {
+      texts[s.rank()] = e.cause().text;
+    }
+  });
+  for (auto& x : texts)
+    CHECK_THAT(x, ContainsSubstring(tensor > 1 ? "peers wait for this rank"
+                                               : "call the model's partition"));
 }
 
 TEST_CASE("gradients of several training steps are averaged at once",
