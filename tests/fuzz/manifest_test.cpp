@@ -31,8 +31,8 @@ checkpoint_manifest two_ranks() {
   x.optimizers = {{"AdamW", {{{"lr", 1e-3}, {"eps", 1e-8}}}, {{"h.0.w", 0}}}};
   x.files = {{"rank0.safetensors", 4096, 0}, {"rank1.safetensors", 512, 1}};
   auto halves = [](const char* a, const char* b) {
-    return std::vector<tensor_piece>{{a, 0, {0, 0}, {2, 3}, 0xfeed},
-                                     {b, 0, {2, 0}, {2, 3}, 0xbeef}};
+    return std::vector<tensor_piece>{{a, "", 0, {0, 0}, {2, 3}, 0xfeed},
+                                     {b, "#1", 0, {2, 0}, {2, 3}, 0xbeef}};
   };
   auto pieces = halves("rank0.safetensors", "rank1.safetensors");
   x.tensors = {
@@ -42,13 +42,13 @@ checkpoint_manifest two_ranks() {
      "mean",
      "F64",
      {2},
-     {{"rank0.safetensors", 0, {0}, {2}, 1},
-      {"rank1.safetensors", 1, {0}, {2}, 2}}},
+     {{"rank0.safetensors", "", 0, {0}, {2}, 1},
+      {"rank1.safetensors", "", 1, {0}, {2}, 2}}},
     {tensor_role::random,
      "random/0",
      "U8",
      {},
-     {{"rank0.safetensors", 0, {}, {}, 3}}}};
+     {{"rank0.safetensors", "", 0, {}, {}, 3}}}};
   return x;
 }
 

@@ -195,7 +195,7 @@ TEST_CASE("of two that come at about the same time, a seed says who is first",
   auto program = stages(4);
   for (uint32_t i : {3, 2, 1})
     program.chain.insert(program.chain.begin() + i,
-                         {.device = 0, .waits = true});
+                         work{.device = 0, .waits = true});
   program = promised_program(program);
   program.hop_seconds = 1e-3;
   auto play = [&](uint64_t seed) {

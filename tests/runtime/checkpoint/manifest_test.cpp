@@ -30,18 +30,19 @@ checkpoint_manifest small() {
                    .groups = {{{"lr", 0.1}, {"eps", 1e-300}}, {{"lr", 3.0}}},
                    .members = {{"head.weight", 1}}}};
   x.files = {{"model-0.safetensors", 400, 0}, {"model-1.safetensors", 300, 1}};
-  x.tensors = {{.role = tensor_role::parameter,
-                .name = "head.weight",
-                .dtype = "F32",
-                .shape = {4, 6},
-                .pieces = {{"model-0.safetensors", 0, {0, 0}, {4, 2}, 1},
-                           {"model-1.safetensors", 0, {0, 2}, {4, 4}, ~0ull}}},
-               {.role = tensor_role::buffer,
-                .name = "count",
-                .dtype = "I64",
-                .shape = {},
-                .pieces = {{"model-0.safetensors", 0, {}, {}, 2},
-                           {"model-1.safetensors", 1, {}, {}, 3}}}};
+  x.tensors = {
+    {.role = tensor_role::parameter,
+     .name = "head.weight",
+     .dtype = "F32",
+     .shape = {4, 6},
+     .pieces = {{"model-0.safetensors", "", 0, {0, 0}, {4, 2}, 1},
+                {"model-1.safetensors", "#1", 0, {0, 2}, {4, 4}, ~0ull}}},
+    {.role = tensor_role::buffer,
+     .name = "count",
+     .dtype = "I64",
+     .shape = {},
+     .pieces = {{"model-0.safetensors", "", 0, {}, {}, 2},
+                {"model-1.safetensors", "", 1, {}, {}, 3}}}};
   return x;
 }
 
