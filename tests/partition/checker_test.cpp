@@ -216,7 +216,6 @@ TEST_CASE("of two that come at about the same time, a seed says who is first",
     bubbles.insert(std::round(100 * x.bubble));
   }
   // A race that is lost costs a segment or more.
-  CHECK(*bubbles.begin() == std::round(100 * play(0).bubble));
   CHECK(*bubbles.rbegin() >= *bubbles.begin() + 3);
 }
 

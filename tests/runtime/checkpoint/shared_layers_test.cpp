@@ -87,7 +87,8 @@ TEST_CASE("a checkpoint of shared layers goes on alone, and back",
     REQUIRE(found.size() == expected.size());
     for (auto& [name, x] : expected) {
       INFO(name);
-      auto bound = 1e-4 * x.abs().max().item<double>() + 1e-5;
+      // AdamW divides by the size of gradients, also by that of small ones.
+      auto bound = 1e-4 * x.abs().max().item<double>() + 5e-5;
       CHECK((found.at(name) - x).abs().max().item<double>() <= bound);
     }
   }
