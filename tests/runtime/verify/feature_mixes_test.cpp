@@ -77,7 +77,7 @@ private:
   }
 
   void draw_calls(train_config& x) {
-    x.model.dropout = one_of({0.0, 0.0, 0.2});
+    x.model.dropout = one_of<double>({0.0, 0.0, 0.2});
     x.model.tied = maybe();
     if (maybe(0.4))
       x.smp.activation_checkpointing.modules = {one_of<std::string>(
