@@ -63,7 +63,7 @@ struct chain {
     throw std::invalid_argument{name};
   }
 
-  finding first() {
+  verify_summary compared(bool casts_elsewhere = false) {
     verify_summary result;
     compare_step({.step = 1,
                   .microbatches = 1,
@@ -72,8 +72,14 @@ struct chain {
                   .pipeline = pipeline,
                   .reference = reference,
                   .before = before,
-                  .allowed = {}},
+                  .allowed = {},
+                  .casts_elsewhere = casts_elsewhere},
                  result);
+    return result;
+  }
+
+  finding first() {
+    auto result = compared();
     REQUIRE_FALSE(result.equal());
     return result.findings.front();
   }
@@ -90,16 +96,7 @@ void change(tensor_digest& x) {
 } // namespace
 
 TEST_CASE_METHOD(chain, "Equal logs have no findings", "[runtime][verify]") {
-  verify_summary result;
-  compare_step({.step = 1,
-                .microbatches = 1,
-                .root_rank = 0,
-                .names = names,
-                .pipeline = pipeline,
-                .reference = reference,
-                .before = before,
-                .allowed = {}},
-               result);
+  auto result = compared();
   CHECK(result.equal());
   CHECK(result.calls == 5);
   CHECK(result.modules == 5);
@@ -115,31 +112,10 @@ TEST_CASE_METHOD(chain, "What passes may have another type where casts move",
   call("b.b2").arguments[0] = half;
   CHECK(first().kind == finding_kind::result);
   CHECK(first().module == "b.b1");
-  verify_summary result;
-  compare_step({.step = 1,
-                .microbatches = 1,
-                .root_rank = 0,
-                .names = names,
-                .pipeline = pipeline,
-                .reference = reference,
-                .before = before,
-                .allowed = {},
-                .casts_elsewhere = true},
-               result);
-  CHECK(result.equal());
+  CHECK(compared(true).equal());
   // Another number is still a difference.
   call("b.b1").results[0] = digest_of(torch::tensor(4.0).to(torch::kBFloat16));
-  compare_step({.step = 1,
-                .microbatches = 1,
-                .root_rank = 0,
-                .names = names,
-                .pipeline = pipeline,
-                .reference = reference,
-                .before = before,
-                .allowed = {},
-                .casts_elsewhere = true},
-               result);
-  CHECK_FALSE(result.equal());
+  CHECK_FALSE(compared(true).equal());
 }
 
 TEST_CASE_METHOD(chain, "The innermost first wrong result names its module",
