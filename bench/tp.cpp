@@ -4,13 +4,17 @@
 //            [--users=N] [--items=N]
 //
 // (a) Training steps of a GPT whose blocks two ranks of one thread each share,
-// in one process of two threads, and by torch.distributed.tensor.parallel
-// (ColwiseParallel and RowwiseParallel over gloo), in runs that take turns.
+// for memory and for speed, in one process of two threads, and by
+// torch.distributed.tensor.parallel (ColwiseParallel and RowwiseParallel over
+// gloo), in runs that take turns.
 //
 // (c) Neural collaborative filtering (paper, section 7.4): four ranks share the
 // four tables, and each takes samples of its own through the rest. Beside it
 // the same batch on all four, so that the tables need less exchange and all
 // else is computed four times.
+//
+// Beside what a rank sends stands what the formulas of docs/tensor_parallel.md
+// say, with the mean of the gradients of what is not shared.
 
 #include "bench/gpt_job.hpp"
 
@@ -29,9 +33,38 @@ using namespace gpt_job;
 
 constexpr uint64_t gpt_peers = 2;
 
+/// @returns bytes that a rank sends so that all have the mean of `numbers`
+double bytes_of_mean(double numbers, uint64_t ranks) {
+  auto n = static_cast<double>(ranks);
+  return 2 * (n - 1) / n * numbers * sizeof(float);
+}
+
+/// @returns the numbers that are in no parameter under `prefix`
+double numbers_outside(const torch::nn::Module& model,
+                       const std::string& prefix) {
+  double result = 0;
+  for (auto& p : model.named_parameters())
+    if (!p.key().starts_with(prefix))
+      result += static_cast<double>(p.value().numel());
+  return result;
+}
+
+/// @returns bytes that a rank sends in a step for blocks that are shared
+double bytes_of_blocks(const gpt_sizes& x, const std::string& optimize) {
+  constexpr double peers = gpt_peers;
+  auto all = batch / peers * static_cast<double>(x.length * x.width);
+  auto exchanged = optimize == "speed"
+                     ? 4 * (peers - 1) * all
+                     : (9 * (peers - 1) + 2 * (peers - 1) / peers) * all;
+  // As many again in backward.
+  return 2 * static_cast<double>(x.layers) * exchanged * sizeof(float);
+}
+
 void run_shared_gpt(const arguments& args) {
   const task x{args};
+  const auto optimize = args.text("optimize", "memory");
   session s{{.microbatches = microbatches,
+             .optimize = optimize,
              .ddp = true,
              .tensor_parallel_degree = gpt_peers,
              .tensor_parallel_modules = {"transformer.h"},
@@ -45,6 +78,9 @@ void run_shared_gpt(const arguments& args) {
   distributed_model model{gpt{model_of(x.sizes)}};
   torch::optim::AdamW adamw{model->parameters(), optimizer_options()};
   distributed_optimizer optimizer{adamw};
+  const auto formula = bytes_of_blocks(x.sizes, optimize)
+                       + bytes_of_mean(
+                         numbers_outside(*model, "transformer.h."), gpt_peers);
   auto train_step = step([&](torch::Tensor tokens, torch::Tensor targets) {
     auto loss = loss_of(model(tokens), targets);
     model.backward(loss);
@@ -62,6 +98,7 @@ void run_shared_gpt(const arguments& args) {
     },
     [&] {
       result.numbers["sent"].push_back(double(s.last_step().bytes_sent));
+      result.numbers["formula"].push_back(formula);
     });
   if (s.rank() == 0)
     write(result, args.text("file"));
@@ -92,6 +129,19 @@ void run_shared_ncf(const arguments& args) {
   distributed_model model{ncf{sizes}};
   torch::optim::SGD sgd{model->parameters(), 0.01};
   distributed_optimizer optimizer{sgd};
+  // Tables by channels: each rank gets what it lacks of its samples' rows.
+  double width = 0, tables = 0;
+  for (auto& p : model->named_parameters())
+    if (p.key().starts_with("embed_")) {
+      width += static_cast<double>(p.value().size(1));
+      ++tables;
+    }
+  constexpr double peers = ncf_peers;
+  constexpr auto samples = ncf_batch / peers;
+  const auto formula = 2 * (peers - 1) / peers * samples * width * sizeof(float)
+                       + (peers - 1) * samples * tables * sizeof(int64_t)
+                       + bytes_of_mean(numbers_outside(*model, "embed_"),
+                                       ncf_peers);
   auto train_step = step(
     [&](torch::Tensor users, torch::Tensor items, torch::Tensor labels) {
       auto loss = torch::binary_cross_entropy_with_logits(model(users, items),
@@ -116,6 +166,7 @@ void run_shared_ncf(const arguments& args) {
     },
     [&] {
       result.numbers["sent"].push_back(double(s.last_step().bytes_sent));
+      result.numbers["formula"].push_back(formula);
     });
   if (s.rank() == 0)
     write(result, args.text("file"));
@@ -167,28 +218,35 @@ void compare(std::vector<contestant>& xs, int64_t rounds) {
   for (int64_t i = 0; i < rounds; ++i)
     for (auto& x : xs)
       x.result.add(x.run());
-  fmt::print("{}\n  {:<46}{:>9}{:>9}{:>17}\n  {:<46}{:>9}{:>9}{:>9}{:>8}\n",
-             xs.front().result.text, "", "step, s", "", "the first over it", "",
-             "min", "median", "min", "median");
+  fmt::print(
+    "{}\n  {:<46}{:>9}{:>9}{:>17}{:>17}\n"
+    "  {:<46}{:>9}{:>9}{:>9}{:>8}{:>9}{:>8}\n",
+    xs.front().result.text, "", "step, s", "", "the first over it",
+    "a rank sends, MB", "", "min", "median", "min", "median", "", "formula");
   auto& first = xs.front().result["step"];
   for (auto& x : xs) {
     auto& mine = x.result["step"];
-    fmt::print("  {:<46}{:>9.4f}{:>9.4f}{:>9.3f}{:>8.3f}\n", x.text,
+    fmt::print("  {:<46}{:>9.4f}{:>9.4f}{:>9.3f}{:>8.3f}", x.text,
                minimum(mine), median(mine), minimum(first) / minimum(mine),
                median(first) / median(mine));
+    if (x.result.numbers.contains("sent"))
+      fmt::print("{:>9.2f}{:>8.2f}", 1e-6 * median(x.result["sent"]),
+                 1e-6 * median(x.result["formula"]));
+    fmt::print("\n");
   }
-  fmt::print(
-    "  sent by a rank of the first in a step: {:.2f} MB; load of the "
-    "machine: {:.1f}\n",
-    1e-6 * median(xs.front().result["sent"]), machine_load());
+  fmt::print("  load of the machine: {:.1f}\n", machine_load());
   std::fflush(stdout);
 }
 
 void compare_gpt(const scratch& dir, arguments args, int64_t width) {
   args.set(fmt::format("--width={}", width));
+  auto for_speed = args;
+  for_speed.set("--optimize=speed");
   std::vector<contestant> xs{
-    {"smp, blocks shared by 2 ranks of one thread",
+    {"smp, blocks shared by 2 ranks, for memory",
      [&] { return run_fresh(dir, gpt_peers, "gpt", args); }},
+    {"smp, blocks shared by 2 ranks, for speed",
+     [&] { return run_fresh(dir, gpt_peers, "gpt", for_speed); }},
     {"one process of two threads",
      [&] { return run_fresh(dir, 1, "two", args); }}};
   if (!python().empty())
@@ -196,7 +254,7 @@ void compare_gpt(const scratch& dir, arguments args, int64_t width) {
                   [&] { return run_peer(dir, gpt_peers, "gpt", args); }});
   fmt::print(
     "\n(a) GPT of width {}: {} layers, sequence {}, batch {} in {} "
-    "microbatches\n",
+    "microbatches; ranks of one thread\n",
     width, gpt_sizes{}.layers, gpt_sizes{}.length, batch, microbatches);
   compare(xs, args.number("rounds", 3));
 }
