@@ -38,8 +38,9 @@ distributed_model_base::distributed_model_base(
 distributed_model_base::distributed_model_base(model_root root)
   : rank_(session::current().shared_internals()),
     state_(rank_->make_model(std::move(root))) {
-  if (rank_->config().print_partition && rank_->self() == rank_id{0}
-      && rank_->pipeline().size() > 1)
+  auto& x = rank_->config();
+  auto decides = x.pipeline_parallel_degree * x.tensor_parallel_degree > 1;
+  if (x.print_partition && decides && rank_->self() == rank_id{0})
     register_post_partition_hook([this] {
       std::fputs((partition_text(stderr_is_terminal()) + "\n").c_str(), stderr);
     });
