@@ -3,6 +3,7 @@
 #include "actors/cluster/membership.hpp"
 #include "actors/replay/record_book.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
+#include "runtime/base/vector_math.hpp"
 #include "runtime/remote/entered_modules.hpp"
 #include "runtime/session/executor_thread.hpp"
 #include "runtime/session/model_state.hpp"
@@ -45,6 +46,7 @@ rank_runtime::rank_runtime(parts x)
               own_layout_.members(comm_group::pp, fabric_->self()).size(),
               *host_),
     steps_(*this, policies_, *fabric_, *token_) {
+  warm_up_vector_math();
   self_ = fabric_->self();
   pipeline_ = own_layout_.members(comm_group::pp, self_);
   pp_rank_ = own_layout_.rank(comm_group::pp, self_);
