@@ -128,7 +128,9 @@ TEST_CASE("an export of Hugging Face's GPT-2 is shared as it is",
                             "--smp.tensor_parallel_degree=2", "--run-dir",
                             "trained"});
   CHECK(trained.join() == 0);
-  CHECK_THAT(trained.output(), ContainsSubstring("Conv1D shared by 2 ranks"));
+  CHECK_THAT(trained.output(),
+             ContainsSubstring("TransformerLayer shared by 2 ranks for memory: "
+                               "model.transformer.h.0"));
 }
 
 TEST_CASE_METHOD(grid_dir,
@@ -143,8 +145,9 @@ TEST_CASE_METHOD(grid_dir,
     auto code = p.join();
     INFO(p.output());
     CHECK(code == 0);
-    CHECK_THAT(p.output(), ContainsSubstring("Conv1D shared by 2 ranks: "
-                                             "transformer.h.0.attn.c_attn"));
+    CHECK_THAT(p.output(),
+               ContainsSubstring("TransformerLayer shared by 2 ranks for "
+                                 "memory: transformer.h.0"));
   }
   auto wrong = start({"check", "shared.toml", "--smp.ddp=true",
                       "--smp.tensor_parallel_degree=2",
