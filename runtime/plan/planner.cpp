@@ -5,8 +5,8 @@
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/session/sharing.hpp"
 #include "runtime/session/split.hpp"
-#include "runtime/train/memory_need.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 
@@ -16,29 +16,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <thread>
 
 namespace smp {
 
 namespace {
 
-/// A line on what the ranks need at least.
-std::string largest_need(const walked_model& model, const partition_plan& plan,
-                         const train_config& x) {
-  uint64_t most = 0;
-  uint64_t device = 0;
-  for (uint64_t i = 0; i < x.smp.pipeline_parallel_degree; ++i) {
-    auto bytes = memory_need(model, x, [&](uint32_t tensor) {
-      auto home = model.tensors[tensor].modules.front();
-      return plan.module_device[home] == i;
-    });
-    if (bytes > most) {
-      most = bytes;
-      device = i;
-    }
-  }
-  return fmt::format("memory: up to {} (device {})\n",
-                     describe_memory_need(most, x.optimizer), device);
+/// A table of what the ranks need at least.
+std::string needs_text(const std::vector<memory_need>& xs,
+                       const train_config& x) {
+  auto mb = [](uint64_t bytes) { return 1e-6 * static_cast<double>(bytes); };
+  auto result = fmt::format("{:<12}{:>12}{:>11}{:>18}{:>10}\n", "memory, MB",
+                            "parameters", "gradients",
+                            "state of " + x.optimizer.type, "sum");
+  for (size_t i = 0; i < xs.size(); ++i)
+    result += fmt::format("  {:<10}{:>12.2f}{:>11.2f}{:>18.2f}{:>10.2f}\n",
+                          fmt::format("device {}", i), mb(xs[i].parameters),
+                          mb(xs[i].gradients), mb(xs[i].optimizer),
+                          mb(xs[i].sum()));
+  return result + "  activations come on top\n";
 }
 
 /// While it lives, tensor operations have the threads of one rank, as if all of
@@ -78,6 +75,37 @@ printed_plan plan_tree(const std::string& path, partition_options options) {
   auto plan = make_partition(tree.model, options);
   return {print_partition(tree.model, plan, {.colour = true}),
           decision_json(plan)};
+}
+
+std::vector<memory_need> needs_of(const walked_model& model,
+                                  const partition_decision& decision,
+                                  const train_config& x) {
+  const auto peers = static_cast<int64_t>(x.smp.tensor_parallel_degree);
+  std::map<uint32_t, uint64_t> parts; // bytes
+  auto add = [&](uint32_t tensor, const tensor_slice& slice) {
+    auto& whole = model.tensors[tensor].tensor;
+    parts[tensor] = whole.nbytes()
+                    * static_cast<uint64_t>(slice.length * slice.blocks)
+                    / static_cast<uint64_t>(whole.size(slice.dim));
+  };
+  for (auto id : decision.sharing.shared)
+    for (auto& [tensor, slice] :
+         slices_of(model, id, 0, peers, x.smp.optimize == "memory"))
+      add(tensor, slice);
+  for (auto& cut : decision.sharing.cut) {
+    auto& whole = model.tensors[cut.tensor].tensor;
+    add(cut.tensor, {cut.dim, 0, whole.size(cut.dim) / peers});
+  }
+  std::vector<memory_need> result;
+  for (uint64_t i = 0; i < x.smp.pipeline_parallel_degree; ++i)
+    result.push_back(need_of(model, x, [&](uint32_t tensor) -> uint64_t {
+      auto& t = model.tensors[tensor];
+      if (decision.plan.module_device[t.modules.front()] != i)
+        return 0;
+      auto part = parts.find(tensor);
+      return part == parts.end() ? t.tensor.nbytes() : part->second;
+    }));
+  return result;
 }
 
 void try_first_microbatch(const train_config& x) {
@@ -140,7 +168,7 @@ printed_plan plan_model(const train_config& x) {
   printed_plan result;
   decide_alone(x, [&](session&, const walked_model& model,
                       const partition_decision& decision) {
-    result = {decision.text() + largest_need(model, decision.plan, x),
+    result = {decision.text() + needs_text(needs_of(model, decision, x), x),
               plan_json(decision.model, decision.plan), decision.trace_failure};
   });
   return result;

@@ -5,9 +5,11 @@
 #include "partition/print.hpp"
 #include "runtime/config/config_file.hpp"
 #include "runtime/session/partitioning.hpp"
+#include "runtime/train/memory_need.hpp"
 
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -26,6 +28,12 @@ struct printed_plan {
 /// @param options number of devices, memory weight and strategy count
 /// @throws error (config) naming what is wrong with the file
 printed_plan plan_tree(const std::string& path, partition_options options);
+
+/// @returns what each device of the decision needs, on the first of the ranks
+/// that share modules
+std::vector<memory_need> needs_of(const walked_model& model,
+                                  const partition_decision& decision,
+                                  const train_config& x);
 
 /// Computes the loss of the first microbatch in this process alone.
 /// @throws error (user_code) if that fails

@@ -249,6 +249,35 @@ void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,
   map.cut(x.tensor, slice);
 }
 
+namespace {
+
+native_module native_to_share(const walked_model& model, uint32_t module,
+                              bool saves_memory) {
+  auto result = native_of(model, module).value();
+  result.saves_memory = saves_memory;
+  return result;
+}
+
+std::map<uint32_t, tensor_slice> by_position(const walked_model& model,
+                                             uint32_t module,
+                                             const parameter_slices& xs) {
+  std::map<uint32_t, tensor_slice> result;
+  for (auto& [name, slice] : xs)
+    result.emplace(own_tensor(model, module, name).value(), slice);
+  return result;
+}
+
+} // namespace
+
+std::map<uint32_t, tensor_slice> slices_of(const walked_model& model,
+                                           module_id id, int64_t rank,
+                                           int64_t peers, bool saves_memory) {
+  auto i = static_cast<uint32_t>(id.value);
+  auto native = native_to_share(model, i, saves_memory);
+  auto& how = *find_distribution(native.type);
+  return by_position(model, i, how.slices(native, rank, peers));
+}
+
 void share_module(model_map& map, module_id id, int64_t rank, int64_t peers,
                   bool saves_memory) {
   at::NoGradGuard no_grad;
@@ -256,16 +285,13 @@ void share_module(model_map& map, module_id id, int64_t rank, int64_t peers,
     return;
   auto& model = map.model();
   auto i = static_cast<uint32_t>(id.value);
-  auto native = native_of(model, i).value();
-  native.saves_memory = saves_memory;
+  auto native = native_to_share(model, i, saves_memory);
   auto& how = *find_distribution(native.type);
   auto parts = how.slices(native, rank, peers);
-  std::map<uint32_t, tensor_slice> slices;
-  for (auto& [name, slice] : parts) {
-    auto position = own_tensor(model, i, name).value();
+  auto slices = by_position(model, i, parts);
+  for (auto& [position, slice] : slices) {
     auto x = model.tensors[position].tensor;
     x.set_data(slice.of(x).clone());
-    slices.emplace(position, slice);
   }
   map.share(id, how.make(native, parts), slices);
   auto all = model.subtree(i);

@@ -65,6 +65,12 @@ void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
 void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,
                       int64_t peers);
 
+/// @returns what peer `rank` holds of the parameters of a module that can be
+/// shared, by position in the model's tensors; each holds the others as a whole
+std::map<uint32_t, tensor_slice> slices_of(const walked_model& model,
+                                           module_id id, int64_t rank,
+                                           int64_t peers, bool saves_memory);
+
 /// If this rank owns the module: cuts its parameters, whose bytes are there,
 /// and lets the map and the hooks know how to run it.
 /// @param rank position of this one among its peers

@@ -15,35 +15,34 @@ uint64_t states_of(const optimizer_config& x) {
 
 } // namespace
 
-uint64_t memory_need(const walked_model& model, const train_config& x,
-                     const std::function<bool(uint32_t)>& owned) {
+memory_need need_of(const walked_model& model, const train_config& x,
+                    const std::function<uint64_t(uint32_t)>& bytes_of) {
+  memory_need result;
   uint64_t trained = 0;
-  uint64_t others = 0;
-  // What the optimizer has is float32 in any case.
-  uint64_t of_states = 0;
-  auto half = x.smp.bf16_params || x.smp.fp16_params;
-  auto states = states_of(x.optimizer) + (half ? 1 : 0)
-                + (x.optimizer.ema_decay ? 1 : 0);
   for (uint32_t i = 0; i < model.tensors.size(); ++i) {
-    if (!owned(i))
-      continue;
-    auto& t = model.tensors[i].tensor;
-    auto bytes = static_cast<uint64_t>(t.numel()) * t.element_size();
-    (t.requires_grad() ? trained : others) += bytes;
-    if (t.requires_grad())
-      of_states += states * (half ? 2 * bytes : bytes);
+    auto bytes = bytes_of(i);
+    result.parameters += bytes;
+    if (model.tensors[i].tensor.requires_grad())
+      trained += bytes;
   }
-  auto shards = x.smp.shard_optimizer_state ? replicas_of(x) : 1;
-  auto gradients = x.smp.shard_gradients ? trained / shards : trained;
-  return others + trained + gradients + of_states / shards;
+  auto replicas = replicas_of(x);
+  result.gradients = x.smp.shard_gradients ? trained / replicas : trained;
+  // What the optimizer has is float32 in any case.
+  auto half = x.smp.bf16_params || x.smp.fp16_params;
+  auto kept = states_of(x.optimizer) + (half ? 1 : 0)
+              + (x.optimizer.ema_decay ? 1 : 0);
+  result.optimizer = kept * (half ? 2 * trained : trained);
+  if (x.smp.shard_optimizer_state)
+    result.optimizer /= replicas;
+  return result;
 }
 
-std::string describe_memory_need(uint64_t bytes, const optimizer_config& x) {
+std::string describe(const memory_need& x, const optimizer_config& optimizer) {
   return fmt::format(
     "{} MB for parameters, gradients{}; activations come on "
     "top",
-    (bytes + 500'000) / 1'000'000,
-    states_of(x) > 0 ? " and the state of " + x.type : "");
+    (x.sum() + 500'000) / 1'000'000,
+    states_of(optimizer) > 0 ? " and the state of " + optimizer.type : "");
 }
 
 } // namespace smp

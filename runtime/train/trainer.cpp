@@ -320,11 +320,12 @@ private:
     if (found.rank == no_rank)
       found.rank = session_.internals().self();
     auto& st = model_->state();
-    auto bytes = memory_need(st.model(), config_, [&](uint32_t i) {
-      return st.map().tensor_owner(i) == found.rank;
+    auto need = need_of(st.model(), config_, [&](uint32_t i) -> uint64_t {
+      auto owned = st.map().tensor_owner(i) == found.rank;
+      return owned ? st.model().tensors[i].tensor.nbytes() : 0;
     });
     found.text += fmt::format("; this rank needs {} (docs/large_models.md)",
-                              describe_memory_need(bytes, config_.optimizer));
+                              describe(need, config_.optimizer));
     throw error{std::move(found)};
   }
 

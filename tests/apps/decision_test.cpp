@@ -68,7 +68,7 @@ TEST_CASE_METHOD(decisions,
   std::set<std::string> partitions, predictions, times;
   for (int i = 0; i < 3; ++i) {
     partitions.insert(part_of(output_of({"partition", "tiny.toml"}),
-                              "partition:", "memory: up to"));
+                              "partition:", "memory, MB"));
     const auto run_dir = "run" + std::to_string(i);
     auto trained = output_of({"tiny.toml", "--run-dir", run_dir});
     times.insert(content_of(path / run_dir / "times.json"));

@@ -1,0 +1,188 @@
+// ctest: timeout=120
+
+#include "tests/support/catch.hpp"
+
+#include "runtime/plan/planner.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/train/optimizers.hpp"
+#include "runtime/train/trainable.hpp"
+#include "runtime/train/trainer.hpp"
+#include "smp/smp.hpp"
+#include "tests/support/torch_verify_jobs.hpp"
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <fmt/format.h>
+
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+// What `smp-train check` says of memory, beside what ranks then have.
+
+using namespace smp;
+using torch::Tensor;
+
+namespace {
+
+uint64_t bytes_of(const Tensor& x) {
+  return x.defined() ? x.nbytes() : 0;
+}
+
+uint64_t state_bytes(const torch::optim::OptimizerParamState& x) {
+  using namespace torch::optim;
+  if (auto* y = dynamic_cast<const AdamWParamState*>(&x))
+    return bytes_of(y->exp_avg()) + bytes_of(y->exp_avg_sq());
+  if (auto* y = dynamic_cast<const AdagradParamState*>(&x))
+    return bytes_of(y->sum());
+  if (auto* y = dynamic_cast<const SGDParamState*>(&x))
+    return bytes_of(y->momentum_buffer());
+  throw std::invalid_argument{"the test does not know this optimizer"};
+}
+
+/// What this rank has.
+memory_need found_on(distributed_model_base& model,
+                     distributed_optimizer& optimizer) {
+  memory_need result;
+  for (auto& x : model.local_parameters())
+    result.parameters += bytes_of(x);
+  for (auto& x : model.local_buffers())
+    result.parameters += bytes_of(x);
+  std::set<const void*> counted;
+  auto add_gradient = [&](const Tensor& of) {
+    auto& x = of.grad();
+    if (x.defined() && counted.insert(x.unsafeGetTensorImpl()).second)
+      result.gradients += bytes_of(x);
+  };
+  auto& map = model.state().map();
+  auto& tensors = map.model().tensors;
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    auto& x = tensors[i].tensor;
+    if (tensors[i].is_buffer || !map.owned(i))
+      continue;
+    add_gradient(x);
+    auto part = optimizer.part_of(x, map.slice(i));
+    if (!part)
+      continue;
+    if (part->is_master)
+      result.optimizer += bytes_of(part->values);
+    else
+      add_gradient(part->values);
+    result.optimizer += bytes_of(part->average);
+    auto state = optimizer.inner().state().find(
+      part->values.unsafeGetTensorImpl());
+    if (state != optimizer.inner().state().end())
+      result.optimizer += state_bytes(*state->second);
+  }
+  return result;
+}
+
+/// By pp_rank, of the first of those that share modules; of rows that replicas
+/// share the most that one has.
+std::vector<memory_need> needs_found(const train_config& x) {
+  std::vector<memory_need> result(x.smp.pipeline_parallel_degree);
+  std::mutex mutex;
+  virtual_world_options world;
+  world.config = x.smp;
+  run_virtual_world(ranks_of(x), world, [&](session&) {
+    auto whole = [&] {
+      std::unique_lock guard{mutex}; // they share a generator
+      return make_trainable(x);
+    }();
+    auto data = make_data(x, replicas_of(x));
+    auto model = whole->distribute();
+    std::vector<Tensor> parameters;
+    for (auto& [name, p] : whole->named_parameters())
+      parameters.push_back(p);
+    auto inner = make_optimizer(x.optimizer, parameters);
+    distributed_optimizer optimizer{*inner,
+                                    {.ema_decay = x.optimizer.ema_decay}};
+    begin_run(x, *whole, *data, *model);
+    auto train_step = step([&](const batch& xs) {
+      auto loss = whole->loss(xs);
+      model->backward(loss);
+      return loss;
+    });
+    train_step(data->training_batch(0));
+    optimizer.step();
+    auto mine = found_on(*model, optimizer);
+    std::unique_lock guard{mutex};
+    auto& most = result[pp_rank()];
+    if (tp_rank() == 0) {
+      most.parameters = std::max(most.parameters, mine.parameters);
+      most.gradients = std::max(most.gradients, mine.gradients);
+      most.optimizer = std::max(most.optimizer, mine.optimizer);
+    }
+  });
+  return result;
+}
+
+train_config gpt_over(uint64_t ranks) {
+  auto x = test::gpt_case(ranks, "interleaved", 2).config;
+  x.model.width = 32;
+  x.model.vocabulary = 64;
+  return x;
+}
+
+std::vector<train_config> configurations() {
+  std::vector<train_config> result{gpt_over(2)};
+  auto add = [&](uint64_t pipeline, uint64_t ranks) -> train_config& {
+    auto& x = result.emplace_back(gpt_over(pipeline));
+    x.smp.ddp = ranks > pipeline;
+    if (x.smp.ddp)
+      x.ranks = ranks;
+    return x;
+  };
+  add(2, 2).smp.bf16_params = true;
+  add(1, 1).optimizer.type = "adagrad";
+  add(1, 1).optimizer.ema_decay = 0.9;
+  auto& momentum = add(2, 2);
+  momentum.optimizer.type = "sgd";
+  momentum.optimizer.momentum = 0.9;
+  add(2, 4).smp.shard_optimizer_state = true;
+  auto& parts = add(1, 2);
+  parts.smp.shard_optimizer_state = parts.smp.shard_gradients = true;
+  for (auto optimize : {"memory", "speed"}) {
+    auto& shared = add(2, 4);
+    shared.smp.tensor_parallel_degree = 2;
+    shared.smp.tensor_parallel_modules = {"transformer.h", "transformer.wte"};
+    shared.smp.optimize = optimize;
+    shared.model.tied = false;
+  }
+  auto& both = add(1, 4);
+  both.smp.tensor_parallel_degree = 2;
+  both.smp.tensor_parallel_modules = {"transformer.h"};
+  both.smp.shard_optimizer_state = both.smp.bf16_params = true;
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("what ranks need is known before they start",
+          "[runtime][plan][memory]") {
+  for (auto& x : configurations()) {
+    INFO(to_toml(x));
+    std::vector<memory_need> said;
+    decide_alone(x, [&](session&, const walked_model& model,
+                        const partition_decision& decision) {
+      said = needs_of(model, decision, x);
+    });
+    auto found = needs_found(x);
+    REQUIRE(said.size() == found.size());
+    for (size_t i = 0; i < said.size(); ++i) {
+      INFO("device " << i);
+      auto near = [](uint64_t a, uint64_t b) {
+        auto y = static_cast<double>(b);
+        return Catch::Approx(y).epsilon(0.05) == static_cast<double>(a);
+      };
+      CHECK(said[i].parameters == found[i].parameters);
+      CHECK(near(said[i].gradients, found[i].gradients));
+      CHECK(near(said[i].optimizer, found[i].optimizer));
+    }
+  }
+}
