@@ -98,12 +98,13 @@ std::vector<memory_need> needs_of(const walked_model& model,
   }
   std::vector<memory_need> result;
   for (uint64_t i = 0; i < x.smp.pipeline_parallel_degree; ++i)
-    result.push_back(need_of(model, x, [&](uint32_t tensor) -> uint64_t {
+    result.push_back(need_of(model, x, [&](uint32_t tensor) -> held_part {
       auto& t = model.tensors[tensor];
       if (decision.plan.module_device[t.modules.front()] != i)
-        return 0;
-      auto part = parts.find(tensor);
-      return part == parts.end() ? t.tensor.nbytes() : part->second;
+        return {};
+      if (auto part = parts.find(tensor); part != parts.end())
+        return {part->second, true};
+      return {t.tensor.nbytes(), false};
     }));
   return result;
 }

@@ -16,24 +16,24 @@ uint64_t states_of(const optimizer_config& x) {
 } // namespace
 
 memory_need need_of(const walked_model& model, const train_config& x,
-                    const std::function<uint64_t(uint32_t)>& bytes_of) {
+                    const std::function<held_part(uint32_t)>& held) {
   memory_need result;
-  uint64_t trained = 0;
-  for (uint32_t i = 0; i < model.tensors.size(); ++i) {
-    auto bytes = bytes_of(i);
-    result.parameters += bytes;
-    if (model.tensors[i].tensor.requires_grad())
-      trained += bytes;
-  }
-  auto replicas = replicas_of(x);
-  result.gradients = x.smp.shard_gradients ? trained / replicas : trained;
   // What the optimizer has is float32 in any case.
   auto half = x.smp.bf16_params || x.smp.fp16_params;
   auto kept = states_of(x.optimizer) + (half ? 1 : 0)
               + (x.optimizer.ema_decay ? 1 : 0);
-  result.optimizer = kept * (half ? 2 * trained : trained);
-  if (x.smp.shard_optimizer_state)
-    result.optimizer /= replicas;
+  for (uint32_t i = 0; i < model.tensors.size(); ++i) {
+    auto [bytes, is_slice] = held(i);
+    result.parameters += bytes;
+    if (!model.tensors[i].tensor.requires_grad())
+      continue;
+    auto holders = replicas_of(x);
+    if (is_slice)
+      holders /= x.smp.tensor_parallel_degree;
+    result.gradients += x.smp.shard_gradients ? bytes / holders : bytes;
+    auto states = kept * (half ? 2 * bytes : bytes);
+    result.optimizer += x.smp.shard_optimizer_state ? states / holders : states;
+  }
   return result;
 }
 

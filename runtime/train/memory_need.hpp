@@ -21,10 +21,16 @@ struct memory_need {
   }
 };
 
-/// @param bytes_of what the rank has of a tensor, by position in
-/// `model.tensors`; 0: it has nothing of it
+/// What a rank has of a tensor.
+struct held_part {
+  uint64_t bytes = 0;
+  /// Tensor-parallel ranks hold other slices of it.
+  bool is_slice = false;
+};
+
+/// @param held takes a position in `model.tensors`
 memory_need need_of(const walked_model& model, const train_config& x,
-                    const std::function<uint64_t(uint32_t)>& bytes_of);
+                    const std::function<held_part(uint32_t)>& held);
 
 /// @returns "603 MB for parameters, gradients and the state of sgd, activations
 /// come on top"

@@ -320,9 +320,11 @@ private:
     if (found.rank == no_rank)
       found.rank = session_.internals().self();
     auto& st = model_->state();
-    auto need = need_of(st.model(), config_, [&](uint32_t i) -> uint64_t {
-      auto owned = st.map().tensor_owner(i) == found.rank;
-      return owned ? st.model().tensors[i].tensor.nbytes() : 0;
+    auto need = need_of(st.model(), config_, [&](uint32_t i) -> held_part {
+      if (st.map().tensor_owner(i) != found.rank)
+        return {};
+      return {st.model().tensors[i].tensor.nbytes(),
+              st.map().slice(i) != nullptr};
     });
     found.text += fmt::format("; this rank needs {} (docs/large_models.md)",
                               describe(need, config_.optimizer));
