@@ -19,6 +19,16 @@ const std::array<distribution, 5> all_distributions{
 
 } // namespace
 
+std::string known_distributions() {
+  std::string result;
+  for (auto& x : all_distributions)
+    if (x.type != nn::transformer_layer_distribution.type) {
+      result += result.empty() ? "" : ", ";
+      result += x.type;
+    }
+  return result;
+}
+
 const distribution* find_distribution(std::string_view type) {
   auto i = std::ranges::find(all_distributions, type, &distribution::type);
   return i == all_distributions.end() ? nullptr : &*i;

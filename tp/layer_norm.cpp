@@ -5,6 +5,7 @@
 #include "transport/error.hpp"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -94,8 +95,8 @@ public:
   forward(std::span<const at::Tensor> xs) const override {
     if (xs[0].dim() <= axes_)
       throw error{error_code::user_code,
-                  "'" + name_
-                    + "' normalises all axes of its input, but ranks share it "
+                  "'" + name_ +
+                      "' normalises all axes of its input, but ranks share it "
                       "by samples: give it a first axis of samples, or do not "
                       "share it"};
     auto mine = scatter_and_merge_for_tp(xs[0], -1, 0);
@@ -155,6 +156,17 @@ at::Tensor layer_norm_for_tp(const at::Tensor& x, int64_t axes,
   if (bias.defined())
     y = y + bias.to(computed);
   return y.to(type);
+}
+
+at::Tensor rms_norm_for_tp(const at::Tensor& x, const at::Tensor& weight,
+                           double eps) {
+  auto y = x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
+  auto channels = x.size(-1)
+                  * static_cast<int64_t>(tensor_group::current().size());
+  // All have the sum, and each does something else with it.
+  auto sum = bwd_allreduce_for_tp(
+    fwd_allreduce_for_tp(y.square().sum(-1, true)));
+  return weight * (x * at::rsqrt(sum / static_cast<double>(channels) + eps));
 }
 
 const distribution layer_norm_distribution{.type = "LayerNorm",

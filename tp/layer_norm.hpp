@@ -19,6 +19,11 @@ at::Tensor layer_norm_for_tp(const at::Tensor& x, int64_t axes,
                              const at::Tensor& weight, const at::Tensor& bias,
                              double eps);
 
+/// Scales to a mean square of 1 (Zhang and Sennrich 2019), in float32 or
+/// float64. x: [..., n / T], weight: [n / T]
+at::Tensor rms_norm_for_tp(const at::Tensor& x, const at::Tensor& weight,
+                           double eps);
+
 /// nn.LayerNorm over channels (paper, appendix on memory-optimized
 /// distribution): weight and bias [..., n / T] on each peer. x [B, ..., n] of
 /// each peer becomes [T B, ..., n / T] of all samples (scatter-and-merge), is

@@ -3,6 +3,7 @@
 #include "tp/functions.hpp"
 #include "tp/layer_norm.hpp"
 #include "tp/tensor_group.hpp"
+#include "tp/transformer_cut.hpp"
 #include "tp/transformer_layer_options.hpp"
 #include "transport/error.hpp"
 
@@ -12,7 +13,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/ones_like.h>
+#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
 
@@ -79,37 +80,59 @@ class distributed_layer : public distributed_module {
 public:
   explicit distributed_layer(const native_module& x)
     : layer_(x.layer), name_(x.name) {
+    auto& o = *layer_;
     layer_parts parts{x};
-    for (auto& place : layer_->query_key_value)
-      query_key_value_.push_back(parts.linear(place));
-    attention_output_ = parts.linear(layer_->attention_output);
-    intermediate_ = parts.linear(layer_->intermediate);
-    output_ = parts.linear(layer_->output);
-    for (auto* place : {&layer_->attention_norm, &layer_->output_norm})
-      norms_.push_back({parts.optional(place->name + ".weight"),
-                        parts.optional(place->name + ".bias"), place->eps});
+    for (auto& place : o.query_key_value)
+      self_.inputs.push_back(parts.linear(place));
+    self_.output = parts.linear(o.attention_output);
+    self_.dropout = o.attention_dropout;
+    self_.output_dropout = o.attention_output_dropout;
+    add_norm(parts, o.attention_norm);
+    if (auto& cross = o.cross_attention) {
+      for (auto* place : {&cross->query, &cross->key, &cross->value})
+        cross_.inputs.push_back(parts.linear(*place));
+      cross_.output = parts.linear(cross->output);
+      cross_.dropout = cross->dropout;
+      cross_.output_dropout = cross->output_dropout;
+      add_norm(parts, cross->norm);
+    }
+    widening_.push_back(parts.linear(o.intermediate));
+    if (!o.gate.name.empty())
+      widening_.push_back(parts.linear(o.gate));
+    output_ = parts.linear(o.output);
+    add_norm(parts, o.output_norm);
+    if (o.positions)
+      positions_ = x.parameters.at(o.positions->name + ".weight");
   }
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
+    check(xs);
     auto& o = *layer_;
-    if (xs.empty() || xs[0].dim() != 3 || (o.takes_mask && xs.size() < 2))
-      throw error{error_code::user_code,
-                  "'" + name_ + "' wants hidden states [samples, tokens, "
-                  "channels]" + (o.takes_mask ? " and a mask" : "")};
-    auto mask = o.takes_mask ? all_masks(xs[1], xs[0].size(0)) : at::Tensor{};
+    auto samples = xs[0].size(0);
+    auto mask = o.takes_mask ? xs[1] : at::Tensor{};
+    if (positions_.defined())
+      mask = mask
+             + fused_allgather_for_tp(
+               o.positions->bias(positions_, xs[0].size(1)), 1);
+    auto seen = o.takes_mask ? all_masks(mask, samples) : at::Tensor{};
     auto x = enter(xs[0]);
-    auto attention = [&](const at::Tensor& h) { return attend(h, mask); };
-    auto feed_forward = [&](const at::Tensor& h) { return widen(h); };
-    if (o.pre_layernorm) {
-      x = x + attention(norm(x, 0));
-      x = x + feed_forward(norm(x, 1));
-    } else {
-      x = norm(x + attention(x), 0);
-      x = norm(x + feed_forward(x), 1);
+    x = part(x, 0, [&](const auto& h) { return attend(self_, h, h, seen); });
+    if (o.cross_attention) {
+      auto context = enter(xs[2]);
+      auto shown = all_masks(xs[3], samples);
+      x = part(
+        x, 1, [&](const auto& h) { return attend(cross_, h, context, shown); });
     }
+    x = part(x, norms_.size() - 1, [&](const auto& h) { return widen(h); });
     x = leave(x);
-    return o.returns_mask ? std::vector{x, xs[1]} : std::vector{x};
+    if (!o.returns_arguments)
+      return {x};
+    std::vector<at::Tensor> result{xs.begin(), xs.end()};
+    result[0] = x;
+    if (o.takes_mask)
+      result[1] = mask;
+    return result;
   }
 
 protected:
@@ -125,13 +148,14 @@ protected:
   virtual at::Tensor leave(const at::Tensor& x) const = 0;
 
   /// Of hidden states.
-  virtual at::Tensor norm(const at::Tensor& x, size_t which) const = 0;
+  virtual at::Tensor norm(const at::Tensor& x,
+                          const norm_parameters& p) const = 0;
 
   /// @param x hidden states
   /// @returns [T B, tokens, ..., out / T] of each linear, by blocks of outputs
-  virtual std::vector<at::Tensor>
-  split(const at::Tensor& x, const std::vector<part_of_linear>& parts,
-        int64_t blocks) const = 0;
+  virtual std::vector<at::Tensor> split(const at::Tensor& x,
+                                        std::span<const part_of_linear> parts,
+                                        int64_t blocks) const = 0;
 
   /// @param x [T B, tokens, in / T]
   /// @returns hidden states, with dropout
@@ -149,7 +173,8 @@ protected:
     std::vector<std::string> result;
     for (size_t end = 0; end != name.npos;) {
       end = name.find('.', end + 1);
-      result.push_back(name_ + "." + name.substr(0, end));
+      if (auto path = name.substr(0, end); !layer_->containers.contains(path))
+        result.push_back(name_ + "." + path);
     }
     return result;
   }
@@ -165,49 +190,112 @@ protected:
     return result;
   }
 
+  /// The same for all samples where each rank has a range of `axis`: it draws
+  /// all, and takes those of its own.
+  at::Tensor dropout_mask_of_part(const options::dropout_place& x,
+                                  const at::Tensor& like, int64_t axis) const {
+    auto& group = tensor_group::current();
+    auto mine = like.size(axis);
+    std::vector<at::Tensor> parts;
+    for (uint64_t i = 0; i < group.size(); ++i) {
+      auto sizes = samples_of(like, i, group.size()).sizes().vec();
+      sizes[static_cast<size_t>(axis)] *= static_cast<int64_t>(group.size());
+      parts.push_back(
+        dropout_mask(x, i, sizes, like.options())
+          .narrow(axis, static_cast<int64_t>(group.rank()) * mine, mine));
+    }
+    return at::cat(parts, 0);
+  }
+
   const options& layer() const {
     return *layer_;
   }
 
-  const norm_parameters& parameters_of_norm(size_t which) const {
-    return norms_.at(which);
+private:
+  struct attention {
+    std::vector<part_of_linear> inputs; // query, key, value; or one for all
+    part_of_linear output;
+    options::dropout_place dropout;
+    options::dropout_place output_dropout;
+  };
+
+  void add_norm(const layer_parts& parts, const options::norm_place& place) {
+    norms_.push_back({parts.optional(place.name + ".weight"),
+                      parts.optional(place.name + ".bias"), place.eps});
   }
 
-private:
+  void check(std::span<const at::Tensor> xs) const {
+    auto& o = *layer_;
+    auto wanted = o.cross_attention ? 4u : o.takes_mask ? 2u : 1u;
+    if (xs.size() >= wanted && xs[0].dim() == 3
+        && (!o.cross_attention || xs[2].dim() == 3))
+      return;
+    throw error{
+        error_code::user_code,
+        "'" + name_ +
+            "' wants hidden states [samples, tokens, "
+            "channels]" +
+            (o.takes_mask ? " and a mask" : "") +
+            (o.cross_attention ? ", and both of what it attends to" : "")};
+  }
+
+  /// @param which position of its norm
+  template <class F>
+  at::Tensor part(const at::Tensor& x, size_t which, F f) const {
+    auto& p = norms_.at(which);
+    return layer_->pre_layernorm ? x + f(norm(x, p)) : norm(x + f(x), p);
+  }
+
   // -- attention --------------------------------------------------------------
 
-  at::Tensor attend(const at::Tensor& h, const at::Tensor& mask) const {
-    auto& o = *layer_;
+  /// @param x hidden states that ask
+  /// @param context those that are asked
+  at::Tensor attend(const attention& parts, const at::Tensor& x,
+                    const at::Tensor& context, const at::Tensor& mask) const {
     auto peers = static_cast<int64_t>(tensor_group::current().size());
-    auto heads = o.num_attention_heads / peers;
-    auto fused = query_key_value_.size() == 1;
+    auto heads = layer_->num_attention_heads / peers;
+    std::span<const part_of_linear> inputs{parts.inputs};
     std::vector<at::Tensor> qkv;
-    for (auto& x : split(h, query_key_value_, fused ? 3 : 1))
-      for (auto& y : fused ? x.unbind(2) : std::vector{x})
-        qkv.push_back(y.unflatten(2, {heads, -1}).transpose(1, 2));
-    auto y = weighted(qkv[0], qkv[1], qkv[2], mask);
-    return join(y.transpose(1, 2).flatten(2), attention_output_,
-                o.attention_output_dropout);
+    if (inputs.size() == 1)
+      qkv = split(x, inputs, 3).front().unbind(2);
+    else if (context.is_same(x))
+      qkv = split(x, inputs, 1);
+    else {
+      qkv = split(x, inputs.first(1), 1);
+      for (auto& y : split(context, inputs.subspan(1), 1))
+        qkv.push_back(y);
+    }
+    for (auto& y : qkv)
+      y = y.unflatten(2, {heads, -1}).transpose(1, 2);
+    auto y = weighted(parts, qkv, mask, context.is_same(x));
+    return join(y.transpose(1, 2).flatten(2), parts.output,
+                parts.output_dropout);
   }
 
-  /// q, k, v: [T B, heads / T, tokens, d] @returns as they
-  at::Tensor weighted(const at::Tensor& q, const at::Tensor& k,
-                      const at::Tensor& v, const at::Tensor& given) const {
+  /// qkv: [T B, heads / T, tokens, d] each @returns as they
+  at::Tensor weighted(const attention& parts,
+                      const std::vector<at::Tensor>& qkv,
+                      const at::Tensor& given, bool of_itself) const {
     auto& o = *layer_;
+    auto &q = qkv[0], &k = qkv[1], &v = qkv[2];
     auto mask = given;
     auto tokens = q.size(2);
-    auto banded = o.window > 0 && o.window < tokens;
-    if (banded)
-      mask = at::ones({tokens, tokens}, q.options().dtype(at::kBool))
-               .tril()
-               .triu(1 - o.window);
-    auto p = dropped(o.attention_dropout);
-    if (p == 0)
+    auto causal = o.causal && of_itself;
+    auto band = [&] {
+      return at::ones({tokens, tokens}, q.options().dtype(at::kBool)).tril();
+    };
+    if (of_itself && o.window > 0 && o.window < tokens) {
+      mask = band().triu(1 - o.window);
+      causal = false;
+    }
+    auto p = dropped(parts.dropout);
+    auto learns = mask.defined() && mask.requires_grad();
+    if (p == 0 && !learns)
       return at::scaled_dot_product_attention(
-        q, k, v, mask.defined() ? std::optional{mask} : std::nullopt, 0,
-        o.causal && !banded, o.scale);
-    if (o.causal && !banded)
-      mask = at::ones({tokens, tokens}, q.options().dtype(at::kBool)).tril();
+        q, k, v, mask.defined() ? std::optional{mask} : std::nullopt, 0, causal,
+        o.scale);
+    if (causal)
+      mask = band();
     auto scale = o.scale.value_or(1
                                   / std::sqrt(static_cast<double>(q.size(3))));
     auto scores = at::matmul(q * scale, k.transpose(2, 3));
@@ -217,60 +305,44 @@ private:
     else if (mask.defined())
       scores = scores + mask;
     auto weights = at::softmax(scores, -1);
-    return at::matmul(weights * dropped_weights(weights), v);
+    if (p > 0)
+      weights = weights * dropout_mask_of_part(parts.dropout, weights, 1);
+    return at::matmul(weights, v);
   }
 
-  /// A rank draws for the heads of all, and takes those of its own.
-  at::Tensor dropped_weights(const at::Tensor& like) const {
-    auto& group = tensor_group::current();
-    auto heads = like.size(1);
-    std::vector<at::Tensor> parts;
-    for (uint64_t i = 0; i < group.size(); ++i) {
-      auto sizes = samples_of(like, i, group.size()).sizes().vec();
-      sizes[1] = layer_->num_attention_heads;
-      auto all = dropout_mask(layer_->attention_dropout, i, sizes,
-                              like.options());
-      parts.push_back(
-        all.narrow(1, static_cast<int64_t>(group.rank()) * heads, heads));
-    }
-    return at::cat(parts, 0);
-  }
-
-  /// Those of the samples of all peers: [T B, heads or 1, ...].
-  at::Tensor all_masks(at::Tensor x, int64_t samples) const {
-    auto& group = tensor_group::current();
-    if (x.requires_grad())
-      throw error{error_code::unsupported,
-                  "the mask of '" + name_ + "' requires grad, which ranks that "
-                  "share the layer do not send back: detach it, or name its "
-                  "linears in tensor_parallel.modules instead of it"};
+  /// Those of the samples of all peers: [T B, heads / T or 1, ...].
+  static at::Tensor all_masks(at::Tensor x, int64_t samples) {
     while (x.dim() < 4)
       x = x.unsqueeze(0);
     // What is the same for all samples travels once.
     auto one = x.size(0) == 1 || x.stride(0) == 0;
-    auto all = fused_allgather_for_tp(one ? x.narrow(0, 0, 1) : x, 0);
     if (one)
-      all = all.repeat_interleave(samples, 0);
-    if (all.size(1) == 1)
-      return all;
-    auto heads = all.size(1) / static_cast<int64_t>(group.size());
-    return all.narrow(1, static_cast<int64_t>(group.rank()) * heads, heads);
+      x = x.narrow(0, 0, 1);
+    auto all = x.size(1) == 1 ? fused_allgather_for_tp(x, 0)
+                              : scatter_and_merge_for_tp(x, 1, 0);
+    return one ? all.repeat_interleave(samples, 0) : all;
   }
 
   // -- feed-forward -----------------------------------------------------------
 
   at::Tensor widen(const at::Tensor& h) const {
-    auto inner = split(h, {intermediate_}, 1).front();
-    return join(layer_->activation(inner), output_, layer_->output_dropout);
+    auto xs = split(h, widening_, 1);
+    auto inner = layer_->activation(xs.front());
+    if (xs.size() > 1)
+      inner = inner * xs[1];
+    if (dropped(layer_->inner_dropout) > 0)
+      inner = inner * dropout_mask_of_part(layer_->inner_dropout, inner, 2);
+    return join(inner, output_, layer_->output_dropout);
   }
 
   std::shared_ptr<const options> layer_;
   std::string name_;
-  std::vector<part_of_linear> query_key_value_;
-  part_of_linear attention_output_;
-  part_of_linear intermediate_;
+  attention self_;
+  attention cross_; // if there is one
+  std::vector<part_of_linear> widening_;
   part_of_linear output_;
-  std::vector<norm_parameters> norms_;
+  std::vector<norm_parameters> norms_; // in the order of their parts
+  at::Tensor positions_;
 };
 
 // -- for speed ----------------------------------------------------------------
@@ -289,13 +361,16 @@ protected:
     return x;
   }
 
-  at::Tensor norm(const at::Tensor& x, size_t which) const override {
-    auto& p = parameters_of_norm(which);
-    return at::layer_norm(x, {x.size(-1)}, p.weight, p.bias, p.eps);
+  at::Tensor norm(const at::Tensor& x,
+                  const norm_parameters& p) const override {
+    if (!layer().rms_norm)
+      return at::layer_norm(x, {x.size(-1)}, p.weight, p.bias, p.eps);
+    auto y = x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
+    return p.weight * (x * at::rsqrt(y.square().mean(-1, true) + p.eps));
   }
 
   std::vector<at::Tensor> split(const at::Tensor& x,
-                                const std::vector<part_of_linear>& parts,
+                                std::span<const part_of_linear> parts,
                                 int64_t blocks) const override {
     auto all = fused_allgather_for_tp(x, 0);
     std::vector<at::Tensor> result;
@@ -334,13 +409,14 @@ protected:
     return scatter_and_merge_for_tp(x, 0, -1);
   }
 
-  at::Tensor norm(const at::Tensor& x, size_t which) const override {
-    auto& p = parameters_of_norm(which);
-    return layer_norm_for_tp(x, 1, p.weight, p.bias, p.eps);
+  at::Tensor norm(const at::Tensor& x,
+                  const norm_parameters& p) const override {
+    return layer().rms_norm ? rms_norm_for_tp(x, p.weight, p.eps)
+                            : layer_norm_for_tp(x, 1, p.weight, p.bias, p.eps);
   }
 
   std::vector<at::Tensor> split(const at::Tensor& x,
-                                const std::vector<part_of_linear>& parts,
+                                std::span<const part_of_linear> parts,
                                 int64_t blocks) const override {
     std::vector<at::Tensor> result;
     for (auto& part : parts) {
@@ -354,118 +430,11 @@ protected:
   at::Tensor join(const at::Tensor& x, const part_of_linear& part,
                   const options::dropout_place& dropout) const override {
     auto y = reduce_scatter_for_tp(part.apply(x), -1);
-    if (dropped(dropout) == 0)
-      return y;
-    auto& group = tensor_group::current();
-    auto channels = y.size(-1);
-    std::vector<at::Tensor> parts;
-    for (uint64_t i = 0; i < group.size(); ++i) {
-      auto sizes = samples_of(y, i, group.size()).sizes().vec();
-      sizes.back() = channels * static_cast<int64_t>(group.size());
-      parts.push_back(
-        dropout_mask(dropout, i, sizes, y.options())
-          .narrow(-1, static_cast<int64_t>(group.rank()) * channels, channels));
-    }
-    return y * at::cat(parts, 0);
+    return dropped(dropout) == 0 ? y : y * dropout_mask_of_part(dropout, y, 2);
   }
 };
 
-// -- slices -------------------------------------------------------------------
-
-/// Cuts the parameters of a layer for one peer.
-class cutter {
-public:
-  cutter(const native_module& x, int64_t rank, int64_t peers)
-    : x_(x), rank_(rank), peers_(peers) {
-    // nop
-  }
-
-  parameter_slices run() {
-    auto& o = *x_.layer;
-    auto blocks = o.query_key_value.size() == 1 ? 3 : 1;
-    for (auto& place : o.query_key_value)
-      first(place, blocks);
-    first(o.intermediate, 1);
-    second(o.attention_output);
-    second(o.output);
-    if (x_.saves_memory)
-      for (auto* norm : {&o.attention_norm, &o.output_norm})
-        for (auto* what : {".weight", ".bias"})
-          cut(norm->name + what, 0, 1);
-    return std::move(result_);
-  }
-
-private:
-  void first(const transformer_layer_options::linear_place& place,
-             int64_t blocks) {
-    if (x_.saves_memory)
-      return second(place);
-    cut(place.name + ".weight", place.inputs_first ? 1 : 0, blocks);
-    cut(place.name + ".bias", 0, blocks);
-  }
-
-  void second(const transformer_layer_options::linear_place& place) {
-    cut(place.name + ".weight", place.inputs_first ? 0 : 1, 1);
-    if (x_.saves_memory)
-      whole_on_first(place.name + ".bias");
-  }
-
-  void cut(const std::string& name, int64_t dim, int64_t blocks) {
-    auto i = x_.parameters.find(name);
-    if (i == x_.parameters.end())
-      return;
-    auto length = i->second.size(dim) / blocks / peers_;
-    result_[name] = {dim, rank_ * length, length, i->second.sizes().vec(),
-                     blocks};
-  }
-
-  /// It is added before results are summed.
-  void whole_on_first(const std::string& name) {
-    auto i = x_.parameters.find(name);
-    if (i == x_.parameters.end())
-      return;
-    auto n = i->second.size(0);
-    result_[name] = {0, rank_ == 0 ? 0 : n, rank_ == 0 ? n : 0,
-                     i->second.sizes().vec()};
-  }
-
-  const native_module& x_;
-  int64_t rank_;
-  int64_t peers_;
-  parameter_slices result_;
-};
-
-std::string not_divided(int64_t n, const char* what, int64_t peers) {
-  return n % peers == 0
-           ? std::string{}
-           : "its " + std::to_string(n) + " " + what
-               + " cannot be divided among " + std::to_string(peers)
-               + " ranks (its linears may be)";
-}
-
-std::string refusal_of_layer(const native_module& x, int64_t peers) {
-  auto& o = *x.layer;
-  for (auto& name : {o.intermediate.name, o.output.name,
-                     o.attention_output.name, o.query_key_value.front().name})
-    if (!x.parameters.contains(name + ".weight"))
-      return "it has no parameter '" + name + ".weight'";
-  if (auto why = not_divided(o.num_attention_heads, "heads", peers);
-      !why.empty())
-    return why;
-  auto channels = [&](const options::linear_place& place, bool in) {
-    return x.parameters.at(place.name + ".weight")
-      .size(place.inputs_first == in ? 0 : 1);
-  };
-  auto why = not_divided(channels(o.output, true), "inner channels", peers);
-  if (why.empty() && x.saves_memory)
-    why = not_divided(channels(o.intermediate, true), "channels", peers);
-  return why;
-}
-
-parameter_slices slices_of_layer(const native_module& x, int64_t rank,
-                                 int64_t peers) {
-  return cutter{x, rank, peers}.run();
-}
+// -- how it is made -----------------------------------------------------------
 
 std::unique_ptr<distributed_module> make_layer(const native_module& x,
                                                const parameter_slices&) {

@@ -124,7 +124,8 @@ using rank_watch_actor = caf::typed_actor<
   caf::result<uint64_t>(look_atom),
   // The run is stalled, in words, and goes on.
   caf::result<void>(stall_atom, std::string),
-  // The run is stalled: ends the rank.
+  // The run is stalled: ends the rank. With another code than that: the step
+  // fails.
   caf::result<void>(stall_atom, failure),
   // Replies with what the rank executes and waits for.
   caf::result<rank_view>(status_atom),

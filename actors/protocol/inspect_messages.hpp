@@ -76,12 +76,21 @@ bool inspect(Inspector& f, traffic& x) {
 }
 
 template <class Inspector>
+bool inspect(Inspector& f, shared_calls& x) {
+  return f.object(x).fields(
+    f.field("module", x.module), f.field("microbatch", x.microbatch),
+    f.field("phase", x.what), f.field("calls", x.calls),
+    f.field("waits", x.waits), f.field("running", x.running));
+}
+
+template <class Inspector>
 bool inspect(Inspector& f, rank_view& x) {
   return f.object(x).fields(
     f.field("rank", x.rank), f.field("progress", x.progress),
     f.field("left", x.left), f.field("complete", x.complete),
     f.field("settled", x.settled), f.field("refused", x.refused),
-    f.field("activities", x.activities), f.field("peers", x.peers));
+    f.field("activities", x.activities), f.field("peers", x.peers),
+    f.field("sharers", x.sharers), f.field("shared", x.shared));
 }
 
 template <class Inspector>

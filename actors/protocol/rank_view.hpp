@@ -51,6 +51,18 @@ struct traffic {
   uint64_t queued = 0;
 };
 
+/// What a rank called, in the step that runs, of a module that it shares.
+struct shared_calls {
+  std::string module; // its path; empty: the step body
+  microbatch_id microbatch;
+  phase what = phase::forward;
+  uint64_t calls = 0;
+  /// In one of them it waits for a peer that did not come.
+  bool waits = false;
+  /// Names of the collectives in which it is.
+  std::vector<std::string> running;
+};
+
 struct rank_view {
   rank_id rank;
   /// Grows with everything that happens on the rank.
@@ -65,6 +77,10 @@ struct rank_view {
   uint64_t refused = 0;
   std::vector<activity> activities;
   std::vector<traffic> peers;
+  /// Who shares modules with it, itself among them; and what it called of them,
+  /// if it is settled.
+  std::vector<rank_id> sharers;
+  std::vector<shared_calls> shared;
 };
 
 } // namespace smp

@@ -1,5 +1,6 @@
 #include "actors/stalls/stall_judge.hpp"
 
+#include "actors/stalls/branches.hpp"
 #include "actors/stalls/wait_graph.hpp"
 
 #include <fmt/format.h>
@@ -77,6 +78,11 @@ std::optional<stall_report> stall_judge::judge(std::vector<rank_view> views,
       now_settled.push_back(x.progress);
   result.deadlock = !now_settled.empty() && now_settled == settled_;
   settled_ = std::move(now_settled);
+  if (result.deadlock) {
+    if (settled_ == failed_)
+      return std::nullopt; // they are told, and about to go on
+    result.step_fails = different_branches(views);
+  }
   auto is_due = due(now);
   if (!result.deadlock && !is_due)
     return std::nullopt;
@@ -99,7 +105,10 @@ std::optional<stall_report> stall_judge::judge(std::vector<rank_view> views,
   if (!graph.waiting() && silent.empty())
     return std::nullopt;
   auto chain = graph.worst();
-  result.ends = ended_ = result.deadlock || options_.end;
+  if (result.step_fails)
+    failed_ = settled_;
+  else
+    result.ends = ended_ = result.deadlock || options_.end;
   result.culprit = chain.culprit;
   if (chain.nodes.empty() && !silent.empty())
     result.culprit = silent.begin()->first;
@@ -109,7 +118,8 @@ std::optional<stall_report> stall_judge::judge(std::vector<rank_view> views,
                     "flight: "
                   : fmt::format("nothing moved for {:.1f} s: ",
                                 seconds(quiet_since_, now));
-  result.text += graph.text(chain);
+  result.text += result.step_fails ? result.step_fails.describe()
+                                   : graph.text(chain);
   return result;
 }
 

@@ -24,6 +24,8 @@ struct stall_report {
   /// Nothing can go on; else nothing went on for long.
   bool deadlock = false;
   bool ends = false;
+  /// With this the step fails, and the run goes on; or nothing.
+  failure step_fails;
   /// One line: the chain of waits and the culprit.
   std::string text;
   /// One line for each who executes or waits.
@@ -86,6 +88,8 @@ private:
   double next_report_; // seconds after `quiet_since_`
   /// Numbers of the ranks at the last look that found nothing going on.
   std::vector<uint64_t> settled_;
+  /// The same when a step was last told to fail.
+  std::vector<uint64_t> failed_;
   uint64_t looks_ = 0; // since the last progress
   uint64_t next_look_ = 0;
   uint64_t asked_ = 0; // the same, also those that were no looks

@@ -91,7 +91,9 @@ void stall_monitor_state::report(const stall_report& x) {
   status.text = x.text;
   status.standing = true;
   for (auto& hdl : config.ranks) {
-    if (x.ends)
+    if (x.step_fails)
+      self->send(hdl, stall_atom_v, x.step_fails);
+    else if (x.ends)
       self->send(hdl, stall_atom_v,
                  failure{error_code::stalled, no_rank, {}, x.text});
     else

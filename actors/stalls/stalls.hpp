@@ -25,7 +25,7 @@ struct watched_rank {
   std::function<rank_status()> status;
   /// The run is stalled, in words, and goes on.
   std::function<void(const std::string&)> report;
-  /// The run is stalled and has to end.
+  /// The run is stalled and has to end; with another code than that, the step.
   std::function<void(const failure&)> end;
 };
 

@@ -33,10 +33,13 @@ bool in_graph() {
          && !c10::InferenceMode::is_enabled();
 }
 
-/// Adds the tensors in `x`: one, or those of a tuple.
+/// Adds the tensors in `x`: one, or those of a tuple or a list.
 void add_tensors(std::vector<at::Tensor>& to, unpacker& in, const value& x) {
   if (auto* parts = x.get_if<tuple_value>())
     for (auto& y : parts->items)
+      add_tensors(to, in, y);
+  else if (auto* list = x.get_if<list_value>())
+    for (auto& y : list->items)
       add_tensors(to, in, y);
   else
     to.push_back(get_value<at::Tensor>(in, x));
@@ -51,6 +54,9 @@ invocation run_part(call_scope& noted, const distributed_module& how,
     add_tensors(xs, in, x);
   auto found = run_shared(noted, how, object, xs);
   value_path::scope place{out, "result"};
+  // What takes a list of tensors returns one.
+  if (args.size() == 1 && args[0].get_if<list_value>())
+    return {put_value(out, found), {}};
   if (found.size() == 1)
     return {put_value(out, found[0]), {}};
   std::vector<value> results;

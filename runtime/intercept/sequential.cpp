@@ -1,5 +1,6 @@
 #include "runtime/intercept/sequential.hpp"
 
+#include "actors/board/call_slot.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/shared_call.hpp"
@@ -115,6 +116,27 @@ nn::AnyValue get_any(unpacker& in, const value& x) {
   return get_any(in, *index, parts->items[1]);
 }
 
+/// Writes down which child of a range runs: the range is one request.
+class noted_child {
+public:
+  explicit noted_child(const intercepted_call& x)
+    : slot_(x.served && x.module ? call_slot::current() : nullptr) {
+    if (slot_)
+      slot_->enter(*x.module);
+  }
+
+  ~noted_child() {
+    if (slot_)
+      slot_->leave();
+  }
+
+  noted_child(const noted_child&) = delete;
+  noted_child& operator=(const noted_child&) = delete;
+
+private:
+  call_slot* slot_;
+};
+
 /// Runs a child before the eyes of interceptors.
 nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
                        const intercepted_call& call,
@@ -122,10 +144,17 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
                        std::vector<nn::AnyValue>&& arguments) {
   call_scope noted{call};
   if (how) {
+    noted_child note{call};
     auto object = x.ptr();
+    auto* list = arguments.size() == 1
+                   ? arguments[0].try_get<std::vector<at::Tensor>>()
+                   : nullptr;
     auto found = run_shared(noted, *how,
                             dynamic_cast<const void*>(object.get()),
-                            tensors_in_any(arguments));
+                            list ? *list : tensors_in_any(arguments));
+    // What takes a list of tensors returns one.
+    if (list)
+      return nn::AnyValue{std::move(found)};
     return found.size() == 1
              ? nn::AnyValue{std::move(found[0])}
              : nn::AnyValue{std::tuple{found.at(0), found.at(1)}};

@@ -221,27 +221,35 @@ template <class A, class B>
 inline constexpr bool is_tensors<std::pair<A, B>> = std::is_same_v<
   A, at::Tensor>&& std::is_same_v<B, at::Tensor>;
 
-/// True for a tensor or a tuple of them, given in any way.
+/// True for a tensor, a tuple or a vector of them.
+template <class R>
+inline constexpr bool gives_tensors = std::disjunction_v<
+  std::bool_constant<is_tensors<std::decay_t<R>>>,
+  std::is_same<std::decay_t<R>, std::vector<at::Tensor>>>;
+
+/// The same, given in any way.
 template <class T>
-inline constexpr bool holds_tensors
-  = std::is_convertible_v<T, at::Tensor> || is_tensors<std::decay_t<T>>;
+inline constexpr bool holds_tensors = std::disjunction_v<
+  std::is_convertible<T, at::Tensor>, std::bool_constant<gives_tensors<T>>>;
 
 /// True for calls that tensor-parallel ranks may share.
 template <class R, class... Ts>
 inline constexpr bool is_shareable = std::conjunction_v<
-  std::bool_constant<is_tensors<std::decay_t<R>>>,
+  std::bool_constant<gives_tensors<R>>,
   std::bool_constant<holds_tensors<Ts>>...>;
 
-/// Adds a tensor, or those of a tuple.
+/// Adds a tensor, or those of a tuple or a vector.
 template <class T>
 void add_tensors(std::vector<at::Tensor>& to, const T& x) {
   if constexpr (std::is_convertible_v<const T&, at::Tensor>)
     to.push_back(x);
+  else if constexpr (std::is_same_v<T, std::vector<at::Tensor>>)
+    to.insert(to.end(), x.begin(), x.end());
   else
     std::apply([&](auto&... ys) { (to.push_back(ys), ...); }, x);
 }
 
-/// @returns a tensor, or a tuple of all
+/// @returns a tensor, or all
 template <class R, size_t... Is>
 R from_tensors(const std::vector<at::Tensor>& xs, std::index_sequence<Is...>) {
   return R{xs.at(Is)...};
@@ -251,6 +259,8 @@ template <class R>
 R from_tensors(const std::vector<at::Tensor>& xs) {
   if constexpr (std::is_same_v<R, at::Tensor>)
     return xs.at(0);
+  else if constexpr (std::is_same_v<R, std::vector<at::Tensor>>)
+    return xs;
   else
     return from_tensors<R>(xs,
                            std::make_index_sequence<std::tuple_size_v<R>>{});

@@ -5,6 +5,7 @@
 #include "runtime/model/tp_register.hpp"
 #include "tp/distributions.hpp"
 #include "tp/transformer_layer_options.hpp"
+#include "transport/error.hpp"
 
 #include <ATen/core/function.h>
 #include <ATen/core/ivalue.h>
@@ -14,6 +15,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/normalization.h>
+
+#include <fmt/format.h>
 
 #include <map>
 #include <mutex>
@@ -192,6 +195,11 @@ void read_code(const c10::ivalue::Object& x, native_module& to) {
 } // namespace
 
 bool register_native(const std::type_info& impl, std::string_view as) {
+  if (!find_distribution(as) || as == "TransformerLayer")
+    throw config_error(
+      fmt::format("tp_register: no distributed module is "
+                  "called \"{}\"; there are {}",
+                  as, known_distributions()));
   auto& known = registry::get();
   std::lock_guard guard{known.mutex};
   known.names.insert_or_assign(c10::demangle(impl.name()), std::string{as});
@@ -217,6 +225,10 @@ std::optional<native_module> layer_of(const walked_model& model,
     auto* object = m.object;
     if (!options.training)
       options.training = [object] { return object->is_training(); };
+    for (auto below : model.subtree(module))
+      if (auto& x = model.modules[below]; below != module && x.container)
+        options.containers.insert(
+          x.names.front().substr(result.name.size() + 1));
     result.layer = std::make_shared<transformer_layer_options>(
       std::move(options));
   } else if (m.script && is_script_layer(m.type)) {
@@ -235,6 +247,35 @@ std::optional<native_module> layer_of(const walked_model& model,
         result.parameters.emplace(t.names.front().substr(prefix.size()),
                                   t.tensor);
   return result;
+}
+
+/// A class that was registered, or one of a file, may have parameters with
+/// which a module of the type that it is taken for would not know what to do.
+/// @returns what is wrong with them; empty: nothing
+std::string doubt_of_parameters(const native_module& x) {
+  for (auto& [name, t] : x.parameters)
+    if (name != "weight" && (name != "bias" || x.type == "Embedding"))
+      return fmt::format("it has a parameter '{}' that no {} has", name,
+                         x.type);
+  auto weight = x.parameters.find("weight");
+  auto bias = x.parameters.find("bias");
+  if (x.type == "LayerNorm") {
+    for (auto& [name, t] : x.parameters)
+      if (!x.normalized_shape.empty() && t.sizes() != x.normalized_shape)
+        return fmt::format("its {} is {}, not {}", name, c10::str(t.sizes()),
+                           c10::str(at::IntArrayRef{x.normalized_shape}));
+    return {};
+  }
+  if (weight == x.parameters.end())
+    return "it has no weight of its own";
+  auto sizes = weight->second.sizes();
+  if (sizes.size() != 2)
+    return fmt::format("its weight is {}, not of two axes", c10::str(sizes));
+  auto outputs = sizes[x.type == "Conv1D" ? 1 : 0];
+  if (bias != x.parameters.end() && bias->second.sizes() != outputs)
+    return fmt::format("its bias is {}, not [{}]",
+                       c10::str(bias->second.sizes()), outputs);
+  return {};
 }
 
 } // namespace
@@ -264,8 +305,8 @@ std::optional<native_module> native_of(const walked_model& model,
     read_options(*m.script, result);
   if (m.script)
     read_code(*m.script, result);
-  if (result.type != "LayerNorm" && !result.parameters.contains("weight"))
-    result.doubt = "it has no weight of its own";
+  if (auto why = doubt_of_parameters(result); !why.empty())
+    result.doubt = std::move(why);
   return result;
 }
 

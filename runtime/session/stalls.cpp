@@ -71,7 +71,7 @@ watched_rank rank_runtime::watch() {
   };
   result.end = [weak = weak_from(*this)](const failure& x) {
     if (auto eng = weak.lock())
-      eng->end_stalled(x);
+      x.code == error_code::stalled ? eng->end_stalled(x) : eng->end_step(x);
   };
   return result;
 }
@@ -91,6 +91,10 @@ rank_view rank_runtime::view(std::chrono::milliseconds limit) {
     x.queued = fabric_->queued_to(x.peer);
   if (std::shared_lock guard{node_mutex_}; node_)
     node_->complete(result, limit);
+  if (tensor_peers_ && result.settled) {
+    result.sharers = own_layout_.members(comm_group::tp, self_);
+    result.shared = own_tensor_peers_.calls();
+  }
   return result;
 }
 
@@ -105,6 +109,10 @@ void rank_runtime::report_stall(const std::string& text, bool ends) {
   }
   if (f)
     f(text, ends);
+}
+
+void rank_runtime::end_step(const failure& x) {
+  own_collectives_.step_failed(step(), x);
 }
 
 void rank_runtime::end_stalled(const failure& x) {

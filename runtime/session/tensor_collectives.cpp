@@ -1,5 +1,7 @@
 #include "runtime/session/tensor_collectives.hpp"
 
+#include "actors/board/call_slot.hpp"
+#include "actors/board/rank_board.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "runtime/remote/execution.hpp"
@@ -68,6 +70,13 @@ public:
       label.step = ex->step();
       label.microbatch = ex->microbatch();
       label.what = ex->in_backward() ? phase::backward : phase::forward;
+      call_.advice
+        = "the batches of ranks that compute together have to have "
+          "the same sizes";
+      auto* slot = call_slot::current();
+      call_.place = slot && slot->module() != call_slot::none
+                      ? rank_.board().path_of(module_id{slot->module()})
+                      : ex->module_path();
     }
     self_ = rank_.layout().rank(group, rank_.self());
     call_.what.kind = what;

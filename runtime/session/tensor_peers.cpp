@@ -6,9 +6,15 @@
 #include "runtime/config/session_config.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/session/tensor_collectives.hpp"
+#include "transport/collectives/collectives.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
+
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
 
 namespace smp {
 
@@ -22,6 +28,16 @@ std::string name_in_pass(const std::string& x) {
   auto* ex = execution::current();
   return ex && ex->pass().what == recompute_pass::kind::again ? x + " again"
                                                               : x;
+}
+
+/// @returns the path of the call in a name that `tensor_peers::next_name` made;
+/// empty: it is none
+std::string call_of(const std::string& name) {
+  auto slash = name.rfind('/');
+  auto dot = name.rfind('.');
+  return slash == name.npos || dot == name.npos || dot < slash
+           ? std::string{}
+           : name.substr(slash + 1, dot - slash - 1);
 }
 
 } // namespace
@@ -89,6 +105,43 @@ at::Tensor tensor_peers::exchange_rows(const at::Tensor& x,
   return smp::all_to_all(x, {given.begin(), given.end()},
                          {taken.begin(), taken.end()}, peers,
                          name_in_pass(name));
+}
+
+// -- for who looks ------------------------------------------------------------
+
+std::vector<shared_calls> tensor_peers::calls() const {
+  auto group = rank_.layout().members(peers, rank_.self());
+  auto begun = rank_.collectives().begun(rank_.step());
+  std::erase_if(begun, [&](auto& x) {
+    return x.label.group != group || call_of(x.label.name).empty();
+  });
+  // What autograd calls has the name that it had in forward.
+  std::map<std::string, std::string> modules;
+  for (auto& x : begun)
+    if (x.label.what == phase::forward)
+      modules.emplace(call_of(x.label.name), x.place);
+  using place = std::tuple<microbatch_id, phase, std::string>;
+  std::map<place, shared_calls> result;
+  std::set<std::pair<place, std::string>> seen;
+  for (auto& x : begun) {
+    auto call = call_of(x.label.name);
+    auto in_forward = modules.find(call);
+    auto module = in_forward == modules.end() ? x.place : in_forward->second;
+    place where{x.label.microbatch, x.label.what, module};
+    auto& y = result[where];
+    y.module = module;
+    y.microbatch = x.label.microbatch;
+    y.what = x.label.what;
+    y.waits = y.waits || !x.absent.empty();
+    if (x.runs)
+      y.running.push_back(x.label.name);
+    if (seen.emplace(where, call).second)
+      ++y.calls;
+  }
+  std::vector<shared_calls> all;
+  for (auto& [where, x] : result)
+    all.push_back(std::move(x));
+  return all;
 }
 
 } // namespace smp

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "actors/protocol/rank_view.hpp"
 #include "tp/tensor_group.hpp"
 
 namespace smp {
@@ -38,6 +39,12 @@ public:
                            const std::vector<int64_t>& given,
                            const std::vector<int64_t>& taken,
                            const std::string& name) override;
+
+  // -- for who looks ----------------------------------------------------------
+
+  /// @returns what this rank called of shared modules in the step that runs.
+  /// Any thread.
+  std::vector<shared_calls> calls() const;
 
 private:
   const rank_context& rank_;

@@ -41,7 +41,7 @@ native_module layer_of(const kind& k, torch::Dtype type, bool saves_memory) {
   o.pre_layernorm = k.pre_layernorm;
   o.causal = k.causal;
   o.window = k.window;
-  o.takes_mask = o.returns_mask = k.takes_mask;
+  o.takes_mask = o.returns_arguments = k.takes_mask;
   o.activation = [](const Tensor& x) { return at::gelu(x); };
   o.attention_norm = {"ln_1", 1e-5};
   o.output_norm = {"ln_2", 1e-6};

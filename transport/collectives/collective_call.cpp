@@ -112,8 +112,12 @@ std::string difference(const collective_label& label,
         result += " with root " + rank_text(label.group[x.root]);
       return result;
     };
+    auto advice = theirs.kind == ours.kind && theirs.shape != ours.shape
+                      && !mine.advice.empty()
+                    ? "; " + mine.advice
+                    : std::string{};
     return other + " calls " + text(theirs) + " where " + self + " calls "
-           + text(ours);
+           + text(ours) + advice;
   }
   if (!ours.rows.empty() && theirs.rows[to] != mine.rows_taken[from])
     return other + " gives " + std::to_string(theirs.rows[to]) + " rows where "

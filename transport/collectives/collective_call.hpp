@@ -80,6 +80,10 @@ struct collective_call {
   void* output = nullptr;
   /// Keeps both; shared with messages that are on their way.
   std::shared_ptr<const void> owner;
+  /// Said where ranks give other sizes; may be empty.
+  std::string advice = {};
+  /// Whose call it is, for who looks: the path of a module.
+  std::string place = {};
 
   /// @returns "allreduce "loss" of ranks 0, 1".
   std::string describe() const;

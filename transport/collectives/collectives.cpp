@@ -61,6 +61,7 @@ public:
   void fail_step(step_id step, const failure& why);
   void end_step(step_id step);
   void cancel();
+  std::vector<begun_collective> begun(step_id step) const;
 
   std::shared_ptr<collective_operation> make(collective_call x);
 
@@ -88,6 +89,7 @@ private:
   /// Calls that differ in their number only.
   struct sequence {
     uint64_t next = 0;
+    std::string place; // of the first call
     std::deque<std::pair<uint64_t, collective_signature>> ended;
     /// Found out when the call was over here: the next one fails.
     failure broken;
@@ -162,6 +164,8 @@ collectives::impl::make(collective_call x) {
 
 void collectives::impl::begin(const operation_ptr& op) {
   auto& s = sequence_of(op->call().label);
+  if (s.next == 0)
+    s.place = op->call().place;
   auto& label = op->set_number(s.next++);
   auto early = take_early(label);
   running_.emplace(label, op);
@@ -342,7 +346,10 @@ void collectives::impl::end_step(step_id step) {
   auto is_over = [this](auto& x) {
     return x.first.step.value > 0 && x.first.step <= last_over_;
   };
-  std::erase_if(sequences_, is_over);
+  // What the last one called can still be asked for.
+  std::erase_if(sequences_, [&](auto& x) {
+    return is_over(x) && x.first.step < last_over_;
+  });
   for (auto i = early_.begin(); i != early_.end();) {
     auto& x = *i++;
     if (is_over(x))
@@ -350,6 +357,22 @@ void collectives::impl::end_step(step_id step) {
   }
   failed_steps_.erase(failed_steps_.begin(),
                       failed_steps_.upper_bound(last_over_));
+}
+
+std::vector<begun_collective> collectives::impl::begun(step_id step) const {
+  std::vector<begun_collective> result;
+  for (auto& [label, calls] : sequences_)
+    for (uint64_t i = 0; label.step == step && i < calls.next; ++i) {
+      auto& x = result.emplace_back();
+      x.label = label;
+      x.label.number = i;
+      x.place = calls.place;
+      if (auto op = running_.find(x.label); op != running_.end()) {
+        x.runs = true;
+        x.absent = op->second->absent();
+      }
+    }
+  return result;
 }
 
 void collectives::impl::cancel() {
@@ -391,6 +414,16 @@ started_collective collectives::start(collective_call x) {
 
 bool collectives::busy() const {
   return impl_->line().busy();
+}
+
+std::vector<begun_collective> collectives::begun(step_id step) const {
+  auto result = std::make_shared<awaited<std::vector<begun_collective>>>();
+  impl_->line().add(
+    [x = impl_.get(), step, result] { result->set_value(x->begun(step)); },
+    false);
+  if (!result->done())
+    return {};
+  return awaited<std::vector<begun_collective>>::get(result, {});
 }
 
 void collectives::deliver(rank_id from, message x) {

@@ -15,6 +15,15 @@ struct started_collective {
   wait_reason why;
 };
 
+/// A collective of a step, for who looks at what a rank does.
+struct begun_collective {
+  collective_label label;
+  std::string place; // see `collective_call`
+  bool runs = false;
+  /// While it runs: the ranks that it waits for and that did not join.
+  std::vector<rank_id> absent;
+};
+
 /// Microbatches of a rank run in any order, so two ranks that reach their
 /// collectives in different order must still meet (design.md, section 7): a
 /// call is matched by its label, never by when it came, and what comes before
@@ -43,6 +52,10 @@ public:
 
   /// @returns whether something is being summed or moved at this moment.
   bool busy() const;
+
+  /// @returns what began here in a step that runs or was the last one; nothing
+  /// while busy.
+  std::vector<begun_collective> begun(step_id step) const;
 
   // -- called by the session --------------------------------------------------
 

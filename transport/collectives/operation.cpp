@@ -258,28 +258,32 @@ tensor_ref collective_operation::view(const void* data, uint64_t size,
 
 // -- any thread ---------------------------------------------------------------
 
+std::vector<rank_id> collective_operation::absent() const {
+  std::vector<rank_id> result;
+  for (size_t i = 0; i < heard_.size(); ++i)
+    if (to_tell_[i] && !heard_[i])
+      result.push_back(call_.label.group[i]);
+  return result;
+}
+
 std::pair<std::string, std::optional<rank_id>>
 collective_operation::missing() const {
-  std::string absent;
-  std::string owing;
-  std::optional<rank_id> first_absent;
-  std::optional<rank_id> first_owing;
-  auto note = [](std::string& text, std::optional<rank_id>& first, rank_id x) {
-    text += (text.empty() ? "rank " : ", rank ") + std::to_string(x.value);
-    if (!first)
-      first = x;
+  auto text_of = [](const std::vector<rank_id>& xs) {
+    std::string result;
+    for (auto x : xs)
+      result += (result.empty() ? "rank " : ", rank ")
+                + std::to_string(x.value);
+    return result;
   };
-  for (size_t i = 0; i < heard_.size(); ++i) {
-    if (to_tell_[i] && !heard_[i])
-      note(absent, first_absent, call_.label.group[i]);
-    else if (owed_[i] > 0)
-      note(owing, first_owing, call_.label.group[i]);
-  }
   auto text = call_.describe();
-  if (first_absent)
-    return {text + " (not joined by " + absent + ')', first_absent};
-  if (first_owing)
-    return {text + " (to come of " + owing + ')', first_owing};
+  if (auto xs = absent(); !xs.empty())
+    return {text + " (not joined by " + text_of(xs) + ')', xs.front()};
+  std::vector<rank_id> owing;
+  for (size_t i = 0; i < owed_.size(); ++i)
+    if (owed_[i] > 0)
+      owing.push_back(call_.label.group[i]);
+  if (!owing.empty())
+    return {text + " (to come of " + text_of(owing) + ')', owing.front()};
   return {text, std::nullopt};
 }
 

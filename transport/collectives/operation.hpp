@@ -75,6 +75,9 @@ public:
   /// @returns what is still waited for, and of whom.
   std::pair<std::string, std::optional<rank_id>> missing() const;
 
+  /// @returns the ranks that it waits for and that did not join.
+  std::vector<rank_id> absent() const;
+
 private:
   struct segment {
     std::vector<tensor_ref> given; // by source

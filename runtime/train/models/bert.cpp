@@ -58,7 +58,7 @@ transformer_layer_options options_of_bert_layer(const bert_layer_impl& x) {
   result.num_attention_heads = attention.heads;
   result.pre_layernorm = false;
   result.takes_mask = true;
-  result.returns_mask = true;
+  result.returns_arguments = true;
   result.activation = [](const torch::Tensor& y) { return torch::gelu(y); };
   result.attention_norm = {"attention.output.LayerNorm",
                            attention_output.norm->options.eps()};

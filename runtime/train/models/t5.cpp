@@ -1,5 +1,6 @@
 #include "runtime/train/models/t5.hpp"
 
+#include "runtime/model/tp_register.hpp"
 #include "runtime/train/models/sizes.hpp"
 
 #include <torch/nn/init.h>
@@ -65,6 +66,73 @@ torch::Tensor buckets(torch::Tensor distance, const t5_config& x,
          + torch::where(distance < exact, distance, far.clamp_max(n - 1));
 }
 
+/// @returns [T, T] int64: those of all pairs of positions
+torch::Tensor buckets_of(int64_t tokens, const t5_config& x, bool decoder) {
+  auto positions = torch::arange(tokens, torch::kLong);
+  return buckets(positions.unsqueeze(0) - positions.unsqueeze(1), x, decoder);
+}
+
+/// biases: [T, T, H] @returns [1, H, T, T]
+torch::Tensor by_heads(const torch::Tensor& biases) {
+  return biases.permute({2, 0, 1}).unsqueeze(0);
+}
+
+/// What tensor-parallel ranks have to know to share a block as a whole.
+transformer_layer_options options_of_t5_block(const t5_block_impl& x) {
+  transformer_layer_options result;
+  auto& self = *x.self_attention;
+  auto& attention = *self.attention;
+  auto& dense = *x.feed_forward->dense;
+  auto sizes = attention.sizes;
+  auto p = sizes.dropout;
+  result.num_attention_heads = sizes.heads;
+  result.scale = 1;
+  result.takes_mask = true;
+  result.returns_arguments = true;
+  result.rms_norm = true;
+  auto of_self = [](const std::string& name) { return "layer.0." + name; };
+  auto inner = of_self("SelfAttention");
+  result.attention_norm = {of_self("layer_norm"), sizes.norm_eps};
+  result.query_key_value = {{inner + ".q"}, {inner + ".k"}, {inner + ".v"}};
+  result.attention_output = {inner + ".o"};
+  result.attention_dropout = {inner, p};
+  result.attention_output_dropout = {of_self("dropout"), p};
+  if (attention.relative_attention_bias)
+    result.positions = {inner + ".relative_attention_bias",
+                        [sizes, decoder = attention.decoder](
+                          const torch::Tensor& table, int64_t tokens) {
+                          return by_heads(torch::embedding(
+                            table, buckets_of(tokens, sizes, decoder)));
+                        }};
+  if (x.cross_attention) {
+    auto& cross = result.cross_attention.emplace();
+    std::string name = "layer.1.EncDecAttention";
+    cross.norm = {"layer.1.layer_norm", sizes.norm_eps};
+    cross.query = {name + ".q"};
+    cross.key = {name + ".k"};
+    cross.value = {name + ".v"};
+    cross.output = {name + ".o"};
+    cross.dropout = {name, p};
+    cross.output_dropout = {"layer.1.dropout", p};
+  }
+  std::string last = x.cross_attention ? "layer.2." : "layer.1.";
+  result.output_norm = {last + "layer_norm", sizes.norm_eps};
+  result.output_dropout = {last + "dropout", p};
+  last += "DenseReluDense.";
+  result.intermediate = {last + (dense.gated ? "wi_0" : "wi")};
+  if (dense.gated)
+    result.gate = {last + "wi_1"};
+  result.activation = [gated = dense.gated](const torch::Tensor& y) {
+    return gated ? torch::gelu(y, "tanh") : torch::relu(y);
+  };
+  result.output = {last + "wo"};
+  result.inner_dropout = {last + "dropout", p};
+  return result;
+}
+
+[[maybe_unused]] const bool t5_block_is_registered = tp_register<t5_block_impl>(
+  options_of_t5_block);
+
 } // namespace
 
 void validate(const t5_config& x) {
@@ -112,15 +180,10 @@ t5_attention_impl::t5_attention_impl(const t5_config& x, bool positions,
 std::tuple<torch::Tensor, torch::Tensor>
 t5_attention_impl::forward(torch::Tensor x, torch::Tensor context,
                            torch::Tensor bias) {
-  if (relative_attention_bias) {
-    auto positions = torch::arange(x.size(1), torch::kLong);
-    auto distance = positions.unsqueeze(0) - positions.unsqueeze(1);
-    // [T, T, H] -> [1, H, T, T]
+  if (relative_attention_bias)
     bias = bias
-           + relative_attention_bias(buckets(distance, sizes, decoder))
-               .permute({2, 0, 1})
-               .unsqueeze(0);
-  }
+           + by_heads(
+             relative_attention_bias(buckets_of(x.size(1), sizes, decoder)));
   auto y = attend(split_heads(q(x), sizes.heads),
                   split_heads(k(context), sizes.heads),
                   split_heads(v(context), sizes.heads), bias, /*scale=*/1,

@@ -63,7 +63,7 @@ TEST_CASE("a block of an exported GPT-2 is read from its code",
   CHECK(x.num_attention_heads == 2);
   CHECK(x.pre_layernorm);
   CHECK(x.takes_mask);
-  CHECK_FALSE(x.returns_mask);
+  CHECK_FALSE(x.returns_arguments);
   CHECK_FALSE(x.causal); // the mask says it
   CHECK(x.attention_norm.name == "ln_1");
   CHECK(x.output_norm.name == "ln_2");

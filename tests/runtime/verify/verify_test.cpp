@@ -300,6 +300,36 @@ TEST_CASE("Transformer layers that ranks share as a whole equal one process",
   }
 }
 
+TEST_CASE("Blocks of T5 that ranks share as a whole equal one process",
+          "[runtime][verify][tensor_parallel][R54]") {
+  auto compare = [](uint64_t pipeline, uint64_t tensor, uint64_t replicas,
+                    const std::string& optimize, bool gated) {
+    auto x = test::gpt_case(pipeline, "interleaved", 2);
+    auto& model = x.config.model;
+    model.type = "t5";
+    model.layers = model.decoder_layers = 2;
+    model.heads = 4;
+    model.dropout = 0.2;
+    model.gated = gated;
+    model.tied = !gated;
+    x.config.smp.ddp = true;
+    x.config.smp.optimize = optimize;
+    x.config.smp.tensor_parallel_degree = tensor;
+    x.config.smp.tensor_parallel_modules = {"encoder.block.*",
+                                            "decoder.block.*"};
+    x.config.ranks = pipeline * tensor * replicas;
+    INFO(pipeline << " pipeline ranks, " << tensor << " share for " << optimize
+                  << ", " << replicas << " replicas, gated: " << gated);
+    CHECK(to_text(test::run_case(x, 5)).starts_with("equal: 5 steps"));
+  };
+  for (std::string optimize : {"speed", "memory"}) {
+    compare(1, 2, 1, optimize, false);
+    compare(1, 4, 1, optimize, true);
+    compare(2, 2, 1, optimize, true);
+    compare(2, 2, 2, optimize, false);
+  }
+}
+
 TEST_CASE("What backward computes again equals one process that keeps it",
           "[runtime][verify][R52]") {
   auto compare = [](test::verify_case x, const std::string& modules,

@@ -1,0 +1,144 @@
+#include "actors/stalls/branches.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <compare>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace smp {
+
+namespace {
+
+/// What peers have to call equally often.
+struct place {
+  phase what;
+  std::string module;
+
+  auto operator<=>(const place&) const = default;
+};
+
+/// What a step ends with (`runtime/session/step_runner.cpp`): who is there
+/// calls no module any more.
+bool is_end_of_step(const std::string& waits_for) {
+  constexpr std::array<std::string_view, 4> known{
+    "the end of step", "exchange \"smp.shared_step\"",
+    "exchange \"smp.run_again\"", "exchange \"smp.replicas\""};
+  return std::ranges::any_of(known,
+                             [&](auto x) { return waits_for.starts_with(x); });
+}
+
+/// Tells whether somebody waits in a way of which peers know nothing: in a
+/// collective of the user's, or outside of the step.
+bool waits_otherwise(const rank_view& view) {
+  auto is_shared = [&](const std::string& text) {
+    return std::ranges::any_of(view.shared, [&](auto& x) {
+      return std::ranges::any_of(x.running, [&](auto& name) {
+        return text.find('"' + name + '"') != text.npos;
+      });
+    });
+  };
+  return std::ranges::any_of(view.activities, [&](auto& x) {
+    if (x.executes || x.who == activity::kind::schedule)
+      return true;
+    if (x.who == activity::kind::main)
+      return !is_end_of_step(x.waits_for);
+    auto is_collective = x.waits_for.starts_with("exchange ")
+                         || x.waits_for.find(" of ranks ") != std::string::npos;
+    return is_collective && !is_shared(x.waits_for);
+  });
+}
+
+/// @returns the oldest microbatch in which a rank waits for peers
+std::optional<microbatch_id> first_stuck(const std::vector<rank_view>& views) {
+  std::optional<microbatch_id> result;
+  for (auto& view : views)
+    for (auto& x : view.shared)
+      if (x.waits && (!result || x.microbatch < *result))
+        result = x.microbatch;
+  return result;
+}
+
+std::string times_text(uint64_t n) {
+  return n == 0   ? "never"
+         : n == 1 ? "once"
+         : n == 2 ? "twice"
+                  : fmt::format("{} times", n);
+}
+
+std::string ranks_text(const std::vector<rank_id>& xs) {
+  auto result = fmt::format("rank{} {}", xs.size() > 1 ? "s" : "",
+                            xs.front().value);
+  for (size_t i = 1; i < xs.size(); ++i)
+    result += fmt::format("{}{}", i + 1 < xs.size() ? ", " : " and ",
+                          xs[i].value);
+  return result;
+}
+
+/// @param calls by rank
+/// @returns "'up', forward, was called twice by rank 0 and once by rank 1"
+std::string place_text(const place& x,
+                       const std::map<rank_id, uint64_t>& calls) {
+  std::map<uint64_t, std::vector<rank_id>, std::greater<>> ranks;
+  for (auto [rank, n] : calls)
+    ranks[n].push_back(rank);
+  std::string counts;
+  for (auto& [n, who] : ranks)
+    counts += fmt::format("{}{} by {}", counts.empty() ? "" : " and ",
+                          times_text(n), ranks_text(who));
+  return fmt::format(
+    "{}, {}, was called {}{}",
+    x.module.empty() ? "the step body" : "'" + x.module + "'",
+    x.what == phase::forward ? "forward" : "backward", counts,
+    ranks.size() == 1
+      ? ", but not in the same way: by different callers, or of "
+        "inputs of which some require grad"
+      : "");
+}
+
+} // namespace
+
+failure different_branches(const std::vector<rank_view>& views) {
+  auto stuck = first_stuck(views);
+  if (!stuck || std::ranges::any_of(views, waits_otherwise))
+    return {};
+  std::set<std::vector<rank_id>> groups;
+  for (auto& view : views)
+    groups.insert(view.sharers);
+  std::string text;
+  std::string module;
+  for (auto& group : groups) {
+    std::map<place, std::map<rank_id, uint64_t>> calls;
+    std::set<place> waited_at;
+    for (auto& view : views)
+      if (view.sharers == group)
+        for (auto& x : view.shared)
+          if (x.microbatch == *stuck) {
+            calls[{x.what, x.module}][view.rank] = x.calls;
+            if (x.waits)
+              waited_at.insert({x.what, x.module});
+          }
+    for (auto& x : waited_at) {
+      for (auto rank : group)
+        calls[x].try_emplace(rank, 0);
+      if (text.empty())
+        module = x.module;
+      else
+        text += "; ";
+      text += place_text(x, calls[x]);
+    }
+  }
+  return {error_code::user_code, no_rank, module,
+          fmt::format("in microbatch {}, {}: ranks that share modules have to "
+                      "call them equally often, whatever their data "
+                      "(docs/tensor_parallel.md)",
+                      stuck->value, text)};
+}
+
+} // namespace smp

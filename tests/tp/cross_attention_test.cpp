@@ -1,0 +1,337 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/support/torch_peers.hpp"
+#include "tp/transformer_layer_options.hpp"
+
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/softmax.h>
+#include <torch/types.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+// Layers of T5: biases of positions that are learned and handed on, norms
+// without mean, a gate, and attention over what an encoder made.
+
+using namespace smp;
+using namespace smp::test;
+using torch::Tensor;
+
+namespace {
+
+constexpr int64_t heads = 4;
+constexpr int64_t width = 12;
+constexpr int64_t attended = 20; // of all heads: 5 each
+constexpr int64_t inner = 16;
+constexpr int64_t tokens = 5;
+constexpr int64_t seen = 7; // tokens of the encoder
+constexpr int64_t samples = 8;
+constexpr int64_t distances = 9;
+
+struct kind {
+  bool decoder = true;
+  bool gated = false;
+  bool positions = true;
+  bool pre_layernorm = true;
+  double dropout = 0;
+};
+
+/// table: [distances, h] @returns [1, h, tokens, tokens]
+Tensor bias_of(const Tensor& table, int64_t n) {
+  auto at = torch::arange(n, torch::kLong);
+  auto distance = at.unsqueeze(0) - at.unsqueeze(1) + distances / 2;
+  return table.index({distance.clamp(0, distances - 1)})
+    .permute({2, 0, 1})
+    .unsqueeze(0);
+}
+
+native_module layer_of(const kind& k, torch::Dtype type, bool saves_memory) {
+  native_module x{"TransformerLayer"};
+  x.name = "block.0";
+  x.saves_memory = saves_memory;
+  auto linear = [&](const std::string& name, int64_t in, int64_t out) {
+    x.parameters[name + ".weight"] = (torch::randn({out, in})
+                                      / std::sqrt(static_cast<double>(in)))
+                                       .to(type);
+  };
+  auto norm = [&](const std::string& name) {
+    x.parameters[name + ".weight"] = torch::randn({width}).to(type);
+  };
+  transformer_layer_options o;
+  o.num_attention_heads = heads;
+  o.pre_layernorm = k.pre_layernorm;
+  o.scale = 1;
+  o.takes_mask = o.returns_arguments = o.rms_norm = true;
+  o.activation = [](const Tensor& y) { return at::gelu(y); };
+  o.containers = {"layer"};
+  for (std::string name : {"layer.self", "layer.cross"}) {
+    if (name == "layer.cross" && !k.decoder)
+      break;
+    for (auto* part : {".q", ".k", ".v"})
+      linear(name + part, width, attended);
+    linear(name + ".o", attended, width);
+    norm(name + ".norm");
+  }
+  o.attention_norm = {"layer.self.norm", 1e-5};
+  o.query_key_value = {{"layer.self.q"}, {"layer.self.k"}, {"layer.self.v"}};
+  o.attention_output = {"layer.self.o"};
+  o.attention_dropout = {"layer.self", k.dropout};
+  o.attention_output_dropout = {"layer.self.drop", k.dropout};
+  if (k.positions) {
+    x.parameters["layer.self.table.weight"] = torch::randn({distances, heads})
+                                                .to(type);
+    o.positions = {"layer.self.table", bias_of};
+  }
+  if (k.decoder)
+    o.cross_attention = {{"layer.cross.norm", 1e-6},
+                         {"layer.cross.q"},
+                         {"layer.cross.k"},
+                         {"layer.cross.v"},
+                         {"layer.cross.o"},
+                         {"layer.cross", k.dropout},
+                         {"layer.cross.drop", k.dropout}};
+  linear("layer.ff.wi", width, inner);
+  if (k.gated)
+    linear("layer.ff.gate", width, inner);
+  linear("layer.ff.wo", inner, width);
+  norm("layer.ff.norm");
+  o.output_norm = {"layer.ff.norm", 1e-4};
+  o.intermediate = {"layer.ff.wi"};
+  if (k.gated)
+    o.gate = {"layer.ff.gate"};
+  o.output = {"layer.ff.wo"};
+  o.inner_dropout = {"layer.ff.inside", k.dropout};
+  o.output_dropout = {"layer.ff.drop", k.dropout};
+  x.layer = std::make_shared<transformer_layer_options>(std::move(o));
+  return x;
+}
+
+/// The formula of a layer, as its paper has it (Raffel et al. 2020).
+class plain_layer {
+public:
+  plain_layer(const kind& k, const std::map<std::string, Tensor>& p,
+              uint64_t peers)
+    : k_(k), p_(p), peers_(peers) {
+    // nop
+  }
+
+  std::vector<Tensor> run(std::vector<Tensor> xs) const {
+    auto x = xs[0];
+    if (k_.positions)
+      xs[1] = xs[1] + bias_of(p_.at("layer.self.table.weight"), tokens);
+    auto half = [&](const std::string& name, double eps, auto f) {
+      x = k_.pre_layernorm ? x + f(norm(x, name, eps))
+                           : norm(x + f(x), name, eps);
+    };
+    half("layer.self", 1e-5,
+         [&](const Tensor& h) { return attend(h, h, xs[1], "layer.self"); });
+    if (k_.decoder)
+      half("layer.cross", 1e-6, [&](const Tensor& h) {
+        return attend(h, xs[2], xs[3], "layer.cross");
+      });
+    half("layer.ff", 1e-4, [&](const Tensor& h) {
+      auto y = at::gelu(linear(h, "layer.ff.wi"));
+      if (k_.gated)
+        y = y * linear(h, "layer.ff.gate");
+      return dropout(linear(dropout(y, "layer.ff.inside"), "layer.ff.wo"),
+                     "layer.ff.drop");
+    });
+    xs[0] = x;
+    return xs;
+  }
+
+private:
+  Tensor linear(const Tensor& x, const std::string& name) const {
+    return at::linear(x, p_.at(name + ".weight"));
+  }
+
+  Tensor norm(const Tensor& x, const std::string& name, double eps) const {
+    return p_.at(name + ".norm.weight") * x
+           / (x.square().mean(-1, true) + eps).sqrt();
+  }
+
+  /// Each peer's samples draw for themselves.
+  Tensor dropout(const Tensor& x, const std::string& name) const {
+    if (k_.dropout == 0)
+      return x;
+    std::vector<Tensor> parts;
+    for (auto& y : x.chunk(static_cast<int64_t>(peers_), 0)) {
+      torch::manual_seed(
+        thread_group::seed_of(parts.size(), "block.0." + name));
+      parts.push_back(at::dropout(y.contiguous(), k_.dropout, true));
+    }
+    return torch::cat(parts, 0);
+  }
+
+  Tensor attend(const Tensor& x, const Tensor& context, const Tensor& mask,
+                const std::string& name) const {
+    auto part = [&](const Tensor& y, const char* which) {
+      return linear(y, name + which)
+        .view({samples, y.size(1), heads, -1})
+        .transpose(1, 2);
+    };
+    auto scores = part(x, ".q").matmul(part(context, ".k").transpose(2, 3));
+    auto weights = dropout(torch::softmax(scores + mask, -1), name);
+    auto y = weights.matmul(part(context, ".v"));
+    return dropout(linear(y.transpose(1, 2).flatten(2), name + ".o"),
+                   name + ".drop");
+  }
+
+  const kind& k_;
+  const std::map<std::string, Tensor>& p_;
+  uint64_t peers_;
+};
+
+using numbers = std::map<std::string, Tensor>;
+
+struct arguments {
+  std::vector<Tensor> inputs; // hidden states, mask, context, its mask
+  std::vector<Tensor> seeds;  // for the first two results
+};
+
+arguments arguments_of(const kind& k, torch::Dtype type) {
+  arguments result;
+  auto mask = torch::randn({samples, heads, tokens, tokens});
+  result.inputs = {torch::randn({samples, tokens, width}), mask};
+  if (k.decoder)
+    result.inputs.insert(result.inputs.end(),
+                         {torch::randn({samples, seen, width}),
+                          torch::randn({samples, 1, 1, seen})});
+  result.seeds = {torch::randn_like(result.inputs[0]), torch::randn_like(mask)};
+  for (auto* xs : {&result.inputs, &result.seeds})
+    for (auto& x : *xs)
+      x = x.to(type);
+  return result;
+}
+
+/// Forward, and backward through hidden states and mask.
+/// @returns results and gradients of all inputs
+template <class F>
+std::vector<Tensor> go(std::vector<Tensor> xs, const std::vector<Tensor>& seeds,
+                       F f) {
+  for (auto& x : xs)
+    x = x.detach().clone().requires_grad_();
+  std::vector<Tensor> result = f(xs);
+  torch::autograd::backward({result[0], result[1]}, seeds);
+  for (auto& x : result)
+    x = x.detach();
+  for (auto& x : xs)
+    result.push_back(x.grad());
+  return result;
+}
+
+void check_near(const Tensor& a, const Tensor& b, double share) {
+  REQUIRE(a.sizes() == b.sizes());
+  CHECK((a - b).abs().max().item<double>()
+        <= share * b.abs().max().item<double>() + 1e-7);
+}
+
+void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
+           double share) {
+  CAPTURE(peers, k.decoder, k.gated, k.positions, k.pre_layernorm, k.dropout,
+          saves_memory);
+  torch::manual_seed(21);
+  auto x = layer_of(k, type, saves_memory);
+  auto given = arguments_of(k, type);
+  auto leaves = x.parameters;
+  for (auto& [name, t] : leaves)
+    t = t.detach().clone().requires_grad_();
+  auto expected = go(given.inputs, given.seeds, [&](auto& xs) {
+    return plain_layer{k, leaves, peers}.run(xs);
+  });
+  std::vector<shared_module> modules;
+  for (uint64_t i = 0; i < peers; ++i)
+    modules.push_back(test::share(x, i, peers));
+  std::vector<std::vector<Tensor>> found(peers);
+  thread_group group{peers};
+  group.on_all([&](uint64_t i) {
+    auto own = [&](const std::vector<Tensor>& xs) {
+      std::vector<Tensor> result;
+      for (auto& y : xs)
+        result.push_back(y.chunk(static_cast<int64_t>(peers)).at(i));
+      return result;
+    };
+    found[i] = go(own(given.inputs), own(given.seeds),
+                  [&](auto& xs) { return modules[i].module->forward(xs); });
+  });
+  REQUIRE(found[0].size() == expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    INFO("tensor " << i);
+    std::vector<Tensor> parts;
+    for (auto& xs : found)
+      parts.push_back(xs.at(i));
+    check_near(torch::cat(parts), expected[i], share);
+  }
+  for (auto& [name, t] : leaves) {
+    INFO(name);
+    std::vector<Tensor> parts;
+    for (auto& m : modules)
+      parts.push_back(m.mine.parameters.at(name).grad());
+    auto slice = modules[0].slices.find(name);
+    check_near(slice == modules[0].slices.end() ? torch::stack(parts).sum(0)
+                                                : slice->second.merged(parts),
+               t.grad(), share);
+  }
+}
+
+} // namespace
+
+TEST_CASE("layers of T5 compute the same shared as alone",
+          "[tp][cross_attention]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto saves_memory = GENERATE(false, true);
+  auto k = GENERATE(kind{}, kind{.decoder = false}, kind{.gated = true},
+                    kind{.positions = false}, kind{.pre_layernorm = false},
+                    kind{.decoder = false, .positions = false});
+  check(k, peers, torch::kDouble, saves_memory, 1e-11);
+}
+
+TEST_CASE("shared layers of T5 drop what they would alone",
+          "[tp][cross_attention][R54]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto saves_memory = GENERATE(false, true);
+  auto k = GENERATE(kind{.dropout = 0.3},
+                    kind{.gated = true, .positions = false, .dropout = 0.3});
+  check(k, peers, torch::kDouble, saves_memory, 1e-11);
+}
+
+TEST_CASE("shared layers of T5 have the digits of float32",
+          "[tp][cross_attention]") {
+  auto saves_memory = GENERATE(false, true);
+  check({.gated = true}, 2, torch::kFloat, saves_memory, 2e-5);
+}
+
+TEST_CASE("a layer whose parameters are not those that were told of says why",
+          "[tp][cross_attention]") {
+  auto x = layer_of({.gated = true}, torch::kFloat, true);
+  auto refusal = [&](int64_t peers) {
+    return find_distribution(x.type)->refusal(x, peers);
+  };
+  CHECK(refusal(2) == "");
+  CHECK(refusal(3)
+        == "its 4 heads cannot be divided among 3 ranks (its linears may be)");
+  SECTION("one too many") {
+    x.parameters["layer.ff.scale"] = torch::ones({1});
+    CHECK(refusal(2)
+          == "what it computes was told without its parameter "
+             "'layer.ff.scale'");
+  }
+  SECTION("one too few") {
+    x.parameters.erase("layer.cross.k.weight");
+    CHECK(refusal(2) == "it has no parameter 'layer.cross.k.weight'");
+  }
+  SECTION("another size") {
+    x.parameters["layer.cross.k.weight"] = torch::ones({attended, width + 1});
+    CHECK(refusal(2)
+          == "its 'layer.cross.k' goes from 13 to 20 channels, not from 12 to "
+             "20");
+  }
+  SECTION("another number of axes") {
+    x.parameters["layer.ff.wo.weight"] = torch::ones({width});
+    CHECK(refusal(2) == "its 'layer.ff.wo.weight' has 1 axes");
+  }
+}

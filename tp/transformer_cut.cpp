@@ -1,0 +1,222 @@
+#include "tp/transformer_cut.hpp"
+
+#include "tp/transformer_layer_options.hpp"
+
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace smp::nn {
+
+namespace {
+
+using options = transformer_layer_options;
+
+// -- slices -------------------------------------------------------------------
+
+/// Cuts the parameters of a layer for one peer.
+class cutter {
+public:
+  cutter(const native_module& x, int64_t rank, int64_t peers)
+    : x_(x), rank_(rank), peers_(peers) {
+    // nop
+  }
+
+  parameter_slices run() {
+    auto& o = *x_.layer;
+    auto blocks = o.query_key_value.size() == 1 ? 3 : 1;
+    for (auto& place : o.query_key_value)
+      first(place, blocks);
+    first(o.intermediate, 1);
+    first(o.gate, 1);
+    second(o.attention_output);
+    second(o.output);
+    norm(o.attention_norm);
+    norm(o.output_norm);
+    if (auto& cross = o.cross_attention) {
+      for (auto* place : {&cross->query, &cross->key, &cross->value})
+        first(*place, 1);
+      second(cross->output);
+      norm(cross->norm);
+    }
+    if (o.positions)
+      cut(o.positions->name + ".weight", 1, 1);
+    return std::move(result_);
+  }
+
+private:
+  void first(const options::linear_place& place, int64_t blocks) {
+    if (x_.saves_memory)
+      return second(place);
+    cut(place.name + ".weight", place.inputs_first ? 1 : 0, blocks);
+    cut(place.name + ".bias", 0, blocks);
+  }
+
+  void second(const options::linear_place& place) {
+    cut(place.name + ".weight", place.inputs_first ? 0 : 1, 1);
+    if (x_.saves_memory)
+      whole_on_first(place.name + ".bias");
+  }
+
+  void norm(const options::norm_place& place) {
+    if (x_.saves_memory)
+      for (auto* what : {".weight", ".bias"})
+        cut(place.name + what, 0, 1);
+  }
+
+  void cut(const std::string& name, int64_t dim, int64_t blocks) {
+    auto i = x_.parameters.find(name);
+    if (i == x_.parameters.end())
+      return;
+    auto length = i->second.size(dim) / blocks / peers_;
+    result_[name] = {dim, rank_ * length, length, i->second.sizes().vec(),
+                     blocks};
+  }
+
+  /// It is added before results are summed.
+  void whole_on_first(const std::string& name) {
+    auto i = x_.parameters.find(name);
+    if (i == x_.parameters.end())
+      return;
+    auto n = i->second.size(0);
+    result_[name] = {0, rank_ == 0 ? 0 : n, rank_ == 0 ? n : 0,
+                     i->second.sizes().vec()};
+  }
+
+  const native_module& x_;
+  int64_t rank_;
+  int64_t peers_;
+  parameter_slices result_;
+};
+
+// -- what cannot be shared ----------------------------------------------------
+
+/// Looks whether the parameters of a layer are those that its options tell of.
+class layer_check {
+public:
+  layer_check(const native_module& x, int64_t peers)
+    : x_(x), o_(*x.layer), peers_(peers) {
+    // nop
+  }
+
+  /// @returns why it cannot be shared, or nothing
+  std::string run() {
+    if (o_.num_attention_heads < 1)
+      return "it has no heads";
+    divide(o_.num_attention_heads, "heads");
+    auto channels = sizes_of(o_.intermediate).in;
+    attention(o_.query_key_value, o_.attention_output, channels);
+    if (auto& cross = o_.cross_attention)
+      attention({cross->query, cross->key, cross->value}, cross->output,
+                channels);
+    auto inner = sizes_of(o_.intermediate).out;
+    if (!o_.gate.name.empty())
+      expect(o_.gate, {channels, inner});
+    expect(o_.output, {inner, channels});
+    divide(inner, "inner channels");
+    if (x_.saves_memory)
+      divide(channels, "channels");
+    norm(o_.attention_norm);
+    norm(o_.output_norm);
+    if (o_.cross_attention)
+      norm(o_.cross_attention->norm);
+    if (o_.positions)
+      table(o_.positions->name);
+    if (o_.positions && !o_.takes_mask)
+      refuse("biases of positions are added to a mask, and it takes none");
+    for (auto& [name, t] : x_.parameters)
+      if (!known_.contains(name))
+        refuse("what it computes was told without its parameter '" + name
+               + "'");
+    return why_;
+  }
+
+private:
+  struct sizes {
+    int64_t in = 0;
+    int64_t out = 0;
+  };
+
+  /// The first reason counts.
+  void refuse(const std::string& why) {
+    if (why_.empty())
+      why_ = why;
+  }
+
+  void divide(int64_t n, const char* what) {
+    if (n % peers_ != 0)
+      refuse("its " + std::to_string(n) + " " + what
+             + " cannot be divided among " + std::to_string(peers_)
+             + " ranks (its linears may be)");
+  }
+
+  /// @returns null if there is none with so many axes
+  const at::Tensor* weight(const std::string& name, int64_t axes) {
+    known_.insert({name + ".weight", name + ".bias"});
+    auto i = x_.parameters.find(name + ".weight");
+    if (i == x_.parameters.end())
+      refuse("it has no parameter '" + name + ".weight'");
+    else if (i->second.dim() != axes)
+      refuse("its '" + name + ".weight' has " + std::to_string(i->second.dim())
+             + " axes");
+    else
+      return &i->second;
+    return nullptr;
+  }
+
+  sizes sizes_of(const options::linear_place& x) {
+    auto* w = weight(x.name, 2);
+    if (!w)
+      return {};
+    return {w->size(x.inputs_first ? 0 : 1), w->size(x.inputs_first ? 1 : 0)};
+  }
+
+  void expect(const options::linear_place& x, const sizes& wanted) {
+    auto found = sizes_of(x);
+    if (found.in != wanted.in || found.out != wanted.out)
+      refuse("its '" + x.name + "' goes from " + std::to_string(found.in)
+             + " to " + std::to_string(found.out) + " channels, not from "
+             + std::to_string(wanted.in) + " to " + std::to_string(wanted.out));
+  }
+
+  void attention(const std::vector<options::linear_place>& inputs,
+                 const options::linear_place& output, int64_t channels) {
+    auto width = sizes_of(output).in;
+    auto n = static_cast<int64_t>(inputs.size());
+    for (auto& x : inputs)
+      expect(x, {channels, n == 1 ? 3 * width : width});
+    expect(output, {width, channels});
+    if (width % o_.num_attention_heads != 0)
+      refuse("its attention has " + std::to_string(width) + " channels for "
+             + std::to_string(o_.num_attention_heads) + " heads");
+  }
+
+  void norm(const options::norm_place& x) {
+    known_.insert({x.name + ".weight", x.name + ".bias"});
+  }
+
+  void table(const std::string& name) {
+    if (auto* w = weight(name, 2); w && w->size(1) != o_.num_attention_heads)
+      refuse("its '" + name + "' is for " + std::to_string(w->size(1))
+             + " heads");
+  }
+
+  const native_module& x_;
+  const options& o_;
+  int64_t peers_;
+  std::string why_;
+  std::set<std::string> known_;
+};
+
+} // namespace
+
+parameter_slices slices_of_layer(const native_module& x, int64_t rank,
+                                 int64_t peers) {
+  return cutter{x, rank, peers}.run();
+}
+
+std::string refusal_of_layer(const native_module& x, int64_t peers) {
+  return layer_check{x, peers}.run();
+}
+
+} // namespace smp::nn
