@@ -5,6 +5,7 @@
 #include "runtime/model/script_walk.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/torch_script_files.hpp"
+#include "tp/distributions.hpp"
 
 #include <ATen/ops/gelu.h>
 #include <torch/csrc/jit/serialization/import.h>
