@@ -106,6 +106,12 @@ TEST_CASE_METHOD(grid_dir, "numbers of ranks that do not fit are errors",
              ContainsSubstring("smp.ranks = 3 cannot be divided among "
                                "smp.pipeline_parallel_degree = 2")
                && ContainsSubstring("e.g. smp.ranks = 4"));
+  CHECK_THAT(
+    told({"--smp.ddp=true", "--smp.tensor_parallel_degree=2", "--ranks", "6"}),
+    ContainsSubstring("smp.ranks = 6 cannot be divided among "
+                      "smp.pipeline_parallel_degree = 2 times "
+                      "smp.tensor_parallel_degree = 2")
+      && ContainsSubstring("e.g. smp.ranks = 8"));
   CHECK_THAT(told({"--smp.ranks=4"}),
              ContainsSubstring("smp.ranks has no effect with smp.ddp = false"));
 }
@@ -131,6 +137,20 @@ TEST_CASE("an export of Hugging Face's GPT-2 is shared as it is",
   CHECK_THAT(trained.output(),
              ContainsSubstring("TransformerLayer shared by 2 ranks for memory: "
                                "model.transformer.h.0"));
+}
+
+TEST_CASE("the blocks of a T5 are shared as a whole",
+          "[apps][replicas][tensor_parallel][verify]") {
+  train_dir dir{content_of(source_file("config/models/t5.toml"))};
+  // GELU: rounding decides nothing.
+  auto p = dir.start({"verify", "tiny.toml", "--model.gated=true",
+                      "--smp.ddp=true", "--smp.tensor_parallel_degree=2",
+                      "--tensor_parallel.modules=[\"*\"]", "--run-dir", "run"});
+  auto code = p.join();
+  INFO(p.output());
+  CHECK(code == 0);
+  CHECK_THAT(p.output(), ContainsSubstring("4 ranks against one process")
+                           && ContainsSubstring("equal: 3 steps"));
 }
 
 TEST_CASE_METHOD(grid_dir,

@@ -221,11 +221,12 @@ void check_seeds(uint32_t first, uint32_t last) {
       REQUIRE(mine.contains(name));
       REQUIRE(mine.at(name).sizes() == t.sizes());
       CHECK(mine.at(name).scalar_type() == t.scalar_type());
-      // Of few digits each step takes some: not more than in one process.
-      auto allowed = x.type == torch::kDouble ? 1e-11 * largest(t)
-                     : x.type == torch::kFloat
-                       ? 1e-5 * largest(t)
-                       : 2e-2 * largest(t) + 4 * largest(t - exact.at(name));
+      // What rounding costs one process, it may cost ranks.
+      auto share = x.type == torch::kDouble  ? 1e-11
+                   : x.type == torch::kFloat ? 1e-5
+                                             : 6e-2;
+      auto rounding = largest(t - exact.at(name));
+      auto allowed = share * largest(t) + 4 * rounding;
       CHECK(largest(mine.at(name) - t) <= allowed + 1e-7);
     }
   }

@@ -307,7 +307,8 @@ TEST_CASE("Blocks of T5 that ranks share as a whole equal one process",
     auto x = test::gpt_case(pipeline, "interleaved", 2);
     auto& model = x.config.model;
     model.type = "t5";
-    model.layers = model.decoder_layers = 2;
+    model.layers = 2;
+    model.decoder_layers = 2;
     model.heads = 4;
     model.dropout = 0.2;
     model.gated = gated;
