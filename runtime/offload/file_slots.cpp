@@ -58,6 +58,8 @@ uint64_t file_slots::missing(uint64_t bytes) const {
 }
 
 void file_slots::grow(uint64_t bytes) {
+  if (bytes == 0)
+    return;
   in_use_ += bytes;
   give_back({size_, bytes});
   size_ += bytes;

@@ -14,6 +14,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 
 namespace smp {
 
@@ -28,6 +29,25 @@ constexpr uint64_t alignment = 64;
 /// The disk or the user's share of it is full, or the file may not be longer.
 bool is_lack_of_room(int x) {
   return x == ENOSPC || x == EDQUOT || x == EFBIG;
+}
+
+/// Frees what nobody else has. What the heap gets stays with the process (R27),
+/// so its pages go back to the system before.
+void free_pages(std::vector<c10::Storage>& xs) {
+  while (!xs.empty()) {
+    auto x = std::move(xs.back());
+    xs.pop_back();
+    if (!x || x.use_count() > 1
+        || x.data_ptr().get_deleter()
+             != c10::GetDefaultCPUAllocator()->raw_deleter())
+      continue;
+    constexpr auto page = file_slots::granule;
+    auto begin = reinterpret_cast<uintptr_t>(x.mutable_data());
+    auto end = (begin + x.nbytes()) / page * page;
+    begin = (begin + page - 1) / page * page;
+    if (begin < end)
+      ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  }
 }
 
 } // namespace
@@ -316,7 +336,7 @@ void offload_store::moved(guard& held, block& x, c10::Storage memory) {
   release(x, freed);
   done_.notify_all();
   held.unlock();
-  freed.clear();
+  free_pages(freed);
   held.lock();
 }
 
