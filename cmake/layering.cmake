@@ -41,7 +41,7 @@ set(allowed_watchers "${watchers}" "${vocabulary}" "actors/client\\.hpp")
 # ("client" is no subfolder but what all of it is for those who look from outside.)
 set(order_actors protocol board comm replay schedule server inspection stalls
   cluster host client)
-set(order_runtime base values lazy config launch model remote intercept session
+set(order_runtime base offload values lazy config launch model remote intercept session
   checkpoint train plan verify)
 
 # What still points back, as "file header". To be emptied, never to grow.

@@ -168,6 +168,15 @@ bool inspect(Inspector& f, comm_status& x) {
 }
 
 template <class Inspector>
+bool inspect(Inspector& f, offload_status& x) {
+  return f.object(x).fields(
+    f.field("bytes", x.bytes), f.field("peak_bytes", x.peak_bytes),
+    f.field("file_bytes", x.file_bytes), f.field("written", x.written),
+    f.field("read", x.read), f.field("stayed", x.stayed),
+    f.field("wait_seconds", x.wait_seconds));
+}
+
+template <class Inspector>
 bool inspect(Inspector& f, rank_status& x) {
   return f.object(x).fields(
     f.field("pid", x.pid), f.field("host", x.host),
@@ -176,7 +185,8 @@ bool inspect(Inspector& f, rank_status& x) {
     f.field("queue", x.queue), f.field("up_seconds", x.up_seconds),
     f.field("busy_seconds", x.busy_seconds), f.field("bubble", x.bubble),
     f.field("memory", x.memory), f.field("peak_memory", x.peak_memory),
-    f.field("comm", x.comm), f.field("actors", x.actors));
+    f.field("offload", x.offload), f.field("comm", x.comm),
+    f.field("actors", x.actors));
 }
 
 template <class Inspector>

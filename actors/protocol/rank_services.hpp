@@ -52,6 +52,12 @@ public:
 
   // -- ends -------------------------------------------------------------------
 
+  /// The microbatch that was started as the `turn`-th of the step, from 0, is
+  /// past its forward phase (`server_options::tells_forwards`).
+  virtual void forward_over(step_id, uint64_t /* turn */) {
+    // nop
+  }
+
   /// The step has its first failure.
   virtual void step_failed(step_id, const failure&) {
     // nop

@@ -55,6 +55,19 @@ struct comm_status {
   }
 };
 
+/// Activations of a rank that are in a file (smp.offload_activations), in
+/// bytes.
+struct offload_status {
+  uint64_t bytes = 0; // now
+  uint64_t peak_bytes = 0;
+  uint64_t file_bytes = 0; // length of the file
+  // Since the session began:
+  uint64_t written = 0;
+  uint64_t read = 0;
+  uint64_t stayed = 0; // for which there was no room
+  double wait_seconds = 0;
+};
+
 /// What one rank tells of itself.
 struct rank_status {
   int64_t pid = 0;
@@ -76,6 +89,7 @@ struct rank_status {
   /// Of its process, in bytes.
   uint64_t memory = 0;
   uint64_t peak_memory = 0;
+  std::optional<offload_status> offload = {};
   comm_status comm;
   std::vector<actor_status> actors;
 };

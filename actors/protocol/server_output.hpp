@@ -75,6 +75,10 @@ public:
   /// `completed` when they are.
   virtual bool gather(const request& x) = 0;
 
+  virtual void forward_over(const smp::forward_over&) {
+    // nop
+  }
+
   virtual void microbatch_over(const microbatch_done& x) = 0;
 
   /// This rank begins to work, or has nothing left to do for now.

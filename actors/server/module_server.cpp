@@ -147,6 +147,10 @@ bool module_server_state::gather(const request& x) {
   return false;
 }
 
+void module_server_state::forward_over(const smp::forward_over& x) {
+  options.services->forward_over(x.step, x.turn);
+}
+
 void module_server_state::microbatch_over(const microbatch_done& x) {
   options.services->microbatch_over(x.step, x.microbatch);
 }
@@ -187,8 +191,8 @@ void module_server_state::enter(const run_step& x) {
   }
 }
 
-void module_server_state::end_forward(const forward_over& x) {
-  if (scheduler && core->keeps_order())
+void module_server_state::end_forward(const smp::forward_over& x) {
+  if (scheduler && (core->keeps_order() || options.tells_forwards))
     broadcast(x);
   core->end_forward(x);
 }

@@ -76,6 +76,7 @@ struct module_server_state : server_output {
   void failed(const step_failed& x) override;
   void report_done(request_id id, const completion_ptr& x) override;
   bool gather(const request& x) override;
+  void forward_over(const smp::forward_over& x) override;
   void microbatch_over(const microbatch_done& x) override;
   void activity(bool busy) override;
   void step_over(step_report x) override;
@@ -87,7 +88,7 @@ struct module_server_state : server_output {
   void enter(const run_step& x);
 
   // Of the SCHEDULER, or of pp_rank 0. The former goes to all ranks.
-  void end_forward(const forward_over& x);
+  void end_forward(const smp::forward_over& x);
   void end_microbatch(const microbatch_done& x);
   void end_step(step_report x);
 

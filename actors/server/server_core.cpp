@@ -86,12 +86,13 @@ void server_core::begin(run_step x) {
 }
 
 void server_core::end_forward(const forward_over& x) {
-  if (!options_.sequencer)
-    return;
-  if (x.step >= next_)
+  if (x.step >= next_) {
     early_[x.step].forwards.push_back(x);
-  else if (open_ && x.step == current_.step)
-    options_.sequencer->forward_over(x.turn);
+  } else if (open_ && x.step == current_.step) {
+    if (options_.sequencer)
+      options_.sequencer->forward_over(x.turn);
+    output_.forward_over(x);
+  }
 }
 
 void server_core::end_microbatch(const microbatch_done& x) {

@@ -37,6 +37,9 @@ struct server_options {
   std::shared_ptr<const user_schedule> schedule_actor;
   /// Orders the microbatches in modules that change state; null: none is.
   std::shared_ptr<microbatch_sequencer> sequencer;
+  /// All ranks hear of each forward phase that is over; else only where
+  /// microbatches keep their order.
+  bool tells_forwards = false;
   /// Records steps and replays them (R33); null: neither.
   std::shared_ptr<record_book> records;
 };

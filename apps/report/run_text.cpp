@@ -70,6 +70,16 @@ void add_actor(std::string& to, const std::string& id, const actor_status& x) {
                     since_text(x.seconds), printable(details_of(x)));
 }
 
+std::string offload_text(const offload_status& x) {
+  auto result = fmt::format(
+    "{} in a file of {}, {} at most, {} written, {} read, waited {}",
+    bytes_text(x.bytes), bytes_text(x.file_bytes), bytes_text(x.peak_bytes),
+    bytes_text(x.written), bytes_text(x.read), duration_text(x.wait_seconds));
+  if (x.stayed > 0)
+    result += fmt::format(", no room for {}", bytes_text(x.stayed));
+  return result;
+}
+
 std::string actor_head() {
   return fmt::format("{:<18}{:<20}{:<15}{:>8}  {}\n", "ID", "ACTOR", "STATE",
                      "SINCE", "HOLDS");
@@ -104,6 +114,8 @@ std::vector<actor_status> actors_of(const run_status& x) {
       self.items.push_back({"process", std::to_string(rank.status.pid)});
       self.items.push_back({"host", rank.status.host});
       self.items.push_back({"pp_rank", std::to_string(rank.status.pp_rank)});
+      if (auto& x = rank.status.offload)
+        self.items.push_back({"offloaded", offload_text(*x)});
     }
     if (!rank.why.empty())
       self.items.push_back({"why", rank.why});

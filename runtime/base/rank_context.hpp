@@ -21,6 +21,7 @@ class microbatch_sequencer;
 class model_map;
 class module_runner;
 class object_store;
+class offload_store;
 class placeholder_source;
 class promise_book;
 class rank_board;
@@ -112,6 +113,12 @@ public:
     return *calls_;
   }
 
+  /// Where the arguments of checkpointed calls are until backward needs them
+  /// (R57); null: in memory.
+  offload_store* offload() const noexcept {
+    return offload_;
+  }
+
   /// Records steps and replays them (R33).
   record_book& records() const noexcept {
     return *records_;
@@ -177,6 +184,7 @@ protected:
   tensor_group* tensor_peers_ = nullptr;
   object_store* objects_ = nullptr;
   saved_calls* calls_ = nullptr;
+  offload_store* offload_ = nullptr;
   record_book* records_ = nullptr;
   microbatch_sequencer* sequencer_ = nullptr;
   rank_board* board_ = nullptr;

@@ -247,6 +247,13 @@ public:
       alone("activation_checkpointing.strategy");
     if (x.modules.empty() && !x.preserve_rng_state)
       alone("activation_checkpointing.preserve_rng_state");
+    // The code of a plug-in may name some.
+    if (x_.smp.offload_activations && x.modules.empty()
+        && x_.model.type != "plugin")
+      add({"smp.offload_activations", "activation_checkpointing.modules"},
+          "smp.offload_activations = true has no effect without "
+          "activation_checkpointing.modules, whose arguments it takes out of "
+          "memory; name modules, or leave it out");
   }
 
   void check_placement() {

@@ -90,6 +90,12 @@ struct session_config {
     bool preserve_rng_state = true;
   };
   checkpointed_modules activation_checkpointing = {};
+  /// What checkpointed modules keep is in a file between forward and backward;
+  /// so many calls ahead it is read back. Folder of the file; empty: TMPDIR, or
+  /// /var/tmp (docs/activation_checkpointing.md).
+  bool offload_activations = false;
+  uint64_t activation_loading_horizon = 4;
+  std::string offload_dir = {};
   /// Parameters and gradients in half precision, which optimizers update by
   /// float32 weights of their own (R56); at most one of them.
   bool bf16_params = false;

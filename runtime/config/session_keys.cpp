@@ -219,8 +219,27 @@ const std::vector<config_key> session_table = {
    .slot = SMP_SLOT(smp.fp16_params),
    .meaning = "the same with float16",
    .elsewhere = {"fp16_enabled", "half"}},
-  {.name = "smp.offload_activations", .meaning = "to host memory"},
-  {.name = "smp.activation_loading_horizon", .meaning = "load ahead"},
+  {.name = "smp.offload_activations",
+   .slot = SMP_SLOT(smp.offload_activations),
+   .meaning = "what modules of `activation_checkpointing.modules` keep for "
+              "backward is in a file in between "
+              "(docs/activation_checkpointing.md)",
+   .elsewhere = {"cpu_offload", "activation_offload", "cpu_checkpointing"}},
+  {.name = "smp.activation_loading_horizon",
+   .slot = SMP_SLOT(smp.activation_loading_horizon),
+   .meaning = "so many calls of these modules before backward needs it, it is "
+              "read back; at most as many wait to be written",
+   .range = between(1, 65536),
+   .only = {{"smp.offload_activations", {"true"}}}},
+  {.name = "smp.offload_dir",
+   .slot = SMP_SLOT(smp.offload_dir),
+   .meaning = "folder of that file, of which nothing is ever seen, relative to "
+              "the configuration's directory; on a disk: a tmpfs is memory",
+   .fallback = "the environment's `TMPDIR`, or `/var/tmp`",
+   .elsewhere = {"nvme_path", "offload_path"},
+   .only = {{"smp.offload_activations", {"true"}}},
+   .local = true,
+   .is_folder = true},
   {.name = "smp.prescaled_batch", .meaning = "batch is divided already"},
   // -- [tensor_parallel] ------------------------------------------------------
   {.name = "tensor_parallel.modules",

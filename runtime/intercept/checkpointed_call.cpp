@@ -6,6 +6,7 @@
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/offload/offloaded_tensors.hpp"
 #include "runtime/remote/behind_identity.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/parameters.hpp"
@@ -17,6 +18,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -47,6 +49,8 @@ struct kept_call {
   call_target target;
   std::vector<value> args;
   std::vector<kept_argument> tensors = {};
+  /// Of these, those whose bytes are in a file; null: none (R57).
+  std::unique_ptr<offloaded_tensors> offloaded = {};
   std::string name = {}; // for errors
   uint32_t region = 0;
   call_context context = {};
@@ -82,6 +86,7 @@ public:
 
   void release_variables() override {
     released_ = true;
+    call_.offloaded.reset();
     call_.tensors.clear();
   }
 
@@ -126,7 +131,9 @@ private:
     return *ex;
   }
 
-  arguments_again arguments() const {
+  arguments_again arguments() {
+    if (auto x = std::exchange(call_.offloaded, nullptr))
+      x->put_back();
     arguments_again result;
     for (size_t i = 0; i < call_.tensors.size(); ++i) {
       auto& x = call_.tensors[i];
@@ -412,6 +419,7 @@ private:
       refuse(kept_.name,
              "returns nothing that has a gradient, so nothing would ask for "
              "it again: leave it out");
+    offload();
     auto node = std::shared_ptr<ag::Node>(new recompute_node(std::move(kept_)),
                                           ag::deleteNode);
     node->set_next_edges(std::move(edges_));
@@ -419,6 +427,18 @@ private:
       ag::impl::set_gradient_edge(x, {node, node->add_input_metadata(x)});
     for (auto& [i, x] : written)
       given_[i].copy_(x);
+  }
+
+  /// What backward computes again, and with it calls, is needed at once.
+  void offload() {
+    auto* store = ex_.rank().offload();
+    if (store == nullptr || ex_.in_backward())
+      return;
+    std::vector<at::Tensor> xs;
+    for (auto& x : kept_.tensors)
+      if (!x.parameter)
+        xs.push_back(x.content);
+    kept_.offloaded = offloaded_tensors::take(*store, ex_.turn(), xs);
   }
 
   const region_call& call_;

@@ -79,35 +79,52 @@ uint32_t local_modules::region_of(module_id module,
            : 0;
 }
 
+/// @returns the first child behind `x.first` that is of another region.
+size_t local_modules::end_of_region(module_id module,
+                                    const call_target& x) const {
+  auto next = x;
+  for (++next.first; next.first < x.last; ++next.first)
+    if (region_of(module, next) != region_of(module, x))
+      break;
+  return next.first;
+}
+
+/// Runs what is of one region, or of none.
+invocation local_modules::run_region(module_id module, const call_target& x,
+                                     unpacker& in,
+                                     const std::vector<value>& args,
+                                     packer& out) {
+  auto* ex = execution::current();
+  auto region = region_of(module, x);
+  // A method that another one of the same module calls is part of that.
+  return region != 0 && region != ex->region()
+           ? run_checkpointed({*this, *model_.map, module, x, args}, *ex,
+                              in.tensors(), out)
+           : run_code(module, x, in, args, out);
+}
+
 invocation local_modules::run(module_id module, const call_target& x,
                               unpacker& in, const std::vector<value>& args,
                               packer& out) {
-  auto* ex = execution::current();
   auto n = model_.map->model().modules.at(module.value).children.size();
   if (!in_graph() || (is_range(x) && x.last > n))
     return run_code(module, x, in, args, out);
   auto part = x;
-  auto region = region_of(module, part);
-  if (is_range(x))
-    for (part.last = x.first + 1; part.last < x.last; ++part.last) {
-      auto next = part;
-      next.first = part.last;
-      if (region_of(module, next) != region)
-        break;
-    }
+  if (!is_range(x) || (part.last = end_of_region(module, x)) == x.last)
+    return run_region(module, part, in, args, out);
   packer found;
-  auto& to = part.last < x.last ? found : out;
-  // A method that another one of the same module calls is part of that.
-  auto result = region != 0 && region != ex->region()
-                  ? run_checkpointed({*this, *model_.map, module, part, args},
-                                     *ex, in.tensors(), to)
-                  : run_code(module, part, in, args, to);
-  if (part.last == x.last)
-    return result;
-  part.first = part.last;
-  part.last = x.last;
-  unpacker moving{found.tensors()};
-  return run(module, part, moving, {std::move(result.result)}, out);
+  auto result = run_region(module, part, in, args, found);
+  while (part.last < x.last) {
+    part.first = part.last;
+    part.last = x.last;
+    part.last = end_of_region(module, part);
+    // What moves on is let go of where it was (R57).
+    unpacker moving{found.tensors()};
+    found = packer{};
+    result = run_region(module, part, moving, {std::move(result.result)},
+                        part.last < x.last ? found : out);
+  }
+  return result;
 }
 
 call_result local_modules::call(module_id module, const call_target& x,

@@ -46,6 +46,9 @@ public:
 
 private:
   uint32_t region_of(module_id module, const call_target& x) const;
+  size_t end_of_region(module_id module, const call_target& x) const;
+  invocation run_region(module_id module, const call_target& x, unpacker& in,
+                        const std::vector<value>& args, packer& out);
 
   model_context& model_;
   /// Regions of which a call ran, and those that wrote into their arguments.

@@ -7,6 +7,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/offload/offloaded_tensors.hpp"
 #include "runtime/remote/behind_identity.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/entered_modules.hpp"
@@ -261,6 +262,10 @@ private:
   std::shared_ptr<saved_call> begin_saving() const {
     auto result = std::make_shared<saved_call>();
     result->leaves = arguments_.leaves;
+    // Of arguments only who needs their content keeps it (R3).
+    for (auto& x : result->leaves)
+      if (x.defined())
+        drop_content(x);
     result->module = ex_.module_path();
     result->path = asked_.numbers.path;
     result->made = ex_.streams().take_made();

@@ -36,6 +36,12 @@ rank_status rank_runtime::status() {
   auto memory = memory_of_this_process();
   result.memory = memory.now;
   result.peak_memory = memory.peak;
+  if (own_offload_) {
+    auto x = own_offload_->status();
+    result.offload = offload_status{x.bytes,       x.peak_bytes, x.file_bytes,
+                                    x.written,     x.read,       x.stayed,
+                                    x.wait_seconds};
+  }
   auto moved = fabric_->stats();
   result.comm.messages_sent = moved.messages_sent;
   result.comm.bytes_sent = moved.bytes_sent;

@@ -354,10 +354,16 @@ partition_decision partitioning::decide(uint32_t devices,
 
 checkpointing_decision partitioning::checkpointed() const {
   auto& x = rank_.config().activation_checkpointing;
-  return decide_checkpointing(
+  auto result = decide_checkpointing(
     map_.model(),
     {marks_.checkpointing, x.modules, {x.strategy, x.preserve_rng_state}},
     marks_.stateful);
+  if (rank_.config().offload_activations && result.chosen.empty())
+    throw config_error(
+      "smp.offload_activations has no effect: no module's activations are "
+      "checkpointed; name some in activation_checkpointing.modules, or by "
+      "smp::set_activation_checkpointing");
+  return result;
 }
 
 void partitioning::place() {

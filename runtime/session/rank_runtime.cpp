@@ -3,6 +3,7 @@
 #include "actors/cluster/membership.hpp"
 #include "actors/replay/record_book.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/base/vector_math.hpp"
 #include "runtime/remote/entered_modules.hpp"
 #include "runtime/session/executor_thread.hpp"
@@ -20,6 +21,26 @@ comm_options options_of_stages(const session_config& x) {
           x.device_path.receive_arena * mb, x.device_path.ranks_per_node};
 }
 
+/// @returns null if activations stay in memory
+std::shared_ptr<offload_store> make_offload(const session_config& x,
+                                            rank_id self) {
+  if (!x.offload_activations)
+    return nullptr;
+  auto warn = [self](const std::string& text) {
+    print_stderr("smp: rank {}: {}\n", self.value, text);
+  };
+  offload_store::options options;
+  options.dir = x.offload_dir.empty() ? default_offload_dir() : x.offload_dir;
+  options.horizon = x.activation_loading_horizon;
+  options.warn = warn;
+  auto file = open_offload_file(options.dir);
+  if (is_in_memory(options.dir))
+    warn("'" + options.dir
+         + "' is in memory, so that smp.offload_activations saves none; name a "
+           "folder on a disk in smp.offload_dir");
+  return offload_store::make(std::move(file), std::move(options));
+}
+
 } // namespace
 
 rank_runtime::rank_runtime(parts x)
@@ -35,6 +56,7 @@ rank_runtime::rank_runtime(parts x)
     own_collectives_(*fabric_),
     own_tensor_peers_(*this),
     own_objects_(*fabric_),
+    own_offload_(make_offload(own_config_, fabric_->self())),
     own_sequencer_(std::make_shared<microbatch_sequencer>(
       fabric_->self(),
       [board = own_board_](module_id x) { return board->path_of(x); })),
@@ -58,6 +80,7 @@ rank_runtime::rank_runtime(parts x)
     tensor_peers_ = &own_tensor_peers_;
   objects_ = &own_objects_;
   calls_ = &own_calls_;
+  offload_ = own_offload_.get();
   records_ = own_records_.get();
   sequencer_ = own_sequencer_.get();
   board_ = own_board_.get();
@@ -83,6 +106,7 @@ server_options rank_runtime::options_of_server() {
   x.board = own_board_;
   x.schedule_actor = policies_.user();
   x.sequencer = own_sequencer_;
+  x.tells_forwards = own_offload_ != nullptr;
   x.records = own_records_;
   return x;
 }
@@ -109,6 +133,8 @@ void rank_runtime::stop() {
     limit = std::chrono::milliseconds{0};
   fabric_->stop(limit);
   own_calls_.clear();
+  if (own_offload_)
+    own_offload_->stop();
 }
 
 std::vector<std::string>
@@ -225,7 +251,14 @@ void rank_runtime::microbatch_over(step_id step, microbatch_id x) {
   own_objects_.end_microbatch(step, x);
 }
 
+void rank_runtime::forward_over(step_id, uint64_t turn) {
+  if (own_offload_)
+    own_offload_->announce(turn);
+}
+
 void rank_runtime::step_over(step_id x) {
+  if (own_offload_)
+    own_offload_->end_step();
   own_objects_.end_step(x);
   own_collectives_.step_over(x);
 }

@@ -11,6 +11,7 @@
 #include "partition/rank_layout.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/offload/offload_store.hpp"
 #include "runtime/remote/object_store.hpp"
 #include "runtime/remote/saved_calls.hpp"
 #include "runtime/session/partitioning.hpp"
@@ -181,6 +182,7 @@ private:
   std::string module_name(module_id x) override;
   void step_failed(step_id step, const failure& why) override;
   void microbatch_over(step_id step, microbatch_id x) override;
+  void forward_over(step_id step, uint64_t turn) override;
   void step_over(step_id x) override;
 
   // -- fabric_listener --------------------------------------------------------
@@ -202,6 +204,7 @@ private:
   smp::tensor_peers own_tensor_peers_;
   object_store own_objects_;
   saved_calls own_calls_;
+  std::shared_ptr<offload_store> own_offload_; // null: nothing is
   std::shared_ptr<microbatch_sequencer> own_sequencer_;
   std::shared_ptr<record_book> own_records_;
   schedule_policies policies_;

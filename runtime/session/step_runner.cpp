@@ -11,6 +11,7 @@
 #include "runtime/config/session_config.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/sequential.hpp"
+#include "runtime/offload/offload_store.hpp"
 #include "runtime/remote/callee.hpp"
 #include "runtime/remote/object_store.hpp"
 #include "runtime/remote/parameters.hpp"
@@ -31,6 +32,15 @@ namespace smp {
 
 // -- one step -----------------------------------------------------------------
 
+namespace {
+
+offload_store::counts offload_counts(const rank_context& rank) {
+  auto* store = rank.offload();
+  return store ? store->status() : offload_store::counts{};
+}
+
+} // namespace
+
 std::vector<payload> step_runner::run_step(node& actors, model_state* model,
                                            const step_call& x, step_body body) {
   auto microbatches = x.microbatches;
@@ -43,6 +53,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   ++rank_.counters().drawn_step;
   auto begin = std::chrono::steady_clock::now();
   auto sent = fabric_.stats().bytes_sent;
+  auto offloaded = offload_counts(rank_);
   body_ = std::move(body);
   body_context_ = call_context::current();
   if (model)
@@ -63,6 +74,9 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   auto took = std::chrono::steady_clock::now() - begin;
   stats_.seconds = std::chrono::duration<double>(took).count();
   stats_.bytes_sent = fabric_.stats().bytes_sent - sent;
+  auto now = offload_counts(rank_);
+  stats_.offloaded_bytes = now.written - offloaded.written;
+  stats_.offload_wait_seconds = now.wait_seconds - offloaded.wait_seconds;
   if (stats_.seconds > 0)
     rank_.board().step_ended(1 - stats_.executing_seconds / stats_.seconds);
   if (report.error)

@@ -12,6 +12,10 @@ struct step_stats {
   double executing_seconds = 0;
   uint64_t requests = 0;   // sent by this rank
   uint64_t bytes_sent = 0; // sent by this rank
+  /// Bytes that this rank wrote to a file, and seconds that it waited for it
+  /// (`smp.offload_activations`).
+  uint64_t offloaded_bytes = 0;
+  double offload_wait_seconds = 0;
   /// Times that an execution of this rank waited for another one's answer.
   uint64_t waits = 0;
   /// The step replayed a record to its end (`smp.static_mode`).

@@ -28,6 +28,10 @@ std::string to_json(const step_metrics& x) {
   result["bubble_ratio"] = x.bubble_ratio;
   result["requests"] = x.requests;
   result["bytes_sent"] = x.bytes_sent;
+  if (x.offloaded_bytes) {
+    result["offloaded_bytes"] = *x.offloaded_bytes;
+    result["offload_wait_seconds"] = x.offload_wait_seconds;
+  }
   if (!x.static_mode.empty())
     result["static"] = x.static_mode;
   if (!x.ran_again.empty())

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <optional>
 #include <string>
 
 namespace smp {
@@ -21,6 +22,9 @@ struct step_metrics {
   double bubble_ratio = 0;
   uint64_t requests = 0;   // sum over ranks
   uint64_t bytes_sent = 0; // sum over ranks
+  /// Of all ranks, see `step_stats`; nothing unless activations are offloaded.
+  std::optional<uint64_t> offloaded_bytes = {};
+  double offload_wait_seconds = 0;
   /// "record", "replay" or "fallback" (docs/static_mode.md); empty where no
   /// step is replayed.
   std::string static_mode = {};

@@ -339,12 +339,17 @@ private:
       {stats.executing_seconds, stats.seconds,
        static_cast<double>(stats.requests),
        static_cast<double>(stats.bytes_sent), stop_.load() ? 1.0 : 0.0,
-       stats.fell_back ? 1.0 : 0.0});
+       stats.fell_back ? 1.0 : 0.0, static_cast<double>(stats.offloaded_bytes),
+       stats.offload_wait_seconds});
     x.samples_per_second = static_cast<double>(data_->batch_size())
                            / x.step_seconds;
     x.bubble_ratio = 1 - sums[0] / sums[1];
     x.requests = static_cast<uint64_t>(sums[2]);
     x.bytes_sent = static_cast<uint64_t>(sums[3]);
+    if (config_.smp.offload_activations) {
+      x.offloaded_bytes = static_cast<uint64_t>(sums[6]);
+      x.offload_wait_seconds = sums[7];
+    }
     executing_seconds_ += sums[0];
     pipeline_seconds_ += sums[1];
     if (summary_.steps == summary_.steps_before)

@@ -67,6 +67,8 @@ struct model_options {
   enum class again : uint8_t { none, outermost, all };
   again recompute = again::none;
   std::string strategy = "each";
+  /// And keeps of it in a file.
+  bool offload = false;
 };
 
 /// All of them that a model must pass; the first is without any other rank.
@@ -140,6 +142,10 @@ std::vector<model_step> run_ranks(const model_options& x,
   world.config.static_fallback = "dynamic";
   if (x.recompute == model_options::again::outermost)
     world.config.activation_checkpointing = {{"*"}, x.strategy};
+  if (x.offload) {
+    world.config.offload_activations = true;
+    world.config.activation_loading_horizon = 1;
+  }
   world.reorder = x.reorder;
   world.seed = x.seed;
   std::vector<model_step> result;

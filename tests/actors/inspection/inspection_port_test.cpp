@@ -99,6 +99,7 @@ run_status two_ranks() {
   x.why = "its process is stopped";
   x.known = true;
   x.status.bubble = 0.25;
+  x.status.offload = offload_status{.written = 77};
   x.status.comm.bytes_sent = 1234;
   x.status.comm.stages.sent[2] = 5;
   x.status.comm.stages.oldest.resize(1);
@@ -123,6 +124,8 @@ TEST_CASE("A client gets what a run tells, as often as it asks",
     auto& rank = status.ranks[1];
     CHECK(rank.health == rank_health::stopped);
     CHECK(rank.status.bubble == 0.25);
+    CHECK(rank.status.offload->written == 77);
+    CHECK_FALSE(status.ranks[0].status.offload);
     CHECK(rank.status.comm.bytes_sent == 1234);
     CHECK_FALSE(rank.status.comm.arena_high_water());
     CHECK(rank.status.comm.stages.sent[2] == 5);

@@ -270,6 +270,11 @@ TEST_CASE("Waits name the end of the chain", "[apps][report]") {
   CHECK_THAT(comm_text(status),
              ContainsSubstring("r0 ") && ContainsSubstring("1.00 MB"));
   CHECK(comm_json(status)[0]["arena_high_water"].is_null());
+  status.ranks[0].status.offload = smp::offload_status{
+    1'000'000, 3'000'000, 16'000'000, 40'000'000, 39'000'000, 0, 1.5};
+  CHECK_THAT(*actor_text(status, "r0"),
+             ContainsSubstring("1.00 MB in a file of 16.0 MB, 3.00 MB at most, "
+                               "40.0 MB written, 39.0 MB read, waited 1.5"));
   auto& stages = status.ranks[0].status.comm.stages;
   stages.device_path = true;
   stages.send_arena.capacity = 8'000'000;

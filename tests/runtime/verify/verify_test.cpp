@@ -367,6 +367,20 @@ TEST_CASE("What backward computes again equals one process that keeps it",
     compare(test::script_case(model, 2, 2), "*");
 }
 
+TEST_CASE("What was in a file meanwhile equals one process",
+          "[runtime][verify][R57]") {
+  for (uint64_t ranks : {1, 2}) {
+    auto x = test::gpt_case(ranks, "interleaved", 4);
+    x.config.model.dropout = 0.2;
+    x.config.model.width = 64;
+    x.config.smp.activation_checkpointing.modules = {"transformer.h"};
+    x.config.smp.offload_activations = true;
+    x.config.smp.activation_loading_horizon = 1;
+    INFO(ranks << " ranks");
+    CHECK(to_text(test::run_case(x, 3)).starts_with("equal: 3 steps"));
+  }
+}
+
 TEST_CASE("Buffers are compared", "[runtime][verify]") {
   auto summary = test::run_case(test::model_case("norm", 2, "interleaved", 4),
                                 3);
