@@ -80,7 +80,8 @@ printed_plan plan_tree(const std::string& path, partition_options options) {
 std::vector<memory_need> needs_of(const walked_model& model,
                                   const partition_decision& decision,
                                   const train_config& x) {
-  const auto peers = static_cast<int64_t>(x.smp.tensor_parallel_degree);
+  const auto wanted = sharing_wanted(x.smp);
+  const auto peers = static_cast<int64_t>(wanted.peers);
   std::map<uint32_t, uint64_t> parts; // bytes
   auto add = [&](uint32_t tensor, const tensor_slice& slice) {
     auto& whole = model.tensors[tensor].tensor;
@@ -90,7 +91,7 @@ std::vector<memory_need> needs_of(const walked_model& model,
   };
   for (auto id : decision.sharing.shared)
     for (auto& [tensor, slice] :
-         slices_of(model, id, 0, peers, x.smp.optimize == "memory"))
+         slices_of(model, id, 0, peers, wanted.saves_memory))
       add(tensor, slice);
   for (auto& cut : decision.sharing.cut) {
     auto& whole = model.tensors[cut.tensor].tensor;
@@ -157,10 +158,9 @@ void decide_alone(const train_config& x,
         random_stream{seed_of(s.internals(), 1, microbatch_id{0})}, [&] {
           whole->rehearse(split(first_batch(x), x.smp.microbatches, 0, 0));
         });
-    auto decision = state.decide(
-      static_cast<uint32_t>(devices), x.smp.default_partition,
-      {x.smp.tensor_parallel_modules, x.smp.tensor_parallel_degree,
-       x.smp.optimize == "memory"});
+    auto decision = state.decide(static_cast<uint32_t>(devices),
+                                 x.smp.default_partition,
+                                 sharing_wanted(x.smp));
     use(s, state.model(), std::move(decision));
   });
 }

@@ -373,9 +373,7 @@ void partitioning::place() {
   auto found = agree_everywhere(rank_, "smp.partition", [&] {
     decision_ = decide(static_cast<uint32_t>(pipeline.size()),
                        rank_.config().default_partition,
-                       {rank_.config().tensor_parallel_modules,
-                        rank_.layout().size(comm_group::tp),
-                        rank_.config().optimize == "memory"});
+                       sharing_wanted(rank_.config()));
     return placement_message{
       decision_->text(),
       decision_->plan.module_device,
@@ -447,7 +445,7 @@ void partitioning::release(remote_parameters& others) {
     share_module(
       map_, id, static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
       static_cast<int64_t>(layout.size(comm_group::tp)),
-      rank_.config().optimize == "memory");
+      sharing_wanted(rank_.config()).saves_memory);
   }
   for (auto& x : cut_) {
     if (map_.owned(x.tensor))

@@ -2,6 +2,7 @@
 
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/session/sharing.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -59,9 +60,16 @@ void place_in_turn(const distributed_model_base& model) {
   auto& walked = model.state().model();
   auto& modules = walked.modules;
   auto ranks = static_cast<uint32_t>(rank.pipeline().size());
+  // What stands inside of a module that ranks share goes where that goes.
+  std::vector<bool> inside(modules.size());
+  for (auto id : decide_sharing(walked, rank.marks().sharing,
+                                sharing_wanted(rank.config()))
+                   .shared)
+    for (auto below : walked.subtree(static_cast<uint32_t>(id.value)))
+      inside[below] = below != id.value;
   std::vector<uint32_t> devices(modules.size(), 0);
   for (uint32_t i = 1; i < devices.size(); ++i)
-    devices[i] = modules[i].intercepted || modules[i].container
+    devices[i] = !inside[i] && (modules[i].intercepted || modules[i].container)
                    ? i % ranks
                    : devices[modules[i].parent];
   // Again and again, for those that are tied to several.

@@ -3,6 +3,7 @@
 #include "partition/rank_layout.hpp"
 #include "runtime/base/name_pattern.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/config/session_config.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
 #include "runtime/session/module_remarks.hpp"
@@ -191,6 +192,11 @@ private:
 };
 
 } // namespace
+
+sharing_request sharing_wanted(const session_config& x) {
+  return {x.tensor_parallel_modules, x.tensor_parallel_degree,
+          x.optimize == "memory"};
+}
 
 sharing_decision decide_sharing(const walked_model& model,
                                 const std::map<const void*, bool>& marked,

@@ -10,6 +10,7 @@
 namespace smp {
 
 class rank_context;
+struct session_config;
 
 /// What code says of a parameter: that tensor-parallel ranks cut it.
 struct cut_mark {
@@ -38,13 +39,16 @@ struct sharing_decision {
   std::vector<std::string> lines;
 };
 
-/// What the configuration says: names of modules, how many ranks share, and
-/// what they save (`native_module::saves_memory`).
+/// Names of modules, how many ranks share, and what they save
+/// (`native_module::saves_memory`).
 struct sharing_request {
   std::vector<std::string> patterns;
   uint64_t peers = 1;
   bool saves_memory = true;
 };
+
+/// @returns what the configuration wants to be shared
+sharing_request sharing_wanted(const session_config& x);
 
 /// A module is shared if (1) there is a distributed implementation of it, (2)
 /// that is wanted, (3) none above it is shared already, and (4) it shares no

@@ -300,6 +300,21 @@ TEST_CASE("Transformer layers that ranks share as a whole equal one process",
   }
 }
 
+TEST_CASE("What ranks share as a whole stays together in a split job",
+          "[runtime][verify][tensor_parallel][R54]") {
+  for (auto x : {test::gpt_case(2, "interleaved", 2),
+                 test::script_case("hf_gpt2", 2, 2)}) {
+    x.config.smp.ddp = true;
+    x.config.smp.tensor_parallel_degree = 2;
+    x.config.smp.tensor_parallel_modules = {"*"};
+    x.config.ranks = 4;
+    INFO(x.name);
+    auto summary = test::run_case(x, 2, true);
+    CHECK(to_text(summary).starts_with("equal: 2 steps"));
+    CHECK(summary.requests > 0);
+  }
+}
+
 TEST_CASE("Blocks of T5 that ranks share as a whole equal one process",
           "[runtime][verify][tensor_parallel][R54]") {
   auto compare = [](uint64_t pipeline, uint64_t tensor, uint64_t replicas,
