@@ -216,10 +216,12 @@ std::vector<task> fit_list(const std::vector<task>& tasks, uint64_t listed,
 // -- by name ------------------------------------------------------------------
 
 uint64_t default_active_microbatches(std::string_view name,
-                                     uint64_t microbatches,
-                                     uint64_t partitions) {
+                                     uint64_t microbatches, uint64_t partitions,
+                                     uint64_t tensor_parallel) {
   if (name == "simple" || name == "list")
     return microbatches;
+  if (partitions == 1 && tensor_parallel == 1 && name != "actor")
+    return 1;
   return (name == "interleaved_1f1b" ? 2 * partitions - 1 : partitions) + 3;
 }
 

@@ -242,10 +242,14 @@ std::vector<task> fit_list(const std::vector<task>& tasks, uint64_t listed,
 ///          (`partitions`, or 2 `partitions` - 1 for "interleaved_1f1b"), and 3
 ///          more: with less, pp_rank 0 runs dry while a microbatch is on its
 ///          way (measured on 2 ranks with 8 microbatches: a bubble of 0.20 with
-///          2 more, 0.145 with 3).
+///          2 more, 0.145 with 3). But 1 where a rank waits for no other: there
+///          a second one only costs memory and cold caches (a step of a small
+///          GPT took 13 % longer with 4). An actor may want more on one rank
+///          too.
+/// @param tensor_parallel ranks that share modules.
 uint64_t default_active_microbatches(std::string_view name,
-                                     uint64_t microbatches,
-                                     uint64_t partitions);
+                                     uint64_t microbatches, uint64_t partitions,
+                                     uint64_t tensor_parallel);
 
 /// @param name `smp.pipeline`, but "actor".
 /// @param active bound on microbatches between forward and backward.

@@ -302,7 +302,8 @@ std::vector<config_conflict> conflicts(const train_config& x) {
 }
 
 train_config effective(train_config x) {
-  x.smp.active_microbatches = effective_active_microbatches(x.smp);
+  x.smp.active_microbatches = effective_active_microbatches(x.smp,
+                                                            x.smp.microbatches);
   x.smp.memory_weight = effective_memory_weight(x.smp);
   auto fill = [](auto& field, auto value) {
     if (!field)

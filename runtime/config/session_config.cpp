@@ -4,9 +4,11 @@
 
 namespace smp {
 
-uint64_t effective_active_microbatches(const session_config& x) {
+uint64_t effective_active_microbatches(const session_config& x,
+                                       uint64_t microbatches) {
   return x.active_microbatches.value_or(default_active_microbatches(
-    x.pipeline, x.microbatches, x.pipeline_parallel_degree));
+    x.pipeline, microbatches, x.pipeline_parallel_degree,
+    x.tensor_parallel_degree));
 }
 
 std::optional<uint64_t> checkpointed_together(std::string_view strategy) {

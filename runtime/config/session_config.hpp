@@ -150,8 +150,10 @@ struct session_config {
 /// @throws error (config) naming the keys, one line for each error
 void validate(const session_config& x);
 
-/// @returns `active_microbatches` or, if not set, its default (R2).
-uint64_t effective_active_microbatches(const session_config& x);
+/// @returns `active_microbatches` or, if not set, its default in a step of
+///          `microbatches` (R2).
+uint64_t effective_active_microbatches(const session_config& x,
+                                       uint64_t microbatches);
 
 /// @returns how many children of a Sequential a strategy of activation
 /// checkpointing computes again together, 0 for as many as there are; nothing

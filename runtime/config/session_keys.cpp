@@ -34,8 +34,8 @@ const std::vector<config_key> session_table = {
    .slot = SMP_SLOT(smp.active_microbatches),
    .meaning = "bound on microbatches between forward and backward; with "
               "`simple` and `list` not less than `smp.microbatches`",
-   .fallback = "degree + 3; `interleaved_1f1b`: 2 degree + 2; `simple`, "
-               "`list`: all",
+   .fallback = "degree + 3; `interleaved_1f1b`: 2 degree + 2; both 1 where a "
+               "rank has the whole model; `simple`, `list`: all",
    .range = degree,
    .elsewhere = {"max_inflight", "inflight_microbatches"}},
   {.name = "smp.chunks",

@@ -136,7 +136,8 @@ void decide_alone(const train_config& x,
   const auto devices = x.smp.pipeline_parallel_degree;
   virtual_world_options world;
   world.config = x.smp;
-  world.config.active_microbatches = effective_active_microbatches(x.smp);
+  world.config.active_microbatches = effective_active_microbatches(
+    x.smp, x.smp.microbatches);
   world.config.pipeline_parallel_degree = 1;
   world.config.ddp = false;
   world.config.placement_strategy = "cluster";

@@ -104,8 +104,7 @@ std::shared_ptr<const user_schedule> schedule_policies::make_user() const {
 }
 
 uint64_t schedule_policies::active(uint64_t microbatches) const {
-  return config_.active_microbatches.value_or(default_active_microbatches(
-    config_.pipeline, microbatches, config_.pipeline_parallel_degree));
+  return effective_active_microbatches(config_, microbatches);
 }
 
 schedule_ptr schedule_policies::make(uint64_t microbatches) const {

@@ -253,14 +253,24 @@ TEST_CASE(
 
 TEST_CASE("the default of active microbatches suits every schedule",
           "[partition][schedule][R2]") {
-  CHECK(default_active_microbatches("simple", 8, 2) == 8);
-  CHECK(default_active_microbatches("list", 8, 2) == 8);
-  CHECK(default_active_microbatches("interleaved", 8, 2) == 5);
-  CHECK(default_active_microbatches("1f1b", 8, 2) == 5);
-  CHECK(default_active_microbatches("interleaved_1f1b", 8, 4) == 10);
+  CHECK(default_active_microbatches("simple", 8, 2, 1) == 8);
+  CHECK(default_active_microbatches("list", 8, 2, 1) == 8);
+  CHECK(default_active_microbatches("interleaved", 8, 2, 1) == 5);
+  CHECK(default_active_microbatches("1f1b", 8, 2, 1) == 5);
+  CHECK(default_active_microbatches("interleaved_1f1b", 8, 4, 1) == 10);
   for (auto name : {"simple", "interleaved", "1f1b", "interleaved_1f1b"})
     CHECK_NOTHROW(
-      make_schedule(name, 8, default_active_microbatches(name, 8, 2)));
+      make_schedule(name, 8, default_active_microbatches(name, 8, 2, 1)));
+}
+
+TEST_CASE("a rank that waits for no other has one microbatch alive",
+          "[partition][schedule][R2]") {
+  for (auto name : {"interleaved", "1f1b", "interleaved_1f1b"})
+    CHECK(default_active_microbatches(name, 8, 1, 1) == 1);
+  for (auto name : {"simple", "list"})
+    CHECK(default_active_microbatches(name, 8, 1, 1) == 8);
+  CHECK(default_active_microbatches("interleaved", 8, 1, 2) == 4);
+  CHECK(default_active_microbatches("actor", 8, 1, 1) == 4);
 }
 
 TEST_CASE("no microbatch and no active microbatch are errors",

@@ -443,7 +443,9 @@ TEST_CASE("steps leave the caller's random numbers alone", "[runtime][R23]") {
 }
 
 TEST_CASE("a body that waits gives its turn to others", "[runtime][R28]") {
-  run_virtual_world(1, manual_world(1, 2), [](session& s) {
+  auto world = manual_world(1, 2);
+  world.config.active_microbatches = 2;
+  run_virtual_world(1, world, [](session& s) {
     distributed_model model{make_caller()};
     model->there->smp_hook.pinned = 0;
     auto self = rank_id{s.rank()};
