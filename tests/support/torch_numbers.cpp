@@ -1,6 +1,7 @@
 #include "tests/support/torch_numbers.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
+#include "tests/support/catch.hpp"
 
 #include <fmt/format.h>
 #include <torch/utils.h>
@@ -15,7 +16,7 @@ numbers all_of(const std::filesystem::path& file) {
 }
 
 std::vector<std::string> differences(const numbers& got, const numbers& wanted,
-                                     bool gradients) {
+                                     bool gradients, closeness allowed) {
   std::vector<std::string> result;
   std::set<std::string> names;
   for (auto xs : {&got, &wanted})
@@ -39,10 +40,17 @@ std::vector<std::string> differences(const numbers& got, const numbers& wanted,
     x = x.to(torch::kDouble);
     y = y.to(torch::kDouble);
     auto distance = (x - y).abs().max().item<double>();
-    if (!(distance <= 1e-5 * y.abs().max().item<double>() + 1e-7))
+    if (!(distance
+          <= allowed.share * y.abs().max().item<double>() + allowed.least))
       result.push_back(fmt::format("{} differs by {}", name, distance));
   }
   return result;
+}
+
+void check_near(const numbers& mine, const numbers& expected,
+                closeness allowed) {
+  CHECK(differences(mine, expected, false, allowed)
+        == std::vector<std::string>{});
 }
 
 } // namespace smp::test

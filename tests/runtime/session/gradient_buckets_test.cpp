@@ -2,6 +2,7 @@
 
 #include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/model_state.hpp"
+#include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/embedding.h>
@@ -72,8 +73,6 @@ TORCH_MODULE_IMPL(distributed_layers, distributed_layers_impl);
 
 template <class H>
 using plain = H;
-
-using numbers = std::map<std::string, Tensor>;
 
 /// How gradients are set to zero before a step.
 enum class zeroing { drop, in_place, never };
@@ -243,16 +242,6 @@ replica_training train_replicas(const job& x) {
     result.counts[s.rank()] = model.state().buckets()->take_counts();
   });
   return result;
-}
-
-void check_near(const numbers& mine, const numbers& expected) {
-  REQUIRE(mine.size() == expected.size());
-  for (auto& [name, x] : expected) {
-    INFO(name);
-    REQUIRE(mine.contains(name));
-    auto bound = 1e-5 * x.abs().max().item<double>() + 1e-7;
-    CHECK((mine.at(name) - x).abs().max().item<double>() <= bound);
-  }
 }
 
 /// @returns what the replicas counted

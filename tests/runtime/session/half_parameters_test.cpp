@@ -4,6 +4,7 @@
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/placement.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/embedding.h>
@@ -71,7 +72,6 @@ TORCH_MODULE_IMPL(distributed_net, distributed_net_impl);
 template <class H>
 using plain = H;
 
-using numbers = std::map<std::string, Tensor>;
 using optimizer_ptr = std::unique_ptr<torch::optim::Optimizer>;
 
 optimizer_ptr make_optimizer(const std::string& type,
@@ -256,19 +256,6 @@ training train_ranks(const job& x, const run_options& options = {}) {
                       model, {&optimizer});
   });
   return result;
-}
-
-/// R35.
-void check_near(const numbers& mine, const numbers& expected) {
-  REQUIRE(mine.size() == expected.size());
-  for (auto& [name, x] : expected) {
-    INFO(name);
-    REQUIRE(mine.contains(name));
-    auto& y = mine.at(name);
-    REQUIRE(y.scalar_type() == x.scalar_type());
-    auto far = (y - x).to(torch::kDouble).abs().max().item<double>();
-    CHECK(far <= 1e-5 * x.to(torch::kDouble).abs().max().item<double>() + 1e-7);
-  }
 }
 
 /// @param first step to compare

@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/error_of.hpp"
+#include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
@@ -45,8 +46,6 @@ TORCH_MODULE_IMPL(distributed_layers, distributed_layers_impl);
 
 template <class H>
 using plain = H;
-
-using numbers = std::map<std::string, Tensor>;
 
 session_config grid(uint64_t pipeline, bool ddp, bool shards = false) {
   session_config result;
@@ -119,15 +118,6 @@ std::vector<rank_run> train(const scaled_job& x) {
     result[s.rank()] = std::move(mine);
   });
   return result;
-}
-
-void check_near(const numbers& mine, const numbers& expected) {
-  REQUIRE(mine.size() == expected.size());
-  for (auto& [name, x] : expected) {
-    INFO(name);
-    auto bound = 1e-5 * x.abs().max().item<double>() + 1e-7;
-    CHECK((mine.at(name) - x).abs().max().item<double>() <= bound);
-  }
 }
 
 /// One process in plain torch, without any scale.

@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/session/optimizer_shards.hpp"
+#include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/embedding.h>
@@ -66,7 +67,6 @@ TORCH_MODULE_IMPL(distributed_mixture, distributed_mixture_impl);
 template <class H>
 using plain = H;
 
-using numbers = std::map<std::string, Tensor>;
 using parameters = std::vector<Tensor>;
 using optimizer_ptr = std::unique_ptr<torch::optim::Optimizer>;
 using maker = std::function<optimizer_ptr(const parameters&)>;
@@ -208,16 +208,6 @@ sharded_run train_sharded(const job& x) {
   return result;
 }
 
-void check_near(const numbers& mine, const numbers& expected) {
-  REQUIRE(mine.size() == expected.size());
-  for (auto& [name, x] : expected) {
-    INFO(name);
-    REQUIRE(mine.contains(name));
-    auto bound = 1e-5 * x.abs().max().item<double>() + 1e-6;
-    CHECK((mine.at(name) - x).abs().max().item<double>() <= bound);
-  }
-}
-
 void check(const job& x) {
   CAPTURE(x.optimizer, x.pipeline, x.replicas, x.tensor);
   auto expected = train_alone(x);
@@ -227,7 +217,7 @@ void check(const job& x) {
       INFO("step " << i);
       // Only the ranks that hold the model together have all of it.
       if (!replica[i].empty())
-        check_near(replica[i], expected[i]);
+        check_near(replica[i], expected[i], {.least = 1e-6});
       for (auto& [name, p] : replica[i])
         if (!mine.parameters[0][i].empty())
           CHECK(torch::equal(p, mine.parameters[0][i].at(name)));
@@ -308,7 +298,7 @@ TEST_CASE("each replica has its share of a large model's optimizer state",
   CHECK(static_cast<double>(most)
         <= 1.05 * static_cast<double>(all) / replicas);
   CHECK(least > 0);
-  check_near(mine.parameters[0].back(), train_alone(x).back());
+  check_near(mine.parameters[0].back(), train_alone(x).back(), {.least = 1e-6});
 }
 
 TEST_CASE("an optimizer that looks at all parameters together is refused",

@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/embedding.h>
@@ -57,8 +58,6 @@ TORCH_MODULE_IMPL(pipelined, pipelined_impl);
 
 template <class H>
 using plain = H;
-
-using numbers = std::map<std::string, Tensor>;
 
 /// [4 * replicas, 3]: of each replica only even numbers or only odd ones.
 Tensor data_of(uint64_t replicas, int64_t step) {
@@ -150,16 +149,6 @@ std::vector<training> train_replicas(uint64_t pipeline, uint64_t replicas,
     }
   });
   return result;
-}
-
-void check_near(const numbers& mine, const numbers& expected) {
-  REQUIRE(mine.size() == expected.size());
-  for (auto& [name, x] : expected) {
-    INFO(name);
-    REQUIRE(mine.contains(name));
-    auto bound = 1e-5 * x.abs().max().item<double>() + 1e-7;
-    CHECK((mine.at(name) - x).abs().max().item<double>() <= bound);
-  }
 }
 
 } // namespace

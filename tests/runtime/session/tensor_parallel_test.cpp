@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/train/models/gpt.hpp"
+#include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -70,8 +71,6 @@ TORCH_MODULE_IMPL(shared_model, shared_model_impl);
 
 template <class H>
 using plain = H;
-
-using numbers = std::map<std::string, Tensor>;
 
 struct grid {
   uint64_t tensor = 2;
@@ -192,27 +191,16 @@ shared_training train_shared(const grid& x, int64_t steps,
   return result;
 }
 
-void check_near(const numbers& mine, const numbers& expected, double share) {
-  REQUIRE(mine.size() == expected.size());
-  for (auto& [name, x] : expected) {
-    INFO(name);
-    REQUIRE(mine.contains(name));
-    REQUIRE(mine.at(name).sizes() == x.sizes());
-    auto bound = share * x.abs().max().item<double>() + 1e-7;
-    CHECK((mine.at(name) - x).abs().max().item<double>() <= bound);
-  }
-}
-
 void check_same(const grid& x, const session_config& config, int64_t steps) {
   auto expected = train_alone(x, steps);
   auto mine = train_shared(x, steps, config);
   CHECK(mine.different == std::vector<std::string>{});
   REQUIRE(mine.gradients.size() == expected.gradients.size());
-  check_near(mine.gradients[0], expected.gradients[0], 1e-5);
+  check_near(mine.gradients[0], expected.gradients[0]);
   // Later steps begin where rounding made small differences.
   for (size_t i = 1; i < expected.gradients.size(); ++i)
-    check_near(mine.gradients[i], expected.gradients[i], 2e-3);
-  check_near(mine.state, expected.state, 2e-3);
+    check_near(mine.gradients[i], expected.gradients[i], {.share = 2e-3});
+  check_near(mine.state, expected.state, {.share = 2e-3});
   CHECK(mine.norm == Catch::Approx(expected.norm).epsilon(1e-3));
 }
 
