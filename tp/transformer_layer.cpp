@@ -110,12 +110,13 @@ public:
     check(xs);
     auto& o = *layer_;
     auto samples = xs[0].size(0);
-    auto mask = o.takes_mask ? xs[1] : at::Tensor{};
+    auto masked = o.takes_mask && xs.size() > 1;
+    auto mask = masked ? xs[1] : at::Tensor{};
     if (positions_.defined())
       mask = mask
              + fused_allgather_for_tp(
                o.positions->bias(positions_, xs[0].size(1)), 1);
-    auto seen = o.takes_mask ? all_masks(mask, samples) : at::Tensor{};
+    auto seen = masked ? all_masks(mask, samples) : at::Tensor{};
     auto x = enter(xs[0]);
     x = part(x, 0, [&](const auto& h) { return attend(self_, h, h, seen); });
     if (o.cross_attention) {
@@ -130,7 +131,7 @@ public:
       return {x};
     std::vector<at::Tensor> result{xs.begin(), xs.end()};
     result[0] = x;
-    if (o.takes_mask)
+    if (masked)
       result[1] = mask;
     return result;
   }
@@ -226,7 +227,7 @@ private:
 
   void check(std::span<const at::Tensor> xs) const {
     auto& o = *layer_;
-    auto wanted = o.cross_attention ? 4u : o.takes_mask ? 2u : 1u;
+    auto wanted = o.cross_attention ? 4u : o.positions ? 2u : 1u;
     if (xs.size() >= wanted && xs[0].dim() == 3
         && (!o.cross_attention || xs[2].dim() == 3))
       return;
@@ -281,21 +282,19 @@ private:
     auto mask = given;
     auto tokens = q.size(2);
     auto causal = o.causal && of_itself;
-    auto band = [&] {
-      return at::ones({tokens, tokens}, q.options().dtype(at::kBool)).tril();
-    };
-    if (of_itself && o.window > 0 && o.window < tokens) {
-      mask = band().triu(1 - o.window);
-      causal = false;
-    }
     auto p = dropped(parts.dropout);
     auto learns = mask.defined() && mask.requires_grad();
+    auto banded = of_itself && o.window > 0 && o.window < tokens;
+    if (banded || (causal && (mask.defined() || p > 0))) {
+      auto band = at::ones({tokens, tokens}, q.options().dtype(at::kBool))
+                    .tril();
+      mask = both(banded ? band.triu(1 - o.window) : band, mask);
+      causal = false;
+    }
     if (p == 0 && !learns)
       return at::scaled_dot_product_attention(
         q, k, v, mask.defined() ? std::optional{mask} : std::nullopt, 0, causal,
         o.scale);
-    if (causal)
-      mask = band();
     auto scale = o.scale.value_or(1
                                   / std::sqrt(static_cast<double>(q.size(3))));
     auto scores = at::matmul(q * scale, k.transpose(2, 3));
@@ -308,6 +307,17 @@ private:
     if (p > 0)
       weights = weights * dropout_mask_of_part(parts.dropout, weights, 1);
     return at::matmul(weights, v);
+  }
+
+  /// @param seen [tokens, tokens], bool
+  /// @param mask undefined: only the other says what is seen
+  static at::Tensor both(const at::Tensor& seen, const at::Tensor& mask) {
+    if (!mask.defined())
+      return seen;
+    if (mask.scalar_type() == at::kBool)
+      return mask.logical_and(seen);
+    return mask.masked_fill(seen.logical_not(),
+                            -std::numeric_limits<double>::infinity());
   }
 
   /// Those of the samples of all peers: [T B, heads / T or 1, ...].

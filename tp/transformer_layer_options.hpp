@@ -23,8 +23,9 @@ struct transformer_layer_options {
   bool causal = false;
   /// Of those before it only the last so many, itself included; 0: all.
   int64_t window = 0;
-  /// The second tensor of the arguments is added to the scores, or if it is
-  /// bool says what is seen: broadcast to [B, heads, tokens, tokens].
+  /// The second tensor of the arguments, if there is one, is added to the
+  /// scores, or if it is bool says what is seen: broadcast to [B, heads,
+  /// tokens, tokens].
   bool takes_mask = false;
   /// The result is all tensors of the arguments, with the hidden states, and
   /// with `positions` the mask, in their places.

@@ -88,4 +88,10 @@ public:
   hook_state smp_hook;
 };
 
+/// Base of modules that tensor-parallel ranks share where they can, unless code
+/// says of one itself that they shall not.
+struct shared_by_itself {
+  virtual ~shared_by_itself() = default;
+};
+
 } // namespace smp

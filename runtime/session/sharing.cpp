@@ -83,6 +83,8 @@ private:
       for (auto* hook : m.hooks)
         if (hook->sharing)
           return hook->sharing;
+      if (dynamic_cast<const shared_by_itself*>(m.object) != nullptr)
+        return true;
       if (i == 0)
         return std::nullopt;
       i = m.parent;

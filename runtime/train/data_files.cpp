@@ -3,7 +3,7 @@
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/train/batch_numbers.hpp"
 #include "runtime/train/data.hpp"
-#include "runtime/train/models/sizes.hpp"
+#include "runtime/nn/sizes.hpp"
 #include "transport/file_descriptor.hpp"
 
 #include <ATen/ops/empty.h>

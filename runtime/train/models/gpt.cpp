@@ -2,7 +2,7 @@
 
 #include "runtime/base/fault.hpp"
 #include "runtime/model/tp_register.hpp"
-#include "runtime/train/models/sizes.hpp"
+#include "runtime/nn/sizes.hpp"
 
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/init.h>

@@ -7,7 +7,7 @@
 // Shapes: B sequences per (micro)batch, T tokens, C = width, V = vocabulary.
 
 #include "runtime/intercept/submodule.hpp"
-#include "runtime/train/models/layers.hpp"
+#include "runtime/nn/layers.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>

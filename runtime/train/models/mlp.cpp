@@ -1,6 +1,6 @@
 #include "runtime/train/models/mlp.hpp"
 
-#include "runtime/train/models/sizes.hpp"
+#include "runtime/nn/sizes.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/linear.h>

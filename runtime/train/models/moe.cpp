@@ -1,6 +1,6 @@
 #include "runtime/train/models/moe.hpp"
 
-#include "runtime/train/models/sizes.hpp"
+#include "runtime/nn/sizes.hpp"
 
 #include <torch/nn/init.h>
 

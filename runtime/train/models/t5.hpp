@@ -8,7 +8,7 @@
 // H heads, V = vocabulary.
 
 #include "runtime/intercept/submodule.hpp"
-#include "runtime/train/models/layers.hpp"
+#include "runtime/nn/layers.hpp"
 
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>

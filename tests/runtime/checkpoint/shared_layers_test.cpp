@@ -2,7 +2,7 @@
 
 #include "runtime/checkpoint/checkpoint.hpp"
 #include "runtime/train/models/gpt.hpp"
-#include "runtime/train/models/layers.hpp"
+#include "runtime/nn/layers.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 

@@ -2,7 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/train/models/gpt.hpp"
-#include "runtime/train/models/layers.hpp"
+#include "runtime/nn/layers.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>

@@ -1,4 +1,4 @@
-#include "runtime/train/models/layers.hpp"
+#include "runtime/nn/layers.hpp"
 
 #include "runtime/model/tp_register.hpp"
 

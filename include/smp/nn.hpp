@@ -1,0 +1,7 @@
+#pragma once
+
+// Modules that tensor-parallel ranks share without being told, with the
+// arguments of the paper. Apart from smp.hpp, as they bring Torch's modules.
+
+#include "runtime/nn/distributed.hpp"
+#include "runtime/nn/transformer.hpp"
