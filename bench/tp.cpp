@@ -11,7 +11,8 @@
 // (c) Neural collaborative filtering (paper, section 7.4): four ranks share the
 // four tables, and each takes samples of its own through the rest. Beside it
 // the same batch on all four, so that the tables need less exchange and all
-// else is computed four times.
+// else is computed four times. From both and from one process alone follows
+// what 16 ranks would do, as many as the paper had.
 //
 // Beside what a rank sends stands what the formulas of docs/tensor_parallel.md
 // say, with the mean of the gradients of what is not shared.
@@ -22,6 +23,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <thread>
 
 namespace smp::bench {
 
@@ -117,6 +119,66 @@ ncf_config ncf_sizes(const arguments& args) {
           .width = 64};
 }
 
+/// What a rank sends in a step, in bytes, of tables `width` wide together with
+/// `outside` other numbers.
+struct ncf_traffic {
+  double tables = 4;
+  double width = 0;
+  double outside = 0;
+
+  /// Tables by channels: each rank gets what it lacks of its samples' rows.
+  double shared(double ranks) const {
+    auto samples = ncf_batch / ranks;
+    return 2 * (ranks - 1) / ranks * samples * width * sizeof(float)
+           + (ranks - 1) * samples * tables * sizeof(int64_t)
+           + bytes_of_mean(outside, static_cast<uint64_t>(ranks));
+  }
+
+  /// All ranks get the rows of all samples.
+  double repeated(double ranks) const {
+    return (ranks - 1) / ranks * ncf_batch * width * sizeof(float);
+  }
+};
+
+ncf_traffic traffic_of(const torch::nn::Module& model) {
+  ncf_traffic result{.tables = 0};
+  for (auto& p : model.named_parameters())
+    if (p.key().starts_with("embed_")) {
+      result.width += static_cast<double>(p.value().size(1));
+      ++result.tables;
+    }
+  result.outside = numbers_outside(model, "embed_");
+  return result;
+}
+
+/// One process and thread, without smp.
+void run_lone_ncf(const arguments& args) {
+  const task x{args};
+  at::set_num_threads(1);
+  const auto sizes = ncf_sizes(args);
+  const auto rows = args.number("samples", ncf_batch);
+  torch::manual_seed(1);
+  ncf model{sizes};
+  torch::optim::SGD sgd{model->parameters(), 0.01};
+  auto users = torch::randint(sizes.users, {rows});
+  auto items = torch::randint(sizes.items, {rows});
+  auto labels = torch::randint(2, {rows}).to(torch::kFloat);
+  record result;
+  auto traffic = traffic_of(*model);
+  result.numbers["width"] = {traffic.width};
+  result.numbers["outside"] = {traffic.outside};
+  repeat(
+    x, result,
+    [&] {
+      sgd.zero_grad();
+      torch::binary_cross_entropy_with_logits(model(users, items), labels)
+        .backward();
+      sgd.step();
+    },
+    [] {});
+  write(result, args.text("file"));
+}
+
 void run_shared_ncf(const arguments& args) {
   const task x{args};
   session s{{.ddp = true,
@@ -129,19 +191,7 @@ void run_shared_ncf(const arguments& args) {
   distributed_model model{ncf{sizes}};
   torch::optim::SGD sgd{model->parameters(), 0.01};
   distributed_optimizer optimizer{sgd};
-  // Tables by channels: each rank gets what it lacks of its samples' rows.
-  double width = 0, tables = 0;
-  for (auto& p : model->named_parameters())
-    if (p.key().starts_with("embed_")) {
-      width += static_cast<double>(p.value().size(1));
-      ++tables;
-    }
-  constexpr double peers = ncf_peers;
-  constexpr auto samples = ncf_batch / peers;
-  const auto formula = 2 * (peers - 1) / peers * samples * width * sizeof(float)
-                       + (peers - 1) * samples * tables * sizeof(int64_t)
-                       + bytes_of_mean(numbers_outside(*model, "embed_"),
-                                       ncf_peers);
+  const auto formula = traffic_of(*model).shared(ncf_peers);
   auto train_step = step(
     [&](torch::Tensor users, torch::Tensor items, torch::Tensor labels) {
       auto loss = torch::binary_cross_entropy_with_logits(model(users, items),
@@ -259,6 +309,46 @@ void compare_gpt(const scratch& dir, arguments args, int64_t width) {
   compare(xs, args.number("rounds", 3));
 }
 
+/// Prints what more ranks would do, each with a core of its own: the network of
+/// their samples, their part of the tables, and what they send at the rate of
+/// the measured step.
+/// @param measured seconds of a step of `ncf_peers` ranks
+void predict_ncf(const scratch& dir, arguments args, double measured) {
+  auto seconds = [&](int64_t samples) {
+    args.set(fmt::format("--samples={}", samples));
+    return minimum(run_fresh(dir, 1, "lone_ncf", args)["step"]);
+  };
+  const auto whole = run_fresh(dir, 1, "lone_ncf", args);
+  const ncf_traffic traffic{.width = whole["width"][0],
+                            .outside = whole["outside"][0]};
+  const auto all = minimum(whole["step"]);
+  args.set("--users=16");
+  args.set("--items=16");
+  const auto network = seconds(ncf_batch);
+  const auto tables = std::max(0.0, all - network);
+  auto alone = [&](double ranks) {
+    return seconds(ncf_batch / static_cast<int64_t>(ranks)) + tables / ranks;
+  };
+  const auto cores = static_cast<double>(std::thread::hardware_concurrency());
+  const auto sending = measured
+                       - alone(ncf_peers) * std::max(1.0, ncf_peers / cores);
+  if (sending <= 0) {
+    fmt::print(
+      "  16 ranks: not predicted, as the step takes no longer than "
+      "what it computes\n");
+    return;
+  }
+  const auto rate = traffic.shared(ncf_peers) / sending;
+  for (double ranks : {4., 16.}) {
+    auto mine = alone(ranks) + traffic.shared(ranks) / rate;
+    auto other = network + tables / ranks + traffic.repeated(ranks) / rate;
+    fmt::print(
+      "  predicted, {:.0f} ranks of a core each that send {:.2f} "
+      "GB/s: {:.2f} times the throughput of the same samples on all\n",
+      ranks, rate / 1e9, other / mine);
+  }
+}
+
 void compare_ncf(const scratch& dir, const arguments& args) {
   const auto x = ncf_sizes(args);
   std::vector<contestant> xs{
@@ -270,6 +360,8 @@ void compare_ncf(const scratch& dir, const arguments& args) {
   fmt::print("\n(c) NCF: {} users, {} items, {} samples; ranks of one thread\n",
              x.users, x.items, ncf_batch);
   compare(xs, args.number("rounds", 3));
+  if (xs.size() == 2)
+    predict_ncf(dir, args, minimum(xs[0].result["step"]));
 }
 
 void run(const arguments& args) {
@@ -280,6 +372,8 @@ void run(const arguments& args) {
     return run_plain(args, 2);
   if (what == "ncf")
     return run_shared_ncf(args);
+  if (what == "lone_ncf")
+    return run_lone_ncf(args);
   scratch dir;
   if (python().empty())
     fmt::print(

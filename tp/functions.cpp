@@ -1,10 +1,9 @@
 #include "tp/functions.hpp"
 
+#include "tp/slices.hpp"
 #include "tp/tensor_group.hpp"
 #include "transport/error.hpp"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -24,22 +23,6 @@ int64_t axis_of(const at::Tensor& x, int64_t dim) {
                 "a collective along axis " + std::to_string(dim)
                   + " of a tensor of " + std::to_string(x.dim()) + " axes"};
   return result;
-}
-
-/// [..., T n, ...] -> [T, ..., n, ...]
-at::Tensor slices_of(const at::Tensor& x, int64_t dim, uint64_t peers) {
-  auto n = static_cast<int64_t>(peers);
-  if (x.size(dim) % n != 0)
-    throw error{error_code::user_code,
-                "axis " + std::to_string(dim) + " of size "
-                  + std::to_string(x.size(dim)) + " cannot be divided among "
-                  + std::to_string(n) + " tensor-parallel ranks"};
-  return at::stack(x.chunk(n, dim));
-}
-
-/// [T, ..., n, ...] -> [..., T n, ...]
-at::Tensor merged(const at::Tensor& x, int64_t dim) {
-  return at::cat(x.unbind(0), dim);
 }
 
 at::Tensor gathered(const at::Tensor& x, int64_t dim, const std::string& name) {
@@ -67,7 +50,7 @@ at::Tensor own_slice(const at::Tensor& x, int64_t dim) {
   auto& group = tensor_group::current();
   return slices_of(x, dim, group.size())
     .select(0, static_cast<int64_t>(group.rank()))
-    .contiguous();
+    .clone(); // what functions give must not be a view of what they got
 }
 
 /// What backward has to know: along which axes, and its name. (It runs in any

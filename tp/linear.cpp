@@ -1,8 +1,7 @@
 #include "tp/linear.hpp"
 
 #include "tp/functions.hpp"
-
-#include <ATen/ops/linear.h>
+#include "tp/linears.hpp"
 
 #include <utility>
 
@@ -21,10 +20,11 @@ public:
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
-    auto mine = scatter_and_merge_for_tp(xs[0], -1, 0);
-    auto part = at::linear(mine, inputs_ == 1 ? weight_ : weight_.t(),
-                           has_bias() ? bias_ : at::Tensor{});
-    return {reduce_scatter_for_tp(part, 0)};
+    auto weight = inputs_ == 1 ? weight_ : weight_.t();
+    auto bias = has_bias() ? bias_ : at::Tensor{};
+    auto parts = linears_for_tp(xs[0], entry::exchange, {&weight, 1},
+                                {&bias, 1});
+    return {reduce_scatter_for_tp(parts[0], 0)};
   }
 
 private:

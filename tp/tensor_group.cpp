@@ -37,12 +37,13 @@ public:
     return x.unsqueeze(0).clone();
   }
 
-  at::Tensor reduce_scatter(const at::Tensor& x, const std::string&) override {
-    return x.squeeze(0).clone();
+  pending begin_reduce_scatter(const at::Tensor& x,
+                               const std::string&) override {
+    return [x] { return x.squeeze(0).clone(); };
   }
 
-  at::Tensor all_to_all(const at::Tensor& x, const std::string&) override {
-    return x.clone();
+  pending begin_all_to_all(const at::Tensor& x, const std::string&) override {
+    return [x] { return x.clone(); };
   }
 
   at::Tensor exchange_rows(const at::Tensor& x, const std::vector<int64_t>&,

@@ -47,12 +47,24 @@ public:
     = 0;
 
   /// [T, ...] -> [...], the sum of what all have for this one.
-  virtual at::Tensor reduce_scatter(const at::Tensor& x,
-                                    const std::string& name)
-    = 0;
+  at::Tensor reduce_scatter(const at::Tensor& x, const std::string& name) {
+    return begin_reduce_scatter(x, name)();
+  }
 
   /// [T, ...] -> [T, ...], what each peer has for this one.
-  virtual at::Tensor all_to_all(const at::Tensor& x, const std::string& name)
+  at::Tensor all_to_all(const at::Tensor& x, const std::string& name) {
+    return begin_all_to_all(x, name)();
+  }
+
+  /// The end of a collective that has begun: waits for its result. To be called
+  /// once; what the peer gave must not change before.
+  using pending = std::function<at::Tensor()>;
+
+  virtual pending begin_reduce_scatter(const at::Tensor& x,
+                                       const std::string& name)
+    = 0;
+
+  virtual pending begin_all_to_all(const at::Tensor& x, const std::string& name)
     = 0;
 
   /// [sum of `given`, ...] -> [sum of `taken`, ...], the rows for and of each

@@ -2,6 +2,7 @@
 
 #include "tp/functions.hpp"
 #include "tp/layer_norm.hpp"
+#include "tp/linears.hpp"
 #include "tp/tensor_group.hpp"
 #include "tp/transformer_cut.hpp"
 #include "tp/transformer_layer_options.hpp"
@@ -382,12 +383,15 @@ protected:
   std::vector<at::Tensor> split(const at::Tensor& x,
                                 std::span<const part_of_linear> parts,
                                 int64_t blocks) const override {
-    auto all = fused_allgather_for_tp(x, 0);
-    std::vector<at::Tensor> result;
+    std::vector<at::Tensor> weights, biases;
     for (auto& part : parts) {
-      auto y = part.apply(all);
-      result.push_back(blocks == 1 ? y : y.unflatten(2, {blocks, -1}));
+      weights.push_back(part.matrix());
+      biases.push_back(part.bias);
     }
+    auto result = linears_for_tp(x, entry::gather, weights, biases);
+    if (blocks > 1)
+      for (auto& y : result)
+        y = y.unflatten(2, {blocks, -1});
     return result;
   }
 

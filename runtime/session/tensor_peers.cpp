@@ -88,14 +88,20 @@ at::Tensor tensor_peers::allgather(const at::Tensor& x,
   return smp::allgather(x, peers, name_in_pass(name));
 }
 
-at::Tensor tensor_peers::reduce_scatter(const at::Tensor& x,
-                                        const std::string& name) {
-  return smp::reduce_scatter(x, peers, reduce_op::sum, name_in_pass(name));
+tensor_group::pending
+tensor_peers::begin_reduce_scatter(const at::Tensor& x,
+                                   const std::string& name) {
+  return [future = async::reduce_scatter(x, peers, reduce_op::sum,
+                                         name_in_pass(name))] {
+    return future.get();
+  };
 }
 
-at::Tensor tensor_peers::all_to_all(const at::Tensor& x,
-                                    const std::string& name) {
-  return smp::all_to_all(x, peers, name_in_pass(name));
+tensor_group::pending tensor_peers::begin_all_to_all(const at::Tensor& x,
+                                                     const std::string& name) {
+  return [future = async::all_to_all(x, peers, name_in_pass(name))] {
+    return future.get();
+  };
 }
 
 at::Tensor tensor_peers::exchange_rows(const at::Tensor& x,

@@ -30,10 +30,11 @@ public:
 
   at::Tensor allgather(const at::Tensor& x, const std::string& name) override;
 
-  at::Tensor reduce_scatter(const at::Tensor& x,
-                            const std::string& name) override;
+  pending begin_reduce_scatter(const at::Tensor& x,
+                               const std::string& name) override;
 
-  at::Tensor all_to_all(const at::Tensor& x, const std::string& name) override;
+  pending begin_all_to_all(const at::Tensor& x,
+                           const std::string& name) override;
 
   at::Tensor exchange_rows(const at::Tensor& x,
                            const std::vector<int64_t>& given,

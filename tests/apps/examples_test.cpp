@@ -74,6 +74,32 @@ TEST_CASE("experts that ranks spread over them learn what one process learns",
   }
 }
 
+TEST_CASE("layers that ranks share learn what one process learns",
+          "[apps][examples]") {
+  auto losses = [](const std::string& ranks) {
+    program run{
+      {built_program("shared_transformer"), "--ranks", ranks}, ".", {}};
+    CHECK(run.join() == 0);
+    INFO(run.output());
+    CHECK(learned(run.output()));
+    if (ranks != "1")
+      CHECK_THAT(run.output(),
+                 ContainsSubstring("TransformerLayer shared by " + ranks
+                                   + " ranks for memory: "
+                                     "transformer.seq_layers.0, "
+                                     "transformer.seq_layers.1"));
+    return losses_in(run.output());
+  };
+  auto one = losses("1");
+  for (std::string ranks : {"2", "4"}) {
+    CAPTURE(ranks);
+    auto x = losses(ranks);
+    REQUIRE(x.size() == one.size());
+    for (size_t i = 0; i < x.size(); ++i)
+      CHECK(x[i] == Catch::Approx(one[i]).epsilon(0.01));
+  }
+}
+
 TEST_CASE("the example says in one line what is wrong", "[apps][examples]") {
   auto [ranks, line] = GENERATE(table<std::string, std::string>(
     {{"3",

@@ -88,19 +88,23 @@ private:
       return torch::stack(all_.meet(rank_, "allgather " + name, x));
     }
 
-    at::Tensor reduce_scatter(const at::Tensor& x,
-                              const std::string& name) override {
-      return sum(all_.meet(rank_, "reduce_scatter " + name, x))
-        .select(0, static_cast<int64_t>(rank_))
-        .clone();
+    pending begin_reduce_scatter(const at::Tensor& x,
+                                 const std::string& name) override {
+      return [this, x, name] {
+        return sum(all_.meet(rank_, "reduce_scatter " + name, x))
+          .select(0, static_cast<int64_t>(rank_))
+          .clone();
+      };
     }
 
-    at::Tensor all_to_all(const at::Tensor& x,
-                          const std::string& name) override {
-      std::vector<at::Tensor> result;
-      for (auto& y : all_.meet(rank_, "all_to_all " + name, x))
-        result.push_back(y.select(0, static_cast<int64_t>(rank_)));
-      return torch::stack(result);
+    pending begin_all_to_all(const at::Tensor& x,
+                             const std::string& name) override {
+      return [this, x, name] {
+        std::vector<at::Tensor> result;
+        for (auto& y : all_.meet(rank_, "all_to_all " + name, x))
+          result.push_back(y.select(0, static_cast<int64_t>(rank_)));
+        return torch::stack(result);
+      };
     }
 
     at::Tensor exchange_rows(const at::Tensor& x,

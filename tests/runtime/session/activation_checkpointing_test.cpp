@@ -1,10 +1,10 @@
 // ctest: timeout=300
 #include "tests/support/catch.hpp"
 
+#include "tests/support/torch_live_bytes.hpp"
 #include "tests/support/torch_models.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
-#include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <torch/nn/modules/activation.h>
@@ -387,19 +387,6 @@ TEST_CASE("a module that fails when it is computed again ends the step",
 // -- memory -------------------------------------------------------------------
 
 namespace {
-
-/// Counts bytes of tensors that the calling thread makes and lets go.
-struct live_bytes : c10::MemoryReportingInfoBase {
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t,
-                         c10::Device) override {
-    now += size;
-    peak = std::max(peak, now);
-  }
-  bool memoryProfilingEnabled() const override {
-    return true;
-  }
-  int64_t now = 0, peak = 0;
-};
 
 constexpr int64_t rows = 64, narrow = 32, wide = 4 * narrow, blocks = 12;
 
