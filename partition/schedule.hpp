@@ -249,7 +249,7 @@ std::vector<task> fit_list(const std::vector<task>& tasks, uint64_t listed,
 /// @param tensor_parallel ranks that share modules.
 uint64_t default_active_microbatches(std::string_view name,
                                      uint64_t microbatches, uint64_t partitions,
-                                     uint64_t tensor_parallel);
+                                     uint64_t tensor_parallel = 1);
 
 /// @param name `smp.pipeline`, but "actor".
 /// @param active bound on microbatches between forward and backward.

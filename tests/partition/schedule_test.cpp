@@ -253,14 +253,14 @@ TEST_CASE(
 
 TEST_CASE("the default of active microbatches suits every schedule",
           "[partition][schedule][R2]") {
-  CHECK(default_active_microbatches("simple", 8, 2, 1) == 8);
-  CHECK(default_active_microbatches("list", 8, 2, 1) == 8);
-  CHECK(default_active_microbatches("interleaved", 8, 2, 1) == 5);
-  CHECK(default_active_microbatches("1f1b", 8, 2, 1) == 5);
-  CHECK(default_active_microbatches("interleaved_1f1b", 8, 4, 1) == 10);
+  CHECK(default_active_microbatches("simple", 8, 2) == 8);
+  CHECK(default_active_microbatches("list", 8, 2) == 8);
+  CHECK(default_active_microbatches("interleaved", 8, 2) == 5);
+  CHECK(default_active_microbatches("1f1b", 8, 2) == 5);
+  CHECK(default_active_microbatches("interleaved_1f1b", 8, 4) == 10);
   for (auto name : {"simple", "interleaved", "1f1b", "interleaved_1f1b"})
     CHECK_NOTHROW(
-      make_schedule(name, 8, default_active_microbatches(name, 8, 2, 1)));
+      make_schedule(name, 8, default_active_microbatches(name, 8, 2)));
 }
 
 TEST_CASE("a rank that waits for no other has one microbatch alive",

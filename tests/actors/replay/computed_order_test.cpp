@@ -341,7 +341,7 @@ public:
   }
 
   uint64_t active(const std::string& name) const {
-    return default_active_microbatches(name, microbatches_, ranks_, 1);
+    return default_active_microbatches(name, microbatches_, ranks_);
   }
 
   pipeline_order order(const std::string& name) const {

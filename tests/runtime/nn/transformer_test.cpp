@@ -45,7 +45,7 @@ nn::transformer_lm_head_arguments small() {
 }
 
 /// Gives a parameter of LibTorch's layer to one of smp.
-void copy(const Tensor& from, const Tensor& to) {
+void assign(const Tensor& from, const Tensor& to) {
   torch::NoGradGuard no_grad;
   REQUIRE(from.sizes() == to.sizes());
   to.copy_(from);
@@ -53,8 +53,8 @@ void copy(const Tensor& from, const Tensor& to) {
 
 template <class L>
 void copy_linear(const L& from, torch::nn::LinearImpl& to) {
-  copy(from->weight, to.weight);
-  copy(from->bias, to.bias);
+  assign(from->weight, to.weight);
+  assign(from->bias, to.bias);
 }
 
 void copy_norm(torch::nn::LayerNormImpl& from, torch::nn::LayerNormImpl& to) {
@@ -62,8 +62,8 @@ void copy_norm(torch::nn::LayerNormImpl& from, torch::nn::LayerNormImpl& to) {
   // Else all norms begin alike.
   from.weight.normal_(1, 0.2);
   from.bias.normal_(0, 0.2);
-  copy(from.weight, to.weight);
-  copy(from.bias, to.bias);
+  assign(from.weight, to.weight);
+  assign(from.bias, to.bias);
 }
 
 void copy_attention(torch::nn::MultiheadAttentionImpl& from,
@@ -77,8 +77,8 @@ void copy_attention(torch::nn::MultiheadAttentionImpl& from,
   auto biases = from.in_proj_bias.chunk(3);
   auto parts = {to.query, to.key, to.value};
   for (size_t i = 0; auto& x : parts) {
-    copy(weights[i], x->weight);
-    copy(biases[i++], x->bias);
+    assign(weights[i], x->weight);
+    assign(biases[i++], x->bias);
   }
   copy_linear(from.out_proj, *to.dense);
 }
@@ -254,8 +254,8 @@ TEST_CASE("with the arguments of GPT-2 it is the quickstart's model",
   sizes.feed_forward = inner;
   sizes.tied = true;
   gpt theirs{sizes};
-  copy(theirs->transformer->wte->weight, mine->word_embedding->weight);
-  copy(theirs->transformer->wpe->weight, mine->position_embedding->weight);
+  assign(theirs->transformer->wte->weight, mine->word_embedding->weight);
+  assign(theirs->transformer->wpe->weight, mine->position_embedding->weight);
   copy_norm(*theirs->transformer->ln_f, *mine->layernorm);
   for (size_t i = 0; i < 2; ++i) {
     auto& from = theirs->transformer->h->at<gpt_block_impl>(i);
@@ -264,13 +264,13 @@ TEST_CASE("with the arguments of GPT-2 it is the quickstart's model",
     auto weights = from.attn->c_attn->weight.chunk(3, 1);
     auto parts = {to.attention->query, to.attention->key, to.attention->value};
     for (size_t k = 0; auto& x : parts) {
-      copy(weights[k++].t(), x->weight);
+      assign(weights[k++].t(), x->weight);
       torch::NoGradGuard no_grad;
       x->bias.zero_();
     }
     auto linear = [](conv1d_impl& a, torch::nn::LinearImpl& b) {
-      copy(a.weight.t(), b.weight);
-      copy(a.bias, b.bias);
+      assign(a.weight.t(), b.weight);
+      assign(a.bias, b.bias);
     };
     linear(*from.attn->c_proj, *to.attention->dense);
     linear(*from.mlp->c_fc, *to.output->dense1);
