@@ -10,21 +10,21 @@ namespace smp::nn {
 
 namespace {
 
-class distributed_linear final : public distributed_module {
+class linear_of_peers final : public distributed_module {
 public:
   /// @param bias undefined, or empty on all peers but the first
   /// @param inputs axis of `weight`
-  distributed_linear(at::Tensor weight, at::Tensor bias, int64_t inputs)
+  linear_of_peers(at::Tensor weight, at::Tensor bias, int64_t inputs)
     : weight_(std::move(weight)), bias_(std::move(bias)), inputs_(inputs) {
     // nop
   }
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
-    auto mine = scatter_and_merge_for_tp(xs[0], -1, 0);
+    auto mine = split_batch_for_tp(xs[0], -1);
     auto part = at::linear(mine, inputs_ == 1 ? weight_ : weight_.t(),
                            has_bias() ? bias_ : at::Tensor{});
-    return {reduce_scatter_for_tp(part, 0)};
+    return {scatter_batch_for_tp(part)};
   }
 
 private:
@@ -66,7 +66,7 @@ template <int64_t Inputs>
 std::unique_ptr<distributed_module> make_linear(const native_module& x,
                                                 const parameter_slices&) {
   auto bias = x.parameters.find("bias");
-  return std::make_unique<distributed_linear>(
+  return std::make_unique<linear_of_peers>(
     x.parameters.at("weight"),
     bias == x.parameters.end() ? at::Tensor{} : bias->second, Inputs);
 }

@@ -22,6 +22,12 @@ public:
   /// Position of this one.
   virtual uint64_t rank() const = 0;
 
+  /// Tells whether all have the same samples (`smp.prescaled_batch`), and so
+  /// the same of whatever nobody shares.
+  virtual bool same_samples() const {
+    return false;
+  }
+
   /// @returns a name for the next collective of the call that runs, the same
   /// on all peers
   virtual std::string next_name() = 0;

@@ -20,7 +20,9 @@ namespace smp::test {
 /// collectives.
 class thread_group {
 public:
-  explicit thread_group(uint64_t size) : size_(size) {
+  /// @param same_samples all have the same ones
+  explicit thread_group(uint64_t size, bool same_samples = false)
+    : size_(size), same_samples_(same_samples) {
     // nop
   }
 
@@ -66,6 +68,10 @@ private:
       return rank_;
     }
 
+    bool same_samples() const override {
+      return all_.same_samples_;
+    }
+
     std::string next_name() override {
       return "call " + std::to_string(calls_++);
     }
@@ -74,7 +80,7 @@ private:
     void draw_as(uint64_t peer, const std::vector<std::string>& calls,
                  const std::function<void()>& f) override {
       std::unique_lock guard{all_.generator_};
-      torch::manual_seed(seed_of(peer, calls.back()));
+      torch::manual_seed(seed_of(all_.same_samples_ ? 0 : peer, calls.back()));
       f();
     }
 
@@ -153,6 +159,7 @@ private:
   }
 
   uint64_t size_;
+  bool same_samples_;
   std::mutex generator_;
   std::mutex mutex_;
   std::condition_variable arrived_;
