@@ -21,6 +21,8 @@ public:
 
   uint64_t rank() const override;
 
+  bool same_samples() const override;
+
   std::string next_name() override;
 
   void draw_as(uint64_t peer, const std::vector<std::string>& calls,
