@@ -17,6 +17,7 @@
 
 namespace smp {
 
+struct distribution;
 struct transformer_layer_options;
 
 /// What a rank holds of a parameter: a range of one axis. Where several layers
@@ -56,6 +57,11 @@ struct native_module {
   /// By their names in the module ("weight", "attn.c_attn.weight"). Of a
   /// TorchScript module what is undefined (no bias) is left out.
   std::map<std::string, at::Tensor> parameters = {};
+  /// What it calls those that a module of its type calls otherwise: "kernel" by
+  /// "weight".
+  std::map<std::string, std::string> own_names = {};
+  /// How it is shared; null if only its type tells.
+  const distribution* how = nullptr;
   /// Why it may not be taken for what its type says; empty if it may.
   std::string doubt = {};
   /// Those of its options that are set and matter here.
@@ -67,6 +73,8 @@ struct native_module {
   double eps = 1e-5;
   /// Of a TransformerLayer, and only of that.
   std::shared_ptr<const transformer_layer_options> layer = {};
+  /// Of a distributed module of a user, and only of that: its options.
+  std::shared_ptr<const void> options = {};
   /// Ranks keep no activation twice, where that is a choice, rather than
   /// exchange less (smp.optimize).
   bool saves_memory = true;
@@ -102,6 +110,9 @@ struct distribution {
                                               const parameter_slices& slices);
   /// @returns along what, where that depends on the module: "by rows"; or null
   const char* (*manner)(const native_module& x, int64_t peers) = nullptr;
+  /// Where all peers have the same samples, the gradient of a slice counts them
+  /// once; else it is the sum over what each peer had.
+  bool counts_samples_once = true;
 };
 
 } // namespace smp

@@ -40,9 +40,9 @@ public:
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
-    auto all = fused_allgather_for_tp(xs[0], 0);
+    auto all = gather_batch_for_tp(xs[0]);
     auto mine = at::embedding(weight_, all, padding_idx_, false, sparse_);
-    return {scatter_and_merge_for_tp(mine, 0, -1)};
+    return {merge_batch_for_tp(mine, -1)};
   }
 
 private:
@@ -66,7 +66,7 @@ public:
     auto& group = tensor_group::current();
     auto [begin, length] = rows_of(rows_, static_cast<int64_t>(group.rank()),
                                    static_cast<int64_t>(group.size()));
-    auto all = fused_allgather_for_tp(xs[0], 0);
+    auto all = gather_batch_for_tp(xs[0]);
     check_range(all);
     auto sizes = all.sizes().vec();
     all = all.flatten();
@@ -81,7 +81,7 @@ public:
     auto mine = at::zeros({all.numel(), weight_.size(1)}, weight_.options())
                   .index_copy(0, where, found);
     sizes.push_back(weight_.size(1));
-    return {reduce_scatter_for_tp(mine.view(sizes), 0)};
+    return {scatter_batch_for_tp(mine.view(sizes))};
   }
 
 private:

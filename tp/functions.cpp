@@ -153,6 +153,19 @@ struct narrow_function : ag::Function<narrow_function> {
   }
 };
 
+struct merge_function : ag::Function<merge_function> {
+  static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& x,
+                            int64_t dim, const std::string& name) {
+    keep(c, dim, 0, name);
+    return gathered(x, dim, name);
+  }
+
+  static ag::variable_list backward(ag::AutogradContext* c,
+                                    const ag::variable_list& grads) {
+    return {own_slice(grads[0], first_of(c)), {}, {}};
+  }
+};
+
 struct rows_function : ag::Function<rows_function> {
   static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& x,
                             const std::vector<int64_t>& given,
@@ -227,6 +240,43 @@ at::Tensor bwd_allreduce_for_tp(const at::Tensor& x) {
 
 at::Tensor narrow_for_tp(const at::Tensor& x, int64_t dim) {
   return narrow_function::apply(x, axis_of(x, dim), next_name());
+}
+
+at::Tensor merge_for_tp(const at::Tensor& x, int64_t dim) {
+  return merge_function::apply(x, axis_of(x, dim), next_name());
+}
+
+// -- in both kinds of batches -------------------------------------------------
+
+namespace {
+
+bool same_samples() {
+  return tensor_group::current().same_samples();
+}
+
+} // namespace
+
+at::Tensor gather_batch_for_tp(const at::Tensor& x) {
+  return same_samples() ? bwd_allreduce_for_tp(x)
+                        : fused_allgather_for_tp(x, 0);
+}
+
+at::Tensor scatter_batch_for_tp(const at::Tensor& x) {
+  return same_samples() ? fwd_allreduce_for_tp(x) : reduce_scatter_for_tp(x, 0);
+}
+
+at::Tensor split_batch_for_tp(const at::Tensor& x, int64_t dim) {
+  return same_samples() ? narrow_for_tp(x, dim)
+                        : scatter_and_merge_for_tp(x, dim, 0);
+}
+
+at::Tensor merge_batch_for_tp(const at::Tensor& x, int64_t dim) {
+  return same_samples() ? merge_for_tp(x, dim)
+                        : scatter_and_merge_for_tp(x, 0, dim);
+}
+
+at::Tensor gather_slices_for_tp(const at::Tensor& x, int64_t dim) {
+  return same_samples() ? merge_for_tp(x, dim) : fused_allgather_for_tp(x, dim);
 }
 
 } // namespace smp::nn

@@ -51,4 +51,28 @@ at::Tensor bwd_allreduce_for_tp(const at::Tensor& x);
 /// all peers have. Backward: all have the whole gradient again.
 at::Tensor narrow_for_tp(const at::Tensor& x, int64_t dim);
 
+/// [..., n, ...] -> [..., T n, ...]: what all peers have, along `dim`, a value
+/// that all have. Backward: the slice of its gradient.
+at::Tensor merge_for_tp(const at::Tensor& x, int64_t dim);
+
+// The same in both kinds of batches: peers have samples of their own, B each
+// and N = T B together, or with `smp.prescaled_batch` all have the same N = B.
+
+/// [B, ...] -> [N, ...]: the samples of all peers.
+at::Tensor gather_batch_for_tp(const at::Tensor& x);
+
+/// [N, ...] -> [B, ...]: the sum over all peers, of which each gets its
+/// samples.
+at::Tensor scatter_batch_for_tp(const at::Tensor& x);
+
+/// [B, ..., T n, ...] -> [N, ..., n, ...]: a slice of `dim` of all samples.
+at::Tensor split_batch_for_tp(const at::Tensor& x, int64_t dim);
+
+/// [N, ..., n, ...] -> [B, ..., T n, ...]: its samples, `dim` as a whole.
+at::Tensor merge_batch_for_tp(const at::Tensor& x, int64_t dim);
+
+/// [..., n, ...] -> [..., T n, ...]: what all peers have of a value that does
+/// not depend on samples, to be used for own samples.
+at::Tensor gather_slices_for_tp(const at::Tensor& x, int64_t dim);
+
 } // namespace smp::nn

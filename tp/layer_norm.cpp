@@ -80,9 +80,9 @@ struct normalize_function : ag::Function<normalize_function> {
 
 // -- module -------------------------------------------------------------------
 
-class distributed_layer_norm final : public distributed_module {
+class layer_norm_of_peers final : public distributed_module {
 public:
-  explicit distributed_layer_norm(const native_module& x)
+  explicit layer_norm_of_peers(const native_module& x)
     : name_(x.name),
       axes_(static_cast<int64_t>(x.normalized_shape.size())),
       weight_(parameter_of(x, "weight")),
@@ -99,9 +99,9 @@ public:
                       "' normalises all axes of its input, but ranks share it "
                       "by samples: give it a first axis of samples, or do not "
                       "share it"};
-    auto mine = scatter_and_merge_for_tp(xs[0], -1, 0);
+    auto mine = split_batch_for_tp(xs[0], -1);
     auto normalized = layer_norm_for_tp(mine, axes_, weight_, bias_, eps_);
-    return {scatter_and_merge_for_tp(normalized, 0, -1)};
+    return {merge_batch_for_tp(normalized, -1)};
   }
 
 private:
@@ -134,7 +134,7 @@ parameter_slices slices_of_norm(const native_module& x, int64_t rank,
 
 std::unique_ptr<distributed_module> make_norm(const native_module& x,
                                               const parameter_slices&) {
-  return std::make_unique<distributed_layer_norm>(x);
+  return std::make_unique<layer_norm_of_peers>(x);
 }
 
 } // namespace

@@ -9,11 +9,11 @@ namespace smp::nn {
 
 namespace {
 
-class distributed_linear final : public distributed_module {
+class linear_of_peers final : public distributed_module {
 public:
   /// @param bias undefined, or empty on all peers but the first
   /// @param inputs axis of `weight`
-  distributed_linear(at::Tensor weight, at::Tensor bias, int64_t inputs)
+  linear_of_peers(at::Tensor weight, at::Tensor bias, int64_t inputs)
     : weight_(std::move(weight)), bias_(std::move(bias)), inputs_(inputs) {
     // nop
   }
@@ -24,7 +24,7 @@ public:
     auto bias = has_bias() ? bias_ : at::Tensor{};
     auto parts = linears_for_tp(xs[0], entry::exchange, {&weight, 1},
                                 {&bias, 1});
-    return {reduce_scatter_for_tp(parts[0], 0)};
+    return {scatter_batch_for_tp(parts[0])};
   }
 
 private:
@@ -66,7 +66,7 @@ template <int64_t Inputs>
 std::unique_ptr<distributed_module> make_linear(const native_module& x,
                                                 const parameter_slices&) {
   auto bias = x.parameters.find("bias");
-  return std::make_unique<distributed_linear>(
+  return std::make_unique<linear_of_peers>(
     x.parameters.at("weight"),
     bias == x.parameters.end() ? at::Tensor{} : bias->second, Inputs);
 }

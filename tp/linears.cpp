@@ -22,9 +22,13 @@ at::Tensor rows_of(const at::Tensor& x) {
 /// @returns the samples of all peers
 at::Tensor entered(const at::Tensor& x, entry how, const std::string& name) {
   auto& group = tensor_group::current();
-  if (how == entry::gather)
-    return merged(group.allgather(x.contiguous(), name), 0);
-  return merged(group.all_to_all(slices_of(x, x.dim() - 1, group.size()), name),
+  auto by_channels = [&] { return slices_of(x, x.dim() - 1, group.size()); };
+  if (group.same_samples())
+    return how == entry::gather
+             ? x
+             : by_channels().select(0, static_cast<int64_t>(group.rank()));
+  return merged(how == entry::gather ? group.allgather(x.contiguous(), name)
+                                     : group.all_to_all(by_channels(), name),
                 0);
 }
 
@@ -32,6 +36,9 @@ at::Tensor entered(const at::Tensor& x, entry how, const std::string& name) {
 tensor_group::pending begin_return(const at::Tensor& x, entry how,
                                    const std::string& name) {
   auto& group = tensor_group::current();
+  if (group.same_samples())
+    return how == entry::gather ? group.begin_allreduce(x, name)
+                                : group.begin_allgather(x, name);
   auto parts = slices_of(x, 0, group.size());
   return how == entry::gather ? group.begin_reduce_scatter(parts, name)
                               : group.begin_all_to_all(parts, name);

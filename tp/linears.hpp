@@ -8,17 +8,18 @@
 
 namespace smp::nn {
 
-/// How the samples of this peer become those of all.
+/// How the samples of this peer, B, become those of all, N, which are the same
+/// with `smp.prescaled_batch`.
 enum class entry : uint8_t {
-  gather,  // [B, ..., n] -> [T B, ..., n]: all channels
-  exchange // [B, ..., T n] -> [T B, ..., n]: the channels of this rank
+  gather,  // [B, ..., n] -> [N, ..., n]: all channels
+  exchange // [B, ..., T n] -> [N, ..., n]: the channels of this rank
 };
 
 /// Linears of which this rank has a part, of the samples of all peers X:
 /// y_i = X W_i^T + b_i. In backward the gradient of X travels back while those
 /// of weights and biases are computed.
 /// @param weights [out_i, n] each @param biases [out_i] each, or undefined
-/// @returns [T B, ..., out_i] each
+/// @returns [N, ..., out_i] each
 std::vector<at::Tensor> linears_for_tp(const at::Tensor& x, entry how,
                                        std::span<const at::Tensor> weights,
                                        std::span<const at::Tensor> biases);

@@ -22,6 +22,12 @@ public:
   /// Position of this one.
   virtual uint64_t rank() const = 0;
 
+  /// Tells whether all have the same samples (`smp.prescaled_batch`), and so
+  /// the same of whatever nobody shares.
+  virtual bool same_samples() const {
+    return false;
+  }
+
   /// @returns a name for the next collective of the call that runs, the same
   /// on all peers
   virtual std::string next_name() = 0;
@@ -39,12 +45,14 @@ public:
   // what made the step fail.
 
   /// [...] -> [...], the sum of all peers.
-  virtual at::Tensor allreduce(const at::Tensor& x, const std::string& name)
-    = 0;
+  at::Tensor allreduce(const at::Tensor& x, const std::string& name) {
+    return begin_allreduce(x, name)();
+  }
 
   /// [...] -> [T, ...], what each peer has.
-  virtual at::Tensor allgather(const at::Tensor& x, const std::string& name)
-    = 0;
+  at::Tensor allgather(const at::Tensor& x, const std::string& name) {
+    return begin_allgather(x, name)();
+  }
 
   /// [T, ...] -> [...], the sum of what all have for this one.
   at::Tensor reduce_scatter(const at::Tensor& x, const std::string& name) {
@@ -59,6 +67,12 @@ public:
   /// The end of a collective that has begun: waits for its result. To be called
   /// once; what the peer gave must not change before.
   using pending = std::function<at::Tensor()>;
+
+  virtual pending begin_allreduce(const at::Tensor& x, const std::string& name)
+    = 0;
+
+  virtual pending begin_allgather(const at::Tensor& x, const std::string& name)
+    = 0;
 
   virtual pending begin_reduce_scatter(const at::Tensor& x,
                                        const std::string& name)

@@ -28,7 +28,8 @@ namespace {
 
 using options = transformer_layer_options;
 
-/// Samples of all peers lie one after the other: [T B, ...].
+/// Samples of all peers lie one after the other: [T B, ...]. (Here and below T
+/// is 1 where all have the same.)
 at::Tensor samples_of(const at::Tensor& x, uint64_t peer, uint64_t peers) {
   auto n = x.size(0) / static_cast<int64_t>(peers);
   return x.narrow(0, static_cast<int64_t>(peer) * n, n);
@@ -115,7 +116,7 @@ public:
     auto mask = masked ? xs[1] : at::Tensor{};
     if (positions_.defined())
       mask = mask
-             + fused_allgather_for_tp(
+             + gather_slices_for_tp(
                o.positions->bias(positions_, xs[0].size(1)), 1);
     auto seen = masked ? all_masks(mask, samples) : at::Tensor{};
     auto x = enter(xs[0]);
@@ -199,8 +200,9 @@ protected:
     auto& group = tensor_group::current();
     auto mine = like.size(axis);
     std::vector<at::Tensor> parts;
-    for (uint64_t i = 0; i < group.size(); ++i) {
-      auto sizes = samples_of(like, i, group.size()).sizes().vec();
+    const auto batches = group.same_samples() ? 1 : group.size();
+    for (uint64_t i = 0; i < batches; ++i) {
+      auto sizes = samples_of(like, i, batches).sizes().vec();
       sizes[static_cast<size_t>(axis)] *= static_cast<int64_t>(group.size());
       parts.push_back(
         dropout_mask(x, i, sizes, like.options())
@@ -329,8 +331,8 @@ private:
     auto one = x.size(0) == 1 || x.stride(0) == 0;
     if (one)
       x = x.narrow(0, 0, 1);
-    auto all = x.size(1) == 1 ? fused_allgather_for_tp(x, 0)
-                              : scatter_and_merge_for_tp(x, 1, 0);
+    auto all = x.size(1) == 1 ? gather_batch_for_tp(x)
+                              : split_batch_for_tp(x, 1);
     return one ? all.repeat_interleave(samples, 0) : all;
   }
 
@@ -397,7 +399,7 @@ protected:
 
   at::Tensor join(const at::Tensor& x, const part_of_linear& part,
                   const options::dropout_place& dropout) const override {
-    auto y = reduce_scatter_for_tp(part.product(x), 0);
+    auto y = scatter_batch_for_tp(part.product(x));
     if (part.bias.defined())
       y = y + part.bias;
     if (dropped(dropout) == 0)
@@ -416,11 +418,11 @@ public:
 
 protected:
   at::Tensor enter(const at::Tensor& x) const override {
-    return scatter_and_merge_for_tp(x, -1, 0);
+    return split_batch_for_tp(x, -1);
   }
 
   at::Tensor leave(const at::Tensor& x) const override {
-    return scatter_and_merge_for_tp(x, 0, -1);
+    return merge_batch_for_tp(x, -1);
   }
 
   at::Tensor norm(const at::Tensor& x,

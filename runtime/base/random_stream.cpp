@@ -27,11 +27,11 @@ uint64_t splitmix64(uint64_t x) noexcept {
 
 } // namespace
 
-uint64_t microbatch_seed(uint64_t seed, uint64_t step, uint64_t dp_rank,
+uint64_t microbatch_seed(uint64_t seed, uint64_t step, uint64_t data_rank,
                          uint64_t microbatch) noexcept {
   // Mixed once alone: seed 1 of step 2 is not seed 2 of step 1.
   auto result = splitmix64(seed);
-  for (auto x : {step, dp_rank, microbatch})
+  for (auto x : {step, data_rank, microbatch})
     result = splitmix64(result + x);
   return result;
 }

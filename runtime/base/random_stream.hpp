@@ -21,7 +21,7 @@ namespace smp {
 /// @returns the seed of the step body of a microbatch, for
 ///          `torch::manual_seed`; its low 32 bits, the only ones that this
 ///          takes, are as well mixed as the high ones
-uint64_t microbatch_seed(uint64_t seed, uint64_t step, uint64_t dp_rank,
+uint64_t microbatch_seed(uint64_t seed, uint64_t step, uint64_t data_rank,
                          uint64_t microbatch) noexcept;
 
 /// What stands for a module in a path: FNV-1a of its first name. Never 0.

@@ -191,7 +191,8 @@ inline uint64_t ranks_of(const train_config& x) {
 
 /// @returns how many replicas share each batch.
 inline uint64_t replicas_of(const train_config& x) {
-  return ranks_of(x) / x.smp.pipeline_parallel_degree;
+  return ranks_of(x) / x.smp.pipeline_parallel_degree
+         / (x.smp.prescaled_batch ? x.smp.tensor_parallel_degree : 1);
 }
 
 /// What `read_config` found. `config` is meaningful if nothing is wrong.

@@ -231,6 +231,14 @@ public:
           "write smp.tensor_parallel_degree = 2 or more, or leave it out");
   }
 
+  void check_same_samples() {
+    auto& x = x_.smp;
+    if (x.prescaled_batch && x.tensor_parallel_degree == 1)
+      add("smp.prescaled_batch", "has no effect with",
+          "smp.tensor_parallel_degree",
+          "write smp.tensor_parallel_degree = 2 or more, or leave it out");
+  }
+
   void check_checkpointing() {
     auto& x = x_.smp.activation_checkpointing;
     auto alone = [&](const char* key) {
@@ -292,6 +300,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_batch();
   rules.check_placement();
   rules.check_replicas();
+  rules.check_same_samples();
   rules.check_checkpointing();
   rules.check_model();
   rules.check_data();

@@ -82,6 +82,8 @@ struct session_config {
   /// fit a pattern ("encoder.*"), and those that the code names.
   uint64_t tensor_parallel_degree = 1;
   std::vector<std::string> tensor_parallel_modules = {};
+  /// Such replicas have the same samples: their batches are those of one.
+  bool prescaled_batch = false;
   /// Modules, by name or pattern, that backward computes again instead of
   /// keeping their activations (runtime/session/activation_checkpointing.hpp).
   struct checkpointed_modules {

@@ -178,6 +178,11 @@ const std::vector<config_key> session_table = {
    .elsewhere = {"tensor_parallel_size", "tensor_model_parallel_size",
                  "tp_size", "tp", "tp_degree"},
    .only = {{"smp.ddp", {"true"}}}},
+  {.name = "smp.prescaled_batch",
+   .slot = SMP_SLOT(smp.prescaled_batch),
+   .meaning = "replicas that share modules have the same samples, so that none "
+              "are gathered for these modules (docs/tensor_parallel.md)",
+   .only = {{"smp.ddp", {"true"}}}},
   {.name = "smp.shard_optimizer_state",
    .slot = SMP_SLOT(smp.shard_optimizer_state),
    .meaning = "each replica updates a part of the parameters, and has the "
@@ -240,7 +245,6 @@ const std::vector<config_key> session_table = {
    .only = {{"smp.offload_activations", {"true"}}},
    .local = true,
    .is_folder = true},
-  {.name = "smp.prescaled_batch", .meaning = "batch is divided already"},
   // -- [tensor_parallel] ------------------------------------------------------
   {.name = "tensor_parallel.modules",
    .slot = SMP_SLOT(smp.tensor_parallel_modules),

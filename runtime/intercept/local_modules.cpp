@@ -6,6 +6,7 @@
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/shared_call.hpp"
+#include "runtime/model/hook.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
@@ -14,6 +15,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
+
+#include <algorithm>
 
 namespace smp {
 
@@ -154,7 +157,10 @@ invocation local_modules::run_code(module_id module, const call_target& x,
     throw error{error_code::protocol, "a call does not fit its module"};
   if (!is_script && m.object->is_training() != x.training)
     m.object->train(x.training);
-  if (auto* how = model_.map->shared(module); how && is_call(x)) {
+  auto translated = std::ranges::any_of(
+    m.hooks, [](auto* hook) { return hook->translation != nullptr; });
+  if (auto* how = model_.map->shared(module);
+      how && !translated && is_call(x)) {
     call_scope noted{{.module = module, .ordered = false, .served = true}};
     return run_part(noted, *how, m.identity(), in, args, out);
   }

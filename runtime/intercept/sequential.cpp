@@ -4,6 +4,7 @@
 #include "runtime/base/fault.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/shared_call.hpp"
+#include "runtime/model/call_translation.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
@@ -139,11 +140,11 @@ private:
 
 /// Runs a child before the eyes of interceptors.
 nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
-                       const intercepted_call& call,
-                       const distributed_module* how,
+                       const intercepted_call& call, const hook_state& hook,
                        std::vector<nn::AnyValue>&& arguments) {
   call_scope noted{call};
-  if (how) {
+  auto* how = hook.distributed;
+  if (how && !hook.translation) {
     noted_child note{call};
     auto object = x.ptr();
     auto* list = arguments.size() == 1
@@ -159,12 +160,19 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
              ? nn::AnyValue{std::move(found[0])}
              : nn::AnyValue{std::tuple{found.at(0), found.at(1)}};
   }
+  auto run = [&] {
+    return how ? hook.translation->call_child(*how, std::move(arguments))
+               : x.forward(std::move(arguments));
+  };
+  std::optional<noted_child> note;
+  if (how)
+    note.emplace(call);
   if (!noted.looks()) [[likely]]
-    return x.forward(std::move(arguments));
+    return run();
   auto object = x.ptr();
   noted.arguments(dynamic_cast<const void*>(object.get()),
                   tensors_in_any(arguments));
-  auto result = x.forward(std::move(arguments));
+  auto result = run();
   noted.results(tensors_in_any({&result, 1}));
   return result;
 }
@@ -179,7 +187,7 @@ public:
   }
 
   nn::AnyValue forward(std::vector<nn::AnyValue>&& arguments) override {
-    return run_child(*inner_, {}, nullptr, std::move(arguments));
+    return run_child(*inner_, {}, hook_state{}, std::move(arguments));
   }
 
   std::shared_ptr<nn::Module> ptr() override {
@@ -229,8 +237,8 @@ public:
       check_range_consumed(*ex);
     if (!hook.local)
       return call(hook, ex, std::move(arguments));
-    return run_child(*inner_, {hook.id, hook.ordered, false, hook.stream},
-                     hook.distributed, std::move(arguments));
+    return run_child(*inner_, {hook.id, hook.ordered, false, hook.stream}, hook,
+                     std::move(arguments));
   }
 
   /// Runs it as part of a range.
@@ -238,7 +246,7 @@ public:
   nn::AnyValue serve(std::vector<nn::AnyValue>&& arguments, bool served) {
     auto& hook = group_->hooks[index_];
     return run_child(*inner_, {hook.id, hook.ordered, served, hook.stream},
-                     hook.distributed, std::move(arguments));
+                     hook, std::move(arguments));
   }
 
   std::shared_ptr<nn::Module> ptr() override {

@@ -1,6 +1,7 @@
 #include "runtime/intercept/shared_call.hpp"
 
 #include "tp/distributed_module.hpp"
+#include "transport/error.hpp"
 
 namespace smp {
 
@@ -14,6 +15,13 @@ std::vector<at::Tensor> run_shared(call_scope& call,
   auto result = how.forward(xs);
   call.results(result);
   return result;
+}
+
+void refuse_shared_call() {
+  throw error{error_code::user_code,
+              "ranks share this module, but not a call of it with such "
+              "arguments: they have to be tensors, tuples or vectors of them, "
+              "or all that the hooks of smp::tp_register take"};
 }
 
 } // namespace smp

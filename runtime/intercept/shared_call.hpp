@@ -20,4 +20,7 @@ std::vector<at::Tensor> run_shared(call_scope& call,
                                    const void* object,
                                    std::span<const at::Tensor> xs);
 
+/// @throws error (user_code): ranks cannot share a call with such arguments
+[[noreturn]] void refuse_shared_call();
+
 } // namespace smp

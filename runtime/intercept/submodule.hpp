@@ -12,6 +12,8 @@
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/retry_on_gpu.hpp"
 #include "runtime/intercept/shared_call.hpp"
+#include "runtime/model/call_translation.hpp"
+#include "runtime/model/forward_form.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/invoker.hpp"
@@ -20,6 +22,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
@@ -101,6 +104,22 @@ R run_intercepted(call_scope& call, const Impl& object, F&& f,
   }
 }
 
+/// Runs this rank's part of a call that ranks share by a distributed module
+/// with other arguments or results.
+template <class Impl, class R, class... Ts>
+R call_translated(const hook_state& hook, Ts&&... xs) {
+  using form = forward_form<Impl>;
+  if constexpr (form::translatable
+                && std::is_constructible_v<typename form::arguments, Ts...>) {
+    typename form::arguments arguments{std::forward<Ts>(xs)...};
+    std::optional<typename form::result> result;
+    hook.translation->call(*hook.distributed, &arguments, &result);
+    return std::move(*result);
+  } else {
+    refuse_shared_call();
+  }
+}
+
 } // namespace detail
 
 /// A call of `Impl::forward` with arguments of these types, as its owner runs
@@ -125,11 +144,15 @@ struct invoker {
     // In a tuple, so that an argument taken by reference outlives the call.
     std::tuple<unpacked_t<std::decay_t<Ts>>...> xs{
       get_argument<std::decay_t<Ts>>(in, Is, args[Is])...};
+    auto* hook = dynamic_cast<hook_base*>(&impl);
     auto forward = [&]() -> result_type {
+      if (hook && hook->smp_hook.translation) [[unlikely]]
+        return detail::call_translated<Impl, result_type>(
+          hook->smp_hook, static_cast<Ts>(std::get<Is>(xs))...);
       return impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...);
     };
     intercepted_call what{.served = true};
-    if (auto* hook = dynamic_cast<hook_base*>(&impl))
+    if (hook)
       what.module = hook->smp_hook.id;
     call_scope noted{what};
     auto call = [&]() -> result_type {
@@ -161,39 +184,10 @@ struct invoker {
 
 namespace detail {
 
-template <class F>
-struct forward_traits;
-
-template <class C, class R, class... Ts>
-struct forward_traits<R (C::*)(Ts...)> {
-  /// The type with which argument I, given as a T, is passed on.
-  template <size_t I, class T>
-  using argument = std::tuple_element_t<I, std::tuple<Ts...>>;
-};
-
-template <class C, class R, class... Ts>
-struct forward_traits<R (C::*)(Ts...) const> : forward_traits<R (C::*)(Ts...)> {
-};
-
-/// An overloaded or templated `forward` takes what it is given.
-struct any_forward_traits {
-  template <size_t, class T>
-  using argument = std::decay_t<T>;
-};
-
-template <class Impl>
-auto traits_of_forward() {
-  if constexpr (requires { &Impl::forward; })
-    return forward_traits<decltype(&Impl::forward)>{};
-  else
-    return any_forward_traits{};
-}
-
 /// How the owner holds argument I of type T: a reference to a container that
 /// may change, or a value.
 template <class Impl, size_t I, class T>
-using argument_t = typename decltype(traits_of_forward<
-                                     Impl>())::template argument<I, T>;
+using argument_t = typename forward_form<Impl>::template argument<I, T>;
 
 /// Values are unpacked as what `forward` wants, not as what the caller gave:
 /// an int given for an int64_t arrives as an int64_t.
@@ -207,63 +201,6 @@ void assign_changed(unpacker& in, const value& content, T& x) {
   using type = argument_t<Impl, I, T>;
   if constexpr (is_changeable<type>)
     x = get_value<std::decay_t<type>>(in, content);
-}
-
-/// True for types of which a call returns as many tensors each time.
-template <class R>
-inline constexpr bool is_tensors = std::is_same_v<R, at::Tensor>;
-
-template <class... Ts>
-inline constexpr bool
-  is_tensors<std::tuple<Ts...>> = (std::is_same_v<Ts, at::Tensor> && ...);
-
-template <class A, class B>
-inline constexpr bool is_tensors<std::pair<A, B>> = std::is_same_v<
-  A, at::Tensor>&& std::is_same_v<B, at::Tensor>;
-
-/// True for a tensor, a tuple or a vector of them.
-template <class R>
-inline constexpr bool gives_tensors = std::disjunction_v<
-  std::bool_constant<is_tensors<std::decay_t<R>>>,
-  std::is_same<std::decay_t<R>, std::vector<at::Tensor>>>;
-
-/// The same, given in any way.
-template <class T>
-inline constexpr bool holds_tensors = std::disjunction_v<
-  std::is_convertible<T, at::Tensor>, std::bool_constant<gives_tensors<T>>>;
-
-/// True for calls that tensor-parallel ranks may share.
-template <class R, class... Ts>
-inline constexpr bool is_shareable = std::conjunction_v<
-  std::bool_constant<gives_tensors<R>>,
-  std::bool_constant<holds_tensors<Ts>>...>;
-
-/// Adds a tensor, or those of a tuple or a vector.
-template <class T>
-void add_tensors(std::vector<at::Tensor>& to, const T& x) {
-  if constexpr (std::is_convertible_v<const T&, at::Tensor>)
-    to.push_back(x);
-  else if constexpr (std::is_same_v<T, std::vector<at::Tensor>>)
-    to.insert(to.end(), x.begin(), x.end());
-  else
-    std::apply([&](auto&... ys) { (to.push_back(ys), ...); }, x);
-}
-
-/// @returns a tensor, or all
-template <class R, size_t... Is>
-R from_tensors(const std::vector<at::Tensor>& xs, std::index_sequence<Is...>) {
-  return R{xs.at(Is)...};
-}
-
-template <class R>
-R from_tensors(const std::vector<at::Tensor>& xs) {
-  if constexpr (std::is_same_v<R, at::Tensor>)
-    return xs.at(0);
-  else if constexpr (std::is_same_v<R, std::vector<at::Tensor>>)
-    return xs;
-  else
-    return from_tensors<R>(xs,
-                           std::make_index_sequence<std::tuple_size_v<R>>{});
 }
 
 template <class Impl, class R, size_t... Is, class... Ts>
@@ -290,6 +227,26 @@ R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
      ...);
   if constexpr (!std::is_void_v<R>)
     return get_value<std::decay_t<R>>(result.tensors, result.result);
+}
+
+/// Runs this rank's part of a call that ranks share.
+template <class Impl, class R, class... Ts>
+R call_shared(call_scope& noted, const Impl& self, const hook_state& hook,
+              Ts&&... xs) {
+  if (hook.translation) {
+    auto run = [&]() -> R {
+      return call_translated<Impl, R>(hook, std::forward<Ts>(xs)...);
+    };
+    return noted.looks() ? run_intercepted<R>(noted, self, run, xs...) : run();
+  }
+  if constexpr (is_shareable<R, Ts...>) {
+    std::vector<at::Tensor> tensors;
+    (add_tensors(tensors, xs), ...);
+    return from_tensors<std::decay_t<R>>(run_shared(
+      noted, *hook.distributed, dynamic_cast<const void*>(&self), tensors));
+  } else {
+    refuse_shared_call();
+  }
 }
 
 /// Runs `Impl::forward` here and shows its tensors to interceptors. While the
@@ -344,15 +301,10 @@ public:
       std::forward<Ts>(xs)...));
     if (smp_hook.local) {
       call_scope call{{smp_hook.id, smp_hook.ordered, false, smp_hook.stream}};
-      if constexpr (detail::is_shareable<result, Ts...>)
-        if (smp_hook.distributed) [[unlikely]] {
-          std::vector<at::Tensor> tensors;
-          (detail::add_tensors(tensors, xs), ...);
-          return detail::from_tensors<std::decay_t<result>>(run_shared(
-            call, *smp_hook.distributed,
-            dynamic_cast<const void*>(static_cast<const Impl*>(this)),
-            tensors));
-        }
+      if (smp_hook.distributed) [[unlikely]]
+        return detail::call_shared<Impl, result>(
+          call, static_cast<const Impl&>(*this), smp_hook,
+          std::forward<Ts>(xs)...);
       if (call.looks()) [[unlikely]]
         return detail::call_intercepted<Impl, result>(
           call, static_cast<Impl&>(*this), std::index_sequence_for<Ts...>{},

@@ -7,6 +7,7 @@
 
 namespace smp {
 
+class call_translation;
 class distributed_module;
 
 /// What an intercepted module knows about its place. Empty until the model is
@@ -29,6 +30,9 @@ struct hook_state {
   std::optional<bool> sharing;
   /// How they do; null: calls on this rank run the module's own code.
   const distributed_module* distributed = nullptr;
+  /// Between its calls and those of `distributed`; null: tensors go in and out
+  /// as they are.
+  const call_translation* translation = nullptr;
 };
 
 /// Modules that are made while it lives, as `smp::submodule`, go to this

@@ -105,6 +105,12 @@ public:
     return i == slices_.end() ? nullptr : &i->second;
   }
 
+  /// Tells whether the gradient of a slice is one of as many batches as there
+  /// are peers (paper, `is_scaled_batch_parameter`).
+  bool is_scaled_batch(uint32_t tensor) const {
+    return slices_.contains(tensor) && !one_batch_.contains(tensor);
+  }
+
   const std::string& tensor_name(uint32_t x) const {
     return model_.tensors.at(x).names.front();
   }
@@ -144,6 +150,11 @@ public:
     slices_.emplace(tensor, slice);
   }
 
+  /// The gradient of a slice is one of the only batch that peers have.
+  void count_once(uint32_t tensor) {
+    one_batch_.insert(tensor);
+  }
+
   /// @param slices what it holds of the module's tensors
   void share(module_id module, std::unique_ptr<distributed_module> x,
              const std::map<uint32_t, tensor_slice>& slices);
@@ -171,6 +182,7 @@ private:
   std::unordered_set<const void*> storages_; // of owned tensors
   std::map<module_id, std::unique_ptr<distributed_module>> shared_;
   std::map<uint32_t, tensor_slice> slices_; // of owned tensors
+  std::unordered_set<uint32_t> one_batch_;  // of those
 };
 
 } // namespace smp

@@ -18,6 +18,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <set>
@@ -33,7 +35,7 @@ namespace jit = torch::jit;
 struct registry {
   std::mutex mutex;
   std::map<std::string, std::string, std::less<>> names;
-  std::map<std::string, layer_reader, std::less<>> layers;
+  std::map<std::string, registered_class, std::less<>> classes;
 
   static registry& get() {
     static registry result;
@@ -65,11 +67,11 @@ std::string name_of_class(std::string_view type) {
   return {};
 }
 
-layer_reader reader_of(const std::string& type) {
+std::optional<registered_class> registration_of(const std::string& type) {
   auto& known = registry::get();
   std::lock_guard guard{known.mutex};
-  auto i = known.layers.find(type);
-  return i == known.layers.end() ? layer_reader{} : i->second;
+  auto i = known.classes.find(type);
+  return i == known.classes.end() ? std::nullopt : std::optional{i->second};
 }
 
 void read_options(const torch::nn::LayerNormOptions& x, native_module& to) {
@@ -206,48 +208,25 @@ bool register_native(const std::type_info& impl, std::string_view as) {
   return true;
 }
 
-bool register_layer(const std::type_info& impl, layer_reader read) {
+bool register_class(const std::type_info& impl, registered_class x) {
   auto& known = registry::get();
   std::lock_guard guard{known.mutex};
-  known.layers.insert_or_assign(c10::demangle(impl.name()), std::move(read));
+  known.classes.insert_or_assign(c10::demangle(impl.name()), std::move(x));
   return true;
 }
 
-namespace {
-
-/// A layer with all that is below it.
-std::optional<native_module> layer_of(const walked_model& model,
-                                      uint32_t module) {
-  auto& m = model.modules[module];
-  native_module result{.type = "TransformerLayer", .name = m.names.front()};
-  if (auto read = m.object ? reader_of(m.type) : layer_reader{}) {
-    auto options = read(*m.object);
-    auto* object = m.object;
-    if (!options.training)
-      options.training = [object] { return object->is_training(); };
-    for (auto below : model.subtree(module))
-      if (auto& x = model.modules[below]; below != module && x.container)
-        options.containers.insert(
-          x.names.front().substr(result.name.size() + 1));
-    result.layer = std::make_shared<transformer_layer_options>(
-      std::move(options));
-  } else if (m.script && is_script_layer(m.type)) {
-    auto found = read_script_layer(model, module);
-    result.layer = std::make_shared<transformer_layer_options>(
-      std::move(found.options));
-    result.doubt = std::move(found.doubt);
-  } else {
-    return std::nullopt;
-  }
-  auto prefix = result.name + ".";
-  for (auto below : model.subtree(module))
-    for (auto i : model.modules[below].tensors)
-      if (auto& t = model.tensors[i];
-          !t.is_buffer && t.names.front().starts_with(prefix))
-        result.parameters.emplace(t.names.front().substr(prefix.size()),
-                                  t.tensor);
-  return result;
+const call_translation* translation_of(const walked_module& x) {
+  auto known = registration_of(x.type);
+  return known ? known->calls.get() : nullptr;
 }
+
+std::string detail::short_name(const std::type_info& x) {
+  auto name = c10::demangle(x.name());
+  auto last = name.substr(0, name.find('<')).rfind("::");
+  return last == name.npos ? name : name.substr(last + 2);
+}
+
+namespace {
 
 /// A class that was registered, or one of a file, may have parameters with
 /// which a module of the type that it is taken for would not know what to do.
@@ -278,18 +257,104 @@ std::string doubt_of_parameters(const native_module& x) {
   return {};
 }
 
+/// @returns what its init hook says of an object
+native_module read_registered(const registered_class& x,
+                              const walked_module& module) {
+  try {
+    return x.read(*module.object);
+  } catch (const std::exception& err) {
+    throw config_error(
+      fmt::format("tp_register: the init hook of {} failed "
+                  "for '{}': {}",
+                  module.type, module.names.front(), err.what()));
+  }
+}
+
+/// A layer knows by whom it is called and in which mode.
+void complete_layer(const walked_model& model, uint32_t module,
+                    native_module& x) {
+  auto options = *x.layer;
+  auto* object = model.modules[module].object;
+  if (!options.training)
+    options.training = [object] { return object->is_training(); };
+  for (auto below : model.subtree(module))
+    if (auto& y = model.modules[below]; below != module && y.container)
+      options.containers.insert(y.names.front().substr(x.name.size() + 1));
+  x.layer = std::make_shared<transformer_layer_options>(std::move(options));
+}
+
+void add_parameters_below(const walked_model& model, uint32_t module,
+                          native_module& to) {
+  auto prefix = to.name + ".";
+  for (auto below : model.subtree(module))
+    for (auto i : model.modules[below].tensors)
+      if (auto& t = model.tensors[i];
+          !t.is_buffer && t.names.front().starts_with(prefix))
+        to.parameters.emplace(t.names.front().substr(prefix.size()), t.tensor);
+}
+
+/// Gives parameters the names that a module of its type has for them.
+void rename_parameters(native_module& x) {
+  std::map<std::string, at::Tensor> result;
+  for (auto& [name, own] : x.own_names)
+    if (auto i = x.parameters.find(own); i != x.parameters.end())
+      result.emplace(name, i->second);
+    else if (name == "weight" && x.type != "LayerNorm")
+      x.doubt = fmt::format(
+        "its init hook tells of a parameter '{}', which "
+        "it does not have",
+        own);
+  for (auto& [name, t] : x.parameters)
+    if (std::ranges::find(
+          x.own_names, name, [](auto& y) -> auto& { return y.second; })
+          == x.own_names.end()
+        && x.doubt.empty())
+      x.doubt = fmt::format("its init hook does not tell of its parameter '{}'",
+                            name);
+  x.parameters = std::move(result);
+}
+
+/// A module that is shared with all that is below it: of a class that was
+/// registered with an init hook, or a layer of a file.
+std::optional<native_module> whole_module(const walked_model& model,
+                                          uint32_t module) {
+  auto& m = model.modules[module];
+  native_module result;
+  if (auto known = m.object ? registration_of(m.type) : std::nullopt) {
+    result = read_registered(*known, m);
+    result.name = m.names.front();
+    if (result.layer)
+      complete_layer(model, module, result);
+  } else if (m.script && is_script_layer(m.type)) {
+    auto found = read_script_layer(model, module);
+    result = described(found.options);
+    result.name = m.names.front();
+    result.doubt = std::move(found.doubt);
+  } else {
+    return std::nullopt;
+  }
+  add_parameters_below(model, module, result);
+  if (!result.own_names.empty()) {
+    rename_parameters(result);
+    if (result.doubt.empty())
+      result.doubt = doubt_of_parameters(result);
+  }
+  return result;
+}
+
 } // namespace
 
 std::optional<native_module> native_of(const walked_model& model,
                                        uint32_t module) {
-  if (auto layer = layer_of(model, module))
-    return layer;
+  if (auto whole = whole_module(model, module))
+    return whole;
   auto& m = model.modules[module];
   native_module result;
   result.type = name_of_class(m.type);
   result.name = m.names.front();
-  if (result.type.empty() || result.type == "TransformerLayer"
-      || !find_distribution(result.type))
+  if (!result.type.empty() && result.type != "TransformerLayer")
+    result.how = find_distribution(result.type);
+  if (!result.how)
     return std::nullopt;
   for (auto i : m.tensors) {
     auto& t = model.tensors[i];
@@ -307,6 +372,42 @@ std::optional<native_module> native_of(const walked_model& model,
     read_code(*m.script, result);
   if (auto why = doubt_of_parameters(result); !why.empty())
     result.doubt = std::move(why);
+  return result;
+}
+
+// -- along axes ---------------------------------------------------------------
+
+std::string refusal_of_axes(const native_module& x, const parameter_axes& axes,
+                            int64_t peers) {
+  for (auto& [name, axis] : axes) {
+    auto i = x.parameters.find(name);
+    if (i == x.parameters.end())
+      return fmt::format(
+        "its distributed module cuts a parameter '{}', which "
+        "it does not have",
+        name);
+    auto sizes = i->second.sizes();
+    if (axis < 0 || axis >= static_cast<int64_t>(sizes.size()))
+      return fmt::format("its '{}' has {} axes, and is to be cut along {}",
+                         name, sizes.size(), axis);
+    if (auto n = sizes[static_cast<size_t>(axis)]; n % peers != 0)
+      return fmt::format(
+        "its '{}' of size {} along axis {} cannot be divided "
+        "among {} ranks",
+        name, n, axis, peers);
+  }
+  return {};
+}
+
+parameter_slices slices_of_axes(const native_module& x,
+                                const parameter_axes& axes, int64_t rank,
+                                int64_t peers) {
+  parameter_slices result;
+  for (auto& [name, axis] : axes) {
+    auto& t = x.parameters.at(name);
+    auto length = t.size(axis) / peers;
+    result[name] = {axis, rank * length, length, t.sizes().vec()};
+  }
   return result;
 }
 

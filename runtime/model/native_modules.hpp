@@ -8,11 +8,17 @@
 
 namespace smp {
 
+class call_translation;
+
 /// What tensor-parallel ranks have to know of a module that they are to share:
 /// one of torch::nn, or a TorchScript module of torch.nn.
 /// @returns nothing if it is of another class
 std::optional<native_module> native_of(const walked_model& model,
                                        uint32_t module);
+
+/// @returns what stands between calls of a class that was registered with hooks
+/// and those of its distributed module; null: nothing
+const call_translation* translation_of(const walked_module& x);
 
 /// @returns the position of a parameter that the module, or one below it, has
 /// under this name ("weight", "attn.c_attn.weight"), or nothing

@@ -5,12 +5,14 @@
 // torch::nn.
 
 #include "runtime/intercept/submodule.hpp"
+#include "tp/module_options.hpp"
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 namespace smp::nn {
@@ -33,11 +35,28 @@ public:
   }
 };
 
-/// nn.Linear: (in, out)
-using distributed_linear = distributed<torch::nn::Linear>;
-/// nn.Embedding: (rows, channels)
-using distributed_embedding = distributed<torch::nn::Embedding>;
-/// nn.LayerNorm: (LayerNormOptions)
-using distributed_layer_norm = distributed<torch::nn::LayerNorm>;
+// For `tp_register`, each also has the options of its distribution, and as
+// `arguments` the number of tensors that it takes; 0: more than one may be.
+
+/// [B, ..., in] -> [B, ..., out]
+struct distributed_linear : distributed<torch::nn::Linear> {
+  using distributed::distributed;
+  using options = linear_options;
+  static constexpr size_t arguments = 1;
+};
+
+/// indices [B, ...] -> [B, ..., channels]
+struct distributed_embedding : distributed<torch::nn::Embedding> {
+  using distributed::distributed;
+  using options = embedding_options;
+  static constexpr size_t arguments = 1;
+};
+
+/// [B, ..., n1, ..., nk] -> the same
+struct distributed_layer_norm : distributed<torch::nn::LayerNorm> {
+  using distributed::distributed;
+  using options = layer_norm_options;
+  static constexpr size_t arguments = 1;
+};
 
 } // namespace smp::nn

@@ -8,8 +8,6 @@
 
 #include <limits>
 
-namespace nn = torch::nn;
-
 namespace smp {
 
 namespace {
@@ -41,8 +39,8 @@ tied_linear_impl::tied_linear_impl(torch::Tensor w, torch::Tensor b) {
 }
 
 torch::Tensor tied_linear_impl::forward(torch::Tensor x) {
-  return bias.defined() ? nn::functional::linear(x, weight, bias)
-                        : nn::functional::linear(x, weight);
+  return bias.defined() ? torch::nn::functional::linear(x, weight, bias)
+                        : torch::nn::functional::linear(x, weight);
 }
 
 rms_norm_impl::rms_norm_impl(int64_t width, double eps)
@@ -94,20 +92,21 @@ torch::Tensor causal_bias(int64_t tokens) {
 torch::Tensor token_loss(const torch::Tensor& logits,
                          const torch::Tensor& targets) {
   // -100 is LibTorch's default for what to ignore.
-  return nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
+                                              targets.flatten());
 }
 
 // -- initial values -----------------------------------------------------------
 
-void init_linear(nn::LinearImpl& x, double std) {
-  nn::init::normal_(x.weight, 0, std);
+void init_linear(torch::nn::LinearImpl& x, double std) {
+  torch::nn::init::normal_(x.weight, 0, std);
   if (x.bias.defined())
-    nn::init::zeros_(x.bias);
+    torch::nn::init::zeros_(x.bias);
 }
 
 torch::Tensor normal_tensor(torch::IntArrayRef sizes, double std) {
   auto result = torch::empty(sizes);
-  nn::init::normal_(result, 0, std);
+  torch::nn::init::normal_(result, 0, std);
   return result;
 }
 

@@ -153,7 +153,8 @@ options_of(const distributed_transformer_layer_impl& x) {
 }
 
 [[maybe_unused]] const bool layer_is_registered = tp_register<
-  distributed_transformer_layer_impl>(options_of);
+  distributed_transformer_layer_impl, distributed_transformer_layer>(
+  options_of);
 
 } // namespace
 

@@ -11,6 +11,7 @@
 #include "runtime/model/hook.hpp"
 #include "runtime/nn/distributed.hpp"
 #include "runtime/nn/layers.hpp"
+#include "tp/transformer_layer_options.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/dropout.h>
@@ -132,8 +133,15 @@ struct distributed_transformer_layer_impl : torch::nn::Module,
   submodule<distributed_attention_layer> crossattention = nullptr;
   submodule<distributed_transformer_output_layer> output;
 };
-TORCH_MODULE_IMPL(distributed_transformer_layer,
-                  distributed_transformer_layer_impl);
+
+/// Its holder; and for `tp_register` what a class is shared as that computes
+/// what `transformer_layer_options` says.
+struct distributed_transformer_layer
+  : torch::nn::ModuleHolder<distributed_transformer_layer_impl> {
+  using ModuleHolder::ModuleHolder;
+  using options = transformer_layer_options;
+  static constexpr size_t arguments = 0;
+};
 
 /// A sequence of layers.
 struct distributed_transformer_impl : torch::nn::Module {

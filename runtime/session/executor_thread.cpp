@@ -8,6 +8,7 @@
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
+#include "runtime/session/groups.hpp"
 #include "tp/tensor_group.hpp"
 
 #include <ATen/ThreadLocalState.h>
@@ -32,8 +33,8 @@ const at::ThreadLocalState& plain_state() {
 
 uint64_t seed_of(const rank_context& rank, uint64_t drawn_step,
                  microbatch_id m) {
-  auto dp_rank = rank.layout().rank(comm_group::dp, rank.self());
-  return microbatch_seed(rank.config().seed, drawn_step, dp_rank, m.value);
+  auto part = rank.layout().rank(data_group(rank.config()), rank.self());
+  return microbatch_seed(rank.config().seed, drawn_step, part, m.value);
 }
 
 executor_thread::executor_thread(executor_listener& listener,

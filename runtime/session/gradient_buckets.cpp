@@ -77,8 +77,9 @@ private:
 };
 
 /// Of what tensor-parallel ranks share, each has the sum over the samples of
-/// all of them, and their mean is wanted. Whatever is added to the gradient is
-/// scaled, and not the gradient itself, which may hold sums of earlier steps.
+/// all of them, if they have other ones, and their mean is wanted. Whatever is
+/// added to the gradient is scaled, and not the gradient itself, which may hold
+/// sums of earlier steps.
 class gradient_buckets::share_of_slice final : public ag::FunctionPreHook {
 public:
   share_of_slice(const std::shared_ptr<gradient_buckets*>& of, uint64_t peers)
@@ -118,7 +119,8 @@ gradient_buckets::gradient_buckets(const rank_context& rank,
       x.bytes = t.element_size();
       for (auto n : slice->whole)
         x.bytes *= static_cast<uint64_t>(n);
-      ag::impl::add_hook(t, std::make_unique<share_of_slice>(self_, peers));
+      if (map.is_scaled_batch(i))
+        ag::impl::add_hook(t, std::make_unique<share_of_slice>(self_, peers));
     }
     ag::impl::set_post_acc_grad_hooks(t, std::make_unique<hook>(self_, x));
   }

@@ -444,8 +444,7 @@ void partitioning::release(remote_parameters& others) {
     initialise_deferred(whole);
     share_module(
       map_, id, static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
-      static_cast<int64_t>(layout.size(comm_group::tp)),
-      sharing_wanted(rank_.config()).saves_memory);
+      sharing_wanted(rank_.config()));
   }
   for (auto& x : cut_) {
     if (map_.owned(x.tensor))

@@ -8,7 +8,6 @@
 #include "runtime/model/native_modules.hpp"
 #include "runtime/session/module_remarks.hpp"
 #include "runtime/values/tensor_bridge.hpp"
-#include "tp/distributions.hpp"
 #include "transport/bytes.hpp"
 #include "transport/error.hpp"
 #include "transport/exchange.hpp"
@@ -106,7 +105,7 @@ private:
 
   void consider(uint32_t i) {
     auto native = native_of(model_, i);
-    auto* how = native ? find_distribution(native->type) : nullptr;
+    auto* how = native ? native->how : nullptr;
     if (!how || (how->only_by_name && !named(i)))
       return; // those below it may be
     native->saves_memory = request_.saves_memory;
@@ -197,7 +196,7 @@ private:
 
 sharing_request sharing_wanted(const session_config& x) {
   return {x.tensor_parallel_modules, x.tensor_parallel_degree,
-          x.optimize == "memory"};
+          x.optimize == "memory", x.prescaled_batch};
 }
 
 sharing_decision decide_sharing(const walked_model& model,
@@ -268,10 +267,17 @@ native_module native_to_share(const walked_model& model, uint32_t module,
 
 std::map<uint32_t, tensor_slice> by_position(const walked_model& model,
                                              uint32_t module,
+                                             const native_module& native,
                                              const parameter_slices& xs) {
   std::map<uint32_t, tensor_slice> result;
-  for (auto& [name, slice] : xs)
-    result.emplace(own_tensor(model, module, name).value(), slice);
+  for (auto& [name, slice] : xs) {
+    auto own = native.own_names.find(name);
+    result.emplace(
+      own_tensor(model, module,
+                 own == native.own_names.end() ? name : own->second)
+        .value(),
+      slice);
+  }
   return result;
 }
 
@@ -282,26 +288,27 @@ std::map<uint32_t, tensor_slice> slices_of(const walked_model& model,
                                            int64_t peers, bool saves_memory) {
   auto i = static_cast<uint32_t>(id.value);
   auto native = native_to_share(model, i, saves_memory);
-  auto& how = *find_distribution(native.type);
-  return by_position(model, i, how.slices(native, rank, peers));
+  return by_position(model, i, native, native.how->slices(native, rank, peers));
 }
 
-void share_module(model_map& map, module_id id, int64_t rank, int64_t peers,
-                  bool saves_memory) {
+void share_module(model_map& map, module_id id, int64_t rank,
+                  const sharing_request& request) {
   at::NoGradGuard no_grad;
   if (map.owner(id) != map.self())
     return;
   auto& model = map.model();
   auto i = static_cast<uint32_t>(id.value);
-  auto native = native_to_share(model, i, saves_memory);
-  auto& how = *find_distribution(native.type);
-  auto parts = how.slices(native, rank, peers);
-  auto slices = by_position(model, i, parts);
+  auto native = native_to_share(model, i, request.saves_memory);
+  auto parts = native.how->slices(native, rank,
+                                  static_cast<int64_t>(request.peers));
+  auto slices = by_position(model, i, native, parts);
   for (auto& [position, slice] : slices) {
     auto x = model.tensors[position].tensor;
     x.set_data(slice.of(x).clone());
+    if (request.prescaled && native.how->counts_samples_once)
+      map.count_once(position);
   }
-  map.share(id, how.make(native, parts), slices);
+  map.share(id, native.how->make(native, parts), slices);
   auto all = model.subtree(i);
   for (auto below : all) {
     auto part = module_id{below};
@@ -309,8 +316,11 @@ void share_module(model_map& map, module_id id, int64_t rank, int64_t peers,
       map.share(part,
                 std::make_unique<part_of_whole>(map.name(part), map.name(id)),
                 {});
-    for (auto* hook : model.modules[below].hooks)
+    for (auto* hook : model.modules[below].hooks) {
       hook->distributed = map.shared(part);
+      hook->translation = below == i ? translation_of(model.modules[i])
+                                     : nullptr;
+    }
   }
 }
 

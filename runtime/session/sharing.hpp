@@ -45,6 +45,8 @@ struct sharing_request {
   std::vector<std::string> patterns;
   uint64_t peers = 1;
   bool saves_memory = true;
+  /// All have the same samples.
+  bool prescaled = false;
 };
 
 /// @returns what the configuration wants to be shared
@@ -78,9 +80,9 @@ std::map<uint32_t, tensor_slice> slices_of(const walked_model& model,
 /// If this rank owns the module: cuts its parameters, whose bytes are there,
 /// and lets the map and the hooks know how to run it.
 /// @param rank position of this one among its peers
-/// @param saves_memory see `sharing_request`
-void share_module(model_map& map, module_id id, int64_t rank, int64_t peers,
-                  bool saves_memory);
+/// @param x as it was decided
+void share_module(model_map& map, module_id id, int64_t rank,
+                  const sharing_request& x);
 
 /// @param mine what this rank has of a tensor; undefined: nothing
 /// @returns the whole, on all peers; undefined if nobody has any of it.

@@ -2,14 +2,21 @@
 
 #include "actors/replay/record_book.hpp"
 #include "runtime/base/fnv_hash.hpp"
+#include "runtime/config/session_config.hpp"
 #include "runtime/intercept/tracer.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/session/groups.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/session/tensor_collectives.hpp"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
 #include <numeric>
+#include <string_view>
 
 namespace smp {
 
@@ -97,17 +104,64 @@ bool needs_signature() {
   return rank.pp_rank() == 0 && rank.records().active();
 }
 
+namespace {
+
+void add_form(fnv_hash& to, const at::Tensor& t) {
+  to.add(static_cast<uint64_t>(t.scalar_type()));
+  to.add(static_cast<uint64_t>(t.device().type()));
+  to.add(static_cast<uint64_t>(t.dim()));
+  for (auto n : t.sizes())
+    to.add(static_cast<uint64_t>(n));
+}
+
+/// Adds at most so many numbers of it, evenly spread, the last one too.
+void add_some_numbers(fnv_hash& to, const at::Tensor& t) {
+  constexpr int64_t most = 1024;
+  if (t.layout() != c10::kStrided || t.numel() == 0)
+    return;
+  at::NoGradGuard no_grad;
+  auto all = t.detach().reshape(-1);
+  auto every = (all.numel() + most - 1) / most;
+  auto some = all.slice(0, (all.numel() - 1) % every, all.numel(), every)
+                .to(c10::kCPU)
+                .contiguous();
+  to.add(std::string_view{static_cast<const char*>(some.const_data_ptr()),
+                          some.nbytes()});
+}
+
+} // namespace
+
 uint64_t signature(size_t function, const packer& arguments) {
   fnv_hash result;
   result.add(function);
-  for (auto& t : arguments.tensors()) {
-    result.add(static_cast<uint64_t>(t.scalar_type()));
-    result.add(static_cast<uint64_t>(t.device().type()));
-    result.add(static_cast<uint64_t>(t.dim()));
-    for (auto n : t.sizes())
-      result.add(static_cast<uint64_t>(n));
-  }
+  for (auto& t : arguments.tensors())
+    add_form(result, t);
   return result.get();
+}
+
+bool compares_samples() {
+  return session::current().config().prescaled_batch
+         && execution::current() != nullptr && !tracer::current();
+}
+
+void compare_samples(const packer& arguments) {
+  fnv_hash hash;
+  for (auto& t : arguments.tensors()) {
+    add_form(hash, t);
+    add_some_numbers(hash, t);
+  }
+  auto mine = at::full({1}, static_cast<int64_t>(hash.get()), at::kLong);
+  auto all = allgather(mine, comm_group::tp, "smp.samples");
+  auto group = get_group(comm_group::tp);
+  auto* hashes = all.const_data_ptr<int64_t>();
+  for (size_t i = 1; i < group.size(); ++i)
+    if (hashes[i] != hashes[0])
+      throw error{error_code::user_code,
+                  "smp.prescaled_batch = true, but ranks "
+                    + std::to_string(group[0]) + " and "
+                    + std::to_string(group[i])
+                    + " were given different samples: give each rank the part "
+                      "smp::data_rank() of smp::data_size() of the batch"};
 }
 
 void skip_step() {

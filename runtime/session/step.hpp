@@ -60,6 +60,15 @@ size_t identity(const F& f) {
     return std::type_index{typeid(F)}.hash_code();
 }
 
+/// Whether `compare_samples` has something to do.
+bool compares_samples();
+
+/// Compares what a microbatch is given with what the other ranks of the
+/// tensor-parallel group give theirs, which is to be the same (R58): sizes,
+/// types and evenly spread numbers. Inside a step body.
+/// @throws error (user_code) naming the ranks
+void compare_samples(const packer& arguments);
+
 /// Adds the position of the argument to an error of `split`.
 [[noreturn]] void bad_argument(size_t position, const error& err);
 
@@ -117,6 +126,11 @@ private:
     auto body = [&](packer& out, [[maybe_unused]] uint64_t index) -> value {
       std::tuple<Ts...> parts{
         detail::split_argument<Ts>(xs, options_, Is, n, index)...};
+      if (detail::compares_samples()) {
+        packer arguments;
+        put_all(arguments, std::get<Is>(parts)...);
+        detail::compare_samples(arguments);
+      }
       if constexpr (std::is_void_v<result>) {
         f_(std::get<Is>(parts)...);
         return value::none();
@@ -137,12 +151,17 @@ private:
     if (!detail::needs_signature())
       return 0;
     packer arguments;
-    [[maybe_unused]] auto add = [&arguments]<class T>(const T& x) {
+    put_all(arguments, xs...);
+    return detail::signature(detail::identity(f_), arguments);
+  }
+
+  template <class... Ts>
+  static void put_all(packer& to, const Ts&... xs) {
+    [[maybe_unused]] auto add = [&to]<class T>(const T& x) {
       if constexpr (packable<T>)
-        put_value(arguments, x);
+        put_value(to, x);
     };
     (add(xs), ...);
-    return detail::signature(detail::identity(f_), arguments);
   }
 
   F f_;

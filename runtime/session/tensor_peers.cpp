@@ -5,6 +5,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/remote/execution.hpp"
+#include "runtime/session/groups.hpp"
 #include "runtime/session/tensor_collectives.hpp"
 #include "transport/collectives/collectives.hpp"
 #include "transport/error.hpp"
@@ -50,6 +51,10 @@ uint64_t tensor_peers::rank() const {
   return rank_.layout().rank(peers, rank_.self());
 }
 
+bool tensor_peers::same_samples() const {
+  return rank_.config().prescaled_batch;
+}
+
 std::string tensor_peers::next_name() {
   auto* ex = execution::current();
   if (!ex)
@@ -68,7 +73,7 @@ void tensor_peers::draw_as(uint64_t peer, const std::vector<std::string>& calls,
                 "dropout in a module that tensor-parallel ranks share, outside "
                 "of a step"};
   auto& layout = rank_.layout();
-  auto theirs = layout.rank(comm_group::dp,
+  auto theirs = layout.rank(data_group(rank_.config()),
                             layout.members(peers, rank_.self()).at(peer));
   auto seed = microbatch_seed(rank_.config().seed, rank_.drawn_step(), theirs,
                               ex->microbatch().value);
@@ -78,14 +83,19 @@ void tensor_peers::draw_as(uint64_t peer, const std::vector<std::string>& calls,
   ex->streams().draw_as(seed, path, f);
 }
 
-at::Tensor tensor_peers::allreduce(const at::Tensor& x,
-                                   const std::string& name) {
-  return smp::allreduce(x, peers, reduce_op::sum, name_in_pass(name));
+tensor_group::pending tensor_peers::begin_allreduce(const at::Tensor& x,
+                                                    const std::string& name) {
+  return
+    [future = async::allreduce(x, peers, reduce_op::sum, name_in_pass(name))] {
+      return future.get();
+    };
 }
 
-at::Tensor tensor_peers::allgather(const at::Tensor& x,
-                                   const std::string& name) {
-  return smp::allgather(x, peers, name_in_pass(name));
+tensor_group::pending tensor_peers::begin_allgather(const at::Tensor& x,
+                                                    const std::string& name) {
+  return [future = async::allgather(x, peers, name_in_pass(name))] {
+    return future.get();
+  };
 }
 
 tensor_group::pending

@@ -21,14 +21,18 @@ public:
 
   uint64_t rank() const override;
 
+  bool same_samples() const override;
+
   std::string next_name() override;
 
   void draw_as(uint64_t peer, const std::vector<std::string>& calls,
                const std::function<void()>& f) override;
 
-  at::Tensor allreduce(const at::Tensor& x, const std::string& name) override;
+  pending begin_allreduce(const at::Tensor& x,
+                          const std::string& name) override;
 
-  at::Tensor allgather(const at::Tensor& x, const std::string& name) override;
+  pending begin_allgather(const at::Tensor& x,
+                          const std::string& name) override;
 
   pending begin_reduce_scatter(const at::Tensor& x,
                                const std::string& name) override;

@@ -288,7 +288,7 @@ private:
   }
 
   batch own_part(const batch& x) const {
-    return part_of(x, SMP_FAULT("shared-batch") ? 0 : dp_rank(), dp_size());
+    return part_of(x, SMP_FAULT("shared-batch") ? 0 : data_rank(), data_size());
   }
 
   /// Collective over the data-parallel group. @returns the same on all ranks
@@ -524,7 +524,7 @@ train_summary train(session& s, const train_config& config,
                     const std::string& run_dir, train_listener& listener,
                     const std::atomic<bool>& stop, const train_job& job) {
   return run{s,        config, run_dir,
-             listener, stop,   complete(job, config, dp_size())}();
+             listener, stop,   complete(job, config, data_size())}();
 }
 
 std::string share_from_rank_0(session& s, std::string x) {

@@ -165,7 +165,7 @@ struct reference_run::state {
               const moment& when) const {
     x.logger.set_microbatch(microbatch);
     x.numbers.start(
-      microbatch_seed(config.smp.seed, when.drawn, when.dp_rank, microbatch),
+      microbatch_seed(config.smp.seed, when.drawn, when.data_rank, microbatch),
       x.paths.empty() ? nullptr : &x.logger);
     call_observer::set_current(&x.numbers);
     auto loss = x.model->loss(inputs);
@@ -219,7 +219,7 @@ step_evidence reference_run::run(const moment& x) {
   auto& s = *state_;
   step_evidence result;
   s.model->drop_gradients();
-  auto whole = part_of(s.data->training_batch(x.number - 1), x.dp_rank,
+  auto whole = part_of(s.data->training_batch(x.number - 1), x.data_rank,
                        x.replicas);
   const auto n = s.config.smp.microbatches;
   for (uint64_t m = 0; m < n; ++m) {

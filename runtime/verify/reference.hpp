@@ -32,7 +32,7 @@ public:
   struct moment {
     uint64_t number = 0; // of the run, from 1
     uint64_t drawn = 0;  // `drawn_step`: part of the random streams' seeds
-    uint64_t dp_rank = 0;
+    uint64_t data_rank = 0;
     uint64_t replicas = 1; // that share each batch
     double loss_scale = 1;
   };

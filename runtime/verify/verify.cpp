@@ -158,7 +158,7 @@ public:
 
 private:
   reference_run::moment moment_of(const step_metrics& x) const {
-    return {x.step, rank_.drawn_step(), dp_rank(), dp_size(), x.loss_scale};
+    return {x.step, rank_.drawn_step(), data_rank(), data_size(), x.loss_scale};
   }
 
   /// Ranks that are threads share the generator, and take turns.
@@ -447,7 +447,7 @@ verify_summary verify(session& s, const train_config& config,
   changed.train.steps = std::max(config.train.steps, options.steps);
   changed.train.eval_interval = 0;
   changed.train.save_model = false;
-  auto full_job = complete(job, changed, dp_size());
+  auto full_job = complete(job, changed, data_size());
   if (options.split)
     full_job.place = place_in_turn;
   verifier x{s, changed, options, full_job, listener, stop};

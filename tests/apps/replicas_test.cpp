@@ -139,6 +139,20 @@ TEST_CASE("an export of Hugging Face's GPT-2 is shared as it is",
                                "model.transformer.h.0"));
 }
 
+TEST_CASE("ranks that share modules may have the same samples",
+          "[apps][replicas][tensor_parallel][verify]") {
+  train_dir dir{content_of(source_file("config/models/t5.toml"))};
+  auto p = dir.start({"verify", "tiny.toml", "--model.gated=true",
+                      "--smp.ddp=true", "--smp.tensor_parallel_degree=2",
+                      "--smp.prescaled_batch=true",
+                      "--tensor_parallel.modules=[\"*\"]", "--run-dir", "run"});
+  auto code = p.join();
+  INFO(p.output());
+  CHECK(code == 0);
+  CHECK_THAT(p.output(), ContainsSubstring("4 ranks against one process")
+                           && ContainsSubstring("equal: 3 steps"));
+}
+
 TEST_CASE("the blocks of a T5 are shared as a whole",
           "[apps][replicas][tensor_parallel][verify]") {
   train_dir dir{content_of(source_file("config/models/t5.toml"))};

@@ -65,23 +65,34 @@ numbers_of_module alone(const native_module& x, at::Tensor input,
   return result;
 }
 
-/// The same shared by peers, each with its part of the samples.
+/// What all peers have alike.
+inline at::Tensor same_of_all(const std::vector<at::Tensor>& xs) {
+  for (auto& x : xs)
+    REQUIRE(
+      (x.defined() == xs[0].defined() && (!x.defined() || x.equal(xs[0]))));
+  return xs[0];
+}
+
+/// The same shared by peers, each with its part of the samples, or all of them.
 /// @param mask a second argument, by samples or [1, ...]; undefined: none
 inline numbers_of_module together(const native_module& x,
                                   const at::Tensor& input,
                                   const at::Tensor& seed, uint64_t peers,
-                                  const at::Tensor& mask = {}) {
-  auto n = static_cast<int64_t>(peers);
-  auto inputs = input.chunk(n, 0);
-  auto seeds = seed.chunk(n, 0);
-  std::vector<at::Tensor> masks(peers, mask);
-  if (mask.defined() && mask.size(0) > 1)
-    masks = mask.chunk(n, 0);
+                                  const at::Tensor& mask = {},
+                                  bool same_samples = false) {
+  auto parts_of = [&](const at::Tensor& x) {
+    return same_samples || !x.defined() || x.size(0) == 1
+             ? std::vector<at::Tensor>(peers, x)
+             : x.chunk(static_cast<int64_t>(peers), 0);
+  };
+  auto inputs = parts_of(input);
+  auto seeds = parts_of(seed);
+  auto masks = parts_of(mask);
   std::vector<shared_module> modules;
   for (uint64_t i = 0; i < peers; ++i)
     modules.push_back(share(x, i, peers));
   std::vector<at::Tensor> outputs(peers), input_grads(peers);
-  thread_group group{peers};
+  thread_group group{peers, same_samples};
   group.on_all([&](uint64_t i) {
     auto mine = inputs[i].detach().clone();
     if (mine.is_floating_point())
@@ -95,9 +106,12 @@ inline numbers_of_module together(const native_module& x,
     input_grads[i] = mine.grad();
   });
   numbers_of_module result;
-  result.output = at::cat(outputs, 0);
+  auto all_of = [&](const std::vector<at::Tensor>& xs) {
+    return same_samples ? same_of_all(xs) : at::cat(xs, 0);
+  };
+  result.output = all_of(outputs);
   if (input.is_floating_point())
-    result.input_grad = at::cat(input_grads, 0);
+    result.input_grad = all_of(input_grads);
   for (auto& [name, whole] : x.parameters) {
     std::vector<at::Tensor> parts;
     for (auto& m : modules) {
@@ -107,9 +121,11 @@ inline numbers_of_module together(const native_module& x,
     }
     auto slice = modules[0].slices.find(name);
     // Of what each has as a whole, each has the gradient of its samples.
-    result.grads[name] = slice == modules[0].slices.end()
-                           ? at::stack(parts).sum(0)
-                           : slice->second.merged(parts);
+    if (slice != modules[0].slices.end())
+      result.grads[name] = slice->second.merged(parts);
+    else
+      result.grads[name] = same_samples ? same_of_all(parts)
+                                        : at::stack(parts).sum(0);
   }
   return result;
 }

@@ -20,7 +20,9 @@ namespace smp::test {
 /// collectives.
 class thread_group {
 public:
-  explicit thread_group(uint64_t size) : size_(size) {
+  /// @param same_samples all have the same ones
+  explicit thread_group(uint64_t size, bool same_samples = false)
+    : size_(size), same_samples_(same_samples) {
     // nop
   }
 
@@ -66,6 +68,10 @@ private:
       return rank_;
     }
 
+    bool same_samples() const override {
+      return all_.same_samples_;
+    }
+
     std::string next_name() override {
       return "call " + std::to_string(calls_++);
     }
@@ -74,18 +80,22 @@ private:
     void draw_as(uint64_t peer, const std::vector<std::string>& calls,
                  const std::function<void()>& f) override {
       std::unique_lock guard{all_.generator_};
-      torch::manual_seed(seed_of(peer, calls.back()));
+      torch::manual_seed(seed_of(all_.same_samples_ ? 0 : peer, calls.back()));
       f();
     }
 
-    at::Tensor allreduce(const at::Tensor& x,
-                         const std::string& name) override {
-      return sum(all_.meet(rank_, "allreduce " + name, x));
+    pending begin_allreduce(const at::Tensor& x,
+                            const std::string& name) override {
+      return [this, x, name] {
+        return sum(all_.meet(rank_, "allreduce " + name, x));
+      };
     }
 
-    at::Tensor allgather(const at::Tensor& x,
-                         const std::string& name) override {
-      return torch::stack(all_.meet(rank_, "allgather " + name, x));
+    pending begin_allgather(const at::Tensor& x,
+                            const std::string& name) override {
+      return [this, x, name] {
+        return torch::stack(all_.meet(rank_, "allgather " + name, x));
+      };
     }
 
     pending begin_reduce_scatter(const at::Tensor& x,
@@ -157,6 +167,7 @@ private:
   }
 
   uint64_t size_;
+  bool same_samples_;
   std::mutex generator_;
   std::mutex mutex_;
   std::condition_variable arrived_;

@@ -232,8 +232,9 @@ void check_near(const Tensor& a, const Tensor& b, double share) {
 
 void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
            double share) {
-  CAPTURE(peers, k.decoder, k.gated, k.positions, k.pre_layernorm, k.dropout,
-          saves_memory);
+  auto same = GENERATE(false, true);
+  CAPTURE(same, peers, k.decoder, k.gated, k.positions, k.pre_layernorm,
+          k.dropout, saves_memory);
   torch::manual_seed(21);
   auto x = layer_of(k, type, saves_memory);
   auto given = arguments_of(k, type);
@@ -241,18 +242,18 @@ void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
   for (auto& [name, t] : leaves)
     t = t.detach().clone().requires_grad_();
   auto expected = go(given.inputs, given.seeds, [&](auto& xs) {
-    return plain_layer{k, leaves, peers}.run(xs);
+    return plain_layer{k, leaves, same ? 1 : peers}.run(xs);
   });
   std::vector<shared_module> modules;
   for (uint64_t i = 0; i < peers; ++i)
     modules.push_back(test::share(x, i, peers));
   std::vector<std::vector<Tensor>> found(peers);
-  thread_group group{peers};
+  thread_group group{peers, same};
   group.on_all([&](uint64_t i) {
     auto own = [&](const std::vector<Tensor>& xs) {
       std::vector<Tensor> result;
       for (auto& y : xs)
-        result.push_back(y.chunk(static_cast<int64_t>(peers)).at(i));
+        result.push_back(same ? y : y.chunk(static_cast<int64_t>(peers)).at(i));
       return result;
     };
     found[i] = go(own(given.inputs), own(given.seeds),
@@ -264,7 +265,8 @@ void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
     std::vector<Tensor> parts;
     for (auto& xs : found)
       parts.push_back(xs.at(i));
-    check_near(torch::cat(parts), expected[i], share);
+    check_near(same ? same_of_all(parts) : torch::cat(parts), expected[i],
+               share);
   }
   for (auto& [name, t] : leaves) {
     INFO(name);
@@ -272,8 +274,10 @@ void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
     for (auto& m : modules)
       parts.push_back(m.mine.parameters.at(name).grad());
     auto slice = modules[0].slices.find(name);
-    check_near(slice == modules[0].slices.end() ? torch::stack(parts).sum(0)
-                                                : slice->second.merged(parts),
+    auto whole = slice == modules[0].slices.end();
+    check_near(!whole ? slice->second.merged(parts)
+               : same ? same_of_all(parts)
+                      : torch::stack(parts).sum(0),
                t.grad(), share);
   }
 }

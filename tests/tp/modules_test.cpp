@@ -18,12 +18,13 @@ using torch::Tensor;
 
 TEST_CASE("Linear computes the same shared as alone", "[tp][linear]") {
   uint64_t peers = GENERATE(1, 2, 4);
+  auto same = GENERATE(false, true);
   auto dtype = GENERATE(torch::kFloat, torch::kDouble, torch::kBFloat16);
   auto with_bias = GENERATE(true, false);
   auto sizes = GENERATE(std::vector<int64_t>{8, 12},
                         std::vector<int64_t>{4, 3, 12},
                         std::vector<int64_t>{4, 1, 5, 12});
-  CAPTURE(peers, dtype, with_bias, sizes);
+  CAPTURE(peers, same, dtype, with_bias, sizes);
   torch::manual_seed(5);
   auto type = GENERATE(std::string{"Linear"}, std::string{"Conv1D"});
   CAPTURE(type);
@@ -42,16 +43,17 @@ TEST_CASE("Linear computes the same shared as alone", "[tp][linear]") {
                                          with_bias ? leaves.at("bias")
                                                    : Tensor{});
   };
-  check_equal(together(x, input, seed, peers), alone(x, input, seed, plain),
-              digits_of(dtype));
+  check_equal(together(x, input, seed, peers, {}, same),
+              alone(x, input, seed, plain), digits_of(dtype));
 }
 
 TEST_CASE("Embedding computes the same shared as alone", "[tp][embedding]") {
   uint64_t peers = GENERATE(1, 2, 4);
+  auto same = GENERATE(false, true);
   auto dtype = GENERATE(torch::kFloat, torch::kDouble, torch::kBFloat16);
   auto sparse = GENERATE(false, true);
   auto padding = GENERATE(std::optional<int64_t>{}, std::optional<int64_t>{3});
-  CAPTURE(peers, dtype, sparse, padding.has_value());
+  CAPTURE(peers, same, dtype, sparse, padding.has_value());
   torch::manual_seed(6);
   native_module x{"Embedding"};
   x.parameters["weight"] = torch::randn({20, 8}).to(dtype);
@@ -63,12 +65,13 @@ TEST_CASE("Embedding computes the same shared as alone", "[tp][embedding]") {
     return at::embedding(leaves.at("weight"), y, padding.value_or(-1), false,
                          sparse);
   };
-  check_equal(together(x, input, seed, peers), alone(x, input, seed, plain),
-              digits_of(dtype));
+  check_equal(together(x, input, seed, peers, {}, same),
+              alone(x, input, seed, plain), digits_of(dtype));
 }
 
 TEST_CASE("LayerNorm computes the same shared as alone", "[tp][layer_norm]") {
   uint64_t peers = GENERATE(1, 2, 4);
+  auto same = GENERATE(false, true);
   auto dtype = GENERATE(torch::kFloat, torch::kDouble, torch::kBFloat16);
   auto affine = GENERATE(0, 1, 2); // neither, weight, both
   auto sizes = GENERATE(std::vector<int64_t>{8, 12},
@@ -77,7 +80,7 @@ TEST_CASE("LayerNorm computes the same shared as alone", "[tp][layer_norm]") {
   std::vector<int64_t> shape{12};
   if (sizes.size() == 4)
     shape = {5, 12};
-  CAPTURE(peers, dtype, affine, sizes);
+  CAPTURE(peers, same, dtype, affine, sizes);
   torch::manual_seed(8);
   native_module x{"LayerNorm"};
   x.normalized_shape = shape;
@@ -94,7 +97,8 @@ TEST_CASE("LayerNorm computes the same shared as alone", "[tp][layer_norm]") {
     };
     return at::layer_norm(y, shape, of("weight"), of("bias"), 1e-3);
   };
-  check_equal(together(x, input, seed, peers), alone(x, input, seed, plain),
+  check_equal(together(x, input, seed, peers, {}, same),
+              alone(x, input, seed, plain),
               dtype == torch::kFloat ? 3e-5 : digits_of(dtype));
 }
 
@@ -102,6 +106,7 @@ TEST_CASE("LayerNorm computes the same shared as alone", "[tp][layer_norm]") {
 TEST_CASE("a mean far from 0 costs a shared LayerNorm no digits",
           "[tp][layer_norm]") {
   uint64_t peers = GENERATE(2, 4);
+  auto same = GENERATE(false, true);
   torch::manual_seed(9);
   native_module x{"LayerNorm"};
   x.normalized_shape = {1024};
@@ -116,7 +121,7 @@ TEST_CASE("a mean far from 0 costs a shared LayerNorm no digits",
   };
   auto expected = alone(exact, input.to(torch::kDouble),
                         seed.to(torch::kDouble), plain);
-  auto mine = together(x, input, seed, peers);
+  auto mine = together(x, input, seed, peers, {}, same);
   auto off = [](const Tensor& a, const Tensor& b) {
     return ((a.to(torch::kDouble) - b).abs().max() / b.abs().max())
       .item<double>();
@@ -129,9 +134,10 @@ TEST_CASE("a mean far from 0 costs a shared LayerNorm no digits",
 TEST_CASE("a table of fewer channels than can be divided is cut by rows",
           "[tp][embedding]") {
   uint64_t peers = GENERATE(2, 4);
+  auto same = GENERATE(false, true);
   auto sparse = GENERATE(false, true);
   auto padding = GENERATE(std::optional<int64_t>{}, std::optional<int64_t>{13});
-  CAPTURE(peers, sparse, padding.has_value());
+  CAPTURE(peers, same, sparse, padding.has_value());
   torch::manual_seed(6);
   native_module x{"Embedding"};
   x.parameters["weight"] = torch::randn({21, 3}); // 21 rows: one more on some
@@ -146,8 +152,8 @@ TEST_CASE("a table of fewer channels than can be divided is cut by rows",
     return at::embedding(leaves.at("weight"), y, padding.value_or(-1), false,
                          sparse);
   };
-  check_equal(together(x, input, seed, peers), alone(x, input, seed, plain),
-              1e-5);
+  check_equal(together(x, input, seed, peers, {}, same),
+              alone(x, input, seed, plain), 1e-5);
   CHECK_THROWS_WITH(together(x, input + 10, seed, peers),
                     Catch::Matchers::ContainsSubstring("21 rows"));
 }

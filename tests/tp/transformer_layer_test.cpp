@@ -166,6 +166,8 @@ Tensor mask_of(torch::Dtype type) {
 
 void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
            double digits) {
+  auto same = GENERATE(false, true);
+  CAPTURE(same);
   CAPTURE(peers, k.pre_layernorm, k.fused, k.causal, k.window, k.takes_mask,
           k.dropout, saves_memory);
   torch::manual_seed(11);
@@ -174,10 +176,10 @@ void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
   auto seed = torch::randn({samples, tokens, width}).to(type);
   auto mask = k.takes_mask ? mask_of(type) : Tensor{};
   auto plain = [&](const Tensor& y, auto& leaves) {
-    return plain_layer{k, leaves, peers}.run(y, mask);
+    return plain_layer{k, leaves, same ? 1 : peers}.run(y, mask);
   };
   auto expected = alone(x, input, seed, plain);
-  check_equal(together(x, input, seed, peers, mask), expected, digits);
+  check_equal(together(x, input, seed, peers, mask, same), expected, digits);
 }
 
 } // namespace

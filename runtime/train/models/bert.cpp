@@ -2,13 +2,12 @@
 
 #include "runtime/model/tp_register.hpp"
 #include "runtime/nn/sizes.hpp"
+#include "runtime/nn/transformer.hpp"
 
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
-
-namespace nn = torch::nn;
 
 namespace smp {
 
@@ -17,8 +16,8 @@ namespace {
 /// Standard deviation of all weights (BERT).
 constexpr double weight_std = 0.02;
 
-nn::LayerNormOptions norm_options(const bert_config& x) {
-  return nn::LayerNormOptions({x.width}).eps(x.norm_eps);
+torch::nn::LayerNormOptions norm_options(const bert_config& x) {
+  return torch::nn::LayerNormOptions({x.width}).eps(x.norm_eps);
 }
 
 int64_t inner_width(const bert_config& x) {
@@ -30,22 +29,22 @@ int64_t position_rows(const bert_config& x) {
 }
 
 /// RoBERTa also leaves the embedding of the position of padding untrained.
-nn::EmbeddingOptions position_options(const bert_config& x) {
-  nn::EmbeddingOptions result{position_rows(x), x.width};
+torch::nn::EmbeddingOptions position_options(const bert_config& x) {
+  torch::nn::EmbeddingOptions result{position_rows(x), x.width};
   return x.positions_skip_padding ? result.padding_idx(x.padding) : result;
 }
 
 /// Normal, the row of padding 0.
-void init_embedding(nn::EmbeddingImpl& x) {
-  nn::init::normal_(x.weight, 0, weight_std);
+void init_embedding(torch::nn::EmbeddingImpl& x) {
+  torch::nn::init::normal_(x.weight, 0, weight_std);
   if (auto row = x.options.padding_idx()) {
     torch::NoGradGuard no_grad;
     x.weight[*row].zero_();
   }
 }
 
-submodule<nn::Linear> make_linear(int64_t in, int64_t out) {
-  submodule<nn::Linear> result{in, out};
+submodule<torch::nn::Linear> make_linear(int64_t in, int64_t out) {
+  submodule<torch::nn::Linear> result{in, out};
   init_linear(*result, weight_std);
   return result;
 }
@@ -76,7 +75,8 @@ transformer_layer_options options_of_bert_layer(const bert_layer_impl& x) {
 }
 
 [[maybe_unused]] const bool bert_layer_is_registered = tp_register<
-  bert_layer_impl>(options_of_bert_layer);
+  bert_layer_impl, smp::nn::distributed_transformer_layer>(
+  options_of_bert_layer);
 
 /// The last layer: the embedding's weight, or one of its own.
 submodule<tied_linear> make_decoder(const bert_config& x,
@@ -115,8 +115,8 @@ void validate(const bert_config& x) {
 bert_embeddings_impl::bert_embeddings_impl(const bert_config& x)
   : padding(x.padding),
     positions_skip_padding(x.positions_skip_padding),
-    word_embeddings(
-      nn::EmbeddingOptions(x.vocabulary, x.width).padding_idx(x.padding)),
+    word_embeddings(torch::nn::EmbeddingOptions(x.vocabulary, x.width)
+                      .padding_idx(x.padding)),
     position_embeddings(position_options(x)),
     token_type_embeddings(x.segments, x.width),
     norm(norm_options(x)),
@@ -197,7 +197,7 @@ bert_intermediate_impl::bert_intermediate_impl(const bert_config& x)
 }
 
 torch::Tensor bert_intermediate_impl::forward(torch::Tensor x) {
-  return nn::functional::gelu(dense(x));
+  return torch::nn::functional::gelu(dense(x));
 }
 
 bert_layer_impl::bert_layer_impl(const bert_config& x)
@@ -247,7 +247,7 @@ bert_transform_impl::bert_transform_impl(const bert_config& x)
 }
 
 torch::Tensor bert_transform_impl::forward(torch::Tensor x) {
-  return norm(nn::functional::gelu(dense(x)));
+  return norm(torch::nn::functional::gelu(dense(x)));
 }
 
 bert_predictions_impl::bert_predictions_impl(const bert_config& x,
@@ -300,7 +300,7 @@ roberta_head_impl::roberta_head_impl(const bert_config& x,
 }
 
 torch::Tensor roberta_head_impl::forward(torch::Tensor x) {
-  return decoder(layer_norm(nn::functional::gelu(dense(x))));
+  return decoder(layer_norm(torch::nn::functional::gelu(dense(x))));
 }
 
 roberta_impl::roberta_impl(bert_config x) {

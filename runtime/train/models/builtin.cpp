@@ -15,8 +15,6 @@ namespace smp {
 
 namespace {
 
-namespace nn = torch::nn;
-
 /// A data file that belongs to another model is caught here.
 nn_trainable::inputs_check takes(size_t least, size_t most, const char* what) {
   return [=](size_t tensors) {
@@ -132,8 +130,8 @@ std::unique_ptr<trainable> make_ncf(const train_config& x) {
                        number(x.model.layers), number(x.model.width),
                        x.model.dropout}};
   auto loss = [model](const batch& xs) mutable {
-    return nn::functional::binary_cross_entropy_with_logits(model(xs[0], xs[1]),
-                                                            xs[2]);
+    return torch::nn::functional::binary_cross_entropy_with_logits(
+      model(xs[0], xs[1]), xs[2]);
   };
   return std::make_unique<nn_trainable>(model.ptr(), loss,
                                         takes(3, 3, "users, items and labels"));
@@ -143,7 +141,7 @@ std::unique_ptr<trainable> make_mlp(const train_config& x) {
   mlp model{mlp_config{number(x.model.inputs), number(x.model.outputs),
                        number(x.model.layers), number(x.model.width)}};
   auto loss = [model](const batch& xs) mutable {
-    return nn::functional::cross_entropy(model(xs[0]), xs[1]);
+    return torch::nn::functional::cross_entropy(model(xs[0]), xs[1]);
   };
   return std::make_unique<nn_trainable>(model.ptr(), loss,
                                         takes(2, 2, "vectors and classes"));

@@ -3,6 +3,7 @@
 #include "runtime/base/fault.hpp"
 #include "runtime/model/tp_register.hpp"
 #include "runtime/nn/sizes.hpp"
+#include "runtime/nn/transformer.hpp"
 
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/init.h>
@@ -12,14 +13,12 @@
 
 #include <cmath>
 
-namespace nn = torch::nn;
-
 namespace smp {
 
 namespace {
 
-nn::LayerNormOptions norm_options(const gpt_config& x) {
-  return nn::LayerNormOptions({x.width}).eps(x.norm_eps);
+torch::nn::LayerNormOptions norm_options(const gpt_config& x) {
+  return torch::nn::LayerNormOptions({x.width}).eps(x.norm_eps);
 }
 
 /// @returns [T, T] bool: what may be seen when only the last `window` may
@@ -51,7 +50,7 @@ transformer_layer_options options_of_gpt_block(const gpt_block_impl& x) {
 }
 
 [[maybe_unused]] const bool gpt_block_is_registered = tp_register<
-  gpt_block_impl>(options_of_gpt_block);
+  gpt_block_impl, smp::nn::distributed_transformer_layer>(options_of_gpt_block);
 
 } // namespace
 
@@ -97,7 +96,7 @@ torch::Tensor gpt_attention_impl::forward(torch::Tensor x) {
 // -- feed-forward -------------------------------------------------------------
 
 gpt_mlp_impl::gpt_mlp_impl(const gpt_config& x)
-  : act(nn::GELUOptions().approximate("tanh")), dropout(x.dropout) {
+  : act(torch::nn::GELUOptions().approximate("tanh")), dropout(x.dropout) {
   const auto inner = x.feed_forward > 0 ? x.feed_forward : 4 * x.width;
   c_fc = submodule<conv1d>(x.width, inner, gpt_weight_std);
   c_proj = submodule<conv1d>(inner, x.width, gpt_residual_std(x));
@@ -140,8 +139,8 @@ gpt_transformer_impl::gpt_transformer_impl(const gpt_config& x)
     h->push_back(gpt_block(x, i));
   register_module("h", h);
   register_module("ln_f", ln_f);
-  nn::init::normal_(wte->weight, 0, gpt_weight_std);
-  nn::init::normal_(wpe->weight, 0, gpt_weight_std);
+  torch::nn::init::normal_(wte->weight, 0, gpt_weight_std);
+  torch::nn::init::normal_(wpe->weight, 0, gpt_weight_std);
 }
 
 torch::Tensor gpt_transformer_impl::forward(torch::Tensor tokens) {

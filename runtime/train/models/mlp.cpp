@@ -5,8 +5,6 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/linear.h>
 
-namespace nn = torch::nn;
-
 namespace smp {
 
 mlp_impl::mlp_impl(const mlp_config& x) {
@@ -16,9 +14,9 @@ mlp_impl::mlp_impl(const mlp_config& x) {
   require_positive("model.width", x.width);
   for (int64_t i = 0; i < x.layers; ++i) {
     if (i > 0)
-      layers->push_back(nn::ReLU());
-    layers->push_back(nn::Linear(i > 0 ? x.width : x.inputs,
-                                 i + 1 < x.layers ? x.width : x.outputs));
+      layers->push_back(torch::nn::ReLU());
+    layers->push_back(torch::nn::Linear(
+      i > 0 ? x.width : x.inputs, i + 1 < x.layers ? x.width : x.outputs));
   }
   register_module("layers", layers);
 }

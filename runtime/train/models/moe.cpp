@@ -4,18 +4,17 @@
 
 #include <torch/nn/init.h>
 
-namespace nn = torch::nn;
-
 namespace smp {
 
 namespace {
 
-nn::LayerNormOptions norm_options(const gpt_config& x) {
-  return nn::LayerNormOptions({x.width}).eps(x.norm_eps);
+torch::nn::LayerNormOptions norm_options(const gpt_config& x) {
+  return torch::nn::LayerNormOptions({x.width}).eps(x.norm_eps);
 }
 
-submodule<nn::Linear> make_linear(int64_t in, int64_t out, double std) {
-  submodule<nn::Linear> result{nn::LinearOptions(in, out).bias(false)};
+submodule<torch::nn::Linear> make_linear(int64_t in, int64_t out, double std) {
+  submodule<torch::nn::Linear> result{
+    torch::nn::LinearOptions(in, out).bias(false)};
   init_linear(*result, std);
   return result;
 }
@@ -53,7 +52,7 @@ torch::Tensor moe_router_impl::forward(torch::Tensor x) {
 
 moe_mlp_impl::moe_mlp_impl(const moe_config& x) : router(x) {
   register_module("router", router);
-  std::vector<std::pair<std::string, std::shared_ptr<nn::Module>>> named;
+  std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> named;
   for (int64_t i = 0; i < x.experts; ++i) {
     by_index.emplace_back(x.gpt);
     named.emplace_back(fmt::format("expert_{}", i), by_index.back().ptr());
@@ -118,8 +117,8 @@ moe_transformer_impl::moe_transformer_impl(const moe_config& x)
     h->push_back(moe_block(x, i));
   register_module("h", h);
   register_module("ln_f", ln_f);
-  nn::init::normal_(wte->weight, 0, gpt_weight_std);
-  nn::init::normal_(wpe->weight, 0, gpt_weight_std);
+  torch::nn::init::normal_(wte->weight, 0, gpt_weight_std);
+  torch::nn::init::normal_(wpe->weight, 0, gpt_weight_std);
 }
 
 std::tuple<torch::Tensor, torch::Tensor>

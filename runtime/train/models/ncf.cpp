@@ -6,8 +6,6 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/dropout.h>
 
-namespace nn = torch::nn;
-
 namespace smp {
 
 namespace {
@@ -42,18 +40,18 @@ ncf_impl::ncf_impl(const ncf_config& x)
   register_module("embed_item_MLP", embed_item_mlp);
   for (auto* table :
        {&embed_user_gmf, &embed_item_gmf, &embed_user_mlp, &embed_item_mlp})
-    nn::init::normal_((*table)->weight, 0, 0.01);
+    torch::nn::init::normal_((*table)->weight, 0, 0.01);
   for (auto in = 2 * tower_width(x); in > x.width; in /= 2) {
-    nn::Linear linear{in, in / 2};
-    nn::init::xavier_uniform_(linear->weight);
-    nn::init::zeros_(linear->bias);
-    mlp_layers->push_back(nn::Dropout(x.dropout));
+    torch::nn::Linear linear{in, in / 2};
+    torch::nn::init::xavier_uniform_(linear->weight);
+    torch::nn::init::zeros_(linear->bias);
+    mlp_layers->push_back(torch::nn::Dropout(x.dropout));
     mlp_layers->push_back(linear);
-    mlp_layers->push_back(nn::ReLU());
+    mlp_layers->push_back(torch::nn::ReLU());
   }
   register_module("MLP_layers", mlp_layers);
-  nn::init::xavier_uniform_(predict_layer->weight);
-  nn::init::zeros_(predict_layer->bias);
+  torch::nn::init::xavier_uniform_(predict_layer->weight);
+  torch::nn::init::zeros_(predict_layer->bias);
   register_module("predict_layer", predict_layer);
 }
 

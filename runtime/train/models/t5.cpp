@@ -2,12 +2,11 @@
 
 #include "runtime/model/tp_register.hpp"
 #include "runtime/nn/sizes.hpp"
+#include "runtime/nn/transformer.hpp"
 
 #include <torch/nn/init.h>
 
 #include <cmath>
-
-namespace nn = torch::nn;
 
 namespace smp {
 
@@ -26,16 +25,18 @@ double std_for(int64_t inputs) {
   return 1 / std::sqrt(static_cast<double>(inputs));
 }
 
-submodule<nn::Linear> make_t5_linear(int64_t in, int64_t out, double std) {
-  submodule<nn::Linear> result{nn::LinearOptions(in, out).bias(false)};
+submodule<torch::nn::Linear> make_t5_linear(int64_t in, int64_t out,
+                                            double std) {
+  submodule<torch::nn::Linear> result{
+    torch::nn::LinearOptions(in, out).bias(false)};
   init_linear(*result, std);
   return result;
 }
 
-submodule<nn::Embedding> make_embedding(int64_t rows, int64_t width,
-                                        double std) {
-  submodule<nn::Embedding> result{rows, width};
-  nn::init::normal_(result->weight, 0, std);
+submodule<torch::nn::Embedding> make_embedding(int64_t rows, int64_t width,
+                                               double std) {
+  submodule<torch::nn::Embedding> result{rows, width};
+  torch::nn::init::normal_(result->weight, 0, std);
   return result;
 }
 
@@ -130,8 +131,8 @@ transformer_layer_options options_of_t5_block(const t5_block_impl& x) {
   return result;
 }
 
-[[maybe_unused]] const bool t5_block_is_registered = tp_register<t5_block_impl>(
-  options_of_t5_block);
+[[maybe_unused]] const bool t5_block_is_registered = tp_register<
+  t5_block_impl, smp::nn::distributed_transformer_layer>(options_of_t5_block);
 
 } // namespace
 
@@ -277,7 +278,8 @@ t5_states t5_block_impl::forward(t5_states x) {
 // -- a stack ------------------------------------------------------------------
 
 t5_stack_impl::t5_stack_impl(const t5_config& x,
-                             submodule<nn::Embedding> shared, bool decoder)
+                             submodule<torch::nn::Embedding> shared,
+                             bool decoder)
   : embed_tokens(std::move(shared)),
     final_layer_norm(x.width, x.norm_eps),
     dropout(x.dropout) {

@@ -194,13 +194,13 @@ TEST_CASE("a key that depends on another one is taken where it has an effect",
 
 TEST_CASE("an advice never names a key that would be refused",
           "[runtime][config]") {
-  auto line = parse(good, {"--smp.prescaled_bach=true"}).errors.at(0);
-  CHECK_THAT(line, ContainsSubstring("unknown key smp.prescaled_bach; "
-                                     "smp.prescaled_batch is not built yet"));
+  auto line = parse(good, {"--train.max_restart=1"}).errors.at(0);
+  CHECK_THAT(line, ContainsSubstring("unknown key train.max_restart; "
+                                     "train.max_restarts is not built yet"));
   line = parse(good, {"--smp.tp_size=2"}).errors.at(0);
   CHECK_THAT(line,
              ContainsSubstring("; did you mean smp.tensor_parallel_degree?"));
-  line = parse(good, {"--smp.colour=1"}).errors.at(0);
-  CHECK_THAT(line, ContainsSubstring("; keys of [smp]: ")
-                     && !ContainsSubstring("prescaled_batch"));
+  line = parse(good, {"--train.colour=1"}).errors.at(0);
+  CHECK_THAT(line, ContainsSubstring("; keys of [train]: ")
+                     && !ContainsSubstring("max_restarts"));
 }

@@ -1,0 +1,49 @@
+#pragma once
+
+// What `smp::tp_register` is told of a class that computes what a module of
+// torch::nn does, but has other parameters, and as what it is shared (paper,
+// appendix "Registering distributed modules").
+
+#include "tp/distributed_module.hpp"
+#include "tp/transformer_layer_options.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// y = x W^T + b
+struct linear_options {
+  /// Names of parameters of the module, or of modules below it
+  /// ("inner.weight").
+  std::string weight = "weight";
+  /// There may be none.
+  std::string bias = "bias";
+  /// The weight is [in, out], not [out, in].
+  bool inputs_first = false;
+};
+
+/// A table [rows, channels].
+struct embedding_options {
+  std::string weight = "weight";
+  std::optional<int64_t> padding_idx = {};
+  /// Its gradients are.
+  bool sparse = false;
+};
+
+struct layer_norm_options {
+  std::string weight = "weight";
+  std::string bias = "bias";
+  std::vector<int64_t> normalized_shape;
+  double eps = 1e-5;
+};
+
+/// @returns a module of which this is told, without its parameters
+native_module described(const linear_options& x);
+native_module described(const embedding_options& x);
+native_module described(const layer_norm_options& x);
+native_module described(const transformer_layer_options& x);
+
+} // namespace smp
