@@ -254,7 +254,8 @@ int64_t kept_bytes(uint64_t peers, bool saves_memory) {
     auto y = modules[i].module->forward(std::vector{mine}).at(0);
     // What the group lays on its table stays there.
     auto before = bytes->now;
-    mine = y = {};
+    mine.reset();
+    y.reset();
     result[i] = before - bytes->now;
   });
   for (auto n : result)

@@ -331,7 +331,7 @@ training train(const grid& x, const nn::transformer_lm_head_arguments& sizes) {
       return loss;
     });
     for (int64_t i = 0; i < 2; ++i) {
-      model.zero_grad();
+      model->zero_grad();
       auto rows = static_cast<int64_t>(4 * replicas);
       auto mine = [](const Tensor& y) {
         return y.chunk(replicas).at(dp_rank());
