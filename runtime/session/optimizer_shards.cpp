@@ -238,9 +238,12 @@ void optimizer_shards::exchange(const comm_group& over,
   for (uint64_t root = 0; root < ranks; ++root) {
     updates next;
     for (auto& c : cuts_) {
+      // What is dealt out among fewer ranks has fewer shares.
+      if (c.over != over || c.parameter.scalar_type() != type)
+        continue;
       auto begin = c.begins[root];
       auto end = c.begins[root + 1];
-      if (c.over != over || c.parameter.scalar_type() != type || begin == end)
+      if (begin == end)
         continue;
       auto rows = rows_of(c.parameter, begin, end);
       if (next.bytes + rows.nbytes() > updates_at_once)
