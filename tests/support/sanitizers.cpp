@@ -1,4 +1,4 @@
-// What ThreadSanitizer sees in libraries that were built without it.
+// What sanitizers see in libraries that were built without them.
 
 #ifdef __SANITIZE_THREAD__
 
@@ -12,6 +12,16 @@ extern "C" const char* __tsan_default_suppressions() {
          "called_from_lib:libucs.so\n"
          "called_from_lib:libucm.so\n"
          "called_from_lib:libuct_cma.so\n";
+}
+
+#endif
+
+#ifdef __SANITIZE_ADDRESS__
+
+extern "C" const char* __lsan_default_suppressions() {
+  // What OpenSSL keeps for each thread's errors goes with the thread's exit,
+  // which the sanitizer may come before.
+  return "leak:CRYPTO_zalloc\n";
 }
 
 #endif
