@@ -173,8 +173,8 @@ TEST_CASE("a layer computes what LibTorch's encoder layer does",
   auto padding = torch::zeros({samples, tokens}, torch::kBool);
   if (masked)
     padding.narrow(1, tokens - 2, 2).narrow(0, 1, 2).fill_(true);
-  auto later = causal ? torch::ones({tokens, tokens}, torch::kBool).triu(1)
-                      : torch::zeros({tokens, tokens}, torch::kBool);
+  auto later = causal ? causal_bias(tokens).view({tokens, tokens})
+                      : torch::zeros({tokens, tokens});
   auto expected = by_tokens(theirs(by_tokens(x), later, padding));
   nn::layer_states states{y};
   if (masked)
@@ -216,10 +216,9 @@ TEST_CASE(
   auto context = leaf({samples, seen, width}), shown = same(context);
   auto padding = torch::zeros({samples, seen}, torch::kBool);
   padding.narrow(1, 4, 3).narrow(0, 0, 1).fill_(true);
-  auto expected = by_tokens(
-    theirs(by_tokens(x), by_tokens(context),
-           torch::ones({tokens, tokens}, torch::kBool).triu(1), Tensor{},
-           Tensor{}, padding));
+  auto expected = by_tokens(theirs(by_tokens(x), by_tokens(context),
+                                   causal_bias(tokens).view({tokens, tokens}),
+                                   Tensor{}, Tensor{}, padding));
   auto result = mine(nn::layer_states{
                        y, torch::zeros({1, 1, 1, tokens}), shown,
                        padding.logical_not().view({samples, 1, 1, seen})})
