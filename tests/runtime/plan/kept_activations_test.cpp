@@ -204,7 +204,7 @@ TEST_CASE("activations are known before ranks start",
       auto all = static_cast<double>(said[i]);
       // What is computed again need not be there when most is kept.
       auto again = !x.smp.activation_checkpointing.modules.empty();
-      CHECK(static_cast<double>(found[i]) >= (again ? 0.9 : 0.95) * all);
+      CHECK(static_cast<double>(found[i]) >= (again ? 0.85 : 0.95) * all);
       CHECK(static_cast<double>(found[i]) <= 1.05 * all);
     }
   }
