@@ -1,7 +1,7 @@
 // What two replicas gain over one process:
 //
 //   bench_ddp [--width=N] [--rounds=N] [--steps=N] [--warmup=N] [--pin=1]
-//             [--bucket=MB]
+//             [--bucket=MB] [--only=offload]
 //
 // Training steps (forward, backward, AdamW) of a GPT on one batch, in one
 // process without smp and on two replicas of one thread each with half of the
@@ -9,16 +9,28 @@
 // all of them. Beside them the same by torch's DistributedDataParallel over
 // gloo, where SMP_PYTHON names a Python that has it (bench/torch_ddp.py).
 //
+// Then what it costs to compute activations again, and to have the arguments of
+// that in a file meanwhile: one process, all forward phases before the first
+// backward. And how fast the file is by itself, as bytes that were given and
+// taken back by time; the system keeps a copy in memory where it can.
+//
 // Where others use the machine, --pin=1 keeps each rank on a core of its own.
 
 #include "bench/gpt_job.hpp"
 
+#include "runtime/offload/offload_store.hpp"
 #include "runtime/session/fused_update.hpp"
 #include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <functional>
+#include <thread>
+#include <utility>
+#include <vector>
 
 namespace smp::bench {
 
@@ -91,6 +103,85 @@ void run_update(const arguments& args) {
   repeat(
     x, result, [&] { fused ? update_fused(adamw) : (void)adamw.step(); },
     [] {});
+  write(result, args.text("file"));
+}
+
+// -- activations in a file ----------------------------------------------------
+
+/// A pipeline of one rank; --again=1 computes blocks again, --again=2 with
+/// their arguments in a file.
+void run_blocks(const arguments& args) {
+  const task x{args};
+  auto again = args.number("again", 0);
+  session_config config;
+  config.microbatches = microbatches;
+  config.pipeline = "simple";
+  config.threads = 1;
+  if (again > 0)
+    config.activation_checkpointing.modules = {"transformer.h"};
+  config.offload_activations = again > 1;
+  session s{config};
+  const data d{x};
+  torch::manual_seed(1);
+  distributed_model model{gpt{model_of(x.sizes)}};
+  torch::optim::AdamW adamw{model->parameters(), optimizer_options()};
+  distributed_optimizer optimizer{adamw, {.fused = true}};
+  auto train_step = step([&](torch::Tensor tokens, torch::Tensor targets) {
+    auto loss = loss_of(model(tokens), targets);
+    model.backward(loss);
+    return loss;
+  });
+  record result;
+  auto moved = [&] {
+    auto* store = s.internals().offload();
+    auto counts = store ? store->status() : offload_store::counts{};
+    return static_cast<double>(counts.written + counts.read);
+  };
+  auto before = 0.0;
+  repeat(
+    x, result,
+    [&] {
+      optimizer.zero_grad();
+      before = moved();
+      train_step(d.tokens, d.targets);
+      optimizer.step();
+    },
+    [&] {
+      result.numbers["moved"].push_back(moved() - before);
+      result.numbers["wait"].push_back(s.last_step().offload_wait_seconds);
+    });
+  write(result, args.text("file"));
+}
+
+/// The file alone: 256 MB there and back, in tensors of 4 MB.
+void run_file(const arguments& args) {
+  constexpr int64_t sets = 64;
+  constexpr uint64_t bytes = 4 << 20;
+  const auto dir = default_offload_dir();
+  record result;
+  for (int64_t round = 0; round < args.number("steps", 10); ++round) {
+    auto store = offload_store::make(open_offload_file(dir),
+                                     {.dir = dir, .warn = {}});
+    std::vector<c10::Storage> memory;
+    for (int64_t i = 0; i < sets; ++i)
+      memory.push_back(torch::full({bytes}, i, torch::kByte).storage());
+    auto begin = clock::now();
+    std::vector<std::unique_ptr<offload_store::set>> given;
+    for (auto& x : memory)
+      given.push_back(store->give(0, {{std::exchange(x, {}), 0, bytes, 0}}));
+    while (store->status().written < sets * bytes)
+      std::this_thread::yield();
+    auto written = clock::now();
+    store->announce(0);
+    for (auto i = given.rbegin(); i != given.rend(); ++i)
+      (*i)->take();
+    auto read = clock::now();
+    auto rate = [](clock::time_point x, clock::time_point y) {
+      return sets * bytes / seconds_between(x, y);
+    };
+    result.numbers["write"].push_back(rate(begin, written));
+    result.numbers["read"].push_back(rate(written, read));
+  }
   write(result, args.text("file"));
 }
 
@@ -201,6 +292,44 @@ void compare(const scratch& dir, arguments args, int64_t width) {
   std::fflush(stdout);
 }
 
+void compare_offload(const scratch& dir, const arguments& args, int64_t width) {
+  std::array<record, 3> results;
+  for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i)
+    for (size_t again = 0; again < results.size(); ++again) {
+      auto of = args;
+      of.set(fmt::format("--width={}", width));
+      of.set(fmt::format("--again={}", again));
+      results[again].add(run_fresh(dir, 1, "blocks", of));
+    }
+  fmt::print("\nGPT of width {}, one process, {} microbatches forward first\n",
+             width, microbatches);
+  fmt::print("  {:<44} {:>8} {:>8} {:>8} {:>10} {:>8}\n", "step time, s", "min",
+             "median", "of first", "MB moved", "waited");
+  std::array texts{"activations in memory", "blocks computed again",
+                   "  their arguments in a file"};
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto& x = results[i];
+    fmt::print("  {:<44} {:>8.4f} {:>8.4f} {:>7.3f}x {:>10.1f} {:>8.4f}\n",
+               texts[i], minimum(x["step"]), median(x["step"]),
+               median(x["step"]) / median(results[0]["step"]),
+               median(x["moved"]) * 1e-6, median(x["wait"]));
+  }
+}
+
+void print_file(const scratch& dir, const arguments& args) {
+  record result;
+  for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i)
+    result.add(run_fresh(dir, 1, "file", args));
+  fmt::print("\nthe file of offloading alone, in {}\n", default_offload_dir());
+  fmt::print("  {:<44} {:>8} {:>8}\n", "MB/s", "median", "max");
+  for (auto name : {"write", "read"}) {
+    auto& x = result[name];
+    fmt::print("  {:<44} {:>8.0f} {:>8.0f}\n", name, median(x) * 1e-6,
+               *std::ranges::max_element(x) * 1e-6);
+  }
+  std::fflush(stdout);
+}
+
 void run(const arguments& args) {
   auto what = args.text("run");
   if (args.number("pin", 0) != 0 && !what.empty())
@@ -213,12 +342,21 @@ void run(const arguments& args) {
     return run_plain(args, 1);
   if (what == "half")
     return run_plain(args, 1, ranks);
+  if (what == "blocks")
+    return run_blocks(args);
+  if (what == "file")
+    return run_file(args);
   scratch dir;
   auto width = args.number("width", 0);
-  if (width != 64)
-    compare(dir, args, width > 0 ? width : 256);
-  if (width == 0 || width == 64)
-    compare(dir, args, 64);
+  std::vector<int64_t> widths{256, 64};
+  if (width > 0)
+    widths = {width};
+  if (args.text("only").empty())
+    for (auto x : widths)
+      compare(dir, args, x);
+  for (auto x : widths)
+    compare_offload(dir, args, x);
+  print_file(dir, args);
 }
 
 } // namespace

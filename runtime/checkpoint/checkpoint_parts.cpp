@@ -1,9 +1,9 @@
 #include "runtime/checkpoint/checkpoint_parts.hpp"
 
 #include "partition/rank_layout.hpp"
-#include "runtime/checkpoint/optimizer_state.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/model_state.hpp"
+#include "runtime/session/optimizer_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,6 +1,9 @@
 #include "runtime/plan/planner.hpp"
 
+#include "partition/program.hpp"
 #include "runtime/base/file_io.hpp"
+#include "runtime/lazy/deferred_init.hpp"
+#include "runtime/plan/kept_activations.hpp"
 #include "runtime/plan/partition_json.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/model_state.hpp"
@@ -17,25 +20,50 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <thread>
 
 namespace smp {
 
 namespace {
 
-/// A table of what the ranks need at least.
+double mb_of(uint64_t bytes) {
+  return 1e-6 * static_cast<double>(bytes);
+}
+
+std::string explain(const activation_need& x) {
+  if (!x.unknown.empty())
+    return "  activations come on top, which nobody knows here: " + x.unknown
+           + "\n";
+  std::string most;
+  for (auto y : x.bound)
+    most += fmt::format("{}{:.2f}", most.empty() ? "" : ", ", mb_of(y));
+  auto as_told = x.bound == x.predicted
+                   ? std::string{}
+                   : " in the schedule as predicted, with other timing up to "
+                       + most;
+  return "  activations: kept for backward" + as_told
+         + "; what operations use while they run comes on top\n";
+}
+
+/// A table of what the ranks need.
 std::string needs_text(const std::vector<memory_need>& xs,
+                       const activation_need& activations,
                        const train_config& x) {
-  auto mb = [](uint64_t bytes) { return 1e-6 * static_cast<double>(bytes); };
-  auto result = fmt::format("{:<12}{:>12}{:>11}{:>18}{:>10}\n", "memory, MB",
-                            "parameters", "gradients",
-                            "state of " + x.optimizer.type, "sum");
-  for (size_t i = 0; i < xs.size(); ++i)
-    result += fmt::format("  {:<10}{:>12.2f}{:>11.2f}{:>18.2f}{:>10.2f}\n",
-                          fmt::format("device {}", i), mb(xs[i].parameters),
-                          mb(xs[i].gradients), mb(xs[i].optimizer),
-                          mb(xs[i].sum()));
-  return result + "  activations come on top\n";
+  auto known = activations.unknown.empty();
+  auto result = fmt::format(
+    "{:<12}{:>12}{:>11}{:>18}{:>13}{:>10}\n", "memory, MB", "parameters",
+    "gradients", "state of " + x.optimizer.type, "activations", "sum");
+  for (size_t i = 0; i < xs.size(); ++i) {
+    auto kept = known ? activations.predicted.at(i) : 0;
+    result += fmt::format(
+      "  {:<10}{:>12.2f}{:>11.2f}{:>18.2f}{:>13}{:>10.2f}\n",
+      fmt::format("device {}", i), mb_of(xs[i].parameters),
+      mb_of(xs[i].gradients), mb_of(xs[i].optimizer),
+      known ? fmt::format("{:.2f}", mb_of(kept)) : "?",
+      mb_of(xs[i].sum() + kept));
+  }
+  return result + explain(activations);
 }
 
 /// While it lives, tensor operations have the threads of one rank, as if all of
@@ -130,9 +158,110 @@ void try_first_microbatch(const train_config& x) {
   }
 }
 
+const walked_model& lone_decision::model() const {
+  return state.model();
+}
+
+namespace {
+
+/// @returns why it would be in vain to measure activations; empty if not
+std::string why_not_measured(const lone_decision& run, const train_config& x) {
+  auto& sharing = run.decision.sharing;
+  auto is_absent = [](const walked_tensor& t) { return is_deferred(t.tensor); };
+  if (!sharing.shared.empty() || !sharing.cut.empty())
+    return "ranks share modules";
+  if (x.smp.trace_device == "none")
+    return "smp.trace_device is none";
+  if (!run.decision.trace_failure.empty())
+    return run.decision.trace_failure;
+  if (std::ranges::any_of(run.model().tensors, is_absent))
+    return "parameters have no values yet";
+  return {};
+}
+
+/// @param bytes by module, of one microbatch
+/// @returns by device, the most that the microbatches of the schedule have
+std::vector<uint64_t> as_played(const lone_decision& run, const train_config& x,
+                                const std::vector<uint64_t>& bytes) {
+  auto info = run.decision.model;
+  for (size_t i = 0; i < info.size(); ++i)
+    info[i].activations = static_cast<double>(bytes[i]);
+  auto program = make_program(info, run.decision.plan, run.decision.times);
+  auto report = run.of.internals().policies().play(program, x.smp.microbatches,
+                                                   false);
+  std::vector<uint64_t> result;
+  for (auto y : report.peak_activations)
+    result.push_back(static_cast<uint64_t>(y));
+  return result;
+}
+
+/// The same if as many microbatches as there may be are under way everywhere.
+std::vector<uint64_t> at_most(const lone_decision& run, const train_config& x,
+                              const std::vector<uint64_t>& bytes) {
+  auto live = std::min(effective_active_microbatches(x.smp),
+                       x.smp.microbatches);
+  std::vector<uint64_t> result(x.smp.pipeline_parallel_degree);
+  for (size_t i = 0; i < bytes.size(); ++i)
+    result.at(run.decision.plan.module_device[i]) += live * bytes[i];
+  return result;
+}
+
+/// @param count what microbatches have of that what each has
+template <class F>
+std::vector<uint64_t> peaks_of(const train_config& x,
+                               const kept_activations& kept, F count) {
+  auto result = count(kept.saved);
+  auto arguments = count(kept.arguments);
+  for (size_t i = 0; i < result.size(); ++i) {
+    // On their way out, and back.
+    if (x.smp.offload_activations)
+      arguments[i] = std::min(arguments[i], 2 * x.smp.activation_loading_horizon
+                                              * kept.largest_call[i]);
+    result[i] += arguments[i] + kept.computed_again[i];
+  }
+  return result;
+}
+
+random_stream first_stream(session& s) {
+  return random_stream{seed_of(s.internals(), 1, microbatch_id{0})};
+}
+
+} // namespace
+
+activation_need activations_of(lone_decision& run, const train_config& x) {
+  activation_need result{.predicted = {}, .unknown = why_not_measured(run, x)};
+  if (!result.unknown.empty())
+    return result;
+  std::optional<kept_activations> kept;
+  result.unknown = "the forward phase did not end";
+  // In a trace, for parameters, buffers and streams stay what they are.
+  run.state.trace(first_stream(run.of), [&] {
+    try {
+      auto xs = split(first_batch(x), x.smp.microbatches, 0, 0);
+      kept = measure_kept(run.model(), run.decision, xs,
+                          [&] { return run.whole.loss(xs); });
+      result.unknown.clear();
+    } catch (const error& e) {
+      result.unknown = e.what();
+    } catch (const c10::Error& e) {
+      result.unknown = e.what_without_backtrace();
+    } catch (const std::exception& e) {
+      result.unknown = e.what();
+    }
+  });
+  result.unknown.resize(
+    std::min(result.unknown.size(), result.unknown.find('\n')));
+  if (!kept)
+    return result;
+  result.predicted = peaks_of(
+    x, *kept, [&](auto& bytes) { return as_played(run, x, bytes); });
+  result.bound = peaks_of(x, *kept,
+                          [&](auto& bytes) { return at_most(run, x, bytes); });
+  return result;
+}
+
 void decide_alone(const train_config& x,
-                  const std::function<void(session&, const walked_model&,
-                                           partition_decision)>& use) {
+                  const std::function<void(lone_decision&)>& use) {
   const auto devices = x.smp.pipeline_parallel_degree;
   virtual_world_options world;
   world.config = x.smp;
@@ -155,22 +284,23 @@ void decide_alone(const train_config& x,
     begin_run(x, *whole, *data, *model);
     auto& state = model->state();
     if (state.wants_trace(devices))
-      state.trace(
-        random_stream{seed_of(s.internals(), 1, microbatch_id{0})}, [&] {
-          whole->rehearse(split(first_batch(x), x.smp.microbatches, 0, 0));
-        });
-    auto decision = state.decide(static_cast<uint32_t>(devices),
-                                 x.smp.default_partition,
-                                 sharing_wanted(x.smp));
-    use(s, state.model(), std::move(decision));
+      state.trace(first_stream(s), [&] {
+        whole->rehearse(split(first_batch(x), x.smp.microbatches, 0, 0));
+      });
+    lone_decision decided{s, state, *whole,
+                          state.decide(static_cast<uint32_t>(devices),
+                                       x.smp.default_partition,
+                                       sharing_wanted(x.smp))};
+    use(decided);
   });
 }
 
 printed_plan plan_model(const train_config& x) {
   printed_plan result;
-  decide_alone(x, [&](session&, const walked_model& model,
-                      const partition_decision& decision) {
-    result = {decision.text() + needs_text(needs_of(model, decision, x), x),
+  decide_alone(x, [&](lone_decision& run) {
+    auto& decision = run.decision;
+    auto needs = needs_of(run.model(), decision, x);
+    result = {decision.text() + needs_text(needs, activations_of(run, x), x),
               plan_json(decision.model, decision.plan), decision.trace_failure};
   });
   return result;

@@ -6,6 +6,7 @@
 #include "runtime/config/config_file.hpp"
 #include "runtime/session/partitioning.hpp"
 #include "runtime/train/memory_need.hpp"
+#include "runtime/train/trainable.hpp"
 
 #include <functional>
 #include <string>
@@ -13,6 +14,7 @@
 
 namespace smp {
 
+class model_state;
 class session;
 
 /// A decision as text.
@@ -35,17 +37,41 @@ std::vector<memory_need> needs_of(const walked_model& model,
                                   const partition_decision& decision,
                                   const train_config& x);
 
+/// What was decided without ranks, and with what.
+struct lone_decision {
+  session& of; // of the only rank
+  model_state& state;
+  trainable& whole;
+  partition_decision decision;
+
+  const walked_model& model() const;
+};
+
+/// What microbatches keep of activations on each device; bytes.
+struct activation_need {
+  /// At most, if the schedule goes as it was played.
+  std::vector<uint64_t> predicted;
+  /// The same whatever comes first: of `smp.active_microbatches`.
+  std::vector<uint64_t> bound = {};
+  /// Why that is not known; else empty.
+  std::string unknown = {};
+};
+
+/// Runs the forward phase of the first microbatch with gradients
+/// (`measure_kept`) and plays the schedule. Arguments in a file do not count,
+/// but for those on their way.
+activation_need activations_of(lone_decision& run, const train_config& x);
+
 /// Computes the loss of the first microbatch in this process alone.
 /// @throws error (user_code) if that fails
 void try_first_microbatch(const train_config& x);
 
 /// Decides as the first step of a run would, without training and in this
 /// process alone: makes the model, measures the first microbatch, partitions.
-/// @param use gets the decision in the session of the only rank
+/// @param use gets the decision, in the session of the only rank
 /// @throws error (config) naming what is wrong with model, data or placement
 void decide_alone(const train_config& x,
-                  const std::function<void(session&, const walked_model&,
-                                           partition_decision)>& use);
+                  const std::function<void(lone_decision&)>& use);
 
 /// @returns that decision as text
 printed_plan plan_model(const train_config& x);

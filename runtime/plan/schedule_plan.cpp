@@ -40,14 +40,14 @@ std::string describe_calls(const session_config& x,
 
 schedule_prediction predict_schedule(const train_config& x) {
   schedule_prediction result;
-  decide_alone(
-    x, [&](session& s, const walked_model&, partition_decision decision) {
-      result.program = make_program(decision.model, decision.plan,
-                                    decision.times);
-      result.report = s.internals().policies().play(result.program,
-                                                    x.smp.microbatches, true);
-      result.calls = describe_calls(x.smp, decision, result.program);
-    });
+  decide_alone(x, [&](lone_decision& run) {
+    auto& decision = run.decision;
+    result.program = make_program(decision.model, decision.plan,
+                                  decision.times);
+    result.report = run.of.internals().policies().play(
+      result.program, x.smp.microbatches, true);
+    result.calls = describe_calls(x.smp, decision, result.program);
+  });
   return result;
 }
 

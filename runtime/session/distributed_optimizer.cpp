@@ -7,6 +7,7 @@
 #include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/half_parameters.hpp"
 #include "runtime/session/model_state.hpp"
+#include "runtime/session/optimizer_check.hpp"
 #include "runtime/session/rank_runtime.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -185,6 +186,7 @@ void distributed_optimizer::partitioned() {
   auto& rank = session::current().internals();
   auto& map = rank.state()->map();
   keep_owned(optimizer_);
+  check_optimizer(rank, optimizer_, map);
   cut_sums(optimizer_, map);
   if (rank.config().shard_optimizer_state)
     shards_.cut(optimizer_, map);

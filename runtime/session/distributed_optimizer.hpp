@@ -43,7 +43,9 @@ class distributed_optimizer {
 public:
   /// @param x outlives this
   /// @throws error (config) for a scale out of range, (unsupported) if another
-  ///         optimizer of the model scales the loss
+  ///         optimizer of the model scales the loss. After the partition also
+  ///         what `check_optimizer` finds wrong; before it, the first step
+  ///         throws that
   explicit distributed_optimizer(torch::optim::Optimizer& x,
                                  const optimizer_options& options = {});
 

@@ -85,7 +85,7 @@ partition_decision model_state::decide(uint32_t devices,
 
 void model_state::partition() {
   if (ready_)
-    return;
+    return call_hooks();
   auto& cfg = rank_.config();
   if (!map_.partitioned()) {
     partitioning_.rewalk();
@@ -102,8 +102,16 @@ void model_state::partition() {
   if (rank_.layout().size(comm_group::dp) > 1)
     buckets_ = std::make_unique<gradient_buckets>(rank_, map_);
   text_ = partitioning_.text() + gate_.text();
-  for (auto& f : std::exchange(hooks_, {}))
-    f();
+  call_hooks();
+}
+
+/// One that throws is called again at the next try: the model must not train
+/// with what that one refused.
+void model_state::call_hooks() {
+  while (!hooks_.empty()) {
+    hooks_.front()();
+    hooks_.erase(hooks_.begin());
+  }
 }
 
 void model_state::on_partition(std::function<void()> f) {

@@ -173,6 +173,7 @@ public:
 private:
   void cast();
   void rewrite_script();
+  void call_hooks();
 
   const rank_context& rank_;
   model_root root_;

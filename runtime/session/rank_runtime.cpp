@@ -289,14 +289,17 @@ void rank_runtime::on_peer_lost(const failure& lost) {
   if (x.rank.value < host_of_.size()
       && x.text.find("machine") == std::string::npos)
     x.text += " (on machine " + host_of_[x.rank.value] + ')';
+  // Whoever is lost later may only have noticed the first loss.
+  auto first = x;
   {
     std::unique_lock guard{mutex_};
     if (!down_)
       down_ = x;
+    first = down_;
   }
-  own_exchange_.peer_lost(x);
-  own_collectives_.peer_lost(x);
-  own_objects_.peer_lost(x);
+  own_exchange_.fail(x.rank, first);
+  own_collectives_.fail(x.rank, first);
+  own_objects_.fail(x.rank, first);
   if (std::shared_lock guard{node_mutex_}; node_)
     node_->rank_down(x);
 }

@@ -21,17 +21,19 @@ namespace smp {
 
 /// What a rank tells those that hold the same modules.
 struct replica_outcome {
-  failure error;
+  failure error = {};
   /// The program is in a scope of `no_sync`.
   bool unsynced = false;
-  gradient_report gradients;
+  gradient_report gradients = {};
+  /// It runs no more steps.
+  bool left = false;
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, replica_outcome& x) {
-  return f.object(x).fields(f.field("error", x.error),
-                            f.field("unsynced", x.unsynced),
-                            f.field("gradients", x.gradients));
+  return f.object(x).fields(
+    f.field("error", x.error), f.field("unsynced", x.unsynced),
+    f.field("gradients", x.gradients), f.field("left", x.left));
 }
 
 bool replicas::ends_session(const failure& x) {
@@ -50,6 +52,8 @@ bool replicas::averages(model_state& model) const {
 }
 
 void replicas::begin_step(model_state& model, const step_call& x) const {
+  if (left_)
+    throw error{left_};
   auto* buckets = model.buckets();
   if (buckets == nullptr)
     return;
@@ -63,21 +67,47 @@ void replicas::begin_step(model_state& model, const step_call& x) const {
     {early, kind.get(), x.microbatches, model.replication().hook});
 }
 
-failure replicas::end_step(model_state* model, const failure& mine) const {
+namespace {
+
+std::vector<replica_outcome> tell(const rank_context& rank,
+                                  const std::vector<rank_id>& group,
+                                  const replica_outcome& x) {
+  std::vector<replica_outcome> result;
+  for (auto& y :
+       rank.exchange().all_gather(group, "smp.replicas", to_payload(x)))
+    result.push_back(from_payload<replica_outcome>(y, "end of a step"));
+  return result;
+}
+
+} // namespace
+
+void replicas::leave() {
+  if (auto ranks = group(); ranks.size() > 1 && !left_)
+    tell(rank_, ranks, {.left = true});
+}
+
+failure replicas::end_step(model_state* model, const failure& mine) {
   auto ranks = group();
   if (ranks.size() == 1 || ends_session(mine))
     return mine;
   auto* buckets = model ? model->buckets() : nullptr;
-  replica_outcome outcome{mine, false, {}};
+  replica_outcome outcome{.error = mine};
   if (buckets) {
     outcome.unsynced = model->replication().unsynced > 0;
     outcome.gradients = buckets->end_step();
   }
-  std::vector<replica_outcome> told;
-  for (auto& x :
-       rank_.exchange().all_gather(ranks, "smp.replicas", to_payload(outcome)))
-    told.push_back(from_payload<replica_outcome>(x, "end of a step"));
+  auto told = tell(rank_, ranks, outcome);
   auto why = mine;
+  for (size_t i = 0; i < told.size() && !left_; ++i)
+    if (told[i].left)
+      left_ = {error_code::config,
+               ranks[i],
+               {},
+               "left the run, while this replica trains on: a replica that has "
+               "no more batches takes part in the steps of the others with "
+               "skip() (docs/data_parallel.md)"};
+  if (left_)
+    return left_;
   gradient_report all;
   auto same_buckets = true;
   for (size_t i = 0; i < told.size(); ++i) {

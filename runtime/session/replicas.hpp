@@ -26,6 +26,7 @@ public:
   }
 
   /// Prepares for gradients; again where a step is taken back.
+  /// @throws error (config) if a replica has left
   void begin_step(model_state& model, const step_call& x) const;
 
   /// Hears how the step ended elsewhere, and averages gradients if it succeeded
@@ -33,7 +34,12 @@ public:
   /// @param model may be null
   /// @param mine how the step ended on this rank
   /// @returns why it failed, here or elsewhere; nothing if it succeeded
-  failure end_step(model_state* model, const failure& mine) const;
+  failure end_step(model_state* model, const failure& mine);
+
+  /// This rank takes part in no more steps: those who still run one hear of it.
+  /// Collective over the data-parallel group, of which others may be at the end
+  /// of a step.
+  void leave();
 
   /// What a session does not survive; others hear of it by themselves.
   static bool ends_session(const failure& x);
@@ -53,6 +59,8 @@ private:
   std::vector<rank_id> group() const;
 
   const rank_context& rank_;
+  /// Why no step can be run any more: a replica left.
+  failure left_;
 };
 
 } // namespace smp

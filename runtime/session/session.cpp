@@ -334,6 +334,7 @@ void session::finish() {
   if (std::exchange(finished_, true))
     return;
   rank_->check_alive();
+  rank_->steps().leave();
   rank_->exchange().barrier(world_of(*rank_), "smp.goodbye");
   rank_->begin_goodbye();
   if (process_ && process_->me)

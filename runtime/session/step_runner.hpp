@@ -53,6 +53,11 @@ public:
   /// @throws error, as `run_step`
   void skip_step(model_state* model);
 
+  /// See `replicas::leave`.
+  void leave() {
+    replicas_.leave();
+  }
+
   /// Results of the step body that this rank holds for others.
   std::vector<object_id>& held_results() noexcept {
     return held_results_;

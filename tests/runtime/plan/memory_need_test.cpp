@@ -168,9 +168,8 @@ TEST_CASE("what ranks need is known before they start",
   for (auto& x : configurations()) {
     INFO(to_toml(x));
     std::vector<memory_need> said;
-    decide_alone(x, [&](session&, const walked_model& model,
-                        const partition_decision& decision) {
-      said = needs_of(model, decision, x);
+    decide_alone(x, [&](lone_decision& run) {
+      said = needs_of(run.model(), run.decision, x);
     });
     auto found = needs_found(x);
     REQUIRE(said.size() == found.size());

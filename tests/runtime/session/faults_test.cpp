@@ -5,24 +5,17 @@
 #include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "runtime/session/tensor_collectives.hpp"
-#include "tests/support/processes.hpp"
-#include "tests/support/program.hpp"
-#include "tests/support/scratch_dir.hpp"
+#include "tests/support/faulty_run.hpp"
 #include "tests/support/torch_two_ranks.hpp"
-#include "transport/process_state.hpp"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <map>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -42,26 +35,7 @@ namespace {
 constexpr uint64_t world = 3;
 constexpr uint64_t victim = 1;
 
-/// Longer than any machine needs to notice something, and no measure of speed.
-constexpr auto patience = 30s;
-
-std::string variable(const char* name) {
-  auto result = std::getenv(name);
-  return result != nullptr ? result : "";
-}
-
 // -- a rank -------------------------------------------------------------------
-
-/// For the test, which looks for these files.
-void note(const std::string& name, const std::string& text = "") {
-  auto path = variable("TEST_DIR") + '/' + name;
-  std::ofstream{path + ".new"} << text;
-  std::filesystem::rename(path + ".new", path);
-}
-
-bool is_told(const std::string& name) {
-  return std::filesystem::exists(variable("TEST_DIR") + '/' + name);
-}
 
 /// 48 MB.
 Tensor large() {
@@ -163,134 +137,16 @@ TEST_CASE("launcher of a run with a fault", "[.launcher]") {
 
 namespace {
 
-class faulty_run {
-public:
-  explicit faulty_run(const std::string& what, bool device = false,
-                      double stall_timeout = 600) {
-    std::filesystem::create_directory(dir_.path / "shm");
-    launcher_.emplace(
-      std::vector<std::string>{std::filesystem::read_symlink("/proc/self/exe"),
-                               "launcher of a run with a fault"},
-      dir_.path,
-      std::map<std::string, std::string>{
-        {"TEST_DIR", dir_.path},
-        {"TEST_WHAT", what},
-        {"TEST_DEVICE", device ? "1" : "0"},
-        {"TEST_STALL", std::to_string(stall_timeout)},
-        {"UCX_POSIX_DIR", dir_.path / "shm"}});
-  }
-
-  /// Waits for a file of a rank. @returns what it holds
-  std::string await(const std::string& name) {
-    auto path = dir_.path / name;
-    auto end = std::chrono::steady_clock::now() + patience;
-    while (!std::filesystem::exists(path)) {
-      if (std::chrono::steady_clock::now() > end || launcher_is_gone())
-        FAIL("waited for " << name << '\n' << output());
-      let_pass(1ms);
-    }
-    return dir_.read(name);
-  }
-
-  void signal(uint64_t rank, int number) {
-    REQUIRE(::kill(process(rank), number) == 0);
-  }
-
-  /// It may be gone.
-  void try_to_kill(uint64_t rank) {
-    ::kill(process(rank), SIGKILL);
-  }
-
-  /// Of those who are left, the most, in cores.
-  double busy(std::chrono::milliseconds window) {
-    std::array<double, world> before{};
-    for (uint64_t i = 0; i < world; ++i)
-      before[i] = cpu_seconds_of(process(i));
-    auto begin = std::chrono::steady_clock::now();
-    let_pass(window);
-    std::chrono::duration<double> passed = std::chrono::steady_clock::now()
-                                           - begin;
-    double result = 0;
-    for (uint64_t i = 0; i < world; ++i)
-      result = std::max(result, cpu_seconds_of(process(i)) - before[i]);
-    return result / passed.count();
-  }
-
-  /// What was under way when a rank stopped comes to its end first.
-  bool comes_to_rest() {
-    for (int attempt = 0; attempt < 20; ++attempt)
-      if (busy(500ms) < 0.3)
-        return true;
-    return false;
-  }
-
-  /// How a rank that nobody ended came to its end.
-  void check_survivor(uint64_t rank, int code, const std::string& cause) {
-    auto at = std::to_string(rank);
-    CHECK(await("end-" + at) == std::to_string(code));
-    if (code != 0)
-      CHECK_THAT(await("heard-" + at), ContainsSubstring(cause));
-  }
-
-  void check_survivors(int code, const std::string& cause) {
-    for (uint64_t i = 0; i < world; ++i)
-      if (i != victim)
-        check_survivor(i, code, cause);
-  }
-
-  /// The end of all, after which nothing is left. @returns the exit code
-  int end() {
-    auto code = launcher_->join(patience);
-    for (uint64_t i = 0; i < world; ++i)
-      CHECK(is_gone(process(i)));
-    CHECK(std::filesystem::is_empty(dir_.path / "shm"));
-    return code;
-  }
-
-  void check_end(int code, const std::string& told) {
-    CHECK(end() == code);
-    CHECK_THAT(output(), ContainsSubstring(told));
-  }
-
-  void tell(const std::string& name) {
-    dir_.write(name, "");
-  }
-
-  bool has(const std::string& name) const {
-    return std::filesystem::exists(dir_.path / name);
-  }
-
-private:
-  pid_t process(uint64_t rank) {
-    auto& result = processes_.at(rank);
-    if (result == 0)
-      result = std::stoi(await("begin-" + std::to_string(rank)));
-    return result;
-  }
-
-  /// It waits for its parent, this process.
-  bool launcher_is_gone() const {
-    auto x = state_of_process(launcher_->pid());
-    return x && x->ended();
-  }
-
-  std::string output() {
-    launcher_->wait_for("\1", 100ms); // reads all that there is
-    auto result = launcher_->output();
-    for (auto& x : std::filesystem::directory_iterator{dir_.path})
-      result += x.path().filename().string() + ' ';
-    for (uint64_t i = 0; i < world; ++i) {
-      auto log = dir_.path / fmt::format("logs/log-{}.txt", i);
-      if (std::filesystem::exists(log))
-        result += fmt::format("\n-- rank {}\n{}", i, content_of(log));
-    }
-    return result;
-  }
-
-  scratch_dir dir_;
-  std::optional<program> launcher_;
-  std::array<pid_t, world> processes_{};
-};
+/// What the others do to rank 1, or it to them.
+faulty_run fault_in(const std::string& what, bool device = false,
+                    double stall_timeout = 600) {
+  return {"launcher of a run with a fault",
+          world,
+          victim,
+          {{"TEST_WHAT", what},
+           {"TEST_DEVICE", device ? "1" : "0"},
+           {"TEST_STALL", std::to_string(stall_timeout)}}};
+}
 
 const std::string of_victim = fmt::format("rank {}: ", victim);
 
@@ -307,7 +163,7 @@ TEST_CASE("a killed rank ends the others with its name, whatever they do",
   AT_EACH_MOMENT;
   auto device = GENERATE(false, true);
   CAPTURE(device);
-  faulty_run run{what, device};
+  auto run = fault_in(what, device);
   run.await("at it");
   // Another moment of the transfer for each.
   std::mt19937 random{static_cast<unsigned>(what.size() * 2 + device)};
@@ -322,7 +178,7 @@ TEST_CASE("a stopped rank keeps nobody busy, and all go on with it",
   AT_EACH_MOMENT;
   auto device = what.size() % 2 == 1; // either for half of them
   CAPTURE(device);
-  faulty_run run{what, device};
+  auto run = fault_in(what, device);
   run.await("at it");
   run.signal(victim, SIGSTOP);
   CHECK(run.comes_to_rest());
@@ -345,7 +201,7 @@ TEST_CASE("a stopped rank is a stall, whatever the others wait for",
   auto what = GENERATE(as<std::string>{}, "sent to", "all_to_all", "step");
   CAPTURE(what);
   auto device = what != "sent to";
-  faulty_run run{what, device, 1.5};
+  auto run = fault_in(what, device, 1.5);
   run.await("at it");
   run.signal(victim, SIGSTOP);
   run.check_survivors(4, "rank 1 does not answer");
@@ -359,7 +215,7 @@ TEST_CASE("a rank that dies while all join, or on its way out, keeps nobody",
   auto what = GENERATE(as<std::string>{}, "handshake", "shutdown");
   auto seed = GENERATE(range(1u, 7u));
   CAPTURE(what, seed);
-  faulty_run run{what};
+  auto run = fault_in(what);
   std::mt19937 random{seed};
   if (what == "handshake") {
     run.await("begin-1");

@@ -1,6 +1,6 @@
 #include "tests/support/catch.hpp"
 
-#include "runtime/checkpoint/optimizer_state.hpp"
+#include "runtime/session/optimizer_state.hpp"
 #include "tests/support/error_of.hpp"
 
 #include <torch/optim/adagrad.h>
@@ -79,7 +79,7 @@ Tensor parameter() {
 } // namespace
 
 TEST_CASE("an optimizer that gets the state of another goes on like it",
-          "[runtime][checkpoint]") {
+          "[runtime][optimizer]") {
   for (auto& [type, make, fields] : kinds) {
     INFO(type);
     auto a = parameter();
@@ -107,7 +107,7 @@ TEST_CASE("an optimizer that gets the state of another goes on like it",
 }
 
 TEST_CASE("what an optimizer never updated has no state, and can get none",
-          "[runtime][checkpoint]") {
+          "[runtime][optimizer]") {
   for (auto& [type, make, fields] : kinds) {
     INFO(type);
     auto a = parameter();
@@ -129,7 +129,7 @@ TEST_CASE("what an optimizer never updated has no state, and can get none",
 }
 
 TEST_CASE("options of a group go to that of another optimizer",
-          "[runtime][checkpoint]") {
+          "[runtime][optimizer]") {
   for (auto& [type, make, fields] : kinds) {
     INFO(type);
     auto a = parameter();
@@ -151,7 +151,7 @@ TEST_CASE("options of a group go to that of another optimizer",
 }
 
 TEST_CASE("an optimizer whose state belongs to no parameter is refused",
-          "[runtime][checkpoint]") {
+          "[runtime][optimizer]") {
   optim::LBFGS x{{parameter()}};
   CHECK_THAT(test::error_of([&] { type_of(x); }, error_code::unsupported),
              ContainsSubstring("checkpoints know SGD, Adam"));

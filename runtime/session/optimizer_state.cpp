@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/optimizer_state.hpp"
+#include "runtime/session/optimizer_state.hpp"
 
 #include "transport/error.hpp"
 
