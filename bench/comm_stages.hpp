@@ -88,8 +88,8 @@ inline std::vector<double> perftest(const std::string& test, uint64_t size,
   auto command = fmt::format(
     "export LD_LIBRARY_PATH={0}/lib UCX_TLS=posix,cma,tcp,self "
     "UCX_NET_DEVICES=lo UCX_MAX_RNDV_RAILS=1 UCX_WARN_UNUSED_ENV_VARS=n; "
-    "({1} -p {2} >/dev/null 2>&1 &); sleep 0.3; "
-    "timeout 60 {1} 127.0.0.1 -p {2} -t {3} -s {4} -n {5} "
+    "(taskset -c 1 {1} -p {2} >/dev/null 2>&1 &); sleep 0.3; "
+    "taskset -c 0 timeout 60 {1} 127.0.0.1 -p {2} -t {3} -s {4} -n {5} "
     "-w {6} -f 2>/dev/null | tail -1",
     dir, program, port, test, size, count, count / 10 + 1);
   auto* pipe = ::popen(command.c_str(), "r");
@@ -150,6 +150,7 @@ inline void run_stages(const arguments& args) {
   std::array<fabric_pair, 4> pairs{fabric_pair{{}}, fabric_pair{{}, stages({})},
                                    fabric_pair{{}, stages(forced(0))},
                                    fabric_pair{{}, stages(forced(1))}};
+  stay_on(0);
   record result;
   if (parts.find('b') != std::string::npos)
     run_requests(args, requests, result);

@@ -24,6 +24,7 @@ void run(const std::string& name) {
   if (name == "tcp")
     options.transports = "tcp,self";
   fabric_pair pair{options};
+  stay_on(0);
   std::printf("%-4s (%s)\n", name.c_str(),
               pair.ucx().transports_to(rank_id{1}).c_str());
   struct {

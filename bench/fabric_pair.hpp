@@ -6,6 +6,7 @@
 #include "transport/ucx/ucx_fabric.hpp"
 #include "transport/wake_up.hpp"
 
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -26,6 +27,16 @@
 #include <vector>
 
 namespace smp::bench {
+
+/// Keeps the process on one core, if it has that. Both ends of a pair else
+/// share a core at some times and not at others, which decides what a wake-up
+/// costs.
+inline void stay_on(int core) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(core, &cores);
+  ::sched_setaffinity(0, sizeof cores, &cores);
+}
 
 /// Envelope of the messages: what the other side shall do.
 enum class order : uint8_t { echo, count, quit };
@@ -104,6 +115,7 @@ public:
     other_ = ::fork();
     if (other_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      stay_on(1);
       serve(others.get());
       std::_Exit(0);
     }
