@@ -1,5 +1,6 @@
 #include "tp/transformer_layer.hpp"
 
+#include "tp/attention_mask.hpp"
 #include "tp/functions.hpp"
 #include "tp/layer_norm.hpp"
 #include "tp/linears.hpp"
@@ -19,7 +20,6 @@
 #include <ATen/ops/softmax.h>
 
 #include <cmath>
-#include <limits>
 #include <utility>
 
 namespace smp::nn {
@@ -289,9 +289,8 @@ private:
     auto learns = mask.defined() && mask.requires_grad();
     auto banded = of_itself && o.window > 0 && o.window < tokens;
     if (banded || (causal && (mask.defined() || p > 0))) {
-      auto band = at::ones({tokens, tokens}, q.options().dtype(at::kBool))
-                    .tril();
-      mask = both(banded ? band.triu(1 - o.window) : band, mask);
+      auto band = causal_mask(tokens);
+      mask = both_masks(banded ? band.triu(1 - o.window) : band, mask);
       causal = false;
     }
     if (p == 0 && !learns)
@@ -301,26 +300,10 @@ private:
     auto scale = o.scale.value_or(1
                                   / std::sqrt(static_cast<double>(q.size(3))));
     auto scores = at::matmul(q * scale, k.transpose(2, 3));
-    if (mask.defined() && mask.scalar_type() == at::kBool)
-      scores = scores.masked_fill(mask.logical_not(),
-                                  -std::numeric_limits<double>::infinity());
-    else if (mask.defined())
-      scores = scores + mask;
-    auto weights = at::softmax(scores, -1);
+    auto weights = at::softmax(masked(scores, mask), -1);
     if (p > 0)
       weights = weights * dropout_mask_of_part(parts.dropout, weights, 1);
     return at::matmul(weights, v);
-  }
-
-  /// @param seen [tokens, tokens], bool
-  /// @param mask undefined: only the other says what is seen
-  static at::Tensor both(const at::Tensor& seen, const at::Tensor& mask) {
-    if (!mask.defined())
-      return seen;
-    if (mask.scalar_type() == at::kBool)
-      return mask.logical_and(seen);
-    return mask.masked_fill(seen.logical_not(),
-                            -std::numeric_limits<double>::infinity());
   }
 
   /// Those of the samples of all peers: [T B, heads / T or 1, ...].

@@ -2,6 +2,7 @@
 
 #include "runtime/model/tp_register.hpp"
 #include "runtime/nn/sizes.hpp"
+#include "tp/attention_mask.hpp"
 #include "transport/error.hpp"
 
 #include <torch/nn/init.h>
@@ -10,7 +11,6 @@
 
 #include <array>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 namespace smp::nn {
@@ -55,21 +55,6 @@ int64_t attended(const arguments_t& x) {
   return x.num_attention_heads * x.attention_head_size;
 }
 
-/// @returns [T, T] bool: each token and those before it
-torch::Tensor causal(int64_t tokens) {
-  return torch::ones({tokens, tokens}, torch::kBool).tril();
-}
-
-/// Both say what is seen, as in `layer_states`. @param mask perhaps undefined
-torch::Tensor both(const torch::Tensor& seen, const torch::Tensor& mask) {
-  if (!mask.defined())
-    return seen;
-  if (mask.scalar_type() == torch::kBool)
-    return mask.logical_and(seen);
-  return mask.masked_fill(seen.logical_not(),
-                          -std::numeric_limits<double>::infinity());
-}
-
 /// Attention, with dropout on its weights.
 /// q: [B, H, T, D]; k, v: [B, H, S, D]; mask: broadcast to [B, H, T, S], or
 /// undefined
@@ -79,7 +64,7 @@ torch::Tensor weighted(const torch::Tensor& q, const torch::Tensor& k,
                        const torch::Tensor& v, torch::Tensor mask,
                        bool is_causal, std::optional<double> scale, double p) {
   if (is_causal && (mask.defined() || p > 0)) {
-    mask = both(causal(q.size(2)), mask);
+    mask = both_masks(causal_mask(q.size(2)), mask);
     is_causal = false;
   }
   if (p == 0)
@@ -89,12 +74,8 @@ torch::Tensor weighted(const torch::Tensor& q, const torch::Tensor& k,
   auto scores = torch::matmul(
     q * scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3)))),
     k.transpose(2, 3));
-  if (mask.defined() && mask.scalar_type() == torch::kBool)
-    scores = scores.masked_fill(mask.logical_not(),
-                                -std::numeric_limits<double>::infinity());
-  else if (mask.defined())
-    scores = scores + mask;
-  auto weights = torch::dropout(torch::softmax(scores, -1), p, /*train=*/true);
+  auto weights = torch::dropout(torch::softmax(masked(scores, mask), -1), p,
+                                /*train=*/true);
   return torch::matmul(weights, v);
 }
 
