@@ -271,6 +271,7 @@ void decide_alone(const train_config& x,
   world.config.ddp = false;
   world.config.placement_strategy = "cluster";
   world.config.tensor_parallel_degree = 1;
+  world.config.prescaled_batch = false;
   world.config.tensor_parallel_modules.clear();
   world.config.default_partition = 0; // the other devices are no ranks
   threads_of_a_rank threads{x};

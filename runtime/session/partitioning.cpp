@@ -281,6 +281,15 @@ void weigh_slices(const walked_model& model, const sharing_decision& x,
         y.elements /= peers;
 }
 
+void check_same_samples(const sharing_request& x,
+                        const sharing_decision& found) {
+  if (x.prescaled && x.peers > 1 && found.shared.empty() && found.cut.empty())
+    throw config_error(
+      "smp.prescaled_batch: no module is shared, so ranks with the same "
+      "samples would all compute the same; name some in "
+      "tensor_parallel.modules, or leave it out");
+}
+
 /// What it costs to cross ranks, if times are known.
 void price_crossings(partition_options& x) {
   x.crossing = communication::from_times(x.step_seconds);
@@ -310,6 +319,7 @@ partition_decision partitioning::decide(uint32_t devices,
   auto info = describe(map_.model(), marks_.pins, map_.order());
   auto shared = decide_sharing(map_.model(), marks_.sharing, sharing);
   decide_cuts(map_.model(), marks_.cuts, sharing.peers, shared);
+  check_same_samples(sharing, shared);
   weigh_slices(map_.model(), shared, sharing.peers, info);
   for (auto& name : cfg.no_promises)
     for (auto i : map_.model().modules_below(name))

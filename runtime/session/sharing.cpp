@@ -63,6 +63,8 @@ public:
         throw config_error("tensor_parallel.modules: no module is called \""
                            + request_.patterns[k] + '"');
     result_.lines = remarks_.lines();
+    if (request_.prescaled)
+      result_.lines.push_back("ranks that share have the same samples");
     return std::move(result_);
   }
 

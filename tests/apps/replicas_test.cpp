@@ -183,6 +183,12 @@ TEST_CASE_METHOD(grid_dir,
                ContainsSubstring("TransformerLayer shared by 2 ranks for "
                                  "memory: transformer.h.0"));
   }
+  auto same = start({"check", "shared.toml", "--smp.ddp=true",
+                     "--smp.tensor_parallel_degree=2",
+                     "--smp.prescaled_batch=true"});
+  CHECK(same.join() == 0);
+  CHECK_THAT(same.output(),
+             ContainsSubstring("ranks that share have the same samples"));
   auto wrong = start({"check", "shared.toml", "--smp.ddp=true",
                       "--smp.tensor_parallel_degree=2",
                       "--tensor_parallel.modules=[\"encoder\"]"});
