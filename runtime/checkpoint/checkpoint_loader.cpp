@@ -288,6 +288,7 @@ void checkpoint_loader::load_parts(
   const distributed_model_base& model,
   const std::vector<distributed_optimizer*>& optimizers) {
   at::NoGradGuard no_grad;
+  model.state().await_updates();
   auto& map = model.state().map();
   auto replica = rank_.layout().rank(comm_group::dp, rank_.self());
   auto& tensors = map.model().tensors;

@@ -186,6 +186,7 @@ private:
 } // namespace
 
 void save_state(const std::string& path, const distributed_model_base& model) {
+  model.state().await_updates();
   save{model, false}.run(path);
 }
 

@@ -206,7 +206,8 @@ const std::vector<config_key> session_table = {
   {.name = "smp.overlapping_allreduce",
    .slot = SMP_SLOT(smp.overlapping_allreduce),
    .meaning = "replicas average gradients while others are still computed, "
-              "where that is safe; `false`: at the end of the step",
+              "where that is safe, and share updates while the next step runs; "
+              "`false`: at the end of the step and of the update",
    .elsewhere = {"overlap_comm", "overlap_grad_reduce"},
    .only = {{"smp.ddp", {"true"}}}},
   {.name = "smp.broadcast_buffers",

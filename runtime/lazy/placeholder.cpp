@@ -3,6 +3,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/boxed_arguments.hpp"
 #include "runtime/lazy/deferred_init.hpp"
+#include "runtime/lazy/late_value.hpp"
 #include "runtime/lazy/promise.hpp"
 #include "transport/error.hpp"
 
@@ -125,12 +126,15 @@ void fetch_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     redispatch_boxed(op, keys & after, *stack);
     return;
   }
+  auto count = op.schema().arguments().size();
+  auto given = at::ArrayRef<c10::IValue>(
+    stack->data() + (stack->size() - count), count);
+  for (auto& x : given)
+    visit_tensors(x, await_late);
   if (auto model = rank_context::current_model();
       model && model->placeholders->run_at_owner(op, *stack))
     return;
-  auto count = op.schema().arguments().size();
-  keep_promises(
-    at::ArrayRef<c10::IValue>(stack->data() + (stack->size() - count), count));
+  keep_promises(given);
   fetched_arguments args{op.schema(), stack};
   redispatch_boxed(op, keys & after, *stack);
   args.write_back();
@@ -157,7 +161,7 @@ void make_placeholder(const at::Tensor& x,
 }
 
 bool is_placeholder(const at::Tensor& x) {
-  return x.defined() && x.key_set().has(absent_key) && !is_promise(x);
+  return is_absent(x) && !is_promise(x) && !is_late(x);
 }
 
 at::Tensor materialise(const at::Tensor& x) {

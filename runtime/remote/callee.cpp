@@ -5,6 +5,7 @@
 #include "runtime/base/call_context.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/base/rank_context.hpp"
+#include "runtime/lazy/late_value.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/offload/offloaded_tensors.hpp"
@@ -494,6 +495,7 @@ payload serve_parameter(const rank_context& rank, const model_map& map,
                                         + std::to_string(index)
                                         + ", which this rank does not own"};
   auto& own = map.model().tensors[index].tensor;
+  await_late(own);
   if (asked.head.what == request_kind::read_tensor)
     return to_payload(parameter_reply{to_tensor_ref(own, true)});
   auto value = to_tensor(asked.value);

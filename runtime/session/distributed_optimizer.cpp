@@ -218,6 +218,7 @@ bool distributed_optimizer::step() {
                 "swap_averages() once more before it"};
   auto scaler = model->scaler();
   auto scale = model->loss_scale();
+  shards_.await_updates();
   shards_.begin_update();
   masters_.begin_update();
   auto dynamic = scaler && scaler->is_dynamic();
@@ -252,6 +253,7 @@ void distributed_optimizer::swap_averages() {
     throw error{error_code::unsupported,
                 "swap_averages() of an optimizer without ema_decay"};
   at::NoGradGuard no_grad;
+  shards_.await_updates();
   for (auto& x : averages_->entries()) {
     if (!x.average.defined())
       continue;

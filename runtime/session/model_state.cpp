@@ -6,6 +6,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
+#include "runtime/lazy/late_value.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/script_walk.hpp"
 #include "runtime/session/gradient_buckets.hpp"
@@ -133,6 +134,12 @@ void model_state::train(bool on) {
 bool model_state::is_training() const {
   return root_.script ? smp::is_training(*root_.script)
                       : root_.module->is_training();
+}
+
+void model_state::await_updates() const {
+  for (auto& x : map_.model().tensors)
+    if (x.tensor.defined())
+      await_late(x.tensor);
 }
 
 uint64_t model_state::trainability() const {

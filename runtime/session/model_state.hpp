@@ -128,6 +128,9 @@ public:
 
   bool is_training() const;
 
+  /// All that other replicas updated is here.
+  void await_updates() const;
+
   /// @returns which tensors require grad, as a number.
   uint64_t trainability() const;
 

@@ -2,6 +2,7 @@
 
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/lazy/late_value.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/session/gradient_rows.hpp"
 #include "runtime/session/tensor_collectives.hpp"
@@ -16,7 +17,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
+#include <exception>
 #include <memory>
 #include <set>
 #include <utility>
@@ -25,11 +26,10 @@ namespace smp {
 
 namespace {
 
-/// Updated rows travel together up to this size, as gradients do.
+/// Updated rows travel together up to this size, as gradients do, and alone,
+/// from memory to memory without a copy, if they are large.
 constexpr uint64_t updates_at_once = 25 << 20;
-
-/// Filled or emptied while the one before travels.
-constexpr size_t updates_under_way = 2;
+constexpr uint64_t travels_alone = 256 << 10;
 
 /// What has no axis is one row.
 int64_t rows_in(const at::Tensor& x) {
@@ -55,44 +55,24 @@ take_state(torch::optim::Optimizer& x, const at::Tensor& parameter) {
   return result;
 }
 
-/// What one rank updated, on its way to the others.
-struct updates {
+} // namespace
+
+/// Rows that one rank updated, on their way to the others.
+struct optimizer_shards::transfer {
+  /// Where what comes together goes to.
   std::vector<at::Tensor> rows;
-  int64_t elements = 0;
-  uint64_t bytes = 0;
   tensor_future done;
 
-  void add(const at::Tensor& x) {
-    rows.push_back(x);
-    elements += x.numel();
-    bytes += x.nbytes();
-  }
-
-  void start(bool mine, const comm_group& over, uint64_t root) {
-    at::Tensor flat;
-    if (mine) {
-      std::vector<at::Tensor> parts;
-      for (auto& x : rows)
-        parts.push_back(x.reshape(-1));
-      flat = at::cat(parts);
-      rows.clear(); // they are what they should be
-    } else {
-      flat = at::empty({elements}, rows.front().options());
-    }
-    done = async::broadcast(flat, over, root, "smp.updates");
-  }
-
-  void finish() {
+  /// Returns when they are there.
+  void arrive() {
     auto flat = done.get();
     int64_t begin = 0;
-    for (auto& x : rows) {
+    for (auto& x : std::exchange(rows, {})) {
       x.copy_(flat.narrow(0, begin, x.numel()).view(x.sizes()));
       begin += x.numel();
     }
   }
 };
-
-} // namespace
 
 std::vector<std::vector<int64_t>> cut_rows(const std::vector<row_block>& blocks,
                                            uint64_t ranks) {
@@ -166,7 +146,11 @@ void optimizer_shards::list_parameters(torch::optim::Optimizer& x,
   for (auto& group : x.param_groups())
     for (auto& p : group.params()) {
       auto is_slice = slices.contains(p.unsafeGetTensorImpl());
-      cuts_.push_back({p, is_slice ? comm_group::rdp : comm_group::dp, {}});
+      auto i = map.model().find(p);
+      cuts_.push_back({p,
+                       i < 0 ? "" : map.tensor_name(static_cast<uint32_t>(i)),
+                       is_slice ? comm_group::rdp : comm_group::dp,
+                       {}});
     }
 }
 
@@ -211,49 +195,115 @@ void optimizer_shards::drop_parts() {
 void optimizer_shards::end_update() {
   at::NoGradGuard no_grad;
   drop_parts();
+  await_updates();
   std::set<std::pair<group_kind, at::ScalarType>> kinds;
   for (auto& x : cuts_)
     kinds.emplace(x.over.kind(), x.parameter.scalar_type());
   for (auto& [kind, type] : kinds)
     exchange(kind, type);
+  for (auto& c : cuts_) {
+    if (c.missing.empty())
+      continue;
+    // What comes goes past the version, by which one notices changes.
+    c.parameter.unsafeGetTensorImpl()->bump_version();
+    make_late(
+      c.parameter, [missing = std::exchange(c.missing, {}), name = c.name] {
+        at::NoGradGuard no_grad_there;
+        try {
+          for (auto& x : missing)
+            x->arrive();
+        } catch (const error& e) {
+          auto cause = e.cause();
+          cause.text += ", which has new values of parameter '" + name + "'";
+          throw error{std::move(cause)};
+        }
+      });
+  }
+  if (!rank_.config().overlapping_allreduce)
+    await_updates();
 }
 
-void optimizer_shards::exchange(const comm_group& over,
-                                at::ScalarType type) const {
+void optimizer_shards::await_updates() {
+  for (auto& c : cuts_)
+    await_late(c.parameter);
+  for (auto& x : std::exchange(under_way_, {}))
+    x->arrive(); // of this rank: the others have them
+}
+
+optimizer_shards::~optimizer_shards() {
+  try {
+    if (std::uncaught_exceptions() == 0)
+      await_updates();
+  } catch (const std::exception&) {
+    // Whoever needs them hears of it.
+  }
+  for (auto& c : cuts_)
+    forget_late(c.parameter);
+}
+
+void optimizer_shards::send(std::vector<cut_parameter*>& xs,
+                            const comm_group& over, uint64_t root) {
+  if (xs.empty())
+    return;
+  auto mine = rank_.layout().rank(over, rank_.self()) == root;
+  auto x = under_way_.emplace_back(std::make_shared<transfer>());
+  std::vector<at::Tensor> rows;
+  for (auto* c : xs) {
+    rows.push_back(rows_of(c->parameter, c->begins[root], c->begins[root + 1]));
+    if (!mine)
+      c->missing.push_back(x);
+  }
+  auto alone = rows.size() == 1 && rows.front().is_contiguous();
+  at::Tensor flat;
+  if (mine) {
+    // A copy: the parameter may change before all others have it.
+    for (auto& y : rows)
+      y = y.reshape(-1);
+    flat = at::cat(rows);
+  } else if (alone) {
+    flat = rows.front().variable_data().view(-1);
+  } else {
+    int64_t elements = 0;
+    for (auto& y : rows) {
+      elements += y.numel();
+      x->rows.push_back(y.variable_data());
+    }
+    flat = at::empty({elements}, rows.front().options());
+  }
+  x->done = async::broadcast_(flat, over, root, "smp.updates");
+  xs.clear();
+}
+
+void optimizer_shards::exchange(const comm_group& over, at::ScalarType type) {
   auto ranks = rank_.layout().size(over);
   if (ranks == 1)
     return;
-  auto me = rank_.layout().rank(over, rank_.self());
-  std::deque<updates> under_way;
-  auto start = [&](updates&& x, uint64_t root) {
-    if (x.rows.empty())
-      return;
-    if (under_way.size() == updates_under_way) {
-      under_way.front().finish();
-      under_way.pop_front();
-    }
-    under_way.push_back(std::move(x));
-    under_way.back().start(root == me, over, root);
-  };
   for (uint64_t root = 0; root < ranks; ++root) {
-    updates next;
+    std::vector<cut_parameter*> next;
+    uint64_t bytes = 0;
     for (auto& c : cuts_) {
       // What is dealt out among fewer ranks has fewer shares.
       if (c.over != over || c.parameter.scalar_type() != type)
         continue;
-      auto begin = c.begins[root];
-      auto end = c.begins[root + 1];
-      if (begin == end)
+      auto rows = static_cast<uint64_t>(c.begins[root + 1] - c.begins[root]);
+      if (rows == 0)
         continue;
-      auto rows = rows_of(c.parameter, begin, end);
-      if (next.bytes + rows.nbytes() > updates_at_once)
-        start(std::exchange(next, {}), root);
-      next.add(rows);
+      auto size = rows * c.parameter.nbytes()
+                  / static_cast<uint64_t>(rows_in(c.parameter));
+      if (size >= travels_alone) {
+        std::vector<cut_parameter*> one{&c};
+        send(one, over, root);
+        continue;
+      }
+      if (bytes + size > updates_at_once) {
+        send(next, over, root);
+        bytes = 0;
+      }
+      next.push_back(&c);
+      bytes += size;
     }
-    start(std::move(next), root);
+    send(next, over, root);
   }
-  for (auto& x : under_way)
-    x.finish();
 }
 
 void optimizer_shards::zero_grad() {

@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 namespace torch::optim {
@@ -55,6 +57,12 @@ public:
     // nop
   }
 
+  /// What comes later is nobody's any more.
+  ~optimizer_shards();
+
+  optimizer_shards(const optimizer_shards&) = delete;
+  optimizer_shards& operator=(const optimizer_shards&) = delete;
+
   /// Replaces the parameters in the groups of `x` by parts of them; does
   /// nothing where there is one replica.
   /// @pre the model is partitioned and `x` has what this rank owns
@@ -64,9 +72,13 @@ public:
   /// Shows the optimizer the gradients of its rows.
   void begin_update();
 
-  /// Tells the other replicas what was updated and takes what they did.
-  /// Collective over the replicas.
+  /// Tells the other replicas what was updated. What they did comes while this
+  /// rank goes on: who touches such a parameter waits for it (R61), unless
+  /// `smp.overlapping_allreduce` is off. Collective over the replicas.
   void end_update();
+
+  /// All of the last update is here.
+  void await_updates();
 
   /// The update that began does not take place.
   void drop_parts();
@@ -95,21 +107,30 @@ public:
   }
 
 private:
+  struct transfer;
+  using transfer_ptr = std::shared_ptr<transfer>;
+
   struct cut_parameter {
     at::Tensor parameter;
+    std::string name;
     /// The ranks that hold the same: all replicas, or those with this slice.
     comm_group over = comm_group::dp;
     std::vector<int64_t> begins; // see `cut_rows`
+    /// What others updated of it, on its way here.
+    std::vector<transfer_ptr> missing = {};
   };
 
   /// All that the optimizer has, in its order, which is that of all replicas.
   void list_parameters(torch::optim::Optimizer& x, const model_map& map);
   void cut_among(const comm_group& over);
-  void exchange(const comm_group& over, at::ScalarType type) const;
+  void exchange(const comm_group& over, at::ScalarType type);
+  void send(std::vector<cut_parameter*>& xs, const comm_group& over,
+            uint64_t root);
 
   const rank_context& rank_;
   std::vector<cut_parameter> cuts_;
   std::vector<part> parts_;
+  std::vector<transfer_ptr> under_way_;
 };
 
 } // namespace smp

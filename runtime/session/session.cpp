@@ -12,6 +12,7 @@
 #include "runtime/launch/shared_segments.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/current_rank.hpp"
+#include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
 #include "transport/build_id.hpp"
@@ -334,6 +335,8 @@ void session::finish() {
   if (std::exchange(finished_, true))
     return;
   rank_->check_alive();
+  if (auto& model = rank_->state())
+    model->await_updates(); // who sends them waits for this rank
   rank_->steps().leave();
   rank_->exchange().barrier(world_of(*rank_), "smp.goodbye");
   rank_->begin_goodbye();

@@ -180,11 +180,12 @@ public:
 
   /// What comes out goes into the tensor itself.
   tensor_future start_in_place(const at::Tensor& x) && {
+    auto gives = call_.what.kind != kind::broadcast || is_root();
     if (x_.is_contiguous() && refusal_of(x_).empty() && !x_.is_neg()
         && !x_.is_conj())
-      return std::move(*this).start(true, x_, x);
+      return std::move(*this).start(gives, x_, x);
     auto result = made(part());
-    return std::move(*this).start(true, std::move(result), x);
+    return std::move(*this).start(gives, std::move(result), x);
   }
 
 private:
@@ -282,6 +283,13 @@ tensor_future async::broadcast(const at::Tensor& x, const comm_group& group,
   auto result = call.made(call.part());
   auto gives = call.is_root();
   return std::move(call).start(gives, std::move(result));
+}
+
+tensor_future async::broadcast_(const at::Tensor& x, const comm_group& group,
+                                uint64_t root, const std::string& name) {
+  return tensor_call{kind::broadcast, x, group, name}
+    .with_root(root)
+    .start_in_place(x);
 }
 
 tensor_future async::all_to_all(const at::Tensor& x, const comm_group& group,

@@ -110,6 +110,11 @@ tensor_future broadcast(const at::Tensor& x,
                         const comm_group& group = comm_group::world,
                         uint64_t root = 0, const std::string& name = {});
 
+/// The same, into `x` itself.
+tensor_future broadcast_(const at::Tensor& x,
+                         const comm_group& group = comm_group::world,
+                         uint64_t root = 0, const std::string& name = {});
+
 /// @param x [n, ...], what each rank gets along axis 0
 /// @returns [n, ...], what each rank gave
 tensor_future all_to_all(const at::Tensor& x,

@@ -5,7 +5,8 @@
 namespace smp {
 
 /// Of tensors whose bytes another rank has: placeholders of its parameters
-/// (lazy/placeholder.hpp) and promises (lazy/promise.hpp). Free in LibTorch
+/// (lazy/placeholder.hpp), promises (lazy/promise.hpp) and what is on its way
+/// (lazy/late_value.hpp). Free in LibTorch
 /// 2.11: nothing else registers a fallback for it, and it ranks above autograd
 /// and autocast, so that the value meets both.
 inline constexpr auto absent_key = c10::DispatchKey::
