@@ -1,5 +1,6 @@
 #include "tp/embedding.hpp"
 
+#include "tp/cross_entropy.hpp"
 #include "tp/functions.hpp"
 #include "tp/tensor_group.hpp"
 
@@ -7,26 +8,16 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <utility>
-
 namespace smp::nn {
 
 namespace {
 
-/// Rows [begin, begin + length) of a table, of which the first peers have one
-/// more if they cannot be divided.
-std::pair<int64_t, int64_t> rows_of(int64_t rows, int64_t rank, int64_t peers) {
-  auto more = rows % peers;
-  return {rank * (rows / peers) + std::min(rank, more),
-          rows / peers + (rank < more ? 1 : 0)};
-}
-
 /// Of N indices and d channels on each of T peers, channels move (T - 1) / T N
 /// d numbers, and rows (T - 1) N d: rows are never better, but there may be
-/// fewer channels than ranks, or a number that cannot be divided.
+/// fewer channels than ranks, or a number that cannot be divided; and the last
+/// layer of a language model may have the same table.
 bool by_rows(const native_module& x, int64_t peers) {
-  return x.parameters.at("weight").size(1) % peers != 0;
+  return x.by_words || x.parameters.at("weight").size(1) % peers != 0;
 }
 
 class embedding_by_channels final : public distributed_module {
@@ -64,8 +55,9 @@ public:
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
     auto& group = tensor_group::current();
-    auto [begin, length] = rows_of(rows_, static_cast<int64_t>(group.rank()),
-                                   static_cast<int64_t>(group.size()));
+    auto [begin, length] = rows_of_peer(rows_,
+                                        static_cast<int64_t>(group.rank()),
+                                        static_cast<int64_t>(group.size()));
     auto all = gather_batch_for_tp(xs[0]);
     check_range(all);
     auto sizes = all.sizes().vec();
@@ -117,7 +109,7 @@ parameter_slices slices_of_embedding(const native_module& x, int64_t rank,
                                      int64_t peers) {
   auto& weight = x.parameters.at("weight");
   if (by_rows(x, peers)) {
-    auto [begin, length] = rows_of(weight.size(0), rank, peers);
+    auto [begin, length] = rows_of_peer(weight.size(0), rank, peers);
     return {{"weight", {0, begin, length, weight.sizes().vec()}}};
   }
   auto channels = weight.size(1) / peers;
