@@ -31,7 +31,7 @@ set(allowed_runtime "runtime/" "tp/" "partition/" "transport/"
   "actors/[a-z]*/(rank_board|call_slot|counting_fabric|comm_fabric)\\.hpp"
   "actors/[a-z]*/(membership|supervisor_link)\\.hpp"
   "actors/[a-z]*/(stalls|stall_judge|rank_view|entry_file|run_status|node_status)\\.hpp")
-set(allowed_include "smp/" "${vocabulary}" "runtime/" "tp/functions\\.hpp" "actors/schedule/schedule_actor\\.hpp")
+set(allowed_include "smp/" "${vocabulary}" "runtime/" "tp/(cross_entropy|functions)\\.hpp" "actors/schedule/schedule_actor\\.hpp")
 set(allowed_apps "apps/" "smp/" "runtime/" "${vocabulary}")
 # Programs that look at runs start at once, without LibTorch.
 set(watchers "apps/(report|smp-inspect|smp-top)/")

@@ -96,12 +96,13 @@ struct losses_function : ag::Function<losses_function> {
     auto all = tensor_group::current().allgather(at::cat(parts, 1), name);
     auto largest = all.select(1, 0).amax(0);
     auto sum = (all.select(1, 1) * (all.select(1, 0) - largest).exp()).sum(0);
-    auto whole = largest + sum.log(); // of the exponentials of all words
-    c->save_for_backward({hidden, weight, labels, whole});
+    c->save_for_backward({hidden, weight, labels, largest, sum});
     c->saved_data["first"] = first;
     c->saved_data["rows"] = rows;
     c->saved_data["ignored"] = ignored;
-    return (whole - all.select(1, 2).sum(0)).masked_fill(labels.eq(ignored), 0);
+    // In this order, so that large logits cost no digits.
+    return (largest - all.select(1, 2).sum(0) + sum.log())
+      .masked_fill(labels.eq(ignored), 0);
   }
 
   static ag::variable_list backward(ag::AutogradContext* c,
@@ -120,6 +121,7 @@ struct losses_function : ag::Function<losses_function> {
                         i, n);
       auto& p = x.logits;
       p.sub_(saved[3].narrow(0, i, n).unsqueeze(1)).exp_();
+      p.div_(saved[4].narrow(0, i, n).unsqueeze(1));
       if (p.size(1) > 0)
         p.scatter_add_(1, x.word, -x.here.to(p.scalar_type()).unsqueeze(1));
       p.mul_(given.narrow(0, i, n).unsqueeze(1));
@@ -153,6 +155,15 @@ void check(const at::Tensor& hidden, const at::Tensor& weight,
            + c10::str(hidden.sizes()));
 }
 
+/// Tells whether all peers have the same samples, and they are counted once.
+bool one_batch(const cross_entropy_options& x) {
+  return x.counts_samples_once && tensor_group::current().same_samples();
+}
+
+at::Tensor samples_of_all(const at::Tensor& x, bool one) {
+  return one ? bwd_allreduce_for_tp(x) : fused_allgather_for_tp(x, 0);
+}
+
 /// What autocast would compute with: it does not reach into backward.
 at::Tensor cast(const at::Tensor& x) {
   auto device = x.device().type();
@@ -178,26 +189,29 @@ at::Tensor cross_entropy_for_tp(const at::Tensor& hidden,
     TORCH_CHECK_INDEX(false, "a label is out of range: there are ", vocabulary,
                       " words");
   auto rows = mine.size(0);
-  auto all = gather_batch_for_tp(cast(hidden).flatten(0, -2));
+  const auto one = one_batch(x);
+  auto all = samples_of_all(cast(hidden).flatten(0, -2), one);
   auto losses = losses_function::apply(
-    all, cast(weight), gather_batch_for_tp(mine), first_row(vocabulary),
+    all, cast(weight), samples_of_all(mine, one), first_row(vocabulary),
     std::max<int64_t>(rows, 1), x.ignore_index,
     tensor_group::current().next_name());
-  if (!tensor_group::current().same_samples())
+  if (!one)
     losses = narrow_for_tp(losses, 0);
   auto sum = losses.sum();
   return x.mean ? sum / counts.sum() : sum;
 }
 
 at::Tensor logits_for_tp(const at::Tensor& hidden, const at::Tensor& weight,
-                         int64_t vocabulary) {
+                         int64_t vocabulary, const cross_entropy_options& x) {
   check(hidden, weight, {}, vocabulary);
+  const auto one = one_batch(x);
   auto peers = static_cast<int64_t>(tensor_group::current().size());
   auto most = rows_of_peer(vocabulary, 0, peers).second;
-  auto mine = at::linear(gather_batch_for_tp(hidden), weight);
+  auto mine = at::linear(samples_of_all(hidden, one), weight);
   // Whoever has one row less gives one more, which is left out.
-  auto all = merge_batch_for_tp(
-    at::constant_pad_nd(mine, {0, most - mine.size(-1)}), -1);
+  mine = at::constant_pad_nd(mine, {0, most - mine.size(-1)});
+  auto all = one ? merge_for_tp(mine, -1)
+                 : scatter_and_merge_for_tp(mine, 0, -1);
   std::vector<at::Tensor> words;
   for (int64_t i = 0; i < peers; ++i)
     words.push_back(

@@ -22,6 +22,10 @@ struct cross_entropy_options {
   int64_t ignore_index = -100;
   /// The mean over labels that count, else their sum.
   bool mean = true;
+  /// With `smp.prescaled_batch`, the gradient of the weight counts the samples
+  /// that all peers have once, as it has to for smp's own modules
+  /// (`distribution::counts_samples_once`); else as often as there are peers.
+  bool counts_samples_once = false;
 };
 
 namespace nn {
@@ -31,8 +35,7 @@ namespace nn {
 /// again in backward, the samples of one peer at a time. Three numbers for each
 /// sample are exchanged, besides hidden states and their gradients. In float32,
 /// or float64, whatever the type of the others.
-/// @param hidden [B, ..., C], of this peer's samples, or with
-/// `smp.prescaled_batch` of all
+/// @param hidden [B, ..., C], of this peer's samples
 /// @param weight [V / T, C], the rows of this peer (`rows_of_peer`)
 /// @param labels [B, ...], 0 <= labels < V, or `ignore_index`
 /// @param vocabulary V
@@ -47,7 +50,8 @@ at::Tensor cross_entropy_for_tp(const at::Tensor& hidden,
 /// [B, ..., C] -> [B, ..., V]: the logits themselves, for who wants to have
 /// them.
 at::Tensor logits_for_tp(const at::Tensor& hidden, const at::Tensor& weight,
-                         int64_t vocabulary);
+                         int64_t vocabulary,
+                         const cross_entropy_options& x = {});
 
 } // namespace nn
 

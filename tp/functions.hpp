@@ -55,7 +55,8 @@ at::Tensor narrow_for_tp(const at::Tensor& x, int64_t dim);
 /// that all have. Backward: the slice of its gradient.
 at::Tensor merge_for_tp(const at::Tensor& x, int64_t dim);
 
-// The same in both kinds of batches: peers have samples of their own, B each
+// For smp's modules, whose gradients count samples once (R58). The same in both
+// kinds of batches: peers have samples of their own, B each
 // and N = T B together, or with `smp.prescaled_batch` all have the same N = B.
 
 /// [B, ...] -> [N, ...]: the samples of all peers.

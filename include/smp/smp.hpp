@@ -17,5 +17,6 @@
 #include "runtime/session/session.hpp"
 #include "runtime/session/step.hpp"
 #include "runtime/session/tensor_collectives.hpp"
+#include "tp/cross_entropy.hpp"
 #include "tp/functions.hpp"
 #include "transport/error.hpp"

@@ -48,7 +48,7 @@ Tensor hidden_of(const job& x) {
 
 Tensor weight_of(const job& x) {
   torch::manual_seed(4);
-  return (4 * torch::randn({x.vocabulary, width})).to(x.type);
+  return torch::randn({x.vocabulary, width}).to(x.type);
 }
 
 /// Some of them do not count, of other peers more.
@@ -91,13 +91,15 @@ outcome together(const job& x) {
   auto part = [&](const Tensor& t, uint64_t i) {
     return x.same ? t : t.chunk(n).at(i);
   };
+  const auto hidden = hidden_of(x), weight = weight_of(x),
+             labels = labels_of(x);
   std::vector<Tensor> losses(x.peers), of_hidden(x.peers), of_weight(x.peers);
   thread_group group{x.peers, x.same};
   group.on_all([&](uint64_t i) {
-    auto h = part(hidden_of(x), i).detach().clone().requires_grad_();
+    auto h = part(hidden, i).detach().clone().requires_grad_();
     auto [first, rows] = rows_of_peer(x.vocabulary, static_cast<int64_t>(i), n);
-    auto w = weight_of(x).narrow(0, first, rows).clone().requires_grad_();
-    auto loss = smp::nn::cross_entropy_for_tp(h, w, part(labels_of(x), i),
+    auto w = weight.narrow(0, first, rows).clone().requires_grad_();
+    auto loss = smp::nn::cross_entropy_for_tp(h, w, part(labels, i),
                                               x.vocabulary, x.options);
     (loss * static_cast<double>(x.same ? 1 : i + 1)).backward();
     losses[i] = loss.detach();
@@ -120,7 +122,8 @@ void check_near(const Tensor& a, const Tensor& b, double share) {
         <= share * b.abs().max().item<double>() + 1e-7);
 }
 
-void compare(const job& x, double share) {
+void compare(job x, double share) {
+  x.options.counts_samples_once = true;
   CAPTURE(x.peers, x.same, x.vocabulary, x.options.mean, x.type);
   auto mine = together(x), expected = alone(x);
   check_near(mine.losses, expected.losses, share);
@@ -139,6 +142,16 @@ TEST_CASE("a loss over words of all peers is that of one process",
   x.options.mean = GENERATE(true, false);
   x.options.ignore_index = GENERATE(-100, 2);
   compare(x, 1e-11);
+}
+
+TEST_CASE("a weight of one's own counts the samples of each peer",
+          "[tp][cross_entropy][R58]") {
+  job x;
+  x.same = true;
+  auto mine = together(x), expected = alone(x);
+  check_near(mine.losses, expected.losses, 1e-11);
+  check_near(mine.of_hidden, expected.of_hidden, 1e-11);
+  check_near(mine.of_weight, 2 * expected.of_weight, 1e-11);
 }
 
 TEST_CASE("a loss over words of all peers has the digits of its type",
@@ -197,7 +210,9 @@ TEST_CASE("no rank has more logits than those of its words and samples",
   }
   most = 0;
   group.on_all([&](uint64_t i) {
-    smp::nn::cross_entropy_for_tp(hs[i], ws[i], labels[i], words).backward();
+    cross_entropy_options options{.counts_samples_once = true};
+    smp::nn::cross_entropy_for_tp(hs[i], ws[i], labels[i], words, options)
+      .backward();
   });
   at::removeCallback(handle);
   CHECK(most >= samples * words / peers);
@@ -238,15 +253,14 @@ TEST_CASE("logits are there for who wants them", "[tp][cross_entropy]") {
   x.vocabulary = 11;
   x.peers = 4;
   thread_group group{x.peers, same};
+  const auto hidden = hidden_of(x), weight = weight_of(x);
   std::vector<Tensor> found(x.peers);
-  auto part = [&](uint64_t i) {
-    return same ? hidden_of(x) : hidden_of(x).chunk(4).at(i);
-  };
+  auto part = [&](uint64_t i) { return same ? hidden : hidden.chunk(4).at(i); };
   group.on_all([&](uint64_t i) {
     auto [first, rows] = rows_of_peer(11, static_cast<int64_t>(i), 4);
-    found[i] = smp::nn::logits_for_tp(part(i),
-                                      weight_of(x).narrow(0, first, rows), 11);
+    found[i] = smp::nn::logits_for_tp(part(i), weight.narrow(0, first, rows),
+                                      11);
   });
   for (uint64_t i = 0; i < x.peers; ++i)
-    check_near(found[i], torch::linear(part(i), weight_of(x)), 1e-12);
+    check_near(found[i], torch::linear(part(i), weight), 1e-12);
 }
