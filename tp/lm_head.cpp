@@ -13,14 +13,15 @@ public:
     : weight_(x.parameters.at("weight")),
       vocabulary_(vocabulary),
       options_(static_cast<const lm_head_options*>(x.options.get())->loss) {
-    // nop
+    options_.counts_samples_once = true;
   }
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
-    return {xs.size() == 1 ? logits_for_tp(xs[0], weight_, vocabulary_)
-                           : cross_entropy_for_tp(xs[0], weight_, xs[1],
-                                                  vocabulary_, options_)};
+    return {
+      xs.size() == 1
+        ? logits_for_tp(xs[0], weight_, vocabulary_, options_)
+        : cross_entropy_for_tp(xs[0], weight_, xs[1], vocabulary_, options_)};
   }
 
 private:
