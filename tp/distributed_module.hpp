@@ -71,9 +71,11 @@ struct native_module {
   bool scale_grad_by_freq = false;
   std::vector<int64_t> normalized_shape = {};
   double eps = 1e-5;
+  /// Of an Embedding: its table is that of an LMHead, which is cut by rows.
+  bool by_words = false;
   /// Of a TransformerLayer, and only of that.
   std::shared_ptr<const transformer_layer_options> layer = {};
-  /// Of a distributed module of a user, and only of that: its options.
+  /// Of a distributed module of a user, or an LMHead: its options.
   std::shared_ptr<const void> options = {};
   /// Ranks keep no activation twice, where that is a choice, rather than
   /// exchange less (smp.optimize).

@@ -14,9 +14,10 @@ namespace {
 
 /// Of N indices and d channels on each of T peers, channels move (T - 1) / T N
 /// d numbers, and rows (T - 1) N d: rows are never better, but there may be
-/// fewer channels than ranks, or a number that cannot be divided.
+/// fewer channels than ranks, or a number that cannot be divided; and the last
+/// layer of a language model may have the same table.
 bool by_rows(const native_module& x, int64_t peers) {
-  return x.parameters.at("weight").size(1) % peers != 0;
+  return x.by_words || x.parameters.at("weight").size(1) % peers != 0;
 }
 
 class embedding_by_channels final : public distributed_module {

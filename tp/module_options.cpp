@@ -1,6 +1,7 @@
 #include "tp/module_options.hpp"
 
 #include "tp/distributions.hpp"
+#include "tp/lm_head.hpp"
 
 #include <memory>
 #include <string_view>
@@ -42,6 +43,14 @@ native_module described(const layer_norm_options& x) {
 native_module described(const transformer_layer_options& x) {
   auto result = of_type("TransformerLayer");
   result.layer = std::make_shared<transformer_layer_options>(x);
+  return result;
+}
+
+native_module described(const lm_head_options& x) {
+  native_module result{.type = "LMHead"};
+  result.how = &nn::lm_head_distribution;
+  result.own_names = {{"weight", x.weight}};
+  result.options = std::make_shared<lm_head_options>(x);
   return result;
 }
 

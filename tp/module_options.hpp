@@ -4,6 +4,7 @@
 // torch::nn does, but has other parameters, and as what it is shared (paper,
 // appendix "Registering distributed modules").
 
+#include "tp/cross_entropy.hpp"
 #include "tp/distributed_module.hpp"
 #include "tp/transformer_layer_options.hpp"
 
@@ -40,10 +41,17 @@ struct layer_norm_options {
   double eps = 1e-5;
 };
 
+/// The last layer of a language model, and its loss.
+struct lm_head_options {
+  std::string weight = "weight"; // [words, channels]
+  cross_entropy_options loss;
+};
+
 /// @returns a module of which this is told, without its parameters
 native_module described(const linear_options& x);
 native_module described(const embedding_options& x);
 native_module described(const layer_norm_options& x);
 native_module described(const transformer_layer_options& x);
+native_module described(const lm_head_options& x);
 
 } // namespace smp

@@ -4,4 +4,5 @@
 // arguments of the paper. Apart from smp.hpp, as they bring Torch's modules.
 
 #include "runtime/nn/distributed.hpp"
+#include "runtime/nn/lm_head.hpp"
 #include "runtime/nn/transformer.hpp"

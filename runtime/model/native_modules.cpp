@@ -4,6 +4,7 @@
 #include "runtime/model/script_layers.hpp"
 #include "runtime/model/tp_register.hpp"
 #include "tp/distributions.hpp"
+#include "tp/lm_head.hpp"
 #include "tp/transformer_layer_options.hpp"
 #include "transport/error.hpp"
 
@@ -288,9 +289,10 @@ void add_parameters_below(const walked_model& model, uint32_t module,
   auto prefix = to.name + ".";
   for (auto below : model.subtree(module))
     for (auto i : model.modules[below].tensors)
-      if (auto& t = model.tensors[i];
-          !t.is_buffer && t.names.front().starts_with(prefix))
-        to.parameters.emplace(t.names.front().substr(prefix.size()), t.tensor);
+      for (auto& name : model.tensors[i].names)
+        if (!model.tensors[i].is_buffer && name.starts_with(prefix))
+          to.parameters.emplace(name.substr(prefix.size()),
+                                model.tensors[i].tensor);
 }
 
 /// Gives parameters the names that a module of its type has for them.
@@ -342,6 +344,13 @@ std::optional<native_module> whole_module(const walked_model& model,
   return result;
 }
 
+/// Tells whether a module is the last layer of a language model.
+bool is_lm_head(const walked_model& model, uint32_t module) {
+  auto& m = model.modules[module];
+  auto known = m.object ? registration_of(m.type) : std::nullopt;
+  return known && read_registered(*known, m).how == &nn::lm_head_distribution;
+}
+
 } // namespace
 
 std::optional<native_module> native_of(const walked_model& model,
@@ -361,6 +370,10 @@ std::optional<native_module> native_of(const walked_model& model,
     auto& name = t.names.front();
     if (!t.is_buffer)
       result.parameters.emplace(name.substr(name.rfind('.') + 1), t.tensor);
+    result.by_words = result.by_words
+                      || std::ranges::any_of(t.modules, [&](auto other) {
+                           return other != module && is_lm_head(model, other);
+                         });
   }
   if (auto* x = dynamic_cast<torch::nn::EmbeddingImpl*>(m.object))
     read_options(x->options, result);
@@ -417,7 +430,8 @@ std::optional<uint32_t> own_tensor(const walked_model& model, uint32_t module,
   auto whole = prefix.empty() ? name : prefix + "." + name;
   for (auto below : model.subtree(module))
     for (auto i : model.modules[below].tensors)
-      if (model.tensors[i].names.front() == whole)
+      if (std::ranges::find(model.tensors[i].names, whole)
+          != model.tensors[i].names.end())
         return i;
   return std::nullopt;
 }

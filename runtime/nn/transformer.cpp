@@ -1,6 +1,7 @@
 #include "runtime/nn/transformer.hpp"
 
 #include "runtime/model/tp_register.hpp"
+#include "runtime/nn/layers.hpp"
 #include "runtime/nn/sizes.hpp"
 #include "tp/attention_mask.hpp"
 #include "transport/error.hpp"
@@ -310,12 +311,32 @@ distributed_transformer_lm_head_impl::distributed_transformer_lm_head_impl(
     register_module("layernorm", layernorm);
   }
   if (x.add_lm_head) {
-    lm_head = submodule<tied_linear>(word_embedding->weight);
+    lm_head = distributed_lm_head(word_embedding->weight);
     register_module("lm_head", lm_head);
   }
 }
 
 torch::Tensor distributed_transformer_lm_head_impl::forward(
+  torch::Tensor tokens, torch::Tensor attention_mask,
+  torch::Tensor token_type_ids, torch::Tensor context,
+  torch::Tensor context_mask) {
+  auto h = run(tokens, attention_mask, token_type_ids, context, context_mask);
+  return lm_head ? lm_head(h, std::nullopt) : h;
+}
+
+torch::Tensor distributed_transformer_lm_head_impl::loss(
+  torch::Tensor tokens, torch::Tensor labels, torch::Tensor attention_mask,
+  torch::Tensor token_type_ids, torch::Tensor context,
+  torch::Tensor context_mask) {
+  if (!lm_head)
+    throw error{error_code::unsupported,
+                "loss() of a model without scores: add_lm_head is false"};
+  return lm_head(
+    run(tokens, attention_mask, token_type_ids, context, context_mask),
+    std::optional{labels});
+}
+
+torch::Tensor distributed_transformer_lm_head_impl::run(
   torch::Tensor tokens, torch::Tensor attention_mask,
   torch::Tensor token_type_ids, torch::Tensor context,
   torch::Tensor context_mask) {
@@ -347,9 +368,7 @@ torch::Tensor distributed_transformer_lm_head_impl::forward(
     states.push_back(bias(context_mask, context));
   }
   h = transformer(std::move(states)).at(0);
-  if (layernorm)
-    h = layernorm(h);
-  return lm_head ? lm_head(h) : h;
+  return layernorm ? layernorm(h) : h;
 }
 
 } // namespace smp::nn

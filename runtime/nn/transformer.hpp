@@ -10,7 +10,7 @@
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/nn/distributed.hpp"
-#include "runtime/nn/layers.hpp"
+#include "runtime/nn/lm_head.hpp"
 #include "tp/transformer_layer_options.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -178,15 +178,30 @@ struct distributed_transformer_lm_head_impl : torch::nn::Module {
                         torch::Tensor context = {},
                         torch::Tensor context_mask = {});
 
+  /// The same, and how far it is from `labels`: where ranks share the model,
+  /// none of them has all scores.
+  /// @param labels [B, T] int64, or -100 for what does not count
+  /// @returns the mean cross entropy, a scalar
+  /// @throws error (unsupported) without `add_lm_head`
+  torch::Tensor loss(torch::Tensor tokens, torch::Tensor labels,
+                     torch::Tensor attention_mask = {},
+                     torch::Tensor token_type_ids = {},
+                     torch::Tensor context = {},
+                     torch::Tensor context_mask = {});
+
   transformer_lm_head_arguments arguments;
-  /// Not shared as long as the head has the same parameter.
   distributed_embedding word_embedding;
   submodule<torch::nn::Embedding> position_embedding;
   submodule<torch::nn::Embedding> token_type_embedding = nullptr;
   submodule<torch::nn::Dropout> dropout;
   submodule<distributed_transformer> transformer;
   submodule<torch::nn::LayerNorm> layernorm = nullptr;
-  submodule<tied_linear> lm_head = nullptr;
+  distributed_lm_head lm_head = nullptr; // with the embedding's weight
+
+private:
+  torch::Tensor run(torch::Tensor tokens, torch::Tensor attention_mask,
+                    torch::Tensor token_type_ids, torch::Tensor context,
+                    torch::Tensor context_mask);
 };
 TORCH_MODULE_IMPL(distributed_transformer_lm_head,
                   distributed_transformer_lm_head_impl);

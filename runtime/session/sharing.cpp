@@ -13,6 +13,7 @@
 #include "transport/exchange.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <fmt/format.h>
 
@@ -48,14 +49,10 @@ public:
   sharing_decision run() {
     std::vector<bool> used(request_.patterns.size());
     for (uint32_t i = 0; i < model_.modules.size(); ++i) {
-      auto wanted = wanted_by_code(i);
       for (size_t k = 0; k < used.size(); ++k)
-        if (any_name_fits(request_.patterns[k], i)) {
-          used[k] = true;
-          wanted = wanted.value_or(true);
-        }
+        used[k] = used[k] || any_name_fits(request_.patterns[k], i);
       // What is above stands before in the walk.
-      if (wanted.value_or(false) && !inside_.contains(i))
+      if (wanted(i) && !inside_.contains(i))
         consider(i);
     }
     for (size_t k = 0; k < used.size(); ++k)
@@ -73,6 +70,11 @@ private:
     return std::ranges::any_of(model_.modules[i].names, [&](auto& name) {
       return !name.empty() && fits_below(pattern, name);
     });
+  }
+
+  bool wanted(uint32_t i) const {
+    return wanted_by_code(i).value_or(std::ranges::any_of(
+      request_.patterns, [&](auto& x) { return any_name_fits(x, i); }));
   }
 
   /// What code says of the module, or of the nearest one above it.
@@ -154,7 +156,7 @@ private:
   std::string shared_tensor(uint32_t module) const {
     for (auto i : model_.modules[module].tensors) {
       auto& t = model_.tensors[i];
-      if (t.modules.size() > 1)
+      if (t.modules.size() > 1 && !tied_by_words(t))
         return fmt::format("'{}' belongs to other modules, too",
                            t.names.front());
       if (t.read_by)
@@ -162,6 +164,23 @@ private:
                            t.names.front());
     }
     return {};
+  }
+
+  /// Tables of words and the last layer of a language model that have one
+  /// weight are cut alike, if all of them can be shared and are to be.
+  bool tied_by_words(const walked_tensor& t) const {
+    auto peers = static_cast<int64_t>(request_.peers);
+    auto heads = 0;
+    for (auto i : t.modules) {
+      auto& m = model_.modules[i];
+      auto x = native_of(model_, i);
+      if (!x || !wanted(i) || !m.intercepted || m.names.size() > 1
+          || !(x->type == "LMHead" || x->by_words) || !x->doubt.empty()
+          || !x->how->refusal(*x, peers).empty())
+        return false;
+      heads += x->type == "LMHead";
+    }
+    return heads > 0;
   }
 
   const walked_model& model_;
@@ -293,6 +312,20 @@ std::map<uint32_t, tensor_slice> slices_of(const walked_model& model,
   return by_position(model, i, native, native.how->slices(native, rank, peers));
 }
 
+namespace {
+
+/// With the sizes that parameters had before another module that has them, too,
+/// cut them.
+native_module as_a_whole(const model_map& map, native_module x) {
+  for (auto& [name, t] : x.parameters)
+    if (auto i = map.model().find(t); i >= 0)
+      if (auto* slice = map.slice(static_cast<uint32_t>(i)))
+        t = at::empty(slice->whole, t.options().device(at::kMeta));
+  return x;
+}
+
+} // namespace
+
 void share_module(model_map& map, module_id id, int64_t rank,
                   const sharing_request& request) {
   at::NoGradGuard no_grad;
@@ -301,12 +334,13 @@ void share_module(model_map& map, module_id id, int64_t rank,
   auto& model = map.model();
   auto i = static_cast<uint32_t>(id.value);
   auto native = native_to_share(model, i, request.saves_memory);
-  auto parts = native.how->slices(native, rank,
+  auto parts = native.how->slices(as_a_whole(map, native), rank,
                                   static_cast<int64_t>(request.peers));
   auto slices = by_position(model, i, native, parts);
   for (auto& [position, slice] : slices) {
     auto x = model.tensors[position].tensor;
-    x.set_data(slice.of(x).clone());
+    if (map.slice(position) == nullptr)
+      x.set_data(slice.of(x).clone());
     if (request.prescaled && native.how->counts_samples_once)
       map.count_once(position);
   }

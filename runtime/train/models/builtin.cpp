@@ -45,12 +45,14 @@ int64_t sequence_length_of(const train_config& x) {
 // -- one function per model ---------------------------------------------------
 
 std::unique_ptr<trainable> make_gpt(const train_config& x) {
-  gpt model{make_gpt_config(x)};
+  auto config = make_gpt_config(x);
+  config.loss_in_head = x.smp.tensor_parallel_degree > 1;
+  gpt model{config};
   auto logits = [model](const at::Tensor& tokens) mutable {
     return model(tokens);
   };
   auto loss = [model](const batch& xs) mutable {
-    return token_loss(model(xs[0]), xs[1]);
+    return model->loss(xs[0], xs[1]);
   };
   return std::make_unique<nn_trainable>(
     model.ptr(), loss, takes(2, 2, "tokens and targets"), logits);

@@ -158,13 +158,25 @@ gpt_impl::gpt_impl(const gpt_config& x) {
                        : normal_tensor({x.vocabulary, x.width}, gpt_weight_std);
   if (SMP_FAULT("untied-weight"))
     weight = weight.detach().clone();
-  lm_head = submodule<tied_linear>(weight);
   register_module("transformer", transformer);
-  register_module("lm_head", lm_head);
+  if (x.loss_in_head) {
+    loss_head = submodule<nn::lm_head>(weight);
+    register_module("lm_head", loss_head);
+  } else {
+    lm_head = submodule<tied_linear>(weight);
+    register_module("lm_head", lm_head);
+  }
 }
 
 torch::Tensor gpt_impl::forward(torch::Tensor tokens) {
-  return lm_head(transformer(tokens));
+  auto hidden = transformer(tokens);
+  return loss_head ? loss_head(hidden, std::nullopt) : lm_head(hidden);
+}
+
+torch::Tensor gpt_impl::loss(torch::Tensor tokens, torch::Tensor targets) {
+  if (!loss_head)
+    return token_loss(forward(tokens), targets);
+  return loss_head(transformer(tokens), std::optional{targets});
 }
 
 } // namespace smp

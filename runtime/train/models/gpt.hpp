@@ -8,6 +8,7 @@
 
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/nn/layers.hpp"
+#include "runtime/nn/lm_head.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -37,6 +38,9 @@ struct gpt_config {
   double dropout = 0;
   /// The last layer uses the embedding's weight, as GPT-2 does.
   bool tied = false;
+  /// The last layer is an `nn::lm_head`, which tensor-parallel ranks can share
+  /// by words.
+  bool loss_in_head = false;
 };
 
 /// @throws error (config) naming the first size that makes no sense
@@ -123,8 +127,12 @@ struct gpt_impl : torch::nn::Module {
   /// @returns logits [B, T, V]
   torch::Tensor forward(torch::Tensor tokens);
 
+  /// tokens, targets: [B, T] int64 @returns their mean cross entropy
+  torch::Tensor loss(torch::Tensor tokens, torch::Tensor targets);
+
   submodule<gpt_transformer> transformer = nullptr;
-  submodule<tied_linear> lm_head = nullptr;
+  submodule<tied_linear> lm_head = nullptr; // or
+  submodule<nn::lm_head> loss_head = nullptr;
 };
 TORCH_MODULE_IMPL(gpt, gpt_impl);
 

@@ -6,6 +6,7 @@
 #include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
+#include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/transformerlayer.h>
 #include <torch/utils.h>
 
@@ -325,7 +326,11 @@ training train(const grid& x, const nn::transformer_lm_head_arguments& sizes) {
       auto scores = sizes.add_cross_attention
                       ? model(text, mask, text % 2, context)
                       : model(text, mask, text % 2);
-      auto loss = scores.square().mean();
+      auto labels = (text * 3 + 1) % words;
+      auto loss = scores.square().mean()
+                  + (sizes.add_cross_attention
+                       ? model->loss(text, labels, mask, text % 2, context)
+                       : model->loss(text, labels, mask, text % 2));
       model.backward(loss);
       return loss;
     });
@@ -361,10 +366,11 @@ void check_same(const nn::transformer_lm_head_arguments& sizes) {
     for (uint64_t pipeline : {1, 2}) {
       CAPTURE(optimize, pipeline);
       auto mine = train({2, pipeline, optimize}, sizes);
-      CHECK_THAT(mine.text, ContainsSubstring(
-                              std::string{"TransformerLayer shared by 2 ranks "
-                                          "for "}
-                              + optimize));
+      for (auto& what :
+           {std::string{"TransformerLayer shared by 2 ranks for "} + optimize,
+            std::string{"LMHead shared by 2 ranks by words"},
+            std::string{"Embedding shared by 2 ranks by rows"}})
+        CHECK_THAT(mine.text, ContainsSubstring(what));
       REQUIRE(mine.gradients.size() == expected.gradients.size());
       for (size_t i = 0; i < expected.gradients.size(); ++i)
         check_near(mine.gradients[i], expected.gradients[i]);
@@ -485,6 +491,17 @@ TEST_CASE("arguments that make no sense are named", "[runtime][nn]") {
              ContainsSubstring("num_token_types is -1"));
 }
 
+TEST_CASE("the loss of a model is that of its scores", "[runtime][nn]") {
+  nn::distributed_transformer_lm_head model{small()};
+  auto text = torch::arange(samples * tokens).view({samples, tokens}) * 5
+              % words;
+  auto labels = (text + 2).index_put({0}, -100);
+  auto expected = torch::nn::functional::cross_entropy(
+    model(text).flatten(0, 1), labels.flatten());
+  check_near({{"loss", model->loss(text, labels).detach()}},
+             {{"loss", expected.detach()}});
+}
+
 TEST_CASE("what a transformer cannot take is named", "[runtime][nn]") {
   auto arguments = small();
   arguments.causal_mask_size = 4;
@@ -496,6 +513,12 @@ TEST_CASE("what a transformer cannot take is named", "[runtime][nn]") {
   CHECK_THAT(error_of([&] { model(text(17)); }),
              ContainsSubstring("a sequence of 17 tokens, but num_positions is "
                                "16"));
+  auto body = small();
+  body.add_lm_head = false;
+  nn::distributed_transformer_lm_head without{body};
+  CHECK(without(text(3)).sizes() == at::IntArrayRef{1, 3, width});
+  CHECK_THAT(error_of([&] { without->loss(text(3), text(3)); }),
+             ContainsSubstring("add_lm_head is false"));
   arguments.add_cross_attention = true;
   nn::distributed_transformer_lm_head decoder{arguments};
   CHECK_THAT(error_of([&] { decoder(text(4)); }),

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "runtime/nn/distributed.hpp"
+#include "tp/cross_entropy.hpp"
+#include "tp/module_options.hpp"
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace smp::nn {
+
+/// The last layer of a language model, with its loss: where tensor-parallel
+/// ranks share it, each has the logits of its part of the words only, and one
+/// peer's samples at a time (paper, appendix on the smp.nn module). Logits then
+/// go nowhere, also not to pp_rank 0. Used as
+/// `smp::submodule<smp::nn::lm_head>`.
+struct lm_head_impl : torch::nn::Module {
+  /// @param weight [V, C]: a new one, or that of an Embedding
+  explicit lm_head_impl(at::Tensor weight, cross_entropy_options x = {});
+
+  /// @param hidden [B, ..., C]
+  /// @param labels [B, ...], 0 <= labels < V, or `ignore_index`
+  /// @returns the loss, a scalar in float32 (of float64 that); without labels
+  /// the logits [B, ..., V]
+  at::Tensor forward(const at::Tensor& hidden,
+                     const std::optional<at::Tensor>& labels);
+
+  at::Tensor weight;
+  cross_entropy_options options;
+};
+TORCH_MODULE_IMPL(lm_head, lm_head_impl);
+
+/// One that is shared without being told, if it shares its weight with nothing
+/// but an Embedding that is shared, too. And for `tp_register`: hidden states
+/// [B, ..., C] and labels [B, ...] -> a scalar, or hidden states alone ->
+/// logits [B, ..., V].
+struct distributed_lm_head : distributed<lm_head> {
+  using distributed::distributed;
+  using options = lm_head_options;
+  static constexpr size_t arguments = 0;
+};
+
+} // namespace smp::nn

@@ -1,0 +1,105 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/nn/lm_head.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+#include "tests/support/torch_verify_jobs.hpp"
+
+#include <torch/nn/modules/embedding.h>
+
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+// The last layer of a language model, shared by words.
+
+using namespace smp;
+using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+void compare(bool tied, uint64_t pipeline, uint64_t tensor, uint64_t replicas,
+             bool same, const std::string& dtype = "float32") {
+  auto x = gpt_case(pipeline, "interleaved", 2);
+  x.config.model.tied = tied;
+  x.config.model.dropout = 0.2;
+  x.config.model.vocabulary = 261; // not divided
+  x.config.train.dtype = dtype;
+  auto& smp = x.config.smp;
+  smp.ddp = true;
+  smp.prescaled_batch = same;
+  smp.tensor_parallel_degree = tensor;
+  smp.tensor_parallel_modules = {"lm_head"};
+  if (tied)
+    smp.tensor_parallel_modules.push_back("transformer.wte");
+  x.config.ranks = pipeline * tensor * replicas;
+  INFO(x.name << ", tied: " << tied << ", " << tensor << " share, " << replicas
+              << " replicas, same samples: " << same << ", " << dtype);
+  CHECK(to_text(run_case(x, 5)).starts_with("equal: 5 steps"));
+}
+
+struct tied_impl : torch::nn::Module {
+  tied_impl() {
+    register_module("table", table);
+    head = submodule<smp::nn::lm_head>(table->weight);
+    register_module("head", head);
+  }
+
+  Tensor forward(Tensor x, Tensor y) {
+    return head(table(x), std::optional{y});
+  }
+
+  submodule<torch::nn::Embedding> table{11, 4};
+  submodule<smp::nn::lm_head> head = nullptr;
+};
+TORCH_MODULE_IMPL(tied, tied_impl);
+
+/// @returns the partition print, and what each rank has of the table
+std::pair<std::string, std::vector<int64_t>>
+placed(const std::vector<std::string>& modules) {
+  std::pair<std::string, std::vector<int64_t>> result{{}, {0, 0}};
+  std::mutex mutex;
+  virtual_world_options world;
+  world.config.tensor_parallel_degree = 2;
+  world.config.tensor_parallel_modules = modules;
+  world.config.ddp = true;
+  world.config.threads = 1;
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{seeded([] { return tied{}; })};
+    model.partition();
+    std::unique_lock guard{mutex};
+    result.second[s.rank()] = model->table->weight.size(0);
+    if (s.rank() == 0)
+      result.first = model.partition_text();
+  });
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("a GPT whose words are shared computes what one process does",
+          "[runtime][verify][tensor_parallel][R59]") {
+  for (auto tied : {false, true})
+    for (auto same : {false, true}) {
+      compare(tied, 1, 2, 1, same);
+      compare(tied, 2, 2, 1, same);
+      compare(tied, 1, 2, 2, same);
+    }
+  compare(true, 1, 4, 1, false);
+  compare(true, 2, 2, 1, false, "bfloat16");
+}
+
+TEST_CASE("a table and a head with one weight are cut alike or not at all",
+          "[runtime][tensor_parallel][R59]") {
+  auto [text, rows] = placed({"*"});
+  CHECK_THAT(text,
+             ContainsSubstring("Embedding shared by 2 ranks by rows: table")
+               && ContainsSubstring("LMHead shared by 2 ranks by words: head"));
+  CHECK(rows == std::vector<int64_t>{6, 5});
+  std::tie(text, rows) = placed({"head"});
+  CHECK_THAT(text, ContainsSubstring("LMHead not shared, as 'table.weight' "
+                                     "belongs to other modules, too: head"));
+  CHECK(rows == std::vector<int64_t>{11, 11});
+}

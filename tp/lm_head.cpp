@@ -1,0 +1,64 @@
+#include "tp/lm_head.hpp"
+
+#include "tp/cross_entropy.hpp"
+#include "tp/module_options.hpp"
+
+namespace smp::nn {
+
+namespace {
+
+class lm_head_of_peers final : public distributed_module {
+public:
+  lm_head_of_peers(const native_module& x, int64_t vocabulary)
+    : weight_(x.parameters.at("weight")),
+      vocabulary_(vocabulary),
+      options_(static_cast<const lm_head_options*>(x.options.get())->loss) {
+    options_.counts_samples_once = true;
+  }
+
+  std::vector<at::Tensor>
+  forward(std::span<const at::Tensor> xs) const override {
+    return {
+      xs.size() == 1
+        ? logits_for_tp(xs[0], weight_, vocabulary_, options_)
+        : cross_entropy_for_tp(xs[0], weight_, xs[1], vocabulary_, options_)};
+  }
+
+private:
+  at::Tensor weight_;
+  int64_t vocabulary_;
+  cross_entropy_options options_;
+};
+
+std::string refusal_of_head(const native_module& x, int64_t peers) {
+  if (auto rows = x.parameters.at("weight").size(0); rows < peers)
+    return "it has " + std::to_string(rows) + " words for "
+           + std::to_string(peers) + " ranks";
+  return {};
+}
+
+parameter_slices slices_of_head(const native_module& x, int64_t rank,
+                                int64_t peers) {
+  auto& weight = x.parameters.at("weight");
+  auto [begin, length] = rows_of_peer(weight.size(0), rank, peers);
+  return {{"weight", {0, begin, length, weight.sizes().vec()}}};
+}
+
+std::unique_ptr<distributed_module> make_head(const native_module& x,
+                                              const parameter_slices& slices) {
+  return std::make_unique<lm_head_of_peers>(x, slices.at("weight").whole[0]);
+}
+
+const char* manner_of_head(const native_module&, int64_t) {
+  return "by words";
+}
+
+} // namespace
+
+const distribution lm_head_distribution{.type = "LMHead",
+                                        .refusal = refusal_of_head,
+                                        .slices = slices_of_head,
+                                        .make = make_head,
+                                        .manner = manner_of_head};
+
+} // namespace smp::nn
