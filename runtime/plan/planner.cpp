@@ -198,7 +198,7 @@ std::vector<uint64_t> as_played(const lone_decision& run, const train_config& x,
 /// The same if as many microbatches as there may be are under way everywhere.
 std::vector<uint64_t> at_most(const lone_decision& run, const train_config& x,
                               const std::vector<uint64_t>& bytes) {
-  auto live = std::min(effective_active_microbatches(x.smp),
+  auto live = std::min(effective_active_microbatches(x.smp, x.smp.microbatches),
                        x.smp.microbatches);
   std::vector<uint64_t> result(x.smp.pipeline_parallel_degree);
   for (size_t i = 0; i < bytes.size(); ++i)
