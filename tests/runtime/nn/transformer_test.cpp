@@ -495,7 +495,8 @@ TEST_CASE("the loss of a model is that of its scores", "[runtime][nn]") {
   nn::distributed_transformer_lm_head model{small()};
   auto text = torch::arange(samples * tokens).view({samples, tokens}) * 5
               % words;
-  auto labels = (text + 2).index_put({0}, -100);
+  auto labels = (text + 2) % words;
+  labels.select(0, 0).fill_(-100); // these do not count
   auto expected = torch::nn::functional::cross_entropy(
     model(text).flatten(0, 1), labels.flatten());
   check_near({{"loss", model->loss(text, labels).detach()}},
