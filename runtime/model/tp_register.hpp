@@ -16,6 +16,7 @@
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -128,6 +129,12 @@ std::string custom_distribution<D, O>::type_name(const std::type_info& x) {
   return short_name(x);
 }
 
+/// Looked at only where a Module is registered: AnyValue is complete there.
+template <class Module>
+struct any_value {
+  using type = torch::nn::AnyValue;
+};
+
 template <class Module, class Distributed, class Options, class Forward,
           class Return>
 class hooked_calls final : public call_translation {
@@ -146,7 +153,7 @@ public:
       run(how, *static_cast<typename form::arguments*>(arguments)));
   }
 
-  torch::nn::AnyValue
+  typename any_value<Module>::type
   call_child(const distributed_module& how,
              std::vector<torch::nn::AnyValue>&& arguments) const override {
     return any_child(how, arguments);
