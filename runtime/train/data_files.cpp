@@ -1,9 +1,9 @@
 // Data sources over files that are no text.
 
 #include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/nn/sizes.hpp"
 #include "runtime/train/batch_numbers.hpp"
 #include "runtime/train/data.hpp"
-#include "runtime/nn/sizes.hpp"
 #include "transport/file_descriptor.hpp"
 
 #include <ATen/ops/empty.h>

@@ -1,8 +1,8 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/checkpoint/checkpoint.hpp"
-#include "runtime/train/models/gpt.hpp"
 #include "runtime/nn/layers.hpp"
+#include "runtime/train/models/gpt.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 

@@ -1,8 +1,8 @@
 // ctest: timeout=300
 #include "tests/support/catch.hpp"
 
-#include "runtime/train/models/gpt.hpp"
 #include "runtime/nn/layers.hpp"
+#include "runtime/train/models/gpt.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
