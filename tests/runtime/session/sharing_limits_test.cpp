@@ -351,7 +351,7 @@ TEST_CASE("peers with batches of different sizes get an error that says so",
     });
   REQUIRE(x.errors.size() == 2);
   for (auto& e : x.errors)
-    CHECK_THAT(e, ContainsSubstring("rank 1 calls all_to_all of float32[1, 4] ")
+    CHECK_THAT(e, ContainsSubstring("rank 1 calls all_to_all of float32[1, 4]")
                     && ContainsSubstring("rank 0 calls all_to_all of "
                                          "float32[2, 4]")
                     && ContainsSubstring("the same sizes"));
