@@ -316,6 +316,7 @@ TEST_CASE("the death of an owner ends a step that holds its promises",
       seen = e.cause();
     }
   }));
+  INFO(seen.describe());
   CHECK(seen.code == error_code::rank_down);
   CHECK(seen.rank == rank_id{1});
 }
