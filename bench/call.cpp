@@ -71,7 +71,7 @@ void run_calls(const arguments& args) {
   setup.threads = 1;
   session s{setup};
   distributed_model model{pair{}};
-  record result;
+  figures result;
   auto measure = [&](const char* name, auto& module, bool grad, int64_t n) {
     // Few calls per step: with gradients their owner keeps what backward needs
     // until the step ends.
@@ -103,7 +103,7 @@ void run_calls(const arguments& args) {
 
 void run_fabric(const arguments& args) {
   fabric_pair pair{{}};
-  record result;
+  figures result;
   result.numbers["fabric"] = pair.round_trips(
     static_cast<uint64_t>(bytes_of(args)), static_cast<int>(calls_of(args)));
   result.text = pair.ucx().transports_to(rank_id{1});

@@ -59,7 +59,7 @@ void run_collectives(const arguments& args) {
   setup.threads = 1;
   session s{setup};
   auto world = static_cast<int64_t>(s.size());
-  record result;
+  figures result;
   auto measure = [&](const std::string& name, int64_t calls, auto call) {
     for (int64_t i = 0; i < calls + calls / 10 + 2; ++i) {
       barrier();
@@ -100,7 +100,7 @@ void run_idle(const arguments& args) {
   auto used = static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC;
   auto all = allgather(100 * used / spent.count());
   if (s.rank() == 0) {
-    record result;
+    figures result;
     result.numbers["idle"] = all;
     write(result, args.text("file"));
   }
@@ -125,7 +125,7 @@ std::string python() {
   return x ? x : "";
 }
 
-record run_peer(const scratch& dir, uint64_t ranks, arguments args) {
+figures run_peer(const scratch& dir, uint64_t ranks, arguments args) {
   auto here = std::filesystem::path{__FILE__}.parent_path();
   args.set("--rendezvous=" + std::string{dir / "rendezvous"});
   std::string list;
@@ -140,8 +140,8 @@ record run_peer(const scratch& dir, uint64_t ranks, arguments args) {
 
 void compare(const scratch& dir, arguments args, uint64_t ranks) {
   args.set(fmt::format("--p={}", ranks));
-  record mine;
-  record peer;
+  figures mine;
+  figures peer;
   for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i) {
     mine.add(run_fresh(dir, ranks, "collectives", args));
     if (!python().empty())

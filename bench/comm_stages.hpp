@@ -127,7 +127,7 @@ inline double perftest_trip(const std::string& mode) {
 
 /// A request and its answer, by turns with ucx_perftest.
 inline void run_requests(const arguments& args, std::span<fabric_pair, 4> pairs,
-                         record& result) {
+                         figures& result) {
   for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i) {
     constexpr int trips = 3000;
     auto add = [&](const char* name, const series& x) {
@@ -151,7 +151,7 @@ inline void run_stages(const arguments& args) {
                                    fabric_pair{{}, stages(forced(0))},
                                    fabric_pair{{}, stages(forced(1))}};
   stay_on(0);
-  record result;
+  figures result;
   if (parts.find('b') != std::string::npos)
     run_requests(args, requests, result);
   if (parts.find('c') != std::string::npos)
@@ -181,7 +181,7 @@ inline void run_stages(const arguments& args) {
   write(result, args.text("file"));
 }
 
-inline void print_requests(const record& x) {
+inline void print_requests(const figures& x) {
   fmt::print("\na request of {} B and its answer, us{:>16}{:>12}\n",
              request_size, "min", "median");
   for (auto [name, text] :
@@ -190,12 +190,15 @@ inline void print_requests(const record& x) {
         {"request.sleep", "ucx_perftest, sleeping"},
         {"request.spin", "fabric, spinning"},
         {"request.spin_stages", "stages, host path, spinning"},
-        {"request.poll", "ucx_perftest, spinning"}})
+        {"request.poll", "ucx_perftest, spinning"}}) {
+    if (median(x[name]) == 0)
+      continue; // there is none
     fmt::print("  {:<35}{:>12.1f}{:>12.1f}\n", text, 1e6 * minimum(x[name]),
                1e6 * median(x[name]));
+  }
 }
 
-inline void print_stages(const record& x, const std::string& parts) {
+inline void print_stages(const figures& x, const std::string& parts) {
   if (parts.find('b') != std::string::npos)
     print_requests(x);
   if (parts.find('c') != std::string::npos) {
@@ -227,6 +230,10 @@ inline void print_stages(const record& x, const std::string& parts) {
       for (auto kind :
            {"plain", "host", "device", "nodes", "perftest", "memcpy"}) {
         auto& rates = x[fmt::format("stream.{}.{}", kind, size)];
+        if (median(rates) == 0) {
+          fmt::print("{:>14}", "-"); // there is no ucx_perftest
+          continue;
+        }
         fmt::print("{:>8.2f}{:>6.2f}", quantile(rates, 1) / 1e9,
                    median(rates) / 1e9);
       }

@@ -1,7 +1,7 @@
 // What two replicas gain over one process:
 //
 //   bench_ddp [--width=N] [--rounds=N] [--steps=N] [--warmup=N] [--pin=1]
-//             [--bucket=MB] [--only=offload]
+//             [--bucket=MB] [--only=offload|saves]
 //
 // Training steps (forward, backward, AdamW) of a GPT on one batch, in one
 // process without smp and on two replicas of one thread each with half of the
@@ -9,15 +9,18 @@
 // all of them. Beside them the same by torch's DistributedDataParallel over
 // gloo, where SMP_PYTHON names a Python that has it (bench/torch_ddp.py).
 //
-// Then what it costs to compute activations again, and to have the arguments of
-// that in a file meanwhile: one process, all forward phases before the first
-// backward. And how fast the file is by itself, as bytes that were given and
-// taken back by time; the system keeps a copy in memory where it can.
+// Then what it costs to compute activations again, beside a step with one
+// forward phase more, and to have the arguments of that in a file meanwhile:
+// one process, all forward phases before the first backward. And how fast the
+// file is by itself, as bytes that were given and taken back by time; the
+// system keeps a copy in memory where it can. Last, for how long a checkpoint
+// holds up two replicas.
 //
 // Where others use the machine, --pin=1 keeps each rank on a core of its own.
 
 #include "bench/gpt_job.hpp"
 
+#include "runtime/checkpoint/checkpoint.hpp"
 #include "runtime/offload/offload_store.hpp"
 #include "runtime/session/fused_update.hpp"
 #include "runtime/session/gradient_buckets.hpp"
@@ -68,8 +71,11 @@ void run_replicas(const arguments& args) {
   model.partition();
   auto tokens = d.tokens.chunk(ranks).at(s.rank());
   auto targets = d.targets.chunk(ranks).at(s.rank());
-  record result;
+  figures result;
   clock::time_point updates;
+  const auto saves = args.number("saves", 0) != 0; // after each step
+  uint64_t steps = 0;
+  saved_checkpoint saved;
   repeat(
     x, result,
     [&] {
@@ -77,8 +83,13 @@ void run_replicas(const arguments& args) {
       train_step(tokens, targets);
       updates = clock::now();
       optimizer.step();
+      if (saves)
+        saved = save_checkpoint(args.text("file") + ".checkpoints", ++steps,
+                                model, {&optimizer});
     },
     [&] {
+      result.numbers["save"].push_back(saved.seconds);
+      result.numbers["bytes"].push_back(static_cast<double>(saved.bytes));
       result.numbers["update"].push_back(
         seconds_between(updates, clock::now()));
       // The first steps learn what to expect.
@@ -98,7 +109,7 @@ void run_update(const arguments& args) {
   torch::optim::AdamW adamw{model->parameters(), optimizer_options()};
   for (auto& p : model->parameters())
     p.mutable_grad() = torch::randn_like(p);
-  record result;
+  figures result;
   auto fused = args.number("fused", 0) != 0;
   repeat(
     x, result, [&] { fused ? update_fused(adamw) : (void)adamw.step(); },
@@ -108,18 +119,18 @@ void run_update(const arguments& args) {
 
 // -- activations in a file ----------------------------------------------------
 
-/// A pipeline of one rank; --again=1 computes blocks again, --again=2 with
-/// their arguments in a file.
+/// A pipeline of one rank; --again=1 computes all twice, --again=2 only blocks
+/// again, --again=3 with their arguments in a file.
 void run_blocks(const arguments& args) {
   const task x{args};
-  auto again = args.number("again", 0);
+  const auto again = args.number("again", 0);
   session_config config;
   config.microbatches = microbatches;
   config.pipeline = "simple";
   config.threads = 1;
-  if (again > 0)
+  if (again > 1)
     config.activation_checkpointing.modules = {"transformer.h"};
-  config.offload_activations = again > 1;
+  config.offload_activations = again > 2;
   session s{config};
   const data d{x};
   torch::manual_seed(1);
@@ -127,11 +138,15 @@ void run_blocks(const arguments& args) {
   torch::optim::AdamW adamw{model->parameters(), optimizer_options()};
   distributed_optimizer optimizer{adamw, {.fused = true}};
   auto train_step = step([&](torch::Tensor tokens, torch::Tensor targets) {
+    if (again == 1) {
+      torch::NoGradGuard no_grad;
+      loss_of(model(tokens), targets);
+    }
     auto loss = loss_of(model(tokens), targets);
     model.backward(loss);
     return loss;
   });
-  record result;
+  figures result;
   auto moved = [&] {
     auto* store = s.internals().offload();
     auto counts = store ? store->status() : offload_store::counts{};
@@ -158,7 +173,7 @@ void run_file(const arguments& args) {
   constexpr int64_t sets = 64;
   constexpr uint64_t bytes = 4 << 20;
   const auto dir = default_offload_dir();
-  record result;
+  figures result;
   for (int64_t round = 0; round < args.number("steps", 10); ++round) {
     auto store = offload_store::make(open_offload_file(dir),
                                      {.dir = dir, .warn = {}});
@@ -192,7 +207,7 @@ std::string python() {
   return x ? x : "";
 }
 
-record run_peer(const scratch& dir, uint64_t processes, arguments args) {
+figures run_peer(const scratch& dir, uint64_t processes, arguments args) {
   const gpt_sizes sizes{.width = args.number("width", 256)};
   args.set(fmt::format("--layers={}", sizes.layers));
   args.set(fmt::format("--heads={}", sizes.heads));
@@ -208,9 +223,9 @@ record run_peer(const scratch& dir, uint64_t processes, arguments args) {
 
 struct contestant {
   std::string text;
-  std::function<record()> run;
+  std::function<figures()> run;
   size_t against = 0; // the one with the same work in one process
-  record result = {};
+  figures result = {};
 };
 
 std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
@@ -237,17 +252,22 @@ std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
   };
   if (python().empty())
     return result;
-  auto peer = [&dir, args](uint64_t processes) {
-    return [&dir, args, processes] { return run_peer(dir, processes, args); };
+  auto peer = [&dir, args](uint64_t processes, int shard = 0) {
+    return [&dir, args, processes, shard] {
+      auto all = args;
+      all.set(fmt::format("--shard={}", shard));
+      return run_peer(dir, processes, all);
+    };
   };
   auto one = result.size();
   result.push_back({"torch, one process", peer(1), one});
   result.push_back({"torch, DDP over gloo", peer(2), one});
+  result.push_back({"  optimizer state in parts", peer(2, 1), one});
   return result;
 }
 
 void print_updates(const scratch& dir, const arguments& args) {
-  record plain, fused;
+  figures plain, fused;
   for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i) {
     auto of = args;
     plain.add(run_fresh(dir, 1, "update", of));
@@ -293,7 +313,7 @@ void compare(const scratch& dir, arguments args, int64_t width) {
 }
 
 void compare_offload(const scratch& dir, const arguments& args, int64_t width) {
-  std::array<record, 3> results;
+  std::array<figures, 4> results;
   for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i)
     for (size_t again = 0; again < results.size(); ++again) {
       auto of = args;
@@ -305,8 +325,8 @@ void compare_offload(const scratch& dir, const arguments& args, int64_t width) {
              width, microbatches);
   fmt::print("  {:<44} {:>8} {:>8} {:>8} {:>10} {:>8}\n", "step time, s", "min",
              "median", "of first", "MB moved", "waited");
-  std::array texts{"activations in memory", "blocks computed again",
-                   "  their arguments in a file"};
+  std::array texts{"activations in memory", "one forward phase more",
+                   "blocks computed again", "  their arguments in a file"};
   for (size_t i = 0; i < results.size(); ++i) {
     auto& x = results[i];
     fmt::print("  {:<44} {:>8.4f} {:>8.4f} {:>7.3f}x {:>10.1f} {:>8.4f}\n",
@@ -316,8 +336,29 @@ void compare_offload(const scratch& dir, const arguments& args, int64_t width) {
   }
 }
 
+void print_saves(const scratch& dir, const arguments& args, int64_t width) {
+  figures alone, saves;
+  for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i) {
+    auto of = args;
+    of.set(fmt::format("--width={}", width));
+    alone.add(run_fresh(dir, ranks, "replicas", of));
+    of.set("--saves=1");
+    saves.add(run_fresh(dir, ranks, "replicas", of));
+  }
+  fmt::print("\nGPT of width {}, 2 replicas, a checkpoint after each step\n",
+             width);
+  fmt::print("  {:<44} {:>8} {:>8} {:>8} {:>8}\n", "median, s", "step",
+             "held up", "MB", "MB/s");
+  auto bytes = median(saves["bytes"]);
+  fmt::print("  {:<44} {:>8.4f}\n", "none", median(alone["step"]));
+  fmt::print("  {:<44} {:>8.4f} {:>8.4f} {:>8.1f} {:>8.0f}\n", "each step",
+             median(saves["step"]), median(saves["save"]), bytes * 1e-6,
+             bytes * 1e-6 / median(saves["save"]));
+  std::fflush(stdout);
+}
+
 void print_file(const scratch& dir, const arguments& args) {
-  record result;
+  figures result;
   for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i)
     result.add(run_fresh(dir, 1, "file", args));
   fmt::print("\nthe file of offloading alone, in {}\n", default_offload_dir());
@@ -351,12 +392,18 @@ void run(const arguments& args) {
   std::vector<int64_t> widths{256, 64};
   if (width > 0)
     widths = {width};
-  if (args.text("only").empty())
-    for (auto x : widths)
+  auto only = args.text("only");
+  for (auto x : widths)
+    if (only.empty())
       compare(dir, args, x);
   for (auto x : widths)
-    compare_offload(dir, args, x);
-  print_file(dir, args);
+    if (only != "saves")
+      compare_offload(dir, args, x);
+  if (only != "saves")
+    print_file(dir, args);
+  for (auto x : widths)
+    if (only != "offload")
+      print_saves(dir, args, x);
 }
 
 } // namespace

@@ -118,7 +118,7 @@ struct usage {
 /// Runs `step`, and once it is warm notes how long each one took, from the
 /// begin of one to the begin of the next, and what it used.
 template <class Step, class Note>
-void repeat(const task& x, record& result, Step step, Note note) {
+void repeat(const task& x, figures& result, Step step, Note note) {
   auto begin = clock::now();
   usage before;
   for (int64_t i = 0; i < x.warmup + x.steps; ++i) {
@@ -151,7 +151,7 @@ inline void run_plain(const arguments& args, int threads, uint64_t share = 1) {
   torch::manual_seed(1);
   plain_gpt model{x.sizes};
   torch::optim::AdamW optimizer{model->parameters(), optimizer_options()};
-  record result;
+  figures result;
   double loss = 0;
   auto tokens = d.tokens.chunk(microbatches);
   auto targets = d.targets.chunk(microbatches);
@@ -199,7 +199,7 @@ inline gpt_config model_of(const gpt_sizes& x) {
 }
 
 /// Adds what each rank counted in each step. Collective.
-inline void gather(const std::vector<step_stats>& stats, record& result) {
+inline void gather(const std::vector<step_stats>& stats, figures& result) {
   auto gather_one = [&](const char* name, double value) {
     auto all = allgather(value);
     for (uint64_t i = 0; i < all.size(); ++i)
@@ -239,7 +239,7 @@ inline void run_pipeline(const arguments& args) {
     return loss;
   });
   model.partition();
-  record result;
+  figures result;
   result.text = model.partition_text();
   double loss = 0;
   std::vector<step_stats> stats;

@@ -48,12 +48,12 @@ inline double minimum(const series& x) {
 }
 
 /// What a measured run tells: numbers by name, and a text for people.
-struct record {
+struct figures {
   std::map<std::string, series> numbers;
   std::string text;
 
   /// Appends what another run of the same kind told.
-  void add(const record& x) {
+  void add(const figures& x) {
     for (auto& [name, values] : x.numbers) {
       auto& mine = numbers[name];
       mine.insert(mine.end(), values.begin(), values.end());
@@ -70,7 +70,7 @@ struct record {
   }
 };
 
-inline void write(const record& x, const std::string& path) {
+inline void write(const figures& x, const std::string& path) {
   std::ofstream out{path};
   for (auto& [name, values] : x.numbers) {
     out << name;
@@ -81,9 +81,9 @@ inline void write(const record& x, const std::string& path) {
   out << '\n' << x.text;
 }
 
-inline record read_record(const std::string& path) {
+inline figures read_figures(const std::string& path) {
   std::ifstream in{path};
-  record result;
+  figures result;
   for (std::string line; std::getline(in, line) && !line.empty();) {
     std::istringstream words{line};
     std::string name;
@@ -169,10 +169,10 @@ inline std::string own_program() {
 }
 
 /// Starts a program as `ranks` processes with these arguments and --file=FILE,
-/// and waits for them. One of them writes its record to the file.
-inline record run_program(const scratch& dir, uint64_t ranks,
-                          std::vector<std::string> command, arguments args) {
-  const std::string file = dir / "record";
+/// and waits for them. One of them writes its figures to the file.
+inline figures run_program(const scratch& dir, uint64_t ranks,
+                           std::vector<std::string> command, arguments args) {
+  const std::string file = dir / "figures";
   std::filesystem::remove(file);
   args.set("--file=" + file);
   launch_options options;
@@ -185,12 +185,12 @@ inline record run_program(const scratch& dir, uint64_t ranks,
   if (auto code = launch(options); code != 0)
     throw std::runtime_error{
       fmt::format("a run of {} ended with code {}", options.command[0], code)};
-  return read_record(file);
+  return read_figures(file);
 }
 
 /// Starts this program again, with --run=RUN.
-inline record run_fresh(const scratch& dir, uint64_t ranks,
-                        const std::string& run, arguments args) {
+inline figures run_fresh(const scratch& dir, uint64_t ranks,
+                         const std::string& run, arguments args) {
   args.set("--run=" + run);
   return run_program(dir, ranks, {own_program()}, std::move(args));
 }

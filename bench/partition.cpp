@@ -207,7 +207,7 @@ void train(const arguments& args, M model, at::Tensor input,
     whole.backward(loss);
     return loss;
   });
-  record result;
+  figures result;
   auto warmup = args.number("warmup", 2);
   auto steps = args.number("steps", 8);
   for (int64_t i = 0; i < warmup + steps; ++i) {
@@ -235,7 +235,7 @@ void run_gpt(const arguments& args, const std::vector<uint32_t>& place) {
   gpt model{config};
   for (size_t i = 0; i < place.size(); ++i)
     set_partition(*model->transformer->h->ptr(i), place[i]);
-  set_partition(*model->lm_head, 0);
+  set_partition(*model->named_children()["lm_head"], 0);
   auto tokens = torch::randint(config.vocabulary, {16, config.sequence_length});
   train(args, model, tokens,
         [](const at::Tensor& x) { return x.square().mean(); });
@@ -304,7 +304,7 @@ void measure(const scratch& dir, const arguments& args) {
   int agree = 0;
   for (size_t i = 0; i < subjects().size(); ++i) {
     auto& x = subjects()[i];
-    record found[2];
+    figures found[2];
     for (int64_t round = 0; round < args.number("rounds", 3); ++round)
       for (int k = 0; k < 2; ++k)
         found[k].add(run_fresh(dir, ranks, fmt::format("{} {}", i, k), args));

@@ -31,7 +31,7 @@ struct contestant {
   const char* text;
   const char* run;
   uint64_t processes;
-  record result = {};
+  figures result = {};
 };
 
 void print(const char* text, double min, double median,

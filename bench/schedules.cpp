@@ -254,7 +254,7 @@ void run_stages(const arguments& args) {
   });
   const auto rows = static_cast<int64_t>(x.microbatches);
   times.forgiven = x.forgiven;
-  record result;
+  figures result;
   auto warmup = args.number("warmup", 2);
   for (int64_t i = 0, n = warmup + args.number("steps", 8); i < n; ++i) {
     barrier();
@@ -351,7 +351,7 @@ std::string peer_script() {
   return here / "torch_pipelining.py";
 }
 
-record run_peer(const scratch& dir, uint64_t processes, arguments args) {
+figures run_peer(const scratch& dir, uint64_t processes, arguments args) {
   const gpt_sizes sizes{.width = args.number("width", 256)};
   args.set(fmt::format("--layers={}", sizes.layers));
   args.set(fmt::format("--heads={}", sizes.heads));
@@ -366,9 +366,9 @@ record run_peer(const scratch& dir, uint64_t processes, arguments args) {
 
 struct contestant {
   std::string text;
-  std::function<record()> run;
+  std::function<figures()> run;
   double share = 1; // of the time of one process that is ideal
-  record result = {};
+  figures result = {};
 };
 
 /// smp in each mode, the peer if there is one, and one process of each; that of

@@ -48,7 +48,7 @@ std::optional<std::string> first_line(const fs::path& file) {
 
 /// Adds the times from the launch to the begin of the first step, to its end,
 /// and to the end of the run.
-void start_once(const scratch& dir, const arguments& args, record& result) {
+void start_once(const scratch& dir, const arguments& args, figures& result) {
   const std::string run_dir = dir / "run";
   fs::remove_all(run_dir);
   spawn_options x;
@@ -91,7 +91,7 @@ void start_once(const scratch& dir, const arguments& args, record& result) {
 
 void run(const arguments& args) {
   scratch dir;
-  record result;
+  figures result;
   auto before = machine_load();
   for (int64_t i = 0, n = args.number("rounds", 5); i < n; ++i)
     start_once(dir, args, result);

@@ -1,7 +1,8 @@
 """The GPT job of bench/gpt_job.hpp by torch's DistributedDataParallel.
 
 Started by bench_ddp: as one process, or as two ranks over gloo with half of the
-batch each. Rank 0 writes the seconds of each step to --file.
+batch each; with --shard=1 each has the optimizer's state of a part. Rank 0
+writes the seconds of each step to --file.
 """
 
 import argparse
@@ -13,6 +14,7 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 import torch
 import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_pipelining import loss_of, stage
@@ -26,6 +28,7 @@ def main():
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--pin", type=int, default=0)
+    parser.add_argument("--shard", type=int, default=0)
     parser.add_argument("--rendezvous", required=True)
     parser.add_argument("--file", required=True)
     x, _ = parser.parse_known_args()
@@ -42,7 +45,12 @@ def main():
                                 rank=rank, world_size=ranks)
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         unsynced = model.no_sync
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.1)
+    options = {"lr": 1e-3, "weight_decay": 0.1}
+    if ranks > 1 and x.shard:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(),
+                                            torch.optim.AdamW, **options)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
     torch.manual_seed(7)
     rows = torch.randint(x.vocabulary, (x.batch, x.length + 1)).chunk(ranks)[rank]
     parts = x.microbatches // ranks

@@ -89,7 +89,7 @@ void run_shared_gpt(const arguments& args) {
     return loss;
   });
   model.partition();
-  record result;
+  figures result;
   result.text = model.partition_text();
   repeat(
     x, result,
@@ -163,7 +163,7 @@ void run_lone_ncf(const arguments& args) {
   auto users = torch::randint(sizes.users, {rows});
   auto items = torch::randint(sizes.items, {rows});
   auto labels = torch::randint(2, {rows}).to(torch::kFloat);
-  record result;
+  figures result;
   auto traffic = traffic_of(*model);
   result.numbers["width"] = {traffic.width};
   result.numbers["outside"] = {traffic.outside};
@@ -205,7 +205,7 @@ void run_shared_ncf(const arguments& args) {
   auto users = torch::randint(sizes.users, {rows});
   auto items = torch::randint(sizes.items, {rows});
   auto labels = torch::randint(2, {rows}).to(torch::kFloat);
-  record result;
+  figures result;
   result.text = model.partition_text();
   repeat(
     x, result,
@@ -230,8 +230,8 @@ std::string python() {
   return x ? x : "";
 }
 
-record run_peer(const scratch& dir, uint64_t processes, const char* job,
-                arguments args) {
+figures run_peer(const scratch& dir, uint64_t processes, const char* job,
+                 arguments args) {
   auto script = std::filesystem::path{__FILE__}.parent_path()
                 / "torch_tensor_parallel.py";
   const gpt_sizes gpt{.width = args.number("width", 256)};
@@ -259,8 +259,8 @@ record run_peer(const scratch& dir, uint64_t processes, const char* job,
 
 struct contestant {
   std::string text;
-  std::function<record()> run;
-  record result = {};
+  std::function<figures()> run;
+  figures result = {};
 };
 
 /// Prints how long a step takes each of them, over the first one.

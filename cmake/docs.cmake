@@ -1,5 +1,5 @@
-# The test of texts: a rule that is cited stands in docs/rules.md, and a path
-# that a page or a comment names exists.
+# The test of texts: a rule that is cited stands in docs/rules.md, each rule
+# there is cited by a test, and a path that a page or a comment names exists.
 #
 #   cmake -D ROOT=<tree> -P docs.cmake
 
@@ -18,7 +18,7 @@ endfunction()
 
 file(GLOB pages RELATIVE ${ROOT} ${ROOT}/*.md)
 set(sources "")
-foreach(folder IN LISTS folders)
+foreach(folder IN LISTS folders ITEMS include)
   file(GLOB_RECURSE found RELATIVE ${ROOT} ${ROOT}/${folder}/*.md)
   list(APPEND pages ${found})
   file(GLOB_RECURSE found RELATIVE ${ROOT} ${ROOT}/${folder}/*.hpp ${ROOT}/${folder}/*.cpp)
@@ -37,6 +37,7 @@ endforeach()
 # A paragraph of docs/rules.md: **R7. What holds.** Why. Test: `tests/...`.
 
 set(rules "")
+set(rules_in_tests "")
 if(EXISTS ${ROOT}/docs/rules.md)
   file(READ ${ROOT}/docs/rules.md text)
   # Of lists with brackets and semicolons CMake makes others.
@@ -66,8 +67,11 @@ function(check_rules file)
     string(STRIP "${rule}" rule)
     if(NOT rule IN_LIST rules)
       complain(${file} "${rule} is not in docs/rules.md")
+    elseif(file MATCHES "^tests/")
+      list(APPEND rules_in_tests ${rule})
     endif()
   endforeach()
+  set(rules_in_tests ${rules_in_tests} PARENT_SCOPE)
   set(errors "${errors}" PARENT_SCOPE)
 endfunction()
 
@@ -145,12 +149,14 @@ endfunction()
 
 # In comments, and pages that error texts name.
 function(check_paths_of_source file)
-  file(STRINGS ${ROOT}/${file} text REGEX "//.*/.*[.]|docs/")
+  file(STRINGS ${ROOT}/${file} text REGEX "//.*/.*[.]|//.*_test[.]cpp|docs/")
   string(REGEX REPLACE "[][;]" " " text "${text}")
   string(REGEX MATCHALL "[A-Za-z0-9_./*-]+[.](hpp|cpp|cmake|md|py)" names "${text}")
   foreach(name IN LISTS names)
     if(name MATCHES "^(${any_folder})/")
       check_path(${file} ${name})
+    elseif(name MATCHES "^[a-z][a-z0-9_]*_test[.]cpp$" AND NOT sources MATCHES "/${name}(;|$)")
+      complain(${file} "there is no ${name}")
     endif()
   endforeach()
   set(errors "${errors}" PARENT_SCOPE)
@@ -158,11 +164,20 @@ endfunction()
 
 # -- the check -----------------------------------------------------------------
 
-# Every folder says what lives there.
-file(GLOB subfolders LIST_DIRECTORIES true RELATIVE ${ROOT} ${ROOT}/runtime/* ${ROOT}/actors/*)
-foreach(folder IN LISTS folders subfolders)
-  file(GLOB found ${ROOT}/${folder}/*.hpp ${ROOT}/${folder}/*.cpp)
-  if(found AND NOT EXISTS ${ROOT}/${folder}/README.md)
+# Every folder with sources says what lives there; one of tests that mirrors
+# another folder holds what that says.
+set(found "")
+foreach(folder IN LISTS folders ITEMS include)
+  foreach(pattern hpp cpp cmake)
+    file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/${folder}/*.${pattern})
+    list(APPEND found ${files})
+  endforeach()
+endforeach()
+list(FILTER found EXCLUDE REGEX "^tests/(data/.*|.*_test[.]cpp$)")
+list(TRANSFORM found REPLACE "/[^/]*$" "")
+list(REMOVE_DUPLICATES found)
+foreach(folder IN LISTS found)
+  if(NOT EXISTS ${ROOT}/${folder}/README.md)
     complain(${folder} "has no README.md")
   endif()
 endforeach()
@@ -175,6 +190,11 @@ endforeach()
 foreach(file IN LISTS pages sources)
   if(NOT file STREQUAL "docs/rules.md")
     check_rules(${file})
+  endif()
+endforeach()
+foreach(rule IN LISTS rules)
+  if(NOT rule IN_LIST rules_in_tests)
+    complain(docs/rules.md "no test cites ${rule}")
   endif()
 endforeach()
 foreach(file cmake/tests.cmake dev)

@@ -34,6 +34,8 @@ expect_wrong(docs/a.md "See R4." "R4 is not in")
 expect_wrong(docs/rules.md "${rule}\n\n**R2. It holds.** Because." "R2 names no test")
 expect_wrong(docs/rules.md "${rule}\n\n${rule}" "R1 stands there twice")
 expect_wrong(docs/rules.md "**R1. It holds.** Test: `tests/b_test.cpp`." "no tests/b_test.cpp")
+plant_text(tests/a_test.cpp "TEST_CASE(\"a\") {")
+expect_refusal(docs "docs/rules.md: no test cites R1")
 
 # Paths and links.
 expect_wrong(README.md "Start with `runtime/b.hpp`." "no runtime/b.hpp")
@@ -42,11 +44,17 @@ expect_wrong(tests/README.md "Start with `b_test.cpp`." "no b_test.cpp")
 expect_wrong(README.md "[a] and [that](docs/b.md)" "docs/b.md leads nowhere")
 expect_wrong(docs/a.md "[that](b.md#how)" "b.md leads nowhere")
 expect_wrong(actors/a.hpp "  // see runtime/b.hpp" "no runtime/b.hpp")
+expect_wrong(actors/a.hpp "// compared elsewhere (b_test.cpp)" "no b_test.cpp")
+expect_right(actors/a.hpp "// compared elsewhere (a_test.cpp)")
 expect_wrong(actors/a.hpp "throw error{\"see docs/b.md\"}\;" "no docs/b.md")
 expect_wrong(docs/a.md "First `b::run`." "b::run is not in the code")
 
 # Folders.
 expect_wrong(runtime/base/a.hpp "int x" "has no README.md")
+expect_wrong(include/smp/a.hpp "int x" "has no README.md")
+expect_wrong(cmake/a.cmake "set(x)" "has no README.md")
+expect_wrong(tests/support/a.hpp "int x" "has no README.md")
+expect_right(tests/runtime/base/b_test.cpp "int x")
 
 # What is right must pass, or the rules above prove nothing.
 expect_right(actors/a.hpp "/// Holds (R1).\n// see tests/a_test.cpp and actors/a.hpp")

@@ -107,4 +107,33 @@ plant(actors/client.hpp "#include \"actors/inspection/a.hpp\"\n"
   actors/inspection/a.hpp "#include <caf/fwd.hpp>\n")
 expect_refusal(layering "actors/inspection/a.hpp: CAF behind actors/client")
 
+# Cycles of units: of headers and sources alike, at whatever distance.
+function(plant_cycle)
+  set(files "")
+  list(GET ARGN -1 last)
+  foreach(unit IN LISTS ARGN)
+    list(APPEND files ${last}.cpp "#include \"${last}.hpp\"\n #include <${unit}.hpp>\n"
+      ${last}.hpp "#pragma once\n")
+    set(last ${unit})
+  endforeach()
+  plant(${files})
+endfunction()
+foreach(letter a b c d e)
+  list(APPEND units runtime/session/${letter})
+endforeach()
+plant_cycle(${units})
+expect_refusal(layering "a cycle of 5 units [^\n]* runtime/session/a( [a-z/]*)*\n")
+list(POP_BACK units)
+plant_cycle(${units})
+expect_pass(layering)
+plant_cycle(transport/a transport/ucx/b)
+expect_refusal(layering "a cycle across folders: transport/(a|ucx/b) transport/")
+plant_cycle(runtime/intercept/a runtime/intercept/script/b)
+expect_pass(layering)
+# What lies side by side, or includes in one direction only, is no cycle.
+plant(tp/a.hpp "#include \"tp/b.hpp\"\n" tp/b.hpp "#include \"tp/c.hpp\"\n"
+  tp/c.hpp "#include \"transport/d.hpp\"\n" tp/c.cpp "#include \"tp/c.hpp\"\n"
+  transport/d.hpp "#include \"transport/e.hpp\"\n" transport/e.hpp "")
+expect_pass(layering)
+
 file(REMOVE_RECURSE ${WORK})

@@ -44,15 +44,26 @@ FNR == 1 {
   function_depth = 0
   statement = ""
   raw = ""
+  goes_on = 0
 }
 
 {
   lines = FNR
+}
+
+FILENAME !~ /\.[ch]pp$/ {
+  next # a script: only its length counts
+}
+
+{
   width = $0
   gsub(/[\200-\277]/, "", width) # all but the first byte of a character
   if (length(width) > max_columns)
     report(FNR, "a line of " length(width) " columns (at most " max_columns ")")
-  if (raw == "" && $0 ~ /^ *(#|CAF_)/) # macros end without a semicolon
+  # Macros end without a semicolon.
+  inside_macro = raw == "" && (goes_on || $0 ~ /^ *(#|CAF_)/)
+  goes_on = inside_macro && $0 ~ /\\$/
+  if (inside_macro)
     next
   line = strip($0)
   if (line ~ /[^ ]/ && statement !~ /[^ ]/)
@@ -64,7 +75,7 @@ FNR == 1 {
     if (char == "{") {
       ++depth
       # A function: parameters, and neither a type nor an initializer.
-      if (!function_depth && name !~ functions_of_any_size && statement ~ /\(/ \
+      if (!function_depth && statement ~ /\(/ \
           && statement !~ /^ *(template *<[^(]*> *)?(namespace|class|struct|enum|union) / \
           && statement !~ /= *$/) {
         function_depth = depth

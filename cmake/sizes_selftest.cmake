@@ -27,15 +27,21 @@ expect_wrong(bench/a.cpp "int f() {\n  g(\"}\", R\"(\n}})\", '}')\; // }\n${body
 expect_right(runtime/a.cpp "int f() {\n${body}}\n\nnamespace a {\n${function}}\n}\n")
 expect_right(runtime/a.cpp "class c : d<decltype(e())> {\n${body}${body}}\;\n")
 expect_right(runtime/a.cpp "const a b = {\n${body}${body}}\;\n")
-expect_right(tests/a.cpp "${function}${body}}\n")
+expect_wrong(tests/a.cpp "${function}${body}}\n" "1: a function of 61 lines")
+expect_right(tests/a.cpp "#define ALL(x) \\\n  f(x); \\\n  g(x)\n\nnamespace {\n${body}${body}}\n")
 
 string(REPEAT "int i\;\n" 600 lines)
 expect_right(tests/a.hpp "${lines}")
 expect_wrong(tests/a.hpp "${lines}\n" "601: a file of 601 lines")
 
+expect_wrong(tests/zoo/a.py "${lines}\n" "601: a file of 601 lines")
+
 string(REPEAT "ä" 77 wide)
 expect_right(tests/a.hpp "// ${wide}\n")
 expect_wrong(tests/a.hpp "\n// ${wide}ä\n" "2: a line of 81 columns")
+
+# Of a script only the length counts.
+expect_right(tests/zoo/a.py "${function}${body}}\n# ${wide}${wide}\n")
 
 # A tree without sources is a wrong ROOT.
 plant(README.md "nothing")

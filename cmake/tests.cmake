@@ -37,6 +37,7 @@ target_link_libraries(smp_test_support INTERFACE Catch2::Catch2)
 if(support)
   add_library(smp_test_support_objects OBJECT ${support})
   target_link_libraries(smp_test_support_objects PUBLIC smp smp::fmt Catch2::Catch2)
+  target_compile_options(smp_test_support_objects PRIVATE ${smp_test_options})
   target_link_libraries(smp_test_support INTERFACE
     smp_test_support_objects $<TARGET_OBJECTS:smp_test_support_objects>)
 endif()
@@ -47,7 +48,8 @@ smp_wanted(wanted runtime)
 if(torch_support AND wanted)
   add_library(smp_test_support_torch_objects OBJECT ${torch_support})
   target_link_libraries(smp_test_support_torch_objects PUBLIC smp::smp Catch2::Catch2)
-  smp_precompile(smp_test_support_torch_objects)
+  target_compile_options(smp_test_support_torch_objects PRIVATE ${smp_test_options})
+  smp_precompile(smp_test_support_torch_objects ${smp_test_options})
   target_link_libraries(smp_test_support_torch INTERFACE
     smp_test_support_torch_objects $<TARGET_OBJECTS:smp_test_support_torch_objects>)
 endif()
@@ -77,6 +79,7 @@ endforeach()
 # What R27 asks of a rank's environment, and where a test finds things.
 set(smp_test_environment
   UCX_MEM_MMAP_HOOK_MODE=none OMP_WAIT_POLICY=passive
+  GLIBC_TUNABLES=glibc.malloc.hugetlb=1
   SMP_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
   SMP_SOURCE_DIR=${PROJECT_SOURCE_DIR})
 if(SMP_SANITIZE MATCHES "address")
@@ -134,12 +137,12 @@ function(smp_test_program path)
   add_executable(${program} ${compiled})
   set_target_properties(${program} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  target_compile_options(${program} PRIVATE
+  target_compile_options(${program} PRIVATE ${smp_test_options}
     $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>) # as in smp_unity
   set(libraries ${smp_test_libraries_${folder}})
   if(smp::smp IN_LIST libraries)
     target_link_libraries(${program} PRIVATE smp_test_support_torch)
-    smp_precompile(${program})
+    smp_precompile(${program} ${smp_test_options})
   else()
     target_link_libraries(${program} PRIVATE smp_test_support)
   endif()

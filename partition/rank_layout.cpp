@@ -54,7 +54,7 @@ uint64_t reduced_data_parallel_degree(const layout_config& x) {
     throw config_error(std::to_string(x.size) + " ranks are more than "
                        + factors + "; start "
                        + std::to_string(x.pipeline * x.tensor)
-                       + " (data parallelism is not built yet)");
+                       + ", or let the others be replicas: smp.ddp = true");
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include "tp/cross_entropy.hpp"
 #include "tp/functions.hpp"
+#include "tp/refusals.hpp"
 #include "tp/tensor_group.hpp"
 
 #include <ATen/ops/embedding.h>
@@ -94,15 +95,16 @@ private:
 
 std::string refusal_of_embedding(const native_module& x, int64_t peers) {
   if (x.max_norm)
-    return "max_norm changes whole rows, of which no rank has one";
+    return "max_norm changes whole rows, of which no rank has one; leave "
+           "max_norm out";
   if (x.scale_grad_by_freq)
-    return "scale_grad_by_freq would count the samples of other ranks";
+    return "scale_grad_by_freq would count the samples of other ranks; leave "
+           "scale_grad_by_freq out";
   auto& weight = x.parameters.at("weight");
   if (!by_rows(x, peers) || weight.size(0) >= peers)
     return {};
-  return "its " + std::to_string(weight.size(1))
-         + " channels cannot be divided among " + std::to_string(peers)
-         + " ranks, and it has fewer rows";
+  return refusal_to_divide(weight.size(1), "channels", peers)
+         + ", and so could " + std::to_string(peers) + " rows or more";
 }
 
 parameter_slices slices_of_embedding(const native_module& x, int64_t rank,

@@ -1,10 +1,12 @@
 #include "tp/layer_norm.hpp"
 
 #include "tp/functions.hpp"
+#include "tp/refusals.hpp"
 #include "tp/tensor_group.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -21,6 +23,17 @@ namespace ag = torch::autograd;
 at::Tensor parameter_of(const native_module& x, const char* name) {
   auto i = x.parameters.find(name);
   return i == x.parameters.end() ? at::Tensor{} : i->second;
+}
+
+/// Tells whether autocast gives a layer norm float32, as it does on GPUs and
+/// does not on CPUs.
+bool is_widened(c10::DeviceType device) {
+  static const auto native = c10::Dispatcher::singleton().findSchemaOrThrow(
+    "aten::layer_norm", "");
+  namespace ac = at::autocast;
+  return ac::is_autocast_enabled(device)
+         && native.hasKernelForDispatchKey(
+           ac::get_autocast_dispatch_key_from_device_type(device));
 }
 
 // -- normalising --------------------------------------------------------------
@@ -114,13 +127,11 @@ private:
 
 std::string refusal_of_norm(const native_module& x, int64_t peers) {
   if (x.normalized_shape.empty())
-    return "its code does not tell which axes it normalises";
+    return "its code does not tell which axes it normalises; export it with "
+           "a constant normalized_shape";
   auto channels = x.normalized_shape.back();
-  if (channels % peers == 0)
-    return {};
-  return "its " + std::to_string(channels)
-         + " channels cannot be divided among " + std::to_string(peers)
-         + " ranks";
+  return channels % peers == 0 ? std::string{}
+                               : refusal_to_divide(channels, "channels", peers);
 }
 
 parameter_slices slices_of_norm(const native_module& x, int64_t rank,
@@ -142,9 +153,7 @@ std::unique_ptr<distributed_module> make_norm(const native_module& x,
 at::Tensor layer_norm_for_tp(const at::Tensor& x, int64_t axes,
                              const at::Tensor& weight, const at::Tensor& bias,
                              double eps) {
-  auto type = at::autocast::is_autocast_enabled(x.device().type())
-                ? at::kFloat
-                : x.scalar_type();
+  auto type = is_widened(x.device().type()) ? at::kFloat : x.scalar_type();
   auto computed = type == at::kDouble ? at::kDouble : at::kFloat;
   auto sizes = x.sizes().vec();
   auto rows = x.to(computed).flatten(x.dim() - axes).flatten(0, -2);

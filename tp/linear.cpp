@@ -2,6 +2,7 @@
 
 #include "tp/functions.hpp"
 #include "tp/linears.hpp"
+#include "tp/refusals.hpp"
 
 #include <utility>
 
@@ -21,17 +22,12 @@ public:
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
     auto weight = inputs_ == 1 ? weight_ : weight_.t();
-    auto bias = has_bias() ? bias_ : at::Tensor{};
     auto parts = linears_for_tp(xs[0], entry::exchange, {&weight, 1},
-                                {&bias, 1});
+                                {&bias_, 1});
     return {scatter_batch_for_tp(parts[0])};
   }
 
 private:
-  bool has_bias() const {
-    return bias_.defined() && bias_.numel() > 0;
-  }
-
   at::Tensor weight_;
   at::Tensor bias_;
   int64_t inputs_;
@@ -40,11 +36,9 @@ private:
 template <int64_t Inputs>
 std::string refusal_of_linear(const native_module& x, int64_t peers) {
   auto inputs = x.parameters.at("weight").size(Inputs);
-  if (inputs % peers == 0)
-    return {};
-  return "its " + std::to_string(inputs)
-         + " input channels cannot be divided among " + std::to_string(peers)
-         + " ranks";
+  return inputs % peers == 0
+           ? std::string{}
+           : refusal_to_divide(inputs, "input channels", peers);
 }
 
 template <int64_t Inputs>

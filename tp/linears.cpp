@@ -4,6 +4,7 @@
 #include "tp/tensor_group.hpp"
 
 #include <ATen/ops/linear.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <string>
@@ -61,13 +62,16 @@ struct linears_function : ag::Function<linears_function> {
                                    const std::vector<int64_t>& biases,
                                    int64_t how, const std::string& name) {
     auto all = entered(x, static_cast<entry>(how), name);
-    ag::variable_list kept{all}, result;
+    ag::variable_list result;
     for (size_t i = 0; i < biases.size(); ++i) {
-      auto at = static_cast<size_t>(biases[i]);
-      kept.push_back(parameters[i]);
-      result.push_back(
-        at::linear(all, parameters[i], at > 0 ? parameters[at] : at::Tensor{}));
+      auto bias = biases[i] > 0 ? parameters[static_cast<size_t>(biases[i])]
+                                : at::Tensor{};
+      if (bias.defined() && bias.numel() == 0)
+        bias.reset();
+      result.push_back(at::linear(all, parameters[i], bias));
     }
+    ag::variable_list kept{all};
+    kept.insert(kept.end(), parameters.begin(), parameters.end());
     c->save_for_backward(std::move(kept));
     c->saved_data["biases"] = biases;
     c->saved_data["parameters"] = static_cast<int64_t>(parameters.size());
@@ -102,7 +106,9 @@ struct linears_function : ag::Function<linears_function> {
       if (c->needs_input_grad(1 + i))
         result[1 + i] = gradient_of_weight(kept[i + 1], rows, grad);
       if (at > 0 && c->needs_input_grad(1 + at))
-        result[1 + at] = grad.sum(0).to(all.scalar_type());
+        result[1 + at] = kept[1 + at].numel() > 0
+                           ? grad.sum(0).to(all.scalar_type())
+                           : at::zeros_like(kept[1 + at]);
     }
     if (input)
       result[0] = how == entry::gather ? input()

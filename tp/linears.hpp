@@ -18,7 +18,9 @@ enum class entry : uint8_t {
 /// Linears of which this rank has a part, of the samples of all peers X:
 /// y_i = X W_i^T + b_i. In backward the gradient of X travels back while those
 /// of weights and biases are computed.
-/// @param weights [out_i, n] each @param biases [out_i] each, or undefined
+/// @param weights [out_i, n] each
+/// @param biases [out_i] each, or undefined; empty where a peer adds it, so
+/// that results require grad on all of them where only biases train
 /// @returns [N, ..., out_i] each
 std::vector<at::Tensor> linears_for_tp(const at::Tensor& x, entry how,
                                        std::span<const at::Tensor> weights,

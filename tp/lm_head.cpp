@@ -33,7 +33,7 @@ private:
 std::string refusal_of_head(const native_module& x, int64_t peers) {
   if (auto rows = x.parameters.at("weight").size(0); rows < peers)
     return "it has " + std::to_string(rows) + " words for "
-           + std::to_string(peers) + " ranks";
+           + std::to_string(peers) + " ranks; each needs one";
   return {};
 }
 

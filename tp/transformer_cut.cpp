@@ -1,5 +1,6 @@
 #include "tp/transformer_cut.hpp"
 
+#include "tp/refusals.hpp"
 #include "tp/transformer_layer_options.hpp"
 
 #include <set>
@@ -102,7 +103,8 @@ public:
   /// @returns why it cannot be shared, or nothing
   std::string run() {
     if (o_.num_attention_heads < 1)
-      return "it has no heads";
+      return "it has no heads; its options have to say how many "
+             "(num_attention_heads)";
     divide(o_.num_attention_heads, "heads");
     auto channels = sizes_of(o_.intermediate).in;
     attention(o_.query_key_value, o_.attention_output, channels);
@@ -123,11 +125,13 @@ public:
     if (o_.positions)
       table(o_.positions->name);
     if (o_.positions && !o_.takes_mask)
-      refuse("biases of positions are added to a mask, and it takes none");
+      refuse(
+        "biases of positions are added to a mask, and it takes none; "
+        "its options have to say that it does (takes_mask)");
     for (auto& [name, t] : x_.parameters)
       if (!known_.contains(name))
         refuse("what it computes was told without its parameter '" + name
-               + "'");
+               + "'; its options have to name the module of that");
     return why_;
   }
 
@@ -145,9 +149,7 @@ private:
 
   void divide(int64_t n, const char* what) {
     if (n % peers_ != 0)
-      refuse("its " + std::to_string(n) + " " + what
-             + " cannot be divided among " + std::to_string(peers_)
-             + " ranks (its linears may be)");
+      refuse(refusal_to_divide(n, what, peers_) + " (its linears may be)");
   }
 
   /// @returns null if there is none with so many axes
@@ -155,10 +157,11 @@ private:
     known_.insert({name + ".weight", name + ".bias"});
     auto i = x_.parameters.find(name + ".weight");
     if (i == x_.parameters.end())
-      refuse("it has no parameter '" + name + ".weight'");
+      refuse("it has no parameter '" + name
+             + ".weight'; its options have to name one that it has");
     else if (i->second.dim() != axes)
       refuse("its '" + name + ".weight' has " + std::to_string(i->second.dim())
-             + " axes");
+             + " axes; " + std::to_string(axes) + " are wanted");
     else
       return &i->second;
     return nullptr;
@@ -176,7 +179,8 @@ private:
     if (found.in != wanted.in || found.out != wanted.out)
       refuse("its '" + x.name + "' goes from " + std::to_string(found.in)
              + " to " + std::to_string(found.out) + " channels, not from "
-             + std::to_string(wanted.in) + " to " + std::to_string(wanted.out));
+             + std::to_string(wanted.in) + " to " + std::to_string(wanted.out)
+             + "; only a layer with these sizes can be shared as a whole");
   }
 
   void attention(const std::vector<options::linear_place>& inputs,
@@ -188,7 +192,8 @@ private:
     expect(output, {width, channels});
     if (width % o_.num_attention_heads != 0)
       refuse("its attention has " + std::to_string(width) + " channels for "
-             + std::to_string(o_.num_attention_heads) + " heads");
+             + std::to_string(o_.num_attention_heads)
+             + " heads; a multiple of these is wanted");
   }
 
   void norm(const options::norm_place& x) {
@@ -198,7 +203,8 @@ private:
   void table(const std::string& name) {
     if (auto* w = weight(name, 2); w && w->size(1) != o_.num_attention_heads)
       refuse("its '" + name + "' is for " + std::to_string(w->size(1))
-             + " heads");
+             + " heads; it has to be for "
+             + std::to_string(o_.num_attention_heads));
   }
 
   const native_module& x_;

@@ -1,6 +1,7 @@
 #include "transport/exchange.hpp"
 
 #include "transport/bytes.hpp"
+#include "transport/exchange_label.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -11,19 +12,7 @@ namespace {
 
 // -- envelope -----------------------------------------------------------------
 
-/// Stands before the bytes of the user.
-struct label {
-  uint64_t sequence = 0;
-  std::string tag;
-};
-
-template <class Inspector>
-bool inspect(Inspector& f, label& x) {
-  return f.object(x).fields(f.field("sequence", x.sequence),
-                            f.field("tag", x.tag));
-}
-
-std::vector<std::byte> attach(const label& x,
+std::vector<std::byte> attach(const exchange_label& x,
                               const std::vector<std::byte>& bytes) {
   byte_writer out;
   out.reserve(sizeof(uint64_t) + sizeof(uint32_t) + x.tag.size()
@@ -34,9 +23,9 @@ std::vector<std::byte> attach(const label& x,
 }
 
 /// Leaves the bytes of the user. @throws error (protocol)
-label detach(std::vector<std::byte>& bytes) {
+exchange_label detach(std::vector<std::byte>& bytes) {
   byte_reader in{bytes, "exchange"};
-  auto result = in.get<label>();
+  auto result = in.get<exchange_label>();
   bytes.erase(bytes.begin(),
               bytes.begin() + static_cast<ptrdiff_t>(in.position()));
   return result;

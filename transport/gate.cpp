@@ -1,5 +1,6 @@
 #include "transport/gate.hpp"
 
+#include "transport/bytes.hpp"
 #include "transport/error.hpp"
 #include "transport/network/addresses.hpp"
 #include "transport/wake_up.hpp"
@@ -166,11 +167,12 @@ private:
   }
 
   bool tell(const run_secret& secret, const std::string& note) {
-    std::vector<std::byte> text{secret.bytes().begin(), secret.bytes().end()};
-    for (int shift = 0; shift < 32; shift += 8)
-      text.push_back(static_cast<std::byte>(note.size() >> shift));
-    auto bytes = std::as_bytes(std::span{note});
-    text.insert(text.end(), bytes.begin(), bytes.end());
+    byte_writer out;
+    // A buffer that grew would leave a copy of the secret behind.
+    out.reserve(run_secret::size + sizeof(uint32_t) + note.size());
+    out.raw(secret.bytes());
+    out.string(note);
+    auto text = out.take();
     auto sent = send_all(text);
     OPENSSL_cleanse(text.data(), text.size());
     tls_->say_end();
@@ -486,9 +488,7 @@ gate_answer ask_gate(tls_stream& connection, std::chrono::milliseconds limit) {
   OPENSSL_cleanse(secret.data(), secret.size());
   std::array<std::byte, 4> length;
   line.receive(length);
-  uint32_t size = 0;
-  for (size_t i = 0; i < length.size(); ++i)
-    size |= std::to_integer<uint32_t>(length[i]) << 8 * i;
+  auto size = byte_reader{length}.u32();
   if (size > note_limit)
     gate_fail("answers something else than this program asks for");
   result.note.resize(size);

@@ -71,6 +71,22 @@ completion_ptr all_of(const std::vector<completion_ptr>& xs) {
   return result;
 }
 
+wait_reason
+reason_of_all(std::vector<std::pair<completion_ptr, wait_reason>> xs) {
+  if (xs.size() == 1)
+    return std::move(xs.front().second);
+  // Shared: reasons are copied.
+  auto now = [all = std::make_shared<decltype(xs)>(std::move(xs))] {
+    for (auto& [x, why] : *all)
+      if (!x->done())
+        return why;
+    return all->empty() ? wait_reason{} : all->back().second;
+  };
+  auto result = now();
+  result.now = std::move(now);
+  return result;
+}
+
 // -- plain waiter -------------------------------------------------------------
 
 namespace {

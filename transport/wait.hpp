@@ -6,6 +6,7 @@
 #include "transport/error.hpp"
 #include "transport/ids.hpp"
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -20,8 +21,12 @@ namespace smp {
 struct wait_reason {
   std::string what;
   std::optional<rank_id> from;
-  /// What becomes of both while one waits, for those who look. Any thread.
-  std::function<std::pair<std::string, std::optional<rank_id>>()> now = {};
+  /// What becomes of it while one waits, for those who look. Any thread.
+  std::function<wait_reason()> now = {};
+  /// Number of the own request to `from` whose answer it needs.
+  std::optional<uint64_t> asks = {};
+  /// For ranks of other pipelines that share a module with this one.
+  bool for_peers = false;
 };
 
 /// A one-shot event that ends well or with a failure. Thread-safe.
@@ -58,6 +63,11 @@ using completion_ptr = std::shared_ptr<completion>;
 /// @returns what is done when all of `xs` are, or when the first of them
 /// fails, with its failure.
 completion_ptr all_of(const std::vector<completion_ptr>& xs);
+
+/// @returns why somebody waits for all of `xs`: at any time the reason of the
+/// first one that is missing.
+wait_reason
+reason_of_all(std::vector<std::pair<completion_ptr, wait_reason>> xs);
 
 /// Parks the calling thread until a completion is done.
 class waiter {

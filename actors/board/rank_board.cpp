@@ -19,10 +19,7 @@ const char* text_of(phase x) {
 
 /// @returns what a wait is for at this moment.
 wait_reason reason_now(const wait_reason& x) {
-  if (!x.now)
-    return x;
-  auto [what, from] = x.now();
-  return {std::move(what), from};
+  return x.now ? x.now() : x;
 }
 
 /// @returns the name in "'name', forward", or nothing.
@@ -100,29 +97,34 @@ std::string rank_board::describe(const context_notes::view& x) const {
   return (is_root ? "the step body" : "module " + name_of(y.module)) + place;
 }
 
-std::string rank_board::describe_wait(const context_notes::view& x) const {
+std::string rank_board::describe_wait(const context_notes::view& x,
+                                      const wait_reason& why) const {
   auto& y = x.waits_for;
-  if (y.kind == call_kind::wait)
-    return reason_now(y.why).what;
   if (y.kind == call_kind::grant)
     return "the grant of its backward phase";
+  auto name = quoted_name(why.what);
   auto place = ", microbatch " + std::to_string(x.current.microbatch.value);
-  auto name = quoted_name(y.why.what);
-  if (name.empty() && !y.why.what.empty())
-    return y.why.what + place;
+  if (y.kind == call_kind::wait) {
+    // A promise may be of the other phase than who waits for it.
+    if (!why.asks || name.empty())
+      return why.what;
+    return "module " + name + place + why.what.substr(name.size() + 2);
+  }
+  if (name.empty() && !why.what.empty())
+    return why.what + place;
   return "module " + (name.empty() ? name_of(y.module) : name) + place + ", "
          + text_of(y.what);
 }
 
-std::string rank_board::brief_wait(const context_notes::view& x) const {
+std::string rank_board::brief_wait(const context_notes::view& x,
+                                   const wait_reason& why) const {
   auto& y = x.waits_for;
   if (y.kind == call_kind::grant)
     return "its backward phase";
-  auto what = reason_now(y.why).what;
-  auto name = quoted_name(what);
+  auto name = quoted_name(why.what);
   if (!name.empty())
     return name;
-  return what.empty() ? name_of(y.module) : what;
+  return why.what.empty() ? name_of(y.module) : why.what;
 }
 
 activity rank_board::describe(const context_entry& x, bool executes) const {
@@ -138,12 +140,12 @@ activity rank_board::describe(const context_entry& x, bool executes) const {
     if (x.answered || (y.done && y.done->done())) {
       result.waits_for = result.awaits = "the execution token";
     } else {
-      result.waits_for = describe_wait(look);
-      result.awaits = brief_wait(look);
-      result.from = y.kind == call_kind::remote
-                      ? y.owner
-                      : reason_now(y.why).from.value_or(no_rank);
-      result.asks = x.asks;
+      auto why = reason_now(y.why);
+      result.waits_for = describe_wait(look, why);
+      result.awaits = brief_wait(look, why);
+      result.from = y.kind == call_kind::remote ? y.owner
+                                                : why.from.value_or(no_rank);
+      result.asks = why.asks ? request_id{self_, *why.asks} : x.asks;
     }
   }
   result.seconds = seconds_since(std::max(look.since, x.moved));

@@ -135,8 +135,10 @@ private:
   std::string name_of(module_id x) const;
   std::string brief(const context_notes::view& x) const;
   std::string describe(const context_notes::view& x) const;
-  std::string describe_wait(const context_notes::view& x) const;
-  std::string brief_wait(const context_notes::view& x) const;
+  std::string describe_wait(const context_notes::view& x,
+                            const wait_reason& why) const;
+  std::string brief_wait(const context_notes::view& x,
+                         const wait_reason& why) const;
   activity describe(const context_entry& x, bool executes) const;
 
   /// Counts the time until now for whoever executed, before that changes.

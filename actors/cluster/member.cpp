@@ -9,6 +9,12 @@
 
 namespace smp {
 
+namespace {
+
+constexpr std::chrono::milliseconds stop_look_interval{500};
+
+} // namespace
+
 void member_state::join() {
   auto& joined = config.joined;
   // The SUPERVISOR knows who is missing, so its answer gets some more time.
@@ -30,6 +36,26 @@ void member_state::join() {
                       "the SUPERVISOR at " + address
                         + " did not answer: " + to_string(e)});
       });
+  if (config.stopped_here)
+    look_for_stops();
+}
+
+void member_state::look_for_stops() {
+  if (config.joined->done())
+    return;
+  auto found = config.stopped_here();
+  std::set<rank_id> now{found.begin(), found.end()};
+  auto tell = [this](rank_id x, bool is_stopped) {
+    self->send(config.supervisor, stall_atom_v, x, is_stopped);
+  };
+  for (auto x : now)
+    if (!stopped.contains(x))
+      tell(x, true);
+  for (auto x : stopped)
+    if (!now.contains(x))
+      tell(x, false);
+  stopped = std::move(now);
+  self->run_delayed(stop_look_interval, [this] { look_for_stops(); });
 }
 
 void member_state::on_rank_down(const failure& x) {

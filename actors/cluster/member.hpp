@@ -11,7 +11,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -28,6 +30,8 @@ struct member_config {
   rank_watch_actor watch;
   /// Rank 0, which tells of stalls else, may be what is stalled.
   bool says_silence = false;
+  /// See `membership::options`.
+  std::function<std::vector<rank_id>()> stopped_here;
   /// Ends with the answer of the SUPERVISOR.
   std::shared_ptr<awaited<welcome>> joined;
 };
@@ -43,6 +47,10 @@ struct member_state {
 
   /// Introduces this rank.
   void join();
+
+  /// Until all have joined, tells the SUPERVISOR which ranks on this machine a
+  /// signal stopped or let go on: they may be those that all wait for.
+  void look_for_stops();
 
   void on_rank_down(const failure& x);
 
@@ -61,6 +69,7 @@ struct member_state {
   /// The SUPERVISOR owes an answer since then.
   std::optional<std::chrono::steady_clock::time_point> asked;
   bool told = false;
+  std::set<rank_id> stopped;
   neighbour_processes neighbours;
   std::vector<failure> losses;
 };

@@ -33,6 +33,8 @@ struct supervisor_host::impl {
     auto wanted = x.port;
     if (!x.on_rank_down)
       x.on_rank_down = [](const failure&) {};
+    if (!x.on_stall)
+      x.on_stall = [](const stall_report&) {};
     inspector_config watchers;
     watchers.world_size = x.world_size;
     ports = gated_middleman(system, {x.secret, x.line, x.note});
@@ -135,6 +137,7 @@ struct membership::impl {
     mine.stalls = config.stalls;
     mine.watch = watch;
     mine.says_silence = config.says_silence;
+    mine.stopped_here = config.stopped_here;
     mine.joined = joined;
     ear = system.spawn(member_ear, std::move(mine));
     auto members = awaited<welcome>::get(joined, {"all ranks to join", {}})

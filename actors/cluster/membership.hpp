@@ -93,6 +93,9 @@ public:
     stall_options stalls;
     /// Writes that to stderr.
     bool says_silence = false;
+    /// @returns the ranks on this machine that a signal stopped; asked while
+    /// not all have joined. Not set: somebody else looks after them.
+    std::function<std::vector<rank_id>()> stopped_here;
   };
 
   membership(actor_host& host, options x);

@@ -53,6 +53,8 @@ void supervisor_state::on_deadline() {
   if (ranks->complete() || failed)
     return;
   auto err = ranks->missing(options.join_limit);
+  for (auto& [rank, since] : stopped)
+    err.text += "; " + ranks->describe_stop(rank, self->clock().now() - since);
   fail(err);
   options.on_rank_down(err);
 }
@@ -144,6 +146,14 @@ void supervisor_state::judge_stop(rank_id x) {
   report.silent = {x};
   report.ranks_know = false;
   options.on_stall(report);
+  // Where no launcher of ours ends the processes, nobody else would.
+  if (report.ends) {
+    failure why{error_code::stalled, no_rank, {}, report.text};
+    for (auto& [rank, hdl] : watches)
+      self->send(hdl, stall_atom_v, why);
+    if (!ranks->complete())
+      return fail(why);
+  }
   // As the monitor: each report comes after twice the time.
   self->delayed_send(self, since, stall_atom_v, x);
 }
@@ -197,8 +207,11 @@ bool supervisor_state::all_have_heard() const {
 }
 
 supervisor_status supervisor_state::status() const {
-  return {ranks->world_size(), ranks->present(), ranks->gone(),
-          ranks->losses()};
+  supervisor_status result{
+    ranks->world_size(), ranks->present(), ranks->gone(), ranks->losses(), {}};
+  for (auto& [rank, since] : stopped)
+    result.stopped.push_back(rank);
+  return result;
 }
 
 // -- behavior -----------------------------------------------------------------

@@ -1,5 +1,6 @@
 #include "actors/inspection/inspection_port.hpp"
 
+#include "transport/bytes.hpp"
 #include "transport/gate.hpp"
 #include "transport/wake_up.hpp"
 
@@ -48,12 +49,10 @@ public:
 
   bool answer(const std::vector<std::byte>& x) {
     asks_ = false;
-    auto size = static_cast<uint32_t>(x.size());
-    out_.clear();
+    byte_writer out;
+    out.bytes(x);
+    out_ = out.take();
     sent_ = 0;
-    for (int i = 0; i < 4; ++i)
-      out_.push_back(static_cast<std::byte>(size >> 8 * i));
-    out_.insert(out_.end(), x.begin(), x.end());
     return write();
   }
 

@@ -107,6 +107,17 @@ void inspector_state::finish(const collection_ptr& x) {
     x->promise.deliver(result(x->missing));
 }
 
+/// The kernel shows it of processes on this machine; of others, their launcher
+/// tells the SUPERVISOR.
+bool inspector_state::is_stopped(const rank_entry& x) const {
+  if (std::count(members.stopped.begin(), members.stopped.end(), x.rank) > 0)
+    return true;
+  auto state = x.known && x.status.host == host_name()
+                 ? state_of_process(x.status.pid)
+                 : std::nullopt;
+  return state && state->stopped();
+}
+
 rank_entry inspector_state::entry_of(rank_id x, bool missing) {
   auto is_x = [x](auto& y) { return y.rank == x; };
   auto i = ranks.find(x.value);
@@ -128,10 +139,7 @@ rank_entry inspector_state::entry_of(rank_id x, bool missing) {
                                             : rank_health::lost;
     result.why = "its process ended or its connection broke";
   } else if (missing) {
-    auto state = result.known && result.status.host == host_name()
-                   ? state_of_process(result.status.pid)
-                   : std::nullopt;
-    auto stopped = state && state->stopped();
+    auto stopped = is_stopped(result);
     result.health = stopped ? rank_health::stopped : rank_health::silent;
     result.why = stopped ? "its process is stopped" : "it does not answer";
   } else if (!result.status.view.complete && !result.status.view.left) {

@@ -36,7 +36,7 @@ struct inspector_state {
     // nop
   }
 
-  struct watched {
+  struct known_rank {
     rank_watch_actor actor;
     clock::time_point heard;
     bool failed = false; // its process is gone
@@ -69,12 +69,13 @@ struct inspector_state {
   void finish(const collection_ptr& x);
 
   run_status result(const std::set<uint64_t>& missing);
+  bool is_stopped(const rank_entry& x) const;
   rank_entry entry_of(rank_id x, bool missing);
   std::vector<actor_status> own_actors(const std::set<uint64_t>& missing) const;
 
   pointer self;
   inspector_config config;
-  std::map<uint64_t, watched> ranks;
+  std::map<uint64_t, known_rank> ranks;
   stall_monitor_actor monitor;
   std::set<uint64_t> asked; // owe an answer
   std::set<collection_ptr> collections;

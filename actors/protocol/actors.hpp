@@ -161,7 +161,8 @@ using supervisor_actor = caf::typed_actor<
   caf::result<void>(goodbye_atom, rank_id),
   // The launcher saw the process of a rank end.
   caf::result<void>(down_atom, failure),
-  // The launcher saw a signal stop the process of a rank, or let it go on.
+  // The launcher, or a neighbour that waits to join, saw a signal stop the
+  // process of a rank, or let it go on.
   caf::result<void>(stall_atom, rank_id, bool),
   // INTERNAL: a rank was stopped for as long as is worth a report.
   caf::result<void>(stall_atom, rank_id),

@@ -55,7 +55,8 @@ template <class Inspector>
 bool inspect(Inspector& f, supervisor_status& x) {
   return f.object(x).fields(
     f.field("world_size", x.world_size), f.field("present", x.present),
-    f.field("gone", x.gone), f.field("losses", x.losses));
+    f.field("gone", x.gone), f.field("losses", x.losses),
+    f.field("stopped", x.stopped));
 }
 
 template <class Inspector>

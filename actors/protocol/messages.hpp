@@ -79,6 +79,8 @@ struct step_plan {
   uint64_t key = 0;
   /// Which recorded step is replayed.
   step_id source;
+  /// All pipelines that share modules follow the same computed order.
+  bool same_order = false;
 };
 
 constexpr step_plan::mode last_of(step_plan::mode) noexcept {

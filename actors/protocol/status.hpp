@@ -80,6 +80,8 @@ struct supervisor_status {
   std::vector<rank_id> present;
   std::vector<rank_id> gone;   // said goodbye
   std::vector<failure> losses; // first one first
+  /// By a signal, says who sees their processes.
+  std::vector<rank_id> stopped;
 };
 
 struct stall_status {

@@ -115,9 +115,9 @@ bool inspect(Inspector& f, forward_over& x) {
 
 template <class Inspector>
 bool inspect(Inspector& f, step_plan& x) {
-  return f.object(x).fields(f.field("step", x.step), f.field("mode", x.what),
-                            f.field("key", x.key),
-                            f.field("replayed step", x.source));
+  return f.object(x).fields(
+    f.field("step", x.step), f.field("mode", x.what), f.field("key", x.key),
+    f.field("replayed step", x.source), f.field("same order", x.same_order));
 }
 
 template <class Inspector>

@@ -17,22 +17,60 @@ void record_book::set_key(uint64_t x) {
   key_ = x;
 }
 
+record_book::proposal record_book::propose() const {
+  std::lock_guard guard{mutex_};
+  proposal result;
+  auto* x = find(key_);
+  if (x == nullptr)
+    return result;
+  auto source = best(*x);
+  result.replays = source.has_value();
+  result.source = source.value_or(step_id{});
+  for (auto& [step, record] : x->records)
+    result.records.push_back(step);
+  // Who may leave the order does not keep others waiting for it.
+  if (source && !options_.fall_back)
+    result.order = x->order;
+  return result;
+}
+
+void record_book::agree(const std::vector<proposal>& all) {
+  std::lock_guard guard{mutex_};
+  auto& first = all.front();
+  agreed_ = agreement{};
+  if (std::ranges::none_of(all, &proposal::replays))
+    return;
+  auto can = [&](auto& x) {
+    return std::ranges::count(x.records, first.source) > 0
+           // A computed order is in the record that was chosen.
+           && (!options_.fixed_order
+               || (x.replays && x.source == first.source));
+  };
+  if (first.replays && std::ranges::all_of(all, can)) {
+    agreed_->source = first.source;
+    agreed_->same_order = first.order != 0
+                          && std::ranges::all_of(all, [&](auto& x) {
+                               return x.order == first.order;
+                             });
+  } else if (first.replays || options_.fixed_order) {
+    auto& x = use(key_);
+    x = forgotten(x);
+  }
+}
+
 step_plan record_book::plan(step_id step) {
   std::lock_guard guard{mutex_};
   step_plan result{step, step_plan::mode::record, key_, {}};
   auto& x = use(key_);
-  // A fixed order is computed, and so chosen, by whoever runs the steps.
-  if (!x.chosen && !options_.fixed_order
-      && x.seconds.size() >= options_.steps + std::min(x.learnt, max_learnt)) {
-    auto fastest = std::min_element(
-      x.seconds.begin(), x.seconds.end(),
-      [](auto& a, auto& b) { return a.second < b.second; });
-    choose(x, fastest->first);
-  }
-  if (x.chosen) {
-    result.what = step_plan::mode::replay;
-    result.source = *x.chosen;
-  }
+  auto decided = std::exchange(agreed_, std::nullopt);
+  auto source = decided ? decided->source : best(x);
+  if (!source)
+    return result;
+  if (x.chosen != source)
+    choose(x, *source);
+  result.what = step_plan::mode::replay;
+  result.source = *source;
+  result.same_order = decided && decided->same_order;
   return result;
 }
 
@@ -87,6 +125,11 @@ void record_book::diverged(const std::string& how) {
   replayed_ = nullptr;
 }
 
+void record_book::refused() {
+  std::lock_guard guard{mutex_};
+  note_.refused = true;
+}
+
 void record_book::end() {
   std::lock_guard guard{mutex_};
   replayed_ = nullptr;
@@ -106,11 +149,13 @@ std::shared_ptr<const step_record> record_book::find(uint64_t key,
   return nullptr;
 }
 
-void record_book::choose(uint64_t key, step_id step, step_record record) {
+void record_book::choose(uint64_t key, step_id step, step_record record,
+                         uint64_t order) {
   std::lock_guard guard{mutex_};
   auto& x = use(key);
   x.records[step] = std::make_shared<const step_record>(std::move(record));
   choose(x, step);
+  x.order = order;
 }
 
 void record_book::clear() {
@@ -121,7 +166,7 @@ void record_book::clear() {
 void record_book::outdate() {
   std::lock_guard guard{mutex_};
   for (auto& x : entries_)
-    x = {x.key, {}, {}, 0, x.count, {}};
+    x = forgotten(x);
 }
 
 uint64_t record_book::recorded_steps(uint64_t key) const {
@@ -157,6 +202,21 @@ uint32_t record_book::last_promise() const {
 
 // -- helpers ------------------------------------------------------------------
 
+/// @returns what is replayed next, or nothing yet. (A fixed order is computed,
+/// and so chosen, by whoever runs the steps.)
+std::optional<step_id> record_book::best(const entry& x) const {
+  if (x.chosen || options_.fixed_order
+      || x.seconds.size() < options_.steps + std::min(x.learnt, max_learnt))
+    return x.chosen;
+  return std::ranges::min_element(x.seconds, {},
+                                  [](auto& y) { return y.second; })
+    ->first;
+}
+
+record_book::entry record_book::forgotten(const entry& x) {
+  return {x.key, {}, {}, 0, x.count, {}, 0};
+}
+
 const record_book::entry* record_book::find(uint64_t key) const {
   auto i = std::find_if(entries_.begin(), entries_.end(),
                         [&](auto& x) { return x.key == key; });
@@ -169,7 +229,7 @@ record_book::entry& record_book::use(uint64_t key) {
   if (i != entries_.end())
     entries_.splice(entries_.begin(), entries_, i);
   else
-    entries_.push_front({key, {}, {}, 0, 0, {}});
+    entries_.push_front({key, {}, {}, 0, 0, {}, 0});
   if (entries_.size() > max_keys)
     entries_.pop_back();
   return entries_.front();

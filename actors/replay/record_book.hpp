@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -49,6 +50,20 @@ public:
     bool replayed = false;
     /// How it diverged from the record and went on without; else empty.
     std::string divergence;
+    /// This rank saw it diverge, and it fails for this.
+    bool refused = false;
+  };
+
+  /// What a pipeline would replay next: what those that share modules tell each
+  /// other. A wait for the peers of another pipeline ends only if that one
+  /// comes to the same place.
+  struct proposal {
+    bool replays = false;
+    step_id source;
+    /// Steps of this kind of which there are records.
+    std::vector<step_id> records;
+    /// Tells computed orders apart.
+    uint64_t order = 0;
   };
 
   explicit record_book(options x);
@@ -80,6 +95,13 @@ public:
   /// The key of the steps from now on.
   void set_key(uint64_t x);
 
+  proposal propose() const;
+
+  /// The next plan is to replay what the first one of `all`, the proposals of
+  /// pipelines that share modules, would; if one of them cannot, all forget
+  /// what they have of this kind of step, and it is recorded.
+  void agree(const std::vector<proposal>& all);
+
   /// Decides about the next step.
   step_plan plan(step_id step);
 
@@ -102,6 +124,9 @@ public:
   /// The step diverges from its record.
   void diverged(const std::string& how);
 
+  /// The same where it must not (no `fall_back`).
+  void refused();
+
   /// The step is over.
   void end();
 
@@ -112,7 +137,8 @@ public:
   std::shared_ptr<const step_record> find(uint64_t key, step_id step) const;
 
   /// Replaces it, and has it replayed.
-  void choose(uint64_t key, step_id step, step_record record);
+  /// @param order see `proposal::order`
+  void choose(uint64_t key, step_id step, step_record record, uint64_t order);
 
   /// Forgets everything, between steps: the model is another one.
   void clear();
@@ -150,8 +176,17 @@ private:
     uint64_t learnt = 0; // how many of `seconds`
     uint64_t count = 0;  // steps that were ever recorded
     std::optional<step_id> chosen;
+    uint64_t order = 0; // of `chosen`, if it was computed
   };
 
+  /// What pipelines agreed on for the next step.
+  struct agreement {
+    std::optional<step_id> source;
+    bool same_order = false;
+  };
+
+  std::optional<step_id> best(const entry& x) const;
+  static entry forgotten(const entry& x);
   const entry* find(uint64_t key) const;
   entry& use(uint64_t key);
   static void choose(entry& x, step_id step);
@@ -159,10 +194,18 @@ private:
   const options options_;
   mutable std::mutex mutex_;
   uint64_t key_ = 0;
+  std::optional<agreement> agreed_;
   std::list<entry> entries_; // the last one used comes first
   std::shared_ptr<const step_record> replayed_;
   uint32_t last_promise_ = 0;
   step_note note_;
 };
+
+template <class Inspector>
+bool inspect(Inspector& f, record_book::proposal& x) {
+  return f.object(x).fields(
+    f.field("replays", x.replays), f.field("source", x.source),
+    f.field("records", x.records), f.field("order", x.order));
+}
 
 } // namespace smp

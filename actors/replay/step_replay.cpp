@@ -41,8 +41,11 @@ std::string divergence(const std::string& expected, const std::string& seen) {
 } // namespace
 
 step_replay::step_replay(std::shared_ptr<const step_record> record,
-                         step_id step, bool forms)
-  : record_(std::move(record)), step_(step), forms_(forms) {
+                         step_id step, bool forms, bool same_order)
+  : record_(std::move(record)),
+    step_(step),
+    forms_(forms),
+    same_order_(same_order) {
   // nop
 }
 
@@ -75,13 +78,14 @@ void step_replay::resumed(request_id execution) {
   ++running_[execution].segment;
 }
 
-void step_replay::waits(request_id execution) {
+void step_replay::waits(request_id execution, bool for_peers) {
   auto* x = find(execution);
   auto i = running_.find(execution);
   if (x == nullptr || i == running_.end())
     return;
   auto segment = i->second.segment;
-  if (segment < x->interrupted.size() && !x->interrupted[segment])
+  if ((for_peers && same_order_)
+      || (segment < x->interrupted.size() && !x->interrupted[segment]))
     holder_ = execution;
 }
 

@@ -28,6 +28,12 @@ namespace smp {
 /// started after that wait was over, or would have been. So what is waited for
 /// was made before, and needs none of the later ones now.
 ///
+/// A wait for peers in other pipelines has no place either. Pipelines that
+/// share modules replay the same step, so that the above holds for all of them
+/// together. Where they follow the same computed order, in which nobody waited
+/// for peers, who waits for them keeps its place as well: its peers come to it
+/// in the same place, and nothing there depends on timing.
+///
 /// Each execution checks by itself that the flow is the recorded one: it makes
 /// the recorded calls one after the other, promises included, and ends. So some
 /// rank sees every divergence, and from then on all serve without the record.
@@ -35,8 +41,9 @@ class step_replay {
 public:
   /// @param forms requests and answers must look as recorded, and need not be
   ///        sent again; else only the order counts
+  /// @param same_order see `step_plan::same_order`
   step_replay(std::shared_ptr<const step_record> record, step_id step,
-              bool forms);
+              bool forms, bool same_order = false);
 
   // -- the order --------------------------------------------------------------
 
@@ -49,7 +56,8 @@ public:
 
   void resumed(request_id execution);
 
-  void waits(request_id execution);
+  /// @param for_peers see `wait_reason::for_peers`
+  void waits(request_id execution, bool for_peers);
 
   void woken(request_id execution);
 
@@ -111,6 +119,7 @@ private:
   std::shared_ptr<const step_record> record_;
   step_id step_;
   bool forms_;
+  bool same_order_;
   bool diverged_ = false;
   size_t position_ = 0; // in the order
   std::map<request_id, progress> running_;

@@ -33,7 +33,6 @@ module_server_state::~module_server_state() {
 // -- what the core wants ------------------------------------------------------
 
 void module_server_state::start(context_id ctx, request x) {
-  options.board->executes(ctx);
   auto& to = contexts[ctx];
   if (!to.link) {
     to.link = std::make_shared<context_link>(options.board->notes_of(ctx),
@@ -45,39 +44,19 @@ void module_server_state::start(context_id ctx, request x) {
 }
 
 void module_server_state::resume(context_id ctx, response x) {
-  options.board->executes(ctx);
   if (auto i = contexts.find(ctx); i != contexts.end())
     hand_over(i->second, [&] { return i->second.link->resume(std::move(x)); });
 }
 
-void module_server_state::parked(context_id ctx, request_id x) {
-  options.board->parked(ctx, x);
-}
-
-void module_server_state::answered(context_id ctx) {
-  options.board->answered(ctx);
-}
-
-void module_server_state::idle(context_id ctx) {
-  options.board->idle(ctx);
-}
-
-void module_server_state::lost(context_id ctx) {
-  options.board->lost(ctx);
-}
-
 void module_server_state::ask(rank_id owner, request x) {
-  options.board->note();
   send_request(owner, std::move(x));
 }
 
 void module_server_state::ask(rank_id owner, recorded_request x) {
-  options.board->note();
   send_request(owner, std::move(x));
 }
 
 void module_server_state::answer(response x) {
-  options.board->note();
   if (x.id.origin == core->self()) {
     if (scheduler)
       self->send(scheduler, std::move(x));
@@ -89,12 +68,10 @@ void module_server_state::answer(response x) {
 }
 
 void module_server_state::answer(recorded_response x) {
-  options.board->note();
   send_answer(std::move(x), true);
 }
 
 void module_server_state::forward_done(const smp::forward_done& x) {
-  options.board->note();
   // It sends grants before it replies. If it died, nothing is granted.
   self->request(scheduler, caf::infinite, x)
     .then([this, id = x.id] { core->decided(id); },
@@ -102,34 +79,30 @@ void module_server_state::forward_done(const smp::forward_done& x) {
 }
 
 void module_server_state::run(const scheduled_step& x) {
-  options.board->note();
   self->send(scheduler, x);
 }
 
 void module_server_state::planned(const step_plan& x) {
-  options.board->note();
   broadcast(x);
 }
 
 void module_server_state::diverged(const step_diverged& x) {
-  options.board->note();
   if (!scheduler) {
     options.fabric->send(options.pipeline.front(), encode(x));
     return;
   }
   self->send(scheduler, x);
   broadcast(x);
+  tell_tied(x);
 }
 
 void module_server_state::failed(const step_failed& x) {
-  options.board->note();
   options.services->step_failed(x.step, x.error);
   if (!scheduler)
     return;
   self->send(scheduler, x);
   broadcast(x);
-  for (auto rank : options.tied)
-    options.fabric->send(rank, encode(x));
+  tell_tied(x);
 }
 
 void module_server_state::report_done(request_id id, const completion_ptr& x) {
@@ -173,7 +146,6 @@ void module_server_state::activity(bool busy) {
 }
 
 void module_server_state::step_over(step_report x) {
-  options.board->note();
   options.services->step_over(x.step);
   on_report(std::move(x));
 }
@@ -311,6 +283,12 @@ void module_server_state::broadcast(const T& x) {
       options.fabric->send(rank, encode(x));
 }
 
+template <class T>
+void module_server_state::tell_tied(const T& x) {
+  for (auto rank : options.tied)
+    options.fabric->send(rank, encode(x));
+}
+
 server_status module_server_state::status() const {
   server_status result;
   result.rank = core->self();
@@ -341,6 +319,7 @@ void module_server_state::init(server_options x,
   on_report = std::move(f);
   if (!options.board)
     options.board = std::make_shared<rank_board>(options.self, 0);
+  noted.emplace(*this, *options.board);
   auto leader = options.pipeline.front() == options.self;
   if (options.sequencer)
     options.sequencer->on_moved([door = door] { door->send(moved_atom_v); });
@@ -354,7 +333,7 @@ void module_server_state::init(server_options x,
       .sequencer = options.sequencer,
       .records = options.records,
     },
-    *this);
+    *noted);
   if (leader)
     scheduler = self->spawn<caf::monitored>(
       pipeline_scheduler, options.self, module_server_actor{self},

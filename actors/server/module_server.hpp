@@ -1,5 +1,6 @@
 #pragma once
 
+#include "actors/board/noting_output.hpp"
 #include "actors/protocol/server_status.hpp"
 #include "actors/server/server_core.hpp"
 #include "actors/server/server_options.hpp"
@@ -56,15 +57,10 @@ struct module_server_state : server_output {
   ~module_server_state() override;
 
   // -- server_output ----------------------------------------------------------
-  // The search for stalls has to know who holds the token, who was answered,
-  // and that anything happened at all: the board hears of it first.
+  // The core calls `noted`, which tells the board first.
 
   void start(context_id ctx, request x) override;
   void resume(context_id ctx, response x) override;
-  void parked(context_id ctx, request_id x) override;
-  void answered(context_id ctx) override;
-  void idle(context_id ctx) override;
-  void lost(context_id ctx) override;
   void ask(rank_id owner, request x) override;
   void ask(rank_id owner, recorded_request x) override;
   void answer(response x) override;
@@ -116,6 +112,10 @@ struct module_server_state : server_output {
   template <class T>
   void broadcast(const T& x);
 
+  /// Sends it to the first ranks of pipelines that share modules with this one.
+  template <class T>
+  void tell_tied(const T& x);
+
   server_status status() const;
 
   struct context_entry {
@@ -131,6 +131,7 @@ struct module_server_state : server_output {
   std::shared_ptr<server_door> door;
   server_options options;
   std::function<void(step_report)> on_report;
+  std::optional<noting_output> noted;
   std::optional<server_core> core;
   std::map<context_id, context_entry> contexts;
   pipeline_scheduler_actor scheduler;

@@ -67,9 +67,11 @@ void server_core::begin(run_step x) {
   if (auto i = early_.find(x.step); i != early_.end())
     news = std::move(i->second);
   early_.erase(early_.begin(), early_.upper_bound(x.step));
-  prepare(news);
+  prepare(news.plan);
   if (options_.leader)
     output_.run(admission());
+  if (news.diverged && following())
+    drop_record(*news.diverged);
   for (auto& y : news.forwards)
     end_forward(y);
   if (down_)
@@ -340,7 +342,7 @@ void server_core::suspend(context_id ctx, call x) {
       if (recorder_ && !entry.in_order)
         recorder_->waits(cur.id);
       if (following() && !entry.in_order)
-        replay_->waits(cur.id);
+        replay_->waits(cur.id, x.why.for_peers);
       output_.report_done(id, x.done);
   }
   pump();
@@ -472,6 +474,11 @@ void server_core::cancel_pending(const failure& x, Predicate pred) {
 }
 
 void server_core::reply(response x) {
+  // That this rank cancels what it does is a consequence; for the others it is
+  // lost (R39).
+  if (closing_ && x.id.origin != self()
+      && x.error.code == error_code::cancelled)
+    x.error.code = error_code::rank_down;
   if (dead_.count(x.id.origin) == 0)
     output_.answer(std::move(x));
 }

@@ -254,7 +254,7 @@ private:
   using pending_map = std::map<request_id, pending_call>;
 
   void begin(run_step x);
-  void prepare(const early_news& news);
+  void prepare(const std::optional<step_plan>& plan);
   scheduled_step admission() const;
   void end_record(bool complete);
   /// Tells whether this rank does what the record says.

@@ -21,7 +21,7 @@ struct server_options {
   /// has the PIPELINE SCHEDULER.
   std::vector<rank_id> pipeline;
   /// First ranks of the pipelines that share modules with this one: a step that
-  /// fails here fails there.
+  /// fails here fails there, and one that diverges from its record does so.
   std::vector<rank_id> tied;
   /// Outlives the server, which sends kinds request, response and control.
   smp::fabric* fabric = nullptr;

@@ -18,8 +18,8 @@ void server_core::plan(const step_plan& x) {
     begin(*entering_);
 }
 
-void server_core::prepare(const early_news& news) {
-  plan_ = news.plan;
+void server_core::prepare(const std::optional<step_plan>& plan) {
+  plan_ = plan;
   recorder_.reset();
   replay_.reset();
   if (!plan_)
@@ -29,9 +29,8 @@ void server_core::prepare(const early_news& news) {
     if (auto record = records.begin(*plan_)) {
       // Numbers that the record does not have are free.
       calls_ = record->last_number;
-      replay_.emplace(std::move(record), current_.step, records.forms());
-      if (news.diverged)
-        drop_record(*news.diverged);
+      replay_.emplace(std::move(record), current_.step, records.forms(),
+                      plan_->same_order);
     } else {
       recorder_.emplace(current_.microbatches);
     }
@@ -72,30 +71,36 @@ failure server_core::leave_record(const request& at, const std::string& how) {
               + " (write smp.static_fallback = \"dynamic\" to go on without "
                 "the record, or "
               + key + " = false)";
-  if (!records.fall_back())
+  if (!records.fall_back()) {
+    // What code does that unwinds says nothing.
+    if (!failed_)
+      records.refused();
     return {error_code::unsupported, self(), module, std::move(text)};
+  }
   step_diverged news{current_.step, failure{error_code::unsupported, self(),
                                             module, std::move(text)}
                                       .describe()};
   drop_record(news);
-  output_.diverged(news);
+  if (!options_.leader)
+    output_.diverged(news);
   return {};
 }
 
 void server_core::diverge(const step_diverged& x) {
   if (x.step >= next_)
     early_[x.step].diverged = x;
-  else if (open_ && x.step == current_.step && following()) {
+  else if (open_ && x.step == current_.step && following())
     drop_record(x);
-    if (options_.leader)
-      output_.diverged(x);
-  }
   pump();
 }
 
+/// The step goes on without its record, here and, as pp_rank 0 tells,
+/// elsewhere.
 void server_core::drop_record(const step_diverged& x) {
   replay_->diverge();
   options_.records->diverged(x.text);
+  if (options_.leader)
+    output_.diverged(x);
 }
 
 // -- messages that name the record --------------------------------------------

@@ -127,7 +127,7 @@ stall_monitor(stall_monitor_state::pointer self, stall_monitor_config config) {
 
 // -- without CAF --------------------------------------------------------------
 
-struct stall_watch::impl {
+struct stall_search::impl {
   impl(actor_host& host, stall_options options,
        std::vector<watched_rank> watched)
     : system(host.get().system) {
@@ -173,15 +173,15 @@ struct stall_watch::impl {
   std::optional<inspection_service> inspection;
 };
 
-stall_watch::stall_watch(actor_host& host, stall_options options,
-                         std::vector<watched_rank> ranks)
+stall_search::stall_search(actor_host& host, stall_options options,
+                           std::vector<watched_rank> ranks)
   : impl_(std::make_unique<impl>(host, options, std::move(ranks))) {
   // nop
 }
 
-stall_watch::~stall_watch() = default;
+stall_search::~stall_search() = default;
 
-inspection_entry stall_watch::open_inspection() {
+inspection_entry stall_search::open_inspection() {
   return impl_->open_inspection();
 }
 

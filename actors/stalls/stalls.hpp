@@ -33,12 +33,12 @@ struct watched_rank {
 using stall_listener = std::function<void(const std::string& text, bool ends)>;
 
 /// STALL MONITOR of ranks that live in this process.
-class stall_watch {
+class stall_search {
 public:
-  stall_watch(actor_host& host, stall_options options,
-              std::vector<watched_rank> ranks);
+  stall_search(actor_host& host, stall_options options,
+               std::vector<watched_rank> ranks);
 
-  ~stall_watch();
+  ~stall_search();
 
   /// Lets clients look at the ranks. @returns where
   inspection_entry open_inspection();

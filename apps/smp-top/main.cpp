@@ -88,7 +88,7 @@ int print_once(const options& x, run_source& source, run_look look) {
 }
 
 /// Draws until the user quits or the run ends. @returns the last look
-run_look watch(const options& x, run_source& source, run_look first) {
+run_look draw_until_over(const options& x, run_source& source, run_look first) {
   screen terminal;
   poller poll{
     source, std::chrono::milliseconds{static_cast<int64_t>(x.interval * 1000)},
@@ -122,7 +122,7 @@ int show(const options& x) {
   if (x.once)
     return print_once(x, source, std::move(look));
   if (look.what != run_look::state::ended)
-    look = watch(x, source, std::move(look));
+    look = draw_until_over(x, source, std::move(look));
   if (look.what != run_look::state::ended)
     return exit_well;
   fmt::print("{}", state_text(x.place, look));

@@ -139,7 +139,8 @@ void add_verify_options(CLI::App& app, verify_command& x) {
     .add_option("--modes", x.modes,
                 "Compare in each of these modes instead of the configured one: "
                 "dynamic, fast, static, static+fast, deterministic, "
-                "deterministic+static, or all")
+                "deterministic+static, deterministic+fast, "
+                "deterministic+static+fast, or all")
     ->type_name("MODE,...")
     ->delimiter(',')
     ->allow_extra_args(false)

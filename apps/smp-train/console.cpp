@@ -72,8 +72,10 @@ void console::on_start(const train_start& x) {
   item("step",
        fmt::format("{} {} in {} microbatches, {}", x.batch_size, samples,
                    config_.smp.microbatches, config_.smp.pipeline));
-  print_stderr("\n{}\n{}\n",
+  auto needs = needs_table(x.needs, config_.optimizer);
+  print_stderr("\n{}{}  activations come on top, see smp-train check\n\n{}\n",
                options_.terminal ? x.partition : without_colours(x.partition),
+               needs,
                bold(fmt::format(header, tokens_per_sample_ > 0 ? "tokens/s"
                                                                : "samples/s")));
 }

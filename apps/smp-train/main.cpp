@@ -18,6 +18,8 @@
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/network_choice.hpp"
 #include "runtime/plan/planner.hpp"
+#include "runtime/session/agreement.hpp"
+#include "runtime/session/current_rank.hpp"
 #include "runtime/session/groups.hpp"
 #include "runtime/session/inspection.hpp"
 #include "runtime/session/session.hpp"
@@ -136,8 +138,9 @@ private:
 /// @returns the exit code
 int run_rank(session& s, const command_line& cmd, const train_config& config,
              bool supervised) {
-  const auto run_dir = share_from_rank_0(
-    s, s.rank() == 0 ? make_run_dir(cmd.run_dir, cmd.config) : "");
+  const auto run_dir = agree_everywhere(current_rank(), "smp.run_dir", [&cmd] {
+    return make_run_dir(cmd.run_dir, cmd.config);
+  });
   if (s.rank() > 0)
     make_run_dir(run_dir, cmd.config); // for ranks of other machines
   else
@@ -332,7 +335,10 @@ int run(int argc, char** argv) {
     partition_tree_file(cmd->partition, stderr_is_terminal());
     return exit_done;
   }
-  auto report = read_config(cmd->config, cmd->overrides);
+  const auto environment = read_rank_environment();
+  auto report = read_config(cmd->config, cmd->overrides,
+                            environment ? std::optional{environment->world_size}
+                                        : std::nullopt);
   for (auto& text : report.errors)
     print_stderr("{}\n", text);
   if (!report.errors.empty())
@@ -354,7 +360,6 @@ int run(int argc, char** argv) {
     return exit_done;
   }
   check_json_file(cmd->verify.json);
-  auto environment = read_rank_environment();
   // Our launcher has looked before its ranks began to write.
   if (!cmd->run_dir.empty() && cmd->nodes.node.value_or(0) == 0
       && !(environment && environment->supervised))

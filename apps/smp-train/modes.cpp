@@ -14,6 +14,11 @@ constexpr run_mode all[] = {
   {.name = "static+fast", .fast = true, .replays = true},
   {.name = "deterministic", .deterministic = true},
   {.name = "deterministic+static", .replays = true, .deterministic = true},
+  {.name = "deterministic+fast", .fast = true, .deterministic = true},
+  {.name = "deterministic+static+fast",
+   .fast = true,
+   .replays = true,
+   .deterministic = true},
 };
 
 } // namespace
@@ -38,7 +43,7 @@ std::vector<std::string> names_of_modes() {
 }
 
 void set_mode(train_config& config, const run_mode& x) {
-  // What is not "dynamic" is what a user runs: not a step fails for a promise.
+  // Where calls go on it is as by default: no step fails for a promise.
   config.smp.fast_mode = x.fast ? std::nullopt : std::optional{false};
   config.smp.static_mode = x.replays;
   config.smp.deterministic_server = x.deterministic;

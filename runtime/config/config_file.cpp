@@ -45,7 +45,9 @@ std::string one_line(const std::string& text) {
 
 class reader {
 public:
-  explicit reader(std::string file) : file_(std::move(file)) {
+  /// @param world see `read_config`
+  reader(std::string file, std::optional<uint64_t> world)
+    : file_(std::move(file)), world_(world) {
     // nop
   }
 
@@ -93,6 +95,8 @@ public:
       if (key.slot != nullptr)
         check_key(key);
     check_options();
+    if (config_.smp.ddp && !config_.ranks)
+      config_.ranks = world_;
     for (auto& conflict : conflicts_of_good_keys())
       complain_about(conflict);
   }
@@ -347,6 +351,7 @@ private:
   }
 
   std::string file_;
+  std::optional<uint64_t> world_;
   train_config config_;
   bool reading_command_line_ = false;
   /// False if the file could not be parsed at all.
@@ -364,8 +369,9 @@ private:
 } // namespace
 
 config_report parse_config(const std::string& text, const std::string& name,
-                           const std::vector<std::string>& overrides) {
-  reader x{name};
+                           const std::vector<std::string>& overrides,
+                           std::optional<uint64_t> world) {
+  reader x{name, world};
   x.read_text(text);
   for (auto& setting : overrides)
     x.read_override(setting);
@@ -374,8 +380,9 @@ config_report parse_config(const std::string& text, const std::string& name,
 }
 
 config_report read_config(const std::string& path,
-                          const std::vector<std::string>& overrides) {
-  reader x{path};
+                          const std::vector<std::string>& overrides,
+                          std::optional<uint64_t> world) {
+  reader x{path, world};
   try {
     x.read_text(read_config_text(path));
     for (auto& setting : overrides)

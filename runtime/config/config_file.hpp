@@ -189,9 +189,14 @@ inline uint64_t ranks_of(const train_config& x) {
                           * x.smp.tensor_parallel_degree);
 }
 
+/// @returns how many ranks have the same modules, or parts of them.
+inline uint64_t dp_size_of(const train_config& x) {
+  return ranks_of(x) / x.smp.pipeline_parallel_degree;
+}
+
 /// @returns how many replicas share each batch.
 inline uint64_t replicas_of(const train_config& x) {
-  return ranks_of(x) / x.smp.pipeline_parallel_degree
+  return dp_size_of(x)
          / (x.smp.prescaled_batch ? x.smp.tensor_parallel_degree : 1);
 }
 
@@ -205,13 +210,17 @@ struct config_report {
 /// Reads `path` and applies `overrides` ("--table.key=value", dashes optional;
 /// "--ranks=N" is that of the degrees or replicas, whichever there are) on top.
 /// Finds all errors, not only the first; never throws for a bad file.
+/// @param world ranks that another launcher has started: that many hold
+/// replicas, if the configuration does not say it
 config_report read_config(const std::string& path,
-                          const std::vector<std::string>& overrides = {});
+                          const std::vector<std::string>& overrides = {},
+                          std::optional<uint64_t> world = {});
 
 /// Same for text that is already in memory; `name` stands for the file in
 /// errors, relative paths stay as they are.
 config_report parse_config(const std::string& text, const std::string& name,
-                           const std::vector<std::string>& overrides = {});
+                           const std::vector<std::string>& overrides = {},
+                           std::optional<uint64_t> world = {});
 
 /// Same as `read_config`. @throws error (config) with all errors, one per line
 train_config load_config(const std::string& path,

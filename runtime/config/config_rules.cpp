@@ -225,10 +225,36 @@ public:
     if (x.shard_gradients && !x_.train.dump_gradients.empty())
       add("train.dump_gradients", "is not possible with", "smp.shard_gradients",
           "no replica has whole gradients; leave one of them out");
+    if (x.shard_gradients && !x.fast_mode && !x.no_promises.empty())
+      add("smp.no_promises", "has no effect with", "smp.shard_gradients",
+          "every call waits; write smp.fast_mode = true, or leave it out");
     if (!x.tensor_parallel_modules.empty() && x.tensor_parallel_degree == 1)
       add("tensor_parallel.modules", "has no effect with",
           "smp.tensor_parallel_degree",
           "write smp.tensor_parallel_degree = 2 or more, or leave it out");
+  }
+
+  void check_lone_replica() {
+    auto& x = x_.smp;
+    if (!x.ddp || x.tensor_parallel_degree != 1
+        || ranks_of(x_) != x.pipeline_parallel_degree)
+      return;
+    const session_config none;
+    auto idle = [&](const char* key, bool given) {
+      if (given)
+        add({key, "smp.ranks", "smp.pipeline_parallel_degree"},
+            fmt::format("{} has no effect with smp.ranks = {}, which hold one "
+                        "replica of the model; write smp.ranks = {} or more, "
+                        "or leave it out",
+                        setting(key, x_), ranks_of(x_), 2 * ranks_of(x_)));
+    };
+    idle("smp.placement_strategy",
+         x.placement_strategy != none.placement_strategy);
+    idle("smp.shard_optimizer_state", x.shard_optimizer_state);
+    idle("smp.shard_gradients", x.shard_gradients);
+    idle("smp.bucket_cap_mb", x.bucket_cap_mb != none.bucket_cap_mb);
+    idle("smp.overlapping_allreduce", !x.overlapping_allreduce);
+    idle("smp.broadcast_buffers", x.broadcast_buffers);
   }
 
   void check_same_samples() {
@@ -300,6 +326,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_batch();
   rules.check_placement();
   rules.check_replicas();
+  rules.check_lone_replica();
   rules.check_same_samples();
   rules.check_checkpointing();
   rules.check_model();
@@ -357,6 +384,8 @@ void validate(const session_config& x) {
     if (key.slot != nullptr && is_of_session(key.name))
       if (auto wrong = check_value(key, whole))
         add(*wrong);
+  // How many replicas there will be is not said here.
+  whole.ranks = 2 * x.pipeline_parallel_degree * x.tensor_parallel_degree;
   // Rules on several keys mean little while one of them is wrong by itself, and
   // what else could conflict is not set.
   if (errors.empty())

@@ -101,8 +101,7 @@ const std::vector<config_key> run_table = {
    .slot = SMP_SLOT(optimizer.fused),
    .meaning = "updates in one pass over the memory, in less time; the last "
               "place of a number may differ",
-   .elsewhere = {"fused_adam", "fused_optimizer", "foreach"},
-   .only = {{"optimizer.type", {"adamw", "adam", "sgd"}}}},
+   .elsewhere = {"fused_adam", "fused_optimizer", "foreach"}},
   {.name = "optimizer.ema_decay",
    .slot = SMP_SLOT(optimizer.ema_decay),
    .meaning = "keeps averages of the weights, each so much of what it was and "

@@ -164,7 +164,8 @@ const std::vector<config_key> session_table = {
    .meaning = "calls of modules on other ranks return at once where earlier "
               "ones tell what they return, and it is fetched when something "
               "touches it (docs/fast_mode.md); `auto`: a step in which one "
-              "returns something else is run again, `true`: that is an error"},
+              "returns something else is run again, `true`: that is an error; "
+              "with `smp.shard_gradients`, `auto` is `false`"},
   {.name = "smp.no_promises",
    .slot = SMP_SLOT(smp.no_promises),
    .meaning = "modules, by name, with all that is below them, whose calls "
@@ -246,6 +247,8 @@ const std::vector<config_key> session_table = {
    .only = {{"smp.offload_activations", {"true"}}},
    .local = true,
    .is_folder = true},
+  {.name = "smp.offload_optimizer",
+   .meaning = "what the optimizer remembers is in host memory, for devices"},
   // -- [tensor_parallel] ------------------------------------------------------
   {.name = "tensor_parallel.modules",
    .slot = SMP_SLOT(smp.tensor_parallel_modules),

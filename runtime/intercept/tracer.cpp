@@ -273,7 +273,7 @@ tracer::tracer(const walked_model& model, const trace_options& options,
   result_.memory = options.memory;
   if (options.memory)
     memory_ = std::make_unique<memory_meter>(model);
-  watch_results(true);
+  track_results(true);
   current_tracer = this;
   set_interceptor(interceptor::trace, this);
   // What the step computes besides its modules is the root's.
@@ -353,10 +353,10 @@ void tracer::on_memory() {
 }
 
 /// It takes time, which is not to be measured.
-void tracer::watch_results(bool on) {
-  watch_.reset();
+void tracer::track_results(bool on) {
+  tracker_.reset();
   if (on)
-    watch_ = std::make_unique<result_watch>(
+    tracker_ = std::make_unique<result_tracker>(
       result_.modules, [this]() -> std::optional<module_id> {
         if (!counts() || stack_.empty())
           return std::nullopt;
@@ -365,13 +365,13 @@ void tracer::watch_results(bool on) {
 }
 
 void tracer::note_returned(std::span<const at::Tensor> xs) {
-  if (!watch_ || !counts())
+  if (!tracker_ || !counts())
     return;
   auto module = stack_.back().module;
   auto caller = std::find_if(stack_.rbegin(), stack_.rend(),
                              [&](auto& x) { return x.module != module; });
   if (caller != stack_.rend())
-    watch_->returned(module, caller->module, xs);
+    tracker_->returned(module, caller->module, xs);
 }
 
 // -- call_interceptor ---------------------------------------------------------
@@ -492,7 +492,7 @@ bool traced_model_call::next() {
   else
     x.pass_ = again && x.options_.times ? pass::time : pass::none;
   ++passes_;
-  x.watch_results(x.pass_ == pass::count);
+  x.track_results(x.pass_ == pass::count);
   if (x.pass_ == pass::none)
     return false;
   x.seconds_.assign(x.seconds_.size(), 0);

@@ -7,7 +7,7 @@
 #include "partition/trace.hpp"
 #include "runtime/base/random_stream.hpp"
 #include "runtime/intercept/call_scope.hpp"
-#include "runtime/intercept/result_watch.hpp"
+#include "runtime/intercept/result_tracker.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -135,7 +135,7 @@ private:
   void add_bytes(std::span<const at::Tensor> xs);
   void on_memory();
   void note_returned(std::span<const at::Tensor> xs);
-  void watch_results(bool on);
+  void track_results(bool on);
   bool counts() const noexcept;
   bool times() const noexcept;
 
@@ -148,7 +148,7 @@ private:
   uint64_t order_ = 0;
   bool unwinding_ = false;
   std::unique_ptr<memory_meter> memory_;
-  std::unique_ptr<result_watch> watch_;
+  std::unique_ptr<result_tracker> tracker_;
   std::unique_ptr<saved_state> saved_;
 };
 

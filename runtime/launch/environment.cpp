@@ -7,9 +7,11 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <sstream>
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -28,17 +30,23 @@ namespace {
 
 // -- variables ----------------------------------------------------------------
 
+const char* own_variable(const char* name) {
+  return std::getenv(name);
+}
+
 /// An empty variable counts as none.
-std::optional<std::string> variable(const char* name) {
-  auto value = std::getenv(name);
+std::optional<std::string> variable(const variable_source& of,
+                                    const char* name) {
+  auto value = of(name);
   if (value == nullptr || *value == '\0')
     return std::nullopt;
   return value;
 }
 
 std::optional<uint64_t>
-number(const char* name, uint64_t limit = std::numeric_limits<int64_t>::max()) {
-  auto text = variable(name);
+number(const variable_source& of, const char* name,
+       uint64_t limit = std::numeric_limits<int64_t>::max()) {
+  auto text = variable(of, name);
   if (!text)
     return std::nullopt;
   uint64_t result = 0;
@@ -59,9 +67,10 @@ struct launcher_names {
 };
 
 /// @returns nothing if the launcher did not start this process
-std::optional<rank_environment> read_place(const launcher_names& names) {
-  auto rank = number(names.rank);
-  auto world_size = number(names.world_size);
+std::optional<rank_environment> read_place(const variable_source& of,
+                                           const launcher_names& names) {
+  auto rank = number(of, names.rank);
+  auto world_size = number(of, names.world_size);
   if (!rank && !world_size)
     return std::nullopt;
   if (!rank || !world_size)
@@ -77,12 +86,12 @@ std::optional<rank_environment> read_place(const launcher_names& names) {
   result.rank = *rank;
   result.world_size = *world_size;
   if (names.local_size != nullptr)
-    result.local_size = number(names.local_size).value_or(0);
+    result.local_size = number(of, names.local_size).value_or(0);
   if (result.local_size > *world_size)
     fail(fmt::format("environment: {}={} must not be more than {}={}",
                      names.local_size, result.local_size, names.world_size,
                      *world_size));
-  result.local_rank = number(names.local_rank).value_or(*rank);
+  result.local_rank = number(of, names.local_rank).value_or(*rank);
   auto local_limit = result.local_size > 0 ? result.local_size : *world_size;
   if (result.local_rank >= local_limit)
     fail(fmt::format("environment: {}={} must be less than {}",
@@ -106,43 +115,43 @@ void read_address(rank_environment& x, const std::string& text) {
 }
 
 /// Where the user, or torchrun, says that rank 0 is.
-void read_master(rank_environment& x) {
-  if (auto address = variable("MASTER_ADDR"))
+void read_master(rank_environment& x, const variable_source& of) {
+  if (auto address = variable(of, "MASTER_ADDR"))
     x.rendezvous_address = *address == "localhost" ? "127.0.0.1" : *address;
-  auto port = number("MASTER_PORT", 65535).value_or(0);
+  auto port = number(of, "MASTER_PORT", 65535).value_or(0);
   // torchrun itself listens at MASTER_PORT and says so.
-  if (variable("TORCHELASTIC_USE_AGENT_STORE") != "True")
+  if (variable(of, "TORCHELASTIC_USE_AGENT_STORE") != "True")
     x.rendezvous_port = static_cast<uint16_t>(port);
 }
 
 // -- launchers ----------------------------------------------------------------
 
-std::optional<rank_environment> read_ours() {
+std::optional<rank_environment> read_ours(const variable_source& of) {
   auto result = read_place(
-    {"SMP_RANK", "SMP_WORLD_SIZE", "SMP_LOCAL_RANK", "SMP_LOCAL_SIZE"});
+    of, {"SMP_RANK", "SMP_WORLD_SIZE", "SMP_LOCAL_RANK", "SMP_LOCAL_SIZE"});
   if (!result)
     return result;
-  auto run_id = variable("SMP_RUN_ID");
+  auto run_id = variable(of, "SMP_RUN_ID");
   if (!run_id)
     fail("environment: SMP_RANK is set but SMP_RUN_ID is not");
   result->run_id = *run_id;
   // With an address somebody listens there already: our launcher.
-  if (auto address = variable("SMP_RENDEZVOUS")) {
+  if (auto address = variable(of, "SMP_RENDEZVOUS")) {
     read_address(*result, *address);
     result->supervised = true;
   }
   return result;
 }
 
-std::optional<rank_environment> read_torchrun() {
+std::optional<rank_environment> read_torchrun(const variable_source& of) {
   auto result = read_place(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
+    of, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
   if (!result)
     return result;
-  auto address = variable("MASTER_ADDR").value_or("127.0.0.1");
-  auto port = number("MASTER_PORT", 65535).value_or(0);
-  read_master(*result);
-  auto id = variable("TORCHELASTIC_RUN_ID").value_or("none");
+  auto address = variable(of, "MASTER_ADDR").value_or("127.0.0.1");
+  auto port = number(of, "MASTER_PORT", 65535).value_or(0);
+  read_master(*result, of);
+  auto id = variable(of, "TORCHELASTIC_RUN_ID").value_or("none");
   result->run_id = fmt::format("{}-{}-{}", id, address, port);
   if (id == "none" && port == 0)
     fail(
@@ -151,41 +160,67 @@ std::optional<rank_environment> read_torchrun() {
   return result;
 }
 
-std::optional<rank_environment> read_open_mpi() {
-  auto result = read_place({"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                            "OMPI_COMM_WORLD_LOCAL_RANK",
-                            "OMPI_COMM_WORLD_LOCAL_SIZE"});
+std::optional<rank_environment> read_open_mpi(const variable_source& of) {
+  auto result = read_place(of, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                "OMPI_COMM_WORLD_LOCAL_RANK",
+                                "OMPI_COMM_WORLD_LOCAL_SIZE"});
   if (!result)
     return result;
-  auto job = variable("PMIX_NAMESPACE");
+  auto job = variable(of, "PMIX_NAMESPACE");
   if (!job)
-    job = variable("OMPI_MCA_ess_base_jobid");
+    job = variable(of, "OMPI_MCA_ess_base_jobid");
   if (!job)
     fail(
       "environment: OMPI_COMM_WORLD_RANK is set but neither PMIX_NAMESPACE "
       "nor OMPI_MCA_ess_base_jobid is");
   result->run_id = "mpi-" + *job;
-  read_master(*result);
+  read_master(*result, of);
   return result;
 }
 
-std::optional<rank_environment> read_slurm() {
+/// Slurm says how many tasks each node has, "2(x3),1" for 2, 2, 2, 1, and which
+/// of the nodes this one is.
+/// @returns 0 if it does not
+uint64_t tasks_of_node(const variable_source& of) {
+  auto text = variable(of, "SLURM_STEP_TASKS_PER_NODE");
+  auto node = number(of, "SLURM_NODEID");
+  if (!text || !node)
+    return 0;
+  uint64_t nodes = 0; // so far
+  std::istringstream groups{*text};
+  for (std::string group; std::getline(groups, group, ',');) {
+    unsigned long long tasks = 0;
+    unsigned long long times = 1;
+    if (std::sscanf(group.c_str(), "%llu(x%llu)", &tasks, &times) < 1)
+      return 0;
+    nodes += times;
+    if (*node < nodes)
+      return tasks;
+  }
+  return 0;
+}
+
+std::optional<rank_environment> read_slurm(const variable_source& of) {
   // The batch script of a job has most of these variables too, but only srun
   // starts one process per rank.
-  auto step = number("SLURM_STEP_ID");
+  auto step = number(of, "SLURM_STEP_ID");
   constexpr uint64_t first_special_step = 0xfffffff0; // batch, extern, ...
   if (!step || *step >= first_special_step)
     return std::nullopt;
-  auto size = variable("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS"
-                                               : "SLURM_NTASKS";
-  auto result = read_place({"SLURM_PROCID", size, "SLURM_LOCALID", nullptr});
+  auto size = variable(of, "SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS"
+                                                   : "SLURM_NTASKS";
+  auto result = read_place(of,
+                           {"SLURM_PROCID", size, "SLURM_LOCALID", nullptr});
   if (!result)
     return result;
-  auto job = variable("SLURM_JOB_ID");
+  auto job = variable(of, "SLURM_JOB_ID");
   if (!job)
     fail("environment: SLURM_PROCID is set but SLURM_JOB_ID is not");
   result->run_id = fmt::format("slurm-{}.{}", *job, *step);
-  read_master(*result);
+  if (auto here = tasks_of_node(of);
+      here > result->local_rank && here <= result->world_size)
+    result->local_size = here;
+  read_master(*result, of);
   return result;
 }
 
@@ -212,22 +247,28 @@ std::string private_directory() {
 
 } // namespace
 
-std::optional<rank_environment> read_rank_environment() {
+std::optional<rank_environment> read_place_in_run(const variable_source& of) {
   for (auto read : {read_ours, read_torchrun, read_open_mpi, read_slurm})
-    if (auto result = read()) {
-      if (auto dir = variable("SMP_RENDEZVOUS_DIR"))
-        result->rendezvous_dir = *dir;
-      else if (!result->supervised
-               && (result->rendezvous_port == 0
-                   || !variable(secret_file_variable)))
-        result->rendezvous_dir = private_directory();
+    if (auto result = read(of))
       return result;
-    }
   return std::nullopt;
 }
 
+std::optional<rank_environment> read_rank_environment() {
+  auto result = read_place_in_run(own_variable);
+  if (!result)
+    return result;
+  if (auto dir = variable(own_variable, "SMP_RENDEZVOUS_DIR"))
+    result->rendezvous_dir = *dir;
+  else if (!result->supervised
+           && (result->rendezvous_port == 0
+               || !variable(own_variable, secret_file_variable)))
+    result->rendezvous_dir = private_directory();
+  return result;
+}
+
 bool stderr_is_terminal() {
-  if (auto told = variable("SMP_TERMINAL"))
+  if (auto told = variable(own_variable, "SMP_TERMINAL"))
     return *told == "1";
   return ::isatty(STDERR_FILENO) == 1;
 }

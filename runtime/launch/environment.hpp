@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -35,15 +36,24 @@ struct rank_environment {
 /// or if no directory for the rendezvous can be used
 std::optional<rank_environment> read_rank_environment();
 
+/// @returns a variable of some environment; null if it is not set
+using variable_source = std::function<const char*(const char*)>;
+
+/// The same of any process, but for the directory of the rendezvous.
+std::optional<rank_environment> read_place_in_run(const variable_source& of);
+
 /// A variable of the environment and its value.
 struct environment_variable {
   const char* name;
   const char* value;
 };
 
-/// What must be set before exec (R27): OpenMP threads that spin while they
-/// wait slow down those that work, and UCX's memory hooks cost 0.4 s.
+/// What must be set before exec (R27): large pages for what malloc gives, as
+/// tensors in small ones cross between processes at half the rate, OpenMP
+/// threads that spin while they wait slow down those that work, and UCX's
+/// memory hooks cost 0.4 s.
 inline constexpr environment_variable variables_before_exec[] = {
+  {"GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"},
   {"OMP_WAIT_POLICY", "passive"},
   {"UCX_MEM_MMAP_HOOK_MODE", "none"},
 };

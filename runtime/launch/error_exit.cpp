@@ -3,6 +3,7 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/limits.hpp"
+#include "runtime/launch/shared_segments.hpp"
 
 #include <fmt/format.h>
 
@@ -32,12 +33,12 @@ bool leave_words(const char* variable, const char* text) {
     auto* fd = std::getenv(variable);
     if (!here || !here->supervised || fd == nullptr)
       return false;
-    auto record = fmt::format("{} {}", here->rank, text);
+    auto words = fmt::format("{} {}", here->rank, text);
     // What is not longer than this is written as one, or not at all.
-    record.resize(std::min<size_t>(record.size(), PIPE_BUF - 1));
-    record.push_back('\0');
-    return ::write(std::atoi(fd), record.data(), record.size())
-           == static_cast<ssize_t>(record.size());
+    words.resize(std::min<size_t>(words.size(), PIPE_BUF - 1));
+    words.push_back('\0');
+    return ::write(std::atoi(fd), words.data(), words.size())
+           == static_cast<ssize_t>(words.size());
   } catch (const error&) { // the environment is wrong
     return false;
   }
@@ -61,6 +62,8 @@ bool leave_last_words(const char* text) {
   if (!told_by_others(x.code()) && !leave_last_words(x.what())
       && !print_stderr("error: {}\n", x.what()))
     leave_unwritten_words(x.what());
+  // No destructor of the session may have run.
+  remove_segments_of_lost_ranks();
   std::_Exit(exit_code_of(x.code()));
 }
 
@@ -106,9 +109,12 @@ bool told_by_others(error_code x) {
   auto environment = read_rank_environment();
   if (!environment)
     return false;
-  // Our launcher tells how a rank died, rank 0 how all are stalled.
+  // Our launcher tells how a rank died, if it has the SUPERVISOR: that of
+  // another machine hears of its own ranks only. Rank 0 tells how all are
+  // stalled.
   return x == error_code::rank_down
            ? environment->supervised
+               && environment->rank == environment->local_rank
            : !environment->supervised && environment->rank > 0;
 }
 

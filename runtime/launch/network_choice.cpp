@@ -11,6 +11,7 @@
 #include <thread>
 
 #include <arpa/inet.h>
+#include <sys/socket.h>
 
 namespace smp {
 
@@ -27,6 +28,18 @@ bool means_loopback(const std::string& host) {
   bool number = ::inet_pton(AF_INET, host.c_str(), &ignored) == 1
                 || ::inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
   return host == "localhost" || (number && is_loopback(host));
+}
+
+/// @returns whether a process of this machine can listen at it
+bool is_own(const std::string& host) {
+  auto all = resolve(host, 0);
+  for (auto* x = all.get(); x != nullptr; x = x->ai_next) {
+    file_descriptor probe{
+      ::socket(x->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    if (probe && ::bind(probe.get(), x->ai_addr, x->ai_addrlen) == 0)
+      return true;
+  }
+  return false;
 }
 
 /// A name service may need a moment for a machine that has just begun.
@@ -92,7 +105,10 @@ network_choice choose_network(const rank_environment& x,
   auto mine = named ? find_interface(config.interface)
                     : interface_towards(master);
   result.interface = mine.name;
-  result.master = here || (named && x.rank == 0) ? mine.address : master;
+  // The others come to where they were told that rank 0 is, by whatever
+  // interface; it may be no address of this machine (a port that is mapped).
+  auto elsewhere = named && x.rank == 0 && !here && !is_own(master);
+  result.master = here || elsewhere ? mine.address : master;
   auto silence = static_cast<int64_t>(config.link_timeout * 1000);
   result.line = tls_line{tls_keys{config.keys},
                          std::chrono::milliseconds{silence}, nullptr};

@@ -234,6 +234,7 @@ void process_group::reap_all() {
     term_timer_.cancel();
     kill_timer_.cancel();
     late_timer_.cancel();
+    second_hand_timer_.cancel();
     if (output_.is_open())
       output_.close();
   }
@@ -284,9 +285,28 @@ void process_group::blame(failure x, evidence strength, int code) {
     result_.cause = x;
     result_.code = code;
   }
+  if (code == code_rank_failed)
+    tell_later(std::move(x));
+  else
+    tell(x);
+  end_all();
+}
+
+void process_group::tell(const failure& x) {
   if (options_.on_failure)
     options_.on_failure(x);
-  end_all();
+}
+
+void process_group::tell_later(failure x) {
+  told_later_.push_back(std::move(x));
+  if (told_later_.size() > 1)
+    return;
+  second_hand_timer_.expires_after(options_.second_hand);
+  // Also if it is cancelled: ranks on other machines want to know.
+  second_hand_timer_.async_wait([this](boost::system::error_code) {
+    for (auto& y : std::exchange(told_later_, {}))
+      tell(y);
+  });
 }
 
 void process_group::end_all() {
@@ -376,10 +396,10 @@ std::string process_group::given_words(uint64_t rank) const {
   for (ssize_t n; (n = ::read(words_out_.get(), buffer, sizeof(buffer))) > 0;)
     all.append(buffer, static_cast<size_t>(n));
   auto begins = fmt::format("{} ", rank);
-  std::istringstream records{all};
-  for (std::string record; std::getline(records, record, '\0');)
-    if (record.starts_with(begins))
-      return record.substr(begins.size());
+  std::istringstream of_all_ranks{all};
+  for (std::string words; std::getline(of_all_ranks, words, '\0');)
+    if (words.starts_with(begins))
+      return words.substr(begins.size());
   return {};
 }
 

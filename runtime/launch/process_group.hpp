@@ -56,6 +56,10 @@ public:
     std::vector<int> inherited;
     /// From the first failure until all are gone.
     std::chrono::milliseconds grace{2000};
+    /// Whoever exits because it lost another rank may be gone before that one
+    /// is: for so long its end is not told, so that others hear the cause
+    /// first.
+    std::chrono::milliseconds second_hand{100};
     /// From the first interrupt until all are gone.
     std::chrono::milliseconds interrupt_grace{30000};
     /// Interrupts the processes when nobody reads stderr any more: ssh passes
@@ -133,6 +137,8 @@ private:
   void look_for_stops();
   void on_end(rank_id rank, const process_end& x);
   void blame(failure x, evidence strength, int code);
+  void tell(const failure& x);
+  void tell_later(failure x);
   void end_all();
   void send_to_all(int number);
   void after(boost::asio::steady_timer& timer, std::chrono::milliseconds delay,
@@ -151,6 +157,7 @@ private:
   boost::asio::steady_timer term_timer_{io_};
   boost::asio::steady_timer kill_timer_{io_};
   boost::asio::steady_timer late_timer_{io_};
+  boost::asio::steady_timer second_hand_timer_{io_};
   boost::asio::posix::stream_descriptor output_{io_};
   /// Whether this process adopted orphans before.
   int adopted_ = 0;
@@ -166,6 +173,7 @@ private:
   /// Signals were sent: whoever dies now is no cause.
   bool signalled_ = false;
   evidence evidence_ = evidence::none;
+  std::vector<failure> told_later_;
   result result_;
 };
 

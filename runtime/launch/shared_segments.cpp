@@ -1,11 +1,13 @@
 #include "runtime/launch/shared_segments.hpp"
 
 #include "runtime/base/file_io.hpp"
+#include "runtime/launch/environment.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <set>
 #include <string_view>
@@ -26,6 +28,12 @@ namespace {
 constexpr uint64_t room_of_a_rank = uint64_t{10} << 20;
 
 constexpr std::string_view segment_prefix = "ucx_shm_posix_";
+
+/// When this process began, and how much sooner another rank may have. Older
+/// ones are of another run, perhaps of a container whose processes are not seen
+/// from here.
+const std::time_t process_begun = std::time(nullptr);
+constexpr std::time_t segment_head_start = 60;
 
 /// @returns files of UCX in `folder`, by their names
 std::set<std::string> segments_since(const std::string& folder,
@@ -104,6 +112,17 @@ void remove_dead_segments(const std::string& folder, std::time_t since) {
       keep_unused(process.path(), names);
   for (auto& name : names)
     ::unlink((fs::path{folder} / name).c_str());
+}
+
+void remove_segments_of_lost_ranks() {
+  try {
+    auto here = read_rank_environment();
+    if (here && !here->supervised)
+      remove_dead_segments(shared_memory_folder(),
+                           process_begun - segment_head_start);
+  } catch (const std::exception&) {
+    // The environment is wrong, so no run began, or nothing can be read here.
+  }
 }
 
 } // namespace smp

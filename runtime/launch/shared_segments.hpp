@@ -24,4 +24,9 @@ std::optional<std::string> no_room_for_shared_memory(const std::string& folder,
 /// than `since` and that no process has open or mapped.
 void remove_dead_segments(const std::string& folder, std::time_t since);
 
+/// Where no launcher of ours looks after the ranks, those that are left do, on
+/// their way out: removes what a rank of this run may have left behind on this
+/// machine. Does nothing in a rank of our launcher.
+void remove_segments_of_lost_ranks();
+
 } // namespace smp

@@ -221,15 +221,15 @@ void keep(const std::vector<promise_impl*>& xs) {
   if (xs.size() > 1) {
     // All on their way before the first wait.
     std::vector<completion_ptr> missing;
-    wait_reason why;
+    std::vector<std::pair<completion_ptr, wait_reason>> whys;
     for (auto* x : xs)
       if (auto source = x->source())
         if (auto y = source->content(); !y->done()) {
+          whys.emplace_back(y, source->why());
           missing.push_back(std::move(y));
-          why = source->why();
         }
     if (missing.size() > 1)
-      waiter::current().wait(all_of(missing), why);
+      waiter::current().wait(all_of(missing), reason_of_all(std::move(whys)));
   }
   for (auto* x : xs)
     x->keep();

@@ -89,7 +89,11 @@ public:
 
   /// Tells whether tensor-parallel ranks compute a module together.
   bool is_shared(module_id x) const {
-    return !shared_.empty() && shared_.contains(x);
+    return any_shared() && shared_.contains(x);
+  }
+
+  bool any_shared() const noexcept {
+    return !shared_.empty();
   }
 
   /// How they do, on the ranks that own it; else null.
@@ -140,7 +144,6 @@ public:
   /// the paths of random numbers, which name what they exchange.
   void share(const std::vector<module_id>& modules);
 
-  /// @param x how this rank computes its part
   /// Ranks compute the modules together that have these tensors, by their own
   /// code: each of their calls counts in paths, as above.
   void compute_together(const std::vector<uint32_t>& tensors);
@@ -155,6 +158,7 @@ public:
     one_batch_.insert(tensor);
   }
 
+  /// @param x how this rank computes its part
   /// @param slices what it holds of the module's tensors
   void share(module_id module, std::unique_ptr<distributed_module> x,
              const std::map<uint32_t, tensor_slice>& slices);

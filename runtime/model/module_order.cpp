@@ -1,10 +1,12 @@
 #include "runtime/model/module_order.hpp"
 
+#include "runtime/base/fnv_hash.hpp"
 #include "runtime/model/script_walk.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 
 #include <c10/core/InferenceMode.h>
-
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -18,13 +20,6 @@ std::string last_part(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
-std::string join(const std::vector<std::string>& xs) {
-  std::string result;
-  for (auto& x : xs)
-    result += (result.empty() ? "" : ", ") + x;
-  return result;
-}
-
 bool in_training(const walked_module& x) {
   return x.script ? is_training(*x.script) : x.object->is_training();
 }
@@ -36,15 +31,7 @@ std::optional<uint64_t> hash_bits(const at::Tensor& x) {
     return std::nullopt;
   auto flat = x.detach().contiguous();
   auto* bytes = static_cast<const std::byte*>(flat.const_data_ptr());
-  uint64_t result = 14695981039346656037ull;
-  size_t n = flat.nbytes();
-  for (size_t i = 0; i < n; i += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes + i, std::min(sizeof(word), n - i));
-    result = (result ^ word) * 0x9e3779b97f4a7c15ull;
-    result ^= result >> 29;
-  }
-  return result;
+  return hash_of_memory({bytes, flat.nbytes()});
 }
 
 } // namespace
@@ -131,8 +118,10 @@ std::string module_order::reason(uint32_t module) const {
       names.push_back(name);
   }
   if (!names.empty())
-    parts.push_back((names.size() == 1 ? "buffer " : "buffers ") + join(names));
-  return join(parts);
+    parts.push_back(fmt::format("{} {}",
+                                names.size() == 1 ? "buffer" : "buffers",
+                                fmt::join(names, ", ")));
+  return fmt::format("{}", fmt::join(parts, ", "));
 }
 
 std::string module_order::text() const {
@@ -150,12 +139,12 @@ std::string module_order::text() const {
 // -- what is computed again ---------------------------------------------------
 
 bool module_order::may_change(uint32_t tensor, step_id s) {
-  auto& x = watched_.try_emplace(tensor, watched{s}).first->second;
+  auto& x = changes_.try_emplace(tensor, buffer_change{s}).first->second;
   return x.changed || x.since == s;
 }
 
 void module_order::note_change(uint32_t tensor, bool changed) {
-  auto& x = watched_.at(tensor);
+  auto& x = changes_.at(tensor);
   x.changed = x.changed || changed;
 }
 

@@ -113,11 +113,11 @@ private:
   bool undecided_ = false;
   std::map<uint32_t, std::optional<uint64_t>> hashes_; // of owned buffers
   std::map<uint32_t, at::Tensor> kept_;                // copies of them
-  struct watched {
+  struct buffer_change {
     step_id since;
     bool changed = false;
   };
-  std::map<uint32_t, watched> watched_; // buffers
+  std::map<uint32_t, buffer_change> changes_; // buffers
 };
 
 template <class Inspector>

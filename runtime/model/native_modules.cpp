@@ -5,6 +5,7 @@
 #include "runtime/model/tp_register.hpp"
 #include "tp/distributions.hpp"
 #include "tp/lm_head.hpp"
+#include "tp/refusals.hpp"
 #include "tp/transformer_layer_options.hpp"
 #include "transport/error.hpp"
 
@@ -128,7 +129,9 @@ void read_norm(const jit::Node& x, size_t first, native_module& to) {
   if (auto y = constant_of(x, first + 4); y.isDouble())
     to.eps = y.toDouble();
   else
-    to.doubt = "its code does not tell its epsilon";
+    to.doubt
+      = "its code does not tell its epsilon; export it with a constant "
+        "eps";
 }
 
 /// Options of an embedding are constants in traced code.
@@ -174,7 +177,9 @@ bool calls_functional(const jit::Node& x) {
 void read_code(const c10::ivalue::Object& x, native_module& to) {
   auto* graph = graph_of_forward(*x.type());
   if (!graph || graph->inputs().size() != 2) {
-    to.doubt = "its code does not take one tensor";
+    to.doubt
+      = "its code does not take one tensor; export it as torch.nn has "
+        "it";
     return;
   }
   auto& known = operations_of(to.type);
@@ -189,8 +194,10 @@ void read_code(const c10::ivalue::Object& x, native_module& to) {
     if (kind == "prim::GetAttr" || kind == "prim::Constant"
         || calls_functional(*node) || known.contains(kind))
       continue;
-    to.doubt = "its code does more than that of its class: "
-               + std::string{kind};
+    to.doubt = fmt::format(
+      "its code does more than that of its class: {}; "
+      "do that in the module around it",
+      kind);
     return;
   }
 }
@@ -235,25 +242,29 @@ namespace {
 std::string doubt_of_parameters(const native_module& x) {
   for (auto& [name, t] : x.parameters)
     if (name != "weight" && (name != "bias" || x.type == "Embedding"))
-      return fmt::format("it has a parameter '{}' that no {} has", name,
-                         x.type);
+      return fmt::format(
+        "it has a parameter '{}' that no {} has; register "
+        "its class with a distributed module of its own",
+        name, x.type);
   auto weight = x.parameters.find("weight");
   auto bias = x.parameters.find("bias");
   if (x.type == "LayerNorm") {
     for (auto& [name, t] : x.parameters)
       if (!x.normalized_shape.empty() && t.sizes() != x.normalized_shape)
-        return fmt::format("its {} is {}, not {}", name, c10::str(t.sizes()),
+        return fmt::format("its {} is {}; it has to be {}", name,
+                           c10::str(t.sizes()),
                            c10::str(at::IntArrayRef{x.normalized_shape}));
     return {};
   }
   if (weight == x.parameters.end())
-    return "it has no weight of its own";
+    return "it has no weight of its own; register one in it";
   auto sizes = weight->second.sizes();
   if (sizes.size() != 2)
-    return fmt::format("its weight is {}, not of two axes", c10::str(sizes));
+    return fmt::format("its weight is {}; it has to have two axes",
+                       c10::str(sizes));
   auto outputs = sizes[x.type == "Conv1D" ? 1 : 0];
   if (bias != x.parameters.end() && bias->second.sizes() != outputs)
-    return fmt::format("its bias is {}, not [{}]",
+    return fmt::format("its bias is {}; it has to be [{}]",
                        c10::str(bias->second.sizes()), outputs);
   return {};
 }
@@ -304,15 +315,17 @@ void rename_parameters(native_module& x) {
     else if (name == "weight" && x.type != "LayerNorm")
       x.doubt = fmt::format(
         "its init hook tells of a parameter '{}', which "
-        "it does not have",
+        "it does not have; the hook has to name one of its own",
         own);
   for (auto& [name, t] : x.parameters)
     if (std::ranges::find(
           x.own_names, name, [](auto& y) -> auto& { return y.second; })
           == x.own_names.end()
         && x.doubt.empty())
-      x.doubt = fmt::format("its init hook does not tell of its parameter '{}'",
-                            name);
+      x.doubt = fmt::format(
+        "its init hook does not tell of its parameter "
+        "'{}'; a distributed module of its own could",
+        name);
   x.parameters = std::move(result);
 }
 
@@ -397,17 +410,17 @@ std::string refusal_of_axes(const native_module& x, const parameter_axes& axes,
     if (i == x.parameters.end())
       return fmt::format(
         "its distributed module cuts a parameter '{}', which "
-        "it does not have",
+        "it does not have; its axes() have to name one of its own",
         name);
     auto sizes = i->second.sizes();
     if (axis < 0 || axis >= static_cast<int64_t>(sizes.size()))
-      return fmt::format("its '{}' has {} axes, and is to be cut along {}",
-                         name, sizes.size(), axis);
-    if (auto n = sizes[static_cast<size_t>(axis)]; n % peers != 0)
       return fmt::format(
-        "its '{}' of size {} along axis {} cannot be divided "
-        "among {} ranks",
-        name, n, axis, peers);
+        "its '{}' has {} axes, and is to be cut along {}; "
+        "axes() count from 0",
+        name, sizes.size(), axis);
+    if (auto n = sizes[static_cast<size_t>(axis)]; n % peers != 0)
+      return nn::refusal_to_divide(
+        n, fmt::format("numbers along axis {} of '{}'", axis, name), peers);
   }
   return {};
 }

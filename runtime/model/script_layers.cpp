@@ -439,6 +439,12 @@ private:
   int64_t heads_ = 0;
 };
 
+std::string with_remedy(const std::string& why) {
+  return why.find(';') != why.npos
+           ? why
+           : why + "; export it as transformers has it (its linears may be)";
+}
+
 } // namespace
 
 bool is_script_layer(std::string_view type) {
@@ -455,8 +461,8 @@ script_layer read_script_layer(const walked_model& model, uint32_t module) {
   auto inputs = graph ? graph->inputs().size() - 1 : 0;
   if (inputs < 1 || inputs > 2) {
     result.doubt
-      = "its code takes other arguments than hidden states and a "
-        "mask";
+      = "its code takes other arguments than hidden states and a mask; export "
+        "it with these";
     return result;
   }
   std::vector<term> arguments;
@@ -468,7 +474,7 @@ script_layer read_script_layer(const walked_model& model, uint32_t module) {
     result.options = matcher{model}.run(found, arguments[0],
                                         inputs > 1 ? arguments[1] : term{});
   } catch (const other_code& e) {
-    result.doubt = e.why;
+    result.doubt = with_remedy(e.why);
   }
   return result;
 }

@@ -49,7 +49,9 @@ rms_norm_impl::rms_norm_impl(int64_t width, double eps)
 }
 
 torch::Tensor rms_norm_impl::forward(torch::Tensor x) {
-  auto mean_square = x.to(torch::kFloat).pow(2).mean(-1, /*keepdim=*/true);
+  // At least in float32, also of half precision.
+  auto y = x.scalar_type() == torch::kDouble ? x : x.to(torch::kFloat);
+  auto mean_square = y.pow(2).mean(-1, /*keepdim=*/true);
   return weight * (x * torch::rsqrt(mean_square + eps));
 }
 

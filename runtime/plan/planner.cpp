@@ -3,6 +3,7 @@
 #include "partition/program.hpp"
 #include "runtime/base/file_io.hpp"
 #include "runtime/lazy/deferred_init.hpp"
+#include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/plan/kept_activations.hpp"
 #include "runtime/plan/partition_json.hpp"
 #include "runtime/session/distributed_model.hpp"
@@ -50,20 +51,10 @@ std::string explain(const activation_need& x) {
 std::string needs_text(const std::vector<memory_need>& xs,
                        const activation_need& activations,
                        const train_config& x) {
-  auto known = activations.unknown.empty();
-  auto result = fmt::format(
-    "{:<12}{:>12}{:>11}{:>18}{:>13}{:>10}\n", "memory, MB", "parameters",
-    "gradients", "state of " + x.optimizer.type, "activations", "sum");
-  for (size_t i = 0; i < xs.size(); ++i) {
-    auto kept = known ? activations.predicted.at(i) : 0;
-    result += fmt::format(
-      "  {:<10}{:>12.2f}{:>11.2f}{:>18.2f}{:>13}{:>10.2f}\n",
-      fmt::format("device {}", i), mb_of(xs[i].parameters),
-      mb_of(xs[i].gradients), mb_of(xs[i].optimizer),
-      known ? fmt::format("{:.2f}", mb_of(kept)) : "?",
-      mb_of(xs[i].sum() + kept));
-  }
-  return result + explain(activations);
+  std::vector<std::optional<uint64_t>> kept(xs.size());
+  if (activations.unknown.empty())
+    kept.assign(activations.predicted.begin(), activations.predicted.end());
+  return needs_table(xs, x.optimizer, kept) + explain(activations);
 }
 
 /// While it lives, tensor operations have the threads of one rank, as if all of
@@ -92,7 +83,7 @@ private:
 /// What the first replica gets of the first batch.
 batch first_batch(const train_config& x) {
   auto n = replicas_of(x);
-  return part_of(make_data(x, n)->training_batch(0), 0, n);
+  return make_data(x, n)->training_batch(0, {0, n});
 }
 
 } // namespace
@@ -260,6 +251,24 @@ activation_need activations_of(lone_decision& run, const train_config& x) {
   return result;
 }
 
+namespace {
+
+/// Without a trace only sizes count.
+std::unique_ptr<trainable> make_whole(const train_config& x) {
+  delay_param_initialization delayed{x.smp.trace_device == "none"};
+  return make_trainable(x);
+}
+
+/// Whether what modules are given tells how much ranks that share them
+/// exchange.
+bool counts_exchanges(const model_state& state, const train_config& x) {
+  return x.smp.tensor_parallel_degree > 1 && x.smp.trace_device != "none"
+         && std::ranges::none_of(state.model().tensors,
+                                 [](auto& t) { return is_deferred(t.tensor); });
+}
+
+} // namespace
+
 void decide_alone(const train_config& x,
                   const std::function<void(lone_decision&)>& use) {
   const auto devices = x.smp.pipeline_parallel_degree;
@@ -274,17 +283,21 @@ void decide_alone(const train_config& x,
   world.config.prescaled_batch = false;
   world.config.tensor_parallel_modules.clear();
   world.config.default_partition = 0; // the other devices are no ranks
+  // Then the trace is there for what callers do with results, and costs count
+  // as in a run.
+  if (!x.smp.auto_partition)
+    world.config.trace_execution_times = world.config.trace_memory_usage
+      = false;
   threads_of_a_rank threads{x};
   run_virtual_world(1, world, [&](session& s) {
-    // Without a trace only sizes count.
-    auto whole = make_trainable(x, x.smp.trace_device == "none"
-                                     ? first_values::when_needed
-                                     : first_values::now);
+    auto whole = make_whole(x);
     auto data = make_data(x, replicas_of(x));
     auto model = whole->distribute();
     begin_run(x, *whole, *data, *model);
     auto& state = model->state();
-    if (state.wants_trace(devices))
+    auto wanted = x.smp.auto_partition ? state.wants_trace(devices)
+                                       : state.can_trace(devices);
+    if (wanted || counts_exchanges(state, x))
       state.trace(first_stream(s), [&] {
         whole->rehearse(split(first_batch(x), x.smp.microbatches, 0, 0));
       });

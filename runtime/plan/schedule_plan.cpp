@@ -23,7 +23,8 @@ std::string describe_calls(const session_config& x,
   auto waits = std::ranges::count_if(program.chain,
                                      [](auto& y) { return y.waits; });
   if (!takes_promises(x))
-    how = "all (smp.fast_mode = false)";
+    how = x.fast_mode ? "all (smp.fast_mode = false)"
+                      : "all (smp.shard_gradients = true)";
   else if (waits > 0)
     how = fmt::format(
       "{} in each phase of a microbatch, for results used at "

@@ -167,6 +167,7 @@ ag::variable_list remote_call_node::promise(execution& ex,
   request->name = call_.name;
   request->number = book.next_request(ex);
   request->why = {"'" + call_.name + "', backward", call_.owner};
+  request->why.asks = request->number;
   // Copies: this rank goes on and may add to them.
   auto x = put(grads, true);
   request->arguments = std::move(x.kept);

@@ -316,6 +316,7 @@ call_result outgoing_call::send(const forward_request& asked, call c,
   request->number = book_.next_request(ex_);
   request->pushed = x.push;
   request->why = c.why;
+  request->why.asks = request->number;
   request->arguments = promised_;
   std::vector<at::Tensor> tensors;
   request_id id{ex_.rank().self(), request->number};
@@ -442,6 +443,7 @@ void outgoing_call::name_results(std::vector<at::Tensor>& tensors,
   request->name = name_;
   request->number = answer.id.number;
   request->why = why;
+  request->why.asks = request->number;
   request->waited = true;
   request->contents = tensors;
   for (uint32_t i = 0; i < tensors.size(); ++i) {

@@ -421,14 +421,13 @@ void fence(execution& ex) {
   if (all.empty())
     return;
   std::vector<uint64_t> numbers;
-  auto* last = all.back().get();
+  std::vector<std::pair<completion_ptr, wait_reason>> answers;
   for (auto& x : all) {
     numbers.push_back(x->number);
-    if (!x->done() || x->cause())
-      last = x.get();
+    answers.emplace_back(x, x->why);
   }
-  await_answers(all_of({all.begin(), all.end()}), last->why,
-                std::move(numbers));
+  await_answers(all_of({all.begin(), all.end()}),
+                reason_of_all(std::move(answers)), std::move(numbers));
   for (auto& x : all)
     complete_node(*x);
 }

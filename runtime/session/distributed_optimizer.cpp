@@ -27,11 +27,14 @@ namespace smp {
 
 namespace {
 
-/// Drops placeholders and all but the first mention of tied ones.
+/// Drops placeholders and all but the first mention of tied ones, and what
+/// Adagrad, which makes its sums when it is made, has of the former.
 void keep_owned(torch::optim::Optimizer& x) {
   std::set<const void*> seen;
   for (auto& group : x.param_groups()) {
-    auto drop = [&seen](const at::Tensor& p) {
+    auto drop = [&](const at::Tensor& p) {
+      if (is_placeholder(p))
+        x.state().erase(p.unsafeGetTensorImpl());
       return is_placeholder(p) || !seen.insert(p.unsafeGetTensorImpl()).second;
     };
     std::erase_if(group.params(), drop);

@@ -8,7 +8,7 @@
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
-#include "runtime/session/groups.hpp"
+#include "runtime/session/data_group.hpp"
 #include "tp/tensor_group.hpp"
 
 #include <ATen/ThreadLocalState.h>

@@ -1,16 +1,19 @@
 #include "runtime/session/fused_update.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <typeinfo>
 #include <vector>
@@ -69,6 +72,10 @@ struct adam_lists {
   std::vector<at::Tensor> values, gradients, averages, squares, most, steps;
 };
 
+struct adagrad_lists {
+  std::vector<at::Tensor> values, gradients, sums, steps;
+};
+
 template <class State, class Options, class Kernel>
 void update_adam(Optimizer& x, OptimizerParamGroup& group, Kernel kernel) {
   auto& options = static_cast<Options&>(group.options());
@@ -96,6 +103,28 @@ void update_adam(Optimizer& x, OptimizerParamGroup& group, Kernel kernel) {
     kernel(l.values, l.gradients, l.averages, l.squares, l.most, l.steps,
            options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
            options.amsgrad());
+}
+
+void update_adagrad(Optimizer& x, OptimizerParamGroup& group) {
+  auto& options = static_cast<torch::optim::AdagradOptions&>(group.options());
+  std::map<at::ScalarType, adagrad_lists> by_type;
+  for (auto& p : group.params()) {
+    if (!p.grad().defined())
+      continue;
+    auto& state = static_cast<torch::optim::AdagradParamState&>(
+      *x.state().at(p.unsafeGetTensorImpl()));
+    state.step(state.step() + 1);
+    auto& l = by_type[p.scalar_type()];
+    l.values.push_back(p);
+    l.gradients.push_back(p.grad());
+    l.sums.push_back(state.sum());
+    l.steps.push_back(at::full({}, static_cast<double>(state.step()),
+                               at::TensorOptions{at::kFloat}));
+  }
+  for (auto& [type, l] : by_type)
+    at::_fused_adagrad_(l.values, l.gradients, l.sums, l.steps, options.lr(),
+                        options.lr_decay(), options.weight_decay(),
+                        options.eps(), false);
 }
 
 /// @returns whether all or none of the parameters have a momentum
@@ -151,8 +180,9 @@ void update_fused(Optimizer& x) {
   auto& type = typeid(x); // what is derived may do something else
   auto adam = type == typeid(torch::optim::Adam);
   auto adamw = type == typeid(torch::optim::AdamW);
+  auto adagrad = type == typeid(torch::optim::Adagrad);
   auto sgd = type == typeid(torch::optim::SGD) && is_fused_sgd(x);
-  if ((!adam && !adamw && !sgd) || !fits(x)) {
+  if ((!adam && !adamw && !adagrad && !sgd) || !fits(x)) {
     x.step();
     return;
   }
@@ -160,6 +190,8 @@ void update_fused(Optimizer& x) {
   for (auto& group : x.param_groups())
     if (sgd)
       update_sgd(x, group);
+    else if (adagrad)
+      update_adagrad(x, group);
     else if (adam)
       update_adam<AdamParamState, AdamOptions>(
         x, group, [](auto&&... xs) { at::_fused_adam_(xs..., false); });

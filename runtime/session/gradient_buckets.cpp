@@ -1,7 +1,6 @@
 #include "runtime/session/gradient_buckets.hpp"
 
 #include "runtime/base/fault.hpp"
-#include "runtime/base/fnv_hash.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/model/model_map.hpp"
@@ -133,71 +132,7 @@ gradient_buckets::gradient_buckets(const rank_context& rank,
 
 gradient_buckets::~gradient_buckets() = default;
 
-// -- buckets ------------------------------------------------------------------
-
-gradient_buckets::entry* gradient_buckets::find(uint32_t position) {
-  auto i = std::ranges::lower_bound(entries_, position, {},
-                                    [](auto& x) { return x->position; });
-  return i == entries_.end() || (*i)->position != position ? nullptr : i->get();
-}
-
-auto gradient_buckets::all_of(const std::vector<uint32_t>& positions)
-  -> std::vector<entry*> {
-  std::vector<entry*> result;
-  for (auto i : positions)
-    if (auto* x = find(i))
-      result.push_back(x);
-  return result;
-}
-
-void gradient_buckets::share(const std::vector<optimizer_shards::owners>& xs) {
-  shards_.add(xs);
-  lay_out(std::vector{order_});
-}
-
-void gradient_buckets::lay_out(const std::vector<entry*>& order) {
-  order_ = order;
-  buckets_.clear();
-  for (auto& x : entries_) {
-    x->bucket = nowhere;
-    x->view.reset();
-  }
-  for (auto* x : order)
-    put(*x);
-}
-
-void gradient_buckets::put(entry& x) {
-  if (rank_.layout().size(x.over) == 1)
-    return; // nobody else has it
-  auto most = rank_.config().bucket_cap_mb << 20;
-  auto shared = shards_.has(x.parameter);
-  auto fits = [&](const bucket& b) {
-    return b.over == x.over && b.shared == shared
-           && b.entries.front()->parameter.options().type_equal(
-             x.parameter.options());
-  };
-  // The last one of its kind may have room.
-  auto last = std::find_if(buckets_.rbegin(), buckets_.rend(), fits);
-  if (last == buckets_.rend() || last->bytes + x.bytes > most) {
-    auto& next = buckets_.emplace_back();
-    next.over = x.over;
-    next.shared = shared;
-    last = buckets_.rbegin();
-  }
-  last->entries.push_back(&x);
-  last->bytes += x.bytes;
-  x.bucket = static_cast<uint32_t>(&*last - buckets_.data());
-}
-
-uint64_t gradient_buckets::layout_hash() const {
-  fnv_hash result;
-  for (auto& b : buckets_) {
-    result.add(b.entries.size());
-    for (auto* x : b.entries)
-      result.add(uint64_t{x->position});
-  }
-  return result.get() | 1; // 0 says something else
-}
+// -- memory -------------------------------------------------------------------
 
 void gradient_buckets::make_memory(bucket& x) {
   if (x.memory.defined())
@@ -247,8 +182,9 @@ void gradient_buckets::begin_step(const plan& x) {
   in_step_ = true;
   reached_in_step_ = 0;
   full_.clear();
-  auto known = expected_.find(x.kind);
-  plan_.early = x.early && agreed_ && known != expected_.end();
+  auto found = expected_.find(x.kind);
+  auto* known = found != expected_.end() ? &found->second : nullptr;
+  plan_.early = x.early && agreed_;
   for (size_t i = 0; i < entries_.size(); ++i) {
     auto& e = *entries_[i];
     e.before = mark_of(e.parameter);
@@ -256,11 +192,7 @@ void gradient_buckets::begin_step(const plan& x) {
     e.given.reset();
     e.changed = e.apart = false;
     e.reached = e.in_round = e.final_as = 0;
-    e.expected = plan_.early ? known->second[i] : 0;
-    // Who keeps only parts needs room for one microbatch.
-    if (e.bucket != nowhere && buckets_[e.bucket].shared)
-      e.expected = (e.expected + x.microbatches - 1)
-                   / std::max<uint64_t>(x.microbatches, 1);
+    e.expected = plan_.early ? expected_of(e, known, i) : 0;
   }
   for (auto& b : buckets_) {
     auto in_use = [](entry* e) {
@@ -298,20 +230,25 @@ void gradient_buckets::reached(entry& x) {
     return;
   shards_.collect(false);
   adopt(x);
-  if (plan_.early && ++x.in_round == x.expected && --b.missing == 0)
+  // What is sparse leaves its bucket when the first step has told of it.
+  auto stays = ordered_ || !x.parameter.grad().is_sparse();
+  if (plan_.early && stays && ++x.in_round == x.expected && --b.missing == 0)
     full_.push_back(&b);
   begin_full();
 }
 
 /// What waits for slower replicas takes memory of its own. So where gradients
 /// are kept in parts, a bucket begins when not much else is under way; until
-/// then the gradients of later microbatches are added to it.
+/// then the gradients of later microbatches are added to it. Which ones these
+/// are is a matter of timing, and so are the last places of their sum: who
+/// wants the same bits in each run has to have the memory.
 void gradient_buckets::begin_full() {
   auto most = rank_.config().bucket_cap_mb << 20;
+  auto bounded = !rank_.config().deterministic_server;
   while (!full_.empty()) {
     auto& b = *full_.front();
     auto waits = shards_.bytes_under_way();
-    if (b.shared && waits > 0 && waits + b.bytes > most)
+    if (b.shared && bounded && waits > 0 && waits + b.bytes > most)
       return;
     full_.erase(full_.begin());
     ++counts_.begun_early;
@@ -420,7 +357,7 @@ gradient_report gradient_buckets::end_step() {
       order.push_back(x.get());
   }
   counts_.late_gradients += result.late.size();
-  if (agreed_)
+  if (ordered_)
     return result;
   result.layout = layout_hash();
   std::ranges::sort(order, {}, [](auto* x) { return x->final_as; });
@@ -469,7 +406,7 @@ void gradient_buckets::average(const gradient_report& all,
     shards_.take(x->parameter, at::Tensor{x->parameter.grad()});
   }
   shards_.end_step(changed);
-  learn(all, first, sparse);
+  learn(all, first, agreed, sparse);
 }
 
 void gradient_buckets::postpone(const gradient_report& all) {
@@ -528,43 +465,6 @@ void gradient_buckets::finish(bucket& x, const gradient_report& all) {
     e->parameter.mutable_grad() = keeps ? given : e->view;
   }
   x.begun = 0;
-}
-
-/// Remembers how often entries were reached, and lets gradients that become
-/// final together travel together.
-void gradient_buckets::learn(const gradient_report& all,
-                             const gradient_report& first,
-                             const std::vector<entry*>& sparse) {
-  if (all.changed.empty())
-    return;
-  auto& expected = expected_[plan_.kind];
-  expected.resize(entries_.size());
-  for (size_t i = 0; i < entries_.size(); ++i)
-    expected[i] = std::max(expected[i], entries_[i]->reached);
-  auto moves = [&](entry* x) {
-    return x->bucket == nowhere && !contains(all.sparse, x->position)
-           && rank_.layout().size(x->over) > 1;
-  };
-  auto changed = all_of(all.changed);
-  auto in_bucket = [](entry* x) { return x->bucket != nowhere; };
-  if (agreed_ && std::ranges::none_of(changed, moves)
-      && std::ranges::none_of(sparse, in_bucket))
-    return;
-  std::vector<entry*> order;
-  auto add = [&](entry* x) {
-    if (!contains(all.sparse, x->position)
-        && std::ranges::find(order, x) == order.end())
-      order.push_back(x);
-  };
-  for (auto* x : all_of(first.order))
-    add(x);
-  for (auto& b : buckets_)
-    for (auto* x : b.entries)
-      add(x);
-  for (auto* x : changed)
-    add(x);
-  lay_out(order);
-  agreed_ = true;
 }
 
 auto gradient_buckets::take_counts() -> counts {

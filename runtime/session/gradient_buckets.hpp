@@ -33,7 +33,8 @@ struct gradient_report {
   /// By bucket, how often it has begun, and how often it has to.
   std::vector<uint32_t> begun;
   std::vector<uint32_t> rounds;
-  /// Names the buckets as this rank made them; 0: all ranks agreed on them.
+  /// Names the buckets as this rank made them; 0: all ranks made them as the
+  /// first one told.
   uint64_t layout = 0;
   /// Until then: in which order this rank's gradients were final.
   std::vector<uint32_t> order;
@@ -102,6 +103,7 @@ public:
   void postpone(const gradient_report& all);
 
   /// Lets each replica keep the gradients of the rows that it updates only.
+  /// Collective over the data-parallel group.
   void share(const std::vector<optimizer_shards::owners>& xs);
 
   const gradient_shards& shards() const noexcept {
@@ -188,7 +190,9 @@ private:
   void put(entry& x);
   uint64_t layout_hash() const;
   void learn(const gradient_report& all, const gradient_report& first,
-             const std::vector<entry*>& sparse);
+             bool agreed, const std::vector<entry*>& sparse);
+  uint64_t expected_of(const entry& x, const std::vector<uint64_t>* known,
+                       size_t index) const;
 
   void reached(entry& x);
   void make_memory(bucket& x);
@@ -215,6 +219,8 @@ private:
   bool in_step_ = false;
   /// All ranks have the same buckets.
   bool agreed_ = false;
+  /// In the order in which the first one's gradients were final.
+  bool ordered_ = false;
   uint64_t reached_in_step_ = 0;
   std::vector<bucket*> full_; // those that may begin early
   /// How often a step of each kind reached each entry, at most.

@@ -1,6 +1,6 @@
 #include "runtime/session/groups.hpp"
 
-#include "runtime/config/session_config.hpp"
+#include "runtime/session/data_group.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/tensor_collectives.hpp"
@@ -111,10 +111,6 @@ uint64_t dp_rank() {
 
 uint64_t dp_size() {
   return own_layout().size(comm_group::dp);
-}
-
-comm_group data_group(const session_config& x) {
-  return x.prescaled_batch ? comm_group::rdp : comm_group::dp;
 }
 
 uint64_t data_rank() {

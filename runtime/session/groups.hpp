@@ -16,8 +16,6 @@
 
 namespace smp {
 
-struct session_config;
-
 // -- ranks and groups of the current session ----------------------------------
 
 uint64_t rank();
@@ -39,9 +37,6 @@ uint64_t mp_size();
 /// dp_rank, or with `prescaled_batch` that of its rdp_rank.
 uint64_t data_rank();
 uint64_t data_size();
-
-/// @returns the group of which each rank has a part of each batch
-comm_group data_group(const session_config& x);
 
 /// The ranks of a group of the calling rank, ascending.
 std::vector<uint64_t> get_group(const comm_group& kind);

@@ -43,6 +43,11 @@ public:
     return partitioning_.wants_trace(devices);
   }
 
+  /// See `partitioning::can_trace`.
+  bool can_trace(uint64_t devices) const {
+    return partitioning_.can_trace(devices);
+  }
+
   /// See `partitioning::trace`.
   void trace(random_stream stream, const std::function<void()>& body);
 

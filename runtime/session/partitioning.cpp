@@ -15,6 +15,8 @@
 #include "runtime/remote/parameters.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/module_times.hpp"
+#include "runtime/session/shared_parts.hpp"
+#include "runtime/session/unshared.hpp"
 #include "tp/tensor_group.hpp"
 #include "transport/exchange.hpp"
 
@@ -192,9 +194,13 @@ bool partitioning::any_deferred() const {
 
 bool partitioning::wants_trace(uint64_t devices) const {
   auto& cfg = rank_.config();
+  return cfg.auto_partition && (measures_times(cfg) || cfg.trace_memory_usage)
+         && can_trace(devices);
+}
+
+bool partitioning::can_trace(uint64_t devices) const {
   // One rank alone may not have room for what is deferred.
-  return cfg.trace_device != "none" && cfg.auto_partition
-         && (measures_times(cfg) || cfg.trace_memory_usage) && devices > 1
+  return rank_.config().trace_device != "none" && devices > 1
          && !any_deferred();
 }
 
@@ -281,13 +287,54 @@ void weigh_slices(const walked_model& model, const sharing_decision& x,
         y.elements /= peers;
 }
 
+/// A trace shows what one rank does alone with its samples. Of what ranks share
+/// each does a part for the samples of all, which comes to as much; so this is
+/// for ranks with the same samples, where it is a part.
+/// @param timed times are those of modules
+void weigh_parts(const walked_model& model, const sharing_decision& x,
+                 const sharing_request& how, bool timed, model_info& info) {
+  auto peers = static_cast<double>(how.peers);
+  for (auto id : x.shared)
+    for (auto i : model.subtree(static_cast<uint32_t>(id.value))) {
+      if (auto& seconds = info[i].compute; seconds && timed)
+        *seconds /= peers;
+      // For speed each has inputs of linears as a whole.
+      if (how.saves_memory)
+        info[i].activations /= peers;
+    }
+}
+
 void check_same_samples(const sharing_request& x,
                         const sharing_decision& found) {
-  if (x.prescaled && x.peers > 1 && found.shared.empty() && found.cut.empty())
+  if (x.prescaled && found.shared.empty() && found.cut.empty())
     throw config_error(
       "smp.prescaled_batch: no module is shared, so ranks with the same "
       "samples would all compute the same; name some in "
       "tensor_parallel.modules, or leave it out");
+}
+
+sharing_decision find_shared(const walked_model& model,
+                             const module_marks& marks,
+                             const sharing_request& x) {
+  if (x.peers == 1)
+    return {};
+  auto result = decide_sharing(model, marks.sharing, x);
+  decide_cuts(model, marks.cuts, x.peers, result);
+  explain_unknown(model, marks.sharing, x, result);
+  check_same_samples(x, result);
+  return result;
+}
+
+partition_options options_of(const session_config& x, uint32_t devices,
+                             uint64_t default_device) {
+  partition_options result;
+  result.manual.devices = devices;
+  result.manual.automatic = x.auto_partition;
+  result.manual.default_device = static_cast<uint32_t>(default_device);
+  result.memory_weight = effective_memory_weight(x);
+  result.strategy = parse_partition_strategy(x.strategy);
+  result.chunks = static_cast<uint32_t>(x.chunks);
+  return result;
 }
 
 /// What it costs to cross ranks, if times are known.
@@ -309,17 +356,9 @@ partition_decision partitioning::decide(uint32_t devices,
   if (trace_failure_)
     throw error{trace_failure_};
   auto& cfg = rank_.config();
-  partition_options options;
-  options.manual.devices = devices;
-  options.manual.automatic = cfg.auto_partition;
-  options.manual.default_device = static_cast<uint32_t>(default_device);
-  options.memory_weight = effective_memory_weight(cfg);
-  options.strategy = parse_partition_strategy(cfg.strategy);
-  options.chunks = static_cast<uint32_t>(cfg.chunks);
+  auto options = options_of(cfg, devices, default_device);
   auto info = describe(map_.model(), marks_.pins, map_.order());
-  auto shared = decide_sharing(map_.model(), marks_.sharing, sharing);
-  decide_cuts(map_.model(), marks_.cuts, sharing.peers, shared);
-  check_same_samples(sharing, shared);
+  auto shared = find_shared(map_.model(), marks_, sharing);
   weigh_slices(map_.model(), shared, sharing.peers, info);
   for (auto& name : cfg.no_promises)
     for (auto i : map_.model().modules_below(name))
@@ -328,10 +367,15 @@ partition_decision partitioning::decide(uint32_t devices,
   auto traced = trace_ && traced_hash_ == map_.model().hash();
   if (traced) {
     apply_trace(info, *trace_, element_bytes(map_.model()));
+    const auto whole = step_seconds(info, *trace_);
+    const auto measured = trace_->times || trace_->memory;
+    if (measured)
+      options.basis = describe_trace(*trace_, whole, cfg.trace_device);
+    if (sharing.prescaled)
+      weigh_parts(map_.model(), shared, sharing, !is_noise(*trace_), info);
     options.step_seconds = step_seconds(info, *trace_);
-    options.basis = describe_trace(*trace_, options.step_seconds,
-                                   cfg.trace_device);
-    remarks = explain_trace(info, *trace_);
+    if (measured)
+      remarks = explain_trace(info, *trace_);
   } else if (cfg.auto_partition && devices > 1) {
     options.basis = "guessed from sizes: "
                     + why_guessed(trace_.has_value(), cfg, any_deferred());
@@ -356,6 +400,11 @@ partition_decision partitioning::decide(uint32_t devices,
                         + " would be elsewhere, for about the same time of a "
                           "step; smp.manual_partition keeps what is here");
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
+  if (auto text = warning_of_nothing_shared(sharing, shared); !text.empty())
+    plan.warnings.push_back(text);
+  for (auto& line : describe_parts(map_.model(), shared, sharing,
+                                   traced ? &*trace_ : nullptr))
+    shared.lines.push_back(line);
   return {
     std::move(info), std::move(plan), trace_ ? trace_->failure : std::string{},
     traced,          times,           std::move(shared),

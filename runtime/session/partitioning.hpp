@@ -78,6 +78,10 @@ public:
   /// That differs between ranks: one has to decide for all.
   bool wants_trace(uint64_t devices) const;
 
+  /// Tells whether a trace could show what modules do with results of other
+  /// devices, also where it would not change the decision.
+  bool can_trace(uint64_t devices) const;
+
   /// Runs `body`, the forward phase of a microbatch, to find out what modules
   /// cost. On pp_rank 0, before `run`, which throws what goes wrong here.
   /// @param prepare makes calls visible, once the model was walked again

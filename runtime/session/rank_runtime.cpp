@@ -41,6 +41,19 @@ std::shared_ptr<offload_store> make_offload(const session_config& x,
   return offload_store::make(std::move(file), std::move(options));
 }
 
+/// Until the SUPERVISOR tells of a rank that others cannot reach.
+constexpr std::chrono::seconds patience_with_news{2};
+
+/// Adds where a lost rank was: that is what one looks at first. Who left for
+/// its sake says only which one it was.
+/// @param host_of by rank; empty: all on one machine
+failure with_machine(failure x, const std::vector<std::string>& host_of) {
+  if (x.code == error_code::rank_down && x.rank.value < host_of.size()
+      && x.text.find("machine") == std::string::npos)
+    x.text += " (on machine " + host_of[x.rank.value] + ')';
+  return x;
+}
+
 } // namespace
 
 rank_runtime::rank_runtime(parts x)
@@ -113,7 +126,17 @@ server_options rank_runtime::options_of_server() {
 
 void rank_runtime::start(const std::vector<std::string>& addresses) {
   node_ = std::make_unique<node>(*host_, options_of_server());
-  fabric_->start(addresses, *this);
+  try {
+    fabric_->start(addresses, *this);
+  } catch (const error&) {
+    // Whoever died since all have joined cannot be reached either, and those
+    // who left for his sake: no matter of transports.
+    std::unique_lock guard{mutex_};
+    if (told_loss_.wait_for(guard, patience_with_news,
+                            [this] { return static_cast<bool>(told_); }))
+      throw error{with_machine(told_, host_of_)};
+    throw;
+  }
 }
 
 void rank_runtime::stop() {
@@ -156,6 +179,12 @@ rank_runtime::take_places(const std::vector<member>& all) {
 void rank_runtime::rank_down(const failure& x) {
   if (leaving_)
     return;
+  {
+    std::unique_lock guard{mutex_};
+    if (!told_)
+      told_ = x;
+  }
+  told_loss_.notify_all();
   if (x.rank != no_rank) {
     fabric_->peer_lost(x);
     return;
@@ -203,9 +232,11 @@ void rank_runtime::drop_model() noexcept {
 }
 
 std::vector<payload> rank_runtime::run_step(const step_call& x,
-                                            step_body body) {
+                                            step_body body) try {
   check_alive();
   return steps_.run_step(*node_, state_.get(), x, std::move(body));
+} catch (const error& e) {
+  throw error{with_machine(e.cause(), host_of_)};
 }
 
 void rank_runtime::skip_step() {
@@ -285,10 +316,7 @@ void rank_runtime::on_message(rank_id from, message x) {
 void rank_runtime::on_peer_lost(const failure& lost) {
   if (leaving_)
     return;
-  auto x = lost;
-  if (x.rank.value < host_of_.size()
-      && x.text.find("machine") == std::string::npos)
-    x.text += " (on machine " + host_of_[x.rank.value] + ')';
+  auto x = with_machine(lost, host_of_);
   // Whoever is lost later may only have noticed the first loss.
   auto first = x;
   {

@@ -23,6 +23,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -50,7 +51,7 @@ public:
 
   explicit rank_runtime(parts x);
 
-  ~rank_runtime();
+  ~rank_runtime() override;
 
   // -- life -------------------------------------------------------------------
 
@@ -213,7 +214,9 @@ private:
   std::shared_ptr<model_state> state_;
   mutable std::mutex mutex_;
   failure down_;            // guarded by mutex_
+  failure told_;            // by the SUPERVISOR, first; guarded by mutex_
   stall_listener on_stall_; // guarded by mutex_
+  std::condition_variable told_loss_;
   bool prints_stalls_ = true;
   inspection_opener open_inspection_;
   std::optional<noting_waiter> noting_; // while a thread is attached

@@ -22,7 +22,9 @@ void load_schedule(session_config& x) {
 }
 
 bool takes_promises(const session_config& x) {
-  return x.fast_mode.value_or(true);
+  // What a step may take back does not travel before its end (R55), so that
+  // whole gradients would add up.
+  return x.fast_mode.value_or(!x.shard_gradients);
 }
 
 namespace {

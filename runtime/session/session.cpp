@@ -1,6 +1,7 @@
 #include "runtime/session/session.hpp"
 
 #include "actors/cluster/membership.hpp"
+#include "actors/comm/message_priority.hpp"
 #include "actors/server/execution_token.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/config/config_file.hpp"
@@ -10,6 +11,7 @@
 #include "runtime/launch/rendezvous.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/launch/shared_segments.hpp"
+#include "runtime/launch/stopped_ranks.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/current_rank.hpp"
 #include "runtime/session/model_state.hpp"
@@ -97,6 +99,8 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   if (!x.trusted_network)
     options.transports = "posix,cma,self";
   options.token = secret.token("ucx");
+  // Those that are too small for the stages, which do the same for all else.
+  options.priority = priority_of;
   if (network.line)
     options.silence = network.line->silence;
   // Who else is here, nobody knows for sure before all have joined.
@@ -119,6 +123,14 @@ void tell_loss(const failure& x) {
     print_stderr("smp: {}\n", x.describe());
 }
 
+/// Whatever of `x` uses actors and the fabric ends, on its user's thread.
+void end(rank_runtime& x) {
+  x.stop();
+  x.detach_main_thread();
+  if (rank_context::current() == &x)
+    rank_context::set_current(nullptr);
+}
+
 } // namespace
 
 /// Order of destruction: members leave before the supervisor goes.
@@ -130,7 +142,14 @@ struct session::process {
   network_choice network;
   std::unique_ptr<membership> me;
   /// Of a rank that is alone; else the SUPERVISOR has it.
-  std::unique_ptr<stall_watch> stalls;
+  std::unique_ptr<stall_search> stalls;
+  /// All ranks said goodbye.
+  bool over = false;
+
+  ~process() {
+    if (!over)
+      remove_segments_of_lost_ranks();
+  }
 
   void find_supervisor(rank_environment& env, const session_config& config);
   void host_supervisor(rank_environment& env, const session_config& config,
@@ -144,6 +163,10 @@ struct session::process {
 
   std::vector<member> join(const rank_environment& env, rank_runtime& rank,
                            std::string settings);
+
+  /// Returns when all ranks have begun.
+  void begin(const rank_environment& env, rank_runtime& rank,
+             std::string settings, uint64_t cores);
 
   /// @returns nothing if our launcher can tell
   std::optional<inspection_entry> open_inspection() {
@@ -204,6 +227,11 @@ void session::process::host_supervisor(rank_environment& env,
   else
     x.on_rank_down = tell_loss;
   x.stalls = stalls_of(config);
+  // Of all other stalls the ranks hear themselves.
+  x.on_stall = [](const stall_report& y) {
+    if (!y.ranks_know && !y.ends)
+      print_stderr("smp: {}\n", y.text);
+  };
   const bool port_is_known = env.rendezvous_port != 0;
   supervisor = std::make_unique<supervisor_host>(*host, std::move(x));
   env.rendezvous_port = supervisor->port();
@@ -232,6 +260,8 @@ std::vector<member> session::process::join(const rank_environment& env,
   x.stalls = stalls_of(rank.config());
   // Where ranks have no logs of their own, the first one that is left says it.
   x.says_silence = !env.supervised && env.rank == 1;
+  if (!env.supervised)
+    x.stopped_here = [run = env.run_id] { return stopped_ranks_here(run); };
   x.me.rank = rank.self();
   x.me.pid = getpid();
   x.me.host = host_name();
@@ -244,6 +274,21 @@ std::vector<member> session::process::join(const rank_environment& env,
   auto result = me->join();
   published.reset();
   return result;
+}
+
+void session::process::begin(const rank_environment& env, rank_runtime& rank,
+                             std::string settings, uint64_t cores) {
+  std::vector<std::string> addresses{rank.fabric().address()};
+  if (env.world_size > 1)
+    addresses = rank.take_places(join(env, rank, std::move(settings)));
+  at::set_num_threads(static_cast<int>(kernel_threads(
+    rank.config(), cores, rank.layout().local_size(rank.self()))));
+  rank.attach_main_thread();
+  rank.start(addresses);
+  if (env.world_size == 1)
+    stalls = std::make_unique<stall_search>(*host, stalls_of(rank.config()),
+                                            std::vector{rank.watch()});
+  rank.exchange().barrier(world_of(rank), "smp.joined");
 }
 
 session::session(session_config config, std::string settings)
@@ -262,7 +307,7 @@ session::session(session_config config, std::string settings)
       + ": start the program with --ranks " + std::to_string(ranks)
       + " (smp::init), or by mpirun, srun or torchrun");
   auto layout = layout_of(config, env.world_size);
-  rank_layout{layout}; // throws before anything starts
+  (void)rank_layout{layout}; // throws before anything starts
   check_limits(env.world_size);
   const uint64_t cores = std::thread::hardware_concurrency();
   // Another launcher binds its ranks itself.
@@ -284,22 +329,12 @@ session::session(session_config config, std::string settings)
   // All other processes of our launcher have a log of their own.
   if (env.rank > 0 && !env.supervised)
     rank_->keep_stalls_quiet();
-  std::vector<std::string> addresses{rank_->fabric().address()};
-  if (env.world_size > 1)
-    addresses = rank_->take_places(
-      process_->join(env, *rank_, std::move(settings)));
-  at::set_num_threads(static_cast<int>(kernel_threads(
-    rank_->config(), cores, rank_->layout().local_size(rank_->self()))));
-  rank_->attach_main_thread();
   try {
-    rank_->start(addresses);
-    if (env.world_size == 1)
-      process_->stalls = std::make_unique<stall_watch>(
-        *process_->host, stalls_of(rank_->config()),
-        std::vector{rank_->watch()});
-    rank_->exchange().barrier(world_of(*rank_), "smp.joined");
+    process_->begin(env, *rank_, std::move(settings), cores);
   } catch (...) {
-    rank_->detach_main_thread();
+    // Not when the last one lets go of it: that may be a callback of the
+    // membership, on the thread on which the SERVER would have to end.
+    end(*rank_);
     throw;
   }
 }
@@ -325,10 +360,7 @@ session::~session() {
   rank_->board().leave();
   if (process_)
     process_->stalls.reset();
-  rank_->stop();
-  rank_->detach_main_thread();
-  if (current_or_null() == this)
-    set_current(nullptr);
+  end(*rank_);
 }
 
 void session::finish() {
@@ -342,6 +374,8 @@ void session::finish() {
   rank_->begin_goodbye();
   if (process_ && process_->me)
     process_->me->leave();
+  if (process_)
+    process_->over = true;
 }
 
 const session_config& session::config() const noexcept {

@@ -1,13 +1,14 @@
 #include "runtime/session/sharing.hpp"
 
 #include "partition/rank_layout.hpp"
-#include "runtime/base/name_pattern.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
 #include "runtime/session/module_remarks.hpp"
+#include "runtime/session/sharing_wishes.hpp"
 #include "runtime/values/tensor_bridge.hpp"
+#include "tp/refusals.hpp"
 #include "transport/bytes.hpp"
 #include "transport/error.hpp"
 #include "transport/exchange.hpp"
@@ -20,29 +21,16 @@
 #include <algorithm>
 #include <optional>
 #include <set>
-#include <string_view>
 
 namespace smp {
 
 namespace {
 
-/// That the module, or one above it, has.
-bool fits_below(std::string_view pattern, std::string_view name) {
-  while (true) {
-    if (fits(pattern, name))
-      return true;
-    auto dot = name.rfind('.');
-    if (dot == name.npos)
-      return false;
-    name = name.substr(0, dot);
-  }
-}
-
 class decider {
 public:
   decider(const walked_model& model, const std::map<const void*, bool>& marked,
           const sharing_request& x)
-    : model_(model), marked_(marked), request_(x) {
+    : model_(model), request_(x), wishes_(model, marked, x.patterns) {
     // nop
   }
 
@@ -50,9 +38,9 @@ public:
     std::vector<bool> used(request_.patterns.size());
     for (uint32_t i = 0; i < model_.modules.size(); ++i) {
       for (size_t k = 0; k < used.size(); ++k)
-        used[k] = used[k] || any_name_fits(request_.patterns[k], i);
+        used[k] = used[k] || wishes_.is_called(i, request_.patterns[k]);
       // What is above stands before in the walk.
-      if (wanted(i) && !inside_.contains(i))
+      if (wishes_.wanted(i) && !inside_.contains(i))
         consider(i);
     }
     for (size_t k = 0; k < used.size(); ++k)
@@ -66,52 +54,17 @@ public:
   }
 
 private:
-  bool any_name_fits(const std::string& pattern, uint32_t i) const {
-    return std::ranges::any_of(model_.modules[i].names, [&](auto& name) {
-      return !name.empty() && fits_below(pattern, name);
-    });
-  }
-
-  bool wanted(uint32_t i) const {
-    return wanted_by_code(i).value_or(std::ranges::any_of(
-      request_.patterns, [&](auto& x) { return any_name_fits(x, i); }));
-  }
-
-  /// What code says of the module, or of the nearest one above it.
-  std::optional<bool> wanted_by_code(uint32_t i) const {
-    while (true) {
-      auto& m = model_.modules[i];
-      if (auto x = marked_.find(m.identity()); x != marked_.end())
-        return x->second;
-      for (auto* hook : m.hooks)
-        if (hook->sharing)
-          return hook->sharing;
-      if (dynamic_cast<const shared_by_itself*>(m.object) != nullptr)
-        return true;
-      if (i == 0)
-        return std::nullopt;
-      i = m.parent;
-    }
-  }
-
-  /// Tells whether the module is wanted for itself, and not for what is above
-  /// it or for what many are called.
-  bool named(uint32_t i) const {
-    auto& m = model_.modules[i];
-    return marked_.contains(m.identity())
-           || std::ranges::any_of(
-             m.hooks, [](auto* x) { return x->sharing.has_value(); })
-           || std::ranges::any_of(m.names, [&](auto& name) {
-                return std::ranges::find(request_.patterns, name)
-                       != request_.patterns.end();
-              });
-  }
-
   void consider(uint32_t i) {
     auto native = native_of(model_, i);
     auto* how = native ? native->how : nullptr;
-    if (!how || (how->only_by_name && !named(i)))
+    if (!how)
       return; // those below it may be
+    if (how->only_by_name && !wishes_.named(i)) {
+      note(i, fmt::format("{} not shared, as little of it could be held by "
+                          "others; name it by its whole path",
+                          native->type));
+      return;
+    }
     native->saves_memory = request_.saves_memory;
     auto why = why_not(i, *native, *how);
     if (why.empty()) {
@@ -144,7 +97,7 @@ private:
       if (auto why = shared_tensor(below); !why.empty())
         return why;
       if (below != i && model_.modules[below].names.size() > 1)
-        return fmt::format("'{}' has other names, too",
+        return fmt::format("'{}' has other names, too; register it once",
                            model_.modules[below].names.front());
     }
     return native.doubt.empty()
@@ -157,11 +110,16 @@ private:
     for (auto i : model_.modules[module].tensors) {
       auto& t = model_.tensors[i];
       if (t.modules.size() > 1 && !tied_by_words(t))
-        return fmt::format("'{}' belongs to other modules, too",
-                           t.names.front());
+        return fmt::format(
+          "'{}' belongs to other modules, too; give each "
+          "its own, or name all, if they are tables and an "
+          "smp::nn::lm_head",
+          t.names.front());
       if (t.read_by)
-        return fmt::format("the code of '{}' reads its '{}'", *t.read_by,
-                           t.names.front());
+        return fmt::format(
+          "the code of '{}' reads its '{}'; it has to call "
+          "the module instead",
+          *t.read_by, t.names.front());
     }
     return {};
   }
@@ -172,9 +130,8 @@ private:
     auto peers = static_cast<int64_t>(request_.peers);
     auto heads = 0;
     for (auto i : t.modules) {
-      auto& m = model_.modules[i];
       auto x = native_of(model_, i);
-      if (!x || !wanted(i) || !m.intercepted || m.names.size() > 1
+      if (!x || !wishes_.wanted(i) || !model_.modules[i].intercepted
           || !(x->type == "LMHead" || x->by_words) || !x->doubt.empty()
           || !x->how->refusal(*x, peers).empty())
         return false;
@@ -184,8 +141,8 @@ private:
   }
 
   const walked_model& model_;
-  const std::map<const void*, bool>& marked_;
   const sharing_request& request_;
+  sharing_wishes wishes_;
   std::set<uint32_t> inside_; // of modules that are shared
   module_remarks remarks_;
   sharing_decision result_;
@@ -230,8 +187,6 @@ sharing_decision decide_sharing(const walked_model& model,
 
 void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
                  uint64_t peers, sharing_decision& result) {
-  if (peers == 1)
-    return;
   module_remarks remarks;
   for (auto& mark : marks) {
     auto parameter = mark.parameter.lock();
@@ -247,11 +202,15 @@ void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
                     t.names.front(), mark.dim, peers, why));
     };
     if (mark.dim < 0 || mark.dim >= t.tensor.dim())
-      refuse(fmt::format("it has {} axes", t.tensor.dim()));
+      refuse(
+        fmt::format("it has {} axes; parameter_creation_scope counts "
+                    "them from 0",
+                    t.tensor.dim()));
     if (t.tensor.size(mark.dim) % static_cast<int64_t>(peers) != 0)
-      refuse(fmt::format("its size there is {}", t.tensor.size(mark.dim)));
+      refuse(nn::refusal_to_divide(t.tensor.size(mark.dim), "numbers there",
+                                   static_cast<int64_t>(peers)));
     if (t.modules.size() > 1)
-      refuse("it belongs to several modules");
+      refuse("it belongs to several modules; give each its own");
     if (!m.intercepted)
       refuse(
         fmt::format("the calls of '{}' cannot be seen; declare it as "

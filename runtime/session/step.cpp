@@ -5,7 +5,9 @@
 #include "runtime/config/session_config.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/remote/execution.hpp"
+#include "runtime/session/form_comparison.hpp"
 #include "runtime/session/groups.hpp"
+#include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/tensor_collectives.hpp"
 
@@ -17,6 +19,7 @@
 
 #include <numeric>
 #include <string_view>
+#include <utility>
 
 namespace smp {
 
@@ -139,12 +142,41 @@ uint64_t signature(size_t function, const packer& arguments) {
   return result.get();
 }
 
-bool compares_samples() {
-  return session::current().config().prescaled_batch
-         && execution::current() != nullptr && !tracer::current();
+namespace {
+
+/// Where the body that this thread runs finds that of its step.
+class scoped_forms {
+public:
+  explicit scoped_forms(form_comparison& x)
+    : before_(std::exchange(current_, &x)) {
+    // nop
+  }
+
+  ~scoped_forms() {
+    current_ = before_;
+  }
+
+  scoped_forms(const scoped_forms&) = delete;
+  scoped_forms& operator=(const scoped_forms&) = delete;
+
+  static form_comparison& current() {
+    return *current_;
+  }
+
+private:
+  static thread_local form_comparison* current_;
+  form_comparison* before_;
+};
+
+thread_local form_comparison* scoped_forms::current_ = nullptr;
+
+/// Tells whether tensor-parallel ranks share modules of the model.
+bool shares_modules() {
+  auto& state = session::current().internals().state();
+  return state && state->map().any_shared();
 }
 
-void compare_samples(const packer& arguments) {
+void compare_numbers(const packer& arguments) {
   fnv_hash hash;
   for (auto& t : arguments.tensors()) {
     add_form(hash, t);
@@ -164,6 +196,20 @@ void compare_samples(const packer& arguments) {
                       "smp::data_rank() of smp::data_size() of the batch"};
 }
 
+} // namespace
+
+bool compares_samples() {
+  return execution::current() != nullptr && !tracer::current()
+         && (session::current().config().prescaled_batch || shares_modules());
+}
+
+void compare_samples(const packer& arguments) {
+  if (session::current().config().prescaled_batch)
+    compare_numbers(arguments);
+  else
+    scoped_forms::current().run(arguments);
+}
+
 void skip_step() {
   session::current().internals().skip_step();
 }
@@ -175,8 +221,10 @@ run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
     throw error{error_code::config, "a step of 0 microbatches"};
   auto& rank = session::current().internals();
   std::vector<std::vector<at::Tensor>> own(x.microbatches);
+  form_comparison compared;
   auto run = [&](uint64_t index) {
     packer tensors;
+    scoped_forms forms{compared};
     auto result = body(tensors, index);
     if (tracer::current())
       return payload{};

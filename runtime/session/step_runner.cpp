@@ -1,5 +1,6 @@
 #include "runtime/session/step_runner.hpp"
 
+#include "actors/board/rank_board.hpp"
 #include "actors/host/node.hpp"
 #include "actors/replay/computed_order.hpp"
 #include "actors/replay/record_book.hpp"
@@ -85,6 +86,8 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   if (auto note = records.note();
       records.fixed_order() && note.recorded
       && records.find(note.key, note.step)
+      // In one that ran again all calls waited: the next one is recorded.
+      && stats_.ran_again.empty()
       && records.recorded_steps(note.key) > warm_up(model, microbatches))
     compute_order(model, microbatches, model && model->promises().learnt());
   return std::move(report.values);
@@ -131,8 +134,10 @@ step_report step_runner::run_once(node& actors, model_state* model,
   if (model)
     model->begin_step(again);
   auto& records = rank_.records();
-  if (records.active() && rank_.pp_rank() == 0)
+  if (records.active() && rank_.pp_rank() == 0) {
     records.set_key(record_key(model, x.microbatches, x.signature));
+    agree_on_record();
+  }
   auto report = run_actors(actors, x.microbatches);
   report.error = shared_outcome(report.error);
   for (uint64_t m = 0; m < x.microbatches; ++m)
@@ -162,21 +167,21 @@ failure step_runner::shared_outcome(const failure& mine) const {
 
 /// What code does that went on with a promise is in doubt, wherever it failed,
 /// unless all promises hold. Nobody knows that once a step was cut off, so it
-/// is run again with all calls waiting, and what it does then counts.
+/// is run again with all calls waiting, and what it does then counts. (But a
+/// flow that diverges from its record did so before a promise could mislead it:
+/// what a promise shows until it is kept, it showed in the record as well.)
 /// Collective over the pipelines that share modules.
 bool step_runner::runs_again(model_state* model, const step_call& call,
                              const failure& why) const {
   auto of_code = why.code == error_code::user_code
                  || why.code == error_code::unsupported
                  || why.code == error_code::config;
-  auto& records = rank_.records();
-  // A divergence from a record ends the run if the user says so.
-  auto replayed = records.active() && records.note().replayed
-                  && !records.fall_back();
-  if (!model || !of_code || replayed || !model->can_take_back())
+  if (!model || !of_code || !model->can_take_back())
     return false;
   // What pp_rank 0 says about the body counts.
-  auto keeps_out = call.no_rerun && rank_.pp_rank() == 0;
+  auto keeps_out = (call.no_rerun && rank_.pp_rank() == 0)
+                   || (rank_.records().active()
+                       && rank_.records().note().refused);
   try {
     auto promised = false;
     for (auto& x : rank_.exchange().all_gather(
@@ -341,6 +346,49 @@ uint64_t step_runner::record_key(const model_state* model,
   return result.get();
 }
 
+/// Pipelines that share modules replay the same step, or none does: each may
+/// keep others waiting for what the other one does in another place.
+void step_runner::agree_on_record() const {
+  auto peers = rank_.layout().members(comm_group::tp, rank_.self());
+  if (peers.size() == 1)
+    return;
+  auto& records = rank_.records();
+  std::vector<record_book::proposal> all;
+  for (auto& x : rank_.exchange().all_gather(peers, "smp.replayed_step",
+                                             to_payload(records.propose())))
+    all.push_back(from_payload<record_book::proposal>(x, "proposed record"));
+  records.agree(all);
+}
+
+namespace {
+
+/// @returns what the orders of pipelines have alike in which all ranks do the
+/// same; not 0
+uint64_t hash_of(const pipeline_order& x, const std::vector<step_record>& ranks,
+                 std::span<const rank_id> pipeline) {
+  fnv_hash result;
+  auto pp_rank = [&](rank_id y) {
+    return static_cast<uint64_t>(std::ranges::find(pipeline, y)
+                                 - pipeline.begin());
+  };
+  for (size_t i = 0; i < x.served.size(); ++i) {
+    result.add(x.served[i].size());
+    for (auto& y : x.served[i]) {
+      auto& id = ranks[i].executions[y.execution].id;
+      result.add(pp_rank(id.origin));
+      result.add(id.number);
+      result.add(y.segment);
+    }
+  }
+  for (auto& y : x.admission) {
+    result.add(y.microbatch.value);
+    result.add(static_cast<uint64_t>(y.what));
+  }
+  return std::max<uint64_t>(result.get(), 1);
+}
+
+} // namespace
+
 /// Lets all ranks replay an order that does not depend on timing.
 /// @param learnt see `note_record`; then the next step is recorded as well
 void step_runner::compute_order(const model_state* model, uint64_t microbatches,
@@ -375,13 +423,14 @@ void step_runner::compute_order(const model_state* model, uint64_t microbatches,
     return smp::compute_order(ranks, rank_.pipeline(),
                               *policies_.make_timeless(microbatches), rules);
   });
+  auto hash = hash_of(order, ranks, rank_.pipeline());
   mine.order = std::move(order.served[rank_.pp_rank()]);
   if (rank_.pp_rank() == 0)
     mine.admission = std::move(order.admission);
   // Nobody waited while one microbatch ran after the other.
   for (auto& x : mine.executions)
     x.interrupted.assign(x.interrupted.size(), true);
-  records.choose(note.key, note.step, std::move(mine));
+  records.choose(note.key, note.step, std::move(mine), hash);
 }
 
 } // namespace smp

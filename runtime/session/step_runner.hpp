@@ -89,6 +89,7 @@ private:
   static size_t warm_up(const model_state* model, uint64_t microbatches);
   uint64_t record_key(const model_state* model, uint64_t microbatches,
                       uint64_t signature) const;
+  void agree_on_record() const;
   void compute_order(const model_state* model, uint64_t microbatches,
                      bool learnt);
 

@@ -71,8 +71,12 @@ public:
       label.microbatch = ex->microbatch();
       label.what = ex->in_backward() ? phase::backward : phase::forward;
       call_.advice
-        = "the batches of ranks that compute together have to have "
-          "the same sizes";
+        = group == comm_group::tp
+            ? "ranks that share a module have to call it with as many rows "
+              "each: one that gets rows chosen from the data stays out of "
+              "tensor_parallel.modules"
+            : "the batches of ranks that compute together have to have "
+              "the same sizes";
       auto* slot = call_slot::current();
       call_.place = slot && slot->module() != call_slot::none
                       ? rank_.board().path_of(module_id{slot->module()})

@@ -5,8 +5,9 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/remote/execution.hpp"
-#include "runtime/session/groups.hpp"
+#include "runtime/session/data_group.hpp"
 #include "runtime/session/tensor_collectives.hpp"
+#include "runtime/session/wait_for_peers.hpp"
 #include "transport/collectives/collectives.hpp"
 #include "transport/error.hpp"
 
@@ -29,6 +30,13 @@ std::string name_in_pass(const std::string& x) {
   auto* ex = execution::current();
   return ex && ex->pass().what == recompute_pass::kind::again ? x + " again"
                                                               : x;
+}
+
+tensor_group::pending pending_of(tensor_future x) {
+  return [future = std::move(x)] {
+    wait_for_peers waiting;
+    return future.get();
+  };
 }
 
 /// @returns the path of the call in a name that `tensor_peers::next_name` made;
@@ -85,39 +93,32 @@ void tensor_peers::draw_as(uint64_t peer, const std::vector<std::string>& calls,
 
 tensor_group::pending tensor_peers::begin_allreduce(const at::Tensor& x,
                                                     const std::string& name) {
-  return
-    [future = async::allreduce(x, peers, reduce_op::sum, name_in_pass(name))] {
-      return future.get();
-    };
+  return pending_of(
+    async::allreduce(x, peers, reduce_op::sum, name_in_pass(name)));
 }
 
 tensor_group::pending tensor_peers::begin_allgather(const at::Tensor& x,
                                                     const std::string& name) {
-  return [future = async::allgather(x, peers, name_in_pass(name))] {
-    return future.get();
-  };
+  return pending_of(async::allgather(x, peers, name_in_pass(name)));
 }
 
 tensor_group::pending
 tensor_peers::begin_reduce_scatter(const at::Tensor& x,
                                    const std::string& name) {
-  return [future = async::reduce_scatter(x, peers, reduce_op::sum,
-                                         name_in_pass(name))] {
-    return future.get();
-  };
+  return pending_of(
+    async::reduce_scatter(x, peers, reduce_op::sum, name_in_pass(name)));
 }
 
 tensor_group::pending tensor_peers::begin_all_to_all(const at::Tensor& x,
                                                      const std::string& name) {
-  return [future = async::all_to_all(x, peers, name_in_pass(name))] {
-    return future.get();
-  };
+  return pending_of(async::all_to_all(x, peers, name_in_pass(name)));
 }
 
 at::Tensor tensor_peers::exchange_rows(const at::Tensor& x,
                                        const std::vector<int64_t>& given,
                                        const std::vector<int64_t>& taken,
                                        const std::string& name) {
+  wait_for_peers waiting;
   return smp::all_to_all(x, {given.begin(), given.end()},
                          {taken.begin(), taken.end()}, peers,
                          name_in_pass(name));

@@ -101,7 +101,7 @@ void run_virtual_world(const std::vector<std::shared_ptr<fabric>>& fabrics,
   }
   std::exception_ptr failed;
   {
-    stall_watch stalls{*host, stalls_of(config), std::move(watched)};
+    stall_search stalls{*host, stalls_of(config), std::move(watched)};
     ranks.front()->on_inspection(
       [&stalls] { return std::optional{stalls.open_inspection()}; });
     failed = run_on_threads(ranks, config, body);

@@ -3,6 +3,7 @@
 // The random choices of data sources: functions of (seed, stream) alone.
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -48,6 +49,14 @@ inline std::vector<uint64_t> random_begins(uint64_t seed, uint64_t step,
   for (auto& x : result)
     x = numbers.below(choices);
   return result;
+}
+
+/// @returns part `index` of `count` equal ones
+inline std::vector<uint64_t> part_of(const std::vector<uint64_t>& begins,
+                                     uint64_t index, uint64_t count) {
+  auto n = static_cast<std::ptrdiff_t>(begins.size() / count);
+  auto first = begins.begin() + static_cast<std::ptrdiff_t>(index) * n;
+  return {first, first + n};
 }
 
 /// @returns where the `n` sequences of held-out batch `index` of `count`

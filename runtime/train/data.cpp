@@ -9,10 +9,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <memory>
 
 namespace smp {
@@ -39,8 +36,14 @@ data_source::~data_source() = default;
 
 // -- text ---------------------------------------------------------------------
 
-text::text(std::vector<uint8_t> bytes, std::string name, double held_out)
-  : bytes_(std::move(bytes)), name_(std::move(name)), border_(0) {
+text::text(std::vector<uint8_t> bytes, std::string name, double held_out) {
+  auto owner = std::make_shared<const std::vector<uint8_t>>(std::move(bytes));
+  *this = text{*owner, owner, std::move(name), held_out};
+}
+
+text::text(std::span<const uint8_t> bytes, std::shared_ptr<const void> owner,
+           std::string name, double held_out)
+  : bytes_(bytes), owner_(std::move(owner)), name_(std::move(name)) {
   if (bytes_.empty())
     throw error{error_code::config, fmt::format("{}: is empty", name_)};
   if (!(held_out > 0 && held_out < 1))
@@ -49,25 +52,6 @@ text::text(std::vector<uint8_t> bytes, std::string name, double held_out)
                             name_, held_out)};
   border_ = static_cast<size_t>(static_cast<double>(bytes_.size())
                                 * (1 - held_out));
-}
-
-text text::read(const std::string& path, double held_out) {
-  auto fail = [&path](int cause) {
-    throw error{error_code::config,
-                fmt::format("{}: {}", path, std::strerror(cause))};
-  };
-  std::unique_ptr<FILE, int (*)(FILE*)> file{std::fopen(path.c_str(), "rb"),
-                                             &std::fclose};
-  if (file == nullptr)
-    fail(errno);
-  std::vector<uint8_t> bytes;
-  std::array<uint8_t, 65536> buf;
-  errno = 0;
-  while (auto n = std::fread(buf.data(), 1, buf.size(), file.get()))
-    bytes.insert(bytes.end(), buf.begin(), buf.begin() + n);
-  if (std::ferror(file.get()))
-    fail(errno);
-  return text{std::move(bytes), path, held_out};
 }
 
 double text::unigram_entropy() const {
@@ -98,16 +82,19 @@ text_sequences::text_sequences(text source, options x)
   check("held-out", text_.held_out());
 }
 
-batch text_sequences::training_batch(uint64_t step) const {
-  return cut(text_.training(),
-             random_begins(options_.seed, step, options_.batch_size,
-                           text_.training().size() - options_.sequence_length));
+batch text_sequences::make_training(uint64_t step, batch_part part) const {
+  auto begins = random_begins(options_.seed, step, options_.batch_size,
+                              text_.training().size()
+                                - options_.sequence_length);
+  return cut(text_.training(), part_of(begins, part.index, part.count));
 }
 
-batch text_sequences::held_out_batch(uint64_t index, uint64_t count) const {
-  return cut(text_.held_out(), even_begins(index, count, options_.batch_size,
-                                           text_.held_out().size()
-                                             - options_.sequence_length - 1));
+batch text_sequences::make_held_out(uint64_t index, uint64_t count,
+                                    batch_part part) const {
+  auto begins = even_begins(index, count, options_.batch_size,
+                            text_.held_out().size() - options_.sequence_length
+                              - 1);
+  return cut(text_.held_out(), part_of(begins, part.index, part.count));
 }
 
 batch text_sequences::cut(std::span<const uint8_t> from,
@@ -133,23 +120,28 @@ synthetic_tokens::synthetic_tokens(options x) : options_(x) {
   require_positive("data.batch_size", x.batch_size);
 }
 
-batch synthetic_tokens::training_batch(uint64_t step) const {
-  return make(step);
+batch synthetic_tokens::make_training(uint64_t step, batch_part part) const {
+  return make(step, part);
 }
 
-batch synthetic_tokens::held_out_batch(uint64_t index, uint64_t) const {
-  return make(held_out_streams + index);
+batch synthetic_tokens::make_held_out(uint64_t index, uint64_t,
+                                      batch_part part) const {
+  return make(held_out_streams + index, part);
 }
 
-batch synthetic_tokens::make(uint64_t stream) const {
+batch synthetic_tokens::make(uint64_t stream, batch_part part) const {
   batch_numbers numbers{options_.seed, stream};
-  auto input = make_ints(options_.batch_size, options_.sequence_length);
-  auto target = make_ints(options_.batch_size, options_.sequence_length);
+  const auto sequences = options_.batch_size / part.count;
+  const auto first = part.index * sequences;
+  auto input = make_ints(sequences, options_.sequence_length);
+  auto target = make_ints(sequences, options_.sequence_length);
   auto* in = input.mutable_data_ptr<int64_t>();
   auto* out = target.mutable_data_ptr<int64_t>();
-  for (uint64_t b = 0; b < options_.batch_size; ++b) {
+  for (uint64_t b = 0; b < first + sequences; ++b) {
     auto token = numbers.below(options_.vocabulary);
     const auto stride = numbers.below(options_.vocabulary);
+    if (b < first)
+      continue; // another replica's
     for (uint64_t t = 0; t < options_.sequence_length; ++t) {
       *in++ = static_cast<int64_t>(token);
       token = (token + stride) % options_.vocabulary;

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,9 +23,16 @@ using batch = std::vector<at::Tensor>;
 /// @returns part `index` of `count` equal ones of each tensor, along dim 0.
 batch part_of(const batch& x, uint64_t index, uint64_t count);
 
+/// Part `index` of `count` equal ones of a batch.
+struct batch_part {
+  uint64_t index = 0;
+  uint64_t count = 1;
+};
+
 /// What a training run wants of its data. Replicas of the model divide each
 /// batch among them, so that the order of samples does not depend on their
-/// number.
+/// number. Which samples are whose is known before they are read: each replica
+/// reads its own.
 class data_source {
 public:
   virtual ~data_source();
@@ -33,14 +41,24 @@ public:
   virtual uint64_t batch_size() const noexcept = 0;
 
   /// @returns the batch of training step `step`.
-  virtual batch training_batch(uint64_t step) const = 0;
+  batch training_batch(uint64_t step, batch_part part = {}) const {
+    return make_training(step, part);
+  }
 
   /// Tells whether there is a part that training never sees.
   virtual bool has_held_out() const noexcept = 0;
 
   /// The part of the data that training never sees, in `count` batches of
   /// which this is number `index`.
-  virtual batch held_out_batch(uint64_t index, uint64_t count) const = 0;
+  batch held_out_batch(uint64_t index, uint64_t count,
+                       batch_part part = {}) const {
+    return make_held_out(index, count, part);
+  }
+
+private:
+  virtual batch make_training(uint64_t step, batch_part part) const = 0;
+  virtual batch make_held_out(uint64_t index, uint64_t count,
+                              batch_part part) const = 0;
 };
 
 // -- text ---------------------------------------------------------------------
@@ -56,16 +74,16 @@ public:
   explicit text(std::vector<uint8_t> bytes, std::string name = "text",
                 double held_out = default_held_out);
 
-  /// Reads a file.
+  /// Maps a file, so that ranks of one machine share its bytes.
   /// @throws error (config) naming `path`: cannot be read, empty
   static text read(const std::string& path, double held_out = default_held_out);
 
   std::span<const uint8_t> training() const noexcept {
-    return std::span{bytes_}.first(border_);
+    return bytes_.first(border_);
   }
 
   std::span<const uint8_t> held_out() const noexcept {
-    return std::span{bytes_}.subspan(border_);
+    return bytes_.subspan(border_);
   }
 
   const std::string& name() const noexcept {
@@ -79,9 +97,13 @@ public:
   double unigram_entropy() const;
 
 private:
-  std::vector<uint8_t> bytes_;
+  text(std::span<const uint8_t> bytes, std::shared_ptr<const void> owner,
+       std::string name, double held_out);
+
+  std::span<const uint8_t> bytes_;
+  std::shared_ptr<const void> owner_;
   std::string name_;
-  size_t border_;
+  size_t border_ = 0;
 };
 
 /// Sequences of a text for a language model: a batch is {input, target}, both
@@ -103,21 +125,22 @@ public:
     return options_.batch_size;
   }
 
-  /// Sequences begin anywhere, drawn evenly.
-  batch training_batch(uint64_t step) const override;
-
   bool has_held_out() const noexcept override {
     return true;
   }
-
-  /// Sequences evenly spaced over the held-out part, the same in every run.
-  batch held_out_batch(uint64_t index, uint64_t count) const override;
 
   const text& source() const noexcept {
     return text_;
   }
 
 private:
+  /// Sequences begin anywhere, drawn evenly.
+  batch make_training(uint64_t step, batch_part part) const override;
+
+  /// Sequences evenly spaced over the held-out part, the same in every run.
+  batch make_held_out(uint64_t index, uint64_t count,
+                      batch_part part) const override;
+
   batch cut(std::span<const uint8_t> from,
             const std::vector<uint64_t>& begins) const;
 
@@ -146,36 +169,33 @@ public:
   ///         tokens, or one of its parts is shorter than sequence_length + 1
   token_sequences(const std::string& path, options x);
 
-  token_sequences(const token_sequences&) = delete;
-  token_sequences& operator=(const token_sequences&) = delete;
-
-  ~token_sequences() override;
-
   uint64_t batch_size() const noexcept override {
     return options_.batch_size;
   }
-
-  /// Sequences begin anywhere, drawn evenly.
-  /// @throws error (config) naming file and place of a token that is not in
-  ///         the vocabulary
-  batch training_batch(uint64_t step) const override;
 
   bool has_held_out() const noexcept override {
     return true;
   }
 
-  /// Sequences evenly spaced over the held-out part, the same in every run.
-  batch held_out_batch(uint64_t index, uint64_t count) const override;
-
 private:
+  /// Sequences begin anywhere, drawn evenly.
+  /// @throws error (config) naming file and place of a token that is not in
+  ///         the vocabulary
+  batch make_training(uint64_t step, batch_part part) const override;
+
+  /// Sequences evenly spaced over the held-out part, the same in every run.
+  batch make_held_out(uint64_t index, uint64_t count,
+                      batch_part part) const override;
+
   batch cut(const std::vector<uint64_t>& begins) const;
   uint64_t token(uint64_t position) const;
 
   std::string path_;
   options options_;
-  const void* bytes_ = nullptr; // mapped
-  uint64_t size_ = 0;           // tokens
-  uint64_t border_ = 0;         // first held-out token
+  std::span<const uint8_t> bytes_; // mapped
+  std::shared_ptr<const void> owner_;
+  uint64_t size_ = 0;   // tokens
+  uint64_t border_ = 0; // first held-out token
 };
 
 // -- a fixed batch ------------------------------------------------------------
@@ -201,17 +221,18 @@ public:
     return static_cast<uint64_t>(tensors_.front().size(0));
   }
 
-  /// Copies, because a model may change what it is given.
-  batch training_batch(uint64_t step) const override;
-
   bool has_held_out() const noexcept override {
     return false;
   }
 
-  /// @throws error (internal)
-  batch held_out_batch(uint64_t index, uint64_t count) const override;
-
 private:
+  /// Copies, because a model may change what it is given.
+  batch make_training(uint64_t step, batch_part part) const override;
+
+  /// @throws error (internal)
+  batch make_held_out(uint64_t index, uint64_t count,
+                      batch_part part) const override;
+
   batch tensors_;
 };
 
@@ -235,17 +256,17 @@ public:
     return options_.batch_size;
   }
 
-  /// {input, target}, both int64 [batch_size, sequence_length].
-  batch training_batch(uint64_t step) const override;
-
   bool has_held_out() const noexcept override {
     return true;
   }
 
-  batch held_out_batch(uint64_t index, uint64_t count) const override;
-
 private:
-  batch make(uint64_t stream) const;
+  /// {input, target}, both int64 [batch_size, sequence_length].
+  batch make_training(uint64_t step, batch_part part) const override;
+  batch make_held_out(uint64_t index, uint64_t count,
+                      batch_part part) const override;
+
+  batch make(uint64_t stream, batch_part part) const;
 
   options options_;
 };

@@ -1,4 +1,4 @@
-// Data sources over files that are no text.
+// Files as data sources.
 
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/nn/sizes.hpp"
@@ -26,8 +26,13 @@ namespace {
   throw error{error_code::config, fmt::format("{}: {}", path, why)};
 }
 
+struct mapped_file {
+  std::span<const uint8_t> bytes;
+  std::shared_ptr<const void> owner;
+};
+
 /// @returns the bytes of `path` as a read-only mapping
-std::pair<const void*, uint64_t> map_file(const std::string& path) {
+mapped_file map_file(const std::string& path) {
   auto fail = [&path] { refuse(path, std::strerror(errno)); };
   file_descriptor fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (!fd)
@@ -35,16 +40,26 @@ std::pair<const void*, uint64_t> map_file(const std::string& path) {
   struct stat info = {};
   if (::fstat(fd.get(), &info) != 0)
     fail();
+  if (S_ISDIR(info.st_mode))
+    refuse(path, std::strerror(EISDIR));
   if (info.st_size == 0)
     refuse(path, "is empty");
-  auto* bytes = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ,
-                       MAP_SHARED, fd.get(), 0);
+  auto size = static_cast<size_t>(info.st_size);
+  auto* bytes = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
   if (bytes == MAP_FAILED)
     fail();
-  return {bytes, static_cast<uint64_t>(info.st_size)};
+  return {{static_cast<const uint8_t*>(bytes), size},
+          {bytes, [size](void* x) { ::munmap(x, size); }}};
 }
 
 } // namespace
+
+// -- text ---------------------------------------------------------------------
+
+text text::read(const std::string& path, double held_out) {
+  auto file = map_file(path);
+  return text{file.bytes, std::move(file.owner), path, held_out};
+}
 
 // -- tokens -------------------------------------------------------------------
 
@@ -52,44 +67,38 @@ token_sequences::token_sequences(const std::string& path, options x)
   : path_(path), options_(x) {
   require_positive("data.sequence_length", x.sequence_length);
   require_positive("data.batch_size", x.batch_size);
-  auto [bytes, size] = map_file(path);
-  bytes_ = bytes;
-  size_ = size / x.token_size;
+  auto file = map_file(path);
+  bytes_ = file.bytes;
+  owner_ = std::move(file.owner);
+  size_ = bytes_.size() / x.token_size;
   border_ = static_cast<uint64_t>(static_cast<double>(size_)
                                   * (1 - x.held_out));
-  try {
-    if (size % x.token_size != 0)
-      refuse(path, fmt::format("has {} bytes, no multiple of the {} of a "
-                               "token; see data.dtype",
-                               size, x.token_size));
-    for (auto [what, n] : {std::pair{"training", border_},
-                           std::pair{"held-out", size_ - border_}})
-      if (n < x.sequence_length + 1)
-        refuse(path,
-               fmt::format("the {} part has {} tokens, but "
-                           "data.sequence_length = {} needs at least {}",
-                           what, n, x.sequence_length, x.sequence_length + 1));
-  } catch (...) {
-    ::munmap(const_cast<void*>(bytes), size);
-    throw;
-  }
+  if (bytes_.size() % x.token_size != 0)
+    refuse(path, fmt::format("has {} bytes, no multiple of the {} of a "
+                             "token; see data.dtype",
+                             bytes_.size(), x.token_size));
+  for (auto [what, n] :
+       {std::pair{"training", border_}, std::pair{"held-out", size_ - border_}})
+    if (n < x.sequence_length + 1)
+      refuse(path,
+             fmt::format("the {} part has {} tokens, but "
+                         "data.sequence_length = {} needs at least {}",
+                         what, n, x.sequence_length, x.sequence_length + 1));
 }
 
-token_sequences::~token_sequences() {
-  ::munmap(const_cast<void*>(bytes_), size_ * options_.token_size);
+batch token_sequences::make_training(uint64_t step, batch_part part) const {
+  auto begins = random_begins(options_.seed, step, options_.batch_size,
+                              border_ - options_.sequence_length);
+  return cut(part_of(begins, part.index, part.count));
 }
 
-batch token_sequences::training_batch(uint64_t step) const {
-  return cut(random_begins(options_.seed, step, options_.batch_size,
-                           border_ - options_.sequence_length));
-}
-
-batch token_sequences::held_out_batch(uint64_t index, uint64_t count) const {
+batch token_sequences::make_held_out(uint64_t index, uint64_t count,
+                                     batch_part part) const {
   auto begins = even_begins(index, count, options_.batch_size,
                             size_ - border_ - options_.sequence_length - 1);
   for (auto& x : begins)
     x += border_;
-  return cut(begins);
+  return cut(part_of(begins, part.index, part.count));
 }
 
 batch token_sequences::cut(const std::vector<uint64_t>& begins) const {
@@ -115,9 +124,10 @@ batch token_sequences::cut(const std::vector<uint64_t>& begins) const {
 }
 
 uint64_t token_sequences::token(uint64_t position) const {
+  const void* tokens = bytes_.data(); // a mapping begins at a page
   return options_.token_size == 2
-           ? static_cast<const uint16_t*>(bytes_)[position]
-           : static_cast<const uint32_t*>(bytes_)[position];
+           ? static_cast<const uint16_t*>(tokens)[position]
+           : static_cast<const uint32_t*>(tokens)[position];
 }
 
 // -- a fixed batch ------------------------------------------------------------
@@ -160,14 +170,14 @@ fixed_batch::fixed_batch(const std::string& path, options x) {
                              batch_size(), *x.batch_size, of_replicas));
 }
 
-batch fixed_batch::training_batch(uint64_t) const {
-  batch result;
-  for (auto& x : tensors_)
-    result.push_back(x.clone());
+batch fixed_batch::make_training(uint64_t, batch_part part) const {
+  auto result = part_of(tensors_, part.index, part.count);
+  for (auto& x : result)
+    x = x.clone();
   return result;
 }
 
-batch fixed_batch::held_out_batch(uint64_t, uint64_t) const {
+batch fixed_batch::make_held_out(uint64_t, uint64_t, batch_part) const {
   throw error{error_code::internal, "a fixed batch has no held-out part"};
 }
 

@@ -1,10 +1,17 @@
 #include "runtime/train/memory_need.hpp"
 
+#include "runtime/model/module_walk.hpp"
+
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
 
 namespace smp {
 
 namespace {
+
+constexpr uint64_t mib = 1 << 20;
 
 /// Tensors of a parameter's size that the optimizer keeps for it.
 uint64_t states_of(const optimizer_config& x) {
@@ -13,11 +20,30 @@ uint64_t states_of(const optimizer_config& x) {
   return x.type == "adagrad" ? 1 : 2;
 }
 
+/// What replicas have in common, and may divide.
+struct common_tensors {
+  uint64_t bytes = 0;
+  uint64_t own = 0;     // of the rows that one of them updates
+  uint64_t largest = 0; // gradient
+};
+
+/// Where gradients are kept in parts, one bucket fills while others travel; if
+/// all wait for the end of the step, that is all of them. Besides, of rows that
+/// were updated there is a copy until the next update.
+uint64_t buckets_of(const common_tensors& x, const session_config& config) {
+  auto bucket = std::min(std::max(config.bucket_cap_mb * mib, x.largest),
+                         x.bytes);
+  auto gradients = config.overlapping_allreduce ? 2 * bucket : x.bytes;
+  return (config.shard_gradients ? gradients : 0)
+         + (config.shard_optimizer_state ? x.own : 0);
+}
+
 } // namespace
 
 memory_need need_of(const walked_model& model, const train_config& x,
                     const std::function<held_part(uint32_t)>& held) {
   memory_need result;
+  common_tensors common;
   // What the optimizer has is float32 in any case.
   auto half = x.smp.bf16_params || x.smp.fp16_params;
   auto kept = states_of(x.optimizer) + (half ? 1 : 0)
@@ -27,22 +53,92 @@ memory_need need_of(const walked_model& model, const train_config& x,
     result.parameters += bytes;
     if (!model.tensors[i].tensor.requires_grad())
       continue;
-    auto holders = replicas_of(x);
+    auto holders = dp_size_of(x);
     if (is_slice)
       holders /= x.smp.tensor_parallel_degree;
     result.gradients += x.smp.shard_gradients ? bytes / holders : bytes;
     auto states = kept * (half ? 2 * bytes : bytes);
     result.optimizer += x.smp.shard_optimizer_state ? states / holders : states;
+    if (holders == 1)
+      continue;
+    common.bytes += bytes;
+    common.own += bytes / holders;
+    common.largest = std::max(common.largest, bytes);
   }
+  result.buckets = buckets_of(common, x.smp);
+  if (auto& path = x.smp.device_path; path.force)
+    result.arenas = (path.send_arena + path.receive_arena) * mib;
   return result;
 }
 
 std::string describe(const memory_need& x, const optimizer_config& optimizer) {
-  return fmt::format(
-    "{} MB for parameters, gradients{}; activations come on "
-    "top",
-    (x.sum() + 500'000) / 1'000'000,
-    states_of(optimizer) > 0 ? " and the state of " + optimizer.type : "");
+  std::vector<std::string> parts{"parameters", "gradients"};
+  if (x.buckets > 0)
+    parts.push_back("buckets");
+  if (x.arenas > 0)
+    parts.push_back("arenas");
+  if (states_of(optimizer) > 0)
+    parts.push_back("the state of " + optimizer.type);
+  auto last = parts.back();
+  parts.pop_back();
+  return fmt::format("{} MB for {} and {}; activations come on top",
+                     (x.sum() + 500'000) / 1'000'000, fmt::join(parts, ", "),
+                     last);
+}
+
+// -- table --------------------------------------------------------------------
+
+namespace {
+
+struct need_column {
+  std::string title;
+  int width = 0;
+  uint64_t memory_need::*bytes = nullptr;
+};
+
+std::vector<need_column> columns_of(const std::vector<memory_need>& xs,
+                                    const optimizer_config& optimizer) {
+  std::vector<need_column> result{
+    {"parameters", 12, &memory_need::parameters},
+    {"gradients", 11, &memory_need::gradients},
+    {"state of " + optimizer.type, 18, &memory_need::optimizer}};
+  for (auto& x : {need_column{"buckets", 9, &memory_need::buckets},
+                  need_column{"arenas", 8, &memory_need::arenas}})
+    if (std::ranges::any_of(xs, [&](auto& y) { return y.*x.bytes > 0; }))
+      result.push_back(x);
+  return result;
+}
+
+std::string mb_text(uint64_t bytes) {
+  return fmt::format("{:.2f}", 1e-6 * static_cast<double>(bytes));
+}
+
+} // namespace
+
+std::string
+needs_table(const std::vector<memory_need>& xs,
+            const optimizer_config& optimizer,
+            const std::vector<std::optional<uint64_t>>& activations) {
+  auto columns = columns_of(xs, optimizer);
+  auto result = fmt::format("{:<12}", "memory, MB");
+  for (auto& c : columns)
+    result += fmt::format("{:>{}}", c.title, c.width);
+  if (!activations.empty())
+    result += fmt::format("{:>13}", "activations");
+  result += fmt::format("{:>10}\n", "sum");
+  for (size_t i = 0; i < xs.size(); ++i) {
+    auto sum = xs[i].sum();
+    result += fmt::format("  {:<10}", fmt::format("device {}", i));
+    for (auto& c : columns)
+      result += fmt::format("{:>{}}", mb_text(xs[i].*c.bytes), c.width);
+    if (!activations.empty()) {
+      auto& kept = activations.at(i);
+      result += fmt::format("{:>13}", kept ? mb_text(*kept) : "?");
+      sum += kept.value_or(0);
+    }
+    result += fmt::format("{:>10}\n", mb_text(sum));
+  }
+  return result;
 }
 
 } // namespace smp

@@ -1,25 +1,40 @@
 #pragma once
 
 #include "runtime/config/config_file.hpp"
-#include "runtime/model/module_walk.hpp"
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace smp {
+
+struct walked_model;
 
 /// What training takes on one rank whatever the batch, in bytes.
 struct memory_need {
   uint64_t parameters = 0; // and buffers
-  uint64_t gradients = 0;
+  uint64_t gradients = 0;  // after a step
   /// What the optimizer keeps, with weights and averages of its own.
   uint64_t optimizer = 0;
+  /// Gradients and updates on their way between replicas, at most.
+  uint64_t buckets = 0;
+  /// For tensors that take the device path.
+  uint64_t arenas = 0;
 
   uint64_t sum() const noexcept {
-    return parameters + gradients + optimizer;
+    return parameters + gradients + optimizer + buckets + arenas;
   }
 };
+
+template <class Inspector>
+bool inspect(Inspector& f, memory_need& x) {
+  return f.object(x).fields(
+    f.field("parameters", x.parameters), f.field("gradients", x.gradients),
+    f.field("optimizer", x.optimizer), f.field("buckets", x.buckets),
+    f.field("arenas", x.arenas));
+}
 
 /// What a rank has of a tensor.
 struct held_part {
@@ -32,8 +47,16 @@ struct held_part {
 memory_need need_of(const walked_model& model, const train_config& x,
                     const std::function<held_part(uint32_t)>& held);
 
-/// @returns "603 MB for parameters, gradients and the state of sgd, activations
+/// @returns "603 MB for parameters, gradients and the state of sgd; activations
 /// come on top"
 std::string describe(const memory_need& x, const optimizer_config& optimizer);
+
+/// @param activations of each device in bytes, nothing where that is not known;
+/// empty: without that column
+/// @returns a table with a line for each device
+std::string
+needs_table(const std::vector<memory_need>& xs,
+            const optimizer_config& optimizer,
+            const std::vector<std::optional<uint64_t>>& activations = {});
 
 } // namespace smp

@@ -4,7 +4,6 @@
 #include "runtime/base/out_of_memory.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
-#include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/train/models/builtin.hpp"
@@ -219,10 +218,7 @@ namespace {
 
 } // namespace
 
-std::unique_ptr<trainable> make_trainable(const train_config& x,
-                                          first_values when) {
-  delay_param_initialization delayed{in_deferred_scope()
-                                     || when == first_values::when_needed};
+std::unique_ptr<trainable> make_trainable(const train_config& x) {
   torch::manual_seed(x.smp.seed);
   std::unique_ptr<trainable> result;
   try {

@@ -137,18 +137,13 @@ private:
 /// float32: there is no autocast
 c10::ScalarType computed_in(const train_config& x);
 
-/// When a new model gets the values of its parameters: `when_needed` is what
-/// `delay_param_initialization` does.
-enum class first_values { now, when_needed };
-
 /// Makes the model of `x` with the first values that every rank, and a run
 /// without ranks, gives it: seeds LibTorch's default generator with smp.seed.
 /// (Ranks that are threads share that generator and must take turns.) With
 /// train.dtype, or parameters in half precision, its loss and logits are
 /// computed under autocast. (Who distributes it casts the parameters.)
 /// @throws error (config) naming the key whose value makes no model
-std::unique_ptr<trainable>
-make_trainable(const train_config& x, first_values when = first_values::now);
+std::unique_ptr<trainable> make_trainable(const train_config& x);
 
 /// Finds what can be wrong with the model of `x` without making it.
 /// @throws error (config)

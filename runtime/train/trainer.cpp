@@ -14,12 +14,10 @@
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
-#include "runtime/train/memory_need.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/run_checkpoints.hpp"
 #include "runtime/train/text_sampler.hpp"
 #include "runtime/train/trainable.hpp"
-#include "transport/bytes.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -191,9 +189,31 @@ private:
                                         : std::vector<std::string>{},
                           .resumed_from = summary_.resumed_from,
                           .steps_done = summary_.steps_before,
-                          .changes = checkpoints_->changes()});
+                          .changes = checkpoints_->changes(),
+                          .needs = needs()});
       listener_.on_model(*model_, optimizer_);
     });
+  }
+
+  /// @returns what the rank has of the model, and needs to train it
+  memory_need need_of_rank(rank_id rank) const {
+    auto& st = model_->state();
+    return need_of(st.model(), config_, [&](uint32_t i) -> held_part {
+      if (st.map().tensor_owner(i) != rank)
+        return {};
+      return {st.model().tensors[i].tensor.nbytes(),
+              st.map().slice(i) != nullptr};
+    });
+  }
+
+  /// By pp_rank. Collective.
+  std::vector<memory_need> needs() const {
+    auto& layout = session_.internals().layout();
+    auto all = allgather(need_of_rank(session_.internals().self()));
+    std::vector<memory_need> result(pp_size());
+    for (auto i = all.size(); i-- > 0;)
+      result.at(layout.rank(comm_group::pp, rank_id{i})) = all[i];
+    return result;
   }
 
   // -- going on (R51) ---------------------------------------------------------
@@ -227,7 +247,7 @@ private:
 
   /// Only pp_rank 0 uses its batch (R5).
   batch training_batch(uint64_t step) const {
-    return session_.pp_rank() == 0 ? own_part(data_->training_batch(step))
+    return session_.pp_rank() == 0 ? data_->training_batch(step, own_part())
                                    : batch{};
   }
 
@@ -287,8 +307,8 @@ private:
     return found[1] > 0 ? "the gradient is not finite" : "";
   }
 
-  batch own_part(const batch& x) const {
-    return part_of(x, SMP_FAULT("shared-batch") ? 0 : data_rank(), data_size());
+  batch_part own_part() const {
+    return {SMP_FAULT("shared-batch") ? 0 : data_rank(), data_size()};
   }
 
   /// Collective over the data-parallel group. @returns the same on all ranks
@@ -319,15 +339,9 @@ private:
       throw;
     if (found.rank == no_rank)
       found.rank = session_.internals().self();
-    auto& st = model_->state();
-    auto need = need_of(st.model(), config_, [&](uint32_t i) -> held_part {
-      if (st.map().tensor_owner(i) != found.rank)
-        return {};
-      return {st.model().tensors[i].tensor.nbytes(),
-              st.map().slice(i) != nullptr};
-    });
-    found.text += fmt::format("; this rank needs {} (docs/large_models.md)",
-                              describe(need, config_.optimizer));
+    found.text += fmt::format(
+      "; this rank needs {} (docs/large_models.md)",
+      describe(need_of_rank(found.rank), config_.optimizer));
     throw error{std::move(found)};
   }
 
@@ -396,7 +410,7 @@ private:
     double sum = 0;
     const auto n = config_.train.eval_steps;
     for (uint64_t i = 0; i < n; ++i) {
-      auto x = session_.pp_rank() == 0 ? own_part(data_->held_out_batch(i, n))
+      auto x = session_.pp_rank() == 0 ? data_->held_out_batch(i, n, own_part())
                                        : batch{};
       sum += eval_step(x).reduce_mean().template item<double>();
     }
@@ -516,7 +530,7 @@ train_job complete(train_job x, const train_config& config, uint64_t replicas) {
 
 void begin_run(const train_config& config, const trainable& whole,
                const data_source& data, const distributed_model_base& model) {
-  whole.check_inputs(data.training_batch(0).size());
+  whole.check_inputs(data.training_batch(0, {0, data.batch_size()}).size());
   place_by_name(model, config.manual_partition);
 }
 
@@ -525,15 +539,6 @@ train_summary train(session& s, const train_config& config,
                     const std::atomic<bool>& stop, const train_job& job) {
   return run{s,        config, run_dir,
              listener, stop,   complete(job, config, data_size())}();
-}
-
-std::string share_from_rank_0(session& s, std::string x) {
-  std::vector<rank_id> world;
-  for (auto rank : get_group(comm_group::world))
-    world.push_back(rank_id{rank});
-  auto result = s.internals().exchange().broadcast(
-    world, "smp.share", world.front(), to_payload(x));
-  return from_payload<std::string>(result, "shared text");
 }
 
 } // namespace smp

@@ -5,6 +5,7 @@
 // nothing.
 
 #include "runtime/config/config_file.hpp"
+#include "runtime/train/memory_need.hpp"
 #include "runtime/train/metrics.hpp"
 
 #include <atomic>
@@ -42,6 +43,8 @@ struct train_start {
   /// Settings that are not what they were: "optimizer.lr = 0.01, was 0.1"; on
   /// rank 0.
   std::vector<std::string> changes = {};
+  /// By pp_rank, of the first of the ranks that share modules.
+  std::vector<memory_need> needs = {};
 };
 
 /// Hears about a run while it goes on, on every rank, on the rank's thread.
@@ -152,8 +155,5 @@ void begin_run(const train_config& config, const trainable& whole,
 train_summary train(session& s, const train_config& config,
                     const std::string& run_dir, train_listener& listener,
                     const std::atomic<bool>& stop, const train_job& job = {});
-
-/// @returns the value of rank 0 on all ranks. Collective.
-std::string share_from_rank_0(session& s, std::string x);
 
 } // namespace smp

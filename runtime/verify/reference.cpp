@@ -219,8 +219,7 @@ step_evidence reference_run::run(const moment& x) {
   auto& s = *state_;
   step_evidence result;
   s.model->drop_gradients();
-  auto whole = part_of(s.data->training_batch(x.number - 1), x.data_rank,
-                       x.replicas);
+  auto whole = s.data->training_batch(x.number - 1, {x.data_rank, x.replicas});
   const auto n = s.config.smp.microbatches;
   for (uint64_t m = 0; m < n; ++m) {
     auto inputs = part_of(whole, m, n);

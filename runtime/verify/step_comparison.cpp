@@ -309,6 +309,15 @@ private:
     return wider(in_.allowed, tolerance_for(x.scalar_type()));
   }
 
+  /// Of 4096 rows in bfloat16, LibTorch's sum is 10 units in the last place off
+  /// in the mean of squares, that of float32 a fifth of one.
+  tolerance allowed_sum(const at::Tensor& x) const {
+    auto result = allowed(x);
+    if (c10::isReducedFloatingType(x.scalar_type()))
+      result.relative *= 8;
+    return result;
+  }
+
   void losses() {
     for (uint64_t m = 0; m < in_.microbatches; ++m) {
       auto mine = passes_of(m);
@@ -385,7 +394,10 @@ private:
     }
     auto c = kind == finding_kind::update
                ? compare_update(a->second, b->second, in_.before.at(name))
-               : compare_tensors(a->second, b->second, allowed(b->second));
+               : compare_tensors(a->second, b->second,
+                                 in_.summed_apart.contains(name)
+                                   ? allowed_sum(b->second)
+                                   : allowed(b->second));
     sum.add(fmt::format("{} '{}'", what, name), c);
     if (c.wrong)
       add(*c.wrong);

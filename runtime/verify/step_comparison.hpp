@@ -48,6 +48,10 @@ struct step_comparison_input {
   bool casts_elsewhere = false;
   /// Modules below those that ranks share as a whole: they are not called.
   std::set<std::string> inside = {};
+  /// First names of parameters whose gradients one process adds up over all
+  /// rows in their own type, as LibTorch does for a layer norm on a CPU, and
+  /// ranks that share the module in float32.
+  std::set<std::string> summed_apart = {};
 };
 
 /// Adds to `result` what was compared and what differs.

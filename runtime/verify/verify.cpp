@@ -2,6 +2,7 @@
 
 #include "actors/replay/record_book.hpp"
 #include "runtime/lazy/placeholder.hpp"
+#include "runtime/model/native_modules.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
@@ -15,6 +16,7 @@
 #include "runtime/verify/reference.hpp"
 #include "transport/bytes.hpp"
 
+#include <ATen/TensorOperators.h>
 #include <torch/optim/optimizer.h>
 
 #include <fmt/ranges.h>
@@ -208,7 +210,8 @@ private:
        .zeros_for_none = config_.model.type == "torchscript",
        .casts_elsewhere = config_.model.type == "torchscript"
                           && computed_in(config_) != c10::ScalarType::Float,
-       .inside = inside_shared()},
+       .inside = inside_shared(),
+       .summed_apart = summed_apart()},
       summary_);
     if (options_.on_step)
       options_.on_step(
@@ -217,16 +220,37 @@ private:
          summary_.differences - earlier});
   }
 
+  /// Calls `f(module, below)` for each module that ranks share and each of its
+  /// subtree, itself included.
+  template <class F>
+  void each_in_shared(F f) const {
+    auto& map = model_->state().map();
+    for (uint32_t i = 0; i < map.model().modules.size(); ++i)
+      if (map.is_shared(module_id{i}))
+        for (auto below : map.model().subtree(i))
+          f(i, below);
+  }
+
   /// What stands below a module that ranks share is computed by that module.
   std::set<std::string> inside_shared() const {
     std::set<std::string> result;
-    auto& map = model_->state().map();
-    auto& modules = map.model().modules;
-    for (uint32_t i = 0; i < modules.size(); ++i)
-      if (map.is_shared(module_id{i}))
-        for (auto below : map.model().subtree(i))
-          if (below != i)
-            result.insert(modules[below].names.front());
+    auto& modules = model_->state().map().model().modules;
+    each_in_shared([&](uint32_t shared, uint32_t x) {
+      if (x != shared)
+        result.insert(modules[x].names.front());
+    });
+    return result;
+  }
+
+  /// Parameters of layer norms that ranks share.
+  std::set<std::string> summed_apart() const {
+    std::set<std::string> result;
+    auto& model = model_->state().map().model();
+    each_in_shared([&](uint32_t, uint32_t x) {
+      if (auto norm = native_of(model, x); norm && norm->type == "LayerNorm")
+        for (auto t : model.modules[x].tensors)
+          result.insert(model.tensors[t].names.front());
+    });
     return result;
   }
 

@@ -28,15 +28,7 @@ using nlohmann::json;
 
 namespace {
 
-/// A run that takes minutes.
-const std::string endless = tiny_gpt(2, 2, 4, R"([train]
-steps = 1000000
-log_interval = 1
-eval_steps = 0
-
-[monitor]
-stall_timeout = 1
-)");
+const std::string endless = endless_gpt("[monitor]\nstall_timeout = 1\n");
 
 struct answer {
   int code = 0;

@@ -4,101 +4,21 @@
 
 #include "tests/support/catch.hpp"
 
-#include "tests/support/machines.hpp"
-#include "tests/support/train_dir.hpp"
+#include "tests/support/machine_runs.hpp"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <memory>
+#include <functional>
+#include <map>
 
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::StartsWith;
 using namespace smp::test;
 using namespace std::chrono_literals;
-
-namespace {
-
-const std::string four_ranks = tiny_gpt(4, 4, 8, R"([optimizer]
-type = "sgd"
-lr = 1e-2
-
-[transport]
-trusted_network = true
-keys = "keys"
-
-[train]
-steps = 4
-log_interval = 1
-eval_steps = 0
-)");
-
-/// Four ranks on machines, started as mpirun or Kubernetes would.
-struct machines_dir : train_dir {
-  explicit machines_dir(size_t count = 2, bool ipv6_only = false)
-    : train_dir(four_ranks),
-      ranks_per_machine(4 / count),
-      on(count, ipv6_only) {
-    auto keys = start({"keys", "keys"});
-    REQUIRE(keys.join() == 0);
-  }
-
-  void start_rank(size_t rank, const std::string& master,
-                  std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), built_program("smp-train"));
-    arguments.insert(arguments.end(), {"--ranks", "4", "--run-dir", "run"});
-    running.emplace_back(new program(
-      on.start(rank / ranks_per_machine, arguments, path,
-               {{"RANK", std::to_string(rank)},
-                {"LOCAL_RANK", std::to_string(rank % ranks_per_machine)},
-                {"WORLD_SIZE", "4"},
-                {"MASTER_ADDR", master},
-                {"MASTER_PORT", "29400"}})));
-  }
-
-  /// @param master what leads to machine 0
-  void start_ranks(const std::string& master,
-                   const std::vector<std::string>& arguments) {
-    for (size_t i = 0; i < 4; ++i)
-      start_rank(i, master, arguments);
-  }
-
-  std::vector<int> join_all() {
-    std::vector<int> result;
-    for (auto& x : running)
-      result.push_back(x->join());
-    return result;
-  }
-
-  std::string output(size_t rank) {
-    return running.at(rank)->output();
-  }
-
-  /// Compares `steps` steps with one process, and returns when they run.
-  void start_comparison(int steps, std::vector<std::string> more = {}) {
-    more.insert(more.begin(),
-                {"verify", "tiny.toml", "--steps", std::to_string(steps)});
-    start_ranks(on.name(0), more);
-    REQUIRE(running[0]->wait_for("one process  differences"));
-  }
-
-  void check_equal() {
-    auto codes = join_all();
-    INFO(output(0));
-    CHECK(codes == std::vector{0, 0, 0, 0});
-    CHECK_THAT(output(0), ContainsSubstring("equal: "));
-  }
-
-  size_t ranks_per_machine;
-  machines on;
-  std::vector<std::unique_ptr<program>> running;
-};
-
-} // namespace
 
 TEST_CASE_METHOD(machines_dir,
                  "ranks of two machines compute what one process does",
@@ -118,9 +38,41 @@ TEST_CASE_METHOD(machines_dir,
                                              on.name(size_t(i) / 2))));
 }
 
+TEST_CASE_METHOD(machines_dir, "of several interfaces the named one is used",
+                 "[apps][machines]") {
+  on.add_second_network();
+  std::map<std::string, uint64_t> before;
+  for (auto x : {"eth0", "eth1"})
+    before[x] = on.bytes_sent(0, x) + on.bytes_sent(1, x);
+  // By name the way to rank 0 leads through the first one: so may the control
+  // plane, but not what ranks compute.
+  auto master = on.name(0);
+  std::function<std::string(size_t)> interface;
+  SECTION("by its name") {
+    interface = [](size_t) { return "eth1"; };
+  }
+  SECTION("by an address, another one on each machine") {
+    interface = [this](size_t i) { return on.second_address(i); };
+  }
+  SECTION("or none, and that is the one that leads to rank 0") {
+    master = on.second_address(0);
+  }
+  for (size_t i = 0; i < 4; ++i) {
+    std::vector<std::string> words{"verify", "tiny.toml"};
+    if (interface)
+      words.push_back("--transport.interface=" + interface(i / 2));
+    start_rank(i, master, words);
+  }
+  check_equal();
+  for (auto& [x, bytes] : before)
+    bytes = on.bytes_sent(0, x) + on.bytes_sent(1, x) - bytes;
+  CHECK(before["eth1"] > 100'000);
+  CHECK(before["eth0"] < 50'000);
+}
+
 TEST_CASE_METHOD(machines_dir,
                  "a network is used only if it is trusted, and with keys",
-                 "[apps][machines]") {
+                 "[apps][machines][R45]") {
   auto refusal = [&](const std::string& config, size_t rank) {
     write("other.toml", config);
     running.clear();
@@ -241,29 +193,6 @@ TEST_CASE_METHOD(machines_dir, "a slow line, or a bad one, costs time only",
   check_equal();
 }
 
-TEST_CASE_METHOD(machines_dir, "a machine that is lost is named, in time",
-                 "[apps][machines]") {
-  start_comparison(100000, {"--transport.link_timeout=3"});
-  auto begin = std::chrono::steady_clock::now();
-  SECTION("its cable is out for good") {
-    on.cut(1);
-  }
-  SECTION("it vanishes") {
-    on.vanish(1);
-  }
-  for (size_t rank : {0, 1})
-    CHECK(running[rank]->join(60s) == 3);
-  CHECK(std::chrono::steady_clock::now() - begin < 20s);
-  INFO(output(0));
-  CHECK_THAT(output(0), ContainsSubstring("lost with machine mb (ranks 2, 3)"));
-  // On its side the others are lost, or it is gone itself.
-  for (size_t rank : {2, 3}) {
-    auto code = running[rank]->join(60s);
-    CHECK((code == 3 || code == -SIGKILL));
-  }
-  CHECK(std::chrono::steady_clock::now() - begin < 30s);
-}
-
 // -- strangers ----------------------------------------------------------------
 
 TEST_CASE_METHOD(machines_dir, "who has no keys changes nothing at any port",
@@ -289,31 +218,6 @@ TEST_CASE_METHOD(machines_dir, "who has no keys changes nothing at any port",
 
 // -- launchers ----------------------------------------------------------------
 
-namespace {
-
-struct launchers : machines_dir {
-  /// What a user types on machine `node`.
-  std::vector<std::string> command(const std::string& node,
-                                   std::vector<std::string> more) const {
-    std::vector<std::string> result{built_program("smp-train")};
-    result.insert(result.end(), more.begin(), more.end());
-    more = {"--ranks",     "4",  "--nodes",  "2",
-            "--node-rank", node, "--master", on.name(0) + ":29400"};
-    result.insert(result.end(), more.begin(), more.end());
-    return result;
-  }
-
-  void start_launchers(std::vector<std::string> more) {
-    // The second one waits for the first.
-    for (size_t i : {1, 0})
-      running.emplace_back(
-        new program(on.start(i, command(std::to_string(i), more), path)));
-    std::swap(running[0], running[1]);
-  }
-};
-
-} // namespace
-
 TEST_CASE_METHOD(launchers, "a launcher on each machine starts its share",
                  "[apps][machines]") {
   auto more = GENERATE(std::vector<std::string>{},
@@ -327,24 +231,6 @@ TEST_CASE_METHOD(launchers, "a launcher on each machine starts its share",
   // Not only rank 0 has a log.
   for (size_t i = 0; i < 4; ++i)
     CHECK(std::filesystem::exists(path / fmt::format("run/log-{}.txt", i)));
-}
-
-TEST_CASE_METHOD(launchers,
-                 "a launcher tells the others how one of its ranks died",
-                 "[apps][machines]") {
-  start_launchers(
-    {"verify", "tiny.toml", "--steps", "100000", "--run-dir", "run"});
-  REQUIRE(running[0]->wait_for("one process  differences"));
-  auto begin = std::chrono::steady_clock::now();
-  auto rank_3 = on.processes(1).back();
-  for (auto pid : on.processes(1)) // the launcher began before its ranks
-    rank_3 = std::max(rank_3, pid);
-  ::kill(rank_3, SIGKILL);
-  CHECK(join_all() == std::vector{3, 3});
-  CHECK(std::chrono::steady_clock::now() - begin < 10s);
-  INFO(output(0) << output(1));
-  for (size_t i : {0, 1})
-    CHECK_THAT(output(i), ContainsSubstring("killed by signal 9 (SIGKILL)"));
 }
 
 TEST_CASE_METHOD(launchers, "one command starts a run on all machines by ssh",

@@ -79,6 +79,25 @@ TEST_CASE_METHOD(precision_run, "each precision is that of one process",
   CHECK_THAT(said, ContainsSubstring("equal: 5 steps"));
 }
 
+TEST_CASE(
+  "the quickstart in bfloat16 is that of one process on ranks that "
+  "share its modules",
+  "[apps][precision][verify][R56]") {
+  auto modules = GENERATE(as<std::string>{}, R"(["transformer.h"])",
+                          R"(["transformer.ln_f"])");
+  CAPTURE(modules);
+  train_dir dir{""};
+  auto p = dir.start({"verify", source_file("config/quickstart.toml"),
+                      "--ranks", "4", "--smp.ddp=true",
+                      "--smp.tensor_parallel_degree=2",
+                      "--tensor_parallel.modules=" + modules,
+                      "--smp.bf16_params=true", "--run-dir", "run"});
+  auto code = p.join();
+  INFO(p.output());
+  CHECK(code == 0);
+  CHECK_THAT(p.output(), ContainsSubstring("equal: 3 steps"));
+}
+
 TEST_CASE("an exported model trains in half precision",
           "[apps][precision][verify][R56]") {
   train_dir dir{script_defaults(2, 2, 0.1, 3)};

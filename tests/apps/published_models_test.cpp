@@ -211,6 +211,7 @@ void check_run(const scratch_dir& dir, const job& x, const plain_run& wanted,
   for (std::string line; std::getline(lines, line);) {
     auto step = nlohmann::json::parse(line);
     losses.push_back(step["loss"].get<double>());
+    CHECK_FALSE(step.contains("ran_again"));
     sent = step["bytes_sent"].get<size_t>();
   }
   CHECK(sent > x.least);

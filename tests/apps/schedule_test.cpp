@@ -96,15 +96,26 @@ TEST_CASE_METHOD(tiny_run, "a prediction says which calls it takes to wait",
     std::vector<std::string> settings;
     const char* waits;
   };
+  const std::string paper = "--smp.strategy=paper";
+  const std::string placed = "--smp.auto_partition=false";
   for (auto& [settings, waits] : std::vector<variant>{
-         {{}, "none, as callers only pass results on"},
-         {{"--smp.no_promises=[\"transformer\"]"},
+         {{paper}, "none, as callers only pass results on"},
+         {{paper, "--smp.no_promises=[\"transformer\"]"},
           "in each phase of a microbatch, for results used at once"},
-         {{"--smp.fast_mode=false"}, "all (smp.fast_mode = false)"},
-         {{"--smp.trace_device=none"},
+         {{paper, "--smp.fast_mode=false"}, "all (smp.fast_mode = false)"},
+         {{paper, "--smp.trace_device=none"},
+          "assumed none, as no trace shows what callers do"},
+         // What code does with a result counts wherever modules are.
+         {{placed, "--smp.manual_partition={\"transformer.h.2\" = 1}"},
+          "none, as callers only pass results on"},
+         {{placed,
+           "--smp.manual_partition={"
+           "\"transformer.h.1.attn.c_attn\" = 1}"},
+          "1 in each phase of a microbatch, for results used at once"},
+         {{placed, "--smp.trace_device=none"},
           "assumed none, as no trace shows what callers do"}}) {
     std::vector<std::string> arguments{"schedule", "tiny.toml", "--json",
-                                       "step.json", "--smp.strategy=paper"};
+                                       "step.json"};
     arguments.insert(arguments.end(), settings.begin(), settings.end());
     auto p = start(arguments);
     auto code = p.join();

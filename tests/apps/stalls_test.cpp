@@ -24,25 +24,7 @@ using namespace smp::test;
 
 namespace {
 
-/// A run that takes minutes.
-const std::string tiny = tiny_gpt(2, 2, 4, R"([train]
-steps = 1000000
-log_interval = 1
-eval_steps = 0
-
-[monitor]
-stall_timeout = 1
-)");
-
-/// @returns the process of a rank, as its log has it
-pid_t process_of(const train_dir& dir, int rank) {
-  auto log = content_of(dir.path / "run"
-                        / ("log-" + std::to_string(rank) + ".txt"));
-  const std::string before = "process ";
-  auto begin = log.find(before);
-  REQUIRE(begin != std::string::npos);
-  return std::stoi(log.substr(begin + before.size()));
-}
+const std::string endless = endless_gpt("[monitor]\nstall_timeout = 1\n");
 
 size_t times(const std::string& text, const std::string& part) {
   size_t result = 0;
@@ -60,11 +42,11 @@ std::string faulty_schedule() {
 
 TEST_CASE("A stopped rank ends a run with exit code 4 where that is asked for",
           "[apps][stalls]") {
-  train_dir dir{tiny};
+  train_dir dir{endless};
   auto run = dir.start(
     {"tiny.toml", "--run-dir", "run", "--monitor.on_stall=end"});
   REQUIRE(run.wait_for(" 2/1000000"));
-  auto pid = process_of(dir, 1);
+  auto pid = dir.process_of(1);
   REQUIRE(::kill(pid, SIGSTOP) == 0);
   CHECK(run.join() == 4);
   CHECK(times(run.output(), "rank 1 does not answer since ") == 1);
@@ -81,7 +63,7 @@ TEST_CASE("A stopped rank ends a run with exit code 4 where that is asked for",
 
 TEST_CASE("A rank that is stopped for a while is reported, and the run goes on",
           "[apps][stalls]") {
-  train_dir dir{tiny};
+  train_dir dir{endless};
   // Steps that add rounding errors up slowly.
   std::vector<std::string> settings{"tiny.toml", "--optimizer.type=sgd",
                                     "--optimizer.lr=0.01"};
@@ -92,7 +74,7 @@ TEST_CASE("A rank that is stopped for a while is reported, and the run goes on",
   auto run = dir.start(
     with({"--run-dir", "run", "--monitor.stall_timeout=1.5"}));
   REQUIRE(run.wait_for(" 2/1000000"));
-  auto pid = process_of(dir, 1);
+  auto pid = dir.process_of(1);
   REQUIRE(::kill(pid, SIGSTOP) == 0);
   REQUIRE(run.wait_for("rank 1 does not answer since "));
   // However long it takes: also twelve seconds are no death.
@@ -125,10 +107,10 @@ TEST_CASE("A stall is reported within two seconds of its timeout",
   // what has to be shown is that a rank can do it.
   double took = 0;
   for (int attempt = 0; attempt < 5; ++attempt) {
-    train_dir dir{tiny};
+    train_dir dir{endless};
     auto run = dir.start({"tiny.toml", "--run-dir", "run"});
     REQUIRE(run.wait_for(" 2/1000000"));
-    auto pid = process_of(dir, 1);
+    auto pid = dir.process_of(1);
     auto begin = steady_clock::now();
     REQUIRE(::kill(pid, SIGSTOP) == 0);
     REQUIRE(run.wait_for("rank 1 does not answer since "));
@@ -149,10 +131,10 @@ TEST_CASE("A stall is reported within two seconds of its timeout",
 
 TEST_CASE("A killed rank ends a run at once, also a stopped one",
           "[apps][stalls]") {
-  train_dir dir{tiny};
+  train_dir dir{endless};
   auto run = dir.start({"tiny.toml", "--run-dir", "run"});
   REQUIRE(run.wait_for(" 2/1000000"));
-  auto pid = process_of(dir, 1);
+  auto pid = dir.process_of(1);
   REQUIRE(::kill(pid, SIGSTOP) == 0);
   REQUIRE(run.wait_for("rank 1 does not answer since "));
   auto begin = std::chrono::steady_clock::now();
@@ -164,7 +146,7 @@ TEST_CASE("A killed rank ends a run at once, also a stopped one",
 
 TEST_CASE("A schedule actor that owes an answer is the culprit of a stall",
           "[apps][stalls][R34]") {
-  train_dir dir{tiny};
+  train_dir dir{endless};
   auto run = dir.start({"tiny.toml", "--run-dir", "run", "--smp.pipeline=actor",
                         "--smp.schedule.plugin=" + faulty_schedule(),
                         "--smp.schedule.name=faulty",
@@ -258,7 +240,7 @@ on_stall = "end"
 
 TEST_CASE("A stopped rank ends with code 4 whoever started the ranks",
           "[apps][stalls]") {
-  train_dir dir{tiny};
+  train_dir dir{endless};
   unsupervised_ranks ranks{dir, {"--monitor.on_stall=end"}};
   REQUIRE(ranks[0].wait_for(" 2/1000000"));
   ranks[1].signal(SIGSTOP);
@@ -274,7 +256,7 @@ TEST_CASE("A stopped rank ends with code 4 whoever started the ranks",
 // The monitor of stalls lives in rank 0 where our launcher did not start them.
 TEST_CASE("A stopped rank 0 does not keep the others for ever",
           "[apps][stalls]") {
-  train_dir dir{tiny};
+  train_dir dir{endless};
   unsupervised_ranks ranks{dir, {"--monitor.on_stall=end"}};
   REQUIRE(ranks[0].wait_for(" 2/1000000"));
   ranks[0].signal(SIGSTOP);

@@ -19,12 +19,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// A run that takes minutes.
-const std::string endless = tiny_gpt(2, 2, 4, R"([train]
-steps = 1000000
-log_interval = 1
-eval_steps = 0
-)");
+const std::string endless = endless_gpt();
 
 const std::string killed = "killed by signal 9 (SIGKILL)";
 

@@ -23,14 +23,7 @@ using namespace smp::test;
 
 namespace {
 
-const std::string endless = tiny_gpt(2, 2, 4, R"([train]
-steps = 1000000
-log_interval = 1
-eval_steps = 0
-
-[monitor]
-stall_timeout = 60
-)");
+const std::string endless = endless_gpt("[monitor]\nstall_timeout = 60\n");
 
 /// A terminal in which one command runs.
 class terminal {
@@ -80,23 +73,16 @@ public:
     }
   }
 
-  std::string until_it_says(const std::string& part) const {
-    return until([&part](auto& x) { return x.find(part) != x.npos; });
+  /// @param parts all of them: a screen may be seen while it is drawn
+  template <class... Parts>
+  std::string until_it_says(const Parts&... parts) const {
+    return until([&](auto& x) { return ((x.find(parts) != x.npos) && ...); });
   }
 
 private:
   std::string directory_;
   std::string socket_;
 };
-
-pid_t process_of(const train_dir& dir, int rank) {
-  auto log = content_of(dir.path / "run"
-                        / ("log-" + std::to_string(rank) + ".txt"));
-  const std::string before = "process ";
-  auto begin = log.find(before);
-  REQUIRE(begin != std::string::npos);
-  return std::stoi(log.substr(begin + before.size()));
-}
 
 int step_of(const std::string& text) {
   std::smatch found;
@@ -113,8 +99,10 @@ TEST_CASE("smp-top draws a live table, follows keys and the size",
   auto run = dir.start({"tiny.toml", "--run-dir", "run"});
   REQUIRE(run.wait_for(" 2/1000000"));
   terminal screen{dir, built_program("smp-top") + " run --interval 0.1"};
-  auto first = screen.until(
-    [](auto& x) { return x.find(" %") != x.npos && step_of(x) > 0; });
+  auto first = screen.until([](auto& x) {
+    return x.find(" %") != x.npos && x.find("q quit") != x.npos
+           && step_of(x) > 0;
+  });
   CHECK_THAT(first, ContainsSubstring("run  running  step ")
                       && ContainsSubstring("rank  state")
                       && ContainsSubstring("q quit"));
@@ -151,7 +139,7 @@ TEST_CASE("smp-top shows a stopped rank within a second", "[apps][top]") {
   train_dir dir{endless};
   auto run = dir.start({"tiny.toml", "--run-dir", "run"});
   REQUIRE(run.wait_for(" 2/1000000"));
-  auto pid = process_of(dir, 1);
+  auto pid = dir.process_of(1);
   terminal screen{dir, built_program("smp-top") + " run"};
   REQUIRE_THAT(screen.until_it_says("bubble"), ContainsSubstring("bubble"));
   // As in inspect_test.cpp: what has to be shown is that it can.
@@ -159,7 +147,7 @@ TEST_CASE("smp-top shows a stopped rank within a second", "[apps][top]") {
   for (int attempt = 0; attempt < 5; ++attempt) {
     auto begin = std::chrono::steady_clock::now();
     REQUIRE(::kill(pid, SIGSTOP) == 0);
-    auto text = screen.until_it_says("STOPPED ");
+    auto text = screen.until_it_says("STOPPED ", "rank 1 is stopped");
     CHECK_THAT(text, ContainsSubstring("rank 1 is stopped"));
     std::chrono::duration<double> x = std::chrono::steady_clock::now() - begin;
     took = x.count();
@@ -171,7 +159,7 @@ TEST_CASE("smp-top shows a stopped rank within a second", "[apps][top]") {
   CHECK(took < 1.1);
   // Keys are heard while nobody answers.
   run.signal(SIGSTOP);
-  CHECK_THAT(screen.until_it_says("unreachable"),
+  CHECK_THAT(screen.until_it_says("unreachable", "is stopped"),
              ContainsSubstring("is stopped"));
   screen.press("q");
   CHECK_THAT(screen.until_it_says("code 0"), ContainsSubstring("code 0"));
@@ -186,7 +174,7 @@ TEST_CASE("smp-top ends with the run and says how", "[apps][top]") {
   REQUIRE_THAT(screen.until_it_says("bubble"), ContainsSubstring("bubble"));
   run.signal(SIGINT);
   REQUIRE(run.join() == 130);
-  auto end = screen.until_it_says("code 3");
+  auto end = screen.until_it_says("code 3\n", "exit code 130");
   CHECK_THAT(end, ContainsSubstring("code 3")
                     && ContainsSubstring("the run ended with exit code 130"));
 }
@@ -197,10 +185,16 @@ TEST_CASE("smp-top tells which rank was killed", "[apps][top]") {
   REQUIRE(run.wait_for(" 2/1000000"));
   terminal screen{dir, built_program("smp-top") + " run"};
   REQUIRE_THAT(screen.until_it_says("bubble"), ContainsSubstring("bubble"));
-  REQUIRE(::kill(process_of(dir, 1), SIGKILL) == 0);
-  auto text = screen.until_it_says("code 3");
-  std::erase_if(text, [](unsigned char x) { return std::isspace(x); });
-  CHECK_THAT(text, ContainsSubstring("rank1:killedbysignal9(SIGKILL)"));
+  REQUIRE(::kill(dir.process_of(1), SIGKILL) == 0);
+  // The lines of the screen break anywhere.
+  auto joined = [](std::string x) {
+    std::erase_if(x, [](unsigned char y) { return std::isspace(y); });
+    return x;
+  };
+  const std::string cause = "rank1:killedbysignal9(SIGKILL)";
+  auto text = screen.until(
+    [&](auto& x) { return joined(x).find(cause) != x.npos; });
+  CHECK_THAT(joined(text), ContainsSubstring(cause));
   CHECK(run.join() == 3);
 }
 

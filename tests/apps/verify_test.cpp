@@ -149,6 +149,27 @@ TEST_CASE_METHOD(tiny_job, "Each mode that is named is verified",
   CHECK_THAT(p.output(), ContainsSubstring("quick"));
 }
 
+TEST_CASE_METHOD(tiny_job,
+                 "What deterministic_server alone does is among the modes",
+                 "[apps][verify][R33]") {
+  auto p = start({"tiny.toml", "--modes",
+                  "deterministic,deterministic+fast,deterministic+static+fast",
+                  "--transport.type=loopback", "--json", "out.json"});
+  auto code = p.join();
+  INFO(p.output());
+  CHECK(code == 0);
+  CHECK_THAT(p.output(),
+             ContainsSubstring("modes: deterministic equal, deterministic+fast "
+                               "equal, deterministic+static+fast equal"));
+  // Calls that go on learn for a step or more what comes back.
+  CHECK(result("out-deterministic.json")["recorded"] == 1);
+  for (auto mode : {"deterministic+fast", "deterministic+static+fast"}) {
+    auto json = result(fmt::format("out-{}.json", mode));
+    CHECK(json["recorded"].get<int>() > 1);
+    CHECK(json["replayed"] == 3);
+  }
+}
+
 TEST_CASE_METHOD(tiny_job, "A split job shows that modules cross ranks",
                  "[apps][verify]") {
   auto p = start({"tiny.toml", "--steps", "1", "--split", "--json", "out.json",

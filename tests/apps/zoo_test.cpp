@@ -140,6 +140,7 @@ const std::vector<row>& all_rows() {
     {"hf_bert", 2, 4, "simple"},
     {"hf_gpt2", 2, 4, "interleaved"},
     {"hf_llama", 4, 4, "interleaved"},
+    {"hf_roberta", 4, 4, "interleaved"},
     {"hf_t5", 4, 4, "interleaved"},
     {"in_place", 2, 4, "simple"},
     {"methods", 2, 1, "interleaved"},

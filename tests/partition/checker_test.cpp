@@ -3,6 +3,7 @@
 #include "partition/checker.hpp"
 #include "partition/promised_order.hpp"
 #include "tests/support/cpu_time.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/gpt_tree.hpp"
 #include "tests/support/partition_models.hpp"
 
@@ -90,13 +91,8 @@ std::string refused(std::vector<task> tasks, uint64_t microbatches,
   check_options options;
   options.microbatches = microbatches;
   options.active = active;
-  try {
-    check_schedule(stages(2), policy, options);
-  } catch (const error& x) {
-    CHECK(x.code() == error_code::config);
-    return x.cause().text;
-  }
-  return "not refused";
+  return cause_of([&] { check_schedule(stages(2), policy, options); },
+                  error_code::config);
 }
 
 task forward(uint64_t x) {

@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "partition/partitioner.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/partition_models.hpp"
 
 #include "transport/error.hpp"
@@ -40,13 +41,7 @@ devices placed(const model_info& model, const partition_options& options) {
 
 std::string message_of(const model_info& model,
                        const partition_options& options) {
-  try {
-    make_partition(model, options);
-  } catch (const error& x) {
-    CHECK(x.code() == error_code::config);
-    return x.cause().text;
-  }
-  return "no error";
+  return cause_of([&] { make_partition(model, options); }, error_code::config);
 }
 
 } // namespace

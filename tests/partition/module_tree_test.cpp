@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "partition/module_tree.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/partition_models.hpp"
 
 #include "transport/error.hpp"
@@ -192,14 +193,8 @@ TEST_CASE("one parameter listed twice by one module is no sharing",
 
 TEST_CASE("a model that is no model is one clear error",
           "[partition][module_tree]") {
-  auto message = [](const model_info& x) -> std::string {
-    try {
-      module_tree{x};
-    } catch (const error& e) {
-      CHECK(e.code() == error_code::config);
-      return e.cause().text;
-    }
-    return "no error";
+  auto message = [](const model_info& x) {
+    return cause_of([&x] { module_tree{x}; }, error_code::config);
   };
   CHECK(message({}) == "there is no module to partition");
   CHECK(message(make_model({{"", {1}}, {"a", {7}}}))

@@ -4,6 +4,7 @@
 #include "partition/partitioner.hpp"
 #include "partition/segment.hpp"
 #include "tests/support/cpu_time.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/naive_partition.hpp"
 #include "tests/support/partition_models.hpp"
 #include "tests/support/t5_tree.hpp"
@@ -137,14 +138,8 @@ TEST_CASE("costs with decimals are exact, costs without limit are scaled",
 
 TEST_CASE("a cost that is none is an error that names the module",
           "[partition][paper]") {
-  auto message = [](model_info model, double alpha) -> std::string {
-    try {
-      plan_of(model, 2, alpha);
-    } catch (const error& x) {
-      CHECK(x.code() == error_code::config);
-      return x.cause().text;
-    }
-    return "no error";
+  auto message = [](model_info model, double alpha) {
+    return cause_of([&] { plan_of(model, 2, alpha); }, error_code::config);
   };
   auto model = make_model({{"", {1}, 1, 1}, {"a", {}, 1, 1}});
   CHECK(message(model, 1.5).find("smp.memory_weight") == 0);

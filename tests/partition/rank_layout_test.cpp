@@ -12,6 +12,7 @@
 #include <vector>
 
 using namespace smp;
+using namespace smp::test;
 using smp::test::error_of;
 
 namespace {
@@ -33,14 +34,7 @@ number_groups numbers(const rank_layout& x, group_kind kind) {
 }
 
 std::string message_of(const layout_config& x) {
-  try {
-    rank_layout{x};
-  } catch (const error& e) {
-    CHECK(e.code() == error_code::config);
-    return e.cause().text;
-  }
-  FAIL("nothing was thrown");
-  return {};
+  return cause_of([&x] { rank_layout{x}; }, error_code::config);
 }
 
 } // namespace
@@ -187,7 +181,7 @@ TEST_CASE("sizes that do not fit are errors that name the keys",
   text = message_of({8, 2, 2, false, "cluster"});
   CHECK(has(text, "smp.ddp = true"));
   text = message_of({8, 2, 1, false, "cluster"});
-  CHECK(has(text, "; start 2 (data parallelism is not built yet)"));
+  CHECK(has(text, "; start 2, or let the others be replicas: smp.ddp = true"));
   text = message_of({8, 2, 2, true, "DPP"});
   CHECK(has(text, "smp.placement_strategy"));
   CHECK(has(text, "\"cluster\""));
@@ -195,7 +189,7 @@ TEST_CASE("sizes that do not fit are errors that name the keys",
             "smp.pipeline_parallel_degree must be at least 1"));
   CHECK(has(message_of({1, 1, 0, false, "cluster"}),
             "smp.tensor_parallel_degree must be at least 1"));
-  CHECK_FALSE(message_of({0, 1, 1, false, "cluster"}).empty());
+  CHECK(message_of({0, 1, 1, false, "cluster"}) != "no error");
 }
 
 TEST_CASE("a rank outside of the world is refused",

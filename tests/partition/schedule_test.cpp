@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "partition/schedule.hpp"
+#include "tests/support/error_of.hpp"
 
 #include "transport/error.hpp"
 
@@ -9,6 +10,7 @@
 #include <vector>
 
 using namespace smp;
+using namespace smp::test;
 
 namespace {
 
@@ -28,14 +30,7 @@ std::vector<task> drain(schedule& x) {
 }
 
 std::string message_of(auto f) {
-  try {
-    f();
-  } catch (const error& x) {
-    CHECK(x.code() == error_code::config);
-    return x.cause().text;
-  }
-  FAIL("nothing was thrown");
-  return {};
+  return cause_of(f, error_code::config);
 }
 
 using tasks = std::vector<task>;

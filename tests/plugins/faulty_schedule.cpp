@@ -1,10 +1,12 @@
 // A schedule with a fault of choice (smp.schedule.options), for tests. The
-// instance that is played before the first step has none.
+// instance that is played before the first step has none, but where the option
+// is a file: as long as it is there, each instance is wrong from the start.
 
 #include "smp/schedule_actor.hpp"
 
 #include <caf/event_based_actor.hpp>
 
+#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -45,7 +47,9 @@ faulty(smp::schedule_actor::stateful_pointer<state> self,
     st.fault = setup.options;
   auto next = [&st] { return st.next(); };
   return {
-    [&st](const smp::step_begins& x) {
+    [&st, file = setup.options](const smp::step_begins& x) {
+      if (std::filesystem::is_regular_file(file))
+        return smp::start_backward(smp::microbatch_id{0});
       st.size = x.microbatches;
       st.at = 0;
       st.ready = false;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tests/support/cluster.hpp"
+#include "tests/support/error_of.hpp"
 #include "transport/collectives/collectives.hpp"
 
 #include <cstring>
@@ -138,12 +139,7 @@ inline void await(const started_collective& x) {
 
 /// @returns how it failed, or an empty failure.
 inline failure failure_of(const started_collective& x) {
-  try {
-    await(x);
-  } catch (const error& e) {
-    return e.cause();
-  }
-  return {};
+  return failure_of([&x] { await(x); });
 }
 
 } // namespace smp::test

@@ -47,8 +47,10 @@ std::vector<std::string> in_network(pid_t holder,
   return command;
 }
 
-std::string port_of(size_t i) {
-  return "port" + std::to_string(i);
+/// Of the switch: "port0", and "port0-eth1".
+std::string port_of(size_t i, const std::string& interface = "eth0") {
+  auto result = "port" + std::to_string(i);
+  return interface == "eth0" ? result : result + '-' + interface;
 }
 
 } // namespace
@@ -74,29 +76,46 @@ machines::machines(size_t count, bool ipv6_only) : ipv6_only_(ipv6_only) {
   for (size_t i = 0; i < count; ++i) {
     auto holder = hold(name(i), hosts_);
     holders_.push_back(holder);
-    must(in_network(switch_,
-                    {"ip", "link", "add", port_of(i), "type", "veth", "peer",
-                     "name", "eth0", "netns", std::to_string(holder)}));
-    must(in_network(switch_,
-                    {"ip", "link", "set", port_of(i), "master", "bridge"}));
-    must(in_network(switch_, {"ip", "link", "set", port_of(i), "up"}));
     must(in_network(holder, {"ip", "link", "set", "lo", "up"}));
+    std::vector<std::string> addresses{ipv6_address(i) + "/64"};
     if (!ipv6_only)
-      must(in_network(
-        holder, {"ip", "addr", "add", ipv4_address(i) + "/24", "dev", "eth0"}));
-    must(in_network(holder, {"ip", "-6", "addr", "add", ipv6_address(i) + "/64",
-                             "dev", "eth0", "nodad"}));
-    must(in_network(holder, {"ip", "link", "set", "eth0", "up"}));
+      addresses.push_back(ipv4_address(i) + "/24");
+    connect(i, "eth0", addresses);
   }
   for (size_t i = 0; i < count; ++i)
-    await_carrier(i);
+    await_carrier(i, "eth0");
 }
 
-void machines::await_carrier(size_t i) const {
+void machines::connect(size_t i, const std::string& interface,
+                       const std::vector<std::string>& addresses) const {
+  auto holder = holders_.at(i);
+  auto port = port_of(i, interface);
+  must(
+    in_network(switch_, {"ip", "link", "add", port, "type", "veth", "peer",
+                         "name", interface, "netns", std::to_string(holder)}));
+  must(in_network(switch_, {"ip", "link", "set", port, "master", "bridge"}));
+  must(in_network(switch_, {"ip", "link", "set", port, "up"}));
+  for (auto& x : addresses) {
+    std::vector<std::string> command{"ip", "addr", "add", x, "dev", interface};
+    if (x.find(':') != std::string::npos)
+      command.emplace_back("nodad");
+    must(in_network(holder, std::move(command)));
+  }
+  must(in_network(holder, {"ip", "link", "set", interface, "up"}));
+}
+
+void machines::add_second_network() {
+  for (size_t i = 0; i < holders_.size(); ++i)
+    connect(i, "eth1", {second_address(i) + "/24"});
+  for (size_t i = 0; i < holders_.size(); ++i)
+    await_carrier(i, "eth1");
+}
+
+void machines::await_carrier(size_t i, const std::string& interface) const {
   // The kernel tells of it up to a second later, and UCX looks.
   auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{10};
   while (std::chrono::steady_clock::now() < deadline) {
-    program x{in_network(holders_.at(i), {"ip", "link", "show", "eth0"})};
+    program x{in_network(holders_.at(i), {"ip", "link", "show", interface})};
     if (x.join() == 0 && x.output().find("state UP") != std::string::npos)
       return;
   }
@@ -165,6 +184,10 @@ std::string machines::ipv4_address(size_t i) const {
   return "10.77.0." + std::to_string(i + 1);
 }
 
+std::string machines::second_address(size_t i) const {
+  return "10.78.0." + std::to_string(i + 1);
+}
+
 std::string machines::ipv6_address(size_t i) const {
   return "fd77::" + std::to_string(i + 1);
 }
@@ -211,10 +234,11 @@ void machines::vanish(size_t i) const {
     ::kill(pid, SIGKILL);
 }
 
-uint64_t machines::bytes_sent(size_t i) const {
+uint64_t machines::bytes_sent(size_t i, const std::string& interface) const {
   // What the switch got of it.
-  program x{{"nsenter", "-t", std::to_string(switch_), "-n", "-m", "cat",
-             "/sys/class/net/" + port_of(i) + "/statistics/rx_bytes"}};
+  program x{
+    {"nsenter", "-t", std::to_string(switch_), "-n", "-m", "cat",
+     "/sys/class/net/" + port_of(i, interface) + "/statistics/rx_bytes"}};
   REQUIRE(x.join() == 0);
   return std::stoull(x.output());
 }

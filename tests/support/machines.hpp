@@ -38,6 +38,13 @@ public:
                 const std::filesystem::path& directory,
                 std::map<std::string, std::string> environment = {}) const;
 
+  /// Gives each of them another interface, `eth1`, with a cable to the same
+  /// switch.
+  void add_second_network();
+
+  /// Of its second interface.
+  std::string second_address(size_t i) const;
+
   /// Pulls its cable out of the switch, and puts it back.
   void cut(size_t i) const;
   void mend(size_t i) const;
@@ -52,7 +59,7 @@ public:
   void vanish(size_t i) const;
 
   /// What its processes sent to the others until now, in bytes.
-  uint64_t bytes_sent(size_t i) const;
+  uint64_t bytes_sent(size_t i, const std::string& interface = "eth0") const;
 
   /// Ports at which its processes listen, but for those of loopback.
   std::vector<uint16_t> listening_ports(size_t i) const;
@@ -70,7 +77,9 @@ public:
 private:
   pid_t hold(const std::string& host, const std::filesystem::path& hosts);
   void must(std::vector<std::string> command) const;
-  void await_carrier(size_t i) const;
+  void connect(size_t i, const std::string& interface,
+               const std::vector<std::string>& addresses) const;
+  void await_carrier(size_t i, const std::string& interface) const;
 
   bool ipv6_only_;
   pid_t switch_ = -1;

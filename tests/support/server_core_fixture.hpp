@@ -37,6 +37,7 @@ struct noted_output : server_output {
   }
 
   void answer(response x) override {
+    answered = x;
     note("answer " + std::to_string(x.id.number)
          + (x.error ? " " + x.error.text : ""));
   }
@@ -104,6 +105,7 @@ struct noted_output : server_output {
   std::vector<std::string> lines;
   context_id executing;
   response last;
+  response answered;
   request asked;
   recorded_request asked_again;
   smp::forward_done waiting;
@@ -184,6 +186,27 @@ struct follower_fixture : core_fixture {
   follower_fixture() : core_fixture(false) {
     // nop
   }
+};
+
+/// On pp_rank 0, which replays the first step and may diverge from it.
+struct replaying_core {
+  /// The step ended well.
+  void end_step(uint64_t step) {
+    core.end_step({step_id{step}, {}, {}});
+    records->took(step_id{step}, 1);
+  }
+
+  std::shared_ptr<record_book> records = std::make_shared<record_book>(
+    record_book::options{.static_mode = true, .steps = 1, .fall_back = true});
+  noted_output out;
+  function_services services;
+  server_core core{{.self = rank_id{0},
+                    .leader = true,
+                    .services = services,
+                    .token = std::make_shared<execution_token>(),
+                    .on_token = [] {},
+                    .records = records},
+                   out};
 };
 
 } // namespace smp::test

@@ -3,6 +3,7 @@
 // User code on a thread that parks, as in runtime/, with strings for tensors.
 
 #include "actors/protocol/executor.hpp"
+#include "actors/protocol/request_number.hpp"
 #include "tests/support/scripted_executor.hpp"
 #include "transport/wake_up.hpp"
 
@@ -23,6 +24,16 @@ public:
   /// @throws error
   virtual std::string call(uint64_t owner, uint64_t module, phase what,
                            const std::string& args)
+    = 0;
+
+  /// What a call returns that goes on.
+  struct promise {
+    completion_ptr answer;
+    uint64_t number = 0;
+  };
+
+  virtual promise promise_call(uint64_t owner, uint64_t module, phase what,
+                               const std::string& args)
     = 0;
 
   virtual void await_grant() = 0;
@@ -98,12 +109,19 @@ private:
 
   std::string call(uint64_t owner, uint64_t module, phase what,
                    const std::string& args) override {
-    smp::call x;
-    x.owner = rank_id{owner};
-    x.module = module_id{module};
-    x.what = what;
-    x.body = text_payload(args);
-    return park(std::move(x));
+    return park(call_of(owner, module, what, args));
+  }
+
+  promise promise_call(uint64_t owner, uint64_t module, phase what,
+                       const std::string& args) override {
+    auto answer = std::make_shared<awaited<response>>();
+    auto x = call_of(owner, module, what, args);
+    x.kind = call_kind::promise;
+    x.number = promise_number(request_.step, ++promises_);
+    x.answer = answer;
+    promise result{answer, x.number};
+    listener_.asked(std::move(x));
+    return result;
   }
 
   void await_grant() override {
@@ -119,6 +137,16 @@ private:
     x.done = done;
     x.why = why;
     park(std::move(x));
+  }
+
+  static smp::call call_of(uint64_t owner, uint64_t module, phase what,
+                           const std::string& args) {
+    smp::call x;
+    x.owner = rank_id{owner};
+    x.module = module_id{module};
+    x.what = what;
+    x.body = text_payload(args);
+    return x;
   }
 
   std::string park(smp::call x) {
@@ -151,6 +179,7 @@ private:
   request request_;
   response response_;
   failure error_;
+  uint32_t promises_ = 0;
   std::atomic<bool> stopping_ = false;
   /// Counting: the stop may come on top of a wake-up not consumed yet.
   wake_up wake_;

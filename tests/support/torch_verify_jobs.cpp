@@ -37,18 +37,19 @@ public:
     return static_cast<uint64_t>(test::batch_size);
   }
 
-  batch training_batch(uint64_t step) const override {
-    auto gen = at::make_generator<at::CPUGeneratorImpl>(step + 1);
-    auto draw = [&] { return torch::randn({test::batch_size, width}, gen); };
-    auto x = draw();
-    return {x, draw()};
-  }
-
   bool has_held_out() const noexcept override {
     return false;
   }
 
-  batch held_out_batch(uint64_t, uint64_t) const override {
+private:
+  batch make_training(uint64_t step, batch_part part) const override {
+    auto gen = at::make_generator<at::CPUGeneratorImpl>(step + 1);
+    auto draw = [&] { return torch::randn({test::batch_size, width}, gen); };
+    auto x = draw();
+    return part_of({x, draw()}, part.index, part.count);
+  }
+
+  batch make_held_out(uint64_t, uint64_t, batch_part) const override {
     return {};
   }
 };

@@ -6,12 +6,16 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
+
+#include <sys/types.h>
 
 namespace smp::test {
 
@@ -37,6 +41,17 @@ batch_size = {}
 
 {})",
                      microbatches, layers, batch_size, more);
+}
+
+/// A run of two ranks that takes hours, a step milliseconds.
+/// @param more ends the configuration
+inline std::string endless_gpt(const std::string& more = "") {
+  return tiny_gpt(2, 2, 4, R"([train]
+steps = 1000000
+log_interval = 1
+eval_steps = 0
+
+)" + more);
 }
 
 /// `config`, in which LIBRARY stands for a plug-in that was built with the
@@ -90,6 +105,31 @@ struct train_dir : scratch_dir {
                 std::map<std::string, std::string> environment = {}) const {
     arguments.insert(arguments.begin(), built_program("smp-train"));
     return program{std::move(arguments), path, std::move(environment)};
+  }
+
+  /// What mpirun tells one of two ranks, which find each other here.
+  std::map<std::string, std::string> of_two_under_mpirun(int rank) const {
+    return {{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
+            {"OMPI_COMM_WORLD_SIZE", "2"},
+            {"OMPI_COMM_WORLD_LOCAL_RANK", std::to_string(rank)},
+            {"PMIX_NAMESPACE", path.filename()},
+            {"SMP_RENDEZVOUS_DIR", path}};
+  }
+
+  /// @returns the process of a rank, as its log in the run directory "run" has
+  /// it; a launcher may still be writing what the rank told it
+  pid_t process_of(size_t rank) const {
+    const std::string before = "process ";
+    auto log = path / "run" / fmt::format("log-{}.txt", rank);
+    auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{10};
+    for (;;) {
+      auto text = content_of(log);
+      auto begin = text.find(before);
+      if (begin != text.npos && text.find('\n', begin) != text.npos)
+        return std::stoi(text.substr(begin + before.size()));
+      REQUIRE(std::chrono::steady_clock::now() < deadline);
+      std::this_thread::yield();
+    }
   }
 
   /// @returns the steps of a run, as metrics.jsonl has them

@@ -317,25 +317,28 @@ TEST_CASE("a layer whose parameters are not those that were told of says why",
   };
   CHECK(refusal(2) == "");
   CHECK(refusal(3)
-        == "its 4 heads cannot be divided among 3 ranks (its linears may be)");
+        == "its 4 heads cannot be divided among 3 ranks; 3 or 6 could (its "
+           "linears may be)");
   SECTION("one too many") {
     x.parameters["layer.ff.scale"] = torch::ones({1});
     CHECK(refusal(2)
           == "what it computes was told without its parameter "
-             "'layer.ff.scale'");
+             "'layer.ff.scale'; its options have to name the module of that");
   }
   SECTION("one too few") {
     x.parameters.erase("layer.cross.k.weight");
-    CHECK(refusal(2) == "it has no parameter 'layer.cross.k.weight'");
+    CHECK(refusal(2)
+          == "it has no parameter 'layer.cross.k.weight'; its options have to "
+             "name one that it has");
   }
   SECTION("another size") {
     x.parameters["layer.cross.k.weight"] = torch::ones({attended, width + 1});
     CHECK(refusal(2)
           == "its 'layer.cross.k' goes from 13 to 20 channels, not from 12 to "
-             "20");
+             "20; only a layer with these sizes can be shared as a whole");
   }
   SECTION("another number of axes") {
     x.parameters["layer.ff.wo.weight"] = torch::ones({width});
-    CHECK(refusal(2) == "its 'layer.ff.wo.weight' has 1 axes");
+    CHECK(refusal(2) == "its 'layer.ff.wo.weight' has 1 axes; 2 are wanted");
   }
 }

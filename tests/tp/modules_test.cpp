@@ -2,6 +2,7 @@
 
 #include "tests/support/torch_peers.hpp"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/layer_norm.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -100,6 +101,42 @@ TEST_CASE("LayerNorm computes the same shared as alone", "[tp][layer_norm]") {
   check_equal(together(x, input, seed, peers, {}, same),
               alone(x, input, seed, plain),
               dtype == torch::kFloat ? 3e-5 : digits_of(dtype));
+}
+
+TEST_CASE("a shared LayerNorm has the type that autocast gives a plain one",
+          "[tp][layer_norm]") {
+  auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  CAPTURE(dtype);
+  native_module x{"LayerNorm"};
+  x.normalized_shape = {12};
+  x.parameters["weight"] = torch::randn({12});
+  x.parameters["bias"] = torch::randn({12});
+  auto input = torch::randn({8, 12}).to(dtype);
+  namespace ac = at::autocast;
+  auto under_autocast = [](auto f) {
+    ac::set_autocast_dtype(torch::kCPU, torch::kBFloat16);
+    ac::set_autocast_enabled(torch::kCPU, true);
+    auto result = f();
+    ac::set_autocast_enabled(torch::kCPU, false);
+    return result;
+  };
+  auto expected = under_autocast([&] {
+    return at::layer_norm(input, {12}, x.parameters["weight"],
+                          x.parameters["bias"], 1e-5);
+  });
+  std::vector<shared_module> modules;
+  for (uint64_t i = 0; i < 2; ++i)
+    modules.push_back(share(x, i, 2));
+  std::vector<Tensor> outputs(2);
+  thread_group{2}.on_all([&](uint64_t i) {
+    std::vector<Tensor> part{input.chunk(2)[i]};
+    outputs[i] = under_autocast(
+      [&] { return modules[i].module->forward(part).at(0); });
+  });
+  for (auto& y : outputs)
+    CHECK(y.scalar_type() == expected.scalar_type());
+  auto off = (torch::cat(outputs) - expected).abs().max().item<double>();
+  CHECK(off <= digits_of(dtype) * expected.abs().max().item<double>());
 }
 
 // In float32 half of the digits of these numbers are those of the mean.
@@ -201,20 +238,25 @@ TEST_CASE("what cannot be shared says why", "[tp][linear][embedding]") {
   };
   CHECK(refusal(linear, 2).empty());
   CHECK(refusal(linear, 4)
-        == "its 10 input channels cannot be divided among 4 ranks");
+        == "its 10 input channels cannot be divided among 4 ranks; 8 or 12 "
+           "could");
+  linear.parameters["weight"] = torch::zeros({6, 3});
+  CHECK(refusal(linear, 4)
+        == "its 3 input channels cannot be divided among 4 ranks; 4 could");
   native_module table{"Embedding"};
   table.parameters["weight"] = torch::zeros({10, 6});
   CHECK(refusal(table, 3).empty());
   CHECK(refusal(table, 4).empty()); // by rows
   table.parameters["weight"] = torch::zeros({3, 6});
   CHECK(refusal(table, 4)
-        == "its 6 channels cannot be divided among 4 ranks, and it has fewer "
-           "rows");
+        == "its 6 channels cannot be divided among 4 ranks; 4 or 8 could, and "
+           "so could 4 rows or more");
   table.max_norm = true;
   CHECK(refusal(table, 3).find("max_norm") == 0);
   native_module norm{"LayerNorm"};
   norm.normalized_shape = {3, 10};
   CHECK(refusal(norm, 2).empty());
-  CHECK(refusal(norm, 4) == "its 10 channels cannot be divided among 4 ranks");
+  CHECK(refusal(norm, 4)
+        == "its 10 channels cannot be divided among 4 ranks; 8 or 12 could");
   CHECK(find_distribution("Conv2d") == nullptr);
 }

@@ -319,7 +319,10 @@ TEST_CASE("a layer that cannot be divided says why",
   auto x = layer_of({}, torch::kFloat, false);
   CHECK(refusal(x, 4).empty());
   CHECK(refusal(x, 3)
-        == "its 4 heads cannot be divided among 3 ranks (its linears may be)");
+        == "its 4 heads cannot be divided among 3 ranks; 3 or 6 could (its "
+           "linears may be)");
   x.parameters.erase("mlp.up.weight");
-  CHECK(refusal(x, 2) == "it has no parameter 'mlp.up.weight'");
+  CHECK(refusal(x, 2)
+        == "it has no parameter 'mlp.up.weight'; its options have to name one "
+           "that it has");
 }

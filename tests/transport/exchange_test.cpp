@@ -1,10 +1,13 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/error_of.hpp"
 #include "tests/support/payloads.hpp"
 #include "transport/bytes.hpp"
 #include "transport/exchange.hpp"
+#include "transport/exchange_label.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -17,15 +20,6 @@ using namespace smp;
 using namespace smp::test;
 
 namespace {
-
-failure failure_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const error& e) {
-    return e.cause();
-  }
-  return {};
-}
 
 /// N ranks with an exchange each, over a network that reorders.
 struct world {
@@ -100,14 +94,26 @@ message raw(std::vector<std::byte> x) {
   return {message_kind::exchange, {std::move(x), {}}};
 }
 
-/// Envelope of exchange "n" from rank to rank, written by hand.
-std::vector<std::byte> envelope(uint64_t sequence, uint32_t tag_size,
-                                const std::string& tag) {
-  byte_writer out;
-  out.u64(sequence);
-  out.u32(tag_size);
-  out.raw(to_bytes(tag));
-  return out.take();
+/// The envelope of the first exchange "n" from rank to rank.
+std::vector<std::byte> envelope() {
+  return to_payload(exchange_label{0, "p:n"}).bytes;
+}
+
+/// The same, but it says that its tag is longer.
+std::vector<std::byte> truncated_envelope() {
+  auto result = envelope();
+  result.pop_back();
+  return result;
+}
+
+/// The same, but it says that its tag is longer than anything can be.
+std::vector<std::byte> endless_envelope() {
+  auto result = envelope();
+  // The size of a string stands before it.
+  auto tag = to_payload(std::string{"p:n"}).bytes;
+  std::fill_n(result.end() - static_cast<ptrdiff_t>(tag.size()),
+              sizeof(uint32_t), std::byte{0xff});
+  return result;
 }
 
 } // namespace
@@ -308,7 +314,7 @@ TEST_CASE("an envelope that cannot be read fails the waits for its sender",
           "[transport][exchange]") {
   auto bad = GENERATE(std::vector<std::byte>{},
                       std::vector<std::byte>(11, std::byte{0}),
-                      envelope(0, 4, "p:n"), envelope(0, 0xFFFFFFFFu, "p:n"));
+                      truncated_envelope(), endless_envelope());
   world w{2, {1, true, true}};
   w.at(0).deliver(rank_id{1}, raw(bad));
   auto why = failure_of([&] { w.at(0).receive(rank_id{1}, "n"); });
@@ -319,7 +325,7 @@ TEST_CASE("an envelope that cannot be read fails the waits for its sender",
 TEST_CASE("one number that comes twice fails the waits for its sender",
           "[transport][exchange]") {
   world w{2, {1, true, true}};
-  auto twice = envelope(0, 3, "p:n");
+  auto twice = envelope();
   SECTION("before it was received") {
     w.at(0).deliver(rank_id{1}, raw(twice));
     w.at(0).deliver(rank_id{1}, raw(twice));

@@ -79,7 +79,7 @@ struct marked_cluster {
 } // namespace
 
 TEST_CASE("a marked tensor lies where its receiver says, and its sender hears",
-          "[transport][placing]") {
+          "[transport][placing][R46]") {
   ON_EVERY_FABRIC;
   marked_cluster c{kind};
   c.send(make_message("x", {make_tensor(100000, 1), make_tensor(50000, 2),
@@ -106,7 +106,7 @@ TEST_CASE("a marked tensor lies where its receiver says, and its sender hears",
 }
 
 TEST_CASE("all of a tensor goes the way that was chosen once",
-          "[transport][placing]") {
+          "[transport][placing][R46]") {
   ON_EVERY_FABRIC;
   marked_cluster c{kind};
   // Too large for the arena, and sent in several chunks.

@@ -56,6 +56,25 @@ TEST_CASE("the first end of a completion wins", "[transport][wait]") {
   CHECK(x.cause() == lost(1));
 }
 
+TEST_CASE("who waits for several tells the first one that is missing",
+          "[transport][wait]") {
+  std::vector<std::pair<completion_ptr, wait_reason>> all;
+  for (uint64_t i = 0; i < 3; ++i)
+    all.emplace_back(std::make_shared<completion>(),
+                     wait_reason{"m" + std::to_string(i), rank_id{i}, {}, i});
+  all[0].first->set();
+  auto why = reason_of_all(all);
+  CHECK(why.what == "m1");
+  REQUIRE(why.now);
+  all[1].first->set();
+  auto now = why.now();
+  CHECK(now.what == "m2");
+  CHECK(now.from == rank_id{2});
+  CHECK(now.asks == uint64_t{2});
+  all[2].first->fail(lost(2));
+  CHECK(why.now().what == "m2");
+}
+
 TEST_CASE("callbacks run once, early ones at the end and late ones at once",
           "[transport][wait]") {
   completion x;

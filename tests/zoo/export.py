@@ -10,7 +10,7 @@ M microbatches (1 and 4) the losses of STEPS steps of SGD (M/losses), the
 gradient of the first (M/gradient/NAME) and all parameters and buffers after the
 last (M/after/NAME).
 
-Of a model of a published collection (published.py) whatever is expected
+Of a model of a published collection (models/published.py) whatever is expected
 depends on the number T of threads: a convolution adds in another order, and a
 normalisation of few rows makes of a rounding error one of 1e-3. So there is
 NAME.expected-T.safetensors for as many threads as smp-train gives to a rank.
@@ -38,9 +38,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-import hugging_face  # noqa: F401 (adds to ZOO)
-from models import ZOO
-from published import PUBLISHED
+from models import PUBLISHED, ZOO
 
 STEPS = 3
 LEARNING_RATE = 0.05

@@ -4,7 +4,7 @@ compares with what eager PyTorch expects.
 A row is a model, a number of pipeline ranks, a number of microbatches and
 settings. The settings `defaults` are none but those which the README has; the
 others name a schedule and spread models that would pay best on one rank. Models
-of published collections (published.py) are large: each is exported, trained
+of published collections (models/published.py) are large: each is exported, trained
 with default settings, and removed. Losses of all steps, the whole first
 gradient and all parameters and buffers at the end are compared
 (tests/data/zoo/README.md). A relative difference is max|a - b| / (max|b| +

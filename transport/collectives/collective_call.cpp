@@ -116,8 +116,9 @@ std::string difference(const collective_label& label,
                       && !mine.advice.empty()
                     ? "; " + mine.advice
                     : std::string{};
+    auto place = mine.place.empty() ? std::string{} : " in " + mine.place;
     return other + " calls " + text(theirs) + " where " + self + " calls "
-           + text(ours) + advice;
+           + text(ours) + place + advice;
   }
   if (!ours.rows.empty() && theirs.rows[to] != mine.rows_taken[from])
     return other + " gives " + std::to_string(theirs.rows[to]) + " rows where "

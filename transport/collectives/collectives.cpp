@@ -404,9 +404,12 @@ started_collective collectives::start(collective_call x) {
   auto op = impl_->make(std::move(x));
   auto weak = std::weak_ptr<collective_operation>{op};
   started_collective result{op->done(), {op->call().describe(), {}, {}}};
-  result.why.now = [weak, what = result.why.what] {
+  result.why.now = [weak, what = result.why.what]() -> wait_reason {
     auto y = weak.lock();
-    return y ? y->missing() : std::pair{what, std::optional<rank_id>{}};
+    if (!y)
+      return {what, {}};
+    auto [missing, from] = y->missing();
+    return {std::move(missing), from};
   };
   impl_->line().add([x = impl_.get(), op] { x->begin(op); }, false);
   return result;

@@ -184,6 +184,29 @@ struct loopback_network::impl {
     return result;
   }
 
+  /// @returns what `who`, which sends to it, hears of a rank that was stopped
+  /// @pre `mutex` is held
+  failure gone(rank_state& who, rank_id stopped) {
+    auto& lost = ranks[stopped.value].first_lost;
+    if (!who.first_lost)
+      who.first_lost = lost;
+    return left_the_run(stopped, lost);
+  }
+
+  /// Removes the messages of others to `who`, which is stopped: they are not
+  /// cancelled, they have lost their receiver. @pre `mutex` is held
+  pending_calls purge_incoming(rank_id who) {
+    pending_calls result;
+    std::erase_if(events, [&](event& x) {
+      if (x.to != who)
+        return false;
+      if (!x.lost)
+        result.emplace_back(std::move(x.done), gone(ranks[x.from.value], who));
+      return true;
+    });
+    return result;
+  }
+
   /// @pre `mutex` is held
   pending_calls lose(rank_id who, const failure& x) {
     auto& state = ranks[who.value];
@@ -315,11 +338,8 @@ void loopback_network::rank_fabric::send_marked(rank_id to, message x,
       why = {error_code::cancelled, self_, {}, "the fabric was stopped"};
     else if (auto i = me.lost.find(to); i != me.lost.end())
       why = i->second;
-    else if (auto& other = network_.ranks[to.value]; other.stopped) {
-      why = left_the_run(to, other.first_lost);
-      if (!me.first_lost)
-        me.first_lost = other.first_lost;
-    }
+    else if (network_.ranks[to.value].stopped)
+      why = network_.gone(me, to);
     if (!why) {
       ++me.stats.messages_sent;
       me.stats.bytes_sent += size_of(x);
@@ -373,8 +393,10 @@ void loopback_network::rank_fabric::stop(std::chrono::milliseconds limit) {
     me.listener = nullptr;
     me.places = nullptr;
     calls = network_.purge(
-      [this](const event& x) { return x.from == self_ || x.to == self_; },
+      [this](const event& x) { return x.from == self_ && !x.lost; },
       {error_code::cancelled, self_, {}, "the fabric was stopped"});
+    for (auto& call : network_.purge_incoming(self_))
+      calls.push_back(std::move(call));
     // Only a callback that is running can still reach the listener.
     network_.changed.wait(guard, [this] {
       return network_.busy_to != self_ && network_.busy_from != self_;

@@ -232,7 +232,7 @@ bool ucx_fabric::engine::stop_is_due(bool active) {
   return !active && open_sends_ == 0 && queued_sends_.empty()
          && queued_self_sends_.empty()
          && std::all_of(peers_.begin(), peers_.end(), [](auto& x) {
-              return x.small.empty() && x.bulk.empty();
+              return x.next_small() == nullptr && x.bulk.empty();
             });
 }
 

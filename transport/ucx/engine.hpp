@@ -63,6 +63,7 @@ public:
 
 private:
   static constexpr unsigned active_message_id = 0;
+  static constexpr size_t priorities = 3;
 
   using clock = std::chrono::steady_clock;
   using worker_lock = std::unique_lock<std::mutex>;
@@ -78,6 +79,8 @@ private:
     std::vector<std::byte> description;
     /// Units that did not complete.
     size_t open = 0;
+    /// See `ucx_options::priority`.
+    uint8_t priority = 0;
     failure why;
   };
 
@@ -146,7 +149,8 @@ private:
 
     /// Header and data up to this size, in bytes, go by copies of UCX.
     uint64_t eager_limit = 0;
-    std::deque<unit> small;
+    /// By priority; in the order of their sending.
+    std::array<std::deque<unit>, priorities> small;
     std::deque<unit> bulk;
     unsigned bulk_open = 0;
     uint64_t bulk_bytes = 0;
@@ -154,6 +158,14 @@ private:
     unsigned markers_open = 0;
 
     std::map<uint64_t, assembly> partial;
+
+    /// @returns what goes next of the small ones; null: there are none
+    std::deque<unit>* next_small() noexcept {
+      for (auto& x : small)
+        if (!x.empty())
+          return &x;
+      return nullptr;
+    }
   };
 
   struct arrival {

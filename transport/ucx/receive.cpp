@@ -169,7 +169,7 @@ void ucx_fabric::engine::tell_placed(peer& to, const part& x) {
   header.from = static_cast<uint32_t>(self_.value);
   header.number = x.transfer;
   header.offset = x.as_marked ? 1 : 0;
-  to.small.push_back({nullptr, header, nullptr, 0});
+  to.small.front().push_back({nullptr, header, nullptr, 0});
 }
 
 // -- messages -----------------------------------------------------------------

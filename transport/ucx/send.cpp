@@ -68,6 +68,8 @@ void ucx_fabric::engine::send(rank_id to, message x,
            "there is no rank " + std::to_string(to.value)};
   auto out = std::make_shared<outgoing>();
   out->to = to;
+  if (options_.priority)
+    out->priority = std::min<uint8_t>(options_.priority(x), priorities - 1);
   out->content = std::move(x);
   out->transfers = std::move(transfers);
   out->done = std::move(done);
@@ -139,7 +141,10 @@ uint64_t ucx_fabric::engine::queued_to(rank_id x) const {
   if (x.value >= peers_.size())
     return 0;
   auto& to = peers_[x.value];
-  return to.small.size() + to.bulk.size();
+  auto result = to.bulk.size();
+  for (auto& queue : to.small)
+    result += queue.size();
+  return result;
 }
 
 bool ucx_fabric::engine::queue_is_empty() {
@@ -206,7 +211,8 @@ void ucx_fabric::engine::take_queued_sends() {
       auto first = u.header.kind == unit_kind::description
                      ? x->description.size()
                      : header_size;
-      auto& queue = first + u.size <= to.eager_limit ? to.small : to.bulk;
+      auto& queue = first + u.size <= to.eager_limit ? to.small[x->priority]
+                                                     : to.bulk;
       queue.push_back(std::move(u));
     }
     post_ready(to);
@@ -214,9 +220,12 @@ void ucx_fabric::engine::take_queued_sends() {
 }
 
 void ucx_fabric::engine::post_ready(peer& to) {
-  while (!to.small.empty() && to.markers_open < marker_window) {
-    auto x = std::move(to.small.front());
-    to.small.pop_front();
+  while (to.markers_open < marker_window) {
+    auto next = to.next_small();
+    if (next == nullptr)
+      break;
+    auto x = std::move(next->front());
+    next->pop_front();
     post(to, std::move(x), false);
   }
   while (!to.bulk.empty() && to.bulk_open < bulk_window
@@ -309,11 +318,14 @@ void ucx_fabric::engine::drop(unit& x, const failure& why) {
 }
 
 void ucx_fabric::engine::drop_queued(peer& to, const failure& why) {
-  for (auto queue : {&to.small, &to.bulk}) {
-    for (auto& x : *queue)
+  auto drop_all = [&](std::deque<unit>& queue) {
+    for (auto& x : queue)
       drop(x, why);
-    queue->clear();
-  }
+    queue.clear();
+  };
+  for (auto& x : to.small)
+    drop_all(x);
+  drop_all(to.bulk);
 }
 
 } // namespace smp

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -33,6 +34,9 @@ struct ucx_options {
   std::chrono::milliseconds keepalive{500};
   /// After so long without a sign of life over tcp a rank is lost.
   std::chrono::milliseconds silence{15000};
+  /// Of the small messages that wait to leave, 0 goes first, up to 2. Not set:
+  /// one after the other.
+  std::function<uint8_t(const message&)> priority;
   /// Bytes of received blocks that are kept for the next receive.
   uint64_t pool_limit = uint64_t{256} << 20;
 };

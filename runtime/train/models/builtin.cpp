@@ -42,12 +42,14 @@ int64_t sequence_length_of(const train_config& x) {
   return number(x.model.sequence_length.value_or(x.data.sequence_length));
 }
 
+bool shares_words(const train_config& x) {
+  return x.smp.tensor_parallel_degree > 1;
+}
+
 // -- one function per model ---------------------------------------------------
 
 std::unique_ptr<trainable> make_gpt(const train_config& x) {
-  auto config = make_gpt_config(x);
-  config.loss_in_head = x.smp.tensor_parallel_degree > 1;
-  gpt model{config};
+  gpt model{make_gpt_config(x)};
   auto logits = [model](const at::Tensor& tokens) mutable {
     return model(tokens);
   };
@@ -64,8 +66,8 @@ std::unique_ptr<trainable> make_moe(const train_config& x) {
     return std::get<0>(model(tokens));
   };
   auto loss = [model, weight = x.model.balance_loss](const batch& xs) mutable {
-    auto [scores, imbalance] = model(xs[0]);
-    return token_loss(scores, xs[1]) + weight * imbalance;
+    auto [entropy, imbalance] = model->loss(xs[0], xs[1]);
+    return entropy + weight * imbalance;
   };
   return std::make_unique<nn_trainable>(
     model.ptr(), loss, takes(2, 2, "tokens and targets"), logits);
@@ -114,13 +116,12 @@ std::unique_ptr<trainable> make_t5(const train_config& x) {
   sizes.dropout = x.model.dropout;
   sizes.tied = x.model.tied.value_or(true);
   sizes.gated = x.model.gated;
+  sizes.loss_in_head = shares_words(x);
   t5 model{sizes};
   auto loss = [model](const batch& xs) mutable {
     auto& labels = xs.back();
-    return token_loss(model(xs[0],
-                            xs.size() > 3 ? xs[2] : t5_decoder_tokens(labels),
-                            xs.size() > 2 ? xs[1] : at::Tensor{}),
-                      labels);
+    return model->loss(xs[0], xs.size() > 3 ? xs[2] : t5_decoder_tokens(labels),
+                       xs.size() > 2 ? xs[1] : at::Tensor{}, labels);
   };
   return std::make_unique<nn_trainable>(
     model.ptr(), loss,
@@ -182,6 +183,7 @@ gpt_config make_gpt_config(const train_config& x) {
   result.window = x.model.variant == "gpt-3" ? number(x.model.window) : 0;
   result.dropout = x.model.dropout;
   result.tied = x.model.tied.value_or(false);
+  result.loss_in_head = shares_words(x);
   return result;
 }
 

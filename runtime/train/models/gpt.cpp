@@ -159,24 +159,15 @@ gpt_impl::gpt_impl(const gpt_config& x) {
   if (SMP_FAULT("untied-weight"))
     weight = weight.detach().clone();
   register_module("transformer", transformer);
-  if (x.loss_in_head) {
-    loss_head = submodule<nn::lm_head>(weight);
-    register_module("lm_head", loss_head);
-  } else {
-    lm_head = submodule<tied_linear>(weight);
-    register_module("lm_head", lm_head);
-  }
+  lm_head.emplace(*this, weight, x.loss_in_head);
 }
 
 torch::Tensor gpt_impl::forward(torch::Tensor tokens) {
-  auto hidden = transformer(tokens);
-  return loss_head ? loss_head(hidden, std::nullopt) : lm_head(hidden);
+  return lm_head->logits(transformer(tokens));
 }
 
 torch::Tensor gpt_impl::loss(torch::Tensor tokens, torch::Tensor targets) {
-  if (!loss_head)
-    return token_loss(forward(tokens), targets);
-  return loss_head(transformer(tokens), std::optional{targets});
+  return lm_head->loss(transformer(tokens), targets);
 }
 
 } // namespace smp

@@ -8,7 +8,7 @@
 
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/nn/layers.hpp"
-#include "runtime/nn/lm_head.hpp"
+#include "runtime/train/models/language_head.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -17,6 +17,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace smp {
 
@@ -38,8 +39,8 @@ struct gpt_config {
   double dropout = 0;
   /// The last layer uses the embedding's weight, as GPT-2 does.
   bool tied = false;
-  /// The last layer is an `nn::lm_head`, which tensor-parallel ranks can share
-  /// by words.
+  /// The last layer makes the loss as well, so that tensor-parallel ranks can
+  /// share it by words.
   bool loss_in_head = false;
 };
 
@@ -131,8 +132,7 @@ struct gpt_impl : torch::nn::Module {
   torch::Tensor loss(torch::Tensor tokens, torch::Tensor targets);
 
   submodule<gpt_transformer> transformer = nullptr;
-  submodule<tied_linear> lm_head = nullptr; // or
-  submodule<nn::lm_head> loss_head = nullptr;
+  std::optional<language_head> lm_head;
 };
 TORCH_MODULE_IMPL(gpt, gpt_impl);
 

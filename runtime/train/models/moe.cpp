@@ -134,18 +134,23 @@ moe_transformer_impl::forward(torch::Tensor tokens) {
 moe_impl::moe_impl(const moe_config& x) {
   validate(x);
   transformer = submodule<moe_transformer>(x);
-  lm_head = submodule<tied_linear>(
-    x.gpt.tied
-      ? transformer->wte->weight
-      : normal_tensor({x.gpt.vocabulary, x.gpt.width}, gpt_weight_std));
+  auto weight = x.gpt.tied ? transformer->wte->weight
+                           : normal_tensor({x.gpt.vocabulary, x.gpt.width},
+                                           gpt_weight_std);
   register_module("transformer", transformer);
-  register_module("lm_head", lm_head);
+  lm_head.emplace(*this, weight, x.gpt.loss_in_head);
 }
 
 std::tuple<torch::Tensor, torch::Tensor>
 moe_impl::forward(torch::Tensor tokens) {
   auto [x, imbalance] = transformer(tokens);
-  return {lm_head(x), imbalance};
+  return {lm_head->logits(x), imbalance};
+}
+
+std::tuple<torch::Tensor, torch::Tensor> moe_impl::loss(torch::Tensor tokens,
+                                                        torch::Tensor targets) {
+  auto [x, imbalance] = transformer(tokens);
+  return {lm_head->loss(x, targets), imbalance};
 }
 
 } // namespace smp

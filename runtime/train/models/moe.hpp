@@ -107,8 +107,13 @@ struct moe_impl : torch::nn::Module {
   /// @returns logits [B, T, V], and the mean imbalance of the blocks (scalar)
   std::tuple<torch::Tensor, torch::Tensor> forward(torch::Tensor tokens);
 
+  /// tokens, targets: [B, T] int64
+  /// @returns their mean cross entropy, and the mean imbalance (scalars)
+  std::tuple<torch::Tensor, torch::Tensor> loss(torch::Tensor tokens,
+                                                torch::Tensor targets);
+
   submodule<moe_transformer> transformer = nullptr;
-  submodule<tied_linear> lm_head = nullptr;
+  std::optional<language_head> lm_head;
 };
 TORCH_MODULE_IMPL(moe, moe_impl);
 

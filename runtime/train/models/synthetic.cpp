@@ -29,22 +29,24 @@ public:
     return batch_size_;
   }
 
-  batch training_batch(uint64_t step) const override {
-    return make(step);
-  }
-
   bool has_held_out() const noexcept override {
     return true;
   }
 
-  batch held_out_batch(uint64_t index, uint64_t) const override {
-    return make(held_out_streams + index);
+private:
+  batch make_training(uint64_t step, batch_part part) const override {
+    return make(step, part);
   }
 
-private:
-  batch make(uint64_t stream) const {
+  batch make_held_out(uint64_t index, uint64_t,
+                      batch_part part) const override {
+    return make(held_out_streams + index, part);
+  }
+
+  /// Numbers come one after the other: those of others are drawn, too.
+  batch make(uint64_t stream, batch_part part) const {
     batch_numbers numbers{seed_, stream};
-    return make_(numbers);
+    return part_of(make_(numbers), part.index, part.count);
   }
 
   uint64_t seed_;

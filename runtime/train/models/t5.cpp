@@ -305,24 +305,35 @@ t5_impl::t5_impl(const t5_config& x) : tied(x.tied), shared(nullptr) {
   shared = make_embedding(x.vocabulary, x.width, 1);
   encoder = submodule<t5_stack>(x, shared, false);
   decoder = submodule<t5_stack>(x, shared, true);
-  lm_head = submodule<tied_linear>(
-    x.tied ? shared->weight : normal_tensor({x.vocabulary, x.width}, 1));
+  auto weight = x.tied ? shared->weight
+                       : normal_tensor({x.vocabulary, x.width}, 1);
   register_module("shared", shared);
   register_module("encoder", encoder);
   register_module("decoder", decoder);
-  register_module("lm_head", lm_head);
+  lm_head.emplace(*this, weight, x.loss_in_head);
 }
 
-torch::Tensor t5_impl::forward(torch::Tensor tokens,
-                               torch::Tensor decoder_tokens,
-                               torch::Tensor mask) {
+torch::Tensor t5_impl::hidden(const torch::Tensor& tokens,
+                              const torch::Tensor& decoder_tokens,
+                              const torch::Tensor& mask) {
   auto bias = padding_bias(mask.defined() ? mask : torch::ones_like(tokens));
   auto context = encoder(t5_states{tokens, bias});
   auto x = decoder(t5_states{
     decoder_tokens, causal_bias(decoder_tokens.size(1)), context, bias});
   if (tied) // as in Mesh TensorFlow, where T5 comes from
     x = x * std_for(x.size(2));
-  return lm_head(x);
+  return x;
+}
+
+torch::Tensor t5_impl::forward(torch::Tensor tokens,
+                               torch::Tensor decoder_tokens,
+                               torch::Tensor mask) {
+  return lm_head->logits(hidden(tokens, decoder_tokens, mask));
+}
+
+torch::Tensor t5_impl::loss(torch::Tensor tokens, torch::Tensor decoder_tokens,
+                            torch::Tensor mask, torch::Tensor labels) {
+  return lm_head->loss(hidden(tokens, decoder_tokens, mask), labels);
 }
 
 torch::Tensor t5_decoder_tokens(const torch::Tensor& labels) {

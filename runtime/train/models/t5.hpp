@@ -9,6 +9,7 @@
 
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/nn/layers.hpp"
+#include "runtime/train/models/language_head.hpp"
 
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -17,6 +18,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -42,6 +44,9 @@ struct t5_config {
   double dropout = 0;
   /// The last layer uses the embedding's weight, as the first version does.
   bool tied = true;
+  /// The last layer makes the loss as well, so that tensor-parallel ranks can
+  /// share it by words.
+  bool loss_in_head = false;
   /// Version 1.1: the feed-forward part multiplies a GELU with a second Linear.
   bool gated = false;
 };
@@ -171,11 +176,21 @@ struct t5_impl : torch::nn::Module {
   torch::Tensor forward(torch::Tensor tokens, torch::Tensor decoder_tokens,
                         torch::Tensor mask = {});
 
+  /// As `forward`. labels: [B, T] int64
+  /// @returns the mean cross entropy of those that are not -100
+  torch::Tensor loss(torch::Tensor tokens, torch::Tensor decoder_tokens,
+                     torch::Tensor mask, torch::Tensor labels);
+
+  /// What `lm_head` takes. @returns [B, T, C]
+  torch::Tensor hidden(const torch::Tensor& tokens,
+                       const torch::Tensor& decoder_tokens,
+                       const torch::Tensor& mask);
+
   bool tied;
   submodule<torch::nn::Embedding> shared;
   submodule<t5_stack> encoder = nullptr;
   submodule<t5_stack> decoder = nullptr;
-  submodule<tied_linear> lm_head = nullptr;
+  std::optional<language_head> lm_head;
 };
 TORCH_MODULE_IMPL(t5, t5_impl);
 

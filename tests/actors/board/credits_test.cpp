@@ -87,7 +87,7 @@ TEST_CASE("exhausted credits name the rank that does not read",
   sleeper.fabric.start(addresses, sleeper);
   {
     actor_host host;
-    stall_watch monitor{host, {0.5, false}, {sender.watch(), sleeper.watch()}};
+    stall_search monitor{host, {0.5, false}, {sender.watch(), sleeper.watch()}};
     std::thread other{[&] {
       noting_waiter notes{*sleeper.board};
       scoped_waiter installed{notes};

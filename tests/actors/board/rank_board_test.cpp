@@ -103,6 +103,32 @@ TEST_CASE_METHOD(board_fixture,
   CHECK(board->notes_of(ctx) == notes);
 }
 
+TEST_CASE_METHOD(board_fixture,
+                 "a board tells whose answer is missing to who went on",
+                 "[actors][board]") {
+  auto notes = board->notes_of(ctx);
+  board->executes(ctx);
+  REQUIRE(notes->start(make_request(), now));
+  call x;
+  x.kind = call_kind::wait;
+  x.what = phase::backward;
+  x.done = std::make_shared<completion>();
+  auto first = std::make_shared<completion>();
+  x.why = reason_of_all({{first, {"'m4', forward", rank_id{1}, {}, 9}},
+                         {x.done, {"'m5', backward", rank_id{1}, {}, 10}}});
+  REQUIRE(notes->park(x, now));
+  board->parked(ctx, {});
+  auto y = contexts().at(0);
+  CHECK(y.waits_for == "module m4, microbatch 2, forward");
+  CHECK(y.awaits == "m4");
+  CHECK(y.from == rank_id{1});
+  CHECK(y.asks == request_id{rank_id{0}, 9});
+  first->set();
+  y = contexts().at(0);
+  CHECK(y.waits_for == "module m5, microbatch 2, backward");
+  CHECK(y.asks == request_id{rank_id{0}, 10});
+}
+
 TEST_CASE_METHOD(board_fixture, "nothing remains of a context that died",
                  "[actors][board]") {
   board->executes(ctx);

@@ -549,8 +549,10 @@ TEST_CASE_METHOD(run_fixture, "a rank that goes on in time is no stall",
   caf::anon_send(boss, stall_atom_v, rank_id{1}, true);
   sched.run();
   pass(1s);
+  CHECK(status().stopped == std::vector<rank_id>{rank_id{1}});
   caf::anon_send(boss, stall_atom_v, rank_id{1}, false);
   pass(10s);
+  CHECK(status().stopped.empty());
   CHECK(stalls.empty());
 }
 

@@ -188,7 +188,7 @@ TEST_CASE("on a node tensors go where the receiver has space",
 }
 
 TEST_CASE("a receiver without space decides for the host path of both",
-          "[actors][comm]") {
+          "[actors][comm][R46]") {
   stages x{forced(0)};
   x.send({make_tensor(100 * kb, 2)});
   auto name = x.launched[0].second[0];
@@ -228,7 +228,7 @@ TEST_CASE("to another node tensors are sent from the send arena",
 }
 
 TEST_CASE("without space in the send arena a tensor takes the host path",
-          "[actors][comm]") {
+          "[actors][comm][R46]") {
   stages x{forced(1)};
   x.send({make_tensor(200 * kb, 1)});
   // One finds space, the other does not; then none does.

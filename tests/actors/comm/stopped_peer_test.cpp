@@ -105,7 +105,7 @@ comm_report when_all_wait(comm_fabric& x, uint64_t messages) {
 } // namespace
 
 TEST_CASE("a stopped rank costs its senders a bounded memory",
-          "[actors][comm]") {
+          "[actors][comm][R47]") {
   auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
   auto device = GENERATE(false, true);
   CAPTURE(kind, device);

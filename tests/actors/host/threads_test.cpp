@@ -3,10 +3,12 @@
 
 #include "actors/host/node.hpp"
 #include "actors/server/execution_token.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/function_services.hpp"
 #include "tests/support/thread_executor.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
+#include <functional>
 #include <future>
 #include <latch>
 #include <memory>
@@ -16,6 +18,7 @@
 #include <vector>
 
 using namespace smp;
+using namespace smp::test;
 using namespace std::chrono_literals;
 
 namespace {
@@ -150,7 +153,7 @@ texts texts_of(const step_report& x) {
 } // namespace
 
 TEST_CASE("microbatches cross ranks on threads and come back",
-          "[actors][threads]") {
+          "[actors][threads][R25]") {
   ranks x{make_modules([](thread_caller& y, const std::string&) {
     auto z = y.call(1, 1, phase::forward, "a");
     y.await_grant();
@@ -298,33 +301,46 @@ TEST_CASE("status names the actor that does not answer in time",
   CHECK(rank.status(5s).contexts.size() == 1);
 }
 
+namespace {
+
+/// Hands all messages to a rank but those of one kind, whose arrival it tells.
+struct telling_listener : fabric_listener {
+  void on_message(rank_id from, message x) override {
+    if (x.kind == message_kind::exchange)
+      arrived();
+    else
+      rank->deliver(from, std::move(x));
+  }
+
+  void on_peer_lost(const failure&) override {
+    // nop
+  }
+
+  std::function<void()> arrived;
+  node* rank = nullptr;
+};
+
+std::string text_of(std::promise<std::string>& x) {
+  auto result = x.get_future();
+  REQUIRE(result.wait_for(30s) == std::future_status::ready);
+  return result.get();
+}
+
+} // namespace
+
 TEST_CASE("no thread of the actors and of the fabric waits", "[actors][wait]") {
   // Where the end of a step is told, and where a message arrives.
   auto refused = [](std::promise<std::string>& to) {
-    try {
+    to.set_value(cause_of([] {
       waiter::current().wait(std::make_shared<completion>(), {"nothing", {}});
-    } catch (const error& e) {
-      to.set_value(e.cause().text);
-    }
+    }));
   };
   std::promise<std::string> from_actor;
   std::promise<std::string> from_fabric;
   {
     actor_host host;
     loopback_network net{1, {.seed = 3}};
-    struct : fabric_listener {
-      void on_message(rank_id from, message x) override {
-        if (x.kind == message_kind::exchange)
-          arrived();
-        else
-          rank->deliver(from, std::move(x));
-      }
-      void on_peer_lost(const failure&) override {
-        // nop
-      }
-      std::function<void()> arrived;
-      node* rank = nullptr;
-    } listener;
+    telling_listener listener;
     listener.arrived = [&] { refused(from_fabric); };
     auto& fabric = net.at(rank_id{0});
     server_options x;
@@ -349,15 +365,10 @@ TEST_CASE("no thread of the actors and of the fabric waits", "[actors][wait]") {
     rank.begin_step({step_id{1}, 1},
                     [&](const step_report&) { refused(from_actor); });
     fabric.send(rank_id{0}, {message_kind::exchange, {}}, {});
-    auto text = [](std::promise<std::string>& x) {
-      auto result = x.get_future();
-      REQUIRE(result.wait_for(30s) == std::future_status::ready);
-      return result.get();
-    };
-    CHECK(text(from_actor)
+    CHECK(text_of(from_actor)
           == "nothing is waited for on a thread of the actors, which must not "
              "wait: use it on a thread of your own");
-    CHECK(text(from_fabric)
+    CHECK(text_of(from_fabric)
           == "nothing is waited for on the thread that delivers messages, "
              "which must not wait: use it on a thread of your own");
     fabric.stop(1s);

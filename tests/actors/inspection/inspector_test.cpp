@@ -46,11 +46,36 @@ watch_with_manners(rank_watch_actor::pointer self, manners* how) {
   };
 }
 
+/// A SUPERVISOR that was told of a rank that a signal stopped.
+supervisor_actor::behavior_type told_supervisor(supervisor_actor::pointer,
+                                                rank_id stopped) {
+  return {
+    [](const member&, const member_actor&) { return welcome{}; },
+    [](rank_id, const rank_watch_actor&) {},
+    [](const inspector_actor&) {},
+    [](goodbye_atom, rank_id) {},
+    [](down_atom, const failure&) {},
+    [](stall_atom, rank_id, bool) {},
+    [](stall_atom, rank_id) {},
+    [](deadline_atom) {},
+    [](deadline_atom, rank_id) {},
+    [stopped](status_atom) {
+      supervisor_status result;
+      result.stopped = {stopped};
+      return result;
+    },
+  };
+}
+
 /// An INSPECTOR of ranks that do as they are told.
 struct inspection_fixture : actor_fixture {
-  explicit inspection_fixture(uint64_t size) : ranks(size) {
+  explicit inspection_fixture(uint64_t size,
+                              std::optional<rank_id> stopped = {})
+    : ranks(size) {
     inspector_config config;
     config.world_size = size;
+    if (stopped)
+      config.supervisor = own(sys.spawn(told_supervisor, *stopped));
     boss = own(sys.spawn(inspector, config));
     for (auto& x : ranks) {
       x.says.view.complete = true;
@@ -99,6 +124,20 @@ TEST_CASE("A rank that does not answer is silent, and the others are told of",
   CHECK(status.ranks[1].known); // what it said before
   CHECK(status.ranks[2].health == rank_health::well);
   CHECK(status.ranks[2].status.queue == 7);
+}
+
+TEST_CASE("A rank on another machine is stopped if the SUPERVISOR was told so",
+          "[actors][inspection]") {
+  inspection_fixture x{3, rank_id{1}};
+  for (uint64_t i = 0; i < 3; ++i) {
+    x.ranks[i].says.host = "elsewhere";
+    x.join(i);
+    x.ranks[i].silent = i > 0;
+  }
+  auto status = x.look();
+  CHECK(status.ranks[0].health == rank_health::well);
+  CHECK(status.ranks[1].health == rank_health::stopped);
+  CHECK(status.ranks[2].health == rank_health::silent);
 }
 
 TEST_CASE("A rank that owes an answer is not asked again",

@@ -64,7 +64,7 @@ TEST_CASE_METHOD(actor_world, "a call may come back to the rank it came from",
 }
 
 TEST_CASE_METHOD(actor_world, "two microbatches interleave on one rank",
-                 "[actors][protocol]") {
+                 "[actors][protocol][R25]") {
   script[root_module] = {do_call(1, 1), do_grant(),
                          do_call(1, 1, phase::backward), do_return("r")};
   script[{1}] = {do_return("x")};

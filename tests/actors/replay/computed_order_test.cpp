@@ -63,7 +63,7 @@ struct order_world : actor_world {
       x.order = order.served[i];
       if (i == 0)
         x.admission = order.admission;
-      records.choose(note.key, note.step, std::move(x));
+      records.choose(note.key, note.step, std::move(x), 0);
     }
   }
 

@@ -2,6 +2,9 @@
 
 #include "actors/replay/record_book.hpp"
 
+#include <array>
+#include <vector>
+
 using namespace smp;
 
 namespace {
@@ -113,7 +116,7 @@ TEST_CASE_METHOD(book_fixture, "executions see what the record knows of them",
                        {}});
   }
   x.by_id.emplace(y.id, 0);
-  book.choose(0, step_id{1}, std::move(x));
+  book.choose(0, step_id{1}, std::move(x), 0);
   // Of step 9: only the number of the request counts.
   auto id = request_id{rank_id{1}, uint64_t{9} << 32 | 4};
   CHECK_FALSE(book.sent(id, 0));
@@ -180,7 +183,7 @@ TEST_CASE("promises have the numbers of the record or new ones",
     y.calls.push_back({kind, number++, {}, {}, phase::backward, {}, {}, {}});
   x.by_id.emplace(y.id, 0);
   x.last_promise = 9;
-  book.choose(0, step_id{1}, std::move(x));
+  book.choose(0, step_id{1}, std::move(x), 0);
   auto id = request_id{rank_id{1}, uint64_t{9} << 32 | 4};
   CHECK_FALSE(book.sent(id, 0));
   CHECK(book.last_promise() == 0);
@@ -197,4 +200,94 @@ TEST_CASE("promises have the numbers of the record or new ones",
   book.end();
   book.begin({step_id{10}, mode::record, 1, {}});
   CHECK(book.last_promise() == 0);
+}
+
+// -- pipelines that share modules ---------------------------------------------
+
+namespace {
+
+/// Books of the first ranks of two pipelines.
+struct two_books {
+  explicit two_books(const record_book::options& x) : first(x), second(x) {
+    // nop
+  }
+
+  /// Plays step `n` on both, which take so long.
+  /// @returns their plans
+  std::array<step_plan, 2> play(uint64_t n, double took, double took_second) {
+    std::vector<record_book::proposal> all;
+    for (auto* x : books)
+      all.push_back(x->propose());
+    std::array<step_plan, 2> result;
+    for (size_t i = 0; i < 2; ++i) {
+      auto& x = *books[i];
+      x.agree(all);
+      result[i] = x.plan(step_id{n});
+      if (!x.begin(result[i]))
+        x.recorded(result[i], record_of(n));
+      x.end();
+      x.took(step_id{n}, i == 0 ? took : took_second);
+    }
+    return result;
+  }
+
+  record_book first;
+  record_book second;
+  std::array<record_book*, 2> books{&first, &second};
+};
+
+} // namespace
+
+TEST_CASE("pipelines that share modules replay what the first one chooses",
+          "[actors][static][R33]") {
+  two_books x{{.static_mode = true, .steps = 3}};
+  for (auto n : {1u, 2u, 3u})
+    for (auto& plan : x.play(n, n == 2 ? 1 : 2, n == 3 ? 1 : 2))
+      CHECK(plan.what == mode::record);
+  for (auto n : {4u, 5u})
+    for (auto& plan : x.play(n, 1, 1)) {
+      CHECK(plan.what == mode::replay);
+      CHECK(plan.source == step_id{2});
+      CHECK_FALSE(plan.same_order); // it was not computed
+    }
+}
+
+TEST_CASE("what a pipeline cannot replay is recorded again by all",
+          "[actors][static][R33]") {
+  two_books x{{.static_mode = true, .steps = 2}};
+  x.play(1, 1, 1);
+  x.play(2, 2, 2);
+  x.second.clear();
+  for (auto n : {3u, 4u})
+    for (auto& plan : x.play(n, 1, 1))
+      CHECK(plan.what == mode::record);
+  for (auto& plan : x.play(5, 1, 1)) {
+    CHECK(plan.what == mode::replay);
+    CHECK(plan.source == step_id{3});
+  }
+}
+
+TEST_CASE("pipelines that share modules know whether their orders are the same",
+          "[actors][static][R33]") {
+  auto may_leave = GENERATE(false, true);
+  two_books x{{.fall_back = may_leave, .fixed_order = true}};
+  auto choose = [&](size_t i, uint64_t step, uint64_t order) {
+    x.books[i]->choose(0, step_id{step}, record_of(step), order);
+  };
+  x.play(1, 1, 1);
+  choose(0, 1, 7);
+  // The other one has computed nothing yet.
+  for (auto& plan : x.play(2, 1, 1))
+    CHECK(plan.what == mode::record);
+  choose(0, 2, 7);
+  choose(1, 2, 7);
+  for (auto& plan : x.play(3, 1, 1)) {
+    CHECK(plan.what == mode::replay);
+    CHECK(plan.same_order == !may_leave);
+  }
+  choose(1, 2, 8);
+  for (auto& plan : x.play(4, 1, 1)) {
+    CHECK(plan.what == mode::replay);
+    CHECK_FALSE(plan.same_order);
+  }
 }

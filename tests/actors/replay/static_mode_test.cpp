@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/actor_world.hpp"
+#include "tests/support/server_core_fixture.hpp"
 
 #include <algorithm>
 #include <string>
@@ -293,6 +294,37 @@ TEST_CASE_METHOD(static_world,
     CHECK(texts(ranks[0]->report.value()) == texts_t(4, "rd"));
     CHECK(note(1).divergence.empty());
   }
+}
+
+// That the flow diverges is told by the first rank of another pipeline here.
+TEST_CASE_METHOD(
+  test::replaying_core,
+  "a pipeline leaves its record with one that shares its modules",
+  "[actors][static][R33]") {
+  auto play = [&](uint64_t n, auto f) {
+    core.enter({step_id{n}, 1});
+    f();
+    end_step(n);
+    return out.take();
+  };
+  auto nothing = [] {};
+  play(1, nothing);
+  auto told = [&](uint64_t n) { core.diverge({step_id{n}, "there"}); };
+  auto during = play(2, [&] {
+    told(2);
+    told(2);
+  });
+  CHECK(std::ranges::count(during, "diverged there") == 1);
+  CHECK(records->note().divergence == "there");
+  told(3); // it is faster
+  auto before = play(3, nothing);
+  // Who runs the microbatches hears of the record first.
+  CHECK(std::ranges::find(before, "run 3")
+        < std::ranges::find(before, "diverged there"));
+  CHECK(std::ranges::count(before, "diverged there") == 1);
+  play(4, nothing);
+  CHECK(records->note().replayed);
+  CHECK(records->note().divergence.empty());
 }
 
 // -- losses -------------------------------------------------------------------

@@ -98,23 +98,29 @@ TEST_CASE_METHOD(replay_fixture, "who waits keeps its place",
                  "[actors][static][R33]") {
   begin();
   auto b = make_request(8, 1);
-  replay.waits(id_of(8, 0));
+  replay.waits(id_of(8, 0), false);
   CHECK_FALSE(replay.next_is(b));
   replay.woken(id_of(8, 0));
   CHECK(replay.next_is(b));
 }
 
-TEST_CASE("who was interrupted in the record may be interrupted again",
-          "[actors][static][R33]") {
+TEST_CASE(
+  "who was interrupted in the record may be interrupted again, unless he "
+  "waits for peers who follow the same order",
+  "[actors][static][R33]") {
+  auto same_order = GENERATE(false, true);
+  auto for_peers = GENERATE(false, true);
   step_recorder x{2};
   x.started(make_request(3, 0));
   x.waits(id_of(3, 0));
   x.started(make_request(3, 1));
   x.woken(id_of(3, 0));
   step_replay replay{std::make_shared<const step_record>(x.take()), step_id{8},
-                     true};
+                     true, same_order};
   replay.started(make_request(8, 0));
-  replay.waits(id_of(8, 0));
+  replay.waits(id_of(8, 0), for_peers);
+  CHECK(replay.next_is(make_request(8, 1)) == !(same_order && for_peers));
+  replay.woken(id_of(8, 0));
   CHECK(replay.next_is(make_request(8, 1)));
 }
 

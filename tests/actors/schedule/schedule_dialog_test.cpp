@@ -1,12 +1,14 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/schedule/schedule_dialog.hpp"
+#include "tests/support/error_of.hpp"
 
 #include <string>
 #include <utility>
 #include <vector>
 
 using namespace smp;
+using namespace smp::test;
 
 using Catch::Matchers::ContainsSubstring;
 
@@ -35,14 +37,13 @@ struct dialog_fixture : schedule_asker {
   }
 
   std::string error_text() {
-    try {
+    auto x = failure_of([this] {
       while (dialog.next()) {
+        // nop
       }
-    } catch (const error& e) {
-      code = e.code();
-      return e.cause().text;
-    }
-    return {};
+    });
+    code = x.code;
+    return x.text;
   }
 
   uint64_t last = 0;

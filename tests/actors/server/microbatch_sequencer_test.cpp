@@ -1,8 +1,10 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/server/microbatch_sequencer.hpp"
+#include "tests/support/error_of.hpp"
 
 using namespace smp;
+using namespace smp::test;
 
 namespace {
 
@@ -40,12 +42,7 @@ struct sequencer_fixture {
 
   /// Calls `norm` once more than in the steps before, too late.
   failure overtake(uint64_t turn) {
-    try {
-      open(turn);
-    } catch (const error& e) {
-      return e.cause();
-    }
-    return {};
+    return failure_of([&] { open(turn); });
   }
 
   microbatch_sequencer gate{

@@ -165,7 +165,7 @@ TEST_CASE_METHOD(promise_fixture,
 namespace {
 
 /// Rank 0 serves a request of rank 1, which sends a promise, in every step.
-struct replay_fixture {
+struct replay_fixture : replaying_core {
   replay_fixture() {
     records->set_key(0);
   }
@@ -198,8 +198,7 @@ struct replay_fixture {
 
   void end(uint64_t step) {
     core.finish(out.executing, {text_payload("result"), {}});
-    core.end_step({step_id{step}, {}, {}});
-    records->took(step_id{step}, 1);
+    end_step(step);
   }
 
   request_id promised(uint64_t step) const {
@@ -214,18 +213,6 @@ struct replay_fixture {
     end(1);
     begin(2);
   }
-
-  std::shared_ptr<record_book> records = std::make_shared<record_book>(
-    record_book::options{.static_mode = true, .steps = 1, .fall_back = true});
-  noted_output out;
-  function_services services;
-  server_core core{{.self = rank_id{0},
-                    .leader = true,
-                    .services = services,
-                    .token = std::make_shared<execution_token>(),
-                    .on_token = [] {},
-                    .records = records},
-                   out};
 };
 
 } // namespace

@@ -523,6 +523,22 @@ TEST_CASE_METHOD(leader_fixture, "a shutdown cancels what runs",
   CHECK(core.num_busy() == 0);
 }
 
+TEST_CASE_METHOD(follower_fixture,
+                 "for the others a rank that shuts down in a step is lost",
+                 "[actors][core][R39]") {
+  enter(1);
+  receive(1, 1, 0);
+  receive(2, 1, 1); // waits for the token
+  core.shut_down();
+  auto lost = failure{
+    error_code::rank_down, rank_id{0}, {}, "the rank shuts down"};
+  CHECK(out.answered.id == request_id{rank_id{1}, 2});
+  CHECK(out.answered.error == lost);
+  finish({error_code::cancelled, rank_id{0}, {}, "the rank shuts down"});
+  CHECK(out.answered.id == request_id{rank_id{1}, 1});
+  CHECK(out.answered.error == lost);
+}
+
 // -- token (R26) --------------------------------------------------------------
 
 TEST_CASE("two ranks of a process take turns", "[actors][core]") {

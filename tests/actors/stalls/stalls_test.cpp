@@ -63,8 +63,8 @@ public:
       x.fabric->start(addresses, x);
       watched.push_back(watch(x));
     }
-    monitor_ = std::make_unique<stall_watch>(host_, options,
-                                             std::move(watched));
+    monitor_ = std::make_unique<stall_search>(host_, options,
+                                              std::move(watched));
   }
 
   ~world() {
@@ -189,7 +189,7 @@ private:
   std::vector<std::unique_ptr<rank>> ranks_;
   std::mutex mutex_;
   std::vector<std::string> reports_;
-  std::unique_ptr<stall_watch> monitor_;
+  std::unique_ptr<stall_search> monitor_;
 };
 
 /// The root calls module 1 of rank 1.
@@ -199,6 +199,17 @@ thread_modules calls_1(thread_body module_1) {
     return x.call(1, 1, phase::forward, "a");
   };
   result[module_id{1}] = std::move(module_1);
+  return result;
+}
+
+/// The same, but the root goes on, and waits for the answer as at its end.
+thread_modules promises_1(thread_body module_1) {
+  auto result = calls_1(std::move(module_1));
+  result[root_module] = [](thread_caller& x, const std::string&) {
+    auto y = x.promise_call(1, 1, phase::forward, "a");
+    x.await(y.answer, {"'m1', forward", rank_id{1}, {}, y.number});
+    return std::string{};
+  };
   return result;
 }
 
@@ -223,7 +234,8 @@ using clock_type = std::chrono::steady_clock;
 
 TEST_CASE("a lost response ends the step at once and is named",
           "[actors][stalls]") {
-  world w{calls_1(echo)};
+  auto promised = GENERATE(false, true);
+  world w{promised ? promises_1(echo) : calls_1(echo)};
   w.net().set_filter([](rank_id, rank_id, const message& x) {
     return x.kind != message_kind::response;
   });
@@ -238,11 +250,15 @@ TEST_CASE("a lost response ends the step at once and is named",
 }
 
 TEST_CASE("a lost request is named", "[actors][stalls]") {
-  world w{calls_1(echo)};
+  auto promised = GENERATE(false, true);
+  world w{promised ? promises_1(echo) : calls_1(echo)};
   w.net().set_filter([](rank_id, rank_id, const message& x) {
     return x.kind != message_kind::request;
   });
   auto text = check_deadlock(w.step());
+  CHECK_THAT(text, ContainsSubstring("rank 0 (the step body, microbatch 0, "
+                                     "forward) waits for module m1, microbatch "
+                                     "0, forward from rank 1"));
   CHECK_THAT(text, EndsWith("; rank 1 has nothing of it: 1 of 1 messages from "
                             "rank 0 to rank 1 did not arrive"));
 }

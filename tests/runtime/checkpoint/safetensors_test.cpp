@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
 
@@ -15,6 +16,7 @@
 #include <fstream>
 
 using namespace smp;
+using namespace smp::test;
 using Catch::Matchers::ContainsSubstring;
 using test::content_of;
 namespace fs = std::filesystem;
@@ -45,26 +47,18 @@ std::string assemble(const std::string& header, const std::string& data) {
 }
 
 std::string why_unreadable(const std::string& path) {
-  try {
-    read_safetensors(path);
-    return "no error";
-  } catch (const error& x) {
-    CHECK(x.code() == error_code::config);
-    CHECK_THAT(x.what(), ContainsSubstring("cannot read " + path + ": "));
-    return x.what();
-  }
+  auto result = error_of([&] { read_safetensors(path); }, error_code::config);
+  CHECK_THAT(result, ContainsSubstring("cannot read " + path + ": ")
+                       || Catch::Matchers::Equals("no error"));
+  return result;
 }
 
 std::string why_unwritable(const std::string& path, const named_tensors& xs,
                            const string_map& metadata = {}) {
-  try {
-    write_safetensors(path, xs, metadata);
-    return "no error";
-  } catch (const error& x) {
-    CHECK(x.code() == error_code::config);
-    CHECK_THAT(x.what(), ContainsSubstring("cannot write " + path + ": "));
-    return x.what();
-  }
+  auto result = error_of([&] { write_safetensors(path, xs, metadata); },
+                         error_code::config);
+  CHECK_THAT(result, ContainsSubstring("cannot write " + path + ": "));
+  return result;
 }
 
 bool same_bytes(const at::Tensor& x, const at::Tensor& y) {

@@ -2,6 +2,7 @@
 
 #include "tests/support/config_text.hpp"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,20 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-std::vector<broken> keys_without_effect() {
+/// The last line of `lines` is about replicas, of which there is one.
+broken lone_replica(const std::string& lines, const std::string& key,
+                    const std::string& value) {
+  auto place = 3 + std::ranges::count(lines, '\n');
+  return {"something about replicas where there is one",
+          with("microb", lines),
+          "run.toml:" + std::to_string(place) + ": ",
+          {"smp." + key + " = " + value
+             + " has no effect with smp.ranks = 2, which hold one replica of "
+               "the model; write smp.ranks = 4 or more, or leave it out",
+           "smp.pipeline_parallel_degree: run.toml:2)"}};
+}
+
+std::vector<broken> of_models_data_and_runs() {
   return {
     {"option of another optimizer",
      and_also("[optimizer]\nmomentum = 0.9"),
@@ -52,11 +66,51 @@ std::vector<broken> keys_without_effect() {
      with("type = \"text\"", "type = \"safetensors\""),
      "run.toml:5: ",
      {"model.sequence_length is missing"}},
+    {"network of ranks that share a process",
+     and_also("[transport]\ntype = \"loopback\"\ntrusted_network = true"),
+     "run.toml:18: ",
+     {"transport.trusted_network has no effect with transport.type = "
+      "\"loopback\" (run.toml:17); it belongs to \"ucx\""}},
+    {"interval of no checkpoints",
+     and_also("[checkpoint]\ninterval = 10"),
+     "run.toml:17: ",
+     {"checkpoint.interval = 10 has no effect without checkpoint.dir",
+      "write where checkpoints go"}},
+    {"checkpoint of an interrupt that goes nowhere",
+     and_also("[checkpoint]\non_interrupt = true"),
+     "run.toml:17: ",
+     {"checkpoint.on_interrupt = true has no effect without"}},
+    {"interval of no evaluation",
+     and_also("eval_interval = 5\neval_steps = 0"),
+     "run.toml:16: ",
+     {"train.eval_interval = 5", "train.eval_steps = 0"}},
+  };
+}
+
+std::vector<broken> of_ranks_and_steps() {
+  return {
     {"placement of ranks of which each has a part of its own",
      with("microb", "placement_strategy = \"cluster\""),
      "run.toml:3: ",
      {"smp.placement_strategy has no effect with smp.ddp = false",
       "it belongs to smp.ddp = true"}},
+    lone_replica("ddp = true\nranks = 2\nplacement_strategy = \"spread\"",
+                 "placement_strategy", "\"spread\""),
+    lone_replica("ddp = true\nshard_optimizer_state = true",
+                 "shard_optimizer_state", "true"),
+    lone_replica("ddp = true\nshard_optimizer_state = true\n"
+                 "shard_gradients = true",
+                 "shard_gradients", "true"),
+    lone_replica("ddp = true\nbucket_cap_mb = 50", "bucket_cap_mb", "50"),
+    lone_replica("ddp = true\noverlapping_allreduce = false",
+                 "overlapping_allreduce", "false"),
+    lone_replica("ddp = true\nbroadcast_buffers = true", "broadcast_buffers",
+                 "true"),
+  };
+}
+
+std::vector<broken> of_modes() {
+  return {
     {"modules that wait although all calls do",
      with("microb", "fast_mode = false\nno_promises = [\"a\"]"),
      "run.toml:4: ",
@@ -93,6 +147,17 @@ std::vector<broken> keys_without_effect() {
      "run.toml:5: ",
      {"smp.static_steps has no effect with smp.deterministic_server = true "
       "(run.toml:4); it belongs to smp.deterministic_server = false"}},
+    {"what follows a divergence from no record",
+     with("microb", "static_fallback = \"dynamic\""),
+     "run.toml:3: ",
+     {"smp.static_fallback has no effect with smp.static_mode = false (the "
+      "default); it belongs to smp.static_mode = true, "
+      "smp.deterministic_server = true"}},
+  };
+}
+
+std::vector<broken> of_partitions() {
+  return {
     {"strategy of no partition",
      with("microb", "auto_partition = false\nstrategy = \"paper\""),
      "run.toml:4: ",
@@ -114,17 +179,6 @@ std::vector<broken> keys_without_effect() {
      "run.toml:3: ",
      {"smp.optimize = \"speed\" has no effect with smp.memory_weight = 0.5",
       "keep one of them", "(smp.memory_weight: run.toml:4)"}},
-    {"network of ranks that share a process",
-     and_also("[transport]\ntype = \"loopback\"\ntrusted_network = true"),
-     "run.toml:18: ",
-     {"transport.trusted_network has no effect with transport.type = "
-      "\"loopback\" (run.toml:17); it belongs to \"ucx\""}},
-    {"what follows a divergence from no record",
-     with("microb", "static_fallback = \"dynamic\""),
-     "run.toml:3: ",
-     {"smp.static_fallback has no effect with smp.static_mode = false (the "
-      "default); it belongs to smp.static_mode = true, "
-      "smp.deterministic_server = true"}},
     {"times of no trace",
      with("microb", "trace_device = \"none\"\ntrace_execution_times = true"),
      "run.toml:4: ",
@@ -139,19 +193,6 @@ std::vector<broken> keys_without_effect() {
      with("microb", "trace_device = \"none\"\ntrace_memory_usage = false"),
      "run.toml:4: ",
      {"smp.trace_memory_usage has no effect"}},
-    {"interval of no checkpoints",
-     and_also("[checkpoint]\ninterval = 10"),
-     "run.toml:17: ",
-     {"checkpoint.interval = 10 has no effect without checkpoint.dir",
-      "write where checkpoints go"}},
-    {"checkpoint of an interrupt that goes nowhere",
-     and_also("[checkpoint]\non_interrupt = true"),
-     "run.toml:17: ",
-     {"checkpoint.on_interrupt = true has no effect without"}},
-    {"interval of no evaluation",
-     and_also("eval_interval = 5\neval_steps = 0"),
-     "run.toml:16: ",
-     {"train.eval_interval = 5", "train.eval_steps = 0"}},
   };
 }
 
@@ -159,8 +200,10 @@ std::vector<broken> keys_without_effect() {
 
 TEST_CASE("each key without effect is one error with place and remedy",
           "[runtime][config]") {
-  for (auto& x : keys_without_effect())
-    check_refusal(x);
+  for (auto& part : {of_models_data_and_runs(), of_ranks_and_steps(),
+                     of_modes(), of_partitions()})
+    for (auto& x : part)
+      check_refusal(x);
 }
 
 TEST_CASE("a key that depends on another one is taken where it has an effect",
@@ -178,6 +221,14 @@ TEST_CASE("a key that depends on another one is taken where it has an effect",
          {"--smp.auto_partition=false", "--smp.trace_device=none"},
          {"--smp.optimize=speed"},
          {"--smp.memory_weight=0.5"},
+         {"--smp.ddp=true"},
+         {"--smp.ddp=true", "--smp.ranks=2", "--smp.bucket_cap_mb=25"},
+         {"--smp.ddp=true", "--smp.ranks=4", "--smp.placement_strategy=spread",
+          "--smp.shard_optimizer_state=true", "--smp.shard_gradients=true",
+          "--smp.bucket_cap_mb=50", "--smp.overlapping_allreduce=false",
+          "--smp.broadcast_buffers=true"},
+         {"--smp.ddp=true", "--smp.tensor_parallel_degree=2",
+          "--smp.placement_strategy=TPD", "--smp.broadcast_buffers=true"},
          {"--transport.trusted_network=true"},
          {"--optimizer.loss_scale=dynamic",
           "--optimizer.dynamic_loss_args.scale_window=10"},
@@ -190,6 +241,23 @@ TEST_CASE("a key that depends on another one is taken where it has an effect",
     // Also where all defaults are written out.
     CHECK(to_toml(config_of(to_toml(x))) == to_toml(x));
   }
+}
+
+TEST_CASE("how many replicas there are, another launcher may have said",
+          "[runtime][config]") {
+  std::vector<std::string> spread{"--smp.ddp=true",
+                                  "--smp.placement_strategy=spread"};
+  auto started = [&](std::optional<uint64_t> world) {
+    return parse_config(good, "run.toml", spread, world);
+  };
+  CHECK(started(4).errors.empty());
+  CHECK(started(4).config.ranks == 4);
+  CHECK(started(2).errors.size() == 1);
+  CHECK(started({}).errors.size() == 1);
+  spread.push_back("--smp.ranks=2");
+  CHECK(started(4).errors.size() == 1);
+  spread = {};
+  CHECK(started(3).errors.empty()); // without replicas the session tells
 }
 
 TEST_CASE("an advice never names a key that would be refused",

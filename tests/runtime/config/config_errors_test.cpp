@@ -194,6 +194,10 @@ std::vector<broken> not_built_yet() {
      and_also("max_restarts = 1"),
      "run.toml:16: ",
      {"train.max_restarts is known but not built yet"}},
+    {"planned key of a session",
+     with("microb", "offload_optimizer = true"),
+     "run.toml:3: ",
+     {"smp.offload_optimizer is known but not built yet"}},
     {"planned key at its default",
      and_also("max_restarts = 0"),
      "run.toml:16: ",
@@ -386,6 +390,11 @@ std::vector<broken> on_the_command_line() {
      "command line: ",
      {"train.max_restarts is known but not built yet"},
      {"--train.max_restarts=1"}},
+  };
+}
+
+std::vector<broken> conflicts_on_the_command_line() {
+  return {
     {"the same batch for ranks that share nothing",
      good,
      "command line: ",
@@ -401,8 +410,15 @@ std::vector<broken> on_the_command_line() {
      good,
      "command line: ",
      {"train.dump_gradients", "smp.shard_gradients = true"},
-     {"--smp.ddp=true", "--smp.shard_optimizer_state=true",
+     {"--smp.ddp=true", "--smp.ranks=4", "--smp.shard_optimizer_state=true",
       "--smp.shard_gradients=true", "--train.dump_gradients=[1]"}},
+    {"modules that wait where all calls do",
+     good,
+     "command line: ",
+     {"smp.no_promises", "has no effect with smp.shard_gradients = true",
+      "smp.fast_mode = true"},
+     {"--smp.ddp=true", "--smp.ranks=4", "--smp.shard_optimizer_state=true",
+      "--smp.shard_gradients=true", "--smp.no_promises=[\"a\"]"}},
     {"modules that nobody shares",
      good,
      "command line: ",
@@ -414,6 +430,11 @@ std::vector<broken> on_the_command_line() {
      {"activation_checkpointing.strategy = \"group_0\" is unknown",
       "\"contiguous\""},
      {"--activation_checkpointing.strategy=group_0"}},
+  };
+}
+
+std::vector<broken> conflicts_of_types() {
+  return {
     {"parameters of two types",
      good,
      "command line: ",
@@ -467,7 +488,8 @@ TEST_CASE("each broken configuration gives one error with place and remedy",
   for (auto& part :
        {unknown_keys(), wrong_types(), out_of_range(), not_built_yet(),
         missing_and_double(), no_toml(), conflicts_of_schedules(),
-        conflicts_of_sizes(), on_the_command_line()})
+        conflicts_of_sizes(), on_the_command_line(),
+        conflicts_on_the_command_line(), conflicts_of_types()})
     configurations.insert(configurations.end(), part.begin(), part.end());
   CHECK(configurations.size() >= 40);
   for (auto& x : configurations)

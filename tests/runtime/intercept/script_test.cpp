@@ -13,8 +13,8 @@
 #include <mutex>
 #include <set>
 
-// TorchScript models, split (issue 4): their numbers are those of the same
-// file run as it is.
+// TorchScript models, split: their numbers are those of the same file run as it
+// is.
 
 using namespace smp;
 using namespace smp::test;

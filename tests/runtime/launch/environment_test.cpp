@@ -64,6 +64,8 @@ public:
                       "SLURM_LOCALID",
                       "SLURM_JOB_ID",
                       "SLURM_STEP_ID",
+                      "SLURM_STEP_TASKS_PER_NODE",
+                      "SLURM_NODEID",
                       "TMPDIR"})
       set(name, nullptr);
     for (auto& [name, value] : wanted)
@@ -205,6 +207,32 @@ TEST_CASE("Open MPI and Slurm name rank, size and job",
   slurm["SLURM_STEP_ID"] = "4294967291";
   with_variables scope{slurm};
   CHECK_FALSE(read_rank_environment());
+}
+
+TEST_CASE("Slurm tells how many ranks a node has", "[runtime][environment]") {
+  scratch_dir dir;
+  auto local_size = [&](const char* tasks, const char* node) {
+    return read_with({{"SLURM_PROCID", "5"},
+                      {"SLURM_NTASKS", "8"},
+                      {"SLURM_LOCALID", "1"},
+                      {"SLURM_JOB_ID", "42"},
+                      {"SLURM_STEP_ID", "3"},
+                      {"SLURM_STEP_TASKS_PER_NODE", tasks},
+                      {"SLURM_NODEID", node},
+                      {"SMP_RENDEZVOUS_DIR", dir.path}})
+      .local_size;
+  };
+  CHECK(local_size("2(x4)", "0") == 2);
+  CHECK(local_size("2(x4)", "3") == 2);
+  CHECK(local_size("3,2,3", "1") == 2);
+  CHECK(local_size("2(x2),4", "2") == 4);
+  CHECK(local_size("8", "0") == 8);
+  // What makes no sense counts as not said.
+  CHECK(local_size("2(x4)", "4") == 0);
+  CHECK(local_size("1(x8)", "5") == 0); // this one is the second there
+  CHECK(local_size("9", "0") == 0);
+  CHECK(local_size("two", "0") == 0);
+  CHECK(local_size("", "0") == 0);
 }
 
 TEST_CASE("our own variables count more than those around them",
@@ -391,7 +419,8 @@ TEST_CASE("child: writes the environment that a prepared process sees",
   };
   std::ofstream{std::getenv("SMP_TEST_OUT")}
     << ::getpid() << " " << value("OMP_WAIT_POLICY") << " "
-    << value("UCX_MEM_MMAP_HOOK_MODE") << " " << value("SMP_PREPARED");
+    << value("UCX_MEM_MMAP_HOOK_MODE") << " " << value("GLIBC_TUNABLES") << " "
+    << value("SMP_PREPARED");
   if (SMP_TEST_OTHER_MALLOC)
     return;
   // A tensor of 64 MB comes from the heap and stays there.
@@ -433,6 +462,7 @@ TEST_CASE(
     ::setenv("SMP_TEST_OUT", out.c_str(), 1);
     ::unsetenv("UCX_MEM_MMAP_HOOK_MODE");
     ::unsetenv("OMP_WAIT_POLICY");
+    ::unsetenv("GLIBC_TUNABLES");
     if (!given.empty()) // a user's own choice stays
       ::setenv("OMP_WAIT_POLICY", given.c_str(), 1);
     char program[] = "test";
@@ -446,5 +476,5 @@ TEST_CASE(
   CHECK(status == 0);
   CHECK(dir.read("out")
         == std::to_string(pid) + " " + (given.empty() ? "passive" : given)
-             + " none -");
+             + " none glibc.malloc.hugetlb=1 -");
 }

@@ -6,6 +6,7 @@
 #include "runtime/launch/launcher.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/stderr_to.hpp"
 #include "transport/error.hpp"
 #include "transport/file_descriptor.hpp"
 
@@ -35,24 +36,6 @@ using Catch::Matchers::ContainsSubstring;
 namespace {
 
 using clock_type = std::chrono::steady_clock;
-
-/// Sends stderr to a file while it lives.
-class stderr_to {
-public:
-  explicit stderr_to(const std::string& path) : saved_(::dup(2)) {
-    auto file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    ::dup2(file, 2);
-    ::close(file);
-  }
-
-  ~stderr_to() {
-    ::dup2(saved_, 2);
-    ::close(saved_);
-  }
-
-private:
-  int saved_;
-};
 
 struct launch_result {
   int code = 0;
@@ -106,11 +89,14 @@ TEST_CASE("a run that ends well is code 0 and says nothing",
   auto x = launch_in(dir, shell("echo $SMP_RANK $SMP_WORLD_SIZE "
                                 "$SMP_LOCAL_RANK $SMP_LOCAL_SIZE "
                                 "$OMP_WAIT_POLICY $UCX_MEM_MMAP_HOOK_MODE "
+                                "$GLIBC_TUNABLES "
                                 "${#SMP_RUN_ID} ${SMP_RENDEZVOUS%:*}"));
   CHECK(x.code == 0);
   CHECK(x.told.empty());
-  CHECK(dir.read("logs/log-0.txt") == "0 2 0 2 passive none 32 127.0.0.1\n");
-  CHECK(dir.read("logs/log-1.txt") == "1 2 1 2 passive none 32 127.0.0.1\n");
+  CHECK(dir.read("logs/log-0.txt")
+        == "0 2 0 2 passive none glibc.malloc.hugetlb=1 32 127.0.0.1\n");
+  CHECK(dir.read("logs/log-1.txt")
+        == "1 2 1 2 passive none glibc.malloc.hugetlb=1 32 127.0.0.1\n");
 }
 
 TEST_CASE("each rank is handed the secret of the run, not by its environment",
@@ -394,7 +380,7 @@ TEST_CASE("a wrong configuration is that, however long the ranks take to end",
 
 TEST_CASE("child: launches itself, as smp-train does", "[.][launcher]") {
   if (auto env = read_rank_environment()) {
-    std::ofstream{directory() + "/rank-" + std::to_string(env->rank)};
+    std::ofstream made{directory() + "/rank-" + std::to_string(env->rank)};
     return;
   }
   launch_options x;

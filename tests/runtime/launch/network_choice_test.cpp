@@ -48,7 +48,7 @@ TEST_CASE("a run of one machine stays on its loopback interface",
 }
 
 TEST_CASE("an address that others reach wants trust and keys",
-          "[runtime][launch]") {
+          "[runtime][launch][R45]") {
   session_config config;
   for (auto master : {"192.0.2.1", "2001:db8::1"})
     for (uint64_t rank : {0, 1}) {

@@ -179,6 +179,24 @@ TEST_CASE("who only noticed the loss of another is not the cause",
   CHECK(result.cause.describe() == "rank 1: killed by signal 9 (SIGKILL)");
 }
 
+TEST_CASE("who is killed is told of before those that noticed it",
+          "[runtime][launch]") {
+  // Rank 1 dies when nothing is left of rank 0, whatever that was about.
+  shell_run x{
+    "if [ $R = 0 ]; then echo $$ >$DIR/pid; exit 3; fi; "
+    "until [ -s $DIR/pid ] && ! kill -0 $(cat $DIR/pid); do :; done "
+    "2>/dev/null; kill -KILL $$"};
+  x.options.second_hand = 1min;
+  std::vector<std::string> reported;
+  x.options.on_failure = [&](const failure& f) {
+    reported.push_back(f.describe());
+  };
+  x.run();
+  CHECK(reported
+        == std::vector<std::string>{"rank 1: killed by signal 9 (SIGKILL)",
+                                    "rank 0: exited with code 3"});
+}
+
 TEST_CASE(
   "another witness's report ends the run, and the process's own end "
   "says more",

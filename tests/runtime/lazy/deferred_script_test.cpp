@@ -15,8 +15,8 @@
 #include <fstream>
 #include <map>
 
-// TorchScript files of which a rank reads what it owns (issue 4). Whole models
-// over several ranks: runtime_zoo_test.cpp, runtime_script_limit_test.cpp.
+// TorchScript files of which a rank reads what it owns. Whole models over
+// several ranks: zoo_test.cpp, script_limit_test.cpp.
 
 using namespace smp;
 using namespace smp::test;

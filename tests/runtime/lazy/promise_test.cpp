@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/lazy/promise.hpp"
+#include "tests/support/error_of.hpp"
 #include "transport/error.hpp"
 #include "transport/refuse_waits.hpp"
 
@@ -19,6 +20,7 @@
 // ordinary tensor would show (R38, R41).
 
 using namespace smp;
+using namespace smp::test;
 using torch::Tensor;
 
 namespace {
@@ -312,14 +314,7 @@ TEST_CASE(
   promised p;
   p.source->fault = {error_code::user_code, rank_id{1}, "m", "no space left"};
   auto& y = p.tensor;
-  auto text = [](auto f) {
-    try {
-      f();
-    } catch (const error& e) {
-      return e.cause().text;
-    }
-    return std::string{"no error"};
-  };
+  auto text = [](auto f) { return cause_of(f); };
   CHECK(text([&] { y.sum(); }) == "no space left");
   CHECK(text([&] { y.data_ptr(); }) == "no space left");
   CHECK(text([&] { y.mean().item<double>(); }) == "no space left");

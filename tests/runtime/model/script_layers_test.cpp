@@ -99,6 +99,18 @@ TEST_CASE("a layer of an exported BERT is read from its code",
   CHECK(torch::allclose(x.activation(y), at::gelu(y), 1e-12, 1e-12));
 }
 
+TEST_CASE("a layer of an exported RoBERTa is read from its code",
+          "[runtime][model][tensor_parallel]") {
+  auto x = layer_of("hf_roberta.pt", "model.roberta.encoder.layer.1");
+  CHECK(x.num_attention_heads == 4);
+  CHECK_FALSE(x.pre_layernorm);
+  CHECK(x.takes_mask);
+  CHECK(x.attention_output.name == "attention.output.dense");
+  CHECK(x.intermediate.name == "intermediate.dense");
+  CHECK(x.output.name == "output.dense");
+  CHECK(x.output_norm.name == "output.LayerNorm");
+}
+
 TEST_CASE("code that is no layer's is refused whatever its class is called",
           "[runtime][model][tensor_parallel]") {
   CHECK_THAT(doubt_of("def forward(self, x, mask):\n  return x + mask\n"),

@@ -422,10 +422,12 @@ TEST_CASE("an init hook that tells of other parameters is named in the print",
           "[runtime][tensor_parallel][tp_register]") {
   CHECK_THAT(text_of_wrong<mistake::name>(),
              ContainsSubstring("not shared, as its init hook does not tell of "
-                               "its parameter 'scale': wrong"));
+                               "its parameter 'scale'; a distributed module "
+                               "of its own could: wrong"));
   CHECK_THAT(text_of_wrong<mistake::missing>(),
              ContainsSubstring("its init hook tells of a parameter 'wieght', "
-                               "which it does not have: wrong"));
+                               "which it does not have; the hook has to name "
+                               "one of its own: wrong"));
   CHECK_THAT(text_of_wrong<mistake::throws>(),
              ContainsSubstring("tp_register: the init hook of ")
                && ContainsSubstring("failed for 'wrong': no idea"));
@@ -435,10 +437,12 @@ TEST_CASE("a distributed module that cuts what cannot be cut is not used",
           "[runtime][tensor_parallel][tp_register]") {
   CHECK_THAT(text_of_wrong<mistake::no_axis>(),
              ContainsSubstring("cut_anywhere not shared, as its 'weight' has 2 "
-                               "axes, and is to be cut along 2: wrong"));
+                               "axes, and is to be cut along 2; axes() count "
+                               "from 0: wrong"));
   CHECK_THAT(text_of_wrong<mistake::odd>(),
-             ContainsSubstring("its 'scale' of size 3 along axis 0 cannot be "
-                               "divided among 2 ranks: wrong"));
+             ContainsSubstring("its 3 numbers along axis 0 of 'scale' cannot "
+                               "be divided among 2 ranks; 2 or 4 could: "
+                               "wrong"));
   auto negative = [] {
     torch::nn::Sequential result;
     result->push_back("pair", pair(8, -1.0));

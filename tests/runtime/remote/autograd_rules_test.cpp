@@ -65,7 +65,7 @@ TEST_CASE("gradients cross ranks in both directions", "[runtime][autograd]") {
 }
 
 TEST_CASE("a module on another rank sees the caller's grad mode",
-          "[runtime][autograd]") {
+          "[runtime][autograd][R10]") {
   std::atomic<int> with = 0, without = 0;
   auto remote = [&](function_impl& self, Tensor x) {
     ++(at::GradMode::is_enabled() ? with : without);
@@ -86,7 +86,7 @@ TEST_CASE("a module on another rank sees the caller's grad mode",
 }
 
 TEST_CASE("a call has an autograd node only if an output has a gradient",
-          "[runtime][autograd]") {
+          "[runtime][autograd][R10]") {
   auto frozen = [](function_impl&, Tensor x) { return x.detach() * 2; };
   auto local = [](caller_impl& self, Tensor x) {
     auto y = self.there(x * self.here);
@@ -106,7 +106,8 @@ TEST_CASE("an input without gradient still trains the module that gets it",
   });
 }
 
-TEST_CASE("backward runs on the thread that may park", "[runtime][autograd]") {
+TEST_CASE("backward runs on the thread that may park",
+          "[runtime][autograd][R9]") {
   std::atomic<bool> multithreaded = false;
   auto look = [&](Tensor x) {
     multithreaded = multithreaded
@@ -121,7 +122,7 @@ TEST_CASE("backward runs on the thread that may park", "[runtime][autograd]") {
   CHECK(!multithreaded);
 }
 
-TEST_CASE("a module may write into its argument", "[runtime][autograd]") {
+TEST_CASE("a module may write into its argument", "[runtime][autograd][R11]") {
   SECTION("an in-place ReLU as in torch::nn") {
     check_one_and_two_ranks(
       [](function_impl& self, Tensor x) {
@@ -219,7 +220,7 @@ TORCH_MODULE_IMPL(list_model, list_model_impl);
 } // namespace
 
 TEST_CASE("containers travel, and what the callee changed comes back",
-          "[runtime][autograd]") {
+          "[runtime][autograd][R12]") {
   run_virtual_world(2, manual_world(), [](session& s) {
     distributed_model model{list_model{}};
     auto evaluate = step([&](Tensor x) { return model(x); });

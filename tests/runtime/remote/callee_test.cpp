@@ -2,6 +2,7 @@
 
 #include "actors/protocol/result_name.hpp"
 #include "runtime/values/tensor_bridge.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_lone_rank.hpp"
 
 #include <ATen/ATen.h>
@@ -53,15 +54,6 @@ uint64_t numbered(uint32_t call) {
 object_id result_of(uint32_t call, size_t position = 0) {
   return result_name(rank_id{0}, {rank_id{1}, numbered(call)}, step_id{1},
                      position);
-}
-
-failure failure_of(const std::function<void()>& f) {
-  try {
-    f();
-    return {};
-  } catch (const error& e) {
-    return e.cause();
-  }
 }
 
 } // namespace

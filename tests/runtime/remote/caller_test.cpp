@@ -2,6 +2,7 @@
 
 #include "actors/protocol/request_number.hpp"
 #include "runtime/values/tensor_bridge.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_lone_rank.hpp"
 
 #include <ATen/ATen.h>
@@ -44,15 +45,6 @@ forward_reply reply_with(std::vector<at::Tensor> xs) {
 
 forward_request asked_of(const call& x) {
   return from_payload<forward_request>(x.body, "request");
-}
-
-std::string text_of(const std::function<void()>& f) {
-  try {
-    f();
-    return {};
-  } catch (const error& e) {
-    return e.cause().text;
-  }
 }
 
 } // namespace
@@ -162,7 +154,7 @@ TEST_CASE("an answer that names what does not exist is refused",
     why = "answer of 'theirs': content 3 does not exist";
   }
   rank.running().answer(reply);
-  CHECK(text_of([&] { call_theirs({at::ones({2})}); }) == why);
+  CHECK(cause_of([&] { call_theirs({at::ones({2})}); }) == why);
 }
 
 TEST_CASE("backward asks for the gradients that its graph needs",
@@ -246,7 +238,7 @@ TEST_CASE("a call whose results are known goes on with promises",
     answer.contents = {to_tensor_ref(at::ones({2}), true)};
   ex.sent[1].answer->set_value({{}, to_payload(answer), {}});
   if (fails)
-    CHECK_THAT(text_of([&] { fence(ex); }),
+    CHECK_THAT(cause_of([&] { fence(ex); }),
                ContainsSubstring("1 results instead of 0"));
   else
     CHECK_NOTHROW(fence(ex));
@@ -283,7 +275,7 @@ TEST_CASE(
   // It goes on by its name.
   asks(named);
   named.named = 0;
-  auto why = text_of([&] { asks(named); });
+  auto why = cause_of([&] { asks(named); });
   CHECK_THAT(why, ContainsSubstring("name of result 0 does not exist"));
 }
 
@@ -339,7 +331,7 @@ TEST_CASE("higher derivatives through another rank are refused by name",
   lone_rank rank;
   auto& ex = rank.running();
   auto backward_of = [&](const at::Tensor& y) {
-    return text_of([&] {
+    return cause_of([&] {
       execution::backward_scope running{ex};
       torch::autograd::Engine::get_default_engine().execute(
         {torch::autograd::impl::gradient_edge(y)}, {at::ones_like(y)}, true,

@@ -2,6 +2,7 @@
 
 #include "runtime/remote/messages.hpp"
 #include "runtime/remote/object_store.hpp"
+#include "tests/support/error_of.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 #include "transport/wait.hpp"
 #include "transport/wake_up.hpp"
@@ -17,6 +18,7 @@
 #include <thread>
 
 using namespace smp;
+using namespace smp::test;
 using Catch::Matchers::ContainsSubstring;
 
 namespace {
@@ -118,15 +120,6 @@ private:
 
 constexpr loopback_options stepped{
   .seed = 1, .reorder = false, .stepped = true};
-
-failure failure_of(const std::function<void()>& f) {
-  try {
-    f();
-    return {};
-  } catch (const error& x) {
-    return x.cause();
-  }
-}
 
 message object(const object_message& x) {
   return {message_kind::object, to_payload(x)};

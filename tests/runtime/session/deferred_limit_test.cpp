@@ -8,16 +8,21 @@
 #include "tests/support/process_memory.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch_live_bytes.hpp"
+#include "tests/support/torch_two_ranks.hpp"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
+#include <mutex>
+#include <vector>
 
-// A model that no process can hold (issue 4): the kernel refuses memory beyond
-// a limit, here of private writable memory (RLIMIT_DATA). Values are compared
-// elsewhere (runtime_delayed_test.cpp).
+// A model that no process can hold: the kernel refuses memory beyond a limit,
+// here of private writable memory (RLIMIT_DATA). Values are compared elsewhere
+// (deferred_init_test.cpp).
 
 using namespace smp;
 using namespace smp::test;
@@ -36,9 +41,9 @@ constexpr int64_t room = 440 * mb;
 
 /// 640 MB, of which only biases are trained: no gradient is larger than them.
 struct tall_impl : torch::nn::Module {
-  tall_impl() {
+  explicit tall_impl(int64_t n = width) {
     for (int64_t i = 0; i < layers; ++i) {
-      torch::nn::Linear x{width, width};
+      torch::nn::Linear x{n, n};
       x->weight.requires_grad_(false);
       body->push_back(x);
     }
@@ -67,6 +72,12 @@ int run_ranks(const scratch_dir& dir, uint64_t ranks, bool delay) {
   x.environment = {{"TEST_PP", std::to_string(ranks)},
                    {"TEST_DELAY", delay ? "1" : "0"}};
   return launch(x);
+}
+
+void share_among(session_config& x, uint64_t peers) {
+  x.tensor_parallel_degree = peers;
+  x.tensor_parallel_modules = {"*"};
+  x.ddp = true;
 }
 
 std::string log_of(const scratch_dir& dir, uint64_t rank) {
@@ -148,6 +159,42 @@ TEST_CASE("a configured model that does not fit is an error with a way out",
 }
 
 #endif
+
+TEST_CASE("of what ranks share, each makes one module at a time as a whole",
+          "[runtime][delay][tensor_parallel]") {
+  constexpr int64_t narrow = 256; // smaller than what is made apart
+  constexpr int64_t whole = 4 * narrow * narrow;
+  constexpr int64_t small = 16 << 10;
+  auto peers = GENERATE(2, 4);
+  CAPTURE(peers);
+  std::mutex mutex;
+  std::vector<live_bytes> seen;
+  virtual_world_options world;
+  share_among(world.config, static_cast<uint64_t>(peers));
+  world.config.trace_device = "none";
+  world.config.threads = 1;
+  run_virtual_world(static_cast<uint64_t>(peers), world, [&](session&) {
+    distributed_model model{seeded([&] {
+      delay_param_initialization scope{true};
+      return tall{narrow};
+    })};
+    auto bytes = std::make_shared<live_bytes>();
+    {
+      c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, bytes};
+      model.partition();
+    }
+    std::unique_lock guard{mutex};
+    seen.push_back(*bytes);
+  });
+  for (auto& x : seen) {
+    // A small block that was made before the count began may be freed after
+    // that (4 KB were seen).
+    CHECK(x.now + small >= layers * whole / peers);
+    // A module, its slice, and small things.
+    CHECK(x.peak <= x.now + 2 * whole);
+    CHECK(x.now < layers * whole / peers + whole);
+  }
+}
 
 TEST_CASE("large tensors made apart leave nothing behind", "[runtime][delay]") {
   // Between them small ones that stay, as while a model is created.

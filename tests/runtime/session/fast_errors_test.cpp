@@ -317,8 +317,6 @@ TEST_CASE("the death of an owner ends a step that holds its promises",
     }
   }));
   INFO(seen.describe());
-  // On its way out rank 1 may still tell that its fabric was stopped.
-  if (seen.code != error_code::cancelled)
-    CHECK(seen.code == error_code::rank_down);
+  CHECK(seen.code == error_code::rank_down);
   CHECK(seen.rank == rank_id{1});
 }

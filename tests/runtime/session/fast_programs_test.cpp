@@ -138,40 +138,61 @@ struct programs : torch::nn::Module {
   }
 
   Tensor forward(Tensor x) {
-    auto seed = x[0][0].template item<double>();
-    std::mt19937 random{static_cast<uint32_t>(seed)};
-    auto below = [&](uint32_t n) { return random() % n; };
-    auto noise = torch::sin(torch::arange(4 * width, torch::kDouble) * seed)
-                   .view({4, width});
-    auto first = noise * here;
-    std::vector<Tensor> v{first, torch::cos(noise) + here};
-    auto pick = [&]() -> Tensor& {
+    run r{*this, x[0][0].template item<double>()};
+    for (auto n = 3 + r.below(12); n > 0; --n) {
+      auto what = r.below(23);
+      if (what < 8)
+        r.call(what);
+      else if (what < 15)
+        r.compute(what);
+      else
+        r.do_what_is_rare(what);
+      // Numbers stay where comparing them makes sense.
+      if (r.below(4) == 0)
+        r.v.push_back(torch::tanh(r.v.back()));
+    }
+    return r.loss();
+  }
+
+  /// A program on its way, and the tensors that it has.
+  struct run {
+    run(programs& of, double seed)
+      : of(of),
+        random(static_cast<uint32_t>(seed)),
+        noise(torch::sin(torch::arange(4 * width, torch::kDouble) * seed)
+                .view({4, width})),
+        v{noise * of.here, torch::cos(noise) + of.here} {
+      // nop
+    }
+
+    uint64_t below(uint32_t n) {
+      return random() % n;
+    }
+
+    Tensor& pick() {
       auto back = std::min<size_t>(v.size(), 4);
       return v[v.size() - 1 - below(static_cast<uint32_t>(back))];
-    };
-    auto line = [&](Tensor y) {
+    }
+
+    Tensor line(Tensor y) {
       switch (below(6)) {
         case 0:
-          return fc0(y);
+          return of.fc0(y);
         case 1:
-          return fc1(y);
+          return of.fc1(y);
         case 2:
-          return fc2(y);
+          return of.fc2(y);
         case 3:
-          return fc3(y);
+          return of.fc3(y);
         case 4:
-          return block0(y);
+          return of.block0(y);
         default:
-          return block1(y);
+          return of.block1(y);
       }
-    };
-    for (auto n = 3 + below(12); n > 0; --n) {
-      switch (below(23)) {
-        case 0:
-        case 1:
-        case 2:
-          v.push_back(line(pick()));
-          break;
+    }
+
+    void call(uint64_t what) {
+      switch (what) {
         case 3: {
           auto y = pick();
           for (auto k = 1 + below(4); k > 0; --k)
@@ -181,24 +202,32 @@ struct programs : torch::nn::Module {
         }
         case 4: {
           auto a = pick(), b = pick();
-          v.push_back(two(a, b, below(2) == 0));
+          v.push_back(of.two(a, b, below(2) == 0));
           break;
         }
         case 5: {
           auto a = pick(), b = pick();
-          v.push_back(other(a, b));
+          v.push_back(of.other(a, b));
           break;
         }
         case 6: {
-          auto y = std::get<1>(pair(pick()));
+          auto y = std::get<1>(of.pair(pick()));
           v.push_back(below(2) ? y : y * 0.5);
           break;
         }
         case 7: {
-          auto [where, y] = mask(pick());
+          auto [where, y] = of.mask(pick());
           v.push_back(torch::where(where, y, pick()));
           break;
         }
+        default:
+          v.push_back(line(pick()));
+      }
+    }
+
+    /// What the code of the caller does with results.
+    void compute(uint64_t what) {
+      switch (what) {
         case 8:
         case 9: {
           auto a = pick();
@@ -224,9 +253,13 @@ struct programs : torch::nn::Module {
         case 13:
           v.push_back(pick().reshape({width, 4}).t().reshape({4, width}));
           break;
-        case 14:
+        default:
           v.push_back(pick().detach());
-          break;
+      }
+    }
+
+    void do_what_is_rare(uint64_t what) {
+      switch (what) {
         case 15: {
           torch::NoGradGuard off;
           v.push_back(line(pick()));
@@ -236,42 +269,47 @@ struct programs : torch::nn::Module {
           line(pick()); // nobody wants it
           break;
         case 17: { // in place, before anybody else has it
-          auto y = fc0(pick());
+          auto y = of.fc0(pick());
           y.add_(noise);
           y.slice(0, 0, 2).mul_(0.5);
           v.push_back(line(y));
           break;
         }
         case 18: {
-          auto y = fc1(pick());
+          auto y = of.fc1(pick());
           y.view({2, 2 * width}).select(1, 3).zero_();
           v.push_back(y);
           break;
         }
         case 19: {
           auto y = pick() * 1.0;
-          auto z = changes(y);
+          auto z = of.changes(y);
           v.push_back(below(2) ? y : z);
           break;
         }
         case 20:
-          v.push_back(drop(pick()));
+          v.push_back(of.drop(pick()));
           break;
         case 21:
-          v.push_back(below(2) ? nest0(pick()) : nest1(pick()));
+          v.push_back(below(2) ? of.nest0(pick()) : of.nest1(pick()));
           break;
         default:
-          v.push_back(line(rows(pick())).sum(0, true).expand({4, width}));
+          v.push_back(line(of.rows(pick())).sum(0, true).expand({4, width}));
       }
-      // Numbers stay where comparing them makes sense.
-      if (below(4) == 0)
-        v.push_back(torch::tanh(v.back()));
     }
-    auto loss = (torch::tanh(v.back()) * noise).sum();
-    for (auto k = below(3); k > 0; --k)
-      loss = loss + torch::tanh(pick()).pow(2).mean();
-    return loss * 1e-3;
-  }
+
+    Tensor loss() {
+      auto result = (torch::tanh(v.back()) * noise).sum();
+      for (auto k = below(3); k > 0; --k)
+        result = result + torch::tanh(pick()).pow(2).mean();
+      return result * 1e-3;
+    }
+
+    programs& of;
+    std::mt19937 random;
+    Tensor noise;
+    std::vector<Tensor> v;
+  };
 
   P<Linear> fc0{width, width}, fc1{width, width}, fc2{width, width},
     fc3{width, width};

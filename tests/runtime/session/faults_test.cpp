@@ -4,9 +4,11 @@
 
 #include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/tensor_collectives.hpp"
 #include "tests/support/faulty_run.hpp"
 #include "tests/support/torch_two_ranks.hpp"
+#include "transport/wait.hpp"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -16,6 +18,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -64,6 +68,56 @@ std::function<void()> large_step() {
   return [=, x = torch::ones({3 << 20, 3})]() mutable { train_step(x); };
 }
 
+struct shared_impl : torch::nn::Module {
+  shared_impl() {
+    register_module("up", up);
+    register_module("down", down);
+  }
+
+  Tensor forward(Tensor x) {
+    return down(torch::tanh(up(x)));
+  }
+
+  submodule<torch::nn::Linear> up{600, 600}, down{600, 600};
+};
+TORCH_MODULE_IMPL(shared, shared_impl);
+
+/// 29 MB between any two, before and behind each of two modules, in both
+/// phases.
+std::function<void()> shared_step() {
+  auto model = std::make_shared<distributed_model<shared>>(
+    seeded([] { return shared{}; }));
+  auto train_step = step([model](Tensor x) {
+    auto loss = (*model)(x).sum();
+    model->backward(loss);
+    return loss;
+  });
+  return [=, x = torch::ones({12 << 10, 600})]() mutable { train_step(x); };
+}
+
+/// Waits until all ranks have joined. There the victim dies; who is left holds
+/// the inside of his session, as a callback of the membership may.
+class joining_waiter final : public waiter {
+public:
+  void wait(const completion_ptr& x, const wait_reason& why) override {
+    beneath_.wait(x, why);
+    if (session::current().rank() == victim)
+      ::raise(SIGKILL);
+    held_ = session::current().shared_internals();
+  }
+
+  /// Nothing to do if a session came to be.
+  void check_ended() const {
+    if (held_ && session::current_or_null() == nullptr)
+      note("ended-" + std::to_string(held_->self().value),
+           held_->watch().view().left ? "yes" : "no");
+  }
+
+private:
+  waiter& beneath_ = waiter::current();
+  std::shared_ptr<rank_runtime> held_;
+};
+
 std::function<void()> work(const std::string& what, session& s) {
   auto x = large();
   if (what == "idle")
@@ -76,7 +130,7 @@ std::function<void()> work(const std::string& what, session& s) {
     return [x] { allreduce(x); };
   if (what == "all_to_all")
     return [x] { all_to_all(x); };
-  return large_step();
+  return what == "shared" ? shared_step() : large_step();
 }
 
 /// Works until the test says so to rank 0, or for ever.
@@ -100,6 +154,12 @@ TEST_CASE("rank of a run with a fault", "[.rank]") {
   auto what = variable("TEST_WHAT");
   note("begin-" + rank, std::to_string(::getpid()));
   auto config = manual_world(world).config;
+  if (what == "shared") {
+    config.pipeline_parallel_degree = 1;
+    config.tensor_parallel_degree = world;
+    config.tensor_parallel_modules = {"*"};
+    config.ddp = true;
+  }
   config.device_path.force = variable("TEST_DEVICE") == "1";
   config.device_path.ranks_per_node = 1;
   config.device_path.send_arena = 64;
@@ -107,6 +167,10 @@ TEST_CASE("rank of a run with a fault", "[.rank]") {
   config.stall_timeout = std::stod(variable("TEST_STALL"));
   config.on_stall = "end";
   int code = 0;
+  joining_waiter joining;
+  std::optional<scoped_waiter> scope;
+  if (what == "joined")
+    scope.emplace(joining);
   try {
     session s{config};
     if (what != "handshake" && what != "shutdown")
@@ -117,6 +181,7 @@ TEST_CASE("rank of a run with a fault", "[.rank]") {
     fmt::print(stderr, "test: {}\n", e.what());
     code = exit_code_of(e.code());
   }
+  joining.check_ended();
   note("end-" + rank, std::to_string(code));
   std::_Exit(code);
 }
@@ -153,7 +218,7 @@ const std::string of_victim = fmt::format("rank {}: ", victim);
 /// What the others do to rank 1, or it to them.
 #define AT_EACH_MOMENT                                                         \
   auto what = GENERATE(as<std::string>{}, "idle", "sent to", "sends", "step",  \
-                       "allreduce", "all_to_all");                             \
+                       "allreduce", "all_to_all", "shared");                   \
   CAPTURE(what)
 
 } // namespace
@@ -198,7 +263,8 @@ TEST_CASE("a stopped rank keeps nobody busy, and all go on with it",
 
 TEST_CASE("a stopped rank is a stall, whatever the others wait for",
           "[runtime][death][R7]") {
-  auto what = GENERATE(as<std::string>{}, "sent to", "all_to_all", "step");
+  auto what = GENERATE(as<std::string>{}, "sent to", "all_to_all", "step",
+                       "shared");
   CAPTURE(what);
   auto device = what != "sent to";
   auto run = fault_in(what, device, 1.5);
@@ -208,6 +274,17 @@ TEST_CASE("a stopped rank is a stall, whatever the others wait for",
   // The launcher would have more patience here.
   run.signal(victim, SIGKILL);
   run.check_end(4, "rank 1 does not answer");
+}
+
+TEST_CASE(
+  "a rank that dies when all have joined ends sessions of which somebody "
+  "holds the inside",
+  "[runtime][death]") {
+  auto run = fault_in("joined");
+  run.check_survivors(3, of_victim);
+  for (auto i : {0, 2})
+    CHECK(run.await(fmt::format("ended-{}", i)) == "yes");
+  run.check_end(3, of_victim + "killed by signal 9 (SIGKILL)");
 }
 
 TEST_CASE("a rank that dies while all join, or on its way out, keeps nobody",

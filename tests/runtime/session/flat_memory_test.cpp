@@ -33,8 +33,13 @@ constexpr int64_t transfers = 5'000;
 constexpr int64_t kept = 400 * mb; // of what was freed, to find its users
 #else
 constexpr int64_t transfers = 100'000;
-constexpr int64_t kept = 16 * mb;
+/// The heap grows by large pages, and holes make it differ by 7 MB from run to
+/// run, once by 16. 250 bytes of a transfer would still be more.
+constexpr int64_t kept = 24 * mb;
 #endif
+/// What a crowded arena is copied to, more of it the slower a rank takes what
+/// comes: on a loaded machine 20 MB were seen.
+constexpr int64_t copied_out = 16 * mb;
 
 /// Bytes of the heap that are in use.
 int64_t heap_bytes() {
@@ -123,6 +128,6 @@ TEST_CASE("the memory of a rank stays flat over 100,000 transfers",
     // once, so the other bound is wider.
     // Two of the largest parts may meet for the first time after the warm-up.
     CHECK(heap < 1'000'000 + largest_part);
-    CHECK(memory < kept);
+    CHECK(memory < kept + (device ? copied_out : 0));
   }
 }

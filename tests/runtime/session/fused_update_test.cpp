@@ -2,6 +2,7 @@
 
 #include "runtime/session/fused_update.hpp"
 
+#include <ATen/record_function.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -11,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,7 +56,7 @@ const std::map<std::string, maker> makers = {
   {"adagrad",
    [](const parameters& x) -> optimizer_ptr {
      return std::make_unique<torch::optim::Adagrad>(
-       x, torch::optim::AdagradOptions(0.1));
+       x, torch::optim::AdagradOptions(0.1).weight_decay(0.01).lr_decay(0.1));
    }},
 };
 
@@ -109,6 +111,31 @@ TEST_CASE("an update in one pass differs in the last places only",
     update_fused(*plain);
     for (size_t k = 0; k < mine.size(); ++k)
       check_last_places(mine[k].detach(), expected[k].detach());
+  }
+}
+
+TEST_CASE("an update in one pass is one kernel, where there is one",
+          "[runtime][fused_update]") {
+  static std::set<std::string> seen;
+  auto note = [](const at::RecordFunction& x) {
+    seen.insert(x.name());
+    return std::unique_ptr<at::ObserverContext>{};
+  };
+  for (auto& [name, kernel] : std::map<std::string, std::string>{
+         {"adam with weight decay and amsgrad", "aten::_fused_adam_"},
+         {"adamw", "aten::_fused_adamw_"},
+         {"sgd with momentum", "aten::_fused_sgd_"},
+         {"adagrad", "aten::_fused_adagrad_"}}) {
+    CAPTURE(name);
+    parameters xs{torch::ones({4, 3}).set_requires_grad(true)};
+    auto optimizer = makers.at(name)(xs);
+    xs[0].mutable_grad() = torch::ones({4, 3});
+    seen.clear();
+    auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(note));
+    update_fused(*optimizer);
+    at::removeCallback(handle);
+    CHECK(seen.contains(kernel));
+    CHECK_FALSE(seen.contains("aten::mul_"));
   }
 }
 

@@ -91,6 +91,7 @@ struct job {
   bool sums = false;
   bool fused = false;
   bool uneven = false; // replicas miss some steps
+  bool deterministic = false;
   uint64_t passes = 1;
   zeroing zero = zeroing::drop;
 
@@ -123,6 +124,9 @@ struct job {
     x.shard_gradients = shards_gradients;
     x.average_grads_across_microbatches = !sums;
     x.backward_passes_per_step = passes;
+    x.deterministic_server = deterministic;
+    if (deterministic) // other steps take other branches
+      x.static_fallback = "dynamic";
     return x;
   }
 };
@@ -202,7 +206,8 @@ struct replica_training {
   std::vector<gradient_buckets::counts> counts;
 };
 
-replica_training train_replicas(const job& x) {
+/// @param seed of the order in which messages come
+replica_training train_replicas(const job& x, uint64_t seed = 1) {
   auto ranks = x.pipeline * x.all_replicas();
   replica_training result;
   result.ranks.resize(ranks);
@@ -210,6 +215,7 @@ replica_training train_replicas(const job& x) {
   virtual_world_options world;
   world.config = x.config();
   world.reorder = true;
+  world.seed = seed;
   run_virtual_world(ranks, world, [&](session& s) {
     distributed_model model{
       seeded([&] { return distributed_layers{x.sparse}; })};
@@ -345,6 +351,40 @@ TEST_CASE("where a step may be taken back, buckets wait for its end",
   x.fast_mode = std::nullopt;
   for (auto& c : check_equal(x).counts)
     CHECK(c.begun_early == 0);
+}
+
+TEST_CASE("who keeps parts of gradients waits for the end of no step",
+          "[runtime][gradient_buckets][R55]") {
+  job x;
+  x.pipeline = GENERATE(1u, 2u);
+  x.fast_mode = std::nullopt;
+  x.shards = x.shards_gradients = true;
+  // Nor of the first one; there, what nobody uses keeps its bucket waiting,
+  // and which bucket that is follows from the partition.
+  x.steps = x.pipeline == 1 ? 1 : 5;
+  auto found = check_equal(x);
+  CHECK(std::ranges::any_of(found.counts,
+                            [](auto& c) { return c.begun_early > 0; }));
+}
+
+TEST_CASE("two runs of replicas have the same bits",
+          "[runtime][gradient_buckets][deterministic]") {
+  job x;
+  x.replicas = GENERATE(2u, 3u);
+  x.shards = x.shards_gradients = GENERATE(false, true);
+  x.deterministic = x.shards_gradients;
+  x.microbatches = 3;
+  CAPTURE(x.replicas, x.shards);
+  auto first = train_replicas(x, 1);
+  auto again = train_replicas(x, 2);
+  for (size_t i = 0; i < static_cast<size_t>(x.steps); ++i) {
+    INFO("step " << i);
+    for (auto part : {&training::gradients, &training::parameters})
+      for (auto& [name, y] : (first.ranks[0].*part)[i]) {
+        INFO(name);
+        CHECK(torch::equal((again.ranks[0].*part)[i].at(name), y));
+      }
+  }
 }
 
 TEST_CASE("any mix of options computes what one process does",

@@ -82,7 +82,8 @@ struct gradient_bytes {
 };
 
 /// Two replicas in lockstep: gradients of one layer after the other, of two
-/// microbatches. @returns what each had in the last step
+/// microbatches. @returns what each had in any of three steps, the first one
+/// included, and after the last one
 std::vector<gradient_bytes> count_bytes(bool shards) {
   std::vector<gradient_bytes> result(2);
   virtual_world_options world;
@@ -94,10 +95,10 @@ std::vector<gradient_bytes> count_bytes(bool shards) {
     model.partition();
     auto& buckets = *model.state().buckets();
     replicas others{current_rank()};
+    auto& mine = result[s.rank()];
     for (auto i = 0; i < 3; ++i) {
       optimizer.zero_grad();
       others.begin_step(model.state(), {.microbatches = 2});
-      buckets.take_counts();
       for (auto microbatch = 0; microbatch < 2; ++microbatch)
         for (auto layer = layers; layer-- > 0;) {
           auto factor = static_cast<double>(s.rank() + 1);
@@ -110,7 +111,6 @@ std::vector<gradient_bytes> count_bytes(bool shards) {
       if (auto why = others.end_step(&model.state(), {}))
         throw error{why};
     }
-    auto& mine = result[s.rank()];
     mine.peak = buckets.take_counts().peak_bytes;
     mine.after = bytes_of_gradients(model, sgd);
     for (auto& [name, g] : model.gradients())
@@ -120,6 +120,56 @@ std::vector<gradient_bytes> count_bytes(bool shards) {
     for (auto& w : model->weights)
       if (!torch::allclose(w, torch::full({512, 512}, 0.7)))
         throw std::runtime_error{"a wrong update"};
+  });
+  return result;
+}
+
+// -- bits ---------------------------------------------------------------------
+
+/// Who computes first.
+enum class turns { together, first_replica, last_replica };
+
+Tensor drawn(uint64_t replica, int64_t microbatch, int64_t layer) {
+  auto stream = static_cast<int64_t>(replica) + 2 * microbatch + 4 * layer;
+  auto numbers = torch::arange(512.0 * 512.0, torch::kDouble) * (stream + 1);
+  return torch::sin(numbers).to(torch::kFloat).view({512, 512});
+}
+
+/// What two replicas, whose gradients are drawn, have of the first layers of
+/// the stack after a step of two microbatches.
+std::vector<Tensor> sums_of(turns order) {
+  std::vector<Tensor> result;
+  virtual_world_options world;
+  world.config = replicated(true);
+  world.config.deterministic_server = true;
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{seeded([] { return stack{}; })};
+    torch::optim::SGD sgd{model->parameters(), 0.1};
+    distributed_optimizer optimizer{sgd};
+    model.partition();
+    auto& buckets = *model.state().buckets();
+    replicas others{current_rank()};
+    others.begin_step(model.state(), {.microbatches = 2});
+    auto late = order == turns::first_replica ? 1u : 0u;
+    if (order != turns::together && s.rank() == late)
+      barrier(); // the other one has begun all that it can
+    for (auto microbatch = 0; microbatch < 2; ++microbatch)
+      for (auto layer = layers; layer-- > 0;) {
+        auto& w = model->weights[static_cast<size_t>(layer)];
+        (w * drawn(s.rank(), microbatch, layer)).sum().backward();
+        if (order == turns::together) {
+          barrier();
+          await_sums(buckets);
+        }
+      }
+    if (order != turns::together && s.rank() != late)
+      barrier();
+    if (auto why = others.end_step(&model.state(), {}))
+      throw error{why};
+    auto gradients = model.gradients(); // collective
+    if (s.rank() == 0)
+      for (auto& [name, g] : gradients)
+        result.push_back(g);
   });
   return result;
 }
@@ -135,5 +185,20 @@ TEST_CASE("a replica keeps its part of the gradients, and one bucket",
   for (auto& x : count_bytes(true)) {
     CHECK(x.peak <= layers / 2 * layer_bytes + layer_bytes);
     CHECK(x.after == layers / 2 * layer_bytes);
+  }
+}
+
+TEST_CASE("deterministic sums do not depend on which replica is ahead",
+          "[runtime][gradient_shards][deterministic][R53]") {
+  auto order = GENERATE(turns::together, turns::first_replica,
+                        turns::last_replica);
+  CAPTURE(static_cast<int>(order));
+  auto sums = sums_of(order);
+  REQUIRE(sums.size() == static_cast<size_t>(layers));
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    auto mean = [&](int64_t microbatch) {
+      return (drawn(0, microbatch, layer) + drawn(1, microbatch, layer)) / 2;
+    };
+    CHECK(torch::equal(sums[static_cast<size_t>(layer)], mean(0) + mean(1)));
   }
 }

@@ -3,6 +3,10 @@
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -94,6 +98,69 @@ TEST_CASE("a rank is counted in the group that its type stands for",
         == std::vector<std::string>(3,
                                     "there is no pp_rank 3; allowed: 0 "
                                     "to 2"));
+}
+
+namespace {
+
+/// How far apart neighbours of a group are.
+struct strides {
+  const char* placement;
+  uint64_t tp, pp, rdp;
+};
+
+/// @returns the two ranks, so far apart, of which `rank` is one
+std::vector<uint64_t> line_of(uint64_t rank, uint64_t by) {
+  auto first = rank - (rank / by % 2) * by;
+  return {first, first + by};
+}
+
+} // namespace
+
+TEST_CASE("ranks are counted in each group of a grid",
+          "[runtime][groups][tensor_parallel]") {
+  auto x = GENERATE(strides{"cluster", 1, 2, 4}, strides{"spread", 4, 2, 1});
+  CAPTURE(x.placement);
+  auto world = manual_world(2);
+  world.config.tensor_parallel_degree = 2;
+  world.config.ddp = true;
+  world.config.placement_strategy = x.placement;
+  std::atomic<int> ranks = 0;
+  run_virtual_world(8, world, [&](session& s) {
+    auto check = [&](const rank_type& type, std::vector<uint64_t> group,
+                     uint64_t position, uint64_t size) {
+      std::ranges::sort(group);
+      auto name = std::string{to_string(type)};
+      require(size == group.size(), name + "_size");
+      require(group.at(position) == s.rank(), name + "_rank");
+      auto next = (position + 1) % size;
+      auto before = (position + size - 1) % size;
+      send(s.rank(), next, type);
+      require(recv_from<uint64_t>(before, type) == group[before],
+              "sent in " + name);
+      require(allgather(s.rank(), type) == group, "gathered in " + name);
+      require(broadcast(s.rank(), type, size - 1) == group.back(),
+              "told in " + name);
+      barrier(type);
+      require(error_of([&] { send(1, size, type); }, error_code::config)
+                == fmt::format("there is no {}_rank {}; allowed: 0 to {}", name,
+                               size, size - 1),
+              "the error in " + name);
+    };
+    check(rank_type::tp, line_of(s.rank(), x.tp), tp_rank(), tp_size());
+    check(rank_type::rdp, line_of(s.rank(), x.rdp), rdp_rank(), rdp_size());
+    check(rank_type::pp, line_of(s.rank(), x.pp), pp_rank(), pp_size());
+    std::vector<uint64_t> dp, mp;
+    for (auto y : line_of(s.rank(), x.tp)) {
+      for (auto z : line_of(y, x.rdp))
+        dp.push_back(z);
+      for (auto z : line_of(y, x.pp))
+        mp.push_back(z);
+    }
+    check(rank_type::dp, dp, dp_rank(), dp_size());
+    check(rank_type::mp, mp, mp_rank(), mp_size());
+    ++ranks;
+  });
+  CHECK(ranks == 8);
 }
 
 TEST_CASE("all ranks get what one of them says, however they ask",

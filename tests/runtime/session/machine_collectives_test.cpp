@@ -93,7 +93,7 @@ TEST_CASE("rank of collectives over machines", "[.rank]") {
 TEST_CASE(
   "a collective of two machines is right, and sends what it must over "
   "the cable, once",
-  "[runtime][machines]") {
+  "[runtime][machines][R48]") {
   // In sizes of what a rank gives: what machine 0 sends, and machine 1.
   auto [kind, first, second] = GENERATE(
     table<std::string, double, double>({{"allreduce", 1, 1},

@@ -2,6 +2,8 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/nn/layers.hpp"
+#include "runtime/nn/lm_head.hpp"
+#include "runtime/nn/transformer.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
@@ -16,6 +18,7 @@
 #include <initializer_list>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -52,9 +55,16 @@ struct setup {
     names_norms = draw(2) == 0;
     optimize = draw(2) == 0 ? "speed" : "memory";
     schedule = std::vector{"simple", "interleaved", "1f1b"}[draw(3)];
-    placement = std::vector{"cluster", "spread", "TDP"}[draw(3)];
+    placement = std::vector{
+      "cluster", "spread", "TDP", "DTP", "PDT", "PTD"}[draw(6)];
     fast = draw(3) > 0;
     bias = draw(3) > 0;
+    same = draw(3) == 0 && tensor > 1;
+    attends = draw(4) == 0;
+    // Its gradients of keys' biases are zero but for rounding.
+    if (attends && type == torch::kBFloat16)
+      type = torch::kFloat;
+    has_head = draw(4) == 0;
   }
 
   std::string text() const {
@@ -63,11 +73,12 @@ struct setup {
       kinds += "LCNT"[static_cast<size_t>(x)];
     return fmt::format(
       "t{} p{} d{} {} {} {}, {} microbatches of {} x {}, {} "
-      "rows, width {}, {} heads, inner {}, {}{}{}, {} {}",
+      "rows, width {}, {} heads, inner {}, {}{}{}{}{}{}, {} {}",
       tensor, pipeline, rest, placement, schedule, fast ? "fast" : "waits",
       microbatches, samples, tokens, rows, width, heads, inner, kinds,
-      bias ? " bias" : "", names_norms ? " norms" : "", optimize,
-      c10::toString(type));
+      bias ? " bias" : "", names_norms ? " norms" : "",
+      attends ? " attends" : "", has_head ? " head" : "",
+      same ? " same samples" : "", optimize, c10::toString(type));
   }
 
   session_config config() const {
@@ -84,19 +95,25 @@ struct setup {
     x.pipeline = schedule;
     x.fast_mode = fast;
     x.ddp = true;
+    x.prescaled_batch = same;
     x.microbatches = static_cast<uint64_t>(microbatches);
     x.trace_device = "none";
     x.threads = 1;
     return x;
   }
 
-  int64_t replicas() const {
-    return tensor * rest;
+  int64_t ranks() const {
+    return tensor * pipeline * rest;
   }
 
-  /// [samples, tokens] of each microbatch of all replicas.
+  /// Parts of a batch, each for a replica or for those that share.
+  int64_t shares() const {
+    return same ? rest : tensor * rest;
+  }
+
+  /// [samples, tokens] of each microbatch of all shares.
   Tensor data() const {
-    auto n = replicas() * microbatches * samples;
+    auto n = shares() * microbatches * samples;
     return (torch::arange(n * tokens).view({n, tokens}) * 13 + 5) % rows;
   }
 
@@ -104,7 +121,7 @@ struct setup {
     heads, inner;
   torch::Dtype type;
   std::vector<part> parts;
-  bool names_norms, fast, bias;
+  bool names_norms, fast, bias, same, attends, has_head;
   std::string optimize, schedule, placement;
 
 private:
@@ -119,14 +136,20 @@ private:
   std::mt19937 rng_;
 };
 
-/// Two tables, one of them with a number for each word, and any parts.
+/// Two tables, one of them with a number for each word, and any parts; perhaps
+/// a layer that attends to the words, and a loss of them.
 struct random_net_impl : nn::Module {
-  explicit random_net_impl(const setup& x) {
+  explicit random_net_impl(const setup& x) : rows(x.rows) {
     register_module("table", table = submodule<nn::Embedding>(x.rows, x.width));
     register_module("scores", scores = submodule<nn::Embedding>(x.rows, 1));
     for (auto kind : x.parts)
       add(kind, x);
     register_module("body", body);
+    if (x.attends)
+      register_module("decoder", decoder = make_decoder(x));
+    if (x.has_head)
+      register_module("head", head = submodule<smp::nn::lm_head>(
+                                torch::empty({x.rows, x.width})));
     to(x.type);
     at::NoGradGuard no_grad;
     for (auto& p : parameters())
@@ -134,17 +157,40 @@ struct random_net_impl : nn::Module {
   }
 
   Tensor forward(Tensor x) {
-    auto y = torch::tanh(body->forward(table(x)) + scores(x));
+    auto words = table(x);
+    auto h = body->forward(words);
+    if (decoder) {
+      auto none = torch::zeros({1, 1, 1, x.size(1)}, h.options()); // hidden
+      h = decoder(smp::nn::layer_states{h, none, words, none}).at(0);
+    }
+    auto y = torch::tanh(h + scores(x));
     // Of all numbers, so that no norm at the end makes it a constant.
     auto weights = torch::sin(torch::arange(y.numel()) + 1.0).view(y.sizes());
-    return (y * weights.to(y.scalar_type())).sum();
+    auto result = (y * weights.to(y.scalar_type())).sum();
+    return head ? result + head(h, std::optional{(x + 1) % rows}) : result;
   }
 
   submodule<nn::Embedding> table = nullptr;
   submodule<nn::Embedding> scores = nullptr;
   nn::Sequential body;
+  submodule<smp::nn::distributed_transformer_layer> decoder = nullptr;
+  submodule<smp::nn::lm_head> head = nullptr;
+  int64_t rows; // also where ranks have only some of them
 
 private:
+  static submodule<smp::nn::distributed_transformer_layer>
+  make_decoder(const setup& x) {
+    smp::nn::transformer_layer_arguments sizes;
+    sizes.num_attention_heads = x.heads;
+    sizes.attention_head_size = x.width / x.heads;
+    sizes.hidden_size = x.width;
+    sizes.intermediate_size = x.inner;
+    sizes.attention_dropout_prob = sizes.hidden_dropout_prob = 0;
+    sizes.causal_mask_size = x.tokens;
+    sizes.add_cross_attention = true;
+    return submodule<smp::nn::distributed_transformer_layer>{sizes};
+  }
+
   void add(part kind, const setup& x) {
     gpt_config sizes;
     sizes.width = x.width;
@@ -172,7 +218,7 @@ using numbers = std::map<std::string, Tensor>;
 numbers alone(const setup& x, torch::Dtype type) {
   auto model = seeded([&] { return random_net{x}; });
   model->to(type);
-  auto parts = x.data().chunk(x.replicas() * x.microbatches);
+  auto parts = x.data().chunk(x.shares() * x.microbatches);
   numbers result;
   for (auto& part : parts)
     (model->forward(part) / static_cast<double>(parts.size())).backward();
@@ -187,15 +233,14 @@ numbers together(const setup& x) {
   virtual_world_options world;
   world.config = x.config();
   world.reorder = true;
-  auto ranks = static_cast<uint64_t>(x.replicas() * x.pipeline);
-  run_virtual_world(ranks, world, [&](session& s) {
+  run_virtual_world(static_cast<uint64_t>(x.ranks()), world, [&](session& s) {
     distributed_model model{seeded([&] { return random_net{x}; })};
     auto train_step = step([&](Tensor y) {
       auto loss = model(y);
       model.backward(loss);
       return loss;
     });
-    train_step(x.data().chunk(x.replicas()).at(dp_rank()));
+    train_step(x.data().chunk(x.shares()).at(data_rank()));
     auto gradients = model.gradients();
     std::unique_lock guard{mutex};
     if (s.rank() == 0)

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -91,6 +92,35 @@ TEST_CASE("steps in a scope of no_sync add up, and the next one averages all",
                         });
   CHECK(notes[0] == std::vector<double>{4, 6, 8, 16, 4});
   CHECK(notes[1] == std::vector<double>{4, 10, 16, 16, 4});
+}
+
+TEST_CASE("the last batch may be short, and its samples weigh what they should",
+          "[runtime][replicas]") {
+  auto samples = torch::arange(12).to(torch::kFloat).view({4, 3}).square();
+  // One process with all of them.
+  auto weight = torch::ones({3}).requires_grad_();
+  (samples * weight).mean().backward();
+  std::vector<Tensor> gradients(2);
+  virtual_world_options world;
+  world.config = replicated();
+  world.config.microbatches = 2; // of other batches
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{product()};
+    auto last_step = step(
+      [&](Tensor x, double weight) {
+        auto loss = model(x).mean() * weight;
+        model.backward(loss);
+        return loss;
+      },
+      {.microbatches = 1});
+    auto x = s.rank() == 0 ? samples.slice(0, 0, 3) : samples.slice(0, 3);
+    auto counts = allgather(x.size(0), comm_group::dp);
+    auto all = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    last_step(x, static_cast<double>(x.size(0)) * 2 / static_cast<double>(all));
+    gradients[s.rank()] = model->weight.grad().clone();
+  });
+  for (auto& g : gradients)
+    CHECK(torch::allclose(g, weight.grad(), 1e-6, 1e-7));
 }
 
 TEST_CASE("replicas that do not agree on no_sync are told",

@@ -24,6 +24,7 @@ namespace {
 struct outcome_of_step {
   failure why;
   std::string ran_again;
+  bool replayed = false;
   double loss = 0;
   std::map<std::string, Tensor> gradients;
 };
@@ -37,6 +38,7 @@ struct job {
   std::function<void(size_t)> before_step = {};
   std::function<void(virtual_world_options&)> change = {};
   std::function<void(caller&)> prepare = {};
+  std::function<void()> on_body = [] {};
   step_options options = {};
 };
 
@@ -59,7 +61,8 @@ std::vector<outcome_of_step> run(const job& x, function_impl::code remote,
         x.prepare(made);
       return made;
     })};
-    auto body = [&](Tensor x) {
+    auto body = [&, on_body = x.on_body](Tensor x) {
+      on_body();
       auto loss = model(x).sum();
       if (loss.requires_grad())
         model.backward(loss);
@@ -84,6 +87,7 @@ std::vector<outcome_of_step> run(const job& x, function_impl::code remote,
         out.why = e.cause();
       }
       out.ran_again = s.last_step().ran_again;
+      out.replayed = s.last_step().replayed;
       barrier();
       check_nothing_left(s);
       for (auto& [name, grad] : model.gradients())
@@ -194,6 +198,40 @@ TEST_CASE("a step in which a promise does not hold is run again and is right",
         check_equal(x, right);
     }
   }
+}
+
+TEST_CASE("a replayed step in which a promise does not hold is run again",
+          "[runtime][fast][auto][static][deterministic][R42]") {
+  constexpr size_t broken = 7;
+  auto deterministic = GENERATE(false, true);
+  auto microbatches = GENERATE(uint64_t{1}, uint64_t{2});
+  auto in_place = GENERATE(false, true);
+  CAPTURE(deterministic, microbatches, in_place);
+  std::atomic<bool> odd = false;
+  auto found = run({.steps = 2 * broken,
+                    .microbatches = microbatches,
+                    .before_step = [&](size_t i) { odd = i == broken; },
+                    .change =
+                      [&](virtual_world_options& world) {
+                        auto& x = world.config;
+                        x.static_mode = !deterministic;
+                        x.static_steps = 1;
+                        x.deterministic_server = deterministic;
+                      }},
+                   by_turns(odd, in_place ? twice_in_place : twice_as_double),
+                   four_times);
+  auto right = without_smp(microbatches);
+  for (size_t i = 0; i < found.size(); ++i) {
+    INFO("step " << i);
+    check_equal(found[i], right);
+    CHECK(found[i].ran_again.empty() == (i != broken));
+  }
+  CHECK_THAT(found[broken].ran_again,
+             ContainsSubstring("module there")
+               && ContainsSubstring("list 'there' in smp.no_promises"));
+  CHECK(found[broken - 1].replayed);
+  CHECK_FALSE(found[broken].replayed);
+  CHECK(found.back().replayed);
 }
 
 TEST_CASE("gradients from before a step stay when it is run again",
@@ -349,4 +387,25 @@ TEST_CASE("a step that cannot be taken back keeps its error",
   CHECK(found[1].ran_again.empty());
   CHECK(found[1].why.code == error_code::unsupported);
   CHECK_THAT(found[1].why.text, ContainsSubstring("result 0 has dtype Double"));
+}
+
+TEST_CASE("a body that must not run twice runs once", "[runtime][fast][auto]") {
+  for (auto refuses : {false, true}) {
+    CAPTURE(refuses);
+    std::atomic<bool> odd = false;
+    std::atomic<int> bodies = 0;
+    auto found = run({.steps = 2,
+                      .microbatches = 2,
+                      .before_step = odd_later(odd),
+                      .on_body = [&] { ++bodies; },
+                      .options = {.no_rerun = refuses}},
+                     by_turns(odd, twice_as_double), four_times);
+    CHECK(bool{found[1].why} == refuses);
+    CHECK(found[1].ran_again.empty() == refuses);
+    // Of a step that fails, the second microbatch may not begin.
+    if (refuses)
+      CHECK((bodies == 3 || bodies == 4));
+    else
+      CHECK((bodies == 5 || bodies == 6));
+  }
 }

@@ -20,8 +20,8 @@
 #include <filesystem>
 #include <map>
 
-// A TorchScript file that no rank can hold (issue 4), under a limit of the
-// kernel on private writable memory.
+// A TorchScript file that no rank can hold, under a limit of the kernel on
+// private writable memory.
 
 using namespace smp;
 using namespace smp::test;

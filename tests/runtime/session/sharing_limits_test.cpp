@@ -99,21 +99,23 @@ using numbers = std::map<std::string, Tensor>;
 struct outcome {
   std::vector<std::string> errors; // of all ranks
   numbers gradients;
-  std::vector<Tensor> results; // by rank
+  std::vector<Tensor> results; // by dp_rank
   std::string text;
+  uint64_t requests = 0; // in the last step, of all ranks
 };
 
-/// One step on so many peers, each with its rows of the data.
+/// One step of as many peers as share, each with its rows of the data.
 template <class Make, class Step>
 outcome run(const session_config& config, Make make, Step body) {
   outcome result;
   auto peers = config.tensor_parallel_degree;
+  auto ranks = peers * config.pipeline_parallel_degree;
   result.results.resize(peers);
   std::mutex mutex;
   virtual_world_options world;
   world.config = config;
   world.reorder = true;
-  run_virtual_world(peers, world, [&](session& s) {
+  run_virtual_world(ranks, world, [&](session& s) {
     try {
       distributed_model model{seeded(make)};
       model.partition();
@@ -122,7 +124,9 @@ outcome run(const session_config& config, Make make, Step body) {
       auto mine = body(model);
       auto gradients = model.gradients();
       std::unique_lock guard{mutex};
-      result.results[s.rank()] = mine;
+      if (s.pp_rank() == 0)
+        result.results[dp_rank()] = mine;
+      result.requests += s.last_step().requests;
       if (s.rank() == 0)
         result.gradients = {gradients.begin(), gradients.end()};
     } catch (const error& e) {
@@ -196,8 +200,8 @@ TEST_CASE("a layer whose heads cannot be divided is shared by its linears",
   CHECK(x.errors == std::vector<std::string>{});
   CHECK_THAT(x.text,
              ContainsSubstring("TransformerLayer not shared, as its 3 heads "
-                               "cannot be divided among 2 ranks (its linears "
-                               "may be): transformer.h.0")
+                               "cannot be divided among 2 ranks; 2 or 4 could "
+                               "(its linears may be): transformer.h.0")
                && ContainsSubstring("Conv1D shared by 2 ranks: "));
 }
 
@@ -221,9 +225,11 @@ TEST_CASE(
   auto which = GENERATE(0, 1, 2);
   CAPTURE(which);
   auto x = run(sharing(), make(which), trains());
-  const std::string why[] = {"it has a parameter 'scale' that no Linear has",
-                             "its weight is [8], not of two axes",
-                             "its bias is [1], not [8]"};
+  const std::string why[] = {
+    "it has a parameter 'scale' that no Linear has; register its class with "
+    "a distributed module of its own",
+    "its weight is [8]; it has to have two axes",
+    "its bias is [1]; it has to be [8]"};
   CHECK_THAT(x.text,
              ContainsSubstring("Linear not shared, as " + why[which] + ": odd")
                && ContainsSubstring("Linear shared by 2 ranks: fc"));
@@ -280,9 +286,11 @@ TEST_CASE("shared modules without grad compute what they do with it",
     return m.down(y + x);
   });
   auto config = sharing();
-  config.pipeline_parallel_degree = GENERATE(1, 1);
+  config.pipeline_parallel_degree = GENERATE(1u, 2u);
+  config.trace_device = "none"; // measured, all may stay on one rank
   auto x = run(
     config, [&] { return shared{shared_code}; }, trains());
+  CHECK((x.requests > 0) == (config.pipeline_parallel_degree > 1));
   auto model = seeded([&] { return coded_impl<plain>{alone}; });
   check_same(model, x);
 }
@@ -351,8 +359,7 @@ TEST_CASE("peers with batches of different sizes get an error that says so",
     });
   REQUIRE(x.errors.size() == 2);
   for (auto& e : x.errors)
-    CHECK_THAT(e, ContainsSubstring("rank 1 calls all_to_all of float32[1, 4]")
-                    && ContainsSubstring("rank 0 calls all_to_all of "
-                                         "float32[2, 4]")
-                    && ContainsSubstring("the same sizes"));
+    CHECK_THAT(e, ContainsSubstring("want batches of the same sizes, but a "
+                                    "microbatch has as tensor 0 float32[2, 8] "
+                                    "on rank 0 and float32[1, 8] on rank 1"));
 }

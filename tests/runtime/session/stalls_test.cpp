@@ -5,10 +5,13 @@
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "tests/support/stderr_to.hpp"
 #include "tests/support/torch_two_ranks.hpp"
+#include "transport/loopback/loopback_fabric.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <torch/nn/modules/linear.h>
 
 #include <atomic>
 #include <chrono>
@@ -18,6 +21,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -32,6 +36,7 @@
 using namespace smp;
 using namespace smp::test;
 using namespace std::chrono_literals;
+using namespace std::string_literals;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::StartsWith;
 using torch::Tensor;
@@ -77,6 +82,7 @@ struct two_ranks {
   double timeout = 60;
   std::string on_stall = "report";
   std::function<void(const std::string&, bool)> heard = [](auto&, bool) {};
+  std::function<bool(const message&)> arrives = [](auto&) { return true; };
 
   ending
   run(const std::function<void(session&, distributed_model<caller>&)>& user) {
@@ -97,7 +103,15 @@ struct two_ranks {
         result.errors[s.rank()] = e.cause();
       }
     };
-    run_virtual_world(2, world, body);
+    auto host = std::make_shared<actor_host>(); // outlives the network
+    auto net = std::make_shared<loopback_network>(
+      2, loopback_options{.seed = world.seed, .reorder = world.reorder});
+    net->set_filter(
+      [this](rank_id, rank_id, const message& x) { return arrives(x); });
+    std::vector<std::shared_ptr<fabric>> fabrics;
+    for (uint64_t i = 0; i < 2; ++i)
+      fabrics.emplace_back(net, &net->at(rank_id{i}));
+    run_virtual_world(fabrics, host, world.config, body);
     return result;
   }
 
@@ -227,6 +241,39 @@ TEST_CASE("a module that waits for a barrier of its caller is a cycle",
   check_stalled(end, "cycle: rank 0 -> rank 1 -> rank 0");
 }
 
+TEST_CASE("what a call that nobody waits for lost is named",
+          "[runtime][stalls][fast]") {
+  auto lost = GENERATE(message_kind::request, message_kind::response);
+  auto touched = GENERATE(false, true);
+  CAPTURE(lost == message_kind::request, touched);
+  two_ranks x;
+  std::atomic<bool> loses = false;
+  x.arrives = [&](const message& m) { return !loses || m.kind != lost; };
+  x.local = [&](caller_impl& m, Tensor t) {
+    auto y = t * m.here;
+    auto z = m.there(y);
+    return touched ? z + y : y;
+  };
+  auto end = x.run([&](session&, distributed_model<caller>& model) {
+    auto train_step = step([&](Tensor t) {
+      auto loss = model(t).sum();
+      model.backward(loss);
+      return loss;
+    });
+    train_step(torch::ones({2, 3}));
+    barrier();
+    loses = true; // nobody waits for the second call of a kind
+    train_step(torch::ones({2, 3}));
+  });
+  check_stalled(end,
+                "rank 0 (the step body, microbatch 0, forward) waits for "
+                "module there, microbatch 0, forward from rank 1 since ");
+  check_stalled(end, "; rank 1 has nothing of it: 1 of ");
+  check_stalled(end, lost == message_kind::request
+                       ? " messages from rank 0 to rank 1 did not arrive"
+                       : " messages from rank 1 to rank 0 did not arrive");
+}
+
 TEST_CASE("ranks that do not meet in the same collective are a cycle",
           "[runtime][stalls]") {
   two_ranks x;
@@ -264,24 +311,6 @@ TEST_CASE("a rank that computes between steps lets the others wait",
 // -- processes ----------------------------------------------------------------
 
 namespace {
-
-/// stderr goes to a file while this lives.
-class stderr_to {
-public:
-  explicit stderr_to(const std::filesystem::path& path) : saved_(::dup(2)) {
-    auto fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    ::dup2(fd, 2);
-    ::close(fd);
-  }
-
-  ~stderr_to() {
-    ::dup2(saved_, 2);
-    ::close(saved_);
-  }
-
-private:
-  int saved_;
-};
 
 struct process_end {
   int code = 0;
@@ -322,16 +351,68 @@ process_end run_processes(const std::string& what, stall_options stalls) {
   return result;
 }
 
+/// Peers share a Linear, and one of them does not come to it or to its
+/// gradient.
+struct lonely_impl : torch::nn::Module {
+  explicit lonely_impl(std::string what) : what(std::move(what)) {
+    register_module("fc", fc);
+  }
+
+  Tensor forward(Tensor x) {
+    if (what == "peer loops")
+      stay_away(false);
+    if (what == "peer stops")
+      stay_away(true);
+    auto y = fc(x);
+    if (what == "peer loops in backward" && y.requires_grad())
+      y.register_hook([](const Tensor&) { stay_away(false); });
+    return y;
+  }
+
+  static void stay_away(bool stops) {
+    while (tp_rank() == 1)
+      if (stops)
+        ::raise(SIGSTOP);
+  }
+
+  std::string what;
+  submodule<torch::nn::Linear> fc{8, 8};
+};
+TORCH_MODULE_IMPL(lonely, lonely_impl);
+
+session_config config_of_stall(const std::string& what) {
+  auto result = manual_world().config;
+  if (what.starts_with("peer")) {
+    result.pipeline_parallel_degree = 1;
+    result.tensor_parallel_degree = 2;
+    result.tensor_parallel_modules = {"*"};
+    result.ddp = true;
+  }
+  return result;
+}
+
+void share_a_step(const std::string& what) {
+  distributed_model model{seeded([&] { return lonely{what}; })};
+  auto train_step = step([&](Tensor x) {
+    auto loss = model(x).sum();
+    model.backward(loss);
+    return loss;
+  });
+  train_step(torch::ones({2, 8}));
+}
+
 } // namespace
 
 TEST_CASE("rank of a stalled run", "[.rank]") {
   auto what = std::string{std::getenv("TEST_STALL")};
-  session_config config = manual_world().config;
+  auto config = config_of_stall(what);
   int code = 0;
   try {
     session s{config};
     std::ofstream{fmt::format("{}/pid-{}", std::getenv("TEST_PIDS"), s.rank())}
       << ::getpid();
+    if (what.starts_with("peer"))
+      share_a_step(what);
     auto remote = [&](function_impl& m, Tensor x) {
       if (what == "loop")
         for (;;)
@@ -375,6 +456,33 @@ TEST_CASE("a process that loops for ever is named and ended",
   CHECK(x.code == 4);
   CHECK_THAT(x.report, ContainsSubstring("; rank 1 executes module there, "
                                          "microbatch 0, forward since "));
+  CHECK_THAT(x.told, ContainsSubstring(x.report));
+}
+
+TEST_CASE("a peer that does not come to a shared module is named and ended",
+          "[runtime][stalls][tensor_parallel]") {
+  auto what = GENERATE("peer loops"s, "peer loops in backward"s);
+  CAPTURE(what);
+  auto x = run_processes(what, {1, true});
+  CHECK(x.code == 4);
+  auto backward = what.ends_with("backward");
+  CHECK_THAT(x.report,
+             ContainsSubstring("waits for all")
+               && ContainsSubstring("of ranks 0, 1 (not joined by rank 1) from "
+                                    "rank 1 since ")
+               && ContainsSubstring(
+                 fmt::format("; rank 1 executes the step body, microbatch 0, "
+                             "{} since ",
+                             backward ? "backward" : "forward")));
+  CHECK_THAT(x.told, ContainsSubstring(x.report));
+}
+
+TEST_CASE("a peer that is stopped before a shared module is named and ended",
+          "[runtime][stalls][tensor_parallel]") {
+  auto x = run_processes("peer stops", {1, true});
+  CHECK(x.code == 4);
+  CHECK_THAT(x.report, ContainsSubstring("waits for all")
+                         && ContainsSubstring("rank 1 does not answer since "));
   CHECK_THAT(x.told, ContainsSubstring(x.report));
 }
 

@@ -149,7 +149,7 @@ TEST_CASE("groups of the layout and of the user each have their own calls",
 TEST_CASE(
   "collectives of different names are begun in any order and waited for "
   "in any other",
-  "[runtime][tensor_collectives]") {
+  "[runtime][tensor_collectives][R43]") {
   on_ranks(3, [] {
     std::vector<std::string> names{"a", "b", "c"};
     std::rotate(names.begin(), names.begin() + own(), names.end());
@@ -166,7 +166,7 @@ TEST_CASE(
 }
 
 TEST_CASE("what ranks want differently is an error on all of them",
-          "[runtime][tensor_collectives]") {
+          "[runtime][tensor_collectives][R43]") {
   on_ranks(2, [] {
     auto text = error_of([] { allreduce(torch::ones({own() + 1})); },
                          error_code::protocol);

@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/train/data.hpp"
+#include "tests/support/error_of.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
 #include "transport/error.hpp"
@@ -54,14 +55,7 @@ private:
 };
 
 std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const smp::error& e) {
-    CHECK(e.code() == smp::error_code::config);
-    return e.what();
-  }
-  FAIL("nothing was thrown");
-  return {};
+  return smp::test::error_of(f, smp::error_code::config);
 }
 
 /// The bytes of row `b`.
@@ -296,6 +290,60 @@ TEST_CASE("A file that holds no such tokens is refused with the place",
   CHECK_THAT(message_of([&] { data.held_out_batch(0, 1); }),
              ContainsSubstring("token 90 at position 90 is not below "
                                "model.vocabulary = 50"));
+}
+
+// -- parts --------------------------------------------------------------------
+
+namespace {
+
+/// All parts together are the batch, in the order of replicas.
+void check_parts(const smp::data_source& data) {
+  auto together = [](auto batch_of) {
+    std::vector<torch::Tensor> inputs, targets;
+    for (uint64_t i = 0; i < 3; ++i) {
+      auto xs = batch_of(smp::batch_part{i, 3});
+      REQUIRE(xs.size() == 2);
+      inputs.push_back(xs[0]);
+      targets.push_back(xs[1]);
+    }
+    return smp::batch{torch::cat(inputs), torch::cat(targets)};
+  };
+  CHECK(equal(together([&](auto part) { return data.training_batch(4, part); }),
+              data.training_batch(4)));
+  if (data.has_held_out())
+    CHECK(equal(
+      together([&](auto part) { return data.held_out_batch(1, 2, part); }),
+      data.held_out_batch(1, 2)));
+}
+
+} // namespace
+
+TEST_CASE("Replicas divide the batch without overlap or gap",
+          "[runtime][data]") {
+  check_parts(smp::text_sequences{smp::text{count_to(250)},
+                                  {.sequence_length = 7, .batch_size = 6}});
+  temporary_file tokens{counting_file<uint16_t>(1000)};
+  check_parts(smp::token_sequences{
+    tokens.path(),
+    {.vocabulary = 1000, .sequence_length = 7, .batch_size = 6}});
+  check_parts(smp::synthetic_tokens{{.vocabulary = 11, .batch_size = 6}});
+  temporary_file fixed{""};
+  smp::write_safetensors(
+    fixed.path(),
+    {{"input0", torch::arange(12).view({6, 2})}, {"input1", torch::arange(6)}});
+  check_parts(smp::fixed_batch{fixed.path(), {.replicas = 3}});
+}
+
+TEST_CASE("A replica reads no sample of another one", "[runtime][data]") {
+  // Two held-out sequences, of tokens 90 to 94 and 95 to 99.
+  temporary_file file{counting_file<uint16_t>(100)};
+  smp::token_sequences data{
+    file.path(), {.vocabulary = 95, .sequence_length = 4, .batch_size = 2}};
+  CHECK(data.held_out_batch(0, 1, {0, 2})[1].max().item<int64_t>() == 94);
+  CHECK_THAT(message_of([&] {
+               data.held_out_batch(0, 1, {1, 2});
+             }),
+             ContainsSubstring("token 95 at position 95"));
 }
 
 // -- a fixed batch ------------------------------------------------------------

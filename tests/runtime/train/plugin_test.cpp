@@ -3,6 +3,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/train/plugin.hpp"
+#include "tests/support/error_of.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/config/config_file.hpp"
@@ -33,14 +34,9 @@ std::string library(const std::string& name) {
 
 std::string message_of(const std::string& path, const std::string& name,
                        const options& x = {}) {
-  try {
-    smp::make_plugin_model(path, name, smp::model_options{x});
-  } catch (const smp::error& e) {
-    CHECK(e.code() == smp::error_code::config);
-    return e.what();
-  }
-  FAIL("nothing was thrown");
-  return {};
+  return smp::test::error_of(
+    [&] { smp::make_plugin_model(path, name, smp::model_options{x}); },
+    smp::error_code::config);
 }
 
 /// input0, input1: [8, 8], input2: [8]

@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/values/tensor_bridge.hpp"
+#include "tests/support/error_of.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/ATen.h>
@@ -8,6 +9,7 @@
 #include <cstring>
 
 using namespace smp;
+using namespace smp::test;
 using Catch::Matchers::ContainsSubstring;
 
 namespace {
@@ -48,22 +50,11 @@ at::Tensor random_bytes(at::IntArrayRef sizes, c10::ScalarType dtype) {
 }
 
 std::string refusal(const at::Tensor& x) {
-  try {
-    to_tensor_ref(x, false);
-    return "no error";
-  } catch (const error& e) {
-    CHECK(e.code() == error_code::unsupported);
-    return e.cause().text;
-  }
+  return cause_of([&x] { to_tensor_ref(x, false); }, error_code::unsupported);
 }
 
 std::string refusal(const tensor_ref& x) {
-  try {
-    to_tensor(x);
-    return "no error";
-  } catch (const error& e) {
-    return e.cause().text;
-  }
+  return cause_of([&x] { to_tensor(x); });
 }
 
 } // namespace

@@ -25,13 +25,14 @@ public:
 
   test::verify_case draw() {
     auto pp = one_of<uint64_t>({1, 2});
-    auto tp = one_of<uint64_t>({1, 1, 2});
-    auto dp = one_of<uint64_t>({1, 2});
+    auto tp = one_of<uint64_t>({1, 1, 2, 2, 4});
+    auto dp = tp == 4 ? 1 : one_of<uint64_t>({1, 2});
     if (pp * tp * dp == 1)
       pp = 2;
     auto result = test::gpt_case(
       pp, one_of<std::string>({"simple", "interleaved", "1f1b"}), 4);
     auto& x = result.config;
+    x.model.heads = 4;
     x.smp.ddp = tp * dp > 1;
     x.smp.tensor_parallel_degree = tp;
     if (x.smp.ddp) {
@@ -41,6 +42,11 @@ public:
     if (tp > 1)
       draw_sharing(x);
     draw_calls(x);
+    // A tied table by itself is not shared, and then nothing is.
+    x.smp.prescaled_batch = tp > 1 && maybe(0.3)
+                            && !(x.model.tied.value_or(false)
+                                 && x.smp.tensor_parallel_modules.front()
+                                      == "transformer.wte");
     draw_precision(x);
     x.data.batch_size = 4 * one_of<uint64_t>({1, 2});
     x.optimizer.type = one_of<std::string>(
@@ -70,9 +76,16 @@ private:
   }
 
   void draw_sharing(train_config& x) {
-    x.smp.tensor_parallel_modules = {one_of<std::string>(
-      {"transformer.h", "transformer.*", "transformer.h.*.attn",
-       "transformer.h.1.mlp", "transformer.wte", "transformer.ln_f"})};
+    // A tied head is shared only with its table.
+    x.smp.tensor_parallel_modules = one_of<std::vector<std::string>>(
+      {{"transformer.h"},
+       {"transformer.*"},
+       {"transformer.h.*.attn"},
+       {"transformer.h.1.mlp"},
+       {"transformer.wte"},
+       {"transformer.ln_f"},
+       {"lm_head", "transformer.wte"},
+       {"*"}});
     x.smp.optimize = one_of<std::string>({"speed", "memory"});
   }
 

@@ -40,6 +40,28 @@ void compare(bool tied, uint64_t pipeline, uint64_t tensor, uint64_t replicas,
   CHECK(to_text(run_case(x, 5)).starts_with("equal: 5 steps"));
 }
 
+void compare_model(const std::string& type, bool tied, bool same) {
+  auto x = gpt_case(2, "interleaved", 2);
+  auto& model = x.config.model;
+  model.type = type;
+  model.layers = 2;
+  model.decoder_layers = 2;
+  model.gated = type == "t5"; // no ReLU that rounding decides
+  model.tied = tied;
+  model.vocabulary = 261;
+  auto& smp = x.config.smp;
+  smp.ddp = true;
+  smp.prescaled_batch = same;
+  smp.tensor_parallel_degree = 2;
+  smp.tensor_parallel_modules = {"lm_head"};
+  if (tied)
+    smp.tensor_parallel_modules.push_back(type == "t5" ? "shared"
+                                                       : "transformer.wte");
+  x.config.ranks = 4;
+  INFO(type << ", tied: " << tied << ", same samples: " << same);
+  CHECK(to_text(run_case(x, 5)).starts_with("equal: 5 steps"));
+}
+
 struct tied_impl : torch::nn::Module {
   tied_impl() {
     register_module("table", table);
@@ -91,6 +113,16 @@ TEST_CASE("a GPT whose words are shared computes what one process does",
   compare(true, 2, 2, 1, false, "bfloat16");
 }
 
+TEST_CASE("other language models share their words, too",
+          "[runtime][verify][tensor_parallel][R59]") {
+  for (auto same : {false, true}) {
+    compare_model("t5", false, same);
+    compare_model("t5", true, same);
+    compare_model("moe", false, same);
+    compare_model("moe", true, same);
+  }
+}
+
 TEST_CASE("a table and a head with one weight are cut alike or not at all",
           "[runtime][tensor_parallel][R59]") {
   auto [text, rows] = placed({"*"});
@@ -100,6 +132,8 @@ TEST_CASE("a table and a head with one weight are cut alike or not at all",
   CHECK(rows == std::vector<int64_t>{6, 5});
   std::tie(text, rows) = placed({"head"});
   CHECK_THAT(text, ContainsSubstring("LMHead not shared, as 'table.weight' "
-                                     "belongs to other modules, too: head"));
+                                     "belongs to other modules, too; give "
+                                     "each its own, or name all, if they are "
+                                     "tables and an smp::nn::lm_head: head"));
   CHECK(rows == std::vector<int64_t>{11, 11});
 }

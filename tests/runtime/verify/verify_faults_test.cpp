@@ -1,6 +1,7 @@
 // ctest: timeout=300
 #include "tests/support/catch.hpp"
 
+#include "runtime/session/schedule_policies.hpp"
 #include "runtime/verify/findings.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/program.hpp"
@@ -8,7 +9,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstdlib>
+#include <string>
 
 using namespace smp;
 using namespace smp::test;
@@ -66,11 +69,12 @@ verify_case case_of(const std::string& job) {
 
 /// @returns the result of a comparison in a process of its own
 nlohmann::json compare(const std::string& job, const std::string& fault,
-                       bool faulty_library = true) {
+                       bool faulty_library = true, uint64_t steps = 2) {
   auto folder = built_program("../faulty");
   child_process child{hidden,
                       {{"SMP_FAULT", fault},
                        {"SMP_VERIFY_JOB", job},
+                       {"SMP_VERIFY_STEPS", std::to_string(steps)},
                        {"LD_LIBRARY_PATH", faulty_library ? folder : ""}}};
   auto answer = child.hear(std::chrono::seconds{100});
   REQUIRE(answer);
@@ -82,7 +86,10 @@ nlohmann::json compare(const std::string& job, const std::string& fault,
 
 TEST_CASE("A comparison that another process asked for", "[.]") {
   parent_process parent;
-  auto result = run_case(case_of(std::getenv("SMP_VERIFY_JOB")), 2);
+  auto job = case_of(std::getenv("SMP_VERIFY_JOB"));
+  // By default callers go on, in the second step at each call.
+  REQUIRE(takes_promises(job.config.smp));
+  auto result = run_case(job, std::stoull(std::getenv("SMP_VERIFY_STEPS")));
   // A packet does not hold everything.
   result.findings.resize(std::min<size_t>(result.findings.size(), 1));
   parent.tell(to_json(result));
@@ -103,6 +110,21 @@ TEST_CASE("Every seeded fault is found and its module named",
       CHECK(first["tensor"] == x.tensor);
     // Both values are told.
     CHECK(first["pipeline"] != first["reference"]);
+  }
+}
+
+TEST_CASE("A fault is found in calls that nobody waits for as well",
+          "[runtime][verify][fast]") {
+  for (auto name :
+       {"transposed-argument", "wrong-random-stream", "doubled-reduction"}) {
+    INFO(name);
+    auto& x = *std::ranges::find(faults, std::string{name},
+                                 [](auto& y) { return std::string{y.name}; });
+    // The first call of a kind waits; none does in the second step.
+    auto first = compare(x.job, x.name, true, 1)["differences"].get<int>();
+    auto both = compare(x.job, x.name, true, 2)["differences"].get<int>();
+    CHECK(first > 0);
+    CHECK(both > first);
   }
 }
 

@@ -246,8 +246,8 @@ TEST_CASE("Models that tensor-parallel ranks share equal one process",
     x.config.smp.tensor_parallel_modules = {"*"};
     x.config.ranks = x.config.smp.pipeline_parallel_degree * tensor * replicas;
     INFO(x.name << ", " << tensor << " share, " << replicas << " replicas");
-    auto summary = test::run_case(x, 3);
-    CHECK(to_text(summary).starts_with("equal: 3 steps"));
+    auto summary = test::run_case(x, 5);
+    CHECK(to_text(summary).starts_with("equal: 5 steps"));
   };
   for (uint64_t ranks : {1, 2}) {
     auto x = test::gpt_case(ranks, "interleaved", 2);
@@ -278,8 +278,8 @@ TEST_CASE("Transformer layers that ranks share as a whole equal one process",
     x.config.ranks = x.config.smp.pipeline_parallel_degree * tensor * replicas;
     INFO(x.name << " for " << optimize << ", " << tensor << " share, "
                 << replicas << " replicas");
-    auto summary = test::run_case(x, 3);
-    CHECK(to_text(summary).starts_with("equal: 3 steps"));
+    auto summary = test::run_case(x, 5);
+    CHECK(to_text(summary).starts_with("equal: 5 steps"));
   };
   for (std::string optimize : {"speed", "memory"}) {
     for (uint64_t ranks : {1, 2}) {
@@ -293,10 +293,6 @@ TEST_CASE("Transformer layers that ranks share as a whole equal one process",
     four.config.model.dropout = 0.2;
     four.config.model.heads = 4;
     compare(four, optimize, "transformer.h.*", 4, 1);
-    for (auto model : {"hf_bert", "hf_gpt2"}) {
-      compare(test::script_case(model, 2, 2), optimize, "*", 2, 1);
-      compare(test::script_case(model, 1, 2), optimize, "*", 2, 2);
-    }
   }
 }
 

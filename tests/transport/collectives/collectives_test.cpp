@@ -148,7 +148,7 @@ collective_limits small_limits() {
 TEST_CASE(
   "random collectives of overlapping groups, of every type, give what "
   "they should, in whatever order ranks begin them",
-  "[transport][collectives]") {
+  "[transport][collectives][R43]") {
   auto size = GENERATE(range(uint64_t{2}, uint64_t{9}));
   for (unsigned seed = 1; seed <= 6; ++seed) {
     auto limits = seed % 2 == 0 ? collective_limits{} : small_limits();
@@ -244,7 +244,7 @@ void check_bits(const std::vector<float>& wanted,
 TEST_CASE(
   "sums of floating point numbers have the same bits on all ranks and "
   "in every run: those of adding in the order of the group",
-  "[transport][collectives]") {
+  "[transport][collectives][R30]") {
   auto count = GENERATE(as<size_t>(), 100, 5'000, 200'000);
   std::vector<float> sum(count);
   for (size_t i = 0; i < count; ++i) {
@@ -258,7 +258,7 @@ TEST_CASE(
 TEST_CASE(
   "between machines they are those of adding the sums of the other "
   "machines to the numbers of that which makes the part",
-  "[transport][collectives]") {
+  "[transport][collectives][R30]") {
   constexpr size_t count = 200'000; // four parts of whole cache lines
   std::vector<float> sum(count);
   for (size_t i = 0; i < count; ++i) {

@@ -151,6 +151,32 @@ TEST_CASE("a killed rank is lost to all others and to what is in flight",
   CHECK(f.texts(2) == std::vector<std::string>{"of the living"});
 }
 
+TEST_CASE("what is on its way to a rank that leaves has lost its receiver",
+          "[transport][loopback][R39]") {
+  // It is not what cancels it: a step that waits for an answer would fail for a
+  // consequence of the loss.
+  fixture f{3};
+  f.at(0).send(rank_id{1}, make_message("x"), f.heard[0].on_sent());
+  f.at(1).stop(std::chrono::milliseconds{0});
+  CHECK(f.heard[0].send_failures()
+        == std::vector<failure>{left_the_run(rank_id{1}, std::nullopt)});
+  // For the sake of another one.
+  f.at(0).send(rank_id{2}, make_message("x"), f.heard[0].on_sent());
+  f.at(2).peer_lost(killed(1));
+  f.at(2).stop(std::chrono::milliseconds{0});
+  CHECK(f.heard[0].send_failures().back()
+        == left_the_run(rank_id{2}, rank_id{1}));
+}
+
+TEST_CASE("the news that a rank is lost comes also when it was stopped since",
+          "[transport][loopback]") {
+  fixture f{2};
+  f.at(0).peer_lost(killed(1));
+  f.at(1).stop(std::chrono::milliseconds{0});
+  f.network.run();
+  CHECK(f.heard[0].losses() == std::vector<failure>{killed(1)});
+}
+
 TEST_CASE("messages wait for a rank that starts late",
           "[transport][loopback]") {
   loopback_network network{2, {1, true, true}};

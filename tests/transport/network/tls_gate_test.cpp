@@ -112,7 +112,7 @@ TEST_CASE_METHOD(tls_port, "who has the keys is told the secret",
 }
 
 TEST_CASE_METHOD(tls_port, "who has other keys is told nothing",
-                 "[transport][tls]") {
+                 "[transport][tls][R45]") {
   auto others = other_keys(*this);
   auto asking = connect(others);
   CHECK_THAT(error_of([&] { ask_gate(asking, 30s); }, error_code::transport),
@@ -156,7 +156,7 @@ TEST_CASE_METHOD(tls_port, "the keys of another run open no gate of strangers",
 }
 
 TEST_CASE_METHOD(tls_port, "who speaks no TLS is not let through",
-                 "[transport][tls]") {
+                 "[transport][tls][R45]") {
   SECTION("though he knows the secret") {
     auto mine = connect_to(entrance->port());
     CHECK_THAT(error_of([&] { pass_gate(mine.get(), secret, 30s); },

@@ -13,9 +13,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -299,4 +301,73 @@ TEST_CASE("received blocks are used again", "[transport][ucx]") {
   }
   CHECK(places[0] == places[1]);
   CHECK(places[0] == places[2]);
+}
+
+namespace {
+
+/// Takes its first message and then no other until it is told to go on.
+class slow_listener : public fabric_listener {
+public:
+  void on_message(rank_id, message x) override {
+    std::unique_lock guard{mutex_};
+    texts_.push_back(to_text(x.body.bytes));
+    changed_.notify_all();
+    changed_.wait(guard, [this] { return goes_on_; });
+  }
+
+  void on_peer_lost(const failure&) override {
+    // nop
+  }
+
+  void go_on() {
+    std::lock_guard guard{mutex_};
+    goes_on_ = true;
+    changed_.notify_all();
+  }
+
+  std::vector<std::string> wait_for(size_t count) {
+    std::unique_lock guard{mutex_};
+    changed_.wait_for(guard, patience, [&] { return texts_.size() >= count; });
+    return texts_;
+  }
+
+private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool goes_on_ = false;
+  std::vector<std::string> texts_;
+};
+
+} // namespace
+
+TEST_CASE("of the small messages that wait to leave the most urgent goes first",
+          "[transport][ucx]") {
+  inbox ignored;
+  slow_listener slow;
+  auto options = cluster::options_for("shm");
+  options.priority = [](const message& x) -> uint8_t {
+    return to_text(x.body.bytes) == "urgent" ? 0 : 2;
+  };
+  ucx_fabric from{rank_id{0}, 2, options};
+  ucx_fabric to{rank_id{1}, 2, options};
+  const std::vector<std::string> addresses{from.address(), to.address()};
+  from.start(addresses, ignored);
+  to.start(addresses, slow);
+  size_t sent = 0;
+  auto send = [&](const std::string& x) {
+    from.send(rank_id{1}, make_message(x));
+    ++sent;
+  };
+  send("first");
+  REQUIRE(slow.wait_for(1).size() == 1);
+  while (from.queued_to(rank_id{1}) < 10 && sent < 10000)
+    send(std::to_string(sent));
+  send("urgent");
+  slow.go_on();
+  auto heard = slow.wait_for(sent);
+  REQUIRE(heard.size() == sent);
+  auto urgent = std::find(heard.begin(), heard.end(), "urgent");
+  CHECK(heard.end() - urgent > 5);
+  for (auto x : {&from, &to})
+    x->stop(std::chrono::seconds{5});
 }

@@ -1,4 +1,4 @@
-#include "runtime/intercept/result_watch.hpp"
+#include "runtime/intercept/result_tracker.hpp"
 
 #include <string_view>
 #include <utility>
@@ -7,7 +7,7 @@ namespace smp {
 
 namespace {
 
-thread_local result_watch* current_watch = nullptr;
+thread_local result_tracker* current_tracker = nullptr;
 
 using recorded_values = c10::ArrayRef<const c10::IValue>;
 
@@ -27,7 +27,7 @@ template struct inputs_without_assert<&at::RecordFunction::inputs_>;
 } // namespace
 
 /// An addition of results: so is what comes out.
-struct result_watch::sum : at::ObserverContext {
+struct result_tracker::sum : at::ObserverContext {
   explicit sum(entry x) : of(std::move(x)) {
     // nop
   }
@@ -35,23 +35,23 @@ struct result_watch::sum : at::ObserverContext {
   entry of;
 };
 
-result_watch::result_watch(std::vector<module_trace>& found,
-                           std::function<std::optional<module_id>()> where)
+result_tracker::result_tracker(std::vector<module_trace>& found,
+                               std::function<std::optional<module_id>()> where)
   : found_(found), where_(std::move(where)) {
-  current_watch = this;
+  current_tracker = this;
   at::RecordFunctionCallback callback{&on_begin, &on_end};
   callback.needsInputs(true).needsOutputs(true).scopes(
     {at::RecordScope::FUNCTION});
   handle_ = at::addThreadLocalCallback(callback);
 }
 
-result_watch::~result_watch() {
+result_tracker::~result_tracker() {
   at::removeCallback(handle_);
-  current_watch = nullptr;
+  current_tracker = nullptr;
 }
 
-void result_watch::returned(module_id module, module_id caller,
-                            std::span<const at::Tensor> xs) {
+void result_tracker::returned(module_id module, module_id caller,
+                              std::span<const at::Tensor> xs) {
   last_call_[caller.value] = ++calls_;
   for (auto& x : xs) {
     if (!x.defined())
@@ -75,15 +75,16 @@ void result_watch::returned(module_id module, module_id caller,
   }
 }
 
-result_watch::entry* result_watch::find(const at::IValue& x, module_id caller) {
+result_tracker::entry* result_tracker::find(const at::IValue& x,
+                                            module_id caller) {
   if (!x.isTensor() || !x.toTensor().defined())
     return nullptr;
   auto i = known_.find(x.toTensor().unsafeGetTensorImpl());
   return i != known_.end() && i->second.caller == caller ? &i->second : nullptr;
 }
 
-std::pair<result_watch::entry*, result_watch::entry*>
-result_watch::operands(const at::RecordFunction& f, module_id caller) {
+std::pair<result_tracker::entry*, result_tracker::entry*>
+result_tracker::operands(const at::RecordFunction& f, module_id caller) {
   std::pair<entry*, entry*> result{nullptr, nullptr};
   auto add = [&](const at::IValue& x) {
     auto* e = find(x, caller);
@@ -104,8 +105,8 @@ result_watch::operands(const at::RecordFunction& f, module_id caller) {
 }
 
 std::unique_ptr<at::ObserverContext>
-result_watch::on_begin(const at::RecordFunction& f) {
-  auto* x = current_watch;
+result_tracker::on_begin(const at::RecordFunction& f) {
+  auto* x = current_tracker;
   auto caller = x ? x->where_() : std::nullopt;
   if (!caller)
     return nullptr;
@@ -123,9 +124,9 @@ result_watch::on_begin(const at::RecordFunction& f) {
   return std::make_unique<sum>(*last);
 }
 
-void result_watch::on_end(const at::RecordFunction& f,
-                          at::ObserverContext* context) {
-  auto* x = current_watch;
+void result_tracker::on_end(const at::RecordFunction& f,
+                            at::ObserverContext* context) {
+  auto* x = current_tracker;
   auto* made = static_cast<sum*>(context);
   if (x == nullptr || made == nullptr)
     return;

@@ -19,17 +19,17 @@ namespace smp {
 /// to other modules; one that computes with them has to wait for them. This
 /// sees in a trace which it is, by the operations that the code of each module
 /// runs itself. Of one thread.
-class result_watch {
+class result_tracker {
 public:
   /// @param found gets what callers do, by module
   /// @param where the module whose code runs; nothing while it does not count
-  result_watch(std::vector<module_trace>& found,
-               std::function<std::optional<module_id>()> where);
+  result_tracker(std::vector<module_trace>& found,
+                 std::function<std::optional<module_id>()> where);
 
-  ~result_watch();
+  ~result_tracker();
 
-  result_watch(const result_watch&) = delete;
-  result_watch& operator=(const result_watch&) = delete;
+  result_tracker(const result_tracker&) = delete;
+  result_tracker& operator=(const result_tracker&) = delete;
 
   /// A call of `module` by `caller` returned `xs`.
   void returned(module_id module, module_id caller,

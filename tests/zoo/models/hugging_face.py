@@ -12,11 +12,13 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
     T5Config,
     T5ForConditionalGeneration,
 )
 
-from models import ROWS, WIDTH, WORDS, model, words
+from models.entry import ROWS, WIDTH, WORDS, model, words
 
 
 class Loss(nn.Module):
@@ -52,6 +54,17 @@ def hf_bert():
         intermediate_size=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
     )  # fmt: skip
     return Loss(BertForMaskedLM(config)), [words(), padding(6), words()]
+
+
+@model("hf_roberta", traced=True)
+def hf_roberta():
+    """Four heads, as four ranks may share a layer; it counts the places of what is no padding."""
+    config = RobertaConfig(
+        vocab_size=WORDS, max_position_embeddings=10, hidden_size=WIDTH, num_hidden_layers=3, num_attention_heads=4,
+        intermediate_size=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=1,
+        bos_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    return Loss(RobertaForMaskedLM(config)), [words(), padding(6), words()]
 
 
 @model("hf_llama", traced=True)

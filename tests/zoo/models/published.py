@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import Entry
+from models.entry import Entry
 
 ROWS = 8  # of a batch; 4 microbatches of 2
 LENGTH = 16  # tokens in a row

@@ -1,0 +1,60 @@
+#include "runtime/launch/stopped_ranks.hpp"
+
+#include "runtime/base/file_io.hpp"
+#include "runtime/launch/environment.hpp"
+#include "transport/error.hpp"
+#include "transport/process_state.hpp"
+
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <system_error>
+
+namespace smp {
+
+namespace {
+
+/// @param environment as /proc/PID/environ has it, "NAME=VALUE" and a zero each
+std::optional<rank_environment>
+place_in_environment(const std::string& environment) {
+  auto find = [&](const char* name) -> const char* {
+    auto wanted = std::string{name} + '=';
+    for (size_t i = 0; i < environment.size();
+         i = environment.find('\0', i) + 1) {
+      auto rest = std::string_view{environment}.substr(i);
+      if (rest.starts_with(wanted))
+        return rest.data() + wanted.size();
+      if (environment.find('\0', i) == std::string::npos)
+        break;
+    }
+    return nullptr;
+  };
+  try {
+    return read_place_in_run(find);
+  } catch (const error&) { // of something else
+    return std::nullopt;
+  }
+}
+
+} // namespace
+
+std::vector<rank_id> stopped_ranks_here(const std::string& run_id) {
+  std::vector<rank_id> result;
+  std::error_code ignored;
+  for (auto& process : std::filesystem::directory_iterator{"/proc", ignored}) {
+    auto pid = std::atoll(process.path().filename().c_str());
+    auto state = pid > 0 ? state_of_process(pid) : std::nullopt;
+    // A debugger may hold it as long as it likes.
+    if (!state || state->letter != 'T')
+      continue;
+    // Of other users it cannot be read.
+    auto text = try_read((process.path() / "environ").string());
+    auto place = text ? place_in_environment(*text) : std::nullopt;
+    if (place && place->run_id == run_id)
+      result.push_back(rank_id{place->rank});
+  }
+  return result;
+}
+
+} // namespace smp

@@ -1,0 +1,128 @@
+#include "runtime/session/form_comparison.hpp"
+
+#include "partition/rank_layout.hpp"
+#include "runtime/base/fnv_hash.hpp"
+#include "runtime/remote/execution.hpp"
+#include "runtime/session/groups.hpp"
+#include "runtime/session/wait_for_peers.hpp"
+#include "runtime/values/packer.hpp"
+#include "transport/error.hpp"
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/StringUtil.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+namespace smp {
+
+namespace {
+
+/// What a rank tells of its arguments, as all tell equally much: a hash of all
+/// forms, their number, and of as many as there is room for type, number of
+/// axes and sizes.
+constexpr size_t room = 64;
+constexpr size_t header = 2;
+
+std::vector<int64_t> told_of(const packer& arguments) {
+  std::vector<int64_t> result(header);
+  fnv_hash hash;
+  auto add = [&](int64_t x) {
+    hash.add(static_cast<uint64_t>(x));
+    result.push_back(x);
+  };
+  for (auto& t : arguments.tensors()) {
+    add(static_cast<int64_t>(t.scalar_type()));
+    add(t.dim());
+    for (auto n : t.sizes())
+      add(n);
+  }
+  result[0] = static_cast<int64_t>(hash.get());
+  result[1] = static_cast<int64_t>(arguments.tensors().size());
+  result.resize(room);
+  return result;
+}
+
+/// Reads what a rank told.
+class forms {
+public:
+  explicit forms(const int64_t* told) : told_(told) {
+    // nop
+  }
+
+  size_t count() const {
+    return static_cast<size_t>(told_[1]);
+  }
+
+  /// @returns the next one, "float32[4, 8]"; empty: there was no room for it
+  std::string next() {
+    if (at_ + 2 > room || at_ + 2 + axes() > room)
+      return {};
+    auto type = static_cast<at::ScalarType>(told_[at_]);
+    at::IntArrayRef sizes{told_ + at_ + 2, axes()};
+    at_ += 2 + axes();
+    return c10::getDtypeNames(type).first + c10::str(sizes);
+  }
+
+private:
+  size_t axes() const {
+    return static_cast<size_t>(told_[at_ + 1]);
+  }
+
+  const int64_t* told_;
+  size_t at_ = header;
+};
+
+/// @returns what is said of the first difference
+std::string difference(uint64_t first, forms a, uint64_t second, forms b) {
+  if (a.count() != b.count())
+    return fmt::format("has {} tensor{} on rank {} and {} on rank {}",
+                       a.count(), a.count() == 1 ? "" : "s", first, b.count(),
+                       second);
+  for (size_t i = 0; i < a.count(); ++i) {
+    auto x = a.next();
+    auto y = b.next();
+    if (x.empty() || y.empty())
+      break;
+    if (x != y)
+      return fmt::format("has as tensor {} {} on rank {} and {} on rank {}", i,
+                         x, first, y, second);
+  }
+  return fmt::format("has tensors of other sizes on rank {} than on rank {}",
+                     first, second);
+}
+
+/// @param all what each rank of the group told
+void check(const std::vector<uint64_t>& group, const at::Tensor& all) {
+  auto told = [&](size_t i) {
+    return all.const_data_ptr<int64_t>() + i * room;
+  };
+  for (size_t i = 1; i < group.size(); ++i)
+    if (told(i)[0] != told(0)[0])
+      throw error{
+        error_code::user_code,
+        "ranks that share modules want batches of the same sizes, "
+        "but a microbatch "
+          + difference(group[0], forms{told(0)}, group[i], forms{told(i)})};
+}
+
+} // namespace
+
+void form_comparison::run(const packer& arguments) {
+  if (execution::current()->microbatch().value == 0) {
+    auto mine = at::zeros({static_cast<int64_t>(room)}, at::kLong);
+    std::ranges::copy(told_of(arguments), mine.mutable_data_ptr<int64_t>());
+    theirs_ = async::allgather(mine, comm_group::tp, "smp.forms");
+  }
+  // A schedule of the user's may begin with another one.
+  wait_for_peers waiting;
+  if (theirs_)
+    check(get_group(comm_group::tp), theirs_->get());
+}
+
+} // namespace smp

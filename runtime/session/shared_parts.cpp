@@ -1,0 +1,82 @@
+#include "runtime/session/shared_parts.hpp"
+
+#include "runtime/model/native_modules.hpp"
+#include "runtime/session/module_remarks.hpp"
+#include "tp/traffic.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+std::string bytes_text(double x) {
+  if (x < 1e3)
+    return fmt::format("{:.0f} B", x);
+  if (x < 1e6)
+    return fmt::format("{:.3g} kB", x * 1e-3);
+  return fmt::format("{:.{}f} MB", x * 1e-6, x < 1e8 ? 1 : 0);
+}
+
+/// @returns how many numbers peer `rank` has of a module with all below it, and
+/// of how many
+std::pair<int64_t, int64_t> numbers_of(const walked_model& model, module_id id,
+                                       const sharing_request& x, int64_t rank) {
+  auto slices = slices_of(model, id, rank, static_cast<int64_t>(x.peers),
+                          x.saves_memory);
+  std::pair<int64_t, int64_t> result{0, 0};
+  for (auto below : model.subtree(static_cast<uint32_t>(id.value)))
+    for (auto i : model.modules[below].tensors) {
+      auto& t = model.tensors[i];
+      if (t.is_buffer)
+        continue;
+      auto all = t.tensor.numel();
+      auto slice = slices.find(i);
+      result.second += all;
+      result.first += slice == slices.end()
+                        ? all
+                        : all / t.tensor.size(slice->second.dim)
+                            * slice->second.length * slice->second.blocks;
+    }
+  return result;
+}
+
+std::optional<double> sent(const walked_model& model, module_id id,
+                           const sharing_request& x, const module_trace& y) {
+  auto native = native_of(model, static_cast<uint32_t>(id.value)).value();
+  native.saves_memory = x.saves_memory;
+  if (y.calls == 0)
+    return std::nullopt;
+  return nn::bytes_sent(native, {y.transfer_bytes, y.calls,
+                                 static_cast<int64_t>(x.peers), x.prescaled});
+}
+
+} // namespace
+
+std::vector<std::string> describe_parts(const walked_model& model,
+                                        const sharing_decision& decision,
+                                        const sharing_request& x,
+                                        const trace_result* trace) {
+  module_remarks remarks;
+  for (auto id : decision.shared) {
+    // The first rank has the rows that are left over, and whole biases.
+    auto [most, all] = numbers_of(model, id, x, 0);
+    auto least = numbers_of(model, id, x, static_cast<int64_t>(x.peers) - 1)
+                   .first;
+    auto bytes = trace ? sent(model, id, x, trace->modules.at(id.value))
+                       : std::nullopt;
+    remarks.add(fmt::format("each rank holds {}{} of {} parameters{}",
+                            most > least ? "at most " : "", most, all,
+                            bytes ? fmt::format(" and sends {} in a microbatch",
+                                                bytes_text(*bytes))
+                                  : ""),
+                model.modules[id.value].names.front());
+  }
+  return remarks.lines();
+}
+
+} // namespace smp

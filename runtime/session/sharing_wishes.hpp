@@ -1,0 +1,44 @@
+#pragma once
+
+#include "runtime/model/module_walk.hpp"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace smp {
+
+/// Which modules tensor-parallel ranks are to share, as code and configuration
+/// say.
+class sharing_wishes {
+public:
+  /// All of them outlive this.
+  /// @param marked what code says of modules, by object
+  /// @param patterns names of modules
+  sharing_wishes(const walked_model& model,
+                 const std::map<const void*, bool>& marked,
+                 const std::vector<std::string>& patterns)
+    : model_(model), marked_(marked), patterns_(patterns) {
+    // nop
+  }
+
+  /// Tells whether the module, or one above it, is called so.
+  bool is_called(uint32_t module, const std::string& pattern) const;
+
+  bool wanted(uint32_t module) const;
+
+  /// Tells whether the module is wanted for itself, and not for what is above
+  /// it or for what many are called.
+  bool named(uint32_t module) const;
+
+private:
+  std::optional<bool> by_code(uint32_t module) const;
+
+  const walked_model& model_;
+  const std::map<const void*, bool>& marked_;
+  const std::vector<std::string>& patterns_;
+};
+
+} // namespace smp

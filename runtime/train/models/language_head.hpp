@@ -1,0 +1,30 @@
+#pragma once
+
+#include "runtime/intercept/submodule.hpp"
+#include "runtime/nn/layers.hpp"
+#include "runtime/nn/lm_head.hpp"
+
+namespace smp {
+
+/// The last layer of a language model: one that gives logits or, so that
+/// tensor-parallel ranks can share it by words, one with its loss.
+class language_head {
+public:
+  /// Becomes `parent`'s child "lm_head".
+  /// @param weight [V, C]: a new one, or that of an Embedding
+  language_head(torch::nn::Module& parent, const torch::Tensor& weight,
+                bool with_loss);
+
+  /// hidden: [B, T, C] @returns [B, T, V]
+  torch::Tensor logits(const torch::Tensor& hidden);
+
+  /// hidden: [B, T, C], labels: [B, T] int64
+  /// @returns the mean cross entropy of those that are not -100
+  torch::Tensor loss(const torch::Tensor& hidden, const torch::Tensor& labels);
+
+private:
+  submodule<tied_linear> plain_ = nullptr; // or
+  submodule<nn::lm_head> with_loss_ = nullptr;
+};
+
+} // namespace smp

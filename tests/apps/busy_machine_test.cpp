@@ -1,0 +1,75 @@
+// ctest: timeout=300 label=multiprocess serial
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/processes.hpp"
+#include "tests/support/random_faults.hpp"
+
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <random>
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using Catch::Matchers::ContainsSubstring;
+using namespace smp::test;
+
+namespace {
+
+/// Four processes that compute as long as this lives.
+class busy_loops {
+public:
+  busy_loops() {
+    for (auto& pid : pids_) {
+      pid = ::fork();
+      if (pid != 0)
+        continue;
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      for (;;)
+        asm volatile(""); // else the compiler may leave the loop out
+    }
+  }
+
+  ~busy_loops() {
+    for (auto pid : pids_) {
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+    }
+  }
+
+  busy_loops(const busy_loops&) = delete;
+  busy_loops& operator=(const busy_loops&) = delete;
+
+private:
+  std::array<pid_t, 4> pids_{};
+};
+
+} // namespace
+
+TEST_CASE(
+  "a run whose rank is killed is over in two seconds, also on a busy "
+  "machine",
+  "[apps][faults]") {
+  busy_loops around;
+  std::mt19937 random{GENERATE(1u, 2u, 3u, 4u, 5u)};
+  train_dir dir{short_run};
+  auto run = dir.start(
+    {"tiny.toml", "--run-dir", "run", "--train.steps=1000000"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto ranks = children_of(run.pid());
+  REQUIRE(ranks.size() == 3);
+  let_pass(std::chrono::milliseconds{random() % 200});
+  auto victim = random() % 3;
+  auto begin = std::chrono::steady_clock::now();
+  REQUIRE(::kill(ranks[victim], SIGKILL) == 0);
+  CHECK(run.join() == 3);
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  CHECK(took.count() < 2);
+  CHECK_THAT(run.output(), ContainsSubstring(fmt::format(
+                             "rank {}: killed by signal 9", victim)));
+  for (auto x : ranks)
+    CHECK(is_gone(x));
+}

@@ -1,0 +1,137 @@
+// ctest: timeout=600 label=multiprocess
+
+// Machines that vanish or are cut off, and ranks that die or stop on one of
+// them. Machine 0 has rank 0 and the SUPERVISOR.
+
+#include "tests/support/catch.hpp"
+
+#include "tests/support/machine_runs.hpp"
+
+#include <chrono>
+#include <csignal>
+#include <string>
+#include <vector>
+
+using Catch::Matchers::ContainsSubstring;
+using namespace smp::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using test_clock = std::chrono::steady_clock;
+
+const std::vector<std::string> short_patience{"--transport.link_timeout=3"};
+
+std::vector<std::string> endless(std::vector<std::string> more) {
+  more.insert(more.begin(),
+              {"verify", "tiny.toml", "--steps", "100000", "--run-dir", "run"});
+  return more;
+}
+
+/// Takes a machine from the others, in one of the two ways.
+void lose(const machines& on, size_t i) {
+  SECTION("its cable is out for good") {
+    on.cut(i);
+  }
+  SECTION("it vanishes") {
+    on.vanish(i);
+  }
+}
+
+} // namespace
+
+TEST_CASE_METHOD(machines_dir, "a machine that is lost is named, in time",
+                 "[apps][machines]") {
+  const auto lost = GENERATE(size_t{1}, size_t{0});
+  start_comparison(100000, short_patience);
+  auto begin = test_clock::now();
+  lose(on, lost);
+  // The first of the two that stay tells of the machine. If it is gone before
+  // the other one heard of that, this one may tell of its neighbour instead.
+  size_t named = 0;
+  for (size_t rank = 2 - 2 * lost; rank < 4 - 2 * lost; ++rank) {
+    CHECK(running[rank]->join(60s) == 3);
+    INFO(output(rank));
+    CHECK_THAT(output(rank), ContainsSubstring("machine "));
+    if (output(rank).find("machine " + on.name(lost)) != std::string::npos)
+      ++named;
+  }
+  CHECK(named > 0);
+  CHECK(test_clock::now() - begin < 20s);
+  if (lost == 1) {
+    INFO(output(0));
+    CHECK_THAT(output(0),
+               ContainsSubstring("lost with machine mb (ranks 2, 3)"));
+  }
+  // On its side the others are lost, or it is gone itself.
+  for (size_t rank = 2 * lost; rank < 2 * lost + 2; ++rank) {
+    auto code = running[rank]->join(60s);
+    CHECK((code == 3 || code == -SIGKILL));
+  }
+  CHECK(test_clock::now() - begin < 30s);
+}
+
+TEST_CASE_METHOD(launchers, "a launcher names a machine that is lost, in time",
+                 "[apps][machines]") {
+  const auto lost = GENERATE(size_t{1}, size_t{0});
+  start_launchers(endless(short_patience));
+  await_steps();
+  auto begin = test_clock::now();
+  lose(on, lost);
+  CHECK(running[1 - lost]->join(60s) == 3);
+  CHECK(test_clock::now() - begin < 20s);
+  INFO(output(1 - lost));
+  CHECK_THAT(output(1 - lost), ContainsSubstring("machine " + on.name(lost)));
+  auto code = running[lost]->join(60s);
+  CHECK((code == 3 || code == -SIGKILL));
+  CHECK(test_clock::now() - begin < 30s);
+  for (size_t i : {0, 1})
+    CHECK(on.empty_within(i, 10s));
+}
+
+TEST_CASE_METHOD(launchers,
+                 "a launcher tells the others how one of its ranks died",
+                 "[apps][machines]") {
+  start_launchers(endless({}));
+  await_steps();
+  auto begin = test_clock::now();
+  // Of the machine without the SUPERVISOR, and of the one with it.
+  const auto rank = GENERATE(size_t{3}, size_t{1});
+  REQUIRE(::kill(process_of(rank), SIGKILL) == 0);
+  CHECK(join_all() == std::vector{3, 3});
+  CHECK(test_clock::now() - begin < 10s);
+  INFO(output(0) << output(1));
+  auto name = "rank " + std::to_string(rank) + ": ";
+  CHECK_THAT(output(0),
+             ContainsSubstring(name + "killed by signal 9 (SIGKILL)"));
+  // The second launcher may hear only that a connection broke.
+  CHECK_THAT(output(1), ContainsSubstring(name));
+}
+
+TEST_CASE_METHOD(launchers,
+                 "a rank that is stopped on another machine ends the run by "
+                 "its name",
+                 "[apps][machines][R7]") {
+  start_launchers(
+    endless({"--monitor.on_stall=end", "--monitor.stall_timeout=2"}));
+  await_steps();
+  REQUIRE(::kill(process_of(2), SIGSTOP) == 0);
+  CHECK(join_all() == std::vector{4, 4});
+  for (size_t i : {0, 1}) {
+    INFO(output(i));
+    CHECK_THAT(output(i), ContainsSubstring("rank 2 does not answer since"));
+    CHECK(on.empty_within(i, 10s));
+  }
+}
+
+TEST_CASE_METHOD(machines_dir, "so it does where nobody watches its process",
+                 "[apps][machines][R7]") {
+  start_comparison(100000,
+                   {"--monitor.on_stall=end", "--monitor.stall_timeout=2"});
+  running[2]->signal(SIGSTOP);
+  for (size_t rank : {0, 1, 3})
+    CHECK(running[rank]->join(60s) == 4);
+  INFO(output(0));
+  CHECK_THAT(output(0), ContainsSubstring("rank 2 does not answer since"));
+  running[2]->signal(SIGKILL);
+}

@@ -1,0 +1,88 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/session/model_state.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <utility>
+
+// What modules weigh, for the partition, of which each tensor-parallel rank
+// computes a part.
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+constexpr uint64_t peers = 4;
+
+/// Two Linear of which one is shared.
+torch::nn::Sequential net(int64_t width) {
+  torch::nn::Sequential result;
+  result->push_back("shared", torch::nn::Linear(width, 4 * width));
+  result->push_back("whole", torch::nn::Linear(4 * width, width));
+  return result;
+}
+
+/// Decisions from one trace.
+struct decisions {
+  module_info own[2], same[2], fast[2]; // shared, and not
+  bool traced = true;
+};
+
+decisions decide(int64_t width, int64_t rows) {
+  decisions result;
+  virtual_world_options world;
+  world.config.threads = 1;
+  run_virtual_world(1, world, [&](session&) {
+    distributed_model model{seeded([&] { return net(width); })};
+    auto& state = model.state();
+    state.trace(random_stream{1}, [&] { model(torch::ones({rows, width})); });
+    auto keep = [&](module_info(&to)[2], const sharing_request& x) {
+      auto found = state.decide(2, 0, x);
+      result.traced = result.traced && found.traced
+                      && found.sharing.shared.size() == 1;
+      for (auto& m : found.model)
+        if (m.path == "shared" || m.path == "whole")
+          to[m.path == "whole"] = m;
+    };
+    keep(result.own, {{"shared"}, peers, true, false});
+    keep(result.same, {{"shared"}, peers, true, true});
+    keep(result.fast, {{"shared"}, peers, false, true});
+  });
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("where ranks have the same samples a shared module weighs a part",
+          "[runtime][session][tensor_parallel]") {
+  // Billions of operations: no time that is noise.
+  auto x = decide(512, 512);
+  REQUIRE(x.traced);
+  CHECK(x.own[0].compute.value() > 0);
+  // For the samples of all it is as much as alone for one's own.
+  CHECK(x.same[0].compute.value()
+        == Catch::Approx(x.own[0].compute.value() / peers));
+  CHECK(x.same[0].activations == Catch::Approx(x.own[0].activations / peers));
+  CHECK(x.own[0].activations >= 4 * 512 * 512);
+  CHECK(x.fast[0].compute == x.same[0].compute);
+  CHECK(x.fast[0].activations == x.own[0].activations);
+  for (auto& [a, b] :
+       {std::pair{&x.same[1], &x.own[1]}, std::pair{&x.fast[1], &x.own[1]}}) {
+    CHECK(a->compute == b->compute);
+    CHECK(a->activations == b->activations);
+  }
+  CHECK(x.same[0].parameters.at(0).elements == uint64_t{4 * 512 * 512} / peers);
+  CHECK(x.same[1].parameters.at(0).elements == uint64_t{4 * 512 * 512});
+}
+
+TEST_CASE("calls that take no time cost the same shared or not",
+          "[runtime][session][tensor_parallel]") {
+  auto x = decide(8, 1);
+  REQUIRE(x.traced);
+  CHECK(x.own[0].compute.value() > 0);
+  CHECK(x.same[0].compute == x.own[0].compute);
+}

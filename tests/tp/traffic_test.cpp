@@ -1,0 +1,260 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/support/torch_thread_group.hpp"
+#include "tp/distributions.hpp"
+#include "tp/module_options.hpp"
+#include "tp/traffic.hpp"
+
+#include <ATen/ops/gelu.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+// How much ranks that share a module are said to send, beside what they give to
+// their collectives.
+
+using namespace smp;
+using namespace smp::test;
+using torch::Tensor;
+
+namespace {
+
+/// Counts what one peer sends: of what is for all, to each other one; of a sum,
+/// its part to each, and what comes of that back.
+class counting_group final : public tensor_group {
+public:
+  explicit counting_group(tensor_group& x) : inner_(x) {
+    // nop
+  }
+
+  double bytes() const {
+    return bytes_;
+  }
+
+  uint64_t size() const override {
+    return inner_.size();
+  }
+
+  uint64_t rank() const override {
+    return inner_.rank();
+  }
+
+  bool same_samples() const override {
+    return inner_.same_samples();
+  }
+
+  std::string next_name() override {
+    return inner_.next_name();
+  }
+
+  void draw_as(uint64_t peer, const std::vector<std::string>& calls,
+               const std::function<void()>& f) override {
+    inner_.draw_as(peer, calls, f);
+  }
+
+  pending begin_allreduce(const Tensor& x, const std::string& name) override {
+    bytes_ += 2 * others() / peers() * bytes_of(x);
+    return inner_.begin_allreduce(x, name);
+  }
+
+  pending begin_allgather(const Tensor& x, const std::string& name) override {
+    bytes_ += others() * bytes_of(x);
+    return inner_.begin_allgather(x, name);
+  }
+
+  pending begin_reduce_scatter(const Tensor& x,
+                               const std::string& name) override {
+    bytes_ += others() / peers() * bytes_of(x);
+    return inner_.begin_reduce_scatter(x, name);
+  }
+
+  pending begin_all_to_all(const Tensor& x, const std::string& name) override {
+    bytes_ += others() / peers() * bytes_of(x);
+    return inner_.begin_all_to_all(x, name);
+  }
+
+  Tensor exchange_rows(const Tensor& x, const std::vector<int64_t>& given,
+                       const std::vector<int64_t>& taken,
+                       const std::string& name) override {
+    return inner_.exchange_rows(x, given, taken, name);
+  }
+
+private:
+  double peers() const {
+    return static_cast<double>(size());
+  }
+
+  double others() const {
+    return peers() - 1;
+  }
+
+  static double bytes_of(const Tensor& x) {
+    return static_cast<double>(x.nbytes());
+  }
+
+  tensor_group& inner_;
+  double bytes_ = 0;
+};
+
+native_module shared_type(const std::string& type) {
+  native_module result{type};
+  result.how = find_distribution(type);
+  return result;
+}
+
+/// Forward and backward of a module by peers with arguments of these sizes.
+/// @returns what it is said to take, and what each peer sent
+struct traffic {
+  double said = 0;
+  std::vector<double> sent;
+};
+
+traffic traffic_of(const native_module& x, std::vector<Tensor> xs,
+                   uint64_t peers, bool same) {
+  traffic result;
+  result.sent.resize(peers);
+  thread_group group{peers, same};
+  nn::traced_calls calls{0, 1, static_cast<int64_t>(peers), same};
+  for (auto& t : xs)
+    calls.bytes += t.nbytes();
+  uint64_t results = 0;
+  group.on_all([&](uint64_t i) {
+    auto mine = x;
+    auto n = static_cast<int64_t>(peers);
+    auto slices = x.how->slices(x, static_cast<int64_t>(i), n);
+    for (auto& [name, t] : mine.parameters) {
+      auto slice = slices.find(name);
+      t = (slice == slices.end() ? t : slice->second.of(t))
+            .detach()
+            .clone()
+            .requires_grad_();
+    }
+    auto module = x.how->make(mine, slices);
+    auto given = xs;
+    for (auto& t : given)
+      if (t.is_floating_point())
+        t = t.clone().requires_grad_();
+    auto& before = tensor_group::current();
+    counting_group counted{before};
+    tensor_group::set_current(&counted);
+    auto y = module->forward(given).at(0);
+    y.sum().backward();
+    tensor_group::set_current(&before);
+    result.sent[i] = counted.bytes();
+    if (i == 0)
+      results = y.nbytes();
+  });
+  calls.bytes += results;
+  result.said = nn::bytes_sent(x, calls).value();
+  return result;
+}
+
+void check(const native_module& x, const std::vector<Tensor>& xs) {
+  uint64_t peers = GENERATE(2, 4);
+  auto same = GENERATE(false, true);
+  CAPTURE(x.type, x.saves_memory, peers, same);
+  auto found = traffic_of(x, xs, peers, same);
+  for (auto y : found.sent)
+    CHECK(y == Catch::Approx(found.said));
+}
+
+constexpr int64_t width = 16;
+
+native_module layer(bool saves_memory, bool rms, bool gate) {
+  transformer_layer_options o;
+  o.num_attention_heads = 4;
+  o.rms_norm = rms;
+  o.activation = [](const Tensor& y) { return at::gelu(y); };
+  o.attention_norm = {"ln_1"};
+  o.output_norm = {"ln_2"};
+  o.query_key_value = {{"qkv", true}};
+  o.attention_output = {"proj"};
+  o.intermediate = {"up"};
+  o.output = {"down"};
+  auto result = described(o);
+  auto add = [&](const std::string& name, std::vector<int64_t> sizes) {
+    result.parameters[name] = torch::randn(sizes);
+  };
+  if (gate) {
+    o.gate = {"gate"};
+    result = described(o);
+    add("gate.weight", {24, width});
+  }
+  for (std::string norm : {"ln_1", "ln_2"}) {
+    add(norm + ".weight", {width});
+    if (!rms)
+      add(norm + ".bias", {width});
+  }
+  add("qkv.weight", {width, 3 * width});
+  add("qkv.bias", {3 * width});
+  add("proj.weight", {width, width});
+  add("up.weight", {24, width});
+  add("down.weight", {width, 24});
+  result.saves_memory = saves_memory;
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("what peers send for a Linear is what is said", "[tp][traffic]") {
+  auto x = shared_type("Linear");
+  x.parameters["weight"] = torch::randn({6, 8});
+  x.parameters["bias"] = torch::randn({6});
+  check(x, {torch::randn({4, 3, 8})});
+  auto y = shared_type("Conv1D");
+  y.parameters["weight"] = torch::randn({8, 6}, torch::kDouble);
+  check(y, {torch::randn({4, 3, 8}, torch::kDouble)});
+}
+
+TEST_CASE("what peers send for an Embedding is what is said", "[tp][traffic]") {
+  auto x = shared_type("Embedding");
+  auto channels = GENERATE(8, 3); // by channels, by rows
+  x.parameters["weight"] = torch::randn({20, channels});
+  check(x, {torch::randint(20, {4, 5}, torch::kLong)});
+}
+
+TEST_CASE("what peers send for a LayerNorm is what is said", "[tp][traffic]") {
+  auto x = shared_type("LayerNorm");
+  x.normalized_shape = {3, 8};
+  auto type = GENERATE(torch::kFloat, torch::kBFloat16, torch::kDouble);
+  x.parameters["weight"] = torch::ones({3, 8}, type);
+  x.parameters["bias"] = torch::zeros({3, 8}, type);
+  check(x, {torch::randn({4, 2, 3, 8}, torch::kFloat).to(type)});
+}
+
+TEST_CASE("what peers send for a transformer layer is what is said",
+          "[tp][traffic]") {
+  auto saves_memory = GENERATE(false, true);
+  auto rms = GENERATE(false, true);
+  auto gate = GENERATE(false, true);
+  CAPTURE(rms, gate);
+  check(layer(saves_memory, rms, gate), {torch::randn({4, 3, width})});
+}
+
+TEST_CASE("what peers send for a last layer is what is said",
+          "[tp][traffic][R59]") {
+  auto x = described(lm_head_options{});
+  x.parameters["weight"] = torch::randn({20, 8});
+  SECTION("with its loss") {
+    check(x, {torch::randn({4, 3, 8}),
+              torch::randint(20, {4, 3}).to(torch::kLong)});
+  }
+  SECTION("its logits") {
+    check(x, {torch::randn({4, 3, 8})});
+  }
+}
+
+TEST_CASE("nothing is said of what hides what it exchanges", "[tp][traffic]") {
+  nn::traced_calls calls{1000, 1, 2, false};
+  auto hooked = described(linear_options{.weight = "kernel"});
+  hooked.parameters["weight"] = torch::randn({6, 8});
+  CHECK_FALSE(nn::bytes_sent(hooked, calls));
+  CHECK_FALSE(nn::bytes_sent(native_module{"pair"}, calls));
+  auto x = layer(true, false, false);
+  auto o = *x.layer;
+  o.cross_attention.emplace();
+  x.layer = std::make_shared<transformer_layer_options>(o);
+  CHECK_FALSE(nn::bytes_sent(x, calls));
+}

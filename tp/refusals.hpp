@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace smp::nn {
+
+/// Why a module cannot be shared, and what would have to change: the numbers
+/// next to `n` that can be divided.
+/// @returns "its 10 heads cannot be divided among 4 ranks; 8 or 12 could"
+inline std::string refusal_to_divide(int64_t n, std::string_view what,
+                                     int64_t peers) {
+  auto below = n / peers * peers;
+  std::string result = "its " + std::to_string(n) + " ";
+  result += what;
+  result += " cannot be divided among " + std::to_string(peers) + " ranks; ";
+  if (below > 0)
+    result += std::to_string(below) + " or ";
+  return result + std::to_string(below + peers) + " could";
+}
+
+} // namespace smp::nn

@@ -1,0 +1,193 @@
+#include "tp/traffic.hpp"
+
+#include "tp/transformer_layer_options.hpp"
+
+#include <string>
+
+namespace smp::nn {
+
+namespace {
+
+/// Counts numbers that one rank sends.
+class counter {
+public:
+  counter(const native_module& x, const traced_calls& how)
+    : x_(x),
+      how_(how),
+      peers_(static_cast<double>(how.peers)),
+      bytes_(static_cast<double>(how.bytes)),
+      element_(x.parameters.empty()
+                 ? sizeof(float)
+                 : x.parameters.begin()->second.element_size()) {
+    // nop
+  }
+
+  std::optional<double> run() const {
+    if (x_.type == "LMHead")
+      return head();
+    // What stands between the calls of a class and these is not known.
+    if (!x_.own_names.empty())
+      return std::nullopt;
+    if (x_.type == "Linear")
+      return linear(1);
+    if (x_.type == "Conv1D")
+      return linear(0);
+    if (x_.type == "Embedding")
+      return embedding();
+    if (x_.type == "LayerNorm")
+      return layer_norm();
+    if (x_.layer && !x_.layer->cross_attention)
+      return layer();
+    return std::nullopt;
+  }
+
+private:
+  // -- modules ----------------------------------------------------------------
+
+  double linear(int64_t inputs) const {
+    auto in = size_of("weight", inputs);
+    auto out = size_of("weight", 1 - inputs);
+    auto rows = bytes_ / element_ / (in + out);
+    return element_ * (split(rows * in) + scatter(rows * out));
+  }
+
+  double embedding() const {
+    auto channels = size_of("weight", 1);
+    auto rows = bytes_ / (index_ + element_ * channels);
+    auto by_rows = x_.how->manner(x_, how_.peers) != nullptr;
+    return indices(rows)
+           + element_
+               * (by_rows ? scatter(rows * channels) : merge(rows * channels));
+  }
+
+  double layer_norm() const {
+    double channels = 1;
+    for (auto n : x_.normalized_shape)
+      channels *= static_cast<double>(n);
+    auto n = bytes_ / element_ / 2;
+    return element_ * (split(n) + merge(n)) + moments(n / channels);
+  }
+
+  double head() const {
+    auto words = size_of("weight", 0);
+    auto channels = size_of("weight", 1);
+    // Logits come out, or labels go in, too, and their loss comes out.
+    auto with_logits = static_cast<uint64_t>(element_ * (channels + words));
+    auto rows = bytes_ / (element_ * (channels + words));
+    if (how_.bytes % with_logits == 0)
+      return element_ * (gather(rows * channels) + merge(rows * words));
+    rows = (bytes_ - element_ * static_cast<double>(how_.calls))
+           / (element_ * channels + index_);
+    auto of_all = how_.same_samples ? rows : peers_ * rows;
+    auto losses = how_.same_samples ? 0 : allgather(rows);
+    return element_ * gather(rows * channels) + indices(rows)
+           + computed() * (allgather(3 * of_all) + losses);
+  }
+
+  double layer() const {
+    auto& o = *x_.layer;
+    auto inputs = o.intermediate.inputs_first ? 0 : 1;
+    auto channels = size_of(o.intermediate.name + ".weight", inputs);
+    auto inner = size_of(o.intermediate.name + ".weight", 1 - inputs);
+    auto rows = bytes_ / element_ / 2 / channels;
+    auto states = rows * channels;
+    if (!x_.saves_memory)
+      return element_ * 2 * (gather(states) + scatter(states));
+    auto out = o.attention_output.inputs_first ? 0 : 1;
+    auto width = size_of(o.attention_output.name + ".weight", out);
+    auto linears = rows * (3 * width + channels + inner + channels);
+    if (!o.gate.name.empty())
+      linears += rows * inner;
+    auto norms = o.rms_norm ? squares(rows) : moments(rows);
+    return element_ * (split(states) + merge(states) + over_channels(linears))
+           + 2 * norms;
+  }
+
+  // -- what they are made of, forward and backward ----------------------------
+
+  /// n: numbers of this rank's samples, before or behind. See functions.cpp.
+  double gather(double n) const {
+    return how_.same_samples ? allreduce(n) : allgather(n) + reduce_scatter(n);
+  }
+
+  double scatter(double n) const {
+    return gather(n);
+  }
+
+  double split(double n) const {
+    return how_.same_samples ? allgather(n / peers_) : 2 * all_to_all(n);
+  }
+
+  double merge(double n) const {
+    return split(n);
+  }
+
+  /// n: numbers of this rank's samples in all channels, behind.
+  double over_channels(double n) const {
+    auto mine = how_.same_samples ? n / peers_ : n;
+    return reduce_scatter(mine) + allgather(mine);
+  }
+
+  /// Bytes. Indices have no gradient.
+  double indices(double n) const {
+    return how_.same_samples ? 0 : index_ * allgather(n);
+  }
+
+  /// Bytes for the norm of each row: three numbers, and two in backward.
+  double moments(double rows) const {
+    auto all = how_.same_samples ? rows : peers_ * rows;
+    return computed() * (allgather(3 * all) + allreduce(2 * all));
+  }
+
+  /// Bytes for a norm by squares.
+  double squares(double rows) const {
+    auto all = how_.same_samples ? rows : peers_ * rows;
+    return computed() * 2 * allreduce(all);
+  }
+
+  // -- collectives ------------------------------------------------------------
+
+  /// n: numbers that each rank gives.
+  double all_to_all(double n) const {
+    return (peers_ - 1) / peers_ * n;
+  }
+
+  double allreduce(double n) const {
+    return 2 * (peers_ - 1) / peers_ * n;
+  }
+
+  double allgather(double n) const {
+    return (peers_ - 1) * n;
+  }
+
+  /// n: numbers that each rank gets.
+  double reduce_scatter(double n) const {
+    return (peers_ - 1) * n;
+  }
+
+  double size_of(const std::string& parameter, int64_t axis) const {
+    return static_cast<double>(x_.parameters.at(parameter).size(axis));
+  }
+
+  /// Size of what norms and losses compute with.
+  double computed() const {
+    return element_ > sizeof(float) ? element_ : sizeof(float);
+  }
+
+  static constexpr double index_ = sizeof(int64_t);
+
+  const native_module& x_;
+  const traced_calls& how_;
+  double peers_;
+  double bytes_;
+  double element_;
+};
+
+} // namespace
+
+std::optional<double> bytes_sent(const native_module& x,
+                                 const traced_calls& how) {
+  return counter{x, how}.run();
+}
+
+} // namespace smp::nn
