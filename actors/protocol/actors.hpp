@@ -124,9 +124,10 @@ using rank_watch_actor = caf::typed_actor<
   caf::result<uint64_t>(look_atom),
   // The run is stalled, in words, and goes on.
   caf::result<void>(stall_atom, std::string),
-  // The run is stalled: ends the rank. With another code than that: the step
-  // fails.
+  // The run is stalled: ends the rank.
   caf::result<void>(stall_atom, failure),
+  // That step fails, unless it is over.
+  caf::result<void>(stall_atom, step_id, failure),
   // Replies with what the rank executes and waits for.
   caf::result<rank_view>(status_atom),
   // Replies with all that its actors tell, for who looks from outside.

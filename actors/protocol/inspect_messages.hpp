@@ -91,7 +91,7 @@ bool inspect(Inspector& f, rank_view& x) {
     f.field("left", x.left), f.field("complete", x.complete),
     f.field("settled", x.settled), f.field("refused", x.refused),
     f.field("activities", x.activities), f.field("peers", x.peers),
-    f.field("sharers", x.sharers), f.field("shared", x.shared));
+    f.field("step", x.step), f.field("sharers", x.sharers), f.field("shared", x.shared));
 }
 
 template <class Inspector>

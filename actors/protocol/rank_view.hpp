@@ -51,7 +51,7 @@ struct traffic {
   uint64_t queued = 0;
 };
 
-/// What a rank called, in the step that runs, of a module that it shares.
+/// What a rank called, in one step, of a module that it shares.
 struct shared_calls {
   std::string module; // its path; empty: the step body
   microbatch_id microbatch;
@@ -77,8 +77,10 @@ struct rank_view {
   uint64_t refused = 0;
   std::vector<activity> activities;
   std::vector<traffic> peers;
-  /// Who shares modules with it, itself among them; and what it called of them,
-  /// if it is settled.
+  /// The step that it runs, or ran last, by its own count.
+  step_id step;
+  /// Who shares modules with it, itself among them; and what it called of them
+  /// in that step, if it is settled.
   std::vector<rank_id> sharers;
   std::vector<shared_calls> shared;
 };

@@ -82,6 +82,8 @@ std::optional<stall_report> stall_judge::judge(std::vector<rank_view> views,
     if (settled_ == failed_)
       return std::nullopt; // they are told, and about to go on
     result.step_fails = different_branches(views);
+    for (auto& x : views)
+      result.steps.push_back(x.step);
   }
   auto is_due = due(now);
   if (!result.deadlock && !is_due)

@@ -26,6 +26,8 @@ struct stall_report {
   bool ends = false;
   /// With this the step fails, and the run goes on; or nothing.
   failure step_fails;
+  /// Which one that is, for each rank.
+  std::vector<step_id> steps;
   /// One line: the chain of waits and the culprit.
   std::string text;
   /// One line for each who executes or waits.

@@ -36,6 +36,9 @@ rank_watch(rank_watch_actor::stateful_pointer<rank_watch_state>,
     [look = rank.look](look_atom) { return look(); },
     [report = rank.report](stall_atom, const std::string& x) { report(x); },
     [end = rank.end](stall_atom, const failure& x) { end(x); },
+    [fail = rank.fail_step](stall_atom, step_id step, const failure& x) {
+      fail(step, x);
+    },
     [view = rank.view](status_atom) { return view(); },
     [status = rank.status](inspect_atom) {
       return status ? status() : rank_status{};
@@ -90,9 +93,10 @@ void stall_monitor_state::report(const stall_report& x) {
   ++status.reports;
   status.text = x.text;
   status.standing = true;
-  for (auto& hdl : config.ranks) {
+  for (size_t i = 0; i < config.ranks.size(); ++i) {
+    auto& hdl = config.ranks[i];
     if (x.step_fails)
-      self->send(hdl, stall_atom_v, x.step_fails);
+      self->send(hdl, stall_atom_v, x.steps[i], x.step_fails);
     else if (x.ends)
       self->send(hdl, stall_atom_v,
                  failure{error_code::stalled, no_rank, {}, x.text});

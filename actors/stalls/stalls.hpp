@@ -25,8 +25,11 @@ struct watched_rank {
   std::function<rank_status()> status;
   /// The run is stalled, in words, and goes on.
   std::function<void(const std::string&)> report;
-  /// The run is stalled and has to end; with another code than that, the step.
+  /// The run is stalled and has to end.
   std::function<void(const failure&)> end;
+  /// That step fails. It may be over when a rank hears of it: peers tell each
+  /// other as well.
+  std::function<void(step_id, const failure&)> fail_step;
 };
 
 /// Hears of a stall in words, and whether the run has to end.

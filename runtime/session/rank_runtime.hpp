@@ -168,8 +168,6 @@ private:
   /// @param limit for the actors of the rank to answer
   rank_view view(std::chrono::milliseconds limit);
   rank_status status();
-  /// The step that runs fails, as it cannot go on.
-  void end_step(const failure& x);
   /// Ends all waits, now and later: the session is of no use afterwards.
   void end_stalled(const failure& x);
 

@@ -71,13 +71,18 @@ watched_rank rank_runtime::watch() {
   };
   result.end = [weak = weak_from(*this)](const failure& x) {
     if (auto eng = weak.lock())
-      x.code == error_code::stalled ? eng->end_stalled(x) : eng->end_step(x);
+      eng->end_stalled(x);
+  };
+  result.fail_step = [weak = weak_from(*this)](step_id step, const failure& x) {
+    if (auto eng = weak.lock())
+      eng->own_collectives_.step_failed(step, x);
   };
   return result;
 }
 
 rank_view rank_runtime::view(std::chrono::milliseconds limit) {
   auto result = board_->view();
+  result.step = step();
   result.left = result.left || leaving_;
   result.refused = fabric_->stats().messages_refused;
   if (own_collectives_.busy()) {
@@ -93,7 +98,7 @@ rank_view rank_runtime::view(std::chrono::milliseconds limit) {
     node_->complete(result, limit);
   if (tensor_peers_ && result.settled) {
     result.sharers = own_layout_.members(comm_group::tp, self_);
-    result.shared = own_tensor_peers_.calls();
+    result.shared = own_tensor_peers_.calls(result.step);
   }
   return result;
 }
@@ -109,10 +114,6 @@ void rank_runtime::report_stall(const std::string& text, bool ends) {
   }
   if (f)
     f(text, ends);
-}
-
-void rank_runtime::end_step(const failure& x) {
-  own_collectives_.step_failed(step(), x);
 }
 
 void rank_runtime::end_stalled(const failure& x) {

@@ -126,9 +126,9 @@ at::Tensor tensor_peers::exchange_rows(const at::Tensor& x,
 
 // -- for who looks ------------------------------------------------------------
 
-std::vector<shared_calls> tensor_peers::calls() const {
+std::vector<shared_calls> tensor_peers::calls(step_id step) const {
   auto group = rank_.layout().members(peers, rank_.self());
-  auto begun = rank_.collectives().begun(rank_.step());
+  auto begun = rank_.collectives().begun(step);
   std::erase_if(begun, [&](auto& x) {
     return x.label.group != group || call_of(x.label.name).empty();
   });

@@ -47,9 +47,9 @@ public:
 
   // -- for who looks ----------------------------------------------------------
 
-  /// @returns what this rank called of shared modules in the step that runs.
-  /// Any thread.
-  std::vector<shared_calls> calls() const;
+  /// @param step the one that runs, or ran last
+  /// @returns what this rank called of shared modules in it. Any thread.
+  std::vector<shared_calls> calls(step_id step) const;
 
 private:
   const rank_context& rank_;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace smp;
@@ -25,6 +26,7 @@ stopped(rank_watch_actor::stateful_pointer<rank_watch_state> self) {
     },
     [](stall_atom, const std::string&) {},
     [](stall_atom, const failure&) {},
+    [](stall_atom, step_id, const failure&) {},
     [self](status_atom) -> caf::result<rank_view> {
       return self->make_response_promise<rank_view>();
     },
@@ -49,6 +51,9 @@ struct monitor_fixture : actor_fixture {
       rank.view = [this, i] { return views[i]; };
       rank.report = [this](const std::string& text) { told.push_back(text); };
       rank.end = [this](const failure& x) { ends.push_back(x); };
+      rank.fail_step = [this](step_id step, const failure& x) {
+        failed.emplace_back(step, x);
+      };
       config.ranks.push_back(own(i == 1 && one_is_stopped
                                    ? sys.spawn(stopped)
                                    : sys.spawn(rank_watch, rank)));
@@ -71,6 +76,7 @@ struct monitor_fixture : actor_fixture {
   stall_monitor_actor monitor;
   std::vector<std::string> told;
   std::vector<failure> ends;
+  std::vector<std::pair<step_id, failure>> failed;
   std::vector<stall_report> reports;
   int looks = 0;
 };
@@ -92,6 +98,28 @@ TEST_CASE_METHOD(monitor_fixture, "the monitor ends a deadlock once, at once",
   auto status = ask<stall_status>(monitor, status_atom_v);
   CHECK(status.reports == 1);
   CHECK(status.text == reports[0].text);
+}
+
+TEST_CASE_METHOD(monitor_fixture, "a rank is told which of its steps fails",
+                 "[actors][stalls][R31]") {
+  init({});
+  for (uint64_t i = 0; i < 2; ++i) {
+    auto& view = views[i];
+    view.step = step_id{7 + i};
+    view.sharers = {rank_id{0}, rank_id{1}};
+    view.shared = {
+      {"m", microbatch_id{0}, phase::forward, 1 + i, true, {"m/a1.0"}}};
+    view.activities[0].who = activity::kind::context;
+    view.activities[0].waits_for = "all_to_all \"m/a1.0\" of ranks 0, 1";
+  }
+  pass(1s);
+  REQUIRE(reports.size() == 1);
+  REQUIRE(failed.size() == 2);
+  CHECK(failed[0].first == step_id{7});
+  CHECK(failed[1].first == step_id{8});
+  CHECK(failed[0].second == reports[0].step_fails);
+  CHECK(ends.empty());
+  CHECK(told.empty());
 }
 
 TEST_CASE_METHOD(monitor_fixture, "a stopped rank is named after the timeout",
