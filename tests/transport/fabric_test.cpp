@@ -342,6 +342,27 @@ TEST_CASE("who leaves because it lost a rank says which, also from hearsay",
   send_to_one_that_left(0, 2);
 }
 
+TEST_CASE("who takes all for lost says for whose sake, and is no loss itself",
+          "[transport][fabric]") {
+  // As a rank that lost the SUPERVISOR does.
+  ON_EVERY_FABRIC;
+  cluster c{kind, 3};
+  c.at(1).peer_lost(gone(2));
+  c.at(1).peer_lost(gone(0));
+  REQUIRE(c.heard(1).wait_losses(2));
+  c.at(1).stop(std::chrono::seconds{5});
+  c.at(0).send(rank_id{1}, make_message("b", {make_tensor(1 << 20, 1)}),
+               c.heard(0).on_sent());
+  REQUIRE(c.heard(0).wait_sent(1));
+  REQUIRE(c.heard(0).send_failures().size() == 1);
+  CHECK(c.heard(0).send_failures()[0]
+        == failure{error_code::rank_down,
+                   rank_id{2},
+                   {},
+                   "lost, says rank 1, which left the run for this"});
+  CHECK(c.heard(0).losses().empty());
+}
+
 TEST_CASE("a rank that left in order may still be declared lost",
           "[transport][fabric]") {
   // A session that ends by an exception stops its fabric as any other; only

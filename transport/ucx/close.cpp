@@ -32,7 +32,7 @@ void ucx_fabric::engine::handle_failed() {
       lose(*x, why);
 }
 
-void ucx_fabric::engine::lose(peer& x, const failure& why) {
+void ucx_fabric::engine::give_up(peer& x, const failure& why) {
   if (x.state == peer_state::connected) {
     x.state = peer_state::lost;
     x.why = why;
@@ -42,7 +42,24 @@ void ucx_fabric::engine::lose(peer& x, const failure& why) {
   }
   drop_queued(x, x.why);
   x.partial.clear();
+}
+
+void ucx_fabric::engine::lose(peer& x, const failure& why) {
+  give_up(x, why);
   close(x);
+}
+
+void ucx_fabric::engine::part_from(peer& x, const failure& why) {
+  give_up(x, why);
+  x.close_at = clock::now() + flush_limit;
+  say_goodbye(x);
+}
+
+void ucx_fabric::engine::close_in_time(peer& x) {
+  if (x.close_at && clock::now() >= *x.close_at) {
+    x.close_at.reset();
+    close(x);
+  }
 }
 
 void ucx_fabric::engine::report(peer& x) {
@@ -58,7 +75,7 @@ void ucx_fabric::engine::close(peer& x) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK
                        | UCP_OP_ATTR_FIELD_USER_DATA;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  param.cb.send = on_flushed_or_closed;
+  param.cb.send = on_closed;
   param.user_data = this;
   // Calls back what was under way as cancelled, now or in the next progress.
   auto request = ucp_ep_close_nbx(std::exchange(x.endpoint, nullptr), &param);
@@ -66,8 +83,7 @@ void ucx_fabric::engine::close(peer& x) {
     ++open_closes_;
 }
 
-void ucx_fabric::engine::on_flushed_or_closed(void* request, ucs_status_t,
-                                              void* self) {
+void ucx_fabric::engine::on_closed(void* request, ucs_status_t, void* self) {
   ucp_request_free(request);
   --static_cast<engine*>(self)->open_closes_;
 }
@@ -87,11 +103,25 @@ void ucx_fabric::engine::say_goodbye(peer& to) {
   post(to, {nullptr, header, nullptr, 0}, false);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = on_flushed_or_closed;
-  param.user_data = this;
+  param.cb.send = on_flushed;
+  param.user_data = &to;
   auto request = ucp_ep_flush_nbx(to.endpoint, &param);
   if (UCS_PTR_IS_PTR(request))
     ++open_closes_;
+  else
+    flushed(to);
+}
+
+void ucx_fabric::engine::on_flushed(void* request, ucs_status_t, void* x) {
+  ucp_request_free(request);
+  auto& to = *static_cast<peer*>(x);
+  --to.self->open_closes_;
+  flushed(to);
+}
+
+void ucx_fabric::engine::flushed(peer& to) {
+  if (to.close_at)
+    to.close_at = clock::time_point{};
 }
 
 void ucx_fabric::engine::close_all(worker_lock& lock) {

@@ -252,10 +252,12 @@ bool ucx_fabric::engine::turn(worker_lock& lock) {
     handle_failed();
   }
   for (auto& x : peers_) {
-    if (x.state == peer_state::connected)
+    if (x.state == peer_state::connected) {
       post_ready(x);
-    else
+    } else {
       drop_queued(x, x.why);
+      close_in_time(x);
+    }
   }
   auto told = tell(lock);
   if (count == 0 && !told)
@@ -277,7 +279,12 @@ void ucx_fabric::engine::take_queued_losses() {
     // It may have left in an orderly way: whoever reports it lost knows better.
     if (x.state == peer_state::left)
       x.why = why;
-    lose(x, why);
+    // If the SUPERVISOR is lost, so are all ranks for this one; but they may
+    // live, and are to hear for whose sake this one goes.
+    if (x.state == peer_state::connected && first_lost_)
+      part_from(x, why);
+    else
+      lose(x, why);
     report(x);
   }
 }

@@ -146,6 +146,8 @@ private:
     failure why; // unless connected
     /// The listener heard of the loss.
     bool reported = false;
+    /// The connection is closed then, or when the goodbye is out.
+    std::optional<clock::time_point> close_at;
 
     /// Header and data up to this size, in bytes, go by copies of UCX.
     uint64_t eager_limit = 0;
@@ -223,6 +225,10 @@ private:
 
   /// Ends the connection; a loss unless `x` said goodbye.
   void lose(peer& x, const failure& why);
+  /// The same behind a goodbye, of a rank that may live and listen.
+  void part_from(peer& x, const failure& why);
+  void give_up(peer& x, const failure& why);
+  void close_in_time(peer& x);
   /// @param because_of rank, from 1, that `x` lost; 0: none
   void left(peer& x, uint64_t because_of);
   void report(peer& x);
@@ -272,8 +278,9 @@ private:
   static void on_sent(void* request, ucs_status_t status, void* operation);
   static void on_received(void* request, ucs_status_t status, size_t size,
                           void* operation);
-  static void on_flushed_or_closed(void* request, ucs_status_t status,
-                                   void* self);
+  static void on_flushed(void* request, ucs_status_t status, void* peer);
+  static void flushed(peer& to);
+  static void on_closed(void* request, ucs_status_t status, void* self);
   static void on_endpoint_error(void* peer, ucp_ep_h endpoint,
                                 ucs_status_t status);
 
