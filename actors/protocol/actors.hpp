@@ -127,7 +127,7 @@ using rank_watch_actor = caf::typed_actor<
   // The run is stalled: ends the rank.
   caf::result<void>(stall_atom, failure),
   // That step fails, unless it is over.
-  caf::result<void>(stall_atom, step_id, failure),
+  caf::result<void>(stall_atom, step_failed),
   // Replies with what the rank executes and waits for.
   caf::result<rank_view>(status_atom),
   // Replies with all that its actors tell, for who looks from outside.

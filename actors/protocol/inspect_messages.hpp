@@ -5,6 +5,7 @@
 
 #include "actors/protocol/comm_status.hpp"
 #include "actors/protocol/introduction.hpp"
+#include "actors/protocol/messages.hpp"
 #include "actors/protocol/rank_view.hpp"
 #include "actors/protocol/run_status.hpp"
 #include "actors/protocol/status.hpp"
@@ -85,13 +86,19 @@ bool inspect(Inspector& f, shared_calls& x) {
 }
 
 template <class Inspector>
+bool inspect(Inspector& f, step_failed& x) {
+  return f.object(x).fields(f.field("step", x.step), f.field("error", x.error));
+}
+
+template <class Inspector>
 bool inspect(Inspector& f, rank_view& x) {
   return f.object(x).fields(
     f.field("rank", x.rank), f.field("progress", x.progress),
     f.field("left", x.left), f.field("complete", x.complete),
     f.field("settled", x.settled), f.field("refused", x.refused),
     f.field("activities", x.activities), f.field("peers", x.peers),
-    f.field("step", x.step), f.field("sharers", x.sharers), f.field("shared", x.shared));
+    f.field("step", x.step), f.field("sharers", x.sharers),
+    f.field("shared", x.shared));
 }
 
 template <class Inspector>

@@ -1,5 +1,6 @@
 #include "actors/protocol/wire.hpp"
 
+#include "actors/protocol/inspect_messages.hpp"
 #include "transport/bytes.hpp"
 
 #include <string>

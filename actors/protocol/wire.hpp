@@ -91,11 +91,6 @@ bool inspect(Inspector& f, microbatch_done& x) {
 }
 
 template <class Inspector>
-bool inspect(Inspector& f, step_failed& x) {
-  return f.object(x).fields(f.field("step", x.step), f.field("error", x.error));
-}
-
-template <class Inspector>
 bool inspect(Inspector& f, step_report& x) {
   return f.object(x).fields(f.field("step", x.step), f.field("error", x.error),
                             f.field("values", x.values));

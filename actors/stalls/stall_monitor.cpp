@@ -36,8 +36,8 @@ rank_watch(rank_watch_actor::stateful_pointer<rank_watch_state>,
     [look = rank.look](look_atom) { return look(); },
     [report = rank.report](stall_atom, const std::string& x) { report(x); },
     [end = rank.end](stall_atom, const failure& x) { end(x); },
-    [fail = rank.fail_step](stall_atom, step_id step, const failure& x) {
-      fail(step, x);
+    [fail = rank.fail_step](stall_atom, const step_failed& x) {
+      fail(x.step, x.error);
     },
     [view = rank.view](status_atom) { return view(); },
     [status = rank.status](inspect_atom) {
@@ -96,7 +96,7 @@ void stall_monitor_state::report(const stall_report& x) {
   for (size_t i = 0; i < config.ranks.size(); ++i) {
     auto& hdl = config.ranks[i];
     if (x.step_fails)
-      self->send(hdl, stall_atom_v, x.steps[i], x.step_fails);
+      self->send(hdl, stall_atom_v, step_failed{x.steps[i], x.step_fails});
     else if (x.ends)
       self->send(hdl, stall_atom_v,
                  failure{error_code::stalled, no_rank, {}, x.text});

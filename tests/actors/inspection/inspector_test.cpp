@@ -35,7 +35,7 @@ watch_with_manners(rank_watch_actor::pointer self, manners* how) {
         x.deliver(how->says);
     },
     [](stall_atom, const failure&) {},
-    [](stall_atom, step_id, const failure&) {},
+    [](stall_atom, const step_failed&) {},
     [](status_atom) { return rank_view{}; },
     [self, how](inspect_atom) -> caf::result<rank_status> {
       ++how->asked;

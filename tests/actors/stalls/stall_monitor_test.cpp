@@ -26,7 +26,7 @@ stopped(rank_watch_actor::stateful_pointer<rank_watch_state> self) {
     },
     [](stall_atom, const std::string&) {},
     [](stall_atom, const failure&) {},
-    [](stall_atom, step_id, const failure&) {},
+    [](stall_atom, const step_failed&) {},
     [self](status_atom) -> caf::result<rank_view> {
       return self->make_response_promise<rank_view>();
     },
