@@ -24,6 +24,10 @@ bool in_training(const walked_module& x) {
   return x.script ? is_training(*x.script) : x.object->is_training();
 }
 
+/// A copy is kept of constants up to this size, in bytes: state that begins to
+/// change late is small (a count, an average), masks are not.
+constexpr size_t kept_constant_limit = 1 << 20;
+
 /// Over the bits of `x`, so that NaN equals itself.
 /// @returns nothing for what is no plain memory
 std::optional<uint64_t> hash_bits(const at::Tensor& x) {
@@ -153,26 +157,88 @@ void module_order::note_change(uint32_t tensor, bool changed) {
 void module_order::keep(const std::function<bool(uint32_t tensor)>& owned) {
   at::NoGradGuard no_grad;
   kept_.clear();
-  for (auto& [i, x] : entries_) {
-    if (x.released)
+  put_back_late_.clear();
+  for (auto& [t, guards] : by_buffer_) {
+    auto& tensor = model_->tensors[t].tensor;
+    if (!owned(t) || !refusal_of(tensor).empty())
       continue;
-    for (auto t : x.buffers) {
-      auto& tensor = model_->tensors[t].tensor;
-      if (owned(t) && !kept_.contains(t) && refusal_of(tensor).empty())
-        kept_.emplace(t, tensor.detach().clone());
-    }
+    if (std::ranges::any_of(guards, [&](auto x) {
+          return ordered(static_cast<uint32_t>(x.value));
+        }))
+      kept_.emplace(t, tensor.detach().clone());
+    else if (!tensor.is_inference()) // those have no version
+      keep_constant(t);
   }
 }
 
+void module_order::keep_constant(uint32_t t) {
+  auto& tensor = model_->tensors[t].tensor;
+  auto [i, added] = constants_.try_emplace(t);
+  auto& x = i->second;
+  if (!added && x.version == tensor._version())
+    return;
+  x.version = tensor._version();
+  x.hash = hash_bits(tensor);
+  x.kept = tensor.nbytes() <= kept_constant_limit ? tensor.detach().clone()
+                                                  : at::Tensor{};
+}
+
 void module_order::put_back() {
-  for (auto& [t, x] : kept_) {
+  auto restore = [this](uint32_t t, const at::Tensor& x) {
     auto tensor = model_->tensors[t].tensor;
     at::NoGradGuard no_grad;
     c10::InferenceMode mode{tensor.is_inference()};
     if (tensor.sizes() == x.sizes() && tensor.dtype() == x.dtype())
       tensor.detach().copy_(x);
-  }
+  };
+  put_back_late_ = changed_late();
+  for (auto t : put_back_late_)
+    if (auto& x = constants_.at(t); x.kept.defined()) {
+      restore(t, x.kept);
+      x.version = model_->tensors[t].tensor._version();
+    }
+  for (auto& [t, x] : kept_)
+    restore(t, x);
   kept_.clear();
+}
+
+// -- changes that come late ---------------------------------------------------
+
+std::set<uint32_t> module_order::changed_late() const {
+  auto result = put_back_late_;
+  for (auto& [t, x] : constants_)
+    if (changed(t, x))
+      result.insert(t);
+  return result;
+}
+
+bool module_order::changed(uint32_t t, const constant& x) const {
+  auto& tensor = model_->tensors[t].tensor;
+  if (tensor._version() == x.version)
+    return false;
+  if (hash_bits(tensor) != x.hash)
+    return true;
+  x.version = tensor._version();
+  return false;
+}
+
+bool module_order::keeps_late_changes() const {
+  auto late = changed_late();
+  return std::ranges::all_of(
+    late, [this](auto t) { return constants_.at(t).kept.defined(); });
+}
+
+void module_order::order_again(const std::set<uint32_t>& buffers) {
+  for (auto& [i, x] : entries_)
+    if (std::ranges::any_of(x.buffers,
+                            [&](auto t) { return buffers.contains(t); }))
+      x.released = false;
+  for (auto& [t, guards] : by_buffer_)
+    if (std::ranges::any_of(guards, [&](auto x) {
+          return ordered(static_cast<uint32_t>(x.value));
+        }))
+      constants_.erase(t);
+  std::erase_if(put_back_late_, [&](auto t) { return buffers.contains(t); });
 }
 
 // -- the first steps ----------------------------------------------------------

@@ -74,12 +74,25 @@ public:
 
   // -- steps that fail --------------------------------------------------------
 
-  /// Keeps copies of the owned buffers of ordered modules.
+  /// Keeps copies of the owned buffers, but of large ones that no call was seen
+  /// to change.
   void keep(const std::function<bool(uint32_t tensor)>& owned);
 
   /// Makes the buffers what they were at the last `keep`: some microbatches of
   /// the step were in them and others were not.
   void put_back();
+
+  // -- changes that come late -------------------------------------------------
+
+  /// @returns the owned buffers of released modules alone that changed since
+  ///          the last `keep`, until `put_back` if that was called.
+  std::set<uint32_t> changed_late() const;
+
+  /// Tells whether `put_back` can undo all of them.
+  bool keeps_late_changes() const;
+
+  /// Orders the modules of these buffers again, for good.
+  void order_again(const std::set<uint32_t>& buffers);
 
   // -- the first steps --------------------------------------------------------
 
@@ -106,6 +119,8 @@ public:
   bool learn(const observation& all);
 
 private:
+  void keep_constant(uint32_t tensor);
+
   const walked_model* model_ = nullptr;
   std::map<uint32_t, entry> entries_;
   /// Ordered modules by a buffer that they or what they hide owns.
@@ -113,6 +128,16 @@ private:
   bool undecided_ = false;
   std::map<uint32_t, std::optional<uint64_t>> hashes_; // of owned buffers
   std::map<uint32_t, at::Tensor> kept_;                // copies of them
+  /// An owned buffer of released modules alone.
+  struct constant {
+    /// As autograd counts them. It moves also where the same is written.
+    mutable uint32_t version = 0;
+    std::optional<uint64_t> hash; // of its bits
+    at::Tensor kept;              // undefined if it is large
+  };
+  bool changed(uint32_t tensor, const constant& x) const;
+  std::map<uint32_t, constant> constants_;
+  std::set<uint32_t> put_back_late_;
   struct buffer_change {
     step_id since;
     bool changed = false;

@@ -195,6 +195,14 @@ void model_state::begin_step(bool again) {
     gradients_.keep(map_);
 }
 
+void model_state::order_again(const std::set<uint32_t>& buffers) {
+  map_.order().order_again(buffers);
+  // What was recorded did not wait for turns.
+  rank_.records().outdate();
+  partitioning_.set_order();
+  promises_.reconsider();
+}
+
 namespace {
 
 using observation = module_order::observation;

@@ -172,6 +172,10 @@ public:
   /// that this rank does not see.
   bool can_take_back() const;
 
+  /// Orders microbatches again in the modules of these buffers, which changed
+  /// later than in the first training step. On all ranks alike.
+  void order_again(const std::set<uint32_t>& buffers);
+
   /// Makes gradients what they were when the last step began, which failed.
   /// (Buffers are already.)
   void take_back() {

@@ -165,6 +165,25 @@ failure step_runner::shared_outcome(const failure& mine) const {
   return {};
 }
 
+namespace {
+
+/// What one rank knows of a step that failed.
+struct failed_step {
+  bool promised = false;  // calls went on without their results
+  bool keeps_out = false; // it must not run again
+  /// Buffers that microbatches changed in any order.
+  std::set<uint32_t> changed_late = {};
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, failed_step& x) {
+  return f.object(x).fields(f.field("promised", x.promised),
+                            f.field("keeps_out", x.keeps_out),
+                            f.field("changed_late", x.changed_late));
+}
+
+} // namespace
+
 /// What code does that went on with a promise is in doubt, wherever it failed,
 /// unless all promises hold. Nobody knows that once a step was cut off, so it
 /// is run again with all calls waiting, and what it does then counts. (But a
@@ -176,24 +195,31 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
   auto of_code = why.code == error_code::user_code
                  || why.code == error_code::unsupported
                  || why.code == error_code::config;
-  if (!model || !of_code || !model->can_take_back())
+  if (!model || !of_code || rank_.pipeline().size() == 1)
     return false;
+  auto& order = model->map().order();
   // What pp_rank 0 says about the body counts.
-  auto keeps_out = (call.no_rerun && rank_.pp_rank() == 0)
-                   || (rank_.records().active()
-                       && rank_.records().note().refused);
+  failed_step mine{
+    model->promises().promised(),
+    (call.no_rerun && rank_.pp_rank() == 0)
+      || (rank_.records().active() && rank_.records().note().refused)
+      || !order.keeps_late_changes(),
+    rank_.counters().microbatches > 1 ? order.changed_late()
+                                      : std::set<uint32_t>{}};
   try {
-    auto promised = false;
+    failed_step all;
     for (auto& x : rank_.exchange().all_gather(
            rank_.layout().members(comm_group::mp, rank_.self()),
-           "smp.run_again",
-           to_payload(std::pair{model->promises().promised(), keeps_out}))) {
-      auto [other, refuses] = from_payload<std::pair<bool, bool>>(
-        x, "view of a failed step");
-      promised = promised || other;
-      keeps_out = keeps_out || refuses;
+           "smp.run_again", to_payload(mine))) {
+      auto other = from_payload<failed_step>(x, "view of a failed step");
+      all.promised = all.promised || other.promised;
+      all.keeps_out = all.keeps_out || other.keeps_out;
+      all.changed_late.merge(other.changed_late);
     }
-    return promised && !keeps_out;
+    if (!all.changed_late.empty())
+      model->order_again(all.changed_late);
+    return (all.promised || !all.changed_late.empty()) && !all.keeps_out
+           && model->can_take_back();
   } catch (const error&) {
     return false; // a rank was lost; what came first is told
   }
@@ -240,6 +266,7 @@ payload step_runner::run(execution& ex, request& x) {
   if (!ex.is_root()) {
     auto answer = serve(ex, x);
     fence(ex);
+    check_order();
     return answer;
   }
   scoped_context context{body_context_};
@@ -254,7 +281,31 @@ payload step_runner::run(execution& ex, request& x) {
   // What the body put elsewhere can be read there when the step is over.
   keep_promises_of(ex);
   fence(ex);
+  check_order();
   return result;
+}
+
+/// @throws error (unsupported) if a buffer changed that the first training step
+///         left alone, so that microbatches pass it in any order (R19)
+void step_runner::check_order() const {
+  auto* model = rank_.model();
+  if (model == nullptr || rank_.counters().microbatches < 2)
+    return;
+  auto& order = model->map->order();
+  auto late = order.changed_late();
+  if (late.empty())
+    return;
+  auto tensor = *late.begin();
+  auto module = model->map->home(tensor);
+  std::string text = "its buffer '" + model->map->tensor_name(tensor)
+                     + "' changed, which it did not in the first training "
+                       "step, so that microbatches passed it in any order; "
+                       "from now on they keep it";
+  if (!order.keeps_late_changes())
+    text += ", but this step cannot be run again, as the buffer is large: name "
+            "who changes it with smp::set_stateful";
+  throw error{failure{error_code::unsupported, rank_.self(),
+                      model->map->name(module), std::move(text)}};
 }
 
 void await_grant(execution& ex) {

@@ -78,6 +78,7 @@ private:
   /// @param again see `model_state::begin_step`
   step_report run_once(node& actors, model_state* model, const step_call& x,
                        bool again);
+  void check_order() const;
   bool runs_again(model_state* model, const step_call& call,
                   const failure& why) const;
   step_report run_actors(node& actors, uint64_t microbatches);

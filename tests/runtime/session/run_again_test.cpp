@@ -368,6 +368,113 @@ TEST_CASE("random numbers and buffers are those of a step that ran once",
   CHECK(torch::allclose(found.mean, waiting.mean));
 }
 
+namespace {
+
+/// Multiplies by more each time, while `on`.
+function_impl::code counting(const std::atomic<bool>& on) {
+  return [&on](function_impl& self, Tensor x) {
+    auto count = self.named_buffers()["count"];
+    auto y = x * self.weight * (1 + count);
+    if (on) {
+      at::NoGradGuard no_grad;
+      count += x.detach().abs().sum();
+    }
+    return y;
+  };
+}
+
+void add_count(caller& model) {
+  model->there->register_buffer("count", torch::zeros({1}));
+}
+
+Tensor calls_once(caller_impl& self, Tensor x) {
+  return self.there(x * self.here);
+}
+
+/// What `counting` comes to in each step, by LibTorch alone.
+/// @param counts tells which steps change the buffer
+std::vector<expected> counted(size_t steps, int64_t microbatches, int calls,
+                              const std::function<bool(size_t)>& counts) {
+  std::vector<expected> result(steps);
+  auto count = torch::zeros({1});
+  for (size_t i = 0; i < steps; ++i) {
+    auto here = torch::full({3}, 2.0).requires_grad_();
+    auto weight = torch::ones({3}).requires_grad_();
+    for (auto& x : input().chunk(microbatches)) {
+      auto y = x * here;
+      for (int j = 0; j < calls; ++j) {
+        auto before = y;
+        y = y * weight * (1 + count);
+        if (counts(i))
+          count = count + before.detach().abs().sum();
+      }
+      (y.sum() / static_cast<double>(microbatches)).backward();
+      result[i].loss += y.sum().item<double>()
+                        / static_cast<double>(microbatches);
+    }
+    result[i].here = here.grad();
+    result[i].weight = weight.grad();
+  }
+  return result;
+}
+
+void check_close(const outcome_of_step& x, const expected& y) {
+  INFO(x.why.describe());
+  CHECK_FALSE(x.why);
+  CHECK(std::abs(x.loss - y.loss) < 1e-5 * (1 + std::abs(y.loss)));
+  CHECK(torch::allclose(x.gradients.at("here"), y.here));
+  CHECK(torch::allclose(x.gradients.at("there.weight"), y.weight));
+}
+
+} // namespace
+
+TEST_CASE(
+  "a buffer that changes later than in the first step has its order "
+  "from then on",
+  "[runtime][fast][auto][R19]") {
+  auto fast = GENERATE(as<std::optional<bool>>{}, std::nullopt, false);
+  std::atomic<bool> on = false;
+  auto found = run(
+    {.steps = 4,
+     .microbatches = 2,
+     .before_step = odd_later(on),
+     .change = [&](auto& world) { world.config.fast_mode = fast; },
+     .prepare = add_count},
+    counting(on), calls_once);
+  auto fails = fast.has_value();
+  auto right = counted(4, 2, 1, [&](size_t i) { return i > (fails ? 1 : 0); });
+  auto told = ContainsSubstring(
+    "count' changed, which it did not in the first "
+    "training step");
+  for (size_t i : {0, 1, 2, 3}) {
+    CAPTURE(fails, i);
+    CHECK(found[i].ran_again.empty() == (fails || i != 1));
+    if (fails && i == 1)
+      CHECK_THAT(found[i].why.text, told);
+    else
+      check_close(found[i], right[i]);
+  }
+  if (!fails)
+    CHECK_THAT(found[1].ran_again, told);
+}
+
+TEST_CASE("what a step that runs again was the first to change is put back",
+          "[runtime][fast][auto][R19]") {
+  std::atomic<bool> odd = false;
+  auto calls = std::make_shared<std::atomic<int>>(0);
+  auto found = run(
+    {.steps = 3, .before_step = odd_later(odd), .prepare = add_count},
+    [&, code = counting(odd)](function_impl& self, Tensor x) {
+      auto y = code(self, x);
+      return odd && (*calls)++ == 1 ? y.to(torch::kDouble) : y;
+    },
+    four_times);
+  auto right = counted(3, 1, 4, [](size_t i) { return i > 0; });
+  CHECK_FALSE(found[1].ran_again.empty());
+  for (size_t i : {0, 1, 2})
+    check_close(found[i], right[i]);
+}
+
 TEST_CASE("a step that cannot be taken back keeps its error",
           "[runtime][fast][auto]") {
   std::atomic<bool> odd = false;
