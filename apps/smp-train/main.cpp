@@ -252,6 +252,16 @@ int run_hosts(const command_line& cmd, const train_config& config,
   return launch_on_hosts(hosts, words, cmd.nodes.master);
 }
 
+/// Refuses each directory that holds a run already, before anything is written
+/// to one of them.
+void claim_run_dirs(const command_line& cmd,
+                    const std::vector<run_mode>& modes) {
+  if (modes.size() < 2)
+    return claim_run_dir(cmd.run_dir);
+  for (auto& mode : modes)
+    claim_run_dir(path_of_mode(cmd.run_dir, mode));
+}
+
 /// Compares in one mode after the other.
 /// @returns the exit code of the first one that is not equal
 int run_modes(const command_line& cmd, const train_config& config,
@@ -363,7 +373,7 @@ int run(int argc, char** argv) {
   // Our launcher has looked before its ranks began to write.
   if (!cmd->run_dir.empty() && cmd->nodes.node.value_or(0) == 0
       && !(environment && environment->supervised))
-    claim_run_dir(cmd->run_dir);
+    claim_run_dirs(*cmd, modes);
   if (environment)
     return run_process(*cmd, config, environment->supervised);
   check_once(config);

@@ -84,3 +84,32 @@ TEST_CASE_METHOD(run_dirs, "A directory that holds a run is left alone",
   }
   CHECK(content_of(path / "out/metrics.jsonl") == before);
 }
+
+TEST_CASE_METHOD(run_dirs, "No mode of several overwrites a run",
+                 "[apps][verify]") {
+  REQUIRE(
+    start({"tiny.toml", "--run-dir", "out-fast", "--transport.type=loopback"})
+      .join()
+    == 0);
+  auto config = content_of(path / "out-fast/config.toml");
+  auto steps = content_of(path / "out-fast/metrics.jsonl");
+  for (auto type : {"loopback", "ucx"}) {
+    INFO(type);
+    auto p = start({"verify", "tiny.toml", "--modes", "dynamic,fast",
+                    "--run-dir", "out", "--steps=1", "--smp.seed=7",
+                    std::string{"--transport.type="} + type});
+    CHECK(p.join() == 2);
+    CHECK_THAT(p.output(),
+               ContainsSubstring("--run-dir out-fast holds a run already"));
+    // It is known before the first mode begins.
+    CHECK_FALSE(fs::exists(path / "out-dynamic"));
+  }
+  CHECK(content_of(path / "out-fast/config.toml") == config);
+  CHECK(content_of(path / "out-fast/metrics.jsonl") == steps);
+  // One mode alone goes where it is told to, and `out` itself is no mode's.
+  fs::rename(path / "out-fast", path / "out");
+  auto p = start({"verify", "tiny.toml", "--modes", "dynamic,fast", "--run-dir",
+                  "out", "--steps=1", "--transport.type=loopback"});
+  CHECK(p.join() == 0);
+  CHECK(content_of(path / "out/config.toml") == config);
+}
