@@ -149,6 +149,22 @@ TEST_CASE_METHOD(tiny_job, "Each mode that is named is verified",
   CHECK_THAT(p.output(), ContainsSubstring("quick"));
 }
 
+TEST_CASE_METHOD(tiny_job, "All modes are those that can be named",
+                 "[apps][verify]") {
+  auto p = start({"tiny.toml", "--modes", "all", "--json", "out.json",
+                  "--transport.type=loopback"});
+  auto code = p.join();
+  INFO(p.output());
+  CHECK(code == 0);
+  CHECK_THAT(p.output(),
+             ContainsSubstring(
+               "modes: dynamic equal, fast equal, static equal, static+fast "
+               "equal, deterministic equal, deterministic+static equal, "
+               "deterministic+fast equal, deterministic+static+fast equal\n"));
+  for (auto mode : {"static", "static+fast", "deterministic+static"})
+    CHECK(result(fmt::format("out-{}.json", mode))["replayed"] == 3);
+}
+
 TEST_CASE_METHOD(tiny_job,
                  "What deterministic_server alone does is among the modes",
                  "[apps][verify][R33]") {
