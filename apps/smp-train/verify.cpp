@@ -41,6 +41,12 @@ void prepare_split(train_config& config) {
                 "--split needs two ranks or more: --ranks 2"};
   config.smp.auto_partition = false;
   config.manual_partition.clear();
+  // What the configuration says of a partition by cost has no effect then,
+  // which the session would refuse.
+  if (config.smp.trace_device == "gpu")
+    config.smp.trace_device = "cpu";
+  if (config.smp.tensor_parallel_degree == 1)
+    config.smp.optimize = "memory";
 }
 
 void check_json_file(const std::string& path) {

@@ -72,6 +72,10 @@ public:
         && x.tensor_parallel_degree == 1)
       add("smp.optimize", "has no effect with", "smp.memory_weight",
           "it stands for a weight; keep one of them");
+    if (!x.auto_partition && x.optimize != "memory"
+        && x.tensor_parallel_degree == 1)
+      add("smp.optimize", "has no effect with", "smp.auto_partition",
+          "nothing is balanced, and no layers are shared; leave it out");
     if (!x.auto_partition && x.trace_device == "gpu")
       add("smp.trace_device", "has no effect with", "smp.auto_partition",
           "nothing is measured; leave it out");
@@ -257,6 +261,28 @@ public:
     idle("smp.broadcast_buffers", x.broadcast_buffers);
   }
 
+  /// Ranks that differ along one axis only are in one order, whatever its
+  /// letter.
+  void check_rank_order() {
+    auto& x = x_.smp;
+    const session_config none;
+    auto parts = x.pipeline_parallel_degree * x.tensor_parallel_degree;
+    auto replicas = ranks_of(x_) / parts; // that share no modules
+    auto axes = (x.pipeline_parallel_degree > 1)
+                + (x.tensor_parallel_degree > 1) + (replicas > 1);
+    const bool one_replica = x.tensor_parallel_degree == 1 && replicas == 1;
+    if (!x.ddp || one_replica || axes > 1
+        || x.placement_strategy == none.placement_strategy)
+      return;
+    add({"smp.placement_strategy", "smp.pipeline_parallel_degree",
+         "smp.tensor_parallel_degree"},
+        fmt::format("{} has no effect with {} and {}, which leave one order of "
+                    "the ranks; leave it out",
+                    setting("smp.placement_strategy", x_),
+                    setting("smp.pipeline_parallel_degree", x_),
+                    setting("smp.tensor_parallel_degree", x_)));
+  }
+
   void check_same_samples() {
     auto& x = x_.smp;
     if (x.prescaled_batch && x.tensor_parallel_degree == 1)
@@ -327,6 +353,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_placement();
   rules.check_replicas();
   rules.check_lone_replica();
+  rules.check_rank_order();
   rules.check_same_samples();
   rules.check_checkpointing();
   rules.check_model();

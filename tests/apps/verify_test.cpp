@@ -194,6 +194,10 @@ TEST_CASE_METHOD(tiny_job, "A split job shows that modules cross ranks",
   INFO(p.output());
   CHECK(code == 0);
   CHECK(result("out.json")["requests"] > 100);
+  // It places by hand what the configuration would place by cost.
+  auto weighed = start({"tiny.toml", "--steps", "1", "--split",
+                        "--smp.optimize=speed", "--transport.type=loopback"});
+  CHECK(weighed.join() == 0);
   auto alone = start({"tiny.toml", "--split", "--ranks", "1"});
   CHECK(alone.join() == 2);
   CHECK_THAT(alone.output(), ContainsSubstring("--split needs two ranks"));

@@ -96,6 +96,21 @@ std::vector<broken> of_ranks_and_steps() {
       "it belongs to smp.ddp = true"}},
     lone_replica("ddp = true\nranks = 2\nplacement_strategy = \"spread\"",
                  "placement_strategy", "\"spread\""),
+    {"placement of replicas of which each is one rank",
+     with("pipeline_parallel",
+          "ddp = true\nranks = 4\nplacement_strategy = \"spread\""),
+     "run.toml:4: ",
+     {"smp.placement_strategy = \"spread\" has no effect with "
+      "smp.pipeline_parallel_degree = 1 and smp.tensor_parallel_degree = 1, "
+      "which leave one order of the ranks; leave it out"}},
+    {"placement of one replica that ranks share",
+     with("pipeline_parallel",
+          "ddp = true\ntensor_parallel_degree = 2\n"
+          "placement_strategy = \"TPD\""),
+     "run.toml:4: ",
+     {"smp.placement_strategy = \"TPD\" has no effect with "
+      "smp.pipeline_parallel_degree = 1 and smp.tensor_parallel_degree = 2",
+      "(smp.tensor_parallel_degree: run.toml:3)"}},
     lone_replica("ddp = true\nshard_optimizer_state = true",
                  "shard_optimizer_state", "true"),
     lone_replica("ddp = true\nshard_optimizer_state = true\n"
@@ -163,6 +178,17 @@ std::vector<broken> of_partitions() {
      "run.toml:4: ",
      {"smp.strategy has no effect with smp.auto_partition = false "
       "(run.toml:3); it belongs to smp.auto_partition = true"}},
+    {"weight of no partition",
+     with("microb", "auto_partition = false\nmemory_weight = 0.5"),
+     "run.toml:4: ",
+     {"smp.memory_weight has no effect with smp.auto_partition = false "
+      "(run.toml:3); it belongs to smp.auto_partition = true"}},
+    {"what no partition is to balance, and no shared layers are for",
+     with("microb", "auto_partition = false\noptimize = \"speed\""),
+     "run.toml:4: ",
+     {"smp.optimize = \"speed\" has no effect with smp.auto_partition = false; "
+      "nothing is balanced, and no layers are shared; leave it out",
+      "(smp.auto_partition: run.toml:3)"}},
     {"trace for no partition",
      with("microb", "auto_partition = false\ntrace_device = \"gpu\""),
      "run.toml:4: ",
@@ -221,6 +247,10 @@ TEST_CASE("a key that depends on another one is taken where it has an effect",
          {"--smp.auto_partition=false", "--smp.trace_device=none"},
          {"--smp.optimize=speed"},
          {"--smp.memory_weight=0.5"},
+         {"--smp.auto_partition=false", "--smp.optimize=speed",
+          "--smp.ddp=true", "--smp.tensor_parallel_degree=2"},
+         {"--smp.pipeline_parallel_degree=1", "--smp.ddp=true", "--smp.ranks=4",
+          "--smp.tensor_parallel_degree=2", "--smp.placement_strategy=spread"},
          {"--smp.ddp=true"},
          {"--smp.ddp=true", "--smp.ranks=2", "--smp.bucket_cap_mb=25"},
          {"--smp.ddp=true", "--smp.ranks=4", "--smp.placement_strategy=spread",

@@ -90,7 +90,8 @@ struct setup {
       for (size_t i = 0; i < parts.size(); ++i)
         if (parts[i] == part::norm)
           x.tensor_parallel_modules.push_back(fmt::format("body.{}", i));
-    x.placement_strategy = placement;
+    if (tensor * pipeline > 1)
+      x.placement_strategy = placement;
     x.optimize = optimize;
     x.pipeline = schedule;
     x.fast_mode = fast;
