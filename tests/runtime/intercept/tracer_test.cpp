@@ -12,9 +12,12 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <sstream>
+#include <string>
 
 using Catch::Matchers::ContainsSubstring;
 using namespace smp;
@@ -337,6 +340,73 @@ TEST_CASE("a body that was slow the one time it ran decides nothing",
   for (auto& text : texts)
     CHECK_THAT(text,
                ContainsSubstring("is noise, so each call counts the same"));
+}
+
+namespace {
+
+/// Takes long enough to count, and as long as others of its kind.
+struct busy_impl : nn::Module {
+  Tensor forward(Tensor x) {
+    using clock = std::chrono::steady_clock;
+    for (auto begin = clock::now();
+         clock::now() - begin < std::chrono::microseconds{30};)
+      ;
+    return x * weight;
+  }
+
+  Tensor weight = register_parameter("weight", torch::ones({1}));
+};
+TORCH_MODULE_IMPL(busy, busy_impl);
+
+struct busy_too_impl : busy_impl {};
+TORCH_MODULE_IMPL(busy_too, busy_too_impl);
+
+/// A hundred modules of one kind, then as many of another, about where the
+/// work is halved. Modules of a kind have one time, the median: wherever the
+/// boundary is, two percent more of one kind and less of the other move it
+/// by some modules, and no other noise can hide that.
+struct two_kinds_impl : nn::Module {
+  two_kinds_impl() {
+    for (int i = 0; i < 100; ++i)
+      layers->push_back(busy{});
+    for (int i = 0; i < 100; ++i)
+      layers->push_back(busy_too{});
+    register_module("layers", layers);
+  }
+
+  Tensor forward(Tensor x) {
+    return layers->forward(x);
+  }
+
+  nn::Sequential layers;
+};
+TORCH_MODULE_IMPL(two_kinds, two_kinds_impl);
+
+} // namespace
+
+TEST_CASE("a decision that errors of measured times would change says so",
+          "[runtime][trace]") {
+  auto world = automatic_world(2, 1);
+  world.config.strategy = "paper"; // whatever a call of another rank costs
+  world.config.memory_weight = 0;
+  auto x = run(
+    world, [] { return two_kinds{}; }, torch::ones({2, 8}));
+  REQUIRE(x.decision);
+  auto& devices = x.decision->plan.module_device;
+  REQUIRE(std::ranges::count(devices, 1u) > 0);
+  auto& reasons = x.decision->plan.reasons;
+  REQUIRE_FALSE(reasons.empty());
+  CHECK_THAT(reasons[0],
+             ContainsSubstring("the decision hangs on noise: were times 2 % "
+                               "off, ")
+               && ContainsSubstring("would be elsewhere"));
+  for (auto& text : x.texts) {
+    std::istringstream words{text}; // its lines are broken anywhere
+    std::string line;
+    for (std::string word; words >> word;)
+      line += word + " ";
+    CHECK_THAT(line, ContainsSubstring("the decision hangs on noise: were "));
+  }
 }
 
 TEST_CASE("a module that cannot be traced is named and does not stop the run",
