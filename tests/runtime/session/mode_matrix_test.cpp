@@ -1,4 +1,4 @@
-// ctest: timeout=600 label=proof
+// ctest: timeout=750 label=proof
 #include "tests/support/catch.hpp"
 
 #include "tests/support/program.hpp"
@@ -165,6 +165,13 @@ TEST_CASE("every schedule gives the numbers of one process in a fixed order",
   check({.fixed_order = true});
 }
 
+TEST_CASE(
+  "every schedule is replayed in a fixed order with the numbers of one "
+  "process",
+  "[runtime][equality][static][deterministic][R32][R33]") {
+  check({.replays = true, .fixed_order = true});
+}
+
 TEST_CASE("every schedule gives the numbers of one process by default",
           "[runtime][equality][fast][auto][R32][R38]") {
   check({.fast = as_by_default});
@@ -182,4 +189,11 @@ TEST_CASE(
   "by default",
   "[runtime][equality][deterministic][fast][auto][R32][R33][R38]") {
   check({.fast = as_by_default, .fixed_order = true});
+}
+
+TEST_CASE(
+  "every schedule is replayed in a fixed order with the numbers of one "
+  "process by default",
+  "[runtime][equality][static][deterministic][fast][auto][R32][R33][R38]") {
+  check({.replays = true, .fast = as_by_default, .fixed_order = true});
 }
