@@ -52,8 +52,13 @@ TEST_CASE("TorchScript models have the numbers of one process in fast mode",
     "unused_output", "weight_as_argument");
   // TorchScript optimises whole layers otherwise than single modules.
   auto placement = GENERATE(spread::scattered, spread::layers);
-  DYNAMIC_SECTION(name << (placement == spread::layers ? ", by layer" : "")) {
+  auto pipeline = GENERATE(as<std::string>{}, "interleaved", "simple", "1f1b");
+  if (pipeline != "interleaved" && name != "hf_llama")
+    return; // what schedules change does not depend on the model
+  DYNAMIC_SECTION(name << (placement == spread::layers ? ", by layer" : "")
+                       << ", " << pipeline) {
     auto job = zoo_job(name);
+    job.pipeline = pipeline;
     job.placement = placement;
     job.steps = 3;
     job.fast = true;
@@ -74,15 +79,17 @@ TEST_CASE("TorchScript models are replayed with the numbers of one process",
   auto ranks = GENERATE(2u, 4u);
   auto placement = GENERATE(spread::scattered, spread::layers);
   auto fixed_order = GENERATE(true, false);
-  if (!fixed_order && name != "hf_llama")
+  auto pipeline = GENERATE(as<std::string>{}, "interleaved", "simple", "1f1b");
+  if ((!fixed_order || pipeline != "interleaved") && name != "hf_llama")
     return; // the same messages, whatever the order
   DYNAMIC_SECTION(
-    fmt::format("{}, pp {}, {}, {}", name, ranks,
+    fmt::format("{}, pp {}, {}, {}, {}", name, ranks,
                 placement == spread::layers ? "by layer" : "scattered",
-                fixed_order ? "fixed order" : "free order")) {
+                fixed_order ? "fixed order" : "free order", pipeline)) {
     auto job = zoo_job(name);
     job.placement = placement;
     job.replays = true;
+    job.pipeline = pipeline;
     job.fixed_order = fixed_order;
     job.steps = 5;
     job.ranks = ranks;
