@@ -1,5 +1,7 @@
 # The test of texts: a rule that is cited stands in docs/rules.md, each rule
-# there is cited by a test, and a path that a page or a comment names exists.
+# there is cited by a test, and a path that a page or a comment names exists; so
+# does a module that Python code of tests/zoo imports from there, which no test
+# runs.
 #
 #   cmake -D ROOT=<tree> -P docs.cmake
 
@@ -162,6 +164,33 @@ function(check_paths_of_source file)
   set(errors "${errors}" PARENT_SCOPE)
 endfunction()
 
+# -- imports -------------------------------------------------------------------
+
+file(GLOB_RECURSE programs RELATIVE ${ROOT} ${ROOT}/tests/zoo/*.py)
+set(zoo_names "")
+foreach(file IN LISTS programs)
+  string(REGEX REPLACE "^tests/zoo/|[.]py$" "" name "${file}")
+  string(REPLACE "/" ";" parts "${name}")
+  list(APPEND zoo_names ${parts})
+endforeach()
+
+# All are named from tests/zoo on, where the programs are run.
+function(check_imports file)
+  file(STRINGS ${ROOT}/${file} lines
+    REGEX "^ *(from +[A-Za-z0-9_.]+ +import|import +[A-Za-z0-9_.]+)")
+  string(REGEX REPLACE "[][]" " " lines "${lines}")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE "^ *(from|import) +([A-Za-z0-9_.]+).*$" "\\2" name "${line}")
+    string(REGEX REPLACE "[.].*$" "" first "${name}")
+    string(REPLACE "." "/" path "${name}")
+    if(first IN_LIST zoo_names AND NOT EXISTS ${ROOT}/tests/zoo/${path}.py
+       AND NOT EXISTS ${ROOT}/tests/zoo/${path}/__init__.py)
+      complain(${file} "there is no module ${name} to import")
+    endif()
+  endforeach()
+  set(errors "${errors}" PARENT_SCOPE)
+endfunction()
+
 # -- the check -----------------------------------------------------------------
 
 # Every folder with sources says what lives there; one of tests that mirrors
@@ -192,6 +221,9 @@ foreach(file IN LISTS pages sources)
     check_rules(${file})
   endif()
 endforeach()
+foreach(file IN LISTS programs)
+  check_imports(${file})
+endforeach()
 foreach(rule IN LISTS rules)
   if(NOT rule IN_LIST rules_in_tests)
     complain(docs/rules.md "no test cites ${rule}")
@@ -209,7 +241,7 @@ foreach(error IN LISTS errors)
 endforeach()
 if(errors)
   list(LENGTH errors number)
-  message(FATAL_ERROR "docs: ${number} wrong rules, paths or links")
+  message(FATAL_ERROR "docs: ${number} wrong rules, paths, links or imports")
 endif()
 list(LENGTH rules number)
-message(STATUS "docs: every rule, path and link is there, ${number} rules")
+message(STATUS "docs: every rule, path, link and import is there, ${number} rules")

@@ -1,4 +1,4 @@
-# Plants wrong rules, paths and links one at a time and expects docs.cmake to
+# Plants wrong rules, paths, links and imports one at a time and expects docs.cmake to
 # find each.
 #
 #   cmake -D WORK=<scratch folder> -P docs_selftest.cmake
@@ -48,6 +48,12 @@ expect_wrong(actors/a.hpp "// compared elsewhere (b_test.cpp)" "no b_test.cpp")
 expect_right(actors/a.hpp "// compared elsewhere (a_test.cpp)")
 expect_wrong(actors/a.hpp "throw error{\"see docs/b.md\"}\;" "no docs/b.md")
 expect_wrong(docs/a.md "First `b::run`." "b::run is not in the code")
+
+# Imports.
+expect_wrong(tests/zoo/models/published.py "from published import X" "no module published")
+expect_wrong(tests/zoo/rows.py "import torch\nimport rows.entry" "no module rows.entry")
+expect_right(tests/zoo/rows.py "import torch\nfrom rows import X")
+expect_right(tests/zoo/models/published.py "from models.published import (\n  X)")
 
 # Folders.
 expect_wrong(runtime/base/a.hpp "int x" "has no README.md")

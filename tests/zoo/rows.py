@@ -35,7 +35,7 @@ from export import (
     STEPS,
     threads_of,
 )
-from published import PUBLISHED
+from models import PUBLISHED
 
 SPREAD = """\
 threads = 1

@@ -14,6 +14,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <iostream>
 #include <map>
 #include <sstream>
 #include <string>
@@ -363,6 +364,23 @@ TEST_CASE("an error of a step is the same on all ranks, and the next one runs",
     train_step(inputs());
     require(contains(told, "rank 0") && contains(told, "8x8"), told);
     require(s.last_step().seconds > 0, "seconds");
+  });
+}
+
+TEST_CASE("a session tells what the last step was", "[runtime][docs]") {
+  smp::run_virtual_world(2, manual_world(2, 2), [](smp::session& session) {
+    smp::distributed_model model{make_net()};
+    auto evaluate = smp::step([&](torch::Tensor x) {
+      torch::NoGradGuard no_grad;
+      return model(x, "spread").mean();
+    });
+    require(session.last_step().seconds == 0, "none before the first one");
+    evaluate(inputs());
+    smp::step_stats stats = session.last_step(); // of this rank
+    if (!stats.ran_again.empty())
+      std::cerr << "step ran again: " << stats.ran_again << '\n';
+    require(stats.seconds > 0 && stats.ran_again.empty(), "what it took");
+    require((stats.requests > 0) == (session.rank() == 0), "who asked");
   });
 }
 
