@@ -4,12 +4,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace smp {
@@ -28,8 +32,10 @@ concept sliceable = requires(const T& x) {
   {smp_slice(x, uint64_t{}, uint64_t{}, int64_t{})};
 };
 
-/// Splits tensors, also inside vectors, maps, tuples, pairs and optionals;
-/// everything else goes whole to every microbatch.
+/// Splits tensors, also inside of what modules take with tensors in it
+/// (runtime/values/pack.hpp): vectors, arrays, maps, unordered maps, tuples,
+/// pairs, optionals and variants; everything else goes whole to every
+/// microbatch.
 template <class T>
 struct splitter {
   static T slice(const T& x, uint64_t n, uint64_t index, int64_t axis) {
@@ -64,11 +70,34 @@ struct splitter<std::vector<T>> {
   }
 };
 
+template <class T, size_t N>
+struct splitter<std::array<T, N>> {
+  static std::array<T, N> slice(const std::array<T, N>& xs, uint64_t n,
+                                uint64_t index, int64_t axis) {
+    auto result = xs;
+    for (auto& x : result)
+      x = split(x, n, index, axis);
+    return result;
+  }
+};
+
 template <class K, class T>
 struct splitter<std::map<K, T>> {
   static std::map<K, T> slice(const std::map<K, T>& xs, uint64_t n,
                               uint64_t index, int64_t axis) {
     std::map<K, T> result;
+    for (auto& [key, x] : xs)
+      result.emplace(key, split(x, n, index, axis));
+    return result;
+  }
+};
+
+template <class K, class T>
+struct splitter<std::unordered_map<K, T>> {
+  static std::unordered_map<K, T> slice(const std::unordered_map<K, T>& xs,
+                                        uint64_t n, uint64_t index,
+                                        int64_t axis) {
+    std::unordered_map<K, T> result;
     for (auto& [key, x] : xs)
       result.emplace(key, split(x, n, index, axis));
     return result;
@@ -100,6 +129,17 @@ struct splitter<std::tuple<Ts...>> {
         return std::tuple<Ts...>{split(xs, n, index, axis)...};
       },
       x);
+  }
+};
+
+/// Of the same alternative, also where several have one type.
+template <class... Ts>
+struct splitter<std::variant<Ts...>> {
+  static std::variant<Ts...> slice(const std::variant<Ts...>& x, uint64_t n,
+                                   uint64_t index, int64_t axis) {
+    auto result = x;
+    std::visit([&](auto& y) { y = split(y, n, index, axis); }, result);
+    return result;
   }
 };
 

@@ -5,6 +5,16 @@
 
 #include <torch/types.h>
 
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
 using namespace smp;
 using namespace smp::test;
 
@@ -85,6 +95,36 @@ TEST_CASE("tensors in containers are split where they stand",
   CHECK(is_second(*part[0].at(3).first));
   CHECK(part[0].at(3).second == 0.5);
   CHECK(part[1].empty());
+}
+
+TEST_CASE("arrays, unordered maps and variants of tensors are split, too",
+          "[runtime][step]") {
+  auto x = column();
+  auto array = second(std::array{x, x + 0});
+  CHECK((is_second(array[0]) && is_second(array[1])));
+  CHECK(second(std::array<Tensor, 0>{}).empty());
+  CHECK(second(std::array<int, 8>{0, 1, 2})[2] == 2); // no tensor
+
+  std::unordered_map<std::string, Tensor> map{{"x", x}, {"none", Tensor{}}};
+  CHECK(is_second(second(map).at("x")));
+  CHECK_FALSE(second(map).at("none").defined());
+  CHECK(second(map).size() == 2);
+
+  using either = std::variant<std::string, Tensor, std::vector<Tensor>, Tensor>;
+  CHECK(is_second(std::get<1>(second(either{std::in_place_index<1>, x}))));
+  CHECK(is_second(std::get<2>(second(either{std::vector{x}})).at(0)));
+  CHECK(is_second(std::get<3>(second(either{std::in_place_index<3>, x}))));
+  CHECK(std::get<0>(second(either{"whole"})) == "whole");
+  // A part is a new value; what is split stays whole.
+  either whole{std::in_place_index<1>, x};
+  second(whole);
+  CHECK(std::get<1>(whole).is_same(x));
+
+  std::unordered_map<int, std::array<std::variant<int, Tensor>, 2>> nest{
+    {3, {x, 5}}};
+  auto part = second(nest).at(3);
+  CHECK(is_second(std::get<1>(part[0])));
+  CHECK(std::get<0>(part[1]) == 5);
 }
 
 TEST_CASE("a part of a batch is a view of it", "[runtime][step]") {
