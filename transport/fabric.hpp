@@ -71,8 +71,8 @@ public:
 };
 
 /// Moves messages between ranks in no promised order, and never blocks the
-/// caller. `send(tensors) -> completion` is the one seam behind which the
-/// communication stages of the paper (section 6) will stand.
+/// caller. The communication stages of the paper (section 6) stand above it, as
+/// a fabric around another one (actors/comm/comm_fabric.hpp).
 class fabric {
 public:
   /// Called once when the message left: its tensors may change or go. Gets an
