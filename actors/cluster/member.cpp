@@ -111,7 +111,7 @@ void member_state::on_silence(std::chrono::duration<double> x) {
   auto text = fmt::format(
     "the SUPERVISOR at {} has not answered for {:.1f} s: "
     "its process, which is rank 0 or the launcher, is "
-    "stopped",
+    "stopped or out of reach",
     config.address, x.count());
   if (config.says_silence)
     std::fprintf(stderr, "smp: %s\n", text.c_str());

@@ -452,6 +452,8 @@ TEST_CASE_METHOD(watched_supervisor,
   REQUIRE(reports.size() == 1);
   CHECK(reports[0].find("the SUPERVISOR at there has not answered for ")
         != std::string::npos);
+  // A cut cable looks the same from here.
+  CHECK(reports[0].ends_with("is stopped or out of reach"));
   CHECK(ends.empty());
 }
 
