@@ -8,6 +8,7 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -350,6 +351,42 @@ TEST_CASE("a loss that others report ends what is in flight to a hung rank",
   CHECK(w.heard.losses() == std::vector<failure>{why});
   for (auto& x : w.heard.send_failures())
     CHECK(x == why);
+}
+
+namespace {
+
+/// @returns how long it takes until all ends that is under way to a hung rank
+/// which is lost after another one
+std::chrono::milliseconds end_of_second_loss(const std::string& kind) {
+  world w{kind, 3, "sink"};
+  for (uint64_t i : {1, 2})
+    w.other(i).signal(SIGSTOP);
+  for (int i = 0; i < 20; ++i)
+    w.rank.send(rank_id{2}, make_message("x", {make_tensor(8 << 20, 1)}),
+                w.heard.on_sent());
+  auto begin = std::chrono::steady_clock::now();
+  failure why{error_code::rank_down, rank_id{1}, {}, "killed by signal 9"};
+  w.rank.peer_lost(why);
+  why.rank = rank_id{2};
+  w.rank.peer_lost(why);
+  REQUIRE(w.heard.wait_sent(20));
+  auto took = std::chrono::steady_clock::now() - begin;
+  CHECK(w.heard.send_failures() == std::vector<failure>(20, why));
+  return std::chrono::ceil<std::chrono::milliseconds>(took);
+}
+
+} // namespace
+
+// It is told goodbye, as it may live, and takes none if it does not.
+TEST_CASE("what is under way to a second lost rank ends soon as well",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  // The machine may be busy: the best of a few counts.
+  auto best = end_of_second_loss(kind);
+  for (int i = 0; i < 3 && best >= std::chrono::milliseconds{700}; ++i)
+    best = std::min(best, end_of_second_loss(kind));
+  CHECK(best < std::chrono::milliseconds{700});
 }
 
 // UCX, the SUPERVISOR and the launcher may all tell, in any order.
