@@ -1,6 +1,7 @@
 // How connections end: one by one when a rank is lost, all at the stop.
 
 #include "transport/ucx/engine.hpp"
+#include "transport/ucx/failures.hpp"
 
 namespace smp {
 
@@ -24,11 +25,7 @@ void ucx_fabric::engine::on_endpoint_error(void* x, ucp_ep_h,
                                            ucs_status_t status) {
   auto& lost = *static_cast<peer*>(x);
   lost.self->failed_.emplace_back(
-    &lost,
-    failure{error_code::rank_down,
-            lost.rank,
-            {},
-            std::string{"connection lost: "} + ucs_status_string(status)});
+    &lost, failure_of(status, lost.rank, during::nothing));
 }
 
 void ucx_fabric::engine::handle_failed() {

@@ -212,6 +212,7 @@ private:
   void finish_if_complete(peer& from, uint64_t number);
   void deliver(peer& from, message x);
   void refuse(peer& from, error_code code, std::string text);
+  void refuse(peer& from, failure why);
   /// Runs `f`; where it finds no memory, `from` is refused.
   template <class F>
   void guarded(peer& from, F f);

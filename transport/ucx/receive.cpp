@@ -1,6 +1,7 @@
 // How messages arrive: units come in any order and become whole messages.
 
 #include "transport/ucx/engine.hpp"
+#include "transport/ucx/failures.hpp"
 
 #include <cstring>
 #include <new>
@@ -137,9 +138,7 @@ void ucx_fabric::engine::received(receive_operation& x, ucs_status_t status) {
   if (status != UCS_OK) {
     // A hung rank that comes back might still write there.
     quarantine_.push_back(x.block);
-    refuse(from, error_code::rank_down,
-           std::string{"connection lost in the middle of a message: "}
-             + ucs_status_string(status));
+    refuse(from, failure_of(status, from.rank, during::receiving));
     return;
   }
   if (from.state != peer_state::connected)
@@ -221,8 +220,12 @@ void ucx_fabric::engine::deliver(peer& from, message x) {
 // -- trouble ------------------------------------------------------------------
 
 void ucx_fabric::engine::refuse(peer& from, error_code code, std::string text) {
+  refuse(from, {code, from.rank, {}, std::move(text)});
+}
+
+void ucx_fabric::engine::refuse(peer& from, failure why) {
   if (from.state == peer_state::connected)
-    failed_.emplace_back(&from, failure{code, from.rank, {}, std::move(text)});
+    failed_.emplace_back(&from, std::move(why));
 }
 
 template <class F>

@@ -1,6 +1,7 @@
 // How messages leave: units, queues, windows.
 
 #include "transport/ucx/engine.hpp"
+#include "transport/ucx/failures.hpp"
 
 #include <algorithm>
 
@@ -22,24 +23,6 @@ constexpr uint64_t bulk_window_bytes = uint64_t{4} << 20;
 constexpr unsigned marker_window = 2;
 
 constexpr std::byte marker_byte{};
-
-failure send_failure(rank_id to, ucs_status_t status) {
-  std::string text = ucs_status_string(status);
-  switch (status) {
-    case UCS_ERR_CANCELED:
-    case UCS_ERR_CONNECTION_RESET:
-    case UCS_ERR_ENDPOINT_TIMEOUT:
-    case UCS_ERR_NOT_CONNECTED:
-    case UCS_ERR_IO_ERROR:
-    case UCS_ERR_UNREACHABLE:
-    case UCS_ERR_REJECTED:
-    // The first message to a process that is gone finds none of its memory.
-    case UCS_ERR_SHMEM_SEGMENT:
-      return {error_code::rank_down, to, {}, "connection lost: " + text};
-    default:
-      return {error_code::transport, to, {}, "cannot be sent to: " + text};
-  }
-}
 
 } // namespace
 
@@ -297,7 +280,7 @@ void ucx_fabric::engine::sent(send_operation& x, ucs_status_t status) {
   }
   auto why = closing_ ? stopped()
              : x.to.state == peer_state::connected
-               ? send_failure(x.to.rank, status)
+               ? failure_of(status, x.to.rank, during::sending)
                : x.to.why;
   if (x.what.of)
     for (auto& t : x.what.of->content.body.tensors)
