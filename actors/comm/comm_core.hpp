@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -42,6 +43,11 @@ public:
 class comm_core {
 public:
   comm_core(rank_id self, const comm_options& options, comm_outside& outside);
+
+  /// See `comm_router::place`. @pre nothing was sent and nothing arrived
+  void place(std::vector<uint64_t> machine_of_rank) {
+    router_.place(std::move(machine_of_rank));
+  }
 
   // -- called by the fabric ---------------------------------------------------
 
@@ -128,7 +134,7 @@ private:
   void launch(const comm_message_ptr& x);
 
   const rank_id self_;
-  const comm_router router_;
+  comm_router router_; // constant from the first message on
   comm_outside& outside_;
   comm_ledger ledger_;
   send_window window_;

@@ -110,6 +110,10 @@ comm_fabric::~comm_fabric() {
   stop(std::chrono::milliseconds{0});
 }
 
+void comm_fabric::place(std::vector<uint64_t> machine_of_rank) {
+  impl_->core.place(std::move(machine_of_rank));
+}
+
 void comm_fabric::send(rank_id to, message x, sent_callback done) {
   auto rides = [](auto& t) { return t.nbytes <= riding_limit; };
   auto& tensors = x.body.tensors;

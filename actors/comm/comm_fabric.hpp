@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace smp {
 
@@ -23,6 +24,10 @@ public:
   comm_fabric(std::shared_ptr<fabric> inner, std::shared_ptr<actor_host> host,
               const comm_options& options);
   ~comm_fabric() override;
+
+  /// Tells on which machine each rank is, by any numbers: those of one are a
+  /// node, unless `comm_options` says otherwise. Before `start`.
+  void place(std::vector<uint64_t> machine_of_rank);
 
   void send(rank_id to, message x, sent_callback done) override;
 

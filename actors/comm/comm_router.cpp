@@ -11,11 +11,19 @@ comm_rule decide(bool on_device, const comm_link& link) noexcept {
   return link.rdma ? comm_rule::device_path : comm_rule::no_rdma;
 }
 
+bool comm_router::same_node(rank_id peer) const noexcept {
+  if (auto n = options_.ranks_per_node; n > 0)
+    return peer.value / n == self_.value / n;
+  auto& on = machine_of_rank_;
+  // One that is not there, the fabric refuses.
+  if (peer.value >= on.size() || self_.value >= on.size())
+    return true;
+  return on[peer.value] == on[self_.value];
+}
+
 comm_link comm_router::link_to(rank_id peer) const noexcept {
-  auto per_node = options_.ranks_per_node;
   comm_link result;
-  result.same_node = per_node == 0
-                     || peer.value / per_node == self_.value / per_node;
+  result.same_node = same_node(peer);
   result.peer_access = options_.force_device_path && result.same_node;
   result.rdma = options_.force_device_path && !result.same_node;
   return result;

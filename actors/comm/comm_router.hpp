@@ -3,6 +3,8 @@
 #include "actors/protocol/comm_message.hpp"
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace smp {
 
@@ -23,7 +25,8 @@ struct comm_options {
   /// Bytes of the arenas, which are made if there is a device path.
   uint64_t send_arena = 0;
   uint64_t receive_arena = 0;
-  /// Ranks on one node, for what is forced; 0: all.
+  /// Ranks on one node, whatever machines they are on, for what is forced; 0:
+  /// those of one machine.
   uint64_t ranks_per_node = 0;
 };
 
@@ -43,6 +46,12 @@ public:
     return options_.force_device_path;
   }
 
+  /// Tells on which machine each rank is, by any numbers; until then all are on
+  /// one. All ranks are told the same. @pre nothing was decided
+  void place(std::vector<uint64_t> machine_of_rank) {
+    machine_of_rank_ = std::move(machine_of_rank);
+  }
+
   comm_link link_to(rank_id peer) const noexcept;
 
   /// @returns the first of the rules 1 to 3 that holds for a tensor on `device`
@@ -50,8 +59,11 @@ public:
   comm_rule rule_for(device_ref device, rank_id peer) const noexcept;
 
 private:
+  bool same_node(rank_id peer) const noexcept;
+
   rank_id self_;
   comm_options options_;
+  std::vector<uint64_t> machine_of_rank_;
 };
 
 /// The rules themselves.

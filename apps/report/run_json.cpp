@@ -29,6 +29,17 @@ json rules_json(const comm_report& x) {
   return result;
 }
 
+/// What each stage did.
+json stages_json(const comm_report& x) {
+  auto result = json::object();
+  for (auto& y : x.stages)
+    result[smp::to_string(y.stage)] = {{"handled", y.handled},
+                                       {"bytes", y.bytes},
+                                       {"passed_by", y.passed_by},
+                                       {"held", y.held}};
+  return result;
+}
+
 /// The oldest messages that did not leave yet.
 json under_way_json(const comm_report& x) {
   auto result = json::array();
@@ -131,6 +142,7 @@ json comm_json(const run_status& x) {
         y["send_arena"] = arena_json(comm.stages.send_arena);
         y["receive_arena"] = arena_json(comm.stages.receive_arena);
       }
+      y["stages"] = stages_json(comm.stages);
       y["tensors"] = rules_json(comm.stages);
       y["under_way"] = under_way_json(comm.stages);
       auto& peers = y["peers"] = json::array();

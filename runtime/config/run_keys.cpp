@@ -271,7 +271,7 @@ const std::vector<config_key> run_table = {
   {.name = "transport.force_ranks_per_node",
    .slot = SMP_SLOT(smp.device_path.ranks_per_node),
    .meaning = "ranks that `transport.force_device_path` takes for one node, "
-              "ranks of different nodes being further apart; 0: all",
+              "whatever machines they are on; 0: those of one machine",
    .range = between(0, 65536),
    .only = {{"transport.force_device_path", {"true"}}}},
   {.name = "transport.send_arena",

@@ -33,7 +33,8 @@ struct device_path_config {
   /// Arenas of a rank that has a device path, in MB.
   uint64_t send_arena = 64;
   uint64_t receive_arena = 256;
-  /// Of what is forced: so many ranks count as one node; 0: all.
+  /// Of what is forced: so many ranks count as one node; 0: those of one
+  /// machine.
   uint64_t ranks_per_node = 0;
 };
 

@@ -170,6 +170,7 @@ rank_runtime::take_places(const std::vector<member>& all) {
   }
   own_layout_.place(machines);
   own_collectives_.place(own_layout_.machine_of_ranks());
+  comm_->place(own_layout_.machine_of_ranks());
   if (own_layout_.machines() > 1)
     for (auto& x : all)
       host_of_.push_back(x.host);

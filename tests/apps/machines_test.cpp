@@ -7,6 +7,7 @@
 #include "tests/support/machine_runs.hpp"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <chrono>
 #include <csignal>
@@ -160,6 +161,39 @@ TEST_CASE_METHOD(machines_dir, "mpirun starts the ranks of two machines",
   CHECK_THAT(run.output(), ContainsSubstring("equal: "));
   CHECK_THAT(read("run/log-3.txt"),
              ContainsSubstring("local rank 1 of 2 on mb"));
+}
+
+// -- the device path ----------------------------------------------------------
+
+TEST_CASE_METHOD(machines_dir,
+                 "what crosses machines takes the device path between nodes",
+                 "[apps][machines][R46]") {
+  // So wide that no activation rides in the first message.
+  start_comparison(
+    100000, {"--model.width=64", "--transport.force_device_path=true",
+             "--transport.send_arena=16", "--transport.receive_arena=16"});
+  auto handled = [](const nlohmann::json& comm, const std::string& stage) {
+    uint64_t result = 0;
+    for (auto& rank : comm)
+      if (rank.contains("stages")) // it answered in time
+        result += rank["stages"].at(stage).at("handled").get<uint64_t>();
+    return result;
+  };
+  nlohmann::json comm;
+  auto deadline = std::chrono::steady_clock::now() + 60s;
+  do {
+    auto look = on.start(
+      0, {built_program("smp-inspect"), "run", "comm", "--json"}, path);
+    look.join();
+    INFO(look.output());
+    comm = nlohmann::json::parse(look.output()).at("comm");
+  } while (handled(comm, "IO SEND WATCHER") == 0
+           && std::chrono::steady_clock::now() < deadline);
+  INFO(comm.dump(2));
+  CHECK(handled(comm, "CROSS-NODE PROGRESS") > 0);
+  CHECK(handled(comm, "IO SEND WATCHER") > 0);
+  // On a machine the receiver pulls from where a tensor lies.
+  CHECK(handled(comm, "D2D SEND") > 0);
 }
 
 // -- bad lines ----------------------------------------------------------------

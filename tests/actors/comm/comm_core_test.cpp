@@ -128,6 +128,25 @@ TEST_CASE("both sides see the same link", "[actors][comm]") {
   CHECK(plain.rule_for({1, 0}, rank_id{1}) == comm_rule::no_peer_access);
 }
 
+TEST_CASE("the ranks of a machine are a node, unless it is said otherwise",
+          "[actors][comm]") {
+  auto same_node = [](uint64_t ranks_per_node, uint64_t self, uint64_t peer) {
+    comm_router x{rank_id{self}, forced(ranks_per_node)};
+    x.place({0, 1, 0, 1});
+    auto link = x.link_to(rank_id{peer});
+    CHECK(link.peer_access == link.same_node);
+    CHECK(link.rdma != link.same_node);
+    return link.same_node;
+  };
+  CHECK(same_node(0, 0, 2));
+  CHECK(same_node(0, 3, 1));
+  CHECK_FALSE(same_node(0, 0, 1));
+  CHECK_FALSE(same_node(0, 1, 0));
+  CHECK_FALSE(same_node(2, 0, 2));
+  CHECK(same_node(2, 0, 1));
+  CHECK(same_node(4, 0, 1));
+}
+
 TEST_CASE("on the host path no stage has to take a turn", "[actors][comm]") {
   stages x;
   x.send({make_tensor(100 * kb, 1), make_tensor(10, 2)});

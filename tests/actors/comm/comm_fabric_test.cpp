@@ -35,7 +35,8 @@ comm_options forced(uint64_t ranks_per_node, uint64_t arena) {
 /// Ranks whose messages pass the stages, over one kind of fabric.
 class world {
 public:
-  world(const std::string& kind, uint64_t size, const comm_options& options)
+  world(const std::string& kind, uint64_t size, const comm_options& options,
+        const std::vector<uint64_t>& machine_of_rank = {})
     : heard_(size) {
     auto host = std::make_shared<actor_host>();
     std::shared_ptr<loopback_network> network;
@@ -56,6 +57,8 @@ public:
     std::vector<std::string> addresses;
     for (auto& x : ranks_)
       addresses.push_back(x->address());
+    for (auto& x : ranks_)
+      x->place(machine_of_rank);
     for (uint64_t i = 0; i < size; ++i)
       ranks_[i]->start(addresses, heard_[i]);
   }
@@ -161,6 +164,21 @@ TEST_CASE("messages of every size pass the stages whole, on every path",
     CHECK(handled(sender, comm_stage::io_send_watcher) == 4);
     CHECK(handled(sender, comm_stage::requester) == 1);
   }
+}
+
+TEST_CASE("between machines a tensor goes through both arenas",
+          "[actors][comm]") {
+  world w{"tcp", 3, forced(0, 4 * mb), {0, 1, 0}};
+  for (uint64_t to : {1, 2})
+    w.at(0).send(rank_id{to}, make_message("x", {make_tensor(mb, 1)}), {});
+  for (uint64_t to : {1, 2})
+    REQUIRE(w.heard(to).wait_messages(1));
+  auto sender = when_placed(w.at(0), 2);
+  CHECK(handled(sender, comm_stage::cross_node_progress) == 1);
+  CHECK(handled(sender, comm_stage::d2d_send) == 1);
+  CHECK(sender.send_arena.high_water == mb);
+  CHECK(handled(w.at(1).status(), comm_stage::io_recv_watcher) == 1);
+  CHECK(handled(w.at(2).status(), comm_stage::io_recv_watcher) == 0);
 }
 
 TEST_CASE("an arena that is too small is no stall", "[actors][comm]") {

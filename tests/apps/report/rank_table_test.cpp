@@ -279,6 +279,7 @@ TEST_CASE("Waits name the end of the chain", "[apps][report]") {
   stages.device_path = true;
   stages.send_arena.capacity = 8'000'000;
   stages.sent[1] = 12;
+  stages.stages = {{smp::comm_stage::d2d_send, 3, 4000, 2, 1}};
   stages.oldest.resize(1);
   stages.oldest[0].number = 7;
   stages.oldest[0].at = comm_stage::tracker;
@@ -288,6 +289,7 @@ TEST_CASE("Waits name the end of the chain", "[apps][report]") {
                && ContainsSubstring("message 7 to r0, 0 B: at COMM TRACKER"));
   auto comm = comm_json(status)[0];
   CHECK(comm["tensors"]["host tensor"]["sent"] == 12);
+  CHECK(comm["stages"]["D2D SEND"]["handled"] == 3);
   CHECK(comm["under_way"][0]["at"] == "COMM TRACKER");
   CHECK(comm["send_arena"]["capacity"] == 8'000'000);
 }
