@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/resident_pages.hpp"
 #include "transport/arena.hpp"
 
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <vector>
 
 using namespace smp;
+using namespace smp::test;
 
 TEST_CASE("an arena deals out blocks until there are none, and says so",
           "[transport][arena]") {
@@ -38,6 +40,11 @@ TEST_CASE("an arena deals out blocks until there are none, and says so",
   CHECK(empty.used == 0);
   CHECK(empty.high_water == 1 << 20);
   CHECK(empty.largest_free == 1 << 20);
+}
+
+TEST_CASE("all of an arena is touched when it is made", "[transport][arena]") {
+  arena x{4 << 20};
+  CHECK(untouched_pages(x.memory().get(), x.status().capacity) == 0);
 }
 
 TEST_CASE("fragmentation is what lies outside of the largest free block",

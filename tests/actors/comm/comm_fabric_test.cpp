@@ -5,6 +5,8 @@
 #include "actors/comm/comm_fabric.hpp"
 #include "tests/support/inbox.hpp"
 #include "tests/support/payloads.hpp"
+#include "tests/support/resident_pages.hpp"
+#include "transport/forwarding_fabric.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 
@@ -13,6 +15,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 using namespace smp;
@@ -179,6 +182,56 @@ TEST_CASE("between machines a tensor goes through both arenas",
   CHECK(sender.send_arena.high_water == mb);
   CHECK(handled(w.at(1).status(), comm_stage::io_recv_watcher) == 1);
   CHECK(handled(w.at(2).status(), comm_stage::io_recv_watcher) == 0);
+}
+
+namespace {
+
+/// Notes what memory is made known to what moves bytes.
+class recording_fabric : public forwarding_fabric, public placing_fabric {
+public:
+  explicit recording_fabric(std::shared_ptr<fabric> inner)
+    : forwarding_fabric(std::move(inner)) {
+    // nop
+  }
+
+  void place_with(tensor_places&) override {
+    // nop
+  }
+
+  void send_marked(rank_id to, message x, std::vector<uint64_t>,
+                   sent_callback done) override {
+    send(to, std::move(x), std::move(done));
+  }
+
+  void register_memory(std::shared_ptr<std::byte> x, uint64_t size) override {
+    registered.emplace_back(std::move(x), size);
+  }
+
+  std::vector<std::pair<std::shared_ptr<std::byte>, uint64_t>> registered;
+};
+
+} // namespace
+
+TEST_CASE("arenas are touched and registered before a run begins",
+          "[actors][comm]") {
+  auto network = std::make_shared<loopback_network>(1);
+  auto below = std::make_shared<recording_fabric>(
+    std::shared_ptr<fabric>{network, &network->at(rank_id{0})});
+  auto options = forced(0, 4 * mb);
+  options.send_arena = 2 * mb;
+  SECTION("both of them") {
+    comm_fabric x{below, std::make_shared<actor_host>(), options};
+    REQUIRE(below->registered.size() == 2);
+    CHECK(below->registered[0].second == 2 * mb);
+    CHECK(below->registered[1].second == 4 * mb);
+    for (auto& [memory, size] : below->registered)
+      CHECK(untouched_pages(memory.get(), size) == 0);
+  }
+  SECTION("unless there is none") {
+    options.force_device_path = false;
+    comm_fabric x{below, std::make_shared<actor_host>(), options};
+    CHECK(below->registered.empty());
+  }
 }
 
 TEST_CASE("an arena that is too small is no stall", "[actors][comm]") {
