@@ -44,6 +44,7 @@ void ucx_fabric::engine::give_up(peer& x, const failure& why) {
   }
   drop_queued(x, x.why);
   x.partial.clear();
+  x.partial_bytes = 0;
 }
 
 void ucx_fabric::engine::lose(peer& x, const failure& why) {

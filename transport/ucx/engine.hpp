@@ -123,6 +123,8 @@ private:
     std::optional<ucx::description> what;
     std::map<uint32_t, part> parts;
     size_t complete_parts = 0;
+    /// Of its parts and a long description, received or not.
+    uint64_t bytes = 0;
   };
 
   struct receive_operation {
@@ -160,6 +162,7 @@ private:
     unsigned markers_open = 0;
 
     std::map<uint64_t, assembly> partial;
+    uint64_t partial_bytes = 0; // of all of them
 
     /// @returns what goes next of the small ones; null: there are none
     std::deque<unit>* next_small() noexcept {
@@ -206,6 +209,11 @@ private:
   ucs_status_t receive_data(peer& from, const ucx::unit_header& header,
                             incoming_data data);
   std::byte* place_for(receive_operation& x);
+  /// @returns null where `from` is refused
+  assembly* assembly_of(peer& from, uint64_t number);
+  part* part_of(peer& from, const ucx::unit_header& header);
+  bool announce(peer& from, assembly& to, uint64_t size);
+  void forget(peer& from, uint64_t number);
   void tell_placed(peer& to, const part& x);
   void received(receive_operation& x, ucs_status_t status);
   void described(peer& from, uint64_t number, std::span<const std::byte> bytes);

@@ -3,12 +3,25 @@
 #include "transport/ucx/engine.hpp"
 #include "transport/ucx/failures.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
 namespace smp {
 
 using namespace ucx;
+
+namespace {
+
+/// What a rank may have under way here, in messages and bytes, before it counts
+/// as a breach of protocol. The stages of communication of a sender launch 8
+/// messages with large tensors at a time, of 128 MB together or one alone
+/// (actors/comm/send_window.hpp), and 64 small units are under way at most: far
+/// less than this.
+constexpr size_t partial_limit = 1024;
+constexpr uint64_t partial_bytes_limit = uint64_t{512} << 20;
+
+} // namespace
 
 // -- C callbacks: nothing may be thrown through UCX ---------------------------
 
@@ -105,6 +118,9 @@ ucs_status_t ucx_fabric::engine::receive_data(peer& from,
 std::byte* ucx_fabric::engine::place_for(receive_operation& x) {
   auto& header = x.header;
   if (header.kind == unit_kind::long_description) {
+    auto a = assembly_of(x.from, header.number);
+    if (a == nullptr || !announce(x.from, *a, x.size))
+      return nullptr;
     x.block = pool_.take(x.size);
     return x.block.get();
   }
@@ -114,23 +130,79 @@ std::byte* ucx_fabric::engine::place_for(receive_operation& x) {
            "sent a part that reaches beyond its tensor");
     return nullptr;
   }
-  auto& p = x.from.partial[header.number].parts[header.tensor];
-  if (!p.block) {
-    if (header.transfer != 0 && places_ != nullptr)
-      p.block = places_->place(
-        {x.from.rank, header.transfer, header.tensor_size});
-    p.as_marked = p.block != nullptr;
-    if (!p.block)
-      p.block = pool_.take(header.tensor_size);
-    p.size = header.tensor_size;
-    p.transfer = header.transfer;
-  } else if (p.size != header.tensor_size || p.transfer != header.transfer) {
-    refuse(x.from, error_code::protocol,
+  auto p = part_of(x.from, header);
+  if (p == nullptr)
+    return nullptr;
+  x.block = p->block;
+  return p->block.get() + header.offset;
+}
+
+auto ucx_fabric::engine::part_of(peer& from, const unit_header& header)
+  -> part* {
+  if (header.tensor_size <= packed_limit) {
+    refuse(from, error_code::protocol,
+           "sent a tensor apart that belongs into its description");
+    return nullptr;
+  }
+  auto a = assembly_of(from, header.number);
+  if (a == nullptr)
+    return nullptr;
+  if (auto i = a->parts.find(header.tensor); i != a->parts.end()) {
+    auto& p = i->second;
+    if (p.size == header.tensor_size && p.transfer == header.transfer)
+      return &p;
+    refuse(from, error_code::protocol,
            "sent parts that differ about the size or name of their tensor");
     return nullptr;
   }
-  x.block = p.block;
-  return p.block.get() + header.offset;
+  if (!announce(from, *a, header.tensor_size))
+    return nullptr;
+  part p;
+  if (header.transfer != 0 && places_ != nullptr)
+    p.block = places_->place({from.rank, header.transfer, header.tensor_size});
+  p.as_marked = p.block != nullptr;
+  if (!p.block)
+    p.block = pool_.take(header.tensor_size);
+  p.size = header.tensor_size;
+  p.transfer = header.transfer;
+  return &a->parts.emplace(header.tensor, std::move(p)).first->second;
+}
+
+auto ucx_fabric::engine::assembly_of(peer& from, uint64_t number) -> assembly* {
+  if (auto i = from.partial.find(number); i != from.partial.end())
+    return &i->second;
+  if (from.partial.size() >= partial_limit) {
+    refuse(from, error_code::protocol,
+           "sent parts of more than " + std::to_string(partial_limit)
+             + " messages and completed none");
+    return nullptr;
+  }
+  return &from.partial[number];
+}
+
+/// Claims are cheap: counted before memory is asked for.
+bool ucx_fabric::engine::announce(peer& from, assembly& to, uint64_t size) {
+  to.bytes += size;
+  from.partial_bytes += size;
+  if (from.partial_bytes <= partial_bytes_limit)
+    return true;
+  // One message alone may be larger.
+  uint64_t largest = 0;
+  for (auto& [number, x] : from.partial)
+    largest = std::max(largest, x.bytes);
+  if (from.partial_bytes - largest <= partial_bytes_limit)
+    return true;
+  refuse(from, error_code::protocol,
+         "announced " + std::to_string(from.partial_bytes)
+           + " bytes in several messages at once");
+  return false;
+}
+
+void ucx_fabric::engine::forget(peer& from, uint64_t number) {
+  if (auto i = from.partial.find(number); i != from.partial.end()) {
+    from.partial_bytes -= i->second.bytes;
+    from.partial.erase(i);
+  }
 }
 
 void ucx_fabric::engine::received(receive_operation& x, ucs_status_t status) {
@@ -177,15 +249,18 @@ void ucx_fabric::engine::described(peer& from, uint64_t number,
                                    std::span<const std::byte> bytes) {
   auto what = read_description(bytes, pool_);
   if (what.apart.empty()) {
+    forget(from, number);
     deliver(from, std::move(what.content));
     return;
   }
-  auto& a = from.partial[number];
-  if (a.what) {
+  auto a = assembly_of(from, number);
+  if (a == nullptr)
+    return;
+  if (a->what) {
     refuse(from, error_code::protocol, "described a message twice");
     return;
   }
-  a.what = std::move(what);
+  a->what = std::move(what);
   finish_if_complete(from, number);
 }
 
@@ -207,7 +282,7 @@ void ucx_fabric::engine::finish_if_complete(peer& from, uint64_t number) {
     t.owner = std::move(p->second.block);
   }
   auto content = std::move(a.what->content);
-  from.partial.erase(i);
+  forget(from, number);
   deliver(from, std::move(content));
 }
 

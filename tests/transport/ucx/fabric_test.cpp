@@ -130,6 +130,23 @@ unit_header chunk_of(uint32_t tensor, uint64_t offset, uint64_t size) {
   return result;
 }
 
+/// The first bytes of one tensor each of several messages.
+void send_parts(stranger& to, uint64_t messages, uint64_t size) {
+  auto header = chunk_of(0, 0, size);
+  for (; header.number < messages; ++header.number)
+    to.send(bytes_of(header), std::vector<std::byte>(100));
+}
+
+void check_cut_off(stranger& by, const std::string& reason) {
+  auto& heard = by.heard();
+  REQUIRE(by.progress_until([&] { return !heard.losses().empty(); }));
+  auto why = heard.losses()[0];
+  CHECK(why.code == error_code::protocol);
+  CHECK(why.rank == rank_id{1});
+  CHECK_THAT(why.text, Catch::Matchers::ContainsSubstring(reason));
+  CHECK(heard.messages().empty());
+}
+
 } // namespace
 
 TEST_CASE("what no rank of the run sends is dropped and counted",
@@ -201,9 +218,14 @@ TEST_CASE("a rank that breaks the protocol is cut off with the reason",
     expected = "differ about the size";
   }
   SECTION("more bytes than the tensor has") {
-    s.send(bytes_of(chunk_of(0, 0, 150)), data);
-    s.send(bytes_of(chunk_of(0, 0, 150)), data);
+    data.resize(3000);
+    s.send(bytes_of(chunk_of(0, 0, 5000)), data);
+    s.send(bytes_of(chunk_of(0, 0, 5000)), data);
     expected = "twice";
+  }
+  SECTION("a part of a tensor that needs none") {
+    s.send(bytes_of(chunk_of(0, 0, 4096)), data);
+    expected = "belongs into its description";
   }
   SECTION("one message described twice") {
     s.send(bytes_of(header_of(unit_kind::description), described({large})));
@@ -212,15 +234,76 @@ TEST_CASE("a rank that breaks the protocol is cut off with the reason",
   }
   SECTION("parts of another tensor than described") {
     s.send(bytes_of(header_of(unit_kind::description), described({large})));
-    s.send(bytes_of(chunk_of(1, 0, 100)), data);
+    data.resize(5000);
+    s.send(bytes_of(chunk_of(1, 0, 5000)), data);
     expected = "do not fit";
   }
-  REQUIRE(s.progress_until([&] { return !s.heard().losses().empty(); }));
-  auto why = s.heard().losses()[0];
-  CHECK(why.code == error_code::protocol);
-  CHECK(why.rank == rank_id{1});
-  CHECK_THAT(why.text, Catch::Matchers::ContainsSubstring(expected));
-  CHECK(s.heard().messages().empty());
+  check_cut_off(s, expected);
+}
+
+TEST_CASE("a rank that announces too much at once is cut off with the reason",
+          "[transport][ucx]") {
+  stranger s;
+  std::string expected;
+  SECTION("parts of too many messages") {
+    send_parts(s, 1025, 5000);
+    expected = "sent parts of more than 1024 messages and completed none";
+  }
+  SECTION("descriptions of too many messages") {
+    auto header = header_of(unit_kind::description);
+    for (; header.number < 1025; ++header.number)
+      s.send(bytes_of(header, described({make_tensor(10000, 1)})));
+    expected = "sent parts of more than 1024 messages and completed none";
+  }
+  SECTION("messages that are too large together") {
+    send_parts(s, 7, uint64_t{100} << 20);
+    expected = "bytes in several messages at once";
+  }
+  check_cut_off(s, expected);
+}
+
+TEST_CASE("messages that a rank has under way are counted down again",
+          "[transport][ucx]") {
+  stranger s;
+  auto bytes = pattern(5000, 1);
+  auto part = chunk_of(0, 0, bytes.size());
+  auto what = header_of(unit_kind::description);
+  SECTION("one message after the other") {
+    for (; part.number < 1100; ++part.number) {
+      what.number = part.number;
+      s.send(bytes_of(part), bytes);
+      s.send(bytes_of(what, described({make_tensor(bytes)})));
+    }
+  }
+  SECTION("one alone may be large, beside small ones") {
+    send_parts(s, 1, uint64_t{1} << 30);
+    for (part.number = 1; part.number < 1101; ++part.number) {
+      what.number = part.number;
+      s.send(bytes_of(part), bytes);
+      s.send(bytes_of(what, described({make_tensor(bytes)})));
+    }
+  }
+  REQUIRE(
+    s.progress_until([&] { return s.heard().messages().size() == 1100; }));
+  CHECK(s.heard().losses().empty());
+}
+
+TEST_CASE("bytes that a rank has under way are counted down again",
+          "[transport][ucx]") {
+  stranger s;
+  auto bytes = pattern(1 << 20, 1);
+  auto part = chunk_of(0, 0, bytes.size());
+  auto what = header_of(unit_kind::description);
+  // One alone may be so large.
+  send_parts(s, 1, uint64_t{1} << 30);
+  for (part.number = 1; part.number < 600; ++part.number) {
+    what.number = part.number;
+    s.send(bytes_of(part), bytes);
+    s.send(bytes_of(what, described({make_tensor(bytes)})));
+    REQUIRE(s.progress_until([&] { return !s.heard().messages().empty(); }));
+    s.heard().take_messages();
+  }
+  CHECK(s.heard().losses().empty());
 }
 
 TEST_CASE("the parts of a message may come before its description",
