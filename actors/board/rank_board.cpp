@@ -295,6 +295,11 @@ uint64_t rank_board::look() {
   return progress_;
 }
 
+void rank_board::main_ends_step(bool x) {
+  std::lock_guard guard{mutex_};
+  main_ends_step_ = x;
+}
+
 rank_view rank_board::view() {
   std::lock_guard guard{mutex_};
   sample();
@@ -304,6 +309,7 @@ rank_view rank_board::view() {
   result.left = left_;
   activity main;
   main.executes = !main_wait_ || main_wait_->done();
+  main.ends_step = main_ends_step_;
   if (main.executes) {
     main.what = "user code outside of a step";
     main.brief = "user code";

@@ -45,6 +45,9 @@ public:
 
   void main_executes();
 
+  /// See `activity::ends_step`.
+  void main_ends_step(bool x);
+
   /// The rank is about to leave: what it does no longer matters.
   void leave();
 
@@ -158,6 +161,7 @@ private:
   std::optional<context_id> executing_; // who has the token
   completion_ptr main_wait_;            // null: it executes
   wait_reason main_reason_;
+  bool main_ends_step_ = false;
   clock::time_point main_since_ = clock::now();
   bool left_ = false;
   const clock::time_point made_ = clock::now();

@@ -22,6 +22,9 @@ struct activity {
 
   kind who = kind::main;
   bool executes = false;
+  /// Of the user's thread: its step runs on without it, or ends; until that is
+  /// over it calls no module.
+  bool ends_step = false;
   /// "module b, microbatch 0, forward"; "schedule actor "x" owes an answer".
   std::string what;
   /// Of a context or a queued request; number 0: none.

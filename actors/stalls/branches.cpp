@@ -3,14 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <compare>
 #include <functional>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 
 namespace smp {
 
@@ -23,16 +21,6 @@ struct place {
 
   auto operator<=>(const place&) const = default;
 };
-
-/// What a step ends with (`runtime/session/step_runner.cpp`): who is there
-/// calls no module any more.
-bool is_end_of_step(const std::string& waits_for) {
-  constexpr std::array<std::string_view, 4> known{
-    "the end of step", "exchange \"smp.shared_step\"",
-    "exchange \"smp.run_again\"", "exchange \"smp.replicas\""};
-  return std::ranges::any_of(known,
-                             [&](auto x) { return waits_for.starts_with(x); });
-}
 
 /// Tells whether somebody waits in a way of which peers know nothing: in a
 /// collective of the user's, or outside of the step.
@@ -48,7 +36,7 @@ bool waits_otherwise(const rank_view& view) {
     if (x.executes || x.who == activity::kind::schedule)
       return true;
     if (x.who == activity::kind::main)
-      return !is_end_of_step(x.waits_for);
+      return !x.ends_step;
     auto is_collective = x.waits_for.starts_with("exchange ")
                          || x.waits_for.find(" of ranks ") != std::string::npos;
     return is_collective && !is_shared(x.waits_for);

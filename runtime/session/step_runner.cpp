@@ -40,6 +40,15 @@ offload_store::counts offload_counts(const rank_context& rank) {
   return store ? store->status() : offload_store::counts{};
 }
 
+/// When a step is over, so is its end.
+struct end_of_step {
+  ~end_of_step() {
+    board.main_ends_step(false);
+  }
+
+  rank_board& board;
+};
+
 } // namespace
 
 std::vector<payload> step_runner::run_step(node& actors, model_state* model,
@@ -55,6 +64,7 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   auto begin = std::chrono::steady_clock::now();
   auto sent = fabric_.stats().bytes_sent;
   auto offloaded = offload_counts(rank_);
+  const end_of_step end{rank_.board()};
   body_ = std::move(body);
   body_context_ = call_context::current();
   if (model)
@@ -110,6 +120,8 @@ void step_runner::skip_step(model_state* model) {
   stats_ = {};
   ++rank_.counters().drawn_step; // as in the other replicas
   replicas_.begin_step(*model, {.microbatches = 0});
+  const end_of_step end{rank_.board()};
+  rank_.board().main_ends_step(true);
   if (auto why = replicas_.end_step(model, {}))
     throw error{why};
 }
@@ -131,6 +143,7 @@ step_report step_runner::run_once(node& actors, model_state* model,
                                   const step_call& x, bool again) {
   auto begin = std::chrono::steady_clock::now();
   held_results_.clear();
+  rank_.board().main_ends_step(false);
   if (model)
     model->begin_step(again);
   auto& records = rank_.records();
@@ -252,6 +265,7 @@ step_report step_runner::run_actors(node& actors, uint64_t microbatches) {
   actors.begin_step(smp::run_step{step, microbatches}, [report](step_report x) {
     report->set_value(std::move(x));
   });
+  rank_.board().main_ends_step(true);
   auto result = awaited<step_report>::get(
     report, {"the end of step " + std::to_string(step.value),
              rank_.pipeline().front()});

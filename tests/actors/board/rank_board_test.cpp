@@ -184,3 +184,15 @@ TEST_CASE_METHOD(board_fixture, "activities are told in brief, too",
   CHECK(contexts().at(0).awaits == "m4");
   CHECK(board->view().activities.at(0).brief == "user code");
 }
+
+TEST_CASE_METHOD(board_fixture, "that a step ends is told until it is over",
+                 "[actors][board][R31]") {
+  auto ends_step = [&] { return board->view().activities.at(0).ends_step; };
+  CHECK_FALSE(ends_step());
+  board->main_ends_step(true);
+  board->main_waits(std::make_shared<completion>(), {"any text", {}});
+  CHECK(ends_step());
+  board->main_executes();
+  board->main_ends_step(false);
+  CHECK_FALSE(ends_step());
+}
