@@ -353,6 +353,10 @@ session::~session() {
   if (std::uncaught_exceptions() == unwinding_) {
     try {
       finish();
+    } catch (const error& e) {
+      // What is wrong with a collective, nobody else tells here.
+      if (e.code() == error_code::protocol)
+        print_stderr("smp: {}\n", e.what());
     } catch (const std::exception&) {
       // A rank died during the goodbyes; there is nothing left to lose.
     }
@@ -376,6 +380,8 @@ void session::finish() {
     process_->me->leave();
   if (process_)
     process_->over = true;
+  if (auto why = rank_->collectives().untold())
+    throw error{std::move(why)};
 }
 
 const session_config& session::config() const noexcept {

@@ -58,6 +58,8 @@ public:
 
   /// Says goodbye to the other ranks (a barrier), so that the end of this
   /// rank is no loss. The destructor does it too, unless unwinding.
+  /// @throws error after that, if a collective that was through on this rank
+  /// was none of all ranks; the destructor prints it
   void finish();
 
   /// The machinery behind; for runtime/ and tests.

@@ -62,6 +62,7 @@ public:
   void end_step(step_id step);
   void cancel();
   std::vector<begun_collective> begun(step_id step) const;
+  failure untold() const;
 
   std::shared_ptr<collective_operation> make(collective_call x);
 
@@ -375,6 +376,13 @@ std::vector<begun_collective> collectives::impl::begun(step_id step) const {
   return result;
 }
 
+failure collectives::impl::untold() const {
+  for (auto& [label, calls] : sequences_)
+    if (calls.broken && label.step.value == 0)
+      return calls.broken;
+  return {};
+}
+
 void collectives::impl::cancel() {
   fail_running({error_code::cancelled, self(), {}, "the session ends"},
                [](auto&) { return true; });
@@ -427,6 +435,13 @@ std::vector<begun_collective> collectives::begun(step_id step) const {
   if (!result->done())
     return {};
   return awaited<std::vector<begun_collective>>::get(result, {});
+}
+
+failure collectives::untold() const {
+  auto result = std::make_shared<awaited<failure>>();
+  impl_->line().add(
+    [x = impl_.get(), result] { result->set_value(x->untold()); }, false);
+  return awaited<failure>::get(result, {"collectives to end", {}});
 }
 
 void collectives::deliver(rank_id from, message x) {

@@ -32,9 +32,9 @@ struct begun_collective {
 ///
 /// What ranks say of one call must agree, or it fails on all of them with what
 /// each said; on one that has all it needs by then, the next call of that name
-/// fails. Results have the same bits on every rank, and from run to run: the
-/// order of additions follows from the group, the size and the machines on
-/// which its ranks are.
+/// fails, or `untold` has it. Results have the same bits on every rank, and
+/// from run to run: the order of additions follows from the group, the size and
+/// the machines on which its ranks are.
 class collectives {
 public:
   explicit collectives(fabric& x, collective_limits limits = {});
@@ -56,6 +56,11 @@ public:
   /// @returns what began here in a step that runs or was the last one; nothing
   /// while busy.
   std::vector<begun_collective> begun(step_id step) const;
+
+  /// @returns what is wrong with a collective outside of steps that was over
+  /// here before that was found out, if no later call of its name failed with
+  /// it; else nothing. Within a step, the step fails on all ranks.
+  failure untold() const;
 
   // -- called by the session --------------------------------------------------
 

@@ -118,6 +118,39 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a root that is through is told at the end what was wrong",
+          "[transport][collectives]") {
+  using enum collective_kind;
+  auto in_step = GENERATE(false, true);
+  collective_world w{"loopback", 2, {}, stepped(1)};
+  std::vector<collective_call> calls;
+  for (int i = 0; i < 2; ++i) {
+    calls.push_back(call_of(w, broadcast, 3 + i));
+    if (in_step) {
+      calls.back().label.step = step_id{1};
+      calls.back().label.microbatch = microbatch_id{0};
+    }
+  }
+  CHECK(!ended(w, w.at(0).start(calls[0])));
+  CHECK(!w.at(0).untold());
+  auto other = ended(w, w.at(1).start(calls[1]));
+  w.network.run();
+  CHECK(other.code == error_code::protocol);
+  CHECK(!w.at(1).untold());
+  // A step that fails on one rank fails on all.
+  if (in_step) {
+    CHECK(!w.at(0).untold());
+    return;
+  }
+  CHECK_THAT(w.at(0).untold().text,
+             Catch::Matchers::ContainsSubstring("broadcast of float32[3]")
+               && Catch::Matchers::ContainsSubstring("float32[4]"));
+  // The next call of that name tells it, so the end does not.
+  CHECK(ended(w, w.at(0).start(call_of(w, allreduce, 1))).code
+        == error_code::protocol);
+  CHECK(!w.at(0).untold());
+}
+
 TEST_CASE("rows that one gives and another does not take fail on all ranks",
           "[transport][collectives]") {
   collective_world w{"loopback", 3, {}, stepped(1)};
