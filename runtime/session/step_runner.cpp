@@ -302,8 +302,8 @@ payload step_runner::run(execution& ex, request& x) {
 /// @throws error (unsupported) if a buffer changed that the first training step
 ///         left alone, so that microbatches pass it in any order (R19)
 void step_runner::check_order() const {
-  auto* model = rank_.model();
-  if (model == nullptr || rank_.counters().microbatches < 2)
+  auto& model = rank_.model();
+  if (!model || rank_.counters().microbatches < 2)
     return;
   auto& order = model->map->order();
   auto late = order.changed_late();
