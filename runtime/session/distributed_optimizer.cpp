@@ -58,12 +58,11 @@ void cut_sums(torch::optim::Optimizer& x, const model_map& map) {
   }
 }
 
-/// @returns the gradients of which each replica has a part; null: there are
-/// none
-const gradient_shards* shards_of(const model_state& model) {
-  auto* buckets = model.buckets();
-  return buckets == nullptr || buckets->shards().empty() ? nullptr
-                                                         : &buckets->shards();
+/// Whether replicas have parts of gradients. All ranks have to say the same, so
+/// it is no question of whether this one has any: perhaps no optimizer has
+/// parameters of its modules.
+bool shares_gradients(const rank_runtime& rank) {
+  return rank.config().shard_gradients;
 }
 
 struct owned_gradient {
@@ -79,13 +78,12 @@ std::vector<owned_gradient> owned_gradients(const model_state& model) {
   auto& map = model.map();
   auto& tensors = map.model().tensors;
   // Parts are what one rank of all has, whole gradients what each replica has.
-  auto* shards = shards_of(model);
-  if (shards != nullptr)
-    for (auto& x : shards->gradients())
+  if (auto* buckets = model.buckets())
+    for (auto& x : buckets->shards().gradients())
       result.push_back({x, 1});
-  auto slices = shards == nullptr
-                  ? 1.0
-                  : static_cast<double>(rank.layout().size(comm_group::rdp));
+  auto slices = shares_gradients(rank)
+                  ? static_cast<double>(rank.layout().size(comm_group::rdp))
+                  : 1.0;
   peers *= slices;
   for (uint32_t i = 0; i < tensors.size(); ++i)
     if (auto& x = tensors[i];
@@ -328,7 +326,9 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
   }
   if (SMP_FAULT("doubled-norm"))
     squares *= 2;
-  auto group = shards_of(model.state()) ? comm_group::world : comm_group::mp;
+  auto group = shares_gradients(session::current().internals())
+                 ? comm_group::world
+                 : comm_group::mp;
   auto total = std::sqrt(sum_over(group, "smp.clip_grad_norm", squares))
                / model.state().loss_scale();
   auto factor = max_norm / (total + 1e-6);

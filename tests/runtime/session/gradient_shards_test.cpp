@@ -7,14 +7,17 @@
 #include "runtime/session/step_call.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 // What gradients cost where each replica keeps a part of them, by counting
@@ -174,7 +177,88 @@ std::vector<Tensor> sums_of(turns order) {
   return result;
 }
 
+// -- an optimizer of a part of the model --------------------------------------
+
+template <template <class> class P>
+struct two_layers_impl : torch::nn::Module {
+  two_layers_impl() {
+    register_module("first", first);
+    register_module("second", second);
+  }
+
+  Tensor forward(Tensor x) {
+    return second(torch::tanh(first(x)));
+  }
+
+  P<torch::nn::Linear> first{4, 3}, second{3, 1};
+};
+
+template <class H>
+using plain = H;
+
+struct distributed_layers_impl : two_layers_impl<submodule> {};
+TORCH_MODULE_IMPL(distributed_layers, distributed_layers_impl);
+
+/// [4, 4]
+Tensor samples() {
+  return torch::sin(torch::arange(16.0).view({4, 4})).to(torch::kFloat);
+}
+
+/// Two replicas, each with one layer a rank; an optimizer has one layer's
+/// parameters. @returns by rank, the norm of all gradients before they were
+/// clipped and after
+std::vector<std::pair<double, double>> norms_of(bool first_layer,
+                                                bool shards_gradients) {
+  std::vector<std::pair<double, double>> result(4);
+  virtual_world_options world;
+  world.config = replicated(true);
+  world.config.shard_gradients = shards_gradients;
+  world.config.pipeline_parallel_degree = 2;
+  world.config.auto_partition = false;
+  world.config.stall_timeout = 20; // of ranks that wait in two groups
+  run_virtual_world(4, world, [&](session& s) {
+    distributed_model model{seeded([] { return distributed_layers{}; })};
+    set_partition(*model->second, 1);
+    torch::optim::SGD sgd{first_layer ? model->first->parameters()
+                                      : model->second->parameters(),
+                          0.1};
+    distributed_optimizer optimizer{sgd};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    train_step(samples().chunk(2).at(dp_rank()));
+    auto before = clip_grad_norm_(model, 0.1);
+    result[s.rank()] = {before, clip_grad_norm_(model, 1e9)};
+    if (any_nonfinite(model))
+      throw std::runtime_error{"not finite"};
+    optimizer.step();
+  });
+  return result;
+}
+
+double norm_alone() {
+  auto model = seeded([] { return two_layers_impl<plain>{}; });
+  model.forward(samples()).square().mean().backward();
+  auto squares = 0.0;
+  for (auto& p : model.parameters())
+    squares += p.grad().square().sum().item<double>();
+  return std::sqrt(squares);
+}
+
 } // namespace
+
+TEST_CASE("norms count ranks of whose parameters no optimizer has any",
+          "[runtime][gradient_shards][R22]") {
+  auto first_layer = GENERATE(false, true);
+  auto shards_gradients = GENERATE(false, true);
+  CAPTURE(first_layer, shards_gradients);
+  for (auto [before, after] : norms_of(first_layer, shards_gradients)) {
+    CHECK(before == Catch::Approx(norm_alone()).epsilon(1e-5));
+    CHECK(after == Catch::Approx(0.1).epsilon(1e-4));
+  }
+}
 
 TEST_CASE("a replica keeps its part of the gradients, and one bucket",
           "[runtime][gradient_shards][R53]") {
