@@ -15,6 +15,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 namespace smp {
@@ -81,6 +82,22 @@ std::vector<replica_outcome> tell(const rank_context& rank,
 
 } // namespace
 
+namespace {
+
+std::string advice_on_leaving(const rank_context& rank) {
+  std::string text
+    = "left the run, while this replica trains on: a replica "
+      "that has no more batches ";
+  return text
+         + (rank.layout().size(comm_group::tp) > 1
+              ? "goes on with batches of which nothing counts, as skip() is "
+                "not possible with smp.tensor_parallel_degree > 1"
+              : "takes part in the steps of the others with skip()")
+         + " (docs/data_parallel.md)";
+}
+
+} // namespace
+
 void replicas::leave() {
   if (auto ranks = group(); ranks.size() > 1 && !left_)
     tell(rank_, ranks, {.left = true});
@@ -100,12 +117,7 @@ failure replicas::end_step(model_state* model, const failure& mine) {
   auto why = mine;
   for (size_t i = 0; i < told.size() && !left_; ++i)
     if (told[i].left)
-      left_ = {error_code::config,
-               ranks[i],
-               {},
-               "left the run, while this replica trains on: a replica that has "
-               "no more batches takes part in the steps of the others with "
-               "skip() (docs/data_parallel.md)"};
+      left_ = {error_code::config, ranks[i], {}, advice_on_leaving(rank_)};
   if (left_)
     return left_;
   gradient_report all;
