@@ -58,6 +58,16 @@ void cut_sums(torch::optim::Optimizer& x, const model_map& map) {
   }
 }
 
+/// Sums that were one number until now (`make_optimizer`) have to be written.
+void unfold_sums(torch::optim::Optimizer& x) {
+  for (auto& [of, state] : x.state()) {
+    auto* sums = dynamic_cast<torch::optim::AdagradParamState*>(state.get());
+    if (sums && sums->sum().defined()
+        && sums->sum().storage().nbytes() < sums->sum().nbytes())
+      sums->sum(sums->sum().contiguous());
+  }
+}
+
 /// Whether replicas have parts of gradients. All ranks have to say the same, so
 /// it is no question of whether this one has any: perhaps no optimizer has
 /// parameters of its modules.
@@ -196,6 +206,7 @@ void distributed_optimizer::partitioned() {
     buckets->share(shards_.all_owners());
   if (parameter_type(rank.config()))
     masters_.replace(optimizer_);
+  unfold_sums(optimizer_);
   if (averages_)
     averages_->begin(optimizer_);
 }

@@ -2,6 +2,7 @@
 
 #include "transport/error.hpp"
 
+#include <ATen/ops/full.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -32,10 +33,10 @@ parameter_groups split_parameters(const std::vector<at::Tensor>& xs) {
 }
 
 /// @param options of LibTorch, complete but for the weight decay
-template <class Optimizer, class Options>
-std::unique_ptr<optim::Optimizer>
-make(const optimizer_config& x, const std::vector<at::Tensor>& parameters,
-     Options options) {
+template <class Options>
+std::vector<optim::OptimizerParamGroup>
+make_groups(const optimizer_config& x,
+            const std::vector<at::Tensor>& parameters, const Options& options) {
   auto groups = split_parameters(parameters);
   auto with_decay = [&](double decay) {
     auto result = std::make_unique<Options>(options);
@@ -46,7 +47,36 @@ make(const optimizer_config& x, const std::vector<at::Tensor>& parameters,
   result.emplace_back(groups.decayed, with_decay(x.weight_decay.value_or(
                                         options.weight_decay())));
   result.emplace_back(groups.others, with_decay(0));
-  return std::make_unique<Optimizer>(std::move(result), options);
+  return result;
+}
+
+template <class Optimizer, class Options>
+std::unique_ptr<optim::Optimizer>
+make(const optimizer_config& x, const std::vector<at::Tensor>& parameters,
+     const Options& options) {
+  return std::make_unique<Optimizer>(make_groups(x, parameters, options),
+                                     options);
+}
+
+/// @returns one whose sums are one number each
+std::unique_ptr<optim::Optimizer>
+make_small_adagrad(const optimizer_config& x,
+                   const std::vector<at::Tensor>& parameters,
+                   const optim::AdagradOptions& options) {
+  auto result = std::make_unique<optim::Adagrad>(
+    std::vector<optim::OptimizerParamGroup>{}, options);
+  for (auto& group : make_groups(x, parameters, options)) {
+    result->add_param_group(group);
+    for (auto& p : group.params()) {
+      auto state = std::make_unique<optim::AdagradParamState>();
+      state->step(0);
+      state->sum(at::full({}, options.initial_accumulator_value(),
+                          p.options().requires_grad(false))
+                   .expand(p.sizes()));
+      result->state()[p.unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+  return result;
 }
 
 template <class Options>
@@ -61,7 +91,7 @@ Options adam_options(const optimizer_config& x) {
 
 std::unique_ptr<optim::Optimizer>
 make_optimizer(const optimizer_config& x,
-               const std::vector<at::Tensor>& parameters) {
+               const std::vector<at::Tensor>& parameters, bool distributed) {
   if (x.type == "adamw")
     return make<optim::AdamW>(x, parameters,
                               adam_options<optim::AdamWOptions>(x));
@@ -76,7 +106,8 @@ make_optimizer(const optimizer_config& x,
   if (x.type == "adagrad") {
     optim::AdagradOptions options{x.lr};
     options.eps(x.eps.value_or(options.eps()));
-    return make<optim::Adagrad>(x, parameters, options);
+    return distributed ? make_small_adagrad(x, parameters, options)
+                       : make<optim::Adagrad>(x, parameters, options);
   }
   throw error{error_code::config, "optimizer.type: unknown '" + x.type + "'"};
 }

@@ -114,7 +114,7 @@ public:
       trainable_(make_model(s, config, job)),
       model_(trainable_->distribute()),
       parameters_(tensors_of(trainable_->named_parameters())),
-      torch_optimizer_(make_optimizer(config.optimizer, parameters_)),
+      torch_optimizer_(make_optimizer(config.optimizer, parameters_, true)),
       optimizer_(*torch_optimizer_, options_of(config)) {
     if (s.rank() == 0)
       metrics_.emplace(run_dir + "/metrics.jsonl");
