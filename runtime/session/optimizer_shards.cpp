@@ -18,7 +18,9 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -74,15 +76,14 @@ struct optimizer_shards::transfer {
   }
 };
 
-std::vector<std::vector<int64_t>> cut_rows(const std::vector<row_block>& blocks,
-                                           uint64_t ranks) {
+row_begins cut_rows(const std::vector<row_block>& blocks, uint64_t ranks) {
   auto size_of = [](const row_block& x) {
     return static_cast<double>(x.rows) * static_cast<double>(x.row_bytes);
   };
   auto all = 0.0;
   for (auto& x : blocks)
     all += size_of(x);
-  std::vector<std::vector<int64_t>> result;
+  row_begins result;
   auto before = 0.0;
   for (auto& x : blocks) {
     auto size = size_of(x);
@@ -91,14 +92,33 @@ std::vector<std::vector<int64_t>> cut_rows(const std::vector<row_block>& blocks,
       // In rows of this block, where the share of `rank` begins.
       auto share = all * static_cast<double>(rank) / static_cast<double>(ranks);
       auto at = size > 0 ? (share - before) / size : 0.0;
-      auto row = x.whole ? std::round(at) * static_cast<double>(x.rows)
-                         : std::round(at * static_cast<double>(x.rows));
+      auto row = std::round(at * static_cast<double>(x.rows));
       begins.push_back(
         std::clamp<int64_t>(static_cast<int64_t>(row), 0, x.rows));
     }
     begins.front() = 0;
     begins.back() = x.rows;
     before += size;
+  }
+  return result;
+}
+
+row_begins deal_whole(const std::vector<row_block>& blocks, uint64_t ranks) {
+  auto size_of = [&](size_t i) {
+    return static_cast<uint64_t>(blocks[i].rows) * blocks[i].row_bytes;
+  };
+  std::vector<size_t> order(blocks.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  // All ranks have to come to the same: those of one size stay in their order.
+  std::ranges::stable_sort(order, std::greater{}, size_of);
+  std::vector<uint64_t> loads(ranks);
+  row_begins result(blocks.size());
+  for (auto i : order) {
+    auto least = std::ranges::min_element(loads);
+    *least += size_of(i);
+    auto owner = static_cast<uint64_t>(least - loads.begin());
+    for (uint64_t rank = 0; rank <= ranks; ++rank)
+      result[i].push_back(rank > owner ? blocks[i].rows : 0);
   }
   return result;
 }
@@ -159,12 +179,13 @@ void optimizer_shards::cut_among(const comm_group& over) {
   for (auto& c : cuts_)
     if (c.over == over) {
       auto rows = rows_in(c.parameter);
-      blocks.push_back({rows,
-                        c.parameter.nbytes()
-                          / static_cast<uint64_t>(std::max<int64_t>(rows, 1)),
-                        over == comm_group::rdp});
+      blocks.push_back(
+        {rows, c.parameter.nbytes()
+                 / static_cast<uint64_t>(std::max<int64_t>(rows, 1))});
     }
-  auto begins = cut_rows(blocks, rank_.layout().size(over));
+  auto ranks = rank_.layout().size(over);
+  auto begins = over == comm_group::rdp ? deal_whole(blocks, ranks)
+                                        : cut_rows(blocks, ranks);
   auto next = begins.begin();
   for (auto& c : cuts_)
     if (c.over == over)

@@ -23,17 +23,19 @@ class rank_context;
 struct row_block {
   int64_t rows = 1;
   uint64_t row_bytes = 0;
-  /// Belongs to one rank as a whole.
-  bool whole = false;
 };
 
+/// By parameter, where the rows of each rank begin, and then the number of
+/// rows.
+using row_begins = std::vector<std::vector<int64_t>>;
+
 /// Deals out parameters among ranks, in order, so that each gets about as many
-/// bytes as the others: no more than half a row, or half a parameter that stays
-/// whole, is given to the wrong one.
-/// @returns by parameter, where the rows of each rank begin, and then the
-/// number of rows: `ranks` + 1 numbers
-std::vector<std::vector<int64_t>> cut_rows(const std::vector<row_block>& blocks,
-                                           uint64_t ranks);
+/// bytes as the others: no more than half a row is given to the wrong one.
+row_begins cut_rows(const std::vector<row_block>& blocks, uint64_t ranks);
+
+/// Deals out parameters that stay whole: the largest first, each to the rank
+/// that has least by then.
+row_begins deal_whole(const std::vector<row_block>& blocks, uint64_t ranks);
 
 /// Replicas share the work of an optimizer (ZeRO stage 1, Rajbhandari et al.
 /// 2020; `smp.shard_optimizer_state`): each updates some rows of the
