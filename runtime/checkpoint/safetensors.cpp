@@ -360,14 +360,37 @@ std::optional<size_t> safetensors_reader::find(const std::string& name) const {
   return i == positions_.end() ? std::nullopt : std::optional{i->second};
 }
 
-at::Tensor safetensors_reader::read(size_t position) const {
-  tensor_errors e{"read", path_};
-  auto& x = tensors_.at(position);
-  at::Tensor result = at::detail::empty_cpu(x.shape, x.dtype);
-  if (::lseek(file_.get(), static_cast<off_t>(begins_[position]), SEEK_SET) < 0)
+namespace {
+
+at::Tensor read_at(int fd, uint64_t begin, const std::vector<int64_t>& shape,
+                   c10::ScalarType type, const tensor_errors& e) {
+  at::Tensor result = at::detail::empty_cpu(shape, type);
+  if (::lseek(fd, static_cast<off_t>(begin), SEEK_SET) < 0)
     e.fail_errno("seek");
-  read_all(file_.get(), result.mutable_data_ptr(), result.nbytes(), e);
+  read_all(fd, result.mutable_data_ptr(), result.nbytes(), e);
   return result;
+}
+
+} // namespace
+
+at::Tensor safetensors_reader::read(size_t position) const {
+  auto& x = tensors_.at(position);
+  return read_at(file_.get(), begins_[position], x.shape, x.dtype,
+                 {"read", path_});
+}
+
+at::Tensor safetensors_reader::read_rows(size_t position, int64_t begin,
+                                         int64_t rows) const {
+  auto& x = tensors_.at(position);
+  auto shape = x.shape;
+  shape.at(0) = 1;
+  auto row = c10::elementSize(x.dtype);
+  for (auto n : shape)
+    row *= static_cast<uint64_t>(n);
+  shape.front() = rows;
+  return read_at(file_.get(),
+                 begins_[position] + static_cast<uint64_t>(begin) * row, shape,
+                 x.dtype, {"read", path_});
 }
 
 safetensors_file read_safetensors(const std::string& path) {

@@ -80,6 +80,10 @@ public:
   /// @throws error (config) naming the file
   at::Tensor read(size_t position) const;
 
+  /// The same of rows along the first axis, and of no others.
+  /// @pre the tensor has an axis, and these rows
+  at::Tensor read_rows(size_t position, int64_t begin, int64_t rows) const;
+
 private:
   std::string path_;
   file_descriptor file_;

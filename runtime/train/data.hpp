@@ -16,6 +16,8 @@
 
 namespace smp {
 
+class safetensors_reader;
+
 /// Arguments of one training step, in the order in which the model takes them.
 /// A step divides each along its dim 0 into microbatches.
 using batch = std::vector<at::Tensor>;
@@ -201,7 +203,8 @@ private:
 // -- a fixed batch ------------------------------------------------------------
 
 /// The tensors input0, input1, ... of a safetensors file, given in each step:
-/// what shows whether a model computes the right numbers.
+/// what shows whether a model computes the right numbers. Who asks for a part
+/// reads that part, in each step.
 class fixed_batch final : public data_source {
 public:
   struct options {
@@ -218,7 +221,7 @@ public:
 
   /// Dim 0 of input0.
   uint64_t batch_size() const noexcept override {
-    return static_cast<uint64_t>(tensors_.front().size(0));
+    return size_of(0);
   }
 
   bool has_held_out() const noexcept override {
@@ -226,14 +229,18 @@ public:
   }
 
 private:
-  /// Copies, because a model may change what it is given.
+  /// @throws error (config) naming the file if it cannot be read any more
   batch make_training(uint64_t step, batch_part part) const override;
 
   /// @throws error (internal)
   batch make_held_out(uint64_t index, uint64_t count,
                       batch_part part) const override;
 
-  batch tensors_;
+  /// Dim 0.
+  uint64_t size_of(size_t input) const noexcept;
+
+  std::shared_ptr<const safetensors_reader> file_;
+  std::vector<size_t> inputs_; // positions in the file
 };
 
 // -- synthetic ----------------------------------------------------------------

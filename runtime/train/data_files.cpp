@@ -132,33 +132,33 @@ uint64_t token_sequences::token(uint64_t position) const {
 
 // -- a fixed batch ------------------------------------------------------------
 
-fixed_batch::fixed_batch(const std::string& path, options x) {
-  auto file = read_safetensors(path);
-  for (size_t i = 0; i < file.tensors.size(); ++i) {
+fixed_batch::fixed_batch(const std::string& path, options x)
+  : file_(std::make_shared<safetensors_reader>(path)) {
+  auto& tensors = file_->tensors();
+  for (size_t i = 0; i < tensors.size(); ++i) {
     auto name = fmt::format("input{}", i);
-    auto* tensor = file.find(name);
-    if (tensor == nullptr)
+    auto position = file_->find(name);
+    if (!position)
       refuse(path, fmt::format("has {} tensors, but none called {}; a batch is "
                                "input0, input1, ... in the order of the "
                                "model's arguments",
-                               file.tensors.size(), name));
-    tensors_.push_back(*tensor);
+                               tensors.size(), name));
+    inputs_.push_back(*position);
   }
-  if (tensors_.empty())
+  if (inputs_.empty())
     refuse(path,
            "has no tensor; a batch is input0, input1, ... in the order "
            "of the model's arguments");
   auto of_replicas = x.replicas > 1
                        ? fmt::format(" for each of {} replicas", x.replicas)
                        : std::string{};
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    auto& tensor = tensors_[i];
-    if (tensor.dim() == 0)
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (tensors[inputs_[i]].shape.empty())
       refuse(path, fmt::format("input{} is a scalar, but each tensor is "
                                "divided along dim 0 into microbatches; repeat "
                                "it for each sample",
                                i));
-    auto size = static_cast<uint64_t>(tensor.size(0));
+    auto size = size_of(i);
     if (size == 0 || size % (x.microbatches * x.replicas) != 0)
       refuse(path, fmt::format("dim 0 of input{} is {}, which cannot be "
                                "divided into smp.microbatches = {}{}",
@@ -170,10 +170,17 @@ fixed_batch::fixed_batch(const std::string& path, options x) {
                              batch_size(), *x.batch_size, of_replicas));
 }
 
+uint64_t fixed_batch::size_of(size_t input) const noexcept {
+  return static_cast<uint64_t>(file_->tensors()[inputs_[input]].shape.front());
+}
+
 batch fixed_batch::make_training(uint64_t, batch_part part) const {
-  auto result = part_of(tensors_, part.index, part.count);
-  for (auto& x : result)
-    x = x.clone();
+  batch result;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    auto rows = static_cast<int64_t>(size_of(i) / part.count);
+    result.push_back(file_->read_rows(
+      inputs_[i], static_cast<int64_t>(part.index) * rows, rows));
+  }
   return result;
 }
 

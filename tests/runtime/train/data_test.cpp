@@ -379,6 +379,21 @@ TEST_CASE("A fixed batch has the file's tensors by number, afresh each time",
   }
 }
 
+TEST_CASE("Of a fixed batch a replica reads its own samples only",
+          "[runtime][data]") {
+  tensor_file file{{{"input0", torch::arange(12).view({4, 3})}}};
+  smp::fixed_batch data{file.path(), {.replicas = 2}};
+  // Without the last samples of the second replica.
+  std::filesystem::resize_file(file.path(),
+                               std::filesystem::file_size(file.path()) - 8);
+  CHECK(torch::equal(data.training_batch(0, {0, 2}).at(0),
+                     torch::arange(6).view({2, 3})));
+  CHECK_THAT(message_of([&] {
+               data.training_batch(0, {1, 2});
+             }),
+             ContainsSubstring(file.path()));
+}
+
 TEST_CASE("A file that is no batch is refused with tensor and reason",
           "[runtime][data]") {
   auto refused = [](const smp::named_tensors& xs,
