@@ -27,8 +27,9 @@ struct common_tensors {
   uint64_t largest = 0; // gradient
 };
 
-/// Where gradients are kept in parts, one bucket fills while others travel; if
-/// all wait for the end of the step, that is all of them. Besides, of rows that
+/// Where gradients are kept in parts, one bucket fills while others travel, if
+/// all replicas are equally fast; if all wait for the end of the step, that is
+/// all of them. Besides, of rows that
 /// were updated there is a copy until the next update.
 uint64_t buckets_of(const common_tensors& x, const session_config& config) {
   auto bucket = std::min(std::max(config.bucket_cap_mb * mib, x.largest),
@@ -57,8 +58,9 @@ memory_need need_of(const walked_model& model, const train_config& x,
     if (is_slice)
       holders /= x.smp.tensor_parallel_degree;
     result.gradients += x.smp.shard_gradients ? bytes / holders : bytes;
-    auto states = kept * (half ? 2 * bytes : bytes);
-    result.optimizer += x.smp.shard_optimizer_state ? states / holders : states;
+    auto own = x.smp.shard_optimizer_state ? bytes / holders : bytes;
+    result.optimizer += kept * (half ? 2 * own : own);
+    result.updates += half ? 2 * own : 0;
     if (holders == 1)
       continue;
     common.bytes += bytes;
@@ -75,6 +77,8 @@ std::string describe(const memory_need& x, const optimizer_config& optimizer) {
   std::vector<std::string> parts{"parameters", "gradients"};
   if (x.buckets > 0)
     parts.push_back("buckets");
+  if (x.updates > 0)
+    parts.push_back("updates");
   if (x.arenas > 0)
     parts.push_back("arenas");
   if (states_of(optimizer) > 0)
@@ -103,6 +107,7 @@ std::vector<need_column> columns_of(const std::vector<memory_need>& xs,
     {"gradients", 11, &memory_need::gradients},
     {"state of " + optimizer.type, 18, &memory_need::optimizer}};
   for (auto& x : {need_column{"buckets", 9, &memory_need::buckets},
+                  need_column{"updates", 9, &memory_need::updates},
                   need_column{"arenas", 8, &memory_need::arenas}})
     if (std::ranges::any_of(xs, [&](auto& y) { return y.*x.bytes > 0; }))
       result.push_back(x);

@@ -20,11 +20,13 @@ struct memory_need {
   uint64_t optimizer = 0;
   /// Gradients and updates on their way between replicas, at most.
   uint64_t buckets = 0;
+  /// Of parameters in half precision, float32 gradients while they are updated.
+  uint64_t updates = 0;
   /// For tensors that take the device path.
   uint64_t arenas = 0;
 
   uint64_t sum() const noexcept {
-    return parameters + gradients + optimizer + buckets + arenas;
+    return parameters + gradients + optimizer + buckets + updates + arenas;
   }
 };
 
@@ -33,7 +35,7 @@ bool inspect(Inspector& f, memory_need& x) {
   return f.object(x).fields(
     f.field("parameters", x.parameters), f.field("gradients", x.gradients),
     f.field("optimizer", x.optimizer), f.field("buckets", x.buckets),
-    f.field("arenas", x.arenas));
+    f.field("updates", x.updates), f.field("arenas", x.arenas));
 }
 
 /// What a rank has of a tensor.

@@ -9,8 +9,10 @@
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
 #include "smp/smp.hpp"
+#include "tests/support/torch_live_bytes.hpp"
 #include "tests/support/torch_verify_jobs.hpp"
 
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -19,6 +21,7 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -114,6 +117,14 @@ std::vector<memory_need> needs_found(const train_config& x) {
     train_step(data->training_batch(0));
     optimizer.step();
     auto mine = found_on(*model, optimizer);
+    if (x.smp.bf16_params) {
+      // Now that the optimizer has its state.
+      train_step(data->training_batch(1));
+      auto bytes = std::make_shared<test::live_bytes>();
+      c10::DebugInfoGuard count{c10::DebugInfoKind::PROFILER_STATE, bytes};
+      optimizer.step();
+      mine.updates = static_cast<uint64_t>(bytes->peak);
+    }
     std::unique_lock guard{mutex};
     auto& most = result[pp_rank()];
     if (tp_rank() == 0) {
@@ -121,6 +132,7 @@ std::vector<memory_need> needs_found(const train_config& x) {
       most.gradients = std::max(most.gradients, mine.gradients);
       most.optimizer = std::max(most.optimizer, mine.optimizer);
       most.buckets = std::max(most.buckets, mine.buckets);
+      most.updates = std::max(most.updates, mine.updates);
     }
   });
   return result;
@@ -189,6 +201,10 @@ TEST_CASE("what ranks need is known before they start",
       CHECK(said[i].parameters == found[i].parameters);
       CHECK(near(said[i].gradients, found[i].gradients));
       CHECK(near(said[i].optimizer, found[i].optimizer));
+      // An update frees the copy of what the last one sent, and its operations
+      // have tensors of their own.
+      CHECK(found[i].updates <= 2 * said[i].updates);
+      CHECK(found[i].updates + said[i].buckets >= said[i].updates);
       // A weight that modules of two devices use fills its bucket once more.
       if (!x.smp.shard_gradients || x.smp.pipeline_parallel_degree > 1)
         continue;
