@@ -63,7 +63,10 @@ struct stack_impl : torch::nn::Module {
   }
 
   Tensor forward(Tensor x) {
-    return x * weights.front();
+    auto sum = torch::zeros({});
+    for (auto& w : weights)
+      sum = sum + (w * x.mean()).sum();
+    return sum;
   }
 
   std::vector<Tensor> weights;
@@ -177,6 +180,79 @@ std::vector<Tensor> sums_of(turns order) {
   return result;
 }
 
+// -- what a program says about gradients --------------------------------------
+
+/// Two replicas, whose gradients are 1/3 and 1.
+struct hooked_step {
+  std::vector<uint64_t> bytes = {0, 0}; // that each sent in a step
+  Tensor gradient;                      // of each number of the first layer
+};
+
+hooked_step step_with(comm_hook hook, bool shards) {
+  hooked_step result;
+  virtual_world_options world;
+  world.config = replicated(shards);
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{seeded([] { return stack{}; })};
+    torch::optim::SGD sgd{model->parameters(), 0.1};
+    distributed_optimizer optimizer{sgd};
+    model.register_comm_hook(hook);
+    model.partition();
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x);
+      model.backward(loss);
+      return loss;
+    });
+    train_step(torch::full({2}, s.rank() == 0 ? 1.0 / 3 : 1.0));
+    result.bytes[s.rank()] = s.last_step().bytes_sent;
+    auto gradients = model.gradients(); // collective
+    if (s.rank() == 0)
+      result.gradient = gradients.front().second;
+  });
+  return result;
+}
+
+/// Two replicas, whose gradients are 4 and 12, keep parts of them.
+/// @returns by rank, the gradient after three steps, of which two are in a
+/// scope of no_sync, and then a weight, which was 1; then of one step more
+std::vector<std::vector<double>> train_unsynced() {
+  std::vector<std::vector<double>> result(2);
+  virtual_world_options world;
+  world.config = replicated(true);
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{seeded([] {
+      return function{[](auto& self, Tensor x) { return x * self.weight; }};
+    })};
+    torch::optim::SGD sgd{model->parameters(), 0.125};
+    distributed_optimizer optimizer{sgd};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x).sum();
+      model.backward(loss);
+      return loss;
+    });
+    auto x = torch::full({2, 3}, 2.0 + 4.0 * static_cast<double>(s.rank()));
+    auto& mine = result[s.rank()];
+    auto note = [&](const Tensor& y) {
+      for (int64_t i = 0; i < 3; ++i)
+        if (!y[i].eq(y[0]).item<bool>())
+          throw std::runtime_error{"rows differ"};
+      mine.push_back(y[0].item<double>());
+    };
+    for (auto unsynced : {2, 0}) {
+      optimizer.zero_grad();
+      for (auto i = 0; i < unsynced; ++i) {
+        auto scope = model.no_sync();
+        train_step(x);
+      }
+      train_step(x);
+      note(model.gradients().front().second);
+      optimizer.step();
+      note(model->weight.detach());
+    }
+  });
+  return result;
+}
+
 // -- an optimizer of a part of the model --------------------------------------
 
 template <template <class> class P>
@@ -257,6 +333,33 @@ TEST_CASE("norms count ranks of whose parameters no optimizer has any",
   for (auto [before, after] : norms_of(first_layer, shards_gradients)) {
     CHECK(before == Catch::Approx(norm_alone()).epsilon(1e-5));
     CHECK(after == Catch::Approx(0.1).epsilon(1e-4));
+  }
+}
+
+TEST_CASE("replicas that keep parts have the mean of all that no_sync left",
+          "[runtime][gradient_shards][R53][R55]") {
+  // The mean of 4 and 12, three times, and then once.
+  for (auto& x : train_unsynced())
+    CHECK(x == std::vector<double>{24, -2, 8, -3});
+}
+
+TEST_CASE("a comm hook halves the bytes that replicas send",
+          "[runtime][gradient_shards]") {
+  auto shards = GENERATE(false, true);
+  auto exact = step_with(comm_hook::allreduce, shards);
+  for (auto [hook, digits] : {std::pair{comm_hook::fp16_compress, 1e-3},
+                              std::pair{comm_hook::bf16_compress, 1e-2}}) {
+    CAPTURE(shards, digits);
+    auto fewer = step_with(hook, shards);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      auto most = static_cast<double>(exact.bytes[rank]);
+      CHECK(exact.bytes[rank] >= layers / 2 * layer_bytes);
+      CHECK(static_cast<double>(fewer.bytes[rank]) <= 0.52 * most);
+      CHECK(static_cast<double>(fewer.bytes[rank]) >= 0.48 * most);
+    }
+    auto off = (fewer.gradient - 2.0 / 3).abs().max().item<double>();
+    CHECK(off < digits);
+    CHECK(off > 1e-6);
   }
 }
 
