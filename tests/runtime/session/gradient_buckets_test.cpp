@@ -113,7 +113,7 @@ struct job {
   closeness allowed() const {
     if (hook == comm_hook::allreduce)
       return {};
-    return {hook == comm_hook::fp16_compress ? 4e-3 : 3e-2, 1e-6};
+    return {hook == comm_hook::fp16_compress ? 1e-2 : 8e-2, 1e-6};
   }
 
   torch::optim::SGDOptions optimizer() const {

@@ -55,6 +55,7 @@ optimizer_config adagrad() {
   optimizer_config x;
   x.type = "adagrad";
   x.lr = 0.1;
+  x.eps = 1; // else the last place of a small gradient decides its sign
   return x;
 }
 
