@@ -219,6 +219,68 @@ TEST_CASE(
   check_parameters(mine, train_alone(5, {1}, {}));
 }
 
+namespace {
+
+/// A slice has columns of the weight; the gradient of the last one is that of
+/// the last feature alone.
+struct shared_layer_impl : torch::nn::Module {
+  shared_layer_impl() {
+    register_module("layer", layer);
+    torch::NoGradGuard no_grad;
+    layer->weight.select(1, width - 1).zero_();
+  }
+
+  Tensor forward(Tensor x) {
+    return layer(x);
+  }
+
+  submodule<torch::nn::Linear> layer{width, 1};
+};
+TORCH_MODULE_IMPL(shared_layer, shared_layer_impl);
+
+} // namespace
+
+TEST_CASE("a slice that is not finite on one rank updates nothing on its peer",
+          "[runtime][precision][tensor_parallel][R56]") {
+  using flags = std::vector<bool>;
+  std::vector<flags> finite(2), updated(2);
+  std::vector<std::vector<double>> scales(2);
+  virtual_world_options world;
+  world.config = grid(1, true);
+  world.config.tensor_parallel_degree = 2;
+  world.config.tensor_parallel_modules = {"layer"};
+  run_virtual_world(2, world, [&](session& s) {
+    distributed_model model{seeded([] { return shared_layer{}; })};
+    torch::optim::SGD sgd{model->parameters(), 0.1};
+    distributed_optimizer optimizer{
+      sgd, {.dynamic_loss_scale = true, .dynamic_loss_args = quick}};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    for (int64_t i = 0; i < 3; ++i) {
+      optimizer.zero_grad();
+      auto x = data_of(i).chunk(2).at(dp_rank()).clone();
+      x.select(1, width - 1).fill_(i == 1 ? 1e37 : 0.0);
+      train_step(x);
+      auto here = true;
+      for (auto& p : model.local_parameters())
+        if (p.grad().defined())
+          here = here && torch::isfinite(p.grad()).all().item<bool>();
+      finite[s.rank()].push_back(here);
+      updated[s.rank()].push_back(optimizer.step());
+      scales[s.rank()].push_back(optimizer.loss_scale());
+    }
+  });
+  CHECK(finite[0] == flags{true, true, true});
+  CHECK(finite[1] == flags{true, false, true});
+  for (size_t rank = 0; rank < 2; ++rank) {
+    CHECK(updated[rank] == flags{true, false, true});
+    CHECK(scales[rank] == std::vector<double>{1024, 512, 512});
+  }
+}
+
 TEST_CASE("a loss scale that cannot fall ends the run by name",
           "[runtime][precision][R56]") {
   scaled_job x{grid(2, false),
