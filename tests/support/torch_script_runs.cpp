@@ -5,6 +5,7 @@
 #include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/deferred_script.hpp"
 #include "runtime/model/script_walk.hpp"
+#include "runtime/session/activation_checkpointing.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "tests/support/program.hpp"
@@ -149,6 +150,21 @@ void place(session& s, const distributed_model_base& model, spread placement) {
       uint32_t>(devices[i]);
 }
 
+namespace {
+
+/// In a session, which hears what is computed again.
+torch::jit::Module load_marked(const script_job& job) {
+  // However small the tensors are.
+  auto result = job.deferred ? load_deferred_script(job.path, 0)
+                             : load_script(job.path);
+  for (const auto& x : result.named_modules())
+    if (std::ranges::find(job.marked, x.name) != job.marked.end())
+      set_activation_checkpointing(x.value);
+  return result;
+}
+
+} // namespace
+
 script_result run_split(const script_job& job) {
   script_result result;
   std::mutex mutex;
@@ -166,15 +182,15 @@ script_result run_split(const script_job& job) {
   world.config.activation_checkpointing = {job.recompute, job.strategy};
   world.reorder = true;
   run_virtual_world(job.ranks, world, [&](session& s) {
-    // However small the tensors are.
-    distributed_model model{job.deferred ? load_deferred_script(job.path, 0)
-                                         : load_script(job.path)};
+    distributed_model model{load_marked(job)};
     if (s.pp_rank() == 0)
       for (auto& t : model.state().model().tensors)
         result.deferred += is_deferred(t.tensor);
     model.train();
     place(s, model, job.placement);
     model.partition();
+    auto* decision = model.state().decision(); // where it was made
+    auto recomputed = decision ? decision->checkpointing.chosen.size() : 0;
     auto train_step = step([&](std::vector<Tensor> batch) {
       auto loss = loss_of(model.run("forward", {batch.begin(), batch.end()}));
       model.backward(loss);
@@ -198,6 +214,7 @@ script_result run_split(const script_job& job) {
       result.requests += s.last_step().requests;
       if (s.pp_rank() == 0) {
         result.replayed += s.last_step().replayed;
+        result.recomputed = recomputed;
         result.steps.push_back(std::move(r));
       }
     }

@@ -38,6 +38,8 @@ struct script_job {
   /// What backward computes again, by patterns.
   std::vector<std::string> recompute = {};
   std::string strategy = "each";
+  /// The same, as code says it, by paths.
+  std::vector<std::string> marked = {};
   /// Ranks read from the file only what they own.
   bool deferred = false;
   /// The batch of a step. The default is one of [8, 8].
@@ -65,6 +67,7 @@ struct script_result {
   size_t deferred = 0;
   uint64_t requests = 0; // of all steps and ranks
   int replayed = 0;      // steps
+  size_t recomputed = 0; // modules that backward computes again
 };
 
 /// Pins the modules of a TorchScript model as `placement` says; modules that

@@ -1,6 +1,8 @@
 // ctest: timeout=300
 #include "tests/support/catch.hpp"
 
+#include "tests/support/scratch_dir.hpp"
+#include "tests/support/torch_script_files.hpp"
 #include "tests/support/torch_script_runs.hpp"
 
 #include <fmt/format.h>
@@ -56,6 +58,22 @@ TEST_CASE("children of a TorchScript Sequential are computed again together",
           "[runtime][script][R52]") {
   for (auto strategy : {"each", "contiguous", "group_2"})
     check_model("convnet", "*", strategy);
+}
+
+TEST_CASE("code says which TorchScript modules are computed again",
+          "[runtime][script][R52]") {
+  scratch_dir dir;
+  script_chain(4, 8, 4).save(dir.path / "model.pt");
+  script_job job;
+  job.path = dir.path / "model.pt";
+  job.ranks = GENERATE(1u, 2u);
+  job.microbatches = 2;
+  job.marked = {"layer1", "layer3"};
+  auto record = run_split(job);
+  CHECK(record.recomputed == 2);
+  CHECK(differences(job, record) == std::vector<std::string>{});
+  job.marked.clear();
+  CHECK(run_split(job).recomputed == 0);
 }
 
 TEST_CASE("a replayed step computes TorchScript again",
