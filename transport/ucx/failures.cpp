@@ -35,20 +35,15 @@ const char* text_of(error_code x, during at) noexcept {
     return at == during::receiving
              ? "connection lost in the middle of a message: "
              : "connection lost: ";
-  switch (at) {
-    case during::sending:
-      return "cannot be sent to: ";
-    case during::receiving:
-      return "what it sends cannot be received: ";
-    default:
-      return "the connection broke: ";
-  }
+  return at == during::sending ? "cannot be sent to: "
+                               : "what it sends cannot be received: ";
 }
 
 } // namespace
 
 failure failure_of(ucs_status_t x, rank_id rank, during at) {
-  auto code = code_of(x);
+  // Whatever ended a connection, nothing reaches that rank any more.
+  auto code = at == during::nothing ? error_code::rank_down : code_of(x);
   std::string text = text_of(code, at);
   return {code, rank, {}, text + ucs_status_string(x)};
 }

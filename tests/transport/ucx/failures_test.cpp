@@ -25,13 +25,25 @@ TEST_CASE("only what says that a rank is gone is the loss of a rank",
                                      {UCS_ERR_UNSUPPORTED, transport},
                                      {UCS_ERR_MESSAGE_TRUNCATED, internal},
                                      {UCS_ERR_INVALID_PARAM, internal}}));
-  auto at = GENERATE(during::nothing, during::sending, during::receiving);
+  auto at = GENERATE(during::sending, during::receiving);
   auto x = failure_of(status, rank_id{3}, at);
   INFO(x.describe());
   CHECK(x.code == code);
   CHECK(x.rank == rank_id{3});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(ucs_status_string(status)));
   CHECK(x.text.starts_with("connection lost") == (code == rank_down));
+}
+
+TEST_CASE("whatever ends a connection is the loss of a rank",
+          "[transport][ucx]") {
+  auto status = GENERATE(UCS_ERR_CONNECTION_RESET, UCS_ERR_NO_MEMORY,
+                         UCS_ERR_INVALID_PARAM);
+  CHECK(
+    failure_of(status, rank_id{3}, during::nothing)
+    == failure{error_code::rank_down,
+               rank_id{3},
+               {},
+               std::string{"connection lost: "} + ucs_status_string(status)});
 }
 
 TEST_CASE("a failure of UCX says what went on", "[transport][ucx]") {
@@ -44,7 +56,6 @@ TEST_CASE("a failure of UCX says what went on", "[transport][ucx]") {
   CHECK(text(UCS_ERR_CONNECTION_RESET, sending) == "connection lost");
   CHECK(text(UCS_ERR_CONNECTION_RESET, receiving)
         == "connection lost in the middle of a message");
-  CHECK(text(UCS_ERR_NO_MEMORY, nothing) == "the connection broke");
   CHECK(text(UCS_ERR_NO_MEMORY, sending) == "cannot be sent to");
   CHECK(text(UCS_ERR_NO_MEMORY, receiving)
         == "what it sends cannot be received");
