@@ -6,6 +6,8 @@
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/launch/environment.hpp"
+#include "runtime/lazy/deferred_init.hpp"
+#include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/promised_call.hpp"
@@ -332,18 +334,59 @@ void set_tensor_parallelism(torch::nn::Module& x, bool enabled) {
     = enabled;
 }
 
-nn::parameter_creation_scope::parameter_creation_scope(torch::nn::Module& x,
-                                                       int64_t dim)
-  : module_(x), dim_(dim), before_(x.parameters(false).size()) {
+namespace {
+
+/// Makes a parameter, to which its module has other handles, what the options
+/// say.
+void make_anew(const at::Tensor& x, const nn::parameter_creation_options& how) {
+  if (!x.is_floating_point() || !(how.dtype || how.use_normal))
+    return;
+  at::NoGradGuard no_grad;
+  delay_param_initialization later{is_deferred(x)};
+  auto y = how.dtype ? x.to(*how.dtype) : x;
+  if (how.use_normal)
+    y.normal_(0, how.initializer_range);
+  if (!y.is_same(x))
+    x.set_data(y);
+}
+
+} // namespace
+
+nn::parameter_creation_scope::parameter_creation_scope(
+  torch::nn::Module& x, int64_t dim, const parameter_creation_options& how)
+  : parameter_creation_scope(x, dim, 0, how) {
+  // nop
+}
+
+nn::parameter_creation_scope::parameter_creation_scope(
+  torch::nn::Module& x, int64_t dim, int64_t axes,
+  const parameter_creation_options& how)
+  : module_(x),
+    dim_(dim),
+    axes_(axes),
+    how_(how),
+    before_(x.parameters(false).size()) {
   session::current(); // throws if there is none
+  if (how.dtype && !c10::isFloatingType(*how.dtype))
+    throw config_error(
+      "parameter_creation_scope: dtype is no floating-point "
+      "type, so nothing could be trained");
+  if (!(how.initializer_range >= 0))
+    throw config_error(
+      "parameter_creation_scope: initializer_range is a "
+      "standard deviation; allowed: 0 or more");
 }
 
 nn::parameter_creation_scope::~parameter_creation_scope() {
   auto all = module_.parameters(false);
-  for (auto i = before_; i < all.size(); ++i)
-    session::current().internals().marks().cuts.push_back(
-      {c10::weak_intrusive_ptr<c10::TensorImpl>{all[i].getIntrusivePtr()},
-       dim_});
+  auto& cuts = session::current().internals().marks().cuts;
+  for (auto i = before_; i < all.size(); ++i) {
+    make_anew(all[i], how_);
+    if (all[i].dim() >= axes_)
+      cuts.push_back(
+        {c10::weak_intrusive_ptr<c10::TensorImpl>{all[i].getIntrusivePtr()},
+         dim_, how_.scaled_batch});
+  }
 }
 
 void set_stateful(torch::nn::Module& x, std::string why) {

@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -216,6 +217,23 @@ void set_tensor_parallelism(torch::nn::Module& x, bool enabled = true);
 
 namespace nn {
 
+/// How parameters are made in a `parameter_creation_scope`, with the names of
+/// the paper.
+struct parameter_creation_options {
+  /// The module uses each slice for the samples of all tensor-parallel ranks,
+  /// so its gradient is that of as many batches. Else it is that of one: of a
+  /// module that computes as Megatron's do where all ranks have the same
+  /// samples (`smp.prescaled_batch`).
+  bool scaled_batch = true;
+  /// A floating-point type, instead of the one with which they were made.
+  std::optional<at::ScalarType> dtype = {};
+  /// Draws their values from a normal distribution around 0, instead of those
+  /// with which they were made.
+  bool use_normal = false;
+  /// Its standard deviation.
+  double initializer_range = 0.02;
+};
+
 /// Each tensor-parallel rank keeps its slice of the parameters that a module
 /// registers while this lives: in the module's constructor, where they are made
 /// as a whole. A rank that owns the module cuts them at the partition, so the
@@ -225,17 +243,50 @@ namespace nn {
 class parameter_creation_scope {
 public:
   /// @param dim the axis along which they are cut
-  explicit parameter_creation_scope(torch::nn::Module& x, int64_t dim = 0);
+  /// @throws error (config) naming an option that makes no sense
+  explicit parameter_creation_scope(torch::nn::Module& x, int64_t dim = 0,
+                                    const parameter_creation_options& how = {});
 
+  /// Makes them what the options say. Those that are no floating-point numbers
+  /// keep types and values.
   ~parameter_creation_scope();
 
   parameter_creation_scope(const parameter_creation_scope&) = delete;
   parameter_creation_scope& operator=(const parameter_creation_scope&) = delete;
 
+protected:
+  /// @param axes parameters with fewer stay whole
+  parameter_creation_scope(torch::nn::Module& x, int64_t dim, int64_t axes,
+                           const parameter_creation_options& how);
+
 private:
   torch::nn::Module& module_;
   int64_t dim_;
+  int64_t axes_;
+  parameter_creation_options how_;
   size_t before_; // parameters
+};
+
+/// Cuts weights [out, in, ...] along what is applied to the input. A bias [out]
+/// stays whole: it belongs to what the ranks have summed up.
+class initialize_with_input_partition : public parameter_creation_scope {
+public:
+  explicit initialize_with_input_partition(
+    torch::nn::Module& x, const parameter_creation_options& how = {})
+    : parameter_creation_scope(x, 1, 2, how) {
+    // nop
+  }
+};
+
+/// Cuts weights [out, in, ...] and biases [out] along the channels of the
+/// output.
+class initialize_with_output_partition : public parameter_creation_scope {
+public:
+  explicit initialize_with_output_partition(
+    torch::nn::Module& x, const parameter_creation_options& how = {})
+    : parameter_creation_scope(x, 0, how) {
+    // nop
+  }
 };
 
 } // namespace nn

@@ -216,7 +216,7 @@ void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
         fmt::format("the calls of '{}' cannot be seen; declare it as "
                     "smp::submodule, or put it into a Sequential",
                     m.names.front()));
-    result.cut.push_back({found->second, mark.dim});
+    result.cut.push_back({found->second, mark.dim, mark.scaled_batch});
     remarks.add(fmt::format("cut along axis {} by {} ranks", mark.dim, peers),
                 t.names.front());
   }
@@ -234,6 +234,8 @@ void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,
   tensor_slice slice{x.dim, rank * length, length, t.sizes().vec()};
   t.set_data(slice.of(t).clone());
   map.cut(x.tensor, slice);
+  if (!x.scaled_batch)
+    map.count_once(x.tensor);
 }
 
 namespace {

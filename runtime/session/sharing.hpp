@@ -16,6 +16,7 @@ struct session_config;
 struct cut_mark {
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
   int64_t dim = 0;
+  bool scaled_batch = true; // as in `parameter_creation_options`
 };
 
 /// A parameter that tensor-parallel ranks cut, of a module that computes with
@@ -23,11 +24,14 @@ struct cut_mark {
 struct cut_parameter {
   uint32_t tensor = 0; // in the model
   int64_t dim = 0;
+  /// Its gradient is one of as many batches as there are peers.
+  bool scaled_batch = true;
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, cut_parameter& x) {
-  return f.object(x).fields(f.field("tensor", x.tensor), f.field("dim", x.dim));
+  return f.object(x).fields(f.field("tensor", x.tensor), f.field("dim", x.dim),
+                            f.field("scaled_batch", x.scaled_batch));
 }
 
 /// Which modules tensor-parallel ranks share (paper, section 5.2), and why not
