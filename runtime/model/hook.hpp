@@ -4,11 +4,30 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace smp {
 
 class call_translation;
 class distributed_module;
+
+/// How tensor-parallel ranks share a module with all that is below it, where it
+/// does not say otherwise.
+struct tensor_parallel_config {
+  /// "speed" or "memory", of transformer layers; empty: as for what is above,
+  /// or as `smp.optimize` says.
+  std::string optimize = {};
+};
+
+/// What code says of sharing a module.
+struct sharing_mark {
+  bool enabled = true;
+  /// `tensor_parallel_config::optimize` is "memory", and not "speed".
+  std::optional<bool> saves_memory = {};
+};
+
+/// @throws error (config) if `x` is none, or has no effect
+sharing_mark make_sharing_mark(bool enabled, const tensor_parallel_config& x);
 
 /// What an intercepted module knows about its place. Empty until the model is
 /// partitioned: then calls run here.
@@ -27,7 +46,7 @@ struct hook_state {
   /// Manual placement: a pp_rank.
   std::optional<uint32_t> pinned;
   /// Whether tensor-parallel ranks are to share the module, if code says so.
-  std::optional<bool> sharing;
+  std::optional<sharing_mark> sharing;
   /// How they do; null: calls on this rank run the module's own code.
   const distributed_module* distributed = nullptr;
   /// Between its calls and those of `distributed`; null: tensors go in and out
@@ -57,16 +76,19 @@ private:
 /// innermost wins. For other modules see `smp::set_tensor_parallelism`.
 class tensor_parallelism_scope {
 public:
-  explicit tensor_parallelism_scope(bool enabled = true);
+  /// @throws error (config) if `x` is none, or has no effect
+  explicit tensor_parallelism_scope(bool enabled = true,
+                                    const tensor_parallel_config& x = {});
+
   ~tensor_parallelism_scope();
   tensor_parallelism_scope(const tensor_parallelism_scope&) = delete;
   tensor_parallelism_scope& operator=(const tensor_parallelism_scope&) = delete;
 
   /// @returns what the innermost scope of this thread says, if any.
-  static std::optional<bool> current() noexcept;
+  static std::optional<sharing_mark> current() noexcept;
 
 private:
-  std::optional<bool> previous_;
+  std::optional<sharing_mark> previous_;
 };
 
 /// Base of everything whose calls smp intercepts; found by `dynamic_cast`

@@ -12,6 +12,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <cstddef>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -27,7 +28,8 @@ public:
   requires std::is_constructible_v<submodule<H>, Ts...>
   explicit(sizeof...(Ts) == 1) distributed(Ts&&... xs)
     : submodule<H>(std::forward<Ts>(xs)...) {
-    this->get()->smp_hook.sharing = true;
+    auto& mark = this->get()->smp_hook.sharing;
+    mark = sharing_mark{true, mark ? mark->saves_memory : std::nullopt};
   }
 
   distributed(std::nullptr_t) : submodule<H>(nullptr) {

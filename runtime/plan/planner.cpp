@@ -99,8 +99,7 @@ printed_plan plan_tree(const std::string& path, partition_options options) {
 std::vector<memory_need> needs_of(const walked_model& model,
                                   const partition_decision& decision,
                                   const train_config& x) {
-  const auto wanted = sharing_wanted(x.smp);
-  const auto peers = static_cast<int64_t>(wanted.peers);
+  const auto peers = static_cast<int64_t>(x.smp.tensor_parallel_degree);
   std::map<uint32_t, uint64_t> parts; // bytes
   auto add = [&](uint32_t tensor, const tensor_slice& slice) {
     auto& whole = model.tensors[tensor].tensor;
@@ -108,9 +107,8 @@ std::vector<memory_need> needs_of(const walked_model& model,
                     * static_cast<uint64_t>(slice.length * slice.blocks)
                     / static_cast<uint64_t>(whole.size(slice.dim));
   };
-  for (auto id : decision.sharing.shared)
-    for (auto& [tensor, slice] :
-         slices_of(model, id, 0, peers, wanted.saves_memory))
+  for (auto& shared : decision.sharing.shared)
+    for (auto& [tensor, slice] : slices_of(model, shared, 0, peers))
       add(tensor, slice);
   for (auto& cut : decision.sharing.cut) {
     auto& whole = model.tensors[cut.tensor].tensor;

@@ -329,9 +329,10 @@ void set_partition(torch::nn::Module& x, uint32_t pp_rank) {
     = pp_rank;
 }
 
-void set_tensor_parallelism(torch::nn::Module& x, bool enabled) {
+void set_tensor_parallelism(torch::nn::Module& x, bool enabled,
+                            const tensor_parallel_config& how) {
   session::current().internals().marks().sharing[dynamic_cast<const void*>(&x)]
-    = enabled;
+    = make_sharing_mark(enabled, how);
 }
 
 namespace {

@@ -213,7 +213,10 @@ void set_partition(torch::nn::Module& x, uint32_t pp_rank);
 
 /// Lets tensor-parallel ranks share `x` and what is below it, or not
 /// (docs/tensor_parallel.md); before the partition, on rank 0 at least.
-void set_tensor_parallelism(torch::nn::Module& x, bool enabled = true);
+/// @param how of the nearest module above or at a shared one that has it
+/// @throws error (config) if it is none, or has no effect
+void set_tensor_parallelism(torch::nn::Module& x, bool enabled = true,
+                            const tensor_parallel_config& how = {});
 
 namespace nn {
 

@@ -50,7 +50,7 @@ struct placement_message {
   std::string text;
   std::vector<uint32_t> module_device;
   pipeline_program program;
-  std::vector<module_id> shared;
+  std::vector<shared_module> shared;
   std::vector<cut_parameter> cut;
   std::vector<checkpointing_choice> checkpointed;
 };
@@ -273,12 +273,12 @@ namespace {
 /// is no module of its own.
 void weigh_slices(const walked_model& model, const sharing_decision& x,
                   uint64_t peers, model_info& info) {
-  for (auto id : x.shared)
-    for (auto i : model.subtree(static_cast<uint32_t>(id.value))) {
+  for (auto& shared : x.shared)
+    for (auto i : model.subtree(static_cast<uint32_t>(shared.id.value))) {
       for (auto& parameter : info[i].parameters)
         parameter.elements /= peers;
-      if (i != id.value)
-        info[i].part_of = "'" + info[id.value].path
+      if (i != shared.id.value)
+        info[i].part_of = "'" + info[shared.id.value].path
                           + "', which ranks share as a whole";
     }
   for (auto& cut : x.cut)
@@ -294,12 +294,12 @@ void weigh_slices(const walked_model& model, const sharing_decision& x,
 void weigh_parts(const walked_model& model, const sharing_decision& x,
                  const sharing_request& how, bool timed, model_info& info) {
   auto peers = static_cast<double>(how.peers);
-  for (auto id : x.shared)
+  for (auto& [id, saves_memory] : x.shared)
     for (auto i : model.subtree(static_cast<uint32_t>(id.value))) {
       if (auto& seconds = info[i].compute; seconds && timed)
         *seconds /= peers;
       // For speed each has inputs of linears as a whole.
-      if (how.saves_memory)
+      if (saves_memory)
         info[i].activations /= peers;
     }
 }
@@ -449,7 +449,10 @@ void partitioning::place() {
   map_.recompute(regions_of(map_.model(), found.checkpointed, owners));
   map_.place(std::move(owners));
   shared_ = std::move(found.shared);
-  map_.share(shared_);
+  std::vector<module_id> together;
+  for (auto& x : shared_)
+    together.push_back(x.id);
+  map_.share(together);
   cut_ = std::move(found.cut);
   std::vector<uint32_t> tensors;
   for (auto& x : cut_)
@@ -494,15 +497,17 @@ void partitioning::release(remote_parameters& others) {
   // Now that there is room: of what others share with this rank, never more
   // than one module as a whole.
   auto& layout = rank_.layout();
-  for (auto id : shared_) {
+  for (auto& shared : shared_) {
     std::vector<at::Tensor> whole;
-    for (auto below : map_.model().subtree(static_cast<uint32_t>(id.value)))
+    for (auto below :
+         map_.model().subtree(static_cast<uint32_t>(shared.id.value)))
       for (auto i : map_.model().modules[below].tensors)
         if (map_.owned(i))
           whole.push_back(tensors[i].tensor);
     initialise_deferred(whole);
     share_module(
-      map_, id, static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
+      map_, shared,
+      static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
       sharing_wanted(rank_.config()));
   }
   for (auto& x : cut_) {

@@ -40,7 +40,7 @@ struct module_marks {
   /// Why modules are stateful.
   std::map<const void*, std::string> stateful;
   /// Whether tensor-parallel ranks are to share them.
-  std::map<const void*, bool> sharing;
+  std::map<const void*, sharing_mark> sharing;
   /// Parameters of which each tensor-parallel rank is to hold a slice.
   std::vector<cut_mark> cuts;
   /// How backward computes them again.
@@ -139,7 +139,7 @@ private:
   failure trace_failure_;
   uint64_t traced_hash_ = 0;
   std::optional<partition_decision> decision_;
-  std::vector<module_id> shared_;
+  std::vector<shared_module> shared_;
   std::vector<cut_parameter> cut_;
   std::string text_;
   pipeline_program program_;

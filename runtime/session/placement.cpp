@@ -62,11 +62,11 @@ void place_in_turn(const distributed_model_base& model) {
   auto ranks = static_cast<uint32_t>(rank.pipeline().size());
   // What stands inside of a module that ranks share goes where that goes.
   std::vector<bool> inside(modules.size());
-  for (auto id : decide_sharing(walked, rank.marks().sharing,
+  for (auto& x : decide_sharing(walked, rank.marks().sharing,
                                 sharing_wanted(rank.config()))
                    .shared)
-    for (auto below : walked.subtree(static_cast<uint32_t>(id.value)))
-      inside[below] = below != id.value;
+    for (auto below : walked.subtree(static_cast<uint32_t>(x.id.value)))
+      inside[below] = below != x.id.value;
   std::vector<uint32_t> devices(modules.size(), 0);
   for (uint32_t i = 1; i < devices.size(); ++i)
     devices[i] = !inside[i] && (modules[i].intercepted || modules[i].container)

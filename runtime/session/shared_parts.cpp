@@ -24,12 +24,12 @@ std::string bytes_text(double x) {
 
 /// @returns how many numbers peer `rank` has of a module with all below it, and
 /// of how many
-std::pair<int64_t, int64_t> numbers_of(const walked_model& model, module_id id,
+std::pair<int64_t, int64_t> numbers_of(const walked_model& model,
+                                       const shared_module& shared,
                                        const sharing_request& x, int64_t rank) {
-  auto slices = slices_of(model, id, rank, static_cast<int64_t>(x.peers),
-                          x.saves_memory);
+  auto slices = slices_of(model, shared, rank, static_cast<int64_t>(x.peers));
   std::pair<int64_t, int64_t> result{0, 0};
-  for (auto below : model.subtree(static_cast<uint32_t>(id.value)))
+  for (auto below : model.subtree(static_cast<uint32_t>(shared.id.value)))
     for (auto i : model.modules[below].tensors) {
       auto& t = model.tensors[i];
       if (t.is_buffer)
@@ -45,10 +45,12 @@ std::pair<int64_t, int64_t> numbers_of(const walked_model& model, module_id id,
   return result;
 }
 
-std::optional<double> sent(const walked_model& model, module_id id,
+std::optional<double> sent(const walked_model& model,
+                           const shared_module& shared,
                            const sharing_request& x, const module_trace& y) {
-  auto native = native_of(model, static_cast<uint32_t>(id.value)).value();
-  native.saves_memory = x.saves_memory;
+  auto native = native_of(model, static_cast<uint32_t>(shared.id.value))
+                  .value();
+  native.saves_memory = shared.saves_memory;
   if (y.calls == 0)
     return std::nullopt;
   return nn::bytes_sent(native, {y.transfer_bytes, y.calls,
@@ -62,19 +64,20 @@ std::vector<std::string> describe_parts(const walked_model& model,
                                         const sharing_request& x,
                                         const trace_result* trace) {
   module_remarks remarks;
-  for (auto id : decision.shared) {
+  for (auto& shared : decision.shared) {
     // The first rank has the rows that are left over, and whole biases.
-    auto [most, all] = numbers_of(model, id, x, 0);
-    auto least = numbers_of(model, id, x, static_cast<int64_t>(x.peers) - 1)
+    auto [most, all] = numbers_of(model, shared, x, 0);
+    auto least = numbers_of(model, shared, x, static_cast<int64_t>(x.peers) - 1)
                    .first;
-    auto bytes = trace ? sent(model, id, x, trace->modules.at(id.value))
-                       : std::nullopt;
+    auto bytes = trace
+                   ? sent(model, shared, x, trace->modules.at(shared.id.value))
+                   : std::nullopt;
     remarks.add(fmt::format("each rank holds {}{} of {} parameters{}",
                             most > least ? "at most " : "", most, all,
                             bytes ? fmt::format(" and sends {} in a microbatch",
                                                 bytes_text(*bytes))
                                   : ""),
-                model.modules[id.value].names.front());
+                model.modules[shared.id.value].names.front());
   }
   return remarks.lines();
 }

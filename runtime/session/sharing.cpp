@@ -28,7 +28,8 @@ namespace {
 
 class decider {
 public:
-  decider(const walked_model& model, const std::map<const void*, bool>& marked,
+  decider(const walked_model& model,
+          const std::map<const void*, sharing_mark>& marked,
           const sharing_request& x)
     : model_(model), request_(x), wishes_(model, marked, x.patterns) {
     // nop
@@ -65,10 +66,10 @@ private:
                           native->type));
       return;
     }
-    native->saves_memory = request_.saves_memory;
+    native->saves_memory = wishes_.saves_memory(i, request_.saves_memory);
     auto why = why_not(i, *native, *how);
     if (why.empty()) {
-      result_.shared.push_back(module_id{i});
+      result_.shared.push_back({module_id{i}, native->saves_memory});
       auto below = model_.subtree(i);
       inside_.insert(below.begin() + 1, below.end());
       auto* manner = how->manner ? how->manner(
@@ -177,9 +178,10 @@ sharing_request sharing_wanted(const session_config& x) {
           x.optimize == "memory", x.prescaled_batch};
 }
 
-sharing_decision decide_sharing(const walked_model& model,
-                                const std::map<const void*, bool>& marked,
-                                const sharing_request& x) {
+sharing_decision
+decide_sharing(const walked_model& model,
+               const std::map<const void*, sharing_mark>& marked,
+               const sharing_request& x) {
   if (x.peers == 1)
     return {};
   return decider{model, marked, x}.run();
@@ -240,10 +242,10 @@ void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,
 
 namespace {
 
-native_module native_to_share(const walked_model& model, uint32_t module,
-                              bool saves_memory) {
-  auto result = native_of(model, module).value();
-  result.saves_memory = saves_memory;
+native_module native_to_share(const walked_model& model,
+                              const shared_module& x) {
+  auto result = native_of(model, static_cast<uint32_t>(x.id.value)).value();
+  result.saves_memory = x.saves_memory;
   return result;
 }
 
@@ -266,11 +268,11 @@ std::map<uint32_t, tensor_slice> by_position(const walked_model& model,
 } // namespace
 
 std::map<uint32_t, tensor_slice> slices_of(const walked_model& model,
-                                           module_id id, int64_t rank,
-                                           int64_t peers, bool saves_memory) {
-  auto i = static_cast<uint32_t>(id.value);
-  auto native = native_to_share(model, i, saves_memory);
-  return by_position(model, i, native, native.how->slices(native, rank, peers));
+                                           const shared_module& x, int64_t rank,
+                                           int64_t peers) {
+  auto native = native_to_share(model, x);
+  return by_position(model, static_cast<uint32_t>(x.id.value), native,
+                     native.how->slices(native, rank, peers));
 }
 
 namespace {
@@ -287,14 +289,15 @@ native_module as_a_whole(const model_map& map, native_module x) {
 
 } // namespace
 
-void share_module(model_map& map, module_id id, int64_t rank,
+void share_module(model_map& map, const shared_module& shared, int64_t rank,
                   const sharing_request& request) {
   at::NoGradGuard no_grad;
+  const auto id = shared.id;
   if (map.owner(id) != map.self())
     return;
   auto& model = map.model();
   auto i = static_cast<uint32_t>(id.value);
-  auto native = native_to_share(model, i, request.saves_memory);
+  auto native = native_to_share(model, shared);
   auto parts = native.how->slices(as_a_whole(map, native), rank,
                                   static_cast<int64_t>(request.peers));
   auto slices = by_position(model, i, native, parts);

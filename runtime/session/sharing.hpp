@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/model/hook.hpp"
 #include "runtime/model/model_map.hpp"
 #include "transport/ids.hpp"
 
@@ -34,17 +35,29 @@ bool inspect(Inspector& f, cut_parameter& x) {
                             f.field("scaled_batch", x.scaled_batch));
 }
 
+/// A module that tensor-parallel ranks share.
+struct shared_module {
+  module_id id;
+  bool saves_memory = true; // as in `native_module`
+};
+
+template <class Inspector>
+bool inspect(Inspector& f, shared_module& x) {
+  return f.object(x).fields(f.field("id", x.id),
+                            f.field("saves_memory", x.saves_memory));
+}
+
 /// Which modules tensor-parallel ranks share (paper, section 5.2), and why not
 /// others that they were to share.
 struct sharing_decision {
-  std::vector<module_id> shared;
+  std::vector<shared_module> shared;
   std::vector<cut_parameter> cut;
   /// For people, a line each.
   std::vector<std::string> lines;
 };
 
-/// Names of modules, how many ranks share, and what they save
-/// (`native_module::saves_memory`).
+/// Names of modules, how many ranks share, and what they save where code does
+/// not say it (`native_module::saves_memory`).
 struct sharing_request {
   std::vector<std::string> patterns;
   uint64_t peers = 1;
@@ -61,9 +74,10 @@ sharing_request sharing_wanted(const session_config& x);
 /// parameter with another module.
 /// @param marked what code says of modules, by object
 /// @throws error (config) naming a pattern that fits no module
-sharing_decision decide_sharing(const walked_model& model,
-                                const std::map<const void*, bool>& marked,
-                                const sharing_request& x);
+sharing_decision
+decide_sharing(const walked_model& model,
+               const std::map<const void*, sharing_mark>& marked,
+               const sharing_request& x);
 
 /// Adds what code wants to be cut.
 /// @throws error (config) naming a parameter that cannot be
@@ -78,15 +92,16 @@ void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,
 /// @returns what peer `rank` holds of the parameters of a module that can be
 /// shared, by position in the model's tensors; each holds the others as a whole
 std::map<uint32_t, tensor_slice> slices_of(const walked_model& model,
-                                           module_id id, int64_t rank,
-                                           int64_t peers, bool saves_memory);
+                                           const shared_module& x, int64_t rank,
+                                           int64_t peers);
 
 /// If this rank owns the module: cuts its parameters, whose bytes are there,
 /// and lets the map and the hooks know how to run it.
-/// @param rank position of this one among its peers
 /// @param x as it was decided
-void share_module(model_map& map, module_id id, int64_t rank,
-                  const sharing_request& x);
+/// @param rank position of this one among its peers
+/// @param wanted what was
+void share_module(model_map& map, const shared_module& x, int64_t rank,
+                  const sharing_request& wanted);
 
 /// @param mine what this rank has of a tensor; undefined: nothing
 /// @returns the whole, on all peers; undefined if nobody has any of it.

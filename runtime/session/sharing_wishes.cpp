@@ -1,7 +1,6 @@
 #include "runtime/session/sharing_wishes.hpp"
 
 #include "runtime/base/name_pattern.hpp"
-#include "runtime/model/hook.hpp"
 
 #include <algorithm>
 #include <string_view>
@@ -41,15 +40,29 @@ std::optional<bool> sharing_wishes::by_code(uint32_t module) const {
   while (true) {
     auto& m = model_.modules[module];
     if (auto x = marked_.find(m.identity()); x != marked_.end())
-      return x->second;
+      return x->second.enabled;
     for (auto* hook : m.hooks)
       if (hook->sharing)
-        return hook->sharing;
+        return hook->sharing->enabled;
     if (dynamic_cast<const shared_by_itself*>(m.object) != nullptr)
       return true;
     if (module == 0)
       return std::nullopt;
     module = m.parent;
+  }
+}
+
+bool sharing_wishes::saves_memory(uint32_t module, bool otherwise) const {
+  for (;; module = model_.modules[module].parent) {
+    auto& m = model_.modules[module];
+    if (auto x = marked_.find(m.identity());
+        x != marked_.end() && x->second.saves_memory)
+      return *x->second.saves_memory;
+    for (auto* hook : m.hooks)
+      if (hook->sharing && hook->sharing->saves_memory)
+        return *hook->sharing->saves_memory;
+    if (module == 0)
+      return otherwise;
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/model/hook.hpp"
 #include "runtime/model/module_walk.hpp"
 
 #include <cstdint>
@@ -18,7 +19,7 @@ public:
   /// @param marked what code says of modules, by object
   /// @param patterns names of modules
   sharing_wishes(const walked_model& model,
-                 const std::map<const void*, bool>& marked,
+                 const std::map<const void*, sharing_mark>& marked,
                  const std::vector<std::string>& patterns)
     : model_(model), marked_(marked), patterns_(patterns) {
     // nop
@@ -33,11 +34,15 @@ public:
   /// it or for what many are called.
   bool named(uint32_t module) const;
 
+  /// Whether no activation of the module is to be kept twice: as code says of
+  /// it, or of the nearest one above it of which it does.
+  bool saves_memory(uint32_t module, bool otherwise) const;
+
 private:
   std::optional<bool> by_code(uint32_t module) const;
 
   const walked_model& model_;
-  const std::map<const void*, bool>& marked_;
+  const std::map<const void*, sharing_mark>& marked_;
   const std::vector<std::string>& patterns_;
 };
 

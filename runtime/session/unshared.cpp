@@ -32,8 +32,8 @@ std::string short_type(std::string_view x) {
 std::set<uint32_t> modules_in_parts(const walked_model& model,
                                     const sharing_decision& x) {
   std::set<uint32_t> result;
-  for (auto id : x.shared)
-    for (auto i : model.subtree(static_cast<uint32_t>(id.value)))
+  for (auto& shared : x.shared)
+    for (auto i : model.subtree(static_cast<uint32_t>(shared.id.value)))
       result.insert(i);
   for (auto& cut : x.cut)
     result.insert(model.tensors[cut.tensor].modules.front());
@@ -68,7 +68,7 @@ std::string verdict(const walked_module& x, bool parameters) {
 } // namespace
 
 void explain_unknown(const walked_model& model,
-                     const std::map<const void*, bool>& marked,
+                     const std::map<const void*, sharing_mark>& marked,
                      const sharing_request& x, sharing_decision& to) {
   sharing_wishes wishes{model, marked, x.patterns};
   auto parts = modules_in_parts(model, to);

@@ -13,7 +13,7 @@ namespace smp {
 /// @param x what was wanted, not of one rank
 /// @param to what was decided
 void explain_unknown(const walked_model& model,
-                     const std::map<const void*, bool>& marked,
+                     const std::map<const void*, sharing_mark>& marked,
                      const sharing_request& x, sharing_decision& to);
 
 /// Ranks that share nothing compute the right numbers, with the memory of as
