@@ -30,7 +30,7 @@ void partition_tree_file(const partition_command& x, bool terminal) {
 
 void partition_config(const partition_command& x, const train_config& config,
                       bool terminal) {
-  show(plan_model(config), x.json, terminal);
+  show(plan_model(config, true), x.json, terminal);
 }
 
 } // namespace smp::app

@@ -271,7 +271,8 @@ std::string decision_json(const partition_plan& plan) {
   return text_of(out, -1);
 }
 
-std::string plan_json(const model_info& model, const partition_plan& plan) {
+std::string plan_json(const model_info& model, const partition_plan& plan,
+                      const module_remarks& sharing) {
   auto compute = own_compute(model);
   ordered_json out;
   auto& nodes = out["nodes"] = ordered_json::array();
@@ -306,6 +307,8 @@ std::string plan_json(const model_info& model, const partition_plan& plan) {
   out["costs"] = plan.options.basis;
   out["warnings"] = plan.warnings;
   out["notes"] = plan.reasons;
+  for (auto& x : sharing.all())
+    out["sharing"].push_back({{"remark", x.text}, {"modules", x.modules}});
   return text_of(out, 1);
 }
 

@@ -3,6 +3,7 @@
 // Trees and decisions of the partition as JSON, for tools.
 
 #include "partition/partitioner.hpp"
+#include "runtime/session/module_remarks.hpp"
 
 #include <optional>
 #include <string>
@@ -52,8 +53,11 @@ std::string decision_json(const partition_plan& plan);
 /// apart), own `memory` (elements) and `compute` (seconds if traced), `cost`
 /// (with all below it; 1 for the root), `device`, `parent` (null for the root)
 /// and `children`; the times of modules, if there are any (`modules`, see
-/// runtime/session/module_times.hpp), where the costs come from (`costs`) and
-/// what may surprise (`notes`). `parse_partition_tree` reads it.
-std::string plan_json(const model_info& model, const partition_plan& plan);
+/// runtime/session/module_times.hpp), where the costs come from (`costs`), what
+/// may surprise (`notes`), and if anything is said of it, what tensor-parallel
+/// ranks share and what not (`sharing`: of `remark`, with `modules`).
+/// `parse_partition_tree` reads it.
+std::string plan_json(const model_info& model, const partition_plan& plan,
+                      const module_remarks& sharing = {});
 
 } // namespace smp

@@ -299,21 +299,24 @@ void decide_alone(const train_config& x,
       state.trace(first_stream(s), [&] {
         whole->rehearse(split(first_batch(x), x.smp.microbatches, 0, 0));
       });
+    auto sharing = sharing_wanted(x.smp);
+    sharing.explains_all = true;
     lone_decision decided{s, state, *whole,
                           state.decide(static_cast<uint32_t>(devices),
-                                       x.smp.default_partition,
-                                       sharing_wanted(x.smp))};
+                                       x.smp.default_partition, sharing)};
     use(decided);
   });
 }
 
-printed_plan plan_model(const train_config& x) {
+printed_plan plan_model(const train_config& x, bool all) {
   printed_plan result;
   decide_alone(x, [&](lone_decision& run) {
     auto& decision = run.decision;
     auto needs = needs_of(run.model(), decision, x);
-    result = {decision.text() + needs_text(needs, activations_of(run, x), x),
-              plan_json(decision.model, decision.plan), decision.trace_failure};
+    result = {
+      decision.text(all) + needs_text(needs, activations_of(run, x), x),
+      plan_json(decision.model, decision.plan, decision.sharing.remarks),
+      decision.trace_failure};
   });
   return result;
 }

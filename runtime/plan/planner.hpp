@@ -74,6 +74,7 @@ void decide_alone(const train_config& x,
                   const std::function<void(lone_decision&)>& use);
 
 /// @returns that decision as text
-printed_plan plan_model(const train_config& x);
+/// @param all see `partition_decision::text`
+printed_plan plan_model(const train_config& x, bool all = false);
 
 } // namespace smp

@@ -2,7 +2,6 @@
 
 #include "runtime/base/name_pattern.hpp"
 #include "runtime/config/session_config.hpp"
-#include "runtime/session/module_remarks.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
@@ -27,7 +26,6 @@ public:
   checkpointing_decision run() {
     marked();
     named();
-    result_.lines = remarks_.lines();
     return std::move(result_);
   }
 
@@ -70,7 +68,8 @@ private:
       auto why = why_not(i);
       if (fitting.empty() || !why.empty()) {
         if (!fitting.empty() && at(i).children.empty())
-          remarks_.add("not computed again in backward, as " + why, name(i));
+          result_.remarks.add("not computed again in backward, as " + why,
+                              name(i));
         auto& children = at(i).children;
         open.insert(open.end(), children.rbegin(), children.rend());
         continue;
@@ -130,7 +129,7 @@ private:
     auto children = is_sequential(i);
     result_.chosen.push_back(
       {module_id{i}, children, group, how.preserve_rng_state});
-    remarks_.add(
+    result_.remarks.add(
       fmt::format("computed again in backward{}{}",
                   group == 1   ? ""
                   : group == 0 ? ", what follows each other on a rank together"
@@ -165,7 +164,6 @@ private:
   const walked_model& model_;
   const checkpointing_request& request_;
   const std::map<const void*, std::string>& stateful_;
-  module_remarks remarks_;
   bool grouped_ = false; // a Sequential was named
   checkpointing_decision result_;
 };

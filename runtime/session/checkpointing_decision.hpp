@@ -2,6 +2,7 @@
 
 #include "runtime/model/model_map.hpp"
 #include "runtime/session/checkpointing_options.hpp"
+#include "runtime/session/module_remarks.hpp"
 #include "transport/ids.hpp"
 
 #include <cstdint>
@@ -30,8 +31,8 @@ struct checkpointing_choice {
 
 struct checkpointing_decision {
   std::vector<checkpointing_choice> chosen;
-  /// For people, a line each.
-  std::vector<std::string> lines;
+  /// For people.
+  module_remarks remarks;
 };
 
 /// @param stateful why modules have state that nobody sees, by object

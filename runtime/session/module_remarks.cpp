@@ -4,30 +4,42 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace smp {
 
-void module_remarks::add(const std::string& text, std::string module) {
-  auto found = std::ranges::find_if(by_text_,
-                                    [&](auto& x) { return x.first == text; });
-  if (found == by_text_.end())
-    found = by_text_.insert(found, {text, {}});
-  found->second.push_back(std::move(module));
+void module_remarks::add(const std::string& text, std::string module,
+                         bool detail) {
+  find(text, detail).modules.push_back(std::move(module));
 }
 
-std::vector<std::string> module_remarks::lines() const {
+void module_remarks::add(const std::string& text) {
+  find(text, false);
+}
+
+std::vector<std::string> module_remarks::lines(bool all) const {
   constexpr size_t max_names = 3;
   std::vector<std::string> result;
-  for (auto& [text, names] : by_text_) {
-    auto shown = std::min(names.size(), max_names);
+  for (auto& [text, names, detail] : by_text_) {
+    if (detail && !all)
+      continue;
+    auto shown = all ? names.size() : std::min(names.size(), max_names);
     auto more = names.size() - shown;
     result.push_back(fmt::format(
-      "{}: {}{}", text,
+      "{}{}{}{}", text, names.empty() ? "" : ": ",
       fmt::join(names.begin(), names.begin() + static_cast<ptrdiff_t>(shown),
                 ", "),
       more > 0 ? fmt::format(" and {} more", more) : ""));
   }
   return result;
+}
+
+module_remarks::remark& module_remarks::find(const std::string& text,
+                                             bool detail) {
+  for (auto& x : by_text_)
+    if (x.text == text && x.detail == detail)
+      return x;
+  return by_text_.emplace_back(remark{text, {}, detail});
 }
 
 } // namespace smp

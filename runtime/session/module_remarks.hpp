@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace smp {
@@ -10,13 +9,31 @@ namespace smp {
 /// stand in one line.
 class module_remarks {
 public:
-  void add(const std::string& text, std::string module);
+  struct remark {
+    std::string text;
+    /// None if it is said of the model.
+    std::vector<std::string> modules;
+    /// It is only for those who want to know all.
+    bool detail = false;
+  };
+
+  void add(const std::string& text, std::string module, bool detail = false);
+
+  /// Says it of the model.
+  void add(const std::string& text);
 
   /// @returns "TEXT: a, b, c and 9 more", in the order of the first of each
-  std::vector<std::string> lines() const;
+  /// @param all with all names, and what is only for those who want to know
+  std::vector<std::string> lines(bool all = false) const;
+
+  const std::vector<remark>& all() const noexcept {
+    return by_text_;
+  }
 
 private:
-  std::vector<std::pair<std::string, std::vector<std::string>>> by_text_;
+  remark& find(const std::string& text, bool detail);
+
+  std::vector<remark> by_text_;
 };
 
 } // namespace smp

@@ -168,10 +168,10 @@ walked_model walk_hooked(const model_root& x) {
   return result;
 }
 
-std::string partition_decision::text() const {
+std::string partition_decision::text(bool all) const {
   auto result = print_partition(model, plan, {.colour = true});
-  for (auto* lines : {&sharing.lines, &checkpointing.lines})
-    for (auto& line : *lines)
+  for (auto* remarks : {&sharing.remarks, &checkpointing.remarks})
+    for (auto& line : remarks->lines(all))
       result += line + "\n";
   return result;
 }
@@ -402,9 +402,7 @@ partition_decision partitioning::decide(uint32_t devices,
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
   if (auto text = warning_of_nothing_shared(sharing, shared); !text.empty())
     plan.warnings.push_back(text);
-  for (auto& line : describe_parts(map_.model(), shared, sharing,
-                                   traced ? &*trace_ : nullptr))
-    shared.lines.push_back(line);
+  describe_parts(map_.model(), sharing, traced ? &*trace_ : nullptr, shared);
   return {
     std::move(info), std::move(plan), trace_ ? trace_->failure : std::string{},
     traced,          times,           std::move(shared),

@@ -63,7 +63,8 @@ struct partition_decision {
   checkpointing_decision checkpointing = {};
 
   /// For people, with colours; see partition/print.hpp.
-  std::string text() const;
+  /// @param all with the names of all modules that are shared, or not
+  std::string text(bool all = false) const;
 };
 
 /// Finds a place for each module of a model, and puts them there.

@@ -1,13 +1,13 @@
 #include "runtime/session/shared_parts.hpp"
 
 #include "runtime/model/native_modules.hpp"
-#include "runtime/session/module_remarks.hpp"
 #include "tp/traffic.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace smp {
@@ -59,11 +59,8 @@ std::optional<double> sent(const walked_model& model,
 
 } // namespace
 
-std::vector<std::string> describe_parts(const walked_model& model,
-                                        const sharing_decision& decision,
-                                        const sharing_request& x,
-                                        const trace_result* trace) {
-  module_remarks remarks;
+void describe_parts(const walked_model& model, const sharing_request& x,
+                    const trace_result* trace, sharing_decision& decision) {
   for (auto& shared : decision.shared) {
     // The first rank has the rows that are left over, and whole biases.
     auto [most, all] = numbers_of(model, shared, x, 0);
@@ -72,14 +69,14 @@ std::vector<std::string> describe_parts(const walked_model& model,
     auto bytes = trace
                    ? sent(model, shared, x, trace->modules.at(shared.id.value))
                    : std::nullopt;
-    remarks.add(fmt::format("each rank holds {}{} of {} parameters{}",
-                            most > least ? "at most " : "", most, all,
-                            bytes ? fmt::format(" and sends {} in a microbatch",
-                                                bytes_text(*bytes))
-                                  : ""),
-                model.modules[shared.id.value].names.front());
+    decision.remarks.add(
+      fmt::format(
+        "each rank holds {}{} of {} parameters{}",
+        most > least ? "at most " : "", most, all,
+        bytes ? fmt::format(" and sends {} in a microbatch", bytes_text(*bytes))
+              : ""),
+      model.modules[shared.id.value].names.front());
   }
-  return remarks.lines();
 }
 
 } // namespace smp

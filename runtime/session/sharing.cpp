@@ -5,7 +5,6 @@
 #include "runtime/config/session_config.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
-#include "runtime/session/module_remarks.hpp"
 #include "runtime/session/sharing_wishes.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "tp/refusals.hpp"
@@ -20,7 +19,7 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
+#include <utility>
 
 namespace smp {
 
@@ -41,20 +40,39 @@ public:
       for (size_t k = 0; k < used.size(); ++k)
         used[k] = used[k] || wishes_.is_called(i, request_.patterns[k]);
       // What is above stands before in the walk.
-      if (wishes_.wanted(i) && !inside_.contains(i))
+      if (inside_.contains(i) || !wishes_.wanted(i))
+        pass_over(i);
+      else
         consider(i);
     }
     for (size_t k = 0; k < used.size(); ++k)
       if (!used[k])
         throw config_error("tensor_parallel.modules: no module is called \""
                            + request_.patterns[k] + '"');
-    result_.lines = remarks_.lines();
     if (request_.prescaled)
-      result_.lines.push_back("ranks that share have the same samples");
+      result_.remarks.add("ranks that share have the same samples");
     return std::move(result_);
   }
 
 private:
+  /// Says of what could be shared for itself why nobody looks at it.
+  void pass_over(uint32_t i) {
+    if (i == 0 || !request_.explains_all)
+      return;
+    if (auto native = native_of(model_, i); native && native->how)
+      result_.remarks.add(native->type + ' ' + why_passed_over(i), name(i),
+                          true);
+  }
+
+  std::string why_passed_over(uint32_t i) const {
+    if (auto whole = inside_.find(i); whole != inside_.end())
+      return fmt::format("not shared for itself, as it is part of {}, which is",
+                         name(whole->second));
+    if (wishes_.forbidden(i))
+      return "not shared, as code says that it is not to be";
+    return "not shared, as it is not named; name it in tensor_parallel.modules";
+  }
+
   void consider(uint32_t i) {
     auto native = native_of(model_, i);
     auto* how = native ? native->how : nullptr;
@@ -70,8 +88,9 @@ private:
     auto why = why_not(i, *native, *how);
     if (why.empty()) {
       result_.shared.push_back({module_id{i}, native->saves_memory});
-      auto below = model_.subtree(i);
-      inside_.insert(below.begin() + 1, below.end());
+      for (auto below : model_.subtree(i))
+        if (below != i)
+          inside_.emplace(below, i);
       auto* manner = how->manner ? how->manner(
                        *native, static_cast<int64_t>(request_.peers))
                                  : nullptr;
@@ -84,7 +103,11 @@ private:
   }
 
   void note(uint32_t i, const std::string& verdict) {
-    remarks_.add(verdict, model_.modules[i].names.front());
+    result_.remarks.add(verdict, name(i));
+  }
+
+  const std::string& name(uint32_t i) const {
+    return model_.modules[i].names.front();
   }
 
   std::string why_not(uint32_t i, const native_module& native,
@@ -144,8 +167,7 @@ private:
   const walked_model& model_;
   const sharing_request& request_;
   sharing_wishes wishes_;
-  std::set<uint32_t> inside_; // of modules that are shared
-  module_remarks remarks_;
+  std::map<uint32_t, uint32_t> inside_; // what is shared, by its parts
   sharing_decision result_;
 };
 
@@ -175,7 +197,7 @@ private:
 
 sharing_request sharing_wanted(const session_config& x) {
   return {x.tensor_parallel_modules, x.tensor_parallel_degree,
-          x.optimize == "memory", x.prescaled_batch};
+          x.optimize == "memory", x.prescaled_batch, false};
 }
 
 sharing_decision
@@ -189,7 +211,6 @@ decide_sharing(const walked_model& model,
 
 void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
                  uint64_t peers, sharing_decision& result) {
-  module_remarks remarks;
   for (auto& mark : marks) {
     auto parameter = mark.parameter.lock();
     auto found = model.tensor_index.find(parameter.get());
@@ -219,11 +240,10 @@ void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
                     "smp::submodule, or put it into a Sequential",
                     m.names.front()));
     result.cut.push_back({found->second, mark.dim, mark.scaled_batch});
-    remarks.add(fmt::format("cut along axis {} by {} ranks", mark.dim, peers),
-                t.names.front());
+    result.remarks.add(
+      fmt::format("cut along axis {} by {} ranks", mark.dim, peers),
+      t.names.front());
   }
-  for (auto& x : remarks.lines())
-    result.lines.push_back(x);
 }
 
 void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,

@@ -2,6 +2,7 @@
 
 #include "runtime/model/hook.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/session/module_remarks.hpp"
 #include "transport/ids.hpp"
 
 #include <map>
@@ -52,8 +53,8 @@ bool inspect(Inspector& f, shared_module& x) {
 struct sharing_decision {
   std::vector<shared_module> shared;
   std::vector<cut_parameter> cut;
-  /// For people, a line each.
-  std::vector<std::string> lines;
+  /// For people.
+  module_remarks remarks;
 };
 
 /// Names of modules, how many ranks share, and what they save where code does
@@ -64,6 +65,8 @@ struct sharing_request {
   bool saves_memory = true;
   /// All have the same samples.
   bool prescaled = false;
+  /// Says of each module that could be shared why it is not looked at.
+  bool explains_all = false;
 };
 
 /// @returns what the configuration wants to be shared

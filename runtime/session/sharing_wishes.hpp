@@ -30,6 +30,11 @@ public:
 
   bool wanted(uint32_t module) const;
 
+  /// Tells whether code says that the module is not to be shared.
+  bool forbidden(uint32_t module) const {
+    return by_code(module) == false;
+  }
+
   /// Tells whether the module is wanted for itself, and not for what is above
   /// it or for what many are called.
   bool named(uint32_t module) const;

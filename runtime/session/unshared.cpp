@@ -2,7 +2,6 @@
 
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
-#include "runtime/session/module_remarks.hpp"
 #include "runtime/session/sharing_wishes.hpp"
 #include "tp/distributions.hpp"
 
@@ -72,7 +71,6 @@ void explain_unknown(const walked_model& model,
                      const sharing_request& x, sharing_decision& to) {
   sharing_wishes wishes{model, marked, x.patterns};
   auto parts = modules_in_parts(model, to);
-  module_remarks remarks;
   for (uint32_t i = 0; i < model.modules.size(); ++i) {
     if (parts.contains(i) || !wishes.wanted(i))
       continue;
@@ -86,11 +84,9 @@ void explain_unknown(const walked_model& model,
     auto is_part = [&](uint32_t j) { return parts.contains(j); };
     auto native = native_of(model, i);
     if (std::ranges::none_of(below, is_part) && !(native && native->how))
-      remarks.add(verdict(model.modules[i], !without),
-                  model.modules[i].names.front());
+      to.remarks.add(verdict(model.modules[i], !without),
+                     model.modules[i].names.front());
   }
-  for (auto& line : remarks.lines())
-    to.lines.push_back(line);
 }
 
 std::string warning_of_nothing_shared(const sharing_request& x,
@@ -101,9 +97,10 @@ std::string warning_of_nothing_shared(const sharing_request& x,
     "nothing is shared, so the {} ranks of each tensor-parallel group train as "
     "replicas, each with a whole model; {}",
     x.peers,
-    found.lines.empty() ? "name modules in tensor_parallel.modules, or leave "
-                          "smp.tensor_parallel_degree out"
-                        : "what is said below of modules tells why");
+    found.remarks.lines().empty()
+      ? "name modules in tensor_parallel.modules, or leave "
+        "smp.tensor_parallel_degree out"
+      : "what is said below of modules tells why");
 }
 
 } // namespace smp

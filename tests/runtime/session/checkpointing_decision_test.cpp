@@ -91,16 +91,17 @@ TEST_CASE_METHOD(fixture, "a strategy groups children of a Sequential by rank",
 TEST_CASE_METHOD(fixture, "patterns mean the outermost modules that can be",
                  "[runtime][R52]") {
   auto all = decide({"*"});
-  REQUIRE(all.lines.size() == 2);
-  CHECK(all.lines[0]
+  auto lines = all.remarks.lines();
+  REQUIRE(lines.size() == 2);
+  CHECK(lines[0]
         == "computed again in backward: body.*, list.0, list.1 and 1 more");
-  CHECK_THAT(all.lines[1],
+  CHECK_THAT(lines[1],
              ContainsSubstring("not computed again in backward, as its calls "
                                "cannot be seen")
                && ContainsSubstring(": hidden"));
   CHECK(decide({"list.*", "seen"}).chosen.size() == 3);
   auto grouped = decide({"body"}, {"group_2", false});
-  CHECK(grouped.lines.at(0)
+  CHECK(grouped.remarks.lines().at(0)
         == "computed again in backward, up to 2 together, with other random "
            "numbers: body.*");
 }

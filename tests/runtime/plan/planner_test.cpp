@@ -1,0 +1,90 @@
+// ctest: timeout=120
+
+#include "tests/support/catch.hpp"
+
+#include "runtime/plan/planner.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <vector>
+
+// What `smp-train partition` says of modules that are shared or not, all of
+// them by name.
+
+using namespace smp;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+train_config five_blocks() {
+  train_config x;
+  x.ranks = 2;
+  x.smp.ddp = true;
+  x.smp.tensor_parallel_degree = 2;
+  x.smp.tensor_parallel_modules = {"transformer.h"};
+  x.smp.microbatches = 2;
+  x.smp.threads = 1;
+  x.model.type = "gpt";
+  x.model.layers = 5;
+  x.model.heads = 2;
+  x.model.width = 16;
+  x.model.vocabulary = 32;
+  x.data.type = "synthetic";
+  x.data.sequence_length = 8;
+  x.data.batch_size = 4;
+  x.train.steps = 1;
+  return x;
+}
+
+const std::string not_named
+  = "Embedding not shared, as it is not named; name it in "
+    "tensor_parallel.modules";
+
+} // namespace
+
+TEST_CASE("all modules that are shared, part of another or not named are named",
+          "[runtime][plan][tensor_parallel]") {
+  auto plan = plan_model(five_blocks(), true);
+  CHECK_THAT(plan.text,
+             ContainsSubstring("\nTransformerLayer shared by 2 ranks for "
+                               "memory: transformer.h.0, transformer.h.1, "
+                               "transformer.h.2, transformer.h.3, "
+                               "transformer.h.4\n")
+               && ContainsSubstring("\nConv1D not shared for itself, as it is "
+                                    "part of transformer.h.4, which is: "
+                                    "transformer.h.4.attn.c_attn, "
+                                    "transformer.h.4.attn.c_proj, "
+                                    "transformer.h.4.mlp.c_fc, "
+                                    "transformer.h.4.mlp.c_proj\n")
+               && ContainsSubstring("\n" + not_named
+                                    + ": transformer.wte, transformer.wpe\n"));
+  auto json = nlohmann::json::parse(plan.json);
+  std::vector<std::string> modules;
+  for (auto& x : json.at("sharing"))
+    if (x.at("remark") == not_named)
+      modules = x.at("modules").get<std::vector<std::string>>();
+  CHECK(modules
+        == std::vector<std::string>{"transformer.wte", "transformer.wpe"});
+}
+
+TEST_CASE("where not all is wanted the first names are told",
+          "[runtime][plan][tensor_parallel]") {
+  CHECK_THAT(plan_model(five_blocks()).text,
+             ContainsSubstring("for memory: transformer.h.0, transformer.h.1, "
+                               "transformer.h.2 and 2 more\n")
+               && !ContainsSubstring("not named")
+               && !ContainsSubstring("not shared for itself"));
+}
+
+TEST_CASE("nothing is said of sharing where no ranks could share",
+          "[runtime][plan][tensor_parallel]") {
+  auto x = five_blocks();
+  x.ranks = 1;
+  x.smp.ddp = false;
+  x.smp.tensor_parallel_degree = 1;
+  x.smp.tensor_parallel_modules.clear();
+  auto plan = plan_model(x, true);
+  CHECK_THAT(plan.text, !ContainsSubstring("not shared"));
+  CHECK_FALSE(nlohmann::json::parse(plan.json).contains("sharing"));
+}
