@@ -144,9 +144,9 @@ void ucx_fabric::engine::connect(peer& to, const std::string& address) {
           + std::to_string(to.rank.value) + " by " + options_.transports
           + (options_.trusted_network
                ? ""
-               : " on this machine (transport.trusted_network is false); where "
-                 "ranks share no memory, UCX_TLS=tcp,self in the environment "
-                 "of all makes them talk by tcp"));
+               : " on this machine; where ranks share no memory, "
+                 "UCX_TLS=tcp,self in the environment of all makes them talk "
+                 "by tcp"));
   to.transports = transports_of(to.endpoint);
   to.eager_limit = eager_limit_for(to.transports);
 }
