@@ -139,6 +139,8 @@ std::optional<rank_environment> read_ours(const variable_source& of) {
   if (auto address = variable(of, "SMP_RENDEZVOUS")) {
     read_address(*result, *address);
     result->supervised = true;
+    result->no_shared_memory = variable(of, no_shared_memory_variable)
+                                 .value_or("");
   }
   return result;
 }

@@ -23,6 +23,9 @@ struct rank_environment {
   std::string rendezvous_address = "127.0.0.1";
   uint16_t rendezvous_port = 0;
   std::string rendezvous_dir;
+  /// Why the ranks of this machine are not to use shared memory, as our own
+  /// launcher decided for all of them; empty: they are.
+  std::string no_shared_memory;
   /// True when our own launcher started this rank and watches its process.
   bool supervised = false;
 };
@@ -41,6 +44,9 @@ using variable_source = std::function<const char*(const char*)>;
 
 /// The same of any process, but for the directory of the rendezvous.
 std::optional<rank_environment> read_place_in_run(const variable_source& of);
+
+/// By it our launcher tells `no_shared_memory`.
+inline constexpr const char* no_shared_memory_variable = "SMP_NO_SHARED_MEMORY";
 
 /// A variable of the environment and its value.
 struct environment_variable {

@@ -28,6 +28,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 
 #include <unistd.h>
 
@@ -56,6 +57,8 @@ struct launch_place {
   std::string run_id;
   std::string log_dir;
   network_choice network;
+  /// Why its ranks are to use no shared memory; nothing: they are.
+  std::optional<std::string> no_shared_memory;
 
   bool first() const noexcept {
     return first_rank == 0;
@@ -101,6 +104,8 @@ launch_place find_place(const launch_options& x) {
       result.log_dir = told.note;
   }
   result.run_id = run_id_of(result.secret);
+  result.no_shared_memory = no_room_for_shared_memory(shared_memory_folder(),
+                                                      result.ranks);
   return result;
 }
 
@@ -119,6 +124,7 @@ std::map<std::string, std::string> variables_of(uint64_t rank,
   result["SMP_RUN_ID"] = place.run_id;
   result[secret_descriptor_variable] = std::to_string(secret);
   result["SMP_RENDEZVOUS"] = endpoint(place.network.master, port);
+  result[no_shared_memory_variable] = place.no_shared_memory.value_or("");
   // Its stderr is a pipe; progress lines want to know what is behind it.
   bool terminal = rank == 0 && ::isatty(STDERR_FILENO) == 1;
   result["SMP_TERMINAL"] = terminal ? "1" : "0";

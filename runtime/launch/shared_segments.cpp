@@ -2,6 +2,7 @@
 
 #include "runtime/base/file_io.hpp"
 #include "runtime/launch/environment.hpp"
+#include "runtime/launch/stopped_ranks.hpp"
 
 #include <fmt/format.h>
 
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <string_view>
 #include <system_error>
@@ -85,15 +87,47 @@ std::string shared_memory_folder() {
   return dir != nullptr && *dir != '\0' ? dir : "/dev/shm";
 }
 
-std::optional<std::string> no_room_for_shared_memory(const std::string& folder,
-                                                     uint64_t ranks) {
+uint64_t held_by_run(const std::string& folder, const std::string& run_id) {
+  struct stat where {};
+  if (::stat(folder.c_str(), &where) != 0)
+    return 0;
+  std::map<ino_t, uint64_t> sizes;
+  std::error_code ignored;
+  for (auto& x : ranks_here(run_id))
+    for (auto& fd : fs::directory_iterator{
+           fs::path{"/proc"} / std::to_string(x.pid) / "fd", ignored}) {
+      // Others find it through the descriptor: the name is gone at once.
+      struct stat info {};
+      auto target = fs::read_symlink(fd.path(), ignored).filename().string();
+      if (target.starts_with(segment_prefix)
+          && ::stat(fd.path().c_str(), &info) == 0
+          && info.st_dev == where.st_dev)
+        sizes[info.st_ino] = static_cast<uint64_t>(info.st_blocks) * 512;
+    }
+  uint64_t result = 0;
+  for (auto& [file, size] : sizes)
+    result += size;
+  return result;
+}
+
+std::optional<std::string>
+no_room_for_shared_memory(const std::string& folder, uint64_t ranks,
+                          const std::string& run_id) {
   struct statvfs info {};
-  if (::statvfs(folder.c_str(), &info) != 0)
-    return fmt::format("there is no {}", folder);
+  uint64_t held = 0;
+  // What another rank takes between two looks would count twice, or not.
+  constexpr int looks = 20;
+  for (int i = 0; i < looks; ++i) {
+    auto before = run_id.empty() ? 0 : held_by_run(folder, run_id);
+    if (::statvfs(folder.c_str(), &info) != 0)
+      return fmt::format("there is no {}", folder);
+    held = run_id.empty() ? 0 : held_by_run(folder, run_id);
+    if (held == before)
+      break;
+  }
   auto size = info.f_blocks * info.f_frsize;
-  auto left = info.f_bavail * info.f_frsize;
-  // Its size is the same for all ranks, however many have begun.
-  if (size >= ranks * room_of_a_rank && left >= room_of_a_rank)
+  auto left = info.f_bavail * info.f_frsize + held;
+  if (left >= ranks * room_of_a_rank)
     return std::nullopt;
   return fmt::format(
     "{} has {} MB, of which {} are free; {} rank{} of this "

@@ -13,11 +13,21 @@ namespace smp {
 std::string shared_memory_folder();
 
 /// UCX believes that its pools can grow, and crashes where the file system is
-/// full (in a container, 64 MB by default).
+/// full (in a container, 64 MB by default). Ranks of which one uses shared
+/// memory and another does not cannot talk, so all of a machine must come to
+/// the same: our launcher asks before it starts them, and tells; others ask
+/// each for itself, at another moment, and count as free what their own run has
+/// taken by then.
 /// @param ranks of this machine
+/// @param run_id of the ranks that may have begun; empty: none has
 /// @returns why shared memory is not to be used; nothing if there is room
-std::optional<std::string> no_room_for_shared_memory(const std::string& folder,
-                                                     uint64_t ranks);
+std::optional<std::string>
+no_room_for_shared_memory(const std::string& folder, uint64_t ranks,
+                          const std::string& run_id = {});
+
+/// @returns bytes in the file system of `folder` that ranks of the run hold as
+/// shared memory of UCX
+uint64_t held_by_run(const std::string& folder, const std::string& run_id);
 
 /// A process that is killed just when UCX made a file, before that is unlinked,
 /// leaves it behind for ever. Removes those of this user that are not older

@@ -37,23 +37,39 @@ place_in_environment(const std::string& environment) {
   }
 }
 
-} // namespace
-
-std::vector<rank_id> stopped_ranks_here(const std::string& run_id) {
-  std::vector<rank_id> result;
+/// @param wanted process numbers; the environment of others is not read
+template <class F>
+std::vector<rank_process> find_ranks(const std::string& run_id, F wanted) {
+  std::vector<rank_process> result;
   std::error_code ignored;
   for (auto& process : std::filesystem::directory_iterator{"/proc", ignored}) {
     auto pid = std::atoll(process.path().filename().c_str());
-    auto state = pid > 0 ? state_of_process(pid) : std::nullopt;
-    // A debugger may hold it as long as it likes.
-    if (!state || state->letter != 'T')
+    if (pid <= 0 || !wanted(pid))
       continue;
     // Of other users it cannot be read.
     auto text = try_read((process.path() / "environ").string());
     auto place = text ? place_in_environment(*text) : std::nullopt;
     if (place && place->run_id == run_id)
-      result.push_back(rank_id{place->rank});
+      result.push_back({pid, rank_id{place->rank}});
   }
+  return result;
+}
+
+} // namespace
+
+std::vector<rank_process> ranks_here(const std::string& run_id) {
+  return find_ranks(run_id, [](int64_t) { return true; });
+}
+
+std::vector<rank_id> stopped_ranks_here(const std::string& run_id) {
+  auto is_stopped = [](int64_t pid) {
+    auto state = state_of_process(pid);
+    // A debugger may hold it as long as it likes.
+    return state && state->letter == 'T';
+  };
+  std::vector<rank_id> result;
+  for (auto& x : find_ranks(run_id, is_stopped))
+    result.push_back(x.rank);
   return result;
 }
 

@@ -80,6 +80,16 @@ void bind_to_cores(const rank_environment& env, uint64_t threads) {
   (void)sched_setaffinity(0, sizeof(mine), &mine);
 }
 
+/// The same on all ranks of this machine: they could not talk otherwise.
+std::optional<std::string> why_no_shared_memory(const rank_environment& env) {
+  if (env.supervised)
+    return env.no_shared_memory.empty() ? std::nullopt
+                                        : std::optional{env.no_shared_memory};
+  // Who else is here, nobody knows for sure before all have joined.
+  auto here = env.local_size > 0 ? env.local_size : env.world_size;
+  return no_room_for_shared_memory(shared_memory_folder(), here, env.run_id);
+}
+
 std::shared_ptr<fabric> make_fabric(const rank_environment& env,
                                     const session_config& x,
                                     const network_choice& network,
@@ -104,9 +114,7 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   options.priority = priority_of;
   if (network.line)
     options.silence = network.line->silence;
-  // Who else is here, nobody knows for sure before all have joined.
-  auto here = env.local_size > 0 ? env.local_size : env.world_size;
-  if (auto why = no_room_for_shared_memory(shared_memory_folder(), here)) {
+  if (auto why = why_no_shared_memory(env)) {
     options.transports = "tcp,self";
     if (env.local_rank == 0)
       print_stderr(

@@ -4,9 +4,16 @@
 
 #include "tests/support/catch.hpp"
 
+#include "tests/support/processes.hpp"
 #include "tests/support/train_dir.hpp"
 
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 using Catch::Matchers::ContainsSubstring;
@@ -29,12 +36,42 @@ struct limited_run : train_dir {
     std::vector<std::string> command{"sh", "-c",
                                      commands + "; exec "
                                        + built_program("smp-train")
-                                       + " tiny.toml --run-dir out"};
+                                       + " tiny.toml --run-dir out \"$@\""};
     if (apart)
       command.insert(command.begin(), {"unshare", "-m"});
     return program{std::move(command), path};
   }
 };
+
+/// Room for two of four ranks.
+const std::string part_full
+  = "mount -t tmpfs -o size=64m tmpfs /dev/shm && "
+    "head -c 45000000 /dev/zero > /dev/shm/full";
+
+bool may_not_mount(const program& x) {
+  return x.output().find("unshare") != std::string::npos
+         || x.output().find("mount:") != std::string::npos;
+}
+
+/// @returns whether its UCX has shared memory, or listens beside others
+bool has_begun(const program& rank, size_t ports) {
+  auto end = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+  auto files = std::filesystem::path{"/proc"} / std::to_string(rank.pid())
+               / "fd";
+  while (std::chrono::steady_clock::now() < end) {
+    std::error_code ignored;
+    for (auto& x : std::filesystem::directory_iterator{files, ignored})
+      if (std::filesystem::read_symlink(x.path(), ignored)
+            .string()
+            .find("ucx_shm_posix_")
+          != std::string::npos)
+        return true;
+    if (listening_ports_of(rank.pid()).size() >= ports)
+      return true;
+    let_pass(std::chrono::milliseconds{10});
+  }
+  return false;
+}
 
 } // namespace
 
@@ -61,8 +98,7 @@ TEST_CASE_METHOD(limited_run, "A full disk ends a run with the reason",
     true);
   auto code = run.join();
   INFO(run.output());
-  if (run.output().find("unshare") != std::string::npos
-      || run.output().find("mount:") != std::string::npos)
+  if (may_not_mount(run))
     SKIP("only root may mount");
   CHECK(code == 2);
   CHECK_THAT(run.output(), ContainsSubstring("No space left on device"));
@@ -74,8 +110,7 @@ TEST_CASE_METHOD(limited_run,
   auto run = after("mount -t tmpfs -o size=16m tmpfs /dev/shm", true);
   auto code = run.join();
   INFO(run.output());
-  if (run.output().find("unshare") != std::string::npos
-      || run.output().find("mount:") != std::string::npos)
+  if (may_not_mount(run))
     SKIP("only root may mount");
   CHECK(code == 0);
   auto& told = run.output();
@@ -83,6 +118,56 @@ TEST_CASE_METHOD(limited_run,
   REQUIRE(first != std::string::npos);
   CHECK_THAT(told, ContainsSubstring("/dev/shm has 16 MB"));
   CHECK(told.find("no shared memory", first + 1) == std::string::npos);
+}
+
+// Each rank takes a part of what there is: the first ones would find room.
+TEST_CASE_METHOD(limited_run, "Where some of the ranks fit, none takes memory",
+                 "[apps][train]") {
+  auto run = after(part_full + "; set -- --ranks 4", true);
+  auto code = run.join();
+  INFO(run.output());
+  if (may_not_mount(run))
+    SKIP("only root may mount");
+  CHECK(code == 0);
+  CHECK_THAT(run.output(), ContainsSubstring("/dev/shm has 64 MB")
+                             && ContainsSubstring("4 ranks of this machine"));
+}
+
+// Where no launcher of ours decides for all, the last one finds less.
+TEST_CASE_METHOD(limited_run, "So it is for ranks that begin one by one",
+                 "[apps][train]") {
+  program holder{{"unshare", "-m", "sh", "-c",
+                  part_full + " && echo ready && exec tail -f /dev/null"},
+                 path};
+  if (!holder.wait_for("ready"))
+    SKIP("only root may mount: " << holder.output());
+  std::vector<std::unique_ptr<program>> ranks;
+  for (int i = 0; i < 4; ++i) {
+    std::vector<std::string> command{"nsenter",
+                                     "-m",
+                                     "-t",
+                                     std::to_string(holder.pid()),
+                                     "sh",
+                                     "-c",
+                                     "cd " + path.string() + " && exec "
+                                       + built_program("smp-train")
+                                       + " tiny.toml --ranks 4 --run-dir out"};
+    ranks.push_back(
+      std::make_unique<program>(command, path,
+                                std::map<std::string, std::string>{
+                                  {"RANK", std::to_string(i)},
+                                  {"WORLD_SIZE", "4"},
+                                  {"TORCHELASTIC_RUN_ID", path.filename()},
+                                  {"SMP_RENDEZVOUS_DIR", path}}));
+    // Rank 0 has the SUPERVISOR's port, too.
+    REQUIRE(has_begun(*ranks.back(), i == 0 ? 2 : 1));
+  }
+  for (auto& x : ranks) {
+    auto code = x->join();
+    INFO(x->output());
+    CHECK(code == 0);
+  }
+  CHECK_THAT(ranks[0]->output(), ContainsSubstring("no shared memory between"));
 }
 
 TEST_CASE_METHOD(limited_run, "What a killed run had half written goes",

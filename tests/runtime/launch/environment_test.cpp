@@ -44,6 +44,7 @@ public:
                       "SMP_SECRET_FD",
                       "SMP_SECRET_FILE",
                       "SMP_TERMINAL",
+                      "SMP_NO_SHARED_MEMORY",
                       "RANK",
                       "WORLD_SIZE",
                       "LOCAL_RANK",
@@ -130,7 +131,8 @@ TEST_CASE("the variables of our launcher name rank, run and supervisor",
                       {"SMP_LOCAL_RANK", "1"},
                       {"SMP_LOCAL_SIZE", "4"},
                       {"SMP_RUN_ID", "secret"},
-                      {"SMP_RENDEZVOUS", "127.0.0.1:4567"}});
+                      {"SMP_RENDEZVOUS", "127.0.0.1:4567"},
+                      {"SMP_NO_SHARED_MEMORY", "it is full"}});
   CHECK(x.rank == 1);
   CHECK(x.world_size == 4);
   CHECK(x.local_rank == 1);
@@ -139,6 +141,7 @@ TEST_CASE("the variables of our launcher name rank, run and supervisor",
   CHECK(x.rendezvous_address == "127.0.0.1");
   CHECK(x.rendezvous_port == 4567);
   CHECK(x.supervised);
+  CHECK(x.no_shared_memory == "it is full");
 }
 
 TEST_CASE("a torchrun-like launcher names the address where rank 0 listens",

@@ -5,12 +5,16 @@
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/shared_segments.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 
 #include <boost/system/system_error.hpp>
 
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
 #include <functional>
 #include <new>
 #include <stdexcept>
@@ -144,4 +148,29 @@ TEST_CASE("shared memory is used where it has room for all ranks",
                      && ContainsSubstring("ranks of this machine want"));
   CHECK(no_room_for_shared_memory("/nonexistent", 1)
         == "there is no /nonexistent");
+}
+
+TEST_CASE("what ranks of this run hold of shared memory counts as free",
+          "[runtime][limits]") {
+  // What UCX does, at the time of a rank that begins later.
+  const auto folder = fmt::format("/dev/shm/smp-limits-{}", ::getpid());
+  std::filesystem::create_directory(folder);
+  program rank{
+    {"sh", "-c",
+     "exec 3> ucx_shm_posix_7 4> other; head -c 1000000 /dev/zero "
+     ">&3; head -c 1000000 /dev/zero >&4; rm ucx_shm_posix_7; "
+     "echo ready; exec tail -f /dev/null"},
+    folder,
+    {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", folder}}};
+  REQUIRE(rank.wait_for("ready"));
+  auto run = folder + "-127.0.0.1-0";
+  CHECK(held_by_run(folder, run) >= 1'000'000);
+  CHECK(held_by_run(folder, run) < 1'100'000);
+  CHECK(held_by_run(folder, "another run") == 0);
+  // It is in another file system.
+  CHECK(held_by_run("/proc", run) == 0);
+  rank.signal(SIGKILL);
+  rank.join();
+  CHECK(held_by_run(folder, run) == 0);
+  std::filesystem::remove_all(folder);
 }
