@@ -49,6 +49,14 @@ std::string differences(const std::string& mine, const std::string& other) {
   return result;
 }
 
+/// @returns "rank 1", "ranks 1, 2"
+std::string names_of(const std::vector<rank_id>& xs) {
+  std::string result = xs.size() > 1 ? "ranks" : "rank";
+  for (auto x : xs)
+    result += fmt::format("{}{}", x == xs.front() ? " " : ", ", x.value);
+  return result;
+}
+
 /// The text names the rank, and may name two.
 failure refuse(std::string text) {
   return {error_code::config, no_rank, {}, std::move(text)};
@@ -101,17 +109,31 @@ std::vector<member> roster::members() const {
   return result;
 }
 
-failure roster::missing(std::chrono::milliseconds limit) const {
-  std::string names;
+std::vector<rank_id> roster::absent() const {
+  std::vector<rank_id> result;
   for (uint64_t i = 0; i < world_size_; ++i)
     if (members_.count(rank_id{i}) == 0)
-      names += (names.empty() ? "" : ", ") + std::to_string(i);
-  auto plural = names.find(',') != std::string::npos;
+      result.push_back(rank_id{i});
+  return result;
+}
+
+failure roster::missing(std::chrono::milliseconds limit) const {
   return {error_code::rank_down,
           no_rank,
           {},
-          fmt::format("rank{} {} did not join within {} s", plural ? "s" : "",
-                      names, static_cast<double>(limit.count()) / 1000)};
+          fmt::format("{} did not join within {} s", names_of(absent()),
+                      static_cast<double>(limit.count()) / 1000)};
+}
+
+std::string roster::describe_absence(const std::vector<rank_id>& x,
+                                     std::chrono::duration<double> since) {
+  auto several = x.size() > 1;
+  return fmt::format(
+    "{} {} not joined, and nobody has for {:.1f} s: {} not begun yet, {} "
+    "stopped, or {} not reach the SUPERVISOR",
+    names_of(x), several ? "have" : "has", since.count(),
+    several ? "their processes have" : "its process has",
+    several ? "are" : "is", several ? "do" : "does");
 }
 
 // -- leaving ------------------------------------------------------------------

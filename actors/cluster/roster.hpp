@@ -39,6 +39,14 @@ public:
   /// @returns an error that names the ranks that did not come within `limit`.
   failure missing(std::chrono::milliseconds limit) const;
 
+  /// @returns the ranks that did not come yet
+  std::vector<rank_id> absent() const;
+
+  /// @returns what to say of such ranks before the time for joining is over:
+  /// those of a large job may begin minutes apart.
+  static std::string describe_absence(const std::vector<rank_id>& x,
+                                      std::chrono::duration<double> since);
+
   // -- leaving ----------------------------------------------------------------
 
   void leave(rank_id x);

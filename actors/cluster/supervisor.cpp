@@ -4,7 +4,10 @@
 
 #include <caf/send.hpp>
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace smp {
@@ -15,6 +18,10 @@ caf::timespan seconds_of(double x) {
   return std::chrono::duration_cast<caf::timespan>(
     std::chrono::duration<double>(x));
 }
+
+/// Who wants to hear soon of a step in which nothing moves does not mean that
+/// programs begin as fast.
+constexpr std::chrono::seconds least_absence{10};
 
 } // namespace
 
@@ -33,6 +40,7 @@ caf::result<welcome> supervisor_state::join(const member& x,
   }
   self->monitor(hdl);
   members.emplace(x.rank, hdl);
+  last_join = self->clock().now();
   auto promise = self->make_response_promise<welcome>();
   waiting.emplace(x.rank, promise);
   if (ranks->complete())
@@ -57,6 +65,42 @@ void supervisor_state::on_deadline() {
     err.text += "; " + ranks->describe_stop(rank, self->clock().now() - since);
   fail(err);
   options.on_rank_down(err);
+}
+
+void supervisor_state::look_for_joins() {
+  // The deadline says it, or a rank that is alone joins nobody.
+  std::chrono::duration<double> limit = options.join_limit;
+  if (ranks->complete() || failed || closing
+      || options.stalls.timeout >= limit.count() || ranks->world_size() == 1)
+    return;
+  auto wait = std::max<caf::timespan>(seconds_of(options.stalls.timeout),
+                                      least_absence);
+  caf::timespan quiet = self->clock().now() - last_join;
+  if (quiet >= wait) {
+    auto absent = ranks->absent();
+    std::erase_if(absent, [this](auto x) { return stopped.contains(x); });
+    if (!absent.empty()) // else `judge_stop` tells
+      return report_absent(absent);
+    quiet = caf::timespan{0};
+  }
+  self->run_delayed(wait - quiet, [this] { look_for_joins(); });
+}
+
+void supervisor_state::report_absent(const std::vector<rank_id>& x) {
+  stall_report report;
+  report.ends = options.stalls.end;
+  report.text = roster::describe_absence(x, self->clock().now() - last_join);
+  if (!report.ends)
+    report.text += fmt::format(
+      "; the run waits for {:.0f} s in all",
+      std::chrono::duration<double>(options.join_limit).count());
+  report.all = {report.text};
+  report.culprit = x.front();
+  report.silent = x;
+  report.ranks_know = false;
+  options.on_stall(report);
+  if (report.ends)
+    fail({error_code::stalled, no_rank, {}, report.text});
 }
 
 // -- leaving ------------------------------------------------------------------
@@ -222,6 +266,8 @@ supervisor_actor::behavior_type supervisor(supervisor_state::pointer self,
   st.ranks.emplace(options.world_size, options.run_id);
   st.options = std::move(options);
   self->delayed_send(self, st.options.join_limit, deadline_atom_v);
+  st.last_join = self->clock().now();
+  st.look_for_joins();
   self->set_down_handler(
     [self](const caf::down_msg& x) { self->state.on_down(x); });
   self->set_exit_handler(

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <vector>
 
 namespace smp {
 
@@ -42,6 +43,12 @@ struct supervisor_state {
 
   void on_down(const caf::down_msg& x);
   void on_deadline();
+
+  /// Where the ranks are on many machines, the deadline is minutes away, and of
+  /// a rank that is stopped before it joined perhaps nobody can tell: says
+  /// once who is missing when nobody has joined for a while.
+  void look_for_joins();
+  void report_absent(const std::vector<rank_id>& x);
 
   /// Lets the others say goodbye first, unless the run failed.
   void on_exit(const caf::exit_msg& x);
@@ -79,7 +86,8 @@ struct supervisor_state {
   inspector_actor inspector;
   std::map<rank_id, caf::actor_clock::time_point> stopped;
   bool watched = false; // no monitor begins any more
-  failure failed;       // the first cause
+  caf::actor_clock::time_point last_join;
+  failure failed; // the first cause
   bool closing = false;
   caf::error reason;
 };

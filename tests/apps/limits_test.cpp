@@ -21,7 +21,7 @@ using namespace smp::test;
 
 namespace {
 
-const std::string tiny = tiny_gpt(2, 4, 8, R"([train]
+const std::string tiny = tiny_gpt(4, 4, 8, R"([train]
 steps = 2
 eval_steps = 0
 )");
