@@ -2,6 +2,7 @@
 
 #include "actors/replay/record_book.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
+#include "partition/rank_layout.hpp"
 #include "runtime/base/fnv_hash.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
@@ -20,6 +21,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -227,35 +229,40 @@ std::set<uint32_t> changed_past_hooks(const rank_context& rank,
   return result;
 }
 
-/// What all ranks of the pipeline group saw. Collective.
+/// What all ranks saw that end a step together: those of a pipeline, and of all
+/// that share modules with it, as none may fail or release a module alone.
+/// Collective over them.
 /// @throws error (unsupported), the same on all ranks, if state changed where
 ///         nobody keeps its order
 observation gather(const rank_context& rank, const model_map& map,
                    const observation& mine) {
+  auto group = rank.layout().members(comm_group::mp, rank.self());
+  auto all = rank.exchange().all_gather(
+    group, "smp.order",
+    to_payload(std::pair{mine, changed_past_hooks(rank, map.order(), mine)}));
   observation result;
-  std::set<uint32_t> past;
-  for (auto& x : rank.exchange().all_gather(
-         rank.pipeline(), "smp.order",
-         to_payload(
-           std::pair{mine, changed_past_hooks(rank, map.order(), mine)}))) {
-    auto [other, other_past] = from_payload<
-      std::pair<observation, std::set<uint32_t>>>(x, "observation of a step");
+  std::optional<failure> first;
+  for (size_t i = 0; i < all.size(); ++i) {
+    auto [other, past] = from_payload<
+      std::pair<observation, std::set<uint32_t>>>(all[i],
+                                                  "observation of a step");
     result.changed.merge(other.changed);
     result.trained.merge(other.trained);
-    past.merge(other_past);
+    if (first || past.empty())
+      continue;
+    auto tensor = *past.begin();
+    first = failure{
+      error_code::unsupported, group[i], map.name(map.home(tensor)),
+      "its buffer '" + map.tensor_name(tensor)
+        + "' changed, but no call of it came through smp, which could not keep "
+          "the microbatches in their order: code calls it past its hook, as "
+          "with Impl::forward or through a plain pointer; call it by its "
+          "smp::submodule or Sequential, or name who changes it with "
+          "smp::set_stateful"};
   }
-  if (past.empty())
-    return result;
-  auto tensor = *past.begin();
-  auto module = map.home(tensor);
-  throw error{failure{
-    error_code::unsupported, map.owner(module), map.name(module),
-    "its buffer '" + map.tensor_name(tensor)
-      + "' changed, but no call of it came through smp, which could not keep "
-        "the microbatches in their order: code calls it past its hook, as "
-        "with Impl::forward or through a plain pointer; call it by its "
-        "smp::submodule or Sequential, or name who changes it with "
-        "smp::set_stateful"}};
+  if (first)
+    throw error{*first};
+  return result;
 }
 
 } // namespace

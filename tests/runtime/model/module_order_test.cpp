@@ -80,6 +80,23 @@ struct past_hooks : torch::nn::Module {
   P<Linear> head{width, width};
 };
 
+/// Calls a module past its hook if it likes what it sees.
+template <template <class> class P>
+struct sometimes_past_hook : torch::nn::Module {
+  sometimes_past_hook() {
+    this->register_module("fc", fc);
+    this->register_module("state", state);
+  }
+  Tensor forward(Tensor x) {
+    auto y = torch::tanh(fc(x));
+    if (x[0][0].template item<double>() > 0)
+      y = static_cast<counter<P>&>(*state).forward(y);
+    return y.square().mean();
+  }
+  P<Linear> fc{width, width};
+  P<torch::nn::ModuleHolder<counter<P>>> state;
+};
+
 void require(bool x, const std::string& what) {
   if (!x)
     throw std::runtime_error{"not true: " + what};
@@ -245,5 +262,40 @@ TEST_CASE(
             "rank " + std::to_string(s.rank()) + ": " + text);
     require(s.rank() != 0 || torch::equal(model->state->count, before),
             "the step left its state behind");
+  });
+}
+
+// Who alone knew would go on alone, and all would wait for others.
+TEST_CASE(
+  "state that changes past a hook in one of the pipelines that share "
+  "modules is an error of all",
+  "[runtime][R20][R19][R43]") {
+  auto world = manual_world(2, 2);
+  world.config.tensor_parallel_degree = 2;
+  world.config.tensor_parallel_modules = {"fc"};
+  world.config.ddp = true;
+  world.config.trace_device = "none";
+  run_virtual_world(4, world, [&](session& s) {
+    distributed_model model{
+      make_seeded<holder<sometimes_past_hook, submodule>>()};
+    set_partition(*model->fc, 1);
+    auto run = step([&](Tensor x) {
+      auto loss = model(x);
+      model.backward(loss);
+      return loss;
+    });
+    auto text_of = [&](double seen) {
+      try {
+        run(torch::full({4, width}, seen));
+      } catch (const error& e) {
+        return std::string{e.what()};
+      }
+      return std::string{};
+    };
+    auto text = text_of(dp_rank() == 0 ? 1 : -1);
+    require(has(text, "state: its buffer 'state.count' changed"),
+            "rank " + std::to_string(s.rank()) + ": " + text);
+    text = text_of(-1);
+    require(text.empty(), text);
   });
 }
