@@ -24,6 +24,8 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 
 namespace smp {
 
@@ -68,13 +70,15 @@ struct model_outline {
   uint64_t hash = 0;
   uint64_t modules = 0;
   uint64_t tensors = 0;
+  /// Modules that `set_stateful` named: who orders them waits for the others.
+  std::set<uint32_t> stateful;
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, model_outline& x) {
-  return f.object(x).fields(f.field("hash", x.hash),
-                            f.field("modules", x.modules),
-                            f.field("tensors", x.tensors));
+  return f.object(x).fields(
+    f.field("hash", x.hash), f.field("modules", x.modules),
+    f.field("tensors", x.tensors), f.field("stateful", x.stateful));
 }
 
 namespace {
@@ -246,9 +250,43 @@ void partitioning::trace(const std::function<void()>& prepare,
   }
 }
 
+namespace {
+
+std::set<uint32_t> stateful_modules(const walked_model& model,
+                                    const module_marks& marks) {
+  std::set<uint32_t> result;
+  for (uint32_t i = 0; i < model.modules.size(); ++i)
+    if (marks.stateful.contains(model.modules[i].identity()))
+      result.insert(i);
+  return result;
+}
+
+/// @param mine of rank `self`
+/// @param other of rank `from`
+/// @throws error (config) that names a module which only one of them marked
+void check_same_marks(const walked_model& model, const std::set<uint32_t>& mine,
+                      rank_id self, const std::set<uint32_t>& other,
+                      rank_id from) {
+  std::vector<uint32_t> differ;
+  std::ranges::set_symmetric_difference(mine, other,
+                                        std::back_inserter(differ));
+  if (differ.empty())
+    return;
+  auto is_mine = mine.contains(differ.front());
+  auto& name = model.modules[differ.front()].names.front();
+  throw config_error(fmt::format(
+    "smp::set_stateful was called for {} on rank {}, but not on rank {}; all "
+    "ranks must call it for the same modules",
+    name.empty() ? "the whole model" : "module '" + name + "'",
+    (is_mine ? self : from).value, (is_mine ? from : self).value));
+}
+
+} // namespace
+
 void partitioning::check_same_everywhere() {
   auto& model = map_.model();
-  model_outline mine{model.hash(), model.modules.size(), model.tensors.size()};
+  model_outline mine{model.hash(), model.modules.size(), model.tensors.size(),
+                     stateful_modules(model, marks_)};
   auto world = world_of(rank_);
   auto all = rank_.exchange().all_gather(world, "smp.model", to_payload(mine));
   for (size_t i = 0; i < all.size(); ++i) {
@@ -264,6 +302,8 @@ void partitioning::check_same_everywhere() {
                     + std::to_string(mine.tensors)
                     + ", or other names, types or shapes; all ranks must "
                       "build the same model"};
+    check_same_marks(model, mine.stateful, rank_.self(), other.stateful,
+                     world[i]);
   }
 }
 

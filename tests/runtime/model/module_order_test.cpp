@@ -299,3 +299,22 @@ TEST_CASE(
     require(text.empty(), text);
   });
 }
+
+TEST_CASE("ranks that call other modules stateful are told which",
+          "[runtime][R19]") {
+  run_virtual_world(2, manual_world(2, 2), [](session& s) {
+    distributed_model model{two_kinds{}};
+    if (s.rank() == 1)
+      set_stateful(*model->mask, "keeps a secret");
+    std::string text;
+    try {
+      model.partition();
+    } catch (const error& e) {
+      text = e.what();
+    }
+    require(has(text,
+                "smp::set_stateful was called for module 'mask' on rank "
+                "1, but not on rank 0"),
+            "rank " + std::to_string(s.rank()) + ": " + text);
+  });
+}
