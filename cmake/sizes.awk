@@ -31,6 +31,19 @@ function strip(line) {
   return line
 }
 
+# What follows "template <...>", which may hold others, and the word class.
+function without_template(text,  i, open, char) {
+  while (match(text, /^ *template *</)) {
+    open = 1
+    for (i = RLENGTH + 1; open && i <= length(text); ++i) {
+      char = substr(text, i, 1)
+      open += (char == "<") - (char == ">")
+    }
+    text = substr(text, i)
+  }
+  return text
+}
+
 function end_of_file() {
   if (lines > max_lines)
     report(lines, "a file of " lines " lines (at most " max_lines ")")
@@ -42,6 +55,7 @@ FNR == 1 {
   name = FILENAME
   depth = 0
   function_depth = 0
+  value_depth = 0
   statement = ""
   raw = ""
   goes_on = 0
@@ -74,13 +88,31 @@ FILENAME !~ /\.[ch]pp$/ {
     line = substr(line, RSTART + 1)
     if (char == "{") {
       ++depth
+      # A value, as "a_{1}" of a constructor: what it belongs to goes on. By the
+      # form of the sources there is a blank before what a function does.
+      if (!function_depth && !value_depth && statement ~ /\(.*[A-Za-z0-9_>]$/) {
+        value_depth = depth
+        value_of = statement
+        value_line = statement_line
+        statement = ""
+        continue
+      }
+      if (value_depth)
+        continue
       # A function: parameters, and neither a type nor an initializer.
       if (!function_depth && statement ~ /\(/ \
-          && statement !~ /^ *(template *<[^(]*> *)?(namespace|class|struct|enum|union) / \
+          && without_template(statement) !~ /^ *(namespace|class|struct|enum|union) / \
           && statement !~ /= *$/) {
         function_depth = depth
         function_line = statement_line
       }
+    } else if (char == "}" && value_depth) {
+      if (depth-- == value_depth) {
+        value_depth = 0
+        statement = value_of
+        statement_line = value_line
+      }
+      continue
     } else if (char == "}") {
       if (depth == function_depth) {
         size = FNR - function_line + 1

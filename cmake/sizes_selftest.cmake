@@ -24,6 +24,11 @@ expect_wrong(runtime/a.cpp "\nstruct s : t {\n  s() : t(1) {\n    nop()\;\n  }\n
   "6: a function of 61 lines")
 expect_wrong(bench/a.cpp "auto f = [] (int x) {\n${body}\n}\;\n" "1: a function of 61 lines")
 expect_wrong(bench/a.cpp "int f() {\n  g(\"}\", R\"(\n}})\", '}')\; // }\n${body}}\n" "1: a function of 62 lines")
+expect_wrong(bench/a.cpp "template <template <template <class> class> class A,\n          class B = c<int>>\nint f(int x) {\n${body}}\n"
+  "1: a function of 62 lines")
+expect_right(bench/a.cpp "template <template <class> class A>\nclass b : c<decltype(d())> {\n${body}${body}};\n")
+expect_wrong(bench/a.cpp "a::a(int x)\n  : b(1), c_{x}, d_{{1, 2}, [] { f(); }} {\n${body}}\n" "1: a function of 61 lines")
+expect_right(bench/a.cpp "a::a(int x) : c_{x} {\n  f();\n}\n\nconst e f = g(h{\n${body}${body}});\n\nstruct i : j<decltype(k{})> {\n${body}${body}};\n")
 expect_right(runtime/a.cpp "int f() {\n${body}}\n\nnamespace a {\n${function}}\n}\n")
 expect_right(runtime/a.cpp "class c : d<decltype(e())> {\n${body}${body}}\;\n")
 expect_right(runtime/a.cpp "const a b = {\n${body}${body}}\;\n")

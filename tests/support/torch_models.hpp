@@ -124,10 +124,7 @@ inline void place_round_robin(model_state& st, uint64_t ranks) {
         hook->pinned = ++next % static_cast<uint32_t>(ranks);
 }
 
-/// @returns the steps as pp_rank 0 saw them
-template <template <template <class> class> class Impl>
-std::vector<model_step> run_ranks(const model_options& x,
-                                  const std::vector<Tensor>& batches) {
+inline virtual_world_options model_world(const model_options& x) {
   virtual_world_options world;
   world.config.pipeline_parallel_degree = x.ranks;
   world.config.microbatches = x.microbatches;
@@ -148,8 +145,47 @@ std::vector<model_step> run_ranks(const model_options& x,
   }
   world.reorder = x.reorder;
   world.seed = x.seed;
+  return world;
+}
+
+inline std::map<std::string, Tensor> tensors_by_name(const named_tensors& xs) {
+  return {xs.begin(), xs.end()};
+}
+
+template <class Model>
+void drop_gradients(Model& model) {
+  for (auto& p : model.local_parameters())
+    p.mutable_grad() = Tensor{};
+}
+
+/// Runs a step, and again where it was overtaken: the error says what to do,
+/// and its step left no trace but gradients.
+/// @returns whether it ran again
+template <class Model, class Run>
+bool repeat_overtaken(Model& model, const model_step& r, Run run) {
+  // Each module may be the reason once.
+  std::set<std::string> reasons;
+  for (;;) {
+    try {
+      run();
+      return !reasons.empty();
+    } catch (const error& e) {
+      if (!has_overtaken(e) || !reasons.insert(e.cause().module).second)
+        throw;
+      for (auto& [name, t] : tensors_by_name(model.state_dict()))
+        if (!torch::equal(t, r.before.at(name)))
+          throw std::logic_error{"a failed step changed " + name};
+      drop_gradients(model);
+    }
+  }
+}
+
+/// @returns the steps as pp_rank 0 saw them
+template <template <template <class> class> class Impl>
+std::vector<model_step> run_ranks(const model_options& x,
+                                  const std::vector<Tensor>& batches) {
   std::vector<model_step> result;
-  run_virtual_world(x.ranks, world, [&](session& s) {
+  run_virtual_world(x.ranks, model_world(x), [&](session& s) {
     distributed_model model{make_seeded<holder<Impl, submodule>>()};
     if (x.round_robin || x.ranks == 1)
       place_round_robin(model.state(), x.ranks);
@@ -163,39 +199,17 @@ std::vector<model_step> run_ranks(const model_options& x,
         model.backward(loss);
       return loss;
     });
-    auto to_map = [](const named_tensors& xs) {
-      return std::map<std::string, Tensor>{xs.begin(), xs.end()};
-    };
     model.partition();
     for (int i = 0; i < x.steps; ++i) {
       model_step r;
-      r.before = to_map(model.state_dict());
-      for (auto& p : model.local_parameters())
-        p.mutable_grad() = Tensor{};
-      auto run = [&] {
+      r.before = tensors_by_name(model.state_dict());
+      drop_gradients(model);
+      r.repeated = repeat_overtaken(model, r, [&] {
         auto around = x.context ? x.context() : nullptr;
         r.losses = train_step(batches.at(static_cast<size_t>(i))).outputs();
-      };
-      // Each module may be the reason once.
-      std::set<std::string> reasons;
-      for (auto done = false; !done;) {
-        try {
-          run();
-          done = true;
-        } catch (const error& e) {
-          // The error says what to do: its step left no trace but gradients.
-          if (!has_overtaken(e) || !reasons.insert(e.cause().module).second)
-            throw;
-          for (auto& [name, t] : to_map(model.state_dict()))
-            if (!torch::equal(t, r.before.at(name)))
-              throw std::logic_error{"a failed step changed " + name};
-          for (auto& p : model.local_parameters())
-            p.mutable_grad() = Tensor{};
-          r.repeated = true;
-        }
-      }
-      r.gradients = to_map(model.gradients());
-      r.after = to_map(model.state_dict());
+      });
+      r.gradients = tensors_by_name(model.gradients());
+      r.after = tensors_by_name(model.state_dict());
       r.number = s.internals().drawn_step();
       r.stats = s.last_step();
       if (!x.replay) {
@@ -224,6 +238,51 @@ inline bool is_close(const Tensor& a, const Tensor& b, double tolerance,
     .item<bool>();
 }
 
+/// Of a model in one process: each tensor once, under its first name, as in
+/// `state_dict`.
+class reference_state {
+public:
+  explicit reference_state(torch::nn::Module& model) {
+    std::set<const void*> seen;
+    for (auto& p : model.named_parameters())
+      if (seen.insert(p.value().unsafeGetTensorImpl()).second)
+        parameters_[p.key()] = p.value();
+    for (auto& b : model.named_buffers())
+      if (seen.insert(b.value().unsafeGetTensorImpl()).second)
+        buffers_[b.key()] = b.value();
+  }
+
+  /// Takes what the pipeline had before its step.
+  void begin(const model_step& r) {
+    torch::NoGradGuard no_grad;
+    for (auto* xs : {&parameters_, &buffers_})
+      for (auto& [name, t] : *xs)
+        t.copy_(r.before.at(name));
+    for (auto& [name, p] : parameters_)
+      p.mutable_grad() = Tensor{};
+  }
+
+  /// Tells `say` which gradients and buffers the pipeline has otherwise.
+  template <class Say>
+  void compare(const model_step& r, const model_options& x, Say say) const {
+    for (auto& [name, p] : parameters_) {
+      auto found = r.gradients.find(name);
+      if (p.grad().defined() != (found != r.gradients.end()))
+        say(fmt::format("gradient of {} is {}there", name,
+                        p.grad().defined() ? "not " : ""));
+      else if (p.grad().defined()
+               && !is_close(found->second, p.grad(), x.tolerance, x.absolute))
+        say("gradient of " + name);
+    }
+    for (auto& [name, b] : buffers_)
+      if (!is_close(r.after.at(name), b, x.tolerance))
+        say("buffer " + name);
+  }
+
+private:
+  std::map<std::string, Tensor> parameters_, buffers_;
+};
+
 /// @returns what differs between the pipeline and plain LibTorch, which takes
 /// each step from the pipeline's parameters and buffers; empty if nothing does
 template <template <template <class> class> class Impl>
@@ -238,15 +297,7 @@ std::vector<std::string> differences(const model_options& x,
   for (auto& m : model->modules())
     if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(m.get()))
       observe_children(*sequential);
-  // Once under its first name, as in `state_dict`.
-  std::map<std::string, Tensor> parameters, buffers;
-  std::set<const void*> seen;
-  for (auto& p : model->named_parameters())
-    if (seen.insert(p.value().unsafeGetTensorImpl()).second)
-      parameters[p.key()] = p.value();
-  for (auto& b : model->named_buffers())
-    if (seen.insert(b.value().unsafeGetTensorImpl()).second)
-      buffers[b.key()] = b.value();
+  reference_state state{*model};
   if (steps.size() != static_cast<size_t>(x.steps))
     result.push_back("steps are missing");
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -254,14 +305,7 @@ std::vector<std::string> differences(const model_options& x,
     auto say = [&](const std::string& what) {
       result.push_back(fmt::format("step {}: {}", i, what));
     };
-    {
-      torch::NoGradGuard no_grad;
-      for (auto* xs : {&parameters, &buffers})
-        for (auto& [name, t] : *xs)
-          t.copy_(r.before.at(name));
-      for (auto& [name, p] : parameters)
-        p.mutable_grad() = Tensor{};
-    }
+    state.begin(r);
     auto around = x.context ? x.context() : nullptr;
     auto m = static_cast<int64_t>(x.microbatches);
     for (int64_t k = 0; k < m; ++k) {
@@ -274,18 +318,7 @@ std::vector<std::string> differences(const model_options& x,
                     x.absolute))
         say(fmt::format("loss of microbatch {}", k));
     }
-    for (auto& [name, p] : parameters) {
-      auto found = r.gradients.find(name);
-      if (p.grad().defined() != (found != r.gradients.end()))
-        say(fmt::format("gradient of {} is {}there", name,
-                        p.grad().defined() ? "not " : ""));
-      else if (p.grad().defined()
-               && !is_close(found->second, p.grad(), x.tolerance, x.absolute))
-        say("gradient of " + name);
-    }
-    for (auto& [name, b] : buffers)
-      if (!is_close(r.after.at(name), b, x.tolerance))
-        say("buffer " + name);
+    state.compare(r, x, say);
   }
   return result;
 }
