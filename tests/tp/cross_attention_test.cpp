@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/torch_near.hpp"
 #include "tests/support/torch_peers.hpp"
 #include "tp/transformer_layer_options.hpp"
 
@@ -222,12 +223,6 @@ std::vector<Tensor> go(std::vector<Tensor> xs, const std::vector<Tensor>& seeds,
   for (auto& x : xs)
     result.push_back(x.grad());
   return result;
-}
-
-void check_near(const Tensor& a, const Tensor& b, double share) {
-  REQUIRE(a.sizes() == b.sizes());
-  CHECK((a - b).abs().max().item<double>()
-        <= share * b.abs().max().item<double>() + 1e-7);
 }
 
 void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,

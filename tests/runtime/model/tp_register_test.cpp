@@ -2,6 +2,7 @@
 
 #include "smp/nn.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/torch_near.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/functional/embedding.h>
@@ -262,12 +263,6 @@ outcome train_shared(const session_config& config, int64_t width,
       result.text = model.partition_text();
     });
   return result;
-}
-
-void check_near(const Tensor& a, const Tensor& b) {
-  REQUIRE(a.sizes() == b.sizes());
-  auto largest = [](const Tensor& x) { return x.abs().max().item<double>(); };
-  CHECK(largest(a - b) <= 1e-5 * largest(b) + 1e-7);
 }
 
 /// @returns the partition print, or what the step fails with

@@ -2,6 +2,7 @@
 
 #include "runtime/train/models/gpt.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/torch_near.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/functional/linear.h>
@@ -154,11 +155,6 @@ auto trains(uint64_t peers = 2) {
 
 double largest(const Tensor& x) {
   return x.abs().max().item<double>();
-}
-
-void check_near(const Tensor& a, const Tensor& b) {
-  REQUIRE(a.sizes() == b.sizes());
-  CHECK(largest(a - b) <= 1e-5 * largest(b) + 1e-7);
 }
 
 /// @param model computes alone what was shared by 2
