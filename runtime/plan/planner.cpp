@@ -251,9 +251,9 @@ activation_need activations_of(lone_decision& run, const train_config& x) {
 
 namespace {
 
-/// Without a trace only sizes count.
+/// As rank 0 of a run: without a trace only sizes count.
 std::unique_ptr<trainable> make_whole(const train_config& x) {
-  delay_param_initialization delayed{x.smp.trace_device == "none"};
+  delay_param_initialization delayed{defers_parameters(x, 0)};
   return make_trainable(x);
 }
 

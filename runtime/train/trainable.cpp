@@ -238,6 +238,11 @@ std::unique_ptr<trainable> make_trainable(const train_config& x) {
   return result;
 }
 
+bool defers_parameters(const train_config& x, uint64_t rank) {
+  return x.smp.trace_device == "none"
+         || (x.model.type == "torchscript" && rank > 0);
+}
+
 void check_model(const train_config& x) {
   if (x.model.type == "plugin")
     check_plugin_model(x.model.library, x.model.name);

@@ -145,6 +145,12 @@ c10::ScalarType computed_in(const train_config& x);
 /// @throws error (config) naming the key whose value makes no model
 std::unique_ptr<trainable> make_trainable(const train_config& x);
 
+/// Tells whether `rank` of several can do with parameters that get their values
+/// when the partition is known, so that it never holds more than its part:
+/// where nobody has to run the model alone (a trace), or the model is in a
+/// file, of which only rank 0 ever needs all.
+bool defers_parameters(const train_config& x, uint64_t rank);
+
 /// Finds what can be wrong with the model of `x` without making it.
 /// @throws error (config)
 void check_model(const train_config& x);

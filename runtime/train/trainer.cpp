@@ -64,16 +64,12 @@ uint64_t count_elements(const std::vector<at::Tensor>& xs) {
   return result;
 }
 
-/// Every rank makes the whole model with the same random numbers, but where
-/// nobody has to run it alone (a trace), a rank never holds more than its part.
-/// Of a file, only rank 0 ever needs all. Ranks that are threads share one
-/// generator, so they take turns.
+/// Every rank makes the whole model with the same random numbers. Ranks that
+/// are threads share one generator, so they take turns.
 std::unique_ptr<trainable>
 make_model(const session& s, const train_config& config, const train_job& job) {
-  auto from_file = config.model.type == "torchscript";
-  delay_param_initialization delayed{
-    pp_size() > 1
-    && (config.smp.trace_device == "none" || (from_file && rank() > 0))};
+  delay_param_initialization delayed{pp_size() > 1
+                                     && defers_parameters(config, rank())};
   if (config.transport.type != "loopback")
     return job.make_model();
   std::unique_ptr<trainable> result;
