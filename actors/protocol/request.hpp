@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -94,6 +95,39 @@ struct call {
   /// For reports: "blocks.3, backward".
   wait_reason why;
 };
+
+/// @returns a call of another rank
+/// @param why the rank that is waited for is `owner`
+inline call remote_call(rank_id owner, module_id module, phase what,
+                        payload body, std::string why) {
+  call result;
+  result.owner = owner;
+  result.module = module;
+  result.what = what;
+  result.body = std::move(body);
+  result.why = {std::move(why), owner};
+  return result;
+}
+
+/// @returns a call that goes on when `done` is
+inline call wait_call(phase what, completion_ptr done, wait_reason why) {
+  call result;
+  result.kind = call_kind::wait;
+  result.what = what;
+  result.done = std::move(done);
+  result.why = std::move(why);
+  return result;
+}
+
+/// @returns a call that goes on with the backward phase, on `self`
+inline call grant_call(rank_id self) {
+  call result;
+  result.kind = call_kind::grant;
+  result.owner = self;
+  result.what = phase::backward;
+  result.why = {"the grant of its backward phase", self};
+  return result;
+}
 
 /// What an execution ends with: the value of its request or the first cause.
 struct outcome {

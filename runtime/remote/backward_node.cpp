@@ -122,13 +122,10 @@ call remote_call_node::make_call(execution& ex, outgoing x,
   asked.keep_graph = ag::get_current_graph_task_keep_graph();
   for (size_t k = 0; k < wanted.size(); ++k)
     asked.wanted.push_back({call_.arguments[wanted[k]].position, pushed[k]});
-  call result;
+  auto result = remote_call(call_.owner, call_.module, phase::backward,
+                            to_payload(asked),
+                            "'" + call_.name + "', backward");
   result.released = ex.rank().model()->promises->take_releases(call_.owner);
-  result.owner = call_.owner;
-  result.module = call_.module;
-  result.what = phase::backward;
-  result.body = to_payload(asked);
-  result.why = {"'" + call_.name + "', backward", call_.owner};
   result.needs = std::move(x.needs);
   return result;
 }

@@ -215,13 +215,10 @@ forward_request outgoing_call::make_request(value args, const promise_memo& x) {
 }
 
 call outgoing_call::make_call(const forward_request& x) const {
-  call result;
-  result.owner = owner_;
-  result.module = module_;
-  result.what = ex_.in_backward() ? phase::backward : phase::forward;
-  result.body = to_payload(x);
-  result.why = {
-    "'" + name_ + "', " + (ex_.in_backward() ? "backward" : "forward"), owner_};
+  auto backward = ex_.in_backward();
+  auto result = remote_call(
+    owner_, module_, backward ? phase::backward : phase::forward, to_payload(x),
+    "'" + name_ + "', " + (backward ? "backward" : "forward"));
   for (auto& y : promised_)
     result.needs.push_back(y->id());
   return result;

@@ -74,15 +74,10 @@ public:
       refuse("call model.backward(loss) inside the step");
     if (at::GradMode::is_enabled())
       refuse("create_graph (higher derivatives) is not supported");
-    call c;
-    c.owner = owner_;
-    c.module = module_;
-    c.what = phase::backward;
-    c.why = {"gradient of '" + name_ + "'", owner_};
-    c.body = to_payload(
-      parameter_request{about(request_kind::add_gradient, tensor_),
-                        to_tensor_ref(materialise(grads[0]), false)});
-    ex->park(std::move(c));
+    parameter_request asked{about(request_kind::add_gradient, tensor_),
+                            to_tensor_ref(materialise(grads[0]), false)};
+    ex->park(remote_call(owner_, module_, phase::backward, to_payload(asked),
+                         "gradient of '" + name_ + "'"));
     return {};
   }
 
@@ -163,15 +158,11 @@ execution& remote_parameters::executing(uint32_t tensor) const {
 call remote_parameters::ask(const parameter_request& x,
                             const char* what) const {
   auto tensor = x.head.tensor;
-  call result;
-  result.owner = map_.tensor_owner(tensor);
-  result.module = map_.home(tensor);
-  if (executing(tensor).in_backward())
-    result.what = phase::backward;
-  result.why = {std::string{what} + " of '" + map_.tensor_name(tensor) + "'",
-                result.owner};
-  result.body = to_payload(x);
-  return result;
+  return remote_call(
+    map_.tensor_owner(tensor), map_.home(tensor),
+    executing(tensor).in_backward() ? phase::backward : phase::forward,
+    to_payload(x),
+    std::string{what} + " of '" + map_.tensor_name(tensor) + "'");
 }
 
 at::Tensor remote_parameters::fetch(uint32_t tensor) {

@@ -26,12 +26,9 @@ void await_answers(const completion_ptr& x, const wait_reason& why,
   auto* ex = execution::current();
   if (!ex || !ex->rank().records().fixed_order())
     return waiter::current().wait(x, why);
-  call c;
-  c.kind = call_kind::wait;
-  c.what = ex->in_backward() ? phase::backward : phase::forward;
-  c.done = x;
+  auto c = wait_call(ex->in_backward() ? phase::backward : phase::forward, x,
+                     why);
   c.until = std::move(promises);
-  c.why = why;
   ex->park(std::move(c));
 }
 

@@ -172,14 +172,8 @@ response executor_thread::park(call x) {
 }
 
 void executor_thread::wait(const completion_ptr& x, const wait_reason& why) {
-  if (!x->done()) {
-    call c;
-    c.kind = call_kind::wait;
-    c.what = in_backward() ? phase::backward : phase::forward;
-    c.done = x;
-    c.why = why;
-    park(std::move(c));
-  }
+  if (!x->done())
+    park(wait_call(in_backward() ? phase::backward : phase::forward, x, why));
   if (auto err = x->cause()) {
     keep_error(err);
     throw error{err};

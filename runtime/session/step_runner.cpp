@@ -328,12 +328,7 @@ void await_grant(execution& ex) {
     model->parameters->flush();
   // Else more microbatches than allowed would hold activations (R39).
   fence(ex);
-  call c;
-  c.kind = call_kind::grant;
-  c.owner = ex.rank().self();
-  c.what = phase::backward;
-  c.why = {"the grant of its backward phase", c.owner};
-  ex.park(std::move(c));
+  ex.park(grant_call(ex.rank().self()));
 }
 
 // -- trace --------------------------------------------------------------------
