@@ -20,8 +20,8 @@ caf::timespan seconds_of(double x) {
 }
 
 /// Who wants to hear soon of a step in which nothing moves does not mean that
-/// programs begin as fast.
-constexpr std::chrono::seconds least_absence{10};
+/// programs begin as fast: as long as ranks of one machine have for it.
+constexpr std::chrono::seconds least_absence{30};
 
 } // namespace
 
@@ -68,22 +68,23 @@ void supervisor_state::on_deadline() {
 }
 
 void supervisor_state::look_for_joins() {
+  auto wait = std::max<std::chrono::duration<double>>(
+    std::chrono::duration<double>{options.stalls.timeout}, least_absence);
   // The deadline says it, or a rank that is alone joins nobody.
-  std::chrono::duration<double> limit = options.join_limit;
-  if (ranks->complete() || failed || closing
-      || options.stalls.timeout >= limit.count() || ranks->world_size() == 1)
+  if (ranks->complete() || failed || closing || wait >= options.join_limit
+      || ranks->world_size() == 1)
     return;
-  auto wait = std::max<caf::timespan>(seconds_of(options.stalls.timeout),
-                                      least_absence);
-  caf::timespan quiet = self->clock().now() - last_join;
+  std::chrono::duration<double> quiet = self->clock().now() - last_join;
   if (quiet >= wait) {
     auto absent = ranks->absent();
     std::erase_if(absent, [this](auto x) { return stopped.contains(x); });
     if (!absent.empty()) // else `judge_stop` tells
       return report_absent(absent);
-    quiet = caf::timespan{0};
+    quiet = {};
   }
-  self->run_delayed(wait - quiet, [this] { look_for_joins(); });
+  // Not a moment too early.
+  self->run_delayed(seconds_of((wait - quiet).count()) + caf::timespan{1},
+                    [this] { look_for_joins(); });
 }
 
 void supervisor_state::report_absent(const std::vector<rank_id>& x) {

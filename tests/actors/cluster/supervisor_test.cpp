@@ -29,6 +29,7 @@ struct run_fixture : actor_fixture {
     x.on_rank_down = [this](const failure& y) { heard.push_back(y); };
     x.stalls.timeout = 3;
     x.stalls.end = ends;
+    x.join_limit = join_limit;
     x.on_stall = [this](const stall_report& y) { stalls.push_back(y); };
     boss = own(sys.spawn(supervisor, std::move(x)));
     ranks.resize(world_size);
@@ -48,6 +49,7 @@ struct run_fixture : actor_fixture {
     cfg.me.rank = rank_id{rank};
     cfg.me.run_id = "a run";
     cfg.supervisor = boss;
+    cfg.join_limit = join_limit;
     cfg.address = "there";
     cfg.on_rank_down = [&x](const failure& y) { x.heard.push_back(y); };
     cfg.joined = x.joined;
@@ -79,6 +81,7 @@ struct run_fixture : actor_fixture {
   }
 
   bool ends = false;
+  std::chrono::milliseconds join_limit = 30s;
   supervisor_actor boss;
   std::vector<rank_entry> ranks;
   failures heard;
@@ -336,7 +339,7 @@ TEST_CASE_METHOD(run_fixture, "a rank that goes on in time is no stall",
   pass(1s);
   CHECK(status().stopped == std::vector<rank_id>{rank_id{1}});
   caf::anon_send(boss, stall_atom_v, rank_id{1}, false);
-  pass(5s);
+  pass(10s);
   CHECK(status().stopped.empty());
   CHECK(stalls.empty());
 }
@@ -373,23 +376,24 @@ TEST_CASE_METHOD(run_fixture,
                  "ranks that do not join are named once, long before the run "
                  "gives them up",
                  "[actors][supervisor][R7]") {
+  join_limit = 300s;
   init(4);
   join(3);
-  pass(6s);
+  pass(20s);
   join(0); // that is progress
-  pass(9900ms);
+  pass(29900ms);
   CHECK(stalls.empty());
-  pass(100ms);
+  pass(200ms);
   REQUIRE(stalls.size() == 1);
   CHECK(stalls[0].text
-        == "ranks 1, 2 have not joined, and nobody has for 10.0 s: their "
+        == "ranks 1, 2 have not joined, and nobody has for 30.1 s: their "
            "processes have not begun yet, are stopped, or do not reach the "
-           "SUPERVISOR; the run waits for 30 s in all");
+           "SUPERVISOR; the run waits for 300 s in all");
   CHECK(stalls[0].silent == std::vector{rank_id{1}, rank_id{2}});
   CHECK_FALSE(stalls[0].ends);
   CHECK_FALSE(stalls[0].ranks_know);
   join(1);
-  pass(10s);
+  pass(100s);
   CHECK(stalls.size() == 1);
   CHECK(heard.empty());
   join(2);
@@ -400,11 +404,12 @@ TEST_CASE_METHOD(run_fixture,
                  "a rank that does not join ends the run where that is asked "
                  "for, unless it is known to be stopped",
                  "[actors][supervisor][R7]") {
+  join_limit = 300s;
   ends = true;
   init(2);
   join(0);
   SECTION("and says so to those that wait") {
-    pass(10s);
+    pass(31s);
     REQUIRE(stalls.size() == 1);
     CHECK(stalls[0].ends);
     CHECK(ranks[0].joined->cause().code == error_code::stalled);
@@ -412,12 +417,26 @@ TEST_CASE_METHOD(run_fixture,
                Catch::Matchers::StartsWith("rank 1 has not joined"));
   }
   SECTION("which is told as that") {
-    pass(8s);
+    pass(29s);
     caf::anon_send(boss, stall_atom_v, rank_id{1}, true);
     sched.run();
-    pass(3s);
+    pass(2s);
+    CHECK(stalls.empty());
+    pass(2s);
     REQUIRE(stalls.size() == 1);
     CHECK_THAT(stalls[0].text,
                Catch::Matchers::StartsWith("rank 1 is stopped"));
   }
+}
+
+TEST_CASE_METHOD(run_fixture,
+                 "where ranks have less time to join, its end names them",
+                 "[actors][supervisor][R7]") {
+  ends = true;
+  init(2);
+  join(0);
+  pass(30s);
+  CHECK(stalls.empty());
+  CHECK_THAT(ranks[0].joined->cause().text,
+             Catch::Matchers::StartsWith("rank 1 did not join"));
 }
