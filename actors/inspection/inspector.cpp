@@ -133,7 +133,10 @@ rank_entry inspector_state::entry_of(rank_id x, bool missing) {
   } else if (std::count(members.gone.begin(), members.gone.end(), x) > 0) {
     result.health = rank_health::left;
   } else if (i == ranks.end()) {
-    result.health = rank_health::joining;
+    auto stopped = is_stopped(result);
+    result.health = stopped ? rank_health::stopped : rank_health::joining;
+    if (stopped)
+      result.why = "its process is stopped, and it has not joined";
   } else if (i->second.failed) {
     result.health = result.status.view.left ? rank_health::left
                                             : rank_health::lost;

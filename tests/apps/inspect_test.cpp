@@ -2,8 +2,10 @@
 
 #include "tests/support/catch.hpp"
 
+#include "tests/support/processes.hpp"
 #include "tests/support/train_dir.hpp"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -234,6 +236,89 @@ TEST_CASE("A stopped rank is shown as stopped within a second, with the others",
   auto well = inspect_until(dir, {"waits"},
                             [](auto& y) { return y.code == 0; });
   CHECK(well.code == 0);
+}
+
+TEST_CASE("A rank that is stopped before it joined is shown",
+          "[apps][inspect]") {
+  train_dir dir{endless};
+  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+  // It loads its libraries for longer than this takes.
+  auto end = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+  while (!std::filesystem::exists(dir.path / "run/inspect.entry"))
+    REQUIRE(std::chrono::steady_clock::now() < end);
+  auto pid = children_of(run.pid()).at(1);
+  REQUIRE(::kill(pid, SIGSTOP) == 0);
+  auto x = inspect_until(dir, {"ls"},
+                         [](auto& y) { return says(y, "rank 1 is stopped"); });
+  CHECK(x.code == 1);
+  CHECK_THAT(x.output, ContainsSubstring("it has not joined"));
+  auto top = top_once(dir);
+  CHECK(rank_of(top, 1).at("health") == "stopped");
+  REQUIRE(::kill(pid, SIGCONT) == 0);
+  REQUIRE(run.wait_for(" 2/1000000"));
+  CHECK(inspect_until(dir, {"ls"}, [](auto& y) { return y.code == 0; }).code
+        == 0);
+}
+
+TEST_CASE("A collective that a rank does not join names that one",
+          "[apps][inspect]") {
+  train_dir dir{endless};
+  auto run = dir.start(
+    {"tiny.toml", "--run-dir", "run", "--ranks", "4", "--smp.ddp=true"});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  auto pid = process_of(dir, 3);
+  const std::string missing = "(not joined by rank 3)";
+  answer x;
+  // It may stop in the middle of one, which it has joined.
+  for (int attempt = 0; attempt < 20 && !says(x, missing); ++attempt) {
+    REQUIRE(::kill(pid, SIGCONT) == 0);
+    REQUIRE(
+      run.wait_for(fmt::format(" {}/1000000", dir.metrics("run").size() + 2)));
+    REQUIRE(::kill(pid, SIGSTOP) == 0);
+    x = inspect_until(dir, {"waits"},
+                      [](auto& y) { return says(y, "! stall: "); });
+  }
+  CHECK(x.code == 1);
+  CHECK_THAT(x.output, ContainsSubstring(missing)
+                         && ContainsSubstring("rank 3 is stopped"));
+}
+
+TEST_CASE("A run by tcp, and one with arenas, tell what they use",
+          "[apps][inspect]") {
+  train_dir dir{endless};
+  auto arenas = GENERATE(false, true);
+  // Small tensors take no arena.
+  auto run = arenas ? dir.start({"tiny.toml", "--run-dir", "run",
+                                 "--transport.force_device_path=true",
+                                 "--transport.send_arena=16",
+                                 "--transport.receive_arena=16",
+                                 "--data.batch_size=32"})
+                    : dir.start({"tiny.toml", "--run-dir", "run"},
+                                {{"UCX_TLS", "tcp,self"}});
+  REQUIRE(run.wait_for(" 2/1000000"));
+  CHECK(inspect_run(dir, {"ls"}).code == 0);
+  auto x = inspect_run(dir, {"comm", "--json"});
+  CHECK(x.code == 0);
+  auto comm = x.parsed().at("comm");
+  for (size_t i = 0; i < 2; ++i) {
+    INFO(comm.at(i).dump());
+    CHECK(comm.at(i).at("bytes_sent").get<uint64_t>() > 0);
+    CHECK(comm.at(i).at("device_path") == arenas);
+    if (arenas)
+      for (auto name : {"send_arena", "receive_arena"})
+        CHECK(comm.at(i).at(name).at("capacity").get<uint64_t>() > 0);
+  }
+  if (arenas) {
+    auto used = [&](size_t i, const char* name) {
+      return comm.at(i).at(name).at("high_water").get<uint64_t>();
+    };
+    CHECK(used(0, "receive_arena") + used(1, "receive_arena") > 0);
+    CHECK(rank_of(top_once(dir), 0).at("arena_high_water").is_number());
+  }
+  REQUIRE(::kill(process_of(dir, 1), SIGSTOP) == 0);
+  auto stopped = inspect_until(
+    dir, {"comm"}, [](auto& y) { return says(y, "rank 1 is stopped"); });
+  CHECK(stopped.code == 1);
 }
 
 TEST_CASE("A schedule that owes an answer is named", "[apps][inspect]") {

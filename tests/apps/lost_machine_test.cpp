@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <string>
+#include <utility>
 #include <vector>
 
 using Catch::Matchers::ContainsSubstring;
@@ -128,4 +129,48 @@ TEST_CASE_METHOD(machines_dir, "so it does where nobody watches its process",
   INFO(output(0));
   CHECK_THAT(output(0), ContainsSubstring("rank 2 does not answer since"));
   running[2]->signal(SIGKILL);
+}
+
+TEST_CASE_METHOD(launchers,
+                 "who looks at a run from the side that is left sees which "
+                 "ranks do not answer",
+                 "[apps][machines][inspect]") {
+  start_launchers(endless({"--transport.link_timeout=6"}));
+  await_steps();
+  auto look = [&](const std::string& what) {
+    auto x = on.start(0, {built_program("smp-inspect"), "run", what}, path);
+    auto code = x.join();
+    return std::pair{code, x.output()};
+  };
+  CHECK(look("ls").first == 0);
+  lose(on, 1);
+  // By the clock of somebody else, who is late on a busy machine.
+  std::chrono::duration<double> took{};
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    auto begin = test_clock::now();
+    auto [code, told] = look("ls");
+    took = test_clock::now() - begin;
+    INFO(told);
+    CHECK(code == 1);
+    for (auto rank : {"rank 2 is ", "rank 3 is "})
+      CHECK_THAT(told, ContainsSubstring(rank));
+    CHECK_THAT(told, !ContainsSubstring("rank 1 is "));
+    if (took < 1s)
+      break;
+  }
+  CHECK(took < 1s);
+  CHECK(running[0]->join(60s) == 3);
+  CHECK(look("waits").first == 3);
+  running[1]->join(60s);
+}
+
+TEST_CASE_METHOD(machines_dir,
+                 "a rank that does not begin is named long before the run "
+                 "gives it up",
+                 "[apps][machines][R7]") {
+  for (size_t i = 0; i < 3; ++i)
+    start_rank(i, on.name(0), endless({"--monitor.stall_timeout=2"}));
+  CHECK(running[0]->wait_for("smp: rank 3 has not joined", 60s));
+  start_rank(3, on.name(0), endless({"--monitor.stall_timeout=2"}));
+  await_steps();
 }

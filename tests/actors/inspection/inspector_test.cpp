@@ -170,6 +170,16 @@ TEST_CASE("A rank whose actors do not answer is blocked",
   CHECK(x.look().ranks[0].health == rank_health::well);
 }
 
+TEST_CASE("A rank that is stopped before it came is told as stopped",
+          "[actors][inspection]") {
+  inspection_fixture x{3, rank_id{1}};
+  x.join(0);
+  auto status = x.look();
+  CHECK(status.ranks[1].health == rank_health::stopped);
+  CHECK_FALSE(status.ranks[1].why.empty());
+  CHECK(status.ranks[2].health == rank_health::joining);
+}
+
 TEST_CASE("A rank that did not come is joining, one that ended is lost",
           "[actors][inspection]") {
   inspection_fixture x{3};
