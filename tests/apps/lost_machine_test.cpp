@@ -135,7 +135,7 @@ TEST_CASE_METHOD(launchers,
                  "who looks at a run from the side that is left sees which "
                  "ranks do not answer",
                  "[apps][machines][inspect]") {
-  start_launchers(endless({"--transport.link_timeout=6"}));
+  start_launchers(endless({"--transport.link_timeout=10"}));
   await_steps();
   auto look = [&](const std::string& what) {
     auto x = on.start(0, {built_program("smp-inspect"), "run", what}, path);
