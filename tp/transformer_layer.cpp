@@ -9,8 +9,8 @@
 #include "tp/transformer_layer_options.hpp"
 #include "transport/error.hpp"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -194,21 +194,23 @@ protected:
   }
 
   /// The same for all samples where each rank has a range of `axis`: it draws
-  /// all, and takes those of its own.
+  /// all, and takes those of its own. No more than one peer's lives at a time:
+  /// those of attention are many.
   at::Tensor dropout_mask_of_part(const options::dropout_place& x,
                                   const at::Tensor& like, int64_t axis) const {
     auto& group = tensor_group::current();
     auto mine = like.size(axis);
-    std::vector<at::Tensor> parts;
+    auto result = at::empty(like.sizes(), like.options());
     const auto batches = group.same_samples() ? 1 : group.size();
     for (uint64_t i = 0; i < batches; ++i) {
-      auto sizes = samples_of(like, i, batches).sizes().vec();
+      auto part = samples_of(result, i, batches);
+      auto sizes = part.sizes().vec();
       sizes[static_cast<size_t>(axis)] *= static_cast<int64_t>(group.size());
-      parts.push_back(
+      part.copy_(
         dropout_mask(x, i, sizes, like.options())
           .narrow(axis, static_cast<int64_t>(group.rank()) * mine, mine));
     }
-    return at::cat(parts, 0);
+    return result;
   }
 
   const options& layer() const {

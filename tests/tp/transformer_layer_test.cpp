@@ -284,6 +284,41 @@ TEST_CASE("a layer for memory keeps no activation twice",
   }
 }
 
+namespace {
+
+/// @returns the most bytes that a peer holds in forward, of one sample each
+int64_t peak_with_dropout(uint64_t peers, bool saves_memory) {
+  torch::manual_seed(15);
+  // So many tokens that scores are larger than all else.
+  auto x = layer_of({.causal = false, .dropout = 0.3}, torch::kFloat,
+                    saves_memory);
+  std::vector<int64_t> result(peers);
+  thread_group group{peers};
+  std::vector<shared_module> modules;
+  for (uint64_t i = 0; i < peers; ++i)
+    modules.push_back(share(x, i, peers));
+  group.on_all([&](uint64_t i) {
+    auto bytes = std::make_shared<live_bytes>();
+    c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, bytes};
+    modules[i].module->forward(std::vector{torch::ones({1, 512, width})});
+    result[i] = bytes->peak;
+  });
+  return *std::ranges::max_element(result);
+}
+
+} // namespace
+
+TEST_CASE("a rank has no dropout mask but those of its heads and one peer's",
+          "[tp][transformer_layer][memory][R54]") {
+  auto saves_memory = GENERATE(false, true);
+  auto scores = heads * 512 * 512 * static_cast<int64_t>(sizeof(float));
+  auto alone = peak_with_dropout(1, saves_memory);
+  auto shared = peak_with_dropout(4, saves_memory);
+  CAPTURE(saves_memory, scores, alone, shared);
+  CHECK(alone >= 4 * scores);
+  CHECK(shared <= alone + scores); // activations of all samples are fewer
+}
+
 TEST_CASE("a layer for memory has a part of each parameter",
           "[tp][transformer_layer]") {
   torch::manual_seed(13);
