@@ -73,7 +73,7 @@ struct native_module {
   double eps = 1e-5;
   /// Of an Embedding: its table is that of an LMHead, which is cut by rows.
   bool by_words = false;
-  /// Of a TransformerLayer, and only of that.
+  /// Of a transformer layer or a part of one, and only of these.
   std::shared_ptr<const transformer_layer_options> layer = {};
   /// Of a distributed module of a user, or an LMHead: its options.
   std::shared_ptr<const void> options = {};
@@ -115,6 +115,9 @@ struct distribution {
   /// Where all peers have the same samples, the gradient of a slice counts them
   /// once; else it is the sum over what each peer had.
   bool counts_samples_once = true;
+  /// Of a transformer layer, or of a part of one: more than the name of its
+  /// class has to be told (`native_module::layer`).
+  bool of_layer = false;
 };
 
 } // namespace smp

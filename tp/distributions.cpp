@@ -12,17 +12,21 @@ namespace smp {
 
 namespace {
 
-const std::array<distribution, 5> all_distributions{
-  nn::conv1d_distribution, nn::embedding_distribution,
-  nn::layer_norm_distribution, nn::linear_distribution,
-  nn::transformer_layer_distribution};
+const std::array<distribution, 7> all_distributions{
+  nn::attention_layer_distribution,
+  nn::conv1d_distribution,
+  nn::embedding_distribution,
+  nn::layer_norm_distribution,
+  nn::linear_distribution,
+  nn::transformer_layer_distribution,
+  nn::transformer_output_layer_distribution};
 
 } // namespace
 
 std::string known_distributions() {
   std::string result;
   for (auto& x : all_distributions)
-    if (x.type != nn::transformer_layer_distribution.type) {
+    if (!x.of_layer) {
       result += result.empty() ? "" : ", ";
       result += x.type;
     }

@@ -3,8 +3,11 @@
 #include "tp/distributions.hpp"
 #include "tp/lm_head.hpp"
 
+#include <cstddef>
+#include <limits>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 namespace smp {
 
@@ -13,6 +16,12 @@ namespace {
 native_module of_type(std::string_view type) {
   native_module result{.type = std::string{type}};
   result.how = find_distribution(type);
+  return result;
+}
+
+native_module of_layer(std::string_view type, transformer_layer_options x) {
+  auto result = of_type(type);
+  result.layer = std::make_shared<transformer_layer_options>(std::move(x));
   return result;
 }
 
@@ -41,9 +50,57 @@ native_module described(const layer_norm_options& x) {
 }
 
 native_module described(const transformer_layer_options& x) {
-  auto result = of_type("TransformerLayer");
-  result.layer = std::make_shared<transformer_layer_options>(x);
+  return of_layer("TransformerLayer", x);
+}
+
+native_module described(const attention_layer_options& x) {
+  transformer_layer_options o;
+  o.num_attention_heads = x.num_attention_heads;
+  o.pre_layernorm = x.pre_layernorm;
+  o.scale = x.scale;
+  o.causal = x.causal;
+  o.window = x.window;
+  o.rms_norm = x.rms_norm;
+  o.training = x.training;
+  auto& linears = x.query_key_value;
+  if (x.context == 0) {
+    o.takes_mask = x.mask > 0;
+    o.mask_position = x.mask;
+    o.attention_norm = x.norm;
+    o.query_key_value = linears;
+    o.attention_output = x.output;
+    o.attention_dropout = x.dropout;
+    o.attention_output_dropout = x.output_dropout;
+    return of_layer("AttentionLayer", std::move(o));
+  }
+  auto complete = linears.size() == 3;
+  if (complete)
+    o.cross_attention = {x.norm,   linears[0], linears[1],      linears[2],
+                         x.output, x.dropout,  x.output_dropout};
+  o.context_position = x.context;
+  o.context_mask_position = x.mask > 0 ? x.mask
+                                       : std::numeric_limits<size_t>::max();
+  auto result = of_layer("AttentionLayer", std::move(o));
+  if (!complete)
+    result.doubt
+      = "it attends to something else; its options have to name "
+        "three linears (query_key_value)";
   return result;
+}
+
+native_module described(const transformer_output_layer_options& x) {
+  transformer_layer_options o;
+  o.pre_layernorm = x.pre_layernorm;
+  o.rms_norm = x.rms_norm;
+  o.activation = x.activation;
+  o.training = x.training;
+  o.output_norm = x.norm;
+  o.intermediate = x.intermediate;
+  o.gate = x.gate;
+  o.output = x.output;
+  o.inner_dropout = x.inner_dropout;
+  o.output_dropout = x.output_dropout;
+  return of_layer("TransformerOutputLayer", std::move(o));
 }
 
 native_module described(const lm_head_options& x) {

@@ -52,6 +52,8 @@ native_module described(const linear_options& x);
 native_module described(const embedding_options& x);
 native_module described(const layer_norm_options& x);
 native_module described(const transformer_layer_options& x);
+native_module described(const attention_layer_options& x);
+native_module described(const transformer_output_layer_options& x);
 native_module described(const lm_head_options& x);
 
 } // namespace smp

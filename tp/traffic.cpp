@@ -86,21 +86,21 @@ private:
 
   double layer() const {
     auto& o = *x_.layer;
-    auto inputs = o.intermediate.inputs_first ? 0 : 1;
-    auto channels = size_of(o.intermediate.name + ".weight", inputs);
-    auto inner = size_of(o.intermediate.name + ".weight", 1 - inputs);
+    auto channels = o.has_output() ? inputs_of(o.intermediate)
+                                   : outputs_of(o.attention_output);
     auto rows = bytes_ / element_ / 2 / channels;
     auto states = rows * channels;
+    auto halves = o.has_attention() + o.has_output();
     if (!x_.saves_memory)
-      return element_ * 2 * (gather(states) + scatter(states));
-    auto out = o.attention_output.inputs_first ? 0 : 1;
-    auto width = size_of(o.attention_output.name + ".weight", out);
-    auto linears = rows * (3 * width + channels + inner + channels);
-    if (!o.gate.name.empty())
-      linears += rows * inner;
+      return element_ * halves * (gather(states) + scatter(states));
+    double linears = rows * halves * channels;
+    if (o.has_attention())
+      linears += rows * 3 * inputs_of(o.attention_output);
+    if (o.has_output())
+      linears += rows * (o.gate.name.empty() ? 1 : 2) * inputs_of(o.output);
     auto norms = o.rms_norm ? squares(rows) : moments(rows);
     return element_ * (split(states) + merge(states) + over_channels(linears))
-           + 2 * norms;
+           + halves * norms;
   }
 
   // -- what they are made of, forward and backward ----------------------------
@@ -167,6 +167,14 @@ private:
 
   double size_of(const std::string& parameter, int64_t axis) const {
     return static_cast<double>(x_.parameters.at(parameter).size(axis));
+  }
+
+  double inputs_of(const transformer_layer_options::linear_place& x) const {
+    return size_of(x.name + ".weight", x.inputs_first ? 0 : 1);
+  }
+
+  double outputs_of(const transformer_layer_options::linear_place& x) const {
+    return size_of(x.name + ".weight", x.inputs_first ? 1 : 0);
   }
 
   /// Size of what norms and losses compute with.

@@ -24,6 +24,7 @@ public:
   }
 
   parameter_slices run() {
+    // Of a half that is not there, nothing has the names.
     auto& o = *x_.layer;
     auto blocks = o.query_key_value.size() == 1 ? 3 : 1;
     for (auto& place : o.query_key_value)
@@ -102,29 +103,29 @@ public:
 
   /// @returns why it cannot be shared, or nothing
   std::string run() {
-    if (o_.num_attention_heads < 1)
+    auto attends = o_.has_attention() || o_.cross_attention;
+    if (!attends && !o_.has_output())
+      return "its options name no linears; they have to say where its parts "
+             "are";
+    if (attends && o_.num_attention_heads < 1)
       return "it has no heads; its options have to say how many "
              "(num_attention_heads)";
-    divide(o_.num_attention_heads, "heads");
-    auto channels = sizes_of(o_.intermediate).in;
-    attention(o_.query_key_value, o_.attention_output, channels);
+    if (attends)
+      divide(o_.num_attention_heads, "heads");
+    auto channels = channels_of_layer();
+    if (o_.has_attention())
+      attention(o_.query_key_value, o_.attention_output, o_.attention_norm,
+                channels);
     if (auto& cross = o_.cross_attention)
       attention({cross->query, cross->key, cross->value}, cross->output,
-                channels);
-    auto inner = sizes_of(o_.intermediate).out;
-    if (!o_.gate.name.empty())
-      expect(o_.gate, {channels, inner});
-    expect(o_.output, {inner, channels});
-    divide(inner, "inner channels");
+                cross->norm, channels);
+    if (o_.has_output())
+      feed_forward(channels);
     if (x_.saves_memory)
       divide(channels, "channels");
-    norm(o_.attention_norm);
-    norm(o_.output_norm);
-    if (o_.cross_attention)
-      norm(o_.cross_attention->norm);
     if (o_.positions)
       table(o_.positions->name);
-    if (o_.positions && !o_.takes_mask)
+    if (o_.positions && !(o_.takes_mask && o_.has_attention()))
       refuse(
         "biases of positions are added to a mask, and it takes none; "
         "its options have to say that it does (takes_mask)");
@@ -183,10 +184,25 @@ private:
              + "; only a layer with these sizes can be shared as a whole");
   }
 
+  /// Of the first part that is there.
+  int64_t channels_of_layer() {
+    if (o_.has_output())
+      return sizes_of(o_.intermediate).in;
+    return sizes_of(o_.has_attention() ? o_.attention_output
+                                       : o_.cross_attention->output)
+      .out;
+  }
+
   void attention(const std::vector<options::linear_place>& inputs,
-                 const options::linear_place& output, int64_t channels) {
+                 const options::linear_place& output,
+                 const options::norm_place& of_it, int64_t channels) {
+    norm(of_it);
     auto width = sizes_of(output).in;
     auto n = static_cast<int64_t>(inputs.size());
+    if (n != 1 && n != 3)
+      refuse("its attention begins with " + std::to_string(n)
+             + " linears; its options have to name one, or three "
+               "(query_key_value)");
     for (auto& x : inputs)
       expect(x, {channels, n == 1 ? 3 * width : width});
     expect(output, {width, channels});
@@ -194,6 +210,15 @@ private:
       refuse("its attention has " + std::to_string(width) + " channels for "
              + std::to_string(o_.num_attention_heads)
              + " heads; a multiple of these is wanted");
+  }
+
+  void feed_forward(int64_t channels) {
+    norm(o_.output_norm);
+    auto inner = sizes_of(o_.intermediate).out;
+    if (!o_.gate.name.empty())
+      expect(o_.gate, {channels, inner});
+    expect(o_.output, {inner, channels});
+    divide(inner, "inner channels");
   }
 
   void norm(const options::norm_place& x) {

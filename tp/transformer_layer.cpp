@@ -20,6 +20,8 @@
 #include <ATen/ops/softmax.h>
 
 #include <cmath>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 namespace smp::nn {
@@ -67,6 +69,14 @@ public:
             place.inputs_first};
   }
 
+  std::vector<part_of_linear>
+  linears(const std::vector<options::linear_place>& places) const {
+    std::vector<part_of_linear> result;
+    for (auto& place : places)
+      result.push_back(linear(place));
+    return result;
+  }
+
   at::Tensor optional(const std::string& name) const {
     auto i = x_.parameters.find(name);
     return i == x_.parameters.end() ? at::Tensor{} : i->second;
@@ -84,25 +94,28 @@ public:
     : layer_(x.layer), name_(x.name) {
     auto& o = *layer_;
     layer_parts parts{x};
-    for (auto& place : o.query_key_value)
-      self_.inputs.push_back(parts.linear(place));
-    self_.output = parts.linear(o.attention_output);
-    self_.dropout = o.attention_dropout;
-    self_.output_dropout = o.attention_output_dropout;
-    add_norm(parts, o.attention_norm);
-    if (auto& cross = o.cross_attention) {
-      for (auto* place : {&cross->query, &cross->key, &cross->value})
-        cross_.inputs.push_back(parts.linear(*place));
-      cross_.output = parts.linear(cross->output);
-      cross_.dropout = cross->dropout;
-      cross_.output_dropout = cross->output_dropout;
-      add_norm(parts, cross->norm);
+    if (o.has_attention())
+      self_ = attention{parts.linears(o.query_key_value),
+                        parts.linear(o.attention_output),
+                        o.attention_dropout,
+                        o.attention_output_dropout,
+                        norm_of(parts, o.attention_norm),
+                        true};
+    if (auto& cross = o.cross_attention)
+      cross_ = attention{
+        parts.linears({cross->query, cross->key, cross->value}),
+        parts.linear(cross->output),
+        cross->dropout,
+        cross->output_dropout,
+        norm_of(parts, cross->norm),
+        false};
+    if (o.has_output()) {
+      widening_.push_back(parts.linear(o.intermediate));
+      if (!o.gate.name.empty())
+        widening_.push_back(parts.linear(o.gate));
+      output_ = parts.linear(o.output);
+      output_norm_ = norm_of(parts, o.output_norm);
     }
-    widening_.push_back(parts.linear(o.intermediate));
-    if (!o.gate.name.empty())
-      widening_.push_back(parts.linear(o.gate));
-    output_ = parts.linear(o.output);
-    add_norm(parts, o.output_norm);
     if (o.positions)
       positions_ = x.parameters.at(o.positions->name + ".weight");
   }
@@ -112,29 +125,34 @@ public:
     check(xs);
     auto& o = *layer_;
     auto samples = xs[0].size(0);
-    auto masked = o.takes_mask && xs.size() > 1;
-    auto mask = masked ? xs[1] : at::Tensor{};
+    auto mask = o.takes_mask ? optional(xs, o.mask_position) : at::Tensor{};
+    auto masked = mask.defined();
     if (positions_.defined())
       mask = mask
              + gather_slices_for_tp(
                o.positions->bias(positions_, xs[0].size(1)), 1);
     auto seen = masked ? all_masks(mask, samples) : at::Tensor{};
     auto x = enter(xs[0]);
-    x = part(x, 0, [&](const auto& h) { return attend(self_, h, h, seen); });
-    if (o.cross_attention) {
-      auto context = enter(xs[2]);
-      auto shown = all_masks(xs[3], samples);
-      x = part(
-        x, 1, [&](const auto& h) { return attend(cross_, h, context, shown); });
+    if (self_)
+      x = part(x, self_->norm,
+               [&](const auto& h) { return attend(*self_, h, h, seen); });
+    if (cross_) {
+      auto context = enter(xs[o.context_position]);
+      auto given = optional(xs, o.context_mask_position);
+      auto shown = given.defined() ? all_masks(given, samples) : given;
+      x = part(x, cross_->norm, [&](const auto& h) {
+        return attend(*cross_, h, context, shown);
+      });
     }
-    x = part(x, norms_.size() - 1, [&](const auto& h) { return widen(h); });
+    if (o.has_output())
+      x = part(x, output_norm_, [&](const auto& h) { return widen(h); });
     x = leave(x);
     if (!o.returns_arguments)
       return {x};
     std::vector<at::Tensor> result{xs.begin(), xs.end()};
     result[0] = x;
     if (masked)
-      result[1] = mask;
+      result[o.mask_position] = mask;
     return result;
   }
 
@@ -171,10 +189,10 @@ protected:
   }
 
   /// @returns the paths of modules that are called one in the other, from below
-  /// the layer to `name`
+  /// the layer to `name`; none if that is the layer
   std::vector<std::string> calls_of(const std::string& name) const {
     std::vector<std::string> result;
-    for (size_t end = 0; end != name.npos;) {
+    for (size_t end = name.empty() ? name.npos : 0; end != name.npos;) {
       end = name.find('.', end + 1);
       if (auto path = name.substr(0, end); !layer_->containers.contains(path))
         result.push_back(name_ + "." + path);
@@ -223,32 +241,41 @@ private:
     part_of_linear output;
     options::dropout_place dropout;
     options::dropout_place output_dropout;
+    norm_parameters norm;
+    bool of_itself = true;
   };
 
-  void add_norm(const layer_parts& parts, const options::norm_place& place) {
-    norms_.push_back({parts.optional(place.name + ".weight"),
-                      parts.optional(place.name + ".bias"), place.eps});
+  static norm_parameters norm_of(const layer_parts& parts,
+                                 const options::norm_place& place) {
+    return {parts.optional(place.name + ".weight"),
+            parts.optional(place.name + ".bias"), place.eps};
+  }
+
+  /// @returns an undefined tensor if there is none
+  static at::Tensor optional(std::span<const at::Tensor> xs, size_t position) {
+    return position < xs.size() ? xs[position] : at::Tensor{};
   }
 
   void check(std::span<const at::Tensor> xs) const {
     auto& o = *layer_;
-    auto wanted = o.cross_attention ? 4u : o.positions ? 2u : 1u;
-    if (xs.size() >= wanted && xs[0].dim() == 3
-        && (!o.cross_attention || xs[2].dim() == 3))
+    auto has = [&](size_t position) {
+      return optional(xs, position).defined();
+    };
+    if (has(0) && xs[0].dim() == 3 && (!o.positions || has(o.mask_position))
+        && (!o.cross_attention
+            || (has(o.context_position) && xs[o.context_position].dim() == 3)))
       return;
-    throw error{
-        error_code::user_code,
-        "'" + name_ +
-            "' wants hidden states [samples, tokens, "
-            "channels]" +
-            (o.takes_mask ? " and a mask" : "") +
-            (o.cross_attention ? ", and both of what it attends to" : "")};
+    throw error{error_code::user_code,
+                "'" + name_
+                  + "' wants hidden states [samples, tokens, channels]"
+                  + (o.takes_mask ? " and a mask" : "")
+                  + (o.cross_attention
+                       ? ", and what it attends to, [samples, any, channels]"
+                       : "")};
   }
 
-  /// @param which position of its norm
   template <class F>
-  at::Tensor part(const at::Tensor& x, size_t which, F f) const {
-    auto& p = norms_.at(which);
+  at::Tensor part(const at::Tensor& x, const norm_parameters& p, F f) const {
     return layer_->pre_layernorm ? x + f(norm(x, p)) : norm(x + f(x), p);
   }
 
@@ -273,7 +300,7 @@ private:
     }
     for (auto& y : qkv)
       y = y.unflatten(2, {heads, -1}).transpose(1, 2);
-    auto y = weighted(parts, qkv, mask, context.is_same(x));
+    auto y = weighted(parts, qkv, mask);
     return join(y.transpose(1, 2).flatten(2), parts.output,
                 parts.output_dropout);
   }
@@ -281,15 +308,15 @@ private:
   /// qkv: [T B, heads / T, tokens, d] each @returns as they
   at::Tensor weighted(const attention& parts,
                       const std::vector<at::Tensor>& qkv,
-                      const at::Tensor& given, bool of_itself) const {
+                      const at::Tensor& given) const {
     auto& o = *layer_;
     auto &q = qkv[0], &k = qkv[1], &v = qkv[2];
     auto mask = given;
     auto tokens = q.size(2);
-    auto causal = o.causal && of_itself;
+    auto causal = o.causal && parts.of_itself;
     auto p = dropped(parts.dropout);
     auto learns = mask.defined() && mask.requires_grad();
-    auto banded = of_itself && o.window > 0 && o.window < tokens;
+    auto banded = parts.of_itself && o.window > 0 && o.window < tokens;
     if (banded || (causal && (mask.defined() || p > 0))) {
       auto band = causal_mask(tokens);
       mask = both_masks(banded ? band.triu(1 - o.window) : band, mask);
@@ -335,11 +362,10 @@ private:
 
   std::shared_ptr<const options> layer_;
   std::string name_;
-  attention self_;
-  attention cross_; // if there is one
+  std::optional<attention> self_, cross_;
   std::vector<part_of_linear> widening_;
   part_of_linear output_;
-  std::vector<norm_parameters> norms_; // in the order of their parts
+  norm_parameters output_norm_ = {};
   at::Tensor positions_;
 };
 
@@ -448,12 +474,22 @@ const char* manner_of_layer(const native_module& x, int64_t) {
   return x.saves_memory ? "for memory" : "for speed";
 }
 
+constexpr distribution layer_as(std::string_view type) {
+  return {.type = type,
+          .refusal = refusal_of_layer,
+          .slices = slices_of_layer,
+          .make = make_layer,
+          .manner = manner_of_layer,
+          .of_layer = true};
+}
+
 } // namespace
 
-const distribution transformer_layer_distribution{.type = "TransformerLayer",
-                                                  .refusal = refusal_of_layer,
-                                                  .slices = slices_of_layer,
-                                                  .make = make_layer,
-                                                  .manner = manner_of_layer};
+constinit const distribution transformer_layer_distribution = layer_as(
+  "TransformerLayer");
+constinit const distribution attention_layer_distribution = layer_as(
+  "AttentionLayer");
+constinit const distribution transformer_output_layer_distribution = layer_as(
+  "TransformerOutputLayer");
 
 } // namespace smp::nn

@@ -18,4 +18,8 @@ namespace smp::nn {
 /// samples and 1 / T of the channels, also of norms and their parameters.
 extern const distribution transformer_layer_distribution;
 
+/// Its halves, as modules of their own.
+extern const distribution attention_layer_distribution;
+extern const distribution transformer_output_layer_distribution;
+
 } // namespace smp::nn

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -12,7 +13,9 @@
 namespace smp {
 
 /// What an ordinary transformer layer computes, and where its parts stand below
-/// it (paper, appendix on the smp.nn module).
+/// it (paper, appendix on the smp.nn module). One of its halves may not be
+/// there, or both if there is attention to something else: what then would name
+/// its linears names none.
 struct transformer_layer_options {
   int64_t num_attention_heads = 1;
   /// Each half is h + f(norm(h)), or norm(h + f(h)).
@@ -23,10 +26,11 @@ struct transformer_layer_options {
   bool causal = false;
   /// Of those before it only the last so many, itself included; 0: all.
   int64_t window = 0;
-  /// The second tensor of the arguments, if there is one, is added to the
-  /// scores, or if it is bool says what is seen: broadcast to [B, heads,
-  /// tokens, tokens].
+  /// A tensor of the arguments, if it is there, is added to the scores, or if
+  /// it is bool says what is seen: broadcast to [B, heads, tokens, tokens].
   bool takes_mask = false;
+  /// Which one.
+  size_t mask_position = 1;
   /// The result is all tensors of the arguments, with the hidden states, and
   /// with `positions` the mask, in their places.
   bool returns_arguments = false;
@@ -51,7 +55,7 @@ struct transformer_layer_options {
   };
 
   struct dropout_place {
-    std::string name = {}; // of the module that draws
+    std::string name = {}; // of the module that draws; empty: the layer
     double p = 0;
   };
 
@@ -84,13 +88,62 @@ struct transformer_layer_options {
   dropout_place attention_output_dropout; // behind `attention_output`
   dropout_place inner_dropout;            // before `output`
   dropout_place output_dropout;           // behind `output`
-  /// A third part between both, of the third tensor of the arguments, [B, any,
-  /// channels], with the fourth as its mask.
+  /// A third part between both, of a tensor of the arguments, [B, any,
+  /// channels], with another one as its mask, if that is there.
   std::optional<attention_place> cross_attention = {};
+  size_t context_position = 2;
+  size_t context_mask_position = 3;
   std::optional<position_place> positions = {};
   /// Modules below the layer that only hold others: whoever calls these calls
   /// them past it. Found by who reads the model.
   std::set<std::string> containers = {};
+
+  /// To itself.
+  bool has_attention() const {
+    return !attention_output.name.empty() || !query_key_value.empty();
+  }
+
+  bool has_output() const {
+    return !intermediate.name.empty() || !output.name.empty();
+  }
+};
+
+/// The attention of a layer as a module of its own, with its norm, added to
+/// what went in; the rest is as in `transformer_layer_options`.
+struct attention_layer_options {
+  int64_t num_attention_heads = 1;
+  bool pre_layernorm = true;
+  std::optional<double> scale = {};
+  bool causal = false;
+  int64_t window = 0;
+  bool rms_norm = false;
+  std::function<bool()> training = {};
+  /// Positions in the arguments, of which the first one is the hidden states:
+  /// of what it attends to, or 0 if that is these; and of a mask, which may be
+  /// missing, or 0 if it takes none.
+  size_t context = 0;
+  size_t mask = 0;
+  transformer_layer_options::norm_place norm;
+  /// One for each of query, key and value; of itself also one for all.
+  std::vector<transformer_layer_options::linear_place> query_key_value;
+  transformer_layer_options::linear_place output;
+  /// Of the weights of attention; without a name, the module itself draws.
+  transformer_layer_options::dropout_place dropout;
+  transformer_layer_options::dropout_place output_dropout;
+};
+
+/// The feed-forward half as a module of its own, likewise.
+struct transformer_output_layer_options {
+  bool pre_layernorm = true;
+  bool rms_norm = false;
+  std::function<at::Tensor(const at::Tensor&)> activation = {};
+  std::function<bool()> training = {};
+  transformer_layer_options::norm_place norm;
+  transformer_layer_options::linear_place intermediate;
+  transformer_layer_options::linear_place gate;
+  transformer_layer_options::linear_place output;
+  transformer_layer_options::dropout_place inner_dropout;
+  transformer_layer_options::dropout_place output_dropout;
 };
 
 } // namespace smp

@@ -205,7 +205,7 @@ void read_code(const c10::ivalue::Object& x, native_module& to) {
 } // namespace
 
 bool register_native(const std::type_info& impl, std::string_view as) {
-  if (!find_distribution(as) || as == "TransformerLayer")
+  if (auto* how = find_distribution(as); !how || how->of_layer)
     throw config_error(
       fmt::format("tp_register: no distributed module is "
                   "called \"{}\"; there are {}",
@@ -374,9 +374,8 @@ std::optional<native_module> native_of(const walked_model& model,
   native_module result;
   result.type = name_of_class(m.type);
   result.name = m.names.front();
-  if (!result.type.empty() && result.type != "TransformerLayer")
-    result.how = find_distribution(result.type);
-  if (!result.how)
+  result.how = find_distribution(result.type);
+  if (!result.how || result.how->of_layer)
     return std::nullopt;
   for (auto i : m.tensors) {
     auto& t = model.tensors[i];

@@ -134,9 +134,56 @@ options_of(const distributed_transformer_layer_impl& x) {
   return result;
 }
 
-[[maybe_unused]] const bool layer_is_registered = tp_register<
-  distributed_transformer_layer_impl, distributed_transformer_layer>(
-  options_of);
+attention_layer_options
+options_of_attention(const distributed_attention_layer_impl& x) {
+  auto& a = x.arguments;
+  attention_layer_options result;
+  result.num_attention_heads = a.num_attention_heads;
+  result.pre_layernorm = a.pre_layernorm;
+  result.scale = a.attention_scale;
+  result.causal = !x.cross && a.causal_mask_size;
+  result.context = x.cross ? 1 : 0;
+  result.mask = 2;
+  result.norm = {"layernorm", a.layernorm_epsilon};
+  result.query_key_value = {{"query"}, {"key"}, {"value"}};
+  result.output = {"dense"};
+  result.dropout = {"", a.attention_dropout_prob};
+  result.output_dropout = {"dropout", a.hidden_dropout_prob};
+  return result;
+}
+
+transformer_output_layer_options
+options_of_output(const distributed_transformer_output_layer_impl& x) {
+  auto& a = x.arguments;
+  transformer_output_layer_options result;
+  result.pre_layernorm = a.pre_layernorm;
+  result.activation = find_activation(a.activation)->apply;
+  result.norm = {"layernorm", a.layernorm_epsilon};
+  result.intermediate = {"dense1"};
+  result.output = {"dense2"};
+  result.output_dropout = {"dropout", a.hidden_dropout_prob};
+  return result;
+}
+
+/// Attention is called without a mask, and to itself perhaps without a context;
+/// what ranks share takes no undefined tensors.
+layer_states defined_arguments(const torch::Tensor& hidden,
+                               const torch::Tensor& context,
+                               const torch::Tensor& mask) {
+  layer_states result{hidden, context.defined() ? context : hidden};
+  if (mask.defined())
+    result.push_back(mask);
+  return result;
+}
+
+[[maybe_unused]] const bool layers_are_registered
+  = tp_register<distributed_transformer_layer_impl,
+                distributed_transformer_layer>(options_of)
+    && tp_register<distributed_attention_layer_impl,
+                   distributed_attention_layer>(options_of_attention,
+                                                defined_arguments)
+    && tp_register<distributed_transformer_output_layer_impl,
+                   distributed_transformer_output_layer>(options_of_output);
 
 } // namespace
 

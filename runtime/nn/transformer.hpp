@@ -80,7 +80,7 @@ using layer_states = std::vector<torch::Tensor>;
 
 /// Self-attention, or attention to what another model made, with its norm,
 /// added to what went in.
-struct distributed_attention_layer_impl : torch::nn::Module {
+struct distributed_attention_layer_impl : torch::nn::Module, shared_by_itself {
   /// @param cross it attends to what another model made
   explicit distributed_attention_layer_impl(
     const transformer_layer_arguments& x, bool cross = false);
@@ -98,11 +98,19 @@ struct distributed_attention_layer_impl : torch::nn::Module {
   submodule<torch::nn::Linear> dense;             // and back
   submodule<torch::nn::Dropout> dropout;
 };
-TORCH_MODULE_IMPL(distributed_attention_layer,
-                  distributed_attention_layer_impl);
+
+/// Its holder; and for `tp_register` what a class is shared as that computes
+/// what `attention_layer_options` says.
+struct distributed_attention_layer
+  : torch::nn::ModuleHolder<distributed_attention_layer_impl> {
+  using ModuleHolder::ModuleHolder;
+  using options = attention_layer_options;
+  static constexpr size_t arguments = 0;
+};
 
 /// The feed-forward half, with its norm, added to what went in.
-struct distributed_transformer_output_layer_impl : torch::nn::Module {
+struct distributed_transformer_output_layer_impl : torch::nn::Module,
+                                                   shared_by_itself {
   explicit distributed_transformer_output_layer_impl(
     const transformer_layer_arguments& x);
 
@@ -115,8 +123,14 @@ struct distributed_transformer_output_layer_impl : torch::nn::Module {
   submodule<torch::nn::Linear> dense2; // and back
   submodule<torch::nn::Dropout> dropout;
 };
-TORCH_MODULE_IMPL(distributed_transformer_output_layer,
-                  distributed_transformer_output_layer_impl);
+
+/// Likewise, of what `transformer_output_layer_options` says.
+struct distributed_transformer_output_layer
+  : torch::nn::ModuleHolder<distributed_transformer_output_layer_impl> {
+  using ModuleHolder::ModuleHolder;
+  using options = transformer_output_layer_options;
+  static constexpr size_t arguments = 1;
+};
 
 /// One layer. For a Sequential of them, or as `smp::submodule`.
 struct distributed_transformer_layer_impl : torch::nn::Module,

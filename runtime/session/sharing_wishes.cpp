@@ -21,6 +21,10 @@ bool fits_below(std::string_view pattern, std::string_view name) {
   }
 }
 
+bool shares_itself(const walked_module& x) {
+  return dynamic_cast<const shared_by_itself*>(x.object) != nullptr;
+}
+
 } // namespace
 
 bool sharing_wishes::is_called(uint32_t module,
@@ -44,7 +48,9 @@ std::optional<bool> sharing_wishes::by_code(uint32_t module) const {
     for (auto* hook : m.hooks)
       if (hook->sharing)
         return hook->sharing->enabled;
-    if (dynamic_cast<const shared_by_itself*>(m.object) != nullptr)
+    // What is said of a layer is said of its halves.
+    if (shares_itself(m)
+        && (module == 0 || !shares_itself(model_.modules[m.parent])))
       return true;
     if (module == 0)
       return std::nullopt;

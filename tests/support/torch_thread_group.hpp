@@ -76,11 +76,13 @@ private:
       return "call " + std::to_string(calls_++);
     }
 
-    /// Numbers of a call depend on its peer and last module alone.
+    /// Numbers of a call depend on its peer and last module alone; without any
+    /// it is the one that runs, "itself".
     void draw_as(uint64_t peer, const std::vector<std::string>& calls,
                  const std::function<void()>& f) override {
       std::unique_lock guard{all_.generator_};
-      torch::manual_seed(seed_of(all_.same_samples_ ? 0 : peer, calls.back()));
+      torch::manual_seed(seed_of(all_.same_samples_ ? 0 : peer,
+                                 calls.empty() ? "itself" : calls.back()));
       f();
     }
 

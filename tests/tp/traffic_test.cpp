@@ -233,6 +233,35 @@ TEST_CASE("what peers send for a transformer layer is what is said",
   check(layer(saves_memory, rms, gate), {torch::randn({4, 3, width})});
 }
 
+TEST_CASE("what peers send for a half of a layer is what is said",
+          "[tp][traffic]") {
+  auto saves_memory = GENERATE(false, true);
+  auto attends = GENERATE(false, true);
+  auto whole = layer(saves_memory, false, !attends);
+  native_module half;
+  if (attends) {
+    attention_layer_options o;
+    o.num_attention_heads = 4;
+    o.norm = {"ln_1"};
+    o.query_key_value = {{"qkv", true}};
+    o.output = {"proj"};
+    half = described(o);
+  } else {
+    transformer_output_layer_options o;
+    o.activation = whole.layer->activation;
+    o.norm = {"ln_2"};
+    o.intermediate = {"up"};
+    o.gate = {"gate"};
+    o.output = {"down"};
+    half = described(o);
+  }
+  half.saves_memory = saves_memory;
+  for (auto& [name, t] : whole.parameters)
+    if (attends == (name[0] == 'q' || name[0] == 'p' || name[3] == '1'))
+      half.parameters[name] = t;
+  check(half, {torch::randn({4, 3, width})});
+}
+
 TEST_CASE("what peers send for a last layer is what is said",
           "[tp][traffic][R59]") {
   auto x = described(lm_head_options{});
