@@ -30,7 +30,7 @@ struct evaluated {
 /// theirs or, if `same`, everybody's.
 evaluated run(uint64_t peers, const std::vector<int64_t>& sizes,
               const function& f, bool same_inputs = false,
-              bool same_seeds = false) {
+              bool same_seeds = false, bool same_samples = false) {
   torch::manual_seed(7);
   evaluated x;
   for (uint64_t i = 0; i < peers; ++i) {
@@ -39,8 +39,7 @@ evaluated run(uint64_t peers, const std::vector<int64_t>& sizes,
   }
   x.outputs.resize(peers);
   x.grads.resize(peers);
-  thread_group group{peers};
-  auto shape = sizes;
+  thread_group group{peers, same_samples};
   group.on_all(
     [&](uint64_t i) { x.outputs[i] = f(x.inputs[i].requires_grad_()); });
   for (uint64_t i = 0; i < peers; ++i) {
@@ -143,6 +142,95 @@ TEST_CASE(
                x.inputs[i].chunk(static_cast<int64_t>(peers), 1).at(i)));
     CHECK(near(x.grads[i], torch::cat(x.seeds, 1)));
   }
+}
+
+TEST_CASE("what peers have becomes a value that all have, and its gradient cut",
+          "[tp][functions]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  int64_t dim = GENERATE(0, 1, -1);
+  auto x = run(
+    peers, {2, 3, 4}, [&](auto& y) { return nn::merge_for_tp(y, dim); }, false,
+    true);
+  for (size_t i = 0; i < peers; ++i) {
+    CHECK(near(x.outputs[i], torch::cat(x.inputs, dim)));
+    CHECK(near(x.grads[i],
+               x.seeds[0].chunk(static_cast<int64_t>(peers), dim).at(i)));
+  }
+}
+
+namespace {
+
+Tensor part_of(const Tensor& x, uint64_t peers, int64_t dim, size_t i) {
+  return x.chunk(static_cast<int64_t>(peers), dim).at(i);
+}
+
+std::vector<Tensor> parts_of(const std::vector<Tensor>& xs, int64_t dim,
+                             size_t i) {
+  std::vector<Tensor> result;
+  for (auto& x : xs)
+    result.push_back(part_of(x, xs.size(), dim, i));
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("peers with samples of their own gather, cut and merge them",
+          "[tp][functions]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  const std::vector<int64_t> sizes{4, 3, 8};
+  auto gather = run(peers, sizes, nn::gather_batch_for_tp);
+  auto scatter = run(peers, sizes, nn::scatter_batch_for_tp);
+  auto split = run(peers, sizes,
+                   [](auto& x) { return nn::split_batch_for_tp(x, -1); });
+  auto merge = run(peers, sizes,
+                   [](auto& x) { return nn::merge_batch_for_tp(x, -1); });
+  auto slices = run(peers, sizes,
+                    [](auto& x) { return nn::gather_slices_for_tp(x, 1); });
+  for (size_t i = 0; i < peers; ++i) {
+    CHECK(near(gather.outputs[i], torch::cat(gather.inputs)));
+    auto sum = torch::stack(scatter.inputs).sum(0);
+    CHECK(near(scatter.outputs[i], part_of(sum, peers, 0, i)));
+    CHECK(near(split.outputs[i], torch::cat(parts_of(split.inputs, -1, i))));
+    CHECK(near(merge.outputs[i], torch::cat(parts_of(merge.inputs, 0, i), -1)));
+    CHECK(near(slices.outputs[i], torch::cat(slices.inputs, 1)));
+  }
+  for (auto* x : {&gather, &scatter, &split, &merge, &slices})
+    check_transposed(*x);
+}
+
+TEST_CASE("peers with the same samples sum, cut and merge them",
+          "[tp][functions]") {
+  uint64_t peers = GENERATE(1, 2, 4);
+  const std::vector<int64_t> sizes{4, 3, 8};
+  // What all have, they have once; its gradient, too.
+  auto take = [&](const function& f) {
+    auto x = run(peers, sizes, f, true, false, true);
+    for (auto& y : x.grads)
+      CHECK(near(y, x.grads[0]));
+    x.inputs.resize(1);
+    check_transposed({x.inputs, x.outputs, x.seeds, {x.grads[0]}});
+    return x;
+  };
+  auto give = [&](const function& f) {
+    auto x = run(peers, sizes, f, false, true, true);
+    for (auto& y : x.outputs)
+      CHECK(near(y, x.outputs[0]));
+    CHECK(dot({x.outputs[0]}, {x.seeds[0]})
+          == Catch::Approx(dot(x.inputs, x.grads)).epsilon(1e-9));
+    return x;
+  };
+  auto gather = take(nn::gather_batch_for_tp);
+  auto split = take([](auto& x) { return nn::split_batch_for_tp(x, -1); });
+  for (size_t i = 0; i < peers; ++i) {
+    CHECK(near(gather.outputs[i], gather.inputs[0]));
+    CHECK(near(split.outputs[i], part_of(split.inputs[0], peers, -1, i)));
+  }
+  auto scatter = give(nn::scatter_batch_for_tp);
+  auto merge = give([](auto& x) { return nn::merge_batch_for_tp(x, -1); });
+  auto slices = give([](auto& x) { return nn::gather_slices_for_tp(x, 1); });
+  CHECK(near(scatter.outputs[0], torch::stack(scatter.inputs).sum(0)));
+  CHECK(near(merge.outputs[0], torch::cat(merge.inputs, -1)));
+  CHECK(near(slices.outputs[0], torch::cat(slices.inputs, 1)));
 }
 
 TEST_CASE("peers exchange different numbers of rows, and their gradients",
