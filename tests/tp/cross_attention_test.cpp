@@ -298,10 +298,12 @@ TEST_CASE("shared layers of T5 drop what they would alone",
   check(k, peers, torch::kDouble, saves_memory, 1e-11);
 }
 
-TEST_CASE("shared layers of T5 have the digits of float32",
+TEST_CASE("shared layers of T5 have the digits of their types",
           "[tp][cross_attention]") {
+  uint64_t peers = GENERATE(2, 4);
   auto saves_memory = GENERATE(false, true);
-  check({.gated = true}, 2, torch::kFloat, saves_memory, 2e-5);
+  check({.gated = true}, peers, torch::kFloat, saves_memory, 2e-5);
+  check({.gated = true}, peers, torch::kBFloat16, saves_memory, 1e-1);
 }
 
 TEST_CASE("a layer whose parameters are not those that were told of says why",
