@@ -377,15 +377,23 @@ TEST_CASE("a pattern that fits nothing is an error on all ranks",
                                     "called \"encoder.*\""));
 }
 
-TEST_CASE("a state dict of the whole model is loaded in slices",
-          "[runtime][tensor_parallel][state]") {
-  grid x{2, 2, 1};
+namespace {
+
+/// Loads other numbers into a model that ranks share.
+struct loaded {
+  std::string text;
+  std::vector<std::string> names;
+  std::vector<std::string> wrong; // what is not what was loaded
+};
+
+template <class M>
+loaded load_into(uint64_t ranks, const session_config& config, M make) {
   virtual_world_options world;
-  world.config = x.config();
+  world.config = config;
   std::mutex mutex;
-  std::vector<std::string> wrong;
-  run_virtual_world(4, world, [&](session&) {
-    distributed_model model{seeded([] { return shared_model{}; })};
+  loaded result;
+  run_virtual_world(ranks, world, [&](session& s) {
+    distributed_model model{seeded(make)};
     model.partition();
     named_tensors given;
     for (auto& [name, t] : model.state_dict())
@@ -394,13 +402,58 @@ TEST_CASE("a state dict of the whole model is loaded in slices",
                                  .view(t.sizes()));
     model.load_state_dict(given);
     std::map<std::string, Tensor> expected{given.begin(), given.end()};
-    for (auto& [name, t] : model.state_dict())
-      if (!torch::equal(t, expected.at(name))) {
-        std::unique_lock guard{mutex};
-        wrong.push_back(name);
-      }
+    auto found = model.state_dict();
+    std::unique_lock guard{mutex};
+    for (auto& [name, t] : found)
+      if (!torch::equal(t, expected.at(name)))
+        result.wrong.push_back(name);
+    if (s.rank() != 0)
+      return;
+    result.text = model.partition_text();
+    for (auto& [name, t] : found)
+      result.names.push_back(name);
   });
-  CHECK(wrong == std::vector<std::string>{});
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("a state dict of the whole model is loaded in slices",
+          "[runtime][tensor_parallel][state]") {
+  auto x = load_into(4, grid{2, 2, 1}.config(), [] { return shared_model{}; });
+  CHECK(x.wrong == std::vector<std::string>{});
+  CHECK(std::ranges::find(x.names, "up.weight") != x.names.end());
+}
+
+TEST_CASE(
+  "a state dict of layers that are shared as a whole, and of the last "
+  "layer, is loaded in slices",
+  "[runtime][tensor_parallel][state]") {
+  auto tied = GENERATE(false, true);
+  auto config = grid{2, 2, 1}.config();
+  config.optimize = GENERATE("memory", "speed");
+  config.tensor_parallel_modules = {"transformer.h.*", "lm_head"};
+  if (tied)
+    config.tensor_parallel_modules.push_back("transformer.wte");
+  CAPTURE(tied, config.optimize);
+  auto x = load_into(4, config, [&] {
+    gpt_config sizes;
+    sizes.vocabulary = 41; // the first rank has one more
+    sizes.sequence_length = 6;
+    sizes.layers = 2;
+    sizes.width = width;
+    sizes.tied = tied;
+    sizes.loss_in_head = true;
+    return gpt{sizes};
+  });
+  CHECK(x.wrong == std::vector<std::string>{});
+  for (auto& what :
+       {"TransformerLayer shared by 2 ranks for " + config.optimize,
+        std::string{"LMHead shared by 2 ranks by words"}})
+    CHECK_THAT(x.text, ContainsSubstring(what));
+  // Query, key and value of all heads, one behind the other.
+  CHECK(std::ranges::find(x.names, "transformer.h.1.attn.c_attn.weight")
+        != x.names.end());
 }
 
 TEST_CASE(
