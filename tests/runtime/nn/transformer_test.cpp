@@ -296,6 +296,8 @@ struct grid {
   uint64_t tensor = 1;
   uint64_t pipeline = 1;
   std::string optimize = "memory";
+  bool same_samples = false;
+  uint64_t replicas = 2;
 };
 
 struct training {
@@ -303,10 +305,7 @@ struct training {
   std::string text;
 };
 
-constexpr uint64_t replicas = 2;
-
-/// Two replicas, that share layers or nothing: their random streams are the
-/// same.
+/// Replicas that share layers or nothing: their random streams are the same.
 training train(const grid& x, const nn::transformer_lm_head_arguments& sizes) {
   training result;
   std::mutex mutex;
@@ -316,10 +315,11 @@ training train(const grid& x, const nn::transformer_lm_head_arguments& sizes) {
   config.pipeline_parallel_degree = x.pipeline;
   config.tensor_parallel_degree = x.tensor;
   config.optimize = x.optimize;
+  config.prescaled_batch = x.same_samples;
   config.ddp = true;
   config.microbatches = 2;
   config.threads = 1;
-  run_virtual_world(replicas * x.pipeline, world, [&](session& s) {
+  run_virtual_world(x.replicas * x.pipeline, world, [&](session& s) {
     distributed_model model{
       seeded([&] { return nn::distributed_transformer_lm_head{sizes}; })};
     auto train_step = step([&](Tensor text, Tensor mask, Tensor context) {
@@ -336,9 +336,10 @@ training train(const grid& x, const nn::transformer_lm_head_arguments& sizes) {
     });
     for (int64_t i = 0; i < 2; ++i) {
       model->zero_grad();
-      auto rows = static_cast<int64_t>(4 * replicas);
+      constexpr int64_t rows = 8;
       auto mine = [](const Tensor& y) {
-        return y.chunk(replicas).at(dp_rank());
+        return y.chunk(static_cast<int64_t>(data_size()))
+          .at(static_cast<size_t>(data_rank()));
       };
       auto text = (torch::arange(rows * tokens).view({rows, tokens}) * 7 + i)
                   % words;
@@ -360,12 +361,13 @@ training train(const grid& x, const nn::transformer_lm_head_arguments& sizes) {
   return result;
 }
 
-void check_same(const nn::transformer_lm_head_arguments& sizes) {
-  auto expected = train({}, sizes);
+void check_same(const nn::transformer_lm_head_arguments& sizes,
+                bool same_samples = false) {
+  auto expected = train({.replicas = same_samples ? 1u : 2u}, sizes);
   for (auto optimize : {"memory", "speed"})
     for (uint64_t pipeline : {1, 2}) {
-      CAPTURE(optimize, pipeline);
-      auto mine = train({2, pipeline, optimize}, sizes);
+      CAPTURE(optimize, pipeline, same_samples);
+      auto mine = train({2, pipeline, optimize, same_samples}, sizes);
       for (auto& what :
            {std::string{"TransformerLayer shared by 2 ranks for "} + optimize,
             std::string{"LMHead shared by 2 ranks by words"},
@@ -396,6 +398,20 @@ TEST_CASE("ranks share the layers of a language model without being told",
   sizes.use_normal_initialization = true;
   sizes.initializer_range = 0.2;
   check_same(sizes);
+}
+
+TEST_CASE("ranks with the same samples share the layers of a language model",
+          "[runtime][nn][R58]") {
+  auto cross = GENERATE(true, false);
+  CAPTURE(cross);
+  auto sizes = small();
+  sizes.attention_dropout_prob = sizes.hidden_dropout_prob = 0.2;
+  sizes.causal_mask_size = 16;
+  sizes.add_cross_attention = cross;
+  sizes.num_token_types = 2;
+  sizes.use_normal_initialization = true;
+  sizes.initializer_range = 0.2;
+  check_same(sizes, true);
 }
 
 TEST_CASE("of layers with heads that do not divide, the rest is shared",
