@@ -338,6 +338,7 @@ TEST_CASE("Blocks of T5 that ranks share as a whole equal one process",
   for (std::string optimize : {"speed", "memory"}) {
     compare(1, 2, 1, optimize, false);
     compare(1, 4, 1, optimize, true);
+    compare(1, 2, 2, optimize, true);
     compare(2, 2, 1, optimize, true);
     compare(2, 2, 2, optimize, false);
   }
