@@ -142,7 +142,14 @@ TEST_CASE_METHOD(launchers,
     auto code = x.join();
     return std::pair{code, x.output()};
   };
-  CHECK(look("ls").first == 0);
+  // Who is slow for a moment is shown as silent.
+  auto well = look("ls");
+  for (int attempt = 0; attempt < 20 && well.first != 0; ++attempt)
+    well = look("ls");
+  {
+    INFO(well.second);
+    CHECK(well.first == 0);
+  }
   lose(on, 1);
   // By the clock of somebody else, who is late on a busy machine.
   std::chrono::duration<double> took{};
@@ -168,9 +175,11 @@ TEST_CASE_METHOD(machines_dir,
                  "a rank that does not begin is named long before the run "
                  "gives it up",
                  "[apps][machines][R7]") {
+  const std::vector<std::string> words{"verify", "tiny.toml", "--steps",
+                                       "100000", "--monitor.stall_timeout=2"};
   for (size_t i = 0; i < 3; ++i)
-    start_rank(i, on.name(0), endless({"--monitor.stall_timeout=2"}));
+    start_rank(i, on.name(0), words);
   CHECK(running[0]->wait_for("smp: rank 3 has not joined", 60s));
-  start_rank(3, on.name(0), endless({"--monitor.stall_timeout=2"}));
+  start_rank(3, on.name(0), words);
   await_steps();
 }
