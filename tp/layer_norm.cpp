@@ -175,7 +175,8 @@ at::Tensor rms_norm_for_tp(const at::Tensor& x, const at::Tensor& weight,
   // All have the sum, and each does something else with it.
   auto sum = bwd_allreduce_for_tp(
     fwd_allreduce_for_tp(y.square().sum(-1, true)));
-  return weight * (x * at::rsqrt(sum / static_cast<double>(channels) + eps));
+  auto scaled = x * at::rsqrt(sum / static_cast<double>(channels) + eps);
+  return weight * scaled.to(x.scalar_type());
 }
 
 const distribution layer_norm_distribution{.type = "LayerNorm",

@@ -390,7 +390,8 @@ protected:
     if (!layer().rms_norm)
       return at::layer_norm(x, {x.size(-1)}, p.weight, p.bias, p.eps);
     auto y = x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
-    return p.weight * (x * at::rsqrt(y.square().mean(-1, true) + p.eps));
+    auto scaled = x * at::rsqrt(y.square().mean(-1, true) + p.eps);
+    return p.weight * scaled.to(x.scalar_type());
   }
 
   std::vector<at::Tensor> split(const at::Tensor& x,

@@ -15,6 +15,7 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <set>
@@ -164,6 +165,26 @@ TEST_CASE("Every model learns its synthetic data on one and on two ranks",
   };
   CAPTURE(losses);
   CHECK(mean_of(25) < 0.97 * mean_of(0));
+}
+
+TEST_CASE(
+  "Every model trains with parameters of half precision as with "
+  "float32",
+  "[runtime][models][precision]") {
+  auto name = GENERATE(from_range(all_models));
+  auto ranks = GENERATE(1, 2);
+  CAPTURE(name, ranks);
+  scratch_dir dir;
+  auto config = small(name);
+  config.smp.pipeline_parallel_degree = static_cast<uint64_t>(ranks);
+  config.train.steps = 3;
+  auto expected = losses_of(config, dir.path);
+  config.smp.bf16_params = true;
+  auto found = losses_of(config, dir.path);
+  CAPTURE(expected, found);
+  REQUIRE(found.size() == expected.size());
+  for (size_t i = 0; i < found.size(); ++i)
+    CHECK(std::abs(found[i] - expected[i]) < 0.05 * (1 + expected[i]));
 }
 
 TEST_CASE("Synthetic batches are functions of seed and step",
