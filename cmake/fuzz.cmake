@@ -13,10 +13,17 @@ foreach(source IN LISTS sources)
   list(APPEND programs fuzz_${name})
 endforeach()
 
-# runtime/ is not in this libsmp; these units need no Torch.
+# runtime/ is not in this libsmp; few of its units are needed.
 target_sources(fuzz_value_tree PRIVATE
   ${PROJECT_SOURCE_DIR}/runtime/values/value.cpp
   ${PROJECT_SOURCE_DIR}/runtime/values/value_codec.cpp)
+target_sources(fuzz_messages PRIVATE
+  ${PROJECT_SOURCE_DIR}/runtime/base/call_context.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/remote/messages.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/values/tensor_bridge.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/values/value.cpp
+  ${PROJECT_SOURCE_DIR}/runtime/values/value_codec.cpp)
+target_link_libraries(fuzz_messages PRIVATE smp::torch)
 target_sources(fuzz_manifest PRIVATE
   ${PROJECT_SOURCE_DIR}/runtime/base/file_io.cpp
   ${PROJECT_SOURCE_DIR}/runtime/checkpoint/checksum.cpp

@@ -61,6 +61,8 @@ void console::on_start(const train_start& x) {
   }
   item("model", fmt::format("{}, {} parameters", config_.model.type,
                             with_commas(x.parameters)));
+  if (!x.precision.empty())
+    item("precision", x.precision);
   if (!x.resumed_from.empty())
     item("resume",
          fmt::format("from {}, after {} steps", x.resumed_from, x.steps_done));

@@ -14,6 +14,7 @@
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/step.hpp"
+#include "runtime/train/half_on_cpu.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/run_checkpoints.hpp"
 #include "runtime/train/text_sampler.hpp"
@@ -186,7 +187,9 @@ private:
                           .resumed_from = summary_.resumed_from,
                           .steps_done = summary_.steps_before,
                           .changes = checkpoints_->changes(),
-                          .needs = needs()});
+                          .needs = needs(),
+                          .precision = remark_on_half_precision(
+                            computed_in(config_))});
       listener_.on_model(*model_, optimizer_);
     });
   }

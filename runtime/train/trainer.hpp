@@ -45,6 +45,8 @@ struct train_start {
   std::vector<std::string> changes = {};
   /// By pp_rank, of the first of the ranks that share modules.
   std::vector<memory_need> needs = {};
+  /// Of the numbers' type, if this machine is slow with it.
+  std::string precision = {};
 };
 
 /// Hears about a run while it goes on, on every rank, on the rank's thread.

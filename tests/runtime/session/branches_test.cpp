@@ -283,10 +283,8 @@ TEST_CASE("processes whose branches differ get the error, and go on",
   x.log_dir = dir.path;
   x.environment = {{"TEST_DIR", dir.path}};
   REQUIRE(launch(x) == 0);
-  for (std::string rank : {"0", "1"}) {
-    std::ifstream in{dir.path / rank};
-    std::string told{std::istreambuf_iterator<char>{in}, {}};
-    CHECK_THAT(told, ContainsSubstring("'left', forward, was called once by "
-                                       "rank 0 and never by rank 1"));
-  }
+  for (std::string rank : {"0", "1"})
+    CHECK_THAT(dir.read(rank),
+               ContainsSubstring("'left', forward, was called once by "
+                                 "rank 0 and never by rank 1"));
 }

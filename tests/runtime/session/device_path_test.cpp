@@ -41,11 +41,6 @@ uint64_t number(const char* name) {
   return std::stoull(std::getenv(name));
 }
 
-std::string text_of(const std::filesystem::path& file) {
-  std::ifstream in{file};
-  return {std::istreambuf_iterator<char>{in}, {}};
-}
-
 /// What passed each stage, one line each: "D2D SEND 17 0".
 std::string lines_of(const comm_report& x) {
   std::string result;
@@ -75,7 +70,7 @@ void run(const std::filesystem::path& dir, uint64_t ranks, bool device,
                    {"TEST_PER_NODE", std::to_string(per_node)},
                    {"TEST_ARENA", std::to_string(arena)}};
   auto code = launch(x);
-  INFO(text_of(dir / "log-0.txt") << text_of(dir / "log-1.txt"));
+  INFO(content_of(dir / "log-0.txt") << content_of(dir / "log-1.txt"));
   REQUIRE(code == 0);
 }
 
@@ -156,13 +151,13 @@ TEST_CASE("tensors larger than a chunk are the same on every path",
   const std::string test = "rank of a run with tensors of 70 MB";
   scratch_dir plain;
   run(plain.path, 2, false, 0, 0, test);
-  auto expected = text_of(plain.path / "numbers.txt");
+  auto expected = content_of(plain.path / "numbers.txt");
   REQUIRE_FALSE(expected.empty());
   for (uint64_t per_node : {0, 1}) {
     scratch_dir dir;
     run(dir.path, 2, true, per_node, 256, test);
-    CHECK(text_of(dir.path / "numbers.txt") == expected);
-    auto text = text_of(dir.path / "stages-0.txt");
+    CHECK(content_of(dir.path / "numbers.txt") == expected);
+    auto text = content_of(dir.path / "stages-0.txt");
     INFO(text);
     CHECK(text.find("sent, device path: 0\n") == std::string::npos);
   }
@@ -190,7 +185,7 @@ TEST_CASE("a run on the device path gives the numbers of one process",
   run(dir.path, ranks, true, per_node, arena);
   check_numbers(dir.path);
   for (uint64_t i = 0; i < ranks; ++i) {
-    auto text = text_of(dir.path / fmt::format("stages-{}.txt", i));
+    auto text = content_of(dir.path / fmt::format("stages-{}.txt", i));
     INFO("rank " << i << '\n' << text);
     auto works = [&](const std::string& stage) {
       return text.find(stage + ": 0 handled") == std::string::npos;
@@ -221,7 +216,7 @@ TEST_CASE("a run without devices pays for no arena and takes the host path",
   scratch_dir dir;
   run(dir.path, 2, false, 0, 64);
   check_numbers(dir.path);
-  auto text = text_of(dir.path / "stages-0.txt");
+  auto text = content_of(dir.path / "stages-0.txt");
   INFO(text);
   CHECK(text.find("sent, host tensor: 0\n") == std::string::npos);
   CHECK(text.find("D2D ALLOCATOR: 0 handled") != std::string::npos);

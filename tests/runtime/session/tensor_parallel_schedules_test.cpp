@@ -27,7 +27,7 @@ gpt make_gpt() {
   gpt_config x;
   x.vocabulary = words;
   x.sequence_length = tokens;
-  x.layers = 4;
+  x.layers = 2;
   x.heads = 2;
   x.width = 8;
   return gpt{x};
