@@ -21,7 +21,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
+#include <utility>
+#include <vector>
 
 namespace smp {
 
@@ -76,6 +79,7 @@ bool shares_gradients(const rank_runtime& rank) {
 }
 
 struct owned_gradient {
+  uint32_t tensor; // in the walk of the model
   at::Tensor gradient;
   /// How many ranks that are asked have it: 1 for a slice.
   double copies = 1;
@@ -87,26 +91,36 @@ std::vector<owned_gradient> owned_gradients(const model_state& model) {
   auto peers = static_cast<double>(rank.layout().size(comm_group::tp));
   auto& map = model.map();
   auto& tensors = map.model().tensors;
-  // Parts are what one rank of all has, whole gradients what each replica has.
-  if (auto* buckets = model.buckets())
-    for (auto& x : buckets->shards().gradients())
-      result.push_back({x, 1});
+  auto* buckets = model.buckets();
   auto slices = shares_gradients(rank)
                   ? static_cast<double>(rank.layout().size(comm_group::rdp))
                   : 1.0;
   peers *= slices;
-  for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (auto& x = tensors[i];
-        map.owned(i) && !x.is_buffer && x.tensor.grad().defined())
-      result.push_back({x.tensor.grad(), map.slice(i) ? slices : peers});
+  for (uint32_t i = 0; i < tensors.size(); ++i) {
+    auto& x = tensors[i];
+    if (!map.owned(i) || x.is_buffer)
+      continue;
+    // Parts are what one rank of all has, whole gradients what each replica
+    // has.
+    if (auto rows = buckets ? buckets->shards().of_rows(x.tensor)
+                            : at::Tensor{};
+        rows.defined())
+      result.push_back({i, rows, 1});
+    if (x.tensor.grad().defined())
+      result.push_back({i, x.tensor.grad(), map.slice(i) ? slices : peers});
+  }
   return result;
 }
 
-double sum_over(const comm_group& group, const char* what, double x) {
+std::vector<double> sums_over(const comm_group& group, const char* what,
+                              std::vector<double> xs) {
   auto& rank = session::current().internals();
-  return rank.exchange()
-    .all_reduce_sum(rank.layout().members(group, rank.self()), what, {x})
-    .front();
+  return rank.exchange().all_reduce_sum(
+    rank.layout().members(group, rank.self()), what, std::move(xs));
+}
+
+double sum_over(const comm_group& group, const char* what, double x) {
+  return sums_over(group, what, {x}).front();
 }
 
 /// @returns the elements that are there
@@ -330,18 +344,21 @@ void distributed_optimizer::zero_grad() {
 double clip_grad_norm_(distributed_model_base& model, double max_norm) {
   at::NoGradGuard no_grad;
   auto grads = owned_gradients(model.state());
-  auto squares = 0.0;
-  for (auto& [g, copies] : grads) {
+  // By tensor and not by rank: which rank has what may come from measured
+  // times, and the last bit of the sum must not.
+  std::vector<double> squares(model.state().model().tensors.size());
+  for (auto& [tensor, g, copies] : grads) {
     auto norm = norm_of(g);
-    squares += norm * norm / copies;
+    squares[tensor] += norm * norm / copies;
   }
-  if (SMP_FAULT("doubled-norm"))
-    squares *= 2;
   auto group = shares_gradients(session::current().internals())
                  ? comm_group::world
                  : comm_group::mp;
-  auto total = std::sqrt(sum_over(group, "smp.clip_grad_norm", squares))
-               / model.state().loss_scale();
+  squares = sums_over(group, "smp.clip_grad_norm", std::move(squares));
+  auto sum = std::accumulate(squares.begin(), squares.end(), 0.0);
+  if (SMP_FAULT("doubled-norm"))
+    sum *= 2;
+  auto total = std::sqrt(sum) / model.state().loss_scale();
   auto factor = max_norm / (total + 1e-6);
   // As torch does: never enlarge; NaN goes through and shows.
   if (!(factor >= 1.0))

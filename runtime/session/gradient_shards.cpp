@@ -139,12 +139,10 @@ void gradient_shards::drop() {
 
 // -- what there is ------------------------------------------------------------
 
-std::vector<at::Tensor> gradient_shards::gradients() const {
-  std::vector<at::Tensor> result;
-  for (auto& x : shares_)
-    if (x.begin < x.end && x.owners.rows.grad().defined())
-      result.push_back(x.owners.rows.grad());
-  return result;
+at::Tensor gradient_shards::of_rows(const at::Tensor& parameter) const {
+  auto* x = find(parameter);
+  return x != nullptr && x->begin < x->end ? x->owners.rows.grad()
+                                           : at::Tensor{};
 }
 
 at::Tensor gradient_shards::whole(const at::Tensor& parameter) const {

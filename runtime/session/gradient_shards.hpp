@@ -64,8 +64,9 @@ public:
 
   // -- what there is ----------------------------------------------------------
 
-  /// Of the rows of this rank, each of which no other rank has.
-  std::vector<at::Tensor> gradients() const;
+  /// That of the rows of this rank, which no other rank has; undefined if there
+  /// is none.
+  at::Tensor of_rows(const at::Tensor& parameter) const;
 
   /// The gradient of all rows. Collective over the replicas that share it.
   /// @returns undefined if there is none

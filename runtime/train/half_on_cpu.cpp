@@ -16,9 +16,10 @@ std::string remark_on_half_precision(c10::ScalarType x) {
      ""});
   if (found && found->typed<bool()>().call())
     return {};
-  return fmt::format("{}, for which this CPU has no instructions: a step may "
-                     "take a hundred times as long as in float32",
-                     bf16 ? "bfloat16" : "float16");
+  return fmt::format(
+    "{}, for which this CPU has no instructions: a step may "
+    "take a hundred times as long as in float32",
+    bf16 ? "bfloat16" : "float16");
 }
 
 } // namespace smp

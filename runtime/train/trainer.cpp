@@ -176,20 +176,19 @@ private:
         write_module_times(run_dir_ + "/times.json", decision->model);
       if (!rehearses())
         checkpoints_->load();
-      listener_.on_start({.partition = model_->partition_text(true),
-                          .parameters = parameters,
-                          .owned = count_elements(model_->local_parameters()),
-                          .batch_size = data_->batch_size(),
-                          .tokens_per_sample = config_.data.sequence_length,
-                          .warnings = decision != nullptr
-                                        ? decision->plan.warnings
-                                        : std::vector<std::string>{},
-                          .resumed_from = summary_.resumed_from,
-                          .steps_done = summary_.steps_before,
-                          .changes = checkpoints_->changes(),
-                          .needs = needs(),
-                          .precision = remark_on_half_precision(
-                            computed_in(config_))});
+      listener_.on_start(
+        {.partition = model_->partition_text(true),
+         .parameters = parameters,
+         .owned = count_elements(model_->local_parameters()),
+         .batch_size = data_->batch_size(),
+         .tokens_per_sample = config_.data.sequence_length,
+         .warnings = decision != nullptr ? decision->plan.warnings
+                                         : std::vector<std::string>{},
+         .resumed_from = summary_.resumed_from,
+         .steps_done = summary_.steps_before,
+         .changes = checkpoints_->changes(),
+         .needs = needs(),
+         .precision = remark_on_half_precision(computed_in(config_))});
       listener_.on_model(*model_, optimizer_);
     });
   }

@@ -90,8 +90,7 @@ TEST_CASE(
   // Few rows: some CPUs multiply bfloat16 a hundred times slower than float32.
   auto p = dir.start({"verify", source_file("config/quickstart.toml"),
                       "--data.batch_size=4", "--data.sequence_length=32",
-                      "--smp.microbatches=2",
-                      "--ranks", "4", "--smp.ddp=true",
+                      "--smp.microbatches=2", "--ranks", "4", "--smp.ddp=true",
                       "--smp.tensor_parallel_degree=2",
                       "--tensor_parallel.modules=" + modules,
                       "--smp.bf16_params=true", "--run-dir", "run"});

@@ -29,4 +29,14 @@ inline void limit_private_bytes(int64_t most) {
     throw std::runtime_error{"setrlimit failed"};
 }
 
+/// Whether a log says that memory ran out: LibTorch, the standard library, UCX
+/// or smp, whoever asked for the last of it.
+inline bool tells_of_no_memory(const std::string& log) {
+  for (auto text : {"DefaultCPUAllocator", "bad_alloc", "Out of memory",
+                    "no memory for what it sends"})
+    if (log.find(text) != std::string::npos)
+      return true;
+  return false;
+}
+
 } // namespace smp::test

@@ -22,8 +22,6 @@
 using namespace smp;
 using namespace smp::test;
 
-using Catch::Matchers::ContainsSubstring;
-
 namespace {
 
 constexpr int64_t width = 1024; // 4 MB a layer
@@ -39,15 +37,19 @@ struct limited_run {
 
 /// What a rank may have besides what it has before its model, in numbers of
 /// the whole model in float32. A replica that does all by itself has 1 each of
-/// parameters and gradients, and 2 of the state of AdamW: 4. Where four share
-/// the state, that is 1/2, and 1/4 for a copy of what was updated: 2.75.
-constexpr double room_of_states = 3.8;
+/// parameters and gradients, and 2 of the state of AdamW: 4, and more. Where
+/// four share the state, that is 1/2, and 1/4 for a copy of what was updated:
+/// 2.75. In either case up to 1 comes on top, for gradients that wait where the
+/// others are late. Measured: up to 3.75, on two busy processors.
+constexpr double room_of_states = 3.95;
 /// Of gradients 1/4 in the update: 2. In backward up to 1 if the others are
-/// late, but of a first step there is no state then: 2.25.
-constexpr double room_of_gradients = 2.65;
+/// late, but of a first step there is no state then. Measured: up to 2.6, and
+/// 3.05 or more where gradients are whole.
+constexpr double room_of_gradients = 2.9;
 /// In half precision, parameters and gradients of 1/2 each, and 1/4 each of
 /// float32 weights and gradients and of both states: 2, and 1/8 for the copy.
-constexpr double room_of_types = 2.6;
+/// Measured: up to 2.5, and in float32 3.05 or more.
+constexpr double room_of_types = 2.9;
 
 struct tower_impl : torch::nn::Module {
   tower_impl() {
@@ -150,7 +152,8 @@ void check_limit(double room, const limited_run& with,
   CHECK(code == 0);
   scratch_dir other;
   CHECK(run_ranks(other, without, room) != 0);
-  CHECK_THAT(logs_of(other), ContainsSubstring("DefaultCPUAllocator"));
+  INFO(logs_of(other));
+  CHECK(tells_of_no_memory(logs_of(other)));
 }
 
 } // namespace
