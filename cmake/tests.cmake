@@ -10,7 +10,8 @@
 #             sanitizers. Those with the longest begin first.
 # label       a ctest label; "multiprocess" also counts as two processors;
 #             "proof": it runs for minutes, `./dev test --quick` leaves it out
-# processors  how many of ctest's slots it takes
+# processors  how many of ctest's slots it takes, of which there is one more than
+#             processors; with 4 a test has a small machine to itself
 # serial      nothing else runs meanwhile (for what measures time)
 # alone       is compiled by itself (cmake/unity.cmake)
 
