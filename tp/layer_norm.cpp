@@ -176,7 +176,7 @@ at::Tensor rms_norm_for_tp(const at::Tensor& x, const at::Tensor& weight,
   auto sum = bwd_allreduce_for_tp(
     fwd_allreduce_for_tp(y.square().sum(-1, true)));
   auto scaled = x * at::rsqrt(sum / static_cast<double>(channels) + eps);
-  return weight * scaled.to(x.scalar_type());
+  return weight * scaled.to(weight.scalar_type());
 }
 
 const distribution layer_norm_distribution{.type = "LayerNorm",

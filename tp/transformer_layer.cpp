@@ -391,7 +391,7 @@ protected:
       return at::layer_norm(x, {x.size(-1)}, p.weight, p.bias, p.eps);
     auto y = x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
     auto scaled = x * at::rsqrt(y.square().mean(-1, true) + p.eps);
-    return p.weight * scaled.to(x.scalar_type());
+    return p.weight * scaled.to(p.weight.scalar_type());
   }
 
   std::vector<at::Tensor> split(const at::Tensor& x,

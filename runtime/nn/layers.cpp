@@ -52,7 +52,8 @@ torch::Tensor rms_norm_impl::forward(torch::Tensor x) {
   // At least in float32, also of half precision.
   auto y = x.scalar_type() == torch::kDouble ? x : x.to(torch::kFloat);
   auto mean_square = y.pow(2).mean(-1, /*keepdim=*/true);
-  return weight * (x * torch::rsqrt(mean_square + eps)).to(x.scalar_type());
+  auto scaled = x * torch::rsqrt(mean_square + eps);
+  return weight * scaled.to(weight.scalar_type());
 }
 
 // -- attention ----------------------------------------------------------------
