@@ -1,10 +1,13 @@
 #include "actors/stalls/wait_graph.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 namespace smp {
 
@@ -217,12 +220,15 @@ std::string wait_graph::last_words(const chain& x) const {
     case end::lost:
       return missing(last, x.culprit);
     case end::cycle: {
-      std::string result = "cycle: ";
+      // From the lowest rank on, so that one cycle always reads the same,
+      // whoever was seen to wait first.
+      std::vector<uint64_t> ranks;
       for (auto i = x.cycle_begin; i < x.nodes.size(); ++i)
-        result += fmt::format("rank {} -> ", nodes_[x.nodes[i]].rank.value);
-      return result
-             + fmt::format("rank {}",
-                           nodes_[x.nodes[x.cycle_begin]].rank.value);
+        ranks.push_back(nodes_[x.nodes[i]].rank.value);
+      std::rotate(ranks.begin(), std::min_element(ranks.begin(), ranks.end()),
+                  ranks.end());
+      ranks.push_back(ranks.front());
+      return fmt::format("cycle: rank {}", fmt::join(ranks, " -> rank "));
     }
     default:
       return {};

@@ -176,6 +176,14 @@ TEST_CASE("exchanges of two names are a cycle of both ranks",
            "rank 1 -> rank 0");
 }
 
+TEST_CASE("a cycle reads the same whoever waits longest", "[actors][stalls]") {
+  auto x = explain({rank(0, {main_waits("exchange \"a\"", 1)}),
+                    rank(1, {main_waits("exchange \"b\"", 0, 70)})});
+  CHECK_THAT(x.text, Catch::Matchers::StartsWith("rank 1 waits for "));
+  CHECK_THAT(x.text, Catch::Matchers::EndsWith("; cycle: rank 0 -> rank 1 -> "
+                                               "rank 0"));
+}
+
 TEST_CASE("a barrier leads to the rank that computes between steps",
           "[actors][stalls]") {
   auto x = explain({rank(0, {main_waits("exchange \"barrier x\"", 1)}),
