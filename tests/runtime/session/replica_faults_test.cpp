@@ -50,8 +50,12 @@ uint64_t pipeline_wanted() {
   return std::stoul(variable("TEST_PP"));
 }
 
-uint64_t victim_rank(uint64_t pipeline) {
-  return victim_replica * pipeline + pipeline - 1;
+/// The last rank of a replica's pipeline. Ranks that share modules are
+/// neighbours, else those of a pipeline are.
+uint64_t last_rank_of(uint64_t replica, uint64_t pipeline,
+                      const std::string& what) {
+  return what == "shared" ? (pipeline - 1) * replica_count + replica
+                          : replica * pipeline + pipeline - 1;
 }
 
 // -- a rank -------------------------------------------------------------------
@@ -91,7 +95,8 @@ bool is_part_of(uint64_t replica) {
 
 void outlive_victim() {
   std::filesystem::path dir{variable("TEST_DIR")};
-  auto file = fmt::format("begin-{}", victim_rank(pipeline_wanted()));
+  auto file = fmt::format(
+    "begin-{}", last_rank_of(victim_replica, pipeline_wanted(), plan.what));
   ended_within(std::stoi(content_of(dir / file)), patience);
 }
 
@@ -178,6 +183,47 @@ struct blocks_net_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(blocks_net, blocks_net_impl);
 
+/// Of one replica this takes until the victim is gone: in a pipeline backward,
+/// else forward.
+struct late_impl : torch::nn::Module {
+  Tensor forward(Tensor x) {
+    auto y = x * 1;
+    if (pipeline_wanted() == 1)
+      be_late();
+    else if (y.requires_grad())
+      y.register_hook([](const Tensor&) { be_late(); });
+    return y;
+  }
+
+  static void be_late() {
+    if (is_part_of(late_replica))
+      outlive_victim();
+  }
+};
+TORCH_MODULE_IMPL(late, late_impl);
+
+/// A module that all replicas share, between two for which one is late.
+struct shared_net_impl : torch::nn::Module {
+  shared_net_impl() {
+    partition_scope on_last{static_cast<uint32_t>(pipeline_wanted() - 1)};
+    before = submodule<late>(std::make_shared<hooked<late_impl>>());
+    there = submodule<torch::nn::Linear>(512 * replica_count, 512);
+    behind = submodule<late>(std::make_shared<hooked<late_impl>>());
+    register_module("before", before);
+    register_module("there", there);
+    register_module("behind", behind);
+  }
+
+  Tensor forward(Tensor x) {
+    return behind(there(before(x * here)));
+  }
+
+  submodule<late> before = nullptr, behind = nullptr;
+  submodule<torch::nn::Linear> there = nullptr;
+  Tensor here = register_parameter("here", torch::ones({1}));
+};
+TORCH_MODULE_IMPL(shared_net, shared_net_impl);
+
 /// Of one replica the update takes until the victim is gone.
 class late_sgd : public torch::optim::SGD {
 public:
@@ -190,11 +236,20 @@ public:
   }
 };
 
-/// Kills this process when it waits for what others updated.
+/// What the victim waits for when its moment has come: others' updates, or
+/// who is late for a collective of the module that all share.
+std::string awaited_by_victim() {
+  if (plan.what == "parameters")
+    return "smp.updates";
+  return fmt::format("not joined by rank {}",
+                     last_rank_of(late_replica, pipeline_wanted(), plan.what));
+}
+
+/// Kills this process when it waits for that.
 void watch(rank_board& board) {
   await_until([&] {
     for (auto& x : board.view().activities)
-      if (x.waits_for.find("smp.updates") != std::string::npos)
+      if (x.waits_for.find(awaited_by_victim()) != std::string::npos)
         die(x.waits_for);
     return false;
   });
@@ -219,7 +274,8 @@ void train(session& s, Model net, Tensor x) {
     plan.now = i == 3;
     if (auto* buckets = model.state().buckets())
       buckets->take_counts();
-    if (plan.what == "parameters" && is_part_of(victim_replica))
+    if ((plan.what == "parameters" || plan.what == "shared")
+        && is_part_of(victim_replica))
       watcher = std::thread{watch, std::ref(s.internals().board())};
     train_step(x);
     optimizer.step();
@@ -234,7 +290,7 @@ session_config config_of_fault() {
   x.fast_mode = false; // buckets begin early in a pipeline, too
   x.bucket_cap_mb = 1;
   x.threads = 1;
-  x.shard_optimizer_state = plan.what != "bucket";
+  x.shard_optimizer_state = plan.what != "bucket" && plan.what != "shared";
   x.shard_gradients = plan.what == "bucket of parts";
   if (plan.what == "offload") {
     x.microbatches = 2;
@@ -242,6 +298,10 @@ session_config config_of_fault() {
     x.offload_dir = variable("TEST_DIR") + "/offloaded";
     x.activation_checkpointing.modules = {"body"};
     x.activation_loading_horizon = 1;
+  }
+  if (plan.what == "shared") {
+    x.tensor_parallel_degree = replica_count;
+    x.tensor_parallel_modules = {"there"};
   }
   return x;
 }
@@ -258,6 +318,8 @@ TEST_CASE("replica of a run with a fault", "[.rank]") {
     plan.replica = dp_rank();
     if (plan.what == "offload")
       train(s, blocks_net{}, torch::ones({2048, 512}));
+    else if (plan.what == "shared")
+      train(s, shared_net{}, torch::ones({8, 512 * replica_count}));
     else
       train(s, products_net{}, torch::ones({8, 2048}));
   } catch (const error& e) {
@@ -285,12 +347,12 @@ TEST_CASE("launcher of replicas with a fault", "[.launcher]") {
 TEST_CASE("a replica that is killed in the middle ends all others in 2 seconds",
           "[runtime][death][replicas]") {
   auto what = GENERATE(as<std::string>{}, "bucket", "bucket of parts",
-                       "parameters", "offload");
+                       "parameters", "offload", "shared");
   auto pipeline = GENERATE(1u, 2u);
   if (what == "offload" && pipeline > 1)
     return;
   CAPTURE(what, pipeline);
-  auto victim = victim_rank(pipeline);
+  auto victim = last_rank_of(victim_replica, pipeline, what);
   faulty_run run{"launcher of replicas with a fault",
                  replica_count * pipeline,
                  victim,
@@ -304,13 +366,16 @@ TEST_CASE("a replica that is killed in the middle ends all others in 2 seconds",
   CHECK(now_ms() - died < 2000);
   CHECK(std::filesystem::is_empty(offloaded));
   // It was in the middle: two of three had begun the bucket, rows of the third
-  // were not there, or arguments were in the file.
+  // were not there, arguments were in the file, or one of three was not in the
+  // collective.
   auto moment = run.await("moment");
   if (what.starts_with("bucket")) {
     CHECK(moment == "1");
     CHECK(run.await("other") == "1");
   } else if (what == "parameters") {
     CHECK_THAT(moment, ContainsSubstring("smp.updates"));
+  } else if (what == "shared") {
+    CHECK_THAT(moment, ContainsSubstring(" of ranks "));
   } else {
     CHECK(std::stoll(moment) > 0);
   }
