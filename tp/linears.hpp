@@ -26,4 +26,18 @@ std::vector<at::Tensor> linears_for_tp(const at::Tensor& x, entry how,
                                        std::span<const at::Tensor> weights,
                                        std::span<const at::Tensor> biases);
 
+/// Linears of which this rank has some of the inputs, of the samples X of all
+/// peers: y_i = X W_i^T + b_i, of whose sum each gets a part. The result of
+/// one, or of some samples, travels while the next is computed, and so do
+/// gradients.
+/// @param x [N, ..., n], the channels of this rank
+/// @param weights [T blocks out_i, n] each
+/// @param biases [T blocks out_i] each, or undefined; empty where a peer adds
+/// it
+/// @param blocks of outputs, of each of which peers get parts
+/// @returns [N, ..., blocks out_i] each
+std::vector<at::Tensor>
+reduced_linears_for_tp(const at::Tensor& x, std::span<const at::Tensor> weights,
+                       std::span<const at::Tensor> biases, int64_t blocks);
+
 } // namespace smp::nn

@@ -40,15 +40,11 @@ at::Tensor samples_of(const at::Tensor& x, uint64_t peer, uint64_t peers) {
 /// A linear that this rank has a part of.
 struct part_of_linear {
   at::Tensor weight; // [out, in], or [in, out]
-  at::Tensor bias;   // undefined if another peer has it
+  at::Tensor bias;   // undefined: none; empty: another peer adds it
   bool inputs_first = false;
 
   at::Tensor product(const at::Tensor& x) const {
     return at::linear(x, matrix());
-  }
-
-  at::Tensor apply(const at::Tensor& x) const {
-    return at::linear(x, matrix(), bias);
   }
 
   at::Tensor matrix() const {
@@ -63,10 +59,8 @@ public:
   }
 
   part_of_linear linear(const options::linear_place& place) const {
-    auto bias = optional(place.name + ".bias");
     return {x_.parameters.at(place.name + ".weight"),
-            bias.defined() && bias.numel() > 0 ? bias : at::Tensor{},
-            place.inputs_first};
+            optional(place.name + ".bias"), place.inputs_first};
   }
 
   std::vector<part_of_linear>
@@ -182,6 +176,24 @@ protected:
   /// @returns hidden states, with dropout
   virtual at::Tensor join(const at::Tensor& x, const part_of_linear& part,
                           const options::dropout_place& dropout) const = 0;
+
+  static std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>
+  parameters_of(std::span<const part_of_linear> parts) {
+    std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> result;
+    for (auto& part : parts) {
+      result.first.push_back(part.matrix());
+      result.second.push_back(part.bias);
+    }
+    return result;
+  }
+
+  static std::vector<at::Tensor> in_blocks(std::vector<at::Tensor> xs,
+                                           int64_t blocks) {
+    if (blocks > 1)
+      for (auto& x : xs)
+        x = x.unflatten(2, {blocks, -1});
+    return xs;
+  }
 
   /// @returns its probability now
   double dropped(const options::dropout_place& x) const {
@@ -397,16 +409,8 @@ protected:
   std::vector<at::Tensor> split(const at::Tensor& x,
                                 std::span<const part_of_linear> parts,
                                 int64_t blocks) const override {
-    std::vector<at::Tensor> weights, biases;
-    for (auto& part : parts) {
-      weights.push_back(part.matrix());
-      biases.push_back(part.bias);
-    }
-    auto result = linears_for_tp(x, entry::gather, weights, biases);
-    if (blocks > 1)
-      for (auto& y : result)
-        y = y.unflatten(2, {blocks, -1});
-    return result;
+    auto [weights, biases] = parameters_of(parts);
+    return in_blocks(linears_for_tp(x, entry::gather, weights, biases), blocks);
   }
 
   at::Tensor join(const at::Tensor& x, const part_of_linear& part,
@@ -446,19 +450,21 @@ protected:
   std::vector<at::Tensor> split(const at::Tensor& x,
                                 std::span<const part_of_linear> parts,
                                 int64_t blocks) const override {
-    std::vector<at::Tensor> result;
-    for (auto& part : parts) {
-      auto y = part.apply(x);
-      result.push_back(reduce_scatter_for_tp(
-        blocks == 1 ? y : y.unflatten(2, {blocks, -1}), -1));
-    }
-    return result;
+    return in_blocks(reduced(x, parts, blocks), blocks);
   }
 
   at::Tensor join(const at::Tensor& x, const part_of_linear& part,
                   const options::dropout_place& dropout) const override {
-    auto y = reduce_scatter_for_tp(part.apply(x), -1);
+    auto y = reduced(x, {&part, 1}, 1).front();
     return dropped(dropout) == 0 ? y : y * dropout_mask_of_part(dropout, y, 2);
+  }
+
+private:
+  static std::vector<at::Tensor> reduced(const at::Tensor& x,
+                                         std::span<const part_of_linear> parts,
+                                         int64_t blocks) {
+    auto [weights, biases] = parameters_of(parts);
+    return reduced_linears_for_tp(x, weights, biases, blocks);
   }
 };
 

@@ -5,6 +5,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -48,6 +49,11 @@ public:
         throw std::runtime_error{x};
   }
 
+  /// @returns how many collectives a peer had on their way at one time, at most
+  int most_under_way() const {
+    return most_under_way_;
+  }
+
   /// What a call of `module` for the samples of a peer draws from.
   static uint64_t seed_of(uint64_t peer, const std::string& module) {
     return std::hash<std::string>{}(module) % 100000 * 10 + peer;
@@ -88,21 +94,27 @@ private:
 
     pending begin_allreduce(const at::Tensor& x,
                             const std::string& name) override {
+      begun();
       return [this, x, name] {
+        --under_way_;
         return sum(all_.meet(rank_, "allreduce " + name, x));
       };
     }
 
     pending begin_allgather(const at::Tensor& x,
                             const std::string& name) override {
+      begun();
       return [this, x, name] {
+        --under_way_;
         return torch::stack(all_.meet(rank_, "allgather " + name, x));
       };
     }
 
     pending begin_reduce_scatter(const at::Tensor& x,
                                  const std::string& name) override {
+      begun();
       return [this, x, name] {
+        --under_way_;
         return sum(all_.meet(rank_, "reduce_scatter " + name, x))
           .select(0, static_cast<int64_t>(rank_))
           .clone();
@@ -111,7 +123,9 @@ private:
 
     pending begin_all_to_all(const at::Tensor& x,
                              const std::string& name) override {
+      begun();
       return [this, x, name] {
+        --under_way_;
         std::vector<at::Tensor> result;
         for (auto& y : all_.meet(rank_, "all_to_all " + name, x))
           result.push_back(y.select(0, static_cast<int64_t>(rank_)));
@@ -142,9 +156,15 @@ private:
       return torch::stack(xs).sum(0, false, xs[0].scalar_type());
     }
 
+    void begun() {
+      std::lock_guard guard{all_.mutex_};
+      all_.most_under_way_ = std::max(all_.most_under_way_, ++under_way_);
+    }
+
     thread_group& all_;
     uint64_t rank_;
     int calls_ = 0;
+    int under_way_ = 0;
   };
 
   /// @returns what all peers brought, by rank
@@ -170,6 +190,7 @@ private:
 
   uint64_t size_;
   bool same_samples_;
+  int most_under_way_ = 0;
   std::mutex generator_;
   std::mutex mutex_;
   std::condition_variable arrived_;
