@@ -312,6 +312,9 @@ TEST_CASE("a rank that computes between steps lets the others wait",
 
 namespace {
 
+/// A busy machine keeps nobody waiting for so long before the fault.
+constexpr stall_options ends_soon{3, true};
+
 struct process_end {
   int code = 0;
   double seconds = 0;
@@ -443,7 +446,7 @@ TEST_CASE("rank of a stalled run", "[.rank]") {
 TEST_CASE("a stopped process is named and ended, whichever it is",
           "[runtime][stalls]") {
   auto rank = GENERATE(0, 1);
-  auto x = run_processes(fmt::format("stop {}", rank), {1, true});
+  auto x = run_processes(fmt::format("stop {}", rank), ends_soon);
   CHECK(x.code == 4);
   CHECK_THAT(x.report, ContainsSubstring(
                          fmt::format("rank {} does not answer since ", rank)));
@@ -452,7 +455,7 @@ TEST_CASE("a stopped process is named and ended, whichever it is",
 
 TEST_CASE("a process that loops for ever is named and ended",
           "[runtime][stalls]") {
-  auto x = run_processes("loop", {1, true});
+  auto x = run_processes("loop", ends_soon);
   CHECK(x.code == 4);
   CHECK_THAT(x.report, ContainsSubstring("; rank 1 executes module there, "
                                          "microbatch 0, forward since "));
@@ -463,7 +466,7 @@ TEST_CASE("a peer that does not come to a shared module is named and ended",
           "[runtime][stalls][tensor_parallel]") {
   auto what = GENERATE("peer loops"s, "peer loops in backward"s);
   CAPTURE(what);
-  auto x = run_processes(what, {1, true});
+  auto x = run_processes(what, ends_soon);
   CHECK(x.code == 4);
   auto backward = what.ends_with("backward");
   CHECK_THAT(x.report,
@@ -479,7 +482,7 @@ TEST_CASE("a peer that does not come to a shared module is named and ended",
 
 TEST_CASE("a peer that is stopped before a shared module is named and ended",
           "[runtime][stalls][tensor_parallel]") {
-  auto x = run_processes("peer stops", {1, true});
+  auto x = run_processes("peer stops", ends_soon);
   CHECK(x.code == 4);
   CHECK_THAT(x.report, ContainsSubstring("waits for all")
                          && ContainsSubstring("rank 1 does not answer since "));
