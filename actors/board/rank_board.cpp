@@ -168,11 +168,13 @@ void rank_board::step_ended(double bubble) {
 
 rank_board::usage rank_board::look_at_usage() const {
   using seconds = std::chrono::duration<double>;
-  auto now = clock::now();
   std::lock_guard guard{mutex_};
+  // Not before the lock: `busy_` may go on while this waits for it, and a rank
+  // would have executed for longer than it lives.
+  auto now = clock::now();
   auto busy = busy_;
   if (executing_ || !main_wait_)
-    busy += now - std::min(now, accounted_);
+    busy += now - accounted_;
   return {seconds{now - made_}.count(), seconds{busy}.count(), bubble_};
 }
 
