@@ -294,23 +294,34 @@ TEST_CASE("A stopped rank is shown as stopped within a second, with the others",
 
 TEST_CASE("A rank that is stopped before it joined is shown",
           "[apps][inspect]") {
-  train_dir dir{endless};
-  auto run = dir.start({"tiny.toml", "--run-dir", "run"});
-  // It loads its libraries for longer than this takes.
-  auto end = std::chrono::steady_clock::now() + std::chrono::seconds{60};
-  while (!std::filesystem::exists(dir.path / "run/inspect.entry"))
-    REQUIRE(std::chrono::steady_clock::now() < end);
-  auto pid = children_of(run.pid()).at(1);
-  REQUIRE(::kill(pid, SIGSTOP) == 0);
-  auto x = inspect_until(dir, {"ls"},
-                         [](auto& y) { return says(y, "rank 1 is stopped"); });
+  answer x;
+  // It loads its libraries for longer than this takes, unless who sends the
+  // signal is late.
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    train_dir dir{endless};
+    auto run = dir.start({"tiny.toml", "--run-dir", "run"});
+    auto end = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+    while (!std::filesystem::exists(dir.path / "run/inspect.entry"))
+      REQUIRE(std::chrono::steady_clock::now() < end);
+    auto pid = children_of(run.pid()).at(1);
+    REQUIRE(::kill(pid, SIGSTOP) == 0);
+    x = inspect_until(dir, {"ls"},
+                      [](auto& y) { return says(y, "rank 1 is stopped"); });
+    auto in_time = says(x, "it has not joined");
+    if (in_time) {
+      auto is_shown = [](const json& y) {
+        return health_of(y, 1) == "stopped";
+      };
+      CHECK(is_shown(top_until(dir, is_shown)));
+    }
+    REQUIRE(::kill(pid, SIGCONT) == 0);
+    REQUIRE(run.wait_for(" 2/1000000"));
+    CHECK(inspect_well(dir, {"ls"}).code == 0);
+    if (in_time)
+      break;
+  }
   CHECK(x.code == 1);
   CHECK_THAT(x.output, ContainsSubstring("it has not joined"));
-  auto is_shown = [](const json& y) { return health_of(y, 1) == "stopped"; };
-  CHECK(is_shown(top_until(dir, is_shown)));
-  REQUIRE(::kill(pid, SIGCONT) == 0);
-  REQUIRE(run.wait_for(" 2/1000000"));
-  CHECK(inspect_well(dir, {"ls"}).code == 0);
 }
 
 TEST_CASE("A collective that a rank does not join names that one",
