@@ -5,6 +5,7 @@
 #include "runtime/checkpoint/safetensors.hpp"
 #include "tests/support/train_dir.hpp"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/types.h>
@@ -29,8 +30,10 @@ const std::string endless = endless_gpt("[monitor]\nstall_timeout = 1\n");
 
 /// For runs that are to end by the fault: a busy machine keeps nobody waiting
 /// for so long before it.
-const std::vector<std::string> ends_soon{"--monitor.on_stall=end",
-                                         "--monitor.stall_timeout=3"};
+constexpr double end_timeout = 3;
+const std::vector<std::string> ends_soon{
+  "--monitor.on_stall=end",
+  fmt::format("--monitor.stall_timeout={}", end_timeout)};
 
 size_t times(const std::string& text, const std::string& part) {
   size_t result = 0;
@@ -72,24 +75,31 @@ std::string faulty_schedule() {
 
 TEST_CASE("A stopped rank ends a run with exit code 4 where that is asked for",
           "[apps][stalls]") {
-  train_dir dir{endless};
   std::vector<std::string> words{"tiny.toml", "--run-dir", "run"};
   words.insert(words.end(), ends_soon.begin(), ends_soon.end());
-  auto run = dir.start(words);
-  REQUIRE(run.wait_for(" 2/1000000"));
-  auto pid = dir.process_of(1);
-  REQUIRE(::kill(pid, SIGSTOP) == 0);
-  CHECK(run.join() == 4);
-  CHECK(times(run.output(), "rank 1 does not answer since ") == 1);
-  CHECK(::kill(pid, 0) != 0);
-  auto stall = nlohmann::json::parse(content_of(dir.path / "run/stall.json"));
-  CHECK(stall.at("culprit") == 1);
-  CHECK(stall.at("deadlock") == false);
-  auto text = stall.at("text").get<std::string>();
-  const std::string before = "nothing moved for ";
-  REQUIRE_THAT(text, StartsWith(before));
-  CHECK(std::stod(text.substr(before.size())) < 3 + 2); // timeout + 2 s
-  CHECK_THAT(content_of(dir.path / "run/log-0.txt"), ContainsSubstring(text));
+  // The monitor of stalls may be late, too, on a busy machine.
+  double said = 0;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    train_dir dir{endless};
+    auto run = dir.start(words);
+    REQUIRE(run.wait_for(" 2/1000000"));
+    auto pid = dir.process_of(1);
+    REQUIRE(::kill(pid, SIGSTOP) == 0);
+    CHECK(run.join() == 4);
+    CHECK(times(run.output(), "rank 1 does not answer since ") == 1);
+    CHECK(::kill(pid, 0) != 0);
+    auto stall = nlohmann::json::parse(content_of(dir.path / "run/stall.json"));
+    CHECK(stall.at("culprit") == 1);
+    CHECK(stall.at("deadlock") == false);
+    auto text = stall.at("text").get<std::string>();
+    REQUIRE_THAT(text, StartsWith("nothing moved for "));
+    CHECK_THAT(content_of(dir.path / "run/log-0.txt"), ContainsSubstring(text));
+    said = silences(text).at(0);
+    CHECK(said >= end_timeout);
+    if (said < end_timeout + 2)
+      break;
+  }
+  CHECK(said < end_timeout + 2);
 }
 
 TEST_CASE("A rank that is stopped for a while is reported, and the run goes on",
@@ -178,21 +188,29 @@ TEST_CASE("A killed rank ends a run at once, also a stopped one",
 TEST_CASE("A schedule actor that owes an answer is the culprit of a stall",
           "[apps][stalls][R34]") {
   train_dir dir{endless};
-  auto run = dir.start(
-    {"tiny.toml", "--run-dir", "run", "--smp.pipeline=actor",
-     "--smp.schedule.plugin=" + faulty_schedule(), "--smp.schedule.name=faulty",
-     "--smp.schedule.options=silent", "--smp.schedule.timeout=60",
-     "--monitor.on_stall=end", "--monitor.stall_timeout=3"});
+  std::vector<std::string> words{"tiny.toml",
+                                 "--run-dir",
+                                 "run",
+                                 "--smp.pipeline=actor",
+                                 "--smp.schedule.plugin=" + faulty_schedule(),
+                                 "--smp.schedule.name=faulty",
+                                 "--smp.schedule.options=silent",
+                                 "--smp.schedule.timeout=60"};
+  words.insert(words.end(), ends_soon.begin(), ends_soon.end());
+  auto run = dir.start(words);
   CHECK(run.join() == 4);
   auto stall = nlohmann::json::parse(content_of(dir.path / "run/stall.json"));
   CHECK(stall.at("culprit") == 0);
   CHECK(stall.at("deadlock") == false);
   auto text = stall.at("text").get<std::string>();
-  CHECK_THAT(text,
-             StartsWith("nothing moved for ")
-               && ContainsSubstring("; rank 0's schedule actor \"faulty\" owes "
-                                    "an answer to event \"backward ready, "
-                                    "microbatch 1\" since "));
+  REQUIRE_THAT(text, StartsWith("nothing moved for "));
+  CHECK(silences(text).at(0) >= end_timeout);
+  const std::string owes
+    = "; rank 0's schedule actor \"faulty\" owes an answer to event "
+      "\"backward ready, microbatch 1\" since ";
+  REQUIRE_THAT(text, ContainsSubstring(owes));
+  auto since = std::stod(text.substr(text.find(owes) + owes.size()));
+  CHECK(since > end_timeout - 1); // it is the last that moved
   CHECK(times(run.output(), text) == 1);
 }
 
