@@ -145,8 +145,11 @@ TEST_CASE("A stall is reported within two seconds of its timeout",
     return duration<double>(steady_clock::now() - x).count();
   };
   // By the clock of somebody else. That one is late, too, on a busy machine:
-  // what has to be shown is that a rank can do it.
+  // what has to be shown is that a rank can do it. Not before its time, and
+  // true: the last message came a step before.
+  const std::string culprit = "rank 1 does not answer since ";
   double took = 0;
+  double said = 0;
   for (int attempt = 0; attempt < 5; ++attempt) {
     train_dir dir{endless};
     auto run = dir.start({"tiny.toml", "--run-dir", "run"});
@@ -154,19 +157,19 @@ TEST_CASE("A stall is reported within two seconds of its timeout",
     auto pid = dir.process_of(1);
     auto begin = steady_clock::now();
     REQUIRE(::kill(pid, SIGSTOP) == 0);
-    REQUIRE(run.wait_for("rank 1 does not answer since "));
+    REQUIRE(run.wait_for(culprit));
     took = seconds_since(begin);
-    const std::string before = "nothing moved for ";
-    auto at = run.output().find(before);
-    REQUIRE(at != std::string::npos);
-    auto said = std::stod(run.output().substr(at + before.size()));
-    INFO("reported after " << took << " s: nothing moved for " << said);
-    // Not before its time, and true: the last message came a step before.
-    CHECK(took > timeout - 0.5);
-    CHECK(said < took + 0.5);
-    if (took < timeout + 2)
+    // The last before the name; a slow start is reported, too.
+    auto all = silences(run.output().substr(0, run.output().find(culprit)));
+    REQUIRE_FALSE(all.empty());
+    said = all.back();
+    CHECK(said >= timeout);
+    if (took > timeout - 0.5 && said < took + 0.5 && took < timeout + 2)
       break;
   }
+  INFO("reported after " << took << " s: nothing moved for " << said);
+  CHECK(took > timeout - 0.5);
+  CHECK(said < took + 0.5);
   CHECK(took < timeout + 2);
 }
 
