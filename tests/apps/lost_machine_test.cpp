@@ -151,21 +151,30 @@ TEST_CASE_METHOD(launchers,
     CHECK(well.first == 0);
   }
   lose(on, 1);
-  // By the clock of somebody else, who is late on a busy machine.
+  // By the clock of somebody else, who is late on a busy machine. So may be the
+  // SUPERVISOR and a rank that is left.
+  std::pair<int, std::string> seen;
   std::chrono::duration<double> took{};
+  auto names = [&](const char* rank) {
+    return seen.second.find(rank) != std::string::npos;
+  };
   for (int attempt = 0; attempt < 5; ++attempt) {
     auto begin = test_clock::now();
-    auto [code, told] = look("ls");
+    seen = look("ls");
     took = test_clock::now() - begin;
-    INFO(told);
-    CHECK(code == 1);
-    for (auto rank : {"rank 2 is ", "rank 3 is "})
-      CHECK_THAT(told, ContainsSubstring(rank));
-    CHECK_THAT(told, !ContainsSubstring("rank 1 is "));
-    if (took < 1s)
+    if (took < 1s && names("rank 2 is ") && names("rank 3 is ")
+        && !names("rank 0 is ") && !names("rank 1 is "))
       break;
   }
-  CHECK(took < 1s);
+  {
+    INFO(seen.second);
+    CHECK(seen.first == 1);
+    for (auto rank : {"rank 2 is ", "rank 3 is "})
+      CHECK(names(rank));
+    for (auto rank : {"rank 0 is ", "rank 1 is "})
+      CHECK_FALSE(names(rank));
+    CHECK(took < 1s);
+  }
   CHECK(running[0]->join(60s) == 3);
   CHECK(look("waits").first == 3);
   running[1]->join(60s);
