@@ -83,6 +83,10 @@ bool is_well(const answer& x) {
   return x.code == 0;
 }
 
+bool is_refused(const answer& x) {
+  return x.code == 2;
+}
+
 /// Of a run that is well. Whoever is late for a moment, of the ranks, their
 /// actors and the SUPERVISOR, is something wrong at that moment.
 answer inspect_well(const train_dir& dir, std::vector<std::string> words) {
@@ -187,8 +191,7 @@ TEST_CASE("A run tells of all its actors, and its end too", "[apps][inspect]") {
   REQUIRE(server != below.end());
   CHECK(server->at("children").at(0).at("parent") == "r0.server");
   CHECK(inspect_well(dir, {"actor", "r1.server"}).code == 0);
-  auto none = inspect_until(dir, {"actor", "r7.server"},
-                            [](auto& y) { return y.code == 2; });
+  auto none = inspect_until(dir, {"actor", "r7.server"}, is_refused);
   CHECK(none.code == 2);
   CHECK_THAT(none.output,
              ContainsSubstring("no actor of this run has this id"));
