@@ -11,6 +11,10 @@
 #include "transport/exchange.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <future>
 #include <latch>
@@ -18,6 +22,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 // Real actors, threads and a STALL MONITOR: what is injected is named.
@@ -26,8 +31,11 @@ using namespace smp;
 using namespace std::chrono_literals;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::EndsWith;
+using Catch::Matchers::StartsWith;
 
 namespace {
+
+using clock_type = std::chrono::steady_clock;
 
 /// The ranks of one process, each with a thread of its user.
 class world {
@@ -125,6 +133,14 @@ public:
     return reports_;
   }
 
+  /// @returns the longest time that a rank was not looked at, so far.
+  clock_type::duration longest_without_look() {
+    std::lock_guard guard{mutex_};
+    for (auto& x : ranks_)
+      note_look(*x);
+    return longest_without_look_;
+  }
+
   /// Called on each report.
   std::function<void()> on_report = [] {};
 
@@ -153,11 +169,25 @@ private:
     smp::exchange exchange;
     function_services services;
     std::unique_ptr<node> actors;
+    clock_type::time_point looked_at = clock_type::now();
   };
+
+  /// @pre `mutex_` is held
+  void note_look(rank& x) {
+    auto before = std::exchange(x.looked_at, clock_type::now());
+    longest_without_look_ = std::max(longest_without_look_,
+                                     x.looked_at - before);
+  }
 
   watched_rank watch(rank& x) {
     watched_rank result;
-    result.look = [&x] { return x.board->look(); };
+    result.look = [this, &x] {
+      {
+        std::lock_guard guard{mutex_};
+        note_look(x);
+      }
+      return x.board->look();
+    };
     result.view = [&x] {
       auto view = x.board->view();
       view.refused = x.fabric->stats().messages_refused;
@@ -189,6 +219,7 @@ private:
   std::vector<std::unique_ptr<rank>> ranks_;
   std::mutex mutex_;
   std::vector<std::string> reports_;
+  clock_type::duration longest_without_look_{}; // guarded by mutex_
   std::unique_ptr<stall_search> monitor_;
 };
 
@@ -227,8 +258,6 @@ std::string check_deadlock(const std::vector<failure>& xs) {
   }
   return xs[0].text;
 }
-
-using clock_type = std::chrono::steady_clock;
 
 } // namespace
 
@@ -364,6 +393,7 @@ TEST_CASE("a rank that computes between steps is no deadlock",
 }
 
 TEST_CASE("steps that go on are never stalled", "[actors][stalls]") {
+  auto begin = clock_type::now();
   world w{calls_1([](thread_caller& x, const std::string& args) {
             auto done = std::make_shared<completion>();
             std::thread other{[done] { done->set(); }};
@@ -371,18 +401,34 @@ TEST_CASE("steps that go on are never stalled", "[actors][stalls]") {
             other.join();
             return args;
           }),
-          {0.1, true}};
+          {0.1, false}};
   auto end = clock_type::now() + 1s;
+  // Of two rounds, by rank: from what moved in the one to what does in the next
+  // one takes no longer.
+  std::array<clock_type::duration, 2> longest{};
   auto errors = w.run([&](world& x, size_t i) {
     std::vector<rank_id> both{rank_id{0}, rank_id{1}};
+    auto before = begin;
+    auto last = begin;
     for (bool more = true; more;) {
       auto mine = std::vector{clock_type::now() < end ? 1.0 : 0.0};
       more = x.exchange(i).all_reduce_sum(both, "more", mine)[0] == 2;
+      auto now = clock_type::now();
+      longest[i] = std::max(longest[i], now - std::exchange(before, last));
+      last = now;
     }
   });
   for (auto& x : errors)
     CHECK(x == failure{});
   for (auto& x : w.step())
     CHECK(x == failure{});
-  CHECK(w.reports().empty());
+  longest[0] = std::max(longest[0], clock_type::now() - end);
+  // A false deadlock ended the run. But where a thread did not get its turn,
+  // nothing moved indeed, or nobody looked in time.
+  auto reports = w.reports();
+  for (auto& x : reports)
+    CHECK_THAT(x, StartsWith("nothing moved for "));
+  auto delays = std::max(longest[0], longest[1]) + w.longest_without_look();
+  CAPTURE(reports, delays);
+  CHECK((reports.empty() || delays >= 100ms));
 }
