@@ -45,7 +45,12 @@ supervisor_actor find_supervisor(caf::actor_system& system,
             const std::set<std::string>&) {
           result = caf::actor_cast<supervisor_actor>(hdl);
         },
-        [&](caf::error& e) { last = std::move(e); });
+        [&](caf::error& e) {
+          // The last try is cut short: that it took too long says less than why
+          // those before it failed.
+          if (!last || e != caf::sec::request_timeout)
+            last = std::move(e);
+        });
     if (!result)
       self->receive(caf::after(20ms) >> [] {});
   }
