@@ -301,6 +301,7 @@ TEST_CASE("after a stop nothing is sent, and the others hear of no loss",
           "[transport][fabric]") {
   ON_EVERY_FABRIC;
   cluster c{kind, 3};
+  introduce_all(c, 3);
   c.at(0).send(rank_id{1}, make_message("a"));
   REQUIRE(c.heard(1).wait_messages(1));
   c.at(0).stop(std::chrono::seconds{5});
@@ -393,9 +394,9 @@ TEST_CASE("a rank that left in order may still be declared lost",
   // the control plane knows that this was no goodbye.
   ON_EVERY_FABRIC;
   cluster c{kind, 3};
-  c.at(1).send(rank_id{0}, make_message("a"));
-  REQUIRE(c.heard(0).wait_messages(1));
+  introduce_all(c, 3);
   c.at(1).stop(std::chrono::seconds{5});
+  catch_up(c, 0, 2);
   c.at(0).send(rank_id{1}, make_message("b"), c.heard(0).on_sent());
   REQUIRE(c.heard(0).wait_sent(1));
   CHECK(c.heard(0).losses().empty());
