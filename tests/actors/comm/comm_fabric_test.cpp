@@ -261,7 +261,12 @@ TEST_CASE("an arena that is too small is no stall", "[actors][comm]") {
   }
   auto now = w.at(1).status();
   CHECK(now.receive_arena.high_water > mb / 2);
-  CHECK(now.receive_arena.refused > 0);
+  // Between nodes the sender has no space for the one that does not fit, so the
+  // receiver is not asked.
+  if (per_node == 0)
+    CHECK(now.receive_arena.refused > 0);
+  else
+    CHECK(w.at(0).status().send_arena.refused > 0);
   w.heard(1).take_messages();
 }
 
