@@ -335,9 +335,9 @@ TEST_CASE("a stop waits for a hung rank only for its limit",
     w.rank.send(rank_id{1}, make_message("x"), w.heard.on_sent());
     w.rank.send(rank_id{1}, make_message("x", {large}), w.heard.on_sent());
   }
-  auto begin = std::chrono::steady_clock::now();
+  auto begin = clock_type::now();
   w.rank.stop(std::chrono::milliseconds{200});
-  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds{5});
+  CHECK(since(begin) < 30s); // else it waits for ever
   CHECK(w.heard.sent() == 1000);
   CHECK(w.heard.send_failures().size() > 0);
   for (auto& x : w.heard.send_failures())
