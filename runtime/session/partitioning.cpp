@@ -533,28 +533,17 @@ void partitioning::release(remote_parameters& others) {
     else
       others.replace(i);
   // Now that there is room: of what others share with this rank, never more
-  // than one module as a whole.
+  // than one tensor as a whole.
   auto& layout = rank_.layout();
-  for (auto& shared : shared_) {
-    std::vector<at::Tensor> whole;
-    for (auto below :
-         map_.model().subtree(static_cast<uint32_t>(shared.id.value)))
-      for (auto i : map_.model().modules[below].tensors)
-        if (map_.owned(i))
-          whole.push_back(tensors[i].tensor);
-    initialise_deferred(whole);
+  for (auto& shared : shared_)
     share_module(
       map_, shared,
       static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
       sharing_wanted(rank_.config()));
-  }
-  for (auto& x : cut_) {
-    if (map_.owned(x.tensor))
-      initialise_deferred({tensors[x.tensor].tensor});
+  for (auto& x : cut_)
     cut_parameter_of(
       map_, x, static_cast<int64_t>(layout.rank(comm_group::tp, rank_.self())),
       static_cast<int64_t>(layout.size(comm_group::tp)));
-  }
   initialise_deferred(mine);
   map_.finish_partition();
 }

@@ -3,6 +3,7 @@
 #include "partition/rank_layout.hpp"
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/lazy/deferred_init.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
 #include "runtime/session/sharing_wishes.hpp"
@@ -246,6 +247,17 @@ void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
   }
 }
 
+namespace {
+
+/// Leaves nothing of `x` but its slice. One that is deferred exists as a whole
+/// meanwhile, since its numbers are those that one process draws.
+void cut_tensor(at::Tensor x, const tensor_slice& slice) {
+  initialise_deferred({x});
+  x.set_data(slice.of(x).clone());
+}
+
+} // namespace
+
 void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,
                       int64_t peers) {
   at::NoGradGuard no_grad;
@@ -254,7 +266,7 @@ void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,
   auto t = map.model().tensors[x.tensor].tensor;
   auto length = t.size(x.dim) / peers;
   tensor_slice slice{x.dim, rank * length, length, t.sizes().vec()};
-  t.set_data(slice.of(t).clone());
+  cut_tensor(t, slice);
   map.cut(x.tensor, slice);
   if (!x.scaled_batch)
     map.count_once(x.tensor);
@@ -322,9 +334,8 @@ void share_module(model_map& map, const shared_module& shared, int64_t rank,
                                   static_cast<int64_t>(request.peers));
   auto slices = by_position(model, i, native, parts);
   for (auto& [position, slice] : slices) {
-    auto x = model.tensors[position].tensor;
     if (map.slice(position) == nullptr)
-      x.set_data(slice.of(x).clone());
+      cut_tensor(model.tensors[position].tensor, slice);
     if (request.prescaled && native.how->counts_samples_once)
       map.count_once(position);
   }
