@@ -38,8 +38,9 @@ public:
     std::string note;
     std::chrono::milliseconds join_limit{30000};
     /// A connection breaks before the launcher knows why the process ended:
-    /// how long a loss waits for `report_down`. 0 where nobody watches.
-    std::chrono::milliseconds report_grace{300};
+    /// how long a loss waits for `report_down`, which comes at once unless the
+    /// machine is busy. 0 where nobody watches.
+    std::chrono::milliseconds report_grace{1000};
     /// A rank is lost, or refused (first cause first). Any thread; must not
     /// block.
     std::function<void(const failure&)> on_rank_down;
