@@ -230,13 +230,10 @@ at::Tensor room_for(const at::Tensor& x, at::ScalarType type) {
   return at::empty_like(x, x.options().dtype(type));
 }
 
-/// @returns the type that products have
-at::ScalarType type_of_products(const at::Tensor& x) {
-  auto device = x.device().type();
-  return at::autocast::is_autocast_enabled(device)
-             && x.scalar_type() != at::kDouble
-           ? at::autocast::get_autocast_dtype(device)
-           : x.scalar_type();
+/// Operations that write into a given tensor do not cast by themselves.
+bool casts_products(const at::Tensor& x) {
+  return at::autocast::is_autocast_enabled(x.device().type())
+         && x.scalar_type() != at::kDouble;
 }
 
 struct reduced_linears_function : ag::Function<reduced_linears_function> {
@@ -246,8 +243,9 @@ struct reduced_linears_function : ag::Function<reduced_linears_function> {
                                    const std::vector<int64_t>& biases,
                                    int64_t blocks) {
     auto& group = tensor_group::current();
-    auto type = type_of_products(x);
-    auto cast = type != x.scalar_type();
+    auto cast = casts_products(x);
+    auto type = cast ? at::autocast::get_autocast_dtype(x.device().type())
+                     : x.scalar_type();
     auto linears = linears_of(parameters, biases, blocks);
     auto rows = rows_of(x).to(type);
     std::vector<int64_t> counts;

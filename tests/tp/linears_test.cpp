@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "runtime/base/autocast.hpp"
 #include "tests/support/assertion_lock.hpp"
 #include "tests/support/torch_thread_group.hpp"
 #include "tp/linears.hpp"

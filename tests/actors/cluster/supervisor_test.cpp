@@ -165,7 +165,7 @@ TEST_CASE_METHOD(run_fixture, "a broken connection waits for a better cause",
   init(3);
   join_all();
   kill(1);
-  pass(299ms);
+  pass(999ms);
   CHECK(heard.empty());
   SECTION("that comes") {
     caf::anon_send(boss, down_atom_v, killed(1));
