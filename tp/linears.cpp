@@ -61,6 +61,15 @@ at::Tensor gradient_of_weight(const at::Tensor& w, const at::Tensor& rows,
   return result.to(w.scalar_type());
 }
 
+/// @param position among them, or 0
+/// @returns an undefined one if there is none, or a peer adds it
+at::Tensor bias_of(at::TensorList parameters, int64_t position) {
+  if (position == 0)
+    return {};
+  auto& result = parameters[static_cast<size_t>(position)];
+  return result.numel() > 0 ? result : at::Tensor{};
+}
+
 struct linears_function : ag::Function<linears_function> {
   /// @param parameters the weights, and then the biases that there are
   /// @param biases for each weight, the position of its bias, or 0
@@ -71,11 +80,8 @@ struct linears_function : ag::Function<linears_function> {
     auto all = entered(x, static_cast<entry>(how), name);
     ag::variable_list result;
     for (size_t i = 0; i < biases.size(); ++i) {
-      auto bias = biases[i] > 0 ? parameters[static_cast<size_t>(biases[i])]
-                                : at::Tensor{};
-      if (bias.defined() && bias.numel() == 0)
-        bias.reset();
-      result.push_back(at::linear(all, parameters[i], bias));
+      result.push_back(
+        at::linear(all, parameters[i], bias_of(parameters, biases[i])));
     }
     ag::variable_list kept{all};
     kept.insert(kept.end(), parameters.begin(), parameters.end());
@@ -129,7 +135,7 @@ struct linears_function : ag::Function<linears_function> {
 /// One whose results peers add up, each a part of them, by blocks of outputs.
 struct reduced_linear {
   at::Tensor weight; // [T blocks n, in]
-  at::Tensor bias;   // undefined, or without numbers where a peer adds it
+  at::Tensor bias;   // undefined if there is none, or a peer adds it
   int64_t peers;
   int64_t blocks;
 
@@ -156,7 +162,7 @@ struct reduced_linear {
     auto result = at::empty({peers, rows.size(0), outputs_of_peer()},
                             rows.options());
     for_each_part(result, [&](at::Tensor part, auto of) {
-      if (bias.defined() && bias.numel() > 0)
+      if (bias.defined())
         at::addmm_out(part, of(bias), rows, of(weight).t());
       else
         at::mm_out(part, rows, of(weight).t());
@@ -249,7 +255,6 @@ struct reduced_linears_function : ag::Function<reduced_linears_function> {
     auto linears = linears_of(parameters, biases, blocks);
     auto rows = rows_of(x).to(type);
     std::vector<int64_t> counts;
-    ag::variable_list result;
     for (auto& y : linears) {
       if (cast) {
         y.weight = y.weight.to(type);
@@ -258,9 +263,8 @@ struct reduced_linears_function : ag::Function<reduced_linears_function> {
       counts.push_back(segment_count(
         rows.size(0), rows.size(0) * y.weight.size(0)
                         * static_cast<int64_t>(rows.element_size())));
-      result.push_back(
-        at::empty({rows.size(0), y.outputs_of_peer()}, rows.options()));
     }
+    ag::variable_list result(linears.size());
     std::vector<std::string> names;
     auto segments = segments_of(counts, rows.size(0));
     overlap(
@@ -273,10 +277,14 @@ struct reduced_linears_function : ag::Function<reduced_linears_function> {
           names.back());
       },
       [&](const row_segment& s, const at::Tensor& sum) {
-        if (auto& to = result[s.linear]; s.length == to.size(0))
+        auto& to = result[s.linear];
+        if (s.length == rows.size(0)) {
           to = sum;
-        else
-          to.narrow(0, s.begin, s.length).copy_(sum);
+          return;
+        }
+        if (!to.defined())
+          to = at::empty({rows.size(0), sum.size(1)}, rows.options());
+        to.narrow(0, s.begin, s.length).copy_(sum);
       });
     auto sizes = x.sizes().vec();
     for (auto& y : result) {
@@ -318,13 +326,15 @@ struct reduced_linears_function : ag::Function<reduced_linears_function> {
     }
     auto segments = segments_of(c->saved_data["counts"].toIntVector(),
                                 rows.size(0));
+    at::Tensor given; // of the linear whose rows leave
     overlap(
       segments,
       [&](size_t i) {
         auto& s = segments[i];
-        return group.begin_allgather(
-          rows_of(grads[s.linear].contiguous()).narrow(0, s.begin, s.length),
-          names.at(i));
+        if (s.begin == 0)
+          given = rows_of(grads[s.linear]).contiguous();
+        return group.begin_allgather(given.narrow(0, s.begin, s.length),
+                                     names.at(i));
       },
       [&](const row_segment& s, const at::Tensor& grad) {
         auto& y = linears[s.linear];
@@ -335,8 +345,7 @@ struct reduced_linears_function : ag::Function<reduced_linears_function> {
                                result[0].narrow(0, s.begin, s.length));
         if (auto& to = result[1 + s.linear]; to.defined())
           y.differentiate_weight(grad, mine, s.begin > 0 ? 1 : 0, to);
-        if (bias > 0 && result[1 + bias].defined()
-            && result[1 + bias].numel() > 0)
+        if (y.bias.defined() && result[1 + bias].defined())
           y.differentiate_bias(grad, result[1 + bias]);
       });
     return in_types_of(kept, std::move(result));
@@ -349,11 +358,8 @@ private:
     auto peers = static_cast<int64_t>(tensor_group::current().size());
     std::vector<reduced_linear> result;
     for (size_t i = 0; i < biases.size(); ++i)
-      result.push_back({parameters[i],
-                        biases[i] > 0
-                          ? parameters[static_cast<size_t>(biases[i])]
-                          : at::Tensor{},
-                        peers, blocks});
+      result.push_back(
+        {parameters[i], bias_of(parameters, biases[i]), peers, blocks});
     return result;
   }
 

@@ -83,6 +83,13 @@ struct process_world {
     return *others[x - 1];
   }
 
+  /// Says something to rank 1, in the role of an echo, and hears it again: now
+  /// both are connected.
+  void greet() {
+    rank.send(rank_id{1}, make_message("x"));
+    REQUIRE(heard.wait_messages(1));
+  }
+
   /// Ends all in order.
   void finish() {
     for (auto& x : others)

@@ -193,8 +193,7 @@ TEST_CASE("two connected ranks that are silent cost next to nothing",
   auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
   CAPTURE(kind);
   world w{kind, 2, "echo"};
-  w.rank.send(rank_id{1}, make_message("x"));
-  REQUIRE(w.heard.wait_messages(1));
+  w.greet();
   auto before = cpu_seconds();
   CHECK_FALSE(w.heard.wait_messages(2, std::chrono::seconds{2}));
   CHECK(cpu_seconds() - before < 0.02 * 2);
@@ -218,8 +217,7 @@ TEST_CASE("a rank that leaves in order is no loss", "[transport][ucx]") {
   auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
   CAPTURE(kind);
   world w{kind, 2, "echo"};
-  w.rank.send(rank_id{1}, make_message("x"));
-  REQUIRE(w.heard.wait_messages(1));
+  w.greet();
   w.other().tell("quit");
   CHECK(w.other().join() == 0);
   // Longer than the keepalive takes to notice an end.
