@@ -4,13 +4,13 @@
 #include "actors/board/counting_fabric.hpp"
 #include "actors/board/rank_board.hpp"
 #include "actors/stalls/stalls.hpp"
+#include "tests/support/awaited_report.hpp"
 #include "transport/exchange.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -69,25 +69,14 @@ TEST_CASE("exhausted credits name the rank that does not read",
   constexpr int flood = 20000; // more than all windows hold
   const std::string expected
     = "rank 0 waits for exchange \"answer\" from rank 1";
-  std::promise<void> reported;
-  auto heard = reported.get_future().share();
-  std::string text;
+  test::awaited_report reported{{expected}};
   ucx_rank sender{0};
   ucx_rank sleeper{1};
   std::vector<std::string> addresses{sender.fabric.address(),
                                      sleeper.fabric.address()};
   // Its progress thread stands still until somebody complains.
-  auto deadline = std::chrono::steady_clock::now() + 30s;
-  sleeper.before_each = [heard, deadline] { heard.wait_until(deadline); };
-  // Where threads did not get their turn, other complaints come before. One
-  // thread calls.
-  sender.on_report = [&](const std::string& x) {
-    if (heard.wait_for(0s) == std::future_status::ready)
-      return;
-    text = x;
-    if (x.find(expected) != std::string::npos)
-      reported.set_value();
-  };
+  sleeper.before_each = [&] { reported.wait(); };
+  sender.on_report = [&](const std::string& x) { reported.hear(x); };
   sender.fabric.start(addresses, sender);
   sleeper.fabric.start(addresses, sleeper);
   {
@@ -108,10 +97,11 @@ TEST_CASE("exhausted credits name the rank that does not read",
     sender.exchange.receive(rank_id{1}, "answer");
     other.join();
   }
-  CHECK_THAT(text, Catch::Matchers::ContainsSubstring(expected));
-  CHECK_THAT(text, Catch::Matchers::EndsWith(
-                     " messages of rank 0 wait until rank 1 takes earlier "
-                     "ones"));
+  CHECK_THAT(reported.text(), Catch::Matchers::ContainsSubstring(expected));
+  CHECK_THAT(reported.text(),
+             Catch::Matchers::EndsWith(
+               " messages of rank 0 wait until rank 1 takes earlier "
+               "ones"));
   CHECK(sender.fabric.queued_to(rank_id{1}) == 0);
   sender.fabric.stop(5s);
   sleeper.fabric.stop(5s);

@@ -6,6 +6,7 @@
 #include "actors/host/node.hpp"
 #include "actors/server/execution_token.hpp"
 #include "actors/stalls/stalls.hpp"
+#include "tests/support/awaited_report.hpp"
 #include "tests/support/function_services.hpp"
 #include "tests/support/thread_executor.hpp"
 #include "transport/exchange.hpp"
@@ -16,7 +17,6 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -222,38 +222,6 @@ private:
   std::unique_ptr<stall_search> monitor_;
 };
 
-/// The first report that has what a test expects: where threads did not get
-/// their turn, others may come before.
-class expected_report {
-public:
-  explicit expected_report(std::vector<std::string> parts)
-    : parts_(std::move(parts)) {
-    // nop
-  }
-
-  void hear(const std::string& x) {
-    for (auto& part : parts_)
-      if (x.find(part) == std::string::npos)
-        return;
-    std::call_once(once_, [&] { heard_.set_value(); });
-  }
-
-  /// Any thread. Gives up after a while, for the test to say what came instead.
-  void wait() const {
-    came_.wait_for(30s);
-  }
-
-  bool came() const {
-    return came_.wait_for(0s) == std::future_status::ready;
-  }
-
-private:
-  const std::vector<std::string> parts_;
-  std::once_flag once_;
-  std::promise<void> heard_;
-  const std::shared_future<void> came_{heard_.get_future()};
-};
-
 /// The root calls module 1 of rank 1.
 thread_modules calls_1(thread_body module_1) {
   thread_modules result;
@@ -364,7 +332,7 @@ TEST_CASE("a rank that never begins the step is named", "[actors][stalls]") {
 
 TEST_CASE("a module that computes for long is reported, and the step goes on",
           "[actors][stalls]") {
-  expected_report expected{
+  test::awaited_report expected{
     {"; rank 1 executes module m1, microbatch 0, forward since "}};
   world w{calls_1([&](thread_caller&, const std::string& args) {
             expected.wait();
@@ -379,7 +347,7 @@ TEST_CASE("a module that computes for long is reported, and the step goes on",
 }
 
 TEST_CASE("who waits for the token leads to who has it", "[actors][stalls]") {
-  expected_report expected{
+  test::awaited_report expected{
     {"microbatch 0, forward) waits for the execution token since ",
      "; rank 0 executes the step body, microbatch 1, forward since "}};
   std::atomic<int> microbatches = 0;
@@ -400,7 +368,7 @@ TEST_CASE("who waits for the token leads to who has it", "[actors][stalls]") {
 
 TEST_CASE("a rank that computes between steps is no deadlock",
           "[actors][stalls]") {
-  expected_report expected{
+  test::awaited_report expected{
     {"; rank 1 executes user code outside of a step since "}};
   world w{calls_1(echo), {0.5, false}};
   w.on_report = [&](auto& x) { expected.hear(x); };

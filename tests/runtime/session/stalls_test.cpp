@@ -4,20 +4,18 @@
 #include "runtime/launch/launcher.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/stalls.hpp"
+#include "tests/support/awaited_report.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/stderr_to.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 #include <torch/nn/modules/linear.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -25,10 +23,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -47,63 +43,6 @@ using torch::Tensor;
 namespace {
 
 using clock_type = std::chrono::steady_clock;
-
-/// A condition that threads wait for.
-class signal_flag {
-public:
-  void set() {
-    std::lock_guard guard{mutex_};
-    set_ = true;
-    changed_.notify_all();
-  }
-
-  void wait() {
-    std::unique_lock guard{mutex_};
-    if (!changed_.wait_for(guard, 30s, [this] { return set_; }))
-      throw std::runtime_error{"nothing was reported"};
-  }
-
-private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool set_ = false;
-};
-
-using texts = std::vector<std::string>;
-
-bool says_all(const std::string& report, const texts& x) {
-  return std::all_of(x.begin(), x.end(), [&](auto& text) {
-    return report.find(text) != std::string::npos;
-  });
-}
-
-/// Something that a report has to say; threads wait until one does. On a busy
-/// machine there may be others before it, about gaps that nobody planned.
-class awaited_report {
-public:
-  explicit awaited_report(texts all) : all_(std::move(all)) {
-    // nop
-  }
-
-  void hear(const std::string& report) {
-    if (says_all(report, all_))
-      heard_.set();
-  }
-
-  void wait() {
-    heard_.wait();
-  }
-
-  void check_among(const texts& reports) const {
-    INFO(fmt::format("{}", fmt::join(reports, "\n")));
-    CHECK(std::any_of(reports.begin(), reports.end(),
-                      [this](auto& x) { return says_all(x, all_); }));
-  }
-
-private:
-  texts all_;
-  signal_flag heard_;
-};
 
 /// What the ranks of a world heard and how they ended.
 struct ending {
@@ -207,7 +146,8 @@ TEST_CASE("a module that takes long is named, and the step ends well",
   };
   auto end = x.step_once();
   check_fine(end);
-  reported.check_among(end.reports);
+  CAPTURE(end.reports);
+  CHECK(reported.came());
 }
 
 TEST_CASE("a module that loops for ever ends the run if asked for",
@@ -251,7 +191,8 @@ TEST_CASE("a module that runs in place is named by its own name",
       train_step(torch::ones({2, 3}));
   });
   check_fine(end);
-  reported.check_among(end.reports);
+  CAPTURE(end.reports);
+  CHECK(reported.came());
 }
 
 TEST_CASE("a module that waits for a barrier of its caller is a cycle",
@@ -338,7 +279,8 @@ TEST_CASE("a rank that computes between steps lets the others wait",
     barrier();
   });
   check_fine(end);
-  reported.check_among(end.reports);
+  CAPTURE(end.reports);
+  CHECK(reported.came());
 }
 
 // -- processes ----------------------------------------------------------------
