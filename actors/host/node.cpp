@@ -217,6 +217,7 @@ void node::complete(rank_view& x, std::chrono::milliseconds limit) {
       z.serves = y.id;
       z.what = impl_->board->describe(y.module, y.microbatch, y.what);
       z.waits_for = y.why;
+      z.from = y.from;
       x.activities.push_back(std::move(z));
     }
     x.complete = true;

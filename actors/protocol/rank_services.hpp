@@ -45,6 +45,12 @@ public:
     return nullptr;
   }
 
+  /// @returns who has to give what a request still needs after `gather`, of
+  /// several the first; no_rank: nobody
+  virtual rank_id awaited_by(const request&) {
+    return no_rank;
+  }
+
   /// @returns the path of a module, for errors; empty if it has none.
   virtual std::string module_name(module_id) {
     return {};

@@ -17,6 +17,7 @@ struct queued_request {
   module_id module;
   phase what = phase::forward;
   std::string why;
+  rank_id from = no_rank; // has to give what it waits for; no_rank: nobody
 };
 
 struct server_status : server_counts {

@@ -165,27 +165,32 @@ public:
     return hold_ == hold::in_line;
   }
 
-  /// Calls `f(request, why)` for each request that no context has yet.
+  /// Calls `f(request, why, whether objects are missing)` for each request that
+  /// no context has yet.
   template <class F>
   void each_queued(F f) const {
     for (auto& x : ready_)
       if (auto* y = std::get_if<request>(&x.work))
-        f(*y, hold_ == hold::none ? "waits for its place in the record"
-                                  : "waits for the execution token");
+        f(*y,
+          hold_ == hold::none ? "waits for its place in the record"
+                              : "waits for the execution token",
+          false);
     for (auto& x : held_)
-      f(x.what, "waits for the turn of its microbatch");
+      f(x.what, "waits for the turn of its microbatch", false);
     for (auto& x : blocked_)
-      f(x.what, x.incomplete ? "waits for its arguments"
-                             : "waits for an earlier request of its caller");
+      f(x.what,
+        x.incomplete ? "waits for its arguments"
+                     : "waits for an earlier request of its caller",
+        x.incomplete);
     for (auto& x : later_)
       std::visit(
         [&](auto& y) {
           // A recorded request says no more than its number.
           if constexpr (std::is_same_v<std::decay_t<decltype(y)>, request>)
-            f(y, "waits until this rank begins the step");
+            f(y, "waits until this rank begins the step", false);
           else
             f(request{y.id, {}, {}, {}, {}, {}, 0},
-              "waits until this rank begins the step");
+              "waits until this rank begins the step", false);
         },
         x);
   }

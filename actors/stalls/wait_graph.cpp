@@ -174,14 +174,14 @@ std::string wait_graph::describe(const node& x) const {
     return fmt::format("{}'s {} since {}", who, w.what, since);
   if (w.executes)
     return fmt::format("{} executes {} since {}", who, w.what, since);
-  if (w.who == kind::queued)
-    return fmt::format("{} has {} in line, {}, since {}", who, w.what,
-                       w.waits_for, since);
-  if (w.who == kind::context && !w.what.empty())
-    who += fmt::format(" ({})", w.what);
   auto from = w.from != no_rank && w.from != x.rank
                 ? fmt::format(" from rank {}", w.from.value)
                 : std::string{};
+  if (w.who == kind::queued) // since when is not known
+    return fmt::format("{} has {} in line, {}{}", who, w.what, w.waits_for,
+                       from);
+  if (w.who == kind::context && !w.what.empty())
+    who += fmt::format(" ({})", w.what);
   return fmt::format("{} waits for {}{} since {}", who, w.waits_for, from,
                      since);
 }

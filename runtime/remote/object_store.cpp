@@ -251,6 +251,13 @@ completion_ptr object_store::gather(const std::vector<object_id>& ids,
   return missing.empty() ? nullptr : all_of(missing);
 }
 
+std::optional<object_id>
+object_store::first_missing(const std::vector<object_id>& ids) const {
+  auto i = std::find_if(ids.begin(), ids.end(),
+                        [this](auto id) { return !find(id); });
+  return i == ids.end() ? std::nullopt : std::optional{*i};
+}
+
 at::Tensor object_store::take(object_id id) {
   if (id.owner == fabric_.self())
     return named_.find(id);

@@ -72,6 +72,10 @@ public:
   completion_ptr gather(const std::vector<object_id>& ids, step_id s,
                         microbatch_id m);
 
+  /// @returns the first of `ids` that is not here yet
+  std::optional<object_id>
+  first_missing(const std::vector<object_id>& ids) const;
+
   /// @returns the fetched tensor of `id`, which is not kept here any longer.
   /// @pre `want(id)` is done
   at::Tensor take(object_id id);

@@ -269,6 +269,10 @@ completion_ptr rank_runtime::gather(const request& x) {
   return own_objects_.gather(x.needs, x.step, x.microbatch);
 }
 
+rank_id rank_runtime::awaited_by(const request& x) {
+  return own_objects_.first_missing(x.needs).value_or(object_id{no_rank}).owner;
+}
+
 std::string rank_runtime::module_name(module_id x) {
   return own_board_->path_of(x);
 }

@@ -178,6 +178,7 @@ private:
   service_order make_order(uint64_t microbatches) override;
   std::vector<module_id> ordered_modules(const request& x) override;
   completion_ptr gather(const request& x) override;
+  rank_id awaited_by(const request& x) override;
   std::string module_name(module_id x) override;
   void step_failed(step_id step, const failure& why) override;
   void microbatch_over(step_id step, microbatch_id x) override;

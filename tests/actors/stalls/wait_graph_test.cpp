@@ -109,6 +109,35 @@ TEST_CASE("a request in line leads to who has the token", "[actors][stalls]") {
   CHECK_THAT(x.text, Catch::Matchers::EndsWith("executes module b since 61 s"));
 }
 
+TEST_CASE("requests that wait for arguments lead to who has to send them",
+          "[actors][stalls]") {
+  auto queued = [](uint64_t number) {
+    activity x;
+    x.who = kind::queued;
+    x.what = "module encoder.block.5, microbatch 2, forward";
+    x.serves = {rank_id{0}, number};
+    x.waits_for = "waits for its arguments";
+    x.from = rank_id{2};
+    return x;
+  };
+  auto of_1 = rank(
+    1, {main_waits("the end of step 1", 0, 70), queued(5), queued(6)});
+  SECTION("which is stopped") {
+    auto x = explain({caller(), of_1}, {{rank_id{2}, 62}});
+    CHECK(x.how == end::silent);
+    CHECK(x.culprit == rank_id{2});
+    CHECK_THAT(x.text, Catch::Matchers::EndsWith(
+                         "; rank 1 has module encoder.block.5, microbatch 2, "
+                         "forward in line, waits for its arguments from rank "
+                         "2; rank 2 does not answer since 62 s (stopped?)"));
+  }
+  SECTION("which executes") {
+    auto x = explain({caller(), of_1, rank(2, {serving(0, 1, "module b")})});
+    CHECK(x.how == end::executing);
+    CHECK(x.culprit == rank_id{2});
+  }
+}
+
 TEST_CASE("a request that nobody knows was lost", "[actors][stalls]") {
   auto peers_0 = std::vector<traffic>{{rank_id{1}, 9, 3, 0}};
   auto peers_1 = std::vector<traffic>{{rank_id{0}, 4, 9, 0}};

@@ -1,5 +1,7 @@
 #include "tests/support/catch.hpp"
 
+#include "actors/protocol/request_number.hpp"
+#include "actors/protocol/result_name.hpp"
 #include "runtime/remote/messages.hpp"
 #include "runtime/remote/object_store.hpp"
 #include "tests/support/error_of.hpp"
@@ -291,6 +293,31 @@ TEST_CASE("memory that releases objects when it goes does not deadlock") {
 }
 
 // -- losses and endings -------------------------------------------------------
+
+TEST_CASE("what a request still needs is known, in order") {
+  world w{3, stepped};
+  constexpr step_id step{1};
+  request_id asked{rank_id{0}, promise_number(step, 1)};
+  std::vector<object_id> ids{result_name(rank_id{1}, asked, step, 0),
+                             result_name(rank_id{2}, asked, step, 0),
+                             result_name(rank_id{0}, asked, step, 0)};
+  auto come = [&](uint64_t i) {
+    auto id = ids[i];
+    w[id.owner.value].put(id, microbatch_id{0}, at::ones({1}));
+    w.net.run();
+  };
+  auto all = w[0].gather(ids, step, microbatch_id{0});
+  w.net.run();
+  CHECK(w[0].first_missing(ids) == ids[0]);
+  come(0);
+  CHECK(w[0].first_missing(ids) == ids[1]);
+  come(1);
+  CHECK(w[0].first_missing(ids) == ids[2]);
+  CHECK_FALSE(all->done());
+  come(2);
+  CHECK_FALSE(w[0].first_missing(ids));
+  CHECK(all->done());
+}
 
 TEST_CASE("the loss of an owner fails who waits and who comes later") {
   world w{3, stepped};
