@@ -1,11 +1,12 @@
 """Trains every model of the zoo with smp-train, over real processes, and
 compares with what eager PyTorch expects.
 
-A row is a model, a number of pipeline ranks, a number of microbatches and
-settings. The settings `defaults` are none but those which the README has; the
-others name a schedule and spread models that would pay best on one rank. Models
-of published collections (models/published.py) are large: each is exported, trained
-with default settings, and removed. Losses of all steps, the whole first
+A row is a model, a number of ranks, a number of microbatches and settings. The
+settings `defaults` are none but those which the README has; `simple` and
+`interleaved` name a schedule and spread models that would pay best on one rank;
+with `shared` two ranks share every module that has a distributed implementation.
+Models of published collections (models/published.py) are large: each is exported,
+trained with `defaults` and `shared`, and removed. Losses of all steps, the whole first
 gradient and all parameters and buffers at the end are compared
 (tests/data/zoo/README.md). A relative difference is max|a - b| / (max|b| +
 0.01), and may be 1e-5; that is the bound of the C++ tests, 1e-5 max|b| + 1e-7.
@@ -42,17 +43,29 @@ threads = 1
 strategy = "paper"  # a model so small would pay best on one rank
 memory_weight = 1.0
 """
-SETTINGS = {
+SMALL_SETTINGS = {
     "simple": 'pipeline = "simple"\n' + SPREAD,
     "interleaved": 'pipeline = "interleaved"\n' + SPREAD,
     "defaults": "",
 }
+SHARING = 2  # ranks that share modules
+# The same samples for both: labels of padded rows are not as many on each, so
+# the mean of two halves is another number.
+SHARED = f"""\
+ddp = true
+tensor_parallel_degree = {SHARING}
+prescaled_batch = true
+
+[tensor_parallel]
+modules = ["*"]
+"""
+SETTINGS = SMALL_SETTINGS | {"shared": SHARED}
 BOUND = 1e-5
 TIMEOUT = 600  # seconds for a row
 
 CONFIG = """\
 [smp]
-pipeline_parallel_degree = {ranks}
+pipeline_parallel_degree = {stages}
 microbatches = {microbatches}
 {more}
 [model]
@@ -80,8 +93,12 @@ class Row(NamedTuple):
     microbatches: int
     settings: str
 
+    @property
+    def stages(self) -> int:
+        return self.ranks // SHARING if self.settings == "shared" else self.ranks
+
     def __str__(self):
-        return f"{self.name}, pp {self.ranks}, {self.microbatches} microbatches, {self.settings}"
+        return f"{self.name}, {self.ranks} ranks, {self.microbatches} microbatches, {self.settings}"
 
 
 class Outcome(NamedTuple):
@@ -100,7 +117,8 @@ def train(row: Row, arguments) -> Optional[str]:
     published = row.name in PUBLISHED
     steps, rate = (PUBLISHED_STEPS, PUBLISHED_RATE) if published else (STEPS, LEARNING_RATE)
     more, models = SETTINGS[row.settings], arguments.models.resolve()
-    config.write_text(CONFIG.format(**row._asdict(), more=more, models=models, rate=rate, steps=steps))
+    values = dict(row._asdict(), stages=row.stages, more=more, models=models, rate=rate, steps=steps)
+    config.write_text(CONFIG.format(**values))
     command = [arguments.smp_train, config, "--run-dir", directory, "--log-level", "warn"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
@@ -113,7 +131,7 @@ def train(row: Row, arguments) -> Optional[str]:
 
 
 def run_dir(row: Row, arguments) -> Path:
-    return arguments.work / row.name / f"pp{row.ranks}-mb{row.microbatches}-{row.settings}"
+    return arguments.work / row.name / f"ranks{row.ranks}-mb{row.microbatches}-{row.settings}"
 
 
 def numbers_of(row: Row, arguments) -> Dict[str, torch.Tensor]:
@@ -183,7 +201,7 @@ def run_small(names: List[str], arguments) -> Dict[Row, Outcome]:
     outcomes: Dict[Row, Outcome] = {}
 
     def run_all(name):
-        for row in itertools.starmap(Row, itertools.product([name], RANKS, MICROBATCHES, SETTINGS)):
+        for row in itertools.starmap(Row, itertools.product([name], RANKS, MICROBATCHES, SMALL_SETTINGS)):
             outcomes[row] = run(row, arguments)
             if outcomes[row].error:
                 print(f"  {row}: {outcomes[row].error}", flush=True)
@@ -191,7 +209,7 @@ def run_small(names: List[str], arguments) -> Dict[Row, Outcome]:
     width = max(map(len, names))
     head = "".join(f"{f'pp {n}':>11}" for n in RANKS)
     print(f"largest relative difference of losses, gradients, parameters and buffers, over {len(MICROBATCHES)} numbers of")
-    print(f"microbatches and {len(SETTINGS)} settings; requests of a step between ranks, at most\n")
+    print(f"microbatches and {len(SMALL_SETTINGS)} settings; requests of a step between ranks, at most\n")
     print(f"{'model':{width}}{head}{'requests':>12}", flush=True)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for name, _ in zip(names, pool.map(run_all, names)):
@@ -202,20 +220,21 @@ def run_small(names: List[str], arguments) -> Dict[Row, Outcome]:
 
 
 def run_published(name: str, arguments) -> Dict[Row, Outcome]:
-    """Exports a model, trains it with default settings and removes it. Prints a
-    line for each row.
+    """Exports a model, trains it with `defaults` and `shared` and removes it.
+    Prints a line for each row.
     """
     export = [sys.executable, Path(__file__).with_name("export.py"), "--published", arguments.models, name]
     done = subprocess.run(export, capture_output=True, text=True)
     outcomes = {}
-    for row in [Row(name, n, PUBLISHED_MICROBATCHES, "defaults") for n in RANKS]:
+    rows = [Row(name, n, PUBLISHED_MICROBATCHES, x) for x in ("defaults", "shared") for n in RANKS]
+    for row in [x for x in rows if x.stages > 0]:
         begin = time.monotonic()
         if done.returncode:
             lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
             x = Outcome(float("inf"), "", 0, f"not exported: {lines[-1]}")
         else:
             x = run(row, arguments)
-            if not x.error and row.ranks > 1 and x.requests == 0:
+            if not x.error and row.stages > 1 and x.requests == 0:
                 x = x._replace(error="all of it runs on one rank")
         what = x.error or f"{x.difference:.1e}, {x.requests} requests"
         print(f"  {row}: {what} ({time.monotonic() - begin:.0f} s)", flush=True)
