@@ -34,8 +34,7 @@ caf::result<welcome> supervisor_state::join(const member& x,
   if (failed)
     return refuse(failed, hdl);
   if (auto err = ranks->admit(x)) {
-    fail(err);
-    options.on_rank_down(err);
+    end_by(err);
     return refuse(err, hdl);
   }
   self->monitor(hdl);
@@ -63,8 +62,13 @@ void supervisor_state::on_deadline() {
   auto err = ranks->missing(options.join_limit);
   for (auto& [rank, since] : stopped)
     err.text += "; " + ranks->describe_stop(rank, self->clock().now() - since);
-  fail(err);
-  options.on_rank_down(err);
+  end_by(err);
+}
+
+void supervisor_state::end_by(const failure& x) {
+  // First: ranks that hear of it and end are not the cause.
+  options.on_rank_down(x);
+  fail(x);
 }
 
 void supervisor_state::look_for_joins() {

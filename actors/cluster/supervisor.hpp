@@ -71,6 +71,7 @@ struct supervisor_state {
 
   /// Ends the run: whoever joins or waits to join gets `x`.
   void fail(const failure& x);
+  void end_by(const failure& x);
 
   supervisor_status status() const;
 

@@ -93,6 +93,9 @@ void stall_monitor_state::report(const stall_report& x) {
   ++status.reports;
   status.text = x.text;
   status.standing = true;
+  // First: ranks that end by it are not the cause.
+  if (config.on_report)
+    config.on_report(x);
   for (size_t i = 0; i < config.ranks.size(); ++i) {
     auto& hdl = config.ranks[i];
     if (x.step_fails)
@@ -103,8 +106,6 @@ void stall_monitor_state::report(const stall_report& x) {
     else
       self->send(hdl, stall_atom_v, x.text);
   }
-  if (config.on_report)
-    config.on_report(x);
 }
 
 stall_monitor_actor::behavior_type

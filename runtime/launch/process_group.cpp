@@ -276,7 +276,7 @@ void process_group::blame(failure x, evidence strength, int code) {
   // The end of a process replaces what others only said about it.
   bool same_rank = result_.cause.rank == x.rank && code != 0;
   bool consequence = interrupted_ && strength == evidence::indirect;
-  if (consequence) {
+  if (consequence || evidence_ == evidence::verdict) {
     end_all();
     return;
   }
