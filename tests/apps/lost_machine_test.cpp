@@ -108,7 +108,7 @@ TEST_CASE_METHOD(launchers,
                  "its name",
                  "[apps][machines][R7]") {
   start_launchers(
-    endless({"--monitor.on_stall=end", "--monitor.stall_timeout=2"}));
+    endless({"--monitor.on_stall=end", "--monitor.stall_timeout=5"}));
   await_steps();
   REQUIRE(::kill(process_of(2), SIGSTOP) == 0);
   CHECK(join_all() == std::vector{4, 4});
@@ -122,7 +122,7 @@ TEST_CASE_METHOD(launchers,
 TEST_CASE_METHOD(machines_dir, "so it does where nobody watches its process",
                  "[apps][machines][R7]") {
   start_comparison(100000,
-                   {"--monitor.on_stall=end", "--monitor.stall_timeout=2"});
+                   {"--monitor.on_stall=end", "--monitor.stall_timeout=5"});
   running[2]->signal(SIGSTOP);
   for (size_t rank : {0, 1, 3})
     CHECK(running[rank]->join(60s) == 4);
@@ -185,7 +185,7 @@ TEST_CASE_METHOD(machines_dir,
                  "gives it up",
                  "[apps][machines][R7]") {
   const std::vector<std::string> words{"verify", "tiny.toml", "--steps",
-                                       "100000", "--monitor.stall_timeout=2"};
+                                       "100000", "--monitor.stall_timeout=5"};
   for (size_t i = 0; i < 3; ++i)
     start_rank(i, on.name(0), words);
   CHECK(running[0]->wait_for("smp: rank 3 has not joined", 60s));

@@ -58,6 +58,7 @@ TEST_CASE_METHOD(machines_dir, "of several interfaces the named one is used",
   SECTION("or none, and that is the one that leads to rank 0") {
     master = on.second_address(0);
   }
+  auto begin = std::chrono::steady_clock::now();
   for (size_t i = 0; i < 4; ++i) {
     std::vector<std::string> words{"verify", "tiny.toml"};
     if (interface)
@@ -68,7 +69,10 @@ TEST_CASE_METHOD(machines_dir, "of several interfaces the named one is used",
   for (auto& [x, bytes] : before)
     bytes = on.bytes_sent(0, x) + on.bytes_sent(1, x) - bytes;
   CHECK(before["eth1"] > 100'000);
-  CHECK(before["eth0"] < 50'000);
+  // Looks at the ranks come by the second.
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  CHECK(before["eth0"] < 50'000 + 10'000 * took.count());
+  CHECK(before["eth0"] < before["eth1"]);
 }
 
 TEST_CASE_METHOD(machines_dir,
@@ -186,7 +190,9 @@ TEST_CASE_METHOD(machines_dir,
       0, {built_program("smp-inspect"), "run", "comm", "--json"}, path);
     look.join();
     INFO(look.output());
-    comm = nlohmann::json::parse(look.output()).at("comm");
+    // There is none while nobody answers.
+    comm = nlohmann::json::parse(look.output())
+             .value("comm", nlohmann::json::array());
   } while (handled(comm, "IO SEND WATCHER") == 0
            && std::chrono::steady_clock::now() < deadline);
   INFO(comm.dump(2));
@@ -201,7 +207,9 @@ TEST_CASE_METHOD(machines_dir,
 TEST_CASE_METHOD(machines_dir, "a cable that is put back costs time only",
                  "[apps][machines]") {
   start_comparison(100);
+  running[0]->signal(SIGSTOP); // it is not done before the cable is out
   on.cut(1);
+  running[0]->signal(SIGCONT);
   CHECK_FALSE(running[0]->wait_for("equal: ", 3s));
   on.mend(1);
   check_equal();
@@ -231,7 +239,7 @@ TEST_CASE_METHOD(machines_dir, "a slow line, or a bad one, costs time only",
 
 TEST_CASE_METHOD(machines_dir, "who has no keys changes nothing at any port",
                  "[apps][machines]") {
-  start_comparison(100);
+  start_comparison(400); // so that it goes on
   auto all = on.listening_ports(0);
   REQUIRE(all.size() >= 3); // the gate, and UCX of two ranks
   std::string ports;

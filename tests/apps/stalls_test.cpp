@@ -1,4 +1,4 @@
-// ctest: timeout=300 label=multiprocess
+// ctest: timeout=600 label=multiprocess
 
 #include "tests/support/catch.hpp"
 
@@ -31,7 +31,7 @@ const std::string endless = endless_gpt("[monitor]\nstall_timeout = 1\n");
 
 /// For runs that are to end by the fault: a busy machine keeps nobody waiting
 /// for so long before it.
-constexpr double end_timeout = 3;
+constexpr double end_timeout = 5;
 const std::vector<std::string> ends_soon{
   "--monitor.on_stall=end",
   fmt::format("--monitor.stall_timeout={}", end_timeout)};
@@ -93,7 +93,9 @@ TEST_CASE("A stopped rank ends a run with exit code 4 where that is asked for",
     CHECK(stall.at("deadlock") == false);
     auto text = stall.at("text").get<std::string>();
     REQUIRE_THAT(text, StartsWith("nothing moved for "));
-    CHECK_THAT(content_of(dir.path / "run/log-0.txt"), ContainsSubstring(text));
+    // Rank 0 says it, or, if that was too busy to, the launcher.
+    auto log = content_of(dir.path / "run/log-0.txt");
+    CHECK((times(log, text) > 0 || times(run.output(), "smp: " + text) > 0));
     auto said = silences(text).at(0);
     CHECK(said >= end_timeout);
     return said;
@@ -289,7 +291,7 @@ path = "batch.safetensors"
 steps = 1
 
 [monitor]
-stall_timeout = 3
+stall_timeout = 5
 on_stall = "end"
 )";
 

@@ -144,7 +144,7 @@ TEST_CASE("smp-top shows a stopped rank within a second", "[apps][top]") {
   REQUIRE_THAT(screen.until_it_says("bubble"), ContainsSubstring("bubble"));
   // As in inspect_test.cpp: what has to be shown is that it can.
   double took = 0;
-  for (int attempt = 0; attempt < 5; ++attempt) {
+  for (int attempt = 0; attempt < 10; ++attempt) {
     auto begin = std::chrono::steady_clock::now();
     REQUIRE(::kill(pid, SIGSTOP) == 0);
     auto text = screen.until_it_says("STOPPED ", "rank 1 is stopped");

@@ -69,7 +69,7 @@ public:
     std::vector<std::string> words{"tiny.toml", "--run-dir", "run"};
     // No run whose rank is killed is to end as a stall, however slow it is.
     if (signal_ == SIGSTOP)
-      words.push_back("--monitor.stall_timeout=3");
+      words.push_back("--monitor.stall_timeout=6");
     auto run = dir_.start(std::move(words),
                           {{"UCX_POSIX_DIR", dir_.path / "shm"}});
     std::vector<pid_t> ranks;

@@ -1,4 +1,4 @@
-// ctest: timeout=900 label=multiprocess alone
+// ctest: timeout=1500 label=multiprocess alone
 
 #include "tests/support/catch.hpp"
 
@@ -267,7 +267,7 @@ TEST_CASE("a stopped rank is a stall, whatever the others wait for",
                        "shared");
   CAPTURE(what);
   auto device = what != "sent to";
-  auto run = fault_in(what, device, 3); // no stall before the fault
+  auto run = fault_in(what, device, 6); // no stall before the fault
   run.await("at it");
   run.signal(victim, SIGSTOP);
   run.check_survivors(4, "rank 1 does not answer");

@@ -14,6 +14,7 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <atomic>
 
 // What backward computes again, with arguments that were in a file meanwhile
@@ -62,7 +63,10 @@ void check_all() {
         std::vector<model_step> steps = run_ranks<Impl>(x, batches());
         CHECK(differences<Impl>(x, batches(), steps) == none{});
         // With four of them, rank 0 may keep nothing itself.
-        CHECK((ranks == 4 || steps.back().stats.offloaded_bytes > 0));
+        // What is wanted before it is written stays.
+        CHECK((ranks == 4 || std::ranges::any_of(steps, [](auto& y) {
+                 return y.stats.offloaded_bytes > 0;
+               })));
       }
 }
 

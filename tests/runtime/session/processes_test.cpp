@@ -8,6 +8,8 @@
 #include "tests/support/torch_equality.hpp"
 
 #include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include <chrono>
 #include <csignal>
@@ -168,7 +170,7 @@ TEST_CASE("rank of a run that loses rank 1", "[.rank]") {
 
 TEST_CASE("a killed rank ends the run everywhere within 2 seconds",
           "[runtime][death]") {
-  auto took = test::best_of<int64_t>(3, 2000, [] {
+  auto took = test::best_of<int64_t>(5, 2000, [] {
     test::scratch_dir dir;
     auto command = fmt::format(
       "TEST_DIR={0} {1} 'launcher of a run that loses "

@@ -390,7 +390,7 @@ TEST_CASE("a replica that is killed in the middle ends all others in 2 seconds",
   if (what == "offload" && pipeline > 1)
     return;
   CAPTURE(what, pipeline);
-  auto took = best_of<int64_t>(3, 2000,
+  auto took = best_of<int64_t>(5, 2000,
                                [&] { return lose_replica(what, pipeline); });
   CHECK(took < 2000);
 }
