@@ -6,7 +6,7 @@ settings `defaults` are none but those which the README has; `simple` and
 `interleaved` name a schedule and spread models that would pay best on one rank;
 with `shared` two ranks share every module that has a distributed implementation.
 Models of published collections (models/published.py) are large: each is exported,
-trained with `defaults` and `shared`, and removed. Losses of all steps, the whole first
+trained with `defaults`, those of `transformers` with `shared` too, and removed. Losses of all steps, the whole first
 gradient and all parameters and buffers at the end are compared
 (tests/data/zoo/README.md). A relative difference is max|a - b| / (max|b| +
 0.01), and may be 1e-5; that is the bound of the C++ tests, 1e-5 max|b| + 1e-7.
@@ -220,13 +220,14 @@ def run_small(names: List[str], arguments) -> Dict[Row, Outcome]:
 
 
 def run_published(name: str, arguments) -> Dict[Row, Outcome]:
-    """Exports a model, trains it with `defaults` and `shared` and removes it.
-    Prints a line for each row.
-    """
+    """Exports a model, trains it and removes it. Prints a line for each row."""
     export = [sys.executable, Path(__file__).with_name("export.py"), "--published", arguments.models, name]
     done = subprocess.run(export, capture_output=True, text=True)
     outcomes = {}
-    rows = [Row(name, n, PUBLISHED_MICROBATCHES, x) for x in ("defaults", "shared") for n in RANKS]
+    # Others share little, and batch norm over few rows enlarges what a sum in
+    # another order changes.
+    settings = ("defaults", "shared") if PUBLISHED[name].traced else ("defaults",)
+    rows = [Row(name, n, PUBLISHED_MICROBATCHES, x) for x in settings for n in RANKS]
     for row in [x for x in rows if x.stages > 0]:
         begin = time.monotonic()
         if done.returncode:
