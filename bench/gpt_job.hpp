@@ -9,7 +9,8 @@
 #include "runtime/train/models/gpt.hpp"
 #include "smp/smp.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <chrono>

@@ -25,6 +25,8 @@
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 
+#include <torch/csrc/autograd/custom_function.h>
+
 #include <array>
 #include <cmath>
 #include <cstdio>

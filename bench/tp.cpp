@@ -21,6 +21,8 @@
 
 #include "runtime/train/models/ncf.hpp"
 
+#include <torch/optim/sgd.h>
+
 #include <cstdio>
 #include <functional>
 #include <thread>
