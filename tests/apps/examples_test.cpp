@@ -114,7 +114,7 @@ TEST_CASE("the example says in one line what is wrong", "[apps][examples]") {
   auto told = run.output();
   // Rank 0 says it, or, if another one ended long before it, the launcher.
   const std::string by_launcher = "exited with code 2: ";
-  if (told.starts_with("smp: rank "))
+  if (ranks == "3" && told.starts_with("smp: rank "))
     told = "error: " + told.substr(told.find(by_launcher) + by_launcher.size());
   CHECK(told == line);
 }

@@ -185,7 +185,7 @@ TEST_CASE_METHOD(machines_dir,
                  "gives it up",
                  "[apps][machines][R7]") {
   const std::vector<std::string> words{"verify", "tiny.toml", "--steps",
-                                       "100000", "--monitor.stall_timeout=5"};
+                                       "100000", "--monitor.stall_timeout=2"};
   for (size_t i = 0; i < 3; ++i)
     start_rank(i, on.name(0), words);
   CHECK(running[0]->wait_for("smp: rank 3 has not joined", 60s));

@@ -58,7 +58,6 @@ TEST_CASE_METHOD(machines_dir, "of several interfaces the named one is used",
   SECTION("or none, and that is the one that leads to rank 0") {
     master = on.second_address(0);
   }
-  auto begin = std::chrono::steady_clock::now();
   for (size_t i = 0; i < 4; ++i) {
     std::vector<std::string> words{"verify", "tiny.toml"};
     if (interface)
@@ -69,10 +68,7 @@ TEST_CASE_METHOD(machines_dir, "of several interfaces the named one is used",
   for (auto& [x, bytes] : before)
     bytes = on.bytes_sent(0, x) + on.bytes_sent(1, x) - bytes;
   CHECK(before["eth1"] > 100'000);
-  // Looks at the ranks come by the second.
-  std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  CHECK(before["eth0"] < 50'000 + 10'000 * took.count());
-  CHECK(before["eth0"] < before["eth1"]);
+  CHECK(before["eth0"] < 50'000);
 }
 
 TEST_CASE_METHOD(machines_dir,

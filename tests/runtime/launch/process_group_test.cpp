@@ -383,7 +383,7 @@ TEST_CASE("processes die with a launcher that is killed", "[runtime][launch]") {
   ::kill(launcher, SIGKILL);
   REQUIRE(::waitpid(launcher, nullptr, 0) == launcher);
   for (auto name : {"pid-0", "pid-1"})
-    CHECK(ends_within(std::stoi(dir.read(name)), 30s));
+    CHECK(ends_within(std::stoi(dir.read(name)), 2000ms));
 }
 
 TEST_CASE("what a rank started does not outlive it", "[runtime][launch]") {
@@ -391,7 +391,7 @@ TEST_CASE("what a rank started does not outlive it", "[runtime][launch]") {
   auto result = x.run();
   CHECK_FALSE(result.cause);
   for (auto name : {"pid-0", "pid-1"})
-    CHECK(ends_within(std::stoi(x.dir.read(name)), 30s));
+    CHECK(ends_within(std::stoi(x.dir.read(name)), 2000ms));
 }
 
 TEST_CASE("a group that is given up takes its processes along",
@@ -510,7 +510,7 @@ TEST_CASE(
   for (int fd : {saved, ends[0], ends[1]})
     ::close(fd);
   CHECK(result.cause.describe() == "rank 1: killed by signal 9 (SIGKILL)");
-  CHECK(clock_type::now() - begin < 30s); // it would last for ever
+  CHECK(clock_type::now() - begin < 5s);
 }
 
 TEST_CASE("a console that has gone costs nothing but its view",
