@@ -219,10 +219,9 @@ void supervisor_state::lose(const failure& x) {
     return;
   end_watch();
   members.erase(x.rank);
+  end_by(x);
   for (auto& [rank, hdl] : members)
     self->send(hdl, down_atom_v, x);
-  fail(x);
-  options.on_rank_down(x);
   settle();
 }
 

@@ -71,6 +71,8 @@ struct supervisor_state {
 
   /// Ends the run: whoever joins or waits to join gets `x`.
   void fail(const failure& x);
+
+  /// Tells of the rank that is the cause, and fails.
   void end_by(const failure& x);
 
   supervisor_status status() const;

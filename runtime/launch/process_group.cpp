@@ -275,8 +275,9 @@ void process_group::on_end(rank_id rank, const process_end& x) {
 void process_group::blame(failure x, evidence strength, int code) {
   // The end of a process replaces what others only said about it.
   bool same_rank = result_.cause.rank == x.rank && code != 0;
-  bool consequence = interrupted_ && strength == evidence::indirect;
-  if (consequence || evidence_ == evidence::verdict) {
+  bool consequence = evidence_ == evidence::verdict
+                     || (interrupted_ && strength == evidence::indirect);
+  if (consequence) {
     end_all();
     return;
   }

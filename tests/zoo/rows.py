@@ -6,10 +6,11 @@ settings `defaults` are none but those which the README has; `simple` and
 `interleaved` name a schedule and spread models that would pay best on one rank;
 with `shared` two ranks share every module that has a distributed implementation.
 Models of published collections (models/published.py) are large: each is exported,
-trained with `defaults`, those of `transformers` with `shared` too, and removed. Losses of all steps, the whole first
-gradient and all parameters and buffers at the end are compared
-(tests/data/zoo/README.md). A relative difference is max|a - b| / (max|b| +
-0.01), and may be 1e-5; that is the bound of the C++ tests, 1e-5 max|b| + 1e-7.
+trained with `defaults`, those of `transformers` with `shared` too, and removed.
+Losses of all steps, the whole first gradient and all parameters and buffers at
+the end are compared (tests/data/zoo/README.md). A relative difference is
+max|a - b| / (max|b| + 0.01), and may be 1e-5; that is the bound of the C++ tests,
+1e-5 max|b| + 1e-7.
 """
 
 import argparse

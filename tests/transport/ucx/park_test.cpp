@@ -5,6 +5,7 @@
 #include "tests/support/cluster.hpp"
 #include "tests/support/payloads.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
+#include "transport/process_state.hpp"
 #include "transport/ucx/ucx_fabric.hpp"
 #include "transport/wake_up.hpp"
 
@@ -12,7 +13,6 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -123,14 +123,11 @@ namespace {
 /// @returns whether all threads of this process but the caller's sleep
 bool others_sleep() {
   for (auto& x : std::filesystem::directory_iterator{"/proc/self/task"}) {
-    if (x.path().filename() == std::to_string(::gettid()))
+    auto thread = std::stoi(x.path().filename());
+    if (thread == ::gettid())
       continue;
-    // pid (name) state ...
-    std::ifstream in{x.path() / "stat"};
-    std::string text;
-    std::getline(in, text);
-    auto name_end = text.rfind(')');
-    if (name_end != std::string::npos && text.substr(name_end, 3) != ") S")
+    auto state = state_of_process(thread); // the kernel numbers both alike
+    if (state && state->letter != 'S')
       return false;
   }
   return true;
