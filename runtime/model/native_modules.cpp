@@ -26,6 +26,7 @@
 #include <mutex>
 #include <set>
 #include <string_view>
+#include <tuple>
 
 namespace smp {
 
@@ -174,16 +175,15 @@ bool calls_functional(const jit::Node& x) {
          || name.ends_with("torch.nn.functional.layer_norm");
 }
 
-void read_code(const c10::ivalue::Object& x, native_module& to) {
-  auto* graph = graph_of_forward(*x.type());
-  if (!graph || graph->inputs().size() != 2) {
+void read_code(const jit::Graph& graph, native_module& to) {
+  if (graph.inputs().size() != 2) {
     to.doubt
       = "its code does not take one tensor; export it as torch.nn has "
         "it";
     return;
   }
   auto& known = operations_of(to.type);
-  for (auto* node : graph->nodes()) {
+  for (auto* node : graph.nodes()) {
     std::string_view kind = node->kind().toQualString();
     if (kind == "aten::embedding")
       read_call(*node, to);
@@ -200,6 +200,44 @@ void read_code(const c10::ivalue::Object& x, native_module& to) {
       kind);
     return;
   }
+}
+
+bool same_options(const native_module& x, const native_module& y) {
+  auto options = [](const native_module& z) {
+    return std::tie(z.padding_idx, z.sparse, z.scale_grad_by_freq,
+                    z.normalized_shape, z.eps);
+  };
+  return options(x) == options(y);
+}
+
+/// All calls of a shared module are shared, so the code of each has to be that
+/// of its class.
+/// @param to what is known without the code
+void read_calls(const c10::ClassType& x, native_module& to) {
+  std::optional<native_module> first;
+  for_each_method(x, [&](const std::string& name, const jit::Graph& graph) {
+    auto call = to;
+    if (is_forward(name))
+      read_code(graph, call);
+    else
+      call.doubt = fmt::format(
+        "its class has a method '{}', which would run on a part of it; "
+        "do that in the module around it",
+        name);
+    if (!first)
+      first = std::move(call);
+    else if (!call.doubt.empty())
+      first->doubt = std::move(call.doubt);
+    else if (!same_options(call, *first))
+      first->doubt = fmt::format(
+        "'{}' in its code has other options than an earlier call; use two "
+        "modules",
+        name);
+  });
+  if (first)
+    to = std::move(*first);
+  else
+    to.doubt = "it has no code; export it as torch.nn has it";
 }
 
 } // namespace
@@ -394,7 +432,7 @@ std::optional<native_module> native_of(const walked_model& model,
   if (m.script && result.type == "Embedding")
     read_options(*m.script, result);
   if (m.script)
-    read_code(*m.script, result);
+    read_calls(*m.script->type(), result);
   if (auto why = doubt_of_parameters(result); !why.empty())
     result.doubt = std::move(why);
   return result;

@@ -73,6 +73,12 @@ bool is_sequential(const c10::ClassType& x) {
            "__torch__.torch.nn.modules.container.");
 }
 
+void visit(const body_visitor& f, const std::string& name,
+           jit::Function& function) {
+  if (auto* body = jit::tryToGraphFunction(function))
+    f(name, *body->graph());
+}
+
 } // namespace
 
 const jit::Graph* graph_of_forward(const c10::ClassType& x) {
@@ -84,25 +90,29 @@ const jit::Graph* graph_of_forward(const c10::ClassType& x) {
   return code ? code->graph().get() : nullptr;
 }
 
-void for_each_body(
-  const c10::ClassType& x,
-  const std::function<void(const std::string&, jit::Graph&)>& f) {
-  auto visit = [&f](const std::string& name, jit::Function& function) {
-    if (auto* body = jit::tryToGraphFunction(function))
-      f(name, *body->graph());
-  };
+void for_each_method(const c10::ClassType& x, const body_visitor& f) {
   auto methods = x.methods();
   for (auto* method : methods) {
     auto& name = method->name();
     if (name.starts_with(kept_prefix))
-      visit(name.substr(kept_prefix.size()), *method);
+      visit(f, name.substr(kept_prefix.size()), *method);
     else if (!x.findMethod(std::string{kept_prefix} + name))
-      visit(name, *method);
+      visit(f, name, *method);
   }
+}
+
+void for_each_body(const c10::ClassType& x, const body_visitor& f) {
+  for_each_method(x, f);
   for (auto* hook : x.getForwardHooks())
-    visit(hook->name(), *hook);
+    visit(f, hook->name(), *hook);
   for (auto* hook : x.getForwardPreHooks())
-    visit(hook->name(), *hook);
+    visit(f, hook->name(), *hook);
+}
+
+bool is_forward(std::string_view method) {
+  constexpr std::string_view first = "forward";
+  return method.starts_with(first)
+         && method.find_first_not_of("0123456789", first.size()) == method.npos;
 }
 
 void for_each_node(jit::Block& x, const std::function<void(jit::Node&)>& f) {

@@ -79,12 +79,20 @@ private:
   const c10::ClassType* forks_ = nullptr;
 };
 
-/// Calls `f(graph)` for the code of every method and forward hook of the
-/// class, where it now is.
-/// @param f takes (const std::string& name, torch::jit::Graph&)
-void for_each_body(
-  const c10::ClassType& x,
-  const std::function<void(const std::string&, torch::jit::Graph&)>& f);
+/// Takes the name of a method and its code.
+using body_visitor
+  = std::function<void(const std::string&, torch::jit::Graph&)>;
+
+/// Calls `f` for the code of every method of the class, where it now is.
+void for_each_method(const c10::ClassType& x, const body_visitor& f);
+
+/// Calls `f` for the code of every method and forward hook of the class, where
+/// it now is.
+void for_each_body(const c10::ClassType& x, const body_visitor& f);
+
+/// Tells whether such a method is a call of the module: a trace has one for
+/// each call, "forward", "forward1", "forward2", ...
+bool is_forward(std::string_view method);
 
 /// @returns the code of `forward`, rewritten or not; null if it has none
 const torch::jit::Graph* graph_of_forward(const c10::ClassType& x);

@@ -457,7 +457,16 @@ bool is_script_layer(std::string_view type) {
 
 script_layer read_script_layer(const walked_model& model, uint32_t module) {
   script_layer result;
-  auto* graph = graph_of_forward(*model.modules[module].script->type());
+  auto& type = *model.modules[module].script->type();
+  for_each_method(type, [&result](const std::string& name, jit::Graph&) {
+    if (name != "forward")
+      result.doubt = "it has a method '" + name
+                     + "' beside forward, as a trace has of a second call; its "
+                       "linears may be shared";
+  });
+  if (!result.doubt.empty())
+    return result;
+  auto* graph = graph_of_forward(type);
   auto inputs = graph ? graph->inputs().size() - 1 : 0;
   if (inputs < 1 || inputs > 2) {
     result.doubt

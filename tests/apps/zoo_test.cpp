@@ -140,6 +140,7 @@ const std::vector<row>& all_rows() {
     {"experts", 4, 1, "simple"},
     {"frozen_trunk", 2, 4, "interleaved"},
     {"gpt", 4, 4, "1f1b"},
+    {"hf_albert", 2, 4, "interleaved"},
     {"hf_bert", 2, 4, "simple"},
     {"hf_gpt2", 2, 4, "interleaved"},
     {"hf_llama", 4, 4, "interleaved"},

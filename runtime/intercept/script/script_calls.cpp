@@ -257,7 +257,7 @@ c10::IValue run_body(call_scope& call, const place* where,
                      const script_object& self, const std::string& method,
                      std::vector<c10::IValue> args) {
   running_module running{where};
-  if (where && method == "forward")
+  if (where) // if it is shared, all its methods are calls
     if (auto* how = where->model->map->shared(where->module)) {
       auto found = run_shared(call, *how, self.get(), tensors_of(args));
       running.done();

@@ -122,5 +122,8 @@ TEST_CASE("code that is no layer's is refused whatever its class is called",
              ContainsSubstring("has branches"));
   CHECK_THAT(doubt_of("def forward(self, x, a, b):\n  return x\n"),
              ContainsSubstring("other arguments"));
+  CHECK_THAT(doubt_of("def forward(self, x):\n  return x\n"
+                      "def forward1(self, x):\n  return x\n"),
+             ContainsSubstring("a method 'forward1' beside forward"));
   CHECK_FALSE(is_script_layer("my.BertLayer"));
 }

@@ -56,8 +56,9 @@ TEST_CASE("A BERT and a RoBERTa that ranks share equal one process",
 TEST_CASE("Exports of Hugging Face that ranks share equal one process",
           "[runtime][verify][tensor_parallel][R54]") {
   // 8 samples. Of those with 2 heads 4 ranks share linears, of the RoBERTa,
-  // which has 4, whole layers.
-  for (auto* model : {"hf_bert", "hf_gpt2", "hf_roberta"})
+  // which has 4, whole layers. The ALBERT calls its one layer three times, of
+  // which they share linears.
+  for (auto* model : {"hf_albert", "hf_bert", "hf_gpt2", "hf_roberta"})
     for (std::string optimize : {"speed", "memory"})
       for (auto& g : grids)
         compare(test::script_case(model, g.pipeline, 2), g, optimize);

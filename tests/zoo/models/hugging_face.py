@@ -6,6 +6,8 @@ They are traced, with the loss that they compute from labels.
 import torch
 from torch import Tensor, nn
 from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
     BertConfig,
     BertForMaskedLM,
     GPT2Config,
@@ -65,6 +67,17 @@ def hf_roberta():
         bos_token_id=0, eos_token_id=2,
     )  # fmt: skip
     return Loss(RobertaForMaskedLM(config)), [words(), padding(6), words()]
+
+
+@model("hf_albert", traced=True)
+def hf_albert():
+    """Calls one layer three times, so the trace has three methods of each module in it."""
+    config = AlbertConfig(
+        vocab_size=WORDS, max_position_embeddings=8, embedding_size=8, hidden_size=WIDTH, num_hidden_layers=3,
+        num_attention_heads=4, intermediate_size=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        classifier_dropout_prob=0.0, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return Loss(AlbertForMaskedLM(config)), [words(), padding(6), words()]
 
 
 @model("hf_llama", traced=True)
