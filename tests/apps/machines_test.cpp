@@ -217,18 +217,20 @@ TEST_CASE_METHOD(machines_dir, "a slow line, or a bad one, costs time only",
     on.slow_down(0, "10mbit");
     on.slow_down(1, "10mbit");
     start_comparison(3);
+    check_equal();
   }
   SECTION("one packet of fifty is lost, from the first on") {
     on.lose_packets(0, 0.02);
     on.lose_packets(1, 0.02);
     start_comparison(10);
+    check_equal();
   }
   SECTION("one packet of fifteen is lost, while it runs") {
     start_comparison(20);
     on.lose_packets(0, 0.07);
     on.lose_packets(1, 0.07);
+    check_equal();
   }
-  check_equal();
 }
 
 // -- strangers ----------------------------------------------------------------
