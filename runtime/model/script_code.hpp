@@ -80,8 +80,8 @@ private:
 };
 
 /// Takes the name of a method and its code.
-using body_visitor
-  = std::function<void(const std::string&, torch::jit::Graph&)>;
+using body_visitor = std::function<void(const std::string&,
+                                        torch::jit::Graph&)>;
 
 /// Calls `f` for the code of every method of the class, where it now is.
 void for_each_method(const c10::ClassType& x, const body_visitor& f);

@@ -69,12 +69,13 @@ TEST_CASE("a trace with several calls of a module is still of its class",
 
 TEST_CASE("each method of a class has to be a call that ranks can share",
           "[runtime][model][tensor_parallel]") {
-  CHECK_THAT(read(linear, linear_call("forward") + linear_call("penalty")).doubt,
-             ContainsSubstring("has a method 'penalty', which would run on a "
-                               "part of it"));
-  CHECK_THAT(read(linear, linear_call("forward") + linear_call("forward_one"))
-               .doubt,
-             ContainsSubstring("has a method 'forward_one'"));
+  CHECK_THAT(
+    read(linear, linear_call("forward") + linear_call("penalty")).doubt,
+    ContainsSubstring("has a method 'penalty', which would run on a "
+                      "part of it"));
+  CHECK_THAT(
+    read(linear, linear_call("forward") + linear_call("forward_one")).doubt,
+    ContainsSubstring("has a method 'forward_one'"));
   CHECK_THAT(read(linear, linear_call("forward")
                             + "def forward1(self, x):\n"
                               "  return torch.relu(torch.linear(x, "

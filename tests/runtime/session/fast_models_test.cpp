@@ -46,10 +46,10 @@ TEST_CASE("TorchScript models have the numbers of one process in fast mode",
   auto name = GENERATE(
     as<std::string>{}, "arguments", "bert", "branch", "changed_list", "convnet",
     "drop_path", "dropout", "early_exit", "encoder_decoder", "experts",
-    "frozen_trunk", "gpt", "hf_albert", "hf_bert", "hf_gpt2", "hf_llama", "hf_roberta",
-    "hf_t5", "in_place", "methods", "mlp", "packed", "recurrent", "reused",
-    "running_state", "skip_link", "t5", "teacher", "tied_lm", "two_towers",
-    "unused_output", "weight_as_argument");
+    "frozen_trunk", "gpt", "hf_albert", "hf_bert", "hf_gpt2", "hf_llama",
+    "hf_roberta", "hf_t5", "in_place", "methods", "mlp", "packed", "recurrent",
+    "reused", "running_state", "skip_link", "t5", "teacher", "tied_lm",
+    "two_towers", "unused_output", "weight_as_argument");
   // TorchScript optimises whole layers otherwise than single modules.
   auto placement = GENERATE(spread::scattered, spread::layers);
   auto pipeline = GENERATE(as<std::string>{}, "interleaved", "simple", "1f1b");
