@@ -22,10 +22,11 @@ void print_head(const session& s, const command_line& cmd,
     "smp-train verify {}: {} rank{} against one process\n"
     "  run dir   {}\n"
     "  model     {}\n"
-    "  step      {} microbatches, {}\n\n"
+    "  step      {} microbatch{}, {}\n\n"
     "       step         loss  one process  differences  of allowed\n",
     cmd.config, s.size(), s.size() == 1 ? "" : "s", run_dir, config.model.type,
-    config.smp.microbatches, config.smp.pipeline);
+    config.smp.microbatches, config.smp.microbatches == 1 ? "" : "es",
+    config.smp.pipeline);
 }
 
 void print_step(const verify_step& x) {

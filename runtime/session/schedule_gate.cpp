@@ -5,7 +5,31 @@
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/schedule_policies.hpp"
 
+#include <fmt/format.h>
+
 namespace smp {
+
+namespace {
+
+/// One microbatch is nowhere while it is somewhere else, so the ranks take
+/// turns: that is what who sets nothing gets.
+/// @param bubble of one microbatch
+std::string advice_on_one(const schedule_policies& policies,
+                          const pipeline_program& program,
+                          const std::string& pipeline, double bubble) {
+  if (program.devices < 2 || pipeline == "actor" || pipeline == "list")
+    return {};
+  uint64_t more = 2 * program.devices;
+  auto report = policies.play(program, more, false);
+  if (report.bubble > 0.9 * bubble)
+    return {};
+  return fmt::format("note: with one microbatch the ranks of a pipeline take "
+                     "turns; with\n      smp.microbatches = {} the predicted "
+                     "bubble is {:.1f} %\n",
+                     more, 100 * report.bubble);
+}
+
+} // namespace
 
 void schedule_gate::check(const pipeline_program& program,
                           uint64_t microbatches) {
@@ -14,7 +38,10 @@ void schedule_gate::check(const pipeline_program& program,
   chunk_of_ = agree(rank_, "smp.schedule", [&] {
     try {
       auto report = policies_.play(program, microbatches, false);
-      text_ = schedule_summary(report, rank_.config().pipeline, microbatches);
+      auto& pipeline = rank_.config().pipeline;
+      text_ = schedule_summary(report, pipeline, microbatches);
+      if (microbatches == 1)
+        text_ += advice_on_one(policies_, program, pipeline, report.bubble);
     } catch (const error& err) {
       if (err.code() == error_code::config)
         throw;

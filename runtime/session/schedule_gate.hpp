@@ -30,7 +30,7 @@ public:
   /// The model chunk of each segment that this rank serves.
   const std::vector<uint32_t>& chunk_of(size_t pp_rank) const;
 
-  /// What the last check found, one line for people; on pp_rank 0.
+  /// What the last check found, for people; on pp_rank 0.
   const std::string& text() const noexcept {
     return text_;
   }

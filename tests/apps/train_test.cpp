@@ -143,6 +143,29 @@ TEST_CASE("The quickstart passes the check", "[apps][train]") {
 
 // -- runs ---------------------------------------------------------------------
 
+TEST_CASE_METHOD(tiny_run,
+                 "Who has ranks take turns is told how they need not",
+                 "[apps][train]") {
+  // Measured, a model so small would stay on one rank.
+  std::vector<std::string> words{"tiny.toml", "--smp.trace_device=none"};
+  auto four = start(words);
+  REQUIRE(four.join() == 0);
+  CHECK_THAT(four.output(), !ContainsSubstring("take turns"));
+  words.insert(words.end(), {"--smp.microbatches=1", "--train.steps=1"});
+  auto one = start(words);
+  REQUIRE(one.join() == 0);
+  CHECK_THAT(one.output(), ContainsSubstring("in 1 microbatch, interleaved"));
+  CHECK_THAT(one.output(),
+             ContainsSubstring("note: with one microbatch the ranks of a "
+                               "pipeline take turns; with\n"
+                               "      smp.microbatches = 4 the predicted "
+                               "bubble is "));
+  words.insert(words.end(), {"--smp.pipeline_parallel_degree=1"});
+  auto alone = start(words);
+  REQUIRE(alone.join() == 0);
+  CHECK_THAT(alone.output(), !ContainsSubstring("take turns"));
+}
+
 TEST_CASE_METHOD(tiny_run, "A run leaves metrics, logs and the model",
                  "[apps][train]") {
   auto p = start({"tiny.toml",
