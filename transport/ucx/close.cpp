@@ -17,6 +17,10 @@ constexpr std::chrono::seconds flush_limit{1};
 /// that was killed never does, and what was under way to it ends only then.
 constexpr std::chrono::milliseconds farewell_limit{200};
 
+/// How long a rank that left may still send what it had begun: as long as its
+/// own end takes at most.
+constexpr std::chrono::seconds leave_limit = 2 * flush_limit;
+
 } // namespace
 
 // -- a lost rank --------------------------------------------------------------
@@ -56,6 +60,19 @@ void ucx_fabric::engine::part_from(peer& x, const failure& why) {
   give_up(x, why);
   x.close_at = clock::now() + farewell_limit;
   say_goodbye(x);
+}
+
+void ucx_fabric::engine::left(peer& x, uint64_t because_of) {
+  std::optional<rank_id> lost;
+  if (because_of > 0 && because_of <= peers_.size())
+    lost = rank_id{because_of - 1};
+  x.state = peer_state::left;
+  x.why = left_the_run(x.rank, lost);
+  if (!first_lost_)
+    first_lost_ = lost;
+  // Shared memory takes what is posted to one that is no more, and tells
+  // nobody as long as the process lives: what was posted before this was read.
+  x.close_at = clock::now() + leave_limit;
 }
 
 void ucx_fabric::engine::close_in_time(peer& x) {

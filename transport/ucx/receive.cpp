@@ -75,16 +75,6 @@ ucs_status_t ucx_fabric::engine::arrived(std::span<const std::byte> bytes,
   return result;
 }
 
-void ucx_fabric::engine::left(peer& x, uint64_t because_of) {
-  std::optional<rank_id> lost;
-  if (because_of > 0 && because_of <= peers_.size())
-    lost = rank_id{because_of - 1};
-  x.state = peer_state::left;
-  x.why = left_the_run(x.rank, lost);
-  if (!first_lost_)
-    first_lost_ = lost;
-}
-
 ucs_status_t ucx_fabric::engine::receive_data(peer& from,
                                               const unit_header& header,
                                               incoming_data data) {

@@ -19,6 +19,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 using namespace smp;
@@ -446,6 +447,12 @@ TEST_CASE("of the small messages that wait to leave the most urgent goes first",
   while (from.queued_to(rank_id{1}) < 10 && sent < 10000)
     send(std::to_string(sent));
   send("urgent");
+  // The thread may have had the worker: then the message waits to be taken.
+  auto deadline = std::chrono::steady_clock::now() + patience;
+  while (from.stats().messages_sent < sent
+         && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
+  REQUIRE(from.stats().messages_sent == sent);
   slow.go_on();
   auto heard = slow.wait_for(sent);
   REQUIRE(heard.size() == sent);
@@ -453,4 +460,32 @@ TEST_CASE("of the small messages that wait to leave the most urgent goes first",
   CHECK(heard.end() - urgent > 5);
   for (auto x : {&from, &to})
     x->stop(std::chrono::seconds{5});
+}
+
+TEST_CASE("what was posted to a rank before its goodbye was read ends as well",
+          "[transport][ucx]") {
+  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  CAPTURE(kind);
+  inbox heard;
+  slow_listener slow;
+  auto options = cluster::options_for(kind);
+  ucx_fabric from{rank_id{0}, 2, options};
+  ucx_fabric leaves{rank_id{1}, 2, options};
+  const std::vector<std::string> addresses{from.address(), leaves.address()};
+  from.start(addresses, slow);
+  leaves.start(addresses, heard);
+  from.send(rank_id{1}, make_message("both are connected"));
+  REQUIRE(heard.wait_messages(1));
+  leaves.send(rank_id{0}, make_message("first"));
+  REQUIRE(slow.wait_for(1).size() == 1);
+  // The thread of `from` tells, and reads nothing.
+  leaves.stop(std::chrono::seconds{5});
+  from.send(rank_id{1}, make_message("b", {make_tensor(1 << 20, 1)}),
+            heard.on_sent());
+  slow.go_on();
+  REQUIRE(heard.wait_sent(1));
+  REQUIRE(heard.send_failures().size() == 1);
+  CHECK(heard.send_failures()[0].code == error_code::rank_down);
+  CHECK(heard.send_failures()[0].rank == rank_id{1});
+  from.stop(std::chrono::seconds{5});
 }
