@@ -3,9 +3,11 @@
 #include "transport/network/addresses.hpp"
 #include "transport/wake_up.hpp"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <list>
 #include <mutex>
 #include <optional>
@@ -230,10 +232,11 @@ struct tls_relay::impl {
     auto limit = -1;
     if (more)
       limit = 0;
-    else if (end)
-      limit = static_cast<int>(
+    else if (end) // which may be past by now: below 0 is for ever
+      limit = static_cast<int>(std::max<int64_t>(
+        0,
         std::chrono::ceil<std::chrono::milliseconds>(*end - relay_clock::now())
-          .count());
+          .count()));
     ::poll(fds.data(), fds.size(), limit);
     wake.try_wait();
   }
