@@ -71,11 +71,10 @@ void console::on_start(const train_start& x) {
   const auto samples = tokens_per_sample_ > 0 ? fmt::format(
                          "sequences of {} tokens", tokens_per_sample_)
                                               : "samples";
-  item("step",
-       fmt::format("{} {} in {} microbatch{}, {}", x.batch_size, samples,
-                   config_.smp.microbatches,
-                   config_.smp.microbatches == 1 ? "" : "es",
-                   config_.smp.pipeline));
+  item("step", fmt::format("{} {} in {} microbatch{}, {}", x.batch_size,
+                           samples, config_.smp.microbatches,
+                           config_.smp.microbatches == 1 ? "" : "es",
+                           config_.smp.pipeline));
   auto needs = needs_table(x.needs, config_.optimizer);
   print_stderr("\n{}{}  activations come on top, see smp-train check\n\n{}\n",
                options_.terminal ? x.partition : without_colours(x.partition),

@@ -23,10 +23,11 @@ std::string advice_on_one(const schedule_policies& policies,
   auto report = policies.play(program, more, false);
   if (report.bubble > 0.9 * bubble)
     return {};
-  return fmt::format("note: with one microbatch the ranks of a pipeline take "
-                     "turns; with\n      smp.microbatches = {} the predicted "
-                     "bubble is {:.1f} %\n",
-                     more, 100 * report.bubble);
+  return fmt::format(
+    "note: with one microbatch the ranks of a pipeline take "
+    "turns; with\n      smp.microbatches = {} the predicted "
+    "bubble is {:.1f} %\n",
+    more, 100 * report.bubble);
 }
 
 } // namespace

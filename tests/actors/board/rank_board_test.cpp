@@ -157,9 +157,10 @@ TEST_CASE_METHOD(board_fixture,
   auto idle = board->look_at_usage();
   CHECK(idle.busy == begin.busy);
   board->executes(ctx);
-  await(idle.up + 0.02);
+  auto started = board->look_at_usage();
+  await(started.up + 0.02);
   auto busy = board->look_at_usage();
-  CHECK(busy.busy >= idle.busy + 0.019);
+  CHECK(busy.busy - started.busy == Catch::Approx(busy.up - started.up));
   board->parked(ctx, {});
   auto parked = board->look_at_usage();
   await(parked.up + 0.01);

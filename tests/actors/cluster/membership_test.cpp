@@ -253,7 +253,8 @@ TEST_CASE("a rank of another build is refused by name on all sides",
   CHECK_THAT(text, ContainsSubstring("build 2"));
   CHECK_THAT(text, Catch::Matchers::StartsWith("rank 0 (pid")
                      || Catch::Matchers::StartsWith("rank 1 (pid"));
-  CHECK(error_of(std::move(b)) == text);
+  auto text_of_b = error_of(std::move(b));
+  CHECK(text_of_b == text);
   CHECK_THAT(heard.wait().text, ContainsSubstring("another build"));
 }
 
@@ -275,12 +276,20 @@ TEST_CASE("who does not know the secret of the run does not join",
   losses heard;
   two_ranks x{run_options(2, heard)};
   losses ignored;
-  auto other = rank_options(1, x.supervisor.port(), ignored);
-  other.secret = run_secret::make();
-  other.join_limit = 2s; // enough for one whole try on a busy machine
-  rank stranger{std::move(other)};
-  CHECK_THAT(error_of(stranger.join()),
-             ContainsSubstring("does not know the secret of this run"));
+  std::string told;
+  // On a busy machine no try may end in time, and then nobody said no.
+  auto nobody_answered = [&told] {
+    return told.empty() || told.ends_with("none")
+           || told.find("request_timeout") != told.npos;
+  };
+  for (int i = 0; i < 5 && nobody_answered(); ++i) {
+    auto other = rank_options(1, x.supervisor.port(), ignored);
+    other.secret = run_secret::make();
+    other.join_limit = 2s;
+    rank stranger{std::move(other)};
+    told = error_of(stranger.join());
+  }
+  CHECK_THAT(told, ContainsSubstring("does not know the secret of this run"));
   x.join_and_leave();
   CHECK(heard.size() == 0);
 }
@@ -456,7 +465,8 @@ TEST_CASE("a rank that dies while others still join ends their wait",
   auto joined = first.join();
   supervisor.report_down(
     {error_code::rank_down, rank_id{1}, {}, "exit code 2"});
-  CHECK(error_of(std::move(joined)) == "rank 1: exit code 2");
+  auto told = error_of(std::move(joined));
+  CHECK(told == "rank 1: exit code 2");
 }
 
 TEST_CASE("the loss of the supervisor is reported", "[actors][membership]") {
@@ -499,8 +509,9 @@ std::chrono::milliseconds end_of_process(bool launcher_tells) {
   losses heard;
   losses heard_by_0;
   auto options = run_options(2, heard);
-  if (launcher_tells)
-    options.report_grace = 60s; // longer than any wait here
+  // How long it waits for the launcher's better cause: longer than any wait
+  // here, or a part of what a report may take.
+  options.report_grace = launcher_tells ? 60s : 200ms;
   actor_host host;
   supervisor_host supervisor{host, std::move(options)};
   rank first{rank_options(0, supervisor.port(), heard_by_0)};
