@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <numeric>
 #include <queue>
 #include <set>
@@ -408,6 +409,40 @@ pipeline_order compute_order(const std::vector<step_record>& ranks,
                              const std::vector<rank_id>& pipeline,
                              schedule& policy, const order_rules& rules) {
   return player{ranks, pipeline, policy, rules}.play();
+}
+
+std::vector<uint64_t> likeness_of(const pipeline_order& x,
+                                  const std::vector<step_record>& ranks,
+                                  const std::vector<rank_id>& pipeline) {
+  using place = std::pair<uint64_t, uint64_t>; // pp_rank, number
+  auto place_of = [&pipeline](request_id y) {
+    auto pp_rank = std::ranges::find(pipeline, y.origin) - pipeline.begin();
+    return place{static_cast<uint64_t>(pp_rank), y.number};
+  };
+  std::map<place, uint64_t> requests; // counted in their order
+  for (auto& rank : ranks)
+    for (auto& y : rank.executions)
+      requests.emplace(place_of(y.id), 0);
+  uint64_t count = 0;
+  for (auto& [key, ordinal] : requests)
+    ordinal = count++;
+  std::vector<uint64_t> result;
+  for (size_t i = 0; i < x.served.size(); ++i) {
+    result.push_back(x.served[i].size());
+    for (auto& y : x.served[i]) {
+      auto& execution = ranks[i].executions[y.execution];
+      auto place = place_of(execution.id);
+      for (uint64_t z :
+           {place.first, requests.at(place), execution.microbatch.value,
+            static_cast<uint64_t>(execution.what), uint64_t{y.segment}})
+        result.push_back(z);
+    }
+  }
+  for (auto& y : x.admission) {
+    result.push_back(y.microbatch.value);
+    result.push_back(static_cast<uint64_t>(y.what));
+  }
+  return result;
 }
 
 } // namespace smp

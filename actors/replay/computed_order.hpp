@@ -111,4 +111,13 @@ pipeline_order compute_order(const std::vector<step_record>& ranks,
                              const std::vector<rank_id>& pipeline,
                              schedule& policy, const order_rules& rules);
 
+/// What the orders of two pipelines have alike if and only if ranks at the same
+/// place of each do the same, one after the other. Numbers of requests are not
+/// part of it: waits are counted with them, and whether a rank had to wait, for
+/// peers or for what came from elsewhere, depends on timing.
+/// @param ranks what the order was computed from
+std::vector<uint64_t> likeness_of(const pipeline_order& x,
+                                  const std::vector<step_record>& ranks,
+                                  const std::vector<rank_id>& pipeline);
+
 } // namespace smp

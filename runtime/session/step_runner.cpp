@@ -27,7 +27,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <span>
 
 namespace smp {
 
@@ -422,28 +421,11 @@ void step_runner::agree_on_record() const {
 
 namespace {
 
-/// @returns what the orders of pipelines have alike in which all ranks do the
-/// same; not 0
-uint64_t hash_of(const pipeline_order& x, const std::vector<step_record>& ranks,
-                 std::span<const rank_id> pipeline) {
+/// @returns `likeness_of` an order, as one number; not 0
+uint64_t hash_of(const std::vector<uint64_t>& likeness) {
   fnv_hash result;
-  auto pp_rank = [&](rank_id y) {
-    return static_cast<uint64_t>(std::ranges::find(pipeline, y)
-                                 - pipeline.begin());
-  };
-  for (size_t i = 0; i < x.served.size(); ++i) {
-    result.add(x.served[i].size());
-    for (auto& y : x.served[i]) {
-      auto& id = ranks[i].executions[y.execution].id;
-      result.add(pp_rank(id.origin));
-      result.add(id.number);
-      result.add(y.segment);
-    }
-  }
-  for (auto& y : x.admission) {
-    result.add(y.microbatch.value);
-    result.add(static_cast<uint64_t>(y.what));
-  }
+  for (auto x : likeness)
+    result.add(x);
   return std::max<uint64_t>(result.get(), 1);
 }
 
@@ -483,7 +465,7 @@ void step_runner::compute_order(const model_state* model, uint64_t microbatches,
     return smp::compute_order(ranks, rank_.pipeline(),
                               *policies_.make_timeless(microbatches), rules);
   });
-  auto hash = hash_of(order, ranks, rank_.pipeline());
+  auto hash = hash_of(likeness_of(order, ranks, rank_.pipeline()));
   mine.order = std::move(order.served[rank_.pp_rank()]);
   if (rank_.pp_rank() == 0)
     mine.admission = std::move(order.admission);

@@ -122,6 +122,30 @@ TEST_CASE_METHOD(order_world, "forward phases may be kept apart",
           < at("0: m0 mb" + std::to_string(i + 1) + " start"));
 }
 
+TEST_CASE("orders are alike whatever the numbers of requests",
+          "[actors][static][deterministic][R33]") {
+  // A rank that had to wait numbers its next request one higher.
+  auto alike = [](std::vector<uint64_t> numbers, std::vector<rank_id> pipeline,
+                  std::vector<uint32_t> order) {
+    std::vector<step_record> ranks(2);
+    for (uint64_t i = 0; i < numbers.size(); ++i) {
+      auto& x = ranks[1].executions.emplace_back();
+      x.id = {pipeline[0], numbers[i]};
+      x.microbatch = {i};
+    }
+    pipeline_order x;
+    x.served.resize(2);
+    for (auto i : order)
+      x.served[1].push_back({i, 0});
+    x.admission = {{{0}, phase::forward}, {{1}, phase::forward}};
+    return likeness_of(x, ranks, pipeline);
+  };
+  auto expected = alike({5, 20, 35}, {{0}, {2}}, {0, 1, 2});
+  CHECK(alike({6, 21, 36}, {{1}, {3}}, {0, 1, 2}) == expected);
+  CHECK(alike({6, 21, 36}, {{1}, {3}}, {0, 2, 1}) != expected);
+  CHECK(alike({6, 21}, {{1}, {3}}, {0, 1}) != expected);
+}
+
 TEST_CASE("bytes that are no flow are refused",
           "[actors][static][deterministic]") {
   step_record x;
