@@ -146,9 +146,16 @@ namespace {
 /// Checks that ranks train under a limit, and without a feature do not.
 void check_limit(double room, const limited_run& with,
                  const limited_run& without) {
-  scratch_dir dir;
-  auto code = run_ranks(dir, with, room);
-  INFO(logs_of(dir));
+  int code = -1;
+  std::string logs;
+  // What waits for late ranks takes memory, too: on a busy machine at times
+  // more than there is room for. Without the feature no run ever fits.
+  for (int i = 0; i < 3 && code != 0; ++i) {
+    scratch_dir dir;
+    code = run_ranks(dir, with, room);
+    logs = logs_of(dir);
+  }
+  INFO(logs);
   CHECK(code == 0);
   scratch_dir other;
   CHECK(run_ranks(other, without, room) != 0);
