@@ -208,6 +208,17 @@ TEST_CASE("a large sum or broadcast costs a rank twice its size",
     }
 }
 
+TEST_CASE("between two, what a root gives or takes goes over the wire once",
+          "[transport][collective_plan]") {
+  for (auto kind : {collective_kind::reduce, collective_kind::broadcast})
+    for (uint64_t root : {0, 1}) {
+      auto y = flow_of(call_of(kind, 2, 1 << 20, root), {});
+      auto from = kind == collective_kind::reduce ? 1 - root : root;
+      REQUIRE(y.sent.size() == 1);
+      CHECK(y.bytes.at(from) == 4u << 20);
+    }
+}
+
 TEST_CASE("a small sum takes one step among few, a tree among many",
           "[transport][collective_plan]") {
   auto few = flow_of(call_of(collective_kind::allreduce, 4, 10, 0), {});
