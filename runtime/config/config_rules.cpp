@@ -229,9 +229,6 @@ public:
     if (x.shard_gradients && !x_.train.dump_gradients.empty())
       add("train.dump_gradients", "is not possible with", "smp.shard_gradients",
           "no replica has whole gradients; leave one of them out");
-    if (x.shard_gradients && !x.fast_mode && !x.no_promises.empty())
-      add("smp.no_promises", "has no effect with", "smp.shard_gradients",
-          "every call waits; write smp.fast_mode = true, or leave it out");
     if (!x.tensor_parallel_modules.empty() && x.tensor_parallel_degree == 1)
       add("tensor_parallel.modules", "has no effect with",
           "smp.tensor_parallel_degree",

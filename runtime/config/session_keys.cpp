@@ -165,8 +165,7 @@ const std::vector<config_key> session_table = {
    .meaning = "calls of modules on other ranks return at once where earlier "
               "ones tell what they return, and it is fetched when something "
               "touches it (docs/fast_mode.md); `auto`: a step in which one "
-              "returns something else is run again, `true`: that is an error; "
-              "with `smp.shard_gradients`, `auto` is `false`"},
+              "returns something else is run again, `true`: that is an error"},
   {.name = "smp.no_promises",
    .slot = SMP_SLOT(smp.no_promises),
    .meaning = "modules, by name, with all that is below them, whose calls "

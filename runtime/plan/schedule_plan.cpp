@@ -2,6 +2,7 @@
 
 #include "runtime/plan/planner.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/session/session.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -23,8 +24,7 @@ std::string describe_calls(const session_config& x,
   auto waits = std::ranges::count_if(program.chain,
                                      [](auto& y) { return y.waits; });
   if (!takes_promises(x))
-    how = x.fast_mode ? "all (smp.fast_mode = false)"
-                      : "all (smp.shard_gradients = true)";
+    how = "all (smp.fast_mode = false)";
   else if (waits > 0)
     how = fmt::format(
       "{} in each phase of a microbatch, for results used at "

@@ -22,19 +22,6 @@ namespace {
 
 namespace ag = torch::autograd;
 
-void merge_into(std::vector<uint32_t>& xs, const std::vector<uint32_t>& ys) {
-  std::vector<uint32_t> all;
-  std::set_union(xs.begin(), xs.end(), ys.begin(), ys.end(),
-                 std::back_inserter(all));
-  xs = std::move(all);
-}
-
-void take_most(std::vector<uint32_t>& xs, const std::vector<uint32_t>& ys) {
-  xs.resize(std::max(xs.size(), ys.size()));
-  for (size_t i = 0; i < ys.size(); ++i)
-    xs[i] = std::max(xs[i], ys[i]);
-}
-
 bool contains(const std::vector<uint32_t>& ascending, uint32_t x) {
   return std::binary_search(ascending.begin(), ascending.end(), x);
 }
@@ -44,15 +31,6 @@ at::Tensor dense(const at::Tensor& x) {
 }
 
 } // namespace
-
-void gradient_report::merge(const gradient_report& x) {
-  merge_into(changed, x.changed);
-  merge_into(sparse, x.sparse);
-  merge_into(late, x.late);
-  trained = trained || x.trained;
-  take_most(begun, x.begun);
-  take_most(rounds, x.rounds);
-}
 
 // -- hooks --------------------------------------------------------------------
 
@@ -409,13 +387,17 @@ void gradient_buckets::average(const gradient_report& all,
   learn(all, first, agreed, sparse);
 }
 
-void gradient_buckets::postpone(const gradient_report& all) {
+void gradient_buckets::drop(const gradient_report& all) {
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < buckets_.size(); ++i)
     while (i < all.begun.size() && buckets_[i].begun < all.begun[i])
       begin(buckets_[i]);
   finish_begun(all);
   shards_.drop();
+}
+
+void gradient_buckets::postpone(const gradient_report& all) {
+  drop(all);
   for (auto* x : all_of(all.changed))
     x->pending = x->parameter.grad().defined();
 }

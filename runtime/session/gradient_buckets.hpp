@@ -2,9 +2,9 @@
 
 #include "partition/rank_layout.hpp"
 #include "runtime/session/comm_hook.hpp"
+#include "runtime/session/gradient_report.hpp"
 #include "runtime/session/gradient_shards.hpp"
 #include "runtime/session/tensor_collectives.hpp"
-#include "transport/bytes.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -18,39 +18,6 @@ namespace smp {
 
 class model_map;
 class rank_context;
-
-/// What a rank tells about the gradients of a step: positions of parameters in
-/// the model's tensors, ascending.
-struct gradient_report {
-  /// Those whose gradient differs from what all replicas had last.
-  std::vector<uint32_t> changed;
-  /// Of them, those whose gradient is sparse.
-  std::vector<uint32_t> sparse;
-  /// Those that got a gradient after their bucket had begun.
-  std::vector<uint32_t> late;
-  /// Whether the step added to any gradient.
-  bool trained = false;
-  /// By bucket, how often it has begun, and how often it has to.
-  std::vector<uint32_t> begun;
-  std::vector<uint32_t> rounds;
-  /// Names the buckets as this rank made them; 0: all ranks made them as the
-  /// first one told.
-  uint64_t layout = 0;
-  /// Until then: in which order this rank's gradients were final.
-  std::vector<uint32_t> order;
-
-  /// Adds what another rank tells.
-  void merge(const gradient_report& x);
-};
-
-template <class Inspector>
-bool inspect(Inspector& f, gradient_report& x) {
-  return f.object(x).fields(
-    f.field("changed", x.changed), f.field("sparse", x.sparse),
-    f.field("late", x.late), f.field("trained", x.trained),
-    f.field("begun", x.begun), f.field("rounds", x.rounds),
-    f.field("layout", x.layout), f.field("order", x.order));
-}
 
 /// The gradients that replicas average, in buckets: those of a bucket are views
 /// of one tensor, which is reduced in place. In a step a gradient is final when
@@ -96,6 +63,10 @@ public:
   /// @param agreed whether all have the same buckets
   void average(const gradient_report& all, const gradient_report& first,
                bool agreed);
+
+  /// Of a step that is taken back: ends what began, and leaves no gradient that
+  /// counts. Collective over the data-parallel group.
+  void drop(const gradient_report& all);
 
   /// After a step that counts for nothing, or not yet: ends what began, leaves
   /// gradients as they are, and remembers that they are not averaged.

@@ -185,16 +185,23 @@ bool model_state::can_take_back() const {
          && rank_.pipeline().size() > 1 && map_.order().unseen().empty();
 }
 
-void model_state::begin_step(bool again) {
-  if (auto& order = map_.order(); rank_.pipeline().size() > 1) {
-    auto owned = [this](uint32_t tensor) { return map_.owned(tensor); };
-    order.keep(owned);
-    if (order.undecided())
-      order.before_step(owned);
-  }
-  promises_.begin_step(trainability(), again);
-  if (!again && can_take_back())
+void model_state::keep() {
+  if (rank_.pipeline().size() > 1)
+    map_.order().keep([this](uint32_t tensor) { return map_.owned(tensor); });
+  if (can_take_back())
     gradients_.keep(map_);
+}
+
+void model_state::take_back() {
+  map_.order().put_back();
+  gradients_.put_back();
+}
+
+void model_state::begin_step(bool again) {
+  if (auto& order = map_.order();
+      rank_.pipeline().size() > 1 && order.undecided())
+    order.before_step([this](uint32_t tensor) { return map_.owned(tensor); });
+  promises_.begin_step(trainability(), again);
 }
 
 void model_state::order_again(const std::set<uint32_t>& buffers) {
@@ -270,9 +277,7 @@ observation gather(const rank_context& rank, const model_map& map,
 void model_state::end_step(bool complete) {
   promises_.end_step();
   parameters_.end_step();
-  if (complete)
-    gradients_.drop();
-  else
+  if (!complete)
     map_.order().put_back();
   if (!complete || !map_.order().undecided() || rank_.pipeline().size() == 1)
     return;

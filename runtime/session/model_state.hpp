@@ -160,6 +160,10 @@ public:
 
   // -- steps ------------------------------------------------------------------
 
+  /// Copies what a step changes, so that it can be taken back if it can be at
+  /// all.
+  void keep();
+
   /// @param again what went wrong was taken back: no call goes on without its
   /// answer this time
   void begin_step(bool again);
@@ -168,18 +172,20 @@ public:
   /// which modules need no order. Collective.
   void end_step(bool complete);
 
-  /// Tells whether a step that failed may be taken back: nothing was changed
-  /// that this rank does not see.
+  /// Tells whether a step may be taken back: nothing was changed that this rank
+  /// does not see.
   bool can_take_back() const;
 
   /// Orders microbatches again in the modules of these buffers, which changed
   /// later than in the first training step. On all ranks alike.
   void order_again(const std::set<uint32_t>& buffers);
 
-  /// Makes gradients what they were when the last step began, which failed.
-  /// (Buffers are already.)
-  void take_back() {
-    gradients_.put_back();
+  /// Makes buffers and gradients what they were at the last `keep`.
+  void take_back();
+
+  /// No step is under way any more.
+  void forget_kept() noexcept {
+    gradients_.drop();
   }
 
 private:

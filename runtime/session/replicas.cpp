@@ -61,9 +61,7 @@ void replicas::begin_step(model_state& model, const step_call& x) const {
   fnv_hash kind;
   kind.add(x.signature);
   kind.add(x.microbatches);
-  // What was averaged could not be taken back: others have it in theirs.
-  auto early = rank_.config().overlapping_allreduce && averages(model)
-               && !model.can_take_back();
+  auto early = rank_.config().overlapping_allreduce && averages(model);
   buckets->begin_step(
     {early, kind.get(), x.microbatches, model.replication().hook});
 }
@@ -103,10 +101,20 @@ void replicas::leave() {
     tell(rank_, ranks, {.left = true});
 }
 
-failure replicas::end_step(model_state* model, const failure& mine) {
+namespace {
+
+/// Of what a step is run again for: code may have been misled by a promise.
+bool is_of_code(const failure& x) {
+  return x.code == error_code::user_code || x.code == error_code::unsupported
+         || x.code == error_code::config;
+}
+
+} // namespace
+
+auto replicas::hear(model_state* model, const failure& mine) -> verdict {
   auto ranks = group();
   if (ranks.size() == 1 || ends_session(mine))
-    return mine;
+    return {mine, mine && is_of_code(mine)};
   auto* buckets = model ? model->buckets() : nullptr;
   replica_outcome outcome{.error = mine};
   if (buckets) {
@@ -114,45 +122,59 @@ failure replicas::end_step(model_state* model, const failure& mine) {
     outcome.gradients = buckets->end_step();
   }
   auto told = tell(rank_, ranks, outcome);
-  auto why = mine;
   for (size_t i = 0; i < told.size() && !left_; ++i)
     if (told[i].left)
       left_ = {error_code::config, ranks[i], {}, advice_on_leaving(rank_)};
   if (left_)
-    return left_;
-  gradient_report all;
-  auto same_buckets = true;
+    return {left_};
+  all_ = {};
+  first_ = told[0].gradients;
+  same_buckets_ = true;
+  failure disagreement;
+  verdict result{mine, true};
   for (size_t i = 0; i < told.size(); ++i) {
     auto& x = told[i];
-    if (x.error && !why) {
-      why = x.error;
-      if (why.rank == no_rank)
-        why.rank = ranks[i];
+    result.of_code = result.of_code && (!x.error || is_of_code(x.error));
+    if (x.error && !result.why) {
+      result.why = x.error;
+      if (result.why.rank == no_rank)
+        result.why.rank = ranks[i];
     }
-    if (x.unsynced != told[0].unsynced && !why)
-      why = {error_code::config,
-             ranks[i],
-             {},
-             "replicas do not agree on no_sync: this step is in its scope on "
-             "some ranks only"};
-    same_buckets = same_buckets
-                   && x.gradients.layout == told[0].gradients.layout;
-    all.merge(x.gradients);
+    if (x.unsynced != told[0].unsynced)
+      disagreement = {error_code::config,
+                      ranks[i],
+                      {},
+                      "replicas do not agree on no_sync: this step is in its "
+                      "scope on some ranks only"};
+    same_buckets_ = same_buckets_ && x.gradients.layout == first_.layout;
+    all_.merge(x.gradients);
   }
-  if (buckets && why)
-    buckets->postpone(all);
-  else if (buckets)
-    end_training(*model, all, told[0].gradients, same_buckets);
-  return why;
+  result.of_code = result.of_code && result.why;
+  if (!result.why)
+    result.why = disagreement;
+  return result;
 }
 
-void replicas::end_training(model_state& model, const gradient_report& all,
-                            const gradient_report& first,
-                            bool same_buckets) const {
+void replicas::take_back(model_state& model) {
+  if (auto* buckets = model.buckets())
+    buckets->drop(all_);
+}
+
+void replicas::end_step(model_state* model, const failure& why) {
+  auto* buckets = model ? model->buckets() : nullptr;
+  if (!buckets || left_ || ends_session(why))
+    return;
+  if (why)
+    buckets->postpone(all_);
+  else
+    end_training(*model);
+}
+
+void replicas::end_training(model_state& model) const {
   auto& buckets = *model.buckets();
   auto counts = model.replication().unsynced == 0;
   auto now = averages(model);
-  auto trained = all.trained;
+  auto trained = all_.trained;
   // Ranks that hold other modules count the same steps, also where nobody used
   // the modules of this one.
   if (rank_.config().backward_passes_per_step > 1) {
@@ -162,12 +184,12 @@ void replicas::end_training(model_state& model, const gradient_report& all,
     now = now && trained;
   }
   if (now)
-    buckets.average(all, first, same_buckets);
+    buckets.average(all_, first_, same_buckets_);
   else
-    buckets.postpone(all);
+    buckets.postpone(all_);
   if (trained && counts)
     buckets.passes() = now ? 0 : buckets.passes() + 1;
-  if (all.trained && rank_.config().broadcast_buffers)
+  if (all_.trained && rank_.config().broadcast_buffers)
     share_buffers(model);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/session/gradient_report.hpp"
 #include "transport/error.hpp"
 #include "transport/ids.hpp"
 
@@ -7,10 +8,8 @@
 
 namespace smp {
 
-class gradient_buckets;
 class model_state;
 class rank_context;
-struct gradient_report;
 struct step_call;
 
 /// What ties the replicas of a model together (paper, section 3.2): each runs a
@@ -25,16 +24,31 @@ public:
     // nop
   }
 
+  /// How a step went in all replicas.
+  struct verdict {
+    /// Why it failed, here or elsewhere; nothing if it succeeded.
+    failure why = {};
+    /// Code failed, and nothing else, in one or several of them. The same on
+    /// all ranks.
+    bool of_code = false;
+  };
+
   /// Prepares for gradients; again where a step is taken back.
   /// @throws error (config) if a replica has left
   void begin_step(model_state& model, const step_call& x) const;
 
-  /// Hears how the step ended elsewhere, and averages gradients if it succeeded
-  /// and it is time. Collective over the data-parallel group.
+  /// Hears how the step went elsewhere; then one of the two below follows, on
+  /// all ranks the same. Collective over the data-parallel group.
   /// @param model may be null
-  /// @param mine how the step ended on this rank
-  /// @returns why it failed, here or elsewhere; nothing if it succeeded
-  failure end_step(model_state* model, const failure& mine);
+  /// @param mine how the step went on this rank
+  verdict hear(model_state* model, const failure& mine);
+
+  /// Drops what was averaged already: all replicas take the step back.
+  /// Collective.
+  void take_back(model_state& model);
+
+  /// Averages gradients if the step succeeded and it is time. Collective.
+  void end_step(model_state* model, const failure& why);
 
   /// This rank takes part in no more steps: those who still run one hear of it.
   /// Collective over the data-parallel group, of which others may be at the end
@@ -48,10 +62,7 @@ private:
   /// Tells whether gradients are averaged at the end of this training step.
   bool averages(model_state& model) const;
 
-  /// @param all what all ranks told of their gradients, merged
-  /// @param first what the first one told
-  void end_training(model_state& model, const gradient_report& all,
-                    const gradient_report& first, bool same_buckets) const;
+  void end_training(model_state& model) const;
 
   void share_buffers(const model_state& model) const;
 
@@ -61,6 +72,10 @@ private:
   const rank_context& rank_;
   /// Why no step can be run any more: a replica left.
   failure left_;
+  /// What `hear` heard of gradients.
+  gradient_report all_;   // of all ranks, merged
+  gradient_report first_; // of the first one
+  bool same_buckets_ = true;
 };
 
 } // namespace smp

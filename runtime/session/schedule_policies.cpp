@@ -22,9 +22,7 @@ void load_schedule(session_config& x) {
 }
 
 bool takes_promises(const session_config& x) {
-  // What a step may take back does not travel before its end (R55), so that
-  // whole gradients would add up.
-  return x.fast_mode.value_or(!x.shard_gradients);
+  return x.fast_mode.value_or(true);
 }
 
 namespace {

@@ -66,21 +66,21 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
   const end_of_step end{rank_.board()};
   body_ = std::move(body);
   body_context_ = call_context::current();
-  if (model)
+  if (model) {
+    model->keep();
     replicas_.begin_step(*model, x);
+  }
   auto report = run_once(actors, model, x, false);
-  if (report.error && runs_again(model, x, report.error)) {
-    stats_.ran_again = report.error.describe();
-    model->take_back();
-    replicas_.begin_step(*model, x);
-    if (auto* observer = rank_.observer())
-      observer->take_back();
-    // More calls wait than in what was recorded.
-    rank_.records().outdate();
+  auto verdict = replicas_.hear(model, report.error);
+  if (runs_again(model, x, verdict)) {
+    take_back(*model, x, verdict.why);
+    rank_.objects().withdraw(held_results_);
     report = run_once(actors, model, x, true);
+    verdict = replicas_.hear(model, report.error);
   }
   body_ = nullptr;
-  report.error = replicas_.end_step(model, report.error);
+  end_step(model, verdict.why);
+  report.error = verdict.why;
   auto took = std::chrono::steady_clock::now() - begin;
   stats_.seconds = std::chrono::duration<double>(took).count();
   stats_.bytes_sent = fabric_.stats().bytes_sent - sent;
@@ -118,11 +118,40 @@ void step_runner::skip_step(model_state* model) {
                     "share; give it a batch of which nothing counts"};
   stats_ = {};
   ++rank_.counters().drawn_step; // as in the other replicas
-  replicas_.begin_step(*model, {.microbatches = 0});
+  const step_call nothing{.microbatches = 0};
+  model->keep();
+  replicas_.begin_step(*model, nothing);
   const end_of_step end{rank_.board()};
   rank_.board().main_ends_step(true);
-  if (auto why = replicas_.end_step(model, {}))
-    throw error{why};
+  auto verdict = replicas_.hear(model, {});
+  if (runs_again(model, nothing, verdict)) {
+    take_back(*model, nothing, verdict.why);
+    verdict = replicas_.hear(model, {});
+  }
+  end_step(model, verdict.why);
+  if (verdict.why)
+    throw error{verdict.why};
+}
+
+/// All replicas do: what one of them had averaged with a promise that did not
+/// hold is in the gradients of all.
+void step_runner::take_back(model_state& model, const step_call& x,
+                            const failure& why) {
+  stats_.ran_again = why.describe();
+  replicas_.take_back(model);
+  model.take_back();
+  model.keep();
+  replicas_.begin_step(model, x);
+  if (auto* observer = rank_.observer())
+    observer->take_back();
+  // More calls wait than in what was recorded.
+  rank_.records().outdate();
+}
+
+void step_runner::end_step(model_state* model, const failure& why) {
+  replicas_.end_step(model, why);
+  if (model)
+    model->forget_kept();
 }
 
 namespace {
@@ -201,13 +230,10 @@ bool inspect(Inspector& f, failed_step& x) {
 /// is run again with all calls waiting, and what it does then counts. (But a
 /// flow that diverges from its record did so before a promise could mislead it:
 /// what a promise shows until it is kept, it showed in the record as well.)
-/// Collective over the pipelines that share modules.
+/// Collective over all replicas.
 bool step_runner::runs_again(model_state* model, const step_call& call,
-                             const failure& why) const {
-  auto of_code = why.code == error_code::user_code
-                 || why.code == error_code::unsupported
-                 || why.code == error_code::config;
-  if (!model || !of_code || rank_.pipeline().size() == 1)
+                             const replicas::verdict& heard) const {
+  if (!model || !heard.of_code || rank_.pipeline().size() == 1)
     return false;
   auto& order = model->map().order();
   // What pp_rank 0 says about the body counts.
@@ -220,9 +246,8 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
                                       : std::set<uint32_t>{}};
   try {
     failed_step all;
-    for (auto& x : rank_.exchange().all_gather(
-           rank_.layout().members(comm_group::mp, rank_.self()),
-           "smp.run_again", to_payload(mine))) {
+    for (auto& x : rank_.exchange().all_gather(world_of(rank_), "smp.run_again",
+                                               to_payload(mine))) {
       auto other = from_payload<failed_step>(x, "view of a failed step");
       all.promised = all.promised || other.promised;
       all.keeps_out = all.keeps_out || other.keeps_out;

@@ -80,7 +80,9 @@ private:
                        bool again);
   void check_order() const;
   bool runs_again(model_state* model, const step_call& call,
-                  const failure& why) const;
+                  const replicas::verdict& heard) const;
+  void take_back(model_state& model, const step_call& x, const failure& why);
+  void end_step(model_state* model, const failure& why);
   step_report run_actors(node& actors, uint64_t microbatches);
   /// Pipelines that share modules run a step together.
   failure shared_outcome(const failure& mine) const;

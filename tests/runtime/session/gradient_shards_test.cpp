@@ -82,6 +82,13 @@ void await_sums(gradient_buckets& x) {
   }
 }
 
+void end_step(replicas& others, model_state& model) {
+  auto why = others.hear(&model, {}).why;
+  others.end_step(&model, why);
+  if (why)
+    throw error{why};
+}
+
 struct gradient_bytes {
   uint64_t peak = 0;
   uint64_t after = 0;
@@ -114,8 +121,7 @@ std::vector<gradient_bytes> count_bytes(bool shards) {
           barrier();
           await_sums(buckets);
         }
-      if (auto why = others.end_step(&model.state(), {}))
-        throw error{why};
+      end_step(others, model.state());
     }
     mine.peak = buckets.take_counts().peak_bytes;
     mine.after = bytes_of_gradients(model, sgd);
@@ -170,8 +176,7 @@ std::vector<Tensor> sums_of(turns order) {
       }
     if (order != turns::together && s.rank() != late)
       barrier();
-    if (auto why = others.end_step(&model.state(), {}))
-      throw error{why};
+    end_step(others, model.state());
     auto gradients = model.gradients(); // collective
     if (s.rank() == 0)
       for (auto& [name, g] : gradients)
