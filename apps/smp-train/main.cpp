@@ -252,6 +252,13 @@ int run_hosts(const command_line& cmd, const train_config& config,
   return launch_on_hosts(hosts, words, cmd.nodes.master);
 }
 
+/// Several modes are runs one after the other, of ranks that this command
+/// starts on this machine.
+void check_modes(const command_line& cmd, const std::vector<run_mode>& modes) {
+  if (modes.size() > 1 && (cmd.nodes.nodes > 1 || !cmd.nodes.hosts.empty()))
+    throw config_error("over several machines, --modes takes one mode");
+}
+
 /// Refuses each directory that holds a run already, before anything is written
 /// to one of them.
 void claim_run_dirs(const command_line& cmd,
@@ -369,6 +376,7 @@ int run(int argc, char** argv) {
     draw_schedule(cmd->schedule, config, stderr_is_terminal());
     return exit_done;
   }
+  check_modes(*cmd, modes);
   check_json_file(cmd->verify.json);
   // Our launcher has looked before its ranks began to write.
   if (!cmd->run_dir.empty() && cmd->nodes.node.value_or(0) == 0
@@ -380,8 +388,6 @@ int run(int argc, char** argv) {
   const std::vector<std::string> arguments{argv, argv + argc};
   if (!cmd->nodes.hosts.empty())
     return run_hosts(*cmd, config, arguments);
-  if (modes.size() > 1 && (cmd->nodes.nodes > 1 || !cmd->nodes.hosts.empty()))
-    throw config_error("over several machines, --modes takes one mode");
   if (modes.size() > 1)
     return run_modes(*cmd, config, modes, arguments);
   if (config.transport.type == "loopback")

@@ -246,6 +246,12 @@ TEST_CASE_METHOD(tiny_job, "A wrong command line of verify is refused",
          {{"tiny.toml", "--steps", "few"}, "--steps"},
          {{"tiny.toml", "--json", "no/such/dir/x.json"}, "no/such/dir/x.json"},
          {{"tiny.toml", "--model.layerz=3"}, "model.layers"},
+         {{"tiny.toml", "--modes", "fast,static", "--hosts",
+           "a.invalid,b.invalid"},
+          "over several machines, --modes takes one mode\n"},
+         {{"tiny.toml", "--modes", "fast,static", "--nodes", "2", "--node-rank",
+           "1", "--master", "a.invalid:29400"},
+          "over several machines, --modes takes one mode\n"},
        }) {
     auto p = start(arguments);
     INFO(text);
