@@ -140,8 +140,8 @@ void add_verify_options(CLI::App& app, verify_command& x) {
                 "Compare in each of these modes instead of the configured one: "
                 "dynamic, fast, static, static+fast, deterministic, "
                 "deterministic+static, deterministic+fast, "
-                "deterministic+static+fast, or all; over several machines in "
-                "one of them")
+                "deterministic+static+fast, or all; one of them under mpirun "
+                "and the like, and over several machines")
     ->type_name("MODE,...")
     ->delimiter(',')
     ->allow_extra_args(false)

@@ -254,8 +254,16 @@ int run_hosts(const command_line& cmd, const train_config& config,
 
 /// Several modes are runs one after the other, of ranks that this command
 /// starts on this machine.
-void check_modes(const command_line& cmd, const std::vector<run_mode>& modes) {
-  if (modes.size() > 1 && (cmd.nodes.nodes > 1 || !cmd.nodes.hosts.empty()))
+/// @param is_rank this process is one that a launcher started
+void check_modes(const command_line& cmd, const std::vector<run_mode>& modes,
+                 bool is_rank) {
+  if (modes.size() < 2)
+    return;
+  if (is_rank)
+    throw config_error(
+      "under mpirun, srun or torchrun, --modes takes one mode; without them "
+      "smp-train starts its ranks itself, for one mode after the other");
+  if (cmd.nodes.nodes > 1 || !cmd.nodes.hosts.empty())
     throw config_error("over several machines, --modes takes one mode");
 }
 
@@ -376,7 +384,7 @@ int run(int argc, char** argv) {
     draw_schedule(cmd->schedule, config, stderr_is_terminal());
     return exit_done;
   }
-  check_modes(*cmd, modes);
+  check_modes(*cmd, modes, environment.has_value());
   check_json_file(cmd->verify.json);
   // Our launcher has looked before its ranks began to write.
   if (!cmd->run_dir.empty() && cmd->nodes.node.value_or(0) == 0

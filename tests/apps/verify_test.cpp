@@ -186,6 +186,31 @@ TEST_CASE_METHOD(tiny_job,
   }
 }
 
+TEST_CASE_METHOD(tiny_job, "Ranks of another launcher compare in one mode",
+                 "[apps][verify]") {
+  auto rank = [this](int number, const std::string& modes) {
+    return train_dir::start({"verify", "tiny.toml", "--modes", modes,
+                             "--run-dir", "out", "--json", "out.json"},
+                            of_two_under_mpirun(number));
+  };
+  for (auto number : {0, 1}) {
+    auto p = rank(number, "all");
+    CHECK(p.join() == 2);
+    CHECK(p.output()
+          == "smp-train: under mpirun, srun or torchrun, --modes takes one "
+             "mode; without them smp-train starts its ranks itself, for one "
+             "mode after the other\n");
+  }
+  CHECK_FALSE(std::filesystem::exists(path / "out"));
+  auto first = rank(0, "static");
+  auto second = rank(1, "static");
+  auto code = first.join();
+  INFO(first.output());
+  CHECK(code == 0);
+  CHECK(second.join() == 0);
+  CHECK(result("out.json")["replayed"] == 3);
+}
+
 TEST_CASE_METHOD(tiny_job, "A split job shows that modules cross ranks",
                  "[apps][verify]") {
   auto p = start({"tiny.toml", "--steps", "1", "--split", "--json", "out.json",
