@@ -128,9 +128,10 @@ std::vector<memory_need> needs_of(const walked_model& model,
 }
 
 void try_first_microbatch(const train_config& x) {
-  auto fail = [](const std::string& why) {
+  auto fail = [&x](const std::string& why) {
     throw error{error_code::user_code,
-                "the first microbatch fails: " + why.substr(0, why.find('\n'))};
+                fmt::format("{} fails on the first microbatch: {}",
+                            name_of_model(x), why.substr(0, why.find('\n')))};
   };
   auto whole = make_trainable(x);
   auto xs = split(first_batch(x), x.smp.microbatches, 0, 0);

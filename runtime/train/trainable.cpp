@@ -194,19 +194,21 @@ std::unique_ptr<trainable> make_model(const train_config& x) {
 
 } // namespace
 
+std::string name_of_model(const train_config& x) {
+  return x.model.type == "plugin" ? fmt::format("model.name = \"{}\" of {}",
+                                                x.model.name, x.model.library)
+                                  : "the model";
+}
+
 namespace {
 
 /// @param text what was thrown, in the first line
 /// @throws error that names the model
 [[noreturn]] void refuse_model(const train_config& x, std::string text) {
   text.resize(std::min(text.size(), text.find('\n')));
-  if (!is_out_of_memory(text)) {
-    auto name = x.model.type == "plugin" ? fmt::format(
-                  "model.name = \"{}\" of {}", x.model.name, x.model.library)
-                                         : "the model";
-    throw error{error_code::user_code,
-                fmt::format("{} cannot be created: {}", name, text)};
-  }
+  if (!is_out_of_memory(text))
+    throw error{error_code::user_code, fmt::format("{} cannot be created: {}",
+                                                   name_of_model(x), text)};
   throw error{
     error_code::config,
     fmt::format("no memory for the whole model: {}{}", text,

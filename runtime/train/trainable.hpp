@@ -137,6 +137,10 @@ private:
 /// float32: there is no autocast
 c10::ScalarType computed_in(const train_config& x);
 
+/// @returns what errors of its code call the model: of a plug-in its name and
+/// its library
+std::string name_of_model(const train_config& x);
+
 /// Makes the model of `x` with the first values that every rank, and a run
 /// without ranks, gives it: seeds LibTorch's default generator with smp.seed.
 /// (Ranks that are threads share that generator and must take turns.) With

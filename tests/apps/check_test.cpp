@@ -7,6 +7,7 @@
 
 #include <torch/types.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,7 @@ struct check_dir : train_dir {
 struct refused {
   std::vector<std::string> settings;
   std::string text;
+  std::string checked = {}; // what the check says besides
 };
 
 } // namespace
@@ -71,7 +73,10 @@ TEST_CASE_METHOD(check_dir, "The check refuses what training would refuse",
                  "[apps][check]") {
   const std::string three = "--data.path=three.safetensors";
   const std::string fast = "--smp.fast_mode=true";
-  for (auto& [settings, text] : std::vector<refused>{
+  const auto library = std::filesystem::canonical(
+                         built_program("../lib/model_that_throws.so"))
+                         .string();
+  for (auto& [settings, text, checked] : std::vector<refused>{
          {{}, ""},
          {{three}, "the data has 3 tensors, but forward of this model takes 2"},
          {{three, "--ranks=1"}, "the data has 3 tensors"},
@@ -85,7 +90,10 @@ TEST_CASE_METHOD(check_dir, "The check refuses what training would refuse",
          {{"--model.options.fault=odd"},
           "model_that_throws.so cannot be created: an exception that is no "
           "std::exception\n"},
-         {{"--model.options.fault=called"}, "no such luck"},
+         {{"--model.options.fault=called"},
+          "no such luck",
+          "model.name = \"net\" of " + library
+            + " fails on the first microbatch: no such luck\n"},
          // A trace, without gradients, fails; a run does not.
          {{"--model.options.fault=traced"}, ""},
          {{"--smp.auto_partition=false", "--smp.default_partition=1"}, ""},
@@ -96,10 +104,10 @@ TEST_CASE_METHOD(check_dir, "The check refuses what training would refuse",
     INFO(output);
     CHECK((trained == 0) == text.empty());
     CHECK_THAT(output, ContainsSubstring(text));
-    auto checked = code_of("check", settings, output);
+    auto code = code_of("check", settings, output);
     INFO(output);
-    CHECK(checked == (text.empty() ? 0 : 2));
-    CHECK_THAT(output, ContainsSubstring(text));
+    CHECK(code == (text.empty() ? 0 : 2));
+    CHECK_THAT(output, ContainsSubstring(text) && ContainsSubstring(checked));
     CHECK(text.empty() == (output.find("no errors") != std::string::npos));
     if (!text.empty()) // one error, one line
       CHECK(output.find('\n') == output.size() - 1);
