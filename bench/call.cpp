@@ -132,10 +132,10 @@ void run(const arguments& args) {
     "  {:<42} {:>8} {:>8} {:>8} {:>8}\n",
     bytes_of(args) / 1024, calls_of(args), transports, "us", "min", "median",
     "p90", "p99");
-  print("remote call, no_grad (aim: median < 300)", x["far"]);
-  print("remote call with grad, forward only", x["far.grad"]);
+  print("remote, no_grad (aim: min 110, median 150)", x["far"]);
+  print("remote with grad, forward only", x["far.grad"]);
   print("bare fabric", x["fabric"]);
-  print("local call", x["near"]);
+  print("local", x["near"]);
   fmt::print("  load of the machine: {:.1f} before, {:.1f} after\n", before,
              machine_load());
 }

@@ -96,7 +96,15 @@ void print_explanation(const std::vector<contestant>& xs) {
                median(x.result["cpu"]), median(x.result["waited"]));
 }
 
-void compare(const scratch& dir, arguments args, int64_t width, double target) {
+/// @returns how near to the ideal a pipeline is to come: small steps show what
+/// messages cost, and a replayed step has less to say
+double aim(const arguments& x, int64_t width) {
+  if (width != 64)
+    return 1.10;
+  return x.number("static", 0) != 0 ? 1.03 : 1.05;
+}
+
+void compare(const scratch& dir, arguments args, int64_t width) {
   args.set(fmt::format("--width={}", width));
   std::vector<contestant> xs{
     {"pipeline, 2 processes with 1 thread each", "pipeline", ranks},
@@ -115,7 +123,7 @@ void compare(const scratch& dir, arguments args, int64_t width, double target) {
   fmt::print("{}\n", xs[0].result.text);
   double one_min = 0, one_median = 0;
   print_times(xs, one_min, one_median);
-  print_ratios(xs, target);
+  print_ratios(xs, aim(args, width));
   print_explanation(xs);
   fmt::print("  load of the machine: {:.1f} before, {:.1f} after\n", before,
              machine_load());
@@ -135,9 +143,9 @@ void run(const arguments& args) {
   scratch dir;
   auto width = args.number("width", 0);
   if (width != 64)
-    compare(dir, args, width > 0 ? width : 256, 1.10);
+    compare(dir, args, width > 0 ? width : 256);
   if (width == 0 || width == 64)
-    compare(dir, args, 64, 1.20);
+    compare(dir, args, 64);
 }
 
 } // namespace
