@@ -217,6 +217,10 @@ int run_threads(const command_line& cmd, const train_config& config) {
   return result;
 }
 
+std::chrono::seconds interrupt_grace(const train_config& x) {
+  return std::chrono::seconds{x.checkpoint.interrupt_grace};
+}
+
 /// The ranks are processes, started here.
 /// @param arguments of each, the program's name first
 int run_launcher(const command_line& cmd, const train_config& config,
@@ -226,6 +230,7 @@ int run_launcher(const command_line& cmd, const train_config& config,
     options.verdict = exit_different;
   options.ranks = ranks_of(config);
   options.session = config.smp;
+  options.interrupt_grace = interrupt_grace(config);
   auto& nodes = cmd.nodes;
   if (nodes.nodes > 1)
     options.nodes = read_node(
@@ -249,7 +254,8 @@ int run_hosts(const command_line& cmd, const train_config& config,
   auto hosts = read_hosts(cmd.nodes.hosts, ranks_of(config));
   auto words = without_options(arguments, {"--hosts", "--master"});
   words[0] = std::filesystem::read_symlink("/proc/self/exe");
-  return launch_on_hosts(hosts, words, cmd.nodes.master);
+  return launch_on_hosts(hosts, words, cmd.nodes.master,
+                         interrupt_grace(config));
 }
 
 /// Several modes are runs one after the other, of ranks that this command

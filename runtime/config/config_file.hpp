@@ -160,6 +160,8 @@ struct checkpoint_config {
   /// path of one.
   std::string resume = "auto";
   bool on_interrupt = false;
+  /// Seconds that the launcher then waits for the ranks.
+  uint64_t interrupt_grace = 30;
 };
 
 /// Table [transport].

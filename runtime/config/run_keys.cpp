@@ -244,6 +244,13 @@ const std::vector<config_key> run_table = {
    .slot = SMP_SLOT(checkpoint.on_interrupt),
    .meaning = "Ctrl-C and SIGTERM save a checkpoint before they end the run",
    .elsewhere = {"save_on_interrupt", "save_on_sigterm"}},
+  {.name = "checkpoint.interrupt_grace",
+   .slot = SMP_SLOT(checkpoint.interrupt_grace),
+   .meaning = "seconds that ranks have after Ctrl-C and SIGTERM for the end of "
+              "their step and for what they save, until the launcher ends them",
+   .range = between(1, 86'400),
+   .only = {{"transport.type", {"ucx"}}},
+   .local = true},
   // -- [transport] ------------------------------------------------------------
   {.name = "transport.type",
    .slot = SMP_SLOT(transport.type),

@@ -130,7 +130,8 @@ node_options read_node(uint64_t node, std::vector<uint64_t> shares,
 
 int launch_on_hosts(const std::vector<host_share>& hosts,
                     const std::vector<std::string>& command,
-                    const std::string& master) {
+                    const std::string& master,
+                    std::chrono::milliseconds interrupt_grace) {
   std::vector<uint64_t> ranks;
   for (auto& x : hosts)
     ranks.push_back(x.ranks);
@@ -151,6 +152,7 @@ int launch_on_hosts(const std::vector<host_share>& hosts,
   };
   // The launchers there end their ranks first, and say why.
   options.grace = std::chrono::seconds{8};
+  options.interrupt_grace = interrupt_grace + options.grace;
   process_group group{std::move(options)};
   group.start([](uint64_t) { return std::map<std::string, std::string>{}; });
   auto result = group.run();

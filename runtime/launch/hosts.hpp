@@ -4,6 +4,7 @@
 
 #include "runtime/launch/launcher.hpp"
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -37,9 +38,11 @@ node_options read_node(uint64_t node, std::vector<uint64_t> shares,
 /// it one launcher of several; stdin is empty. What they write to the console
 /// comes here.
 /// @param master "HOST:PORT"; empty: the first host and port 29400
+/// @param interrupt_grace of those launchers, see `launch_options`
 /// @returns the exit code of the one that is the cause
 int launch_on_hosts(const std::vector<host_share>& hosts,
                     const std::vector<std::string>& command,
-                    const std::string& master);
+                    const std::string& master,
+                    std::chrono::milliseconds interrupt_grace);
 
 } // namespace smp

@@ -17,7 +17,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -37,8 +36,6 @@ namespace smp {
 namespace {
 
 constexpr int code_stalled = 4;
-
-constexpr std::chrono::milliseconds orphan_interrupt_grace{8000};
 
 /// @returns argv of this process
 std::vector<std::string> own_command() {
@@ -227,10 +224,6 @@ process_group::options group_options(const launch_options& x,
   result.ends_with_output = std::getenv(ends_with_output_variable) != nullptr;
   result.grace = x.grace;
   result.interrupt_grace = x.interrupt_grace;
-  // Who started this one does not wait for it any more.
-  if (result.ends_with_output)
-    result.interrupt_grace = std::min(result.interrupt_grace,
-                                      orphan_interrupt_grace);
   return result;
 }
 

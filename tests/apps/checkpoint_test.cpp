@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -283,6 +284,41 @@ TEST_CASE_METHOD(checkpoint_run, "Ctrl-C and SIGTERM save if they are asked to",
   p.signal(SIGINT);
   CHECK(p.join() == 130);
   CHECK_THAT(p.output(), !ContainsSubstring("checkpoint at step"));
+}
+
+TEST_CASE_METHOD(checkpoint_run,
+                 "an interrupted run has as long as the configuration says",
+                 "[apps][checkpoint]") {
+  auto [by_ssh, seconds] = GENERATE(
+    table<bool, int>({{false, 1}, {true, 1}, {true, 100}}));
+  // What the other machine would do, this one does.
+  auto ssh = write("bin/ssh", "#!/bin/sh\nexec sh -c \"$4\"\n");
+  fs::permissions(ssh, fs::perms::owner_all);
+  std::vector<std::string> words{"tiny.toml",
+                                 "--run-dir=run",
+                                 "--train.steps=100000",
+                                 "--checkpoint.interval=100000",
+                                 "--checkpoint.on_interrupt=true",
+                                 "--checkpoint.interrupt_grace="
+                                   + std::to_string(seconds)};
+  if (by_ssh)
+    words.push_back("--hosts=here:2");
+  auto p = start(
+    words, {{"PATH", (path / "bin").string() + ':' + std::getenv("PATH")}});
+  REQUIRE(p.wait_for("10/100000"));
+  auto stopped = process_of(1);
+  REQUIRE(::kill(stopped, SIGSTOP) == 0);
+  p.signal(SIGINT);
+  const bool saves = seconds > 1;
+  if (saves) {
+    CHECK_FALSE(p.wait_for("checkpoint at step ", std::chrono::seconds{11}));
+    REQUIRE(::kill(stopped, SIGCONT) == 0);
+  }
+  // Without the key the end would come after 32 s.
+  auto code = p.join(std::chrono::seconds{saves ? 100 : 20});
+  INFO(p.output());
+  CHECK(code == 130);
+  CHECK((newest() > 0) == saves);
 }
 
 TEST_CASE_METHOD(checkpoint_run,

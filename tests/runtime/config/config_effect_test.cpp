@@ -71,6 +71,15 @@ std::vector<broken> of_models_data_and_runs() {
      "run.toml:18: ",
      {"transport.trusted_network has no effect with transport.type = "
       "\"loopback\" (run.toml:17); it belongs to \"ucx\""}},
+    {"interval of no evaluation",
+     and_also("eval_interval = 5\neval_steps = 0"),
+     "run.toml:16: ",
+     {"train.eval_interval = 5", "train.eval_steps = 0"}},
+  };
+}
+
+std::vector<broken> of_checkpoints() {
+  return {
     {"interval of no checkpoints",
      and_also("[checkpoint]\ninterval = 10"),
      "run.toml:17: ",
@@ -80,10 +89,12 @@ std::vector<broken> of_models_data_and_runs() {
      and_also("[checkpoint]\non_interrupt = true"),
      "run.toml:17: ",
      {"checkpoint.on_interrupt = true has no effect without"}},
-    {"interval of no evaluation",
-     and_also("eval_interval = 5\neval_steps = 0"),
-     "run.toml:16: ",
-     {"train.eval_interval = 5", "train.eval_steps = 0"}},
+    {"time for ranks that no launcher ends",
+     and_also("[checkpoint]\ninterrupt_grace = 60\n"
+              "[transport]\ntype = \"loopback\""),
+     "run.toml:17: ",
+     {"checkpoint.interrupt_grace has no effect with transport.type = "
+      "\"loopback\" (run.toml:19); it belongs to \"ucx\""}},
   };
 }
 
@@ -226,8 +237,8 @@ std::vector<broken> of_partitions() {
 
 TEST_CASE("each key without effect is one error with place and remedy",
           "[runtime][config]") {
-  for (auto& part : {of_models_data_and_runs(), of_ranks_and_steps(),
-                     of_modes(), of_partitions()})
+  for (auto& part : {of_models_data_and_runs(), of_checkpoints(),
+                     of_ranks_and_steps(), of_modes(), of_partitions()})
     for (auto& x : part)
       check_refusal(x);
 }
@@ -260,6 +271,7 @@ TEST_CASE("a key that depends on another one is taken where it has an effect",
          {"--smp.ddp=true", "--smp.tensor_parallel_degree=2",
           "--smp.placement_strategy=TPD", "--smp.broadcast_buffers=true"},
          {"--transport.trusted_network=true"},
+         {"--checkpoint.interrupt_grace=600"},
          {"--optimizer.loss_scale=dynamic",
           "--optimizer.dynamic_loss_args.scale_window=10"},
          {"--optimizer.loss_scale=128"},

@@ -163,6 +163,8 @@ microbatches = 8
   CHECK(shared_settings(config_of(good, {"--smp.threads=3"})) == settings);
   CHECK(shared_settings(config_of(good, {"--transport.trusted_network=true"}))
         == settings);
+  CHECK(shared_settings(config_of(good, {"--checkpoint.interrupt_grace=600"}))
+        == settings);
   for (auto change :
        {"--smp.seed=2", "--smp.microbatches=4", "--smp.pipeline=simple",
         "--optimizer.lr=0.1", "--train.steps=99", "--optimizer.betas=[0,0]",

@@ -6,6 +6,7 @@
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 
@@ -16,6 +17,8 @@ using Catch::Matchers::ContainsSubstring;
 namespace {
 
 using shares = std::vector<uint64_t>;
+
+constexpr std::chrono::seconds patience{30};
 
 std::string refusal(const std::function<void()>& f) {
   return error_of(f, error_code::config);
@@ -96,7 +99,8 @@ TEST_CASE_METHOD(stand_in, "each host runs the command as one of several",
                  "[runtime][launch]") {
   auto code = launch_on_hosts(
     {{"a", 2}, {"me@b", 1}},
-    {"sh", "-c", "echo $HOST \"$@\" > $DIR/$HOST", "it's", "two words"}, "");
+    {"sh", "-c", "echo $HOST \"$@\" > $DIR/$HOST", "it's", "two words"}, "",
+    patience);
   CHECK(code == 0);
   auto said = [](const std::string& node) {
     return "two words --nodes 2 --node-rank " + node
@@ -109,7 +113,8 @@ TEST_CASE_METHOD(stand_in, "each host runs the command as one of several",
 TEST_CASE_METHOD(stand_in, "the first failure of a host is the code of all",
                  "[runtime][launch]") {
   auto run = [](const std::string& script) {
-    return launch_on_hosts({{"a", 1}, {"b", 1}}, {"sh", "-c", script}, "a:1");
+    return launch_on_hosts({{"a", 1}, {"b", 1}}, {"sh", "-c", script}, "a:1",
+                           patience);
   };
   CHECK(run("[ $HOST = a ] || exit 5; exec tail -f /dev/null") == 5);
   // Not one of ours: ssh, or what it should have started.
