@@ -34,7 +34,8 @@ std::vector<fuzz_bytes> collective_seeds() {
           {1, 0, 5}};
   collective_writer rows{label, what};
   auto bytes = make_tensor(64, 1);
-  return {sums.joined().body.bytes, sums.segment({1, 64}, bytes).body.bytes,
+  return {sums.joined().body.bytes, sums.asking().body.bytes,
+          sums.segment({1, 64}, bytes).body.bytes,
           rows.segment({2, 0}, bytes).body.bytes,
           rows.failed({error_code::config, sender, "", "no"}).body.bytes};
 }

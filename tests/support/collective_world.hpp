@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -140,6 +141,20 @@ inline void await(const started_collective& x) {
 /// @returns how it failed, or an empty failure.
 inline failure failure_of(const started_collective& x) {
   return failure_of([&x] { await(x); });
+}
+
+/// Delivers messages of a stepped network until a call ends. Sums and copies of
+/// some size have a thread of their own, whose messages come up at any time.
+/// @returns how it failed, or an empty failure.
+inline failure ended(collective_world& w, const started_collective& x) {
+  auto deadline = inbox::clock::now() + patience;
+  while (!x.done->done()) {
+    if (inbox::clock::now() >= deadline)
+      throw std::runtime_error{"does not end: " + x.why.what};
+    w.network.run();
+    std::this_thread::yield();
+  }
+  return failure_of(x);
 }
 
 } // namespace smp::test

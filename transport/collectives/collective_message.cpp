@@ -42,6 +42,10 @@ message collective_writer::joined() const {
   return write(joined_collective{});
 }
 
+message collective_writer::asking() const {
+  return write(asking_collective{});
+}
+
 message collective_writer::segment(const piece_segment& x,
                                    tensor_ref bytes) const {
   auto result = write(x);

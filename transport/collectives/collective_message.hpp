@@ -16,6 +16,10 @@ namespace smp {
 /// The sender is there: from now on it may be sent as much as there is.
 struct joined_collective {};
 
+/// The same of a rank that may leave nothing more with the receiver: who has
+/// not joined forgets it, and hears it again when that rank hears of him.
+struct asking_collective {};
+
 /// A segment of a piece of the receiver; its bytes are the one tensor.
 struct piece_segment {
   uint32_t piece = 0;
@@ -33,6 +37,11 @@ bool inspect(Inspector& f, joined_collective& x) {
 }
 
 template <class Inspector>
+bool inspect(Inspector& f, asking_collective& x) {
+  return f.object(x).fields();
+}
+
+template <class Inspector>
 bool inspect(Inspector& f, piece_segment& x) {
   return f.object(x).fields(f.field("piece", x.piece),
                             f.field("offset", x.offset));
@@ -46,7 +55,9 @@ bool inspect(Inspector& f, failed_collective& x) {
 struct collective_message {
   collective_label label;
   collective_signature what;
-  std::variant<joined_collective, piece_segment, failed_collective> content;
+  std::variant<joined_collective, piece_segment, failed_collective,
+               asking_collective>
+    content;
   tensor_ref bytes; // of a segment
 };
 
@@ -57,6 +68,7 @@ public:
                     const collective_signature& what);
 
   message joined() const;
+  message asking() const;
   message segment(const piece_segment& x, tensor_ref bytes) const;
   message failed(const failure& why) const;
 

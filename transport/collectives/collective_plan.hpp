@@ -88,6 +88,10 @@ struct collective_limits {
   /// To one rank, before it is known to be there. Bounds what is kept of those
   /// who are early.
   uint64_t unasked = 64 << 10;
+  /// The same for all calls that it is not known to have joined, and for the
+  /// number of their messages.
+  uint64_t ahead = 8 << 20;
+  uint64_t ahead_messages = 4096;
 };
 
 } // namespace smp

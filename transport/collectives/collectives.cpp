@@ -2,6 +2,7 @@
 
 #include "transport/collectives/operation.hpp"
 #include "transport/collectives/plan.hpp"
+#include "transport/collectives/sent_ahead.hpp"
 #include "transport/collectives/work_line.hpp"
 
 #include <algorithm>
@@ -23,10 +24,10 @@ constexpr uint64_t small_move = 64 << 10;
 /// Memory that was touched is kept for the next collective.
 constexpr uint64_t kept_memory = 64 << 20;
 
-/// Bounds what is kept of ranks that are ahead. With `unasked` bytes of a call
-/// that is a thousand calls, or many more of small ones.
-constexpr uint64_t early_bytes = 64 << 20;
-constexpr uint64_t early_messages = 100'000;
+/// Bounds what is kept of each rank that is ahead. It may send half of that
+/// (`sent_ahead`), but counts anew when a step is over, which may be later
+/// here.
+constexpr uint64_t early_factor = 2;
 
 /// So many calls that ended are still known, for those who come late with
 /// another opinion.
@@ -48,7 +49,10 @@ uint64_t position_of(const collective_label& x, rank_id member) {
 
 class collectives::impl : public std::enable_shared_from_this<impl> {
 public:
-  impl(fabric& x, collective_limits limits) : fabric_(x), limits_(limits) {
+  impl(fabric& x, collective_limits limits)
+    : fabric_(x),
+      limits_(limits),
+      ahead_(message_amount{limits.ahead_messages, limits.ahead}) {
     // nop
   }
 
@@ -126,11 +130,11 @@ private:
   const collective_limits limits_;
   std::vector<uint64_t> machine_of_rank_;
   block_pool pool_{kept_memory};
+  sent_ahead ahead_;
   std::map<collective_label, sequence> sequences_;
   std::map<collective_label, operation_ptr> running_;
   std::map<collective_label, std::vector<early_message>> early_;
-  uint64_t early_bytes_ = 0;
-  uint64_t early_count_ = 0;
+  std::map<rank_id, message_amount> early_of_;
   std::map<rank_id, failure> lost_;
   std::map<step_id, failure> failed_steps_;
   step_id last_over_;
@@ -155,7 +159,7 @@ collectives::impl::make(collective_call x) {
     fabric_.send(to, std::move(y), std::move(done));
   };
   auto result = std::make_shared<collective_operation>(
-    std::move(x), index, std::move(plan), limits_.unasked, pool_,
+    std::move(x), index, std::move(plan), limits_.unasked, ahead_, pool_,
     std::move(send), std::move(sent));
   *slot = result;
   return result;
@@ -198,8 +202,7 @@ auto collectives::impl::take_early(const collective_label& x)
   auto result = std::move(i->second);
   early_.erase(i);
   for (auto& y : result)
-    early_bytes_ -= y.content.bytes.nbytes;
-  early_count_ -= result.size();
+    early_of_[y.from] -= {1, y.content.bytes.nbytes};
   return result;
 }
 
@@ -210,7 +213,9 @@ void collectives::impl::take(rank_id from, collective_message x) {
     else if (is_begun(x.label))
       take_late(x, from);
     else
-      keep(from, std::move(x));
+      return keep(from, std::move(x));
+    // For what is over here by now.
+    ahead_.joined(x.label, from);
   } catch (const error& e) {
     fail(from, {e.code(), from, {}, e.cause().text});
   } catch (const std::exception& e) {
@@ -275,15 +280,17 @@ void collectives::impl::take_late(const collective_message& x, rank_id from) {
 
 void collectives::impl::keep(rank_id from, collective_message x) {
   auto step = x.label.step;
-  if (lost_.count(from) > 0 || (step.value > 0 && step <= last_over_))
+  if (lost_.count(from) > 0 || (step.value > 0 && step <= last_over_)
+      || std::holds_alternative<asking_collective>(x.content))
     return;
-  early_bytes_ += x.bytes.nbytes;
-  ++early_count_;
-  if (early_bytes_ > early_bytes || early_count_ > early_messages)
+  auto& early = early_of_[from];
+  early += {1, x.bytes.nbytes};
+  if (early.exceeds(
+        {early_factor * limits_.ahead_messages, early_factor * limits_.ahead}))
     throw error{error_code::protocol,
                 "it is too far ahead in collectives: "
-                  + std::to_string(early_count_) + " messages with "
-                  + std::to_string(early_bytes_)
+                  + std::to_string(early.messages) + " messages with "
+                  + std::to_string(early.bytes)
                   + " bytes came for calls that rank "
                   + std::to_string(self().value) + " did not reach"};
   auto& label = x.label;
@@ -308,6 +315,7 @@ void collectives::impl::end_if_complete(const operation_ptr& op) {
 
 void collectives::impl::end(const operation_ptr& op, const failure& why) {
   running_.erase(op->call().label);
+  op->leave(!why);
   if (why)
     return op->done()->fail(why);
   auto key = op->call().label;
@@ -356,6 +364,7 @@ void collectives::impl::end_step(step_id step) {
     if (is_over(x))
       take_early(collective_label{x.first});
   }
+  ahead_.step_over(last_over_);
   failed_steps_.erase(failed_steps_.begin(),
                       failed_steps_.upper_bound(last_over_));
 }

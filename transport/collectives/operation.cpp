@@ -25,12 +25,14 @@ const std::byte* bytes_at(const void* x, uint64_t offset) {
 
 collective_operation::collective_operation(collective_call x, uint64_t self,
                                            collective_plan plan,
-                                           uint64_t unasked, block_pool& pool,
-                                           sender send, wake sent)
+                                           uint64_t unasked, sent_ahead& ahead,
+                                           block_pool& pool, sender send,
+                                           wake sent)
   : call_(std::move(x)),
     self_(self),
     plan_(std::move(plan)),
     unasked_limit_(unasked),
+    ahead_(ahead),
     pool_(pool),
     send_(std::move(send)),
     sent_(std::move(sent)),
@@ -83,11 +85,17 @@ void collective_operation::count_neighbours() {
   }
   // Whoever has another opinion of what this is must hear of it, and a root
   // that only takes would say nothing.
-  using enum collective_kind;
-  auto kind = call_.what.kind;
-  if ((kind == reduce || kind == gather) && call_.what.root == self_)
+  if (is_told_by_all())
     to_tell_.assign(to_tell_.size(), true);
   to_tell_[self_] = false;
+}
+
+/// @returns whether the end shows that all have joined, also those that say so
+/// to others only.
+bool collective_operation::is_told_by_all() const noexcept {
+  using enum collective_kind;
+  auto kind = call_.what.kind;
+  return (kind == reduce || kind == gather) && call_.what.root == self_;
 }
 
 const collective_label& collective_operation::set_number(uint64_t x) {
@@ -102,7 +110,7 @@ void collective_operation::begin() {
   send_input();
   for (uint64_t to = 0; to < to_tell_.size(); ++to)
     if (to_tell_[to] && !told_[to])
-      send_(call_.label.group[to], writer_->joined(), {});
+      say_joined(to);
   // Messages that come meanwhile wait in line, so the pieces stay.
   for (auto& [id, piece] : pieces_)
     for (size_t i = 0; i < piece.segments.size(); ++i)
@@ -137,13 +145,9 @@ void collective_operation::send_segments(uint64_t to, uint32_t piece,
 }
 
 void collective_operation::give(uint64_t to, message x, bool counted) {
-  if (!heard_[to]) {
-    auto size = tensor_bytes(x.body);
-    if (unasked_[to] + size > unasked_limit_) {
-      kept_.push_back({to, std::move(x), counted});
-      return;
-    }
-    unasked_[to] += size;
+  if (!may_send(to, tensor_bytes(x.body))) {
+    kept_.push_back({to, std::move(x), counted});
+    return;
   }
   told_[to] = true;
   if (counted)
@@ -152,8 +156,39 @@ void collective_operation::give(uint64_t to, message x, bool counted) {
         counted ? sent_ : std::function<void(const failure&)>{});
 }
 
+bool collective_operation::may_send(uint64_t to, uint64_t bytes) {
+  if (heard_[to])
+    return true;
+  auto& sent = unasked_[to];
+  if (sent.bytes + bytes > unasked_limit_
+      || !ahead_.add(call_.label.group[to], bytes))
+    return false;
+  sent += {1, bytes};
+  return true;
+}
+
+/// Two ranks that may not leave anything more with each other must still meet,
+/// so that is said in any case; who joins second then hears an answer.
+void collective_operation::say_joined(uint64_t to) {
+  told_[to] = may_send(to, 0);
+  send_(call_.label.group[to],
+        told_[to] ? writer_->joined() : writer_->asking(), {});
+}
+
 void collective_operation::sent_one() {
   --open_sends_;
+}
+
+void collective_operation::leave(bool well) {
+  for (uint64_t to = 0; to < unasked_.size(); ++to) {
+    if (heard_[to] || unasked_[to].messages == 0)
+      continue;
+    auto rank = call_.label.group[to];
+    if (well && is_told_by_all())
+      ahead_.remove(rank, unasked_[to]);
+    else
+      ahead_.leave(call_.label, rank, unasked_[to]);
+  }
 }
 
 // -- what arrives -------------------------------------------------------------
@@ -167,6 +202,7 @@ void collective_operation::take(uint64_t from, const collective_message& x) {
 void collective_operation::joined(uint64_t from) {
   if (heard_[from].exchange(true))
     return;
+  ahead_.remove(call_.label.group[from], unasked_[from]);
   std::vector<kept_send> kept;
   kept.swap(kept_);
   for (auto& x : kept) {
@@ -175,6 +211,8 @@ void collective_operation::joined(uint64_t from) {
     else
       kept_.push_back(std::move(x));
   }
+  if (to_tell_[from] && !told_[from])
+    say_joined(from);
 }
 
 void collective_operation::take_segment(uint64_t from,

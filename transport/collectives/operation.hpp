@@ -3,6 +3,7 @@
 #include "transport/block_pool.hpp"
 #include "transport/collectives/collective_message.hpp"
 #include "transport/collectives/collective_plan.hpp"
+#include "transport/collectives/sent_ahead.hpp"
 #include "transport/wait.hpp"
 
 #include <atomic>
@@ -30,9 +31,10 @@ public:
 
   /// @param self position in the group
   /// @param unasked bytes to a rank that was not heard yet
+  /// @param ahead of all operations of this rank
   collective_operation(collective_call x, uint64_t self, collective_plan plan,
-                       uint64_t unasked, block_pool& pool, sender send,
-                       wake sent);
+                       uint64_t unasked, sent_ahead& ahead, block_pool& pool,
+                       sender send, wake sent);
 
   // -- steps ------------------------------------------------------------------
 
@@ -48,6 +50,9 @@ public:
 
   /// One of its sends is done.
   void sent_one();
+
+  /// It is over here: what was sent to those that were not heard still counts.
+  void leave(bool well);
 
   /// @returns whether all is done: sent, received and summed.
   bool complete() const noexcept {
@@ -105,6 +110,9 @@ private:
   void send_segments(uint64_t to, uint32_t piece, tensor_ref bytes,
                      uint64_t offset, bool counted);
   void give(uint64_t to, message x, bool counted);
+  bool may_send(uint64_t to, uint64_t bytes);
+  void say_joined(uint64_t to);
+  bool is_told_by_all() const noexcept;
   void joined(uint64_t from);
   void take_segment(uint64_t from, const piece_segment& where,
                     const tensor_ref& bytes);
@@ -118,6 +126,7 @@ private:
   const uint64_t self_;
   const collective_plan plan_;
   const uint64_t unasked_limit_;
+  sent_ahead& ahead_;
   block_pool& pool_;
   const sender send_;
   const wake sent_;
@@ -128,9 +137,10 @@ private:
   size_t pieces_left_ = 0;
   size_t open_sends_ = 0;
   std::vector<kept_send> kept_;
-  std::vector<uint64_t> unasked_; // bytes sent before a rank was heard, by rank
-  std::vector<bool> told_;        // whom something was sent
-  std::vector<bool> to_tell_;     // those that the plan has to do with
+  /// Sent before a rank was heard, by rank.
+  std::vector<message_amount> unasked_;
+  std::vector<bool> told_;    // whom something was sent
+  std::vector<bool> to_tell_; // those that the plan has to do with
   /// Whether a rank was heard, and how many segments it still owes.
   std::vector<std::atomic<bool>> heard_;
   std::vector<std::atomic<uint64_t>> owed_;

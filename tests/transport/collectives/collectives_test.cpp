@@ -140,6 +140,8 @@ collective_limits small_limits() {
   result.least_segment = 512;
   result.largest_segment = 4096;
   result.unasked = 1500;
+  result.ahead = 6000;
+  result.ahead_messages = 6;
   return result;
 }
 
