@@ -138,8 +138,21 @@ file_descriptor connect_within(const std::string& host, uint16_t port,
   using clock = std::chrono::steady_clock;
   auto deadline = clock::now() + limit;
   auto all = resolve(host, port);
+  auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline
+                                                           - clock::now());
+  return connect_within(all.get(), endpoint(host, port), left);
+}
+
+file_descriptor connect_within(const addrinfo* addresses,
+                               const std::string& where,
+                               std::chrono::milliseconds limit) {
+  using clock = std::chrono::steady_clock;
+  auto deadline = clock::now() + limit;
+  int untried = 0;
+  for (auto* x = addresses; x != nullptr; x = x->ai_next)
+    ++untried;
   int why = EADDRNOTAVAIL;
-  for (auto* x = all.get(); x != nullptr; x = x->ai_next) {
+  for (auto* x = addresses; x != nullptr; x = x->ai_next, --untried) {
     file_descriptor result{
       ::socket(x->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
     if (!result) {
@@ -148,16 +161,15 @@ file_descriptor connect_within(const std::string& host, uint16_t port,
     }
     why = ::connect(result.get(), x->ai_addr, x->ai_addrlen) == 0 ? 0 : errno;
     if (why == EINPROGRESS)
-      why = finish_connecting(
-        result.get(),
-        std::chrono::ceil<std::chrono::milliseconds>(deadline - clock::now()));
+      why = finish_connecting(result.get(),
+                              std::chrono::ceil<std::chrono::milliseconds>(
+                                (deadline - clock::now()) / untried));
     int yes = 1;
     ::setsockopt(result.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
     if (why == 0)
       return result;
   }
-  throw error{error_code::transport,
-              endpoint(host, port) + ": " + std::strerror(why)};
+  throw error{error_code::transport, where + ": " + std::strerror(why)};
 }
 
 std::string peer_address(int connection) {

@@ -51,10 +51,18 @@ resolved_addresses resolve(const std::string& host, uint16_t port);
 /// none
 bool is_loopback(const std::string& host);
 
-/// Connects, or gives up after `limit`; tries all addresses of `host`.
+/// Connects, or gives up after `limit`; tries all addresses of `host`. Each
+/// gets an equal share of the time that is left: a network may swallow what
+/// goes to one of them without a word, as it often does with IPv6.
 /// @returns a socket that does not block
 /// @throws error (transport)
 file_descriptor connect_within(const std::string& host, uint16_t port,
+                               std::chrono::milliseconds limit);
+
+/// The same for `addresses`, in their order.
+/// @param where said in the error
+file_descriptor connect_within(const addrinfo* addresses,
+                               const std::string& where,
                                std::chrono::milliseconds limit);
 
 /// @returns the address of the other side, as a number; empty if it is gone

@@ -5,7 +5,10 @@
 #include "transport/file_descriptor.hpp"
 #include "transport/network/addresses.hpp"
 
+#include <chrono>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -15,6 +18,58 @@ using namespace smp;
 using namespace smp::test;
 using namespace std::chrono_literals;
 using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+/// An address that answers nothing: the kernel drops who comes to a port whose
+/// line is full.
+struct silent_port {
+  silent_port() : listener(listen_anywhere()) {
+    REQUIRE(::listen(listener.get(), 0) == 0);
+    auto to = loopback_address(listening_port(listener.get()));
+    for (int i = 0; i < 4; ++i) {
+      file_descriptor x{
+        ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+      // Some are in the line, the others wait for a place.
+      (void)::connect(x.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to));
+      line.push_back(std::move(x));
+    }
+  }
+
+  file_descriptor listener;
+  std::vector<file_descriptor> line;
+};
+
+addrinfo entry_of(sockaddr_in& x, addrinfo* next) {
+  addrinfo result{};
+  result.ai_family = AF_INET;
+  result.ai_socktype = SOCK_STREAM;
+  result.ai_addr = reinterpret_cast<sockaddr*>(&x);
+  result.ai_addrlen = sizeof(x);
+  result.ai_next = next;
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("an address that swallows all leaves time for the next one",
+          "[transport][network]") {
+  silent_port hole;
+  auto listener = listen_anywhere();
+  auto good = loopback_address(listening_port(listener.get()));
+  auto bad = loopback_address(listening_port(hole.listener.get()));
+  auto second = entry_of(good, nullptr);
+  auto first = entry_of(bad, &second);
+  constexpr auto limit = 6s;
+  auto begin = std::chrono::steady_clock::now();
+  CHECK(connect_within(&first, "two", limit));
+  // The first one had half of it.
+  CHECK(std::chrono::steady_clock::now() - begin < limit);
+  second.ai_addr = first.ai_addr;
+  CHECK_THAT(error_of([&] { connect_within(&first, "two", 100ms); },
+                      error_code::transport),
+             ContainsSubstring("two: "));
+}
 
 TEST_CASE("loopback is what leads nowhere else", "[transport][network]") {
   for (auto x : {"localhost", "127.0.0.1", "127.9.9.9", "::1"})
