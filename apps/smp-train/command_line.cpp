@@ -113,7 +113,8 @@ void add_nodes_options(CLI::App& app, nodes_command& x) {
     ->allow_extra_args(false);
   app
     .add_option("--hosts", x.hosts,
-                "Start that on these machines by ssh, with so many ranks each")
+                "Start that on these machines by ssh, with so many ranks each; "
+                "an IPv6 address is [X]:N")
     ->type_name("HOST:N,...")
     ->delimiter(',')
     ->allow_extra_args(false);

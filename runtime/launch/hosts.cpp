@@ -3,20 +3,26 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/process_group.hpp"
 #include "transport/error.hpp"
+#include "transport/network/addresses.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 #include <string_view>
+#include <utility>
+
+#include <arpa/inet.h>
 
 namespace smp {
 
 namespace {
 
-constexpr const char* default_port = "29400";
+constexpr uint16_t default_port = 29400;
 
 uint64_t sum(const std::vector<uint64_t>& xs) {
   return std::accumulate(xs.begin(), xs.end(), uint64_t{0});
@@ -28,6 +34,44 @@ bool read_number(std::string_view text, T& result) {
                                         result);
   return problem == std::errc{} && end == text.data() + text.size()
          && result > 0;
+}
+
+bool is_ipv6(const std::string& x) {
+  in6_addr ignored{};
+  // A link-local address ends with the interface: "fe80::1%eth0".
+  return ::inet_pton(AF_INET6, x.substr(0, x.find('%')).c_str(), &ignored) == 1;
+}
+
+/// What the user says of one machine, in two parts.
+struct named_host {
+  std::string host; // as ssh takes it
+  std::optional<std::string> ranks;
+};
+
+/// @param x "me@a:2", "a", "[fd00::1]:2", "fd00::1"
+named_host read_host(const std::string& x) {
+  auto begin = x.find('@') + 1; // 0 where there is none
+  auto user = x.substr(0, begin);
+  auto host = x.substr(begin);
+  if (is_ipv6(host))
+    return {x, {}};
+  std::string rest;
+  if (auto end = host.find(']'); host[0] == '[' && end != std::string::npos) {
+    rest = host.substr(end + 1);
+    host = host.substr(1, end - 1);
+    if (!is_ipv6(host))
+      host.clear();
+  } else {
+    end = std::min(host.find(':'), host.size());
+    rest = host.substr(end);
+    host.resize(end);
+  }
+  if (host.empty() || x[0] == '-' // would be an option of ssh
+      || (!rest.empty() && rest[0] != ':'))
+    throw config_error(fmt::format("--hosts: '{}' is no host", x));
+  if (rest.empty())
+    return {user + host, {}};
+  return {user + host, rest.substr(1)};
 }
 
 /// For the shell of the other machine.
@@ -87,14 +131,9 @@ std::vector<host_share> read_hosts(const std::vector<std::string>& hosts,
   std::vector<host_share> result;
   std::vector<uint64_t> shares;
   for (auto& x : hosts) {
-    auto colon = x.find(':');
-    result.push_back({x.substr(0, colon), 0});
-    if (result.back().host.empty() || x[0] == '-') // would be an option of ssh
-      throw config_error(fmt::format("--hosts: '{}' is no host", x));
-    if (colon == std::string::npos)
-      continue;
-    if (!read_number(std::string_view{x}.substr(colon + 1),
-                     shares.emplace_back()))
+    auto named = read_host(x);
+    result.push_back({std::move(named.host), 0});
+    if (named.ranks && !read_number(*named.ranks, shares.emplace_back()))
       throw config_error(fmt::format("--hosts: '{}' is not HOST:RANKS", x));
   }
   if (!shares.empty() && shares.size() != hosts.size())
@@ -137,8 +176,8 @@ int launch_on_hosts(const std::vector<host_share>& hosts,
     ranks.push_back(x.ranks);
   auto reached = master;
   if (reached.empty()) // "user@host" is for ssh
-    reached = hosts[0].host.substr(hosts[0].host.find('@') + 1) + ':'
-              + default_port;
+    reached = endpoint(hosts[0].host.substr(hosts[0].host.find('@') + 1),
+                       default_port);
   process_group::options options;
   options.size = hosts.size();
   options.command_of = [&](uint64_t node) {

@@ -16,7 +16,7 @@ struct host_share {
   uint64_t ranks = 0;
 };
 
-/// @param hosts "a:2" or "a"
+/// @param hosts "a:2" or "a", "[fd00::1]:2" or "fd00::1"
 /// @param ranks of the run; those that no host names are shared equally
 /// @throws error (config) if that does not come out even
 std::vector<host_share> read_hosts(const std::vector<std::string>& hosts,

@@ -80,7 +80,29 @@ TEST_CASE("hosts are a name each, with or without their ranks",
                read_hosts({"a:1", "b"}, 2);
              }),
              ContainsSubstring("for all hosts, or for none"));
-  for (auto bad : {":1", "-oProxyCommand=x:1", "a:0", "a:x", "a:1:2"})
+  for (auto bad :
+       {":1", "-oProxyCommand=x:1", "a:0", "a:x", "a:1:2", "me@:1", "a:"})
+    CHECK_THAT(refusal([&] { read_hosts({bad}, 1); }), ContainsSubstring(bad));
+}
+
+TEST_CASE("hosts may be IPv6 addresses, in brackets where ranks follow",
+          "[runtime][launch]") {
+  auto both = read_hosts({"[fd77::1]:1", "me@[fd77::2]:3"}, 4);
+  REQUIRE(both.size() == 2);
+  // ssh wants no brackets.
+  CHECK(both[0].host == "fd77::1");
+  CHECK(both[0].ranks == 1);
+  CHECK(both[1].host == "me@fd77::2");
+  CHECK(both[1].ranks == 3);
+  both = read_hosts({"fd77::1", "me@fe80::2%eth0", "[fd77::3]", "a"}, 8);
+  REQUIRE(both.size() == 4);
+  CHECK(both[0].host == "fd77::1");
+  CHECK(both[1].host == "me@fe80::2%eth0");
+  CHECK(both[2].host == "fd77::3");
+  for (auto& x : both)
+    CHECK(x.ranks == 2);
+  for (auto bad : {"[fd77::1]:0", "[fd77::1", "[fd77::1]2", "[]:1", "[a]:1",
+                   "fd77:::1", "[fd77::1]:"})
     CHECK_THAT(refusal([&] { read_hosts({bad}, 1); }), ContainsSubstring(bad));
 }
 
@@ -108,6 +130,15 @@ TEST_CASE_METHOD(stand_in, "each host runs the command as one of several",
   };
   CHECK(read("a") == "a " + said("0"));
   CHECK(read("me@b") == "me@b " + said("1"));
+}
+
+TEST_CASE_METHOD(stand_in, "the address of the first host is told in brackets",
+                 "[runtime][launch]") {
+  auto code = launch_on_hosts({{"me@fd77::1", 1}, {"b", 1}},
+                              {"sh", "-c", "echo \"$5 $6\" > $DIR/$HOST", "sh"},
+                              "");
+  CHECK(code == 0);
+  CHECK(read("b") == "--master [fd77::1]:29400\n");
 }
 
 TEST_CASE_METHOD(stand_in, "the first failure of a host is the code of all",
