@@ -23,6 +23,10 @@ namespace {
 /// A console that was asked to take the last words gets this long.
 constexpr int last_words_ms = 1000;
 
+/// As much as any user may have, by default. A launcher that is stopped
+/// (Ctrl-Z) reads nothing, and who waits for it hears of no loss meanwhile.
+constexpr int pipe_bytes = 1 << 20;
+
 bool write_all(int fd, std::string_view x) {
   while (!x.empty()) {
     auto n = ::write(fd, x.data(), x.size());
@@ -162,6 +166,8 @@ output_tee::output_tee(const std::string& log_path) {
     if (ready) {
       readers_[i].reset(ends[0]);
       writers_[i].reset(ends[1]);
+      // Where that is refused, it has what pipes have.
+      ::fcntl(ends[1], F_SETPIPE_SZ, pipe_bytes);
     }
   }
   if (!ready)

@@ -88,7 +88,7 @@ TEST_CASE("A launcher that is stopped for a while loses nothing",
   auto run = dir.start({"tiny.toml", "--run-dir", "run"});
   REQUIRE(run.wait_for(" 2/1000000"));
   run.signal(SIGSTOP);
-  // Less than a pipe takes: then rank 0 would wait for its console.
+  // Less than its pipe takes: then rank 0 would wait for its console.
   auto steps = dir.metrics("run").size() + 50;
   REQUIRE(comes_to(dir, steps));
   run.signal(SIGCONT);
