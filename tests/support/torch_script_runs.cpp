@@ -214,6 +214,7 @@ script_result run_split(const script_job& job) {
       result.requests += s.last_step().requests;
       if (s.pp_rank() == 0) {
         result.replayed += s.last_step().replayed;
+        result.ran_again += !s.last_step().ran_again.empty();
         result.recomputed = recomputed;
         result.steps.push_back(std::move(r));
       }

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,8 +31,8 @@ struct script_job {
   /// Microbatches at once; 0: the default.
   uint64_t active = 0;
   int steps = 3;
-  /// `smp.fast_mode`
-  bool fast = false;
+  /// `smp.fast_mode`; nothing: as by default.
+  std::optional<bool> fast = false;
   /// `smp.static_mode`, with one recorded step, and
   /// `smp.deterministic_server`; a divergence is an error.
   bool replays = false, fixed_order = false;
@@ -67,6 +68,7 @@ struct script_result {
   size_t deferred = 0;
   uint64_t requests = 0; // of all steps and ranks
   int replayed = 0;      // steps
+  int ran_again = 0;     // steps
   size_t recomputed = 0; // modules that backward computes again
 };
 

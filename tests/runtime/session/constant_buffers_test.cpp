@@ -8,6 +8,7 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -67,6 +68,7 @@ Tensor batch() {
 /// What pp_rank 0 saw of a step.
 struct seen_step {
   bool replayed = false;
+  std::string ran_again;
   double loss = 0;
   std::map<std::string, Tensor> gradients; // of training steps
 };
@@ -96,6 +98,7 @@ std::vector<seen_step> run(const virtual_world_options& world, uint64_t ranks,
       seen_step x;
       x.loss = out.reduce_mean().item<double>();
       x.replayed = s.last_step().replayed;
+      x.ran_again = s.last_step().ran_again;
       auto gradients = model.gradients();
       x.gradients = {gradients.begin(), gradients.end()};
       if (s.rank() == 0)
@@ -130,6 +133,7 @@ void check_steps(const std::vector<seen_step>& steps, const std::string& kinds,
   auto expected = plain(ranks);
   for (size_t i = 0; i < kinds.size(); ++i) {
     INFO("step " << i + 1);
+    CHECK(steps[i].ran_again.empty());
     CHECK(std::abs(steps[i].loss - expected.loss) < 1e-5 * expected.loss);
     for (auto& [name, y] : expected.gradients) {
       INFO(name);
@@ -147,14 +151,27 @@ std::vector<bool> replays(const std::vector<seen_step>& steps) {
   return result;
 }
 
-virtual_world_options static_world(uint64_t ranks, bool fixed_order,
-                                   bool static_mode = true) {
+struct mode {
+  bool fixed_order = false;
+  bool static_mode = true;
+  // A call that learns is not recorded.
+  std::optional<bool> fast = false;
+};
+
+virtual_world_options static_world(uint64_t ranks, mode m) {
   auto result = manual_world(ranks, microbatches);
-  result.config.static_mode = static_mode;
+  result.config.static_mode = m.static_mode;
   result.config.static_steps = 1;
-  result.config.deterministic_server = fixed_order;
-  result.config.fast_mode = false; // a call that learns is not recorded
+  result.config.deterministic_server = m.fixed_order;
+  result.config.fast_mode = m.fast;
   return result;
+}
+
+/// All that replay steps by default.
+std::vector<mode> default_modes() {
+  return {{false, true, std::nullopt},
+          {true, false, std::nullopt},
+          {true, true, std::nullopt}};
 }
 
 } // namespace
@@ -167,7 +184,7 @@ TEST_CASE(
   auto fixed_order = GENERATE(true, false);
   DYNAMIC_SECTION(ranks << " ranks, " << (fixed_order ? "fixed" : "free")
                         << " order") {
-    auto world = static_world(ranks, fixed_order);
+    auto world = static_world(ranks, {.fixed_order = fixed_order});
     world.seed = GENERATE(1u, 2u);
     auto steps = run(world, ranks, "ttttt");
     check_steps(steps, "ttttt", ranks);
@@ -178,12 +195,43 @@ TEST_CASE(
 TEST_CASE("evaluations that were recorded before the release are so again",
           "[runtime][static][deterministic][R19][R33]") {
   auto fixed_order = GENERATE(true, false);
-  auto world = static_world(2, fixed_order);
+  auto world = static_world(2, {.fixed_order = fixed_order});
   auto steps = run(world, 2, "eettteeett");
   check_steps(steps, "eettteeett", 2);
   CHECK(replays(steps)
         == std::vector<bool>{false, true, false, false, true, false, true, true,
                              true, true});
+}
+
+TEST_CASE("modules that were released are replayed by default",
+          "[runtime][static][deterministic][fast][auto][R19][R33]") {
+  // Released in the first step; the next one learns what calls return, and the
+  // third one, perhaps, what their caller takes.
+  constexpr auto kinds = "tttttt";
+  for (auto ranks : {2u, 4u})
+    for (auto& m : default_modes()) {
+      CAPTURE(ranks, m.static_mode, m.fixed_order);
+      auto steps = run(static_world(ranks, m), ranks, kinds);
+      check_steps(steps, kinds, ranks);
+      for (size_t i : {0, 1, 2})
+        CHECK_FALSE(steps[i].replayed);
+      for (size_t i : {4, 5})
+        CHECK(steps[i].replayed);
+    }
+}
+
+TEST_CASE("evaluations are replayed before and after the release by default",
+          "[runtime][static][deterministic][fast][auto][R19][R33]") {
+  constexpr auto kinds = "eeeettttteeeet";
+  for (auto& m : default_modes()) {
+    CAPTURE(m.static_mode, m.fixed_order);
+    auto steps = run(static_world(2, m), 2, kinds);
+    check_steps(steps, kinds, 2);
+    for (size_t i : {0, 4, 5, 9})
+      CHECK_FALSE(steps[i].replayed);
+    for (size_t i : {3, 8, 12, 13})
+      CHECK(steps[i].replayed);
+  }
 }
 
 TEST_CASE("fast mode goes on with modules that were released",

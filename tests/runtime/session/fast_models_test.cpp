@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 // Whole models in fast mode, and replayed: the quickstart's GPT against plain
 // LibTorch, and TorchScript files against themselves (R35 to R37).
 
@@ -98,5 +100,44 @@ TEST_CASE("TorchScript models are replayed with the numbers of one process",
     CHECK(differences(job, record) == std::vector<std::string>{});
     // In the first one the code is compiled, and the order of modules learnt.
     CHECK(record.replayed == 3);
+  }
+}
+
+TEST_CASE(
+  "TorchScript models are replayed with the numbers of one process by "
+  "default",
+  "[runtime][static][deterministic][fast][auto][script][zoo][R33]") {
+  struct mode {
+    bool replays;
+    bool fixed_order;
+    std::string pipeline;
+  };
+  auto name = GENERATE(as<std::string>{}, "hf_llama", "convnet", "hf_bert",
+                       "hf_t5");
+  auto ranks = GENERATE(2u, 4u);
+  auto placement = GENERATE(spread::scattered, spread::layers);
+  auto m = GENERATE(mode{true, false, "simple"}, mode{false, true, "1f1b"},
+                    mode{true, true, "interleaved"});
+  auto hardest = ranks == 4 && placement == spread::scattered && m.replays
+                 && m.fixed_order;
+  if (name != "hf_llama" && !hardest)
+    return;
+  DYNAMIC_SECTION(fmt::format(
+    "{}, pp {}, {}, {}, {}{}", name, ranks,
+    placement == spread::layers ? "by layer" : "scattered", m.pipeline,
+    m.replays ? "static" : "dynamic", m.fixed_order ? ", fixed order" : "")) {
+    auto job = zoo_job(name);
+    job.placement = placement;
+    job.fast = std::nullopt;
+    job.replays = m.replays;
+    job.fixed_order = m.fixed_order;
+    job.pipeline = m.pipeline;
+    job.steps = 6; // of which at most five learn (docs/static_mode.md)
+    job.ranks = ranks;
+    job.microbatches = 4;
+    auto record = run_split(job);
+    CHECK(differences(job, record) == std::vector<std::string>{});
+    CHECK(record.replayed > 0);
+    CHECK(record.ran_again == 0);
   }
 }
