@@ -25,6 +25,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -53,8 +54,8 @@ struct model_options {
   double tolerance = 1e-5;
   double absolute = 1e-7;
   uint64_t seed = 1;
-  /// `smp.fast_mode`
-  bool fast = false;
+  /// `smp.fast_mode`; nothing: as by default.
+  std::optional<bool> fast = false;
   /// `smp.static_mode` with one recorded step; parameters stay what they are,
   /// and what diverges from the record goes on without it.
   bool replay = false;

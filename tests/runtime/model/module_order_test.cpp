@@ -219,10 +219,11 @@ TEST_CASE(
   x.ranks = 4; // all three away from where they are called
   x.microbatches = 4;
   x.steps = 3;
-  x.fast = GENERATE(false, true);
+  auto fast = GENERATE(false, true);
+  x.fast = fast;
   x.replay = GENERATE(false, true);
   x.fixed_order = !x.replay && GENERATE(false, true);
-  CAPTURE(x.fast, x.replay, x.fixed_order);
+  CAPTURE(fast, x.replay, x.fixed_order);
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     x.seed = seed;
     INFO("seed " << seed);
