@@ -76,6 +76,10 @@ struct adagrad_lists {
   std::vector<at::Tensor> values, gradients, sums, steps;
 };
 
+struct sgd_lists {
+  std::vector<at::Tensor> values, gradients, momenta;
+};
+
 template <class State, class Options, class Kernel>
 void update_adam(Optimizer& x, OptimizerParamGroup& group, Kernel kernel) {
   auto& options = static_cast<Options&>(group.options());
@@ -141,22 +145,25 @@ bool is_even(Optimizer& x, OptimizerParamGroup& group) {
 
 void update_sgd(Optimizer& x, OptimizerParamGroup& group) {
   auto& options = static_cast<torch::optim::SGDOptions&>(group.options());
-  std::vector<at::Tensor> values, gradients, momenta;
+  std::map<at::ScalarType, sgd_lists> by_type;
   auto first = false;
   for (auto& p : group.params()) {
     if (!p.grad().defined())
       continue;
+    auto& l = by_type[p.scalar_type()];
+    l.values.push_back(p);
+    l.gradients.push_back(p.grad());
+    if (options.momentum() == 0)
+      continue; // nothing is remembered
     auto& state = state_of<torch::optim::SGDParamState>(x, p);
     if (!state.momentum_buffer().defined()) {
       state.momentum_buffer(at::zeros_like(p, at::MemoryFormat::Preserve));
       first = true;
     }
-    values.push_back(p);
-    gradients.push_back(p.grad());
-    momenta.push_back(state.momentum_buffer());
+    l.momenta.push_back(state.momentum_buffer());
   }
-  if (!values.empty())
-    at::_fused_sgd_(values, gradients, momenta, options.weight_decay(),
+  for (auto& [type, l] : by_type)
+    at::_fused_sgd_(l.values, l.gradients, l.momenta, options.weight_decay(),
                     options.momentum(), options.lr(), options.dampening(),
                     options.nesterov(), false, first);
 }
@@ -164,12 +171,7 @@ void update_sgd(Optimizer& x, OptimizerParamGroup& group) {
 bool is_fused_sgd(Optimizer& x) {
   return std::ranges::all_of(x.param_groups(), [&x](auto& group) {
     auto& options = static_cast<torch::optim::SGDOptions&>(group.options());
-    auto type = [](auto& p) { return p.scalar_type(); };
-    auto& params = group.params();
-    auto mixed = std::ranges::adjacent_find(params, std::ranges::not_equal_to{},
-                                            type);
-    return options.momentum() != 0 && mixed == params.end()
-           && is_even(x, group);
+    return options.momentum() == 0 || is_even(x, group);
   });
 }
 

@@ -53,6 +53,11 @@ const std::map<std::string, maker> makers = {
      return std::make_unique<torch::optim::SGD>(x,
                                                 torch::optim::SGDOptions(0.1));
    }},
+  {"sgd with weight decay",
+   [](const parameters& x) -> optimizer_ptr {
+     return std::make_unique<torch::optim::SGD>(
+       x, torch::optim::SGDOptions(0.1).weight_decay(0.1));
+   }},
   {"adagrad",
    [](const parameters& x) -> optimizer_ptr {
      return std::make_unique<torch::optim::Adagrad>(
@@ -125,17 +130,22 @@ TEST_CASE("an update in one pass is one kernel, where there is one",
          {"adam with weight decay and amsgrad", "aten::_fused_adam_"},
          {"adamw", "aten::_fused_adamw_"},
          {"sgd with momentum", "aten::_fused_sgd_"},
+         {"sgd with weight decay", "aten::_fused_sgd_"},
          {"adagrad", "aten::_fused_adagrad_"}}) {
     CAPTURE(name);
-    parameters xs{torch::ones({4, 3}).set_requires_grad(true)};
+    parameters xs{
+      torch::ones({4, 3}).set_requires_grad(true),
+      torch::ones({4, 3}, torch::kDouble).set_requires_grad(true)};
     auto optimizer = makers.at(name)(xs);
-    xs[0].mutable_grad() = torch::ones({4, 3});
+    for (auto& x : xs)
+      x.mutable_grad() = torch::ones_like(x.detach());
     seen.clear();
     auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(note));
     update_fused(*optimizer);
     at::removeCallback(handle);
     CHECK(seen.contains(kernel));
     CHECK_FALSE(seen.contains("aten::mul_"));
+    CHECK_FALSE(seen.contains("aten::add_"));
   }
 }
 
