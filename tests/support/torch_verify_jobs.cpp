@@ -1,5 +1,8 @@
 #include "tests/support/torch_verify_jobs.hpp"
 
+#include "runtime/session/gradient_buckets.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/verify/verify.hpp"
 #include "smp/smp.hpp"
@@ -206,18 +209,34 @@ std::string name_of(const std::string& model, const train_config& x) {
          + std::to_string(x.smp.microbatches) + " microbatches";
 }
 
-struct silent_listener final : train_listener {
+/// Prints nothing, and counts.
+class silent_listener final : public train_listener {
+public:
+  explicit silent_listener(session& s) : session_(s) {
+    // nop
+  }
+
+  const rank_counts& counts() const noexcept {
+    return counts_;
+  }
+
   void on_start(const train_start&) override {
     // nop
   }
 
   void on_step(const step_metrics&) override {
-    // nop
+    counts_.offloaded_bytes += session_.last_step().offloaded_bytes;
+    if (auto* buckets = session_.internals().state()->buckets())
+      counts_.buckets = buckets->take_counts().buckets;
   }
 
   void on_evaluation(uint64_t, double) override {
     // nop
   }
+
+private:
+  session& session_;
+  rank_counts counts_;
 };
 
 } // namespace
@@ -273,19 +292,24 @@ verify_case script_case(const std::string& model, uint64_t ranks,
   return result;
 }
 
-verify_summary run_case(const verify_case& x, uint64_t steps, bool split) {
+verify_summary run_case(const verify_case& x, uint64_t steps, bool split,
+                        std::vector<rank_counts>* ranks) {
   scratch_dir dir;
+  if (ranks != nullptr)
+    ranks->assign(ranks_of(x.config), {});
   verify_summary result;
   virtual_world_options world;
   world.config = x.config.smp;
   world.reorder = true;
   run_virtual_world(ranks_of(x.config), world, [&](session& s) {
-    silent_listener silent;
+    silent_listener silent{s};
     static const std::atomic<bool> no = false;
     verify_options options;
     options.steps = steps;
     options.split = split;
     auto mine = verify(s, x.config, dir.path, silent, no, options, x.job);
+    if (ranks != nullptr)
+      ranks->at(s.rank()) = silent.counts();
     if (s.rank() == 0)
       result = std::move(mine);
   });

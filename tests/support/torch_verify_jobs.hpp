@@ -37,9 +37,17 @@ verify_case model_case(const std::string& model, uint64_t ranks,
 verify_case script_case(const std::string& model, uint64_t ranks,
                         uint64_t microbatches);
 
+/// What a rank did besides.
+struct rank_counts {
+  uint64_t offloaded_bytes = 0; // in all steps
+  uint64_t buckets = 0;         // of its gradients
+};
+
 /// Compares two steps on virtual ranks. @returns what rank 0 found
 /// @param split see `verify_options`
+/// @param ranks where not null, gets what each rank did besides
 verify_summary run_case(const verify_case& x, uint64_t steps = 2,
-                        bool split = false);
+                        bool split = false,
+                        std::vector<rank_counts>* ranks = nullptr);
 
 } // namespace smp::test

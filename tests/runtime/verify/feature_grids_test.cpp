@@ -1,8 +1,13 @@
 // ctest: timeout=600 label=proof
 #include "tests/support/catch.hpp"
 
+#include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/train/trainable.hpp"
 #include "runtime/verify/verify.hpp"
+#include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_verify_jobs.hpp"
+
+#include <torch/types.h>
 
 #include <algorithm>
 #include <functional>
@@ -39,8 +44,13 @@ std::vector<feature> features() {
     {"buffers of the first", [](auto& x) { x.smp.broadcast_buffers = true; }},
     {"computed again, from a file",
      [](auto& x) {
-       x.smp.activation_checkpointing.modules = {"transformer.h"};
+       x.smp.activation_checkpointing.modules = {"*.h.*"};
        x.smp.offload_activations = true;
+       // Of 8 KB in half precision: less than 4 KB stays in memory, and so may
+       // the last call before backward.
+       x.model.width = 64;
+       x.data.sequence_length = 16;
+       x.smp.activation_loading_horizon = 1;
      }},
     {"bfloat16 parameters", [](auto& x) { x.smp.bf16_params = true; }},
     {"float16 parameters", [](auto& x) { x.smp.fp16_params = true; }, false},
@@ -59,6 +69,31 @@ std::vector<feature> features() {
   };
 }
 
+/// Of pipelines, for as few grids as can be.
+std::vector<feature> more_features() {
+  auto again = [](const char* strategy) {
+    return [strategy](train_config& x) {
+      x.smp.activation_checkpointing.modules = {"transformer.h"};
+      x.smp.activation_checkpointing.strategy = strategy;
+    };
+  };
+  return {
+    {"two blocks computed again together", again("group_2")},
+    {"all blocks of a rank computed again together", again("contiguous")},
+    {"a scale that changes",
+     [](auto& x) {
+       x.optimizer.loss_scale = loss_scale_setting{.dynamic = true};
+     }},
+    {"gradients in parts, in several buckets",
+     [](auto& x) {
+       // Weights of 576 KB: half of one travels alone after the update.
+       x.model.width = 192;
+       x.smp.shard_optimizer_state = x.smp.shard_gradients = true;
+       x.smp.bucket_cap_mb = 1;
+     }},
+  };
+}
+
 struct grid {
   uint64_t pipeline = 1;
   uint64_t tensor = 1;
@@ -70,14 +105,54 @@ void place(train_config& x, const grid& of) {
   x.ranks = 2 * of.pipeline * of.tensor;
 }
 
-void check_equal(const test::verify_case& x, const std::string& what) {
+/// @returns what each rank did besides
+std::vector<test::rank_counts> check_equal(const test::verify_case& x,
+                                           const std::string& what,
+                                           bool split = false) {
   INFO(what << "\n" << to_toml(x.config));
   auto steps = std::max<uint64_t>(5, steps_to_verify(x.config));
-  auto summary = test::run_case(x, steps);
+  std::vector<test::rank_counts> result;
+  auto summary = test::run_case(x, steps, split, &result);
   CHECK(to_text(summary).starts_with("equal: "));
   CHECK(summary.losses.compared >= 5);
   CHECK(summary.gradients.compared > 0);
   CHECK(summary.updates.compared > 0);
+  return result;
+}
+
+bool offloads(const test::rank_counts& x) {
+  return x.offloaded_bytes > 0;
+}
+
+test::verify_case gpt_in(const grid& of) {
+  auto result = test::gpt_case(of.pipeline, "interleaved", 2);
+  place(result.config, of);
+  if (of.tensor > 1)
+    result.config.smp.tensor_parallel_modules = {"transformer.h"};
+  return result;
+}
+
+/// Every rank has two blocks.
+void check_gpt(const test::verify_case& x, const std::string& what) {
+  CAPTURE(what);
+  auto ranks = check_equal(x, what);
+  if (x.config.smp.offload_activations)
+    CHECK(std::ranges::all_of(ranks, offloads));
+}
+
+/// Writes a batch with 16 times its rows, each time their tokens elsewhere.
+std::string longer_batch(const std::string& path,
+                         const test::scratch_dir& dir) {
+  named_tensors result;
+  for (auto& [name, x] : read_safetensors(path).tensors) {
+    std::vector<at::Tensor> parts;
+    for (int64_t i = 0; i < 16; ++i)
+      parts.push_back(x.roll({i}, {1}));
+    result.emplace_back(name, torch::cat(parts));
+  }
+  std::string file = dir.path / "batch.safetensors";
+  write_safetensors(file, result);
+  return file;
 }
 
 } // namespace
@@ -86,41 +161,60 @@ TEST_CASE("each feature alone and all together are right in each grid",
           "[runtime][verify][R35]") {
   auto of = GENERATE(grid{1, 1}, grid{2, 1}, grid{1, 2}, grid{2, 2});
   CAPTURE(of.pipeline, of.tensor);
-  auto make = [&] {
-    auto result = test::gpt_case(of.pipeline, "interleaved", 2);
-    place(result.config, of);
-    if (of.tensor > 1)
-      result.config.smp.tensor_parallel_modules = {"transformer.h"};
-    return result;
-  };
-  auto all = make();
+  auto all = gpt_in(of);
   for (auto& f : features()) {
-    auto one = make();
+    auto one = gpt_in(of);
     f.set(one.config);
-    check_equal(one, f.name);
+    check_gpt(one, f.name);
     if (f.common)
       f.set(all.config);
   }
-  check_equal(all, "all");
+  check_gpt(all, "all");
+}
+
+TEST_CASE("more features are right in a pipeline", "[runtime][verify][R35]") {
+  auto of = GENERATE(grid{2, 1}, grid{2, 2});
+  CAPTURE(of.pipeline, of.tensor);
+  for (auto& f : more_features()) {
+    auto x = gpt_in(of);
+    f.set(x.config);
+    CAPTURE(f.name);
+    auto ranks = check_equal(x, f.name);
+    // One for each kind is none of several.
+    if (x.config.smp.shard_gradients)
+      CHECK(std::ranges::all_of(ranks, [](auto& y) { return y.buckets > 2; }));
+  }
 }
 
 TEST_CASE("a TorchScript model has them, too", "[runtime][verify][R35]") {
-  auto make = [] {
-    auto result = test::script_case("hf_gpt2", 1, 1);
-    place(result.config, {});
+  auto of = GENERATE(grid{1, 1}, grid{2, 1}, grid{2, 2});
+  CAPTURE(of.pipeline, of.tensor);
+  test::scratch_dir dir;
+  auto make = [&] {
+    auto result = test::script_case("hf_gpt2", of.pipeline, 2);
+    auto& x = result.config;
+    place(x, of);
+    if (of.tensor > 1)
+      x.smp.tensor_parallel_modules = {"*"};
+    x.data.path = longer_batch(x.data.path, dir);
     return result;
+  };
+  auto check = [&](const test::verify_case& x, const std::string& what) {
+    CAPTURE(what);
+    auto ranks = check_equal(x, what, of.pipeline > 1);
+    if (x.config.smp.offload_activations)
+      CHECK(std::ranges::any_of(ranks, offloads));
   };
   auto all = make();
   for (auto& f : features()) {
-    // Its modules have other names, and its code knows its types.
-    auto name = std::string{f.name};
-    if (name.starts_with("computed again") || name.find("float16") != name.npos)
-      continue;
     auto one = make();
     f.set(one.config);
-    check_equal(one, f.name);
+    // Code that ranks share knows its types.
+    if (of.tensor > 1 && computed_in(one.config) != c10::ScalarType::Float)
+      continue;
+    check(one, f.name);
     if (f.common)
       f.set(all.config);
   }
-  check_equal(all, "all");
+  check(all, "all");
 }
