@@ -388,10 +388,11 @@ TEST_CASE("parts of gradients are those of no_sync and of hooks, too",
   x.shards = x.shards_gradients = true;
   x.passes = 2;
   x.steps = 4;
-  x.pipeline = GENERATE(1u, 2u);
+  std::tie(x.pipeline, x.tensor) = GENERATE(
+    std::tuple{1u, 1u}, std::tuple{2u, 1u}, std::tuple{2u, 2u});
   x.unsynced = GENERATE(false, true);
   x.hook = GENERATE(comm_hook::allreduce, comm_hook::bf16_compress);
-  CAPTURE(x.pipeline, x.unsynced, int(x.hook));
+  CAPTURE(x.pipeline, x.tensor, x.unsynced, int(x.hook));
   check_equal(x);
 }
 
