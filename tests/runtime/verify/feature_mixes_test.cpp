@@ -4,6 +4,7 @@
 #include "runtime/verify/verify.hpp"
 #include "tests/support/torch_verify_jobs.hpp"
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
@@ -33,6 +34,7 @@ public:
       pp, one_of<std::string>({"simple", "interleaved", "1f1b"}), 4);
     auto& x = result.config;
     x.model.heads = 4;
+    x.smp.strategy = one_of<std::string>({"balanced", "paper"});
     x.smp.ddp = tp * dp > 1;
     x.smp.tensor_parallel_degree = tp;
     if (x.smp.ddp) {
@@ -42,6 +44,12 @@ public:
     if (tp > 1)
       draw_sharing(x);
     draw_calls(x);
+    // Else all of a kind are in one bucket, and what is less than 4 KB is in no
+    // file.
+    if (x.smp.offload_activations || maybe(0.1)) {
+      x.model.width = 96;
+      x.data.sequence_length = 24;
+    }
     // A tied table by itself is not shared, and then nothing is.
     x.smp.prescaled_batch = tp > 1 && maybe(0.3)
                             && !(x.model.tied.value_or(false)
@@ -73,6 +81,7 @@ private:
     x.smp.shard_gradients = x.smp.shard_optimizer_state && maybe();
     x.smp.overlapping_allreduce = maybe(0.8);
     x.smp.broadcast_buffers = maybe(0.2);
+    x.smp.bucket_cap_mb = one_of<uint64_t>({1, 25});
   }
 
   void draw_sharing(train_config& x) {
@@ -93,14 +102,32 @@ private:
     x.model.dropout = one_of<double>({0.0, 0.0, 0.2});
     x.model.tied = maybe();
     if (maybe(0.4))
-      x.smp.activation_checkpointing.modules = {one_of<std::string>(
-        {"transformer.h", "transformer.h.*.mlp", "transformer.h.1"})};
+      draw_checkpointing(x);
     x.smp.static_mode = maybe(0.3);
+    x.smp.deterministic_server = maybe(0.2);
     x.smp.fast_mode = one_of<std::optional<bool>>({std::nullopt, true, false});
   }
 
+  void draw_checkpointing(train_config& x) {
+    auto module = one_of<std::string>(
+      {"transformer.h", "transformer.h.*.mlp", "transformer.h.1"});
+    auto& again = x.smp.activation_checkpointing;
+    again.modules = {module};
+    // Of a Sequential.
+    if (module == "transformer.h")
+      again.strategy = one_of<std::string>({"each", "contiguous", "group_2"});
+    x.smp.offload_activations = maybe();
+    if (x.smp.offload_activations)
+      x.smp.activation_loading_horizon = one_of<uint64_t>({1, 4});
+  }
+
   void draw_precision(train_config& x) {
-    x.smp.bf16_params = maybe(0.3);
+    auto type = one_of<std::string>(
+      {"float32", "float32", "float32", "bf16", "fp16", "autocast"});
+    x.smp.bf16_params = type == "bf16";
+    x.smp.fp16_params = type == "fp16";
+    if (type == "autocast")
+      x.train.dtype = "bfloat16";
     if (maybe(0.3))
       x.optimizer.loss_scale = maybe() ? loss_scale_setting{.dynamic = true}
                                        : loss_scale_setting{.fixed = 128};
@@ -116,13 +143,19 @@ private:
 TEST_CASE("Features in any mix give the numbers of one process",
           "[runtime][verify][R35]") {
   mixer mixes{20261123};
+  uint64_t offloaded = 0;
   for (int i = 0; i < 50; ++i) {
     auto x = mixes.draw();
     INFO("mix " << i << "\n" << x.name);
-    auto summary = test::run_case(x, steps_to_verify(x.config));
+    auto steps = std::max<uint64_t>(5, steps_to_verify(x.config));
+    std::vector<test::rank_counts> ranks;
+    auto summary = test::run_case(x, steps, false, &ranks);
     CHECK(to_text(summary).starts_with("equal: "));
     CHECK(summary.losses.compared > 0);
     CHECK(summary.gradients.compared > 0);
     CHECK(summary.updates.compared > 0);
+    for (auto& rank : ranks)
+      offloaded += rank.offloaded_bytes;
   }
+  CHECK(offloaded > 0);
 }
