@@ -244,7 +244,7 @@ void run_stages(const arguments& args) {
   setup.chunks = x.chunks;
   // A trace shows what waits; times are known.
   setup.trace_device = x.touch ? "cpu" : "none";
-  setup.trace_execution_times = false;
+  setup.trace_execution_times = !x.touch;
   setup.print_partition = false;
   setup.threads = 1;
   gpt_job::set_modes(args, setup);

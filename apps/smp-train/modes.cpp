@@ -47,6 +47,8 @@ void set_mode(train_config& config, const run_mode& x) {
   config.smp.fast_mode = x.fast ? std::nullopt : std::optional{false};
   config.smp.static_mode = x.replays;
   config.smp.deterministic_server = x.deterministic;
+  // Of those that the configuration says, which this one does not have.
+  config.smp = without_idle_keys(std::move(config.smp));
 }
 
 std::vector<std::string>

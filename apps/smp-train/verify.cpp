@@ -48,6 +48,7 @@ void prepare_split(train_config& config) {
     config.smp.trace_device = "cpu";
   if (config.smp.tensor_parallel_degree == 1)
     config.smp.optimize = "memory";
+  config.smp = without_idle_keys(std::move(config.smp));
 }
 
 void check_json_file(const std::string& path) {

@@ -5,7 +5,6 @@
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -290,13 +289,10 @@ private:
 
   std::string has_no_effect(const config_key& key,
                             const config_condition& broken) const {
-    auto& other = *find_config_key(broken.key);
-    auto at = places_.find(other.name);
-    return fmt::format("{} has no effect with {} = {} ({}); it belongs to {}",
-                       key.name, other.name, value_text(other, config_),
-                       at == places_.end() ? "the default"
-                                           : place_text(at->second.line),
-                       fmt::join(wanted_settings(broken), ", "));
+    auto at = places_.find(broken.key);
+    return no_effect_text(key, broken, config_,
+                          at == places_.end() ? "the default"
+                                              : place_text(at->second.line));
   }
 
   /// Set, or by default, to something legal.

@@ -393,7 +393,35 @@ bool is_of_session(std::string_view key) {
   return key.starts_with("smp.") || key.starts_with("monitor.");
 }
 
+bool has_default(const config_key& key, const train_config& x) {
+  return value_text(key, x) == value_text(key, train_config{});
+}
+
+/// @returns what is wrong with a key that was set, as its value tells, and does
+/// nothing
+std::optional<std::string> check_effect(const config_key& key,
+                                        const train_config& x) {
+  auto* broken = broken_condition(key, x);
+  if (broken == nullptr || has_default(key, x))
+    return std::nullopt;
+  auto& other = *find_config_key(broken->key);
+  return no_effect_text(key, *broken, x,
+                        has_default(other, x) ? "the default" : "");
+}
+
 } // namespace
+
+session_config without_idle_keys(session_config x) {
+  train_config whole;
+  train_config defaults;
+  whole.smp = std::move(x);
+  for (auto& key : config_keys())
+    if (key.slot != nullptr && is_of_session(key.name) && !applies(key, whole))
+      std::visit(
+        [&](auto* to) { *to = *std::get<decltype(to)>(key.slot(defaults)); },
+        key.slot(whole));
+  return std::move(whole.smp);
+}
 
 void validate(const session_config& x) {
   train_config whole;
@@ -404,18 +432,23 @@ void validate(const session_config& x) {
       errors += '\n';
     errors += line;
   };
-  for (auto& key : config_keys())
-    if (key.slot != nullptr && is_of_session(key.name))
-      if (auto wrong = check_value(key, whole))
-        add(*wrong);
+  auto add_wrong = [&](auto& check) {
+    for (auto& key : config_keys())
+      if (key.slot != nullptr && is_of_session(key.name))
+        if (auto wrong = check(key, whole))
+          add(*wrong);
+  };
+  add_wrong(check_value);
   // How many replicas there will be is not said here.
   whole.ranks = 2 * x.pipeline_parallel_degree * x.tensor_parallel_degree;
   // Rules on several keys mean little while one of them is wrong by itself, and
   // what else could conflict is not set.
-  if (errors.empty())
+  if (errors.empty()) {
+    add_wrong(check_effect);
     for (auto& conflict : conflicts(whole))
       if (std::ranges::all_of(conflict.keys, is_of_session))
         add(conflict.text);
+  }
   if (!errors.empty())
     throw error{error_code::config, errors};
 }

@@ -93,6 +93,12 @@ inline bool applies(const config_key& key, const train_config& x) {
 /// alone if they are strings, else "KEY = VALUE".
 std::vector<std::string> wanted_settings(const config_condition& x);
 
+/// @returns what is wrong with a key whose condition `broken` does not hold.
+/// @param place where the key of the condition was set; may be empty
+std::string no_effect_text(const config_key& key,
+                           const config_condition& broken,
+                           const train_config& x, std::string_view place);
+
 /// @returns true if `x` cannot do without the key.
 bool is_required(const config_key& key, const train_config& x);
 

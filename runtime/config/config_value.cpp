@@ -293,6 +293,16 @@ std::vector<std::string> wanted_settings(const config_condition& x) {
   return result;
 }
 
+std::string no_effect_text(const config_key& key,
+                           const config_condition& broken,
+                           const train_config& x, std::string_view place) {
+  auto& other = *find_config_key(broken.key);
+  return fmt::format("{} has no effect with {} = {}{}; it belongs to {}",
+                     key.name, other.name, value_text(other, x),
+                     place.empty() ? "" : fmt::format(" ({})", place),
+                     fmt::join(wanted_settings(broken), ", "));
+}
+
 bool is_required(const config_key& key, const train_config& x) {
   return key.required && applies(key, x)
          && !(key.optional_if && holds(*key.optional_if, x));

@@ -149,9 +149,14 @@ struct session_config {
   bool print_partition = true;
 };
 
-/// Checks each value and what ties keys together.
+/// Checks each value and what ties keys together: one that does nothing beside
+/// the others has to have its default.
 /// @throws error (config) naming the keys, one line for each error
 void validate(const session_config& x);
+
+/// @returns `x` with the defaults of all keys that do nothing beside the
+/// others, for who changes what a user wrote
+session_config without_idle_keys(session_config x);
 
 /// @returns `active_microbatches` or, if not set, its default in a step of
 ///          `microbatches` (R2).

@@ -9,6 +9,7 @@
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/session/schedule_policies.hpp"
 #include "runtime/session/sharing.hpp"
 #include "runtime/session/split.hpp"
 #include "runtime/train/trainable.hpp"
@@ -276,17 +277,11 @@ void decide_alone(const train_config& x,
   world.config.active_microbatches = effective_active_microbatches(
     x.smp, x.smp.microbatches);
   world.config.pipeline_parallel_degree = 1;
+  world.config.fast_mode = takes_promises(x.smp);
   world.config.ddp = false;
-  world.config.placement_strategy = "cluster";
-  world.config.tensor_parallel_degree = 1;
-  world.config.prescaled_batch = false;
   world.config.tensor_parallel_modules.clear();
   world.config.default_partition = 0; // the other devices are no ranks
-  // Then the trace is there for what callers do with results, and costs count
-  // as in a run.
-  if (!x.smp.auto_partition)
-    world.config.trace_execution_times = world.config.trace_memory_usage
-      = false;
+  world.config = without_idle_keys(std::move(world.config));
   threads_of_a_rank threads{x};
   run_virtual_world(1, world, [&](session& s) {
     auto whole = make_whole(x);

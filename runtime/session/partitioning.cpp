@@ -140,9 +140,14 @@ model_info describe(const walked_model& model,
   return result;
 }
 
-/// Tells whether times of modules are wanted and have to be measured.
+/// Tells whether times of modules are wanted and have to be measured. Without a
+/// partition by cost a trace is there for what callers do with results.
 bool measures_times(const session_config& x) {
-  return x.trace_execution_times && x.times.empty();
+  return x.auto_partition && x.trace_execution_times && x.times.empty();
+}
+
+bool measures_memory(const session_config& x) {
+  return x.auto_partition && x.trace_memory_usage;
 }
 
 std::string why_guessed(bool traced_before, const session_config& x,
@@ -198,8 +203,7 @@ bool partitioning::any_deferred() const {
 
 bool partitioning::wants_trace(uint64_t devices) const {
   auto& cfg = rank_.config();
-  return cfg.auto_partition && (measures_times(cfg) || cfg.trace_memory_usage)
-         && can_trace(devices);
+  return (measures_times(cfg) || measures_memory(cfg)) && can_trace(devices);
 }
 
 bool partitioning::can_trace(uint64_t devices) const {
@@ -242,7 +246,7 @@ void partitioning::trace(const std::function<void()>& prepare,
     trace_ = trace_forward(map_.model(),
                            {.gpu = cfg.trace_device == "gpu",
                             .times = measures_times(cfg),
-                            .memory = cfg.trace_memory_usage},
+                            .memory = measures_memory(cfg)},
                            std::move(stream), body);
   } catch (const error& err) {
     // All ranks are to hear of it: they wait for the decision.

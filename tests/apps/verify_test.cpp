@@ -132,6 +132,9 @@ TEST_CASE_METHOD(tiny_job, "Each mode that is named is verified",
   for (auto type : {"ucx", "loopback"}) {
     auto p = start({"tiny.toml", "--modes", "fast,dynamic,deterministic+static",
                     "--steps", "3", "--json", "out.json", "--run-dir", type,
+                    // Of these, each mode keeps what it has a use for.
+                    "--smp.no_promises=[\"lm_head\"]", "--smp.static_mode=true",
+                    "--smp.static_steps=2",
                     std::string{"--transport.type="} + type});
     auto code = p.join();
     INFO(p.output());
@@ -221,7 +224,8 @@ TEST_CASE_METHOD(tiny_job, "A split job shows that modules cross ranks",
   CHECK(result("out.json")["requests"] > 100);
   // It places by hand what the configuration would place by cost.
   auto weighed = start({"tiny.toml", "--steps", "1", "--split",
-                        "--smp.optimize=speed", "--transport.type=loopback"});
+                        "--smp.optimize=speed", "--smp.strategy=paper",
+                        "--transport.type=loopback"});
   CHECK(weighed.join() == 0);
   auto alone = start({"tiny.toml", "--split", "--ranks", "1"});
   CHECK(alone.join() == 2);

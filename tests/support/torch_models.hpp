@@ -136,8 +136,10 @@ inline virtual_world_options model_world(const model_options& x) {
   world.config.no_promises = x.no_promises;
   world.config.static_mode = x.replay;
   world.config.deterministic_server = x.fixed_order;
-  world.config.static_steps = 1;
-  world.config.static_fallback = "dynamic";
+  if (x.replay && !x.fixed_order)
+    world.config.static_steps = 1;
+  if (x.replay || x.fixed_order)
+    world.config.static_fallback = "dynamic";
   if (x.recompute == model_options::again::outermost)
     world.config.activation_checkpointing = {{"*"}, x.strategy};
   if (x.offload) {

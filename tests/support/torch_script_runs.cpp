@@ -177,7 +177,8 @@ script_result run_split(const script_job& job) {
   world.config.threads = 1;
   world.config.fast_mode = job.fast;
   world.config.static_mode = job.replays;
-  world.config.static_steps = 1;
+  if (job.replays && !job.fixed_order)
+    world.config.static_steps = 1;
   world.config.deterministic_server = job.fixed_order;
   world.config.activation_checkpointing = {job.recompute, job.strategy};
   world.reorder = true;

@@ -287,6 +287,74 @@ TEST_CASE("a session's configuration is checked without a file as well",
              ContainsSubstring("smp.default_partition = 1"));
 }
 
+TEST_CASE("what does nothing is refused without a file as well",
+          "[runtime][config]") {
+  struct row {
+    std::function<void(session_config&)> change;
+    std::string why; // empty: it does something
+  };
+  for (auto& [change, why] : std::vector<row>{
+         {[](auto& x) {
+            x.fast_mode = false;
+            x.no_promises = {"a"};
+          },
+          "smp.no_promises has no effect with smp.fast_mode = false; it "
+          "belongs to smp.fast_mode = \"auto\", smp.fast_mode = true"},
+         {[](auto& x) { x.no_promises = {"a"}; }, ""},
+         {[](auto& x) { x.static_steps = 9; },
+          "smp.static_steps has no effect with smp.static_mode = false (the "
+          "default); it belongs to smp.static_mode = true"},
+         {[](auto& x) { x.static_steps = 5; }, ""}, // the default
+         {[](auto& x) {
+            x.static_mode = true;
+            x.static_steps = 9;
+          },
+          ""},
+         {[](auto& x) { x.static_fallback = "dynamic"; },
+          "smp.static_fallback has no effect with smp.static_mode = false (the "
+          "default); it belongs to smp.static_mode = true, "
+          "smp.deterministic_server = true"},
+         {[](auto& x) { x.placement_strategy = "spread"; },
+          "smp.placement_strategy has no effect with smp.ddp = false (the "
+          "default); it belongs to smp.ddp = true"},
+         {[](auto& x) {
+            x.trace_device = "none";
+            x.trace_memory_usage = false;
+          },
+          "smp.trace_memory_usage has no effect with smp.trace_device = "
+          "\"none\"; it belongs to \"cpu\", \"gpu\""},
+         // A program that runs on one rank, too.
+         {[](auto& x) {
+            x.ddp = true;
+            x.bucket_cap_mb = 50;
+          },
+          ""}}) {
+    session_config x;
+    change(x);
+    auto found = test::error_of([&] { validate(x); }, error_code::config);
+    CHECK(found == (why.empty() ? "no error" : why));
+    CHECK_NOTHROW(validate(without_idle_keys(x)));
+  }
+}
+
+TEST_CASE("keys that do nothing get their defaults, and no others",
+          "[runtime][config]") {
+  session_config x;
+  x.auto_partition = false;
+  x.strategy = "paper";
+  x.no_promises = {"a"};
+  x.shard_optimizer_state = true; // without replicas,
+  x.shard_gradients = true;       // and so this
+  x.static_mode = true;
+  x.static_steps = 2;
+  auto y = without_idle_keys(x);
+  CHECK(y.strategy == "balanced");
+  CHECK_FALSE(y.shard_optimizer_state);
+  CHECK_FALSE(y.shard_gradients);
+  CHECK(y.no_promises == x.no_promises);
+  CHECK(y.static_steps == 2);
+}
+
 TEST_CASE("a schedule is read as a list of microbatches and phases",
           "[runtime][config]") {
   auto x = config_of(with("microb", R"(microbatches = 2

@@ -161,7 +161,8 @@ struct mode {
 virtual_world_options static_world(uint64_t ranks, mode m) {
   auto result = manual_world(ranks, microbatches);
   result.config.static_mode = m.static_mode;
-  result.config.static_steps = 1;
+  if (m.static_mode && !m.fixed_order)
+    result.config.static_steps = 1;
   result.config.deterministic_server = m.fixed_order;
   result.config.fast_mode = m.fast;
   return result;

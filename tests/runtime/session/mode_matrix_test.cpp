@@ -77,7 +77,8 @@ constexpr std::optional<bool> as_by_default;
 
 void set_mode(session_config& x, mode m) {
   x.static_mode = m.replays;
-  x.static_steps = 2; // of 5
+  if (m.replays && !m.fixed_order)
+    x.static_steps = 2; // of 5
   x.fast_mode = m.fast;
   x.deterministic_server = m.fixed_order;
 }

@@ -139,10 +139,11 @@ virtual_world_options drawing_world(uint64_t pp, const std::string& pipeline,
   x.microbatches = 3;
   x.threads = 1;
   x.static_mode = mode.find("static") != std::string::npos;
-  x.static_steps = 1;
   if (!mode.ends_with("auto"))
     x.fast_mode = mode.ends_with("fast");
   x.deterministic_server = mode.starts_with("deterministic");
+  if (x.static_mode && !x.deterministic_server)
+    x.static_steps = 1;
   if (pipeline == "interleaved_1f1b")
     x.chunks = 2;
   if (pipeline == "list")

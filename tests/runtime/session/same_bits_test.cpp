@@ -111,7 +111,6 @@ TEST_CASE("two runs give the same bits with every schedule and mode",
   config.pipeline = pipeline;
   config.fast_mode = fast;
   config.static_mode = replay;
-  config.static_steps = 1;
   config.deterministic_server = true;
   if (config.pipeline == "interleaved_1f1b")
     config.chunks = 2;

@@ -118,7 +118,8 @@ traffic run(const layers_impl::code& f, uint32_t ranks, mode how,
   auto world = manual_world(ranks, microbatches);
   world.config.fast_mode = how.fast;
   world.config.static_mode = how.replay;
-  world.config.static_steps = 1;
+  if (how.replay)
+    world.config.static_steps = 1;
   world.reorder = false;
   traffic result;
   std::mutex mutex;
@@ -266,8 +267,10 @@ std::vector<changed_step> run_changing(change what, bool both,
   if (!both || seed == 1)
     world.config.fast_mode = both;
   world.config.static_mode = both;
-  world.config.static_steps = 1;
-  world.config.static_fallback = fallback;
+  if (both) {
+    world.config.static_steps = 1;
+    world.config.static_fallback = fallback;
+  }
   world.seed = seed;
   std::vector<changed_step> result(steps);
   std::atomic<change> how = change::none;

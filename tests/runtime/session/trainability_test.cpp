@@ -65,7 +65,8 @@ std::vector<seen_step> run(mode x, const std::vector<bool>& steps) {
   auto world = manual_world(2, microbatches);
   world.config.fast_mode = x.fast;
   world.config.static_mode = x.replays;
-  world.config.static_steps = 1;
+  if (x.replays)
+    world.config.static_steps = 1;
   run_virtual_world(2, world, [&](session& s) {
     distributed_model model{seeded([] {
       return caller{twice, [](caller_impl& self, Tensor y) {
