@@ -42,6 +42,7 @@ void microbatch_sequencer::on_moved(std::function<void()> f) {
 void microbatch_sequencer::begin_step(uint64_t microbatches) {
   std::lock_guard guard{mutex_};
   over_.assign(microbatches, false);
+  overtaken_ = false;
   held_.clear();
   for (auto& [id, x] : gates_) {
     x.entered.assign(microbatches, 0);
@@ -110,15 +111,18 @@ failure microbatch_sequencer::overtaken(const std::vector<module_id>& xs,
       continue;
     y.sure = true;
     y.expected.reset();
+    overtaken_ = true;
     return {error_code::unsupported, self_, name_ ? name_(id) : std::string{},
             "microbatch " + std::to_string(x.value)
               + " calls it more often than earlier steps did, when a younger "
                 "microbatch has been there: its state would see them in another"
-                " order than in one process. Its buffers are again what they "
-                "were before the step; set the gradients to zero and run the "
-                "step once more: from now on each microbatch waits there for "
-                "the forward phase of the one before it, as it does from the "
-                "first step on after smp::set_stateful"};
+                " order than in one process. Such a step is run again by "
+                "default (smp.fast_mode = \"auto\", without "
+                "smp.shard_gradients), and smp.active_microbatches = 1 lets "
+                "none overtake another. Buffers are again what they were "
+                "before the step, and from now on each microbatch waits there "
+                "for the forward phase of the one before it, so that a program "
+                "may set the gradients to zero and run the step once more"};
   }
   return {};
 }
@@ -208,6 +212,11 @@ void microbatch_sequencer::moved(std::unique_lock<std::mutex> guard) {
 }
 
 // -- reports ------------------------------------------------------------------
+
+bool microbatch_sequencer::was_overtaken() const {
+  std::lock_guard guard{mutex_};
+  return overtaken_;
+}
 
 uint64_t microbatch_sequencer::calls(module_id x) const {
   std::lock_guard guard{mutex_};

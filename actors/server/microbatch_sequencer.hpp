@@ -29,9 +29,9 @@ namespace smp {
 /// step showed that all microbatches call the module equally often, one that
 /// made as many calls, all of which are over, is past it as well, so that the
 /// next one need not wait for the rest of the model. That is a guess: if it
-/// calls the module once more when a younger one has been there, the step ends
-/// with an error, and the module goes back to the safe rule. So does a module
-/// that is not called equally often.
+/// calls the module once more when a younger one has been there, the step fails
+/// (it may be run again, R42), and the module goes back to the safe rule. So
+/// does a module that is not called equally often.
 ///
 /// Thread-safe: the MODULE SERVER asks for requests, before they get the
 /// token; executions ask for calls on their own rank.
@@ -85,6 +85,9 @@ public:
 
   // -- reports ----------------------------------------------------------------
 
+  /// Tells whether a call of this step, the last one, came too late.
+  bool was_overtaken() const;
+
   /// Calls of this module since it is ordered, on this rank.
   uint64_t calls(module_id x) const;
 
@@ -117,6 +120,7 @@ private:
   mutable std::mutex mutex_;
   std::map<module_id, gate> gates_;
   std::vector<bool> over_; // by turn
+  bool overtaken_ = false;
   std::vector<held> held_;
   bool asked_ = false; // somebody wants to hear of it
   std::function<void()> on_moved_;

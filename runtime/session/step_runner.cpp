@@ -212,15 +212,16 @@ namespace {
 struct failed_step {
   bool promised = false;  // calls went on without their results
   bool keeps_out = false; // it must not run again
+  bool overtaken = false; // a module with state was called too late
   /// Buffers that microbatches changed in any order.
   std::set<uint32_t> changed_late = {};
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, failed_step& x) {
-  return f.object(x).fields(f.field("promised", x.promised),
-                            f.field("keeps_out", x.keeps_out),
-                            f.field("changed_late", x.changed_late));
+  return f.object(x).fields(
+    f.field("promised", x.promised), f.field("keeps_out", x.keeps_out),
+    f.field("overtaken", x.overtaken), f.field("changed_late", x.changed_late));
 }
 
 } // namespace
@@ -242,6 +243,7 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
     (call.no_rerun && rank_.pp_rank() == 0)
       || (rank_.records().active() && rank_.records().note().refused)
       || !order.keeps_late_changes(),
+    rank_.sequencer().was_overtaken(),
     rank_.counters().microbatches > 1 ? order.changed_late()
                                       : std::set<uint32_t>{}};
   try {
@@ -251,12 +253,13 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
       auto other = from_payload<failed_step>(x, "view of a failed step");
       all.promised = all.promised || other.promised;
       all.keeps_out = all.keeps_out || other.keeps_out;
+      all.overtaken = all.overtaken || other.overtaken;
       all.changed_late.merge(other.changed_late);
     }
     if (!all.changed_late.empty())
       model->order_again(all.changed_late);
-    return (all.promised || !all.changed_late.empty()) && !all.keeps_out
-           && model->can_take_back();
+    return (all.promised || all.overtaken || !all.changed_late.empty())
+           && !all.keeps_out && model->can_take_back();
   } catch (const error&) {
     return false; // a rank was lost; what came first is told
   }

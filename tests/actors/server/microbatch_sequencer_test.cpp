@@ -122,6 +122,7 @@ TEST_CASE_METHOD(sequencer_fixture,
   REQUIRE(open(1)); // from here on the order of microbatch 0 is lost
   if (called)
     gate.leave({norm}, 1);
+  CHECK_FALSE(gate.was_overtaken());
   auto why = overtake(0); // a second call, which nobody could expect
   CHECK(why.code == error_code::unsupported);
   CHECK(why.rank == rank_id{2});
@@ -132,7 +133,9 @@ TEST_CASE_METHOD(sequencer_fixture,
   REQUIRE(local);
   CHECK(local->cause() == why);
   gate.end_step(false);
+  CHECK(gate.was_overtaken());
   gate.begin_step(3);
+  CHECK_FALSE(gate.was_overtaken());
   call(0);
   CHECK_FALSE(open(1)); // from now on the sure rule
   call(0);
