@@ -182,19 +182,28 @@ at::Tensor model_state::gradient(uint32_t tensor) const {
 
 bool model_state::can_take_back() const {
   return promises_.on() && !rank_.config().fast_mode
-         && rank_.pipeline().size() > 1 && map_.order().unseen().empty();
+         && rank_.pipeline().size() > 1
+         && (root_.script || map_.order().unseen().empty());
+}
+
+bool model_state::keeps_changes() const {
+  return map_.order().keeps_late_changes() && attributes_.complete();
 }
 
 void model_state::keep() {
   if (rank_.pipeline().size() > 1)
     map_.order().keep([this](uint32_t tensor) { return map_.owned(tensor); });
-  if (can_take_back())
-    gradients_.keep(map_);
+  if (!can_take_back())
+    return;
+  gradients_.keep(map_);
+  if (script_)
+    attributes_.keep(map_, script_->code());
 }
 
 void model_state::take_back() {
   map_.order().put_back();
   gradients_.put_back();
+  attributes_.put_back(map_);
 }
 
 void model_state::begin_step(bool again) {

@@ -6,6 +6,7 @@
 #include "runtime/remote/parameters.hpp"
 #include "runtime/remote/promised_call.hpp"
 #include "runtime/session/comm_hook.hpp"
+#include "runtime/session/kept_attributes.hpp"
 #include "runtime/session/kept_gradients.hpp"
 #include "runtime/session/partitioning.hpp"
 #include "runtime/session/schedule_gate.hpp"
@@ -172,20 +173,25 @@ public:
   /// which modules need no order. Collective.
   void end_step(bool complete);
 
-  /// Tells whether a step may be taken back: nothing was changed that this rank
-  /// does not see.
+  /// Tells whether a step may be taken back: there is no state of C++ modules
+  /// that smp does not see.
   bool can_take_back() const;
+
+  /// Tells whether copies were kept of all that this rank changed in the last
+  /// step.
+  bool keeps_changes() const;
 
   /// Orders microbatches again in the modules of these buffers, which changed
   /// later than in the first training step. On all ranks alike.
   void order_again(const std::set<uint32_t>& buffers);
 
-  /// Makes buffers and gradients what they were at the last `keep`.
+  /// Makes buffers, gradients and attributes what they were at the last `keep`.
   void take_back();
 
   /// No step is under way any more.
   void forget_kept() noexcept {
     gradients_.drop();
+    attributes_.drop();
   }
 
 private:
@@ -202,6 +208,7 @@ private:
   partitioning partitioning_;
   schedule_gate gate_;
   kept_gradients gradients_;
+  kept_attributes attributes_;
   smp::replication replication_;
   std::unique_ptr<gradient_buckets> buckets_;
   std::unique_ptr<script_program> script_;

@@ -242,7 +242,7 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
     model->promises().promised(),
     (call.no_rerun && rank_.pp_rank() == 0)
       || (rank_.records().active() && rank_.records().note().refused)
-      || !order.keeps_late_changes(),
+      || !model->keeps_changes(),
     rank_.sequencer().was_overtaken(),
     rank_.counters().microbatches > 1 ? order.changed_late()
                                       : std::set<uint32_t>{}};
