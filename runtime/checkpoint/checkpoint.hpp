@@ -34,7 +34,8 @@ struct saved_checkpoint {
 /// random numbers stand to PATH/step-`step`, which all ranks reach under this
 /// name. Collective over the world; between steps, after the partition. The
 /// checkpoint counts once everything is on disk; until then, and whatever
-/// happens, the one before it stays.
+/// happens, the one before it stays. Parameters that are averages now
+/// (`swap_averages`) are saved as the weights that they were.
 /// @param optimizers of the model, in the order in which they are resumed
 /// @throws error (config), the same on all ranks, naming the file, the rank and
 ///         what is wrong: no space, not writable

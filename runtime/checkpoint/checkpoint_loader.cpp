@@ -280,7 +280,9 @@ void checkpoint_loader::adopt_partition(
 void checkpoint_loader::load(
   const distributed_model_base& model,
   const std::vector<distributed_optimizer*>& optimizers) {
-  together("smp.checkpoint.load", [&] { load_parts(model, optimizers); });
+  with_weights(optimizers, [&] {
+    together("smp.checkpoint.load", [&] { load_parts(model, optimizers); });
+  });
   readers_.clear();
 }
 

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include <exception>
 #include <mutex>
 
 namespace smp {
@@ -34,6 +35,26 @@ void set_random_state(const at::Tensor& x) {
   auto generator = at::detail::getDefaultCPUGenerator();
   std::unique_lock guard{generator.mutex()};
   generator.set_state(x);
+}
+
+void with_weights(const std::vector<distributed_optimizer*>& optimizers,
+                  const std::function<void()>& f) {
+  std::vector<distributed_optimizer*> averaged;
+  for (auto* x : optimizers)
+    if (x->is_averaged())
+      averaged.push_back(x);
+  auto swap = [&] {
+    for (auto* x : averaged)
+      x->swap_averages();
+  };
+  swap();
+  try {
+    f();
+  } catch (const std::exception&) {
+    swap();
+    throw;
+  }
+  swap();
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,6 +59,12 @@ std::string random_name(uint64_t rank);
 /// @returns the state of the default generator of this process, uint8 [n]
 at::Tensor random_state();
 void set_random_state(const at::Tensor& x);
+
+/// Runs `f` while no parameters are averages; those that were are again, then.
+/// Collective over the world.
+/// @param f throws on all ranks or on none
+void with_weights(const std::vector<distributed_optimizer*>& optimizers,
+                  const std::function<void()>& f);
 
 /// What the current rank has to write: each tensor of the model stands on one
 /// rank of one replica only, but for buffers, of which each replica has its

@@ -283,8 +283,11 @@ save_checkpoint(const std::string& path, uint64_t step,
                 "save_checkpoint before the partition: make a step first, or "
                 "call model.partition()"};
   auto begin = clock::now();
-  model.state().await_updates();
-  auto result = checkpoint_save{model, optimizers}.run(path, step, x);
+  saved_checkpoint result;
+  with_weights(optimizers, [&] {
+    model.state().await_updates();
+    result = checkpoint_save{model, optimizers}.run(path, step, x);
+  });
   result.seconds = std::chrono::duration<double>(clock::now() - begin).count();
   return result;
 }

@@ -69,6 +69,11 @@ public:
   /// @throws error (unsupported) without `ema_decay`
   void swap_averages();
 
+  /// Whether the parameters are averages now.
+  bool is_averaged() const noexcept {
+    return averaged_;
+  }
+
   /// By which the next backward multiplies its loss.
   double loss_scale() const;
 
