@@ -343,6 +343,7 @@ void print_saves(const scratch& dir, const arguments& args, int64_t width) {
     of.set(fmt::format("--width={}", width));
     alone.add(run_fresh(dir, ranks, "replicas", of));
     of.set("--saves=1");
+    std::filesystem::remove_all(dir / "figures.checkpoints"); // of the last one
     saves.add(run_fresh(dir, ranks, "replicas", of));
   }
   fmt::print("\nGPT of width {}, 2 replicas, a checkpoint after each step\n",

@@ -38,7 +38,8 @@ struct saved_checkpoint {
 /// (`swap_averages`) are saved as the weights that they were.
 /// @param optimizers of the model, in the order in which they are resumed
 /// @throws error (config), the same on all ranks, naming the file, the rank and
-///         what is wrong: no space, not writable
+///         what is wrong: no space, not writable; or the checkpoint of a
+///         later step that the folder holds
 saved_checkpoint
 save_checkpoint(const std::string& path, uint64_t step,
                 const distributed_model_base& model,

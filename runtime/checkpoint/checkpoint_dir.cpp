@@ -84,6 +84,15 @@ std::string manifest_path(const std::string& folder) {
   return folder + "/manifest.json";
 }
 
+void refuse_newer(const std::string& dir, uint64_t step) {
+  auto all = complete_checkpoints(dir);
+  if (!all.empty() && all.back().step > step)
+    throw config_error(fmt::format(
+      "cannot save step {}: {} holds a newer checkpoint, {}, that a later run "
+      "would go on from; remove it or save in another folder",
+      step, dir, all.back().folder));
+}
+
 checkpoint_place begin_checkpoint(const std::string& dir, uint64_t step) {
   std::error_code why;
   fs::create_directories(dir, why);

@@ -31,6 +31,11 @@ std::optional<checkpoint_place> newest_checkpoint(const std::string& path);
 /// @returns the path of the manifest of a checkpoint
 std::string manifest_path(const std::string& folder);
 
+/// Whoever goes on takes the newest one, so one that is saved beside it from an
+/// older one would count for nothing.
+/// @throws error (config) if `dir` holds a complete one of a later step
+void refuse_newer(const std::string& dir, uint64_t step);
+
 /// Makes an empty folder for a checkpoint, in `dir`, which is made as well.
 /// @throws error (config) naming it
 checkpoint_place begin_checkpoint(const std::string& dir, uint64_t step);

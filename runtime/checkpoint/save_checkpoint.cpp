@@ -61,6 +61,7 @@ public:
     // Only rank 0 uses it but for the folder.
     checkpoint_place place;
     auto folder = agree_everywhere(rank_, "smp.checkpoint.begin", [&] {
+      refuse_newer(dir, step);
       place = begin_checkpoint(dir, step);
       return place.folder;
     });

@@ -76,10 +76,7 @@ private:
         fmt::format("checkpoint.resume = \"{}\": no complete "
                     "checkpoint is there",
                     path));
-    std::error_code ignored;
-    auto dir = fs::path{result->folder}.parent_path();
-    if (newest && newest->step > result->step
-        && fs::equivalent(dir, fs::path{newest->folder}.parent_path(), ignored))
+    if (newest && newest->step > result->step)
       throw config_error(fmt::format(
         "checkpoint.resume = \"{}\", but checkpoint.dir holds a newer one, {}, "
         "that a later run would go on from; remove it or write another "

@@ -391,6 +391,10 @@ TEST_CASE_METHOD(checkpoint_run,
              ContainsSubstring("nowhere\": no complete checkpoint is there"));
   CHECK_THAT(told({"--checkpoint.resume=checkpoints/step-4"}),
              ContainsSubstring("holds a newer one"));
+  fs::create_directories(path / "older");
+  fs::copy(path / "checkpoints/step-4", path / "older/step-4");
+  CHECK_THAT(told({"--checkpoint.resume=older"}),
+             ContainsSubstring("holds a newer one"));
   std::ofstream{path / "checkpoints/step-8/manifest.json"} << "{}";
   CHECK_THAT(told({}), ContainsSubstring("step-8/manifest.json: it is no "
                                          "manifest")

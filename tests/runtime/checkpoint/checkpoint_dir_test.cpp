@@ -132,6 +132,19 @@ TEST_CASE("newer checkpoints do not push an older one out",
   CHECK(steps_in(dir) == std::vector<uint64_t>{3, 7, 8});
 }
 
+TEST_CASE("a folder with a newer checkpoint wants no older one",
+          "[runtime][checkpoint]") {
+  test::scratch_dir scratch;
+  auto dir = scratch.path.string();
+  refuse_newer(dir + "/none", 1);
+  begin_checkpoint(dir, 9); // never complete
+  for (uint64_t step : {7, 8})
+    save(dir, step);
+  refuse_newer(dir, 8);
+  CHECK_THAT(test::error_of([&] { refuse_newer(dir, 7); }),
+             ContainsSubstring("holds a newer checkpoint, " + dir + "/step-8"));
+}
+
 TEST_CASE("a folder that cannot be made is an error", "[runtime][checkpoint]") {
   test::scratch_dir scratch;
   auto file = scratch.write("file", "x");
