@@ -6,6 +6,7 @@
 #include "runtime/session/distributed_model.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -59,12 +60,18 @@ struct resumed_checkpoint {
 /// @param path of a folder of checkpoints (the newest complete one counts), or
 ///        of one checkpoint
 /// @param optimizers must outlive the first step
+/// @param rehearse does what the program does before update `i`, from 0: its
+///        steps with forward and backward. With `smp.deterministic_server` it
+///        is called for the first few at once, and nothing of it stays: so
+///        sums are added in the order of the run that wrote the checkpoint.
+///        The step of the checkpoint has to count updates
 /// @returns nothing if there is none
 /// @throws error (config), the same on all ranks, before anything is changed:
 ///         naming the file that is damaged, missing or of another version, or
 ///         the tensors or options that do not fit
 std::optional<resumed_checkpoint>
 resume_from_checkpoint(const std::string& path, distributed_model_base& model,
-                       const std::vector<distributed_optimizer*>& optimizers);
+                       const std::vector<distributed_optimizer*>& optimizers,
+                       const std::function<void(uint64_t)>& rehearse = {});
 
 } // namespace smp

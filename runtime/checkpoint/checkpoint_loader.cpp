@@ -1,5 +1,6 @@
 #include "runtime/checkpoint/checkpoint_loader.hpp"
 
+#include "actors/replay/record_book.hpp"
 #include "partition/rank_layout.hpp"
 #include "runtime/base/file_io.hpp"
 #include "runtime/base/mistakes.hpp"
@@ -277,6 +278,17 @@ void checkpoint_loader::adopt_partition(
   place_by_name(model, manifest_.partition);
 }
 
+void checkpoint_loader::rehearse(
+  const std::vector<distributed_optimizer*>& optimizers,
+  const std::function<void(uint64_t)>& f) const {
+  constexpr uint64_t enough = record_book::max_learnt + 3;
+  for (uint64_t i = 0; i < std::min(manifest_.step, enough); ++i) {
+    f(i);
+    for (auto* x : optimizers)
+      x->zero_grad();
+  }
+}
+
 void checkpoint_loader::load(
   const distributed_model_base& model,
   const std::vector<distributed_optimizer*>& optimizers) {
@@ -409,15 +421,22 @@ at::Tensor checkpoint_loader::read(const saved_tensor& x,
 
 std::optional<resumed_checkpoint>
 resume_from_checkpoint(const std::string& path, distributed_model_base& model,
-                       const std::vector<distributed_optimizer*>& optimizers) {
+                       const std::vector<distributed_optimizer*>& optimizers,
+                       const std::function<void(uint64_t)>& rehearse) {
   auto found = checkpoint_loader::find(path);
   if (!found)
     return std::nullopt;
   found->check(model, optimizers);
   found->load_options(optimizers);
   found->adopt_partition(model);
-  model.register_post_partition_hook(
-    [found, &model, optimizers] { found->load(model, optimizers); });
+  if (rehearse && session::current().config().deterministic_server) {
+    found->rehearse(optimizers, rehearse);
+    model.partition(); // where there was no step to make
+    found->load(model, optimizers);
+  } else {
+    model.register_post_partition_hook(
+      [found, &model, optimizers] { found->load(model, optimizers); });
+  }
   auto& manifest = found->manifest();
   return resumed_checkpoint{.folder = found->folder(),
                             .step = manifest.step,

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -57,6 +58,13 @@ public:
   /// was set.
   void
   load_options(const std::vector<distributed_optimizer*>& optimizers) const;
+
+  /// With `smp.deterministic_server` the first steps of a run find the order in
+  /// which later ones add their gradients; a run that goes on finds it in steps
+  /// of which nothing stays once values are loaded.
+  /// @param f does all that comes before update `i`, from 0
+  void rehearse(const std::vector<distributed_optimizer*>& optimizers,
+                const std::function<void(uint64_t)>& f) const;
 
   /// Reads what this rank owns.
   /// @pre partitioned, checked

@@ -24,6 +24,12 @@ run_checkpoints::run_checkpoints(const train_config& config, uint64_t samples,
   found_->adopt_partition(model_);
 }
 
+void run_checkpoints::rehearse(const std::function<void(uint64_t)>& step) {
+  if (found_)
+    found_->rehearse(optimizers_, step);
+  load();
+}
+
 void run_checkpoints::load() {
   // What the configuration says of the optimizer counts, not what it said.
   if (found_)

@@ -5,6 +5,7 @@
 #include "runtime/config/config_file.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +37,10 @@ public:
   const std::vector<std::string>& changes() const noexcept {
     return changes_;
   }
+
+  /// Makes the first steps once more (`checkpoint_loader::rehearse`) and loads
+  /// what was found.
+  void rehearse(const std::function<void(uint64_t)>& step);
 
   /// Loads what was found. @pre partitioned
   void load();

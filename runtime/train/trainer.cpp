@@ -138,7 +138,8 @@ public:
       return loss;
     });
     if (rehearses())
-      rehearse(train_step);
+      checkpoints_->rehearse(
+        [&](uint64_t i) { train_step(training_batch(i)); });
     else if (summary_.steps == config_.train.steps)
       model_->partition(); // what is loaded comes with it
     if (summary_.steps > 0)
@@ -218,18 +219,6 @@ private:
 
   bool rehearses() const {
     return config_.smp.deterministic_server && !summary_.resumed_from.empty();
-  }
-
-  /// The first steps of a run find the order in which later ones add their
-  /// gradients. A run that goes on finds it in steps of which nothing stays.
-  template <class Step>
-  void rehearse(Step& train_step) {
-    constexpr uint64_t enough = record_book::max_learnt + 3;
-    for (uint64_t i = 0; i < std::min(summary_.steps, enough); ++i) {
-      train_step(training_batch(i));
-      optimizer_.zero_grad();
-    }
-    checkpoints_->load();
   }
 
   void save_checkpoint() {
