@@ -313,7 +313,7 @@ void checkpoint_loader::load_parts(
     auto role = t.is_buffer ? tensor_role::buffer : tensor_role::parameter;
     auto* slice = map.slice(i);
     auto x = t.tensor; // of which this is a handle
-    x.copy_(read(*find(role, t.names.front()), slice, replica, x));
+    x.copy_(read(*find(role, t.names.front()), slice, nullptr, replica, x));
     for (size_t k = 0; k < optimizers.size() && !t.is_buffer; ++k)
       load_state(*optimizers[k], k, t, slice);
   }
@@ -321,7 +321,7 @@ void checkpoint_loader::load_parts(
   if (!random)
     random = find(tensor_role::random, random_name(0));
   if (random)
-    set_random_state(read(*random, nullptr, 0, {}));
+    set_random_state(read(*random, nullptr, nullptr, 0, {}));
   rank_.counters().drawn_step = manifest_.drawn_steps;
   for (size_t k = 0; k < optimizers.size(); ++k)
     if (auto& saved = manifest_.optimizers[k].loss_scale;
@@ -338,9 +338,11 @@ void checkpoint_loader::load_state(distributed_optimizer& x, size_t number,
   auto read_field = [&](const std::string& field) {
     auto* saved = find(tensor_role::optimizer,
                        state_name(number, field, parameter.names.front()));
-    return saved ? read(*saved, saved->shape.empty() ? nullptr : part->where, 0,
-                        part->values)
-                 : at::Tensor{};
+    if (!saved)
+      return at::Tensor{};
+    auto is_count = saved->shape.empty();
+    return read(*saved, is_count ? nullptr : slice,
+                is_count ? nullptr : part->where, 0, part->values);
   };
   named_tensors state;
   for (auto& field : state_fields(x.inner()))
@@ -376,27 +378,32 @@ safetensors_reader& checkpoint_loader::open(const std::string& file) {
 }
 
 /// @param slice what this rank holds of it; null: the whole
+/// @param rows which of that are wanted; null: all
 /// @param replica whose, if it has one of its own
 /// @param like has the type where nothing is to be read
 at::Tensor checkpoint_loader::read(const saved_tensor& x,
-                                   const tensor_slice* slice, uint64_t replica,
+                                   const tensor_slice* slice,
+                                   const tensor_slice* rows, uint64_t replica,
                                    const at::Tensor& like) {
-  if (slice && slice->blocks > 1) {
-    std::vector<at::Tensor> parts;
-    for (auto& range : slice->ranges())
-      parts.push_back(read(x, &range, replica, like));
-    return at::cat(parts, slice->dim);
-  }
+  auto sizes = x.shape;
+  if (slice)
+    sizes.at(static_cast<size_t>(slice->dim)) = slice->length * slice->blocks;
+  if (rows)
+    sizes.at(0) = rows->length;
+  std::vector<at::Tensor> parts;
+  for (auto& box : boxes_of(sizes, slice, rows))
+    parts.push_back(read(x, box, replica, like));
+  if (parts.empty())
+    return at::empty(sizes, like.options());
+  return parts.size() == 1 ? parts.front() : at::cat(parts, slice->dim);
+}
+
+at::Tensor checkpoint_loader::read(const saved_tensor& x, const tensor_box& box,
+                                   uint64_t replica, const at::Tensor& like) {
   if (std::ranges::find(x.pieces, replica, &tensor_piece::replica)
       == x.pieces.end())
     replica = 0;
-  auto sizes = x.shape;
-  std::vector<int64_t> begin(sizes.size(), 0);
-  if (slice) {
-    auto dim = static_cast<size_t>(slice->dim);
-    begin.at(dim) = slice->begin;
-    sizes.at(dim) = slice->length;
-  }
+  auto& [begin, sizes] = box;
   at::Tensor result;
   for (auto& piece : x.pieces) {
     overlap both{piece, begin, sizes};

@@ -18,6 +18,7 @@ namespace smp {
 
 class distributed_optimizer;
 class rank_context;
+struct tensor_box;
 struct tensor_slice;
 struct walked_tensor;
 
@@ -87,6 +88,9 @@ private:
   const saved_tensor* find(tensor_role role, const std::string& name) const;
   safetensors_reader& open(const std::string& file);
   at::Tensor read(const saved_tensor& x, const tensor_slice* slice,
+                  const tensor_slice* rows, uint64_t replica,
+                  const at::Tensor& like);
+  at::Tensor read(const saved_tensor& x, const tensor_box& box,
                   uint64_t replica, const at::Tensor& like);
   void load_state(distributed_optimizer& x, size_t number,
                   const walked_tensor& parameter, const tensor_slice* slice);

@@ -5,12 +5,14 @@
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/optimizer_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "tp/distributed_module.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/optim/optimizer.h>
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <mutex>
 
@@ -35,6 +37,32 @@ void set_random_state(const at::Tensor& x) {
   auto generator = at::detail::getDefaultCPUGenerator();
   std::unique_lock guard{generator.mutex()};
   generator.set_state(x);
+}
+
+std::vector<tensor_box> boxes_of(at::IntArrayRef sizes,
+                                 const tensor_slice* slice,
+                                 const tensor_slice* rows) {
+  tensor_box all{std::vector<int64_t>(sizes.size(), 0), sizes.vec()};
+  if (rows)
+    all.begin.at(0) = rows->begin;
+  if (!slice)
+    return {all};
+  std::vector<tensor_box> result;
+  auto dim = static_cast<size_t>(slice->dim);
+  auto begin = all.begin.at(dim); // in the ranges, one behind the other
+  auto end = begin + all.sizes.at(dim);
+  int64_t before = 0;
+  for (auto& range : slice->ranges()) {
+    auto from = std::max(before, begin);
+    auto to = std::min(before + range.length, end);
+    if (from < to) {
+      auto& x = result.emplace_back(all);
+      x.begin[dim] = range.begin + from - before;
+      x.sizes[dim] = to - from;
+    }
+    before += range.length;
+  }
+  return result;
 }
 
 void with_weights(const std::vector<distributed_optimizer*>& optimizers,
@@ -114,7 +142,7 @@ private:
     auto part = optimizer.part_of(x.tensor, slice);
     if (!part || (!part->alone && position(comm_group::rdp) > 0))
       return;
-    auto is_cut = part->where != nullptr;
+    auto* held = part->where != nullptr ? part->where : slice;
     // Of counts, which nobody cuts.
     auto is_peer = slice != nullptr || !part->alone;
     auto only_one = part->first && (!is_peer || position(comm_group::tp) == 0);
@@ -124,12 +152,13 @@ private:
     if (part->average.defined())
       fields.emplace_back(average_field, part->average);
     for (auto& [field, y] : fields) {
-      auto of_part = is_cut && y.dim() > 0 && y.sizes() == part->values.sizes();
-      if (of_part ? part->where->length > 0 : only_one)
+      auto of_part = held && y.dim() > 0 && y.sizes() == part->values.sizes();
+      if (of_part ? held->length > 0 : only_one)
         result_.push_back({.role = tensor_role::optimizer,
                            .name = state_name(number, field, x.names.front()),
                            .value = y,
-                           .slice = of_part ? part->where : nullptr});
+                           .slice = of_part ? slice : nullptr,
+                           .rows = of_part ? part->where : nullptr});
     }
   }
 

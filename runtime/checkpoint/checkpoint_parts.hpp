@@ -18,15 +18,31 @@ namespace smp {
 class distributed_optimizer;
 struct tensor_slice;
 
-/// A tensor that this rank writes, or a slice of it.
+/// A tensor that this rank writes, or a part of it.
 struct held_tensor {
   tensor_role role = tensor_role::parameter;
   std::string name; // as in the manifest
   at::Tensor value;
   const tensor_slice* slice = nullptr; // null: the whole
+  const tensor_slice* rows = nullptr;  // of that; null: all
   uint64_t replica = 0;
-  std::string part = {}; // see `tensor_piece`
 };
+
+/// A part of a tensor that is in one place of the whole.
+struct tensor_box {
+  std::vector<int64_t> begin; // in the whole, by axis
+  std::vector<int64_t> sizes;
+};
+
+/// A rank may have ranges of one axis, and of these some rows only.
+/// @param sizes of what it has
+/// @param slice null: the whole
+/// @param rows of that; null: all
+/// @returns where it is; several boxes lie one behind the other along the axis
+/// of the slice
+std::vector<tensor_box> boxes_of(at::IntArrayRef sizes,
+                                 const tensor_slice* slice,
+                                 const tensor_slice* rows);
 
 /// A parameter in an optimizer.
 struct group_member {

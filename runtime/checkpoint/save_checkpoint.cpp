@@ -18,10 +18,11 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <deque>
 #include <filesystem>
 #include <optional>
+#include <utility>
 #include <variant>
+#include <vector>
 
 namespace smp {
 
@@ -103,12 +104,20 @@ private:
     return found;
   }
 
+  /// What stands in a file as one tensor.
+  struct written_piece {
+    const held_tensor* of = nullptr;
+    at::Tensor value;
+    std::vector<int64_t> begin; // in the whole
+    std::string part = {};      // see `tensor_piece`
+  };
+
   checkpoint_part write(const std::string& folder) const {
-    std::vector<held_tensor> of_model, others;
-    std::deque<tensor_slice> ranges;
-    for (auto& x : held_tensors(model_, optimizers_))
-      for (auto& y : pieces_of(std::move(x), ranges))
-        (y.role == tensor_role::parameter || y.role == tensor_role::buffer
+    auto held = held_tensors(model_, optimizers_);
+    std::vector<written_piece> of_model, others;
+    for (auto& x : held)
+      for (auto& y : pieces_of(x))
+        (x.role == tensor_role::parameter || x.role == tensor_role::buffer
            ? of_model
            : others)
           .push_back(std::move(y));
@@ -120,24 +129,23 @@ private:
     return result;
   }
 
-  /// @param ranges gets the slices to which the pieces point
-  static std::vector<held_tensor> pieces_of(held_tensor x,
-                                            std::deque<tensor_slice>& ranges) {
-    if (!x.slice || x.slice->blocks == 1)
-      return {std::move(x)};
-    std::vector<held_tensor> result;
-    for (auto& range : x.slice->ranges()) {
-      auto k = static_cast<int64_t>(result.size());
-      auto& y = result.emplace_back(x);
-      y.value = x.value.narrow(range.dim, k * range.length, range.length);
-      y.slice = &ranges.emplace_back(range);
-      y.part = fmt::format("#{}", k);
+  static std::vector<written_piece> pieces_of(const held_tensor& x) {
+    auto boxes = boxes_of(x.value.sizes(), x.slice, x.rows);
+    if (boxes.size() == 1)
+      return {{&x, x.value, boxes.front().begin}};
+    std::vector<written_piece> result;
+    int64_t at = 0;
+    for (auto& box : boxes) {
+      auto length = box.sizes.at(static_cast<size_t>(x.slice->dim));
+      result.push_back({&x, x.value.narrow(x.slice->dim, at, length), box.begin,
+                        fmt::format("#{}", result.size())});
+      at += length;
     }
     return result;
   }
 
   void write_file(const std::string& folder, const char* kind,
-                  const std::vector<held_tensor>& xs,
+                  const std::vector<written_piece>& xs,
                   checkpoint_part& out) const {
     if (xs.empty())
       return;
@@ -147,7 +155,7 @@ private:
     std::vector<tensor_outline> outlines;
     for (auto& x : xs)
       outlines.push_back(
-        {x.name + x.part, x.value.scalar_type(), x.value.sizes().vec()});
+        {x.of->name + x.part, x.value.scalar_type(), x.value.sizes().vec()});
     auto begin = out.tensors.size();
     for (auto& x : xs)
       out.tensors.push_back(describe(x, file.name));
@@ -162,20 +170,20 @@ private:
     out.files.push_back(std::move(file));
   }
 
-  static saved_tensor describe(const held_tensor& x, const std::string& file) {
+  static saved_tensor describe(const written_piece& x,
+                               const std::string& file) {
+    auto& of = *x.of;
     auto sizes = x.value.sizes().vec();
-    tensor_piece piece{.file = file,
-                       .part = x.part,
-                       .replica = x.replica,
-                       .begin = std::vector<int64_t>(sizes.size(), 0),
-                       .sizes = sizes};
-    if (x.slice)
-      piece.begin.at(static_cast<size_t>(x.slice->dim)) = x.slice->begin;
-    return {.role = x.role,
-            .name = x.name,
+    auto* within = of.slice ? of.slice : of.rows;
+    return {.role = of.role,
+            .name = of.name,
             .dtype = dtype_in_file(x.value.scalar_type()),
-            .shape = x.slice ? x.slice->whole : sizes,
-            .pieces = {std::move(piece)}};
+            .shape = within ? within->whole : sizes,
+            .pieces = {{.file = file,
+                        .part = x.part,
+                        .replica = of.replica,
+                        .begin = x.begin,
+                        .sizes = sizes}}};
   }
 
   // -- rank 0 -----------------------------------------------------------------

@@ -309,14 +309,15 @@ distributed_optimizer::part_of(const at::Tensor& parameter,
                                const tensor_slice* slice) const {
   auto begins = slice == nullptr || slice->begin == 0;
   if (!shards_.is_cut())
-    return known({parameter, slice, begins, false});
+    return known({parameter, nullptr, begins, false});
   auto* part = shards_.find(parameter);
   if (part == nullptr)
     return std::nullopt;
-  // A slice is not cut again, nor is what has no axis.
-  if (slice != nullptr || parameter.dim() == 0)
-    return known({part->rows, slice, begins, true});
-  return known({part->rows, &part->where, part->where.begin == 0, true});
+  // What has no axis is not cut.
+  if (parameter.dim() == 0)
+    return known({part->rows, nullptr, begins, true});
+  return known(
+    {part->rows, &part->where, begins && part->where.begin == 0, true});
 }
 
 distributed_optimizer::known_part

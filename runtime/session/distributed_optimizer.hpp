@@ -85,7 +85,7 @@ public:
   /// What the optimizer knows of a parameter on this rank.
   struct known_part {
     at::Tensor values;
-    /// Where it is in the whole; null: it is the whole.
+    /// Which rows they are of what this rank has; null: all.
     const tensor_slice* where = nullptr;
     /// No other rank knows a part that lies before it.
     bool first = true;

@@ -18,9 +18,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <functional>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <utility>
 
@@ -103,26 +101,6 @@ row_begins cut_rows(const std::vector<row_block>& blocks, uint64_t ranks) {
   return result;
 }
 
-row_begins deal_whole(const std::vector<row_block>& blocks, uint64_t ranks) {
-  auto size_of = [&](size_t i) {
-    return static_cast<uint64_t>(blocks[i].rows) * blocks[i].row_bytes;
-  };
-  std::vector<size_t> order(blocks.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  // All ranks have to come to the same: those of one size stay in their order.
-  std::ranges::stable_sort(order, std::greater{}, size_of);
-  std::vector<uint64_t> loads(ranks);
-  row_begins result(blocks.size());
-  for (auto i : order) {
-    auto least = std::ranges::min_element(loads);
-    *least += size_of(i);
-    auto owner = static_cast<uint64_t>(least - loads.begin());
-    for (uint64_t rank = 0; rank <= ranks; ++rank)
-      result[i].push_back(rank > owner ? blocks[i].rows : 0);
-  }
-  return result;
-}
-
 void optimizer_shards::cut(torch::optim::Optimizer& x, const model_map& map) {
   if (rank_.layout().size(comm_group::dp) == 1)
     return;
@@ -183,9 +161,7 @@ void optimizer_shards::cut_among(const comm_group& over) {
         {rows, c.parameter.nbytes()
                  / static_cast<uint64_t>(std::max<int64_t>(rows, 1))});
     }
-  auto ranks = rank_.layout().size(over);
-  auto begins = over == comm_group::rdp ? deal_whole(blocks, ranks)
-                                        : cut_rows(blocks, ranks);
+  auto begins = cut_rows(blocks, rank_.layout().size(over));
   auto next = begins.begin();
   for (auto& c : cuts_)
     if (c.over == over)

@@ -33,16 +33,12 @@ using row_begins = std::vector<std::vector<int64_t>>;
 /// bytes as the others: no more than half a row is given to the wrong one.
 row_begins cut_rows(const std::vector<row_block>& blocks, uint64_t ranks);
 
-/// Deals out parameters that stay whole: the largest first, each to the rank
-/// that has least by then.
-row_begins deal_whole(const std::vector<row_block>& blocks, uint64_t ranks);
-
 /// Replicas share the work of an optimizer (ZeRO stage 1, Rajbhandari et al.
 /// 2020; `smp.shard_optimizer_state`): each updates some rows of the
 /// parameters, and has state for these only; then all hear of all. As
 /// optimizers look at one element at a time, the numbers stay what they were.
-/// Of what tensor-parallel ranks share, each has a slice, which is not cut
-/// again.
+/// Of what tensor-parallel ranks share, each has a slice, of which those that
+/// have the same one share the rows.
 class optimizer_shards {
 public:
   /// What this rank updates of a parameter.
@@ -50,7 +46,7 @@ public:
     at::Tensor parameter;
     /// A view of its rows, which the optimizer takes for a parameter.
     at::Tensor rows;
-    /// Where they are in the parameter.
+    /// Where they are in the parameter, of which this rank may have a slice.
     tensor_slice where;
   };
 

@@ -12,8 +12,10 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
-// Slices of query, key and value in one linear are several ranges of an axis.
+// Slices of query, key and value in one linear are several ranges of an axis,
+// of which a replica may have some rows.
 
 using namespace smp;
 using namespace smp::test;
@@ -32,9 +34,16 @@ gpt_config small_gpt() {
   return x;
 }
 
+struct shared_grid {
+  uint64_t tensor = 1;
+  /// That share the state of the optimizer, if there are several.
+  uint64_t replicas = 1;
+};
+
 /// Goes on from what is in the folder, if anything, and saves the end.
-numbers_by_name train_gpt(uint64_t tensor, const std::string& optimize,
+numbers_by_name train_gpt(const shared_grid& grid, const std::string& optimize,
                           const std::string& dir, int64_t steps) {
+  auto [tensor, replicas] = grid;
   numbers_by_name result;
   std::mutex mutex;
   virtual_world_options world;
@@ -42,9 +51,10 @@ numbers_by_name train_gpt(uint64_t tensor, const std::string& optimize,
   world.config.optimize = optimize;
   if (tensor > 1)
     world.config.tensor_parallel_modules = {"transformer.h.*"};
-  world.config.ddp = tensor > 1;
+  world.config.ddp = tensor * replicas > 1;
+  world.config.shard_optimizer_state = replicas > 1;
   world.config.threads = 1;
-  run_virtual_world(tensor, world, [&](session& s) {
+  run_virtual_world(tensor * replicas, world, [&](session& s) {
     distributed_model model{seeded([] { return gpt{small_gpt()}; })};
     torch::optim::AdamW adamw{model->parameters(), 0.01};
     distributed_optimizer optimizer{adamw};
@@ -77,13 +87,17 @@ TEST_CASE("a checkpoint of shared layers goes on alone, and back",
           "[runtime][checkpoint][tensor_parallel][R51]") {
   std::string optimize = GENERATE("speed", "memory");
   scratch_dir alone;
-  auto expected = train_gpt(1, optimize, alone.path, 4);
-  for (auto [before, after] :
-       {std::pair{2, 1}, std::pair{1, 2}, std::pair{2, 2}}) {
-    INFO(optimize << ": " << before << " to " << after);
+  auto expected = train_gpt({}, optimize, alone.path, 4);
+  shared_grid one, two{2}, parts{2, 2};
+  for (auto& [before, after] :
+       {std::pair{two, one}, std::pair{one, two}, std::pair{two, two},
+        std::pair{parts, one}, std::pair{one, parts}, std::pair{parts, two},
+        std::pair{parts, parts}}) {
+    INFO(optimize << ": " << before.tensor << " " << before.replicas << " to "
+                  << after.tensor << " " << after.replicas);
     scratch_dir dir;
-    train_gpt(static_cast<uint64_t>(before), optimize, dir.path, 2);
-    auto found = train_gpt(static_cast<uint64_t>(after), optimize, dir.path, 2);
+    train_gpt(before, optimize, dir.path, 2);
+    auto found = train_gpt(after, optimize, dir.path, 2);
     REQUIRE(found.size() == expected.size());
     for (auto& [name, x] : expected) {
       INFO(name);

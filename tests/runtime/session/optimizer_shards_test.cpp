@@ -234,16 +234,14 @@ TEST_CASE("rows are dealt out evenly, in order, and none is left",
     auto ranks = 1 + below(8);
     std::vector<row_block> blocks(1 + below(20));
     double all = 0;
-    double slack = 0; // the largest piece that stays together
-    auto whole = below(2) == 0;
+    double slack = 0; // the largest row
     for (auto& x : blocks) {
       x = {static_cast<int64_t>(below(100)), 4 * (1 + below(300))};
       auto row = static_cast<double>(x.row_bytes);
-      auto size = row * static_cast<double>(x.rows);
-      all += size;
-      slack = std::max(slack, whole ? size : row);
+      all += row * static_cast<double>(x.rows);
+      slack = std::max(slack, row);
     }
-    auto begins = whole ? deal_whole(blocks, ranks) : cut_rows(blocks, ranks);
+    auto begins = cut_rows(blocks, ranks);
     REQUIRE(begins.size() == blocks.size());
     std::vector<double> shares(ranks);
     for (size_t i = 0; i < blocks.size(); ++i) {
@@ -255,35 +253,11 @@ TEST_CASE("rows are dealt out evenly, in order, and none is left",
         auto rows = begins[i][rank + 1] - begins[i][rank];
         shares[rank] += static_cast<double>(rows)
                         * static_cast<double>(blocks[i].row_bytes);
-        if (whole)
-          CHECK((rows == 0 || rows == blocks[i].rows));
       }
     }
     for (auto share : shares)
       CHECK(share <= all / static_cast<double>(ranks) + slack + 1e-6);
   }
-}
-
-TEST_CASE("slices that stay whole are dealt out evenly over a model",
-          "[runtime][shards]") {
-  auto [layers, ranks] = GENERATE(std::pair{5, 4u}, std::pair{7, 3u},
-                                  std::pair{3, 2u}, std::pair{25, 8u});
-  CAPTURE(layers, ranks);
-  constexpr int64_t width = 768;
-  std::vector<row_block> blocks;
-  for (int i = 0; i < layers; ++i)
-    for (auto rows : {3 * width, int64_t{1}, width, 4 * width, int64_t{1},
-                      4 * width}) // of attention and of the MLP, with biases
-      blocks.push_back({rows, 4 * width});
-  auto begins = deal_whole(blocks, ranks);
-  std::vector<int64_t> shares(ranks);
-  for (auto& x : begins)
-    for (size_t rank = 0; rank < ranks; ++rank)
-      shares[rank] += x[rank + 1] - x[rank];
-  auto mean = static_cast<double>(layers) * (12 * width + 2) / ranks;
-  CHECK(static_cast<double>(std::ranges::max(shares)) <= 1.03 * mean);
-  // One that stays whole all the same: nobody can do better.
-  CHECK(deal_whole({{10, 4}}, 2) == row_begins{{0, 10, 10}});
 }
 
 TEST_CASE(
@@ -321,6 +295,50 @@ TEST_CASE("each replica has its share of a large model's optimizer state",
         <= 1.05 * static_cast<double>(all) / replicas);
   CHECK(least > 0);
   check_near(mine.parameters[0].back(), train_alone(x).back(), {.least = 1e-6});
+}
+
+namespace {
+
+/// Nearly all of it is one table, of which each rank has some channels.
+struct shared_table_impl : torch::nn::Module {
+  shared_table_impl() {
+    register_module("table", table);
+    register_module("up", up);
+  }
+
+  Tensor forward(Tensor x) {
+    return up(table(x).mean(1)).square().mean();
+  }
+
+  submodule<torch::nn::Embedding> table{4096, 32};
+  submodule<torch::nn::Linear> up{32, 64};
+};
+TORCH_MODULE_IMPL(shared_table, shared_table_impl);
+
+} // namespace
+
+TEST_CASE("each replica has its share of what tensor-parallel ranks share",
+          "[runtime][shards]") {
+  auto replicas = GENERATE(4u, 6u); // with two slices of each
+  CAPTURE(replicas);
+  std::vector<uint64_t> updated(replicas);
+  virtual_world_options world;
+  world.config = config_of({.replicas = replicas, .tensor = 2});
+  run_virtual_world(replicas, world, [&](session& s) {
+    distributed_model model{seeded([] { return shared_table{}; })};
+    set_tensor_parallelism(*model->table);
+    set_tensor_parallelism(*model->up);
+    torch::optim::SGD inner{model->parameters(), 0.1};
+    distributed_optimizer optimizer{inner};
+    model.partition();
+    updated.at(s.rank()) = bytes_of(inner);
+  });
+  uint64_t all = 0;
+  for (auto x : updated)
+    all += x;
+  CHECK(all == uint64_t{4} * (4096 * 32 + 32 * 64 + 64));
+  CHECK(static_cast<double>(std::ranges::max(updated))
+        <= 1.05 * static_cast<double>(all) / replicas);
 }
 
 TEST_CASE("an optimizer that looks at all parameters together is refused",

@@ -181,6 +181,12 @@ std::vector<train_config> configurations() {
   both.smp.tensor_parallel_degree = 2;
   both.smp.tensor_parallel_modules = {"transformer.h"};
   both.smp.shard_optimizer_state = both.smp.bf16_params = true;
+  auto& table = add(1, 4); // nearly all that is shared
+  table.smp.tensor_parallel_degree = 2;
+  table.smp.tensor_parallel_modules = {"transformer.wte"};
+  table.smp.shard_optimizer_state = true;
+  table.model.tied = false;
+  table.model.vocabulary = 2048;
   return result;
 }
 
