@@ -280,6 +280,8 @@ void distributed_optimizer::swap_averages() {
                 "swap_averages() of an optimizer without ema_decay"};
   at::NoGradGuard no_grad;
   shards_.await_updates();
+  if (!averaged_)
+    masters_.follow_parameters();
   for (auto& x : averages_->entries()) {
     if (!x.average.defined())
       continue;

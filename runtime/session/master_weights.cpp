@@ -49,11 +49,17 @@ void master_weights::replace(torch::optim::Optimizer& x) {
     }
 }
 
-void master_weights::begin_update() {
+void master_weights::follow_parameters() {
   at::NoGradGuard no_grad;
-  for (auto& x : entries_) {
+  for (auto& x : entries_)
     if (version_of(x.parameter) != x.version)
       x.master.copy_(x.parameter);
+}
+
+void master_weights::begin_update() {
+  follow_parameters();
+  at::NoGradGuard no_grad;
+  for (auto& x : entries_) {
     auto& gradient = x.parameter.grad();
     x.master.mutable_grad() = gradient.defined() ? gradient.to(at::kFloat)
                                                  : at::Tensor{};

@@ -20,8 +20,11 @@ public:
   /// the optimizer remembers already, its sums become float32 as well.
   void replace(torch::optim::Optimizer& x);
 
-  /// Gives them the gradients of their parameters, and the value of a parameter
-  /// that somebody changed since the last update.
+  /// Gives them the value of a parameter that somebody changed since the last
+  /// note of values.
+  void follow_parameters();
+
+  /// The same, and the gradients of their parameters.
   void begin_update();
 
   /// Takes the gradients away and, after an update, casts the weights back.

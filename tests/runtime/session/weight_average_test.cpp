@@ -199,3 +199,38 @@ TEST_CASE("averages that cannot be are refused by name",
   CHECK_THAT(said[1], ContainsSubstring("ema_decay = 1"));
   CHECK_THAT(said[2], ContainsSubstring("without ema_decay"));
 }
+
+TEST_CASE("a weight that somebody set comes back after its average",
+          "[runtime][precision]") {
+  auto half = GENERATE(false, true);
+  CAPTURE(half);
+  average_job x{.half = half};
+  virtual_world_options world;
+  world.config.bf16_params = x.half;
+  world.config.threads = 1;
+  named_tensors before, after;
+  run_virtual_world(1, world, [&](session&) {
+    distributed_model model{seeded([] { return distributed{}; })};
+    torch::optim::SGD sgd{model->parameters(), 0.5};
+    distributed_optimizer optimizer{sgd, {.ema_decay = decay}};
+    auto train_step = step([&](Tensor data) {
+      auto loss = model(data).to(torch::kFloat).square().mean();
+      model.backward(loss);
+      return loss;
+    });
+    train_step(data_of(0, x.type()));
+    optimizer.step();
+    before = model.state_dict();
+    for (auto& [name, y] : before)
+      y = torch::full_like(y, 0.25);
+    model.load_state_dict(before);
+    optimizer.swap_averages();
+    optimizer.swap_averages();
+    after = model.state_dict();
+  });
+  REQUIRE(after.size() == before.size());
+  for (size_t i = 0; i < before.size(); ++i) {
+    INFO(before[i].first);
+    CHECK(torch::equal(after[i].second, before[i].second));
+  }
+}
