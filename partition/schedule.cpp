@@ -247,6 +247,10 @@ schedule_ptr make_schedule(std::string_view name, uint64_t microbatches,
   return std::make_unique<simple_schedule>(microbatches);
 }
 
+schedule_ptr make_serial_schedule(uint64_t microbatches) {
+  return std::make_unique<interleaved_schedule>(microbatches, uint64_t{1});
+}
+
 std::string to_string(const task& x) {
   return "[" + std::to_string(x.microbatch.value)
          + (x.what == phase::forward ? ", \"forward\"]" : ", \"backward\"]");

@@ -260,6 +260,9 @@ uint64_t default_active_microbatches(std::string_view name,
 schedule_ptr make_schedule(std::string_view name, uint64_t microbatches,
                            uint64_t active, std::vector<task> tasks = {});
 
+/// @returns one that starts a microbatch when the one before it ended.
+schedule_ptr make_serial_schedule(uint64_t microbatches);
+
 // -- service order ------------------------------------------------------------
 
 /// What a service order may look at.

@@ -5,6 +5,7 @@
 #include "transport/inspect.hpp"
 
 #include <cstdint>
+#include <set>
 #include <vector>
 
 namespace smp {
@@ -36,6 +37,8 @@ struct step_flow {
   bool ordered = false;
   /// Calls waited that will not wait in later steps.
   bool learnt = false;
+  /// Of these, modules that it called after a first backward.
+  std::set<module_id> called_late = {};
 };
 
 template <class Inspector>
@@ -57,10 +60,10 @@ bool inspect(Inspector& f, step_flow::execution& x) {
 
 template <class Inspector>
 bool inspect(Inspector& f, step_flow& x) {
-  return f.object(x).fields(f.field("microbatches", x.microbatches),
-                            f.field("executions", x.executions),
-                            f.field("ordered", x.ordered),
-                            f.field("learnt", x.learnt));
+  return f.object(x).fields(
+    f.field("microbatches", x.microbatches),
+    f.field("executions", x.executions), f.field("ordered", x.ordered),
+    f.field("learnt", x.learnt), f.field("called_late", x.called_late));
 }
 
 step_flow flow_of(const step_record& x, bool ordered, bool learnt);

@@ -37,8 +37,7 @@ void step_driver::run(const scheduled_step& x) {
   active_ = true;
   guarded([&] {
     if (x.recorded.empty()) {
-      schedule_ = x.serial ? std::make_unique<interleaved_schedule>(
-                    microbatches, uint64_t{1})
+      schedule_ = x.serial ? make_serial_schedule(microbatches)
                            : make_(microbatches);
       return;
     }

@@ -43,10 +43,12 @@ void microbatch_sequencer::begin_step(uint64_t microbatches) {
   std::lock_guard guard{mutex_};
   over_.assign(microbatches, false);
   overtaken_ = false;
+  called_late_.clear();
   held_.clear();
   for (auto& [id, x] : gates_) {
     x.entered.assign(microbatches, 0);
     x.left.assign(microbatches, 0);
+    x.late.assign(microbatches, 0);
   }
 }
 
@@ -71,10 +73,26 @@ void microbatch_sequencer::end_step(bool complete) {
   }
 }
 
+std::set<module_id> microbatch_sequencer::called_late() const {
+  std::lock_guard guard{mutex_};
+  return called_late_;
+}
+
+void microbatch_sequencer::set_serial(const std::set<module_id>& xs) {
+  std::lock_guard guard{mutex_};
+  for (auto& [id, x] : gates_)
+    x.serial = x.serial || xs.contains(id);
+}
+
+bool microbatch_sequencer::serial() const {
+  std::lock_guard guard{mutex_};
+  return std::ranges::any_of(gates_, [](auto& x) { return x.second.serial; });
+}
+
 // -- microbatches -------------------------------------------------------------
 
 bool microbatch_sequencer::passed(const gate& x, uint64_t turn) const {
-  return over_[turn]
+  return (over_[turn] && x.late[turn] == 0)
          || (x.expected && x.left[turn] >= *x.expected
              && x.left[turn] == x.entered[turn]);
 }
@@ -96,43 +114,57 @@ bool microbatch_sequencer::is_open(const std::vector<module_id>& xs,
 /// @returns why the step must end, or an empty failure.
 failure microbatch_sequencer::overtaken(const std::vector<module_id>& xs,
                                         uint64_t turn, microbatch_id x) {
-  // After its forward phase a microbatch comes as late as it comes.
-  if (turn >= over_.size() || over_[turn])
+  if (turn >= over_.size())
     return {};
+  bool late = over_[turn];
   for (auto id : xs) {
     auto i = gates_.find(id);
     if (i == gates_.end())
       continue;
     auto& y = i->second;
+    if (late)
+      called_late_.insert(id);
     if (turn + 1 >= y.entered.size())
       continue;
     auto younger = y.entered.begin() + static_cast<ptrdiff_t>(turn) + 1;
     if (std::none_of(younger, y.entered.end(), [](auto n) { return n > 0; }))
       continue;
-    y.sure = true;
-    y.expected.reset();
+    y.sure = y.sure || !late;
+    if (y.sure)
+      y.expected.reset();
     overtaken_ = true;
     return {error_code::unsupported, self_, name_ ? name_(id) : std::string{},
             "microbatch " + std::to_string(x.value)
-              + " calls it more often than earlier steps did, when a younger "
-                "microbatch has been there: its state would see them in another"
-                " order than in one process. Such a step is run again by "
-                "default (smp.fast_mode = \"auto\", without "
-                "smp.shard_gradients), and smp.active_microbatches = 1 lets "
-                "none overtake another. Buffers are again what they were "
-                "before the step, and from now on each microbatch waits there "
-                "for the forward phase of the one before it, so that a program "
-                "may set the gradients to zero and run the step once more"};
+              + (late ? " calls it after its first model.backward"
+                      : " calls it more often than earlier steps did")
+              + ", when a younger microbatch has been there: its state would "
+                "see them in another order than in one process. Such a step is "
+                "run again by default (smp.fast_mode = \"auto\"), and "
+                "smp.active_microbatches = 1 lets none overtake another. Buffers "
+                "are again what they were before the step, and from now on each "
+                "microbatch "
+              + (late ? "begins when the one before it ended"
+                      : "waits there for the forward phase of the one before "
+                        "it")
+              + ", so that a program may set the gradients to zero and run the "
+                "step once more"
+              + (late ? "; for an overlap, make all calls of it before the first "
+                        "model.backward"
+                      : "")};
   }
   return {};
 }
 
 void microbatch_sequencer::enter(const std::vector<module_id>& xs,
                                  uint64_t turn) {
-  for (auto id : xs)
-    if (auto i = gates_.find(id);
-        i != gates_.end() && turn < i->second.entered.size())
-      ++i->second.entered[turn];
+  for (auto id : xs) {
+    auto i = gates_.find(id);
+    if (i == gates_.end() || turn >= i->second.entered.size())
+      continue;
+    ++i->second.entered[turn];
+    if (over_[turn])
+      ++i->second.late[turn];
+  }
 }
 
 bool microbatch_sequencer::open(const std::vector<module_id>& xs, uint64_t turn,
@@ -173,15 +205,24 @@ void microbatch_sequencer::leave(const std::vector<module_id>& xs,
       continue;
     ++i->second.left[turn];
     ++i->second.calls;
+    // Calls nest: those before the backward around it leave last.
+    if (auto& late = i->second.late[turn]; late > 0)
+      --late;
   }
   moved(std::move(guard));
 }
 
-void microbatch_sequencer::forward_over(uint64_t turn) {
+void microbatch_sequencer::forward_over(uint64_t turn, bool away) {
   std::unique_lock guard{mutex_};
   if (turn >= over_.size())
     return;
   over_[turn] = true;
+  // All that a forward phase asked for is answered before it ends (R39).
+  for (auto& [id, x] : gates_)
+    if (away && turn < x.left.size() && x.entered[turn] > x.left[turn]) {
+      x.late[turn] = x.entered[turn] - x.left[turn];
+      called_late_.insert(id);
+    }
   moved(std::move(guard));
 }
 

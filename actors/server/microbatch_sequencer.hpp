@@ -33,6 +33,11 @@ namespace smp {
 /// (it may be run again, R42), and the module goes back to the safe rule. So
 /// does a module that is not called equally often.
 ///
+/// A call after the first backward is late: younger microbatches may have been
+/// there. Nobody can hold them for it, as the schedule may need their forward
+/// phases before it lets that backward begin. So the step ends with an error if
+/// they were there, and later ones run one microbatch after the other.
+///
 /// Thread-safe: the MODULE SERVER asks for requests, before they get the
 /// token; executions ask for calls on their own rank.
 class microbatch_sequencer {
@@ -64,6 +69,16 @@ public:
   /// @param complete no microbatch failed
   void end_step(bool complete);
 
+  /// The modules that microbatches of this step, or the last one, called after
+  /// their first backward, on this rank.
+  std::set<module_id> called_late() const;
+
+  /// From now on, as long as one of `xs` is ordered, each microbatch begins
+  /// when the one before it ended. Between steps, on all ranks.
+  void set_serial(const std::set<module_id>& xs);
+
+  bool serial() const;
+
   // -- microbatches -----------------------------------------------------------
 
   /// Lets a call of microbatch `x` enter all of `xs` unless it is too early;
@@ -81,7 +96,9 @@ public:
   void leave(const std::vector<module_id>& xs, uint64_t turn);
 
   /// The forward phase of `turn` is over.
-  void forward_over(uint64_t turn);
+  /// @param away the step body runs on another rank: calls here that are not
+  ///        over are late ones, which overtook this news
+  void forward_over(uint64_t turn, bool away = false);
 
   // -- reports ----------------------------------------------------------------
 
@@ -96,8 +113,10 @@ private:
     /// Calls that make a microbatch pass; nothing: its forward phase must end.
     std::optional<uint64_t> expected;
     bool sure = false;             // `expected` stays empty
+    bool serial = false;           // see `set_serial`
     std::vector<uint64_t> entered; // calls of this step, by turn
     std::vector<uint64_t> left;    // those that are over
+    std::vector<uint64_t> late;    // those after the forward phase that are not
     uint64_t calls = 0;            // of all steps
   };
 
@@ -121,6 +140,7 @@ private:
   std::map<module_id, gate> gates_;
   std::vector<bool> over_; // by turn
   bool overtaken_ = false;
+  std::set<module_id> called_late_;
   std::vector<held> held_;
   bool asked_ = false; // somebody wants to hear of it
   std::function<void()> on_moved_;

@@ -92,7 +92,7 @@ void server_core::end_forward(const forward_over& x) {
     early_[x.step].forwards.push_back(x);
   } else if (open_ && x.step == current_.step) {
     if (options_.sequencer)
-      options_.sequencer->forward_over(x.turn);
+      options_.sequencer->forward_over(x.turn, !options_.leader);
     output_.forward_over(x);
   }
 }

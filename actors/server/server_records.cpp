@@ -41,10 +41,12 @@ void server_core::prepare(const std::optional<step_plan>& plan) {
 
 scheduled_step server_core::admission() const {
   scheduled_step result{current_};
-  if (replay_)
+  // A record begins a microbatch when it may, not when the one before ended.
+  auto serial = options_.sequencer && options_.sequencer->serial();
+  if (replay_ && !serial)
     result.recorded = replay_->record().admission;
   // No timing must decide anything.
-  result.serial = recorder_ && options_.records->fixed_order();
+  result.serial = serial || (recorder_ && options_.records->fixed_order());
   return result;
 }
 

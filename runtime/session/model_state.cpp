@@ -221,6 +221,12 @@ void model_state::order_again(const std::set<uint32_t>& buffers) {
   promises_.reconsider();
 }
 
+void model_state::run_serially(const std::set<module_id>& modules) {
+  rank_.sequencer().set_serial(modules);
+  // What was recorded overlapped.
+  rank_.records().outdate();
+}
+
 namespace {
 
 using observation = module_order::observation;

@@ -185,6 +185,11 @@ public:
   /// later than in the first training step. On all ranks alike.
   void order_again(const std::set<uint32_t>& buffers);
 
+  /// From now on microbatches run one after the other: they call these modules
+  /// after their first backward, where nothing else keeps their order. On all
+  /// ranks alike.
+  void run_serially(const std::set<module_id>& modules);
+
   /// Makes buffers, gradients and attributes what they were at the last `keep`.
   void take_back();
 

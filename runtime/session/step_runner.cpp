@@ -215,13 +215,16 @@ struct failed_step {
   bool overtaken = false; // a module with state was called too late
   /// Buffers that microbatches changed in any order.
   std::set<uint32_t> changed_late = {};
+  /// See `microbatch_sequencer::called_late`.
+  std::set<module_id> called_late = {};
 };
 
 template <class Inspector>
 bool inspect(Inspector& f, failed_step& x) {
   return f.object(x).fields(
     f.field("promised", x.promised), f.field("keeps_out", x.keeps_out),
-    f.field("overtaken", x.overtaken), f.field("changed_late", x.changed_late));
+    f.field("overtaken", x.overtaken), f.field("changed_late", x.changed_late),
+    f.field("called_late", x.called_late));
 }
 
 } // namespace
@@ -245,7 +248,8 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
       || !model->keeps_changes(),
     rank_.sequencer().was_overtaken(),
     rank_.counters().microbatches > 1 ? order.changed_late()
-                                      : std::set<uint32_t>{}};
+                                      : std::set<uint32_t>{},
+    rank_.sequencer().called_late()};
   try {
     failed_step all;
     for (auto& x : rank_.exchange().all_gather(world_of(rank_), "smp.run_again",
@@ -255,9 +259,12 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
       all.keeps_out = all.keeps_out || other.keeps_out;
       all.overtaken = all.overtaken || other.overtaken;
       all.changed_late.merge(other.changed_late);
+      all.called_late.merge(other.called_late);
     }
     if (!all.changed_late.empty())
       model->order_again(all.changed_late);
+    if (!all.called_late.empty() && !rank_.sequencer().serial())
+      model->run_serially(all.called_late);
     return (all.promised || all.overtaken || !all.changed_late.empty())
            && !all.keeps_out && model->can_take_back();
   } catch (const error&) {
@@ -468,14 +475,19 @@ void step_runner::compute_order(const model_state* model, uint64_t microbatches,
   auto mine = *records.find(note.key, note.step);
   std::vector<step_record> ranks;
   auto ordered = false;
+  std::set<module_id> late;
+  auto& sequencer = rank_.sequencer();
+  auto seen = flow_of(mine, sequencer.used(), learnt);
+  seen.called_late = sequencer.called_late();
   for (auto& x : rank_.exchange().all_gather(
-         rank_.pipeline(), "smp.recorded_flow",
-         to_payload(flow_of(mine, rank_.sequencer().used(), learnt)))) {
+         rank_.pipeline(), "smp.recorded_flow", to_payload(seen))) {
     auto flow = from_payload<step_flow>(x, "flow");
     ordered = ordered || flow.ordered;
     learnt = learnt || flow.learnt;
+    late.merge(flow.called_late);
     ranks.push_back(record_of(flow));
   }
+  sequencer.set_serial(late);
   auto recorded = records.recorded_steps(note.key);
   if (learnt
       && recorded <= warm_up(model, microbatches) + record_book::max_learnt)
@@ -490,8 +502,9 @@ void step_runner::compute_order(const model_state* model, uint64_t microbatches,
                                                     : std::vector<uint32_t>{}));
     if (model)
       rules.program = policies_.served(model->program());
-    return smp::compute_order(ranks, rank_.pipeline(),
-                              *policies_.make_timeless(microbatches), rules);
+    auto policy = sequencer.serial() ? make_serial_schedule(microbatches)
+                                     : policies_.make_timeless(microbatches);
+    return smp::compute_order(ranks, rank_.pipeline(), *policy, rules);
   });
   auto hash = hash_of(likeness_of(order, ranks, rank_.pipeline()));
   mine.order = std::move(order.served[rank_.pp_rank()]);

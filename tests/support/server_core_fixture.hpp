@@ -53,7 +53,8 @@ struct noted_output : server_output {
 
   void run(const scheduled_step& x) override {
     note("run " + number(x.what.step)
-         + (x.recorded.empty() ? "" : " as recorded"));
+         + (x.recorded.empty() ? "" : " as recorded")
+         + (x.serial ? " one by one" : ""));
   }
 
   void planned(const step_plan& x) override {

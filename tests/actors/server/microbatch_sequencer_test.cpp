@@ -1,7 +1,14 @@
 #include "tests/support/catch.hpp"
 
+#include "actors/protocol/request_number.hpp"
 #include "actors/server/microbatch_sequencer.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/server_core_fixture.hpp"
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
 
 using namespace smp;
 using namespace smp::test;
@@ -40,7 +47,7 @@ struct sequencer_fixture {
     gate.leave({x}, turn);
   }
 
-  /// Calls `norm` once more than in the steps before, too late.
+  /// Calls `norm` when a younger microbatch has been there.
   failure overtake(uint64_t turn) {
     return failure_of([&] { open(turn); });
   }
@@ -185,15 +192,132 @@ TEST_CASE_METHOD(sequencer_fixture,
   CHECK(open(1));
 }
 
+// -- calls after the first backward -------------------------------------------
+
 TEST_CASE_METHOD(sequencer_fixture,
-                 "a call after the forward phase comes late and is no error",
+                 "a late call holds the younger ones while it lasts",
+                 "[actors][R19]") {
+  gate.begin_step(3);
+  call(0);
+  gate.forward_over(0);
+  CHECK(gate.called_late().empty());
+  REQUIRE(open(0)); // nobody was there
+  CHECK_FALSE(open(1));
+  auto second = opening(1);
+  REQUIRE(second);
+  gate.leave({norm}, 0);
+  CHECK(second->done());
+  CHECK(gate.called_late() == std::set<module_id>{norm});
+}
+
+TEST_CASE_METHOD(sequencer_fixture,
+                 "a late call may overtake the end of its forward phase",
+                 "[actors][R19]") {
+  gate.begin_step(2);
+  call(0);
+  REQUIRE(open(0));
+  SECTION("on another rank than that of the body") {
+    gate.forward_over(0, true);
+    CHECK_FALSE(open(1));
+    CHECK(gate.called_late() == std::set<module_id>{norm});
+    gate.leave({norm}, 0);
+  }
+  SECTION("not where the backward may be a part of it") {
+    gate.forward_over(0);
+    CHECK(gate.called_late().empty());
+  }
+  CHECK(open(1));
+}
+
+TEST_CASE_METHOD(sequencer_fixture,
+                 "a late call that comes after a younger microbatch is refused",
                  "[actors][R19]") {
   gate.begin_step(2);
   call(0);
   gate.forward_over(0);
-  call(1);
-  CHECK(open(0));
+  REQUIRE(open(1));
+  auto called = GENERATE(true, false);
+  if (called)
+    gate.leave({norm}, 1);
+  auto why = overtake(0);
+  CHECK(why.code == error_code::unsupported);
+  CHECK(why.rank == rank_id{2});
+  CHECK(why.module == "norm");
+  CHECK_THAT(why.text,
+             Catch::Matchers::StartsWith(
+               "microbatch 0 calls it after its first model.backward, when"));
+  auto local = opening(0);
+  REQUIRE(local);
+  CHECK(local->cause() == why);
+  CHECK(gate.called_late() == std::set<module_id>{norm});
+  gate.end_step(false);
+  CHECK(gate.called_late() == std::set<module_id>{norm});
+  gate.begin_step(2);
+  CHECK(gate.called_late().empty());
 }
+
+TEST_CASE_METHOD(sequencer_fixture,
+                 "microbatches go one by one while a module needs it",
+                 "[actors][R19]") {
+  gate.set_serial({module_id{9}}); // not ordered
+  CHECK_FALSE(gate.serial());
+  gate.set_serial({norm});
+  CHECK(gate.serial());
+  gate.set_modules({norm});
+  CHECK(gate.serial());
+  gate.set_modules({other});
+  CHECK_FALSE(gate.serial());
+}
+
+TEST_CASE("where calls come late a microbatch starts when the last one ended",
+          "[actors][core][R19]") {
+  auto gate = std::make_shared<microbatch_sequencer>();
+  gate->set_modules({norm});
+  core_fixture x{true, std::make_shared<execution_token>(), gate};
+  x.enter(1);
+  CHECK(x.out.take() == lines{"run 1"});
+  x.core.end_step({step_id{1}, {}, {}});
+  gate->set_serial({norm});
+  x.out.take();
+  x.enter(2);
+  CHECK(x.out.take() == lines{"run 2 one by one"});
+}
+
+TEST_CASE("a record of a step does not make microbatches overlap again",
+          "[actors][core][R19][R33]") {
+  auto gate = std::make_shared<microbatch_sequencer>();
+  gate->set_modules({norm});
+  gate->set_serial({norm});
+  auto records = std::make_shared<record_book>(
+    record_book::options{.static_mode = true, .steps = 1});
+  noted_output out;
+  function_services services;
+  server_core core{{.self = rank_id{0},
+                    .leader = true,
+                    .services = services,
+                    .token = std::make_shared<execution_token>(),
+                    .on_token = [] {},
+                    .sequencer = gate,
+                    .records = records},
+                   out};
+  for (uint64_t step : {1, 2}) {
+    core.enter({step_id{step}, 1});
+    CHECK(out.lines.back() == "run " + std::to_string(step) + " one by one");
+    auto number = root_request_number(step_id{step}, microbatch_id{0});
+    core.receive(request{{rank_id{0}, number},
+                         step_id{step},
+                         microbatch_id{0},
+                         root_module,
+                         phase::forward,
+                         {}});
+    core.finish(out.executing, {});
+    core.end_step({step_id{step}, {}, {}});
+    records->took(step_id{step}, 1);
+    CHECK(records->note().replayed == (step == 2));
+  }
+}
+
+// -- who is told --------------------------------------------------------------
 
 TEST_CASE_METHOD(sequencer_fixture, "who waits is woken, and only then",
                  "[actors][R19]") {
