@@ -30,6 +30,11 @@ payload agree_on_payload(const rank_context& rank,
       decided = err.cause();
     } catch (const std::exception& err) {
       decided = failure{error_code::user_code, no_rank, {}, err.what()};
+    } catch (...) {
+      decided = failure{error_code::user_code,
+                        no_rank,
+                        {},
+                        "an exception that is no std::exception"};
     }
     told = to_payload(decided);
   }

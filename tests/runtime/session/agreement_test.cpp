@@ -1,0 +1,76 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/session/agreement.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/torch_two_ranks.hpp"
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+// What is decided on one rank and told (R33).
+
+using namespace smp;
+using namespace smp::test;
+
+namespace {
+
+using deciding = std::function<uint64_t()>;
+
+/// @returns why each of three ranks does not agree, by rank
+std::vector<failure> refusals(const deciding& decide) {
+  std::vector<failure> result(3);
+  std::mutex mutex;
+  run_virtual_world(3, manual_world(3), [&](session& s) {
+    auto why = failure_of([&] { agree(s.internals(), "test", decide); });
+    std::lock_guard guard{mutex};
+    result[s.rank()] = why;
+  });
+  return result;
+}
+
+std::vector<failure> thrice(error_code code, std::string text) {
+  return std::vector<failure>(3, {code, no_rank, {}, std::move(text)});
+}
+
+} // namespace
+
+TEST_CASE("each pipeline decides on its first rank, or the run on rank 0",
+          "[runtime][R33]") {
+  auto world = manual_world(2);
+  world.config.ddp = true;
+  std::atomic<int> asked = 0;
+  std::vector<uint64_t> first(4), of_pipeline(4), of_run(4);
+  std::mutex mutex;
+  run_virtual_world(4, world, [&](session& s) {
+    auto& rank = s.internals();
+    auto mine = [&] {
+      ++asked;
+      return s.rank();
+    };
+    auto pipeline = agree(rank, "test", mine);
+    auto run = agree_everywhere(rank, "test", mine);
+    std::lock_guard guard{mutex};
+    first[s.rank()] = s.rank() - s.rank() % 2;
+    of_pipeline[s.rank()] = pipeline;
+    of_run[s.rank()] = run;
+  });
+  CHECK(asked.load() == 3);
+  CHECK(of_pipeline == first);
+  CHECK(of_run == std::vector<uint64_t>(4, 0));
+}
+
+TEST_CASE("what one rank throws that decides, all throw", "[runtime][R33]") {
+  auto x = failure{error_code::config, rank_id{0}, "there", "no"};
+  CHECK(refusals([&]() -> uint64_t { throw error{x}; })
+        == std::vector<failure>(3, x));
+  CHECK(refusals([]() -> uint64_t { throw std::runtime_error{"no"}; })
+        == thrice(error_code::user_code, "no"));
+  CHECK(
+    refusals([]() -> uint64_t { throw 7; })
+    == thrice(error_code::user_code, "an exception that is no std::exception"));
+}
