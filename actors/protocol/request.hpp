@@ -109,6 +109,12 @@ inline call remote_call(rank_id owner, module_id module, phase what,
   return result;
 }
 
+/// @returns `x`, a call of another rank, as one that nobody waits for
+inline call promise_call(call x) {
+  x.kind = call_kind::promise;
+  return x;
+}
+
 /// @returns a call that goes on when `done` is
 inline call wait_call(phase what, completion_ptr done, wait_reason why) {
   call result;

@@ -181,8 +181,8 @@ ag::variable_list remote_call_node::promise(execution& ex,
     request->pushed.push_back(!dynamic_cast<remote_call_node*>(next));
   }
   x.asked.promised = true;
-  send_promise(ex, make_call(ex, std::move(x), wanted, request->pushed),
-               request);
+  auto c = make_call(ex, std::move(x), wanted, request->pushed);
+  send_promise(ex, promise_call(std::move(c)), request);
   ag::variable_list result(call_.arguments.size());
   std::vector<at::Tensor> now;
   for (size_t k = 0; k < wanted.size(); ++k) {

@@ -280,7 +280,7 @@ call_result outgoing_call::promise(value args,
   for (size_t i = 0; i < known.next->tensors.size(); ++i)
     memo->push.push_back(known.taken && known.taken->find(i).value_or(false));
   auto asked = make_request(std::move(args), *memo);
-  auto c = make_call(asked);
+  auto c = promise_call(make_call(asked));
   c.memo = memo;
   return send(asked, std::move(c), *memo, known.taken);
 }
@@ -291,8 +291,7 @@ std::optional<call_result> outgoing_call::repeat(value& args,
   if (!memo)
     return std::nullopt;
   auto asked = make_request(std::move(args), *memo);
-  auto c = make_call(asked);
-  c.kind = call_kind::promise;
+  auto c = promise_call(make_call(asked));
   if (!same_call(known, c)) {
     args = std::move(asked.arguments);
     promised_.clear();

@@ -382,7 +382,6 @@ std::string kind_of_call(module_id module, const call_target& x,
 // -- sending ------------------------------------------------------------------
 
 void send_promise(execution& ex, call c, const promised_request_ptr& x) {
-  c.kind = call_kind::promise;
   c.number = x->number;
   c.why = x->why;
   auto answer = std::make_shared<awaited<response>>();

@@ -306,7 +306,7 @@ std::string kind_of_call(module_id module, const call_target& x,
                          const value& args,
                          const std::vector<at::Tensor>& tensors);
 
-/// Sends `c` for `ex`, which goes on.
+/// Sends `c`, a `promise_call`, for `ex`, which goes on.
 /// @param x its `arguments` are those that `c` names
 void send_promise(execution& ex, call c, const promised_request_ptr& x);
 

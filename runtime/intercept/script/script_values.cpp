@@ -32,7 +32,7 @@ bool needs_type(const c10::TypePtr& x) {
   return false;
 }
 
-const walked_model& model_of_rank() {
+const walked_model& walked_model_of_rank() {
   auto model = rank_context::current_model();
   if (!model)
     throw error{error_code::unsupported,
@@ -43,7 +43,7 @@ const walked_model& model_of_rank() {
 /// A module is the same on all ranks, so its position in the walk stands for
 /// it. (Traces give shared modules to others as arguments.)
 value put_module(packer& p, const c10::IValue& x) {
-  auto& index = model_of_rank().module_index;
+  auto& index = walked_model_of_rank().module_index;
   auto i = index.find(x.toObject().get());
   if (i == index.end())
     return pack<c10::IValue>::put(p, x); // refuses it by its class
@@ -61,7 +61,7 @@ c10::IValue checked(unpacker& u, c10::IValue x, const c10::TypePtr& type) {
 }
 
 c10::IValue get_module(unpacker& u, const value& x, const c10::TypePtr& type) {
-  auto& modules = model_of_rank().modules;
+  auto& modules = walked_model_of_rank().modules;
   auto* i = x.get_if<int64_t>();
   if (!i || *i < 0 || static_cast<size_t>(*i) >= modules.size()
       || !modules[static_cast<size_t>(*i)].script)

@@ -36,9 +36,7 @@ struct run {
     options.rate_limit = 1000;
     options.collect = [this] {
       ++collected;
-      byte_writer out;
-      out.put(status);
-      return out.take();
+      return to_payload(status).bytes;
     };
     port = std::make_unique<inspection_port>(std::move(options));
   }
@@ -192,9 +190,7 @@ TEST_CASE("Clients that ask at the same time share an answer",
       asked.set_value();
       go_on.get_future().wait();
     }
-    byte_writer out;
-    out.put(run_status{});
-    return out.take();
+    return to_payload(run_status{}).bytes;
   };
   inspection_port port{std::move(options)};
   auto entry = entry_of_this_process(port.port(), secret);
