@@ -17,6 +17,7 @@ namespace smp {
 class call_observer;
 class collectives;
 class exchange;
+class map_changes;
 class microbatch_sequencer;
 class model_map;
 class module_runner;
@@ -38,7 +39,9 @@ class tensor_group;
 /// model.
 struct model_context {
   /// Which module and tensor lives where.
-  model_map* map = nullptr;
+  const model_map* map = nullptr;
+  /// What calls may change of it.
+  map_changes* changes = nullptr;
   /// Values of what other ranks own.
   placeholder_source* placeholders = nullptr;
   remote_parameters* parameters = nullptr;

@@ -71,12 +71,12 @@ class state_interceptor final : public call_interceptor {
 public:
   void enter(const intercepted_call& x) override {
     if (auto* ex = recomputing(x))
-      ex->states().enter(*ex, *ex->rank().model()->map, *x.module);
+      ex->states().enter(*ex, *ex->rank().model()->changes, *x.module);
   }
 
   void leave(const intercepted_call& x, bool) override {
     if (auto* ex = recomputing(x))
-      ex->states().leave(*ex, *ex->rank().model()->map, *x.module);
+      ex->states().leave(*ex, *ex->rank().model()->changes, *x.module);
   }
 
 private:

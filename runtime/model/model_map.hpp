@@ -189,4 +189,35 @@ private:
   std::unordered_set<uint32_t> one_batch_;  // of those
 };
 
+/// All that calls of modules change of a map.
+class map_changes {
+public:
+  /// @param x outlives this
+  explicit map_changes(model_map& x) : map_(x) {
+    // nop
+  }
+
+  const model_map& map() const noexcept {
+    return map_;
+  }
+
+  /// See `model_map::rebind`.
+  void rebind(const at::Tensor& from, const at::Tensor& to) {
+    map_.rebind(from, to);
+  }
+
+  /// See `module_order::may_change`.
+  bool may_change(uint32_t tensor, step_id s) {
+    return map_.order().may_change(tensor, s);
+  }
+
+  /// See `module_order::note_change`.
+  void note_change(uint32_t tensor, bool changed) {
+    map_.order().note_change(tensor, changed);
+  }
+
+private:
+  model_map& map_;
+};
+
 } // namespace smp

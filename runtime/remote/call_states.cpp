@@ -37,13 +37,13 @@ module_state copy_of(const module_state& x) {
   return result;
 }
 
-module_state keep(execution& ex, model_map& map, module_id module) {
+module_state keep(execution& ex, map_changes& changes, module_id module) {
+  auto& map = changes.map();
   auto i = static_cast<uint32_t>(module.value);
-  auto& order = map.order();
-  auto& entry = order.entries().at(i);
+  auto& entry = map.order().entries().at(i);
   module_state result;
   for (auto t : entry.buffers)
-    if (map.owned(t) && order.may_change(t, ex.rank().step())
+    if (map.owned(t) && changes.may_change(t, ex.rank().step())
         && refusal_of(map.model().tensors[t].tensor).empty())
       result.buffers.emplace_back(t, content_of(map, t).clone());
   auto* script = map.model().modules[i].script;
@@ -56,51 +56,51 @@ module_state keep(execution& ex, model_map& map, module_id module) {
 }
 
 /// Keeps only what changed.
-void drop_unchanged(model_map& map, module_state& x) {
+void drop_unchanged(map_changes& changes, module_state& x) {
   std::erase_if(x.buffers, [&](auto& y) {
-    auto now = content_of(map, y.first);
+    auto now = content_of(changes.map(), y.first);
     auto changed = now.sizes() != y.second.sizes()
                    || now.scalar_type() != y.second.scalar_type()
                    || !at::equal(now, y.second);
-    map.order().note_change(y.first, changed);
+    changes.note_change(y.first, changed);
     return !changed;
   });
 }
 
-void put_attribute(model_map& map, c10::ivalue::Object& self, size_t slot,
+void put_attribute(map_changes& changes, c10::ivalue::Object& self, size_t slot,
                    c10::IValue x) {
   auto& old = self.getSlot(slot);
   if (old.isTensor() && x.isTensor())
-    map.rebind(old.toTensor(), x.toTensor());
+    changes.rebind(old.toTensor(), x.toTensor());
   self.setSlot(slot, std::move(x));
 }
 
 } // namespace
 
-void call_states::enter(execution& ex, model_map& map, module_id module) {
+void call_states::enter(execution& ex, map_changes& changes, module_id module) {
   auto what = ex.pass().what;
   if (what == pass::only
-      || !map.order().ordered(static_cast<uint32_t>(module.value)))
+      || !changes.map().order().ordered(static_cast<uint32_t>(module.value)))
     return;
   at::NoGradGuard no_grad;
   running x;
   x.module = module;
   x.path = ex.streams().here().path;
-  x.map = &map;
+  x.changes = &changes;
   x.again = what == pass::again;
   if (!x.again)
-    x.state = keep(ex, map, module);
+    x.state = keep(ex, changes, module);
   else if (auto kept = ex.rank().calls().state(ex.step(), ex.microbatch(),
                                                x.path, module))
     x.state = copy_of(*kept); // it may be computed once more
   else                        // it changed nothing the first time
-    x.state = keep(ex, map, module);
+    x.state = keep(ex, changes, module);
   if (x.again)
     recall(x);
   calls_.push_back(std::move(x));
 }
 
-void call_states::leave(execution& ex, model_map& map, module_id module) {
+void call_states::leave(execution& ex, map_changes& changes, module_id module) {
   if (calls_.empty() || calls_.back().module != module
       || calls_.back().path != ex.streams().here().path)
     return;
@@ -109,7 +109,7 @@ void call_states::leave(execution& ex, model_map& map, module_id module) {
   calls_.pop_back();
   if (x.again)
     return put_back(x);
-  drop_unchanged(map, x.state);
+  drop_unchanged(changes, x.state);
   if (!x.state.empty())
     ex.rank().calls().put_state(ex.step(), ex.microbatch(), x.path, module,
                                 std::move(x.state));
@@ -117,11 +117,11 @@ void call_states::leave(execution& ex, model_map& map, module_id module) {
 
 namespace {
 
-void exchange_attributes(model_map& map, c10::ivalue::Object* self,
+void exchange_attributes(map_changes& changes, c10::ivalue::Object* self,
                          module_state& x) {
   for (auto& [slot, other] : x.attributes) {
     auto now = self->getSlot(slot);
-    put_attribute(map, *self, slot, std::exchange(other, now));
+    put_attribute(changes, *self, slot, std::exchange(other, now));
   }
 }
 
@@ -138,18 +138,20 @@ void exchange_contents(const std::vector<at::Tensor>& tensors,
 } // namespace
 
 void call_states::recall(running& x) {
-  auto& model = x.map->model();
-  exchange_attributes(*x.map, model.modules[x.module.value].script, x.state);
+  auto& map = x.changes->map();
+  exchange_attributes(*x.changes, map.model().modules[x.module.value].script,
+                      x.state);
   // The code may put another tensor into the place of a buffer.
   if (x.tensors.empty())
     for (auto& [t, content] : x.state.buffers)
-      x.tensors.push_back(content_of(*x.map, t));
+      x.tensors.push_back(content_of(map, t));
   exchange_contents(x.tensors, x.state);
 }
 
 void call_states::put_back(running& x) {
   exchange_contents(x.tensors, x.state);
-  exchange_attributes(*x.map, x.map->model().modules[x.module.value].script,
+  auto& map = x.changes->map();
+  exchange_attributes(*x.changes, map.model().modules[x.module.value].script,
                       x.state);
 }
 

@@ -14,7 +14,7 @@
 namespace smp {
 
 class execution;
-class model_map;
+class map_changes;
 
 /// What a call of a module found in it before it changed it.
 struct module_state {
@@ -36,10 +36,10 @@ struct module_state {
 class call_states {
 public:
   /// A call of `module` begins.
-  void enter(execution& ex, model_map& map, module_id module);
+  void enter(execution& ex, map_changes& changes, module_id module);
 
   /// It is over.
-  void leave(execution& ex, model_map& map, module_id module);
+  void leave(execution& ex, map_changes& changes, module_id module);
 
   /// Others run until `resume`.
   void suspend();
@@ -54,7 +54,7 @@ private:
   struct running {
     module_id module;
     uint64_t path = 0;
-    model_map* map = nullptr;
+    map_changes* changes = nullptr;
     bool again = false;
     module_state state;
     std::vector<at::Tensor> tensors = {}; // by buffer, where it is exchanged

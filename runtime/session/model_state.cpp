@@ -39,6 +39,7 @@ model_state::model_state(const rank_context& rank, const module_marks& marks,
     partitioning_(rank, marks, root_, map_),
     gate_(rank, policies) {
   context_.map = &map_;
+  context_.changes = &changes_;
   context_.placeholders = &parameters_;
   context_.parameters = &parameters_;
   context_.promises = &promises_;

@@ -218,6 +218,7 @@ private:
   std::unique_ptr<gradient_buckets> buckets_;
   std::unique_ptr<script_program> script_;
   std::weak_ptr<loss_scaler> scaler_;
+  map_changes changes_{map_};
   model_context context_;
   bool ready_ = false; // partitioned, and its schedule fits
   std::string text_;

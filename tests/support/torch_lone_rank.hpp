@@ -106,6 +106,7 @@ public:
     counters_.step = 1;
     model_ = std::make_shared<model_context>();
     model_->map = &map_;
+    model_->changes = &changes_;
     model_->placeholders = &parameters_;
     model_->parameters = &parameters_;
     model_->promises = &promises_;
@@ -167,6 +168,7 @@ private:
 
   loopback_network network_;
   model_map map_;
+  map_changes changes_{map_};
   record_book records_store_;
   object_store objects_store_;
   saved_calls calls_store_;

@@ -370,11 +370,11 @@ void changeattr_operation(jit::Stack& stack) {
   });
 }
 
-void set_attribute(model_map* map, iv::Object& self, const std::string& name,
-                   c10::IValue x) {
+void set_attribute(map_changes* changes, iv::Object& self,
+                   const std::string& name, c10::IValue x) {
   auto old = self.getAttr(name);
-  if (map && old.isTensor() && x.isTensor())
-    map->rebind(old.toTensor(), x.toTensor());
+  if (changes && old.isTensor() && x.isTensor())
+    changes->rebind(old.toTensor(), x.toTensor());
   self.setAttr(name, std::move(x));
 }
 
@@ -383,7 +383,7 @@ void setattr_operation(jit::Stack& stack) {
   auto where = place_of(*x.self);
   keep_error([&] {
     if (!where || where->local) {
-      set_attribute(where ? where->model->map : nullptr, *x.self, x.name,
+      set_attribute(where ? where->model->changes : nullptr, *x.self, x.name,
                     std::move(x.inputs.at(0)));
       return;
     }
@@ -553,7 +553,8 @@ invocation run_script(model_context& model, module_id module,
       }
       case request_kind::set_attribute: {
         auto type = attribute_type(*self, x.name);
-        set_attribute(&map, *self, x.name, take_arguments(in, args, {type})[0]);
+        set_attribute(model.changes, *self, x.name,
+                      take_arguments(in, args, {type})[0]);
         break;
       }
       default:
