@@ -140,16 +140,16 @@ failure microbatch_sequencer::overtaken(const std::vector<module_id>& xs,
               + ", when a younger microbatch has been there: its state would "
                 "see them in another order than in one process. Such a step is "
                 "run again by default (smp.fast_mode = \"auto\"), and "
-                "smp.active_microbatches = 1 lets none overtake another. Buffers "
-                "are again what they were before the step, and from now on each "
-                "microbatch "
+                "smp.active_microbatches = 1 lets none overtake another. "
+                "Buffers are again what they were before the step, and from "
+                "now on each microbatch "
               + (late ? "begins when the one before it ended"
                       : "waits there for the forward phase of the one before "
                         "it")
               + ", so that a program may set the gradients to zero and run the "
                 "step once more"
-              + (late ? "; for an overlap, make all calls of it before the first "
-                        "model.backward"
+              + (late ? "; for an overlap, make all calls of it before the "
+                        "first model.backward"
                       : "")};
   }
   return {};

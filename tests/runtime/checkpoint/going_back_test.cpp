@@ -86,11 +86,10 @@ TEST_CASE("a run from an older checkpoint is not saved beside a newer one",
     save_checkpoint(folder, step, model, {&optimizer});
   });
   CHECK(told[0] == told[1]);
-  CHECK_THAT(told[0],
-             ContainsSubstring("cannot save step 3: " + folder.string()
-                               + " holds a newer checkpoint, "
-                               + (folder / "step-4").string())
-               && !ContainsSubstring("something was changed"));
+  CHECK_THAT(told[0], ContainsSubstring("cannot save step 3: " + folder.string()
+                                        + " holds a newer checkpoint, "
+                                        + (folder / "step-4").string())
+                        && !ContainsSubstring("something was changed"));
   CHECK(steps_in(dir.path / "branch") == std::vector<uint64_t>{3});
   CHECK(steps_in(folder) == std::vector<uint64_t>{2, 3});
 }

@@ -136,7 +136,7 @@ TEST_CASE_METHOD(stand_in, "the address of the first host is told in brackets",
                  "[runtime][launch]") {
   auto code = launch_on_hosts({{"me@fd77::1", 1}, {"b", 1}},
                               {"sh", "-c", "echo \"$5 $6\" > $DIR/$HOST", "sh"},
-                              "");
+                              "", patience);
   CHECK(code == 0);
   CHECK(read("b") == "--master [fd77::1]:29400\n");
 }

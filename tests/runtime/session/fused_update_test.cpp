@@ -133,9 +133,8 @@ TEST_CASE("an update in one pass is one kernel, where there is one",
          {"sgd with weight decay", "aten::_fused_sgd_"},
          {"adagrad", "aten::_fused_adagrad_"}}) {
     CAPTURE(name);
-    parameters xs{
-      torch::ones({4, 3}).set_requires_grad(true),
-      torch::ones({4, 3}, torch::kDouble).set_requires_grad(true)};
+    parameters xs{torch::ones({4, 3}).set_requires_grad(true),
+                  torch::ones({4, 3}, torch::kDouble).set_requires_grad(true)};
     auto optimizer = makers.at(name)(xs);
     for (auto& x : xs)
       x.mutable_grad() = torch::ones_like(x.detach());

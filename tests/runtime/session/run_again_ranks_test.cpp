@@ -146,8 +146,8 @@ Tensor batch_of(size_t step, const std::vector<int>& odd) {
 constexpr uint64_t replica_count = 2;
 constexpr uint64_t microbatches = 2;
 
-/// Of the microbatches of both replicas. The second replica alone runs a step
-/// again, the third one.
+/// Of the microbatches of both replicas. In the third step a promise of the
+/// second replica alone does not hold.
 const std::vector<std::vector<int>> odd_in_replicas{
   {0, 0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 2}, {0, 0, 2, 0}, {0, 0, 0, 0}};
 
@@ -243,7 +243,7 @@ TEST_CASE("a promise that breaks between other ranks has the step run again",
                && ContainsSubstring("result 0 has dtype Double"));
 }
 
-TEST_CASE("a replica that runs a step again has its part in the mean",
+TEST_CASE("replicas that run a step again have their part in the mean",
           "[runtime][replicas][fast][auto][R42]") {
   auto expected = gradients_alone();
   auto seen = run_replicas();
@@ -252,7 +252,7 @@ TEST_CASE("a replica that runs a step again has its part in the mean",
     for (uint64_t k = 0; k < replica_count; ++k) {
       CAPTURE(k, seen.ran_again[i][k]);
       check_near(seen.gradients[i][k], expected[i]);
-      CHECK(seen.ran_again[i][k].empty() == (i != 2 || k != 1));
+      CHECK(seen.ran_again[i][k].empty() == (i != 2));
     }
   }
   CHECK_THAT(seen.ran_again[2][1],
