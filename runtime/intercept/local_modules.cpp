@@ -6,7 +6,6 @@
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/shared_call.hpp"
-#include "runtime/model/hook.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
@@ -15,8 +14,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
-
-#include <algorithm>
 
 namespace smp {
 
@@ -48,7 +45,7 @@ void add_tensors(std::vector<at::Tensor>& to, unpacker& in, const value& x) {
     to.push_back(get_value<at::Tensor>(in, x));
 }
 
-/// This rank's part of a call that ranks share.
+/// This rank's part of a call that ranks share, of TorchScript.
 invocation run_part(call_scope& noted, const distributed_module& how,
                     const void* object, unpacker& in,
                     const std::vector<value>& args, packer& out) {
@@ -57,9 +54,6 @@ invocation run_part(call_scope& noted, const distributed_module& how,
     add_tensors(xs, in, x);
   auto found = run_shared(noted, how, object, xs);
   value_path::scope place{out, "result"};
-  // What takes a list of tensors returns one.
-  if (args.size() == 1 && args[0].get_if<list_value>())
-    return {put_value(out, found), {}};
   if (found.size() == 1)
     return {put_value(out, found[0]), {}};
   std::vector<value> results;
@@ -157,15 +151,13 @@ invocation local_modules::run_code(module_id module, const call_target& x,
     throw error{error_code::protocol, "a call does not fit its module"};
   if (!is_script && m.object->is_training() != x.training)
     m.object->train(x.training);
-  auto translated = std::ranges::any_of(
-    m.hooks, [](auto* hook) { return hook->translation != nullptr; });
-  if (auto* how = model_.map->shared(module);
-      how && !translated && is_call(x)) {
+  if (is_script) {
+    auto* how = model_.map->shared(module);
+    if (!how || !is_call(x))
+      return run_script(model_, module, x, in, args, out);
     call_scope noted{{.module = module, .ordered = false, .served = true}};
     return run_part(noted, *how, m.identity(), in, args, out);
   }
-  if (is_script)
-    return run_script(model_, module, x, in, args, out);
   return x.op == request_kind::call
            ? find_invoker(x.invoker)(*m.object, in, args, out)
            : run_range(*m.object, x.first, x.last, !x.own, in, args, out);

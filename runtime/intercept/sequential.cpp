@@ -5,6 +5,7 @@
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/model/call_translation.hpp"
+#include "runtime/model/forward_form.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
@@ -107,6 +108,20 @@ std::vector<at::Tensor> tensors_in_any(std::span<nn::AnyValue> xs) {
   return p.tensors();
 }
 
+/// Adds the tensors in `x` as a distributed module takes them: all, in order.
+template <size_t I = 0>
+void add_shared(std::vector<at::Tensor>& to, nn::AnyValue& x) {
+  if constexpr (I < num_carried) {
+    using type = std::tuple_element_t<I, carried_types>;
+    auto* y = x.try_get<type>();
+    if (!y)
+      return add_shared<I + 1>(to, x);
+    if constexpr (detail::gives_tensors<type>)
+      return detail::add_tensors(to, *y);
+  }
+  refuse_shared_call();
+}
+
 nn::AnyValue get_any(unpacker& in, const value& x) {
   auto* parts = x.get_if<tuple_value>();
   auto* index = parts && parts->items.size() == 2
@@ -147,18 +162,13 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
   if (how && !hook.translation) {
     noted_child note{call};
     auto object = x.ptr();
-    auto* list = arguments.size() == 1
-                   ? arguments[0].try_get<std::vector<at::Tensor>>()
-                   : nullptr;
+    std::vector<at::Tensor> tensors;
+    for (auto& y : arguments)
+      add_shared(tensors, y);
     auto found = run_shared(noted, *how,
-                            dynamic_cast<const void*>(object.get()),
-                            list ? *list : tensors_in_any(arguments));
-    // What takes a list of tensors returns one.
-    if (list)
-      return nn::AnyValue{std::move(found)};
-    return found.size() == 1
-             ? nn::AnyValue{std::move(found[0])}
-             : nn::AnyValue{std::tuple{found.at(0), found.at(1)}};
+                            dynamic_cast<const void*>(object.get()), tensors);
+    return hook.result ? hook.result(found)
+                       : nn::AnyValue{std::move(found.at(0))};
   }
   auto run = [&] {
     return how ? hook.translation->call_child(*how, std::move(arguments))

@@ -120,6 +120,26 @@ R call_translated(const hook_state& hook, Ts&&... xs) {
   }
 }
 
+/// Runs this rank's part of a call that ranks share.
+template <class Impl, class R, class... Ts>
+R call_shared(call_scope& noted, const Impl& self, const hook_state& hook,
+              Ts&&... xs) {
+  if (hook.translation) {
+    auto run = [&]() -> R {
+      return call_translated<Impl, R>(hook, std::forward<Ts>(xs)...);
+    };
+    return noted.looks() ? run_intercepted<R>(noted, self, run, xs...) : run();
+  }
+  if constexpr (is_shareable<R, Ts...>) {
+    std::vector<at::Tensor> tensors;
+    (add_tensors(tensors, xs), ...);
+    return from_tensors<std::decay_t<R>>(run_shared(
+      noted, *hook.distributed, dynamic_cast<const void*>(&self), tensors));
+  } else {
+    refuse_shared_call();
+  }
+}
+
 } // namespace detail
 
 /// A call of `Impl::forward` with arguments of these types, as its owner runs
@@ -146,9 +166,6 @@ struct invoker {
       get_argument<std::decay_t<Ts>>(in, Is, args[Is])...};
     auto* hook = dynamic_cast<hook_base*>(&impl);
     auto forward = [&]() -> result_type {
-      if (hook && hook->smp_hook.translation) [[unlikely]]
-        return detail::call_translated<Impl, result_type>(
-          hook->smp_hook, static_cast<Ts>(std::get<Is>(xs))...);
       return impl.Impl::forward(static_cast<Ts>(std::get<Is>(xs))...);
     };
     intercepted_call what{.served = true};
@@ -156,6 +173,9 @@ struct invoker {
       what.module = hook->smp_hook.id;
     call_scope noted{what};
     auto call = [&]() -> result_type {
+      if (hook && hook->smp_hook.distributed) [[unlikely]]
+        return detail::call_shared<Impl, result_type>(
+          noted, impl, hook->smp_hook, static_cast<Ts>(std::get<Is>(xs))...);
       return noted.looks() ? detail::run_intercepted<result_type>(
                noted, impl, forward, std::get<Is>(xs)...)
                            : forward();
@@ -227,26 +247,6 @@ R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
      ...);
   if constexpr (!std::is_void_v<R>)
     return get_value<std::decay_t<R>>(result.tensors, result.result);
-}
-
-/// Runs this rank's part of a call that ranks share.
-template <class Impl, class R, class... Ts>
-R call_shared(call_scope& noted, const Impl& self, const hook_state& hook,
-              Ts&&... xs) {
-  if (hook.translation) {
-    auto run = [&]() -> R {
-      return call_translated<Impl, R>(hook, std::forward<Ts>(xs)...);
-    };
-    return noted.looks() ? run_intercepted<R>(noted, self, run, xs...) : run();
-  }
-  if constexpr (is_shareable<R, Ts...>) {
-    std::vector<at::Tensor> tensors;
-    (add_tensors(tensors, xs), ...);
-    return from_tensors<std::decay_t<R>>(run_shared(
-      noted, *hook.distributed, dynamic_cast<const void*>(&self), tensors));
-  } else {
-    refuse_shared_call();
-  }
 }
 
 /// Runs `Impl::forward` here and shows its tensors to interceptors. While the

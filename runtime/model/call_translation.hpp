@@ -5,6 +5,10 @@
 
 #include <vector>
 
+namespace at {
+class Tensor;
+} // namespace at
+
 namespace torch::nn {
 class AnyValue;
 } // namespace torch::nn
@@ -12,6 +16,10 @@ class AnyValue;
 namespace smp {
 
 class distributed_module;
+
+/// Makes what `forward` of a class returns, for a child of a Sequential, of the
+/// tensors that are in it.
+using child_result = torch::nn::AnyValue (*)(const std::vector<at::Tensor>& xs);
 
 /// Between `forward` of a class that was registered with hooks and a
 /// distributed module of it (see `tp_register`).

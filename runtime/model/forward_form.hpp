@@ -77,10 +77,22 @@ template <class A, class B>
 inline constexpr bool is_tensors<std::pair<A, B>> = std::is_same_v<
   A, at::Tensor>&& std::is_same_v<B, at::Tensor>;
 
+/// The same, where tuples may stand in tuples.
+template <class R>
+inline constexpr bool nests_tensors = std::is_same_v<R, at::Tensor>;
+
+template <class... Ts>
+inline constexpr bool
+  nests_tensors<std::tuple<Ts...>> = (nests_tensors<Ts> && ...);
+
+template <class A, class B>
+inline constexpr bool nests_tensors<std::pair<A, B>> = nests_tensors<A>&&
+  nests_tensors<B>;
+
 /// True for a tensor, a tuple or a vector of them.
 template <class R>
 inline constexpr bool gives_tensors = std::disjunction_v<
-  std::bool_constant<is_tensors<std::decay_t<R>>>,
+  std::bool_constant<nests_tensors<std::decay_t<R>>>,
   std::is_same<std::decay_t<R>, std::vector<at::Tensor>>>;
 
 /// The same, given in any way.
@@ -102,24 +114,31 @@ void add_tensors(std::vector<at::Tensor>& to, const T& x) {
   else if constexpr (std::is_same_v<T, std::vector<at::Tensor>>)
     to.insert(to.end(), x.begin(), x.end());
   else
-    std::apply([&](auto&... ys) { (to.push_back(ys), ...); }, x);
+    std::apply([&](auto&... ys) { (add_tensors(to, ys), ...); }, x);
+}
+
+/// @param next which tensor comes next
+template <class R>
+R next_of(const std::vector<at::Tensor>& xs, size_t& next) {
+  if constexpr (std::is_same_v<R, at::Tensor>)
+    return xs.at(next++);
+  else
+    return [&]<size_t... Is>(std::index_sequence<Is...>) {
+      // Braces: from left to right.
+      return R{next_of<std::tuple_element_t<Is, R>>(xs, next)...};
+    }
+  (std::make_index_sequence<std::tuple_size_v<R>>{});
 }
 
 /// @returns a tensor, or all
-template <class R, size_t... Is>
-R from_tensors(const std::vector<at::Tensor>& xs, std::index_sequence<Is...>) {
-  return R{xs.at(Is)...};
-}
-
 template <class R>
 R from_tensors(const std::vector<at::Tensor>& xs) {
-  if constexpr (std::is_same_v<R, at::Tensor>)
-    return xs.at(0);
-  else if constexpr (std::is_same_v<R, std::vector<at::Tensor>>)
+  if constexpr (std::is_same_v<R, std::vector<at::Tensor>>) {
     return xs;
-  else
-    return from_tensors<R>(xs,
-                           std::make_index_sequence<std::tuple_size_v<R>>{});
+  } else {
+    size_t next = 0;
+    return next_of<R>(xs, next);
+  }
 }
 
 } // namespace smp::detail

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/model/call_translation.hpp"
 #include "transport/ids.hpp"
 
 #include <cstdint>
@@ -8,7 +9,6 @@
 
 namespace smp {
 
-class call_translation;
 class distributed_module;
 
 /// How tensor-parallel ranks share a module with all that is below it, where it
@@ -52,6 +52,8 @@ struct hook_state {
   /// Between its calls and those of `distributed`; null: tensors go in and out
   /// as they are.
   const call_translation* translation = nullptr;
+  /// What `distributed` gives to a child of a Sequential; null: one tensor.
+  child_result result = nullptr;
 };
 
 /// Modules that are made while it lives, as `smp::submodule`, go to this

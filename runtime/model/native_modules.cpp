@@ -266,6 +266,11 @@ const call_translation* translation_of(const walked_module& x) {
   return known ? known->calls.get() : nullptr;
 }
 
+child_result result_of(const walked_module& x) {
+  auto known = registration_of(x.type);
+  return known ? known->result : nullptr;
+}
+
 std::string detail::short_name(const std::type_info& x) {
   auto name = c10::demangle(x.name());
   auto last = name.substr(0, name.find('<')).rfind("::");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/model/call_translation.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "tp/distributed_module.hpp"
 
@@ -7,8 +8,6 @@
 #include <optional>
 
 namespace smp {
-
-class call_translation;
 
 /// What tensor-parallel ranks have to know of a module that they are to share:
 /// one of torch::nn, or a TorchScript module of torch.nn.
@@ -19,6 +18,10 @@ std::optional<native_module> native_of(const walked_model& model,
 /// @returns what stands between calls of a class that was registered with hooks
 /// and those of its distributed module; null: nothing
 const call_translation* translation_of(const walked_module& x);
+
+/// @returns what a call of a class that was registered without hooks returns;
+/// null: one tensor
+child_result result_of(const walked_module& x);
 
 /// @returns the position of a parameter that the module, or one below it, has
 /// under this name ("weight", "attn.c_attn.weight"), or nothing

@@ -42,6 +42,8 @@ struct registered_class {
   std::function<native_module(const torch::nn::Module&)> read;
   /// Null: tensors go in and out as they are.
   std::shared_ptr<const call_translation> calls = {};
+  /// Where they do. Null: one tensor comes out.
+  child_result result = nullptr;
 };
 
 /// See `tp_register`.
@@ -134,6 +136,17 @@ template <class Module>
 struct any_value {
   using type = torch::nn::AnyValue;
 };
+
+/// True for classes whose results can be made of the tensors in them.
+template <class Module>
+concept returns_tensors = gives_tensors<typename forward_form<Module>::result>;
+
+template <class Module>
+typename any_value<Module>::type
+result_of_child(const std::vector<at::Tensor>& xs) {
+  return typename any_value<Module>::type{
+    from_tensors<typename forward_form<Module>::result>(xs)};
+}
 
 template <class Module, class Distributed, class Options, class Forward,
           class Return>
@@ -346,6 +359,8 @@ bool tp_register(Init init_hook, Forward forward_hook = {},
     x.calls = std::make_shared<const detail::hooked_calls<
       Module, Distributed, options, Forward, Return>>(std::move(forward_hook),
                                                       std::move(return_hook));
+  } else if constexpr (detail::returns_tensors<Module>) {
+    x.result = &detail::result_of_child<Module>;
   }
   return register_class(typeid(Module), std::move(x));
 }

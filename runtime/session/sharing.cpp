@@ -351,6 +351,7 @@ void share_module(model_map& map, const shared_module& shared, int64_t rank,
       hook->distributed = map.shared(part);
       hook->translation = below == i ? translation_of(model.modules[i])
                                      : nullptr;
+      hook->result = below == i ? result_of(model.modules[i]) : nullptr;
     }
   }
 }
