@@ -22,9 +22,11 @@ public:
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
     auto weight = inputs_ == 1 ? weight_ : weight_.t();
-    auto parts = linears_for_tp(xs[0], entry::exchange, {&weight, 1},
-                                {&bias_, 1});
-    return {scatter_batch_for_tp(parts[0])};
+    auto alone = xs[0].dim() == 1; // one sample without an axis for them
+    auto parts = linears_for_tp(alone ? xs[0].unsqueeze(0) : xs[0],
+                                entry::exchange, {&weight, 1}, {&bias_, 1});
+    auto result = scatter_batch_for_tp(parts[0]);
+    return {alone ? result.squeeze(0) : result};
   }
 
 private:

@@ -48,6 +48,51 @@ TEST_CASE("Linear computes the same shared as alone", "[tp][linear]") {
               alone(x, input, seed, plain), digits_of(dtype));
 }
 
+TEST_CASE("a shared Linear takes one sample without an axis for samples",
+          "[tp][linear]") {
+  int64_t peers = GENERATE(2, 4);
+  auto same = GENERATE(false, true);
+  auto type = GENERATE(std::string{"Linear"}, std::string{"Conv1D"});
+  CAPTURE(peers, same, type);
+  torch::manual_seed(5);
+  native_module x{type};
+  auto weight = torch::randn({7, 12});
+  x.parameters["weight"] = type == "Linear" ? weight : weight.t().contiguous();
+  x.parameters["bias"] = torch::randn({7});
+  auto n = same ? 1 : peers;
+  auto inputs = torch::randn({n, 12}), seeds = torch::randn({n, 7});
+  std::vector<shared_module> modules;
+  for (int64_t i = 0; i < peers; ++i)
+    modules.push_back(
+      share(x, static_cast<uint64_t>(i), static_cast<uint64_t>(peers)));
+  std::vector<Tensor> outputs(modules.size()), of_inputs(modules.size());
+  thread_group group{modules.size(), same};
+  group.on_all([&](uint64_t i) {
+    auto row = same ? 0 : static_cast<int64_t>(i);
+    auto mine = inputs[row].clone().requires_grad_();
+    auto y = modules[i].module->forward({&mine, 1}).at(0);
+    y.backward(seeds[row]);
+    outputs[i] = y.detach();
+    of_inputs[i] = mine.grad();
+  });
+  auto rows_of = [&](const std::vector<Tensor>& xs) {
+    return same ? same_of_all(xs).unsqueeze(0) : torch::stack(xs);
+  };
+  numbers_of_module found{rows_of(outputs), rows_of(of_inputs), {}};
+  for (auto& [name, slice] : modules[0].slices) {
+    std::vector<Tensor> parts;
+    for (auto& m : modules)
+      parts.push_back(m.mine.parameters.at(name).grad());
+    found.grads[name] = slice.merged(parts);
+  }
+  auto plain = [&](const Tensor& y, auto& leaves) {
+    auto w = leaves.at("weight");
+    return torch::nn::functional::linear(y, type == "Linear" ? w : w.t(),
+                                         leaves.at("bias"));
+  };
+  check_equal(found, alone(x, inputs, seeds, plain), 1e-5);
+}
+
 TEST_CASE("Embedding computes the same shared as alone", "[tp][embedding]") {
   uint64_t peers = GENERATE(1, 2, 4);
   auto same = GENERATE(false, true);
