@@ -164,10 +164,12 @@ at::Tensor samples_of_all(const at::Tensor& x, bool one) {
   return one ? bwd_allreduce_for_tp(x) : fused_allgather_for_tp(x, 0);
 }
 
-/// What autocast would compute with: it does not reach into backward.
+/// What autocast would compute with: it does not reach into backward, and
+/// leaves float64 as it is.
 at::Tensor cast(const at::Tensor& x) {
   auto device = x.device().type();
   return at::autocast::is_autocast_enabled(device)
+             && x.scalar_type() != at::kDouble
            ? x.to(at::autocast::get_autocast_dtype(device))
            : x;
 }

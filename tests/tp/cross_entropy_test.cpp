@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "runtime/base/autocast.hpp"
 #include "tests/support/torch_near.hpp"
 #include "tests/support/torch_thread_group.hpp"
 #include "tp/cross_entropy.hpp"
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,7 @@ struct job {
   cross_entropy_options options = {};
   int64_t samples = 8;
   int64_t tokens = 5;
+  bool casts = false; // peers compute in autocast
 };
 
 struct outcome {
@@ -100,8 +103,12 @@ outcome together(const job& x) {
     auto h = part(hidden, i).detach().clone().requires_grad_();
     auto [first, rows] = rows_of_peer(x.vocabulary, static_cast<int64_t>(i), n);
     auto w = weight.narrow(0, first, rows).clone().requires_grad_();
+    std::optional<autocast> scope;
+    if (x.casts)
+      scope.emplace(torch::kBFloat16);
     auto loss = smp::nn::cross_entropy_for_tp(h, w, part(labels, i),
                                               x.vocabulary, x.options);
+    scope.reset();
     (loss * static_cast<double>(x.same ? 1 : i + 1)).backward();
     losses[i] = loss.detach();
     of_hidden[i] = h.grad();
@@ -161,6 +168,13 @@ TEST_CASE("a loss over words of all peers has the digits of its type",
   compare(x, 1e-5);
   x.type = torch::kBFloat16;
   compare(x, 4e-2);
+}
+
+TEST_CASE("autocast leaves a loss in float64 as it is", "[tp][cross_entropy]") {
+  job x;
+  x.same = GENERATE(false, true);
+  x.casts = true;
+  compare(x, 1e-11);
 }
 
 TEST_CASE("logits far from 0 cost a loss no digits",
