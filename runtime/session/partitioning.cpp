@@ -313,18 +313,27 @@ void partitioning::check_same_everywhere() {
 
 namespace {
 
-/// Of what tensor-parallel ranks share, each holds a part; what stands below it
-/// is no module of its own.
+/// Of what tensor-parallel ranks share, each holds a part, the first one the
+/// largest; what stands below it is no module of its own.
 void weigh_slices(const walked_model& model, const sharing_decision& x,
                   uint64_t peers, model_info& info) {
-  for (auto& shared : x.shared)
+  for (auto& shared : x.shared) {
+    auto slices = slices_of(model, shared, 0, static_cast<int64_t>(peers));
     for (auto i : model.subtree(static_cast<uint32_t>(shared.id.value))) {
-      for (auto& parameter : info[i].parameters)
-        parameter.elements /= peers;
+      for (auto& y : info[i].parameters)
+        if (auto found = slices.find(static_cast<uint32_t>(y.id));
+            found != slices.end()) {
+          auto& slice = found->second;
+          y.elements = y.elements
+                       * static_cast<uint64_t>(slice.length * slice.blocks)
+                       / static_cast<uint64_t>(
+                         slice.whole.at(static_cast<size_t>(slice.dim)));
+        }
       if (i != shared.id.value)
         info[i].part_of = "'" + info[shared.id.value].path
                           + "', which ranks share as a whole";
     }
+  }
   for (auto& cut : x.cut)
     for (auto& y : info[model.tensors[cut.tensor].modules.front()].parameters)
       if (y.id == cut.tensor)

@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/session/model_state.hpp"
+#include "smp/nn.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -76,7 +77,43 @@ TEST_CASE("where ranks have the same samples a shared module weighs a part",
     CHECK(a->activations == b->activations);
   }
   CHECK(x.same[0].parameters.at(0).elements == uint64_t{4 * 512 * 512} / peers);
+  // The first rank has all of a bias.
+  CHECK(x.same[0].parameters.at(1).elements == uint64_t{4 * 512});
   CHECK(x.same[1].parameters.at(0).elements == uint64_t{4 * 512 * 512});
+}
+
+TEST_CASE("what each rank has as a whole of a shared layer weighs the whole",
+          "[runtime][session][tensor_parallel]") {
+  constexpr uint64_t channels = 16, inner = 24;
+  auto saves_memory = GENERATE(false, true);
+  CAPTURE(saves_memory);
+  uint64_t found = 0;
+  size_t shared = 0;
+  virtual_world_options world;
+  world.config.threads = 1;
+  run_virtual_world(1, world, [&](session&) {
+    nn::transformer_layer_arguments x;
+    x.num_attention_heads = x.attention_head_size = 4;
+    x.hidden_size = channels;
+    x.intermediate_size = inner;
+    torch::nn::Sequential layers;
+    layers->push_back("layer", nn::distributed_transformer_layer(x));
+    distributed_model model{layers};
+    auto decision = model.state().decide(2, 0,
+                                         {{"*"}, peers, saves_memory, false});
+    shared = decision.sharing.shared.size();
+    for (auto& m : decision.model)
+      for (auto& p : m.parameters)
+        found += p.elements;
+  });
+  REQUIRE(shared == 1);
+  uint64_t weights = 4 * channels * channels + 2 * channels * inner;
+  uint64_t norms = 4 * channels;
+  // Biases of linears whose outputs are cut for speed, and of the others.
+  uint64_t first = 3 * channels + inner, second = 2 * channels;
+  CHECK(found
+        == (saves_memory ? (weights + norms) / peers + first + second
+                         : (weights + first) / peers + second + norms));
 }
 
 TEST_CASE("calls that take no time cost the same shared or not",
