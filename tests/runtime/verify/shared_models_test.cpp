@@ -62,4 +62,8 @@ TEST_CASE("Exports of Hugging Face that ranks share equal one process",
     for (std::string optimize : {"speed", "memory"})
       for (auto& g : grids)
         compare(test::script_case(model, g.pipeline, 2), g, optimize);
+  // Of these no layer is known as a whole: they share linears and tables.
+  for (auto* model : {"hf_llama", "hf_t5"})
+    for (auto& g : {grid{1, 4, 1}, grid{2, 2, 2}})
+      compare(test::script_case(model, g.pipeline, 2), g, "speed");
 }
