@@ -276,6 +276,8 @@ TEST_CASE("shared halves of a layer have the digits of their types",
   check_attention(k, peers, torch::kBFloat16, saves_memory, 8e-2);
   check_output({}, peers, torch::kFloat, saves_memory, 2e-5);
   check_output({}, peers, torch::kBFloat16, saves_memory, 8e-2);
+  check_output({.gated = true, .rms = true}, peers, torch::kFloat, saves_memory,
+               3e-5);
 }
 
 // What a causal module asks of another part of the model has no order.

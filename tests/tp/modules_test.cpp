@@ -217,25 +217,27 @@ TEST_CASE("a table of fewer channels than can be divided is cut by rows",
           "[tp][embedding]") {
   uint64_t peers = GENERATE(2, 4);
   auto same = GENERATE(false, true);
+  auto dtype = GENERATE(torch::kFloat, torch::kDouble, torch::kBFloat16);
   auto sparse = GENERATE(false, true);
   auto padding = GENERATE(std::optional<int64_t>{}, std::optional<int64_t>{13});
-  CAPTURE(peers, same, sparse, padding.has_value());
+  CAPTURE(peers, same, dtype, sparse, padding.has_value());
   torch::manual_seed(6);
   native_module x{"Embedding"};
-  x.parameters["weight"] = torch::randn({21, 3}); // 21 rows: one more on some
+  // 21 rows: one more on some
+  x.parameters["weight"] = torch::randn({21, 3}).to(dtype);
   x.sparse = sparse;
   x.padding_idx = padding;
   auto* how = find_distribution("Embedding");
   CHECK(how->manner(x, static_cast<int64_t>(peers)) == std::string{"by rows"});
   auto input = torch::randint(21, {8, 5}, torch::kLong);
   input[0][0] = 13;
-  auto seed = torch::randn({8, 5, 3});
+  auto seed = torch::randn({8, 5, 3}).to(dtype);
   auto plain = [&](const Tensor& y, auto& leaves) {
     return at::embedding(leaves.at("weight"), y, padding.value_or(-1), false,
                          sparse);
   };
   check_equal(together(x, input, seed, peers, {}, same),
-              alone(x, input, seed, plain), 1e-5);
+              alone(x, input, seed, plain), digits_of(dtype));
   CHECK_THROWS_WITH(together(x, input + 10, seed, peers),
                     Catch::Matchers::ContainsSubstring("21 rows"));
 }

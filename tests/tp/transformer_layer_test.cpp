@@ -218,6 +218,16 @@ TEST_CASE("shared transformer layers have the digits of their types",
   check({}, peers, torch::kBFloat16, saves_memory, peers == 2 ? 6e-2 : 8e-2);
 }
 
+TEST_CASE("shared layers of other kinds have the digits of their types",
+          "[tp][transformer_layer]") {
+  auto saves_memory = GENERATE(false, true);
+  auto k = GENERATE(
+    kind{.window = 3, .dropout = 0.3},
+    kind{.pre_layernorm = false, .causal = false, .takes_mask = true});
+  check(k, 2, torch::kFloat, saves_memory, 3e-5);
+  check(k, 2, torch::kBFloat16, saves_memory, 1e-1);
+}
+
 TEST_CASE("a mask for all samples is one for those of others",
           "[tp][transformer_layer]") {
   auto saves_memory = GENERATE(false, true);

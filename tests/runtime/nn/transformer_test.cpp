@@ -362,16 +362,17 @@ training train(const grid& x, const nn::transformer_lm_head_arguments& sizes) {
 }
 
 void check_same(const nn::transformer_lm_head_arguments& sizes,
-                bool same_samples = false) {
-  auto expected = train({.replicas = same_samples ? 1u : 2u}, sizes);
+                bool same_samples = false, uint64_t tensor = 2) {
+  auto expected = train({.replicas = same_samples ? 1 : tensor}, sizes);
+  auto by = " shared by " + std::to_string(tensor) + " ranks ";
   for (auto optimize : {"memory", "speed"})
     for (uint64_t pipeline : {1, 2}) {
       CAPTURE(optimize, pipeline, same_samples);
-      auto mine = train({2, pipeline, optimize, same_samples}, sizes);
+      auto mine = train({tensor, pipeline, optimize, same_samples, tensor},
+                        sizes);
       for (auto& what :
-           {std::string{"TransformerLayer shared by 2 ranks for "} + optimize,
-            std::string{"LMHead shared by 2 ranks by words"},
-            std::string{"Embedding shared by 2 ranks by rows"}})
+           {"TransformerLayer" + by + "for " + optimize,
+            "LMHead" + by + "by words", "Embedding" + by + "by rows"})
         CHECK_THAT(mine.text, ContainsSubstring(what));
       REQUIRE(mine.gradients.size() == expected.gradients.size());
       for (size_t i = 0; i < expected.gradients.size(); ++i)
@@ -398,6 +399,16 @@ TEST_CASE("ranks share the layers of a language model without being told",
   sizes.use_normal_initialization = true;
   sizes.initializer_range = 0.2;
   check_same(sizes);
+}
+
+TEST_CASE("four ranks share the layers of a language model", "[runtime][nn]") {
+  auto sizes = small();
+  sizes.attention_dropout_prob = sizes.hidden_dropout_prob = 0.2;
+  sizes.causal_mask_size = 16;
+  sizes.num_token_types = 2;
+  sizes.use_normal_initialization = true;
+  sizes.initializer_range = 0.2;
+  check_same(sizes, false, 4);
 }
 
 TEST_CASE("ranks with the same samples share the layers of a language model",
