@@ -5,6 +5,7 @@
 #include "runtime/base/autocast.hpp"
 #include "runtime/base/random_stream.hpp"
 #include "runtime/checkpoint/checkpoint.hpp"
+#include "runtime/checkpoint/load_state_dict.hpp"
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/launch/init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"

@@ -15,7 +15,6 @@
 #include "runtime/session/optimizer_state.hpp"
 #include "runtime/session/placement.hpp"
 #include "runtime/session/rank_runtime.hpp"
-#include "transport/bytes.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -99,20 +98,16 @@ checkpoint_loader::checkpoint_loader(std::string folder,
 
 void checkpoint_loader::together(const char* name,
                                  const std::function<void()>& f) const {
-  failure mine;
-  try {
-    f();
-  } catch (const error& e) {
-    mine = e.cause();
-    if (mine.code == error_code::config)
-      mine.text += way_around(folder_);
-  } catch (const std::exception& e) {
-    mine = {error_code::user_code, rank_.self(), {}, e.what()};
-  }
-  for (auto& x :
-       rank_.exchange().all_gather(world_of(rank_), name, to_payload(mine)))
-    if (auto first = from_payload<failure>(x, "end of a load"))
-      throw error{first};
+  do_together(rank_, name, [&] {
+    try {
+      f();
+    } catch (const error& e) {
+      auto cause = e.cause();
+      if (cause.code == error_code::config)
+        cause.text += way_around(folder_);
+      throw error{cause};
+    }
+  });
 }
 
 void checkpoint_loader::fail(const std::string& why) const {

@@ -24,7 +24,7 @@ namespace smp {
 ///   computed then. `data_ptr()` keeps it, other reads do not.
 /// - Tensors of up to 4 KB, and tensors on other devices, are made at once.
 /// - A tensor from outside that is copied in is kept until the partition, so
-///   load checkpoints after it: `load_state_dict` copies only what is owned.
+///   read values from a file by `smp::load_state_dict`.
 /// - After the scope, in-place operations on the model are still captured; any
 ///   other use of a tensor makes it an ordinary one. So without a partition
 ///   the model works, too, and needs the memory of an ordinary one.

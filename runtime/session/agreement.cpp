@@ -45,4 +45,20 @@ payload agree_on_payload(const rank_context& rank,
   return std::get<payload>(std::move(result));
 }
 
+void do_together(const rank_context& rank, const std::string& name,
+                 const std::function<void()>& f) {
+  failure mine;
+  try {
+    f();
+  } catch (const error& err) {
+    mine = err.cause();
+  } catch (const std::exception& err) {
+    mine = {error_code::user_code, rank.self(), {}, err.what()};
+  }
+  for (auto& x :
+       rank.exchange().all_gather(world_of(rank), name, to_payload(mine)))
+    if (auto first = from_payload<failure>(x, "end of what all ranks do"))
+      throw error{first};
+}
+
 } // namespace smp

@@ -22,6 +22,11 @@ payload agree_on_payload(const rank_context& rank,
                          const std::string& name,
                          const std::function<payload()>& decide);
 
+/// Runs `f` on all ranks of the run; then all throw what the first of them that
+/// failed threw. Collective over the run.
+void do_together(const rank_context& rank, const std::string& name,
+                 const std::function<void()>& f);
+
 /// The ranks of the run.
 std::vector<rank_id> world_of(const rank_context& rank);
 

@@ -2,7 +2,6 @@
 
 #include "partition/print.hpp"
 #include "runtime/base/fault.hpp"
-#include "runtime/base/mistakes.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/launch/environment.hpp"
@@ -15,6 +14,7 @@
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/sharing.hpp"
+#include "runtime/session/state_check.hpp"
 #include "runtime/values/tensor_bridge.hpp"
 #include "transport/bytes.hpp"
 
@@ -25,7 +25,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <set>
 
 namespace smp {
 
@@ -270,57 +269,20 @@ bool has_plain_values(const at::Tensor& x) {
          && x.layout() == c10::kStrided;
 }
 
-/// @throws error (config) naming all that does not fit together
-void check_state_dict(const model_map& map,
-                      const std::map<std::string, uint32_t>& positions,
-                      const named_tensors& xs) {
-  auto& model = map.model();
-  mistakes missing{"missing"};
-  mistakes unknown{"not in the model"};
-  mistakes misshapen{"of another shape"};
-  mistakes not_plain{"undefined, meta, sparse or quantised"};
-  std::set<uint32_t> given;
-  for (auto& [name, x] : xs) {
-    auto i = positions.find(name);
-    if (i == positions.end()) {
-      unknown.add(name);
-      continue;
-    }
-    given.insert(i->second);
-    auto* slice = map.slice(i->second);
-    auto mine = slice ? at::IntArrayRef{slice->whole}
-                      : model.tensors[i->second].tensor.sizes();
-    if (!has_plain_values(x))
-      not_plain.add(name);
-    else if (x.sizes() != mine)
-      misshapen.add(name, ": " + shape_text(x.sizes()) + " instead of "
-                            + shape_text(mine));
-  }
-  for (uint32_t i = 0; i < model.tensors.size(); ++i)
-    if (!given.contains(i) && !model.tensors[i].is_attribute)
-      missing.add(model.tensors[i].names.front());
-  std::string text;
-  for (auto* x : {&missing, &unknown, &misshapen, &not_plain})
-    x->describe(text);
-  if (!text.empty())
-    throw error{error_code::config,
-                "load_state_dict: " + text + "; nothing was loaded"};
-}
-
 } // namespace
 
 void distributed_model_base::load_state_dict(const named_tensors& xs) {
-  auto& tensors = state_->model().tensors;
-  std::map<std::string, uint32_t> positions;
-  for (uint32_t i = 0; i < tensors.size(); ++i)
-    for (auto& name : tensors[i].names)
-      positions.emplace(name, i);
-  check_state_dict(state_->map(), positions, xs);
+  state_check check{state_->map()};
+  for (auto& [name, x] : xs) {
+    auto plain = has_plain_values(x);
+    check.add(name, plain ? x.sizes() : at::IntArrayRef{}, plain);
+  }
+  check.finish("load_state_dict");
   at::NoGradGuard no_grad;
   for (auto& [name, x] : xs)
-    if (auto i = positions.at(name); state_->map().owned(i)) {
+    if (auto i = check.position(name); state_->map().owned(i)) {
       auto* slice = state_->map().slice(i);
-      tensors[i].tensor.copy_(slice ? slice->of(x) : x);
+      state_->model().tensors[i].tensor.copy_(slice ? slice->of(x) : x);
     }
 }
 

@@ -1,0 +1,99 @@
+#include "runtime/checkpoint/load_state_dict.hpp"
+
+#include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/session/agreement.hpp"
+#include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
+#include "runtime/session/state_check.hpp"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <memory>
+
+namespace smp {
+
+namespace {
+
+/// A file whose tensors a model gets.
+class state_file {
+public:
+  explicit state_file(const std::string& path) : path_(path), file_(path) {
+    // nop
+  }
+
+  /// @throws error (config) if they are not those of the model
+  state_check check(const model_state& model) const {
+    state_check result{model.map()};
+    for (auto& x : file_.tensors())
+      result.add(x.name, x.shape);
+    result.finish("load_state_dict: " + path_);
+    return result;
+  }
+
+  /// Reads what this rank owns.
+  void load(const model_state& model) const {
+    auto checked = check(model);
+    at::NoGradGuard no_grad;
+    model.await_updates();
+    auto& map = model.map();
+    for (size_t k = 0; k < file_.tensors().size(); ++k)
+      if (auto i = checked.position(file_.tensors()[k].name); map.owned(i))
+        copy(k, map.model().tensors[i].tensor, map.slice(i));
+  }
+
+private:
+  /// @param k which of the file
+  /// @param slice what this rank holds of it; null: the whole
+  void copy(size_t k, const at::Tensor& to, const tensor_slice* slice) const {
+    if (to.dim() == 0) {
+      to.copy_(file_.read(k));
+    } else if (!slice || slice->dim > 0) {
+      copy_rows(k, 0, to, slice);
+    } else {
+      int64_t done = 0;
+      for (auto& range : slice->ranges()) {
+        copy_rows(k, range.begin, to.narrow(0, done, range.length), nullptr);
+        done += range.length;
+      }
+    }
+  }
+
+  /// Some at a time, as a rank may hold but a part of each.
+  /// @param slice along another axis; null: the whole of each row
+  void copy_rows(size_t k, int64_t first, const at::Tensor& to,
+                 const tensor_slice* slice) const {
+    constexpr int64_t most_bytes = 1 << 20;
+    auto& x = file_.tensors()[k];
+    auto bytes = static_cast<int64_t>(c10::elementSize(x.dtype));
+    for (size_t i = 1; i < x.shape.size(); ++i)
+      bytes *= x.shape[i];
+    const auto most = std::max<int64_t>(
+      most_bytes / std::max<int64_t>(bytes, 1), 1);
+    for (int64_t i = 0; i < to.size(0); i += most) {
+      auto n = std::min(most, to.size(0) - i);
+      auto rows = file_.read_rows(k, first + i, n);
+      to.narrow(0, i, n).copy_(slice ? slice->of(rows) : rows);
+    }
+  }
+
+  std::string path_;
+  safetensors_reader file_;
+};
+
+} // namespace
+
+void load_state_dict(const std::string& path, distributed_model_base& model) {
+  auto& rank = session::current().internals();
+  std::shared_ptr<const state_file> file;
+  do_together(rank, "smp.load.check", [&] {
+    file = std::make_shared<const state_file>(path);
+    file->check(model.state());
+  });
+  model.register_post_partition_hook([file, &model] {
+    do_together(session::current().internals(), "smp.load",
+                [&] { file->load(model.state()); });
+  });
+}
+
+} // namespace smp

@@ -1,0 +1,47 @@
+#pragma once
+
+#include "runtime/base/mistakes.hpp"
+
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+
+namespace smp {
+
+class model_map;
+
+/// Compares a model with the tensors that are to be loaded into it, before any
+/// of them is.
+class state_check {
+public:
+  /// @param map outlives this
+  explicit state_check(const model_map& map);
+
+  /// There is a tensor of this name, under which the model may have one.
+  /// @param plain the model can take its values
+  void add(const std::string& name, c10::IntArrayRef sizes, bool plain = true);
+
+  /// @param who begins the error: "load_state_dict"
+  /// @throws error (config) naming all that does not fit together
+  void finish(const std::string& who);
+
+  /// @pre there is one
+  /// @returns the position in the model of the tensor with this name
+  uint32_t position(const std::string& name) const {
+    return positions_.at(name);
+  }
+
+private:
+  const model_map& map_;
+  std::map<std::string, uint32_t> positions_;
+  std::set<uint32_t> given_;
+  mistakes missing_{"missing"};
+  mistakes unknown_{"not in the model"};
+  mistakes misshapen_{"of another shape"};
+  mistakes not_plain_{"undefined, meta, sparse or quantised"};
+};
+
+} // namespace smp
