@@ -242,7 +242,7 @@ void read_calls(const c10::ClassType& x, native_module& to) {
 
 } // namespace
 
-bool register_native(const std::type_info& impl, std::string_view as) {
+bool tp_register(std::string_view type, std::string_view as) {
   if (auto* how = find_distribution(as); !how || how->of_layer)
     throw config_error(
       fmt::format("tp_register: no distributed module is "
@@ -250,8 +250,12 @@ bool register_native(const std::type_info& impl, std::string_view as) {
                   as, known_distributions()));
   auto& known = registry::get();
   std::lock_guard guard{known.mutex};
-  known.names.insert_or_assign(c10::demangle(impl.name()), std::string{as});
+  known.names.insert_or_assign(std::string{type}, std::string{as});
   return true;
+}
+
+bool register_native(const std::type_info& impl, std::string_view as) {
+  return tp_register(c10::demangle(impl.name()), as);
 }
 
 bool register_class(const std::type_info& impl, registered_class x) {

@@ -304,6 +304,13 @@ bool tp_register(std::string_view as) {
   return register_native(typeid(Module), as);
 }
 
+/// The same for a class of TorchScript files, by its name in Python:
+/// "my_package.layers.MyLinear". If its code does more than that of what it is
+/// shared as, the print of the partition says so, and it is not shared.
+/// @throws error (config) if nothing is called `as`
+/// @returns true
+bool tp_register(std::string_view type, std::string_view as);
+
 /// Lets them share modules of class Module by a Distributed that has other
 /// options, arguments or results (paper, appendix "Registering distributed
 /// modules"): one of `smp::nn::distributed_*`, or a class of the user's with

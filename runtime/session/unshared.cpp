@@ -60,8 +60,9 @@ std::string verdict(const walked_module& x, bool parameters) {
     "{} not shared, as there is no distributed implementation "
     "of it; {}",
     type,
-    x.script ? "in a file there are those of " + known_distributions()
-             : "smp::tp_register gives it one");
+    x.script
+      ? "smp::tp_register can take it for one of " + known_distributions()
+      : "smp::tp_register gives it one");
 }
 
 } // namespace
