@@ -140,8 +140,10 @@ bool distributed_model_base::partitioned() const {
   return state_->partitioned();
 }
 
-std::string distributed_model_base::partition_text(bool colour) const {
-  return colour ? state_->text() : without_colours(state_->text());
+std::string distributed_model_base::partition_text(bool colour,
+                                                   bool all) const {
+  auto text = all ? state_->full_text() : state_->text();
+  return colour ? text : without_colours(text);
 }
 
 std::string distributed_model_base::order_text() const {

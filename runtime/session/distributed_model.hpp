@@ -99,7 +99,9 @@ public:
 
   /// The decision for people; empty before the partition.
   /// @param colour one per device, for a terminal
-  std::string partition_text(bool colour = false) const;
+  /// @param all on rank 0 with all modules, and why tensor-parallel ranks do
+  /// not share those that they could
+  std::string partition_text(bool colour = false, bool all = false) const;
 
   /// Which modules microbatches pass in their order, because they change state
   /// (R19), one line each; after the first training step only those that did.

@@ -109,6 +109,11 @@ void model_state::partition() {
   call_hooks();
 }
 
+std::string model_state::full_text() const {
+  auto* decided = decision();
+  return ready_ && decided ? decided->text(true) + gate_.text() : text_;
+}
+
 /// One that throws is called again at the next try: the model must not train
 /// with what that one refused.
 void model_state::call_hooks() {

@@ -86,6 +86,9 @@ public:
     return text_;
   }
 
+  /// The same with all modules, on rank 0; on the others as it is.
+  std::string full_text() const;
+
   const pipeline_program& program() const noexcept {
     return partitioning_.program();
   }

@@ -481,9 +481,10 @@ void partitioning::place() {
   auto& pipeline = rank_.pipeline();
   // Replicas that each measured for themselves would cut differently.
   auto found = agree_everywhere(rank_, "smp.partition", [&] {
+    auto sharing = sharing_wanted(rank_.config());
+    sharing.explains_all = true;
     decision_ = decide(static_cast<uint32_t>(pipeline.size()),
-                       rank_.config().default_partition,
-                       sharing_wanted(rank_.config()));
+                       rank_.config().default_partition, sharing);
     return placement_message{
       decision_->text(),
       decision_->plan.module_device,

@@ -87,7 +87,8 @@ std::string one_line_each(std::string x) {
 
 /// @returns the partition print on two ranks that share
 template <class F>
-std::string text_of(const std::vector<std::string>& modules, F make) {
+std::string text_of(const std::vector<std::string>& modules, F make,
+                    bool all = false) {
   std::string result;
   virtual_world_options world;
   world.config.tensor_parallel_degree = 2;
@@ -98,7 +99,7 @@ std::string text_of(const std::vector<std::string>& modules, F make) {
     distributed_model model{seeded(make)};
     model.partition();
     if (s.rank() == 0)
-      result = model.partition_text();
+      result = model.partition_text(false, all);
   });
   return one_line_each(result);
 }
@@ -124,6 +125,15 @@ TEST_CASE("what has no distributed implementation is said of what is named",
                && ContainsSubstring("\nBatchNorm2d not shared, as there is no "
                                     "distributed implementation")
                && !ContainsSubstring("Dropout not shared"));
+}
+
+TEST_CASE("a program may ask for all that could be shared",
+          "[runtime][tensor_parallel]") {
+  auto make = [] { return net{}; };
+  CHECK_THAT(text_of({"odd"}, make, true),
+             ContainsSubstring("\nLinear not shared, as it is not named; name "
+                               "it in tensor_parallel.modules: scaled.fc\n"));
+  CHECK_THAT(text_of({"odd"}, make), !ContainsSubstring("it is not named"));
 }
 
 TEST_CASE("a name that fits nothing with parameters is told to be left out",
