@@ -229,7 +229,7 @@ outcome train_forms(uint64_t pipeline, const Tensor& data) {
     if (s.rank() != 0)
       return;
     result.gradients = {gradients.begin(), gradients.end()};
-    result.loss = loss.item<double>();
+    result.loss = loss.template item<double>();
     result.text = model.partition_text();
   });
   return result;

@@ -8,8 +8,6 @@
 #include <functional>
 #include <mutex>
 #include <stdexcept>
-#include <string>
-#include <utility>
 #include <vector>
 
 // What is decided on one rank and told (R33).
@@ -21,8 +19,8 @@ namespace {
 
 using deciding = std::function<uint64_t()>;
 
-/// @returns why each of three ranks does not agree, by rank
-std::vector<failure> refusals(const deciding& decide) {
+/// Checks why each of three ranks does not agree.
+void check_refusals(const deciding& decide, const failure& expected) {
   std::vector<failure> result(3);
   std::mutex mutex;
   run_virtual_world(3, manual_world(3), [&](session& s) {
@@ -30,11 +28,8 @@ std::vector<failure> refusals(const deciding& decide) {
     std::lock_guard guard{mutex};
     result[s.rank()] = why;
   });
-  return result;
-}
-
-std::vector<failure> thrice(error_code code, std::string text) {
-  return std::vector<failure>(3, {code, no_rank, {}, std::move(text)});
+  for (auto& why : result)
+    CHECK(why == expected);
 }
 
 } // namespace
@@ -65,12 +60,13 @@ TEST_CASE("each pipeline decides on its first rank, or the run on rank 0",
 }
 
 TEST_CASE("what one rank throws that decides, all throw", "[runtime][R33]") {
-  auto x = failure{error_code::config, rank_id{0}, "there", "no"};
-  CHECK(refusals([&]() -> uint64_t { throw error{x}; })
-        == std::vector<failure>(3, x));
-  CHECK(refusals([]() -> uint64_t { throw std::runtime_error{"no"}; })
-        == thrice(error_code::user_code, "no"));
-  CHECK(
-    refusals([]() -> uint64_t { throw 7; })
-    == thrice(error_code::user_code, "an exception that is no std::exception"));
+  failure x{error_code::config, rank_id{0}, "there", "no"};
+  check_refusals([&]() -> uint64_t { throw error{x}; }, x);
+  check_refusals([]() -> uint64_t { throw std::runtime_error{"no"}; },
+                 {error_code::user_code, no_rank, {}, "no"});
+  check_refusals([]() -> uint64_t { throw 7; },
+                 {error_code::user_code,
+                  no_rank,
+                  {},
+                  "an exception that is no std::exception"});
 }

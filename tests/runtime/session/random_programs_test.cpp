@@ -284,7 +284,8 @@ TEST_CASE(
   "go on",
   "[runtime][static][fast][R19][R33]") {
   model_options x;
-  x.replay = x.fast = true;
+  x.replay = true;
+  x.fast = true;
   check_trees(61, x);
 }
 
@@ -300,6 +301,7 @@ TEST_CASE(
   "where calls go on",
   "[runtime][deterministic][fast][R19][R33]") {
   model_options x;
-  x.fixed_order = x.fast = true;
+  x.fixed_order = true;
+  x.fast = true;
   check_trees(101, x);
 }
