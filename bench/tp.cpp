@@ -1,12 +1,16 @@
 // What it costs and saves that tensor-parallel ranks share modules:
 //
-//   bench_tp [--part=ac] [--width=N] [--rounds=N] [--steps=N] [--warmup=N]
+//   bench_tp [--part=abc] [--width=N] [--rounds=N] [--steps=N] [--warmup=N]
 //            [--users=N] [--items=N]
 //
 // (a) Training steps of a GPT whose blocks two ranks of one thread each share,
 // for memory and for speed, in one process of two threads, and by
 // torch.distributed.tensor.parallel (ColwiseParallel and RowwiseParallel over
 // gloo), in runs that take turns.
+//
+// (b) What a rank keeps for backward of a layer of such a GPT, beside equation
+// 4 of Korthikanti et al. 2022 and one process by the number of ranks, and what
+// it sends for it, both kinds of sharing by two and four ranks.
 //
 // (c) Neural collaborative filtering (paper, section 7.4): four ranks share the
 // four tables, and each takes samples of its own through the rest. Beside it
@@ -18,6 +22,7 @@
 // say, with the mean of the gradients of what is not shared.
 
 #include "bench/gpt_job.hpp"
+#include "bench/shared_layers.hpp"
 
 #include "runtime/train/models/ncf.hpp"
 
@@ -56,12 +61,10 @@ double numbers_outside(const torch::nn::Module& model,
 /// @returns bytes that a rank sends in a step for blocks that are shared
 double bytes_of_blocks(const gpt_sizes& x, const std::string& optimize) {
   constexpr double peers = gpt_peers;
-  auto all = batch / peers * static_cast<double>(x.length * x.width);
-  auto exchanged = optimize == "speed"
-                     ? 4 * (peers - 1) * all
-                     : (9 * (peers - 1) + 2 * (peers - 1) / peers) * all;
-  // As many again in backward.
-  return 2 * static_cast<double>(x.layers) * exchanged * sizeof(float);
+  return static_cast<double>(x.layers)
+         * shared_layers::bytes_of_layer(
+           batch / peers * static_cast<double>(x.length),
+           static_cast<double>(x.width), peers, optimize);
 }
 
 void run_shared_gpt(const arguments& args) {
@@ -372,6 +375,8 @@ void run(const arguments& args) {
     return run_shared_gpt(args);
   if (what == "two")
     return run_plain(args, 2);
+  if (what == "layers")
+    return shared_layers::run_layers(args);
   if (what == "ncf")
     return run_shared_ncf(args);
   if (what == "lone_ncf")
@@ -381,12 +386,16 @@ void run(const arguments& args) {
     fmt::print(
       "\nno Python with torch: './dev zoo' makes one, or set "
       "SMP_PYTHON; so without peers\n");
-  auto part = args.text("part", "ac");
+  auto part = args.text("part", "abc");
   auto only = args.number("width", 0);
   if (part.find('a') != part.npos)
     for (int64_t width : {256, 512})
       if (only == 0 || only == width)
         compare_gpt(dir, args, width);
+  if (part.find('b') != part.npos)
+    for (int64_t width : {256, 512})
+      if (only == 0 || only == width)
+        shared_layers::count(dir, args, width);
   if (part.find('c') != part.npos)
     compare_ncf(dir, args);
 }
