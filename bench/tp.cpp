@@ -14,9 +14,11 @@
 //
 // (c) Neural collaborative filtering (paper, section 7.4): four ranks share the
 // four tables, and each takes samples of its own through the rest. Beside it
-// the same batch on all four, so that the tables need less exchange and all
-// else is computed four times. From both and from one process alone follows
-// what 16 ranks would do, as many as the paper had.
+// the same batch on all four (smp.prescaled_batch), so that the tables need
+// less exchange and all else is computed four times, by smp and by torch. There
+// are as many users as in the paper if memory allows, else a tenth. From both
+// and from one process alone follows what 16 ranks would do, as many as the
+// paper had.
 //
 // Beside what a rank sends stands what the formulas of docs/tensor_parallel.md
 // say, with the mean of the gradients of what is not shared.
@@ -114,11 +116,12 @@ void run_shared_gpt(const arguments& args) {
 // -- (c) neural collaborative filtering ---------------------------------------
 
 constexpr uint64_t ncf_peers = 4;
-constexpr int64_t ncf_batch = 1024; // of all ranks
+constexpr int64_t ncf_batch = 1024;   // of all ranks
+constexpr int64_t ncf_users = 318133; // of the paper
 
 ncf_config ncf_sizes(const arguments& args) {
   // The widths of the paper: 64 for the product, 512 for the network.
-  return {.users = args.number("users", 31813),
+  return {.users = args.number("users", ncf_users),
           .items = args.number("items", 1792),
           .layers = 4,
           .width = 64};
@@ -139,9 +142,11 @@ struct ncf_traffic {
            + bytes_of_mean(outside, static_cast<uint64_t>(ranks));
   }
 
-  /// All ranks get the rows of all samples.
+  /// All ranks get the rows of all samples. Gradients of the rest are averaged,
+  /// although they are the same.
   double repeated(double ranks) const {
-    return (ranks - 1) / ranks * ncf_batch * width * sizeof(float);
+    return (ranks - 1) / ranks * ncf_batch * width * sizeof(float)
+           + bytes_of_mean(outside, static_cast<uint64_t>(ranks));
   }
 };
 
@@ -184,11 +189,14 @@ void run_lone_ncf(const arguments& args) {
   write(result, args.text("file"));
 }
 
+/// --same=1: with the same samples on all ranks.
 void run_shared_ncf(const arguments& args) {
   const task x{args};
+  const auto same = args.number("same", 0) != 0;
   session s{{.ddp = true,
              .tensor_parallel_degree = ncf_peers,
              .tensor_parallel_modules = {"embed_*"},
+             .prescaled_batch = same,
              .threads = 1,
              .print_partition = false}};
   const auto sizes = ncf_sizes(args);
@@ -196,7 +204,9 @@ void run_shared_ncf(const arguments& args) {
   distributed_model model{ncf{sizes}};
   torch::optim::SGD sgd{model->parameters(), 0.01};
   distributed_optimizer optimizer{sgd};
-  const auto formula = traffic_of(*model).shared(ncf_peers);
+  const auto traffic = traffic_of(*model);
+  const auto formula = same ? traffic.repeated(ncf_peers)
+                            : traffic.shared(ncf_peers);
   auto train_step = step(
     [&](torch::Tensor users, torch::Tensor items, torch::Tensor labels) {
       auto loss = torch::binary_cross_entropy_with_logits(model(users, items),
@@ -205,8 +215,8 @@ void run_shared_ncf(const arguments& args) {
       return loss;
     });
   model.partition();
-  torch::manual_seed(7 + static_cast<uint64_t>(dp_rank()));
-  const auto rows = ncf_batch / static_cast<int64_t>(ncf_peers);
+  torch::manual_seed(7 + data_rank());
+  const auto rows = ncf_batch / static_cast<int64_t>(data_size());
   auto users = torch::randint(sizes.users, {rows});
   auto items = torch::randint(sizes.items, {rows});
   auto labels = torch::randint(2, {rows}).to(torch::kFloat);
@@ -354,19 +364,55 @@ void predict_ncf(const scratch& dir, arguments args, double measured) {
   }
 }
 
-void compare_ncf(const scratch& dir, const arguments& args) {
+/// @returns bytes that processes can still have; 0: the kernel does not tell
+double available_memory() {
+  std::ifstream in{"/proc/meminfo"};
+  std::string name, rest;
+  for (double kilobytes = 0; in >> name >> kilobytes; std::getline(in, rest))
+    if (name == "MemAvailable:")
+      return 1024 * kilobytes;
+  return 0;
+}
+
+/// Each rank makes all tables before it keeps a slice, and then makes the
+/// gradient of that.
+double needed_memory(const ncf_config& x) {
+  constexpr double ranks = ncf_peers;
+  constexpr double process = 512e6;
+  const auto width = x.width * (1 + (int64_t{1} << (x.layers - 1)));
+  const auto tables = static_cast<double>((x.users + x.items) * width)
+                      * sizeof(float);
+  return ranks * (tables + process) + 2 * tables;
+}
+
+void compare_ncf(const scratch& dir, arguments args) {
+  if (args.text("users").empty()
+      && needed_memory(ncf_sizes(args)) > available_memory())
+    args.set(fmt::format("--users={}", ncf_users / 10));
   const auto x = ncf_sizes(args);
+  auto repeated = args;
+  repeated.set("--same=1");
   std::vector<contestant> xs{
     {"smp, tables shared by 4 ranks, own samples",
-     [&] { return run_fresh(dir, ncf_peers, "ncf", args); }}};
+     [&] { return run_fresh(dir, ncf_peers, "ncf", args); }},
+    {"smp, the same samples on all 4",
+     [&] { return run_fresh(dir, ncf_peers, "ncf", repeated); }}};
   if (!python().empty())
     xs.push_back({"torch, 4 ranks, tables cut, the same samples",
                   [&] { return run_peer(dir, ncf_peers, "ncf", args); }});
-  fmt::print("\n(c) NCF: {} users, {} items, {} samples; ranks of one thread\n",
-             x.users, x.items, ncf_batch);
+  fmt::print(
+    "\n(c) NCF: {} users (in the paper {}), {} items, {} samples; ranks of one "
+    "thread\n",
+    x.users, ncf_users, x.items, ncf_batch);
   compare(xs, args.number("rounds", 3));
-  if (xs.size() == 2)
-    predict_ncf(dir, args, minimum(xs[0].result["step"]));
+  auto& mine = xs[0].result["step"];
+  auto& other = xs[1].result["step"];
+  fmt::print(
+    "  measured, 4 ranks on {} cores: {:.2f} times the throughput of the same "
+    "samples on all by the minima, {:.2f} by the medians\n",
+    std::thread::hardware_concurrency(), minimum(other) / minimum(mine),
+    median(other) / median(mine));
+  predict_ncf(dir, args, minimum(mine));
 }
 
 void run(const arguments& args) {
