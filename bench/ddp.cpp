@@ -1,13 +1,14 @@
 // What two replicas gain over one process:
 //
 //   bench_ddp [--width=N] [--rounds=N] [--steps=N] [--warmup=N] [--pin=1]
-//             [--bucket=MB] [--only=offload|saves]
+//             [--bucket=MB] [--only=offload|saves|pipeline]
 //
 // Training steps (forward, backward, AdamW) of a GPT on one batch, in one
 // process without smp and on two replicas of one thread each with half of the
 // batch, in runs that take turns: what else happens on the machine then meets
 // all of them. Beside them the same by torch's DistributedDataParallel over
-// gloo, where SMP_PYTHON names a Python that has it (bench/torch_ddp.py).
+// gloo, where SMP_PYTHON names a Python that has it (bench/torch_ddp.py). The
+// column `early` has how many buckets begin before a step ends.
 //
 // Then what it costs to compute activations again, beside a step with one
 // forward phase more, and to have the arguments of that in a file meanwhile:
@@ -15,6 +16,10 @@
 // file is by itself, as bytes that were given and taken back by time; the
 // system keeps a copy in memory where it can. Last, for how long a checkpoint
 // holds up two replicas.
+//
+// Only where it is asked for, --only=pipeline compares two replicas of two
+// ranks each with and without smp.overlapping_allreduce: on fewer than four
+// cores, such times say little.
 //
 // Where others use the machine, --pin=1 keeps each rank on a core of its own.
 
@@ -45,6 +50,8 @@ constexpr uint64_t ranks = 2;
 
 session_config replicas_of(const arguments& args) {
   session_config result;
+  result.pipeline_parallel_degree = static_cast<uint64_t>(args.number("pp", 1));
+  result.print_partition = false;
   result.ddp = true;
   result.microbatches = microbatches / ranks;
   result.threads = 1;
@@ -69,8 +76,8 @@ void run_replicas(const arguments& args) {
     return loss;
   });
   model.partition();
-  auto tokens = d.tokens.chunk(ranks).at(s.rank());
-  auto targets = d.targets.chunk(ranks).at(s.rank());
+  auto tokens = d.tokens.chunk(ranks).at(dp_rank());
+  auto targets = d.targets.chunk(ranks).at(dp_rank());
   figures result;
   clock::time_point updates;
   const auto saves = args.number("saves", 0) != 0; // after each step
@@ -93,8 +100,11 @@ void run_replicas(const arguments& args) {
       result.numbers["update"].push_back(
         seconds_between(updates, clock::now()));
       // The first steps learn what to expect.
-      auto peak = model.state().buckets()->take_counts().peak_bytes;
-      result.numbers["gradients"].push_back(static_cast<double>(peak));
+      auto counts = model.state().buckets()->take_counts();
+      result.numbers["gradients"].push_back(
+        static_cast<double>(counts.peak_bytes));
+      result.numbers["early"].push_back(
+        static_cast<double>(counts.begun_early));
     });
   if (s.rank() == 0)
     write(result, args.text("file"));
@@ -238,6 +248,11 @@ std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
       return run_fresh(dir, processes, run, all);
     };
   };
+  if (args.text("only") == "pipeline")
+    return {{"one process without smp", mine(1, "one", {}), 0},
+            {"2 replicas of 2 ranks", mine(4, "replicas", {"--pp=2"}), 0},
+            {"  averaged at the end of the step",
+             mine(4, "replicas", {"--pp=2", "--overlap=0"}), 0}};
   std::vector<contestant> result{
     {"one process without smp", mine(1, "one", {}), 0},
     {"two such processes at once, half the batch", mine(2, "half", {}), 0},
@@ -293,8 +308,8 @@ void compare(const scratch& dir, arguments args, int64_t width) {
     "\nGPT of width {}: {} layers, sequence {}, batch {}, {} "
     "microbatches in all\n",
     width, gpt_sizes{}.layers, gpt_sizes{}.length, batch, microbatches);
-  fmt::print("  {:<44} {:>8} {:>8} {:>11} {:>8} {:>8}\n", "step time, s", "min",
-             "median", "throughput", "update", "MB grad");
+  fmt::print("  {:<44} {:>8} {:>8} {:>11} {:>8} {:>8} {:>6}\n", "step time, s",
+             "min", "median", "throughput", "update", "MB grad", "early");
   for (auto& x : xs) {
     auto& one = xs[x.against].result["step"];
     auto& step = x.result["step"];
@@ -302,11 +317,13 @@ void compare(const scratch& dir, arguments args, int64_t width) {
                minimum(step), median(step), minimum(one) / minimum(step),
                median(one) / median(step));
     if (x.result.numbers.contains("update"))
-      fmt::print(" {:>8.4f} {:>8.2f}", median(x.result["update"]),
-                 median(x.result["gradients"]) * 1e-6);
+      fmt::print(" {:>8.4f} {:>8.2f} {:>6.0f}", median(x.result["update"]),
+                 median(x.result["gradients"]) * 1e-6,
+                 median(x.result["early"]));
     fmt::print("\n");
   }
-  print_updates(dir, args);
+  if (args.text("only").empty())
+    print_updates(dir, args);
   fmt::print("  load of the machine: {:.1f} before, {:.1f} after\n", before,
              machine_load());
   std::fflush(stdout);
@@ -395,15 +412,15 @@ void run(const arguments& args) {
     widths = {width};
   auto only = args.text("only");
   for (auto x : widths)
-    if (only.empty())
+    if (only.empty() || only == "pipeline")
       compare(dir, args, x);
   for (auto x : widths)
-    if (only != "saves")
+    if (only.empty() || only == "offload")
       compare_offload(dir, args, x);
-  if (only != "saves")
+  if (only.empty() || only == "offload")
     print_file(dir, args);
   for (auto x : widths)
-    if (only != "offload")
+    if (only.empty() || only == "saves")
       print_saves(dir, args, x);
 }
 
