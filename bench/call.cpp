@@ -1,21 +1,31 @@
 // What a call of a module on another rank costs:
 //
-//   bench_call [--calls=N] [--kilobytes=N]
+//   bench_call [--part=abc] [--calls=N] [--kilobytes=N]
 //
-// Inside a step on pp_rank 0, one call after the other, each waiting for its
-// results, both ranks otherwise idle; request and response carry a tensor of
-// 64 KB each. Beside it the bare fabric with the same bytes, and the same
+// (a) Inside a step on pp_rank 0, one call after the other, each waiting for
+// its results, both ranks otherwise idle; request and response carry a tensor
+// of 64 KB each. Beside it the bare fabric with the same bytes, and the same
 // module on the own rank.
+//
+// (b) The bytes that all ranks of a step send besides tensors, where calls wait
+// and where they go on, replayed and not, for a model whose first result is
+// used again at the end. Tensors are what doubles with the samples.
+//
+// (c) What it costs to give a call random numbers of its own, in one process: a
+// stream is seeded and swapped in, and the one before is swapped back.
 
 #include "bench/fabric_pair.hpp"
 #include "bench/harness.hpp"
 
+#include "runtime/remote/call_streams.hpp"
 #include "smp/smp.hpp"
 
 #include <torch/torch.h>
 
+#include <array>
 #include <chrono>
 #include <cstdio>
+#include <numeric>
 #include <optional>
 
 namespace smp::bench {
@@ -23,6 +33,8 @@ namespace smp::bench {
 namespace {
 
 using clock = std::chrono::steady_clock;
+
+// -- (a) one call -------------------------------------------------------------
 
 int64_t calls_of(const arguments& x) {
   return x.number("calls", 2000);
@@ -110,25 +122,19 @@ void run_fabric(const arguments& args) {
   write(result, args.text("file"));
 }
 
-void print(const char* text, const series& x) {
+void print(const char* text, const series& x, int digits = 1) {
   auto us = [&](double q) { return quantile(x, q) * 1e6; };
-  fmt::print("  {:<42} {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f}\n", text, us(0),
-             us(0.5), us(0.9), us(0.99));
+  fmt::print("  {:<42} {:>8.{}f} {:>8.{}f} {:>8.{}f} {:>8.{}f}\n", text, us(0),
+             digits, us(0.5), digits, us(0.9), digits, us(0.99), digits);
 }
 
-void run(const arguments& args) {
-  auto what = args.text("run");
-  if (what == "calls")
-    return run_calls(args);
-  if (what == "fabric")
-    return run_fabric(args);
-  scratch dir;
+void print_calls(const scratch& dir, const arguments& args) {
   auto before = machine_load();
   auto x = run_fresh(dir, 1, "fabric", args);
   auto transports = x.text;
   x.add(run_fresh(dir, 2, "calls", args));
   fmt::print(
-    "A tensor of {} KB there and one back, {} times ({})\n"
+    "(a) a tensor of {} KB there and one back, {} times ({})\n"
     "  {:<42} {:>8} {:>8} {:>8} {:>8}\n",
     bytes_of(args) / 1024, calls_of(args), transports, "us", "min", "median",
     "p90", "p99");
@@ -138,6 +144,177 @@ void run(const arguments& args) {
   print("local", x["near"]);
   fmt::print("  load of the machine: {:.1f} before, {:.1f} after\n", before,
              machine_load());
+}
+
+// -- (b) envelopes ------------------------------------------------------------
+
+constexpr uint64_t skip_ranks = 3;
+constexpr int64_t skip_width = 64;
+constexpr int64_t skip_microbatches = 4;
+
+/// Layers by turns on two other ranks than their caller's.
+struct long_skip_impl : torch::nn::Module {
+  long_skip_impl() : scale(register_parameter("scale", torch::ones({1}))) {
+    for (uint32_t i = 0; i < 6; ++i) {
+      partition_scope on{1 + i % 2};
+      layers.emplace_back(skip_width, skip_width);
+      register_module(fmt::format("layer{}", i), layers.back());
+    }
+  }
+
+  /// x: [B, 64] @returns [B, 64]
+  torch::Tensor forward(torch::Tensor x) {
+    auto first = layers.front()(x * scale);
+    auto y = first;
+    for (size_t i = 1; i + 1 < layers.size(); ++i)
+      y = layers[i](y);
+    return layers.back()(torch::tanh(y) + first);
+  }
+
+  torch::Tensor scale;
+  std::vector<submodule<torch::nn::Linear>> layers;
+};
+TORCH_MODULE_IMPL(long_skip, long_skip_impl);
+
+void run_long_skip(const arguments& args) {
+  session_config setup;
+  setup.pipeline_parallel_degree = skip_ranks;
+  setup.microbatches = skip_microbatches;
+  setup.auto_partition = false;
+  setup.threads = 1;
+  setup.print_partition = false;
+  setup.static_mode = args.number("static", 0) != 0;
+  if (args.number("fast", 1) == 0)
+    setup.fast_mode = false;
+  session s{setup};
+  torch::manual_seed(1);
+  distributed_model model{long_skip{}};
+  auto train_step = step([&](torch::Tensor x) {
+    auto loss = model(x).mean();
+    model.backward(loss);
+    return loss;
+  });
+  const auto rows = skip_microbatches * args.number("rows", 8);
+  const auto input = torch::randn({rows, skip_width});
+  auto of_all = [](uint64_t x) {
+    auto xs = allgather(static_cast<double>(x));
+    return std::accumulate(xs.begin(), xs.end(), 0.0);
+  };
+  figures result;
+  constexpr int warmup = 12; // a record is chosen after some eight steps
+  for (int i = 0; i < warmup + 10; ++i) {
+    train_step(input);
+    const auto stats = s.last_step();
+    const auto bytes = of_all(stats.bytes_sent);
+    const auto requests = of_all(stats.requests);
+    if (i < warmup)
+      continue;
+    result.numbers["bytes"].push_back(bytes);
+    result.numbers["requests"].push_back(requests);
+    result.numbers["replayed"].push_back(stats.replayed ? 1 : 0);
+  }
+  if (s.rank() == 0)
+    write(result, args.text("file"));
+}
+
+void print_envelopes(const scratch& dir, const arguments& args) {
+  struct mode {
+    const char* text;
+    bool replays;
+    std::vector<std::string> arguments;
+  };
+  const std::array<mode, 4> modes{
+    mode{"calls that wait", false, {"--fast=0"}},
+    mode{"as by default", false, {}},
+    mode{"replayed, calls that wait", true, {"--static=1", "--fast=0"}},
+    mode{"replayed, with promises", true, {"--static=1"}}};
+  fmt::print(
+    "\n(b) {} microbatches through six layers on two ranks, called by a third "
+    "one; median bytes of a step\n"
+    "  {:<42} {:>8} {:>8} {:>9} {:>11}\n",
+    skip_microbatches, "", "requests", "tensors", "envelopes", "per request");
+  for (auto& x : modes) {
+    auto of = [&](int64_t rows) {
+      auto mine = args;
+      for (auto& y : x.arguments)
+        mine.set(y);
+      mine.set(fmt::format("--rows={}", rows));
+      return run_fresh(dir, skip_ranks, "long_skip", mine);
+    };
+    const auto once = of(8), twice = of(16);
+    const auto tensors = median(twice["bytes"]) - median(once["bytes"]);
+    const auto envelopes = median(once["bytes"]) - tensors;
+    const auto requests = median(once["requests"]);
+    const auto replays = minimum(once["replayed"]) > 0;
+    fmt::print("  {:<42} {:>8.0f} {:>8.0f} {:>9.0f} {:>11.1f}{}\n", x.text,
+               requests, tensors, envelopes, envelopes / requests,
+               replays == x.replays ? "" : "  not replayed");
+  }
+}
+
+// -- (c) random streams -------------------------------------------------------
+
+void run_streams(const arguments& args) {
+  constexpr int calls = 1000; // of a microbatch
+  at::set_num_threads(1);
+  const auto module = path_of_module("dropout");
+  auto number = torch::empty({1});
+  call_streams streams;
+  figures result;
+  auto measure = [&](const char* name, auto call) {
+    for (int64_t i = 0; i < calls_of(args) / 10; ++i) {
+      streams.begin(static_cast<uint64_t>(i));
+      streams.enter_body();
+      auto begin = clock::now();
+      for (int k = 0; k < calls; ++k)
+        call();
+      std::chrono::duration<double> spent = clock::now() - begin;
+      streams.end();
+      result.numbers[name].push_back(spent.count() / calls);
+    }
+  };
+  auto with_a_stream = [&](auto f) {
+    streams.enter(module);
+    f();
+    streams.leave();
+  };
+  auto draw = [&] { number.uniform_(); };
+  measure("swap", [&] { with_a_stream([] {}); });
+  measure("draw", draw);
+  measure("both", [&] { with_a_stream(draw); });
+  write(result, args.text("file"));
+}
+
+void print_streams(const scratch& dir, const arguments& args) {
+  auto x = run_fresh(dir, 1, "streams", args);
+  fmt::print(
+    "\n(c) random numbers of a call\n  {:<42} {:>8} {:>8} {:>8} {:>8}\n", "us",
+    "min", "median", "p90", "p99");
+  print("a stream of its own, of which nothing is drawn", x["swap"], 3);
+  print("a number, from the stream that is there", x["draw"], 3);
+  print("a number, from a stream of its own", x["both"], 3);
+}
+
+// -- main ---------------------------------------------------------------------
+
+void run(const arguments& args) {
+  auto what = args.text("run");
+  if (what == "calls")
+    return run_calls(args);
+  if (what == "fabric")
+    return run_fabric(args);
+  if (what == "long_skip")
+    return run_long_skip(args);
+  if (what == "streams")
+    return run_streams(args);
+  scratch dir;
+  auto part = args.text("part", "abc");
+  if (part.find('a') != part.npos)
+    print_calls(dir, args);
+  if (part.find('b') != part.npos)
+    print_envelopes(dir, args);
+  if (part.find('c') != part.npos)
+    print_streams(dir, args);
 }
 
 } // namespace
