@@ -81,8 +81,7 @@ model_map::model_map(rank_id self, size_t ranks, walked_model model)
 }
 
 bool model_map::keeps_order(module_id x) const {
-  // On one rank a microbatch does not stop within its forward phase.
-  return ranks_ > 1 && order_.ordered(static_cast<uint32_t>(x.value));
+  return overlaps() && order_.ordered(static_cast<uint32_t>(x.value));
 }
 
 bool model_map::shares_state(const at::Tensor& x) const {

@@ -29,7 +29,8 @@ struct recomputation {
 /// everything is on the own rank.
 class model_map {
 public:
-  /// @param ranks of the pipeline group
+  /// @param ranks that run a step together: of the pipeline, and all that share
+  ///        modules with it
   model_map(rank_id self, size_t ranks, walked_model model);
 
   rank_id self() const noexcept {
@@ -48,6 +49,12 @@ public:
   /// Tells whether owners are known; calls of the modules may be remote then.
   bool partitioned() const noexcept {
     return partitioned_;
+  }
+
+  /// Tells whether a microbatch may be overtaken within its forward phase: it
+  /// waits there for another rank, an owner or a peer of a shared module.
+  bool overlaps() const noexcept {
+    return ranks_ > 1;
   }
 
   /// Tells whether calls of a module on this rank wait for their turn.

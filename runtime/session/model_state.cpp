@@ -32,7 +32,8 @@ model_state::model_state(const rank_context& rank, const module_marks& marks,
                          const schedule_policies& policies, model_root root)
   : rank_(rank),
     root_(std::move(root)),
-    map_(rank.self(), rank.pipeline().size(), walk_hooked(root_)),
+    map_(rank.self(), rank.layout().size(comm_group::mp),
+         walk_hooked(root_)),
     promises_(takes_promises(rank.config()), rank.records()),
     parameters_(rank, map_, promises_),
     modules_(context_),
@@ -187,8 +188,10 @@ at::Tensor model_state::gradient(uint32_t tensor) const {
 // -- steps --------------------------------------------------------------------
 
 bool model_state::can_take_back() const {
-  return promises_.on() && !rank_.config().fast_mode
-         && rank_.pipeline().size() > 1
+  // What ranks that only share modules may have to take back is a wrong order.
+  auto needed = rank_.pipeline().size() > 1
+                || (map_.overlaps() && !map_.order().entries().empty());
+  return promises_.on() && !rank_.config().fast_mode && needed
          && (root_.script || map_.order().unseen().empty());
 }
 
@@ -197,7 +200,7 @@ bool model_state::keeps_changes() const {
 }
 
 void model_state::keep() {
-  if (rank_.pipeline().size() > 1)
+  if (map_.overlaps())
     map_.order().keep([this](uint32_t tensor) { return map_.owned(tensor); });
   if (!can_take_back())
     return;
@@ -213,8 +216,7 @@ void model_state::take_back() {
 }
 
 void model_state::begin_step(bool again) {
-  if (auto& order = map_.order();
-      rank_.pipeline().size() > 1 && order.undecided())
+  if (auto& order = map_.order(); map_.overlaps() && order.undecided())
     order.before_step([this](uint32_t tensor) { return map_.owned(tensor); });
   promises_.begin_step(trainability(), again);
 }
@@ -300,7 +302,7 @@ void model_state::end_step(bool complete) {
   parameters_.end_step();
   if (!complete)
     map_.order().put_back();
-  if (!complete || !map_.order().undecided() || rank_.pipeline().size() == 1)
+  if (!complete || !map_.order().undecided() || !map_.overlaps())
     return;
   auto& sequencer = rank_.sequencer();
   auto mine = map_.order().observe([&](uint32_t i) {

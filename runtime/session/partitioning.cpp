@@ -533,7 +533,7 @@ void partitioning::set_order() {
   for (uint32_t i = 0; i < modules.size(); ++i)
     for (auto* hook : modules[i].hooks)
       hook->ordered = map_.keeps_order(module_id{i});
-  if (rank_.pipeline().size() > 1)
+  if (map_.overlaps())
     rank_.sequencer().set_modules(map_.order().modules(),
                                   map_.order().unseen());
 }

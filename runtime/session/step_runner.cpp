@@ -237,7 +237,7 @@ bool inspect(Inspector& f, failed_step& x) {
 /// Collective over all replicas.
 bool step_runner::runs_again(model_state* model, const step_call& call,
                              const replicas::verdict& heard) const {
-  if (!model || !heard.of_code || rank_.pipeline().size() == 1)
+  if (!model || !heard.of_code || !model->map().overlaps())
     return false;
   auto& order = model->map().order();
   // What pp_rank 0 says about the body counts.
