@@ -78,6 +78,10 @@ struct module_info {
   /// or the calls always wait.
   bool waited_for = false;
 
+  /// It changes its state, so that calls of it wait, and calls of all that call
+  /// it.
+  bool keeps_state = false;
+
   /// It returns them as they are.
   bool passed_on = false;
 

@@ -53,6 +53,8 @@ private:
     uint32_t device; // where the code runs that calls the children
     /// It waits for what the last of them returned.
     bool waits = false;
+    /// State was met in it, so that its caller waits.
+    bool keeps_state = false;
   };
 
   bool is_list(size_t i) const {
@@ -79,7 +81,7 @@ private:
     here.activations += model_[i].activations;
     here.ordered |= !model_[i].ordered.empty();
     here.chunk = std::max(here.chunk, plan_.module_chunk[i]);
-    stack_.push_back({i, 0, device});
+    stack_.push_back({i, 0, device, false, model_[i].keeps_state});
   }
 
   /// A module ends where it began; only then its caller goes on.
@@ -88,11 +90,16 @@ private:
     stack_.pop_back();
     if (is_list(here.module)) {
       stack_.back().waits |= here.waits;
+      stack_.back().keeps_state |= here.keeps_state;
       return;
     }
     back_to(here);
-    if (!stack_.empty() && stack_.back().device != here.device)
-      stack_.back().waits |= is_waited_for(here);
+    if (stack_.empty())
+      return;
+    auto& caller = stack_.back();
+    caller.keeps_state |= here.keeps_state;
+    if (caller.device != here.device)
+      caller.waits |= here.keeps_state || is_waited_for(here);
   }
 
   /// The code of `x` goes on.

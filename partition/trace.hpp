@@ -25,7 +25,8 @@ struct module_trace {
   uint64_t transfer_bytes = 0;
   /// It could not run on the CPU and was traced on the GPU.
   bool on_gpu = false;
-  /// What its caller did with its results, see `module_info`.
+  /// What its caller did with its results, or always has to do: see
+  /// `module_info`.
   bool waited_for = false;
   bool passed_on = false;
   std::set<module_id> added_to;
@@ -41,6 +42,8 @@ struct trace_result {
   double repeated_seconds = 0;
   bool times = true;  // were measured
   bool memory = true; // was measured
+  /// Buffers that changed, by position in the walk of the model.
+  std::set<uint32_t> changed;
   /// Why the trace ended before the forward phase did, and in which module.
   std::string failure;
   std::optional<module_id> failed;

@@ -24,6 +24,8 @@ struct intercepted_call {
   bool served = false;
   /// What stands for it in the paths of random numbers (R23); 0: nothing.
   uint64_t stream = 0;
+  /// It returns a tensor or a tuple of tensors: else calls of it always wait.
+  bool tensors_only = true;
 };
 
 /// Hears of every call of one thread. `leave` follows each `enter` that

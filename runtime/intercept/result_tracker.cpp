@@ -1,5 +1,6 @@
 #include "runtime/intercept/result_tracker.hpp"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -25,6 +26,33 @@ struct inputs_without_assert {
 template struct inputs_without_assert<&at::RecordFunction::inputs_>;
 
 } // namespace
+
+// -- what a call got ----------------------------------------------------------
+
+passed_tensors::passed_tensors(std::span<const at::Tensor> xs) {
+  for (auto& x : xs)
+    if (x.defined() && !x.is_inference()) // those have no version
+      entries_.push_back(
+        {decltype(entry::tensor){x.getIntrusivePtr()}, x._version()});
+}
+
+bool passed_tensors::written() const {
+  return std::ranges::any_of(entries_, [](auto& x) {
+    auto impl = x.tensor.lock();
+    // What is gone by now nobody can read.
+    return impl && at::Tensor{std::move(impl)}._version() != x.version;
+  });
+}
+
+bool passed_tensors::any_in(std::span<const at::Tensor> xs) const {
+  return std::ranges::any_of(entries_, [xs](auto& x) {
+    return std::ranges::any_of(xs, [&x](auto& y) {
+      return y.unsafeGetTensorImpl() == x.tensor._unsafe_get_target();
+    });
+  });
+}
+
+// -- what callers do with results ---------------------------------------------
 
 /// An addition of results: so is what comes out.
 struct result_tracker::sum : at::ObserverContext {

@@ -15,6 +15,28 @@
 
 namespace smp {
 
+/// The tensors that a call got, which it does not keep.
+class passed_tensors {
+public:
+  passed_tensors() = default;
+
+  explicit passed_tensors(std::span<const at::Tensor> xs);
+
+  /// Tells whether any was changed in place since.
+  bool written() const;
+
+  /// Tells whether any is among `xs`.
+  bool any_in(std::span<const at::Tensor> xs) const;
+
+private:
+  struct entry {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
+    int64_t version = 0;
+  };
+
+  std::vector<entry> entries_;
+};
+
 /// A call that does not wait is of use only if its caller passes the results on
 /// to other modules; one that computes with them has to wait for them. This
 /// sees in a trace which it is, by the operations that the code of each module

@@ -300,7 +300,8 @@ public:
     using result = decltype(std::declval<Impl&>().forward(
       std::forward<Ts>(xs)...));
     if (smp_hook.local) {
-      call_scope call{{smp_hook.id, smp_hook.ordered, false, smp_hook.stream}};
+      call_scope call{{smp_hook.id, smp_hook.ordered, false, smp_hook.stream,
+                       detail::is_tensors<std::decay_t<result>>}};
       if (smp_hook.distributed) [[unlikely]]
         return detail::call_shared<Impl, result>(
           call, static_cast<const Impl&>(*this), smp_hook,

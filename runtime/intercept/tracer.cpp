@@ -160,15 +160,20 @@ struct tracer::saved_state {
   struct saved_tensor {
     at::Tensor tensor;
     at::Tensor copy;
+    uint32_t position = 0; // in the walk
+    bool is_buffer = false;
   };
 
   saved_state(const walked_model& model, random_stream x)
     : mine(std::move(x)), stream(mine) {
     at::NoGradGuard no_grad;
-    for (auto& x : model.tensors)
-      if (x.tensor.defined() && x.tensor.has_storage())
-        tensors.push_back(
-          {x.tensor, copy_of(x.tensor, x.is_buffer || x.is_attribute)});
+    for (uint32_t i = 0; i < model.tensors.size(); ++i) {
+      auto& x = model.tensors[i];
+      if (!x.tensor.defined() || !x.tensor.has_storage())
+        continue;
+      auto copy = copy_of(x.tensor, x.is_buffer || x.is_attribute);
+      tensors.push_back({x.tensor, std::move(copy), i, x.is_buffer});
+    }
     for (auto& x : model.modules)
       if (x.script)
         for (size_t i = 0; i < x.script->slots().size(); ++i)
@@ -187,12 +192,18 @@ struct tracer::saved_state {
   /// Undoes what a pass did.
   void restore() {
     at::NoGradGuard no_grad;
-    for (auto& [tensor, copy] : tensors)
+    for (auto& x : tensors) {
+      auto moved = x.tensor.device() != x.copy.device();
       // A copy on write that nobody wrote to shares its bytes still.
-      if (tensor.device() != copy.device()
-          || (tensor.const_data_ptr() != copy.const_data_ptr()
-              && !at::equal(tensor, copy)))
-        tensor.copy_(copy);
+      if (!moved
+          && (x.tensor.const_data_ptr() == x.copy.const_data_ptr()
+              || at::equal(x.tensor, x.copy)))
+        continue;
+      if (x.is_buffer
+          && !(moved && at::equal(x.tensor.to(x.copy.device()), x.copy)))
+        changed.insert(x.position);
+      x.tensor.copy_(x.copy);
+    }
     for (auto& x : slots)
       x.object->setSlot(x.index, copy_of(x.content));
     auto again = stream;
@@ -252,6 +263,7 @@ struct tracer::saved_state {
   };
 
   std::vector<saved_tensor> tensors;
+  std::set<uint32_t> changed; // buffers that any pass changed, by position
   std::vector<saved_slot> slots;
   /// The microbatch's stream while the trace does not run, the process's while
   /// it does.
@@ -364,14 +376,27 @@ void tracer::track_results(bool on) {
       });
 }
 
-void tracer::note_returned(std::span<const at::Tensor> xs) {
+void tracer::note_returned(const intercepted_call& x,
+                           std::span<const at::Tensor> xs) {
   if (!tracker_ || !counts())
     return;
-  auto module = stack_.back().module;
+  auto& f = stack_.back();
   auto caller = std::find_if(stack_.rbegin(), stack_.rend(),
-                             [&](auto& x) { return x.module != module; });
-  if (caller != stack_.rend())
-    tracker_->returned(module, caller->module, xs);
+                             [&](auto& y) { return y.module != f.module; });
+  if (caller == stack_.rend())
+    return;
+  auto is_parameter = [this](auto& y) {
+    auto i = model_.find(y);
+    return i >= 0 && !model_.tensors[i].is_buffer;
+  };
+  // Children of a Sequential are called together (R8): of most, the argument
+  // is a result of the one before.
+  auto alters = !model_.modules[caller->module.value].sequential
+                && (f.arguments.written() || f.arguments.any_in(xs)
+                    || std::ranges::any_of(xs, is_parameter));
+  if (alters || !x.tensors_only) // such calls always wait
+    result_.modules[f.module.value].waited_for = true;
+  tracker_->returned(f.module, caller->module, xs);
 }
 
 // -- call_interceptor ---------------------------------------------------------
@@ -389,6 +414,8 @@ void tracer::arguments(const intercepted_call& x, const void*,
   if (memory_)
     for (auto& y : xs)
       memory_->add(y, false); // it may be changed in place
+  if (tracker_ && counts())
+    stack_.back().arguments = passed_tensors{xs};
   synchronize(options_.gpu);
   stack_.back().start = clock::now();
 }
@@ -402,7 +429,7 @@ void tracer::results(const intercepted_call& x,
   if (!stop) // else it was another try
     stop = clock::now();
   add_bytes(xs);
-  note_returned(xs);
+  note_returned(x, xs);
 }
 
 void tracer::leave(const intercepted_call& x, bool failed) {
@@ -554,7 +581,9 @@ trace_result trace_forward(const walked_model& model,
   }
   x.stack_.resize(1);
   x.leave();
+  x.saved_->restore();
   auto result = std::move(x.result_);
+  result.changed = x.saved_->changed;
   for (size_t i = 0; i < result.modules.size(); ++i)
     result.modules[i].seconds = x.seconds_[i];
   result.failure = failure;

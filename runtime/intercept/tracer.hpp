@@ -122,6 +122,7 @@ private:
     int64_t live = 0;         // bytes at its begin
     int64_t kept = 0;         // bytes that its calls left behind
     int64_t peak = 0;         // bytes of its own
+    passed_tensors arguments;
   };
 
   struct saved_state;
@@ -134,7 +135,7 @@ private:
   void leave();
   void add_bytes(std::span<const at::Tensor> xs);
   void on_memory();
-  void note_returned(std::span<const at::Tensor> xs);
+  void note_returned(const intercepted_call& x, std::span<const at::Tensor> xs);
   void track_results(bool on);
   bool counts() const noexcept;
   bool times() const noexcept;

@@ -390,6 +390,22 @@ partition_options options_of(const session_config& x, uint32_t devices,
   return result;
 }
 
+/// Marks the modules whose calls always wait, as far as that is known: those
+/// that the user named, and those that keep state.
+/// @param trace null: there is none
+void find_waiting(const model_map& map, const std::vector<std::string>& named,
+                  const trace_result* trace, model_info& info) {
+  for (auto& name : named)
+    for (auto i : map.model().modules_below(name))
+      info[i].waited_for = true;
+  for (auto x : map.order().unseen())
+    info[x.value].keeps_state = true;
+  if (trace)
+    for (auto tensor : trace->changed)
+      for (auto x : map.order().guards(tensor))
+        info[x.value].keeps_state = true;
+}
+
 /// What it costs to cross ranks, if times are known.
 void price_crossings(partition_options& x) {
   x.crossing = communication::from_times(x.step_seconds);
@@ -413,11 +429,9 @@ partition_decision partitioning::decide(uint32_t devices,
   auto info = describe(map_.model(), marks_.pins, map_.order());
   auto shared = find_shared(map_.model(), marks_, sharing);
   weigh_slices(map_.model(), shared, sharing.peers, info);
-  for (auto& name : cfg.no_promises)
-    for (auto i : map_.model().modules_below(name))
-      info[i].waited_for = true;
   std::vector<std::string> remarks;
   auto traced = trace_ && traced_hash_ == map_.model().hash();
+  find_waiting(map_, cfg.no_promises, traced ? &*trace_ : nullptr, info);
   if (traced) {
     apply_trace(info, *trace_, element_bytes(map_.model()));
     const auto whole = step_seconds(info, *trace_);

@@ -101,7 +101,7 @@ TEST_CASE_METHOD(tiny_run, "a prediction says which calls it takes to wait",
   for (auto& [settings, waits] : std::vector<variant>{
          {{paper}, "none, as callers only pass results on"},
          {{paper, "--smp.no_promises=[\"transformer\"]"},
-          "in each phase of a microbatch, for results used at once"},
+          "in each phase, for results used at once, lists or state"},
          {{paper, "--smp.fast_mode=false"}, "all (smp.fast_mode = false)"},
          {{paper, "--smp.trace_device=none"},
           "assumed none, as no trace shows what callers do"},
@@ -111,7 +111,7 @@ TEST_CASE_METHOD(tiny_run, "a prediction says which calls it takes to wait",
          {{placed,
            "--smp.manual_partition={"
            "\"transformer.h.1.attn.c_attn\" = 1}"},
-          "1 in each phase of a microbatch, for results used at once"},
+          "1 in each phase, for results used at once, lists or state"},
          {{placed, "--smp.trace_device=none"},
           "assumed none, as no trace shows what callers do"}}) {
     std::vector<std::string> arguments{"schedule", "tiny.toml", "--json",

@@ -454,6 +454,11 @@ TEST_CASE("works that wait for what a call returned are those of its caller",
     CHECK(waits(2, 2) == "0 1 2 1! 0 2 0 ");
     CHECK(waits(2, 1) == "0 1 0 2 0 ");
   }
+  SECTION("that changes state, there or below") {
+    model[3].keeps_state = true;
+    CHECK(waits(2, 2) == "0 1 2 1! 0! 2 0 ");
+    CHECK(waits(2, 1) == "0 1 0! 2 0 ");
+  }
 }
 
 TEST_CASE("a GPT on four devices is predicted as a pipeline",

@@ -2,6 +2,7 @@
 
 #include "partition/checker.hpp"
 #include "partition/promised_order.hpp"
+#include "tests/support/partition_models.hpp"
 
 #include <algorithm>
 #include <string>
@@ -162,4 +163,30 @@ TEST_CASE("a caller that takes each result on its way stands in the chain",
     CHECK(bubble(name, program, 8, 6) > bubble(name, straight, 8, 6) + 0.01);
   // Alone on its way a microbatch waits for nobody.
   CHECK(bubble("1f1b", program, 1, 6) == Catch::Approx(2.0 / 3));
+}
+
+TEST_CASE("a module with state costs the way back to its caller",
+          "[partition][promised]") {
+  // root(0) calls a(1) and then b(2); each takes 1 s forward and 2 s backward,
+  // a hop half a second.
+  auto model = test::make_model(
+    {{"", {1, 2}, 0, 1}, {"a", {}, 0, 1}, {"b", {}, 0, 1}});
+  model[1].pinned_device = 1;
+  model[2].pinned_device = 2;
+  partition_options options;
+  options.manual.devices = 3;
+  options.manual.automatic = false;
+  program_times times;
+  times.step_seconds = 9;
+  times.hop_seconds = 0.5;
+  auto predicted = [&] {
+    auto plan = make_partition(model, options);
+    auto program = promised_program(make_program(model, plan, times));
+    return bubble("1f1b", program, 1, 1);
+  };
+  // 9 s of work on 3 devices, and 3 hops each way: 0 to 1 to 2 to 0.
+  CHECK(predicted() == Catch::Approx(1 - 9 / (3 * (9 + 6 * 0.5))));
+  model[1].keeps_state = true;
+  // 4 hops each way: 0 to 1 to 0 to 2 to 0.
+  CHECK(predicted() == Catch::Approx(1 - 9 / (3 * (9 + 8 * 0.5))));
 }

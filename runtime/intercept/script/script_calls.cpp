@@ -192,6 +192,10 @@ c10::IValue call_here(const place* where, const script_object& self,
     what.ordered = where->model->map->keeps_order(where->module);
     what.stream = where->model->map->stream_of(where->module);
   }
+  if (tracer::current()) [[unlikely]] {
+    auto& schema = body_of(*self, method).getSchema();
+    what.tensors_only = is_tensors(*schema.returns().at(0).type());
+  }
   call_scope call{what};
   return run_body(call, where, self, method, std::move(args));
 }

@@ -155,6 +155,68 @@ struct stateful_impl : nn::Module {
 };
 TORCH_MODULE_IMPL(stateful, stateful_impl);
 
+struct lister_impl : nn::Module {
+  std::vector<Tensor> forward(Tensor x) {
+    return {x + 1, x * 2};
+  }
+};
+TORCH_MODULE_IMPL(lister, lister_impl);
+
+struct writer_impl : nn::Module {
+  Tensor forward(Tensor x) {
+    x.add_(1);
+    return x * 2;
+  }
+};
+TORCH_MODULE_IMPL(writer, writer_impl);
+
+struct echo_impl : nn::Module {
+  Tensor forward(Tensor x) {
+    return x;
+  }
+};
+TORCH_MODULE_IMPL(echo, echo_impl);
+
+/// Has a buffer that no call changes.
+struct scaler_impl : nn::Module {
+  scaler_impl() {
+    scale = register_buffer("scale", torch::full({8}, 0.5));
+  }
+
+  Tensor forward(Tensor x) {
+    return x * scale;
+  }
+
+  Tensor scale;
+};
+TORCH_MODULE_IMPL(scaler, scaler_impl);
+
+/// Its code does nothing with results, but calls of some modules wait.
+struct waiting_impl : nn::Module {
+  waiting_impl() {
+    register_module("plain", plain);
+    register_module("lists", lists);
+    register_module("writes", writes);
+    register_module("echoes", echoes);
+    register_module("norm", norm);
+    register_module("scales", scales);
+  }
+
+  Tensor forward(Tensor x) {
+    auto both = lists(plain(x));
+    writes(both[1]);
+    return scales(norm(echoes(both[0])));
+  }
+
+  submodule<nn::Linear> plain{8, 8};
+  submodule<lister> lists{};
+  submodule<writer> writes{};
+  submodule<echo> echoes{};
+  submodule<nn::BatchNorm1d> norm{8};
+  submodule<scaler> scales{};
+};
+TORCH_MODULE_IMPL(waiting, waiting_impl);
+
 } // namespace
 
 TEST_CASE("the first step measures what modules cost", "[runtime][trace]") {
@@ -245,6 +307,30 @@ TEST_CASE("a result that a module passes on is known by both of its names",
   CHECK_FALSE(module_called(x, "outer").passed_on);
   CHECK(module_called(x, "outer.inner").waited_for);
   CHECK(module_called(x, "outer.inner").passed_on);
+}
+
+TEST_CASE("a trace shows which calls wait whatever their callers do",
+          "[runtime][trace]") {
+  auto make = [] {
+    waiting model;
+    set_partition(*model->plain, 1);
+    set_partition(*model->lists, 0);
+    set_partition(*model->writes, 0);
+    set_partition(*model->echoes, 0);
+    set_partition(*model->norm, 0);
+    set_partition(*model->scales, 0);
+    return model;
+  };
+  auto x = run(automatic_world(), make,
+               torch::arange(64.0).view({8, 8}).remainder(7));
+  std::string waited;
+  std::string state;
+  for (auto& m : x.decision->model) {
+    waited += m.waited_for ? m.path + " " : "";
+    state += m.keeps_state ? m.path + " " : "";
+  }
+  CHECK(waited == "lists writes echoes ");
+  CHECK(state == "norm ");
 }
 
 TEST_CASE("a trace changes neither numbers nor state", "[runtime][trace]") {
