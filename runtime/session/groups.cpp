@@ -7,6 +7,8 @@
 
 #include <c10/util/Type.h>
 
+#include <algorithm>
+
 namespace smp {
 
 namespace {
@@ -200,5 +202,10 @@ std::vector<payload> gather_values(const comm_group& kind,
 }
 
 } // namespace detail
+
+bool any_rank(bool x, const comm_group& kind) {
+  auto all = allgather(x, kind);
+  return std::find(all.begin(), all.end(), true) != all.end();
+}
 
 } // namespace smp

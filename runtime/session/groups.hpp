@@ -124,4 +124,8 @@ allgather(const T& x, const comm_group& kind = comm_group::world) {
   return result;
 }
 
+/// @returns whether `x` is true on any rank of the group, the same on all of
+/// them. Collective.
+bool any_rank(bool x, const comm_group& kind = comm_group::world);
+
 } // namespace smp

@@ -84,13 +84,12 @@ namespace {
 
 std::string advice_on_leaving(const rank_context& rank) {
   std::string text
-    = "left the run, while this replica trains on: a replica "
-      "that has no more batches ";
+    = "left the run, while this replica trains on: a replica that has no more "
+      "batches takes part in the steps of the others with skip()";
   return text
          + (rank.layout().size(comm_group::tp) > 1
-              ? "goes on with batches of which nothing counts, as skip() is "
-                "not possible with smp.tensor_parallel_degree > 1"
-              : "takes part in the steps of the others with skip()")
+              ? ", all ranks that share modules together"
+              : "")
          + " (docs/data_parallel.md)";
 }
 

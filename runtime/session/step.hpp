@@ -110,9 +110,10 @@ public:
   }
 
   /// Takes part in a step of other replicas with no samples of its own, as if
-  /// all gradients were zero. All ranks of the pipeline group call this.
-  /// @throws error (unsupported) before the model is partitioned, and where
-  /// replicas share modules; else as a step
+  /// all gradients were zero. All ranks of the pipeline group call this, and
+  /// with them those that share modules.
+  /// @throws error (unsupported) before the model is partitioned, (protocol)
+  /// where others that share modules run the step; else as a step
   void skip() {
     detail::skip_step();
   }

@@ -70,7 +70,10 @@ std::vector<payload> step_runner::run_step(node& actors, model_state* model,
     model->keep();
     replicas_.begin_step(*model, x);
   }
-  auto report = run_once(actors, model, x, false);
+  step_report report;
+  report.error = skipped_by_some(false);
+  if (!report.error)
+    report = run_once(actors, model, x, false);
   auto verdict = replicas_.hear(model, report.error);
   if (runs_again(model, x, verdict)) {
     take_back(*model, x, verdict.why);
@@ -110,12 +113,6 @@ void step_runner::skip_step(model_state* model) {
                 "skip() before the model is partitioned; if a replica may have "
                 "no samples at all, call the model's partition() on all ranks "
                 "before the first step"};
-  if (rank_.layout().size(comm_group::tp) > 1)
-    throw error{error_code::unsupported,
-                "skip() with smp.tensor_parallel_degree = "
-                  + std::to_string(rank_.layout().size(comm_group::tp))
-                  + ": peers wait for this rank in the modules that they "
-                    "share; give it a batch of which nothing counts"};
   stats_ = {};
   ++rank_.counters().drawn_step; // as in the other replicas
   const step_call nothing{.microbatches = 0};
@@ -123,7 +120,7 @@ void step_runner::skip_step(model_state* model) {
   replicas_.begin_step(*model, nothing);
   const end_of_step end{rank_.board()};
   rank_.board().main_ends_step(true);
-  auto verdict = replicas_.hear(model, {});
+  auto verdict = replicas_.hear(model, skipped_by_some(true));
   if (runs_again(model, nothing, verdict)) {
     take_back(*model, nothing, verdict.why);
     verdict = replicas_.hear(model, {});
@@ -131,6 +128,31 @@ void step_runner::skip_step(model_state* model) {
   end_step(model, verdict.why);
   if (verdict.why)
     throw error{verdict.why};
+}
+
+/// Ranks that share modules wait for each other there: all of them run a step,
+/// or none does. Collective over them.
+/// @returns what is wrong; an error of no code, so that nothing runs again
+failure step_runner::skipped_by_some(bool skips) const {
+  auto group = rank_.layout().members(comm_group::mp, rank_.self());
+  if (group.size() == rank_.pipeline().size())
+    return {};
+  auto all = rank_.exchange().all_gather(group, "smp.skips", to_payload(skips));
+  std::vector<rank_id> skipping;
+  std::vector<rank_id> running;
+  for (size_t i = 0; i < all.size(); ++i)
+    (from_payload<bool>(all[i], "begin of a step") ? skipping : running)
+      .push_back(group[i]);
+  if (skipping.empty() || running.empty())
+    return {};
+  return {error_code::protocol,
+          skipping.front(),
+          {},
+          "skipped a step that rank " + std::to_string(running.front().value)
+            + " runs: with smp.tensor_parallel_degree > 1 the ranks that share "
+              "modules skip a step together; as long as one of them has "
+              "samples, the others go on with batches of which nothing counts "
+              "(docs/data_parallel.md)"};
 }
 
 /// All replicas do: what one of them had averaged with a promise that did not

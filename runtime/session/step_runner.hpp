@@ -48,7 +48,8 @@ public:
                                 const step_call& x, step_body body);
 
   /// Takes part in a step of other replicas without running anything: uneven
-  /// inputs. Every rank of the pipeline group calls this.
+  /// inputs. Every rank of the pipeline group calls this, and of all pipelines
+  /// that share modules.
   /// @param model may be null
   /// @throws error, as `run_step`
   void skip_step(model_state* model);
@@ -78,6 +79,7 @@ private:
   /// @param again see `model_state::begin_step`
   step_report run_once(node& actors, model_state* model, const step_call& x,
                        bool again);
+  failure skipped_by_some(bool skips) const;
   void check_order() const;
   bool runs_again(model_state* model, const step_call& call,
                   const replicas::verdict& heard) const;

@@ -255,12 +255,14 @@ TEST_CASE("ranks tell each other values", "[runtime][docs]") {
     std::string said;
     auto best = smp::broadcast(0.25); // what rank 0 has, on all ranks
     auto all = smp::allgather(smp::rank() * 10, smp::comm_group::pp);
+    auto done = smp::any_rank(smp::rank() == 1); // on all, if on one
     if (smp::pp_rank() == 0)
       smp::send("epoch 3", 1, smp::rank_type::pp);
     else
       said = smp::recv_from<std::string>(0, smp::rank_type::pp);
     require(best == 0.25, "broadcast");
     require(all == std::vector<uint64_t>{0, 10}, "allgather");
+    require(done && !smp::any_rank(false), "any_rank");
     require(said == (smp::pp_rank() == 0 ? "" : "epoch 3"), "recv_from");
   });
 }

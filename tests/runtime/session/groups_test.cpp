@@ -76,6 +76,19 @@ TEST_CASE("values go round a ring of ranks", "[runtime][groups]") {
   }
 }
 
+TEST_CASE("all ranks of a group hear whether something is so on any of them",
+          "[runtime][groups]") {
+  auto got = on_ranks(4, [] {
+    auto last = rank() == 3;
+    comm_group mine{rank() < 2 ? std::vector<uint64_t>{0, 1}
+                               : std::vector<uint64_t>{2, 3}};
+    return std::vector<bool>{any_rank(last), any_rank(last, mine),
+                             any_rank(false)};
+  });
+  for (uint64_t i = 0; i < 4; ++i)
+    CHECK(got[i] == std::vector<bool>{true, i >= 2, false});
+}
+
 TEST_CASE("a rank is counted in the group that its type stands for",
           "[runtime][groups]") {
   // All three ranks are one pipeline; each is alone in the other groups.

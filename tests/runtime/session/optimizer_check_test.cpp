@@ -233,9 +233,10 @@ TEST_CASE("a replica that leaves before the others is named, and the way out",
                                + ": left the run");
     };
     CHECK_THAT(told[i], of_last(0) || of_last(x.pipeline - 1));
-    // Of peers, which wait for each other, none can skip.
-    CHECK_THAT(told[i], ContainsSubstring(x.tensor > 1
-                                            ? "batches of which nothing counts"
-                                            : "with skip()"));
+    CHECK_THAT(
+      told[i],
+      ContainsSubstring(x.tensor > 1
+                          ? "with skip(), all ranks that share modules together"
+                          : "with skip() ("));
   }
 }

@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/batchnorm.h>
@@ -149,14 +150,11 @@ TEST_CASE("replicas that do not agree on no_sync are told",
     CHECK(x.find("replicas do not agree on no_sync") != std::string::npos);
 }
 
-TEST_CASE("a step is skipped only where that can be",
+TEST_CASE("no step is skipped before the model is partitioned",
           "[runtime][replicas][R55]") {
-  auto tensor = GENERATE(1u, 2u);
-  auto config = replicated();
-  config.tensor_parallel_degree = tensor;
   std::vector<std::string> texts(2);
   virtual_world_options world;
-  world.config = config;
+  world.config = replicated();
   run_virtual_world(2, world, [&](session& s) {
     distributed_model model{product()};
     auto train_step = step([&](Tensor x) {
@@ -164,17 +162,42 @@ TEST_CASE("a step is skipped only where that can be",
       model.backward(loss);
       return loss;
     });
-    if (tensor > 1)
-      model.partition();
-    try {
-      train_step.skip();
-    } catch (const error& e) {
-      texts[s.rank()] = e.cause().text;
-    }
+    texts[s.rank()] = error_of([&] { train_step.skip(); });
   });
   for (auto& x : texts)
-    CHECK_THAT(x, ContainsSubstring(tensor > 1 ? "peers wait for this rank"
-                                               : "call the model's partition"));
+    CHECK_THAT(x, ContainsSubstring("call the model's partition"));
+}
+
+TEST_CASE("peers skip a step together, or all hear who did alone",
+          "[runtime][replicas][R31]") {
+  std::vector<std::string> texts(4);
+  std::vector<double> gradients(4);
+  virtual_world_options world;
+  world.config = replicated();
+  world.config.tensor_parallel_degree = 2; // ranks 0 and 1, and 2 and 3
+  run_virtual_world(4, world, [&](session& s) {
+    distributed_model model{product()};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x).sum();
+      model.backward(loss);
+      return loss;
+    });
+    model.partition();
+    auto run = [&](bool skips) {
+      if (skips)
+        train_step.skip();
+      else
+        train_step(data_of(s));
+    };
+    texts[s.rank()] = error_of([&] { run(s.rank() == 3); });
+    model->weight.mutable_grad().reset();
+    run(s.rank() >= 2);
+    gradients[s.rank()] = model->weight.grad()[0].item<double>() / 2;
+  });
+  for (auto& x : texts)
+    CHECK_THAT(x, ContainsSubstring("rank 3: skipped a step that rank 2 runs"));
+  // The mean of 2, 6 and two zeros.
+  CHECK(gradients == std::vector<double>{2, 2, 2, 2});
 }
 
 TEST_CASE("gradients of several training steps are averaged at once",
