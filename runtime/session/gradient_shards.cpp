@@ -39,6 +39,7 @@ void gradient_shards::begin(const std::vector<at::Tensor>& parameters,
   auto& next = under_way_.emplace_back();
   next.memory = std::move(memory);
   std::vector<uint64_t> roots;
+  std::vector<int64_t> shares(rank_.layout().size(over)); // by owner
   int64_t at = 0;
   int64_t piece_begin = 0;
   auto cut = [&] {
@@ -62,14 +63,20 @@ void gradient_shards::begin(const std::vector<at::Tensor>& parameters,
       }
       if (owner == me)
         next.pieces.back().mine.emplace_back(&x, size);
+      shares[owner] += size;
       at += size;
     }
   }
   cut();
+  // With help an owner of the share s takes (1 + s) (n - 1) / n of the bucket
+  // all in all, and alone s (n - 1): no more, if that is up to one of it.
+  auto others = static_cast<int64_t>(shares.size()) - 1;
+  auto load = std::ranges::max(shares) * others <= at ? root_load::equal
+                                                      : root_load::alone;
   for (size_t i = 0; i < roots.size(); ++i)
     next.pieces[i].done = async::reduce(next.pieces[i].input, over, roots[i],
                                         reduce_op::mean, name,
-                                        call_time::of_session);
+                                        call_time::of_session, load);
 }
 
 void gradient_shards::collect(bool all) {

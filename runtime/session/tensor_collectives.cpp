@@ -102,8 +102,9 @@ public:
     return std::move(*this);
   }
 
-  tensor_call&& with_root(uint64_t root) && {
+  tensor_call&& with_root(uint64_t root, root_load load = root_load::alone) && {
     call_.what.root = root;
+    call_.what.every_root = load == root_load::equal;
     return std::move(*this);
   }
 
@@ -238,10 +239,11 @@ tensor_future async::allreduce_(const at::Tensor& x, const comm_group& group,
 
 tensor_future async::reduce(const at::Tensor& x, const comm_group& group,
                             uint64_t root, reduce_op op,
-                            const std::string& name, call_time time) {
+                            const std::string& name, call_time time,
+                            root_load load) {
   auto call = tensor_call{kind::reduce, x, group, name, time}
                 .with(op)
-                .with_root(root);
+                .with_root(root, load);
   auto result = call.is_root() ? call.made(call.part()) : at::Tensor{};
   return std::move(call).start(true, std::move(result));
 }

@@ -60,6 +60,10 @@ enum class call_time : uint8_t {
   of_session // their order alone
 };
 
+/// Whether a root takes a sum alone, so that the others help to make it, or all
+/// of them are roots of such calls, of about as many bytes in all.
+enum class root_load : uint8_t { alone, equal };
+
 namespace async {
 
 /// Sum, mean or maximum over the group.
@@ -80,7 +84,8 @@ tensor_future reduce(const at::Tensor& x,
                      const comm_group& group = comm_group::world,
                      uint64_t root = 0, reduce_op op = reduce_op::sum,
                      const std::string& name = {},
-                     call_time time = call_time::of_caller);
+                     call_time time = call_time::of_caller,
+                     root_load load = root_load::alone);
 
 /// @param x [n, ...], what goes into the sum of each rank along axis 0
 tensor_future reduce_scatter(const at::Tensor& x,

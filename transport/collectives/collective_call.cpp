@@ -51,6 +51,8 @@ std::string collective_signature::describe() const {
   result += ']';
   if (!rows.empty())
     result += " times " + numbers(rows);
+  if (every_root)
+    result += " of every root";
   return result;
 }
 
@@ -105,7 +107,8 @@ std::string difference(const collective_label& label,
   auto same_op = !is_sum(ours.kind) || theirs.op == ours.op;
   if (theirs.kind != ours.kind || !same_op || theirs.type != ours.type
       || theirs.shape != ours.shape || theirs.root != ours.root
-      || theirs.rows.size() != ours.rows.size()) {
+      || theirs.rows.size() != ours.rows.size()
+      || theirs.every_root != ours.every_root) {
     auto text = [&](const collective_signature& x) {
       auto result = x.describe();
       if (rooted && has_root(x.kind) && x.root < label.group.size())

@@ -59,6 +59,9 @@ struct collective_signature {
   std::vector<int64_t> shape;
   /// all_to_all of different sizes: the rows for each rank, by position.
   std::vector<uint64_t> rows;
+  /// reduce: every rank is the root of such calls, of about as many bytes, so
+  /// that none has time to help another.
+  bool every_root = false;
 
   /// @returns "sum allreduce of float32[4, 8]".
   std::string describe() const;
@@ -106,7 +109,8 @@ template <class Inspector>
 bool inspect(Inspector& f, collective_signature& x) {
   return f.object(x).fields(f.field("kind", x.kind), f.field("op", x.op),
                             f.field("type", x.type), f.field("root", x.root),
-                            f.field("shape", x.shape), f.field("rows", x.rows));
+                            f.field("shape", x.shape), f.field("rows", x.rows),
+                            f.field("every_root", x.every_root));
 }
 
 /// @returns how the two ranks differ, as a text that names both, or nothing.

@@ -32,6 +32,8 @@ collective_plan choose(const collective_call& x, uint64_t self, uint64_t bytes,
     case broadcast:
       if (by_machine)
         return machines_plan(x, self, where);
+      if (is_large && x.what.every_root)
+        return direct_plan(x, self);
       // Between two, a root has no one to share with.
       if (is_large && size > (kind == allreduce ? 1 : 2))
         return parts_plan(x, self);

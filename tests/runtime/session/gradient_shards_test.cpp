@@ -187,17 +187,20 @@ std::vector<Tensor> sums_of(turns order) {
 
 // -- what a program says about gradients --------------------------------------
 
-/// Two replicas, whose gradients are 1/3 and 1.
+/// Replicas, whose gradients are 1/3 on the first one and 1 on all others.
 struct hooked_step {
-  std::vector<uint64_t> bytes = {0, 0}; // that each sent in a step
-  Tensor gradient;                      // of each number of the first layer
+  std::vector<uint64_t> bytes; // that each sent in a step
+  Tensor gradient;             // of each number of the first layer
 };
 
-hooked_step step_with(comm_hook hook, bool shards) {
+hooked_step step_with(comm_hook hook, bool shards, uint64_t ranks = 2,
+                      uint64_t bucket_cap_mb = 1) {
   hooked_step result;
+  result.bytes.resize(ranks);
   virtual_world_options world;
   world.config = replicated(shards);
-  run_virtual_world(2, world, [&](session& s) {
+  world.config.bucket_cap_mb = bucket_cap_mb;
+  run_virtual_world(ranks, world, [&](session& s) {
     distributed_model model{seeded([] { return stack{}; })};
     torch::optim::SGD sgd{model->parameters(), 0.1};
     distributed_optimizer optimizer{sgd};
@@ -372,6 +375,19 @@ TEST_CASE("a comm hook halves the bytes that replicas send",
     CHECK(off < digits);
     CHECK(off > 1e-6);
   }
+}
+
+TEST_CASE("of a bucket that all own alike each rank sends the others' parts",
+          "[runtime][gradient_shards][R53]") {
+  // All layers, and each of four has a quarter.
+  auto found = step_with(comm_hook::allreduce, true, 4, layers);
+  auto least = 0.75 * layers * layer_bytes;
+  for (auto sent : found.bytes) {
+    CHECK(static_cast<double>(sent) >= least);
+    CHECK(static_cast<double>(sent) <= 1.02 * least);
+  }
+  auto off = (found.gradient - 2.5 / 3).abs().max().item<double>();
+  CHECK(off < 1e-6);
 }
 
 TEST_CASE("a replica keeps its part of the gradients, and one bucket",

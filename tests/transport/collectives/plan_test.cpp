@@ -219,6 +219,25 @@ TEST_CASE("between two, what a root gives or takes goes over the wire once",
     }
 }
 
+TEST_CASE("where every rank is a root, each sends the others theirs once",
+          "[transport][collective_plan]") {
+  constexpr int64_t count = 1 << 18;
+  for (uint64_t size : {2, 3, 4, 8, 16}) {
+    std::map<uint64_t, uint64_t> sent;
+    for (uint64_t root = 0; root < size; ++root) {
+      auto x = call_of(collective_kind::reduce, size, count, root);
+      x.what.every_root = true;
+      auto y = flow_of(x, {});
+      CHECK(y.sent == y.expected);
+      for (auto& [rank, bytes] : y.bytes)
+        sent[rank] += bytes;
+    }
+    CHECK(sent.size() == size);
+    for (auto& [rank, bytes] : sent)
+      CHECK(bytes == (size - 1) * 4 * count);
+  }
+}
+
 TEST_CASE("a small sum takes one step among few, a tree among many",
           "[transport][collective_plan]") {
   auto few = flow_of(call_of(collective_kind::allreduce, 4, 10, 0), {});
