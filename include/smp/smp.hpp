@@ -11,6 +11,7 @@
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/model/tp_register.hpp"
 #include "runtime/session/activation_checkpointing.hpp"
+#include "runtime/session/adagrad.hpp"
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/groups.hpp"

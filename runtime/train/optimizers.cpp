@@ -1,8 +1,8 @@
 #include "runtime/train/optimizers.hpp"
 
+#include "runtime/session/adagrad.hpp"
 #include "transport/error.hpp"
 
-#include <ATen/ops/full.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -58,27 +58,6 @@ make(const optimizer_config& x, const std::vector<at::Tensor>& parameters,
                                      options);
 }
 
-/// @returns one whose sums are one number each
-std::unique_ptr<optim::Optimizer>
-make_small_adagrad(const optimizer_config& x,
-                   const std::vector<at::Tensor>& parameters,
-                   const optim::AdagradOptions& options) {
-  auto result = std::make_unique<optim::Adagrad>(
-    std::vector<optim::OptimizerParamGroup>{}, options);
-  for (auto& group : make_groups(x, parameters, options)) {
-    result->add_param_group(group);
-    for (auto& p : group.params()) {
-      auto state = std::make_unique<optim::AdagradParamState>();
-      state->step(0);
-      state->sum(at::full({}, options.initial_accumulator_value(),
-                          p.options().requires_grad(false))
-                   .expand(p.sizes()));
-      result->state()[p.unsafeGetTensorImpl()] = std::move(state);
-    }
-  }
-  return result;
-}
-
 template <class Options>
 Options adam_options(const optimizer_config& x) {
   Options result{x.lr};
@@ -106,8 +85,9 @@ make_optimizer(const optimizer_config& x,
   if (x.type == "adagrad") {
     optim::AdagradOptions options{x.lr};
     options.eps(x.eps.value_or(options.eps()));
-    return distributed ? make_small_adagrad(x, parameters, options)
-                       : make<optim::Adagrad>(x, parameters, options);
+    if (distributed)
+      return make_adagrad(make_groups(x, parameters, options), options);
+    return make<optim::Adagrad>(x, parameters, options);
   }
   throw error{error_code::config, "optimizer.type: unknown '" + x.type + "'"};
 }

@@ -18,11 +18,8 @@ namespace smp {
 /// Makes the optimizer of `x` with two groups: tensors with two and more
 /// dimensions, and the rest (biases, norms), which gets no weight decay.
 /// A tensor that is listed several times is taken once (R17).
-/// LibTorch's Adagrad makes its sums with the optimizer, of all parameters, and
-/// so the bytes of those that are deferred as well.
-/// @param distributed it is for a `distributed_optimizer`: then such sums are
-///        one number each until the partition, and no rank ever has those of
-///        what it does not update
+/// @param distributed it is for a `distributed_optimizer`: then Adagrad is that
+///        of `make_adagrad`
 std::unique_ptr<torch::optim::Optimizer>
 make_optimizer(const optimizer_config& x,
                const std::vector<at::Tensor>& parameters,
