@@ -5,6 +5,7 @@
 #include "runtime/plan/planner.hpp"
 #include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/model_state.hpp"
+#include "runtime/session/rank_runtime.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/train/trainer.hpp"
@@ -86,7 +87,24 @@ memory_need found_on(distributed_model_base& model,
   auto* buckets = model.state().buckets();
   if (buckets != nullptr && !buckets->shards().empty())
     result.buckets = buckets->take_counts().peak_bytes - result.gradients;
+  auto stages = session::current().internals().communication();
+  result.arenas = stages.send_arena.capacity + stages.receive_arena.capacity;
   return result;
+}
+
+/// Bytes of tensors that an update makes: at most, and those that stay.
+test::live_bytes bytes_of_update(distributed_optimizer& optimizer) {
+  auto bytes = std::make_shared<test::live_bytes>();
+  c10::DebugInfoGuard count{c10::DebugInfoKind::PROFILER_STATE, bytes};
+  optimizer.step();
+  return *bytes;
+}
+
+/// Whether what is on its way between replicas are rows that were updated, each
+/// large enough to come from memory to memory.
+bool has_copies_only(const train_config& x) {
+  return x.smp.shard_optimizer_state && !x.smp.shard_gradients
+         && x.model.width >= 256;
 }
 
 /// By pp_rank, of the first of those that share modules; of rows that replicas
@@ -116,15 +134,14 @@ std::vector<memory_need> needs_found(const train_config& x) {
       return loss;
     });
     train_step(data->training_batch(0));
-    optimizer.step();
+    auto first_update = bytes_of_update(optimizer);
     auto mine = found_on(*model, optimizer);
+    if (has_copies_only(x)) // besides the state, which is new
+      mine.buckets = static_cast<uint64_t>(first_update.now) - mine.optimizer;
     if (x.smp.bf16_params) {
       // Now that the optimizer has its state.
       train_step(data->training_batch(1));
-      auto bytes = std::make_shared<test::live_bytes>();
-      c10::DebugInfoGuard count{c10::DebugInfoKind::PROFILER_STATE, bytes};
-      optimizer.step();
-      mine.updates = static_cast<uint64_t>(bytes->peak);
+      mine.updates = static_cast<uint64_t>(bytes_of_update(optimizer).peak);
     }
     std::unique_lock guard{mutex};
     auto& most = result[pp_rank()];
@@ -134,6 +151,7 @@ std::vector<memory_need> needs_found(const train_config& x) {
       most.optimizer = std::max(most.optimizer, mine.optimizer);
       most.buckets = std::max(most.buckets, mine.buckets);
       most.updates = std::max(most.updates, mine.updates);
+      most.arenas = std::max(most.arenas, mine.arenas);
     }
   });
   return result;
@@ -162,7 +180,12 @@ std::vector<train_config> configurations() {
   auto& momentum = add(2, 2);
   momentum.optimizer.type = "sgd";
   momentum.optimizer.momentum = 0.9;
+  add(2, 2).smp.device_path = {
+    .force = true, .send_arena = 1, .receive_arena = 2};
   add(2, 4).smp.shard_optimizer_state = true;
+  auto& large = add(1, 2);
+  large.smp.shard_optimizer_state = true;
+  large.model.width = 256;
   for (uint64_t pipeline : {1, 2}) {
     auto& parts = add(pipeline, 2 * pipeline);
     parts.smp.shard_optimizer_state = parts.smp.shard_gradients = true;
@@ -212,6 +235,9 @@ TEST_CASE("what ranks need is known before they start",
         return Catch::Approx(y).epsilon(0.05) == static_cast<double>(a);
       };
       CHECK(said[i].parameters == found[i].parameters);
+      CHECK(said[i].arenas == found[i].arenas);
+      if (has_copies_only(x))
+        CHECK(near(said[i].buckets, found[i].buckets));
       CHECK(near(said[i].gradients, found[i].gradients));
       CHECK(near(said[i].optimizer, found[i].optimizer));
       // An update frees the copy of what the last one sent. AdamW makes two
