@@ -439,12 +439,12 @@ void validate(const session_config& x) {
           add(*wrong);
   };
   add_wrong(check_value);
-  // How many replicas there will be is not said here.
-  whole.ranks = 2 * x.pipeline_parallel_degree * x.tensor_parallel_degree;
   // Rules on several keys mean little while one of them is wrong by itself, and
   // what else could conflict is not set.
   if (errors.empty()) {
     add_wrong(check_effect);
+    // How many replicas there will be is not said here.
+    whole.ranks = 2 * x.pipeline_parallel_degree * x.tensor_parallel_degree;
     for (auto& conflict : conflicts(whole))
       if (std::ranges::all_of(conflict.keys, is_of_session))
         add(conflict.text);
