@@ -7,6 +7,8 @@
 
 namespace smp {
 
+class device_event;
+
 /// Where the bytes of a tensor lie. Values are those of the tensor library;
 /// transport/ only compares and copies them.
 struct device_ref {
@@ -25,11 +27,18 @@ struct tensor_ref {
   uint64_t nbytes = 0;
   /// Element type, a code of the tensor library; opaque here.
   uint8_t dtype = 0;
+  /// Where `data` is.
   device_ref device;
   std::vector<int64_t> shape;
   /// Keeps `data` valid; the bytes must not change while it is shared with a
   /// send that did not complete.
   std::shared_ptr<const void> owner;
+  /// When the bytes are there (transport/device_ops.hpp); null: they are.
+  /// Nobody reads them before.
+  std::shared_ptr<device_event> ready = {};
+  /// The device of its sender that it lay on, while it is in host memory on its
+  /// way: its receiver gives it one again.
+  device_ref home = {};
 };
 
 /// Opaque bytes with the tensors that they refer to, by position.

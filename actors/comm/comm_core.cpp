@@ -3,8 +3,9 @@
 #include "actors/comm/message_priority.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <chrono>
 #include <new>
+#include <string>
 #include <utility>
 
 namespace smp {
@@ -23,6 +24,15 @@ bool any_on_device_path(const comm_message& x) noexcept {
   return std::any_of(x.tensors.begin(), x.tensors.end(), on_device_path);
 }
 
+/// How often who waits for a device looks whether that still makes sense.
+constexpr std::chrono::milliseconds device_look{50};
+
+std::string device_name(device_ref x) {
+  return x == device_ref{}
+           ? "host memory"
+           : "device " + std::to_string(x.type) + ":" + std::to_string(x.index);
+}
+
 } // namespace
 
 comm_core::comm_core(rank_id self, const comm_options& options,
@@ -30,8 +40,13 @@ comm_core::comm_core(rank_id self, const comm_options& options,
   : self_(self),
     router_(self, options),
     outside_(outside),
+    has_devices_(options.devices != nullptr),
+    devices_(has_devices_
+               ? options.devices
+               : std::shared_ptr<device_ops>{std::make_shared<host_ops>()}),
+    device_patience_(options.device_patience),
     window_(priority_of),
-    pool_(options.force_device_path ? pool_limit : 0) {
+    pool_(router_.has_device_path() ? pool_limit : 0) {
   if (!router_.has_device_path())
     return;
   send_arena_.emplace(options.send_arena);
@@ -75,8 +90,16 @@ void comm_core::send(rank_id to, message x, fabric::sent_callback done) {
 // -- host path ----------------------------------------------------------------
 
 void comm_core::take_host_path(const comm_message_ptr& x) {
-  // Tensors in host memory; what lies elsewhere, the fabric refuses.
+  if (is_away(x->content)) {
+    ledger_.move(x->number, comm_stage::preprocessing);
+    return outside_.hand_over(comm_stage::preprocessing, x);
+  }
+  // Of a device that this rank does not have, the fabric refuses them.
   ledger_.passed_by(comm_stage::preprocessing);
+  request(x);
+}
+
+void comm_core::request(const comm_message_ptr& x) {
   ledger_.handled(comm_stage::requester, x->bytes);
   begin(x);
 }
@@ -84,8 +107,10 @@ void comm_core::take_host_path(const comm_message_ptr& x) {
 // -- device path: this rank sends ---------------------------------------------
 
 void comm_core::allocate(comm_message_ptr x) {
-  // On the same node the receiver reads them where they are.
-  if (router_.link_to(x->peer).same_node) {
+  auto same_node = router_.link_to(x->peer).same_node;
+  // On the same node the receiver reads them where they are, if that is the
+  // host's memory.
+  if (same_node && !is_away(x->content)) {
     ledger_.passed_by(comm_stage::d2d_allocator);
     return begin(x);
   }
@@ -101,19 +126,9 @@ void comm_core::allocate(comm_message_ptr x) {
   }
   if (!any_on_device_path(*x))
     return take_host_path(x);
-  ledger_.move(x->number, comm_stage::cross_node_progress);
-  outside_.hand_over(comm_stage::cross_node_progress, std::move(x));
-}
-
-void comm_core::copy_in(comm_message& x) {
-  for (auto& t : x.tensors) {
-    if (!t.block)
-      continue;
-    auto& to = x.content.body.tensors[t.position];
-    std::memcpy(t.block.get(), to.data, t.nbytes);
-    to.data = t.block.get();
-    to.owner = std::move(t.block);
-  }
+  auto at = same_node ? comm_stage::d2d_send : comm_stage::cross_node_progress;
+  ledger_.move(x->number, at);
+  outside_.hand_over(at, std::move(x));
 }
 
 // -- both paths: this rank sends ----------------------------------------------
@@ -208,7 +223,9 @@ bool comm_core::is_crowded() const {
 }
 
 void comm_core::arrived(rank_id from, message x) {
-  if (in_arena(x).empty()) {
+  auto for_devices = is_for_devices(x);
+  auto placed = !in_arena(x).empty();
+  if (!placed && !for_devices) {
     ledger_.passed_by(comm_stage::postprocessing);
     return outside_.deliver(from, std::move(x));
   }
@@ -216,57 +233,153 @@ void comm_core::arrived(rank_id from, message x) {
   m->peer = from;
   m->bytes = x.body.bytes.size() + tensor_bytes(x.body);
   m->content = std::move(x);
+  if (!placed)
+    return outside_.hand_over(comm_stage::postprocessing, std::move(m));
   // Who keeps a tensor for long would keep others out: from a crowded arena it
   // is copied.
-  auto crowded = is_crowded();
+  auto copies = for_devices || is_crowded();
   if (router_.link_to(from).same_node) {
-    if (crowded)
+    if (copies)
       return outside_.hand_over(comm_stage::d2d_recv, std::move(m));
     ledger_.passed_by(comm_stage::d2d_recv);
   } else {
     ledger_.handled(comm_stage::io_recv_watcher, m->bytes);
-    if (crowded)
+    if (copies)
       return outside_.hand_over(comm_stage::cross_node_progress, std::move(m));
     ledger_.passed_by(comm_stage::cross_node_progress);
   }
   outside_.deliver(from, std::move(m->content));
 }
 
-void comm_core::copy_out(comm_message& x) try {
-  for (auto i : in_arena(x.content)) {
-    auto& t = x.content.body.tensors[i];
-    auto block = pool_.take(t.nbytes);
-    std::memcpy(block.get(), t.data, t.nbytes);
-    t.data = block.get();
-    t.owner = std::move(block);
+// -- devices ------------------------------------------------------------------
+
+bool comm_core::is_away(const message& x) const noexcept {
+  auto away = [](auto& t) { return t.device != device_ref{} || t.ready; };
+  auto& tensors = x.body.tensors;
+  return has_devices_ && std::any_of(tensors.begin(), tensors.end(), away);
+}
+
+bool comm_core::is_for_devices(const message& x) const noexcept {
+  auto elsewhere = [](auto& t) { return t.home != device_ref{}; };
+  auto& tensors = x.body.tensors;
+  return has_devices_ && std::any_of(tensors.begin(), tensors.end(), elsewhere);
+}
+
+failure comm_core::await(comm_message& x) const {
+  using clock = comm_ledger::clock;
+  using std::chrono::milliseconds;
+  auto deadline = clock::now() + device_patience_;
+  auto& tensors = x.content.body.tensors;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    auto& t = tensors[i];
+    while (t.ready) {
+      auto left = std::chrono::ceil<milliseconds>(deadline - clock::now());
+      if (t.ready->wait(std::clamp(left, milliseconds{0}, device_look)))
+        t.ready.reset();
+      else if (closed_)
+        return {error_code::cancelled, self_, {}, "the fabric was stopped"};
+      else if (left <= milliseconds{0})
+        return {error_code::transport,
+                self_,
+                {},
+                "tensor " + std::to_string(i) + " of a message to rank "
+                  + std::to_string(x.peer.value) + ", of "
+                  + device_name(t.home == device_ref{} ? t.device : t.home)
+                  + ", is not ready after "
+                  + std::to_string(device_patience_.count()) + " ms"};
+    }
+  }
+  return {};
+}
+
+failure comm_core::bring_out(comm_message& x) try {
+  auto& tensors = x.content.body.tensors;
+  std::vector<std::shared_ptr<std::byte>> blocks(tensors.size());
+  for (auto& t : x.tensors)
+    blocks[t.position] = std::move(t.block);
+  auto bring = [&](size_t i) {
+    auto& t = tensors[i];
+    auto to = std::move(blocks[i]);
+    if (!to)
+      to = devices_->allocate({}, t.nbytes);
+    auto home = t.device == device_ref{} ? t.home : t.device;
+    t = devices_->copy(t, std::move(to), {});
+    t.home = home;
+  };
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].device != device_ref{})
+      bring(i);
+  if (auto why = await(x))
+    return why;
+  // What lies in host memory is there now, too.
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (blocks[i])
+      bring(i);
+  return {};
+} catch (const error& e) {
+  return e.cause();
+} catch (const std::bad_alloc&) {
+  return {error_code::transport, self_, {}, "no memory to copy a tensor"};
+}
+
+void comm_core::bring_in(message& x) try {
+  for (auto& t : x.body.tensors) {
+    auto where = t.home == device_ref{} ? std::nullopt : devices_->here(t.home);
+    if (where) {
+      t = devices_->copy(t, devices_->allocate(*where, t.nbytes), *where);
+      t.home = {};
+    } else if (receive_arena_ && receive_arena_->contains(t.data)) {
+      t = devices_->copy(t, pool_.take(t.nbytes), {});
+    }
   }
 } catch (const std::bad_alloc&) {
-  // Then it stays where it is.
+  // Then it stays where it is,
+} catch (const error&) {
+  // and says where it belongs.
 }
 
 // -- called by the actors -----------------------------------------------------
 
-void comm_core::handle(comm_stage at, comm_message_ptr x) {
-  switch (at) {
+bool comm_core::takes_turns(comm_stage x) const noexcept {
+  switch (x) {
     case comm_stage::d2d_recv:
     case comm_stage::cross_node_progress:
-      ledger_.handled(at, x->bytes);
-      if (x->number != 0) { // one to send
-        copy_in(*x);
-        return begin(x);
-      }
-      copy_out(*x);
-      return outside_.deliver(x->peer, std::move(x->content));
+      return has_device_path();
+    case comm_stage::d2d_send:
+      return has_device_path() && has_devices_;
+    case comm_stage::preprocessing:
+    case comm_stage::postprocessing:
+      return has_devices_;
     default:
-      throw error{error_code::internal,
-                  std::string{"nothing is handed over to the "}
-                    + to_string(at)};
+      return false;
   }
+}
+
+void comm_core::handle(comm_stage at, comm_message_ptr x) {
+  if (!takes_turns(at))
+    throw error{error_code::internal,
+                std::string{"nothing is handed over to the "} + to_string(at)};
+  // D2D SEND counts what it launches.
+  if (at != comm_stage::d2d_send)
+    ledger_.handled(at, x->bytes);
+  if (x->number == 0) {
+    bring_in(x->content);
+    return outside_.deliver(x->peer, std::move(x->content));
+  }
+  if (auto why = bring_out(*x)) {
+    ledger_.leave(x->number);
+    return x->finish(why);
+  }
+  if (at == comm_stage::preprocessing)
+    request(x);
+  else
+    begin(x);
 }
 
 // -- the end ------------------------------------------------------------------
 
 void comm_core::close(const failure& why) {
+  closed_ = true;
   for (auto& x : window_.close()) {
     ledger_.leave(x->number);
     x->finish(why);

@@ -5,10 +5,13 @@
 #include "actors/comm/send_window.hpp"
 #include "transport/arena.hpp"
 #include "transport/block_pool.hpp"
+#include "transport/device_ops.hpp"
 #include "transport/placing_fabric.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -39,7 +42,11 @@ public:
 /// accounts for it. A message for which a stage has nothing to copy goes on on
 /// the thread that it came on; on the host path, with tensors in host memory,
 /// that is all of them. So a CPU-only rank pays for a few counters.
-/// Thread-safe.
+///
+/// No fabric moves the memory of a device: to leave, a tensor is copied to host
+/// memory (COMM PREPROCESSING) or into the send arena (D2D SEND, CROSS-NODE
+/// PROGRESS), and on the other side to the device there (COMM POSTPROCESSING,
+/// D2D RECV, CROSS-NODE PROGRESS). Thread-safe.
 class comm_core {
 public:
   comm_core(rank_id self, const comm_options& options, comm_outside& outside);
@@ -51,7 +58,7 @@ public:
 
   // -- called by the fabric ---------------------------------------------------
 
-  /// COMM INITIATOR. @pre `to` is another rank
+  /// COMM INITIATOR. @pre `to` is another rank, or this one has devices
   void send(rank_id to, message x, fabric::sent_callback done);
 
   /// A message that was launched is over.
@@ -70,22 +77,33 @@ public:
 
   // -- called by the actors, each for its stage -------------------------------
 
+  /// May wait for a device.
+  /// @pre `takes_turns(at)`
   void handle(comm_stage at, comm_message_ptr x);
+
+  /// @returns whether messages are handed over to `x`.
+  bool takes_turns(comm_stage x) const noexcept;
 
   // -- the end ----------------------------------------------------------------
 
-  /// @returns whether all messages left before `deadline`.
+  /// @returns whether all messages left before `deadline`; after `close` there
+  /// is nothing to wait for.
   bool drain(comm_ledger::clock::time_point deadline) {
-    return ledger_.wait_until_empty(deadline);
+    return !closed_ && ledger_.wait_until_empty(deadline);
   }
 
-  /// Fails what waits for room: `left` will not be called again.
+  /// Fails what waits for room or a device: `left` will not be called again.
   void close(const failure& why);
 
   // -- for those who look -----------------------------------------------------
 
   bool has_device_path() const noexcept {
     return router_.has_device_path();
+  }
+
+  /// Messages are delivered by stages as well as by the fabric.
+  bool delivers_in_turns() const noexcept {
+    return has_device_path() || has_devices_;
   }
 
   const std::optional<arena>& send_arena() const noexcept {
@@ -118,15 +136,26 @@ private:
   // -- host path --------------------------------------------------------------
 
   void take_host_path(const comm_message_ptr& x);
+  void request(const comm_message_ptr& x);
 
   // -- device path ------------------------------------------------------------
 
   void allocate(comm_message_ptr x);
-  void copy_in(comm_message& x);
-  void copy_out(comm_message& x);
   bool is_crowded() const;
   /// Positions of tensors that lie in the receive arena.
   std::vector<size_t> in_arena(const message& x) const;
+
+  // -- devices ----------------------------------------------------------------
+
+  /// Whether tensors have to be brought to where a fabric can read them.
+  bool is_away(const message& x) const noexcept;
+  /// Whether tensors belong on a device of this rank.
+  bool is_for_devices(const message& x) const noexcept;
+  /// @returns why it cannot be sent, or an empty failure; so does `await`
+  failure bring_out(comm_message& x);
+  /// Waits until the bytes of all tensors are there.
+  failure await(comm_message& x) const;
+  void bring_in(message& x);
 
   // -- both -------------------------------------------------------------------
 
@@ -136,6 +165,10 @@ private:
   const rank_id self_;
   comm_router router_; // constant from the first message on
   comm_outside& outside_;
+  const bool has_devices_;
+  const std::shared_ptr<device_ops> devices_; // never null
+  const std::chrono::milliseconds device_patience_;
+  std::atomic<bool> closed_ = false;
   comm_ledger ledger_;
   send_window window_;
   std::optional<arena> send_arena_;

@@ -13,6 +13,25 @@
 
 namespace smp {
 
+namespace {
+
+bool is_on_host(const tensor_ref& x) noexcept {
+  return x.device == device_ref{} && !x.ready;
+}
+
+/// Whether it rides in the first message, from host memory to host memory:
+/// nothing for the stages.
+bool just_rides(const tensor_ref& x) noexcept {
+  return x.nbytes <= riding_limit && is_on_host(x) && x.home == device_ref{};
+}
+
+template <class Predicate>
+bool all_tensors(const message& x, Predicate f) {
+  return std::all_of(x.body.tensors.begin(), x.body.tensors.end(), f);
+}
+
+} // namespace
+
 struct comm_fabric::impl : comm_outside, tensor_places {
   impl(comm_fabric& owner, std::shared_ptr<actor_host> h,
        const comm_options& options)
@@ -28,8 +47,8 @@ struct comm_fabric::impl : comm_outside, tensor_places {
   void prepare_device_path() {
     if (placing == nullptr)
       throw error{error_code::unsupported,
-                  "transport.force_device_path: this fabric does not ask where "
-                  "tensors shall lie"};
+                  "the device path (transport.force_device_path): this fabric "
+                  "does not ask where tensors shall lie"};
     for (auto x : {&core.send_arena(), &core.receive_arena()})
       if (auto size = (*x)->status().capacity; size > 0)
         placing->register_memory((*x)->memory(), size);
@@ -68,10 +87,10 @@ struct comm_fabric::impl : comm_outside, tensor_places {
   }
 
   void deliver(rank_id from, message x) override {
-    if (!core.has_device_path())
+    if (!core.delivers_in_turns())
       return owner.hear(from, std::move(x));
-    // Two stages and the fabric deliver: one at a time, and nothing of a rank
-    // after its loss.
+    // Several stages and the fabric deliver: one at a time, and nothing of a
+    // rank after its loss.
     std::lock_guard guard{delivery};
     if (!lost.contains(from))
       owner.hear(from, std::move(x));
@@ -115,11 +134,9 @@ void comm_fabric::place(std::vector<uint64_t> machine_of_rank) {
 }
 
 void comm_fabric::send(rank_id to, message x, sent_callback done) {
-  auto rides = [](auto& t) { return t.nbytes <= riding_limit; };
-  auto& tensors = x.body.tensors;
-  // What rides in the first message is nothing for the stages, nor is what
-  // stays here.
-  if (to == self() || std::all_of(tensors.begin(), tensors.end(), rides))
+  // What stays here is nothing for the stages, unless a device has it.
+  if (all_tensors(x, just_rides)
+      || (to == self() && all_tensors(x, is_on_host)))
     return inner().send(to, std::move(x), std::move(done));
   impl_->core.send(to, std::move(x), std::move(done));
 }
@@ -147,8 +164,7 @@ comm_report comm_fabric::status() const {
 }
 
 void comm_fabric::on_message(rank_id from, message x) {
-  auto rides = [](auto& t) { return t.nbytes <= riding_limit; };
-  if (std::all_of(x.body.tensors.begin(), x.body.tensors.end(), rides))
+  if (all_tensors(x, just_rides))
     impl_->deliver(from, std::move(x));
   else
     impl_->core.arrived(from, std::move(x));

@@ -19,8 +19,8 @@ namespace smp {
 /// by which path its tensors travel (docs/communication.md).
 class comm_fabric final : public forwarding_fabric, public credit_fabric {
 public:
-  /// @throws error (unsupported) if the device path is forced and `inner` does
-  /// not let receivers choose, (transport) if there is no memory for arenas
+  /// @throws error (unsupported) if there is a device path and `inner` does not
+  /// let receivers choose, (transport) if there is no memory for arenas
   comm_fabric(std::shared_ptr<fabric> inner, std::shared_ptr<actor_host> host,
               const comm_options& options);
   ~comm_fabric() override;

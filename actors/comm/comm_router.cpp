@@ -24,8 +24,11 @@ bool comm_router::same_node(rank_id peer) const noexcept {
 comm_link comm_router::link_to(rank_id peer) const noexcept {
   comm_link result;
   result.same_node = same_node(peer);
-  result.peer_access = options_.force_device_path && result.same_node;
-  result.rdma = options_.force_device_path && !result.same_node;
+  auto forced = options_.force_device_path;
+  // What a rank sends to itself is copied by the fabric: no path to choose.
+  result.peer_access = result.same_node && peer != self_
+                       && (forced || links_.peer_access);
+  result.rdma = !result.same_node && (forced || links_.rdma);
   return result;
 }
 

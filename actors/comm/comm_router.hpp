@@ -1,8 +1,11 @@
 #pragma once
 
 #include "actors/protocol/comm_message.hpp"
+#include "transport/device_ops.hpp"
 
+#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -28,6 +31,10 @@ struct comm_options {
   /// Ranks on one node, whatever machines they are on, for what is forced; 0:
   /// those of one machine.
   uint64_t ranks_per_node = 0;
+  /// Null: this rank has no device.
+  std::shared_ptr<device_ops> devices = {};
+  /// How long a message may wait for its bytes on a device.
+  std::chrono::milliseconds device_patience = std::chrono::minutes{5};
 };
 
 /// COMM INITIATOR: decides the path of a tensor by the paper's rules, but for
@@ -36,14 +43,15 @@ struct comm_options {
 class comm_router {
 public:
   comm_router(rank_id self, const comm_options& options)
-    : self_(self), options_(options) {
+    : self_(self),
+      options_(options),
+      links_(options.devices ? options.devices->links() : device_links{}) {
     // nop
   }
 
-  /// @returns whether any tensor can take the device path: there is no device
-  /// library yet, so only if it is forced.
+  /// @returns whether any tensor can take the device path.
   bool has_device_path() const noexcept {
-    return options_.force_device_path;
+    return options_.force_device_path || links_.peer_access || links_.rdma;
   }
 
   /// Tells on which machine each rank is, by any numbers; until then all are on
@@ -63,6 +71,7 @@ private:
 
   rank_id self_;
   comm_options options_;
+  device_links links_;
   std::vector<uint64_t> machine_of_rank_;
 };
 

@@ -28,9 +28,8 @@ stage_actor(typename comm_stage_state<Stage>::pointer, comm_core* core) {
 
 template <comm_stage Stage>
 comm_stage_actor spawn_stage(caf::actor_system& system, comm_core& core) {
-  auto copies = Stage == comm_stage::d2d_recv
-                || Stage == comm_stage::cross_node_progress;
-  if (copies && core.has_device_path())
+  // It copies, or waits for a device.
+  if (core.takes_turns(Stage))
     return system.spawn<caf::detached>(stage_actor<Stage>, &core);
   return system.spawn(stage_actor<Stage>, &core);
 }

@@ -76,8 +76,10 @@ at::Tensor flatten(const at::Tensor& x, bool snapshot) {
 
 /// @returns the dtype of `x` after checking that its parts fit together.
 c10::ScalarType checked_dtype(const tensor_ref& x) {
-  if (x.device.type != static_cast<uint8_t>(c10::kCPU))
-    refuse("a tensor on device type " + std::to_string(x.device.type));
+  // In host memory, but of a device that this rank does not have.
+  auto where = x.home == device_ref{} ? x.device : x.home;
+  if (where.type != static_cast<uint8_t>(c10::kCPU))
+    refuse("a tensor on device type " + std::to_string(where.type));
   auto dtype = static_cast<c10::ScalarType>(x.dtype);
   uint64_t bytes = x.dtype < c10::NumScalarTypes ? element_size(dtype)
                                                  : uint64_t{0};

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace smp::ucx {
 
@@ -22,8 +23,10 @@ void write_outline(byte_writer& out, message_kind kind, uint64_t envelope_size,
   out.put(kind);
   out.put(envelope_size);
   out.count(tensors.size());
-  for (auto t : tensors)
+  for (auto t : tensors) {
+    t.device = t.home;
     inspect_outline(out, t);
+  }
 }
 
 /// Of a tensor: size, dtype, device, number of dimensions.
@@ -40,9 +43,8 @@ outline read_outline(byte_reader& in) {
     inspect_outline(in, t);
     if (t.nbytes > tensor_limit)
       in.fail("nbytes", std::to_string(t.nbytes) + " are too many");
-    // Received bytes lie in host memory, whatever the sender says.
-    if (t.device != device_ref{})
-      in.fail("device", "is not the host");
+    // Received bytes lie in host memory; the sender says where they belong.
+    t.home = std::exchange(t.device, device_ref{});
   }
   return result;
 }

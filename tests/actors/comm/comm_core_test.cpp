@@ -122,6 +122,8 @@ TEST_CASE("both sides see the same link", "[actors][comm]") {
   CHECK_FALSE(zero.link_to(rank_id{2}).same_node);
   CHECK_FALSE(two.link_to(rank_id{1}).same_node);
   CHECK(two.link_to(rank_id{3}).same_node);
+  CHECK(zero.link_to(rank_id{1}).peer_access);
+  CHECK_FALSE(zero.link_to(rank_id{0}).peer_access); // nothing to choose
   comm_router plain{rank_id{0}, {}};
   CHECK(plain.link_to(rank_id{7}).same_node);
   CHECK(plain.rule_for({}, rank_id{1}) == comm_rule::host_tensor);

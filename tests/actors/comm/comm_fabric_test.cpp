@@ -3,14 +3,12 @@
 #include "tests/support/catch.hpp"
 
 #include "actors/comm/comm_fabric.hpp"
-#include "tests/support/inbox.hpp"
+#include "tests/support/comm_world.hpp"
 #include "tests/support/payloads.hpp"
 #include "tests/support/resident_pages.hpp"
 #include "transport/forwarding_fabric.hpp"
 #include "transport/loopback/loopback_fabric.hpp"
-#include "transport/ucx/ucx_fabric.hpp"
 
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -35,80 +33,6 @@ comm_options forced(uint64_t ranks_per_node, uint64_t arena) {
   return result;
 }
 
-/// Ranks whose messages pass the stages, over one kind of fabric.
-class world {
-public:
-  world(const std::string& kind, uint64_t size, const comm_options& options,
-        const std::vector<uint64_t>& machine_of_rank = {})
-    : heard_(size) {
-    auto host = std::make_shared<actor_host>();
-    std::shared_ptr<loopback_network> network;
-    if (kind == "loopback")
-      network = std::make_shared<loopback_network>(size);
-    for (uint64_t i = 0; i < size; ++i) {
-      std::shared_ptr<fabric> inner;
-      ucx_options ucx;
-      if (kind == "tcp")
-        ucx.transports = "tcp,self";
-      if (network)
-        inner = {network, &network->at(rank_id{i})};
-      else
-        inner = std::make_shared<ucx_fabric>(rank_id{i}, size, ucx);
-      ranks_.push_back(
-        std::make_unique<comm_fabric>(std::move(inner), host, options));
-    }
-    std::vector<std::string> addresses;
-    for (auto& x : ranks_)
-      addresses.push_back(x->address());
-    for (auto& x : ranks_)
-      x->place(machine_of_rank);
-    for (uint64_t i = 0; i < size; ++i)
-      ranks_[i]->start(addresses, heard_[i]);
-  }
-
-  ~world() {
-    for (auto& x : ranks_)
-      x->stop(std::chrono::seconds{5});
-  }
-
-  comm_fabric& at(uint64_t rank) {
-    return *ranks_[rank];
-  }
-
-  inbox& heard(uint64_t rank) {
-    return heard_[rank];
-  }
-
-private:
-  std::vector<inbox> heard_;
-  std::vector<std::unique_ptr<comm_fabric>> ranks_;
-};
-
-uint64_t handled(const comm_report& x, comm_stage stage) {
-  return x.stages.at(static_cast<size_t>(stage)).handled;
-}
-
-uint64_t passed_by(const comm_report& x, comm_stage stage) {
-  return x.stages.at(static_cast<size_t>(stage)).passed_by;
-}
-
-uint64_t count(const std::array<uint64_t, comm_rules>& x, comm_rule rule) {
-  return x[static_cast<size_t>(rule)];
-}
-
-/// Waits until rank 0 knows where all that it sent came to lie.
-comm_report when_placed(comm_fabric& x, uint64_t tensors) {
-  auto deadline = std::chrono::steady_clock::now() + patience;
-  for (;;) {
-    auto result = x.status();
-    auto known = count(result.sent, comm_rule::device_path)
-                 + count(result.sent, comm_rule::no_space);
-    if (known >= tensors || std::chrono::steady_clock::now() > deadline)
-      return result;
-    std::this_thread::yield();
-  }
-}
-
 #define ON_EVERY_FABRIC                                                        \
   auto kind = GENERATE(as<std::string>{}, "loopback", "shm", "tcp");           \
   CAPTURE(kind)
@@ -121,8 +45,9 @@ TEST_CASE("messages of every size pass the stages whole, on every path",
   // 0: host path, 1: device path on a node, 2: between nodes
   auto path = GENERATE(0, 1, 2);
   CAPTURE(path);
-  world w{kind, 2,
-          path == 0 ? comm_options{} : forced(path == 1 ? 0 : 1, 64 * mb)};
+  auto options = path == 0 ? comm_options{}
+                           : forced(path == 1 ? 0 : 1, 64 * mb);
+  comm_world w{kind, 2, options};
   std::vector<uint64_t> sizes{0,     1,       4096,    4097,
                               70000, 1 << 20, 5 << 20, 80 << 20};
   for (auto size : sizes)
@@ -143,15 +68,15 @@ TEST_CASE("messages of every size pass the stages whole, on every path",
   auto receiver = w.at(1).status();
   CHECK(handled(sender, comm_stage::initiator) == 5);
   if (path == 0) {
-    CHECK(count(sender.sent, comm_rule::host_tensor) == 5);
+    CHECK(by_rule(sender.sent, comm_rule::host_tensor) == 5);
     CHECK(handled(sender, comm_stage::tracker) == 5);
     CHECK(handled(sender, comm_stage::d2d_allocator) == 0);
     return;
   }
   // The largest finds no space in an arena of 64 MB, all others do.
-  CHECK(count(sender.sent, comm_rule::device_path) == 4);
-  CHECK(count(sender.sent, comm_rule::no_space) == 1);
-  CHECK(count(receiver.received, comm_rule::device_path) == 4);
+  CHECK(by_rule(sender.sent, comm_rule::device_path) == 4);
+  CHECK(by_rule(sender.sent, comm_rule::no_space) == 1);
+  CHECK(by_rule(receiver.received, comm_rule::device_path) == 4);
   // What came while the arena was nearly full was copied out of it.
   auto copies = path == 1 ? comm_stage::d2d_recv
                           : comm_stage::cross_node_progress;
@@ -159,7 +84,7 @@ TEST_CASE("messages of every size pass the stages whole, on every path",
   if (path == 1) {
     CHECK(passed_by(sender, comm_stage::d2d_allocator) == 5);
     CHECK(handled(sender, comm_stage::d2d_send) == 5);
-    CHECK(count(receiver.received, comm_rule::no_space) == 1);
+    CHECK(by_rule(receiver.received, comm_rule::no_space) == 1);
   } else {
     CHECK(handled(receiver, comm_stage::io_recv_watcher) == 4);
     CHECK(handled(sender, comm_stage::d2d_allocator) == 5);
@@ -171,7 +96,7 @@ TEST_CASE("messages of every size pass the stages whole, on every path",
 
 TEST_CASE("between machines a tensor goes through both arenas",
           "[actors][comm]") {
-  world w{"tcp", 3, forced(0, 4 * mb), {0, 1, 0}};
+  comm_world w{"tcp", 3, forced(0, 4 * mb), {0, 1, 0}};
   for (uint64_t to : {1, 2})
     w.at(0).send(rank_id{to}, make_message("x", {make_tensor(mb, 1)}), {});
   for (uint64_t to : {1, 2})
@@ -238,7 +163,7 @@ TEST_CASE("an arena that is too small is no stall", "[actors][comm]") {
   ON_EVERY_FABRIC;
   auto per_node = GENERATE(0u, 1u);
   CAPTURE(per_node);
-  world w{kind, 3, forced(per_node, mb)};
+  comm_world w{kind, 3, forced(per_node, mb)};
   constexpr uint64_t count = 60;
   // Whether those that fit find the arena full is for threads to decide; one
   // that does not fit is refused for sure.
@@ -272,7 +197,7 @@ TEST_CASE("an arena that is too small is no stall", "[actors][comm]") {
 
 TEST_CASE("all ranks send to all on mixed paths", "[actors][comm]") {
   ON_EVERY_FABRIC;
-  world w{kind, 4, forced(2, 8 * mb)};
+  comm_world w{kind, 4, forced(2, 8 * mb)};
   constexpr uint64_t rounds = 30;
   std::vector<std::thread> threads;
   for (uint64_t me = 0; me < 4; ++me)
@@ -303,7 +228,7 @@ TEST_CASE("a loss reaches what is on its way through the stages",
   ON_EVERY_FABRIC;
   auto device = GENERATE(false, true);
   CAPTURE(device);
-  world w{kind, 3, device ? forced(1, 4 * mb) : comm_options{}};
+  comm_world w{kind, 3, device ? forced(1, 4 * mb) : comm_options{}};
   failure gone{error_code::rank_down, rank_id{1}, {}, "killed by signal 9"};
   auto tensor = make_tensor(mb, 1);
   for (int i = 0; i < 40; ++i)
@@ -322,7 +247,7 @@ TEST_CASE("a stop sends what is in the stages", "[actors][comm]") {
   ON_EVERY_FABRIC;
   auto device = GENERATE(false, true);
   CAPTURE(device);
-  world w{kind, 2, device ? forced(1, 64 * mb) : comm_options{}};
+  comm_world w{kind, 2, device ? forced(1, 64 * mb) : comm_options{}};
   for (int i = 0; i < 30; ++i)
     w.at(0).send(rank_id{1}, make_message("x", {make_tensor(mb, 1)}),
                  w.heard(0).on_sent());

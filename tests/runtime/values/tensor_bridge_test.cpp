@@ -225,4 +225,8 @@ TEST_CASE("a received tensor whose parts do not fit together is refused") {
         == "received tensor: it has no data");
   CHECK_THAT(with([](auto& x) { x.device.type = 1; }),
              ContainsSubstring("device type 1 cannot be sent"));
+  CHECK_THAT(with([](auto& x) {
+               x.home = {20, 0};
+             }),
+             ContainsSubstring("device type 20 cannot be sent"));
 }

@@ -1,0 +1,76 @@
+#include "tests/support/catch.hpp"
+
+#include "tests/support/error_of.hpp"
+#include "tests/support/payloads.hpp"
+#include "tests/support/simulated_device.hpp"
+#include "transport/device_ops.hpp"
+
+#include <chrono>
+#include <memory>
+
+using namespace smp;
+using namespace smp::test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+constexpr device_ref elsewhere{1, 0};
+
+} // namespace
+
+TEST_CASE("a rank without devices has host memory, and copies there at once",
+          "[transport][device]") {
+  host_ops ops;
+  CHECK_FALSE(ops.links().peer_access);
+  CHECK_FALSE(ops.links().rdma);
+  CHECK(ops.here({}) == device_ref{});
+  CHECK_FALSE(ops.here(elsewhere).has_value());
+  auto from = make_tensor(1000, 1);
+  auto block = ops.allocate({}, 1000);
+  auto to = ops.copy(from, block, {});
+  CHECK(to.data == block.get());
+  CHECK(to.owner == block);
+  CHECK(to.ready == nullptr);
+  CHECK(to.shape == from.shape);
+  CHECK(same_bytes(to, pattern(1000, 1)));
+  CHECK(ops.copy(make_tensor(0, 1), ops.allocate({}, 0), {}).nbytes == 0);
+}
+
+TEST_CASE("a rank without devices refuses what is of one",
+          "[transport][device]") {
+  host_ops ops;
+  CHECK_THAT(
+    error_of([&] { ops.allocate(elsewhere, 1); }, error_code::unsupported),
+    ContainsSubstring("no device of type 1"));
+  auto block = ops.allocate({}, 8);
+  auto x = make_tensor(8, 1);
+  CHECK_THAT(
+    error_of([&] { ops.copy(x, block, elsewhere); }, error_code::unsupported),
+    ContainsSubstring("no device of type 1"));
+  x.device = elsewhere;
+  CHECK_THAT(error_of([&] { ops.copy(x, block, {}); }, error_code::unsupported),
+             ContainsSubstring("no device of type 1"));
+}
+
+TEST_CASE("a device copies when the source is there, and keeps it until then",
+          "[transport][device]") {
+  simulated_device device{0};
+  auto at = device.here({simulated_device::type, 7});
+  REQUIRE(at == device_ref{simulated_device::type, 0});
+  auto from = device.place(make_tensor(1000, 1));
+  auto ready = device.make_event();
+  from.ready = ready;
+  std::weak_ptr<const void> source = from.owner;
+  auto to = device.copy(from, device.allocate({}, 1000), {});
+  CHECK_FALSE(to.ready->wait(std::chrono::milliseconds{0}));
+  device.write(from, pattern(1000, 1));
+  from = {};
+  CHECK_FALSE(source.expired());
+  ready->happen();
+  REQUIRE(to.ready->wait(std::chrono::seconds{30}));
+  CHECK(same_bytes(to, pattern(1000, 1)));
+  CHECK(source.expired());
+  auto back = device.copy(to, device.allocate(*at, 1000), *at);
+  CHECK(back.device == *at);
+  CHECK(device.read(back) == pattern(1000, 1));
+}

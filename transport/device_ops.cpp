@@ -1,0 +1,49 @@
+#include "transport/device_ops.hpp"
+
+#include "transport/block_pool.hpp"
+#include "transport/error.hpp"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace smp {
+
+namespace {
+
+void check_on_host(device_ref x) {
+  if (x != device_ref{})
+    throw error{error_code::unsupported,
+                "this rank has no device of type " + std::to_string(x.type)};
+}
+
+} // namespace
+
+device_links host_ops::links() const {
+  return {};
+}
+
+std::optional<device_ref> host_ops::here(device_ref x) const {
+  if (x != device_ref{})
+    return std::nullopt;
+  return x;
+}
+
+std::shared_ptr<std::byte> host_ops::allocate(device_ref where, uint64_t size) {
+  check_on_host(where);
+  return block_pool{0}.take(size);
+}
+
+tensor_ref host_ops::copy(const tensor_ref& from, std::shared_ptr<std::byte> to,
+                          device_ref where) {
+  check_on_host(from.device);
+  check_on_host(where);
+  if (from.nbytes > 0)
+    std::memcpy(to.get(), from.data, from.nbytes);
+  auto result = from;
+  result.data = to.get();
+  result.owner = std::move(to);
+  return result;
+}
+
+} // namespace smp
