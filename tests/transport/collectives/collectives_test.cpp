@@ -176,37 +176,57 @@ TEST_CASE("the same over UCX, with sizes of all its ways to send",
   CHECK(run_all(w, calls, 1) == std::vector<std::string>{});
 }
 
-TEST_CASE("more than 64 MB of each kind arrive over UCX, two calls at a time",
+namespace {
+
+/// A call of all ranks in which the larger of input and output, of somebody,
+/// has more than 64 MB.
+planned_collective large_call(const collective_world& w, uint64_t id,
+                              collective_kind kind, bool has_parts,
+                              element_type type) {
+  planned_collective x;
+  x.id = id;
+  x.call.label.group = w.all;
+  x.call.label.name = "large " + std::to_string(id);
+  x.call.what.kind = kind;
+  x.call.what.type = type;
+  auto count = (66 << 20) / size_of(type) + 1;
+  x.call.what.shape = {
+    static_cast<int64_t>(has_parts ? count / w.all.size() + 1 : count)};
+  return x;
+}
+
+} // namespace
+
+TEST_CASE("more than 64 MB arrive over UCX, two calls at a time",
           "[transport][collectives]") {
   using enum collective_kind;
   auto kind = GENERATE(as<std::string>(), "shm", "tcp");
   auto size = GENERATE(as<uint64_t>(), 2, 3);
   CAPTURE(kind, size);
   collective_world w{kind, size};
-  // Elements of 8 bytes of what is the larger of input and output.
-  constexpr uint64_t count = (66 << 20) / 8 + 1;
-  auto large = [&](uint64_t id, collective_kind what, bool has_parts,
-                   element_type type) {
-    planned_collective x;
-    x.id = id;
-    x.call.label.group = w.all;
-    x.call.label.name = "large";
-    x.call.what.kind = what;
-    x.call.what.type = type;
-    x.call.what.shape = {
-      static_cast<int64_t>(has_parts ? count / size + 1 : count)};
-    return x;
-  };
-  for (auto [one, other] :
-       {std::pair{large(0, allreduce, false, element_type::float64),
-                  large(1, all_to_all, true, element_type::int64)},
-        {large(2, reduce_scatter, true, element_type::int64),
-         large(3, allgather, true, element_type::complex64)},
-        {large(4, broadcast, false, element_type::float64),
-         large(5, reduce, false, element_type::float64)}}) {
-    one.call.label.name = "other";
-    CHECK(run_all(w, {one, other}, 1) == std::vector<std::string>{});
-  }
+  for (auto& calls : std::vector<std::vector<planned_collective>>{
+         {large_call(w, 0, allreduce, false, element_type::float64),
+          large_call(w, 1, all_to_all, true, element_type::int64)},
+         {large_call(w, 2, reduce_scatter, true, element_type::int64),
+          large_call(w, 3, allgather, true, element_type::complex64)},
+         {large_call(w, 4, broadcast, false, element_type::float64),
+          large_call(w, 5, reduce, false, element_type::float64)}})
+    CHECK(run_all(w, calls, 1) == std::vector<std::string>{});
+}
+
+TEST_CASE("more than 64 MB are gathered, scattered and halves compared",
+          "[transport][collectives]") {
+  using enum collective_kind;
+  auto kind = GENERATE(as<std::string>(), "loopback", "shm");
+  CAPTURE(kind);
+  collective_world w{kind, 2};
+  auto gathered = large_call(w, 0, gather, true, element_type::complex128);
+  gathered.call.what.root = 1;
+  auto scattered = large_call(w, 1, scatter, true, element_type::int64);
+  auto largest = large_call(w, 2, allreduce, false, element_type::float16);
+  largest.call.what.op = reduce_op::max;
+  CHECK(run_all(w, {gathered, scattered, largest}, 1)
+        == std::vector<std::string>{});
 }
 
 namespace {
