@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
-#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -49,37 +49,6 @@ using nonces = std::array<std::byte, 2 * nonce_size>;
 
 [[noreturn]] void gate_fail(std::string text) {
   throw error{error_code::transport, std::move(text)};
-}
-
-// -- listening ----------------------------------------------------------------
-
-file_descriptor listen_at(const std::string& address, uint16_t port) {
-  auto where = endpoint(address, port);
-  auto found = resolve(address, port);
-  file_descriptor result{
-    ::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
-  // A run may begin at the port of one that just ended.
-  int yes = 1;
-  if (!result
-      || ::setsockopt(result.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes))
-           != 0
-      || ::bind(result.get(), found->ai_addr, found->ai_addrlen) != 0
-      || ::listen(result.get(), SOMAXCONN) != 0)
-    gate_fail(
-      where + ": " + std::strerror(errno)
-      + (errno == EADDRNOTAVAIL ? " (no address of this machine)" : ""));
-  return result;
-}
-
-uint16_t port_of(int listener) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  if (::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size)
-      != 0)
-    gate_fail(std::string{"getsockname: "} + std::strerror(errno));
-  return ntohs(address.ss_family == AF_INET6
-                 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
-                 : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
 // -- a connection that has not shown the secret -------------------------------
@@ -208,8 +177,9 @@ private:
 struct gate::impl {
   explicit impl(options x)
     : config(std::move(x)),
-      listener(listen_at(config.address, config.port)),
-      port(port_of(listener.get())),
+      listeners(listen_at(resolve(config.address, config.port).get(),
+                          endpoint(config.address, config.port))),
+      port(local_port(listeners.front().get())),
       thread([this] { run(); }) {
     // nop
   }
@@ -224,16 +194,18 @@ struct gate::impl {
     while (!stopping) {
       std::vector<pollfd> fds{{wake.fd(), POLLIN, 0}};
       // Where the process has no descriptor left, the kernel keeps who comes.
-      fds.push_back({exhausted ? -1 : listener.get(), POLLIN, 0});
+      for (auto& x : listeners)
+        fds.push_back({exhausted ? -1 : x.get(), POLLIN, 0});
       for (auto& x : waiting)
         fds.push_back(x.wanted());
       ::poll(fds.data(), fds.size(), time_out());
       exhausted = false;
-      auto i = fds.begin() + 2;
+      auto i = fds.begin() + 1 + static_cast<ptrdiff_t>(listeners.size());
       for (auto x = waiting.begin(); x != waiting.end(); ++i)
         x = i->revents != 0 ? look_at(x) : std::next(x);
-      if ((fds[1].revents & POLLIN) != 0)
-        accept_all();
+      for (size_t j = 0; j < listeners.size(); ++j)
+        if ((fds[j + 1].revents & POLLIN) != 0)
+          accept_all(listeners[j].get());
       drop_late();
     }
   }
@@ -281,15 +253,16 @@ struct gate::impl {
     }
   }
 
-  void accept_all() {
+  void accept_all(int listener) {
     // Not for ever: who comes fast must not keep the others from being heard.
     for (size_t i = 0; i < config.unproven_limit; ++i) {
-      file_descriptor x{::accept4(listener.get(), nullptr, nullptr,
-                                  SOCK_NONBLOCK | SOCK_CLOEXEC)};
+      file_descriptor x{
+        ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
       if (!x) {
         auto full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS
                     || errno == ENOMEM;
-        exhausted = full && !drop_oldest();
+        if (full && !drop_oldest())
+          exhausted = true;
         return;
       }
       int yes = 1;
@@ -326,7 +299,7 @@ struct gate::impl {
   }
 
   options config;
-  file_descriptor listener;
+  std::vector<file_descriptor> listeners; // at least one
   uint16_t port;
   pollable_wake_up wake;
   std::atomic<bool> stopping = false;
@@ -350,7 +323,7 @@ uint16_t gate::port() const noexcept {
 }
 
 int gate::listener() const noexcept {
-  return impl_->listener.get();
+  return impl_->listeners.front().get();
 }
 
 gate_stats gate::stats() const noexcept {

@@ -48,7 +48,8 @@ struct gate_stats {
 class gate {
 public:
   struct options {
-    /// An address or a name of this machine.
+    /// An address of this machine, or a name: all addresses of this machine
+    /// that it stands for.
     std::string address = "127.0.0.1";
     /// 0: any free port.
     uint16_t port = 0;
@@ -76,7 +77,7 @@ public:
 
   uint16_t port() const noexcept;
 
-  /// Number of the descriptor that listens; no other in this process has it.
+  /// Number of a descriptor that listens; no other in this process has it.
   int listener() const noexcept;
 
   /// Any thread.

@@ -8,6 +8,7 @@
 #include "tests/support/payloads.hpp"
 #include "tests/support/tcp.hpp"
 #include "transport/gate.hpp"
+#include "transport/network/addresses.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -16,6 +17,8 @@
 #include <deque>
 #include <mutex>
 #include <random>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -29,8 +32,10 @@ namespace {
 /// A gate, and what it lets through.
 struct guarded_port {
   explicit guarded_port(std::chrono::milliseconds limit = 30s,
-                        size_t unproven_limit = 64) {
+                        size_t unproven_limit = 64,
+                        const std::string& address = "127.0.0.1") {
     gate::options x;
+    x.address = address;
     x.secret = secret;
     x.patience = limit;
     x.unproven_limit = unproven_limit;
@@ -282,6 +287,26 @@ TEST_CASE("a gate without a free descriptor waits, and does not compute",
                                          - begin;
   CHECK(cpu_seconds() - cpu < 0.5 * passed.count());
   x.check_open();
+}
+
+TEST_CASE("a gate is open at IPv4 and IPv6 where its name is both",
+          "[transport][gate]") {
+  auto addresses = resolve("localhost", 0);
+  std::set<int> families;
+  for (auto* x = addresses.get(); x != nullptr; x = x->ai_next)
+    if (file_descriptor y{
+          ::socket(x->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+        y && ::bind(y.get(), x->ai_addr, x->ai_addrlen) == 0)
+      families.insert(x->ai_family);
+  if (families.size() < 2)
+    SKIP("localhost is one address here");
+  guarded_port x{30s, 64, "localhost"};
+  for (auto host : {"127.0.0.1", "::1"}) {
+    auto mine = connect_within(host, x.entrance->port(), 30s);
+    pass_gate(mine.get(), x.secret, 30s);
+    CHECK(x.next());
+  }
+  CHECK(x.entrance->stats().admitted == 2);
 }
 
 TEST_CASE("a port that is taken is an error", "[transport][gate]") {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
+#include <utility>
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -65,6 +67,47 @@ int finish_connecting(int fd, std::chrono::milliseconds limit) {
   socklen_t size = sizeof(problem);
   ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &size);
   return problem;
+}
+
+uint16_t& port_in(sockaddr_storage& x) {
+  return x.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(x).sin6_port
+                                 : reinterpret_cast<sockaddr_in&>(x).sin_port;
+}
+
+/// @param result none at first
+/// @returns 0, or why not all of them (errno)
+int try_to_listen(const addrinfo* addresses,
+                  std::vector<file_descriptor>& result) {
+  std::set<std::string> seen;
+  int why = EADDRNOTAVAIL;
+  for (auto* x = addresses; x != nullptr; x = x->ai_next) {
+    sockaddr_storage at{};
+    std::memcpy(&at, x->ai_addr, x->ai_addrlen);
+    std::string bytes{reinterpret_cast<const char*>(&at), x->ai_addrlen};
+    if (!seen.insert(std::move(bytes)).second)
+      continue;
+    // Any free port of the first one is that of all.
+    if (!result.empty())
+      port_in(at) = htons(local_port(result.front().get()));
+    file_descriptor next{
+      ::socket(x->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+    // A run may begin at the port of one that just ended.
+    int yes = 1;
+    if (next
+        && ::setsockopt(next.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes))
+             == 0
+        && ::bind(next.get(), reinterpret_cast<sockaddr*>(&at), x->ai_addrlen)
+             == 0
+        && ::listen(next.get(), SOMAXCONN) == 0) {
+      result.push_back(std::move(next));
+      continue;
+    }
+    why = errno;
+    // Another machine's, or of a family that is switched off here.
+    if (why != EADDRNOTAVAIL && why != EAFNOSUPPORT)
+      return why;
+  }
+  return result.empty() ? why : 0;
 }
 
 } // namespace
@@ -170,6 +213,32 @@ file_descriptor connect_within(const addrinfo* addresses,
       return result;
   }
   throw error{error_code::transport, where + ": " + std::strerror(why)};
+}
+
+std::vector<file_descriptor> listen_at(const addrinfo* addresses,
+                                       const std::string& where) {
+  std::vector<file_descriptor> result;
+  // A port that was free at the first address may be taken at another one.
+  int why = EADDRINUSE;
+  for (int tries = 0; tries < 10 && why == EADDRINUSE; ++tries) {
+    result.clear();
+    why = try_to_listen(addresses, result);
+  }
+  if (why != 0)
+    throw error{
+      error_code::transport,
+      where + ": " + std::strerror(why)
+        + (why == EADDRNOTAVAIL ? " (no address of this machine)" : "")};
+  return result;
+}
+
+uint16_t local_port(int socket) {
+  sockaddr_storage x{};
+  socklen_t size = sizeof(x);
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&x), &size) != 0)
+    throw error{error_code::transport,
+                std::string{"getsockname: "} + std::strerror(errno)};
+  return ntohs(port_in(x));
 }
 
 std::string peer_address(int connection) {

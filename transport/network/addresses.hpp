@@ -65,6 +65,20 @@ file_descriptor connect_within(const addrinfo* addresses,
                                const std::string& where,
                                std::chrono::milliseconds limit);
 
+/// Listens at all of `addresses` that are this machine's, at one port: who
+/// comes may know or reach only one of them. One that stands there twice counts
+/// once.
+/// @param where said in the error
+/// @returns sockets that do not block, at least one
+/// @throws error (transport) if no address is this machine's, or the port is
+/// taken at one that is
+std::vector<file_descriptor> listen_at(const addrinfo* addresses,
+                                       const std::string& where);
+
+/// @returns the port of this side, of IPv4 or IPv6
+/// @throws error (transport)
+uint16_t local_port(int socket);
+
 /// @returns the address of the other side, as a number; empty if it is gone
 std::string peer_address(int connection);
 

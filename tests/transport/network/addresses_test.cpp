@@ -5,7 +5,9 @@
 #include "transport/file_descriptor.hpp"
 #include "transport/network/addresses.hpp"
 
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +42,13 @@ struct silent_port {
   std::vector<file_descriptor> line;
 };
 
+sockaddr_in address_of(const char* x) {
+  sockaddr_in result{};
+  result.sin_family = AF_INET;
+  REQUIRE(::inet_pton(AF_INET, x, &result.sin_addr) == 1);
+  return result;
+}
+
 addrinfo entry_of(sockaddr_in& x, addrinfo* next) {
   addrinfo result{};
   result.ai_family = AF_INET;
@@ -69,6 +78,40 @@ TEST_CASE("an address that swallows all leaves time for the next one",
   CHECK_THAT(error_of([&] { connect_within(&first, "two", 100ms); },
                       error_code::transport),
              ContainsSubstring("two: "));
+}
+
+TEST_CASE("who listens does so at all addresses of the machine, at one port",
+          "[transport][network]") {
+  // For documentation (RFC 5737): no machine has it.
+  auto other = address_of("192.0.2.1");
+  auto first = address_of("127.0.0.1");
+  auto second = address_of("127.0.0.2");
+  auto last = entry_of(first, nullptr);
+  auto third = entry_of(second, &last);
+  auto again = entry_of(first, &third);
+  auto all = entry_of(other, &again);
+  auto listeners = listen_at(&all, "here");
+  REQUIRE(listeners.size() == 2);
+  auto port = local_port(listeners[0].get());
+  CHECK(port != 0);
+  CHECK(local_port(listeners[1].get()) == port);
+  for (auto host : {"127.0.0.1", "127.0.0.2"})
+    CHECK(connect_within(host, port, 30s));
+  // Where one is taken, half of those who come would reach somebody else.
+  second.sin_port = htons(port);
+  auto free = address_of("127.0.0.3");
+  free.sin_port = htons(port);
+  auto taken = entry_of(second, nullptr);
+  auto both = entry_of(free, &taken);
+  CHECK_THAT(
+    error_of([&] { listen_at(&both, "there"); }, error_code::transport),
+    ContainsSubstring("there: ")
+      && ContainsSubstring(std::strerror(EADDRINUSE)));
+  auto none = entry_of(other, nullptr);
+  CHECK_THAT(
+    error_of([&] { listen_at(&none, "there"); }, error_code::transport),
+    ContainsSubstring("there: ")
+      && ContainsSubstring("no address of this machine"));
 }
 
 TEST_CASE("loopback is what leads nowhere else", "[transport][network]") {
