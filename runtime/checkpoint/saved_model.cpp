@@ -68,7 +68,7 @@ private:
 
   at::ScalarType type_of(uint32_t i) const {
     auto type = st_.model().tensors[i].tensor.scalar_type();
-    return gradients_ && st_.loss_scale() != 1
+    return gradients_ && st_.loss_scale().value() != 1
              ? c10::promoteTypes(type, at::kFloat)
              : type;
   }

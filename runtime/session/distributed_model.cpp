@@ -75,7 +75,7 @@ void distributed_model_base::backward(const std::vector<at::Tensor>& outputs,
     return;
   auto averages = rank_->config().average_grads_across_microbatches
                   && !SMP_FAULT("wrong-loss-scale");
-  auto scale = state_->loss_scale();
+  auto scale = state_->loss_scale().value();
   if (averages)
     scale /= static_cast<double>(rank_->counters().microbatches);
   ag::edge_list roots;

@@ -198,7 +198,7 @@ distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x,
     throw error{error_code::unsupported,
                 "a distributed_optimizer needs a distributed_model before it"};
   if (scaler_)
-    model->scale_loss(scaler_);
+    model->loss_scale().follow(scaler_);
   if (options.ema_decay)
     averages_.emplace(*options.ema_decay);
   model->on_partition([this, alive = std::weak_ptr{alive_}] {
@@ -227,7 +227,7 @@ void distributed_optimizer::partitioned() {
 
 double distributed_optimizer::loss_scale() const {
   auto& model = session::current().internals().state();
-  return model ? model->loss_scale() : 1.0;
+  return model ? model->loss_scale().value() : 1.0;
 }
 
 bool distributed_optimizer::step() {
@@ -242,8 +242,8 @@ bool distributed_optimizer::step() {
     throw error{error_code::unsupported,
                 "optimizer.step() while the parameters are averages; call "
                 "swap_averages() once more before it"};
-  auto scaler = model->scaler();
-  auto scale = model->loss_scale();
+  auto scaler = model->loss_scale().scaler();
+  auto scale = model->loss_scale().value();
   shards_.await_updates();
   shards_.begin_update();
   masters_.begin_update();
@@ -269,7 +269,7 @@ bool distributed_optimizer::step() {
   masters_.note_values();
   if (scaler)
     scaler->update(finite);
-  if (auto now = model->loss_scale(); now != scale)
+  if (auto now = model->loss_scale().value(); now != scale)
     rescale_gradients(*model, now / scale);
   return updates;
 }
@@ -361,7 +361,7 @@ double clip_grad_norm_(distributed_model_base& model, double max_norm) {
   auto sum = std::accumulate(squares.begin(), squares.end(), 0.0);
   if (SMP_FAULT("doubled-norm"))
     sum *= 2;
-  auto total = std::sqrt(sum) / model.state().loss_scale();
+  auto total = std::sqrt(sum) / model.state().loss_scale().value();
   auto factor = max_norm / (total + 1e-6);
   // As torch does: never enlarge; NaN goes through and shows.
   if (!(factor >= 1.0))

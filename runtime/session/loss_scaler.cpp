@@ -68,4 +68,29 @@ void loss_scaler::restore(double value, uint64_t good_steps) {
   good_steps_ = good_steps;
 }
 
+// -- of a model ---------------------------------------------------------------
+
+void model_loss_scale::follow(const std::shared_ptr<loss_scaler>& x) {
+  if (scaler())
+    throw error{error_code::unsupported,
+                "another optimizer of the model scales the loss; leave "
+                "static_loss_scale and dynamic_loss_scale to one of them"};
+  scaler_ = x;
+}
+
+double model_loss_scale::value() const {
+  auto x = scaler();
+  return x ? x->value() : 1.0;
+}
+
+at::Tensor model_loss_scale::divide(const at::Tensor& gradient) const {
+  auto scale = value();
+  if (!gradient.defined() || scale == 1)
+    return gradient;
+  auto wide = c10::isReducedFloatingType(gradient.scalar_type())
+                ? gradient.to(at::kFloat)
+                : gradient;
+  return wide.div(scale);
+}
+
 } // namespace smp

@@ -12,16 +12,12 @@
 #include "runtime/model/script_walk.hpp"
 #include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/half_parameters.hpp"
-#include "runtime/session/loss_scaler.hpp"
 #include "runtime/session/schedule_policies.hpp"
-#include "transport/bytes.hpp"
 #include "transport/exchange.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -38,6 +34,7 @@ model_state::model_state(const rank_context& rank, const module_marks& marks,
     parameters_(rank, map_, promises_),
     modules_(context_),
     partitioning_(rank, marks, root_, map_),
+    order_learning_(rank, map_),
     gate_(rank, policies) {
   context_.map = &map_;
   context_.changes = &changes_;
@@ -158,31 +155,10 @@ uint64_t model_state::trainability() const {
   return result.get();
 }
 
-// -- the scale of the loss ----------------------------------------------------
-
-void model_state::scale_loss(const std::shared_ptr<loss_scaler>& x) {
-  if (scaler())
-    throw error{error_code::unsupported,
-                "another optimizer of the model scales the loss; leave "
-                "static_loss_scale and dynamic_loss_scale to one of them"};
-  scaler_ = x;
-}
-
-double model_state::loss_scale() const {
-  auto x = scaler();
-  return x ? x->value() : 1.0;
-}
-
 at::Tensor model_state::gradient(uint32_t tensor) const {
   at::NoGradGuard no_grad;
-  auto x = map_.model().tensors[tensor].tensor;
-  x = buckets_ ? buckets_->shards().whole(x) : x.grad();
-  auto scale = loss_scale();
-  if (!x.defined() || scale == 1)
-    return x;
-  auto wide = c10::isReducedFloatingType(x.scalar_type()) ? x.to(at::kFloat)
-                                                          : x;
-  return wide.div(scale);
+  auto& x = map_.model().tensors[tensor].tensor;
+  return loss_scale_.divide(buckets_ ? buckets_->shards().whole(x) : x.grad());
 }
 
 // -- steps --------------------------------------------------------------------
@@ -216,8 +192,8 @@ void model_state::take_back() {
 }
 
 void model_state::begin_step(bool again) {
-  if (auto& order = map_.order(); map_.overlaps() && order.undecided())
-    order.before_step([this](uint32_t tensor) { return map_.owned(tensor); });
+  if (order_learning_.pending())
+    order_learning_.begin_step();
   promises_.begin_step(trainability(), again);
 }
 
@@ -235,90 +211,16 @@ void model_state::run_serially(const std::set<module_id>& modules) {
   rank_.records().outdate();
 }
 
-namespace {
-
-using observation = module_order::observation;
-
-/// Buffers of this rank that changed although no call of a module that they
-/// order came through smp: code here calls it past its hook, where nothing
-/// keeps microbatches in their order (R20). (Elsewhere such code asks this rank
-/// for the buffer, which counts as a call.)
-std::set<uint32_t> changed_past_hooks(const rank_context& rank,
-                                      const module_order& order,
-                                      const observation& mine) {
-  auto& sequencer = rank.sequencer();
-  auto entered = [&](module_id x) { return sequencer.calls(x) > 0; };
-  // Who says that it keeps state may change that of others, too.
-  if (rank.counters().microbatches < 2
-      || std::ranges::any_of(order.unseen(), entered))
-    return {};
-  auto result = mine.changed;
-  std::erase_if(result, [&](uint32_t tensor) {
-    return std::ranges::any_of(order.guards(tensor), entered);
-  });
-  return result;
-}
-
-/// What all ranks saw that end a step together: those of a pipeline, and of all
-/// that share modules with it, as none may fail or release a module alone.
-/// Collective over them.
-/// @throws error (unsupported), the same on all ranks, if state changed where
-///         nobody keeps its order
-observation gather(const rank_context& rank, const model_map& map,
-                   const observation& mine) {
-  auto group = rank.layout().members(comm_group::mp, rank.self());
-  auto all = rank.exchange().all_gather(
-    group, "smp.order",
-    to_payload(std::pair{mine, changed_past_hooks(rank, map.order(), mine)}));
-  observation result;
-  std::optional<failure> first;
-  for (size_t i = 0; i < all.size(); ++i) {
-    auto [other, past] = from_payload<
-      std::pair<observation, std::set<uint32_t>>>(all[i],
-                                                  "observation of a step");
-    result.changed.merge(other.changed);
-    result.trained.merge(other.trained);
-    if (first || past.empty())
-      continue;
-    auto tensor = *past.begin();
-    first = failure{
-      error_code::unsupported, group[i], map.name(map.home(tensor)),
-      "its buffer '" + map.tensor_name(tensor)
-        + "' changed, but no call of it came through smp, which could not keep "
-          "the microbatches in their order: code calls it past its hook, as "
-          "with Impl::forward or through a plain pointer; call it by its "
-          "smp::submodule or Sequential, or name who changes it with "
-          "smp::set_stateful"};
-  }
-  if (first)
-    throw error{*first};
-  return result;
-}
-
-} // namespace
-
 void model_state::end_step(bool complete) {
   promises_.end_step();
   parameters_.end_step();
   if (!complete)
-    map_.order().put_back();
-  if (!complete || !map_.order().undecided() || !map_.overlaps())
+    return map_.order().put_back();
+  if (!order_learning_.pending())
     return;
-  auto& sequencer = rank_.sequencer();
-  auto mine = map_.order().observe([&](uint32_t i) {
-    module_id module{i};
-    return map_.owner(module) == rank_.self() && sequencer.calls(module) > 0;
-  });
-  observation all;
-  try {
-    all = gather(rank_, map_, mine);
-  } catch (...) {
-    map_.order().put_back();
-    throw;
-  }
   // What was recorded waited for turns that nobody waits for from now on, and
   // answered that it met state.
-  if (map_.order().learn(all))
+  if (order_learning_.end_step())
     rank_.records().outdate();
   partitioning_.set_order();
   promises_.reconsider();

@@ -8,6 +8,8 @@
 #include "runtime/session/comm_hook.hpp"
 #include "runtime/session/kept_attributes.hpp"
 #include "runtime/session/kept_gradients.hpp"
+#include "runtime/session/loss_scaler.hpp"
+#include "runtime/session/order_learning.hpp"
 #include "runtime/session/partitioning.hpp"
 #include "runtime/session/schedule_gate.hpp"
 
@@ -19,7 +21,6 @@
 namespace smp {
 
 class gradient_buckets;
-class loss_scaler;
 class script_program;
 
 /// The distributed model of a session, with all that is known because of it:
@@ -143,19 +144,14 @@ public:
   /// @returns which tensors require grad, as a number.
   uint64_t trainability() const;
 
-  // -- the scale of the loss (R56) --------------------------------------------
-
-  /// From now on, as long as somebody holds `x`, backward multiplies by it.
-  /// @throws error (unsupported) if it does already
-  void scale_loss(const std::shared_ptr<loss_scaler>& x);
-
-  /// Null: nothing scales.
-  std::shared_ptr<loss_scaler> scaler() const {
-    return scaler_.lock();
+  /// What backward multiplies losses by: gradients are multiples of it.
+  model_loss_scale& loss_scale() noexcept {
+    return loss_scale_;
   }
 
-  /// 1 where nothing scales. Gradients are multiples of it.
-  double loss_scale() const;
+  const model_loss_scale& loss_scale() const noexcept {
+    return loss_scale_;
+  }
 
   /// @param tensor of this rank
   /// @returns its gradient without the scale, in float32 at least where there
@@ -214,13 +210,14 @@ private:
   remote_parameters parameters_;
   local_modules modules_;
   partitioning partitioning_;
+  order_learning order_learning_;
   schedule_gate gate_;
   kept_gradients gradients_;
   kept_attributes attributes_;
   smp::replication replication_;
   std::unique_ptr<gradient_buckets> buckets_;
   std::unique_ptr<script_program> script_;
-  std::weak_ptr<loss_scaler> scaler_;
+  model_loss_scale loss_scale_;
   map_changes changes_{map_};
   model_context context_;
   bool ready_ = false; // partitioned, and its schedule fits

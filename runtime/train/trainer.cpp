@@ -281,7 +281,7 @@ private:
   /// What is wrong with a step's numbers on any rank, the same on all; empty:
   /// nothing, or what a dynamic loss scale takes care of.
   std::string not_finite(const step_metrics& x) const {
-    auto scaler = model_->state().scaler();
+    auto scaler = model_->state().loss_scale().scaler();
     auto scales = scaler && scaler->is_dynamic();
     auto found = session_.internals().exchange().all_reduce_sum(
       world_, "smp.train.not_finite",

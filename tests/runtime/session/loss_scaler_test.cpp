@@ -3,7 +3,10 @@
 #include "runtime/session/loss_scaler.hpp"
 #include "tests/support/error_of.hpp"
 
+#include <ATen/ATen.h>
+
 #include <limits>
+#include <memory>
 
 using namespace smp;
 using namespace smp::test;
@@ -78,4 +81,35 @@ TEST_CASE("a scale out of range is refused by name",
              ContainsSubstring("dynamic_loss_args.scale_window = 0"));
   CHECK_THAT(refused({.init_scale = 1, .min_scale = 2}),
              ContainsSubstring("dynamic_loss_args.min_scale = 2"));
+}
+
+TEST_CASE("one optimizer at a time scales the loss of a model",
+          "[runtime][precision][R56]") {
+  model_loss_scale x;
+  CHECK(x.value() == 1);
+  CHECK_FALSE(x.scaler());
+  auto first = std::make_shared<loss_scaler>(8.0);
+  auto second = std::make_shared<loss_scaler>(4.0);
+  x.follow(first);
+  CHECK(x.value() == 8);
+  CHECK_THAT(error_of([&] { x.follow(second); }, error_code::unsupported),
+             ContainsSubstring("another optimizer of the model scales"));
+  CHECK(x.scaler() == first);
+  first.reset();
+  CHECK(x.value() == 1);
+  x.follow(second);
+  CHECK(x.value() == 4);
+}
+
+TEST_CASE("a gradient without its scale is in float32 at least",
+          "[runtime][precision][R56]") {
+  model_loss_scale x;
+  auto half = at::full({2}, 12.0, at::kHalf);
+  CHECK(x.divide(half).is_same(half)); // nothing scales
+  auto scaler = std::make_shared<loss_scaler>(8.0);
+  x.follow(scaler);
+  CHECK_FALSE(x.divide({}).defined());
+  CHECK(at::equal(x.divide(half), at::full({2}, 1.5, at::kFloat)));
+  auto wide = at::full({2}, 12.0, at::kDouble);
+  CHECK(at::equal(x.divide(wide), at::full({2}, 1.5, at::kDouble)));
 }
