@@ -286,11 +286,10 @@ private:
     // user's would keep it, and would have got the range's last value for it.
     if (arguments.size() != 1
         || (ex.range().exclusive && x && x->use_count() != 1)) {
-      ex.range() = {};
+      ex.end_range();
       refuse_own_loop();
     }
-    if (++ex.range().next == ex.range().last)
-      ex.range() = {};
+    ex.pass_child();
     return std::move(arguments[0]);
   }
 
@@ -324,7 +323,8 @@ private:
     }();
     if (last - index_ > 1 && ex) {
       auto* t = result.try_get<at::Tensor>();
-      ex->range() = {group_.get(), index_ + 1, last, t && t->use_count() == 1};
+      ex->begin_range(
+        {group_.get(), index_ + 1, last, t && t->use_count() == 1});
     }
     return result;
   }
@@ -402,10 +402,8 @@ invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
 }
 
 void check_range_consumed(execution& ex) {
-  if (!ex.range().sequential)
-    return;
-  ex.range() = {};
-  sequential_child::refuse_own_loop();
+  if (ex.end_range())
+    sequential_child::refuse_own_loop();
 }
 
 } // namespace smp

@@ -218,8 +218,12 @@ public:
     at::Tensor content; // what the owner has
   };
 
-  std::vector<lent_copy>& lent() noexcept {
-    return lent_;
+  void add_lent(lent_copy x) {
+    lent_.push_back(std::move(x));
+  }
+
+  std::vector<lent_copy> take_lent() {
+    return std::exchange(lent_, {});
   }
 
   /// A Sequential that handed a range of children over and now lets the
@@ -232,8 +236,23 @@ public:
     bool exclusive = false;
   };
 
-  range_marker& range() noexcept {
+  void begin_range(const range_marker& x) noexcept {
+    range_ = x;
+  }
+
+  const range_marker& range() const noexcept {
     return range_;
+  }
+
+  /// The next child of the range let its value pass.
+  void pass_child() noexcept {
+    if (++range_.next == range_.last)
+      range_ = {};
+  }
+
+  /// @returns whether there was one, of which children did not pass yet.
+  bool end_range() noexcept {
+    return std::exchange(range_, {}).sequential != nullptr;
   }
 
   /// @returns the execution of the calling thread, or null.

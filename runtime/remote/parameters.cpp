@@ -227,21 +227,21 @@ void remote_parameters::store(uint32_t tensor, const at::Tensor& x) {
 }
 
 void remote_parameters::lend(uint32_t tensor, const at::Tensor& copy) {
-  executing(tensor).lent().push_back({tensor, copy, copy.detach().clone()});
+  executing(tensor).add_lent({tensor, copy, copy.detach().clone()});
 }
 
 void remote_parameters::flush() {
   auto* ex = execution::current();
   if (!ex)
     return;
-  for (auto& x : std::exchange(ex->lent(), {})) {
+  for (auto& x : ex->take_lent()) {
     // The version tells nothing: batch norm changes statistics without it.
     if (!at::equal(x.copy.detach(), x.content)) {
       x.content = x.copy.detach().clone();
       store(x.tensor, x.content);
     }
     if (x.copy.storage().use_count() > 1)
-      ex->lent().push_back(std::move(x));
+      ex->add_lent(std::move(x));
   }
   std::unique_lock guard{mutex_};
   for (auto& [key, x] : copies_)
