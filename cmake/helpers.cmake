@@ -132,11 +132,11 @@ function(smp_add_library)
   add_library(smp::smp ALIAS smp_user)
 endfunction()
 
-# smp_watchers(FOLDER PROGRAM...): programs that look at runs. To load LibTorch
+# smp_viewers(FOLDER PROGRAM...): programs that look at runs. To load LibTorch
 # takes a second, in which they have to answer, so they are linked with the
 # folders below runtime/ instead of libsmp. What they share with each other, with
 # other programs and with tests is in FOLDER/report.
-function(smp_watchers folder)
+function(smp_viewers folder)
   smp_wanted(wanted runtime)
   if(NOT wanted)
     return()
@@ -145,24 +145,24 @@ function(smp_watchers folder)
   add_library(smp_report OBJECT ${sources})
   smp_unity(smp_report ${sources})
   target_link_libraries(smp_report PUBLIC smp_actors_headers smp::json smp::toml)
-  add_library(smp_watcher INTERFACE)
+  add_library(smp_viewer INTERFACE)
   set(parts smp_transport smp_partition smp_actors)
-  target_link_libraries(smp_watcher INTERFACE smp_report ${parts}
+  target_link_libraries(smp_viewer INTERFACE smp_report ${parts}
     smp_transport_headers smp_actors_headers smp::cli11)
   foreach(part smp_report ${parts})
-    target_link_libraries(smp_watcher INTERFACE $<TARGET_OBJECTS:${part}>)
+    target_link_libraries(smp_viewer INTERFACE $<TARGET_OBJECTS:${part}>)
   endforeach()
   foreach(name IN LISTS ARGN)
     smp_sources(sources ${folder}/${name})
     add_executable(${name} ${sources})
     smp_unity(${name} ${sources})
-    target_link_libraries(${name} PRIVATE smp_watcher)
+    target_link_libraries(${name} PRIVATE smp_viewer)
     install(TARGETS ${name})
   endforeach()
 endfunction()
 
 # smp_apps(FOLDER LIBRARY...): one program per subfolder, named after it, unless
-# it is a watcher.
+# it is a viewer.
 function(smp_apps folder)
   smp_wanted(wanted runtime)
   if(NOT wanted)

@@ -35,12 +35,12 @@ struct supervisor_host::impl {
       x.on_rank_down = [](const failure&) {};
     if (!x.on_stall)
       x.on_stall = [](const stall_report&) {};
-    inspector_config watchers;
-    watchers.world_size = x.world_size;
+    inspector_config inspected;
+    inspected.world_size = x.world_size;
     ports = gated_middleman(system, {x.secret, x.line, x.note});
     actor = system.spawn(supervisor, std::move(x));
-    watchers.supervisor = actor;
-    inspection.emplace(system, std::move(watchers));
+    inspected.supervisor = actor;
+    inspection.emplace(system, std::move(inspected));
     caf::anon_send(actor, inspection->actor());
     caf::error problem;
     caf::scoped_actor self{system};

@@ -111,7 +111,7 @@ void supervisor_state::report_absent(const std::vector<rank_id>& x) {
 // -- leaving ------------------------------------------------------------------
 
 void supervisor_state::leave(rank_id x) {
-  end_watch();
+  end_monitor();
   ranks->leave(x);
   if (auto i = members.find(x); i != members.end()) {
     self->demonitor(i->second);
@@ -128,13 +128,13 @@ void supervisor_state::introduce(const inspector_actor& x) {
     self->send(inspector, monitor);
 }
 
-void supervisor_state::watch(rank_id x, const rank_watch_actor& hdl) {
+void supervisor_state::add_watch(rank_id x, const rank_watch_actor& hdl) {
   if (inspector)
     self->send(inspector, x, hdl);
   watches.emplace(x, hdl);
-  if (watched || watches.size() != ranks->world_size())
+  if (!may_monitor || watches.size() != ranks->world_size())
     return;
-  watched = true;
+  may_monitor = false;
   stall_monitor_config config;
   config.options = options.stalls;
   config.on_report = options.on_stall;
@@ -145,8 +145,8 @@ void supervisor_state::watch(rank_id x, const rank_watch_actor& hdl) {
     self->send(inspector, monitor);
 }
 
-void supervisor_state::end_watch() {
-  watched = true;
+void supervisor_state::end_monitor() {
+  may_monitor = false;
   watches.clear();
   if (monitor)
     self->send_exit(monitor, caf::exit_reason::user_shutdown);
@@ -162,7 +162,7 @@ void supervisor_state::on_down(const caf::down_msg& x) {
     return;
   auto rank = i->first;
   members.erase(i);
-  end_watch();
+  end_monitor();
   settle();
   if (options.report_grace.count() == 0)
     return on_grace_over(rank);
@@ -217,7 +217,7 @@ void supervisor_state::on_grace_over(rank_id x) {
 void supervisor_state::lose(const failure& x) {
   if (!ranks->lose(x))
     return;
-  end_watch();
+  end_monitor();
   members.erase(x.rank);
   end_by(x);
   for (auto& [rank, hdl] : members)
@@ -236,7 +236,7 @@ void supervisor_state::fail(const failure& x) {
 void supervisor_state::on_exit(const caf::exit_msg& x) {
   closing = true;
   reason = x.reason;
-  end_watch();
+  end_monitor();
   self->delayed_send(self, std::chrono::seconds(2), deadline_atom_v);
   settle();
 }
@@ -283,7 +283,7 @@ supervisor_actor::behavior_type supervisor(supervisor_state::pointer self,
       return self->state.join(x, hdl);
     },
     [self](rank_id x, const rank_watch_actor& hdl) {
-      self->state.watch(x, hdl);
+      self->state.add_watch(x, hdl);
     },
     [self](const inspector_actor& x) { self->state.introduce(x); },
     [self](goodbye_atom, rank_id x) { self->state.leave(x); },

@@ -32,14 +32,14 @@ struct supervisor_state {
   welcome refuse(const failure& x, const member_actor& hdl);
   void leave(rank_id x);
 
-  /// When all ranks can be watched, a STALL MONITOR begins.
-  void watch(rank_id x, const rank_watch_actor& hdl);
+  /// When every rank has its RANK WATCH, a STALL MONITOR begins.
+  void add_watch(rank_id x, const rank_watch_actor& hdl);
 
-  /// An INSPECTOR wants to hear of what `watch` hears of.
+  /// An INSPECTOR wants to hear of what `add_watch` hears of.
   void introduce(const inspector_actor& x);
 
   /// Ends the STALL MONITOR: a rank that leaves or is lost is no stall.
-  void end_watch();
+  void end_monitor();
 
   void on_down(const caf::down_msg& x);
   void on_deadline();
@@ -88,7 +88,7 @@ struct supervisor_state {
   stall_monitor_actor monitor;
   inspector_actor inspector;
   std::map<rank_id, caf::actor_clock::time_point> stopped;
-  bool watched = false; // no monitor begins any more
+  bool may_monitor = true; // a monitor may still begin
   caf::actor_clock::time_point last_join;
   failure failed; // the first cause
   bool closing = false;

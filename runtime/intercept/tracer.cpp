@@ -80,7 +80,7 @@ std::string first_line(std::string x) {
 
 // -- memory -------------------------------------------------------------------
 
-/// Watches which tensors operators make and how long they live. (LibTorch's own
+/// Notes which tensors operators make and how long they live. (LibTorch's own
 /// memory profiling complains on stderr about memory older than itself.)
 struct tracer::memory_meter {
   using weak_storage = c10::weak_intrusive_ptr<c10::StorageImpl>;

@@ -197,7 +197,7 @@ at::Tensor remote_parameters::fetch(uint32_t tensor) {
     auto answer = ex.park(std::move(c));
     auto result = to_tensor(
       from_payload<parameter_reply>(answer.body, "reply").value);
-    // Released tensors have a node of their own, which knows the owner.
+    // Placeholders have a node of their own, which knows the owner.
     if (t.tensor.requires_grad())
       ag::impl::set_gradient_edge(result, ag::impl::gradient_edge(t.tensor));
     if (mine) {

@@ -39,15 +39,15 @@ void check_archive(const std::string& path) {
   std::ifstream{path, std::ios::binary}.read(magic, sizeof(magic));
   if (std::string_view{magic, 2} != "PK")
     refuse(path, "is no TorchScript file");
-  std::vector<std::string> records;
+  std::vector<std::string> entries;
   try {
-    records = caffe2::serialize::PyTorchStreamReader{path}.getAllRecords();
+    entries = caffe2::serialize::PyTorchStreamReader{path}.getAllRecords();
   } catch (const std::exception&) {
     refuse(path, "is a damaged archive");
   }
   // Only at the top: a Python package "models" gives code/__torch__/models/.
-  auto has = [&records](std::string_view prefix) {
-    return std::any_of(records.begin(), records.end(),
+  auto has = [&entries](std::string_view prefix) {
+    return std::any_of(entries.begin(), entries.end(),
                        [&](auto& x) { return x.starts_with(prefix); });
   };
   if (has("models/") || has("archive_format") || has("serialized_exported"))

@@ -345,7 +345,7 @@ private:
                                            to_payload(mine));
     observed_step result;
     for (size_t i = 0; i < all.size() && reference_; ++i) {
-      auto x = from_payload<observed_step>(all[i], "record of a step");
+      auto x = from_payload<observed_step>(all[i], "numbers of a step");
       for (auto& c : x.calls) {
         c.rank = rank_.pipeline()[i].value;
         result.calls.push_back(std::move(c));

@@ -27,9 +27,9 @@ constexpr unsigned progress_limit = 32;
 constexpr unsigned busy_limit = 32;
 constexpr std::chrono::microseconds busy_pause{500};
 
-/// How long what arrives may wait while a watcher computes. One that parks
+/// How long what arrives may wait while a poller computes. One that parks
 /// again before has cost no change of threads: a call takes a fifth less.
-constexpr std::chrono::microseconds watch_tick{400};
+constexpr std::chrono::microseconds poll_tick{400};
 
 /// Guards against a wake-up that was lost: while something is under way, and
 /// else.
@@ -207,7 +207,7 @@ void ucx_fabric::engine::run() {
       break;
     if (active && options_.spin.count() > 0)
       last = clock::now();
-    if (!active && (watched_ || !spins(lock, last)))
+    if (!active && (polled_ || !spins(lock, last)))
       wait(lock);
   }
   close_all(lock);
@@ -366,8 +366,8 @@ void ucx_fabric::engine::wait(worker_lock& lock) {
   lock.unlock();
   if (!armed)
     sleep_for(busy_pause);
-  else if (!has_queued() && (watched_ || (events_within(limit) && watched_)))
-    wait_for_watcher(limit);
+  else if (!has_queued() && (polled_ || (events_within(limit) && polled_)))
+    wait_for_poller(limit);
   if (woken_.try_wait())
     wake_posted_ = false;
   lock.lock();
@@ -388,17 +388,17 @@ bool ucx_fabric::engine::sleep_for(std::chrono::microseconds limit) {
   return ::ppoll(&ready, 1, &t, nullptr) > 0;
 }
 
-void ucx_fabric::engine::wait_for_watcher(std::chrono::microseconds limit) {
-  // A watcher that computes a little and parks again needs nobody in between.
-  while (watched_) {
-    auto before = watches_ended_.load();
-    if (sleep_for(watch_tick))
+void ucx_fabric::engine::wait_for_poller(std::chrono::microseconds limit) {
+  // A poller that computes a little and parks again needs nobody in between.
+  while (polled_) {
+    auto before = polls_ended_.load();
+    if (sleep_for(poll_tick))
       return;
-    if (watches_ended_ != before)
+    if (polls_ended_ != before)
       continue;
-    // Either this sees that the watcher ended, or that sees this.
+    // Either this sees that the poller ended, or that sees this.
     must_hand_over_ = true;
-    if (watched_ && watches_ended_ == before)
+    if (polled_ && polls_ended_ == before)
       sleep_for(limit);
     must_hand_over_ = false;
     return;

@@ -256,7 +256,7 @@ private:
   bool spin(const pollable_wake_up& x);
   /// Sleeps until something arrives or `x` is notified, and delivers.
   /// @returns false where it is for others to deliver
-  bool watch(pollable_wake_up& x);
+  bool poll(pollable_wake_up& x);
   /// @returns false where the calling thread should leave it to others
   bool help();
 
@@ -269,8 +269,8 @@ private:
   bool events_within(std::chrono::microseconds limit);
   /// Sleeps, whatever UCX has. @returns whether somebody ended it
   bool sleep_for(std::chrono::microseconds limit);
-  /// Sleeps while a parked thread watches what arrives.
-  void wait_for_watcher(std::chrono::microseconds limit);
+  /// Sleeps while a parked thread polls for what arrives.
+  void wait_for_poller(std::chrono::microseconds limit);
   bool stop_is_due(bool active);
   void take_queued_losses();
   void handle_failed();
@@ -353,10 +353,10 @@ private:
   file_descriptor events_;
   /// Ends the sleep of the progress thread.
   pollable_wake_up woken_;
-  /// A thread that parks watches `events_`.
-  std::atomic<bool> watched_ = false;
-  std::atomic<uint64_t> watches_ended_ = 0;
-  /// The progress thread sleeps until the watcher wakes it.
+  /// A thread that parks polls `events_`.
+  std::atomic<bool> polled_ = false;
+  std::atomic<uint64_t> polls_ended_ = 0;
+  /// The progress thread sleeps until the poller wakes it.
   std::atomic<bool> must_hand_over_ = false;
   std::atomic<bool> wake_posted_ = false;
   std::atomic<uint64_t> next_number_ = 0;

@@ -19,13 +19,13 @@ void ucx_fabric::engine::park(pollable_wake_up& x) {
   if (x.try_wait())
     return;
   // A message should wake one thread, not all that have nothing to do.
-  if (watched_.exchange(true))
+  if (polled_.exchange(true))
     return x.wait();
   auto notified = false;
-  while (!notified && watch(x))
+  while (!notified && poll(x))
     notified = x.try_wait();
-  watched_ = false;
-  ++watches_ended_;
+  polled_ = false;
+  ++polls_ended_;
   if (must_hand_over_)
     wake();
   if (!notified)
@@ -48,7 +48,7 @@ bool ucx_fabric::engine::spin(const pollable_wake_up& x) {
   return help();
 }
 
-bool ucx_fabric::engine::watch(pollable_wake_up& x) {
+bool ucx_fabric::engine::poll(pollable_wake_up& x) {
   if (options_.spin.count() > 0 && !spin(x))
     return false;
   std::array<pollfd, 2> ready{

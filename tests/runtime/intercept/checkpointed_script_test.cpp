@@ -34,8 +34,8 @@ void check_model(const std::string& name, const std::string& modules,
                          ranks,
                          placement == spread::scattered ? ", scattered" : "",
                          fast ? ", fast" : ""));
-        auto record = run_split(job);
-        CHECK(differences(job, record) == std::vector<std::string>{});
+        auto got = run_split(job);
+        CHECK(differences(job, got) == std::vector<std::string>{});
       }
 }
 
@@ -69,9 +69,9 @@ TEST_CASE("code says which TorchScript modules are computed again",
   job.ranks = GENERATE(1u, 2u);
   job.microbatches = 2;
   job.marked = {"layer1", "layer3"};
-  auto record = run_split(job);
-  CHECK(record.recomputed == 2);
-  CHECK(differences(job, record) == std::vector<std::string>{});
+  auto got = run_split(job);
+  CHECK(got.recomputed == 2);
+  CHECK(differences(job, got) == std::vector<std::string>{});
   job.marked.clear();
   CHECK(run_split(job).recomputed == 0);
 }
@@ -87,9 +87,9 @@ TEST_CASE("a replayed step computes TorchScript again",
     job.fast = fast;
     job.replays = true;
     job.fixed_order = false;
-    auto record = run_split(job);
-    CHECK(record.replayed > 0);
-    CHECK(differences(job, record) == std::vector<std::string>{});
+    auto got = run_split(job);
+    CHECK(got.replayed > 0);
+    CHECK(differences(job, got) == std::vector<std::string>{});
     job.replays = false;
     job.fixed_order = true;
     CHECK(differences(job, run_split(job)) == std::vector<std::string>{});

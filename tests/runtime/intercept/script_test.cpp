@@ -25,8 +25,8 @@ namespace {
 
 /// Runs the job and compares. @returns what differs
 std::string compare(const script_job& job) {
-  auto record = run_split(job);
-  return fmt::format("{}", fmt::join(differences(job, record), "\n"));
+  auto got = run_split(job);
+  return fmt::format("{}", fmt::join(differences(job, got), "\n"));
 }
 
 script_job job_of(const std::string& file, uint64_t ranks, spread placement,

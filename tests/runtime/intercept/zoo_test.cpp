@@ -46,11 +46,11 @@ struct zoo_row {
                              microbatches, pipeline,
                              placement == spread::automatic ? "automatic"
                                                             : "scattered"));
-            auto record = run_split(job);
-            CHECK(differences(job, record) == std::vector<std::string>{});
+            auto got = run_split(job);
+            CHECK(differences(job, got) == std::vector<std::string>{});
             // Nothing would be shown by a model that stays in one place.
             if (ranks > 1 && placement == spread::scattered)
-              CHECK(record.requests > 0);
+              CHECK(got.requests > 0);
           }
         }
       }
@@ -59,9 +59,9 @@ struct zoo_row {
     job.ranks = 3;
     job.placement = spread::scattered;
     INFO(name + ": each rank reads only what it owns");
-    auto record = run_split(job);
-    CHECK(record.deferred > 0);
-    CHECK(differences(job, record) == std::vector<std::string>{});
+    auto got = run_split(job);
+    CHECK(got.deferred > 0);
+    CHECK(differences(job, got) == std::vector<std::string>{});
   }
 
   std::string name;

@@ -66,10 +66,10 @@ TEST_CASE("TorchScript models have the numbers of one process in fast mode",
     job.fast = true;
     job.ranks = 4;
     job.microbatches = 4;
-    auto record = run_split(job);
-    CHECK(differences(job, record) == std::vector<std::string>{});
+    auto got = run_split(job);
+    CHECK(differences(job, got) == std::vector<std::string>{});
     if (placement == spread::scattered)
-      CHECK(record.requests > 0);
+      CHECK(got.requests > 0);
   }
 }
 
@@ -96,10 +96,10 @@ TEST_CASE("TorchScript models are replayed with the numbers of one process",
     job.steps = 5;
     job.ranks = ranks;
     job.microbatches = 4;
-    auto record = run_split(job);
-    CHECK(differences(job, record) == std::vector<std::string>{});
+    auto got = run_split(job);
+    CHECK(differences(job, got) == std::vector<std::string>{});
     // In the first one the code is compiled, and the order of modules learnt.
-    CHECK(record.replayed == 3);
+    CHECK(got.replayed == 3);
   }
 }
 
@@ -135,9 +135,9 @@ TEST_CASE(
     job.steps = 6; // of which at most five learn (docs/static_mode.md)
     job.ranks = ranks;
     job.microbatches = 4;
-    auto record = run_split(job);
-    CHECK(differences(job, record) == std::vector<std::string>{});
-    CHECK(record.replayed > 0);
-    CHECK(record.ran_again == 0);
+    auto got = run_split(job);
+    CHECK(differences(job, got) == std::vector<std::string>{});
+    CHECK(got.replayed > 0);
+    CHECK(got.ran_again == 0);
   }
 }

@@ -37,7 +37,7 @@ TEST_CASE("The log of a step comes back from its bytes", "[runtime][verify]") {
   p.loss = digest_of(torch::tensor(2.5));
   p.seeds = {digest_of(torch::tensor(0.5))};
   x.passes.push_back(p);
-  auto y = from_payload<observed_step>(to_payload(x), "record of a step");
+  auto y = from_payload<observed_step>(to_payload(x), "numbers of a step");
   REQUIRE(y.calls.size() == 1);
   CHECK(y.calls[0].module == "a.b");
   CHECK(y.calls[0].microbatch == 3);
