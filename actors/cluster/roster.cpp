@@ -183,7 +183,7 @@ bool roster::expected(rank_id x) const {
 
 std::string roster::describe_stop(rank_id x,
                                   std::chrono::duration<double> since) const {
-  return fmt::format("rank {} is stopped by a signal since {:.1f} s, {}",
+  return fmt::format("rank {} has been stopped by a signal for {:.1f} s, {}",
                      x.value, since.count(),
                      !complete()     ? "before all ranks joined"
                      : gone_.empty() ? "while the run begins"

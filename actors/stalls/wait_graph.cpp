@@ -169,11 +169,11 @@ wait_graph::chain wait_graph::worst() const {
 std::string wait_graph::describe(const node& x) const {
   auto& w = x.what;
   auto who = fmt::format("rank {}", x.rank.value);
-  auto since = seconds_text(w.seconds);
+  auto time = seconds_text(w.seconds);
   if (w.executes && w.who == kind::schedule)
-    return fmt::format("{}'s {} since {}", who, w.what, since);
+    return fmt::format("{}'s {} for {}", who, w.what, time);
   if (w.executes)
-    return fmt::format("{} executes {} since {}", who, w.what, since);
+    return fmt::format("{} executes {} for {}", who, w.what, time);
   auto from = w.from != no_rank && w.from != x.rank
                 ? fmt::format(" from rank {}", w.from.value)
                 : std::string{};
@@ -182,8 +182,7 @@ std::string wait_graph::describe(const node& x) const {
                        from);
   if (w.who == kind::context && !w.what.empty())
     who += fmt::format(" ({})", w.what);
-  return fmt::format("{} waits for {}{} since {}", who, w.waits_for, from,
-                     since);
+  return fmt::format("{} waits for {}{} for {}", who, w.waits_for, from, time);
 }
 
 std::string wait_graph::missing(const node& x, rank_id other) const {
@@ -208,7 +207,7 @@ std::string wait_graph::last_words(const chain& x) const {
   auto& last = nodes_[x.nodes.back()];
   switch (x.how) {
     case end::silent:
-      return fmt::format("rank {} does not answer since {} (stopped?)",
+      return fmt::format("rank {} has not answered for {} (stopped?)",
                          x.culprit.value, seconds_text(silent_.at(x.culprit)));
     case end::credits: {
       auto self = x.culprit == last.rank ? last.what.from : last.rank;
@@ -248,7 +247,7 @@ std::string wait_graph::text(const chain& x) const {
     add(last_words(x));
   else
     for (auto& [rank, seconds] : silent_)
-      add(fmt::format("rank {} does not answer since {} (stopped?)", rank.value,
+      add(fmt::format("rank {} has not answered for {} (stopped?)", rank.value,
                       seconds_text(seconds)));
   return result;
 }

@@ -58,7 +58,7 @@ public:
   chain worst() const;
 
   /// @returns one line: "rank 0 waits for module b, microbatch 0, forward, from
-  /// rank 1 since 61 s; rank 1 executes module b, microbatch 0, forward, since
+  /// rank 1 for 61 s; rank 1 executes module b, microbatch 0, forward, for
   /// 61 s".
   std::string text(const chain& x) const;
 

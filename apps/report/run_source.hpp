@@ -42,7 +42,7 @@ public:
   /// by others
   run_source(std::string place, std::string secret_file = {});
 
-  /// Within a second, whoever is stuck.
+  /// Within a second, even if ranks are stuck.
   run_look look();
 
   const std::string& place() const noexcept {

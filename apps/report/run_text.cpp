@@ -35,7 +35,7 @@ void add_stages(std::string& to, const comm_report& x) {
         y.peer.value, y.open, bytes_text(y.open_bytes), y.queued,
         bytes_text(y.queued_bytes));
   for (auto& y : x.oldest)
-    to += fmt::format("  message {} to r{}, {}: at {}{}{} since {}\n", y.number,
+    to += fmt::format("  message {} to r{}, {}: at {}{}{} for {}\n", y.number,
                       y.peer.value, bytes_text(y.bytes), smp::to_string(y.at),
                       y.waits_for.empty() ? "" : ", waits for ",
                       printable(y.waits_for), duration_text(y.seconds));

@@ -20,7 +20,7 @@ namespace {
 constexpr const char* about
   = "Asks a run what its actors do: a run directory that smp-train made, or "
     "the\n"
-    "address of one. Answers within a second, whoever is stuck.";
+    "address of one. Answers within a second, even if ranks are stuck.";
 
 constexpr const char* about_codes
   = "\n"

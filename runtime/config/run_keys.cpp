@@ -104,18 +104,19 @@ const std::vector<config_key> run_table = {
    .elsewhere = {"fused_adam", "fused_optimizer", "foreach"}},
   {.name = "optimizer.ema_decay",
    .slot = SMP_SLOT(optimizer.ema_decay),
-   .meaning = "keeps averages of the weights, each so much of what it was and "
-              "the rest of the new weight in a step: evaluations and samples "
-              "are theirs, and `train.save_model` writes them to "
-              "`RUN_DIR/model-ema.safetensors` (docs/precision.md)",
+   .meaning = "keeps averages of the weights: in each step an average keeps "
+              "this share of itself and takes the rest from the new weight; "
+              "evaluations and samples use them, and `train.save_model` "
+              "writes them to `RUN_DIR/model-ema.safetensors` "
+              "(docs/precision.md)",
    .fallback = "no averages",
    .range = {.low = 0, .high = 1, .above_low = true, .below_high = true},
    .elsewhere = {"ema", "model_ema_decay"}},
   {.name = "optimizer.loss_scale",
    .slot = SMP_SLOT(optimizer.loss_scale),
-   .meaning = "factor of the loss in backward, which the optimizer takes out "
-              "of the gradients again; `dynamic`: as large as they bear "
-              "(docs/precision.md)",
+   .meaning = "factor by which backward multiplies the loss and the "
+              "optimizer divides the gradients; `dynamic`: as large as they "
+              "bear (docs/precision.md)",
    .fallback = "1; `\"dynamic\"` with float16",
    .range = {.low = 0, .high = 0x1p32, .above_low = true},
    .elsewhere = {"static_loss_scale", "grad_scaler"}},
@@ -126,19 +127,19 @@ const std::vector<config_key> run_table = {
    .elsewhere = {"initial_scale_power", "initial_loss_scale"}},
   {.name = "optimizer.dynamic_loss_args.scale_factor",
    .slot = SMP_SLOT(optimizer.dynamic_loss_args.scale_factor),
-   .meaning = "by which it falls after a step whose gradients are not finite, "
-              "and rises",
+   .meaning = "factor by which it falls after a step whose gradients are not "
+              "finite, and by which it rises",
    .range = {.low = 1, .high = 65536, .above_low = true},
    .elsewhere = {"growth_factor", "backoff_factor"}},
   {.name = "optimizer.dynamic_loss_args.scale_window",
    .slot = SMP_SLOT(optimizer.dynamic_loss_args.scale_window),
-   .meaning = "steps with finite gradients, one after the other, after which "
-              "it rises",
+   .meaning = "consecutive steps with finite gradients after which it rises",
    .range = at_least(1),
    .elsewhere = {"growth_interval", "loss_scale_window"}},
   {.name = "optimizer.dynamic_loss_args.min_scale",
    .slot = SMP_SLOT(optimizer.dynamic_loss_args.min_scale),
-   .meaning = "where the run ends if gradients still are not finite",
+   .meaning = "the smallest: if gradients are not finite even with it, the "
+              "run ends",
    .range = {.low = 0, .high = 0x1p32, .above_low = true},
    .elsewhere = {"min_loss_scale"}},
   {.name = "optimizer.schedule.type",
@@ -206,8 +207,8 @@ const std::vector<config_key> run_table = {
    .elsewhere = {"save", "save_final", "output_dir"}},
   {.name = "train.on_nonfinite",
    .slot = SMP_SLOT(train.on_nonfinite),
-   .meaning = "what a loss or gradient that is not finite does; `stop`: exit "
-              "code 5; `skip`: that step updates nothing",
+   .meaning = "what happens when a loss or gradient is not finite; `stop`: "
+              "exit code 5; `skip`: that step updates nothing",
    .choices = {"stop", "skip"}},
   {.name = "train.max_restarts", .meaning = "after a rank failed"},
   // -- [checkpoint] -----------------------------------------------------------
@@ -246,8 +247,8 @@ const std::vector<config_key> run_table = {
    .elsewhere = {"save_on_interrupt", "save_on_sigterm"}},
   {.name = "checkpoint.interrupt_grace",
    .slot = SMP_SLOT(checkpoint.interrupt_grace),
-   .meaning = "seconds that ranks have after Ctrl-C and SIGTERM for the end of "
-              "their step and for what they save, until the launcher ends them",
+   .meaning = "seconds that ranks have after Ctrl-C and SIGTERM to finish "
+              "their step and save, before the launcher ends them",
    .range = between(1, 86'400),
    .only = {{"transport.type", {"ucx"}}},
    .local = true},
@@ -309,8 +310,8 @@ const std::vector<config_key> run_table = {
    .is_folder = true},
   {.name = "transport.link_timeout",
    .slot = SMP_SLOT(smp.link_timeout),
-   .meaning = "seconds without any sign of life from another machine until it "
-              "is lost",
+   .meaning = "seconds without any sign of life from another machine until "
+              "it counts as lost",
    .range = at_least(1),
    .only = {{"transport.type", {"ucx"}}},
    .local = true},
@@ -321,8 +322,8 @@ const std::vector<config_key> run_table = {
   {.name = "monitor.trace", .meaning = "steps to trace"},
   {.name = "monitor.stall_timeout",
    .slot = SMP_SLOT(smp.stall_timeout),
-   .meaning = "seconds without any progress until it is told who waits for "
-              "whom (docs/stalls.md)",
+   .meaning = "seconds without any progress until a report says who waits "
+              "for whom (docs/stalls.md)",
    .range = more_than(0),
    .elsewhere = {"nccl_timeout", "hang_timeout"},
    .local = true},

@@ -163,9 +163,10 @@ const std::vector<config_key> session_table = {
   {.name = "smp.fast_mode",
    .slot = SMP_SLOT(smp.fast_mode),
    .meaning = "calls of modules on other ranks return at once where earlier "
-              "ones tell what they return, and it is fetched when something "
-              "touches it (docs/fast_mode.md); `auto`: a step in which one "
-              "returns something else is run again, `true`: that is an error"},
+              "calls tell what they return; a result is fetched when "
+              "something touches it (docs/fast_mode.md); `auto`: a step in "
+              "which a call returns something else is run again, `true`: "
+              "that is an error"},
   {.name = "smp.no_promises",
    .slot = SMP_SLOT(smp.no_promises),
    .meaning = "modules, by name, with all that is below them, whose calls "
@@ -186,14 +187,14 @@ const std::vector<config_key> session_table = {
    .only = {{"smp.ddp", {"true"}}}},
   {.name = "smp.shard_optimizer_state",
    .slot = SMP_SLOT(smp.shard_optimizer_state),
-   .meaning = "each replica updates a part of the parameters, and has the "
-              "optimizer's state of that part only (docs/data_parallel.md)",
+   .meaning = "each replica updates a part of the parameters, and keeps the "
+              "optimizer's state for that part only (docs/data_parallel.md)",
    .elsewhere = {"zero", "zero_stage", "zero_optimization",
                  "use_distributed_optimizer"},
    .only = {{"smp.ddp", {"true"}}}},
   {.name = "smp.shard_gradients",
    .slot = SMP_SLOT(smp.shard_gradients),
-   .meaning = "each replica also has the gradients of that part only "
+   .meaning = "each replica also keeps the gradients of that part only "
               "(docs/data_parallel.md)",
    .elsewhere = {"zero2", "reduce_scatter"},
    .only = {{"smp.shard_optimizer_state", {"true"}}}},
@@ -234,13 +235,13 @@ const std::vector<config_key> session_table = {
    .elsewhere = {"cpu_offload", "activation_offload", "cpu_checkpointing"}},
   {.name = "smp.activation_loading_horizon",
    .slot = SMP_SLOT(smp.activation_loading_horizon),
-   .meaning = "so many calls of these modules before backward needs it, it is "
-              "read back; at most as many wait to be written",
+   .meaning = "how many calls of these modules ahead of backward it is read "
+              "back; at most as many wait to be written",
    .range = between(1, 65536),
    .only = {{"smp.offload_activations", {"true"}}}},
   {.name = "smp.offload_dir",
    .slot = SMP_SLOT(smp.offload_dir),
-   .meaning = "folder of that file, of which nothing is ever seen, relative to "
+   .meaning = "folder of that file, which never shows up in it, relative to "
               "the configuration's directory; on a disk: a tmpfs is memory",
    .fallback = "the environment's `TMPDIR`, or `/var/tmp`",
    .elsewhere = {"nvme_path", "offload_path"},
@@ -265,10 +266,10 @@ const std::vector<config_key> session_table = {
    .elsewhere = {"gradient_checkpointing", "recompute"}},
   {.name = "activation_checkpointing.strategy",
    .slot = SMP_SLOT(smp.activation_checkpointing.strategy),
-   .meaning = "how many children of a Sequential that stand on one rank are "
-              "computed again together: `each` for itself, `contiguous` for "
-              "all that follow each other, `group_2`, `group_3`, ... for so "
-              "many"},
+   .meaning = "which children of a Sequential on one rank are computed again "
+              "together: `each`: each by itself, `contiguous`: all "
+              "consecutive ones, `group_2`, `group_3`, ...: that many at a "
+              "time"},
   {.name = "activation_checkpointing.preserve_rng_state",
    .slot = SMP_SLOT(smp.activation_checkpointing.preserve_rng_state),
    .meaning = "what is computed again draws the random numbers of the first "

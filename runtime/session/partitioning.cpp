@@ -461,11 +461,11 @@ partition_decision partitioning::decide(uint32_t devices,
   auto plan = make_partition(info, options);
   if (traced && devices > 1 && trace_->times && !is_noise(*trace_))
     if (auto n = undecided_modules(info, plan, time_error); n > 0)
-      remarks.push_back("the decision hangs on noise: were times 2 % off, "
+      remarks.push_back("the decision depends on noise: with times 2 % off, "
                         + std::to_string(n)
                         + (n == 1 ? " module" : " modules")
-                        + " would be elsewhere, for about the same time of a "
-                          "step; smp.manual_partition keeps what is here");
+                        + " would be elsewhere, at about the same step time; "
+                          "smp.manual_partition keeps this placement");
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
   if (auto text = warning_of_nothing_shared(sharing, shared); !text.empty())
     plan.warnings.push_back(text);

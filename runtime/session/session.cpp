@@ -105,8 +105,8 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   options.trusted_network = network.line.has_value();
   options.interface = network.interface;
   options.spin = std::chrono::microseconds{x.spin};
-  // All ranks are on this machine: no port need be open at which UCX, which
-  // asks nobody who he is, reads what comes.
+  // All ranks are on this machine: UCX, which does not ask who connects, need
+  // not open a port.
   if (!network.line)
     options.transports = "posix,cma,self";
   options.token = secret.token("ucx");

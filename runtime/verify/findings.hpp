@@ -68,8 +68,8 @@ struct tally {
 /// The result of a whole comparison.
 struct verify_summary {
   uint64_t steps = 0;
-  /// Of them: that were recorded, that replayed a record, and that began to and
-  /// went on without; the others are dynamic (docs/static_mode.md).
+  /// How many of them were recorded, replayed a record, or began to replay one
+  /// and went on without it; the others are dynamic (docs/static_mode.md).
   uint64_t recorded = 0, replayed = 0, fell_back = 0;
   uint64_t ranks = 0;
   uint64_t requests = 0;     // that ranks sent to each other

@@ -286,11 +286,11 @@ TEST_CASE("A stopped rank is shown as stopped within a second, with the others",
   CHECK_THAT(state_of(top, 1), StartsWith("STOPPED "));
   // Nor is it another stall, from before.
   auto stall = inspect_until(dir, {"waits"}, [](auto& y) {
-    return says(y, "! stall: ") && says(y, "rank 1 does not answer");
+    return says(y, "! stall: ") && says(y, "rank 1 has not answered");
   });
   CHECK(stall.code == 1);
   CHECK_THAT(stall.output, ContainsSubstring("! stall: nothing moved for ")
-                             && ContainsSubstring("rank 1 does not answer"));
+                             && ContainsSubstring("rank 1 has not answered"));
   REQUIRE(::kill(pid, SIGCONT) == 0);
   CHECK(inspect_well(dir, {"waits"}).code == 0);
 }

@@ -114,7 +114,7 @@ TEST_CASE_METHOD(launchers,
   CHECK(join_all() == std::vector{4, 4});
   for (size_t i : {0, 1}) {
     INFO(output(i));
-    CHECK_THAT(output(i), ContainsSubstring("rank 2 does not answer since"));
+    CHECK_THAT(output(i), ContainsSubstring("rank 2 has not answered for"));
     CHECK(on.empty_within(i, 10s));
   }
 }
@@ -127,7 +127,7 @@ TEST_CASE_METHOD(machines_dir, "so it does where nobody watches its process",
   for (size_t rank : {0, 1, 3})
     CHECK(running[rank]->join(60s) == 4);
   INFO(output(0));
-  CHECK_THAT(output(0), ContainsSubstring("rank 2 does not answer since"));
+  CHECK_THAT(output(0), ContainsSubstring("rank 2 has not answered for"));
   running[2]->signal(SIGKILL);
 }
 

@@ -86,7 +86,7 @@ TEST_CASE("A stopped rank ends a run with exit code 4 where that is asked for",
     auto pid = dir.process_of(1);
     REQUIRE(::kill(pid, SIGSTOP) == 0);
     CHECK(run.join() == 4);
-    CHECK(times(run.output(), "rank 1 does not answer since ") == 1);
+    CHECK(times(run.output(), "rank 1 has not answered for ") == 1);
     CHECK(::kill(pid, 0) != 0);
     auto stall = nlohmann::json::parse(content_of(dir.path / "run/stall.json"));
     CHECK(stall.at("culprit") == 1);
@@ -118,7 +118,7 @@ TEST_CASE("A rank that is stopped for a while is reported, and the run goes on",
   REQUIRE(run.wait_for(" 2/1000000"));
   auto pid = dir.process_of(1);
   REQUIRE(::kill(pid, SIGSTOP) == 0);
-  REQUIRE(run.wait_for("rank 1 does not answer since "));
+  REQUIRE(run.wait_for("rank 1 has not answered for "));
   // However long it takes: also twelve seconds are no death.
   REQUIRE(wait_for_silence(run, 12));
   REQUIRE(::kill(pid, SIGCONT) == 0);
@@ -148,7 +148,7 @@ TEST_CASE("A stall is reported within two seconds of its timeout",
   // By the clock of somebody else. That one is late, too, on a busy machine:
   // what has to be shown is that a rank can do it. Not before its time, and
   // true: the last message came a step before.
-  const std::string culprit = "rank 1 does not answer since ";
+  const std::string culprit = "rank 1 has not answered for ";
   double took = 0;
   double said = 0;
   for (int attempt = 0; attempt < 5; ++attempt) {
@@ -184,7 +184,7 @@ TEST_CASE("A killed rank ends a run at once, also a stopped one",
     REQUIRE(run.wait_for(" 2/1000000"));
     auto pid = dir.process_of(1);
     REQUIRE(::kill(pid, SIGSTOP) == 0);
-    REQUIRE(run.wait_for("rank 1 does not answer since "));
+    REQUIRE(run.wait_for("rank 1 has not answered for "));
     auto begin = clock_type::now();
     REQUIRE(::kill(pid, SIGKILL) == 0);
     CHECK(run.join() == 3);
@@ -217,7 +217,7 @@ TEST_CASE("A schedule actor that owes an answer is the culprit of a stall",
   CHECK(silences(text).at(0) >= end_timeout);
   const std::string owes
     = "; rank 0's schedule actor \"faulty\" owes an answer to event "
-      "\"backward ready, microbatch 1\" since ";
+      "\"backward ready, microbatch 1\" for ";
   REQUIRE_THAT(text, ContainsSubstring(owes));
   auto since = std::stod(text.substr(text.find(owes) + owes.size()));
   CHECK(since > end_timeout - 1); // it is the last that moved
@@ -304,7 +304,7 @@ TEST_CASE("A stopped rank ends with code 4 whoever started the ranks",
   REQUIRE(ranks[0].wait_for(" 2/1000000"));
   ranks[1].signal(SIGSTOP);
   CHECK(ranks[0].join() == 4);
-  CHECK(times(ranks[0].output(), "rank 1 does not answer since ") == 1);
+  CHECK(times(ranks[0].output(), "rank 1 has not answered for ") == 1);
   // Nobody is there to kill it. When it goes on it hears of the stall and of
   // the end of rank 0, in any order.
   ranks[1].signal(SIGCONT);

@@ -43,7 +43,7 @@ struct without_launcher : train_dir {
   }
 };
 
-const std::string stopped = "rank 1 is stopped by a signal since ";
+const std::string stopped = "rank 1 has been stopped by a signal for ";
 
 } // namespace
 

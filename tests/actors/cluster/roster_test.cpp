@@ -146,7 +146,7 @@ TEST_CASE("a rank that is stopped is told with what the others do",
           "[actors][roster]") {
   using namespace std::chrono_literals;
   roster x{2, "secret"};
-  const std::string stopped = "rank 1 is stopped by a signal since 3.0 s, ";
+  const std::string stopped = "rank 1 has been stopped by a signal for 3.0 s, ";
   x.admit(make_member(0));
   CHECK(x.describe_stop(rank_id{1}, 3s) == stopped + "before all ranks joined");
   x.admit(make_member(1));

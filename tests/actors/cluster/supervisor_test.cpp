@@ -319,7 +319,8 @@ TEST_CASE_METHOD(run_fixture,
   REQUIRE(stalls.size() == 1);
   CHECK(
     stalls[0].text
-    == "rank 1 is stopped by a signal since 3.0 s, before all ranks joined");
+    == "rank 1 has been stopped by a signal for 3.0 s, before all ranks "
+       "joined");
   CHECK(stalls[0].culprit == rank_id{1});
   CHECK_FALSE(stalls[0].ends);
   CHECK_FALSE(stalls[0].ranks_know);
@@ -368,8 +369,8 @@ TEST_CASE_METHOD(run_fixture,
   pass(3s); // one look was at 4 s
   REQUIRE(by_supervisor() == 1);
   CHECK(stalls.back().text
-        == "rank 1 is stopped by a signal since 7.0 s, and others have left "
-           "the run");
+        == "rank 1 has been stopped by a signal for 7.0 s, and others have "
+           "left the run");
 }
 
 TEST_CASE_METHOD(run_fixture,

@@ -333,7 +333,7 @@ TEST_CASE("a rank that never begins the step is named", "[actors][stalls]") {
 TEST_CASE("a module that computes for long is reported, and the step goes on",
           "[actors][stalls]") {
   test::awaited_report expected{
-    {"; rank 1 executes module m1, microbatch 0, forward since "}};
+    {"; rank 1 executes module m1, microbatch 0, forward for "}};
   world w{calls_1([&](thread_caller&, const std::string& args) {
             expected.wait();
             return args;
@@ -348,8 +348,8 @@ TEST_CASE("a module that computes for long is reported, and the step goes on",
 
 TEST_CASE("who waits for the token leads to who has it", "[actors][stalls]") {
   test::awaited_report expected{
-    {"microbatch 0, forward) waits for the execution token since ",
-     "; rank 0 executes the step body, microbatch 1, forward since "}};
+    {"microbatch 0, forward) waits for the execution token for ",
+     "; rank 0 executes the step body, microbatch 1, forward for "}};
   std::atomic<int> microbatches = 0;
   auto modules = calls_1(echo);
   auto call = modules[root_module];
@@ -369,7 +369,7 @@ TEST_CASE("who waits for the token leads to who has it", "[actors][stalls]") {
 TEST_CASE("a rank that computes between steps is no deadlock",
           "[actors][stalls]") {
   test::awaited_report expected{
-    {"; rank 1 executes user code outside of a step since "}};
+    {"; rank 1 executes user code outside of a step for "}};
   world w{calls_1(echo), {0.5, false}};
   w.on_report = [&](auto& x) { expected.hear(x); };
   auto errors = w.run([&](world& x, size_t i) {

@@ -91,9 +91,9 @@ TEST_CASE("a chain of waits ends at who executes", "[actors][stalls]") {
   CHECK(x.culprit == rank_id{1});
   CHECK(x.text
         == "rank 0 (the step body, microbatch 2, backward) waits for module "
-           "encoder.block.5, microbatch 2, backward from rank 1 since 61 s; "
+           "encoder.block.5, microbatch 2, backward from rank 1 for 61 s; "
            "rank 1 executes module encoder.block.4, microbatch 2, backward "
-           "since 61 s");
+           "for 61 s");
 }
 
 TEST_CASE("a request in line leads to who has the token", "[actors][stalls]") {
@@ -106,7 +106,7 @@ TEST_CASE("a request in line leads to who has the token", "[actors][stalls]") {
                                        queued, serving(2, 1, "module b")})});
   CHECK(x.how == end::executing);
   CHECK(x.culprit == rank_id{1});
-  CHECK_THAT(x.text, Catch::Matchers::EndsWith("executes module b since 61 s"));
+  CHECK_THAT(x.text, Catch::Matchers::EndsWith("executes module b for 61 s"));
 }
 
 TEST_CASE("requests that wait for arguments lead to who has to send them",
@@ -129,7 +129,7 @@ TEST_CASE("requests that wait for arguments lead to who has to send them",
     CHECK_THAT(x.text, Catch::Matchers::EndsWith(
                          "; rank 1 has module encoder.block.5, microbatch 2, "
                          "forward in line, waits for its arguments from rank "
-                         "2; rank 2 does not answer since 62 s (stopped?)"));
+                         "2; rank 2 has not answered for 62 s (stopped?)"));
   }
   SECTION("which executes") {
     auto x = explain({caller(), of_1, rank(2, {serving(0, 1, "module b")})});
@@ -157,13 +157,13 @@ TEST_CASE("a rank that does not answer is the culprit of who waits for it",
   CHECK(x.how == end::silent);
   CHECK(x.culprit == rank_id{1});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(
-                       "; rank 1 does not answer since 62 s (stopped?)"));
+                       "; rank 1 has not answered for 62 s (stopped?)"));
 }
 
 TEST_CASE("where all others compute, a silent rank is named alone",
           "[actors][stalls]") {
   auto x = explain({rank(0, {main_executes()})}, {{rank_id{1}, 2.0}});
-  CHECK(x.text == "rank 1 does not answer since 2.0 s (stopped?)");
+  CHECK(x.text == "rank 1 has not answered for 2.0 s (stopped?)");
 }
 
 TEST_CASE("exhausted credits name the rank that takes nothing",
@@ -190,7 +190,7 @@ TEST_CASE("a module and a barrier that wait for each other are a cycle",
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(
                        "; rank 1 (module encoder.block.5, microbatch 2, "
                        "backward) waits for exchange \"barrier "
-                       "smp.barrier.world\" from rank 0 since 61 s; cycle: "
+                       "smp.barrier.world\" from rank 0 for 61 s; cycle: "
                        "rank 0 -> rank 1 -> rank 0"));
 }
 
@@ -200,8 +200,8 @@ TEST_CASE("exchanges of two names are a cycle of both ranks",
                     rank(1, {main_waits("exchange \"b\"", 0)})});
   CHECK(x.how == end::cycle);
   CHECK(x.text
-        == "rank 0 waits for exchange \"a\" from rank 1 since 61 s; rank 1 "
-           "waits for exchange \"b\" from rank 0 since 61 s; cycle: rank 0 -> "
+        == "rank 0 waits for exchange \"a\" from rank 1 for 61 s; rank 1 "
+           "waits for exchange \"b\" from rank 0 for 61 s; cycle: rank 0 -> "
            "rank 1 -> rank 0");
 }
 
@@ -220,7 +220,7 @@ TEST_CASE("a barrier leads to the rank that computes between steps",
   CHECK(x.how == end::executing);
   CHECK(x.culprit == rank_id{1});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith("; rank 1 executes user code "
-                                               "outside of a step since 61 s"));
+                                               "outside of a step for 61 s"));
 }
 
 TEST_CASE("a schedule that does not answer is who all wait for",
@@ -242,7 +242,7 @@ TEST_CASE("a schedule that does not answer is who all wait for",
   CHECK(x.culprit == rank_id{0});
   CHECK_THAT(x.text, Catch::Matchers::EndsWith(
                        "; rank 0's schedule actor \"mine\" owes an answer to "
-                       "event \"backward ready, microbatch 0\" since 3.0 s"));
+                       "event \"backward ready, microbatch 0\" for 3.0 s"));
 }
 
 TEST_CASE("who only computes waits for nobody", "[actors][stalls]") {

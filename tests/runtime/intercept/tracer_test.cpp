@@ -483,15 +483,15 @@ TEST_CASE("a decision that errors of measured times would change says so",
   auto& reasons = x.decision->plan.reasons;
   REQUIRE_FALSE(reasons.empty());
   CHECK_THAT(reasons[0],
-             ContainsSubstring("the decision hangs on noise: were times 2 % "
-                               "off, ")
+             ContainsSubstring("the decision depends on noise: with times "
+                               "2 % off, ")
                && ContainsSubstring("would be elsewhere"));
   for (auto& text : x.texts) {
     std::istringstream words{text}; // its lines are broken anywhere
     std::string line;
     for (std::string word; words >> word;)
       line += word + " ";
-    CHECK_THAT(line, ContainsSubstring("the decision hangs on noise: were "));
+    CHECK_THAT(line, ContainsSubstring("the decision depends on noise: with "));
   }
 }
 

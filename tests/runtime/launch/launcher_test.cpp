@@ -81,7 +81,7 @@ std::string directory() {
 /// Fails the test unless `told` says that rank 1 is stopped, and what `follows`
 /// that. @returns since how many seconds
 double stopped_since(const std::string& told, const std::string& follows) {
-  const std::string before = "smp: rank 1 is stopped by a signal since ";
+  const std::string before = "smp: rank 1 has been stopped by a signal for ";
   INFO(told);
   auto at = told.find(before);
   REQUIRE(at != std::string::npos);

@@ -270,10 +270,10 @@ TEST_CASE("a stopped rank is a stall, whatever the others wait for",
   auto run = fault_in(what, device, 6); // no stall before the fault
   run.await("at it");
   run.signal(victim, SIGSTOP);
-  run.check_survivors(4, "rank 1 does not answer");
+  run.check_survivors(4, "rank 1 has not answered");
   // The launcher would have more patience here.
   run.signal(victim, SIGKILL);
-  run.check_end(4, "rank 1 does not answer");
+  run.check_end(4, "rank 1 has not answered");
 }
 
 TEST_CASE(

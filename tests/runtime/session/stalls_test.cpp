@@ -138,8 +138,8 @@ TEST_CASE("a module that takes long is named, and the step ends well",
   x.timeout = 0.4;
   awaited_report reported{
     {"rank 0 (the step body, microbatch 0, forward) waits for module there, "
-     "microbatch 0, forward from rank 1 since ",
-     "; rank 1 executes module there, microbatch 0, forward since "}};
+     "microbatch 0, forward from rank 1 for ",
+     "; rank 1 executes module there, microbatch 0, forward for "}};
   x.heard = [&](const std::string& y, bool) { reported.hear(y); };
   x.remote = [&](function_impl& m, Tensor t) {
     reported.wait();
@@ -169,7 +169,7 @@ TEST_CASE("a module that loops for ever ends the run if asked for",
     auto end = x.step_once();
     check_stalled(end,
                   "; rank 1 executes module there, microbatch 0, forward "
-                  "since ");
+                  "for ");
     const std::string before = "nothing moved for ";
     REQUIRE_THAT(end.errors[0].text, StartsWith(before));
     return std::stod(end.errors[0].text.substr(before.size()));
@@ -182,7 +182,7 @@ TEST_CASE("a module that runs in place is named by its own name",
   two_ranks x;
   x.timeout = 0.4;
   awaited_report reported{
-    {"; rank 0 executes module there, microbatch 0, forward since "}};
+    {"; rank 0 executes module there, microbatch 0, forward for "}};
   x.heard = [&](const std::string& y, bool) { reported.hear(y); };
   x.remote = [&](function_impl& m, Tensor t) {
     reported.wait();
@@ -248,7 +248,7 @@ TEST_CASE("what a call that nobody waits for lost is named",
   });
   check_stalled(end,
                 "rank 0 (the step body, microbatch 0, forward) waits for "
-                "module there, microbatch 0, forward from rank 1 since ");
+                "module there, microbatch 0, forward from rank 1 for ");
   check_stalled(end, "; rank 1 has nothing of it: 1 of ");
   check_stalled(end, lost == message_kind::request
                        ? " messages from rank 0 to rank 1 did not arrive"
@@ -277,7 +277,7 @@ TEST_CASE("a rank that computes between steps lets the others wait",
   two_ranks x;
   x.timeout = 0.4;
   awaited_report reported{
-    {"; rank 1 executes user code outside of a step since "}};
+    {"; rank 1 executes user code outside of a step for "}};
   x.heard = [&](const std::string& y, bool) { reported.hear(y); };
   auto end = x.run([&](session& s, distributed_model<caller>&) {
     if (s.rank() == 1)
@@ -430,7 +430,7 @@ TEST_CASE("a stopped process is named and ended, whichever it is",
   auto x = run_processes(fmt::format("stop {}", rank), ends_soon);
   CHECK(x.code == 4);
   CHECK_THAT(x.report, ContainsSubstring(
-                         fmt::format("rank {} does not answer since ", rank)));
+                         fmt::format("rank {} has not answered for ", rank)));
   CHECK_THAT(x.told, ContainsSubstring(x.report));
 }
 
@@ -439,7 +439,7 @@ TEST_CASE("a process that loops for ever is named and ended",
   auto x = run_processes("loop", ends_soon);
   CHECK(x.code == 4);
   CHECK_THAT(x.report, ContainsSubstring("; rank 1 executes module there, "
-                                         "microbatch 0, forward since "));
+                                         "microbatch 0, forward for "));
   CHECK_THAT(x.told, ContainsSubstring(x.report));
 }
 
@@ -453,10 +453,10 @@ TEST_CASE("a peer that does not come to a shared module is named and ended",
   CHECK_THAT(x.report,
              ContainsSubstring("waits for all")
                && ContainsSubstring("of ranks 0, 1 (not joined by rank 1) from "
-                                    "rank 1 since ")
+                                    "rank 1 for ")
                && ContainsSubstring(
                  fmt::format("; rank 1 executes the step body, microbatch 0, "
-                             "{} since ",
+                             "{} for ",
                              backward ? "backward" : "forward")));
   CHECK_THAT(x.told, ContainsSubstring(x.report));
 }
@@ -466,7 +466,7 @@ TEST_CASE("a peer that is stopped before a shared module is named and ended",
   auto x = run_processes("peer stops", ends_soon);
   CHECK(x.code == 4);
   CHECK_THAT(x.report, ContainsSubstring("waits for all")
-                         && ContainsSubstring("rank 1 does not answer since "));
+                         && ContainsSubstring("rank 1 has not answered for "));
   CHECK_THAT(x.told, ContainsSubstring(x.report));
 }
 
