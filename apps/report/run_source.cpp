@@ -75,7 +75,7 @@ run_source::run_source(std::string place, std::string secret_file)
   std::error_code ignored;
   if (std::filesystem::is_directory(place_, ignored)) {
     if (!read_run_files(place_).found && !read_entry(entry_path(place_)))
-      throw config_error(place_ + ": no run directory: a run leaves "
+      throw config_error(place_ + ": not a run directory: a run leaves "
                                   "config.toml, metrics.jsonl and log-0.txt");
     return;
   }
@@ -83,7 +83,7 @@ run_source::run_source(std::string place, std::string secret_file)
   if (!address_)
     throw config_error(place_ + ": neither a directory nor HOST:PORT");
   if (secret_file.empty())
-    throw config_error(place_ + ": an address wants --secret FILE, a copy of "
+    throw config_error(place_ + ": an address needs --secret FILE, a copy of "
                                 "the run directory's inspect.entry");
   auto entry = read_entry(secret_file);
   if (!entry)

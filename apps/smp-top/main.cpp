@@ -140,7 +140,7 @@ int run(int argc, char** argv) {
     ->type_name("FILE");
   app
     .add_option("--interval", x.interval,
-                "Seconds between two looks; default: 0.5")
+                "Seconds between two updates; default: 0.5")
     ->type_name("SECONDS")
     ->check(CLI::Range(0.1, 3600.0));
   auto* once = app.add_flag("--once", x.once, "Print the table and exit");

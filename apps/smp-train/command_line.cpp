@@ -36,7 +36,7 @@ constexpr const char* about_runs
 
 constexpr const char* about_verify
   = "\n"
-    "The single-process run passes through nothing of the pipeline. Compared\n"
+    "The single-process run does not go through the pipeline. Compared\n"
     "are loss, every gradient, every updated parameter and buffer, the "
     "results\n"
     "and the number of calls of every module; docs/verify.md has the details.\n"
@@ -102,7 +102,7 @@ void add_nodes_options(CLI::App& app, nodes_command& x) {
     ->type_name("K");
   app
     .add_option("--master", x.master,
-                "Where machine 0 is reached, a name or an address")
+                "Name or address of machine 0")
     ->type_name("HOST:PORT");
   app
     .add_option("--ranks-per-node", x.ranks,
@@ -113,8 +113,8 @@ void add_nodes_options(CLI::App& app, nodes_command& x) {
     ->allow_extra_args(false);
   app
     .add_option("--hosts", x.hosts,
-                "Start that on these machines by ssh, with so many ranks each; "
-                "an IPv6 address is [X]:N")
+                "Start the run on these machines by ssh, with this many ranks "
+                "each; an IPv6 address is [X]:N")
     ->type_name("HOST:N,...")
     ->delimiter(',')
     ->allow_extra_args(false);
@@ -122,7 +122,7 @@ void add_nodes_options(CLI::App& app, nodes_command& x) {
 
 void add_keys_options(CLI::App& app, raw_options& x) {
   app.set_help_flag("-h,--help", "Print this and exit");
-  app.add_option("DIR", x.result.keys, "A folder that is not there yet")
+  app.add_option("DIR", x.result.keys, "A folder that does not exist yet")
     ->required();
   app.footer(
     "\nEach machine of the run gets a copy that only its user can "
@@ -222,7 +222,7 @@ std::string complaint(const nodes_command& x) {
              ? "--node-rank, --master and --ranks-per-node go with --nodes N"
              : "";
   if (!x.node || x.master.empty())
-    return "--nodes wants --node-rank K and --master HOST:PORT";
+    return "--nodes needs --node-rank K and --master HOST:PORT";
   if (*x.node >= x.nodes)
     return fmt::format("--node-rank {} must be less than --nodes {}", *x.node,
                        x.nodes);

@@ -153,7 +153,7 @@ std::string way_around(const std::string& folder) {
     return fs::equivalent(x.folder, folder, ignored);
   });
   return all.empty()
-           ? "; no other checkpoint is there"
+           ? "; there is no other checkpoint"
            : "; without this folder, " + all.back().folder + " is the newest";
 }
 

@@ -149,7 +149,7 @@ public:
       auto version = whole.is_object() ? whole.find("smp_checkpoint")
                                        : whole.end();
       if (version == whole.end())
-        errors_.fail("it is no manifest of a checkpoint of smp");
+        errors_.fail("it is not the manifest of an smp checkpoint");
       if (*version != checkpoint_manifest::version)
         errors_.fail(
           fmt::format("it has version {} of the format, this "

@@ -53,7 +53,7 @@ number(const variable_source& of, const char* name,
   auto end = text->data() + text->size();
   auto [rest, problem] = std::from_chars(text->data(), end, result);
   if (problem != std::errc{} || rest != end || result > limit)
-    fail(fmt::format("environment: {}={} is no number from 0 to {}", name,
+    fail(fmt::format("environment: {}={} is not a number from 0 to {}", name,
                      *text, limit));
   return result;
 }

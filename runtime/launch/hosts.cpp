@@ -102,7 +102,7 @@ std::vector<uint64_t> shares_of(uint64_t nodes,
   auto result = per_node;
   if (per_node.empty() && ranks % nodes != 0)
     throw config_error(
-      fmt::format("{} ranks do not go round among {} machines:"
+      fmt::format("{} ranks do not divide evenly among {} machines:"
                   " say --ranks-per-node",
                   ranks, nodes));
   if (per_node.empty())
@@ -116,7 +116,7 @@ std::vector<uint64_t> shares_of(uint64_t nodes,
                   fmt::join(per_node, ","), per_node.size(), nodes));
   for (auto x : result)
     if (x == 0)
-      throw config_error("each machine must have a rank at least");
+      throw config_error("each machine needs at least one rank");
   if (sum(result) != ranks)
     throw config_error(
       fmt::format("{} ranks on {} machines are {}, but "

@@ -39,7 +39,7 @@ void init(int argc, char** argv) {
                                     x.ranks);
   if (err != std::errc{} || end != text->data() + text->size() || x.ranks == 0)
     throw error{error_code::config, "--ranks " + std::string{*text}
-                                      + ": a number of ranks is wanted, 1 or "
+                                      + ": expected a number of ranks, 1 or "
                                         "more"};
   exit_at_once(launch(x));
 }

@@ -49,7 +49,7 @@ void check_memory(decltype(RLIMIT_AS) resource, const char* option,
   if (left < wanted)
     throw config_error(fmt::format(
       "the limit of memory (ulimit {}) is {} MB, of which this "
-      "process has {} MB before it begins; a rank wants {} MB more, "
+      "process has {} MB before it begins; a rank needs {} MB more, "
       "and its model comes on top",
       option, limit.rlim_cur / mb_bytes, now / mb_bytes, wanted / mb_bytes));
 }

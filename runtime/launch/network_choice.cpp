@@ -73,7 +73,7 @@ void check_conditions(const std::string& master, const session_config& x) {
       wanted.empty() ? "" : " and ");
   throw config_error(
     fmt::format("rank 0 is to be reached at {}, so the run can cross machines: "
-                "that wants {}; docs/machines.md",
+                "that needs {}; docs/machines.md",
                 master, wanted));
 }
 
@@ -132,7 +132,7 @@ gate_answer ask_master(const std::string& host, uint16_t port,
           failure{error_code::rank_down,
                   rank_id{0},
                   {},
-                  fmt::format("is not reached within {} min: {}",
+                  fmt::format("was not reached within {} min: {}",
                               patience_between_machines.count(), e.what())}};
       std::this_thread::sleep_for(pause_between_tries);
       continue;

@@ -326,7 +326,7 @@ void process_group::on_interrupt() {
   }
   interrupted_ = true;
   // On a terminal, "^C" stands before it.
-  print_stderr("{}smp: interrupted; ending cleanly (once more: at once)\n",
+  print_stderr("{}smp: interrupted; ending cleanly (again: at once)\n",
                ::isatty(STDERR_FILENO) == 1 ? "\n" : "");
   for (auto& x : children_)
     if (!x.end)

@@ -102,7 +102,7 @@ meeting_point await_point(const rank_environment& x,
         rank_id{0},
         {},
         fmt::format("did not tell within {} ms where to join; looked for {} "
-                    "(ranks without a common directory want MASTER_PORT and "
+                    "(ranks without a common directory need MASTER_PORT and "
                     "{}; those of several machines MASTER_ADDR, MASTER_PORT "
                     "and transport.keys: docs/machines.md)",
                     limit.count(), path, secret_file_variable)}};

@@ -50,7 +50,7 @@ std::optional<run_secret> given_secret(const rank_environment& x) {
     if (auto result = secret_from_descriptor(text))
       return result;
     throw config_error(fmt::format(
-      "environment: {}={} is no descriptor with the secret of the run; the "
+      "environment: {}={} is not a descriptor with the secret of the run; the "
       "program between smp's launcher and the ranks must leave it open",
       secret_descriptor_variable, text));
   }
@@ -70,7 +70,7 @@ std::optional<run_secret> given_secret(const rank_environment& x) {
   if (auto result = run_secret::from_hex(*content))
     return result;
   throw config_error(fmt::format(
-    "{}: wants {} hexadecimal digits, as of openssl rand -hex {} "
+    "{}: needs {} hexadecimal digits, as from openssl rand -hex {} "
     "({})",
     path, 2 * run_secret::size, run_secret::size, secret_file_variable));
 }

@@ -38,7 +38,7 @@ void check_archive(const std::string& path) {
   char magic[4] = {};
   std::ifstream{path, std::ios::binary}.read(magic, sizeof(magic));
   if (std::string_view{magic, 2} != "PK")
-    refuse(path, "is no TorchScript file");
+    refuse(path, "is not a TorchScript file");
   std::vector<std::string> entries;
   try {
     entries = caffe2::serialize::PyTorchStreamReader{path}.getAllRecords();

@@ -101,7 +101,7 @@ TEST_CASE("the example says in one line what is wrong", "[apps][examples]") {
     {{"3",
       "error: 3 ranks are not a multiple of smp.pipeline_parallel_degree = 2 "
       "times smp.tensor_parallel_degree = 1\n"},
-     {"many", "error: --ranks many: a number of ranks is wanted, 1 or more\n"},
+     {"many", "error: --ranks many: expected a number of ranks, 1 or more\n"},
      {"",
       "error: smp.pipeline_parallel_degree = 2, but this process is the only "
       "rank: start the program with --ranks 2 (smp::init), or by mpirun, srun "

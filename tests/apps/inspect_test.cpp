@@ -539,7 +539,7 @@ TEST_CASE("A directory without a run is refused", "[apps][inspect]") {
       words.push_back("ls");
     auto x = run_program(dir, words);
     CHECK(x.code == 2);
-    CHECK_THAT(x.output, ContainsSubstring(".: no run directory"));
+    CHECK_THAT(x.output, ContainsSubstring(".: not a run directory"));
     words[1] = "nowhere";
     CHECK_THAT(run_program(dir, words).output,
                ContainsSubstring("nowhere: neither a directory nor HOST:PORT"));

@@ -92,7 +92,7 @@ TEST_CASE("What is neither a run directory nor an address is refused",
     return error_of([&] { run_source(place, secret); },
                     smp::error_code::config);
   };
-  CHECK_THAT(why(dir.path), ContainsSubstring("no run directory"));
+  CHECK_THAT(why(dir.path), ContainsSubstring("not a run directory"));
   CHECK_THAT(why("nowhere"), ContainsSubstring("neither a directory nor"));
   CHECK_THAT(why("host:0"), ContainsSubstring("neither a directory nor"));
   CHECK_THAT(why("host:65536"), ContainsSubstring("neither a directory nor"));

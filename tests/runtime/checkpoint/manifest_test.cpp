@@ -88,7 +88,7 @@ TEST_CASE("a manifest that is none, or of another version, is refused by name",
           "[runtime][checkpoint]") {
   for (auto text : {"{}", "[1]", "7", "{\"smp\": 1}"})
     CHECK_THAT(why(text), ContainsSubstring("cannot read dir/manifest.json: ")
-                            && ContainsSubstring("no manifest"));
+                            && ContainsSubstring("not the manifest"));
   CHECK_THAT(why(""), ContainsSubstring("dir/manifest.json: it is damaged"));
   auto whole = json::parse(to_json(small()));
   whole["smp_checkpoint"] = 2;

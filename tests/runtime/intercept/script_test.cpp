@@ -222,7 +222,7 @@ TEST_CASE("a file that cannot be split says why and how to export it",
     CHECK_THAT(text(name), ContainsSubstring(what));
     CHECK_THAT(text(name), ContainsSubstring("torch.jit.script"));
   };
-  says("export.py", "no TorchScript file");
+  says("export.py", "not a TorchScript file");
   says("frozen.pt", "frozen");
   says("inlined.pt", "inlining");
   says("state_dict.pt", "no code");

@@ -260,7 +260,7 @@ TEST_CASE("variables that contradict each other are named in the error",
   CHECK_THAT(error_with({{"RANK", "2"}, {"WORLD_SIZE", "2"}}),
              ContainsSubstring("RANK=2 must be less than WORLD_SIZE=2"));
   CHECK_THAT(error_with({{"RANK", "one"}, {"WORLD_SIZE", "2"}}),
-             ContainsSubstring("RANK=one is no number"));
+             ContainsSubstring("RANK=one is not a number"));
   CHECK_THAT(error_with({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}),
              ContainsSubstring("RANK=-1"));
   CHECK_THAT(error_with({{"RANK", "0"}, {"WORLD_SIZE", "2"}}),

@@ -64,7 +64,7 @@ TEST_CASE("ranks are shared among machines equally, or as the user says",
   CHECK_THAT(refusal([] {
                shares_of(2, {2, 0}, 2);
              }),
-             ContainsSubstring("a rank at least"));
+             ContainsSubstring("at least one rank"));
 }
 
 TEST_CASE("hosts are a name each, with or without their ranks",
