@@ -18,7 +18,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -55,12 +57,14 @@ struct chunk {
   at::Tensor word;   // [n, 1], which; 0 if it is not
 };
 
+/// @param bias undefined: there is none
 chunk chunk_of(const at::Tensor& hidden, const at::Tensor& weight,
-               const at::Tensor& labels, int64_t first, int64_t begin,
-               int64_t length) {
+               const at::Tensor& bias, const at::Tensor& labels, int64_t first,
+               int64_t begin, int64_t length) {
   chunk result;
   result.hidden = hidden.narrow(0, begin, length);
-  result.logits = at::linear(result.hidden, weight).to(computed_in(hidden));
+  result.logits = at::linear(result.hidden, weight, bias)
+                    .to(computed_in(hidden));
   auto word = labels.narrow(0, begin, length) - first;
   result.here = word.ge(0).logical_and(word.lt(weight.size(0)));
   result.word = at::where(result.here, word, 0).unsqueeze(1);
@@ -82,21 +86,26 @@ at::Tensor moments_of(const chunk& x) {
   return at::stack({largest, sum, label.to(sum.scalar_type())});
 }
 
-/// hidden [N, C], weight [v, C], labels [N] -> losses of all samples [N], the
-/// same on all peers, and so is their gradient. Those that are ignored are 0.
+/// hidden [N, C], weight [v, C], bias [v] or none, labels [N] -> losses of all
+/// samples [N], the same on all peers, and so is their gradient. Those that are
+/// ignored are 0.
 struct losses_function : ag::Function<losses_function> {
   static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& hidden,
-                            const at::Tensor& weight, const at::Tensor& labels,
-                            int64_t first, int64_t rows, int64_t ignored,
+                            const at::Tensor& weight,
+                            const std::optional<at::Tensor>& given_bias,
+                            const at::Tensor& labels, int64_t first,
+                            int64_t rows, int64_t ignored,
                             const std::string& name) {
+    auto bias = given_bias.value_or(at::Tensor{});
     std::vector<at::Tensor> parts;
     for (int64_t i = 0; i < hidden.size(0); i += rows)
-      parts.push_back(moments_of(chunk_of(hidden, weight, labels, first, i,
-                                          std::min(rows, hidden.size(0) - i))));
+      parts.push_back(
+        moments_of(chunk_of(hidden, weight, bias, labels, first, i,
+                            std::min(rows, hidden.size(0) - i))));
     auto all = tensor_group::current().allgather(at::cat(parts, 1), name);
     auto largest = all.select(1, 0).amax(0);
     auto sum = (all.select(1, 1) * (all.select(1, 0) - largest).exp()).sum(0);
-    c->save_for_backward({hidden, weight, labels, largest, sum});
+    c->save_for_backward({hidden, weight, labels, largest, sum, bias});
     c->saved_data["first"] = first;
     c->saved_data["rows"] = rows;
     c->saved_data["ignored"] = ignored;
@@ -108,33 +117,45 @@ struct losses_function : ag::Function<losses_function> {
   static ag::variable_list backward(ag::AutogradContext* c,
                                     const ag::variable_list& grads) {
     auto saved = c->get_saved_variables();
-    auto &hidden = saved[0], &weight = saved[1], &labels = saved[2];
+    auto &hidden = saved[0], &weight = saved[1], &labels = saved[2],
+         &bias = saved[5];
     const auto rows = c->saved_data["rows"].toInt();
     auto given = grads[0].masked_fill(
       labels.eq(c->saved_data["ignored"].toInt()), 0);
     auto of_hidden = at::empty_like(hidden);
     auto of_weight = at::zeros(weight.sizes(),
                                weight.options().dtype(computed_in(weight)));
+    at::Tensor of_bias;
+    if (bias.defined())
+      of_bias = at::zeros(bias.sizes(),
+                          bias.options().dtype(computed_in(bias)));
     for (int64_t i = 0; i < hidden.size(0); i += rows) {
       auto n = std::min(rows, hidden.size(0) - i);
-      auto x = chunk_of(hidden, weight, labels, c->saved_data["first"].toInt(),
-                        i, n);
+      auto x = chunk_of(hidden, weight, bias, labels,
+                        c->saved_data["first"].toInt(), i, n);
       auto& p = x.logits;
       p.sub_(saved[3].narrow(0, i, n).unsqueeze(1)).exp_();
       p.div_(saved[4].narrow(0, i, n).unsqueeze(1));
       if (p.size(1) > 0)
         p.scatter_add_(1, x.word, -x.here.to(p.scalar_type()).unsqueeze(1));
       p.mul_(given.narrow(0, i, n).unsqueeze(1));
+      if (of_bias.defined())
+        of_bias.add_(p.sum(0));
       auto of_logits = p.to(weight.scalar_type());
       of_hidden.narrow(0, i, n).copy_(of_logits.matmul(weight));
       of_weight.add_(of_logits.t().matmul(x.hidden));
     }
-    return {of_hidden, of_weight.to(weight.scalar_type()), {}, {}, {}, {}, {}};
+    if (of_bias.defined())
+      of_bias = of_bias.to(bias.scalar_type());
+    return {
+      of_hidden, of_weight.to(weight.scalar_type()), of_bias, {}, {}, {}, {},
+      {}};
   }
 };
 
 void check(const at::Tensor& hidden, const at::Tensor& weight,
-           const at::Tensor& labels, int64_t vocabulary) {
+           const at::Tensor& bias, const at::Tensor& labels,
+           int64_t vocabulary) {
   auto& group = tensor_group::current();
   auto rows = rows_of_peer(vocabulary, static_cast<int64_t>(group.rank()),
                            static_cast<int64_t>(group.size()))
@@ -146,6 +167,10 @@ void check(const at::Tensor& hidden, const at::Tensor& weight,
     refuse("of " + std::to_string(vocabulary) + " words this rank has "
            + std::to_string(rows) + ", but the weight is "
            + c10::str(weight.sizes()));
+  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != rows))
+    refuse("of " + std::to_string(vocabulary) + " words this rank has "
+           + std::to_string(rows) + ", but the bias is "
+           + c10::str(bias.sizes()));
   if (hidden.dim() < 2 || hidden.size(-1) != weight.size(1))
     refuse("hidden states " + c10::str(hidden.sizes()) + " for a weight "
            + c10::str(weight.sizes()));
@@ -179,8 +204,9 @@ at::Tensor cast(const at::Tensor& x) {
 at::Tensor cross_entropy_for_tp(const at::Tensor& hidden,
                                 const at::Tensor& weight,
                                 const at::Tensor& labels, int64_t vocabulary,
-                                const cross_entropy_options& x) {
-  check(hidden, weight, labels, vocabulary);
+                                const cross_entropy_options& x,
+                                const at::Tensor& bias) {
+  check(hidden, weight, bias, labels, vocabulary);
   auto mine = labels.flatten();
   auto counts = mine.ne(x.ignore_index);
   if (mine.lt(0)
@@ -194,7 +220,9 @@ at::Tensor cross_entropy_for_tp(const at::Tensor& hidden,
   const auto one = one_batch(x);
   auto all = samples_of_all(cast(hidden).flatten(0, -2), one);
   auto losses = losses_function::apply(
-    all, cast(weight), samples_of_all(mine, one), first_row(vocabulary),
+    all, cast(weight),
+    bias.defined() ? std::optional{cast(bias)} : std::nullopt,
+    samples_of_all(mine, one), first_row(vocabulary),
     std::max<int64_t>(rows, 1), x.ignore_index,
     tensor_group::current().next_name());
   if (!one)
@@ -204,12 +232,13 @@ at::Tensor cross_entropy_for_tp(const at::Tensor& hidden,
 }
 
 at::Tensor logits_for_tp(const at::Tensor& hidden, const at::Tensor& weight,
-                         int64_t vocabulary, const cross_entropy_options& x) {
-  check(hidden, weight, {}, vocabulary);
+                         int64_t vocabulary, const cross_entropy_options& x,
+                         const at::Tensor& bias) {
+  check(hidden, weight, bias, {}, vocabulary);
   const auto one = one_batch(x);
   auto peers = static_cast<int64_t>(tensor_group::current().size());
   auto most = rows_of_peer(vocabulary, 0, peers).second;
-  auto mine = at::linear(samples_of_all(hidden, one), weight);
+  auto mine = at::linear(samples_of_all(hidden, one), weight, bias);
   // Whoever has one row less gives one more, which is left out.
   mine = at::constant_pad_nd(mine, {0, most - mine.size(-1)});
   auto all = one ? merge_for_tp(mine, -1)

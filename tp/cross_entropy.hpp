@@ -30,8 +30,8 @@ struct cross_entropy_options {
 
 namespace nn {
 
-/// The cross entropy of logits = hidden weight^T, of which no rank ever has
-/// more than those of B samples for its own V / T words: they are computed
+/// The cross entropy of logits = hidden weight^T + bias, of which no rank ever
+/// has more than those of B samples for its own V / T words: they are computed
 /// again in backward, the samples of one peer at a time. Three numbers for each
 /// sample are exchanged, besides hidden states and their gradients. In float32,
 /// or float64, whatever the type of the others.
@@ -39,19 +39,22 @@ namespace nn {
 /// @param weight [V / T, C], the rows of this peer (`rows_of_peer`)
 /// @param labels [B, ...], 0 <= labels < V, or `ignore_index`
 /// @param vocabulary V
+/// @param bias [V / T], of the same words, or undefined
 /// @returns a scalar, the loss of this peer's samples; not a number if no label
 /// counts and the mean is wanted
 /// @throws c10::IndexError for other labels
 at::Tensor cross_entropy_for_tp(const at::Tensor& hidden,
                                 const at::Tensor& weight,
                                 const at::Tensor& labels, int64_t vocabulary,
-                                const cross_entropy_options& x = {});
+                                const cross_entropy_options& x = {},
+                                const at::Tensor& bias = {});
 
 /// [B, ..., C] -> [B, ..., V]: the logits themselves, for who wants to have
 /// them.
 at::Tensor logits_for_tp(const at::Tensor& hidden, const at::Tensor& weight,
                          int64_t vocabulary,
-                         const cross_entropy_options& x = {});
+                         const cross_entropy_options& x = {},
+                         const at::Tensor& bias = {});
 
 } // namespace nn
 

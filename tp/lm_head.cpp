@@ -11,6 +11,8 @@ class lm_head_of_peers final : public distributed_module {
 public:
   lm_head_of_peers(const native_module& x, int64_t vocabulary)
     : weight_(x.parameters.at("weight")),
+      bias_(x.parameters.contains("bias") ? x.parameters.at("bias")
+                                          : at::Tensor{}),
       vocabulary_(vocabulary),
       options_(static_cast<const lm_head_options*>(x.options.get())->loss) {
     options_.counts_samples_once = true;
@@ -18,14 +20,15 @@ public:
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
-    return {
-      xs.size() == 1
-        ? logits_for_tp(xs[0], weight_, vocabulary_, options_)
-        : cross_entropy_for_tp(xs[0], weight_, xs[1], vocabulary_, options_)};
+    return {xs.size() == 1
+              ? logits_for_tp(xs[0], weight_, vocabulary_, options_, bias_)
+              : cross_entropy_for_tp(xs[0], weight_, xs[1], vocabulary_,
+                                     options_, bias_)};
   }
 
 private:
   at::Tensor weight_;
+  at::Tensor bias_; // undefined: there is none
   int64_t vocabulary_;
   cross_entropy_options options_;
 };
@@ -39,9 +42,12 @@ std::string refusal_of_head(const native_module& x, int64_t peers) {
 
 parameter_slices slices_of_head(const native_module& x, int64_t rank,
                                 int64_t peers) {
-  auto& weight = x.parameters.at("weight");
-  auto [begin, length] = rows_of_peer(weight.size(0), rank, peers);
-  return {{"weight", {0, begin, length, weight.sizes().vec()}}};
+  parameter_slices result;
+  for (auto& [name, t] : x.parameters) {
+    auto [begin, length] = rows_of_peer(t.size(0), rank, peers);
+    result[name] = {0, begin, length, t.sizes().vec()};
+  }
+  return result;
 }
 
 std::unique_ptr<distributed_module> make_head(const native_module& x,

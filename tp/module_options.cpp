@@ -106,7 +106,7 @@ native_module described(const transformer_output_layer_options& x) {
 native_module described(const lm_head_options& x) {
   native_module result{.type = "LMHead"};
   result.how = &nn::lm_head_distribution;
-  result.own_names = {{"weight", x.weight}};
+  result.own_names = {{"weight", x.weight}, {"bias", x.bias}};
   result.options = std::make_shared<lm_head_options>(x);
   return result;
 }

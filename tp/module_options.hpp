@@ -44,6 +44,8 @@ struct layer_norm_options {
 /// The last layer of a language model, and its loss.
 struct lm_head_options {
   std::string weight = "weight"; // [words, channels]
+  /// [words]; there may be none.
+  std::string bias = "bias";
   cross_entropy_options loss;
 };
 

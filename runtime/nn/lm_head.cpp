@@ -24,14 +24,15 @@ namespace F = torch::nn::functional;
 
 } // namespace
 
-lm_head_impl::lm_head_impl(at::Tensor w, cross_entropy_options x)
+lm_head_impl::lm_head_impl(at::Tensor w, cross_entropy_options x, at::Tensor b)
   : weight(register_parameter("weight", std::move(w))), options(x) {
-  // nop
+  if (b.defined())
+    bias = register_parameter("bias", std::move(b));
 }
 
 at::Tensor lm_head_impl::forward(const at::Tensor& hidden,
                                  const std::optional<at::Tensor>& labels) {
-  auto logits = F::linear(hidden, weight);
+  auto logits = F::linear(hidden, weight, bias);
   if (!labels)
     return logits;
   auto how = F::CrossEntropyFuncOptions().ignore_index(options.ignore_index);

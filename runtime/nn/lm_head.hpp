@@ -19,7 +19,10 @@ namespace smp::nn {
 /// `smp::submodule<smp::nn::lm_head>`.
 struct lm_head_impl : torch::nn::Module {
   /// @param weight [V, C]: a new one, or that of an Embedding
-  explicit lm_head_impl(at::Tensor weight, cross_entropy_options x = {});
+  /// @param bias [V], which modules above may register, too, if they only give
+  /// it a name; undefined: there is none
+  explicit lm_head_impl(at::Tensor weight, cross_entropy_options x = {},
+                        at::Tensor bias = {});
 
   /// @param hidden [B, ..., C]
   /// @param labels [B, ...], 0 <= labels < V, or `ignore_index`
@@ -29,14 +32,15 @@ struct lm_head_impl : torch::nn::Module {
                      const std::optional<at::Tensor>& labels);
 
   at::Tensor weight;
+  at::Tensor bias;
   cross_entropy_options options;
 };
 TORCH_MODULE_IMPL(lm_head, lm_head_impl);
 
 /// One that is shared without being told, if it shares its weight with nothing
-/// but an Embedding that is shared, too. And for `tp_register`: hidden states
-/// [B, ..., C] and labels [B, ...] -> a scalar, or hidden states alone ->
-/// logits [B, ..., V].
+/// but an Embedding that is shared, too, and its bias with nothing. And for
+/// `tp_register`: hidden states [B, ..., C] and labels [B, ...] -> a scalar, or
+/// hidden states alone -> logits [B, ..., V].
 struct distributed_lm_head : distributed<lm_head> {
   using distributed::distributed;
   using options = lm_head_options;

@@ -134,7 +134,7 @@ private:
   std::string shared_tensor(uint32_t module) const {
     for (auto i : model_.modules[module].tensors) {
       auto& t = model_.tensors[i];
-      if (t.modules.size() > 1 && !tied_by_words(t))
+      if (t.modules.size() > 1 && !tied_by_words(t) && !is_bias_of_head(t))
         return fmt::format(
           "'{}' belongs to other modules, too; give each "
           "its own, or name all, if they are tables and an "
@@ -158,11 +158,37 @@ private:
       auto x = native_of(model_, i);
       if (!x || !wishes_.wanted(i) || !model_.modules[i].intercepted
           || !(x->type == "LMHead" || x->by_words) || !x->doubt.empty()
-          || !x->how->refusal(*x, peers).empty())
+          || !x->how->refusal(*x, peers).empty() || !has_own_bias(*x))
         return false;
       heads += x->type == "LMHead";
     }
     return heads > 0;
+  }
+
+  bool has_own_bias(const native_module& x) const {
+    auto bias = x.parameters.find("bias");
+    if (bias == x.parameters.end())
+      return true;
+    auto& t = model_.tensors.at(static_cast<size_t>(model_.find(bias->second)));
+    return t.modules.size() == 1 || is_bias_of_head(t);
+  }
+
+  /// Tells whether a tensor is the bias of a last layer, for which only modules
+  /// above it have names of their own: "bias" for "decoder.bias", as BERT does.
+  bool is_bias_of_head(const walked_tensor& t) const {
+    auto head = t.modules.back(); // what is above stands before in the walk
+    auto x = native_of(model_, head);
+    if (!x || x->type != "LMHead" || !x->parameters.contains("bias")
+        || !x->parameters.at("bias").is_same(t.tensor))
+      return false;
+    return std::ranges::all_of(
+      t.modules, [&](auto i) { return i == head || is_above(i, head); });
+  }
+
+  bool is_above(uint32_t module, uint32_t below) const {
+    while (below != 0 && below != module)
+      below = model_.modules[below].parent;
+    return below == module;
   }
 
   const walked_model& model_;

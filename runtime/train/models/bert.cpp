@@ -8,6 +8,7 @@
 #include <torch/nn/init.h>
 
 #include <cmath>
+#include <optional>
 
 namespace smp {
 
@@ -78,14 +79,26 @@ transformer_layer_options options_of_bert_layer(const bert_layer_impl& x) {
   bert_layer_impl, smp::nn::distributed_transformer_layer>(
   options_of_bert_layer);
 
-/// The last layer: the embedding's weight, or one of its own.
-submodule<tied_linear> make_decoder(const bert_config& x,
-                                    const torch::Tensor& word_embeddings,
-                                    const torch::Tensor& bias) {
-  return submodule<tied_linear>{
-    x.tied ? word_embeddings
-           : normal_tensor({x.vocabulary, x.width}, weight_std),
-    bias};
+/// The weight of the last layer: the embedding's, or one of its own.
+torch::Tensor decoder_weight(const bert_config& x,
+                             const torch::Tensor& word_embeddings) {
+  return x.tied ? word_embeddings
+                : normal_tensor({x.vocabulary, x.width}, weight_std);
+}
+
+/// @returns their loss, made by the head or of its logits
+/// @param x what the body gives
+template <class Head>
+torch::Tensor loss_of(Head& head, bool in_head, const torch::Tensor& x,
+                      const torch::Tensor& labels) {
+  return in_head ? head(x, std::optional{labels})
+                 : token_loss(head(x, std::nullopt), labels);
+}
+
+/// @returns what the last layer makes of `x`
+torch::Tensor decoded(language_head& decoder, const torch::Tensor& x,
+                      const std::optional<torch::Tensor>& labels) {
+  return labels ? decoder.loss(x, *labels) : decoder.logits(x);
 }
 
 /// Fills in what may be left out.
@@ -253,14 +266,16 @@ torch::Tensor bert_transform_impl::forward(torch::Tensor x) {
 bert_predictions_impl::bert_predictions_impl(const bert_config& x,
                                              torch::Tensor word_embeddings)
   : bias(register_parameter("bias", torch::zeros({x.vocabulary}))),
-    transform(x),
-    decoder(make_decoder(x, word_embeddings, bias)) {
+    transform(x) {
   register_module("transform", transform);
-  register_module("decoder", decoder);
+  decoder.emplace(*this, decoder_weight(x, word_embeddings), x.loss_in_head,
+                  "decoder", bias);
 }
 
-torch::Tensor bert_predictions_impl::forward(torch::Tensor x) {
-  return decoder(transform(x));
+torch::Tensor
+bert_predictions_impl::forward(const torch::Tensor& x,
+                               const std::optional<torch::Tensor>& labels) {
+  return decoded(*decoder, transform(x), labels);
 }
 
 bert_head_impl::bert_head_impl(const bert_config& x,
@@ -269,11 +284,13 @@ bert_head_impl::bert_head_impl(const bert_config& x,
   register_module("predictions", predictions);
 }
 
-torch::Tensor bert_head_impl::forward(torch::Tensor x) {
-  return predictions(x);
+torch::Tensor
+bert_head_impl::forward(const torch::Tensor& x,
+                        const std::optional<torch::Tensor>& labels) {
+  return predictions(x, labels);
 }
 
-bert_impl::bert_impl(const bert_config& x) {
+bert_impl::bert_impl(const bert_config& x) : loss_in_head(x.loss_in_head) {
   validate(x);
   bert = submodule<bert_body>(x);
   cls = submodule<bert_head>(x, bert->embeddings->word_embeddings->weight);
@@ -283,7 +300,13 @@ bert_impl::bert_impl(const bert_config& x) {
 
 torch::Tensor bert_impl::forward(torch::Tensor tokens, torch::Tensor mask,
                                  torch::Tensor segments) {
-  return cls(run_body(bert, tokens, mask, segments));
+  return cls(run_body(bert, tokens, mask, segments), std::nullopt);
+}
+
+torch::Tensor bert_impl::loss(torch::Tensor tokens, torch::Tensor labels,
+                              torch::Tensor mask, torch::Tensor segments) {
+  return loss_of(cls, loss_in_head, run_body(bert, tokens, mask, segments),
+                 labels);
 }
 
 // -- RoBERTa ------------------------------------------------------------------
@@ -292,18 +315,21 @@ roberta_head_impl::roberta_head_impl(const bert_config& x,
                                      torch::Tensor word_embeddings)
   : bias(register_parameter("bias", torch::zeros({x.vocabulary}))),
     dense(make_linear(x.width, x.width)),
-    layer_norm(norm_options(x)),
-    decoder(make_decoder(x, word_embeddings, bias)) {
+    layer_norm(norm_options(x)) {
   register_module("dense", dense);
   register_module("layer_norm", layer_norm);
-  register_module("decoder", decoder);
+  decoder.emplace(*this, decoder_weight(x, word_embeddings), x.loss_in_head,
+                  "decoder", bias);
 }
 
-torch::Tensor roberta_head_impl::forward(torch::Tensor x) {
-  return decoder(layer_norm(torch::nn::functional::gelu(dense(x))));
+torch::Tensor
+roberta_head_impl::forward(const torch::Tensor& x,
+                           const std::optional<torch::Tensor>& labels) {
+  return decoded(*decoder, layer_norm(torch::nn::functional::gelu(dense(x))),
+                 labels);
 }
 
-roberta_impl::roberta_impl(bert_config x) {
+roberta_impl::roberta_impl(bert_config x) : loss_in_head(x.loss_in_head) {
   x.padding = 1;
   x.positions_skip_padding = true;
   validate(x);
@@ -316,7 +342,13 @@ roberta_impl::roberta_impl(bert_config x) {
 
 torch::Tensor roberta_impl::forward(torch::Tensor tokens, torch::Tensor mask,
                                     torch::Tensor segments) {
-  return lm_head(run_body(roberta, tokens, mask, segments));
+  return lm_head(run_body(roberta, tokens, mask, segments), std::nullopt);
+}
+
+torch::Tensor roberta_impl::loss(torch::Tensor tokens, torch::Tensor labels,
+                                 torch::Tensor mask, torch::Tensor segments) {
+  return loss_of(lm_head, loss_in_head,
+                 run_body(roberta, tokens, mask, segments), labels);
 }
 
 } // namespace smp

@@ -8,6 +8,7 @@
 
 #include "runtime/intercept/submodule.hpp"
 #include "runtime/nn/layers.hpp"
+#include "runtime/train/models/language_head.hpp"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -17,6 +18,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <cstdint>
+#include <optional>
 #include <tuple>
 
 namespace smp {
@@ -37,6 +39,9 @@ struct bert_config {
   double dropout = 0;
   /// The last layer uses the embedding's weight, as the originals do.
   bool tied = true;
+  /// The last layer makes the loss as well, so that tensor-parallel ranks can
+  /// share it by words.
+  bool loss_in_head = false;
   /// Token whose embedding is never trained: 0 for BERT, 1 for RoBERTa.
   int64_t padding = 0;
   /// RoBERTa: positions count from `padding` + 1 and stand still at padding.
@@ -169,20 +174,24 @@ struct bert_predictions_impl : torch::nn::Module {
   /// word_embeddings: [V, C]
   bert_predictions_impl(const bert_config& x, torch::Tensor word_embeddings);
 
-  /// x: [B, T, C] @returns logits [B, T, V]
-  torch::Tensor forward(torch::Tensor x);
+  /// x: [B, T, C], labels: [B, T] int64
+  /// @returns the mean cross entropy of those that are not -100; without labels
+  /// logits [B, T, V]
+  torch::Tensor forward(const torch::Tensor& x,
+                        const std::optional<torch::Tensor>& labels);
 
   torch::Tensor bias; // [V], the decoder's too
   submodule<bert_transform> transform;
-  submodule<tied_linear> decoder = nullptr;
+  std::optional<language_head> decoder;
 };
 TORCH_MODULE_IMPL(bert_predictions, bert_predictions_impl);
 
 struct bert_head_impl : torch::nn::Module {
   bert_head_impl(const bert_config& x, torch::Tensor word_embeddings);
 
-  /// x: [B, T, C] @returns logits [B, T, V]
-  torch::Tensor forward(torch::Tensor x);
+  /// As of `bert_predictions_impl`.
+  torch::Tensor forward(const torch::Tensor& x,
+                        const std::optional<torch::Tensor>& labels);
 
   submodule<bert_predictions> predictions;
 };
@@ -201,6 +210,12 @@ struct bert_impl : torch::nn::Module {
   torch::Tensor forward(torch::Tensor tokens, torch::Tensor mask = {},
                         torch::Tensor segments = {});
 
+  /// labels: [B, T] int64; the others as above
+  /// @returns the mean cross entropy of those that are not -100
+  torch::Tensor loss(torch::Tensor tokens, torch::Tensor labels,
+                     torch::Tensor mask = {}, torch::Tensor segments = {});
+
+  bool loss_in_head;
   submodule<bert_body> bert = nullptr;
   submodule<bert_head> cls = nullptr;
 };
@@ -210,13 +225,14 @@ struct roberta_head_impl : torch::nn::Module {
   /// word_embeddings: [V, C]
   roberta_head_impl(const bert_config& x, torch::Tensor word_embeddings);
 
-  /// x: [B, T, C] @returns logits [B, T, V]
-  torch::Tensor forward(torch::Tensor x);
+  /// As of `bert_predictions_impl`.
+  torch::Tensor forward(const torch::Tensor& x,
+                        const std::optional<torch::Tensor>& labels);
 
   torch::Tensor bias; // [V], the decoder's too
   submodule<torch::nn::Linear> dense;
   submodule<torch::nn::LayerNorm> layer_norm;
-  submodule<tied_linear> decoder = nullptr;
+  std::optional<language_head> decoder;
 };
 TORCH_MODULE_IMPL(roberta_head, roberta_head_impl);
 
@@ -228,7 +244,10 @@ struct roberta_impl : torch::nn::Module {
   /// As of `bert_impl`.
   torch::Tensor forward(torch::Tensor tokens, torch::Tensor mask = {},
                         torch::Tensor segments = {});
+  torch::Tensor loss(torch::Tensor tokens, torch::Tensor labels,
+                     torch::Tensor mask = {}, torch::Tensor segments = {});
 
+  bool loss_in_head;
   submodule<bert_body> roberta = nullptr;
   submodule<roberta_head> lm_head = nullptr;
 };

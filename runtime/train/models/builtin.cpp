@@ -85,15 +85,15 @@ bert_config make_bert_config(const train_config& x, int64_t segments) {
   result.norm_eps = x.model.norm_eps.value_or(result.norm_eps);
   result.dropout = x.model.dropout;
   result.tied = x.model.tied.value_or(true);
+  result.loss_in_head = shares_words(x);
   return result;
 }
 
 template <class Model>
 std::unique_ptr<trainable> make_masked(Model model) {
   auto loss = [model](const batch& xs) mutable {
-    return token_loss(model(xs[0], xs.size() > 2 ? xs[1] : at::Tensor{},
-                            xs.size() > 3 ? xs[2] : at::Tensor{}),
-                      xs.back());
+    return model->loss(xs[0], xs.back(), xs.size() > 2 ? xs[1] : at::Tensor{},
+                       xs.size() > 3 ? xs[2] : at::Tensor{});
   };
   return std::make_unique<nn_trainable>(
     model.ptr(), loss,

@@ -5,13 +5,15 @@
 namespace smp {
 
 language_head::language_head(torch::nn::Module& parent,
-                             const torch::Tensor& weight, bool with_loss) {
+                             const torch::Tensor& weight, bool with_loss,
+                             const std::string& name,
+                             const torch::Tensor& bias) {
   if (with_loss) {
-    with_loss_ = submodule<nn::lm_head>(weight);
-    parent.register_module("lm_head", with_loss_);
+    with_loss_ = submodule<nn::lm_head>(weight, cross_entropy_options{}, bias);
+    parent.register_module(name, with_loss_);
   } else {
-    plain_ = submodule<tied_linear>(weight);
-    parent.register_module("lm_head", plain_);
+    plain_ = submodule<tied_linear>(weight, bias);
+    parent.register_module(name, plain_);
   }
 }
 

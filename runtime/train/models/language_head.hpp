@@ -4,16 +4,20 @@
 #include "runtime/nn/layers.hpp"
 #include "runtime/nn/lm_head.hpp"
 
+#include <string>
+
 namespace smp {
 
 /// The last layer of a language model: one that gives logits or, so that
 /// tensor-parallel ranks can share it by words, one with its loss.
 class language_head {
 public:
-  /// Becomes `parent`'s child "lm_head".
+  /// Becomes a child of `parent`.
   /// @param weight [V, C]: a new one, or that of an Embedding
+  /// @param bias [V], which `parent` may have, too; undefined: there is none
   language_head(torch::nn::Module& parent, const torch::Tensor& weight,
-                bool with_loss);
+                bool with_loss, const std::string& name = "lm_head",
+                const torch::Tensor& bias = {});
 
   /// hidden: [B, T, C] @returns [B, T, V]
   torch::Tensor logits(const torch::Tensor& hidden);
