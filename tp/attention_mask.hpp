@@ -3,15 +3,27 @@
 // Masks of attention: bool, and say what is seen, or numbers that are added to
 // scores. Broadcast to [B, heads, tokens, tokens].
 
+#include "transport/error.hpp"
+
 #include <ATen/ops/ones.h>
 
 #include <limits>
+#include <string>
 
 namespace smp::nn {
 
 /// @returns [tokens, tokens] bool: each token and those before it
 inline at::Tensor causal_mask(int64_t tokens) {
   return at::ones({tokens, tokens}, at::kBool).tril();
+}
+
+/// @param most tokens; 0: any number
+/// @throws error (user_code) for more
+inline void check_causal_mask_size(int64_t tokens, int64_t most) {
+  if (most > 0 && tokens > most)
+    throw error{error_code::user_code, "a sequence of " + std::to_string(tokens)
+                                         + " tokens, but causal_mask_size is "
+                                         + std::to_string(most)};
 }
 
 /// What is not seen has no weight. @param seen bool

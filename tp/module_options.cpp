@@ -57,8 +57,10 @@ native_module described(const attention_layer_options& x) {
   transformer_layer_options o;
   o.num_attention_heads = x.num_attention_heads;
   o.pre_layernorm = x.pre_layernorm;
+  o.post_layernorm = x.post_layernorm;
   o.scale = x.scale;
   o.causal = x.causal;
+  o.causal_mask_size = x.causal_mask_size;
   o.window = x.window;
   o.rms_norm = x.rms_norm;
   o.training = x.training;
@@ -67,6 +69,7 @@ native_module described(const attention_layer_options& x) {
     o.takes_mask = x.mask > 0;
     o.mask_position = x.mask;
     o.attention_norm = x.norm;
+    o.attention_post_norm = x.post_norm;
     o.query_key_value = linears;
     o.attention_output = x.output;
     o.attention_dropout = x.dropout;
@@ -75,8 +78,8 @@ native_module described(const attention_layer_options& x) {
   }
   auto complete = linears.size() == 3;
   if (complete)
-    o.cross_attention = {x.norm,   linears[0], linears[1],      linears[2],
-                         x.output, x.dropout,  x.output_dropout};
+    o.cross_attention = {x.norm,   linears[0], linears[1],       linears[2],
+                         x.output, x.dropout,  x.output_dropout, x.post_norm};
   o.context_position = x.context;
   o.context_mask_position = x.mask > 0 ? x.mask
                                        : std::numeric_limits<size_t>::max();
@@ -91,10 +94,12 @@ native_module described(const attention_layer_options& x) {
 native_module described(const transformer_output_layer_options& x) {
   transformer_layer_options o;
   o.pre_layernorm = x.pre_layernorm;
+  o.post_layernorm = x.post_layernorm;
   o.rms_norm = x.rms_norm;
   o.activation = x.activation;
   o.training = x.training;
   o.output_norm = x.norm;
+  o.output_post_norm = x.post_norm;
   o.intermediate = x.intermediate;
   o.gate = x.gate;
   o.output = x.output;

@@ -98,9 +98,9 @@ private:
       linears += rows * 3 * inputs_of(o.attention_output);
     if (o.has_output())
       linears += rows * (o.gate.name.empty() ? 1 : 2) * inputs_of(o.output);
-    auto norms = o.rms_norm ? squares(rows) : moments(rows);
+    auto norms = halves * (o.pre_layernorm + o.post_layernorm);
     return element_ * (split(states) + merge(states) + over_channels(linears))
-           + halves * norms;
+           + norms * (o.rms_norm ? squares(rows) : moments(rows));
   }
 
   // -- what they are made of, forward and backward ----------------------------

@@ -33,13 +33,15 @@ public:
     first(o.gate, 1);
     second(o.attention_output);
     second(o.output);
-    norm(o.attention_norm);
-    norm(o.output_norm);
+    for (auto* place : {&o.attention_norm, &o.attention_post_norm,
+                        &o.output_norm, &o.output_post_norm})
+      norm(*place);
     if (auto& cross = o.cross_attention) {
       for (auto* place : {&cross->query, &cross->key, &cross->value})
         first(*place, 1);
       second(cross->output);
       norm(cross->norm);
+      norm(cross->post_norm);
     }
     if (o.positions)
       cut(o.positions->name + ".weight", 1, 1);
@@ -113,12 +115,15 @@ public:
     if (attends)
       divide(o_.num_attention_heads, "heads");
     auto channels = channels_of_layer();
+    norms(o_.attention_norm, o_.attention_post_norm);
+    norms(o_.output_norm, o_.output_post_norm);
+    if (auto& cross = o_.cross_attention)
+      norms(cross->norm, cross->post_norm);
     if (o_.has_attention())
-      attention(o_.query_key_value, o_.attention_output, o_.attention_norm,
-                channels);
+      attention(o_.query_key_value, o_.attention_output, channels);
     if (auto& cross = o_.cross_attention)
       attention({cross->query, cross->key, cross->value}, cross->output,
-                cross->norm, channels);
+                channels);
     if (o_.has_output())
       feed_forward(channels);
     if (x_.saves_memory)
@@ -194,9 +199,7 @@ private:
   }
 
   void attention(const std::vector<options::linear_place>& inputs,
-                 const options::linear_place& output,
-                 const options::norm_place& of_it, int64_t channels) {
-    norm(of_it);
+                 const options::linear_place& output, int64_t channels) {
     auto width = sizes_of(output).in;
     auto n = static_cast<int64_t>(inputs.size());
     if (n != 1 && n != 3)
@@ -213,7 +216,6 @@ private:
   }
 
   void feed_forward(int64_t channels) {
-    norm(o_.output_norm);
     auto inner = sizes_of(o_.intermediate).out;
     if (!o_.gate.name.empty())
       expect(o_.gate, {channels, inner});
@@ -221,8 +223,13 @@ private:
     divide(inner, "inner channels");
   }
 
-  void norm(const options::norm_place& x) {
-    known_.insert({x.name + ".weight", x.name + ".bias"});
+  /// Nothing is computed with the norms of parts that have none.
+  void norms(const options::norm_place& first,
+             const options::norm_place& second) {
+    if (o_.pre_layernorm || o_.post_layernorm)
+      known_.insert({first.name + ".weight", first.name + ".bias"});
+    if (o_.pre_layernorm && o_.post_layernorm)
+      known_.insert({second.name + ".weight", second.name + ".bias"});
   }
 
   void table(const std::string& name) {

@@ -89,26 +89,27 @@ public:
     auto& o = *layer_;
     layer_parts parts{x};
     if (o.has_attention())
-      self_ = attention{parts.linears(o.query_key_value),
-                        parts.linear(o.attention_output),
-                        o.attention_dropout,
-                        o.attention_output_dropout,
-                        norm_of(parts, o.attention_norm),
-                        true};
+      self_ = attention{
+        parts.linears(o.query_key_value),
+        parts.linear(o.attention_output),
+        o.attention_dropout,
+        o.attention_output_dropout,
+        norms_of(parts, o, o.attention_norm, o.attention_post_norm),
+        true};
     if (auto& cross = o.cross_attention)
       cross_ = attention{
         parts.linears({cross->query, cross->key, cross->value}),
         parts.linear(cross->output),
         cross->dropout,
         cross->output_dropout,
-        norm_of(parts, cross->norm),
+        norms_of(parts, o, cross->norm, cross->post_norm),
         false};
     if (o.has_output()) {
       widening_.push_back(parts.linear(o.intermediate));
       if (!o.gate.name.empty())
         widening_.push_back(parts.linear(o.gate));
       output_ = parts.linear(o.output);
-      output_norm_ = norm_of(parts, o.output_norm);
+      output_norms_ = norms_of(parts, o, o.output_norm, o.output_post_norm);
     }
     if (o.positions)
       positions_ = x.parameters.at(o.positions->name + ".weight");
@@ -128,18 +129,18 @@ public:
     auto seen = masked ? all_masks(mask, samples) : at::Tensor{};
     auto x = enter(xs[0]);
     if (self_)
-      x = part(x, self_->norm,
+      x = part(x, self_->norms,
                [&](const auto& h) { return attend(*self_, h, h, seen); });
     if (cross_) {
       auto context = enter(xs[o.context_position]);
       auto given = optional(xs, o.context_mask_position);
       auto shown = given.defined() ? all_masks(given, samples) : given;
-      x = part(x, cross_->norm, [&](const auto& h) {
+      x = part(x, cross_->norms, [&](const auto& h) {
         return attend(*cross_, h, context, shown);
       });
     }
     if (o.has_output())
-      x = part(x, output_norm_, [&](const auto& h) { return widen(h); });
+      x = part(x, output_norms_, [&](const auto& h) { return widen(h); });
     x = leave(x);
     if (!o.returns_arguments)
       return {x};
@@ -248,12 +249,17 @@ protected:
   }
 
 private:
+  /// Those that there are.
+  struct norms_of_part {
+    std::optional<norm_parameters> before, behind;
+  };
+
   struct attention {
     std::vector<part_of_linear> inputs; // query, key, value; or one for all
     part_of_linear output;
     options::dropout_place dropout;
     options::dropout_place output_dropout;
-    norm_parameters norm;
+    norms_of_part norms;
     bool of_itself = true;
   };
 
@@ -261,6 +267,19 @@ private:
                                  const options::norm_place& place) {
     return {parts.optional(place.name + ".weight"),
             parts.optional(place.name + ".bias"), place.eps};
+  }
+
+  /// @param first the only one, or the one before
+  /// @param second the one behind if there are both
+  static norms_of_part norms_of(const layer_parts& parts, const options& o,
+                                const options::norm_place& first,
+                                const options::norm_place& second) {
+    norms_of_part result;
+    if (o.pre_layernorm)
+      result.before = norm_of(parts, first);
+    if (o.post_layernorm)
+      result.behind = norm_of(parts, o.pre_layernorm ? second : first);
+    return result;
   }
 
   /// @returns an undefined tensor if there is none
@@ -276,7 +295,7 @@ private:
     if (has(0) && xs[0].dim() == 3 && (!o.positions || has(o.mask_position))
         && (!o.cross_attention
             || (has(o.context_position) && xs[o.context_position].dim() == 3)))
-      return;
+      return check_causal_mask_size(xs[0].size(1), o.causal_mask_size);
     throw error{error_code::user_code,
                 "'" + name_
                   + "' wants hidden states [samples, tokens, channels]"
@@ -287,8 +306,9 @@ private:
   }
 
   template <class F>
-  at::Tensor part(const at::Tensor& x, const norm_parameters& p, F f) const {
-    return layer_->pre_layernorm ? x + f(norm(x, p)) : norm(x + f(x), p);
+  at::Tensor part(const at::Tensor& x, const norms_of_part& norms, F f) const {
+    auto y = x + f(norms.before ? norm(x, *norms.before) : x);
+    return norms.behind ? norm(y, *norms.behind) : y;
   }
 
   // -- attention --------------------------------------------------------------
@@ -377,7 +397,7 @@ private:
   std::optional<attention> self_, cross_;
   std::vector<part_of_linear> widening_;
   part_of_linear output_;
-  norm_parameters output_norm_ = {};
+  norms_of_part output_norms_;
   at::Tensor positions_;
 };
 

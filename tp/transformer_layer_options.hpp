@@ -18,12 +18,16 @@ namespace smp {
 /// its linears names none.
 struct transformer_layer_options {
   int64_t num_attention_heads = 1;
-  /// Each half is h + f(norm(h)), or norm(h + f(h)).
+  /// Which norms each half has: before, of n(h) in h + f(n(h)), and behind, of
+  /// the whole sum; one, both or none.
   bool pre_layernorm = true;
+  bool post_layernorm = false;
   /// Of the scores; nothing: 1 / sqrt(width of a head).
   std::optional<double> scale = {};
   /// A token sees no later one.
   bool causal = false;
+  /// There are at most so many tokens; 0: any number.
+  int64_t causal_mask_size = 0;
   /// Of those before it only the last so many, itself included; 0: all.
   int64_t window = 0;
   /// A tensor of the arguments, if it is there, is added to the scores, or if
@@ -64,6 +68,7 @@ struct transformer_layer_options {
     norm_place norm;
     linear_place query, key, value, output;
     dropout_place dropout, output_dropout;
+    norm_place post_norm = {}; // where there are both
   };
 
   /// A table [any, heads] that says what is added to the mask by position;
@@ -76,6 +81,9 @@ struct transformer_layer_options {
 
   norm_place attention_norm;
   norm_place output_norm;
+  /// Those behind, where there are both.
+  norm_place attention_post_norm = {};
+  norm_place output_post_norm = {};
   /// One for query, key and value in this order, or one for each.
   std::vector<linear_place> query_key_value;
   linear_place attention_output;
@@ -113,8 +121,10 @@ struct transformer_layer_options {
 struct attention_layer_options {
   int64_t num_attention_heads = 1;
   bool pre_layernorm = true;
+  bool post_layernorm = false;
   std::optional<double> scale = {};
   bool causal = false;
+  int64_t causal_mask_size = 0;
   int64_t window = 0;
   bool rms_norm = false;
   std::function<bool()> training = {};
@@ -124,6 +134,7 @@ struct attention_layer_options {
   size_t context = 0;
   size_t mask = 0;
   transformer_layer_options::norm_place norm;
+  transformer_layer_options::norm_place post_norm = {};
   /// One for each of query, key and value; of itself also one for all.
   std::vector<transformer_layer_options::linear_place> query_key_value;
   transformer_layer_options::linear_place output;
@@ -135,10 +146,12 @@ struct attention_layer_options {
 /// The feed-forward half as a module of its own, likewise.
 struct transformer_output_layer_options {
   bool pre_layernorm = true;
+  bool post_layernorm = false;
   bool rms_norm = false;
   std::function<at::Tensor(const at::Tensor&)> activation = {};
   std::function<bool()> training = {};
   transformer_layer_options::norm_place norm;
+  transformer_layer_options::norm_place post_norm = {};
   transformer_layer_options::linear_place intermediate;
   transformer_layer_options::linear_place gate;
   transformer_layer_options::linear_place output;

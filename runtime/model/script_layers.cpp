@@ -264,7 +264,8 @@ public:
   transformer_layer_options run(const term& result, const term& states,
                                 const term& mask) {
     mask_ = mask;
-    o_.pre_layernorm = !result->is("LayerNorm");
+    o_.post_layernorm = result->is("LayerNorm");
+    o_.pre_layernorm = !o_.post_layernorm;
     if (o_.pre_layernorm) {
       auto [between, half] = sum(result);
       auto [first, attention] = sum(between);

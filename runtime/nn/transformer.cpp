@@ -80,12 +80,28 @@ torch::Tensor weighted(const torch::Tensor& q, const torch::Tensor& k,
   return torch::matmul(weights, v);
 }
 
-/// h + f(norm(h)), or norm(h + f(h))
-template <class F>
-torch::Tensor residual(const arguments_t& x,
-                       submodule<torch::nn::LayerNorm>& norm,
-                       const torch::Tensor& h, F f) {
-  return x.pre_layernorm ? h + f(norm(h)) : norm(h + f(h));
+/// Makes the norms of a part of a layer.
+template <class Part>
+void add_norms(Part& part) {
+  auto& x = part.arguments;
+  if (x.pre_layernorm || x.post_layernorm) {
+    part.layernorm = submodule<torch::nn::LayerNorm>(norm_options(x));
+    part.register_module("layernorm", part.layernorm);
+  }
+  if (x.pre_layernorm && x.post_layernorm) {
+    part.post_layernorm = submodule<torch::nn::LayerNorm>(norm_options(x));
+    part.register_module("post_layernorm", part.post_layernorm);
+  }
+}
+
+/// h + f(n(h)), and a norm of that, with the norms that there are.
+template <class Part, class F>
+torch::Tensor residual(Part& part, const torch::Tensor& h, F f) {
+  auto& x = part.arguments;
+  auto y = h + f(x.pre_layernorm ? part.layernorm(h) : h);
+  if (!x.post_layernorm)
+    return y;
+  return x.pre_layernorm ? part.post_layernorm(y) : part.layernorm(y);
 }
 
 [[noreturn]] void refuse_states(size_t size, bool cross) {
@@ -106,14 +122,18 @@ options_of(const distributed_transformer_layer_impl& x) {
   transformer_layer_options result;
   result.num_attention_heads = a.num_attention_heads;
   result.pre_layernorm = a.pre_layernorm;
+  result.post_layernorm = a.post_layernorm;
   result.scale = a.attention_scale;
   result.causal = a.causal_mask_size.has_value();
+  result.causal_mask_size = a.causal_mask_size.value_or(0);
   result.takes_mask = true;
   result.returns_arguments = true;
   result.activation = find_activation(a.activation)->apply;
   auto eps = a.layernorm_epsilon;
   result.attention_norm = {"attention.layernorm", eps};
+  result.attention_post_norm = {"attention.post_layernorm", eps};
   result.output_norm = {"output.layernorm", eps};
+  result.output_post_norm = {"output.post_layernorm", eps};
   result.query_key_value = {
     {"attention.query"}, {"attention.key"}, {"attention.value"}};
   result.attention_output = {"attention.dense"};
@@ -130,7 +150,8 @@ options_of(const distributed_transformer_layer_impl& x) {
                               {"crossattention.value"},
                               {"crossattention.dense"},
                               {"crossattention", weights},
-                              {"crossattention.dropout", hidden}};
+                              {"crossattention.dropout", hidden},
+                              {"crossattention.post_layernorm", eps}};
   return result;
 }
 
@@ -140,11 +161,14 @@ options_of_attention(const distributed_attention_layer_impl& x) {
   attention_layer_options result;
   result.num_attention_heads = a.num_attention_heads;
   result.pre_layernorm = a.pre_layernorm;
+  result.post_layernorm = a.post_layernorm;
   result.scale = a.attention_scale;
   result.causal = !x.cross && a.causal_mask_size;
+  result.causal_mask_size = x.cross ? 0 : a.causal_mask_size.value_or(0);
   result.context = x.cross ? 1 : 0;
   result.mask = 2;
   result.norm = {"layernorm", a.layernorm_epsilon};
+  result.post_norm = {"post_layernorm", a.layernorm_epsilon};
   result.query_key_value = {{"query"}, {"key"}, {"value"}};
   result.output = {"dense"};
   result.dropout = {"", a.attention_dropout_prob};
@@ -157,8 +181,10 @@ options_of_output(const distributed_transformer_output_layer_impl& x) {
   auto& a = x.arguments;
   transformer_output_layer_options result;
   result.pre_layernorm = a.pre_layernorm;
+  result.post_layernorm = a.post_layernorm;
   result.activation = find_activation(a.activation)->apply;
   result.norm = {"layernorm", a.layernorm_epsilon};
+  result.post_norm = {"post_layernorm", a.layernorm_epsilon};
   result.intermediate = {"dense1"};
   result.output = {"dense2"};
   result.output_dropout = {"dropout", a.hidden_dropout_prob};
@@ -207,11 +233,6 @@ void validate(const transformer_layer_arguments& x) {
                   "allowed: {}",
                   x.activation, names));
   }
-  if (x.pre_layernorm == x.post_layernorm)
-    throw config_error(fmt::format(
-      "pre_layernorm and post_layernorm are both {0}: the norms of a layer are "
-      "before its parts or behind them; set one of both",
-      x.pre_layernorm));
 }
 
 void validate(const transformer_arguments& x) {
@@ -234,13 +255,12 @@ distributed_attention_layer_impl::distributed_attention_layer_impl(
   const transformer_layer_arguments& x, bool cross)
   : arguments(x),
     cross(cross),
-    layernorm(norm_options(x)),
     query(make_linear(x, x.hidden_size, attended(x))),
     key(make_linear(x, x.hidden_size, attended(x))),
     value(make_linear(x, x.hidden_size, attended(x))),
     dense(make_linear(x, attended(x), x.hidden_size)),
     dropout(x.hidden_dropout_prob) {
-  register_module("layernorm", layernorm);
+  add_norms(*this);
   register_module("query", query);
   register_module("key", key);
   register_module("value", value);
@@ -254,7 +274,10 @@ torch::Tensor distributed_attention_layer_impl::forward(torch::Tensor hidden,
   auto heads = [&](const torch::Tensor& x) {
     return split_heads(x, arguments.num_attention_heads);
   };
-  return residual(arguments, layernorm, hidden, [&](const torch::Tensor& h) {
+  if (!cross)
+    check_causal_mask_size(hidden.size(1),
+                           arguments.causal_mask_size.value_or(0));
+  return residual(*this, hidden, [&](const torch::Tensor& h) {
     auto& seen = cross ? context : h;
     auto y = weighted(heads(query(h)), heads(key(seen)), heads(value(seen)),
                       mask, !cross && arguments.causal_mask_size,
@@ -268,11 +291,10 @@ distributed_transformer_output_layer_impl::
   distributed_transformer_output_layer_impl(
     const transformer_layer_arguments& x)
   : arguments(x),
-    layernorm(norm_options(x)),
     dense1(make_linear(x, x.hidden_size, x.intermediate_size)),
     dense2(make_linear(x, x.intermediate_size, x.hidden_size)),
     dropout(x.hidden_dropout_prob) {
-  register_module("layernorm", layernorm);
+  add_norms(*this);
   register_module("dense1", dense1);
   register_module("dense2", dense2);
   register_module("dropout", dropout);
@@ -281,7 +303,7 @@ distributed_transformer_output_layer_impl::
 torch::Tensor
 distributed_transformer_output_layer_impl::forward(torch::Tensor x) {
   auto* activate = find_activation(arguments.activation)->apply;
-  return residual(arguments, layernorm, x, [&](const torch::Tensor& h) {
+  return residual(*this, x, [&](const torch::Tensor& h) {
     return dropout(dense2(activate(dense1(h))));
   });
 }
@@ -320,12 +342,6 @@ distributed_transformer_impl::distributed_transformer_impl(
 }
 
 layer_states distributed_transformer_impl::forward(layer_states x) {
-  if (auto most = arguments.causal_mask_size;
-      most && !x.empty() && x[0].size(1) > *most)
-    throw error{error_code::user_code,
-                fmt::format("a sequence of {} tokens, but causal_mask_size is "
-                            "{}",
-                            x[0].size(1), *most)};
   return seq_layers->forward<layer_states>(std::move(x));
 }
 

@@ -43,11 +43,12 @@ struct transformer_layer_arguments {
   /// where biases begin at 0; else linears begin as those of torch::nn.
   double initializer_range = 0.02;
   bool use_normal_initialization = false;
-  /// A token sees no later one, and there are at most so many.
+  /// A token sees no later one, and there are at most so many tokens.
   std::optional<int64_t> causal_mask_size = {};
   /// A third part attends to what another model made.
   bool add_cross_attention = false;
-  /// Each part is h + f(norm(h)), or norm(h + f(h)): one of both.
+  /// Which norms each part has: before, of n(h) in h + f(n(h)), and behind, of
+  /// the whole sum; one, both or none.
   bool pre_layernorm = false;
   bool post_layernorm = true;
   /// Of scores; nothing: 1 / sqrt(attention_head_size).
@@ -88,12 +89,17 @@ struct distributed_attention_layer_impl : torch::nn::Module, shared_by_itself {
   /// hidden: [B, T, C]; context: [B, S, C], unused by self-attention; mask: as
   /// in `layer_states`, or undefined
   /// @returns [B, T, C]
+  /// @throws error (user_code) of self-attention for more tokens than
+  /// `causal_mask_size`
   torch::Tensor forward(torch::Tensor hidden, torch::Tensor context,
                         torch::Tensor mask);
 
   transformer_layer_arguments arguments;
   bool cross;
-  submodule<torch::nn::LayerNorm> layernorm;
+  /// The only one, or the one before; null: there is none.
+  submodule<torch::nn::LayerNorm> layernorm = nullptr;
+  /// The one behind if there are both.
+  submodule<torch::nn::LayerNorm> post_layernorm = nullptr;
   submodule<torch::nn::Linear> query, key, value; // C -> heads * head size
   submodule<torch::nn::Linear> dense;             // and back
   submodule<torch::nn::Dropout> dropout;
@@ -118,7 +124,9 @@ struct distributed_transformer_output_layer_impl : torch::nn::Module,
   torch::Tensor forward(torch::Tensor x);
 
   transformer_layer_arguments arguments;
-  submodule<torch::nn::LayerNorm> layernorm;
+  /// As of attention.
+  submodule<torch::nn::LayerNorm> layernorm = nullptr;
+  submodule<torch::nn::LayerNorm> post_layernorm = nullptr;
   submodule<torch::nn::Linear> dense1; // C -> intermediate_size
   submodule<torch::nn::Linear> dense2; // and back
   submodule<torch::nn::Dropout> dropout;
@@ -140,6 +148,7 @@ struct distributed_transformer_layer_impl : torch::nn::Module,
     const transformer_layer_arguments& x);
 
   /// @returns all that went in, with new hidden states
+  /// @throws error (user_code) for more tokens than `causal_mask_size`
   layer_states forward(layer_states x);
 
   transformer_layer_arguments arguments;

@@ -38,6 +38,7 @@ struct kind {
   bool gated = false;
   bool positions = true;
   bool pre_layernorm = true;
+  bool post_layernorm = false;
   double dropout = 0;
 };
 
@@ -50,6 +51,14 @@ Tensor bias_of(const Tensor& table, int64_t n) {
     .unsqueeze(0);
 }
 
+void add_norms(native_module& x, const kind& k, const std::string& part,
+               torch::Dtype type) {
+  if (k.pre_layernorm || k.post_layernorm)
+    x.parameters[part + ".norm.weight"] = torch::randn({width}).to(type);
+  if (k.pre_layernorm && k.post_layernorm)
+    x.parameters[part + ".post.norm.weight"] = torch::randn({width}).to(type);
+}
+
 native_module layer_of(const kind& k, torch::Dtype type, bool saves_memory) {
   native_module x{"TransformerLayer"};
   x.name = "block.0";
@@ -59,12 +68,10 @@ native_module layer_of(const kind& k, torch::Dtype type, bool saves_memory) {
                                       / std::sqrt(static_cast<double>(in)))
                                        .to(type);
   };
-  auto norm = [&](const std::string& name) {
-    x.parameters[name + ".weight"] = torch::randn({width}).to(type);
-  };
   transformer_layer_options o;
   o.num_attention_heads = heads;
   o.pre_layernorm = k.pre_layernorm;
+  o.post_layernorm = k.post_layernorm;
   o.scale = 1;
   o.takes_mask = o.returns_arguments = o.rms_norm = true;
   o.activation = [](const Tensor& y) { return at::gelu(y); };
@@ -75,9 +82,10 @@ native_module layer_of(const kind& k, torch::Dtype type, bool saves_memory) {
     for (auto* part : {".q", ".k", ".v"})
       linear(name + part, width, attended);
     linear(name + ".o", attended, width);
-    norm(name + ".norm");
+    add_norms(x, k, name, type);
   }
   o.attention_norm = {"layer.self.norm", 1e-5};
+  o.attention_post_norm = {"layer.self.post.norm", 1e-3};
   o.query_key_value = {{"layer.self.q"}, {"layer.self.k"}, {"layer.self.v"}};
   o.attention_output = {"layer.self.o"};
   o.attention_dropout = {"layer.self", k.dropout};
@@ -94,16 +102,17 @@ native_module layer_of(const kind& k, torch::Dtype type, bool saves_memory) {
                          {"layer.cross.v"},
                          {"layer.cross.o"},
                          {"layer.cross", k.dropout},
-                         {"layer.cross.drop", k.dropout}};
+                         {"layer.cross.drop", k.dropout},
+                         {"layer.cross.post.norm", 1e-3}};
   linear("layer.ff.wi", width, inner);
   if (k.gated)
     linear("layer.ff.gate", width, inner);
   linear("layer.ff.wo", inner, width);
-  norm("layer.ff.norm");
+  add_norms(x, k, "layer.ff", type);
   o.output_norm = {"layer.ff.norm", 1e-4};
+  o.output_post_norm = {"layer.ff.post.norm", 1e-3};
   o.intermediate = {"layer.ff.wi"};
-  if (k.gated)
-    o.gate = {"layer.ff.gate"};
+  o.gate = {k.gated ? "layer.ff.gate" : ""};
   o.output = {"layer.ff.wo"};
   o.inner_dropout = {"layer.ff.inside", k.dropout};
   o.output_dropout = {"layer.ff.drop", k.dropout};
@@ -125,8 +134,12 @@ public:
     if (k_.positions)
       xs[1] = xs[1] + bias_of(p_.at("layer.self.table.weight"), tokens);
     auto half = [&](const std::string& name, double eps, auto f) {
-      x = k_.pre_layernorm ? x + f(norm(x, name, eps))
-                           : norm(x + f(x), name, eps);
+      auto y = x + f(k_.pre_layernorm ? norm(x, name, eps) : x);
+      if (k_.pre_layernorm && k_.post_layernorm)
+        y = norm(y, name + ".post", 1e-3);
+      else if (k_.post_layernorm)
+        y = norm(y, name, eps);
+      x = y;
     };
     half("layer.self", 1e-5,
          [&](const Tensor& h) { return attend(h, h, xs[1], "layer.self"); });
@@ -229,7 +242,7 @@ void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
            double share) {
   auto same = GENERATE(false, true);
   CAPTURE(same, peers, k.decoder, k.gated, k.positions, k.pre_layernorm,
-          k.dropout, saves_memory);
+          k.post_layernorm, k.dropout, saves_memory);
   torch::manual_seed(21);
   auto x = layer_of(k, type, saves_memory);
   auto given = arguments_of(k, type);
@@ -284,7 +297,9 @@ TEST_CASE("layers of T5 compute the same shared as alone",
   uint64_t peers = GENERATE(1, 2, 4);
   auto saves_memory = GENERATE(false, true);
   auto k = GENERATE(kind{}, kind{.decoder = false}, kind{.gated = true},
-                    kind{.positions = false}, kind{.pre_layernorm = false},
+                    kind{.positions = false},
+                    kind{.pre_layernorm = false, .post_layernorm = true},
+                    kind{.post_layernorm = true}, kind{.pre_layernorm = false},
                     kind{.decoder = false, .positions = false});
   check(k, peers, torch::kDouble, saves_memory, 1e-11);
 }

@@ -43,10 +43,17 @@ void add_linear(native_module& x, const std::string& name, int64_t in,
   x.parameters[name + ".bias"] = torch::randn({out}).to(type);
 }
 
-void add_norm(native_module& x, bool rms, torch::Dtype type) {
-  x.parameters["norm.weight"] = torch::randn({channels}).to(type);
-  if (!rms)
-    x.parameters["norm.bias"] = torch::randn({channels}).to(type);
+template <class Kind>
+void add_norms(native_module& x, const Kind& k, bool rms, torch::Dtype type) {
+  auto add = [&](const std::string& name) {
+    x.parameters[name + ".weight"] = torch::randn({channels}).to(type);
+    if (!rms)
+      x.parameters[name + ".bias"] = torch::randn({channels}).to(type);
+  };
+  if (k.pre_layernorm || k.post_layernorm)
+    add("norm");
+  if (k.pre_layernorm && k.post_layernorm)
+    add("post");
 }
 
 /// What both formulas have in common.
@@ -62,9 +69,9 @@ public:
     return at::linear(x, inputs_first_ ? w.t() : w, p_.at(name + ".bias"));
   }
 
-  Tensor norm(const Tensor& x) const {
-    auto& w = p_.at("norm.weight");
-    if (auto bias = p_.find("norm.bias"); bias != p_.end())
+  Tensor norm(const Tensor& x, const std::string& name = "norm") const {
+    auto& w = p_.at(name + ".weight");
+    if (auto bias = p_.find(name + ".bias"); bias != p_.end())
       return at::layer_norm(x, {channels}, w, bias->second, eps);
     return w * x * at::rsqrt(x.square().mean(-1, true) + eps);
   }
@@ -81,9 +88,13 @@ public:
     return torch::cat(parts, 0);
   }
 
-  template <class F>
-  Tensor added(bool pre_layernorm, const Tensor& x, F f) const {
-    return pre_layernorm ? x + f(norm(x)) : norm(x + f(x));
+  template <class Kind, class F>
+  Tensor added(const Kind& k, const Tensor& x, F f) const {
+    if (k.pre_layernorm && k.post_layernorm)
+      return norm(x + f(norm(x)), "post");
+    if (k.pre_layernorm)
+      return x + f(norm(x));
+    return k.post_layernorm ? norm(x + f(x)) : x + f(x);
   }
 
 private:
@@ -96,6 +107,7 @@ private:
 
 struct attention_kind {
   bool pre_layernorm = true;
+  bool post_layernorm = false;
   bool fused = false; // query, key and value in one linear, [in, out]
   bool causal = false;
   bool takes_mask = false;
@@ -108,11 +120,13 @@ native_module attention_of(const attention_kind& k, torch::Dtype type,
   attention_layer_options o;
   o.num_attention_heads = heads;
   o.pre_layernorm = k.pre_layernorm;
+  o.post_layernorm = k.post_layernorm;
   o.causal = k.causal;
   o.scale = 0.3;
   o.context = k.cross ? 1 : 0;
   o.mask = k.cross ? 2 : k.takes_mask ? 1 : 0;
   o.norm = {"norm", eps};
+  o.post_norm = {"post", eps};
   if (k.fused)
     o.query_key_value = {{"qkv", true}};
   else
@@ -129,14 +143,14 @@ native_module attention_of(const attention_kind& k, torch::Dtype type,
     for (auto* name : {"query", "key", "value"})
       add_linear(x, name, channels, width, false, type);
   add_linear(x, "out", width, channels, k.fused, type);
-  add_norm(x, false, type);
+  add_norms(x, k, false, type);
   return x;
 }
 
 /// @param other a mask, what is attended to, or undefined
 Tensor plain_attention(const attention_kind& k, const plain_half& how,
                        const Tensor& x, const Tensor& other) {
-  return how.added(k.pre_layernorm, x, [&](const Tensor& h) {
+  return how.added(k, x, [&](const Tensor& h) {
     auto& from = k.cross ? other : h;
     auto qkv = k.fused
                  ? how.linear(h, "qkv").chunk(3, 2)
@@ -160,8 +174,8 @@ Tensor plain_attention(const attention_kind& k, const plain_half& how,
 void check_attention(const attention_kind& k, uint64_t peers, torch::Dtype type,
                      bool saves_memory, double digits) {
   auto same = GENERATE(false, true);
-  CAPTURE(peers, saves_memory, same, k.pre_layernorm, k.fused, k.causal,
-          k.takes_mask, k.cross, k.dropout);
+  CAPTURE(peers, saves_memory, same, k.pre_layernorm, k.post_layernorm, k.fused,
+          k.causal, k.takes_mask, k.cross, k.dropout);
   torch::manual_seed(21);
   auto x = attention_of(k, type, saves_memory);
   auto input = torch::randn({samples, tokens, channels}).to(type);
@@ -183,6 +197,7 @@ void check_attention(const attention_kind& k, uint64_t peers, torch::Dtype type,
 
 struct output_kind {
   bool pre_layernorm = true;
+  bool post_layernorm = false;
   bool gated = false;
   bool rms = false;
   bool inputs_first = false;
@@ -193,9 +208,11 @@ native_module output_of(const output_kind& k, torch::Dtype type,
                         bool saves_memory) {
   transformer_output_layer_options o;
   o.pre_layernorm = k.pre_layernorm;
+  o.post_layernorm = k.post_layernorm;
   o.rms_norm = k.rms;
   o.activation = [](const Tensor& y) { return at::silu(y); };
   o.norm = {"norm", eps};
+  o.post_norm = {"post", eps};
   o.intermediate = {"up", k.inputs_first};
   if (k.gated)
     o.gate = {"gate", k.inputs_first};
@@ -209,13 +226,13 @@ native_module output_of(const output_kind& k, torch::Dtype type,
   if (k.gated)
     add_linear(x, "gate", channels, inner, k.inputs_first, type);
   add_linear(x, "down", inner, channels, k.inputs_first, type);
-  add_norm(x, k.rms, type);
+  add_norms(x, k, k.rms, type);
   return x;
 }
 
 Tensor plain_output(const output_kind& k, const plain_half& how,
                     const Tensor& x) {
-  return how.added(k.pre_layernorm, x, [&](const Tensor& h) {
+  return how.added(k, x, [&](const Tensor& h) {
     auto y = at::silu(how.linear(h, "up"));
     if (k.gated)
       y = y * how.linear(h, "gate");
@@ -227,8 +244,8 @@ Tensor plain_output(const output_kind& k, const plain_half& how,
 void check_output(const output_kind& k, uint64_t peers, torch::Dtype type,
                   bool saves_memory, double digits) {
   auto same = GENERATE(false, true);
-  CAPTURE(peers, saves_memory, same, k.pre_layernorm, k.gated, k.rms,
-          k.inputs_first, k.dropout);
+  CAPTURE(peers, saves_memory, same, k.pre_layernorm, k.post_layernorm, k.gated,
+          k.rms, k.inputs_first, k.dropout);
   torch::manual_seed(22);
   auto x = output_of(k, type, saves_memory);
   auto input = torch::randn({samples, tokens, channels}).to(type);
@@ -246,12 +263,16 @@ TEST_CASE("attention computes the same shared as alone",
           "[tp][transformer_layer][R54]") {
   uint64_t peers = GENERATE(1, 2, 4);
   auto saves_memory = GENERATE(false, true);
-  auto k = GENERATE(attention_kind{},
-                    attention_kind{.fused = true, .causal = true},
-                    attention_kind{.pre_layernorm = false, .takes_mask = true},
-                    attention_kind{.causal = true, .dropout = 0.3},
-                    attention_kind{.pre_layernorm = false, .cross = true},
-                    attention_kind{.cross = true, .dropout = 0.3});
+  auto k = GENERATE(
+    attention_kind{}, attention_kind{.fused = true, .causal = true},
+    attention_kind{
+      .pre_layernorm = false, .post_layernorm = true, .takes_mask = true},
+    attention_kind{.causal = true, .dropout = 0.3},
+    attention_kind{
+      .pre_layernorm = false, .post_layernorm = true, .cross = true},
+    attention_kind{.post_layernorm = true, .cross = true},
+    attention_kind{.pre_layernorm = false, .cross = true},
+    attention_kind{.cross = true, .dropout = 0.3});
   check_attention(k, peers, torch::kDouble, saves_memory, 1e-11);
 }
 
@@ -260,7 +281,11 @@ TEST_CASE("the feed-forward half computes the same shared as alone",
   uint64_t peers = GENERATE(1, 2, 4);
   auto saves_memory = GENERATE(false, true);
   auto k = GENERATE(output_kind{},
-                    output_kind{.pre_layernorm = false, .inputs_first = true},
+                    output_kind{.pre_layernorm = false,
+                                .post_layernorm = true,
+                                .inputs_first = true},
+                    output_kind{.post_layernorm = true, .rms = true},
+                    output_kind{.pre_layernorm = false},
                     output_kind{.gated = true, .rms = true},
                     output_kind{.gated = true, .dropout = 0.3});
   check_output(k, peers, torch::kDouble, saves_memory, 1e-11);
@@ -285,7 +310,10 @@ TEST_CASE("attention to its own hidden states as a context is not causal",
           "[tp][transformer_layer]") {
   auto saves_memory = GENERATE(false, true);
   torch::manual_seed(23);
-  attention_kind k{.pre_layernorm = false, .causal = true, .cross = true};
+  attention_kind k{.pre_layernorm = false,
+                   .post_layernorm = true,
+                   .causal = true,
+                   .cross = true};
   auto x = attention_of(k, torch::kDouble, saves_memory);
   auto input = torch::randn({2, tokens, channels}, torch::kDouble);
   std::vector<Tensor> outputs(2);

@@ -29,8 +29,12 @@ constexpr int64_t inner = 96;
 constexpr int64_t tokens = 6;
 constexpr int64_t samples = 8;
 
+const std::map<std::string, double> epsilons{
+  {"ln_1", 1e-5}, {"ln_2", 1e-6}, {"post_1", 1e-4}, {"post_2", 1e-3}};
+
 struct kind {
   bool pre_layernorm = true;
+  bool post_layernorm = false;
   bool fused = true; // query, key and value in one linear, [in, out]
   bool causal = true;
   bool takes_mask = false;
@@ -42,12 +46,15 @@ native_module layer_of(const kind& k, torch::Dtype type, bool saves_memory) {
   transformer_layer_options o;
   o.num_attention_heads = heads;
   o.pre_layernorm = k.pre_layernorm;
+  o.post_layernorm = k.post_layernorm;
   o.causal = k.causal;
   o.window = k.window;
   o.takes_mask = o.returns_arguments = k.takes_mask;
   o.activation = [](const Tensor& x) { return at::gelu(x); };
-  o.attention_norm = {"ln_1", 1e-5};
-  o.output_norm = {"ln_2", 1e-6};
+  o.attention_norm = {"ln_1", epsilons.at("ln_1")};
+  o.output_norm = {"ln_2", epsilons.at("ln_2")};
+  o.attention_post_norm = {"post_1", epsilons.at("post_1")};
+  o.output_post_norm = {"post_2", epsilons.at("post_2")};
   if (k.fused)
     o.query_key_value = {{"attn.qkv", true}};
   else
@@ -75,10 +82,15 @@ native_module layer_of(const kind& k, torch::Dtype type, bool saves_memory) {
   linear("attn.proj", width, width);
   linear("mlp.up", width, inner);
   linear("mlp.down", inner, width);
-  for (auto* name : {"ln_1", "ln_2"}) {
-    x.parameters[std::string{name} + ".weight"] = torch::randn({width}).to(
-      type);
-    x.parameters[std::string{name} + ".bias"] = torch::randn({width}).to(type);
+  auto norm = [&](const std::string& name) {
+    x.parameters[name + ".weight"] = torch::randn({width}).to(type);
+    x.parameters[name + ".bias"] = torch::randn({width}).to(type);
+  };
+  for (std::string half : {"1", "2"}) {
+    if (k.pre_layernorm || k.post_layernorm)
+      norm("ln_" + half);
+    if (k.pre_layernorm && k.post_layernorm)
+      norm("post_" + half);
   }
   x.layer = std::make_shared<transformer_layer_options>(std::move(o));
   return x;
@@ -93,24 +105,31 @@ public:
     // nop
   }
 
-  Tensor run(Tensor x, const Tensor& mask) const {
-    if (k_.pre_layernorm) {
-      x = x + attend(norm(x, "ln_1", 1e-5), mask);
-      return x + feed_forward(norm(x, "ln_2", 1e-6));
-    }
-    x = norm(x + attend(x, mask), "ln_1", 1e-5);
-    return norm(x + feed_forward(x), "ln_2", 1e-6);
+  Tensor run(const Tensor& x, const Tensor& mask) const {
+    auto y = half(x, "1", [&](const Tensor& h) { return attend(h, mask); });
+    return half(y, "2", [&](const Tensor& h) { return feed_forward(h); });
   }
 
 private:
+  template <class F>
+  Tensor half(const Tensor& x, const std::string& which, F f) const {
+    if (k_.pre_layernorm && k_.post_layernorm)
+      return norm(x + f(norm(x, "ln_" + which)), "post_" + which);
+    if (k_.pre_layernorm)
+      return x + f(norm(x, "ln_" + which));
+    if (k_.post_layernorm)
+      return norm(x + f(x), "ln_" + which);
+    return x + f(x);
+  }
+
   Tensor linear(const Tensor& x, const std::string& name) const {
     auto& w = p_.at(name + ".weight");
     return at::linear(x, k_.fused ? w.t() : w, p_.at(name + ".bias"));
   }
 
-  Tensor norm(const Tensor& x, const std::string& name, double eps) const {
+  Tensor norm(const Tensor& x, const std::string& name) const {
     return at::layer_norm(x, {width}, p_.at(name + ".weight"),
-                          p_.at(name + ".bias"), eps);
+                          p_.at(name + ".bias"), epsilons.at(name));
   }
 
   /// Each peer's samples draw for themselves.
@@ -168,8 +187,8 @@ void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
            double digits) {
   auto same = GENERATE(false, true);
   CAPTURE(same);
-  CAPTURE(peers, k.pre_layernorm, k.fused, k.causal, k.window, k.takes_mask,
-          k.dropout, saves_memory);
+  CAPTURE(peers, k.pre_layernorm, k.post_layernorm, k.fused, k.causal, k.window,
+          k.takes_mask, k.dropout, saves_memory);
   torch::manual_seed(11);
   auto x = layer_of(k, type, saves_memory);
   auto input = torch::randn({samples, tokens, width}).to(type);
@@ -188,12 +207,14 @@ TEST_CASE("a transformer layer computes the same shared as alone",
           "[tp][transformer_layer]") {
   uint64_t peers = GENERATE(1, 2, 4);
   auto saves_memory = GENERATE(false, true);
-  auto k = GENERATE(kind{}, kind{.causal = false}, kind{.window = 3},
-                    kind{.fused = false},
-                    kind{.pre_layernorm = false,
-                         .fused = false,
-                         .causal = false,
-                         .takes_mask = true});
+  auto k = GENERATE(
+    kind{}, kind{.causal = false}, kind{.window = 3}, kind{.fused = false},
+    kind{.pre_layernorm = false,
+         .post_layernorm = true,
+         .fused = false,
+         .causal = false,
+         .takes_mask = true},
+    kind{.post_layernorm = true}, kind{.pre_layernorm = false, .fused = false});
   check(k, peers, torch::kDouble, saves_memory, 1e-11);
 }
 
@@ -203,6 +224,7 @@ TEST_CASE("a shared transformer layer drops what it would alone",
   auto saves_memory = GENERATE(false, true);
   auto k = GENERATE(kind{.dropout = 0.3}, kind{.window = 3, .dropout = 0.3},
                     kind{.pre_layernorm = false,
+                         .post_layernorm = true,
                          .fused = false,
                          .causal = false,
                          .takes_mask = true,
@@ -215,6 +237,8 @@ TEST_CASE("shared transformer layers have the digits of their types",
   uint64_t peers = GENERATE(2, 4);
   auto saves_memory = GENERATE(false, true);
   check({}, peers, torch::kFloat, saves_memory, 2e-5);
+  check({.post_layernorm = true}, peers, torch::kFloat, saves_memory, 2e-5);
+  check({.pre_layernorm = false}, peers, torch::kFloat, saves_memory, 2e-5);
   check({}, peers, torch::kBFloat16, saves_memory, peers == 2 ? 6e-2 : 8e-2);
 }
 
@@ -371,4 +395,44 @@ TEST_CASE("a layer that cannot be divided says why",
   CHECK(refusal(x, 2)
         == "it has no parameter 'mlp.up.weight'; its options have to name one "
            "that it has");
+}
+
+TEST_CASE("norms that a layer has no place for are parameters not told of",
+          "[tp][transformer_layer]") {
+  auto refusal = [](const native_module& x) {
+    return find_distribution(x.type)->refusal(x, 2);
+  };
+  auto both = layer_of({.post_layernorm = true}, torch::kFloat, true);
+  CHECK(refusal(both) == "");
+  auto x = layer_of({}, torch::kFloat, true);
+  x.parameters = both.parameters;
+  CHECK(refusal(x)
+        == "what it computes was told without its parameter 'post_1.bias'; its "
+           "options have to name the module of that");
+}
+
+TEST_CASE("a shared layer takes no more tokens than its causal mask is for",
+          "[tp][transformer_layer]") {
+  auto saves_memory = GENERATE(false, true);
+  auto x = layer_of({}, torch::kFloat, saves_memory);
+  auto o = *x.layer;
+  o.causal_mask_size = tokens - 1;
+  x.layer = std::make_shared<transformer_layer_options>(o);
+  auto run = [&](int64_t n) {
+    auto mine = share(x, 0, 1);
+    std::string result;
+    thread_group group{1};
+    try {
+      group.on_all([&](uint64_t) {
+        mine.module->forward(std::vector{torch::ones({1, n, width})});
+      });
+    } catch (const std::exception& e) {
+      result = e.what();
+    }
+    return result;
+  };
+  CHECK(run(tokens - 1) == "");
+  CHECK_THAT(run(tokens),
+             Catch::Matchers::ContainsSubstring(
+               "a sequence of 6 tokens, but causal_mask_size is 5"));
 }

@@ -57,6 +57,7 @@ transformer_layer_options options_of_bert_layer(const bert_layer_impl& x) {
   auto& attention_output = *x.attention->output;
   result.num_attention_heads = attention.heads;
   result.pre_layernorm = false;
+  result.post_layernorm = true;
   result.takes_mask = true;
   result.returns_arguments = true;
   result.activation = [](const torch::Tensor& y) { return torch::gelu(y); };

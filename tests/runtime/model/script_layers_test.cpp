@@ -62,6 +62,7 @@ TEST_CASE("a block of an exported GPT-2 is read from its code",
   auto x = layer_of("hf_gpt2.pt", "model.transformer.h.1");
   CHECK(x.num_attention_heads == 2);
   CHECK(x.pre_layernorm);
+  CHECK_FALSE(x.post_layernorm);
   CHECK(x.takes_mask);
   CHECK_FALSE(x.returns_arguments);
   CHECK_FALSE(x.causal); // the mask says it
@@ -85,6 +86,7 @@ TEST_CASE("a layer of an exported BERT is read from its code",
   auto x = layer_of("hf_bert.pt", "model.bert.encoder.layer.2");
   CHECK(x.num_attention_heads == 2);
   CHECK_FALSE(x.pre_layernorm);
+  CHECK(x.post_layernorm);
   CHECK(x.takes_mask);
   CHECK(x.attention_norm.name == "attention.output.LayerNorm");
   CHECK(x.attention_norm.eps == 1e-12);
@@ -104,6 +106,7 @@ TEST_CASE("a layer of an exported RoBERTa is read from its code",
   auto x = layer_of("hf_roberta.pt", "model.roberta.encoder.layer.1");
   CHECK(x.num_attention_heads == 4);
   CHECK_FALSE(x.pre_layernorm);
+  CHECK(x.post_layernorm);
   CHECK(x.takes_mask);
   CHECK(x.attention_output.name == "attention.output.dense");
   CHECK(x.intermediate.name == "intermediate.dense");

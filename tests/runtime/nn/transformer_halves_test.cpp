@@ -98,6 +98,7 @@ TORCH_MODULE_IMPL(own_output, own_output_impl);
       [](const own_output_impl&) {
         transformer_output_layer_options x;
         x.pre_layernorm = false;
+        x.post_layernorm = true;
         x.activation = [](const Tensor& y) { return torch::relu(y); };
         x.norm = {"norm"};
         x.intermediate = {"up"};

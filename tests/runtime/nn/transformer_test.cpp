@@ -411,6 +411,20 @@ TEST_CASE("four ranks share the layers of a language model", "[runtime][nn]") {
   check_same(sizes, false, 4);
 }
 
+TEST_CASE("ranks share layers with norms on both sides and with none",
+          "[runtime][nn]") {
+  auto both = GENERATE(true, false);
+  CAPTURE(both);
+  auto sizes = small();
+  sizes.pre_layernorm = sizes.post_layernorm = both;
+  sizes.causal_mask_size = 16;
+  sizes.add_cross_attention = true;
+  sizes.num_token_types = 2;
+  sizes.use_normal_initialization = true;
+  sizes.initializer_range = 0.2;
+  check_same(sizes);
+}
+
 TEST_CASE("ranks with the same samples share the layers of a language model",
           "[runtime][nn][R58]") {
   auto cross = GENERATE(true, false);
@@ -505,9 +519,6 @@ TEST_CASE("arguments that make no sense are named", "[runtime][nn]") {
   CHECK_THAT(error_with([](auto& x) { x.activation = "swish"; }),
              ContainsSubstring("activation = \"swish\" is not known; allowed: "
                                "\"gelu\""));
-  CHECK_THAT(error_with([](auto& x) { x.pre_layernorm = true; }),
-             ContainsSubstring("pre_layernorm and post_layernorm are both "
-                               "true"));
   CHECK_THAT(error_with([](auto& x) { x.num_attention_heads = 0; }),
              ContainsSubstring("num_attention_heads is 0"));
   CHECK_THAT(error_with([](auto& x) { x.hidden_dropout_prob = 1; }),
@@ -543,6 +554,13 @@ TEST_CASE("what a transformer cannot take is named", "[runtime][nn]") {
   CHECK_THAT(error_of([&] { model(text(17)); }),
              ContainsSubstring("a sequence of 17 tokens, but num_positions is "
                                "16"));
+  nn::distributed_transformer_layer alone{arguments};
+  auto hidden = torch::ones({1, 5, width});
+  for (auto& told :
+       {error_of([&] { alone(nn::layer_states{hidden}); }),
+        error_of([&] { alone->attention(hidden, hidden, Tensor{}); })})
+    CHECK_THAT(told, ContainsSubstring("a sequence of 5 tokens, but "
+                                       "causal_mask_size is 4"));
   auto body = small();
   body.add_lm_head = false;
   nn::distributed_transformer_lm_head without{body};
