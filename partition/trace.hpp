@@ -4,12 +4,21 @@
 
 #include "partition/module_tree.hpp"
 
+#include <cstdint>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 namespace smp {
+
+/// A tensor that went into a call; without sizes it is one of another kind.
+struct traced_tensor {
+  std::vector<int64_t> sizes = {};
+  uint64_t element_bytes = 0;
+  /// Along its first axis it is the same, which lies in memory once.
+  bool repeats = false;
+};
 
 /// What one module did while the forward phase of a microbatch was traced.
 struct module_trace {
@@ -23,6 +32,8 @@ struct module_trace {
   uint64_t activation_bytes = 0;
   /// Tensors in and out, parameters left out; bytes of all calls.
   uint64_t transfer_bytes = 0;
+  /// What went into each call.
+  std::vector<std::vector<traced_tensor>> arguments = {};
   /// It could not run on the CPU and was traced on the GPU.
   bool on_gpu = false;
   /// What its caller did with its results, or always has to do: see

@@ -2,6 +2,9 @@
 
 #include "tp/transformer_layer_options.hpp"
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
 #include <string>
 
 namespace smp::nn {
@@ -36,7 +39,7 @@ public:
       return embedding();
     if (x_.type == "LayerNorm")
       return layer_norm();
-    if (x_.layer && !x_.layer->cross_attention)
+    if (x_.layer)
       return layer();
     return std::nullopt;
   }
@@ -84,23 +87,131 @@ private:
            + computed() * (allgather(3 * of_all) + losses);
   }
 
-  double layer() const {
+  std::optional<double> layer() const {
+    if (how_.arguments.empty())
+      return std::nullopt;
+    double result = 0;
+    for (auto& call : how_.arguments)
+      if (auto bytes = layer(call))
+        result += *bytes;
+      else
+        return std::nullopt;
+    return result;
+  }
+
+  using arguments = std::vector<traced_argument>;
+
+  std::optional<double> layer(const arguments& xs) const {
     auto& o = *x_.layer;
-    auto channels = o.has_output() ? inputs_of(o.intermediate)
-                                   : outputs_of(o.attention_output);
-    auto rows = bytes_ / element_ / 2 / channels;
-    auto states = rows * channels;
-    auto halves = o.has_attention() + o.has_output();
+    auto channels = channels_of_layer();
+    auto fits = [&](size_t i) {
+      return i < xs.size() && xs[i].sizes.size() == 3
+             && static_cast<double>(xs[i].sizes[2]) == channels;
+    };
+    if (!fits(0) || (o.cross_attention && !fits(o.context_position))
+        || (o.positions && o.mask_position >= xs.size()))
+      return std::nullopt;
+    auto states = numbers_in(xs[0]);
+    auto context = o.cross_attention ? numbers_in(xs[o.context_position]) : 0;
+    auto parts = o.has_attention() + o.cross_attention.has_value()
+                 + o.has_output();
+    auto masks = bytes_of_masks(xs);
     if (!x_.saves_memory)
-      return element_ * halves * (gather(states) + scatter(states));
-    double linears = rows * halves * channels;
-    if (o.has_attention())
-      linears += rows * 3 * inputs_of(o.attention_output);
-    if (o.has_output())
-      linears += rows * (o.gate.name.empty() ? 1 : 2) * inputs_of(o.output);
-    auto norms = halves * (o.pre_layernorm + o.post_layernorm);
-    return element_ * (split(states) + merge(states) + over_channels(linears))
+      return masks
+             + element_
+                 * (parts * (gather(states) + scatter(states))
+                    + gather(context));
+    auto rows = states / channels;
+    auto norms = parts * (o.pre_layernorm + o.post_layernorm);
+    return masks
+           + element_
+               * (split(states) + merge(states) + split(context)
+                  + over_channels(outputs_of_layer(rows, context / channels)))
            + norms * (o.rms_norm ? squares(rows) : moments(rows));
+  }
+
+  double channels_of_layer() const {
+    auto& o = *x_.layer;
+    if (o.has_output())
+      return inputs_of(o.intermediate);
+    return outputs_of(o.has_attention() ? o.attention_output
+                                        : o.cross_attention->output);
+  }
+
+  /// Numbers that all linears make of so many rows of hidden states, and of
+  /// what these attend to.
+  double outputs_of_layer(double rows, double context_rows) const {
+    auto& o = *x_.layer;
+    double result = 0;
+    if (o.has_attention())
+      result += rows
+                * (3 * inputs_of(o.attention_output)
+                   + outputs_of(o.attention_output));
+    if (auto& cross = o.cross_attention)
+      result += (rows + 2 * context_rows) * inputs_of(cross->output)
+                + rows * outputs_of(cross->output);
+    if (o.has_output())
+      result += rows
+                * ((o.gate.name.empty() ? 1 : 2) * inputs_of(o.output)
+                   + outputs_of(o.output));
+    return result;
+  }
+
+  double bytes_of_masks(const arguments& xs) const {
+    auto& o = *x_.layer;
+    double result = 0;
+    if (o.takes_mask && o.mask_position < xs.size()) {
+      auto mask = by_heads(xs[o.mask_position]);
+      if (o.positions)
+        result += add_positions(mask, xs[0].sizes[1]);
+      result += bytes_of_mask(mask);
+    }
+    if (o.cross_attention && o.context_mask_position < xs.size())
+      result += bytes_of_mask(by_heads(xs[o.context_mask_position]));
+    return result;
+  }
+
+  static traced_argument by_heads(traced_argument x) {
+    while (x.sizes.size() < 4)
+      x.sizes.insert(x.sizes.begin(), 1);
+    return x;
+  }
+
+  /// @param mask becomes the sum of both
+  /// @returns bytes that own samples take from the heads of all
+  double add_positions(traced_argument& mask, int64_t tokens) const {
+    auto& table = x_.parameters.at(x_.layer->positions->name + ".weight");
+    auto heads = x_.layer->num_attention_heads;
+    auto bytes = static_cast<double>(table.element_size());
+    auto mine = static_cast<double>(heads * tokens * tokens) / peers_;
+    mask.sizes = {mask.sizes[0], heads, tokens, tokens};
+    mask.element_bytes = std::max<uint64_t>(mask.element_bytes,
+                                            table.element_size());
+    mask.repeats = false;
+    mask.has_gradient = true;
+    return bytes
+           * (allgather(mine) + (how_.same_samples ? 0 : reduce_scatter(mine)));
+  }
+
+  /// Of what is the same for all samples, one travels; of one for each head,
+  /// those of a rank.
+  double bytes_of_mask(const traced_argument& x) const {
+    auto n = numbers_in(x);
+    if (x.repeats)
+      n /= static_cast<double>(x.sizes[0]);
+    auto all_heads = x.sizes[1] == 1;
+    auto there = how_.same_samples ? 0
+                 : all_heads       ? allgather(n)
+                                   : all_to_all(n);
+    auto back = !x.has_gradient ? 0
+                : all_heads     ? gather(n) - there
+                                : split(n) - there;
+    return static_cast<double>(x.element_bytes) * (there + back);
+  }
+
+  static double numbers_in(const traced_argument& x) {
+    return std::accumulate(x.sizes.begin(), x.sizes.end(), 1.0,
+                           std::multiplies<>{});
   }
 
   // -- what they are made of, forward and backward ----------------------------

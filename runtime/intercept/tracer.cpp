@@ -359,6 +359,19 @@ void tracer::add_bytes(std::span<const at::Tensor> xs) {
   }
 }
 
+void tracer::note_arguments(std::span<const at::Tensor> xs) {
+  if (!counts() || stack_.back().again)
+    return;
+  auto& call = result_.modules[stack_.back().module.value]
+                 .arguments.emplace_back();
+  for (auto& x : xs)
+    if (!x.defined() || x.layout() != at::kStrided || x.is_nested())
+      call.emplace_back();
+    else
+      call.push_back(
+        {x.sizes().vec(), x.element_size(), x.dim() > 0 && x.stride(0) == 0});
+}
+
 void tracer::on_memory() {
   auto& f = stack_.back();
   f.peak = std::max(f.peak, memory_->live() - f.live - f.kept);
@@ -411,6 +424,7 @@ void tracer::arguments(const intercepted_call& x, const void*,
   if (!x.module)
     return;
   add_bytes(xs);
+  note_arguments(xs);
   if (memory_)
     for (auto& y : xs)
       memory_->add(y, false); // it may be changed in place

@@ -134,6 +134,7 @@ private:
   void enter(module_id x);
   void leave();
   void add_bytes(std::span<const at::Tensor> xs);
+  void note_arguments(std::span<const at::Tensor> xs);
   void on_memory();
   void note_returned(const intercepted_call& x, std::span<const at::Tensor> xs);
   void track_results(bool on);

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace smp {
 
@@ -45,16 +46,37 @@ std::pair<int64_t, int64_t> numbers_of(const walked_model& model,
   return result;
 }
 
+/// A trace keeps no graph: what is added to scores by head is taken to be
+/// learned, as biases of positions are, and what is for all heads is not.
+nn::traced_argument argument_of(const traced_tensor& x) {
+  return {x.sizes, x.element_bytes, x.repeats,
+          x.element_bytes > 1 && x.sizes.size() == 4 && x.sizes[1] > 1};
+}
+
+std::vector<std::vector<nn::traced_argument>>
+arguments_of(const module_trace& x) {
+  std::vector<std::vector<nn::traced_argument>> result;
+  for (auto& call : x.arguments) {
+    auto& to = result.emplace_back();
+    for (auto& y : call)
+      to.push_back(argument_of(y));
+  }
+  return result;
+}
+
 std::optional<double> sent(const walked_model& model,
                            const shared_module& shared,
                            const sharing_request& x, const module_trace& y) {
   auto native = native_of(model, static_cast<uint32_t>(shared.id.value))
                   .value();
   native.saves_memory = shared.saves_memory;
-  if (y.calls == 0)
+  // A hook gives a layer something else than was traced.
+  if (y.calls == 0
+      || (native.layer && translation_of(model.modules[shared.id.value])))
     return std::nullopt;
   return nn::bytes_sent(native, {y.transfer_bytes, y.calls,
-                                 static_cast<int64_t>(x.peers), x.prescaled});
+                                 static_cast<int64_t>(x.peers), x.prescaled,
+                                 arguments_of(y)});
 }
 
 } // namespace

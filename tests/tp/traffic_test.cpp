@@ -104,7 +104,8 @@ native_module shared_type(const std::string& type) {
   return result;
 }
 
-/// Forward and backward of a module by peers with arguments of these sizes.
+/// Forward and backward of a module by peers with these arguments. The first
+/// one has a gradient, and others that require one.
 /// @returns what it is said to take, and what each peer sent
 struct traffic {
   double said = 0;
@@ -117,8 +118,12 @@ traffic traffic_of(const native_module& x, std::vector<Tensor> xs,
   result.sent.resize(peers);
   thread_group group{peers, same};
   nn::traced_calls calls{0, 1, static_cast<int64_t>(peers), same};
-  for (auto& t : xs)
+  auto& arguments = calls.arguments.emplace_back();
+  for (auto& t : xs) {
     calls.bytes += t.nbytes();
+    arguments.push_back(
+      {t.sizes().vec(), t.element_size(), t.stride(0) == 0, t.requires_grad()});
+  }
   uint64_t results = 0;
   group.on_all([&](uint64_t i) {
     auto mine = x;
@@ -133,9 +138,10 @@ traffic traffic_of(const native_module& x, std::vector<Tensor> xs,
     }
     auto module = x.how->make(mine, slices);
     auto given = xs;
-    for (auto& t : given)
-      if (t.is_floating_point())
-        t = t.clone().requires_grad_();
+    for (size_t k = 0; k < given.size(); ++k)
+      if (auto& t = given[k]; t.requires_grad() || k == 0)
+        if (t.is_floating_point())
+          t = t.detach().clone().requires_grad_();
     auto& before = tensor_group::current();
     counting_group counted{before};
     tensor_group::set_current(&counted);
@@ -196,6 +202,75 @@ native_module layer(bool saves_memory, bool rms, bool gate) {
   return result;
 }
 
+/// A decoder's, of T5, or its encoder's without cross-attention.
+struct decoder_kind {
+  bool saves_memory = false;
+  bool cross = true;
+  bool positions = false;
+  bool both_norms = false;
+};
+
+native_module decoder(const decoder_kind& k) {
+  auto result = layer(k.saves_memory, true, false);
+  auto add = [&](const std::string& name, std::vector<int64_t> sizes) {
+    result.parameters[name + ".weight"] = torch::randn(sizes);
+  };
+  auto o = *result.layer;
+  o.takes_mask = true;
+  if (k.cross) {
+    auto& cross = o.cross_attention.emplace();
+    cross.norm = {"ln_3"};
+    cross.query = {"q"};
+    cross.key = {"k"};
+    cross.value = {"v"};
+    cross.output = {"o"};
+    cross.post_norm = {"post_3"};
+    add("ln_3", {width});
+    for (auto* name : {"q", "k", "v"})
+      add(name, {20, width}); // together not as wide as hidden states
+    add("o", {width, 20});
+  }
+  if (k.positions) {
+    o.positions = {"table", [](const Tensor& table, int64_t n) {
+                     return table.select(0, 0)
+                       .view({1, -1, 1, 1})
+                       .expand({1, table.size(1), n, n});
+                   }};
+    add("table", {9, 4});
+  }
+  o.post_layernorm = k.both_norms;
+  o.attention_post_norm = {"post_1"};
+  o.output_post_norm = {"post_2"};
+  if (k.both_norms)
+    for (std::string part : {"1", "2", "3"})
+      if (k.cross || part != "3")
+        add("post_" + part, {width});
+  result.layer = std::make_shared<transformer_layer_options>(o);
+  return result;
+}
+
+constexpr int64_t samples = 4, tokens = 3;
+
+/// Of all that may be added to scores, by which of them it is.
+Tensor mask_of(int which) {
+  auto learned = [](Tensor x) { return x.requires_grad_(); };
+  switch (which) {
+    case 0:
+      return torch::randn({samples, 1, 1, tokens});
+    case 1:
+      return learned(torch::randn({samples, 1, tokens, tokens}));
+    case 2:
+      return learned(torch::randn({samples, 4, tokens, tokens}));
+    case 3:
+      return learned(torch::randn({1, 4, tokens, tokens}));
+    case 4:
+      return torch::ones({tokens, tokens}, torch::kBool).tril();
+    default:
+      return torch::randn({1, 4, tokens, tokens})
+        .expand({samples, 4, tokens, tokens});
+  }
+}
+
 } // namespace
 
 TEST_CASE("what peers send for a Linear is what is said", "[tp][traffic]") {
@@ -231,6 +306,32 @@ TEST_CASE("what peers send for a transformer layer is what is said",
   auto gate = GENERATE(false, true);
   CAPTURE(rms, gate);
   check(layer(saves_memory, rms, gate), {torch::randn({4, 3, width})});
+}
+
+TEST_CASE("what peers send for masks is what is said", "[tp][traffic]") {
+  decoder_kind k{.saves_memory = GENERATE(false, true), .cross = false};
+  k.positions = GENERATE(false, true);
+  auto which = GENERATE(range(0, 6));
+  CAPTURE(k.positions, which);
+  check(decoder(k), {torch::randn({samples, tokens, width}), mask_of(which)});
+}
+
+TEST_CASE("what peers send for a layer with cross-attention is what is said",
+          "[tp][traffic]") {
+  decoder_kind k{.saves_memory = GENERATE(false, true)};
+  k.positions = GENERATE(false, true);
+  k.both_norms = GENERATE(false, true);
+  CAPTURE(k.positions, k.both_norms);
+  auto context = torch::randn({samples, 5, width}).requires_grad_();
+  std::vector<Tensor> xs{torch::randn({samples, tokens, width}), mask_of(0),
+                         context};
+  SECTION("without a mask of the context") {
+    check(decoder(k), xs);
+  }
+  SECTION("with one") {
+    xs.push_back(torch::randn({samples, 1, 1, 5}));
+    check(decoder(k), xs);
+  }
 }
 
 TEST_CASE("what peers send for a half of a layer is what is said",
@@ -281,9 +382,14 @@ TEST_CASE("nothing is said of what hides what it exchanges", "[tp][traffic]") {
   hooked.parameters["weight"] = torch::randn({6, 8});
   CHECK_FALSE(nn::bytes_sent(hooked, calls));
   CHECK_FALSE(nn::bytes_sent(native_module{"pair"}, calls));
-  auto x = layer(true, false, false);
-  auto o = *x.layer;
-  o.cross_attention.emplace();
-  x.layer = std::make_shared<transformer_layer_options>(o);
+  // A layer that takes something else.
+  auto x = decoder({});
   CHECK_FALSE(nn::bytes_sent(x, calls));
+  nn::traced_argument hidden{{4, 3, width}, 4}, other{{4, 3, width + 1}, 4};
+  calls.arguments = {{hidden, hidden}};
+  CHECK_FALSE(nn::bytes_sent(x, calls));
+  calls.arguments = {{hidden, hidden, other}};
+  CHECK_FALSE(nn::bytes_sent(x, calls));
+  calls.arguments = {{hidden, hidden, hidden}};
+  CHECK(nn::bytes_sent(x, calls));
 }
