@@ -100,9 +100,7 @@ void add_nodes_options(CLI::App& app, nodes_command& x) {
     ->check(CLI::Range(1, 65536));
   app.add_option("--node-rank", x.node, "Which machine this is, from 0")
     ->type_name("K");
-  app
-    .add_option("--master", x.master,
-                "Name or address of machine 0")
+  app.add_option("--master", x.master, "Name or address of machine 0")
     ->type_name("HOST:PORT");
   app
     .add_option("--ranks-per-node", x.ranks,

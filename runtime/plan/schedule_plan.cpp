@@ -26,9 +26,10 @@ std::string describe_calls(const session_config& x,
   if (!takes_promises(x))
     how = "all (smp.fast_mode = false)";
   else if (waits > 0)
-    how = fmt::format("{} in each phase, for results used at once, lists or "
-                      "state",
-                      waits);
+    how = fmt::format(
+      "{} in each phase, for results used at once, lists or "
+      "state",
+      waits);
   else if (!decision.traced)
     how = "assumed none, as no trace shows what callers do";
   return "calls that wait: " + how;

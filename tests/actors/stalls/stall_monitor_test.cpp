@@ -130,8 +130,7 @@ TEST_CASE_METHOD(monitor_fixture, "a stopped rank is named after the timeout",
   pass(2s);
   REQUIRE(reports.size() == 1);
   CHECK(reports[0].silent == std::vector<rank_id>{rank_id{1}});
-  CHECK_THAT(reports[0].text,
-             ContainsSubstring("rank 1 has not answered for"));
+  CHECK_THAT(reports[0].text, ContainsSubstring("rank 1 has not answered for"));
   CHECK(told.size() == 1);
   CHECK(ends.empty());
   pass(3s); // after the first doubling

@@ -261,9 +261,8 @@ TEST_CASE("Waits name the end of the chain", "[apps][report]") {
   auto& status = *look.status;
   status.ranks[0].status.view.activities = {waiting("h.2", rank_id{1})};
   auto text = waits_text(status);
-  CHECK_THAT(text,
-             ContainsSubstring("waits for a long text from rank 1")
-               && ContainsSubstring("rank 1 has not answered for 3.2 s"));
+  CHECK_THAT(text, ContainsSubstring("waits for a long text from rank 1")
+                     && ContainsSubstring("rank 1 has not answered for 3.2 s"));
   status.stalls.quiet_seconds = 12;
   CHECK_THAT(waits_text(status),
              StartsWith("nothing moved on any rank for 12"));

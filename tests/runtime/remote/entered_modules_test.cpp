@@ -125,9 +125,8 @@ TEST_CASE("a buffer is behind all modules that it orders",
     CHECK(model.entered(counts, asking_for(what, counted))
           == positions{counts, reads});
   // Gradients are sums: no order is needed.
-  CHECK(
-    model.entered(counts, asking_for(request_kind::add_gradient, counted))
-      .empty());
+  CHECK(model.entered(counts, asking_for(request_kind::add_gradient, counted))
+          .empty());
 }
 
 TEST_CASE("the step body enters the root, and backward enters nothing",

@@ -185,9 +185,9 @@ TEST_CASE("calls are of one kind if only numbers and sizes differ",
   call_target evaluation;
   evaluation.training = false;
   CHECK(kind(one, t, evaluation) != known);
-  CHECK(kind_of_call(module_id{1}, {}, value::tuple({one, value::tensor(0)}),
-                     {t})
-        != known);
+  CHECK(
+    kind_of_call(module_id{1}, {}, value::tuple({one, value::tensor(0)}), {t})
+    != known);
   at::NoGradGuard no_grad;
   CHECK(kind(one, t) != known);
 }
@@ -320,8 +320,8 @@ TEST_CASE("an answer with too much or too little content is refused",
 TEST_CASE("a result that is read after its step is refused by name",
           "[runtime][promised_call][R38]") {
   auto rank = std::make_shared<lone_rank>(true);
-  promised_value x{*rank, request_with(false), 0,
-                   promised_result(1, step_id{9}), {}};
+  promised_value x{
+    *rank, request_with(false), 0, promised_result(1, step_id{9}), {}};
   auto failed = failure_of([&] { x.wait(); });
   CHECK(failed.code == error_code::unsupported);
   CHECK(failed.module == "theirs");
@@ -336,10 +336,10 @@ TEST_CASE("a promise whose answer is a failure fails with it",
     *rank, request_with(false), 0, promised_result(2), prediction::tensor{});
   auto request = request_with(false);
   request->arguments = {argument};
-  send_promise(ex,
-               promise_call(remote_call(rank_id{1}, theirs, phase::forward, {},
-                                        "theirs")),
-               request);
+  send_promise(
+    ex,
+    promise_call(remote_call(rank_id{1}, theirs, phase::forward, {}, "theirs")),
+    request);
   REQUIRE(ex.sent.size() == 1);
   CHECK(ex.sent[0].kind == call_kind::promise);
   CHECK(ex.sent[0].number == request->number);
