@@ -1,7 +1,6 @@
 #include "runtime/intercept/tracer.hpp"
 
 #include "runtime/intercept/retry_on_gpu.hpp"
-#include "runtime/intercept/traced_model_call.hpp"
 #include "runtime/model/module_walk.hpp"
 #include "transport/error.hpp"
 
@@ -16,7 +15,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <numeric>
 #include <unordered_map>
 
 namespace smp {
@@ -24,12 +22,6 @@ namespace smp {
 namespace {
 
 using clock = tracer::clock;
-
-/// Timed passes are repeated while all of them together take less, until
-/// several in a row found hardly anything faster.
-constexpr auto timing_budget = std::chrono::seconds{1};
-constexpr size_t stable_passes = 3;
-constexpr double hardly = 0.02;
 
 thread_local tracer* current_tracer = nullptr;
 
@@ -297,6 +289,10 @@ tracer::~tracer() {
   set_interceptor(interceptor::trace, nullptr);
 }
 
+void tracer::restore() {
+  saved_->restore();
+}
+
 tracer* tracer::current() noexcept {
   return current_tracer;
 }
@@ -368,8 +364,8 @@ void tracer::note_arguments(std::span<const at::Tensor> xs) {
     if (!x.defined() || x.layout() != at::kStrided || x.is_nested())
       call.emplace_back();
     else
-      call.push_back(
-        {x.sizes().vec(), x.element_size(), x.dim() > 0 && x.stride(0) == 0});
+      call.push_back({x.sizes().vec(), static_cast<uint64_t>(x.element_size()),
+                      x.dim() > 0 && x.stride(0) == 0});
 }
 
 void tracer::on_memory() {
@@ -494,72 +490,6 @@ std::vector<at::Tensor> retry_on_gpu(
   return tracer::current()->retry_on_gpu(module, xs, f);
 }
 
-// -- calls of the whole model -------------------------------------------------
-
-traced_model_call::traced_model_call() : tracer_(tracer::current()) {
-  if (tracer_ && tracer_->stack_.size() > 1)
-    tracer_ = nullptr;
-  if (!tracer_)
-    return;
-  begin_ = clock::now();
-  before_.swap(tracer_->seconds_);
-  tracer_->seconds_.resize(before_.size());
-}
-
-traced_model_call::~traced_model_call() {
-  if (!tracer_)
-    return;
-  auto& x = *tracer_;
-  x.stack_.resize(1);
-  x.stack_.back().inside += clock::now() - begin_;
-  x.pass_ = tracer::pass::all;
-  for (size_t i = 0; i < best_.size(); ++i)
-    before_[i] += best_[i];
-  x.result_.repeated_seconds += std::accumulate(best_.begin(), best_.end(),
-                                                0.0);
-  x.seconds_.swap(before_);
-}
-
-bool traced_model_call::next() {
-  using pass = tracer::pass;
-  auto& x = *tracer_;
-  if (passes_ > 0)
-    end_pass();
-  auto again = passes_ == 1
-               || (stable_ < stable_passes
-                   && clock::now() - begin_ < timing_budget);
-  if (passes_ == 0)
-    x.pass_ = pass::count;
-  else
-    x.pass_ = again && x.options_.times ? pass::time : pass::none;
-  ++passes_;
-  x.track_results(x.pass_ == pass::count);
-  if (x.pass_ == pass::none)
-    return false;
-  x.seconds_.assign(x.seconds_.size(), 0);
-  x.enter(module_id{0});
-  return true;
-}
-
-void traced_model_call::end_pass() {
-  auto& x = *tracer_;
-  x.leave();
-  x.saved_->restore();
-  if (!x.times())
-    return;
-  if (best_.empty()) {
-    best_ = x.seconds_;
-    return;
-  }
-  auto all = [this] {
-    return std::accumulate(best_.begin(), best_.end(), 0.0);
-  };
-  auto before = all();
-  for (size_t i = 0; i < best_.size(); ++i)
-    best_[i] = std::min(best_[i], x.seconds_[i]);
-  stable_ = all() < (1 - hardly) * before ? 0 : stable_ + 1;
-}
-
 // -- trace --------------------------------------------------------------------
 
 trace_result trace_forward(const walked_model& model,
@@ -595,7 +525,7 @@ trace_result trace_forward(const walked_model& model,
   }
   x.stack_.resize(1);
   x.leave();
-  x.saved_->restore();
+  x.restore();
   auto result = std::move(x.result_);
   result.changed = x.saved_->changed;
   for (size_t i = 0; i < result.modules.size(); ++i)

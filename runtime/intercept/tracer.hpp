@@ -138,6 +138,8 @@ private:
   void on_memory();
   void note_returned(const intercepted_call& x, std::span<const at::Tensor> xs);
   void track_results(bool on);
+  /// Undoes what a pass did to the model.
+  void restore();
   bool counts() const noexcept;
   bool times() const noexcept;
 
