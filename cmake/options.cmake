@@ -62,16 +62,17 @@ if(SMP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
     CCACHE_SLOPPINESS=pch_defines,time_macros ${SMP_CCACHE})
 endif()
 
+# The mold of Debian 12 (1.10) now and then spins for ever, and lets what the
+# loader makes read-only begin at a thread-local byte, so that one program in some
+# 500 does not start.
 find_program(SMP_MOLD mold)
+find_program(SMP_GOLD ld.gold)
 if(SMP_MOLD)
-  set(SMP_LINK_OPTIONS -fuse-ld=mold)
   execute_process(COMMAND ${SMP_MOLD} --version OUTPUT_VARIABLE SMP_MOLD_VERSION)
   string(REGEX MATCH "[0-9]+" SMP_MOLD_VERSION "${SMP_MOLD_VERSION}")
-  if(SMP_MOLD_VERSION EQUAL 1)
-    # That of Debian 12 (1.10) lets what the loader makes read-only begin at a
-    # thread-local byte, which may lie in the page before, where nothing is
-    # mapped: one program in some 500 does not start (test `linker`).
-    list(APPEND SMP_LINK_OPTIONS LINKER:-z,norelro)
-  endif()
-  add_link_options(${SMP_LINK_OPTIONS})
+endif()
+if(SMP_MOLD AND SMP_MOLD_VERSION GREATER 1)
+  add_link_options(-fuse-ld=mold)
+elseif(SMP_GOLD)
+  add_link_options(-fuse-ld=gold)
 endif()

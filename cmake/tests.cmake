@@ -213,12 +213,6 @@ add_test(NAME docs_selftest COMMAND ${CMAKE_COMMAND}
   -P ${PROJECT_SOURCE_DIR}/cmake/docs_selftest.cmake)
 add_test(NAME sizes COMMAND ${CMAKE_COMMAND}
   -D ROOT=${PROJECT_SOURCE_DIR} -P ${PROJECT_SOURCE_DIR}/cmake/sizes.cmake)
-add_test(NAME linker COMMAND ${CMAKE_COMMAND}
-  -D CXX=${CMAKE_CXX_COMPILER}
-  "-D OPTIONS=${SMP_LINK_OPTIONS}"
-  -D WORK=${CMAKE_BINARY_DIR}/linker
-  -P ${PROJECT_SOURCE_DIR}/cmake/linker.cmake)
-set_tests_properties(linker PROPERTIES TIMEOUT 60)
 
 add_test(NAME sizes_selftest COMMAND ${CMAKE_COMMAND}
   -D WORK=${CMAKE_BINARY_DIR}/sizes_selftest

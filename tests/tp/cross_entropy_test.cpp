@@ -68,7 +68,7 @@ Tensor leaf(const Tensor& x) {
   return x.defined() ? x.detach().clone().requires_grad_() : x;
 }
 
-Tensor gradient(const Tensor& x) {
+Tensor grad_of(const Tensor& x) {
   return x.defined() ? x.grad() : x;
 }
 
@@ -105,7 +105,7 @@ outcome alone(const job& x) {
     all = all + losses.back() * static_cast<double>(i + 1);
   }
   all.backward();
-  return {torch::stack(losses).detach(), h.grad(), w.grad(), gradient(b)};
+  return {torch::stack(losses).detach(), h.grad(), w.grad(), grad_of(b)};
 }
 
 outcome together(const job& x) {
@@ -133,7 +133,7 @@ outcome together(const job& x) {
     losses[i] = loss.detach();
     of_hidden[i] = h.grad();
     of_weight[i] = w.grad();
-    of_bias[i] = gradient(b);
+    of_bias[i] = grad_of(b);
   });
   if (x.same)
     for (uint64_t i = 1; i < x.peers; ++i) {

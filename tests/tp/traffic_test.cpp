@@ -121,8 +121,9 @@ traffic traffic_of(const native_module& x, std::vector<Tensor> xs,
   auto& arguments = calls.arguments.emplace_back();
   for (auto& t : xs) {
     calls.bytes += t.nbytes();
-    arguments.push_back(
-      {t.sizes().vec(), t.element_size(), t.stride(0) == 0, t.requires_grad()});
+    arguments.push_back({t.sizes().vec(),
+                         static_cast<uint64_t>(t.element_size()),
+                         t.stride(0) == 0, t.requires_grad()});
   }
   uint64_t results = 0;
   group.on_all([&](uint64_t i) {

@@ -426,7 +426,7 @@ TEST_CASE_METHOD(run_fixture,
     pass(2s);
     REQUIRE(stalls.size() == 1);
     CHECK_THAT(stalls[0].text,
-               Catch::Matchers::StartsWith("rank 1 is stopped"));
+               Catch::Matchers::StartsWith("rank 1 has been stopped"));
   }
 }
 
