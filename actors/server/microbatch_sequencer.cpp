@@ -42,7 +42,7 @@ void microbatch_sequencer::on_moved(std::function<void()> f) {
 void microbatch_sequencer::begin_step(uint64_t microbatches) {
   std::lock_guard guard{mutex_};
   over_.assign(microbatches, false);
-  overtaken_ = false;
+  overtaken_.clear();
   called_late_.clear();
   held_.clear();
   for (auto& [id, x] : gates_) {
@@ -89,6 +89,15 @@ bool microbatch_sequencer::serial() const {
   return std::ranges::any_of(gates_, [](auto& x) { return x.second.serial; });
 }
 
+void microbatch_sequencer::distrust(const std::set<module_id>& xs) {
+  std::lock_guard guard{mutex_};
+  for (auto& [id, x] : gates_)
+    if (xs.contains(id)) {
+      x.sure = true;
+      x.expected.reset();
+    }
+}
+
 // -- microbatches -------------------------------------------------------------
 
 bool microbatch_sequencer::passed(const gate& x, uint64_t turn) const {
@@ -132,7 +141,7 @@ failure microbatch_sequencer::overtaken(const std::vector<module_id>& xs,
     y.sure = y.sure || !late;
     if (y.sure)
       y.expected.reset();
-    overtaken_ = true;
+    overtaken_.insert(id);
     return {error_code::unsupported, self_, name_ ? name_(id) : std::string{},
             "microbatch " + std::to_string(x.value)
               + (late ? " calls it after its first model.backward"
@@ -254,7 +263,7 @@ void microbatch_sequencer::moved(std::unique_lock<std::mutex> guard) {
 
 // -- reports ------------------------------------------------------------------
 
-bool microbatch_sequencer::was_overtaken() const {
+std::set<module_id> microbatch_sequencer::overtaken_modules() const {
   std::lock_guard guard{mutex_};
   return overtaken_;
 }

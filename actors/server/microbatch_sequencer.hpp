@@ -79,6 +79,10 @@ public:
 
   bool serial() const;
 
+  /// From now on a microbatch is past one of `xs` when its forward phase is
+  /// over. Between steps, on all ranks: each may have guessed wrong.
+  void distrust(const std::set<module_id>& xs);
+
   // -- microbatches -----------------------------------------------------------
 
   /// Lets a call of microbatch `x` enter all of `xs` unless it is too early;
@@ -102,8 +106,8 @@ public:
 
   // -- reports ----------------------------------------------------------------
 
-  /// Tells whether a call of this step, the last one, came too late.
-  bool was_overtaken() const;
+  /// The modules of which a call of this step, the last one, came too late.
+  std::set<module_id> overtaken_modules() const;
 
   /// Calls of this module since it is ordered, on this rank.
   uint64_t calls(module_id x) const;
@@ -139,7 +143,7 @@ private:
   mutable std::mutex mutex_;
   std::map<module_id, gate> gates_;
   std::vector<bool> over_; // by turn
-  bool overtaken_ = false;
+  std::set<module_id> overtaken_;
   std::set<module_id> called_late_;
   std::vector<held> held_;
   bool asked_ = false; // somebody wants to hear of it

@@ -234,7 +234,8 @@ namespace {
 struct failed_step {
   bool promised = false;  // calls went on without their results
   bool keeps_out = false; // it must not run again
-  bool overtaken = false; // a module with state was called too late
+  /// Modules with state that were called too late.
+  std::set<module_id> overtaken = {};
   /// Buffers that microbatches changed in any order.
   std::set<uint32_t> changed_late = {};
   /// See `microbatch_sequencer::called_late`.
@@ -268,7 +269,7 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
     (call.no_rerun && rank_.pp_rank() == 0)
       || (rank_.records().active() && rank_.records().note().refused)
       || !model->keeps_changes(),
-    rank_.sequencer().was_overtaken(),
+    rank_.sequencer().overtaken_modules(),
     rank_.counters().microbatches > 1 ? order.changed_late()
                                       : std::set<uint32_t>{},
     rank_.sequencer().called_late()};
@@ -279,7 +280,7 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
       auto other = from_payload<failed_step>(x, "view of a failed step");
       all.promised = all.promised || other.promised;
       all.keeps_out = all.keeps_out || other.keeps_out;
-      all.overtaken = all.overtaken || other.overtaken;
+      all.overtaken.merge(other.overtaken);
       all.changed_late.merge(other.changed_late);
       all.called_late.merge(other.called_late);
     }
@@ -287,8 +288,10 @@ bool step_runner::runs_again(model_state* model, const step_call& call,
       model->order_again(all.changed_late);
     if (!all.called_late.empty() && !rank_.sequencer().serial())
       model->run_serially(all.called_late);
-    return (all.promised || all.overtaken || !all.changed_late.empty())
-           && !all.keeps_out && model->can_take_back();
+    rank_.sequencer().distrust(all.overtaken);
+    auto goes_right = all.promised || !all.overtaken.empty()
+                      || !all.changed_late.empty();
+    return goes_right && !all.keeps_out && model->can_take_back();
   } catch (const error&) {
     return false; // a rank was lost; what came first is told
   }

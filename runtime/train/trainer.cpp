@@ -249,7 +249,6 @@ private:
     set_learning_rate(*torch_optimizer_, result.lr);
     listener_.before_step(result.step);
     auto begin = clock::now();
-    optimizer_.zero_grad();
     result.loss = mean_of_replicas(
       train_step(x).reduce_mean().template item<double>());
     if (auto& steps = config_.train.dump_gradients;
@@ -267,6 +266,8 @@ private:
     if (result.skipped.empty() && !optimizer_.step())
       result.skipped = fmt::format(
         "gradients are not finite with a loss scale of {}", result.loss_scale);
+    // Now: steps that evaluate or sample would copy them (R42).
+    optimizer_.zero_grad();
     result.step_seconds = seconds_since(begin);
     account(result);
     if (stops)

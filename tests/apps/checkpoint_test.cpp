@@ -396,7 +396,7 @@ TEST_CASE_METHOD(checkpoint_run,
   CHECK_THAT(told({"--checkpoint.resume=older"}),
              ContainsSubstring("holds a newer one"));
   std::ofstream{path / "checkpoints/step-8/manifest.json"} << "{}";
-  CHECK_THAT(told({}), ContainsSubstring("step-8/manifest.json: it is no "
+  CHECK_THAT(told({}), ContainsSubstring("step-8/manifest.json: it is not the "
                                          "manifest")
                          && ContainsSubstring("without this folder, " + dir()
                                               + "/step-4 is the newest"));

@@ -333,7 +333,9 @@ struct programs : torch::nn::Module {
           break;
         }
         case 20:
-          v.push_back(of.drop(pick()));
+          // It draws in the order of memory, and what came from another rank
+          // is contiguous.
+          v.push_back(of.drop(pick().contiguous()));
           break;
         case 21:
           v.push_back(below(2) ? of.nest0(pick()) : of.nest1(pick()));

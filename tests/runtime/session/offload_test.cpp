@@ -316,6 +316,9 @@ TEST_CASE("what is differentiated twice is in memory the second time",
   for (auto offload : {false, true}) {
     auto world = offload_world();
     world.config.offload_activations = offload;
+    if (!offload)
+      world.config.activation_loading_horizon = session_config{}
+                                                  .activation_loading_horizon;
     run_virtual_world(1, world, [&](session&) {
       distributed_model model{make_seeded<holder<tower, submodule>>()};
       auto train_step = step([&](Tensor x) {

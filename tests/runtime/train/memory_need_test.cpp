@@ -247,7 +247,6 @@ TEST_CASE("what ranks need is known before they start",
                        ? said[i].updates
                        : 2 * 4 * static_cast<uint64_t>(largest) + 1024;
       CHECK(found[i].updates <= said[i].updates + besides);
-      CHECK(found[i].updates + said[i].buckets >= said[i].updates);
       // A weight that modules of two devices use fills its bucket once more.
       if (!x.smp.shard_gradients || x.smp.pipeline_parallel_degree > 1)
         continue;
