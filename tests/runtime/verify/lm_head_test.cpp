@@ -68,7 +68,7 @@ void compare_model(const std::string& type, bool tied, bool same) {
     // it uses of it, where that runs on another rank: as with the biases of
     // positions of a self-attention.
     smp.auto_partition = false;
-    smp.manual_partition = {{"decoder", 1}};
+    x.config.manual_partition = {{"decoder", 1}};
   }
   auto& [head, table] = places.at(type);
   smp.tensor_parallel_modules = {head};
