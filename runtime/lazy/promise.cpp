@@ -222,13 +222,15 @@ void keep(const std::vector<promise_impl*>& xs) {
     // All on their way before the first wait.
     std::vector<completion_ptr> missing;
     std::vector<std::pair<completion_ptr, wait_reason>> whys;
+    auto in_order = false;
     for (auto* x : xs)
       if (auto source = x->source())
         if (auto y = source->content(); !y->done()) {
+          in_order = in_order || source->waits_in_order();
           whys.emplace_back(y, source->why());
           missing.push_back(std::move(y));
         }
-    if (missing.size() > 1)
+    if (missing.size() > 1 && !in_order)
       waiter::current().wait(all_of(missing), reason_of_all(std::move(whys)));
   }
   for (auto* x : xs)

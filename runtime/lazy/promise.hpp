@@ -35,6 +35,12 @@ public:
 
   /// For whoever waits.
   virtual wait_reason why() const = 0;
+
+  /// Tells whether `wait` has a place of its own in the order of the step: it
+  /// must be called for this content alone then.
+  virtual bool waits_in_order() const {
+    return false;
+  }
 };
 
 /// A call of another rank's module returns before it ran, so what it returns

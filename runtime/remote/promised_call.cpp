@@ -18,13 +18,17 @@ namespace smp {
 
 namespace {
 
+bool fixes_order(const execution* x) {
+  return x && x->rank().records().fixed_order();
+}
+
 /// Waits until `x` is done, which needs the answers to `promises`. Where the
 /// order of a step is fixed this parks in any case, and goes on in its turn:
 /// whether `x` is done by now is a matter of timing.
 void await_answers(const completion_ptr& x, const wait_reason& why,
                    std::vector<uint64_t> promises) {
   auto* ex = execution::current();
-  if (!ex || !ex->rank().records().fixed_order())
+  if (!fixes_order(ex))
     return waiter::current().wait(x, why);
   auto c = wait_call(ex->in_backward() ? phase::backward : phase::forward, x,
                      why);
@@ -155,6 +159,10 @@ void promised_value::wait() {
   auto x = content();
   if (!here())
     await(x);
+}
+
+bool promised_value::waits_in_order() const {
+  return fixes_order(execution::current()) && model();
 }
 
 void promised_value::await(const completion_ptr& x) const {

@@ -136,6 +136,7 @@ public:
   completion_ptr content() override;
 
   void wait() override;
+  bool waits_in_order() const override;
 
   at::Tensor take() override;
 

@@ -377,6 +377,44 @@ TEST_CASE("one operation waits once for all its promises",
   CHECK(w.waits == 1);
 }
 
+TEST_CASE("waits that have a place in an order are not put together",
+          "[runtime][promise][deterministic][R33]") {
+  struct counting : waiter {
+    void wait(const completion_ptr&, const wait_reason&) override {
+      ++waits;
+    }
+    int waits = 0;
+  } w;
+  struct in_order : ready_source {
+    in_order(int number, std::vector<int>& log)
+      : ready_source(numbers()), number(number), log(log) {
+      // nop
+    }
+    completion_ptr content() override {
+      return done;
+    }
+    void wait() override {
+      log.push_back(number);
+      done->set();
+    }
+    bool waits_in_order() const override {
+      return true;
+    }
+    int number;
+    std::vector<int>& log;
+    completion_ptr done = std::make_shared<completion>();
+  };
+  scoped_waiter here{w};
+  std::vector<int> log;
+  std::vector<Tensor> xs;
+  for (int i = 0; i < 3; ++i)
+    xs.push_back(make_promise(std::make_shared<in_order>(i, log),
+                              torch::kDouble));
+  CHECK(at::cat(xs).size(0) == 12);
+  CHECK(w.waits == 0);
+  CHECK(log == std::vector<int>{0, 1, 2});
+}
+
 TEST_CASE("a thread that must not wait cannot touch a promise, which stays one",
           "[runtime][promise]") {
   struct slow_source : ready_source {

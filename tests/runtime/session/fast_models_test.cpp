@@ -118,11 +118,9 @@ TEST_CASE(
   auto placement = GENERATE(spread::scattered, spread::layers);
   auto m = GENERATE(mode{true, false, "simple"}, mode{false, true, "1f1b"},
                     mode{true, true, "interleaved"});
-  // BERT and T5 stall in a fixed order where each module is on another of four
-  // ranks than its caller (docs/static_mode.md).
-  auto hardest = name == "convnet" ? spread::scattered : spread::layers;
-  if (name != "hf_llama"
-      && !(ranks == 4 && placement == hardest && m.replays && m.fixed_order))
+  auto hardest = ranks == 4 && placement == spread::scattered && m.replays
+                 && m.fixed_order;
+  if (name != "hf_llama" && !hardest)
     return;
   DYNAMIC_SECTION(fmt::format(
     "{}, pp {}, {}, {}, {}{}", name, ranks,
