@@ -19,6 +19,8 @@ std::vector<fuzz_bytes> header_seeds() {
          {unit_kind::long_description, data_kind::bytes, 3, 0, 17, 0, 0},
          {unit_kind::chunk, data_kind::bytes, 1, 4, 99, chunk_size,
           3 * chunk_size},
+         {unit_kind::chunk, data_kind::bytes, 1, 0, 100, 0, chunk_size, 42},
+         {unit_kind::placed, data_kind::none, 2, 0, 42, 1, 0},
          {unit_kind::goodbye, data_kind::none, 2, 0, 5, 0, 0}}) {
     result.emplace_back(header_size);
     write_header(result.back(), x, token);
