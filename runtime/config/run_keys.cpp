@@ -262,7 +262,7 @@ const std::vector<config_key> run_table = {
   {.name = "transport.trusted_network",
    .slot = SMP_SLOT(smp.trusted_network),
    .meaning = "allow addresses other than loopback, although UCX over tcp "
-              "has no authentication",
+              "has no authentication, and do not warn of tcp over loopback",
    .only = {{"transport.type", {"ucx"}}},
    .local = true},
   {.name = "transport.spin",

@@ -131,7 +131,7 @@ struct session_config {
   /// Kernel threads per rank; 0: cores / ranks on this machine, at least 1.
   uint64_t threads = 0;
   /// Non-loopback interfaces may be used although UCX's tcp has no
-  /// authentication.
+  /// authentication, and nothing is said of tcp over loopback.
   bool trusted_network = false;
   /// Microseconds that a thread which waits for messages looks for them again
   /// and again before it sleeps.

@@ -115,6 +115,17 @@ network_choice choose_network(const rank_environment& x,
   return result;
 }
 
+bool opens_ports(std::string_view transports) {
+  auto all_but = transports.starts_with('^');
+  if (all_but)
+    transports.remove_prefix(1);
+  auto list = fmt::format(",{},", transports);
+  auto names = [&list](const char* x) {
+    return list.find(x) != std::string::npos;
+  };
+  return all_but ? !names(",tcp,") : names(",tcp,") || names(",all,");
+}
+
 gate_answer ask_master(const std::string& host, uint16_t port,
                        const tls_line& line) {
   using std::chrono::milliseconds;

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace smp {
 
@@ -33,6 +34,10 @@ struct network_choice {
 /// and there are keys, or if there is no such interface
 network_choice choose_network(const rank_environment& x,
                               const session_config& config);
+
+/// UCX opens a port wherever it may use tcp, and asks nobody who connects.
+/// @param transports as UCX_TLS names them: "tcp,self", "all", "^posix"
+bool opens_ports(std::string_view transports);
 
 /// Asks the gate at `host` for the secret of the run. Tries until somebody
 /// listens there.

@@ -26,6 +26,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <thread>
 
@@ -90,6 +91,26 @@ std::optional<std::string> why_no_shared_memory(const rank_environment& env) {
   return no_room_for_shared_memory(shared_memory_folder(), here, env.run_id);
 }
 
+/// What a user would not expect of ranks of one machine: that they are slower
+/// than they could be, and that their ports are open to others.
+/// @param transports that UCX is asked for; its own variable wins
+void tell_of_tcp(const std::optional<std::string>& no_shared_memory,
+                 const std::string& transports, bool trusted_network) {
+  if (no_shared_memory)
+    print_stderr(
+      "smp: no shared memory between ranks: {}; they talk by tcp, "
+      "which is slower\n",
+      *no_shared_memory);
+  auto* asked = std::getenv("UCX_TLS");
+  auto used = asked != nullptr ? std::string{asked} : transports;
+  if (!trusted_network && opens_ports(used))
+    print_stderr(
+      "smp: UCX ({}) listens at the loopback interface, where every user of "
+      "this machine can connect: docs/secret.md; "
+      "transport.trusted_network = true says that this is known\n",
+      used);
+}
+
 std::shared_ptr<fabric> make_fabric(const rank_environment& env,
                                     const session_config& x,
                                     const network_choice& network,
@@ -114,14 +135,11 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   options.priority = priority_of;
   if (network.line)
     options.silence = network.line->silence;
-  if (auto why = why_no_shared_memory(env)) {
+  auto no_shared_memory = why_no_shared_memory(env);
+  if (no_shared_memory)
     options.transports = "tcp,self";
-    if (env.local_rank == 0)
-      print_stderr(
-        "smp: no shared memory between ranks: {}; they talk by tcp, "
-        "which is slower\n",
-        *why);
-  }
+  if (env.local_rank == 0)
+    tell_of_tcp(no_shared_memory, options.transports, x.trusted_network);
   return std::make_shared<ucx_fabric>(self, env.world_size, options);
 }
 

@@ -366,6 +366,8 @@ TEST_CASE("A run by tcp, and one with arenas, tell what they use",
                     : dir.start({"tiny.toml", "--run-dir", "run"},
                                 {{"UCX_TLS", "tcp,self"}});
   REQUIRE(run.wait_for(" 2/1000000"));
+  // The port that UCX then opens is everybody's.
+  CHECK(arenas == (run.output().find("UCX (tcp,self)") == std::string::npos));
   auto well = inspect_well(dir, {"ls"});
   {
     INFO(well.output);

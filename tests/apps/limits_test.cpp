@@ -118,6 +118,11 @@ TEST_CASE_METHOD(limited_run,
   REQUIRE(first != std::string::npos);
   CHECK_THAT(told, ContainsSubstring("/dev/shm has 16 MB"));
   CHECK(told.find("no shared memory", first + 1) == std::string::npos);
+  // Once, too.
+  const std::string open = "where every user of this machine can connect";
+  auto warned = told.find(open);
+  REQUIRE(warned != std::string::npos);
+  CHECK(told.find(open, warned + 1) == std::string::npos);
 }
 
 // Each rank takes a part of what there is: the first ones would find room.

@@ -83,6 +83,18 @@ TEST_CASE("an interface that rank 0 is to tell is no loopback either",
   CHECK_FALSE(choose_network(rank_of_two(0, "127.0.0.1", 29400), config).line);
 }
 
+TEST_CASE("UCX opens ports where it may use tcp", "[runtime][launch]") {
+  for (auto x : {"tcp", "tcp,self", "posix,cma,tcp,self", "all", "self,all",
+                 "^posix", "^ib,sm"}) {
+    CAPTURE(x);
+    CHECK(opens_ports(x));
+  }
+  for (auto x : {"posix,cma,self", "shm,self", "^tcp", "^posix,tcp", ""}) {
+    CAPTURE(x);
+    CHECK_FALSE(opens_ports(x));
+  }
+}
+
 TEST_CASE("ranks of one machine are told from those of others",
           "[runtime][launch]") {
   CHECK(machine_identity() == machine_identity());
