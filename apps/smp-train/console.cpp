@@ -3,7 +3,6 @@
 #include "apps/report/text_layout.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/checkpoint/checkpoint.hpp"
-#include "runtime/plan/planner.hpp"
 
 #include <fmt/format.h>
 
@@ -51,6 +50,14 @@ void console::begin(const std::string& config_path, uint64_t ranks,
   item("run dir", run_dir);
 }
 
+void console::on_decision(const partition_decision& x, session& s,
+                          model_state& state, trainable& whole) {
+  if (quiet())
+    return;
+  lone_decision run{s, state, whole, x};
+  activations_ = activations_at_start(run, config_);
+}
+
 void console::on_start(const train_start& x) {
   tokens_per_sample_ = x.tokens_per_sample;
   if (quiet()) {
@@ -75,10 +82,9 @@ void console::on_start(const train_start& x) {
                            samples, config_.smp.microbatches,
                            config_.smp.microbatches == 1 ? "" : "es",
                            config_.smp.pipeline));
-  auto needs = needs_table(x.needs, config_.optimizer);
-  print_stderr("\n{}{}  activations come on top, see smp-train check\n\n{}\n",
+  print_stderr("\n{}{}\n{}\n",
                options_.terminal ? x.partition : without_colours(x.partition),
-               needs,
+               needs_text(x.needs, activations_, config_),
                bold(fmt::format(header, tokens_per_sample_ > 0 ? "tokens/s"
                                                                : "samples/s")));
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "apps/smp-train/command_line.hpp"
+#include "runtime/plan/planner.hpp"
 #include "runtime/train/trainer.hpp"
 
 #include <cstdint>
@@ -24,6 +25,9 @@ public:
   void begin(const std::string& config_path, uint64_t ranks,
              const std::string& run_dir);
 
+  void on_decision(const partition_decision& x, session& s, model_state& state,
+                   trainable& whole) override;
+
   void on_start(const train_start& x) override;
 
   void on_step(const step_metrics& x) override;
@@ -46,6 +50,7 @@ private:
 
   const train_config& config_;
   options options_;
+  activation_need activations_;
   uint64_t tokens_per_sample_ = 0;
   double mean_seconds_ = 0; // of recent steps
   bool line_open_ = false;

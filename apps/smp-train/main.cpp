@@ -115,6 +115,12 @@ public:
       x->on_start(start);
   }
 
+  void on_decision(const partition_decision& decision, session& s,
+                   model_state& state, trainable& whole) override {
+    for (auto* x : all_)
+      x->on_decision(decision, s, state, whole);
+  }
+
   void on_step(const step_metrics& metrics) override {
     for (auto* x : all_)
       x->on_step(metrics);

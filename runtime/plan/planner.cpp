@@ -48,16 +48,6 @@ std::string explain(const activation_need& x) {
          + "; what operations use while they run comes on top\n";
 }
 
-/// A table of what the ranks need.
-std::string needs_text(const std::vector<memory_need>& xs,
-                       const activation_need& activations,
-                       const train_config& x) {
-  std::vector<std::optional<uint64_t>> kept(xs.size());
-  if (activations.unknown.empty())
-    kept.assign(activations.predicted.begin(), activations.predicted.end());
-  return needs_table(xs, x.optimizer, kept) + explain(activations);
-}
-
 /// While it lives, tensor operations have the threads of one rank, as if all of
 /// them ran on this machine.
 class threads_of_a_rank {
@@ -88,6 +78,15 @@ batch first_batch(const train_config& x) {
 }
 
 } // namespace
+
+std::string needs_text(const std::vector<memory_need>& xs,
+                       const activation_need& activations,
+                       const train_config& x) {
+  std::vector<std::optional<uint64_t>> kept(xs.size());
+  if (activations.unknown.empty())
+    kept.assign(activations.predicted.begin(), activations.predicted.end());
+  return needs_table(xs, x.optimizer, kept) + explain(activations);
+}
 
 printed_plan plan_tree(const std::string& path, partition_options options) {
   auto tree = parse_partition_tree(read_text(path), path);
@@ -170,6 +169,12 @@ std::string why_not_measured(const lone_decision& run, const train_config& x) {
   return {};
 }
 
+schedule_report play(const lone_decision& run, const train_config& x,
+                     const model_info& info) {
+  auto program = make_program(info, run.decision.plan, run.decision.times);
+  return run.of.internals().policies().play(program, x.smp.microbatches, false);
+}
+
 /// @param bytes by module, of one microbatch
 /// @returns by device, the most that the microbatches of the schedule have
 std::vector<uint64_t> as_played(const lone_decision& run, const train_config& x,
@@ -177,9 +182,7 @@ std::vector<uint64_t> as_played(const lone_decision& run, const train_config& x,
   auto info = run.decision.model;
   for (size_t i = 0; i < info.size(); ++i)
     info[i].activations = static_cast<double>(bytes[i]);
-  auto program = make_program(info, run.decision.plan, run.decision.times);
-  auto report = run.of.internals().policies().play(program, x.smp.microbatches,
-                                                   false);
+  auto report = play(run, x, info);
   std::vector<uint64_t> result;
   for (auto y : report.peak_activations)
     result.push_back(static_cast<uint64_t>(y));
@@ -220,7 +223,7 @@ random_stream first_stream(session& s) {
 } // namespace
 
 activation_need activations_of(lone_decision& run, const train_config& x) {
-  activation_need result{.predicted = {}, .unknown = why_not_measured(run, x)};
+  activation_need result{.unknown = why_not_measured(run, x)};
   if (!result.unknown.empty())
     return result;
   std::optional<kept_activations> kept;
@@ -249,6 +252,39 @@ activation_need activations_of(lone_decision& run, const train_config& x) {
   result.bound = peaks_of(x, *kept,
                           [&](auto& bytes) { return at_most(run, x, bytes); });
   return result;
+}
+
+namespace {
+
+/// Whether the first device will have, of all its microbatches, as much as one
+/// has of the whole model.
+bool has_room(const lone_decision& run, const train_config& x) {
+  uint64_t whole = 0;
+  for (auto& y : run.model().tensors)
+    if (y.tensor.defined())
+      whole += y.tensor.nbytes();
+  return run.decision.checkpointing.chosen.empty()
+         && whole <= needs_of(run.model(), run.decision, x).front().sum()
+         && play(run, x, run.decision.model).peak_live.front()
+              >= x.smp.pipeline_parallel_degree;
+}
+
+} // namespace
+
+activation_need activations_at_start(lone_decision& run,
+                                     const train_config& x) {
+  activation_need unknown{.unknown = why_not_measured(run, x)};
+  if (!unknown.unknown.empty())
+    return unknown;
+  try {
+    if (run.decision.traced && run.state.script() == nullptr
+        && has_room(run, x))
+      return activations_of(run, x);
+    unknown.unknown = "smp-train check measures them";
+  } catch (const error& e) { // a schedule of the user's, for one
+    unknown.unknown = e.what();
+  }
+  return unknown;
 }
 
 namespace {

@@ -37,9 +37,9 @@ std::vector<memory_need> needs_of(const walked_model& model,
                                   const partition_decision& decision,
                                   const train_config& x);
 
-/// What was decided without ranks, and with what.
+/// What was decided, where the whole model is, and with what.
 struct lone_decision {
-  session& of; // of the only rank
+  session& of; // of the rank that decides
   model_state& state;
   trainable& whole;
   partition_decision decision;
@@ -50,7 +50,7 @@ struct lone_decision {
 /// What microbatches keep of activations on each device; bytes.
 struct activation_need {
   /// At most, if the schedule goes as it was played.
-  std::vector<uint64_t> predicted;
+  std::vector<uint64_t> predicted = {};
   /// The same whatever comes first: of `smp.active_microbatches`.
   std::vector<uint64_t> bound = {};
   /// Why that is not known; else empty.
@@ -61,6 +61,17 @@ struct activation_need {
 /// (`measure_kept`) and plays the schedule. Arguments in a file do not count,
 /// but for those on their way.
 activation_need activations_of(lone_decision& run, const train_config& x);
+
+/// The same in a run that begins. Unknown where measuring might take more
+/// memory than training, or show in the numbers: of a model that was not traced
+/// either, of a TorchScript file, which is compiled as its first calls show it.
+activation_need activations_at_start(lone_decision& run, const train_config& x);
+
+/// @param xs by device
+/// @returns a table of what devices need, activations too, and a line on these
+std::string needs_text(const std::vector<memory_need>& xs,
+                       const activation_need& activations,
+                       const train_config& x);
 
 /// Computes the loss of the first microbatch in this process alone.
 /// @throws error (user_code) if that fails

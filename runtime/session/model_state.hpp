@@ -76,6 +76,11 @@ public:
   partition_decision decide(uint32_t devices, uint64_t default_device,
                             const sharing_request& sharing);
 
+  /// See `partitioning::on_decision`.
+  void on_decision(std::function<void(const partition_decision&)> f) {
+    partitioning_.on_decision(std::move(f));
+  }
+
   /// What was decided; null before the partition, and on all ranks but
   /// rank 0.
   const partition_decision* decision() const noexcept {

@@ -499,6 +499,8 @@ void partitioning::place() {
     sharing.explains_all = true;
     decision_ = decide(static_cast<uint32_t>(pipeline.size()),
                        rank_.config().default_partition, sharing);
+    if (on_decision_)
+      on_decision_(*decision_);
     return placement_message{
       decision_->text(),
       decision_->plan.module_device,

@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace smp {
 
@@ -97,6 +98,11 @@ public:
   partition_decision decide(uint32_t devices, uint64_t default_device,
                             const sharing_request& sharing) const;
 
+  /// Calls `f` with what is decided, on rank 0, where the whole model still is.
+  void on_decision(std::function<void(const partition_decision&)> f) {
+    on_decision_ = std::move(f);
+  }
+
   /// Walks the model again: the user may have added modules since.
   void rewalk();
 
@@ -140,6 +146,7 @@ private:
   failure trace_failure_;
   uint64_t traced_hash_ = 0;
   std::optional<partition_decision> decision_;
+  std::function<void(const partition_decision&)> on_decision_;
   std::vector<shared_module> shared_;
   std::vector<cut_parameter> cut_;
   std::string text_;

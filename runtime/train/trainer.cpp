@@ -171,6 +171,10 @@ private:
     // What another rank owns goes with the partition.
     const auto parameters = count_elements(parameters_);
     parameters_.clear();
+    auto& state = model_->state();
+    state.on_decision([this, &state](const partition_decision& x) {
+      listener_.on_decision(x, session_, state, *trainable_);
+    });
     model_->register_post_partition_hook([this, parameters] {
       auto* decision = model_->state().decision();
       if (metrics_ && decision && decision->plan.options.step_seconds > 0)
@@ -491,6 +495,11 @@ private:
 } // namespace
 
 train_listener::~train_listener() = default;
+
+void train_listener::on_decision(const partition_decision&, session&,
+                                 model_state&, trainable&) {
+  // nop
+}
 
 void train_listener::on_model(distributed_model_base&, distributed_optimizer&) {
   // nop

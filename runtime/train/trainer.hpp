@@ -20,8 +20,10 @@ namespace smp {
 class data_source;
 class distributed_model_base;
 class distributed_optimizer;
+class model_state;
 class session;
 class trainable;
+struct partition_decision;
 struct saved_checkpoint;
 
 // -- reports ------------------------------------------------------------------
@@ -55,6 +57,11 @@ public:
   virtual ~train_listener();
 
   virtual void on_start(const train_start& x) = 0;
+
+  /// On rank 0: it is decided what goes where, and the whole model still is
+  /// here, as `whole` and `state`. The others wait.
+  virtual void on_decision(const partition_decision& x, session& s,
+                           model_state& state, trainable& whole);
 
   // Who wants to see the tensors themselves does so here: all ranks call these
   // together, so that what they call may be collective.

@@ -21,6 +21,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -236,6 +237,84 @@ TEST_CASE(
     CHECK(again[i] < all[i] / 2);
     CHECK(in_file[i] < again[i]);
   }
+}
+
+namespace {
+
+/// What rank 0 of a run is told and tells when it begins.
+struct begin_listener final : train_listener {
+  explicit begin_listener(const train_config& config) : config(config) {
+    // nop
+  }
+
+  void on_decision(const partition_decision& x, session& s, model_state& state,
+                   trainable& whole) override {
+    decision = x;
+    lone_decision run{s, state, whole, x};
+    said = activations_at_start(run, config);
+  }
+
+  void on_start(const train_start&) override {
+    // nop
+  }
+
+  void on_step(const step_metrics& x) override {
+    loss = x.loss;
+  }
+
+  void on_evaluation(uint64_t, double) override {
+    // nop
+  }
+
+  const train_config& config;
+  std::optional<partition_decision> decision;
+  activation_need said;
+  double loss = 0;
+};
+
+/// Trains for a step, on ranks that are threads.
+void begin(const train_config& x, begin_listener& first) {
+  scratch_dir dir;
+  const std::atomic<bool> stop = false;
+  virtual_world_options world;
+  world.config = x.smp;
+  run_virtual_world(ranks_of(x), world, [&](session& s) {
+    begin_listener other{x};
+    train(s, x, dir.path, s.rank() == 0 ? first : other, stop);
+  });
+}
+
+} // namespace
+
+TEST_CASE("a run knows activations when it begins, where it sees the model run",
+          "[runtime][plan][memory]") {
+  auto x = blocks_over(2, "interleaved");
+  x.transport.type = "loopback";
+  x.smp.auto_partition = true;
+  begin_listener measured{x};
+  begin(x, measured);
+  REQUIRE(measured.decision);
+  CHECK(measured.said.unknown.empty());
+  REQUIRE(measured.said.predicted.size() == 2);
+  decide_alone(x, [&](lone_decision& run) {
+    run.decision = *measured.decision;
+    auto alone = activations_of(run, x);
+    CHECK(measured.said.predicted == alone.predicted);
+    CHECK(measured.said.bound == alone.bound);
+  });
+  // Nothing of it stays.
+  auto without = x;
+  without.smp.trace_device = "none";
+  begin_listener plain{without};
+  begin(without, plain);
+  CHECK(plain.said.unknown == "smp.trace_device is none");
+  CHECK(measured.loss == Catch::Approx(plain.loss));
+  // A part of what all blocks of one microbatch would take.
+  auto again = x;
+  again.smp.activation_checkpointing.modules = {"transformer.h"};
+  begin_listener refused{again};
+  begin(again, refused);
+  CHECK_THAT(refused.said.unknown, ContainsSubstring("smp-train check"));
 }
 
 TEST_CASE("what cannot be known of activations is not told",
