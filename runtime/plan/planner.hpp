@@ -62,9 +62,10 @@ struct activation_need {
 /// but for those on their way.
 activation_need activations_of(lone_decision& run, const train_config& x);
 
-/// The same in a run that begins. Unknown where measuring might take more
-/// memory than training, or show in the numbers: of a model that was not traced
-/// either, of a TorchScript file, which is compiled as its first calls show it.
+/// The same in a run that begins. Unknown also where measuring might take more
+/// memory than training, or change its numbers: of a model that was not traced
+/// before, and of a TorchScript file, whose first calls decide how it is
+/// compiled.
 activation_need activations_at_start(lone_decision& run, const train_config& x);
 
 /// @param xs by device

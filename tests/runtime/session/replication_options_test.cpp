@@ -200,6 +200,56 @@ TEST_CASE("peers skip a step together, or all hear who did alone",
   CHECK(gradients == std::vector<double>{2, 2, 2, 2});
 }
 
+namespace {
+
+struct uneven_data {
+  uint64_t pipeline;
+  uint64_t tensor;
+  std::vector<int> batches;  // of each rank; pipelines read by their first one
+  std::vector<double> means; // over replicas, by step
+};
+
+} // namespace
+
+TEST_CASE("data may end at different times, whichever ranks work together",
+          "[runtime][replicas][R55]") {
+  auto x = GENERATE(uneven_data{1, 1, {3, 1, 2, 0}, {4.5, 3, 0.5}},
+                    uneven_data{1, 2, {3, 1, 2, 0}, {4.5, 3, 0.5}},
+                    uneven_data{2, 1, {3, 0, 1, 0}, {6, 1, 1}});
+  CAPTURE(x.pipeline, x.tensor);
+  std::vector<std::vector<double>> notes(4);
+  virtual_world_options world;
+  world.config = replicated();
+  world.config.pipeline_parallel_degree = x.pipeline;
+  world.config.tensor_parallel_degree = x.tensor;
+  run_virtual_world(4, world, [&](session& s) {
+    distributed_model model{product()};
+    auto train_step = step([&](Tensor y, double weight) {
+      auto loss = model(y).sum() * weight;
+      model.backward(loss);
+      return loss;
+    });
+    model.partition(); // there is a rank without any
+    for (int i = 0;; ++i) {
+      auto mine = i < x.batches.at(s.rank());
+      if (!any_rank(mine))
+        break;
+      if (pp_rank() == 0)
+        model->weight.mutable_grad().reset();
+      if (any_rank(mine, comm_group::mp))
+        train_step(mine ? data_of(s) : torch::ones({2, 3}), mine ? 1.0 : 0.0);
+      else
+        train_step.skip();
+      if (pp_rank() == 0)
+        notes[s.rank()].push_back(model->weight.grad()[0].item<double>() / 2);
+    }
+  });
+  for (uint64_t rank = 0; rank < 4; rank += x.pipeline) {
+    INFO("rank " << rank);
+    CHECK(notes[rank] == x.means);
+  }
+}
+
 TEST_CASE("gradients of several training steps are averaged at once",
           "[runtime][replicas][R55]") {
   auto config = replicated();
