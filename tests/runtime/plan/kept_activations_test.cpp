@@ -296,12 +296,13 @@ TEST_CASE("a run knows activations when it begins, where it sees the model run",
   REQUIRE(measured.decision);
   CHECK(measured.said.unknown.empty());
   REQUIRE(measured.said.predicted.size() == 2);
+  activation_need alone;
   decide_alone(x, [&](lone_decision& run) {
     run.decision = *measured.decision;
-    auto alone = activations_of(run, x);
-    CHECK(measured.said.predicted == alone.predicted);
-    CHECK(measured.said.bound == alone.bound);
+    alone = activations_of(run, x);
   });
+  CHECK(measured.said.predicted == alone.predicted);
+  CHECK(measured.said.bound == alone.bound);
   // Nothing of it stays.
   auto without = x;
   without.smp.trace_device = "none";
