@@ -1,11 +1,7 @@
 #include "runtime/intercept/call_scope.hpp"
 
-#include "actors/board/call_slot.hpp"
-#include "actors/server/microbatch_sequencer.hpp"
-#include "runtime/base/rank_context.hpp"
-#include "runtime/model/model_map.hpp"
-#include "runtime/remote/execution.hpp"
-#include "transport/wait.hpp"
+#include "runtime/offload/offloaded_tensors.hpp"
+#include "runtime/remote/invoker.hpp"
 
 #include <exception>
 
@@ -15,117 +11,34 @@ namespace {
 
 thread_local std::array<call_interceptor*, num_interceptors> installed = {};
 
-/// Keeps microbatches in their order (R19), and gives the token back while one
-/// waits for its turn.
-class order_interceptor final : public call_interceptor {
-public:
-  void enter(const intercepted_call& x) override {
-    auto* ex = ordered(x);
-    if (ex == nullptr)
-      return;
-    ex->note_state();
-    auto& rank = ex->rank();
-    if (auto open = rank.sequencer().opening({*x.module}, ex->turn(),
-                                             ex->microbatch()))
-      waiter::current().wait(
-        open,
-        {"the turn of microbatch " + std::to_string(ex->microbatch().value)
-           + " in '" + rank.model()->map->name(*x.module) + "'",
-         std::nullopt});
-  }
-
-  void leave(const intercepted_call& x, bool) override {
-    if (auto* ex = ordered(x))
-      ex->rank().sequencer().leave({*x.module}, ex->turn());
-  }
-
-private:
-  static execution* ordered(const intercepted_call& x) {
-    auto* ex = x.ordered && !x.served ? execution::current() : nullptr;
-    // What backward computes again changes no state.
-    return ex != nullptr && !ex->in_backward() ? ex : nullptr;
-  }
-};
-
-/// Gives the call its random numbers (R23).
-class numbers_interceptor final : public call_interceptor {
-public:
-  void enter(const intercepted_call& x) override {
-    if (auto* ex = drawing(x))
-      ex->streams().enter(x.stream);
-  }
-
-  void leave(const intercepted_call& x, bool) override {
-    if (auto* ex = drawing(x))
-      ex->streams().leave();
-  }
-
-private:
-  static execution* drawing(const intercepted_call& x) {
-    return x.stream != 0 ? execution::current() : nullptr;
-  }
-};
-
-/// What is computed again finds the state of its first time (R52).
-class state_interceptor final : public call_interceptor {
-public:
-  void enter(const intercepted_call& x) override {
-    if (auto* ex = recomputing(x))
-      ex->states().enter(*ex, *ex->rank().model()->changes, *x.module);
-  }
-
-  void leave(const intercepted_call& x, bool) override {
-    if (auto* ex = recomputing(x))
-      ex->states().leave(*ex, *ex->rank().model()->changes, *x.module);
-  }
-
-private:
-  static execution* recomputing(const intercepted_call& x) {
-    auto* ex = x.module ? execution::current() : nullptr;
-    return ex != nullptr && ex->pass().what != recompute_pass::kind::only
-             ? ex
-             : nullptr;
-  }
-};
-
-/// Tells the rank board which module runs.
-class activity_interceptor final : public call_interceptor {
-public:
-  void enter(const intercepted_call& x) override {
-    if (auto* slot = slot_of(x))
-      slot->enter(*x.module);
-  }
-
-  void leave(const intercepted_call& x, bool) override {
-    if (auto* slot = slot_of(x))
-      slot->leave();
-  }
-
-private:
-  /// What is served stands on the board already.
-  static call_slot* slot_of(const intercepted_call& x) {
-    return x.module && !x.served ? call_slot::current() : nullptr;
-  }
-};
-
-order_interceptor keeps_order;
-numbers_interceptor gives_numbers;
-state_interceptor recalls_state;
-activity_interceptor tells_activity;
-
 } // namespace
 
 call_interceptor::~call_interceptor() = default;
+
+std::optional<invocation> call_interceptor::around(const packed_call&,
+                                                   unpacker&, packer&) {
+  return std::nullopt;
+}
+
+std::unique_ptr<offloaded_tensors>
+call_interceptor::keep(const std::vector<at::Tensor>&) {
+  return nullptr;
+}
 
 void set_interceptor(interceptor place, call_interceptor* x) noexcept {
   installed[static_cast<size_t>(place)] = x;
 }
 
-void intercept_execution() noexcept {
-  set_interceptor(interceptor::order, &keeps_order);
-  set_interceptor(interceptor::numbers, &gives_numbers);
-  set_interceptor(interceptor::state, &recalls_state);
-  set_interceptor(interceptor::activity, &tells_activity);
+call_interceptor* interceptor_at(size_t place) noexcept {
+  return installed[place];
+}
+
+std::unique_ptr<offloaded_tensors>
+keep_for_backward(const std::vector<at::Tensor>& xs) {
+  for (auto* x : installed)
+    if (auto kept = x ? x->keep(xs) : nullptr)
+      return kept;
+  return nullptr;
 }
 
 call_scope::call_scope(const intercepted_call& x)

@@ -8,10 +8,18 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 namespace smp {
+
+struct invocation;
+class offloaded_tensors;
+struct packed_call;
+class packer;
+class unpacker;
 
 /// A call of a module that runs on this rank.
 struct intercepted_call {
@@ -26,6 +34,9 @@ struct intercepted_call {
   uint64_t stream = 0;
   /// It returns a tensor or a tuple of tensors: else calls of it always wait.
   bool tensors_only = true;
+  /// One of several modules of what is served, so that those who look at the
+  /// rank know of it only here.
+  bool part = false;
 };
 
 /// Hears of every call of one thread. `leave` follows each `enter` that
@@ -61,26 +72,47 @@ public:
   virtual void leave(const intercepted_call&, bool /* failed */) {
     // nop
   }
+
+  /// Runs a call whose arguments are packed, as those of other ranks are, and
+  /// those of a module that this one wants: by `local_modules::run_inside`,
+  /// now, and again later if it likes.
+  /// @returns nothing if it leaves the call to those further inside
+  virtual std::optional<invocation> around(const packed_call& x, unpacker& in,
+                                           packer& out);
+
+  /// One further outside keeps `xs` until a backward wants them; nobody else
+  /// has these tensors, but perhaps their bytes.
+  /// @returns what puts the bytes back; null: they stay where they are
+  virtual std::unique_ptr<offloaded_tensors>
+  keep(const std::vector<at::Tensor>& xs);
 };
 
 /// Who hears of a call, from the outside to the inside.
 enum class interceptor : uint8_t {
-  order,    // waits for the turn of the microbatch
-  numbers,  // swaps random streams
-  state,    // shows what is computed again the state of its first time
-  trace,    // measures before the partition
-  observe,  // tells whoever compares runs
-  activity, // what the rank executes, for stall reports
+  order,     // waits for the turn of the microbatch
+  numbers,   // swaps random streams
+  recompute, // runs once more in backward what is checkpointed
+  offload,   // moves what is kept for that to a file
+  state,     // shows what is computed again the state of its first time
+  trace,     // measures before the partition
+  observe,   // tells whoever compares runs
+  activity,  // what the rank executes, for stall reports
 };
 
-inline constexpr size_t num_interceptors = 6;
+inline constexpr size_t num_interceptors = 8;
 
 /// Makes `x` hear of the calls of the calling thread; null: nobody does.
 void set_interceptor(interceptor place, call_interceptor* x) noexcept;
 
-/// Installs what every thread that executes requests needs: order, random
-/// numbers, state and activity.
-void intercept_execution() noexcept;
+/// @param place in the order of `interceptor`
+/// @returns who hears of the calls of the calling thread there, or null
+call_interceptor* interceptor_at(size_t place) noexcept;
+
+/// Asks the interceptors of the calling thread, from the outside to the inside.
+/// @returns what the first one does that takes `xs`, see
+/// `call_interceptor::keep`; or null
+std::unique_ptr<offloaded_tensors>
+keep_for_backward(const std::vector<at::Tensor>& xs);
 
 /// A call that lasts as long as this.
 class call_scope {

@@ -8,6 +8,7 @@
 #include "runtime/model/model_map.hpp"
 #include "runtime/offload/offloaded_tensors.hpp"
 #include "runtime/remote/behind_identity.hpp"
+#include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
 #include "runtime/remote/parameters.hpp"
 #include "runtime/remote/promised_call.hpp"
@@ -45,14 +46,16 @@ struct kept_argument {
 /// What to compute again, and where it belongs.
 struct kept_call {
   local_modules& modules;
+  const model_map& map;
   module_id module;
   call_target target;
   std::vector<value> args;
+  uint32_t region;
+  size_t next; // see `packed_call`
   std::vector<kept_argument> tensors = {};
-  /// Of these, those whose bytes are in a file; null: none (R57).
+  /// Of these, those whose bytes another interceptor has; null: none (R57).
   std::unique_ptr<offloaded_tensors> offloaded = {};
   std::string name = {}; // for errors
-  uint32_t region = 0;
   call_context context = {};
   recompute_pass again = {};
   /// The call that makes this one, or of a single module this one itself.
@@ -170,7 +173,10 @@ private:
     {
       auto entered = enter(ex);
       unpacker in{given};
-      call_.modules.run_code(call_.module, call_.target, in, call_.args, out);
+      call_.modules.run_inside({call_.modules, call_.map, call_.module,
+                                call_.target, call_.args, call_.region,
+                                call_.next},
+                               in, out);
     }
     ex.rank().model()->parameters->flush();
     keep_promises(out.tensors());
@@ -230,7 +236,8 @@ private:
 /// The first pass.
 class first_pass {
 public:
-  first_pass(const region_call& x, execution& ex,
+  /// @param tensors that `x.args` name
+  first_pass(const packed_call& x, execution& ex,
              const std::vector<at::Tensor>& tensors)
     : call_(x), ex_(ex), given_(tensors), kept_(describe()) {
     // nop
@@ -239,8 +246,7 @@ public:
   invocation run(packer& out) {
     keep_promises(given_);
     if (!wanted())
-      return call_.modules.run_code(call_.module, call_.target, in_, call_.args,
-                                    out);
+      return call_.modules.run_inside(call_, in_, out);
     keep_arguments();
     packer found;
     auto result = run_code(found);
@@ -266,9 +272,9 @@ private:
 
   kept_call describe() const {
     auto& recomputed = call_.map.recomputed(first_module());
-    kept_call result{call_.modules, call_.module, call_.target, call_.args};
+    kept_call result{call_.modules, call_.map,    call_.module, call_.target,
+                     call_.args,    call_.region, call_.next};
     result.name = call_.map.name(first_module());
-    result.region = recomputed.region;
     result.context = call_context::current();
     result.again = {pass::again, ex_.pass().numbers};
     if (!recomputed.same_numbers)
@@ -339,8 +345,7 @@ private:
       here.what = pass::first;
     execution::pass_scope in_pass{ex_, here, kept_.region};
     unpacker in{seen_};
-    auto result = call_.modules.run_code(call_.module, call_.target, in,
-                                         call_.args, found);
+    auto result = call_.modules.run_inside(call_, in, found);
     ex_.rank().model()->parameters->flush();
     return result;
   }
@@ -419,7 +424,7 @@ private:
       refuse(kept_.name,
              "returns nothing that has a gradient, so nothing would ask for "
              "it again: leave it out");
-    offload();
+    hand_over();
     auto node = std::shared_ptr<ag::Node>(new recompute_node(std::move(kept_)),
                                           ag::deleteNode);
     node->set_next_edges(std::move(edges_));
@@ -429,19 +434,16 @@ private:
       given_[i].copy_(x);
   }
 
-  /// What backward computes again, and with it calls, is needed at once.
-  void offload() {
-    auto* store = ex_.rank().offload();
-    if (store == nullptr || ex_.in_backward())
-      return;
+  /// Other interceptors may have another place for what is kept.
+  void hand_over() {
     std::vector<at::Tensor> xs;
     for (auto& x : kept_.tensors)
       if (!x.parameter)
         xs.push_back(x.content);
-    kept_.offloaded = offloaded_tensors::take(*store, ex_.turn(), xs);
+    kept_.offloaded = keep_for_backward(xs);
   }
 
-  const region_call& call_;
+  const packed_call& call_;
   execution& ex_;
   const std::vector<at::Tensor>& given_;
   unpacker in_{given_};
@@ -453,10 +455,14 @@ private:
 
 } // namespace
 
-invocation run_checkpointed(const region_call& x, execution& ex,
-                            const std::vector<at::Tensor>& tensors,
-                            packer& out) {
-  return first_pass{x, ex, tensors}.run(out);
+std::optional<invocation> recompute_interceptor::around(const packed_call& x,
+                                                        unpacker& in,
+                                                        packer& out) {
+  auto* ex = execution::current();
+  // A method that another one of the same module calls is part of that.
+  if (x.region == 0 || x.region == ex->region())
+    return std::nullopt;
+  return first_pass{x, *ex, in.tensors()}.run(out);
 }
 
 } // namespace smp

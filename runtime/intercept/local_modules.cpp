@@ -2,7 +2,6 @@
 
 #include "runtime/base/rank_context.hpp"
 #include "runtime/intercept/call_scope.hpp"
-#include "runtime/intercept/checkpointed_call.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/intercept/shared_call.hpp"
@@ -14,6 +13,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
+
+#include <utility>
 
 namespace smp {
 
@@ -46,9 +47,9 @@ void add_tensors(std::vector<at::Tensor>& to, unpacker& in, const value& x) {
 }
 
 /// This rank's part of a call that ranks share, of TorchScript.
-invocation run_part(call_scope& noted, const distributed_module& how,
-                    const void* object, unpacker& in,
-                    const std::vector<value>& args, packer& out) {
+invocation run_own_part(call_scope& noted, const distributed_module& how,
+                        const void* object, unpacker& in,
+                        const std::vector<value>& args, packer& out) {
   std::vector<at::Tensor> xs;
   for (auto& x : args)
     add_tensors(xs, in, x);
@@ -86,31 +87,32 @@ size_t local_modules::end_of_region(module_id module,
   return next.first;
 }
 
-/// Runs what is of one region, or of none.
-invocation local_modules::run_region(module_id module, const call_target& x,
-                                     unpacker& in,
-                                     const std::vector<value>& args,
+invocation local_modules::run_inside(packed_call x, unpacker& in,
                                      packer& out) {
-  auto* ex = execution::current();
-  auto region = region_of(module, x);
-  // A method that another one of the same module calls is part of that.
-  return region != 0 && region != ex->region()
-           ? run_checkpointed({*this, *model_.map, module, x, args}, *ex,
-                              in.tensors(), out)
-           : run_code(module, x, in, args, out);
+  while (x.next < num_interceptors)
+    if (auto* y = interceptor_at(x.next++))
+      if (auto done = y->around(x, in, out))
+        return std::move(*done);
+  return run_code(x.module, x.target, in, x.args, out);
 }
 
 invocation local_modules::run(module_id module, const call_target& x,
                               unpacker& in, const std::vector<value>& args,
                               packer& out) {
-  auto n = model_.map->model().modules.at(module.value).children.size();
+  auto& map = *model_.map;
+  auto n = map.model().modules.at(module.value).children.size();
   if (!in_graph() || (is_range(x) && x.last > n))
-    return run_code(module, x, in, args, out);
+    return run_inside({*this, map, module, x, args}, in, out);
+  auto run_part = [&](const call_target& part, unpacker& from,
+                      const std::vector<value>& xs, packer& to) {
+    return run_inside({*this, map, module, part, xs, region_of(module, part)},
+                      from, to);
+  };
   auto part = x;
   if (!is_range(x) || (part.last = end_of_region(module, x)) == x.last)
-    return run_region(module, part, in, args, out);
+    return run_part(part, in, args, out);
   packer found;
-  auto result = run_region(module, part, in, args, found);
+  auto result = run_part(part, in, args, found);
   while (part.last < x.last) {
     part.first = part.last;
     part.last = x.last;
@@ -118,8 +120,8 @@ invocation local_modules::run(module_id module, const call_target& x,
     // What moves on is let go of where it was (R57).
     unpacker moving{found.tensors()};
     found = packer{};
-    result = run_region(module, part, moving, {std::move(result.result)},
-                        part.last < x.last ? found : out);
+    result = run_part(part, moving, {std::move(result.result)},
+                      part.last < x.last ? found : out);
   }
   return result;
 }
@@ -142,6 +144,7 @@ call_result local_modules::call(module_id module, const call_target& x,
           unpacker{out.tensors()}};
 }
 
+/// Runs the code of a call as it is.
 invocation local_modules::run_code(module_id module, const call_target& x,
                                    unpacker& in, const std::vector<value>& args,
                                    packer& out) {
@@ -156,7 +159,7 @@ invocation local_modules::run_code(module_id module, const call_target& x,
     if (!how || !is_call(x))
       return run_script(model_, module, x, in, args, out);
     call_scope noted{{.module = module, .ordered = false, .served = true}};
-    return run_part(noted, *how, m.identity(), in, args, out);
+    return run_own_part(noted, *how, m.identity(), in, args, out);
   }
   return x.op == request_kind::call
            ? find_invoker(x.invoker)(*m.object, in, args, out)

@@ -1,6 +1,5 @@
 #include "runtime/intercept/sequential.hpp"
 
-#include "actors/board/call_slot.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/shared_call.hpp"
@@ -132,35 +131,15 @@ nn::AnyValue get_any(unpacker& in, const value& x) {
   return get_any(in, *index, parts->items[1]);
 }
 
-/// Writes down which child of a range runs: the range is one request.
-class noted_child {
-public:
-  explicit noted_child(const intercepted_call& x)
-    : slot_(x.served && x.module ? call_slot::current() : nullptr) {
-    if (slot_)
-      slot_->enter(*x.module);
-  }
-
-  ~noted_child() {
-    if (slot_)
-      slot_->leave();
-  }
-
-  noted_child(const noted_child&) = delete;
-  noted_child& operator=(const noted_child&) = delete;
-
-private:
-  call_slot* slot_;
-};
-
 /// Runs a child before the eyes of interceptors.
-nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
-                       const intercepted_call& call, const hook_state& hook,
+nn::AnyValue run_child(nn::AnyModulePlaceholder& x, intercepted_call call,
+                       const hook_state& hook,
                        std::vector<nn::AnyValue>&& arguments) {
-  call_scope noted{call};
   auto* how = hook.distributed;
+  // Of a range, which is one request, it tells who waits for peers.
+  call.part = how != nullptr;
+  call_scope noted{call};
   if (how && !hook.translation) {
-    noted_child note{call};
     auto object = x.ptr();
     std::vector<at::Tensor> tensors;
     for (auto& y : arguments)
@@ -174,9 +153,6 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x,
     return how ? hook.translation->call_child(*how, std::move(arguments))
                : x.forward(std::move(arguments));
   };
-  std::optional<noted_child> note;
-  if (how)
-    note.emplace(call);
   if (!noted.looks()) [[likely]]
     return run();
   auto object = x.ptr();

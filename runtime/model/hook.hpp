@@ -35,7 +35,8 @@ struct hook_state {
   module_id id;
   /// Rank that owns the module.
   rank_id owner;
-  /// False if calls must go to `owner`, or are computed again in backward.
+  /// False if the arguments of calls are packed: for `owner`, or on this rank
+  /// for an interceptor that computes them again in backward.
   bool local = true;
   /// See `model_map::recomputed`; 0 on ranks that do not own the module.
   uint32_t region = 0;

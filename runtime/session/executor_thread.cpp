@@ -6,7 +6,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/intercept/call_observer.hpp"
-#include "runtime/intercept/call_scope.hpp"
+#include "runtime/intercept/execution_interceptors.hpp"
 #include "runtime/intercept/script/script_calls.hpp"
 #include "runtime/session/data_group.hpp"
 #include "tp/tensor_group.hpp"

@@ -1,10 +1,12 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/intercept/call_scope.hpp"
+#include "runtime/offload/offloaded_tensors.hpp"
 
 #include <ATen/Functions.h>
 
 #include <array>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -51,8 +53,15 @@ public:
     note(failed ? "leave failed" : "leave");
   }
 
+  std::unique_ptr<offloaded_tensors>
+  keep(const std::vector<at::Tensor>& xs) override {
+    note("keep " + std::to_string(xs.size()));
+    return takes ? std::make_unique<offloaded_tensors>() : nullptr;
+  }
+
   bool refuses = false;
   bool wants = false;
+  bool takes = false;
 
 private:
   void note(const std::string& what) {
@@ -129,6 +138,17 @@ TEST_CASE_METHOD(scope_fixture,
   CHECK(heard
         == lines{"order: its arguments 2", "activity: arguments 2",
                  "order: results 0", "activity: results 0"});
+}
+
+TEST_CASE_METHOD(scope_fixture,
+                 "what is kept for backward goes to the first who takes it",
+                 "[runtime][intercept][R57]") {
+  const std::vector xs{at::zeros({1}), at::zeros({2})};
+  CHECK(keep_for_backward(xs) == nullptr);
+  heard.clear();
+  middle.takes = true;
+  CHECK(keep_for_backward(xs) != nullptr);
+  CHECK(heard == lines{"order: keep 2", "state: keep 2"});
 }
 
 TEST_CASE_METHOD(scope_fixture,
