@@ -72,6 +72,10 @@ set(slow_headers "torch/(torch|all|extension)\\.h")
 set(quick_headers "c10/" "ATen/core/(Tensor|MT19937RNGEngine)\\.h"
   "torch/(ordered_dict\\.h|headeronly/)")
 
+# What smp.hpp and the like must not bring along, or it is installed, too.
+set(private_headers "runtime/remote/messages\\.hpp" "runtime/config/config_file\\.hpp"
+  "transport/collectives/collectives\\.hpp")
+
 # -- the check -----------------------------------------------------------------
 
 set(errors "")
@@ -182,6 +186,10 @@ function(check_for_users file)
     endif()
     set(header "${CMAKE_MATCH_1}")
     matches_any(quick "${header}" ${quick_headers})
+    matches_any(private "${header}" ${private_headers})
+    if(private)
+      complain(${file} "${line}" "not for users")
+    endif()
     if(EXISTS ${ROOT}/${header})
       check_for_users(${header})
     elseif(header MATCHES "^(${headers_torch})" AND NOT quick)

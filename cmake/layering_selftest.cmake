@@ -79,6 +79,8 @@ foreach(include "<torch/nn/module.h>" "<torch/script.h>" "<ATen/core/ivalue.h>")
   plant_for_users("${include}")
   expect_refusal(layering "runtime/remote/b.hpp: too slow for what users include")
 endforeach()
+plant_for_users("\"runtime/remote/messages.hpp\"")
+expect_refusal(layering "runtime/remote/b.hpp: not for users")
 plant_for_users("<ATen/core/Tensor.h>")
 expect_pass(layering)
 

@@ -4,10 +4,11 @@
 // a wait, results with an autograd node behind them.
 
 #include "runtime/model/hook.hpp"
-#include "runtime/remote/messages.hpp"
+#include "runtime/remote/request_kind.hpp"
 #include "runtime/values/pack.hpp"
 #include "runtime/values/value.hpp"
 #include "transport/error.hpp"
+#include "transport/ids.hpp"
 
 #include <cstdint>
 #include <string>

@@ -10,6 +10,7 @@
 #include "runtime/base/call_context.hpp"
 #include "runtime/remote/call_streams.hpp"
 #include "runtime/remote/recompute_pass.hpp"
+#include "runtime/remote/request_kind.hpp"
 #include "runtime/values/value_codec.hpp"
 #include "transport/bytes.hpp"
 
@@ -120,25 +121,6 @@ using remote_tensors = std::vector<remote_tensor>;
 using reached_positions = std::vector<std::vector<uint32_t>>;
 
 // -- requests -----------------------------------------------------------------
-
-enum class request_kind : uint8_t {
-  call,         // forward of one module
-  range,        // forward of consecutive children of a Sequential (R8)
-  backward,     // backward of a call or range
-  read_tensor,  // the value of a parameter or buffer (R14)
-  add_gradient, // a gradient of a parameter (R14)
-  write_tensor, // a new value of a buffer
-  // Of a TorchScript module (runtime/intercept/script/script_calls.hpp):
-  method,        // one method
-  method_range,  // consecutive children of a Sequential (R8)
-  get_attribute, // the value of an attribute that may change
-  set_attribute,
-  add, // of two tensors, of no module
-};
-
-constexpr request_kind last_of(request_kind) noexcept {
-  return request_kind::add;
-}
 
 /// What every request begins with; enough to tell which modules it enters.
 struct request_head {

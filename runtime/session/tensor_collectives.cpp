@@ -8,6 +8,7 @@
 #include "runtime/session/current_rank.hpp"
 #include "runtime/session/parking_waiter.hpp"
 #include "runtime/values/tensor_bridge.hpp"
+#include "transport/collectives/collectives.hpp"
 
 #include <ATen/ops/empty.h>
 

@@ -3,7 +3,8 @@
 // Sums and moves of tensors between the ranks of a group.
 
 #include "partition/rank_layout.hpp"
-#include "transport/collectives/collectives.hpp"
+#include "transport/collectives/elements.hpp"
+#include "transport/collectives/started_collective.hpp"
 
 #include <ATen/core/Tensor.h>
 

@@ -6,11 +6,11 @@
 // the comparison see anything of the pipeline (R36).
 
 #include "runtime/base/named_tensors.hpp"
-#include "runtime/config/config_file.hpp"
 #include "runtime/train/data.hpp"
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,6 +25,7 @@ class Module;
 namespace smp {
 
 class distributed_model_base;
+struct train_config;
 
 /// A model together with its loss. As made it is an ordinary model of this
 /// process: `loss(x).backward()` trains it without a session. `distribute`

@@ -2,18 +2,13 @@
 
 #include "transport/collectives/collective_call.hpp"
 #include "transport/collectives/collective_plan.hpp"
+#include "transport/collectives/started_collective.hpp"
 #include "transport/fabric.hpp"
 #include "transport/wait.hpp"
 
 #include <memory>
 
 namespace smp {
-
-/// A collective that began: what to wait for, and what to say meanwhile.
-struct started_collective {
-  completion_ptr done;
-  wait_reason why;
-};
 
 /// A collective of a step, for who looks at what a rank does.
 struct begun_collective {

@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/base/large_block_allocator.hpp"
+#include "runtime/config/config_file.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "runtime/train/trainable.hpp"

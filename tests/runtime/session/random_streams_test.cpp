@@ -1,6 +1,7 @@
 // ctest: timeout=400
 #include "tests/support/catch.hpp"
 
+#include "runtime/config/config_file.hpp"
 #include "runtime/train/trainable.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/torch_equality.hpp"

@@ -4,6 +4,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/config/config_file.hpp"
 #include "runtime/train/models/moe.hpp"
 #include "runtime/train/trainable.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
