@@ -39,7 +39,7 @@ public:
     std::chrono::milliseconds join_limit{30000};
     /// A connection breaks before the launcher knows why the process ended:
     /// how long a loss waits for `report_down`, which comes at once unless the
-    /// machine is busy. 0 where nobody watches.
+    /// machine is busy. 0 where nobody reports.
     std::chrono::milliseconds report_grace{1000};
     /// A rank is lost, or refused (first cause first). Any thread; must not
     /// block.

@@ -26,7 +26,7 @@ struct rank_environment {
   /// Why the ranks of this machine are not to use shared memory, as our own
   /// launcher decided for all of them; empty: they are.
   std::string no_shared_memory;
-  /// True when our own launcher started this rank and watches its process.
+  /// True when our own launcher started this rank and waits for its process.
   bool supervised = false;
 };
 

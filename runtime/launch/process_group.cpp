@@ -130,7 +130,7 @@ process_group::child* process_group::find(rank_id x) {
   return const_cast<child*>(std::as_const(*this).find(x));
 }
 
-// -- watching -----------------------------------------------------------------
+// -- until all ended ----------------------------------------------------------
 
 process_group::result process_group::run() {
   await_signal();

@@ -31,7 +31,7 @@ inline constexpr const char* ends_with_output_variable = "SMP_ENDS_WITH_OUTPUT";
 inline constexpr int code_interrupted = 130;
 inline constexpr int code_rank_failed = 3;
 
-/// Starts processes, watches them, and ends all when one fails or when the
+/// Starts processes, waits for them, and ends all when one fails or when the
 /// user interrupts. No process survives this object, nor the thread that
 /// called `start`.
 class process_group {

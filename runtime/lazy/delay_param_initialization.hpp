@@ -11,7 +11,7 @@ namespace smp {
 ///
 ///     torch::manual_seed(1);
 ///     auto make = [] {
-///       smp::delay_param_initialization delayed;
+///       smp::delay_param_initialization deferring;
 ///       return net{};
 ///     };
 ///     smp::distributed_model model{make()};

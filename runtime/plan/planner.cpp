@@ -291,7 +291,7 @@ namespace {
 
 /// As rank 0 of a run: without a trace only sizes count.
 std::unique_ptr<trainable> make_whole(const train_config& x) {
-  delay_param_initialization delayed{defers_parameters(x, 0)};
+  delay_param_initialization deferring{defers_parameters(x, 0)};
   return make_trainable(x);
 }
 

@@ -18,16 +18,16 @@ namespace smp {
 
 namespace ag = torch::autograd;
 
-remote_call_node::remote_call_node(sent_call x) : call_(std::move(x)) {
+backward_node::backward_node(sent_call x) : call_(std::move(x)) {
   // nop
 }
 
-std::string remote_call_node::name() const {
+std::string backward_node::name() const {
   return "smp::remote_call(" + call_.name + ")";
 }
 
 /// R16: only `distributed_model::backward`, in the microbatch of the call.
-execution& remote_call_node::check() const {
+execution& backward_node::check() const {
   auto* ex = execution::current();
   auto refuse = [this](const char* why) -> execution& {
     throw error{error_code::unsupported,
@@ -45,8 +45,7 @@ execution& remote_call_node::check() const {
   return *ex;
 }
 
-void remote_call_node::set_shapes(
-  const std::vector<std::vector<int64_t>>& sizes) {
+void backward_node::set_shapes(const std::vector<std::vector<int64_t>>& sizes) {
   for (size_t nr = 0; nr < call_.outputs.size(); ++nr) {
     auto& shape = mutable_input_metadata(nr).mutable_shape_as_dim_vector();
     shape.clear();
@@ -55,7 +54,7 @@ void remote_call_node::set_shapes(
   }
 }
 
-std::vector<uint32_t> remote_call_node::reached(uint32_t nr) const {
+std::vector<uint32_t> backward_node::reached(uint32_t nr) const {
   auto& all = call_.promise ? call_.promise->reaches : call_.reaches;
   std::vector<uint32_t> result;
   for (uint32_t i = 0; i < call_.arguments.size(); ++i) {
@@ -70,7 +69,7 @@ std::vector<uint32_t> remote_call_node::reached(uint32_t nr) const {
 }
 
 std::vector<bool>
-remote_call_node::reached_by(const ag::variable_list& grads) const {
+backward_node::reached_by(const ag::variable_list& grads) const {
   std::vector<bool> result(call_.arguments.size());
   for (uint32_t nr = 0; nr < grads.size(); ++nr)
     if (grads[nr].defined())
@@ -79,7 +78,7 @@ remote_call_node::reached_by(const ag::variable_list& grads) const {
   return result;
 }
 
-ag::variable_list remote_call_node::apply(ag::variable_list&& grads) {
+ag::variable_list backward_node::apply(ag::variable_list&& grads) {
   auto& ex = check();
   auto defined = [](auto& x) { return x.defined(); };
   if (std::none_of(grads.begin(), grads.end(), defined))
@@ -90,8 +89,8 @@ ag::variable_list remote_call_node::apply(ag::variable_list&& grads) {
   return waits ? wait(ex, std::move(grads)) : promise(ex, std::move(grads));
 }
 
-remote_call_node::outgoing remote_call_node::put(const ag::variable_list& grads,
-                                                 bool snapshot) const {
+backward_node::outgoing backward_node::put(const ag::variable_list& grads,
+                                           bool snapshot) const {
   outgoing result;
   auto& gradients = result.asked.gradients;
   gradients.resize(call_.num_outputs);
@@ -112,9 +111,9 @@ remote_call_node::outgoing remote_call_node::put(const ag::variable_list& grads,
 
 /// @param wanted positions of the arguments whose gradients are asked for
 /// @param pushed by wanted argument: its gradient comes with the answer
-call remote_call_node::make_call(execution& ex, outgoing x,
-                                 const std::vector<size_t>& wanted,
-                                 const std::vector<bool>& pushed) const {
+call backward_node::make_call(execution& ex, outgoing x,
+                              const std::vector<size_t>& wanted,
+                              const std::vector<bool>& pushed) const {
   auto& asked = x.asked;
   asked.context = call_context::current();
   asked.origin = call_.id.origin;
@@ -132,8 +131,7 @@ call remote_call_node::make_call(execution& ex, outgoing x,
 
 // -- wait for the gradients ---------------------------------------------------
 
-ag::variable_list remote_call_node::wait(execution& ex,
-                                         ag::variable_list grads) {
+ag::variable_list backward_node::wait(execution& ex, ag::variable_list grads) {
   ag::variable_list result(call_.arguments.size());
   std::vector<size_t> wanted;
   for (size_t i = 0; i < call_.arguments.size(); ++i)
@@ -155,8 +153,8 @@ ag::variable_list remote_call_node::wait(execution& ex,
 
 // -- go on without them -------------------------------------------------------
 
-ag::variable_list remote_call_node::promise(execution& ex,
-                                            ag::variable_list grads) {
+ag::variable_list backward_node::promise(execution& ex,
+                                         ag::variable_list grads) {
   auto& book = *ex.rank().model()->promises;
   auto request = std::make_shared<promised_request>();
   request->owner = call_.owner;
@@ -178,7 +176,7 @@ ag::variable_list remote_call_node::promise(execution& ex,
   // accumulation of a leaf, under a lock that other microbatches want.
   for (auto i : wanted) {
     auto* next = next_edge(i).function.get();
-    request->pushed.push_back(!dynamic_cast<remote_call_node*>(next));
+    request->pushed.push_back(!dynamic_cast<backward_node*>(next));
   }
   x.asked.promised = true;
   auto c = make_call(ex, std::move(x), wanted, request->pushed);

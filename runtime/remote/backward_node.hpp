@@ -46,9 +46,9 @@ struct sent_call {
 };
 
 /// Backward of a remote call: asks the owner, which kept its graph (R3).
-class remote_call_node : public torch::autograd::Node {
+class backward_node : public torch::autograd::Node {
 public:
-  explicit remote_call_node(sent_call x);
+  explicit backward_node(sent_call x);
 
   std::string name() const override;
 

@@ -123,8 +123,8 @@ private:
                     const forward_reply& reply, const wait_reason& why,
                     const taken_results_ptr& taken);
   sent_call describe_sent(request_id id, size_t outputs) const;
-  std::shared_ptr<remote_call_node> make_node(sent_call sent,
-                                              const remote_tensors& arguments);
+  std::shared_ptr<backward_node> make_node(sent_call sent,
+                                           const remote_tensors& arguments);
   std::vector<at::Tensor> take_results(const forward_reply& reply) const;
   void connect(const std::vector<at::Tensor>& results,
                const remote_tensors& arguments, request_id id,
@@ -240,7 +240,7 @@ sent_call outgoing_call::describe_sent(request_id id, size_t outputs) const {
 
 /// An own node, made only if an output has a gradient, with edges only for
 /// arguments that have one (R10).
-std::shared_ptr<remote_call_node>
+std::shared_ptr<backward_node>
 outgoing_call::make_node(sent_call sent, const remote_tensors& arguments) {
   ag::edge_list edges;
   for (size_t i = 0; i < arguments_.size(); ++i) {
@@ -257,8 +257,8 @@ outgoing_call::make_node(sent_call sent, const remote_tensors& arguments) {
     }
     sent.arguments.push_back(std::move(argument));
   }
-  auto result = std::shared_ptr<remote_call_node>(
-    new remote_call_node(std::move(sent)), ag::deleteNode);
+  auto result = std::shared_ptr<backward_node>(
+    new backward_node(std::move(sent)), ag::deleteNode);
   result->set_next_edges(std::move(edges));
   return result;
 }

@@ -38,7 +38,7 @@ void await_answers(const completion_ptr& x, const wait_reason& why,
 
 /// The answer of `x` is here: its node knows the shapes of its gradients.
 void complete_node(const promised_request& x) {
-  if (auto node = std::dynamic_pointer_cast<remote_call_node>(x.node.lock()))
+  if (auto node = std::dynamic_pointer_cast<backward_node>(x.node.lock()))
     node->set_shapes(x.sizes);
 }
 

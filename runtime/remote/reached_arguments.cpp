@@ -31,7 +31,7 @@ reached_arguments(const std::vector<ag::Edge>& outputs,
       auto x = open.back();
       open.pop_back();
       auto* node = x.function.get();
-      auto* remote = dynamic_cast<remote_call_node*>(node);
+      auto* remote = dynamic_cast<backward_node*>(node);
       // Only remote calls know which of their arguments an output depends on.
       if (!seen.emplace(node, remote ? x.input_nr : 0).second)
         continue;

@@ -247,7 +247,7 @@ void session::process::host_supervisor(rank_environment& env,
   x.port = env.rendezvous_port;
   x.line = network.line;
   x.join_limit = join_limit();
-  // Nobody watches the processes for us, so a loss waits for no report; but
+  // Nobody tells how the processes end, so a loss waits for no report; but
   // where a machine is lost, its ranks go one after the other.
   if (!network.line)
     x.report_grace = std::chrono::milliseconds{0};

@@ -69,8 +69,8 @@ uint64_t count_elements(const std::vector<at::Tensor>& xs) {
 /// are threads share one generator, so they take turns.
 std::unique_ptr<trainable>
 make_model(const session& s, const train_config& config, const train_job& job) {
-  delay_param_initialization delayed{pp_size() > 1
-                                     && defers_parameters(config, rank())};
+  delay_param_initialization deferring{pp_size() > 1
+                                       && defers_parameters(config, rank())};
   if (config.transport.type != "loopback")
     return job.make_model();
   std::unique_ptr<trainable> result;

@@ -20,7 +20,7 @@ using namespace smp;
 namespace {
 
 /// Notes what is sent, and refuses as much of it as a test wants.
-struct stub_fabric : fabric {
+struct noting_fabric : fabric {
   rank_id self() const override {
     return {};
   }
@@ -108,7 +108,7 @@ struct one_rank : actor_fixture, stage {
   }
 
   function_services services;
-  stub_fabric net;
+  noting_fabric net;
   std::shared_ptr<rank_board> board = std::make_shared<rank_board>(rank_id{0},
                                                                    2);
   module_server_actor server;

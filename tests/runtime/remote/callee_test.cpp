@@ -252,9 +252,9 @@ TEST_CASE("only own tensors are read, written and given gradients",
   ask(request_kind::write_tensor, 0, at::full({3}, 7.0));
   CHECK(at::equal(weight, at::full({3}, 7.0)));
   CHECK(at::equal(to_tensor(got.value), at::full({3}, 2.0))); // a copy
-  for (uint32_t foreign : {1, 99}) {
+  for (uint32_t of_others : {1, 99}) {
     auto failed = failure_of(
-      [&] { ask(request_kind::read_tensor, foreign, {}); });
+      [&] { ask(request_kind::read_tensor, of_others, {}); });
     CHECK(failed.code == error_code::protocol);
     CHECK_THAT(failed.text, ContainsSubstring("does not own"));
   }

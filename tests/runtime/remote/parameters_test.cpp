@@ -30,8 +30,8 @@ struct weighted : torch::nn::Module {
 };
 
 /// Rank 1 owns the whole model; the test answers for it.
-struct foreign_model {
-  foreign_model() {
+struct model_of_others {
+  model_of_others() {
     map.place({rank_id{1}});
     map.finish_partition();
   }
@@ -74,7 +74,7 @@ bool is_full(const at::Tensor& x, double y) {
 
 TEST_CASE("a parameter is fetched once per step, a buffer each time",
           "[runtime][parameters][R14]") {
-  foreign_model x;
+  model_of_others x;
   x.answer(6);
   CHECK(is_full(x.parameters.fetch(x.weight), 6));
   CHECK(is_full(x.parameters.fetch(x.weight), 6));
@@ -98,7 +98,7 @@ TEST_CASE("a parameter is fetched once per step, a buffer each time",
 
 TEST_CASE("all who want a parameter hear why it did not come",
           "[runtime][parameters][R14]") {
-  foreign_model x;
+  model_of_others x;
   for (int i = 0; i < 2; ++i)
     CHECK(cause_of([&] { x.parameters.fetch(x.weight); })
           == "the test has no answer");
@@ -107,7 +107,7 @@ TEST_CASE("all who want a parameter hear why it did not come",
 
 TEST_CASE("a new value of a buffer goes to its owner, once",
           "[runtime][parameters][R14][R52]") {
-  foreign_model x;
+  model_of_others x;
   {
     execution::pass_scope scope{x.ex(), {recompute_pass::kind::first, 0}, 1};
     x.accept();
@@ -127,7 +127,7 @@ TEST_CASE("a new value of a buffer goes to its owner, once",
 
 TEST_CASE("what a view changes in the copy of a buffer goes to its owner",
           "[runtime][parameters][R14]") {
-  foreign_model x;
+  model_of_others x;
   x.answer(6);
   auto copy = x.parameters.fetch(x.mean);
   auto view = copy.narrow(0, 0, 2);
@@ -157,7 +157,7 @@ TEST_CASE("what a view changes in the copy of a buffer goes to its owner",
 
 TEST_CASE("a changed copy of a parameter is refused by name",
           "[runtime][parameters][R14]") {
-  foreign_model x;
+  model_of_others x;
   x.answer(6);
   auto copy = x.parameters.fetch(x.weight);
   CHECK_NOTHROW(x.parameters.flush());
@@ -169,7 +169,7 @@ TEST_CASE("a changed copy of a parameter is refused by name",
 
 TEST_CASE("what cannot be done with what another rank owns is refused by name",
           "[runtime][parameters][R14]") {
-  foreign_model x;
+  model_of_others x;
   auto why = [](auto&& f) { return cause_of(f, error_code::unsupported); };
   CHECK(why([&] { x.parameters.refuse_write(x.weight, "aten::add_"); })
         == "in-place aten::add_ changes 'weight', which rank 1 owns; change it "

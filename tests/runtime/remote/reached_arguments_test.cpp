@@ -37,8 +37,8 @@ struct remote_pair {
     how.arguments[1].position = 1;
     how.outputs = {0, 1};
     how.num_outputs = 2;
-    auto node = std::shared_ptr<remote_call_node>(
-      new remote_call_node(std::move(how)), ag::deleteNode);
+    auto node = std::shared_ptr<backward_node>(
+      new backward_node(std::move(how)), ag::deleteNode);
     node->set_next_edges({edge_of(x), edge_of(y)});
     for (auto& result : results)
       ag::create_gradient_edge(result, node);

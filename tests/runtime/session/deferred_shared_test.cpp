@@ -77,7 +77,7 @@ TEST_CASE("deferred modules that ranks share have the values of one process",
   auto ranks = config.tensor_parallel_degree * pipeline;
   run_virtual_world(ranks, world, [&](session&) {
     auto made = seeded([] {
-      delay_param_initialization delayed;
+      delay_param_initialization deferring;
       return large{};
     });
     int deferred = 0;

@@ -215,7 +215,7 @@ training train_ranks(const job& x, const run_options& options = {}) {
   world.reorder = true;
   run_virtual_world(x.pipeline * x.replicas, world, [&](session&) {
     distributed_model model{seeded([&] {
-      delay_param_initialization delayed{options.deferred};
+      delay_param_initialization deferring{options.deferred};
       return distributed_net{};
     })};
     auto inner = make_optimizer(x.optimizer, model->parameters());

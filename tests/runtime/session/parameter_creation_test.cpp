@@ -219,7 +219,7 @@ TEST_CASE("a scope gives parameters a type and normal values, now or later",
   });
   run_virtual_world(2, two_sharing(false), [&](session&) {
     auto made = seeded([&] {
-      delay_param_initialization delayed{deferred};
+      delay_param_initialization deferring{deferred};
       return drawn_net{};
     });
     distributed_model model{made};
