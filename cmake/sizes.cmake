@@ -10,7 +10,7 @@ set(exceptions
   "tests/partition/print_test.cpp: a line of .*") # as smp prints it
 
 set(files "")
-foreach(folder transport partition tp actors runtime apps bench examples tests)
+foreach(folder transport partition tp actors runtime include apps bench examples tests)
   file(GLOB_RECURSE found RELATIVE ${ROOT} ${ROOT}/${folder}/*.hpp ${ROOT}/${folder}/*.cpp)
   list(APPEND files ${found})
 endforeach()
