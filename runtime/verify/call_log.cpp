@@ -4,7 +4,9 @@
 #include "runtime/lazy/promise.hpp"
 #include "runtime/remote/execution.hpp"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <utility>
@@ -42,10 +44,10 @@ struct call_logger::state {
   /// The calls that go on, by thread, innermost last.
   std::map<std::thread::id, std::vector<uint32_t>> running;
   std::map<std::pair<uint64_t, const void*>, uint64_t> counts;
-  /// Which call a tensor came out of. The weak pointer keeps its address from
-  /// meaning another tensor, but not its bytes.
+  /// Which calls a tensor came out of, one inside the other. The weak pointer
+  /// keeps its address from meaning another tensor, but not its bytes.
   struct origin {
-    uint32_t call = 0;
+    std::vector<uint32_t> calls;
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
   };
   std::map<const void*, origin> origins;
@@ -139,8 +141,10 @@ void call_logger::begin(const void* object,
     x->arguments.push_back(t.unsafeGetTensorImpl());
     if (auto i = state_->origins.find(t.unsafeGetTensorImpl());
         i != state_->origins.end())
-      state_->calls[i->second.call]->log.used_by.push_back(position);
+      for (auto call : i->second.calls)
+        state_->calls[call]->log.used_by.push_back(position);
   }
+  x->log.first_node = at::sequence_number::peek();
   state_->calls.push_back(std::move(x));
 }
 
@@ -166,19 +170,22 @@ void call_logger::end(const void* object, std::span<const at::Tensor> results) {
                      t.unsafeGetTensorImpl())
              != arguments.end())
       continue;
-    state_->origins.insert_or_assign(
+    auto from = state_->origins.try_emplace(
       t.unsafeGetTensorImpl(),
-      state::origin{position, c10::weak_intrusive_ptr<c10::TensorImpl>{
-                                t.getIntrusivePtr()}});
-    t.register_hook([st = state_, x, i](const at::Tensor& gradient) {
+      state::origin{
+        {}, c10::weak_intrusive_ptr<c10::TensorImpl>{t.getIntrusivePtr()}});
+    from.first->second.calls.push_back(position);
+    auto node = t.grad_fn()->sequence_nr();
+    t.register_hook([st = state_, x, i, node](const at::Tensor& gradient) {
       if (!gradient.defined())
         return;
       at::NoGradGuard no_grad;
       auto value = digest_of(gradient);
       std::unique_lock guard{st->mutex};
-      x->log.gradients.push_back({i, st->gradients++, std::move(value)});
+      x->log.gradients.push_back({i, st->gradients++, std::move(value), node});
     });
   }
+  x->log.end_node = at::sequence_number::peek();
 }
 
 void call_logger::fail(const void* object) {

@@ -24,6 +24,7 @@ struct logged_gradient {
   uint32_t tensor = 0; // position among the results
   uint64_t order = 0;  // among all gradients of its logger
   tensor_digest value;
+  uint64_t node = 0; // number of the node of autograd that made the tensor
 };
 
 /// One call of a module.
@@ -33,6 +34,9 @@ struct logged_call {
   uint64_t number = 0; // of this module's calls in this microbatch, from 0
   /// When it began and ended, counted in such events of its logger.
   uint64_t begun = 0, ended = 0;
+  /// Numbers of the nodes of autograd that were made meanwhile: from
+  /// `first_node`, below `end_node`.
+  uint64_t first_node = 0, end_node = 0;
   uint64_t rank = 0; // that ran it; set by who gathers the logs
   /// Position of the call around this one, if that was logged, too.
   std::optional<uint32_t> outer;
@@ -64,8 +68,8 @@ bool inspect(Inspector& f, logged_gradient& x) {
                             f.field("value", x.value));
 }
 
-/// The order of calls, and who uses what, is asked of the reference only, which
-/// does not travel.
+/// The order of calls, who made what and who uses it is asked of the reference
+/// only, which does not travel.
 template <class Inspector>
 bool inspect(Inspector& f, logged_call& x) {
   return f.object(x).fields(

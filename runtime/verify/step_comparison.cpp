@@ -495,9 +495,8 @@ private:
       auto& mine = *i->second;
       for (uint32_t t = 0; t < c->results.size(); ++t) {
         auto a = gradients_of(mine, t), b = gradients_of(*c, t);
-        // A tensor that a module only passes on has no graph of its own
-        // where another rank runs it.
-        if (a.size() != b.size())
+        // What backward computes again has none.
+        if (b.empty() || a.size() != b.size() || maker_of(*b[0]) != c)
           continue;
         for (size_t k = 0; k < b.size(); ++k) {
           ++result_.result_gradients;
@@ -534,6 +533,19 @@ private:
       if (g.tensor == tensor)
         result.push_back(&g);
     return result;
+  }
+
+  /// The innermost call in which a tensor was made: that has the gradient of
+  /// all that uses the tensor, whoever runs which call. Calls around it that
+  /// return the tensor, too, may be on another rank, where they have no part of
+  /// what it did with the tensor itself.
+  const logged_call* maker_of(const logged_gradient& x) const {
+    auto i = std::partition_point(
+      ordered_.begin(), ordered_.end(),
+      [&](auto* c) { return c->end_node <= x.node; });
+    i = std::find_if(i, ordered_.end(),
+                     [&](auto* c) { return c->first_node <= x.node; });
+    return i == ordered_.end() ? nullptr : *i;
   }
 
   /// Whose backward made the gradient of a result.

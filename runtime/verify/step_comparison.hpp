@@ -61,7 +61,8 @@ struct step_comparison_input {
 /// differ though everything before, also inside of it, does not. A different
 /// argument is the doing of the code around the call if the same rank runs
 /// both; else it changed on its way to the module. Backward runs the other
-/// way: there it is the place nearest to the loss.
+/// way: there it is the place nearest to the loss. The gradient of a tensor
+/// counts at the call that made it, not at those around it that return it, too.
 void compare_step(const step_comparison_input& x, verify_summary& result);
 
 } // namespace smp

@@ -117,6 +117,7 @@ TEST_CASE("Right configurations give no false alarm", "[runtime][verify]") {
     CHECK(summary.losses.compared == 2 * m);
     CHECK(summary.calls >= 2 * m);
     CHECK(summary.results >= summary.calls);
+    CHECK(summary.result_gradients > 0);
     CHECK(summary.gradients.compared > 0);
     CHECK(summary.updates.compared >= summary.gradients.compared);
     CHECK(summary.owned > 0);
@@ -133,6 +134,7 @@ TEST_CASE("Scripted models that draw random numbers give no false alarm",
         INFO(x.name);
         auto summary = test::run_case(x, 5, ranks > 1);
         CHECK(to_text(summary).starts_with("equal: 5 steps"));
+        CHECK(summary.result_gradients > 0);
         CHECK((summary.requests > 0) == (ranks > 1));
       }
 }
