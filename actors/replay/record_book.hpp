@@ -90,6 +90,13 @@ public:
     return options_.fixed_order;
   }
 
+  /// Tells whether an answer of a replayed step is known before it comes: one
+  /// that differs ends the step. (Where the order is fixed, who asks for it
+  /// waits, so that the wait has its place.)
+  bool foretells() const noexcept {
+    return forms() && !fall_back() && !fixed_order();
+  }
+
   // -- pp_rank 0 --------------------------------------------------------------
 
   /// The key of the steps from now on.

@@ -96,7 +96,8 @@ public:
 
   /// Goes on as `known` did in the step that is replayed.
   /// @returns nothing if this is another call; `args` is what it was
-  std::optional<call_result> repeat(value& args, const recorded_call& known);
+  std::optional<call_result>
+  repeat(value& args, const std::shared_ptr<const recorded_call>& known);
 
   struct waiting {
     /// What the next call of this kind will look for; may be empty.
@@ -118,7 +119,8 @@ private:
   forward_request make_request(value args, const promise_memo& x);
   call make_call(const forward_request& x) const;
   call_result send(const forward_request& asked, call c, const promise_memo& x,
-                   const taken_results_ptr& taken);
+                   const taken_results_ptr& taken,
+                   std::shared_ptr<const recorded_call> recorded);
   void name_results(std::vector<at::Tensor>& tensors, const response& answer,
                     const forward_reply& reply, const wait_reason& why,
                     const taken_results_ptr& taken);
@@ -282,27 +284,29 @@ call_result outgoing_call::promise(value args,
   auto asked = make_request(std::move(args), *memo);
   auto c = promise_call(make_call(asked));
   c.memo = memo;
-  return send(asked, std::move(c), *memo, known.taken);
+  return send(asked, std::move(c), *memo, known.taken, {});
 }
 
-std::optional<call_result> outgoing_call::repeat(value& args,
-                                                 const recorded_call& known) {
-  auto* memo = dynamic_cast<const promise_memo*>(known.memo.get());
+std::optional<call_result>
+outgoing_call::repeat(value& args,
+                      const std::shared_ptr<const recorded_call>& known) {
+  auto* memo = dynamic_cast<const promise_memo*>(known->memo.get());
   if (!memo)
     return std::nullopt;
   auto asked = make_request(std::move(args), *memo);
   auto c = promise_call(make_call(asked));
-  if (!same_call(known, c)) {
+  if (!same_call(*known, c)) {
     args = std::move(asked.arguments);
     promised_.clear();
     return std::nullopt;
   }
-  return send(asked, std::move(c), *memo, {});
+  return send(asked, std::move(c), *memo, {}, known);
 }
 
 call_result outgoing_call::send(const forward_request& asked, call c,
                                 const promise_memo& x,
-                                const taken_results_ptr& taken) {
+                                const taken_results_ptr& taken,
+                                std::shared_ptr<const recorded_call> recorded) {
   auto& next = *x.next;
   auto count = next.tensors.size();
   auto request = std::make_shared<promised_request>();
@@ -311,6 +315,8 @@ call_result outgoing_call::send(const forward_request& asked, call c,
   request->name = name_;
   request->number = book_.next_request(ex_);
   request->pushed = x.push;
+  if (ex_.rank().records().foretells())
+    request->recorded = std::move(recorded);
   request->why = c.why;
   request->why.asks = request->number;
   request->arguments = promised_;
@@ -523,7 +529,7 @@ call_result call_remote(rank_id owner, module_id module, const call_target& x,
       std::move(all),
       {.memo = std::dynamic_pointer_cast<const waiting_memo>(recorded->memo)});
   if (recorded)
-    if (auto result = out.repeat(all, *recorded))
+    if (auto result = out.repeat(all, recorded))
       return std::move(*result);
   auto kind = kind_of_call(module, x, all, in.tensors());
   auto known = book.find(kind, ex.requests());
@@ -572,7 +578,11 @@ bool add_remotely(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   }
   outgoing_call out{*ex,    *model, a->id().owner, a->request()->module,
                     target, xs};
-  auto result = out.promise(value::tuple(std::move(args)), {next, {}});
+  auto all = value::tuple(std::move(args));
+  auto recorded = model->promises->recorded(*ex);
+  auto repeated = recorded ? out.repeat(all, recorded) : std::nullopt;
+  auto result = repeated ? std::move(*repeated)
+                         : out.promise(std::move(all), {next, {}});
   torch::jit::drop(stack, 3);
   stack.emplace_back(result.tensors.tensor(0));
   return true;

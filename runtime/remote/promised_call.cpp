@@ -36,6 +36,13 @@ void await_answers(const completion_ptr& x, const wait_reason& why,
   ex->park(std::move(c));
 }
 
+/// @returns the sizes of that output in the step that is replayed.
+std::vector<int64_t> sizes_in(const recorded_call& x, uint32_t output) {
+  auto& form = x.answered;
+  payload answer{form.bytes, std::vector<tensor_ref>(form.tensors.size())};
+  return from_payload<promise_reply>(answer, "recorded reply").sizes.at(output);
+}
+
 /// The answer of `x` is here: its node knows the shapes of its gradients.
 void complete_node(const promised_request& x) {
   if (auto node = std::dynamic_pointer_cast<backward_node>(x.node.lock()))
@@ -127,6 +134,8 @@ void promised_value::tell(rank_id x) {
 }
 
 std::vector<int64_t> promised_value::sizes() {
+  if (request_->recorded && !request_->done())
+    return sizes_in(*request_->recorded, output_);
   await(request_);
   complete_node(*request_);
   return request_->sizes.at(output_);

@@ -110,6 +110,9 @@ public:
   /// what was asked for
   void take(promise_reply x);
 
+  /// What it was in the step that is replayed, if that tells the sizes now.
+  std::shared_ptr<const recorded_call> recorded;
+
   /// Until done: what the request names must not be let go.
   std::vector<std::shared_ptr<promised_value>> arguments;
 

@@ -307,6 +307,24 @@ TEST_CASE("an answer brings sizes, and the content that was asked for",
   CHECK(cause_of([&] { x.take(); }) == "a fetched result is gone");
 }
 
+TEST_CASE("sizes that a record foretells need no answer",
+          "[runtime][promised_call][R33]") {
+  auto rank = std::make_shared<lone_rank>(true);
+  recorded_call known;
+  known.answered = form_of(to_payload(reply_with({at::ones({2})})));
+  auto request = request_with(true);
+  request->recorded = std::make_shared<const recorded_call>(std::move(known));
+  promised_value x{*rank, request, 0, promised_result(1), {}};
+  CHECK(x.sizes() == std::vector<int64_t>{2});
+  CHECK_FALSE(request->done());
+  // Once it is there it counts.
+  auto answer = reply_with({at::ones({3})});
+  answer.sizes = {{3}};
+  request->take(std::move(answer));
+  request->set();
+  CHECK(x.sizes() == std::vector<int64_t>{3});
+}
+
 TEST_CASE("an answer with too much or too little content is refused",
           "[runtime][promised_call][R38]") {
   auto pushed = GENERATE(false, true);

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -394,4 +395,146 @@ TEST_CASE("a call that waits in the record waits, whatever is known by now",
     if (i == 0 || i >= 4)
       CHECK(seen[i].waits == 1);
   }
+}
+
+// -- sizes --------------------------------------------------------------------
+
+namespace {
+
+/// A step whose code on rank 0 reads sizes of what rank 1 makes.
+struct sized_step {
+  std::string error;
+  int64_t rows = 0; // what it read
+  int ran = 0;      // calls on rank 1 that were over by then
+  bool replayed = false;
+  double loss = 0;
+  named_tensors gradients;
+};
+
+constexpr size_t sized_steps = 8;
+/// In this step results have one row instead of four.
+constexpr size_t shorter_step = 6;
+
+Tensor sized_input() {
+  return torch::linspace(1, 2, 12).view({4, 3});
+}
+
+/// @param shortens in `shorter_step`
+std::vector<sized_step> run_sized(const std::string& fallback, bool fixed_order,
+                                  bool shortens) {
+  std::vector<sized_step> result(sized_steps);
+  auto world = manual_world(2);
+  world.config.static_mode = true;
+  world.config.static_fallback = fallback;
+  world.config.deterministic_server = fixed_order;
+  if (!fixed_order)
+    world.config.static_steps = 1;
+  std::atomic<bool> shorter = false;
+  std::atomic<int> ran = 0;
+  std::atomic<int64_t> rows = 0;
+  std::atomic<int> ran_by_then = 0;
+  run_virtual_world(2, world, [&](session& s) {
+    auto scale = [&](function_impl& m, Tensor x) {
+      ++ran;
+      auto y = x * m.weight;
+      return shorter ? y.slice(0, 0, 1) : y;
+    };
+    auto call = [&](caller_impl& m, Tensor x) {
+      ran = 0;
+      auto y = m.there(x * m.here);
+      auto z = y + m.there(y); // made on rank 1, too
+      rows = std::min(y.size(0), z.size(0));
+      ran_by_then = ran.load();
+      return (z * rows.load()).sum();
+    };
+    distributed_model model{seeded([&] { return caller{scale, call}; })};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x);
+      model.backward(loss);
+      return loss;
+    });
+    for (size_t i = 0; i < sized_steps; ++i) {
+      for (auto& p : model.local_parameters())
+        p.mutable_grad() = Tensor{};
+      if (s.rank() == 0)
+        shorter = shortens && i == shorter_step;
+      barrier();
+      double loss = 0;
+      auto text = error_of([&] {
+        loss = train_step(sized_input()).reduce_mean().item<double>();
+      });
+      barrier();
+      check_nothing_left(s);
+      auto gradients = model.gradients();
+      if (s.rank() == 0)
+        result[i] = {text,
+                     rows,
+                     ran_by_then,
+                     s.last_step().replayed,
+                     loss,
+                     std::move(gradients)};
+    }
+  });
+  return result;
+}
+
+/// Compares with LibTorch alone, which reads the sizes that there are.
+void check_sized(const sized_step& x, bool shorter) {
+  auto here = torch::full({3}, 2.0).requires_grad_();
+  auto weight = torch::ones({3}).requires_grad_();
+  auto y = sized_input() * here * weight;
+  if (shorter)
+    y = y.slice(0, 0, 1);
+  auto z = y + y * weight;
+  auto loss = (z * z.size(0)).sum();
+  loss.backward();
+  CHECK(x.error == "no error");
+  CHECK(x.rows == z.size(0));
+  CHECK(x.loss == Catch::Approx(loss.item<double>()).epsilon(1e-5));
+  std::map<std::string, Tensor> gradients{x.gradients.begin(),
+                                          x.gradients.end()};
+  REQUIRE(gradients.size() == 2);
+  CHECK(torch::allclose(gradients.at("here"), here.grad()));
+  CHECK(torch::allclose(gradients.at("there.weight"), weight.grad()));
+}
+
+} // namespace
+
+TEST_CASE("sizes of a replayed promise are those of the record",
+          "[runtime][fast][static][R33]") {
+  struct row {
+    const char* fallback;
+    bool fixed_order;
+    bool foretells;
+  };
+  auto r = GENERATE(row{"error", false, true}, row{"dynamic", false, false},
+                    row{"error", true, false});
+  CAPTURE(r.fallback, r.fixed_order);
+  auto steps = run_sized(r.fallback, r.fixed_order, false);
+  CHECK(steps.back().replayed);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    INFO("step " << i);
+    check_sized(steps[i], false);
+    // Ranks that share a process run by turns: nothing ran on rank 1 unless
+    // rank 0 waited.
+    CHECK(steps[i].ran == (steps[i].replayed && r.foretells ? 0 : 2));
+  }
+}
+
+TEST_CASE("a replayed promise of other sizes than the record's is a divergence",
+          "[runtime][fast][static][R33]") {
+  auto* fallback = GENERATE("error", "dynamic");
+  CAPTURE(fallback);
+  auto steps = run_sized(fallback, false, true);
+  CHECK(steps[shorter_step - 1].replayed);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    INFO("step " << i);
+    if (i != shorter_step || std::string{fallback} == "dynamic")
+      check_sized(steps[i], i == shorter_step);
+    else
+      CHECK_THAT(steps[i].error, Catch::Matchers::ContainsSubstring(
+                                   "the record ends with an answer, this step "
+                                   "with another"));
+  }
+  CHECK(steps.back().replayed);
 }
