@@ -14,7 +14,8 @@
 #include <vector>
 
 // Steps that are run again (R42) where a promise breaks between ranks of which
-// none runs the step body, and in one of several replicas.
+// none runs the step body, in one of several replicas, and in one of several
+// pipelines that share modules.
 
 using namespace smp;
 using namespace smp::test;
@@ -127,6 +128,32 @@ struct odd_pair : torch::nn::Module {
   torch::nn::Linear head{width, 1};
 };
 
+/// The same with a layer between them that pipelines may share.
+template <template <class> class P>
+struct odd_around_shared : torch::nn::Module {
+  odd_around_shared() {
+    partition_scope on{1};
+    first = odd_part<P>(1, 0.0);
+    second = odd_part<P>(2, 0.0);
+    shared = P<torch::nn::Linear>(width, width);
+    register_module("first", first);
+    register_module("shared", shared);
+    register_module("second", second);
+    register_module("head", head);
+  }
+
+  Tensor forward(Tensor x) {
+    auto odd = x.narrow(1, 0, 1);
+    auto y = first(x.narrow(1, 1, width), odd).to(torch::kFloat);
+    y = second(shared(y), odd).to(torch::kFloat);
+    return head(shared(y)).square().mean();
+  }
+
+  odd_part<P> first = nullptr, second = nullptr;
+  P<torch::nn::Linear> shared = nullptr;
+  torch::nn::Linear head{width, 1};
+};
+
 template <class H>
 using plain = H;
 
@@ -152,8 +179,9 @@ const std::vector<std::vector<int>> odd_in_replicas{
   {0, 0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 2}, {0, 0, 2, 0}, {0, 0, 0, 0}};
 
 /// What one process, without smp, has as gradients of each step.
+template <template <template <class> class> class Impl>
 std::vector<numbers> gradients_alone() {
-  auto model = make_seeded<holder<odd_pair, plain>>();
+  auto model = make_seeded<holder<Impl, plain>>();
   std::vector<numbers> result;
   for (size_t i = 0; i < odd_in_replicas.size(); ++i) {
     model->zero_grad();
@@ -174,16 +202,21 @@ struct seen_by_replicas {
   std::vector<std::vector<std::string>> ran_again;
 };
 
-seen_by_replicas run_replicas() {
+/// @param shares modules that the replicas compute together
+template <template <template <class> class> class Impl>
+seen_by_replicas run_replicas(std::vector<std::string> shares) {
   seen_by_replicas result;
   auto steps = odd_in_replicas.size();
   result.gradients.assign(steps, std::vector<numbers>(replica_count));
   result.ran_again.assign(steps, std::vector<std::string>(replica_count));
   auto world = manual_world(2, microbatches);
   world.config.ddp = true;
+  if (!shares.empty())
+    world.config.tensor_parallel_degree = replica_count;
+  world.config.tensor_parallel_modules = std::move(shares);
   std::mutex mutex;
   run_virtual_world(2 * replica_count, world, [&](session& s) {
-    distributed_model model{make_seeded<holder<odd_pair, submodule>>()};
+    distributed_model model{make_seeded<holder<Impl, submodule>>()};
     auto train_step = step([&](Tensor x) {
       auto loss = model(x);
       model.backward(loss);
@@ -243,10 +276,11 @@ TEST_CASE("a promise that breaks between other ranks has the step run again",
                && ContainsSubstring("result 0 has dtype Double"));
 }
 
-TEST_CASE("replicas that run a step again have their part in the mean",
-          "[runtime][replicas][fast][auto][R42]") {
-  auto expected = gradients_alone();
-  auto seen = run_replicas();
+namespace {
+
+/// A promise of the second one breaks in the third step.
+void check_replicas(const std::vector<numbers>& expected,
+                    const seen_by_replicas& seen) {
   for (size_t i = 0; i < expected.size(); ++i) {
     INFO("step " << i);
     for (uint64_t k = 0; k < replica_count; ++k) {
@@ -258,4 +292,17 @@ TEST_CASE("replicas that run a step again have their part in the mean",
   CHECK_THAT(seen.ran_again[2][1],
              ContainsSubstring("module second")
                && ContainsSubstring("result 0 has dtype Double"));
+}
+
+} // namespace
+
+TEST_CASE("replicas that run a step again have their part in the mean",
+          "[runtime][replicas][fast][auto][R42]") {
+  check_replicas(gradients_alone<odd_pair>(), run_replicas<odd_pair>({}));
+}
+
+TEST_CASE("pipelines that share modules take a step back together",
+          "[runtime][tensor_parallel][fast][auto][R42]") {
+  check_replicas(gradients_alone<odd_around_shared>(),
+                 run_replicas<odd_around_shared>({"shared"}));
 }
