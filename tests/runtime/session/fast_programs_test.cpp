@@ -23,7 +23,17 @@ using torch::nn::Linear;
 
 namespace {
 
-constexpr int64_t width = 8;
+int64_t width = 8;
+
+/// Tensors of four rows are too large to ride in a message (4 KB) meanwhile.
+struct wide_rows {
+  wide_rows() {
+    width = 144;
+  }
+  ~wide_rows() {
+    width = 8;
+  }
+};
 
 template <template <class> class P>
 struct block : torch::nn::Module {
@@ -523,4 +533,13 @@ TEST_CASE("random programs are replayed like one process in every mode",
 TEST_CASE("the same random programs without promises end like one process",
           "[runtime][fast][R38]") {
   check_programs<programs>(200, 3, 4, false, 1);
+}
+
+TEST_CASE("random programs over larger tensors end like one process",
+          "[runtime][fast][auto][static][R33][R38]") {
+  const wide_rows wide;
+  CHECK(check_programs<programs>(60, 3, 3, as_by_default, 1200) == 0);
+  check_programs<programs>(40, 4, 2, true, 1300);
+  check_programs<programs>(40, 3, 4, false, 1400);
+  check_replay({.replay = true}, 3, 3, 1500);
 }

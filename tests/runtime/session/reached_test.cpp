@@ -18,7 +18,7 @@ using torch::nn::Linear;
 
 namespace {
 
-constexpr int64_t width = 4;
+constexpr int64_t width = 300; // of two rows, more than ride in a message
 
 /// Of its results the first depends on its first argument only, the second on
 /// its second one, and the third on none.
