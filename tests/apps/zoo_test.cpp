@@ -209,8 +209,8 @@ TEST_CASE("every model of the zoo that PyTorch has numbers of is trained",
 
 TEST_CASE("replayed steps of TorchScript models have PyTorch's numbers",
           "[apps][zoo][static][R33]") {
-  auto fast = GENERATE(false, true);
-  auto model = GENERATE(as<std::string>{}, "gpt", "hf_t5", "branch",
+  auto fast = GENERATE(as<std::optional<bool>>{}, std::nullopt, false, true);
+  auto model = GENERATE(as<std::string>{}, "gpt", "hf_llama", "hf_t5", "branch",
                         "running_state", "methods");
   check({model, 2, 4, "interleaved", true, fast});
 }
