@@ -29,6 +29,8 @@ at::Tensor rows_of(const at::Tensor& x) {
 
 /// @returns the samples of all peers
 at::Tensor entered(const at::Tensor& x, entry how, const std::string& name) {
+  if (how == entry::done)
+    return x;
   auto& group = tensor_group::current();
   auto by_channels = [&] { return slices_of(x, x.dim() - 1, group.size()); };
   if (group.same_samples())
@@ -43,6 +45,8 @@ at::Tensor entered(const at::Tensor& x, entry how, const std::string& name) {
 /// Begins what takes the gradient of all samples to whose they are.
 tensor_group::pending begin_return(const at::Tensor& x, entry how,
                                    const std::string& name) {
+  if (how == entry::done)
+    return [x] { return x; };
   auto& group = tensor_group::current();
   if (group.same_samples())
     return how == entry::gather ? group.begin_allreduce(x, name)
@@ -124,8 +128,8 @@ struct linears_function : ag::Function<linears_function> {
                            : at::zeros_like(kept[1 + at]);
     }
     if (input)
-      result[0] = how == entry::gather ? input()
-                                       : merged(input(), all.dim() - 1);
+      result[0] = how == entry::exchange ? merged(input(), all.dim() - 1)
+                                         : input();
     return result;
   }
 };
@@ -395,9 +399,10 @@ std::vector<at::Tensor> linears_for_tp(const at::Tensor& x, entry how,
                                        std::span<const at::Tensor> weights,
                                        std::span<const at::Tensor> biases) {
   linear_parameters p{weights, biases};
+  auto name = how == entry::done ? std::string{}
+                                 : tensor_group::current().next_name();
   return linears_function::apply(x, at::TensorList{p.all}, p.biases,
-                                 static_cast<int64_t>(how),
-                                 tensor_group::current().next_name());
+                                 static_cast<int64_t>(how), name);
 }
 
 std::vector<at::Tensor>

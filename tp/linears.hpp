@@ -11,8 +11,9 @@ namespace smp::nn {
 /// How the samples of this peer, B, become those of all, N, which are the same
 /// with `smp.prescaled_batch`.
 enum class entry : uint8_t {
-  gather,  // [B, ..., n] -> [N, ..., n]: all channels
-  exchange // [B, ..., T n] -> [N, ..., n]: the channels of this rank
+  gather,   // [B, ..., n] -> [N, ..., n]: all channels
+  exchange, // [B, ..., T n] -> [N, ..., n]: the channels of this rank
+  done      // [N, ..., n]: they are here
 };
 
 /// Linears of which this rank has a part, of the samples of all peers X:

@@ -9,6 +9,8 @@
 
 namespace smp {
 
+class entered_tensors;
+
 /// The ranks that share modules, as the code of these modules sees them on one
 /// of them. Peers run other microbatches at the same time and in another order:
 /// what belongs together has the same name.
@@ -31,6 +33,12 @@ public:
   /// @returns a name for the next collective of the call that runs, the same
   /// on all peers
   virtual std::string next_name() = 0;
+
+  /// @returns what modules made of tensors in the execution that runs; null:
+  /// each makes it for itself
+  virtual entered_tensors* entered() {
+    return nullptr;
+  }
 
   /// Runs `f`, which draws the numbers that a call below the one that runs
   /// draws for the samples of a peer (R23).

@@ -1,6 +1,7 @@
 #include "tp/transformer_layer.hpp"
 
 #include "tp/attention_mask.hpp"
+#include "tp/entered_tensors.hpp"
 #include "tp/functions.hpp"
 #include "tp/layer_norm.hpp"
 #include "tp/linears.hpp"
@@ -132,7 +133,7 @@ public:
       x = part(x, self_->norms,
                [&](const auto& h) { return attend(*self_, h, h, seen); });
     if (cross_) {
-      auto context = enter(xs[o.context_position]);
+      auto context = enter_context(xs[o.context_position]);
       auto given = optional(xs, o.context_mask_position);
       auto shown = given.defined() ? all_masks(given, samples) : given;
       x = part(x, cross_->norms, [&](const auto& h) {
@@ -163,6 +164,10 @@ protected:
   virtual at::Tensor enter(const at::Tensor& x) const = 0;
   virtual at::Tensor leave(const at::Tensor& x) const = 0;
 
+  /// [B, any, C] of this peer's samples in the form in which they are attended
+  /// to, once for all layers behind each other.
+  virtual at::Tensor enter_context(const at::Tensor& x) const = 0;
+
   /// Of hidden states.
   virtual at::Tensor norm(const at::Tensor& x,
                           const norm_parameters& p) const = 0;
@@ -172,6 +177,11 @@ protected:
   virtual std::vector<at::Tensor> split(const at::Tensor& x,
                                         std::span<const part_of_linear> parts,
                                         int64_t blocks) const = 0;
+
+  /// The same of a context.
+  virtual std::vector<at::Tensor>
+  split_context(const at::Tensor& x,
+                std::span<const part_of_linear> parts) const = 0;
 
   /// @param x [T B, tokens, in / T]
   /// @returns hidden states, with dropout
@@ -327,7 +337,7 @@ private:
       qkv = split(x, inputs, 1);
     else {
       qkv = split(x, inputs.first(1), 1);
-      for (auto& y : split(context, inputs.subspan(1), 1))
+      for (auto& y : split_context(context, inputs.subspan(1)))
         qkv.push_back(y);
     }
     for (auto& y : qkv)
@@ -368,7 +378,12 @@ private:
   }
 
   /// Those of the samples of all peers: [T B, heads / T or 1, ...].
-  static at::Tensor all_masks(at::Tensor x, int64_t samples) {
+  static at::Tensor all_masks(const at::Tensor& x, int64_t samples) {
+    return enter_once(x, entered_tensors::form::mask, samples,
+                      [&] { return gathered_masks(x, samples); });
+  }
+
+  static at::Tensor gathered_masks(at::Tensor x, int64_t samples) {
     while (x.dim() < 4)
       x = x.unsqueeze(0);
     // What is the same for all samples travels once.
@@ -417,6 +432,11 @@ protected:
     return x;
   }
 
+  at::Tensor enter_context(const at::Tensor& x) const override {
+    return enter_once(x, entered_tensors::form::whole, x.size(0),
+                      [&] { return gather_batch_for_tp(x); });
+  }
+
   at::Tensor norm(const at::Tensor& x,
                   const norm_parameters& p) const override {
     if (!layer().rms_norm)
@@ -431,6 +451,13 @@ protected:
                                 int64_t blocks) const override {
     auto [weights, biases] = parameters_of(parts);
     return in_blocks(linears_for_tp(x, entry::gather, weights, biases), blocks);
+  }
+
+  std::vector<at::Tensor>
+  split_context(const at::Tensor& x,
+                std::span<const part_of_linear> parts) const override {
+    auto [weights, biases] = parameters_of(parts);
+    return linears_for_tp(x, entry::done, weights, biases);
   }
 
   at::Tensor join(const at::Tensor& x, const part_of_linear& part,
@@ -461,6 +488,11 @@ protected:
     return merge_batch_for_tp(x, -1);
   }
 
+  at::Tensor enter_context(const at::Tensor& x) const override {
+    return enter_once(x, entered_tensors::form::part, x.size(0),
+                      [&] { return enter(x); });
+  }
+
   at::Tensor norm(const at::Tensor& x,
                   const norm_parameters& p) const override {
     return layer().rms_norm ? rms_norm_for_tp(x, p.weight, p.eps)
@@ -471,6 +503,12 @@ protected:
                                 std::span<const part_of_linear> parts,
                                 int64_t blocks) const override {
     return in_blocks(reduced(x, parts, blocks), blocks);
+  }
+
+  std::vector<at::Tensor>
+  split_context(const at::Tensor& x,
+                std::span<const part_of_linear> parts) const override {
+    return reduced(x, parts, 1);
   }
 
   at::Tensor join(const at::Tensor& x, const part_of_linear& part,

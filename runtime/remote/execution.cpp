@@ -29,6 +29,7 @@ void execution::begin(const request& x, uint64_t seed) {
   streams_.begin(seed);
   pass_ = {};
   region_ = 0;
+  entered_.clear();
   in_backward_ = false;
   granted_ = false;
   met_state_ = false;
@@ -41,6 +42,7 @@ void execution::begin(const request& x, uint64_t seed) {
 void execution::end() {
   streams_.end();
   states_.end();
+  entered_.clear();
   outstanding_.clear();
   promises_.clear();
 }

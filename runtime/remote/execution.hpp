@@ -4,6 +4,7 @@
 #include "runtime/remote/call_states.hpp"
 #include "runtime/remote/call_streams.hpp"
 #include "runtime/remote/recompute_pass.hpp"
+#include "tp/entered_tensors.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -126,12 +127,14 @@ public:
     pass_scope(execution& ex, const recompute_pass& x, uint32_t region)
       : execution_(ex),
         pass_(std::exchange(ex.pass_, x)),
-        region_(std::exchange(ex.region_, region)) {
+        region_(std::exchange(ex.region_, region)),
+        entered_(std::exchange(ex.entered_, {})) {
       ex.streams_.draw_others(x.numbers);
     }
     ~pass_scope() {
       execution_.pass_ = pass_;
       execution_.region_ = region_;
+      execution_.entered_ = std::move(entered_);
       execution_.streams_.draw_others(pass_.numbers);
     }
     pass_scope(const pass_scope&) = delete;
@@ -141,7 +144,15 @@ public:
     execution& execution_;
     recompute_pass pass_;
     uint32_t region_;
+    entered_tensors entered_;
   };
+
+  // -- modules that ranks share (R50) -----------------------------------------
+
+  /// What these made of tensors. What is computed again makes it again.
+  entered_tensors& entered() noexcept {
+    return entered_;
+  }
 
   // -- phases -----------------------------------------------------------------
 
@@ -155,7 +166,7 @@ public:
   public:
     explicit backward_scope(execution& x)
       : execution_(x), before_(std::exchange(x.in_backward_, true)) {
-      // nop
+      x.entered_.clear(); // what follows is of another graph
     }
     ~backward_scope() {
       execution_.in_backward_ = before_;
@@ -287,6 +298,7 @@ private:
   call_states states_;
   recompute_pass pass_;
   uint32_t region_ = 0;
+  entered_tensors entered_;
   bool in_backward_ = false;
   bool granted_ = false;
   bool met_state_ = false;

@@ -73,6 +73,11 @@ std::string tensor_peers::next_name() {
   return fmt::format("{}/{:x}.{}", ex->module_path(), path, number);
 }
 
+entered_tensors* tensor_peers::entered() {
+  auto* ex = execution::current();
+  return ex ? &ex->entered() : nullptr;
+}
+
 void tensor_peers::draw_as(uint64_t peer, const std::vector<std::string>& calls,
                            const std::function<void()>& f) {
   auto* ex = execution::current();

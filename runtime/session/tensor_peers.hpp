@@ -25,6 +25,8 @@ public:
 
   std::string next_name() override;
 
+  entered_tensors* entered() override;
+
   void draw_as(uint64_t peer, const std::vector<std::string>& calls,
                const std::function<void()>& f) override;
 

@@ -1,7 +1,9 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/torch_counting_group.hpp"
 #include "tests/support/torch_near.hpp"
 #include "tests/support/torch_peers.hpp"
+#include "tp/entered_tensors.hpp"
 #include "tp/transformer_layer_options.hpp"
 
 #include <ATen/ops/dropout.h>
@@ -319,6 +321,134 @@ TEST_CASE("shared layers of T5 have the digits of their types",
   auto saves_memory = GENERATE(false, true);
   check({.gated = true}, peers, torch::kFloat, saves_memory, 2e-5);
   check({.gated = true}, peers, torch::kBFloat16, saves_memory, 1e-1);
+}
+
+namespace {
+
+constexpr size_t layers = 3;
+
+/// A decoder: of its layers the first one makes the biases of positions.
+std::vector<native_module> decoder_of(bool saves_memory) {
+  std::vector<native_module> result;
+  for (size_t i = 0; i < layers; ++i)
+    result.push_back(
+      layer_of({.positions = i == 0}, torch::kDouble, saves_memory));
+  return result;
+}
+
+struct stack_numbers {
+  std::vector<std::vector<Tensor>> tensors; // results and gradients, by peer
+  std::vector<std::map<std::string, Tensor>> parameters; // by layer
+  std::vector<double> sent;                              // by peer
+};
+
+/// @param remembers layers know what others made of tensors
+stack_numbers run_decoder(const std::vector<native_module>& xs,
+                          const arguments& given, uint64_t peers, bool same,
+                          bool remembers) {
+  std::vector<std::vector<shared_module>> modules(peers);
+  for (uint64_t i = 0; i < peers; ++i)
+    for (auto& x : xs)
+      modules[i].push_back(test::share(x, i, peers));
+  stack_numbers result;
+  result.tensors.resize(peers);
+  result.sent.resize(peers);
+  thread_group group{peers, same};
+  group.on_all([&](uint64_t i) {
+    auto own = [&](const std::vector<Tensor>& all) {
+      std::vector<Tensor> mine;
+      for (auto& y : all)
+        mine.push_back(same ? y : y.chunk(static_cast<int64_t>(peers)).at(i));
+      return mine;
+    };
+    entered_tensors known;
+    auto& before = tensor_group::current();
+    counting_group counted{before, remembers ? &known : nullptr};
+    tensor_group::set_current(&counted);
+    result.tensors[i] = go(own(given.inputs), own(given.seeds), [&](auto ys) {
+      for (auto& x : modules[i])
+        ys = x.module->forward(ys);
+      return ys;
+    });
+    tensor_group::set_current(&before);
+    result.sent[i] = counted.bytes();
+  });
+  for (size_t k = 0; k < xs.size(); ++k) {
+    auto& to = result.parameters.emplace_back();
+    for (auto& [name, whole] : xs[k].parameters) {
+      std::vector<Tensor> parts;
+      for (auto& m : modules)
+        parts.push_back(m[k].mine.parameters.at(name).grad());
+      auto& slices = modules[0][k].slices;
+      auto slice = slices.find(name);
+      to[name] = slice != slices.end() ? slice->second.merged(parts)
+                 : same                ? same_of_all(parts)
+                                       : torch::stack(parts).sum(0);
+    }
+  }
+  return result;
+}
+
+/// What a rank sends for one layer's mask of heads, context and mask of that,
+/// forward and backward.
+double bytes_of_shared(uint64_t peers, bool same, bool saves_memory) {
+  auto t = static_cast<double>(peers);
+  auto own = same ? 1.0 * samples : samples / t; // samples of a rank
+  auto mask = own * heads * tokens * tokens;
+  auto context = own * seen * width, context_mask = own * seen;
+  double numbers = 0;
+  if (same) // only gradients, of a part by an allgather, else by an allreduce
+    numbers = (t - 1) / t
+              * (mask + 2 * context_mask + (saves_memory ? 1 : 2) * context);
+  else // a part is 1 / T of it
+    numbers = 2 * (t - 1)
+              * (mask / t + context_mask + context / (saves_memory ? t : 1));
+  return 8 * numbers;
+}
+
+} // namespace
+
+TEST_CASE("layers behind each other take masks and a context once",
+          "[tp][cross_attention][R50]") {
+  uint64_t peers = GENERATE(2, 4);
+  auto same = GENERATE(false, true);
+  auto saves_memory = GENERATE(false, true);
+  CAPTURE(peers, same, saves_memory);
+  torch::manual_seed(22);
+  auto xs = decoder_of(saves_memory);
+  auto given = arguments_of({}, torch::kDouble);
+  std::vector<std::map<std::string, Tensor>> leaves;
+  for (auto& x : xs) {
+    auto& to = leaves.emplace_back(x.parameters);
+    for (auto& [name, t] : to)
+      t = t.detach().clone().requires_grad_();
+  }
+  auto expected = go(given.inputs, given.seeds, [&](auto ys) {
+    for (size_t k = 0; k < layers; ++k) {
+      const kind of{.positions = k == 0};
+      ys = plain_layer{of, leaves[k], peers}.run(ys);
+    }
+    return ys;
+  });
+  auto mine = run_decoder(xs, given, peers, same, true);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    INFO("tensor " << i);
+    std::vector<Tensor> parts;
+    for (auto& ys : mine.tensors)
+      parts.push_back(ys.at(i));
+    check_near(same ? same_of_all(parts) : torch::cat(parts), expected[i],
+               1e-11);
+  }
+  for (size_t k = 0; k < layers; ++k)
+    for (auto& [name, t] : leaves[k]) {
+      INFO("layer " << k << ": " << name);
+      check_near(mine.parameters[k].at(name), t.grad(), 1e-11);
+    }
+  // What the second and the third one would have sent.
+  auto each = run_decoder(xs, given, peers, same, false);
+  auto saved = 2 * bytes_of_shared(peers, same, saves_memory);
+  for (uint64_t i = 0; i < peers; ++i)
+    CHECK(each.sent[i] - mine.sent[i] == Catch::Approx(saved));
 }
 
 TEST_CASE("a layer whose parameters are not those that were told of says why",

@@ -1,5 +1,6 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/torch_counting_group.hpp"
 #include "tests/support/torch_thread_group.hpp"
 #include "tp/distributions.hpp"
 #include "tp/module_options.hpp"
@@ -20,83 +21,6 @@ using namespace smp::test;
 using torch::Tensor;
 
 namespace {
-
-/// Counts what one peer sends: of what is for all, to each other one; of a sum,
-/// its part to each, and what comes of that back.
-class counting_group final : public tensor_group {
-public:
-  explicit counting_group(tensor_group& x) : inner_(x) {
-    // nop
-  }
-
-  double bytes() const {
-    return bytes_;
-  }
-
-  uint64_t size() const override {
-    return inner_.size();
-  }
-
-  uint64_t rank() const override {
-    return inner_.rank();
-  }
-
-  bool same_samples() const override {
-    return inner_.same_samples();
-  }
-
-  std::string next_name() override {
-    return inner_.next_name();
-  }
-
-  void draw_as(uint64_t peer, const std::vector<std::string>& calls,
-               const std::function<void()>& f) override {
-    inner_.draw_as(peer, calls, f);
-  }
-
-  pending begin_allreduce(const Tensor& x, const std::string& name) override {
-    bytes_ += 2 * others() / peers() * bytes_of(x);
-    return inner_.begin_allreduce(x, name);
-  }
-
-  pending begin_allgather(const Tensor& x, const std::string& name) override {
-    bytes_ += others() * bytes_of(x);
-    return inner_.begin_allgather(x, name);
-  }
-
-  pending begin_reduce_scatter(const Tensor& x,
-                               const std::string& name) override {
-    bytes_ += others() / peers() * bytes_of(x);
-    return inner_.begin_reduce_scatter(x, name);
-  }
-
-  pending begin_all_to_all(const Tensor& x, const std::string& name) override {
-    bytes_ += others() / peers() * bytes_of(x);
-    return inner_.begin_all_to_all(x, name);
-  }
-
-  Tensor exchange_rows(const Tensor& x, const std::vector<int64_t>& given,
-                       const std::vector<int64_t>& taken,
-                       const std::string& name) override {
-    return inner_.exchange_rows(x, given, taken, name);
-  }
-
-private:
-  double peers() const {
-    return static_cast<double>(size());
-  }
-
-  double others() const {
-    return peers() - 1;
-  }
-
-  static double bytes_of(const Tensor& x) {
-    return static_cast<double>(x.nbytes());
-  }
-
-  tensor_group& inner_;
-  double bytes_ = 0;
-};
 
 native_module shared_type(const std::string& type) {
   native_module result{type};

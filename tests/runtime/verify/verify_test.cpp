@@ -317,12 +317,13 @@ TEST_CASE("What ranks share as a whole stays together in a split job",
 TEST_CASE("Blocks of T5 that ranks share as a whole equal one process",
           "[runtime][verify][tensor_parallel][R54]") {
   auto compare = [](uint64_t pipeline, uint64_t tensor, uint64_t replicas,
-                    const std::string& optimize, bool gated) {
+                    const std::string& optimize, bool gated,
+                    const std::string& again = "") {
     auto x = test::gpt_case(pipeline, "interleaved", 2);
     auto& model = x.config.model;
     model.type = "t5";
     model.layers = 2;
-    model.decoder_layers = 2;
+    model.decoder_layers = 3;
     model.heads = 4;
     model.dropout = 0.2;
     model.gated = gated;
@@ -332,9 +333,14 @@ TEST_CASE("Blocks of T5 that ranks share as a whole equal one process",
     x.config.smp.tensor_parallel_degree = tensor;
     x.config.smp.tensor_parallel_modules = {"encoder.block.*",
                                             "decoder.block.*"};
+    if (!again.empty()) {
+      x.config.smp.activation_checkpointing.modules = {"decoder.block"};
+      x.config.smp.activation_checkpointing.strategy = again;
+    }
     x.config.ranks = pipeline * tensor * replicas;
     INFO(pipeline << " pipeline ranks, " << tensor << " share for " << optimize
-                  << ", " << replicas << " replicas, gated: " << gated);
+                  << ", " << replicas << " replicas, gated: " << gated
+                  << ", computed again: " << again);
     CHECK(to_text(test::run_case(x, 5)).starts_with("equal: 5 steps"));
   };
   for (std::string optimize : {"speed", "memory"}) {
@@ -343,6 +349,8 @@ TEST_CASE("Blocks of T5 that ranks share as a whole equal one process",
     compare(1, 2, 2, optimize, true);
     compare(2, 2, 1, optimize, true);
     compare(2, 2, 2, optimize, false);
+    compare(1, 2, 1, optimize, true, "each");
+    compare(1, 2, 1, optimize, true, "contiguous");
   }
 }
 

@@ -1,0 +1,57 @@
+#include "tp/entered_tensors.hpp"
+
+#include "tp/tensor_group.hpp"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+namespace smp {
+
+namespace {
+
+bool in_graph(const at::Tensor& x) {
+  return x.requires_grad() && at::GradMode::is_enabled();
+}
+
+} // namespace
+
+at::Tensor entered_tensors::find(const at::Tensor& x, form how,
+                                 int64_t samples) {
+  std::erase_if(entries_, [](const entry& y) { return y.tensor.expired(); });
+  auto i = std::ranges::find_if(entries_, [&](const entry& y) {
+    return y.tensor._unsafe_get_target() == x.unsafeGetTensorImpl()
+           && y.how == how && y.samples == samples && y.version == x._version()
+           && y.has_gradient == in_graph(x);
+  });
+  return i == entries_.end() ? at::Tensor{} : i->entered;
+}
+
+void entered_tensors::add(const at::Tensor& x, form how, int64_t samples,
+                          const at::Tensor& entered) {
+  if (x.is_inference()) // nothing tells whether it is written to
+    return;
+  using weak = decltype(entry::tensor);
+  entries_.push_back({weak{x.getIntrusivePtr()}, x._version(), in_graph(x), how,
+                      samples, entered});
+}
+
+at::Tensor enter_once(const at::Tensor& x, entered_tensors::form how,
+                      int64_t samples,
+                      const std::function<at::Tensor()>& enter) {
+  auto& group = tensor_group::current();
+  auto* known = group.entered();
+  if (!known)
+    return enter();
+  if (auto found = known->find(x, how, samples); found.defined()) {
+    // A peer that does not find it would wait for this one, rather than take
+    // the next collective for it.
+    group.next_name();
+    return found;
+  }
+  auto result = enter();
+  known->add(x, how, samples, result);
+  return result;
+}
+
+} // namespace smp
