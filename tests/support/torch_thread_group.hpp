@@ -54,6 +54,11 @@ public:
     return most_under_way_;
   }
 
+  /// @returns how many the peer of the calling thread has on their way now
+  static int under_way() {
+    return dynamic_cast<peer&>(tensor_group::current()).under_way();
+  }
+
   /// What a call of `module` for the samples of a peer draws from.
   static uint64_t seed_of(uint64_t peer, const std::string& module) {
     return std::hash<std::string>{}(module) % 100000 * 10 + peer;
@@ -64,6 +69,10 @@ private:
   public:
     peer(thread_group& all, uint64_t rank) : all_(all), rank_(rank) {
       // nop
+    }
+
+    int under_way() const {
+      return under_way_;
     }
 
     uint64_t size() const override {

@@ -4,6 +4,7 @@
 #include "tests/support/torch_thread_group.hpp"
 #include "tp/functions.hpp"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
@@ -293,6 +294,34 @@ TEST_CASE("functions nest", "[tp][functions]") {
   for (size_t i = 0; i < peers; ++i) {
     CHECK(near(outputs[i], expected.detach()));
     CHECK(near(grads[i], of_x[0]));
+  }
+}
+
+// As in an evaluation: what they give is what they give with grad.
+TEST_CASE("without grad the functions exchange what they do with it",
+          "[tp][functions]") {
+  constexpr uint64_t peers = 2;
+  const std::vector<function> all{
+    [](auto& x) { return nn::fused_allgather_for_tp(x, 0); },
+    [](auto& x) { return nn::reduce_scatter_for_tp(x, 0); },
+    [](auto& x) { return nn::scatter_and_merge_for_tp(x, 0, 1); },
+    [](auto& x) { return nn::exchange_rows_for_tp(x, {2, 2}, {2, 2}); },
+    [](auto& x) { return nn::fwd_allreduce_for_tp(x); },
+    [](auto& x) { return nn::bwd_allreduce_for_tp(x); },
+    [](auto& x) { return nn::narrow_for_tp(x, 0); },
+    [](auto& x) { return nn::merge_for_tp(x, 0); }};
+  for (size_t k = 0; k < all.size(); ++k) {
+    CAPTURE(k);
+    auto with = run(peers, {4, 6}, all[k]);
+    std::vector<Tensor> without(peers);
+    thread_group{peers}.on_all([&](uint64_t i) {
+      at::NoGradGuard no_grad;
+      without[i] = all[k](with.inputs[i]);
+    });
+    for (uint64_t i = 0; i < peers; ++i) {
+      CHECK_FALSE(without[i].requires_grad());
+      CHECK(near(without[i], with.outputs[i].detach()));
+    }
   }
 }
 

@@ -5,13 +5,17 @@
 #include "tests/support/torch_thread_group.hpp"
 #include "tp/linears.hpp"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/functional/linear.h>
 
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
-// Linears of which each peer has some of the inputs against whole ones.
+// Linears of which each peer has some of the inputs, or of the outputs, against
+// whole ones.
 
 using namespace smp;
 using namespace smp::test;
@@ -147,5 +151,141 @@ TEST_CASE(
     y.front().sum().backward();
     assertion_lock guard;
     CHECK(b.grad().sum().item<double>() == (i == 0 ? 12 : 0));
+  });
+}
+
+namespace {
+
+Tensor leaf_of(const Tensor& x) {
+  return x.detach().clone(at::MemoryFormat::Contiguous).requires_grad_();
+}
+
+/// Of what each peer has a part of. @param part gives that of a peer
+template <class F>
+Tensor joined(uint64_t peers, int64_t dim, F part) {
+  std::vector<Tensor> parts;
+  for (uint64_t i = 0; i < peers; ++i)
+    parts.push_back(part(i).detach());
+  return torch::cat(parts, dim);
+}
+
+/// Of what each peer has a summand of.
+template <class F>
+Tensor summed(uint64_t peers, F part) {
+  auto result = part(0).detach().clone();
+  for (uint64_t i = 1; i < peers; ++i)
+    result += part(i).detach();
+  return result;
+}
+
+void check_close(const Tensor& a, const Tensor& b) {
+  REQUIRE(a.sizes() == b.sizes());
+  CHECK(torch::allclose(a, b, 1e-9, 1e-9));
+}
+
+/// Linears of the samples of all peers: gives each peer its part of `all` and
+/// of the seeds, and compares what comes with results and gradients of `x`.
+/// @param same all peers have all samples
+void check_entered(uint64_t peers, bool same, nn::entry how, Tensor x,
+                   const linears& all) {
+  auto n = static_cast<int64_t>(peers);
+  auto by_outputs = how != nn::entry::exchange;
+  x = leaf_of(x);
+  std::vector<Tensor> weights, biases, results, seeds;
+  for (size_t j = 0; j < all.weights.size(); ++j) {
+    weights.push_back(leaf_of(all.weights[j]));
+    biases.push_back(leaf_of(all.biases[j]));
+    results.push_back(torch::nn::functional::linear(x, weights[j], biases[j]));
+    seeds.push_back(torch::randn_like(results[j]));
+  }
+  torch::autograd::backward(results, seeds);
+  auto of_peer = [&](const Tensor& y, int64_t dim, uint64_t i) {
+    return y.detach().chunk(n, dim).at(i);
+  };
+  // By peer, and then by linear.
+  std::vector<std::vector<Tensor>> found(peers), ws(peers), bs(peers);
+  std::vector<Tensor> inputs(peers);
+  thread_group group{peers, same};
+  group.on_all([&](uint64_t i) {
+    auto has_all = same || how == nn::entry::done;
+    inputs[i] = leaf_of(has_all ? x : of_peer(x, 0, i));
+    std::vector<Tensor> given;
+    for (size_t j = 0; j < weights.size(); ++j) {
+      ws[i].push_back(leaf_of(of_peer(weights[j], by_outputs ? 0 : 1, i)));
+      bs[i].push_back(leaf_of(by_outputs ? of_peer(biases[j], 0, i)
+                           : i == 0   ? biases[j]
+                                      : biases[j].narrow(0, 0, 0)));
+      given.push_back(by_outputs ? of_peer(seeds[j], -1, i) : seeds[j]);
+    }
+    found[i] = nn::linears_for_tp(inputs[i], how, ws[i], bs[i]);
+    torch::autograd::backward(found[i], given);
+  });
+  for (size_t j = 0; j < weights.size(); ++j) {
+    auto result = [&](uint64_t i) { return found[i].at(j); };
+    auto weight = [&](uint64_t i) { return ws[i][j].grad(); };
+    auto bias = [&](uint64_t i) { return bs[i][j].grad(); };
+    check_close(by_outputs ? joined(peers, -1, result) : summed(peers, result),
+                results[j].detach());
+    check_close(joined(peers, by_outputs ? 0 : 1, weight), weights[j].grad());
+    check_close(joined(peers, 0, bias), biases[j].grad());
+  }
+  auto gradient = [&](uint64_t i) { return inputs[i].grad(); };
+  if (how == nn::entry::done)
+    check_close(summed(peers, gradient), x.grad());
+  else if (same)
+    for (uint64_t i = 0; i < peers; ++i)
+      check_close(gradient(i), x.grad());
+  else
+    check_close(joined(peers, 0, gradient), x.grad());
+}
+
+/// Products that were computed on this thread while a collective was on its
+/// way.
+thread_local int products_meanwhile = 0;
+
+std::unique_ptr<at::ObserverContext> note_product(const at::RecordFunction& x) {
+  if (std::string_view{x.name()} == "aten::mm" && thread_group::under_way() > 0)
+    ++products_meanwhile;
+  return nullptr;
+}
+
+} // namespace
+
+TEST_CASE("linears of the samples of all peers are those of one process",
+          "[tp][linears]") {
+  torch::manual_seed(4);
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto same = GENERATE(false, true);
+  auto how = GENERATE(nn::entry::gather, nn::entry::exchange, nn::entry::done);
+  CAPTURE(peers, same, static_cast<int>(how));
+  check_entered(peers, same, how, torch::randn({8, 3, 8}, at::kDouble),
+                random_linears({12, 4}, 8, at::kDouble));
+}
+
+TEST_CASE(
+  "the gradient of an input travels while those of weights are computed",
+  "[tp][linears]") {
+  auto same = GENERATE(false, true);
+  auto how = GENERATE(nn::entry::gather, nn::entry::exchange);
+  CAPTURE(same, static_cast<int>(how));
+  thread_group group{2, same};
+  group.on_all([&](uint64_t) {
+    auto x = torch::randn({4, 8}).requires_grad_();
+    auto inputs = how == nn::entry::gather ? 8 : 4;
+    std::vector<Tensor> ws;
+    for (int i = 0; i < 3; ++i)
+      ws.push_back(torch::randn({6, inputs}).requires_grad_());
+    const std::vector<Tensor> none(3);
+    auto ys = nn::linears_for_tp(x, how, ws, none);
+    std::vector<Tensor> seeds;
+    for (auto& y : ys)
+      seeds.push_back(torch::ones_like(y));
+    products_meanwhile = 0;
+    auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback{&note_product});
+    torch::autograd::backward(ys, seeds);
+    at::removeCallback(handle);
+    assertion_lock guard;
+    CHECK(products_meanwhile == 3);
   });
 }
