@@ -56,4 +56,8 @@ bool draws_by_size(const std::string& name) {
   return is_one_of(name, names);
 }
 
+bool fills_in_order(const std::string& name) {
+  return name == "aten::normal_" || name == "aten::uniform_";
+}
+
 } // namespace smp

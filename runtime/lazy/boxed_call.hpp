@@ -79,4 +79,8 @@ bool is_random(const boxed_call& x);
 /// Whether how much it draws depends on sizes and types only.
 bool draws_by_size(const std::string& name);
 
+/// Whether it fills its first argument with numbers that it draws one after the
+/// other, and looks at nothing else of it than size and type.
+bool fills_in_order(const std::string& name);
+
 } // namespace smp

@@ -49,6 +49,13 @@ private:
   std::optional<random_stream> numbers_;
 };
 
+/// A generator moves on when it is used, and this may run again.
+void keep_generators(torch::jit::Stack& arguments) {
+  for (auto& argument : arguments)
+    if (argument.isGenerator() && argument.toGenerator().defined())
+      argument = argument.toGenerator().clone();
+}
+
 /// @returns the results of `x`
 /// @param value takes a `captured_tensor` and returns it
 template <class F>
@@ -69,10 +76,7 @@ torch::jit::Stack run(const captured_op& x, F value) {
       argument = xs;
     }
   }
-  // A generator moves on when it is used, and this may run again.
-  for (auto& argument : stack)
-    if (argument.isGenerator() && argument.toGenerator().defined())
-      argument = argument.toGenerator().clone();
+  keep_generators(stack);
   captured_state state{x};
   call_boxed(x.op, stack);
   return stack;
@@ -235,6 +239,20 @@ std::vector<at::Tensor> flatten_tensors(const torch::jit::Stack& results) {
         flat.push_back(y);
   }
   return flat;
+}
+
+void fill_again(
+  const captured_op& x,
+  const std::function<void(const std::function<void(const at::Tensor&)>&)>& f) {
+  c10::AutoGradMode no_grad{false};
+  auto arguments = x.arguments;
+  keep_generators(arguments);
+  captured_state state{x};
+  f([&](const at::Tensor& y) {
+    auto stack = arguments;
+    stack.front() = y;
+    call_boxed(x.op, stack);
+  });
 }
 
 void run_captured(const std::vector<wanted_tensor>& xs,

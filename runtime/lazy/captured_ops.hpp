@@ -80,4 +80,10 @@ struct wanted_tensor {
 void run_captured(const std::vector<wanted_tensor>& xs,
                   const std::function<void(size_t, at::Tensor)>& f);
 
+/// Lets `f` run `x` on other tensors in place of its first argument, the only
+/// one that was captured; it draws on from where it began.
+void fill_again(
+  const captured_op& x,
+  const std::function<void(const std::function<void(const at::Tensor&)>&)>& f);
+
 } // namespace smp

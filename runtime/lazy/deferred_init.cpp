@@ -5,10 +5,12 @@
 #include "runtime/lazy/boxed_call.hpp"
 #include "runtime/lazy/deferred_tensor.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
+#include "runtime/lazy/drawn_rows.hpp"
 #include "runtime/lazy/meta_trial.hpp"
 #include "transport/error.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -78,6 +80,17 @@ void draw(const boxed_call& x) {
   large_block_allocator apart;
   auto by_size = draws_by_size(x.name);
   auto arguments = x.arguments();
+  if (auto to = arguments.front(); fills_in_order(x.name) && to.isTensor()
+                                   && is_deferred(to.toTensor())
+                                   && to.toTensor().is_contiguous()) {
+    auto& t = to.toTensor();
+    for_each_piece(t.numel(), 1, [&](int64_t, int64_t length) {
+      auto stack = arguments;
+      stack.front() = at::empty({length}, t.options());
+      call_boxed(x.op, stack);
+    });
+    return;
+  }
   for (auto& argument : arguments)
     replace_tensors(argument, [&](const at::Tensor& t) {
       auto* impl = deferred(t);

@@ -18,8 +18,9 @@ namespace smp {
 ///
 /// - All of the model's own constructors and initialisers work unchanged.
 ///   Random numbers are drawn at once, into memory that is freed at once, so
-///   the generator is always where it would be without the scope. The largest
-///   single tensor bounds the memory needed.
+///   the generator is always where it would be without the scope. `normal_` and
+///   `uniform_` take little for that; else the largest single tensor bounds the
+///   memory needed.
 /// - Code that needs a value (`item()`, printing, `data_ptr()`) gets it: it is
 ///   computed then. `data_ptr()` keeps it, other reads do not.
 /// - Tensors of up to 4 KB, and tensors on other devices, are made at once.

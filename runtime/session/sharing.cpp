@@ -4,6 +4,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/lazy/deferred_init.hpp"
+#include "runtime/lazy/drawn_rows.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
 #include "runtime/session/sharing_wishes.hpp"
@@ -275,11 +276,45 @@ void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
 
 namespace {
 
-/// Leaves nothing of `x` but its slice. One that is deferred exists as a whole
-/// meanwhile, since its numbers are those that one process draws.
+/// Gives `to`, a slice of rows, those of `rows` that belong to it.
+void take_rows(const at::Tensor& to, const tensor_slice& slice, int64_t first,
+               const at::Tensor& rows) {
+  int64_t before = 0;
+  for (auto& x : slice.ranges()) {
+    auto begin = std::max(first, x.begin);
+    auto end = std::min(first + rows.size(0), x.begin + x.length);
+    if (begin < end)
+      to.narrow(0, before + begin - x.begin, end - begin)
+        .copy_(rows.narrow(0, begin - first, end - begin));
+    before += x.length;
+  }
+}
+
+/// @returns the slice of a deferred tensor that never exists as a whole, as its
+/// numbers are drawn a piece at a time; undefined if that is not possible
+at::Tensor drawn_slice(const at::Tensor& x, const tensor_slice& slice) {
+  if (!is_deferred(x))
+    return {};
+  auto sizes = x.sizes().vec();
+  sizes.at(static_cast<size_t>(slice.dim)) = slice.blocks * slice.length;
+  auto result = at::empty(sizes, x.options());
+  auto drawn = draw_rows(x, [&](int64_t first, const at::Tensor& rows) {
+    if (slice.dim == 0)
+      take_rows(result, slice, first, rows);
+    else
+      result.narrow(0, first, rows.size(0)).copy_(slice.of(rows));
+  });
+  return drawn ? result : at::Tensor{};
+}
+
+/// Leaves nothing of `x` but its slice, with the numbers of one process.
 void cut_tensor(at::Tensor x, const tensor_slice& slice) {
-  initialise_deferred({x});
-  x.set_data(slice.of(x).clone());
+  auto mine = drawn_slice(x, slice);
+  if (!mine.defined()) {
+    initialise_deferred({x});
+    mine = slice.of(x).clone();
+  }
+  x.set_data(mine);
 }
 
 } // namespace

@@ -163,7 +163,7 @@ TEST_CASE("a configured model that does not fit is an error with a way out",
 
 #endif
 
-TEST_CASE("of what ranks share, each makes one tensor at a time as a whole",
+TEST_CASE("of what ranks share, each makes one tensor at a time",
           "[runtime][delay][tensor_parallel]") {
   constexpr int64_t narrow = 128; // smaller than what is made apart
   constexpr int64_t whole = 4 * narrow * narrow * sizeof(float);
@@ -200,11 +200,70 @@ TEST_CASE("of what ranks share, each makes one tensor at a time as a whole",
     // A small block that was made before the count began may be freed after
     // that (4 KB were seen).
     CHECK(x.now + small >= bytes_of_model / peers);
-    // The largest tensor of a block, which has three times as many bytes, its
-    // slice, and small things.
+    // The largest tensor of a block, which has three times as many bytes and is
+    // small enough to be made at once, its slice, and small things.
     CHECK(x.peak <= x.now + whole + whole / peers + small);
     CHECK(x.now < bytes_of_model / peers + whole);
   }
+}
+
+namespace {
+
+struct one_table_impl : torch::nn::Module {
+  one_table_impl(int64_t rows, int64_t columns) : table(rows, columns) {
+    register_module("table", table);
+  }
+
+  torch::Tensor forward(torch::Tensor x) {
+    return table(x);
+  }
+
+  submodule<torch::nn::Embedding> table;
+};
+TORCH_MODULE_IMPL(one_table, one_table_impl);
+
+} // namespace
+
+TEST_CASE("a table that ranks share is never there as a whole",
+          "[runtime][delay][tensor_parallel]") {
+  constexpr int64_t rows = 248, piece = 256 << 10, small = 32 << 10;
+  auto columns = GENERATE(1024, 1023); // by channels, or by rows
+  CAPTURE(columns);
+  auto make = [&] { return one_table{rows, columns}; };
+  auto expected = seeded(make)->table->weight.detach();
+  auto whole = static_cast<int64_t>(expected.nbytes());
+  REQUIRE(whole < 1 << 20); // what is made apart is not counted
+  virtual_world_options world;
+  share_among(world.config, 2);
+  world.config.trace_device = "none";
+  world.config.threads = 1;
+  std::mutex mutex;
+  run_virtual_world(2, world, [&](session&) {
+    auto counted = [&](auto f) {
+      auto bytes = std::make_shared<live_bytes>();
+      c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, bytes};
+      f();
+      return bytes;
+    };
+    one_table net{nullptr};
+    auto made = counted([&] {
+      net = seeded([&] {
+        delay_param_initialization scope{true};
+        return make();
+      });
+    });
+    distributed_model model{net};
+    auto parted = counted([&] { model.partition(); });
+    auto state = model.state_dict();
+    std::unique_lock guard{mutex};
+    CAPTURE(made->peak, parted->peak, parted->now);
+    CHECK(made->peak <= piece + small);
+    CHECK(parted->now < whole / 2 + small);
+    CHECK(parted->peak <= parted->now + piece + small);
+    CHECK(state.size() == 1);
+    for (auto& [name, x] : state)
+      CHECK(torch::equal(x, expected));
+  });
 }
 
 TEST_CASE("large tensors made apart leave nothing behind", "[runtime][delay]") {

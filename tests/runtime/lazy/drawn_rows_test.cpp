@@ -1,0 +1,116 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/lazy/drawn_rows.hpp"
+#include "tests/support/torch_deferred.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <cstdint>
+#include <vector>
+
+// Rows of tensors that do not exist against those that LibTorch draws at once.
+
+using namespace smp;
+using namespace smp::test;
+using torch::Tensor;
+
+namespace {
+
+constexpr int64_t most = 1 << 16; // numbers in a piece of small rows
+
+/// @returns what `make` makes in the scope
+template <class F>
+Tensor made_later(F make) {
+  delay_param_initialization scope;
+  torch::NoGradGuard no_grad;
+  return make();
+}
+
+bool can_be_drawn(const Tensor& x) {
+  return draw_rows(x, [](int64_t, const Tensor&) {});
+}
+
+} // namespace
+
+TEST_CASE("pieces of a tensor have the numbers of the whole",
+          "[runtime][delay]") {
+  using sizes = std::vector<int64_t>;
+  auto type = GENERATE(torch::kFloat, torch::kDouble, torch::kBFloat16);
+  auto normal = GENERATE(true, false);
+  // The last piece ends within 16 numbers; it would have fewer than 16; rows
+  // are no multiples of 16; they are larger than a piece; all is one piece.
+  auto of = GENERATE(sizes{2 * most + 35}, sizes{most + 4}, sizes{1100, 7, 19},
+                     sizes{40, most + 1}, sizes{50, 70});
+  CAPTURE(type, normal, of);
+  auto make = [&] {
+    auto x = torch::empty(of, type);
+    return normal ? x.normal_(0.5, 2) : x.uniform_(-1, 3);
+  };
+  torch::manual_seed(3);
+  auto whole = make();
+  auto behind = random_stream::of_default();
+  torch::manual_seed(3);
+  auto x = made_later(make);
+  CHECK(is_deferred(x));
+  CHECK(random_stream::of_default() == behind);
+  torch::manual_seed(4);
+  auto now = random_stream::of_default();
+  std::vector<Tensor> pieces;
+  int64_t next = 0;
+  auto in_order = true;
+  auto drawn = draw_rows(x, [&](int64_t first, const Tensor& rows) {
+    in_order = in_order && first == next;
+    next += rows.size(0);
+    pieces.push_back(rows);
+  });
+  REQUIRE(drawn);
+  CHECK(in_order);
+  CHECK(random_stream::of_default() == now);
+  CHECK(is_deferred(x));
+  CHECK(same_bits(torch::cat(pieces), whole));
+  CHECK((pieces.size() > 1) == (of != sizes{most + 4} && of != sizes{50, 70}));
+  initialise_deferred({x});
+  CHECK(same_bits(x, whole));
+}
+
+TEST_CASE("what is drawn a piece at a time has a generator of its own",
+          "[runtime][delay]") {
+  auto generator = [] { return at::detail::createCPUGenerator(8); };
+  auto make = [&](at::Generator from) {
+    return torch::empty({3000, 50}).normal_(0, 1, from);
+  };
+  auto mine = generator(), theirs = generator();
+  auto whole = make(mine);
+  auto x = made_later([&] { return make(theirs); });
+  CHECK(torch::randn({3}, mine).equal(torch::randn({3}, theirs)));
+  std::vector<Tensor> pieces;
+  auto drawn = draw_rows(
+    x, [&](int64_t, const Tensor& rows) { pieces.push_back(rows); });
+  REQUIRE(drawn);
+  CHECK(pieces.size() > 1);
+  CHECK(same_bits(torch::cat(pieces), whole));
+}
+
+TEST_CASE("rows of what something else made are not drawn",
+          "[runtime][delay]") {
+  auto empty = [] { return torch::empty({100, 60}); };
+  CHECK(can_be_drawn(made_later([&] { return empty().mul_(2).normal_(); })));
+  CHECK_FALSE(can_be_drawn(torch::ones({100, 60})));
+  CHECK_FALSE(can_be_drawn(made_later([] { return torch::ones({100, 60}); })));
+  CHECK_FALSE(can_be_drawn(made_later([] { return torch::randn({100, 60}); })));
+  CHECK_FALSE(
+    can_be_drawn(made_later([&] { return empty().normal_().mul_(2); })));
+  CHECK_FALSE(can_be_drawn(made_later([&] {
+    auto x = empty().normal_();
+    x[1].zero_(); // as of a padding
+    return x;
+  })));
+  CHECK_FALSE(can_be_drawn(made_later([&] {
+    auto x = empty();
+    x.t().normal_();
+    return x;
+  })));
+  CHECK_FALSE(can_be_drawn(made_later([&] { return empty().t().normal_(); })));
+}
