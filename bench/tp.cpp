@@ -63,10 +63,18 @@ double numbers_outside(const torch::nn::Module& model,
 /// @returns bytes that a rank sends in a step for blocks that are shared
 double bytes_of_blocks(const gpt_sizes& x, const std::string& optimize) {
   constexpr double peers = gpt_peers;
-  return static_cast<double>(x.layers)
-         * shared_layers::bytes_of_layer(
-           batch / peers * static_cast<double>(x.length),
-           static_cast<double>(x.width), peers, optimize);
+  const auto rows = batch / peers * static_cast<double>(x.length);
+  const auto width = static_cast<double>(x.width);
+  const auto layers = static_cast<double>(x.layers);
+  const auto result = layers
+                      * shared_layers::bytes_of_layer(rows, width, peers,
+                                                      optimize);
+  if (optimize == "speed")
+    return result;
+  // Between two layers, one of four scatter-and-merge is left.
+  return result
+         - 3 * (layers - 1) * (peers - 1) / peers * rows * width
+             * sizeof(float);
 }
 
 void run_shared_gpt(const arguments& args) {

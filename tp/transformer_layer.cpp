@@ -481,16 +481,26 @@ public:
 
 protected:
   at::Tensor enter(const at::Tensor& x) const override {
+    auto& group = tensor_group::current();
+    auto* known = group.entered();
+    if (auto part = known ? known->handed_on(x) : at::Tensor{};
+        part.defined()) {
+      group.next_name(); // as in `enter_once`
+      return part;
+    }
     return split_batch_for_tp(x, -1);
   }
 
   at::Tensor leave(const at::Tensor& x) const override {
-    return merge_batch_for_tp(x, -1);
+    auto result = merge_batch_for_tp(x, -1);
+    if (auto* known = tensor_group::current().entered())
+      known->hand_on(result, x);
+    return result;
   }
 
   at::Tensor enter_context(const at::Tensor& x) const override {
     return enter_once(x, entered_tensors::form::part, x.size(0),
-                      [&] { return enter(x); });
+                      [&] { return split_batch_for_tp(x, -1); });
   }
 
   at::Tensor norm(const at::Tensor& x,

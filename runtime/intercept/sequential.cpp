@@ -12,6 +12,7 @@
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <tuple>
@@ -253,6 +254,12 @@ public:
     return group_;
   }
 
+  /// Ranks share it, and no code of the user's runs when it is called.
+  bool runs_shared() const {
+    auto& hook = group_->hooks[index_];
+    return hook.distributed && !hook.translation;
+  }
+
 private:
   /// This child ran already, as part of a range.
   nn::AnyValue pass(execution& ex, std::vector<nn::AnyValue>&& arguments) {
@@ -367,6 +374,12 @@ invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
     values.push_back(get_any(in, x));
   if (SMP_FAULT("dropped-layer"))
     --last;
+  std::optional<entered_tensors::row_scope> row; // nobody sees what is between
+  if (auto* ex = execution::current();
+      ex && std::all_of(seq->begin() + first, seq->begin() + last, [](auto& x) {
+        return wrapper(x)->runs_shared();
+      }))
+    row.emplace(ex->entered());
   for (auto i = first; i < last; ++i) {
     auto* child = wrapper(*(seq->begin() + i));
     auto result = child->serve(std::move(values), served);

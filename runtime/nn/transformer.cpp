@@ -1,6 +1,7 @@
 #include "runtime/nn/transformer.hpp"
 
 #include "runtime/model/tp_register.hpp"
+#include "runtime/nn/layer_row.hpp"
 #include "runtime/nn/layers.hpp"
 #include "runtime/nn/sizes.hpp"
 #include "tp/attention_mask.hpp"
@@ -342,7 +343,8 @@ distributed_transformer_impl::distributed_transformer_impl(
 }
 
 layer_states distributed_transformer_impl::forward(layer_states x) {
-  return seq_layers->forward<layer_states>(std::move(x));
+  return in_a_row(
+    [&] { return seq_layers->forward<layer_states>(std::move(x)); });
 }
 
 // -- the whole ----------------------------------------------------------------

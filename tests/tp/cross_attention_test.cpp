@@ -14,6 +14,7 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -343,9 +344,10 @@ struct stack_numbers {
 };
 
 /// @param remembers layers know what others made of tensors
+/// @param in_row nobody sees hidden states between them
 stack_numbers run_decoder(const std::vector<native_module>& xs,
                           const arguments& given, uint64_t peers, bool same,
-                          bool remembers) {
+                          bool remembers, bool in_row = false) {
   std::vector<std::vector<shared_module>> modules(peers);
   for (uint64_t i = 0; i < peers; ++i)
     for (auto& x : xs)
@@ -365,6 +367,9 @@ stack_numbers run_decoder(const std::vector<native_module>& xs,
     auto& before = tensor_group::current();
     counting_group counted{before, remembers ? &known : nullptr};
     tensor_group::set_current(&counted);
+    std::optional<entered_tensors::row_scope> row;
+    if (in_row)
+      row.emplace(known);
     result.tensors[i] = go(own(given.inputs), own(given.seeds), [&](auto ys) {
       for (auto& x : modules[i])
         ys = x.module->forward(ys);
@@ -449,6 +454,36 @@ TEST_CASE("layers behind each other take masks and a context once",
   auto saved = 2 * bytes_of_shared(peers, same, saves_memory);
   for (uint64_t i = 0; i < peers; ++i)
     CHECK(each.sent[i] - mine.sent[i] == Catch::Approx(saved));
+}
+
+TEST_CASE("hidden states that nobody sees are not put together between layers",
+          "[tp][cross_attention][R50]") {
+  uint64_t peers = GENERATE(2, 4);
+  auto same = GENERATE(false, true);
+  CAPTURE(peers, same);
+  torch::manual_seed(23);
+  auto xs = decoder_of(true);
+  auto given = arguments_of({}, torch::kDouble);
+  auto seen_by_all = run_decoder(xs, given, peers, same, true);
+  auto mine = run_decoder(xs, given, peers, same, true, true);
+  for (uint64_t i = 0; i < peers; ++i)
+    for (size_t k = 0; k < mine.tensors[i].size(); ++k) {
+      INFO("tensor " << k);
+      check_near(mine.tensors[i][k], seen_by_all.tensors[i].at(k), 1e-12);
+    }
+  for (size_t k = 0; k < layers; ++k)
+    for (auto& [name, t] : seen_by_all.parameters[k]) {
+      INFO("layer " << k << ": " << name);
+      check_near(mine.parameters[k].at(name), t, 1e-12);
+    }
+  // Between two layers, three all-to-alls of own samples; of the same samples
+  // an allgather of gradients.
+  auto t = static_cast<double>(peers);
+  auto states = 8.0 * samples * tokens * width;
+  auto saved = (t - 1) / t * (same ? states : 3 * states / t);
+  for (uint64_t i = 0; i < peers; ++i)
+    CHECK(seen_by_all.sent[i] - mine.sent[i]
+          == Catch::Approx((layers - 1) * saved));
 }
 
 TEST_CASE("a layer whose parameters are not those that were told of says why",

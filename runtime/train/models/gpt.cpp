@@ -2,6 +2,7 @@
 
 #include "runtime/base/fault.hpp"
 #include "runtime/model/tp_register.hpp"
+#include "runtime/nn/layer_row.hpp"
 #include "runtime/nn/sizes.hpp"
 #include "runtime/nn/transformer.hpp"
 
@@ -146,7 +147,7 @@ gpt_transformer_impl::gpt_transformer_impl(const gpt_config& x)
 torch::Tensor gpt_transformer_impl::forward(torch::Tensor tokens) {
   auto positions = torch::arange(tokens.size(1), tokens.options());
   auto x = drop(wte(tokens) + wpe(positions));
-  return ln_f(h->forward(x));
+  return ln_f(nn::in_a_row([&] { return h->forward(x); }));
 }
 
 // -- the whole ----------------------------------------------------------------

@@ -1,6 +1,7 @@
 #include "runtime/train/models/t5.hpp"
 
 #include "runtime/model/tp_register.hpp"
+#include "runtime/nn/layer_row.hpp"
 #include "runtime/nn/sizes.hpp"
 #include "runtime/nn/transformer.hpp"
 
@@ -294,7 +295,8 @@ t5_stack_impl::t5_stack_impl(const t5_config& x,
 
 torch::Tensor t5_stack_impl::forward(t5_states x) {
   x.at(0) = dropout(embed_tokens(x.at(0)));
-  auto y = block->forward<t5_states>(std::move(x));
+  auto y = nn::in_a_row(
+    [&] { return block->forward<t5_states>(std::move(x)); });
   return dropout(final_layer_norm(y.at(0)));
 }
 
