@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -81,6 +82,20 @@ bool inspect(Inspector& f, device_ref& x) {
                             f.field("index", get, set));
 }
 
+/// A flag if the tensor is row-major. Its shape is known by now.
+template <class Inspector>
+auto strides_field(Inspector& f, tensor_ref& x) {
+  auto get = [&x] {
+    return x.strides.empty() ? std::nullopt : std::optional{x.strides};
+  };
+  auto set = [&x](std::optional<std::vector<int64_t>> y) {
+    auto any = y.has_value();
+    x.strides = std::move(y).value_or(std::vector<int64_t>{});
+    return !any || (!x.strides.empty() && are_strides(x.strides, x.shape));
+  };
+  return f.field("strides", get, set);
+}
+
 /// A tensor without its bytes, which travel on their own.
 template <class Inspector>
 bool inspect_outline(Inspector& f, tensor_ref& x) {
@@ -90,9 +105,10 @@ bool inspect_outline(Inspector& f, tensor_ref& x) {
     return std::none_of(x.shape.begin(), x.shape.end(),
                         [](auto size) { return size < 0; });
   };
-  return f.object(x).fields(
-    f.field("nbytes", x.nbytes), f.field("dtype", x.dtype),
-    f.field("device", x.device), f.field("shape", get, set));
+  return f.object(x).fields(f.field("nbytes", x.nbytes),
+                            f.field("dtype", x.dtype),
+                            f.field("device", x.device),
+                            f.field("shape", get, set), strides_field(f, x));
 }
 
 } // namespace smp

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -20,8 +22,8 @@ struct device_ref {
 /// Tensor libraries count devices in 8 bits, -1 is the current one.
 inline constexpr int16_t max_device_index = 127;
 
-/// A tensor below the tensor library: contiguous bytes (row-major), what they
-/// mean, and who keeps them alive.
+/// A tensor below the tensor library: bytes without gaps, what they mean, and
+/// who keeps them alive.
 struct tensor_ref {
   const void* data = nullptr;
   uint64_t nbytes = 0;
@@ -39,7 +41,28 @@ struct tensor_ref {
   /// The device of its sender that it lay on, while it is in host memory on its
   /// way: its receiver gives it one again.
   device_ref home = {};
+  /// From one element of an axis to the next, in elements (`are_strides`);
+  /// empty: row-major.
+  std::vector<int64_t> strides = {};
 };
+
+/// Tells whether a tensor of `sizes` with these strides has its elements one
+/// after the other, without gaps, in some order of its axes.
+inline bool are_strides(const std::vector<int64_t>& strides,
+                        const std::vector<int64_t>& sizes) {
+  if (strides.size() != sizes.size())
+    return false;
+  std::vector<std::pair<int64_t, int64_t>> axes;
+  for (size_t i = 0; i < sizes.size(); ++i)
+    axes.emplace_back(strides[i], sizes[i]);
+  std::sort(axes.begin(), axes.end());
+  int64_t next = 1;
+  for (auto& [stride, size] : axes)
+    if (stride != next
+        || (size > 1 && __builtin_mul_overflow(next, size, &next)))
+      return false;
+  return true;
+}
 
 /// Opaque bytes with the tensors that they refer to, by position.
 struct payload {

@@ -9,14 +9,19 @@ namespace smp {
 namespace {
 
 tensor_form form_of(const tensor_ref& x) {
-  return {x.dtype, x.device, x.shape};
+  return {x.dtype, x.device, x.shape, x.strides};
+}
+
+std::string describe(const std::vector<int64_t>& xs) {
+  std::string result = "[";
+  for (auto n : xs)
+    result += (result.size() > 1 ? ", " : "") + std::to_string(n);
+  return result + "]";
 }
 
 std::string describe(const tensor_form& x) {
-  std::string result = "[";
-  for (auto n : x.shape)
-    result += (result.size() > 1 ? ", " : "") + std::to_string(n);
-  return result + "] of element type " + std::to_string(x.dtype)
+  return describe(x.shape) + " of element type " + std::to_string(x.dtype)
+         + (x.strides.empty() ? "" : " with strides " + describe(x.strides))
          + (x.device.type == 0 ? "" : " on a device");
 }
 

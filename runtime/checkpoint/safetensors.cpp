@@ -2,7 +2,6 @@
 
 #include "runtime/base/file_io.hpp"
 #include "runtime/values/tensor_bridge.hpp"
-#include "transport/error.hpp"
 
 #include <ATen/EmptyTensor.h>
 #include <nlohmann/json.hpp>
@@ -151,16 +150,12 @@ void write_safetensors(const std::string& path,
   out.write(header.data(), header.size());
   for (auto& x : order) {
     auto tensor = value(x.position);
-    try {
-      auto bytes = to_tensor_ref(tensor, false);
-      if (bytes.nbytes != x.bytes)
-        e.fail(x.outline->name, "its size changed meanwhile");
-      out.write(bytes.data, bytes.nbytes);
-    } catch (const error& err) {
-      if (err.code() != error_code::unsupported)
-        throw;
-      e.fail(x.outline->name, err.cause().text);
-    }
+    if (auto why = refusal_of(tensor); !why.empty())
+      e.fail(x.outline->name, why);
+    auto bytes = to_tensor_ref(tensor.contiguous(), false);
+    if (bytes.nbytes != x.bytes)
+      e.fail(x.outline->name, "its size changed meanwhile");
+    out.write(bytes.data, bytes.nbytes);
   }
   out.commit();
 }

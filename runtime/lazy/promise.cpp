@@ -3,10 +3,12 @@
 #include "runtime/lazy/boxed_arguments.hpp"
 
 #include <ATen/core/TensorBase.h>
+#include <c10/core/Contiguity.h>
+#include <c10/core/MemoryFormat.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/WrapDimMinimal.h>
+#include <c10/util/strides.h>
 
-#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <utility>
@@ -33,20 +35,14 @@ public:
     return source_;
   }
 
-  /// Sizes of a contiguous tensor.
   void know(std::vector<int64_t> sizes) const {
     std::lock_guard guard{mutex_};
     if (known_)
       return;
     shape_ = std::move(sizes);
-    strides_.assign(shape_.size(), 1);
     elements_ = 1;
-    int64_t stride = 1;
-    for (auto i = shape_.size(); i-- > 0;) {
-      strides_[i] = stride;
-      stride *= std::max<int64_t>(shape_[i], 1);
-      elements_ *= shape_[i];
-    }
+    for (auto n : shape_)
+      elements_ *= n;
     known_ = true;
   }
 
@@ -88,7 +84,7 @@ public:
   }
 
   at::IntArrayRef strides_custom() const override {
-    need_sizes();
+    need_strides();
     return pending() ? at::IntArrayRef{strides_} : strides_default();
   }
 
@@ -131,13 +127,29 @@ public:
   }
 
   c10::SymBool sym_is_contiguous_custom(at::MemoryFormat x) const override {
-    need_sizes();
-    return x == at::MemoryFormat::Contiguous || x == at::MemoryFormat::Preserve
-           || elements_ <= 1;
+    auto strides = strides_custom();
+    auto sizes = sizes_custom();
+    switch (x) {
+      case at::MemoryFormat::ChannelsLast:
+        return c10::_compute_channels_last_contiguous_2d(sizes, strides);
+      case at::MemoryFormat::ChannelsLast3d:
+        return c10::_compute_channels_last_contiguous_3d(sizes, strides);
+      default:
+        return c10::_compute_contiguous(sizes, strides, elements_);
+    }
   }
 
-  bool is_strides_like_custom(at::MemoryFormat) const override {
-    return false;
+  bool is_strides_like_custom(at::MemoryFormat x) const override {
+    auto strides = strides_custom();
+    auto sizes = sizes_custom();
+    switch (x) {
+      case at::MemoryFormat::ChannelsLast:
+        return c10::is_channels_last_strides_2d(sizes, strides);
+      case at::MemoryFormat::ChannelsLast3d:
+        return c10::is_channels_last_strides_3d(sizes, strides);
+      default:
+        return false;
+    }
   }
 
   /// Keeps the autograd engine from adding to it in place: it would look at
@@ -199,13 +211,32 @@ private:
       know(x->sizes());
   }
 
+  void need_strides() const {
+    need_sizes();
+    auto x = laid_out_ ? nullptr : source();
+    if (!x)
+      return;
+    auto known = x->strides();
+    if (!known)
+      return keep();
+    std::lock_guard guard{mutex_};
+    if (laid_out_)
+      return;
+    if (known->empty())
+      strides_ = c10::contiguous_strides(shape_);
+    else
+      strides_.assign(known->begin(), known->end());
+    laid_out_ = true;
+  }
+
   mutable std::mutex mutex_;
   mutable std::mutex keeping_; // whoever takes the content; never waits
   mutable std::shared_ptr<promise_source> source_;
   mutable std::atomic<bool> pending_ = true;
   mutable std::atomic<bool> known_ = false;
+  mutable std::atomic<bool> laid_out_ = false; // `strides_` are
   mutable std::vector<int64_t> shape_;
-  mutable std::vector<int64_t> strides_;
+  mutable c10::DimVector strides_;
   mutable int64_t elements_ = 0;
 };
 

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace smp {
@@ -20,6 +21,12 @@ public:
 
   /// Waits until the sizes are known. @throws error with the first cause
   virtual std::vector<int64_t> sizes() = 0;
+
+  /// Without gaps; empty: row-major. @returns nothing if only the content
+  /// tells. @pre the sizes are known
+  virtual std::optional<std::vector<int64_t>> strides() {
+    return std::nullopt;
+  }
 
   /// Begins to bring the content. @returns what is done when it is here; the
   /// same each time.

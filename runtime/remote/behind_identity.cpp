@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace smp {
 
@@ -12,22 +13,37 @@ namespace {
 
 namespace ag = torch::autograd;
 
-/// Passes gradients on unchanged.
-struct identity_node : ag::Node {
+/// Gives the leaf behind it a gradient as it comes: AccumulateGrad would give
+/// it the strides of the leaf (R63).
+class identity_node : public ag::Node {
+public:
+  explicit identity_node(at::Tensor leaf) : leaf_(std::move(leaf)) {
+    // nop
+  }
+
   std::string name() const override {
     return "smp::argument";
   }
 
   ag::variable_list apply(ag::variable_list&& grads) override {
-    return std::move(grads);
+    auto& x = grads[0];
+    if (!x.defined() || !x.has_storage() || leaf_.grad().defined())
+      return std::move(grads);
+    // What shares its bytes may be added to.
+    leaf_.mutable_grad() = x.storage().use_count() > 1 ? x.clone() : x;
+    return ag::variable_list(1);
   }
+
+private:
+  at::Tensor leaf_;
 };
 
 } // namespace
 
 at::Tensor behind_identity(const at::Tensor& leaf) {
   auto result = leaf.variable_data();
-  auto node = std::shared_ptr<ag::Node>(new identity_node, ag::deleteNode);
+  auto node = std::shared_ptr<ag::Node>(new identity_node{leaf},
+                                        ag::deleteNode);
   node->set_next_edges({ag::impl::gradient_edge(leaf)});
   auto nr = node->add_input_metadata(result);
   ag::impl::set_gradient_edge(result, {node, nr});

@@ -26,6 +26,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -320,16 +321,21 @@ private:
     keep_promises(out.tensors());
     auto saved = begin_saving();
     promise_reply result;
+    std::vector<std::vector<int64_t>> strides;
     for (size_t i = 0; i < out.tensors().size(); ++i) {
       auto x = materialise(out.tensors()[i]);
       keep_edge(*saved, i, x);
       result.sizes.push_back(x.sizes().vec());
+      strides.push_back(dense_strides(x));
       auto id = result_name(ex_.rank().self(), req_.id, req_.step, i);
       auto held = own_copy(x);
       if (asked_.promised->tensors[i].push)
         result.contents.push_back(to_tensor_ref(held, false));
       ex_.rank().objects().put(id, req_.microbatch, std::move(held));
     }
+    if (std::any_of(strides.begin(), strides.end(),
+                    [](auto& y) { return !y.empty(); }))
+      result.strides = std::move(strides);
     result.reaches = reached_arguments(saved->outputs, saved->leaves);
     keep(std::move(saved));
     return result;
@@ -512,7 +518,7 @@ payload serve_parameter(const rank_context& rank, const model_map& map,
   if (own.grad().defined())
     own.mutable_grad().add_(value);
   else
-    own.mutable_grad() = value.clone();
+    own.mutable_grad() = ag::utils::clone_obey_contract(value, own);
   if (auto& hook = torch::autograd::impl::post_acc_grad_hooks(own))
     (*hook)(own);
   return {};

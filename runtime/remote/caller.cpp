@@ -453,6 +453,7 @@ void outgoing_call::name_results(std::vector<at::Tensor>& tensors,
     auto held = x.what == remote_tensor::kind::held;
     request->pushed.push_back(!held);
     request->sizes.push_back(x.data.shape);
+    request->strides.push_back(x.data.strides);
     if (i >= reply.named || (!held && x.what != remote_tensor::kind::data))
       continue;
     prediction::tensor what{static_cast<at::ScalarType>(x.data.dtype),

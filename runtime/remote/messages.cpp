@@ -34,6 +34,7 @@ remote_tensor remote_tensor::held(const at::Tensor& x) {
   result.requires_grad = x.requires_grad();
   result.data.dtype = static_cast<uint8_t>(x.scalar_type());
   result.data.shape = x.sizes().vec();
+  result.data.strides = dense_strides(x);
   return result;
 }
 

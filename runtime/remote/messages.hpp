@@ -110,7 +110,8 @@ bool inspect(Inspector& f, remote_tensor& x) {
           [&x](std::vector<int64_t> y) {
             x.data.shape = std::move(y);
             return are_sizes(x.data.shape);
-          }));
+          }),
+        strides_field(f, x.data));
   }
   return false;
 }
@@ -265,6 +266,8 @@ bool inspect(Inspector& f, forward_reply& x) {
 struct promise_reply {
   /// By output; of gradients, the caller knows them.
   std::vector<std::vector<int64_t>> sizes;
+  /// By output, as a `tensor_ref` has them; nothing: all are row-major.
+  std::optional<std::vector<std::vector<int64_t>>> strides;
   reached_positions reaches;
   /// Of those results that were asked for.
   std::vector<tensor_ref> contents;
@@ -279,9 +282,21 @@ bool inspect(Inspector& f, promise_reply& x) {
     x.sizes = std::move(y);
     return std::all_of(x.sizes.begin(), x.sizes.end(), are_sizes);
   };
-  return f.object(x).fields(f.field("sizes", get, set),
-                            f.field("reaches", x.reaches),
-                            f.field("contents", x.contents));
+  auto get_strides = [&x]() -> const auto& {
+    return x.strides;
+  };
+  auto set_strides = [&x](std::optional<std::vector<std::vector<int64_t>>> y) {
+    x.strides = std::move(y);
+    return !x.strides
+           || std::equal(x.strides->begin(), x.strides->end(), x.sizes.begin(),
+                         x.sizes.end(), [](auto& strides, auto& sizes) {
+                           return strides.empty()
+                                  || are_strides(strides, sizes);
+                         });
+  };
+  return f.object(x).fields(
+    f.field("sizes", get, set), f.field("strides", get_strides, set_strides),
+    f.field("reaches", x.reaches), f.field("contents", x.contents));
 }
 
 // -- backward -----------------------------------------------------------------

@@ -83,6 +83,9 @@ void promised_request::take(promise_reply x) {
                 "answer of '" + name + "': " + std::to_string(x.contents.size())
                   + " results instead of " + std::to_string(n)};
   sizes = std::move(x.sizes);
+  strides.resize(sizes.size());
+  if (x.strides)
+    strides = std::move(*x.strides);
   reaches = std::move(x.reaches);
   contents.resize(pushed.size());
   auto next = x.contents.begin();
@@ -139,6 +142,13 @@ std::vector<int64_t> promised_value::sizes() {
   await(request_);
   complete_node(*request_);
   return request_->sizes.at(output_);
+}
+
+std::optional<std::vector<int64_t>> promised_value::strides() {
+  // Nobody is told those of a gradient, which has the sizes of its tensor.
+  if (!request_->done() || output_ >= request_->strides.size())
+    return std::nullopt;
+  return request_->strides[output_];
 }
 
 completion_ptr promised_value::content() {

@@ -94,9 +94,10 @@ public:
   /// Its caller went on with the answer: nothing in it is a matter of timing.
   bool waited = false;
 
-  /// By output, once done: sizes, and the arguments that a gradient of the
-  /// output reaches.
+  /// By output, once done: sizes, strides as a `tensor_ref` has them, and the
+  /// arguments that a gradient of the output reaches.
   std::vector<std::vector<int64_t>> sizes;
+  std::vector<std::vector<int64_t>> strides;
   reached_positions reaches;
 
   /// By output: its content comes with the answer, as the caller needs it
@@ -135,6 +136,8 @@ public:
   // -- promise_source ---------------------------------------------------------
 
   std::vector<int64_t> sizes() override;
+
+  std::optional<std::vector<int64_t>> strides() override;
 
   completion_ptr content() override;
 

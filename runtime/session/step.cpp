@@ -10,6 +10,7 @@
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/tensor_collectives.hpp"
+#include "runtime/values/tensor_bridge.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -137,8 +138,11 @@ void add_some_numbers(fnv_hash& to, const at::Tensor& t) {
 uint64_t signature(size_t function, const packer& arguments) {
   fnv_hash result;
   result.add(function);
-  for (auto& t : arguments.tensors())
+  for (auto& t : arguments.tensors()) {
     add_form(result, t);
+    for (auto n : dense_strides(t))
+      result.add(static_cast<uint64_t>(n));
+  }
   return result.get();
 }
 

@@ -46,7 +46,8 @@ void skip_step();
 /// Tells whether this rank has to know which steps flow alike (R33).
 bool needs_signature();
 
-/// @returns a number for the function, and the sizes and dtypes of `arguments`.
+/// @returns a number for the function, and the sizes, dtypes and strides of
+/// `arguments`.
 uint64_t signature(size_t function, const packer& arguments);
 
 /// @returns the same number for functions that run the same code.

@@ -172,7 +172,7 @@ public:
     if (gives) {
       if (auto why = refusal_of(x_); !why.empty())
         throw error{error_code::unsupported, call_.describe() + ": " + why};
-      held->input = to_tensor_ref(x_, false);
+      held->input = to_tensor_ref(x_.contiguous(), false);
       call_.input = held->input.data;
     }
     if (result.defined()) {

@@ -4,8 +4,11 @@
 #include "transport/error.hpp"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/DimVector.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -57,17 +60,18 @@ std::string unsendable(const at::Tensor& x) {
   return {};
 }
 
-/// @returns a tensor whose bytes, in row-major order, are the elements of `x`.
-at::Tensor flatten(const at::Tensor& x, bool snapshot) {
-  if (!snapshot && x.is_contiguous() && !x.is_conj() && !x.is_neg()
-      && !x._is_zerotensor())
+/// @returns a tensor whose bytes, one after the other, are the elements of `x`.
+at::Tensor without_gaps(const at::Tensor& x, bool snapshot) {
+  if (!snapshot && x.is_non_overlapping_and_dense() && !x.is_conj()
+      && !x.is_neg() && !x._is_zerotensor())
     return x;
   c10::AutoGradMode off{false};
   auto plain = x.detach();
   // A zero tensor has a shape but no memory until it is cloned.
   if (snapshot || plain._is_zerotensor())
-    plain = plain.clone(at::MemoryFormat::Contiguous);
-  return plain.resolve_conj().resolve_neg().contiguous();
+    plain = plain.clone();
+  plain = plain.resolve_conj().resolve_neg();
+  return plain.is_non_overlapping_and_dense() ? plain : plain.clone();
 }
 
 [[noreturn]] void malformed(const std::string& what) {
@@ -100,6 +104,8 @@ c10::ScalarType checked_dtype(const tensor_ref& x) {
   if (bytes != x.nbytes)
     malformed(std::to_string(x.nbytes) + " bytes, but its shape needs "
               + std::to_string(bytes));
+  if (!x.strides.empty() && !are_strides(x.strides, x.shape))
+    malformed("its strides do not fit its shape");
   if (bytes > 0 && x.data == nullptr)
     malformed("it has no data");
   return dtype;
@@ -114,35 +120,50 @@ std::string refusal_of(const at::Tensor& x) {
   return what.empty() ? what : what + " cannot be sent to another rank";
 }
 
+std::vector<int64_t> dense_strides(const at::Tensor& x) {
+  auto result = at::infer_dense_strides(x.sizes(), x.strides());
+  auto row_major = c10::contiguous_strides(x.sizes());
+  if (std::equal(result.begin(), result.end(), row_major.begin(),
+                 row_major.end()))
+    result.clear();
+  return result;
+}
+
 tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot) {
   if (auto what = unsendable(x); !what.empty())
     refuse(what);
-  auto flat = flatten(x, snapshot);
+  auto dense = without_gaps(x, snapshot);
   tensor_ref result;
-  result.nbytes = flat.nbytes();
+  result.nbytes = dense.nbytes();
   // Const: a lazily cloned tensor (copy on write) is not copied by this.
-  result.data = result.nbytes > 0 ? flat.const_data_ptr() : nullptr;
-  result.dtype = static_cast<uint8_t>(flat.scalar_type());
-  result.device = {static_cast<uint8_t>(flat.device().type()),
-                   flat.device().index()};
-  result.shape = flat.sizes().vec();
+  result.data = result.nbytes > 0 ? dense.const_data_ptr() : nullptr;
+  result.dtype = static_cast<uint8_t>(dense.scalar_type());
+  result.device = {static_cast<uint8_t>(dense.device().type()),
+                   dense.device().index()};
+  result.shape = dense.sizes().vec();
+  result.strides = dense_strides(dense);
   // The storage alone: the tensor would keep its autograd graph, too.
-  result.owner = std::make_shared<c10::Storage>(flat.storage());
+  result.owner = std::make_shared<c10::Storage>(dense.storage());
   return result;
 }
 
 at::Tensor to_tensor(const tensor_ref& x) {
   auto dtype = checked_dtype(x);
+  auto strides = x.strides.empty()
+                   ? c10::contiguous_strides(x.shape)
+                   : c10::DimVector(x.strides.begin(), x.strides.end());
   // Kernels may fault on an element that is not where its type must be.
   auto address = reinterpret_cast<uintptr_t>(x.data);
   if (x.nbytes > 0 && address % element_size(dtype) != 0) {
-    auto result = at::Tensor{at::detail::empty_cpu(x.shape, dtype)};
+    auto result = at::Tensor{
+      at::detail::empty_strided_cpu(x.shape, strides, dtype)};
     std::memcpy(result.mutable_data_ptr(), x.data, x.nbytes);
     return result;
   }
   using owner_ptr = std::shared_ptr<const void>;
   auto drop = [](void* ptr) { delete static_cast<owner_ptr*>(ptr); };
   return at::for_blob(const_cast<void*>(x.data), x.shape)
+    .strides(strides)
     .context(new owner_ptr(x.owner), drop)
     .options(at::TensorOptions{dtype})
     .target_device(at::Device{c10::kCPU})

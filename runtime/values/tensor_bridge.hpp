@@ -6,7 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -14,8 +16,13 @@ namespace smp {
 /// rank"; empty if it can
 std::string refusal_of(const at::Tensor& x);
 
-/// Describes `x` as contiguous (row-major) bytes. Shares memory with `x` if
-/// that is contiguous already, else copies; conjugate and negative bits are
+/// @returns the strides of `x` where it arrives (R63): without gaps, with the
+/// same order of its axes in memory, as `at::empty_like` has them; empty if
+/// that is row-major.
+std::vector<int64_t> dense_strides(const at::Tensor& x);
+
+/// Describes `x` as bytes without gaps, with its `dense_strides`. Shares memory
+/// with `x` if that has no gaps, else copies; conjugate and negative bits are
 /// resolved, autograd stays behind. `owner` keeps the memory alive.
 /// @param snapshot always copy: another microbatch may write `x` (R13)
 /// @throws error (unsupported) naming dtype, layout or device: sparse,
@@ -26,7 +33,8 @@ tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot);
 /// Makes a tensor over the memory of `x` without copying, unless that is not
 /// aligned for its element type. The result is writable: nobody else may use
 /// the memory.
-/// @throws error (protocol) if dtype, shape and size do not fit together
+/// @throws error (protocol) if dtype, shape, strides and size do not fit
+///         together
 at::Tensor to_tensor(const tensor_ref& x);
 
 } // namespace smp

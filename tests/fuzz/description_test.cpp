@@ -5,6 +5,8 @@
 #include "tests/support/payloads.hpp"
 #include "transport/ucx/wire.hpp"
 
+#include <stdexcept>
+
 using namespace smp;
 using namespace smp::test;
 using namespace smp::ucx;
@@ -18,6 +20,7 @@ std::vector<fuzz_bytes> description_seeds() {
                                make_tensor(packed_limit + 1, 4)},
                               message_kind::control);
   tensors.body.tensors[0].shape = {2, 5, 10};
+  tensors.body.tensors[0].strides = {1, 2, 10};
   return {write_description(make_message(""), 0),
           write_description(make_message("a call", {make_tensor(16, 1)}), 0),
           write_description(tensors, 0)};
@@ -30,6 +33,8 @@ bool reads_description(std::span<const std::byte> x) {
     // Sizes that were believed are sizes that are there.
     for (size_t i = 0; i < got.content.body.tensors.size(); ++i) {
       auto& tensor = got.content.body.tensors[i];
+      if (!tensor.strides.empty() && !are_strides(tensor.strides, tensor.shape))
+        throw std::logic_error{"strides that leave the tensor"};
       if (tensor.data == nullptr)
         continue;
       auto bytes = static_cast<const volatile std::byte*>(tensor.data);

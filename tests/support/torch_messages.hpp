@@ -33,7 +33,7 @@ inline remote_tensors some_tensors() {
           remote_tensor::parameter(7, true),
           remote_tensor::needed(2, true),
           remote_tensor::of(some_id(), true),
-          remote_tensor::held(at::empty({4, 0}, at::kInt)),
+          remote_tensor::held(at::empty({0, 4}, at::kInt).t()),
           remote_tensor::of(at::empty({0, 2}), false)};
 }
 
@@ -79,8 +79,12 @@ inline forward_reply some_reply() {
 }
 
 inline promise_reply some_promise() {
-  return {
-    {{2, 3}, {}, {0}}, {{0}, {}}, {make_tensor(24, 1), make_tensor(0, 2)}};
+  promise_reply x;
+  x.sizes = {{2, 3}, {}, {0}};
+  x.strides = std::vector<std::vector<int64_t>>{{1, 2}, {}, {}};
+  x.reaches = {{0}, {}};
+  x.contents = {make_tensor(24, 1), make_tensor(0, 2)};
+  return x;
 }
 
 inline backward_request some_backward() {

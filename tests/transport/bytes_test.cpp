@@ -354,6 +354,26 @@ TEST_CASE("the outline of a tensor is checked", "[transport][bytes]") {
   CHECK(y.device == x.device);
   CHECK(y.shape == x.shape);
   CHECK(y.data == nullptr);
+  CHECK(y.strides.empty());
+  x.shape = {2, 3, 1};
+  for (auto& strides :
+       std::vector<std::vector<int64_t>>{{1, 2, 6}, {1, 2, 1}, {3, 1, 3}}) {
+    x.strides = strides;
+    CHECK(read(x).strides == strides);
+  }
+  for (auto& strides : std::vector<std::vector<int64_t>>{
+         {1, 2}, {1, 2, 6, 6}, {1, 1, 1}, {2, 1, 1}, {1, 2, 5}, {1, 2, -1}}) {
+    x.strides = strides;
+    CHECK_THROWS_MATCHES(read(x), error,
+                         Message("strides at byte 40: no such value"));
+  }
+  constexpr auto many = int64_t{1} << 40;
+  x.shape = {many, many};
+  x.strides = {1, many};
+  CHECK_THROWS_MATCHES(read(x), error,
+                       Message("strides at byte 32: no such value"));
+  x.shape = {2, 0, 3};
+  x.strides.clear();
   x.shape[1] = -1;
   CHECK_THROWS_MATCHES(read(x), error,
                        Message("shape at byte 12: no such value"));

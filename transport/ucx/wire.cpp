@@ -29,8 +29,9 @@ void write_outline(byte_writer& out, message_kind kind, uint64_t envelope_size,
   }
 }
 
-/// Of a tensor: size, dtype, device, number of dimensions.
-constexpr size_t min_tensor_outline = 8 + 1 + 3 + 4;
+/// Of a tensor: size, dtype, device, number of dimensions, whether there are
+/// strides.
+constexpr size_t min_tensor_outline = 8 + 1 + 3 + 4 + 1;
 
 outline read_outline(byte_reader& in) {
   outline result;
@@ -101,7 +102,8 @@ std::vector<std::byte> write_description(const message& x, size_t prefix) {
   auto& tensors = x.body.tensors;
   auto size = prefix + sizeof(outline) + x.body.bytes.size();
   for (auto& t : tensors)
-    size += min_tensor_outline + t.shape.size() * sizeof(int64_t)
+    size += min_tensor_outline
+            + (t.shape.size() + t.strides.size()) * sizeof(int64_t)
             + (is_packed(t) ? t.nbytes : 0);
   byte_writer out;
   out.reserve(size);

@@ -140,6 +140,12 @@ TEST_CASE_METHOD(replay_fixture, "a divergence says what it diverges from",
              ContainsSubstring("tensor 0 is [4, 3] of element type 6 instead "
                                "of [2, 3] of element type 6"));
   x = make_call();
+  x.body.tensors[0].strides = {1, 2};
+  CHECK_THAT(replay.call(id, x).divergence,
+             ContainsSubstring("tensor 0 is [2, 3] of element type 6 with "
+                               "strides [1, 2] instead of [2, 3] of element "
+                               "type 6"));
+  x = make_call();
   x.body.tensors.clear();
   CHECK_THAT(replay.call(id, x).divergence,
              ContainsSubstring("0 tensors instead of 1"));

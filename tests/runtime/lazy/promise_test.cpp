@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -38,6 +39,10 @@ struct ready_source : promise_source {
     return content_.sizes().vec();
   }
 
+  std::optional<std::vector<int64_t>> strides() override {
+    return told ? std::optional{content_.strides().vec()} : std::nullopt;
+  }
+
   completion_ptr content() override {
     auto result = std::make_shared<completion>();
     if (fault)
@@ -58,6 +63,7 @@ struct ready_source : promise_source {
 
   Tensor content_;
   failure fault;
+  bool told = true; // its strides
   std::atomic<int> looked = 0;
   std::atomic<int> taken = 0;
 };
@@ -119,6 +125,33 @@ TEST_CASE("sizes of a promise are known before its content is fetched",
   CHECK(p.source->looked == 1);
   CHECK(p.source->taken == 0);
   CHECK(is_promise(y));
+}
+
+TEST_CASE("strides of a promise are those of its content",
+          "[runtime][promise][R41][R63]") {
+  auto image = torch::arange(120, torch::kDouble).view({2, 4, 5, 3});
+  const Tensor contents[] = {
+    numbers(), numbers().t(), image.permute({0, 3, 1, 2}),
+    torch::ones({2, 4, 5, 1}, torch::kDouble).permute({0, 3, 1, 2}),
+    torch::ones({2, 1, 4, 5}, torch::kDouble)};
+  for (auto& x : contents)
+    for (auto told : {true, false}) {
+      CAPTURE(x.sizes(), x.strides(), told);
+      auto with_promise = [&](auto f) {
+        promised p{x};
+        p.source->told = told;
+        auto same = f(p.tensor) == f(x);
+        // Only the content tells, where nobody else does.
+        return same && is_promise(p.tensor) == told;
+      };
+      using format = at::MemoryFormat;
+      CHECK(with_promise([](const Tensor& y) { return y.strides().vec(); }));
+      CHECK(with_promise([](const Tensor& y) { return y.is_contiguous(); }));
+      CHECK(with_promise(
+        [](const Tensor& y) { return y.is_contiguous(format::ChannelsLast); }));
+      CHECK(with_promise(
+        [](const Tensor& y) { return y.suggest_memory_format(); }));
+    }
 }
 
 TEST_CASE("an operation makes a promise an ordinary tensor in place",

@@ -194,6 +194,47 @@ TEST_CASE("a promise is kept under the names of its caller",
   CHECK(at::equal(*gradient, at::full({2}, 30.0)));
 }
 
+TEST_CASE("arguments, results and gradients keep the order of their axes",
+          "[runtime][callee][R63]") {
+  lone_rank rank{true};
+  using strides = std::vector<int64_t>;
+  strides seen;
+  rank.set_code([&](unpacker& in, const std::vector<value>& args, packer& out) {
+    auto x = get_value<at::Tensor>(in, args.at(0));
+    seen = x.strides().vec();
+    return put_value(out, x * 3);
+  });
+  auto x = at::arange(6.0).view({2, 3}).t(); // [3, 2]
+  auto asked = tripled(with_grad(x.detach()));
+  auto ask = [&](uint32_t call) { return rank.serve(asked, numbered(call)); };
+  auto got = from_payload<forward_reply>(ask(5), "reply").tensors.at(0);
+  CHECK(seen == strides{1, 3});
+  CHECK(got.tensor().strides() == at::IntArrayRef({1, 3}));
+  CHECK(at::equal(got.tensor(), x * 3));
+  // Whether AccumulateGrad would give it the strides of the argument, or not.
+  for (auto& gradient : {at::ones({3, 2}), at::ones({2, 3}).t()}) {
+    auto back = backward_of(5, gradient);
+    back.keep_graph = true;
+    auto answer = from_payload<backward_reply>(rank.serve(back, numbered(6)),
+                                               "reply");
+    auto y = answer.gradients.at(0).tensor();
+    CHECK(y.strides() == gradient.strides());
+    CHECK(at::equal(y, at::full({3, 2}, 3.0)));
+  }
+  asked.held = std::vector<uint32_t>{0};
+  got = from_payload<forward_reply>(ask(7), "reply").tensors.at(0);
+  REQUIRE(got.what == remote_tensor::kind::held);
+  CHECK(got.data.strides == strides{1, 3});
+  asked.held.reset();
+  asked.promised = expected_results{value::tensor(0),
+                                    {{c10::kFloat, true, true}}};
+  auto reply = from_payload<promise_reply>(ask(8), "reply");
+  CHECK((reply.strides == std::vector<strides>{{1, 3}}));
+  CHECK(to_tensor(reply.contents.at(0)).strides() == at::IntArrayRef({1, 3}));
+  asked.tensors = {remote_tensor::of(with_grad(at::ones({3, 2})), false)};
+  CHECK_FALSE(from_payload<promise_reply>(ask(9), "reply").strides);
+}
+
 TEST_CASE("a promise that cannot be kept is said to be broken",
           "[runtime][callee][R38]") {
   lone_rank rank{true};

@@ -95,6 +95,7 @@ TEST_CASE("replies keep everything on their way", "[runtime][messages]") {
   CHECK((y.reaches == x.reaches));
   auto p = from_payload<promise_reply>(to_payload(some_promise()), "reply");
   CHECK((p.sizes == some_promise().sizes));
+  CHECK((p.strides == some_promise().strides));
   CHECK((p.reaches == some_promise().reaches));
   REQUIRE(p.contents.size() == 2);
   CHECK(same_bytes(p.contents[0], pattern(24, 1)));
@@ -246,6 +247,12 @@ TEST_CASE("what no correct rank sends is refused by its field",
   auto promise = some_promise();
   promise.sizes[0][1] = -3;
   CHECK_THAT(refusal(promise), ContainsSubstring("sizes at"));
+  promise = some_promise();
+  promise.strides->at(0) = {1, 3};
+  CHECK_THAT(refusal(promise), ContainsSubstring("strides at"));
+  promise = some_promise();
+  promise.strides->pop_back();
+  CHECK_THAT(refusal(promise), ContainsSubstring("strides at"));
   object_message nothing = object_refusal{{5, 6}, {}};
   CHECK_THAT(refusal(nothing), ContainsSubstring("why at"));
   auto tensors = backward_reply{some_tensors()};
@@ -260,5 +267,10 @@ TEST_CASE("what no correct rank sends is refused by its field",
   held.data.dtype = 200;
   CHECK_THAT(refusal(backward_reply{{held}}),
              ContainsSubstring("gradients.dtype at"));
+  held = remote_tensor::held(at::empty({4, 2}).t());
+  REQUIRE(held.data.strides == std::vector<int64_t>{1, 2});
+  held.data.strides[1] = 4;
+  CHECK_THAT(refusal(backward_reply{{held}}),
+             ContainsSubstring("gradients.strides at"));
   CHECK_THROWS_AS(remote_tensor::argument(1).tensor(), error);
 }

@@ -301,6 +301,7 @@ TEST_CASE("an answer brings sizes, and the content that was asked for",
   request->take(reply_with({at::full({2}, 5.0)}));
   request->set();
   CHECK(x.sizes() == std::vector<int64_t>{2});
+  CHECK((x.strides() == std::vector<int64_t>{})); // row-major
   CHECK((request->reaches == reached_positions{{0}}));
   x.wait();
   CHECK(at::equal(x.take(), at::full({2}, 5.0)));

@@ -343,9 +343,7 @@ struct programs : torch::nn::Module {
           break;
         }
         case 20:
-          // It draws in the order of memory, and what came from another rank
-          // is contiguous.
-          v.push_back(of.drop(pick().contiguous()));
+          v.push_back(of.drop(pick()));
           break;
         case 21:
           v.push_back(below(2) ? of.nest0(pick()) : of.nest1(pick()));

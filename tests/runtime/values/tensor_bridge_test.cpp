@@ -7,6 +7,8 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
+#include <limits>
+#include <vector>
 
 using namespace smp;
 using namespace smp::test;
@@ -78,6 +80,50 @@ TEST_CASE("tensors of every dtype cross bit for bit, aligned or not") {
     auto address = reinterpret_cast<uintptr_t>(y.const_data_ptr());
     CHECK(address % c10::elementSize(dtype) == 0);
   }
+}
+
+TEST_CASE("a tensor keeps the order of its axes in memory",
+          "[runtime][values][R63]") {
+  struct sample {
+    at::Tensor x;
+    std::vector<int64_t> strides;
+    bool has_gaps = false;
+  };
+  auto m = at::rand({4, 6});
+  auto image = at::rand({2, 3, 4, 5})
+                 .contiguous(at::MemoryFormat::ChannelsLast);
+  const sample samples[] = {
+    {m, {6, 1}},
+    {m.t(), {1, 6}},
+    {at::rand({2, 3, 4}).permute({2, 0, 1}), {1, 12, 4}},
+    {image, {60, 1, 15, 3}},
+    // One channel, or one sample, is in its place, too.
+    {at::rand({2, 4, 5, 1}).permute({0, 3, 1, 2}), {20, 1, 5, 1}},
+    {at::rand({4, 1, 6}).transpose(0, 1), {6, 6, 1}},
+    {at::rand({0, 3}).t(), {1, 3}},
+    {at::rand({3, 0, 2}), {2, 2, 1}},
+    // Gaps and repetitions do not travel.
+    {m.t().slice(1, 0, 4, 2), {1, 6}, true},
+    {image.slice(1, 0, 2), {40, 1, 10, 2}, true},
+    {at::rand({3, 1}).expand({3, 2}), {2, 1}, true},
+    {at::rand({6, 4}).t().unsqueeze(1).expand({4, 3, 6}), {1, 4, 12}, true},
+  };
+  for (auto& [x, strides, has_gaps] : samples) {
+    CAPTURE(x.sizes(), x.strides());
+    REQUIRE(at::empty_like(x).strides() == at::IntArrayRef(strides));
+    for (bool snapshot : {false, true}) {
+      auto ref = to_tensor_ref(x, snapshot);
+      if (x.numel() > 0)
+        CHECK((ref.data == x.const_data_ptr()) == !(snapshot || has_gaps));
+      for (size_t offset : {0, 1}) {
+        auto y = to_tensor(transfer(ref, offset));
+        CHECK(y.strides() == at::IntArrayRef(strides));
+        CHECK(y.sizes() == x.sizes());
+        CHECK(at::equal(y, x));
+      }
+    }
+  }
+  CHECK(to_tensor_ref(m, true).strides.empty()); // row-major ones cost nothing
 }
 
 TEST_CASE("a contiguous tensor is shared, not copied, and kept alive") {
@@ -159,9 +205,10 @@ TEST_CASE("views and lazy forms of tensors arrive as what they stand for") {
       CAPTURE(i, snapshot);
       auto& x = tensors[i];
       auto y = to_tensor(transfer(to_tensor_ref(x, snapshot)));
-      CHECK(y.is_contiguous());
+      auto plain = x.clone().resolve_conj().resolve_neg();
+      CHECK(y.strides() == plain.strides());
       CHECK(y.sizes() == x.sizes());
-      CHECK(at::equal(y, x.clone().resolve_conj().resolve_neg()));
+      CHECK(at::equal(y, plain));
     }
   }
 }
@@ -218,6 +265,22 @@ TEST_CASE("a received tensor whose parts do not fit together is refused") {
           x.nbytes = 0;
         })
         == "received tensor: its size overflows");
+  auto with_strides = [&](std::vector<int64_t> strides) {
+    return with([&](auto& x) { x.strides = std::move(strides); });
+  };
+  CHECK(with_strides({1, 2}) == "no error");
+  constexpr auto huge = std::numeric_limits<int64_t>::max();
+  for (auto& strides : std::vector<std::vector<int64_t>>{{1},
+                                                         {1, 2, 6},
+                                                         {1, 1},
+                                                         {1, 3},
+                                                         {2, 1},
+                                                         {6, 1},
+                                                         {0, 1},
+                                                         {-3, 1},
+                                                         {huge, 1}})
+    CHECK(with_strides(strides)
+          == "received tensor: its strides do not fit its shape");
   for (int code : {12, 22, 46, 47, 255})
     CHECK(with([&](auto& x) { x.dtype = static_cast<uint8_t>(code); })
           == "received tensor: unknown dtype " + std::to_string(code));

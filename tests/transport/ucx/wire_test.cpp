@@ -23,6 +23,7 @@ message sample() {
      make_tensor(packed_limit + 1, 4), make_tensor(70000, 5)},
     message_kind::control);
   result.body.tensors[0].shape = {2, 5, 10};
+  result.body.tensors[0].strides = {1, 2, 10};
   result.body.tensors[0].dtype = 7;
   return result;
 }
@@ -57,6 +58,7 @@ TEST_CASE("a description says all but the bytes of large tensors",
   for (size_t i = 0; i < 5; ++i) {
     CHECK(tensors[i].nbytes == x.body.tensors[i].nbytes);
     CHECK(tensors[i].shape == x.body.tensors[i].shape);
+    CHECK(tensors[i].strides == x.body.tensors[i].strides);
     CHECK(tensors[i].dtype == x.body.tensors[i].dtype);
   }
   CHECK(same_bytes(tensors[0], pattern(100, 1)));
@@ -106,12 +108,16 @@ TEST_CASE("claims that memory could not hold are refused before it is asked",
   }
 }
 
-TEST_CASE("negative sizes, unknown kinds and wrong devices are refused",
+TEST_CASE("wrong sizes, strides, kinds and devices are refused",
           "[transport][ucx][wire]") {
   auto x = sample();
   x.body.tensors[0].shape[1] = -1;
   CHECK_THAT(refusal(write_description(x, 0)),
              ContainsSubstring("tensor.shape at byte"));
+  x = sample();
+  x.body.tensors[0].strides[1] = 3;
+  CHECK_THAT(refusal(write_description(x, 0)),
+             ContainsSubstring("tensor.strides at byte"));
   x = sample();
   x.body.tensors[4].home = {1, 300};
   CHECK_THAT(refusal(write_description(x, 0)),
