@@ -455,9 +455,8 @@ private:
 
 } // namespace
 
-std::optional<invocation> recompute_interceptor::around(const packed_call& x,
-                                                        unpacker& in,
-                                                        packer& out) {
+std::optional<invocation>
+recompute_interceptor::around(const packed_call& x, unpacker& in, packer& out) {
   auto* ex = execution::current();
   // A method that another one of the same module calls is part of that.
   if (x.region == 0 || x.region == ex->region())

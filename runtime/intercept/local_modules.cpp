@@ -87,8 +87,7 @@ size_t local_modules::end_of_region(module_id module,
   return next.first;
 }
 
-invocation local_modules::run_inside(packed_call x, unpacker& in,
-                                     packer& out) {
+invocation local_modules::run_inside(packed_call x, unpacker& in, packer& out) {
   while (x.next < num_interceptors)
     if (auto* y = interceptor_at(x.next++))
       if (auto done = y->around(x, in, out))

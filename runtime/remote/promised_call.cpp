@@ -36,11 +36,11 @@ void await_answers(const completion_ptr& x, const wait_reason& why,
   ex->park(std::move(c));
 }
 
-/// @returns the sizes of that output in the step that is replayed.
-std::vector<int64_t> sizes_in(const recorded_call& x, uint32_t output) {
+/// @returns what answered `x` in the step that is replayed, without contents.
+promise_reply answer_in(const recorded_call& x) {
   auto& form = x.answered;
   payload answer{form.bytes, std::vector<tensor_ref>(form.tensors.size())};
-  return from_payload<promise_reply>(answer, "recorded reply").sizes.at(output);
+  return from_payload<promise_reply>(answer, "recorded reply");
 }
 
 /// The answer of `x` is here: its node knows the shapes of its gradients.
@@ -138,13 +138,17 @@ void promised_value::tell(rank_id x) {
 
 std::vector<int64_t> promised_value::sizes() {
   if (request_->recorded && !request_->done())
-    return sizes_in(*request_->recorded, output_);
+    return answer_in(*request_->recorded).sizes.at(output_);
   await(request_);
   complete_node(*request_);
   return request_->sizes.at(output_);
 }
 
 std::optional<std::vector<int64_t>> promised_value::strides() {
+  if (request_->recorded && !request_->done()) {
+    auto all = answer_in(*request_->recorded).strides;
+    return all ? all->at(output_) : std::vector<int64_t>{};
+  }
   // Nobody is told those of a gradient, which has the sizes of its tensor.
   if (!request_->done() || output_ >= request_->strides.size())
     return std::nullopt;

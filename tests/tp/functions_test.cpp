@@ -305,7 +305,9 @@ TEST_CASE("without grad the functions exchange what they do with it",
     [](auto& x) { return nn::fused_allgather_for_tp(x, 0); },
     [](auto& x) { return nn::reduce_scatter_for_tp(x, 0); },
     [](auto& x) { return nn::scatter_and_merge_for_tp(x, 0, 1); },
-    [](auto& x) { return nn::exchange_rows_for_tp(x, {2, 2}, {2, 2}); },
+    [](auto& x) {
+      return nn::exchange_rows_for_tp(x, {2, 2}, {2, 2});
+    },
     [](auto& x) { return nn::fwd_allreduce_for_tp(x); },
     [](auto& x) { return nn::bwd_allreduce_for_tp(x); },
     [](auto& x) { return nn::narrow_for_tp(x, 0); },

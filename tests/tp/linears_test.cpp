@@ -213,8 +213,8 @@ void check_entered(uint64_t peers, bool same, nn::entry how, Tensor x,
     for (size_t j = 0; j < weights.size(); ++j) {
       ws[i].push_back(leaf_of(of_peer(weights[j], by_outputs ? 0 : 1, i)));
       bs[i].push_back(leaf_of(by_outputs ? of_peer(biases[j], 0, i)
-                           : i == 0   ? biases[j]
-                                      : biases[j].narrow(0, 0, 0)));
+                              : i == 0   ? biases[j]
+                                         : biases[j].narrow(0, 0, 0)));
       given.push_back(by_outputs ? of_peer(seeds[j], -1, i) : seeds[j]);
     }
     found[i] = nn::linears_for_tp(inputs[i], how, ws[i], bs[i]);

@@ -32,8 +32,8 @@ const uint64_t twice_id = register_invoker("local_modules_test: twice", &twice);
 
 class wrapping final : public call_interceptor {
 public:
-  using function = std::function<
-    std::optional<invocation>(const packed_call&, unpacker&, packer&)>;
+  using function = std::function<std::optional<invocation>(const packed_call&,
+                                                           unpacker&, packer&)>;
 
   std::optional<invocation> around(const packed_call& x, unpacker& in,
                                    packer& out) override {
@@ -68,8 +68,8 @@ struct local_fixture {
     return get_value<at::Tensor>(found, done.result);
   }
 
-  std::shared_ptr<torch::nn::Module> model
-    = std::make_shared<torch::nn::Module>();
+  std::shared_ptr<torch::nn::Module>
+    model = std::make_shared<torch::nn::Module>();
   model_map map{rank_id{0}, 1, walk(*model)};
   model_context context;
   local_modules modules{context};

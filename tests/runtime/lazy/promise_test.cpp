@@ -441,8 +441,8 @@ TEST_CASE("waits that have a place in an order are not put together",
   std::vector<int> log;
   std::vector<Tensor> xs;
   for (int i = 0; i < 3; ++i)
-    xs.push_back(make_promise(std::make_shared<in_order>(i, log),
-                              torch::kDouble));
+    xs.push_back(
+      make_promise(std::make_shared<in_order>(i, log), torch::kDouble));
   CHECK(at::cat(xs).size(0) == 12);
   CHECK(w.waits == 0);
   CHECK(log == std::vector<int>{0, 1, 2});

@@ -460,19 +460,15 @@ std::vector<sized_step> run_sized(const std::string& fallback, bool fixed_order,
         shorter = shortens && i == shorter_step;
       barrier();
       double loss = 0;
-      auto text = error_of([&] {
-        loss = train_step(sized_input()).reduce_mean().item<double>();
-      });
+      auto text = error_of(
+        [&] { loss = train_step(sized_input()).reduce_mean().item<double>(); });
       barrier();
       check_nothing_left(s);
       auto gradients = model.gradients();
       if (s.rank() == 0)
-        result[i] = {text,
-                     rows,
-                     ran_by_then,
-                     s.last_step().replayed,
-                     loss,
-                     std::move(gradients)};
+        result[i] = {text,        rows,
+                     ran_by_then, s.last_step().replayed,
+                     loss,        std::move(gradients)};
     }
   });
   return result;

@@ -185,8 +185,8 @@ std::vector<std::byte> with_variants(std::vector<std::byte> said,
   for (size_t i = 0; i < variants; ++i) {
     auto variant = frame;
     for (auto n = 1 + random() % 4; n > 0; --n)
-      variant[ours[0] + random() % ucx::header_size]
-        = static_cast<std::byte>(random());
+      variant[ours[0] + random() % ucx::header_size] = static_cast<std::byte>(
+        random());
     said.insert(said.end(), variant.begin(), variant.end());
   }
   return said;
