@@ -99,7 +99,9 @@ struct tracer::memory_meter {
   }
 
   static void on_end(const at::RecordFunction& f, at::ObserverContext*) {
-    if (auto* x = current(); x && x->memory_ && x->counts()) {
+    auto* x = current();
+    // Between two passes the tracer itself compares and puts back state.
+    if (x && x->memory_ && x->counts() && !x->stack_.empty()) {
       for (auto& output : f.outputs())
         x->memory_->add(output, true);
       x->on_memory();
