@@ -235,7 +235,9 @@ at::Tensor fwd_allreduce_for_tp(const at::Tensor& x) {
 }
 
 at::Tensor bwd_allreduce_for_tp(const at::Tensor& x) {
-  return sum_backward_function::apply(x, next_name());
+  auto name = next_name();
+  // What it gives would require grad as `x` does.
+  return at::GradMode::is_enabled() ? sum_backward_function::apply(x, name) : x;
 }
 
 at::Tensor narrow_for_tp(const at::Tensor& x, int64_t dim) {

@@ -321,7 +321,9 @@ TEST_CASE("without grad the functions exchange what they do with it",
       without[i] = all[k](with.inputs[i]);
     });
     for (uint64_t i = 0; i < peers; ++i) {
-      CHECK_FALSE(without[i].requires_grad());
+      // One of them does nothing forward, and gives what it gets.
+      CHECK(
+        (without[i].is_same(with.inputs[i]) || !without[i].requires_grad()));
       CHECK(near(without[i], with.outputs[i].detach()));
     }
   }
