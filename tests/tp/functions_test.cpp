@@ -100,8 +100,9 @@ TEST_CASE("sums are scattered along an axis", "[tp][functions]") {
 TEST_CASE("slices change places and merge along another axis",
           "[tp][functions]") {
   uint64_t peers = GENERATE(1, 2, 4);
-  auto [split, merge] = GENERATE(std::pair{0, 1}, std::pair{-1, 0},
-                                 std::pair{2, 2});
+  auto axes = GENERATE(std::pair{0, 1}, std::pair{-1, 0}, std::pair{2, 2});
+  auto split = axes.first;
+  auto merge = axes.second;
   auto x = run(peers, {4, 3, 8}, [&](auto& y) {
     return nn::scatter_and_merge_for_tp(y, split, merge);
   });
