@@ -259,17 +259,21 @@ void ucx_fabric::engine::finish_if_complete(peer& from, uint64_t number) {
   auto& a = i->second;
   if (!a.what || a.complete_parts < a.what->apart.size())
     return;
+  auto& tensors = a.what->content.body.tensors;
+  // Before any block is taken: parts still come for what is refused.
   for (auto index : a.what->apart) {
-    auto& t = a.what->content.body.tensors[index];
     auto p = a.parts.find(index);
-    if (p == a.parts.end() || p->second.size != t.nbytes
-        || p->second.received != t.nbytes) {
+    if (p == a.parts.end() || p->second.size != tensors[index].nbytes
+        || p->second.received != p->second.size) {
       refuse(from, error_code::protocol,
              "sent parts that do not fit the description of their message");
       return;
     }
-    t.data = p->second.block.get();
-    t.owner = std::move(p->second.block);
+  }
+  for (auto index : a.what->apart) {
+    auto& t = tensors[index];
+    t.owner = std::move(a.parts.at(index).block);
+    t.data = t.owner.get();
   }
   auto content = std::move(a.what->content);
   forget(from, number);

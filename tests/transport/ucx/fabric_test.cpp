@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -240,6 +241,33 @@ TEST_CASE("a rank that breaks the protocol is cut off with the reason",
     expected = "do not fit";
   }
   check_cut_off(s, expected);
+}
+
+TEST_CASE("what comes for a message that was refused is written nowhere else",
+          "[transport][ucx]") {
+  stranger s;
+  auto first = header_of(unit_kind::description);
+  first.number = 1;
+  s.send(bytes_of(first, described({})));
+  REQUIRE(s.progress_until([&] { return s.heard().messages().size() == 1; }));
+  // Held up until all is there, the fabric reads it before it cuts off.
+  std::promise<void> held_up;
+  std::promise<void> all_sent;
+  s.rank().send(rank_id{0}, make_message("x"), [&](const failure&) {
+    held_up.set_value();
+    all_sent.get_future().wait();
+  });
+  held_up.get_future().wait();
+  auto large = make_tensor(10000, 1);
+  s.send(
+    bytes_of(header_of(unit_kind::description), described({large, large})));
+  s.send(bytes_of(chunk_of(0, 0, 10000)), std::vector<std::byte>(10000));
+  s.send(bytes_of(chunk_of(1, 0, 5000)), std::vector<std::byte>(5000));
+  s.send(bytes_of(chunk_of(0, 5000, 10000)), std::vector<std::byte>(5000));
+  all_sent.set_value();
+  REQUIRE(s.progress_until([&] { return !s.heard().losses().empty(); }));
+  CHECK_THAT(s.heard().losses()[0].text,
+             Catch::Matchers::ContainsSubstring("do not fit"));
 }
 
 TEST_CASE("a rank that announces too much at once is cut off with the reason",
