@@ -237,6 +237,13 @@ run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
     return encode_result(rank, tensors, result, rank.steps().held_results());
   };
   auto encoded = rank.run_step(x, run);
+  if (encoded.size() != x.microbatches)
+    throw config_error(
+      "pp_rank 0 ran a step of " + std::to_string(encoded.size())
+      + " microbatches, rank " + std::to_string(rank.self().value) + " of "
+      + std::to_string(x.microbatches)
+      + ": all ranks of a pipeline must give a step the same number "
+        "(step_options::microbatches)");
   std::vector<std::shared_ptr<step_result>> result;
   for (size_t i = 0; i < encoded.size(); ++i)
     result.push_back(std::make_shared<step_result>(

@@ -17,7 +17,8 @@
 namespace smp {
 
 struct step_options {
-  /// Default: `smp.microbatches` of the session.
+  /// Default: `smp.microbatches` of the session. The same on all ranks of the
+  /// pipeline group.
   std::optional<uint64_t> microbatches = {};
   /// Positions of arguments that go whole to every microbatch.
   std::set<size_t> non_split_inputs = {};

@@ -90,6 +90,24 @@ TEST_CASE("a step that returns a number has a mean", "[runtime][step]") {
   });
 }
 
+TEST_CASE("a rank with fewer microbatches than pp_rank 0 is told so",
+          "[runtime][step]") {
+  run_virtual_world(2, manual_world(), [](session& s) {
+    auto body = [](int64_t k) { return k; };
+    auto differs = step(body, {.microbatches = s.rank() == 0 ? 4u : 2u});
+    auto told = error_of([&] { differs(int64_t{1}); }, error_code::config);
+    require(told
+              == (s.rank() == 0
+                    ? "no error"
+                    : "pp_rank 0 ran a step of 4 microbatches, rank 1 of 2: "
+                      "all ranks of a pipeline must give a step the same "
+                      "number (step_options::microbatches)"),
+            told);
+    // The session goes on.
+    require(step(body)(int64_t{3}).reduce_sum() == 3, "the next step");
+  });
+}
+
 TEST_CASE("results keep their graph only where they are told to",
           "[runtime][step][R16]") {
   run_virtual_world(2, manual_world(2, 2), [](session& s) {
