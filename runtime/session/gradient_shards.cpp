@@ -36,7 +36,7 @@ void gradient_shards::begin(const std::vector<at::Tensor>& parameters,
     memory = memory.to(hook == comm_hook::fp16_compress ? at::kHalf
                                                         : at::kBFloat16);
   auto me = rank_.layout().rank(over, rank_.self());
-  auto& next = under_way_.emplace_back();
+  round next;
   next.memory = std::move(memory);
   std::vector<uint64_t> roots;
   std::vector<int64_t> shares(rank_.layout().size(over)); // by owner
@@ -77,6 +77,9 @@ void gradient_shards::begin(const std::vector<at::Tensor>& parameters,
     next.pieces[i].done = async::reduce(next.pieces[i].input, over, roots[i],
                                         reduce_op::mean, name,
                                         call_time::of_session, load);
+  // Not before all have begun: who waits for a sum that was refused would wait
+  // for nothing.
+  under_way_.push_back(std::move(next));
 }
 
 void gradient_shards::collect(bool all) {

@@ -2,9 +2,11 @@
 
 #include "runtime/session/current_rank.hpp"
 #include "runtime/session/gradient_buckets.hpp"
+#include "runtime/session/gradient_shards.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/replicas.hpp"
 #include "runtime/session/step_call.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
@@ -400,6 +402,30 @@ TEST_CASE("a replica keeps its part of the gradients, and one bucket",
     CHECK(x.peak <= layers / 2 * layer_bytes + layer_bytes);
     CHECK(x.after == layers / 2 * layer_bytes);
   }
+}
+
+TEST_CASE("nobody waits for a sum that cannot be made",
+          "[runtime][gradient_shards]") {
+  virtual_world_options world;
+  world.config = replicated(true);
+  run_virtual_world(2, world, [](session& s) {
+    auto parameter = torch::zeros({4}, torch::kComplexFloat);
+    auto rows = parameter.narrow(0, 2 * static_cast<int64_t>(s.rank()), 2);
+    gradient_shards shards{current_rank()};
+    optimizer_shards::owners x{parameter, comm_group::dp, {0, 2, 4}, rows};
+    shards.add({x});
+    auto told = error_of(
+      [&] {
+        shards.begin({parameter}, torch::ones_like(parameter),
+                     comm_hook::allreduce, comm_group::dp, "sums");
+      },
+      error_code::unsupported);
+    if (told.find("no mean of complex64") == told.npos)
+      throw std::runtime_error{told};
+    if (shards.bytes_under_way() > 0)
+      throw std::runtime_error{"it is under way"};
+    shards.collect(true);
+  });
 }
 
 TEST_CASE("deterministic sums do not depend on which replica is ahead",
