@@ -12,7 +12,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -120,13 +119,12 @@ public:
 
   tensor_call&& of_rows(std::vector<uint64_t> given,
                         std::vector<uint64_t> taken) && {
-    auto rows = std::accumulate(given.begin(), given.end(), uint64_t{0});
-    if (x_.dim() == 0 || x_.size(0) != static_cast<int64_t>(rows))
+    auto rows = count_of(given);
+    if (x_.dim() == 0 || x_.size(0) != rows)
       refuse("a tensor [" + std::to_string(rows)
              + ", ...] is wanted, as that are the rows to give");
     call_.what.shape.erase(call_.what.shape.begin());
-    rows_taken_ = static_cast<int64_t>(
-      std::accumulate(taken.begin(), taken.end(), uint64_t{0}));
+    rows_taken_ = count_of(taken);
     call_.what.rows = std::move(given);
     call_.rows_taken = std::move(taken);
     return std::move(*this);
@@ -198,6 +196,16 @@ private:
   [[noreturn]] void refuse(const std::string& why) const {
     throw config_error(call_.describe() + ": " + why + ", not "
                        + c10::str(x_.sizes()));
+  }
+
+  /// A negative number is a very large one here.
+  int64_t count_of(const std::vector<uint64_t>& rows) const {
+    int64_t result = 0;
+    for (auto n : rows)
+      if (__builtin_add_overflow(result, n, &result))
+        throw config_error(call_.describe() + ": " + std::to_string(n)
+                           + " rows are too many");
+    return result;
   }
 
   const rank_context& rank_;
