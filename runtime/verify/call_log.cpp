@@ -125,10 +125,13 @@ void call_logger::take_back() {
 
 void call_logger::begin(const void* object,
                         std::span<const at::Tensor> arguments) {
-  std::unique_lock guard{state_->mutex};
-  auto position = static_cast<uint32_t>(state_->calls.size());
   auto x = std::make_shared<open_call>();
   x->object = object;
+  // First: of what cannot be read, as a tensor without data, nothing is logged.
+  for (auto& t : arguments)
+    x->log.arguments.push_back(digest_if_here(t));
+  std::unique_lock guard{state_->mutex};
+  auto position = static_cast<uint32_t>(state_->calls.size());
   x->log.microbatch = state_->current_microbatch();
   x->log.begun = state_->events++;
   x->log.number = state_->counts[{x->log.microbatch, object}]++;
@@ -137,7 +140,6 @@ void call_logger::begin(const void* object,
     x->log.outer = stack.back();
   stack.push_back(position);
   for (auto& t : arguments) {
-    x->log.arguments.push_back(digest_if_here(t));
     x->arguments.push_back(t.unsafeGetTensorImpl());
     if (auto i = state_->origins.find(t.unsafeGetTensorImpl());
         i != state_->origins.end())
