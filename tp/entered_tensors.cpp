@@ -3,6 +3,7 @@
 #include "tp/tensor_group.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
@@ -13,6 +14,11 @@ namespace {
 
 bool in_graph(const at::Tensor& x) {
   return x.requires_grad() && at::GradMode::is_enabled();
+}
+
+/// Autograd saves nothing that inference mode made.
+bool fits_mode(const at::Tensor& entered) {
+  return !entered.is_inference() || c10::InferenceMode::is_enabled();
 }
 
 bool has_hooks(const at::Tensor& x) {
@@ -31,7 +37,7 @@ at::Tensor entered_tensors::find(const at::Tensor& x, form how,
   auto i = std::ranges::find_if(entries_, [&](const entry& y) {
     return y.tensor._unsafe_get_target() == x.unsafeGetTensorImpl()
            && y.how == how && y.samples == samples && y.version == x._version()
-           && y.has_gradient == in_graph(x);
+           && y.has_gradient == in_graph(x) && fits_mode(y.entered);
   });
   return i == entries_.end() ? at::Tensor{} : i->entered;
 }

@@ -56,6 +56,22 @@ TEST_CASE("what was made without a graph is not found in one, nor the reverse",
   CHECK(known.find(x, form::mask, 1).is_same(y));
 }
 
+TEST_CASE("what inference mode made of a tensor is not found in a graph",
+          "[tp][entered_tensors]") {
+  entered_tensors known;
+  auto x = torch::ones({2}); // a mask: it has no gradient itself
+  {
+    c10::InferenceMode inference;
+    auto y = x + 1;
+    known.add(x, form::mask, 1, y);
+    CHECK(known.find(x, form::mask, 1).is_same(y));
+  }
+  CHECK_FALSE(known.find(x, form::mask, 1).defined());
+  auto z = x + 1;
+  known.add(x, form::mask, 1, z);
+  CHECK(known.find(x, form::mask, 1).is_same(z));
+}
+
 TEST_CASE("of tensors without versions nothing is kept",
           "[tp][entered_tensors]") {
   c10::InferenceMode inference;
