@@ -308,22 +308,33 @@ TEST_CASE("an answer brings sizes, and the content that was asked for",
   CHECK(cause_of([&] { x.take(); }) == "a fetched result is gone");
 }
 
-TEST_CASE("sizes that a record foretells need no answer",
-          "[runtime][promised_call][R33]") {
+TEST_CASE("sizes and strides that a record foretells need no answer",
+          "[runtime][promised_call][R33][R63]") {
+  using numbers = std::vector<int64_t>;
   auto rank = std::make_shared<lone_rank>(true);
+  auto transposed = GENERATE(false, true);
+  CAPTURE(transposed);
+  auto then = reply_with({at::ones({2})});
+  if (transposed) {
+    then = reply_with({at::ones({3, 2}).t()});
+    then.sizes = {{2, 3}};
+    then.strides = std::vector<numbers>{{1, 2}};
+  }
   recorded_call known;
-  known.answered = form_of(to_payload(reply_with({at::ones({2})})));
+  known.answered = form_of(to_payload(then));
   auto request = request_with(true);
   request->recorded = std::make_shared<const recorded_call>(std::move(known));
   promised_value x{*rank, request, 0, promised_result(1), {}};
-  CHECK(x.sizes() == std::vector<int64_t>{2});
+  CHECK(x.sizes() == (transposed ? numbers{2, 3} : numbers{2}));
+  CHECK((x.strides() == (transposed ? numbers{1, 2} : numbers{})));
   CHECK_FALSE(request->done());
   // Once it is there it counts.
   auto answer = reply_with({at::ones({3})});
   answer.sizes = {{3}};
   request->take(std::move(answer));
   request->set();
-  CHECK(x.sizes() == std::vector<int64_t>{3});
+  CHECK(x.sizes() == numbers{3});
+  CHECK((x.strides() == numbers{}));
 }
 
 TEST_CASE("an answer with too much or too little content is refused",
