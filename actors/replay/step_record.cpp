@@ -8,8 +8,29 @@ namespace smp {
 
 namespace {
 
+/// Strides of axes of one element are 0 here: they are a matter of timing.
+/// Autograd adds a gradient to another one in place, with its strides, unless a
+/// message still holds that, and these alone may differ then.
+/// @returns nothing if the others are row-major
+std::vector<int64_t> order_of_axes(const tensor_ref& x) {
+  auto result = x.strides;
+  auto row_major = true;
+  int64_t next = 1;
+  for (auto i = result.size(); i-- > 0;) {
+    if (x.shape[i] == 1) {
+      result[i] = 0;
+      continue;
+    }
+    row_major = row_major && result[i] == next;
+    next *= std::max<int64_t>(x.shape[i], 1);
+  }
+  if (row_major)
+    result.clear();
+  return result;
+}
+
 tensor_form form_of(const tensor_ref& x) {
-  return {x.dtype, x.device, x.shape, x.strides};
+  return {x.dtype, x.device, x.shape, order_of_axes(x)};
 }
 
 std::string describe(const std::vector<int64_t>& xs) {

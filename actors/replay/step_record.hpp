@@ -19,6 +19,7 @@ struct tensor_form {
   uint8_t dtype = 0;
   device_ref device;
   std::vector<int64_t> shape;
+  /// Empty: row-major. Those of axes of one element count for nothing.
   std::vector<int64_t> strides;
   bool operator==(const tensor_form&) const = default;
 };

@@ -157,6 +157,22 @@ TEST_CASE_METHOD(replay_fixture, "a divergence says what it diverges from",
   CHECK_THAT(replay.end(id, body("another")), ContainsSubstring("an answer"));
 }
 
+TEST_CASE("strides of axes of one element are no divergence",
+          "[actors][static][R33][R63]") {
+  auto x = body("gradient", {4, 1, 3});
+  auto& strides = x.tensors[0].strides;
+  auto row_major = form_of(x);
+  strides = {3, 12, 1};
+  CHECK_FALSE(difference(row_major, x));
+  strides = {1, 12, 4};
+  CHECK(difference(row_major, x));
+  auto transposed = form_of(x);
+  strides = {1, 1, 4};
+  CHECK_FALSE(difference(transposed, x));
+  strides = {};
+  CHECK(difference(transposed, x));
+}
+
 TEST_CASE("an order without forms cares for no arguments",
           "[actors][static][deterministic]") {
   step_replay replay{std::make_shared<const step_record>(record()), step_id{8},
