@@ -41,6 +41,7 @@ private:
     x.names.push_back(path);
     x.type = readable(m.name());
     x.object = &m;
+    x.kept = m.weak_from_this().lock();
     x.parent = parent;
     x.intercepted = dynamic_cast<hook_base*>(&m);
     x.container = dynamic_cast<torch::nn::ModuleListImpl*>(&m)

@@ -37,6 +37,9 @@ struct walked_module {
   /// is null.
   torch::nn::Module* object = nullptr;
   c10::ivalue::Object* script = nullptr;
+  /// Keeps it: code may put another module into its place. Null for a root that
+  /// no shared pointer holds.
+  std::shared_ptr<const void> kept;
   /// Positions in `walked_model::modules`, in order of registration; a module
   /// with several parents stands in the lists of all of them.
   std::vector<uint32_t> children;

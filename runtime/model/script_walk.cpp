@@ -3,6 +3,7 @@
 #include "runtime/model/script_code.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <unordered_set>
 
 namespace smp {
@@ -94,6 +95,7 @@ private:
     x.names.push_back(path);
     x.type = readable(*m.type());
     x.script = &m;
+    x.kept = std::make_shared<script_object>(script_object::reclaim_copy(&m));
     x.intercepted = true;
     x.parent = parent;
     for_each_child(m, [&](iv::Object& child, const std::string& attribute) {

@@ -43,3 +43,17 @@ TEST_CASE("a module is found by each of its names", "[runtime][model]") {
   CHECK_FALSE(model.find_module("first"));
   CHECK_FALSE(model.find_module("body.third"));
 }
+
+TEST_CASE("a walked model keeps a module whose place another one takes",
+          "[runtime][model]") {
+  auto x = std::make_shared<root>();
+  auto model = walk(*x);
+  auto position = model.find_module("head");
+  REQUIRE(position);
+  std::weak_ptr<torch::nn::Module> before = x->named_children()["head"];
+  x->replace_module("head", torch::nn::Linear{2, 2});
+  auto now = x->named_children()["head"];
+  CHECK(model.modules[*position].object != now.get());
+  REQUIRE_FALSE(before.expired());
+  CHECK(model.modules[*position].object == before.lock().get());
+}
