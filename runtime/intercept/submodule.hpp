@@ -93,10 +93,6 @@ R run_intercepted(call_scope& call, const Impl& object, F&& f,
   if constexpr (std::is_void_v<R>) {
     f();
     call.results({});
-  } else if constexpr (std::is_reference_v<R>) {
-    auto&& result = f();
-    call.results(tensors_in(result));
-    return static_cast<R>(result);
   } else {
     auto result = f();
     call.results(tensors_in(result));
@@ -133,7 +129,7 @@ R call_shared(call_scope& noted, const Impl& self, const hook_state& hook,
   if constexpr (is_shareable<R, Ts...>) {
     std::vector<at::Tensor> tensors;
     (add_tensors(tensors, xs), ...);
-    return from_tensors<std::decay_t<R>>(run_shared(
+    return from_tensors<R>(run_shared(
       noted, *hook.distributed, dynamic_cast<const void*>(&self), tensors));
   } else {
     refuse_shared_call();
@@ -146,8 +142,8 @@ R call_shared(call_scope& noted, const Impl& self, const hook_state& hook,
 /// it. Instantiated at the call, hence present in the binary of every rank.
 template <class Impl, class... Ts>
 struct invoker {
-  using result_type = decltype(std::declval<Impl&>().Impl::forward(
-    std::declval<Ts>()...));
+  using result_type = std::remove_cvref_t<
+    decltype(std::declval<Impl&>().Impl::forward(std::declval<Ts>()...))>;
 
   static invocation run(torch::nn::Module& object, unpacker& in,
                         const std::vector<value>& args, packer& out) {
@@ -226,6 +222,9 @@ void assign_changed(unpacker& in, const value& content, T& x) {
 template <class Impl, class R, size_t... Is, class... Ts>
 R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
               Ts&&... xs) {
+  static_assert(std::is_void_v<R> || !unpackable<R> || owning<R>,
+                "forward of a module on another rank cannot return a view: "
+                "return what owns it, as std::string or std::vector");
   using call = invoker<Impl, wire_argument_t<argument_t<Impl, Is, Ts>, Ts>...>;
   packer in;
   std::vector<value> args;
@@ -239,14 +238,14 @@ R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
   call_target target;
   target.invoker = call::id;
   target.training = self.is_training();
-  target.tensors_only = is_tensors<std::decay_t<R>>;
+  target.tensors_only = is_tensors<R>;
   auto result = call_remote(hook.owner, hook.id, target, in, std::move(args));
   for (auto& [position, content] : result.changed)
     ((position == Is ? assign_changed<Impl, Is>(result.tensors, content, xs)
                      : void()),
      ...);
   if constexpr (!std::is_void_v<R>)
-    return get_value<std::decay_t<R>>(result.tensors, result.result);
+    return get_value<R>(result.tensors, result.result);
 }
 
 /// Runs `Impl::forward` here and shows its tensors to interceptors. While the
@@ -278,7 +277,7 @@ R call_intercepted(call_scope& noted, Impl& self, std::index_sequence<Is...>,
     noted.results(tensors);
     if constexpr (!std::is_void_v<R>) {
       unpacker u{std::move(tensors)};
-      return get_value<std::decay_t<R>>(u, found.result);
+      return get_value<R>(u, found.result);
     }
   }
 }
@@ -293,15 +292,17 @@ public:
   using Impl::Impl;
 
   /// Runs `Impl::forward` here or at its owner.
+  /// @returns a value also where that returns a reference: what comes from
+  /// another rank is nobody's to refer to
   /// @throws error with rank and module if it fails there
   template <class... Ts>
-  auto forward(Ts&&... xs)
-    -> decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...)) {
-    using result = decltype(std::declval<Impl&>().forward(
-      std::forward<Ts>(xs)...));
+  auto forward(Ts&&... xs) -> std::remove_cvref_t<
+    decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...))> {
+    using result = std::remove_cvref_t<
+      decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...))>;
     if (smp_hook.local) {
       call_scope call{{smp_hook.id, smp_hook.ordered, false, smp_hook.stream,
-                       detail::is_tensors<std::decay_t<result>>}};
+                       detail::is_tensors<result>}};
       if (smp_hook.distributed) [[unlikely]]
         return detail::call_shared<Impl, result>(
           call, static_cast<const Impl&>(*this), smp_hook,

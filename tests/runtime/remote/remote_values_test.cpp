@@ -55,6 +55,17 @@ struct observer_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(observer, observer_impl);
 
+/// Returns a reference to what it has.
+struct keeper_impl : torch::nn::Module {
+  const Tensor& forward(Tensor x) {
+    last = x * 2;
+    return last;
+  }
+
+  Tensor last;
+};
+TORCH_MODULE_IMPL(keeper, keeper_impl);
+
 /// Returns what cannot be sent.
 struct sparse_result_impl : torch::nn::Module {
   std::pair<Tensor, std::vector<Tensor>> forward(Tensor x) {
@@ -69,17 +80,20 @@ struct values_impl : torch::nn::Module {
     all = submodule<echo>(std::make_shared<hooked<echo_impl>>());
     copy = submodule<copier>(std::make_shared<hooked<copier_impl>>());
     observe = submodule<observer>(std::make_shared<hooked<observer_impl>>());
+    keep = submodule<keeper>(std::make_shared<hooked<keeper_impl>>());
     bad = submodule<sparse_result>(
       std::make_shared<hooked<sparse_result_impl>>());
     register_module("all", all);
     register_module("copy", copy);
     register_module("observe", observe);
+    register_module("keep", keep);
     register_module("bad", bad);
     register_module("list", list);
   }
   submodule<echo> all = nullptr;
   submodule<copier> copy = nullptr;
   submodule<observer> observe = nullptr;
+  submodule<keeper> keep = nullptr;
   submodule<sparse_result> bad = nullptr;
   torch::nn::Sequential list{torch::nn::Linear(2, 2)};
 };
@@ -152,6 +166,19 @@ TEST_CASE("values of every C++ type cross ranks and come back",
       failures.push_back("ordered dict");
     if (!m.all(c10::Scalar{int64_t{3}}).isIntegral(false))
       failures.push_back("scalar");
+  });
+  CHECK(failures == std::vector<std::string>{});
+}
+
+TEST_CASE("what a module returns by reference is a value of its caller",
+          "[runtime][values]") {
+  auto failures = with_values([](values_impl& m, auto& failures) {
+    const auto& first = m.keep(torch::ones({2}));
+    const auto& second = m.keep(torch::full({2}, 3.0));
+    if (!first.equal(torch::full({2}, 2.0)))
+      failures.push_back("first");
+    if (!second.equal(torch::full({2}, 6.0)))
+      failures.push_back("second");
   });
   CHECK(failures == std::vector<std::string>{});
 }
