@@ -179,7 +179,11 @@ struct tracer::saved_state {
   }
 
   ~saved_state() {
-    restore();
+    try {
+      restore();
+    } catch (const std::exception&) {
+      // Whatever ended the trace says more.
+    }
     mine.swap_with_default();
   }
 
@@ -187,16 +191,23 @@ struct tracer::saved_state {
   void restore() {
     at::NoGradGuard no_grad;
     for (auto& x : tensors) {
+      // A mask may grow with its input.
+      auto remade = x.tensor.sizes() != x.copy.sizes()
+                    || x.tensor.scalar_type() != x.copy.scalar_type();
       auto moved = x.tensor.device() != x.copy.device();
       // A copy on write that nobody wrote to shares its bytes still.
-      if (!moved
+      if (!remade && !moved
           && (x.tensor.const_data_ptr() == x.copy.const_data_ptr()
               || at::equal(x.tensor, x.copy)))
         continue;
       if (x.is_buffer
-          && !(moved && at::equal(x.tensor.to(x.copy.device()), x.copy)))
+          && (remade
+              || !(moved && at::equal(x.tensor.to(x.copy.device()), x.copy))))
         changed.insert(x.position);
-      x.tensor.copy_(x.copy);
+      if (remade)
+        x.tensor.set_data(x.copy.to(x.tensor.device(), false, true));
+      else
+        x.tensor.copy_(x.copy);
     }
     for (auto& x : slots)
       x.object->setSlot(x.index, copy_of(x.content));

@@ -1,0 +1,37 @@
+#include "tests/support/catch.hpp"
+
+#include "runtime/intercept/tracer.hpp"
+#include "runtime/model/module_walk.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <set>
+
+// What a trace makes of buffers that a module does not only write to.
+
+using namespace smp;
+
+TEST_CASE("a trace puts back sizes and types of buffers as well",
+          "[runtime][trace]") {
+  auto module = std::make_shared<torch::nn::Module>();
+  auto mask = module->register_buffer("mask", at::full({2, 2}, 3.0));
+  auto scale = module->register_buffer("scale", at::full({2}, 0.5));
+  auto still = module->register_buffer("still", at::ones({2}));
+  auto model = walk(*module);
+  at::Tensor seen;
+  auto found = trace_forward(model, {}, random_stream{1}, [&] {
+    mask.resize_({3, 3}).fill_(1);
+    scale.set_data(at::full({2}, 7.0, at::kDouble));
+    seen = mask.clone();
+  });
+  CHECK(found.failure == "");
+  CHECK(found.changed == std::set<uint32_t>{0, 1});
+  CHECK(at::equal(seen, at::ones({3, 3})));
+  CHECK(at::equal(mask, at::full({2, 2}, 3.0)));
+  CHECK(scale.scalar_type() == at::kFloat);
+  CHECK(at::equal(scale, at::full({2}, 0.5)));
+  CHECK(at::equal(still, at::ones({2})));
+}
