@@ -23,10 +23,13 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string_view>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 namespace smp {
 
@@ -39,6 +42,9 @@ struct registry {
   std::mutex mutex;
   std::map<std::string, std::string, std::less<>> names;
   std::map<std::string, registered_class, std::less<>> classes;
+  /// Of classes that were registered again: modules that are shared by now go
+  /// on with them.
+  std::vector<std::shared_ptr<const call_translation>> former_calls;
 
   static registry& get() {
     static registry result;
@@ -261,7 +267,10 @@ bool register_native(const std::type_info& impl, std::string_view as) {
 bool register_class(const std::type_info& impl, registered_class x) {
   auto& known = registry::get();
   std::lock_guard guard{known.mutex};
-  known.classes.insert_or_assign(c10::demangle(impl.name()), std::move(x));
+  auto& entry = known.classes[c10::demangle(impl.name())];
+  if (entry.calls)
+    known.former_calls.push_back(std::move(entry.calls));
+  entry = std::move(x);
   return true;
 }
 

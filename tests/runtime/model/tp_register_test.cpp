@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -369,6 +370,12 @@ bool gives_undefined = false;
     return gives_undefined ? std::vector{Tensor{}} : std::vector{x, x};
   });
 
+struct twice_impl : torch::nn::Module {
+  Tensor forward(Tensor x) {
+    return x;
+  }
+};
+
 template <mistake What>
 std::string text_of_wrong() {
   return text_of([] {
@@ -463,4 +470,19 @@ TEST_CASE("a forward hook that gives other tensors than are taken is an error",
   gives_undefined = true;
   CHECK_THAT(text_of(make, true),
              ContainsSubstring("gave an undefined tensor"));
+}
+
+TEST_CASE("a class that is registered again leaves the first hooks to those "
+          "who use them",
+          "[runtime][model][tp_register]") {
+  auto used = std::make_shared<int>();
+  std::weak_ptr<int> first = used;
+  auto told = [](const twice_impl&) { return linear_options{}; };
+  tp_register<twice_impl, smp::nn::distributed_linear>(
+    told, [used](const Tensor& x) { return x; });
+  used.reset();
+  REQUIRE_FALSE(first.expired());
+  tp_register<twice_impl, smp::nn::distributed_linear>(
+    told, [](const Tensor& x) { return x + 1; });
+  CHECK_FALSE(first.expired());
 }
