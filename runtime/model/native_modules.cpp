@@ -345,9 +345,12 @@ void complete_layer(const walked_model& model, uint32_t module,
   auto* object = model.modules[module].object;
   if (!options.training)
     options.training = [object] { return object->is_training(); };
+  auto prefix = x.name + ".";
   for (auto below : model.subtree(module))
     if (auto& y = model.modules[below]; below != module && y.container)
-      options.containers.insert(y.names.front().substr(x.name.size() + 1));
+      for (auto& name : y.names) // the first may be of another place
+        if (name.starts_with(prefix))
+          options.containers.insert(name.substr(prefix.size()));
   x.layer = std::make_shared<transformer_layer_options>(std::move(options));
 }
 

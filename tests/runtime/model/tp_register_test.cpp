@@ -1,5 +1,7 @@
 #include "tests/support/catch.hpp"
 
+#include "runtime/model/module_walk.hpp"
+#include "runtime/model/native_modules.hpp"
 #include "smp/nn.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/torch_near.hpp"
@@ -15,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -376,6 +379,26 @@ struct twice_impl : torch::nn::Module {
   }
 };
 
+/// The feed-forward half of a layer, whose linears are in a Sequential.
+struct half_impl : torch::nn::Module {
+  explicit half_impl(const torch::nn::Sequential& x) {
+    register_module("mlp", x);
+  }
+
+  Tensor forward(Tensor x) {
+    return x;
+  }
+};
+
+[[maybe_unused]] const bool half_is_registered = tp_register<
+  half_impl, smp::nn::distributed_transformer_output_layer>(
+  [](const half_impl&) {
+    transformer_output_layer_options result;
+    result.intermediate.name = "mlp.0";
+    result.output.name = "mlp.1";
+    return result;
+  });
+
 template <mistake What>
 std::string text_of_wrong() {
   return text_of([] {
@@ -485,4 +508,17 @@ TEST_CASE("a class that is registered again leaves the first hooks to those "
   tp_register<twice_impl, smp::nn::distributed_linear>(
     told, [](const Tensor& x) { return x + 1; });
   CHECK_FALSE(first.expired());
+}
+
+TEST_CASE("containers below a layer are known by their places in it",
+          "[runtime][model][tp_register]") {
+  torch::nn::Sequential mlp{torch::nn::Linear(2, 4), torch::nn::Linear(4, 2)};
+  torch::nn::Module root;
+  root.register_module("ff", mlp); // its first name
+  root.register_module("layer", std::make_shared<half_impl>(mlp));
+  auto model = walk(root);
+  auto native = native_of(model, model.find_module("layer").value());
+  REQUIRE(native);
+  REQUIRE(native->layer);
+  CHECK(native->layer->containers == std::set<std::string>{"mlp"});
 }
