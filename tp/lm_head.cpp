@@ -2,6 +2,9 @@
 
 #include "tp/cross_entropy.hpp"
 #include "tp/module_options.hpp"
+#include "transport/error.hpp"
+
+#include <string>
 
 namespace smp::nn {
 
@@ -10,7 +13,8 @@ namespace {
 class lm_head_of_peers final : public distributed_module {
 public:
   lm_head_of_peers(const native_module& x, int64_t vocabulary)
-    : weight_(x.parameters.at("weight")),
+    : name_(x.name),
+      weight_(x.parameters.at("weight")),
       bias_(x.parameters.contains("bias") ? x.parameters.at("bias")
                                           : at::Tensor{}),
       vocabulary_(vocabulary),
@@ -20,6 +24,11 @@ public:
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
+    if (xs.empty() || xs.size() > 2)
+      throw error{error_code::user_code,
+                  "'" + name_
+                    + "' wants hidden states, or these and labels, not "
+                    + std::to_string(xs.size()) + " tensors"};
     return {xs.size() == 1
               ? logits_for_tp(xs[0], weight_, vocabulary_, options_, bias_)
               : cross_entropy_for_tp(xs[0], weight_, xs[1], vocabulary_,
@@ -27,6 +36,7 @@ public:
   }
 
 private:
+  std::string name_;
   at::Tensor weight_;
   at::Tensor bias_; // undefined: there is none
   int64_t vocabulary_;

@@ -9,6 +9,8 @@ std::vector<at::Tensor> run_shared(call_scope& call,
                                    const distributed_module& how,
                                    const void* object,
                                    std::span<const at::Tensor> xs) {
+  if (xs.empty()) // they share it by the samples of the first one
+    refuse_shared_call();
   if (!call.looks()) [[likely]]
     return how.forward(xs);
   call.arguments(object, xs);

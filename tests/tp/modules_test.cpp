@@ -1,6 +1,9 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_peers.hpp"
+#include "tp/lm_head.hpp"
+#include "tp/module_options.hpp"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/embedding.h>
@@ -306,4 +309,18 @@ TEST_CASE("what cannot be shared says why", "[tp][linear][embedding]") {
   CHECK(refusal(norm, 4)
         == "its 10 channels cannot be divided among 4 ranks; 8 or 12 could");
   CHECK(find_distribution("Conv2d") == nullptr);
+}
+
+TEST_CASE("the last layer of a language model takes one tensor or two",
+          "[tp][lm_head]") {
+  auto x = described(lm_head_options{});
+  x.name = "head";
+  x.parameters["weight"] = torch::zeros({4, 2});
+  auto& how = smp::nn::lm_head_distribution;
+  auto head = how.make(x, how.slices(x, 0, 2));
+  CHECK(cause_of([&] { head->forward({}); }, error_code::user_code)
+        == "'head' wants hidden states, or these and labels, not 0 tensors");
+  std::vector<Tensor> three(3, torch::zeros({1, 2}));
+  CHECK(cause_of([&] { head->forward(three); }, error_code::user_code)
+        == "'head' wants hidden states, or these and labels, not 3 tensors");
 }
