@@ -135,8 +135,11 @@ private:
   }
 
   arguments_again arguments() {
-    if (auto x = std::exchange(call_.offloaded, nullptr))
+    if (auto x = std::exchange(call_.offloaded, nullptr)) {
+      released_ = true; // a file that fails does not give them again
       x->put_back();
+      released_ = false;
+    }
     arguments_again result;
     for (size_t i = 0; i < call_.tensors.size(); ++i) {
       auto& x = call_.tensors[i];
