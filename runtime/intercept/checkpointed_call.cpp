@@ -43,7 +43,7 @@ struct kept_argument {
   std::optional<uint32_t> edge = {};
 };
 
-/// What to compute again, and where it belongs.
+/// What to compute again, and where it belongs. May outlive the model.
 struct kept_call {
   local_modules& modules;
   const model_map& map;
@@ -61,6 +61,7 @@ struct kept_call {
   /// The call that makes this one, or of a single module this one itself.
   call_streams::origin place = {};
   uint64_t stream = 0; // of a single module; 0: it has none
+  std::weak_ptr<model_context> model = {};
   step_id step = {};
   microbatch_id microbatch = {};
   /// By input of the node: position among the tensors that the call returns,
@@ -121,7 +122,9 @@ private:
 
   execution& check() const {
     auto* ex = execution::current();
-    if (!ex || ex->step() != call_.step || ex->microbatch() != call_.microbatch)
+    auto model = call_.model.lock();
+    if (!ex || !model || ex->rank().model() != model
+        || ex->step() != call_.step || ex->microbatch() != call_.microbatch)
       refuse(call_.name,
              "is differentiated outside of the step and microbatch "
              "in which it was called");
@@ -284,6 +287,7 @@ private:
       ++result.again.numbers;
     result.place = ex_.streams().here();
     result.stream = single() ? call_.map.stream_of(call_.module) : 0;
+    result.model = ex_.rank().model();
     result.step = ex_.step();
     result.microbatch = ex_.microbatch();
     return result;

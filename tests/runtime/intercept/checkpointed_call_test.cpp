@@ -98,3 +98,27 @@ TEST_CASE("arguments that a file lost are not there for a second backward",
   CHECK_THAT(told[0], ContainsSubstring("cannot read activations back"));
   CHECK_THAT(told[1], ContainsSubstring("what it kept is gone"));
 }
+
+TEST_CASE("no session computes a call of an earlier one again",
+          "[runtime][intercept][R52]") {
+  Tensor kept;
+  std::string told;
+  run_virtual_world(1, manual_world(1), [&](session&) {
+    distributed_model model{seeded([] { return net{}; })};
+    set_activation_checkpointing(*model->fc);
+    auto run = step([&](Tensor x) { return model(x).sum(); },
+                    {.detach_outputs = false});
+    kept = run(torch::ones({4, 32})).reduce_sum();
+  });
+  REQUIRE(kept.requires_grad());
+  run_virtual_world(1, manual_world(1), [&](session&) {
+    distributed_model model{seeded([] { return net{}; })};
+    auto run = step([&](Tensor x) {
+      auto loss = model(x).sum();
+      told = cause_of([&] { model.backward(kept.sum()); });
+      return loss.detach();
+    });
+    run(torch::ones({4, 32}));
+  });
+  CHECK_THAT(told, ContainsSubstring("outside of the step and microbatch"));
+}
