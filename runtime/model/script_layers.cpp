@@ -100,8 +100,9 @@ private:
     require(x.blocks().empty() && !kind.ends_with('_'),
             "its code has branches or changes tensors: " + kind);
     if (x.kind() == c10::prim::Constant) {
-      known[x.output()] = make(
-        {.what = "constant", .constant = jit::toIValue(x.output()).value()});
+      auto constant = jit::toIValue(x.output());
+      require(constant.has_value(), "it calls a function"); // which is no value
+      known[x.output()] = make({.what = "constant", .constant = *constant});
       return;
     }
     if (auto access = access_of(x); access.object) {

@@ -8,9 +8,12 @@
 #include "tp/distributions.hpp"
 
 #include <ATen/ops/gelu.h>
+#include <torch/csrc/jit/frontend/resolver.h>
 #include <torch/csrc/jit/serialization/import.h>
+#include <torch/jit.h>
 #include <torch/types.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -44,12 +47,28 @@ names_of(const std::vector<options::linear_place>& xs) {
   return result;
 }
 
+/// Knows a function beside those of torch.
+struct helper_resolver : torch::jit::NativeResolver {
+  std::shared_ptr<torch::jit::SugaredValue>
+  resolveValue(const std::string& name, torch::jit::GraphFunction& m,
+               const torch::jit::SourceRange& loc) override {
+    if (name == "helper")
+      return std::make_shared<torch::jit::FunctionValue>(
+        &unit->get_function("helper"));
+    return NativeResolver::resolveValue(name, m, loc);
+  }
+
+  std::shared_ptr<torch::jit::CompilationUnit> unit = torch::jit::compile(
+    "def helper(x):\n  return torch.relu(x)\n");
+};
+
 /// Of a layer that does what `forward` says.
-std::string doubt_of(const std::string& forward) {
+std::string doubt_of(const std::string& forward,
+                     const torch::jit::ResolverPtr& resolver = nullptr) {
   auto unit = std::make_shared<torch::jit::CompilationUnit>();
   auto layer = empty_script("transformers.models.bert.modeling_bert.BertLayer",
                             unit);
-  layer.define(forward);
+  layer.define(forward, resolver);
   auto model = walk(layer._ivalue());
   REQUIRE(is_script_layer(model.modules[0].type));
   return read_script_layer(model, 0).doubt;
@@ -128,5 +147,8 @@ TEST_CASE("code that is no layer's is refused whatever its class is called",
   CHECK_THAT(doubt_of("def forward(self, x):\n  return x\n"
                       "def forward1(self, x):\n  return x\n"),
              ContainsSubstring("a method 'forward1' beside forward"));
+  CHECK_THAT(doubt_of("def forward(self, x):\n  return helper(x) + x\n",
+                      std::make_shared<helper_resolver>()),
+             ContainsSubstring("it calls a function; export it"));
   CHECK_FALSE(is_script_layer("my.BertLayer"));
 }
