@@ -123,8 +123,8 @@ private:
   execution& check() const {
     auto* ex = execution::current();
     auto model = call_.model.lock();
-    if (!ex || !model || ex->rank().model() != model
-        || ex->step() != call_.step || ex->microbatch() != call_.microbatch)
+    if (!ex || !model || ex->rank().model() != model || ex->step() != call_.step
+        || ex->microbatch() != call_.microbatch)
       refuse(call_.name,
              "is differentiated outside of the step and microbatch "
              "in which it was called");

@@ -298,8 +298,8 @@ public:
   template <class... Ts>
   auto forward(Ts&&... xs) -> std::remove_cvref_t<
     decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...))> {
-    using result = std::remove_cvref_t<
-      decltype(std::declval<Impl&>().forward(std::forward<Ts>(xs)...))>;
+    using result = std::remove_cvref_t<decltype(std::declval<Impl&>().forward(
+      std::forward<Ts>(xs)...))>;
     if (smp_hook.local) {
       call_scope call{{smp_hook.id, smp_hook.ordered, false, smp_hook.stream,
                        detail::is_tensors<result>}};

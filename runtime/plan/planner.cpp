@@ -277,11 +277,12 @@ activation_need activations_at_start(lone_decision& run,
   if (!unknown.unknown.empty())
     return unknown;
   try {
-    if (run.decision.traced && run.state.script() == nullptr
-        && has_room(run, x))
+    // A schedule of the user's is asked in steps alone, by a run.
+    if (x.smp.pipeline != "actor" && run.decision.traced
+        && run.state.script() == nullptr && has_room(run, x))
       return activations_of(run, x);
     unknown.unknown = "smp-train check measures them";
-  } catch (const error& e) { // a schedule of the user's, for one
+  } catch (const error& e) {
     unknown.unknown = e.what();
   }
   return unknown;

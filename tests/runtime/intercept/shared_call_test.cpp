@@ -36,7 +36,7 @@ TEST_CASE("ranks share no call without a tensor", "[runtime][intercept]") {
   auto found = run_shared(noted, how, &how, one);
   REQUIRE(found.size() == 1);
   CHECK(at::equal(found[0], at::full({2}, 2.0)));
-  CHECK_THAT(error_of([&] { run_shared(noted, how, &how, {}); },
-                      error_code::user_code),
-             ContainsSubstring("ranks share this module, but not a call"));
+  CHECK_THAT(
+    error_of([&] { run_shared(noted, how, &how, {}); }, error_code::user_code),
+    ContainsSubstring("ranks share this module, but not a call"));
 }

@@ -495,9 +495,10 @@ TEST_CASE("a forward hook that gives other tensors than are taken is an error",
              ContainsSubstring("gave an undefined tensor"));
 }
 
-TEST_CASE("a class that is registered again leaves the first hooks to those "
-          "who use them",
-          "[runtime][model][tp_register]") {
+TEST_CASE(
+  "a class that is registered again leaves the first hooks to those "
+  "who use them",
+  "[runtime][model][tp_register]") {
   auto used = std::make_shared<int>();
   std::weak_ptr<int> first = used;
   auto told = [](const twice_impl&) { return linear_options{}; };

@@ -207,12 +207,18 @@ TEST_CASE("what can never work is refused where it is asked for",
     // Together, as numbers that wrap around, they are the two rows there are.
     std::vector<uint64_t> given{~uint64_t{0}, 3};
     std::vector<uint64_t> taken{1, 1};
-    text = error_of([&] { all_to_all(torch::ones({2, 1}), given, taken); },
-                    error_code::config);
+    text = error_of(
+      [&] {
+        all_to_all(torch::ones({2, 1}), given, taken);
+      },
+      error_code::config);
     require(text.find("18446744073709551615 rows are too many") != text.npos,
             text);
-    text = error_of([&] { all_to_all(torch::ones({2, 1}), taken, given); },
-                    error_code::config);
+    text = error_of(
+      [&] {
+        all_to_all(torch::ones({2, 1}), taken, given);
+      },
+      error_code::config);
     require(text.find("rows are too many") != text.npos, text);
     text = error_of([&] { allgather(torch::ones(1).to_sparse()); },
                     error_code::unsupported);
