@@ -10,15 +10,21 @@ namespace smp {
 
 namespace {
 
-constexpr size_t large = 1 << 20;
+constexpr size_t large = 1 << 18; // a piece of draw_rows, in float32
 
 struct pages {
   void* begin;
   size_t bytes;
 };
 
+/// To whoever counts, as LibTorch's own allocator does.
+void report(void* x, int64_t bytes) {
+  c10::reportMemoryUsageToProfiler(x, bytes, 0, 0, c10::Device{c10::kCPU});
+}
+
 void unmap(void* x) {
   auto* p = static_cast<pages*>(x);
+  report(p->begin, -static_cast<int64_t>(p->bytes));
   ::munmap(p->begin, p->bytes);
   delete p;
 }
@@ -32,6 +38,7 @@ public:
                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) // or it says what is missing
       return c10::GetDefaultCPUAllocator()->allocate(bytes);
+    report(p, static_cast<int64_t>(bytes));
     return {p, new pages{p, bytes}, &unmap, c10::Device{c10::kCPU}};
   }
 

@@ -8,7 +8,7 @@ namespace smp {
 /// the heap: the next large one does not fit by some bytes, the heap grows, and
 /// nothing goes back to the system, as freed memory is kept (R27). Deferred
 /// initialisation then took as much memory as the model (measured). While this
-/// lives, tensors of 1 MB and more get pages of their own, on all threads,
+/// lives, tensors of 256 KB and more get pages of their own, on all threads,
 /// and return them when they are freed, whenever that is.
 class large_block_allocator {
 public:
