@@ -107,7 +107,7 @@ def main():
     rank = int(os.environ["SMP_RANK"])
     ranks = int(os.environ["SMP_WORLD_SIZE"])
     if x.pin:
-        os.sched_setaffinity(0, {rank})
+        os.sched_setaffinity(0, {rank % os.cpu_count()})
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = stage(x, rank, ranks)
