@@ -100,7 +100,7 @@ struct tracer::memory_meter {
 
   static void on_end(const at::RecordFunction& f, at::ObserverContext*) {
     auto* x = current();
-    // Between two passes the tracer itself compares and puts back state.
+    // When the trace is over, the tracer itself compares and puts back state.
     if (x && x->memory_ && x->counts() && !x->stack_.empty()) {
       for (auto& output : f.outputs())
         x->memory_->add(output, true);
