@@ -5,8 +5,33 @@
 #include "transport/exchange.hpp"
 
 #include <exception>
+#include <utility>
+#include <variant>
 
 namespace smp {
+
+namespace {
+
+/// Whatever `f` throws: those who wait for what it does must hear of that, too.
+/// @param who threw what is no `error`
+/// @returns why it ended; empty if it returned
+failure failure_in(const std::function<void()>& f, rank_id who) {
+  try {
+    f();
+  } catch (const error& err) {
+    return err.cause();
+  } catch (const std::exception& err) {
+    return {error_code::user_code, who, {}, err.what()};
+  } catch (...) {
+    return {error_code::user_code,
+            who,
+            {},
+            "an exception that is no std::exception"};
+  }
+  return {};
+}
+
+} // namespace
 
 std::vector<rank_id> world_of(const rank_context& rank) {
   return rank.layout().members(comm_group::world, rank.self());
@@ -24,18 +49,8 @@ payload agree_on_payload(const rank_context& rank,
   payload told;
   if (rank.self() == group.front()) {
     verdict decided;
-    try {
-      decided = decide();
-    } catch (const error& err) {
-      decided = err.cause();
-    } catch (const std::exception& err) {
-      decided = failure{error_code::user_code, no_rank, {}, err.what()};
-    } catch (...) {
-      decided = failure{error_code::user_code,
-                        no_rank,
-                        {},
-                        "an exception that is no std::exception"};
-    }
+    if (auto why = failure_in([&] { decided = decide(); }, no_rank))
+      decided = std::move(why);
     told = to_payload(decided);
   }
   told = rank.exchange().broadcast(group, name, group.front(), std::move(told));
@@ -47,14 +62,7 @@ payload agree_on_payload(const rank_context& rank,
 
 void do_together(const rank_context& rank, const std::string& name,
                  const std::function<void()>& f) {
-  failure mine;
-  try {
-    f();
-  } catch (const error& err) {
-    mine = err.cause();
-  } catch (const std::exception& err) {
-    mine = {error_code::user_code, rank.self(), {}, err.what()};
-  }
+  auto mine = failure_in(f, rank.self());
   for (auto& x :
        rank.exchange().all_gather(world_of(rank), name, to_payload(mine)))
     if (auto first = from_payload<failure>(x, "end of what all ranks do"))

@@ -32,6 +32,29 @@ void check_refusals(const deciding& decide, const failure& expected) {
     CHECK(why == expected);
 }
 
+/// Checks what three ranks hear of `f`, which the second one runs.
+void check_together(const std::function<void()>& f, const failure& expected) {
+  std::vector<failure> result(3);
+  std::atomic<int> done = 0;
+  std::mutex mutex;
+  run_virtual_world(3, manual_world(3), [&](session& s) {
+    auto& rank = s.internals();
+    auto why = failure_of([&] {
+      do_together(rank, "test", [&] {
+        if (s.rank() == 1)
+          f();
+        ++done;
+      });
+    });
+    do_together(rank, "test", [&] { ++done; }); // all go on
+    std::lock_guard guard{mutex};
+    result[s.rank()] = why;
+  });
+  CHECK(done.load() == 2 + 3);
+  for (auto& why : result)
+    CHECK(why == expected);
+}
+
 } // namespace
 
 TEST_CASE("each pipeline decides on its first rank, or the run on rank 0",
@@ -69,4 +92,16 @@ TEST_CASE("what one rank throws that decides, all throw", "[runtime][R33]") {
                   no_rank,
                   {},
                   "an exception that is no std::exception"});
+}
+
+TEST_CASE("what one rank throws while all do something, all throw",
+          "[runtime][R33]") {
+  failure x{error_code::config, rank_id{0}, "there", "no"};
+  check_together([&] { throw error{x}; }, x);
+  check_together([] { throw std::runtime_error{"no"}; },
+                 {error_code::user_code, rank_id{1}, {}, "no"});
+  check_together([] { throw 7; }, {error_code::user_code,
+                                   rank_id{1},
+                                   {},
+                                   "an exception that is no std::exception"});
 }
