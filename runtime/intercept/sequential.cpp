@@ -13,6 +13,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
+#include <deque>
 #include <optional>
 #include <span>
 #include <tuple>
@@ -200,7 +201,7 @@ private:
 struct sequential_group {
   module_id id;
   nn::SequentialImpl* object = nullptr;
-  std::vector<hook_state> hooks; // by child
+  std::deque<hook_state> hooks; // by child; they stay where they are
 };
 
 class sequential_child : public nn::AnyModulePlaceholder {
@@ -337,16 +338,18 @@ std::vector<hook_state*> intercept_children(nn::SequentialImpl& x) {
   std::vector<hook_state*> result;
   if (x.is_empty())
     return result;
-  if (!wrapper(*x.begin())) {
-    auto group = std::make_shared<sequential_group>();
+  auto* first = wrapper(*x.begin());
+  auto group = first ? first->group() : std::make_shared<sequential_group>();
+  if (!first)
     group->object = &x;
-    group->hooks.resize(x.size());
-    uint32_t index = 0;
-    for (auto& child : x)
-      content(child) = std::make_unique<sequential_child>(
-        std::move(content(child)), group, index++);
+  // (A copy has the group of what it was copied from.)
+  for (auto i = static_cast<uint32_t>(group->hooks.size());
+       i < x.size() && group->object == &x; ++i) {
+    group->hooks.emplace_back();
+    auto& child = content(*(x.begin() + i));
+    child = std::make_unique<sequential_child>(std::move(child), group, i);
   }
-  for (auto& hook : wrapper(*x.begin())->group()->hooks)
+  for (auto& hook : group->hooks)
     result.push_back(&hook);
   return result;
 }
@@ -367,7 +370,9 @@ invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
                      bool served, unpacker& in, const std::vector<value>& args,
                      packer& out) {
   auto* seq = dynamic_cast<nn::SequentialImpl*>(&object);
-  if (!seq || first >= last || last > seq->size())
+  // Children that came after the partition have no wrapper.
+  if (!seq || first >= last || last > seq->size()
+      || !wrapper(*(seq->begin() + (last - 1))))
     throw error{error_code::protocol, "no such range of a Sequential"};
   std::vector<nn::AnyValue> values;
   for (auto& x : args)

@@ -19,8 +19,9 @@ namespace smp {
 class execution;
 struct hook_state;
 
-/// Wraps the children of `x`, once. After that `x->at<T>(i)` no longer finds
-/// the type T; `x->ptr(i)` and `named_children` are as before.
+/// Wraps the children of `x` that have no wrapper yet: more may have come since
+/// the last time. After that `x->at<T>(i)` no longer finds the type T;
+/// `x->ptr(i)` and `named_children` are as before.
 /// @returns the hooks of the children, by position
 std::vector<hook_state*> intercept_children(torch::nn::SequentialImpl& x);
 
