@@ -1,12 +1,21 @@
 // ctest: timeout=120
 #include "tests/support/catch.hpp"
 
+#include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/deferred_init.hpp"
+#include "runtime/lazy/placeholder.hpp"
 #include "runtime/lazy/promise.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 // Operators with several `out` arguments return references to them, and
 // LibTorch's boxed kernels follow those after they took the arguments off the
@@ -47,6 +56,52 @@ struct kept_source : promise_source {
 Tensor promise_of(const Tensor& x) {
   return make_promise(std::make_shared<kept_source>(x), x.scalar_type());
 }
+
+/// A rank whose model has one parameter, of another rank.
+class fetching_rank final : public rank_context, private placeholder_source {
+public:
+  explicit fetching_rank(Tensor x) : content_(std::move(x)) {
+    model_ = std::make_shared<model_context>();
+    model_->placeholders = this;
+    rank_context::set_current(this);
+  }
+
+  ~fetching_rank() override {
+    rank_context::set_current(nullptr);
+  }
+
+private:
+  uint32_t position(const Tensor&) const override {
+    return 0;
+  }
+
+  bool is_buffer(uint32_t) const override {
+    return false;
+  }
+
+  Tensor fetch(uint32_t) override {
+    return content_.clone();
+  }
+
+  void store(uint32_t, const Tensor&) override {
+    throw std::logic_error{"the test has no buffer"};
+  }
+
+  void lend(uint32_t, const Tensor&) override {
+    throw std::logic_error{"the test has no buffer"};
+  }
+
+  [[noreturn]] void refuse_write(uint32_t,
+                                 const std::string& op) const override {
+    throw std::logic_error{op};
+  }
+
+  bool run_at_owner(const c10::OperatorHandle&, torch::jit::Stack&) override {
+    return false;
+  }
+
+  Tensor content_;
+};
 
 c10::OperatorHandle operator_named(const char* name, const char* overload) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
@@ -100,6 +155,18 @@ TEST_CASE("outputs that only the stack owns outlive a promised argument",
           "[runtime][promise]") {
   loss_of_classes given;
   auto results = loss_of(promise_of(given.x), given.classes);
+  CHECK(torch::allclose(results[0], given.expected));
+  CHECK(results[1].item<float>() == 64);
+}
+
+TEST_CASE("outputs that only the stack owns outlive a fetched argument",
+          "[runtime][placeholder][R14]") {
+  loss_of_classes given;
+  fetching_rank rank{given.x};
+  auto x = given.x.clone();
+  make_placeholder(x, nullptr);
+  REQUIRE(is_placeholder(x));
+  auto results = loss_of(x, given.classes);
   CHECK(torch::allclose(results[0], given.expected));
   CHECK(results[1].item<float>() == 64);
 }
