@@ -74,6 +74,7 @@ set(quick_headers "c10/" "ATen/core/(Tensor|MT19937RNGEngine)\\.h"
 
 # What smp.hpp and the like must not bring along, or it is installed, too.
 set(private_headers "runtime/remote/messages\\.hpp" "runtime/config/config_file\\.hpp"
+  "runtime/session/(loss_scaler|master_weights|optimizer_shards|weight_average)\\.hpp"
   "transport/collectives/collectives\\.hpp")
 
 # -- the check -----------------------------------------------------------------

@@ -11,6 +11,7 @@
 #include "runtime/model/hook.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
+#include "runtime/session/loss_scaler.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/optimizer_state.hpp"
 #include "runtime/session/placement.hpp"

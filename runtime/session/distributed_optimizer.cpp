@@ -6,9 +6,13 @@
 #include "runtime/session/fused_update.hpp"
 #include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/half_parameters.hpp"
+#include "runtime/session/loss_scaler.hpp"
+#include "runtime/session/master_weights.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/optimizer_check.hpp"
+#include "runtime/session/optimizer_shards.hpp"
 #include "runtime/session/rank_runtime.hpp"
+#include "runtime/session/weight_average.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
@@ -186,43 +190,78 @@ std::shared_ptr<loss_scaler> scaler_of(const optimizer_options& x) {
 
 } // namespace
 
+struct distributed_optimizer::parts {
+  parts(torch::optim::Optimizer& x, const optimizer_options& options)
+    : optimizer(x),
+      fused(options.fused),
+      shards(current_rank()),
+      scaler(scaler_of(options)) {
+    // nop
+  }
+
+  void partitioned();
+  void update() const;
+  known_part known(known_part x) const;
+
+  torch::optim::Optimizer& optimizer;
+  bool fused;
+  optimizer_shards shards;
+  master_weights masters;
+  std::optional<weight_average> averages;
+  bool averaged = false; // what the parameters are
+  std::shared_ptr<loss_scaler> scaler;
+};
+
+void distributed_optimizer::parts::partitioned() {
+  auto& rank = session::current().internals();
+  auto& map = rank.state()->map();
+  keep_owned(optimizer);
+  check_optimizer(rank, optimizer, map);
+  cut_sums(optimizer, map);
+  if (rank.config().shard_optimizer_state)
+    shards.cut(optimizer, map);
+  if (auto* buckets = rank.state()->buckets();
+      buckets && rank.config().shard_gradients)
+    buckets->share(shards.all_owners());
+  if (parameter_type(rank.config()))
+    masters.replace(optimizer);
+  unfold_sums(optimizer);
+  if (averages)
+    averages->begin(optimizer);
+}
+
+void distributed_optimizer::parts::update() const {
+  if (fused)
+    update_fused(optimizer);
+  else
+    optimizer.step();
+}
+
+distributed_optimizer::known_part
+distributed_optimizer::parts::known(known_part x) const {
+  auto master = masters.master_of(x.values);
+  x.is_master = !master.is_same(x.values);
+  x.values = master;
+  if (averages)
+    x.average = averages->of(master);
+  return x;
+}
+
 distributed_optimizer::distributed_optimizer(torch::optim::Optimizer& x,
                                              const optimizer_options& options)
-  : optimizer_(x),
-    fused_(options.fused),
-    shards_(current_rank()),
-    scaler_(scaler_of(options)),
-    alive_(std::make_shared<bool>(true)) {
+  : optimizer_(x), parts_(std::make_shared<parts>(x, options)) {
   auto& model = session::current().internals().state();
   if (!model)
     throw error{error_code::unsupported,
                 "a distributed_optimizer needs a distributed_model before it"};
-  if (scaler_)
-    model->loss_scale().follow(scaler_);
+  if (parts_->scaler)
+    model->loss_scale().follow(parts_->scaler);
   if (options.ema_decay)
-    averages_.emplace(*options.ema_decay);
-  model->on_partition([this, alive = std::weak_ptr{alive_}] {
-    if (alive.lock())
-      partitioned();
+    parts_->averages.emplace(*options.ema_decay);
+  model->on_partition([mine = std::weak_ptr{parts_}] {
+    if (auto y = mine.lock())
+      y->partitioned();
   });
-}
-
-void distributed_optimizer::partitioned() {
-  auto& rank = session::current().internals();
-  auto& map = rank.state()->map();
-  keep_owned(optimizer_);
-  check_optimizer(rank, optimizer_, map);
-  cut_sums(optimizer_, map);
-  if (rank.config().shard_optimizer_state)
-    shards_.cut(optimizer_, map);
-  if (auto* buckets = rank.state()->buckets();
-      buckets && rank.config().shard_gradients)
-    buckets->share(shards_.all_owners());
-  if (parameter_type(rank.config()))
-    masters_.replace(optimizer_);
-  unfold_sums(optimizer_);
-  if (averages_)
-    averages_->begin(optimizer_);
 }
 
 double distributed_optimizer::loss_scale() const {
@@ -238,15 +277,15 @@ bool distributed_optimizer::step() {
   if (!model)
     throw error{error_code::unsupported,
                 "optimizer.step() after the end of its distributed_model"};
-  if (averaged_)
+  if (parts_->averaged)
     throw error{error_code::unsupported,
                 "optimizer.step() while the parameters are averages; call "
                 "swap_averages() once more before it"};
   auto scaler = model->loss_scale().scaler();
   auto scale = model->loss_scale().value();
-  shards_.await_updates();
-  shards_.begin_update();
-  masters_.begin_update();
+  parts_->shards.await_updates();
+  parts_->shards.begin_update();
+  parts_->masters.begin_update();
   auto dynamic = scaler && scaler->is_dynamic();
   auto finite = (scale == 1 && !dynamic) || unscale(optimizer_, scale);
   if (dynamic)
@@ -254,19 +293,19 @@ bool distributed_optimizer::step() {
   auto updates = finite || !dynamic;
   if (updates) {
     at::AutoGradMode as_always{true};
-    update();
+    parts_->update();
   }
   // Who goes on adding to them adds what is scaled.
-  if (scale != 1 && masters_.empty())
+  if (scale != 1 && parts_->masters.empty())
     each_gradient(optimizer_, [&](at::Tensor& x) { x.mul_(scale); });
-  masters_.end_update(updates);
-  if (updates && averages_)
-    averages_->update();
+  parts_->masters.end_update(updates);
+  if (updates && parts_->averages)
+    parts_->averages->update();
   if (updates)
-    shards_.end_update();
+    parts_->shards.end_update();
   else
-    shards_.drop_parts();
-  masters_.note_values();
+    parts_->shards.drop_parts();
+  parts_->masters.note_values();
   if (scaler)
     scaler->update(finite);
   if (auto now = model->loss_scale().value(); now != scale)
@@ -275,73 +314,75 @@ bool distributed_optimizer::step() {
 }
 
 void distributed_optimizer::swap_averages() {
-  if (!averages_)
+  if (!parts_->averages)
     throw error{error_code::unsupported,
                 "swap_averages() of an optimizer without ema_decay"};
   at::NoGradGuard no_grad;
-  shards_.await_updates();
-  if (!averaged_)
-    masters_.follow_parameters();
-  for (auto& x : averages_->entries()) {
+  parts_->shards.await_updates();
+  if (!parts_->averaged)
+    parts_->masters.follow_parameters();
+  for (auto& x : parts_->averages->entries()) {
     if (!x.average.defined())
       continue;
-    auto parameter = masters_.parameter_of(x.weight);
+    auto parameter = parts_->masters.parameter_of(x.weight);
     if (!parameter.is_same(x.weight)) {
-      parameter.copy_(averaged_ ? x.weight : x.average);
+      parameter.copy_(parts_->averaged ? x.weight : x.average);
     } else {
       auto before = parameter.clone();
       parameter.copy_(x.average);
       x.average.copy_(before);
     }
   }
-  averaged_ = !averaged_;
-  shards_.end_update(); // others hear of it
-  masters_.note_values();
+  parts_->averaged = !parts_->averaged;
+  parts_->shards.end_update(); // others hear of it
+  parts_->masters.note_values();
 }
 
-void distributed_optimizer::update() {
-  if (fused_)
-    update_fused(optimizer_);
-  else
-    optimizer_.step();
+bool distributed_optimizer::is_averaged() const noexcept {
+  return parts_->averaged;
+}
+
+loss_scaler* distributed_optimizer::own_scaler() const noexcept {
+  return parts_->scaler.get();
 }
 
 std::optional<distributed_optimizer::known_part>
 distributed_optimizer::part_of(const at::Tensor& parameter,
                                const tensor_slice* slice) const {
   auto begins = slice == nullptr || slice->begin == 0;
-  if (!shards_.is_cut())
-    return known({parameter, nullptr, begins, false});
-  auto* part = shards_.find(parameter);
+  if (!parts_->shards.is_cut())
+    return parts_->known({parameter, nullptr, begins, false});
+  auto* part = parts_->shards.find(parameter);
   if (part == nullptr)
     return std::nullopt;
   // What has no axis is not cut.
   if (parameter.dim() == 0)
-    return known({part->rows, nullptr, begins, true});
-  return known(
+    return parts_->known({part->rows, nullptr, begins, true});
+  return parts_->known(
     {part->rows, &part->where, begins && part->where.begin == 0, true});
 }
 
-distributed_optimizer::known_part
-distributed_optimizer::known(known_part x) const {
-  auto master = masters_.master_of(x.values);
-  x.is_master = !master.is_same(x.values);
-  x.values = master;
-  if (averages_)
-    x.average = averages_->of(master);
-  return x;
+at::Tensor distributed_optimizer::parameter_of(const at::Tensor& x) const {
+  auto y = parts_->masters.parameter_of(x);
+  auto* part = parts_->shards.find(y);
+  return part != nullptr ? part->parameter : y;
 }
 
-at::Tensor distributed_optimizer::parameter_of(const at::Tensor& x) const {
-  auto y = masters_.parameter_of(x);
-  auto* part = shards_.find(y);
-  return part != nullptr ? part->parameter : y;
+void distributed_optimizer::load_master(const known_part& x,
+                                        const at::Tensor& value) {
+  parts_->masters.load(x.values, value);
+}
+
+void distributed_optimizer::load_average(const known_part& x,
+                                         const at::Tensor& average) {
+  if (parts_->averages)
+    parts_->averages->load(x.values, average);
 }
 
 void distributed_optimizer::zero_grad() {
   optimizer_.zero_grad();
-  masters_.zero_grad();
-  shards_.zero_grad();
+  parts_->masters.zero_grad();
+  parts_->shards.zero_grad();
 }
 
 double clip_grad_norm_(distributed_model_base& model, double max_norm) {

@@ -1,10 +1,9 @@
 #pragma once
 
 #include "runtime/session/distributed_model.hpp"
-#include "runtime/session/loss_scaler.hpp"
-#include "runtime/session/master_weights.hpp"
-#include "runtime/session/optimizer_shards.hpp"
-#include "runtime/session/weight_average.hpp"
+#include "runtime/session/dynamic_loss_args.hpp"
+
+#include <ATen/core/Tensor.h>
 
 #include <memory>
 #include <optional>
@@ -14,6 +13,9 @@ class Optimizer;
 } // namespace torch::optim
 
 namespace smp {
+
+class loss_scaler;
+struct tensor_slice;
 
 /// What a `distributed_optimizer` does besides. The scale of the loss belongs
 /// to the model: `model.backward` multiplies by it, and all optimizers of the
@@ -49,6 +51,9 @@ public:
   explicit distributed_optimizer(torch::optim::Optimizer& x,
                                  const optimizer_options& options = {});
 
+  distributed_optimizer(const distributed_optimizer&) = delete;
+  distributed_optimizer& operator=(const distributed_optimizer&) = delete;
+
   /// Updates what this rank owns. With a dynamic loss scale it is collective
   /// over the world.
   /// @returns false if no rank updated anything, because a gradient somewhere
@@ -70,17 +75,13 @@ public:
   void swap_averages();
 
   /// Whether the parameters are averages now.
-  bool is_averaged() const noexcept {
-    return averaged_;
-  }
+  bool is_averaged() const noexcept;
 
   /// By which the next backward multiplies its loss.
   double loss_scale() const;
 
   /// The scale that an option of this optimizer made, or null.
-  loss_scaler* own_scaler() const noexcept {
-    return scaler_.get();
-  }
+  loss_scaler* own_scaler() const noexcept;
 
   /// What the optimizer knows of a parameter on this rank.
   struct known_part {
@@ -107,29 +108,16 @@ public:
   at::Tensor parameter_of(const at::Tensor& x) const;
 
   /// Sets the float32 weights of a part, whose parameter has their value.
-  void load_master(const known_part& x, const at::Tensor& value) {
-    masters_.load(x.values, value);
-  }
+  void load_master(const known_part& x, const at::Tensor& value);
 
-  void load_average(const known_part& x, const at::Tensor& average) {
-    if (averages_)
-      averages_->load(x.values, average);
-  }
+  void load_average(const known_part& x, const at::Tensor& average);
 
 private:
-  void partitioned();
-  known_part known(known_part x) const;
-  void update();
+  struct parts;
 
   torch::optim::Optimizer& optimizer_;
-  bool fused_;
-  optimizer_shards shards_;
-  master_weights masters_;
-  std::optional<weight_average> averages_;
-  bool averaged_ = false; // what the parameters are
-  std::shared_ptr<loss_scaler> scaler_;
-  /// Ends the hook when this goes before the model.
-  std::shared_ptr<bool> alive_;
+  /// Gone, it ends the hook at the partition: this may go before the model.
+  std::shared_ptr<parts> parts_;
 };
 
 /// Multiplies all gradients by a number so that their 2-norm over all ranks,

@@ -3,6 +3,8 @@
 // The factor by which a loss is multiplied before backward, so that gradients
 // do not vanish in float16 (Micikevicius et al. 2018). Knows no session.
 
+#include "runtime/session/dynamic_loss_args.hpp"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -10,17 +12,6 @@
 #include <optional>
 
 namespace smp {
-
-/// How a dynamic loss scale finds the largest value that gradients bear.
-struct dynamic_loss_args {
-  double init_scale = 65536;
-  /// By which it falls after a step whose gradients are not finite, and rises.
-  double scale_factor = 2;
-  /// Steps with finite gradients, one after the other, after which it rises.
-  uint64_t scale_window = 1000;
-  /// Where gradients that are not finite are an error.
-  double min_scale = 1;
-};
 
 /// A scale that stays, or that follows the gradients: then all ranks must
 /// update theirs alike.
