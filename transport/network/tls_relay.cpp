@@ -97,8 +97,9 @@ public:
       tls |= tls_.read_events();
     else
       local |= POLLOUT;
-    return {pollfd{local_over_ ? -1 : local_.get(), local, 0},
-            pollfd{tls_over_ ? -1 : tls_.fd(), tls, 0}};
+    // One that hung up ends each `poll` at once, whatever is wanted of it.
+    return {pollfd{local_over_ || local == 0 ? -1 : local_.get(), local, 0},
+            pollfd{tls_over_ || tls == 0 ? -1 : tls_.fd(), tls, 0}};
   }
 
   /// @returns whether `poll` would wait for what is here already

@@ -1,8 +1,10 @@
 // ctest: timeout=120
 #include "tests/support/catch.hpp"
 
+#include "tests/support/cpu_time.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/payloads.hpp"
+#include "tests/support/processes.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/tcp.hpp"
 #include "transport/gate.hpp"
@@ -89,6 +91,24 @@ tls_keys other_keys(const scratch_dir& x) {
 
 void make_blocking(int fd) {
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+}
+
+/// Sends until nothing more was taken for a while.
+/// @returns how many bytes went
+size_t send_all_that_fits(int fd) {
+  const auto block = pattern(64 << 10, 3);
+  size_t result = 0;
+  for (;;) {
+    auto n = ::send(fd, block.data(), block.size(),
+                    MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n > 0) {
+      result += static_cast<size_t>(n);
+      continue;
+    }
+    pollfd room{fd, POLLOUT, 0};
+    if (::poll(&room, 1, 300) <= 0)
+      return result;
+  }
 }
 
 } // namespace
@@ -209,6 +229,19 @@ TEST_CASE_METHOD(tls_port, "what was said before the end arrives, then the end",
   mine.reset();
   CHECK(to_text(receive_bytes(other.get(), 8)) == "farewell");
   CHECK(is_closed(other.get()));
+}
+
+// As a stopped machine: the process here closes what it has to it.
+TEST_CASE_METHOD(tls_port, "who leaves a peer that takes nothing costs nothing",
+                 "[transport][tls]") {
+  auto mine = connect(line->keys);
+  pass_gate(mine, secret, 30s); // and reads nothing any more
+  auto other = next();
+  CHECK(send_all_that_fits(other.get()) > 200'000);
+  other.reset();
+  auto before = cpu_seconds();
+  let_pass(1s);
+  CHECK(cpu_seconds() - before < 0.3);
 }
 
 TEST_CASE_METHOD(tls_port, "nothing of it can be read on the way",
