@@ -2,6 +2,7 @@
 
 #include "transport/collectives/elements.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -78,6 +79,36 @@ void check_numbers(element_type type) {
   }
 }
 
+/// Of many sizes, so that most of it is lost where two are added.
+template <class T>
+T mixed_number(std::mt19937& rng) {
+  auto x = static_cast<T>(rng()) - static_cast<T>(1u << 31);
+  return std::ldexp(x, static_cast<int>(rng() % 40) - 50);
+}
+
+template <class T>
+void check_order(element_type type) {
+  std::mt19937 rng{13};
+  constexpr size_t count = 3001; // also what fills no vector
+  std::vector<std::vector<T>> xs(5, std::vector<T>(count));
+  for (auto& x : xs)
+    for (auto& y : x)
+      y = mixed_number<T>(rng);
+  std::vector<T> sum(count);
+  std::vector<T> mean(count);
+  for (size_t i = 0; i < count; ++i) {
+    sum[i] = xs[0][i];
+    for (size_t j = 1; j < xs.size(); ++j)
+      sum[i] += xs[j][i];
+    mean[i] = sum[i] / T{5};
+  }
+  CHECK(combined(type, reduce_op::sum, xs) == sum);
+  CHECK(combined(type, reduce_op::mean, xs, 5) == mean);
+  // Else this shows nothing.
+  std::reverse(xs.begin(), xs.end());
+  CHECK(combined(type, reduce_op::sum, xs) != sum);
+}
+
 } // namespace
 
 TEST_CASE("numbers of every type are added and compared",
@@ -89,6 +120,37 @@ TEST_CASE("numbers of every type are added and compared",
   check_numbers<int64_t>(element_type::int64);
   check_numbers<float>(element_type::float32);
   check_numbers<double>(element_type::float64);
+}
+
+TEST_CASE("sums and means have the bits of adding one after the other",
+          "[transport][elements][R30]") {
+  check_order<float>(element_type::float32);
+  check_order<double>(element_type::float64);
+}
+
+TEST_CASE("every bfloat16 is read and written as it is",
+          "[transport][elements]") {
+  std::vector<uint16_t> all(65536);
+  for (size_t i = 0; i < all.size(); ++i)
+    all[i] = static_cast<uint16_t>(i);
+  auto same = combined<uint16_t>(element_type::bfloat16, reduce_op::max, {all});
+  auto doubled = combined<uint16_t>(element_type::bfloat16, reduce_op::sum,
+                                    {all, all});
+  size_t wrong = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    auto value = value_of_brain(all[i]);
+    if (std::isnan(value)) {
+      wrong += !std::isnan(value_of_brain(same[i]));
+      wrong += !std::isnan(value_of_brain(doubled[i]));
+      continue;
+    }
+    wrong += same[i] != all[i];
+    auto twice = 2 * value;
+    auto is_too_large = std::abs(twice) > std::numeric_limits<float>::max();
+    wrong += is_too_large ? !std::isinf(value_of_brain(doubled[i]))
+                          : value_of_brain(doubled[i]) != twice;
+  }
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("every float16 is read and written as it is",
