@@ -104,6 +104,23 @@ TEST_CASE_METHOD(limited_run, "A full disk ends a run with the reason",
   CHECK_THAT(run.output(), ContainsSubstring("No space left on device"));
 }
 
+TEST_CASE_METHOD(limited_run, "So does one that the run itself fills",
+                 "[apps][train]") {
+  std::filesystem::create_directories(path / "out");
+  // Room for some hundred steps.
+  auto run = after(
+    "mount -t tmpfs -o size=128k tmpfs out && set -- --train.steps=1000000",
+    true);
+  auto code = run.join();
+  INFO(run.output());
+  if (may_not_mount(run))
+    SKIP("only root may mount");
+  CHECK(code == 2);
+  CHECK_THAT(run.output(),
+             ContainsSubstring(" 1/1000000")
+               && ContainsSubstring("metrics.jsonl: No space left on device"));
+}
+
 TEST_CASE_METHOD(limited_run,
                  "Without room for shared memory the ranks talk by tcp",
                  "[apps][train]") {
