@@ -23,7 +23,7 @@ struct rank_environment {
   std::string rendezvous_address = "127.0.0.1";
   uint16_t rendezvous_port = 0;
   std::string rendezvous_dir;
-  /// Why the ranks of this machine are not to use shared memory, as our own
+  /// Why the ranks of this machine are not to share memory in files, as our own
   /// launcher decided for all of them; empty: they are.
   std::string no_shared_memory;
   /// True when our own launcher started this rank and waits for its process.

@@ -54,7 +54,7 @@ struct launch_place {
   std::string run_id;
   std::string log_dir;
   network_choice network;
-  /// Why its ranks are to use no shared memory; nothing: they are.
+  /// Why its ranks are to share no memory in files; nothing: they are.
   std::optional<std::string> no_shared_memory;
 
   bool first() const noexcept {

@@ -16,6 +16,8 @@
 #include <system_error>
 #include <vector>
 
+#include <sys/ipc.h>
+#include <sys/shm.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -134,6 +136,14 @@ no_room_for_shared_memory(const std::string& folder, uint64_t ranks,
     "machine want {}",
     folder, size >> 20, left >> 20, ranks, ranks == 1 ? "" : "s",
     ranks * room_of_a_rank >> 20);
+}
+
+bool system_v_has_room(uint64_t ranks) {
+  auto id = ::shmget(IPC_PRIVATE, ranks * room_of_a_rank, IPC_CREAT | 0600);
+  if (id == -1)
+    return false;
+  ::shmctl(id, IPC_RMID, nullptr);
+  return true;
 }
 
 void remove_dead_segments(const std::string& folder, std::time_t since) {

@@ -20,10 +20,16 @@ std::string shared_memory_folder();
 /// taken by then.
 /// @param ranks of this machine
 /// @param run_id of the ranks that may have begun; empty: none has
-/// @returns why shared memory is not to be used; nothing if there is room
+/// @returns why these files are not to be used; nothing if there is room
 std::optional<std::string>
 no_room_for_shared_memory(const std::string& folder, uint64_t ranks,
                           const std::string& run_id = {});
+
+/// Shared memory of System V is in no file system: only limits of the kernel
+/// (shmmax, shmall) forbid it, and who asks for too much is told so at once.
+/// @param ranks of this machine
+/// @returns whether all of them can have it
+bool system_v_has_room(uint64_t ranks);
 
 /// @returns bytes in the file system of `folder` that ranks of the run hold as
 /// shared memory of UCX

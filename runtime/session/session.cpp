@@ -81,27 +81,45 @@ void bind_to_cores(const rank_environment& env, uint64_t threads) {
   (void)sched_setaffinity(0, sizeof(mine), &mine);
 }
 
+/// How the ranks of this machine share memory.
+struct shared_memory {
+  /// Names of UCX, each with a comma behind it; empty: they do not.
+  std::string transports;
+  /// Why not in files, which is how they do by default.
+  std::optional<std::string> no_files;
+};
+
 /// The same on all ranks of this machine: they could not talk otherwise.
-std::optional<std::string> why_no_shared_memory(const rank_environment& env) {
-  if (env.supervised)
-    return env.no_shared_memory.empty() ? std::nullopt
-                                        : std::optional{env.no_shared_memory};
+shared_memory choose_shared_memory(const rank_environment& env) {
   // Who else is here, nobody knows for sure before all have joined.
   auto here = env.local_size > 0 ? env.local_size : env.world_size;
-  return no_room_for_shared_memory(shared_memory_folder(), here, env.run_id);
+  shared_memory result;
+  if (!env.supervised)
+    result.no_files = no_room_for_shared_memory(shared_memory_folder(), here,
+                                                env.run_id);
+  else if (!env.no_shared_memory.empty())
+    result.no_files = env.no_shared_memory;
+  if (!result.no_files)
+    result.transports = "posix,cma,";
+  else if (system_v_has_room(here))
+    result.transports = "sysv,cma,";
+  return result;
 }
 
-/// What a user would not expect of ranks of one machine: that they are slower
-/// than they could be, and that their ports are open to others.
+/// What a user would not expect of ranks of one machine: that they do not share
+/// memory as they could, and that their ports are open to others.
 /// @param transports that UCX is asked for; its own variable wins
-void tell_of_tcp(const std::optional<std::string>& no_shared_memory,
-                 const std::string& transports, bool trusted_network) {
-  if (no_shared_memory)
-    print_stderr(
-      "smp: no shared memory between ranks: {}; they talk by tcp, "
-      "which is slower\n",
-      *no_shared_memory);
+void tell_of_transports(const shared_memory& memory,
+                        const std::string& transports, bool trusted_network) {
   auto* asked = std::getenv("UCX_TLS");
+  if (asked == nullptr && memory.no_files && memory.transports.empty())
+    print_stderr(
+      "smp: no shared memory between ranks: {}, and none of System V either; "
+      "they talk by tcp, which is slower\n",
+      *memory.no_files);
+  else if (asked == nullptr && memory.no_files)
+    print_stderr("smp: {}; ranks share memory of System V instead\n",
+                 *memory.no_files);
   auto used = asked != nullptr ? std::string{asked} : transports;
   if (!trusted_network && opens_ports(used))
     print_stderr(
@@ -126,20 +144,18 @@ std::shared_ptr<fabric> make_fabric(const rank_environment& env,
   options.trusted_network = network.line.has_value();
   options.interface = network.interface;
   options.spin = std::chrono::microseconds{x.spin};
-  // All ranks are on this machine: UCX, which does not ask who connects, need
-  // not open a port.
-  if (!network.line)
-    options.transports = "posix,cma,self";
   options.token = secret.token("ucx");
   // Those that are too small for the stages, which do the same for all else.
   options.priority = priority_of;
   if (network.line)
     options.silence = network.line->silence;
-  auto no_shared_memory = why_no_shared_memory(env);
-  if (no_shared_memory)
-    options.transports = "tcp,self";
+  auto memory = choose_shared_memory(env);
+  // UCX does not ask who connects: where all ranks share memory, it need not
+  // open a port.
+  auto needs_tcp = network.line || memory.transports.empty();
+  options.transports = memory.transports + (needs_tcp ? "tcp,self" : "self");
   if (env.local_rank == 0)
-    tell_of_tcp(no_shared_memory, options.transports, x.trusted_network);
+    tell_of_transports(memory, options.transports, x.trusted_network);
   return std::make_shared<ucx_fabric>(self, env.world_size, options);
 }
 

@@ -12,8 +12,8 @@
 namespace smp::test {
 
 /// Several ranks in this process over one kind of fabric: "loopback", "shm",
-/// "tcp" or "spin" (shm, waiting awake). What holds for all kinds is tested
-/// through this.
+/// "sysv" (shm without files), "tcp" or "spin" (shm, waiting awake). What holds
+/// for all kinds is tested through this.
 class cluster {
 public:
   /// @param before_start called for each rank, if set
@@ -52,6 +52,8 @@ public:
     ucx_options result;
     if (kind == "tcp")
       result.transports = "tcp,self";
+    if (kind == "sysv")
+      result.transports = "sysv,cma,self";
     if (kind == "spin")
       result.spin = std::chrono::microseconds{200};
     return result;

@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <functional>
 #include <new>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -31,6 +32,19 @@ using namespace smp::test;
 using Catch::Matchers::ContainsSubstring;
 
 namespace {
+
+/// @returns how many segments of System V this process made that are there
+size_t own_segments() {
+  std::istringstream lines{content_of("/proc/sysvipc/shm")};
+  size_t result = 0;
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream columns{line};
+    std::string key, id, permissions, size, maker;
+    columns >> key >> id >> permissions >> size >> maker;
+    result += maker == std::to_string(::getpid());
+  }
+  return result;
+}
 
 /// @returns what `f` returns in a process of its own, where it can change
 /// limits
@@ -148,6 +162,14 @@ TEST_CASE("shared memory is used where it has room for all ranks",
                      && ContainsSubstring("ranks of this machine want"));
   CHECK(no_room_for_shared_memory("/nonexistent", 1)
         == "there is no /nonexistent");
+}
+
+TEST_CASE("shared memory of System V is asked for and given back",
+          "[runtime][limits]") {
+  auto before = own_segments();
+  CHECK(system_v_has_room(2));
+  CHECK_FALSE(system_v_has_room(uint64_t{1} << 40));
+  CHECK(own_segments() == before);
 }
 
 TEST_CASE("what ranks of this run hold of shared memory counts as free",

@@ -124,7 +124,7 @@ milliseconds end_of_second_loss(const std::string& kind) {
 
 TEST_CASE("a rank that is killed while it receives is lost in 2 seconds",
           "[transport][ucx]") {
-  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  auto kind = GENERATE(as<std::string>{}, "shm", "sysv", "tcp");
   auto bytes = GENERATE(as<uint64_t>{}, 100, 8 << 20);
   CAPTURE(kind, bytes);
   auto took = best_of(4, milliseconds{2s},
@@ -134,7 +134,7 @@ TEST_CASE("a rank that is killed while it receives is lost in 2 seconds",
 
 TEST_CASE("a rank that is killed while it sends is lost in 2 seconds",
           "[transport][ucx]") {
-  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  auto kind = GENERATE(as<std::string>{}, "shm", "sysv", "tcp");
   auto bytes = GENERATE(as<std::string>{}, "100", "33554432");
   CAPTURE(kind, bytes);
   auto took = best_of(4, milliseconds{2s},
@@ -295,7 +295,7 @@ TEST_CASE("where a hung rank may still write is not given out again",
 
 TEST_CASE("a hung rank keeps nobody busy, and goes on when it wakes",
           "[transport][ucx]") {
-  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  auto kind = GENERATE(as<std::string>{}, "shm", "sysv", "tcp");
   CAPTURE(kind);
   world w{kind, 2, "echo"};
   w.greet();

@@ -121,7 +121,7 @@ TEST_CASE("a rank in a process of its own", "[.child]") {
 
 TEST_CASE("tensors of any size come back from another process",
           "[transport][ucx]") {
-  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  auto kind = GENERATE(as<std::string>{}, "shm", "sysv", "tcp");
   CAPTURE(kind);
   world w{kind, 2, "echo"};
   std::vector<uint64_t> sizes{0,     1,       8192,     8257,
@@ -157,7 +157,7 @@ TEST_CASE("many tensors come back from another process", "[transport][ucx]") {
 }
 
 TEST_CASE("four processes talk to all at once", "[transport][ucx]") {
-  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  auto kind = GENERATE(as<std::string>{}, "shm", "sysv", "tcp");
   CAPTURE(kind);
   world w{kind, 4, "all_to_all"};
   CHECK(all_to_all(w.rank, w.heard, 4) == "all came");
@@ -168,9 +168,12 @@ TEST_CASE("four processes talk to all at once", "[transport][ucx]") {
 
 TEST_CASE("ranks of one machine talk through shared memory",
           "[transport][ucx]") {
-  world w{"shm", 2, "echo"};
+  auto [kind, name] = GENERATE(
+    table<std::string, std::string>({{"shm", "posix"}, {"sysv", "sysv"}}));
+  CAPTURE(kind);
+  world w{kind, 2, "echo"};
   auto here = w.rank.transports_to(rank_id{1});
-  CHECK_THAT(here, Catch::Matchers::ContainsSubstring("posix"));
+  CHECK_THAT(here, Catch::Matchers::ContainsSubstring(name));
   CHECK_THAT(here, Catch::Matchers::ContainsSubstring("cma"));
   w.other().tell("transports");
   CHECK(w.other().hear() == here);
@@ -214,7 +217,7 @@ TEST_CASE("a rank that says something and leaves at once is heard",
 }
 
 TEST_CASE("a rank that leaves in order is no loss", "[transport][ucx]") {
-  auto kind = GENERATE(as<std::string>{}, "shm", "tcp");
+  auto kind = GENERATE(as<std::string>{}, "shm", "sysv", "tcp");
   CAPTURE(kind);
   world w{kind, 2, "echo"};
   w.greet();
