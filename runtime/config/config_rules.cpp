@@ -390,7 +390,11 @@ train_config effective(train_config x) {
 namespace {
 
 bool is_of_session(std::string_view key) {
-  return key.starts_with("smp.") || key.starts_with("monitor.");
+  constexpr std::string_view tables[] = {"smp.", "tensor_parallel.",
+                                         "activation_checkpointing.",
+                                         "transport.", "monitor."};
+  return std::ranges::any_of(tables,
+                             [key](auto x) { return key.starts_with(x); });
 }
 
 bool has_default(const config_key& key, const train_config& x) {
@@ -407,6 +411,27 @@ std::optional<std::string> check_effect(const config_key& key,
   auto& other = *find_config_key(broken->key);
   return no_effect_text(key, *broken, x,
                         has_default(other, x) ? "the default" : "");
+}
+
+/// @returns what is wrong with what is no key, one line each
+std::vector<std::string> check_other_options(const session_config& x) {
+  std::vector<std::string> result;
+  if (x.schedule_actor && x.pipeline != "actor")
+    result.push_back(
+      fmt::format("session_config::schedule_actor has no effect with "
+                  "smp.pipeline = \"{}\"; write smp.pipeline = \"actor\", or "
+                  "leave it out",
+                  x.pipeline));
+  const auto passes = x.backward_passes_per_step;
+  if (passes == 0)
+    result.emplace_back("session_config::backward_passes_per_step = 0 is out "
+                        "of range; allowed: 1 or more");
+  else if (passes > 1 && !x.ddp)
+    result.push_back(
+      fmt::format("session_config::backward_passes_per_step = {} has no effect "
+                  "with smp.ddp = false; it belongs to smp.ddp = true",
+                  passes));
+  return result;
 }
 
 } // namespace
@@ -443,8 +468,12 @@ void validate(const session_config& x) {
   // what else could conflict is not set.
   if (errors.empty()) {
     add_wrong(check_effect);
-    // How many replicas there will be is not said here.
+    for (auto& line : check_other_options(x))
+      add(line);
+    // How many replicas there will be is not said here, and code may name
+    // modules that backward computes again.
     whole.ranks = 2 * x.pipeline_parallel_degree * x.tensor_parallel_degree;
+    whole.model.type = "plugin";
     for (auto& conflict : conflicts(whole))
       if (std::ranges::all_of(conflict.keys, is_of_session))
         add(conflict.text);

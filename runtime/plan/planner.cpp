@@ -316,7 +316,6 @@ void decide_alone(const train_config& x,
   world.config.pipeline_parallel_degree = 1;
   world.config.fast_mode = takes_promises(x.smp);
   world.config.ddp = false;
-  world.config.tensor_parallel_modules.clear();
   world.config.default_partition = 0; // the other devices are no ranks
   world.config = without_idle_keys(std::move(world.config));
   threads_of_a_rank threads{x};

@@ -1,7 +1,9 @@
 #include "tests/support/catch.hpp"
 
+#include "runtime/session/schedule_policies.hpp"
 #include "tests/support/config_text.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "transport/error.hpp"
 
@@ -285,6 +287,67 @@ TEST_CASE("a session's configuration is checked without a file as well",
         == "no error");
   CHECK_THAT(error_of([](auto& x) { x.default_partition = 1; }),
              ContainsSubstring("smp.default_partition = 1"));
+  // Keys of the other tables that are options of a session, and what is no key.
+  CHECK(error_of([](auto& x) { x.link_timeout = 0.5; })
+        == "transport.link_timeout = 0.5 is out of range; allowed: 1 or more");
+  CHECK(error_of([](auto& x) {
+          x.activation_checkpointing = {{"a"}, "eech"};
+        })
+        == "activation_checkpointing.strategy = \"eech\" is unknown; allowed: "
+           "\"each\", \"contiguous\", \"group_2\", \"group_3\", ...");
+  CHECK(error_of([](auto& x) { x.backward_passes_per_step = 0; })
+        == "session_config::backward_passes_per_step = 0 is out of range; "
+           "allowed: 1 or more");
+}
+
+TEST_CASE("options of a session that need others are refused without them",
+          "[runtime][config]") {
+  session_config x;
+  auto told = [&x] {
+    return error_of([&x] { validate(x); }, error_code::config);
+  };
+  x.activation_checkpointing.strategy = "contiguous";
+  CHECK(told()
+        == "activation_checkpointing.strategy = \"contiguous\" has no effect "
+           "with activation_checkpointing.modules = []; name modules, or leave "
+           "it out");
+  x.activation_checkpointing.modules = {"a"};
+  CHECK(told() == "no error");
+  x = {};
+  x.ddp = true;
+  x.tensor_parallel_modules = {"a"};
+  CHECK(told()
+        == "tensor_parallel.modules = [\"a\"] has no effect with "
+           "smp.tensor_parallel_degree = 1; write smp.tensor_parallel_degree = "
+           "2 or more, or leave it out");
+  x.tensor_parallel_degree = 2;
+  CHECK(told() == "no error");
+  x = {};
+  x.backward_passes_per_step = 2;
+  CHECK(told()
+        == "session_config::backward_passes_per_step = 2 has no effect with "
+           "smp.ddp = false; it belongs to smp.ddp = true");
+  x.ddp = true;
+  CHECK(told() == "no error");
+  // Code may name the modules whose activations are taken out of memory.
+  x = {};
+  x.offload_activations = true;
+  CHECK(told() == "no error");
+}
+
+TEST_CASE("a schedule of the user's own is for one pipeline only",
+          "[runtime][config]") {
+  session_config x;
+  x.pipeline = "actor";
+  x.schedule.plugin = built_program("../lib/unusual_schedule.so");
+  x.schedule.name = "unusual";
+  load_schedule(x);
+  CHECK_NOTHROW(validate(x));
+  x.pipeline = "1f1b";
+  x.schedule = {};
+  CHECK(error_of([&] { validate(x); }, error_code::config)
+        == "session_config::schedule_actor has no effect with smp.pipeline = "
+           "\"1f1b\"; write smp.pipeline = \"actor\", or leave it out");
 }
 
 TEST_CASE("what does nothing is refused without a file as well",
@@ -323,6 +386,13 @@ TEST_CASE("what does nothing is refused without a file as well",
           },
           "smp.trace_memory_usage has no effect with smp.trace_device = "
           "\"none\"; it belongs to \"cpu\", \"gpu\""},
+         {[](auto& x) { x.tensor_parallel_modules = {"a"}; },
+          "tensor_parallel.modules has no effect with smp.ddp = false (the "
+          "default); it belongs to smp.ddp = true"},
+         {[](auto& x) { x.device_path.send_arena = 1; },
+          "transport.send_arena has no effect with "
+          "transport.force_device_path = false (the default); it belongs to "
+          "transport.force_device_path = true"},
          // A program that runs on one rank, too.
          {[](auto& x) {
             x.ddp = true;

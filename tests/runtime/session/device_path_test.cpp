@@ -30,10 +30,11 @@ session_config config_of(uint64_t ranks, bool device, uint64_t per_node,
   session_config result;
   result.pipeline_parallel_degree = ranks;
   result.threads = 1;
-  result.device_path.force = device;
-  result.device_path.ranks_per_node = per_node;
-  result.device_path.send_arena = arena;
-  result.device_path.receive_arena = arena;
+  if (device)
+    result.device_path = {.force = true,
+                          .send_arena = arena,
+                          .receive_arena = arena,
+                          .ranks_per_node = per_node};
   return result;
 }
 

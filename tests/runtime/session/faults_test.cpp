@@ -160,10 +160,11 @@ TEST_CASE("rank of a run with a fault", "[.rank]") {
     config.tensor_parallel_modules = {"*"};
     config.ddp = true;
   }
-  config.device_path.force = variable("TEST_DEVICE") == "1";
-  config.device_path.ranks_per_node = 1;
-  config.device_path.send_arena = 64;
-  config.device_path.receive_arena = 64;
+  if (variable("TEST_DEVICE") == "1")
+    config.device_path = {.force = true,
+                          .send_arena = 64,
+                          .receive_arena = 64,
+                          .ranks_per_node = 1};
   config.stall_timeout = std::stod(variable("TEST_STALL"));
   config.on_stall = "end";
   int code = 0;

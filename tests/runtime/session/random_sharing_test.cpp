@@ -85,8 +85,9 @@ struct setup {
     session_config x;
     x.pipeline_parallel_degree = static_cast<uint64_t>(pipeline);
     x.tensor_parallel_degree = static_cast<uint64_t>(tensor);
-    x.tensor_parallel_modules = {"*"};
-    if (names_norms)
+    if (tensor > 1)
+      x.tensor_parallel_modules = {"*"};
+    if (tensor > 1 && names_norms)
       for (size_t i = 0; i < parts.size(); ++i)
         if (parts[i] == part::norm)
           x.tensor_parallel_modules.push_back(fmt::format("body.{}", i));
