@@ -96,6 +96,26 @@ at::Tensor stack_of::operator()(const std::vector<at::Tensor>& xs) const {
   return at::stack(xs);
 }
 
+void check_positions(const step_options& x, size_t count) {
+  auto check = [count](const std::string& option, size_t position) {
+    if (position >= count)
+      throw error{error_code::config,
+                  "step_options::" + option + " has argument "
+                    + std::to_string(position) + ", but the step has "
+                    + std::to_string(count) + ", which count from 0"};
+  };
+  for (auto position : x.non_split_inputs)
+    check("non_split_inputs", position);
+  for (auto& [position, axis] : x.input_split_axes) {
+    check("input_split_axes", position);
+    if (x.non_split_inputs.contains(position))
+      throw error{error_code::config,
+                  "step_options::input_split_axes has an axis for argument "
+                    + std::to_string(position)
+                    + ", which is not split (non_split_inputs)"};
+  }
+}
+
 void bad_argument(size_t position, const error& err) {
   auto cause = err.cause();
   cause.text = "argument " + std::to_string(position)

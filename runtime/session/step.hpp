@@ -20,7 +20,7 @@ struct step_options {
   /// Default: `smp.microbatches` of the session. The same on all ranks of the
   /// pipeline group.
   std::optional<uint64_t> microbatches = {};
-  /// Positions of arguments that go whole to every microbatch.
+  /// Positions, from 0, of arguments that go whole to every microbatch.
   std::set<size_t> non_split_inputs = {};
   /// Axis along which an argument is split, by position; default 0.
   std::map<size_t, int64_t> input_split_axes = {};
@@ -70,6 +70,11 @@ bool compares_samples();
 /// types and evenly spread numbers. Inside a step body.
 /// @throws error (user_code) naming the ranks
 void compare_samples(const packer& arguments);
+
+/// @param count arguments that the step has
+/// @throws error (config) if the options are for an argument that it does not
+/// have, or give an axis to one that is not split
+void check_positions(const step_options& x, size_t count);
 
 /// Adds the position of the argument to an error of `split`.
 [[noreturn]] void bad_argument(size_t position, const error& err);
@@ -124,6 +129,7 @@ private:
   template <size_t... Is, class... Ts>
   auto run(std::index_sequence<Is...>, const Ts&... xs) {
     using result = std::invoke_result_t<F&, Ts&...>;
+    detail::check_positions(options_, sizeof...(Ts));
     auto n = options_.microbatches.value_or(
       session::current().config().microbatches);
     auto body = [&](packer& out, [[maybe_unused]] uint64_t index) -> value {

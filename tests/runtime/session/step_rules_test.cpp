@@ -190,6 +190,37 @@ TEST_CASE("an axis that microbatches do not divide is an error everywhere",
   });
 }
 
+TEST_CASE("options for arguments that a step does not have are refused",
+          "[runtime][step]") {
+  run_virtual_world(2, manual_world(), [](session&) {
+    distributed_model model{make_caller()};
+    auto told = [&](step_options options) {
+      auto evaluate = step([&](Tensor x, Tensor y) { return model(x + y); },
+                           std::move(options));
+      return error_of(
+        [&] { evaluate(torch::ones({1, 3}), torch::ones({1, 3})); },
+        error_code::config);
+    };
+    auto text = told({.non_split_inputs = {0, 2}});
+    require(text
+              == "step_options::non_split_inputs has argument 2, but the step "
+                 "has 2, which count from 0",
+            text);
+    text = told({.input_split_axes = {{2, 1}}});
+    require(text
+              == "step_options::input_split_axes has argument 2, but the step "
+                 "has 2, which count from 0",
+            text);
+    text = told({.non_split_inputs = {1}, .input_split_axes = {{1, 1}}});
+    require(text
+              == "step_options::input_split_axes has an axis for argument 1, "
+                 "which is not split (non_split_inputs)",
+            text);
+    text = told({.non_split_inputs = {1}, .input_split_axes = {{0, -2}}});
+    require(text == "no error", text);
+  });
+}
+
 // -- errors -------------------------------------------------------------------
 
 TEST_CASE("an exception on one rank ends the step on all with one error",
