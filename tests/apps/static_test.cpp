@@ -72,7 +72,7 @@ TEST_CASE_METHOD(exit_run,
                  "Steps that diverge from their record fall back, are "
                  "counted, and have the numbers of dynamic ones",
                  "[apps][static][R33]") {
-  auto fast = GENERATE(as<std::string>{}, "false", "true");
+  auto fast = GENERATE(as<std::string>{}, "auto", "false", "true");
   auto dynamic = steps({}, "dynamic");
   auto replays = steps({"--smp.static_mode=true",
                         "--smp.static_fallback=dynamic",
