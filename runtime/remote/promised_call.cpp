@@ -330,6 +330,8 @@ void promise_book::begin_step(uint64_t trainable, bool all_wait) {
   memories_.splice(memories_.begin(), memories_, i);
   if (memories_.size() > record_book::max_keys)
     memories_.pop_back();
+  if (auto& known = memories_.front().known; known.size() > max_kinds)
+    known.clear();
 }
 
 uint64_t promise_book::next_request(const execution& ex) {

@@ -198,6 +198,10 @@ promised_value_ptr promised_value_of(const at::Tensor& x);
 /// What one rank knows of its promised calls. Thread-safe.
 class promise_book {
 public:
+  /// Kinds of calls that are remembered. A model has few for each module, but
+  /// texts among the arguments may make every call one of a kind of its own.
+  static constexpr size_t max_kinds = 1 << 16;
+
   /// @param on `smp.fast_mode`
   /// @param records outlives this
   promise_book(bool on, const record_book& records)
@@ -257,6 +261,7 @@ public:
   /// predicted now.
   void reconsider();
 
+  /// Forgets all kinds where there are too many.
   /// @param trainable which tensors of the model require grad, as a number:
   /// what calls return under one says nothing about another one
   /// @param all_wait see there

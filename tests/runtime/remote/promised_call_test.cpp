@@ -150,6 +150,24 @@ TEST_CASE("what calls return is known by which tensors require grad",
   CHECK_FALSE(book.find("kind", 0));
 }
 
+TEST_CASE("kinds of calls that never end are forgotten between steps",
+          "[runtime][promised_call][R38]") {
+  lone_rank rank;
+  promise_book book{true, rank.records()};
+  auto seen = one_tensor(at::kFloat, true);
+  for (size_t i = 0; i < promise_book::max_kinds; ++i)
+    book.remember("text " + std::to_string(i), seen);
+  book.begin_step(0);
+  CHECK(book.find("text 0", 0));
+  book.remember("one more", seen);
+  CHECK(book.find("text 0", 0));
+  book.begin_step(0);
+  CHECK_FALSE(book.find("text 0", 0));
+  CHECK_FALSE(book.find("one more", 0));
+  book.remember("text 0", seen);
+  CHECK(book.find("text 0", 0));
+}
+
 TEST_CASE("nothing is predicted in a step in which every call waits",
           "[runtime][promised_call][R38]") {
   lone_rank rank;
