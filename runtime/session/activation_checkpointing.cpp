@@ -8,21 +8,30 @@
 
 namespace smp {
 
+namespace {
+
+void mark_as_checkpointed(const void* module,
+                          const activation_checkpointing& how) {
+  session::current()
+    .internals()
+    .marks_for(module, "smp::set_activation_checkpointing")
+    .checkpointing[module]
+    = how;
+}
+
+} // namespace
+
 void set_activation_checkpointing(torch::nn::Module& x,
                                   const activation_checkpointing& how) {
   check_checkpointing(how,
                       dynamic_cast<torch::nn::SequentialImpl*>(&x) != nullptr);
-  session::current()
-    .internals()
-    .marks()
-    .checkpointing[dynamic_cast<const void*>(&x)]
-    = how;
+  mark_as_checkpointed(dynamic_cast<const void*>(&x), how);
 }
 
 void set_activation_checkpointing(const torch::jit::Module& x,
                                   const activation_checkpointing& how) {
   check_checkpointing(how, true);
-  session::current().internals().marks().checkpointing[x._ivalue().get()] = how;
+  mark_as_checkpointed(x._ivalue().get(), how);
 }
 
 } // namespace smp

@@ -16,7 +16,7 @@ namespace smp {
 /// (docs/activation_checkpointing.md); of a Sequential, its children. Before
 /// the partition, on rank 0 at least.
 /// @throws error (config) if the strategy is unknown, or nothing but "each" for
-/// what is no Sequential
+/// what is no Sequential; (unsupported) after the partition
 void set_activation_checkpointing(torch::nn::Module& x,
                                   const activation_checkpointing& how = {});
 

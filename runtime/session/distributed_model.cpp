@@ -289,13 +289,21 @@ void distributed_model_base::load_state_dict(const named_tensors& xs) {
 }
 
 void set_partition(torch::nn::Module& x, uint32_t pp_rank) {
-  session::current().internals().marks().pins[dynamic_cast<const void*>(&x)]
+  auto* module = dynamic_cast<const void*>(&x);
+  session::current()
+    .internals()
+    .marks_for(module, "smp::set_partition")
+    .pins[module]
     = pp_rank;
 }
 
 void set_tensor_parallelism(torch::nn::Module& x, bool enabled,
                             const tensor_parallel_config& how) {
-  session::current().internals().marks().sharing[dynamic_cast<const void*>(&x)]
+  auto* module = dynamic_cast<const void*>(&x);
+  session::current()
+    .internals()
+    .marks_for(module, "smp::set_tensor_parallelism")
+    .sharing[module]
     = make_sharing_mark(enabled, how);
 }
 
@@ -355,7 +363,11 @@ nn::parameter_creation_scope::~parameter_creation_scope() {
 }
 
 void set_stateful(torch::nn::Module& x, std::string why) {
-  session::current().internals().marks().stateful[dynamic_cast<const void*>(&x)]
+  auto* module = dynamic_cast<const void*>(&x);
+  session::current()
+    .internals()
+    .marks_for(module, "smp::set_stateful")
+    .stateful[module]
     = std::move(why);
 }
 

@@ -211,12 +211,14 @@ private:
 
 /// Places `x`, with all that is below it, on a pp_rank (manual placement);
 /// before the partition.
+/// @throws error (unsupported) after it
 void set_partition(torch::nn::Module& x, uint32_t pp_rank);
 
 /// Lets tensor-parallel ranks share `x` and what is below it, or not
 /// (docs/tensor_parallel.md); before the partition, on rank 0 at least.
 /// @param how of the nearest module above or at a shared one that has it
-/// @throws error (config) if it is none, or has no effect
+/// @throws error (config) if it is none, or has no effect; (unsupported) after
+/// the partition
 void set_tensor_parallelism(torch::nn::Module& x, bool enabled = true,
                             const tensor_parallel_config& how = {});
 
@@ -300,6 +302,7 @@ public:
 /// a member of its class: microbatches then pass it in their order. Buffers
 /// need no such word. Before the partition, on every rank.
 /// @param why for the partition print: "counts its calls"
+/// @throws error (unsupported) after the partition
 void set_stateful(torch::nn::Module& x, std::string why);
 
 } // namespace smp

@@ -208,6 +208,22 @@ void rank_runtime::check_alive() const {
 
 // -- model and steps ----------------------------------------------------------
 
+module_marks& rank_runtime::marks_for(const void* module,
+                                      const std::string& function) {
+  if (!state_ || !state_->partitioned())
+    return marks_;
+  auto& modules = state_->model().modules;
+  for (uint32_t i = 0; i < modules.size(); ++i)
+    if (modules[i].identity() == module)
+      throw error{failure{error_code::unsupported, no_rank,
+                          state_->map().name(module_id{i}),
+                          function
+                            + " has no effect once the model is partitioned: "
+                              "call it before the first step, and before the "
+                              "model's partition()"}};
+  return marks_;
+}
+
 std::shared_ptr<model_state> rank_runtime::make_model(model_root root) {
   if (state_)
     throw error{error_code::unsupported,

@@ -139,6 +139,10 @@ public:
     return marks_;
   }
 
+  /// The same for what the user says about `module` with `function`.
+  /// @throws error (unsupported) if its model is partitioned: too late
+  module_marks& marks_for(const void* module, const std::string& function);
+
   /// Makes the one distributed model of the session.
   /// @throws error (unsupported) if the session has one already (R4)
   std::shared_ptr<model_state> make_model(model_root root);

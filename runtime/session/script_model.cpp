@@ -120,7 +120,12 @@ at::Tensor loss_of(const c10::IValue& x) {
 }
 
 void set_partition(const torch::jit::Module& x, uint32_t pp_rank) {
-  session::current().internals().marks().pins[x._ivalue().get()] = pp_rank;
+  const void* module = x._ivalue().get();
+  session::current()
+    .internals()
+    .marks_for(module, "smp::set_partition")
+    .pins[module]
+    = pp_rank;
 }
 
 distributed_model<torch::jit::Module>::distributed_model(

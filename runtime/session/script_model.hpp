@@ -54,6 +54,7 @@ at::Tensor loss_of(const c10::IValue& x);
 
 /// Places a TorchScript module, with all that is below it, on a pp_rank
 /// (manual placement); before the partition.
+/// @throws error (unsupported) after it
 void set_partition(const torch::jit::Module& x, uint32_t pp_rank);
 
 /// A TorchScript model, of which each rank will own a part. The module's code

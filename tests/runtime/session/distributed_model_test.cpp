@@ -1,15 +1,18 @@
 #include "tests/support/catch.hpp"
 
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace smp;
@@ -178,4 +181,29 @@ TEST_CASE("a rank names what it owns, and all ranks together name all",
                                       {"c.bias", 1},
                                       {"c.weight", 1},
                                       {"scale", 1}});
+}
+
+TEST_CASE("what is said of a module after the partition is refused by name",
+          "[runtime]") {
+  using word = std::function<void(torch::nn::Module&)>;
+  const std::vector<std::pair<std::string, word>> words{
+    {"smp::set_partition", [](auto& x) { set_partition(x, 0); }},
+    {"smp::set_stateful", [](auto& x) { set_stateful(x, "counts"); }},
+    {"smp::set_tensor_parallelism", [](auto& x) { set_tensor_parallelism(x); }},
+    {"smp::set_activation_checkpointing",
+     [](auto& x) { set_activation_checkpointing(x); }}};
+  with_model([&](auto& model) {
+    torch::nn::Linear other{2, 2};
+    for (auto& [name, say] : words) {
+      auto told = error_of([&model, f = say] { f(*model->b); },
+                           error_code::unsupported);
+      require(told
+                == "module b: " + name
+                     + " has no effect once the model is partitioned: call it "
+                       "before the first step, and before the model's "
+                       "partition()",
+              told);
+      say(*other); // is not of that model
+    }
+  });
 }
