@@ -3,6 +3,7 @@
 #include "apps/smp-train/modes.hpp"
 #include "runtime/base/nearest_name.hpp"
 #include "runtime/base/print_stderr.hpp"
+#include "runtime/config/config_schema.hpp"
 #include "transport/build_id.hpp"
 
 #include <CLI/CLI.hpp>
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <utility>
 
 namespace smp::app {
 
@@ -227,13 +229,44 @@ std::string complaint(const nodes_command& x) {
   return {};
 }
 
-/// @returns what is wrong with an argument that is no option, or nothing.
-std::string complaint(const std::string& x) {
+/// What torchrun calls our options, folded.
+constexpr std::pair<std::string_view, std::string_view> of_torchrun[] = {
+  {"nprocpernode", "ranks"},
+  {"masteraddr", "master"},
+  {"masterport", "master"},
+};
+
+/// @param name of an option that `app` does not have, without its hyphens
+/// @returns "; did you mean --train.steps?", or nothing
+std::string hint_for_unknown_option(std::string_view name,
+                                    const CLI::App& app) {
+  std::vector<std::string_view> known;
+  for (auto* option : app.get_options())
+    for (auto& x : option->get_lnames())
+      known.push_back(x);
+  auto meant = nearest_name(name, known);
+  for (auto& [theirs, ours] : of_torchrun)
+    if (folded_name(name) == theirs
+        && std::find(known.begin(), known.end(), ours) != known.end())
+      meant = ours;
+  if (!meant.empty())
+    return fmt::format("; did you mean --{}?", meant);
+  // Or a key without its table.
+  constexpr std::string_view advice = "; did you mean ";
+  auto hint = hint_for_unknown_key(name);
+  if (!hint.starts_with(advice))
+    return {};
+  return fmt::format("{}--{}", advice, hint.substr(advice.size()));
+}
+
+/// @returns what is wrong with an argument that `app` did not take, or nothing.
+std::string complaint(const std::string& x, const CLI::App& app) {
   if (!x.starts_with("--"))
     return fmt::format("unexpected argument '{}'", x);
   auto name = x.substr(0, x.find('='));
   if (name.find('.') == std::string::npos)
-    return fmt::format("unknown option {}", name);
+    return fmt::format("unknown option {}{}", name,
+                       hint_for_unknown_option(name.substr(2), app));
   if (x.find('=') == std::string::npos)
     return fmt::format("{} has no value: write {}=VALUE", name, name);
   return {};
@@ -356,10 +389,10 @@ command_parser::command_parser(raw_options& x) {
 
 /// Takes over what is no option, and checks all that was given.
 /// @returns what is wrong, or nothing
-std::string finish(raw_options& x, std::vector<std::string> overrides) {
-  x.result.overrides = std::move(overrides);
+std::string finish(raw_options& x, const CLI::App& app) {
+  x.result.overrides = app.remaining();
   for (auto& argument : x.result.overrides)
-    if (auto text = complaint(argument); !text.empty())
+    if (auto text = complaint(argument, app); !text.empty())
       return text;
   if (auto text = apply_ranks(x); !text.empty())
     return text;
@@ -405,7 +438,7 @@ std::optional<command_line> parse_command_line(int argc, char** argv,
   if (what == command::train)
     if (auto text = complaint(x.result.config, parser.names()); !text.empty())
       return fail(text);
-  if (auto text = finish(x, app->remaining()); !text.empty())
+  if (auto text = finish(x, *app); !text.empty())
     return fail(text);
   return x.result;
 }
