@@ -76,7 +76,7 @@ std::optional<rank_environment> read_place(const variable_source& of,
   if (!rank || !world_size)
     fail(
       fmt::format("environment: {} is set but {} is not; a launcher sets "
-                  "both",
+                  "both; without one, unset it",
                   rank ? names.rank : names.world_size,
                   rank ? names.world_size : names.rank));
   if (*rank >= *world_size)
@@ -85,6 +85,7 @@ std::optional<rank_environment> read_place(const variable_source& of,
   rank_environment result;
   result.rank = *rank;
   result.world_size = *world_size;
+  result.told_by = fmt::format("{} and {}", names.rank, names.world_size);
   if (names.local_size != nullptr)
     result.local_size = number(of, names.local_size).value_or(0);
   if (result.local_size > *world_size)
@@ -158,7 +159,8 @@ std::optional<rank_environment> read_torchrun(const variable_source& of) {
   if (id == "none" && port == 0)
     fail(
       "environment: RANK is set but neither MASTER_PORT nor "
-      "TORCHELASTIC_RUN_ID is; runs could not be told apart");
+      "TORCHELASTIC_RUN_ID is; runs could not be told apart: set MASTER_PORT "
+      "or, without a launcher, unset RANK and WORLD_SIZE");
   return result;
 }
 
@@ -219,6 +221,7 @@ std::optional<rank_environment> read_slurm(const variable_source& of) {
   if (!job)
     fail("environment: SLURM_PROCID is set but SLURM_JOB_ID is not");
   result->run_id = fmt::format("slurm-{}.{}", *job, *step);
+  result->told_by = "SLURM_STEP_ID";
   if (auto here = tasks_of_node(of);
       here > result->local_rank && here <= result->world_size)
     result->local_size = here;

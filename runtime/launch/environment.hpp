@@ -28,6 +28,9 @@ struct rank_environment {
   std::string no_shared_memory;
   /// True when our own launcher started this rank and waits for its process.
   bool supervised = false;
+  /// The variables without which no launcher seems to have started it:
+  /// "RANK and WORLD_SIZE".
+  std::string told_by;
 };
 
 /// Reads the variables of our launcher (SMP_RANK ...), of torchrun-like

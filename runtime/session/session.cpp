@@ -50,6 +50,24 @@ layout_config layout_of(const session_config& x, uint64_t world_size) {
   return result;
 }
 
+/// What is wrong where a pipeline has more ranks than were started. A shell
+/// that srun or a cluster made says that it is a rank, and then --ranks starts
+/// none.
+std::string too_few_ranks(const rank_environment& x, uint64_t wanted) {
+  auto there = x.world_size == 1
+                 ? std::string{"this process is the only rank"}
+                 : "there are " + std::to_string(x.world_size) + " ranks";
+  auto number = std::to_string(wanted);
+  auto result = "smp.pipeline_parallel_degree = " + number + ", but " + there
+                + ": start the program with --ranks " + number
+                + " (smp::init), or by mpirun, srun or torchrun";
+  if (!x.told_by.empty() && !x.supervised)
+    result += "; --ranks starts none here, as the environment tells of a "
+              "launcher: to be without one, unset "
+              + x.told_by;
+  return result;
+}
+
 /// Threads of one rank, so that all ranks together use each core once.
 uint64_t kernel_threads(const session_config& x, uint64_t cores,
                         uint64_t local_size) {
@@ -342,13 +360,7 @@ session::session(session_config config, std::string settings)
   load_schedule(config);
   auto env = read_rank_environment().value_or(rank_environment{});
   if (auto ranks = config.pipeline_parallel_degree; ranks > env.world_size)
-    throw config_error(
-      "smp.pipeline_parallel_degree = " + std::to_string(ranks) + ", but "
-      + (env.world_size == 1
-           ? "this process is the only rank"
-           : "there are " + std::to_string(env.world_size) + " ranks")
-      + ": start the program with --ranks " + std::to_string(ranks)
-      + " (smp::init), or by mpirun, srun or torchrun");
+    throw config_error(too_few_ranks(env, ranks));
   auto layout = layout_of(config, env.world_size);
   (void)rank_layout{layout}; // throws before anything starts
   check_limits(env.world_size);

@@ -8,6 +8,7 @@
 #include "tests/support/scratch_dir.hpp"
 
 #include <functional>
+#include <map>
 #include <sstream>
 
 using Catch::Matchers::ContainsSubstring;
@@ -117,6 +118,23 @@ TEST_CASE("the example says in one line what is wrong", "[apps][examples]") {
   if (ranks == "3" && told.starts_with("smp: rank "))
     told = "error: " + told.substr(told.find(by_launcher) + by_launcher.size());
   CHECK(told == line);
+}
+
+// A shell that srun or a cluster made is a rank already.
+TEST_CASE_METHOD(scratch_dir,
+                 "the example says which variables keep it from starting ranks",
+                 "[apps][examples]") {
+  std::map<std::string, std::string> shell;
+  shell["RANK"] = "0";
+  shell["WORLD_SIZE"] = "1";
+  shell["MASTER_PORT"] = "29500";
+  shell["SMP_RENDEZVOUS_DIR"] = path;
+  program run{{built_program("train_own_model"), "--ranks", "2"}, path, shell};
+  CHECK(run.join() == 2);
+  CHECK_THAT(run.output(),
+             ContainsSubstring("this process is the only rank: ")
+               && ContainsSubstring("to be without one, unset RANK and "
+                                    "WORLD_SIZE\n"));
 }
 
 // A stranger has the installed smp and a project of their own, which says

@@ -200,6 +200,8 @@ TEST_CASE("Open MPI and Slurm name rank, size and job",
   CHECK(y.local_rank == 1);
   CHECK_THAT(y.run_id, ContainsSubstring("42"));
   CHECK_THAT(y.run_id, ContainsSubstring("3"));
+  CHECK(x.told_by == "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE");
+  CHECK(y.told_by == "SLURM_STEP_ID");
   // Where rank 0 is, on several machines, the user says.
   slurm["MASTER_ADDR"] = "fd00::7";
   slurm["MASTER_PORT"] = "29400";
@@ -254,7 +256,8 @@ TEST_CASE("our own variables count more than those around them",
 TEST_CASE("variables that contradict each other are named in the error",
           "[runtime][environment]") {
   CHECK_THAT(error_with({{"SMP_RANK", "0"}}),
-             ContainsSubstring("SMP_RANK is set but SMP_WORLD_SIZE is not"));
+             ContainsSubstring("SMP_RANK is set but SMP_WORLD_SIZE is not; a "
+                               "launcher sets both; without one, unset it"));
   CHECK_THAT(error_with({{"WORLD_SIZE", "2"}}),
              ContainsSubstring("WORLD_SIZE is set but RANK is not"));
   CHECK_THAT(error_with({{"RANK", "2"}, {"WORLD_SIZE", "2"}}),
@@ -264,7 +267,8 @@ TEST_CASE("variables that contradict each other are named in the error",
   CHECK_THAT(error_with({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}),
              ContainsSubstring("RANK=-1"));
   CHECK_THAT(error_with({{"RANK", "0"}, {"WORLD_SIZE", "2"}}),
-             ContainsSubstring("MASTER_PORT"));
+             ContainsSubstring("set MASTER_PORT or, without a launcher, unset "
+                               "RANK and WORLD_SIZE"));
   CHECK_THAT(
     error_with({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "70000"}}),
     ContainsSubstring("MASTER_PORT=70000"));
