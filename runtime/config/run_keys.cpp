@@ -115,8 +115,8 @@ const std::vector<config_key> run_table = {
   {.name = "optimizer.loss_scale",
    .slot = SMP_SLOT(optimizer.loss_scale),
    .meaning = "factor by which backward multiplies the loss and the "
-              "optimizer divides the gradients; `dynamic`: as large as they "
-              "bear (docs/precision.md)",
+              "optimizer divides the gradients; `dynamic`: as large as keeps "
+              "them finite (docs/precision.md)",
    .fallback = "1; `\"dynamic\"` with float16",
    .range = {.low = 0, .high = 0x1p32, .above_low = true},
    .elsewhere = {"static_loss_scale", "grad_scaler"}},
@@ -236,8 +236,9 @@ const std::vector<config_key> run_table = {
   {.name = "checkpoint.resume",
    .slot = SMP_SLOT(checkpoint.resume),
    .meaning = "where to go on: `auto`: the newest complete checkpoint in "
-              "`checkpoint.dir`, if there is one; `none`: there is none; or "
-              "the folder of a checkpoint, of any grid of ranks",
+              "`checkpoint.dir`, if there is one; `none`: from the beginning, "
+              "and an error if there is one; or the folder of a checkpoint, of "
+              "any grid of ranks",
    .elsewhere = {"resume_from_checkpoint", "load", "restart"},
    .is_folder = true,
    .no_paths = {"auto", "none"}},

@@ -123,8 +123,9 @@ const std::vector<config_key> session_table = {
    .local = true},
   {.name = "smp.placement_strategy",
    .slot = SMP_SLOT(smp.placement_strategy),
-   .meaning = "which ranks are neighbours: `cluster` = `DPT`, `spread` = "
-              "`TPD`, or another permutation; right-most letter first",
+   .meaning = "order of the ranks along the axes D (replicas), P (pipeline) "
+              "and T (tensor parallel); those of the last letter are "
+              "neighbours; `cluster` = `DPT`, `spread` = `TPD`",
    .choices = {"cluster", "spread", "DPT", "DTP", "PDT", "PTD", "TDP", "TPD"},
    .only = {{"smp.ddp", {"true"}}}},
   {.name = "smp.static_mode",
@@ -232,7 +233,7 @@ const std::vector<config_key> session_table = {
    .meaning = "what modules of `activation_checkpointing.modules` keep for "
               "backward is in a file in between "
               "(docs/activation_checkpointing.md)",
-   .elsewhere = {"cpu_offload", "activation_offload", "cpu_checkpointing"}},
+   .elsewhere = {"activation_offload", "cpu_checkpointing"}},
   {.name = "smp.activation_loading_horizon",
    .slot = SMP_SLOT(smp.activation_loading_horizon),
    .meaning = "how many calls of these modules ahead of backward it is read "
@@ -241,15 +242,16 @@ const std::vector<config_key> session_table = {
    .only = {{"smp.offload_activations", {"true"}}}},
   {.name = "smp.offload_dir",
    .slot = SMP_SLOT(smp.offload_dir),
-   .meaning = "folder of that file, which never shows up in it, relative to "
-              "the configuration's directory; on a disk: a tmpfs is memory",
+   .meaning = "folder of that file, in which it has no name, relative to the "
+              "configuration's directory; on a disk: a tmpfs is memory",
    .fallback = "the environment's `TMPDIR`, or `/var/tmp`",
    .elsewhere = {"nvme_path", "offload_path"},
    .only = {{"smp.offload_activations", {"true"}}},
    .local = true,
    .is_folder = true},
   {.name = "smp.offload_optimizer",
-   .meaning = "what the optimizer remembers is in host memory, for devices"},
+   .meaning = "what the optimizer remembers is in host memory, for devices",
+   .elsewhere = {"cpu_offload"}},
   // -- [tensor_parallel] ------------------------------------------------------
   {.name = "tensor_parallel.modules",
    .slot = SMP_SLOT(smp.tensor_parallel_modules),

@@ -307,6 +307,9 @@ TEST_CASE("an advice never names a key that would be refused",
   auto line = parse(good, {"--train.max_restart=1"}).errors.at(0);
   CHECK_THAT(line, ContainsSubstring("unknown key train.max_restart; "
                                      "train.max_restarts is not built yet"));
+  line = parse(good, {"--smp.cpu_offload=true"}).errors.at(0);
+  CHECK_THAT(line, ContainsSubstring("unknown key smp.cpu_offload; "
+                                     "smp.offload_optimizer is not built yet"));
   line = parse(good, {"--smp.tp_size=2"}).errors.at(0);
   CHECK_THAT(line,
              ContainsSubstring("; did you mean smp.tensor_parallel_degree?"));
