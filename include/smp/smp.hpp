@@ -15,6 +15,7 @@
 #include "runtime/session/distributed_model.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/groups.hpp"
+#include "runtime/session/inspection.hpp"
 #include "runtime/session/script_model.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/session/step.hpp"

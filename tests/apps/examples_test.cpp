@@ -145,10 +145,16 @@ TEST_CASE_METHOD(scratch_dir, "the example builds in a stranger's project",
   auto readme = content_of(source_file("README.md"));
   write("project/train_own_model.cpp",
         code_block(readme, "Your own model", "cpp"));
+  // As docs/inspect.md has it.
+  write("project/look.cpp",
+        "#include \"smp/smp.hpp\"\n"
+        "void look(smp::session& session) {\n"
+        "  smp::inspectable_run looked_at{session, \"runs/mine\"};\n"
+        "}\n");
   // Without the precompiled header, smp comes before Torch.
   write("project/CMakeLists.txt",
         code_block(readme, "Your own model", "cmake")
-          + "add_library(smp_first OBJECT train_own_model.cpp)\n"
+          + "add_library(smp_first OBJECT train_own_model.cpp look.cpp)\n"
             "target_link_libraries(smp_first PRIVATE smp::smp)\n"
             "target_compile_options(smp_first PRIVATE -fsyntax-only)\n");
   installed.build("project");
