@@ -16,6 +16,7 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <limits>
 #include <unordered_set>
 
 namespace smp {
@@ -258,7 +259,10 @@ std::unique_ptr<data_source> make_data(const train_config& x,
                                        uint64_t replicas) {
   const auto& type = x.data.type;
   const auto batch_size = x.data.batch_size.value_or(0) * replicas;
-  const auto vocabulary = x.model.vocabulary.value_or(256);
+  // Which tokens a model of the user's takes is not said in a configuration.
+  const bool is_own = x.model.type == "torchscript" || x.model.type == "plugin";
+  const auto vocabulary = is_own ? std::numeric_limits<uint64_t>::max()
+                                 : x.model.vocabulary.value_or(256);
   if (type == "text")
     return std::make_unique<text_sequences>(
       text::read(x.data.path, x.data.held_out),

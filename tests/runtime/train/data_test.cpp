@@ -4,6 +4,8 @@
 #include "tests/support/error_of.hpp"
 
 #include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/config/config_file.hpp"
+#include "runtime/train/trainable.hpp"
 #include "transport/error.hpp"
 
 #include <torch/types.h>
@@ -290,6 +292,24 @@ TEST_CASE("A file that holds no such tokens is refused with the place",
   CHECK_THAT(message_of([&] { data.held_out_batch(0, 1); }),
              ContainsSubstring("token 90 at position 90 is not below "
                                "model.vocabulary = 50"));
+}
+
+TEST_CASE("A model of the user's gets any token, a built-in one its vocabulary",
+          "[runtime][data]") {
+  temporary_file file{counting_file<uint16_t>(1000)};
+  smp::train_config x;
+  x.data.type = "tokens";
+  x.data.path = file.path();
+  x.data.sequence_length = 4;
+  x.data.batch_size = 2;
+  for (auto type : {"torchscript", "plugin"}) {
+    x.model.type = type;
+    auto last = smp::make_data(x)->held_out_batch(1, 2);
+    CHECK(last.at(1).max().item<int64_t>() == 999);
+  }
+  x.model.type = "gpt";
+  CHECK_THAT(message_of([&] { smp::make_data(x)->held_out_batch(1, 2); }),
+             ContainsSubstring("is not below model.vocabulary = 256"));
 }
 
 // -- parts --------------------------------------------------------------------
