@@ -8,6 +8,9 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <string_view>
 
@@ -110,6 +113,24 @@ std::optional<uint32_t> walked_model::find_module(std::string_view name) const {
     if (std::ranges::find(modules[i].names, name) != modules[i].names.end())
       return i;
   return std::nullopt;
+}
+
+std::string walked_model::existing_near(std::string name) const {
+  std::optional<uint32_t> parent;
+  while (!parent) {
+    auto dot = name.rfind('.');
+    name.resize(dot == std::string::npos ? 0 : dot);
+    parent = find_module(name);
+  }
+  std::vector<std::string_view> children;
+  for (auto child : modules[*parent].children) {
+    std::string_view x = modules[child].names.front();
+    children.push_back(x.substr(x.rfind('.') + 1));
+  }
+  auto where = name.empty() ? "the model" : "'" + name + "'";
+  return children.empty()
+           ? where + " has no modules in it"
+           : fmt::format("{} has {}", where, fmt::join(children, ", "));
 }
 
 std::vector<uint32_t> walked_model::modules_below(std::string_view name) const {

@@ -95,6 +95,10 @@ struct walked_model {
   /// @returns the position of the module that has `name` among its names
   std::optional<uint32_t> find_module(std::string_view name) const;
 
+  /// @returns for who wrote a name, or a pattern, that no module has what there
+  /// is below the last part of it that is right: "'blocks' has 0, 1, 2"
+  std::string existing_near(std::string name) const;
+
   /// @returns the positions of that module and of all below it, by their names;
   /// none if there is no such module
   std::vector<uint32_t> modules_below(std::string_view name) const;

@@ -226,7 +226,8 @@ void promise_book::set_waiting(const model_map& map,
     auto found = map.model().modules_below(name);
     if (found.empty())
       throw error{error_code::config,
-                  "smp.no_promises: the model has no module '" + name + "'"};
+                  "smp.no_promises: the model has no module '" + name + "'; "
+                    + map.model().existing_near(name)};
     waiting_.insert(found.begin(), found.end());
   }
 }

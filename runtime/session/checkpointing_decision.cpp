@@ -99,9 +99,10 @@ private:
           if (any_name_fits(patterns[k], i))
             why = fmt::format("'{}' cannot be computed again: {}", name(i),
                               why_not(i));
-        throw config_error(
-          "activation_checkpointing.modules: "
-          + (why.empty() ? "no module is called \"" + patterns[k] + '"' : why));
+        if (why.empty())
+          why = fmt::format("no module is called \"{}\"; {}", patterns[k],
+                            model_.existing_near(patterns[k]));
+        throw config_error("activation_checkpointing.modules: " + why);
       }
     if (!patterns.empty() && !grouped_ && request_.how.strategy != "each")
       throw config_error("activation_checkpointing.strategy = \""

@@ -50,7 +50,8 @@ public:
     for (size_t k = 0; k < used.size(); ++k)
       if (!used[k])
         throw config_error("tensor_parallel.modules: no module is called \""
-                           + request_.patterns[k] + '"');
+                           + request_.patterns[k] + "\"; "
+                           + model_.existing_near(request_.patterns[k]));
     if (request_.prescaled)
       result_.remarks.add("ranks that share have the same samples");
     return std::move(result_);

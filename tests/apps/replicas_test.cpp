@@ -250,5 +250,7 @@ TEST_CASE_METHOD(grid_dir,
                       "--smp.tensor_parallel_degree=2",
                       "--tensor_parallel.modules=[\"encoder\"]"});
   CHECK(wrong.join() == 2);
-  CHECK_THAT(wrong.output(), ContainsSubstring("no module is called"));
+  CHECK_THAT(wrong.output(),
+             ContainsSubstring("no module is called \"encoder\"; the model has "
+                               "transformer"));
 }

@@ -228,7 +228,8 @@ TEST_CASE("calls of the modules that a user names wait, and ranges with them",
   range.last = 2;
   CHECK(book.waits(map, module_id{0}, range));
   CHECK(cause_of([&] { book.set_waiting(map, {"ours"}); }, error_code::config)
-        == "smp.no_promises: the model has no module 'ours'");
+        == "smp.no_promises: the model has no module 'ours'; the model has "
+           "mine, theirs");
   promise_book off{false, rank.records()};
   CHECK(off.waits(map, module_id{1}, {}));
 }

@@ -117,7 +117,11 @@ TEST_CASE_METHOD(fixture, "code marks modules inside each other",
 TEST_CASE_METHOD(fixture, "what cannot be computed again is an error by name",
                  "[runtime][R52]") {
   CHECK_THAT(refusal({"boddy"}),
-             ContainsSubstring("no module is called \"boddy\""));
+             ContainsSubstring("no module is called \"boddy\"; the model has "
+                               "body, list, seen, hidden"));
+  CHECK_THAT(refusal({"list.7*"}),
+             ContainsSubstring("no module is called \"list.7*\"; 'list' has 0, "
+                               "1"));
   CHECK_THAT(refusal({"hidden"}),
              ContainsSubstring("'hidden' cannot be computed again")
                && ContainsSubstring("smp::submodule"));

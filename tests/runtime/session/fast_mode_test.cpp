@@ -353,7 +353,8 @@ TEST_CASE("modules of smp.no_promises wait for their results",
   } catch (const error& e) {
     CHECK(e.code() == error_code::config);
     CHECK(e.cause().text == "smp.no_promises: the model has no module "
-                            "'layer7'");
+                            "'layer7'; the model has layer1, layer2, layer3, "
+                            "layer4");
   }
 }
 
