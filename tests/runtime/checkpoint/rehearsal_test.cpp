@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <string>
@@ -64,9 +65,9 @@ struct run_end {
 /// Goes on from what is in the folder, if anything, up to so many steps, and
 /// saves the end.
 run_end train(const std::string& dir, uint64_t steps,
-              const virtual_world_options& world) {
+              const virtual_world_options& world, uint64_t ranks = 2) {
   run_end result;
-  run_virtual_world(2, world, [&](session& s) {
+  run_virtual_world(ranks, world, [&](session& s) {
     distributed_model model{seeded([] { return reuse{}; })};
     torch::optim::SGD sgd{model->parameters(),
                           torch::optim::SGDOptions(0.01).momentum(0.9)};
@@ -76,11 +77,14 @@ run_end train(const std::string& dir, uint64_t steps,
       model.backward(loss);
       return loss;
     });
-    auto from = resume_from_checkpoint(
-      dir, model, {&optimizer}, [&](uint64_t i) { train_step(data_of(i)); });
+    auto compute = [&](uint64_t i) {
+      auto replicas = static_cast<int64_t>(dp_size());
+      train_step(data_of(i).chunk(replicas).at(dp_rank()));
+    };
+    auto from = resume_from_checkpoint(dir, model, {&optimizer}, compute);
     for (auto i = from ? from->step : uint64_t{0}; i < steps; ++i) {
       optimizer.zero_grad();
-      train_step(data_of(i));
+      compute(i);
       optimizer.step();
       if (s.rank() == 0)
         result.ordered.push_back(s.last_step().replayed);
@@ -93,32 +97,59 @@ run_end train(const std::string& dir, uint64_t steps,
   return result;
 }
 
+/// A pipeline of two, and after how many steps it ends.
+struct broken_run {
+  uint64_t replicas = 1;
+  uint64_t tensor = 1;
+  bool parts = false; // of the optimizer's state, and of gradients
+  std::optional<bool> fast = {};
+  uint64_t after = 2;
+
+  virtual_world_options world() const {
+    auto result = manual_world(2, 4);
+    auto& x = result.config;
+    x.deterministic_server = true;
+    x.fast_mode = fast;
+    x.ddp = replicas * tensor > 1;
+    x.shard_optimizer_state = x.shard_gradients = parts;
+    x.tensor_parallel_degree = tensor;
+    if (tensor > 1)
+      x.tensor_parallel_modules = {"shared"};
+    return result;
+  }
+};
+
 } // namespace
 
 TEST_CASE("a program that rehearses goes on with the bits of an unbroken run",
           "[runtime][checkpoint][deterministic][R51]") {
-  auto fast = GENERATE(as<std::optional<bool>>{}, std::nullopt, false);
-  auto broken = GENERATE(2, 6);
-  INFO((fast ? "waits" : "auto") << ", broken after " << broken);
+  auto x = GENERATE(
+    broken_run{.after = 2}, broken_run{.after = 6},
+    broken_run{.fast = false, .after = 2},
+    broken_run{.fast = false, .after = 6}, broken_run{.replicas = 2},
+    broken_run{.replicas = 2, .parts = true},
+    broken_run{.replicas = 2, .parts = true, .fast = false, .after = 6},
+    broken_run{.tensor = 2});
+  CAPTURE(x.replicas, x.tensor, x.parts, x.fast.has_value(), x.after);
   constexpr uint64_t steps = 9;
-  auto world = manual_world(2, 4);
-  world.config.deterministic_server = true;
-  world.config.fast_mode = fast;
+  auto ranks = 2 * x.replicas * x.tensor;
+  auto world = x.world();
   scratch_dir whole, parts;
-  auto expected = train(whole.path, steps, world);
+  auto expected = train(whole.path, steps, world, ranks);
   world.seed = 2;
-  train(parts.path, static_cast<uint64_t>(broken), world);
+  train(parts.path, x.after, world, ranks);
   world.seed = 3;
-  auto found = train(parts.path, steps, world);
+  auto found = train(parts.path, steps, world, ranks);
   REQUIRE(expected.ordered.size() == steps);
   CHECK(expected.ordered.back());
   CHECK(found.ordered
-        == std::vector<bool>(expected.ordered.begin() + broken,
+        == std::vector<bool>(expected.ordered.begin()
+                               + static_cast<std::ptrdiff_t>(x.after),
                              expected.ordered.end()));
   REQUIRE(found.state.size() == expected.state.size());
-  for (auto& [name, x] : expected.state) {
+  for (auto& [name, y] : expected.state) {
     INFO(name);
-    CHECK(found.state.at(name).equal(x));
+    CHECK(found.state.at(name).equal(y));
   }
 }
 
