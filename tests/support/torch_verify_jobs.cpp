@@ -1,5 +1,6 @@
 #include "tests/support/torch_verify_jobs.hpp"
 
+#include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/session/gradient_buckets.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
@@ -290,6 +291,19 @@ verify_case script_case(const std::string& model, uint64_t ranks,
   x.data.path = source_file("tests/data/zoo/" + model + ".batch.safetensors");
   result.name = name_of(model, x);
   return result;
+}
+
+std::string longer_batch(const std::string& path, const scratch_dir& dir) {
+  named_tensors result;
+  for (auto& [name, x] : read_safetensors(path).tensors) {
+    std::vector<Tensor> parts;
+    for (int64_t i = 0; i < 16; ++i)
+      parts.push_back(x.roll({i}, {1}));
+    result.emplace_back(name, torch::cat(parts));
+  }
+  std::string file = dir.path / "batch.safetensors";
+  write_safetensors(file, result);
+  return file;
 }
 
 verify_summary run_case(const verify_case& x, uint64_t steps, bool split,

@@ -9,6 +9,8 @@
 
 namespace smp::test {
 
+class scratch_dir;
+
 /// A job that a comparison with one process runs, and how it is cut.
 struct verify_case {
   std::string name;
@@ -36,6 +38,10 @@ verify_case model_case(const std::string& model, uint64_t ranks,
 /// A TorchScript file of tests/data/zoo, with the batch beside it.
 verify_case script_case(const std::string& model, uint64_t ranks,
                         uint64_t microbatches);
+
+/// Writes a batch with 16 times its rows, each time their tokens elsewhere, so
+/// that more than 4 KB are between modules. @returns the file
+std::string longer_batch(const std::string& path, const scratch_dir& dir);
 
 /// What a rank did besides.
 struct rank_counts {

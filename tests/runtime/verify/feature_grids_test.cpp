@@ -1,13 +1,12 @@
 // ctest: timeout=600 label=proof
 #include "tests/support/catch.hpp"
 
-#include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/train/trainable.hpp"
 #include "runtime/verify/verify.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_verify_jobs.hpp"
 
-#include <torch/types.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <functional>
@@ -140,21 +139,6 @@ void check_gpt(const test::verify_case& x, const std::string& what) {
     CHECK(std::ranges::all_of(ranks, offloads));
 }
 
-/// Writes a batch with 16 times its rows, each time their tokens elsewhere.
-std::string longer_batch(const std::string& path,
-                         const test::scratch_dir& dir) {
-  named_tensors result;
-  for (auto& [name, x] : read_safetensors(path).tensors) {
-    std::vector<at::Tensor> parts;
-    for (int64_t i = 0; i < 16; ++i)
-      parts.push_back(x.roll({i}, {1}));
-    result.emplace_back(name, torch::cat(parts));
-  }
-  std::string file = dir.path / "batch.safetensors";
-  write_safetensors(file, result);
-  return file;
-}
-
 } // namespace
 
 TEST_CASE("each feature alone and all together are right in each grid",
@@ -196,7 +180,7 @@ TEST_CASE("a TorchScript model has them, too", "[runtime][verify][R35]") {
     place(x, of);
     if (of.tensor > 1)
       x.smp.tensor_parallel_modules = {"*"};
-    x.data.path = longer_batch(x.data.path, dir);
+    x.data.path = test::longer_batch(x.data.path, dir);
     return result;
   };
   auto check = [&](const test::verify_case& x, const std::string& what) {

@@ -2,6 +2,7 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/verify/verify.hpp"
+#include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_verify_jobs.hpp"
 
 #include <algorithm>
@@ -55,11 +56,47 @@ public:
                             && !(x.model.tied.value_or(false)
                                  && x.smp.tensor_parallel_modules.front()
                                       == "transformer.wte");
-    draw_precision(x);
+    draw_type(x);
+    draw_scale(x);
     x.data.batch_size = 4 * one_of<uint64_t>({1, 2});
     x.optimizer.type = one_of<std::string>(
       {"adamw", "adamw", "adam", "sgd", "adagrad"});
     x.optimizer.fused = x.optimizer.type != "adagrad" && maybe(0.3);
+    if (maybe(0.3))
+      x.optimizer.clip_grad_norm = 0.1;
+    result.name = to_toml(x);
+    return result;
+  }
+
+  /// Of a TorchScript file. @param dir gets its batch
+  test::verify_case draw_file(const test::scratch_dir& dir) {
+    auto pp = one_of<uint64_t>({1, 2});
+    auto tp = one_of<uint64_t>({1, 2});
+    auto dp = pp * tp == 1 ? 2 : one_of<uint64_t>({1, 2});
+    auto result = test::script_case("hf_gpt2", pp, 2);
+    auto& x = result.config;
+    x.data.path = test::longer_batch(x.data.path, dir);
+    x.smp.ddp = tp * dp > 1;
+    x.smp.tensor_parallel_degree = tp;
+    if (x.smp.ddp) {
+      x.ranks = pp * tp * dp;
+      draw_replication(x);
+    }
+    if (tp > 1) {
+      x.smp.tensor_parallel_modules = {"*"};
+      x.smp.optimize = one_of<std::string>({"speed", "memory"});
+    }
+    if (maybe(0.4)) {
+      x.smp.activation_checkpointing.modules = {"*.h.*"};
+      x.smp.offload_activations = maybe();
+    }
+    x.smp.deterministic_server = maybe(0.2);
+    x.smp.fast_mode = one_of<std::optional<bool>>({std::nullopt, false});
+    if (tp == 1) // code that ranks share knows its types
+      draw_type(x);
+    draw_scale(x);
+    x.optimizer.type = one_of<std::string>({"adamw", "adam", "sgd"});
+    x.optimizer.fused = maybe(0.3);
     if (maybe(0.3))
       x.optimizer.clip_grad_norm = 0.1;
     result.name = to_toml(x);
@@ -121,13 +158,16 @@ private:
       x.smp.activation_loading_horizon = one_of<uint64_t>({1, 4});
   }
 
-  void draw_precision(train_config& x) {
+  void draw_type(train_config& x) {
     auto type = one_of<std::string>(
       {"float32", "float32", "float32", "bf16", "fp16", "autocast"});
     x.smp.bf16_params = type == "bf16";
     x.smp.fp16_params = type == "fp16";
     if (type == "autocast")
       x.train.dtype = "bfloat16";
+  }
+
+  void draw_scale(train_config& x) {
     if (maybe(0.3))
       x.optimizer.loss_scale = maybe() ? loss_scale_setting{.dynamic = true}
                                        : loss_scale_setting{.fixed = 128};
@@ -138,6 +178,22 @@ private:
   std::mt19937 random_;
 };
 
+/// @param split see `verify_options`
+/// @returns how many bytes all ranks had in files
+uint64_t check_mix(const test::verify_case& x, bool split) {
+  auto steps = std::max<uint64_t>(5, steps_to_verify(x.config));
+  std::vector<test::rank_counts> ranks;
+  auto summary = test::run_case(x, steps, split, &ranks);
+  CHECK(to_text(summary).starts_with("equal: "));
+  CHECK(summary.losses.compared > 0);
+  CHECK(summary.gradients.compared > 0);
+  CHECK(summary.updates.compared > 0);
+  uint64_t offloaded = 0;
+  for (auto& rank : ranks)
+    offloaded += rank.offloaded_bytes;
+  return offloaded;
+}
+
 } // namespace
 
 TEST_CASE("Features in any mix give the numbers of one process",
@@ -147,15 +203,20 @@ TEST_CASE("Features in any mix give the numbers of one process",
   for (int i = 0; i < 50; ++i) {
     auto x = mixes.draw();
     INFO("mix " << i << "\n" << x.name);
-    auto steps = std::max<uint64_t>(5, steps_to_verify(x.config));
-    std::vector<test::rank_counts> ranks;
-    auto summary = test::run_case(x, steps, false, &ranks);
-    CHECK(to_text(summary).starts_with("equal: "));
-    CHECK(summary.losses.compared > 0);
-    CHECK(summary.gradients.compared > 0);
-    CHECK(summary.updates.compared > 0);
-    for (auto& rank : ranks)
-      offloaded += rank.offloaded_bytes;
+    offloaded += check_mix(x, false);
+  }
+  CHECK(offloaded > 0);
+}
+
+TEST_CASE("Features of a TorchScript file in any mix, too",
+          "[runtime][verify][R35]") {
+  test::scratch_dir dir;
+  mixer mixes{20261127};
+  uint64_t offloaded = 0;
+  for (int i = 0; i < 16; ++i) {
+    auto x = mixes.draw_file(dir);
+    INFO("mix " << i << "\n" << x.name);
+    offloaded += check_mix(x, x.config.smp.pipeline_parallel_degree > 1);
   }
   CHECK(offloaded > 0);
 }
