@@ -153,7 +153,8 @@ public:
       // Before the evaluation, which a run that goes on makes once more.
       if (checkpoints_->due(summary_.steps, summary_.interrupted))
         save_checkpoint();
-      evaluate_in_between();
+      if (!summary_.interrupted) // which has to end in time
+        evaluate_in_between();
     }
     if (!summary_.interrupted)
       finish();

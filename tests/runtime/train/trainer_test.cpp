@@ -310,9 +310,11 @@ TEST_CASE("An interrupt of any rank ends the run on all after the step",
   scratch_dir dir;
   auto config = small_config(dir.write("text.txt", long_text()));
   config.train.save_model = true;
+  config.train.eval_interval = 1;
   for (auto& rank : run(config, dir.path, true)) {
     CHECK(rank.summary.interrupted);
     CHECK(rank.summary.steps == 1);
+    CHECK(rank.heard.evaluations.empty());
     CHECK_FALSE(rank.summary.held_out_loss.has_value());
   }
   CHECK_FALSE(dir.read("model.safetensors").empty());
