@@ -150,11 +150,7 @@ public:
       } catch (const std::exception&) {
         explain_memory();
       }
-      // Before the evaluation, which a run that goes on makes once more.
-      if (checkpoints_->due(summary_.steps, summary_.interrupted))
-        save_checkpoint();
-      if (!summary_.interrupted) // which has to end in time
-        evaluate_in_between();
+      end_step();
     }
     if (!summary_.interrupted)
       finish();
@@ -224,6 +220,22 @@ private:
 
   bool rehearses() const {
     return config_.smp.deterministic_server && !summary_.resumed_from.empty();
+  }
+
+  /// Saves before the evaluation, which a run that goes on makes once more. One
+  /// that is interrupted has to end in time, and makes none.
+  void end_step() {
+    auto saves = [this] {
+      return checkpoints_->due(summary_.steps, summary_.interrupted);
+    };
+    const auto saved = saves();
+    if (saved)
+      save_checkpoint();
+    if (summary_.interrupted)
+      return;
+    evaluate_in_between();
+    if (!saved && saves())
+      save_checkpoint();
   }
 
   void save_checkpoint() {
@@ -385,15 +397,19 @@ private:
     auto interval = config_.train.eval_interval;
     if (evaluates() && interval > 0 && summary_.steps % interval == 0
         && summary_.steps < config_.train.steps)
-      listener_.on_evaluation(summary_.steps, evaluate());
+      if (auto loss = evaluate())
+        listener_.on_evaluation(summary_.steps, *loss);
   }
 
   bool evaluates() const {
     return config_.train.eval_steps > 0 && data_->has_held_out();
   }
 
-  /// @returns the mean loss of the held-out batches; without backward.
-  double evaluate() {
+  /// @returns the mean loss of the held-out batches, without backward; nothing
+  /// if the run is interrupted before the last one
+  std::optional<double> evaluate() {
+    auto& drawn = session_.internals().counters().drawn_step;
+    const auto before = drawn.load();
     swap_averages();
     model_->eval();
     auto eval_step = smp::step([this](const batch& x) {
@@ -402,14 +418,27 @@ private:
     });
     double sum = 0;
     const auto n = config_.train.eval_steps;
-    for (uint64_t i = 0; i < n; ++i) {
+    uint64_t i = 0;
+    for (; i < n && !is_stopped(); ++i) {
       auto x = session_.pp_rank() == 0 ? data_->held_out_batch(i, n, own_part())
                                        : batch{};
       sum += eval_step(x).reduce_mean().template item<double>();
     }
     model_->train();
     swap_averages();
+    summary_.interrupted = i < n;
+    if (summary_.interrupted) {
+      drawn = before; // who goes on makes all of it
+      return std::nullopt;
+    }
     return mean_of_replicas(sum / static_cast<double>(n));
+  }
+
+  /// Whether the run is to end, on any rank. Collective over the world.
+  bool is_stopped() const {
+    auto sum = session_.internals().exchange().all_reduce_sum(
+      world_, "smp.train.stop", {stop_.load() ? 1.0 : 0.0});
+    return sum.front() > 0;
   }
 
   /// Continues the held-out part with bytes drawn from the model, the same on
@@ -440,6 +469,8 @@ private:
   void finish() {
     if (evaluates()) {
       summary_.held_out_loss = evaluate();
+      if (!summary_.held_out_loss)
+        return; // interrupted
       listener_.on_evaluation(summary_.steps, *summary_.held_out_loss);
     }
     if (auto* sequences = dynamic_cast<text_sequences*>(data_.get())) {

@@ -156,8 +156,8 @@ void begin_run(const train_config& config, const trainable& whole,
 /// `run_dir`/model.safetensors (train.save_model); `run_dir` exists. Goes on
 /// from a checkpoint and saves them as [checkpoint] says.
 /// @param stop set on any rank ends the run on all ranks after the current
-///        step; the model is still saved, and a checkpoint if asked for, but
-///        neither evaluated nor sampled
+///        step, in training or in an evaluation; the model is still saved, and
+///        a checkpoint if asked for, but neither evaluated nor sampled
 /// @throws error (numbers) naming the step if its loss or gradient is not
 /// finite, unless train.on_nonfinite or a dynamic loss scale lets it be skipped
 /// @throws error (config) for data or files that cannot be used

@@ -2,6 +2,7 @@
 
 #include "runtime/train/trainer.hpp"
 
+#include "runtime/checkpoint/checkpoint_dir.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/train/models/builtin.hpp"
 #include "runtime/train/optimizers.hpp"
@@ -16,8 +17,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <map>
+#include <memory>
 #include <stdexcept>
 
 using Catch::Approx;
@@ -60,6 +63,8 @@ struct heard_listener : smp::train_listener {
 
   void on_step(const smp::step_metrics& x) override {
     steps.push_back(x);
+    if (interrupts != nullptr)
+      *interrupts = true;
   }
 
   void on_model(smp::distributed_model_base& x,
@@ -79,7 +84,11 @@ struct heard_listener : smp::train_listener {
   std::vector<smp::step_metrics> steps;
   std::map<uint64_t, double> evaluations;
   smp::distributed_model_base* model = nullptr;
+  /// Set behind a step, where what comes next is an evaluation.
+  std::atomic<bool>* interrupts = nullptr;
 };
+
+enum class interrupt { never, in_first_step, behind_it };
 
 smp::train_config small_config(const std::string& text) {
   smp::train_config result;
@@ -112,7 +121,8 @@ struct run_result {
 
 /// Trains on virtual ranks. @returns what each rank got
 std::vector<run_result> run(const smp::train_config& config,
-                            const std::string& run_dir, bool stop = false) {
+                            const std::string& run_dir,
+                            interrupt when = interrupt::never) {
   std::vector<run_result> result(config.smp.pipeline_parallel_degree);
   std::atomic<bool> flag = false;
   smp::virtual_world_options world;
@@ -120,11 +130,14 @@ std::vector<run_result> run(const smp::train_config& config,
   smp::run_virtual_world(result.size(), world, [&](smp::session& s) {
     // Only one rank hears the interrupt.
     static const std::atomic<bool> no = false;
-    if (stop)
+    if (when == interrupt::in_first_step)
       flag = true;
+    auto last = s.rank() + 1 == result.size();
     auto& mine = result[s.rank()];
+    if (when == interrupt::behind_it && last)
+      mine.heard.interrupts = &flag;
     mine.summary = smp::train(s, config, run_dir, mine.heard,
-                              s.rank() + 1 == result.size() ? flag : no);
+                              last ? flag : no);
   });
   return result;
 }
@@ -311,13 +324,114 @@ TEST_CASE("An interrupt of any rank ends the run on all after the step",
   auto config = small_config(dir.write("text.txt", long_text()));
   config.train.save_model = true;
   config.train.eval_interval = 1;
-  for (auto& rank : run(config, dir.path, true)) {
+  for (auto& rank : run(config, dir.path, interrupt::in_first_step)) {
     CHECK(rank.summary.interrupted);
     CHECK(rank.summary.steps == 1);
     CHECK(rank.heard.evaluations.empty());
     CHECK_FALSE(rank.summary.held_out_loss.has_value());
   }
   CHECK_FALSE(dir.read("model.safetensors").empty());
+}
+
+TEST_CASE("An interrupt ends an evaluation, and saves the step before it",
+          "[runtime][trainer][checkpoint]") {
+  scratch_dir dir;
+  auto config = small_config(dir.write("text.txt", long_text()));
+  config.train.eval_interval = 1;
+  config.optimizer.ema_decay = 0.5;
+  config.checkpoint.dir = dir.path / "checkpoints";
+  config.checkpoint.interval = 100;
+  config.checkpoint.on_interrupt = GENERATE(true, false);
+  for (auto& rank : run(config, dir.path, interrupt::behind_it)) {
+    CHECK(rank.summary.interrupted);
+    CHECK(rank.summary.steps == 1);
+    CHECK(rank.heard.evaluations.empty());
+  }
+  auto saved = smp::newest_checkpoint(config.checkpoint.dir);
+  CHECK((saved ? saved->step : 0)
+        == (config.checkpoint.on_interrupt ? 1u : 0u));
+}
+
+namespace {
+
+/// Interrupts the run with the second batch of an evaluation.
+class interrupting_data final : public smp::data_source {
+public:
+  interrupting_data(const smp::train_config& config, std::atomic<bool>& flag)
+    : inner_(smp::make_data(config, 1)), flag_(flag) {
+    // nop
+  }
+
+  uint64_t batch_size() const noexcept override {
+    return inner_->batch_size();
+  }
+
+  bool has_held_out() const noexcept override {
+    return inner_->has_held_out();
+  }
+
+private:
+  smp::batch make_training(uint64_t step,
+                           smp::batch_part part) const override {
+    return inner_->training_batch(step, part);
+  }
+
+  smp::batch make_held_out(uint64_t index, uint64_t count,
+                           smp::batch_part part) const override {
+    if (index == 1)
+      flag_ = true;
+    return inner_->held_out_batch(index, count, part);
+  }
+
+  std::unique_ptr<smp::data_source> inner_;
+  std::atomic<bool>& flag_;
+};
+
+/// @param interrupts an evaluation does; or not
+/// @returns the loss of each step
+std::vector<double> losses_of(const smp::train_config& config,
+                              const std::filesystem::path& run_dir,
+                              bool interrupts) {
+  std::filesystem::create_directory(run_dir);
+  std::atomic<bool> flag = false;
+  smp::train_job job;
+  if (interrupts)
+    job.make_data = [&] {
+      return std::make_unique<interrupting_data>(config, flag);
+    };
+  std::vector<double> result;
+  smp::virtual_world_options world;
+  world.config = config.smp;
+  smp::run_virtual_world(2, world, [&](smp::session& s) {
+    heard_listener heard;
+    smp::train(s, config, run_dir, heard, flag, job);
+    if (s.rank() == 0)
+      for (auto& x : heard.steps)
+        result.push_back(x.loss);
+  });
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("Who was interrupted in an evaluation goes on as if nothing had been",
+          "[runtime][trainer][checkpoint][R51]") {
+  scratch_dir dir;
+  auto config = small_config(dir.write("text.txt", long_text()));
+  config.model.dropout = 0.3; // each step draws other numbers
+  auto expected = losses_of(config, dir.path / "whole", false);
+  config.checkpoint.dir = dir.path / "checkpoints";
+  config.checkpoint.interval = 100;
+  config.checkpoint.on_interrupt = true;
+  auto found = losses_of(config, dir.path / "begin", true);
+  REQUIRE(found.size() == config.train.eval_interval);
+  auto rest = losses_of(config, dir.path / "rest", false);
+  found.insert(found.end(), rest.begin(), rest.end());
+  REQUIRE(found.size() == expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    INFO("step " << i + 1);
+    CHECK(found[i] == Approx(expected[i]).epsilon(1e-4));
+  }
 }
 
 TEST_CASE("All ranks sample the same text", "[runtime][trainer]") {
