@@ -195,6 +195,33 @@ TEST_CASE_METHOD(checkpoint_run,
     }
 }
 
+TEST_CASE_METHOD(checkpoint_run,
+                 "replicas with parts and shared modules go on to the last bit",
+                 "[apps][checkpoint][R51]") {
+  using words = std::vector<std::string>;
+  auto grid = GENERATE(words{"--smp.shard_optimizer_state=true",
+                             "--smp.shard_gradients=true"},
+                       words{"--smp.tensor_parallel_degree=2",
+                             R"(--tensor_parallel.modules=["transformer.h"])"});
+  INFO(grid[0]);
+  auto all = grid;
+  all.insert(all.end(), {same_bits, "--smp.ddp=true", "--ranks", "4",
+                         "--smp.trace_device=none", // measures nothing
+                         "--optimizer.schedule.type=constant",
+                         "--checkpoint.interval=100"});
+  auto finish_at = [&](int steps, const std::string& checkpoints,
+                       const std::string& run) {
+    auto options = all;
+    options.push_back("--train.steps=" + std::to_string(steps));
+    options.push_back("--checkpoint.dir=" + checkpoints);
+    finish(options, run);
+  };
+  finish_at(8, "other", "whole");
+  finish_at(3, "checkpoints", "begin");
+  finish_at(8, "checkpoints", "rest");
+  check_same_bits({"begin", "rest"}, "whole");
+}
+
 TEST_CASE("gradients of a module that runs several times go on to the last bit",
           "[apps][checkpoint][R51]") {
   train_dir dir{script_defaults(2, 4, 0.1, 12)};
