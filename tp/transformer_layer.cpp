@@ -463,8 +463,8 @@ protected:
   at::Tensor join(const at::Tensor& x, const part_of_linear& part,
                   const options::dropout_place& dropout) const override {
     auto y = scatter_batch_for_tp(part.product(x));
-    if (part.bias.defined())
-      y = y + part.bias;
+    if (part.bias.defined()) // of another type with autocast
+      y = (y + part.bias).to(y.scalar_type());
     if (dropped(dropout) == 0)
       return y;
     auto& group = tensor_group::current();

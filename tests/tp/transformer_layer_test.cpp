@@ -1,6 +1,8 @@
 #include "tests/support/catch.hpp"
 
+#include "runtime/base/autocast.hpp"
 #include "tests/support/torch_live_bytes.hpp"
+#include "tests/support/torch_near.hpp"
 #include "tests/support/torch_peers.hpp"
 #include "tp/distributions.hpp"
 #include "tp/transformer_layer_options.hpp"
@@ -250,6 +252,37 @@ TEST_CASE("shared layers of other kinds have the digits of their types",
     kind{.pre_layernorm = false, .causal = false, .takes_mask = true});
   check(k, 2, torch::kFloat, saves_memory, 3e-5);
   check(k, 2, torch::kBFloat16, saves_memory, 1e-1);
+}
+
+TEST_CASE("a shared layer has the type that autocast gives it alone",
+          "[tp][transformer_layer]") {
+  auto saves_memory = GENERATE(false, true);
+  auto type = GENERATE(torch::kFloat, torch::kBFloat16);
+  auto same = GENERATE(false, true);
+  CAPTURE(saves_memory, type, same);
+  constexpr uint64_t peers = 2;
+  torch::manual_seed(17);
+  const kind k{};
+  auto x = layer_of(k, torch::kFloat, saves_memory);
+  auto input = torch::randn({samples, tokens, width}).to(type);
+  auto expected = [&] {
+    autocast casts{torch::kBFloat16};
+    return plain_layer{k, x.parameters, 1}.run(input, {});
+  }();
+  REQUIRE(expected.scalar_type() == type);
+  std::vector<shared_module> modules;
+  for (uint64_t i = 0; i < peers; ++i)
+    modules.push_back(share(x, i, peers));
+  std::vector<Tensor> outputs(peers);
+  thread_group group{peers, same};
+  group.on_all([&](uint64_t i) {
+    autocast casts{torch::kBFloat16};
+    std::vector mine{same ? input : input.chunk(peers)[i]};
+    outputs[i] = modules[i].module->forward(mine).at(0).detach();
+  });
+  auto found = same ? same_of_all(outputs) : torch::cat(outputs);
+  CHECK(found.scalar_type() == type);
+  check_near(found, expected, 1e-1);
 }
 
 TEST_CASE("a mask for all samples is one for those of others",
