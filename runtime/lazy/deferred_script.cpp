@@ -2,6 +2,7 @@
 
 #include "runtime/base/fnv_hash.hpp"
 #include "runtime/lazy/deferred_init.hpp"
+#include "runtime/lazy/deferred_tensor.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "transport/error.hpp"
 
@@ -284,7 +285,53 @@ private:
   std::unordered_set<const void*> seen_;
 };
 
+// -- rows of a tensor ---------------------------------------------------------
+
+/// @returns what reads all of `x` and nothing else, or null
+const captured_op* reader_of(const deferred_impl& x) {
+  auto& read = x.memory()->last_write;
+  auto& view = *x.origin().op; // see `replacement`
+  auto whole = read->op.schema().name() == "smp::read_storage"
+               && view.op.schema().name() == "aten::as_strided"
+               && view.holes.size() == 1
+               && view.holes.front().tensor.op == read
+               && x.twin().is_contiguous() && x.twin().dim() > 0
+               && x.twin().numel() > 0
+               && x.twin().numel() == read->arguments.at(3).toInt();
+  return whole ? read.get() : nullptr;
+}
+
 } // namespace
+
+bool read_rows(const at::Tensor& x,
+               const std::function<void(int64_t, const at::Tensor&)>& f) {
+  constexpr int64_t wanted = 256 << 10; // bytes of a piece
+  std::unique_lock guard{capture_mutex()};
+  auto* impl = deferred(x);
+  auto* read = impl ? reader_of(*impl) : nullptr;
+  if (!read)
+    return false;
+  auto& path = read->arguments.at(0).toStringRef();
+  c10::AutoGradMode no_history{false};
+  auto sizes = x.sizes().vec();
+  const auto rows = sizes[0];
+  const auto row_bytes = static_cast<int64_t>(x.nbytes()) / rows;
+  sizes[0] = std::clamp(wanted / row_bytes, int64_t{1}, rows);
+  auto piece = at::empty(sizes, x.options());
+  int64_t first = 0;
+  open_archive(path, read->arguments.at(1).toInt())
+    ->getRecord(read->arguments.at(2).toStringRef(), piece.mutable_data_ptr(),
+                x.nbytes(), piece.nbytes(), piece.mutable_data_ptr(),
+                [&](void*, const void*, size_t bytes) {
+                  auto n = static_cast<int64_t>(bytes) / row_bytes;
+                  f(first, piece.narrow(0, 0, n));
+                  first += n;
+                });
+  if (first != rows)
+    throw error{error_code::config,
+                "'" + path + "' cannot be read a part at a time"};
+  return true;
+}
 
 torch::jit::Module load_deferred_script(const std::string& relative,
                                         size_t at_least) {

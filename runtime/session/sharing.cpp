@@ -4,6 +4,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/config/session_config.hpp"
 #include "runtime/lazy/deferred_init.hpp"
+#include "runtime/lazy/deferred_script.hpp"
 #include "runtime/lazy/drawn_rows.hpp"
 #include "runtime/model/hook.hpp"
 #include "runtime/model/native_modules.hpp"
@@ -292,25 +293,26 @@ void take_rows(const at::Tensor& to, const tensor_slice& slice, int64_t first,
 }
 
 /// @returns the slice of a deferred tensor that never exists as a whole, as its
-/// numbers are drawn a piece at a time; undefined if that is not possible
-at::Tensor drawn_slice(const at::Tensor& x, const tensor_slice& slice) {
+/// numbers are drawn or read a piece at a time; undefined if that is not
+/// possible
+at::Tensor slice_in_pieces(const at::Tensor& x, const tensor_slice& slice) {
   if (!is_deferred(x))
     return {};
   auto sizes = x.sizes().vec();
   sizes.at(static_cast<size_t>(slice.dim)) = slice.blocks * slice.length;
   auto result = at::empty(sizes, x.options());
-  auto drawn = draw_rows(x, [&](int64_t first, const at::Tensor& rows) {
+  auto take = [&](int64_t first, const at::Tensor& rows) {
     if (slice.dim == 0)
       take_rows(result, slice, first, rows);
     else
       result.narrow(0, first, rows.size(0)).copy_(slice.of(rows));
-  });
-  return drawn ? result : at::Tensor{};
+  };
+  return draw_rows(x, take) || read_rows(x, take) ? result : at::Tensor{};
 }
 
 /// Leaves nothing of `x` but its slice, with the numbers of one process.
 void cut_tensor(at::Tensor x, const tensor_slice& slice) {
-  auto mine = drawn_slice(x, slice);
+  auto mine = slice_in_pieces(x, slice);
   if (!mine.defined()) {
     initialise_deferred({x});
     mine = slice.of(x).clone();

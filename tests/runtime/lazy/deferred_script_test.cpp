@@ -11,9 +11,11 @@
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <vector>
 
 // TorchScript files of which a rank reads what it owns. Whole models over
 // several ranks: zoo_test.cpp, script_limit_test.cpp.
@@ -153,6 +155,64 @@ TEST_CASE("tensors of a file that share memory share it when they are read",
     initialise_deferred({item("table")});
     CHECK_FALSE(is_deferred(part));
   }
+}
+
+TEST_CASE("rows of a file's tensor are read some at a time",
+          "[runtime][script][delay]") {
+  using sizes = std::vector<int64_t>;
+  // Several pieces, of which the last one has fewer rows; rows that are larger
+  // than a piece; all is one piece.
+  auto of = GENERATE(sizes{3000, 50}, sizes{3, 70000}, sizes{70, 5, 9});
+  auto type = GENERATE(torch::kFloat, torch::kDouble);
+  CAPTURE(of, type);
+  scratch_dir dir;
+  auto model = one_module();
+  auto table = torch::randn(of, type);
+  model.register_parameter("table", table, false);
+  auto found = load_deferred_script(save(model, dir));
+  auto x = attribute(found, "table");
+  REQUIRE(is_deferred(x));
+  std::vector<at::Tensor> pieces;
+  int64_t next = 0;
+  auto in_order = true;
+  auto done = read_rows(x, [&](int64_t first, const at::Tensor& rows) {
+    in_order = in_order && first == next;
+    next += rows.size(0);
+    pieces.push_back(rows.clone());
+  });
+  REQUIRE(done);
+  CHECK(in_order);
+  CHECK(torch::equal(torch::cat(pieces), table));
+  CHECK((pieces.size() > 1) == (of != sizes{70, 5, 9}));
+  CHECK(is_deferred(x));
+  initialise_deferred({x});
+  CHECK(torch::equal(x, table));
+}
+
+TEST_CASE("rows are not read of what is not a whole tensor of a file",
+          "[runtime][script][delay]") {
+  auto is_read = [](const at::Tensor& x) {
+    return read_rows(x, [](int64_t, const at::Tensor&) {});
+  };
+  scratch_dir dir;
+  auto model = one_module();
+  auto table = torch::randn({width, width});
+  model.register_buffer("table", table);
+  model.register_buffer("turned", table.t());
+  model.register_buffer("half", table.narrow(0, width / 2, width / 2));
+  auto path = save(model, dir);
+  auto found = load_deferred_script(path);
+  CHECK(is_read(attribute(found, "table")));
+  CHECK_FALSE(is_read(attribute(found, "turned")));
+  CHECK_FALSE(is_read(attribute(found, "half")));
+  attribute(found, "half").zero_();
+  CHECK(is_deferred(attribute(found, "table")));
+  CHECK_FALSE(is_read(attribute(found, "table")));
+  CHECK_FALSE(is_read(table));
+  auto other = load_deferred_script(path);
+  save(script_chain(2, width, 2), dir);
+  CHECK_THROWS_WITH(is_read(attribute(other, "table")),
+                    ContainsSubstring("was written again before"));
 }
 
 TEST_CASE("constants of the code are read at once",

@@ -4,6 +4,7 @@
 #include "runtime/base/large_block_allocator.hpp"
 #include "runtime/config/config_file.hpp"
 #include "runtime/launch/launcher.hpp"
+#include "runtime/session/script_model.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "runtime/train/trainable.hpp"
 #include "smp/smp.hpp"
@@ -12,6 +13,7 @@
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
 #include "tests/support/torch_live_bytes.hpp"
+#include "tests/support/torch_script_files.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <fmt/format.h>
@@ -21,6 +23,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 // A model that no process can hold: the kernel refuses memory beyond a limit,
@@ -260,6 +263,66 @@ TEST_CASE("a table that ranks share is never there as a whole",
     CHECK(made->peak <= piece + small);
     CHECK(parted->now < whole / 2 + small);
     CHECK(parted->peak <= parted->now + piece + small);
+    CHECK(state.size() == 1);
+    for (auto& [name, x] : state)
+      CHECK(torch::equal(x, expected));
+  });
+}
+
+namespace {
+
+/// Writes a model of one linear. @returns its weight
+torch::Tensor write_linear(const std::string& path, int64_t outputs,
+                           int64_t inputs) {
+  auto unit = std::make_shared<torch::jit::CompilationUnit>();
+  auto root = empty_script("model", unit);
+  auto fc = empty_script("torch.nn.modules.linear.Linear", unit);
+  auto weight = torch::randn({outputs, inputs});
+  fc.register_parameter("weight", weight.clone().set_requires_grad(true),
+                        false);
+  fc.define(
+    "def forward(self, x):\n"
+    "  return torch.linear(x, self.weight, None)\n");
+  root.register_module("fc", fc);
+  root.define(
+    "def forward(self, x):\n"
+    "  return self.fc.forward(x).mean()\n");
+  root.save(path);
+  return weight;
+}
+
+} // namespace
+
+TEST_CASE("a weight of a file that ranks share is never there as a whole",
+          "[runtime][delay][tensor_parallel]") {
+  constexpr int64_t piece = 256 << 10, small = 32 << 10;
+  scratch_dir dir;
+  const std::string path = dir.path / "model.pt";
+  auto expected = write_linear(path, 250, 1024);
+  auto whole = static_cast<int64_t>(expected.nbytes());
+  virtual_world_options world;
+  share_among(world.config, 2);
+  world.config.trace_device = "none";
+  world.config.threads = 1;
+  run_virtual_world(2, world, [&](session&) {
+    auto made = [&] {
+      delay_param_initialization scope;
+      return load_script(path);
+    }();
+    distributed_model model{made};
+    live_bytes parted;
+    {
+      auto bytes = std::make_shared<live_bytes>();
+      c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, bytes};
+      model.partition();
+      parted = *bytes;
+    }
+    auto state = model.state_dict();
+    assertion_lock held;
+    CAPTURE(parted.peak, parted.now);
+    CHECK(parted.now + small >= whole / 2);
+    CHECK(parted.now < whole / 2 + small);
+    CHECK(parted.peak <= parted.now + piece + small);
     CHECK(state.size() == 1);
     for (auto& [name, x] : state)
       CHECK(torch::equal(x, expected));
