@@ -1,6 +1,7 @@
 #include "tests/support/catch.hpp"
 
 #include "tests/support/torch_counting_group.hpp"
+#include "tests/support/torch_live_bytes.hpp"
 #include "tests/support/torch_near.hpp"
 #include "tests/support/torch_peers.hpp"
 #include "tp/entered_tensors.hpp"
@@ -10,10 +11,13 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/softmax.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/types.h>
 
 #include <cmath>
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -454,6 +458,64 @@ TEST_CASE("layers behind each other take masks and a context once",
   auto saved = 2 * bytes_of_shared(peers, same, saves_memory);
   for (uint64_t i = 0; i < peers; ++i)
     CHECK(each.sent[i] - mine.sent[i] == Catch::Approx(saved));
+}
+
+namespace {
+
+/// @returns bytes that each peer keeps of a decoder for backward
+std::vector<int64_t> kept_of_decoder(const std::vector<native_module>& xs,
+                                     const arguments& given, uint64_t peers,
+                                     bool remembers) {
+  std::vector<std::vector<shared_module>> modules(peers);
+  for (uint64_t i = 0; i < peers; ++i)
+    for (auto& x : xs)
+      modules[i].push_back(test::share(x, i, peers));
+  std::vector<int64_t> result(peers);
+  thread_group group{peers};
+  group.on_all([&](uint64_t i) {
+    auto bytes = std::make_shared<live_bytes>();
+    c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, bytes};
+    entered_tensors known;
+    auto& before = tensor_group::current();
+    counting_group counted{before, remembers ? &known : nullptr};
+    tensor_group::set_current(&counted);
+    std::vector<Tensor> ys;
+    for (auto& x : given.inputs) {
+      auto leaf = x.chunk(static_cast<int64_t>(peers)).at(i).clone();
+      ys.push_back(leaf.requires_grad_() + 0); // a result of other modules
+    }
+    for (auto& x : modules[i])
+      ys = x.module->forward(ys);
+    tensor_group::set_current(&before);
+    known.clear();
+    auto all = bytes->now;
+    ys.clear();
+    result[i] = all - bytes->now;
+  });
+  return result;
+}
+
+} // namespace
+
+TEST_CASE("a context is kept once for all layers of a decoder",
+          "[tp][cross_attention][memory]") {
+  uint64_t peers = GENERATE(2, 4);
+  auto saves_memory = GENERATE(false, true);
+  CAPTURE(peers, saves_memory);
+  torch::manual_seed(24);
+  auto xs = decoder_of(saves_memory);
+  auto given = arguments_of({}, torch::kDouble);
+  auto once = kept_of_decoder(xs, given, peers, true);
+  auto each = kept_of_decoder(xs, given, peers, false);
+  auto parts = saves_memory ? static_cast<int64_t>(peers) : 1;
+  auto context = samples * seen * width / parts
+                 * static_cast<int64_t>(sizeof(double));
+  auto others = static_cast<int64_t>(layers) - 1;
+  for (uint64_t i = 0; i < peers; ++i) {
+    CAPTURE(once[i], each[i], context);
+    CHECK(once[i] > 0);
+    CHECK(each[i] - once[i] >= others * context);
+  }
 }
 
 TEST_CASE("hidden states that nobody sees are not put together between layers",
