@@ -60,4 +60,8 @@ bool fills_in_order(const std::string& name) {
   return name == "aten::normal_" || name == "aten::uniform_";
 }
 
+bool makes_and_fills(const std::string& name) {
+  return name == "aten::randn" || name == "aten::rand";
+}
+
 } // namespace smp

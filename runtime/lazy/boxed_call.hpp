@@ -83,4 +83,7 @@ bool draws_by_size(const std::string& name);
 /// other, and looks at nothing else of it than size and type.
 bool fills_in_order(const std::string& name);
 
+/// Whether all that it does is to make a tensor and to call such a one on it.
+bool makes_and_fills(const std::string& name);
+
 } // namespace smp

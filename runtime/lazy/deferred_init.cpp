@@ -154,6 +154,12 @@ bool is_worth_deferring(const boxed_call& x, const meta_trial& tried) {
   return bytes > worth_deferring || x.name == "smp::read_storage";
 }
 
+/// Below autograd, as within a function that makes a tensor, nobody counts.
+bool counts_writes() {
+  return !c10::impl::tls_is_dispatch_key_excluded(
+    c10::DispatchKey::ADInplaceOrView);
+}
+
 /// The deferred arguments that the operation writes come from `op` now.
 void note_writes(const boxed_call& x, const captured_op_ptr& op) {
   x.visit([&](size_t i, const at::Tensor& t) {
@@ -161,7 +167,8 @@ void note_writes(const boxed_call& x, const captured_op_ptr& op) {
       return;
     auto* impl = deferred(t);
     impl->memory()->last_write = op;
-    impl->bump_version();
+    if (counts_writes())
+      impl->bump_version();
     impl->refresh();
     take_over_history(t);
   });
@@ -283,6 +290,13 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   bool any = false;
   x.visit([&any](size_t, const at::Tensor& t) { any |= is_deferred(t); });
   auto inside = in_deferred_scope();
+  const auto below = keys
+                     & c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
+                                           deferred_key};
+  if (inside && makes_and_fills(x.name)) { // both are captured for themselves
+    redispatch_boxed(op, below, *s);
+    return;
+  }
   // What this calls, and what the operation calls, is not captured.
   delay_param_initialization plain{false};
   {
@@ -301,10 +315,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
         make_arguments(x, ordinary);
     }
   }
-  redispatch_boxed(
-    op,
-    keys & c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER, deferred_key},
-    *s);
+  redispatch_boxed(op, below, *s);
 }
 
 } // namespace
