@@ -7,6 +7,7 @@
 #include "runtime/session/script_model.hpp"
 #include "runtime/train/models/gpt.hpp"
 #include "runtime/train/trainable.hpp"
+#include "smp/nn.hpp"
 #include "smp/smp.hpp"
 #include "tests/support/assertion_lock.hpp"
 #include "tests/support/process_memory.hpp"
@@ -227,15 +228,40 @@ struct one_table_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(one_table, one_table_impl);
 
-} // namespace
+/// A class of one's own, of whose weight each rank keeps some channels.
+struct own_weight_impl : torch::nn::Module {
+  own_weight_impl(int64_t rows, int64_t columns) {
+    smp::nn::parameter_creation_scope cut{*this, /*dim=*/1};
+    weight = register_parameter("weight", torch::randn({rows, columns}));
+  }
 
-TEST_CASE("a table that ranks share is never there as a whole",
-          "[runtime][delay][tensor_parallel]") {
-  constexpr int64_t rows = 248, piece = 256 << 10, small = 32 << 10;
-  auto columns = GENERATE(1024, 1023); // by channels, or by rows
-  CAPTURE(columns);
-  auto make = [&] { return one_table{rows, columns}; };
-  auto expected = seeded(make)->table->weight.detach();
+  torch::Tensor forward(torch::Tensor x) {
+    return smp::nn::reduce_scatter_for_tp(x.matmul(weight.t()), 0);
+  }
+
+  torch::Tensor weight;
+};
+TORCH_MODULE_IMPL(own_weight, own_weight_impl);
+
+struct own_net_impl : torch::nn::Module {
+  own_net_impl(int64_t rows, int64_t columns) : part(rows, columns) {
+    register_module("part", part);
+  }
+
+  torch::Tensor forward(torch::Tensor x) {
+    return part(x);
+  }
+
+  submodule<own_weight> part;
+};
+TORCH_MODULE_IMPL(own_net, own_net_impl);
+
+/// Two ranks share a model of one parameter.
+/// @param make makes the model
+/// @param expected of one process, several pieces of it
+template <class Make>
+void check_never_whole(Make make, const torch::Tensor& expected) {
+  constexpr int64_t piece = 256 << 10, small = 32 << 10;
   auto whole = static_cast<int64_t>(expected.nbytes());
   virtual_world_options world;
   share_among(world.config, 2);
@@ -248,7 +274,7 @@ TEST_CASE("a table that ranks share is never there as a whole",
       f();
       return bytes;
     };
-    one_table net{nullptr};
+    decltype(make()) net{nullptr};
     auto made = counted([&] {
       net = seeded([&] {
         delay_param_initialization scope{true};
@@ -267,6 +293,23 @@ TEST_CASE("a table that ranks share is never there as a whole",
     for (auto& [name, x] : state)
       CHECK(torch::equal(x, expected));
   });
+}
+
+} // namespace
+
+TEST_CASE("a table that ranks share is never there as a whole",
+          "[runtime][delay][tensor_parallel]") {
+  auto columns = GENERATE(1024, 1023); // by channels, or by rows
+  CAPTURE(columns);
+  auto make = [&] { return one_table{248, columns}; };
+  check_never_whole(make, seeded(make)->table->weight.detach());
+}
+
+TEST_CASE("a weight that a class of one's own cuts is never there as a whole",
+          "[runtime][delay][tensor_parallel]") {
+  constexpr int64_t rows = 250, columns = 1024;
+  check_never_whole([&] { return own_net{rows, columns}; },
+                    seeded([&] { return torch::randn({rows, columns}); }));
 }
 
 namespace {
