@@ -209,7 +209,11 @@ void run_shared_ncf(const arguments& args) {
              .print_partition = false}};
   const auto sizes = ncf_sizes(args);
   torch::manual_seed(1);
-  distributed_model model{ncf{sizes}};
+  auto made = [&] {
+    delay_param_initialization scope; // no rank has whole tables
+    return ncf{sizes};
+  }();
+  distributed_model model{made};
   torch::optim::SGD sgd{model->parameters(), 0.01};
   distributed_optimizer optimizer{sgd};
   const auto traffic = traffic_of(*model);
@@ -382,15 +386,15 @@ double available_memory() {
   return 0;
 }
 
-/// Each rank makes all tables before it keeps a slice, and then makes the
-/// gradient of that.
+/// Of all ranks together, which have the tables and their gradients once, as
+/// one process alone has them.
 double needed_memory(const ncf_config& x) {
   constexpr double ranks = ncf_peers;
   constexpr double process = 512e6;
   const auto width = x.width * (1 + (int64_t{1} << (x.layers - 1)));
   const auto tables = static_cast<double>((x.users + x.items) * width)
                       * sizeof(float);
-  return ranks * (tables + process) + 2 * tables;
+  return ranks * process + 2 * tables;
 }
 
 void compare_ncf(const scratch& dir, arguments args) {
