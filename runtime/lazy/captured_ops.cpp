@@ -241,9 +241,10 @@ std::vector<at::Tensor> flatten_tensors(const torch::jit::Stack& results) {
   return flat;
 }
 
-void fill_again(
+void run_on(
   const captured_op& x,
-  const std::function<void(const std::function<void(const at::Tensor&)>&)>& f) {
+  const std::function<
+    void(const std::function<at::Tensor(const at::Tensor&)>&)>& f) {
   c10::AutoGradMode no_grad{false};
   auto arguments = x.arguments;
   keep_generators(arguments);
@@ -252,6 +253,7 @@ void fill_again(
     auto stack = arguments;
     stack.front() = y;
     call_boxed(x.op, stack);
+    return stack.front().toTensor();
   });
 }
 

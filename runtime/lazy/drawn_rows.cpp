@@ -16,17 +16,10 @@ namespace smp {
 
 namespace {
 
-/// A row that was set to a number after it had been drawn, as that of a padding
-/// is.
-struct set_row {
+/// What is done to all rows of a tensor, or to one.
+struct row_step {
   captured_op_ptr op;
-  int64_t row;
-};
-
-/// What draws all of a tensor, and what is done to rows of it then, in order.
-struct recipe {
-  captured_op_ptr fill;
-  std::vector<set_row> sets;
+  std::optional<int64_t> row = {};
 };
 
 /// @returns the first argument if that alone was captured, else null
@@ -40,42 +33,77 @@ bool is_done_to(const captured_op& op, const captured_tensor& x) {
   return to && to->op == x.op && to->index == x.index;
 }
 
+/// @param x has as many axes and rows as `like`
 /// @returns the row of `x` that the operation sets to a number; nothing if it
 /// does something else
 std::optional<int64_t> row_set_by(const captured_op& op,
-                                  const deferred_impl& x) {
+                                  const captured_tensor& x,
+                                  const at::Tensor& like) {
   auto& name = op.op.schema().name();
   auto* to = target_of(op);
   if (!to || (name != "aten::zero_" && name != "aten::fill_"))
     return std::nullopt;
   auto& view = *to->op;
-  if (view.op.schema().name() != "aten::select"
-      || !is_done_to(view, x.origin()))
+  if (view.op.schema().name() != "aten::select" || !is_done_to(view, x))
     return std::nullopt;
   auto &dim = view.arguments.at(1), &row = view.arguments.at(2);
   if (!dim.isInt() || !row.isInt()
-      || (dim.toInt() != 0 && dim.toInt() != -x.dim()))
+      || (dim.toInt() != 0 && dim.toInt() != -like.dim()))
     return std::nullopt;
-  return row.toInt() < 0 ? row.toInt() + x.sizes()[0] : row.toInt();
+  return row.toInt() < 0 ? row.toInt() + like.size(0) : row.toInt();
 }
 
-/// @returns nothing if `x` is made in another way
-std::optional<recipe> recipe_of(const deferred_impl& x) {
-  if (x.dim() == 0 || !x.twin().is_contiguous())
-    return std::nullopt;
-  recipe result;
+bool is_real_number(const c10::IValue& x) {
+  if (x.isTensor())
+    return x.toTensor().defined() && x.toTensor().dim() == 0
+           && !x.toTensor().is_complex();
+  return x.isDouble() || x.isInt();
+}
+
+/// Tells whether an operation multiplies or divides each element of its first
+/// argument by a number, which leaves sizes and a floating-point type as they
+/// are. (A sum is rounded in another way at the end of a piece.)
+bool scales(const captured_op& op) {
+  auto& name = op.op.schema().name();
+  auto& xs = op.arguments;
+  return target_of(op) != nullptr
+         && (name == "aten::mul" || name == "aten::mul_" || name == "aten::div"
+             || name == "aten::div_")
+         && std::all_of(xs.begin() + 1, xs.end(), is_real_number);
+}
+
+/// @returns the draw of all of `x`, and what is done then, in order; nothing if
+/// it is made in another way
+std::vector<row_step> steps_of(const deferred_impl& x) {
+  if (x.twin().dim() == 0 || !x.twin().is_contiguous())
+    return {};
+  std::vector<row_step> result;
+  auto target = x.origin();
   for (auto op = x.memory()->last_write; op; op = op->before.front()) {
-    if (fills_in_order(op->op.schema().name()) && is_done_to(*op, x.origin())) {
-      result.fill = op;
-      std::ranges::reverse(result.sets);
+    auto row = row_set_by(*op, target, x.twin());
+    result.push_back({op, row});
+    if (fills_in_order(op->op.schema().name()) && is_done_to(*op, target)) {
+      // A view may be filled in another order than what was made of it.
+      if (target.op != x.origin().op
+          && target.op->op.schema().name() != "aten::empty")
+        return {};
+      std::ranges::reverse(result);
       return result;
     }
-    auto row = row_set_by(*op, x);
-    if (!row)
-      break;
-    result.sets.push_back({op, *row});
+    auto made = target.op == op; // of another tensor
+    if (!row && !(scales(*op) && (made || is_done_to(*op, target))))
+      return {};
+    if (made)
+      target = captured_tensor{*target_of(*op)};
   }
-  return std::nullopt;
+  return {};
+}
+
+/// @returns what the operation makes of `x`
+at::Tensor done_again(const captured_op& op, const at::Tensor& x) {
+  at::Tensor result;
+  run_on(op, [&](const auto& run) { result = run(x); });
+  return result;
 }
 
 } // namespace
@@ -100,22 +128,21 @@ bool draw_rows(const at::Tensor& x,
                const std::function<void(int64_t, const at::Tensor&)>& f) {
   std::unique_lock guard{capture_mutex()};
   auto* impl = deferred(x);
-  auto how = impl ? recipe_of(*impl) : std::nullopt;
-  if (!how || x.numel() == 0)
+  auto steps = impl ? steps_of(*impl) : std::vector<row_step>{};
+  if (steps.empty() || x.numel() == 0)
     return false;
   auto sizes = x.sizes().vec();
   auto draw = [&](int64_t first, int64_t length, const auto& fill) {
     sizes[0] = length;
-    auto rows = at::empty(sizes, x.options());
-    fill(rows);
-    for (auto& y : how->sets)
-      if (y.row >= first && y.row < first + length)
-        fill_again(*y.op, [&](const auto& set) {
-          set(rows.select(0, y.row - first));
-        });
+    auto rows = fill(at::empty(sizes, x.options()));
+    for (size_t i = 1; i < steps.size(); ++i)
+      if (auto& [op, row] = steps[i]; !row)
+        rows = done_again(*op, rows);
+      else if (*row >= first && *row < first + length)
+        done_again(*op, rows.select(0, *row - first));
     f(first, rows);
   };
-  fill_again(*how->fill, [&](const auto& fill) {
+  run_on(*steps.front().op, [&](const auto& fill) {
     for_each_piece(x.size(0), x.numel() / x.size(0),
                    [&](int64_t first, int64_t length) {
                      draw(first, length, fill);

@@ -21,7 +21,8 @@ void for_each_piece(int64_t rows, int64_t row_size,
 /// [any, ...], one piece after the other; nothing of them is kept, and the
 /// tensor stays deferred.
 /// @returns false, having done nothing, if something else made it than one
-/// initialiser that draws all of it, and numbers that rows were set to then
+/// initialiser that draws all of it, numbers that rows were set to then, and
+/// factors of all
 bool draw_rows(const at::Tensor& x,
                const std::function<void(int64_t, const at::Tensor&)>& f);
 

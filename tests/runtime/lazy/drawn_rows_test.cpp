@@ -8,6 +8,7 @@
 #include <torch/utils.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 // Rows of tensors that do not exist against those that LibTorch draws at once.
@@ -116,6 +117,36 @@ TEST_CASE("what functions draw that make a tensor is drawn in pieces",
   CHECK(same_bits(torch::cat(pieces), whole));
 }
 
+TEST_CASE("what is scaled behind a draw is scaled in pieces",
+          "[runtime][delay]") {
+  const std::vector<std::function<Tensor()>> makers{
+    [] { return torch::randn({3000, 50}) * 0.02; },
+    [] { return torch::rand({3000, 50}, torch::kBFloat16) / 7; },
+    [] { return torch::empty({3000, 50}).normal_().mul_(2).div_(3); },
+    [] {
+      auto x = torch::empty({3000, 50}, torch::kDouble).uniform_();
+      x[2].fill_(9);
+      auto y = x.mul(torch::tensor(0.3)).div_(5);
+      x.zero_(); // `y` is not what `x` is now
+      y[4].zero_();
+      return y;
+    }};
+  for (auto& make : makers) {
+    CAPTURE(&make - makers.data());
+    torch::manual_seed(3);
+    auto whole = make();
+    torch::manual_seed(3);
+    auto x = made_later(make);
+    std::vector<Tensor> pieces;
+    auto drawn = draw_rows(
+      x, [&](int64_t, const Tensor& rows) { pieces.push_back(rows); });
+    REQUIRE(drawn);
+    CHECK(pieces.size() > 1);
+    CHECK(same_bits(torch::cat(pieces), whole));
+    CHECK(is_deferred(x));
+  }
+}
+
 TEST_CASE("rows that are set behind a draw are set in their pieces",
           "[runtime][delay]") {
   // The last one of a piece, the first one of the next, and the last of all.
@@ -153,7 +184,15 @@ TEST_CASE("rows of what something else made are not drawn",
   CHECK_FALSE(can_be_drawn(
     made_later([] { return torch::randint(9, {100, 60}); })));
   CHECK_FALSE(
-    can_be_drawn(made_later([&] { return empty().normal_().mul_(2); })));
+    can_be_drawn(made_later([&] { return empty().normal_().exp_(); })));
+  CHECK_FALSE(can_be_drawn(
+    made_later([&] { return empty().normal_() * torch::ones({60}); })));
+  CHECK_FALSE(can_be_drawn(
+    made_later([&] { return empty().normal_() * empty().normal_(); })));
+  // The product has no gaps, but what was drawn has.
+  CHECK_FALSE(can_be_drawn(made_later([] {
+    return torch::empty({100, 120}).slice(1, 0, 60).normal_() * 2;
+  })));
   CHECK_FALSE(can_be_drawn(made_later([&] {
     auto x = empty().normal_();
     x[1].mul_(2);
