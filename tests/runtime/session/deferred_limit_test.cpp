@@ -70,7 +70,7 @@ int64_t number(const char* name) {
 }
 
 /// Runs ranks under a limit. @returns the exit code
-int run_ranks(const scratch_dir& dir, uint64_t ranks, bool delay) {
+[[maybe_unused]] int run_ranks(const scratch_dir& dir, uint64_t ranks, bool delay) {
   launch_options x;
   x.command = {std::filesystem::read_symlink("/proc/self/exe"),
                "rank of a run under a limit"};
@@ -87,7 +87,7 @@ void share_among(session_config& x, uint64_t peers) {
   x.ddp = true;
 }
 
-std::string log_of(const scratch_dir& dir, uint64_t rank) {
+[[maybe_unused]] std::string log_of(const scratch_dir& dir, uint64_t rank) {
   return content_of(dir.path / fmt::format("log-{}.txt", rank));
 }
 
