@@ -424,8 +424,9 @@ std::vector<std::string> check_other_options(const session_config& x) {
                   x.pipeline));
   const auto passes = x.backward_passes_per_step;
   if (passes == 0)
-    result.emplace_back("session_config::backward_passes_per_step = 0 is out "
-                        "of range; allowed: 1 or more");
+    result.emplace_back(
+      "session_config::backward_passes_per_step = 0 is out "
+      "of range; allowed: 1 or more");
   else if (passes > 1 && !x.ddp)
     result.push_back(
       fmt::format("session_config::backward_passes_per_step = {} has no effect "

@@ -241,10 +241,9 @@ std::vector<at::Tensor> flatten_tensors(const torch::jit::Stack& results) {
   return flat;
 }
 
-void run_on(
-  const captured_op& x,
-  const std::function<
-    void(const std::function<at::Tensor(const at::Tensor&)>&)>& f) {
+void run_on(const captured_op& x,
+            const std::function<
+              void(const std::function<at::Tensor(const at::Tensor&)>&)>& f) {
   c10::AutoGradMode no_grad{false};
   auto arguments = x.arguments;
   keep_generators(arguments);

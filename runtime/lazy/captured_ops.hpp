@@ -83,9 +83,8 @@ void run_captured(const std::vector<wanted_tensor>& xs,
 /// Lets `f` run `x` on other tensors in place of its first argument, the only
 /// one that was captured, for what it returns first; it draws on from where it
 /// began.
-void run_on(
-  const captured_op& x,
-  const std::function<
-    void(const std::function<at::Tensor(const at::Tensor&)>&)>& f);
+void run_on(const captured_op& x,
+            const std::function<
+              void(const std::function<at::Tensor(const at::Tensor&)>&)>& f);
 
 } // namespace smp

@@ -293,8 +293,7 @@ const captured_op* reader_of(const deferred_impl& x) {
   auto& view = *x.origin().op; // see `replacement`
   auto whole = read->op.schema().name() == "smp::read_storage"
                && view.op.schema().name() == "aten::as_strided"
-               && view.holes.size() == 1
-               && view.holes.front().tensor.op == read
+               && view.holes.size() == 1 && view.holes.front().tensor.op == read
                && x.twin().is_contiguous() && x.twin().dim() > 0
                && x.twin().numel() > 0
                && x.twin().numel() == read->arguments.at(3).toInt();

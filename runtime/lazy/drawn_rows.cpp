@@ -143,10 +143,9 @@ bool draw_rows(const at::Tensor& x,
     f(first, rows);
   };
   run_on(*steps.front().op, [&](const auto& fill) {
-    for_each_piece(x.size(0), x.numel() / x.size(0),
-                   [&](int64_t first, int64_t length) {
-                     draw(first, length, fill);
-                   });
+    for_each_piece(
+      x.size(0), x.numel() / x.size(0),
+      [&](int64_t first, int64_t length) { draw(first, length, fill); });
   });
   return true;
 }

@@ -199,10 +199,10 @@ TEST_CASE_METHOD(checkpoint_run,
                  "replicas with parts and shared modules go on to the last bit",
                  "[apps][checkpoint][R51]") {
   using words = std::vector<std::string>;
-  auto grid = GENERATE(words{"--smp.shard_optimizer_state=true",
-                             "--smp.shard_gradients=true"},
-                       words{"--smp.tensor_parallel_degree=2",
-                             R"(--tensor_parallel.modules=["transformer.h"])"});
+  auto grid = GENERATE(
+    words{"--smp.shard_optimizer_state=true", "--smp.shard_gradients=true"},
+    words{"--smp.tensor_parallel_degree=2",
+          R"(--tensor_parallel.modules=["transformer.h"])"});
   INFO(grid[0]);
   auto all = grid;
   all.insert(all.end(), {same_bits, "--smp.ddp=true", "--ranks", "4",

@@ -43,8 +43,8 @@ public:
 
 struct chain_impl : torch::nn::Module {
   chain_impl() {
-    body->push_back(function{
-      [](function_impl& self, Tensor x) { return x * self.weight; }});
+    body->push_back(
+      function{[](function_impl& self, Tensor x) { return x * self.weight; }});
     register_module("body", body);
   }
 

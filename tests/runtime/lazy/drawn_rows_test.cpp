@@ -120,9 +120,15 @@ TEST_CASE("what functions draw that make a tensor is drawn in pieces",
 TEST_CASE("what is scaled behind a draw is scaled in pieces",
           "[runtime][delay]") {
   const std::vector<std::function<Tensor()>> makers{
-    [] { return torch::randn({3000, 50}) * 0.02; },
-    [] { return torch::rand({3000, 50}, torch::kBFloat16) / 7; },
-    [] { return torch::empty({3000, 50}).normal_().mul_(2).div_(3); },
+    [] {
+      return torch::randn({3000, 50}) * 0.02;
+    },
+    [] {
+      return torch::rand({3000, 50}, torch::kBFloat16) / 7;
+    },
+    [] {
+      return torch::empty({3000, 50}).normal_().mul_(2).div_(3);
+    },
     [] {
       auto x = torch::empty({3000, 50}, torch::kDouble).uniform_();
       x[2].fill_(9);
@@ -181,8 +187,9 @@ TEST_CASE("rows of what something else made are not drawn",
   CHECK(can_be_drawn(made_later([&] { return empty().mul_(2).normal_(); })));
   CHECK_FALSE(can_be_drawn(torch::ones({100, 60})));
   CHECK_FALSE(can_be_drawn(made_later([] { return torch::ones({100, 60}); })));
-  CHECK_FALSE(can_be_drawn(
-    made_later([] { return torch::randint(9, {100, 60}); })));
+  CHECK_FALSE(can_be_drawn(made_later([] {
+    return torch::randint(9, {100, 60});
+  })));
   CHECK_FALSE(
     can_be_drawn(made_later([&] { return empty().normal_().exp_(); })));
   CHECK_FALSE(can_be_drawn(

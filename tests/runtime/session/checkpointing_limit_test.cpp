@@ -62,7 +62,8 @@ struct wide_tower_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(wide_tower, wide_tower_impl);
 
 /// Runs two ranks under a limit. @returns the exit code
-[[maybe_unused]] int run_ranks(const scratch_dir& dir, const std::string& modules) {
+[[maybe_unused]] int run_ranks(const scratch_dir& dir,
+                               const std::string& modules) {
   launch_options x;
   x.command = {std::filesystem::read_symlink("/proc/self/exe"),
                "rank of many activations"};

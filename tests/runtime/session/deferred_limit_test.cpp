@@ -70,7 +70,8 @@ int64_t number(const char* name) {
 }
 
 /// Runs ranks under a limit. @returns the exit code
-[[maybe_unused]] int run_ranks(const scratch_dir& dir, uint64_t ranks, bool delay) {
+[[maybe_unused]] int run_ranks(const scratch_dir& dir, uint64_t ranks,
+                               bool delay) {
   launch_options x;
   x.command = {std::filesystem::read_symlink("/proc/self/exe"),
                "rank of a run under a limit"};
@@ -308,8 +309,13 @@ TEST_CASE("a table that ranks share is never there as a whole",
 TEST_CASE("a weight that a class of one's own cuts is never there as a whole",
           "[runtime][delay][tensor_parallel]") {
   constexpr int64_t rows = 250, columns = 1024;
-  check_never_whole([&] { return own_net{rows, columns}; },
-                    seeded([&] { return torch::randn({rows, columns}); }));
+  check_never_whole(
+    [&] {
+      return own_net{rows, columns};
+    },
+    seeded([&] {
+      return torch::randn({rows, columns});
+    }));
 }
 
 namespace {

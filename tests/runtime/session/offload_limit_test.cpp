@@ -67,7 +67,8 @@ struct waist_tower_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(waist_tower, waist_tower_impl);
 
 /// Runs two ranks under a limit. @returns the exit code
-[[maybe_unused]] int run_ranks(const scratch_dir& dir, const std::string& offload) {
+[[maybe_unused]] int run_ranks(const scratch_dir& dir,
+                               const std::string& offload) {
   launch_options x;
   x.command = {std::filesystem::read_symlink("/proc/self/exe"),
                "rank of many arguments"};

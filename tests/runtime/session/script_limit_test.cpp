@@ -110,7 +110,8 @@ TEST_CASE("rank of a file under a limit", "[.rank]") {
 namespace {
 
 /// Runs ranks under a limit. @returns the exit code
-[[maybe_unused]] int run_ranks(const scratch_dir& dir, uint64_t ranks, bool delay) {
+[[maybe_unused]] int run_ranks(const scratch_dir& dir, uint64_t ranks,
+                               bool delay) {
   launch_options x;
   x.command = {std::filesystem::read_symlink("/proc/self/exe"),
                "rank of a file under a limit"};

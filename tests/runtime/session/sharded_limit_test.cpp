@@ -68,7 +68,8 @@ struct tower_impl : torch::nn::Module {
 TORCH_MODULE_IMPL(tower, tower_impl);
 
 /// Runs all replicas under a limit. @returns the exit code
-[[maybe_unused]] int run_ranks(const scratch_dir& dir, const limited_run& x, double room) {
+[[maybe_unused]] int run_ranks(const scratch_dir& dir, const limited_run& x,
+                               double room) {
   launch_options options;
   options.command = {std::filesystem::read_symlink("/proc/self/exe"),
                      "replica of a large model"};

@@ -198,7 +198,9 @@ TEST_CASE("options for arguments that a step does not have are refused",
       auto evaluate = step([&](Tensor x, Tensor y) { return model(x + y); },
                            std::move(options));
       return error_of(
-        [&] { evaluate(torch::ones({1, 3}), torch::ones({1, 3})); },
+        [&] {
+          evaluate(torch::ones({1, 3}), torch::ones({1, 3}));
+        },
         error_code::config);
     };
     auto text = told({.non_split_inputs = {0, 2}});

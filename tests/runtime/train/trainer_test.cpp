@@ -136,8 +136,7 @@ std::vector<run_result> run(const smp::train_config& config,
     auto& mine = result[s.rank()];
     if (when == interrupt::behind_it && last)
       mine.heard.interrupts = &flag;
-    mine.summary = smp::train(s, config, run_dir, mine.heard,
-                              last ? flag : no);
+    mine.summary = smp::train(s, config, run_dir, mine.heard, last ? flag : no);
   });
   return result;
 }
@@ -371,8 +370,7 @@ public:
   }
 
 private:
-  smp::batch make_training(uint64_t step,
-                           smp::batch_part part) const override {
+  smp::batch make_training(uint64_t step, smp::batch_part part) const override {
     return inner_->training_batch(step, part);
   }
 
