@@ -108,7 +108,7 @@ std::string console::row(const step_metrics& x) const {
 void console::on_step(const step_metrics& x) {
   // Recent steps count most; the first one, a warm-up, soon counts no more.
   constexpr double memory = 0.8;
-  mean_seconds_ = x.step <= 2
+  mean_seconds_ = ++steps_ <= 2
                     ? x.step_seconds
                     : memory * mean_seconds_ + (1 - memory) * x.step_seconds;
   if (quiet())
@@ -146,7 +146,7 @@ void console::end(const train_summary& x, const std::string& run_dir) {
     "\n{}\n", bold(fmt::format("{} after {} of {} steps in {}",
                                x.interrupted ? "interrupted" : "done", x.steps,
                                config_.train.steps, duration_text(x.seconds))));
-  if (x.steps > x.steps_before)
+  if (steps_ > 0)
     item("loss",
          fmt::format("{:.4f} first, {:.4f} last{}", x.first_loss, x.last_loss,
                      tokens_per_sample_ > 0 ? " (nat per token)" : ""));
@@ -165,13 +165,13 @@ void console::end(const train_summary& x, const std::string& run_dir) {
   if (x.ran_again > 0)
     item("run again", fmt::format("{} of {} steps, see \"ran_again\" in "
                                   "metrics.jsonl",
-                                  x.ran_again, x.steps));
+                                  x.ran_again, steps_));
   if (x.skipped > 0)
     item("skipped", fmt::format("{} of {} steps updated nothing, see "
                                 "\"skipped\" in metrics.jsonl",
-                                x.skipped, x.steps));
+                                x.skipped, steps_));
   if (config_.smp.static_mode)
-    item("static", fmt::format("{} of {} steps replayed{}", x.replayed, x.steps,
+    item("static", fmt::format("{} of {} steps replayed{}", x.replayed, steps_,
                                x.fell_back > 0 ? fmt::format(
                                  ", {} diverged from the record", x.fell_back)
                                                : ""));

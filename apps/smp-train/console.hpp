@@ -52,7 +52,8 @@ private:
   options options_;
   activation_need activations_;
   uint64_t tokens_per_sample_ = 0;
-  double mean_seconds_ = 0; // of recent steps
+  uint64_t steps_ = 0;      // that this run made
+  double mean_seconds_ = 0; // of recent ones
   bool line_open_ = false;
 };
 

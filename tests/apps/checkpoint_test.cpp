@@ -2,6 +2,7 @@
 
 #include "tests/support/catch.hpp"
 
+#include "apps/report/text_layout.hpp"
 #include "runtime/checkpoint/checkpoint_dir.hpp"
 #include "tests/support/train_dir.hpp"
 
@@ -19,6 +20,7 @@
 // (docs/checkpoints.md).
 
 using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::EndsWith;
 using namespace smp::test;
 using nlohmann::json;
 namespace fs = std::filesystem;
@@ -249,6 +251,22 @@ TEST_CASE("gradients of a module that runs several times go on to the last bit",
     CHECK(rest[i]["loss"] == whole[i + 6]["loss"]);
     CHECK(rest[i]["grad_norm"] == whole[i + 6]["grad_norm"]);
   }
+}
+
+TEST_CASE_METHOD(checkpoint_run, "what a run that goes on counts is its own",
+                 "[apps][checkpoint]") {
+  finish({"--train.steps=4"}, "begin");
+  auto text = finish({"--train.log_interval=1", "--smp.static_mode=true"},
+                     "rest");
+  CHECK_THAT(text, ContainsSubstring(" of 20 steps replayed"));
+  auto first = metrics("rest").at(0);
+  REQUIRE(first["step"] == 5);
+  // All that is known of the time of a step is that of the first one.
+  auto left = smp::app::duration_text(19 * first["step_seconds"].get<double>());
+  auto begin = text.find("\n       5/24 ");
+  REQUIRE(begin != std::string::npos);
+  auto row = text.substr(begin + 1, text.find('\n', begin + 1) - begin - 1);
+  CHECK_THAT(row, EndsWith(" " + left));
 }
 
 TEST_CASE_METHOD(checkpoint_run, "a run goes on with other ranks",
