@@ -40,4 +40,7 @@ constexpr number_range between(double low, double high) {
 inline constexpr number_range degree = between(1, 65536);
 inline constexpr number_range below_one = {.high = 1, .below_high = true};
 
+/// Seconds to wait. What clocks count in nanoseconds wraps around beyond.
+inline constexpr number_range patience = {.high = 1e9, .above_low = true};
+
 } // namespace smp

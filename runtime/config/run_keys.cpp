@@ -313,7 +313,7 @@ const std::vector<config_key> run_table = {
    .slot = SMP_SLOT(smp.link_timeout),
    .meaning = "seconds without any sign of life from another machine until "
               "it counts as lost",
-   .range = at_least(1),
+   .range = between(1, 86'400),
    .only = {{"transport.type", {"ucx"}}},
    .local = true},
   // -- [monitor] --------------------------------------------------------------
@@ -325,7 +325,7 @@ const std::vector<config_key> run_table = {
    .slot = SMP_SLOT(smp.stall_timeout),
    .meaning = "seconds without any progress until a report says who waits "
               "for whom (docs/stalls.md)",
-   .range = more_than(0),
+   .range = patience,
    .elsewhere = {"nccl_timeout", "hang_timeout"},
    .local = true},
   {.name = "monitor.on_stall",

@@ -303,7 +303,7 @@ const std::vector<config_key> session_table = {
   {.name = "smp.schedule.timeout",
    .slot = SMP_SLOT(smp.schedule.timeout),
    .meaning = "seconds that an answer may take",
-   .range = more_than(0),
+   .range = patience,
    .only = {{"smp.pipeline", {"actor"}}}},
 };
 

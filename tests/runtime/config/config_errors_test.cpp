@@ -186,6 +186,29 @@ std::vector<broken> out_of_range() {
   };
 }
 
+/// Times that would wrap around where they are counted in smaller units.
+std::vector<broken> too_long() {
+  return {
+    {"silence of fifty days",
+     and_also("[transport]\nlink_timeout = 4_294_968"),
+     "run.toml:17: ",
+     {"transport.link_timeout = 4294968.0 is out of range; allowed: 1 to "
+      "86400"}},
+    {"a stall of ages",
+     and_also("[monitor]\nstall_timeout = 1e10"),
+     "run.toml:17: ",
+     {"monitor.stall_timeout = 10000000000.0 is out of range; allowed: more "
+      "than 0, at most 1000000000"}},
+    {"ages for an answer",
+     good,
+     "command line: ",
+     {"smp.schedule.timeout = 10000000000.0 is out of range; allowed: more "
+      "than 0, at most 1000000000"},
+     {"--smp.pipeline=actor", "--smp.schedule.plugin=x.so",
+      "--smp.schedule.name=x", "--smp.schedule.timeout=1e10"}},
+  };
+}
+
 // -- not built yet ------------------------------------------------------------
 
 std::vector<broken> not_built_yet() {
@@ -479,9 +502,9 @@ TEST_CASE("each broken configuration gives one error with place and remedy",
   auto begin = cpu_seconds();
   std::vector<broken> configurations;
   for (auto& part :
-       {unknown_keys(), wrong_types(), out_of_range(), not_built_yet(),
-        missing_and_double(), no_toml(), conflicts_of_schedules(),
-        conflicts_of_sizes(), on_the_command_line(),
+       {unknown_keys(), wrong_types(), out_of_range(), too_long(),
+        not_built_yet(), missing_and_double(), no_toml(),
+        conflicts_of_schedules(), conflicts_of_sizes(), on_the_command_line(),
         conflicts_on_the_command_line(), conflicts_of_types()})
     configurations.insert(configurations.end(), part.begin(), part.end());
   CHECK(configurations.size() >= 40);
