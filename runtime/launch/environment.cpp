@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <limits>
 #include <sstream>
+#include <system_error>
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -232,7 +233,15 @@ std::optional<rank_environment> read_slurm(const variable_source& of) {
 /// A directory that only this user can write to: whoever controls it decides
 /// where the ranks connect.
 std::string private_directory() {
-  auto path = fs::temp_directory_path() / fmt::format("smp-{}", ::geteuid());
+  std::error_code why;
+  auto above = fs::temp_directory_path(why);
+  if (why)
+    fail(
+      fmt::format("TMPDIR: no directory for temporary files ({}); set "
+                  "SMP_RENDEZVOUS_DIR to a directory that all ranks can "
+                  "write to",
+                  why.message()));
+  auto path = above / fmt::format("smp-{}", ::geteuid());
   auto made = ::mkdir(path.c_str(), 0700);
   struct stat info {};
   if ((made != 0 && errno != EEXIST) || ::lstat(path.c_str(), &info) != 0)

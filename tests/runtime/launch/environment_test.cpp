@@ -301,6 +301,11 @@ TEST_CASE("the rendezvous directory is private to the user",
   // Somebody opened it: who else writes there decides where ranks connect.
   REQUIRE(::chmod(x.rendezvous_dir.c_str(), 0777) == 0);
   CHECK_THAT(error_with(variables), ContainsSubstring(x.rendezvous_dir));
+  // As on a machine of a cluster that lacks what the others have.
+  variables["TMPDIR"] = dir.path / "nowhere";
+  auto why = error_with(variables);
+  CHECK_THAT(why, ContainsSubstring("TMPDIR"));
+  CHECK_THAT(why, ContainsSubstring("SMP_RENDEZVOUS_DIR"));
 }
 
 TEST_CASE("a rank asks its launcher whether a terminal shows its output",
