@@ -422,8 +422,8 @@ use_or_begin() {
 
 # Prints the Debian packages that the missing dependencies need.
 packages_for_deps() {
-  if [[ -z ${SMP_UCX_DIR:-} ]] && ! complete "$ucx_prefix" ||
-    [[ -z ${SMP_TORCH_DIR:-} ]] && ! complete "$torch_prefix"; then
+  if { [[ -z ${SMP_UCX_DIR:-} ]] && ! complete "$ucx_prefix"; } ||
+    { [[ -z ${SMP_TORCH_DIR:-} ]] && ! complete "$torch_prefix"; }; then
     echo unzip
     packages_for_pip
   fi
