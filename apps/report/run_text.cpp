@@ -66,7 +66,8 @@ std::string details_of(const actor_status& x) {
 }
 
 void add_actor(std::string& to, const std::string& id, const actor_status& x) {
-  to += fmt::format("{:<18}{:<20}{:<15}{:>8}  {}\n", id, x.name, state_word(x),
+  to += fmt::format("{:<18}{:<20}{:<15}{:>8}  {}\n", printable(id),
+                    printable(x.name), printable(state_word(x)),
                     since_text(x.seconds), printable(details_of(x)));
 }
 
@@ -144,7 +145,7 @@ std::string state_text(const std::string& place, const run_look& x) {
   for (auto& line : problems_of(x))
     if (line != x.text)
       result += "! " + line + '\n';
-  return result;
+  return printable(result);
 }
 
 std::string actor_list(const run_status& x) {
@@ -201,7 +202,7 @@ std::optional<std::string> actor_text(const run_status& x,
   std::string result;
   auto add = [&result](const std::string& name, const std::string& value) {
     if (!value.empty())
-      result += fmt::format("{:<14}{}\n", name, printable(value));
+      result += fmt::format("{:<14}{}\n", printable(name), printable(value));
   };
   add("id", i->id);
   add("actor", i->name);

@@ -226,6 +226,24 @@ TEST_CASE("Lists, trees and JSON have the same actors", "[apps][report]") {
   CHECK_FALSE(actor_text(status, "r9"));
 }
 
+TEST_CASE("Nothing that ranks say speaks to the terminal", "[apps][report]") {
+  const std::string clears = "\x1b[2J";
+  auto look = two_ranks();
+  auto& status = *look.status;
+  status.ranks[1].why = clears;
+  for (auto& x : status.ranks[0].status.actors) {
+    x.name += clears;
+    x.state = clears;
+    x.items.push_back({clears, "1"});
+  }
+  for (auto& text : {state_text("x", look), actor_list(status),
+                     actor_tree(status), *actor_text(status, "r0.server")})
+    CHECK(text.find('\x1b') == std::string::npos);
+  run_look ended;
+  ended.text = clears; // the last line of a rank's log
+  CHECK(state_text("x", ended).find('\x1b') == std::string::npos);
+}
+
 TEST_CASE("A tree whose parents are a circle ends", "[apps][report]") {
   run_status x;
   x.ranks.push_back(rank_with({}));
