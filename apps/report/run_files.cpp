@@ -91,7 +91,8 @@ void read_end(const fs::path& path, run_files& to) {
       || !x["exit_code"].is_number_integer())
     return;
   to.exit_code = x["exit_code"].get<int>();
-  to.cause = x.value("cause", "");
+  if (auto cause = x.find("cause"); cause != x.end() && cause->is_string())
+    to.cause = cause->get<std::string>();
 }
 
 } // namespace

@@ -68,6 +68,9 @@ TEST_CASE("What is broken in a run directory is left out", "[apps][report]") {
   CHECK_FALSE(x.last);
   CHECK_FALSE(x.exit_code);
   CHECK_FALSE(x.found);
+  dir.write("end.json", R"({"exit_code": 3, "cause": null})");
+  CHECK(read_run_files(dir.path).exit_code == 3);
+  CHECK(read_run_files(dir.path).cause.empty());
 }
 
 TEST_CASE("A run that is over tells how it ended", "[apps][report]") {
