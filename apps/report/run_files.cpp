@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <string_view>
 #include <vector>
 
 namespace fs = std::filesystem;
@@ -76,8 +75,8 @@ void read_config_file(const fs::path& path, run_files& to) {
         std::max<int64_t>(config[table][key].value_or(int64_t{0}), 0));
     };
     to.steps = number("train", "steps");
-    if (config["data"]["type"].value_or(std::string_view{}) == "text")
-      to.tokens_per_sample = number("data", "sequence_length");
+    // It is there only where samples are sequences.
+    to.tokens_per_sample = number("data", "sequence_length");
     to.found = true;
   } catch (const toml::parse_error&) {
     // Not there, or not yet whole.

@@ -22,7 +22,7 @@ struct run_files {
   std::optional<last_step> last;
   /// As config.toml has them; 0: not known.
   uint64_t steps = 0;
-  uint64_t tokens_per_sample = 0;
+  uint64_t tokens_per_sample = 0; // 0, too: samples are no sequences
   /// How the run ended, if our launcher has seen it: the exit code and the
   /// first cause, empty if there is none.
   std::optional<int> exit_code;

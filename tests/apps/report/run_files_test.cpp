@@ -48,6 +48,18 @@ TEST_CASE("The last whole line of metrics.jsonl counts", "[apps][report]") {
   CHECK(progress_text(x) == "step 3000/4000, loss 0.0003");
 }
 
+TEST_CASE("Samples of all data that are sequences count as tokens",
+          "[apps][report]") {
+  scratch_dir dir;
+  for (std::string type : {"tokens", "synthetic"}) {
+    dir.write("config.toml",
+              "[data]\ntype = \"" + type + "\"\nsequence_length = 16\n");
+    CHECK(read_run_files(dir.path).tokens_per_sample == 16);
+  }
+  dir.write("config.toml", "[data]\ntype = \"safetensors\"\n");
+  CHECK(read_run_files(dir.path).tokens_per_sample == 0);
+}
+
 TEST_CASE("A loss that is no number is none", "[apps][report]") {
   scratch_dir dir;
   dir.write("metrics.jsonl", "{\"step\":7,\"loss\":null,\"step_seconds\":1}\n");
