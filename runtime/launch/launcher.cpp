@@ -166,6 +166,20 @@ void print_cause(const process_group::result& x, const launch_place& place) {
   print_stderr("{}\n", line);
 }
 
+std::string stall_path(const std::string& log_dir) {
+  return log_dir + "/stall.json";
+}
+
+std::string end_path(const std::string& log_dir) {
+  return log_dir + "/end.json";
+}
+
+/// @param x with names and words of the user's: what is no UTF-8 gets a mark
+void write_for_later(const std::string& path, const nlohmann::json& x) {
+  constexpr auto replace = nlohmann::json::error_handler_t::replace;
+  std::ofstream{path} << x.dump(2, ' ', false, replace) << '\n';
+}
+
 /// For later reading: what was stalled, and who waits for whom.
 void write_stall(const stall_report& x, const std::string& log_dir) {
   nlohmann::json silent = nlohmann::json::array();
@@ -178,18 +192,15 @@ void write_stall(const stall_report& x, const std::string& log_dir) {
                         {"silent", std::move(silent)}};
   if (x.culprit != no_rank)
     result["culprit"] = x.culprit.value;
-  std::ofstream{log_dir + "/stall.json"} << result.dump(2) << '\n';
-}
-
-std::string end_path(const std::string& log_dir) {
-  return log_dir + "/end.json";
+  write_for_later(stall_path(log_dir), result);
 }
 
 /// From now on one can look at the run, see docs/inspect.md.
 std::unique_ptr<published_entry> let_look(supervisor_host& supervisor,
                                           const launch_options& x) {
   if (!x.log_dir.empty())
-    std::remove(end_path(x.log_dir).c_str());
+    for (auto& left : {end_path(x.log_dir), stall_path(x.log_dir)})
+      std::remove(left.c_str()); // of an earlier run
   if (x.log_dir.empty() || x.ranks == 1) // a rank that is alone joins nobody
     return nullptr;
   return std::make_unique<published_entry>(x.log_dir,
@@ -199,8 +210,7 @@ std::unique_ptr<published_entry> let_look(supervisor_host& supervisor,
 /// For later reading, too: how it ended.
 void write_end(const process_group::result& x, const std::string& log_dir) {
   nlohmann::json end{{"exit_code", exit_code(x)}, {"cause", cause_text(x)}};
-  constexpr auto replace = nlohmann::json::error_handler_t::replace;
-  std::ofstream{end_path(log_dir)} << end.dump(2, ' ', false, replace) << '\n';
+  write_for_later(end_path(log_dir), end);
 }
 
 /// Rank 0 tells it on the console, if it can.

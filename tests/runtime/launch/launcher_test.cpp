@@ -332,6 +332,17 @@ TEST_CASE("the others hear from the launcher how a rank died",
   CHECK(heard == cause);
 }
 
+TEST_CASE("a run begins without the end and the stall of another one",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  dir.write("logs/stall.json", "old");
+  dir.write("logs/end.json", "old");
+  auto x = launch_in(dir, shell("test $SMP_RANK = 0 || exit 2"));
+  CHECK(x.code == 2);
+  CHECK_FALSE(std::filesystem::exists(dir.path / "logs/stall.json"));
+  CHECK_THAT(dir.read("logs/end.json"), ContainsSubstring("\"exit_code\": 2"));
+}
+
 TEST_CASE("a rank that is stopped before it joins is a stall of its time",
           "[runtime][launch][R7]") {
   scratch_dir dir;
