@@ -42,7 +42,9 @@ std::string to_json(const step_metrics& x) {
     result["skipped"] = x.skipped;
   if (x.checkpoint_seconds > 0)
     result["checkpoint_seconds"] = x.checkpoint_seconds;
-  return result.dump();
+  // A module's name, say, may be no UTF-8.
+  constexpr auto replace = nlohmann::ordered_json::error_handler_t::replace;
+  return result.dump(-1, ' ', false, replace);
 }
 
 metrics_file::metrics_file(std::string path)

@@ -215,6 +215,9 @@ TEST_CASE("A step becomes one line of JSON", "[runtime][trainer]") {
   x.static_mode = "replay";
   CHECK_THAT(smp::to_json(x),
              Catch::Matchers::EndsWith(R"("static":"replay"})"));
+  x.ran_again = "\xff"; // no UTF-8
+  CHECK_THAT(smp::to_json(x),
+             Catch::Matchers::EndsWith("\"ran_again\":\"\xef\xbf\xbd\"}"));
   scratch_dir dir;
   {
     smp::metrics_file file{dir.path / "m.jsonl"};
