@@ -47,9 +47,10 @@ std::string count(uint64_t x) {
   if (x == 0)
     return "-";
   auto value = static_cast<double>(x);
-  if (value >= 1e12)
+  // Of three digits, what rounds up to 1000 has the next unit.
+  if (value >= 999.5e9)
     return format("%.3g T", value / 1e12);
-  if (value >= 1e9)
+  if (value >= 999.5e6)
     return format("%.3g B", value / 1e9);
   if (value >= 1e6)
     return format("%.3g M", value / 1e6);
@@ -61,9 +62,9 @@ std::string count(uint64_t x) {
 
 std::string bytes(uint64_t x) {
   auto value = static_cast<double>(x);
-  if (value >= 1e9)
+  if (value >= 999.5e6)
     return format("%.3g GB", value / 1e9);
-  if (value >= 1e6)
+  if (value >= 999.5e3)
     return format("%.3g MB", value / 1e6);
   return value >= 1e3 ? format("%.3g KB", value / 1e3)
                       : std::to_string(x) + " bytes";

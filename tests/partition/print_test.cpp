@@ -96,6 +96,17 @@ TEST_CASE("a model on one device is one line", "[partition][print]") {
   CHECK(has(text, "0 calls cross"));
 }
 
+TEST_CASE("what rounds up to a thousand has the next unit",
+          "[partition][print]") {
+  auto model = make_model({{"", {1}, 1, 1, {"w"}}, {"a", {}, 1, 1}});
+  model[0].parameters[0].elements = 999'700'000;
+  model[1].pinned_device = 1;
+  model[1].call_bytes = 999'800;
+  auto text = shown(model, on(2));
+  CHECK(has(text, " 1 B "));
+  CHECK(has(text, "1 call crosses with 1 MB"));
+}
+
 TEST_CASE("the figure of T5-11B can be recognised", "[partition][print][T5]") {
   auto options = on(8);
   options.strategy = partition_strategy::paper;
