@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <numeric>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -24,8 +24,13 @@ namespace {
 
 constexpr uint16_t default_port = 29400;
 
+/// The largest number for what is more than that: users say anything.
 uint64_t sum(const std::vector<uint64_t>& xs) {
-  return std::accumulate(xs.begin(), xs.end(), uint64_t{0});
+  uint64_t result = 0;
+  for (auto x : xs)
+    if (__builtin_add_overflow(result, x, &result))
+      return std::numeric_limits<uint64_t>::max();
+  return result;
 }
 
 template <class T>

@@ -65,6 +65,11 @@ TEST_CASE("ranks are shared among machines equally, or as the user says",
                shares_of(2, {2, 0}, 2);
              }),
              ContainsSubstring("at least one rank"));
+  // As from -1: with the others that would be 2.
+  CHECK_THAT(refusal([] {
+               shares_of(2, {~uint64_t{0}, 3}, 2);
+             }),
+             ContainsSubstring("smp.pipeline_parallel_degree"));
 }
 
 TEST_CASE("hosts are a name each, with or without their ranks",
