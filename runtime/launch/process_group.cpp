@@ -384,9 +384,11 @@ std::string process_group::last_words() const {
   file.seekg(std::max<std::streamoff>(0, size - 4096));
   std::string line;
   std::string result;
-  while (std::getline(file, line))
-    if (line.find_first_not_of(" \t\r") != std::string::npos)
+  while (std::getline(file, line)) {
+    line.resize(line.find_last_not_of(" \t\r") + 1); // 0 where there is none
+    if (!line.empty())
       result = line.substr(line.find_last_of('\r') + 1);
+  }
   return result;
 }
 

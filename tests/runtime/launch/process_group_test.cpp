@@ -141,6 +141,15 @@ TEST_CASE("the first process that fails is the cause and ends the others",
   CHECK(took < 2s);
 }
 
+TEST_CASE("last words may end as lines do that are overwritten",
+          "[runtime][launch]") {
+  shell_run x{
+    std::string{"if [ $R = 1 ]; then printf 'step 1\\rno luck\\r\\n\\r\\n' "
+                ">&2; exit 7; fi; "}
+    + forever};
+  CHECK(x.run().last_words == "no luck");
+}
+
 TEST_CASE(
   "a killed process is named with its signal, and no one survives it "
   "by 2 s",
