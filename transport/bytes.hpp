@@ -496,6 +496,17 @@ T from_payload(const payload& x, const char* what) {
   return result;
 }
 
+/// @param from who sent it
+/// @throws error (protocol) naming `from`
+template <class T>
+T from_payload(const payload& x, const char* what, rank_id from) {
+  try {
+    return from_payload<T>(x, what);
+  } catch (const error& e) {
+    throw error{failure{e.code(), from, {}, e.cause().text}};
+  }
+}
+
 template <class Inspector>
 bool inspect(Inspector& f, payload& x) {
   return f.object(x).fields(f.field("bytes", x.bytes),

@@ -34,16 +34,22 @@ step_flow flow_of(const step_record& x, bool ordered, bool learnt) {
   return result;
 }
 
-step_record record_of(const step_flow& x) {
+step_record record_of(const step_flow& x, rank_id from, uint64_t microbatches) {
+  auto refuse = [from](const std::string& why) {
+    throw error{
+      failure{error_code::protocol, from, {}, "malformed flow: " + why}};
+  };
+  if (x.microbatches != microbatches)
+    refuse(std::to_string(x.microbatches) + " microbatches in a step of "
+           + std::to_string(microbatches));
   step_record result;
   result.microbatches = x.microbatches;
+  std::set<uint32_t> numbers;
   for (auto& y : x.executions) {
     auto index = static_cast<uint32_t>(result.executions.size());
     if (y.microbatch.value >= x.microbatches
         || !result.by_id.emplace(y.id, index).second)
-      throw error{error_code::protocol,
-                  "malformed flow: an execution is there "
-                  "twice, or of no microbatch"};
+      refuse("an execution is there twice, or of no microbatch");
     auto& z = result.executions.emplace_back();
     z.id = y.id;
     z.microbatch = y.microbatch;
@@ -52,6 +58,11 @@ step_record record_of(const step_flow& x) {
     z.after = y.after;
     z.needs = y.needs;
     for (auto& c : y.calls) {
+      // Ranks could call each other for ever.
+      if (!numbers.insert(c.number).second)
+        refuse("two calls have the number " + std::to_string(c.number));
+      if (c.kind == call_kind::grant && !is_root_request(y.id))
+        refuse("what is no step body waits for a grant");
       auto& to = z.calls.emplace_back();
       to.until = c.until;
       to.kind = c.kind;
@@ -382,6 +393,8 @@ private:
     auto grant = std::find_if(stops.begin(), stops.end(), [&](auto y) {
       return calls[y].kind == call_kind::grant;
     });
+    if (grant == stops.end())
+      fail("a backward phase is missing");
     auto segment = static_cast<uint32_t>(grant - stops.begin()) + 1;
     push({0, root->second, segment});
   }
@@ -411,9 +424,50 @@ pipeline_order compute_order(const std::vector<step_record>& ranks,
   return player{ranks, pipeline, policy, rules}.play();
 }
 
+namespace {
+
+/// Segments of an execution end where it gives the token back.
+uint64_t segments_of(const recorded_execution& x) {
+  auto stops = std::ranges::count_if(x.calls, [](auto& y) {
+    return y.kind != call_kind::promise;
+  });
+  return static_cast<uint64_t>(stops) + 1;
+}
+
+/// Tells whether `x` has each segment of a rank once.
+bool serves_all(const std::vector<served_segment>& x, const step_record& rank) {
+  uint64_t expected = 0;
+  for (auto& y : rank.executions)
+    expected += segments_of(y);
+  std::set<std::pair<uint32_t, uint32_t>> seen;
+  for (auto& y : x)
+    if (y.execution >= rank.executions.size()
+        || y.segment >= segments_of(rank.executions[y.execution])
+        || !seen.emplace(y.execution, y.segment).second)
+      return false;
+  return seen.size() == expected;
+}
+
+/// @throws error (protocol) unless `x` serves what `ranks` did
+void check_served(const pipeline_order& x,
+                  const std::vector<step_record>& ranks, rank_id decided_by) {
+  auto fits = x.served.size() == ranks.size();
+  for (size_t i = 0; fits && i < ranks.size(); ++i)
+    fits = serves_all(x.served[i], ranks[i]);
+  if (!fits)
+    throw error{failure{error_code::protocol,
+                        decided_by,
+                        {},
+                        "malformed order: it does not serve each segment of "
+                        "the recorded step once"}};
+}
+
+} // namespace
+
 std::vector<uint64_t> likeness_of(const pipeline_order& x,
                                   const std::vector<step_record>& ranks,
                                   const std::vector<rank_id>& pipeline) {
+  check_served(x, ranks, pipeline.front());
   using place = std::pair<uint64_t, uint64_t>; // pp_rank, number
   auto place_of = [&pipeline](request_id y) {
     auto pp_rank = std::ranges::find(pipeline, y.origin) - pipeline.begin();

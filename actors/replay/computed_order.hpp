@@ -68,8 +68,9 @@ bool inspect(Inspector& f, step_flow& x) {
 
 step_flow flow_of(const step_record& x, bool ordered, bool learnt);
 
-/// @throws error (protocol) if no rank does that
-step_record record_of(const step_flow& x);
+/// @param microbatches of the step
+/// @throws error (protocol) naming `from`, if no rank does that
+step_record record_of(const step_flow& x, rank_id from, uint64_t microbatches);
 
 /// The order of a whole pipeline.
 struct pipeline_order {
@@ -118,7 +119,8 @@ pipeline_order compute_order(const std::vector<step_record>& ranks,
 /// place of each do the same, one after the other. Numbers of requests are not
 /// part of it: waits are counted with them, and whether a rank had to wait, for
 /// peers or for what came from elsewhere, depends on timing.
-/// @param ranks what the order was computed from
+/// @param ranks what the order was computed from, on the first of `pipeline`
+/// @throws error (protocol) naming that rank unless it serves each segment once
 std::vector<uint64_t> likeness_of(const pipeline_order& x,
                                   const std::vector<step_record>& ranks,
                                   const std::vector<rank_id>& pipeline);

@@ -504,13 +504,15 @@ void step_runner::compute_order(const model_state* model, uint64_t microbatches,
   auto& sequencer = rank_.sequencer();
   auto seen = flow_of(mine, sequencer.used(), learnt);
   seen.called_late = sequencer.called_late();
-  for (auto& x : rank_.exchange().all_gather(
-         rank_.pipeline(), "smp.recorded_flow", to_payload(seen))) {
-    auto flow = from_payload<step_flow>(x, "flow");
+  auto& pipeline = rank_.pipeline();
+  auto all = rank_.exchange().all_gather(pipeline, "smp.recorded_flow",
+                                         to_payload(seen));
+  for (size_t i = 0; i < all.size(); ++i) {
+    auto flow = from_payload<step_flow>(all[i], "flow", pipeline[i]);
     ordered = ordered || flow.ordered;
     learnt = learnt || flow.learnt;
     late.merge(flow.called_late);
-    ranks.push_back(record_of(flow));
+    ranks.push_back(record_of(flow, pipeline[i], mine.microbatches));
   }
   sequencer.set_serial(late);
   auto recorded = records.recorded_steps(note.key);
@@ -521,7 +523,7 @@ void step_runner::compute_order(const model_state* model, uint64_t microbatches,
   auto order = agree(rank_, "smp.computed_order", [&] {
     order_rules rules;
     rules.forward_alone = ordered;
-    for (size_t i = 0; i < rank_.pipeline().size(); ++i)
+    for (size_t i = 0; i < pipeline.size(); ++i)
       rules.service.push_back(policies_.order(microbatches, i,
                                               model ? model->gate().chunk_of(i)
                                                     : std::vector<uint32_t>{}));
@@ -529,9 +531,9 @@ void step_runner::compute_order(const model_state* model, uint64_t microbatches,
       rules.program = policies_.served(model->program());
     auto policy = sequencer.serial() ? make_serial_schedule(microbatches)
                                      : policies_.make_timeless(microbatches);
-    return smp::compute_order(ranks, rank_.pipeline(), *policy, rules);
+    return smp::compute_order(ranks, pipeline, *policy, rules);
   });
-  auto hash = hash_of(likeness_of(order, ranks, rank_.pipeline()));
+  auto hash = hash_of(likeness_of(order, ranks, pipeline));
   mine.order = std::move(order.served[rank_.pp_rank()]);
   if (rank_.pp_rank() == 0)
     mine.admission = std::move(order.admission);

@@ -225,6 +225,13 @@ TEST_CASE("an error names the path of the field and its place",
                       + ": 8 bytes wanted, 0 left"));
 }
 
+TEST_CASE("an error may name the rank that sent the bytes",
+          "[transport][bytes]") {
+  CHECK(error_of([] { from_payload<uint64_t>({}, "length", rank_id{3}); },
+                 error_code::protocol)
+        == "rank 3: malformed length at byte 0: 8 bytes wanted, 0 left");
+}
+
 TEST_CASE("an enumeration and a device of a failure are checked",
           "[transport][bytes]") {
   auto x = to_payload(failure{error_code::config, rank_id{2}, "m", "t"});
