@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <string>
 
 namespace smp {
@@ -51,29 +52,40 @@ std::vector<int64_t> told_of(const packer& arguments) {
 /// Reads what a rank told.
 class forms {
 public:
-  explicit forms(const int64_t* told) : told_(told) {
+  forms(uint64_t rank, const int64_t* told) : rank_(rank), told_(told) {
     // nop
   }
 
   size_t count() const {
-    return static_cast<size_t>(told_[1]);
+    return number(1, std::numeric_limits<int64_t>::max());
   }
 
   /// @returns the next one, "float32[4, 8]"; empty: there was no room for it
   std::string next() {
-    if (at_ + 2 > room || at_ + 2 + axes() > room)
+    if (at_ + 2 > room)
       return {};
-    auto type = static_cast<at::ScalarType>(told_[at_]);
-    at::IntArrayRef sizes{told_ + at_ + 2, axes()};
-    at_ += 2 + axes();
+    constexpr auto types = static_cast<int64_t>(at::ScalarType::Undefined);
+    auto type = static_cast<at::ScalarType>(number(at_, types - 1));
+    auto axes = number(at_ + 1, std::numeric_limits<int64_t>::max());
+    if (axes > room - at_ - 2)
+      return {};
+    at::IntArrayRef sizes{told_ + at_ + 2, axes};
+    at_ += 2 + axes;
     return c10::getDtypeNames(type).first + c10::str(sizes);
   }
 
 private:
-  size_t axes() const {
-    return static_cast<size_t>(told_[at_ + 1]);
+  size_t number(size_t at, int64_t last) const {
+    if (told_[at] < 0 || told_[at] > last)
+      throw error{failure{error_code::protocol,
+                          rank_id{rank_},
+                          {},
+                          fmt::format("malformed forms of arguments: {} at {}",
+                                      told_[at], at)}};
+    return static_cast<size_t>(told_[at]);
   }
 
+  uint64_t rank_;
   const int64_t* told_;
   size_t at_ = header;
 };
@@ -97,21 +109,18 @@ std::string difference(uint64_t first, forms a, uint64_t second, forms b) {
                      first, second);
 }
 
-/// @param all what each rank of the group told
-void check(const std::vector<uint64_t>& group, const at::Tensor& all) {
-  auto told = [&](size_t i) {
-    return all.const_data_ptr<int64_t>() + i * room;
-  };
-  for (size_t i = 1; i < group.size(); ++i)
-    if (told(i)[0] != told(0)[0])
-      throw error{
-        error_code::user_code,
-        "ranks that share modules want batches of the same sizes, "
-        "but a microbatch "
-          + difference(group[0], forms{told(0)}, group[i], forms{told(i)})};
-}
-
 } // namespace
+
+void compare_forms(const std::vector<uint64_t>& group, const at::Tensor& told) {
+  auto of = [&](size_t i) { return told.const_data_ptr<int64_t>() + i * room; };
+  for (size_t i = 1; i < group.size(); ++i)
+    if (of(i)[0] != of(0)[0])
+      throw error{error_code::user_code,
+                  "ranks that share modules want batches of the same sizes, "
+                  "but a microbatch "
+                    + difference(group[0], {group[0], of(0)}, group[i],
+                                 {group[i], of(i)})};
+}
 
 void form_comparison::run(const packer& arguments) {
   if (execution::current()->microbatch().value == 0) {
@@ -122,7 +131,7 @@ void form_comparison::run(const packer& arguments) {
   // A schedule of the user's may begin with another one.
   wait_for_peers waiting;
   if (theirs_)
-    check(get_group(comm_group::tp), theirs_->get());
+    compare_forms(get_group(comm_group::tp), theirs_->get());
 }
 
 } // namespace smp
