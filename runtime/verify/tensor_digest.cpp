@@ -74,6 +74,21 @@ tensor_digest digest_of(const at::Tensor& x) {
   return result;
 }
 
+bool is_whole(const tensor_digest& x) {
+  constexpr auto most = std::numeric_limits<int64_t>::max()
+                        - tensor_digest::pieces;
+  int64_t elements = 1;
+  for (auto n : x.sizes) {
+    if (n < 0 || (n > 0 && elements > most / n))
+      return false;
+    elements *= n;
+  }
+  const auto length = piece_length(elements);
+  const auto pieces = elements / length + (elements % length != 0);
+  return x.sums.size() == static_cast<size_t>(pieces)
+         && x.samples.size() == x.sums.size();
+}
+
 std::optional<mismatch> compare_digests(const tensor_digest& a,
                                         const tensor_digest& b,
                                         const tolerance& x) {

@@ -38,9 +38,14 @@ struct tensor_digest {
 /// Reads `x` once; draws from no generator. @pre x.defined()
 tensor_digest digest_of(const at::Tensor& x);
 
+/// Tells whether `x` has the sums and samples of a tensor of its sizes: what
+/// another rank sends need not.
+bool is_whole(const tensor_digest& x);
+
 /// Compares as `compare_tensors` would, as far as sums can tell: elements
 /// within the bound never make a difference (up to chance, below 1e-7 per
 /// piece: Hoeffding), elements well above it do.
+/// @pre is_whole(a) && is_whole(b)
 std::optional<mismatch> compare_digests(const tensor_digest& a,
                                         const tensor_digest& b,
                                         const tolerance& x);
@@ -52,7 +57,7 @@ bool inspect(Inspector& f, tensor_digest& x) {
   };
   auto set_samples = [&x](std::vector<double> y) {
     x.samples = std::move(y);
-    return x.samples.size() == x.sums.size();
+    return is_whole(x);
   };
   return f.object(x).fields(
     f.field("dtype", x.dtype), f.field("sizes", x.sizes),

@@ -345,9 +345,10 @@ private:
                                            to_payload(mine));
     observed_step result;
     for (size_t i = 0; i < all.size() && reference_; ++i) {
-      auto x = from_payload<observed_step>(all[i], "numbers of a step");
+      auto from = rank_.pipeline()[i];
+      auto x = from_payload<observed_step>(all[i], "numbers of a step", from);
       for (auto& c : x.calls) {
-        c.rank = rank_.pipeline()[i].value;
+        c.rank = from.value;
         result.calls.push_back(std::move(c));
       }
       for (auto& p : x.passes)

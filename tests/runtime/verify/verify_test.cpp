@@ -6,6 +6,7 @@
 #include "runtime/verify/call_log.hpp"
 #include "runtime/verify/step_comparison.hpp"
 #include "runtime/verify/verify.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_verify_jobs.hpp"
 
 #include <nlohmann/json.hpp>
@@ -49,6 +50,33 @@ TEST_CASE("The log of a step comes back from its bytes", "[runtime][verify]") {
   CHECK((y.passes[0].inputs == p.inputs));
   CHECK((y.passes[0].loss == p.loss));
   CHECK((y.passes[0].seeds == p.seeds));
+}
+
+TEST_CASE("A log with a digest of no tensor names who sent it",
+          "[runtime][verify]") {
+  observed_step x;
+  auto& p = x.passes.emplace_back();
+  auto read = [&](std::vector<int64_t> sizes, size_t pieces) {
+    p.loss.sizes = std::move(sizes);
+    p.loss.sums.assign(pieces, 0);
+    p.loss.samples.assign(pieces, 0);
+    return test::error_of(
+      [&] {
+        from_payload<observed_step>(to_payload(x), "numbers", rank_id{3});
+      },
+      error_code::protocol);
+  };
+  CHECK(read({}, 1) == "no error");
+  CHECK(read({0, 7}, 0) == "no error");
+  CHECK(read({257}, 129) == "no error"); // pieces of two elements
+  CHECK_THAT(read({257}, 128),
+             ContainsSubstring("rank 3: malformed numbers: passes.loss.samples")
+               && ContainsSubstring("no such value"));
+  auto most = std::numeric_limits<int64_t>::max();
+  CHECK(read({257}, 0) != "no error");
+  CHECK(read({-1}, 1) != "no error");
+  CHECK(read({most}, 256) != "no error");
+  CHECK(read({most, 2}, 256) != "no error");
 }
 
 TEST_CASE("As many steps are verified as replay takes", "[runtime][verify]") {
