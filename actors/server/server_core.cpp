@@ -196,6 +196,8 @@ void server_core::receive(response x) {
     ++unknown_;
     return;
   }
+  if (auto why = refusal(i->second))
+    x = {x.id, {}, std::move(why)};
   if (recorder_ && !x.error) {
     recorder_->answered(x.id, x.body);
     if (i->second.kind == call_kind::grant)
@@ -291,6 +293,14 @@ failure server_core::refusal(const call& x) const {
   if (x.kind == call_kind::grant && !options_.leader)
     return internal_failure(self(), "a grant is asked for off pp_rank 0");
   return {};
+}
+
+/// What a rank sends may name any number of a request.
+failure server_core::refusal(const pending_call& asked) const {
+  if (asked.kind != call_kind::wait)
+    return {};
+  return {error_code::protocol, self(), {},
+          "malformed response: it answers what is no request"};
 }
 
 void server_core::suspend(context_id ctx, call x) {

@@ -293,6 +293,7 @@ private:
   void admit(request x);
   void admit_in_turn(held_request x);
   failure refusal(const call& x) const;
+  failure refusal(const pending_call& asked) const;
   request request_of(const context_entry& from, uint64_t number, call& x) const;
   void push(request x, std::vector<module_id> entered);
   void push(const pending_call& x, response y);

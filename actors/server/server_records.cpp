@@ -140,6 +140,8 @@ void server_core::receive(recorded_response x) {
   }
   response y{x.id, {}, {}};
   try {
+    if (auto why = refusal(i->second))
+      throw error{std::move(why)};
     if (!replay_)
       throw error{error_code::protocol,
                   "an answer names a record, but this step replays none"};
