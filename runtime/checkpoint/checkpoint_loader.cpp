@@ -71,6 +71,13 @@ private:
   std::vector<int64_t> length_, in_piece_, in_wanted_;
 };
 
+/// @returns the sizes of a tensor of which ranks may have slices
+at::IntArrayRef whole_sizes(const model_map& map, uint32_t tensor) {
+  auto* slice = map.slice(tensor);
+  return slice ? at::IntArrayRef{slice->whole}
+               : map.model().tensors[tensor].tensor.sizes();
+}
+
 } // namespace
 
 // -- finding ------------------------------------------------------------------
@@ -129,6 +136,7 @@ void checkpoint_loader::check(
   together("smp.checkpoint.check", [&] {
     check_model(model);
     check_optimizers(model, optimizers);
+    check_states(model, optimizers);
   });
   together("smp.checkpoint.verify", [&] {
     auto& layout = rank_.layout();
@@ -158,8 +166,7 @@ void checkpoint_loader::check_model(const distributed_model_base& model) const {
       continue;
     }
     known.insert(x);
-    auto* slice = map.slice(i);
-    auto mine = slice ? at::IntArrayRef{slice->whole} : t.tensor.sizes();
+    auto mine = whole_sizes(map, i);
     auto dtype = dtype_in_file(t.tensor.scalar_type());
     if (at::IntArrayRef{x->shape} != mine)
       misshapen.add(name, ": " + shape_text(x->shape) + " instead of "
@@ -211,6 +218,41 @@ void checkpoint_loader::check_optimizers(
         found == members.end() ? "in none"
                                : fmt::format("in group {}", found->second)));
   }
+}
+
+void checkpoint_loader::check_states(
+  const distributed_model_base& model,
+  const std::vector<distributed_optimizer*>& optimizers) const {
+  auto& map = model.state().map();
+  auto& tensors = map.model().tensors;
+  mistakes misshapen{"of another shape"};
+  for (size_t k = 0; k < optimizers.size(); ++k) {
+    auto fields = state_fields(optimizers[k]->inner());
+    fields.push_back({master_field, false});
+    fields.push_back({average_field, false});
+    for (uint32_t i = 0; i < tensors.size(); ++i) {
+      auto& t = tensors[i];
+      if (t.is_buffer || t.is_attribute || !t.tensor.defined())
+        continue;
+      for (auto& field : fields) {
+        auto* x = find(tensor_role::optimizer,
+                       state_name(k, field.name, t.names.front()));
+        auto wanted = field.is_count ? at::IntArrayRef{} : whole_sizes(map, i);
+        if (x && at::IntArrayRef{x->shape} != wanted)
+          misshapen.add(x->name,
+                        ": " + shape_text(x->shape) + " instead of "
+                          + shape_text(wanted)
+                          + (x->pieces.empty()
+                               ? std::string{}
+                               : " in " + x->pieces.front().file));
+      }
+    }
+  }
+  std::string text;
+  misshapen.describe(text);
+  if (!text.empty())
+    fail("what its optimizers remember is of another model: " + text
+         + "; nothing was loaded");
 }
 
 void checkpoint_loader::check_file(const saved_file& x) const {
@@ -342,8 +384,8 @@ void checkpoint_loader::load_state(distributed_optimizer& x, size_t number,
   };
   named_tensors state;
   for (auto& field : state_fields(x.inner()))
-    if (auto y = read_field(field); y.defined())
-      state.emplace_back(field, y);
+    if (auto y = read_field(field.name); y.defined())
+      state.emplace_back(field.name, y);
   set_state(x.inner(), part->values, state);
   // Who had none updated the parameters themselves.
   if (auto y = part->is_master ? read_field(master_field) : at::Tensor{};

@@ -81,6 +81,9 @@ private:
   void
   check_optimizers(const distributed_model_base& model,
                    const std::vector<distributed_optimizer*>& optimizers) const;
+  void
+  check_states(const distributed_model_base& model,
+               const std::vector<distributed_optimizer*>& optimizers) const;
   void check_file(const saved_file& x) const;
   void load_parts(const distributed_model_base& model,
                   const std::vector<distributed_optimizer*>& optimizers);

@@ -175,12 +175,13 @@ void set_options(optim::Optimizer& x, optim::OptimizerOptions& group,
   });
 }
 
-std::vector<std::string> state_fields(optim::Optimizer& x) {
-  std::vector<std::string> result;
+std::vector<state_field> state_fields(optim::Optimizer& x) {
+  std::vector<state_field> result;
   with_kind(x, [&](auto kind) {
     typename decltype(kind)::state none;
-    each_field(none,
-               [&](const char* name, auto&) { result.emplace_back(name); });
+    each_field(none, [&]<class T>(const char* name, T&) {
+      result.push_back({name, !is_tensor<T>});
+    });
   });
   return result;
 }

@@ -30,8 +30,14 @@ void set_options(torch::optim::Optimizer& x,
                  torch::optim::OptimizerOptions& group,
                  const std::map<std::string, double>& values);
 
-/// @returns the names of all that `x` may remember of a parameter
-std::vector<std::string> state_fields(torch::optim::Optimizer& x);
+/// What an optimizer may remember of a parameter: a tensor of its shape, or a
+/// count, which is int64 [].
+struct state_field {
+  std::string name;
+  bool is_count = false;
+};
+
+std::vector<state_field> state_fields(torch::optim::Optimizer& x);
 
 /// @returns what `x` remembers of a parameter, sharing its memory: tensors of
 ///          the parameter's shape, and counts, which are int64 []. Nothing
