@@ -243,13 +243,10 @@ void optimizer_shards::send(std::vector<cut_parameter*>& xs,
   if (xs.empty())
     return;
   auto mine = rank_.layout().rank(over, rank_.self()) == root;
-  auto x = under_way_.emplace_back(std::make_shared<transfer>());
+  auto x = std::make_shared<transfer>();
   std::vector<at::Tensor> rows;
-  for (auto* c : xs) {
+  for (auto* c : xs)
     rows.push_back(rows_of(c->parameter, c->begins[root], c->begins[root + 1]));
-    if (!mine)
-      c->missing.push_back(x);
-  }
   auto alone = rows.size() == 1 && rows.front().is_contiguous();
   at::Tensor flat;
   if (mine) {
@@ -268,6 +265,12 @@ void optimizer_shards::send(std::vector<cut_parameter*>& xs,
     flat = at::empty({elements}, rows.front().options());
   }
   x->done = async::broadcast_(flat, over, root, "smp.updates");
+  // Not before it has begun: who waits for what was refused would wait for
+  // nothing.
+  under_way_.push_back(x);
+  if (!mine)
+    for (auto* c : xs)
+      c->missing.push_back(x);
   xs.clear();
 }
 

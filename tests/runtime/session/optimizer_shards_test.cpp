@@ -1,6 +1,9 @@
 #include "tests/support/catch.hpp"
 
+#include "runtime/session/current_rank.hpp"
+#include "runtime/session/model_state.hpp"
 #include "runtime/session/optimizer_shards.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
@@ -364,4 +367,27 @@ TEST_CASE("an optimizer that looks at all parameters together is refused",
     said = e.what();
   }
   CHECK_THAT(said, Catch::Matchers::ContainsSubstring("LBFGS"));
+}
+
+TEST_CASE("nobody waits for an update that cannot be sent",
+          "[runtime][shards]") {
+  virtual_world_options world;
+  world.config = config_of({});
+  run_virtual_world(2, world, [](session&) {
+    distributed_model model{seeded([] {
+      return function([](function_impl&, Tensor x) { return x; },
+                      torch::ones({4}));
+    })};
+    model.partition();
+    torch::optim::SGD sgd{model->parameters(), 0.1};
+    optimizer_shards shards{current_rank()};
+    shards.cut(sgd, model.state().map());
+    auto weight = model->weight;
+    weight.set_requires_grad(false);
+    weight.set_data(torch::zeros({4}, at::ScalarType::UInt16));
+    auto told = error_of([&] { shards.end_update(); }, error_code::unsupported);
+    if (told.find("no tensors of type UInt16") == told.npos)
+      throw std::runtime_error{told};
+    shards.await_updates();
+  });
 }
