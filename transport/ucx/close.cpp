@@ -3,6 +3,8 @@
 #include "transport/ucx/engine.hpp"
 #include "transport/ucx/failures.hpp"
 
+#include <algorithm>
+
 namespace smp {
 
 using namespace ucx;
@@ -28,11 +30,23 @@ constexpr std::chrono::seconds leave_limit = 2 * flush_limit;
 void ucx_fabric::engine::on_endpoint_error(void* x, ucp_ep_h,
                                            ucs_status_t status) {
   auto& lost = *static_cast<peer*>(x);
-  lost.self->failed_.emplace_back(
-    &lost, failure_of(status, lost.rank, during::nothing));
+  lost.self->guarded(lost, [&] {
+    lost.self->failed_.emplace_back(
+      &lost, failure_of(status, lost.rank, during::nothing));
+  });
+}
+
+bool ucx_fabric::engine::has_failed() const {
+  return !failed_.empty()
+         || std::any_of(peers_.begin(), peers_.end(),
+                        [](auto& x) { return x.starved; });
 }
 
 void ucx_fabric::engine::handle_failed() {
+  for (auto& x : peers_)
+    if (std::exchange(x.starved, false))
+      refuse(x, error_code::transport,
+             "no memory for what it sends: it is cut off");
   for (auto& [x, why] : std::exchange(failed_, {}))
     if (!closing_)
       lose(*x, why);

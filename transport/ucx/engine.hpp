@@ -13,8 +13,10 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -148,6 +150,8 @@ private:
     failure why; // unless connected
     /// The listener heard of the loss.
     bool reported = false;
+    /// It is to be refused: there was no memory, not even to say so.
+    bool starved = false;
     /// The connection is closed then, or when the goodbye is out.
     std::optional<clock::time_point> close_at;
 
@@ -221,9 +225,10 @@ private:
   void deliver(peer& from, message x);
   void refuse(peer& from, error_code code, std::string text);
   void refuse(peer& from, failure why);
-  /// Runs `f`; where it finds no memory, `from` is refused.
+  /// Runs `f` in a callback of UCX, through which nothing may be thrown; where
+  /// it throws, `from` is refused.
   template <class F>
-  void guarded(peer& from, F f);
+  void guarded(peer& from, F f) noexcept;
 
   /// Lets UCX work, sends what is queued and tells what is news.
   /// @returns whether anything happened.
@@ -273,6 +278,7 @@ private:
   void wait_for_poller(std::chrono::microseconds limit);
   bool stop_is_due(bool active);
   void take_queued_losses();
+  bool has_failed() const;
   void handle_failed();
   void deliver_to_self(outgoing& x, bool closing);
   void say_goodbye(peer& to);
@@ -366,5 +372,18 @@ private:
   std::atomic<uint64_t> bytes_received_ = 0;
   std::atomic<uint64_t> messages_refused_ = 0;
 };
+
+template <class F>
+void ucx_fabric::engine::guarded(peer& from, F f) noexcept {
+  try {
+    try {
+      f();
+    } catch (const error& e) {
+      refuse(from, e.code(), std::string{"sent a "} + e.what());
+    }
+  } catch (const std::bad_alloc&) {
+    from.starved = true;
+  }
+}
 
 } // namespace smp

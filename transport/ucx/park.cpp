@@ -68,7 +68,7 @@ bool ucx_fabric::engine::help() {
         return false;
       turn(lock);
       // Whoever sleeps must be woken by what comes from now on.
-      quiet = worker_ && !closing_ && failed_.empty()
+      quiet = worker_ && !closing_ && !has_failed()
               && ucp_worker_arm(worker_->get()) == UCS_OK;
     }
     must_wake = asleep_ && !quiet;

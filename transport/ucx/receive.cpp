@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 namespace smp {
 
@@ -40,7 +39,7 @@ void ucx_fabric::engine::on_received(void* request, ucs_status_t status, size_t,
     static_cast<receive_operation*>(operation)};
   ucp_request_free(request);
   --x->self.open_receives_;
-  x->self.received(*x, status);
+  x->self.guarded(x->from, [&] { x->self.received(*x, status); });
 }
 
 // -- units --------------------------------------------------------------------
@@ -56,17 +55,15 @@ ucs_status_t ucx_fabric::engine::arrived(std::span<const std::byte> bytes,
   auto& from = peers_[header->from];
   if (closing_ || from.state != peer_state::connected)
     return data.rendezvous ? UCS_ERR_CANCELED : UCS_OK;
-  if (header->kind == unit_kind::goodbye) {
-    left(from, header->number);
-    return UCS_OK;
-  }
-  if (header->kind == unit_kind::placed) {
-    if (places_ != nullptr)
-      places_->placed(from.rank, header->number, header->offset != 0);
-    return UCS_OK;
-  }
   auto result = UCS_OK;
   guarded(from, [&] {
+    if (header->kind == unit_kind::goodbye)
+      return left(from, header->number);
+    if (header->kind == unit_kind::placed) {
+      if (places_ != nullptr)
+        places_->placed(from.rank, header->number, header->offset != 0);
+      return;
+    }
     if (header->data == data_kind::bytes)
       result = receive_data(from, *header, data);
     if (header->kind == unit_kind::description)
@@ -99,9 +96,9 @@ ucs_status_t ucx_fabric::engine::receive_data(peer& from,
     x.release(); // `on_received` deletes it
     ++open_receives_;
   } else {
-    received(*x, UCS_PTR_STATUS(request));
+    guarded(from, [&] { received(*x, UCS_PTR_STATUS(request)); });
   }
-  // The descriptor belongs to the receive now.
+  // The descriptor belongs to the receive now, whatever was thrown.
   return UCS_INPROGRESS;
 }
 
@@ -207,7 +204,7 @@ void ucx_fabric::engine::received(receive_operation& x, ucs_status_t status) {
     return;
   auto number = x.header.number;
   if (x.header.kind == unit_kind::long_description) {
-    guarded(from, [&] { described(from, number, {x.block.get(), x.size}); });
+    described(from, number, {x.block.get(), x.size});
     return;
   }
   auto& a = from.partial[number];
@@ -295,18 +292,6 @@ void ucx_fabric::engine::refuse(peer& from, error_code code, std::string text) {
 void ucx_fabric::engine::refuse(peer& from, failure why) {
   if (from.state == peer_state::connected)
     failed_.emplace_back(&from, std::move(why));
-}
-
-template <class F>
-void ucx_fabric::engine::guarded(peer& from, F f) {
-  try {
-    f();
-  } catch (const std::bad_alloc&) {
-    refuse(from, error_code::transport,
-           "no memory for what it sends: it is cut off");
-  } catch (const error& e) {
-    refuse(from, e.code(), std::string{"sent a "} + e.what());
-  }
 }
 
 } // namespace smp

@@ -150,7 +150,7 @@ void ucx_fabric::engine::post_from_here() {
       // The progress thread armed the worker before it fell asleep. Where that
       // still holds, what was posted will wake it by itself.
       if (asleep_)
-        must_wake = !failed_.empty()
+        must_wake = has_failed()
                     || (posted_open_
                         && ucp_worker_arm(worker_->get()) != UCS_OK);
     }
@@ -264,7 +264,7 @@ void ucx_fabric::engine::on_sent(void* request, ucs_status_t status,
   std::unique_ptr<send_operation> x{static_cast<send_operation*>(operation)};
   ucp_request_free(request);
   --x->self.open_sends_;
-  x->self.sent(*x, status);
+  x->self.guarded(x->to, [&] { x->self.sent(*x, status); });
 }
 
 void ucx_fabric::engine::sent(send_operation& x, ucs_status_t status) {

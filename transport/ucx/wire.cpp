@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 namespace smp::ucx {
@@ -87,7 +88,7 @@ std::optional<unit_header> read_header(std::span<const std::byte> bytes,
   try {
     return byte_reader{bytes.subspan(token.size()), "header"}
       .get<unit_header>();
-  } catch (const error&) {
+  } catch (const std::exception&) { // also no memory to say what is wrong
     return std::nullopt;
   }
 }
