@@ -85,7 +85,9 @@ class kept_meter final : public call_interceptor {
 public:
   kept_meter(const walked_model& model, const partition_decision& decision,
              const kept_elsewhere& elsewhere)
-    : devices_(decision.plan.module_device), elsewhere_(elsewhere) {
+    : devices_(decision.plan.module_device),
+      elsewhere_(elsewhere),
+      before_(interceptor_at(static_cast<size_t>(interceptor::observe))) {
     std::vector<rank_id> owners;
     for (auto device : devices_)
       owners.push_back(rank_id{device});
@@ -101,7 +103,7 @@ public:
   }
 
   ~kept_meter() override {
-    set_interceptor(interceptor::observe, nullptr);
+    set_interceptor(interceptor::observe, before_);
   }
 
   kept_meter(const kept_meter&) = delete;
@@ -224,6 +226,7 @@ private:
 
   const std::vector<uint32_t>& devices_; // by module
   const kept_elsewhere& elsewhere_;
+  call_interceptor* before_; // who observed, and does again
   std::vector<recomputation> regions_; // by module
   std::vector<frame> stack_;
   /// By the number of the first node that was made there.

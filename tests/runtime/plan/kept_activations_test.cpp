@@ -2,6 +2,7 @@
 
 #include "tests/support/catch.hpp"
 
+#include "runtime/intercept/call_scope.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "runtime/plan/planner.hpp"
 #include "runtime/session/model_state.hpp"
@@ -237,6 +238,22 @@ TEST_CASE(
     CHECK(again[i] < all[i] / 2);
     CHECK(in_file[i] < again[i]);
   }
+}
+
+TEST_CASE("who observed calls does so again when activations are measured",
+          "[runtime][plan][memory]") {
+  auto x = blocks_over(2, "simple");
+  call_interceptor observer;
+  call_interceptor* after = nullptr;
+  std::string unknown;
+  decide_alone(x, [&](lone_decision& run) {
+    set_interceptor(interceptor::observe, &observer);
+    unknown = activations_of(run, x).unknown;
+    after = interceptor_at(static_cast<size_t>(interceptor::observe));
+    set_interceptor(interceptor::observe, nullptr);
+  });
+  CHECK(unknown.empty());
+  CHECK(after == &observer);
 }
 
 namespace {
