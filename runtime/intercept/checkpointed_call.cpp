@@ -46,7 +46,6 @@ struct kept_argument {
 /// What to compute again, and where it belongs. May outlive the model.
 struct kept_call {
   local_modules& modules;
-  const model_map& map;
   module_id module;
   call_target target;
   std::vector<value> args;
@@ -179,9 +178,8 @@ private:
     {
       auto entered = enter(ex);
       unpacker in{given};
-      call_.modules.run_inside({call_.modules, call_.map, call_.module,
-                                call_.target, call_.args, call_.region,
-                                call_.next},
+      call_.modules.run_inside({call_.modules, call_.module, call_.target,
+                                call_.args, call_.region, call_.next},
                                in, out);
     }
     ex.rank().model()->parameters->flush();
@@ -245,7 +243,11 @@ public:
   /// @param tensors that `x.args` name
   first_pass(const packed_call& x, execution& ex,
              const std::vector<at::Tensor>& tensors)
-    : call_(x), ex_(ex), given_(tensors), kept_(describe()) {
+    : call_(x),
+      map_(x.modules.map()),
+      ex_(ex),
+      given_(tensors),
+      kept_(describe()) {
     // nop
   }
 
@@ -272,21 +274,21 @@ private:
   }
 
   module_id first_module() const {
-    auto& children = call_.map.model().modules[call_.module.value].children;
+    auto& children = map_.model().modules[call_.module.value].children;
     return single() ? call_.module : module_id{children.at(call_.target.first)};
   }
 
   kept_call describe() const {
-    auto& recomputed = call_.map.recomputed(first_module());
-    kept_call result{call_.modules, call_.map,    call_.module, call_.target,
+    auto& recomputed = map_.recomputed(first_module());
+    kept_call result{call_.modules, call_.module, call_.target,
                      call_.args,    call_.region, call_.next};
-    result.name = call_.map.name(first_module());
+    result.name = map_.name(first_module());
     result.context = call_context::current();
     result.again = {pass::again, ex_.pass().numbers};
     if (!recomputed.same_numbers)
       ++result.again.numbers;
     result.place = ex_.streams().here();
-    result.stream = single() ? call_.map.stream_of(call_.module) : 0;
+    result.stream = single() ? map_.stream_of(call_.module) : 0;
     result.model = ex_.rank().model();
     result.step = ex_.step();
     result.microbatch = ex_.microbatch();
@@ -298,7 +300,7 @@ private:
     auto has = [](auto& x) { return x.requires_grad(); };
     if (std::any_of(given_.begin(), given_.end(), has))
       return true;
-    auto& model = call_.map.model();
+    auto& model = map_.model();
     std::vector<uint32_t> open{static_cast<uint32_t>(call_.module.value)};
     if (!single()) {
       auto children = model.modules[open[0]].children;
@@ -317,9 +319,8 @@ private:
   }
 
   bool is_parameter(const at::Tensor& x) const {
-    auto i = call_.map.model().find(x);
-    return i >= 0
-           && (is_placeholder(x) || !call_.map.model().tensors[i].is_buffer);
+    auto i = map_.model().find(x);
+    return i >= 0 && (is_placeholder(x) || !map_.model().tensors[i].is_buffer);
   }
 
   /// What the call may write to is kept as it was, and so is what others may.
@@ -332,7 +333,7 @@ private:
         y.content = x;
         seen_.push_back(x);
       } else {
-        auto copy = may_write_ || call_.map.shares_state(x);
+        auto copy = may_write_ || map_.shares_state(x);
         y.content = copy ? x.detach().clone() : x.detach();
         y.version = y.content.is_inference() ? 0 : y.content._version();
         if (x.requires_grad()) {
@@ -371,7 +372,7 @@ private:
                              + " in place, which its first call did not, so "
                                "that it cannot be computed again: let it "
                                "change a copy, or leave it out");
-      if (!x.written && may_write_ && !call_.map.shares_state(given_[i])) {
+      if (!x.written && may_write_ && !map_.shares_state(given_[i])) {
         x.content = given_[i].detach();
         x.version = x.content.is_inference() ? 0 : x.content._version();
       }
@@ -451,6 +452,7 @@ private:
   }
 
   const packed_call& call_;
+  const model_map& map_;
   execution& ex_;
   const std::vector<at::Tensor>& given_;
   unpacker in_{given_};

@@ -87,6 +87,10 @@ size_t local_modules::end_of_region(module_id module,
   return next.first;
 }
 
+const model_map& local_modules::map() const noexcept {
+  return *model_.map;
+}
+
 invocation local_modules::run_inside(packed_call x, unpacker& in, packer& out) {
   while (x.next < num_interceptors)
     if (auto* y = interceptor_at(x.next++))
@@ -98,14 +102,13 @@ invocation local_modules::run_inside(packed_call x, unpacker& in, packer& out) {
 invocation local_modules::run(module_id module, const call_target& x,
                               unpacker& in, const std::vector<value>& args,
                               packer& out) {
-  auto& map = *model_.map;
-  auto n = map.model().modules.at(module.value).children.size();
+  auto n = map().model().modules.at(module.value).children.size();
   if (!in_graph() || (is_range(x) && x.last > n))
-    return run_inside({*this, map, module, x, args}, in, out);
+    return run_inside({*this, module, x, args}, in, out);
   auto run_part = [&](const call_target& part, unpacker& from,
                       const std::vector<value>& xs, packer& to) {
-    return run_inside({*this, map, module, part, xs, region_of(module, part)},
-                      from, to);
+    return run_inside({*this, module, part, xs, region_of(module, part)}, from,
+                      to);
   };
   auto part = x;
   if (!is_range(x) || (part.last = end_of_region(module, x)) == x.last)

@@ -16,7 +16,6 @@ struct model_context;
 /// in another way than as it comes, or once more.
 struct packed_call {
   local_modules& modules;
-  const model_map& map;
   module_id module;
   const call_target& target;
   const std::vector<value>& args;
@@ -44,6 +43,8 @@ public:
                    const std::vector<value>& args) override;
 
   // -- for interceptors -------------------------------------------------------
+
+  const model_map& map() const noexcept;
 
   /// Runs `x` as those interceptors want that have not heard of it, and at last
   /// as it is: autograd keeps what it wants to.
