@@ -220,14 +220,10 @@ random_stream first_stream(session& s) {
   return random_stream{seed_of(s.internals(), 1, microbatch_id{0})};
 }
 
-} // namespace
-
-activation_need activations_of(lone_decision& run, const train_config& x) {
-  activation_need result{.unknown = why_not_measured(run, x)};
-  if (!result.unknown.empty())
-    return result;
+/// @pre why_not_measured(run, x).empty()
+activation_need measure(lone_decision& run, const train_config& x) {
   std::optional<kept_activations> kept;
-  result.unknown = "the forward phase did not end";
+  activation_need result{.unknown = "the forward phase did not end"};
   // In a trace, for parameters, buffers and streams stay what they are.
   run.state.trace(first_stream(run.of), [&] {
     try {
@@ -254,8 +250,6 @@ activation_need activations_of(lone_decision& run, const train_config& x) {
   return result;
 }
 
-namespace {
-
 /// Whether the first device will have, of all its microbatches, as much as one
 /// has of the whole model.
 bool has_room(const lone_decision& run, const train_config& x) {
@@ -271,6 +265,11 @@ bool has_room(const lone_decision& run, const train_config& x) {
 
 } // namespace
 
+activation_need activations_of(lone_decision& run, const train_config& x) {
+  activation_need unknown{.unknown = why_not_measured(run, x)};
+  return unknown.unknown.empty() ? measure(run, x) : unknown;
+}
+
 activation_need activations_at_start(lone_decision& run,
                                      const train_config& x) {
   activation_need unknown{.unknown = why_not_measured(run, x)};
@@ -280,7 +279,7 @@ activation_need activations_at_start(lone_decision& run,
     // A schedule of the user's is asked in steps alone, by a run.
     if (x.smp.pipeline != "actor" && run.decision.traced
         && run.state.script() == nullptr && has_room(run, x))
-      return activations_of(run, x);
+      return measure(run, x);
     unknown.unknown = "smp-train check measures them";
   } catch (const error& e) {
     unknown.unknown = e.what();
