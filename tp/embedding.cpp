@@ -101,7 +101,7 @@ std::string refusal_of_embedding(const native_module& x, int64_t peers) {
     return "scale_grad_by_freq would count the samples of other ranks; leave "
            "scale_grad_by_freq out";
   auto& weight = x.parameters.at("weight");
-  if (!by_rows(x, peers) || weight.size(0) >= peers)
+  if (weight.size(1) > 0 && (!by_rows(x, peers) || weight.size(0) >= peers))
     return {};
   return refusal_to_divide(weight.size(1), "channels", peers)
          + ", and so could " + std::to_string(peers) + " rows or more";

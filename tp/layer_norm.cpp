@@ -130,8 +130,9 @@ std::string refusal_of_norm(const native_module& x, int64_t peers) {
     return "its code does not tell which axes it normalises; export it with "
            "a constant normalized_shape";
   auto channels = x.normalized_shape.back();
-  return channels % peers == 0 ? std::string{}
-                               : refusal_to_divide(channels, "channels", peers);
+  return can_divide(channels, peers)
+           ? std::string{}
+           : refusal_to_divide(channels, "channels", peers);
 }
 
 parameter_slices slices_of_norm(const native_module& x, int64_t rank,

@@ -38,7 +38,7 @@ private:
 template <int64_t Inputs>
 std::string refusal_of_linear(const native_module& x, int64_t peers) {
   auto inputs = x.parameters.at("weight").size(Inputs);
-  return inputs % peers == 0
+  return can_divide(inputs, peers)
            ? std::string{}
            : refusal_to_divide(inputs, "input channels", peers);
 }

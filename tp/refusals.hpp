@@ -6,6 +6,11 @@
 
 namespace smp::nn {
 
+/// Tells whether `n` can be divided among ranks such that each gets something.
+constexpr bool can_divide(int64_t n, int64_t peers) noexcept {
+  return n > 0 && n % peers == 0;
+}
+
 /// Why a module cannot be shared, and what would have to change: the numbers
 /// next to `n` that can be divided.
 /// @returns "its 10 heads cannot be divided among 4 ranks; 8 or 12 could"

@@ -154,7 +154,7 @@ private:
   }
 
   void divide(int64_t n, const char* what) {
-    if (n % peers_ != 0)
+    if (!can_divide(n, peers_))
       refuse(refusal_to_divide(n, what, peers_) + " (its linears may be)");
   }
 
@@ -209,7 +209,7 @@ private:
     for (auto& x : inputs)
       expect(x, {channels, n == 1 ? 3 * width : width});
     expect(output, {width, channels});
-    if (width % o_.num_attention_heads != 0)
+    if (!can_divide(width, o_.num_attention_heads))
       refuse("its attention has " + std::to_string(width) + " channels for "
              + std::to_string(o_.num_attention_heads)
              + " heads; a multiple of these is wanted");

@@ -476,7 +476,7 @@ std::string refusal_of_axes(const native_module& x, const parameter_axes& axes,
         "its '{}' has {} axes, and is to be cut along {}; "
         "axes() count from 0",
         name, sizes.size(), axis);
-    if (auto n = sizes[static_cast<size_t>(axis)]; n % peers != 0)
+    if (auto n = sizes[static_cast<size_t>(axis)]; !nn::can_divide(n, peers))
       return nn::refusal_to_divide(
         n, fmt::format("numbers along axis {} of '{}'", axis, name), peers);
   }

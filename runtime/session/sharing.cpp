@@ -259,9 +259,9 @@ void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
         fmt::format("it has {} axes; parameter_creation_scope counts "
                     "them from 0",
                     t.tensor.dim()));
-    if (t.tensor.size(mark.dim) % static_cast<int64_t>(peers) != 0)
-      refuse(nn::refusal_to_divide(t.tensor.size(mark.dim), "numbers there",
-                                   static_cast<int64_t>(peers)));
+    if (auto n = t.tensor.size(mark.dim), of = static_cast<int64_t>(peers);
+        !nn::can_divide(n, of))
+      refuse(nn::refusal_to_divide(n, "numbers there", of));
     if (t.modules.size() > 1)
       refuse("it belongs to several modules; give each its own");
     if (!m.intercepted)

@@ -309,6 +309,16 @@ TEST_CASE("what cannot be shared says why", "[tp][linear][embedding]") {
   CHECK(refusal(norm, 4)
         == "its 10 channels cannot be divided among 4 ranks; 8 or 12 could");
   CHECK(find_distribution("Conv2d") == nullptr);
+  // Of nothing no rank gets anything.
+  linear.parameters["weight"] = torch::zeros({6, 0});
+  CHECK(refusal(linear, 4)
+        == "its 0 input channels cannot be divided among 4 ranks; 4 could");
+  table.max_norm = false;
+  table.parameters["weight"] = torch::zeros({8, 0});
+  CHECK(refusal(table, 4).starts_with("its 0 channels cannot be divided"));
+  norm.normalized_shape = {3, 0};
+  CHECK(refusal(norm, 4)
+        == "its 0 channels cannot be divided among 4 ranks; 4 could");
 }
 
 TEST_CASE("the last layer of a language model takes one tensor or two",
