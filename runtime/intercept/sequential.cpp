@@ -1,11 +1,13 @@
 #include "runtime/intercept/sequential.hpp"
 
 #include "runtime/base/fault.hpp"
+#include "runtime/base/rank_context.hpp"
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/shared_call.hpp"
 #include "runtime/model/call_translation.hpp"
 #include "runtime/model/forward_form.hpp"
 #include "runtime/model/hook.hpp"
+#include "runtime/model/model_map.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
 
@@ -14,8 +16,10 @@
 
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <tuple>
 
 namespace smp {
@@ -201,7 +205,11 @@ private:
 struct sequential_group {
   module_id id;
   nn::SequentialImpl* object = nullptr;
-  std::deque<hook_state> hooks; // by child; they stay where they are
+  std::weak_ptr<nn::Module> alive; // of `object`
+  /// The model that it was partitioned with.
+  std::weak_ptr<model_context> model;
+  /// By child. Models have pointers to them while more are pushed.
+  std::deque<hook_state> hooks;
 };
 
 class sequential_child : public nn::AnyModulePlaceholder {
@@ -218,6 +226,8 @@ public:
   nn::AnyValue forward(std::vector<nn::AnyValue>&& arguments) override {
     auto& hook = group_->hooks[index_];
     auto* ex = execution::current();
+    if (index_ == 0)
+      refuse_later_children();
     if (ex && ex->range().sequential == group_.get()
         && ex->range().next == index_)
       return pass(*ex, std::move(arguments));
@@ -262,6 +272,21 @@ public:
   }
 
 private:
+  /// No rank owns a child that was pushed when the model was partitioned.
+  void refuse_later_children() const {
+    auto model = group_->model.lock();
+    auto known = group_->hooks.size();
+    if (!model || model != rank_context::current_model()
+        || group_->alive.expired() || group_->object->size() == known)
+      return;
+    auto name = model->map->name(group_->id);
+    throw error{error_code::unsupported,
+                "'" + name + (name.empty() ? "" : ".") + std::to_string(known)
+                  + "' was pushed into its Sequential after the model was "
+                    "partitioned, so that no rank owns it: push all children "
+                    "before the first step"};
+  }
+
   /// This child ran already, as part of a range.
   nn::AnyValue pass(execution& ex, std::vector<nn::AnyValue>&& arguments) {
     auto* x = arguments.size() == 1 ? arguments[0].try_get<at::Tensor>()
@@ -338,16 +363,22 @@ std::vector<hook_state*> intercept_children(nn::SequentialImpl& x) {
   std::vector<hook_state*> result;
   if (x.is_empty())
     return result;
-  auto* first = wrapper(*x.begin());
-  auto group = first ? first->group() : std::make_shared<sequential_group>();
-  if (!first)
+  std::shared_ptr<sequential_group> group;
+  if (auto* first = wrapper(*x.begin())) {
+    group = first->group();
+  } else {
+    group = std::make_shared<sequential_group>();
     group->object = &x;
-  // (A copy has the group of what it was copied from.)
+    group->alive = x.weak_from_this();
+  }
+  // All of them, or what was pushed since. (A copy has the group of what it was
+  // copied from.)
   for (auto i = static_cast<uint32_t>(group->hooks.size());
        i < x.size() && group->object == &x; ++i) {
+    auto& child = *(x.begin() + i);
+    content(child) = std::make_unique<sequential_child>(
+      std::move(content(child)), group, i);
     group->hooks.emplace_back();
-    auto& child = content(*(x.begin() + i));
-    child = std::make_unique<sequential_child>(std::move(child), group, i);
   }
   for (auto& hook : group->hooks)
     result.push_back(&hook);
@@ -360,19 +391,21 @@ void observe_children(nn::SequentialImpl& x) {
       std::move(content(child)));
 }
 
-void name_sequential(nn::SequentialImpl& x, module_id id) {
+void name_sequential(nn::SequentialImpl& x, module_id id,
+                     const std::shared_ptr<model_context>& model) {
   if (!x.is_empty())
-    if (auto* child = wrapper(*x.begin()))
+    if (auto* child = wrapper(*x.begin())) {
       child->group()->id = id;
+      child->group()->model = model;
+    }
 }
 
 invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
                      bool served, unpacker& in, const std::vector<value>& args,
                      packer& out) {
   auto* seq = dynamic_cast<nn::SequentialImpl*>(&object);
-  // Children that came after the partition have no wrapper.
-  if (!seq || first >= last || last > seq->size()
-      || !wrapper(*(seq->begin() + (last - 1))))
+  auto* head = seq && !seq->is_empty() ? wrapper(*seq->begin()) : nullptr;
+  if (!head || first >= last || last > head->group()->hooks.size())
     throw error{error_code::protocol, "no such range of a Sequential"};
   std::vector<nn::AnyValue> values;
   for (auto& x : args)

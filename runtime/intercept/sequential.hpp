@@ -8,6 +8,7 @@
 #include "transport/ids.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace torch::nn {
@@ -18,10 +19,11 @@ namespace smp {
 
 class execution;
 struct hook_state;
+struct model_context;
 
-/// Wraps the children of `x` that have no wrapper yet: more may have come since
-/// the last time. After that `x->at<T>(i)` no longer finds the type T;
-/// `x->ptr(i)` and `named_children` are as before.
+/// Wraps the children of `x` that are not wrapped yet. After that
+/// `x->at<T>(i)` no longer finds the type T; `x->ptr(i)` and `named_children`
+/// are as before.
 /// @returns the hooks of the children, by position
 std::vector<hook_state*> intercept_children(torch::nn::SequentialImpl& x);
 
@@ -29,8 +31,10 @@ std::vector<hook_state*> intercept_children(torch::nn::SequentialImpl& x);
 /// session, which must stay free of what can make a call remote (R36).
 void observe_children(torch::nn::SequentialImpl& x);
 
-/// Tells the wrappers of `x` that it has this id; after the partition.
-void name_sequential(torch::nn::SequentialImpl& x, module_id id);
+/// Tells the wrappers of `x` that it has this id in `model`; after the
+/// partition.
+void name_sequential(torch::nn::SequentialImpl& x, module_id id,
+                     const std::shared_ptr<model_context>& model);
 
 /// Runs children [first, last) at their owner.
 /// @param served another rank asked for it

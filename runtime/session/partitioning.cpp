@@ -539,7 +539,7 @@ void partitioning::place() {
       hook->stream = map_.stream_of(module_id{i});
     }
     if (auto* seq = dynamic_cast<torch::nn::SequentialImpl*>(m.object))
-      name_sequential(*seq, module_id{i});
+      name_sequential(*seq, module_id{i}, rank_.model());
   }
   set_order();
 }

@@ -3,6 +3,7 @@
 #include "runtime/intercept/call_scope.hpp"
 #include "runtime/intercept/sequential.hpp"
 #include "runtime/model/hook.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
 #include <torch/nn/modules/container/sequential.h>
@@ -13,10 +14,12 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
-// A Sequential that grows between `distributed_model` and the partition.
+// A Sequential that grows after `distributed_model`, before and after the
+// partition.
 
 using namespace smp;
 using namespace smp::test;
@@ -55,6 +58,19 @@ struct chain_impl : torch::nn::Module {
   torch::nn::Sequential body;
 };
 TORCH_MODULE_IMPL(chain, chain_impl);
+
+struct linear_chain_impl : torch::nn::Module {
+  linear_chain_impl() {
+    register_module("net", net);
+  }
+
+  Tensor forward(Tensor x) {
+    return net->forward(x);
+  }
+
+  torch::nn::Sequential net{torch::nn::Linear(2, 2)};
+};
+TORCH_MODULE_IMPL(linear_chain, linear_chain_impl);
 
 } // namespace
 
@@ -110,4 +126,23 @@ TEST_CASE("a child that came after the model was taken runs at its owner",
   REQUIRE(gradients.size() == 2);
   for (auto& [name, x] : gradients)
     CHECK(torch::equal(x, torch::full({3}, 2.0)));
+}
+
+TEST_CASE("a child that is pushed into a partitioned model is refused by name",
+          "[runtime][intercept]") {
+  run_virtual_world(2, manual_world(), [](session& s) {
+    distributed_model model{seeded([] { return linear_chain{}; })};
+    auto train_step = step([&](Tensor x) {
+      auto loss = model(x).sum();
+      model.backward(loss);
+      return loss;
+    });
+    train_step(torch::ones({1, 2}));
+    model->net->push_back(torch::nn::Linear(2, 2));
+    auto told = error_of([&] { train_step(torch::ones({1, 2})); },
+                         error_code::unsupported);
+    if (told.find("'net.1' was pushed into its Sequential") == told.npos)
+      throw std::runtime_error{"rank " + std::to_string(s.rank()) + ": "
+                               + told};
+  });
 }
