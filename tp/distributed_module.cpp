@@ -1,5 +1,7 @@
 #include "tp/distributed_module.hpp"
 
+#include "transport/error.hpp"
+
 #include <ATen/ops/cat.h>
 
 namespace smp {
@@ -30,5 +32,16 @@ std::vector<tensor_slice> tensor_slice::ranges() const {
 }
 
 distributed_module::~distributed_module() = default;
+
+const at::Tensor& only_tensor(const std::string& module,
+                              std::span<const at::Tensor> xs) {
+  if (xs.size() != 1)
+    throw error{error_code::user_code,
+                "'" + module + "' is shared as a module of one tensor, but got "
+                  + std::to_string(xs.size())
+                  + ": give smp::tp_register a forward_hook that makes one of "
+                    "them, or do not share it"};
+  return xs[0];
+}
 
 } // namespace smp

@@ -95,6 +95,12 @@ public:
   forward(std::span<const at::Tensor> xs) const = 0;
 };
 
+/// @returns the tensor of a call of a module that takes one
+/// @throws error (user_code) naming the module if there are others: it would
+/// not look at them
+const at::Tensor& only_tensor(const std::string& module,
+                              std::span<const at::Tensor> xs);
+
 /// How modules of one type are shared.
 struct distribution {
   std::string_view type;

@@ -24,7 +24,8 @@ bool by_rows(const native_module& x, int64_t peers) {
 class embedding_by_channels final : public distributed_module {
 public:
   explicit embedding_by_channels(const native_module& x)
-    : weight_(x.parameters.at("weight")),
+    : name_(x.name),
+      weight_(x.parameters.at("weight")),
       padding_idx_(x.padding_idx.value_or(-1)),
       sparse_(x.sparse) {
     // nop
@@ -32,12 +33,13 @@ public:
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
-    auto all = gather_batch_for_tp(xs[0]);
+    auto all = gather_batch_for_tp(only_tensor(name_, xs));
     auto mine = at::embedding(weight_, all, padding_idx_, false, sparse_);
     return {merge_batch_for_tp(mine, -1)};
   }
 
 private:
+  std::string name_;
   at::Tensor weight_;
   int64_t padding_idx_;
   bool sparse_;
@@ -46,7 +48,8 @@ private:
 class embedding_by_rows final : public distributed_module {
 public:
   embedding_by_rows(const native_module& x, int64_t rows)
-    : weight_(x.parameters.at("weight")),
+    : name_(x.name),
+      weight_(x.parameters.at("weight")),
       rows_(rows),
       padding_idx_(x.padding_idx.value_or(-1)),
       sparse_(x.sparse) {
@@ -55,11 +58,12 @@ public:
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
+    auto& x = only_tensor(name_, xs);
     auto& group = tensor_group::current();
     auto [begin, length] = rows_of_peer(rows_,
                                         static_cast<int64_t>(group.rank()),
                                         static_cast<int64_t>(group.size()));
-    auto all = gather_batch_for_tp(xs[0]);
+    auto all = gather_batch_for_tp(x);
     check_range(all);
     auto sizes = all.sizes().vec();
     all = all.flatten();
@@ -87,6 +91,7 @@ private:
                         " rows");
   }
 
+  std::string name_;
   at::Tensor weight_;
   int64_t rows_;
   int64_t padding_idx_;

@@ -106,13 +106,14 @@ public:
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
-    if (xs[0].dim() <= axes_)
+    auto& x = only_tensor(name_, xs);
+    if (x.dim() <= axes_)
       throw error{error_code::user_code,
                   "'" + name_ +
                       "' normalises all axes of its input, but ranks share it "
                       "by samples: give it a first axis of samples, or do not "
                       "share it"};
-    auto mine = split_batch_for_tp(xs[0], -1);
+    auto mine = split_batch_for_tp(x, -1);
     auto normalized = layer_norm_for_tp(mine, axes_, weight_, bias_, eps_);
     return {merge_batch_for_tp(normalized, -1)};
   }

@@ -4,6 +4,7 @@
 #include "tp/linears.hpp"
 #include "tp/refusals.hpp"
 
+#include <string>
 #include <utility>
 
 namespace smp::nn {
@@ -14,22 +15,28 @@ class linear_of_peers final : public distributed_module {
 public:
   /// @param bias undefined, or empty on all peers but the first
   /// @param inputs axis of `weight`
-  linear_of_peers(at::Tensor weight, at::Tensor bias, int64_t inputs)
-    : weight_(std::move(weight)), bias_(std::move(bias)), inputs_(inputs) {
+  linear_of_peers(std::string name, at::Tensor weight, at::Tensor bias,
+                  int64_t inputs)
+    : name_(std::move(name)),
+      weight_(std::move(weight)),
+      bias_(std::move(bias)),
+      inputs_(inputs) {
     // nop
   }
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
+    auto& x = only_tensor(name_, xs);
     auto weight = inputs_ == 1 ? weight_ : weight_.t();
-    auto alone = xs[0].dim() == 1; // one sample without an axis for them
-    auto parts = linears_for_tp(alone ? xs[0].unsqueeze(0) : xs[0],
-                                entry::exchange, {&weight, 1}, {&bias_, 1});
+    auto alone = x.dim() == 1; // one sample without an axis for them
+    auto parts = linears_for_tp(alone ? x.unsqueeze(0) : x, entry::exchange,
+                                {&weight, 1}, {&bias_, 1});
     auto result = scatter_batch_for_tp(parts[0]);
     return {alone ? result.squeeze(0) : result};
   }
 
 private:
+  std::string name_;
   at::Tensor weight_;
   at::Tensor bias_;
   int64_t inputs_;
@@ -63,7 +70,7 @@ std::unique_ptr<distributed_module> make_linear(const native_module& x,
                                                 const parameter_slices&) {
   auto bias = x.parameters.find("bias");
   return std::make_unique<linear_of_peers>(
-    x.parameters.at("weight"),
+    x.name, x.parameters.at("weight"),
     bias == x.parameters.end() ? at::Tensor{} : bias->second, Inputs);
 }
 

@@ -321,6 +321,34 @@ TEST_CASE("what cannot be shared says why", "[tp][linear][embedding]") {
         == "its 0 channels cannot be divided among 4 ranks; 4 could");
 }
 
+TEST_CASE("what is shared as a module of one tensor takes one",
+          "[tp][linear][embedding]") {
+  auto check = [](native_module x) {
+    INFO(x.type);
+    x.name = "part";
+    auto& how = *find_distribution(x.type);
+    auto shared = how.make(x, how.slices(x, 0, 2));
+    std::vector<Tensor> two(2, torch::zeros({2, 8}));
+    CHECK(cause_of([&] { shared->forward(two); }, error_code::user_code)
+          == "'part' is shared as a module of one tensor, but got 2: give "
+             "smp::tp_register a forward_hook that makes one of them, or do "
+             "not share it");
+  };
+  native_module x{"Linear"};
+  x.parameters["weight"] = torch::zeros({8, 8});
+  check(x);
+  x.type = "Conv1D";
+  check(x);
+  x.type = "Embedding";
+  check(x);
+  x.by_words = true; // by rows
+  check(x);
+  x.type = "LayerNorm";
+  x.parameters["weight"] = torch::zeros({8});
+  x.normalized_shape = {8};
+  check(x);
+}
+
 TEST_CASE("the last layer of a language model takes one tensor or two",
           "[tp][lm_head]") {
   auto x = described(lm_head_options{});
