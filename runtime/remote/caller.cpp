@@ -315,6 +315,7 @@ call_result outgoing_call::send(const forward_request& asked, call c,
   request->name = name_;
   request->number = book_.next_request(ex_);
   request->pushed = x.push;
+  request->tells_sizes = true;
   if (ex_.rank().records().foretells())
     request->recorded = std::move(recorded);
   request->why = c.why;

@@ -94,6 +94,9 @@ public:
   /// Its caller went on with the answer: nothing in it is a matter of timing.
   bool waited = false;
 
+  /// The answer tells the sizes of results; of gradients they are known.
+  bool tells_sizes = false;
+
   /// By output, once done: sizes, strides as a `tensor_ref` has them, and the
   /// arguments that a gradient of the output reaches.
   std::vector<std::vector<int64_t>> sizes;

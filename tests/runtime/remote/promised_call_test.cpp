@@ -46,6 +46,7 @@ promised_request_ptr request_with(bool pushed) {
   result->number = promise_number(step_id{1}, 1);
   result->why = {"theirs", rank_id{1}};
   result->pushed = {pushed};
+  result->tells_sizes = true;
   return result;
 }
 
@@ -67,6 +68,24 @@ const model_map& map_of(lone_rank& rank) {
 }
 
 } // namespace
+
+// -- answers ------------------------------------------------------------------
+
+TEST_CASE("an answer that tells the sizes of other results is refused",
+          "[runtime][promised_call][R38]") {
+  auto x = request_with(true);
+  auto refused = [&](size_t count) {
+    auto reply = reply_with({at::ones({2})});
+    reply.sizes.resize(count);
+    return error_of([&] { x->take(reply); }, error_code::protocol);
+  };
+  CHECK(refused(0) == "answer of 'theirs': sizes of 0 results instead of 1");
+  CHECK(refused(2) == "answer of 'theirs': sizes of 2 results instead of 1");
+  CHECK(refused(1) == "no error");
+  x->tells_sizes = false; // it is of gradients
+  CHECK(refused(1) == "answer of 'theirs': sizes of 1 results instead of 0");
+  CHECK(refused(0) == "no error");
+}
 
 // -- what callers take --------------------------------------------------------
 
