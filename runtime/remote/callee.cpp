@@ -25,6 +25,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/csrc/autograd/variable.h>
@@ -510,6 +511,12 @@ payload serve_parameter(const rank_context& rank, const model_map& map,
     own.copy_(value);
     return {};
   }
+  // Whoever updates looks at memory and not at sizes.
+  if (value.sizes() != own.sizes())
+    throw error{error_code::protocol,
+                "a gradient of the sizes " + c10::str(value.sizes()) + " for '"
+                  + map.tensor_name(index) + "' of the sizes "
+                  + c10::str(own.sizes())};
   if (SMP_FAULT("doubled-reduction"))
     value = value * 2;
   // A slice gets what all who share it contribute, and wants the mean.
