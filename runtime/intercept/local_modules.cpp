@@ -103,7 +103,8 @@ invocation local_modules::run(module_id module, const call_target& x,
                               unpacker& in, const std::vector<value>& args,
                               packer& out) {
   auto n = map().model().modules.at(module.value).children.size();
-  if (!in_graph() || (is_range(x) && x.last > n))
+  // A range that is none is refused where it runs.
+  if (!in_graph() || (is_range(x) && (x.first >= x.last || x.last > n)))
     return run_inside({*this, module, x, args}, in, out);
   auto run_part = [&](const call_target& part, unpacker& from,
                       const std::vector<value>& xs, packer& to) {

@@ -2,18 +2,24 @@
 
 #include "runtime/base/rank_context.hpp"
 #include "runtime/intercept/call_scope.hpp"
+#include "runtime/intercept/hooks.hpp"
 #include "runtime/intercept/local_modules.hpp"
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/invoker.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/torch_lone_rank.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 // What interceptors can do with a call whose arguments are packed.
@@ -128,4 +134,36 @@ TEST_CASE_METHOD(local_fixture,
   };
   CHECK(at::equal(call(), at::zeros({2})));
   CHECK(inner.heard == 0);
+}
+
+TEST_CASE("a range of no child of a Sequential is refused",
+          "[runtime][intercept][R8]") {
+  test::lone_rank rank; // in a step, where backward may come
+  torch::nn::Sequential net{torch::nn::Linear(2, 2), torch::nn::Linear(2, 2)};
+  auto walked = walk(*net);
+  install_hooks(walked);
+  model_map map{rank_id{0}, 1, std::move(walked)};
+  model_context context;
+  context.map = &map;
+  local_modules modules{context};
+  auto run = [&](uint32_t first, uint32_t last) {
+    call_target target;
+    target.op = request_kind::range;
+    target.first = first;
+    target.last = last;
+    target.training = true;
+    std::vector<at::Tensor> given{at::ones({1, 2})};
+    unpacker in{given};
+    packer out;
+    // As a Sequential has it: of the type at 0, a tensor.
+    std::vector<value> args{
+      value::tuple({value::of(int64_t{0}), value::tensor(0)})};
+    return test::cause_of(
+      [&] { modules.run(module_id{0}, target, in, args, out); },
+      error_code::protocol);
+  };
+  CHECK(run(0, 2) == "no error");
+  using ranges = std::vector<std::pair<uint32_t, uint32_t>>;
+  for (auto [first, last] : ranges{{0, 0}, {1, 0}, {1, 1}, {2, 2}, {0, 3}})
+    CHECK(run(first, last) == "no such range of a Sequential");
 }
