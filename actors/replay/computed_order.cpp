@@ -428,9 +428,8 @@ namespace {
 
 /// Segments of an execution end where it gives the token back.
 uint64_t segments_of(const recorded_execution& x) {
-  auto stops = std::ranges::count_if(x.calls, [](auto& y) {
-    return y.kind != call_kind::promise;
-  });
+  auto stops = std::ranges::count_if(
+    x.calls, [](auto& y) { return y.kind != call_kind::promise; });
   return static_cast<uint64_t>(stops) + 1;
 }
 

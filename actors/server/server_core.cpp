@@ -299,7 +299,9 @@ failure server_core::refusal(const call& x) const {
 failure server_core::refusal(const pending_call& asked) const {
   if (asked.kind != call_kind::wait)
     return {};
-  return {error_code::protocol, self(), {},
+  return {error_code::protocol,
+          self(),
+          {},
           "malformed response: it answers what is no request"};
 }
 

@@ -239,12 +239,11 @@ void checkpoint_loader::check_states(
                        state_name(k, field.name, t.names.front()));
         auto wanted = field.is_count ? at::IntArrayRef{} : whole_sizes(map, i);
         if (x && at::IntArrayRef{x->shape} != wanted)
-          misshapen.add(x->name,
-                        ": " + shape_text(x->shape) + " instead of "
-                          + shape_text(wanted)
-                          + (x->pieces.empty()
-                               ? std::string{}
-                               : " in " + x->pieces.front().file));
+          misshapen.add(x->name, ": " + shape_text(x->shape) + " instead of "
+                                   + shape_text(wanted)
+                                   + (x->pieces.empty()
+                                        ? std::string{}
+                                        : " in " + x->pieces.front().file));
       }
     }
   }

@@ -226,7 +226,7 @@ private:
 
   const std::vector<uint32_t>& devices_; // by module
   const kept_elsewhere& elsewhere_;
-  call_interceptor* before_; // who observed, and does again
+  call_interceptor* before_;           // who observed, and does again
   std::vector<recomputation> regions_; // by module
   std::vector<frame> stack_;
   /// By the number of the first node that was made there.

@@ -83,10 +83,10 @@ void promised_request::take(promise_reply x) {
                 "answer of '" + name + "': " + std::to_string(x.contents.size())
                   + " results instead of " + std::to_string(n)};
   if (auto wanted = tells_sizes ? pushed.size() : 0; x.sizes.size() != wanted)
-    throw error{error_code::protocol,
-                "answer of '" + name + "': sizes of "
-                  + std::to_string(x.sizes.size()) + " results instead of "
-                  + std::to_string(wanted)};
+    throw error{error_code::protocol, "answer of '" + name + "': sizes of "
+                                        + std::to_string(x.sizes.size())
+                                        + " results instead of "
+                                        + std::to_string(wanted)};
   sizes = std::move(x.sizes);
   strides.resize(sizes.size());
   if (x.strides)

@@ -77,11 +77,11 @@ public:
 private:
   size_t number(size_t at, int64_t last) const {
     if (told_[at] < 0 || told_[at] > last)
-      throw error{failure{error_code::protocol,
-                          rank_id{rank_},
-                          {},
-                          fmt::format("malformed forms of arguments: {} at {}",
-                                      told_[at], at)}};
+      throw error{failure{
+        error_code::protocol,
+        rank_id{rank_},
+        {},
+        fmt::format("malformed forms of arguments: {} at {}", told_[at], at)}};
     return static_cast<size_t>(told_[at]);
   }
 

@@ -62,8 +62,11 @@ TEST_CASE("an order that serves what no rank did names who decided it",
   x.served.resize(2);
   x.served[1] = {{0, 0}, {0, 1}};
   auto refused = [&] {
-    return error_of([&] { likeness_of(x, ranks, {{4}, {5}}); },
-                    error_code::protocol);
+    return error_of(
+      [&] {
+        likeness_of(x, ranks, {{4}, {5}});
+      },
+      error_code::protocol);
   };
   CHECK_NOTHROW(likeness_of(x, ranks, {{4}, {5}}));
   SECTION("an execution that is not there") {

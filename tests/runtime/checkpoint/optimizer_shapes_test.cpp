@@ -90,8 +90,7 @@ std::string refused(const std::string& dir) {
         model.partition();
       },
       error_code::config);
-    changed = !model->parameters().front().equal(before)
-              || model.partitioned();
+    changed = !model->parameters().front().equal(before) || model.partitioned();
   });
   CHECK_FALSE(changed);
   return result;

@@ -139,8 +139,11 @@ TEST_CASE("a child that is pushed into a partitioned model is refused by name",
     });
     train_step(torch::ones({1, 2}));
     model->net->push_back(torch::nn::Linear(2, 2));
-    auto told = error_of([&] { train_step(torch::ones({1, 2})); },
-                         error_code::unsupported);
+    auto told = error_of(
+      [&] {
+        train_step(torch::ones({1, 2}));
+      },
+      error_code::unsupported);
     if (told.find("'net.1' was pushed into its Sequential") == told.npos)
       throw std::runtime_error{"rank " + std::to_string(s.rank()) + ": "
                                + told};

@@ -292,11 +292,11 @@ TEST_CASE("only own tensors are read, written and given gradients",
   CHECK(at::equal(weight.grad(), at::full({3}, 5.0)));
   for (int64_t size : {1, 2, 4}) { // also what could be added
     auto other = at::ones({size});
-    CHECK_THAT(
-      cause_of([&] { ask(request_kind::add_gradient, 0, other); },
-               error_code::protocol),
-      ContainsSubstring("a gradient of the sizes [" + std::to_string(size)
-                        + "] for 'mine.weight' of the sizes [3]"));
+    CHECK_THAT(cause_of([&] { ask(request_kind::add_gradient, 0, other); },
+                        error_code::protocol),
+               ContainsSubstring("a gradient of the sizes ["
+                                 + std::to_string(size)
+                                 + "] for 'mine.weight' of the sizes [3]"));
   }
   CHECK(at::equal(weight.grad(), at::full({3}, 5.0)));
   ask(request_kind::write_tensor, 0, at::full({3}, 7.0));
