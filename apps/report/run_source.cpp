@@ -76,7 +76,8 @@ run_source::run_source(std::string place, std::string secret_file)
   if (std::filesystem::is_directory(place_, ignored)) {
     if (!read_run_files(place_).found && !read_entry(entry_path(place_)))
       throw config_error(place_ + ": not a run directory: a run leaves "
-                                  "config.toml, metrics.jsonl and log-0.txt");
+                                  "log-0.txt, and smp-train config.toml and "
+                                  "metrics.jsonl");
     return;
   }
   address_ = parse_address(place_);
@@ -140,7 +141,7 @@ void run_source::look_at_files(run_look& to) const {
     to.text = "the run is over";
   if (!progress.empty())
     to.text += " after " + progress;
-  else
+  else if (files.steps > 0) // else nobody says what a step is
     to.text += " before the end of its first step";
   if (!files.cause.empty())
     to.text += ": " + files.cause;

@@ -18,9 +18,11 @@ namespace smp::app {
 namespace {
 
 constexpr const char* about
-  = "Asks a run what its actors do: a run directory that smp-train made, or "
-    "the\n"
-    "address of one. Answers within a second, even if ranks are stuck.";
+  = "Asks a run what its actors do: by its directory, of smp-train or of a "
+    "program\n"
+    "of your own (--ranks), or by its address. Answers within a second, even "
+    "if ranks\n"
+    "are stuck.";
 
 constexpr const char* about_codes
   = "\n"

@@ -25,8 +25,9 @@ namespace smp::app {
 namespace {
 
 constexpr const char* about
-  = "What the ranks of a run do, live. RUN is a run directory that smp-train\n"
-    "made, or the address of one.";
+  = "What the ranks of a run do, live. RUN is the directory of a run, of "
+    "smp-train\n"
+    "or of a program of your own (--ranks), or the address of a run.";
 
 constexpr const char* about_columns
   = "\n"

@@ -7,9 +7,9 @@
 #include "apps/smp-train/modes.hpp"
 #include "apps/smp-train/partition.hpp"
 #include "apps/smp-train/rank_log.hpp"
-#include "apps/smp-train/run_dir.hpp"
 #include "apps/smp-train/schedule.hpp"
 #include "apps/smp-train/verify.hpp"
+#include "runtime/base/file_io.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/error_exit.hpp"
@@ -17,6 +17,7 @@
 #include "runtime/launch/launcher.hpp"
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/network_choice.hpp"
+#include "runtime/launch/run_dir.hpp"
 #include "runtime/plan/planner.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/current_rank.hpp"
@@ -101,6 +102,23 @@ void end_in_time(const std::string& text) {
   }}.detach();
 }
 
+// -- the run directory --------------------------------------------------------
+
+/// @returns the directory of a run, which is there from now on
+std::string run_dir_of(const command_line& cmd) {
+  return make_run_dir(cmd.run_dir,
+                      std::filesystem::path{cmd.config}.stem().string());
+}
+
+/// Writes `run_dir`/config.toml, which runs the same again.
+/// @throws error (config) naming the file
+void write_run_config(const std::string& run_dir, const train_config& x) {
+  write_text(run_dir + "/config.toml",
+             "# The configuration of this run, with all defaults; smp-train "
+             "with this file\n# runs the same again.\n\n"
+               + to_toml(x));
+}
+
 // -- a rank -------------------------------------------------------------------
 
 /// Several listeners as one.
@@ -144,11 +162,12 @@ private:
 /// @returns the exit code
 int run_rank(session& s, const command_line& cmd, const train_config& config,
              bool supervised) {
-  const auto run_dir = agree_everywhere(current_rank(), "smp.run_dir", [&cmd] {
-    return make_run_dir(cmd.run_dir, cmd.config);
+  const auto run_dir = agree_everywhere(current_rank(), "smp.run_dir", [&] {
+    auto known = s.run_dir();
+    return known.empty() ? run_dir_of(cmd) : known;
   });
   if (s.rank() > 0)
-    make_run_dir(run_dir, cmd.config); // for ranks of other machines
+    make_run_dir(run_dir, {}); // for ranks of other machines
   else
     write_run_config(run_dir, config);
   std::shared_ptr<rank_log> log;
@@ -244,13 +263,10 @@ int run_launcher(const command_line& cmd, const train_config& config,
       nodes.master);
   // The first machine says where, unless the user does.
   if (options.nodes.node == 0 || !cmd.run_dir.empty())
-    options.log_dir = make_run_dir(cmd.run_dir, cmd.config);
+    options.log_dir = run_dir_of(cmd);
   options.stalls = stalls_of(config.smp);
   options.command = std::move(arguments);
   options.command[0] = std::filesystem::read_symlink("/proc/self/exe");
-  if (cmd.run_dir.empty() && options.nodes.node == 0)
-    options.command.insert(options.command.end(),
-                           {"--run-dir", options.log_dir});
   return launch(options);
 }
 
@@ -283,10 +299,12 @@ void check_modes(const command_line& cmd, const std::vector<run_mode>& modes,
 /// to one of them.
 void claim_run_dirs(const command_line& cmd,
                     const std::vector<run_mode>& modes) {
+  // Without a finished step there is nothing that somebody could miss.
+  const std::vector<std::string> signs{"metrics.jsonl"};
   if (modes.size() < 2)
-    return claim_run_dir(cmd.run_dir);
+    return claim_run_dir(cmd.run_dir, signs);
   for (auto& mode : modes)
-    claim_run_dir(path_of_mode(cmd.run_dir, mode));
+    claim_run_dir(path_of_mode(cmd.run_dir, mode), signs);
 }
 
 /// Compares in one mode after the other.

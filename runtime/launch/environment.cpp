@@ -143,6 +143,7 @@ std::optional<rank_environment> read_ours(const variable_source& of) {
     result->supervised = true;
     result->no_shared_memory = variable(of, no_shared_memory_variable)
                                  .value_or("");
+    result->run_dir = variable(of, run_dir_variable).value_or("");
   }
   return result;
 }

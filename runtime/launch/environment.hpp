@@ -31,6 +31,8 @@ struct rank_environment {
   /// The variables without which no launcher seems to have started it:
   /// "RANK and WORLD_SIZE".
   std::string told_by;
+  /// The directory of the run, as our own launcher says; empty: it has none.
+  std::string run_dir;
 };
 
 /// Reads the variables of our launcher (SMP_RANK ...), of torchrun-like
@@ -50,6 +52,9 @@ std::optional<rank_environment> read_place_in_run(const variable_source& of);
 
 /// By it our launcher tells `no_shared_memory`.
 inline constexpr const char* no_shared_memory_variable = "SMP_NO_SHARED_MEMORY";
+
+/// By it our launcher tells `run_dir`.
+inline constexpr const char* run_dir_variable = "SMP_RUN_DIR";
 
 /// A variable of the environment and its value.
 struct environment_variable {

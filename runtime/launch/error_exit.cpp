@@ -60,7 +60,7 @@ bool leave_last_words(const char* text) {
   std::cout.flush();
   std::fflush(nullptr);
   if (!told_by_others(x.code()) && !leave_last_words(x.what())
-      && !print_stderr("error: {}\n", x.what()))
+      && !print_stderr("{}{}\n", error_prefix, x.what()))
     leave_unwritten_words(x.what());
   // No destructor of the session may have run.
   remove_segments_of_lost_ranks();

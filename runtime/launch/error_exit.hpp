@@ -4,7 +4,12 @@
 
 #include "transport/error.hpp"
 
+#include <string_view>
+
 namespace smp {
+
+/// Stands before the text of an error that ended a rank.
+inline constexpr std::string_view error_prefix = "error: ";
 
 /// Variable of a rank whose output is not kept: the file descriptor that takes
 /// what ended it, "RANK TEXT" and a zero byte.

@@ -1,21 +1,27 @@
 #include "runtime/launch/init.hpp"
 
+#include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
+#include "runtime/launch/run_dir.hpp"
 #include "transport/error.hpp"
 
 #include <charconv>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace smp {
 
 namespace {
 
-/// @returns the value of `--ranks N` or `--ranks=N`
-std::optional<std::string_view> ranks_argument(int argc, char** argv) {
-  constexpr std::string_view flag = "--ranks";
+/// @returns the value of `FLAG VALUE` or `FLAG=VALUE`
+std::optional<std::string_view> option_value(int argc, char** argv,
+                                             std::string_view flag) {
   for (int i = 1; i < argc; ++i) {
     std::string_view x = argv[i];
     if (x == flag)
@@ -26,21 +32,53 @@ std::optional<std::string_view> ranks_argument(int argc, char** argv) {
   return std::nullopt;
 }
 
+uint64_t number_of_ranks(std::string_view text) {
+  uint64_t result = 0;
+  auto* last = text.data() + text.size();
+  auto [end, problem] = std::from_chars(text.data(), last, result);
+  if (problem != std::errc{} || end != last || result == 0)
+    throw config_error("--ranks " + std::string{text}
+                       + ": expected a number of ranks, 1 or more");
+  return result;
+}
+
+/// Makes the directory that the user names, or one for several ranks: who
+/// starts a single one sees all of it on the console.
+/// @returns it; empty: the run has none
+std::string own_run_dir(int argc, char** argv, uint64_t ranks) {
+  auto wanted = option_value(argc, argv, "--run-dir");
+  if (!wanted) {
+    auto name = std::filesystem::path{argv[0]}.filename().string();
+    return ranks > 1 ? make_run_dir({}, name) : std::string{};
+  }
+  if (wanted->empty() || wanted->starts_with("--"))
+    throw config_error("--run-dir: expected a directory");
+  std::string path{*wanted};
+  // What else the program leaves there, nobody knows.
+  claim_run_dir(path, {"log-0.txt", "end.json"});
+  return make_run_dir(path, {});
+}
+
 } // namespace
 
 void init(int argc, char** argv) {
   prepare_process(argc, argv);
   end_on_uncaught_errors();
-  auto text = ranks_argument(argc, argv);
-  if (!text || read_rank_environment())
+  auto ranks = option_value(argc, argv, "--ranks");
+  if (!ranks)
     return;
+  if (auto here = read_rank_environment()) {
+    // It writes to a log or to our launcher, where each line is to be seen at
+    // once, as on the console.
+    if (here->supervised)
+      std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    return;
+  }
   launch_options x;
-  auto [end, err] = std::from_chars(text->data(), text->data() + text->size(),
-                                    x.ranks);
-  if (err != std::errc{} || end != text->data() + text->size() || x.ranks == 0)
-    throw error{error_code::config, "--ranks " + std::string{*text}
-                                      + ": expected a number of ranks, 1 or "
-                                        "more"};
+  x.ranks = number_of_ranks(*ranks);
+  x.log_dir = own_run_dir(argc, argv, x.ranks);
+  if (!x.log_dir.empty())
+    print_stderr("smp: run dir {}\n", x.log_dir);
   exit_at_once(launch(x));
 }
 

@@ -122,6 +122,7 @@ std::map<std::string, std::string> variables_of(uint64_t rank,
   result[secret_descriptor_variable] = std::to_string(secret);
   result["SMP_RENDEZVOUS"] = endpoint(place.network.master, port);
   result[no_shared_memory_variable] = place.no_shared_memory.value_or("");
+  result[run_dir_variable] = place.log_dir;
   // Its stderr is a pipe; progress lines want to know what is behind it.
   bool terminal = rank == 0 && ::isatty(STDERR_FILENO) == 1;
   result["SMP_TERMINAL"] = terminal ? "1" : "0";

@@ -35,8 +35,8 @@ struct launch_options {
   /// Set for every rank on top of this process's variables.
   std::map<std::string, std::string> environment;
   /// Each rank writes `log_dir`/log-RANK.txt, and rank 0 to the console too.
-  /// Empty: all ranks write to the console; on other machines than the first,
-  /// what the first one says.
+  /// They know it as `session::run_dir`. Empty: all ranks write to the console;
+  /// on other machines than the first, what the first one says.
   std::string log_dir;
   /// An exit code of a rank that, as 0, is a result and no failure.
   int verdict = 0;

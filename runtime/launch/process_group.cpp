@@ -389,6 +389,8 @@ std::string process_group::last_words() const {
     if (!line.empty())
       result = line.substr(line.find_last_of('\r') + 1);
   }
+  if (result.starts_with(error_prefix))
+    result.erase(0, error_prefix.size());
   return result;
 }
 

@@ -11,8 +11,8 @@ class published_entry;
 class session;
 
 /// While this lives, smp-inspect and smp-top can look at the run through
-/// `run_dir`, which exists. To be made on rank 0; on other ranks, and where our
-/// launcher started the ranks and has done it already, it does nothing.
+/// `run_dir`, which exists. To be made on rank 0; on other ranks, and where one
+/// can look through `session::run_dir` already, it does nothing.
 class inspectable_run {
 public:
   /// @throws error (config) naming the file if it cannot be written

@@ -2,6 +2,7 @@
 
 #include "actors/cluster/membership.hpp"
 #include "actors/comm/message_priority.hpp"
+#include "actors/inspection/entry_file.hpp"
 #include "actors/server/execution_token.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/config/config_file.hpp"
@@ -204,6 +205,10 @@ struct session::process {
   std::unique_ptr<membership> me;
   /// Of a rank that is alone; else the SUPERVISOR has it.
   std::unique_ptr<stall_search> stalls;
+  /// See `session::run_dir`.
+  std::string run_dir;
+  /// Of a rank that is alone, in that directory; else our launcher has it.
+  std::unique_ptr<published_entry> entry;
   /// All ranks said goodbye.
   bool over = false;
 
@@ -229,8 +234,10 @@ struct session::process {
   void begin(const rank_environment& env, rank_runtime& rank,
              std::string settings, uint64_t cores);
 
-  /// @returns nothing if our launcher can tell
+  /// @returns nothing if it has been published already
   std::optional<inspection_entry> open_inspection() {
+    if (entry)
+      return std::nullopt;
     if (supervisor)
       return supervisor->open_inspection();
     if (stalls)
@@ -350,6 +357,10 @@ void session::process::begin(const rank_environment& env, rank_runtime& rank,
     stalls = std::make_unique<stall_search>(*host, stalls_of(rank.config()),
                                             std::vector{rank.watch()});
   rank.exchange().barrier(world_of(rank), "smp.joined");
+  run_dir = env.run_dir;
+  if (stalls && !run_dir.empty())
+    entry = std::make_unique<published_entry>(run_dir,
+                                              stalls->open_inspection());
 }
 
 session::session(session_config config, std::string settings)
@@ -417,8 +428,10 @@ session::~session() {
     }
   }
   rank_->board().leave();
-  if (process_)
+  if (process_) {
+    process_->entry.reset();
     process_->stalls.reset();
+  }
   end(*rank_);
 }
 
@@ -457,6 +470,10 @@ uint64_t session::size() const noexcept {
 
 uint64_t session::pp_rank() const noexcept {
   return rank_->pp_rank();
+}
+
+std::string session::run_dir() const {
+  return process_ ? process_->run_dir : std::string{};
 }
 
 step_stats session::last_step() const {

@@ -50,6 +50,11 @@ public:
 
   uint64_t pp_rank() const noexcept;
 
+  /// The directory of the run, for whatever it leaves, as our launcher made it:
+  /// by `--ranks` and `--run-dir` of `init`, or by smp-train. Relative to where
+  /// the run was started. Empty if it has none, as under mpirun.
+  std::string run_dir() const;
+
   /// Numbers of the last finished step on this rank.
   step_stats last_step() const;
 

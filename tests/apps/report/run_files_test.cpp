@@ -100,6 +100,19 @@ TEST_CASE("A run that is over tells how it ended", "[apps][report]") {
            "1: killed");
 }
 
+TEST_CASE("Of a run without steps nobody says that it did not get to one",
+          "[apps][report]") {
+  scratch_dir dir;
+  dir.write("log-0.txt", "hello\n");
+  dir.write("end.json", R"({"exit_code": 0, "cause": ""})");
+  run_source source{dir.path};
+  CHECK(source.look().text == "the run ended with exit code 0");
+  // smp-train says how many there are to be.
+  dir.write("config.toml", "[train]\nsteps = 4\n");
+  CHECK(source.look().text
+        == "the run ended with exit code 0 before the end of its first step");
+}
+
 TEST_CASE("What is neither a run directory nor an address is refused",
           "[apps][report]") {
   scratch_dir dir;

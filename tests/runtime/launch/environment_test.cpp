@@ -45,6 +45,7 @@ public:
                       "SMP_SECRET_FILE",
                       "SMP_TERMINAL",
                       "SMP_NO_SHARED_MEMORY",
+                      "SMP_RUN_DIR",
                       "RANK",
                       "WORLD_SIZE",
                       "LOCAL_RANK",
@@ -132,7 +133,8 @@ TEST_CASE("the variables of our launcher name rank, run and supervisor",
                       {"SMP_LOCAL_SIZE", "4"},
                       {"SMP_RUN_ID", "secret"},
                       {"SMP_RENDEZVOUS", "127.0.0.1:4567"},
-                      {"SMP_NO_SHARED_MEMORY", "it is full"}});
+                      {"SMP_NO_SHARED_MEMORY", "it is full"},
+                      {"SMP_RUN_DIR", "runs/x"}});
   CHECK(x.rank == 1);
   CHECK(x.world_size == 4);
   CHECK(x.local_rank == 1);
@@ -142,6 +144,7 @@ TEST_CASE("the variables of our launcher name rank, run and supervisor",
   CHECK(x.rendezvous_port == 4567);
   CHECK(x.supervised);
   CHECK(x.no_shared_memory == "it is full");
+  CHECK(x.run_dir == "runs/x");
 }
 
 TEST_CASE("a torchrun-like launcher names the address where rank 0 listens",

@@ -114,6 +114,20 @@ TEST_CASE("the launcher says what the log of a rank did not take",
         != std::string::npos);
 }
 
+TEST_CASE("of a log the launcher says what the error was, and no more",
+          "[runtime][launch]") {
+  scratch_dir dir;
+  program run{self("[.error_exit_launcher]"),
+              ".",
+              {{"FAILS", "1"}, {"SMP_RANK", ""}, {"LOGS", dir.path}}};
+  run.join();
+  INFO(run.output());
+  CHECK(run.output().find("smp: rank 1: exited with code 2: no luck; its "
+                          "output: "
+                          + (dir.path / "log-1.txt").string() + "\n")
+        != std::string::npos);
+}
+
 TEST_CASE("a thread that gets no memory ends a program with a text",
           "[runtime][launch]") {
   uncaught x{"[.error_exit_rank]", "memory"};

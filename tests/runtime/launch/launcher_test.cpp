@@ -106,13 +106,14 @@ TEST_CASE("a run that ends well is code 0 and says nothing",
                                 "$SMP_LOCAL_RANK $SMP_LOCAL_SIZE "
                                 "$OMP_WAIT_POLICY $UCX_MEM_MMAP_HOOK_MODE "
                                 "$GLIBC_TUNABLES "
-                                "${#SMP_RUN_ID} ${SMP_RENDEZVOUS%:*}"));
+                                "${#SMP_RUN_ID} ${SMP_RENDEZVOUS%:*} "
+                                "${SMP_RUN_DIR#$DIR/}"));
   CHECK(x.code == 0);
   CHECK(x.told.empty());
   CHECK(dir.read("logs/log-0.txt")
-        == "0 2 0 2 passive none glibc.malloc.hugetlb=1 32 127.0.0.1\n");
+        == "0 2 0 2 passive none glibc.malloc.hugetlb=1 32 127.0.0.1 logs\n");
   CHECK(dir.read("logs/log-1.txt")
-        == "1 2 1 2 passive none glibc.malloc.hugetlb=1 32 127.0.0.1\n");
+        == "1 2 1 2 passive none glibc.malloc.hugetlb=1 32 127.0.0.1 logs\n");
 }
 
 TEST_CASE("each rank is handed the secret of the run, not by its environment",
