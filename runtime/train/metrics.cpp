@@ -15,6 +15,17 @@ namespace {
   throw error{error_code::config, path + ": " + std::strerror(errno)};
 }
 
+/// As long for each held-out loss: blanks before the last brace.
+std::string line_of(const step_metrics& x) {
+  constexpr size_t longest = 24; // -2.2250738585072014e-308
+  auto result = to_json(x);
+  if (x.held_out_loss)
+    result.insert(result.size() - 1,
+                  longest - nlohmann::json(*x.held_out_loss).dump().size(),
+                  ' ');
+  return result + '\n';
+}
+
 } // namespace
 
 std::string to_json(const step_metrics& x) {
@@ -42,6 +53,8 @@ std::string to_json(const step_metrics& x) {
     result["skipped"] = x.skipped;
   if (x.checkpoint_seconds > 0)
     result["checkpoint_seconds"] = x.checkpoint_seconds;
+  if (x.held_out_loss)
+    result["held_out_loss"] = *x.held_out_loss;
   // A module's name, say, may be no UTF-8.
   constexpr auto replace = nlohmann::ordered_json::error_handler_t::replace;
   return result.dump(-1, ' ', false, replace);
@@ -54,8 +67,22 @@ metrics_file::metrics_file(std::string path)
 }
 
 void metrics_file::write(const step_metrics& x) {
+  last_ = x;
+  begin_ = out_.tellp();
+  put_last();
+}
+
+void metrics_file::add_held_out_loss(double x) {
+  if (!last_.held_out_loss)
+    return;
+  last_.held_out_loss = x;
+  out_.seekp(begin_);
+  put_last();
+}
+
+void metrics_file::put_last() {
   errno = 0;
-  out_ << to_json(x) << '\n' << std::flush;
+  out_ << line_of(last_) << std::flush;
   if (!out_)
     fail(path_);
 }

@@ -38,6 +38,9 @@ struct step_metrics {
   /// Seconds for which a checkpoint after the step before held up this one; 0
   /// if there was none.
   double checkpoint_seconds = 0;
+  /// Mean loss of the held-out batches after the step, not a number until it is
+  /// known; nothing where they are not looked at.
+  std::optional<double> held_out_loss = {};
 };
 
 /// @returns one JSON object without a line break; a number that is not finite
@@ -55,9 +58,19 @@ public:
   /// @throws error (config) naming the file, e.g. if the disk is full
   void write(const step_metrics& x);
 
+  /// Puts it into the line of the last step, where it stood as null; does
+  /// nothing where it did not stand. No line moves or becomes longer, so that
+  /// whoever follows the file sees each once, and a killed run has them all.
+  /// @throws error (config) as `write`
+  void add_held_out_loss(double x);
+
 private:
+  void put_last();
+
   std::string path_;
   std::ofstream out_;
+  step_metrics last_;
+  std::ofstream::pos_type begin_; // of its line
 };
 
 } // namespace smp

@@ -388,21 +388,42 @@ private:
     x.ran_again = stats.ran_again;
     summary_.ran_again += !x.ran_again.empty();
     summary_.skipped += !x.skipped.empty();
+    if (evaluation_follows())
+      x.held_out_loss = std::numeric_limits<double>::quiet_NaN();
     if (metrics_)
       metrics_->write(x);
     listener_.on_step(x);
   }
 
   void evaluate_in_between() {
-    auto interval = config_.train.eval_interval;
-    if (evaluates() && interval > 0 && summary_.steps % interval == 0
-        && summary_.steps < config_.train.steps)
-      if (auto loss = evaluate())
-        listener_.on_evaluation(summary_.steps, *loss);
+    if (summary_.steps < config_.train.steps && evaluation_follows())
+      report_evaluation();
   }
 
   bool evaluates() const {
     return config_.train.eval_steps > 0 && data_->has_held_out();
+  }
+
+  /// Whether the step that is done is one after which the run evaluates, in
+  /// between or at its end.
+  bool evaluation_follows() const {
+    if (!evaluates() || summary_.interrupted)
+      return false;
+    if (summary_.steps == config_.train.steps)
+      return true;
+    auto interval = config_.train.eval_interval;
+    return interval > 0 && summary_.steps % interval == 0;
+  }
+
+  /// @returns what it was; nothing if the run is interrupted before its end
+  std::optional<double> report_evaluation() {
+    auto loss = evaluate();
+    if (!loss)
+      return loss;
+    if (metrics_)
+      metrics_->add_held_out_loss(*loss);
+    listener_.on_evaluation(summary_.steps, *loss);
+    return loss;
   }
 
   /// @returns the mean loss of the held-out batches, without backward; nothing
@@ -468,10 +489,9 @@ private:
 
   void finish() {
     if (evaluates()) {
-      summary_.held_out_loss = evaluate();
+      summary_.held_out_loss = report_evaluation();
       if (!summary_.held_out_loss)
         return; // interrupted
-      listener_.on_evaluation(summary_.steps, *summary_.held_out_loss);
     }
     if (auto* sequences = dynamic_cast<text_sequences*>(data_.get())) {
       auto& source = sequences->source();

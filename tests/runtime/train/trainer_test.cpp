@@ -21,7 +21,9 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
+#include <string>
 
 using Catch::Approx;
 using namespace smp::test;
@@ -224,6 +226,23 @@ TEST_CASE("A step becomes one line of JSON", "[runtime][trainer]") {
     file.write(x);
     CHECK(dir.read("m.jsonl") == smp::to_json(x) + "\n"); // before it closes
   }
+  // A held-out loss comes later, whatever number it is, and moves nothing.
+  for (auto loss : {2.5, -2.2250738585072014e-308, 0.1 + 0.2}) {
+    smp::metrics_file file{dir.path / "m.jsonl"};
+    x.held_out_loss = std::numeric_limits<double>::quiet_NaN();
+    file.write(x);
+    auto before = dir.read("m.jsonl");
+    CHECK(nlohmann::json::parse(before).at("held_out_loss").is_null());
+    file.add_held_out_loss(loss);
+    auto after = dir.read("m.jsonl");
+    CHECK(after.size() == before.size());
+    CHECK(nlohmann::json::parse(after).at("held_out_loss") == loss);
+    CHECK(nlohmann::json::parse(after).at("static") == "replay");
+    x.held_out_loss.reset();
+    file.write(x);
+    file.add_held_out_loss(loss); // not of this step
+    CHECK(dir.read("m.jsonl") == after + smp::to_json(x) + "\n");
+  }
   CHECK_THROWS_WITH(
     smp::metrics_file("/nowhere/m.jsonl"),
     Catch::Matchers::ContainsSubstring("/nowhere/m.jsonl: No such file"));
@@ -320,6 +339,27 @@ TEST_CASE("A run has the losses and norms of a plain loop",
   CHECK(b.owned > 0);
 }
 
+TEST_CASE("The record of a step has the held-out loss that came after it",
+          "[runtime][trainer]") {
+  scratch_dir dir;
+  auto config = small_config(dir.write("text.txt", long_text()));
+  auto ranks = run(config, dir.path);
+  auto& evaluations = ranks[0].heard.evaluations;
+  REQUIRE(evaluations.size() == 3);
+  std::istringstream lines{dir.read("metrics.jsonl")};
+  for (uint64_t step = 1; step <= 5; ++step) {
+    INFO("step " << step);
+    std::string line;
+    REQUIRE(static_cast<bool>(std::getline(lines, line)));
+    auto x = nlohmann::json::parse(line);
+    CHECK(x.at("step") == step);
+    auto evaluated = evaluations.count(step) == 1;
+    CHECK(x.contains("held_out_loss") == evaluated);
+    if (evaluated)
+      CHECK(x.at("held_out_loss") == evaluations.at(step));
+  }
+}
+
 TEST_CASE("An interrupt of any rank ends the run on all after the step",
           "[runtime][trainer]") {
   scratch_dir dir;
@@ -333,6 +373,9 @@ TEST_CASE("An interrupt of any rank ends the run on all after the step",
     CHECK_FALSE(rank.summary.held_out_loss.has_value());
   }
   CHECK_FALSE(dir.read("model.safetensors").empty());
+  // No evaluation, and no sign of one.
+  CHECK_THAT(dir.read("metrics.jsonl"),
+             !Catch::Matchers::ContainsSubstring("held_out_loss"));
 }
 
 TEST_CASE("An interrupt ends an evaluation, and saves the step before it",
