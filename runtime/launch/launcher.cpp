@@ -201,7 +201,7 @@ std::unique_ptr<published_entry> let_look(supervisor_host& supervisor,
                                           const launch_options& x) {
   if (!x.log_dir.empty())
     for (auto& left : {end_path(x.log_dir), stall_path(x.log_dir)})
-      std::remove(left.c_str()); // of an earlier run
+      std::remove(left.c_str());         // of an earlier run
   if (x.log_dir.empty() || x.ranks == 1) // a rank that is alone joins nobody
     return nullptr;
   return std::make_unique<published_entry>(x.log_dir,

@@ -69,8 +69,8 @@ TEST_CASE_METHOD(scratch_dir, "The example trains on two ranks",
 
 TEST_CASE_METHOD(scratch_dir, "A second run leaves the first one's files alone",
                  "[apps][examples]") {
-  const std::vector<std::string> command{
-    built_program("train_own_model"), "--ranks", "2", "--run-dir=out"};
+  const std::vector<std::string> command{built_program("train_own_model"),
+                                         "--ranks", "2", "--run-dir=out"};
   program first{command, path};
   CHECK(first.join() == 0);
   auto before = content_of(path / "out/log-0.txt");
