@@ -33,7 +33,8 @@ public:
   explicit distributed_model_base(std::shared_ptr<torch::nn::Module> root);
   explicit distributed_model_base(model_root root);
 
-  ~distributed_model_base();
+  /// Trainers own models as such.
+  virtual ~distributed_model_base();
 
   distributed_model_base(const distributed_model_base&) = delete;
   distributed_model_base& operator=(const distributed_model_base&) = delete;

@@ -65,7 +65,7 @@ class distributed_model<torch::jit::Module> : public distributed_model_base {
 public:
   /// @param model just loaded: no method of it may have run yet
   explicit distributed_model(torch::jit::Module model);
-  ~distributed_model();
+  ~distributed_model() override;
 
   /// Calls the model's forward, inside a step body.
   /// @returns an IValue

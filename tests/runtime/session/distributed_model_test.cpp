@@ -12,11 +12,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 using namespace smp;
 using namespace smp::test;
+
+// A trainer owns any of them as a base.
+static_assert(std::has_virtual_destructor_v<distributed_model_base>);
 
 namespace {
 
