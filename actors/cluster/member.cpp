@@ -94,11 +94,11 @@ void member_state::look() {
     for (auto& x : neighbours.take_ended())
       on_rank_down(x);
     std::chrono::duration<double> silent = now - *asked;
-    if (silent.count() >= config.stalls.timeout)
+    if (silent.count() >= config.me.stalls.timeout)
       on_silence(silent);
   }
   auto pause = std::chrono::milliseconds{
-    static_cast<int64_t>(config.stalls.timeout * 1000 / 5)};
+    static_cast<int64_t>(config.me.stalls.timeout * 1000 / 5)};
   self->run_delayed(
     std::clamp<std::chrono::milliseconds>(pause, std::chrono::milliseconds{20},
                                           std::chrono::milliseconds{500}),
@@ -115,7 +115,7 @@ void member_state::on_silence(std::chrono::duration<double> x) {
     config.address, x.count());
   if (config.says_silence)
     std::fprintf(stderr, "smp: %s\n", text.c_str());
-  if (config.stalls.end)
+  if (config.me.stalls.end)
     self->send(config.watch, stall_atom_v,
                failure{error_code::stalled, no_rank, {}, text});
   else

@@ -18,14 +18,13 @@
 namespace smp {
 
 struct member_config {
+  /// Its `stalls` say when a SUPERVISOR that does not answer is one.
   member me;
   supervisor_actor supervisor;
   /// "127.0.0.1:4711", for texts.
   std::string address;
   std::chrono::milliseconds join_limit{30000};
   std::function<void(const failure&)> on_rank_down;
-  /// When a SUPERVISOR that does not answer counts as stalled.
-  stall_options stalls;
   /// Hears of that; none: the SUPERVISOR is not watched.
   rank_watch_actor watch;
   /// Rank 0, which tells of stalls else, may be what is stalled.

@@ -134,7 +134,6 @@ struct membership::impl {
     mine.address = endpoint(config.address, config.port);
     mine.join_limit = config.join_limit;
     mine.on_rank_down = config.on_rank_down;
-    mine.stalls = config.stalls;
     mine.watch = watch;
     mine.says_silence = config.says_silence;
     mine.stopped_here = config.stopped_here;

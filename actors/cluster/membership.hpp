@@ -44,7 +44,8 @@ public:
     /// A rank is lost, or refused (first cause first). Any thread; must not
     /// block.
     std::function<void(const failure&)> on_rank_down;
-    stall_options stalls;
+    /// Not set: as rank 0 says when it joins.
+    std::optional<stall_options> stalls;
     /// Hears of each stall. Any thread; must not block.
     std::function<void(const stall_report&)> on_stall;
   };
@@ -91,7 +92,6 @@ public:
     /// What others may see of this rank. It hears, too, of a SUPERVISOR that
     /// does not answer.
     watched_rank watch;
-    stall_options stalls;
     /// Writes that to stderr.
     bool says_silence = false;
     /// @returns the ranks on this machine that a signal stopped; asked while

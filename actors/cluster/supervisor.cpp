@@ -39,6 +39,8 @@ caf::result<welcome> supervisor_state::join(const member& x,
   }
   self->monitor(hdl);
   members.emplace(x.rank, hdl);
+  if (!options.stalls && x.rank == rank_id{0} && x.stalls.timeout > 0)
+    options.stalls = x.stalls;
   last_join = self->clock().now();
   auto promise = self->make_response_promise<welcome>();
   waiting.emplace(x.rank, promise);
@@ -73,7 +75,7 @@ void supervisor_state::end_by(const failure& x) {
 
 void supervisor_state::look_for_joins() {
   auto wait = std::max<std::chrono::duration<double>>(
-    std::chrono::duration<double>{options.stalls.timeout}, least_absence);
+    std::chrono::duration<double>{stalls().timeout}, least_absence);
   // The deadline says it, or a rank that is alone joins nobody.
   if (ranks->complete() || failed || closing || wait >= options.join_limit
       || ranks->world_size() == 1)
@@ -93,7 +95,7 @@ void supervisor_state::look_for_joins() {
 
 void supervisor_state::report_absent(const std::vector<rank_id>& x) {
   stall_report report;
-  report.ends = options.stalls.end;
+  report.ends = stalls().end;
   report.text = roster::describe_absence(x, self->clock().now() - last_join);
   if (!report.ends)
     report.text += fmt::format(
@@ -136,7 +138,7 @@ void supervisor_state::add_watch(rank_id x, const rank_watch_actor& hdl) {
     return;
   may_monitor = false;
   stall_monitor_config config;
-  config.options = options.stalls;
+  config.options = stalls();
   config.on_report = options.on_stall;
   for (auto& [rank, y] : watches)
     config.ranks.push_back(y);
@@ -173,8 +175,7 @@ void supervisor_state::on_stop(rank_id x, bool is_stopped) {
   if (!is_stopped)
     stopped.erase(x);
   else if (stopped.emplace(x, self->clock().now()).second)
-    self->delayed_send(self, seconds_of(options.stalls.timeout), stall_atom_v,
-                       x);
+    self->delayed_send(self, seconds_of(stalls().timeout), stall_atom_v, x);
 }
 
 void supervisor_state::judge_stop(rank_id x) {
@@ -183,12 +184,11 @@ void supervisor_state::judge_stop(rank_id x) {
     return;
   auto since = self->clock().now() - i->second;
   if (monitor) { // it reports this one, while it looks
-    self->delayed_send(self, seconds_of(options.stalls.timeout), stall_atom_v,
-                       x);
+    self->delayed_send(self, seconds_of(stalls().timeout), stall_atom_v, x);
     return;
   }
   stall_report report;
-  report.ends = options.stalls.end;
+  report.ends = stalls().end;
   report.text = ranks->describe_stop(x, since);
   report.all = {report.text};
   report.culprit = x;

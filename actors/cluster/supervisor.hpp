@@ -50,6 +50,10 @@ struct supervisor_state {
   void look_for_joins();
   void report_absent(const std::vector<rank_id>& x);
 
+  stall_options stalls() const {
+    return options.stalls.value_or(stall_options{});
+  }
+
   /// Lets the others say goodbye first, unless the run failed.
   void on_exit(const caf::exit_msg& x);
 

@@ -11,6 +11,13 @@
 
 namespace smp {
 
+struct stall_options {
+  /// Seconds without any progress that are worth a report.
+  double timeout = 60;
+  /// A long wait ends the run; else it is only reported.
+  bool end = false;
+};
+
 /// How a rank introduces itself.
 struct member {
   rank_id rank;
@@ -26,6 +33,9 @@ struct member {
   std::string settings;
   /// `fabric::address()`, opaque bytes.
   std::string fabric_address;
+  /// What its session says. Of rank 0 it holds for the run, unless who started
+  /// the run has said it before.
+  stall_options stalls;
 };
 
 /// Answers a rank that wants to take part: all members, or why not.

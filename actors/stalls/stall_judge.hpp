@@ -2,6 +2,7 @@
 
 // Decides when a run is stalled, without actors and without a clock of its own.
 
+#include "actors/protocol/introduction.hpp"
 #include "actors/protocol/rank_view.hpp"
 
 #include <chrono>
@@ -11,13 +12,6 @@
 #include <vector>
 
 namespace smp {
-
-struct stall_options {
-  /// Seconds without any progress that are worth a report.
-  double timeout = 60;
-  /// A long wait ends the run; else it is only reported.
-  bool end = false;
-};
 
 /// What a STALL MONITOR says.
 struct stall_report {

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,8 +44,9 @@ struct launch_options {
   /// Within this time each rank has begun its session, or has ended. Where
   /// there are several machines, `patience_between_machines` counts.
   std::chrono::milliseconds join_limit{30000};
-  /// When the ranks are stalled, and what follows.
-  stall_options stalls;
+  /// When the ranks are stalled, and what follows; not set: as the session of
+  /// rank 0 says.
+  std::optional<stall_options> stalls;
   /// After a failure all ranks are gone within this time.
   std::chrono::milliseconds grace{2000};
   /// After Ctrl-C the ranks have this time for a clean end.

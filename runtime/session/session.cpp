@@ -325,7 +325,7 @@ std::vector<member> session::process::join(const rank_environment& env,
       rank->rank_down(y);
   };
   x.watch = rank.watch();
-  x.stalls = stalls_of(rank.config());
+  x.me.stalls = stalls_of(rank.config());
   // Where ranks have no logs of their own, the first one that is left says it.
   x.says_silence = !env.supervised && env.rank == 1;
   if (!env.supervised)

@@ -63,7 +63,7 @@ struct watched_supervisor : actor_fixture {
     cfg.supervisor = boss;
     cfg.address = "there";
     cfg.on_rank_down = [this](const failure& x) { losses.push_back(x); };
-    cfg.stalls = {.timeout = 3, .end = end};
+    cfg.me.stalls = {.timeout = 3, .end = end};
     cfg.watch = own(sys.spawn(rank_watch, std::move(mine)));
     cfg.joined = std::make_shared<awaited<welcome>>();
     ear = own(sys.spawn(member_ear, std::move(cfg)));

@@ -27,8 +27,8 @@ struct run_fixture : actor_fixture {
     x.world_size = world_size;
     x.run_id = "a run";
     x.on_rank_down = [this](const failure& y) { heard.push_back(y); };
-    x.stalls.timeout = 3;
-    x.stalls.end = ends;
+    if (told)
+      x.stalls = {.timeout = 3, .end = ends};
     x.join_limit = join_limit;
     x.on_stall = [this](const stall_report& y) { stalls.push_back(y); };
     boss = own(sys.spawn(supervisor, std::move(x)));
@@ -48,6 +48,8 @@ struct run_fixture : actor_fixture {
     member_config cfg;
     cfg.me.rank = rank_id{rank};
     cfg.me.run_id = "a run";
+    if (rank == 0)
+      cfg.me.stalls = {.timeout = 5, .end = true};
     cfg.supervisor = boss;
     cfg.join_limit = join_limit;
     cfg.address = "there";
@@ -80,6 +82,7 @@ struct run_fixture : actor_fixture {
     return !ask_error(boss, goodbye_atom_v, rank_id{99});
   }
 
+  bool told = true;
   bool ends = false;
   std::chrono::milliseconds join_limit = 30s;
   supervisor_actor boss;
@@ -329,6 +332,23 @@ TEST_CASE_METHOD(run_fixture,
   pass(100ms);
   CHECK(stalls.size() == 2);
   CHECK(heard.empty());
+}
+
+TEST_CASE_METHOD(run_fixture,
+                 "what is a stall says rank 0 where nobody said it before",
+                 "[actors][supervisor]") {
+  told = GENERATE(true, false);
+  CAPTURE(told);
+  init(3);
+  join(0);
+  join(1);
+  caf::anon_send(boss, stall_atom_v, rank_id{1}, true);
+  sched.run();
+  pass(4s);
+  CHECK(stalls.size() == (told ? 1u : 0u));
+  pass(1s);
+  REQUIRE(stalls.size() == 1);
+  CHECK(stalls[0].ends == !told);
 }
 
 TEST_CASE_METHOD(run_fixture, "a rank that goes on in time is no stall",

@@ -350,8 +350,7 @@ TEST_CASE("a rank that is stopped before it joins is a stall of its time",
   // Rank 0 waits for the other as ranks that join do.
   auto x = shell("test $SMP_RANK = 0 && read x < $DIR/never; kill -STOP $$");
   make_pipe(dir, "never");
-  x.stalls.timeout = 0.5;
-  x.stalls.end = true;
+  x.stalls = {.timeout = 0.5, .end = true};
   auto begin = clock_type::now();
   auto end = launch_in(dir, std::move(x));
   CHECK(end.code == 4);
@@ -385,8 +384,7 @@ TEST_CASE("a rank that is stopped on its way out keeps nobody for ever",
           "[runtime][launch][R7]") {
   scratch_dir dir;
   auto x = ranks_of(2, self("[leaver]"));
-  x.stalls.timeout = 0.5;
-  x.stalls.end = true;
+  x.stalls = {.timeout = 0.5, .end = true};
   auto end = launch_in(dir, std::move(x));
   CHECK(end.code == 4);
   auto since = stopped_since(end.told, "and others have left the run");
