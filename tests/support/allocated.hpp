@@ -21,6 +21,11 @@ void* operator new(size_t size) {
   throw std::bad_alloc{};
 }
 
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  smp::test::allocated += size;
+  return std::malloc(size);
+}
+
 void operator delete(void* ptr) noexcept {
   std::free(ptr);
 }

@@ -176,11 +176,13 @@ TEST_CASE("what tcp copies for a stopped rank is bounded by credits",
   CHECK(w.sender->queued_to(rank_id{1}) > 0);
   auto grown = private_bytes() - before;
   INFO("private memory grew by " << grown << " bytes");
+#ifndef __SANITIZE_ADDRESS__ // which keeps what was freed, and more
   // Each envelope as it is and as it will be sent, 1 KB for each message, what
   // UCX copied of 64 messages, and what allocators take at once; none of the
   // 200 MB of tensors.
   CHECK(grown < 2 * envelopes * medium + (envelopes + tensors) * kb
                   + 64 * 256 * kb + 16 * mb);
+#endif
   w.stopped.go_on();
   REQUIRE(w.stopped.wait_messages(envelopes + tensors));
   REQUIRE(w.mine.wait_sent(envelopes + tensors));
