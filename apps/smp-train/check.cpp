@@ -22,16 +22,21 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
         result.emplace_back(e.what());
     }
   };
-  attempt([&] { plan_resume(x, make_data(x, replicas_of(x))->batch_size()); });
+  auto begins = x;
   attempt([&] {
-    auto plan = plan_model(x);
+    auto samples = make_data(x, replicas_of(x))->batch_size();
+    if (plan_resume(x, samples))
+      begins.train.init_from.clear(); // the run does not read it
+  });
+  attempt([&] {
+    auto plan = plan_model(begins);
     partition = plan.text;
     // Ranks may have room for what is too large for this process.
     if (!plan.failure.empty() && !is_out_of_memory(plan.failure))
       try_first_microbatch(x);
   });
   if (result.empty())
-    attempt([&] { predict_schedule(x); });
+    attempt([&] { predict_schedule(begins); });
   return result;
 }
 

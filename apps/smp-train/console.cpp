@@ -75,6 +75,10 @@ void console::on_start(const train_start& x) {
          fmt::format("from {}, after {} steps", x.resumed_from, x.steps_done));
   for (auto& change : x.changes)
     item("changed", change);
+  if (auto& file = config_.train.init_from; !file.empty())
+    item("weights", x.resumed_from.empty()
+                      ? "parameters and buffers from " + file
+                      : "of the checkpoint, not of " + file);
   const auto samples = tokens_per_sample_ > 0 ? fmt::format(
                          "sequences of {} tokens", tokens_per_sample_)
                                               : "samples";

@@ -21,10 +21,13 @@ void print_head(const session& s, const command_line& cmd,
   print_stderr(
     "smp-train verify {}: {} rank{} against one process\n"
     "  run dir   {}\n"
-    "  model     {}\n"
+    "  model     {}{}\n"
     "  step      {} microbatch{}, {}\n\n"
     "       step         loss  one process  differences  of allowed\n",
     cmd.config, s.size(), s.size() == 1 ? "" : "s", run_dir, config.model.type,
+    config.train.init_from.empty()
+      ? ""
+      : "\n  weights   from " + config.train.init_from,
     config.smp.microbatches, config.smp.microbatches == 1 ? "" : "es",
     config.smp.pipeline);
 }

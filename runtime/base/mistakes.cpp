@@ -3,7 +3,6 @@
 namespace smp {
 
 void mistakes::add(const std::string& name, const std::string& more) {
-  static constexpr size_t max_named = 8;
   static constexpr size_t max_length = 160;
   if (count_++ >= max_named)
     return;

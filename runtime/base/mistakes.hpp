@@ -2,6 +2,7 @@
 
 #include <c10/util/ArrayRef.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,6 +13,9 @@ namespace smp {
 /// name. A wrong file may have thousands.
 class mistakes {
 public:
+  /// So many are named.
+  static constexpr size_t max_named = 8;
+
   explicit mistakes(const char* what) : what_(what) {
     // nop
   }

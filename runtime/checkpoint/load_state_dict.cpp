@@ -2,6 +2,7 @@
 
 #include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/session/agreement.hpp"
+#include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/model_state.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/state_check.hpp"
@@ -27,33 +28,56 @@ public:
     state_check result{model.map()};
     for (auto& x : file_.tensors())
       result.add(x.name, x.shape);
-    result.finish("load_state_dict: " + path_);
+    result.finish("cannot load " + path_);
     return result;
   }
 
   /// Reads what this rank owns.
-  void load(const model_state& model) const {
+  void load(const model_state& model,
+            const std::vector<distributed_optimizer*>& optimizers) const {
     auto checked = check(model);
     at::NoGradGuard no_grad;
     model.await_updates();
     auto& map = model.map();
     for (size_t k = 0; k < file_.tensors().size(); ++k)
-      if (auto i = checked.position(file_.tensors()[k].name); map.owned(i))
-        copy(k, map.model().tensors[i].tensor, map.slice(i));
+      if (auto i = checked.position(file_.tensors()[k].name); map.owned(i)) {
+        auto& x = map.model().tensors[i].tensor;
+        copy(k, 0, x, map.slice(i));
+        for (auto* optimizer : optimizers)
+          load_master(k, x, map.slice(i), *optimizer);
+      }
   }
 
 private:
+  /// The file may have digits that the parameter has not.
+  void load_master(size_t k, const at::Tensor& parameter,
+                   const tensor_slice* slice,
+                   distributed_optimizer& optimizer) const {
+    auto part = optimizer.part_of(parameter, slice);
+    if (!part || !part->is_master)
+      return;
+    copy(k, part->where ? part->where->begin : 0, part->values, slice);
+    optimizer.load_master(*part, part->values); // for the parameter's value
+  }
+
   /// @param k which of the file
+  /// @param first the row of what this rank holds with which `to` begins
   /// @param slice what this rank holds of it; null: the whole
-  void copy(size_t k, const at::Tensor& to, const tensor_slice* slice) const {
+  void copy(size_t k, int64_t first, const at::Tensor& to,
+            const tensor_slice* slice) const {
     if (to.dim() == 0) {
       to.copy_(file_.read(k));
     } else if (!slice || slice->dim > 0) {
-      copy_rows(k, 0, to, slice);
+      copy_rows(k, first, to, slice);
     } else {
-      int64_t done = 0;
+      const auto last = first + to.size(0);
+      int64_t done = 0; // rows that this rank holds of earlier ranges
       for (auto& range : slice->ranges()) {
-        copy_rows(k, range.begin, to.narrow(0, done, range.length), nullptr);
+        auto from = std::max(first, done);
+        auto end = std::min(last, done + range.length);
+        if (from < end)
+          copy_rows(k, range.begin + from - done,
+                    to.narrow(0, from - first, end - from), nullptr);
         done += range.length;
       }
     }
@@ -83,17 +107,23 @@ private:
 
 } // namespace
 
-void load_state_dict(const std::string& path, distributed_model_base& model) {
+void load_state_dict(const std::string& path, distributed_model_base& model,
+                     const std::vector<distributed_optimizer*>& optimizers) {
   auto& rank = session::current().internals();
   std::shared_ptr<const state_file> file;
   do_together(rank, "smp.load.check", [&] {
     file = std::make_shared<const state_file>(path);
     file->check(model.state());
   });
-  model.register_post_partition_hook([file, &model] {
+  model.register_post_partition_hook([file, &model, optimizers] {
     do_together(session::current().internals(), "smp.load",
-                [&] { file->load(model.state()); });
+                [&] { file->load(model.state(), optimizers); });
   });
+}
+
+void check_state_dict(const std::string& path,
+                      const distributed_model_base& model) {
+  state_file{path}.check(model.state());
 }
 
 } // namespace smp

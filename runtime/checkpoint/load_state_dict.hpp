@@ -3,8 +3,11 @@
 #include "runtime/session/distributed_model.hpp"
 
 #include <string>
+#include <vector>
 
 namespace smp {
+
+class distributed_optimizer;
 
 /// Reads parameters and buffers from a file (safetensors.hpp) that has whole
 /// tensors under the names of the model, as
@@ -13,8 +16,18 @@ namespace smp {
 /// whole. Before the partition this only compares the file with the model; the
 /// values come with the partition, and the file has to stay until then.
 /// Collective over the world.
+/// @param optimizers of the model: float32 weights that they have of parameters
+/// in half precision become what the file has. Those of others follow their
+/// parameters, which are rounded.
 /// @throws error (config), the same on all ranks, naming the file and all that
 /// is missing, unknown or of another shape, before anything is changed
-void load_state_dict(const std::string& path, distributed_model_base& model);
+void
+load_state_dict(const std::string& path, distributed_model_base& model,
+                const std::vector<distributed_optimizer*>& optimizers = {});
+
+/// Only compares, on this rank.
+/// @throws error (config) as `load_state_dict`
+void check_state_dict(const std::string& path,
+                      const distributed_model_base& model);
 
 } // namespace smp

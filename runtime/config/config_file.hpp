@@ -132,6 +132,9 @@ struct optimizer_config {
 /// Table [train].
 struct train_loop_config {
   uint64_t steps = 0;
+  /// A file of the first parameters and buffers; empty: those with which the
+  /// model is made. Path as `data_config::path`.
+  std::string init_from;
   /// Steps between progress lines that stay.
   uint64_t log_interval = 10;
   /// Steps between evaluations; 0: only one, after the last step.

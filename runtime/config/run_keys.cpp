@@ -167,6 +167,17 @@ const std::vector<config_key> run_table = {
    .range = at_least(1),
    .elsewhere = {"max_steps", "num_steps", "iterations", "max_iters", "epochs",
                  "num_train_epochs", "train_iters"}},
+  {.name = "train.init_from",
+   .slot = SMP_SLOT(train.init_from),
+   .meaning = "safetensors file with the parameters and buffers to begin with, "
+              "of Hugging Face or `train.save_model`; relative to the "
+              "configuration's directory; not read by a run that goes on from "
+              "a checkpoint (docs/models.md)",
+   .fallback = "those with which the model is made",
+   .elsewhere = {"pretrained", "from_pretrained", "pretrained_model",
+                 "model_name_or_path", "pretrained_model_name_or_path",
+                 "load_weights", "init_checkpoint", "finetune"},
+   .is_file = true},
   {.name = "train.log_interval",
    .slot = SMP_SLOT(train.log_interval),
    .meaning = "steps between two progress lines that stay",

@@ -2,6 +2,7 @@
 
 #include "partition/program.hpp"
 #include "runtime/base/file_io.hpp"
+#include "runtime/checkpoint/load_state_dict.hpp"
 #include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
 #include "runtime/plan/kept_activations.hpp"
@@ -323,6 +324,8 @@ void decide_alone(const train_config& x,
     auto data = make_data(x, replicas_of(x));
     auto model = whole->distribute();
     begin_run(x, *whole, *data, *model);
+    if (!x.train.init_from.empty())
+      check_state_dict(x.train.init_from, *model);
     auto& state = model->state();
     auto wanted = x.smp.auto_partition ? state.wants_trace(devices)
                                        : state.can_trace(devices);

@@ -81,7 +81,8 @@ void try_first_microbatch(const train_config& x);
 /// Decides as the first step of a run would, without training and in this
 /// process alone: makes the model, measures the first microbatch, partitions.
 /// @param use gets the decision, in the session of the only rank
-/// @throws error (config) naming what is wrong with model, data or placement
+/// @throws error (config) naming what is wrong with model, data, placement or
+/// the file of train.init_from
 void decide_alone(const train_config& x,
                   const std::function<void(lone_decision&)>& use);
 

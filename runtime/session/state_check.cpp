@@ -1,9 +1,34 @@
 #include "runtime/session/state_check.hpp"
 
+#include "runtime/base/nearest_name.hpp"
 #include "runtime/model/model_map.hpp"
 #include "transport/error.hpp"
 
+#include <string_view>
+
 namespace smp {
+
+namespace {
+
+/// What `name`, which the model has not, may be called there: often another
+/// program saved a part of the model, or put it into something.
+/// @param missing names of the model that nobody gave
+std::string hint_for(std::string_view name,
+                     const std::vector<std::string_view>& missing) {
+  auto ends_as = [](std::string_view x, std::string_view end) {
+    return x.size() > end.size() && x.ends_with(end)
+           && x[x.size() - end.size() - 1] == '.';
+  };
+  std::string_view meant;
+  for (auto x : missing)
+    if (meant.empty() && (ends_as(x, name) || ends_as(name, x)))
+      meant = x;
+  if (meant.empty())
+    meant = nearest_name(name, missing);
+  return meant.empty() ? "" : ": did you mean '" + std::string{meant} + "'?";
+}
+
+} // namespace
 
 state_check::state_check(const model_map& map) : map_(map) {
   auto& tensors = map.model().tensors;
@@ -16,7 +41,7 @@ void state_check::add(const std::string& name, c10::IntArrayRef sizes,
                       bool plain) {
   auto i = positions_.find(name);
   if (i == positions_.end()) {
-    unknown_.add(name);
+    unknown_.push_back(name);
     return;
   }
   given_.insert(i->second);
@@ -32,11 +57,18 @@ void state_check::add(const std::string& name, c10::IntArrayRef sizes,
 
 void state_check::finish(const std::string& who) {
   auto& tensors = map_.model().tensors;
+  std::vector<std::string_view> absent;
   for (uint32_t i = 0; i < tensors.size(); ++i)
-    if (!given_.contains(i) && !tensors[i].is_attribute)
+    if (!given_.contains(i) && !tensors[i].is_attribute) {
       missing_.add(tensors[i].names.front());
+      absent.emplace_back(tensors[i].names.front());
+    }
+  mistakes unknown{"not in the model"};
+  for (size_t i = 0; i < unknown_.size(); ++i)
+    unknown.add(unknown_[i],
+                i < mistakes::max_named ? hint_for(unknown_[i], absent) : "");
   std::string text;
-  for (auto* x : {&missing_, &unknown_, &misshapen_, &not_plain_})
+  for (auto* x : {&missing_, &unknown, &misshapen_, &not_plain_})
     x->describe(text);
   if (!text.empty())
     throw error{error_code::config, who + ": " + text + "; nothing was loaded"};

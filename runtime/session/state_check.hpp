@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -24,8 +25,9 @@ public:
   /// @param plain the model can take its values
   void add(const std::string& name, c10::IntArrayRef sizes, bool plain = true);
 
-  /// @param who begins the error: "load_state_dict"
-  /// @throws error (config) naming all that does not fit together
+  /// @param who begins the error: "load_state_dict", "cannot load FILE"
+  /// @throws error (config) naming all that does not fit together, and what was
+  /// perhaps meant
   void finish(const std::string& who);
 
   /// @pre there is one
@@ -38,8 +40,8 @@ private:
   const model_map& map_;
   std::map<std::string, uint32_t> positions_;
   std::set<uint32_t> given_;
+  std::vector<std::string> unknown_;
   mistakes missing_{"missing"};
-  mistakes unknown_{"not in the model"};
   mistakes misshapen_{"of another shape"};
   mistakes not_plain_{"undefined, meta, sparse or quantised"};
 };

@@ -3,6 +3,7 @@
 #include "actors/replay/record_book.hpp"
 #include "runtime/base/fault.hpp"
 #include "runtime/base/out_of_memory.hpp"
+#include "runtime/checkpoint/load_state_dict.hpp"
 #include "runtime/checkpoint/saved_model.hpp"
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
@@ -124,6 +125,10 @@ public:
     summary_.resumed_from = checkpoints_->resumed_from();
     summary_.steps_before = checkpoints_->steps_done();
     summary_.steps = summary_.steps_before;
+    // A checkpoint has what came of them.
+    if (auto& file = config.train.init_from;
+        !file.empty() && summary_.resumed_from.empty())
+      load_state_dict(file, *model_, {&optimizer_});
   }
 
   train_summary operator()() {

@@ -154,7 +154,8 @@ void begin_run(const train_config& config, const trainable& whole,
 /// asked to,
 /// `run_dir`/gradients-STEP.safetensors (train.dump_gradients) and
 /// `run_dir`/model.safetensors (train.save_model); `run_dir` exists. Goes on
-/// from a checkpoint and saves them as [checkpoint] says.
+/// from a checkpoint and saves them as [checkpoint] says; a run that begins has
+/// the parameters and buffers of train.init_from, if there is one.
 /// @param stop set on any rank ends the run on all ranks after the current
 ///        step, in training or in an evaluation; the model is still saved, and
 ///        a checkpoint if asked for, but neither evaluated nor sampled

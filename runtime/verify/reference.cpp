@@ -1,5 +1,6 @@
 #include "runtime/verify/reference.hpp"
 
+#include "runtime/checkpoint/safetensors.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/trainable.hpp"
@@ -179,6 +180,21 @@ struct reference_run::state {
     return loss.item<double>();
   }
 
+  void load(const std::map<std::string, at::Tensor>& from) {
+    model->load(from);
+    if (witness)
+      witness->load(from);
+  }
+
+  /// Of a parameter in half precision `value` may have more digits.
+  void begin_with(const std::string& name, const at::Tensor& value) {
+    load({{name, value}});
+    at::NoGradGuard no_grad;
+    for (size_t k = 0; k < weights.size(); ++k)
+      if (model->parameters[k].first == name)
+        weights[k].copy_(value);
+  }
+
   const train_config& config;
   std::optional<known_model> model;
   /// The same model, changed so that its calls can be observed, where those of
@@ -207,11 +223,22 @@ std::vector<std::string> reference_run::names() const {
   return result;
 }
 
+void reference_run::begin_from(const std::string& path,
+                               const std::vector<tensor_names>& names) {
+  apart here;
+  std::map<std::string, std::string> first;
+  for (auto& x : names)
+    for (auto& name : x.all)
+      first.emplace(name, x.all.front());
+  const safetensors_reader file{path};
+  for (size_t k = 0; k < file.tensors().size(); ++k)
+    if (auto i = first.find(file.tensors()[k].name); i != first.end())
+      state_->begin_with(i->second, file.read(k));
+}
+
 void reference_run::load(const std::map<std::string, at::Tensor>& from) {
   apart here;
-  state_->model->load(from);
-  if (state_->witness)
-    state_->witness->load(from);
+  state_->load(from);
 }
 
 step_evidence reference_run::run(const moment& x) {

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace smp {
 
@@ -25,6 +26,12 @@ public:
 
   /// Names of all parameters and buffers, each tensor once.
   std::vector<std::string> names() const;
+
+  /// Takes the parameters and buffers of a file (train.init_from), with all of
+  /// their digits where parameters in half precision have float32 weights.
+  /// @param names those of which the file may have any
+  void begin_from(const std::string& path,
+                  const std::vector<tensor_names>& names);
 
   /// Takes over parameters and buffers; names that it has not are left out.
   void load(const std::map<std::string, at::Tensor>& state);

@@ -27,6 +27,7 @@
 #include <optional>
 #include <set>
 #include <unordered_set>
+#include <utility>
 
 namespace smp {
 
@@ -106,6 +107,7 @@ public:
   // -- train_listener ---------------------------------------------------------
 
   void on_start(const train_start& x) override {
+    reads_weights_ = x.resumed_from.empty() && !config_.train.init_from.empty();
     next_.on_start(x);
   }
 
@@ -169,7 +171,11 @@ private:
     auto threads = config_.transport.type == "loopback";
     for (uint64_t turn = 0; turn < (threads ? dp_size() : 1); ++turn) {
       if (reference_ && (!threads || turn == dp_rank())) {
-        reference_->load(before_);
+        // What the ranks have of the file is compared, too.
+        if (std::exchange(reads_weights_, false))
+          reference_->begin_from(config_.train.init_from, names_);
+        else
+          reference_->load(before_);
         result = reference_->run(moment_of(x));
       }
       if (threads)
@@ -447,6 +453,7 @@ private:
   call_logger logger_;
   distributed_model_base* model_ = nullptr;
   std::vector<tensor_names> names_;
+  bool reads_weights_ = false; // in the first step
   size_t told_ = 0; // of the findings, how many rank 0 knows
   std::map<std::string, at::Tensor> before_, gradients_, after_;
   verify_summary summary_;

@@ -164,10 +164,10 @@ TEST_CASE("a wrong file is refused as a whole, with all that is wrong",
     load_state_dict(right, model);
     auto after = model.state_dict();
     assertion_lock held;
-    CHECK(told.starts_with("load_state_dict: " + wrong + ": "));
+    CHECK(told.starts_with("cannot load " + wrong + ": "));
     for (auto* part :
          {"2 missing ('scale', 'table.weight')",
-          "1 not in the model ('tabel.weight')",
+          "1 not in the model ('tabel.weight': did you mean 'table.weight'?)",
           "1 of another shape ('wide.bias': [5, 2] instead of [33000])",
           "; nothing was loaded"})
       CHECK_THAT(told, ContainsSubstring(part));

@@ -91,9 +91,10 @@ TEST_CASE("a wrong state dict is refused as a whole, with all that is wrong",
     auto told = refusal_of(model, wrong);
     require(told
               == "load_state_dict: 2 missing ('a.weight', 'c.weight'), 1 not "
-                 "in the model ('a.wieght'), 1 of another shape ('a.bias': "
-                 "[8, 1] instead of [8]), 2 undefined, meta, sparse or "
-                 "quantised ('b.weight', 'b.bias'); nothing was loaded",
+                 "in the model ('a.wieght': did you mean 'a.weight'?), 1 of "
+                 "another shape ('a.bias': [8, 1] instead of [8]), 2 "
+                 "undefined, meta, sparse or quantised ('b.weight', 'b.bias'); "
+                 "nothing was loaded",
             told);
   });
 }
