@@ -21,9 +21,9 @@ class distributed_optimizer;
 /// parameters, which are rounded.
 /// @throws error (config), the same on all ranks, naming the file and all that
 /// is missing, unknown or of another shape, before anything is changed
-void
-load_state_dict(const std::string& path, distributed_model_base& model,
-                const std::vector<distributed_optimizer*>& optimizers = {});
+void load_state_dict(
+  const std::string& path, distributed_model_base& model,
+  const std::vector<distributed_optimizer*>& optimizers = {});
 
 /// Only compares, on this rank.
 /// @throws error (config) as `load_state_dict`

@@ -454,7 +454,7 @@ private:
   distributed_model_base* model_ = nullptr;
   std::vector<tensor_names> names_;
   bool reads_weights_ = false; // in the first step
-  size_t told_ = 0; // of the findings, how many rank 0 knows
+  size_t told_ = 0;            // of the findings, how many rank 0 knows
   std::map<std::string, at::Tensor> before_, gradients_, after_;
   verify_summary summary_;
 };

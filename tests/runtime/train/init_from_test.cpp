@@ -98,8 +98,8 @@ struct published_gpt {
   double loss = 0;
 };
 
-using look_at_model
-  = std::function<void(distributed_model_base&, const distributed_optimizer&)>;
+using look_at_model = std::function<void(distributed_model_base&,
+                                         const distributed_optimizer&)>;
 
 struct init_listener final : train_listener {
   void on_start(const train_start&) override {
@@ -189,8 +189,8 @@ TEST_CASE("float32 weights of parameters in half precision are the file's",
       if (!part)
         continue;
       CHECK(part->is_master);
-      CHECK(torch::equal(part->values,
-                         part->where ? part->where->of(mine) : mine));
+      CHECK(
+        torch::equal(part->values, part->where ? part->where->of(mine) : mine));
       ++compared;
     }
   });
