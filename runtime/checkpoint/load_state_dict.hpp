@@ -16,9 +16,9 @@ class distributed_optimizer;
 /// whole. Before the partition this only compares the file with the model; the
 /// values come with the partition, and the file has to stay until then.
 /// Collective over the world.
-/// @param optimizers of the model: float32 weights that they have of parameters
-/// in half precision become what the file has. Those of others follow their
-/// parameters, which are rounded.
+/// @param optimizers of the model, alive until the partition: float32 weights
+/// that they have of parameters in half precision become what the file has.
+/// Those of others follow their parameters, which are rounded.
 /// @throws error (config), the same on all ranks, naming the file and all that
 /// is missing, unknown or of another shape, before anything is changed
 void load_state_dict(
