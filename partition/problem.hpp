@@ -23,10 +23,13 @@ struct communication {
   /// equal, and the one with the fewest requests is taken.
   double tolerance = 0.02;
 
+  /// Between two ranks, in bytes per second.
+  static constexpr double rate = 5e9;
+
   /// @param step_seconds one microbatch on one device, forward and backward.
   static communication from_times(double step_seconds,
                                   double request_seconds = 200e-6,
-                                  double bytes_per_second = 5e9) {
+                                  double bytes_per_second = rate) {
     return {2 * request_seconds / step_seconds,
             2 / bytes_per_second / step_seconds};
   }

@@ -1,6 +1,7 @@
 #include "partition/trace.hpp"
 
 #include "partition/manual.hpp"
+#include "partition/problem.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -19,6 +20,9 @@ constexpr auto never = std::numeric_limits<uint64_t>::max();
 /// by themselves, and its times differ from one measurement to the next by more
 /// than modules do: no decision may depend on them.
 constexpr double least_time = 1e-3;
+
+/// Backward takes twice as long as forward.
+constexpr double both_phases = 3;
 
 /// What modules have in common that should take equally long.
 using kinship = std::tuple<std::string, std::vector<uint64_t>, size_t, uint64_t,
@@ -179,7 +183,15 @@ double step_seconds(const model_info& model, const trace_result& x) {
   if (x.times)
     for (auto& m : model)
       forward += m.compute.value_or(0);
-  return 3 * forward;
+  return both_phases * forward;
+}
+
+double add_exchange(module_info& x, double bytes) {
+  if (!x.compute)
+    return 0;
+  auto seconds = bytes / communication::rate;
+  *x.compute += seconds / both_phases;
+  return seconds;
 }
 
 std::string describe_trace(const trace_result& x, double step_seconds,
@@ -194,7 +206,7 @@ std::string describe_trace(const trace_result& x, double step_seconds,
               "counts the same";
   } else if (step_seconds > 0) {
     char text[64];
-    auto forward = step_seconds / 3;
+    auto forward = step_seconds / both_phases;
     std::snprintf(text, sizeof(text), ", %.3g %s forward per microbatch",
                   forward < 1 ? forward * 1e3 : forward,
                   forward < 1 ? "ms" : "s");

@@ -83,6 +83,14 @@ void apply_trace(model_info& model, const trace_result& x,
 ///          seconds: backward takes twice as long as forward. 0 if unknown.
 double step_seconds(const model_info& model, const trace_result& x);
 
+/// Ranks that share a module wait for each other in both phases, which one that
+/// is traced alone does not. Adds the time of what each sends, as if nothing
+/// was computed meanwhile, to that of the module, if it has one.
+/// @param bytes that a rank sends in a microbatch, forward and backward
+/// @returns the seconds that this takes, forward and backward; 0 if the module
+///          has no time
+double add_exchange(module_info& x, double bytes);
+
 /// @returns where the costs come from: "measured on the CPU, ...".
 /// @param device `smp.trace_device`
 std::string describe_trace(const trace_result& x, double step_seconds,

@@ -340,23 +340,6 @@ void weigh_slices(const walked_model& model, const sharing_decision& x,
         y.elements /= peers;
 }
 
-/// A trace shows what one rank does alone with its samples. Of what ranks share
-/// each does a part for the samples of all, which comes to as much; so this is
-/// for ranks with the same samples, where it is a part.
-/// @param timed times are those of modules
-void weigh_parts(const walked_model& model, const sharing_decision& x,
-                 const sharing_request& how, bool timed, model_info& info) {
-  auto peers = static_cast<double>(how.peers);
-  for (auto& [id, saves_memory] : x.shared)
-    for (auto i : model.subtree(static_cast<uint32_t>(id.value))) {
-      if (auto& seconds = info[i].compute; seconds && timed)
-        *seconds /= peers;
-      // For speed each has inputs of linears as a whole.
-      if (saves_memory)
-        info[i].activations /= peers;
-    }
-}
-
 void check_same_samples(const sharing_request& x,
                         const sharing_decision& found) {
   if (x.prescaled && found.shared.empty() && found.cut.empty())
@@ -417,6 +400,16 @@ void price_crossings(partition_options& x) {
     x.crossing.request = std::max(x.crossing.request, 0.1 / (n * (n - 1)));
 }
 
+/// Adds a sentence if times that are a little off would decide otherwise.
+void add_doubt(const model_info& info, const partition_plan& plan,
+               std::vector<std::string>& remarks) {
+  if (auto n = undecided_modules(info, plan, time_error); n > 0)
+    remarks.push_back("the decision depends on noise: with times 2 % off, "
+                      + std::to_string(n) + (n == 1 ? " module" : " modules")
+                      + " would be elsewhere, at about the same step time; "
+                        "smp.manual_partition keeps this placement");
+}
+
 } // namespace
 
 partition_decision partitioning::decide(uint32_t devices,
@@ -431,6 +424,8 @@ partition_decision partitioning::decide(uint32_t devices,
   weigh_slices(map_.model(), shared, sharing.peers, info);
   std::vector<std::string> remarks;
   auto traced = trace_ && traced_hash_ == map_.model().hash();
+  auto timed = traced && trace_->times && !is_noise(*trace_);
+  shared_traffic sent;
   find_waiting(map_, cfg.no_promises, traced ? &*trace_ : nullptr, info);
   if (traced) {
     apply_trace(info, *trace_, element_bytes(map_.model()));
@@ -439,7 +434,10 @@ partition_decision partitioning::decide(uint32_t devices,
     if (measured)
       options.basis = describe_trace(*trace_, whole, cfg.trace_device);
     if (sharing.prescaled)
-      weigh_parts(map_.model(), shared, sharing, !is_noise(*trace_), info);
+      weigh_parts(map_.model(), shared, sharing, timed, info);
+    sent = find_traffic(map_.model(), sharing, *trace_, shared);
+    if (timed)
+      options.basis += weigh_traffic(sent, info);
     options.step_seconds = step_seconds(info, *trace_);
     if (measured)
       remarks = explain_trace(info, *trace_);
@@ -459,17 +457,12 @@ partition_decision partitioning::decide(uint32_t devices,
   if (options.step_seconds > 0)
     price_crossings(options);
   auto plan = make_partition(info, options);
-  if (traced && devices > 1 && trace_->times && !is_noise(*trace_))
-    if (auto n = undecided_modules(info, plan, time_error); n > 0)
-      remarks.push_back("the decision depends on noise: with times 2 % off, "
-                        + std::to_string(n)
-                        + (n == 1 ? " module" : " modules")
-                        + " would be elsewhere, at about the same step time; "
-                          "smp.manual_partition keeps this placement");
+  if (timed && devices > 1)
+    add_doubt(info, plan, remarks);
   plan.reasons.insert(plan.reasons.begin(), remarks.begin(), remarks.end());
   if (auto text = warning_of_nothing_shared(sharing, shared); !text.empty())
     plan.warnings.push_back(text);
-  describe_parts(map_.model(), sharing, traced ? &*trace_ : nullptr, shared);
+  describe_parts(map_.model(), sharing, sent, shared);
   return {
     std::move(info), std::move(plan), trace_ ? trace_->failure : std::string{},
     traced,          times,           std::move(shared),

@@ -81,22 +81,55 @@ std::optional<double> sent(const walked_model& model,
 
 } // namespace
 
+shared_traffic find_traffic(const walked_model& model, const sharing_request& x,
+                            const trace_result& trace,
+                            const sharing_decision& decision) {
+  shared_traffic result;
+  for (auto& shared : decision.shared)
+    if (auto bytes = sent(model, shared, x, trace.modules.at(shared.id.value)))
+      result.emplace(shared.id, *bytes);
+  return result;
+}
+
+void weigh_parts(const walked_model& model, const sharing_decision& decision,
+                 const sharing_request& x, bool timed, model_info& info) {
+  auto peers = static_cast<double>(x.peers);
+  for (auto& [id, saves_memory] : decision.shared)
+    for (auto i : model.subtree(static_cast<uint32_t>(id.value))) {
+      if (auto& seconds = info[i].compute; seconds && timed)
+        *seconds /= peers;
+      // For speed each has inputs of linears as a whole.
+      if (saves_memory)
+        info[i].activations /= peers;
+    }
+}
+
+std::string weigh_traffic(const shared_traffic& sent, model_info& info) {
+  double seconds = 0;
+  for (auto& [id, bytes] : sent)
+    seconds += add_exchange(info.at(id.value), bytes);
+  if (seconds == 0)
+    return {};
+  return fmt::format(
+    "; what ranks send for shared modules adds {:.3g} {} in both phases",
+    seconds < 1 ? seconds * 1e3 : seconds, seconds < 1 ? "ms" : "s");
+}
+
 void describe_parts(const walked_model& model, const sharing_request& x,
-                    const trace_result* trace, sharing_decision& decision) {
+                    const shared_traffic& sent, sharing_decision& decision) {
   for (auto& shared : decision.shared) {
     // The first rank has the rows that are left over, and whole biases.
     auto [most, all] = numbers_of(model, shared, x, 0);
     auto least = numbers_of(model, shared, x, static_cast<int64_t>(x.peers) - 1)
                    .first;
-    auto bytes = trace
-                   ? sent(model, shared, x, trace->modules.at(shared.id.value))
-                   : std::nullopt;
+    auto bytes = sent.find(shared.id);
     decision.remarks.add(
-      fmt::format(
-        "each rank holds {}{} of {} parameters{}",
-        most > least ? "at most " : "", most, all,
-        bytes ? fmt::format(" and sends {} in a microbatch", bytes_text(*bytes))
-              : ""),
+      fmt::format("each rank holds {}{} of {} parameters{}",
+                  most > least ? "at most " : "", most, all,
+                  bytes == sent.end()
+                    ? ""
+                    : fmt::format(" and sends {} in a microbatch",
+                                  bytes_text(bytes->second))),
       model.modules[shared.id.value].names.front());
   }
 }

@@ -201,3 +201,40 @@ TEST_CASE("why a trace ended early is said, and where", "[partition][trace]") {
   CHECK(has(explain_trace(model, x),
             "module b.1 cannot run on the CPU: traced on the GPU"));
 }
+
+TEST_CASE("what ranks exchange for a module moves the cut",
+          "[partition][trace]") {
+  auto model = make_model({{"", {1, 2, 3}, 0, 10e-3},
+                           {"a", {}, 0, 10e-3},
+                           {"b", {}, 0, 20e-3},
+                           {"c", {}, 0, 40e-3}});
+  auto plan = [&] {
+    partition_options options;
+    options.manual.devices = 2;
+    options.memory_weight = 0;
+    options.step_seconds = step_seconds(model, {});
+    options.crossing = communication::from_times(options.step_seconds);
+    return make_partition(model, options);
+  };
+  // 40 ms are on each device in forward; a step takes three times as long.
+  auto before = plan();
+  CHECK(before.options.step_seconds == Catch::Approx(0.24));
+  CHECK(before.module_device == assignment{0, 0, 0, 1});
+  CHECK(before.score.predicted == Catch::Approx(0.5 + 400e-6 / 0.24));
+  // 600 MB at 5 GB/s take 120 ms, a third of them in forward: 60 ms each.
+  CHECK(add_exchange(model[2], 600e6) == Catch::Approx(0.12));
+  auto after = plan();
+  CHECK(*model[2].compute == Catch::Approx(60e-3));
+  CHECK(after.options.step_seconds == Catch::Approx(0.36));
+  CHECK(after.module_device == assignment{0, 0, 1, 0});
+  CHECK(after.loads[0] == Catch::Approx(0.5));
+  CHECK(after.loads[1] == Catch::Approx(0.5));
+  CHECK(after.score.predicted == Catch::Approx(0.5 + 400e-6 / 0.36));
+}
+
+TEST_CASE("a module without a time gets none by what it exchanges",
+          "[partition][trace]") {
+  module_info x;
+  CHECK(add_exchange(x, 1e9) == 0);
+  CHECK_FALSE(x.compute);
+}

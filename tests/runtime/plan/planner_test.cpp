@@ -3,14 +3,16 @@
 #include "tests/support/catch.hpp"
 
 #include "runtime/plan/planner.hpp"
+#include "runtime/session/model_state.hpp"
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 // What `smp-train partition` says of modules that are shared or not, all of
-// them by name.
+// them by name, and what shared ones cost.
 
 using namespace smp;
 using Catch::Matchers::ContainsSubstring;
@@ -35,6 +37,14 @@ train_config five_blocks() {
   x.data.batch_size = 4;
   x.train.steps = 1;
   return x;
+}
+
+/// @returns the forward time of a module in seconds, without what it calls
+double seconds_of(const partition_decision& x, const std::string& path) {
+  auto found = std::ranges::find(x.model, path, &module_info::path);
+  REQUIRE(found != x.model.end());
+  REQUIRE(found->compute);
+  return *found->compute;
 }
 
 const std::string not_named
@@ -87,4 +97,47 @@ TEST_CASE("nothing is said of sharing where no ranks could share",
   auto plan = plan_model(x, true);
   CHECK_THAT(plan.text, !ContainsSubstring("not shared"));
   CHECK_FALSE(nlohmann::json::parse(plan.json).contains("sharing"));
+}
+
+TEST_CASE("what ranks exchange for shared modules is in their costs",
+          "[runtime][plan][tensor_parallel]") {
+  auto x = five_blocks();
+  x.model.width = 256; // some milliseconds, of which times count
+  x.data.sequence_length = 64;
+  x.data.batch_size = 8;
+  std::vector<partition_decision> found;
+  // From the same trace for one rank, and for two with samples of their own or
+  // the same.
+  decide_alone(x, [&](lone_decision& run) {
+    sharing_request two{.patterns = {"transformer.h"},
+                        .peers = 2,
+                        .saves_memory = false};
+    found.push_back(run.state.decide(2, 0, {}));
+    found.push_back(run.state.decide(2, 0, two));
+    two.prescaled = true;
+    found.push_back(run.state.decide(2, 0, two));
+  });
+  auto& alone = found.at(0);
+  auto& own = found.at(1);
+  auto& same = found.at(2);
+  // Hidden states of 4 samples of 64 tokens. For speed each half of a layer
+  // has an allgather and a reduce-scatter of them each way, or an allreduce of
+  // which a rank sends half there and half back.
+  const double states = 4 * 64 * 256 * sizeof(float);
+  const double own_seconds = 8 * states / 5e9;
+  const double same_seconds = 4 * states / 5e9;
+  for (std::string name : {"transformer.h.0", "transformer.h.4"}) {
+    auto before = seconds_of(alone, name);
+    CHECK(seconds_of(own, name) - before == Catch::Approx(own_seconds / 3));
+    CHECK(seconds_of(same, name) - before / 2
+          == Catch::Approx(same_seconds / 3));
+  }
+  for (std::string name : {"transformer.wte", "transformer.h.0.mlp.c_fc"})
+    CHECK(seconds_of(own, name) == seconds_of(alone, name));
+  CHECK(own.plan.options.step_seconds - alone.plan.options.step_seconds
+        == Catch::Approx(5 * own_seconds));
+  CHECK_THAT(own.plan.options.basis,
+             ContainsSubstring("; what ranks send for shared modules adds 2.1 "
+                               "ms in both phases"));
+  CHECK_THAT(alone.plan.options.basis, !ContainsSubstring("shared"));
 }
