@@ -16,9 +16,9 @@
 // four tables, and each takes samples of its own through the rest. Beside it
 // the same batch on all four (smp.prescaled_batch), so that the tables need
 // less exchange and all else is computed four times, by smp and by torch. There
-// are as many users as in the paper if memory allows, else a tenth. From both
-// and from one process alone follows what 16 ranks would do, as many as the
-// paper had.
+// are as many users as in the paper if memory allows, else a tenth. What 16
+// ranks would do, as many as the paper had, is predicted by the costs of the
+// partition (docs/partition.md).
 //
 // Beside what a rank sends stands what the formulas of docs/tensor_parallel.md
 // say, with the mean of the gradients of what is not shared.
@@ -26,6 +26,8 @@
 #include "bench/gpt_job.hpp"
 #include "bench/shared_layers.hpp"
 
+#include "runtime/plan/planner.hpp"
+#include "runtime/session/model_state.hpp"
 #include "runtime/train/models/ncf.hpp"
 
 #include <torch/optim/sgd.h>
@@ -126,6 +128,7 @@ void run_shared_gpt(const arguments& args) {
 constexpr uint64_t ncf_peers = 4;
 constexpr int64_t ncf_batch = 1024;   // of all ranks
 constexpr int64_t ncf_users = 318133; // of the paper
+constexpr uint64_t ncf_predicted[] = {ncf_peers, 16};
 
 ncf_config ncf_sizes(const arguments& args) {
   // The widths of the paper: 64 for the product, 512 for the network.
@@ -174,17 +177,14 @@ void run_lone_ncf(const arguments& args) {
   const task x{args};
   at::set_num_threads(1);
   const auto sizes = ncf_sizes(args);
-  const auto rows = args.number("samples", ncf_batch);
   torch::manual_seed(1);
   ncf model{sizes};
   torch::optim::SGD sgd{model->parameters(), 0.01};
-  auto users = torch::randint(sizes.users, {rows});
-  auto items = torch::randint(sizes.items, {rows});
-  auto labels = torch::randint(2, {rows}).to(torch::kFloat);
+  auto users = torch::randint(sizes.users, {ncf_batch});
+  auto items = torch::randint(sizes.items, {ncf_batch});
+  auto labels = torch::randint(2, {ncf_batch}).to(torch::kFloat);
   figures result;
-  auto traffic = traffic_of(*model);
-  result.numbers["width"] = {traffic.width};
-  result.numbers["outside"] = {traffic.outside};
+  result.numbers["outside"] = {numbers_outside(*model, "embed_")};
   repeat(
     x, result,
     [&] {
@@ -247,6 +247,38 @@ void run_shared_ncf(const arguments& args) {
     });
   if (s.rank() == 0)
     write(result, args.text("file"));
+}
+
+/// Tells by number of ranks what the partition counts for a microbatch of
+/// --samples on each, in seconds. --same=1: all have the same.
+void run_cost_of_ncf(const arguments& args) {
+  const auto sizes = ncf_sizes(args);
+  train_config x;
+  x.ranks = ncf_peers;
+  x.smp.ddp = true;
+  x.smp.tensor_parallel_degree = ncf_peers;
+  x.smp.tensor_parallel_modules = {"embed_*"};
+  x.smp.threads = 1;
+  x.model.type = "ncf";
+  x.model.users = static_cast<uint64_t>(sizes.users);
+  x.model.items = static_cast<uint64_t>(sizes.items);
+  x.model.layers = static_cast<uint64_t>(sizes.layers);
+  x.model.width = static_cast<uint64_t>(sizes.width);
+  x.data.type = "synthetic";
+  x.data.batch_size = static_cast<uint64_t>(args.number("samples", ncf_batch));
+  x.train.steps = 1;
+  figures result;
+  decide_alone(x, [&](lone_decision& run) {
+    for (auto ranks : ncf_predicted) {
+      const sharing_request how{.patterns = x.smp.tensor_parallel_modules,
+                                .peers = ranks,
+                                .prescaled = args.number("same", 0) != 0};
+      auto decision = run.state.decide(1, 0, how);
+      result.numbers[std::to_string(ranks)]
+        = {decision.plan.options.step_seconds};
+    }
+  });
+  write(result, args.text("file"));
 }
 
 // -- the peers ----------------------------------------------------------------
@@ -336,43 +368,36 @@ void compare_gpt(const scratch& dir, arguments args, int64_t width) {
   compare(xs, args.number("rounds", 3));
 }
 
-/// Prints what more ranks would do, each with a core of its own: the network of
-/// their samples, their part of the tables, and what they send at the rate of
-/// the measured step.
-/// @param measured seconds of a step of `ncf_peers` ranks
-void predict_ncf(const scratch& dir, arguments args, double measured) {
-  auto seconds = [&](int64_t samples) {
-    args.set(fmt::format("--samples={}", samples));
-    return minimum(run_fresh(dir, 1, "lone_ncf", args)["step"]);
-  };
+/// Prints what ranks with a core each would do. A microbatch, with what is
+/// exchanged for the tables, takes what the partition counts. Besides, a step
+/// has the mean of other gradients, at the same rate, and what tables take
+/// because they are large: as one process measures it, by the number of ranks.
+void predict_ncf(const scratch& dir, arguments args) {
+  // Times of fewer samples would be noise to the partition.
+  constexpr int64_t least_samples = 256;
   const auto whole = run_fresh(dir, 1, "lone_ncf", args);
-  const ncf_traffic traffic{.width = whole["width"][0],
-                            .outside = whole["outside"][0]};
-  const auto all = minimum(whole["step"]);
   args.set("--users=16");
   args.set("--items=16");
-  const auto network = seconds(ncf_batch);
-  const auto tables = std::max(0.0, all - network);
-  auto alone = [&](double ranks) {
-    return seconds(ncf_batch / static_cast<int64_t>(ranks)) + tables / ranks;
-  };
-  const auto cores = static_cast<double>(std::thread::hardware_concurrency());
-  const auto sending = measured
-                       - alone(ncf_peers) * std::max(1.0, ncf_peers / cores);
-  if (sending <= 0) {
+  const auto network = run_fresh(dir, 1, "lone_ncf", args);
+  const auto tables = std::max(0.0, minimum(whole["step"])
+                                      - minimum(network["step"]));
+  args.set(fmt::format("--samples={}", least_samples));
+  const auto own = run_fresh(dir, 1, "ncf_cost", args);
+  args.set(fmt::format("--samples={}", ncf_batch));
+  args.set("--same=1");
+  const auto same = run_fresh(dir, 1, "ncf_cost", args);
+  for (auto ranks : ncf_predicted) {
+    const auto name = std::to_string(ranks);
+    const auto n = static_cast<double>(ranks);
+    const auto both = tables / n
+                      + bytes_of_mean(whole["outside"][0], ranks)
+                          / communication::rate;
+    const auto mine = ncf_batch / n / least_samples * own[name][0] + both;
+    const auto other = same[name][0] + both;
     fmt::print(
-      "  16 ranks: not predicted, as the step takes no longer than "
-      "what it computes\n");
-    return;
-  }
-  const auto rate = traffic.shared(ncf_peers) / sending;
-  for (double ranks : {4., 16.}) {
-    auto mine = alone(ranks) + traffic.shared(ranks) / rate;
-    auto other = network + tables / ranks + traffic.repeated(ranks) / rate;
-    fmt::print(
-      "  predicted, {:.0f} ranks of a core each that send {:.2f} "
-      "GB/s: {:.2f} times the throughput of the same samples on all\n",
-      ranks, rate / 1e9, other / mine);
+      "  predicted, {} ranks of a core each that send {:.0f} GB/s: {:.2f} "
+      "times the throughput of the same samples on all\n",
+      ranks, communication::rate / 1e9, other / mine);
   }
 }
 
@@ -424,7 +449,7 @@ void compare_ncf(const scratch& dir, arguments args) {
     "samples on all by the minima, {:.2f} by the medians\n",
     std::thread::hardware_concurrency(), minimum(other) / minimum(mine),
     median(other) / median(mine));
-  predict_ncf(dir, args, minimum(mine));
+  predict_ncf(dir, args);
 }
 
 void run(const arguments& args) {
@@ -439,6 +464,8 @@ void run(const arguments& args) {
     return run_shared_ncf(args);
   if (what == "lone_ncf")
     return run_lone_ncf(args);
+  if (what == "ncf_cost")
+    return run_cost_of_ncf(args);
   scratch dir;
   if (python().empty())
     fmt::print(
