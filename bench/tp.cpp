@@ -274,8 +274,8 @@ void run_cost_of_ncf(const arguments& args) {
                                 .peers = ranks,
                                 .prescaled = args.number("same", 0) != 0};
       auto decision = run.state.decide(1, 0, how);
-      result.numbers[std::to_string(ranks)]
-        = {decision.plan.options.step_seconds};
+      result.numbers[std::to_string(ranks)] = {
+        decision.plan.options.step_seconds};
     }
   });
   write(result, args.text("file"));

@@ -109,9 +109,8 @@ TEST_CASE("what ranks exchange for shared modules is in their costs",
   // From the same trace for one rank, and for two with samples of their own or
   // the same.
   decide_alone(x, [&](lone_decision& run) {
-    sharing_request two{.patterns = {"transformer.h"},
-                        .peers = 2,
-                        .saves_memory = false};
+    sharing_request two{
+      .patterns = {"transformer.h"}, .peers = 2, .saves_memory = false};
     found.push_back(run.state.decide(2, 0, {}));
     found.push_back(run.state.decide(2, 0, two));
     two.prescaled = true;
