@@ -73,9 +73,9 @@ double bytes_of_blocks(const gpt_sizes& x, const std::string& optimize) {
                                                       optimize);
   if (optimize == "speed")
     return result;
-  // Between two layers, one of four scatter-and-merge is left.
+  // Between two layers, none of four scatter-and-merge is left.
   return result
-         - 3 * (layers - 1) * (peers - 1) / peers * rows * width
+         - 4 * (layers - 1) * (peers - 1) / peers * rows * width
              * sizeof(float);
 }
 

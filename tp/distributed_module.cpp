@@ -33,6 +33,12 @@ std::vector<tensor_slice> tensor_slice::ranges() const {
 
 distributed_module::~distributed_module() = default;
 
+std::vector<at::Tensor>
+distributed_module::forward_in_row(std::span<const at::Tensor> xs,
+                                   const row_place&) const {
+  return forward(xs);
+}
+
 const at::Tensor& only_tensor(const std::string& module,
                               std::span<const at::Tensor> xs) {
   if (xs.size() != 1)

@@ -82,6 +82,13 @@ struct native_module {
   bool saves_memory = true;
 };
 
+/// Where a call stands among those of layers behind each other. What is between
+/// two of them nobody else sees.
+struct row_place {
+  bool first = true;
+  bool last = true;
+};
+
 /// Computes what the ordinary module would, for the samples of this rank. Peers
 /// call it at the same time.
 class distributed_module {
@@ -93,6 +100,18 @@ public:
   /// @returns the tensors in the result
   virtual std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const = 0;
+
+  /// Tells whether others of which this is true, too, take hidden states as
+  /// this one has them, and the reverse, so that nothing is exchanged between.
+  virtual bool stands_in_rows() const noexcept {
+    return false;
+  }
+
+  /// `forward` of one that stands in rows, with a place that peers agree on:
+  /// behind another one, `xs[0]` is what that returned; before another one, the
+  /// first tensor of the result is what that takes.
+  virtual std::vector<at::Tensor>
+  forward_in_row(std::span<const at::Tensor> xs, const row_place& place) const;
 };
 
 /// @returns the tensor of a call of a module that takes one

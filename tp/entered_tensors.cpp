@@ -4,7 +4,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 
@@ -19,14 +18,6 @@ bool in_graph(const at::Tensor& x) {
 /// Autograd saves nothing that inference mode made.
 bool fits_mode(const at::Tensor& entered) {
   return !entered.is_inference() || c10::InferenceMode::is_enabled();
-}
-
-bool has_hooks(const at::Tensor& x) {
-  auto& node = x.grad_fn();
-  return node
-         && !(node->tensor_pre_hooks().empty() && node->pre_hooks().empty()
-              && node->post_hooks().empty()
-              && node->retains_grad_hooks().empty());
 }
 
 } // namespace
@@ -49,20 +40,6 @@ void entered_tensors::add(const at::Tensor& x, form how, int64_t samples,
   using weak = decltype(entry::tensor);
   entries_.push_back({weak{x.getIntrusivePtr()}, x._version(), in_graph(x), how,
                       samples, entered});
-}
-
-void entered_tensors::hand_on(const at::Tensor& x, const at::Tensor& part) {
-  if (!in_row_)
-    return;
-  forget_left();
-  add(x, form::left, x.size(0), part);
-}
-
-at::Tensor entered_tensors::handed_on(const at::Tensor& x) {
-  if (!in_row_)
-    return {};
-  auto found = find(x, form::left, x.size(0));
-  return found.defined() && !has_hooks(x) ? found : at::Tensor{};
 }
 
 at::Tensor enter_once(const at::Tensor& x, entered_tensors::form how,

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <utility>
 #include <vector>
 
 namespace smp {
@@ -22,8 +21,7 @@ public:
   enum class form : uint8_t {
     whole, // those of all peers
     part,  // those of all peers, a part of the channels
-    mask,  // those of all peers, for the heads of this one
-    left   // what a layer had of them before it left them to the next
+    mask   // those of all peers, for the heads of this one
   };
 
   /// @param samples of this peer, for which it is
@@ -38,40 +36,7 @@ public:
     entries_.clear();
   }
 
-  // -- hidden states between layers -------------------------------------------
-
-  /// While this lives, layers are called one behind the other, and nobody else
-  /// does anything with the hidden states between them.
-  class row_scope {
-  public:
-    explicit row_scope(entered_tensors& x)
-      : all_(x), before_(std::exchange(x.in_row_, true)) {
-      // nop
-    }
-    ~row_scope() {
-      all_.in_row_ = before_;
-      all_.forget_left();
-    }
-    row_scope(const row_scope&) = delete;
-    row_scope& operator=(const row_scope&) = delete;
-
-  private:
-    entered_tensors& all_;
-    bool before_;
-  };
-
-  /// A layer returns `x`, of which the next one would make `part` again.
-  void hand_on(const at::Tensor& x, const at::Tensor& part);
-
-  /// @returns of what the layer before made `x`; an undefined tensor if none
-  /// did, or somebody wants to hear of the gradient of `x`
-  at::Tensor handed_on(const at::Tensor& x);
-
 private:
-  void forget_left() noexcept {
-    std::erase_if(entries_, [](auto& x) { return x.how == form::left; });
-  }
-
   struct entry {
     /// Keeps the address from being used again.
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
@@ -83,7 +48,6 @@ private:
   };
 
   std::vector<entry> entries_;
-  bool in_row_ = false;
 };
 
 /// @param enter makes it of `x` by one collective

@@ -38,6 +38,12 @@ at::Tensor samples_of(const at::Tensor& x, uint64_t peer, uint64_t peers) {
   return x.narrow(0, static_cast<int64_t>(peer) * n, n);
 }
 
+/// @returns that T
+uint64_t batches_of_all() {
+  auto& group = tensor_group::current();
+  return group.same_samples() ? 1 : group.size();
+}
+
 /// A linear that this rank has a part of.
 struct part_of_linear {
   at::Tensor weight; // [out, in], or [in, out]
@@ -118,9 +124,17 @@ public:
 
   std::vector<at::Tensor>
   forward(std::span<const at::Tensor> xs) const override {
+    return forward_in_row(xs, {});
+  }
+
+  std::vector<at::Tensor>
+  forward_in_row(std::span<const at::Tensor> xs,
+                 const row_place& place) const override {
     check(xs);
     auto& o = *layer_;
     auto samples = xs[0].size(0);
+    if (!place.first)
+      samples /= static_cast<int64_t>(batches_of_all());
     auto mask = o.takes_mask ? optional(xs, o.mask_position) : at::Tensor{};
     auto masked = mask.defined();
     if (positions_.defined())
@@ -128,7 +142,7 @@ public:
              + gather_slices_for_tp(
                o.positions->bias(positions_, xs[0].size(1)), 1);
     auto seen = masked ? all_masks(mask, samples) : at::Tensor{};
-    auto x = enter(xs[0]);
+    auto x = place.first ? enter(xs[0]) : xs[0];
     if (self_)
       x = part(x, self_->norms,
                [&](const auto& h) { return attend(*self_, h, h, seen); });
@@ -142,7 +156,8 @@ public:
     }
     if (o.has_output())
       x = part(x, output_norms_, [&](const auto& h) { return widen(h); });
-    x = leave(x);
+    if (place.last)
+      x = leave(x);
     if (!o.returns_arguments)
       return {x};
     std::vector<at::Tensor> result{xs.begin(), xs.end()};
@@ -242,7 +257,7 @@ protected:
     auto& group = tensor_group::current();
     auto mine = like.size(axis);
     auto result = at::empty(like.sizes(), like.options());
-    const auto batches = group.same_samples() ? 1 : group.size();
+    const auto batches = batches_of_all();
     for (uint64_t i = 0; i < batches; ++i) {
       auto part = samples_of(result, i, batches);
       auto sizes = part.sizes().vec();
@@ -479,28 +494,22 @@ class small_layer final : public distributed_layer {
 public:
   using distributed_layer::distributed_layer;
 
+  bool stands_in_rows() const noexcept override {
+    return true;
+  }
+
 protected:
   at::Tensor enter(const at::Tensor& x) const override {
-    auto& group = tensor_group::current();
-    auto* known = group.entered();
-    if (auto part = known ? known->handed_on(x) : at::Tensor{};
-        part.defined()) {
-      group.next_name(); // as in `enter_once`
-      return part;
-    }
     return split_batch_for_tp(x, -1);
   }
 
   at::Tensor leave(const at::Tensor& x) const override {
-    auto result = merge_batch_for_tp(x, -1);
-    if (auto* known = tensor_group::current().entered())
-      known->hand_on(result, x);
-    return result;
+    return merge_batch_for_tp(x, -1);
   }
 
   at::Tensor enter_context(const at::Tensor& x) const override {
     return enter_once(x, entered_tensors::form::part, x.size(0),
-                      [&] { return split_batch_for_tp(x, -1); });
+                      [&] { return enter(x); });
   }
 
   at::Tensor norm(const at::Tensor& x,

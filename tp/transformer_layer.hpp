@@ -15,7 +15,8 @@ namespace smp::nn {
 ///
 /// For memory: all linears are split over inputs, and their results summed and
 /// cut by channels. Between scatter-and-merge at both ends each peer has all
-/// samples and 1 / T of the channels, also of norms and their parameters.
+/// samples and 1 / T of the channels, also of norms and their parameters. Of
+/// layers in a row, the ends are those of the first and the last one.
 extern const distribution transformer_layer_distribution;
 
 /// Its halves, as modules of their own.

@@ -10,11 +10,11 @@
 #include "runtime/model/model_map.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
+#include "tp/distributed_module.hpp"
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include <algorithm>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -140,7 +140,8 @@ nn::AnyValue get_any(unpacker& in, const value& x) {
 /// Runs a child before the eyes of interceptors.
 nn::AnyValue run_child(nn::AnyModulePlaceholder& x, intercepted_call call,
                        const hook_state& hook,
-                       std::vector<nn::AnyValue>&& arguments) {
+                       std::vector<nn::AnyValue>&& arguments,
+                       const row_place& place = {}) {
   auto* how = hook.distributed;
   // Of a range, which is one request, it tells who waits for peers.
   call.part = how != nullptr;
@@ -151,7 +152,8 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x, intercepted_call call,
     for (auto& y : arguments)
       add_shared(tensors, y);
     auto found = run_shared(noted, *how,
-                            dynamic_cast<const void*>(object.get()), tensors);
+                            dynamic_cast<const void*>(object.get()), tensors,
+                            place);
     return hook.result ? hook.result(found)
                        : nn::AnyValue{std::move(found.at(0))};
   }
@@ -210,6 +212,19 @@ struct sequential_group {
   std::weak_ptr<model_context> model;
   /// By child. Models have pointers to them while more are pushed.
   std::deque<hook_state> hooks;
+
+  /// Tells whether child `i` hands hidden states to the one behind it as it has
+  /// them if nobody else sees them: ranks share both, and no code of the user's
+  /// runs when they are called.
+  bool hands_on(size_t i) const {
+    return i + 1 < hooks.size() && stands_in_rows(hooks[i])
+           && stands_in_rows(hooks[i + 1]);
+  }
+
+private:
+  static bool stands_in_rows(const hook_state& x) {
+    return x.distributed && !x.translation && x.distributed->stands_in_rows();
+  }
 };
 
 class sequential_child : public nn::AnyModulePlaceholder {
@@ -236,15 +251,16 @@ public:
     if (!hook.local)
       return call(hook, ex, std::move(arguments));
     return run_child(*inner_, {hook.id, hook.ordered, false, hook.stream}, hook,
-                     std::move(arguments));
+                     std::move(arguments), place_in_row(ex));
   }
 
   /// Runs it as part of a range.
   /// @param served another rank asked for it
-  nn::AnyValue serve(std::vector<nn::AnyValue>&& arguments, bool served) {
+  nn::AnyValue serve(std::vector<nn::AnyValue>&& arguments, bool served,
+                     const row_place& place) {
     auto& hook = group_->hooks[index_];
     return run_child(*inner_, {hook.id, hook.ordered, served, hook.stream},
-                     hook, std::move(arguments));
+                     hook, std::move(arguments), place);
   }
 
   std::shared_ptr<nn::Module> ptr() override {
@@ -265,13 +281,18 @@ public:
     return group_;
   }
 
-  /// Ranks share it, and no code of the user's runs when it is called.
-  bool runs_shared() const {
-    auto& hook = group_->hooks[index_];
-    return hook.distributed && !hook.translation;
+private:
+  /// Of a call that is not part of a range.
+  row_place place_in_row(const execution* ex) const {
+    if (!ex || ex->row() != group_->object)
+      return {};
+    auto& hooks = group_->hooks;
+    auto hands_on = [&](size_t i) {
+      return group_->hands_on(i) && hooks[i].local && hooks[i + 1].local;
+    };
+    return {index_ == 0 || !hands_on(index_ - 1), !hands_on(index_)};
   }
 
-private:
   /// No rank owns a child that was pushed when the model was partitioned.
   void refuse_later_children() const {
     auto model = group_->model.lock();
@@ -412,15 +433,13 @@ invocation run_range(nn::Module& object, uint32_t first, uint32_t last,
     values.push_back(get_any(in, x));
   if (SMP_FAULT("dropped-layer"))
     --last;
-  std::optional<entered_tensors::row_scope> row; // nobody sees what is between
-  if (auto* ex = execution::current();
-      ex && std::all_of(seq->begin() + first, seq->begin() + last, [](auto& x) {
-        return wrapper(x)->runs_shared();
-      }))
-    row.emplace(ex->entered());
+  auto& group = *head->group();
   for (auto i = first; i < last; ++i) {
     auto* child = wrapper(*(seq->begin() + i));
-    auto result = child->serve(std::move(values), served);
+    // Nobody sees what is between.
+    const row_place place{i == first || !group.hands_on(i - 1),
+                          i + 1 == last || !group.hands_on(i)};
+    auto result = child->serve(std::move(values), served, place);
     values.clear();
     values.push_back(std::move(result));
   }

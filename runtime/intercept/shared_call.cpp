@@ -9,10 +9,18 @@ std::vector<at::Tensor> run_shared(call_scope& call,
                                    const distributed_module& how,
                                    const void* object,
                                    std::span<const at::Tensor> xs) {
+  return run_shared(call, how, object, xs, row_place{});
+}
+
+std::vector<at::Tensor> run_shared(call_scope& call,
+                                   const distributed_module& how,
+                                   const void* object,
+                                   std::span<const at::Tensor> xs,
+                                   const row_place& place) {
   if (xs.empty()) // they share it by the samples of the first one
     refuse_shared_call();
   if (!call.looks()) [[likely]]
-    return how.forward(xs);
+    return how.forward_in_row(xs, place);
   call.arguments(object, xs);
   auto result = how.forward(xs);
   call.results(result);

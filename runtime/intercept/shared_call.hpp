@@ -10,6 +10,7 @@
 namespace smp {
 
 class distributed_module;
+struct row_place;
 
 /// Runs this rank's part of a call that tensor-parallel ranks share.
 /// @param call already entered
@@ -19,6 +20,14 @@ std::vector<at::Tensor> run_shared(call_scope& call,
                                    const distributed_module& how,
                                    const void* object,
                                    std::span<const at::Tensor> xs);
+
+/// The same of a layer in a row: see `distributed_module::forward_in_row`.
+/// While somebody looks, each stands alone.
+std::vector<at::Tensor> run_shared(call_scope& call,
+                                   const distributed_module& how,
+                                   const void* object,
+                                   std::span<const at::Tensor> xs,
+                                   const row_place& place);
 
 /// @throws error (user_code): ranks cannot share a call with such arguments
 [[noreturn]] void refuse_shared_call();

@@ -343,8 +343,7 @@ distributed_transformer_impl::distributed_transformer_impl(
 }
 
 layer_states distributed_transformer_impl::forward(layer_states x) {
-  return in_a_row(
-    [&] { return seq_layers->forward<layer_states>(std::move(x)); });
+  return run_in_row<layer_states>(seq_layers, std::move(x));
 }
 
 // -- the whole ----------------------------------------------------------------

@@ -154,6 +154,29 @@ public:
     return entered_;
   }
 
+  /// The Sequential whose children smp's code calls now, all of them one behind
+  /// the other: nobody else sees what goes from one to the next. Null: none.
+  const void* row() const noexcept {
+    return row_;
+  }
+
+  class row_scope {
+  public:
+    row_scope(execution& ex, const void* sequential)
+      : execution_(ex), before_(std::exchange(ex.row_, sequential)) {
+      // nop
+    }
+    ~row_scope() {
+      execution_.row_ = before_;
+    }
+    row_scope(const row_scope&) = delete;
+    row_scope& operator=(const row_scope&) = delete;
+
+  private:
+    execution& execution_;
+    const void* before_;
+  };
+
   // -- phases -----------------------------------------------------------------
 
   /// True while `distributed_model::backward` or a backward request runs the
@@ -299,6 +322,7 @@ private:
   recompute_pass pass_;
   uint32_t region_ = 0;
   entered_tensors entered_;
+  const void* row_ = nullptr;
   bool in_backward_ = false;
   bool granted_ = false;
   bool met_state_ = false;

@@ -80,33 +80,3 @@ TEST_CASE("of tensors without versions nothing is kept",
   known.add(x, form::whole, 2, x);
   CHECK_FALSE(known.find(x, form::whole, 2).defined());
 }
-
-TEST_CASE("hidden states are handed on where nobody else sees them",
-          "[tp][entered_tensors]") {
-  entered_tensors known;
-  auto part = torch::ones({4, 1}).requires_grad_();
-  auto x = part * 2, y = x * 2;
-  known.hand_on(x, part);
-  CHECK_FALSE(known.handed_on(x).defined());
-  {
-    entered_tensors::row_scope row{known};
-    known.hand_on(x, part);
-    CHECK(known.handed_on(x).is_same(part));
-    CHECK_FALSE(known.handed_on(y).defined());
-    SECTION("by the layer before") {
-      known.hand_on(y, x);
-      CHECK_FALSE(known.handed_on(x).defined());
-      CHECK(known.handed_on(y).is_same(x));
-    }
-    SECTION("but not where their gradient is kept") {
-      x.retain_grad();
-      CHECK_FALSE(known.handed_on(x).defined());
-    }
-    SECTION("but not where somebody hears of their gradient") {
-      x.register_hook([](const Tensor&) {});
-      CHECK_FALSE(known.handed_on(x).defined());
-    }
-  }
-  entered_tensors::row_scope again{known};
-  CHECK_FALSE(known.handed_on(x).defined());
-}

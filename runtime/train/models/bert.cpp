@@ -239,9 +239,7 @@ bert_encoder_impl::bert_encoder_impl(const bert_config& x) {
 
 torch::Tensor bert_encoder_impl::forward(torch::Tensor x, torch::Tensor bias) {
   using states = std::tuple<torch::Tensor, torch::Tensor>;
-  return std::get<0>(nn::in_a_row([&] {
-    return layer->forward<states>(states{x, bias});
-  }));
+  return std::get<0>(nn::run_in_row<states>(layer, states{x, bias}));
 }
 
 bert_body_impl::bert_body_impl(const bert_config& x)

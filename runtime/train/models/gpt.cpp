@@ -147,7 +147,7 @@ gpt_transformer_impl::gpt_transformer_impl(const gpt_config& x)
 torch::Tensor gpt_transformer_impl::forward(torch::Tensor tokens) {
   auto positions = torch::arange(tokens.size(1), tokens.options());
   auto x = drop(wte(tokens) + wpe(positions));
-  return ln_f(nn::in_a_row([&] { return h->forward(x); }));
+  return ln_f(nn::run_in_row<torch::Tensor>(h, x));
 }
 
 // -- the whole ----------------------------------------------------------------

@@ -295,8 +295,7 @@ t5_stack_impl::t5_stack_impl(const t5_config& x,
 
 torch::Tensor t5_stack_impl::forward(t5_states x) {
   x.at(0) = dropout(embed_tokens(x.at(0)));
-  auto y = nn::in_a_row(
-    [&] { return block->forward<t5_states>(std::move(x)); });
+  auto y = nn::run_in_row<t5_states>(block, std::move(x));
   return dropout(final_layer_norm(y.at(0)));
 }
 
