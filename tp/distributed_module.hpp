@@ -110,8 +110,8 @@ public:
   /// `forward` of one that stands in rows, with a place that peers agree on:
   /// behind another one, `xs[0]` is what that returned; before another one, the
   /// first tensor of the result is what that takes.
-  virtual std::vector<at::Tensor>
-  forward_in_row(std::span<const at::Tensor> xs, const row_place& place) const;
+  virtual std::vector<at::Tensor> forward_in_row(std::span<const at::Tensor> xs,
+                                                 const row_place& place) const;
 };
 
 /// @returns the tensor of a call of a module that takes one

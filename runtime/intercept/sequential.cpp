@@ -151,9 +151,8 @@ nn::AnyValue run_child(nn::AnyModulePlaceholder& x, intercepted_call call,
     std::vector<at::Tensor> tensors;
     for (auto& y : arguments)
       add_shared(tensors, y);
-    auto found = run_shared(noted, *how,
-                            dynamic_cast<const void*>(object.get()), tensors,
-                            place);
+    auto found = run_shared(
+      noted, *how, dynamic_cast<const void*>(object.get()), tensors, place);
     return hook.result ? hook.result(found)
                        : nn::AnyValue{std::move(found.at(0))};
   }

@@ -12,11 +12,9 @@ std::vector<at::Tensor> run_shared(call_scope& call,
   return run_shared(call, how, object, xs, row_place{});
 }
 
-std::vector<at::Tensor> run_shared(call_scope& call,
-                                   const distributed_module& how,
-                                   const void* object,
-                                   std::span<const at::Tensor> xs,
-                                   const row_place& place) {
+std::vector<at::Tensor>
+run_shared(call_scope& call, const distributed_module& how, const void* object,
+           std::span<const at::Tensor> xs, const row_place& place) {
   if (xs.empty()) // they share it by the samples of the first one
     refuse_shared_call();
   if (!call.looks()) [[likely]]

@@ -23,11 +23,9 @@ std::vector<at::Tensor> run_shared(call_scope& call,
 
 /// The same of a layer in a row: see `distributed_module::forward_in_row`.
 /// While somebody looks, each stands alone.
-std::vector<at::Tensor> run_shared(call_scope& call,
-                                   const distributed_module& how,
-                                   const void* object,
-                                   std::span<const at::Tensor> xs,
-                                   const row_place& place);
+std::vector<at::Tensor>
+run_shared(call_scope& call, const distributed_module& how, const void* object,
+           std::span<const at::Tensor> xs, const row_place& place);
 
 /// @throws error (user_code): ranks cannot share a call with such arguments
 [[noreturn]] void refuse_shared_call();

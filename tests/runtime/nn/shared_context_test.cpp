@@ -297,10 +297,8 @@ TEST_CASE("layers that hand on hidden states compute what they would apart",
   if (peers + pipeline == 6)
     return;
   CAPTURE(peers, pipeline, dropout, again);
-  checked_step_of<smp_tower>({.peers = peers,
-                              .pipeline = pipeline,
-                              .dropout = dropout,
-                              .again = again});
+  checked_step_of<smp_tower>(
+    {.peers = peers, .pipeline = pipeline, .dropout = dropout, .again = again});
 }
 
 TEST_CASE("layers that are computed again together exchange nothing between",
