@@ -3,6 +3,7 @@
 #include "runtime/train/trainer.hpp"
 
 #include "runtime/checkpoint/checkpoint_dir.hpp"
+#include "runtime/session/distributed_model.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/train/models/builtin.hpp"
 #include "runtime/train/optimizers.hpp"
