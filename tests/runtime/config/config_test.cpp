@@ -289,7 +289,7 @@ TEST_CASE("a session's configuration is checked without a file as well",
              ContainsSubstring("smp.default_partition = 1"));
   // Keys of the other tables that are options of a session, and what is no key.
   CHECK(error_of([](auto& x) { x.link_timeout = 0.5; })
-        == "transport.link_timeout = 0.5 is out of range; allowed: 1 or more");
+        == "transport.link_timeout = 0.5 is out of range; allowed: 1 to 86400");
   CHECK(error_of([](auto& x) {
           x.activation_checkpointing = {{"a"}, "eech"};
         })
@@ -388,7 +388,10 @@ TEST_CASE("what does nothing is refused without a file as well",
           "\"none\"; it belongs to \"cpu\", \"gpu\""},
          {[](auto& x) { x.tensor_parallel_modules = {"a"}; },
           "tensor_parallel.modules has no effect with smp.ddp = false (the "
-          "default); it belongs to smp.ddp = true"},
+          "default); it belongs to smp.ddp = true\n"
+          "tensor_parallel.modules = [\"a\"] has no effect with "
+          "smp.tensor_parallel_degree = 1; write "
+          "smp.tensor_parallel_degree = 2 or more, or leave it out"},
          {[](auto& x) { x.device_path.send_arena = 1; },
           "transport.send_arena has no effect with "
           "transport.force_device_path = false (the default); it belongs to "
