@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <iostream>
 #include <set>
 #include <sstream>
 #include <string>
@@ -41,8 +42,9 @@ TEST_CASE("a program that somebody wrote", "[.own_program]") {
   auto here = smp::read_rank_environment();
   smp::session session{
     {.pipeline_parallel_degree = here ? here->world_size : 1}};
-  fmt::print("rank {} of {} in '{}'\n", session.rank(), session.size(),
-             session.run_dir());
+  // (Catch2 has written already, after which fmt::print flushes no lines.)
+  std::cout << fmt::format("rank {} of {} in '{}'\n", session.rank(),
+                           session.size(), session.run_dir());
   while (!smp::any_rank(fs::exists("enough"))) {
     // Others look.
   }
