@@ -1,6 +1,5 @@
 #include "tp/linear.hpp"
 
-#include "tp/functions.hpp"
 #include "tp/linears.hpp"
 #include "tp/refusals.hpp"
 
@@ -29,9 +28,8 @@ public:
     auto& x = only_tensor(name_, xs);
     auto weight = inputs_ == 1 ? weight_ : weight_.t();
     auto alone = x.dim() == 1; // one sample without an axis for them
-    auto parts = linears_for_tp(alone ? x.unsqueeze(0) : x, entry::exchange,
-                                {&weight, 1}, {&bias_, 1});
-    auto result = scatter_batch_for_tp(parts[0]);
+    auto result = scattered_linear_for_tp(alone ? x.unsqueeze(0) : x,
+                                          entry::exchange, weight, bias_);
     return {alone ? result.squeeze(0) : result};
   }
 

@@ -1,9 +1,11 @@
 #include "tp/linears.hpp"
 
+#include "tp/row_segments.hpp"
 #include "tp/slices.hpp"
 #include "tp/tensor_group.hpp"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -27,33 +29,116 @@ at::Tensor rows_of(const at::Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }
 
-/// @returns the samples of all peers
-at::Tensor entered(const at::Tensor& x, entry how, const std::string& name) {
-  if (how == entry::done)
-    return x;
-  auto& group = tensor_group::current();
-  auto by_channels = [&] { return slices_of(x, x.dim() - 1, group.size()); };
-  if (group.same_samples())
-    return how == entry::gather
-             ? x
-             : by_channels().select(0, static_cast<int64_t>(group.rank()));
-  return merged(how == entry::gather ? group.allgather(x.contiguous(), name)
-                                     : group.all_to_all(by_channels(), name),
-                0);
-}
+// -- of the samples of all peers ----------------------------------------------
 
-/// Begins what takes the gradient of all samples to whose they are.
-tensor_group::pending begin_return(const at::Tensor& x, entry how,
-                                   const std::string& name) {
-  if (how == entry::done)
-    return [x] { return x; };
-  auto& group = tensor_group::current();
-  if (group.same_samples())
-    return how == entry::gather ? group.begin_allreduce(x, name)
-                                : group.begin_allgather(x, name);
-  auto parts = slices_of(x, 0, group.size());
-  return how == entry::gather ? group.begin_reduce_scatter(parts, name)
-                              : group.begin_all_to_all(parts, name);
+/// How rows get to where those of all peers are computed, and back to whose
+/// samples they are. There they are [batches, any, n]: of each peer, or of one
+/// if all have the same samples.
+class row_exchange {
+public:
+  /// @param scatters peers add results up, of their own samples each
+  row_exchange(entry how, bool scatters)
+    : how_(how),
+      scatters_(scatters),
+      group_(tensor_group::current()),
+      same_(group_.same_samples()),
+      batches_(same_ ? 1 : static_cast<int64_t>(group_.size())) {
+    // nop
+  }
+
+  int64_t batches() const {
+    return batches_;
+  }
+
+  /// Those of the input.
+  int64_t batches_given() const {
+    return how_ == entry::done ? batches_ : 1;
+  }
+
+  /// Tells whether what is computed with is not the input.
+  bool enters() const {
+    return how_ == entry::exchange || (how_ == entry::gather && !same_);
+  }
+
+  /// @param rows of each batch
+  /// @param weight [out, n]
+  /// @param bytes of a number
+  /// @returns in how many segments they travel, by the larger side
+  int64_t count(int64_t rows, const at::Tensor& weight, int64_t bytes) const {
+    auto channels = std::max(how_ == entry::done ? 0 : weight.size(1),
+                             scatters_ ? weight.size(0) : 0);
+    return segment_count(rows, batches_ * rows * channels * bytes);
+  }
+
+  /// @returns one segment if nothing travels
+  std::vector<row_segment> in_forward(int64_t count, int64_t rows) const {
+    auto travels = scatters_ || (how_ != entry::done && !same_);
+    return segments_of({travels ? count : 1}, rows);
+  }
+
+  std::vector<row_segment> in_backward(int64_t count, int64_t rows) const {
+    auto travels = how_ != entry::done || (scatters_ && !same_);
+    return segments_of({travels ? count : 1}, rows);
+  }
+
+  /// [batches given, any, c] -> [batches, any, n]
+  tensor_group::pending begin_entry(const at::Tensor& x,
+                                    const std::string& name) const {
+    if (!enters())
+      return [x] { return x; };
+    auto rows = x.squeeze(0);
+    if (how_ == entry::gather)
+      return group_.begin_allgather(rows.contiguous(), name);
+    auto by_channels = slices_of(rows, -1, group_.size());
+    if (!same_)
+      return group_.begin_all_to_all(by_channels, name);
+    auto mine = by_channels.narrow(0, static_cast<int64_t>(group_.rank()), 1);
+    return [mine] { return mine; };
+  }
+
+  /// Of gradients: the way back.
+  tensor_group::pending begin_return(const at::Tensor& x,
+                                     const std::string& name) const {
+    if (how_ == entry::done)
+      return [x] { return x; };
+    if (how_ == entry::gather)
+      return same_ ? group_.begin_allreduce(x, name)
+                   : group_.begin_reduce_scatter(x, name);
+    auto end = same_ ? group_.begin_allgather(x.squeeze(0), name)
+                     : group_.begin_all_to_all(x, name);
+    return [end] { return merged(end(), 1); };
+  }
+
+  /// [batches, any, n], of which peers have summands -> those of own samples
+  tensor_group::pending begin_scatter(const at::Tensor& x,
+                                      const std::string& name) const {
+    return same_ ? group_.begin_allreduce(x, name)
+                 : group_.begin_reduce_scatter(x, name);
+  }
+
+  /// Of gradients: the way back, of [any, n].
+  tensor_group::pending begin_gather(const at::Tensor& x,
+                                     const std::string& name) const {
+    if (!same_)
+      return group_.begin_allgather(x, name);
+    return [y = x.unsqueeze(0)] { return y; };
+  }
+
+private:
+  entry how_;
+  bool scatters_;
+  tensor_group& group_;
+  bool same_;
+  int64_t batches_;
+};
+
+/// @returns as many names, empty ones if nobody needs them
+std::vector<std::string> names_of_segments(int64_t count, bool needed) {
+  std::vector<std::string> result(static_cast<size_t>(count));
+  if (needed)
+    for (auto& x : result)
+      x = tensor_group::current().next_name();
+  return result;
 }
 
 /// @param w whose gradient it is; one that is a transpose gets a transpose, so
@@ -77,23 +162,64 @@ at::Tensor bias_of(at::TensorList parameters, int64_t position) {
 struct linears_function : ag::Function<linears_function> {
   /// @param parameters the weights, and then the biases that there are
   /// @param biases for each weight, the position of its bias, or 0
+  /// @param scatters peers add up results, of one linear
   static ag::variable_list forward(ag::AutogradContext* c, const at::Tensor& x,
                                    at::TensorList parameters,
                                    const std::vector<int64_t>& biases,
-                                   int64_t how, const std::string& name) {
-    auto all = entered(x, static_cast<entry>(how), name);
-    ag::variable_list result;
-    for (size_t i = 0; i < biases.size(); ++i) {
-      result.push_back(
-        at::linear(all, parameters[i], bias_of(parameters, biases[i])));
-    }
-    ag::variable_list kept{all};
+                                   int64_t how, bool scatters) {
+    row_exchange peers{static_cast<entry>(how), scatters};
+    auto given = x.reshape({peers.batches_given(), -1, x.size(-1)});
+    auto rows = given.size(1);
+    auto count = peers.count(rows, parameters[0],
+                             static_cast<int64_t>(x.element_size()));
+    auto ins = names_of_segments(count, static_cast<entry>(how) != entry::done);
+    auto outs = names_of_segments(count, scatters);
+    auto segments = peers.in_forward(count, rows);
+    at::Tensor all;
+    ag::variable_list result(biases.size());
+    overlap(
+      segments,
+      [&](size_t i) {
+        auto& s = segments[i];
+        return peers.begin_entry(given.narrow(1, s.begin, s.length), ins[i]);
+      },
+      [&](size_t i, const at::Tensor& here) {
+        auto& s = segments[i];
+        if (peers.enters())
+          put_segment(all, s, rows, here);
+        tensor_group::pending leaves;
+        for (size_t j = 0; j < biases.size(); ++j) {
+          auto y = at::linear(rows_of(here), parameters[j],
+                              bias_of(parameters, biases[j]))
+                     .unflatten(0, {peers.batches(), s.length});
+          if (scatters)
+            leaves = peers.begin_scatter(y, outs[i]);
+          else
+            put_segment(result[j], s, rows, y);
+        }
+        return leaves;
+      },
+      [&](const row_segment& s, const at::Tensor& sum) {
+        put_segment(result[0], s, rows, sum);
+      });
+    auto sizes = x.sizes().vec();
+    sizes[0] = sizes[0] / peers.batches_given() * peers.batches();
+    sizes.back() = parameters[0].size(1);
+    ag::variable_list kept{peers.enters() ? all.view(sizes) : x};
     kept.insert(kept.end(), parameters.begin(), parameters.end());
+    if (scatters)
+      sizes[0] /= peers.batches();
+    for (auto& y : result) {
+      sizes.back() = y.size(-1);
+      y = at::_unsafe_view(y, sizes); // no view: it may be written to
+    }
     c->save_for_backward(std::move(kept));
     c->saved_data["biases"] = biases;
-    c->saved_data["parameters"] = static_cast<int64_t>(parameters.size());
     c->saved_data["how"] = how;
-    c->saved_data["name"] = name;
+    c->saved_data["scatters"] = scatters;
+    c->saved_data["rows"] = rows;
+    c->saved_data["ins"] = ins;
+    c->saved_data["outs"] = outs;
     return result;
   }
 
@@ -102,35 +228,90 @@ struct linears_function : ag::Function<linears_function> {
     auto kept = c->get_saved_variables();
     auto biases = c->saved_data["biases"].toIntVector();
     auto how = static_cast<entry>(c->saved_data["how"].toInt());
-    auto count = static_cast<size_t>(c->saved_data["parameters"].toInt());
+    auto scatters = c->saved_data["scatters"].toBool();
+    auto rows = c->saved_data["rows"].toInt();
+    auto ins = c->saved_data["ins"].to<std::vector<std::string>>();
+    auto outs = c->saved_data["outs"].to<std::vector<std::string>>();
+    row_exchange peers{how, scatters};
+    auto segments = peers.in_backward(static_cast<int64_t>(ins.size()), rows);
     auto& all = kept[0];
-    auto type = grads[0].scalar_type(); // another one with autocast
-    tensor_group::pending input;
-    if (c->needs_input_grad(0)) {
-      at::Tensor sum;
-      for (size_t i = 0; i < biases.size(); ++i) {
-        auto part = rows_of(grads[i]).mm(kept[i + 1].to(type));
-        sum = sum.defined() ? sum.add_(part) : part;
-      }
-      input = begin_return(sum.to(all.scalar_type()).view_as(all), how,
-                           c->saved_data["name"].toStringRef());
+    // Of all peers, and of this one where they come first.
+    ag::variable_list whole(grads.size());
+    auto own = scatters ? rows_of(grads[0]).contiguous() : at::Tensor{};
+    if (!scatters)
+      for (size_t j = 0; j < whole.size(); ++j)
+        whole[j] = grads[j].reshape({peers.batches(), rows, grads[j].size(-1)});
+    at::Tensor input;
+    ag::variable_list result(kept.size() + 3);
+    overlap(
+      segments,
+      [&](size_t i) -> tensor_group::pending {
+        auto& s = segments[i];
+        if (scatters)
+          return peers.begin_gather(own.narrow(0, s.begin, s.length), outs[i]);
+        return [] { return at::Tensor{}; };
+      },
+      [&](size_t i, const at::Tensor& here) {
+        auto& s = segments[i];
+        if (scatters)
+          put_segment(whole[0], s, rows, here);
+        tensor_group::pending leaves;
+        if (c->needs_input_grad(0))
+          leaves = peers.begin_return(
+            gradient_of_input(kept, whole, s)
+              .view({peers.batches(), s.length, all.size(-1)}),
+            ins[i]);
+        if (i + 1 == segments.size()) // the last ones travel meanwhile
+          differentiate_parameters(c, kept, biases, whole, result);
+        return leaves;
+      },
+      [&](const row_segment& s, const at::Tensor& x) {
+        put_segment(input, s, rows, x);
+      });
+    if (input.defined()) {
+      auto sizes = all.sizes().vec();
+      if (how != entry::done)
+        sizes[0] /= peers.batches();
+      sizes.back() = input.size(-1);
+      result[0] = input.view(sizes);
     }
-    ag::variable_list result(1 + count + 3);
-    auto rows = rows_of(all).to(type);
+    return result;
+  }
+
+private:
+  /// @param grads [batches, rows, out] of each linear, of that segment at least
+  /// @returns [batches length, n]
+  static at::Tensor gradient_of_input(const ag::variable_list& kept,
+                                      const ag::variable_list& grads,
+                                      const row_segment& s) {
+    at::Tensor result;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      auto& grad = grads[i]; // of another type with autocast
+      auto part = rows_of(grad.narrow(1, s.begin, s.length))
+                    .mm(kept[1 + i].to(grad.scalar_type()));
+      result = result.defined() ? result.add_(part) : part;
+    }
+    return result.to(kept[0].scalar_type());
+  }
+
+  /// @param grads [batches, rows, out] of each linear
+  static void differentiate_parameters(ag::AutogradContext* c,
+                                       const ag::variable_list& kept,
+                                       const std::vector<int64_t>& biases,
+                                       const ag::variable_list& grads,
+                                       ag::variable_list& to) {
+    auto& all = kept[0];
+    auto rows = rows_of(all).to(grads[0].scalar_type());
     for (size_t i = 0; i < biases.size(); ++i) {
       auto at = static_cast<size_t>(biases[i]);
       auto grad = rows_of(grads[i]);
       if (c->needs_input_grad(1 + i))
-        result[1 + i] = gradient_of_weight(kept[i + 1], rows, grad);
+        to[1 + i] = gradient_of_weight(kept[1 + i], rows, grad);
       if (at > 0 && c->needs_input_grad(1 + at))
-        result[1 + at] = kept[1 + at].numel() > 0
-                           ? grad.sum(0).to(all.scalar_type())
-                           : at::zeros_like(kept[1 + at]);
+        to[1 + at] = kept[1 + at].numel() > 0
+                       ? grad.sum(0).to(all.scalar_type())
+                       : at::zeros_like(kept[1 + at]);
     }
-    if (input)
-      result[0] = how == entry::exchange ? merged(input(), all.dim() - 1)
-                                         : input();
-    return result;
   }
 };
 
@@ -196,45 +377,6 @@ struct reduced_linear {
   }
 };
 
-/// Rows of a linear that travel together.
-struct row_segment {
-  size_t linear;
-  int64_t begin;
-  int64_t length;
-};
-
-/// In how many segments the rows of a result travel: in several if none gets
-/// small.
-int64_t segment_count(int64_t rows, int64_t bytes) {
-  constexpr int64_t least = 4 << 20, most = 4;
-  return std::clamp(bytes / least, int64_t{1},
-                    std::clamp(rows, int64_t{1}, most));
-}
-
-/// @param counts by linear
-std::vector<row_segment> segments_of(const std::vector<int64_t>& counts,
-                                     int64_t rows) {
-  std::vector<row_segment> result;
-  for (size_t i = 0; i < counts.size(); ++i)
-    for (int64_t k = 0, n = counts[i]; k < n; ++k)
-      result.push_back({i, k * rows / n, (k + 1) * rows / n - k * rows / n});
-  return result;
-}
-
-/// Begins each before it waits for the one before: two are on their way.
-template <class Begin, class End>
-void overlap(const std::vector<row_segment>& xs, Begin begin, End end) {
-  tensor_group::pending last;
-  for (size_t i = 0; i < xs.size(); ++i) {
-    auto next = begin(i);
-    if (last)
-      end(xs[i - 1], last());
-    last = std::move(next);
-  }
-  if (last)
-    end(xs.back(), last());
-}
-
 /// @returns one to write into that is laid out as `x`
 at::Tensor room_for(const at::Tensor& x, at::ScalarType type) {
   return at::empty_like(x, x.options().dtype(type));
@@ -281,14 +423,7 @@ struct reduced_linears_function : ag::Function<reduced_linears_function> {
           names.back());
       },
       [&](const row_segment& s, const at::Tensor& sum) {
-        auto& to = result[s.linear];
-        if (s.length == rows.size(0)) {
-          to = sum;
-          return;
-        }
-        if (!to.defined())
-          to = at::empty({rows.size(0), sum.size(1)}, rows.options());
-        to.narrow(0, s.begin, s.length).copy_(sum);
+        put_segment(result[s.linear], s, rows.size(0), sum);
       });
     auto sizes = x.sizes().vec();
     for (auto& y : result) {
@@ -399,10 +534,17 @@ std::vector<at::Tensor> linears_for_tp(const at::Tensor& x, entry how,
                                        std::span<const at::Tensor> weights,
                                        std::span<const at::Tensor> biases) {
   linear_parameters p{weights, biases};
-  auto name = how == entry::done ? std::string{}
-                                 : tensor_group::current().next_name();
   return linears_function::apply(x, at::TensorList{p.all}, p.biases,
-                                 static_cast<int64_t>(how), name);
+                                 static_cast<int64_t>(how), false);
+}
+
+at::Tensor scattered_linear_for_tp(const at::Tensor& x, entry how,
+                                   const at::Tensor& weight,
+                                   const at::Tensor& bias) {
+  linear_parameters p{{&weight, 1}, {&bias, 1}};
+  return linears_function::apply(x, at::TensorList{p.all}, p.biases,
+                                 static_cast<int64_t>(how), true)
+    .front();
 }
 
 std::vector<at::Tensor>

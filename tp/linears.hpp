@@ -17,8 +17,9 @@ enum class entry : uint8_t {
 };
 
 /// Linears of which this rank has a part, of the samples of all peers X:
-/// y_i = X W_i^T + b_i. In backward the gradient of X travels back while those
-/// of weights and biases are computed.
+/// y_i = X W_i^T + b_i. Some samples travel while others are multiplied; in
+/// backward the gradient of X travels back while those of weights and biases
+/// are computed.
 /// @param weights [out_i, n] each
 /// @param biases [out_i] each, or undefined; empty where a peer adds it, so
 /// that results require grad on all of them where only biases train
@@ -26,6 +27,14 @@ enum class entry : uint8_t {
 std::vector<at::Tensor> linears_for_tp(const at::Tensor& x, entry how,
                                        std::span<const at::Tensor> weights,
                                        std::span<const at::Tensor> biases);
+
+/// One of them whose results peers add up; each gets those of its samples.
+/// They travel while the next ones are computed, and so do gradients.
+/// @param bias empty or undefined where a peer adds it, or nobody does
+/// @returns [B, ..., out]
+at::Tensor scattered_linear_for_tp(const at::Tensor& x, entry how,
+                                   const at::Tensor& weight,
+                                   const at::Tensor& bias);
 
 /// Linears of which this rank has some of the inputs, of the samples X of all
 /// peers: y_i = X W_i^T + b_i, of whose sum each gets a part. The result of

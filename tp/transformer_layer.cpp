@@ -13,7 +13,6 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rsqrt.h>
@@ -49,10 +48,6 @@ struct part_of_linear {
   at::Tensor weight; // [out, in], or [in, out]
   at::Tensor bias;   // undefined: none; empty: another peer adds it
   bool inputs_first = false;
-
-  at::Tensor product(const at::Tensor& x) const {
-    return at::linear(x, matrix());
-  }
 
   at::Tensor matrix() const {
     return inputs_first ? weight.t() : weight;
@@ -477,7 +472,7 @@ protected:
 
   at::Tensor join(const at::Tensor& x, const part_of_linear& part,
                   const options::dropout_place& dropout) const override {
-    auto y = scatter_batch_for_tp(part.product(x));
+    auto y = scattered_linear_for_tp(x, entry::done, part.matrix(), {});
     if (part.bias.defined()) // of another type with autocast
       y = (y + part.bias).to(y.scalar_type());
     if (dropped(dropout) == 0)

@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 // Linears of which each peer has some of the inputs, or of the outputs, against
@@ -239,6 +240,45 @@ void check_entered(uint64_t peers, bool same, nn::entry how, Tensor x,
     check_close(joined(peers, 0, gradient), x.grad());
 }
 
+/// One linear, of whose inputs each peer has a part, and gets the results of
+/// its samples. @returns most collectives at one time
+int check_scattered(uint64_t peers, bool same, nn::entry how, Tensor x,
+                    const linears& one) {
+  auto n = static_cast<int64_t>(peers);
+  x = leaf_of(x);
+  auto weight = leaf_of(one.weights.at(0));
+  auto bias = leaf_of(one.biases.at(0));
+  auto y = torch::nn::functional::linear(x, weight, bias);
+  auto seed = torch::randn_like(y);
+  y.backward(seed);
+  auto part = [&](const Tensor& t, int64_t dim, uint64_t i) {
+    return t.detach().chunk(n, dim).at(i);
+  };
+  auto of_samples = [&](const Tensor& t, uint64_t i) {
+    return same ? t.detach() : part(t, 0, i);
+  };
+  auto input = [&](const Tensor& t, uint64_t i) {
+    return how == nn::entry::done ? part(t, -1, i) : of_samples(t, i);
+  };
+  std::vector<Tensor> xs(peers), ws(peers), bs(peers), ys(peers);
+  thread_group group{peers, same};
+  group.on_all([&](uint64_t i) {
+    xs[i] = leaf_of(input(x, i));
+    ws[i] = leaf_of(part(weight, 1, i));
+    bs[i] = leaf_of(i == 0 ? bias : bias.narrow(0, 0, 0));
+    auto result = nn::scattered_linear_for_tp(xs[i], how, ws[i], bs[i]);
+    result.backward(of_samples(seed, i));
+    ys[i] = result.detach();
+  });
+  for (uint64_t i = 0; i < peers; ++i) {
+    check_close(ys[i], of_samples(y, i));
+    check_close(xs[i].grad(), input(x.grad(), i));
+    check_close(ws[i].grad(), part(weight.grad(), 1, i));
+  }
+  check_close(bs[0].grad(), bias.grad());
+  return group.most_under_way();
+}
+
 /// Products that were computed on this thread while a collective was on its
 /// way.
 thread_local int products_meanwhile = 0;
@@ -288,4 +328,94 @@ TEST_CASE(
     assertion_lock guard;
     CHECK(products_meanwhile == 3);
   });
+}
+
+TEST_CASE("a linear gives each peer the results of its samples",
+          "[tp][linears]") {
+  torch::manual_seed(5);
+  uint64_t peers = GENERATE(1, 2, 4);
+  auto same = GENERATE(false, true);
+  auto how = GENERATE(nn::entry::exchange, nn::entry::done);
+  CAPTURE(peers, same, static_cast<int>(how));
+  CHECK(check_scattered(peers, same, how, torch::randn({8, 3, 8}, at::kDouble),
+                        random_linears({12}, 8, at::kDouble))
+        == 1);
+}
+
+// Of 521 or 1042 rows of each peer, which four segments cannot divide.
+TEST_CASE("large linears of all peers are computed by segments",
+          "[tp][linears]") {
+  torch::manual_seed(6);
+  uint64_t peers = GENERATE(2, 4);
+  auto same = GENERATE(false, true);
+  CAPTURE(peers, same);
+  SECTION("that are gathered") {
+    check_entered(peers, same, nn::entry::gather,
+                  torch::randn({4, 521, 1028}, at::kDouble),
+                  random_linears({8, 4}, 1028, at::kDouble));
+  }
+  SECTION("that are scattered") {
+    auto how = GENERATE(nn::entry::exchange, nn::entry::done);
+    CAPTURE(static_cast<int>(how));
+    auto most = check_scattered(peers, same, how,
+                                torch::randn({4, 521, 8}, at::kDouble),
+                                random_linears({1028}, 8, at::kDouble));
+    CHECK(most == (how == nn::entry::exchange && !same ? 3 : 2));
+  }
+}
+
+namespace {
+
+/// Runs `f` on two peers, forward and backward.
+/// @param forward,backward how many products are computed while something is
+/// on its way
+template <class F>
+void check_products(bool same, int forward, int backward, F f) {
+  thread_group group{2, same};
+  group.on_all([&](uint64_t) {
+    products_meanwhile = 0;
+    auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback{&note_product});
+    auto y = f();
+    auto before = std::exchange(products_meanwhile, 0);
+    y.backward(torch::ones_like(y));
+    at::removeCallback(handle);
+    assertion_lock guard;
+    CHECK(before == forward);
+    CHECK(products_meanwhile == backward);
+  });
+}
+
+} // namespace
+
+// Four segments of 2066 rows in all. Of the products in backward, one is the
+// gradient of the weight.
+TEST_CASE("one segment of a linear travels while another is multiplied",
+          "[tp][linears]") {
+  auto same = GENERATE(false, true);
+  CAPTURE(same);
+  const int64_t rows = same ? 2066 : 1033;
+  SECTION("of what comes") {
+    check_products(same, same ? 0 : 3, 4, [&] {
+      auto x = torch::ones({rows, 2048}).requires_grad_();
+      auto w = torch::ones({6, 2048}).requires_grad_();
+      Tensor none;
+      return nn::linears_for_tp(x, nn::entry::gather, {&w, 1}, {&none, 1})
+        .front();
+    });
+  }
+  SECTION("of what leaves") {
+    check_products(same, 3, same ? 0 : 3, [] {
+      auto x = torch::ones({2066, 4}).requires_grad_();
+      auto w = torch::ones({2048, 4}).requires_grad_();
+      return nn::scattered_linear_for_tp(x, nn::entry::done, w, {});
+    });
+  }
+  SECTION("of what comes and leaves") {
+    check_products(same, same ? 3 : 4, same ? 4 : 5, [&] {
+      auto x = torch::ones({rows, 8}).requires_grad_();
+      auto w = torch::ones({2048, 4}).requires_grad_();
+      return nn::scattered_linear_for_tp(x, nn::entry::exchange, w, {});
+    });
+  }
 }

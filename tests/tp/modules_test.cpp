@@ -51,6 +51,35 @@ TEST_CASE("Linear computes the same shared as alone", "[tp][linear]") {
               alone(x, input, seed, plain), digits_of(dtype));
 }
 
+TEST_CASE("what a shared Linear gives may be changed in place",
+          "[tp][linear]") {
+  auto same = GENERATE(false, true);
+  CAPTURE(same);
+  torch::manual_seed(5);
+  native_module x{"Linear"};
+  x.parameters["weight"] = torch::randn({7, 12}, torch::kDouble);
+  auto input = torch::randn({4, 12}, torch::kDouble);
+  auto weight = x.parameters["weight"].detach().clone().requires_grad_();
+  auto expected = torch::nn::functional::linear(input, weight).relu();
+  expected.sum().backward();
+  std::vector<shared_module> modules;
+  for (uint64_t i = 0; i < 2; ++i)
+    modules.push_back(share(x, i, 2));
+  std::vector<Tensor> found(2);
+  thread_group group{2, same};
+  group.on_all([&](uint64_t i) {
+    std::vector<Tensor> mine{same ? input : input.chunk(2, 0).at(i)};
+    auto y = modules[i].module->forward(mine).at(0);
+    y.relu_().sum().backward();
+    found[i] = y.detach();
+  });
+  auto all = same ? same_of_all(found) : torch::cat(found);
+  CHECK(torch::allclose(all, expected.detach()));
+  for (size_t i = 0; i < 2; ++i)
+    CHECK(torch::allclose(modules[i].mine.parameters.at("weight").grad(),
+                          weight.grad().chunk(2, 1).at(i)));
+}
+
 TEST_CASE("a shared Linear takes one sample without an axis for samples",
           "[tp][linear]") {
   int64_t peers = GENERATE(2, 4);

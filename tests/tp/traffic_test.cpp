@@ -203,6 +203,9 @@ TEST_CASE("what peers send for a Linear is what is said", "[tp][traffic]") {
   x.parameters["weight"] = torch::randn({6, 8});
   x.parameters["bias"] = torch::randn({6});
   check(x, {torch::randn({4, 3, 8})});
+  auto large = shared_type("Linear"); // in segments
+  large.parameters["weight"] = torch::randn({2048, 8});
+  check(large, {torch::randn({1040, 8})});
   auto y = shared_type("Conv1D");
   y.parameters["weight"] = torch::randn({8, 6}, torch::kDouble);
   check(y, {torch::randn({4, 3, 8}, torch::kDouble)});

@@ -180,22 +180,23 @@ private:
   uint64_t peers_;
 };
 
-/// [samples, 1, tokens, tokens]
-Tensor mask_of(torch::Dtype type) {
-  return torch::randn({samples, 1, tokens, tokens}).to(type);
+/// [n, 1, tokens, tokens]
+Tensor mask_of(torch::Dtype type, int64_t n) {
+  return torch::randn({n, 1, tokens, tokens}).to(type);
 }
 
+/// @param n samples of all peers
 void check(const kind& k, uint64_t peers, torch::Dtype type, bool saves_memory,
-           double digits) {
+           double digits, int64_t n = samples) {
   auto same = GENERATE(false, true);
   CAPTURE(same);
   CAPTURE(peers, k.pre_layernorm, k.post_layernorm, k.fused, k.causal, k.window,
           k.takes_mask, k.dropout, saves_memory);
   torch::manual_seed(11);
   auto x = layer_of(k, type, saves_memory);
-  auto input = torch::randn({samples, tokens, width}).to(type);
-  auto seed = torch::randn({samples, tokens, width}).to(type);
-  auto mask = k.takes_mask ? mask_of(type) : Tensor{};
+  auto input = torch::randn({n, tokens, width}).to(type);
+  auto seed = torch::randn({n, tokens, width}).to(type);
+  auto mask = k.takes_mask ? mask_of(type, n) : Tensor{};
   auto plain = [&](const Tensor& y, auto& leaves) {
     return plain_layer{k, leaves, same ? 1 : peers}.run(y, mask);
   };
@@ -218,6 +219,14 @@ TEST_CASE("a transformer layer computes the same shared as alone",
          .takes_mask = true},
     kind{.post_layernorm = true}, kind{.pre_layernorm = false, .fused = false});
   check(k, peers, torch::kDouble, saves_memory, 1e-11);
+}
+
+// Of so many samples that inputs and results of linears travel in segments.
+TEST_CASE("a large transformer layer computes the same shared as alone",
+          "[tp][transformer_layer]") {
+  uint64_t peers = GENERATE(2, 4);
+  auto k = GENERATE(kind{}, kind{.fused = false});
+  check(k, peers, torch::kDouble, false, 1e-11, 2800);
 }
 
 TEST_CASE("a shared transformer layer drops what it would alone",
