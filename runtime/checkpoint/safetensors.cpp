@@ -357,35 +357,41 @@ std::optional<size_t> safetensors_reader::find(const std::string& name) const {
 
 namespace {
 
-at::Tensor read_at(int fd, uint64_t begin, const std::vector<int64_t>& shape,
-                   c10::ScalarType type, const tensor_errors& e) {
-  at::Tensor result = at::detail::empty_cpu(shape, type);
+void read_at(int fd, uint64_t begin, void* to, uint64_t bytes,
+             const tensor_errors& e) {
   if (::lseek(fd, static_cast<off_t>(begin), SEEK_SET) < 0)
     e.fail_errno("seek");
-  read_all(fd, result.mutable_data_ptr(), result.nbytes(), e);
-  return result;
+  read_all(fd, to, bytes, e);
 }
 
 } // namespace
 
 at::Tensor safetensors_reader::read(size_t position) const {
   auto& x = tensors_.at(position);
-  return read_at(file_.get(), begins_[position], x.shape, x.dtype,
-                 {"read", path_});
+  at::Tensor result = at::detail::empty_cpu(x.shape, x.dtype);
+  read_at(file_.get(), begins_[position], result.mutable_data_ptr(),
+          result.nbytes(), {"read", path_});
+  return result;
 }
 
 at::Tensor safetensors_reader::read_rows(size_t position, int64_t begin,
                                          int64_t rows) const {
   auto& x = tensors_.at(position);
   auto shape = x.shape;
-  shape.at(0) = 1;
-  auto row = c10::elementSize(x.dtype);
-  for (auto n : shape)
-    row *= static_cast<uint64_t>(n);
-  shape.front() = rows;
-  return read_at(file_.get(),
-                 begins_[position] + static_cast<uint64_t>(begin) * row, shape,
-                 x.dtype, {"read", path_});
+  shape.at(0) = rows;
+  at::Tensor result = at::detail::empty_cpu(shape, x.dtype);
+  read_rows(position, begin, rows, result.mutable_data_ptr());
+  return result;
+}
+
+void safetensors_reader::read_rows(size_t position, int64_t begin, int64_t rows,
+                                   void* to) const {
+  auto& x = tensors_.at(position);
+  uint64_t row = c10::elementSize(x.dtype);
+  for (size_t i = 1; i < x.shape.size(); ++i)
+    row *= static_cast<uint64_t>(x.shape[i]);
+  read_at(file_.get(), begins_[position] + static_cast<uint64_t>(begin) * row,
+          to, static_cast<uint64_t>(rows) * row, {"read", path_});
 }
 
 safetensors_file read_safetensors(const std::string& path) {

@@ -84,6 +84,9 @@ public:
   /// @pre the tensor has an axis, and these rows
   at::Tensor read_rows(size_t position, int64_t begin, int64_t rows) const;
 
+  /// The same to memory that has room for them.
+  void read_rows(size_t position, int64_t begin, int64_t rows, void* to) const;
+
 private:
   std::string path_;
   file_descriptor file_;

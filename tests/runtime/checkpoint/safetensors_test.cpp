@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -125,6 +126,20 @@ TEST_CASE("the bytes of a file are those that the format asks for") {
   using namespace std::string_literals;
   CHECK(content_of(s.file())
         == assemble(header, "\0\0\0\0\0\0\xf0\x3f\0\1\2"s));
+}
+
+TEST_CASE("rows are read alone, as a tensor or to memory of the caller") {
+  scratch s;
+  auto x = at::arange(24).view({4, 3, 2});
+  write_safetensors(s.file(), {{"other", at::ones({5})}, {"x", x}});
+  safetensors_reader file{s.file()};
+  auto position = file.find("x");
+  REQUIRE(position);
+  CHECK(at::equal(file.read_rows(*position, 1, 2), x.narrow(0, 1, 2)));
+  std::array<int64_t, 7> row;
+  row.fill(-1);
+  file.read_rows(*position, 2, 1, row.data());
+  CHECK(row == std::array<int64_t, 7>{12, 13, 14, 15, 16, 17, -1});
 }
 
 TEST_CASE("a file that another program wrote is read") {
