@@ -3,9 +3,13 @@
 // The random choices of data sources: functions of (seed, stream) alone.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -51,6 +55,66 @@ inline std::vector<uint64_t> random_begins(uint64_t seed, uint64_t step,
   return result;
 }
 
+/// An order of 0 to n - 1. There may be more of them than memory has room for,
+/// and a run goes on anywhere, so each place is computed by itself: a Feistel
+/// network permutes the numbers below a power of four, and does so again with
+/// what is not below n.
+class shuffled_order {
+public:
+  /// @param pass over all of them, from 0: each has another order
+  /// @param n from 1 to 2^62
+  shuffled_order(uint64_t seed, uint64_t pass, uint64_t n) : n_(n) {
+    batch_numbers numbers{seed, pass};
+    for (auto& key : keys_)
+      key = numbers.below(std::numeric_limits<uint64_t>::max());
+    while ((uint64_t{1} << (2 * half_)) < n)
+      ++half_;
+  }
+
+  /// @returns what stands at `place`, both below n.
+  uint64_t at(uint64_t place) const {
+    do
+      place = permuted(place);
+    while (place >= n_);
+    return place;
+  }
+
+private:
+  uint64_t permuted(uint64_t x) const {
+    auto left = x >> half_;
+    auto right = x & ((uint64_t{1} << half_) - 1);
+    for (auto key : keys_)
+      left = std::exchange(right, left ^ (mixed(right ^ key) >> (64 - half_)));
+    return (left << half_) | right;
+  }
+
+  /// The last part of SplitMix64.
+  static uint64_t mixed(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+  }
+
+  uint64_t n_;
+  /// Bits of a half. Not fewer, or few numbers would have few orders.
+  uint64_t half_ = 4;
+  std::array<uint64_t, 8> keys_ = {};
+};
+
+/// @returns which of `choices` samples training takes at the `n` positions from
+/// `first` on: each pass takes all of them, in an order of its own.
+inline std::vector<uint64_t> shuffled_rows(uint64_t seed, uint64_t first,
+                                           uint64_t n, uint64_t choices) {
+  std::vector<uint64_t> result(n);
+  std::optional<shuffled_order> order;
+  for (auto& x : result) {
+    if (!order || first % choices == 0)
+      order.emplace(seed, first / choices, choices);
+    x = order->at(first++ % choices);
+  }
+  return result;
+}
+
 /// @returns part `index` of `count` equal ones
 inline std::vector<uint64_t> part_of(const std::vector<uint64_t>& begins,
                                      uint64_t index, uint64_t count) {
@@ -67,6 +131,17 @@ inline std::vector<uint64_t> even_begins(uint64_t index, uint64_t count,
   std::vector<uint64_t> result(n);
   for (uint64_t i = 0; i < n; ++i)
     result[i] = (index * n + i) * last / gaps;
+  return result;
+}
+
+/// @returns which of `choices` samples held-out batch `index` of `count` has:
+/// those of all batches are spaced evenly, each as often as any other or
+/// once more.
+inline std::vector<uint64_t> even_rows(uint64_t index, uint64_t count,
+                                       uint64_t n, uint64_t choices) {
+  std::vector<uint64_t> result(n);
+  for (uint64_t i = 0; i < n; ++i)
+    result[i] = (index * n + i) * choices / (count * n);
   return result;
 }
 
