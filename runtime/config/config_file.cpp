@@ -251,9 +251,12 @@ private:
                                         : fs::path{file_}.parent_path();
     path = fs::absolute(base / given).lexically_normal().string();
     std::error_code ignored;
-    if (key.is_file && !fs::is_regular_file(path, ignored))
-      complain(line, fmt::format("{} = \"{}\" is not a file; looked for {}",
-                                 key.name, given, path));
+    const bool or_folder = may_be_folder(key, config_) && !given.empty();
+    auto* wrong = or_folder ? "neither a file nor a folder" : "not a file";
+    if (key.is_file && !fs::is_regular_file(path, ignored)
+        && !(or_folder && fs::is_directory(path, ignored)))
+      complain(line, fmt::format("{} = \"{}\" is {}; looked for {}", key.name,
+                                 given, wrong, path));
   }
 
   // -- checks of the whole ----------------------------------------------------

@@ -68,14 +68,15 @@ struct model_config {
 /// Table [data].
 struct data_config {
   /// "text" (bytes of a file), "tokens" (integers of a file), "safetensors"
-  /// (one fixed batch in a file) or "synthetic" (no file).
+  /// (rows of tensors in a file, or in those of a folder) or "synthetic" (no
+  /// file).
   std::string type;
   /// In a file relative to that file's directory, on the command line to the
   /// current directory; made absolute by `read_config`.
   std::string path;
   uint64_t sequence_length = 0;
-  /// Samples per step and data-parallel rank; "safetensors": default: dim 0 of
-  /// the file's tensors.
+  /// Samples per step and data-parallel rank; "safetensors": default: all rows
+  /// of the file, the same in each step.
   std::optional<uint64_t> batch_size;
   /// How "tokens" stand in the file: "uint16" or "uint32".
   std::string dtype = "uint16";

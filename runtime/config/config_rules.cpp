@@ -147,6 +147,26 @@ public:
           "leave it out; only \"gpt\" and \"moe\" continue a text");
   }
 
+  /// All rows in each step have no order, and no others to evaluate with.
+  void check_fixed_batch() {
+    if (x_.data.type != "safetensors" || x_.data.batch_size)
+      return;
+    const train_config none{};
+    auto idle = [&](const char* key, bool given) {
+      if (given)
+        add({key, "data.batch_size"},
+            setting(key, x_)
+              + " has no effect without data.batch_size, as each step takes "
+                "the whole file; write how many samples a step takes, or leave "
+                "it out");
+    };
+    idle("data.shuffle_seed", x_.data.shuffle_seed != none.data.shuffle_seed);
+    idle("data.held_out", x_.data.held_out != none.data.held_out);
+    idle("train.eval_interval",
+         x_.train.eval_interval != none.train.eval_interval);
+    idle("train.eval_steps", x_.train.eval_steps != none.train.eval_steps);
+  }
+
   void check_steps() {
     auto& dumps = x_.train.dump_gradients;
     if (auto last = std::max_element(dumps.begin(), dumps.end());
@@ -355,6 +375,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_checkpointing();
   rules.check_model();
   rules.check_data();
+  rules.check_fixed_batch();
   rules.check_steps();
   rules.check_precision();
   rules.check_checkpoints();

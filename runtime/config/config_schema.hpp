@@ -65,6 +65,8 @@ struct config_key {
   bool local = false;
   /// A file that must exist; relative to where the key is set.
   bool is_file = false;
+  /// A folder of files will do while this holds.
+  std::optional<config_condition> or_folder = {};
   /// A folder; relative to where the key is set.
   bool is_folder = false;
   /// Values of such a key that are none.
@@ -101,6 +103,9 @@ std::string no_effect_text(const config_key& key,
 
 /// @returns true if `x` cannot do without the key.
 bool is_required(const config_key& key, const train_config& x);
+
+/// @returns true if the file that the key names may be a folder of them.
+bool may_be_folder(const config_key& key, const train_config& x);
 
 /// @returns `x` as a TOML string.
 std::string quoted(std::string_view x);

@@ -308,6 +308,10 @@ bool is_required(const config_key& key, const train_config& x) {
          && !(key.optional_if && holds(*key.optional_if, x));
 }
 
+bool may_be_folder(const config_key& key, const train_config& x) {
+  return key.or_folder && holds(*key.or_folder, x);
+}
+
 std::optional<std::string> check_value(const config_key& key,
                                        const train_config& x) {
   auto copy = x;

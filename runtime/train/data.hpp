@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +16,7 @@
 namespace smp {
 
 class safetensors_reader;
+struct tensor_outline;
 
 /// Arguments of one training step, in the order in which the model takes them.
 /// A step divides each along its dim 0 into microbatches.
@@ -200,28 +200,112 @@ private:
   uint64_t border_ = 0; // first held-out token
 };
 
+// -- tensors by number --------------------------------------------------------
+
+/// The tensors input0, input1, ... of a safetensors file: arguments of a model.
+class input_file {
+public:
+  /// @throws error (config) naming file and tensor: missing, of another name,
+  ///         without dim 0
+  explicit input_file(const std::string& path);
+
+  const std::string& path() const noexcept {
+    return path_;
+  }
+
+  /// How many tensors there are, at least one.
+  size_t size() const noexcept {
+    return positions_.size();
+  }
+
+  const tensor_outline& outline(size_t input) const;
+
+  /// Dim 0.
+  uint64_t rows(size_t input) const;
+
+  /// @throws error (config) naming the file if it cannot be read any more
+  at::Tensor read(size_t input, uint64_t begin, uint64_t rows) const;
+
+  /// The same of one row, to memory that has room for it.
+  void read_row(size_t input, uint64_t row, void* to) const;
+
+private:
+  std::string path_;
+  std::shared_ptr<const safetensors_reader> file_;
+  std::vector<size_t> positions_; // of input0, input1, ... in the file
+};
+
+/// @returns `path`, or of a folder its files *.safetensors in the order of
+/// their names
+/// @throws error (config) naming the folder if it has none
+std::vector<std::string> files_of(const std::string& path);
+
+// -- samples ------------------------------------------------------------------
+
+/// Samples of the user's: row k of the tensors of a file is sample k, and the
+/// files of a folder follow each other. The tail is held out. Who asks for a
+/// part of a batch reads the rows of that part, so that files may be larger
+/// than memory.
+class row_samples final : public data_source {
+public:
+  struct options {
+    double held_out = text::default_held_out;
+    uint64_t batch_size = 32;
+    uint64_t seed = 1;
+  };
+
+  /// @throws error (config) naming file and tensor: as of `input_file`, another
+  ///         number of rows than others of the file, other rows than in the
+  ///         first file; fewer rows than a batch and the held-out part need
+  row_samples(const std::string& path, options x);
+
+  uint64_t batch_size() const noexcept override {
+    return options_.batch_size;
+  }
+
+  bool has_held_out() const noexcept override {
+    return true;
+  }
+
+private:
+  /// The next samples in a shuffled order, all of them before any comes again.
+  /// A batch may have the last samples of one pass and the first of the next.
+  batch make_training(uint64_t step, batch_part part) const override;
+
+  /// Samples evenly spaced over the held-out part, the same in every run.
+  batch make_held_out(uint64_t index, uint64_t count,
+                      batch_part part) const override;
+
+  /// @throws error (config) naming the file if it cannot be read any more
+  batch read(const std::vector<uint64_t>& rows) const;
+
+  options options_;
+  std::vector<input_file> files_;
+  std::vector<uint64_t> begins_; // the first row of each file among all
+  uint64_t size_ = 0;            // rows
+  uint64_t border_ = 0;          // first held-out row
+};
+
 // -- a fixed batch ------------------------------------------------------------
 
-/// The tensors input0, input1, ... of a safetensors file, given in each step:
-/// what shows whether a model computes the right numbers. Who asks for a part
-/// reads that part, in each step.
+/// The tensors of a file, given in each step: what shows whether a model
+/// computes the right numbers. Who asks for a part reads that part, in each
+/// step.
 class fixed_batch final : public data_source {
 public:
   struct options {
     /// Each tensor's dim 0 must be divisible by the product of these.
     uint64_t microbatches = 1;
     uint64_t replicas = 1;
-    /// What dim 0 of input0 must be for each replica, if anything.
-    std::optional<uint64_t> batch_size = {};
   };
 
-  /// @throws error (config) naming file and tensor: missing, of another name,
-  ///         without dim 0, or not divisible
+  /// @throws error (config) naming file and tensor: as of `input_file`, or not
+  ///         divisible
   fixed_batch(const std::string& path, options x);
 
   /// Dim 0 of input0.
   uint64_t batch_size() const noexcept override {
-    return size_of(0);
+    return file_.rows(0);
   }
 
   bool has_held_out() const noexcept override {
@@ -236,11 +320,7 @@ private:
   batch make_held_out(uint64_t index, uint64_t count,
                       batch_part part) const override;
 
-  /// Dim 0.
-  uint64_t size_of(size_t input) const noexcept;
-
-  std::shared_ptr<const safetensors_reader> file_;
-  std::vector<size_t> inputs_; // positions in the file
+  input_file file_;
 };
 
 // -- synthetic ----------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include "runtime/checkpoint/checkpoint_dir.hpp"
 #include "runtime/checkpoint/manifest.hpp"
 #include "runtime/config/config_schema.hpp"
+#include "runtime/train/data.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
@@ -143,9 +144,14 @@ std::map<std::string, std::string> checkpoint_settings(const train_config& x,
       result.emplace(key, line.substr(at + 3));
   }
   result[samples_key] = std::to_string(samples);
-  std::error_code ignored;
-  if (auto size = fs::file_size(x.data.path, ignored); !ignored)
-    result[data_size_key] = std::to_string(size);
+  uintmax_t bytes = 0;
+  for (auto& file : files_of(x.data.path)) {
+    std::error_code ignored;
+    if (auto size = fs::file_size(file, ignored); !ignored)
+      bytes += size;
+  }
+  if (bytes > 0)
+    result[data_size_key] = std::to_string(bytes);
   return result;
 }
 

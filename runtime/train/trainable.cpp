@@ -278,11 +278,15 @@ std::unique_ptr<data_source> make_data(const train_config& x,
                                .sequence_length = x.data.sequence_length,
                                .batch_size = batch_size,
                                .seed = x.data.shuffle_seed});
+  if (type == "safetensors" && x.data.batch_size)
+    return std::make_unique<row_samples>(
+      x.data.path, row_samples::options{.held_out = x.data.held_out,
+                                        .batch_size = batch_size,
+                                        .seed = x.data.shuffle_seed});
   if (type == "safetensors")
     return std::make_unique<fixed_batch>(
       x.data.path, fixed_batch::options{.microbatches = x.smp.microbatches,
-                                        .replicas = replicas,
-                                        .batch_size = x.data.batch_size});
+                                        .replicas = replicas});
   if (type == "synthetic") {
     auto all = x;
     all.data.batch_size = batch_size;

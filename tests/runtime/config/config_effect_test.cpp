@@ -59,9 +59,10 @@ std::vector<broken> of_models_data_and_runs() {
      {"data.type = \"text\" has no tensors for model.type = \"ncf\"",
       "\"synthetic\" or \"safetensors\""}},
     {"evaluation without held-out data",
-     with("type = \"text\"", "type = \"safetensors\"\nheld_out = 0.5"),
+     with("type = \"text\"", "type = \"synthetic\"\nheld_out = 0.5"),
      "run.toml:10: ",
-     {"data.held_out has no effect with data.type = \"safetensors\""}},
+     {"data.held_out has no effect with data.type = \"synthetic\"",
+      "\"safetensors\""}},
     {"fixed batch for positions of unknown number",
      with("type = \"text\"", "type = \"safetensors\""),
      "run.toml:5: ",
@@ -75,6 +76,33 @@ std::vector<broken> of_models_data_and_runs() {
      and_also("eval_interval = 5\neval_steps = 0"),
      "run.toml:16: ",
      {"train.eval_interval = 5", "train.eval_steps = 0"}},
+  };
+}
+
+/// Each step takes the whole file.
+std::vector<broken> of_a_fixed_batch() {
+  return {
+    {"evaluation with what each step takes",
+     with("batch_size", "held_out = 0.5"),
+     "run.toml:12: ",
+     {"data.held_out = 0.5 has no effect without data.batch_size, as each step "
+      "takes the whole file; write how many samples"},
+     {"--data.type=safetensors"}},
+    {"order of what each step takes",
+     with("batch_size", "shuffle_seed = 2"),
+     "run.toml:12: ",
+     {"data.shuffle_seed = 2 has no effect without data.batch_size"},
+     {"--data.type=safetensors"}},
+    {"evaluations of what each step takes",
+     with("batch_size", "") + "eval_interval = 5\n",
+     "run.toml:16: ",
+     {"train.eval_interval = 5 has no effect without data.batch_size"},
+     {"--data.type=safetensors"}},
+    {"length of evaluations of what each step takes",
+     with("batch_size", "") + "eval_steps = 5\n",
+     "run.toml:16: ",
+     {"train.eval_steps = 5 has no effect without data.batch_size"},
+     {"--data.type=safetensors"}},
   };
 }
 
@@ -237,8 +265,9 @@ std::vector<broken> of_partitions() {
 
 TEST_CASE("each key without effect is one error with place and remedy",
           "[runtime][config]") {
-  for (auto& part : {of_models_data_and_runs(), of_checkpoints(),
-                     of_ranks_and_steps(), of_modes(), of_partitions()})
+  for (auto& part :
+       {of_models_data_and_runs(), of_a_fixed_batch(), of_checkpoints(),
+        of_ranks_and_steps(), of_modes(), of_partitions()})
     for (auto& x : part)
       check_refusal(x);
 }
@@ -283,6 +312,15 @@ TEST_CASE("a key that depends on another one is taken where it has an effect",
     // Also where all defaults are written out.
     CHECK(to_toml(config_of(to_toml(x))) == to_toml(x));
   }
+}
+
+TEST_CASE("samples of the user's have an order and a held-out part",
+          "[runtime][config]") {
+  auto x = config_of(without("sequence_length"),
+                     {"--model.type=mlp", "--data.type=safetensors",
+                      "--data.shuffle_seed=2", "--data.held_out=0.5",
+                      "--train.eval_interval=5", "--train.eval_steps=3"});
+  CHECK(to_toml(config_of(to_toml(x))) == to_toml(x));
 }
 
 TEST_CASE("how many replicas there are, another launcher may have said",

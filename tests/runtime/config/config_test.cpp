@@ -137,6 +137,36 @@ TEST_CASE("load_config throws all errors, one per line", "[runtime][config]") {
   }
 }
 
+TEST_CASE("a folder is data where samples come from its files, and only there",
+          "[runtime][config]") {
+  scratch_dir dir;
+  std::filesystem::create_directory(dir.path / "train");
+  auto of_path = [&](const std::string& path, bool rows) {
+    auto text = with("path", "path = \"" + path + "\"");
+    const std::string length = "sequence_length = 128\n";
+    if (rows)
+      text.erase(text.find(length), length.size());
+    auto file = dir.write("run.toml", text);
+    return rows ? read_config(file, {"--model.type=mlp",
+                                     "--data.type=safetensors"})
+                : read_config(file);
+  };
+  auto error_of_path = [&](const std::string& path, bool rows) {
+    auto errors = of_path(path, rows).errors;
+    return errors.size() == 1 ? errors[0] : "other errors";
+  };
+  auto found = of_path("train", true);
+  CHECK(found.errors.empty());
+  CHECK(found.config.data.path == (dir.path / "train").string());
+  CHECK_THAT(error_of_path("train", false),
+             ContainsSubstring("data.path = \"train\" is not a file"));
+  CHECK_THAT(error_of_path("no", true),
+             ContainsSubstring("data.path = \"no\" is neither a file nor a "
+                               "folder"));
+  CHECK_THAT(error_of_path("", true),
+             ContainsSubstring("data.path = \"\" is not a file"));
+}
+
 TEST_CASE(
   "shared settings are equal for equal meaning and different for every "
   "change that all ranks must agree on",
