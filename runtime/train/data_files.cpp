@@ -294,8 +294,9 @@ namespace {
 const std::string& single_file(const std::string& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored))
-    refuse(path, "is a folder; data.batch_size has to say how many of its "
-                 "samples a step takes");
+    refuse(path,
+           "is a folder; data.batch_size has to say how many of its "
+           "samples a step takes");
   return path;
 }
 

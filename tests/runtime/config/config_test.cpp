@@ -147,8 +147,8 @@ TEST_CASE("a folder is data where samples come from its files, and only there",
     if (rows)
       text.erase(text.find(length), length.size());
     auto file = dir.write("run.toml", text);
-    return rows ? read_config(file, {"--model.type=mlp",
-                                     "--data.type=safetensors"})
+    return rows ? read_config(file,
+                              {"--model.type=mlp", "--data.type=safetensors"})
                 : read_config(file);
   };
   auto error_of_path = [&](const std::string& path, bool rows) {

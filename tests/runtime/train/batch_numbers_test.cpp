@@ -117,8 +117,8 @@ TEST_CASE("What comes at a position does not depend on where one begins",
   // Seven passes, each with all of them.
   for (auto pass = whole.begin(); pass != whole.end(); pass += 10)
     CHECK(sorted({pass, pass + 10}) == count_to(10));
-  CHECK_FALSE(std::equal(whole.begin(), whole.begin() + 10,
-                         whole.begin() + 10));
+  CHECK_FALSE(
+    std::equal(whole.begin(), whole.begin() + 10, whole.begin() + 10));
 }
 
 TEST_CASE("Held-out samples are spaced evenly, each as often as others",

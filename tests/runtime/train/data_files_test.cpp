@@ -59,8 +59,8 @@ sample_numbers from_to(int64_t first, int64_t end) {
 }
 
 /// All parts of a batch in the order of replicas.
-sample_numbers
-together(uint64_t count, const std::function<batch(batch_part)>& part_of_it) {
+sample_numbers together(uint64_t count,
+                        const std::function<batch(batch_part)>& part_of_it) {
   sample_numbers result;
   for (uint64_t i = 0; i < count; ++i) {
     auto part = numbers_of(part_of_it({i, count}));
@@ -114,9 +114,8 @@ TEST_CASE("The order of samples depends on the seed, and on nothing else",
     CAPTURE(step);
     auto whole = numbers_of(data.training_batch(step));
     for (uint64_t replicas : {2, 4, 8})
-      CHECK(together(replicas, [&](auto part) {
-              return data.training_batch(step, part);
-            })
+      CHECK(together(replicas,
+                     [&](auto part) { return data.training_batch(step, part); })
             == whole);
     CHECK(numbers_of(other.training_batch(step)) != whole);
     // A batch of two replicas is one of twice their size.
@@ -227,12 +226,13 @@ TEST_CASE("Files of a folder that do not fit are refused by name",
              ContainsSubstring("a row of input0 is F64 [3], but F32 [3] in"));
   CHECK_THAT(refused({{"input0", torch::ones({4, 3, 1})}}),
              ContainsSubstring("a row of input0 is F32 [3, 1], but F32 [3]"));
-  CHECK_THAT(refused({{"input0", torch::ones({4, 3})},
-                      {"input1", torch::ones({4})}}),
-             ContainsSubstring("has 2 tensors, but"));
+  CHECK_THAT(
+    refused({{"input0", torch::ones({4, 3})}, {"input1", torch::ones({4})}}),
+    ContainsSubstring("has 2 tensors, but"));
   auto fixed = error_of([&] { fixed_batch{folder, {}}; }, error_code::config);
-  CHECK_THAT(fixed, ContainsSubstring(folder + ": is a folder; "
-                                               "data.batch_size has to say"));
+  CHECK_THAT(fixed, ContainsSubstring(folder
+                                      + ": is a folder; "
+                                        "data.batch_size has to say"));
 }
 
 TEST_CASE("A file is a data set with data.batch_size, and one batch without",
@@ -250,8 +250,7 @@ TEST_CASE("A file is a data set with data.batch_size, and one batch without",
   auto data = make_data(x, 3);
   CHECK(data->batch_size() == 6);
   CHECK(numbers_of(data->held_out_batch(0, 1)) == from_to(18, 24));
-  row_samples same{x.data.path,
-                   {.held_out = 0.25, .batch_size = 6, .seed = 5}};
+  row_samples same{x.data.path, {.held_out = 0.25, .batch_size = 6, .seed = 5}};
   CHECK(numbers_of(data->training_batch(4))
         == numbers_of(same.training_batch(4)));
   x.data.batch_size = 7;
@@ -274,6 +273,5 @@ TEST_CASE("A checkpoint remembers how many bytes the files of a folder have",
         == std::to_string(fs::file_size(a) + fs::file_size(b)));
   x.data.path = b;
   settings = checkpoint_settings(x, 2);
-  CHECK(settings.at("bytes of data.path")
-        == std::to_string(fs::file_size(b)));
+  CHECK(settings.at("bytes of data.path") == std::to_string(fs::file_size(b)));
 }

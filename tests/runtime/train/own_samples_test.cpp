@@ -144,8 +144,8 @@ TEST_CASE("Replicas train on a user's samples as a plain loop does",
                               training_rows);
     auto index = torch::tensor(std::vector<int64_t>{rows.begin(), rows.end()});
     sgd.zero_grad();
-    auto loss = model->loss({dir.vectors.index_select(0, index),
-                             dir.classes.index_select(0, index)});
+    auto loss = model->loss(
+      {dir.vectors.index_select(0, index), dir.classes.index_select(0, index)});
     loss.backward();
     sgd.step();
     expected.push_back(loss.item<double>());
@@ -157,8 +157,7 @@ TEST_CASE("Replicas train on a user's samples as a plain loop does",
     {dir.vectors.narrow(0, training_rows, all_rows - training_rows),
      dir.classes.narrow(0, training_rows, all_rows - training_rows)});
   REQUIRE(run.held_out_loss);
-  CHECK(*run.held_out_loss
-        == Approx(held_out.item<double>()).epsilon(1e-4));
+  CHECK(*run.held_out_loss == Approx(held_out.item<double>()).epsilon(1e-4));
   check_near(all_of(dir.path / "run/model.safetensors"),
              {parameters.begin(), parameters.end()}, {1e-4, 1e-6});
 }
