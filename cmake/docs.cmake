@@ -1,7 +1,7 @@
-# The test of texts: a rule that is cited stands in docs/rules.md, each rule
-# there is cited by a test, and a path that a page or a comment names exists; so
-# does a module that Python code of tests/zoo imports from there, which no test
-# runs.
+# The test of texts: a rule that is cited stands in docs/internals/rules.md,
+# each rule there is cited by a test, and a path that a page or a comment names
+# exists; so does a module that Python code of tests/zoo imports from there,
+# which no test runs.
 #
 #   cmake -D ROOT=<tree> -P docs.cmake
 
@@ -36,12 +36,13 @@ foreach(file IN LISTS sources)
 endforeach()
 
 # -- rules ---------------------------------------------------------------------
-# A paragraph of docs/rules.md: **R7. What holds.** Why. Test: `tests/...`.
+# A paragraph of this page: **R7. What holds.** Why. Test: `tests/...`.
 
+set(rules_page docs/internals/rules.md)
 set(rules "")
 set(rules_in_tests "")
-if(EXISTS ${ROOT}/docs/rules.md)
-  file(READ ${ROOT}/docs/rules.md text)
+if(EXISTS ${ROOT}/${rules_page})
+  file(READ ${ROOT}/${rules_page} text)
   # Of lists with brackets and semicolons CMake makes others.
   string(REGEX REPLACE "[][;]" " " text "${text}")
   string(REPLACE "\n\n" ";" paragraphs "${text}")
@@ -49,11 +50,11 @@ if(EXISTS ${ROOT}/docs/rules.md)
     if(paragraph MATCHES "^[*][*](R[0-9]+)[.]")
       set(rule ${CMAKE_MATCH_1})
       if(rule IN_LIST rules)
-        complain(docs/rules.md "${rule} stands there twice")
+        complain(${rules_page} "${rule} stands there twice")
       endif()
       list(APPEND rules ${rule})
       if(NOT paragraph MATCHES "Test:[ \n]`tests/")
-        complain(docs/rules.md "${rule} names no test")
+        complain(${rules_page} "${rule} names no test")
       endif()
     endif()
   endforeach()
@@ -68,7 +69,7 @@ function(check_rules file)
   foreach(rule IN LISTS cited)
     string(STRIP "${rule}" rule)
     if(NOT rule IN_LIST rules)
-      complain(${file} "${rule} is not in docs/rules.md")
+      complain(${file} "${rule} is not in ${rules_page}")
     elseif(file MATCHES "^tests/")
       list(APPEND rules_in_tests ${rule})
     endif()
@@ -217,7 +218,7 @@ foreach(file IN LISTS sources)
   check_paths_of_source(${file})
 endforeach()
 foreach(file IN LISTS pages sources)
-  if(NOT file STREQUAL "docs/rules.md")
+  if(NOT file STREQUAL rules_page)
     check_rules(${file})
   endif()
 endforeach()
@@ -226,7 +227,7 @@ foreach(file IN LISTS programs)
 endforeach()
 foreach(rule IN LISTS rules)
   if(NOT rule IN_LIST rules_in_tests)
-    complain(docs/rules.md "no test cites ${rule}")
+    complain(${rules_page} "no test cites ${rule}")
   endif()
 endforeach()
 foreach(file cmake/tests.cmake dev)

@@ -12,7 +12,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/selftest.cmake)
 # A small tree that is right, with TEXT in FILE.
 macro(plant_text file text)
   plant(actors/README.md "# actors\n" tests/README.md "# tests\n"
-    docs/rules.md "# Rules\n\n${rule}\n" tests/a_test.cpp "// R1\n"
+    docs/internals/rules.md "# Rules\n\n${rule}\n" tests/a_test.cpp "// R1\n"
     ${file} "${text}\n")
 endmacro()
 
@@ -31,11 +31,11 @@ endfunction()
 expect_wrong(actors/a.hpp "/// Is held [x; (R1, R2)." "R2 is not in")
 expect_wrong(tests/a_test.cpp "TEST_CASE(\"a\", \"[a][R3]\") {" "R3 is not in")
 expect_wrong(docs/a.md "See R4." "R4 is not in")
-expect_wrong(docs/rules.md "${rule}\n\n**R2. It holds.** Because." "R2 names no test")
-expect_wrong(docs/rules.md "${rule}\n\n${rule}" "R1 stands there twice")
-expect_wrong(docs/rules.md "**R1. It holds.** Test: `tests/b_test.cpp`." "no tests/b_test.cpp")
+expect_wrong(docs/internals/rules.md "${rule}\n\n**R2. It holds.** Because." "R2 names no test")
+expect_wrong(docs/internals/rules.md "${rule}\n\n${rule}" "R1 stands there twice")
+expect_wrong(docs/internals/rules.md "**R1. It holds.** Test: `tests/b_test.cpp`." "no tests/b_test.cpp")
 plant_text(tests/a_test.cpp "TEST_CASE(\"a\") {")
-expect_refusal(docs "docs/rules.md: no test cites R1")
+expect_refusal(docs "docs/internals/rules.md: no test cites R1")
 
 # Paths and links.
 expect_wrong(README.md "Start with `runtime/b.hpp`." "no runtime/b.hpp")
@@ -65,7 +65,7 @@ expect_right(tests/runtime/base/b_test.cpp "int x")
 # What is right must pass, or the rules above prove nothing.
 expect_right(actors/a.hpp "/// Holds (R1).\n// see tests/a_test.cpp and actors/a.hpp")
 expect_right(actors/a.hpp "auto R2D = 1; // FOR3, xR7")
-expect_right(README.md "[rules](docs/rules.md) and `tests/*_test.cpp`, `RUN_DIR/x.json`")
+expect_right(README.md "[rules](docs/internals/rules.md) and `tests/*_test.cpp`, `RUN_DIR/x.json`")
 expect_right(README.md "```\ncat `runtime/b.hpp` [a](docs/b.md)\n```\n[b](https://x.org/y)")
 expect_right(tests/README.md "Start with `a_test.cpp`.")
 expect_right(actors/a.hpp "struct b { void run(); }; // see `b::run`")

@@ -16,7 +16,7 @@ namespace smp {
 
 /// A fabric through which all messages of a rank pass on their way to and from
 /// the one that moves bytes: the stages of communication see each, and decide
-/// by which path its tensors travel (docs/communication.md).
+/// by which path its tensors travel (docs/internals/communication.md).
 class comm_fabric final : public forwarding_fabric, public credit_fabric {
 public:
   /// @throws error (unsupported) if there is a device path and `inner` does not

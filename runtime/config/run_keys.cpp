@@ -287,7 +287,7 @@ const std::vector<config_key> run_table = {
   {.name = "transport.force_device_path",
    .slot = SMP_SLOT(smp.device_path.force),
    .meaning = "tensors in host memory take the device path, through arenas: "
-              "for tests and measurements (docs/communication.md)"},
+              "for tests and measurements (docs/internals/communication.md)"},
   {.name = "transport.force_ranks_per_node",
    .slot = SMP_SLOT(smp.device_path.ranks_per_node),
    .meaning = "ranks that `transport.force_device_path` takes for one node, "

@@ -26,7 +26,8 @@ struct schedule_config {
   double timeout = 5;
 };
 
-/// Table [transport]: the stages of communication (docs/communication.md).
+/// Table [transport]: the stages of communication
+/// (docs/internals/communication.md).
 struct device_path_config {
   /// Tensors in host memory take it too, for tests and measurements.
   bool force = false;

@@ -17,7 +17,7 @@
 #include <vector>
 
 // What a rank that takes nothing costs those who send to it
-// (docs/communication.md, "What waits, and how much").
+// (docs/internals/communication.md, "What waits, and how much").
 
 using namespace smp;
 using namespace smp::test;
