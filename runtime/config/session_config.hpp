@@ -26,8 +26,7 @@ struct schedule_config {
   double timeout = 5;
 };
 
-/// Table [transport]: the stages of communication
-/// (docs/internals/communication.md).
+/// Table [transport]: its stages are in docs/internals/communication.md.
 struct device_path_config {
   /// Tensors in host memory take it too, for tests and measurements.
   bool force = false;
