@@ -115,6 +115,12 @@ inline std::vector<uint64_t> shuffled_rows(uint64_t seed, uint64_t first,
   return result;
 }
 
+/// @returns how many of `size` bytes, tokens or samples are for training; those
+/// behind them are held out
+inline uint64_t training_size(uint64_t size, double held_out) {
+  return static_cast<uint64_t>(static_cast<double>(size) * (1 - held_out));
+}
+
 /// @returns part `index` of `count` equal ones
 inline std::vector<uint64_t> part_of(const std::vector<uint64_t>& begins,
                                      uint64_t index, uint64_t count) {

@@ -50,8 +50,7 @@ text::text(std::span<const uint8_t> bytes, std::shared_ptr<const void> owner,
     throw error{error_code::config,
                 fmt::format("{}: held-out share is {}, must be between 0 and 1",
                             name_, held_out)};
-  border_ = static_cast<size_t>(static_cast<double>(bytes_.size())
-                                * (1 - held_out));
+  border_ = training_size(bytes_.size(), held_out);
 }
 
 double text::unigram_entropy() const {

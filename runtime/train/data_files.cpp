@@ -76,8 +76,7 @@ token_sequences::token_sequences(const std::string& path, options x)
   bytes_ = file.bytes;
   owner_ = std::move(file.owner);
   size_ = bytes_.size() / x.token_size;
-  border_ = static_cast<uint64_t>(static_cast<double>(size_)
-                                  * (1 - x.held_out));
+  border_ = training_size(size_, x.held_out);
   if (bytes_.size() % x.token_size != 0)
     refuse(path, fmt::format("has {} bytes, no multiple of the {} of a "
                              "token; see data.dtype",
@@ -239,8 +238,7 @@ row_samples::row_samples(const std::string& path, options x) : options_(x) {
     begins_.push_back(size_);
     size_ += common_rows(file);
   }
-  border_ = static_cast<uint64_t>(static_cast<double>(size_)
-                                  * (1 - x.held_out));
+  border_ = training_size(size_, x.held_out);
   if (border_ < x.batch_size)
     refuse(path, fmt::format("has {} rows, {} of them for training, but a step "
                              "takes {} (data.batch_size times replicas); "
@@ -275,11 +273,12 @@ batch row_samples::read(const std::vector<uint64_t>& rows) const {
     shape.front() = static_cast<int64_t>(rows.size());
     auto all = at::empty(shape, x.dtype);
     auto* to = static_cast<uint8_t*>(all.mutable_data_ptr());
+    const auto bytes_of_row = all.nbytes() / rows.size();
     for (auto row : rows) {
       auto next = std::upper_bound(begins_.begin(), begins_.end(), row);
       auto k = static_cast<size_t>(next - begins_.begin()) - 1;
       files_[k].read_row(i, row - begins_[k], to);
-      to += all.nbytes() / rows.size();
+      to += bytes_of_row;
     }
     result.push_back(std::move(all));
   }
