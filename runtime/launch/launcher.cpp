@@ -4,6 +4,7 @@
 #include "actors/cluster/supervisor_link.hpp"
 #include "actors/inspection/entry_file.hpp"
 #include "runtime/base/file_io.hpp"
+#include "runtime/base/json_text.hpp"
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/limits.hpp"
@@ -175,10 +176,8 @@ std::string end_path(const std::string& log_dir) {
   return log_dir + "/end.json";
 }
 
-/// @param x with names and words of the user's: what is no UTF-8 gets a mark
 void write_for_later(const std::string& path, const nlohmann::json& x) {
-  constexpr auto replace = nlohmann::json::error_handler_t::replace;
-  std::ofstream{path} << x.dump(2, ' ', false, replace) << '\n';
+  std::ofstream{path} << json_text(x, 2) << '\n';
 }
 
 /// For later reading: what was stalled, and who waits for whom.

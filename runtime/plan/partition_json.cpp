@@ -1,5 +1,6 @@
 #include "runtime/plan/partition_json.hpp"
 
+#include "runtime/base/json_text.hpp"
 #include "runtime/session/module_times.hpp"
 #include "transport/error.hpp"
 
@@ -26,7 +27,7 @@ std::string quoted(std::string x) {
     x.resize(shown_name);
     x += "...";
   }
-  return json(x).dump(-1, ' ', false, json::error_handler_t::replace);
+  return json_text(json(x));
 }
 
 // -- reading ------------------------------------------------------------------
@@ -245,8 +246,7 @@ void add_decision(ordered_json& out, const partition_plan& plan,
 }
 
 std::string text_of(const ordered_json& x, int indent) {
-  return x.dump(indent, ' ', false, ordered_json::error_handler_t::replace)
-         + "\n";
+  return json_text(x, indent) + "\n";
 }
 
 std::string name_of(const model_info& model, module_id x) {

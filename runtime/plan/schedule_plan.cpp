@@ -1,5 +1,6 @@
 #include "runtime/plan/schedule_plan.hpp"
 
+#include "runtime/base/json_text.hpp"
 #include "runtime/plan/planner.hpp"
 #include "runtime/session/rank_runtime.hpp"
 #include "runtime/session/session.hpp"
@@ -70,7 +71,7 @@ std::string schedule_json(const schedule_prediction& prediction,
        {"phase", y.what.what == phase::forward ? "forward" : "backward"},
        {"begin", y.begin},
        {"end", y.end}});
-  return result.dump() + "\n";
+  return json_text(result) + "\n";
 }
 
 } // namespace smp

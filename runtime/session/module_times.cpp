@@ -2,6 +2,7 @@
 
 #include "partition/manual.hpp"
 #include "runtime/base/file_io.hpp"
+#include "runtime/base/json_text.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
@@ -121,7 +122,7 @@ json times_json(const model_info& model) {
 }
 
 void write_module_times(const std::string& path, const model_info& model) {
-  write_text(path, json{{"modules", times_json(model)}}.dump(1) + "\n");
+  write_text(path, json_text(json{{"modules", times_json(model)}}, 1) + "\n");
 }
 
 } // namespace smp

@@ -1,5 +1,6 @@
 #include "runtime/train/metrics.hpp"
 
+#include "runtime/base/json_text.hpp"
 #include "transport/error.hpp"
 
 #include <nlohmann/json.hpp>
@@ -55,9 +56,7 @@ std::string to_json(const step_metrics& x) {
     result["checkpoint_seconds"] = x.checkpoint_seconds;
   if (x.held_out_loss)
     result["held_out_loss"] = *x.held_out_loss;
-  // A module's name, say, may be no UTF-8.
-  constexpr auto replace = nlohmann::ordered_json::error_handler_t::replace;
-  return result.dump(-1, ' ', false, replace);
+  return json_text(result);
 }
 
 metrics_file::metrics_file(std::string path)

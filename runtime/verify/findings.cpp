@@ -1,5 +1,7 @@
 #include "runtime/verify/findings.hpp"
 
+#include "runtime/base/json_text.hpp"
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -164,7 +166,7 @@ std::string to_json(const verify_summary& x) {
     {"first", x.equal() ? json(nullptr) : object(x.findings.front())},
     {"findings", std::move(list)},
   };
-  return result.dump(2) + "\n";
+  return json_text(result, 2) + "\n";
 }
 
 std::string to_text(const verify_summary& x) {

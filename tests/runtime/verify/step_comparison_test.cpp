@@ -320,3 +320,14 @@ TEST_CASE("A finding reads well", "[runtime][verify]") {
              ContainsSubstring("in 9 steps (5 recorded, 3 replayed, 1 diverged "
                                "from the record); the first"));
 }
+
+TEST_CASE("A finding about a name that is no UTF-8 is written, too",
+          "[runtime][verify]") {
+  finding x;
+  x.module = "caf\xe9"; // Latin-1
+  verify_summary all;
+  all.add(x);
+  auto json = nlohmann::json::parse(to_json(all));
+  CHECK(json["first"]["module"] == "caf\xef\xbf\xbd");
+  CHECK(json["differences"] == 1);
+}
