@@ -30,6 +30,7 @@ std::vector<std::string> check(const train_config& x, std::string& partition) {
   });
   attempt([&] {
     auto plan = plan_model(begins);
+    begins.train.init_from.clear(); // it was compared with the model
     partition = plan.text;
     // Ranks may have room for what is too large for this process.
     if (!plan.failure.empty() && !is_out_of_memory(plan.failure))

@@ -7,12 +7,16 @@
 #include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_plain_gpt.hpp"
 #include "tests/support/train_dir.hpp"
+#include "transport/file_descriptor.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/functional/loss.h>
 
 #include <string>
 #include <vector>
+
+#include <sys/inotify.h>
+#include <unistd.h>
 
 // A run of processes that begins with what another one saved.
 
@@ -110,6 +114,25 @@ TEST_CASE_METHOD(init_run, "a file that does not fit ends run and check alike",
                                  "not a file; looked for "
                                  + (path / "none").string() + "\n"));
   }
+}
+
+TEST_CASE_METHOD(init_run, "a check opens the file of weights once",
+                 "[apps][check]") {
+  smp::file_descriptor watch{::inotify_init1(IN_NONBLOCK | IN_CLOEXEC)};
+  REQUIRE(watch.get() >= 0);
+  // The ends, too: openings that follow each other would be told as one.
+  REQUIRE(::inotify_add_watch(watch.get(), file().c_str(), IN_OPEN | IN_CLOSE)
+          >= 0);
+  finish({"check", "tiny.toml", "--train.init_from=" + file()});
+  int opened = 0;
+  alignas(inotify_event) char buffer[4096];
+  for (ssize_t n; (n = ::read(watch.get(), buffer, sizeof(buffer))) > 0;)
+    for (ssize_t i = 0; i < n;) {
+      auto* event = reinterpret_cast<const inotify_event*>(buffer + i);
+      opened += (event->mask & IN_OPEN) != 0 ? 1 : 0;
+      i += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+    }
+  CHECK(opened == 1);
 }
 
 TEST_CASE_METHOD(init_run, "a checkpoint wins over a file of weights",
