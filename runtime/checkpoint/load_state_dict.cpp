@@ -1,6 +1,6 @@
 #include "runtime/checkpoint/load_state_dict.hpp"
 
-#include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/checkpoint/weight_files.hpp"
 #include "runtime/session/agreement.hpp"
 #include "runtime/session/distributed_optimizer.hpp"
 #include "runtime/session/model_state.hpp"
@@ -16,17 +16,17 @@ namespace smp {
 
 namespace {
 
-/// A file whose tensors a model gets.
-class state_file {
+/// Files whose tensors a model gets.
+class state_files {
 public:
-  explicit state_file(const std::string& path) : path_(path), file_(path) {
+  explicit state_files(const std::string& path) : path_(path), files_(path) {
     // nop
   }
 
   /// @throws error (config) if they are not those of the model
   state_check check(const model_state& model) const {
     state_check result{model.map()};
-    for (auto& x : file_.tensors())
+    for (auto& x : files_.tensors())
       result.add(x.name, x.shape);
     result.finish("cannot load " + path_);
     return result;
@@ -39,8 +39,8 @@ public:
     at::NoGradGuard no_grad;
     model.await_updates();
     auto& map = model.map();
-    for (size_t k = 0; k < file_.tensors().size(); ++k)
-      if (auto i = checked.position(file_.tensors()[k].name); map.owned(i)) {
+    for (size_t k = 0; k < files_.tensors().size(); ++k)
+      if (auto i = checked.position(files_.tensors()[k].name); map.owned(i)) {
         auto& x = map.model().tensors[i].tensor;
         copy(k, 0, x, map.slice(i));
         for (auto* optimizer : optimizers)
@@ -49,7 +49,7 @@ public:
   }
 
 private:
-  /// The file may have digits that the parameter has not.
+  /// The files may have digits that the parameter has not.
   void load_master(size_t k, const at::Tensor& parameter,
                    const tensor_slice* slice,
                    distributed_optimizer& optimizer) const {
@@ -60,13 +60,13 @@ private:
     optimizer.load_master(*part, part->values); // for the parameter's value
   }
 
-  /// @param k which of the file
+  /// @param k which of the files' tensors
   /// @param first the row of what this rank holds with which `to` begins
   /// @param slice what this rank holds of it; null: the whole
   void copy(size_t k, int64_t first, const at::Tensor& to,
             const tensor_slice* slice) const {
     if (to.dim() == 0) {
-      to.copy_(file_.read(k));
+      to.copy_(files_.read(k));
     } else if (!slice || slice->dim > 0) {
       copy_rows(k, first, to, slice);
     } else {
@@ -88,7 +88,7 @@ private:
   void copy_rows(size_t k, int64_t first, const at::Tensor& to,
                  const tensor_slice* slice) const {
     constexpr int64_t most_bytes = 1 << 20;
-    auto& x = file_.tensors()[k];
+    auto& x = files_.tensors()[k];
     auto bytes = static_cast<int64_t>(c10::elementSize(x.dtype));
     for (size_t i = 1; i < x.shape.size(); ++i)
       bytes *= x.shape[i];
@@ -96,13 +96,13 @@ private:
       most_bytes / std::max<int64_t>(bytes, 1), 1);
     for (int64_t i = 0; i < to.size(0); i += most) {
       auto n = std::min(most, to.size(0) - i);
-      auto rows = file_.read_rows(k, first + i, n);
+      auto rows = files_.read_rows(k, first + i, n);
       to.narrow(0, i, n).copy_(slice ? slice->of(rows) : rows);
     }
   }
 
   std::string path_;
-  safetensors_reader file_;
+  weight_files files_;
 };
 
 } // namespace
@@ -110,20 +110,20 @@ private:
 void load_state_dict(const std::string& path, distributed_model_base& model,
                      const std::vector<distributed_optimizer*>& optimizers) {
   auto& rank = session::current().internals();
-  std::shared_ptr<const state_file> file;
+  std::shared_ptr<const state_files> files;
   do_together(rank, "smp.load.check", [&] {
-    file = std::make_shared<const state_file>(path);
-    file->check(model.state());
+    files = std::make_shared<const state_files>(path);
+    files->check(model.state());
   });
-  model.register_post_partition_hook([file, &model, optimizers] {
+  model.register_post_partition_hook([files, &model, optimizers] {
     do_together(session::current().internals(), "smp.load",
-                [&] { file->load(model.state(), optimizers); });
+                [&] { files->load(model.state(), optimizers); });
   });
 }
 
 void check_state_dict(const std::string& path,
                       const distributed_model_base& model) {
-  state_file{path}.check(model.state());
+  state_files{path}.check(model.state());
 }
 
 } // namespace smp

@@ -9,13 +9,14 @@ namespace smp {
 
 class distributed_optimizer;
 
-/// Reads parameters and buffers from a file (safetensors.hpp) that has whole
-/// tensors under the names of the model, as
-/// `distributed_model::load_state_dict` takes them from memory. Each rank reads
-/// what it owns, one tensor after the other, so none needs the memory of the
-/// whole. Before the partition this only compares the file with the model; the
-/// values come with the partition, and the file has to stay until then.
-/// Collective over the world.
+/// Reads parameters and buffers from a file (safetensors.hpp), or from several
+/// with an index (weight_files.hpp), that have whole tensors under the names of
+/// the model, as `distributed_model::load_state_dict` takes them from memory.
+/// Each rank reads what it owns, one tensor after the other, so none needs the
+/// memory of the whole. Before the partition this only compares the file with
+/// the model; the values come with the partition, and the file has to stay
+/// until then. Collective over the world.
+/// @param path the file, the index, or the folder with either
 /// @param optimizers of the model, alive until the partition: float32 weights
 /// that they have of parameters in half precision become what the file has.
 /// Those of others follow their parameters, which are rounded.

@@ -65,8 +65,10 @@ struct config_key {
   bool local = false;
   /// A file that must exist; relative to where the key is set.
   bool is_file = false;
-  /// A folder of files will do while this holds.
-  std::optional<config_condition> or_folder = {};
+  /// Such a file may be a folder, too,
+  bool or_folder = false;
+  /// or only while this holds.
+  std::optional<config_condition> folder_if = {};
   /// A folder; relative to where the key is set.
   bool is_folder = false;
   /// Values of such a key that are none.

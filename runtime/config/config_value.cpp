@@ -309,7 +309,7 @@ bool is_required(const config_key& key, const train_config& x) {
 }
 
 bool may_be_folder(const config_key& key, const train_config& x) {
-  return key.or_folder && holds(*key.or_folder, x);
+  return key.or_folder && (!key.folder_if || holds(*key.folder_if, x));
 }
 
 std::optional<std::string> check_value(const config_key& key,

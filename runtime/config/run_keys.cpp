@@ -23,7 +23,8 @@ const std::vector<config_key> run_table = {
    .elsewhere = {"file", "filename", "data_path", "dataset_path", "data_dir"},
    .only = {{"data.type", {"text", "tokens", "safetensors"}}},
    .is_file = true,
-   .or_folder = config_condition{"data.type", {"safetensors"}}},
+   .or_folder = true,
+   .folder_if = config_condition{"data.type", {"safetensors"}}},
   {.name = "data.dtype",
    .slot = SMP_SLOT(data.dtype),
    .meaning = "how the file holds a token (little endian)",
@@ -172,14 +173,16 @@ const std::vector<config_key> run_table = {
   {.name = "train.init_from",
    .slot = SMP_SLOT(train.init_from),
    .meaning = "safetensors file with the parameters and buffers to begin with, "
-              "of Hugging Face or `train.save_model`; relative to the "
-              "configuration's directory; not read by a run that goes on from "
-              "a checkpoint (docs/models.md)",
+              "of Hugging Face or `train.save_model`, or the index of several, "
+              "or the folder with either; relative to the configuration's "
+              "directory; not read by a run that goes on from a checkpoint "
+              "(docs/models.md)",
    .fallback = "those with which the model is made",
    .elsewhere = {"pretrained", "from_pretrained", "pretrained_model",
                  "model_name_or_path", "pretrained_model_name_or_path",
                  "load_weights", "init_checkpoint", "finetune"},
-   .is_file = true},
+   .is_file = true,
+   .or_folder = true},
   {.name = "train.log_interval",
    .slot = SMP_SLOT(train.log_interval),
    .meaning = "steps between two progress lines that stay",

@@ -1,6 +1,6 @@
 #include "runtime/verify/reference.hpp"
 
-#include "runtime/checkpoint/safetensors.hpp"
+#include "runtime/checkpoint/weight_files.hpp"
 #include "runtime/session/session.hpp"
 #include "runtime/train/optimizers.hpp"
 #include "runtime/train/trainable.hpp"
@@ -230,10 +230,10 @@ void reference_run::begin_from(const std::string& path,
   for (auto& x : names)
     for (auto& name : x.all)
       first.emplace(name, x.all.front());
-  const safetensors_reader file{path};
-  for (size_t k = 0; k < file.tensors().size(); ++k)
-    if (auto i = first.find(file.tensors()[k].name); i != first.end())
-      state_->begin_with(i->second, file.read(k));
+  const weight_files files{path};
+  for (size_t k = 0; k < files.tensors().size(); ++k)
+    if (auto i = first.find(files.tensors()[k].name); i != first.end())
+      state_->begin_with(i->second, files.read(k));
 }
 
 void reference_run::load(const std::map<std::string, at::Tensor>& from) {

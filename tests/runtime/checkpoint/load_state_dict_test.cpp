@@ -10,6 +10,7 @@
 #include "tests/support/torch_numbers.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
+#include <nlohmann/json.hpp>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
@@ -131,6 +132,35 @@ TEST_CASE("ranks of any grid read a file, and write the same",
       CHECK(torch::equal(written.at(name), x));
     }
   }
+}
+
+TEST_CASE("ranks read several files with an index as they read one",
+          "[runtime][state][tensor_parallel]") {
+  scratch_dir dir;
+  auto given = given_tensors();
+  const numbers expected{given.begin(), given.end()};
+  named_tensors parts[2];
+  nlohmann::json index;
+  for (size_t k = 0; k < given.size(); ++k) {
+    parts[k % 2].push_back(given[k]);
+    index["weight_map"][given[k].first] = k % 2 == 0 ? "0.st" : "1.st";
+  }
+  write_safetensors(dir.path / "0.st", parts[0]);
+  write_safetensors(dir.path / "1.st", parts[1]);
+  dir.write("model.safetensors.index.json", index.dump());
+  filed_grid g{2, 2};
+  run_virtual_world(4, world_of_files(g, "speed"), [&](session&) {
+    distributed_model model{make_filed(g)};
+    load_state_dict(dir.path, model);
+    model.partition();
+    auto state = model.state_dict();
+    assertion_lock held;
+    CHECK(state.size() == expected.size());
+    for (auto& [name, x] : state) {
+      INFO(name);
+      CHECK(torch::equal(x, expected.at(name)));
+    }
+  });
 }
 
 TEST_CASE("a wrong file is refused as a whole, with all that is wrong",
