@@ -3,6 +3,7 @@
 #include "runtime/base/print_stderr.hpp"
 #include "runtime/launch/environment.hpp"
 #include "runtime/launch/limits.hpp"
+#include "runtime/launch/run_outcome.hpp"
 #include "runtime/launch/shared_segments.hpp"
 
 #include <fmt/format.h>
@@ -120,7 +121,8 @@ bool told_by_others(error_code x) {
 
 void end_on_uncaught_errors() {
   // Not for what a rank starts.
-  for (auto* name : {last_words_variable, unwritten_words_variable})
+  for (auto* name : {last_words_variable, unwritten_words_variable,
+                     stage_descriptor_variable})
     if (auto* fd = std::getenv(name))
       ::fcntl(std::atoi(fd), F_SETFD, FD_CLOEXEC);
   if (std::get_terminate() != on_terminate)

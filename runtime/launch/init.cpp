@@ -5,6 +5,7 @@
 #include "runtime/launch/error_exit.hpp"
 #include "runtime/launch/launcher.hpp"
 #include "runtime/launch/run_dir.hpp"
+#include "runtime/launch/run_outcome.hpp"
 #include "transport/error.hpp"
 
 #include <charconv>
@@ -42,6 +43,13 @@ uint64_t number_of_ranks(std::string_view text) {
   return result;
 }
 
+/// Whether there is nothing that somebody could miss: it failed before its
+/// first step was over, or ended well without a session.
+bool is_no_run(const run_outcome& x) {
+  return x.reached == run_stage::start
+         || (x.reached == run_stage::session && x.exit_code != 0);
+}
+
 /// Makes the directory that the user names, or one for several ranks: who
 /// starts a single one sees all of it on the console.
 /// @returns it; empty: the run has none
@@ -54,6 +62,12 @@ std::string own_run_dir(int argc, char** argv, uint64_t ranks) {
   if (wanted->empty() || wanted->starts_with("--"))
     throw config_error("--run-dir: expected a directory");
   std::string path{*wanted};
+  if (auto end = read_run_outcome(path); end && is_no_run(*end)) {
+    print_stderr("smp: what is in {} ended before its first step was over; it "
+                 "is overwritten\n",
+                 path);
+    remove_launcher_files(path);
+  }
   // What else the program leaves there, nobody knows.
   claim_run_dir(path, {"log-0.txt", "end.json"});
   return make_run_dir(path, {});

@@ -7,9 +7,10 @@ namespace smp {
 /// program N times on this machine, as ranks of one run, and ends with their
 /// exit code (see `launch`). The run has a directory for its logs (see
 /// `session::run_dir`): `--run-dir DIR`, or a new one, runs/TIME-PROGRAM; a
-/// single rank has one only if it is named. Under mpirun, srun and the like,
-/// and without `--ranks`, it returns and the program goes on. An `smp::error`
-/// that leaves main is then one line on stderr and an exit code
+/// single rank has one only if it is named. What failed in DIR before its first
+/// step was over is overwritten. Under mpirun, srun and the
+/// like, and without `--ranks`, it returns and the program goes on. An
+/// `smp::error` that leaves main is then one line on stderr and an exit code
 /// (docs/errors.md).
 /// @throws error (config) if N is no number of ranks, or if DIR holds a run
 /// already or cannot be made

@@ -10,8 +10,10 @@
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/network_choice.hpp"
 #include "runtime/launch/process_group.hpp"
+#include "runtime/launch/run_outcome.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/launch/shared_segments.hpp"
+#include "transport/file_descriptor.hpp"
 #include "transport/network/addresses.hpp"
 #include "transport/run_secret.hpp"
 
@@ -55,6 +57,8 @@ struct launch_place {
   std::string run_id;
   std::string log_dir;
   network_choice network;
+  /// By it rank 0 tells how far it came.
+  file_descriptor stage;
   /// Why its ranks are to share no memory in files; nothing: they are.
   std::optional<std::string> no_shared_memory;
 
@@ -75,6 +79,7 @@ launch_place find_place(const launch_options& x) {
   launch_place result;
   result.ranks = x.ranks;
   result.log_dir = x.log_dir;
+  result.stage = stage_descriptor();
   result.secret = run_secret::make();
   auto& nodes = x.nodes;
   if (!nodes.ranks_of.empty()) {
@@ -121,6 +126,7 @@ std::map<std::string, std::string> variables_of(uint64_t rank,
   result["SMP_LOCAL_SIZE"] = std::to_string(place.ranks);
   result["SMP_RUN_ID"] = place.run_id;
   result[secret_descriptor_variable] = std::to_string(secret);
+  result[stage_descriptor_variable] = std::to_string(place.stage.get());
   result["SMP_RENDEZVOUS"] = endpoint(place.network.master, port);
   result[no_shared_memory_variable] = place.no_shared_memory.value_or("");
   result[run_dir_variable] = place.log_dir;
@@ -172,14 +178,6 @@ std::string stall_path(const std::string& log_dir) {
   return log_dir + "/stall.json";
 }
 
-std::string end_path(const std::string& log_dir) {
-  return log_dir + "/end.json";
-}
-
-void write_for_later(const std::string& path, const nlohmann::json& x) {
-  std::ofstream{path} << json_text(x, 2) << '\n';
-}
-
 /// For later reading: what was stalled, and who waits for whom.
 void write_stall(const stall_report& x, const std::string& log_dir) {
   nlohmann::json silent = nlohmann::json::array();
@@ -192,7 +190,7 @@ void write_stall(const stall_report& x, const std::string& log_dir) {
                         {"silent", std::move(silent)}};
   if (x.culprit != no_rank)
     result["culprit"] = x.culprit.value;
-  write_for_later(stall_path(log_dir), result);
+  std::ofstream{stall_path(log_dir)} << json_text(result, 2) << '\n';
 }
 
 /// From now on one can look at the run, see docs/inspect.md.
@@ -205,12 +203,6 @@ std::unique_ptr<published_entry> let_look(supervisor_host& supervisor,
     return nullptr;
   return std::make_unique<published_entry>(x.log_dir,
                                            supervisor.open_inspection());
-}
-
-/// For later reading, too: how it ended.
-void write_end(const process_group::result& x, const std::string& log_dir) {
-  nlohmann::json end{{"exit_code", exit_code(x)}, {"cause", cause_text(x)}};
-  write_for_later(end_path(log_dir), end);
 }
 
 /// Rank 0 tells it on the console, if it can.
@@ -230,7 +222,7 @@ process_group::options group_options(const launch_options& x,
   result.first_rank = place.first_rank;
   result.log_dir = place.log_dir;
   result.verdict = x.verdict;
-  result.inherited = {secret};
+  result.inherited = {secret, place.stage.get()};
   result.ends_with_output = std::getenv(ends_with_output_variable) != nullptr;
   result.grace = x.grace;
   result.interrupt_grace = x.interrupt_grace;
@@ -383,7 +375,9 @@ int launch(const launch_options& x) {
     for (auto pid : group.pids())
       remove_leftovers(place.log_dir, pid);
     if (place.first())
-      write_end(result, place.log_dir);
+      write_run_outcome(place.log_dir,
+                        {exit_code(result), cause_text(result),
+                         told_stage(place.stage.get())});
   }
   print_cause(result, place);
   return exit_code(result);

@@ -5,6 +5,8 @@
 
 #include <fmt/chrono.h>
 
+#include <cinttypes>
+#include <cstdio>
 #include <ctime>
 #include <filesystem>
 #include <system_error>
@@ -23,6 +25,14 @@ bool make_directories(const std::filesystem::path& path) {
   return made;
 }
 
+/// @returns whether a rank has such a log: "log-12.txt"
+bool is_log(const std::string& name) {
+  uint64_t rank = 0;
+  int end = 0;
+  return std::sscanf(name.c_str(), "log-%" SCNu64 ".txt%n", &rank, &end) == 1
+         && static_cast<size_t>(end) == name.size();
+}
+
 } // namespace
 
 void claim_run_dir(const std::string& path,
@@ -39,6 +49,14 @@ void claim_run_dir(const std::string& path,
                     path, sign));
   }
   remove_leftovers(path);
+}
+
+void remove_launcher_files(const std::string& path) {
+  std::error_code ignored;
+  for (auto& x : std::filesystem::directory_iterator{path, ignored})
+    if (auto name = x.path().filename().string();
+        name == "end.json" || name == "stall.json" || is_log(name))
+      std::filesystem::remove(x.path(), ignored);
 }
 
 std::string make_run_dir(const std::string& wanted, const std::string& name) {

@@ -15,6 +15,10 @@ namespace smp {
 void claim_run_dir(const std::string& path,
                    const std::vector<std::string>& signs);
 
+/// Removes what our launcher leaves in `path`: logs, the last stall, the end of
+/// the run.
+void remove_launcher_files(const std::string& path);
+
 /// Makes `wanted`, or, if that is empty, a new directory runs/TIME-NAME below
 /// the current one.
 /// @returns the directory

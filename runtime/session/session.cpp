@@ -10,6 +10,7 @@
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/network_choice.hpp"
 #include "runtime/launch/rendezvous.hpp"
+#include "runtime/launch/run_outcome.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/launch/shared_segments.hpp"
 #include "runtime/launch/stopped_ranks.hpp"
@@ -358,6 +359,10 @@ void session::process::begin(const rank_environment& env, rank_runtime& rank,
                                             std::vector{rank.watch()});
   rank.exchange().barrier(world_of(rank), "smp.joined");
   run_dir = env.run_dir;
+  if (env.supervised && env.rank == 0) {
+    tell_stage(run_stage::session);
+    rank.steps().on_first_step([] { tell_stage(run_stage::step); });
+  }
   if (stalls && !run_dir.empty())
     entry = std::make_unique<published_entry>(run_dir,
                                               stalls->open_inspection());

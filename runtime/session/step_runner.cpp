@@ -27,6 +27,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace smp {
 
@@ -174,6 +175,8 @@ void step_runner::end_step(model_state* model, const failure& why) {
   replicas_.end_step(model, why);
   if (model)
     model->forget_kept();
+  if (!why && on_first_step_)
+    std::exchange(on_first_step_, nullptr)();
 }
 
 namespace {

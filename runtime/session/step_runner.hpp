@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace smp {
@@ -68,6 +69,11 @@ public:
     return stats_;
   }
 
+  /// Calls `f` once, when a step is over that did not fail.
+  void on_first_step(std::function<void()> f) {
+    on_first_step_ = std::move(f);
+  }
+
   // -- request_runner ---------------------------------------------------------
 
   payload run(execution& ex, request& x) override;
@@ -107,6 +113,7 @@ private:
   call_context body_context_;           // of the thread that called the step
   std::vector<object_id> held_results_; // of the running step
   step_stats stats_;
+  std::function<void()> on_first_step_;
 };
 
 /// Waits until the microbatch of `ex` may turn around. Parks.

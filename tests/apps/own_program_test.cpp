@@ -6,8 +6,10 @@
 #include "runtime/launch/init.hpp"
 #include "runtime/session/groups.hpp"
 #include "runtime/session/session.hpp"
+#include "runtime/session/step.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/scratch_dir.hpp"
+#include "transport/error.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -29,6 +31,7 @@ using namespace smp::test;
 namespace fs = std::filesystem;
 
 // As main, with the arguments in $ARGUMENTS, until there is a file "enough".
+// Files "step" and "fail" say what it does before.
 TEST_CASE("a program that somebody wrote", "[.own_program]") {
   std::vector<std::string> words{"bin/own"};
   std::istringstream arguments{std::getenv("ARGUMENTS")};
@@ -45,6 +48,10 @@ TEST_CASE("a program that somebody wrote", "[.own_program]") {
   // (Catch2 has written already, after which fmt::print flushes no lines.)
   std::cout << fmt::format("rank {} of {} in '{}'\n", session.rank(),
                            session.size(), session.run_dir());
+  if (fs::exists("step"))
+    smp::step([] {})();
+  if (fs::exists("fail"))
+    throw smp::config_error("no weights");
   while (!smp::any_rank(fs::exists("enough"))) {
     // Others look.
   }
@@ -123,6 +130,43 @@ TEST_CASE_METHOD(own_program, "One rank leaves no directory nobody asked for",
   CHECK_THAT(run.output(), ContainsSubstring("rank 0 of 1 in ''\n"));
   for (auto& x : fs::directory_iterator{path})
     CHECK(x.path().filename() == "enough");
+}
+
+TEST_CASE_METHOD(own_program, "What failed before its first step is no run",
+                 "[apps]") {
+  write("enough", "");
+  write("fail", "");
+  CHECK(start("--ranks 2 --run-dir run").join() != 0);
+  CHECK(fs::exists(path / "run/log-1.txt"));
+  fs::remove(path / "fail");
+  auto again = start("--ranks 1 --run-dir run");
+  CHECK(again.join() == 0);
+  CHECK_THAT(again.output(),
+             ContainsSubstring("smp: what is in run ended before its first "
+                               "step was over; it is overwritten\n"
+                               "smp: run dir run\n"));
+  CHECK_FALSE(fs::exists(path / "run/log-1.txt")); // nor what else it left
+  auto third = start("--ranks 1 --run-dir run"); // the second one ended well
+  CHECK(third.join() != 0);
+  CHECK_THAT(third.output(),
+             ContainsSubstring("holds a run already (run/log-0.txt)"));
+}
+
+TEST_CASE_METHOD(own_program, "What failed after its first step is a run",
+                 "[apps]") {
+  const auto ranks = GENERATE(1, 2);
+  CAPTURE(ranks);
+  write("enough", "");
+  write("step", "");
+  write("fail", "");
+  auto arguments = fmt::format("--ranks {} --run-dir run", ranks);
+  CHECK(start(arguments).join() != 0);
+  auto before = content_of(path / "run/log-0.txt");
+  auto again = start(arguments);
+  CHECK(again.join() != 0);
+  CHECK_THAT(again.output(),
+             ContainsSubstring("holds a run already (run/log-0.txt)"));
+  CHECK(content_of(path / "run/log-0.txt") == before);
 }
 
 TEST_CASE_METHOD(own_program, "A directory has to be named",
