@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace smp {
 
@@ -73,6 +74,19 @@ std::string own_run_dir(int argc, char** argv, uint64_t ranks) {
   return make_run_dir(path, {});
 }
 
+/// A program that showed its own help left nothing that the console did not
+/// show.
+void remove_if_nothing_began(const std::string& run_dir) {
+  auto end = read_run_outcome(run_dir);
+  if (!end || end->exit_code != 0 || end->reached != run_stage::start)
+    return;
+  remove_launcher_files(run_dir);
+  std::error_code not_empty;
+  if (std::filesystem::remove(run_dir, not_empty))
+    print_stderr("smp: run dir {} is removed: no rank began a session\n",
+                 run_dir);
+}
+
 } // namespace
 
 void init(int argc, char** argv) {
@@ -93,7 +107,10 @@ void init(int argc, char** argv) {
   x.log_dir = own_run_dir(argc, argv, x.ranks);
   if (!x.log_dir.empty())
     print_stderr("smp: run dir {}\n", x.log_dir);
-  exit_at_once(launch(x));
+  auto code = launch(x);
+  if (!x.log_dir.empty() && !option_value(argc, argv, "--run-dir"))
+    remove_if_nothing_began(x.log_dir);
+  exit_at_once(code);
 }
 
 } // namespace smp

@@ -31,7 +31,7 @@ using namespace smp::test;
 namespace fs = std::filesystem;
 
 // As main, with the arguments in $ARGUMENTS, until there is a file "enough".
-// Files "step" and "fail" say what it does before.
+// Files "help", "step" and "fail" say what it does before.
 TEST_CASE("a program that somebody wrote", "[.own_program]") {
   std::vector<std::string> words{"bin/own"};
   std::istringstream arguments{std::getenv("ARGUMENTS")};
@@ -42,6 +42,10 @@ TEST_CASE("a program that somebody wrote", "[.own_program]") {
     argv.push_back(x.data());
   argv.push_back(nullptr);
   smp::init(static_cast<int>(words.size()), argv.data());
+  if (fs::exists("help")) {
+    std::cout << "usage: own\n";
+    return;
+  }
   auto here = smp::read_rank_environment();
   smp::session session{
     {.pipeline_parallel_degree = here ? here->world_size : 1}};
@@ -167,6 +171,23 @@ TEST_CASE_METHOD(own_program, "What failed after its first step is a run",
   CHECK_THAT(again.output(),
              ContainsSubstring("holds a run already (run/log-0.txt)"));
   CHECK(content_of(path / "run/log-0.txt") == before);
+}
+
+TEST_CASE_METHOD(own_program, "The help of a program leaves no directory",
+                 "[apps]") {
+  write("help", "");
+  auto help = start("--ranks 2");
+  CHECK(help.join() == 0);
+  CHECK_THAT(help.output(), ContainsSubstring("usage: own\n")
+                              && ContainsSubstring(" is removed: no rank began "
+                                                   "a session\n"));
+  CHECK(fs::is_empty(path / "runs"));
+  // One that was named stays, and is no run.
+  CHECK(start("--ranks 2 --run-dir run").join() == 0);
+  CHECK(fs::exists(path / "run/log-0.txt"));
+  fs::remove(path / "help");
+  write("enough", "");
+  CHECK(start("--ranks 2 --run-dir run").join() == 0);
 }
 
 TEST_CASE_METHOD(own_program, "A directory has to be named",
