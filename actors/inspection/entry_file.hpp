@@ -14,6 +14,7 @@ namespace smp {
 /// Where an `inspection_port` is, and of whom.
 struct inspection_entry {
   std::string address = "127.0.0.1";
+  /// 0: the run begins, and nobody can be asked yet.
   uint16_t port = 0;
   /// Opens this port and nothing else of the run.
   run_secret secret;

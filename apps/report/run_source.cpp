@@ -33,12 +33,18 @@ std::optional<inspection_entry> parse_address(const std::string& x) {
   return result;
 }
 
+bool is_of_living(const std::optional<inspection_entry>& x) {
+  return x && !is_orphaned(*x);
+}
+
 } // namespace
 
 const char* to_string(run_look::state x) noexcept {
   switch (x) {
     case run_look::state::live:
       return "running";
+    case run_look::state::starting:
+      return "starting";
     case run_look::state::ended:
       return "ended";
     case run_look::state::unreachable:
@@ -99,15 +105,19 @@ run_look run_source::look() {
     return result;
   }
   result.files = read_run_files(place_);
-  if (auto entry = read_entry(entry_path(place_));
-      entry && !is_orphaned(*entry))
-    ask(*entry, result);
-  if (result.status)
-    return result;
-  // It may have ended just now.
   auto entry = read_entry(entry_path(place_));
-  if (entry && !is_orphaned(*entry))
+  const auto asked = is_of_living(entry);
+  if (asked)
+    ask(*entry, result);
+  if (asked && result.what != run_look::state::unreachable)
     return result;
+  // It may have begun or ended just now.
+  entry = read_entry(entry_path(place_));
+  if (is_of_living(entry)) {
+    if (!asked)
+      ask(*entry, result);
+    return result;
+  }
   client_.reset();
   result.files = read_run_files(place_);
   look_at_files(result);
@@ -117,6 +127,11 @@ run_look run_source::look() {
 }
 
 void run_source::ask(const inspection_entry& x, run_look& to) {
+  if (x.port == 0) {
+    to.what = run_look::state::starting;
+    to.text = "its session has not begun";
+    return;
+  }
   try {
     if (!client_)
       client_ = std::make_unique<run_client>(x, connect_limit);

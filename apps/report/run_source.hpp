@@ -16,19 +16,20 @@ namespace smp::app {
 struct run_look {
   enum class state : uint8_t {
     live,        // it answered
+    starting,    // nobody can be asked yet
     ended,       // nobody is there any more
     unreachable, // somebody should be there and does not answer
   };
 
   state what = state::unreachable;
-  /// In words: how it ended, or why it does not answer.
+  /// In words: what it waits for, how it ended, or why it does not answer.
   std::string text;
   /// Set if it answered.
   std::optional<run_status> status;
   run_files files;
 };
 
-/// @returns "running", "ended", "unreachable"
+/// @returns "running", "starting", "ended", "unreachable"
 const char* to_string(run_look::state x) noexcept;
 
 /// @returns one line for each thing that is wrong; none if all is well

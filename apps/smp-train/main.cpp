@@ -166,6 +166,8 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
     auto known = s.run_dir();
     return known.empty() ? run_dir_of(cmd) : known;
   });
+  // Before it leaves files there: who finds some may look.
+  inspectable_run inspected{s, run_dir};
   if (s.rank() > 0)
     make_run_dir(run_dir, {}); // for ranks of other machines
   else
@@ -195,7 +197,6 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
       if (ends)
         end_in_time(text);
     });
-  inspectable_run inspected{s, run_dir};
   if (screen) {
     screen->begin(cmd.config, s.size(), run_dir);
     all.add(*screen);

@@ -10,6 +10,7 @@
 #include "runtime/launch/limits.hpp"
 #include "runtime/launch/network_choice.hpp"
 #include "runtime/launch/process_group.hpp"
+#include "runtime/launch/run_dir.hpp"
 #include "runtime/launch/run_outcome.hpp"
 #include "runtime/launch/secret_handover.hpp"
 #include "runtime/launch/shared_segments.hpp"
@@ -193,16 +194,19 @@ void write_stall(const stall_report& x, const std::string& log_dir) {
   std::ofstream{stall_path(log_dir)} << json_text(result, 2) << '\n';
 }
 
-/// From now on one can look at the run, see docs/inspect.md.
+/// From now on one can look at the run, see docs/inspect.md. Before there are
+/// logs, so that whoever finds some knows that the run is not over. A rank that
+/// is alone joins nobody; when its session begins it says itself where to ask.
 std::unique_ptr<published_entry> let_look(supervisor_host& supervisor,
                                           const launch_options& x) {
-  if (!x.log_dir.empty())
-    for (auto& left : {end_path(x.log_dir), stall_path(x.log_dir)})
-      std::remove(left.c_str());         // of an earlier run
-  if (x.log_dir.empty() || x.ranks == 1) // a rank that is alone joins nobody
+  if (x.log_dir.empty())
     return nullptr;
-  return std::make_unique<published_entry>(x.log_dir,
-                                           supervisor.open_inspection());
+  make_run_dir(x.log_dir, {});
+  for (auto& left : {end_path(x.log_dir), stall_path(x.log_dir)})
+    std::remove(left.c_str()); // of an earlier run
+  return std::make_unique<published_entry>(
+    x.log_dir, x.ranks > 1 ? supervisor.open_inspection()
+                           : entry_of_this_process(0, run_secret::make()));
 }
 
 /// Rank 0 tells it on the console, if it can.
@@ -362,10 +366,10 @@ int launch(const launch_options& x) {
       link->report_stop(y, stopped);
   };
   auto port = supervisor ? supervisor->port() : x.nodes.port;
+  auto entry = supervisor ? let_look(*supervisor, x) : nullptr;
   group.start([&](uint64_t rank) {
     return variables_of(rank, x, place, handed_over.get(), port);
   });
-  auto entry = supervisor ? let_look(*supervisor, x) : nullptr;
   auto result = group.run();
   if (place.first() && place.ranks < x.ranks)
     find_first_cause(result, place, elsewhere);

@@ -344,6 +344,22 @@ TEST_CASE("a run begins without the end and the stall of another one",
   CHECK_THAT(dir.read("logs/end.json"), ContainsSubstring("\"exit_code\": 2"));
 }
 
+TEST_CASE("one can look at a run from its begin", "[runtime][launch]") {
+  scratch_dir dir;
+  const auto entry = dir.path / "logs/inspect.entry";
+  // The ranks look, as somebody may who finds their logs.
+  const std::string look = "test $(stat -c %a $DIR/logs/inspect.entry) = 600";
+  CHECK(launch_in(dir, shell(look + " || exit 2")).code == 0);
+  CHECK_FALSE(std::filesystem::exists(entry));
+  // Of a single one nobody else knows where to ask.
+  auto alone = launch_in(
+    dir, ranks_of(1, {"sh", "-c",
+                      look + " && grep -q '^port 0$' $DIR/logs/inspect.entry "
+                             "|| exit 2"}));
+  CHECK(alone.code == 0);
+  CHECK_FALSE(std::filesystem::exists(entry));
+}
+
 TEST_CASE("a rank that is stopped before it joins is a stall of its time",
           "[runtime][launch][R7]") {
   scratch_dir dir;
