@@ -20,4 +20,10 @@ inline bool fits(std::string_view pattern, std::string_view name) {
   return false;
 }
 
+/// Tells whether an entry of a list of patterns takes away what those before it
+/// name: "!encoder.layer.11".
+inline bool takes_away(std::string_view entry) {
+  return entry.starts_with('!');
+}
+
 } // namespace smp

@@ -1,5 +1,6 @@
 #include "runtime/config/config_schema.hpp"
 
+#include "runtime/base/name_pattern.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
@@ -333,6 +334,22 @@ public:
           "memory; name modules, or leave it out");
   }
 
+  /// What a list of modules begins with has nothing to take away.
+  void check_module_lists() {
+    auto check = [&](const char* key, const std::vector<std::string>& x) {
+      if (!x.empty() && takes_away(x.front()))
+        add({key}, fmt::format("{} begins with \"{}\", but names nothing "
+                               "before it that it could take away; write e.g. "
+                               "[\"*\", \"{}\"]",
+                               key, x.front(), x.front()));
+    };
+    auto& x = x_.smp;
+    check("tensor_parallel.modules", x.tensor_parallel_modules);
+    check("activation_checkpointing.modules",
+          x.activation_checkpointing.modules);
+    check("smp.no_promises", x.no_promises);
+  }
+
   void check_placement() {
     for (auto& [name, device] : x_.manual_partition)
       if (device >= x_.smp.pipeline_parallel_degree) {
@@ -373,6 +390,7 @@ std::vector<config_conflict> conflicts(const train_config& x) {
   rules.check_rank_order();
   rules.check_same_samples();
   rules.check_checkpointing();
+  rules.check_module_lists();
   rules.check_model();
   rules.check_data();
   rules.check_fixed_batch();

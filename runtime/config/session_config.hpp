@@ -80,7 +80,8 @@ struct session_config {
   /// After each training step, replicas take the buffers of the first one.
   bool broadcast_buffers = false;
   /// Replicas that lend each other parts of some modules: of those whose names
-  /// fit a pattern ("encoder.*"), and those that the code names.
+  /// fit a pattern ("encoder.*") and none behind it that takes them away
+  /// ("!encoder.layer.11"), and those that the code names.
   uint64_t tensor_parallel_degree = 1;
   std::vector<std::string> tensor_parallel_modules = {};
   /// Such replicas have the same samples: their batches are those of one.
@@ -119,7 +120,7 @@ struct session_config {
   /// Remote calls return promises at once (R38 to R41). Default, "auto": a step
   /// in which a promise does not hold is taken back and run again.
   std::optional<bool> fast_mode = {};
-  /// Modules, by name, whose remote calls wait for their results.
+  /// Modules, by name or pattern, whose remote calls wait for their results.
   std::vector<std::string> no_promises = {};
   /// All ranks serve in an order that does not depend on timing.
   bool deterministic_server = false;

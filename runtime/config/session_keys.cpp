@@ -170,7 +170,7 @@ const std::vector<config_key> session_table = {
               "that is an error"},
   {.name = "smp.no_promises",
    .slot = SMP_SLOT(smp.no_promises),
-   .meaning = "modules, by name, with all that is below them, whose calls "
+   .meaning = "modules, by name as in `tensor_parallel.modules`, whose calls "
               "wait for their results all the same",
    .only = {{"smp.fast_mode", {"auto", "true"}}}},
   {.name = "smp.tensor_parallel_degree",
@@ -256,15 +256,16 @@ const std::vector<config_key> session_table = {
   {.name = "tensor_parallel.modules",
    .slot = SMP_SLOT(smp.tensor_parallel_modules),
    .meaning = "modules to share, by name, each with all below it; `*` stands "
-              "for anything: `[\"encoder.*\"]`",
+              "for anything, and `!` takes away what the entries before it "
+              "name: `[\"encoder.*\", \"!encoder.layer.11\"]`",
    .only = {{"smp.ddp", {"true"}}}},
   // -- [activation_checkpointing] ---------------------------------------------
   {.name = "activation_checkpointing.modules",
    .slot = SMP_SLOT(smp.activation_checkpointing.modules),
    .meaning = "modules that backward computes again instead of keeping their "
-              "activations, by name; `*` stands for anything: "
-              "`[\"transformer.h.*\"]`; of a Sequential, its children "
-              "(docs/activation_checkpointing.md)",
+              "activations, by name; `*` and `!` as in "
+              "`tensor_parallel.modules`: `[\"transformer.h.*\"]`; of a "
+              "Sequential, its children (docs/activation_checkpointing.md)",
    .elsewhere = {"gradient_checkpointing", "recompute"}},
   {.name = "activation_checkpointing.strategy",
    .slot = SMP_SLOT(smp.activation_checkpointing.strategy),

@@ -6,6 +6,7 @@
 #include "runtime/base/rank_context.hpp"
 #include "runtime/lazy/placeholder.hpp"
 #include "runtime/model/model_map.hpp"
+#include "runtime/model/module_list.hpp"
 #include "runtime/remote/backward_node.hpp"
 #include "runtime/remote/caller.hpp"
 #include "runtime/remote/execution.hpp"
@@ -227,14 +228,12 @@ promised_value_ptr promised_value_of(const at::Tensor& x) {
 
 void promise_book::set_waiting(const model_map& map,
                                const std::vector<std::string>& names) {
-  for (auto& name : names) {
-    auto found = map.model().modules_below(name);
-    if (found.empty())
-      throw error{error_code::config,
-                  "smp.no_promises: the model has no module '" + name + "'; "
-                    + map.model().existing_near(name)};
-    waiting_.insert(found.begin(), found.end());
-  }
+  const module_list named{map.model(), names};
+  named.check("smp.no_promises");
+  waiting_.clear();
+  for (uint32_t i = 0; i < map.model().modules.size(); ++i)
+    if (named.contains(i))
+      waiting_.insert(i);
 }
 
 bool promise_book::waits(const model_map& map, module_id module,

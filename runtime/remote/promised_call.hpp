@@ -216,7 +216,8 @@ public:
     return on_;
   }
 
-  /// Finds the modules whose calls always wait, with all that is below them.
+  /// Finds the modules whose calls always wait.
+  /// @param names see `module_list`
   /// @throws error (config) naming what the model does not have
   void set_waiting(const model_map& map, const std::vector<std::string>& names);
 

@@ -2,9 +2,11 @@
 
 #include "runtime/base/name_pattern.hpp"
 #include "runtime/config/session_config.hpp"
+#include "runtime/model/module_list.hpp"
 #include "transport/error.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <set>
@@ -19,7 +21,10 @@ public:
   checkpointing_decider(const walked_model& model,
                         const checkpointing_request& x,
                         const std::map<const void*, std::string>& stateful)
-    : model_(model), request_(x), stateful_(stateful) {
+    : model_(model),
+      request_(x),
+      stateful_(stateful),
+      list_(model, x.patterns) {
     // nop
   }
 
@@ -56,6 +61,7 @@ private:
 
   /// Of modules inside each other the outermost is meant that can be.
   void named() {
+    list_.check("activation_checkpointing.modules");
     std::vector<bool> used(request_.patterns.size());
     std::vector<uint32_t> open{0};
     std::set<uint32_t> seen;
@@ -64,46 +70,48 @@ private:
       open.pop_back();
       if (!seen.insert(i).second)
         continue;
-      auto fitting = fitting_patterns(i);
-      auto why = why_not(i);
-      if (fitting.empty() || !why.empty()) {
-        if (!fitting.empty() && at(i).children.empty())
-          result_.remarks.add("not computed again in backward, as " + why,
-                              name(i));
-        auto& children = at(i).children;
-        open.insert(open.end(), children.rbegin(), children.rend());
-        continue;
+      auto naming = list_.naming(i);
+      auto why = naming.empty() ? std::string{} : why_not_named(i);
+      auto below = at(i).children;
+      if (!naming.empty() && why.empty()) {
+        for (auto k : naming)
+          used[k] = true;
+        below = left_out_children(i);
+        choose_named(i, below);
+      } else if (!naming.empty() && below.empty() && !list_.left_out_by(i)) {
+        result_.remarks.add("not computed again in backward, as " + why,
+                            name(i));
       }
-      for (auto k : fitting)
-        used[k] = true;
-      choose_named(i);
+      open.insert(open.end(), below.rbegin(), below.rend());
     }
     check_used(used);
   }
 
-  void choose_named(uint32_t i) {
+  /// @returns what is not meant of a Sequential that is named
+  std::vector<uint32_t> left_out_children(uint32_t i) const {
+    std::vector<uint32_t> result;
+    if (is_sequential(i))
+      for (auto child : at(i).children)
+        if (list_.left_out_by(child))
+          result.push_back(child);
+    return result;
+  }
+
+  void choose_named(uint32_t i, const std::vector<uint32_t>& left_out) {
     auto how = request_.how;
     grouped_ = grouped_ || is_sequential(i);
     if (!is_sequential(i))
       how.strategy = "each";
     if (!request_.marked.contains(at(i).identity()))
-      choose(i, how);
+      choose(i, how, left_out);
   }
 
   void check_used(const std::vector<bool>& used) const {
     auto& patterns = request_.patterns;
     for (size_t k = 0; k < used.size(); ++k)
-      if (!used[k]) {
-        std::string why;
-        for (uint32_t i = 1; i < model_.modules.size() && why.empty(); ++i)
-          if (any_name_fits(patterns[k], i))
-            why = fmt::format("'{}' cannot be computed again: {}", name(i),
-                              why_not(i));
-        if (why.empty())
-          why = fmt::format("no module is called \"{}\"; {}", patterns[k],
-                            model_.existing_near(patterns[k]));
-        throw config_error("activation_checkpointing.modules: " + why);
-      }
+      if (!used[k] && !takes_away(patterns[k]))
+        throw config_error("activation_checkpointing.modules: "
+                           + why_unused(k));
     if (!patterns.empty() && !grouped_ && request_.how.strategy != "each")
       throw config_error("activation_checkpointing.strategy = \""
                          + request_.how.strategy
@@ -111,32 +119,57 @@ private:
                            "Sequential; name it, not its children");
   }
 
-  /// @returns positions of the patterns that fit a name of the module.
-  std::vector<size_t> fitting_patterns(uint32_t i) const {
-    std::vector<size_t> result;
-    for (size_t k = 0; k < request_.patterns.size(); ++k)
-      if (any_name_fits(request_.patterns[k], i))
-        result.push_back(k);
-    return result;
+  std::string why_unused(size_t pattern) const {
+    for (uint32_t i = 1; i < model_.modules.size(); ++i) {
+      auto naming = list_.naming(i);
+      if (std::ranges::find(naming, pattern) == naming.end())
+        continue;
+      if (auto why = why_not_named(i); !why.empty())
+        return fmt::format("'{}' cannot be computed again: {}", name(i), why);
+    }
+    return fmt::format("what \"{}\" names is part of what others name",
+                       request_.patterns[pattern]);
   }
 
-  bool any_name_fits(const std::string& pattern, uint32_t i) const {
-    return std::ranges::any_of(
-      at(i).names, [&](auto& x) { return !x.empty() && fits(pattern, x); });
-  }
-
-  void choose(uint32_t i, const activation_checkpointing& how) {
+  void choose(uint32_t i, const activation_checkpointing& how,
+              const std::vector<uint32_t>& left_out = {}) {
     auto group = checkpointed_together(how.strategy).value();
     auto children = is_sequential(i);
     result_.chosen.push_back(
-      {module_id{i}, children, group, how.preserve_rng_state});
+      {module_id{i}, children, group, how.preserve_rng_state, left_out});
+    std::vector<std::string> others;
+    for (auto child : left_out)
+      others.push_back(name(child));
     result_.remarks.add(
       fmt::format("computed again in backward{}{}",
                   group == 1   ? ""
                   : group == 0 ? ", what follows each other on a rank together"
                                : fmt::format(", up to {} together", group),
                   how.preserve_rng_state ? "" : ", with other random numbers"),
-      name(i) + (children ? ".*" : ""));
+      name(i) + (children ? ".*" : "") + (others.empty() ? "" : " without ")
+        + fmt::format("{}", fmt::join(others, " and ")));
+  }
+
+  /// The same of what is named: of a Sequential, children may be left out, else
+  /// nothing that is in it.
+  std::string why_not_named(uint32_t i) const {
+    if (!is_sequential(i) || i == 0 || list_.left_out_by(i))
+      return why_not_whole(i);
+    const auto& children = at(i).children;
+    if (left_out_children(i).size() == children.size())
+      return "all that is in it is left out";
+    for (auto child : children)
+      if (!list_.left_out_by(child))
+        if (auto why = why_not_whole(child); !why.empty())
+          return why;
+    return {};
+  }
+
+  std::string why_not_whole(uint32_t i) const {
+    for (auto below : model_.subtree(i))
+      if (auto* by = list_.left_out_by(below))
+        return fmt::format("\"{}\" leaves out '{}'", *by, name(below));
+    return why_not(i);
   }
 
   /// Why a module cannot be computed again; empty if it can.
@@ -165,6 +198,7 @@ private:
   const walked_model& model_;
   const checkpointing_request& request_;
   const std::map<const void*, std::string>& stateful_;
+  module_list list_;
   bool grouped_ = false; // a Sequential was named
   checkpointing_decision result_;
 };
@@ -192,11 +226,17 @@ regions_of(const walked_model& model,
       continue;
     }
     uint32_t first = 0; // child with which the region begins
+    auto begins = true;
     auto& children = model.modules[i].children;
     for (uint32_t k = 0; k < children.size(); ++k) {
+      if (std::ranges::find(x.left_out, children[k]) != x.left_out.end()) {
+        begins = true;
+        continue;
+      }
       auto full = x.group > 0 && k - first >= x.group;
-      if (full || owners[children[k]] != owners[children[first]])
+      if (begins || full || owners[children[k]] != owners[children[first]])
         first = k;
+      begins = false;
       put(children[k], children[first], x.same_numbers);
     }
   }

@@ -16,7 +16,7 @@ namespace smp {
 struct checkpointing_request {
   /// By object.
   const std::map<const void*, activation_checkpointing>& marked;
-  std::vector<std::string> patterns;
+  std::vector<std::string> patterns; // see `module_list`
   activation_checkpointing how;
 };
 
@@ -27,6 +27,8 @@ struct checkpointing_choice {
   /// Children in a region; 0: all that stand on one rank.
   uint64_t group = 1;
   bool same_numbers = true;
+  /// Children that are not.
+  std::vector<uint32_t> left_out = {};
 };
 
 struct checkpointing_decision {
@@ -37,7 +39,8 @@ struct checkpointing_decision {
 
 /// @param stateful why modules have state that nobody sees, by object
 /// @throws error (config) naming a module that cannot be computed again, a
-/// pattern that fits none, or a strategy without any Sequential
+/// pattern that fits none or takes nothing away, or a strategy without any
+/// Sequential
 checkpointing_decision
 decide_checkpointing(const walked_model& model, const checkpointing_request& x,
                      const std::map<const void*, std::string>& stateful);
@@ -53,7 +56,8 @@ template <class Inspector>
 bool inspect(Inspector& f, checkpointing_choice& x) {
   return f.object(x).fields(
     f.field("module", x.module), f.field("children", x.children),
-    f.field("group", x.group), f.field("same_numbers", x.same_numbers));
+    f.field("group", x.group), f.field("same_numbers", x.same_numbers),
+    f.field("left_out", x.left_out));
 }
 
 } // namespace smp

@@ -11,6 +11,7 @@
 #include "runtime/intercept/tracer.hpp"
 #include "runtime/lazy/deferred_init.hpp"
 #include "runtime/model/hook.hpp"
+#include "runtime/model/module_list.hpp"
 #include "runtime/model/script_walk.hpp"
 #include "runtime/remote/parameters.hpp"
 #include "runtime/session/agreement.hpp"
@@ -378,8 +379,9 @@ partition_options options_of(const session_config& x, uint32_t devices,
 /// @param trace null: there is none
 void find_waiting(const model_map& map, const std::vector<std::string>& named,
                   const trace_result* trace, model_info& info) {
-  for (auto& name : named)
-    for (auto i : map.model().modules_below(name))
+  const module_list waiting{map.model(), named};
+  for (uint32_t i = 0; i < info.size(); ++i)
+    if (waiting.contains(i))
       info[i].waited_for = true;
   for (auto x : map.order().unseen())
     info[x.value].keeps_state = true;

@@ -38,21 +38,13 @@ public:
   }
 
   sharing_decision run() {
-    std::vector<bool> used(request_.patterns.size());
-    for (uint32_t i = 0; i < model_.modules.size(); ++i) {
-      for (size_t k = 0; k < used.size(); ++k)
-        used[k] = used[k] || wishes_.is_called(i, request_.patterns[k]);
+    wishes_.list().check("tensor_parallel.modules");
+    for (uint32_t i = 0; i < model_.modules.size(); ++i)
       // What is above stands before in the walk.
       if (inside_.contains(i) || !wishes_.wanted(i))
         pass_over(i);
       else
         consider(i);
-    }
-    for (size_t k = 0; k < used.size(); ++k)
-      if (!used[k])
-        throw config_error("tensor_parallel.modules: no module is called \""
-                           + request_.patterns[k] + "\"; "
-                           + model_.existing_near(request_.patterns[k]));
     if (request_.prescaled)
       result_.remarks.add("ranks that share have the same samples");
     return std::move(result_);
@@ -72,6 +64,11 @@ private:
     if (auto whole = inside_.find(i); whole != inside_.end())
       return fmt::format("not shared for itself, as it is part of {}, which is",
                          name(whole->second));
+    if (auto* by = wishes_.list().left_out_by(i))
+      return fmt::format(
+        "not shared, as \"{}\" in tensor_parallel.modules "
+        "leaves it out",
+        *by);
     if (wishes_.forbidden(i))
       return "not shared, as code says that it is not to be";
     return "not shared, as it is not named; name it in tensor_parallel.modules";
@@ -122,6 +119,8 @@ private:
              "it into a Sequential";
     auto all = model_.subtree(i);
     for (auto below : all) {
+      if (auto why = part_kept_out(below, i); !why.empty())
+        return why;
       if (auto why = shared_tensor(below); !why.empty())
         return why;
       if (below != i && model_.modules[below].names.size() > 1)
@@ -131,6 +130,22 @@ private:
     return native.doubt.empty()
              ? how.refusal(native, static_cast<int64_t>(request_.peers))
              : native.doubt;
+  }
+
+  /// Why a part with tensors is not to be shared together with the whole; empty
+  /// if it is.
+  std::string part_kept_out(uint32_t part, uint32_t whole) const {
+    if (part == whole)
+      return {};
+    auto why = wishes_.why_kept_out(part, whole);
+    auto has_tensors = [&](uint32_t i) {
+      return !model_.modules[i].tensors.empty();
+    };
+    return why.empty()
+               || std::ranges::none_of(model_.subtree(part), has_tensors)
+             ? std::string{}
+             : fmt::format("'{}' in it is not to be shared: {}", name(part),
+                           why);
   }
 
   /// Why the tensors of a module are not its own; empty if they are.

@@ -1,25 +1,12 @@
 #include "runtime/session/sharing_wishes.hpp"
 
-#include "runtime/base/name_pattern.hpp"
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
 
 namespace smp {
 
 namespace {
-
-/// That the module, or one above it, has.
-bool fits_below(std::string_view pattern, std::string_view name) {
-  while (true) {
-    if (fits(pattern, name))
-      return true;
-    auto dot = name.rfind('.');
-    if (dot == name.npos)
-      return false;
-    name = name.substr(0, dot);
-  }
-}
 
 bool shares_itself(const walked_module& x) {
   return dynamic_cast<const shared_by_itself*>(x.object) != nullptr;
@@ -27,20 +14,23 @@ bool shares_itself(const walked_module& x) {
 
 } // namespace
 
-bool sharing_wishes::is_called(uint32_t module,
-                               const std::string& pattern) const {
-  return std::ranges::any_of(model_.modules[module].names, [&](auto& name) {
-    return !name.empty() && fits_below(pattern, name);
-  });
+bool sharing_wishes::wanted(uint32_t module) const {
+  return by_code(module).value_or(list_.contains(module));
 }
 
-bool sharing_wishes::wanted(uint32_t module) const {
-  return by_code(module).value_or(std::ranges::any_of(
-    patterns_, [&](auto& x) { return is_called(module, x); }));
+std::string sharing_wishes::why_kept_out(uint32_t part, uint32_t whole) const {
+  for (auto i = part; i != whole && i != 0; i = model_.modules[i].parent)
+    if (auto x = marked_.find(model_.modules[i].identity()); x != marked_.end())
+      return x->second.enabled ? "" : "code says so";
+  auto* by = wanted(part) ? nullptr : list_.left_out_by(part);
+  if (!by)
+    return {};
+  return fmt::format("\"{}\" in tensor_parallel.modules leaves it out", *by);
 }
 
 /// What code says of the module, or of the nearest one above it.
 std::optional<bool> sharing_wishes::by_code(uint32_t module) const {
+  const auto* left_out = list_.left_out_by(module);
   while (true) {
     auto& m = model_.modules[module];
     if (auto x = marked_.find(m.identity()); x != marked_.end())
@@ -51,7 +41,7 @@ std::optional<bool> sharing_wishes::by_code(uint32_t module) const {
     // What is said of a layer is said of its halves.
     if (shares_itself(m)
         && (module == 0 || !shares_itself(model_.modules[m.parent])))
-      return true;
+      return left_out == nullptr;
     if (module == 0)
       return std::nullopt;
     module = m.parent;

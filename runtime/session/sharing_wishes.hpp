@@ -1,6 +1,7 @@
 #pragma once
 
 #include "runtime/model/hook.hpp"
+#include "runtime/model/module_list.hpp"
 #include "runtime/model/module_walk.hpp"
 
 #include <cstdint>
@@ -17,18 +18,26 @@ class sharing_wishes {
 public:
   /// All of them outlive this.
   /// @param marked what code says of modules, by object
-  /// @param patterns names of modules
+  /// @param patterns names of modules (tensor_parallel.modules)
   sharing_wishes(const walked_model& model,
                  const std::map<const void*, sharing_mark>& marked,
                  const std::vector<std::string>& patterns)
-    : model_(model), marked_(marked), patterns_(patterns) {
+    : model_(model),
+      marked_(marked),
+      patterns_(patterns),
+      list_(model, patterns) {
     // nop
   }
 
-  /// Tells whether the module, or one above it, is called so.
-  bool is_called(uint32_t module, const std::string& pattern) const;
+  const module_list& list() const noexcept {
+    return list_;
+  }
 
   bool wanted(uint32_t module) const;
+
+  /// Why ranks may not share a part of a module together with that; empty if
+  /// they may.
+  std::string why_kept_out(uint32_t part, uint32_t whole) const;
 
   /// Tells whether code says that the module is not to be shared.
   bool forbidden(uint32_t module) const {
@@ -49,6 +58,7 @@ private:
   const walked_model& model_;
   const std::map<const void*, sharing_mark>& marked_;
   const std::vector<std::string>& patterns_;
+  module_list list_;
 };
 
 } // namespace smp

@@ -450,6 +450,13 @@ std::vector<broken> conflicts_on_the_command_line() {
      {"activation_checkpointing.strategy = \"group_0\" is unknown",
       "\"contiguous\""},
      {"--activation_checkpointing.strategy=group_0"}},
+    {"a list of modules that begins with what it takes away",
+     good,
+     "command line: ",
+     {"activation_checkpointing.modules begins with \"!a.*\", but names "
+      "nothing before it that it could take away; write e.g. [\"*\", "
+      "\"!a.*\"]"},
+     {"--activation_checkpointing.modules=[\"!a.*\", \"b\"]"}},
   };
 }
 

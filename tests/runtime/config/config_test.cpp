@@ -352,6 +352,15 @@ TEST_CASE("options of a session that need others are refused without them",
            "2 or more, or leave it out");
   x.tensor_parallel_degree = 2;
   CHECK(told() == "no error");
+  x.tensor_parallel_modules = {"a", "!a.b"};
+  CHECK(told() == "no error");
+  x.tensor_parallel_modules = {"!a.b"};
+  x.no_promises = {"!c", "d"};
+  CHECK(told()
+        == "tensor_parallel.modules begins with \"!a.b\", but names nothing "
+           "before it that it could take away; write e.g. [\"*\", \"!a.b\"]\n"
+           "smp.no_promises begins with \"!c\", but names nothing before it "
+           "that it could take away; write e.g. [\"*\", \"!c\"]");
   x = {};
   x.backward_passes_per_step = 2;
   CHECK(told()

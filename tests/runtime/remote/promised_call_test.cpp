@@ -247,8 +247,11 @@ TEST_CASE("calls of the modules that a user names wait, and ranges with them",
   range.last = 2;
   CHECK(book.waits(map, module_id{0}, range));
   CHECK(cause_of([&] { book.set_waiting(map, {"ours"}); }, error_code::config)
-        == "smp.no_promises: the model has no module 'ours'; the model has "
-           "mine, theirs");
+        == "smp.no_promises: no module is called \"ours\"; the model has mine, "
+           "theirs");
+  book.set_waiting(map, {"*", "!theirs"});
+  CHECK(book.waits(map, module_id{1}, {}));
+  CHECK_FALSE(book.waits(map, theirs, {}));
   promise_book off{false, rank.records()};
   CHECK(off.waits(map, module_id{1}, {}));
 }

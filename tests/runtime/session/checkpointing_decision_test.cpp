@@ -106,6 +106,63 @@ TEST_CASE_METHOD(fixture, "patterns mean the outermost modules that can be",
            "numbers: body.*");
 }
 
+TEST_CASE_METHOD(fixture, "what is taken away is not computed again",
+                 "[runtime][R52]") {
+  auto lines = decide({"*", "!list.0", "!hidden"}).remarks.lines();
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0] == "computed again in backward: body.*, list.1, seen");
+  auto some = decide({"body", "!body.1", "!body.3"}, {"contiguous"});
+  CHECK(some.remarks.lines().at(0)
+        == "computed again in backward, what follows each other on a rank "
+           "together: body.* without body.1 and body.3");
+  // What has state that nobody can put back may be left out.
+  stateful[identity("body.2")] = "counts its calls";
+  CHECK(decide({"body", "!body.2"}).chosen.size() == 1);
+}
+
+TEST_CASE_METHOD(fixture, "a child that is left out is in no region",
+                 "[runtime][R52]") {
+  std::vector<rank_id> owners(walked.modules.size(), rank_id{0});
+  auto found = [&](std::vector<std::string> modules, const char* strategy) {
+    auto all = regions_of(walked, decide(std::move(modules), {strategy}).chosen,
+                          owners);
+    std::vector<uint32_t> result;
+    for (auto child :
+         walked.modules[walked.find_module("body").value()].children)
+      result.push_back(all[child].region);
+    return result;
+  };
+  auto first = walked.find_module("body.0").value() + 1;
+  // Children stand behind each other in the walk.
+  using regions = std::vector<uint32_t>;
+  CHECK(found({"body", "!body.1"}, "contiguous")
+        == regions{first, 0, first + 2, first + 2, first + 2});
+  CHECK(found({"body", "!body.0", "!body.4"}, "group_2")
+        == regions{0, first + 1, first + 1, first + 3, 0});
+  CHECK(found({"body", "!body.0"}, "each")
+        == regions{0, first + 1, first + 2, first + 3, first + 4});
+}
+
+TEST_CASE_METHOD(fixture, "what takes away all, or nothing, is an error",
+                 "[runtime][R52]") {
+  CHECK_THAT(refusal({"seen", "!seen"}),
+             ContainsSubstring("activation_checkpointing.modules: 'seen' "
+                               "cannot be computed again: \"!seen\" leaves out "
+                               "'seen'"));
+  CHECK_THAT(refusal({"body", "!body.*"}),
+             ContainsSubstring("'body' cannot be computed again: all that is "
+                               "in it is left out"));
+  CHECK_THAT(refusal({"body", "!seen"}),
+             ContainsSubstring("activation_checkpointing.modules: \"!seen\" "
+                               "takes nothing away"));
+  CHECK_THAT(refusal({"body", "!body.7"}),
+             ContainsSubstring("no module is called what \"!body.7\" takes "
+                               "away; 'body' has 0, 1, 2, 3, 4"));
+  CHECK_THAT(refusal({"body", "body.1"}),
+             ContainsSubstring("what \"body.1\" names is part of what others "
+                               "name"));
+}
+
 TEST_CASE_METHOD(fixture, "code marks modules inside each other",
                  "[runtime][R52]") {
   marked[identity("body.1")] = {};

@@ -352,9 +352,8 @@ TEST_CASE("modules of smp.no_promises wait for their results",
     FAIL("no error");
   } catch (const error& e) {
     CHECK(e.code() == error_code::config);
-    CHECK(e.cause().text == "smp.no_promises: the model has no module "
-                            "'layer7'; the model has layer1, layer2, layer3, "
-                            "layer4");
+    CHECK(e.cause().text == "smp.no_promises: no module is called \"layer7\"; "
+                            "the model has layer1, layer2, layer3, layer4");
   }
 }
 
@@ -367,5 +366,7 @@ TEST_CASE("smp.no_promises covers what is below a module", "[runtime][fast]") {
   CHECK(waits({}) == 2);
   CHECK(waits({"inner.layer2"}) == 4);
   CHECK(waits({"inner"}) == 8);
+  CHECK(waits({"*", "!inner"}) == 2);
+  CHECK(waits({"inner", "!inner", "inner.layer2"}) == 4);
   CHECK_THROWS_AS(waits({"inn"}), error);
 }

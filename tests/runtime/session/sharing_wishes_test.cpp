@@ -84,8 +84,10 @@ numbers gradients_alone() {
   return result;
 }
 
-virtual_world_options two_sharing(const std::string& optimize) {
+virtual_world_options two_sharing(const std::string& optimize,
+                                  const std::vector<std::string>& modules) {
   virtual_world_options result;
+  result.config.tensor_parallel_modules = modules;
   result.config.tensor_parallel_degree = 2;
   result.config.optimize = optimize;
   result.config.ddp = true;
@@ -96,12 +98,14 @@ virtual_world_options two_sharing(const std::string& optimize) {
 
 /// Trains as one process does.
 /// @param mark is called on rank 0 only, which decides for all
+/// @param modules that the configuration names
 /// @returns the partition print
 std::string train(const std::string& optimize,
-                  const std::function<void(stack_impl&)>& mark) {
+                  const std::function<void(stack_impl&)>& mark,
+                  const std::vector<std::string>& modules = {}) {
   auto expected = gradients_alone();
   std::string text;
-  run_virtual_world(2, two_sharing(optimize), [&](session& s) {
+  run_virtual_world(2, two_sharing(optimize, modules), [&](session& s) {
     auto made = make_stack();
     if (s.rank() == 0)
       mark(*made);
@@ -124,6 +128,13 @@ std::string train(const std::string& optimize,
 std::string line(const std::string& how, const std::string& modules) {
   return "\nTransformerLayer shared by 2 ranks for " + how + ": " + modules
          + "\n";
+}
+
+/// What was wrapped, too.
+std::string in_one_line(std::string x) {
+  for (size_t at = 0; (at = x.find("\n  ", at)) != x.npos;)
+    x.replace(at, x.find_first_not_of(' ', at + 1) - at, " ");
+  return x;
 }
 
 } // namespace
@@ -152,6 +163,40 @@ TEST_CASE("how a layer is shared is what the nearest word above it says",
   });
   CHECK_THAT(text, ContainsSubstring(line("speed", "first, third"))
                      && ContainsSubstring(line("memory", "second, fourth")));
+}
+
+TEST_CASE("a layer that a configuration leaves out is not shared",
+          "[runtime][tensor_parallel]") {
+  // Also of those that need not be named, but for what code says.
+  auto text = train("memory",
+                    [](stack_impl& x) { set_tensor_parallelism(*x.third); },
+                    {"*", "!second", "!third"});
+  CHECK_THAT(text, ContainsSubstring(line("memory", "first, third"))
+                     && ContainsSubstring(line("speed", "fourth"))
+                     && !ContainsSubstring(": second"));
+}
+
+TEST_CASE("a layer is not shared as a whole if a part of it is left out",
+          "[runtime][tensor_parallel]") {
+  auto check = [](const std::string& text, const std::string& why) {
+    CHECK_THAT(text,
+               ContainsSubstring(line("memory", "first, third"))
+                 && ContainsSubstring("\nTransformerOutputLayer shared by 2 "
+                                      "ranks for memory: second.output\n")
+                 && !ContainsSubstring("\nAttentionLayer shared"));
+    CHECK_THAT(in_one_line(text),
+               ContainsSubstring("TransformerLayer not shared, as "
+                                 "'second.attention' in it is not to be "
+                                 "shared: "
+                                 + why + ": second"));
+  };
+  check(train("memory", [](auto&) {}, {"*", "!second.attention"}),
+        "\"!second.attention\" in tensor_parallel.modules leaves it out");
+  check(train("memory",
+              [](stack_impl& x) {
+                set_tensor_parallelism(*x.second->attention, false);
+              }),
+        "code says so");
 }
 
 TEST_CASE("another word than speed or memory is an error at once",
