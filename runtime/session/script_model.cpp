@@ -128,6 +128,16 @@ void set_partition(const torch::jit::Module& x, uint32_t pp_rank) {
     = pp_rank;
 }
 
+void set_tensor_parallelism(const torch::jit::Module& x, bool enabled,
+                            const tensor_parallel_config& how) {
+  const void* module = x._ivalue().get();
+  session::current()
+    .internals()
+    .marks_for(module, "smp::set_tensor_parallelism")
+    .sharing[module]
+    = make_sharing_mark(enabled, how);
+}
+
 distributed_model<torch::jit::Module>::distributed_model(
   torch::jit::Module model)
   : distributed_model_base(model_root{{}, model._ivalue()}),

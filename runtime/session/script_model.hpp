@@ -57,6 +57,14 @@ at::Tensor loss_of(const c10::IValue& x);
 /// @throws error (unsupported) after it
 void set_partition(const torch::jit::Module& x, uint32_t pp_rank);
 
+/// Lets tensor-parallel ranks share a TorchScript module and what is below it,
+/// or not (docs/tensor_parallel.md); before the partition, on rank 0 at least.
+/// @param how of the nearest module above or at a shared one that has it
+/// @throws error (config) if it is none, or has no effect; (unsupported) after
+/// the partition
+void set_tensor_parallelism(const torch::jit::Module& x, bool enabled = true,
+                            const tensor_parallel_config& how = {});
+
 /// A TorchScript model, of which each rank will own a part. The module's code
 /// is changed in memory at the partition; the file is not, and names of
 /// parameters stay those of the file.
