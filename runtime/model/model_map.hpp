@@ -170,6 +170,13 @@ public:
   void share(module_id module, std::unique_ptr<distributed_module> x,
              const std::map<uint32_t, tensor_slice>& slices);
 
+  /// Nothing is shared any more, and no tensor is cut.
+  void unshare() {
+    shared_.clear();
+    slices_.clear();
+    one_batch_.clear();
+  }
+
   /// What is owned has its bytes now: requests may come.
   void finish_partition();
 

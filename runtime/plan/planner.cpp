@@ -5,6 +5,7 @@
 #include "runtime/checkpoint/load_state_dict.hpp"
 #include "runtime/lazy/deferred_init.hpp"
 #include "runtime/lazy/delay_param_initialization.hpp"
+#include "runtime/plan/assumed_peers.hpp"
 #include "runtime/plan/kept_activations.hpp"
 #include "runtime/plan/partition_json.hpp"
 #include "runtime/session/distributed_model.hpp"
@@ -34,7 +35,8 @@ double mb_of(uint64_t bytes) {
   return 1e-6 * static_cast<double>(bytes);
 }
 
-std::string explain(const activation_need& x) {
+/// @param peers that share modules
+std::string explain(const activation_need& x, uint64_t peers) {
   if (!x.unknown.empty())
     return "  activations come on top, which nobody knows here: " + x.unknown
            + "\n";
@@ -45,7 +47,11 @@ std::string explain(const activation_need& x) {
                    ? std::string{}
                    : " in the schedule as predicted, with other timing up to "
                        + most;
-  return "  activations: kept for backward" + as_told
+  std::string estimated;
+  if (peers > 1)
+    estimated = "; of modules that ranks share estimated, as if all ranks had "
+                "the samples of the first";
+  return "  activations: kept for backward" + as_told + estimated
          + "; what operations use while they run comes on top\n";
 }
 
@@ -78,6 +84,28 @@ batch first_batch(const train_config& x) {
   return make_data(x, n)->training_batch(0, {0, n});
 }
 
+/// @returns by position the bytes that the first of the ranks has of what they
+/// share
+std::map<uint32_t, uint64_t> shared_parts(const walked_model& model,
+                                          const sharing_decision& sharing,
+                                          int64_t peers) {
+  std::map<uint32_t, uint64_t> result;
+  auto add = [&](uint32_t tensor, const tensor_slice& slice) {
+    auto& whole = model.tensors[tensor].tensor;
+    result[tensor] = whole.nbytes()
+                     * static_cast<uint64_t>(slice.length * slice.blocks)
+                     / static_cast<uint64_t>(whole.size(slice.dim));
+  };
+  for (auto& shared : sharing.shared)
+    for (auto& [tensor, slice] : slices_of(model, shared, 0, peers))
+      add(tensor, slice);
+  for (auto& cut : sharing.cut) {
+    auto& whole = model.tensors[cut.tensor].tensor;
+    add(cut.tensor, {cut.dim, 0, whole.size(cut.dim) / peers});
+  }
+  return result;
+}
+
 } // namespace
 
 std::string needs_text(const std::vector<memory_need>& xs,
@@ -86,7 +114,8 @@ std::string needs_text(const std::vector<memory_need>& xs,
   std::vector<std::optional<uint64_t>> kept(xs.size());
   if (activations.unknown.empty())
     kept.assign(activations.predicted.begin(), activations.predicted.end());
-  return needs_table(xs, x.optimizer, kept) + explain(activations);
+  return needs_table(xs, x.optimizer, kept)
+         + explain(activations, x.smp.tensor_parallel_degree);
 }
 
 printed_plan plan_tree(const std::string& path, partition_options options) {
@@ -100,21 +129,9 @@ printed_plan plan_tree(const std::string& path, partition_options options) {
 std::vector<memory_need> needs_of(const walked_model& model,
                                   const partition_decision& decision,
                                   const train_config& x) {
-  const auto peers = static_cast<int64_t>(x.smp.tensor_parallel_degree);
-  std::map<uint32_t, uint64_t> parts; // bytes
-  auto add = [&](uint32_t tensor, const tensor_slice& slice) {
-    auto& whole = model.tensors[tensor].tensor;
-    parts[tensor] = whole.nbytes()
-                    * static_cast<uint64_t>(slice.length * slice.blocks)
-                    / static_cast<uint64_t>(whole.size(slice.dim));
-  };
-  for (auto& shared : decision.sharing.shared)
-    for (auto& [tensor, slice] : slices_of(model, shared, 0, peers))
-      add(tensor, slice);
-  for (auto& cut : decision.sharing.cut) {
-    auto& whole = model.tensors[cut.tensor].tensor;
-    add(cut.tensor, {cut.dim, 0, whole.size(cut.dim) / peers});
-  }
+  const auto parts = shared_parts(
+    model, decision.sharing,
+    static_cast<int64_t>(x.smp.tensor_parallel_degree));
   std::vector<memory_need> result;
   for (uint64_t i = 0; i < x.smp.pipeline_parallel_degree; ++i)
     result.push_back(need_of(model, x, [&](uint32_t tensor) -> held_part {
@@ -157,10 +174,7 @@ namespace {
 
 /// @returns why it would be in vain to measure activations; empty if not
 std::string why_not_measured(const lone_decision& run, const train_config& x) {
-  auto& sharing = run.decision.sharing;
   auto is_absent = [](const walked_tensor& t) { return is_deferred(t.tensor); };
-  if (!sharing.shared.empty() || !sharing.cut.empty())
-    return "ranks share modules";
   if (x.smp.trace_device == "none")
     return "smp.trace_device is none";
   if (!run.decision.trace_failure.empty())
@@ -221,6 +235,31 @@ random_stream first_stream(session& s) {
   return random_stream{seed_of(s.internals(), 1, microbatch_id{0})};
 }
 
+/// While it lives, modules run as on the first of the ranks that share them, in
+/// this process alone.
+class with_assumed_peers {
+public:
+  with_assumed_peers(lone_decision& run, const session_config& x)
+    : peers_(x.tensor_parallel_degree, x.prescaled_batch),
+      sharing_(run.state.rehearse_sharing(run.decision.sharing,
+                                          sharing_wanted(x))),
+      before_(tensor_group::set_current(&peers_)) {
+    // nop
+  }
+
+  ~with_assumed_peers() {
+    tensor_group::set_current(before_);
+  }
+
+  with_assumed_peers(const with_assumed_peers&) = delete;
+  with_assumed_peers& operator=(const with_assumed_peers&) = delete;
+
+private:
+  assumed_peers peers_;
+  sharing_rehearsal sharing_;
+  tensor_group* before_;
+};
+
 /// @pre why_not_measured(run, x).empty()
 activation_need measure(lone_decision& run, const train_config& x) {
   std::optional<kept_activations> kept;
@@ -229,6 +268,9 @@ activation_need measure(lone_decision& run, const train_config& x) {
   run.state.trace(first_stream(run.of), [&] {
     try {
       auto xs = split(first_batch(x), x.smp.microbatches, 0, 0);
+      std::optional<with_assumed_peers> peers;
+      if (x.smp.tensor_parallel_degree > 1)
+        peers.emplace(run, x.smp);
       kept = measure_kept(run.model(), run.decision, xs,
                           [&] { return run.whole.loss(xs); });
       result.unknown.clear();
@@ -258,6 +300,12 @@ bool has_room(const lone_decision& run, const train_config& x) {
   for (auto& y : run.model().tensors)
     if (y.tensor.defined())
       whole += y.tensor.nbytes();
+  // Of what is shared there are parts besides, while it is measured.
+  const auto parts = shared_parts(
+    run.model(), run.decision.sharing,
+    static_cast<int64_t>(x.smp.tensor_parallel_degree));
+  for (auto& [tensor, bytes] : parts)
+    whole += bytes;
   return run.decision.checkpointing.chosen.empty()
          && whole <= needs_of(run.model(), run.decision, x).front().sum()
          && play(run, x, run.decision.model).peak_live.front()

@@ -59,7 +59,8 @@ struct activation_need {
 
 /// Runs the forward phase of the first microbatch with gradients
 /// (`measure_kept`) and plays the schedule. Arguments in a file do not count,
-/// but for those on their way.
+/// but for those on their way. Modules that ranks share run as on the first of
+/// these (`assumed_peers`).
 activation_need activations_of(lone_decision& run, const train_config& x);
 
 /// The same in a run that begins. Unknown also where measuring might take more

@@ -76,6 +76,12 @@ public:
   partition_decision decide(uint32_t devices, uint64_t default_device,
                             const sharing_request& sharing);
 
+  /// See `sharing_rehearsal`. In a trace.
+  sharing_rehearsal rehearse_sharing(const sharing_decision& x,
+                                     const sharing_request& wanted) {
+    return sharing_rehearsal{map_, x, wanted};
+  }
+
   /// See `partitioning::on_decision`.
   void on_decision(std::function<void(const partition_decision&)> f) {
     partitioning_.on_decision(std::move(f));

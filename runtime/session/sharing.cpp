@@ -435,6 +435,45 @@ void share_module(model_map& map, const shared_module& shared, int64_t rank,
   }
 }
 
+sharing_rehearsal::sharing_rehearsal(model_map& map, const sharing_decision& x,
+                                     const sharing_request& wanted)
+  : map_(map) {
+  const auto peers = static_cast<int64_t>(wanted.peers);
+  auto keep = [&](uint32_t i) {
+    wholes_.emplace(i, map.model().tensors[i].tensor.detach());
+  };
+  for (auto& shared : x.shared)
+    for (auto& [position, slice] : slices_of(map.model(), shared, 0, peers))
+      keep(position);
+  for (auto& cut : x.cut)
+    keep(cut.tensor);
+  try {
+    for (auto& shared : x.shared)
+      share_module(map, shared, 0, wanted);
+    for (auto& cut : x.cut)
+      cut_parameter_of(map, cut, 0, peers);
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+sharing_rehearsal::~sharing_rehearsal() {
+  end();
+}
+
+void sharing_rehearsal::end() {
+  for (auto& m : map_.model().modules)
+    for (auto* hook : m.hooks) {
+      hook->distributed = nullptr;
+      hook->translation = nullptr;
+      hook->result = nullptr;
+    }
+  map_.unshare();
+  for (auto& [position, whole] : wholes_)
+    map_.model().tensors[position].tensor.set_data(whole);
+}
+
 at::Tensor whole_of(const rank_context& rank, const at::Tensor& mine,
                     const tensor_slice& slice) {
   using part = std::vector<tensor_ref>; // one, or none

@@ -106,6 +106,29 @@ std::map<uint32_t, tensor_slice> slices_of(const walked_model& model,
 void share_module(model_map& map, const shared_module& x, int64_t rank,
                   const sharing_request& wanted);
 
+/// The model as the first of the ranks has it that share modules, to see what
+/// it does there: while this lives, parameters are cut, and calls run the part
+/// of that rank. Before the partition, in a process that has the whole model.
+class sharing_rehearsal {
+public:
+  /// @param map outlives this
+  /// @param x as it was decided
+  /// @param wanted what was
+  sharing_rehearsal(model_map& map, const sharing_decision& x,
+                    const sharing_request& wanted);
+
+  ~sharing_rehearsal();
+
+  sharing_rehearsal(const sharing_rehearsal&) = delete;
+  sharing_rehearsal& operator=(const sharing_rehearsal&) = delete;
+
+private:
+  void end();
+
+  model_map& map_;
+  std::map<uint32_t, at::Tensor> wholes_; // what is cut, by position
+};
+
 /// @param mine what this rank has of a tensor; undefined: nothing
 /// @returns the whole, on all peers; undefined if nobody has any of it.
 /// Collective over the tensor-parallel group.
