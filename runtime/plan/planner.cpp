@@ -325,9 +325,11 @@ activation_need activations_at_start(lone_decision& run,
   if (!unknown.unknown.empty())
     return unknown;
   try {
+    // Only smp's own models have no state that a trace does not put back.
+    const bool stays = x.model.type != "plugin" || run.decision.traced;
     // A schedule of the user's is asked in steps alone, by a run.
-    if (x.smp.pipeline != "actor" && run.decision.traced
-        && run.state.script() == nullptr && has_room(run, x))
+    if (x.smp.pipeline != "actor" && x.model.type != "torchscript" && stays
+        && has_room(run, x))
       return measure(run, x);
     unknown.unknown = "smp-train check measures them";
   } catch (const error& e) {

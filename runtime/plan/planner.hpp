@@ -64,9 +64,9 @@ struct activation_need {
 activation_need activations_of(lone_decision& run, const train_config& x);
 
 /// The same in a run that begins. Unknown also where measuring might take more
-/// memory than training, or change its numbers: of a model that was not traced
-/// before, and of a TorchScript file, whose first calls decide how it is
-/// compiled.
+/// memory than training, or change its numbers: of a plug-in's model that was
+/// not traced before, and of a TorchScript file, whose first calls decide how
+/// it is compiled.
 activation_need activations_at_start(lone_decision& run, const train_config& x);
 
 /// @param xs by device

@@ -438,6 +438,25 @@ TEST_CASE("a run knows activations when it begins, where it sees the model run",
   CHECK_THAT(refused.said.unknown, ContainsSubstring("smp-train check"));
 }
 
+TEST_CASE("a run knows activations of smp's models also where it decides "
+          "nothing",
+          "[runtime][plan][memory]") {
+  auto x = blocks_over(GENERATE(1, 2), "simple");
+  x.transport.type = "loopback";
+  begin_listener measured{x};
+  begin(x, measured);
+  REQUIRE(measured.decision);
+  CHECK_FALSE(measured.decision->traced);
+  CHECK(measured.said.unknown.empty());
+  CHECK(measured.said.predicted == said_of(x).predicted);
+  auto without = x;
+  without.smp.trace_device = "none";
+  begin_listener plain{without};
+  begin(without, plain);
+  CHECK(plain.said.predicted.empty());
+  CHECK(measured.loss == Catch::Approx(plain.loss));
+}
+
 TEST_CASE("what cannot be known of activations is not told",
           "[runtime][plan][memory]") {
   auto why = [](const train_config& x) {
