@@ -3,6 +3,7 @@
 
 #include "smp/smp.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/markdown.hpp"
 #include "tests/support/program.hpp"
 #include "tests/support/torch_two_ranks.hpp"
 
@@ -16,7 +17,6 @@
 
 #include <iostream>
 #include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -130,51 +130,6 @@ torch::Tensor targets() {
 } // namespace
 
 // -- what the page shows ------------------------------------------------------
-
-namespace {
-
-using text_lines = std::vector<std::string>;
-
-text_lines lines_of(const std::string& x) {
-  std::istringstream in{x};
-  text_lines result;
-  for (std::string line; std::getline(in, line);)
-    result.push_back(line);
-  return result;
-}
-
-std::vector<text_lines> code_blocks(const std::string& page) {
-  std::vector<text_lines> result;
-  bool inside = false;
-  for (auto& line : lines_of(page)) {
-    if (line.starts_with("```")) {
-      inside = !inside && line == "```cpp";
-      if (inside)
-        result.emplace_back();
-    } else if (inside) {
-      result.back().push_back(line);
-    }
-  }
-  return result;
-}
-
-/// Whether the lines stand in `source` one after the other, indented alike.
-bool stands_in(const text_lines& block, const text_lines& source) {
-  auto stands_at = [&](size_t begin) {
-    auto indent = source[begin].size() - block[0].size();
-    for (size_t i = 0; i < block.size(); ++i)
-      if (source[begin + i]
-          != (block[i].empty() ? "" : std::string(indent, ' ') + block[i]))
-        return false;
-    return true;
-  };
-  for (size_t i = 0; i + block.size() <= source.size(); ++i)
-    if (source[i].size() >= block[0].size() && stands_at(i))
-      return true;
-  return false;
-}
-
-} // namespace
 
 TEST_CASE("docs/api.md shows code that is compiled and run",
           "[runtime][docs]") {
