@@ -1,0 +1,45 @@
+#pragma once
+
+// The model of docs/tutorial.md, for the program and for smp-train.
+
+#include "smp/smp.hpp"
+
+#include <torch/torch.h>
+
+namespace tutorial {
+
+struct block_impl : torch::nn::Module {
+  block_impl() {
+    register_module("norm", norm);
+    register_module("up", up);
+    register_module("down", down);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    return x + down(torch::gelu(up(norm(x)))); // a skip link
+  }
+
+  smp::submodule<torch::nn::LayerNorm> norm{torch::nn::LayerNormOptions({256})};
+  smp::submodule<torch::nn::Linear> up{256, 1024}, down{1024, 256};
+};
+TORCH_MODULE_IMPL(block, block_impl);
+
+struct net_impl : torch::nn::Module {
+  net_impl() {
+    for (int i = 0; i < 4; ++i)
+      blocks->push_back(block());
+    register_module("in", in);
+    register_module("blocks", blocks);
+    register_module("side", side);
+    register_module("out", out);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    auto y = blocks->forward(in(x));
+    return out(y + side(x)); // a branch that passes all blocks
+  }
+
+  torch::nn::Sequential blocks;
+  smp::submodule<torch::nn::Linear> in{32, 256}, side{32, 256}, out{256, 10};
+};
+TORCH_MODULE_IMPL(net, net_impl);
+
+} // namespace tutorial
