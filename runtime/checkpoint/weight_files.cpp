@@ -32,8 +32,9 @@ std::string first_file(const std::string& path) {
     if (auto file = std::filesystem::path{path} / name;
         std::filesystem::exists(file, ignored))
       return file.string();
-  file_errors{"read", path}.fail("the folder has neither model.safetensors "
-                                 "nor model.safetensors.index.json");
+  file_errors{"read", path}.fail(
+    "the folder has neither model.safetensors "
+    "nor model.safetensors.index.json");
 }
 
 /// Whether it leads to a file of the same folder, and to no other one.
@@ -77,9 +78,10 @@ weight_map read_index(const std::string& path, const file_errors& e) {
   weight_map result;
   for (auto& [name, file] : index["weight_map"].items()) {
     if (!file.is_string() || !is_name_beside(file.get<std::string>()))
-      e.fail(fmt::format("weight_map: '{}' is in {}, which is no name of a "
-                         "file beside the index",
-                         name, json_text(file)));
+      e.fail(
+        fmt::format("weight_map: '{}' is in {}, which is no name of a "
+                    "file beside the index",
+                    name, json_text(file)));
     result[file.get<std::string>()].insert(name);
   }
   return result;
@@ -112,9 +114,10 @@ void weight_files::add_indexed(const std::string& index) {
     auto& file = files_.emplace_back((folder / name).string());
     for (auto& tensor : wanted)
       if (!file.find(tensor))
-        e.fail(fmt::format("weight_map: '{}' is in \"{}\", which does not "
-                           "have it",
-                           tensor, name));
+        e.fail(
+          fmt::format("weight_map: '{}' is in \"{}\", which does not "
+                      "have it",
+                      tensor, name));
     for (size_t k = 0; k < file.tensors().size(); ++k)
       if (wanted.contains(file.tensors()[k].name))
         add_tensor(k);

@@ -379,9 +379,8 @@ int launch(const launch_options& x) {
     for (auto pid : group.pids())
       remove_leftovers(place.log_dir, pid);
     if (place.first())
-      write_run_outcome(place.log_dir,
-                        {exit_code(result), cause_text(result),
-                         told_stage(place.stage.get())});
+      write_run_outcome(place.log_dir, {exit_code(result), cause_text(result),
+                                        told_stage(place.stage.get())});
   }
   print_cause(result, place);
   return exit_code(result);

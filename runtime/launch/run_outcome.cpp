@@ -38,9 +38,10 @@ const char* to_string(run_stage x) noexcept {
 file_descriptor stage_descriptor() {
   file_descriptor result{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!result)
-    throw config_error(fmt::format("no descriptor by which rank 0 tells how "
-                                   "far it came: {}",
-                                   std::strerror(errno)));
+    throw config_error(
+      fmt::format("no descriptor by which rank 0 tells how "
+                  "far it came: {}",
+                  std::strerror(errno)));
   return result;
 }
 

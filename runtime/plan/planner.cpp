@@ -49,8 +49,9 @@ std::string explain(const activation_need& x, uint64_t peers) {
                        + most;
   std::string estimated;
   if (peers > 1)
-    estimated = "; of modules that ranks share estimated, as if all ranks had "
-                "the samples of the first";
+    estimated
+      = "; of modules that ranks share estimated, as if all ranks had "
+        "the samples of the first";
   return "  activations: kept for backward" + as_told + estimated
          + "; what operations use while they run comes on top\n";
 }
@@ -241,8 +242,8 @@ class with_assumed_peers {
 public:
   with_assumed_peers(lone_decision& run, const session_config& x)
     : peers_(x.tensor_parallel_degree, x.prescaled_batch),
-      sharing_(run.state.rehearse_sharing(run.decision.sharing,
-                                          sharing_wanted(x))),
+      sharing_(
+        run.state.rehearse_sharing(run.decision.sharing, sharing_wanted(x))),
       before_(tensor_group::set_current(&peers_)) {
     // nop
   }

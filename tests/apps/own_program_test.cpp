@@ -150,7 +150,7 @@ TEST_CASE_METHOD(own_program, "What failed before its first step is no run",
                                "step was over; it is overwritten\n"
                                "smp: run dir run\n"));
   CHECK_FALSE(fs::exists(path / "run/log-1.txt")); // nor what else it left
-  auto third = start("--ranks 1 --run-dir run"); // the second one ended well
+  auto third = start("--ranks 1 --run-dir run");   // the second one ended well
   CHECK(third.join() != 0);
   CHECK_THAT(third.output(),
              ContainsSubstring("holds a run already (run/log-0.txt)"));

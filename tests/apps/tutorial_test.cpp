@@ -100,9 +100,9 @@ TEST_CASE("docs/tutorial.md shows its programs as they are",
   CHECK(code_block(page, "## One process")
         == content_of(source_file("examples/tutorial_plain.cpp")));
   std::vector<text_lines> sources;
-  for (auto path : {"examples/tutorial_plain.cpp", "examples/tutorial.cpp",
-                    "examples/tutorial_model.hpp",
-                    "examples/plugin_tutorial.cpp"})
+  for (auto path :
+       {"examples/tutorial_plain.cpp", "examples/tutorial.cpp",
+        "examples/tutorial_model.hpp", "examples/plugin_tutorial.cpp"})
     sources.push_back(lines_of(content_of(source_file(path))));
   auto blocks = code_blocks(page);
   CHECK(blocks.size() >= 8);

@@ -354,8 +354,9 @@ TEST_CASE("one can look at a run from its begin", "[runtime][launch]") {
   // Of a single one nobody else knows where to ask.
   auto alone = launch_in(
     dir, ranks_of(1, {"sh", "-c",
-                      look + " && grep -q '^port 0$' $DIR/logs/inspect.entry "
-                             "|| exit 2"}));
+                      look
+                        + " && grep -q '^port 0$' $DIR/logs/inspect.entry "
+                          "|| exit 2"}));
   CHECK(alone.code == 0);
   CHECK_FALSE(std::filesystem::exists(entry));
 }

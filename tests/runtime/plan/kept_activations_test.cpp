@@ -438,9 +438,10 @@ TEST_CASE("a run knows activations when it begins, where it sees the model run",
   CHECK_THAT(refused.said.unknown, ContainsSubstring("smp-train check"));
 }
 
-TEST_CASE("a run knows activations of smp's models also where it decides "
-          "nothing",
-          "[runtime][plan][memory]") {
+TEST_CASE(
+  "a run knows activations of smp's models also where it decides "
+  "nothing",
+  "[runtime][plan][memory]") {
   auto x = blocks_over(GENERATE(1, 2), "simple");
   x.transport.type = "loopback";
   begin_listener measured{x};
