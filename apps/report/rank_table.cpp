@@ -77,10 +77,11 @@ std::string header_of(const std::string& place, const run_look& x) {
   if (!last || x.what != run_look::state::live)
     return result;
   auto tokens = x.files.tokens_per_sample;
-  result += fmt::format("  {:.0f} {}",
-                        last->samples_per_second
-                          * static_cast<double>(std::max<uint64_t>(tokens, 1)),
-                        tokens > 0 ? "tokens/s" : "samples/s");
+  result += fmt::format(
+    "  {} {}",
+    rate_text(last->samples_per_second
+              * static_cast<double>(std::max<uint64_t>(tokens, 1))),
+    tokens > 0 ? "tokens/s" : "samples/s");
   if (x.files.steps > last->step)
     result += fmt::format(
       "  ETA {}", duration_text(static_cast<double>(x.files.steps - last->step)

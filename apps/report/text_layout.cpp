@@ -56,6 +56,14 @@ std::string duration_text(double seconds) {
   return fmt::format("{}h{:02}m", whole / 3600, whole % 3600 / 60);
 }
 
+std::string rate_text(double per_second) {
+  return fmt::format("{:.{}f}", per_second,
+                     per_second < 0.9995  ? 3
+                     : per_second < 9.995 ? 2
+                     : per_second < 99.95 ? 1
+                                          : 0);
+}
+
 std::string bytes_text(uint64_t x) {
   constexpr std::array units{"kB", "MB", "GB", "TB", "PB", "EB"};
   if (x < 1000)

@@ -14,6 +14,10 @@ std::string with_commas(uint64_t x);
 /// @returns "0.82 s", "12 s", "1m05s", "2h03m".
 std::string duration_text(double seconds);
 
+/// @returns samples or tokens per second in three digits or more: "0.417",
+/// "35.1", "28174".
+std::string rate_text(double per_second);
+
 /// @returns "817 B", "1.21 MB", "3.40 GB"; powers of 1000.
 std::string bytes_text(uint64_t x);
 

@@ -102,10 +102,10 @@ std::string console::row(const step_metrics& x) const {
                           * static_cast<double>(
                             std::max<uint64_t>(tokens_per_sample_, 1));
   return fmt::format(
-    "{:>11}{:>9.4f}{:>11.2e}{:>12.3f}{:>11.0f}{:>12}{:>7.1f} "
+    "{:>11}{:>9.4f}{:>11.2e}{:>12.3f}{:>11}{:>12}{:>7.1f} "
     "%{}{}",
     fmt::format("{}/{}", x.step, config_.train.steps), x.loss, x.lr,
-    x.grad_norm, throughput, duration_text(x.step_seconds),
+    x.grad_norm, rate_text(throughput), duration_text(x.step_seconds),
     100 * x.bubble_ratio, eta, x.skipped.empty() ? "" : "  skipped");
 }
 
