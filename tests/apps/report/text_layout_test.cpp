@@ -1,6 +1,6 @@
-#include "apps/report/text_layout.hpp"
+#include "tests/support/catch.hpp"
 
-#include <catch2/catch_test_macros.hpp>
+#include "apps/report/text_layout.hpp"
 
 using smp::app::rate_text;
 
