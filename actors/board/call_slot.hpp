@@ -8,8 +8,8 @@
 
 namespace smp {
 
-/// The module whose code an execution runs right now. Written without a lock
-/// by the thread that executes.
+/// The module whose code an execution runs right now. The executing thread
+/// writes it without a lock.
 class call_slot {
 public:
   static constexpr uint64_t none = ~uint64_t{0};
@@ -19,7 +19,7 @@ public:
     moved(x.value);
   }
 
-  /// Ends the innermost call. @pre there is one
+  /// Ends the innermost call. @pre a call is open
   void leave() noexcept {
     moved(outer_.back());
     outer_.pop_back();
@@ -46,7 +46,7 @@ private:
     module_.store(module, relaxed);
   }
 
-  std::vector<uint64_t> outer_; // only the thread that executes
+  std::vector<uint64_t> outer_; // accessed by the executing thread only
   std::atomic<uint64_t> module_ = none;
   std::atomic<uint64_t> calls_ = 0;
 };

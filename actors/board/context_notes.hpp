@@ -11,15 +11,15 @@
 
 namespace smp {
 
-/// Where a WORKER CONTEXT stands (R24). Only the context writes it; the search
-/// for stalls reads it, even while the actors of the rank are stuck.
+/// State of a WORKER CONTEXT (R24). Only the context writes it. The stall
+/// search reads it, even while the actors of the rank are stuck.
 /// Thread-safe.
 class context_notes {
 public:
   using clock = std::chrono::steady_clock;
   using slot_ptr = std::shared_ptr<call_slot>;
 
-  /// What is known of a call that the context waits for.
+  /// What is known about a call that the context waits for.
   struct awaited_call {
     call_kind kind = call_kind::remote;
     rank_id owner;
@@ -31,9 +31,9 @@ public:
 
   struct view {
     context_state state = context_state::idle;
-    /// The request that it serves, or served last, without its body.
+    /// The request being served, or the last one served, without its body.
     request current;
-    /// Set while it is PENDING.
+    /// Set while the state is PENDING.
     awaited_call waits_for;
     clock::time_point since = clock::now();
     uint64_t served = 0;
@@ -49,7 +49,7 @@ public:
   }
 
   // -- the context ------------------------------------------------------------
-  // @returns false, and does nothing, if that is not its state.
+  // @returns false, and changes nothing, if the context is in another state.
 
   /// IDLE -> EXECUTING
   bool start(const request& x, clock::time_point now);

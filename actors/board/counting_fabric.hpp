@@ -9,9 +9,9 @@
 
 namespace smp {
 
-/// Whether a message is on its way can be told only if each is counted before
-/// it leaves and after it was dealt with, whatever fabric is between. This
-/// counts on a `rank_board`.
+/// To tell whether a message is in flight, each one must be counted before it
+/// leaves and after its handler returns, whatever fabric is in between. This
+/// class keeps these counts on a `rank_board`.
 class counting_fabric final : public forwarding_fabric {
 public:
   counting_fabric(std::shared_ptr<fabric> inner,
@@ -25,7 +25,7 @@ public:
     inner().send(to, std::move(x), std::move(done));
   }
 
-  /// @returns how many sends to `x` wait until it takes earlier ones.
+  /// @returns how many sends to `x` are queued until `x` takes earlier ones.
   uint64_t queued_to(rank_id x) const {
     auto credits = dynamic_cast<const credit_fabric*>(&inner());
     return credits != nullptr ? credits->queued_to(x) : 0;

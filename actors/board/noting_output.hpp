@@ -1,6 +1,6 @@
 #pragma once
 
-// What a MODULE SERVER makes happen, noted on the board of its rank.
+// Records on the rank's board what its MODULE SERVER does.
 
 #include "actors/protocol/server_output.hpp"
 
@@ -8,11 +8,11 @@ namespace smp {
 
 class rank_board;
 
-/// The search for stalls has to know who holds the token, who was answered, and
-/// that anything happened at all: the board hears of it first, then `inner`.
+/// The stall search must know who holds the token, who was answered, and that
+/// anything happened at all: each call notes it, then calls `inner`.
 class noting_output final : public server_output {
 public:
-  /// @param inner,board outlive this
+  /// @param inner,board must outlive this object
   noting_output(server_output& inner, rank_board& board)
     : inner_(inner), board_(board) {
     // nop

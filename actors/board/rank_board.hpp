@@ -1,6 +1,6 @@
 #pragma once
 
-// What one rank does and waits for, readable from outside of its actors.
+// What one rank does and waits for, readable without asking its actors.
 
 #include "actors/board/context_notes.hpp"
 #include "actors/protocol/rank_view.hpp"
@@ -17,9 +17,9 @@
 
 namespace smp {
 
-/// A search for stalls must not depend on what may be stuck: neither on the
-/// actors of the rank nor on its user's thread. So all of them note here what
-/// they do, and anybody may read it. Thread-safe; an entry costs tens of
+/// The stall search must not depend on anything that may be stuck: neither the
+/// actors of the rank nor the user's thread. So all of them note here what they
+/// do, and any thread may read it. Thread-safe; an entry costs tens of
 /// nanoseconds.
 class rank_board {
 public:
@@ -28,13 +28,13 @@ public:
 
   rank_board(rank_id self, uint64_t world_size);
 
-  /// How modules are called; null: by their numbers.
+  /// How to name modules in texts; null: by number.
   void name_modules(std::function<std::string(module_id)> f);
 
-  /// @returns the path of a module, empty if there is none.
+  /// @returns the path of a module; empty if it has none.
   std::string path_of(module_id x) const;
 
-  /// Anything happened that changes what the rank does next.
+  /// Notes that something happened which changes what the rank does next.
   void note() noexcept {
     ++progress_;
   }
@@ -48,35 +48,35 @@ public:
   /// See `activity::ends_step`.
   void main_ends_step(bool x);
 
-  /// The rank is about to leave: what it does no longer matters.
+  /// The rank is about to leave the run: what it does no longer matters.
   void leave();
 
-  /// @param bubble the share of the step in which nothing executed here
+  /// @param bubble share of the step during which this rank executed nothing
   void step_ended(double bubble);
 
   // -- WORKER CONTEXTS: the token, as their MODULE SERVER sees it -------------
 
   using notes_ptr = std::shared_ptr<context_notes>;
 
-  /// @returns the notes of a context, a new one if there is none.
+  /// @returns the notes of a context; creates them on first use.
   notes_ptr notes_of(context_id ctx);
 
   /// The context has the token.
   void executes(context_id ctx);
 
-  /// The context gave the token back and waits for the answer to `asks`.
+  /// The context returned the token and waits for the answer to `asks`.
   void parked(context_id ctx, request_id asks);
 
-  /// What the context waited for came; it waits for the token only.
+  /// The context's wait is over; it waits only for the token now.
   void answered(context_id ctx);
 
-  /// The context gave the token back and serves nothing.
+  /// The context returned the token and serves nothing.
   void idle(context_id ctx);
 
   /// The context died.
   void lost(context_id ctx);
 
-  /// @returns the slot of the execution of `x`, or null.
+  /// @returns the slot of the execution that serves `x`, or null.
   slot_ptr slot_of(request_id x) const;
 
   // -- messages ---------------------------------------------------------------
@@ -85,7 +85,7 @@ public:
     count(sent_, to);
   }
 
-  /// A message was handed over, with all that follows at once.
+  /// The handler of a message, and all work it did inline, has returned.
   void taken(rank_id from) noexcept {
     count(taken_, from);
   }
@@ -99,11 +99,11 @@ public:
   /// @returns a number that differs from the last one if anything happened.
   uint64_t look();
 
-  /// @returns all of a view but what only the actors know.
+  /// @returns a view, except for the fields that only the actors can fill in.
   rank_view view();
 
-  /// Time since this was made, and how much of it somebody executed: a context
-  /// with the token or, outside of a step, the user's thread; in seconds.
+  /// Seconds since this board was made, and those in which a context with the
+  /// token or, outside of a step, the user's thread executed.
   struct usage {
     double up = 0;
     double busy = 0;
@@ -118,12 +118,12 @@ public:
 private:
   struct context_entry {
     notes_ptr notes;
-    /// What it waits for, if that is an answer.
+    /// The request whose answer it waits for, if it waits for an answer.
     request_id asks;
     bool answered = false;
-    /// Calls within its execution that were seen.
+    /// Number of calls within its execution at the last sample.
     uint64_t calls_seen = 0;
-    /// When it got the token, or a look found another call.
+    /// When it got the token, or when a sample last saw a new call.
     clock::time_point moved;
   };
 
@@ -144,10 +144,10 @@ private:
                          const wait_reason& why) const;
   activity describe(const context_entry& x, bool executes) const;
 
-  /// Counts the time until now for whoever executed, before that changes.
+  /// Adds the time until now to `busy_` if something executed in it.
   void account();
 
-  /// Notices calls that went on inside of executions.
+  /// Detects calls that executions made since the last sample.
   void sample();
 
   const rank_id self_;
@@ -158,7 +158,7 @@ private:
   mutable std::mutex mutex_;
   std::function<std::string(module_id)> names_;
   std::map<context_id, context_entry> contexts_;
-  std::optional<context_id> executing_; // who has the token
+  std::optional<context_id> executing_; // holder of the token
   completion_ptr main_wait_;            // null: it executes
   wait_reason main_reason_;
   bool main_ends_step_ = false;
@@ -170,7 +170,7 @@ private:
   std::optional<double> bubble_;
 };
 
-/// The waiter of the user's thread: writes down what it waits for.
+/// The waiter of the user's thread: notes on the board what it waits for.
 class noting_waiter final : public waiter {
 public:
   explicit noting_waiter(rank_board& board) : board_(board) {

@@ -1,14 +1,14 @@
 #pragma once
 
-// The actor system of a process without CAF in sight.
+// The actor system of a process, in a header that does not include CAF.
 
 #include <memory>
 
 namespace smp {
 
-/// The actor system of a process; every rank of the process lives in it. Its
-/// pool has one thread (facts: more threads cost wake-ups), so no handler may
-/// block.
+/// The actor system of a process, shared by all ranks that live in it. Its pool
+/// has one thread, as more threads only cost wake-ups (measured), so no handler
+/// may block.
 class actor_host {
 public:
   actor_host();

@@ -12,7 +12,7 @@
 
 namespace smp {
 
-/// A pool that lets threads of others run what they made ready: see `run_here`.
+/// A pool whose actors can also run on other threads: see `run_here`.
 class actor_scheduler final
   : public caf::scheduler::coordinator<caf::policy::work_sharing> {
 public:
@@ -29,28 +29,28 @@ public:
   }
 
   static void add_module_options(caf::actor_system_config&) {
-    // Those of every scheduler.
+    // Only the options that every scheduler has.
   }
 
-  /// Runs `job` on the calling thread until its mailbox is empty, or leaves
-  /// what many messages left of it to the pool.
+  /// Runs `job` on the calling thread until its mailbox is empty; after many
+  /// messages, hands the rest to the pool.
   void run(caf::resumable* job);
 
 protected:
   void enqueue(caf::resumable* job) override;
 
 private:
-  /// Where actors that run on no thread of the pool find their system. Outlives
-  /// each run: an actor keeps the last one that it ran on.
+  /// Execution unit of actors that run outside the pool's thread. Must outlive
+  /// every run: an actor keeps a pointer to the unit that it last ran on.
   caf::scoped_execution_unit unit_;
 };
 
-/// An actor that a message of this scope wakes up runs on the calling thread,
-/// at the end of the scope: a wake-up of the pool's thread costs 20 us, and a
-/// call of a module on another rank would pay for four. An actor that runs
-/// already is left to whoever runs it. For threads that have nothing else to
-/// do, with no lock held that a handler might want. Inside of a handler, and in
-/// a scope within a scope, it does nothing.
+/// Actors that messages sent in this scope make ready run on the calling thread
+/// at the end of the scope. Waking the pool's thread costs 20 us, and a call of
+/// a module on another rank would pay that four times. An actor that already
+/// runs elsewhere stays there. Use it only on a thread that has nothing else to
+/// do and holds no lock that a handler may take. No effect inside a handler or
+/// when nested.
 class run_here {
 public:
   run_here() noexcept;

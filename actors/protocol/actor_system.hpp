@@ -10,16 +10,16 @@
 
 namespace smp {
 
-/// Registers all message types, once per process; before any actor system.
+/// Registers all message types, once per process, before any actor system.
 void init_message_types();
 
-/// Settings of the actor system; the reasons stand beside them.
+/// Settings of the actor system; actor_system.cpp gives the reason for each.
 struct host_config : caf::actor_system_config {
   host_config();
 };
 
 struct actor_host::impl {
-  /// What connections of the system go through: goes when all are closed.
+  /// Lines below the system's connections; destroyed after all of these.
   std::vector<std::shared_ptr<void>> lines;
   host_config config;
   caf::actor_system system{config};

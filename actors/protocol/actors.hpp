@@ -1,8 +1,8 @@
 #pragma once
 
-// Every typed interface of smp, one comment line per handler. The SCHEDULE
-// ACTOR, which users write, has a header of its own that includes none of
-// this: actors/protocol/schedule_interface.hpp.
+// All typed actor interfaces of smp, one comment line per handler. The SCHEDULE
+// ACTOR, which users write, has its own header, which includes none of this:
+// actors/protocol/schedule_interface.hpp.
 
 #include "actors/protocol/comm_types.hpp"
 #include "actors/protocol/schedule_interface.hpp"
@@ -20,91 +20,91 @@ namespace smp {
 /// MODULE SERVER: owns the ready queue and the WORKER CONTEXTS of one rank,
 /// and on pp_rank 0 the PIPELINE SCHEDULER.
 using module_server_actor = caf::typed_actor<
-  // Opens the gate for a step; its end comes as a callback.
+  // Opens the gate for a step; a callback reports its end.
   caf::result<void>(run_step),
-  // From pp_rank 0: whether a step is recorded or replayed (R33).
+  // From pp_rank 0: whether to record or replay a step (R33).
   caf::result<void>(step_plan),
-  // A step diverges from its record; on pp_rank 0: tells all ranks.
+  // A step diverges from its record; pp_rank 0 tells all ranks.
   caf::result<void>(step_diverged),
-  // Queues a request of another rank or of the SCHEDULER; no reply, the answer
-  // is a response of its own.
+  // Queues a request from another rank or the SCHEDULER. No reply: a separate
+  // response message carries the answer.
   caf::result<void>(request),
-  // The same, from the record.
+  // The same for a request that refers to the record.
   caf::result<void>(recorded_request),
-  // Wakes the context that waits for this answer; counts it if nobody does.
+  // Wakes the context that waits for this response; counts it if none does.
   caf::result<void>(response),
-  // The same, from the record.
+  // The same for a response that refers to the record.
   caf::result<void>(recorded_response),
-  // INTERNAL: what a context waited for is done, or its request was not sent,
-  // or the objects that a request needs are here.
+  // INTERNAL: what a context waited for is done, or its request could not be
+  // sent, or the objects that a request needs have arrived.
   caf::result<void>(completed),
-  // INTERNAL: a response was not sent; tells its requester.
+  // INTERNAL: a response could not be sent; tells the requester.
   caf::result<void>(undelivered),
-  // A forward phase is over; from the SCHEDULER: tells all ranks (R19).
+  // A forward phase ended; if from the SCHEDULER, tells all ranks (R19).
   caf::result<void>(forward_over),
-  // INTERNAL: a held request may have its turn now.
+  // INTERNAL: held requests may have their turn now.
   caf::result<void>(moved_atom),
-  // A microbatch ended; from the SCHEDULER: tells all ranks (R3).
+  // A microbatch ended; if from the SCHEDULER, tells all ranks (R3).
   caf::result<void>(microbatch_done),
-  // The step fails; from the SCHEDULER: tells all ranks.
+  // The step failed; if from the SCHEDULER, tells all ranks.
   caf::result<void>(step_failed),
-  // The step ended; from the SCHEDULER: tells all ranks (R5, R6).
+  // The step ended; if from the SCHEDULER, tells all ranks (R5, R6).
   caf::result<void>(step_report),
-  // On pp_rank 0, from all ranks: for the SCHEDULER.
+  // On pp_rank 0, from any rank: forwards it to the SCHEDULER.
   caf::result<void>(rank_report),
-  // A rank is dead: fails what waits for it.
+  // A rank is dead: fails everything that waits for it.
   caf::result<void>(down_atom, failure),
-  // A rank sent what makes no sense: from now on it counts as dead.
+  // A rank sent a malformed message: treats it as dead from now on.
   caf::result<void>(malformed_atom, failure),
-  // INTERNAL: the execution token came to this rank (R26).
+  // INTERNAL: this rank now holds the execution token (R26).
   caf::result<void>(token_atom),
-  // INTERNAL: a WORKER CONTEXT sends a request and goes on.
+  // INTERNAL: a WORKER CONTEXT sends a request and continues.
   caf::result<void>(asked),
-  // INTERNAL: a WORKER CONTEXT parked and gives the token back.
+  // INTERNAL: a WORKER CONTEXT parked and returns the token.
   caf::result<void>(suspended),
-  // INTERNAL: a WORKER CONTEXT is idle and gives the token back.
+  // INTERNAL: a WORKER CONTEXT is idle and returns the token.
   caf::result<void>(finished),
   // Replies with what the rank holds and waits for.
   caf::result<server_status>(status_atom)>;
 
-/// WORKER CONTEXT: keeps one running or suspended execution, which starts,
-/// parks and ends by a `context_link` to its MODULE SERVER.
+/// WORKER CONTEXT: holds one running or suspended execution, which starts,
+/// parks and ends through a `context_link` to its MODULE SERVER.
 using worker_context_actor = caf::typed_actor<
-  // Replies at any time, also while the executor runs.
+  // Replies at any time, even while the executor runs.
   caf::result<context_status>(status_atom)>;
 
 /// PIPELINE SCHEDULER: decides which microbatch starts or turns around next.
 using pipeline_scheduler_actor = caf::typed_actor<
-  // Runs the microbatches of a step; ends with a report to its SERVER.
+  // Runs the microbatches of a step, then reports to its MODULE SERVER.
   caf::result<void>(scheduled_step),
-  // The step does not go on as recorded: from here on the SCHEDULER decides.
+  // The step diverges from its record: the SCHEDULER decides from here on.
   caf::result<void>(step_diverged),
-  // A microbatch waits for its backward phase; the grant is a response with
-  // the same id.
+  // A microbatch waits for its backward phase; a response with the same id
+  // grants it.
   caf::result<void>(forward_done),
   // A microbatch ended.
   caf::result<void>(response),
-  // The step fails: nothing new starts.
+  // The step failed: starts nothing more.
   caf::result<void>(step_failed),
-  // A rank began or ended to work; for a schedule of the user's.
+  // A rank became busy or idle; for schedules that users write.
   caf::result<void>(rank_report),
   // Replies with the progress of the current step.
   caf::result<scheduler_status>(status_atom)>;
 
-/// A stage of communication, each with this interface (`comm_stage` names
-/// them): takes the messages that it has something to copy for. All else goes
-/// on where it is and is only counted.
+/// One stage of communication; all stages have this interface (`comm_stage`
+/// names them). A stage receives only messages for which it has something to
+/// copy. All others continue on the thread they are on and are merely counted.
 using comm_stage_actor = caf::typed_actor<
-  // INTERNAL: it has something to copy for this message.
+  // INTERNAL: copies tensors of this message.
   caf::result<void>(comm_message_ptr),
-  // Replies with what it did and holds.
+  // Replies with what the stage did and holds.
   caf::result<comm_stage_status>(status_atom)>;
 
 // -- interfaces: users --------------------------------------------------------
 
 // SCHEDULE ACTOR: `schedule_actor` in actors/protocol/schedule_interface.hpp
-// decides in place of the PIPELINE SCHEDULER's own schedules; one handler for
-// each kind of event of a step, all of which reply with the next task.
+// replaces the built-in schedules of the PIPELINE SCHEDULER. It has one handler
+// per kind of event of a step, each of which replies with the next task.
 
 // -- interfaces: between processes --------------------------------------------
 
@@ -112,66 +112,66 @@ using comm_stage_actor = caf::typed_actor<
 using member_actor = caf::typed_actor<
   // A rank is lost.
   caf::result<void>(down_atom, failure),
-  // INTERNAL: from now on the end of the SUPERVISOR is no loss.
+  // INTERNAL: from now on, the end of the SUPERVISOR is not a loss.
   caf::result<void>(goodbye_atom),
-  // Replies with what it heard.
+  // Replies with the losses that it has heard of.
   caf::result<member_status>(status_atom)>;
 
-/// RANK WATCH: tells what its rank does, on a thread of its own, even while the
-/// other actors of the rank are stuck.
+/// RANK WATCH: reports what its rank does. Runs on a thread of its own, so it
+/// answers even while the other actors of the rank are stuck.
 using rank_watch_actor = caf::typed_actor<
   // Replies with a number that differs from the last one if anything happened.
   caf::result<uint64_t>(look_atom),
-  // The run is stalled, in words, and goes on.
+  // The run is stalled, as the text says, but continues.
   caf::result<void>(stall_atom, std::string),
-  // The run is stalled: ends the rank.
+  // The run is stalled: ends this rank.
   caf::result<void>(stall_atom, failure),
-  // That step fails, unless it is over.
+  // Fails this step unless it is already over.
   caf::result<void>(stall_atom, step_failed),
   // Replies with what the rank executes and waits for.
   caf::result<rank_view>(status_atom),
-  // Replies with all that its actors tell, for who looks from outside.
+  // Replies with all its actors report, for clients outside the run.
   caf::result<rank_status>(inspect_atom)>;
 
-/// STALL MONITOR: asks all ranks from time to time whether anything happens.
+/// STALL MONITOR: polls all ranks for progress.
 using stall_monitor_actor = caf::typed_actor<
-  // INTERNAL: it is time to look.
+  // INTERNAL: time to poll.
   caf::result<void>(look_atom),
-  // Replies with what it found.
+  // Replies with its findings.
   caf::result<stall_status>(status_atom)>;
 
-/// INSPECTOR: tells who looks at the run from outside what all ranks do, on a
-/// thread of its own, also while others do not answer.
+/// INSPECTOR: reports to clients outside the run what all ranks do. Runs on a
+/// thread of its own, and answers even if some ranks do not.
 using inspector_actor = caf::typed_actor<
-  // From the SUPERVISOR: a rank joined and can be asked.
+  // From the SUPERVISOR: a rank joined and can be queried.
   caf::result<void>(rank_id, rank_watch_actor),
-  // From the SUPERVISOR: who looks for stalls.
+  // From the SUPERVISOR: the actor that searches for stalls.
   caf::result<void>(stall_monitor_actor),
   // Replies with what ranks and actors answer within a deadline.
   caf::result<run_status>(inspect_atom)>;
 
 /// SUPERVISOR: gathers the ranks of a run and tells all when one is lost.
 using supervisor_actor = caf::typed_actor<
-  // A rank introduces itself; replies when all are there, or why they are not.
+  // A rank introduces itself; replies when all have joined, or why not.
   caf::result<welcome>(member, member_actor),
-  // A rank that joined can be watched for stalls.
+  // The RANK WATCH of a rank that joined.
   caf::result<void>(rank_id, rank_watch_actor),
-  // From this process: an INSPECTOR wants to hear of such ranks.
+  // From this process: an INSPECTOR that wants to know these RANK WATCHes.
   caf::result<void>(inspector_actor),
-  // A rank leaves: its end is no loss from now on.
+  // A rank leaves: its end is not a loss from now on.
   caf::result<void>(goodbye_atom, rank_id),
   // The launcher saw the process of a rank end.
   caf::result<void>(down_atom, failure),
-  // The launcher, or a neighbour that waits to join, saw a signal stop the
-  // process of a rank, or let it go on.
+  // The launcher, or a neighbour that waits to join, saw a signal stop or
+  // continue the process of a rank.
   caf::result<void>(stall_atom, rank_id, bool),
-  // INTERNAL: a rank was stopped for as long as is worth a report.
+  // INTERNAL: a rank has been stopped for long enough to report it.
   caf::result<void>(stall_atom, rank_id),
-  // INTERNAL: the time for joining is over.
+  // INTERNAL: the join deadline has passed.
   caf::result<void>(deadline_atom),
-  // INTERNAL: nobody knew a better cause for the loss of this rank.
+  // INTERNAL: no better cause for the loss of this rank arrived in time.
   caf::result<void>(deadline_atom, rank_id),
-  // Replies with who is there, who left and who is lost.
+  // Replies with which ranks are present, left or lost.
   caf::result<supervisor_status>(status_atom)>;
 
 } // namespace smp
@@ -188,5 +188,5 @@ CAF_END_TYPE_ID_BLOCK(smp_actors)
 static_assert(caf::id_block::smp_actors::end
               <= caf::id_block::smp_inspection::begin);
 
-// From there on actors/protocol/comm_types.hpp counts.
+// The ids from there on belong to actors/protocol/comm_types.hpp.
 static_assert(caf::id_block::smp_inspection::end <= smp::first_comm_type_id);

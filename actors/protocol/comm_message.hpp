@@ -12,27 +12,27 @@
 
 namespace smp {
 
-/// A tensor that does not ride in the first message.
+/// A tensor that is too large to travel inside the first message.
 struct comm_tensor {
-  /// Unique on the rank that sends it, never 0.
+  /// Unique on the sending rank, never 0.
   uint64_t id = 0;
-  /// In its message.
+  /// Index in its message.
   size_t position = 0;
   uint64_t nbytes = 0;
   uint8_t dtype = 0;
   device_ref device;
-  /// What decided about its path.
+  /// The rule that decided its path.
   comm_rule rule = comm_rule::device_path;
-  /// Of the send arena, until the tensor lies there.
+  /// Block of the send arena, until the tensor has been copied there.
   std::shared_ptr<std::byte> block = {};
 };
 
-/// What moves from stage to stage: a message to or from another rank. One
-/// thread has it at a time.
+/// What passes from stage to stage: a message to or from another rank. Only one
+/// thread owns it at a time.
 struct comm_message {
   comm_message() = default;
 
-  /// Whoever waits for its end hears of it, even if a stage dropped it.
+  /// Calls `done` even if a stage dropped the message.
   ~comm_message() {
     finish({error_code::cancelled, no_rank, {}, "the fabric was stopped"});
   }
@@ -40,14 +40,14 @@ struct comm_message {
   comm_message(const comm_message&) = delete;
   comm_message& operator=(const comm_message&) = delete;
 
-  /// It left, or never will: its tensors go before their owner hears of it.
+  /// The message left, or never will: frees its tensors before it calls `done`.
   void finish(const failure& why) {
     content = {};
     if (auto f = std::exchange(done, nullptr))
       f(why);
   }
 
-  /// Of the rank that sends it; 0 for one that arrived.
+  /// Number on the sending rank; 0 for a message that arrived.
   uint64_t number = 0;
   rank_id peer;
   message content;
@@ -59,7 +59,7 @@ struct comm_message {
 
 using comm_message_ptr = std::shared_ptr<comm_message>;
 
-/// The receiver's choice about a tensor that was sent to it.
+/// The receiver's decision on a tensor that was sent to it.
 struct comm_placed {
   rank_id by;
   uint64_t tensor = 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the stages of communication answer when they are asked how they are,
-// one by one or all together. Free of CAF.
+// Status of the stages of communication, one by one or all together. Free of
+// CAF.
 
 #include "transport/arena.hpp"
 #include "transport/ids.hpp"
@@ -37,7 +37,7 @@ constexpr comm_stage last_of(comm_stage) noexcept {
 inline constexpr size_t comm_stages = static_cast<size_t>(last_of(comm_stage{}))
                                       + 1;
 
-/// @returns the stage in capitals, as people write it.
+/// @returns the name of the stage, in capitals as in the paper.
 constexpr const char* to_string(comm_stage x) noexcept {
   constexpr const char* names[] = {
     "COMM INITIATOR",  "D2D ALLOCATOR",       "D2D SEND",
@@ -47,14 +47,14 @@ constexpr const char* to_string(comm_stage x) noexcept {
   return names[static_cast<size_t>(x)];
 }
 
-/// Why a tensor takes its path: the first rule that holds sends it over the
+/// Why a tensor takes its path: the first rule that applies sends it over the
 /// host path.
 enum class comm_rule : uint8_t {
-  device_path,    // none holds
-  host_tensor,    // 1: it lies in host memory
+  device_path,    // no rule applies
+  host_tensor,    // 1: the tensor is in host memory
   no_peer_access, // 2: same node, but no link between the devices
-  no_rdma,        // 3: other node, but no RDMA
-  no_space,       // 4: no space in an arena
+  no_rdma,        // 3: different nodes, but no RDMA
+  no_space,       // 4: no free space in an arena
 };
 
 constexpr comm_rule last_of(comm_rule) noexcept {
@@ -73,27 +73,27 @@ constexpr const char* to_string(comm_rule x) noexcept {
 /// What a stage did since the session began.
 struct comm_stage_status {
   comm_stage stage = comm_stage::initiator;
-  /// Messages for which it had something to do, and their bytes.
+  /// Messages for which it had something to copy, and their bytes.
   uint64_t handled = 0;
   uint64_t bytes = 0;
-  /// Messages on its path for which it had nothing to do.
+  /// Messages on its path for which it had nothing to copy.
   uint64_t passed_by = 0;
-  /// Messages that are with it.
+  /// Messages that it holds now.
   uint64_t held = 0;
 };
 
-/// What is under way to one rank.
+/// Messages in flight to one rank.
 struct comm_peer_status {
   rank_id peer;
-  /// Large messages that were given to the fabric and did not leave yet.
+  /// Large messages that the fabric accepted and that have not left yet.
   uint64_t open = 0;
   uint64_t open_bytes = 0;
-  /// Large messages that wait for room in the window.
+  /// Large messages that wait for room in the send window.
   uint64_t queued = 0;
   uint64_t queued_bytes = 0;
 };
 
-/// A message under way.
+/// One message in flight.
 struct comm_message_status {
   uint64_t number = 0;
   rank_id peer;
@@ -105,17 +105,17 @@ struct comm_message_status {
 
 struct comm_report {
   rank_id rank;
-  /// There are arenas: tensors may take the device path.
+  /// True if arenas exist, so that tensors may take the device path.
   bool device_path = false;
   std::vector<comm_stage_status> stages; // by stage
-  /// Tensors of more than `riding_limit` bytes by the rule that decided: sent,
-  /// as this rank decided, and received into its arena or not.
+  /// Number of tensors above `riding_limit` bytes, by deciding rule: those
+  /// sent, as this rank decided, and those received into its arena or not.
   std::array<uint64_t, comm_rules> sent = {};
   std::array<uint64_t, comm_rules> received = {};
   arena_status send_arena;
   arena_status receive_arena;
   std::vector<comm_peer_status> peers;
-  /// The oldest messages that did not leave yet.
+  /// The oldest messages that have not left yet.
   std::vector<comm_message_status> oldest;
 };
 

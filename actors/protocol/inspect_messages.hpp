@@ -1,7 +1,7 @@
 #pragma once
 
-// How CAF reads and writes what crosses processes. All else that actors tell
-// each other holds tensors and stays inside a process.
+// CAF inspectors of all messages that cross processes. All other messages
+// between actors hold tensors and stay inside a process.
 
 #include "actors/protocol/comm_status.hpp"
 #include "actors/protocol/introduction.hpp"

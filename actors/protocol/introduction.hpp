@@ -12,33 +12,33 @@
 namespace smp {
 
 struct stall_options {
-  /// Seconds without any progress that are worth a report.
+  /// Seconds without any progress before a report.
   double timeout = 60;
-  /// A long wait ends the run; else it is only reported.
+  /// Ends the run after a long wait; otherwise only reports it.
   bool end = false;
 };
 
-/// How a rank introduces itself.
+/// How a rank introduces itself to the SUPERVISOR.
 struct member {
   rank_id rank;
   int64_t pid = 0;
   std::string host;
-  /// Equal on ranks of the same machine and on no others.
+  /// Equal on all ranks of one machine and different on all others.
   std::string machine;
-  /// Tells runs apart: who belongs to another one by mistake is refused.
+  /// Tells runs apart: a rank that joins the wrong run is refused.
   std::string run_id;
-  /// These must be equal on all ranks; a rank that differs is refused by name.
+  /// Must be equal on all ranks; a rank that differs is refused by name.
   std::string build;
   /// A line "KEY = VALUE" for each setting that all ranks must share.
   std::string settings;
   /// `fabric::address()`, opaque bytes.
   std::string fabric_address;
-  /// What its session says. Of rank 0 it holds for the run, unless who started
-  /// the run has said it before.
+  /// The settings of its session. Those of rank 0 apply to the run unless
+  /// whoever started the run set them already.
   stall_options stalls;
 };
 
-/// Answers a rank that wants to take part: all members, or why not.
+/// Reply to a rank that joins: all members, or why it may not.
 struct welcome {
   std::vector<member> members; // by rank
   failure error;

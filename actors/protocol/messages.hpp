@@ -1,7 +1,7 @@
 #pragma once
 
-// What the actors of one rank tell each other. Free of CAF; what crosses ranks
-// is encoded in actors/protocol/wire.hpp.
+// Messages between the actors of one rank. Free of CAF; wire.hpp encodes those
+// that cross ranks.
 
 #include "actors/protocol/request.hpp"
 #include "partition/schedule.hpp"
@@ -11,73 +11,73 @@
 
 namespace smp {
 
-/// A context parked: it needs `what` and gives the token back.
+/// A context parked: it needs `what` and returns the token.
 struct suspended {
   context_id context;
   call what;
 };
 
-/// A context sent a request and goes on.
+/// A context sent a request and continues.
 struct asked {
   context_id context;
   call what;
 };
 
-/// A context is idle again and gives the token back.
+/// A context is idle again and returns the token.
 struct finished {
   context_id context;
   outcome result;
 };
 
-/// What a call of kind `wait` waited for is done, or a request could not be
+/// A call of kind `wait` is over, or a request could not be
 /// sent.
 struct completed {
   request_id id;
   failure error;
 };
 
-/// A response could not be sent; its requester needs to hear at least that.
+/// A response could not be sent; the requester must at least learn that.
 struct undelivered {
   request_id id;
   failure error;
 };
 
-/// A microbatch stands at the end of its forward phase.
+/// A microbatch reached the end of its forward phase.
 struct forward_done {
   request_id id;
   microbatch_id microbatch;
 };
 
-/// A microbatch ended: nobody will ask for what was kept for it (R3).
+/// A microbatch ended: no request needs its saved data any more (R3).
 struct microbatch_done {
   step_id step;
   microbatch_id microbatch;
 };
 
-/// A rank began to work, or has nothing left to do. Sent to pp_rank 0, and only
-/// if the schedule wants to know.
+/// A rank became busy or ran out of work. Sent to pp_rank 0, and only if the
+/// schedule needs it.
 struct rank_report {
   step_id step;
   rank_level level;
 };
 
-/// A microbatch will call no module any more in its forward phase: it stands at
-/// its end, or is over. Sent once for each (R19).
+/// A microbatch makes no more module calls in its forward phase: it reached the
+/// end of the phase, or is over. Sent once per microbatch (R19).
 struct forward_over {
   step_id step;
   uint64_t turn = 0; // see `request::turn`
 };
 
-/// What pp_rank 0 decided about recording a step (R33); comes before anything
-/// of the step is served.
+/// Decision of pp_rank 0 whether to record or replay a step (R33); arrives
+/// before any request of the step is served.
 struct step_plan {
   enum class mode : uint8_t { record, replay };
 
   step_id step;
   mode what = mode::record;
-  /// Names the kind of step: only steps of one key replay each other.
+  /// Identifies the kind of step: steps replay only steps with the same key.
   uint64_t key = 0;
-  /// Which recorded step is replayed.
+  /// The recorded step to replay.
   step_id source;
   /// All pipelines that share modules follow the same computed order.
   bool same_order = false;
@@ -87,7 +87,7 @@ constexpr step_plan::mode last_of(step_plan::mode) noexcept {
   return step_plan::mode::replay;
 }
 
-/// Stands for a request that looks as it did in the replayed step.
+/// Stands for a request that is identical to the one in the replayed step.
 struct recorded_request {
   request_id id;
   std::vector<tensor_ref> tensors;
@@ -95,14 +95,14 @@ struct recorded_request {
   std::vector<object_id> released = {};
 };
 
-/// Stands for an answer that looks as it did in the replayed step.
+/// Stands for a response that is identical to the one in the replayed step.
 struct recorded_response {
   request_id id;
   std::vector<tensor_ref> tensors;
 };
 
-/// The flow of a step diverges from its record: from now on it is served as if
-/// there were none. Goes to pp_rank 0, and from there to all.
+/// The step diverges from its record: all ranks continue it without the record.
+/// Sent to pp_rank 0, which forwards it to all ranks.
 struct step_diverged {
   step_id step;
   std::string text;
@@ -111,13 +111,13 @@ struct step_diverged {
 /// Orders the PIPELINE SCHEDULER to run the microbatches of a step.
 struct scheduled_step {
   run_step what;
-  /// What starts one after the other; empty: the schedule decides.
+  /// Tasks to start, in this order; empty: the schedule decides.
   std::vector<task> recorded = {};
-  /// Instead: a microbatch starts when the one before it ended.
+  /// Alternative: start each microbatch when the one before it has ended.
   bool serial = false;
 };
 
-/// A step has its first failure: nothing new starts, it only unwinds.
+/// A step has its first failure: nothing more starts, and it unwinds.
 struct step_failed {
   step_id step;
   failure error;
