@@ -1,7 +1,7 @@
 #pragma once
 
-// How a program looks at a run from outside. Free of CAF, also behind the
-// scenes: a client asks at a port that has nothing to do with it
+// How a program observes a run from outside. Free of CAF in header and source:
+// a client connects to a port with a protocol of its own
 // (actors/inspection/inspection_port.hpp).
 
 #include "actors/inspection/entry_file.hpp"
@@ -14,12 +14,12 @@
 
 namespace smp {
 
-/// A connection to a run, which can be asked how it does and cannot be told
-/// anything.
+/// A read-only connection to a run: it can query the status of the run, and can
+/// do nothing else to it.
 class run_client {
 public:
   /// Connects and passes the gate.
-  /// @throws error (transport) if nobody answers within `limit`, naming the
+  /// @throws error (transport) if there is no answer within `limit`, naming the
   /// process if it is known to be stopped or gone
   run_client(const inspection_entry& x, std::chrono::milliseconds limit);
 
@@ -29,7 +29,7 @@ public:
   run_client& operator=(const run_client&) = delete;
 
   /// @throws error (transport) if there is no answer within `limit`, (protocol)
-  /// if it is not what this build of smp understands
+  /// if this build of smp cannot decode it
   run_status ask(std::chrono::milliseconds limit);
 
 private:
@@ -39,10 +39,10 @@ private:
 
 /// Who waits for whom in a run.
 struct wait_report {
-  /// The chain of waits that tells most, as in docs/stalls.md; empty if nobody
-  /// waits.
+  /// The most informative chain of waits, as in docs/stalls.md; empty if
+  /// nothing waits.
   std::string chain;
-  /// One line for each who executes or waits.
+  /// One line per thread, context or request that executes or waits.
   std::vector<std::string> all;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What hosts, members and links of the control plane have in common.
+// Shared by hosts, members and links of the control plane.
 
 #include "actors/cluster/gated_middleman.hpp"
 #include "actors/protocol/actor_host.hpp"
@@ -16,12 +16,12 @@
 
 namespace smp {
 
-/// TLS connections outlive the actors behind them: what those said last is
-/// still to be sent.
+/// Keeps a TLS connection until the host ends, beyond the actors that use it,
+/// as their last messages may still be unsent.
 void open_line(actor_host& host, std::optional<tls_line>& x);
 
-/// Tries until somebody listens: the SUPERVISOR may start after the ranks.
-/// @param who wants it, for the error
+/// Retries until something listens: the SUPERVISOR may start after the ranks.
+/// @param who the name of the caller, for the error
 /// @throws error (rank_down) after `limit`
 supervisor_actor find_supervisor(caf::actor_system& system,
                                  const caf::io::middleman_actor& ports,
@@ -29,8 +29,8 @@ supervisor_actor find_supervisor(caf::actor_system& system,
                                  std::chrono::milliseconds limit,
                                  const std::string& who);
 
-/// Ends an actor and waits for it, so that no callback comes afterwards. (CAF's
-/// middleman actors hear of no other reason than `kill`.)
+/// Ends an actor and waits for its end, so that no callback runs afterwards.
+/// (CAF's middleman actors react to the reason `kill` only.)
 template <class Handle>
 void end_actor(caf::actor_system& system, const Handle& hdl,
                caf::exit_reason reason = caf::exit_reason::user_shutdown) {

@@ -11,14 +11,14 @@
 
 namespace smp {
 
-/// Opens and connects ports for CAF as its own middleman actor does, but with a
-/// gate in front (R44): BASP has no authentication, believes each length that
-/// it reads, and runs any handler of any actor for whoever connects.
+/// Opens and connects ports for CAF as its own middleman actor does, but behind
+/// a gate (R44): BASP has no authentication, trusts every length that it reads,
+/// and lets any peer call any handler of any actor.
 ///
 /// CAF lets the actor in front of its BASP broker make the connections (its
-/// OpenSSL module is another one), so what passed the gate becomes an ordinary
-/// connection of the broker and costs nothing more. Over a network that is the
-/// inner end of a TLS connection.
+/// OpenSSL module is another such actor). So a connection that passed the gate
+/// becomes an ordinary connection of the broker, at no further cost. Over a
+/// network it is the inner end of a TLS connection.
 class gated_middleman_impl : public caf::io::middleman_actor_impl {
 public:
   using super = caf::io::middleman_actor_impl;
@@ -33,7 +33,7 @@ public:
   gated_middleman_impl(caf::actor_config& cfg, caf::actor broker, options x);
 
 protected:
-  /// Blocks its own thread while the other side answers.
+  /// Blocks its own thread until the other side answers.
   caf::expected<caf::io::scribe_ptr> connect(const std::string& host,
                                              uint16_t port) override;
 
@@ -44,7 +44,7 @@ private:
   options options_;
 };
 
-/// @pre the middleman is loaded. Ends by an exit message.
+/// @pre the middleman is loaded. The actor ends on an exit message.
 caf::io::middleman_actor gated_middleman(caf::actor_system& system,
                                          gated_middleman_impl::options x);
 

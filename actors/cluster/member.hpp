@@ -18,20 +18,20 @@
 namespace smp {
 
 struct member_config {
-  /// Its `stalls` say when a SUPERVISOR that does not answer is one.
+  /// Its `stalls` say for how long the SUPERVISOR may be silent.
   member me;
   supervisor_actor supervisor;
-  /// "127.0.0.1:4711", for texts.
+  /// "127.0.0.1:4711", for error texts.
   std::string address;
   std::chrono::milliseconds join_limit{30000};
   std::function<void(const failure&)> on_rank_down;
-  /// Hears of that; none: the SUPERVISOR is not watched.
+  /// Hears of a silent SUPERVISOR; if not set, the SUPERVISOR is not polled.
   rank_watch_actor watch;
-  /// Rank 0, which tells of stalls else, may be what is stalled.
+  /// Prints that silence: rank 0, which prints stalls else, may be the cause.
   bool says_silence = false;
   /// See `membership::options`.
   std::function<std::vector<rank_id>()> stopped_here;
-  /// Ends with the answer of the SUPERVISOR.
+  /// Completes with the answer of the SUPERVISOR.
   std::shared_ptr<awaited<welcome>> joined;
 };
 
@@ -47,25 +47,25 @@ struct member_state {
   /// Introduces this rank.
   void join();
 
-  /// Until all have joined, tells the SUPERVISOR which ranks on this machine a
-  /// signal stopped or let go on: they may be those that all wait for.
+  /// Until all ranks have joined, tells the SUPERVISOR which ranks on this
+  /// machine a signal stopped or continued: the run may be waiting for these.
   void look_for_stops();
 
   void on_rank_down(const failure& x);
 
   void on_supervisor_down();
 
-  /// Asks the SUPERVISOR whether it is there, again and again: it watches all
-  /// ranks, but a process that is stopped keeps its connections, and nobody
-  /// else would find out that the one which watches does not. While it is
-  /// silent, this rank looks after its neighbours itself.
+  /// Polls the SUPERVISOR, which watches all ranks but which nothing else
+  /// watches: a stopped process keeps its connections, so no other sign would
+  /// show that it is stopped. While the SUPERVISOR is silent, this rank checks
+  /// the processes of its neighbours itself.
   void look();
   void on_silence(std::chrono::duration<double> x);
 
   pointer self;
   member_config config;
   bool leaving = false;
-  /// The SUPERVISOR owes an answer since then.
+  /// When the unanswered query was sent; empty if none is open.
   std::optional<std::chrono::steady_clock::time_point> asked;
   bool told = false;
   std::set<rank_id> stopped;

@@ -8,19 +8,19 @@
 
 namespace smp {
 
-/// The processes of the other ranks on this machine. That one of them ended,
-/// its parent hears first; but while the parent is stopped, nobody does: the
-/// process is kept as a zombie, and the keepalive of UCX takes it for alive.
+/// The processes of the other ranks on this machine. Normally their parent, the
+/// launcher, notices when one ends. While the launcher is stopped, nothing
+/// does: the process stays as a zombie, and UCX's keepalive takes it for alive.
 class neighbour_processes {
 public:
   neighbour_processes() = default;
 
-  /// @param me stands in `all`, all ranks that joined
+  /// @param me this rank, one of `all`, the ranks that joined
   neighbour_processes(const std::vector<member>& all, const member& me);
 
-  /// @returns those that a signal or an error ended since the last look, those
-  /// by a signal first: the others may be consequences. Who ends with code 0
-  /// left in an orderly way.
+  /// @returns the processes that a signal or an error ended since the last
+  /// call. Those ended by a signal come first, as the others may be
+  /// consequences. Exit code 0 counts as an orderly end.
   std::vector<failure> take_ended();
 
 private:

@@ -1,6 +1,6 @@
 #pragma once
 
-// Who takes part in a run, without actors: what the SUPERVISOR knows and says.
+// Which ranks take part in a run: the logic of the SUPERVISOR, without actors.
 
 #include "actors/cluster/membership.hpp"
 
@@ -13,20 +13,20 @@
 namespace smp {
 
 /// Ranks that differ in build or configuration would misread each other or
-/// compute nonsense, and a missing or lost rank would make all others wait: so
-/// whoever does not fit is named, with all that tells it from the rest.
+/// compute wrong results, and a missing or lost rank would make all others
+/// wait. So errors name the rank at fault and how it differs from the rest.
 class roster {
 public:
   roster(uint64_t world_size, std::string run_id);
 
   // -- joining ----------------------------------------------------------------
 
-  /// @returns why somebody who belongs to another run is refused, or
-  /// an empty failure. It concerns nobody else.
+  /// @returns why a process that belongs to another run is refused, or an empty
+  /// failure. Such a refusal does not affect the members of this run.
   failure check_stranger(const member& x) const;
 
-  /// Takes a rank in. @returns why it does not fit, or an empty failure. The
-  /// run cannot begin then.
+  /// Admits a rank. @returns why it does not fit, in which case the run cannot
+  /// begin, or an empty failure
   failure admit(const member& x);
 
   bool complete() const noexcept {
@@ -39,11 +39,11 @@ public:
   /// @returns an error that names the ranks that did not come within `limit`.
   failure missing(std::chrono::milliseconds limit) const;
 
-  /// @returns the ranks that did not come yet
+  /// @returns the ranks that have not joined yet
   std::vector<rank_id> absent() const;
 
-  /// @returns what to say of such ranks before the time for joining is over:
-  /// those of a large job may begin minutes apart.
+  /// @returns the text about absent ranks before the join deadline: the ranks
+  /// of a large job may start minutes apart.
   static std::string describe_absence(const std::vector<rank_id>& x,
                                       std::chrono::duration<double> since);
 
@@ -54,17 +54,17 @@ public:
   /// @returns whether this is news: the rank did not leave and was not lost.
   bool lose(const failure& x);
 
-  /// What to say of a rank whose connection broke, when nobody knows better:
-  /// where no rank of its machine is left, that machine is lost.
+  /// The loss to report for a rank whose connection broke, if no better cause
+  /// is known: if no rank of its machine is left, the machine is lost.
   /// @param connected ranks that are still connected
   failure loss_of(rank_id x, const std::set<rank_id>& connected) const;
 
   /// @returns whether the end of this rank would be a loss.
   bool expected(rank_id x) const;
 
-  /// @returns what to say of a rank that a signal stopped while no STALL
-  /// MONITOR looked: it begins when all have joined, and ends when the first
-  /// leaves.
+  /// @returns the text about a rank that a signal stopped while no STALL
+  /// MONITOR ran. The monitor starts when all ranks have joined and ends when
+  /// the first one leaves.
   std::string describe_stop(rank_id x,
                             std::chrono::duration<double> since) const;
 

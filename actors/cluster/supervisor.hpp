@@ -32,21 +32,21 @@ struct supervisor_state {
   welcome refuse(const failure& x, const member_actor& hdl);
   void leave(rank_id x);
 
-  /// When every rank has its RANK WATCH, a STALL MONITOR begins.
+  /// Starts the STALL MONITOR once every rank has its RANK WATCH.
   void add_watch(rank_id x, const rank_watch_actor& hdl);
 
-  /// An INSPECTOR wants to hear of what `add_watch` hears of.
+  /// Registers an INSPECTOR, which gets all that `add_watch` gets.
   void introduce(const inspector_actor& x);
 
-  /// Ends the STALL MONITOR: a rank that leaves or is lost is no stall.
+  /// Ends the STALL MONITOR: the end or loss of a rank is not a stall.
   void end_monitor();
 
   void on_down(const caf::down_msg& x);
   void on_deadline();
 
-  /// Where the ranks are on many machines, the deadline is minutes away, and of
-  /// a rank that is stopped before it joined perhaps nobody can tell: says
-  /// once who is missing when nobody has joined for a while.
+  /// Reports absent ranks once if no rank has joined for a while: with many
+  /// machines the join deadline is minutes away, and it may be that nothing
+  /// reports a rank that was stopped before it joined.
   void look_for_joins();
   void report_absent(const std::vector<rank_id>& x);
 
@@ -54,29 +54,29 @@ struct supervisor_state {
     return options.stalls.value_or(stall_options{});
   }
 
-  /// Lets the others say goodbye first, unless the run failed.
+  /// Waits for the ranks' goodbyes first, unless the run failed.
   void on_exit(const caf::exit_msg& x);
 
-  /// Goes on with `on_exit`.
+  /// Completes `on_exit` once all members have heard the outcome.
   void settle();
   bool all_have_heard() const;
 
-  /// A signal stopped the process of a rank, or let it go on.
+  /// A signal stopped or continued the process of a rank.
   void on_stop(rank_id x, bool stopped);
 
-  /// Reports such a rank unless a STALL MONITOR does.
+  /// Reports a stopped rank unless the STALL MONITOR does.
   void judge_stop(rank_id x);
 
-  /// The connection broke, and nobody told a better cause in time.
+  /// The connection broke, and no better cause arrived in time.
   void on_grace_over(rank_id x);
 
-  /// A rank is lost: tells the others, once.
+  /// Marks a rank as lost and tells the others, once.
   void lose(const failure& x);
 
-  /// Ends the run: whoever joins or waits to join gets `x`.
+  /// Ends the run: ranks that wait to join, or join later, get `x`.
   void fail(const failure& x);
 
-  /// Tells of the rank that is the cause, and fails.
+  /// Reports the rank that is the cause, then fails the run.
   void end_by(const failure& x);
 
   supervisor_status status() const;
@@ -85,14 +85,14 @@ struct supervisor_state {
   supervisor_host::options options;
   std::optional<roster> ranks;
   std::map<rank_id, member_actor> members;
-  /// Were told that they do not fit, and did not end yet.
+  /// Members that were refused and have not ended yet.
   std::set<caf::actor_addr> refused;
   std::map<rank_id, caf::typed_response_promise<welcome>> waiting;
   std::map<rank_id, rank_watch_actor> watches;
   stall_monitor_actor monitor;
   inspector_actor inspector;
   std::map<rank_id, caf::actor_clock::time_point> stopped;
-  bool may_monitor = true; // a monitor may still begin
+  bool may_monitor = true; // the monitor has not started yet and may
   caf::actor_clock::time_point last_join;
   failure failed; // the first cause
   bool closing = false;

@@ -14,8 +14,8 @@
 
 namespace smp {
 
-/// What the launcher of another machine has of the SUPERVISOR: it is no rank,
-/// but knows first how one of its ranks ended. Free of CAF.
+/// Connects the launcher of another machine to the SUPERVISOR: it is no rank,
+/// but is the first to know how one of its ranks ended. Free of CAF.
 class supervisor_link {
 public:
   struct options {
@@ -28,7 +28,7 @@ public:
     std::function<void()> on_lost;
   };
 
-  /// Waits until the SUPERVISOR is reached.
+  /// Waits until the SUPERVISOR answers.
   /// @throws error (rank_down) after `limit`
   supervisor_link(actor_host& host, options x);
 

@@ -19,80 +19,80 @@
 
 namespace smp {
 
-/// What the stages ask of others.
+/// What the stages call on their environment.
 class comm_outside {
 public:
   virtual ~comm_outside() = default;
 
-  /// A stage has something to copy for `x`: on its own thread, `handle` is to
-  /// be called. Any thread.
+  /// A stage has something to copy for `x`: calls `handle` on the thread of
+  /// that stage, later. Called on any thread.
   virtual void hand_over(comm_stage to, comm_message_ptr x) = 0;
 
-  /// Gives a message to the fabric; afterwards `left` is to be called.
-  /// @param transfers empty: no tensor has a name
+  /// Passes a message to the fabric, and later calls `left`. @param transfers
+  /// empty: no tensor has an id
   virtual void launch(const comm_message_ptr& x,
                       std::vector<uint64_t> transfers)
     = 0;
 
-  /// A message is complete and lies where it stays.
+  /// A message is complete, and its tensors are where they will stay.
   virtual void deliver(rank_id from, message x) = 0;
 };
 
-/// All stages of communication of a rank: decides the way of each message, and
-/// accounts for it. A message for which a stage has nothing to copy goes on on
-/// the thread that it came on; on the host path, with tensors in host memory,
-/// that is all of them. So a CPU-only rank pays for a few counters.
+/// All communication stages of a rank: chooses the path of each message and
+/// accounts for it. A message for which a stage has nothing to copy continues
+/// on the thread it is on. That is true of every message on the host path with
+/// tensors in host memory, so a CPU-only rank pays for a few counters.
 ///
-/// No fabric moves the memory of a device: to leave, a tensor is copied to host
-/// memory (COMM PREPROCESSING) or into the send arena (D2D SEND, CROSS-NODE
-/// PROGRESS), and on the other side to the device there (COMM POSTPROCESSING,
-/// D2D RECV, CROSS-NODE PROGRESS). Thread-safe.
+/// No fabric reads or writes device memory. To leave, a tensor is copied to
+/// host memory (COMM PREPROCESSING) or into the send arena (D2D SEND,
+/// CROSS-NODE PROGRESS); the receiver copies it to its device (COMM
+/// POSTPROCESSING, D2D RECV, CROSS-NODE PROGRESS). Thread-safe.
 class comm_core {
 public:
   comm_core(rank_id self, const comm_options& options, comm_outside& outside);
 
-  /// See `comm_router::place`. @pre nothing was sent and nothing arrived
+  /// See `comm_router::place`. @pre nothing was sent or received yet
   void place(std::vector<uint64_t> machine_of_rank) {
     router_.place(std::move(machine_of_rank));
   }
 
   // -- called by the fabric ---------------------------------------------------
 
-  /// COMM INITIATOR. @pre `to` is another rank, or this one has devices
+  /// COMM INITIATOR. @pre `to` is another rank, or this rank has devices
   void send(rank_id to, message x, fabric::sent_callback done);
 
-  /// A message that was launched is over.
+  /// The fabric is done with a message that was launched.
   void left(const comm_message_ptr& x, const failure& why);
 
-  /// D2D ALLOCATOR of the receiver: its choice.
+  /// D2D ALLOCATOR of the receiver: where an arriving tensor goes.
   std::shared_ptr<std::byte> place(const arriving_tensor& x);
 
-  /// The choice of another one.
+  /// The decision of another rank about a tensor sent to it.
   void placed(const comm_placed& x);
 
   void arrived(rank_id from, message x);
 
-  /// Forgets what waits for the choice of `x`.
+  /// Forgets the tensors that wait for a decision of `x`.
   void peer_lost(rank_id x);
 
   // -- called by the actors, each for its stage -------------------------------
 
-  /// May wait for a device.
+  /// Copies the tensors of `x`; may wait for a device.
   /// @pre `takes_turns(at)`
   void handle(comm_stage at, comm_message_ptr x);
 
-  /// @returns whether messages are handed over to `x`.
+  /// @returns whether messages are handed over to the actor of `x`.
   bool takes_turns(comm_stage x) const noexcept;
 
   // -- the end ----------------------------------------------------------------
 
-  /// @returns whether all messages left before `deadline`; after `close` there
-  /// is nothing to wait for.
+  /// @returns whether all messages left before `deadline`; false after `close`,
+  /// when there is nothing to wait for.
   bool drain(comm_ledger::clock::time_point deadline) {
     return !closed_ && ledger_.wait_until_empty(deadline);
   }
 
-  /// Fails what waits for room or a device: `left` will not be called again.
+  /// Fails messages that wait for room or a device; `left` is not called again.
   void close(const failure& why);
 
   // -- for those who look -----------------------------------------------------
@@ -101,7 +101,7 @@ public:
     return router_.has_device_path();
   }
 
-  /// Messages are delivered by stages as well as by the fabric.
+  /// True if stages deliver messages as well as the fabric.
   bool delivers_in_turns() const noexcept {
     return has_device_path() || has_devices_;
   }
@@ -125,7 +125,7 @@ public:
   comm_report status() const;
 
 private:
-  /// A tensor whose receiver did not say yet where it lies.
+  /// A tensor whose receiver has not decided yet where it goes.
   struct awaited_tensor {
     comm_message_ptr of;
     size_t index;
@@ -142,18 +142,18 @@ private:
 
   void allocate(comm_message_ptr x);
   bool is_crowded() const;
-  /// Positions of tensors that lie in the receive arena.
+  /// Indices of the tensors that are in the receive arena.
   std::vector<size_t> in_arena(const message& x) const;
 
   // -- devices ----------------------------------------------------------------
 
-  /// Whether tensors have to be brought to where a fabric can read them.
+  /// Whether tensors must be copied to where a fabric can read them.
   bool is_away(const message& x) const noexcept;
   /// Whether tensors belong on a device of this rank.
   bool is_for_devices(const message& x) const noexcept;
-  /// @returns why it cannot be sent, or an empty failure; so does `await`
+  /// @returns why `x` cannot be sent, or an empty failure; `await` also
   failure bring_out(comm_message& x);
-  /// Waits until the bytes of all tensors are there.
+  /// Waits until the contents of all tensors have been computed.
   failure await(comm_message& x) const;
   void bring_in(message& x);
 
@@ -176,7 +176,7 @@ private:
   block_pool pool_;
   std::atomic<uint64_t> next_ = 1;
   std::mutex awaited_mutex_;
-  std::map<uint64_t, awaited_tensor> awaited_; // by name
+  std::map<uint64_t, awaited_tensor> awaited_; // by tensor id
 };
 
 } // namespace smp

@@ -1,6 +1,6 @@
 #pragma once
 
-// The stages of communication of one rank without CAF in sight.
+// The communication stages of one rank, in a header that does not include CAF.
 
 #include "actors/comm/comm_router.hpp"
 #include "actors/protocol/actor_host.hpp"
@@ -14,19 +14,19 @@
 
 namespace smp {
 
-/// A fabric through which all messages of a rank pass on their way to and from
-/// the one that moves bytes: the stages of communication see each, and decide
-/// by which path its tensors travel (docs/internals/communication.md).
+/// A fabric between a rank and the fabric that moves bytes. All messages of the
+/// rank pass through it; the communication stages choose the path of the
+/// tensors of each (docs/internals/communication.md).
 class comm_fabric final : public forwarding_fabric, public credit_fabric {
 public:
   /// @throws error (unsupported) if there is a device path and `inner` does not
-  /// let receivers choose, (transport) if there is no memory for arenas
+  /// let receivers place tensors, (transport) if arenas cannot be allocated
   comm_fabric(std::shared_ptr<fabric> inner, std::shared_ptr<actor_host> host,
               const comm_options& options);
   ~comm_fabric() override;
 
-  /// Tells on which machine each rank is, by any numbers: those of one are a
-  /// node, unless `comm_options` says otherwise. Before `start`.
+  /// Sets the machine of each rank, by any numbers. Each machine is a node,
+  /// unless `comm_options` says otherwise. Call before `start`.
   void place(std::vector<uint64_t> machine_of_rank);
 
   void send(rank_id to, message x, sent_callback done) override;
@@ -35,7 +35,7 @@ public:
 
   uint64_t queued_to(rank_id x) const override;
 
-  /// What all stages did and hold, read beside their actors: it never waits.
+  /// What all stages did and hold; does not ask their actors, so never waits.
   comm_report status() const;
 
 private:

@@ -13,8 +13,8 @@
 
 namespace smp {
 
-/// The books of the stages: who did how much, and what is where. Read at any
-/// time from outside, whatever the stages do. Thread-safe.
+/// Accounts of the stages: what each did, and where each message is. Can be
+/// read at any time, whatever the stages do. Thread-safe.
 class comm_ledger {
 public:
   using clock = std::chrono::steady_clock;
@@ -48,7 +48,7 @@ public:
 
   void leave(uint64_t number);
 
-  /// Waits until none is left. @returns whether that came before `deadline`
+  /// Waits until none is in flight. @returns whether that was before `deadline`
   bool wait_until_empty(clock::time_point deadline);
 
   // -- for those who look -----------------------------------------------------

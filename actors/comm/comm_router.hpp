@@ -11,35 +11,35 @@
 
 namespace smp {
 
-/// What is between two ranks.
+/// The connection between two ranks.
 struct comm_link {
   bool same_node = true;
-  /// On the same node: one device can write into the memory of the other.
+  /// On the same node: one device can access the memory of the other.
   bool peer_access = false;
-  /// On different nodes: the network can.
+  /// On different nodes: the network can access device memory (RDMA).
   bool rdma = false;
 };
 
-/// How the stages of a rank are set up.
+/// Configuration of the stages of a rank.
 struct comm_options {
-  /// For tests and measurements: takes tensors in host memory for tensors of a
-  /// device, and every other rank as reachable from there.
+  /// For tests and benchmarks: treats tensors in host memory as device tensors,
+  /// and every other rank as reachable by the device path.
   bool force_device_path = false;
-  /// Bytes of the arenas, which are made if there is a device path.
+  /// Sizes in bytes of the arenas, which exist only with a device path.
   uint64_t send_arena = 0;
   uint64_t receive_arena = 0;
-  /// Ranks on one node, whatever machines they are on, for what is forced; 0:
-  /// those of one machine.
+  /// Forces this many ranks per node, whatever machines they are on; 0: a node
+  /// is a machine.
   uint64_t ranks_per_node = 0;
   /// Null: this rank has no device.
   std::shared_ptr<device_ops> devices = {};
-  /// How long a message may wait for its bytes on a device.
+  /// How long a message may wait for a device to finish its tensors.
   std::chrono::milliseconds device_patience = std::chrono::minutes{5};
 };
 
-/// COMM INITIATOR: decides the path of a tensor by the paper's rules, but for
-/// the last one, space, which only the D2D ALLOCATORs of both ranks know. What
-/// it decides from is the same for both of them.
+/// COMM INITIATOR: chooses the path of a tensor by rules 1 to 3 of the paper.
+/// Rule 4, free space, is checked later by the D2D ALLOCATORs of both ranks.
+/// Both ranks decide from the same inputs.
 class comm_router {
 public:
   comm_router(rank_id self, const comm_options& options)
@@ -54,16 +54,16 @@ public:
     return options_.force_device_path || links_.peer_access || links_.rdma;
   }
 
-  /// Tells on which machine each rank is, by any numbers; until then all are on
-  /// one. All ranks are told the same. @pre nothing was decided
+  /// Sets the machine of each rank, as arbitrary numbers, the same on all
+  /// ranks; until then all are on one machine. @pre no path was chosen yet
   void place(std::vector<uint64_t> machine_of_rank) {
     machine_of_rank_ = std::move(machine_of_rank);
   }
 
   comm_link link_to(rank_id peer) const noexcept;
 
-  /// @returns the first of the rules 1 to 3 that holds for a tensor on `device`
-  /// to `peer`, or `device_path`.
+  /// @returns the first of rules 1 to 3 that applies to a tensor on `device`
+  /// sent to `peer`, or `device_path`.
   comm_rule rule_for(device_ref device, rank_id peer) const noexcept;
 
 private:

@@ -6,11 +6,11 @@
 
 namespace smp {
 
-/// Of several messages that wait to leave, the smallest goes first: requests of
-/// backward phases, then all that is no request of a forward phase, then those.
-/// A microbatch that turns around frees what it holds, one that begins takes
-/// more. What a message of a replayed step (R33) asks for, only its record
-/// tells: it counts as no request of a forward phase.
+/// Of the messages that wait to leave, the one with the smallest value goes
+/// first: requests of backward phases, then everything else, then requests of
+/// forward phases. A microbatch that turns around frees memory, one that begins
+/// takes more. Only the record knows the phase of a message of a replayed step
+/// (R33): it counts as "everything else".
 uint8_t priority_of(const message& x);
 
 } // namespace smp

@@ -10,19 +10,19 @@
 
 namespace smp {
 
-/// Bounds what is under way to each rank: what is behind a fabric stays in the
-/// order in which it came there, so only what was kept back can be overtaken by
-/// what is more urgent. Thread-safe.
+/// Bounds the messages in flight to each rank. A fabric keeps the order in
+/// which it got its messages, so an urgent message can overtake only those that
+/// are still held back here. Thread-safe.
 class send_window {
 public:
   struct limits {
-    /// More at a time do not make it faster.
+    /// More messages in flight do not raise the throughput.
     uint64_t messages = 8;
-    /// One message may be larger.
+    /// A single message may exceed this.
     uint64_t bytes = uint64_t{128} << 20;
   };
 
-  /// @returns how urgent a message is: smaller is sooner
+  /// @returns the priority of a message: smaller goes sooner
   using priority = uint8_t (*)(const message&);
 
   explicit send_window(priority f) : send_window(f, limits{}) {
@@ -33,19 +33,19 @@ public:
     // nop
   }
 
-  /// @returns whether `x` may go now; else it is kept until `next` gives it out
+  /// @returns whether `x` may go now; if not, `next` returns it later
   bool enter(const comm_message_ptr& x);
 
   /// A message that went is over.
-  /// @returns whether the caller must now take `next` until there is none:
-  /// else another one does, perhaps further up on its own stack
+  /// @returns whether the caller must now call `next` until it returns null; if
+  /// not, another caller does that, perhaps further up on the same stack
   bool leave(rank_id peer, uint64_t bytes);
 
-  /// @returns the most urgent message that is kept for `peer` and may go now,
-  /// the oldest of several, or null
+  /// @returns the message kept for `peer` that may go now and has the highest
+  /// priority, the oldest of several, or null
   comm_message_ptr next(rank_id peer);
 
-  /// @returns all that is kept. From now on all may go.
+  /// @returns all kept messages. From now on `enter` lets everything go.
   std::vector<comm_message_ptr> close();
 
   uint64_t queued_to(rank_id peer) const;

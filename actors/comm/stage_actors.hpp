@@ -9,8 +9,8 @@
 
 namespace smp {
 
-/// @returns the actors of all stages, by stage. Those that copy have a thread
-/// of their own, if there is a device path: nothing else may run there.
+/// @returns the actors of all stages, indexed by stage. With a device path,
+/// those that copy have a thread of their own, so that nothing else waits.
 std::array<comm_stage_actor, comm_stages>
 spawn_stages(caf::actor_system& system, comm_core& core);
 
