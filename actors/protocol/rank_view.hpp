@@ -1,6 +1,6 @@
 #pragma once
 
-// What one rank executes, waits for and has sent, at one moment. Free of CAF.
+// Snapshot of what one rank executes, waits for and has sent. Free of CAF.
 
 #include "transport/error.hpp"
 #include "transport/ids.hpp"
@@ -11,32 +11,32 @@
 
 namespace smp {
 
-/// Somebody on a rank who executes or waits.
+/// An entity on a rank that executes or waits.
 struct activity {
   enum class kind : uint8_t {
     main,     // the user's thread
     context,  // a WORKER CONTEXT that serves a request
-    queued,   // a request that no context has yet
+    queued,   // a request that has no context yet
     schedule, // an actor that others wait for, such as the user's schedule
   };
 
   kind who = kind::main;
   bool executes = false;
-  /// Of the user's thread: its step runs on without it, or ends; until that is
-  /// over it calls no module.
+  /// For the user's thread: its step runs on without it, or is ending; until
+  /// the step is over, this thread calls no module.
   bool ends_step = false;
   /// "module b, microbatch 0, forward"; "schedule actor "x" owes an answer".
   std::string what;
-  /// Of a context or a queued request; number 0: none.
+  /// For a context or a queued request; number 0: none.
   request_id serves;
-  /// While it waits: "module b, microbatch 0, forward".
+  /// Set while it waits: "module b, microbatch 0, forward".
   std::string waits_for;
-  rank_id from = no_rank; // no_rank: nobody in particular
-  /// The request that it waits for; number 0: none, or not known.
+  rank_id from = no_rank; // the rank it waits for; no_rank: no particular one
+  /// The request whose answer it waits for; number 0: none, or unknown.
   request_id asks;
-  /// In this state for so long.
+  /// Time in this state.
   double seconds = 0;
-  /// The same for tables: "FWD mb3 encoder.block.5", and "encoder.block.5".
+  /// Short forms for tables: "FWD mb3 encoder.block.5" and "encoder.block.5".
   std::string brief;
   std::string awaits;
 };
@@ -45,45 +45,45 @@ constexpr activity::kind last_of(activity::kind) noexcept {
   return activity::kind::schedule;
 }
 
-/// Messages to and from one other rank since the session began.
+/// Number of messages to and from one other rank since the session began.
 struct traffic {
   rank_id peer;
   uint64_t sent = 0;
   uint64_t taken = 0;
-  /// Sent, but the fabric waits for credits of `peer`.
+  /// Sent, but still queued in the fabric for lack of credits of `peer`.
   uint64_t queued = 0;
 };
 
-/// What a rank called, in one step, of a module that it shares.
+/// A rank's calls of one shared module in one step.
 struct shared_calls {
   std::string module; // its path; empty: the step body
   microbatch_id microbatch;
   phase what = phase::forward;
   uint64_t calls = 0;
-  /// In one of them it waits for a peer that did not come.
+  /// True if one of them waits for a peer that has not arrived.
   bool waits = false;
-  /// Names of the collectives in which it is.
+  /// Names of the collectives that it is executing.
   std::vector<std::string> running;
 };
 
 struct rank_view {
   rank_id rank;
-  /// Grows with everything that happens on the rank.
+  /// Increases with everything that happens on the rank.
   uint64_t progress = 0;
-  /// It said goodbye, or is about to.
+  /// The rank said goodbye, or is about to.
   bool left = false;
-  /// Its actors answered; else part of this is unknown.
+  /// True if its actors answered; otherwise parts of this view are unknown.
   bool complete = false;
-  /// Nothing executes, and nothing is on its way between its actors.
+  /// Nothing executes, and no message is in flight between its actors.
   bool settled = false;
-  /// Messages that arrived and were dropped.
+  /// Messages that arrived and were refused.
   uint64_t refused = 0;
   std::vector<activity> activities;
   std::vector<traffic> peers;
-  /// The step that it runs, or ran last, by its own count.
+  /// The step that it runs or ran last, by its own count.
   step_id step;
-  /// Who shares modules with it, itself among them; and what it called of them
-  /// in that step, if it is settled.
+  /// The ranks that share modules with it, including itself; and, if it is
+  /// settled, its calls of these modules in that step.
   std::vector<rank_id> sharers;
   std::vector<shared_calls> shared;
 };

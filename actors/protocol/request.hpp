@@ -1,6 +1,6 @@
 #pragma once
 
-// What a rank asks of another and what an execution can do. Free of CAF.
+// Requests between ranks, and the calls of an execution. Free of CAF.
 
 #include "transport/error.hpp"
 #include "transport/ids.hpp"
@@ -14,13 +14,13 @@
 
 namespace smp {
 
-/// The user's step body: what the PIPELINE SCHEDULER asks its own rank to run.
+/// The user's step body, which the PIPELINE SCHEDULER runs on its own rank.
 inline constexpr module_id root_module{0};
 
-/// Asks the owner of `module` to run it. What to run exactly and with which
-/// arguments is up to runtime/ and opaque here.
+/// Asks the owner of `module` to run it. The body, which says what exactly to
+/// run and with which arguments, belongs to runtime/ and is opaque here.
 struct request {
-  /// `id.origin` gets the response.
+  /// `id.origin` receives the response.
   request_id id;
   step_id step;
   microbatch_id microbatch;
@@ -29,29 +29,29 @@ struct request {
   payload body;
   /// How many microbatches of the step were started before this one (R19).
   uint64_t turn = 0;
-  /// The requester goes on meanwhile and may name this request in `after` of
-  /// another one.
+  /// The requester continues meanwhile, and `after` of a later request may name
+  /// this one.
   bool promised = false;
-  /// A promised request of the same origin to the same owner, which must have
-  /// ended before this one starts; 0: none.
+  /// Number of a promised request from the same origin to the same owner that
+  /// must end before this one starts; 0: none.
   uint64_t after = 0;
-  /// Results of the same origin's requests (actors/protocol/result_name.hpp)
-  /// that must be on the owner before this starts (R38).
+  /// Results of requests from the same origin (actors/protocol/result_name.hpp)
+  /// that the owner must have before this request starts (R38).
   std::vector<object_id> needs = {};
-  /// Such results that the origin let go of: when depends on timing, so it is
-  /// no part of the body (R33).
+  /// Such results that the origin has released. The time of release depends on
+  /// timing, so this list is not part of the body (R33).
   std::vector<object_id> released = {};
 };
 
-/// Answers exactly one request, with a value or with the first cause.
+/// Answers exactly one request, with a value or with the first failure.
 struct response {
   request_id id;
   payload body;
   failure error;
 };
 
-/// What the caller of a promise knew of its results before it sent it: it knows
-/// the same where the step is replayed (R33). Opaque here.
+/// What the caller of a promise knew of its results when it sent it; it knows
+/// the same when the step is replayed (R33). Opaque here.
 class call_memo {
 public:
   virtual ~call_memo() = default;
@@ -59,20 +59,20 @@ public:
 
 enum class call_kind : uint8_t {
   remote,  // a request to another rank
-  promise, // a request to another rank; the execution goes on meanwhile
+  promise, // a request to another rank; the execution continues meanwhile
   grant,   // the end of the forward phase: the SCHEDULER grants the backward
-  wait,    // anything else that becomes done: a fetch, a collective (R28)
+  wait,    // any other completion: a fetch, a collective (R28)
 };
 
 constexpr call_kind last_of(call_kind) noexcept {
   return call_kind::wait;
 }
 
-/// An execution stops here, gives its token back, and goes on with a response;
-/// not so at a promise, whose response goes to `answer`.
+/// The execution stops here, returns its token, and resumes with a response. At
+/// a promise it continues, and `answer` receives the response.
 struct call {
   call_kind kind = call_kind::remote;
-  /// remote: who runs it, what, and with which arguments.
+  /// remote: the owner, the module and its arguments.
   rank_id owner;
   module_id module;
   phase what = phase::forward;
@@ -80,24 +80,24 @@ struct call {
   /// remote and promise: see `request`.
   std::vector<object_id> needs = {};
   std::vector<object_id> released = {};
-  /// promise: number of the request, chosen by the caller: it names the results
-  /// before they are there (`promise_number`).
+  /// promise: number of the request, chosen by the caller, so that the results
+  /// have names before they exist (`promise_number`).
   uint64_t number = 0;
-  /// promise: what takes the response; fails if there will be none.
+  /// promise: receives the response; fails if there will be none.
   std::shared_ptr<awaited<response>> answer = {};
   /// remote and promise: kept in the record of the step.
   std::shared_ptr<const call_memo> memo = {};
-  /// wait: what it waits for. The response carries its failure.
+  /// wait: the awaited completion. The response carries its failure.
   completion_ptr done;
-  /// wait: numbers of the own requests whose results it waits for, where the
-  /// order of a step is fixed: then it goes on in its turn.
+  /// wait: numbers of this rank's requests whose results it waits for. Set if
+  /// the order of the step is fixed: then it resumes in its turn.
   std::vector<uint64_t> until = {};
   /// For reports: "blocks.3, backward".
   wait_reason why;
 };
 
 /// @returns a call of another rank
-/// @param why the rank that is waited for is `owner`
+/// @param why a text; the rank that is waited for is `owner`
 inline call remote_call(rank_id owner, module_id module, phase what,
                         payload body, std::string why) {
   call result;
@@ -109,13 +109,13 @@ inline call remote_call(rank_id owner, module_id module, phase what,
   return result;
 }
 
-/// @returns `x`, a call of another rank, as one that nobody waits for
+/// @returns `x`, a remote call, as a promise: the execution does not wait
 inline call promise_call(call x) {
   x.kind = call_kind::promise;
   return x;
 }
 
-/// @returns a call that goes on when `done` is
+/// @returns a call that resumes when `done` is done
 inline call wait_call(phase what, completion_ptr done, wait_reason why) {
   call result;
   result.kind = call_kind::wait;
@@ -125,7 +125,7 @@ inline call wait_call(phase what, completion_ptr done, wait_reason why) {
   return result;
 }
 
-/// @returns a call that goes on with the backward phase, on `self`
+/// @returns a call that resumes with the backward phase, on `self`
 inline call grant_call(rank_id self) {
   call result;
   result.kind = call_kind::grant;
@@ -135,13 +135,13 @@ inline call grant_call(rank_id self) {
   return result;
 }
 
-/// What an execution ends with: the value of its request or the first cause.
+/// Result of an execution: the value of its request or the first failure.
 struct outcome {
   payload body;
   failure error;
 };
 
-/// Orders one step of `microbatches`; on pp_rank 0 it also runs them.
+/// Starts one step of `microbatches` on a rank; pp_rank 0 also admits them.
 struct run_step {
   step_id step;
   uint64_t microbatches = 1;

@@ -1,11 +1,11 @@
 #pragma once
 
-// How requests are numbered: anew in each step, so that in a flow that does not
-// change a request has the same number in every step (R33).
+// Numbers of requests. They restart in each step, so that in a static flow a
+// request has the same number in every step (R33).
 //
-// bit 63: the step body of a microbatch; bit 62: free for other kinds; bits 32
-// to 61: the step; below: the microbatch, or how many requests its origin sent
-// before it in the step; bit 31: a promise; those are numbered apart.
+// Bit 63: the step body of a microbatch. Bit 62: reserved. Bits 32 to 61: the
+// step. Bit 31: a promise; promises are counted separately. Bits 0 to 30: the
+// microbatch, or how many requests its origin sent before it in the step.
 
 #include "transport/ids.hpp"
 
@@ -24,7 +24,7 @@ constexpr uint64_t promise_number(step_id step, uint32_t call) {
   return request_number(step, promise_bit | call);
 }
 
-/// Root requests never meet those of the MODULE SERVER.
+/// Root requests never collide with those of the MODULE SERVER.
 constexpr uint64_t root_request_number(step_id step, microbatch_id x) {
   return root_request_bit
          | request_number(step, static_cast<uint32_t>(x.value));
@@ -42,7 +42,7 @@ constexpr step_id step_of(request_id x) {
   return step_id{(x.number & step_bits) >> 32};
 }
 
-/// @returns what `x` would be called in step 0: its name in every step.
+/// @returns the number that `x` would have in step 0: its name in every step.
 constexpr request_id without_step(request_id x) {
   return {x.origin, x.number & ~step_bits};
 }

@@ -1,13 +1,13 @@
 #pragma once
 
-// How the results of a request are called before they exist (R38): by the
-// request and their position in its answer. So a name is the same in every
-// step of a flow that does not change, but for the step, which travels with the
-// request that names it and not with the name.
+// Names of the results of a request before they exist (R38): the request and
+// the position in its answer. In a static flow a name is therefore the same in
+// every step, except for the step itself, which is not part of the name but
+// travels with the request that refers to it.
 //
-// bit 63: a name, no object that `object_store::hold` numbered; bits 40 to 62:
-// the rank that asked; bit 39: it waited for the answer; bits 12 to 38: how
-// many such requests it sent before in the step; below: the position.
+// Bit 63: a name, not an object that `object_store::hold` numbered. Bits 40 to
+// 62: the rank that asked. Bit 39: it waited for the answer. Bits 12 to 38:
+// number of such requests before it in the step. Bits 0 to 11: the position.
 
 #include "actors/protocol/request_number.hpp"
 
@@ -21,15 +21,15 @@ constexpr uint64_t waited_bit = uint64_t{1} << 39;
 constexpr int call_shift = 12;
 constexpr uint64_t slot_bits = (uint64_t{1} << asker_shift) - 1;
 
-/// The results of a request with more of them have no names.
+/// If a request has more results than this, none of them has a name.
 constexpr size_t max_named_results = size_t{1} << call_shift;
 
 constexpr bool is_result_name(object_id x) noexcept {
   return (x.number & name_bit) != 0;
 }
 
-/// What a result of `step` has for its generation: nothing that comes late
-/// finds a wrong tensor.
+/// The generation of results of `step`: a late message cannot match a tensor of
+/// another step.
 constexpr uint32_t generation_of(step_id step) noexcept {
   return static_cast<uint32_t>((step.value << 32 & step_bits) >> 32);
 }
@@ -55,14 +55,14 @@ constexpr request_id asked_for(object_id x) noexcept {
                                 : promise_number(step_id{}, call)};
 }
 
-/// @returns the result of `step` that has this name but for the step
+/// @returns the result of `step` that has the same name otherwise
 constexpr object_id in_step(object_id x, step_id step) noexcept {
   x.generation = generation_of(step);
   return x;
 }
 
-// A request names results that its sender asked for, in its step: both need not
-// be said again.
+// A request names only results that its own sender asked for in its own step,
+// so short names omit both.
 
 constexpr uint64_t short_name(object_id x) noexcept {
   return x.owner.value << asker_shift | (x.number & slot_bits);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a run answers to who looks at it from outside. Free of CAF.
+// Status of a run, for clients that observe it from outside. Free of CAF.
 
 #include "actors/protocol/comm_status.hpp"
 #include "actors/protocol/rank_view.hpp"
@@ -18,36 +18,36 @@ struct status_item {
   std::string value;
 };
 
-/// One actor, in words that fit every kind.
+/// Status of one actor, in terms that fit every kind.
 struct actor_status {
   /// "r0.server", "r0.context.3", "supervisor": unique in its run.
   std::string id;
   /// "MODULE SERVER"
   std::string name;
-  /// The id of the actor that made it; empty: none of these.
+  /// The id of the actor that spawned it; empty: no actor listed here.
   std::string parent;
-  /// It did so in time. Else it is stuck, or the thread that runs it.
+  /// It answered in time. If not, it or the thread that runs it is stuck.
   bool answers = true;
-  /// "EXECUTING"; empty if it has none.
+  /// "EXECUTING"; empty if it has no state.
   std::string state;
   std::string waits_for;
-  /// In this state for so long; 0: not known.
+  /// Time in this state; 0: unknown.
   double seconds = 0;
-  /// What it holds and counts.
+  /// Its contents and counters.
   std::vector<status_item> items;
 };
 
-/// What a rank moved since its session began.
+/// What a rank sent and received since its session began.
 struct comm_status {
   uint64_t messages_sent = 0;
   uint64_t bytes_sent = 0;
   uint64_t messages_received = 0;
   uint64_t bytes_received = 0;
   uint64_t messages_refused = 0;
-  /// What the stages did and hold.
+  /// Counters and contents of the communication stages.
   comm_report stages;
 
-  /// @returns the most bytes that the arenas ever held; nothing without them
+  /// @returns the most bytes the arenas ever held; nothing if there are none
   std::optional<uint64_t> arena_high_water() const {
     if (!stages.device_path)
       return std::nullopt;
@@ -55,7 +55,7 @@ struct comm_status {
   }
 };
 
-/// Activations of a rank that are in a file (smp.offload_activations), in
+/// Activations of a rank that are kept in a file (smp.offload_activations), in
 /// bytes.
 struct offload_status {
   uint64_t bytes = 0; // now
@@ -64,27 +64,27 @@ struct offload_status {
   // Since the session began:
   uint64_t written = 0;
   uint64_t read = 0;
-  uint64_t stayed = 0; // for which there was no room
+  uint64_t stayed = 0; // kept in memory for lack of room in the file
   double wait_seconds = 0;
 };
 
-/// What one rank tells of itself.
+/// Status of one rank, as it reports it.
 struct rank_status {
   int64_t pid = 0;
   std::string host;
   uint64_t pp_rank = 0;
-  /// Complete if its actors answered. Else the thread that runs them is
-  /// blocked, and this is what stands on its board.
+  /// Complete if its actors answered. If not, the thread that runs them is
+  /// blocked, and this is only what its board shows.
   rank_view view;
-  step_id step; // the one that runs or ran last
+  step_id step; // the current or last one
   bool in_step = false;
-  /// Requests and answers that wait for their turn.
+  /// Requests and answers that wait to be served.
   uint64_t queue = 0;
-  /// Since the session began; in seconds. Busy is who executes, in a step or
-  /// outside of one.
+  /// Seconds since the session began. A rank is busy while it executes, in a
+  /// step or outside of one.
   double up_seconds = 0;
   double busy_seconds = 0;
-  /// Share of the last step in which nothing executed here; none before.
+  /// Share of the last step in which this rank was idle; unset before that.
   std::optional<double> bubble = {};
   /// Of its process, in bytes.
   uint64_t memory = 0;
@@ -94,13 +94,13 @@ struct rank_status {
   std::vector<actor_status> actors;
 };
 
-/// How a rank does, as seen from the SUPERVISOR's process.
+/// Health of a rank, as seen from the process of the SUPERVISOR.
 enum class rank_health : uint8_t {
   well,
-  joining, // it did not come yet
+  joining, // it has not joined yet
   blocked, // it answers, but its actors do not
   silent,  // it does not answer
-  stopped, // so its kernel says
+  stopped, // its kernel reports it as stopped
   lost,    // its process ended, or its connection broke
   left,    // it said goodbye
 };
@@ -130,7 +130,7 @@ constexpr const char* to_string(rank_health x) noexcept {
   return "unknown";
 }
 
-/// Tells whether a run goes on as it should with such a rank.
+/// Tells whether a run with such a rank progresses as it should.
 constexpr bool is_well(rank_health x) noexcept {
   return x == rank_health::well || x == rank_health::joining
          || x == rank_health::left;
@@ -139,11 +139,11 @@ constexpr bool is_well(rank_health x) noexcept {
 struct rank_entry {
   rank_id rank;
   rank_health health = rank_health::joining;
-  /// In words, for a rank that is not well.
+  /// Explanation, for a rank that is not well.
   std::string why;
-  /// Since it answered last.
+  /// Time since its last answer.
   double seconds = 0;
-  /// It answered at least once: this is what it said last.
+  /// It answered at least once: `status` is its last answer.
   bool known = false;
   rank_status status;
 };
@@ -154,7 +154,7 @@ struct run_status {
   std::string host;
   std::vector<rank_entry> ranks; // by rank
   stall_status stalls;
-  /// Those of no rank, such as the SUPERVISOR.
+  /// Actors that belong to no rank, such as the SUPERVISOR.
   std::vector<actor_status> actors;
 };
 

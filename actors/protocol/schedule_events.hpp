@@ -1,6 +1,6 @@
 #pragma once
 
-// What a schedule of the user's hears and what it answers. Free of CAF.
+// Events that a user's schedule receives, and its answers. Free of CAF.
 
 #include "partition/schedule.hpp"
 #include "transport/ids.hpp"
@@ -11,18 +11,18 @@
 
 namespace smp {
 
-/// A step begins. What the actor knew of the step before is void: that one may
-/// have failed half-way.
+/// A step begins. Discard all state of the previous step, which may have failed
+/// half-way.
 struct step_begins {
   step_id step;
   uint64_t microbatches = 1;
   uint64_t partitions = 1;
-  /// `smp.active_microbatches`: at most so many may be between the start of
-  /// their forward phase and their end.
+  /// `smp.active_microbatches`: upper bound on the microbatches between the
+  /// start of their forward phase and their end.
   uint64_t active = 1;
 };
 
-/// The task that the actor just named has started. Is there another one?
+/// The task that the actor just named has started. The actor may name another.
 struct task_started {
   task what;
 };
@@ -44,14 +44,14 @@ struct backward_ended {
   microbatch_id microbatch;
 };
 
-/// A rank keeps more or less memory than it did: bytes that its process
+/// A rank keeps more or less memory than before: the bytes that its process
 /// allocated since the step began.
 struct memory_level {
   uint64_t pp_rank = 0;
   uint64_t bytes = 0;
 };
 
-/// A rank begins to work, or has nothing to do until a message comes.
+/// A rank becomes busy, or has nothing to do until a message arrives.
 struct rank_activity {
   uint64_t pp_rank = 0;
   bool busy = false;
@@ -64,7 +64,7 @@ using schedule_event = std::variant<step_begins, task_started, forward_ended,
 /// @returns "forward ended, microbatch 3".
 std::string to_string(const schedule_event& x);
 
-/// What starts now; without a task the schedule waits for the next event.
+/// The task to start now; without a task the schedule waits for the next event.
 struct schedule_answer {
   std::optional<task> next;
 };
@@ -79,8 +79,8 @@ inline schedule_answer start_backward(microbatch_id x) {
   return {task{x, phase::backward}};
 }
 
-/// Starts nothing until the next event. An error while nothing is in flight:
-/// no event would come.
+/// Starts nothing until the next event. An error while nothing is in flight, as
+/// no event would follow.
 inline schedule_answer wait_for_event() {
   return {};
 }

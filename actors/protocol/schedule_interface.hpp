@@ -58,7 +58,7 @@ bool inspect(Inspector& f, schedule_answer& x) {
   return f.object(x).fields(f.field("next", x.next));
 }
 
-/// Type ids of smp come before this one, those of users after it.
+/// Type ids of smp are below this one; those of users start here.
 inline constexpr caf::type_id_t first_user_type_id = caf::first_custom_type_id
                                                      + 200;
 
@@ -82,15 +82,15 @@ namespace smp {
 
 /// SCHEDULE ACTOR: decides which microbatch starts or turns around next, in
 /// place of `smp.pipeline`'s built-in schedules. It lives on pp_rank 0, one
-/// instance for all steps, on a thread of its own. It gets one message at a
-/// time and answers each with the next task or with "wait"; the next message
-/// comes after the answer.
+/// instance for all steps, on its own thread. It receives one message at a time
+/// and answers each with the next task or with "wait"; it gets the next message
+/// only after its answer.
 ///
 /// Every answer is checked. A step ends with an error that names the actor and
 /// the event if the actor throws, does not answer within
-/// `smp.schedule.timeout`, names a task twice, too early or of no microbatch of
-/// the step, exceeds `smp.active_microbatches`, or waits while nothing is in
-/// flight. The next step then gets a new instance.
+/// `smp.schedule.timeout`, names a task twice, too early or for a microbatch
+/// that the step does not have, exceeds `smp.active_microbatches`, or waits
+/// while nothing is in flight. The next step then gets a new instance.
 using schedule_actor = caf::typed_actor<
   // First in each step; from pp_rank 0.
   caf::result<schedule_answer>(step_begins),
@@ -102,10 +102,10 @@ using schedule_actor = caf::typed_actor<
   caf::result<schedule_answer>(backward_ready),
   // Once per microbatch; from pp_rank 0.
   caf::result<schedule_answer>(backward_ended),
-  // When a rank begins or ends to work, if its level moved since; from each
-  // rank. While an answer is due only the last one of each rank is kept.
+  // When a rank becomes busy or idle, if its level has changed; from each rank.
+  // While an answer is due, only the latest one of each rank is kept.
   caf::result<schedule_answer>(memory_level),
-  // When a rank begins or ends to work; from each rank, as above.
+  // When a rank becomes busy or idle; from each rank, as above.
   caf::result<schedule_answer>(rank_activity)>;
 
 } // namespace smp

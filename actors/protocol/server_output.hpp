@@ -4,28 +4,28 @@
 
 namespace smp {
 
-/// What a `server_core` makes happen. Called in the middle of an event, so it
-/// must not call back.
+/// The effects of a `server_core`. The core calls these in the middle of an
+/// event, so an implementation must not call back into it.
 class server_output {
 public:
   virtual ~server_output() = default;
 
   // -- contexts: they have the token now --------------------------------------
 
-  /// Gives `x` to a context; one with a new id has to be made.
+  /// Gives `x` to a context; creates the context if its id is new.
   virtual void start(context_id ctx, request x) = 0;
 
   virtual void resume(context_id ctx, response x) = 0;
 
   // -- contexts: they gave the token back -------------------------------------
 
-  /// The context waits for what `x` is answered with.
-  /// @param x 0: the call is refused
+  /// The context waits for the response to `x`.
+  /// @param x 0: the call was refused
   virtual void parked(context_id, request_id) {
     // nop
   }
 
-  /// What it waited for came; now it waits for the token.
+  /// The context's wait is over; it now waits for the token.
   virtual void answered(context_id) {
     // nop
   }
@@ -45,34 +45,34 @@ public:
 
   virtual void ask(rank_id owner, recorded_request x) = 0;
 
-  /// Goes to `x.id.origin`; if that is this rank, to the SCHEDULER.
+  /// Sends `x` to `x.id.origin`; if that is this rank, to the SCHEDULER.
   virtual void answer(response x) = 0;
 
   virtual void answer(recorded_response x) = 0;
 
-  /// A microbatch waits for its grant: a response of the SCHEDULER. When that
-  /// decided whether anything starts, it leads to `decided`.
+  /// A microbatch waits for its grant, a response of the SCHEDULER. Once the
+  /// SCHEDULER has decided whether anything starts, `decided` must be called.
   virtual void forward_done(const smp::forward_done& x) = 0;
 
-  /// On pp_rank 0: the step began.
+  /// On pp_rank 0: the step begins.
   virtual void run(const scheduled_step& x) = 0;
 
-  /// On pp_rank 0: all ranks have to know before the step begins.
+  /// On pp_rank 0: all ranks must know this plan before the step begins.
   virtual void planned(const step_plan& x) = 0;
 
-  /// From pp_rank 0 this goes to all ranks, else to pp_rank 0.
+  /// On pp_rank 0, sends it to all ranks; elsewhere, to pp_rank 0.
   virtual void diverged(const step_diverged& x) = 0;
 
-  /// The step has its first failure.
+  /// The first failure of the step.
   virtual void failed(const step_failed& x) = 0;
 
   // -- others -----------------------------------------------------------------
 
-  /// Reports by `completed` when `x` is done.
+  /// Sends a `completed` when `x` is done.
   virtual void report_done(request_id id, const completion_ptr& x) = 0;
 
-  /// @returns whether the objects that `x` needs are here; else reports by
-  /// `completed` when they are.
+  /// @returns whether the objects that `x` needs are here; if not, sends a
+  /// `completed` once they are.
   virtual bool gather(const request& x) = 0;
 
   virtual void forward_over(const smp::forward_over&) {
@@ -81,12 +81,12 @@ public:
 
   virtual void microbatch_over(const microbatch_done& x) = 0;
 
-  /// This rank begins to work, or has nothing left to do for now.
+  /// This rank becomes busy, or has run out of work for now.
   virtual void activity(bool) {
     // nop
   }
 
-  /// The step is over here and nothing of it executes.
+  /// The step is over on this rank, and none of its code executes here.
   virtual void step_over(step_report x) = 0;
 };
 

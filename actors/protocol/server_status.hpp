@@ -1,6 +1,6 @@
 #pragma once
 
-// What a MODULE SERVER answers when it is asked how its rank is.
+// Reply of a MODULE SERVER to a status query.
 
 #include "actors/protocol/actors.hpp"
 #include "actors/protocol/status.hpp"
@@ -10,18 +10,18 @@
 
 namespace smp {
 
-/// A request that no context has yet, and why.
+/// A request that has no context yet, and why.
 struct queued_request {
   request_id id;
   microbatch_id microbatch;
   module_id module;
   phase what = phase::forward;
   std::string why;
-  rank_id from = no_rank; // has to give what it waits for; no_rank: nobody
+  rank_id from = no_rank; // must supply what it waits for; no_rank: none
 };
 
 struct server_status : server_counts {
-  bool in_line = false; // for the token, which another one has
+  bool in_line = false; // for the token, which another rank holds
   std::vector<queued_request> queue;
   std::vector<worker_context_actor> contexts;
   /// Set on pp_rank 0 only.

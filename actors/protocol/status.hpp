@@ -1,7 +1,7 @@
 #pragma once
 
-// What actors answer when they are asked how they are. The MODULE SERVER's
-// answer holds handles: actors/protocol/server_status.hpp.
+// Replies of actors to status queries. The reply of a MODULE SERVER contains
+// handles, so it is in actors/protocol/server_status.hpp.
 
 #include "transport/error.hpp"
 #include "transport/ids.hpp"
@@ -12,14 +12,14 @@
 
 namespace smp {
 
-/// Where a WORKER CONTEXT stands (R24).
+/// State of a WORKER CONTEXT (R24).
 enum class context_state : uint8_t { idle, executing, pending };
 
 constexpr context_state last_of(context_state) noexcept {
   return context_state::pending;
 }
 
-/// @returns the state in capitals, as people write it.
+/// @returns the state in capitals, as the paper writes it.
 constexpr const char* to_string(context_state x) noexcept {
   switch (x) {
     case context_state::idle:
@@ -32,7 +32,7 @@ constexpr const char* to_string(context_state x) noexcept {
   return "UNKNOWN";
 }
 
-/// What a MODULE SERVER counts.
+/// Counters of a MODULE SERVER.
 struct server_counts {
   rank_id rank;
   step_id step;
@@ -40,10 +40,10 @@ struct server_counts {
   uint64_t ready = 0;   // work that waits for the token
   uint64_t later = 0;   // requests of a later step
   uint64_t held = 0;    // requests whose turn it is not (R19)
-  uint64_t blocked = 0; // requests that wait for objects or for another one
+  uint64_t blocked = 0; // requests that wait for objects or an earlier request
   uint64_t dropped = 0; // requests of an older step
-  uint64_t unknown = 0; // responses that nobody waits for
-  uint64_t pending = 0; // calls without an answer
+  uint64_t unknown = 0; // responses that no call waits for
+  uint64_t pending = 0; // calls that have no answer yet
 };
 
 struct context_status {
@@ -55,24 +55,24 @@ struct context_status {
   phase what = phase::forward;
   /// What it waits for while PENDING.
   std::string waits_for;
-  /// In this state for so long.
+  /// Time in this state.
   double seconds = 0;
   uint64_t served = 0;
 };
 
 struct scheduler_status {
   step_id step;
-  uint64_t running = 0; // microbatches that were started and did not end
-  uint64_t left = 0;    // microbatches that did not end
-  /// What the schedule actor of the user owes an answer to, and since when in
-  /// seconds; empty if nothing.
+  uint64_t running = 0; // microbatches that have started but not ended
+  uint64_t left = 0;    // microbatches that have not ended
+  /// The event that the user's schedule actor has not answered yet, and for how
+  /// many seconds; empty if there is none.
   std::string asks;
   double seconds = 0;
 };
 
 struct member_status {
   rank_id rank;
-  std::vector<failure> losses; // heard of, first one first
+  std::vector<failure> losses; // losses it has heard of, first one first
 };
 
 struct supervisor_status {
@@ -80,7 +80,7 @@ struct supervisor_status {
   std::vector<rank_id> present;
   std::vector<rank_id> gone;   // said goodbye
   std::vector<failure> losses; // first one first
-  /// By a signal, says who sees their processes.
+  /// Stopped by a signal, as reported by launchers and neighbours.
   std::vector<rank_id> stopped;
 };
 
@@ -88,9 +88,9 @@ struct stall_status {
   uint64_t reports = 0;
   /// The last report.
   std::string text;
-  /// Nothing moved since.
+  /// Nothing has happened since that report.
   bool standing = false;
-  /// So long nothing moved on any rank.
+  /// For how long nothing has happened on any rank.
   double quiet_seconds = 0;
 };
 

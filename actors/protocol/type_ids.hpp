@@ -2,9 +2,9 @@
 
 // The message types of smp and their numbers.
 //
-// Requests, responses, calls and outcomes carry tensors by reference: they may
-// be sent inside a process only. Between ranks they go through the fabric
-// (actors/protocol/wire.hpp), and CAF refuses to write them to a socket.
+// Requests, responses, calls and outcomes hold tensors by reference, so they
+// may be sent inside a process only. Between ranks they travel through the
+// fabric (actors/protocol/wire.hpp); CAF refuses to write them to a socket.
 
 #include "actors/protocol/inspect_messages.hpp"
 #include "actors/protocol/messages.hpp"
@@ -42,8 +42,8 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(smp::server_status)
 
 // -- type ids: append only, all ranks run the same build ----------------------
 
-// The types of the first handshake come first: then two builds that number the
-// others differently can at least tell each other so.
+// The types of the first handshake come first, so that two builds that number
+// the others differently can at least report the mismatch.
 
 CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_TYPE_ID(smp, (smp::member))
@@ -89,8 +89,8 @@ CAF_BEGIN_TYPE_ID_BLOCK(smp, first_custom_type_id)
   CAF_ADD_ATOM(smp, smp, stall_atom)
 CAF_END_TYPE_ID_BLOCK(smp)
 
-// What is said to who looks at a run from outside; behind the handles, which
-// are part of the handshake (actors/protocol/actors.hpp).
+// Messages for clients outside the run. Their ids follow those of the actor
+// handles, which are part of the handshake (actors/protocol/actors.hpp).
 CAF_BEGIN_TYPE_ID_BLOCK(smp_inspection, caf::first_custom_type_id + 60)
   CAF_ADD_TYPE_ID(smp_inspection, (smp::rank_status))
   CAF_ADD_TYPE_ID(smp_inspection, (smp::run_status))

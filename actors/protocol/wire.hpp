@@ -1,7 +1,7 @@
 #pragma once
 
-// How requests, responses and the ends of microbatches and steps look between
-// ranks: as their fields, one after the other (transport/bytes.hpp).
+// Encoding of requests, responses and control messages between ranks: their
+// fields, one after the other (transport/bytes.hpp).
 //
 // request, response: form u8, id, then
 //                    0 in full:     the other fields, then the body
@@ -32,7 +32,7 @@ message encode(const forward_over& x);
 message encode(const step_plan& x);
 message encode(const step_diverged& x);
 
-/// The tensors of all values stand one after the other.
+/// Concatenates the tensors of all values.
 message encode(const step_report& x);
 
 using incoming = std::variant<request, recorded_request, response,
@@ -41,16 +41,16 @@ using incoming = std::variant<request, recorded_request, response,
                               step_diverged>;
 
 /// Reads a message of kind request, response or control.
-/// @throws error (protocol) naming the first field that makes no sense
+/// @throws error (protocol) naming the first malformed field
 incoming decode(message x);
 
-/// @returns what an encoded request asks for; nothing where that is not told or
-/// `x` is none.
+/// @returns the phase of an encoded request; nothing if it is not encoded, or
+/// if `x` is not a request.
 std::optional<phase> phase_of(const message& x);
 
 // -- fields -------------------------------------------------------------------
 
-/// @returns the results in `xs` as they travel with the request `x`.
+/// @returns the results in `xs` in the short form sent with the request `x`.
 std::vector<uint64_t> short_names(const std::vector<object_id>& xs,
                                   request_id x);
 
@@ -68,7 +68,7 @@ auto names_field(Inspector& f, const char* name, std::vector<object_id>& xs,
     });
 }
 
-/// All but the id, which comes first, and the body, which comes last.
+/// All fields except the id, which comes first, and the body, which comes last.
 template <class Inspector>
 bool inspect_head(Inspector& f, request& x) {
   return f.object(x).fields(

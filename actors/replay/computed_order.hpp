@@ -10,8 +10,8 @@
 
 namespace smp {
 
-/// What a rank did in a step, as far as the order of a step needs it: what it
-/// tells the others.
+/// What a rank did in a step, reduced to what determines the order of the step;
+/// it sends this to the other ranks.
 struct step_flow {
   struct call {
     call_kind kind = call_kind::remote;
@@ -33,11 +33,11 @@ struct step_flow {
 
   uint64_t microbatches = 0;
   std::vector<execution> executions;
-  /// It met modules that microbatches pass in their order (R19).
+  /// It called modules that microbatches pass in order (R19).
   bool ordered = false;
-  /// Calls waited that will not wait in later steps.
+  /// Some calls waited that will not wait in later steps.
   bool learnt = false;
-  /// Of these, modules that it called after a first backward.
+  /// Those of these modules that it called after a first backward.
   std::set<module_id> called_late = {};
 };
 
@@ -68,8 +68,8 @@ bool inspect(Inspector& f, step_flow& x) {
 
 step_flow flow_of(const step_record& x, bool ordered, bool learnt);
 
-/// @param microbatches of the step
-/// @throws error (protocol) naming `from`, if no rank does that
+/// @param microbatches number of microbatches of the step
+/// @throws error (protocol) naming `from` if `x` is not a possible flow
 step_record record_of(const step_flow& x, rank_id from, uint64_t microbatches);
 
 /// The order of a whole pipeline.
@@ -90,36 +90,36 @@ bool inspect(Inspector& f, pipeline_order& x) {
                             f.field("admission", x.admission));
 }
 
-/// What an order keeps to.
+/// Constraints on a computed order.
 struct order_rules {
   std::vector<service_order> service; // by pp_rank
-  /// What of a microbatch works and what only passes results on, as
-  /// `ready_key::segment` counts. Empty where nobody knows.
+  /// Which segments of a microbatch do work and which only pass results on,
+  /// indexed like `ready_key::segment`. Empty if unknown.
   pipeline_program program = {};
-  /// A microbatch starts when the one before it is past its forward phase:
-  /// modules that change state need it (R19).
+  /// A microbatch starts only when the one before it has finished its forward
+  /// phase, as modules that change state require (R19).
   bool forward_alone = false;
 };
 
-/// The sequence in which a rank serves depends on timing, and so do the last
-/// bits of gradients to which several microbatches add. This finds a sequence
-/// that does not depend on timing: it plays a recorded flow against the
-/// schedule, as if the forward phase of a microbatch took each rank one unit of
-/// time, the backward phase two, and passing on what others made and messages
-/// none. So it is that of the free order on balanced stages. A segment ends
-/// where its execution gives the token back; promises that it sent are there by
-/// then.
-/// @param ranks the record of each rank, by pp_rank; its order does not count
+/// The sequence in which a rank serves requests depends on timing, and so do
+/// the last bits of gradients that several microbatches accumulate. This
+/// function computes a sequence that does not: it simulates a recorded flow
+/// under the schedule as if, on each rank, the forward phase of a microbatch
+/// took one unit of time, the backward phase two, and messages and passing on
+/// results none. The result is the free order on balanced stages. A segment
+/// ends where its execution returns the token; promises that it sent have
+/// arrived by then.
+/// @param ranks the record of each rank, by pp_rank; its order is ignored
 /// @throws error (internal) if the records do not belong together
 pipeline_order compute_order(const std::vector<step_record>& ranks,
                              const std::vector<rank_id>& pipeline,
                              schedule& policy, const order_rules& rules);
 
-/// What the orders of two pipelines have alike if and only if ranks at the same
-/// place of each do the same, one after the other. Numbers of requests are not
-/// part of it: waits are counted with them, and whether a rank had to wait, for
-/// peers or for what came from elsewhere, depends on timing.
-/// @param ranks what the order was computed from, on the first of `pipeline`
+/// A digest that is equal for the orders of two pipelines if and only if ranks
+/// at the same place do the same work in the same sequence. It leaves out
+/// request numbers: these also count waits, and whether a rank had to wait, for
+/// peers or for remote results, depends on timing.
+/// @param ranks the records that the first of `pipeline` used for the order
 /// @throws error (protocol) naming that rank unless it serves each segment once
 std::vector<uint64_t> likeness_of(const pipeline_order& x,
                                   const std::vector<step_record>& ranks,

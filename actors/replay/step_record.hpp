@@ -1,7 +1,7 @@
 #pragma once
 
-// What one rank did in one step (R33): plain data, written by `step_recorder`,
-// followed by `step_replay`.
+// What one rank did in one step (R33), as plain data: `step_recorder` writes
+// it, `step_replay` follows it.
 
 #include "actors/protocol/request.hpp"
 #include "partition/schedule.hpp"
@@ -14,19 +14,19 @@
 
 namespace smp {
 
-/// What of a tensor is the same in every step of a static flow.
+/// The properties of a tensor that are the same in every step of a static flow.
 struct tensor_form {
   uint8_t dtype = 0;
   device_ref device;
   std::vector<int64_t> shape;
-  /// Empty: row-major. Those of axes of one element count for nothing.
+  /// Empty: row-major. Strides of axes of one element are ignored.
   std::vector<int64_t> strides;
   bool operator==(const tensor_form&) const = default;
 };
 
-/// What of a message is the same in every step of a static flow: all but what
-/// its tensors contain. What else differs between steps travels as a tensor
-/// (runtime/remote/messages.hpp).
+/// The parts of a message that are the same in every step of a static flow:
+/// everything except the contents of its tensors. Any other value that differs
+/// between steps travels as a tensor (runtime/remote/messages.hpp).
 struct message_form {
   std::vector<std::byte> bytes;
   std::vector<tensor_form> tensors;
@@ -34,13 +34,13 @@ struct message_form {
 
 message_form form_of(const payload& x);
 
-/// @returns how `seen` differs from the record, or nothing if it does not.
+/// @returns how `seen` differs from the record; nothing if it does not.
 std::optional<std::string> difference(const message_form& recorded,
                                       const payload& seen);
 
-/// Where an execution gave the token back: a request, the end of its forward
-/// phase, or a wait that has a place in the order; or a promise, at which it
-/// went on.
+/// A call of an execution: a request, the end of its forward phase, or a wait
+/// that has a place in the order, at each of which it returned the token; or a
+/// promise, after which it continued.
 struct recorded_call {
   call_kind kind = call_kind::remote;
   uint32_t number = 0; // of the request
@@ -52,7 +52,7 @@ struct recorded_call {
   message_form answered;
   /// See `call::memo`.
   std::shared_ptr<const call_memo> memo = {};
-  /// Of a wait: numbers of requests in step 0, see `call::until`.
+  /// For a wait: numbers of requests in step 0, see `call::until`.
   std::vector<uint64_t> until = {};
 };
 
@@ -61,13 +61,13 @@ inline bool in_order(const call& x) noexcept {
   return x.kind != call_kind::wait || !x.until.empty();
 }
 
-/// Tells whether `y` goes where `x` went.
+/// Tells whether `y` has the same destination as `x`.
 bool same_place(const recorded_call& x, const call& y);
 
-/// Tells whether `y` is what `x` was.
+/// Tells whether `y` is the same call as `x`.
 bool same_call(const recorded_call& x, const call& y);
 
-/// A microbatch of the step body, or a call of another rank.
+/// The step body of a microbatch, or a call from another rank.
 struct recorded_execution {
   request_id id; // `without_step`
   microbatch_id microbatch;
@@ -80,13 +80,13 @@ struct recorded_execution {
   message_form asked;
   message_form answered;
   std::vector<recorded_call> calls;
-  /// By segment, from one call that gave the token back to the next: others had
-  /// the token while it waited for something else, a fetch or its turn.
-  /// Segments are numbered from 0.
+  /// By segment, from one call that returned the token to the next, numbered
+  /// from 0: true if others held the token while the execution waited within it
+  /// for something else, such as a fetch or its turn.
   std::vector<bool> interrupted;
 };
 
-/// One segment of an execution got the token.
+/// One segment of an execution that got the token.
 struct served_segment {
   uint32_t execution = 0;
   uint32_t segment = 0;
@@ -104,16 +104,16 @@ struct step_record {
   };
   /// By `recorded_call::number`.
   std::map<uint32_t, call_place> calls;
-  /// What was served one after the other.
+  /// Segments in the order in which they were served.
   std::vector<served_segment> order;
-  /// On pp_rank 0: what was started or granted one after the other.
+  /// On pp_rank 0: tasks in the order in which they were started or granted.
   std::vector<task> admission;
-  /// No request of this rank had a higher number, and no promise; the latter
+  /// Highest number of a request of this rank, and of a promise; the latter
   /// without its `promise_bit`.
   uint32_t last_number = 0;
   uint32_t last_promise = 0;
 
-  /// @returns the execution of a request of any step, or null.
+  /// @returns the execution of a request, of any step, or null.
   const recorded_execution* find(request_id x) const;
 
   /// @returns the call that sent the request `number`, or null.

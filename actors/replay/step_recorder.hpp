@@ -4,27 +4,27 @@
 
 namespace smp {
 
-/// Writes down what a rank does in a step. Executions are named by the request
-/// that they serve.
+/// Records what a rank does in a step. An execution is identified by the
+/// request that it serves.
 class step_recorder {
 public:
   explicit step_recorder(uint64_t microbatches);
 
-  /// On pp_rank 0: the SCHEDULER decided.
+  /// On pp_rank 0: the SCHEDULER decided to start or grant `x`.
   void admitted(const task& x);
 
   // -- the token --------------------------------------------------------------
 
-  /// A request begins; it still has its body.
+  /// A request starts; it still has its body.
   void started(const request& x);
 
-  /// An execution goes on after a request or a grant.
+  /// An execution resumes after a request or a grant.
   void resumed(request_id execution);
 
-  /// An execution waits for something else than a request or a grant.
+  /// An execution waits for something other than a request or a grant.
   void waits(request_id execution);
 
-  /// It goes on after that.
+  /// It resumes after that wait.
   void woken(request_id execution);
 
   // -- messages ---------------------------------------------------------------
@@ -35,7 +35,7 @@ public:
 
   void answered(request_id id, const payload& x);
 
-  /// An execution ended with this.
+  /// An execution ended with the value `x`.
   void ended(request_id execution, const payload& x);
 
   /// @returns the record; nothing else may be called afterwards.
@@ -45,7 +45,7 @@ private:
   recorded_execution& at(request_id execution);
 
   step_record record_;
-  std::map<request_id, uint64_t> waiting_; // value of `served_` then
+  std::map<request_id, uint64_t> waiting_; // `served_` when the wait began
   uint64_t served_ = 0;
 };
 

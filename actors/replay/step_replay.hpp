@@ -9,38 +9,38 @@
 
 namespace smp {
 
-/// Lets a rank do what it did in a recorded step: in the same order, and
-/// without saying again what its messages look like (R33).
+/// Makes a rank repeat what it did in a recorded step: in the same order, and
+/// without sending again what its messages look like (R33).
 ///
-/// What is ready does not start before its turn. That cannot end in a deadlock
-/// as long as the flow is the recorded one. All ranks replay the same step, and
-/// their orders are parts of one sequence in which it really happened: whatever
-/// comes first in that sequence and is not done yet waits only for what is
-/// done. This holds as well for a request that is blocked behind another one or
+/// Ready work does not start before its turn. That cannot deadlock as long as
+/// the flow is the recorded one: all ranks replay the same step, and their
+/// orders are parts of one sequence that really happened, so whatever comes
+/// first in that sequence and is not done yet waits only for work that is
+/// done. The same holds for a request that is blocked behind another one or
 /// for the objects that it names: in the sequence, both were there before it
 /// started.
 ///
-/// Waits that are no requests (for a fetch, for a turn, for the content of a
+/// Waits other than requests (for a fetch, for a turn, for the content of a
 /// promise, for the answers to promises) have no place in the order, as timing
-/// decides whether they happen. An execution that waits so keeps its place and
-/// may go on at any time, unless others had the token meanwhile in the record
-/// too. If no others had it, whatever comes later in the order of this rank
-/// started after that wait was over, or would have been. So what is waited for
-/// was made before, and needs none of the later ones now.
+/// decides whether they happen. An execution in such a wait keeps its place and
+/// may resume at any time, unless others held the token meanwhile in the record
+/// too. If no others held it, everything later in the order of this rank
+/// started after that wait was over, or would have been. So what is awaited was
+/// made earlier and needs none of the later work now.
 ///
 /// A wait for peers in other pipelines has no place either. Pipelines that
-/// share modules replay the same step, so that the above holds for all of them
-/// together. Where they follow the same computed order, in which nobody waited
-/// for peers, who waits for them keeps its place as well: its peers come to it
-/// in the same place, and nothing there depends on timing.
+/// share modules replay the same step, so the above holds for all of them
+/// together. If they follow the same computed order, in which no rank waited
+/// for peers, an execution that waits for peers keeps its place as well: its
+/// peers reach the wait at the same place, and nothing there depends on timing.
 ///
-/// Each execution checks by itself that the flow is the recorded one: it makes
-/// the recorded calls one after the other, promises included, and ends. So some
-/// rank sees every divergence, and from then on all serve without the record.
+/// Each execution checks that the flow is the recorded one: it makes the
+/// recorded calls in sequence, promises included, and ends. So some rank sees
+/// every divergence, and from then on all ranks serve without the record.
 class step_replay {
 public:
-  /// @param forms requests and answers must look as recorded, and need not be
-  ///        sent again; else only the order counts
+  /// @param forms requests and answers must look as recorded and are not sent
+  ///        again in full; if false, only the order is replayed
   /// @param same_order see `step_plan::same_order`
   step_replay(std::shared_ptr<const step_record> record, step_id step,
               bool forms, bool same_order = false);
@@ -49,7 +49,7 @@ public:
 
   bool next_is(const request& x) const;
 
-  /// Tells whether an execution that got its answer or grant may go on now.
+  /// Tells whether an execution that has its answer or grant may resume now.
   bool may_resume(request_id execution) const;
 
   void started(const request& x);
@@ -63,25 +63,25 @@ public:
 
   // -- the flow ---------------------------------------------------------------
 
-  /// What the record says of a call.
+  /// What the record says about a call.
   struct known_call {
     uint32_t number = 0;
-    /// How the flow diverges from the record; else empty.
+    /// How the flow diverges from the record; empty if it does not.
     std::string divergence;
   };
 
   known_call call(request_id execution, const smp::call& x);
 
   /// An execution ends with `x`.
-  /// @returns how the flow diverges from the record; else empty
+  /// @returns how the flow diverges from the record; empty if it does not
   std::string end(request_id execution, const payload& x);
 
-  /// Tells whether messages name the record instead of repeating it.
+  /// Tells whether messages refer to the record instead of repeating it.
   bool forms() const noexcept {
     return forms_;
   }
 
-  /// From now on nothing is expected any more.
+  /// From now on, nothing is held to the record.
   void diverge() noexcept {
     diverged_ = true;
   }
