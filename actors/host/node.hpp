@@ -1,6 +1,6 @@
 #pragma once
 
-// The actors of one rank without CAF in sight.
+// The actors of one rank, in a header that does not include CAF.
 
 #include "actors/protocol/actor_host.hpp"
 #include "actors/protocol/rank_view.hpp"
@@ -17,7 +17,7 @@
 
 namespace smp {
 
-/// What a rank holds and waits for, as text for people and as numbers.
+/// What a rank holds and waits for, as texts and as numbers.
 struct node_status : server_counts {
   struct context {
     context_id id;
@@ -27,14 +27,14 @@ struct node_status : server_counts {
     microbatch_id microbatch;
     module_id module;
     phase what = phase::forward;
-    /// What it waits for while PENDING, and since when in seconds.
+    /// What it waits for while PENDING, and for how many seconds.
     std::string waits_for;
     double seconds = 0;
     uint64_t served = 0;
   };
 
   std::vector<context> contexts;
-  /// PIPELINE SCHEDULER, on pp_rank 0 only: microbatches alive and left.
+  /// PIPELINE SCHEDULER, on pp_rank 0 only: microbatches running and not ended.
   uint64_t microbatches_running = 0;
   uint64_t microbatches_left = 0;
 };
@@ -48,28 +48,28 @@ public:
   /// Ends the actors: parked executions unwind as cancelled and are joined.
   ~node();
 
-  /// Opens the gate for a step (R1); on pp_rank 0 runs its microbatches.
+  /// Opens the gate for a step (R1); on pp_rank 0 also runs its microbatches.
   /// `done` is called once, on any thread, when the step is over on this rank:
-  /// the gate is closed again and nothing of the step executes here.
+  /// the gate is closed again and no code of the step executes here.
   /// @pre no step is running
   void begin_step(const run_step& x, std::function<void(step_report)> done);
 
   /// Takes a message of kind request, response or control.
   void deliver(rank_id from, message x);
 
-  /// Fails whatever waits for `x.rank`, now and later, and the running step.
+  /// Fails the running step and all waits for `x.rank`, now and later.
   void rank_down(const failure& x);
 
-  /// Asks all actors of the rank. @throws error when they do not answer in
-  /// time, naming the first that did not.
+  /// Queries all actors of the rank. @throws error if one does not answer in
+  /// time, naming the first such actor.
   node_status status(std::chrono::milliseconds limit);
 
-  /// Adds what only the actors of the rank know to a view of its board; leaves
-  /// it incomplete when they do not answer within `limit`.
+  /// Adds to a view of the rank's board what only the actors know; leaves it
+  /// incomplete if they do not answer within `limit`.
   void complete(rank_view& x, std::chrono::milliseconds limit);
 
-  /// Adds what the actors of the rank tell to what others may see of it. Those
-  /// that do not answer within `limit` are named all the same.
+  /// Adds the status of the rank's actors to `x`, for clients outside. An actor
+  /// that does not answer within `limit` is listed as silent.
   void describe(rank_status& x, std::chrono::milliseconds limit);
 
 private:

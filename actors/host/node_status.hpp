@@ -1,6 +1,6 @@
 #pragma once
 
-// The actors of a rank in words that fit every kind. Free of CAF.
+// Status of the actors of a rank, in terms that fit every kind. Free of CAF.
 
 #include "actors/protocol/run_status.hpp"
 
@@ -8,7 +8,7 @@
 
 namespace smp {
 
-/// Makes entries of one rank: ids begin with "r0.".
+/// Makes the entries of one rank; their ids begin with "r0.", for rank 0.
 class actor_entries {
 public:
   explicit actor_entries(rank_id rank)
@@ -18,22 +18,22 @@ public:
 
   actor_status server(const server_counts& x) const;
 
-  /// The MODULE SERVER that does not answer.
+  /// Entry of a MODULE SERVER that does not answer.
   actor_status silent_server() const;
 
   actor_status context(const context_status& x) const;
 
   actor_status scheduler(const scheduler_status& x) const;
 
-  /// The user's schedule. @pre it owes an answer
+  /// Entry of the user's schedule. @pre it has an event to answer
   actor_status schedule(const scheduler_status& x) const;
 
   actor_status watch(const rank_view& x) const;
 
-  /// A stage of communication, which is read beside its actor.
+  /// Entry of a communication stage, whose status is read without its actor.
   actor_status stage(const comm_stage_status& x) const;
 
-  /// Any of these that does not answer.
+  /// Turns the entry of any of these into that of a silent actor.
   actor_status silent(actor_status x) const;
 
 private:

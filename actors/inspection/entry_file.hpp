@@ -1,7 +1,7 @@
 #pragma once
 
-// The file in a run directory that tells where one may look at the run, and
-// that whoever reads it may. Free of CAF.
+// The file in a run directory with the address of the port where clients can
+// observe the run; read access to it grants that right. Free of CAF.
 
 #include "transport/run_secret.hpp"
 
@@ -11,14 +11,14 @@
 
 namespace smp {
 
-/// Where an `inspection_port` is, and of whom.
+/// The address of an `inspection_port` and the process that owns it.
 struct inspection_entry {
   std::string address = "127.0.0.1";
-  /// 0: the run begins, and nobody can be asked yet.
+  /// 0: the run is starting and has no port yet.
   uint16_t port = 0;
-  /// Opens this port and nothing else of the run.
+  /// Grants access to this port and to nothing else of the run.
   run_secret secret;
-  /// Of the process that listens there.
+  /// Of the process that owns the port.
   int64_t pid = 0;
   uint64_t start_time = 0; // see process_state
   std::string host;
@@ -30,7 +30,7 @@ inspection_entry entry_of_this_process(uint16_t port, const run_secret& secret);
 /// @returns RUN_DIR/inspect.entry
 std::string entry_path(const std::string& run_dir);
 
-/// The file, while this lives. Nobody but its user can read it.
+/// Keeps the file while this object lives. Only its owner can read it.
 class published_entry {
 public:
   /// @throws error (config) naming the file if it cannot be written
@@ -43,12 +43,12 @@ private:
   std::string path_;
 };
 
-/// @returns what stands in the file; nothing if there is none
-/// @throws error (config) if others can read it, or if it is none of smp's
+/// @returns the contents of the file; nothing if there is none
+/// @throws error (config) if others can read it, or if smp did not write it
 std::optional<inspection_entry> read_entry(const std::string& path);
 
-/// Tells whether the process that wrote it is known to be gone. (Of one on
-/// another machine nothing is known.)
+/// Tells whether the process that wrote the entry is known to be gone.
+/// (Processes on other machines are unknown.)
 bool is_orphaned(const inspection_entry& x);
 
 } // namespace smp

@@ -1,6 +1,6 @@
 #pragma once
 
-// The port where clients ask how a run does. Free of CAF.
+// The port where clients query the status of a run. Free of CAF.
 
 #include "transport/run_secret.hpp"
 
@@ -14,20 +14,20 @@
 
 namespace smp {
 
-/// What a client sends, again and again; each is answered by the size of the
-/// answer (u32, little endian) and the answer.
+/// The one request of a client, which it may repeat. The reply is the size of
+/// the answer (u32, little endian), then the answer.
 inline constexpr char inspection_question = '?';
 
-/// An answer is no larger, in bytes.
+/// Upper bound on the size of an answer, in bytes.
 inline constexpr size_t inspection_answer_limit = size_t{64} << 20;
 
-/// Whoever may talk to actors may also end the run: CAF's protocol runs any
-/// handler of any actor. So those who look speak a protocol of their own, which
-/// has one question and nothing to decode, at a port of its own, behind a gate
-/// with a secret of its own (R44). Neither opens the control plane.
+/// A client that can talk to actors can also end the run: CAF's protocol lets
+/// it call any handler of any actor. So observers use a separate protocol, with
+/// one request and nothing to decode, on a separate port behind a gate with a
+/// separate secret (R44). Neither opens the control plane.
 ///
-/// Clients cost the run little: they share answers, of which there are at most
-/// `rate_limit` a second, and one that does not read is dropped.
+/// Bounds the cost for the run: clients share answers, at most `rate_limit` per
+/// second, and a client that does not read its answers is dropped.
 class inspection_port {
 public:
   using bytes = std::vector<std::byte>;
@@ -37,19 +37,19 @@ public:
     /// 0: any free port.
     uint16_t port = 0;
     run_secret secret;
-    /// @returns how the run does. On the thread of the port, which it may
-    /// block for as long as a client waits.
+    /// @returns the encoded status of the run. Called on the thread of the
+    /// port, which it may block while a client waits.
     std::function<bytes()> collect;
-    /// At one time; the oldest one makes room.
+    /// Maximum number of connections; at the limit the oldest one is closed.
     size_t client_limit = 16;
-    /// Answers a second.
+    /// Answers per second.
     double rate_limit = 20;
   };
 
-  /// Listens at once. @throws error (transport) if nothing can listen there
+  /// Listens at once. @throws error (transport) if the port cannot be opened
   explicit inspection_port(options x);
 
-  /// Nothing is collected afterwards.
+  /// After this, `collect` is not called again.
   ~inspection_port();
 
   inspection_port(const inspection_port&) = delete;

@@ -8,8 +8,8 @@
 
 namespace smp {
 
-/// An INSPECTOR and the port where clients ask it. The INSPECTOR is there from
-/// the begin, as it has to hear of the ranks; the port from `open` on.
+/// An INSPECTOR and the port where clients query it. The INSPECTOR exists from
+/// the start, as it must hear of all ranks; the port exists only after `open`.
 class inspection_service {
 public:
   inspection_service(caf::actor_system& system, inspector_config config);
@@ -20,8 +20,8 @@ public:
     return actor_;
   }
 
-  /// @returns where clients may ask; the same each time.
-  /// @throws error (transport) if nothing can listen
+  /// @returns where clients can connect; the same on each call.
+  /// @throws error (transport) if the port cannot be opened
   const inspection_entry& open();
 
 private:

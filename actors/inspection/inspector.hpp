@@ -16,16 +16,16 @@ namespace smp {
 
 struct inspector_config {
   uint64_t world_size = 1;
-  /// None where all ranks live in this process.
+  /// Not set if all ranks live in this process.
   supervisor_actor supervisor;
-  /// A rank that takes longer counts as silent. (It knows itself within half
-  /// of that whether its actors answer.)
+  /// A rank that takes longer counts as silent. (Within half of this time the
+  /// rank itself finds out whether its actors answer.)
   std::chrono::milliseconds answer_limit{400};
 };
 
-/// Asks everybody at once and tells after the deadline what came, so that
-/// nobody who is stuck holds up the others. Nobody is asked twice before it
-/// answered: a rank that is stopped for a day must not fill its mailbox.
+/// Queries all ranks at once and replies after the deadline with what arrived,
+/// so a stuck rank does not delay the others. Sends no second query before an
+/// answer: a rank that is stopped for a day must not fill its mailbox.
 struct inspector_state {
   static inline const char* name = "smp.inspector";
 
@@ -43,11 +43,11 @@ struct inspector_state {
     rank_entry entry;
   };
 
-  /// Who owes an answer. Ranks have their numbers, and these follow:
+  /// Keys of actors that can owe an answer: rank numbers, and these:
   static constexpr uint64_t the_supervisor = ~uint64_t{0};
   static constexpr uint64_t the_monitor = the_supervisor - 1;
 
-  /// One question of a client.
+  /// One query of a client.
   struct collection {
     std::set<uint64_t> missing;
     caf::typed_response_promise<run_status> promise;
@@ -62,10 +62,10 @@ struct inspector_state {
   void ask_supervisor();
   void ask_monitor();
 
-  /// `who` answered.
+  /// The answer of `who` has arrived.
   void heard(uint64_t who);
 
-  /// All have answered, or it is time.
+  /// All answers have arrived, or the deadline has passed.
   void finish(const collection_ptr& x);
 
   run_status result(const std::set<uint64_t>& missing);
@@ -79,7 +79,7 @@ struct inspector_state {
   stall_monitor_actor monitor;
   std::set<uint64_t> asked; // owe an answer
   std::set<collection_ptr> collections;
-  /// The last answers.
+  /// The latest answers.
   supervisor_status members;
   stall_status stalls;
 };

@@ -24,7 +24,7 @@ struct pipeline_scheduler_state : driver_output, schedule_asker {
     // nop
   }
 
-  /// Ends the user's actor.
+  /// Ends the user's schedule actor.
   ~pipeline_scheduler_state() override;
 
   // -- driver_output ----------------------------------------------------------
@@ -40,14 +40,14 @@ struct pipeline_scheduler_state : driver_output, schedule_asker {
 
   void ask(uint64_t number, const schedule_event& x) override;
 
-  /// Makes the schedule of a step from a conversation with the actor.
+  /// Makes the schedule of a step, which asks the user's actor to decide.
   schedule_ptr converse(step_id step, uint64_t microbatches);
 
   void answered(uint64_t number, const schedule_answer& x);
 
   void no_answer(uint64_t number, const caf::error& why);
 
-  /// One that failed is not asked again.
+  /// Ends an actor that failed, so that it is not asked again.
   void dismiss();
 
   scheduler_status status() const;
@@ -58,7 +58,7 @@ struct pipeline_scheduler_state : driver_output, schedule_asker {
   std::shared_ptr<const user_schedule> user; // may be null
   schedule_actor user_actor;
   schedule_dialog* dialog = nullptr; // of the running step
-  uint64_t questions = 0;            // of all steps
+  uint64_t questions = 0;            // over all steps
   caf::actor_clock::time_point asked_at;
 };
 

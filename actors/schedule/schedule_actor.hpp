@@ -1,7 +1,7 @@
 #pragma once
 
-// Schedules that users write: actors of a published interface. The one public
-// header with CAF in it; docs/schedules.md shows how to use it.
+// Schedules that users write, as actors with a published interface. The only
+// public header that includes CAF; docs/schedules.md shows how to use it.
 
 #include "actors/protocol/schedule_interface.hpp"
 
@@ -19,14 +19,14 @@ namespace smp {
 
 // -- kinds --------------------------------------------------------------------
 
-/// What an instance is made with.
+/// Arguments for a new instance.
 struct schedule_setup {
-  /// `smp.schedule.options`, as the user wrote it.
+  /// `smp.schedule.options`, verbatim.
   std::string options;
   uint64_t partitions = 1;
 };
 
-/// A kind of schedule actors: a name for errors and a way to make one.
+/// A kind of schedule actors: its name, for errors, and its factory.
 class schedule_actor_type {
 public:
   using spawn_function = std::function<schedule_actor(
@@ -41,7 +41,7 @@ public:
     return name_;
   }
 
-  /// @param own_thread else the actor runs in the pool, where it must not block
+  /// @param own_thread if false, the actor runs in the pool and must not block
   schedule_actor spawn(caf::actor_system& sys, const schedule_setup& setup,
                        bool own_thread) const {
     return spawn_(sys, setup, own_thread);
@@ -60,7 +60,7 @@ template <class Pointer>
 std::shared_ptr<const schedule_actor_type> make_schedule_actor_type(
   std::string name,
   schedule_actor::behavior_type (*f)(Pointer, schedule_setup)) {
-  // The text of an exception is worth more in an error than on a terminal.
+  // The text of an exception is more useful in an error than on a terminal.
   auto body = [f](Pointer self,
                   schedule_setup setup) -> schedule_actor::behavior_type {
     self->set_exception_handler([](std::exception_ptr& x) {
@@ -103,7 +103,7 @@ private:
   std::map<std::string, std::shared_ptr<const schedule_actor_type>> types_;
 };
 
-/// Moves with every change of this header that an old plug-in would not notice.
+/// Incremented when this header changes in a way old plug-ins cannot notice.
 #define SMP_SCHEDULE_INTERFACE 1
 
 } // namespace smp

@@ -1,6 +1,6 @@
 #pragma once
 
-// Asks a schedule of the user's one question at a time, without actors.
+// Asks a user's schedule one question at a time; without actors.
 
 #include "actors/protocol/schedule_events.hpp"
 #include "transport/error.hpp"
@@ -12,23 +12,23 @@
 
 namespace smp {
 
-/// Brings an event to the user's actor. Called in the middle of an event, so
-/// it must not call back.
+/// Sends an event to the user's actor. Called in the middle of an event, so an
+/// implementation must not call back.
 class schedule_asker {
 public:
   virtual ~schedule_asker() = default;
 
-  /// The answer, or why there is none, comes back under this number.
+  /// The answer, or why there is none, is reported under this number.
   virtual void ask(uint64_t number, const schedule_event& x) = 0;
 };
 
 /// A user's actor may answer late, wrongly or never, and must neither hang a
-/// step nor make it wrong. So every answer is checked when it comes, and what
-/// happens while an answer is due waits in line; of memory levels and
-/// activities of a rank only the latest one does.
+/// step nor corrupt it. So every answer is checked on arrival, and events that
+/// happen while an answer is due are queued; of memory levels and activities,
+/// only the latest of each rank is.
 ///
-/// The first wrong answer ends it: `next` throws an error that names the actor
-/// and the event.
+/// The first wrong answer ends the dialog: `next` throws an error that names
+/// the actor and the event.
 class schedule_dialog : public schedule {
 public:
   /// @param name of the actor, for errors
@@ -38,7 +38,7 @@ public:
 
   // -- schedule ---------------------------------------------------------------
 
-  /// @throws error (user_code, or stalled) if an answer was wrong
+  /// @throws error (user_code or stalled) if an answer was wrong or missing
   std::optional<task> next() override;
   void forward_done(microbatch_id x) override;
   void ended(microbatch_id x) override;
@@ -49,19 +49,19 @@ public:
   }
 
   // -- answers ----------------------------------------------------------------
-  // Those to other questions than the last one are ignored.
+  // Answers to any question other than the latest are ignored.
 
   void answered(uint64_t number, const schedule_answer& x);
 
-  /// There is no answer. @param why "threw: ...", "did not answer ..."
+  /// No answer will come. @param why "threw: ...", "did not answer ..."
   void failed(uint64_t number, error_code code, const std::string& why);
 
-  /// Tells whether an answer was wrong or missing.
+  /// Tells whether an answer was wrong or is missing.
   bool broken() const noexcept {
     return static_cast<bool>(error_);
   }
 
-  /// The event that the actor owes an answer to, if it owes one.
+  /// The event that the actor has yet to answer, if any.
   std::optional<schedule_event> question() const {
     return asked_ ? std::optional{event_} : std::nullopt;
   }
@@ -84,14 +84,14 @@ private:
   schedule_asker& asker_;
   uint64_t number_;
   std::optional<uint64_t> asked_; // the number of the open question
-  schedule_event event_;          // what it asks
+  schedule_event event_;          // the event it asks about
   std::deque<schedule_event> events_;
   std::deque<task> tasks_;
   std::vector<state> states_; // by microbatch
-  uint64_t left_;             // microbatches that did not end
-  uint64_t in_flight_ = 0;    // phases that run
+  uint64_t left_;             // microbatches that have not ended
+  uint64_t in_flight_ = 0;    // phases that are running
   uint64_t alive_ = 0;
-  std::map<uint32_t, rank_level> levels_; // as the actor knows them
+  std::map<uint32_t, rank_level> levels_; // as the actor last heard them
   failure error_;
 };
 

@@ -10,12 +10,12 @@
 
 namespace smp {
 
-/// Tells whether `x` means that the actor ended before it answered: why is then
-/// the matter of its down message.
+/// Tells whether `x` means that the actor ended before it answered; its down
+/// message then has the reason.
 bool has_ended(const caf::error& x);
 
-/// @returns what it means that a schedule actor sent this instead of an answer:
-/// code and predicate, "threw: out of range".
+/// @returns the meaning of an error that a schedule actor sent instead of an
+/// answer: a code and a predicate, "threw: out of range".
 std::pair<error_code, std::string> explain(const caf::error& x,
                                            std::chrono::milliseconds timeout);
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// What a PIPELINE SCHEDULER decides, without actors: it plays a schedule
-// against a step that may fail at any moment.
+// The logic of a PIPELINE SCHEDULER, without actors: runs a schedule on a step
+// that may fail at any moment.
 
 #include "actors/protocol/messages.hpp"
 #include "partition/schedule.hpp"
@@ -15,13 +15,13 @@ namespace smp {
 
 class recorded_schedule;
 
-/// What a `step_driver` makes happen. Called in the middle of an event, so it
-/// must not call back.
+/// The effects of a `step_driver`. Called in the middle of an event, so an
+/// implementation must not call back into it.
 class driver_output {
 public:
   virtual ~driver_output() = default;
 
-  /// Runs the step body for a microbatch on this rank.
+  /// Runs the step body of a microbatch on this rank.
   virtual void start(request x) = 0;
 
   /// Lets a microbatch begin its backward phase.
@@ -40,9 +40,9 @@ public:
 /// Makes the schedule of one step.
 using schedule_factory = std::function<schedule_ptr(uint64_t microbatches)>;
 
-/// A schedule only says what may start; somebody has to number its requests,
-/// remember who waits for a grant, and stop asking once the step failed. After
-/// a failure nothing starts, and the report waits for what was started.
+/// A schedule only decides what may start. The driver numbers requests, keeps
+/// track of waits for grants, and stops asking once the step has failed. After
+/// a failure nothing starts, and the report waits for what is still running.
 class step_driver {
 public:
   step_driver(rank_id self, schedule_factory make, driver_output& output);
@@ -54,13 +54,13 @@ public:
 
   void forward_done(const smp::forward_done& x);
 
-  /// A microbatch ended, with its value or with a failure.
+  /// A microbatch ended, with a value or with a failure.
   void ended(response x);
 
-  /// The step failed elsewhere; grants are cancelled there as well.
+  /// The step failed elsewhere; the MODULE SERVER cancels pending grants.
   void failed(const step_failed& x);
 
-  /// The step does not go on as recorded.
+  /// The step diverges from its record.
   void diverged(const step_diverged& x);
 
   void rank_changed(const rank_report& x);
@@ -72,12 +72,12 @@ public:
     return report_.step;
   }
 
-  /// Microbatches that were started and did not end.
+  /// Microbatches that have started but not ended.
   size_t num_running() const noexcept {
     return running_.size();
   }
 
-  /// Microbatches that did not end.
+  /// Microbatches that have not ended.
   uint64_t num_left() const noexcept {
     return left_;
   }

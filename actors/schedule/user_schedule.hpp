@@ -1,6 +1,6 @@
 #pragma once
 
-// A schedule actor of the user's as runtime/ sees it: free of CAF.
+// A user's schedule actor as runtime/ sees it: free of CAF.
 
 #include "actors/protocol/actor_host.hpp"
 #include "partition/schedule.hpp"
@@ -14,32 +14,32 @@ namespace smp {
 
 class schedule_actor_type;
 
-/// What the PIPELINE SCHEDULER needs to work with a user's actor.
+/// What the PIPELINE SCHEDULER needs to use a user's actor.
 struct user_schedule {
   std::shared_ptr<const schedule_actor_type> type;
   /// `smp.schedule.options`
   std::string options;
   uint64_t partitions = 1;
-  /// Bound on microbatches alive, for a step of so many microbatches.
+  /// Bound on microbatches alive, for a step with this number of microbatches.
   std::function<uint64_t(uint64_t microbatches)> active;
   /// For each answer (R34).
   std::chrono::milliseconds timeout{5000};
-  /// Bytes that this rank keeps; any thread.
+  /// Bytes that this rank keeps; callable on any thread.
   std::function<uint64_t()> memory_in_use;
-  /// The actor may block without holding up others. Off in tests that have no
-  /// threads.
+  /// Gives the actor a thread of its own, on which it may block without
+  /// delaying others. Off in tests that have no threads.
   bool own_thread = true;
 };
 
-/// Opens a plug-in. It stays loaded until the process ends.
+/// Opens a plug-in, which stays loaded until the process ends.
 /// @throws error (config) if `path` is no plug-in of this interface or has no
 ///         schedule `name`; the error lists those it has
 std::shared_ptr<const schedule_actor_type>
 load_schedule_actor(const std::string& path, const std::string& name);
 
-/// A user's actor may be stateful, so it is played (R34) with an instance of
-/// its own: this schedule spawns one, asks it, and ends it.
-/// @pre asked on one thread, none of the actor system's
+/// A user's actor may be stateful, so the checker simulates a separate instance
+/// (R34): this schedule spawns one, asks it, and ends it.
+/// @pre used on one thread, which is not of the actor system
 schedule_ptr rehearse(actor_host& host, const user_schedule& x,
                       uint64_t microbatches);
 

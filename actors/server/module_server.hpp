@@ -19,16 +19,16 @@
 
 namespace smp {
 
-/// Fabrics and completions keep callbacks as long as they like, but no handle
-/// of an actor may outlive its actor system. So callbacks hold this, and the
-/// SERVER closes it when it ends. Thread-safe.
+/// Fabrics and completions may keep callbacks for any time, but no actor handle
+/// may outlive its actor system. So callbacks hold this object, and the SERVER
+/// closes it when it ends. Thread-safe.
 class server_door {
 public:
   explicit server_door(module_server_actor hdl) : hdl_(std::move(hdl)) {
     // nop
   }
 
-  /// Sends `x` to the SERVER if it still lives.
+  /// Sends `x` to the SERVER if that is still alive.
   template <class T>
   void send(T x) {
     std::lock_guard guard{mutex_};
@@ -53,11 +53,11 @@ struct module_server_state : server_output {
 
   explicit module_server_state(pointer self);
 
-  /// Ends the other actors of the rank, also when the SERVER was killed.
+  /// Ends the other actors of the rank, even if the SERVER was killed.
   ~module_server_state() override;
 
   // -- server_output ----------------------------------------------------------
-  // The core calls `noted`, which tells the board first.
+  // The core calls `noted`, which updates the board before it calls these.
 
   void start(context_id ctx, request x) override;
   void resume(context_id ctx, response x) override;
@@ -83,7 +83,7 @@ struct module_server_state : server_output {
 
   void enter(const run_step& x);
 
-  // Of the SCHEDULER, or of pp_rank 0. The former goes to all ranks.
+  // From the SCHEDULER, which then go to all ranks, or from pp_rank 0.
   void end_forward(const smp::forward_over& x);
   void end_microbatch(const microbatch_done& x);
   void end_step(step_report x);
@@ -91,13 +91,13 @@ struct module_server_state : server_output {
   /// A context or the SCHEDULER died.
   void on_down(const caf::down_msg& x);
 
-  /// The rank shuts down: cancels what runs, then ends the other actors.
+  /// The rank shuts down: cancels running work, then ends the other actors.
   void on_exit(const caf::exit_msg& x);
 
-  /// A context that refuses a message is out of step with the core: a defect.
+  /// A context that refuses a message disagrees with the core: a defect.
   void on_refused(const caf::error& x);
 
-  /// A shutdown goes on once nothing executes.
+  /// Continues a shutdown once nothing executes.
   void settle();
 
   // -- helpers ----------------------------------------------------------------
@@ -108,11 +108,11 @@ struct module_server_state : server_output {
   template <class T>
   void send_answer(T x, bool report_failure);
 
-  /// Sends the same to all other ranks of the pipeline, from pp_rank 0.
+  /// From pp_rank 0: sends `x` to all other ranks of the pipeline.
   template <class T>
   void broadcast(const T& x);
 
-  /// Sends it to the first ranks of pipelines that share modules with this one.
+  /// Sends `x` to first ranks of pipelines that share modules with this one.
   template <class T>
   void tell_tied(const T& x);
 
@@ -123,7 +123,7 @@ struct module_server_state : server_output {
     std::shared_ptr<context_link> link;
   };
 
-  /// Ends the context if its executor threw.
+  /// Calls `f`; ends the context if its executor throws.
   template <class F>
   void hand_over(const context_entry& to, F f);
 
@@ -140,18 +140,18 @@ struct module_server_state : server_output {
   caf::error reason;
 };
 
-/// @param on_report hears the end of each step, once; any thread, must not
+/// @param on_report called once at the end of each step; any thread, must not
 ///        block
 module_server_actor::behavior_type
 module_server(module_server_state::pointer self, server_options options,
               std::function<void(step_report)> on_report);
 
-/// The way of messages from the fabric to the MODULE SERVER: reads them on the
+/// Passes messages from the fabric to the MODULE SERVER: decodes them on the
 /// thread of the fabric.
 struct server_inbox {
   module_server_actor server;
   rank_id self;
-  /// pp_rank 0, who alone may end microbatches and steps.
+  /// pp_rank 0, the only rank that may end microbatches and steps.
   rank_id leader;
   /// See `server_options::tied`.
   std::vector<rank_id> tied = {};

@@ -1,7 +1,7 @@
 #pragma once
 
-// What a MODULE SERVER decides, without actors: who executes next, who waits
-// for what, and how a step ends.
+// The logic of a MODULE SERVER, without actors: which request executes next,
+// what each execution waits for, and how a step ends.
 
 #include "actors/protocol/messages.hpp"
 #include "actors/protocol/rank_services.hpp"
@@ -24,28 +24,28 @@
 namespace smp {
 
 /// A rank serves many microbatches with one execution at a time, and must
-/// neither lose a request nor wait for ever, whatever fails. All of that is
-/// decided here: the step gate (R1), the ready queue, the token, and the one
+/// neither lose a request nor wait forever, whatever fails. This class decides
+/// all of that: the step gate (R1), the ready queue, the token, and the only
 /// way out of PENDING: grants, values, errors and cancellations are all
-/// responses, found by request id.
+/// responses, matched by request id.
 ///
 /// The first failure of a step ends it: queued requests are answered with it,
-/// grants and waits end with it, and the work of other ranks is still waited
-/// for. After the death of a rank nothing of others is waited for.
+/// grants and waits end with it, but remote work in flight is still awaited.
+/// After the death of a rank no remote work is awaited.
 class server_core {
 public:
   struct options {
     rank_id self;
     /// This is pp_rank 0: it runs the microbatches.
     bool leader = false;
-    /// Outlives the core.
+    /// Must outlive the core.
     rank_services& services;
     std::shared_ptr<execution_token> token;
-    /// Called when the token comes later; must lead to `token_granted`.
+    /// Called when the token arrives later; must lead to `token_granted`.
     std::function<void()> on_token;
     /// Null: no module is ordered. Its `on_moved` must lead to `turns_moved`.
     std::shared_ptr<smp::microbatch_sequencer> sequencer = {};
-    /// Null, or not active: steps are neither recorded nor replayed.
+    /// Null or inactive: steps are neither recorded nor replayed.
     std::shared_ptr<record_book> records = {};
   };
 
@@ -56,13 +56,13 @@ public:
 
   // -- steps ------------------------------------------------------------------
 
-  /// Opens the gate: requests that waited for this step become ready. Where
-  /// steps are recorded, it opens when the plan of pp_rank 0 is there as well.
-  /// @throws error (internal) unless it is a later step than all before and
-  /// none is running
+  /// Opens the gate: requests that waited for this step become ready. If steps
+  /// are recorded, it opens when the plan of pp_rank 0 has arrived too.
+  /// @throws error (internal) unless it is later than all steps before and no
+  /// step is running
   void enter(const run_step& x);
 
-  /// What pp_rank 0 decided about recording a step.
+  /// The decision of pp_rank 0 whether to record or replay a step.
   void plan(const step_plan& x);
 
   /// Another rank saw the step diverge from its record.
@@ -77,10 +77,10 @@ public:
   /// Another rank, or the SCHEDULER, saw the step fail.
   void fail_step(const step_failed& x);
 
-  /// The step ended; kept until this rank entered it.
+  /// The step ended; the report is kept until this rank has entered the step.
   void end_step(step_report x);
 
-  /// Cancels whatever runs; nothing is served any more.
+  /// Cancels all that runs; nothing is served any more.
   void shut_down();
 
   // -- messages ---------------------------------------------------------------
@@ -89,38 +89,38 @@ public:
 
   void receive(recorded_request x);
 
-  /// Counts the response if nobody waits for it.
+  /// Counts the response if no call waits for it.
   void receive(response x);
 
   void receive(recorded_response x);
 
   void complete(const completed& x);
 
-  /// Fails what waits, the running step, and all later ones.
+  /// Fails everything that waits, the running step, and all later ones.
   void rank_down(const failure& x);
 
   void token_granted();
 
-  /// Requests that are held may have their turn now.
+  /// Held requests may have their turn now.
   void turns_moved();
 
-  /// The SCHEDULER has dealt with the `forward_done` of this id; a grant, if
-  /// there is one, came before.
+  /// The SCHEDULER has handled the `forward_done` with this id; its grant, if
+  /// there was one, arrived before.
   void decided(request_id x);
 
   // -- contexts ---------------------------------------------------------------
-  // What a context that was lost sends late is ignored, not an error.
+  // Late messages of a context that was lost are ignored; they are no error.
 
-  /// A context sent the promise `x` and goes on.
+  /// A context sent the promise `x` and continues.
   void issue(context_id ctx, call x);
 
-  /// A context parked: the token is free, the call is registered.
+  /// A context parked: frees the token and registers the call.
   void suspend(context_id ctx, call x);
 
-  /// A context is idle: the token is free, its request has its answer.
+  /// A context is idle: frees the token and answers the request.
   void finish(context_id ctx, outcome x);
 
-  /// A context died: its token is free, its request fails.
+  /// A context died: frees its token and fails its request.
   void lose(context_id ctx, const std::string& why);
 
   // -- properties -------------------------------------------------------------
@@ -160,13 +160,13 @@ public:
     return blocked_.size();
   }
 
-  /// Tells whether work here waits until another one gives the token back.
+  /// Tells whether work here waits for another rank to release the token.
   bool in_line() const noexcept {
     return hold_ == hold::in_line;
   }
 
   /// Calls `f(request, why, whether objects are missing)` for each request that
-  /// no context has yet.
+  /// has no context yet.
   template <class F>
   void each_queued(F f) const {
     for (auto& x : ready_)
@@ -185,7 +185,7 @@ public:
     for (auto& x : later_)
       std::visit(
         [&](auto& y) {
-          // A recorded request says no more than its number.
+          // A recorded request carries no more than its id.
           if constexpr (std::is_same_v<std::decay_t<decltype(y)>, request>)
             f(y, "waits until this rank begins the step", false);
           else
@@ -195,7 +195,7 @@ public:
         x);
   }
 
-  /// Tells whether other ranks have to hear of the ends of forward phases.
+  /// Tells whether other ranks must hear when forward phases end.
   bool keeps_order() const {
     return options_.sequencer && options_.sequencer->used();
   }
@@ -214,12 +214,12 @@ public:
 
 private:
   struct context_entry {
-    /// What it serves, without its body, which the executor has. Empty: it is
-    /// free.
+    /// The request it serves, without its body, which the executor has. Empty:
+    /// the context is free.
     std::optional<request> current;
-    /// Ordered modules that it is in.
+    /// Ordered modules that its execution has entered.
     std::vector<module_id> entered;
-    /// By owner, the last promise that it sent there.
+    /// By owner: the last promise that it sent there.
     std::map<rank_id, uint64_t> promises;
   };
 
@@ -227,25 +227,25 @@ private:
     context_id context;
     call_kind kind = call_kind::remote;
     phase what = phase::forward;
-    /// Set for a promise: nobody is woken up by the response.
+    /// Set for a promise: its response wakes no context.
     std::shared_ptr<awaited<response>> answer = {};
-    /// It goes on in its turn.
+    /// It resumes in its turn.
     bool in_order = true;
   };
 
-  /// A new request has no context yet, a response knows its own.
+  /// A new request has no context yet; a response belongs to one.
   struct ready_item {
     ready_key key;
     std::vector<module_id> entered = {};
     std::optional<context_id> context;
     std::variant<request, response> work;
-    /// What the context waited for has no place in a recorded order.
+    /// The context's wait has no place in a recorded order.
     bool after_wait = false;
   };
 
   using any_request = std::variant<request, recorded_request>;
 
-  /// What was heard of a step that this rank did not enter yet.
+  /// Messages about a step that this rank has not entered yet.
   struct early_news {
     failure failed;
     std::optional<step_report> done;
@@ -262,7 +262,7 @@ private:
   void prepare(const std::optional<step_plan>& plan);
   scheduled_step admission() const;
   void end_record(bool complete);
-  /// Tells whether this rank does what the record says.
+  /// Tells whether this rank follows the record.
   bool following() const {
     return replay_ && !replay_->diverged();
   }
@@ -273,7 +273,7 @@ private:
   void accept(recorded_request x);
   ready_key key_of(phase what, microbatch_id x);
 
-  /// A request that came before its turn: it has neither context nor token.
+  /// A request that arrived before its turn: it has neither context nor token.
   struct held_request {
     request what;
     std::vector<module_id> modules;
@@ -282,7 +282,7 @@ private:
   /// A request that may not start yet: it has neither context nor token.
   struct blocked_request {
     request what;
-    bool behind = false;     // another one of its origin comes first
+    bool behind = false;     // another request of its origin comes first
     bool incomplete = false; // objects are missing
   };
 
@@ -327,9 +327,9 @@ private:
   std::optional<step_recorder> recorder_;
   std::optional<step_replay> replay_;
   bool open_ = false;
-  bool busy_ = false; // as `activity` told
+  bool busy_ = false; // as last told to `activity`
   bool closing_ = false;
-  /// Requests for a grant that the SCHEDULER has not dealt with yet.
+  /// `forward_done` messages that the SCHEDULER has not handled yet.
   std::set<request_id> undecided_;
   failure failed_;                    // of the current step
   std::optional<step_report> report_; // over, but contexts still unwind
@@ -352,7 +352,7 @@ private:
   uint32_t calls_ = 0; // of the current step
   uint64_t dropped_ = 0;
   uint64_t unknown_ = 0;
-  /// The one that became idle last: its thread is awake still.
+  /// The context that became idle last: its thread is still awake.
   std::optional<context_id> warm_;
   uint64_t last_context_ = 0;
 };

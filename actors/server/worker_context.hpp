@@ -11,25 +11,25 @@
 
 namespace smp {
 
-/// The way between a MODULE SERVER and the executor of a WORKER CONTEXT, which
-/// lives until the context ends. Notes each step that it takes. Thread-safe.
+/// Connects a MODULE SERVER and the executor of a WORKER CONTEXT, for the life
+/// of the context. Notes each change of state. Thread-safe.
 class context_link final : public executor_listener {
 public:
   /// Makes the executor.
-  /// @param notes where this context writes down where it stands
-  /// @param server hears of the executor; the link must end before its system
+  /// @param notes where this context notes its state
+  /// @param server receives the executor's events; its system must outlive this
   context_link(std::shared_ptr<context_notes> notes, module_server_actor server,
                rank_services& services);
 
   /// Starts a request (IDLE -> EXECUTING).
-  /// @returns an error if that is not its state
-  /// @throws whatever the executor throws, which is a defect of it
+  /// @returns an error if the context is in another state
+  /// @throws whatever the executor throws, which is a defect of the executor
   caf::error start(request x);
 
-  /// Continues after a call (PENDING -> EXECUTING). Like `start`.
+  /// Resumes after a call (PENDING -> EXECUTING). Errors as for `start`.
   caf::error resume(response x);
 
-  /// Makes what runs unwind, and joins; nothing is started any more.
+  /// Unwinds what runs and joins its thread; starts nothing any more.
   void close();
 
   const context_notes& notes() const noexcept {
@@ -37,8 +37,8 @@ public:
   }
 
   // -- executor_listener ------------------------------------------------------
-  // The SERVER may run on the calling thread before these return: an execution
-  // that parks or ends leaves its thread nothing else to do.
+  // The SERVER may run on the calling thread before these return: when an
+  // execution parks or ends, its thread has nothing else to do.
 
   /// EXECUTING -> PENDING
   void called(call x) override;
@@ -65,7 +65,7 @@ private:
   executor_ptr exec_;
 };
 
-/// Keeps one execution and can be asked at any time where it stands.
+/// Holds one execution; replies at any time with its state.
 struct worker_context_state {
   static inline const char* name = "smp.worker-context";
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Ranks that share modules and took different branches (R31). No actors, no
-// clocks.
+// Detects ranks that share modules but took different branches (R31). No
+// actors, no clocks.
 
 #include "actors/protocol/rank_view.hpp"
 
@@ -9,12 +9,12 @@
 
 namespace smp {
 
-/// A rank that calls a shared module which its peers do not call waits for
-/// ever, and they for it. Nobody knows while others still may come; so who asks
-/// must know that nothing can go on.
+/// If a rank calls a shared module that its peers do not call, it waits
+/// forever, and they wait for it. While other calls may still come, no rank can
+/// know this; so the caller must know that nothing can proceed.
 /// @param views of all ranks
-/// @returns with what the step fails, naming modules, microbatch and ranks, if
-/// nothing else keeps ranks waiting; else nothing
+/// @returns the failure for the step, naming modules, microbatch and ranks, if
+/// nothing else keeps ranks waiting; otherwise nothing
 failure different_branches(const std::vector<rank_view>& views);
 
 } // namespace smp

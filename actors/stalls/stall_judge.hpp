@@ -13,49 +13,49 @@
 
 namespace smp {
 
-/// What a STALL MONITOR says.
+/// Report of a STALL MONITOR.
 struct stall_report {
-  /// Nothing can go on; else nothing went on for long.
+  /// Nothing can proceed; false: nothing has proceeded for long.
   bool deadlock = false;
   bool ends = false;
-  /// With this the step fails, and the run goes on; or nothing.
+  /// The failure for the step, after which the run continues; or nothing.
   failure step_fails;
-  /// Which one that is, for each rank.
+  /// The step that fails, for each rank.
   std::vector<step_id> steps;
   /// One line: the chain of waits and the culprit.
   std::string text;
-  /// One line for each who executes or waits.
+  /// One line per thread, context or request that executes or waits.
   std::vector<std::string> all;
   rank_id culprit = no_rank;
-  /// Did not answer.
+  /// Ranks that did not answer.
   std::vector<rank_id> silent;
-  /// The ranks were told, too, and rank 0 says it.
+  /// The ranks were told too, and rank 0 prints it.
   bool ranks_know = true;
 };
 
-/// A legal run may compute for hours, so time proves nothing (R7). What proves
-/// a deadlock: on all ranks nothing executes, nothing is on its way inside of
-/// a rank, and every message that was sent was received; twice, with the same
-/// counters. Everything else is only reported, after a time without progress.
+/// A legal run may compute for hours, so time proves nothing (R7). Proof of a
+/// deadlock: on all ranks nothing executes, no message is in flight inside a
+/// rank, and every message that was sent was received; twice, with the same
+/// counters. Anything else is only reported, after a time without progress.
 ///
-/// Asks for little while a run goes on: one number of each rank. Only when none
-/// of them moved it wants to see more.
+/// Costs little while a run progresses: one number per rank and poll. Only if
+/// none of them has changed are full views of the ranks needed.
 class stall_judge {
 public:
   using time_point = std::chrono::steady_clock::time_point;
 
   stall_judge(uint64_t world_size, stall_options options, time_point now);
 
-  /// A rank answered with the number of its `rank_board`.
-  /// @returns whether something moved there
+  /// A rank reported the progress number of its `rank_board`.
+  /// @returns whether that number changed
   bool heard(rank_id who, uint64_t progress, time_point now);
 
-  /// @returns for how long nothing moved on any rank, in seconds.
+  /// @returns for how long nothing has changed on any rank, in seconds.
   double quiet(time_point now) const {
     return seconds(quiet_since_, now);
   }
 
-  /// Tells whether it is time to see all ranks.
+  /// Tells whether it is time to collect views of all ranks.
   bool wants_views(time_point now);
 
   /// @param views of the ranks that answered in time
@@ -82,13 +82,13 @@ private:
   std::vector<rank_entry> ranks_;
   time_point quiet_since_;
   double next_report_; // seconds after `quiet_since_`
-  /// Numbers of the ranks at the last look that found nothing going on.
+  /// Progress numbers at the last look that found all ranks settled.
   std::vector<uint64_t> settled_;
-  /// The same when a step was last told to fail.
+  /// The same, when a step was last made to fail.
   std::vector<uint64_t> failed_;
   uint64_t looks_ = 0; // since the last progress
   uint64_t next_look_ = 0;
-  uint64_t asked_ = 0; // the same, also those that were no looks
+  uint64_t asked_ = 0; // polls since the last progress, with or without a look
   bool ended_ = false;
 };
 

@@ -19,7 +19,7 @@ struct rank_watch_state {
   static inline const char* name = "smp.rank-watch";
 };
 
-/// To be spawned detached: it must answer while the pool is stuck.
+/// Must be spawned detached: it must answer while the pool is stuck.
 rank_watch_actor::behavior_type
 rank_watch(rank_watch_actor::stateful_pointer<rank_watch_state> self,
            watched_rank rank);
@@ -29,7 +29,7 @@ rank_watch(rank_watch_actor::stateful_pointer<rank_watch_state> self,
 struct stall_monitor_config {
   std::vector<rank_watch_actor> ranks; // by rank
   stall_options options;
-  /// Hears of each report. Any thread; must not block.
+  /// Called for each report. On any thread; must not block.
   std::function<void(const stall_report&)> on_report;
 };
 
@@ -42,13 +42,13 @@ struct stall_monitor_state {
     // nop
   }
 
-  /// Asks the ranks that owe no answer.
+  /// Polls the ranks that do not owe an answer.
   void look();
 
-  /// Asks all ranks for all, if it is time.
+  /// Asks all ranks for their views, if it is time.
   void look_closer();
 
-  /// One more answered, or did not.
+  /// One more rank sent its view, or failed to.
   void viewed();
 
   void report(const stall_report& x);
@@ -56,7 +56,7 @@ struct stall_monitor_state {
   pointer self;
   stall_monitor_config config;
   std::optional<stall_judge> judge;
-  std::set<uint64_t> asked; // ranks that owe the answer to a look
+  std::set<uint64_t> asked; // ranks that owe a progress number
   size_t viewing = 0;       // ranks that owe a view
   std::vector<rank_view> views;
   stall_status status;

@@ -15,27 +15,27 @@
 
 namespace smp {
 
-/// What a RANK WATCH knows and does about its rank. Called on its thread, which
+/// What a RANK WATCH can read and do on its rank. Called on its thread, which
 /// may block for as long as a STALL MONITOR waits.
 struct watched_rank {
   /// @returns a number that differs from the last one if anything happened.
   std::function<uint64_t()> look;
   std::function<rank_view()> view;
-  /// For who looks at the run from outside.
+  /// For clients outside the run.
   std::function<rank_status()> status;
-  /// The run is stalled, in words, and goes on.
+  /// The run is stalled, as the text says, but continues.
   std::function<void(const std::string&)> report;
-  /// The run is stalled and has to end.
+  /// The run is stalled and must end.
   std::function<void(const failure&)> end;
-  /// That step fails. It may be over when a rank hears of it: peers tell each
-  /// other as well.
+  /// This step fails. It may be over by the time a rank hears of it, as peers
+  /// also tell each other.
   std::function<void(step_id, const failure&)> fail_step;
 };
 
-/// Hears of a stall in words, and whether the run has to end.
+/// Receives the text of a stall and whether the run must end.
 using stall_listener = std::function<void(const std::string& text, bool ends)>;
 
-/// STALL MONITOR of ranks that live in this process.
+/// STALL MONITOR for ranks that all live in this process.
 class stall_search {
 public:
   stall_search(actor_host& host, stall_options options,
@@ -43,7 +43,7 @@ public:
 
   ~stall_search();
 
-  /// Lets clients look at the ranks. @returns where
+  /// Lets clients observe the ranks. @returns where to connect
   inspection_entry open_inspection();
 
 private:

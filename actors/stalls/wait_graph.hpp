@@ -1,6 +1,6 @@
 #pragma once
 
-// Who waits for whom in a run, and who is to blame. No actors, no clocks.
+// Which waits form a stall, and which rank is to blame. No actors, no clocks.
 
 #include "actors/protocol/rank_view.hpp"
 
@@ -11,23 +11,23 @@
 
 namespace smp {
 
-/// A stalled run looks the same on every rank: everybody waits. What helps is
-/// the end of the chain of waits: somebody who has been executing for long, or
-/// does not answer, a message that never came, or a cycle.
+/// A stalled run looks the same on every rank: all of them wait. What helps is
+/// the end of the chain of waits: something that has executed for long, a rank
+/// that does not answer, a message that never came, or a cycle.
 class wait_graph {
 public:
   /// How a chain of waits ends.
   enum class end : uint8_t {
-    executing, // somebody executes
+    executing, // something executes
     silent,    // the rank does not answer
-    credits,   // messages wait until a rank takes earlier ones
-    lost,      // nobody has what is waited for
-    cycle,     // they wait for each other
+    credits,   // messages are queued until a rank takes earlier ones
+    lost,      // no rank has what is waited for
+    cycle,     // a cycle of waits
     open,      // unknown
   };
 
   struct chain {
-    /// Positions in `nodes()`; in a cycle the last one waits for the one at
+    /// Indices into `nodes()`; in a cycle the last node waits for the one at
     /// `cycle_begin`.
     std::vector<size_t> nodes;
     end how = end::open;
@@ -41,20 +41,20 @@ public:
   };
 
   /// @param views of the ranks that answered
-  /// @param silent seconds since the others answered last
+  /// @param silent seconds since the last answer of each of the others
   wait_graph(std::vector<rank_view> views, std::map<rank_id, double> silent);
 
   const std::vector<node>& nodes() const noexcept {
     return nodes_;
   }
 
-  /// Tells whether anybody waits.
+  /// Tells whether any node waits.
   bool waiting() const;
 
-  /// Follows the waits from one node on.
+  /// Follows the waits, starting at one node.
   chain follow(size_t first) const;
 
-  /// @returns the chain that tells most; without nodes if nobody waits.
+  /// @returns the most informative chain; without nodes if none waits.
   chain worst() const;
 
   /// @returns one line: "rank 0 waits for module b, microbatch 0, forward, from
@@ -62,7 +62,7 @@ public:
   /// 61 s".
   std::string text(const chain& x) const;
 
-  /// @returns one line for each node.
+  /// @returns one line per node.
   std::vector<std::string> lines() const;
 
 private:
@@ -74,7 +74,7 @@ private:
 
   step successor(const node& x) const;
   std::optional<size_t> serving(rank_id rank, request_id x) const;
-  /// @returns who on `rank` most likely keeps `x` waiting.
+  /// @returns the node on `rank` that most likely keeps `x` waiting.
   std::optional<size_t> blocker(rank_id rank, const node& x) const;
   const traffic* between(rank_id from, rank_id to) const;
   std::string describe(const node& x) const;
