@@ -4,11 +4,11 @@
 
 namespace smp {
 
-/// The paper's strategy is optimal in one of ten small random trees, and 1.46
-/// times the optimum on average: it cannot leave a branch once it has shared
-/// out the devices. This one starts from the paper's decision and from splits
-/// of the execution order into consecutive pieces, at several grains, and
-/// improves on them. Small trees are searched exhaustively.
+/// The paper's strategy finds the optimum for one of ten small random trees,
+/// and takes 1.46 times the optimum on average: it cannot leave a branch once
+/// it has distributed the devices. This strategy starts from the paper's
+/// decision and from splits of the execution order into consecutive pieces, at
+/// several grains, and improves them. Small trees are searched exhaustively.
 /// @param paper the paper's decision
 /// @returns an assignment whose predicted time is not larger than `paper`'s.
 assignment balanced_partition(const partition_problem& p,

@@ -1,32 +1,32 @@
 #pragma once
 
-// What a node costs (paper, appendix "Cost function").
+// Cost of a node (paper, appendix "Cost function").
 
 #include "partition/module_tree.hpp"
 
 namespace smp {
 
-/// A cost, exact up to a factor that is the same for the whole tree. Floating
-/// point would break ties by rounding, differently on different machines.
+/// A cost, exact up to one factor common to the whole tree. Floating point
+/// would break ties by rounding errors, which differ between machines.
 __extension__ typedef unsigned __int128 exact_cost;
 
-/// Parameters and seconds cannot be added, and one would drown out the other.
-/// Each is divided by its total first: own cost of a node =
-/// alpha * memory / sum(memory) + (1 - alpha) * compute / sum(compute).
+/// Parameters and seconds cannot be added, and one would dwarf the other, so
+/// each is divided by its total first: own cost of a node = alpha * memory /
+/// sum(memory) + (1 - alpha) * compute / sum(compute).
 class cost_table {
 public:
-  /// @param memory_weight alpha, counted in millionths.
+  /// @param memory_weight alpha, rounded to millionths.
   /// @throws error (config) if `memory_weight` is not in [0, 1] or a module has
   ///         a negative or infinite cost.
   cost_table(const model_info& model, const module_tree& tree,
              double memory_weight);
 
-  /// Cost of the modules of the node.
+  /// Cost of the node's own modules.
   exact_cost own(size_t node) const {
     return own_[node];
   }
 
-  /// The same with all nodes below it.
+  /// Cost of the node and all nodes below it.
   exact_cost subtree(size_t node) const {
     return subtree_[node];
   }
@@ -43,16 +43,16 @@ private:
   std::vector<exact_cost> subtree_;
 };
 
-/// Own memory of a module: its parameters (each module that owns a shared one
-/// counts it) and measured activations, in elements.
+/// Own memory of a module in elements: its parameters (a shared one counts for
+/// each module that owns it) and measured activations.
 double own_memory(const module_info& x);
 
 /// @returns own compute cost of each module: as measured, or 1 each if nothing
 ///          was measured.
 std::vector<double> own_compute(const model_info& model);
 
-/// @returns integers in the ratio of `xs` with a sum below 2^48: exactly if
-///          they have at most nine decimals and fit, else rounded.
+/// @returns integers in the ratio of `xs` whose sum is below 2^48: exact if
+///          they have at most nine decimals and fit, otherwise rounded.
 std::vector<uint64_t> to_integers(const std::vector<double>& xs);
 
 } // namespace smp

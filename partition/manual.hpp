@@ -4,21 +4,21 @@
 
 namespace smp {
 
-/// What the user said about placement (manual placement of the paper's API).
+/// The user's settings for placement (manual placement of the paper's API).
 struct manual_options {
   uint32_t devices = 1;        // smp.pipeline_parallel_degree
   bool automatic = true;       // smp.auto_partition
   uint32_t default_device = 0; // smp.default_partition, if not automatic
 };
 
-/// Finds the nodes whose device the user decided: a pinned module takes its
-/// subtree along, except for what is pinned otherwise in it; without automatic
-/// partitioning all else is on the default device. The root is always on
-/// device 0, where the step runs.
+/// Finds the nodes whose device the user decided. A pinned module takes its
+/// subtree along, except for parts that are pinned elsewhere. Without automatic
+/// partitioning all other nodes are on the default device. The root is always
+/// on device 0, where the step runs.
 /// @returns the device of each node, or nothing where smp may choose.
 /// @throws error (config) naming the module if a device does not exist, the
 ///         root is pinned elsewhere, modules of one node are pinned to several
-///         devices, or a module is pinned away from the parent that it cannot
+///         devices, or a module is pinned away from a parent that it cannot
 ///         leave.
 std::vector<std::optional<uint32_t>> fixed_devices(const model_info& model,
                                                    const module_tree& tree,

@@ -6,11 +6,11 @@
 
 namespace smp {
 
-/// Measured times have errors, and the next run has others: where two
-/// partitions are about as good, either may come out.
-/// @param error that a time may have, as a part of it
-/// @returns how many modules would be elsewhere, at most, if each kind of
-///          module took so much more or less; 0: the decision stands
+/// Measured times have errors and vary between runs: if two partitions are
+/// about equally good, either may result.
+/// @param error the relative error that a time may have
+/// @returns the largest number of modules that move if each kind of module
+///          takes longer or shorter by that error; 0: the decision is stable
 size_t undecided_modules(const model_info& model, const partition_plan& plan,
                          double error);
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// From the modules of a model to the tree that is partitioned (paper, appendix
-// "Tree construction").
+// Builds the tree that is partitioned from the modules of a model (paper,
+// appendix "Tree construction").
 
 #include "transport/ids.hpp"
 
@@ -25,44 +25,44 @@ struct module_info {
   std::string path; // "" is the root
   std::string type;
 
-  /// Positions in the model, in execution order if known, else in the order of
-  /// registration. A module may be the child of several.
+  /// Positions in the model, in execution order if known, otherwise in
+  /// registration order. A module may be the child of several parents.
   std::vector<module_id> children;
 
-  /// Parameters and buffers that the module owns itself, not by a child.
+  /// Parameters and buffers that belong to the module itself, not to a child.
   std::vector<tensor_info> parameters;
   std::vector<tensor_info> buffers;
 
   /// Why calls of the module cannot be intercepted, and the one-line change
-  /// that would free it (R20); empty if they can.
+  /// that would allow it (R20); empty if they can.
   std::string not_interceptable;
 
-  /// What its parent computes as a whole with it, which thus keeps it ("'h.0',
-  /// which ranks share as a whole"); empty if it may stand anywhere.
+  /// What its parent computes as a whole with it and so keeps it for ("'h.0',
+  /// which ranks share as a whole"); empty if it may go anywhere.
   std::string part_of;
 
-  /// Why microbatches pass the module in their order, e.g. "buffer
-  /// running_mean" (R19); empty if they need not.
+  /// Why microbatches pass the module in order, e.g. "buffer running_mean"
+  /// (R19); empty if they need not.
   std::string ordered;
 
-  /// Manual placement; holds for the whole subtree unless pinned otherwise.
+  /// Manual placement; applies to the whole subtree unless pinned otherwise.
   std::optional<uint32_t> pinned_device;
 
-  /// Calls its children one after the other: one request per run of children
-  /// on one device (R8). Others cause one request per child.
+  /// Calls its children one after the other: one request per run of children on
+  /// one device (R8). Other modules cause one request per child.
   bool sequential = false;
 
-  /// A list or dictionary: never called itself, its children are called by its
-  /// parent's code. Does not matter if `sequential`.
+  /// A list or dictionary: is never called itself; its children are called by
+  /// its parent's code. Ignored if `sequential`.
   bool container = false;
 
-  /// Own memory besides parameters, in elements: the peak of transient values
-  /// that tracing measured.
+  /// Own memory besides parameters, in elements: the peak of temporary values
+  /// measured by tracing.
   double activations = 0;
 
-  /// Own forward time; any unit, the same for all modules. Without it in any
-  /// module, a module's compute cost is 1 (the number of descendants, the
-  /// paper's stand-in for time, counts each module once).
+  /// Own forward time, in any unit that is the same for all modules. If any
+  /// module lacks it, each has compute cost 1 (the paper's stand-in for time is
+  /// the number of descendants; this counts each module once).
   std::optional<double> compute;
 
   /// Bytes of inputs and outputs of one call.
@@ -71,22 +71,22 @@ struct module_info {
   /// Calls per microbatch.
   uint64_t calls = 1;
 
-  // What its caller does with its results, which matters where calls do not
-  // wait by themselves (`smp.fast_mode`):
+  // How its caller uses its results, which matters if calls do not wait by
+  // themselves (`smp.fast_mode`):
 
-  /// It waits for them: it computes with them before it calls another module,
-  /// or the calls always wait.
+  /// The caller waits for them: it computes with them before it calls another
+  /// module, or these calls always wait.
   bool waited_for = false;
 
-  /// It changes its state, so that calls of it wait, and calls of all that call
-  /// it.
+  /// It changes its state, so its calls wait, and so do calls of every module
+  /// that calls it.
   bool keeps_state = false;
 
-  /// It returns them as they are.
+  /// The caller returns them unchanged.
   bool passed_on = false;
 
-  /// It adds them to results of these, which is done where both are, if that is
-  /// one device; else it waits.
+  /// The caller adds them to results of these modules. The sum is done where
+  /// both are, if that is one device; otherwise the caller waits.
   std::vector<module_id> added_to;
 };
 
@@ -95,7 +95,7 @@ using model_info = std::vector<module_info>;
 
 // -- output: the tree of module nodes -----------------------------------------
 
-/// Why a module is no node of its own.
+/// Why a module is not a node of its own.
 struct merge_reason {
   enum class kind : uint8_t {
     shared_parameter,
@@ -116,14 +116,14 @@ struct module_node {
   std::vector<size_t> children;
   /// The subtree is the range [own index, subtree_end).
   size_t subtree_end = 0;
-  /// Number of elements of its parameters, shared ones once.
+  /// Number of elements of its parameters; shared ones count once.
   uint64_t parameters = 0;
 };
 
 /// Modules that share a parameter or buffer must be on one device, and so must
-/// a module and a child whose calls cannot be intercepted: they are connected
-/// components of a graph, and what is left need not be a tree. Extra parents
-/// are pruned breadth first: the first one wins. Nodes stand in preorder.
+/// a module and a child whose calls cannot be intercepted: each connected
+/// component is a node. The rest need not be a tree: extra parents are pruned
+/// breadth first, the first one wins. Nodes are in preorder.
 class module_tree {
 public:
   /// @throws error (config) if `model` is empty, names a child that does not

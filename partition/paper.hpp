@@ -4,8 +4,8 @@
 
 namespace smp {
 
-/// The paper's decision, and the devices that it gave to a node that cannot
-/// use them (a node without children runs on the first of its devices).
+/// The paper's decision, and the devices that it gave to nodes that cannot use
+/// them (a node without children runs on the first of its devices).
 struct paper_decision {
   struct surplus {
     size_t node;
@@ -15,15 +15,15 @@ struct paper_decision {
   std::vector<surplus> idle;
 };
 
-/// Algorithms 1 to 3 of the paper, as printed where they are clear. Readings
-/// where they are not:
-/// - costs within the recursion are of subtrees, each module counted once;
-/// - a node's own cost does not count while its devices are shared among its
-///   children, though it lands on the first of them;
+/// Algorithms 1 to 3 of the paper, as printed where they are unambiguous.
+/// Interpretation of the rest:
+/// - costs in the recursion are those of subtrees, each module counted once;
+/// - a node's own cost is ignored while its devices are distributed among its
+///   children, although it runs on the first of them;
 /// - a node has as many segments as it has devices or children, whichever is
-///   less, and none is empty;
-/// - a segment without a device goes to the first device of the set at hand.
-/// Pinned nodes take no part: the others are partitioned as if they were alone.
+///   fewer, and none is empty;
+/// - a segment without a device gets the first device of the current set.
+/// Pinned nodes are ignored: the others are partitioned as if they were alone.
 paper_decision paper_partition(const partition_problem& p);
 
 } // namespace smp

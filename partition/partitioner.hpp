@@ -1,6 +1,6 @@
 #pragma once
 
-// Decides which module runs where (paper, section 4.5).
+// Decides which module runs on which device (paper, section 4.5).
 
 #include "partition/manual.hpp"
 #include "partition/problem.hpp"
@@ -11,7 +11,7 @@ namespace smp {
 
 enum class partition_strategy : uint8_t {
   paper,    // exactly the paper's decision
-  balanced, // never worse than it in predicted time
+  balanced, // never worse than the paper's in predicted time
 };
 
 /// @throws error (config) naming the allowed values.
@@ -22,16 +22,16 @@ struct partition_options {
   double memory_weight = 0.8; // alpha
   partition_strategy strategy = partition_strategy::balanced;
   communication crossing = communication::untraced();
-  /// Time of a microbatch on one device, forward and backward; 0 if unknown.
+  /// Seconds of a microbatch on one device, both phases; 0 if unknown.
   double step_seconds = 0;
-  /// Where costs come from, for people; may be empty.
+  /// Where the costs come from, as a text; may be empty.
   std::string basis;
-  /// Segments of the execution order per device; more than 1 is for "balanced"
-  /// only.
+  /// Segments of the execution order per device; more than 1 only with the
+  /// "balanced" strategy.
   uint32_t chunks = 1;
 };
 
-/// Where everything runs, and how good that is.
+/// The device of each module, and how good the partition is.
 struct partition_plan {
   partition_options options;
   module_tree tree;
@@ -41,16 +41,16 @@ struct partition_plan {
   assignment module_chunk;   // by module id, 0 to options.chunks - 1
   std::vector<double> loads; // per device, shares of the model's cost
   partition_score score;
-  /// What the paper's strategy would have reached.
+  /// Score of the paper's strategy, for comparison.
   partition_score paper;
-  /// What a user will hardly want: a device without work.
+  /// Outcomes that a user hardly wants: a device without work.
   std::vector<std::string> warnings;
-  /// Sentences on what may surprise a user.
+  /// Sentences about decisions that may surprise a user.
   std::vector<std::string> reasons;
 };
 
 /// Pure: the same model and options give the same plan on every rank.
-/// @throws error (config) for what a user got wrong (see `module_tree`,
+/// @throws error (config) for errors of the user (see `module_tree`,
 ///         `cost_table`, `fixed_devices`).
 partition_plan make_partition(const model_info& model,
                               const partition_options& options);

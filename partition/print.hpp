@@ -9,10 +9,10 @@ struct print_options {
   size_t max_lines = 24; // of the tree; small and deep parts are folded
 };
 
-/// Shows a decision to people: the tree with parameters, share of the cost and
-/// device, the load of each device, and what may surprise. What is on one
-/// device is one line, and so are equal neighbours ("h.0-3").
-/// @returns some lines, each with its end of line.
+/// Formats a partition for people: the tree with parameters, share of the cost
+/// and device of each part, the load of each device, and what may surprise.
+/// Parts on one device are one line, and so are equal neighbours ("h.0-3").
+/// @returns several lines, each with a newline at its end.
 std::string print_partition(const model_info& model, const partition_plan& plan,
                             const print_options& options = {});
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which rank does what (paper, section 3): ranks and groups as pure functions.
+// Ranks and their groups as pure functions (paper, section 3).
 
 #include "transport/ids.hpp"
 
@@ -10,21 +10,21 @@
 
 namespace smp {
 
-/// The groups that a layout makes: every rank is in one of each kind.
+/// Kinds of groups in a layout: every rank is in one group of each kind.
 enum class group_kind : uint8_t {
   world, // all ranks
-  pp,    // one pipeline: ranks that hold different modules of one replica
-  tp,    // ranks that hold slices of the same modules
-  rdp,   // ranks that hold the same slices of the same modules
-  dp,    // ranks that hold the same modules: tp x rdp
+  pp,    // one pipeline: ranks with different modules of one replica
+  tp,    // ranks with slices of the same modules
+  rdp,   // ranks with the same slices of the same modules
+  dp,    // ranks with the same modules: tp x rdp
   mp,    // one replica of the model: pp x tp
 };
 
-/// @returns the name of `x` as it stands in configurations and logs.
+/// @returns the name of `x` in configurations and logs.
 const char* to_string(group_kind x) noexcept;
 
-/// A set of ranks that cooperate: the caller's group of a kind, or ranks that
-/// the user names.
+/// A set of ranks that communicate: the caller's group of a kind, or ranks that
+/// the user lists.
 class comm_group {
 public:
   static const comm_group world;
@@ -38,16 +38,16 @@ public:
     // nop
   }
 
-  /// @param ranks in any order; all of them have to name the same
-  /// @throws error (config) if there is none, or one twice
+  /// @param ranks in any order; each of them must pass the same set
+  /// @throws error (config) if the list is empty or has a rank twice
   explicit comm_group(const std::vector<uint64_t>& ranks);
 
-  /// Meaningless if the user named the ranks.
+  /// Meaningless if the user listed the ranks.
   constexpr group_kind kind() const noexcept {
     return kind_;
   }
 
-  /// Ascending; empty unless the user named them.
+  /// Ascending; empty unless the user listed them.
   const std::vector<rank_id>& named_ranks() const noexcept {
     return ranks_;
   }
@@ -66,14 +66,14 @@ inline constexpr comm_group comm_group::rdp{group_kind::rdp};
 inline constexpr comm_group comm_group::dp{group_kind::dp};
 inline constexpr comm_group comm_group::mp{group_kind::mp};
 
-/// How a rank is named: "pp_rank 1" is the second one of the caller's group of
-/// this kind.
+/// How a rank is addressed: "pp_rank 1" is the second rank of the caller's
+/// group of this kind.
 using rank_type = comm_group;
 
 /// @returns "pp", or "ranks 0, 2".
 std::string to_string(const comm_group& x);
 
-/// The keys of the configuration that decide who does what.
+/// The configuration keys that determine the layout.
 struct layout_config {
   uint64_t size = 1;                 // ranks in the world
   uint64_t pipeline = 1;             // smp.pipeline_parallel_degree
@@ -90,14 +90,14 @@ struct rank_coordinates {
   auto operator<=>(const rank_coordinates&) const = default;
 };
 
-/// A rank knows one number, its position in the world; everything that it does
-/// depends on its position along three axes: pipeline (P), tensor (T) and
-/// reduced data parallel (D). The placement strategy is a permutation of these
-/// letters: ranks that differ only along the right-most letter are neighbours.
-/// "cluster" is "DPT" (tensor-parallel ranks close together), "spread" "TPD".
+/// A rank knows one number, its position in the world; its role follows from
+/// its position along three axes: pipeline (P), tensor (T) and reduced data
+/// parallel (D). The placement strategy is a permutation of these letters:
+/// ranks that differ only along the right-most letter are neighbours. "cluster"
+/// is "DPT" (tensor-parallel ranks close together), "spread" is "TPD".
 class rank_layout {
 public:
-  /// @throws error (config) naming the key that does not fit.
+  /// @throws error (config) naming the key that is invalid.
   explicit rank_layout(const layout_config& x);
 
   /// Number of ranks in each group of this kind.
@@ -107,11 +107,11 @@ public:
   uint64_t rank(const comm_group& group, rank_id x) const;
 
   /// The group that `x` belongs to, ascending and in the order of `rank`.
-  /// @throws error (config) if the user named the ranks, and not `x` or one
-  /// that is not there
+  /// @throws error (config) if the user listed the ranks, and the list lacks
+  /// `x` or has a rank that does not exist
   std::vector<rank_id> members(const comm_group& group, rank_id x) const;
 
-  /// The rank that `x` names so.
+  /// The rank that `x` addresses in this way.
   /// @throws error (config) if the group of `x` has no such rank
   rank_id named(const rank_type& type, uint64_t position, rank_id x) const;
 
@@ -122,14 +122,14 @@ public:
 
   rank_id at(const rank_coordinates& x) const;
 
-  /// Tells where the ranks are, by any name of a machine; until then all of
-  /// them are on one. No group depends on it.
+  /// Sets the machine of each rank, by any name; until then all ranks are on
+  /// one machine. No group depends on it.
   void place(const std::vector<std::string>& machine_of_rank);
 
   /// Number of machines.
   uint64_t machines() const noexcept;
 
-  /// The machine of each rank, counted from 0 in the order of their first
+  /// The machine of each rank, numbered from 0 in the order of their first
   /// ranks.
   std::vector<uint64_t> machine_of_ranks() const;
 

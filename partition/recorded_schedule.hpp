@@ -6,9 +6,9 @@
 
 namespace smp {
 
-/// Starts and turns around what a recorded step did, in the same order, without
-/// deciding anything (R33). Unlike a `list_schedule` it need not be complete: a
-/// step of an evaluation has no backward phases.
+/// Starts and turns around the same tasks as a recorded step, in the same
+/// order, without any decision (R33). Unlike a `list_schedule` it need not be
+/// complete: a step of an evaluation has no backward phases.
 class recorded_schedule : public schedule {
 public:
   recorded_schedule(uint64_t microbatches, std::vector<task> tasks);
@@ -17,7 +17,7 @@ public:
   void forward_done(microbatch_id x) override;
   void ended(microbatch_id x) override;
 
-  /// The step is not the recorded one: goes on as `interleaved_schedule` does,
+  /// The step diverges from its record: continues like `interleaved_schedule`,
   /// with as many microbatches alive as the record had.
   void diverge();
 

@@ -28,23 +28,23 @@ bool inspect(Inspector& f, task& x) {
                             f.field("what", x.what));
 }
 
-/// How far a microbatch of a step has come.
+/// Progress of a microbatch in a step.
 enum class microbatch_state : uint8_t {
   not_started,
   forward,
-  ready_for_backward, // its forward phase is over, its backward not granted
+  ready_for_backward, // forward is over, backward is not granted yet
   backward,
   ended,
 };
 
-/// @returns `x` as it stands in `smp.schedule.list`: [2, "backward"].
+/// @returns `x` as written in `smp.schedule.list`: [2, "backward"].
 std::string to_string(const task& x);
 
-/// What a rank of the pipeline does at the moment.
+/// Current activity of a rank of the pipeline.
 struct rank_level {
   uint32_t pp_rank = 0;
   bool busy = false;
-  /// Memory that the rank took since the step began.
+  /// Memory that the rank allocated since the step began.
   uint64_t bytes = 0;
   auto operator<=>(const rank_level&) const = default;
 };
@@ -52,18 +52,18 @@ struct rank_level {
 // -- admission ----------------------------------------------------------------
 
 /// Starting every microbatch at once would keep the activations of all of them
-/// alive; starting one after the other would leave all ranks but one idle.
-/// A schedule decides which (microbatch, phase) starts or turns around next.
-/// An instance serves one step. The owner reports events and after each asks
-/// `next` until it has nothing to start.
+/// alive; starting one after the other would leave all ranks but one idle. A
+/// schedule decides which (microbatch, phase) starts or turns around next. An
+/// instance serves one step. Its owner reports each event and then calls `next`
+/// until that returns nothing.
 ///
-/// Built in are those that need no more than these events; `rank_changed` and
-/// `deciding` are for schedules that a user wrote.
+/// Built-in schedules need no more than these events; `rank_changed` and
+/// `deciding` are for schedules that users write.
 class schedule {
 public:
   virtual ~schedule() = default;
 
-  /// @returns the next task to start now, or nothing until another event.
+  /// @returns the next task to start now; nothing until another event.
   virtual std::optional<task> next() = 0;
 
   /// The body of `x` waits for the grant of its backward phase.
@@ -74,14 +74,14 @@ public:
   /// @throws error (internal) if `x` never started or ended before.
   virtual void ended(microbatch_id x) = 0;
 
-  /// A rank of the pipeline began to work, ran out of work, or keeps more or
-  /// less memory than before.
+  /// A rank of the pipeline became busy, ran out of work, or keeps more or less
+  /// memory than before.
   virtual void rank_changed(const rank_level&) {
     // nop
   }
 
-  /// Somebody else makes the decision and has not made it yet: that `next` has
-  /// nothing does not mean that nothing will start.
+  /// A user's actor is still deciding: that `next` returns nothing does not
+  /// mean that nothing will start.
   virtual bool deciding() const {
     return false;
   }
@@ -89,8 +89,8 @@ public:
 
 using schedule_ptr = std::unique_ptr<schedule>;
 
-/// How far each microbatch of a step has come; what the built-in schedules
-/// have in common.
+/// Progress of each microbatch of a step; the common part of the built-in
+/// schedules.
 class microbatch_book {
 public:
   /// @throws error (config) if `microbatches` is 0.
@@ -100,10 +100,10 @@ public:
   /// @pre `can_start()`
   task start();
 
-  /// Starts the forward phase of `x`, for those who choose themselves.
+  /// Starts the forward phase of `x`, for schedules that choose it themselves.
   task start(microbatch_id x);
 
-  /// Starts the backward phase of the oldest microbatch that waits for it.
+  /// Starts the backward phase of the oldest microbatch that is ready for it.
   /// @pre `can_turn()`
   task turn();
 
@@ -135,7 +135,7 @@ public:
     return states_.size();
   }
 
-  /// Microbatches that computed no result of their forward phase yet.
+  /// Microbatches that have not finished their forward phase yet.
   uint64_t in_forward() const noexcept {
     return in_forward_;
   }
@@ -170,7 +170,7 @@ private:
   microbatch_book book_;
 };
 
-/// The paper's opportunistic rule: a backward phase as soon as one is possible,
+/// The paper's opportunistic rule: a backward phase as soon as one is ready,
 /// else a forward phase while fewer than `active` microbatches are alive (R2).
 class interleaved_schedule : public schedule {
 public:
@@ -187,10 +187,10 @@ private:
 };
 
 /// 1F1B (Megatron, PipeDream with flushes): `active` forward phases, then one
-/// backward phase for each forward phase. As interleaved, but backward phases
-/// start in the order of the microbatches whatever finishes first, so that
-/// every rank sees the same order in every step. "interleaved_1f1b" is the same
-/// with a service order of its own.
+/// backward phase per forward phase. Like interleaved, but backward phases
+/// start in microbatch order, whichever is ready first, so that every rank sees
+/// the same order in every step. "interleaved_1f1b" is the same with a service
+/// order of its own.
 class one_f_one_b_schedule : public schedule {
 public:
   /// @throws error (config) if `microbatches` or `active` is 0.
@@ -207,13 +207,13 @@ private:
 };
 
 /// Exactly the given tasks in the given order; a task that cannot start yet
-/// holds back those after it. What a body without backward phase leaves of the
-/// list is skipped (R4).
+/// holds back those after it. Backward tasks of a body without a backward phase
+/// are skipped (R4).
 class list_schedule : public schedule {
 public:
-  /// @throws error (config) naming the first wrong task: a phase that stands
-  ///         there twice, a backward phase before its forward phase, or one
-  ///         that is missing.
+  /// @throws error (config) naming the first wrong task: a phase that is listed
+  ///         twice, a backward phase before its forward phase, or a missing
+  ///         one.
   list_schedule(uint64_t microbatches, std::vector<task> tasks);
 
   std::optional<task> next() override;
@@ -226,53 +226,53 @@ private:
   size_t at_ = 0;
 };
 
-/// A list is written for one number of microbatches, but evaluation and samples
-/// run steps of others.
-/// @param tasks of a step of `listed` microbatches.
-/// @returns the list once per `listed` microbatches, one after the other, and
-///          without those that a step of `microbatches` does not have.
+/// A list is written for one number of microbatches, but evaluation and
+/// sampling run steps with other numbers.
+/// @param tasks for a step of `listed` microbatches.
+/// @returns the list repeated for each `listed` microbatches, without the tasks
+///          that a step of `microbatches` does not have.
 std::vector<task> fit_list(const std::vector<task>& tasks, uint64_t listed,
                            uint64_t microbatches);
 
 // -- by name ------------------------------------------------------------------
 
-/// @returns `smp.active_microbatches` if the user set none: `microbatches` for
-///          "simple" and "list", which may keep all of them alive (R2). Else
-///          what the schedule keeps alive on equal stages without any delay
-///          (`partitions`, or 2 `partitions` - 1 for "interleaved_1f1b"), and 3
-///          more: with less, pp_rank 0 runs dry while a microbatch is on its
-///          way (measured on 2 ranks with 8 microbatches: a bubble of 0.20 with
-///          2 more, 0.145 with 3). But 1 where a rank waits for no other: there
-///          a second one only costs memory and cold caches (a step of a small
-///          GPT took 13 % longer with 4). An actor may want more on one rank
-///          too.
-/// @param tensor_parallel ranks that share modules.
+/// @returns the default of `smp.active_microbatches`: `microbatches` for
+///          "simple" and "list", which may keep all of them alive (R2).
+///          Otherwise the number that the schedule keeps alive on equal stages
+///          without delays (`partitions`, or 2 `partitions` - 1 for
+///          "interleaved_1f1b") plus 3: with fewer, pp_rank 0 runs dry while a
+///          microbatch is in flight (measured on 2 ranks with 8 microbatches: a
+///          bubble of 0.20 with 2 more, 0.145 with 3). But 1 if no rank waits
+///          for another: a second one would only cost memory and cold caches (a
+///          step of a small GPT took 13 % longer with 4). An actor may want
+///          more even on one rank.
+/// @param tensor_parallel number of ranks that share modules.
 uint64_t default_active_microbatches(std::string_view name,
                                      uint64_t microbatches, uint64_t partitions,
                                      uint64_t tensor_parallel = 1);
 
-/// @param name `smp.pipeline`, but "actor".
+/// @param name `smp.pipeline`, except "actor".
 /// @param active bound on microbatches between forward and backward.
 /// @param tasks for "list" only.
 /// @throws error (config) if no schedule has this name, if the schedule would
-///         wait for ever with so few active microbatches (R2), or if `tasks`
-///         is no schedule.
+///         wait forever with so few active microbatches (R2), or if `tasks` is
+///         not a valid schedule.
 schedule_ptr make_schedule(std::string_view name, uint64_t microbatches,
                            uint64_t active, std::vector<task> tasks = {});
 
-/// @returns one that starts a microbatch when the one before it ended.
+/// @returns a schedule that starts a microbatch when the previous one ended.
 schedule_ptr make_serial_schedule(uint64_t microbatches);
 
 // -- service order ------------------------------------------------------------
 
-/// What a service order may look at.
+/// The properties that a service order may compare.
 struct ready_key {
   phase what = phase::forward;
   microbatch_id microbatch;
-  /// Counts the items that became ready on this rank.
+  /// Sequence number of the items that became ready on this rank.
   uint64_t arrival = 0;
-  /// How many segments of this phase of the microbatch this rank has served; a
-  /// segment lasts from one message to the next.
+  /// Number of segments of this phase of the microbatch that this rank has
+  /// served; a segment lasts from one message to the next.
   uint64_t segment = 0;
 };
 
@@ -280,34 +280,34 @@ struct ready_key {
 using service_order = std::function<bool(const ready_key& x,
                                          const ready_key& y)>;
 
-/// Backward before forward, then the older microbatch, then first come.
+/// Backward before forward, then older microbatches, then first come.
 bool backward_first(const ready_key& x, const ready_key& y);
 
 /// First come, first served.
 bool arrival_order(const ready_key& x, const ready_key& y);
 
-/// Where a service order is at work.
+/// Parameters of a service order on one device.
 struct service_place {
   uint32_t device = 0;
   uint32_t devices = 1;
   uint64_t microbatches = 1;
   uint32_t chunks = 1;
-  /// The model chunk of each segment that a forward phase has here.
+  /// The model chunk of each segment of a forward phase on this device.
   std::vector<uint32_t> chunk_of;
 };
 
 /// The order of interleaved 1F1B (Megatron-LM, Narayanan et al. 2021, section
-/// 2.2): microbatches go in groups of as many as there are devices; a group
-/// runs through chunk after chunk, and the backward phases follow after
-/// 2 (devices - device - 1) + (chunks - 1) devices forward segments, in turn
-/// with further ones. There it is a fixed sequence that waits for whatever is
-/// next, and microbatches must be a multiple of the devices. Here it only says
-/// what goes first of what is ready: with equal stages that gives the same
-/// sequence, any number of microbatches works, and nobody waits for a message
-/// that does not come.
+/// 2.2): microbatches form groups, each as large as the number of devices. A
+/// group passes through one chunk after the other, and backward phases start
+/// after 2 (devices - device - 1) + (chunks - 1) devices forward segments,
+/// alternating with further ones. In Megatron-LM this is a fixed sequence that
+/// waits for each next item, and microbatches must be a multiple of devices.
+/// Here it only ranks what is ready: equal stages yield the same sequence, any
+/// number of microbatches works, and no rank waits for a message that does not
+/// come.
 service_order interleaved_order(service_place x);
 
-/// @returns the service order that belongs to `smp.pipeline` on one device.
+/// @returns the service order for `smp.pipeline` on one device.
 service_order make_service_order(std::string_view name, service_place x);
 
 } // namespace smp

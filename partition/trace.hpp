@@ -1,6 +1,6 @@
 #pragma once
 
-// What a trace of the model (paper, appendix "Tracing") means for its costs.
+// Turns a trace of the model (paper, appendix "Tracing") into its costs.
 
 #include "partition/module_tree.hpp"
 
@@ -12,92 +12,92 @@
 
 namespace smp {
 
-/// A tensor that went into a call; without sizes it is one of another kind.
+/// A tensor argument of a call; without sizes: an argument of another kind.
 struct traced_tensor {
   std::vector<int64_t> sizes = {};
   uint64_t element_bytes = 0;
-  /// Along its first axis it is the same, which lies in memory once.
+  /// All slices along its first axis are equal and lie in memory once.
   bool repeats = false;
 };
 
-/// What one module did while the forward phase of a microbatch was traced.
+/// Behaviour of one module in the traced forward phase of a microbatch.
 struct module_trace {
   uint64_t calls = 0;
   /// Position in the order of first calls.
   uint64_t first = 0;
-  /// Time of all calls, in seconds, without what it called.
+  /// Seconds of all calls, without the modules that it called.
   double seconds = 0;
-  /// The most that it held at a time, without what it called; bytes, summed
-  /// over its calls.
+  /// Peak bytes that it held, without the modules that it called, summed over
+  /// its calls.
   uint64_t activation_bytes = 0;
-  /// Tensors in and out, parameters left out; bytes of all calls.
+  /// Tensors in and out, without parameters; bytes of all calls.
   uint64_t transfer_bytes = 0;
-  /// What went into each call.
+  /// The arguments of each call.
   std::vector<std::vector<traced_tensor>> arguments = {};
-  /// It could not run on the CPU and was traced on the GPU.
+  /// It could not run on the CPU, so it was traced on the GPU.
   bool on_gpu = false;
-  /// What its caller did with its results, or always has to do: see
+  /// How its caller used its results, or always has to use them: see
   /// `module_info`.
   bool waited_for = false;
   bool passed_on = false;
   std::set<module_id> added_to;
 };
 
-/// What a trace found.
+/// Result of a trace.
 struct trace_result {
   std::vector<module_trace> modules; // by module id
-  /// What calls of the whole model take of the modules' time, in seconds: they
-  /// were repeated until nothing was faster. The rest, the code around them,
-  /// was measured once, and counts whatever else the machine did meanwhile. 0
-  /// if nothing was repeated.
+  /// The part of the modules' time, in seconds, that is in calls of the whole
+  /// model: these were repeated until no repetition was faster. The rest, the
+  /// code around them, was measured once, and includes whatever else the
+  /// machine did meanwhile. 0 if nothing was repeated.
   double repeated_seconds = 0;
   bool times = true;  // were measured
   bool memory = true; // was measured
-  /// Buffers that changed, by position in the walk of the model.
+  /// Buffers that changed, by index in the walk of the model.
   std::set<uint32_t> changed;
-  /// Why the trace ended before the forward phase did, and in which module.
+  /// Why the trace ended before the forward phase did; `failed` is the module.
   std::string failure;
   std::optional<module_id> failed;
 };
 
-/// Were times measured that are too short to decide by? `apply_trace` says
-/// when.
+/// Tells whether times were measured but are too short to decide by; see
+/// `apply_trace`.
 bool is_noise(const trace_result& x);
 
 /// Turns measurements into costs: order of children, own time, activations,
 /// bytes and number of calls.
 ///
 /// Times are as noisy as the machine, so modules that look alike (type, own
-/// parameters, calls, bytes in and out) count as equally fast: with their
-/// median. What was not called, because the microbatch did not need it or the
-/// trace ended before, gets a time by its parameters. Where the forward phase
-/// takes less than a millisecond, or what was measured more than once of it,
-/// times are noise: each call counts the same, and all of them a millisecond.
+/// parameters, calls, bytes in and out) count as equally fast and get their
+/// median. A module that was not called, as the microbatch did not need it or
+/// the trace ended early, gets a time by its parameters. If the forward phase,
+/// or the part measured more than once, takes less than a millisecond, times
+/// are noise: each call counts the same, and all together a millisecond.
 /// @param element_bytes size of an element of the model's parameters, the unit
 ///        of memory
-/// @pre `x` is of this model
+/// @pre `x` is a trace of this model
 void apply_trace(model_info& model, const trace_result& x,
                  double element_bytes);
 
 /// @returns the time of a microbatch on one device, forward and backward, in
-///          seconds: backward takes twice as long as forward. 0 if unknown.
+///          seconds, with backward twice as long as forward. 0 if unknown.
 double step_seconds(const model_info& model, const trace_result& x);
 
-/// Ranks that share a module wait for each other in both phases, which one that
-/// is traced alone does not. Adds the time of what each sends, as if nothing
-/// was computed meanwhile, to that of the module, if it has one.
-/// @param bytes that a rank sends in a microbatch, forward and backward
+/// Ranks that share a module wait for each other in both phases, which a module
+/// traced alone does not show. Adds to the time of the module, if it has one,
+/// that of what each rank sends, as if nothing was computed meanwhile.
+/// @param bytes that one rank sends per microbatch, forward and backward
 /// @returns the seconds that this takes, forward and backward; 0 if the module
 ///          has no time
 double add_exchange(module_info& x, double bytes);
 
-/// @returns where the costs come from: "measured on the CPU, ...".
+/// @returns the origin of the costs: "measured on the CPU, ...".
 /// @param device `smp.trace_device`
 std::string describe_trace(const trace_result& x, double step_seconds,
                            const std::string& device);
 
-/// @returns a sentence for each thing in the trace that a user should know: why
-///          it ended early, what was not called, what ran on the GPU.
+/// @returns a sentence for each finding of the trace that a user should know:
+///          why it ended early, what was not called, what ran on the GPU.
 std::vector<std::string> explain_trace(const model_info& model,
                                        const trace_result& x);
 
