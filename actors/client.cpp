@@ -29,7 +29,7 @@ namespace {
 using client_clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// What is known of the process that should have answered.
+/// What is known about the process that should have answered.
 std::string blame(const inspection_entry& x) {
   if (x.pid == 0 || x.host != host_name())
     return {};

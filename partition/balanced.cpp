@@ -25,7 +25,7 @@ public:
   }
 
   assignment run() {
-    // Of equally good ones the first wins, so put the natural order first.
+    // Ties go to the first start, so put the natural order first.
     std::vector<assignment> starts;
     for (double grain : {1.0, 1.0 / 2, 1.0 / 4, 1.0 / 8, 1.0 / 16, 0.0})
       starts.push_back(chain(grain / p_.devices));
@@ -38,7 +38,7 @@ public:
     if (crossing_.request == 0 && crossing_.byte == 0) {
       auto best = score(p_, result, crossing_).predicted;
       starts.push_back(result);
-      // A request is worth more than any load within the limit.
+      // A request costs more than any difference in load within the limit.
       auto most = best * (1 + crossing_.tolerance);
       result = search(starts, {{1, 0}, std::min(limit, most)});
     }

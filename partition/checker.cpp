@@ -56,7 +56,7 @@ public:
         step();
       while (next_time() == now_);
       serve();
-      // What ranks tell may be what the schedule waited for.
+      // The schedule may have waited for a report of the ranks.
       while (tell()) {
         pump();
         serve();
@@ -222,7 +222,7 @@ private:
     return result;
   }
 
-  /// Gives free tokens to what is first in service order.
+  /// Gives each free token to the first item in service order.
   void serve() {
     for (auto i : std::exchange(touched_, {})) {
       auto& device = devices_[i];
@@ -299,8 +299,8 @@ private:
       segment_[i] = devices_[program_.chain[i].device].segments++;
   }
 
-  /// Finds the works that begin and end what a microbatch keeps on a device:
-  /// the first one that keeps something, as backward reaches it last.
+  /// Finds the works where a microbatch starts and stops keeping something on a
+  /// device: the first one that keeps anything, as backward reaches it last.
   void find_lifetimes() {
     first_.resize(program_.chain.size());
     std::vector<bool> seen(program_.devices);
@@ -342,7 +342,7 @@ private:
   std::vector<service_order> orders_;
   std::vector<uint64_t> segment_; // per work: of those of its device
   std::vector<bool> first_;
-  // Per work that is ordered: how many passed, and who waits for its turn.
+  // Per ordered work: how many passed, and which wait for their turn.
   std::vector<uint64_t> passed_;
   std::vector<std::map<uint64_t, item>> held_;
   std::vector<state> states_;

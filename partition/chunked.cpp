@@ -9,7 +9,7 @@ namespace smp {
 
 namespace {
 
-/// Nodes at the end that are tried on the device of the root.
+/// Number of nodes at the end that are tried on the device of the root.
 constexpr size_t longest_tail = 32;
 
 /// For each node, the number of its segment among those of its device.
@@ -41,8 +41,8 @@ chunked_decision chunked_partition(const partition_problem& p,
     for (size_t i = 0; i < x.size(); ++i)
       x[i] = p.fixed[i].value_or(x[i] % p.devices);
     found.push_back({x, score(p, x, crossing)});
-    // The root's code calls what comes last (norms, heads): cheap modules that
-    // cost a request each unless they are where the root is.
+    // The root's code calls the last modules (norms, heads): these are cheap,
+    // but cost a request each unless they are on the root's device.
     auto end = x.size() - std::min(x.size() - 1, longest_tail);
     for (auto i = x.size(); i-- > end;)
       if (!p.fixed[i] && std::exchange(x[i], 0) != 0)

@@ -35,8 +35,8 @@ private:
     return x.max_load > goal_.max_load + load_noise ? infinite : x.predicted;
   }
 
-  /// Fixed nodes first, then the most expensive ones. A call is known as soon
-  /// as all nodes are placed that its cost depends on.
+  /// Fixed nodes first, then the most expensive ones. The cost of a call is
+  /// known as soon as all nodes that it depends on are placed.
   void arrange() {
     for (size_t i = 0; i < p_.tree.size(); ++i)
       order_.push_back(i);
@@ -60,7 +60,7 @@ private:
       rest_[i] = rest_[i + 1] + own(order_[i]);
   }
 
-  /// @param used devices 0 to used - 1 can be told apart; the others are alike.
+  /// @param used devices 0 to used - 1 differ; the others are interchangeable.
   void descend(size_t depth, double crossing, uint32_t used) {
     if (depth == order_.size()) {
       auto x = value(score(p_, x_, goal_.crossing));

@@ -90,7 +90,7 @@ private:
 
   // -- loads ------------------------------------------------------------------
 
-  /// Remembers the three fullest devices: a move changes two.
+  /// Remembers the three most loaded devices, as a move changes two.
   void rank_loads() {
     std::fill(top_.begin(), top_.end(), none);
     for (uint32_t device = 0; device < p_.devices; ++device) {
@@ -145,8 +145,8 @@ private:
       x_[node] = device;
   }
 
-  /// Moves node `i`, or all that hangs together with it on its device, to where
-  /// it improves most.
+  /// Moves node `i`, or the connected part below it on its device, to where it
+  /// improves the goal most.
   bool relocate(size_t i) {
     auto result = relocate(std::vector<size_t>{i});
     auto part = part_below(i);
@@ -187,7 +187,7 @@ private:
     return true;
   }
 
-  /// @returns `i` and what hangs below it on the same device.
+  /// @returns `i` and the nodes connected below it on the same device.
   std::vector<size_t> part_below(size_t i) const {
     std::vector<size_t> result{i};
     auto device = x_[i];

@@ -11,7 +11,7 @@ size_t undecided_modules(const model_info& model, const partition_plan& plan,
   size_t result = 0;
   for (auto first : {error, -error}) {
     auto other = model;
-    std::map<std::string, double> factors; // by kind, more and less by turns
+    std::map<std::string, double> factors; // by kind, alternately more and less
     for (auto& x : other) {
       auto change = factors.size() % 2 == 0 ? first : -first;
       auto factor = factors.emplace(x.type, 1 + change).first->second;

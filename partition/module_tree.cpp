@@ -77,7 +77,7 @@ private:
   std::vector<size_t> up_;
 };
 
-/// Finds what has to stay together, module by module in preorder.
+/// Finds the modules that must stay together, in preorder.
 class merger {
 public:
   merger(const model_info& model, const std::vector<size_t>& order)
@@ -117,7 +117,7 @@ private:
       if ((why.empty() && x.part_of.empty()) || child.value == i)
         continue;
       sets.merge(child.value, i);
-      if (x.part_of.empty()) // else it surprises nobody
+      if (x.part_of.empty()) // else it is no surprise
         reasons.push_back(
           {merge_reason::kind::not_interceptable, child, module_id{i}, why});
     }
@@ -139,10 +139,10 @@ uint64_t distinct_elements(const model_info& model,
   return result;
 }
 
-/// What must be together is one unit; these make a tree, too.
+/// Modules that must stay together form one unit; units form a tree, too.
 struct component_tree {
-  /// Each stands where its first module in preorder stands, and is numbered
-  /// accordingly.
+  /// Units are in the order of their first modules in preorder, and are
+  /// numbered in that order.
   component_tree(const model_info& model, const std::vector<size_t>& order,
                  components& sets)
     : of(model.size()) {

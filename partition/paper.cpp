@@ -60,8 +60,8 @@ private:
     }
   }
 
-  /// Algorithm 2, with a stack instead of recursion: with shrinking costs it
-  /// gets as deep as there are children.
+  /// Algorithm 2, with a stack instead of recursion, which decreasing costs
+  /// would make as deep as there are children.
   void share(const device_set& devices, const std::vector<size_t>& children) {
     std::vector<exact_cost> prefix{0};
     for (auto child : children)

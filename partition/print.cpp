@@ -47,7 +47,7 @@ std::string count(uint64_t x) {
   if (x == 0)
     return "-";
   auto value = static_cast<double>(x);
-  // Of three digits, what rounds up to 1000 has the next unit.
+  // With three digits, a value that rounds up to 1000 gets the next unit.
   if (value >= 999.5e9)
     return format("%.3g T", value / 1e12);
   if (value >= 999.5e6)
@@ -74,7 +74,7 @@ std::string calls(uint64_t x) {
   return std::to_string(x) + (x == 1 ? " call" : " calls");
 }
 
-/// Cuts out the middle of what is too long.
+/// Cuts out the middle of a text that is too long.
 std::string shortened(std::string x, size_t width) {
   if (x.size() <= width)
     return x;
@@ -146,7 +146,7 @@ struct columns {
       with_types |= !x.type.empty();
       with_parameters |= x.parameters > 0;
     }
-    // Bars take the room that is left, and names leave some.
+    // Bars take the remaining width, of which names leave some.
     auto shrink = [this](size_t& x, size_t least) {
       auto most = screen_width - min_bar_width;
       if (used() > most)
@@ -179,7 +179,7 @@ struct columns {
   size_t names;
   size_t types;
   size_t devices;
-  // Trees that are given as data have neither types nor parameters.
+  // Trees given as data have neither types nor parameters.
   bool with_types = false;
   bool with_parameters = false;
 };
@@ -272,8 +272,8 @@ private:
     return result;
   }
 
-  /// Adds the line of some equal siblings, and of what is below if it is on
-  /// several devices.
+  /// Adds the line of equal siblings, and lines for the nodes below if these
+  /// are on several devices.
   void add(std::vector<line>& lines, const std::vector<size_t>& nodes,
            size_t level, size_t depth) {
     auto& tree = plan_.tree;
@@ -311,7 +311,7 @@ private:
     }
   }
 
-  /// With its parent and not worth a line?
+  /// Whether nodes are with their parent and too small for a line.
   bool is_small(const std::vector<size_t>& nodes, uint32_t device) const {
     constexpr double small = 0.005;
     exact_cost cost = 0;
@@ -321,7 +321,7 @@ private:
            && plan_.costs.share(cost) < small;
   }
 
-  /// Is `next` of the kind of the nodes before it, and where they are?
+  /// Whether `next` is of the same kind and on the same device as `nodes`.
   bool continues(const std::vector<size_t>& nodes, size_t next) const {
     auto last = nodes.back();
     return uniform_[last] && uniform_[next]
@@ -368,7 +368,7 @@ private:
              : path;
   }
 
-  /// Modules of the node that are there because they share a tensor.
+  /// Modules that are in the node because they share a tensor.
   std::vector<module_id> partners_of(size_t node) const {
     std::vector<module_id> result;
     auto& xs = plan_.tree[node].modules;

@@ -6,8 +6,8 @@ namespace smp {
 
 namespace {
 
-/// Lists who calls whom. Children of lists are called by the code of the
-/// nearest module above that is no list.
+/// Lists the calls between modules. The children of a list are called by the
+/// code of its nearest ancestor that is not a list.
 class call_finder {
 public:
   call_finder(const model_info& model, const module_tree& tree)

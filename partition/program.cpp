@@ -51,9 +51,9 @@ private:
     size_t module;
     size_t next_child;
     uint32_t device; // where the code runs that calls the children
-    /// It waits for what the last of them returned.
+    /// Its code waits for the result of the last child.
     bool waits = false;
-    /// State was met in it, so that its caller waits.
+    /// It called a module that keeps state, so its caller waits.
     bool keeps_state = false;
   };
 
@@ -61,7 +61,7 @@ private:
     return i > 0 && model_[i].container && !model_[i].sequential;
   }
 
-  /// Does the call of `child` belong to the request of the child before it?
+  /// Whether the call of `child` is part of the request of the child before it.
   bool continues_run(const frame& x, size_t child) const {
     return model_[x.module].sequential
            && plan_.module_device[child] == result_.chain.back().device;
@@ -84,7 +84,7 @@ private:
     stack_.push_back({i, 0, device, false, model_[i].keeps_state});
   }
 
-  /// A module ends where it began; only then its caller goes on.
+  /// A module ends on its own device; only then does its caller continue.
   void leave() {
     auto here = stack_.back();
     stack_.pop_back();
@@ -102,7 +102,7 @@ private:
       caller.waits |= here.keeps_state || is_waited_for(here);
   }
 
-  /// The code of `x` goes on.
+  /// The code of `x` continues.
   void back_to(frame& x) {
     at(x.device).waits |= std::exchange(x.waits, false);
   }
@@ -117,7 +117,7 @@ private:
            || (m.passed_on && caller_is_called());
   }
 
-  /// Does another device wait for what the code that goes on now returns?
+  /// Whether another device waits for the result of the code that continues.
   bool caller_is_called() const {
     auto is_call = [this](const frame& x) { return !is_list(x.module); };
     auto caller = std::find_if(stack_.rbegin(), stack_.rend(), is_call);

@@ -8,8 +8,8 @@ namespace smp {
 
 namespace {
 
-/// The chunk of each segment, as `ready_key` counts them: backward phases go
-/// through them in reverse.
+/// The chunk of each segment, indexed like `ready_key::segment`: backward
+/// phases pass through them in reverse.
 class segment_finder {
 public:
   explicit segment_finder(std::vector<uint32_t> chunk_of)

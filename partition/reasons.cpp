@@ -79,7 +79,7 @@ private:
                         + " idle: " + why);
   }
 
-  /// Shared tensors are a surprise only where a module ends up elsewhere than
+  /// Shared tensors are a surprise only if a module is on another device than
   /// the module that contains it.
   void pulled() {
     std::map<std::pair<module_id, std::string>, std::vector<std::string>> xs;
@@ -123,7 +123,7 @@ private:
     }
   }
 
-  /// What makes a pipeline wait although no device is busy.
+  /// Modules that make a pipeline wait although no device is busy.
   void ordered() {
     std::vector<std::string> names;
     std::string why;

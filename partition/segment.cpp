@@ -8,14 +8,14 @@ namespace {
 
 using sums = std::span<const exact_cost>;
 
-/// What packing the elements into segments of at most `capacity` shows.
+/// Result of packing the elements into segments of at most `capacity`.
 struct packing {
   bool fits = false;
   exact_cost largest = 0; // of the segments, if it fits
   exact_cost next = 0;    // smallest capacity that packs differently, if not
 };
 
-/// Fills segment after segment, as the fewest segments need it.
+/// Fills one segment after the other, which needs the fewest segments.
 packing pack(sums prefix, size_t parts, exact_cost capacity) {
   packing result;
   result.next = prefix.back() - prefix.front();

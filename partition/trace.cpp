@@ -16,15 +16,15 @@ namespace {
 
 constexpr auto never = std::numeric_limits<uint64_t>::max();
 
-/// A forward phase that takes less time, in seconds, is mostly what calls cost
-/// by themselves, and its times differ from one measurement to the next by more
-/// than modules do: no decision may depend on them.
+/// A forward phase shorter than this, in seconds, is mostly the overhead of the
+/// calls, and its times vary between measurements by more than modules differ:
+/// no decision may depend on them.
 constexpr double least_time = 1e-3;
 
 /// Backward takes twice as long as forward.
 constexpr double both_phases = 3;
 
-/// What modules have in common that should take equally long.
+/// Properties that modules have in common if they should take equally long.
 using kinship = std::tuple<std::string, std::vector<uint64_t>, size_t, uint64_t,
                            uint64_t>;
 
@@ -48,21 +48,21 @@ double median(std::vector<double> xs) {
   return *middle;
 }
 
-/// Code of its own that calls could have shown: no list, and no module whose
+/// Has code of its own that calls can show: is no list, and no module whose
 /// calls count as its parent's.
 bool is_visible(const model_info& model, size_t i) {
   return i > 0 && !model[i].container && model[i].not_interceptable.empty();
 }
 
-/// Of each module and all below it, the first call.
+/// For each module, the first call of it or of any module below it.
 std::vector<uint64_t> first_calls(const model_info& model,
                                   const trace_result& x) {
   std::vector<uint64_t> result(model.size(), never);
   for (size_t i = 0; i < model.size(); ++i)
     if (x.modules[i].calls > 0)
       result[i] = x.modules[i].first;
-  // Children need not stand behind their parents; deep models are rare, so
-  // few rounds do.
+  // Children need not come after their parents; deep models are rare, so a few
+  // rounds suffice.
   for (auto changed = true; changed;) {
     changed = false;
     for (size_t i = model.size(); i-- > 0;)
@@ -78,7 +78,7 @@ std::vector<uint64_t> first_calls(const model_info& model,
 void order_children(model_info& model, const trace_result& x) {
   auto first = first_calls(model, x);
   for (auto& m : model) {
-    // A module that was not called stays behind its neighbour in the code.
+    // A module that was not called stays after its neighbour in the code.
     std::vector<std::pair<uint64_t, module_id>> keyed;
     uint64_t last = 0;
     for (auto child : m.children) {
@@ -100,7 +100,7 @@ double measured_seconds(const trace_result& x) {
                          [](double sum, auto& y) { return sum + y.seconds; });
 }
 
-/// Every call takes equally long, all of them together `least_time`.
+/// Gives all calls the same time, with the sum `least_time`.
 void set_times_by_calls(model_info& model, const trace_result& x) {
   std::vector<double> calls(model.size());
   for (size_t i = 0; i < model.size(); ++i)

@@ -30,7 +30,7 @@ bool context_notes::park(const call& x, clock::time_point now) {
   if (!move(context_state::executing, context_state::pending, now))
     return false;
   view_.waits_for = {x.kind, x.owner, x.module, x.what, x.why, x.done};
-  // The step body stands at the end of its forward phase.
+  // The step body has reached the end of its forward phase.
   if (x.kind == call_kind::grant)
     view_.current.what = phase::backward;
   return true;

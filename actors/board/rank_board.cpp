@@ -17,7 +17,7 @@ const char* text_of(phase x) {
   return x == phase::forward ? "forward" : "backward";
 }
 
-/// @returns what a wait is for at this moment.
+/// @returns what a wait waits for at this moment.
 wait_reason reason_now(const wait_reason& x) {
   return x.now ? x.now() : x;
 }
@@ -105,7 +105,7 @@ std::string rank_board::describe_wait(const context_notes::view& x,
   auto name = quoted_name(why.what);
   auto place = ", microbatch " + std::to_string(x.current.microbatch.value);
   if (y.kind == call_kind::wait) {
-    // A promise may be of the other phase than who waits for it.
+    // The phase of a promise may differ from that of the waiting execution.
     if (!why.asks || name.empty())
       return why.what;
     return "module " + name + place + why.what.substr(name.size() + 2);
@@ -169,8 +169,8 @@ void rank_board::step_ended(double bubble) {
 rank_board::usage rank_board::look_at_usage() const {
   using seconds = std::chrono::duration<double>;
   std::lock_guard guard{mutex_};
-  // Not before the lock: `busy_` may go on while this waits for it, and a rank
-  // would have executed for longer than it lives.
+  // Read the clock under the lock: `busy_` may grow while this thread waits for
+  // the lock, and could then exceed the lifetime of the rank.
   auto now = clock::now();
   auto busy = busy_;
   if (executing_ || !main_wait_)

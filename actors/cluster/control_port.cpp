@@ -46,8 +46,8 @@ supervisor_actor find_supervisor(caf::actor_system& system,
           result = caf::actor_cast<supervisor_actor>(hdl);
         },
         [&](caf::error& e) {
-          // The last try is cut short: that it took too long says less than why
-          // those before it failed.
+          // `limit` cuts the last attempt short, so its timeout says less than
+          // the error of an earlier attempt.
           if (!last || e != caf::sec::request_timeout)
             last = std::move(e);
         });

@@ -22,10 +22,10 @@ namespace smp {
 
 namespace {
 
-/// How long the other side may take to answer: it may be busy, or stopped.
+/// How long the other side may take to answer: it may be busy or stopped.
 constexpr std::chrono::seconds gate_limit{5};
 
-/// Gives what the gate admits to the broker, on the thread of the middleman.
+/// Passes what the gate admits to the broker, on the thread of the middleman.
 class gate_doorman : public caf::io::doorman {
 public:
   gate_doorman(caf::io::network::multiplexer& backend, gate::options x)
@@ -54,7 +54,7 @@ public:
     close();
   }
 
-  /// The broker calls this until it does not have us any more.
+  /// The broker calls this until it has removed this doorman.
   void graceful_shutdown() override {
     caf::intrusive_ptr<gate_doorman> guard{this};
     close();
@@ -70,8 +70,8 @@ public:
   }
 
 private:
-  /// Outlives this object: connections may still be on their way to the
-  /// middleman's thread.
+  /// Outlives this object: connections may still be in flight to the thread of
+  /// the middleman.
   struct handover {
     std::mutex mutex;
     gate_doorman* to = nullptr;

@@ -17,7 +17,7 @@ constexpr std::chrono::milliseconds stop_look_interval{500};
 
 void member_state::join() {
   auto& joined = config.joined;
-  // The SUPERVISOR knows who is missing, so its answer gets some more time.
+  // The SUPERVISOR knows which ranks are missing, so wait longer for its reply.
   auto limit = config.join_limit + std::chrono::seconds(2);
   self->request(config.supervisor, limit, config.me, member_actor{self})
     .then(
@@ -88,7 +88,7 @@ void member_state::look() {
           told = false;
         },
         [](const caf::error&) {
-          // Lost: `on_supervisor_down` tells.
+          // The SUPERVISOR is lost; `on_supervisor_down` reports it.
         });
   } else {
     for (auto& x : neighbours.take_ended())

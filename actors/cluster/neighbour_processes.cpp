@@ -12,7 +12,7 @@ neighbour_processes::neighbour_processes(const std::vector<member>& all,
   for (auto& x : all) {
     if (x.rank == me.rank || x.machine != me.machine)
       continue;
-    // Who ended before is known to those who joined.
+    // The ranks that joined already know of processes that ended before.
     if (auto state = state_of_process(x.pid); state && !state->ended())
       processes_.push_back({x.rank, x.pid, state->start_time});
   }
@@ -22,7 +22,7 @@ std::vector<failure> neighbour_processes::take_ended() {
   std::vector<std::pair<rank_id, process_end>> ended;
   std::erase_if(processes_, [&](const process& x) {
     auto state = state_of_process(x.pid);
-    // Of one that is gone or has another process's number, nothing is known.
+    // Unknown: the process is gone, or its pid belongs to another one now.
     if (!state || state->start_time != x.start_time)
       return true;
     if (!state->ended())

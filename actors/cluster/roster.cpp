@@ -57,7 +57,7 @@ std::string names_of(const std::vector<rank_id>& xs) {
   return result;
 }
 
-/// The text names the rank, and may name two.
+/// The text names the rank, or both ranks, so the failure has none.
 failure refuse(std::string text) {
   return {error_code::config, no_rank, {}, std::move(text)};
 }

@@ -19,8 +19,8 @@ caf::timespan seconds_of(double x) {
     std::chrono::duration<double>(x));
 }
 
-/// Who wants to hear soon of a step in which nothing moves does not mean that
-/// programs begin as fast: as long as ranks of one machine have for it.
+/// A short timeout for stalled steps does not mean that programs start as fast:
+/// wait at least as long as ranks of one machine may take to join.
 constexpr std::chrono::seconds least_absence{30};
 
 } // namespace
@@ -68,7 +68,7 @@ void supervisor_state::on_deadline() {
 }
 
 void supervisor_state::end_by(const failure& x) {
-  // First: ranks that hear of it and end are not the cause.
+  // Before `fail`: ranks that hear of the loss and end are not the cause.
   options.on_rank_down(x);
   fail(x);
 }
@@ -76,7 +76,7 @@ void supervisor_state::end_by(const failure& x) {
 void supervisor_state::look_for_joins() {
   auto wait = std::max<std::chrono::duration<double>>(
     std::chrono::duration<double>{stalls().timeout}, least_absence);
-  // The deadline says it, or a rank that is alone joins nobody.
+  // The join deadline comes first, or this is the only rank.
   if (ranks->complete() || failed || closing || wait >= options.join_limit
       || ranks->world_size() == 1)
     return;
@@ -84,11 +84,11 @@ void supervisor_state::look_for_joins() {
   if (quiet >= wait) {
     auto absent = ranks->absent();
     std::erase_if(absent, [this](auto x) { return stopped.contains(x); });
-    if (!absent.empty()) // else `judge_stop` tells
+    if (!absent.empty()) // else `judge_stop` reports it
       return report_absent(absent);
     quiet = {};
   }
-  // Not a moment too early.
+  // One tick more, so that the wait is surely over.
   self->run_delayed(seconds_of((wait - quiet).count()) + caf::timespan{1},
                     [this] { look_for_joins(); });
 }
@@ -183,7 +183,7 @@ void supervisor_state::judge_stop(rank_id x) {
   if (i == stopped.end() || failed || closing)
     return;
   auto since = self->clock().now() - i->second;
-  if (monitor) { // it reports this one, while it looks
+  if (monitor) { // it reports this one while it runs
     self->delayed_send(self, seconds_of(stalls().timeout), stall_atom_v, x);
     return;
   }
@@ -195,7 +195,7 @@ void supervisor_state::judge_stop(rank_id x) {
   report.silent = {x};
   report.ranks_know = false;
   options.on_stall(report);
-  // Where no launcher of ours ends the processes, nobody else would.
+  // Without a launcher of smp, nothing else would end the processes.
   if (report.ends) {
     failure why{error_code::stalled, no_rank, {}, report.text};
     for (auto& [rank, hdl] : watches)
@@ -203,7 +203,7 @@ void supervisor_state::judge_stop(rank_id x) {
     if (!ranks->complete())
       return fail(why);
   }
-  // As the monitor: each report comes after twice the time.
+  // Like the monitor: each report comes after twice the time.
   self->delayed_send(self, since, stall_atom_v, x);
 }
 
@@ -249,8 +249,8 @@ void supervisor_state::settle() {
 bool supervisor_state::all_have_heard() const {
   if (ranks->complete())
     return failed || members.empty();
-  // Who joins in vain is to hear why. The answer may still be in this process,
-  // which is about to end.
+  // Ranks that were refused must hear why. The reply may still be in this
+  // process, which is about to end.
   return members.empty() && refused.empty();
 }
 
@@ -276,7 +276,7 @@ supervisor_actor::behavior_type supervisor(supervisor_state::pointer self,
     [self](const caf::down_msg& x) { self->state.on_down(x); });
   self->set_exit_handler(
     [self](const caf::exit_msg& x) { self->state.on_exit(x); });
-  // A member that cannot take a message is about to be lost anyway.
+  // Ignored: a member that cannot take a message is about to be lost anyway.
   self->set_error_handler([](const caf::error&) {});
   return {
     [self](const member& x, const member_actor& hdl) {

@@ -12,8 +12,8 @@ namespace smp {
 
 namespace {
 
-/// What is copied out of a receive arena that is nearly full is kept for the
-/// next ones, up to this many bytes.
+/// Upper bound, in bytes, on memory that is kept for reuse after tensors were
+/// copied out of a nearly full receive arena.
 constexpr uint64_t pool_limit = uint64_t{256} << 20;
 
 bool on_device_path(const comm_tensor& x) noexcept {
@@ -24,7 +24,7 @@ bool any_on_device_path(const comm_message& x) noexcept {
   return std::any_of(x.tensors.begin(), x.tensors.end(), on_device_path);
 }
 
-/// How often who waits for a device looks whether that still makes sense.
+/// How often a wait for a device checks whether it should go on.
 constexpr std::chrono::milliseconds device_look{50};
 
 std::string device_name(device_ref x) {
@@ -94,7 +94,7 @@ void comm_core::take_host_path(const comm_message_ptr& x) {
     ledger_.move(x->number, comm_stage::preprocessing);
     return outside_.hand_over(comm_stage::preprocessing, x);
   }
-  // Of a device that this rank does not have, the fabric refuses them.
+  // The fabric refuses tensors on a device that this rank does not have.
   ledger_.passed_by(comm_stage::preprocessing);
   request(x);
 }
@@ -108,8 +108,8 @@ void comm_core::request(const comm_message_ptr& x) {
 
 void comm_core::allocate(comm_message_ptr x) {
   auto same_node = router_.link_to(x->peer).same_node;
-  // On the same node the receiver reads them where they are, if that is the
-  // host's memory.
+  // On the same node the receiver reads the tensors in place if they are in
+  // host memory.
   if (same_node && !is_away(x->content)) {
     ledger_.passed_by(comm_stage::d2d_allocator);
     return begin(x);
@@ -134,7 +134,7 @@ void comm_core::allocate(comm_message_ptr x) {
 // -- both paths: this rank sends ----------------------------------------------
 
 void comm_core::begin(const comm_message_ptr& x) {
-  // Given to the window, `x` may be launched by another thread at once.
+  // Before `enter`: after it, another thread may launch `x` at any time.
   ledger_.move(x->number, comm_stage::requester);
   if (window_.enter(x))
     launch(x);
@@ -182,7 +182,7 @@ void comm_core::left(const comm_message_ptr& x, const failure& why) {
 void comm_core::placed(const comm_placed& x) {
   std::lock_guard guard{awaited_mutex_};
   auto i = awaited_.find(x.tensor);
-  // Nothing that another rank says is believed.
+  // Do not trust what another rank says.
   if (i == awaited_.end() || i->second.of->peer != x.by)
     return;
   auto& t = i->second.of->tensors[i->second.index];
@@ -235,8 +235,8 @@ void comm_core::arrived(rank_id from, message x) {
   m->content = std::move(x);
   if (!placed)
     return outside_.hand_over(comm_stage::postprocessing, std::move(m));
-  // Who keeps a tensor for long would keep others out: from a crowded arena it
-  // is copied.
+  // A tensor that is kept for long blocks space in the arena, so it is copied
+  // out of a crowded one.
   auto copies = for_devices || is_crowded();
   if (router_.link_to(from).same_node) {
     if (copies)
@@ -311,7 +311,7 @@ failure comm_core::bring_out(comm_message& x) try {
       bring(i);
   if (auto why = await(x))
     return why;
-  // What lies in host memory is there now, too.
+  // Now the contents of tensors in host memory have been computed, too.
   for (size_t i = 0; i < tensors.size(); ++i)
     if (blocks[i])
       bring(i);
@@ -333,9 +333,9 @@ void comm_core::bring_in(message& x) try {
     }
   }
 } catch (const std::bad_alloc&) {
-  // Then it stays where it is,
+  // The tensor stays in host memory,
 } catch (const error&) {
-  // and says where it belongs.
+  // and its `home` still says where it belongs.
 }
 
 // -- called by the actors -----------------------------------------------------
@@ -359,7 +359,7 @@ void comm_core::handle(comm_stage at, comm_message_ptr x) {
   if (!takes_turns(at))
     throw error{error_code::internal,
                 std::string{"nothing is handed over to the "} + to_string(at)};
-  // D2D SEND counts what it launches.
+  // `launch` counts the messages of D2D SEND.
   if (at != comm_stage::d2d_send)
     ledger_.handled(at, x->bytes);
   if (x->number == 0) {

@@ -19,8 +19,8 @@ bool is_on_host(const tensor_ref& x) noexcept {
   return x.device == device_ref{} && !x.ready;
 }
 
-/// Whether it rides in the first message, from host memory to host memory:
-/// nothing for the stages.
+/// Whether a tensor rides in the first message, from host memory to host
+/// memory, so that no stage has anything to do for it.
 bool just_rides(const tensor_ref& x) noexcept {
   return x.nbytes <= riding_limit && is_on_host(x) && x.home == device_ref{};
 }
@@ -55,7 +55,7 @@ struct comm_fabric::impl : comm_outside, tensor_places {
     placing->place_with(*this);
   }
 
-  /// Afterwards the stages call nobody any more.
+  /// After this, the stages make no more calls.
   void end_actors() {
     if (std::exchange(ended, true))
       return;
@@ -76,8 +76,8 @@ struct comm_fabric::impl : comm_outside, tensor_places {
 
   void launch(const comm_message_ptr& x,
               std::vector<uint64_t> transfers) override {
-    // The fabric has the content from here on: what of it is needed later
-    // stands beside it.
+    // From here on the fabric owns the content, so everything that is needed
+    // later is stored beside it.
     auto left = [this, x](const failure& why) { core.left(x, why); };
     if (transfers.empty())
       owner.inner().send(x->peer, std::move(x->content), std::move(left));
@@ -89,8 +89,8 @@ struct comm_fabric::impl : comm_outside, tensor_places {
   void deliver(rank_id from, message x) override {
     if (!core.delivers_in_turns())
       return owner.hear(from, std::move(x));
-    // Several stages and the fabric deliver: one at a time, and nothing of a
-    // rank after its loss.
+    // Several stages and the fabric deliver: let in one at a time, and nothing
+    // from a rank after its loss.
     std::lock_guard guard{delivery};
     if (!lost.contains(from))
       owner.hear(from, std::move(x));
@@ -125,7 +125,7 @@ comm_fabric::comm_fabric(std::shared_ptr<fabric> inner,
 }
 
 comm_fabric::~comm_fabric() {
-  // Else the fabric below might still call what ends here.
+  // Otherwise the fabric below might still call objects that end here.
   stop(std::chrono::milliseconds{0});
 }
 
@@ -134,7 +134,7 @@ void comm_fabric::place(std::vector<uint64_t> machine_of_rank) {
 }
 
 void comm_fabric::send(rank_id to, message x, sent_callback done) {
-  // What stays here is nothing for the stages, unless a device has it.
+  // No stage has anything to do: all tensors ride, or stay in host memory.
   if (all_tensors(x, just_rides)
       || (to == self() && all_tensors(x, is_on_host)))
     return inner().send(to, std::move(x), std::move(done));

@@ -7,7 +7,7 @@ namespace smp {
 
 namespace {
 
-/// What is told of the messages under way: more than that nobody reads.
+/// Number of messages in flight that a report lists; more would not be read.
 constexpr size_t told = 16;
 
 std::string wait_of(comm_stage at, rank_id peer) {

@@ -15,7 +15,7 @@ bool comm_router::same_node(rank_id peer) const noexcept {
   if (auto n = options_.ranks_per_node; n > 0)
     return peer.value / n == self_.value / n;
   auto& on = machine_of_rank_;
-  // One that is not there, the fabric refuses.
+  // The fabric refuses ranks that do not exist.
   if (peer.value >= on.size() || self_.value >= on.size())
     return true;
   return on[peer.value] == on[self_.value];
@@ -25,7 +25,7 @@ comm_link comm_router::link_to(rank_id peer) const noexcept {
   comm_link result;
   result.same_node = same_node(peer);
   auto forced = options_.force_device_path;
-  // What a rank sends to itself is copied by the fabric: no path to choose.
+  // The fabric copies what a rank sends to itself: no path to choose.
   result.peer_access = result.same_node && peer != self_
                        && (forced || links_.peer_access);
   result.rdma = !result.same_node && (forced || links_.rdma);

@@ -19,7 +19,7 @@ void send_window::go(line& x, uint64_t bytes) noexcept {
 bool send_window::enter(const comm_message_ptr& x) {
   std::lock_guard guard{mutex_};
   auto& to = lines_[x->peer];
-  // Nobody overtakes what waits already but by its priority.
+  // A message overtakes waiting messages only by its priority.
   if (to.counts.queued == 0 && has_room(to, x->bytes)) {
     go(to, x->bytes);
     return true;

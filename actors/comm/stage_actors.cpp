@@ -8,7 +8,7 @@ namespace smp {
 
 namespace {
 
-/// One stage, which calls `comm_core` in its turn.
+/// One stage; passes each of its messages to `comm_core`.
 template <comm_stage Stage>
 struct comm_stage_state {
   static inline const char* name = to_string(Stage);
@@ -28,7 +28,7 @@ stage_actor(typename comm_stage_state<Stage>::pointer, comm_core* core) {
 
 template <comm_stage Stage>
 comm_stage_actor spawn_stage(caf::actor_system& system, comm_core& core) {
-  // It copies, or waits for a device.
+  // Such a stage copies, or waits for a device.
   if (core.takes_turns(Stage))
     return system.spawn<caf::detached>(stage_actor<Stage>, &core);
   return system.spawn(stage_actor<Stage>, &core);

@@ -19,8 +19,8 @@ namespace smp {
 
 namespace {
 
-/// Calls the `done` of a step exactly once, also when the MODULE SERVER dies.
-/// Shared by the node and its SERVER.
+/// Calls the `done` of a step exactly once, even if the MODULE SERVER dies.
+/// Shared by the node and its MODULE SERVER.
 class step_end {
 public:
   void begin(std::function<void(step_report)> done, step_id step) {
@@ -62,7 +62,7 @@ private:
   failure dead_;
 };
 
-/// Bounds a sequence of questions as a whole.
+/// One time limit for a whole sequence of queries.
 class deadline {
 public:
   explicit deadline(std::chrono::milliseconds limit)
@@ -131,8 +131,8 @@ node::~node() {
   caf::scoped_actor self{impl_->system};
   self->monitor(server);
   self->send_exit(server, caf::exit_reason::user_shutdown);
-  // Everything that waits is cancelled now; only user code that computes can
-  // still hold the rank, and it cannot be interrupted.
+  // All waits are cancelled now. Only user code that computes can still hold
+  // the rank, and it cannot be interrupted.
   for (bool down = false; !down;) {
     self->receive(
       [&](const caf::down_msg&) { down = true; },
@@ -185,9 +185,9 @@ node_status node::status(std::chrono::milliseconds limit) {
   return result;
 }
 
-// Mailboxes keep the order of messages of one sender. So if the MODULE SERVER
-// answers, then the SCHEDULER, then the SERVER again, and nothing was written
-// to the board meanwhile, then no message was on its way between them.
+// A mailbox keeps the order of messages from one sender. So if the MODULE
+// SERVER answers, then the SCHEDULER, then the SERVER again, and the board did
+// not change meanwhile, then no message was in flight between them.
 void node::complete(rank_view& x, std::chrono::milliseconds limit) {
   auto until = deadline{limit};
   caf::scoped_actor self{impl_->system};
@@ -222,7 +222,7 @@ void node::complete(rank_view& x, std::chrono::milliseconds limit) {
     }
     x.complete = true;
     auto executes = [](auto& y) { return y.executes; };
-    // Work that waits for its place in a record is served by no token.
+    // Work that waits for its place in a record does not wait for the token.
     x.settled = !server.in_line
                 && std::none_of(x.activities.begin(), x.activities.end(),
                                 executes)
@@ -243,7 +243,7 @@ void node::describe(rank_status& x, std::chrono::milliseconds limit) {
   x.actors.push_back(entries.watch(x.view));
   if (!x.view.complete) // they did not answer a moment ago
     return x.actors.push_back(entries.silent_server());
-  // @returns what it says, or nothing by default
+  // @returns the reply and true, or a default value and false
   auto ask = [&]<class T>(const auto& hdl, T answer) {
     try {
       answer = ask_status<T>(self, hdl, until, {});

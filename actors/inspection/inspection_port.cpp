@@ -62,7 +62,7 @@ private:
     auto got = ::recv(fd(), &x, 1, MSG_DONTWAIT);
     if (got < 0)
       return errno == EINTR || errno == EAGAIN;
-    // One question at a time: whoever does not read its answer is no client.
+    // One request at a time: a peer that does not read answers is no client.
     if (got == 0 || x != inspection_question || asks_ || sent_ < out_.size())
       return false;
     return asks_ = true;
@@ -154,7 +154,7 @@ struct inspection_port::impl {
     return static_cast<int>(std::max<int64_t>(left.count(), 0));
   }
 
-  /// All who asked until now get the same answer.
+  /// All requests that have arrived by now get the same answer.
   void answer_all() {
     if (stopping || !asked() || port_clock::now() < next)
       return;
@@ -171,7 +171,7 @@ struct inspection_port::impl {
   std::atomic<bool> stopping = false;
   std::mutex mutex;
   std::vector<file_descriptor> admitted; // guarded by mutex
-  // Of the thread only.
+  // Used by the thread only.
   std::list<inspection_peer> peers;
   port_clock::time_point next;
   gate entrance;

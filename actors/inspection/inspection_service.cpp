@@ -39,7 +39,7 @@ const inspection_entry& inspection_service::open() {
 inspection_port::bytes inspection_service::collect() {
   byte_writer result;
   caf::scoped_actor self{system_};
-  // It answers in time by itself.
+  // The INSPECTOR has a deadline of its own.
   self->request(actor_, caf::infinite, inspect_atom_v)
     .receive([&](const run_status& x) { result.put(x); },
              [](const caf::error&) {});

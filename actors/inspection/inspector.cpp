@@ -19,7 +19,7 @@ void inspector_state::add(rank_id x, const rank_watch_actor& hdl) {
   y.actor = hdl;
   y.heard = clock::now();
   y.entry.rank = x;
-  // Of a rank that is stopped later one wants to know its process.
+  // Asked early: if the rank is stopped later, its process must be known.
   ask_rank(x.value);
 }
 
@@ -51,7 +51,7 @@ void inspector_state::ask_supervisor() {
         heard(the_supervisor);
       },
       [](const caf::error&) {
-        // Gone: so is this actor soon.
+        // The SUPERVISOR is gone, and this actor ends soon.
       });
 }
 
@@ -65,7 +65,7 @@ void inspector_state::ask_monitor() {
         heard(the_monitor);
       },
       [this](const caf::error&) {
-        // It ends when ranks leave, and what it said last stands.
+        // The monitor ends when ranks leave; its last status stays valid.
         monitor = nullptr;
         heard(the_monitor);
       });
@@ -107,8 +107,8 @@ void inspector_state::finish(const collection_ptr& x) {
     x->promise.deliver(result(x->missing));
 }
 
-/// The kernel shows it of processes on this machine; of others, their launcher
-/// tells the SUPERVISOR.
+/// The kernel knows this for processes on this machine; for those on others,
+/// their launcher tells the SUPERVISOR.
 bool inspector_state::is_stopped(const rank_entry& x) const {
   if (std::count(members.stopped.begin(), members.stopped.end(), x.rank) > 0)
     return true;

@@ -6,14 +6,14 @@ namespace smp {
 
 namespace {
 
-/// What one actor takes before others on its thread get their turn: a thread
-/// that runs actors on the side has something else to do soon.
+/// Number of messages that one actor handles before others on its thread: a
+/// thread that runs actors on the side soon has other work.
 constexpr size_t messages_per_run = 16;
 
-/// The scope that gathers what the thread made ready.
+/// The scope that collects the actors that this thread makes ready.
 thread_local run_here* gathering = nullptr;
 
-/// The thread runs what a scope gathered.
+/// True while this thread runs the actors of a scope.
 thread_local bool running = false;
 
 } // namespace
@@ -27,7 +27,7 @@ void actor_scheduler::enqueue(caf::resumable* job) {
     super::enqueue(job);
 }
 
-// As the workers of CAF do it.
+// Same as the workers of CAF.
 void actor_scheduler::run(caf::resumable* job) {
   switch (job->resume(&unit_, messages_per_run)) {
     case caf::resumable::resume_later:

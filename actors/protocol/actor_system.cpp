@@ -28,7 +28,7 @@ void init_message_types() {
 
 namespace {
 
-/// Whoever waits on a thread of the actors holds up all of them.
+/// A wait on a thread of the actors would delay all of them.
 class waits_refused final : public caf::thread_hook {
 public:
   void init(caf::actor_system&) override {
@@ -54,11 +54,11 @@ host_config::host_config() {
   load<actor_scheduler>();
   set("caf.scheduler.max-threads", 1);
   load<caf::io::middleman>();
-  // Messages are read by the thread that received them.
+  // The thread that receives a message also decodes it.
   set("caf.middleman.workers", 0);
-  // No time-out of CAF's own: a process that is stopped is a matter of the
-  // STALL MONITOR. When one ends, its kernel closes the connection; of a
-  // machine that is gone, the kernel here finds out (`bound_silence`).
+  // Disables CAF's own timeout: a stopped process is up to the STALL MONITOR.
+  // When a process ends, its kernel closes the connection; when a machine is
+  // gone, the kernel here notices (`bound_silence`).
   set("caf.middleman.heartbeat-interval", caf::timespan{0});
   add_thread_hook<waits_refused>();
 }

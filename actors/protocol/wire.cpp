@@ -24,7 +24,7 @@ constexpr control_kind last_of(control_kind) noexcept {
   return control_kind::step_diverged;
 }
 
-/// How a request or response says what it is.
+/// How a request or response is encoded.
 enum class message_style : uint8_t { in_full, as_recorded };
 
 constexpr message_style last_of(message_style) noexcept {
@@ -33,7 +33,7 @@ constexpr message_style last_of(message_style) noexcept {
 
 // -- requests and responses ---------------------------------------------------
 
-/// Bytes before the body: more than most have.
+/// Bytes reserved before the body: enough for most messages.
 constexpr size_t usual_head = 64;
 
 template <class T>

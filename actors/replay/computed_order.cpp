@@ -58,7 +58,7 @@ step_record record_of(const step_flow& x, rank_id from, uint64_t microbatches) {
     z.after = y.after;
     z.needs = y.needs;
     for (auto& c : y.calls) {
-      // Ranks could call each other for ever.
+      // Otherwise ranks could call each other forever.
       if (!numbers.insert(c.number).second)
         refuse("two calls have the number " + std::to_string(c.number));
       if (c.kind == call_kind::grant && !is_root_request(y.id))
@@ -78,13 +78,13 @@ step_record record_of(const step_flow& x, rank_id from, uint64_t microbatches) {
 
 namespace {
 
-/// What a device does forward for a microbatch. Most numbers of chunks divide
-/// it, so that equal work takes equally long on all devices.
+/// Forward work of a device per microbatch. Most numbers of chunks divide it,
+/// so that equal work takes equally long on all devices.
 constexpr uint64_t unit_of_work = 720720;
 
-/// What each segment that a program knows works, by device: its share of one
-/// unit per device and microbatch, as stages are meant to be balanced. What was
-/// measured is not used: it differs from run to run.
+/// The work of each segment in a program, by device: its share of one unit per
+/// device and microbatch, as stages are meant to be balanced. Measured times
+/// are not used, as they differ from run to run.
 std::vector<std::vector<uint64_t>> shares_of(const pipeline_program& x,
                                              size_t devices) {
   std::vector<std::vector<uint64_t>> result(devices);
@@ -169,11 +169,11 @@ private:
     std::vector<std::array<uint64_t, 2>> segments; // by microbatch, phase
     uint64_t arrivals = 0;
     bool busy = false;
-    /// By execution: its calls at which it gives the token back.
+    /// By execution: the calls at which it returns the token.
     std::vector<std::vector<size_t>> stops;
   };
 
-  /// May start when requests have been answered.
+  /// A segment that may start when requests have been answered.
   struct blocked_segment {
     place where;
     std::vector<request_id> requests;
@@ -234,7 +234,7 @@ private:
       push_after(y.where, std::move(y.requests));
   }
 
-  /// The owner of `x`, which `from` calls, gets the request.
+  /// Delivers the request that `x`, a call of rank `from`, sends to its owner.
   void send(rank_id from, const recorded_call& x) {
     auto owner = std::find(pipeline_.begin(), pipeline_.end(), x.owner);
     if (owner == pipeline_.end())
@@ -252,8 +252,8 @@ private:
     push_after({rank, i->second, 0}, std::move(needs));
   }
 
-  /// Gives each rank that is free what comes first in its order. What only
-  /// passes something on goes before all work: others may wait for it.
+  /// Starts the first segment in the order of each free rank. Segments that
+  /// only pass something on precede all work, as others may wait for them.
   void serve() {
     auto passed = true;
     while (std::exchange(passed, false))
@@ -269,8 +269,8 @@ private:
       }
   }
 
-  /// @returns what the rank `i` serves next of what takes no time, or of what
-  ///          does
+  /// @returns the next segment of rank `i` among those that take no time
+  ///          (`passes`), or among those that do
   std::optional<ready_segment> take_first(size_t i, bool passes) {
     auto& rank = ranks_[i];
     auto first = rank.ready.end();
@@ -291,9 +291,9 @@ private:
     result_.served[x.rank].push_back({x.execution, x.segment});
   }
 
-  /// Backward phases go through the work of forward phases in reverse, and take
-  /// twice as long. What the program does not know, as the second call of a
-  /// module, works where it begins; later it passes on what it called for.
+  /// Backward phases pass through the work of forward phases in reverse and
+  /// take twice as long. If the program lacks a segment, such as a second call
+  /// of a module, its work is done when it begins; later it passes results on.
   uint64_t duration(const ready_segment& x) const {
     auto& shares = shares_[x.where.rank];
     auto backward = x.key.what == phase::backward;
@@ -338,8 +338,8 @@ private:
     return result;
   }
 
-  /// Who waits for what is there takes the token again at once, and the work
-  /// is that of one segment: without a fixed order it would not wait.
+  /// If what an execution waits for is there, it takes the token again at once,
+  /// and both segments do the work of one: a free order would not wait.
   bool goes_on(const place& x, const recorded_call& y) const {
     return y.kind == call_kind::wait && all_over(waited_for(x, y));
   }
@@ -408,9 +408,9 @@ private:
   uint64_t now_ = 0;
   uint64_t events_ = 0;
   std::priority_queue<event> running_;  // one per busy rank
-  std::map<request_id, place> callers_; // what an answer lets go on
+  std::map<request_id, place> callers_; // resumed by an answer
   std::vector<blocked_segment> blocked_;
-  std::set<request_id> over_; // what was answered
+  std::set<request_id> over_; // answered requests
   std::vector<task> due_;
   std::optional<microbatch_id> in_forward_;
   pipeline_order result_;
@@ -447,7 +447,7 @@ bool serves_all(const std::vector<served_segment>& x, const step_record& rank) {
   return seen.size() == expected;
 }
 
-/// @throws error (protocol) unless `x` serves what `ranks` did
+/// @throws error (protocol) unless `x` serves exactly what `ranks` did
 void check_served(const pipeline_order& x,
                   const std::vector<step_record>& ranks, rank_id decided_by) {
   auto fits = x.served.size() == ranks.size();
@@ -472,7 +472,7 @@ std::vector<uint64_t> likeness_of(const pipeline_order& x,
     auto pp_rank = std::ranges::find(pipeline, y.origin) - pipeline.begin();
     return place{static_cast<uint64_t>(pp_rank), y.number};
   };
-  std::map<place, uint64_t> requests; // counted in their order
+  std::map<place, uint64_t> requests; // their ordinals
   for (auto& rank : ranks)
     for (auto& y : rank.executions)
       requests.emplace(place_of(y.id), 0);

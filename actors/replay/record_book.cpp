@@ -28,7 +28,7 @@ record_book::proposal record_book::propose() const {
   result.source = source.value_or(step_id{});
   for (auto& [step, record] : x->records)
     result.records.push_back(step);
-  // Who may leave the order does not keep others waiting for it.
+  // A pipeline that may leave the order must not hold others to it.
   if (source && !options_.fall_back)
     result.order = x->order;
   return result;
@@ -42,7 +42,7 @@ void record_book::agree(const std::vector<proposal>& all) {
     return;
   auto can = [&](auto& x) {
     return std::ranges::count(x.records, first.source) > 0
-           // A computed order is in the record that was chosen.
+           // Only the chosen record has the computed order.
            && (!options_.fixed_order
                || (x.replays && x.source == first.source));
   };
@@ -78,7 +78,7 @@ void record_book::took(step_id step, double seconds, bool learnt,
                        size_t warm_up) {
   std::lock_guard guard{mutex_};
   for (auto& x : entries_) {
-    // One that failed has no record.
+    // A step that failed has no record.
     if (x.chosen || !x.records.contains(step) || x.seconds.contains(step))
       continue;
     auto worse = learnt || x.count <= warm_up;
@@ -202,8 +202,8 @@ uint32_t record_book::last_promise() const {
 
 // -- helpers ------------------------------------------------------------------
 
-/// @returns what is replayed next, or nothing yet. (A fixed order is computed,
-/// and so chosen, by whoever runs the steps.)
+/// @returns the step to replay next; nothing yet. (The owner of the steps
+/// computes a fixed order, and thereby chooses the step.)
 std::optional<step_id> record_book::best(const entry& x) const {
   if (x.chosen || options_.fixed_order
       || x.seconds.size() < options_.steps + std::min(x.learnt, max_learnt))

@@ -8,10 +8,10 @@ namespace smp {
 
 namespace {
 
-/// Strides of axes of one element are 0 here: they are a matter of timing.
-/// Autograd adds a gradient to another one in place, with its strides, unless a
-/// message still holds that, and these alone may differ then.
-/// @returns nothing if the others are row-major
+/// Sets the strides of axes of one element to 0, as they depend on timing:
+/// autograd adds a gradient to another one in place, keeping its strides,
+/// unless a message still holds that one; only these strides may then differ.
+/// @returns nothing if the other strides are row-major
 std::vector<int64_t> order_of_axes(const tensor_ref& x) {
   auto result = x.strides;
   auto row_major = true;

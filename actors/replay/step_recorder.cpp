@@ -88,7 +88,7 @@ void step_recorder::answered(request_id id, const payload& x) {
 }
 
 void step_recorder::ended(request_id execution, const payload& x) {
-  // The values of the step body are what a step is run for.
+  // Not for the step body: its values are the output of the step.
   if (!is_root_request(execution))
     at(execution).answered = form_of(x);
 }

@@ -36,7 +36,7 @@ void pipeline_scheduler_state::failed(const step_failed& x) {
 }
 
 void pipeline_scheduler_state::step_over(step_report x) {
-  dialog = nullptr; // ended with the step
+  dialog = nullptr; // it ended with the step
   self->send(server, std::move(x));
 }
 

@@ -104,7 +104,7 @@ void schedule_dialog::rank_changed(const rank_level& x) {
            || (activity && activity->pp_rank == x.pp_rank);
   };
   if (std::erase_if(events_, is_old) > 0)
-    busy = bytes = true; // what it did not hear of yet
+    busy = bytes = true; // not reported yet
   if (bytes)
     tell(memory_level{x.pp_rank, x.bytes});
   if (busy)

@@ -99,8 +99,8 @@ void step_driver::decided() {
   pump();
 }
 
-/// Runs code of the schedule, which may be a user's; once the step failed
-/// nobody asks it any more.
+/// Calls the schedule, which may be user code. Once the step has failed, it is
+/// not called any more.
 template <class F>
 void step_driver::guarded(F f) {
   if (report_.error)

@@ -64,7 +64,7 @@ load_schedule_actor(const std::string& path, const std::string& name) {
 
 namespace {
 
-/// Answers come while `next` waits for them, on the caller's thread.
+/// Answers arrive while `next` waits for them, on the caller's thread.
 class rehearsal : public schedule, public schedule_asker {
 public:
   rehearsal(caf::actor_system& sys, const user_schedule& x,
@@ -118,7 +118,7 @@ private:
                });
   }
 
-  /// If the actor ended, its reason tells more than that there is no answer.
+  /// If the actor ended, its exit reason says more than the lack of an answer.
   caf::error cause_of(caf::error x) {
     using namespace std::chrono_literals;
     auto ended = has_ended(x);

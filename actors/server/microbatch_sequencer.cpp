@@ -19,7 +19,7 @@ void microbatch_sequencer::set_modules(const std::vector<module_id>& xs,
   for (auto x : xs) {
     auto known = gates_.extract(x);
     auto& y = gates[x] = known ? std::move(known.mapped()) : gate{};
-    // The step body is over with its forward phase, not sooner.
+    // The step body has passed only when its forward phase is over.
     y.sure = y.sure || sure.contains(x) || x == module_id{};
     if (y.sure)
       y.expected.reset();
@@ -63,8 +63,8 @@ void microbatch_sequencer::end_step(bool complete) {
     auto [least, most] = std::minmax_element(x.left.begin(), x.left.end());
     if (*most == 0)
       continue;
-    // One that makes fewer calls than expected holds the next ones until its
-    // forward phase is over, which is right; one that makes more is not.
+    // A microbatch with fewer calls than expected holds the next ones until its
+    // forward phase is over, which is safe; one with more calls is not.
     x.sure = x.expected ? *most > *x.expected : *least != *most;
     if (x.sure)
       x.expected.reset();
@@ -214,7 +214,7 @@ void microbatch_sequencer::leave(const std::vector<module_id>& xs,
       continue;
     ++i->second.left[turn];
     ++i->second.calls;
-    // Calls nest: those before the backward around it leave last.
+    // Calls nest: late calls end before the earlier ones that enclose them.
     if (auto& late = i->second.late[turn]; late > 0)
       --late;
   }
@@ -226,7 +226,7 @@ void microbatch_sequencer::forward_over(uint64_t turn, bool away) {
   if (turn >= over_.size())
     return;
   over_[turn] = true;
-  // All that a forward phase asked for is answered before it ends (R39).
+  // A forward phase ends only after all its requests were answered (R39).
   for (auto& [id, x] : gates_)
     if (away && turn < x.left.size() && x.entered[turn] > x.left[turn]) {
       x.late[turn] = x.entered[turn] - x.left[turn];
@@ -237,7 +237,7 @@ void microbatch_sequencer::forward_over(uint64_t turn, bool away) {
 
 std::vector<completion_ptr> microbatch_sequencer::take_opened() {
   std::vector<completion_ptr> result;
-  // The oldest first: who enters may keep the others waiting.
+  // Oldest first: a call that enters may keep the others waiting.
   std::stable_sort(held_.begin(), held_.end(),
                    [](auto& x, auto& y) { return x.turn < y.turn; });
   std::erase_if(held_, [&](auto& x) {
@@ -250,7 +250,7 @@ std::vector<completion_ptr> microbatch_sequencer::take_opened() {
   return result;
 }
 
-/// Wakes whoever may go on, without the lock: they may call back.
+/// Wakes those that may proceed, without the lock, as they may call back.
 void microbatch_sequencer::moved(std::unique_lock<std::mutex> guard) {
   auto opened = take_opened();
   auto f = std::exchange(asked_, false) ? on_moved_ : nullptr;

@@ -62,7 +62,7 @@ void module_server_state::answer(response x) {
       self->send(scheduler, std::move(x));
     return;
   }
-  // An answer that is just a failure has nothing left to fall back to.
+  // If a failure cannot be sent, there is no simpler answer to send instead.
   auto report_failure = !x.error;
   send_answer(std::move(x), report_failure);
 }
@@ -72,7 +72,7 @@ void module_server_state::answer(recorded_response x) {
 }
 
 void module_server_state::forward_done(const smp::forward_done& x) {
-  // It sends grants before it replies. If it died, nothing is granted.
+  // The SCHEDULER sends grants before its reply. If it died, it grants nothing.
   self->request(scheduler, caf::infinite, x)
     .then([this, id = x.id] { core->decided(id); },
           [this, id = x.id](const caf::error&) { core->decided(id); });
@@ -106,7 +106,7 @@ void module_server_state::failed(const step_failed& x) {
 }
 
 void module_server_state::report_done(request_id id, const completion_ptr& x) {
-  // The completion keeps the callback, so the callback must not keep it.
+  // The completion owns the callback, so the callback must not own it.
   x->on_done([door = door, id, done = x.get()] {
     door->send(completed{id, done->cause()});
   });
@@ -216,7 +216,7 @@ void module_server_state::on_exit(const caf::exit_msg& x) {
   settle();
 }
 
-// The default handler would quit and take the rank along.
+// The default handler would end this actor, and the rank with it.
 void module_server_state::on_refused(const caf::error& x) {
   core->fail_step({core->step(),
                    {error_code::internal,
@@ -228,7 +228,7 @@ void module_server_state::on_refused(const caf::error& x) {
 void module_server_state::settle() {
   if (!closing || core->num_busy() > 0)
     return;
-  // No executor thread executes any more, so joining them takes no time.
+  // No executor thread executes any more, so joining them is fast.
   for (auto& [id, x] : contexts)
     self->send_exit(x.actor, reason);
   if (contexts.empty() && !scheduler)
@@ -237,8 +237,8 @@ void module_server_state::settle() {
 
 // -- helpers ------------------------------------------------------------------
 
-// An exception of the executor is a defect; its text is worth more to whoever
-// waits for the context than a line on a terminal.
+// An exception of the executor is a defect; its text is more useful to the
+// caller that waits for the context than on a terminal.
 template <class F>
 void module_server_state::hand_over(const context_entry& to, F f) {
   std::string what = "unknown exception";
@@ -375,7 +375,7 @@ module_server(module_server_state::pointer self, server_options options,
     },
     [self](down_atom, const failure& x) { self->state.core->rank_down(x); },
     [self](malformed_atom, const failure& x) {
-      // Its endpoint closes, so it hears of the end as well.
+      // This closes its endpoint, so that rank learns of its end as well.
       self->state.options.fabric->peer_lost(x);
       self->state.core->rank_down(x);
     },
@@ -416,8 +416,8 @@ void server_inbox::deliver(rank_id from, message x) const {
       if (from != leader && self != leader)
         refuse("malformed control message: from or to pp_rank 0 only");
     } else if constexpr (std::is_same_v<type, step_failed>) {
-      // Of a pipeline that shares modules with this one, its pp_rank 0 tells
-      // the other.
+      // Between pipelines that share modules, the pp_rank 0 of one tells the
+      // pp_rank 0 of the other.
       if (self == leader ? std::ranges::count(tied, from) == 0 : from != leader)
         refuse("malformed control message: only pp_rank 0 may send one");
     } else if (from != leader || self == leader) {

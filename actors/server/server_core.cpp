@@ -99,8 +99,8 @@ void server_core::end_forward(const forward_over& x) {
 
 void server_core::end_microbatch(const microbatch_done& x) {
   auto mb = x.microbatch.value;
-  // Those that come before `enter` or after the end of the step are not
-  // needed: the end of the step ends all its microbatches.
+  // Messages before `enter` or after the end of the step are not needed: the
+  // end of the step ends all its microbatches.
   if (!open_ || x.step != current_.step || mb >= ended_.size() || ended_[mb])
     return;
   ended_[mb] = true;
@@ -264,7 +264,7 @@ void server_core::token_granted() {
 
 void server_core::turns_moved() {
   auto held = std::exchange(held_, {});
-  // The oldest first: who enters may keep the others waiting.
+  // Oldest first: a request that enters may keep the others waiting.
   std::stable_sort(held.begin(), held.end(),
                    [](auto& x, auto& y) { return x.what.turn < y.what.turn; });
   for (auto& x : held)
@@ -295,7 +295,7 @@ failure server_core::refusal(const call& x) const {
   return {};
 }
 
-/// What a rank sends may name any number of a request.
+/// A response of another rank may name any request number.
 failure server_core::refusal(const pending_call& asked) const {
   if (asked.kind != call_kind::wait)
     return {};
@@ -330,7 +330,7 @@ void server_core::suspend(context_id ctx, call x) {
     push(entry, {id, {}, refused});
     return pump();
   }
-  // Registered first: the answer may come before the next line is done.
+  // Register first: the answer may arrive before the next line is done.
   pending_.emplace(id, entry);
   if (recorder_ && entry.in_order)
     recorder_->called(cur.id, id, x);
@@ -344,8 +344,8 @@ void server_core::suspend(context_id ctx, call x) {
         output_.ask(x.owner, request_of(entry_of_context, id.number, x));
       break;
     case call_kind::grant:
-      // What it called goes on elsewhere without it: ranks may have nothing to
-      // do until its backward phase begins.
+      // Its promises run on other ranks, which may be idle until its backward
+      // phase begins: serve nothing before the SCHEDULER has decided.
       if (!entry_of_context.promises.empty())
         undecided_.insert(id);
       output_.forward_done({id, cur.microbatch});
@@ -403,7 +403,7 @@ void server_core::lose(context_id ctx, const std::string& why) {
   contexts_.erase(i);
   free_token(ctx);
   output_.lost(ctx);
-  // Promises get their answers as before: others may wait for them.
+  // Keep promises, which are answered as before: others may wait for them.
   std::erase_if(pending_, [&](auto& y) {
     return y.second.context == ctx && !y.second.answer;
   });
@@ -433,10 +433,10 @@ void server_core::fail(const failure& x) {
   failed_ = x;
   recorder_.reset();
   if (replay_)
-    replay_->diverge(); // what unwinds does not do as recorded
+    replay_->diverge(); // what unwinds does not follow the record
   output_.failed({current_.step, x});
   answer_queued(x);
-  // Nobody grants any more, and a wait may wait for the one that failed.
+  // Grants do not come any more, and a wait may be for what failed.
   cancel_pending(x, [](auto& y) {
     return y.kind == call_kind::grant || y.kind == call_kind::wait;
   });
@@ -486,8 +486,8 @@ void server_core::cancel_pending(const failure& x, Predicate pred) {
 }
 
 void server_core::reply(response x) {
-  // That this rank cancels what it does is a consequence; for the others it is
-  // lost (R39).
+  // For this rank the cancellation is a consequence of its shutdown; for the
+  // others it means that the rank is lost (R39).
   if (closing_ && x.id.origin != self()
       && x.error.code == error_code::cancelled)
     x.error.code = error_code::rank_down;
@@ -513,7 +513,7 @@ void server_core::check_over() {
 
 ready_key server_core::key_of(phase what, microbatch_id x) {
   ready_key result{what, x, ++arrivals_, 0};
-  if (x.value < segments_.size()) // else nobody's microbatch
+  if (x.value < segments_.size()) // else there is no such microbatch
     result.segment = segments_[x.value][static_cast<size_t>(what)]++;
   return result;
 }
@@ -533,7 +533,7 @@ void server_core::free_token(context_id ctx) {
   if (executing_ != ctx)
     return;
   executing_.reset();
-  // Given back even if more is ready: other ranks of the process take turns.
+  // Released even if more is ready: other ranks of the process take turns.
   hold_ = hold::none;
   options_.token->release(seat_);
 }

@@ -1,4 +1,4 @@
-// What `server_core` does about requests that nobody waits for (R38, R39).
+// How `server_core` handles requests that no caller waits for (R38, R39).
 
 #include "actors/server/server_core.hpp"
 
@@ -17,7 +17,7 @@ request server_core::request_of(const context_entry& from, uint64_t number,
   result.promised = x.kind == call_kind::promise;
   result.needs = std::move(x.needs);
   result.released = std::move(x.released);
-  // Also if it is over by now: whether it is depends on timing (R33).
+  // Even if that one is over by now, as this depends on timing (R33).
   if (auto i = from.promises.find(x.owner); i != from.promises.end())
     result.after = i->second;
   return result;

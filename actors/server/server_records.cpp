@@ -27,7 +27,7 @@ void server_core::prepare(const std::optional<step_plan>& plan) {
   auto& records = *options_.records;
   try {
     if (auto record = records.begin(*plan_)) {
-      // Numbers that the record does not have are free.
+      // Numbers that the record does not use are free.
       calls_ = record->last_number;
       replay_.emplace(std::move(record), current_.step, records.forms(),
                       plan_->same_order);
@@ -41,11 +41,11 @@ void server_core::prepare(const std::optional<step_plan>& plan) {
 
 scheduled_step server_core::admission() const {
   scheduled_step result{current_};
-  // A record begins a microbatch when it may, not when the one before ended.
+  // A recorded admission may start a microbatch before the previous one ends.
   auto serial = options_.sequencer && options_.sequencer->serial();
   if (replay_ && !serial)
     result.recorded = replay_->record().admission;
-  // No timing must decide anything.
+  // With a fixed order, timing must not decide anything.
   result.serial = serial || (recorder_ && options_.records->fixed_order());
   return result;
 }
@@ -61,7 +61,7 @@ void server_core::end_record(bool complete) {
 
 // -- divergences --------------------------------------------------------------
 
-/// @returns why the step fails, or nothing if it goes on without the record.
+/// @returns why the step fails; nothing if it continues without the record.
 failure server_core::leave_record(const request& at, const std::string& how) {
   auto& records = *options_.records;
   auto module = options_.services.module_name(at.module);
@@ -74,7 +74,7 @@ failure server_core::leave_record(const request& at, const std::string& how) {
                 "the record, or "
               + key + " = false)";
   if (!records.fall_back()) {
-    // What code does that unwinds says nothing.
+    // A divergence while the code unwinds means nothing.
     if (!failed_)
       records.refused();
     return {error_code::unsupported, self(), module, std::move(text)};
@@ -96,8 +96,8 @@ void server_core::diverge(const step_diverged& x) {
   pump();
 }
 
-/// The step goes on without its record, here and, as pp_rank 0 tells,
-/// elsewhere.
+/// Continues the step without its record, here and, through pp_rank 0, on all
+/// other ranks.
 void server_core::drop_record(const step_diverged& x) {
   replay_->diverge();
   options_.records->diverged(x.text);

@@ -89,7 +89,7 @@ caf::error context_link::refusal() const {
                            + to_string(notes_->state()));
 }
 
-// An executor that is out of step with its notes is a defect.
+// An executor whose events contradict its notes is a defect.
 void context_link::give_up() {
   tell(step_failed{notes_->look().current.step,
                    {error_code::internal, no_rank, {}, to_string(refusal())}});

@@ -14,7 +14,7 @@ namespace smp {
 
 namespace {
 
-/// What peers have to call equally often.
+/// What peers must call equally often.
 struct place {
   phase what;
   std::string module;
@@ -22,8 +22,8 @@ struct place {
   auto operator<=>(const place&) const = default;
 };
 
-/// Tells whether somebody waits in a way of which peers know nothing: in a
-/// collective of the user's, or outside of the step.
+/// Tells whether a thread waits in a way unknown to peers: in a collective of
+/// the user's, or outside of the step.
 bool waits_otherwise(const rank_view& view) {
   auto is_shared = [&](const std::string& text) {
     return std::ranges::any_of(view.shared, [&](auto& x) {

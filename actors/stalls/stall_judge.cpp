@@ -12,8 +12,8 @@ namespace smp {
 
 namespace {
 
-/// So many looks follow the last progress at once; later ones are rare, as
-/// whatever begins or ends counts as progress.
+/// Number of looks in quick succession after the last progress. Later ones are
+/// rare, as whatever begins or ends counts as progress.
 constexpr uint64_t dense_looks = 8;
 
 } // namespace
@@ -80,7 +80,7 @@ std::optional<stall_report> stall_judge::judge(std::vector<rank_view> views,
   settled_ = std::move(now_settled);
   if (result.deadlock) {
     if (settled_ == failed_)
-      return std::nullopt; // they are told, and about to go on
+      return std::nullopt; // they were told, and are about to continue
     result.step_fails = different_branches(views);
     for (auto& x : views)
       result.steps.push_back(x.step);
@@ -103,7 +103,7 @@ std::optional<stall_report> stall_judge::judge(std::vector<rank_view> views,
   if (is_due)
     while (due(now))
       next_report_ *= 2;
-  // Where nobody waits, ranks only compute.
+  // If nothing waits, the ranks only compute.
   if (!graph.waiting() && silent.empty())
     return std::nullopt;
   auto chain = graph.worst();

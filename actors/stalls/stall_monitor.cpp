@@ -52,7 +52,7 @@ void stall_monitor_state::look() {
   for (uint64_t i = 0; i < config.ranks.size(); ++i) {
     if (!asked.insert(i).second)
       continue;
-    // A rank that was stopped answers when it goes on, however late.
+    // A stopped rank answers when it continues, however late.
     self->request(config.ranks[i], caf::infinite, look_atom_v)
       .then(
         [this, i](uint64_t progress) {
@@ -61,7 +61,7 @@ void stall_monitor_state::look() {
             status.standing = false;
         },
         [](const caf::error&) {
-          // Dead: the SUPERVISOR knows.
+          // The rank is dead; the SUPERVISOR knows.
         });
   }
   look_closer();
@@ -93,7 +93,7 @@ void stall_monitor_state::report(const stall_report& x) {
   ++status.reports;
   status.text = x.text;
   status.standing = true;
-  // First: ranks that end by it are not the cause.
+  // Report first: ranks that end by it are not the cause.
   if (config.on_report)
     config.on_report(x);
   for (size_t i = 0; i < config.ranks.size(); ++i) {
@@ -163,7 +163,7 @@ struct stall_search::impl {
     return inspection->open();
   }
 
-  /// Afterwards it calls nobody any more.
+  /// After this, the actor makes no more calls.
   template <class Handle>
   void end(const Handle& hdl) {
     caf::scoped_actor self{system};

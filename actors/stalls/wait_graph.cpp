@@ -19,8 +19,8 @@ std::string seconds_text(double x) {
   return x < 9.95 ? fmt::format("{:.1f} s", x) : fmt::format("{:.0f} s", x);
 }
 
-/// The user's thread in the middle of a step waits for the contexts of pp_rank
-/// 0: everybody does, so this says little.
+/// During a step, the user's thread of every rank waits for the contexts of
+/// pp_rank 0, so this says little.
 bool is_step_end(const activity& x) {
   return x.who == kind::main && !x.executes
          && x.waits_for.starts_with("the end of step");
@@ -54,7 +54,7 @@ std::optional<size_t> wait_graph::serving(rank_id rank, request_id x) const {
 }
 
 std::optional<size_t> wait_graph::blocker(rank_id rank, const node& x) const {
-  // What stands outside of a step waits for the same of others.
+  // Outside of a step, a user's thread waits for those of other ranks.
   auto meets = [&](const activity& y) {
     return (x.what.who == kind::main) == (y.who == kind::main)
            && !is_step_end(y);
@@ -99,7 +99,7 @@ wait_graph::step wait_graph::successor(const node& x) const {
         return {i, end::open, no_rank};
       return {std::nullopt, end::lost, from};
     }
-    // Its answer is on the way, but the other rank cannot get rid of it.
+    // The answer exists, but the other rank has no credits to send it.
     if (auto t = between(from, x.rank); t != nullptr && t->queued > 0)
       return {std::nullopt, end::credits, x.rank};
   }
@@ -137,15 +137,15 @@ wait_graph::chain wait_graph::worst() const {
   std::optional<chain> best;
   auto key = [this](const chain& x) {
     auto& first = nodes_[x.nodes.front()].what;
-    // A lost message first: whoever else waits may do so because of it. Then
-    // who says most in few words.
+    // A lost message first: all other waits may be a consequence of it. Then
+    // those that say most in few words.
     auto rank = x.how == end::silent      ? 0
                 : x.how == end::lost      ? 1
                 : x.how == end::credits   ? 2
                 : x.how == end::executing ? 3
                 : x.how == end::cycle     ? 4
                                           : 5;
-    // The culprit's own waits are of less interest than those for it.
+    // Waits for the culprit matter more than its own waits.
     auto own = x.how != end::cycle && nodes_[x.nodes.front()].rank == x.culprit;
     return std::tuple{rank,
                       is_step_end(first),
@@ -219,8 +219,8 @@ std::string wait_graph::last_words(const chain& x) const {
     case end::lost:
       return missing(last, x.culprit);
     case end::cycle: {
-      // From the lowest rank on, so that one cycle always reads the same,
-      // whoever was seen to wait first.
+      // Start at the lowest rank, so that one cycle always reads the same,
+      // whichever of its waits was seen first.
       std::vector<uint64_t> ranks;
       for (auto i = x.cycle_begin; i < x.nodes.size(); ++i)
         ranks.push_back(nodes_[x.nodes[i]].rank.value);
