@@ -10,9 +10,9 @@ namespace smp {
 /// would break ties by rounding errors, which differ between machines.
 __extension__ typedef unsigned __int128 exact_cost;
 
-/// Parameters and seconds cannot be added, and one would dwarf the other, so
-/// each is divided by its total first: own cost of a node = alpha * memory /
-/// sum(memory) + (1 - alpha) * compute / sum(compute).
+/// Parameters and seconds cannot be added, and one would dwarf the other. So
+/// each is divided by its total first: own cost of a node =
+/// alpha * memory / sum(memory) + (1 - alpha) * compute / sum(compute).
 class cost_table {
 public:
   /// @param memory_weight alpha, rounded to millionths.

@@ -37,7 +37,7 @@ struct module_info {
   /// that would allow it (R20); empty if they can.
   std::string not_interceptable;
 
-  /// What its parent computes as a whole with it and so keeps it for ("'h.0',
+  /// The whole that its parent computes with it, which keeps it there ("'h.0',
   /// which ranks share as a whole"); empty if it may go anywhere.
   std::string part_of;
 

@@ -50,7 +50,7 @@ struct partition_plan {
 };
 
 /// Pure: the same model and options give the same plan on every rank.
-/// @throws error (config) for errors of the user (see `module_tree`,
+/// @throws error (config) for errors in the user's input (see `module_tree`,
 ///         `cost_table`, `fixed_devices`).
 partition_plan make_partition(const model_info& model,
                               const partition_options& options);

@@ -34,8 +34,8 @@ service_order sequence_order(service_place x, uint64_t warm_up);
 /// service orders keep ranks in step. "Backward before forward" is not enough:
 /// until the first loss returns from pp_rank 0, the last rank runs forward
 /// phases, then all waiting backward phases, while the ranks before it run dry.
-/// This order alternates between the two, one forward segment ahead, on which a
-/// rank works while pp_rank 0 computes the next loss. On pp_rank 0, a
+/// With this order it alternates between the two, one forward segment ahead, on
+/// which it works while pp_rank 0 computes the next loss. On pp_rank 0, a
 /// microbatch that turns around precedes everything else: the last rank waits
 /// for it, and then all others do.
 /// @param name `smp.pipeline`; schedules other than 1F1B and the opportunistic

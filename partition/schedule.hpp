@@ -135,7 +135,7 @@ public:
     return states_.size();
   }
 
-  /// Microbatches that have not finished their forward phase yet.
+  /// Microbatches that are in their forward phase.
   uint64_t in_forward() const noexcept {
     return in_forward_;
   }
@@ -212,8 +212,8 @@ private:
 class list_schedule : public schedule {
 public:
   /// @throws error (config) naming the first wrong task: a phase that is listed
-  ///         twice, a backward phase before its forward phase, or a missing
-  ///         one.
+  ///         twice, a backward phase before its forward phase, or one that is
+  ///         missing.
   list_schedule(uint64_t microbatches, std::vector<task> tasks);
 
   std::optional<task> next() override;
@@ -229,8 +229,8 @@ private:
 /// A list is written for one number of microbatches, but evaluation and
 /// sampling run steps with other numbers.
 /// @param tasks for a step of `listed` microbatches.
-/// @returns the list repeated for each `listed` microbatches, without the tasks
-///          that a step of `microbatches` does not have.
+/// @returns the list once per `listed` microbatches, in sequence, without the
+///          tasks that a step of `microbatches` does not have.
 std::vector<task> fit_list(const std::vector<task>& tasks, uint64_t listed,
                            uint64_t microbatches);
 

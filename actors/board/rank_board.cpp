@@ -17,7 +17,7 @@ const char* text_of(phase x) {
   return x == phase::forward ? "forward" : "backward";
 }
 
-/// @returns what a wait waits for at this moment.
+/// @returns the reason of a wait at this moment.
 wait_reason reason_now(const wait_reason& x) {
   return x.now ? x.now() : x;
 }

@@ -27,7 +27,7 @@ struct member_config {
   std::function<void(const failure&)> on_rank_down;
   /// Hears of a silent SUPERVISOR; if not set, the SUPERVISOR is not polled.
   rank_watch_actor watch;
-  /// Prints that silence: rank 0, which prints stalls else, may be the cause.
+  /// Prints it: rank 0, which prints other stalls, may be what is stalled.
   bool says_silence = false;
   /// See `membership::options`.
   std::function<std::vector<rank_id>()> stopped_here;

@@ -104,9 +104,9 @@ public:
   /// Counts as a loss for the other ranks unless `leave` was called.
   ~membership();
 
-  /// Waits until all ranks have joined. @returns the members by rank @throws
-  /// error naming the missing ranks, or the rank that differs and the setting
-  /// in which it does
+  /// Waits until all ranks have joined. @returns the members by rank
+  /// @throws error naming the missing ranks, or the rank that differs and the
+  /// setting in which it does
   std::vector<member> join();
 
   /// Says goodbye: from now on, the end of this rank is not a loss.

@@ -38,7 +38,7 @@ struct supervisor_state {
   /// Registers an INSPECTOR, which gets all that `add_watch` gets.
   void introduce(const inspector_actor& x);
 
-  /// Ends the STALL MONITOR: the end or loss of a rank is not a stall.
+  /// Ends the STALL MONITOR: a rank that leaves or is lost is not a stall.
   void end_monitor();
 
   void on_down(const caf::down_msg& x);
@@ -92,7 +92,7 @@ struct supervisor_state {
   stall_monitor_actor monitor;
   inspector_actor inspector;
   std::map<rank_id, caf::actor_clock::time_point> stopped;
-  bool may_monitor = true; // the monitor has not started yet and may
+  bool may_monitor = true; // the monitor has not started, but may
   caf::actor_clock::time_point last_join;
   failure failed; // the first cause
   bool closing = false;

@@ -28,8 +28,8 @@ public:
   /// that stage, later. Called on any thread.
   virtual void hand_over(comm_stage to, comm_message_ptr x) = 0;
 
-  /// Passes a message to the fabric, and later calls `left`. @param transfers
-  /// empty: no tensor has an id
+  /// Passes a message to the fabric, and later calls `left`.
+  /// @param transfers empty: no tensor has an id
   virtual void launch(const comm_message_ptr& x,
                       std::vector<uint64_t> transfers)
     = 0;

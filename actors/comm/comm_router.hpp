@@ -28,8 +28,8 @@ struct comm_options {
   /// Sizes in bytes of the arenas, which exist only with a device path.
   uint64_t send_arena = 0;
   uint64_t receive_arena = 0;
-  /// Forces this many ranks per node, whatever machines they are on; 0: a node
-  /// is a machine.
+  /// Ranks per node, whatever machines they are on, for use with
+  /// `force_device_path`; 0: a node is a machine.
   uint64_t ranks_per_node = 0;
   /// Null: this rank has no device.
   std::shared_ptr<device_ops> devices = {};

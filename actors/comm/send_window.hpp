@@ -41,8 +41,8 @@ public:
   /// not, another caller does that, perhaps further up on the same stack
   bool leave(rank_id peer, uint64_t bytes);
 
-  /// @returns the message kept for `peer` that may go now and has the highest
-  /// priority, the oldest of several, or null
+  /// @returns the most urgent message kept for `peer` that may go now, the
+  /// oldest of several, or null
   comm_message_ptr next(rank_id peer);
 
   /// @returns all kept messages. From now on `enter` lets everything go.

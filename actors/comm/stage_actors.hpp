@@ -10,7 +10,7 @@
 namespace smp {
 
 /// @returns the actors of all stages, indexed by stage. With a device path,
-/// those that copy have a thread of their own, so that nothing else waits.
+/// those that copy have threads of their own, where nothing else may run.
 std::array<comm_stage_actor, comm_stages>
 spawn_stages(caf::actor_system& system, comm_core& core);
 

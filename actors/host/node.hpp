@@ -34,7 +34,7 @@ struct node_status : server_counts {
   };
 
   std::vector<context> contexts;
-  /// PIPELINE SCHEDULER, on pp_rank 0 only: microbatches running and not ended.
+  /// PIPELINE SCHEDULER, on pp_rank 0 only: microbatches running and left.
   uint64_t microbatches_running = 0;
   uint64_t microbatches_left = 0;
 };

@@ -37,7 +37,7 @@ constexpr comm_stage last_of(comm_stage) noexcept {
 inline constexpr size_t comm_stages = static_cast<size_t>(last_of(comm_stage{}))
                                       + 1;
 
-/// @returns the name of the stage, in capitals as in the paper.
+/// @returns the name of the stage in capitals, for display.
 constexpr const char* to_string(comm_stage x) noexcept {
   constexpr const char* names[] = {
     "COMM INITIATOR",  "D2D ALLOCATOR",       "D2D SEND",

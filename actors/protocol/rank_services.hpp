@@ -39,8 +39,8 @@ public:
     return {};
   }
 
-  /// Starts fetching the objects that a request needs (R38). @returns a
-  /// completion that is done once all have arrived, or null if they have
+  /// Starts to fetch the objects that a request needs (R38).
+  /// @returns a completion, done when all have arrived; null if they have
   virtual completion_ptr gather(const request&) {
     return nullptr;
   }

@@ -84,7 +84,7 @@ struct rank_status {
   /// step or outside of one.
   double up_seconds = 0;
   double busy_seconds = 0;
-  /// Share of the last step in which this rank was idle; unset before that.
+  /// Share of the last step in which this rank was idle; unset before one.
   std::optional<double> bubble = {};
   /// Of its process, in bytes.
   uint64_t memory = 0;

@@ -19,7 +19,7 @@ constexpr context_state last_of(context_state) noexcept {
   return context_state::pending;
 }
 
-/// @returns the state in capitals, as the paper writes it.
+/// @returns the state in capitals, for display.
 constexpr const char* to_string(context_state x) noexcept {
   switch (x) {
     case context_state::idle:

@@ -44,8 +44,8 @@ using incoming = std::variant<request, recorded_request, response,
 /// @throws error (protocol) naming the first malformed field
 incoming decode(message x);
 
-/// @returns the phase of an encoded request; nothing if it is not encoded, or
-/// if `x` is not a request.
+/// @returns the phase of an encoded request; nothing if `x` does not contain it
+/// or is not a request.
 std::optional<phase> phase_of(const message& x);
 
 // -- fields -------------------------------------------------------------------

@@ -37,7 +37,7 @@ struct step_flow {
   bool ordered = false;
   /// Some calls waited that will not wait in later steps.
   bool learnt = false;
-  /// Those of these modules that it called after a first backward.
+  /// The ordered modules that it called after a first backward.
   std::set<module_id> called_late = {};
 };
 

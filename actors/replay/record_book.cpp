@@ -202,8 +202,8 @@ uint32_t record_book::last_promise() const {
 
 // -- helpers ------------------------------------------------------------------
 
-/// @returns the step to replay next; nothing yet. (The owner of the steps
-/// computes a fixed order, and thereby chooses the step.)
+/// @returns the step to replay next, or nothing yet. (The code that runs the
+/// steps computes a fixed order, and thereby chooses the step.)
 std::optional<step_id> record_book::best(const entry& x) const {
   if (x.chosen || options_.fixed_order
       || x.seconds.size() < options_.steps + std::min(x.learnt, max_learnt))

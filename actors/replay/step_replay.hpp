@@ -81,7 +81,7 @@ public:
     return forms_;
   }
 
-  /// From now on, nothing is held to the record.
+  /// From now on, the step is not held to its record.
   void diverge() noexcept {
     diverged_ = true;
   }

@@ -250,7 +250,7 @@ std::vector<completion_ptr> microbatch_sequencer::take_opened() {
   return result;
 }
 
-/// Wakes those that may proceed, without the lock, as they may call back.
+/// Wakes all that may enter now, without the lock, as they may call back.
 void microbatch_sequencer::moved(std::unique_lock<std::mutex> guard) {
   auto opened = take_opened();
   auto f = std::exchange(asked_, false) ? on_moved_ : nullptr;

@@ -106,7 +106,7 @@ void module_server_state::failed(const step_failed& x) {
 }
 
 void module_server_state::report_done(request_id id, const completion_ptr& x) {
-  // The completion owns the callback, so the callback must not own it.
+  // The completion owns the callback, so that must not own the completion.
   x->on_done([door = door, id, done = x.get()] {
     door->send(completed{id, done->cause()});
   });

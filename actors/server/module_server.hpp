@@ -83,7 +83,7 @@ struct module_server_state : server_output {
 
   void enter(const run_step& x);
 
-  // From the SCHEDULER, which then go to all ranks, or from pp_rank 0.
+  // Events of the SCHEDULER, which go on to all ranks, or of pp_rank 0.
   void end_forward(const smp::forward_over& x);
   void end_microbatch(const microbatch_done& x);
   void end_step(step_report x);

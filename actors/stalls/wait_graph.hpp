@@ -1,6 +1,6 @@
 #pragma once
 
-// Which waits form a stall, and which rank is to blame. No actors, no clocks.
+// Which rank waits for which, and which is to blame. No actors, no clocks.
 
 #include "actors/protocol/rank_view.hpp"
 
