@@ -37,7 +37,7 @@ private:
   std::unique_ptr<impl> impl_;
 };
 
-/// Who waits for whom in a run.
+/// Which threads, contexts and requests of a run wait for which.
 struct wait_report {
   /// The most informative chain of waits, as in docs/stalls.md; empty if
   /// nothing waits.

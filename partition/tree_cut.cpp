@@ -14,7 +14,7 @@ std::vector<bool> cuts_of(const partition_problem& p, double bound) {
   auto n = p.tree.size();
   std::vector<bool> result(n);
   std::vector<exact_cost> left(n); // in the part, of the subtree
-  // Nodes stand in preorder: children come before their parents this way.
+  // Nodes are in preorder, so this visits children before their parents.
   for (auto i = n; i-- > 0;) {
     auto children = p.tree[i].children;
     std::sort(children.begin(), children.end(),

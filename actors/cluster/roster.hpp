@@ -36,7 +36,7 @@ public:
   /// @returns the members by rank. @pre `complete()`
   std::vector<member> members() const;
 
-  /// @returns an error that names the ranks that did not come within `limit`.
+  /// @returns an error that names the ranks that did not join within `limit`.
   failure missing(std::chrono::milliseconds limit) const;
 
   /// @returns the ranks that have not joined yet

@@ -29,8 +29,8 @@ struct finished {
   outcome result;
 };
 
-/// A call of kind `wait` is over, or a request could not be
-/// sent.
+/// The wait of a call of kind `wait` is over, the objects that a request needs
+/// have arrived, or a request could not be sent.
 struct completed {
   request_id id;
   failure error;

@@ -5,8 +5,8 @@
 //
 // request, response: form u8, id, then
 //                    0 in full:     the other fields, then the body
-//                    1 as recorded: nothing but the tensors (R33) and, in a
-//                      request, the results that are let go (u64 each)
+//                    1 as recorded: only the tensors (R33) and, in a request,
+//                      the results that it releases (u64 each)
 // control:           kind u8, then the message
 
 #include "actors/protocol/messages.hpp"

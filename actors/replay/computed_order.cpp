@@ -344,7 +344,7 @@ private:
     return y.kind == call_kind::wait && all_over(waited_for(x, y));
   }
 
-  /// @param next goes on after `x`
+  /// @param next the segment that follows `x`
   void stop(const place& next, const recorded_call& x) {
     switch (x.kind) {
       case call_kind::grant:

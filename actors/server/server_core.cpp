@@ -436,7 +436,7 @@ void server_core::fail(const failure& x) {
     replay_->diverge(); // what unwinds does not follow the record
   output_.failed({current_.step, x});
   answer_queued(x);
-  // Grants do not come any more, and a wait may be for what failed.
+  // Nothing is granted any more, and a wait may be for what failed.
   cancel_pending(x, [](auto& y) {
     return y.kind == call_kind::grant || y.kind == call_kind::wait;
   });

@@ -138,7 +138,7 @@ wait_graph::chain wait_graph::worst() const {
   auto key = [this](const chain& x) {
     auto& first = nodes_[x.nodes.front()].what;
     // A lost message first: all other waits may be a consequence of it. Then
-    // those that say most in few words.
+    // the waits that say most in few words.
     auto rank = x.how == end::silent      ? 0
                 : x.how == end::lost      ? 1
                 : x.how == end::credits   ? 2
