@@ -13,7 +13,7 @@ namespace smp {
 /// Registers all message types, once per process, before any actor system.
 void init_message_types();
 
-/// Settings of the actor system; actor_system.cpp gives the reason for each.
+/// Settings of the actor system; its constructor gives the reasons.
 struct host_config : caf::actor_system_config {
   host_config();
 };

@@ -1,7 +1,7 @@
 #pragma once
 
-// Messages between the actors of one rank. Free of CAF; wire.hpp encodes those
-// that cross ranks.
+// Messages between the actors of one rank. Free of CAF;
+// actors/protocol/wire.hpp encodes those that cross ranks.
 
 #include "actors/protocol/request.hpp"
 #include "partition/schedule.hpp"
