@@ -5,10 +5,10 @@
 
 namespace smp {
 
-/// Autocast on one type of device, for the calling thread and all that it
-/// calls, on other ranks too; without the cache, as in every step body (see
-/// docs/execution.md). LibTorch has no guard for it in C++. Put forward and
-/// loss into its scope, and `model.backward` behind it.
+/// Enables autocast on one device type for the calling thread and everything it
+/// calls, on other ranks too. The autocast cache is off, as in every step body
+/// (see docs/execution.md). LibTorch has no C++ guard for autocast. Run forward
+/// and the loss inside its scope, and `model.backward` after it.
 class autocast {
 public:
   /// @param dtype bfloat16 or float16; float32 leaves everything as it is

@@ -13,8 +13,8 @@ struct InferenceMode;
 
 namespace smp {
 
-/// What the thread of a caller says about how to compute. A module on another
-/// rank must compute as if it were called there, so it travels with the call.
+/// A caller's thread-local settings that determine how to compute. A module on
+/// another rank must compute as if called locally, so they go with the call.
 struct call_context {
   struct autocast_entry {
     c10::DeviceType device = c10::kCPU;
@@ -27,7 +27,7 @@ struct call_context {
   /// Device types for which autocast is on.
   std::vector<autocast_entry> autocast;
 
-  /// @returns that of the calling thread.
+  /// @returns the context of the calling thread.
   static call_context current();
 
   bool operator==(const call_context&) const = default;
@@ -58,9 +58,9 @@ bool inspect(Inspector& f, call_context& x) {
                             f.field("autocast", x.autocast));
 }
 
-/// Puts the calling thread into a context. The cache of autocast is off in it:
-/// it belongs to the process and would give one microbatch what another one has
-/// cast, perhaps without a graph. Each use of a weight casts it anew.
+/// Puts the calling thread into a context, with the autocast cache off: the
+/// cache belongs to the process and would hand one microbatch the casts of
+/// another, perhaps without a graph. So each use of a weight casts it anew.
 class scoped_context {
 public:
   explicit scoped_context(const call_context& x);

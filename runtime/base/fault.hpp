@@ -1,16 +1,16 @@
 #pragma once
 
-// A comparison that has never found anything proves nothing, so a test seeds
-// faults and checks that `smp-train verify` finds them. Only the library
-// that CMake builds for that test (smp_faulty) has them: everywhere else
-// SMP_FAULT is false, and not even its name gets into the binary.
+// A comparison that has never found a difference proves nothing, so a test
+// seeds faults and checks that `smp-train verify` finds them. Only the library
+// that CMake builds for that test (smp_faulty) contains them: elsewhere
+// SMP_FAULT is false, and not even the name of a fault gets into the binary.
 
 #ifdef SMP_FAULTS
 
 namespace smp {
 
-/// @returns whether the environment asks for this fault (SMP_FAULT=NAME) and
-/// the calling thread belongs to a session: one process alone is always right
+/// @returns whether the environment selects this fault (SMP_FAULT=NAME) and the
+/// calling thread belongs to a session: a lone process is always correct
 bool fault_is_seeded(const char* name) noexcept;
 
 } // namespace smp

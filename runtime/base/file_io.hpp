@@ -12,7 +12,7 @@
 
 namespace smp {
 
-/// Says what is wrong with a file.
+/// Throws the errors about one file.
 class file_errors {
 public:
   /// @param verb what is done with it: "read", "write"
@@ -21,7 +21,7 @@ public:
   /// @throws error (config) "cannot VERB PATH: WHY"
   [[noreturn]] void fail(const std::string& why) const;
 
-  /// For system calls that just failed.
+  /// Same for a system call that just failed: WHY ends with the text of errno.
   [[noreturn]] void fail_errno(const char* what) const;
 
 private:
@@ -31,12 +31,12 @@ private:
 /// @throws error (config), also if the file has fewer bytes
 void read_all(int fd, void* data, uint64_t size, const file_errors& e);
 
-/// Makes the names in a folder last beyond a crash. @throws error (config)
+/// Syncs a folder, so that its entries survive a crash. @throws error (config)
 void sync_folder(const std::string& folder, const file_errors& e);
 
-/// A new file beside `path` that takes its place when it is complete, and
-/// goes away when it does not come to that: a reader sees the old file or the
-/// whole new one, also after a crash.
+/// Writes a new file beside `path` that replaces it once complete, and that is
+/// removed if it never gets there: a reader sees the old file or the whole new
+/// one, even after a crash.
 class replacement {
 public:
   /// @pre both arguments outlive this
@@ -49,8 +49,8 @@ public:
 
   void write(const void* data, uint64_t size);
 
-  /// Puts the file in its place. Its bytes reach the disk before its name
-  /// does, or a crash could leave the name of an empty file.
+  /// Renames the new file to `path`. Its bytes reach the disk before the name
+  /// does; otherwise a crash could leave an empty file under that name.
   void commit();
 
 private:
@@ -60,13 +60,13 @@ private:
   file_descriptor fd_;
 };
 
-/// Removes the new files of `replacement`s that ended in the middle, as by a
-/// kill, from a folder.
-/// @param writer process number; 0: of all processes. No such file may still be
-/// written to
+/// Removes from a folder the new files of `replacement`s that never committed,
+/// for instance because their process was killed.
+/// @param writer process number; 0: all processes. No process may still be
+/// writing to such a file
 void remove_leftovers(const std::string& folder, int64_t writer = 0);
 
-/// @returns the whole file or its first `limit` bytes; nothing, with errno set,
+/// @returns the whole file or its first `limit` bytes; nullopt, with errno set,
 /// if it cannot be read
 std::optional<std::string>
 try_read(const std::string& path,
@@ -75,8 +75,8 @@ try_read(const std::string& path,
 /// @returns the whole file. @throws error (config) naming `path`
 std::string read_text(const std::string& path);
 
-/// Writes `text` to `path`, whole or not at all; what is no regular file, such
-/// as a pipe, is written to as it is.
+/// Writes `text` to `path`, whole or not at all. Anything but a regular file,
+/// such as a pipe, is written to directly.
 /// @throws error (config) naming `path`
 void write_text(const std::string& path, std::string_view text);
 

@@ -13,13 +13,13 @@ namespace smp {
 /// `std::hash` does not promise.
 class fnv_hash {
 public:
-  /// Adds the characters and a mark of their end.
+  /// Adds the characters and a terminator.
   void add(std::string_view x) {
     add_open(x);
     add_byte(0);
   }
 
-  /// Adds the characters only: two of these are as one of both.
+  /// Adds the characters only: two calls equal one with the concatenation.
   void add_open(std::string_view x) {
     for (auto c : x)
       add_byte(static_cast<uint8_t>(c));
@@ -42,8 +42,8 @@ private:
   uint64_t hash_ = 14695981039346656037ull;
 };
 
-/// The same idea for much memory: eight bytes at a time, each word mixed into
-/// all bits, where FNV-1a takes one byte at a time.
+/// The same idea for large buffers: takes eight bytes at a time, where FNV-1a
+/// takes one, and mixes each word into all bits.
 inline uint64_t hash_of_memory(std::span<const std::byte> xs) {
   uint64_t result = 14695981039346656037ull;
   for (size_t i = 0; i < xs.size(); i += sizeof(uint64_t)) {

@@ -4,10 +4,10 @@
 
 namespace smp {
 
-/// JSON is UTF-8, names of modules and words of users may be anything, and
-/// what was found out must not be lost for that: each byte that is none gets
-/// the mark U+FFFD.
-/// @param x of nlohmann's types
+/// JSON is UTF-8, but module names and user strings may hold any bytes, and
+/// that must not lose a report: each invalid byte becomes the replacement
+/// character U+FFFD.
+/// @param x a JSON value of nlohmann's types
 /// @param indent -1: all in one line
 template <class Json>
 std::string json_text(const Json& x, int indent = -1) {

@@ -5,11 +5,11 @@
 namespace smp {
 
 /// Large tensors that come and go between small ones that stay leave holes in
-/// the heap: the next large one does not fit by some bytes, the heap grows, and
-/// nothing goes back to the system, as freed memory is kept (R27). Deferred
-/// initialisation then took as much memory as the model (measured). While this
-/// lives, tensors of 256 KB and more get pages of their own, on all threads,
-/// and return them when they are freed, whenever that is.
+/// the heap: the next large tensor misses a hole by a few bytes, the heap
+/// grows, and nothing returns to the system, because freed memory is kept
+/// (R27). Deferred initialisation then took as much memory as the whole model
+/// (measured). While this object lives, tensors of 256 KB and more get pages of
+/// their own, on all threads. These are released on free, even later.
 class large_block_allocator {
 public:
   large_block_allocator();

@@ -9,11 +9,11 @@
 
 namespace smp {
 
-/// Mistakes of one kind in a file of tensors: how many, and the first few by
-/// name. A wrong file may have thousands.
+/// Mistakes of one kind in a file of tensors: their number, and the first few
+/// by name. A wrong file may have thousands.
 class mistakes {
 public:
-  /// So many are named.
+  /// At most this many are listed by name.
   static constexpr size_t max_named = 8;
 
   explicit mistakes(const char* what) : what_(what) {
@@ -22,7 +22,7 @@ public:
 
   void add(const std::string& name, const std::string& more = {});
 
-  /// "3 missing ('a', 'b' and 1 more)"; appended to what stands in `result`.
+  /// Appends e.g. "3 missing ('a', 'b' and 1 more)" to `result`.
   void describe(std::string& result) const;
 
 private:

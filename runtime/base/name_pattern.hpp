@@ -4,8 +4,8 @@
 
 namespace smp {
 
-/// Tells whether `name` is what `pattern` says, in which `*` stands for
-/// anything: "encoder.*".
+/// Tells whether `name` matches `pattern`, in which `*` stands for any text:
+/// "encoder.*".
 inline bool fits(std::string_view pattern, std::string_view name) {
   auto star = pattern.find('*');
   if (star == pattern.npos)
@@ -20,8 +20,8 @@ inline bool fits(std::string_view pattern, std::string_view name) {
   return false;
 }
 
-/// Tells whether an entry of a list of patterns takes away what those before it
-/// name: "!encoder.layer.11".
+/// Tells whether an entry of a list of patterns excludes what the entries
+/// before it include: "!encoder.layer.11".
 inline bool takes_away(std::string_view entry) {
   return entry.starts_with('!');
 }

@@ -8,7 +8,7 @@
 
 namespace smp {
 
-/// Names with tensors, in the order of a file or model.
+/// Named tensors, in the order of a file or model.
 using named_tensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 } // namespace smp

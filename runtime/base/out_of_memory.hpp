@@ -4,8 +4,8 @@
 
 namespace smp {
 
-/// LibTorch has no error of its own for lack of memory: only the text of one
-/// tells it, by the name of the allocator.
+/// LibTorch has no error type for lack of memory: only the allocator's name in
+/// the text of an error tells.
 inline bool is_out_of_memory(std::string_view text) {
   return text.find("DefaultCPUAllocator") != std::string_view::npos;
 }

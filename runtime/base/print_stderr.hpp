@@ -7,9 +7,9 @@
 
 namespace smp {
 
-/// Writes to stderr. `fmt::print` throws where nothing can be written, as to a
-/// log on a full disk: whoever is about to say what went wrong would end by
-/// that instead, without a word.
+/// Writes to stderr. `fmt::print` throws if stderr cannot be written, as with a
+/// log on a full disk: a caller that is about to report an error would end with
+/// that exception instead, without a message.
 /// @returns false if it was not written
 template <class... Ts>
 bool print_stderr(fmt::format_string<Ts...> format, Ts&&... xs) {

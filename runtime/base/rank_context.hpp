@@ -1,9 +1,9 @@
 #pragma once
 
-// What the code of a rank may know about the place where it runs: who it is,
-// and where the stores are that all calls share. Everything in runtime/ may
-// include this; what a pointer leads to is declared by the folder it belongs
-// to, so a file sees only what it includes.
+// What the code of a rank may know about where it runs: its own identity, and
+// the stores that all calls share. Everything in runtime/ may include this. The
+// folder that owns a type declares it, and this header only forward-declares
+// it, so a file sees only what it includes.
 
 #include "transport/ids.hpp"
 
@@ -35,30 +35,30 @@ class session;
 struct session_config;
 class tensor_group;
 
-/// The distributed model of a session, as its calls see it. Dies with the
-/// model.
+/// The distributed model of a session, as its calls see it. Lives as long as
+/// the model.
 struct model_context {
-  /// Which module and tensor lives where.
+  /// Which rank owns each module and tensor.
   const model_map* map = nullptr;
-  /// What calls may change of it.
+  /// The changes that calls may make to the map.
   map_changes* changes = nullptr;
-  /// Values of what other ranks own.
+  /// Values of parameters and buffers that other ranks own.
   placeholder_source* placeholders = nullptr;
   remote_parameters* parameters = nullptr;
-  /// What is known of calls that nobody waits for.
+  /// What is known about calls whose callers do not wait (promises).
   promise_book* promises = nullptr;
-  /// Runs what other ranks ask of the modules of this one.
+  /// Runs the requests of other ranks for modules of this one.
   module_runner* modules = nullptr;
-  /// What the code of a TorchScript model does; null for torch::nn, and before
-  /// the code was rewritten.
+  /// What the code of a TorchScript model does; null for torch::nn, and until
+  /// the code is rewritten.
   const script_code* script = nullptr;
 };
 
-/// What is counted while a step runs.
+/// Counters of the running step.
 struct step_counters {
-  std::atomic<uint64_t> step = 0; // the one that runs or ran last
-  /// Steps of the user: one that is run again has another `step`, but draws the
-  /// same random numbers (R23).
+  std::atomic<uint64_t> step = 0; // the current or last one
+  /// The user's step: a step that is run again gets another `step`, but draws
+  /// the same random numbers (R23).
   std::atomic<uint64_t> drawn_step = 0;
   std::atomic<uint64_t> microbatches = 0;
   std::atomic<uint64_t> executing_ns = 0;
@@ -97,7 +97,7 @@ public:
     return *exchange_;
   }
 
-  /// Sums and moves of tensors between the ranks of a group.
+  /// Collective operations on the tensors of a group of ranks.
   smp::collectives& collectives() const noexcept {
     return *collectives_;
   }
@@ -111,13 +111,13 @@ public:
     return *objects_;
   }
 
-  /// What backward needs of the calls that this rank ran.
+  /// State that backward needs of the calls that this rank ran.
   saved_calls& calls() const noexcept {
     return *calls_;
   }
 
-  /// Where the arguments of checkpointed calls are until backward needs them
-  /// (R57); null: in memory.
+  /// Holds the arguments of checkpointed calls until backward needs them (R57);
+  /// null: they stay in memory.
   offload_store* offload() const noexcept {
     return offload_;
   }
@@ -140,12 +140,12 @@ public:
     return counters_;
   }
 
-  /// The step that runs or ran last.
+  /// The current or last step.
   step_id step() const noexcept {
     return step_id{counters_.step};
   }
 
-  /// The same as part of the seeds of random numbers (R23).
+  /// The user's step, which goes into the seeds of random numbers (R23).
   uint64_t drawn_step() const noexcept {
     return counters_.drawn_step;
   }
@@ -155,12 +155,12 @@ public:
     return model_;
   }
 
-  /// Hears of every call that this rank runs; usually null.
+  /// Notified of every call that this rank runs; usually null.
   call_observer* observer() const noexcept {
     return observer_;
   }
 
-  /// What the user holds of this rank, or null.
+  /// The session object of this rank that the user holds, or null.
   session* owner() const noexcept {
     return owner_;
   }

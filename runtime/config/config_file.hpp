@@ -15,8 +15,8 @@
 
 namespace smp {
 
-/// Table [model]. Which sizes a model has, and its defaults for those that are
-/// not set here: docs/config.md.
+/// Table [model]. docs/config.md lists the sizes that each model has, and their
+/// defaults.
 struct model_config {
   std::string type;
   uint64_t layers = 4;
@@ -46,7 +46,7 @@ struct model_config {
   /// "t5": biases of its attention, and the distance of the last one.
   uint64_t relative_buckets = 32;
   uint64_t relative_distance = 128;
-  /// "moe": their number, and the weight of an uneven use in the loss.
+  /// "moe": number of experts, and the weight of their imbalance in the loss.
   uint64_t experts = 4;
   double balance_loss = 0.01;
   /// "ncf".
@@ -71,17 +71,17 @@ struct data_config {
   /// (rows of tensors in a file, or in those of a folder) or "synthetic" (no
   /// file).
   std::string type;
-  /// In a file relative to that file's directory, on the command line to the
-  /// current directory; made absolute by `read_config`.
+  /// Relative to the directory of the file that sets it, or on the command line
+  /// to the current directory; made absolute by `read_config`.
   std::string path;
   uint64_t sequence_length = 0;
   /// Samples per step and data-parallel rank; "safetensors": default: all rows
   /// of the file, the same in each step.
   std::optional<uint64_t> batch_size;
-  /// How "tokens" stand in the file: "uint16" or "uint32".
+  /// Integer type of "tokens" in the file: "uint16" or "uint32".
   std::string dtype = "uint16";
   uint64_t shuffle_seed = 1;
-  /// Part of the data, at its end, that is kept for evaluation.
+  /// Fraction at the end of the data that is kept for evaluation.
   double held_out = 0.1;
 };
 
@@ -109,7 +109,7 @@ struct dynamic_loss_config {
   double min_scale = 1;
 };
 
-/// Table [optimizer]. What is not set keeps LibTorch's default for the type.
+/// Table [optimizer]. Options that are not set keep LibTorch's defaults.
 struct optimizer_config {
   /// "sgd", "adam", "adamw" or "adagrad".
   std::string type = "adamw";
@@ -122,10 +122,10 @@ struct optimizer_config {
   std::optional<double> clip_grad_norm;
   /// Updates in one pass over the memory.
   bool fused = false;
-  /// Default: "dynamic" where something is computed in float16, else 1.
+  /// Default: "dynamic" if anything is computed in float16, else 1.
   std::optional<loss_scale_setting> loss_scale;
   dynamic_loss_config dynamic_loss_args;
-  /// Of the averages of weights; default: there are none.
+  /// Decay of the moving averages of weights; default: no averages.
   std::optional<double> ema_decay;
   lr_schedule_config schedule;
 };
@@ -133,10 +133,10 @@ struct optimizer_config {
 /// Table [train].
 struct train_loop_config {
   uint64_t steps = 0;
-  /// A file of the first parameters and buffers; empty: those with which the
-  /// model is made. Path as `data_config::path`.
+  /// File with the initial parameters and buffers; empty: those that the model
+  /// is created with. Path as in `data_config::path`.
   std::string init_from;
-  /// Steps between progress lines that stay.
+  /// Steps between progress lines that are not overwritten.
   uint64_t log_interval = 10;
   /// Steps between evaluations; 0: only one, after the last step.
   uint64_t eval_interval = 0;
@@ -145,7 +145,7 @@ struct train_loop_config {
   /// Characters to generate after the last step.
   uint64_t sample = 0;
   std::string dtype = "float32";
-  /// Steps, from 1, whose whole gradient is written to a file.
+  /// Steps, counted from 1, whose whole gradient is written to a file.
   std::vector<uint64_t> dump_gradients;
   bool save_model = false;
   /// "stop" or "skip".
@@ -156,15 +156,15 @@ struct train_loop_config {
 struct checkpoint_config {
   /// Where checkpoints go; empty: none are saved.
   std::string dir;
-  /// Steps between two.
+  /// Steps between two checkpoints.
   uint64_t interval = 100;
-  /// That stay.
+  /// Number of newest checkpoints to keep.
   uint64_t keep = 2;
-  /// "auto": the newest complete one in `dir`, if there is one; "none"; or the
-  /// path of one.
+  /// "auto": the newest complete checkpoint in `dir`, if any; "none"; or the
+  /// path of a checkpoint.
   std::string resume = "auto";
   bool on_interrupt = false;
-  /// Seconds that the launcher then waits for the ranks.
+  /// Seconds that the launcher then waits for the ranks to end.
   uint64_t interrupt_grace = 30;
 };
 
@@ -177,9 +177,9 @@ struct transport_config {
 /// A configuration, checked. [transport] trusted_network is in `smp`.
 struct train_config {
   session_config smp{.print_partition = false};
-  /// smp.ranks: those that smp-train starts, all replicas together.
+  /// smp.ranks: number of ranks that smp-train starts, in all replicas.
   std::optional<uint64_t> ranks;
-  /// smp.manual_partition: devices of modules, by name.
+  /// smp.manual_partition: device of each listed module, by name.
   std::map<std::string, uint64_t> manual_partition;
   model_config model;
   data_config data;
@@ -206,24 +206,24 @@ inline uint64_t replicas_of(const train_config& x) {
          / (x.smp.prescaled_batch ? x.smp.tensor_parallel_degree : 1);
 }
 
-/// What `read_config` found. `config` is meaningful if nothing is wrong.
+/// Result of `read_config`. `config` is meaningful if `errors` is empty.
 struct config_report {
   train_config config;
   /// One line each: "FILE:LINE: what is wrong; what to write instead".
   std::vector<std::string> errors;
 };
 
-/// Reads `path` and applies `overrides` ("--table.key=value", dashes optional;
-/// "--ranks=N" is that of the degrees or replicas, whichever there are) on top.
-/// Finds all errors, not only the first; never throws for a bad file.
-/// @param world ranks that another launcher has started: that many hold
-/// replicas, if the configuration does not say it
+/// Reads `path` and applies `overrides` on top ("--table.key=value", dashes
+/// optional; "--ranks=N" sets smp.ranks with `smp.ddp`, else the pipeline
+/// degree). Finds all errors, not only the first; never throws for a bad file.
+/// @param world ranks that another launcher has started: this many hold
+/// replicas, unless the configuration gives a number
 config_report read_config(const std::string& path,
                           const std::vector<std::string>& overrides = {},
                           std::optional<uint64_t> world = {});
 
-/// Same for text that is already in memory; `name` stands for the file in
-/// errors, relative paths stay as they are.
+/// Same for text in memory; `name` stands for the file in errors, and relative
+/// paths stay as they are.
 config_report parse_config(const std::string& text, const std::string& name,
                            const std::vector<std::string>& overrides = {},
                            std::optional<uint64_t> world = {});
@@ -238,10 +238,10 @@ train_config effective(train_config x);
 
 /// Settings that differ between ranks make the run hang or give wrong numbers.
 /// @returns a line "KEY = VALUE" for each effective value that must be equal on
-/// all ranks; the same for two files that mean the same
+/// all ranks; files with the same meaning give the same text
 std::string shared_settings(const train_config& x);
 
-/// Same for what an own program gives its session.
+/// Same for the configuration that a user's program gives its session.
 std::string shared_settings(const session_config& x);
 
 /// @returns TOML that `read_config` reads back to the same configuration;

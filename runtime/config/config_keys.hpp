@@ -8,8 +8,8 @@
 
 namespace smp {
 
-// Each in the order of docs/config.md. Keys without a slot are part of the
-// finished system and refused as not built yet.
+// Each table is in the order of docs/config.md. Keys without a slot belong to
+// the finished system and are refused as not built yet.
 
 /// The tables [smp] and [smp.schedule].
 std::span<const config_key> session_keys();
@@ -40,7 +40,7 @@ constexpr number_range between(double low, double high) {
 inline constexpr number_range degree = between(1, 65536);
 inline constexpr number_range below_one = {.high = 1, .below_high = true};
 
-/// Seconds to wait. What clocks count in nanoseconds wraps around beyond.
+/// Seconds to wait. Larger values would overflow clocks in nanoseconds.
 inline constexpr number_range patience = {.high = 1e9, .above_low = true};
 
 } // namespace smp

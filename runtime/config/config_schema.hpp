@@ -15,7 +15,7 @@
 
 namespace smp {
 
-/// Where the value of a key is stored; the type is the type of the key.
+/// Where the value of a key is stored; its type is the type of the key.
 using config_slot = std::variant<
   bool*, uint64_t*, double*, std::string*, std::array<double, 2>*,
   std::optional<uint64_t>*, std::optional<double>*, std::optional<bool>*,
@@ -27,24 +27,24 @@ using config_slot = std::variant<
 struct number_range {
   double low = 0;
   double high = std::numeric_limits<double>::infinity();
-  /// The bound itself is not allowed.
+  /// The bounds themselves are excluded.
   bool above_low = false;
   bool below_high = false;
 };
 
-/// A key, of strings or of true and false, and the values with which another
-/// key means something.
+/// A string or bool key, and those of its values with which another key has an
+/// effect.
 struct config_condition {
   std::string_view key;
   std::vector<std::string_view> values;
-  /// A key that does as well if it is true.
+  /// A bool key that satisfies the condition, too, if it is true.
   std::string_view or_key = {};
 };
 
 /// One key, e.g. "smp.microbatches". Lists may be empty.
 struct config_key {
   std::string_view name;
-  /// @returns the place of the value; null while the key is not built.
+  /// @returns where the value is stored. Null while the key is not built.
   config_slot (*slot)(train_config&) = nullptr;
   std::string_view meaning;
   /// The default in words, where it follows from other keys.
@@ -57,21 +57,21 @@ struct config_key {
   std::vector<std::string_view> choices = {};
   /// Other accepted names.
   std::vector<std::string_view> aliases = {};
-  /// What other systems call it: hints for who writes that here.
+  /// Its names in other systems, for hints to users who write those here.
   std::vector<std::string_view> elsewhere = {};
-  /// The key means something only while all of these hold.
+  /// The key has an effect only while all of these hold.
   std::vector<config_condition> only = {};
   /// Ranks may differ in it.
   bool local = false;
   /// A file that must exist; relative to where the key is set.
   bool is_file = false;
-  /// Such a file may be a folder, too,
+  /// The file may be a folder instead,
   bool or_folder = false;
-  /// or only while this holds.
+  /// but only while this holds, if it is set.
   std::optional<config_condition> folder_if = {};
   /// A folder; relative to where the key is set.
   bool is_folder = false;
-  /// Values of such a key that are none.
+  /// Values of a folder key that are not paths.
   std::vector<std::string_view> no_paths = {};
 };
 
@@ -103,7 +103,7 @@ std::string no_effect_text(const config_key& key,
                            const config_condition& broken,
                            const train_config& x, std::string_view place);
 
-/// @returns true if `x` cannot do without the key.
+/// @returns true if `x` needs the key to be set.
 bool is_required(const config_key& key, const train_config& x);
 
 /// @returns true if the file that the key names may be a folder of them.
@@ -112,7 +112,7 @@ bool may_be_folder(const config_key& key, const train_config& x);
 /// @returns `x` as a TOML string.
 std::string quoted(std::string_view x);
 
-/// @returns how the value stands in TOML; empty for an optional without one.
+/// @returns the value as TOML; empty for an optional without one.
 std::string value_text(const config_key& key, const train_config& x);
 
 /// @returns what the value of the key may be: "\"ucx\", \"loopback\"",
@@ -126,20 +126,20 @@ std::string_view type_text(const config_key& key);
 std::optional<std::string> check_value(const config_key& key,
                                        const train_config& x);
 
-/// @returns "; did you mean ...?" or what else may help with a key that does
-/// not exist.
+/// @returns "; did you mean ...?" or another hint for a key that does not
+/// exist.
 std::string hint_for_unknown_key(std::string_view name);
 
 /// Same for a table that does not exist.
 std::string hint_for_unknown_table(std::string_view name);
 
-/// @returns " (did you mean \"simple\"?)", or nothing if nothing is near.
+/// @returns " (did you mean \"simple\"?)", or nothing if no choice is near.
 std::string hint_for_unknown_choice(const config_key& key,
                                     std::string_view value);
 
-/// Values that cannot go together.
+/// Values that cannot be combined.
 struct config_conflict {
-  /// All keys that take part, e.g. "smp.microbatches".
+  /// All keys involved, e.g. "smp.microbatches".
   std::vector<std::string> keys;
   std::string text;
 };

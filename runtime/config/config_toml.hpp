@@ -1,6 +1,6 @@
 #pragma once
 
-// From TOML to values: what the reader of configurations needs of toml++.
+// From TOML to values: the toml++ helpers of the configuration reader.
 
 #include "runtime/config/config_schema.hpp"
 
@@ -15,12 +15,12 @@ namespace smp {
 /// @throws error (config) saying why it cannot be read
 std::string read_config_text(const std::string& path);
 
-/// Takes a value from the command line; what is no TOML, or should not be read
-/// as such (`raw`), counts as a string.
+/// Parses a value from the command line; text that is no TOML, or that should
+/// not be read as TOML (`raw`), counts as a string.
 /// @returns a table with the value as "x"
 toml::table parse_setting(const std::string& text, bool raw);
 
-/// Stores a value. Negative integers are for the caller.
+/// Stores a value. The caller checks for negative integers.
 /// @returns false if it has another type than the slot
 bool assign(config_slot to, const toml::node& from);
 

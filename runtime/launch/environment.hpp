@@ -7,29 +7,29 @@
 
 namespace smp {
 
-/// Where a process stands in its run, as its launcher told it by environment.
+/// A process's place in its run, as its launcher's environment says.
 struct rank_environment {
   uint64_t rank = 0;
   uint64_t world_size = 1;
   uint64_t local_rank = 0;
-  /// Ranks on this machine; 0: the launcher does not say. (When all have
-  /// joined, `rank_layout` knows both from what they report.)
+  /// Ranks on this machine; 0: the launcher does not say. (Once all have
+  /// joined, `rank_layout` derives this and `local_rank` from their reports.)
   uint64_t local_size = 0;
-  /// Tells the run from others; no secret.
+  /// Identifies the run; not a secret.
   std::string run_id;
-  /// Where the SUPERVISOR listens; port 0: rank 0 of this run hosts it and
-  /// tells the port through a file named after `run_id` in `rendezvous_dir`. So
-  /// it does with the secret, where the user gave none.
+  /// Address of the SUPERVISOR; port 0: rank 0 of this run hosts it and
+  /// publishes the port in a file named after `run_id` in `rendezvous_dir`,
+  /// together with the secret, unless the user gave one.
   std::string rendezvous_address = "127.0.0.1";
   uint16_t rendezvous_port = 0;
   std::string rendezvous_dir;
-  /// Why the ranks of this machine are not to share memory in files, as our own
-  /// launcher decided for all of them; empty: they are.
+  /// Why the ranks of this machine must not share memory through files, as our
+  /// own launcher decided for all of them; empty: they may.
   std::string no_shared_memory;
-  /// True when our own launcher started this rank and waits for its process.
+  /// True if our own launcher started this rank and waits for its process.
   bool supervised = false;
-  /// The variables without which no launcher seems to have started it:
-  /// "RANK and WORLD_SIZE".
+  /// The variables that show that a launcher started this process: "RANK and
+  /// WORLD_SIZE".
   std::string told_by;
   /// The directory of the run, as our own launcher says; empty: it has none.
   std::string run_dir;
@@ -47,13 +47,13 @@ std::optional<rank_environment> read_rank_environment();
 /// @returns a variable of some environment; null if it is not set
 using variable_source = std::function<const char*(const char*)>;
 
-/// The same of any process, but for the directory of the rendezvous.
+/// Same for any process, without the rendezvous directory.
 std::optional<rank_environment> read_place_in_run(const variable_source& of);
 
-/// By it our launcher tells `no_shared_memory`.
+/// Passes `no_shared_memory` from our launcher to its ranks.
 inline constexpr const char* no_shared_memory_variable = "SMP_NO_SHARED_MEMORY";
 
-/// By it our launcher tells `run_dir`.
+/// Passes `run_dir` from our launcher to its ranks.
 inline constexpr const char* run_dir_variable = "SMP_RUN_DIR";
 
 /// A variable of the environment and its value.
@@ -62,10 +62,10 @@ struct environment_variable {
   const char* value;
 };
 
-/// What must be set before exec (R27): large pages for what malloc gives, as
-/// tensors in small ones cross between processes at half the rate, OpenMP
-/// threads that spin while they wait slow down those that work, and UCX's
-/// memory hooks cost 0.4 s.
+/// What must be set before exec (R27): large pages for malloc, because tensors
+/// in small pages cross between processes at half the rate; OpenMP threads that
+/// sleep while they wait, because spinning ones slow down those that work; no
+/// memory hooks of UCX, because they cost 0.4 s.
 inline constexpr environment_variable variables_before_exec[] = {
   {"GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"},
   {"OMP_WAIT_POLICY", "passive"},
@@ -76,9 +76,9 @@ inline constexpr environment_variable variables_before_exec[] = {
 /// @returns true if a terminal shows what this process writes to stderr
 bool stderr_is_terminal();
 
-/// First thing in main (R27): sets malloc's thresholds, and re-executes the
-/// program once if variables that must precede exec are missing. Variables
-/// that are set to other values stay as they are.
+/// First call in main (R27): sets malloc's thresholds, and re-executes the
+/// program once if variables that must precede exec are missing. Variables that
+/// are already set to other values stay as they are.
 void prepare_process(int argc, char** argv);
 
 } // namespace smp

@@ -8,35 +8,35 @@
 
 namespace smp {
 
-/// Stands before the text of an error that ended a rank.
+/// Precedes the text of an error that ended a rank.
 inline constexpr std::string_view error_prefix = "error: ";
 
-/// Variable of a rank whose output is not kept: the file descriptor that takes
-/// what ended it, "RANK TEXT" and a zero byte.
+/// Variable of a rank without a log: the file descriptor to which it writes why
+/// it ended, as "RANK TEXT" and a zero byte.
 inline constexpr const char* last_words_variable = "SMP_LAST_WORDS";
 
-/// The same of a rank with a log, for what its log does not take.
+/// Same for a rank with a log, for text that the log could not take.
 inline constexpr const char* unwritten_words_variable = "SMP_UNWRITTEN_WORDS";
 
-/// Tells the launcher what ended this rank when stderr did not take it, as a
-/// log on a full disk.
+/// Tells the launcher why this rank ended if stderr could not be written, as
+/// with a log on a full disk.
 void leave_unwritten_words(const char* text);
 
-/// @returns the exit code of a program that an error of this kind ends
+/// @returns the exit code of a program that ends with this kind of error
 int exit_code_of(error_code x) noexcept;
 
-/// @returns true if another process tells it, once for all ranks
+/// @returns true if another process reports such errors, once for all ranks
 bool told_by_others(error_code x);
 
-/// From now on an `smp::error` that nobody catches ends this process in order,
-/// with one line that says what happened, and `exit_code_of`. Of several ranks
-/// that our launcher started, rank 0 says it, or the launcher. Other exceptions
-/// end the process as before.
+/// From now on an uncaught `smp::error` ends this process in order, with one
+/// line that says what happened, and with `exit_code_of`. Among several ranks
+/// that our launcher started, rank 0 prints the line, or the launcher. Other
+/// exceptions end the process as before.
 void end_on_uncaught_errors();
 
-/// Ends this process with all that it wrote, but without the destructors of
-/// static objects. Those of LibTorch compute for 0.2 s: on a busy machine a
-/// second, for which everybody would wait who waits for the end of a run.
+/// Flushes the output and ends this process, without the destructors of static
+/// objects. Those of LibTorch compute for 0.2 s, on a busy machine for a
+/// second, and would delay everything that waits for the end of a run.
 [[noreturn]] void exit_at_once(int code);
 
 } // namespace smp

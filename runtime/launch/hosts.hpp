@@ -17,14 +17,14 @@ struct host_share {
 };
 
 /// @param hosts "a:2" or "a", "[fd00::1]:2" or "fd00::1"
-/// @param ranks of the run; those that no host names are shared equally
-/// @throws error (config) if that does not come out even
+/// @param ranks of the run; shared equally if no host gives its number
+/// @throws error (config) if they cannot be shared equally, or do not add up
 std::vector<host_share> read_hosts(const std::vector<std::string>& hosts,
                                    uint64_t ranks);
 
-/// @param per_node of each machine, or one number for all, or nothing
+/// @param per_node ranks of each machine, or one number for all, or nothing
 /// @returns the ranks of each machine
-/// @throws error (config) if they are not `ranks` in all
+/// @throws error (config) if they do not add up to `ranks`
 std::vector<uint64_t> shares_of(uint64_t nodes,
                                 const std::vector<uint64_t>& per_node,
                                 uint64_t ranks);
@@ -35,11 +35,11 @@ node_options read_node(uint64_t node, std::vector<uint64_t> shares,
                        const std::string& master);
 
 /// Runs `command` on each host, in this directory, with the options that make
-/// it one launcher of several; stdin is empty. What they write to the console
-/// comes here.
+/// it one launcher of several; stdin is empty. Their console output appears on
+/// this console.
 /// @param master "HOST:PORT"; empty: the first host and port 29400
 /// @param interrupt_grace of those launchers, see `launch_options`
-/// @returns the exit code of the one that is the cause
+/// @returns the exit code of the launcher that is the cause
 int launch_on_hosts(const std::vector<host_share>& hosts,
                     const std::vector<std::string>& command,
                     const std::string& master,

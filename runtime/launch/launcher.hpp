@@ -17,11 +17,11 @@ namespace smp {
 
 /// One of several machines of a run, each with a launcher of its own.
 struct node_options {
-  /// Of each machine, in their order; empty: there is one.
+  /// Number of ranks of each machine, in order; empty: only one machine.
   std::vector<uint64_t> ranks_of;
-  /// Which of them this one is. The first has the SUPERVISOR.
+  /// Index of this machine. The first one hosts the SUPERVISOR.
   uint64_t node = 0;
-  /// Where the first machine is reached.
+  /// Name or address of the first machine.
   std::string master;
   uint16_t port = 0;
 };
@@ -31,21 +31,21 @@ struct launch_options {
   std::vector<std::string> command;
   uint64_t ranks = 1;
   node_options nodes;
-  /// What it says of the network counts where there are several machines.
+  /// Its network settings apply to runs over several machines.
   session_config session;
   /// Set for every rank on top of this process's variables.
   std::map<std::string, std::string> environment;
   /// Each rank writes `log_dir`/log-RANK.txt, and rank 0 to the console too.
-  /// They know it as `session::run_dir`. Empty: all ranks write to the console;
-  /// on other machines than the first, what the first one says.
+  /// Ranks know it as `session::run_dir`. Empty: all ranks write to the
+  /// console; on machines other than the first: as the first machine has it.
   std::string log_dir;
-  /// An exit code of a rank that, as 0, is a result and no failure.
+  /// An exit code of a rank that, like 0, is a result and not a failure.
   int verdict = 0;
-  /// Within this time each rank has begun its session, or has ended. Where
-  /// there are several machines, `patience_between_machines` counts.
+  /// Timeout for each rank to begin its session, or to end. With several
+  /// machines, `patience_between_machines` applies instead.
   std::chrono::milliseconds join_limit{30000};
-  /// When the ranks are stalled, and what follows; not set: as the session of
-  /// rank 0 says.
+  /// When ranks count as stalled, and what follows; unset: as configured in the
+  /// session of rank 0.
   std::optional<stall_options> stalls;
   /// After a failure all ranks are gone within this time.
   std::chrono::milliseconds grace{2000};
@@ -53,22 +53,22 @@ struct launch_options {
   std::chrono::milliseconds interrupt_grace{30000};
 };
 
-/// Hosts the SUPERVISOR (on the first machine), runs the ranks of this machine
-/// and returns when all are gone. The
-/// first failure ends all of them, and one line on stderr names the rank and
-/// its signal or exit code, or how the ranks are stalled; unless rank 0 ended
-/// for the same reason with a documented code and has said so itself. The last
-/// report of a stall is left in `log_dir`/stall.json, the end of the run in
-/// end.json there, and through that folder one can look at the run
-/// (docs/inspect.md). Ctrl-C is passed on to
-/// the ranks; a second one kills them. Call it from the main thread: the ranks
-/// die with the thread that started them, so that even a killed launcher leaves
-/// none behind.
-/// @returns the exit code: 0 done, `verdict` if a rank came to it, 3 a rank
+/// Hosts the SUPERVISOR (on the first machine), runs the ranks of this
+/// machine and returns when all are gone. The first failure ends all of
+/// them, and one line on stderr names the rank and its signal or exit
+/// code, or how the ranks are stalled. The line is omitted if rank 0
+/// ended for the same reason with a documented code and has printed the
+/// reason itself. The last report of a stall is in `log_dir`/stall.json
+/// and the outcome of the run in end.json there; through that folder
+/// tools inspect the run while it lasts (docs/inspect.md). Ctrl-C is
+/// passed on to the ranks; a second one kills them. Call this from the
+/// main thread: the ranks die with the thread that started them, so
+/// that even a killed launcher leaves none behind.
+/// @returns the exit code: 0 done, `verdict` if a rank returned it, 3 a rank
 /// failed, 4 stalled, 130 interrupted; 2, 4 and 5 as the failed rank returned
 /// them
 /// @throws error (config) if the command cannot be started, or if several
-/// machines are to talk over a network without keys or trust
+/// machines would talk over a network that has no keys or is not trusted
 int launch(const launch_options& x);
 
 } // namespace smp

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the system allows a process, and what it does when that is used up.
+// Resource limits of a process, and the errors when they are exhausted.
 
 #include "transport/error.hpp"
 
@@ -10,16 +10,16 @@
 
 namespace smp {
 
-/// Takes as many open files as this process may have, and lets a file that is
-/// too large be an error instead of a signal.
+/// Raises the soft limit of open files to the hard one, and makes a file that
+/// grows too large an error instead of a signal.
 void use_limits();
 
 /// A process that runs out of descriptors or memory while libraries start up
-/// ends in one of them, without a word. So that is looked at before.
-/// @throws error (config) naming the limit, what it is and what is wanted
+/// dies inside one of them, without a message. So this checks before.
+/// @throws error (config) naming the limit, its value and the value needed
 void check_limits(uint64_t ranks);
 
-/// @returns an error (config) if `x` says that the system gives no more memory,
+/// @returns an error (config) if `x` means that the system has no more memory,
 /// threads or descriptors
 std::optional<error> exhausted_limit(const std::exception& x);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Shows what a process writes, and keeps it.
+// Shows the output of a process, and logs it.
 
 #include "transport/file_descriptor.hpp"
 
@@ -9,17 +9,17 @@
 
 namespace smp {
 
-/// Copies what a process writes to its stdout and stderr to those of this
-/// process as it comes, and to one log file. A console that does not take it
-/// (a pager, Ctrl-S) holds up that process, but never who owns this object.
-/// In the log, a line that was overwritten (carriage return, as progress lines
-/// are) appears with its last text only.
+/// Copies the stdout and stderr of a process to those of this process as they
+/// come, and to one log file. A console that takes no output (a pager, Ctrl-S)
+/// blocks that process, but never the owner of this object. In the log, a line
+/// that was overwritten (by carriage returns, as progress lines are) appears
+/// with its last text only.
 class output_tee {
 public:
   /// @throws error (config) if the log cannot be written
   explicit output_tee(const std::string& log_path);
 
-  /// Takes what has been written until now, then ends.
+  /// Copies everything written so far, then ends.
   ~output_tee();
 
   output_tee(const output_tee&) = delete;
@@ -35,7 +35,7 @@ public:
     return writers_[1].get();
   }
 
-  /// Call it when the process has them: from then on its end ends the streams.
+  /// Call this once the process has them: then the streams end with it.
   void close_writers();
 
 private:

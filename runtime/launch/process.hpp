@@ -23,7 +23,7 @@ struct spawn_options {
   /// File descriptors that become stdout and stderr; stdin is empty.
   int out = 1;
   int err = 2;
-  /// Stay open under their numbers.
+  /// Descriptors that stay open in the child, under their numbers.
   std::vector<int> kept;
 };
 
@@ -33,15 +33,15 @@ struct spawn_options {
 /// @throws error (config) if the program cannot be executed
 pid_t spawn(const spawn_options& x);
 
-/// Takes note of the end of a child at once, or UCX and others would see a
-/// zombie as alive. What the child left in its process group is killed.
+/// Reaps a child as soon as it ended: UCX and others would see a zombie as
+/// alive. Kills what the child left in its process group.
 /// @returns nothing while `pid` runs
 std::optional<process_end> reap(pid_t pid);
 
-/// Waits until nothing that was killed in the process group is left, but not
-/// for long: the kernel may hold a process in a driver or file system.
+/// Waits until all killed processes of the group are gone, but at most 2 s: the
+/// kernel may hold a process in a driver or file system.
 /// @pre this process adopts orphans (PR_SET_CHILD_SUBREAPER)
-/// @returns false if something is still there
+/// @returns false if some process is still there
 bool reap_group(pid_t pid);
 
 } // namespace smp

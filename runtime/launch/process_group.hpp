@@ -31,9 +31,9 @@ inline constexpr const char* ends_with_output_variable = "SMP_ENDS_WITH_OUTPUT";
 inline constexpr int code_interrupted = 130;
 inline constexpr int code_rank_failed = 3;
 
-/// Starts processes, waits for them, and ends all when one fails or when the
-/// user interrupts. No process survives this object, nor the thread that
-/// called `start`.
+/// Starts processes, waits for them, and ends all of them when one fails or the
+/// user interrupts. No process outlives this object, or the thread that called
+/// `start`.
 class process_group {
 public:
   struct options {
@@ -41,33 +41,33 @@ public:
     std::vector<std::string> command;
     /// The same for each rank, if they differ.
     std::function<std::vector<std::string>(uint64_t)> command_of;
-    /// What to execute if not command[0].
+    /// Executable, if it is not command[0].
     std::string program;
     uint64_t size = 1;
-    /// The processes are this rank and those after it; the others of the run
-    /// are on other machines.
+    /// The processes are this rank and the ones after it; the other ranks of
+    /// the run are on other machines.
     uint64_t first_rank = 0;
     /// Each process writes log-RANK.txt here, and rank 0 to the console too.
-    /// Empty: all write to the console. Made if it is not there.
+    /// Empty: all write to the console. Created if missing.
     std::string log_dir;
-    /// An exit code that, as 0, is a result and no failure.
+    /// An exit code that, like 0, is a result and not a failure.
     int verdict = 0;
     /// Descriptors that all processes inherit under their numbers.
     std::vector<int> inherited;
-    /// From the first failure until all are gone.
+    /// Time from the first failure until all are gone.
     std::chrono::milliseconds grace{2000};
-    /// Whoever exits because it lost another rank may be gone before that one
-    /// is: for so long its end is not told, so that others hear the cause
-    /// first.
+    /// A process that exits because it lost another rank may be gone before
+    /// that rank is: its end is reported only after this delay, so that others
+    /// hear of the cause first.
     std::chrono::milliseconds second_hand{100};
-    /// From the first interrupt until all are gone.
+    /// Time from the first interrupt until all are gone.
     std::chrono::milliseconds interrupt_grace{30000};
-    /// Interrupts the processes when nobody reads stderr any more: ssh passes
-    /// on neither signals nor its own end.
+    /// Interrupts the processes once the reader of stderr is gone: ssh forwards
+    /// neither signals nor its own end.
     bool ends_with_output = false;
-    /// A process failed (not: was ended by this object). Called in `run`.
+    /// Called in `run` when a process fails (not: is ended by this object).
     std::function<void(const failure&)> on_failure;
-    /// A signal stopped a process, or let it go on. Called in `run`.
+    /// Called in `run` when a signal stops or continues a process.
     std::function<void(rank_id, bool stopped)> on_stop;
   };
 
@@ -75,14 +75,14 @@ public:
     bool interrupted = false;
     /// The first cause, if a process failed.
     failure cause;
-    /// Exit code of the process that is the cause; 0 if it has none. Without
-    /// a cause `options::verdict` if a process came to it, else 0.
+    /// Exit code of the process that is the cause; 0 if it has none. Without a
+    /// cause, `options::verdict` if a process returned it, else 0.
     int code = 0;
-    /// Last line of its log, or without logs what it gave as its last words
-    /// (error_exit.hpp), if the console does not show it.
+    /// Last line of its log, or without logs its last words (error_exit.hpp),
+    /// unless the console already shows them.
     std::string last_words;
     /// Rank 0 ended for the same reason in an orderly way (code 2 to 5), or was
-    /// ended on its way out: it has said on the console what happened.
+    /// ended on its way out: it has printed the reason to the console.
     bool told_by_rank_0 = false;
   };
 
@@ -99,15 +99,15 @@ public:
   /// @returns when all processes are gone.
   result run();
 
-  /// Another witness saw that `x.rank` is lost. Any thread. The end of the
-  /// process itself says more, if it comes.
+  /// Reports that another witness saw the loss of `x.rank`. Any thread. The
+  /// exit status of the process itself, if it comes, is better evidence.
   void report(failure x);
 
-  /// Ends all processes for a cause that none of them is, as with `code`. Any
-  /// thread.
+  /// Ends all processes for a cause outside of them, with `code` as the result.
+  /// Any thread.
   void end(failure x, int code);
 
-  /// The same, unless they are gone by then. Any thread.
+  /// Same after `wait`, unless all are gone by then. Any thread.
   void end_later(failure x, int code, std::chrono::milliseconds wait);
 
   /// Process numbers by rank, as of `start`.
@@ -120,12 +120,12 @@ private:
     bool stopped = false;
   };
 
-  /// How good a cause is: whoever exits with code 3, or is said to be lost,
-  /// may only have noticed the loss of another.
-  /// What was found about the run as a whole counts most.
+  /// How good a cause is: a process that exits with code 3, or that others
+  /// report as lost, may only have noticed the loss of another rank. A finding
+  /// about the run as a whole counts most.
   enum class evidence { none, indirect, direct, verdict };
 
-  /// @returns the process of that rank; null: it is elsewhere
+  /// @returns the process of that rank; null if it is not here
   child* find(rank_id x);
   const child* find(rank_id x) const;
   void start_rank(uint64_t rank, std::map<std::string, std::string> variables);
@@ -148,7 +148,7 @@ private:
   std::string last_words() const;
   std::string given_words(uint64_t rank) const;
   bool told_by_rank_0() const;
-  /// Tells whether rank 0 wrote `x` to the console, whatever its end.
+  /// Tells whether rank 0 wrote `x` to the console, however it ended.
   bool has_printed(const std::string& x) const;
 
   options options_;
@@ -159,18 +159,18 @@ private:
   boost::asio::steady_timer late_timer_{io_};
   boost::asio::steady_timer second_hand_timer_{io_};
   boost::asio::posix::stream_descriptor output_{io_};
-  /// Whether this process adopted orphans before.
+  /// Whether this process was a subreaper of orphans before.
   int adopted_ = 0;
   std::unique_ptr<output_tee> console_;
-  /// The pipe that takes the last words of ranks: without logs, and where a log
-  /// takes nothing.
+  /// The pipe for the last words of ranks: without logs, and when a log cannot
+  /// be written.
   file_descriptor words_out_;
   file_descriptor words_in_;
   std::vector<child> children_;
   bool interrupted_ = false;
   /// The first failure came, or an interrupt took too long.
   bool ending_ = false;
-  /// Signals were sent: whoever dies now is no cause.
+  /// Signals were sent: a process that dies now is not a cause.
   bool signalled_ = false;
   evidence evidence_ = evidence::none;
   std::vector<failure> told_later_;

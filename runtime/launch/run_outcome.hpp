@@ -1,7 +1,7 @@
 #pragma once
 
-// How far a run came and how it ended, as our launcher knows it and leaves it
-// in the run directory.
+// How far a run came and how it ended: what our launcher knows, and writes to
+// the run directory.
 
 #include "transport/file_descriptor.hpp"
 
@@ -12,9 +12,9 @@
 namespace smp {
 
 enum class run_stage : uint8_t {
-  start,   // of its processes
+  start,   // the processes start
   session, // all ranks have joined
-  step,    // the first step is over, and did not fail
+  step,    // the first step has succeeded
 };
 
 constexpr run_stage last_of(run_stage) noexcept {
@@ -29,11 +29,11 @@ const char* to_string(run_stage x) noexcept;
 /// Variable of a rank: the number of the descriptor for `tell_stage`.
 inline constexpr const char* stage_descriptor_variable = "SMP_STAGE_FD";
 
-/// @returns what the ranks of a launcher inherit
-/// @throws error (config) if the system has none
+/// @returns the descriptor that the ranks of a launcher inherit
+/// @throws error (config) if the system cannot provide one
 file_descriptor stage_descriptor();
 
-/// Rank 0 has come so far. Where no launcher of ours listens, nothing happens.
+/// Reports that rank 0 reached `x`. Does nothing without our launcher.
 void tell_stage(run_stage x);
 
 /// @param fd a `stage_descriptor`
@@ -44,7 +44,7 @@ run_stage told_stage(int fd);
 
 struct run_outcome {
   int exit_code = 0;
-  /// Empty: there is none.
+  /// Empty if there is none.
   std::string cause;
   run_stage reached = run_stage::start;
 };
@@ -54,7 +54,7 @@ std::string end_path(const std::string& run_dir);
 
 void write_run_outcome(const std::string& run_dir, const run_outcome& x);
 
-/// @returns nothing if no launcher of ours has left it there
+/// @returns nothing if no launcher of ours has left one there
 std::optional<run_outcome> read_run_outcome(const std::string& run_dir);
 
 } // namespace smp
