@@ -4,9 +4,9 @@
 
 namespace smp {
 
-/// JSON is UTF-8, but module names and user strings may hold any bytes, and
-/// that must not lose a report: each invalid byte becomes the replacement
-/// character U+FFFD.
+/// JSON is UTF-8, but module names and user strings may hold any bytes,
+/// and that must not lose a report: each invalid byte becomes the
+/// replacement character U+FFFD.
 /// @param x a JSON value of nlohmann's types
 /// @param indent -1: all in one line
 template <class Json>

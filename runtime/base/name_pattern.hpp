@@ -4,8 +4,8 @@
 
 namespace smp {
 
-/// Tells whether `name` matches `pattern`, in which `*` stands for any text:
-/// "encoder.*".
+/// Tells whether `name` matches `pattern`, in which `*` stands for any
+/// text: "encoder.*".
 inline bool fits(std::string_view pattern, std::string_view name) {
   auto star = pattern.find('*');
   if (star == pattern.npos)

@@ -57,8 +57,8 @@ public:
   /// Called under the execution token.
   void swap_with_default();
 
-  /// Saves the state of the default generator, which continues with
-  /// `derived(seed)`.
+  /// Saves the state of the default generator, which continues
+  /// with `derived(seed)`.
   void replace_default(uint64_t seed);
 
   /// Restores the saved state of the default generator.

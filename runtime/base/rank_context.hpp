@@ -35,8 +35,8 @@ class session;
 struct session_config;
 class tensor_group;
 
-/// The distributed model of a session, as its calls see it. Lives as long as
-/// the model.
+/// The distributed model of a session, as its calls see it. Lives as
+/// long as the model.
 struct model_context {
   /// Which rank owns each module and tensor.
   const model_map* map = nullptr;

@@ -15,8 +15,8 @@
 
 namespace smp {
 
-/// Table [model]. docs/config.md lists the sizes that each model has, and their
-/// defaults.
+/// Table [model]. docs/config.md lists the sizes that each model has,
+/// and their defaults.
 struct model_config {
   std::string type;
   uint64_t layers = 4;

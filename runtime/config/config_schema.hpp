@@ -32,8 +32,8 @@ struct number_range {
   bool below_high = false;
 };
 
-/// A string or bool key, and those of its values with which another key has an
-/// effect.
+/// A string or bool key, and those of its values with which another
+/// key has an effect.
 struct config_condition {
   std::string_view key;
   std::vector<std::string_view> values;
@@ -126,8 +126,8 @@ std::string_view type_text(const config_key& key);
 std::optional<std::string> check_value(const config_key& key,
                                        const train_config& x);
 
-/// @returns "; did you mean ...?" or another hint for a key that does not
-/// exist.
+/// @returns "; did you mean ...?" or another hint for a key
+/// that does not exist.
 std::string hint_for_unknown_key(std::string_view name);
 
 /// Same for a table that does not exist.

@@ -33,8 +33,8 @@ struct device_path_config {
   /// Arenas of a rank that has a device path, in MB.
   uint64_t send_arena = 64;
   uint64_t receive_arena = 256;
-  /// With `force`: this many ranks count as one node; 0: the ranks of one
-  /// machine do.
+  /// With `force`: this many ranks count as one node; 0: the ranks
+  /// of one machine do.
   uint64_t ranks_per_node = 0;
 };
 
@@ -134,8 +134,8 @@ struct session_config {
   /// Allows non-loopback interfaces although UCX's tcp has no authentication,
   /// and suppresses the warning about tcp over loopback.
   bool trusted_network = false;
-  /// Microseconds that a thread waiting for messages polls for them before it
-  /// sleeps.
+  /// Microseconds that a thread waiting for messages polls for
+  /// them before it sleeps.
   uint64_t spin = 0;
   device_path_config device_path = {};
   /// The interface towards the other machines, by name or address; empty: the

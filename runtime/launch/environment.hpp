@@ -28,8 +28,8 @@ struct rank_environment {
   std::string no_shared_memory;
   /// True if our own launcher started this rank and waits for its process.
   bool supervised = false;
-  /// The variables that show that a launcher started this process: "RANK and
-  /// WORLD_SIZE".
+  /// The variables that show that a launcher started this process:
+  /// "RANK and WORLD_SIZE".
   std::string told_by;
   /// The directory of the run, as our own launcher says; empty: it has none.
   std::string run_dir;

@@ -34,9 +34,9 @@ std::vector<uint64_t> shares_of(uint64_t nodes,
 node_options read_node(uint64_t node, std::vector<uint64_t> shares,
                        const std::string& master);
 
-/// Runs `command` on each host, in this directory, with the options that make
-/// it one launcher of several; stdin is empty. Their console output appears on
-/// this console.
+/// Runs `command` on each host, in this directory, with the options that
+/// make it one launcher of several; stdin is empty. Their console output
+/// appears on this console.
 /// @param master "HOST:PORT"; empty: the first host and port 29400
 /// @param interrupt_grace of those launchers, see `launch_options`
 /// @returns the exit code of the launcher that is the cause

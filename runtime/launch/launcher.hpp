@@ -55,18 +55,18 @@ struct launch_options {
 
 /// Hosts the SUPERVISOR (on the first machine), runs the ranks of this
 /// machine and returns when all are gone. The first failure ends all of
-/// them, and one line on stderr names the rank and its signal or exit
-/// code, or how the ranks are stalled. The line is omitted if rank 0
-/// ended for the same reason with a documented code and has printed the
-/// reason itself. The last report of a stall is in `log_dir`/stall.json
-/// and the outcome of the run in end.json there; through that folder
-/// tools inspect the run while it lasts (docs/inspect.md). Ctrl-C is
-/// passed on to the ranks; a second one kills them. Call this from the
-/// main thread: the ranks die with the thread that started them, so
-/// that even a killed launcher leaves none behind.
-/// @returns the exit code: 0 done, `verdict` if a rank returned it, 3 a rank
-/// failed, 4 stalled, 130 interrupted; 2, 4 and 5 as the failed rank returned
-/// them
+/// them, and one line on stderr names the rank and its signal or exit code,
+/// or how the ranks are stalled. The line is omitted if rank 0 ended for
+/// the same reason with a documented code and has printed the reason
+/// itself. The last report of a stall is in `log_dir`/stall.json and the
+/// outcome of the run in end.json there; through that folder tools inspect
+/// the run while it lasts (docs/inspect.md). Ctrl-C is passed on to the
+/// ranks; a second one kills them. Call this from the main thread: the
+/// ranks die with the thread that started them, so that even a killed
+/// launcher leaves none behind.
+/// @returns the exit code: 0 done, `verdict` if a rank returned it, 3 a
+/// rank failed, 4 stalled, 130 interrupted; 2, 4 and 5 as the failed
+/// rank returned them
 /// @throws error (config) if the command cannot be started, or if several
 /// machines would talk over a network that has no keys or is not trusted
 int launch(const launch_options& x);

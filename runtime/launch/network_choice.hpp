@@ -39,8 +39,8 @@ network_choice choose_network(const rank_environment& x,
 /// @param transports as UCX_TLS names them: "tcp,self", "all", "^posix"
 bool opens_ports(std::string_view transports);
 
-/// Asks the gate at `host` for the secret of the run. Retries until a process
-/// listens there.
+/// Asks the gate at `host` for the secret of the run. Retries until a
+/// process listens there.
 /// @throws error (config) if one side rejects the other's keys, (rank_down)
 /// after `patience_between_machines`
 gate_answer ask_master(const std::string& host, uint16_t port,

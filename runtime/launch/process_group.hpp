@@ -31,9 +31,9 @@ inline constexpr const char* ends_with_output_variable = "SMP_ENDS_WITH_OUTPUT";
 inline constexpr int code_interrupted = 130;
 inline constexpr int code_rank_failed = 3;
 
-/// Starts processes, waits for them, and ends all of them when one fails or the
-/// user interrupts. No process outlives this object, or the thread that called
-/// `start`.
+/// Starts processes, waits for them, and ends all of them when one fails
+/// or the user interrupts. No process outlives this object, or the thread
+/// that called `start`.
 class process_group {
 public:
   struct options {
@@ -103,8 +103,8 @@ public:
   /// exit status of the process itself, if it comes, is better evidence.
   void report(failure x);
 
-  /// Ends all processes for a cause outside of them, with `code` as the result.
-  /// Any thread.
+  /// Ends all processes for a cause outside of them, with `code` as the
+  /// result. Any thread.
   void end(failure x, int code);
 
   /// Same after `wait`, unless all are gone by then. Any thread.
@@ -162,8 +162,8 @@ private:
   /// Whether this process was a subreaper of orphans before.
   int adopted_ = 0;
   std::unique_ptr<output_tee> console_;
-  /// The pipe for the last words of ranks: without logs, and when a log cannot
-  /// be written.
+  /// The pipe for the last words of ranks: without logs, and when a log
+  /// cannot be written.
   file_descriptor words_out_;
   file_descriptor words_in_;
   std::vector<child> children_;

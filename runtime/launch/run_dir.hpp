@@ -19,8 +19,8 @@ void claim_run_dir(const std::string& path,
 /// report, the outcome of the run.
 void remove_launcher_files(const std::string& path);
 
-/// Creates `wanted`, or, if that is empty, a new directory runs/TIME-NAME below
-/// the current one.
+/// Creates `wanted`, or, if that is empty, a new directory runs/TIME-NAME
+/// below the current one.
 /// @returns the directory
 /// @throws error (config) naming the directory and why it cannot be created
 std::string make_run_dir(const std::string& wanted, const std::string& name);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What dispatcher fallbacks share that treat tensors without bytes
+// Shared by the dispatcher fallbacks for tensors without bytes
 // (placeholder.cpp, deferred_init.cpp): arguments arrive boxed, on a stack.
 
 #include "runtime/values/absent_tensor.hpp"
@@ -30,9 +30,9 @@ inline bool reads_metadata_only(std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Puts `f(x)` in place of every tensor in `value`, which may be a tensor, a
-/// list of tensors, a list of optional ones or anything else. Undefined ones
-/// stay.
+/// Replaces every tensor in `value` with `f(x)`. `value` may be a tensor,
+/// a list of tensors, a list of optional tensors or anything else.
+/// Undefined tensors stay.
 template <class F>
 void replace_tensors(c10::IValue& value, F f) {
   if (value.isTensor()) {
@@ -69,10 +69,10 @@ void visit_tensors(const c10::IValue& value, F f) {
   }
 }
 
-/// @returns the arguments that lie on top of `stack`, to be held until the call
-/// is over. Operators with several `out` arguments return references to them,
-/// and LibTorch (2.11) follows those only after it took the arguments off the
-/// stack: where nobody else owns them, memory that was freed.
+/// @returns the arguments on top of `stack`, to be held until the call is over.
+/// Operators with several `out` arguments return references to them, and
+/// LibTorch (2.11) follows these only after it popped the arguments off the
+/// stack: without another owner, they refer to freed memory.
 inline torch::jit::Stack held_arguments(const c10::OperatorHandle& op,
                                         const torch::jit::Stack& stack) {
   auto& schema = op.schema();

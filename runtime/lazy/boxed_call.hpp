@@ -1,7 +1,7 @@
 #pragma once
 
 // An operation that the dispatcher hands over with its arguments on a stack,
-// and what can be told of it from its name and schema.
+// and what its name and schema tell about it.
 
 #include "runtime/lazy/boxed_arguments.hpp"
 
@@ -38,7 +38,7 @@ struct boxed_call {
     return alias && alias->isWrite();
   }
 
-  /// Whether its result may be a view of that argument, or itself.
+  /// Whether the result may be that argument, or a view of it.
   bool aliases(size_t i) const {
     return schema.arguments()[i].alias_info() != nullptr;
   }
@@ -67,23 +67,23 @@ struct boxed_call {
   size_t base;
 };
 
-/// These look at and change what a tensor without bytes has.
+/// These only look at or change what a tensor without bytes has.
 bool needs_no_bytes(const std::string& name);
 
-/// These change an argument that their schema calls unchanged, or exchange
-/// storages.
+/// These change an argument that their schema declares unchanged, or
+/// exchange storages.
 bool changes_more_than_it_says(const std::string& name);
 
 bool is_random(const boxed_call& x);
 
-/// Whether how much it draws depends on sizes and types only.
+/// Whether the number of draws depends on sizes and types only.
 bool draws_by_size(const std::string& name);
 
-/// Whether it fills its first argument with numbers that it draws one after the
-/// other, and looks at nothing else of it than size and type.
+/// Whether it fills its first argument with numbers drawn one after the other,
+/// and looks at nothing of it but size and type.
 bool fills_in_order(const std::string& name);
 
-/// Whether all that it does is to make a tensor and to call such a one on it.
+/// Whether it only creates a tensor and calls such an operation on it.
 bool makes_and_fills(const std::string& name);
 
 } // namespace smp

@@ -24,12 +24,12 @@ using captured_op_ptr = std::shared_ptr<captured_op>;
 /// One of the tensors that a captured operation returns.
 struct captured_tensor {
   captured_op_ptr op;
-  /// Position among all of them, lists flattened.
+  /// Position among all of its result tensors, with lists flattened.
   uint32_t index = 0;
 };
 
-/// An operation with all that its result depends on. The pointers to what came
-/// before make a graph without cycles; what nobody can ask for goes away.
+/// An operation with everything that its result depends on. The pointers to
+/// earlier operations form an acyclic graph; operations out of reach are freed.
 struct captured_op {
   /// A captured tensor among the arguments.
   struct hole {
@@ -47,7 +47,7 @@ struct captured_op {
   captured_op(const captured_op&) = delete;
   captured_op& operator=(const captured_op&) = delete;
 
-  /// Grows in the order of the program.
+  /// Increases in program order.
   uint64_t number;
   c10::OperatorHandle op;
   /// Undefined tensors where the holes are.
@@ -58,31 +58,31 @@ struct captured_op {
   /// Autocast and the like.
   c10::impl::LocalDispatchKeySet modes;
   caffe2::TypeMeta default_dtype;
-  /// Where the default generator stood, if it draws from that.
+  /// State of the default generator before the draw, if it draws from it.
   std::unique_ptr<random_stream> numbers;
 };
 
-/// @returns the tensors in what an operation returned, as `captured_tensor`
-/// counts them
+/// @returns the tensors among the results of an operation, in the order in
+/// which `captured_tensor` counts them
 std::vector<at::Tensor> flatten_tensors(const torch::jit::Stack& results);
 
-/// A tensor that somebody needs.
+/// A tensor whose value is requested.
 struct wanted_tensor {
   captured_tensor tensor;
   /// The last write to its memory.
   captured_op_ptr last_write;
 };
 
-/// Runs the operations that `xs` depend on, in the order of the program.
-/// Groups of tensors that have nothing in common are made one after the other,
-/// and within a group every tensor lives until its last use only.
+/// Runs the operations that `xs` depend on, in program order. Groups of tensors
+/// that have nothing in common are computed one after the other, and within a
+/// group every tensor lives only until its last use.
 /// @param f takes the position in `xs` and the value
 void run_captured(const std::vector<wanted_tensor>& xs,
                   const std::function<void(size_t, at::Tensor)>& f);
 
-/// Lets `f` run `x` on other tensors in place of its first argument, the only
-/// one that was captured, for what it returns first; it draws on from where it
-/// began.
+/// Passes to `f` a function that runs `x` with another tensor in place of its
+/// first argument, the only captured one, and returns the first result. Random
+/// numbers start at the captured state and continue from call to call.
 void run_on(const captured_op& x,
             const std::function<
               void(const std::function<at::Tensor(const at::Tensor&)>&)>& f);

@@ -1,7 +1,7 @@
 #pragma once
 
-// The tensors behind delay_param_initialization.hpp: all of a tensor but its
-// bytes, and how to make those.
+// The tensors behind delay_param_initialization.hpp: everything of a tensor but
+// its bytes, and how to compute those.
 
 #include "runtime/lazy/captured_ops.hpp"
 
@@ -14,11 +14,11 @@
 
 namespace smp {
 
-/// Made for this (torchdistx), free in LibTorch 2.11, above autograd and
-/// autocast and below what placeholder.cpp uses.
+/// A key made for this (torchdistx), unused in LibTorch 2.11; it is above
+/// autograd and autocast, and below the key of placeholder.cpp.
 inline constexpr auto deferred_key = c10::DispatchKey::DeferredInit;
 
-/// Capturing and making are rare, and they use the process's one generator.
+/// Capture and replay are rare, and use the one generator of the process.
 std::recursive_mutex& capture_mutex();
 
 class deferred_impl;
@@ -29,9 +29,9 @@ struct future_memory {
   std::vector<deferred_impl*> members;
 };
 
-/// Knows all about a tensor but its elements. When they are made it turns
-/// into an ordinary tensor and stays the same object. A look at its storage
-/// without dispatch makes them (`has_storage`, `storage`).
+/// Knows everything about a tensor but its elements. When they are computed, it
+/// becomes an ordinary tensor and stays the same object. Access to its storage
+/// without dispatch (`has_storage`, `storage`) computes them.
 class deferred_impl final : public c10::TensorImpl {
 public:
   /// @param twin the same tensor on the meta device
@@ -66,13 +66,13 @@ public:
     return memory_;
   }
 
-  /// Takes over what an operation did to the twin.
+  /// Copies what an operation changed in the metadata of the twin.
   void refresh();
 
   /// Becomes an ordinary tensor with the storage of `x`.
   void become(const at::Tensor& x);
 
-  /// Has no bytes and never will.
+  /// Drops how to compute the bytes, which are never needed.
   void forget();
 
   // -- TensorImpl -------------------------------------------------------------
@@ -104,7 +104,7 @@ public:
                                                allow_change);
   }
 
-  /// What `set_data` does.
+  /// Implements `set_data`.
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& x) override;
 
   void release_resources() override {
@@ -134,7 +134,7 @@ private:
 /// @throws error (unsupported) if an ordinary tensor shares its memory
 deferred_impl* deferred(const at::Tensor& x);
 
-/// Makes the bytes of `xs` and of all that share their memory.
+/// Computes the bytes of `xs` and of all tensors that share their memory.
 void make_bytes(const std::vector<deferred_impl*>& xs);
 
 /// @returns the elements of `x` without keeping them

@@ -1,8 +1,8 @@
 #pragma once
 
 // A large tensor that is filled with random numbers, some rows at a time.
-// LibTorch draws them in the order in which they lie in memory, so pieces have
-// the same numbers as the whole.
+// LibTorch draws numbers in memory order, so pieces get the same numbers
+// as the whole tensor.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,18 +11,18 @@
 
 namespace smp {
 
-/// Calls `f(first, length)` for rows that are to be drawn together, one piece
-/// after the other, so that all of them draw what one call would.
+/// Calls `f(first, length)` for groups of rows to draw together, one group
+/// after the other, so that all of them draw what a single call would draw.
 /// @param row_size numbers in a row
 void for_each_piece(int64_t rows, int64_t row_size,
                     const std::function<void(int64_t, int64_t)>& f);
 
-/// Gives `f` the rows of a deferred tensor, the first one's position and
-/// [any, ...], one piece after the other; nothing of them is kept, and the
-/// tensor stays deferred.
-/// @returns false, having done nothing, if something else made it than one
-/// initialiser that draws all of it, numbers that rows were set to then, and
-/// factors of all
+/// Passes the rows of a deferred tensor to `f`, one piece after the other: the
+/// position of the first row, and a tensor of [any, ...]. Nothing of them is
+/// kept, and the tensor stays deferred.
+/// @returns false, having done nothing, unless the tensor is made by one
+/// initialiser that draws all of it, then by setting rows to numbers and by
+/// scaling all elements
 bool draw_rows(const at::Tensor& x,
                const std::function<void(int64_t, const at::Tensor&)>& f);
 

@@ -6,22 +6,22 @@
 
 namespace smp {
 
-/// Lets whoever touches the content of `x`, through any handle on it, wait for
-/// bytes that others still write there. It remains an ordinary tensor beside
-/// that: same memory, same place in the autograd graph. Views of `x` have to be
-/// made by whoever fills it, before this. (Its key set gets `absent_key`, which
-/// leads each operation to `await_late` first.)
-/// @param arrive returns when all is there; may park, may be called several
-///        times. What it throws, the operation throws, and `x` stays late
+/// Makes every access to the content of `x`, through any handle, wait for bytes
+/// in flight that others still write there. Apart from that `x` stays an
+/// ordinary tensor: same memory, same place in the autograd graph. The writer
+/// must make its views of `x` before this call. (The key set of `x` gets
+/// `absent_key`, which leads each operation to `await_late` first.)
+/// @param arrive returns when all bytes are there; may park, and may be called
+/// several times. If it throws, the operation rethrows, and `x` stays late
 void make_late(const at::Tensor& x, std::function<void()> arrive);
 
-/// Tells whether `make_late` was called for `x`, and nobody waited since.
+/// Tells whether `x` is late: after `make_late`, before a finished wait.
 bool is_late(const at::Tensor& x);
 
 /// Waits, if `x` is late. @throws what its `arrive` throws
 void await_late(const at::Tensor& x);
 
-/// Nobody waits for `x` any more, whatever it holds.
+/// Stops `x` from being late without a wait, whatever it holds.
 void forget_late(const at::Tensor& x);
 
 } // namespace smp

@@ -9,9 +9,9 @@
 
 namespace smp {
 
-/// Sizes and types of an operation's results are known before its bytes: an
-/// operation tried on the meta device, which has none, with the twins of the
-/// deferred arguments.
+/// Finds sizes and types of an operation's results before their bytes exist:
+/// runs the operation on the meta device, which has no bytes, with the twins of
+/// the deferred arguments.
 class meta_trial {
 public:
   /// @returns false if only values can tell the result
@@ -32,7 +32,7 @@ private:
 
   at::Tensor twin_of(const at::Tensor& x);
 
-  /// Not what shares the memory of an ordinary argument.
+  /// False for a tensor that shares the memory of an ordinary argument.
   bool is_ours(const at::Tensor& x) const;
 
   std::vector<at::Tensor> arguments_; // the deferred ones

@@ -22,14 +22,14 @@ public:
   /// Waits until the sizes are known. @throws error with the first cause
   virtual std::vector<int64_t> sizes() = 0;
 
-  /// Without gaps; empty: row-major. @returns nothing if only the content
-  /// tells. @pre the sizes are known
+  /// Strides without gaps; empty: row-major. @returns nullopt if only the
+  /// content tells them. @pre the sizes are known
   virtual std::optional<std::vector<int64_t>> strides() {
     return std::nullopt;
   }
 
-  /// Begins to bring the content. @returns what is done when it is here; the
-  /// same each time.
+  /// Starts the transfer of the content. @returns a completion that is done
+  /// when it is here; the same one each time.
   virtual completion_ptr content() = 0;
 
   /// Waits until the content is here. @throws error with the first cause
@@ -40,37 +40,37 @@ public:
   /// The content, in memory of its own. @pre `content()` is done
   virtual at::Tensor take() = 0;
 
-  /// For whoever waits.
+  /// The reason to show for a wait.
   virtual wait_reason why() const = 0;
 
-  /// Tells whether `wait` has a place of its own in the order of the step: it
-  /// must be called for this content alone then.
+  /// Tells whether `wait` has a position of its own in the order of the step:
+  /// it must then be called for this content alone.
   virtual bool waits_in_order() const {
     return false;
   }
 };
 
-/// A call of another rank's module returns before it ran, so what it returns
-/// has no bytes yet. A promise has dtype, requires_grad and a place in the
-/// autograd graph like any tensor; reading sizes waits for them, and anything
-/// that touches the content makes it an ordinary tensor, in place: every handle
-/// on it sees the same tensor as before. (It is a TensorImpl of its own, whose
-/// dispatch key `absent_key` leads each operation to `keep_promises` first.)
-/// @param known its sizes, if they are known already
+/// A call of another rank's module returns before it ran, so its result has no
+/// bytes yet. A promise has dtype, requires_grad and a place in the autograd
+/// graph like any tensor; reading its sizes waits for them, and any access to
+/// the content makes it an ordinary tensor, in place: every handle on it sees
+/// the same tensor as before. (It is a TensorImpl of its own, whose dispatch
+/// key `absent_key` leads each operation to `keep_promises` first.)
+/// @param known its sizes, if they are already known
 at::Tensor make_promise(std::shared_ptr<promise_source> x, at::ScalarType dtype,
                         const std::vector<int64_t>* known = nullptr);
 
-/// Tells whether the content of `x` is not here.
+/// Tells whether `x` is a promise whose content is not here yet.
 bool is_promise(const at::Tensor& x);
 
 /// @returns where the content of `x` comes from, or null if it is here.
 std::shared_ptr<promise_source> source_of(const at::Tensor& x);
 
-/// Makes those of `xs` that are promises ordinary tensors; waits once for all.
+/// Makes the promises among `xs` ordinary tensors; waits once for all.
 /// @throws error with the first cause; they stay promises
 void keep_promises(const std::vector<at::Tensor>& xs);
 
-/// The same with the tensors in `xs`, the arguments of an operation.
+/// Same for the tensors in `xs`, the arguments of an operation.
 void keep_promises(at::ArrayRef<c10::IValue> xs);
 
 } // namespace smp

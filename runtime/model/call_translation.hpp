@@ -1,7 +1,7 @@
 #pragma once
 
-// The call of a class of the user's, done by a distributed module that takes
-// and gives something else.
+// Runs a call of a user's class by a distributed module that has other
+// arguments and results.
 
 #include <vector>
 
@@ -17,11 +17,11 @@ namespace smp {
 
 class distributed_module;
 
-/// Makes what `forward` of a class returns, for a child of a Sequential, of the
-/// tensors that are in it.
+/// Builds the result of a class's `forward`, for a child of a Sequential, from
+/// the tensors in it.
 using child_result = torch::nn::AnyValue (*)(const std::vector<at::Tensor>& xs);
 
-/// Between `forward` of a class that was registered with hooks and a
+/// Translates between `forward` of a class that was registered with hooks and a
 /// distributed module of it (see `tp_register`).
 class call_translation {
 public:

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the `forward` of a class takes and gives, as far as its type tells.
+// What the `forward` of a class takes and returns, as its type tells.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,8 +12,8 @@
 
 namespace smp::detail {
 
-/// True for arguments that a call cannot change for its caller. (Tensors that
-/// it does have their own way back.)
+/// True for arguments that a call cannot change for its caller. (Tensors that a
+/// call changes have their own way back.)
 template <class T>
 using stays_as_it_is = std::disjunction<
   std::negation<std::is_lvalue_reference<T>>,
@@ -29,8 +29,8 @@ struct forward_traits<R (C::*)(Ts...)> {
   template <size_t I, class T>
   using argument = std::tuple_element_t<I, std::tuple<Ts...>>;
 
-  /// Tells whether it can be called through `arguments`: there is a result, and
-  /// nothing that it takes can be changed by it.
+  /// Tells whether it can be called through `arguments`: it returns a value,
+  /// and cannot change its arguments.
   static constexpr bool translatable = std::conjunction_v<
     std::negation<std::is_void<R>>, std::negation<std::is_reference<R>>,
     stays_as_it_is<Ts>...>;
@@ -65,7 +65,7 @@ using forward_form = decltype(traits_of_forward<Impl>());
 
 // -- tensors and what holds them ----------------------------------------------
 
-/// True for types of which a call returns as many tensors each time.
+/// True for result types that always have the same number of tensors.
 template <class R>
 inline constexpr bool is_tensors = std::is_same_v<R, at::Tensor>;
 
@@ -77,7 +77,7 @@ template <class A, class B>
 inline constexpr bool is_tensors<std::pair<A, B>> = std::is_same_v<
   A, at::Tensor>&& std::is_same_v<B, at::Tensor>;
 
-/// The same, where tuples may stand in tuples.
+/// The same, with tuples nested in tuples.
 template <class R>
 inline constexpr bool nests_tensors = std::is_same_v<R, at::Tensor>;
 
@@ -95,7 +95,7 @@ inline constexpr bool gives_tensors = std::disjunction_v<
   std::bool_constant<nests_tensors<std::decay_t<R>>>,
   std::is_same<std::decay_t<R>, std::vector<at::Tensor>>>;
 
-/// The same, given in any way.
+/// The same for types of arguments.
 template <class T>
 inline constexpr bool holds_tensors = std::disjunction_v<
   std::is_convertible<T, at::Tensor>, std::bool_constant<gives_tensors<T>>>;
@@ -117,20 +117,20 @@ void add_tensors(std::vector<at::Tensor>& to, const T& x) {
     std::apply([&](auto&... ys) { (add_tensors(to, ys), ...); }, x);
 }
 
-/// @param next which tensor comes next
+/// @param next position of the next tensor to take
 template <class R>
 R next_of(const std::vector<at::Tensor>& xs, size_t& next) {
   if constexpr (std::is_same_v<R, at::Tensor>)
     return xs.at(next++);
   else
     return [&]<size_t... Is>(std::index_sequence<Is...>) {
-      // Braces: from left to right.
+      // Braces evaluate from left to right.
       return R{next_of<std::tuple_element_t<Is, R>>(xs, next)...};
     }
   (std::make_index_sequence<std::tuple_size_v<R>>{});
 }
 
-/// @returns a tensor, or all
+/// @returns an R of the tensors
 template <class R>
 R from_tensors(const std::vector<at::Tensor>& xs) {
   if constexpr (std::is_same_v<R, std::vector<at::Tensor>>) {

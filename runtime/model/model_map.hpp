@@ -19,18 +19,18 @@ namespace smp {
 /// Activation checkpointing of a module (R52).
 struct recomputation {
   /// Modules with the same number, consecutive children of a Sequential on one
-  /// rank, are computed again together; 0: it is not computed again.
+  /// rank, are recomputed together; 0: not recomputed.
   uint32_t region = 0;
-  /// With the random numbers of the first time.
+  /// Recomputes with the random numbers of the first run.
   bool same_numbers = true;
 };
 
-/// Where each module and tensor of a model lives. Without a partition
-/// everything is on the own rank.
+/// Which rank owns each module and tensor of a model. Without a partition this
+/// rank owns everything.
 class model_map {
 public:
-  /// @param ranks that run a step together: of the pipeline, and all that share
-  ///        modules with it
+  /// @param ranks number of ranks that run a step together: those of the
+  /// pipeline, and all that share modules with it
   model_map(rank_id self, size_t ranks, walked_model model);
 
   rank_id self() const noexcept {
@@ -41,18 +41,18 @@ public:
     return model_;
   }
 
-  /// Which modules microbatches pass in their order (R19).
+  /// The modules that microbatches must pass in order (R19).
   const module_order& order() const noexcept {
     return order_;
   }
 
-  /// Tells whether owners are known; calls of the modules may be remote then.
+  /// Tells whether owners are known: calls of modules may be remote then.
   bool partitioned() const noexcept {
     return partitioned_;
   }
 
-  /// Tells whether a microbatch may be overtaken within its forward phase: it
-  /// waits there for another rank, an owner or a peer of a shared module.
+  /// Tells whether a microbatch may be overtaken within its forward phase,
+  /// while it waits for another rank: an owner or a peer of a shared module.
   bool overlaps() const noexcept {
     return ranks_ > 1;
   }
@@ -64,14 +64,14 @@ public:
     return owners_.at(x.value);
   }
 
-  /// The first of the modules that hold a tensor: it gets the requests.
+  /// The first module that holds a tensor: it gets the requests.
   module_id home(uint32_t tensor) const {
     return module_id{model_.tensors.at(tensor).modules.front()};
   }
 
   /// @param x position in `model().tensors`
   rank_id tensor_owner(uint32_t x) const {
-    // Modules that share a tensor are one node, so any of them tells (R18).
+    // Modules that share a tensor are one node, so any has the owner (R18).
     return owner(home(x));
   }
 
@@ -83,13 +83,13 @@ public:
     return model_.modules.at(x.value).names.front();
   }
 
-  /// What stands for a module in the paths of random numbers (R23); 0 if it
-  /// draws none.
+  /// The number of a module in the paths of random numbers (R23);
+  /// 0 if it draws none.
   uint64_t stream_of(module_id x) const {
     return streams_.at(x.value);
   }
 
-  /// Whether backward computes a module again.
+  /// Whether and how backward recomputes a module.
   const recomputation& recomputed(module_id x) const {
     return recomputed_.at(x.value);
   }
@@ -103,21 +103,21 @@ public:
     return !shared_.empty();
   }
 
-  /// How they do, on the ranks that own it; else null.
+  /// How they compute it, on the ranks that own it; else null.
   const distributed_module* shared(module_id x) const {
     auto i = shared_.find(x);
     return i == shared_.end() ? nullptr : i->second.get();
   }
 
-  /// What this rank holds of a tensor that it owns together with others; null:
-  /// the whole.
+  /// The slice that this rank holds of a tensor that it owns together with
+  /// others; null: it holds the whole tensor.
   const tensor_slice* slice(uint32_t tensor) const {
     auto i = slices_.find(tensor);
     return i == slices_.end() ? nullptr : &i->second;
   }
 
-  /// Tells whether the gradient of a slice is one of as many batches as there
-  /// are peers (paper, `is_scaled_batch_parameter`).
+  /// Tells whether the gradient of a slice covers as many batches as there are
+  /// peers (paper, `is_scaled_batch_parameter`).
   bool is_scaled_batch(uint32_t tensor) const {
     return slices_.contains(tensor) && !one_batch_.contains(tensor);
   }
@@ -126,14 +126,14 @@ public:
     return model_.tensors.at(x).names.front();
   }
 
-  /// Tells whether the bytes of `x` are those of a parameter or buffer of this
-  /// rank, which another microbatch may write (R13).
+  /// Tells whether `x` shares the bytes of a parameter or buffer of this rank,
+  /// which another microbatch may write (R13).
   bool shares_state(const at::Tensor& x) const;
 
   // -- changes ----------------------------------------------------------------
 
-  /// The user may have added modules.
-  /// @param declared why modules are stateful, as the user said, by object
+  /// Replaces the walk, as the user may have added modules.
+  /// @param declared why the user declared modules stateful, by object
   void replace(walked_model x,
                const std::map<const void*, std::string>& declared);
 
@@ -142,31 +142,31 @@ public:
     owners_ = std::move(owners);
   }
 
-  /// Each call of a module with state counts in the paths of random numbers,
-  /// then, which tell which state it found.
+  /// From then on each call of a module with state counts in the paths of
+  /// random numbers, which identify the state that it found.
   /// @param xs by module
   void recompute(std::vector<recomputation> xs);
 
-  /// Tensor-parallel ranks share these modules. Each of their calls counts in
-  /// the paths of random numbers, which name what they exchange.
+  /// Marks modules that tensor-parallel ranks share. Each of their calls counts
+  /// in the paths of random numbers, which identify what the ranks exchange.
   void share(const std::vector<module_id>& modules);
 
-  /// Ranks compute the modules together that have these tensors, by their own
-  /// code: each of their calls counts in paths, as above.
+  /// Marks the modules of these tensors, which ranks compute together by the
+  /// modules' own code: each of their calls counts in paths, as above.
   void compute_together(const std::vector<uint32_t>& tensors);
 
-  /// This rank holds a slice of a tensor.
+  /// Records that this rank holds only a slice of a tensor.
   void cut(uint32_t tensor, const tensor_slice& slice) {
     slices_.emplace(tensor, slice);
   }
 
-  /// The gradient of a slice is one of the only batch that peers have.
+  /// Records that a slice's gradient covers one batch, that of all peers.
   void count_once(uint32_t tensor) {
     one_batch_.insert(tensor);
   }
 
-  /// @param x how this rank computes its part
-  /// @param slices what it holds of the module's tensors
+  /// @param x computes this rank's part
+  /// @param slices the parts that it holds of the module's tensors
   void share(module_id module, std::unique_ptr<distributed_module> x,
              const std::map<uint32_t, tensor_slice>& slices);
 
@@ -177,11 +177,11 @@ public:
     one_batch_.clear();
   }
 
-  /// What is owned has its bytes now: requests may come.
+  /// Owned tensors have their bytes now: requests may arrive.
   void finish_partition();
 
-  /// A module put another tensor into the slot of a buffer: it is the same
-  /// buffer from now on.
+  /// Records that a module put another tensor into the slot of a buffer: from
+  /// now on that tensor is the buffer.
   void rebind(const at::Tensor& from, const at::Tensor& to);
 
   module_order& order() noexcept {
@@ -203,7 +203,7 @@ private:
   std::unordered_set<uint32_t> one_batch_;  // of those
 };
 
-/// All that calls of modules change of a map.
+/// The changes to a map that calls of modules may make.
 class map_changes {
 public:
   /// @param x outlives this

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which modules microbatches have to pass in their order, and why (R19).
+// Which modules microbatches must pass in order, and why (R19).
 
 #include "runtime/model/module_walk.hpp"
 
@@ -14,15 +14,15 @@
 
 namespace smp {
 
-/// A module that changes what it computes with, such as the statistics of a
-/// batch norm, gives the numbers of one process only if microbatches come in
-/// order. Which do is known in part only: a module with buffers may change
-/// them, or keep a mask in them. So all are ordered at first, and those whose
-/// bits one training step left alone are released.
+/// A module that changes its own state, such as the statistics of a batch norm,
+/// gives the numbers of a single process only if microbatches pass it in order.
+/// Which modules do so is known only in part: a module with buffers may change
+/// them, or just keep a mask in them. So all of these are ordered at first, and
+/// those whose bits a training step left unchanged are released.
 class module_order {
 public:
-  /// An ordered module, and all that makes it one: its own state, and that of
-  /// modules below it whose calls nobody sees (R20).
+  /// An ordered module, and everything that makes it one: its own state, and
+  /// that of modules below it whose calls are not intercepted (R20).
   struct entry {
     /// Buffers, own and read, as positions in `walked_model::tensors`.
     std::vector<uint32_t> buffers;
@@ -33,7 +33,7 @@ public:
 
   module_order() = default;
 
-  /// @param declared reasons of a user, by object
+  /// @param declared reasons that the user gave, by object
   module_order(const walked_model& model,
                const std::map<const void*, std::string>& declared);
 
@@ -44,10 +44,10 @@ public:
 
   bool ordered(uint32_t module) const;
 
-  /// Those that are still ordered.
+  /// The modules that are still ordered.
   std::vector<module_id> modules() const;
 
-  /// Those among them with state that no look at tensors shows.
+  /// The ordered modules with state that tensors do not show.
   std::set<module_id> unseen() const;
 
   /// @returns the modules that were ordered at first because of a buffer.
@@ -60,32 +60,32 @@ public:
   /// Why a module is ordered: "buffers running_mean, running_var".
   std::string reason(uint32_t module) const;
 
-  /// What still orders microbatches, for people; empty if nothing does.
+  /// What still orders microbatches, as text; empty if nothing does.
   std::string text() const;
 
   // -- what is computed again (R52) -------------------------------------------
 
-  /// Tells whether calls change a buffer, as far as is known: those of the
-  /// first step that looked did, or that step goes on.
+  /// Tells whether calls change a buffer, as far as is known: calls of the
+  /// first step that looked did, or that step is still running.
   bool may_change(uint32_t tensor, step_id s);
 
-  /// A call was over, and had changed it or not.
+  /// Records after a call whether it has changed the buffer.
   void note_change(uint32_t tensor, bool changed);
 
   // -- steps that fail --------------------------------------------------------
 
-  /// Keeps copies of the owned buffers, but of large ones that no call was seen
-  /// to change.
+  /// Keeps copies of the owned buffers, except large ones that no call
+  /// was seen to change.
   void keep(const std::function<bool(uint32_t tensor)>& owned);
 
-  /// Makes the buffers what they were at the last `keep`: some microbatches of
-  /// the step were in them and others were not.
+  /// Restores the buffers to the last `keep`: only some microbatches of the
+  /// step had changed them.
   void put_back();
 
   // -- changes that come late -------------------------------------------------
 
-  /// @returns the owned buffers of released modules alone that changed since
-  ///          the last `keep`, until `put_back` if that was called.
+  /// @returns the owned buffers of only released modules that changed since the
+  /// last `keep`, or until `put_back` if that was called.
   std::set<uint32_t> changed_late() const;
 
   /// Tells whether `put_back` can undo all of them.
@@ -96,7 +96,7 @@ public:
 
   // -- the first steps --------------------------------------------------------
 
-  /// True until a step told which modules can be released.
+  /// True until a step shows which modules can be released.
   bool undecided() const noexcept {
     return undecided_;
   }
@@ -113,7 +113,7 @@ public:
   /// @param ran tells whether this rank owns a module and ran it
   observation observe(const std::function<bool(uint32_t module)>& ran) const;
 
-  /// Releases the modules whose state stayed as it was.
+  /// Releases the modules whose state did not change.
   /// @param all what all ranks saw
   /// @returns whether there are any
   bool learn(const observation& all);
@@ -123,14 +123,14 @@ private:
 
   const walked_model* model_ = nullptr;
   std::map<uint32_t, entry> entries_;
-  /// Ordered modules by a buffer that they or what they hide owns.
+  /// Ordered modules by a buffer of theirs, or of modules hidden in them.
   std::map<uint32_t, std::vector<module_id>> by_buffer_;
   bool undecided_ = false;
   std::map<uint32_t, std::optional<uint64_t>> hashes_; // of owned buffers
   std::map<uint32_t, at::Tensor> kept_;                // copies of them
-  /// An owned buffer of released modules alone.
+  /// An owned buffer of released modules only.
   struct constant {
-    /// As autograd counts them. It moves also where the same is written.
+    /// Autograd's counter. It also moves when the same values are written.
     mutable uint32_t version = 0;
     std::optional<uint64_t> hash; // of its bits
     at::Tensor kept;              // undefined if it is large

@@ -33,39 +33,39 @@ struct walked_module {
   std::vector<std::string> names;
   /// Type name, demangled: "torch::nn::LinearImpl".
   std::string type;
-  /// The module itself: a torch::nn module or one of TorchScript, the other
-  /// is null.
+  /// The module itself: a torch::nn module or one of TorchScript; the
+  /// other pointer is null.
   torch::nn::Module* object = nullptr;
   c10::ivalue::Object* script = nullptr;
-  /// Keeps it: code may put another module into its place. Null for a root that
-  /// no shared pointer holds.
+  /// Keeps the module alive: code may replace it in its parent. Null for a root
+  /// that no shared pointer holds.
   std::shared_ptr<const void> kept;
   /// Positions in `walked_model::modules`, in order of registration; a module
-  /// with several parents stands in the lists of all of them.
+  /// with several parents is in the list of each.
   std::vector<uint32_t> children;
   uint32_t parent = 0;
   /// Positions in `walked_model::tensors`, direct ownership only.
   std::vector<uint32_t> tensors;
-  /// Its calls can be seen: not so those of the root, of containers and of
-  /// what R20 names.
+  /// Its calls can be intercepted: not those of the root, of containers and of
+  /// the modules that R20 names.
   bool intercepted = false;
-  /// Where those of a torch::nn module are, once `install_hooks`
-  /// (runtime/intercept/hooks.hpp) was there.
+  /// The hooks of a torch::nn module, once `install_hooks`
+  /// (runtime/intercept/hooks.hpp) has run.
   std::vector<hook_state*> hooks;
-  /// Its `forward` passes a value from child to child and does nothing else, so
-  /// that consecutive children can be one request (R8).
+  /// Its `forward` only passes a value from child to child, so that consecutive
+  /// children can be one request (R8).
   bool sequential = false;
-  /// A container without code of its own (ModuleList, ModuleDict,
-  /// Sequential): its children are found, itself never runs.
+  /// A container without code of its own (ModuleList, ModuleDict, Sequential):
+  /// the walk finds its children; it never runs itself.
   bool container = false;
-  /// Why microbatches have to pass it in their order besides its own buffers
-  /// (R19), e.g. "sets its attribute 'calls'"; empty if nothing says so.
+  /// Why microbatches must pass it in order, apart from its own buffers (R19),
+  /// e.g. "sets its attribute 'calls'"; empty if there is no reason.
   std::string stateful;
   /// Buffers of other modules that its code reads, as positions in
   /// `walked_model::tensors`: it is ordered as long as one of them changes.
   std::vector<uint32_t> reads;
 
-  /// What stands for it where objects are compared.
+  /// The address by which objects are compared.
   const void* identity() const;
 };
 
@@ -73,13 +73,13 @@ struct walked_module {
 struct walked_tensor {
   std::vector<std::string> names;
   at::Tensor tensor;
-  bool is_buffer = false; // of what is no parameter
+  bool is_buffer = false; // anything but a parameter
   /// A plain attribute of a TorchScript module, e.g. in a list: it lives with
   /// its module like a buffer, but is no part of the state dict.
   bool is_attribute = false;
   /// Modules that own it directly, in walk order.
   std::vector<uint32_t> modules;
-  /// A module whose code reads it though it belongs to another one; if any.
+  /// A module whose code reads it though another one owns it; if any.
   std::optional<std::string> read_by = {};
 };
 
@@ -95,8 +95,8 @@ struct walked_model {
   /// @returns the position of the module that has `name` among its names
   std::optional<uint32_t> find_module(std::string_view name) const;
 
-  /// @returns for who wrote a name, or a pattern, that no module has what there
-  /// is below the last part of it that is right: "'blocks' has 0, 1, 2"
+  /// @returns a hint for a name or pattern that no module has: what exists
+  /// below its last part that is right: "'blocks' has 0, 1, 2"
   std::string existing_near(std::string name) const;
 
   /// @returns the positions of that module and of all below it, by their names;

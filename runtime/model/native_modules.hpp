@@ -9,18 +9,18 @@
 
 namespace smp {
 
-/// What tensor-parallel ranks have to know of a module that they are to share:
-/// one of torch::nn, or a TorchScript module of torch.nn.
+/// What tensor-parallel ranks must know about a module to share it: one of
+/// torch::nn, or a TorchScript module of torch.nn.
 /// @returns nothing if it is of another class
 std::optional<native_module> native_of(const walked_model& model,
                                        uint32_t module);
 
-/// @returns what stands between calls of a class that was registered with hooks
-/// and those of its distributed module; null: nothing
+/// @returns the translation between calls of a class that was registered with
+/// hooks and those of its distributed module; null: there is none
 const call_translation* translation_of(const walked_module& x);
 
-/// @returns what a call of a class that was registered without hooks returns;
-/// null: one tensor
+/// @returns how to build the result of a call of a class that was registered
+/// without hooks; null: it is one tensor
 child_result result_of(const walked_module& x);
 
 /// @returns the position of a parameter that the module, or one below it, has

@@ -15,14 +15,14 @@
 
 namespace smp {
 
-/// The code of a method is kept under this prefix once calls of the method
-/// itself ask where it has to run (runtime/intercept/script/rewrite.hpp).
+/// Prefix under which the code of a method is kept, once the method itself asks
+/// where its calls have to run (runtime/intercept/script/rewrite.hpp).
 inline constexpr std::string_view kept_prefix = "__smp_orig_";
 
 /// An attribute of a class, of all its objects.
 using class_attribute = std::pair<const c10::ClassType*, std::string>;
 
-/// Code that reads or sets an attribute of another module than `self`.
+/// Code that reads or sets an attribute of a module other than `self`.
 struct outside_access {
   /// Attributes from `self` to the other module.
   std::vector<std::string> path;
@@ -30,7 +30,7 @@ struct outside_access {
   bool writes = false;
 };
 
-/// A call that a Sequential makes of a child.
+/// A call of a child by a Sequential.
 struct chain_link {
   std::string child; // attribute of the Sequential
   std::string method;
@@ -39,8 +39,8 @@ struct chain_link {
 /// Calls of children, one after the other, with nothing between them.
 using chain = std::vector<chain_link>;
 
-/// What can be told about the code of some classes before it runs. Rewritten
-/// classes tell the same as before.
+/// What can be told about the code of some classes before it runs. The answers
+/// are the same after classes are rewritten.
 class script_code {
 public:
   /// Reads all methods and forward hooks of the classes of modules.
@@ -83,15 +83,15 @@ private:
 using body_visitor = std::function<void(const std::string&,
                                         torch::jit::Graph&)>;
 
-/// Calls `f` for the code of every method of the class, where it now is.
+/// Calls `f` for the code of every method of the class, kept or not.
 void for_each_method(const c10::ClassType& x, const body_visitor& f);
 
-/// Calls `f` for the code of every method and forward hook of the class, where
-/// it now is.
+/// Calls `f` for the code of every method and forward hook of the
+/// class, kept or not.
 void for_each_body(const c10::ClassType& x, const body_visitor& f);
 
-/// Tells whether such a method is a call of the module: a trace has one for
-/// each call, "forward", "forward1", "forward2", ...
+/// Tells whether a method of this name is a call of the module: a trace has one
+/// for each call, "forward", "forward1", "forward2", ...
 bool is_forward(std::string_view method);
 
 /// @returns the code of `forward`, rewritten or not; null if it has none
@@ -106,14 +106,14 @@ void for_each_node(torch::jit::Block& x,
 /// `append` does.
 bool is_changed_in_place(const torch::jit::Value& x);
 
-/// The attribute that a GetAttr or SetAttr, rewritten or not, is about.
+/// The attribute that a GetAttr or SetAttr, rewritten or not, accesses.
 struct attribute_access {
   bool writes = false;
   torch::jit::Value* object = nullptr;
   std::string name;
 };
 
-/// @returns an access with a null object if `x` is none of a module's.
+/// @returns an access with a null object if `x` accesses no module.
 attribute_access access_of(const torch::jit::Node& x);
 
 } // namespace smp

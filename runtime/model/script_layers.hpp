@@ -15,13 +15,13 @@ bool is_script_layer(std::string_view type);
 
 struct script_layer {
   transformer_layer_options options;
-  /// Why its code is none that tensor-parallel ranks could share; empty: it is.
+  /// Why tensor-parallel ranks cannot share its code; empty: they can.
   std::string doubt;
 };
 
-/// What a traced transformer layer computes, read from its code: the names of a
-/// class promise nothing about what was traced. The code and that of all below
-/// it is followed from the arguments to the result, and what comes out has to
+/// What a traced transformer layer computes, read from its code: the names of
+/// classes promise nothing about what was traced. Its code, and that of all
+/// modules below it, is followed from the arguments to the result, which must
 /// be the formula of such a layer.
 script_layer read_script_layer(const walked_model& model, uint32_t module);
 

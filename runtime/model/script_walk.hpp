@@ -24,7 +24,7 @@ std::vector<c10::ClassTypePtr> classes_of(const walked_model& x);
 /// The flag that train() and eval() set; true if the module has none.
 bool is_training(const c10::ivalue::Object& x);
 
-/// Training or evaluation mode of a module and all below it.
+/// Sets training or evaluation mode of a module and all below it.
 void set_training(c10::ivalue::Object& x, bool on);
 
 } // namespace smp

@@ -24,25 +24,25 @@ class Module;
 
 namespace smp {
 
-/// Parameters of a module by their names in it, and along which axis peers cut
-/// each. What is not named each holds as a whole.
+/// The axis along which peers cut each parameter of a module, by its name
+/// there. Each peer holds all of a parameter that is not listed.
 using parameter_axes = std::map<std::string, int64_t>;
 
 namespace nn {
 
-/// What a distributed module of a user is made with: of each parameter of the
-/// ordinary module, by its name there, what this rank holds.
+/// The input to a user's distributed module: what this rank holds of each
+/// parameter of the ordinary module, by its name there.
 using parameter_parts = std::map<std::string, at::Tensor>;
 
 } // namespace nn
 
-/// What smp knows of a class.
+/// What smp knows about a registered class.
 struct registered_class {
   /// @returns how an object is shared, without its parameters
   std::function<native_module(const torch::nn::Module&)> read;
-  /// Null: tensors go in and out as they are.
+  /// Null: tensors pass unchanged.
   std::shared_ptr<const call_translation> calls = {};
-  /// Where they do. Null: one tensor comes out.
+  /// Builds the result then. Null: it is one tensor.
   child_result result = nullptr;
 };
 
@@ -60,7 +60,7 @@ parameter_slices slices_of_axes(const native_module& x,
 
 namespace detail {
 
-/// Stands for a hook that is not given.
+/// Stands for a hook that the user does not give.
 struct no_hook {};
 
 template <class D>
@@ -69,8 +69,8 @@ concept built_in_distribution = requires {
   typename D::options;
 };
 
-/// Knows how modules are shared by objects of a class D of the user's, whose
-/// options are of type O.
+/// Describes how objects of a user's class D share modules. The options
+/// of D are of type O.
 template <class D, class O>
 class custom_distribution {
 public:
@@ -131,13 +131,13 @@ std::string custom_distribution<D, O>::type_name(const std::type_info& x) {
   return short_name(x);
 }
 
-/// Looked at only where a Module is registered: AnyValue is complete there.
+/// Used only where a Module is registered: AnyValue is complete there.
 template <class Module>
 struct any_value {
   using type = torch::nn::AnyValue;
 };
 
-/// True for classes whose results can be made of the tensors in them.
+/// True for classes whose results can be built from the tensors in them.
 template <class Module>
 concept returns_tensors = gives_tensors<typename forward_form<Module>::result>;
 
@@ -201,7 +201,7 @@ private:
       return back(pass(how, std::apply(forward_, xs)));
   }
 
-  /// @param x what the forward hook gave
+  /// @param x result of the forward hook
   template <class T>
   auto pass(const distributed_module& how, T&& x) const {
     if constexpr (!built_in_distribution<Distributed> && requires {
@@ -255,7 +255,7 @@ private:
                                              + " gave an undefined tensor"};
   }
 
-  /// @param x what the distributed module gave
+  /// @param x result of the distributed module
   template <class T>
   result back(T&& x) const {
     using given = std::decay_t<T>;
@@ -293,11 +293,11 @@ private:
 
 } // namespace detail
 
-/// Lets tensor-parallel ranks share modules of class Module as those of
-/// torch.nn that are called `as` (paper, `smp.tp_register_with_module`): they
-/// compute the same, from parameters of the same names and shapes. "Linear",
-/// "Embedding" or "Conv1D", a Linear whose weight is [in, out]. Before the
-/// partition, on every rank.
+/// Lets tensor-parallel ranks share modules of class Module like the torch.nn
+/// modules that are called `as` (paper, `smp.tp_register_with_module`): they
+/// compute the same, from parameters of the same names and shapes. `as` is
+/// "Linear", "Embedding" or "Conv1D", a Linear whose weight is [in, out]. Call
+/// this before the partition, on every rank.
 /// @returns true
 template <class Module>
 bool tp_register(std::string_view as) {
@@ -305,30 +305,30 @@ bool tp_register(std::string_view as) {
 }
 
 /// The same for a class of TorchScript files, by its name in Python:
-/// "my_package.layers.MyLinear". If its code does more than that of what it is
-/// shared as, the print of the partition says so, and it is not shared.
-/// @throws error (config) if nothing is called `as`
+/// "my_package.layers.MyLinear". If its code does more than that of `as`, it is
+/// not shared, and the print of the partition says so.
+/// @throws error (config) if no module is called `as`
 /// @returns true
 bool tp_register(std::string_view type, std::string_view as);
 
-/// Lets them share modules of class Module by a Distributed that has other
+/// Lets them share modules of class Module through a Distributed with other
 /// options, arguments or results (paper, appendix "Registering distributed
-/// modules"): one of `smp::nn::distributed_*`, or a class of the user's with
+/// modules"): one of `smp::nn::distributed_*`, or a user's class with
 ///
 ///   static smp::parameter_axes axes(const O&);
 ///   Distributed(const O&, const smp::nn::parameter_parts&);
 ///   R forward(Ts...) const;
 ///   static std::string refusal(const O&, int64_t peers); // if it needs one
 ///
-/// where O is what `init_hook` returns. Of the parameters it gets what this
-/// rank holds; its `forward` is called on all peers, with the samples of each,
-/// and exchanges what it needs by tp/functions.hpp.
+/// where O is what `init_hook` returns. It gets the part of the parameters that
+/// this rank holds. Its `forward` is called on all peers, each with its own
+/// samples, and exchanges what it needs by tp/functions.hpp.
 /// @param init_hook (const Module&) -> options of Distributed; the same on all
 /// ranks
-/// @param forward_hook takes what `forward` of Module takes, and returns what
-/// that of Distributed does, in a tuple if it is more than one
-/// @param return_hook takes what that returns, and returns what `forward` of
-/// Module does
+/// @param forward_hook takes the arguments of Module's `forward`, and returns
+/// those of Distributed's, in a tuple if there are several
+/// @param return_hook takes the result of Distributed's `forward`, and
+/// returns that of Module's
 /// @returns true
 template <class Module, class Distributed, class Init,
           class Forward = detail::no_hook, class Return = detail::no_hook>

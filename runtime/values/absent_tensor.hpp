@@ -4,16 +4,16 @@
 
 namespace smp {
 
-/// Of tensors whose bytes another rank has: placeholders of its parameters
-/// (lazy/placeholder.hpp), promises (lazy/promise.hpp) and what is on its way
-/// (lazy/late_value.hpp). Free in LibTorch
-/// 2.11: nothing else registers a fallback for it, and it ranks above autograd
-/// and autocast, so that the value meets both.
+/// Dispatch key of tensors whose bytes another rank has: placeholders of its
+/// parameters (lazy/placeholder.hpp), promises (lazy/promise.hpp) and values in
+/// flight (lazy/late_value.hpp). Unused in LibTorch 2.11: nothing else
+/// registers a fallback for it. It ranks above autograd and autocast, so that
+/// both see the value.
 inline constexpr auto absent_key = c10::DispatchKey::
   TESTING_ONLY_GenericWrapper;
 
-/// Tells whether another rank has the bytes of `x`: whoever looks at them waits
-/// for them.
+/// Tells whether another rank has the bytes of `x`: any access to them waits
+/// until they are here.
 inline bool is_absent(const at::Tensor& x) {
   return x.defined() && x.key_set().has(absent_key);
 }

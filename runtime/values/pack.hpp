@@ -1,8 +1,8 @@
 #pragma once
 
-// C++ argument and result types to values and back. A module whose `forward`
-// takes or returns a type of the user works remotely once `smp::pack` is
-// specialised for it:
+// Converts C++ arguments and results to values and back. A module whose
+// `forward` takes or returns a type of the user works remotely once `smp::pack`
+// is specialised for it:
 //
 //   template <>
 //   struct smp::pack<my_state> {
@@ -40,9 +40,9 @@ namespace smp {
 
 // -- the trait ----------------------------------------------------------------
 
-/// Customization point. `put` makes a value of a T, `get` makes a T of it. A
-/// type that only views something (string_view, ArrayRef) comes back as the
-/// type that owns it.
+/// Customization point. `put` converts a T to a value, `get` converts it
+/// back. A type that only views data (string_view, ArrayRef) comes back as
+/// the type that owns it.
 template <class T>
 struct pack;
 
@@ -58,7 +58,7 @@ concept unpackable = requires(unpacker& u, const value& x) {
   pack<T>::get(u, x);
 };
 
-/// What a T is on the other side; an argument of type T is called with it.
+/// What a T becomes on the receiving rank; it is passed where a T was.
 template <unpackable T>
 using unpacked_t = decltype(pack<T>::get(std::declval<unpacker&>(),
                                          std::declval<const value&>()));
@@ -67,7 +67,7 @@ using unpacked_t = decltype(pack<T>::get(std::declval<unpacker&>(),
 template <class T>
 concept owning = unpackable<T> && std::same_as<unpacked_t<T>, T>;
 
-/// Makes a value of `x`.
+/// Converts `x` to a value.
 template <class T>
 value put_value(packer& p, const T& x) {
   static_assert(packable<T>,
@@ -76,7 +76,7 @@ value put_value(packer& p, const T& x) {
   return pack<T>::put(p, x);
 }
 
-/// Makes a T, or what owns a T, of `x`.
+/// Converts `x` to a T, or to the type that owns a T's data.
 template <class T>
 auto get_value(unpacker& u, const value& x) {
   static_assert(unpackable<T>,
@@ -285,7 +285,7 @@ struct is_optional : std::false_type {};
 template <class T>
 struct is_optional<std::optional<T>> : std::true_type {};
 
-/// An optional of an optional would lose one of its levels, so there is none.
+/// Nested optionals are refused: a value would lose one of the levels.
 template <class T>
 requires(!is_optional<T>::value) struct pack<std::optional<T>> {
   static value put(packer& p, const std::optional<T>& x) requires packable<T> {
@@ -346,7 +346,7 @@ Tuple get_tuple(unpacker& u, const value& x) {
       value_path::scope here{u, "element", i};
       return pack<T>::get(u, items[i]);
     };
-    // Braces: from left to right.
+    // Braces evaluate from left to right.
     return Tuple{
       one(std::type_identity<std::tuple_element_t<I, Tuple>>{}, I)...};
   }
@@ -422,7 +422,7 @@ struct pack<std::array<T, N>> {
   }
 };
 
-/// Elements may be references on the way out (`std::tie`).
+/// Elements may be references when sent (`std::tie`).
 template <class... Ts>
 struct pack<std::tuple<Ts...>> {
   static value put(packer& p, const std::tuple<Ts...>& x) requires(
@@ -461,7 +461,7 @@ struct pack<std::map<K, T>> {
   }
 };
 
-/// Keeps its order.
+/// Keeps the order of its entries.
 template <class K, class T>
 struct pack<torch::OrderedDict<K, T>> {
   static value

@@ -1,7 +1,7 @@
 #pragma once
 
-// What goes along while arguments and results become values and back: the
-// tensors, and where in the arguments an error is.
+// The state of a conversion between C++ and values: the tensors, and the place
+// in the arguments, for errors.
 
 #include "runtime/values/value.hpp"
 
@@ -17,14 +17,14 @@
 
 namespace smp {
 
-/// The way from the root of a value tree to the place that is being converted,
-/// for error texts: "argument 1, item 3".
+/// The path from the root of a value tree to the part being converted, for
+/// error texts: "argument 1, item 3".
 class value_path {
 public:
   /// Enters a part of the tree for the life of this object.
   class scope {
   public:
-    /// @param index nothing: there is only one `what`
+    /// @param index nullopt: there is only one `what`
     scope(value_path& path, const char* what, std::optional<size_t> index = {})
       : path_(path) {
       path_.places_.push_back({what, index});
@@ -86,7 +86,7 @@ private:
   std::unordered_map<const void*, uint32_t> positions_;
 };
 
-/// Has the tensors of a message while its values are read.
+/// Holds the tensors of a message while its values are read.
 class unpacker : public value_path {
 public:
   explicit unpacker(std::vector<at::Tensor> xs) : tensors_(std::move(xs)) {

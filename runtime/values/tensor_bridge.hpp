@@ -16,23 +16,23 @@ namespace smp {
 /// rank"; empty if it can
 std::string refusal_of(const at::Tensor& x);
 
-/// @returns the strides of `x` where it arrives (R63): without gaps, with the
-/// same order of its axes in memory, as `at::empty_like` has them; empty if
+/// @returns the strides of `x` on the receiving rank (R63): without gaps, with
+/// the same order of axes in memory, as `at::empty_like` has them; empty if
 /// that is row-major.
 std::vector<int64_t> dense_strides(const at::Tensor& x);
 
 /// Describes `x` as bytes without gaps, with its `dense_strides`. Shares memory
-/// with `x` if that has no gaps, else copies; conjugate and negative bits are
-/// resolved, autograd stays behind. `owner` keeps the memory alive.
+/// with `x` if that has no gaps, else copies; resolves conjugate and negative
+/// bits, and leaves autograd behind. `owner` keeps the memory alive.
 /// @param snapshot always copy: another microbatch may write `x` (R13)
 /// @throws error (unsupported) naming dtype, layout or device: sparse,
 ///         quantised and nested tensors, tensors without memory (meta), and
 ///         devices other than the CPU
 tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot);
 
-/// Makes a tensor over the memory of `x` without copying, unless that is not
-/// aligned for its element type. The result is writable: nobody else may use
-/// the memory.
+/// Makes a tensor over the memory of `x`; copies only if that is
+/// misaligned for its element type. The result is writable: no other code
+/// may use the memory.
 /// @throws error (protocol) if dtype, shape, strides and size do not fit
 ///         together
 at::Tensor to_tensor(const tensor_ref& x);

@@ -17,8 +17,8 @@ namespace smp {
 
 struct value;
 
-/// Lists, tuples and dicts may be nested this deep: a bound on the stack of
-/// whoever walks a value.
+/// Maximum nesting of lists, tuples and dicts: a bound on the stack of code
+/// that walks a value.
 inline constexpr size_t max_value_depth = 64;
 
 /// Position in the tensor table of the message. Two uses of one tensor have
@@ -74,8 +74,8 @@ enum class value_kind : uint8_t {
   dtype,
 };
 
-/// The one type that arguments and results have between ranks: a tree that
-/// copies no tensor and knows no tensor library, so that its codec can be
+/// The single type of arguments and results between ranks: a tree that
+/// copies no tensor and uses no tensor library, so that its codec can be
 /// tested on its own.
 struct value {
   using variant_type = std::variant<
