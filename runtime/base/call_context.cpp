@@ -36,7 +36,7 @@ scoped_context::scoped_context(const call_context& x)
   : before_(enabled_autocast()),
     cache_before_(ac::is_autocast_cache_enabled()),
     grad_before_(c10::GradMode::is_enabled()) {
-  // Only if it is on: InferenceMode(false) would let backward leave the
+  // Only if it is on: InferenceMode(false) would make backward leave the
   // thread that may park.
   if (x.inference)
     inference_ = std::make_unique<c10::InferenceMode>();

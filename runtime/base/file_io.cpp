@@ -79,10 +79,10 @@ void sync_folder(const std::string& folder, const file_errors& e) {
 
 namespace {
 
-/// Behind it stand the process number and a count: "model.partial-123-0".
+/// The process number and a counter follow: "model.partial-123-0".
 constexpr const char* partial_mark = ".partial-";
 
-/// @returns the process that wrote a file of this name; 0: it is no such file
+/// @returns the process that wrote a file of this name; 0 for other files
 int64_t writer_of(const std::string& name) {
   auto at = name.rfind(partial_mark);
   if (at == std::string::npos)
@@ -149,7 +149,7 @@ std::optional<std::string> try_read(const std::string& path, uint64_t limit) {
   file_descriptor in{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (!in)
     return std::nullopt;
-  // What it says of its size need not hold: files in /proc are of size 0.
+  // The reported size need not be right: files in /proc have size 0.
   std::string result;
   char buffer[1 << 16];
   while (result.size() < limit) {
@@ -186,7 +186,7 @@ void write_text(const std::string& path, std::string_view text) {
     write_all(out.get(), text.data(), text.size(), e);
     return;
   }
-  // A link keeps pointing where it does.
+  // Replace the target of a symbolic link, not the link.
   auto target = std::filesystem::weakly_canonical(path, ignored).string();
   if (target.empty())
     target = path;

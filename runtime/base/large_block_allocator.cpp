@@ -17,7 +17,7 @@ struct pages {
   size_t bytes;
 };
 
-/// To whoever counts, as LibTorch's own allocator does.
+/// To the memory profiler, as LibTorch's own allocator does.
 void report(void* x, int64_t bytes) {
   c10::reportMemoryUsageToProfiler(x, bytes, 0, 0, c10::Device{c10::kCPU});
 }
@@ -36,7 +36,7 @@ public:
       return c10::GetDefaultCPUAllocator()->allocate(bytes);
     auto* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) // or it says what is missing
+    if (p == MAP_FAILED) // its error says what is missing
       return c10::GetDefaultCPUAllocator()->allocate(bytes);
     report(p, static_cast<int64_t>(bytes));
     return {p, new pages{p, bytes}, &unmap, c10::Device{c10::kCPU}};

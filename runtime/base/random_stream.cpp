@@ -29,7 +29,7 @@ uint64_t splitmix64(uint64_t x) noexcept {
 
 uint64_t microbatch_seed(uint64_t seed, uint64_t step, uint64_t data_rank,
                          uint64_t microbatch) noexcept {
-  // Mixed once alone: seed 1 of step 2 is not seed 2 of step 1.
+  // Mix the seed alone first: seed 1, step 2 is not seed 2, step 1.
   auto result = splitmix64(seed);
   for (auto x : {step, data_rank, microbatch})
     result = splitmix64(result + x);
@@ -52,8 +52,8 @@ uint64_t call_seed(uint64_t microbatch, uint64_t path) noexcept {
 }
 
 // -- the state of LibTorch's generator ----------------------------------------
-// Its accessors copy 2.5 KB two or three times. An explicit instantiation may
-// name private members: with them a call pays for what it must.
+// LibTorch's accessors copy 2.5 KB two or three times. Explicit instantiations
+// may name private members: then a call pays for one copy only.
 
 namespace {
 
@@ -83,7 +83,7 @@ at::CPUGeneratorImpl& default_generator() {
   return *at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
 }
 
-/// Nothing is drawn yet: the first draw mixes the whole state.
+/// Draws nothing yet: the first draw mixes the whole state.
 void fill(at::mt19937_data_pod& x, uint64_t seed) noexcept {
   x.seed_ = seed;
   x.seeded_ = true;

@@ -32,7 +32,7 @@ void warm_up_vector_math() {
   static std::once_flag once;
   std::call_once(once, [] {
     using function = at::Tensor (*)(const at::Tensor&);
-    // What aten/src/ATen/cpu/vml.h gives to MKL.
+    // What aten/src/ATen/cpu/vml.h passes to MKL.
     constexpr function all[] = {
       at::acos, at::asin,  at::atan, at::ceil, at::cos,    at::cosh,
       at::erf,  at::erfc,  at::exp,  at::log,  at::erfinv, at::expm1,

@@ -24,12 +24,12 @@ constexpr std::string_view options_table = "model.options.";
 /// Where a key was set.
 struct place {
   size_t line = 0;
-  /// As it was written: the name or an alias.
+  /// As the user wrote it: the name or an alias.
   std::string name;
 };
 
-/// Names and values come from anywhere: none may break the line, nor speak to
-/// the terminal.
+/// Names and values may hold any characters: none may break the line or
+/// control the terminal.
 std::string one_line(const std::string& text) {
   std::string result;
   for (unsigned char c : text)
@@ -86,7 +86,7 @@ public:
     reading_command_line_ = false;
   }
 
-  /// Checks what can only be seen when everything is read.
+  /// Checks what can only be checked once everything is read.
   void check() {
     if (!readable_)
       return;
@@ -133,8 +133,8 @@ private:
     return line == 0 ? file_ : fmt::format("{}:{}", file_, line);
   }
 
-  /// toml++ sorts keys by name; of two keys that clash, the later one in the
-  /// file is to blame.
+  /// toml++ sorts keys by name. Visits them by line instead: of two keys that
+  /// clash, the later one in the file is at fault.
   void walk(const toml::table& x, const std::string& prefix) {
     std::multimap<size_t, std::pair<std::string, const toml::node*>> by_line;
     for (auto&& [key, node] : x)
@@ -209,7 +209,7 @@ private:
     }
   }
 
-  /// Options of a plug-in's model: only that model knows which there are.
+  /// Options of a plug-in's model: only that model knows its options.
   void set_option(const std::string& name, const toml::node& node,
                   size_t line) {
     auto text = option_text(node);
@@ -298,7 +298,7 @@ private:
                                               : place_text(at->second.line));
   }
 
-  /// Set, or by default, to something legal.
+  /// Whether its value, set or by default, is legal.
   bool is_good(std::string_view name) const {
     auto& key = *find_config_key(name);
     return !wrong_.contains(name) && !check_value(key, config_)
@@ -315,7 +315,7 @@ private:
   }
 
   std::vector<config_conflict> conflicts_of_good_keys() const {
-    // Wrong values would only lead to more errors, or to a division by zero.
+    // Wrong values would only cause more errors, or a division by zero.
     train_config defaults;
     auto x = config_;
     for (auto name : wrong_) {
@@ -357,9 +357,9 @@ private:
   bool readable_ = true;
   std::map<std::string, place, std::less<>> places_;
   std::map<std::string, size_t, std::less<>> tables_;
-  /// Something else stands where these should be.
+  /// Names of tables whose value in the file is not a table.
   std::set<std::string, std::less<>> broken_tables_;
-  /// Keys with a value that is wrong by itself, or missing.
+  /// Keys that are missing, or whose value is wrong by itself.
   std::set<std::string_view> wrong_;
   std::multimap<size_t, std::string> errors_;
   size_t first_option_ = 0; // its line

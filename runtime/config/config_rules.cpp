@@ -98,7 +98,7 @@ public:
   }
 
   void check_batch() {
-    // Without it the file says it, and is checked when it is read.
+    // If unset, the file gives the batch, and is checked when it is read.
     auto batch = x_.data.batch_size.value_or(0);
     auto parts = x_.smp.microbatches;
     if (batch % parts != 0)
@@ -148,7 +148,7 @@ public:
           "leave it out; only \"gpt\" and \"moe\" continue a text");
   }
 
-  /// All rows in each step have no order, and no others to evaluate with.
+  /// If each step takes all rows, there is nothing to shuffle or hold out.
   void check_fixed_batch() {
     if (x_.data.type != "safetensors" || x_.data.batch_size)
       return;
@@ -279,8 +279,8 @@ public:
     idle("smp.broadcast_buffers", x.broadcast_buffers);
   }
 
-  /// Ranks that differ along one axis only are in one order, whatever its
-  /// letter.
+  /// Ranks that differ along only one axis have only one order,
+  /// whichever axis it is.
   void check_rank_order() {
     auto& x = x_.smp;
     const session_config none;
@@ -325,7 +325,7 @@ public:
       alone("activation_checkpointing.strategy");
     if (x.modules.empty() && !x.preserve_rng_state)
       alone("activation_checkpointing.preserve_rng_state");
-    // The code of a plug-in may name some.
+    // The code of a plug-in may name modules.
     if (x_.smp.offload_activations && x.modules.empty()
         && x_.model.type != "plugin")
       add({"smp.offload_activations", "activation_checkpointing.modules"},
@@ -334,7 +334,7 @@ public:
           "memory; name modules, or leave it out");
   }
 
-  /// What a list of modules begins with has nothing to take away.
+  /// The first entry of a list of modules has nothing to exclude.
   void check_module_lists() {
     auto check = [&](const char* key, const std::vector<std::string>& x) {
       if (!x.empty() && takes_away(x.front()))
@@ -371,7 +371,7 @@ public:
 
 private:
   train_config x_;
-  // Set, and need not follow from others.
+  // Whether the user set them: `effective` fills them in.
   bool has_head_size_;
   bool has_memory_weight_;
   std::vector<config_conflict> found_;
@@ -440,8 +440,8 @@ bool has_default(const config_key& key, const train_config& x) {
   return value_text(key, x) == value_text(key, train_config{});
 }
 
-/// @returns what is wrong with a key that was set, as its value tells, and does
-/// nothing
+/// @returns what is wrong with a key that is set, as its value differs from the
+/// default, but has no effect
 std::optional<std::string> check_effect(const config_key& key,
                                         const train_config& x) {
   auto* broken = broken_condition(key, x);
@@ -452,7 +452,7 @@ std::optional<std::string> check_effect(const config_key& key,
                         has_default(other, x) ? "the default" : "");
 }
 
-/// @returns what is wrong with what is no key, one line each
+/// @returns what is wrong with options that are not keys, one line each
 std::vector<std::string> check_other_options(const session_config& x) {
   std::vector<std::string> result;
   if (x.schedule_actor && x.pipeline != "actor")
@@ -504,14 +504,14 @@ void validate(const session_config& x) {
           add(*wrong);
   };
   add_wrong(check_value);
-  // Rules on several keys mean little while one of them is wrong by itself, and
-  // what else could conflict is not set.
+  // Rules between keys mean little while one of the keys is wrong by itself.
+  // Keys of other tables are not set, so they cannot conflict.
   if (errors.empty()) {
     add_wrong(check_effect);
     for (auto& line : check_other_options(x))
       add(line);
-    // How many replicas there will be is not said here, and code may name
-    // modules that backward computes again.
+    // The number of replicas is not known here, and code may name modules that
+    // backward recomputes.
     whole.ranks = 2 * x.pipeline_parallel_degree * x.tensor_parallel_degree;
     whole.model.type = "plugin";
     for (auto& conflict : conflicts(whole))

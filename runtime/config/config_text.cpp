@@ -42,7 +42,7 @@ std::string meaning_text(const config_key& key) {
   return fmt::format("{} ({} only)", result, conditions);
 }
 
-/// The keys that begin with `prefix`.
+/// The lines of all keys that begin with `prefix`.
 std::string settings_of(const train_config& values, std::string_view prefix) {
   std::string result;
   for (auto& key : config_keys())

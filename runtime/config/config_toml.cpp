@@ -27,7 +27,7 @@ struct assigner {
     return take<std::string>(to);
   }
 
-  /// Negative numbers are for the caller.
+  /// The caller checks for negative numbers.
   bool operator()(uint64_t* to) const {
     auto x = from.as_integer();
     if (x == nullptr)
@@ -84,7 +84,7 @@ struct assigner {
       return false;
     to->clear();
     for (auto& x : *list)
-      // A negative number would have to be told from a huge one here.
+      // As an unsigned number, a negative one would look like a huge one.
       if (auto y = x.as_integer(); y != nullptr && y->get() >= 0)
         to->push_back(static_cast<uint64_t>(y->get()));
       else

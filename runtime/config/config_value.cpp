@@ -29,7 +29,7 @@ std::string quoted_list(const std::vector<std::string_view>& xs) {
   return result;
 }
 
-/// A TOML float keeps its point, or it would read as an integer.
+/// Keeps the decimal point, or TOML would read the text as an integer.
 std::string float_text(double x) {
   if (std::isnan(x))
     return "nan";
@@ -91,7 +91,7 @@ bool within(const config_key& key, const std::array<double, 2>& x) {
 }
 
 bool within(const config_key&, const std::vector<task>&) {
-  return true; // what is wrong with a list is for `conflicts`
+  return true; // `conflicts` checks lists
 }
 
 bool within(const config_key& key, const std::optional<loss_scale_setting>& x) {
@@ -103,7 +103,7 @@ bool within(const config_key& key, const std::optional<T>& x) {
   return !x || within(key.range, static_cast<double>(*x));
 }
 
-/// @returns the value of a key of strings or of true and false.
+/// @returns the value of a string or bool key.
 std::string plain_value(std::string_view name, train_config& x) {
   auto slot = find_config_key(name)->slot(x);
   if (auto flag = std::get_if<bool*>(&slot))
@@ -355,7 +355,7 @@ std::string hint_for_unknown_key(std::string_view name) {
     if (auto key = key_known_elsewhere_as(name))
       nearest = key->name;
   if (!nearest.empty()) {
-    // No advice to write what is refused then.
+    // Do not suggest a key that would be refused.
     auto& key = *find_config_key(nearest);
     return key.slot == nullptr ? fmt::format("; {} is not built yet", nearest)
                                : fmt::format("; did you mean {}?", nearest);

@@ -59,7 +59,7 @@ number(const variable_source& of, const char* name,
   return result;
 }
 
-/// The variables by which a launcher tells a process its place.
+/// The variables in which a launcher tells a process its place.
 struct launcher_names {
   const char* rank;
   const char* world_size;
@@ -101,7 +101,7 @@ std::optional<rank_environment> read_place(const variable_source& of,
   return result;
 }
 
-/// Takes "HOST:PORT".
+/// Parses "HOST:PORT".
 void read_address(rank_environment& x, const std::string& text) {
   auto colon = text.rfind(':');
   uint16_t port = 0;
@@ -116,12 +116,12 @@ void read_address(rank_environment& x, const std::string& text) {
     y = y.substr(1, y.size() - 2); // IPv6
 }
 
-/// Where the user, or torchrun, says that rank 0 is.
+/// Reads the address of rank 0 that the user, or torchrun, gives.
 void read_master(rank_environment& x, const variable_source& of) {
   if (auto address = variable(of, "MASTER_ADDR"))
     x.rendezvous_address = *address == "localhost" ? "127.0.0.1" : *address;
   auto port = number(of, "MASTER_PORT", 65535).value_or(0);
-  // torchrun itself listens at MASTER_PORT and says so.
+  // With an agent store, torchrun itself listens at MASTER_PORT.
   if (variable(of, "TORCHELASTIC_USE_AGENT_STORE") != "True")
     x.rendezvous_port = static_cast<uint16_t>(port);
 }
@@ -137,7 +137,7 @@ std::optional<rank_environment> read_ours(const variable_source& of) {
   if (!run_id)
     fail("environment: SMP_RANK is set but SMP_RUN_ID is not");
   result->run_id = *run_id;
-  // With an address somebody listens there already: our launcher.
+  // An address means that our launcher is already listening there.
   if (auto address = variable(of, "SMP_RENDEZVOUS")) {
     read_address(*result, *address);
     result->supervised = true;
@@ -184,9 +184,9 @@ std::optional<rank_environment> read_open_mpi(const variable_source& of) {
   return result;
 }
 
-/// Slurm says how many tasks each node has, "2(x3),1" for 2, 2, 2, 1, and which
-/// of the nodes this one is.
-/// @returns 0 if it does not
+/// Slurm gives the number of tasks of each node, "2(x3),1" for 2, 2, 2, 1, and
+/// the index of this node.
+/// @returns the number of tasks here; 0 if Slurm does not give it
 uint64_t tasks_of_node(const variable_source& of) {
   auto text = variable(of, "SLURM_STEP_TASKS_PER_NODE");
   auto node = number(of, "SLURM_NODEID");
@@ -295,10 +295,10 @@ void prepare_process(int, char** argv) {
   // Executor threads allocate in arenas that glibc would trim after each step.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  // As nothing goes back to the system, what one thread frees must be there
-  // for another: with an arena each, gradients stood in several of them.
+  // Nothing returns to the system, so memory that one thread frees must serve
+  // the others: with an arena each, several held memory for gradients.
   ::mallopt(M_ARENA_MAX, 1);
-  // The guard goes with the first look at it: programs that this one starts
+  // The guard is removed as soon as it is read: programs that this one starts
   // decide for themselves.
   constexpr auto guard = "SMP_PREPARED";
   bool again = std::getenv(guard) != nullptr;
@@ -312,7 +312,7 @@ void prepare_process(int, char** argv) {
     return;
   ::setenv(guard, "1", 1);
   ::execv("/proc/self/exe", argv);
-  // Only speed is lost.
+  // exec failed: only speed is lost.
   ::unsetenv(guard);
 }
 

@@ -27,7 +27,7 @@ namespace {
 
 std::terminate_handler terminate_before = nullptr;
 
-/// @returns whether the launcher will read it
+/// @returns whether the text is on its way to the launcher
 bool leave_words(const char* variable, const char* text) {
   try {
     auto here = read_rank_environment();
@@ -35,7 +35,7 @@ bool leave_words(const char* variable, const char* text) {
     if (!here || !here->supervised || fd == nullptr)
       return false;
     auto words = fmt::format("{} {}", here->rank, text);
-    // What is not longer than this is written as one, or not at all.
+    // A write of at most PIPE_BUF bytes is atomic: whole or not at all.
     words.resize(std::min<size_t>(words.size(), PIPE_BUF - 1));
     words.push_back('\0');
     return ::write(std::atoi(fd), words.data(), words.size())
@@ -45,8 +45,8 @@ bool leave_words(const char* variable, const char* text) {
   }
 }
 
-/// Other ranks may end for the same reason. Rank 0 is the one that says it; of
-/// the others the launcher says what their last words were, if it was theirs.
+/// Other ranks may end for the same reason. Rank 0 prints the reason itself;
+/// the launcher prints the last words of another rank if that was the cause.
 bool leave_last_words(const char* text) {
   auto* rank = std::getenv("SMP_RANK");
   return rank != nullptr && std::string_view{rank} != "0"
@@ -57,13 +57,13 @@ bool leave_last_words(const char* text) {
   static std::atomic<bool> ending = false;
   while (ending.exchange(true))
     ::pause(); // another thread is about to end the process
-  // What the program printed stands before it.
+  // The program's own output comes first.
   std::cout.flush();
   std::fflush(nullptr);
   if (!told_by_others(x.code()) && !leave_last_words(x.what())
       && !print_stderr("{}{}\n", error_prefix, x.what()))
     leave_unwritten_words(x.what());
-  // No destructor of the session may have run.
+  // The destructor of the session may not have run.
   remove_segments_of_lost_ranks();
   std::_Exit(exit_code_of(x.code()));
 }
@@ -78,7 +78,7 @@ void on_terminate() {
       if (auto err = exhausted_limit(other))
         end_with(*err);
     } catch (...) {
-      // Not ours.
+      // Not an error of ours.
     }
   if (terminate_before != nullptr)
     terminate_before();
@@ -110,9 +110,9 @@ bool told_by_others(error_code x) {
   auto environment = read_rank_environment();
   if (!environment)
     return false;
-  // Our launcher tells how a rank died, if it has the SUPERVISOR: that of
-  // another machine hears of its own ranks only. Rank 0 tells how all are
-  // stalled.
+  // Our launcher reports how a rank died, if it hosts the SUPERVISOR: the
+  // launcher of another machine hears of its own ranks only. Rank 0 reports how
+  // all ranks are stalled.
   return x == error_code::rank_down
            ? environment->supervised
                && environment->rank == environment->local_rank
@@ -120,7 +120,7 @@ bool told_by_others(error_code x) {
 }
 
 void end_on_uncaught_errors() {
-  // Not for what a rank starts.
+  // Programs that a rank starts must not inherit these.
   for (auto* name : {last_words_variable, unwritten_words_variable,
                      stage_descriptor_variable})
     if (auto* fd = std::getenv(name))
@@ -131,7 +131,7 @@ void end_on_uncaught_errors() {
 
 void exit_at_once(int code) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  std::exit(code); // they report what they found
+  std::exit(code); // sanitizers report what they found
 #else
   std::cout.flush();
   std::fflush(nullptr);

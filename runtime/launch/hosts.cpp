@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint16_t default_port = 29400;
 
-/// The largest number for what is more than that: users say anything.
+/// Saturates at the largest number: users may give anything.
 uint64_t sum(const std::vector<uint64_t>& xs) {
   uint64_t result = 0;
   for (auto x : xs)
@@ -47,7 +47,7 @@ bool is_ipv6(const std::string& x) {
   return ::inet_pton(AF_INET6, x.substr(0, x.find('%')).c_str(), &ignored) == 1;
 }
 
-/// What the user says of one machine, in two parts.
+/// What the user gives for one machine, in two parts.
 struct named_host {
   std::string host; // as ssh takes it
   std::optional<std::string> ranks;
@@ -79,7 +79,7 @@ named_host read_host(const std::string& x) {
   return {user + host, rest.substr(1)};
 }
 
-/// For the shell of the other machine.
+/// Quotes a word for the shell of the other machine.
 std::string quoted(const std::string& x) {
   std::string result = "'";
   for (char c : x)
@@ -161,7 +161,7 @@ node_options read_node(uint64_t node, std::vector<uint64_t> shares,
   if (host.size() > 2 && host.front() == '[' && host.back() == ']')
     host = host.substr(1, host.size() - 2);
   else if (host.find_first_of(":[]") != std::string::npos)
-    host.clear(); // which colon is the last?
+    host.clear(); // ambiguous: IPv6 needs brackets
   if (colon == std::string::npos || host.empty()
       || !read_number(std::string_view{master}.substr(colon + 1), result.port))
     throw config_error(
@@ -194,7 +194,7 @@ int launch_on_hosts(const std::vector<host_share>& hosts,
     return std::vector<std::string>{"ssh", "-o", "BatchMode=yes",
                                     hosts[node].host, remote_command(words)};
   };
-  // The launchers there end their ranks first, and say why.
+  // The launchers there first end their ranks, and say why.
   options.grace = std::chrono::seconds{8};
   options.interrupt_grace = interrupt_grace + options.grace;
   process_group group{std::move(options)};
@@ -204,7 +204,7 @@ int launch_on_hosts(const std::vector<host_share>& hosts,
     return code_interrupted;
   if (!result.cause)
     return result.code;
-  // What a launcher ended with it has said itself.
+  // With these codes a launcher has reported the error itself.
   if (result.code >= 1 && result.code <= 5)
     return result.code;
   if (auto i = result.cause.rank.value; i < hosts.size())

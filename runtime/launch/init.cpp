@@ -44,16 +44,16 @@ uint64_t number_of_ranks(std::string_view text) {
   return result;
 }
 
-/// Whether there is nothing that somebody could miss: it failed before its
-/// first step was over, or ended well without a session.
+/// Whether nothing of value would be lost: the run failed before the end of its
+/// first step, or ended well without a session.
 bool is_no_run(const run_outcome& x) {
   return x.reached == run_stage::start
          || (x.reached == run_stage::session && x.exit_code != 0);
 }
 
-/// Makes the directory that the user names, or one for several ranks: who
-/// starts a single one sees all of it on the console.
-/// @returns it; empty: the run has none
+/// Creates the directory that the user names, or one for several ranks: a
+/// single rank shows all its output on the console.
+/// @returns the directory; empty: the run has none
 std::string own_run_dir(int argc, char** argv, uint64_t ranks) {
   auto wanted = option_value(argc, argv, "--run-dir");
   if (!wanted) {
@@ -70,13 +70,13 @@ std::string own_run_dir(int argc, char** argv, uint64_t ranks) {
       path);
     remove_launcher_files(path);
   }
-  // What else the program leaves there, nobody knows.
+  // The program may leave other files there, which are not known here.
   claim_run_dir(path, {"log-0.txt", "end.json"});
   return make_run_dir(path, {});
 }
 
-/// A program that showed its own help left nothing that the console did not
-/// show.
+/// A program that only printed its help left nothing that the
+/// console did not show.
 void remove_if_nothing_began(const std::string& run_dir) {
   auto end = read_run_outcome(run_dir);
   if (!end || end->exit_code != 0 || end->reached != run_stage::start)
@@ -97,7 +97,7 @@ void init(int argc, char** argv) {
   if (!ranks)
     return;
   if (auto here = read_rank_environment()) {
-    // It writes to a log or to our launcher, where each line is to be seen at
+    // stdout is a log or a pipe to our launcher, where each line must show at
     // once, as on the console.
     if (here->supervised)
       std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);

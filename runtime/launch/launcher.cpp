@@ -50,7 +50,7 @@ std::vector<std::string> own_command() {
   return result;
 }
 
-/// What the launchers of a run agree on, and what is this one's.
+/// What the launchers of a run agree on, and the part of this one.
 struct launch_place {
   uint64_t first_rank = 0;
   uint64_t ranks = 1;
@@ -58,9 +58,9 @@ struct launch_place {
   std::string run_id;
   std::string log_dir;
   network_choice network;
-  /// By it rank 0 tells how far it came.
+  /// Through it rank 0 reports how far it came.
   file_descriptor stage;
-  /// Why its ranks are to share no memory in files; nothing: they are.
+  /// Why its ranks must not share memory through files; unset: they may.
   std::optional<std::string> no_shared_memory;
 
   bool first() const noexcept {
@@ -68,7 +68,7 @@ struct launch_place {
   }
 };
 
-/// The others know it, too, when they know the secret.
+/// The other launchers derive the same id from the secret.
 std::string run_id_of(const run_secret& x) {
   std::string result;
   for (auto byte : x.token("run id"))
@@ -131,7 +131,7 @@ std::map<std::string, std::string> variables_of(uint64_t rank,
   result["SMP_RENDEZVOUS"] = endpoint(place.network.master, port);
   result[no_shared_memory_variable] = place.no_shared_memory.value_or("");
   result[run_dir_variable] = place.log_dir;
-  // Its stderr is a pipe; progress lines want to know what is behind it.
+  // Its stderr is a pipe; progress lines depend on what is behind it.
   bool terminal = rank == 0 && ::isatty(STDERR_FILENO) == 1;
   result["SMP_TERMINAL"] = terminal ? "1" : "0";
   return result;
@@ -179,7 +179,7 @@ std::string stall_path(const std::string& log_dir) {
   return log_dir + "/stall.json";
 }
 
-/// For later reading: what was stalled, and who waits for whom.
+/// For later reading: what was stalled, and which rank waits for which.
 void write_stall(const stall_report& x, const std::string& log_dir) {
   nlohmann::json silent = nlohmann::json::array();
   for (auto rank : x.silent)
@@ -194,9 +194,9 @@ void write_stall(const stall_report& x, const std::string& log_dir) {
   std::ofstream{stall_path(log_dir)} << json_text(result, 2) << '\n';
 }
 
-/// From now on one can look at the run, see docs/inspect.md. Before there are
-/// logs, so that whoever finds some knows that the run is not over. A rank that
-/// is alone joins nobody; when its session begins it says itself where to ask.
+/// From now on tools can inspect the run, see docs/inspect.md. Called before
+/// there are logs, so that their readers can know that the run is not over. A
+/// lone rank joins nobody: its session publishes where to ask.
 std::unique_ptr<published_entry> let_look(supervisor_host& supervisor,
                                           const launch_options& x) {
   if (x.log_dir.empty())
@@ -209,7 +209,7 @@ std::unique_ptr<published_entry> let_look(supervisor_host& supervisor,
                            : entry_of_this_process(0, run_secret::make()));
 }
 
-/// Rank 0 tells it on the console, if it can.
+/// Whether rank 0 can report the stall on the console itself.
 bool tells_stalls(const stall_report& x) {
   return x.ranks_know && (x.silent.empty() || x.silent.front() != rank_id{0});
 }
@@ -233,8 +233,8 @@ process_group::options group_options(const launch_options& x,
   return result;
 }
 
-/// What became of ranks on other machines, but for those that ended because of
-/// others. They may end the ones here before the launcher there has said why.
+/// Losses of ranks on other machines, except those that ended because of
+/// others. They may end ranks here before the launcher there has reported why.
 class distant_losses {
 public:
   void note(const failure& x) {
@@ -246,7 +246,7 @@ public:
     changed_.notify_all();
   }
 
-  /// @returns the first one, nothing if none was told in time
+  /// @returns the first one; empty if none was reported in time
   failure await(std::chrono::milliseconds limit) {
     std::unique_lock guard{mutex_};
     changed_.wait_for(guard, limit, [this] { return bool{first_}; });
@@ -259,8 +259,8 @@ private:
   failure first_;
 };
 
-/// If all that is known is that a rank here ended for the sake of another one:
-/// says which that was.
+/// If all that is known is that a rank here ended because of another rank:
+/// finds which one that was.
 void find_first_cause(process_group::result& x, const launch_place& place,
                       distant_losses& elsewhere) {
   constexpr std::chrono::seconds limit{2}; // its launcher sees it at once
@@ -317,7 +317,7 @@ supervisor_link::options link_of(const launch_options& x,
   result.line = place.network.line;
   result.secret = place.secret;
   result.limit = patience_between_machines;
-  // The ranks hear it as well, and end by themselves if they can.
+  // The ranks hear of it as well, and end by themselves if they can.
   result.on_lost = [&group] {
     constexpr std::chrono::seconds wait{10};
     group.end_later({error_code::rank_down,

@@ -20,13 +20,13 @@ namespace {
 
 constexpr uint64_t mb_bytes = uint64_t{1} << 20;
 
-/// Of a rank, or of the launcher, beside those of each other rank. (Measured:
-/// 24 with two ranks.)
+/// Open files of a rank, or of the launcher, apart from those for each other
+/// rank. (Measured: 24 with two ranks.)
 constexpr uint64_t files_alone = 32;
 constexpr uint64_t files_per_rank = 8;
 
-/// What the threads of a rank and its first steps take beside the model.
-/// (Measured: stacks of 8 MB and their arenas count as address space.)
+/// What the threads of a rank and its first steps take in addition to the
+/// model. (Measured: stacks of 8 MB and their arenas count as address space.)
 constexpr uint64_t wanted_address_space = 384 * mb_bytes;
 constexpr uint64_t wanted_data = 128 * mb_bytes;
 

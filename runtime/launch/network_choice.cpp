@@ -21,8 +21,8 @@ using network_clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds pause_between_tries{100};
 
-/// @returns whether everybody takes that for this machine, as opposed to a name
-/// that leads nowhere else here (Debian writes "127.0.1.1 HOSTNAME")
+/// @returns whether `host` means this machine everywhere, unlike a name that
+/// only resolves to loopback here (Debian writes "127.0.1.1 HOSTNAME")
 bool means_loopback(const std::string& host) {
   in6_addr ignored{};
   bool number = ::inet_pton(AF_INET, host.c_str(), &ignored) == 1
@@ -30,7 +30,7 @@ bool means_loopback(const std::string& host) {
   return host == "localhost" || (number && is_loopback(host));
 }
 
-/// @returns whether a process of this machine can listen at it
+/// @returns whether a process of this machine can listen on the address
 bool is_own(const std::string& host) {
   auto all = resolve(host, 0);
   for (auto* x = all.get(); x != nullptr; x = x->ai_next) {
@@ -42,7 +42,7 @@ bool is_own(const std::string& host) {
   return false;
 }
 
-/// A name service may need a moment for a machine that has just begun.
+/// A name service may need a moment for a machine that has just started.
 void await_name(const std::string& host) {
   auto deadline = network_clock::now() + patience_between_machines;
   for (;;) {
@@ -87,7 +87,7 @@ network_choice choose_network(const rank_environment& x,
   if (x.world_size == 1)
     return result;
   auto alone = means_loopback(master);
-  // Without an address, rank 0 tells its own through a file that all can read.
+  // Without an address, rank 0 publishes its own in a file that all can read.
   auto told = !x.supervised && x.rendezvous_port == 0;
   if (alone && !(told && named && config.interface != "lo")) {
     result.master = master;
@@ -105,8 +105,8 @@ network_choice choose_network(const rank_environment& x,
   auto mine = named ? find_interface(config.interface)
                     : interface_towards(master);
   result.interface = mine.name;
-  // The others come to where they were told that rank 0 is, by whatever
-  // interface; it may be no address of this machine (a port that is mapped).
+  // The other ranks connect to the address of rank 0 that they were given,
+  // through any interface; it may not belong to this machine (a mapped port).
   auto elsewhere = named && x.rank == 0 && !here && !is_own(master);
   result.master = here || elsewhere ? mine.address : master;
   auto silence = static_cast<int64_t>(config.link_timeout * 1000);
@@ -160,8 +160,8 @@ gate_answer ask_master(const std::string& host, uint16_t port,
 
 std::string machine_identity() {
   auto kernel = try_read("/proc/sys/kernel/random/boot_id").value_or("");
-  // Containers may share a host's name; process numbers mean something inside
-  // one of them only.
+  // Containers may share a host's name; process numbers are valid only
+  // within one container.
   std::error_code none;
   auto processes = std::filesystem::read_symlink("/proc/self/ns/pid", none);
   return host_name() + ' ' + kernel.substr(0, kernel.find('\n')) + ' '

@@ -20,11 +20,11 @@ namespace smp {
 
 namespace {
 
-/// A console that was asked to take the last words gets this long.
+/// Timeout for the console to take the last output.
 constexpr int last_words_ms = 1000;
 
-/// As much as any user may have, by default. A launcher that is stopped
-/// (Ctrl-Z) reads nothing, and who waits for it hears of no loss meanwhile.
+/// The most that any user may have, by default. A launcher that is stopped
+/// (Ctrl-Z) reads nothing, and a rank that blocks on its pipe hears of no loss.
 constexpr int pipe_bytes = 1 << 20;
 
 bool write_all(int fd, std::string_view x) {
@@ -52,8 +52,8 @@ public:
 
   void add(std::string_view x) {
     for (char c : x) {
-      // A carriage return counts only if something other than the end of the
-      // line comes after it.
+      // A carriage return counts only if something other than the end of
+      // the line follows it.
       if (std::exchange(returned_, false) && c != '\n')
         line_.clear();
       if (c == '\r')
@@ -108,7 +108,7 @@ public:
 private:
   struct stream {
     int from; // -1: ended
-    int to;   // -1: nobody takes it any more
+    int to;   // -1: no longer writable
     line_log log;
   };
 
@@ -166,7 +166,7 @@ output_tee::output_tee(const std::string& log_path) {
     if (ready) {
       readers_[i].reset(ends[0]);
       writers_[i].reset(ends[1]);
-      // Where that is refused, it has what pipes have.
+      // If that is refused, the pipe keeps the default size.
       ::fcntl(ends[1], F_SETPIPE_SZ, pipe_bytes);
     }
   }
@@ -175,7 +175,7 @@ output_tee::output_tee(const std::string& log_path) {
       error_code::config,
       fmt::format("{}: cannot be written: {}", log_path, std::strerror(errno))};
   thread_ = std::thread{[this] {
-    // A console that has gone is an error code here, not the end.
+    // A closed console must be an error code here, not the end of us.
     sigset_t all;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, nullptr);

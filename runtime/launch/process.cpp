@@ -69,7 +69,7 @@ std::vector<char*> pointers(std::vector<std::string>& xs) {
 }
 
 /// What the child needs, made before fork: after it, only async-signal-safe
-/// functions may be called, for another thread may hold any lock.
+/// functions may be called, as another thread may hold any lock.
 struct child_plan {
   const char* program;
   char** arguments;
@@ -83,15 +83,15 @@ struct child_plan {
   pid_t parent;
 };
 
-/// dup2 that also works when the descriptor is the wanted one already.
+/// dup2 that also works if the descriptor already has that number.
 bool become(int from, int to) {
   if (from == to)
     return ::fcntl(to, F_SETFD, 0) == 0;
   return ::dup2(from, to) == to;
 }
 
-/// Handlers of this process must not run in the child. What is ignored stays
-/// so (nohup), except for SIGPIPE, which libraries ignore on their own account.
+/// Handlers of this process must not run in the child. Ignored signals stay
+/// ignored (nohup), except SIGPIPE, which libraries ignore for themselves.
 void reset_signals() {
   for (int number = 1; number < NSIG; ++number) {
     struct sigaction now {};
@@ -154,7 +154,7 @@ pid_t spawn(const spawn_options& x) {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (pid < 0)
     fail(program, fork_error);
-  ::setpgid(pid, pid); // whoever comes first, child or parent
+  ::setpgid(pid, pid); // either may be first
   write_end.reset();
   int why = 0;
   ssize_t got = 0;
@@ -175,7 +175,7 @@ std::optional<process_end> reap(pid_t pid) {
         != 0
       || info.si_pid != pid)
     return std::nullopt;
-  // While the zombie is there, nobody else can have its number.
+  // While the zombie exists, no other process can get its number.
   ::kill(-pid, SIGKILL);
   int status = 0;
   ::waitpid(pid, &status, 0);

@@ -34,7 +34,7 @@ bool is_ignored(int number) {
 } // namespace
 
 process_group::process_group(options x) : options_(std::move(x)) {
-  // What a rank leaves behind must not end as a zombie of a container's init.
+  // Orphans of a rank must not end as zombies of a container's init.
   ::prctl(PR_GET_CHILD_SUBREAPER, &adopted_);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   // Before the first child, so that no end is missed.
@@ -136,7 +136,7 @@ process_group::result process_group::run() {
   await_signal();
   if (options_.ends_with_output)
     await_output_end();
-  // A child may have ended before anybody listened.
+  // A child may have ended before this waited for signals.
   boost::asio::post(io_, [this] { reap_all(); });
   io_.run();
   for (auto& x : children_)
@@ -155,7 +155,7 @@ void process_group::report(failure x) {
     reap_all(); // its end may be known already
     if (auto* y = find(x.rank); y != nullptr && y->end && y->end->code != 0)
       return;
-    // A rank that is refused may be ended before it says why.
+    // A rank that is refused may be ended before it can say why.
     auto code = x.code == error_code::config ? exit_code_of(x.code) : 0;
     blame(std::move(x), evidence::indirect, code);
   });
@@ -189,7 +189,7 @@ void process_group::end_later(failure x, int code,
 void process_group::await_output_end() {
   ::signal(SIGPIPE, SIG_IGN);
   boost::system::error_code problem;
-  // What is no pipe and no socket does not end.
+  // Only a pipe or a socket can end.
   output_.assign(::dup(STDERR_FILENO), problem);
   if (!problem)
     output_.async_wait(boost::asio::posix::stream_descriptor::wait_error,
@@ -222,7 +222,7 @@ void process_group::reap_all() {
     if (auto& x = children_[i]; !x.end)
       if ((x.end = reap(x.pid)))
         ended.push_back(i);
-  // Of several ends that come together, a signal is rather the cause.
+  // Among several ends at once, a signal is the more likely cause.
   std::stable_partition(ended.begin(), ended.end(), [this](uint64_t i) {
     return children_[i].end->signal != 0;
   });
@@ -243,7 +243,7 @@ void process_group::reap_all() {
 void process_group::look_for_stops() {
   for (uint64_t i = 0; options_.on_stop && i < children_.size(); ++i) {
     auto& x = children_[i];
-    // A debugger may hold it as long as it likes.
+    // Only 'T': a debugger ('t') may hold a process as long as it likes.
     auto now = x.end ? std::nullopt : state_of_process(x.pid);
     auto stopped = now && now->letter == 'T';
     if (std::exchange(x.stopped, stopped) != stopped)
@@ -273,7 +273,7 @@ void process_group::on_end(rank_id rank, const process_end& x) {
 }
 
 void process_group::blame(failure x, evidence strength, int code) {
-  // The end of a process replaces what others only said about it.
+  // The end of a process replaces what others only reported about it.
   bool same_rank = result_.cause.rank == x.rank && code != 0;
   bool consequence = evidence_ == evidence::verdict
                      || (interrupted_ && strength == evidence::indirect);
@@ -303,7 +303,7 @@ void process_group::tell_later(failure x) {
   if (told_later_.size() > 1)
     return;
   second_hand_timer_.expires_after(options_.second_hand);
-  // Also if it is cancelled: ranks on other machines want to know.
+  // Also if cancelled: ranks on other machines still need to know.
   second_hand_timer_.async_wait([this](boost::system::error_code) {
     for (auto& y : std::exchange(told_later_, {}))
       tell(y);
@@ -313,7 +313,7 @@ void process_group::tell_later(failure x) {
 void process_group::end_all() {
   if (std::exchange(ending_, true))
     return;
-  // First the ranks may end by themselves and say why.
+  // First, the ranks get time to end by themselves and say why.
   after(term_timer_, options_.grace / 4, SIGTERM);
   after(kill_timer_, options_.grace * 3 / 4, SIGKILL);
 }
@@ -325,7 +325,7 @@ void process_group::on_interrupt() {
     return;
   }
   interrupted_ = true;
-  // On a terminal, "^C" stands before it.
+  // A terminal has just shown "^C".
   print_stderr("{}smp: interrupted; ending cleanly (again: at once)\n",
                ::isatty(STDERR_FILENO) == 1 ? "\n" : "");
   for (auto& x : children_)
@@ -397,7 +397,7 @@ std::string process_group::last_words() const {
 std::string process_group::given_words(uint64_t rank) const {
   std::string all;
   char buffer[4096];
-  // Does not wait: it does not matter who still has the other end.
+  // Does not block, so other holders of the write end do not matter.
   for (ssize_t n; (n = ::read(words_out_.get(), buffer, sizeof(buffer))) > 0;)
     all.append(buffer, static_cast<size_t>(n));
   auto begins = fmt::format("{} ", rank);

@@ -39,10 +39,10 @@ uint64_t start_time(int64_t pid) {
   return x ? x->start_time : 0;
 }
 
-/// Stands in the file where there is no secret.
+/// Written to the file if there is no secret.
 constexpr const char* no_secret = "-";
 
-/// @returns the content if the file is there, whole, and its writer lives
+/// @returns the content if the file is complete and its writer lives
 std::optional<meeting_point> read_point(const std::string& path) {
   std::istringstream file{read_private_file(path).value_or("")};
   meeting_point result;

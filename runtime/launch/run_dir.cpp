@@ -15,7 +15,7 @@ namespace smp {
 
 namespace {
 
-/// @returns false if it is there already
+/// @returns false if it already exists
 bool make_directories(const std::filesystem::path& path) {
   std::error_code why;
   auto made = std::filesystem::create_directories(path, why);
@@ -25,7 +25,7 @@ bool make_directories(const std::filesystem::path& path) {
   return made;
 }
 
-/// @returns whether a rank has such a log: "log-12.txt"
+/// @returns whether this is the name of a rank's log: "log-12.txt"
 bool is_log(const std::string& name) {
   uint64_t rank = 0;
   int end = 0;

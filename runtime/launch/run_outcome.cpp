@@ -18,7 +18,7 @@ namespace smp {
 
 namespace {
 
-/// Sessions of a rank, which may have several, add up below it.
+/// The count of a step. Sessions, maybe several per rank, add up below it.
 constexpr eventfd_t one_step = eventfd_t{1} << 32;
 
 } // namespace

@@ -21,7 +21,7 @@ namespace {
 
 std::optional<run_secret> secret_from_descriptor(const std::string& text) {
   auto fd = std::atoi(text.c_str());
-  // One byte more, or any file would do. The position is shared by all ranks.
+  // One byte more, to refuse other files. All ranks share the position.
   std::array<std::byte, run_secret::size + 1> bytes;
   if (fd <= STDERR_FILENO
       || ::pread(fd, bytes.data(), bytes.size(), 0)

@@ -28,14 +28,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// UCX begins with 4.2 MB for a rank and grows by as much, in bytes.
+/// In bytes: UCX begins with 4.2 MB for a rank and grows by as much.
 constexpr uint64_t room_of_a_rank = uint64_t{10} << 20;
 
 constexpr std::string_view segment_prefix = "ucx_shm_posix_";
 
-/// When this process began, and how much sooner another rank may have. Older
-/// ones are of another run, perhaps of a container whose processes are not seen
-/// from here.
+/// When this process began, and how much earlier another rank may have begun.
+/// Older files belong to another run, perhaps in a container whose processes
+/// are not visible from here.
 const std::time_t process_begun = std::time(nullptr);
 constexpr std::time_t segment_head_start = 60;
 
@@ -55,8 +55,8 @@ std::set<std::string> segments_since(const std::string& folder,
   return result;
 }
 
-/// @param maps /proc/PID/maps, a file at the end of a line, " (deleted)" may
-/// follow
+/// @param maps content of /proc/PID/maps, where a file name ends the line, or "
+/// (deleted)" follows
 bool is_mapped(const std::string& name, const std::string& maps) {
   for (auto i = maps.find('/' + name); i != maps.npos;
        i = maps.find('/' + name, i + 1))
@@ -66,7 +66,7 @@ bool is_mapped(const std::string& name, const std::string& maps) {
   return false;
 }
 
-/// Takes away the names that a process has open or mapped.
+/// Removes the names of files that a process has open or mapped.
 void keep_unused(const fs::path& process, std::set<std::string>& names) {
   std::error_code ignored;
   auto maps = try_read((process / "maps").string()).value_or("");
@@ -98,7 +98,7 @@ uint64_t held_by_run(const std::string& folder, const std::string& run_id) {
   for (auto& x : ranks_here(run_id))
     for (auto& fd : fs::directory_iterator{
            fs::path{"/proc"} / std::to_string(x.pid) / "fd", ignored}) {
-      // Others find it through the descriptor: the name is gone at once.
+      // Peers open it through the descriptor: the name is gone at once.
       struct stat info {};
       auto target = fs::read_symlink(fd.path(), ignored).filename().string();
       if (target.starts_with(segment_prefix)
@@ -117,7 +117,7 @@ no_room_for_shared_memory(const std::string& folder, uint64_t ranks,
                           const std::string& run_id) {
   struct statvfs info {};
   uint64_t held = 0;
-  // What another rank takes between two looks would count twice, or not.
+  // What a rank takes between two looks would count twice, or never.
   constexpr int looks = 20;
   for (int i = 0; i < looks; ++i) {
     auto before = run_id.empty() ? 0 : held_by_run(folder, run_id);

@@ -15,7 +15,7 @@ namespace smp {
 
 namespace {
 
-/// @param environment as /proc/PID/environ has it, "NAME=VALUE" and a zero each
+/// @param environment as in /proc/PID/environ, "NAME=VALUE" and a zero each
 std::optional<rank_environment>
 place_in_environment(const std::string& environment) {
   auto find = [&](const char* name) -> const char* {
@@ -32,12 +32,12 @@ place_in_environment(const std::string& environment) {
   };
   try {
     return read_place_in_run(find);
-  } catch (const error&) { // of something else
+  } catch (const error&) { // not a rank of ours
     return std::nullopt;
   }
 }
 
-/// @param wanted process numbers; the environment of others is not read
+/// @param wanted takes a pid; other processes' environments are not read
 template <class F>
 std::vector<rank_process> find_ranks(const std::string& run_id, F wanted) {
   std::vector<rank_process> result;
@@ -46,7 +46,7 @@ std::vector<rank_process> find_ranks(const std::string& run_id, F wanted) {
     auto pid = std::atoll(process.path().filename().c_str());
     if (pid <= 0 || !wanted(pid))
       continue;
-    // Of other users it cannot be read.
+    // That of another user's process cannot be read.
     auto text = try_read((process.path() / "environ").string());
     auto place = text ? place_in_environment(*text) : std::nullopt;
     if (place && place->run_id == run_id)
@@ -64,7 +64,7 @@ std::vector<rank_process> ranks_here(const std::string& run_id) {
 std::vector<rank_id> stopped_ranks_here(const std::string& run_id) {
   auto is_stopped = [](int64_t pid) {
     auto state = state_of_process(pid);
-    // A debugger may hold it as long as it likes.
+    // Only 'T': a debugger ('t') may hold a process as long as it likes.
     return state && state->letter == 'T';
   };
   std::vector<rank_id> result;

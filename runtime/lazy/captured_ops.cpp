@@ -20,7 +20,7 @@ namespace smp {
 
 namespace {
 
-/// The part of a thread's state that operations look at, as it was captured.
+/// Restores the captured part of a thread's state that operations look at.
 class captured_state {
 public:
   explicit captured_state(const captured_op& x)
@@ -49,7 +49,7 @@ private:
   std::optional<random_stream> numbers_;
 };
 
-/// A generator moves on when it is used, and this may run again.
+/// Clones generators: use advances them, and the operation may run again.
 void keep_generators(torch::jit::Stack& arguments) {
   for (auto& argument : arguments)
     if (argument.isGenerator() && argument.toGenerator().defined())
@@ -57,7 +57,7 @@ void keep_generators(torch::jit::Stack& arguments) {
 }
 
 /// @returns the results of `x`
-/// @param value takes a `captured_tensor` and returns it
+/// @param value takes a `captured_tensor` and returns its value
 template <class F>
 torch::jit::Stack run(const captured_op& x, F value) {
   auto stack = x.arguments;
@@ -66,7 +66,7 @@ torch::jit::Stack run(const captured_op& x, F value) {
     if (argument.isTensor()) {
       argument = value(hole.tensor);
     } else if (argument.isTensorList()) {
-      // Lists are shared; this one is not ours.
+      // Lists are shared: copy it before the change.
       auto xs = argument.toTensorList().copy();
       xs.set(hole.element, value(hole.tensor));
       argument = xs;
@@ -120,7 +120,7 @@ private:
       f(y.get());
   }
 
-  /// Finds what is needed, in order.
+  /// Finds the needed operations, in program order.
   void collect() {
     std::vector<const captured_op*> todo;
     auto add = [&](const captured_op* x) {
@@ -144,7 +144,7 @@ private:
       positions_[ops_[i]] = i;
   }
 
-  /// Divides that into connected components (union and find).
+  /// Divides them into connected components (union-find).
   void group() {
     std::vector<size_t> parents(ops_.size());
     std::iota(parents.begin(), parents.end(), size_t{0});

@@ -28,12 +28,12 @@ namespace {
 namespace ag = torch::autograd;
 
 /// Smaller tensors are made at once: a generator's state alone is 2.5 KB. The
-/// reader of files (deferred_script.cpp) decides by itself what is worth it.
+/// reader of files (deferred_script.cpp) has a limit of its own.
 constexpr size_t worth_deferring = 4096;
 
 // -- gradients ----------------------------------------------------------------
 
-/// Stands for the history of what was computed from parameters in the scope.
+/// Replaces the history of what is computed from parameters in the scope.
 class no_history : public ag::Node {
 public:
   std::string name() const override {
@@ -48,7 +48,7 @@ public:
   }
 };
 
-/// Gives `x` the same need of a gradient that its twin has.
+/// Gives `x` a grad_fn if its twin has one, else removes that of `x`.
 void take_over_history(const at::Tensor& x) {
   auto& twin = deferred(x)->twin();
   if (twin.is_leaf() == x.is_leaf())
@@ -64,7 +64,7 @@ void take_over_history(const at::Tensor& x) {
 
 // -- capturing ----------------------------------------------------------------
 
-/// A copy: the program may change its tensor afterwards, even through a
+/// Copies `x`: the program may change its tensor afterwards, even through a
 /// pointer that it got before.
 at::Tensor constant(const at::Tensor& x) {
   c10::AutoGradMode no_grad{false};
@@ -74,7 +74,7 @@ at::Tensor constant(const at::Tensor& x) {
   return result;
 }
 
-/// Moves the generator on as if `x` had run.
+/// Advances the generator as if `x` had run.
 void draw(const boxed_call& x) {
   c10::AutoGradMode no_grad{false};
   large_block_allocator apart;
@@ -141,7 +141,7 @@ captured_op_ptr capture(const boxed_call& x) {
   return result;
 }
 
-/// Whether an operation without deferred arguments makes something that pays.
+/// Whether to defer what an operation without deferred arguments makes.
 bool is_worth_deferring(const boxed_call& x, const meta_trial& tried) {
   size_t bytes = 0;
   for (auto& y : flatten_tensors(tried.results())) {
@@ -154,13 +154,13 @@ bool is_worth_deferring(const boxed_call& x, const meta_trial& tried) {
   return bytes > worth_deferring || x.name == "smp::read_storage";
 }
 
-/// Below autograd, as within a function that makes a tensor, nobody counts.
+/// Below autograd, as inside a factory function, versions are not counted.
 bool counts_writes() {
   return !c10::impl::tls_is_dispatch_key_excluded(
     c10::DispatchKey::ADInplaceOrView);
 }
 
-/// The deferred arguments that the operation writes come from `op` now.
+/// Makes `op` the last write of the deferred arguments that it writes.
 void note_writes(const boxed_call& x, const captured_op_ptr& op) {
   x.visit([&](size_t i, const at::Tensor& t) {
     if (!x.writes(i))
@@ -250,8 +250,8 @@ bool try_capture(const boxed_call& x) {
 
 // -- running for real ---------------------------------------------------------
 
-/// Gives `x` the values that it needs. Values that were only read are not
-/// kept inside of the scope.
+/// Computes the deferred values among the arguments of `x`. Inside the scope,
+/// values that are only read are not kept.
 void make_arguments(const boxed_call& x, bool keep) {
   std::vector<deferred_impl*> kept;
   x.visit([&](size_t i, const at::Tensor& t) {
@@ -273,7 +273,7 @@ void make_arguments(const boxed_call& x, bool keep) {
   }
 }
 
-/// Outside of the scope, initialisers are still captured.
+/// Outside of the scope, only initialisers are captured.
 bool only_initialises(const boxed_call& x) {
   bool result = true;
   x.visit([&](size_t i, const at::Tensor& t) {
@@ -293,17 +293,17 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const auto below = keys
                      & c10::DispatchKeySet{c10::DispatchKeySet::FULL_AFTER,
                                            deferred_key};
-  if (inside && makes_and_fills(x.name)) { // both are captured for themselves
+  if (inside && makes_and_fills(x.name)) { // both steps are captured
     redispatch_boxed(op, below, *s);
     return;
   }
-  // What this calls, and what the operation calls, is not captured.
+  // What this or the operation calls is not captured.
   delay_param_initialization plain{false};
   {
     std::unique_lock guard{capture_mutex()};
     if (x.name == "aten::_has_compatible_shallow_copy_type") {
-      // The first thing that set_data does. An ordinary tensor can only take
-      // what has bytes.
+      // The first call of set_data. An ordinary tensor can only take over a
+      // tensor that has bytes.
       if (!is_deferred(x[0].toTensor()))
         make_arguments(x, true);
     } else if (!needs_no_bytes(x.name)) {

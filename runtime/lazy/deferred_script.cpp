@@ -56,7 +56,7 @@ int64_t stamp_of(const std::string& path) {
   return static_cast<int64_t>(hash.get());
 }
 
-/// The file that was read last stays open: its directory is read only once.
+/// Keeps the last file open, so that its directory is read only once.
 std::shared_ptr<PyTorchStreamReader> open_archive(const std::string& path,
                                                   int64_t stamp) {
   static std::mutex mutex;
@@ -87,7 +87,7 @@ at::Tensor read_storage(const std::string& path, int64_t stamp,
   return result;
 }
 
-/// Through the dispatcher, where it is captured (deferred_init.cpp).
+/// Through the dispatcher, which captures it (deferred_init.cpp).
 at::Tensor call_read_storage(const std::string& path, int64_t stamp,
                              const std::string& entry, int64_t elements,
                              c10::ScalarType dtype) {
@@ -100,7 +100,7 @@ at::Tensor call_read_storage(const std::string& path, int64_t stamp,
 
 // -- a file without large tensors ---------------------------------------------
 
-/// What stands in place of a large storage: its entry.
+/// Replaces the bytes of a large storage; refers to its entry.
 struct placeholder {
   std::array<char, 24> mark = {};
   uint64_t entry = 0; // position in `outline::entries`
@@ -108,7 +108,7 @@ struct placeholder {
 
 constexpr std::array<char, 24> mark = {"smp: bytes on demand"};
 
-/// The same archive, but with placeholders.
+/// The same archive, with placeholders for large storages.
 struct outline {
   std::string bytes;
   std::vector<std::pair<std::string, uint64_t>> entries; // names and sizes
@@ -118,7 +118,7 @@ bool contains(std::string_view text, std::string_view x) {
   return text.find(x) != std::string_view::npos;
 }
 
-/// Tells whether loading does more with tensors than to store them.
+/// Tells whether loading does more with tensors than store them.
 bool uses_values(const std::string& entry, std::string_view bytes) {
   if (entry.starts_with("code/"))
     return contains(bytes, "__setstate__");
@@ -129,7 +129,7 @@ bool uses_values(const std::string& entry, std::string_view bytes) {
        i = bytes.find(rebuild, i + 1))
     if (!bytes.substr(i + rebuild.size()).starts_with("tensor_v2"))
       return true;
-  // Objects that C++ restores, and tensors that a flag changes, as pickled.
+  // Pickled objects that C++ restores, and tensors that a flag changes.
   using namespace std::string_view_literals;
   return contains(bytes, "__torch__.torch.classes.")
          || contains(bytes, "X\4\0\0\0conj"sv)
@@ -146,7 +146,7 @@ std::optional<outline> read_outline(PyTorchStreamReader& file,
   }};
   auto possible = true;
   for (auto& name : file.getAllRecords()) {
-    // The writer makes its own.
+    // The writer adds its own.
     if (name == ".data/serialization_id" || name.starts_with("extra/"))
       continue;
     auto size = file.getRecordSize(name);
@@ -178,7 +178,7 @@ public:
     // nop
   }
 
-  /// Replaces tensors in all that is below.
+  /// Replaces the tensors in `x` and in everything below it.
   void visit(c10::IValue& x) {
     if (x.isTensor()) {
       if (x.toTensor().defined())
@@ -219,7 +219,7 @@ public:
     }
   }
 
-  /// Ends it. @returns whether no placeholder is left anywhere
+  /// Ends replacement. @returns whether no placeholder is left anywhere
   bool finish() {
     tensors_.clear();
     for (auto& [storage, base] : bases_)
@@ -230,7 +230,7 @@ public:
 
 private:
   struct replaced_tensor {
-    at::Tensor before; // alive, or another could get its address
+    at::Tensor before; // alive, or its address could be reused
     at::Tensor after;
   };
 
@@ -287,7 +287,7 @@ private:
 
 // -- rows of a tensor ---------------------------------------------------------
 
-/// @returns what reads all of `x` and nothing else, or null
+/// @returns the operation that reads exactly all of `x`, or null
 const captured_op* reader_of(const deferred_impl& x) {
   auto& read = x.memory()->last_write;
   auto& view = *x.origin().op; // see `replacement`

@@ -16,13 +16,13 @@ namespace smp {
 
 namespace {
 
-/// What is done to all rows of a tensor, or to one.
+/// An operation on all rows of a tensor, or on one.
 struct row_step {
   captured_op_ptr op;
   std::optional<int64_t> row = {};
 };
 
-/// @returns the first argument if that alone was captured, else null
+/// @returns the first argument if only that was captured, else null
 const captured_tensor* target_of(const captured_op& op) {
   auto alone = op.holes.size() == 1 && op.holes.front().argument == 0;
   return alone ? &op.holes.front().tensor : nullptr;
@@ -72,8 +72,8 @@ bool scales(const captured_op& op) {
          && std::all_of(xs.begin() + 1, xs.end(), is_real_number);
 }
 
-/// @returns the draw of all of `x`, and what is done then, in order; nothing if
-/// it is made in another way
+/// @returns the draw of all of `x` and the steps after it, in order; nothing if
+/// `x` is made in another way
 std::vector<row_step> steps_of(const deferred_impl& x) {
   if (x.twin().dim() == 0 || !x.twin().is_contiguous())
     return {};
@@ -83,14 +83,14 @@ std::vector<row_step> steps_of(const deferred_impl& x) {
     auto row = row_set_by(*op, target, x.twin());
     result.push_back({op, row});
     if (fills_in_order(op->op.schema().name()) && is_done_to(*op, target)) {
-      // A view may be filled in another order than what was made of it.
+      // A view may be filled in another order than the tensor made of it.
       if (target.op != x.origin().op
           && target.op->op.schema().name() != "aten::empty")
         return {};
       std::ranges::reverse(result);
       return result;
     }
-    auto made = target.op == op; // of another tensor
+    auto made = target.op == op; // from another tensor
     if (!row && !(scales(*op) && (made || is_done_to(*op, target))))
       return {};
     if (made)
@@ -99,7 +99,7 @@ std::vector<row_step> steps_of(const deferred_impl& x) {
   return {};
 }
 
-/// @returns what the operation makes of `x`
+/// @returns the result of the operation on `x`
 at::Tensor done_again(const captured_op& op, const at::Tensor& x) {
   at::Tensor result;
   run_on(op, [&](const auto& run) { result = run(x); });
@@ -110,9 +110,9 @@ at::Tensor done_again(const captured_op& op, const at::Tensor& x) {
 
 void for_each_piece(int64_t rows, int64_t row_size,
                     const std::function<void(int64_t, int64_t)>& f) {
-  // Normal numbers are made of 16 uniform ones at a time; where those of the
-  // last time are fewer, 16 are drawn again, and fewer than 16 in all are made
-  // in another way.
+  // Normal numbers are made from 16 uniform ones at a time. If the last
+  // group has fewer, 16 are drawn again, and fewer than 16 numbers in all
+  // are made in another way.
   constexpr int64_t together = 16, wanted = 1 << 16;
   const auto step = together / std::gcd(together, row_size);
   const auto most = std::max(step, wanted / row_size / step * step);

@@ -49,7 +49,7 @@ void await_late(const at::Tensor& x) {
       return;
     arrive = i->second;
   }
-  // No lock while this waits: another microbatch may touch it meanwhile.
+  // Waits without the lock: another microbatch may access `x` meanwhile.
   arrive();
   forget_late(x);
 }

@@ -22,7 +22,7 @@ bool meta_trial::run(const boxed_call& x) {
   try {
     call_boxed(x.op, arguments);
   } catch (const std::exception&) {
-    // Made for real, it either works or throws the right error.
+    // The real operation either works or throws the right error.
     return false;
   }
   results_ = std::move(arguments);
@@ -75,7 +75,7 @@ at::Tensor meta_trial::twin_of(const at::Tensor& x) {
       twin.set_requires_grad(x.requires_grad());
     return twin;
   }
-  // Numbers rank below tensors when types are promoted.
+  // Wrapped numbers rank below tensors in type promotion.
   if (x.unsafeGetTensorImpl()->is_wrapped_number())
     return x;
   auto result = at::empty_strided(x.sizes(), x.strides(),

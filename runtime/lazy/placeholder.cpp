@@ -29,8 +29,8 @@ std::shared_ptr<model_context> model_of_rank() {
   return result;
 }
 
-/// Normalisations change running statistics in training without saying so in
-/// their schema.
+/// In training, normalisations change running statistics, which their
+/// schemas do not declare.
 bool writes_statistics(const c10::FunctionSchema& schema,
                        at::ArrayRef<c10::IValue> args) {
   if (schema.name().find("_norm") == std::string::npos)
@@ -44,8 +44,8 @@ bool writes_statistics(const c10::FunctionSchema& schema,
   return false;
 }
 
-/// The arguments of one operation, with values in place of what other ranks
-/// own.
+/// The arguments of one operation, with fetched values in place of
+/// what other ranks own.
 class fetched_arguments {
 public:
   fetched_arguments(const c10::FunctionSchema& schema, torch::jit::Stack* stack)
@@ -62,8 +62,8 @@ public:
     }
   }
 
-  /// After the operation: takes changes to the owners. What comes out is the
-  /// buffer itself again where the operation returned it.
+  /// After the operation: sends changes to the owners. Where the operation
+  /// returned a changed buffer, its placeholder becomes the result again.
   void write_back() {
     for (auto& x : written_) {
       x.model->placeholders->store(x.index, x.value);
@@ -107,7 +107,7 @@ private:
     return result;
   }
 
-  /// A view of the fetched buffer may be written into later.
+  /// Whether a result may be a view of the buffer, to be written into later.
   bool makes_alias() const {
     auto& xs = schema_.returns();
     return std::any_of(xs.begin(), xs.end(),

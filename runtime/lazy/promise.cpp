@@ -53,11 +53,11 @@ public:
     if (!pending_)
       return;
     auto* self = const_cast<promise_impl*>(this);
-    // Those of `x` may come from another mode (inference, no grad).
+    // The keys of `x` may come from another mode (inference, no grad).
     auto keys = key_set_.remove(absent_key);
     self->TensorImpl::shallow_copy_from(x.getIntrusivePtr());
-    // The copy leaves the policy: set_data, t_ and resize_ would show the old
-    // sizes.
+    // The copy does not change the policy: set_data, t_ and resize_ would
+    // show the old sizes.
     self->set_custom_sizes_strides(SizesStridesPolicy::Default);
     self->key_set_ = keys;
     source_.reset();
@@ -69,7 +69,7 @@ public:
     auto x = source();
     if (!x)
       return;
-    // No lock while this waits: another microbatch may touch it meanwhile.
+    // Waits without a lock: another microbatch may access it meanwhile.
     x->wait();
     std::unique_lock guard{keeping_};
     if (pending())
@@ -152,8 +152,8 @@ public:
     }
   }
 
-  /// Keeps the autograd engine from adding to it in place: it would look at
-  /// the storage without dispatch.
+  /// Keeps the autograd engine from accumulating into it in place, which would
+  /// access the storage without dispatch.
   c10::SymBool sym_is_non_overlapping_and_dense_custom() const override {
     return false;
   }
@@ -230,11 +230,11 @@ private:
   }
 
   mutable std::mutex mutex_;
-  mutable std::mutex keeping_; // whoever takes the content; never waits
+  mutable std::mutex keeping_; // to take the content; never waits
   mutable std::shared_ptr<promise_source> source_;
   mutable std::atomic<bool> pending_ = true;
   mutable std::atomic<bool> known_ = false;
-  mutable std::atomic<bool> laid_out_ = false; // `strides_` are
+  mutable std::atomic<bool> laid_out_ = false; // `strides_` is valid
   mutable std::vector<int64_t> shape_;
   mutable c10::DimVector strides_;
   mutable int64_t elements_ = 0;
@@ -250,7 +250,7 @@ promise_impl* promise_in(const at::Tensor& x) {
 
 void keep(const std::vector<promise_impl*>& xs) {
   if (xs.size() > 1) {
-    // All on their way before the first wait.
+    // Start all transfers before the first wait.
     std::vector<completion_ptr> missing;
     std::vector<std::pair<completion_ptr, wait_reason>> whys;
     auto in_order = false;

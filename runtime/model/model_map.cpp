@@ -11,8 +11,8 @@ namespace smp {
 
 namespace {
 
-/// Modules of LibTorch whose code draws nothing, so that nobody can tell
-/// whether they have a stream: their calls need not pay for one.
+/// LibTorch modules whose code draws no random numbers, so that a stream of
+/// theirs could not be observed: their calls need not pay for one.
 constexpr std::array<std::string_view, 33> drawing_nothing{
   "BatchNorm1d",
   "BatchNorm2d",

@@ -16,7 +16,7 @@ std::string_view pattern_in(std::string_view entry) {
   return takes_away(entry) ? entry.substr(1) : entry;
 }
 
-/// That the module, or one above it, has.
+/// Whether the pattern matches the module, or one above it.
 bool fits_path(std::string_view pattern, std::string_view name) {
   while (true) {
     if (fits(pattern, name))

@@ -24,12 +24,12 @@ bool in_training(const walked_module& x) {
   return x.script ? is_training(*x.script) : x.object->is_training();
 }
 
-/// A copy is kept of constants up to this size, in bytes: state that begins to
-/// change late is small (a count, an average), masks are not.
+/// Constants up to this size, in bytes, are copied: state that begins to change
+/// late is small (a count, an average); masks are not.
 constexpr size_t kept_constant_limit = 1 << 20;
 
 /// Over the bits of `x`, so that NaN equals itself.
-/// @returns nothing for what is no plain memory
+/// @returns nothing for a tensor that is not plain memory
 std::optional<uint64_t> hash_bits(const at::Tensor& x) {
   if (!refusal_of(x).empty())
     return std::nullopt;
@@ -45,8 +45,8 @@ std::optional<uint64_t> hash_bits(const at::Tensor& x) {
 module_order::module_order(const walked_model& model,
                            const std::map<const void*, std::string>& declared)
   : model_(&model) {
-  // What a module and the modules hidden in it bring along. Shared modules
-  // have several parents, so this asks downwards.
+  // The state of a module and of the modules hidden in it. Shared modules have
+  // several parents, so this recurses downwards.
   std::map<uint32_t, entry> known;
   auto state_of = [&](auto&& self, uint32_t i) -> const entry& {
     auto [pos, added] = known.emplace(i, entry{});
@@ -265,7 +265,7 @@ module_order::observe(const std::function<bool(uint32_t module)>& ran) const {
 }
 
 bool module_order::learn(const observation& all) {
-  if (all.trained.empty()) // an evaluation: it tells nothing
+  if (all.trained.empty()) // an evaluation shows nothing
     return false;
   undecided_ = false;
   hashes_.clear();

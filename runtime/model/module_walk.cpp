@@ -35,8 +35,8 @@ private:
       identity, static_cast<uint32_t>(result_.modules.size()));
     auto id = i->second;
     if (!added) {
-      // Under another name: its children have other names, too, which only
-      // matter for the tensors.
+      // Known under another name: its children have other names, too, which
+      // only matter for the tensors.
       result_.modules[id].names.push_back(path);
       return id;
     }

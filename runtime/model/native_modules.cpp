@@ -37,13 +37,13 @@ namespace {
 
 namespace jit = torch::jit;
 
-/// What users say of their classes, by type.
+/// What users registered about their classes, by type.
 struct registry {
   std::mutex mutex;
   std::map<std::string, std::string, std::less<>> names;
   std::map<std::string, registered_class, std::less<>> classes;
-  /// Of classes that were registered again: modules that are shared by now go
-  /// on with them.
+  /// Of classes that were registered again: modules that are already
+  /// shared still use these.
   std::vector<std::shared_ptr<const call_translation>> former_calls;
 
   static registry& get() {
@@ -52,9 +52,9 @@ struct registry {
   }
 };
 
-/// @returns "Linear" of "torch::nn::LinearImpl" and of
-/// "torch.nn.modules.linear.Linear", "Conv1D" of that of Hugging Face; else
-/// nothing
+/// @returns "Linear" for "torch::nn::LinearImpl" and for
+/// "torch.nn.modules.linear.Linear", "Conv1D" for that of Hugging Face;
+/// else an empty text
 std::string name_of_class(std::string_view type) {
   constexpr std::string_view in_cpp = "torch::nn::";
   constexpr std::string_view suffix = "Impl";
@@ -97,7 +97,7 @@ void read_options(const torch::nn::EmbeddingOptions& x, native_module& to) {
 
 // -- TorchScript --------------------------------------------------------------
 
-/// What the code of such a class does, scripted or traced, and nothing else:
+/// All operations that the code of such a class may have, scripted or traced:
 /// an export may have put more into it.
 const std::set<std::string_view>& operations_of(std::string_view type) {
   static const std::set<std::string_view> linear{"aten::linear"};
@@ -123,7 +123,7 @@ c10::IValue constant_of(const jit::Node& x, size_t input) {
   return {};
 }
 
-/// Which axes, and what is added to the variance, are constants of the call.
+/// The axes, and the epsilon added to the variance, are constants of the call.
 /// @param first position of its first argument
 void read_norm(const jit::Node& x, size_t first, native_module& to) {
   auto shape = x.input(first + 1);
@@ -216,8 +216,8 @@ bool same_options(const native_module& x, const native_module& y) {
   return options(x) == options(y);
 }
 
-/// All calls of a shared module are shared, so the code of each has to be that
-/// of its class.
+/// All calls of a shared module are shared, so the code of each must be
+/// that of its class.
 /// @param to what is known without the code
 void read_calls(const c10::ClassType& x, native_module& to) {
   std::optional<native_module> first;
@@ -292,8 +292,8 @@ std::string detail::short_name(const std::type_info& x) {
 
 namespace {
 
-/// A class that was registered, or one of a file, may have parameters with
-/// which a module of the type that it is taken for would not know what to do.
+/// A registered class, or one of a file, may have parameters that a module of
+/// the type that it is shared as cannot use.
 /// @returns what is wrong with them; empty: nothing
 std::string doubt_of_parameters(const native_module& x) {
   for (auto& [name, t] : x.parameters)
@@ -325,7 +325,7 @@ std::string doubt_of_parameters(const native_module& x) {
   return {};
 }
 
-/// @returns what its init hook says of an object
+/// @returns the result of the init hook of its class for an object
 native_module read_registered(const registered_class& x,
                               const walked_module& module) {
   try {
@@ -338,7 +338,7 @@ native_module read_registered(const registered_class& x,
   }
 }
 
-/// A layer knows by whom it is called and in which mode.
+/// Fills in a layer's training mode, and the containers that calls bypass.
 void complete_layer(const walked_model& model, uint32_t module,
                     native_module& x) {
   auto options = *x.layer;
@@ -365,7 +365,7 @@ void add_parameters_below(const walked_model& model, uint32_t module,
                                 model.tensors[i].tensor);
 }
 
-/// Gives parameters the names that a module of its type has for them.
+/// Gives parameters the names that modules of its type use.
 void rename_parameters(native_module& x) {
   std::map<std::string, at::Tensor> result;
   for (auto& [name, own] : x.own_names)
@@ -388,7 +388,7 @@ void rename_parameters(native_module& x) {
   x.parameters = std::move(result);
 }
 
-/// A module that is shared with all that is below it: of a class that was
+/// A module that is shared with everything below it: of a class that was
 /// registered with an init hook, or a layer of a file.
 std::optional<native_module> whole_module(const walked_model& model,
                                           uint32_t module) {

@@ -29,7 +29,7 @@ namespace {
 
 namespace jit = torch::jit;
 
-/// What some value of the code is made of.
+/// How a value of the code is computed.
 struct formula;
 using term = std::shared_ptr<const formula>;
 
@@ -39,9 +39,9 @@ struct formula {
   std::string what;
   std::vector<term> of = {};
   c10::IValue constant = {};
-  /// Path below the layer of the module, or of that whose code it is.
+  /// Path below the layer of the module, or of the one whose code this is.
   std::string path = {};
-  /// Of an input, or an item of a tuple.
+  /// Position of an input, or of an item of a tuple.
   size_t index = 0;
   uint32_t module = 0; // position in the walk
 
@@ -54,7 +54,7 @@ struct formula {
   }
 };
 
-/// Thrown by what follows: the code is another one than that of a layer.
+/// Thrown below if the code is not that of a layer.
 struct other_code {
   std::string why;
 };
@@ -119,7 +119,7 @@ private:
       known[x.output()] = call(*of[0], {of.begin() + 1, of.end()});
       return;
     }
-    // Of sizes nothing but constants counts.
+    // Among sizes, only constants matter.
     if (kind == "prim::NumToTensor" || kind == "aten::Int"
         || kind == "aten::contiguous") {
       known[x.output()] = of[0];
@@ -141,7 +141,7 @@ private:
     return make({.what = "module", .path = below, .module = i->second});
   }
 
-  /// A module of torch.nn, or the code of another one.
+  /// Takes a module of torch.nn as a whole, or follows another's code.
   term call(const formula& callee, std::vector<term> arguments) {
     auto& type = model_.modules[callee.module].type;
     if (type == "torch.nn.modules.dropout.Dropout") {
@@ -201,7 +201,7 @@ std::optional<c10::Scalar> number(const term& x) {
 
 using function = std::function<at::Tensor(const at::Tensor&)>;
 
-/// @param x what is to be computed of `input`, number by number
+/// @param x the element-wise computation on `input`
 function activation_of(const term& x, const term& input) {
   if (x == input)
     return [](const at::Tensor& y) { return y; };
@@ -291,8 +291,8 @@ public:
 private:
   using options = transformer_layer_options;
 
-  /// @returns what goes by, and the half that is added to it, which ends with
-  /// dropout or a linear
+  /// @returns the residual input, and the half that is added to it, which ends
+  /// with dropout or a linear
   static std::pair<term, term> sum(const term& x) {
     require(x->is("aten::add") && (x->of.size() == 2 || integer(x->of[2]) == 1),
             "a half does not end with a sum but " + x->what);
@@ -312,7 +312,7 @@ private:
     return {x->path, native.eps};
   }
 
-  /// @returns what `x`, a norm, normalises
+  /// @returns the input of `x`, which must be a norm
   term norm(const term& x, options::norm_place& place) const {
     require(x->is("LayerNorm"), "no norm begins a half but " + x->what);
     place = norm_place(x);
@@ -325,7 +325,7 @@ private:
     return {x->path, x->is("Conv1D")};
   }
 
-  /// @returns what is dropped, if anything is
+  /// @returns the input of a dropout, or `x` if it is none
   static term dropout(const term& x, options::dropout_place& place) {
     if (!x->is("Dropout"))
       return x;
@@ -336,7 +336,7 @@ private:
     return x->of[0];
   }
 
-  /// @returns what the feed-forward half begins with
+  /// @returns the input of the feed-forward half
   term output_start(const term& half) {
     auto second = dropout(half, o_.output_dropout);
     o_.output = linear_place(second);
@@ -383,7 +383,7 @@ private:
             "its query has more heads than its key");
   }
 
-  /// [B, heads, tokens, d] -> [B, tokens, C] @returns what is merged
+  /// [B, heads, tokens, d] -> [B, tokens, C] @returns the input
   static term merged_heads(const term& x) {
     require((x->is("aten::view") || x->is("aten::reshape"))
               && integers(x->of[1]).size() == 3,
@@ -395,7 +395,7 @@ private:
     return y->of[0];
   }
 
-  /// [B, tokens, C] -> [B, heads, tokens, d] @returns what is split
+  /// [B, tokens, C] -> [B, heads, tokens, d] @returns the input
   term heads(const term& x) {
     auto order = x->is("aten::permute") ? integers(x->of[1])
                                         : std::vector<std::optional<int64_t>>{};
@@ -415,7 +415,7 @@ private:
     return y->of[0];
   }
 
-  /// @returns what query, key and value are made of
+  /// @returns the input of the projections to query, key and value
   term projections(const std::vector<term>& xs) {
     if (xs[0]->is("prim::ListUnpack")) {
       auto split = xs[0]->of[0];

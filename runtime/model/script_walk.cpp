@@ -26,7 +26,7 @@ void for_each_child(const iv::Object& x, F&& f) {
       f(*slot.toObject(), type->getAttributeName(i));
 }
 
-/// Calls `f` for every tensor in a value; modules are left out.
+/// Calls `f` for every tensor in a value; skips modules.
 void for_each_tensor(const c10::IValue& x,
                      const std::function<void(const at::Tensor&)>& f,
                      std::unordered_set<const void*>& seen) {
@@ -143,7 +143,7 @@ private:
       x.is_attribute = is_attribute;
     }
     auto& x = result_.tensors[index];
-    // A list of a module's own parameters gives them no other name.
+    // A list of a module's own parameters gives them no further name.
     if (added || !is_attribute)
       x.names.push_back(name);
     if (auto& m = result_.modules[module].tensors;

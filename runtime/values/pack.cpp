@@ -74,7 +74,7 @@ const T& as(unpacker& u, const value& x, const char* expected) {
 value pack<at::Tensor>::put(packer& p, const at::Tensor& x) {
   if (!x.defined())
     return value::undefined();
-  // Refused here and not when it is sent: only here is its place known.
+  // Refused here and not when it is sent: only here its place is known.
   if (auto why = refusal_of(x); !why.empty())
     p.refuse(why);
   return value::tensor(p.add(x));

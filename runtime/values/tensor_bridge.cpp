@@ -41,7 +41,7 @@ size_t element_size(c10::ScalarType x) noexcept {
               what + " cannot be sent to another rank");
 }
 
-/// @returns what of `x` cannot be sent; empty if all of it can
+/// @returns the kind of `x` if it cannot be sent; empty if it can
 std::string unsendable(const at::Tensor& x) {
   if (!x.defined())
     return "an undefined tensor";
@@ -94,7 +94,7 @@ c10::ScalarType checked_dtype(const tensor_ref& x) {
     if (size < 0)
       malformed("negative size " + std::to_string(size));
     empty = empty || size == 0;
-    // Also where there is no data: strides are made of these numbers.
+    // Also for empty tensors: strides are computed from these numbers.
     auto n = static_cast<uint64_t>(std::max<int64_t>(size, 1));
     if (__builtin_mul_overflow(bytes, n, &bytes) || bytes > INT64_MAX)
       malformed("its size overflows");
@@ -114,7 +114,7 @@ c10::ScalarType checked_dtype(const tensor_ref& x) {
 } // namespace
 
 std::string refusal_of(const at::Tensor& x) {
-  if (is_absent(x)) // who has it can send it, and looking at it would wait
+  if (is_absent(x)) // its owner can send it, and access would wait
     return {};
   auto what = unsendable(x);
   return what.empty() ? what : what + " cannot be sent to another rank";
@@ -135,14 +135,14 @@ tensor_ref to_tensor_ref(const at::Tensor& x, bool snapshot) {
   auto dense = without_gaps(x, snapshot);
   tensor_ref result;
   result.nbytes = dense.nbytes();
-  // Const: a lazily cloned tensor (copy on write) is not copied by this.
+  // Const: this must not copy a lazily cloned (copy-on-write) tensor.
   result.data = result.nbytes > 0 ? dense.const_data_ptr() : nullptr;
   result.dtype = static_cast<uint8_t>(dense.scalar_type());
   result.device = {static_cast<uint8_t>(dense.device().type()),
                    dense.device().index()};
   result.shape = dense.sizes().vec();
   result.strides = dense_strides(dense);
-  // The storage alone: the tensor would keep its autograd graph, too.
+  // The storage alone: the tensor would also keep its autograd graph.
   result.owner = std::make_shared<c10::Storage>(dense.storage());
   return result;
 }
@@ -152,7 +152,7 @@ at::Tensor to_tensor(const tensor_ref& x) {
   auto strides = x.strides.empty()
                    ? c10::contiguous_strides(x.shape)
                    : c10::DimVector(x.strides.begin(), x.strides.end());
-  // Kernels may fault on an element that is not where its type must be.
+  // Kernels may fault on a misaligned element.
   auto address = reinterpret_cast<uintptr_t>(x.data);
   if (x.nbytes > 0 && address % element_size(dtype) != 0) {
     auto result = at::Tensor{
