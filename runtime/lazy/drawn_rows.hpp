@@ -21,8 +21,8 @@ void for_each_piece(int64_t rows, int64_t row_size,
 /// position of the first row, and a tensor of [any, ...]. Nothing of them is
 /// kept, and the tensor stays deferred.
 /// @returns false, having done nothing, unless the tensor is made by one
-/// initialiser that draws all of it, then by setting rows to numbers and by
-/// scaling all elements
+/// initialiser that draws all of it, and after that by nothing but setting rows
+/// to numbers and scaling all elements
 bool draw_rows(const at::Tensor& x,
                const std::function<void(int64_t, const at::Tensor&)>& f);
 

@@ -230,7 +230,7 @@ private:
   }
 
   mutable std::mutex mutex_;
-  mutable std::mutex keeping_; // to take the content; never waits
+  mutable std::mutex keeping_; // guards `take`; not held during waits
   mutable std::shared_ptr<promise_source> source_;
   mutable std::atomic<bool> pending_ = true;
   mutable std::atomic<bool> known_ = false;

@@ -95,7 +95,7 @@ inline constexpr bool gives_tensors = std::disjunction_v<
   std::bool_constant<nests_tensors<std::decay_t<R>>>,
   std::is_same<std::decay_t<R>, std::vector<at::Tensor>>>;
 
-/// The same for types of arguments.
+/// The same for types of arguments, which may also convert to a tensor.
 template <class T>
 inline constexpr bool holds_tensors = std::disjunction_v<
   std::is_convertible<T, at::Tensor>, std::bool_constant<gives_tensors<T>>>;

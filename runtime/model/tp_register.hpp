@@ -36,7 +36,7 @@ using parameter_parts = std::map<std::string, at::Tensor>;
 
 } // namespace nn
 
-/// What smp knows about a registered class.
+/// What smp knows about a registered class of modules.
 struct registered_class {
   /// @returns how an object is shared, without its parameters
   std::function<native_module(const torch::nn::Module&)> read;
@@ -320,9 +320,9 @@ bool tp_register(std::string_view type, std::string_view as);
 ///   R forward(Ts...) const;
 ///   static std::string refusal(const O&, int64_t peers); // if it needs one
 ///
-/// where O is what `init_hook` returns. It gets the part of the parameters that
-/// this rank holds. Its `forward` is called on all peers, each with its own
-/// samples, and exchanges what it needs by tp/functions.hpp.
+/// where O is what `init_hook` returns. Distributed gets the part of the
+/// parameters that this rank holds. Its `forward` is called on all peers, each
+/// with its own samples, and exchanges what it needs by tp/functions.hpp.
 /// @param init_hook (const Module&) -> options of Distributed; the same on all
 /// ranks
 /// @param forward_hook takes the arguments of Module's `forward`, and returns
