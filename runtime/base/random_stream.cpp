@@ -53,7 +53,7 @@ uint64_t call_seed(uint64_t microbatch, uint64_t path) noexcept {
 
 // -- the state of LibTorch's generator ----------------------------------------
 // LibTorch's accessors copy 2.5 KB two or three times. Explicit instantiations
-// may name private members: then a call pays for one copy only.
+// may name private members: a call then pays only for copies that it needs.
 
 namespace {
 

@@ -33,8 +33,8 @@ struct spawn_options {
 /// @throws error (config) if the program cannot be executed
 pid_t spawn(const spawn_options& x);
 
-/// Reaps a child as soon as it ended: UCX and others would see a zombie as
-/// alive. Kills what the child left in its process group.
+/// Reaps a child that has ended, at once, as UCX and others would see a zombie
+/// as alive. Kills what the child left in its process group.
 /// @returns nothing while `pid` runs
 std::optional<process_end> reap(pid_t pid);
 

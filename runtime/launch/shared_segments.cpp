@@ -55,8 +55,8 @@ std::set<std::string> segments_since(const std::string& folder,
   return result;
 }
 
-/// @param maps content of /proc/PID/maps, where a file name ends the line, or "
-/// (deleted)" follows
+/// @param maps content of /proc/PID/maps, in which a file name ends the line or
+/// is followed by " (deleted)"
 bool is_mapped(const std::string& name, const std::string& maps) {
   for (auto i = maps.find('/' + name); i != maps.npos;
        i = maps.find('/' + name, i + 1))

@@ -29,7 +29,7 @@ struct captured_tensor {
 };
 
 /// An operation with everything that its result depends on. The pointers to
-/// earlier operations form an acyclic graph; operations out of reach are freed.
+/// earlier operations form an acyclic graph; unreachable operations are freed.
 struct captured_op {
   /// A captured tensor among the arguments.
   struct hole {

@@ -3,8 +3,8 @@
 namespace smp {
 
 /// A model that is larger than the memory of one process cannot be created
-/// first and partitioned then. Inside this scope tensors get no memory: their
-/// sizes and types are known, and what would fill them (`torch::randn`,
+/// first and partitioned afterwards. Inside this scope tensors get no memory:
+/// their sizes and types are known, and what would fill them (`torch::randn`,
 /// `torch::nn::init::*`, `weight.data().mul_(0.5)`, `weight[0].zero_()`, ...)
 /// is captured. At the partition each rank computes what it owns, bit for bit
 /// as without the scope; the rest never exists.
