@@ -1,6 +1,6 @@
 #pragma once
 
-// How programs that look at a run end.
+// Exit codes of the programs that look at a run.
 
 #include "apps/report/run_source.hpp"
 

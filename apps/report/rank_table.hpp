@@ -11,7 +11,7 @@
 
 namespace smp::app {
 
-/// One rank, in numbers; what is not known is not there.
+/// One rank, in numbers; unknown values are empty.
 struct rank_row {
   uint64_t rank = 0;
   rank_health health = rank_health::joining;
@@ -31,12 +31,12 @@ struct rank_row {
 /// @returns what a rank does: "FWD mb3 h.2", "WAIT h.2 <- r1", "STOPPED 3.2 s"
 std::string state_of(const rank_entry& x);
 
-/// Makes rows of one look after the other: what is counted becomes a rate.
+/// Turns one look after the other into rows: counters become rates.
 class rank_rows {
 public:
   using time_point = std::chrono::steady_clock::time_point;
 
-  /// @param now when `x` came
+  /// @param now when `x` was received
   std::vector<rank_row> add(const run_look& x, time_point now);
 
 private:

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the files of a run directory tell, also when the run is over.
+// What the files of a run directory say, also after the end of the run.
 
 #include <cstdint>
 #include <optional>
@@ -17,14 +17,14 @@ struct last_step {
 };
 
 struct run_files {
-  /// A run has left something there.
+  /// The directory has files of a run.
   bool found = false;
   std::optional<last_step> last;
-  /// As config.toml has them; 0: not known.
+  /// From config.toml; 0: not known.
   uint64_t steps = 0;
-  uint64_t tokens_per_sample = 0; // 0, too: samples are no sequences
-  /// How the run ended, if our launcher has seen it: the exit code and the
-  /// first cause, empty if there is none.
+  uint64_t tokens_per_sample = 0; // also 0 if samples are no sequences
+  /// How the run ended, if smp's launcher saw it: the exit code and the first
+  /// cause, empty if there is none.
   std::optional<int> exit_code;
   std::string cause;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The same as JSON, for tools. Names of keys do not change.
+// The report as JSON, for tools. Names of keys do not change.
 
 #include "apps/report/rank_table.hpp"
 #include "apps/report/run_source.hpp"
@@ -14,15 +14,15 @@ namespace smp::app {
 
 using json = nlohmann::ordered_json;
 
-/// What all answers begin with: run, state, text, healthy, problems, and what
-/// the files tell.
+/// The head of every answer: run, state, text, healthy, problems, and what the
+/// files say.
 json head_json(const std::string& place, const run_look& x);
 
 json to_json(const actor_status& x);
 
 json actors_json(const run_status& x);
 
-/// Each with its "children".
+/// The actors as a tree, each with its "children".
 json tree_json(const run_status& x);
 
 json waits_json(const run_status& x);

@@ -1,6 +1,6 @@
 #pragma once
 
-// A run as a program sees it that looks at it now and then.
+// A run as seen by a program that polls it.
 
 #include "actors/client.hpp"
 #include "apps/report/run_files.hpp"
@@ -12,13 +12,13 @@
 
 namespace smp::app {
 
-/// What was found at one look.
+/// The result of one look at a run.
 struct run_look {
   enum class state : uint8_t {
     live,        // it answered
-    starting,    // nobody can be asked yet
-    ended,       // nobody is there any more
-    unreachable, // somebody should be there and does not answer
+    starting,    // it cannot be asked yet
+    ended,       // the run is over
+    unreachable, // should be there but does not answer
   };
 
   state what = state::unreachable;
@@ -43,7 +43,7 @@ public:
   /// by others
   run_source(std::string place, std::string secret_file = {});
 
-  /// Within a second, even if ranks are stuck.
+  /// Takes less than a second, even if ranks are stuck.
   run_look look();
 
   const std::string& place() const noexcept {

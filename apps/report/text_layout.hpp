@@ -24,8 +24,8 @@ std::string bytes_text(uint64_t x);
 /// @param x letters of ASCII
 std::string in_capitals(std::string x);
 
-/// Makes bytes fit for a terminal: what is no valid UTF-8 or a control
-/// character other than a line break becomes U+FFFD.
+/// Makes bytes fit for a terminal: invalid UTF-8 and control characters other
+/// than line breaks become U+FFFD.
 std::string printable(std::string_view bytes);
 
 } // namespace smp::app

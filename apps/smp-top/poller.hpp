@@ -1,6 +1,6 @@
 #pragma once
 
-// Looks at a run again and again while somebody else draws.
+// Looks at a run again and again while another thread draws.
 
 #include "apps/report/rank_table.hpp"
 
@@ -13,8 +13,8 @@
 
 namespace smp::app {
 
-/// A run that does not answer must not keep keys from being heard, so it is
-/// asked on a thread of its own.
+/// A run that does not answer must not block the keyboard, so a separate thread
+/// asks it.
 class poller {
 public:
   struct result {
@@ -23,7 +23,7 @@ public:
   };
 
   /// @param source outlives this
-  /// @param first what was found already
+  /// @param first the first look, already taken
   poller(run_source& source, std::chrono::milliseconds interval,
          run_look first);
 
@@ -32,7 +32,7 @@ public:
   poller(const poller&) = delete;
   poller& operator=(const poller&) = delete;
 
-  /// @returns what was found last, unless it was returned before.
+  /// @returns the latest result, unless it was returned before.
   std::optional<result> news();
 
 private:
@@ -41,7 +41,7 @@ private:
 
   run_source& source_;
   std::chrono::milliseconds interval_;
-  rank_rows rows_; // of the thread only
+  rank_rows rows_; // used by the thread only
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stopping_ = false;

@@ -27,10 +27,10 @@ public:
 
   size_t width() const;
 
-  /// Lines that there is room for.
+  /// Lines that fit on the screen.
   size_t height() const;
 
-  /// @param first the line at the top; the one at the bottom says what keys do
+  /// @param first the line at the top; the bottom line explains the keys
   void draw(const std::vector<table_line>& lines, size_t first);
 
   /// Waits for a key for at most `limit`.

@@ -48,8 +48,8 @@ struct verify_command {
 
 /// Several machines.
 struct nodes_command {
-  /// With a launcher on each: how many, which one this is, and where the first
-  /// one is reached. 0 nodes: one machine.
+  /// With a launcher on each machine: how many, which one this is, and the
+  /// address of the first one. 0 nodes: one machine.
   uint64_t nodes = 0;
   std::optional<uint64_t> node;
   std::string master; // "HOST:PORT"
@@ -63,7 +63,7 @@ struct nodes_command {
 struct command_line {
   command what = command::train;
   std::string config;
-  /// "--table.key=value", with what `--ranks` means among them.
+  /// "--table.key=value", including the key that `--ranks` sets.
   std::vector<std::string> overrides;
   /// Empty: a new directory below runs/.
   std::string run_dir;
@@ -72,12 +72,12 @@ struct command_line {
   schedule_command schedule;
   verify_command verify;
   nodes_command nodes;
-  /// Where the command `keys` puts them.
+  /// New folder for the keys that the command `keys` makes.
   std::string keys;
 };
 
-/// @returns nothing if all was said already (`--help`, a wrong command line);
-///          `exit_code` then is the program's
+/// @returns nothing if there is nothing left to do (`--help`, a wrong command
+///          line); `exit_code` then is the program's
 std::optional<command_line> parse_command_line(int argc, char** argv,
                                                int& exit_code);
 

@@ -7,7 +7,7 @@
 
 namespace smp::app {
 
-/// A way in which steps run, whatever the configuration says.
+/// A mode in which steps run, whatever the configuration says.
 struct run_mode {
   const char* name;
   bool fast = false;          // smp.fast_mode
@@ -25,7 +25,7 @@ std::vector<std::string> names_of_modes();
 /// Makes `config` run in the mode.
 void set_mode(train_config& config, const run_mode& x);
 
-/// @returns these words of a command line without some options and their values
+/// @returns the words of a command line without some options and their values
 std::vector<std::string>
 without_options(const std::vector<std::string>& xs,
                 const std::vector<std::string>& options);

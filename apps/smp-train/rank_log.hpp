@@ -10,13 +10,13 @@
 
 namespace smp::app {
 
-/// What one rank did, as lines with time, for log-RANK.txt. Thread-safe.
+/// What one rank did, as lines with timestamps, for log-RANK.txt. Thread-safe.
 class rank_log final : public train_listener {
 public:
   /// Writes to stderr, which the launcher keeps as the rank's log.
   explicit rank_log(log_level level);
 
-  /// Writes to `path`, where there is no launcher of ours.
+  /// Writes to `path`, for a rank that smp's launcher did not start.
   /// @throws error (config) naming `path`
   rank_log(log_level level, const std::string& path);
 

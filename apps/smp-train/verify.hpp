@@ -18,8 +18,8 @@ namespace smp::app {
 /// How a comparison ended.
 enum class verify_end : uint8_t { equal, different, interrupted };
 
-/// For modules that go to the ranks in turn.
-/// @param config becomes one in which nothing is placed
+/// Prepares for assigning modules to the ranks in turn.
+/// @param config becomes one that places no modules
 /// @throws error (config) if there is one rank only
 void prepare_split(train_config& config);
 
@@ -29,7 +29,7 @@ void check_json_file(const std::string& path);
 
 /// Compares the job of `config` with the same job in one process; every rank
 /// calls this. Rank 0 shows the steps and writes the JSON file.
-/// @param listener hears of the pipeline's steps
+/// @param listener receives the events of the pipeline's steps
 verify_end verify(session& s, const command_line& cmd,
                   const train_config& config, const std::string& run_dir,
                   train_listener& listener, const std::atomic<bool>& stop);

@@ -1,8 +1,8 @@
 #pragma once
 
-// Checkpoints in a folder: DIR/step-N, each complete once it has its manifest,
-// which comes last. Who dies while one is written leaves one without, which
-// nobody loads and the next one that is written removes. Knows no session.
+// Checkpoints in a folder: DIR/step-N. The manifest is written last and makes a
+// checkpoint complete. A process that dies before leaves one without a
+// manifest, which is never loaded; the next save removes it. Knows no session.
 
 #include <compare>
 #include <cstdint>
@@ -21,7 +21,7 @@ struct checkpoint_place {
   auto operator<=>(const checkpoint_place&) const = default;
 };
 
-/// @returns the complete ones, oldest first; none if there is no such folder
+/// @returns the complete checkpoints, oldest first; none without such a folder
 std::vector<checkpoint_place> complete_checkpoints(const std::string& dir);
 
 /// @param path of a checkpoint, or of a folder of checkpoints
@@ -31,31 +31,31 @@ std::optional<checkpoint_place> newest_checkpoint(const std::string& path);
 /// @returns the path of the manifest of a checkpoint
 std::string manifest_path(const std::string& folder);
 
-/// Whoever goes on takes the newest one, so one that is saved beside it from an
-/// older one would count for nothing.
-/// @throws error (config) if `dir` holds a complete one of a later step
+/// Refuses to save beside a later checkpoint: a resuming run takes the newest
+/// one, so the one saved here would never be used.
+/// @throws error (config) if `dir` holds a complete checkpoint of a later step
 void refuse_newer(const std::string& dir, uint64_t step);
 
-/// Makes an empty folder for a checkpoint, in `dir`, which is made as well.
+/// Makes an empty folder for a checkpoint in `dir`; makes `dir` if necessary.
 /// @throws error (config) naming it
 checkpoint_place begin_checkpoint(const std::string& dir, uint64_t step);
 
-/// Makes a checkpoint complete: all its other files are on disk.
+/// Makes a checkpoint complete. @pre all its other files are on disk
 /// @throws error (config) naming the manifest
 void commit_checkpoint(const checkpoint_place& x, const std::string& manifest);
 
-/// Removes it as far as it goes: first its manifest, then what else smp wrote
-/// there.
+/// Removes as much of a checkpoint as it can: first the manifest, then the
+/// other files that smp wrote.
 void remove_checkpoint(const std::string& folder) noexcept;
 
-/// Removes what is older than `newest`, but for the `keep` - 1 complete ones
-/// before it, and what others did not complete.
+/// Removes checkpoints older than `newest`: incomplete ones, and all complete
+/// ones except the last `keep` - 1.
 /// @param keep 0: all complete ones
 void remove_old_checkpoints(const std::string& dir,
                             const checkpoint_place& newest, uint64_t keep);
 
-/// Tells what a user may do about a checkpoint that cannot be loaded: ";
-/// without this folder, DIR/step-10 is the newest".
+/// @returns a hint for the user whose checkpoint cannot be loaded: "; without
+/// this folder, DIR/step-10 is the newest".
 std::string way_around(const std::string& folder);
 
 } // namespace smp

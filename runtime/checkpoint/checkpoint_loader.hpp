@@ -22,9 +22,9 @@ struct tensor_box;
 struct tensor_slice;
 struct walked_tensor;
 
-/// A checkpoint on its way into a session, in steps: what is wrong with it is
-/// known before anything is changed, and values come once it is known who owns
-/// what. All of its functions are collective over the world, and throw the same
+/// Loads a checkpoint into a session, in steps: all errors are found before
+/// anything is changed, and values load once the owners of tensors are known.
+/// All of its functions are collective over the world and throw the same error
 /// on all ranks.
 class checkpoint_loader {
 public:
@@ -44,26 +44,26 @@ public:
     return manifest_;
   }
 
-  /// Compares with the model and its optimizers, and every byte of the files
-  /// with its checksum; ranks share the files among them.
+  /// Compares the manifest with the model and its optimizers, and every byte of
+  /// the files with its checksum; ranks divide the files among them.
   /// @throws error (config) naming what does not fit or is damaged
   void check(const distributed_model_base& model,
              const std::vector<distributed_optimizer*>& optimizers);
 
-  /// Lets the coming partition be that of the checkpoint, so that the numbers
-  /// are, too. Does nothing with another number of pipeline ranks, or where
-  /// the user places modules otherwise.
+  /// Makes the coming partition that of the checkpoint, so that the numbers are
+  /// the same, too. Does nothing if the number of pipeline ranks differs or the
+  /// user places modules otherwise.
   void adopt_partition(const distributed_model_base& model) const;
 
-  /// Gives the groups of the optimizers their learning rates and all else that
-  /// was set.
+  /// Restores the options of the optimizers' groups: learning rates and all
+  /// other options that were set.
   void
   load_options(const std::vector<distributed_optimizer*>& optimizers) const;
 
-  /// With `smp.deterministic_server` the first steps of a run find the order in
-  /// which later ones add their gradients; a run that goes on finds it in steps
-  /// of which nothing stays once values are loaded.
-  /// @param f does all that comes before update `i`, from 0
+  /// With `smp.deterministic_server` the first steps of a run determine the
+  /// order in which later steps add gradients. A resumed run determines it in
+  /// steps whose effects disappear when values are loaded.
+  /// @param f runs all that precedes update `i`, from 0
   void rehearse(const std::vector<distributed_optimizer*>& optimizers,
                 const std::function<void(uint64_t)>& f) const;
 
@@ -73,7 +73,7 @@ public:
             const std::vector<distributed_optimizer*>& optimizers);
 
 private:
-  /// Runs `f`; then all ranks throw what the first of them threw.
+  /// Runs `f`; then all ranks throw the error of the first rank that failed.
   void together(const char* name, const std::function<void()>& f) const;
   [[noreturn]] void fail(const std::string& why) const;
 
@@ -102,7 +102,7 @@ private:
   std::string folder_;
   checkpoint_manifest manifest_;
   std::unordered_map<std::string, const saved_tensor*> index_;
-  std::map<std::string, safetensors_reader> readers_; // a few, open
+  std::map<std::string, safetensors_reader> readers_; // a few, kept open
 };
 
 } // namespace smp

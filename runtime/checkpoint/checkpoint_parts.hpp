@@ -1,6 +1,6 @@
 #pragma once
 
-// What one rank holds of what a checkpoint has.
+// The parts of a checkpoint that one rank holds.
 
 #include "runtime/checkpoint/manifest.hpp"
 #include "runtime/session/distributed_model.hpp"
@@ -24,22 +24,22 @@ struct held_tensor {
   std::string name; // as in the manifest
   at::Tensor value;
   const tensor_slice* slice = nullptr; // null: the whole
-  const tensor_slice* rows = nullptr;  // of that; null: all
+  const tensor_slice* rows = nullptr;  // of the slice; null: all
   uint64_t replica = 0;
 };
 
-/// A part of a tensor that is in one place of the whole.
+/// A rectangular part of a tensor.
 struct tensor_box {
   std::vector<int64_t> begin; // in the whole, by axis
   std::vector<int64_t> sizes;
 };
 
-/// A rank may have ranges of one axis, and of these some rows only.
-/// @param sizes of what it has
+/// A rank may hold ranges of one axis, and only some rows of these.
+/// @param sizes of what the rank holds
 /// @param slice null: the whole
-/// @param rows of that; null: all
-/// @returns where it is; several boxes lie one behind the other along the axis
-/// of the slice
+/// @param rows of the slice; null: all
+/// @returns where it lies in the whole; several boxes follow each other along
+/// the axis of the slice
 std::vector<tensor_box> boxes_of(at::IntArrayRef sizes,
                                  const tensor_slice* slice,
                                  const tensor_slice* rows);
@@ -58,15 +58,15 @@ bool inspect(Inspector& f, group_member& x) {
                             f.field("parameter", x.parameter));
 }
 
-/// Names what an optimizer remembers of a parameter.
+/// Names a field of an optimizer's state of a parameter.
 std::string state_name(size_t optimizer, const std::string& field,
                        const std::string& parameter);
 
-/// The float32 weights of a parameter in half precision, among what an
-/// optimizer remembers.
+/// A field of an optimizer's state: the float32 weights of a parameter in half
+/// precision.
 inline constexpr const char* master_field = "master";
 
-/// The average of a parameter's weights.
+/// Likewise: the average of a parameter's weights.
 inline constexpr const char* average_field = "average";
 
 /// Names the default generator of a rank.
@@ -76,14 +76,14 @@ std::string random_name(uint64_t rank);
 at::Tensor random_state();
 void set_random_state(const at::Tensor& x);
 
-/// Runs `f` while no parameters are averages; those that were are again, then.
-/// Collective over the world.
+/// Runs `f` while all parameters hold weights, then restores those that held
+/// averages. Collective over the world.
 /// @param f throws on all ranks or on none
 void with_weights(const std::vector<distributed_optimizer*>& optimizers,
                   const std::function<void()>& f);
 
-/// What the current rank has to write: each tensor of the model stands on one
-/// rank of one replica only, but for buffers, of which each replica has its
+/// What the current rank has to write: each tensor of the model is written by
+/// one rank of one replica only, except buffers, of which each replica has its
 /// own.
 std::vector<held_tensor>
 held_tensors(const distributed_model_base& model,

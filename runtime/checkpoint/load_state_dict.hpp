@@ -10,16 +10,16 @@ namespace smp {
 class distributed_optimizer;
 
 /// Reads parameters and buffers from a file (safetensors.hpp), or from several
-/// with an index (weight_files.hpp), that have whole tensors under the names of
-/// the model, as `distributed_model::load_state_dict` takes them from memory.
-/// Each rank reads what it owns, one tensor after the other, so none needs the
-/// memory of the whole. Before the partition this only compares the file with
-/// the model; the values come with the partition, and the file has to stay
-/// until then. Collective over the world.
+/// with an index (weight_files.hpp). The files hold whole tensors under the
+/// names of the model, as `distributed_model::load_state_dict` takes them from
+/// memory. Each rank reads what it owns, one tensor at a time, so no rank needs
+/// memory for the whole. Before the partition this only compares the file with
+/// the model; values load with the partition, and the file has to exist until
+/// then. Collective over the world.
 /// @param path the file, the index, or the folder with either
-/// @param optimizers of the model, alive until the partition: float32 weights
-/// that they have of parameters in half precision become what the file has.
-/// Those of others follow their parameters, which are rounded.
+/// @param optimizers of the model, alive until the partition: their float32
+/// weights of parameters in half precision get the values of the file.
+/// Optimizers not listed take theirs from the parameters, which are rounded.
 /// @throws error (config), the same on all ranks, naming the file and all that
 /// is missing, unknown or of another shape, before anything is changed
 void load_state_dict(

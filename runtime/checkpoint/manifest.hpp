@@ -1,7 +1,7 @@
 #pragma once
 
-// What stands in a checkpoint, as its manifest.json says: which tensors there
-// are, and which piece of each lies in which file. Knows no session.
+// The contents of a checkpoint, as its manifest.json lists them: the tensors,
+// and which piece of each is in which file. Knows no session.
 
 #include <cstdint>
 #include <map>
@@ -11,15 +11,15 @@
 
 namespace smp {
 
-/// A part of a tensor, as one rank held and wrote it. In its file it has the
-/// name of the tensor, with `part` behind it.
+/// A part of a tensor, as one rank held and wrote it. Its name in the file is
+/// the name of the tensor followed by `part`.
 struct tensor_piece {
   std::string file; // in the folder of the checkpoint
-  /// Of a slice in several blocks, each is a piece: "#1"; else empty.
+  /// "#1" if the slice has several blocks, each a piece of its own; else empty.
   std::string part = {};
-  /// Of buffers, which replicas do not share: whose it is, by dp_rank.
+  /// For buffers, which replicas do not share: the dp_rank of the owner.
   uint64_t replica = 0;
-  /// Where it begins in the whole, by axis, and how long it is there.
+  /// By axis: where it begins in the whole, and its length.
   std::vector<int64_t> begin;
   std::vector<int64_t> sizes;
   uint64_t checksum = 0; // of its bytes
@@ -51,24 +51,24 @@ struct saved_tensor {
 struct saved_file {
   std::string name;
   uint64_t bytes = 0;
-  uint64_t rank = 0; // who wrote it
+  uint64_t rank = 0; // that wrote it
 
   bool operator==(const saved_file&) const = default;
 };
 
-/// A dynamic scale of the loss.
+/// A dynamic loss scale.
 struct saved_loss_scale {
   double value = 1;
-  /// Since it last changed.
+  /// Good steps since it last changed.
   uint64_t good_steps = 0;
 
   bool operator==(const saved_loss_scale&) const = default;
 };
 
-/// An optimizer but for its tensors.
+/// An optimizer without its tensors.
 struct saved_optimizer {
   std::string type; // "AdamW"
-  /// Of each group: its options by name.
+  /// Options of each group, by name.
   std::vector<std::map<std::string, double>> groups;
   /// The group of each parameter.
   std::map<std::string, uint64_t> members;
@@ -78,16 +78,16 @@ struct saved_optimizer {
 };
 
 struct checkpoint_manifest {
-  /// Of the format. Another one is refused.
+  /// Version of the format; any other is refused.
   static constexpr uint64_t version = 1;
 
   uint64_t step = 0;
-  /// Ranks that wrote it, for people and to know whether a rank goes on with
-  /// what it had.
+  /// Ranks that wrote it: for people, and to tell whether a rank resumes with
+  /// its own state.
   uint64_t pipeline = 1, tensor = 1, ranks = 1;
-  /// Steps of the user for which random numbers were drawn (R23).
+  /// User steps for which random numbers were drawn (R23).
   uint64_t drawn_steps = 0;
-  /// What must be as it was, or be told: KEY to value.
+  /// Settings whose changes are refused or reported: KEY to value.
   std::map<std::string, std::string> settings;
   std::map<std::string, std::string> user_content;
   /// The pp_rank of each module; empty if there was one rank.
@@ -98,7 +98,7 @@ struct checkpoint_manifest {
 
   bool operator==(const checkpoint_manifest&) const = default;
 
-  /// Takes the tensors that one rank wrote.
+  /// Adds the tensors that one rank wrote.
   /// @throws error (internal) if ranks describe a tensor differently
   void add(const std::vector<saved_tensor>& xs);
 
@@ -107,7 +107,7 @@ struct checkpoint_manifest {
 
 std::string to_json(const checkpoint_manifest& x);
 
-/// @param path stands in errors
+/// @param path names the file in errors
 /// @throws error (config) naming `path`: no manifest, of another version,
 ///         damaged, or one whose pieces do not make up their tensors
 checkpoint_manifest parse_manifest(const std::string& text,

@@ -44,7 +44,7 @@ struct tensor_outline {
   std::vector<int64_t> shape;
 };
 
-/// The same, where not all tensors are in memory at one time.
+/// The same for tensors that are not all in memory at one time.
 /// @param value takes a position in `tensors` and returns that tensor; called
 ///        once for each, in any order
 void write_safetensors(const std::string& path,
@@ -52,10 +52,10 @@ void write_safetensors(const std::string& path,
                        const std::function<at::Tensor(size_t)>& value,
                        const string_map& metadata = {});
 
-/// @returns how the format calls a type: "F32"; empty if it has no such type
+/// @returns the format's name of a type: "F32"; empty if it has no such type
 std::string dtype_in_file(c10::ScalarType x);
 
-/// A file of which tensors are read one at a time.
+/// A file whose tensors are read one at a time.
 class safetensors_reader {
 public:
   /// Reads the header.
@@ -80,11 +80,11 @@ public:
   /// @throws error (config) naming the file
   at::Tensor read(size_t position) const;
 
-  /// The same of rows along the first axis, and of no others.
+  /// Reads rows along the first axis only, from row `begin` on.
   /// @pre the tensor has an axis, and these rows
   at::Tensor read_rows(size_t position, int64_t begin, int64_t rows) const;
 
-  /// The same to memory that has room for them.
+  /// The same, into memory that has room for the rows.
   void read_rows(size_t position, int64_t begin, int64_t rows, void* to) const;
 
 private:

@@ -7,8 +7,8 @@
 namespace smp {
 
 /// Writes all parameters and buffers of a model, or all gradients, as
-/// `state_dict` and `gradients` have them, to one file (safetensors.hpp) on
-/// pp_rank 0 of the first replica. One tensor after the other goes there: no
+/// `state_dict` and `gradients` return them, to one file (safetensors.hpp) on
+/// pp_rank 0 of the first replica. Owners send one tensor at a time, so no
 /// rank needs more memory than for the largest. Collective over the pipeline
 /// group.
 /// @throws error (config) naming the file and what is wrong with it

@@ -24,8 +24,8 @@ public:
   /// @throws error (config) naming the file and what is wrong with it
   explicit weight_files(const std::string& path);
 
-  /// One file after the other, in the order of its data. Of several files
-  /// those that the index has there.
+  /// File by file, in the order of the data in each. With an index, only the
+  /// tensors that the index assigns to the file.
   const std::vector<tensor_outline>& tensors() const noexcept {
     return tensors_;
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Modules of torch::nn that tensor-parallel ranks share without being told
-// (paper, appendix "smp.nn module"). In one process they are those of
+// Modules of torch::nn that tensor-parallel ranks share automatically (paper,
+// appendix "smp.nn module"). In one process they are the modules of
 // torch::nn.
 
 #include "runtime/intercept/submodule.hpp"
@@ -18,12 +18,12 @@
 
 namespace smp::nn {
 
-/// A submodule of class H that is shared where it can be; else the print of the
-/// partition says why not.
+/// A submodule of class H that ranks share if they can; if not, the partition
+/// print says why.
 template <class H>
 class distributed : public submodule<H> {
 public:
-  /// @param xs as of an H
+  /// @param xs as for an H
   template <class... Ts>
   requires std::is_constructible_v<submodule<H>, Ts...>
   explicit(sizeof...(Ts) == 1) distributed(Ts&&... xs)
@@ -37,8 +37,8 @@ public:
   }
 };
 
-// For `tp_register`, each also has the options of its distribution, and as
-// `arguments` the number of tensors that it takes; 0: more than one may be.
+// For `tp_register`, each also names the options of its distribution and, as
+// `arguments`, the number of tensors that it takes; 0: it may take several.
 
 /// [B, ..., in] -> [B, ..., out]
 struct distributed_linear : distributed<torch::nn::Linear> {

@@ -9,9 +9,9 @@
 
 namespace smp::nn {
 
-/// Runs layers one behind the other. Ranks that share them for memory exchange
-/// nothing between two of them, as nobody sees the hidden states there.
-/// @returns what the last one does, an R
+/// Runs layers one after the other. Ranks that share them for memory exchange
+/// nothing between two layers, as no other code sees the hidden states there.
+/// @returns the result of the last layer, an R
 template <class R, class X>
 R run_in_row(torch::nn::Sequential& layers, X&& x) {
   std::optional<execution::row_scope> row;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What several built-in models are made of and torch::nn does not have.
+// What several built-in models use and torch::nn does not have.
 //
 // Shapes: B sequences per (micro)batch, T tokens, C = width, H heads,
 // D = width of a head.
@@ -96,7 +96,7 @@ torch::Tensor token_loss(const torch::Tensor& logits,
 /// Normal weights and a bias of 0.
 void init_linear(torch::nn::LinearImpl& x, double std);
 
-/// @returns a parameter-to-be, normal with this standard deviation
+/// @returns the initial values of a parameter, normal with this deviation
 torch::Tensor normal_tensor(torch::IntArrayRef sizes, double std);
 
 } // namespace smp

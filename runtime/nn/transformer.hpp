@@ -1,8 +1,8 @@
 #pragma once
 
 // Transformers with the arguments of the paper (appendix "smp.nn module"). In
-// one process they are ordinary modules. Tensor-parallel ranks share each of
-// their layers as a whole, without being told (docs/tensor_parallel.md).
+// one process they are ordinary modules. Tensor-parallel ranks automatically
+// share each of their layers as a whole (docs/tensor_parallel.md).
 //
 // Shapes: B samples, T tokens, S tokens that are attended to, C = hidden_size,
 // V = vocab_size.
@@ -39,19 +39,19 @@ struct transformer_layer_arguments {
   /// "gelu", "gelu_new" (its approximation by tanh), "relu" or "silu".
   std::string activation = "gelu";
   double layernorm_epsilon = 1e-5;
-  /// With `use_normal_initialization`, standard deviation of initial weights,
-  /// where biases begin at 0; else linears begin as those of torch::nn.
+  /// With `use_normal_initialization`, the standard deviation of initial
+  /// weights; biases start at 0. Without it, linears start as in torch::nn.
   double initializer_range = 0.02;
   bool use_normal_initialization = false;
-  /// A token sees no later one, and there are at most so many tokens.
+  /// If set, a token sees no later one, and there are at most this many.
   std::optional<int64_t> causal_mask_size = {};
-  /// A third part attends to what another model made.
+  /// Adds a third part, which attends to another model's output.
   bool add_cross_attention = false;
-  /// Which norms each part has: before, of n(h) in h + f(n(h)), and behind, of
-  /// the whole sum; one, both or none.
+  /// Norms of each part: before it, n in h + f(n(h)), and after it, over the
+  /// whole sum; one, both or none.
   bool pre_layernorm = false;
   bool post_layernorm = true;
-  /// Of scores; nothing: 1 / sqrt(attention_head_size).
+  /// Factor of scores; nothing: 1 / sqrt(attention_head_size).
   std::optional<double> attention_scale = {};
 };
 
@@ -73,40 +73,40 @@ void validate(const transformer_layer_arguments& x);
 void validate(const transformer_arguments& x);
 void validate(const transformer_lm_head_arguments& x);
 
-/// What goes through layers: hidden states [B, T, C]; then perhaps a mask,
-/// broadcast to [B, heads, T, T], that is added to scores or, if it is bool,
-/// says what is seen. With cross-attention all four: a mask, what is attended
-/// to, [B, S, C], and the mask of that, broadcast to [B, heads, T, S].
+/// What layers pass on: hidden states [B, T, C]; optionally a mask, broadcast
+/// to [B, heads, T, T], that is added to scores or, if it is bool, selects what
+/// is seen. With cross-attention all four: a mask, the context that is attended
+/// to, [B, S, C], and the context's mask, broadcast to [B, heads, T, S].
 using layer_states = std::vector<torch::Tensor>;
 
-/// Self-attention, or attention to what another model made, with its norm,
-/// added to what went in.
+/// Self-attention, or attention to another model's output, with its norm and a
+/// residual connection.
 struct distributed_attention_layer_impl : torch::nn::Module, shared_by_itself {
-  /// @param cross it attends to what another model made
+  /// @param cross it attends to another model's output
   explicit distributed_attention_layer_impl(
     const transformer_layer_arguments& x, bool cross = false);
 
   /// hidden: [B, T, C]; context: [B, S, C], unused by self-attention; mask: as
   /// in `layer_states`, or undefined
   /// @returns [B, T, C]
-  /// @throws error (user_code) of self-attention for more tokens than
+  /// @throws error (user_code) in self-attention for more tokens than
   /// `causal_mask_size`
   torch::Tensor forward(torch::Tensor hidden, torch::Tensor context,
                         torch::Tensor mask);
 
   transformer_layer_arguments arguments;
   bool cross;
-  /// The only one, or the one before; null: there is none.
+  /// The only norm, or the one before; null: there is none.
   submodule<torch::nn::LayerNorm> layernorm = nullptr;
-  /// The one behind if there are both.
+  /// The norm after, if there are both.
   submodule<torch::nn::LayerNorm> post_layernorm = nullptr;
   submodule<torch::nn::Linear> query, key, value; // C -> heads * head size
   submodule<torch::nn::Linear> dense;             // and back
   submodule<torch::nn::Dropout> dropout;
 };
 
-/// Its holder; and for `tp_register` what a class is shared as that computes
-/// what `attention_layer_options` says.
+/// Its holder. For `tp_register`: how ranks share a class that computes what
+/// `attention_layer_options` describes.
 struct distributed_attention_layer
   : torch::nn::ModuleHolder<distributed_attention_layer_impl> {
   using ModuleHolder::ModuleHolder;
@@ -114,7 +114,7 @@ struct distributed_attention_layer
   static constexpr size_t arguments = 0;
 };
 
-/// The feed-forward half, with its norm, added to what went in.
+/// The feed-forward half, with its norm and a residual connection.
 struct distributed_transformer_output_layer_impl : torch::nn::Module,
                                                    shared_by_itself {
   explicit distributed_transformer_output_layer_impl(
@@ -124,7 +124,7 @@ struct distributed_transformer_output_layer_impl : torch::nn::Module,
   torch::Tensor forward(torch::Tensor x);
 
   transformer_layer_arguments arguments;
-  /// As of attention.
+  /// As in attention.
   submodule<torch::nn::LayerNorm> layernorm = nullptr;
   submodule<torch::nn::LayerNorm> post_layernorm = nullptr;
   submodule<torch::nn::Linear> dense1; // C -> intermediate_size
@@ -132,7 +132,7 @@ struct distributed_transformer_output_layer_impl : torch::nn::Module,
   submodule<torch::nn::Dropout> dropout;
 };
 
-/// Likewise, of what `transformer_output_layer_options` says.
+/// Likewise, for `transformer_output_layer_options`.
 struct distributed_transformer_output_layer
   : torch::nn::ModuleHolder<distributed_transformer_output_layer_impl> {
   using ModuleHolder::ModuleHolder;
@@ -147,7 +147,7 @@ struct distributed_transformer_layer_impl : torch::nn::Module,
   explicit distributed_transformer_layer_impl(
     const transformer_layer_arguments& x);
 
-  /// @returns all that went in, with new hidden states
+  /// @returns its arguments, with new hidden states
   /// @throws error (user_code) for more tokens than `causal_mask_size`
   layer_states forward(layer_states x);
 
@@ -157,8 +157,8 @@ struct distributed_transformer_layer_impl : torch::nn::Module,
   submodule<distributed_transformer_output_layer> output;
 };
 
-/// Its holder; and for `tp_register` what a class is shared as that computes
-/// what `transformer_layer_options` says.
+/// Its holder. For `tp_register`: how ranks share a class that computes what
+/// `transformer_layer_options` describes.
 struct distributed_transformer_layer
   : torch::nn::ModuleHolder<distributed_transformer_layer_impl> {
   using ModuleHolder::ModuleHolder;
@@ -171,7 +171,7 @@ struct distributed_transformer_impl : torch::nn::Module {
   /// @throws error (config), see `validate`
   explicit distributed_transformer_impl(const transformer_arguments& x);
 
-  /// @returns all that went in, with new hidden states
+  /// @returns its arguments, with new hidden states
   /// @throws error (user_code) for more tokens than `causal_mask_size`
   layer_states forward(layer_states x);
 
@@ -201,9 +201,9 @@ struct distributed_transformer_lm_head_impl : torch::nn::Module {
                         torch::Tensor context = {},
                         torch::Tensor context_mask = {});
 
-  /// The same, and how far it is from `labels`: where ranks share the model,
-  /// none of them has all scores.
-  /// @param labels [B, T] int64, or -100 for what does not count
+  /// The same, followed by the loss against `labels`: where ranks share the
+  /// model, none of them has all scores.
+  /// @param labels [B, T] int64, or -100 for tokens that do not count
   /// @returns the mean cross entropy, a scalar
   /// @throws error (unsupported) without `add_lm_head`
   torch::Tensor loss(torch::Tensor tokens, torch::Tensor labels,

@@ -5,13 +5,13 @@
 
 namespace smp {
 
-/// To see what the first of the ranks that share modules keeps takes no other
-/// rank. The peers of this group are not there: all of them have what this one
-/// has, and give it what it gives them. Of numbers that come of that the sizes
-/// are right.
+/// A tensor group without real peers: it measures, in one process, what the
+/// first of the ranks that share modules keeps. Every peer is assumed to hold
+/// what this rank holds and to send what this rank sends. Of the resulting
+/// values, only the sizes are right.
 class assumed_peers final : public tensor_group {
 public:
-  /// @param size with this one
+  /// @param size number of ranks, this one included
   assumed_peers(uint64_t size, bool same_samples)
     : size_(size), same_samples_(same_samples) {
     // nop
@@ -51,7 +51,7 @@ public:
 
   pending begin_all_to_all(const at::Tensor& x, const std::string&) override;
 
-  /// Rows of peers are zeros.
+  /// Rows from peers are zeros.
   at::Tensor exchange_rows(const at::Tensor& x, const std::vector<int64_t>&,
                            const std::vector<int64_t>& taken,
                            const std::string&) override;

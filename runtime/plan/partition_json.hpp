@@ -1,6 +1,6 @@
 #pragma once
 
-// Trees and decisions of the partition as JSON, for tools.
+// Module trees and partition decisions as JSON, for tools.
 
 #include "partition/partitioner.hpp"
 #include "runtime/session/module_remarks.hpp"
@@ -10,14 +10,14 @@
 
 namespace smp {
 
-/// A tree that somebody wants partitioned without having its model.
+/// A module tree to partition, given as data instead of a model.
 struct partition_tree {
   model_info model;
-  /// Time of a microbatch on one device, forward and backward, if the tree
-  /// tells; else what crosses has no price.
+  /// Seconds that a microbatch takes on one device, forward and backward.
+  /// Without it, transfers between devices have no cost.
   std::optional<double> step_seconds;
 
-  /// @returns what crossing costs in this tree.
+  /// @returns what a transfer between devices costs in this tree.
   communication crossing() const;
 };
 
@@ -28,13 +28,13 @@ struct partition_tree {
 ///    "step_seconds": 0.8}
 ///
 /// Node 0 is the root. `memory` and `compute` are the module's own, in any
-/// unit, `children` stand in execution order, a parameter in two nodes is
-/// shared. Without `params` a node shares nothing. `bytes` (inputs and outputs
+/// unit; `children` are in execution order; a parameter listed in two nodes is
+/// shared. A node without `params` shares nothing. `bytes` (inputs and outputs
 /// of one call) and `step_seconds` (a microbatch on one device, forward and
-/// backward) let the decision weigh transfers; with `bytes` alone `compute` is
-/// taken as seconds of the forward phase, a third of the step. Other fields
-/// are ignored.
-/// @param name stands for the file in errors
+/// backward) let the decision weigh transfers; with `bytes` alone, `compute` is
+/// taken as seconds of the forward phase, a third of the step. Other fields are
+/// ignored.
+/// @param name names the file in errors
 /// @throws error (config) naming the first wrong node and its field
 partition_tree parse_partition_tree(const std::string& text,
                                     const std::string& name);
@@ -48,15 +48,15 @@ partition_tree parse_partition_tree(const std::string& text,
 ///   predicted   time of a microbatch relative to one device
 std::string decision_json(const partition_plan& plan);
 
-/// @returns the same for the nodes of the plan instead of its modules, and
-/// each of them with `name`, `type`, `modules` (more than one if they cannot be
-/// apart), own `memory` (elements) and `compute` (seconds if traced), `cost`
-/// (with all below it; 1 for the root), `device`, `parent` (null for the root)
-/// and `children`; the times of modules, if there are any (`modules`, see
-/// runtime/session/module_times.hpp), where the costs come from (`costs`), what
-/// may surprise (`notes`), and if anything is said of it, what tensor-parallel
-/// ranks share and what not (`sharing`: of `remark`, with `modules`).
-/// `parse_partition_tree` reads it.
+/// @returns the same for the plan's nodes instead of its modules. Each node
+/// also has `name`, `type`, `modules` (more than one if they cannot be
+/// separated), its own `memory` (elements) and `compute` (seconds if traced),
+/// `cost` (of its subtree; 1 for the root), `device`, `parent` (null for the
+/// root) and `children`. The object also has the times of modules if known
+/// (`modules`, see runtime/session/module_times.hpp), the origin of the costs
+/// (`costs`), possible surprises (`notes`) and, if there are any, remarks on
+/// what tensor-parallel ranks share or do not share (`sharing`: of `remark`,
+/// with `modules`). `parse_partition_tree` reads it.
 std::string plan_json(const model_info& model, const partition_plan& plan,
                       const module_remarks& sharing = {});
 

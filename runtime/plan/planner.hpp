@@ -1,6 +1,6 @@
 #pragma once
 
-// Decisions without training.
+// Partition decisions without training.
 
 #include "partition/print.hpp"
 #include "runtime/config/config_file.hpp"
@@ -21,13 +21,13 @@ class session;
 struct printed_plan {
   std::string text; // for people, with colours
   std::string json; // for tools, see runtime/plan/partition_json.hpp
-  /// Why the trace did not come to its end, if there was one; gradients are
-  /// off in it, so a run may get further.
+  /// Why the trace did not finish; empty if it did or none ran. Gradients are
+  /// off in a trace, so a run may get further.
   std::string failure = {};
 };
 
 /// Partitions the tree in a file (docs/partition.md).
-/// @param options number of devices, memory weight and strategy count
+/// @param options number of devices, memory weight and strategy are used
 /// @throws error (config) naming what is wrong with the file
 printed_plan plan_tree(const std::string& path, partition_options options);
 
@@ -37,7 +37,7 @@ std::vector<memory_need> needs_of(const walked_model& model,
                                   const partition_decision& decision,
                                   const train_config& x);
 
-/// What was decided, where the whole model is, and with what.
+/// A partition decision with the session and whole model it was made from.
 struct lone_decision {
   session& of; // of the rank that decides
   model_state& state;
@@ -47,30 +47,30 @@ struct lone_decision {
   const walked_model& model() const;
 };
 
-/// What microbatches keep of activations on each device; bytes.
+/// Bytes of activations that microbatches keep on each device.
 struct activation_need {
-  /// At most, if the schedule goes as it was played.
+  /// The peak if the schedule runs as simulated.
   std::vector<uint64_t> predicted = {};
-  /// The same whatever comes first: of `smp.active_microbatches`.
+  /// The peak in any order: with `smp.active_microbatches` in flight.
   std::vector<uint64_t> bound = {};
-  /// Why that is not known; else empty.
+  /// Why both are unknown; empty if they are known.
   std::string unknown = {};
 };
 
 /// Runs the forward phase of the first microbatch with gradients
-/// (`measure_kept`) and plays the schedule. Arguments in a file do not count,
-/// but for those on their way. Modules that ranks share run as on the first of
-/// these (`assumed_peers`).
+/// (`measure_kept`) and simulates the schedule. Offloaded arguments do not
+/// count, except those on their way to or from the file. Modules that ranks
+/// share run as on the first of these ranks (`assumed_peers`).
 activation_need activations_of(lone_decision& run, const train_config& x);
 
-/// The same in a run that begins. Unknown also where measuring might take more
-/// memory than training, or change its numbers: of a plug-in's model that was
-/// not traced before, and of a TorchScript file, whose first calls decide how
+/// The same at the start of a run. Also unknown where measuring might take more
+/// memory than training or change its numbers: for a plug-in's model that was
+/// not traced before, and for a TorchScript file, whose first calls decide how
 /// it is compiled.
 activation_need activations_at_start(lone_decision& run, const train_config& x);
 
 /// @param xs by device
-/// @returns a table of what devices need, activations too, and a line on these
+/// @returns a table of needs, activations included, and a line on activations
 std::string needs_text(const std::vector<memory_need>& xs,
                        const activation_need& activations,
                        const train_config& x);
@@ -81,7 +81,7 @@ void try_first_microbatch(const train_config& x);
 
 /// Decides as the first step of a run would, without training and in this
 /// process alone: makes the model, measures the first microbatch, partitions.
-/// @param use gets the decision, in the session of the only rank
+/// @param use is called with the decision, in the session of the only rank
 /// @throws error (config) naming what is wrong with model, data, placement or
 /// the file of train.init_from
 void decide_alone(const train_config& x,

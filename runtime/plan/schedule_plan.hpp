@@ -1,6 +1,6 @@
 #pragma once
 
-// What a configuration's steps will be like, without its ranks.
+// Predicts the steps of a configuration without starting its ranks.
 
 #include "partition/program.hpp"
 #include "partition/timeline.hpp"
@@ -14,14 +14,14 @@ namespace smp {
 struct schedule_prediction {
   pipeline_program program;
   schedule_report report;
-  /// What it takes for granted about calls that wait: one line, for people.
+  /// What it assumes about calls that wait for results: one line, for people.
   std::string calls;
 };
 
-/// Partitions the model for all ranks and plays the schedule, in this process
-/// and with one copy of the model. Modules take the times that the partition
-/// counts with; without measured or given times a microbatch takes a second on
-/// one device.
+/// Partitions the model for all ranks and simulates the schedule, in this
+/// process and with one copy of the model. Modules take the times that the
+/// partition uses; without measured or given times, a microbatch takes one
+/// second on one device.
 /// @throws error (config) naming the first task that is wrong
 schedule_prediction predict_schedule(const train_config& x);
 

@@ -14,11 +14,11 @@
 
 namespace smp {
 
-/// Streams of training steps and of held-out batches never meet.
+/// Keeps the streams of held-out batches apart from those of training steps.
 constexpr uint64_t held_out_streams = uint64_t{1} << 63;
 
-/// Numbers of one batch. The engine is one whose results the standard fixes;
-/// its distributions are not, hence `below`.
+/// Random numbers of one batch. The standard fixes the results of the engine
+/// but not those of its distributions, hence `below`.
 class batch_numbers {
 public:
   /// @param stream the training step, or `held_out_streams` + index
@@ -29,13 +29,13 @@ public:
     engine_.seed(seq);
   }
 
-  /// Evenly in [0, n).
+  /// Uniform in [0, n).
   uint64_t below(uint64_t n) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(engine_()) * n)
                                  >> 64);
   }
 
-  /// Evenly in [-1, 1).
+  /// Uniform in [-1, 1).
   double between_ones() {
     return static_cast<double>(engine_() >> 11) * 0x1p-52 - 1;
   }
@@ -44,7 +44,7 @@ private:
   std::mt19937_64 engine_;
 };
 
-/// @returns where the `n` sequences of training step `step` begin, each evenly
+/// @returns where the `n` sequences of training step `step` begin, each uniform
 /// in [0, choices).
 inline std::vector<uint64_t> random_begins(uint64_t seed, uint64_t step,
                                            uint64_t n, uint64_t choices) {
@@ -55,13 +55,13 @@ inline std::vector<uint64_t> random_begins(uint64_t seed, uint64_t step,
   return result;
 }
 
-/// An order of 0 to n - 1. There may be more of them than memory has room for,
-/// and a run goes on anywhere, so each place is computed by itself: a Feistel
-/// network permutes the numbers below a power of four, and does so again with
-/// what is not below n.
+/// A permutation of 0 to n - 1. It may be too large for memory, and a run may
+/// resume anywhere, so each place is computed by itself: a Feistel network
+/// permutes the numbers below a power of four and is applied again while the
+/// result is not below n.
 class shuffled_order {
 public:
-  /// @param pass over all of them, from 0: each has another order
+  /// @param pass number of the pass over all of them, from 0: fixes its order
   /// @param n from 1 to 2^62
   shuffled_order(uint64_t seed, uint64_t pass, uint64_t n) : n_(n) {
     batch_numbers numbers{seed, pass};
@@ -71,7 +71,7 @@ public:
       ++half_;
   }
 
-  /// @returns what stands at `place`, both below n.
+  /// @returns the number at `place`; both are below n.
   uint64_t at(uint64_t place) const {
     do
       place = permuted(place);
@@ -88,7 +88,7 @@ private:
     return (left << half_) | right;
   }
 
-  /// The last part of SplitMix64.
+  /// The output function of SplitMix64.
   static uint64_t mixed(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
     x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
@@ -96,7 +96,7 @@ private:
   }
 
   uint64_t n_;
-  /// Bits of a half. Not fewer, or few numbers would have few orders.
+  /// Bits of a half; at least 4, as few numbers would have few orders.
   uint64_t half_ = 4;
   std::array<uint64_t, 8> keys_ = {};
 };
@@ -115,8 +115,8 @@ inline std::vector<uint64_t> shuffled_rows(uint64_t seed, uint64_t first,
   return result;
 }
 
-/// @returns how many of `size` bytes, tokens or samples are for training; those
-/// behind them are held out
+/// @returns how many of `size` bytes, tokens or samples are for training; the
+/// rest, at the end, is held out
 inline uint64_t training_size(uint64_t size, double held_out) {
   return static_cast<uint64_t>(static_cast<double>(size) * (1 - held_out));
 }
@@ -129,8 +129,8 @@ inline std::vector<uint64_t> part_of(const std::vector<uint64_t>& begins,
   return {first, first + n};
 }
 
-/// @returns where the `n` sequences of held-out batch `index` of `count`
-/// begin: all of them together spaced evenly over [0, last].
+/// @returns where the `n` sequences of held-out batch `index` of `count` begin:
+/// those of all batches are spaced evenly over [0, last].
 inline std::vector<uint64_t> even_begins(uint64_t index, uint64_t count,
                                          uint64_t n, uint64_t last) {
   const auto gaps = std::max<uint64_t>(count * n - 1, 1);

@@ -1,9 +1,9 @@
 #pragma once
 
-// Where batches come from. A batch is a function of (seed, step) alone: every
-// rank of a pipeline can make it, a run that starts again at step N sees what
-// it would have seen, and the numbers of dropout stay untouched because
-// nothing here draws from LibTorch's generators (R23).
+// Sources of batches. A batch is a function of (seed, step) alone: every rank
+// of a pipeline can make it, a run that resumes at step N sees the batches that
+// it would have seen, and dropout is unaffected, as nothing here draws from
+// LibTorch's generators (R23).
 
 #include <ATen/core/Tensor.h>
 
@@ -31,10 +31,10 @@ struct batch_part {
   uint64_t count = 1;
 };
 
-/// What a training run wants of its data. Replicas of the model divide each
-/// batch among them, so that the order of samples does not depend on their
-/// number. Which samples are whose is known before they are read: each replica
-/// reads its own.
+/// The data of a training run. Replicas of the model divide each batch among
+/// them, so that the order of samples does not depend on the number of
+/// replicas. It is known before reading which samples a replica gets: each
+/// reads only its own.
 class data_source {
 public:
   virtual ~data_source();
@@ -47,11 +47,11 @@ public:
     return make_training(step, part);
   }
 
-  /// Tells whether there is a part that training never sees.
+  /// Tells whether there is held-out data, which training never sees.
   virtual bool has_held_out() const noexcept = 0;
 
-  /// The part of the data that training never sees, in `count` batches of
-  /// which this is number `index`.
+  /// The held-out data in `count` batches, of which this is number `index`;
+  /// training never sees it.
   batch held_out_batch(uint64_t index, uint64_t count,
                        batch_part part = {}) const {
     return make_held_out(index, count, part);
@@ -71,7 +71,7 @@ public:
   /// Share of the bytes that training never sees.
   static constexpr double default_held_out = 0.1;
 
-  /// Takes `bytes`; `name` stands in error messages.
+  /// Takes `bytes`; error messages call them `name`.
   /// @throws error (config) if there are no bytes to hold out or to train on
   explicit text(std::vector<uint8_t> bytes, std::string name = "text",
                 double held_out = default_held_out);
@@ -92,10 +92,10 @@ public:
     return name_;
   }
 
-  /// What a model reaches that knows only how often each byte occurs: the
-  /// cross entropy, in nat per byte, of the held-out bytes under the byte
-  /// frequencies of the training part (each of the 256 counts plus one, so that
-  /// an unseen byte costs much instead of everything).
+  /// The loss of a model that knows only how often each byte occurs: the cross
+  /// entropy, in nat per byte, of the held-out bytes under the byte frequencies
+  /// of the training part (each of the 256 counts plus one, so that an unseen
+  /// byte has a high but finite cost).
   double unigram_entropy() const;
 
 private:
@@ -136,7 +136,7 @@ public:
   }
 
 private:
-  /// Sequences begin anywhere, drawn evenly.
+  /// Sequences begin at uniformly drawn positions.
   batch make_training(uint64_t step, batch_part part) const override;
 
   /// Sequences evenly spaced over the held-out part, the same in every run.
@@ -152,14 +152,14 @@ private:
 
 // -- tokens -------------------------------------------------------------------
 
-/// Tokens of a file for a language model: a mapped array of uint16 or uint32
-/// in little endian, its tail held out. Batches are as of `text_sequences`.
+/// Sequences of a token file for a language model: a mapped array of uint16 or
+/// uint32 in little endian, its tail held out. Batches as in `text_sequences`.
 class token_sequences final : public data_source {
 public:
   struct options {
     /// Bytes per token: 2 or 4.
     uint64_t token_size = 2;
-    /// Bound on tokens, which the model has.
+    /// The model's bound on tokens, exclusive.
     uint64_t vocabulary = 256;
     double held_out = text::default_held_out;
     uint64_t sequence_length = 128;
@@ -180,7 +180,7 @@ public:
   }
 
 private:
-  /// Sequences begin anywhere, drawn evenly.
+  /// Sequences begin at uniformly drawn positions.
   /// @throws error (config) naming file and place of a token that is not in
   ///         the vocabulary
   batch make_training(uint64_t step, batch_part part) const override;
@@ -213,7 +213,7 @@ public:
     return path_;
   }
 
-  /// How many tensors there are, at least one.
+  /// Number of tensors, at least one.
   size_t size() const noexcept {
     return positions_.size();
   }
@@ -226,7 +226,7 @@ public:
   /// @throws error (config) naming the file if it cannot be read any more
   at::Tensor read(size_t input, uint64_t begin, uint64_t rows) const;
 
-  /// The same of one row, to memory that has room for it.
+  /// Reads one row into memory that has room for it.
   void read_row(size_t input, uint64_t row, void* to) const;
 
 private:
@@ -235,17 +235,17 @@ private:
   std::vector<size_t> positions_; // of input0, input1, ... in the file
 };
 
-/// @returns `path`, or of a folder its files *.safetensors in the order of
-/// their names
+/// @returns `path`, or, if it is a folder, its files *.safetensors in the order
+/// of their names
 /// @throws error (config) naming the folder if it has none
 std::vector<std::string> files_of(const std::string& path);
 
 // -- samples ------------------------------------------------------------------
 
-/// Samples of the user's: row k of the tensors of a file is sample k, and the
-/// files of a folder follow each other. The tail is held out. Who asks for a
-/// part of a batch reads the rows of that part, so that files may be larger
-/// than memory.
+/// The user's samples: row k of the tensors of a file is sample k, and the
+/// files of a folder follow each other. The tail is held out. A caller that
+/// asks for a part of a batch reads only the rows of that part, so that files
+/// may be larger than memory.
 class row_samples final : public data_source {
 public:
   struct options {
@@ -254,9 +254,9 @@ public:
     uint64_t seed = 1;
   };
 
-  /// @throws error (config) naming file and tensor: as of `input_file`, another
-  ///         number of rows than others of the file, other rows than in the
-  ///         first file; fewer rows than a batch and the held-out part need
+  /// @throws error (config) naming file and tensor: as of `input_file`; row
+  ///         counts that differ within a file; rows unlike those of the first
+  ///         file; fewer rows than a batch and the held-out part need
   row_samples(const std::string& path, options x);
 
   uint64_t batch_size() const noexcept override {
@@ -268,8 +268,8 @@ public:
   }
 
 private:
-  /// The next samples in a shuffled order, all of them before any comes again.
-  /// A batch may have the last samples of one pass and the first of the next.
+  /// The next samples in a shuffled order; each occurs once before any repeats.
+  /// A batch may hold the last samples of one pass and the first of the next.
   batch make_training(uint64_t step, batch_part part) const override;
 
   /// Samples evenly spaced over the held-out part, the same in every run.
@@ -288,9 +288,9 @@ private:
 
 // -- a fixed batch ------------------------------------------------------------
 
-/// The tensors of a file, given in each step: what shows whether a model
-/// computes the right numbers. Who asks for a part reads that part, in each
-/// step.
+/// The tensors of a file as the batch of every step, which shows whether a
+/// model computes the right numbers. Each step reads the requested part from
+/// the file.
 class fixed_batch final : public data_source {
 public:
   struct options {
@@ -299,8 +299,8 @@ public:
     uint64_t replicas = 1;
   };
 
-  /// @throws error (config) naming file and tensor: as of `input_file`, or not
-  ///         divisible
+  /// @throws error (config) naming file and tensor: as `input_file` does, or
+  ///         not divisible
   fixed_batch(const std::string& path, options x);
 
   /// Dim 0 of input0.

@@ -12,15 +12,15 @@ namespace smp {
 
 struct walked_model;
 
-/// What training takes on one rank whatever the batch, in bytes.
+/// Memory that training takes on one rank whatever the batch, in bytes.
 struct memory_need {
   uint64_t parameters = 0; // and buffers
   uint64_t gradients = 0;  // after a step
-  /// What the optimizer keeps, with weights and averages of its own.
+  /// State of the optimizer, including its own weights and averages.
   uint64_t optimizer = 0;
-  /// Gradients and updates on their way between replicas, at most.
+  /// Gradients and updates in flight between replicas, at most.
   uint64_t buckets = 0;
-  /// Of parameters in half precision, float32 gradients while they are updated.
+  /// float32 gradients of half-precision parameters, during the update.
   uint64_t updates = 0;
   /// For tensors that take the device path.
   uint64_t arenas = 0;
@@ -38,7 +38,7 @@ bool inspect(Inspector& f, memory_need& x) {
     f.field("updates", x.updates), f.field("arenas", x.arenas));
 }
 
-/// What a rank has of a tensor.
+/// The part of a tensor that a rank holds.
 struct held_part {
   uint64_t bytes = 0;
   /// Tensor-parallel ranks hold other slices of it.
@@ -53,8 +53,8 @@ memory_need need_of(const walked_model& model, const train_config& x,
 /// come on top"
 std::string describe(const memory_need& x, const optimizer_config& optimizer);
 
-/// @param activations of each device in bytes, nothing where that is not known;
-/// empty: without that column
+/// @param activations of each device in bytes, nothing where unknown; if empty,
+/// the table has no such column
 /// @returns a table with a line for each device
 std::string
 needs_table(const std::vector<memory_need>& xs,

@@ -28,27 +28,27 @@ struct step_metrics {
   /// "record", "replay" or "fallback" (docs/static_mode.md); empty where no
   /// step is replayed.
   std::string static_mode = {};
-  /// Why the step was taken back and run again (docs/fast_mode.md); empty where
-  /// it was not.
+  /// Why the step was taken back and run again (docs/fast_mode.md); empty if it
+  /// was not.
   std::string ran_again = {};
-  /// By which the loss was multiplied in backward; 1: not at all.
+  /// Factor by which backward multiplied the loss; 1: unscaled.
   double loss_scale = 1;
-  /// Why nothing was updated; empty where it was.
+  /// Why the step updated nothing; empty if it updated.
   std::string skipped = {};
-  /// Seconds for which a checkpoint after the step before held up this one; 0
+  /// Seconds by which a checkpoint after the previous step delayed this one; 0
   /// if there was none.
   double checkpoint_seconds = 0;
-  /// Mean loss of the held-out batches after the step, not a number until it is
-  /// known; nothing where they are not looked at.
+  /// Mean loss of the held-out batches after the step; NaN until it is known,
+  /// nothing if no evaluation follows the step.
   std::optional<double> held_out_loss = {};
 };
 
 /// @returns one JSON object without a line break; a number that is not finite
-/// becomes null, because JSON has no word for it.
+/// becomes null, as JSON cannot express it.
 std::string to_json(const step_metrics& x);
 
-/// Appends steps to a file, each complete and flushed, so that a run can be
-/// followed, and a killed one leaves no broken line except perhaps the last.
+/// Appends steps to a file. Each line is complete and flushed, so that a run
+/// can be followed and a killed run breaks at most the last line.
 class metrics_file {
 public:
   /// Creates `path` or empties it.
@@ -58,9 +58,9 @@ public:
   /// @throws error (config) naming the file, e.g. if the disk is full
   void write(const step_metrics& x);
 
-  /// Puts it into the line of the last step, where it stood as null; does
-  /// nothing where it did not stand. No line moves or becomes longer, so that
-  /// whoever follows the file sees each once, and a killed run has them all.
+  /// Writes the loss into the last step's line, in place of its null; does
+  /// nothing if that line has none. No line moves or grows, so a reader that
+  /// follows the file sees each line once, and a killed run keeps all lines.
   /// @throws error (config) as `write`
   void add_held_out_loss(double x);
 

@@ -15,19 +15,19 @@ class Optimizer;
 
 namespace smp {
 
-/// Makes the optimizer of `x` with two groups: tensors with two and more
-/// dimensions, and the rest (biases, norms), which gets no weight decay.
-/// A tensor that is listed several times is taken once (R17).
-/// @param distributed it is for a `distributed_optimizer`: then Adagrad is that
-///        of `make_adagrad`
+/// Makes the optimizer of `x` with two groups: tensors with two or more
+/// dimensions, and the rest (biases, norms), which gets no weight decay. A
+/// tensor that is listed several times is used once (R17).
+/// @param distributed for use in a `distributed_optimizer`: Adagrad then comes
+///        from `make_adagrad`
 std::unique_ptr<torch::optim::Optimizer>
 make_optimizer(const optimizer_config& x,
                const std::vector<at::Tensor>& parameters,
                bool distributed = false);
 
-/// @returns the rate of step `step` (from 0) of `steps`: rises in a line to
-/// `lr`, reached with the last step of the warm-up, then stays or falls to
-/// `final_lr`, reached with the last step.
+/// @returns the rate of step `step` (from 0) of `steps`: it rises linearly to
+/// `lr`, reached in the last step of the warm-up, then stays or falls to
+/// `final_lr`, reached in the last step.
 double learning_rate(const optimizer_config& x, uint64_t step, uint64_t steps);
 
 /// Sets the rate of all groups.

@@ -1,6 +1,6 @@
 #pragma once
 
-// How a model comes to smp-train from a shared library of the user's own
+// Models that smp-train loads from a user's shared library
 // (docs/plugin.md, examples/plugin_model.cpp):
 //
 //   struct net_impl : torch::nn::Module {
@@ -27,9 +27,9 @@ namespace smp {
 
 // -- options ------------------------------------------------------------------
 
-/// The keys `model.options.*` of the configuration, as the model asks for
-/// them. What the model never asks for is a mistake of the user's, so it is
-/// refused once the model is made.
+/// The keys `model.options.*` of the configuration, as the model reads them. A
+/// key that the model never reads is a mistake of the user, so it is refused
+/// once the model is made.
 class model_options {
 public:
   explicit model_options(std::map<std::string, std::string> values)
@@ -49,7 +49,7 @@ public:
 
   std::string text(const std::string& name, const std::string& fallback) const;
 
-  /// @throws error (config) if an option was given that nobody asked for
+  /// @throws error (config) if an option was given that the model never read
   void check_all_used() const;
 
 private:
@@ -62,14 +62,14 @@ private:
 // -- registration -------------------------------------------------------------
 
 #ifndef SMP_PLUGIN_INTERFACE
-/// Changes whenever a library that was built before would crash.
+/// Changes whenever libraries built before the change would crash.
 #  define SMP_PLUGIN_INTERFACE 1
 #endif
 
 #define SMP_TEXT_OF(x) #x
 #define SMP_TEXT(x) SMP_TEXT_OF(x)
 
-/// What both sides of a plug-in must have in common, as the compiler saw it.
+/// What smp and a plug-in must have in common, as the compiler saw it.
 #define SMP_PLUGIN_ABI                                                         \
   "interface " SMP_TEXT(SMP_PLUGIN_INTERFACE) ", LibTorch " SMP_TEXT(          \
     TORCH_VERSION_MAJOR) "." SMP_TEXT(TORCH_VERSION_MINOR) "." SMP_TEXT(       \
@@ -168,11 +168,11 @@ std::unique_ptr<trainable> make_plugin_model(const model_options& x) {
 /// Loads the library, but makes no model.
 /// @param library path of the file
 /// @throws error (config): cannot be loaded, built for another smp or LibTorch,
-///         no model of this name (with those that there are)
+///         no model of this name (listing those that it has)
 void check_plugin_model(const std::string& library, const std::string& name);
 
 /// Loads the library and makes the model.
-/// @throws error (config) as above, and for an option that is wrong or not used
+/// @throws error (config) as above, and for an option that is wrong or unused
 std::unique_ptr<trainable> make_plugin_model(const std::string& library,
                                              const std::string& name,
                                              const model_options& options);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Whether and from where a configuration goes on. Needs no session: a check
-// finds out as much as a run.
+// Decides whether and from which checkpoint a configuration resumes. Needs no
+// session: a check finds out as much as a run.
 
 #include "runtime/config/config_file.hpp"
 
@@ -14,21 +14,21 @@
 namespace smp {
 
 /// @param samples per step, of all replicas
-/// @returns what of a configuration a checkpoint remembers: KEY to value
+/// @returns the settings that a checkpoint remembers: KEY to value
 std::map<std::string, std::string> checkpoint_settings(const train_config& x,
                                                        uint64_t samples);
 
 struct resume_plan {
   std::string folder; // of the checkpoint
   uint64_t step = 0;  // done
-  /// Settings that count from now on: "optimizer.lr = 0.01, was 0.1".
+  /// Changed settings, in force from now on: "optimizer.lr = 0.01, was 0.1".
   std::vector<std::string> changes = {};
 };
 
-/// @returns where to go on; nothing if the run begins anew
-/// @throws error (config) naming the checkpoint and what to do: none where the
-///         configuration names one, settings that make it another training, no
-///         step left, or checkpoints of which newer ones would be in the way
+/// @returns where to resume; nothing if the run begins anew
+/// @throws error (config) naming the checkpoint and what to do: none exists
+///         where the configuration names one, settings make it another
+///         training, no step is left, or newer checkpoints are in the way
 std::optional<resume_plan> plan_resume(const train_config& x, uint64_t samples);
 
 } // namespace smp

@@ -12,23 +12,23 @@
 
 namespace smp {
 
-/// The checkpoints of one run of smp-train: where it goes on, and when it
-/// saves. What talks to other ranks is collective over the world.
+/// The checkpoints of one run of smp-train: where it resumes and when it saves.
+/// Functions that communicate are collective over the world.
 class run_checkpoints {
 public:
-  /// Finds and checks what the run goes on from, if anything.
+  /// Finds and checks the checkpoint that the run resumes from, if any.
   /// @param samples per step, of all replicas
   /// @throws error (config) as `plan_resume` and `checkpoint_loader::check` do
   run_checkpoints(const train_config& config, uint64_t samples,
                   const distributed_model_base& model,
                   distributed_optimizer& optimizer);
 
-  /// The checkpoint that the run goes on from; empty if it begins anew.
+  /// The checkpoint that the run resumes from; empty if it begins anew.
   std::string resumed_from() const {
     return found_ ? found_->folder() : std::string{};
   }
 
-  /// Steps that were done before.
+  /// Steps done before this run.
   uint64_t steps_done() const {
     return found_ ? found_->manifest().step : 0;
   }
@@ -38,15 +38,15 @@ public:
     return changes_;
   }
 
-  /// Makes the first steps once more (`checkpoint_loader::rehearse`) and loads
-  /// what was found.
+  /// Runs the first steps once more (`checkpoint_loader::rehearse`) and loads
+  /// the checkpoint.
   void rehearse(const std::function<void(uint64_t)>& step);
 
-  /// Loads what was found. @pre partitioned
+  /// Loads the checkpoint, if one was found. @pre partitioned
   void load();
 
   /// Tells whether a checkpoint is to be saved after this step.
-  /// @param interrupted the run ends with it
+  /// @param interrupted the run ends after this step
   bool due(uint64_t step, bool interrupted) const;
 
   saved_checkpoint save(uint64_t step);

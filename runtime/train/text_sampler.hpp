@@ -8,9 +8,9 @@
 
 namespace smp {
 
-/// Continues a text by drawing one byte after the other from what a model
-/// predicts. Has a generator of its own, so that all ranks that are given the
-/// same logits draw the same text (R23).
+/// Continues a text byte by byte, each drawn from what a model predicts. Has
+/// its own generator, so that all ranks that are given the same logits draw the
+/// same text (R23).
 class text_sampler {
 public:
   struct options {

@@ -1,9 +1,9 @@
 #pragma once
 
-// What a configuration trains, and on what. A training loop, a check and a
-// comparison with one process need the same model, with the same first values
-// and the same batches, but must not know which kind of model it is, nor may
-// the comparison see anything of the pipeline (R36).
+// The model and the data of a configuration. A training loop, a check and a
+// comparison with one process need the same model with the same initial values
+// and the same batches, but must not know its kind; nor may the comparison see
+// anything of the pipeline (R36).
 
 #include "runtime/base/named_tensors.hpp"
 #include "runtime/train/data.hpp"
@@ -39,26 +39,26 @@ public:
   virtual named_tensors named_parameters() const = 0;
   virtual named_tensors named_buffers() const = 0;
 
-  /// The modules' first paths by their identity, as a `call_observer` hears of
-  /// it; nothing if calls cannot be observed.
+  /// The first path of each module, by the identity that a `call_observer`
+  /// receives; nothing if calls cannot be observed.
   virtual std::unordered_map<const void*, std::string> module_paths() const;
 
-  /// Without a session, lets a `call_observer` hear of the calls that smp would
+  /// Without a session, makes a `call_observer` see the calls that smp would
   /// intercept after a partition.
-  /// @returns false if other code runs for it from now on, so that this model
-  ///          no longer proves anything about the one that was made
+  /// @returns false if the model runs other code from now on, so that it no
+  ///          longer proves anything about the original one
   virtual bool make_observable();
 
-  /// Without a session, lets a `call_observer` hear that these calls begin and
-  /// end, where `make_observable` would run other code; the code that was made
-  /// goes on to run.
+  /// Without a session, makes a `call_observer` see the begin and end of these
+  /// calls where `make_observable` would run other code; the original code
+  /// continues to run.
   virtual void mark_calls();
 
   /// Training or evaluation mode of all modules.
   virtual void train(bool on) = 0;
 
   /// @param tensors how many a batch has
-  /// @throws error (config) if these cannot be the model's
+  /// @throws error (config) if the model does not take that many
   virtual void check_inputs(size_t tensors) const;
 
   /// x: the tensors of a batch, or of a microbatch, in the order of the data
@@ -67,7 +67,7 @@ public:
   virtual at::Tensor loss(const batch& x) = 0;
 
   /// While the model is traced, computes the loss as often as measuring needs
-  /// and leaves the step body; else does nothing.
+  /// and then leaves the step body; otherwise does nothing.
   void rehearse(const batch& x);
 
   /// Tells whether this is a language model that can continue a text.
@@ -134,33 +134,33 @@ private:
   logits_function logits_;
 };
 
-/// @returns the type in which the loss of a run is computed, under autocast;
-/// float32: there is no autocast
+/// @returns the type in which a run computes its loss, under autocast; with
+/// float32 there is no autocast
 c10::ScalarType computed_in(const train_config& x);
 
-/// @returns what errors of its code call the model: of a plug-in its name and
-/// its library
+/// @returns what errors in the model's code call the model: for a plug-in its
+/// name and its library
 std::string name_of_model(const train_config& x);
 
-/// Makes the model of `x` with the first values that every rank, and a run
+/// Makes the model of `x` with the initial values that every rank, and a run
 /// without ranks, gives it: seeds LibTorch's default generator with smp.seed.
 /// (Ranks that are threads share that generator and must take turns.) With
 /// train.dtype, or parameters in half precision, its loss and logits are
-/// computed under autocast. (Who distributes it casts the parameters.)
+/// computed under autocast. (The parameters are cast when it is distributed.)
 /// @throws error (config) naming the key whose value makes no model
 std::unique_ptr<trainable> make_trainable(const train_config& x);
 
-/// Tells whether `rank` of several can do with parameters that get their values
-/// when the partition is known, so that it never holds more than its part:
-/// where nobody has to run the model alone (a trace), or the model is in a
-/// file, of which only rank 0 ever needs all.
+/// Tells whether `rank` of several can leave parameters without values until
+/// the partition is known, so that it never holds more than its part: if no
+/// rank has to run the whole model (no trace), or if the model is in a file,
+/// which only rank 0 ever needs in full.
 bool defers_parameters(const train_config& x, uint64_t rank);
 
-/// Finds what can be wrong with the model of `x` without making it.
+/// Checks the model of `x` as far as possible without making it.
 /// @throws error (config)
 void check_model(const train_config& x);
 
-/// @param replicas that share a batch: as many times data.batch_size samples
+/// @param replicas that share a batch of data.batch_size samples for each
 /// @throws error (config) naming what is wrong with the data
 std::unique_ptr<data_source> make_data(const train_config& x,
                                        uint64_t replicas = 1);

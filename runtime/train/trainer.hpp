@@ -28,7 +28,7 @@ struct saved_checkpoint;
 
 // -- reports ------------------------------------------------------------------
 
-/// What is known when the model is partitioned, in the first step.
+/// What is known once the model is partitioned, in the first step.
 struct train_start {
   /// With colours, see `distributed_model_base::partition_text`.
   std::string partition;
@@ -36,50 +36,50 @@ struct train_start {
   uint64_t owned = 0;             // those of this rank
   uint64_t batch_size = 0;        // samples per step, of all replicas
   uint64_t tokens_per_sample = 0; // 0 if samples are no sequences of tokens
-  /// Of the partition, which has them too; on pp_rank 0.
+  /// Warnings of the partition, also in its text; on pp_rank 0.
   std::vector<std::string> warnings;
-  /// The checkpoint that the run goes on from, and how many steps were done;
-  /// empty if it begins anew.
+  /// The checkpoint that the run resumes from, empty if it begins anew, and the
+  /// number of steps already done.
   std::string resumed_from = {};
   uint64_t steps_done = 0;
-  /// Settings that are not what they were: "optimizer.lr = 0.01, was 0.1"; on
-  /// rank 0.
+  /// Settings that changed since the checkpoint: "optimizer.lr = 0.01, was
+  /// 0.1"; on rank 0.
   std::vector<std::string> changes = {};
   /// By pp_rank, of the first of the ranks that share modules.
   std::vector<memory_need> needs = {};
-  /// Of the numbers' type, if this machine is slow with it.
+  /// A remark if this machine is slow with the numbers' type; else empty.
   std::string precision = {};
 };
 
-/// Hears about a run while it goes on, on every rank, on the rank's thread.
+/// Receives the events of a run, on every rank, on the rank's thread.
 class train_listener {
 public:
   virtual ~train_listener();
 
   virtual void on_start(const train_start& x) = 0;
 
-  /// On rank 0: it is decided what goes where, and the whole model still is
-  /// here, as `whole` and `state`. The others wait.
+  /// On rank 0, once the partition is decided and while the whole model is
+  /// still here, as `whole` and `state`. The other ranks wait.
   virtual void on_decision(const partition_decision& x, session& s,
                            model_state& state, trainable& whole);
 
-  // Who wants to see the tensors themselves does so here: all ranks call these
-  // together, so that what they call may be collective.
+  // Listeners access the tensors themselves in these functions: all ranks call
+  // them together, so that they may call collective operations.
 
-  /// Partitioned; the first step comes next. Both outlive the run's steps.
+  /// After the partition; the first step follows. Both outlive the run's steps.
   virtual void on_model(distributed_model_base& model,
                         distributed_optimizer& optimizer);
 
   /// @param step the number of the step that begins, from 1
   virtual void before_step(uint64_t step);
 
-  /// The gradients of the step are whole; they are neither clipped nor used.
+  /// The gradients of the step are complete, but not yet clipped or applied.
   virtual void on_gradients(uint64_t step);
 
   /// After the update.
   virtual void on_step(const step_metrics& x) = 0;
 
-  /// @param step how many steps were done
+  /// @param step number of steps done
   virtual void on_evaluation(uint64_t step, double loss) = 0;
 
   /// A checkpoint is on disk.
@@ -87,7 +87,7 @@ public:
 };
 
 struct train_summary {
-  uint64_t steps = 0; // done, with those before a checkpoint
+  uint64_t steps = 0; // done, including those before a checkpoint
   bool interrupted = false;
   double seconds = 0; // of all steps
   double first_loss = 0;
@@ -101,8 +101,8 @@ struct train_summary {
   double bubble_ratio = 0;
   uint64_t requests = 0;   // of all training steps and ranks
   uint64_t bytes_sent = 0; // the same
-  /// Training steps that replayed a record, and those that began to, diverged
-  /// from it and went on without.
+  /// Training steps that replayed a record, and those that began to replay,
+  /// diverged from the record and continued without it.
   uint64_t replayed = 0, fell_back = 0;
   /// Steps that were taken back and run again, see `step_stats`.
   uint64_t ran_again = 0;
@@ -114,12 +114,12 @@ struct train_summary {
   std::string sample;
   /// Bytes of the text, not trained on, that the sample continues.
   std::string prompt;
-  /// The file, if it was written.
+  /// The model's file, if it was written.
   std::string model_file;
-  /// The checkpoint that the run went on from, and steps that were done before.
+  /// The checkpoint that the run resumed from, and the steps done before.
   std::string resumed_from;
   uint64_t steps_before = 0;
-  /// Checkpoints that were saved, and how long the run stood still for them.
+  /// Checkpoints saved, and how long the run stood still for them.
   uint64_t checkpoints = 0;
   double checkpoint_seconds = 0;
   std::string last_checkpoint;
@@ -127,8 +127,8 @@ struct train_summary {
 
 // -- a run --------------------------------------------------------------------
 
-/// What is trained and on what, where a configuration cannot say it. Each call
-/// makes another one with the same values; what is empty follows the
+/// The model and data of a run, where a configuration cannot express them. Each
+/// call makes a new object with the same values; empty members follow the
 /// configuration.
 struct train_job {
   std::function<std::unique_ptr<trainable>()> make_model;
@@ -141,24 +141,24 @@ struct train_job {
 /// @param replicas that share each batch
 train_job complete(train_job x, const train_config& config, uint64_t replicas);
 
-/// What a run does with a model and its data before the first step: checks that
-/// they belong together, and places the modules that the configuration names.
+/// Prepares a model and its data for the first step of a run: checks that they
+/// belong together, and places the modules that the configuration names.
 /// @param model distributes `whole`
 /// @throws error (config)
 void begin_run(const train_config& config, const trainable& whole,
                const data_source& data, const distributed_model_base& model);
 
 /// Trains as `config` says. Every rank of the session calls this and gets the
-/// same summary. Rank 0 writes `run_dir`/metrics.jsonl, the times with which
-/// the partition counted to `run_dir`/times.json if it was traced, and, if
-/// asked to,
-/// `run_dir`/gradients-STEP.safetensors (train.dump_gradients) and
-/// `run_dir`/model.safetensors (train.save_model); `run_dir` exists. Goes on
-/// from a checkpoint and saves them as [checkpoint] says; a run that begins has
-/// the parameters and buffers of train.init_from, if there is one.
+/// same summary. Rank 0 writes `run_dir`/metrics.jsonl, the times that the
+/// partition used to `run_dir`/times.json if the model was traced, and, on
+/// request, `run_dir`/gradients-STEP.safetensors (train.dump_gradients) and
+/// `run_dir`/model.safetensors (train.save_model); `run_dir` exists. Resumes
+/// from a checkpoint and saves checkpoints as [checkpoint] says; a run that
+/// begins anew has the parameters and buffers of train.init_from, if that is
+/// set.
 /// @param stop set on any rank ends the run on all ranks after the current
-///        step, in training or in an evaluation; the model is still saved, and
-///        a checkpoint if asked for, but neither evaluated nor sampled
+///        step, in training or in an evaluation; the run still saves the model,
+///        and a checkpoint if requested, but neither evaluates nor samples
 /// @throws error (numbers) naming the step if its loss or gradient is not
 /// finite, unless train.on_nonfinite or a dynamic loss scale lets it be skipped
 /// @throws error (config) for data or files that cannot be used

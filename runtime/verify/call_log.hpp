@@ -1,8 +1,8 @@
 #pragma once
 
-// What a run did in one step, as short as two runs can be compared by: which
-// calls ran, what went in and came out, which gradient came back to it, and
-// which microbatches went through.
+// What a run did in one step, in the compact form in which two runs are
+// compared: which calls ran, their arguments, results and gradients of results,
+// and which microbatches went through.
 
 #include "runtime/intercept/call_observer.hpp"
 #include "runtime/verify/tensor_digest.hpp"
@@ -19,12 +19,12 @@
 
 namespace smp {
 
-/// A gradient that came back to a tensor.
+/// A gradient that backward computed for a result of a call.
 struct logged_gradient {
   uint32_t tensor = 0; // position among the results
   uint64_t order = 0;  // among all gradients of its logger
   tensor_digest value;
-  uint64_t node = 0; // number of the node of autograd that made the tensor
+  uint64_t node = 0; // number of the autograd node that made the tensor
 };
 
 /// One call of a module.
@@ -32,13 +32,13 @@ struct logged_call {
   std::string module; // path
   uint64_t microbatch = 0;
   uint64_t number = 0; // of this module's calls in this microbatch, from 0
-  /// When it began and ended, counted in such events of its logger.
+  /// When it began and ended, as numbers of events of its logger.
   uint64_t begun = 0, ended = 0;
-  /// Numbers of the nodes of autograd that were made meanwhile: from
-  /// `first_node`, below `end_node`.
+  /// Numbers of the autograd nodes made in the meantime: from `first_node`,
+  /// below `end_node`.
   uint64_t first_node = 0, end_node = 0;
-  uint64_t rank = 0; // that ran it; set by who gathers the logs
-  /// Position of the call around this one, if that was logged, too.
+  uint64_t rank = 0; // that ran it; set when logs are gathered
+  /// Position of the enclosing call, if that was logged, too.
   std::optional<uint32_t> outer;
   /// Positions of the calls that got a result of this one as an argument.
   std::vector<uint32_t> used_by;
@@ -53,7 +53,7 @@ struct logged_pass {
   uint64_t microbatch = 0;
   std::vector<tensor_digest> inputs;
   tensor_digest loss;
-  /// What backward began with, once per backward.
+  /// The gradients that backward began with, one per backward.
   std::vector<tensor_digest> seeds;
 };
 
@@ -68,8 +68,8 @@ bool inspect(Inspector& f, logged_gradient& x) {
                             f.field("value", x.value));
 }
 
-/// The order of calls, who made what and who uses it is asked of the reference
-/// only, which does not travel.
+/// The order of calls, enclosing calls, users and autograd nodes are read from
+/// the reference's log only, which is never sent.
 template <class Inspector>
 bool inspect(Inspector& f, logged_call& x) {
   return f.object(x).fields(
@@ -98,12 +98,12 @@ public:
 
   ~call_logger() override;
 
-  /// Names the microbatch of what follows, where no execution does.
+  /// Sets the microbatch of the following calls, outside of an execution.
   void set_microbatch(uint64_t x);
 
-  /// @param name the path of a module; a call of one without a path is left
-  /// out
-  /// @returns what was logged since the last time
+  /// @param name returns the path of a module; calls of modules without a path
+  /// are left out
+  /// @returns what was logged since the last `take`
   observed_step
   take(const std::function<std::optional<std::string>(const void*)>& name);
 

@@ -11,17 +11,17 @@
 
 namespace smp {
 
-/// In the order in which one causes the other within a step.
+/// In causal order within a step: earlier kinds cause later ones.
 enum class finding_kind : uint8_t {
   owner,           // a parameter or buffer without exactly one owner
   microbatch,      // lost, or run twice
   calls,           // a module ran more or less often
-  argument,        // of a call, already when it began
+  argument,        // of a call, different when it began
   result,          // of a call
   loss,            // of a microbatch, or their mean
   buffer,          // after the step
-  seed,            // what backward began with
-  result_gradient, // that came back to a call
+  seed,            // the gradient that backward begins with
+  result_gradient, // of a result of a call
   gradient,        // of a parameter
   norm,            // of the whole gradient
   update,          // of a parameter
@@ -38,7 +38,7 @@ const char* to_string(finding_kind x);
 struct finding {
   finding_kind kind = finding_kind::result;
   uint64_t step = 0; // from 1; 0: before the first
-  /// Where the runs part, a path; empty for the model itself.
+  /// Path of the module where the runs diverge; empty for the model itself.
   std::string module;
   /// The parameter or buffer, if it is one.
   std::string tensor;
@@ -53,7 +53,7 @@ struct finding {
 /// @returns one line: where, what, both values.
 std::string to_text(const finding& x);
 
-/// How much was compared and how far it was apart.
+/// How many tensors were compared and how far apart they were.
 struct tally {
   uint64_t compared = 0;
   /// Of the tensor that came closest to its bound: how close (1 is at the
@@ -69,7 +69,7 @@ struct tally {
 struct verify_summary {
   uint64_t steps = 0;
   /// How many of them were recorded, replayed a record, or began to replay one
-  /// and went on without it; the others are dynamic (docs/static_mode.md).
+  /// and continued without it; the others are dynamic (docs/static_mode.md).
   uint64_t recorded = 0, replayed = 0, fell_back = 0;
   uint64_t ranks = 0;
   uint64_t requests = 0;     // that ranks sent to each other
@@ -80,7 +80,7 @@ struct verify_summary {
   /// Of calls: compared by digest, without a relative difference.
   uint64_t arguments = 0, results = 0, result_gradients = 0;
   uint64_t owned = 0; // parameters and buffers with exactly one owner
-  /// The cause first. At most `max_findings` are kept.
+  /// The cause first. At most `max_findings` are kept, of `differences` in all.
   std::vector<finding> findings;
   uint64_t differences = 0; // all
   bool complete = false;    // else it was interrupted

@@ -1,8 +1,8 @@
 #pragma once
 
 // The same job in one process, for comparison: an ordinary training loop that
-// passes through nothing of the pipeline (R36). It knows the job, LibTorch and
-// the seeds of the random streams, nothing else.
+// uses nothing of the pipeline (R36). It knows the job, LibTorch and the seeds
+// of the random streams, nothing else.
 
 #include "runtime/train/trainer.hpp"
 #include "runtime/verify/step_comparison.hpp"
@@ -27,13 +27,13 @@ public:
   /// Names of all parameters and buffers, each tensor once.
   std::vector<std::string> names() const;
 
-  /// Takes the parameters and buffers of a file (train.init_from), with all of
+  /// Loads the parameters and buffers of a file (train.init_from), with all of
   /// their digits where parameters in half precision have float32 weights.
-  /// @param names those of which the file may have any
+  /// @param names of each tensor, of which the file may have any
   void begin_from(const std::string& path,
                   const std::vector<tensor_names>& names);
 
-  /// Takes over parameters and buffers; names that it has not are left out.
+  /// Sets parameters and buffers; ignores names that the model does not have.
   void load(const std::map<std::string, at::Tensor>& state);
 
   struct moment {
@@ -45,11 +45,11 @@ public:
   };
 
   /// Forward and backward of all microbatches, one after the other.
-  /// @throws error (internal) if something of smp stands in the graph
+  /// @throws error (internal) if the graph contains a node of smp
   step_evidence run(const moment& x);
 
-  /// Clips and applies `gradients`, those of the pipeline: the optimizer is
-  /// compared apart (R35).
+  /// Clips and applies `gradients`, those of the pipeline, so that the
+  /// optimizer is compared separately (R35).
   void update(const moment& x,
               const std::map<std::string, at::Tensor>& gradients,
               step_evidence& result);

@@ -1,8 +1,8 @@
 #pragma once
 
-// The random numbers of a run in one process: each call of a module has a
-// stream of its own (R23, docs/execution.md). Derived by hooks alone, apart
-// from what does the same in a pipeline (R36).
+// The random numbers of a run in one process: each call of a module has its own
+// stream (R23, docs/execution.md). Derived from hooks alone, independently of
+// the code that does the same in a pipeline (R36).
 
 #include "runtime/base/random_stream.hpp"
 #include "runtime/intercept/call_observer.hpp"
@@ -17,14 +17,14 @@
 
 namespace smp {
 
-/// Swaps random streams at the calls that it hears of, and lets another
-/// observer hear of them.
+/// Swaps random streams at the calls that it observes, and forwards these calls
+/// to another observer.
 class reference_numbers final : public call_observer {
 public:
   using module_names = std::unordered_map<const void*, std::string>;
 
-  /// @param names the first paths of the modules by their identity; a call of
-  /// any other module belongs to its caller
+  /// @param names the first path of each module by identity; a call of any
+  /// other module counts as part of its caller
   explicit reference_numbers(module_names names) : names_(std::move(names)) {
     // nop
   }
@@ -33,11 +33,11 @@ public:
     finish();
   }
 
-  /// The body of a microbatch begins.
+  /// Begins the body of a microbatch.
   /// @param seed that of the microbatch
   void start(uint64_t seed, call_observer* next);
 
-  /// Its backward is over: the generator is what it was.
+  /// Ends the microbatch after its backward: restores the generator.
   void finish();
 
   // -- call_observer ----------------------------------------------------------
@@ -58,13 +58,13 @@ private:
   struct entry {
     const void* object = nullptr;
     uint64_t path = 0;
-    /// Calls of modules from here, until now.
+    /// Calls made directly from here so far, by module.
     std::map<std::string, uint32_t> counts;
-    /// By number of a node of autograd: calls that it repeated from here.
+    /// By autograd node number and module: calls that it repeated from here.
     std::map<std::pair<uint64_t, std::string>, uint32_t> repeats;
-    /// Nodes of autograd that it made; `end` is 0 while it goes on.
+    /// Autograd nodes made in it; `end` is 0 while it runs.
     uint64_t begin = 0, end = 0;
-    /// Calls that were made, with the number of the next node.
+    /// Calls made from here, each with the number of the next autograd node.
     std::vector<std::pair<std::string, uint64_t>> made;
   };
 
@@ -75,9 +75,9 @@ private:
   module_names names_;
   uint64_t seed_ = 0;
   call_observer* next_ = nullptr;
-  std::deque<entry> entries_; // of the microbatch, those that are over too
-  /// Those that go on, each with the stream that it interrupted, the node in
-  /// which it was entered, and how often in a row.
+  std::deque<entry> entries_; // of the microbatch, ended ones included
+  /// Entries that still run: each with the stream that it interrupted, the
+  /// autograd node in which it began, and how often it re-entered itself.
   struct open_entry {
     entry* what = nullptr;
     random_stream before;

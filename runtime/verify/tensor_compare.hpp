@@ -11,7 +11,7 @@
 
 namespace smp {
 
-/// How far apart what cannot be compared is.
+/// The difference between values that cannot be compared.
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// Two runs add up in different orders, so equal means nearly equal. Per
@@ -48,8 +48,8 @@ struct mismatch {
 struct comparison {
   /// max|a - b| / max|b|; 0 for equal tensors.
   double relative = 0;
-  /// Largest |a - b| over what is allowed there; more than 1 is wrong. Of
-  /// tensors that are rounding noise only this says something.
+  /// Largest ratio of |a - b| to its bound; more than 1 is wrong. For tensors
+  /// of rounding noise only this is meaningful.
   double share = 0;
   std::optional<mismatch> wrong;
 };
@@ -60,13 +60,13 @@ comparison compare_tensors(const at::Tensor& a, const at::Tensor& b,
                            const tolerance& x);
 
 /// Compares parameters after an update. Their own digits are exact (R35: bit
-/// for bit, but for the last place, which LibTorch rounds differently once in
-/// some hundred runs); what was added may differ in its last digits.
+/// for bit, except the last place, which LibTorch rounds differently once in
+/// some hundred runs); the added update may differ in its last digits.
 /// @param before the parameters before the update
 comparison compare_update(const at::Tensor& a, const at::Tensor& b,
                           const at::Tensor& before);
 
-/// @returns a number with as many digits as tell floats apart.
+/// @returns a number with enough digits to tell floats apart.
 std::string number_text(double x);
 
 } // namespace smp

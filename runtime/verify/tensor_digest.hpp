@@ -1,10 +1,10 @@
 #pragma once
 
-// To name the module where two runs part, the results of every call must be
-// compared, also of modules on other ranks. Whole activations would fill the
-// memory and the wire; a checksum does not tolerate rounding. A digest does:
-// sums under random signs (a Johnson-Lindenstrauss projection per piece of the
-// tensor), which change no more than the elements do.
+// To name the module where two runs diverge, the results of every call must be
+// compared, including those of modules on other ranks. Whole activations would
+// fill the memory and the network; a checksum does not tolerate rounding. A
+// digest does: sums under random signs (a Johnson-Lindenstrauss projection per
+// piece of the tensor), which change no more than the elements do.
 
 #include "runtime/verify/tensor_compare.hpp"
 #include "transport/bytes.hpp"
@@ -18,7 +18,7 @@
 namespace smp {
 
 struct tensor_digest {
-  /// Pieces of a tensor: up to so many elements are kept as they are.
+  /// Pieces per tensor; up to this many elements are kept as they are.
   static constexpr int64_t pieces = 256;
 
   uint8_t dtype = 0;
@@ -27,8 +27,8 @@ struct tensor_digest {
   double largest = 0;
   /// Values that are not finite: NaN, infinity, minus infinity.
   uint64_t nans = 0, plus = 0, minus = 0;
-  /// Per piece of equal length: its sum, each element under a sign that is a
-  /// function of its place, and its first element. Of finite values.
+  /// Per piece of equal length: the sum of its elements, each under a sign that
+  /// is a function of its place, and its first element. Of finite values.
   std::vector<double> sums;
   std::vector<double> samples;
 
@@ -38,8 +38,8 @@ struct tensor_digest {
 /// Reads `x` once; draws from no generator. @pre x.defined()
 tensor_digest digest_of(const at::Tensor& x);
 
-/// Tells whether `x` has the sums and samples of a tensor of its sizes: what
-/// another rank sends need not.
+/// Tells whether `x` has as many sums and samples as its sizes require: a
+/// digest from another rank may not.
 bool is_whole(const tensor_digest& x);
 
 /// Compares as `compare_tensors` would, as far as sums can tell: elements

@@ -18,40 +18,40 @@ struct verify_step {
   uint64_t step = 0; // from 1
   double loss = 0;
   double reference_loss = 0;
-  /// How close a gradient or update came to its bound until now; 1: at it.
+  /// How close gradients and updates came to their bound so far; 1: at it.
   double share = 0;
   uint64_t differences = 0; // in this step
 };
 
-/// Enough steps show all that a job does.
+/// This many steps show all that a job does.
 inline constexpr uint64_t enough_steps = 3;
 
-/// @returns how many steps at most show enough of those that are replayed
-/// (docs/static_mode.md), or of all where none are
+/// @returns how many steps it takes at most until this many were replayed
+/// (docs/static_mode.md), or this many in all if none are replayed
 uint64_t steps_to_verify(const train_config& config);
 
 struct verify_options {
   uint64_t steps = enough_steps;
-  /// Ends earlier once so many steps began to replay a record.
+  /// Ends early once this many steps began to replay a record.
   std::optional<uint64_t> replays = {};
-  /// Instead of the job's own partition, modules go to the ranks in turn: all
-  /// that can cross ranks does.
+  /// Assigns modules to the ranks in turn, instead of the job's own partition:
+  /// everything that can cross ranks does.
   bool split = false;
   /// Called on rank 0 after each step.
   std::function<void(const verify_step&)> on_step;
 };
 
-/// Runs `train` for some steps and compares every step of it with the same
-/// step of one process, which rank 0 runs in between, on the same data and
-/// seeds. At each step that one starts from the pipeline's parameters and
-/// buffers. Every rank of the session calls this.
-/// @param config the number of train.steps, which the learning rate depends
-///        on, is kept unless it is smaller than `options.steps`
-/// @param listener hears of the pipeline's run as in `train`
+/// Runs `train` for some steps and compares each step with the same step of one
+/// process, which rank 0 runs in between, on the same data and seeds. The
+/// single process starts each step from the pipeline's parameters and buffers.
+/// Every rank of the session calls this.
+/// @param config train.steps, on which the learning rate depends, is kept
+///        unless it is smaller than `options.steps`
+/// @param listener receives the events of the pipeline's run as in `train`
 /// @param stop as in `train`
-/// @returns what was found; only the numbers of steps and of differences on
-///          ranks other than 0
-/// @throws error as `train`; (numbers) only if both runs end so
+/// @returns the findings; on ranks other than 0 only the numbers of steps and
+///          of differences
+/// @throws error as `train` does; (numbers) only if both runs end with it
 verify_summary verify(session& s, const train_config& config,
                       const std::string& run_dir, train_listener& listener,
                       const std::atomic<bool>& stop,

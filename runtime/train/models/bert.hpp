@@ -39,8 +39,8 @@ struct bert_config {
   double dropout = 0;
   /// The last layer uses the embedding's weight, as the originals do.
   bool tied = true;
-  /// The last layer makes the loss as well, so that tensor-parallel ranks can
-  /// share it by words.
+  /// The last layer also computes the loss, so that tensor-parallel ranks can
+  /// shard it by vocabulary.
   bool loss_in_head = false;
   /// Token whose embedding is never trained: 0 for BERT, 1 for RoBERTa.
   int64_t padding = 0;
@@ -68,7 +68,7 @@ struct bert_embeddings_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(bert_embeddings, bert_embeddings_impl);
 
-/// Self-attention without what follows it.
+/// Self-attention without the projection and the norm that follow it.
 struct bert_self_attention_impl : torch::nn::Module {
   explicit bert_self_attention_impl(const bert_config& x);
 
@@ -83,8 +83,8 @@ struct bert_self_attention_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(bert_self_attention, bert_self_attention_impl);
 
-/// What ends both halves of a layer: projected, added to what went into the
-/// half, normalised.
+/// Ends each half of a layer: projects, adds the input of the half (the
+/// residual), normalises.
 struct bert_output_impl : torch::nn::Module {
   bert_output_impl(const bert_config& x, int64_t inner);
 
@@ -175,12 +175,12 @@ struct bert_predictions_impl : torch::nn::Module {
   bert_predictions_impl(const bert_config& x, torch::Tensor word_embeddings);
 
   /// x: [B, T, C], labels: [B, T] int64
-  /// @returns the mean cross entropy of those that are not -100; without labels
-  /// logits [B, T, V]
+  /// @returns the mean cross entropy over the labels that are not -100; without
+  /// labels, logits [B, T, V]
   torch::Tensor forward(const torch::Tensor& x,
                         const std::optional<torch::Tensor>& labels);
 
-  torch::Tensor bias; // [V], the decoder's too
+  torch::Tensor bias; // [V], also the decoder's
   submodule<bert_transform> transform;
   std::optional<language_head> decoder;
 };
@@ -211,7 +211,7 @@ struct bert_impl : torch::nn::Module {
                         torch::Tensor segments = {});
 
   /// labels: [B, T] int64; the others as above
-  /// @returns the mean cross entropy of those that are not -100
+  /// @returns the mean cross entropy over the labels that are not -100
   torch::Tensor loss(torch::Tensor tokens, torch::Tensor labels,
                      torch::Tensor mask = {}, torch::Tensor segments = {});
 
@@ -229,7 +229,7 @@ struct roberta_head_impl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x,
                         const std::optional<torch::Tensor>& labels);
 
-  torch::Tensor bias; // [V], the decoder's too
+  torch::Tensor bias; // [V], also the decoder's
   submodule<torch::nn::Linear> dense;
   submodule<torch::nn::LayerNorm> layer_norm;
   std::optional<language_head> decoder;

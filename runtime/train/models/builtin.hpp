@@ -11,8 +11,8 @@ namespace smp {
 
 class trainable;
 
-/// Batches, where B is the size of the (micro)batch; what stands in brackets
-/// may be left out:
+/// Batches, where B is the size of the (micro)batch and brackets mark optional
+/// tensors:
 /// - "gpt", "moe": tokens, targets: [B, T] int64
 /// - "bert", "roberta": tokens [, mask [, segments]], labels: [B, T] int64,
 ///   the mask 0 at padding, labels -100 where nothing is to be predicted

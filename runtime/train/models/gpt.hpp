@@ -32,15 +32,15 @@ struct gpt_config {
   /// Width inside the feed-forward half of a block; 0: 4 times `width`.
   int64_t feed_forward = 0;
   double norm_eps = 1e-5;
-  /// GPT-3: every second block, from the second on, is banded: a token sees
-  /// the last `window` tokens, itself included. 0: GPT-2, all see all before.
+  /// GPT-3: every second block, from the second on, is banded: a token sees the
+  /// last `window` tokens, itself included. 0: GPT-2, it sees all earlier ones.
   int64_t window = 0;
-  /// Probability, at all three places where GPT-2 has one.
+  /// Probability, at all three places where GPT-2 has dropout.
   double dropout = 0;
   /// The last layer uses the embedding's weight, as GPT-2 does.
   bool tied = false;
-  /// The last layer makes the loss as well, so that tensor-parallel ranks can
-  /// share it by words.
+  /// The last layer also computes the loss, so that tensor-parallel ranks can
+  /// shard it by vocabulary.
   bool loss_in_head = false;
 };
 
@@ -85,8 +85,8 @@ struct gpt_mlp_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(gpt_mlp, gpt_mlp_impl);
 
-/// One layer: attention, then feed-forward, each with its layer norm in front
-/// and added to what went in.
+/// One layer: attention, then feed-forward, each with a layer norm in front and
+/// a residual connection.
 struct gpt_block_impl : torch::nn::Module {
   gpt_block_impl(const gpt_config& x, int64_t index);
 

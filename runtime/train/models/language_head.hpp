@@ -8,13 +8,13 @@
 
 namespace smp {
 
-/// The last layer of a language model: one that gives logits or, so that
-/// tensor-parallel ranks can share it by words, one with its loss.
+/// The last layer of a language model: gives logits or, so that tensor-parallel
+/// ranks can shard it by vocabulary, computes the loss as well.
 class language_head {
 public:
   /// Becomes a child of `parent`.
   /// @param weight [V, C]: a new one, or that of an Embedding
-  /// @param bias [V], which `parent` may have, too; undefined: there is none
+  /// @param bias [V], which `parent` may own, too; undefined: there is none
   language_head(torch::nn::Module& parent, const torch::Tensor& weight,
                 bool with_loss, const std::string& name = "lm_head",
                 const torch::Tensor& bias = {});
@@ -23,7 +23,7 @@ public:
   torch::Tensor logits(const torch::Tensor& hidden);
 
   /// hidden: [B, T, C], labels: [B, T] int64
-  /// @returns the mean cross entropy of those that are not -100
+  /// @returns the mean cross entropy over the labels that are not -100
   torch::Tensor loss(const torch::Tensor& hidden, const torch::Tensor& labels);
 
 private:

@@ -15,9 +15,9 @@ namespace smp {
 struct mlp_config {
   int64_t inputs = 32;
   int64_t outputs = 10;
-  /// Linear layers, with a ReLU between two of them.
+  /// Linear layers, with a ReLU between each two.
   int64_t layers = 4;
-  /// Of the vectors between them.
+  /// Width of the vectors between them.
   int64_t width = 256;
 };
 

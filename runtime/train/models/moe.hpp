@@ -1,8 +1,8 @@
 #pragma once
 
-// A GPT whose feed-forward halves are mixtures of experts of which each token
-// sees one (Switch Transformer, Fedus et al. 2021). Which experts are called
-// depends on the data; an expert without tokens is not called at all.
+// A GPT whose feed-forward halves are mixtures of experts; each token goes to
+// one (Switch Transformer, Fedus et al. 2021). Which experts are called depends
+// on the data; an expert without tokens is not called at all.
 //
 // Shapes: B sequences per (micro)batch, T tokens, C = width, E experts,
 // V = vocabulary.
@@ -67,7 +67,7 @@ TORCH_MODULE_IMPL(moe_mlp, moe_mlp_impl);
 struct moe_block_impl : torch::nn::Module {
   moe_block_impl(const moe_config& x, int64_t index);
 
-  /// @param x [B, T, C], and the sum of imbalances of the blocks before
+  /// @param x [B, T, C], and the sum of the imbalances of earlier blocks
   /// @returns the same after this block
   std::tuple<torch::Tensor, torch::Tensor>
   forward(std::tuple<torch::Tensor, torch::Tensor> x);
@@ -95,10 +95,10 @@ struct moe_transformer_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(moe_transformer, moe_transformer_impl);
 
-/// Parameters are called as in GPT-2, those of a mixture as in Hugging Face's
+/// Parameters are named as in GPT-2, those of a mixture as in Hugging Face's
 /// SwitchTransformersSparseMLP ("transformer.h.0.mlp.router.classifier.weight",
-/// "transformer.h.0.mlp.experts.expert_0.wi.weight"). Initialised as GPT-2
-/// from the default generator.
+/// "transformer.h.0.mlp.experts.expert_0.wi.weight"). Initialised as GPT-2 from
+/// the default generator.
 struct moe_impl : torch::nn::Module {
   /// @throws error (config), see `validate`
   explicit moe_impl(const moe_config& x);

@@ -22,8 +22,8 @@ struct ncf_config {
   int64_t items = 256;
   /// Linear layers of the network; each halves its vectors.
   int64_t layers = 3;
-  /// Of the product's embeddings, and of the network's result; its own
-  /// embeddings are width * 2^(layers - 1) wide.
+  /// Width of the product's embeddings and of the network's result; the
+  /// network's own embeddings are width * 2^(layers - 1) wide.
   int64_t width = 32;
   /// Probability, in front of each Linear layer.
   double dropout = 0;

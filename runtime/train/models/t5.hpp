@@ -1,8 +1,8 @@
 #pragma once
 
-// T5 (Raffel et al. 2020): an encoder and a decoder whose attention knows
-// positions by a bias that the first block of each computes and all others
-// share.
+// T5 (Raffel et al. 2020): an encoder and a decoder whose attention encodes
+// positions as a bias that the first block of each computes and its other
+// blocks share.
 //
 // Shapes: B sequences per (micro)batch, S tokens in, T tokens out, C = width,
 // H heads, V = vocabulary.
@@ -36,16 +36,16 @@ struct t5_config {
   int64_t head_size = 0;
   /// Width inside the feed-forward part of a block; 0: 4 times `width`.
   int64_t feed_forward = 0;
-  /// Different biases by distance; the last one stands for
-  /// `relative_distance` tokens and more.
+  /// Number of biases by distance; the last one stands for `relative_distance`
+  /// tokens and more.
   int64_t relative_buckets = 32;
   int64_t relative_distance = 128;
   double norm_eps = 1e-6;
   double dropout = 0;
   /// The last layer uses the embedding's weight, as the first version does.
   bool tied = true;
-  /// The last layer makes the loss as well, so that tensor-parallel ranks can
-  /// share it by words.
+  /// The last layer also computes the loss, so that tensor-parallel ranks can
+  /// shard it by vocabulary.
   bool loss_in_head = false;
   /// Version 1.1: the feed-forward part multiplies a GELU with a second Linear.
   bool gated = false;
@@ -54,19 +54,19 @@ struct t5_config {
 /// @throws error (config) naming the first size that makes no sense
 void validate(const t5_config& x);
 
-/// What blocks of a stack hand on: {x, bias}, in a decoder {x, bias, context,
-/// context bias}, with x: [B, T, C], bias: [B or 1, H or 1, T, T], context: the
-/// encoder's result [B, S, C], context bias: [B, 1, 1, S].
+/// What the blocks of a stack pass on: {x, bias}, in a decoder {x, bias,
+/// context, context bias}, with x: [B, T, C], bias: [B or 1, H or 1, T, T],
+/// context: the encoder's result [B, S, C], context bias: [B, 1, 1, S].
 using t5_states = std::vector<torch::Tensor>;
 
 struct t5_attention_impl : torch::nn::Module {
   /// @param positions has the table of biases by distance
-  /// @param decoder looks back only
+  /// @param decoder attends to earlier tokens only
   t5_attention_impl(const t5_config& x, bool positions, bool decoder);
 
   /// x: [B, T, C], context: [B, S, C] (x itself: self-attention), bias: see
   /// `attend`
-  /// @returns [B, T, C], and the bias with that of positions added
+  /// @returns [B, T, C], and the bias plus that of positions
   std::tuple<torch::Tensor, torch::Tensor>
   forward(torch::Tensor x, torch::Tensor context, torch::Tensor bias);
 
@@ -80,8 +80,8 @@ struct t5_attention_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(t5_attention, t5_attention_impl);
 
-/// The parts of a block: each normalises what it works on and adds its result
-/// to what went in.
+/// The parts of a block: each normalises its input and adds its result to that
+/// input.
 struct t5_self_attention_impl : torch::nn::Module {
   t5_self_attention_impl(const t5_config& x, bool positions, bool decoder);
 
@@ -151,7 +151,7 @@ struct t5_stack_impl : torch::nn::Module {
   t5_stack_impl(const t5_config& x, submodule<torch::nn::Embedding> shared,
                 bool decoder);
 
-  /// @param x as `t5_states`, but with tokens [B, T] int64 as its first
+  /// @param x as `t5_states`, but with tokens [B, T] int64 as its first element
   /// @returns [B, T, C]
   torch::Tensor forward(t5_states x);
 
@@ -177,11 +177,11 @@ struct t5_impl : torch::nn::Module {
                         torch::Tensor mask = {});
 
   /// As `forward`. labels: [B, T] int64
-  /// @returns the mean cross entropy of those that are not -100
+  /// @returns the mean cross entropy over the labels that are not -100
   torch::Tensor loss(torch::Tensor tokens, torch::Tensor decoder_tokens,
                      torch::Tensor mask, torch::Tensor labels);
 
-  /// What `lm_head` takes. @returns [B, T, C]
+  /// The input of `lm_head`. @returns [B, T, C]
   torch::Tensor hidden(const torch::Tensor& tokens,
                        const torch::Tensor& decoder_tokens,
                        const torch::Tensor& mask);
@@ -194,8 +194,8 @@ struct t5_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(t5, t5_impl);
 
-/// What a decoder is to have read when it predicts `labels`: the same one
-/// place later, after token 0, with 0 instead of -100.
+/// The decoder's input when it predicts `labels`: the labels shifted right by
+/// one place, with token 0 in front and 0 instead of -100.
 /// labels: [B, T] int64 @returns [B, T] int64
 torch::Tensor t5_decoder_tokens(const torch::Tensor& labels);
 
