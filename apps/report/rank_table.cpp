@@ -14,7 +14,7 @@ namespace {
 using kind = activity::kind;
 using style = table_line::style;
 
-/// What tells most of a rank that waits or executes in several places.
+/// What tells most about a rank that waits or executes in several places.
 const activity* most_telling(const std::vector<activity>& xs) {
   auto key = [](const activity& x) {
     auto is_step_end = x.who == kind::main && !x.executes

@@ -31,7 +31,7 @@ struct rank_row {
 /// @returns what a rank does: "FWD mb3 h.2", "WAIT h.2 <- r1", "STOPPED 3.2 s"
 std::string state_of(const rank_entry& x);
 
-/// Turns one look after the other into rows: counters become rates.
+/// Turns successive looks into rows: counters become rates.
 class rank_rows {
 public:
   using time_point = std::chrono::steady_clock::time_point;

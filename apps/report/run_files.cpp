@@ -28,7 +28,7 @@ std::vector<std::string> last_lines(const fs::path& path) {
   file.seekg(begin);
   std::string text{std::istreambuf_iterator<char>{file}, {}};
   std::vector<std::string> result;
-  // The first one may have lost its begin, the last one its end.
+  // The first line may lack its begin, the last one its end.
   auto at = begin > 0 ? text.find('\n') + 1 : 0;
   for (auto end = text.find('\n', at); end != std::string::npos;
        end = text.find('\n', at)) {
@@ -75,11 +75,11 @@ void read_config_file(const fs::path& path, run_files& to) {
         std::max<int64_t>(config[table][key].value_or(int64_t{0}), 0));
     };
     to.steps = number("train", "steps");
-    // It is there only where samples are sequences.
+    // Present only where samples are sequences.
     to.tokens_per_sample = number("data", "sequence_length");
     to.found = true;
   } catch (const toml::parse_error&) {
-    // Not there, or not yet whole.
+    // Missing, or not yet complete.
   }
 }
 

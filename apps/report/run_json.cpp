@@ -20,7 +20,7 @@ json arena_json(const arena_status& x) {
           {"blocks", x.blocks},         {"refused", x.refused}};
 }
 
-/// By the rule that decided their path.
+/// Tensors by the rule that decided their path.
 json rules_json(const comm_report& x) {
   auto result = json::object();
   for (size_t i = 0; i < comm_rules; ++i)
@@ -40,7 +40,7 @@ json stages_json(const comm_report& x) {
   return result;
 }
 
-/// The oldest messages that did not leave yet.
+/// The oldest messages that are not sent yet.
 json under_way_json(const comm_report& x) {
   auto result = json::array();
   for (auto& y : x.oldest)

@@ -12,8 +12,8 @@ namespace smp::app {
 
 namespace {
 
-/// Those who answer do so in milliseconds, or know after 0.4 s who does not.
-/// Together less than a second.
+/// A live run answers within milliseconds, or knows after 0.4 s which ranks do
+/// not. Together these limits are less than a second.
 constexpr std::chrono::milliseconds connect_limit{350};
 constexpr std::chrono::milliseconds answer_limit{550};
 
@@ -111,7 +111,7 @@ run_look run_source::look() {
     ask(*entry, result);
   if (asked && result.what != run_look::state::unreachable)
     return result;
-  // It may have begun or ended just now.
+  // The run may have begun or ended just now.
   entry = read_entry(entry_path(place_));
   if (is_of_living(entry)) {
     if (!asked)
@@ -156,7 +156,7 @@ void run_source::look_at_files(run_look& to) const {
     to.text = "the run is over";
   if (!progress.empty())
     to.text += " after " + progress;
-  else if (files.steps > 0) // else nobody says what a step is
+  else if (files.steps > 0) // else the number of steps is unknown
     to.text += " before the end of its first step";
   if (!files.cause.empty())
     to.text += ": " + files.cause;

@@ -43,7 +43,7 @@ void add_stages(std::string& to, const comm_report& x) {
 
 std::string state_word(const actor_status& x) {
   if (!x.state.empty() && x.name == "rank")
-    return x.state; // tells it better
+    return x.state; // says more
   return !x.answers ? "NO ANSWER" : x.state.empty() ? "-" : x.state;
 }
 
@@ -88,7 +88,7 @@ std::string actor_head() {
 
 void add_tree(std::string& to, const std::vector<actor_status>& all,
               const std::string& parent, size_t depth) {
-  // A tree has fewer levels than nodes; what a rank says may be anything.
+  // A tree has fewer levels than nodes; a rank may report anything.
   if (depth > all.size())
     return;
   for (auto& x : all)
@@ -120,7 +120,7 @@ std::vector<actor_status> actors_of(const run_status& x) {
     }
     if (!rank.why.empty())
       self.items.push_back({"why", rank.why});
-    // What a rank that is gone or stuck said before is no news.
+    // Earlier reports of a rank that is gone or stuck are outdated.
     auto answers = self.answers && rank.known;
     result.push_back(std::move(self));
     if (!answers)
@@ -163,7 +163,7 @@ std::string actor_tree(const run_status& x) {
 
 namespace {
 
-/// @returns the rank of an actor, "r1.server", that does not say what it has
+/// @returns the rank of an actor, "r1.server", if that rank does not report
 const rank_entry* silent_rank_of(const run_status& x, const std::string& id) {
   for (auto& y : x.ranks)
     if (id.starts_with(fmt::format("r{}.", y.rank.value))) {

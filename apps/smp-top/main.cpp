@@ -44,13 +44,13 @@ constexpr const char* about_columns
     "\n"
     "Example: smp-top runs/20261123-020544-quickstart";
 
-/// Between the two looks of --once: what is counted becomes a rate.
+/// Between the two looks of --once, from which counters become rates.
 constexpr std::chrono::milliseconds once_interval{250};
 
-/// How long a key waits for what was drawn, at most.
+/// How long to wait for a key before drawing what is new.
 constexpr std::chrono::milliseconds draw_interval{50};
 
-/// Without a terminal.
+/// In columns, without a terminal.
 constexpr size_t once_width = 120;
 
 struct options {

@@ -46,7 +46,7 @@ void poller::run(run_look first) {
       x.text = e.what();
     }
     publish(std::move(x));
-    // One look at a time: what takes longer is not made up for.
+    // One look at a time: missed intervals are not made up for.
     next = std::max(next, std::chrono::steady_clock::now() - interval_);
   }
 }

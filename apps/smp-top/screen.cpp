@@ -26,7 +26,7 @@ screen::screen() : impl_(std::make_unique<impl>()) {
   ::noecho();
   ::keypad(stdscr, TRUE);
   ::curs_set(0);
-  // A key that begins with ESC is one, but nobody waits long for its rest.
+  // Some keys send ESC first: wait only briefly for their other bytes.
   ::set_escdelay(25);
 }
 

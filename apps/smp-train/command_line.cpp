@@ -186,7 +186,7 @@ void add_schedule_options(CLI::App& app, schedule_command& x) {
     ->type_name("FILE");
 }
 
-/// @returns what does not go together, or nothing.
+/// @returns which options do not go together, or nothing.
 std::string complaint(const command_line& x) {
   auto& y = x.partition;
   if (y.tree.empty()) {
@@ -210,7 +210,7 @@ std::string complaint(const command_line& x) {
   return {};
 }
 
-/// @returns what does not go together, or nothing.
+/// @returns which options do not go together, or nothing.
 std::string complaint(const nodes_command& x) {
   if (!x.hosts.empty())
     return x.nodes > 0 || x.node || !x.ranks.empty()
@@ -229,7 +229,7 @@ std::string complaint(const nodes_command& x) {
   return {};
 }
 
-/// What torchrun calls our options, folded.
+/// torchrun's names of our options, folded.
 constexpr std::pair<std::string_view, std::string_view> of_torchrun[] = {
   {"nprocpernode", "ranks"},
   {"masteraddr", "master"},
@@ -272,9 +272,9 @@ std::string complaint(const std::string& x, const CLI::App& app) {
   return {};
 }
 
-/// @param x what stands where a command or the configuration should
-/// @param commands there are, besides training
-/// @returns what is wrong if it is a word that is no file, or nothing
+/// @param x the argument in the place of a command or the configuration
+/// @param commands all commands except training
+/// @returns what is wrong if `x` is a word but not a file, or nothing
 std::string complaint(const std::string& x,
                       std::vector<std::string_view> commands) {
   std::error_code ignored;
@@ -295,7 +295,7 @@ std::string complaint(const std::string& x,
     list);
 }
 
-/// Adds what `--ranks` means. @returns what is wrong, or nothing
+/// Adds the key that `--ranks` sets. @returns what is wrong, or nothing
 std::string apply_ranks(raw_options& x) {
   if (!x.ranks)
     return {};
@@ -313,7 +313,7 @@ std::string apply_ranks(raw_options& x) {
   return {};
 }
 
-/// Adds what `--keys` means. @returns what is wrong, or nothing
+/// Adds the key that `--keys` sets. @returns what is wrong, or nothing
 std::string apply_keys(raw_options& x) {
   if (x.keys.empty())
     return {};
@@ -325,7 +325,7 @@ std::string apply_keys(raw_options& x) {
   return {};
 }
 
-/// The program's options and what it can do, bound to one `raw_options`.
+/// The program's options and commands, bound to one `raw_options`.
 struct command_parser {
   explicit command_parser(raw_options& x);
 
@@ -337,7 +337,7 @@ struct command_parser {
     return result;
   }
 
-  /// @returns the command that was given, with the options of its own
+  /// @returns the command that was given, with its own options
   std::pair<command, const CLI::App*> parsed() const {
     for (auto& [what, app] : commands)
       if (app->parsed())
@@ -387,7 +387,7 @@ command_parser::command_parser(raw_options& x) {
   add_verify_options(verify, x.result.verify);
 }
 
-/// Takes over what is no option, and checks all that was given.
+/// Takes the remaining arguments as overrides, and checks everything.
 /// @returns what is wrong, or nothing
 std::string finish(raw_options& x, const CLI::App& app) {
   x.result.overrides = app.remaining();

@@ -110,7 +110,7 @@ std::string console::row(const step_metrics& x) const {
 }
 
 void console::on_step(const step_metrics& x) {
-  // Recent steps count most; the first one, a warm-up, soon counts no more.
+  // Recent steps count most; the first one, a warm-up, soon has no weight.
   constexpr double memory = 0.8;
   mean_seconds_ = ++steps_ <= 2
                     ? x.step_seconds

@@ -56,7 +56,7 @@ constexpr int exit_rank_failed = 3;
 constexpr int exit_stalled = 4;
 constexpr int exit_interrupted = 130;
 
-/// Prints what ends this process, once: the first cause.
+/// Prints why this process ends, once: the first cause.
 void tell(const std::string& x) {
   static std::atomic<bool> told = false;
   if (!told.exchange(true))
@@ -69,7 +69,7 @@ void tell(const std::string& x) {
 std::atomic<bool> interrupted = false;
 
 /// The first Ctrl-C ends the run after the current step, the second at once.
-/// (Our launcher passes on one only.)
+/// (Our launcher passes only one on.)
 void on_interrupt(int) {
   if (interrupted.exchange(true))
     std::_Exit(exit_interrupted);
@@ -88,8 +88,8 @@ void catch_interrupt(const train_config& config, bool supervised) {
 
 // -- stalls -------------------------------------------------------------------
 
-/// A thread that is stuck in user code cannot be ended, and without our
-/// launcher nobody ends the process.
+/// A thread that is stuck in user code cannot be stopped, and without our
+/// launcher no other process ends this one.
 void end_in_time(const std::string& text) {
   static std::atomic<bool> begun = false;
   if (begun.exchange(true)) // ranks may be threads
@@ -104,13 +104,13 @@ void end_in_time(const std::string& text) {
 
 // -- the run directory --------------------------------------------------------
 
-/// @returns the directory of a run, which is there from now on
+/// @returns the directory of a run, which exists from now on
 std::string run_dir_of(const command_line& cmd) {
   return make_run_dir(cmd.run_dir,
                       std::filesystem::path{cmd.config}.stem().string());
 }
 
-/// Writes `run_dir`/config.toml, which runs the same again.
+/// Writes `run_dir`/config.toml, with which the run can be repeated.
 /// @throws error (config) naming the file
 void write_run_config(const std::string& run_dir, const train_config& x) {
   write_text(run_dir + "/config.toml",
@@ -166,7 +166,7 @@ int run_rank(session& s, const command_line& cmd, const train_config& config,
     auto known = s.run_dir();
     return known.empty() ? run_dir_of(cmd) : known;
   });
-  // Before it leaves files there: who finds some may look.
+  // Before it writes files there: a reader that finds them may ask the run.
   inspectable_run inspected{s, run_dir};
   if (s.rank() > 0)
     make_run_dir(run_dir, {}); // for ranks of other machines
@@ -262,7 +262,7 @@ int run_launcher(const command_line& cmd, const train_config& config,
     options.nodes = read_node(
       *nodes.node, shares_of(nodes.nodes, nodes.ranks, options.ranks),
       nodes.master);
-  // The first machine says where, unless the user does.
+  // The first machine chooses the directory, unless the user does.
   if (options.nodes.node == 0 || !cmd.run_dir.empty())
     options.log_dir = run_dir_of(cmd);
   options.stalls = stalls_of(config.smp);
@@ -296,11 +296,11 @@ void check_modes(const command_line& cmd, const std::vector<run_mode>& modes,
     throw config_error("over several machines, --modes takes one mode");
 }
 
-/// Refuses each directory that holds a run already, before anything is written
+/// Refuses each directory that already holds a run, before anything is written
 /// to one of them.
 void claim_run_dirs(const command_line& cmd,
                     const std::vector<run_mode>& modes) {
-  // Without a finished step there is nothing that somebody could miss.
+  // A run without a finished step has nothing that could be missed.
   const std::vector<std::string> signs{"metrics.jsonl"};
   if (modes.size() < 2)
     return claim_run_dir(cmd.run_dir, signs);
@@ -359,8 +359,8 @@ int run_check(const command_line& cmd, const train_config& config) {
   return exit_done;
 }
 
-/// What is wrong with model, data or checkpoints is said once, not by each
-/// rank.
+/// Checks model, data and checkpoints here, so that an error is reported once,
+/// not by each rank.
 void check_once(const train_config& config) {
   check_model(config);
   auto data = make_data(config, replicas_of(config));
@@ -417,7 +417,7 @@ int run(int argc, char** argv) {
   }
   check_modes(*cmd, modes, environment.has_value());
   check_json_file(cmd->verify.json);
-  // Our launcher has looked before its ranks began to write.
+  // Our launcher checked this before its ranks began to write.
   if (!cmd->run_dir.empty() && cmd->nodes.node.value_or(0) == 0
       && !(environment && environment->supervised))
     claim_run_dirs(*cmd, modes);

@@ -43,11 +43,11 @@ std::vector<std::string> names_of_modes() {
 }
 
 void set_mode(train_config& config, const run_mode& x) {
-  // Where calls go on it is as by default: no step fails for a promise.
+  // Fast mode is set to its default: no step fails because of a promise.
   config.smp.fast_mode = x.fast ? std::nullopt : std::optional{false};
   config.smp.static_mode = x.replays;
   config.smp.deterministic_server = x.deterministic;
-  // Of those that the configuration says, which this one does not have.
+  // Removes configured keys that have no effect in this mode.
   config.smp = without_idle_keys(std::move(config.smp));
 }
 

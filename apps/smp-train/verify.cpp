@@ -45,8 +45,8 @@ void prepare_split(train_config& config) {
                 "--split needs two ranks or more: --ranks 2"};
   config.smp.auto_partition = false;
   config.manual_partition.clear();
-  // What the configuration says of a partition by cost has no effect then,
-  // which the session would refuse.
+  // Resets settings of a partition by cost: they have no effect here, so the
+  // session would refuse them.
   if (config.smp.trace_device == "gpu")
     config.smp.trace_device = "cpu";
   if (config.smp.tensor_parallel_degree == 1)
@@ -62,7 +62,7 @@ void check_json_file(const std::string& path) {
     throw error{error_code::config,
                 fmt::format("--json {}: cannot be written: {}", path,
                             std::strerror(errno))};
-  // What is written at the end may have another name, or not come about.
+  // The file written at the end may have another name, or never be written.
   if (!is_there)
     std::filesystem::remove(path);
 }

@@ -47,7 +47,7 @@ bool is_complete(const std::string& folder) {
   return fs::is_regular_file(manifest_path(folder), ignored);
 }
 
-/// All that have the name of one, oldest first.
+/// All folders with the name of a checkpoint, oldest first.
 std::vector<checkpoint_place> all_checkpoints(const std::string& dir) {
   std::vector<checkpoint_place> result;
   std::error_code ignored;
@@ -103,7 +103,7 @@ checkpoint_place begin_checkpoint(const std::string& dir, uint64_t step) {
   while (is_complete(folder()))
     ++result.attempt;
   result.folder = folder();
-  remove_checkpoint(result.folder); // what was not completed
+  remove_checkpoint(result.folder); // an incomplete one
   file_errors e{"make", result.folder};
   if (::mkdir(result.folder.c_str(), 0777) != 0 && errno != EEXIST)
     e.fail_errno("mkdir");

@@ -39,7 +39,7 @@ std::string key_of(tensor_role role, const std::string& name) {
   return fmt::format("{}/{}", static_cast<int>(role), name);
 }
 
-/// A piece in whatever a rank wants of the same tensor.
+/// The overlap of a piece with the part of its tensor that a rank wants.
 class overlap {
 public:
   overlap(const tensor_piece& piece, const std::vector<int64_t>& begin,
@@ -71,7 +71,7 @@ private:
   std::vector<int64_t> length_, in_piece_, in_wanted_;
 };
 
-/// @returns the sizes of a tensor of which ranks may have slices
+/// @returns the whole sizes of a tensor, of which ranks may hold slices
 at::IntArrayRef whole_sizes(const model_map& map, uint32_t tensor) {
   auto* slice = map.slice(tensor);
   return slice ? at::IntArrayRef{slice->whole}
@@ -297,7 +297,7 @@ void checkpoint_loader::adopt_partition(
       || manifest_.pipeline != rank_.pipeline().size()
       || manifest_.partition.size() != walked.modules.size())
     return;
-  // A pin takes what is below along, except for what is pinned otherwise.
+  // A pin also applies to descendants, unless they are pinned otherwise.
   std::vector<std::optional<uint64_t>> wanted;
   for (auto& m : walked.modules) {
     auto& mine = wanted.emplace_back();
@@ -349,7 +349,7 @@ void checkpoint_loader::load_parts(
       continue;
     auto role = t.is_buffer ? tensor_role::buffer : tensor_role::parameter;
     auto* slice = map.slice(i);
-    auto x = t.tensor; // of which this is a handle
+    auto x = t.tensor; // a handle of the same tensor
     x.copy_(read(*find(role, t.names.front()), slice, nullptr, replica, x));
     for (size_t k = 0; k < optimizers.size() && !t.is_buffer; ++k)
       load_state(*optimizers[k], k, t, slice);
@@ -386,7 +386,7 @@ void checkpoint_loader::load_state(distributed_optimizer& x, size_t number,
     if (auto y = read_field(field.name); y.defined())
       state.emplace_back(field.name, y);
   set_state(x.inner(), part->values, state);
-  // Who had none updated the parameters themselves.
+  // Without master weights, the run updated the parameters themselves.
   if (auto y = part->is_master ? read_field(master_field) : at::Tensor{};
       y.defined())
     x.load_master(*part, y);
@@ -415,9 +415,9 @@ safetensors_reader& checkpoint_loader::open(const std::string& file) {
 }
 
 /// @param slice what this rank holds of it; null: the whole
-/// @param rows which of that are wanted; null: all
-/// @param replica whose, if it has one of its own
-/// @param like has the type where nothing is to be read
+/// @param rows which of its rows are wanted; null: all
+/// @param replica whose tensor to read, if each replica has its own
+/// @param like has the type of the result if there is nothing to read
 at::Tensor checkpoint_loader::read(const saved_tensor& x,
                                    const tensor_slice* slice,
                                    const tensor_slice* rows, uint64_t replica,
@@ -457,7 +457,7 @@ at::Tensor checkpoint_loader::read(const saved_tensor& x, const tensor_box& box,
       result = at::empty(sizes, found.options());
     both.copy(found, result);
   }
-  // Nothing of it, as of what has no elements.
+  // Nothing overlaps, as for a tensor without elements.
   return result.defined() ? result : at::empty(sizes, like.options());
 }
 
@@ -475,7 +475,7 @@ resume_from_checkpoint(const std::string& path, distributed_model_base& model,
   found->adopt_partition(model);
   if (rehearse && session::current().config().deterministic_server) {
     found->rehearse(optimizers, rehearse);
-    model.partition(); // where there was no step to make
+    model.partition(); // if there was no step to run
     found->load(model, optimizers);
   } else {
     model.register_post_partition_hook(

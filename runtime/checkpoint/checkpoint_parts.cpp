@@ -49,7 +49,7 @@ std::vector<tensor_box> boxes_of(at::IntArrayRef sizes,
     return {all};
   std::vector<tensor_box> result;
   auto dim = static_cast<size_t>(slice->dim);
-  auto begin = all.begin.at(dim); // in the ranges, one behind the other
+  auto begin = all.begin.at(dim); // in the concatenated ranges
   auto end = begin + all.sizes.at(dim);
   int64_t before = 0;
   for (auto& range : slice->ranges()) {
@@ -125,7 +125,7 @@ private:
       return;
     }
     auto* slice = map_.slice(i);
-    // What nobody cut is the same on all that share the model.
+    // A tensor that is not sliced is the same on all ranks that share it.
     if (position(comm_group::rdp) == 0
         && (slice ? slice->length > 0 : position(comm_group::tp) == 0))
       result_.push_back({.role = tensor_role::parameter,
@@ -143,7 +143,7 @@ private:
     if (!part || (!part->alone && position(comm_group::rdp) > 0))
       return;
     auto* held = part->where != nullptr ? part->where : slice;
-    // Of counts, which nobody cuts.
+    // For counts, which are not sliced.
     auto is_peer = slice != nullptr || !part->alone;
     auto only_one = part->first && (!is_peer || position(comm_group::tp) == 0);
     auto fields = state_of(optimizer.inner(), part->values);

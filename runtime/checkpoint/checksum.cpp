@@ -31,7 +31,7 @@ uint64_t merge(uint64_t hash, uint64_t lane) noexcept {
   return (hash ^ mix(0, lane)) * prime_1 + prime_4;
 }
 
-/// Takes whole stripes of 32 bytes. @returns the hash of them
+/// Consumes whole stripes of 32 bytes. @returns their hash
 uint64_t mix_stripes(const uint8_t*& at, uint64_t& left) noexcept {
   std::array<uint64_t, 4> lanes{prime_1 + prime_2, prime_2, 0,
                                 uint64_t{0} - prime_1};

@@ -16,14 +16,14 @@ namespace smp {
 
 namespace {
 
-/// Files whose tensors a model gets.
+/// Files from which a model gets its tensors.
 class state_files {
 public:
   explicit state_files(const std::string& path) : path_(path), files_(path) {
     // nop
   }
 
-  /// @throws error (config) if they are not those of the model
+  /// @throws error (config) if their tensors are not those of the model
   state_check check(const model_state& model) const {
     state_check result{model.map()};
     for (auto& x : files_.tensors())
@@ -49,7 +49,7 @@ public:
   }
 
 private:
-  /// The files may have digits that the parameter has not.
+  /// The files may have more digits than the parameter.
   void load_master(size_t k, const at::Tensor& parameter,
                    const tensor_slice* slice,
                    distributed_optimizer& optimizer) const {
@@ -60,8 +60,8 @@ private:
     optimizer.load_master(*part, part->values); // for the parameter's value
   }
 
-  /// @param k which of the files' tensors
-  /// @param first the row of what this rank holds with which `to` begins
+  /// @param k index of the tensor in the files
+  /// @param first the row of this rank's part at which `to` begins
   /// @param slice what this rank holds of it; null: the whole
   void copy(size_t k, int64_t first, const at::Tensor& to,
             const tensor_slice* slice) const {
@@ -83,7 +83,7 @@ private:
     }
   }
 
-  /// Some at a time, as a rank may hold but a part of each.
+  /// Reads some rows at a time, as a rank may hold only a part of each.
   /// @param slice along another axis; null: the whole of each row
   void copy_rows(size_t k, int64_t first, const at::Tensor& to,
                  const tensor_slice* slice) const {

@@ -135,8 +135,8 @@ std::string to_json(const checkpoint_manifest& x) {
 
 namespace {
 
-/// One manifest. JSON exceptions leave it: what has the right checksum has the
-/// right types, unless somebody made it so.
+/// Reads one manifest. A JSON exception means damage: content with the right
+/// checksum has the right types, unless it was forged.
 class manifest_reader {
 public:
   explicit manifest_reader(const std::string& path) : errors_("read", path) {
@@ -222,8 +222,8 @@ private:
     return result;
   }
 
-  /// The pieces of each replica fill the tensor; they come from ranks that cut
-  /// it, so that they do not overlap.
+  /// Checks that the pieces of each replica fill the tensor. They come from
+  /// ranks that divide it, so they do not overlap.
   void check_pieces(const saved_tensor& x) const {
     auto fail = [&](const std::string& why) {
       errors_.fail("tensor \"" + x.name + "\": " + why);

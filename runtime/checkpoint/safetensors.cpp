@@ -184,7 +184,7 @@ struct described_tensor {
   uint64_t end;
 };
 
-/// Parses the header; refuses names that stand twice, which JSON allows.
+/// Parses the header; refuses duplicate names, which JSON allows.
 json parse_header(const std::string& text, const tensor_errors& e) {
   std::set<std::string> names;
   auto check = [&](int depth, json::parse_event_t event, json& x) {
@@ -213,13 +213,13 @@ const json& field_of(const json& x, const std::string& tensor, const char* key,
   return *i;
 }
 
-/// @returns the size in bytes that dtype and shape ask for.
+/// @returns the size in bytes that dtype and shape require.
 uint64_t needed_bytes(const described_tensor& x, const tensor_errors& e) {
   uint64_t result = c10::elementSize(x.dtype);
   bool empty = false;
   for (auto size : x.shape) {
     empty = empty || size == 0;
-    // Also where there is no data: strides are made of these numbers.
+    // Also without data: strides are computed from these numbers.
     auto n = static_cast<uint64_t>(std::max<int64_t>(size, 1));
     if (__builtin_mul_overflow(result, n, &result) || result > INT64_MAX)
       e.fail(x.name, "its shape overflows");
@@ -283,7 +283,7 @@ string_map parse_metadata(const json& x, const tensor_errors& e) {
   return result;
 }
 
-/// Sorts by place; the tensors must fill the data without hole or overlap.
+/// Sorts by offset; the tensors must fill the data without hole or overlap.
 void order(std::vector<described_tensor>& xs, uint64_t data_size,
            const tensor_errors& e) {
   std::sort(xs.begin(), xs.end(), [](auto& a, auto& b) {

@@ -60,7 +60,7 @@ public:
 
   saved_checkpoint run(const std::string& dir, uint64_t step,
                        const checkpoint_options& x) {
-    // Only rank 0 uses it but for the folder.
+    // Used by rank 0 only; the others get the folder.
     checkpoint_place place;
     auto folder = agree_everywhere(rank_, "smp.checkpoint.begin", [&] {
       refuse_newer(dir, step);
@@ -105,7 +105,7 @@ private:
     return found;
   }
 
-  /// What stands in a file as one tensor.
+  /// What a file holds as one tensor.
   struct written_piece {
     const held_tensor* of = nullptr;
     at::Tensor value;
@@ -125,7 +125,7 @@ private:
     checkpoint_part result;
     write_file(folder, "model", of_model, result);
     write_file(folder, "state", others, result);
-    // Each replica has rows of its own, if it shares the optimizer's state.
+    // Each replica has its own rows if replicas shard the optimizer's state.
     result.members = group_members(model_, optimizers_);
     return result;
   }
@@ -189,7 +189,7 @@ private:
 
   // -- rank 0 -----------------------------------------------------------------
 
-  /// @throws error the first failure of a rank, once all have said how it went
+  /// @throws error the first failure of a rank, once all ranks have reported
   std::vector<checkpoint_part> collect(const part_or_failure& mine) const {
     std::vector<checkpoint_part> result;
     failure first_failure;
@@ -211,7 +211,7 @@ private:
     return result;
   }
 
-  /// @returns how many bytes it has
+  /// @returns the bytes of the checkpoint
   uint64_t complete(const checkpoint_place& place,
                     const std::vector<checkpoint_part>& parts, uint64_t step,
                     const checkpoint_options& x) const {

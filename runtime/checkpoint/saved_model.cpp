@@ -30,7 +30,7 @@ public:
   }
 
   void run(const std::string& path) {
-    // All replicas have the same; but what some share, these have together.
+    // All replicas hold the same values; peers hold shared tensors jointly.
     if (rank_.layout().rank(comm_group::rdp, rank_.self()) > 0)
       return;
     auto positions = choose();
@@ -90,7 +90,7 @@ private:
     return peers().front() == rank_.self();
   }
 
-  /// What a rank asks for is the whole of what others share with it.
+  /// @returns on the first peer the merged slices, on others their own slice.
   at::Tensor whole(uint32_t i) {
     auto* slice = st_.map().slice(i);
     if (!slice || !is_first_peer())
@@ -109,7 +109,7 @@ private:
   }
 
   /// @returns positions of tensors that have a value; only owners know whether
-  /// there is a gradient
+  /// a tensor has a gradient
   std::vector<uint32_t> choose() const {
     auto& tensors = st_.model().tensors;
     std::vector<bool> found(tensors.size());
@@ -163,14 +163,14 @@ private:
 
   // -- the others -------------------------------------------------------------
 
-  /// @param client the writer or, of what others share, their first
+  /// @param client the writer or, for slices, the first peer
   void serve(rank_id client) {
     while (true) {
       auto x = rank_.exchange().receive(client, wanted_name);
       auto i = from_payload<uint32_t>(x, "position of a tensor");
       if (i == no_more)
         break;
-      // It is there before `no_more` comes.
+      // The client asks one at a time: `no_more` comes after this reply.
       rank_.exchange().send(client, tensor_name,
                             to_payload(to_tensor_ref(whole(i), false)));
     }

@@ -18,12 +18,12 @@ namespace {
 
 using json = nlohmann::json;
 
-/// Names of files, each with those of its tensors.
+/// Names of files, each with the names of its tensors.
 using weight_map = std::map<std::string, std::set<std::string>>;
 
 constexpr uint64_t max_index_size = 100'000'000; // bytes, as of a header
 
-/// @returns the file with which to begin
+/// @returns the file to open first
 std::string first_file(const std::string& path) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(path, ignored))
@@ -37,7 +37,7 @@ std::string first_file(const std::string& path) {
     "nor model.safetensors.index.json");
 }
 
-/// Whether it leads to a file of the same folder, and to no other one.
+/// Whether `x` names a file of the same folder, and none elsewhere.
 bool is_name_beside(std::string_view x) {
   constexpr std::string_view parts{"/\0", 2};
   return !x.empty() && x != "." && x != ".."

@@ -49,7 +49,7 @@ rms_norm_impl::rms_norm_impl(int64_t width, double eps)
 }
 
 torch::Tensor rms_norm_impl::forward(torch::Tensor x) {
-  // At least in float32, also of half precision.
+  // Computes at least in float32, also for half precision.
   auto y = x.scalar_type() == torch::kDouble ? x : x.to(torch::kFloat);
   auto mean_square = y.pow(2).mean(-1, /*keepdim=*/true);
   auto scaled = x * torch::rsqrt(mean_square + eps);
@@ -94,7 +94,7 @@ torch::Tensor causal_bias(int64_t tokens) {
 
 torch::Tensor token_loss(const torch::Tensor& logits,
                          const torch::Tensor& targets) {
-  // -100 is LibTorch's default for what to ignore.
+  // -100 is LibTorch's default for targets to ignore.
   return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
                                               targets.flatten());
 }

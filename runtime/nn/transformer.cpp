@@ -95,7 +95,7 @@ void add_norms(Part& part) {
   }
 }
 
-/// h + f(n(h)), and a norm of that, with the norms that there are.
+/// h + f(n(h)), then a norm of that; each norm only if it exists.
 template <class Part, class F>
 torch::Tensor residual(Part& part, const torch::Tensor& h, F f) {
   auto& x = part.arguments;
@@ -192,8 +192,8 @@ options_of_output(const distributed_transformer_output_layer_impl& x) {
   return result;
 }
 
-/// Attention is called without a mask, and to itself perhaps without a context;
-/// what ranks share takes no undefined tensors.
+/// Attention is called without a mask, and self-attention perhaps without a
+/// context; modules that ranks share take no undefined tensors.
 layer_states defined_arguments(const torch::Tensor& hidden,
                                const torch::Tensor& context,
                                const torch::Tensor& mask) {

@@ -29,8 +29,8 @@ storage storage_of(const at::Tensor& x) {
   return x.storage().unsafeGetStorageImpl();
 }
 
-/// @returns what a node of the autograd graph saved
-/// @throws error (unsupported) if it does not tell
+/// @returns the tensors that a node of the autograd graph saved
+/// @throws error (unsupported) if the node does not report them
 std::vector<at::Tensor> saved_by(const std::shared_ptr<ag::Node>& node) {
   namespace ca = torch::dynamo::autograd;
   ca::AutogradCompilerCall compiler{ca::SizeInput::STATIC};
@@ -48,12 +48,12 @@ std::vector<at::Tensor> saved_by(const std::shared_ptr<ag::Node>& node) {
 /// Where code ran.
 struct place {
   uint32_t module = 0;
-  /// In a call that is computed again; 0: in none.
+  /// Region of calls that are recomputed together; 0: none.
   uint32_t region = 0;
 };
 
-/// What nobody keeps because of a microbatch: parameters, buffers, and its
-/// inputs where they are.
+/// Tensors that no rank keeps because of a microbatch: parameters, buffers, and
+/// its inputs on the device that has them.
 class kept_elsewhere {
 public:
   kept_elsewhere(const walked_model& model, const batch& inputs) {
@@ -79,8 +79,8 @@ private:
   std::set<storage> inputs_;
 };
 
-/// Notes which call made which nodes, and what calls that are computed again
-/// were given.
+/// Records which call made which autograd nodes, and the arguments of calls
+/// that are recomputed.
 class kept_meter final : public call_interceptor {
 public:
   kept_meter(const walked_model& model, const partition_decision& decision,
@@ -121,7 +121,7 @@ public:
       f.begins = up.begins;
     } else if (f.at.region == 0) {
       f.at.region = regions_.at(f.at.module).region;
-      // Children that are computed together keep the arguments of the first.
+      // Children that are recomputed together keep the first one's arguments.
       auto goes_on = up.last.region == f.at.region
                      && up.last.module != f.at.module;
       f.begins = f.at.region != 0 && !goes_on;
@@ -165,7 +165,7 @@ public:
   kept_activations count(const at::Tensor& loss) {
     if (auto root = loss.grad_fn())
       visit(root);
-    // What is kept in any case is not kept once more as an argument.
+    // What is kept in any case does not count once more as an argument.
     for (auto& [module, x] : arguments_)
       if (is_first(kept_[devices_[module]], x))
         result_.arguments[module] += elsewhere_.bytes(x, devices_[module]);
@@ -179,7 +179,7 @@ public:
 private:
   struct frame {
     place at;
-    place last; // the call before, from here
+    place last; // the previous call made from here
     bool begins = false;
   };
 
@@ -226,7 +226,7 @@ private:
 
   const std::vector<uint32_t>& devices_; // by module
   const kept_elsewhere& elsewhere_;
-  call_interceptor* before_;           // who observed, and does again
+  call_interceptor* before_;           // the previous observer, restored later
   std::vector<recomputation> regions_; // by module
   std::vector<frame> stack_;
   /// By the number of the first node that was made there.

@@ -56,8 +56,8 @@ std::string explain(const activation_need& x, uint64_t peers) {
          + "; what operations use while they run comes on top\n";
 }
 
-/// While it lives, tensor operations have the threads of one rank, as if all of
-/// them ran on this machine.
+/// While it lives, tensor operations use as many threads as one rank gets if
+/// all ranks run on this machine.
 class threads_of_a_rank {
 public:
   explicit threads_of_a_rank(const train_config& x)
@@ -79,14 +79,14 @@ private:
   int before_;
 };
 
-/// What the first replica gets of the first batch.
+/// The first replica's part of the first batch.
 batch first_batch(const train_config& x) {
   auto n = replicas_of(x);
   return make_data(x, n)->training_batch(0, {0, n});
 }
 
-/// @returns by position the bytes that the first of the ranks has of what they
-/// share
+/// @returns by position of the tensor: bytes that the first of the ranks holds
+/// of what they share
 std::map<uint32_t, uint64_t> shared_parts(const walked_model& model,
                                           const sharing_decision& sharing,
                                           int64_t peers) {
@@ -173,7 +173,7 @@ const walked_model& lone_decision::model() const {
 
 namespace {
 
-/// @returns why it would be in vain to measure activations; empty if not
+/// @returns why activations cannot be measured; empty if they can
 std::string why_not_measured(const lone_decision& run, const train_config& x) {
   auto is_absent = [](const walked_tensor& t) { return is_deferred(t.tensor); };
   if (x.smp.trace_device == "none")
@@ -192,7 +192,7 @@ schedule_report play(const lone_decision& run, const train_config& x,
 }
 
 /// @param bytes by module, of one microbatch
-/// @returns by device, the most that the microbatches of the schedule have
+/// @returns by device, the peak over the microbatches of the schedule
 std::vector<uint64_t> as_played(const lone_decision& run, const train_config& x,
                                 const std::vector<uint64_t>& bytes) {
   auto info = run.decision.model;
@@ -205,7 +205,7 @@ std::vector<uint64_t> as_played(const lone_decision& run, const train_config& x,
   return result;
 }
 
-/// The same if as many microbatches as there may be are under way everywhere.
+/// The same with the largest number of microbatches in flight everywhere.
 std::vector<uint64_t> at_most(const lone_decision& run, const train_config& x,
                               const std::vector<uint64_t>& bytes) {
   auto live = std::min(effective_active_microbatches(x.smp, x.smp.microbatches),
@@ -216,14 +216,14 @@ std::vector<uint64_t> at_most(const lone_decision& run, const train_config& x,
   return result;
 }
 
-/// @param count what microbatches have of that what each has
+/// @param count turns bytes of one microbatch into peaks by device
 template <class F>
 std::vector<uint64_t> peaks_of(const train_config& x,
                                const kept_activations& kept, F count) {
   auto result = count(kept.saved);
   auto arguments = count(kept.arguments);
   for (size_t i = 0; i < result.size(); ++i) {
-    // On their way out, and back.
+    // Arguments on their way to the file, and back.
     if (x.smp.offload_activations)
       arguments[i] = std::min(arguments[i], 2 * x.smp.activation_loading_horizon
                                               * kept.largest_call[i]);
@@ -265,7 +265,7 @@ private:
 activation_need measure(lone_decision& run, const train_config& x) {
   std::optional<kept_activations> kept;
   activation_need result{.unknown = "the forward phase did not end"};
-  // In a trace, for parameters, buffers and streams stay what they are.
+  // In a trace, so that parameters, buffers and streams stay what they are.
   run.state.trace(first_stream(run.of), [&] {
     try {
       auto xs = split(first_batch(x), x.smp.microbatches, 0, 0);
@@ -294,14 +294,14 @@ activation_need measure(lone_decision& run, const train_config& x) {
   return result;
 }
 
-/// Whether the first device will have, of all its microbatches, as much as one
-/// has of the whole model.
+/// Whether the first device will have to hold, for all its microbatches, as
+/// much as one microbatch takes of the whole model.
 bool has_room(const lone_decision& run, const train_config& x) {
   uint64_t whole = 0;
   for (auto& y : run.model().tensors)
     if (y.tensor.defined())
       whole += y.tensor.nbytes();
-  // Of what is shared there are parts besides, while it is measured.
+  // While it is measured, the parts of shared modules exist besides.
   const auto parts = shared_parts(
     run.model(), run.decision.sharing,
     static_cast<int64_t>(x.smp.tensor_parallel_degree));
@@ -326,9 +326,9 @@ activation_need activations_at_start(lone_decision& run,
   if (!unknown.unknown.empty())
     return unknown;
   try {
-    // Only smp's own models have no state that a trace does not put back.
+    // Only smp's own models surely have no state that a trace cannot restore.
     const bool stays = x.model.type != "plugin" || run.decision.traced;
-    // A schedule of the user's is asked in steps alone, by a run.
+    // A run consults the user's own schedule in steps only.
     if (x.smp.pipeline != "actor" && x.model.type != "torchscript" && stays
         && has_room(run, x))
       return measure(run, x);
@@ -341,13 +341,13 @@ activation_need activations_at_start(lone_decision& run,
 
 namespace {
 
-/// As rank 0 of a run: without a trace only sizes count.
+/// Makes it as rank 0 of a run does: without a trace only sizes matter.
 std::unique_ptr<trainable> make_whole(const train_config& x) {
   delay_param_initialization deferring{defers_parameters(x, 0)};
   return make_trainable(x);
 }
 
-/// Whether what modules are given tells how much ranks that share them
+/// Whether the arguments of modules show how much the ranks that share them
 /// exchange.
 bool counts_exchanges(const model_state& state, const train_config& x) {
   return x.smp.tensor_parallel_degree > 1 && x.smp.trace_device != "none"

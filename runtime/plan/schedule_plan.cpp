@@ -16,8 +16,8 @@ using nlohmann::json;
 
 namespace {
 
-/// @returns how calls are played: a caller that computes with a result waits
-/// for it, and then the pipeline stands where one that passes it on goes on
+/// @returns how calls are simulated: a caller that computes with a result waits
+/// for it and stalls the pipeline; one that passes it on does not wait
 std::string describe_calls(const session_config& x,
                            const partition_decision& decision,
                            const pipeline_program& program) {

@@ -159,7 +159,7 @@ public:
   struct options {
     /// Bytes per token: 2 or 4.
     uint64_t token_size = 2;
-    /// The model's bound on tokens, exclusive.
+    /// Size of the model's vocabulary: tokens are below it.
     uint64_t vocabulary = 256;
     double held_out = text::default_held_out;
     uint64_t sequence_length = 128;

@@ -128,7 +128,7 @@ batch token_sequences::cut(const std::vector<uint64_t>& begins) const {
 }
 
 uint64_t token_sequences::token(uint64_t position) const {
-  const void* tokens = bytes_.data(); // a mapping begins at a page
+  const void* tokens = bytes_.data(); // aligned, as a mapping begins at a page
   return options_.token_size == 2
            ? static_cast<const uint16_t*>(tokens)[position]
            : static_cast<const uint32_t*>(tokens)[position];
@@ -214,7 +214,7 @@ std::string text_of_row(const tensor_outline& x) {
                      fmt::join(x.shape.begin() + 1, x.shape.end(), ", "));
 }
 
-/// Only files of which the rows are alike can follow each other.
+/// Files can follow each other only if their rows are alike.
 void check_alike(const input_file& x, const input_file& first) {
   if (x.size() != first.size())
     refuse(x.path(), fmt::format("has {} tensors, but {} has {}", x.size(),

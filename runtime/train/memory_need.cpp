@@ -20,17 +20,17 @@ uint64_t states_of(const optimizer_config& x) {
   return x.type == "adagrad" ? 1 : 2;
 }
 
-/// What replicas have in common, and may divide.
+/// Tensors that all replicas hold or may divide.
 struct common_tensors {
   uint64_t bytes = 0;
-  uint64_t own = 0;     // of the rows that one of them updates
+  uint64_t own = 0;     // of the rows that one replica updates
   uint64_t largest = 0; // gradient
 };
 
-/// Where gradients are kept in parts, one bucket fills while others travel, if
-/// all replicas are equally fast; if all wait for the end of the step, that is
-/// all of them. Besides, of rows that
-/// were updated there is a copy until the next update.
+/// With sharded gradients one bucket fills while another is in flight, if all
+/// replicas are equally fast; without overlap, all gradients wait for the end
+/// of the step. In addition, a copy of the updated rows lives until the next
+/// update.
 uint64_t buckets_of(const common_tensors& x, const session_config& config) {
   auto bucket = std::min(std::max(config.bucket_cap_mb * mib, x.largest),
                          x.bytes);
@@ -45,7 +45,7 @@ memory_need need_of(const walked_model& model, const train_config& x,
                     const std::function<held_part(uint32_t)>& held) {
   memory_need result;
   common_tensors common;
-  // What the optimizer has is float32 in any case.
+  // The optimizer's tensors are float32 in any case.
   auto half = x.smp.bf16_params || x.smp.fp16_params;
   auto kept = states_of(x.optimizer) + (half ? 1 : 0)
               + (x.optimizer.ema_decay ? 1 : 0);

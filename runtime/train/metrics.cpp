@@ -16,7 +16,7 @@ namespace {
   throw error{error_code::config, path + ": " + std::strerror(errno)};
 }
 
-/// As long for each held-out loss: blanks before the last brace.
+/// Has the same length for each held-out loss: blanks before the last brace.
 std::string line_of(const step_metrics& x) {
   constexpr size_t longest = 24; // -2.2250738585072014e-308
   auto result = to_json(x);

@@ -33,7 +33,7 @@ struct step_metrics {
   std::string ran_again = {};
   /// Factor by which backward multiplied the loss; 1: unscaled.
   double loss_scale = 1;
-  /// Why the step updated nothing; empty if it updated.
+  /// Why the step updated nothing; empty if it was not skipped.
   std::string skipped = {};
   /// Seconds by which a checkpoint after the previous step delayed this one; 0
   /// if there was none.

@@ -22,8 +22,8 @@ struct registered_model {
   plugin_factory make;
 };
 
-/// Loading is global to a process, hence this is, too: libraries with the
-/// models that they registered, and those of the library that loads now.
+/// Global, as loading is per process: the libraries with the models that they
+/// registered, and the models of the library that is being loaded.
 struct registry {
   std::mutex loading_mutex;
   std::map<std::string, std::vector<registered_model>> libraries;
@@ -50,7 +50,7 @@ const std::vector<registered_model>& load(const std::string& library) {
   if (!std::filesystem::is_regular_file(library, ignored))
     refuse(fmt::format("model.library = \"{}\" is not a file", library));
   all.incoming.clear();
-  // Never closed: its code belongs to modules that anybody may still hold.
+  // Never closed: its code belongs to modules that may still be in use.
   if (::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr)
     refuse(
       fmt::format("model.library = \"{}\" cannot be loaded: {}; if it "
@@ -75,7 +75,7 @@ plugin_factory find(const std::string& library, const std::string& name) {
                   "SMP_REGISTER_MODEL in runtime/train/plugin.hpp",
                   library));
   for (auto& x : models) {
-    // Before its code is called: it may not agree on what a tensor is.
+    // Before its code is called: its tensors may have another layout.
     if (std::string_view{x.abi} != SMP_PLUGIN_ABI)
       refuse(
         fmt::format("model.library = \"{}\" was built for {}, this smp "

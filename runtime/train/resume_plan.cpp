@@ -23,7 +23,7 @@ constexpr const char* samples_key
   = "samples per step (data.batch_size times replicas)";
 constexpr const char* data_size_key = "bytes of data.path";
 
-/// Where a file lies does not matter, and its batch counts with all replicas.
+/// The place of a file does not matter; the batch size counts all replicas.
 bool is_remembered(const std::string& key) {
   auto* known = find_config_key(key);
   if ((known && known->is_file) || key == "data.batch_size")

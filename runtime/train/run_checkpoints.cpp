@@ -31,7 +31,7 @@ void run_checkpoints::rehearse(const std::function<void(uint64_t)>& step) {
 }
 
 void run_checkpoints::load() {
-  // What the configuration says of the optimizer counts, not what it said.
+  // The optimizer's options come from the configuration as it is now.
   if (found_)
     found_->load(model_, optimizers_);
 }

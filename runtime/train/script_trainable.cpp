@@ -37,7 +37,7 @@ public:
   }
 
   bool make_observable() override {
-    // The interpreter calls methods by itself: only rewritten code tells.
+    // The interpreter calls methods by itself: only rewritten code reports.
     program_ = std::make_unique<script_program>(walk(module_._ivalue()), 1);
     return false;
   }

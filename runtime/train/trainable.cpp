@@ -203,7 +203,7 @@ std::string name_of_model(const train_config& x) {
 
 namespace {
 
-/// @param text what was thrown, in the first line
+/// @param text what was thrown, of which the first line is used
 /// @throws error that names the model
 [[noreturn]] void refuse_model(const train_config& x, std::string text) {
   text.resize(std::min(text.size(), text.find('\n')));
@@ -259,7 +259,7 @@ std::unique_ptr<data_source> make_data(const train_config& x,
                                        uint64_t replicas) {
   const auto& type = x.data.type;
   const auto batch_size = x.data.batch_size.value_or(0) * replicas;
-  // Which tokens a model of the user's takes is not said in a configuration.
+  // A configuration does not say which tokens a user's model takes.
   const bool is_own = x.model.type == "torchscript" || x.model.type == "plugin";
   const auto vocabulary = is_own ? std::numeric_limits<uint64_t>::max()
                                  : x.model.vocabulary.value_or(256);

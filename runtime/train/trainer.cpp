@@ -125,7 +125,7 @@ public:
     summary_.resumed_from = checkpoints_->resumed_from();
     summary_.steps_before = checkpoints_->steps_done();
     summary_.steps = summary_.steps_before;
-    // A checkpoint has what came of them.
+    // A checkpoint already has what these weights became.
     if (auto& file = config.train.init_from;
         !file.empty() && summary_.resumed_from.empty())
       load_state_dict(file, *model_, {&optimizer_});
@@ -146,7 +146,7 @@ public:
       checkpoints_->rehearse(
         [&](uint64_t i) { train_step(training_batch(i)); });
     else if (summary_.steps == config_.train.steps)
-      model_->partition(); // what is loaded comes with it
+      model_->partition(); // which loads the checkpoint
     if (summary_.steps > 0)
       evaluate_in_between();
     while (summary_.steps < config_.train.steps && !summary_.interrupted) {
@@ -170,7 +170,7 @@ public:
 
 private:
   void start() {
-    // What another rank owns goes with the partition.
+    // The partition releases what other ranks own.
     const auto parameters = count_elements(parameters_);
     parameters_.clear();
     auto& state = model_->state();
@@ -200,7 +200,7 @@ private:
     });
   }
 
-  /// @returns what the rank has of the model, and needs to train it
+  /// @returns the memory that the rank needs to train its part of the model
   memory_need need_of_rank(rank_id rank) const {
     auto& st = model_->state();
     return need_of(st.model(), config_, [&](uint32_t i) -> held_part {
@@ -227,8 +227,8 @@ private:
     return config_.smp.deterministic_server && !summary_.resumed_from.empty();
   }
 
-  /// Saves before the evaluation, which a run that goes on makes once more. One
-  /// that is interrupted has to end in time, and makes none.
+  /// Saves before the evaluation, which a resumed run repeats. An interrupted
+  /// run has to end in time and does not evaluate.
   void end_step() {
     auto saves = [this] {
       return checkpoints_->due(summary_.steps, summary_.interrupted);
@@ -277,7 +277,7 @@ private:
         std::find(steps.begin(), steps.end(), result.step) != steps.end())
       dump_gradients(result.step);
     listener_.on_gradients(result.step);
-    // Without a bound only the norm matters.
+    // Without a bound this only computes the norm.
     result.grad_norm = clip_grad_norm_(
       *model_, config_.optimizer.clip_grad_norm.value_or(
                  std::numeric_limits<double>::infinity()));
@@ -301,8 +301,8 @@ private:
                     result.step, result.skipped)};
   }
 
-  /// What is wrong with a step's numbers on any rank, the same on all; empty:
-  /// nothing, or what a dynamic loss scale takes care of.
+  /// What is wrong with a step's numbers on any rank, the same on all; empty if
+  /// nothing is, or if a dynamic loss scale takes care of it.
   std::string not_finite(const step_metrics& x) const {
     auto scaler = model_->state().loss_scale().scaler();
     auto scales = scaler && scaler->is_dynamic();
@@ -333,7 +333,7 @@ private:
     return sum.front() / static_cast<double>(group.size());
   }
 
-  /// Adds to an error about lack of memory how much the rank needs in any case.
+  /// Adds to an out-of-memory error how much the rank needs in any case.
   /// @pre inside of a handler
   [[noreturn]] void explain_memory() {
     failure found;
@@ -355,7 +355,7 @@ private:
     throw error{std::move(found)};
   }
 
-  /// Adds what only all ranks together know, and reports.
+  /// Adds the numbers that need all ranks, and reports.
   void account(step_metrics& x) {
     auto stats = session_.last_step();
     auto sums = session_.internals().exchange().all_reduce_sum(
@@ -420,7 +420,7 @@ private:
     return interval > 0 && summary_.steps % interval == 0;
   }
 
-  /// @returns what it was; nothing if the run is interrupted before its end
+  /// @returns the loss; nothing if the run is interrupted before its end
   std::optional<double> report_evaluation() {
     auto loss = evaluate();
     if (!loss)
@@ -454,7 +454,7 @@ private:
     swap_averages();
     summary_.interrupted = i < n;
     if (summary_.interrupted) {
-      drawn = before; // who goes on makes all of it
+      drawn = before; // a resumed run repeats all of it
       return std::nullopt;
     }
     return mean_of_replicas(sum / static_cast<double>(n));
@@ -522,8 +522,8 @@ private:
     swap_averages();
   }
 
-  /// The parameters are averages, if there are any, and themselves after the
-  /// second time.
+  /// Swaps parameters and their averages, if there are any; the second call
+  /// swaps them back.
   void swap_averages() {
     if (config_.optimizer.ema_decay)
       optimizer_.swap_averages();

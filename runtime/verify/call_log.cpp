@@ -18,14 +18,14 @@ namespace {
 /// A call while it is logged.
 struct open_call {
   const void* object = nullptr;
-  /// To be told from results; alive while the call goes on.
+  /// To tell passed-on tensors from results; alive during the call.
   std::vector<const void*> arguments;
   bool ended = false;
   logged_call log;
 };
 
-/// Nothing for the parameters of other ranks, which reading would fetch.
-/// A promise is left alone: whoever made its content logs it.
+/// Nothing for parameters of other ranks, which reading would fetch. A promise
+/// is left alone: the rank that computes its content logs it.
 std::optional<tensor_digest> digest_if_here(const at::Tensor& x) {
   if (!x.defined() || is_placeholder(x) || is_promise(x))
     return std::nullopt;
@@ -41,11 +41,11 @@ struct call_logger::state {
   uint64_t gradients = 0;
   std::vector<std::shared_ptr<open_call>> calls;
   std::vector<std::shared_ptr<logged_pass>> passes;
-  /// The calls that go on, by thread, innermost last.
+  /// The calls in progress, by thread, innermost last.
   std::map<std::thread::id, std::vector<uint32_t>> running;
   std::map<std::pair<uint64_t, const void*>, uint64_t> counts;
-  /// Which calls a tensor came out of, one inside the other. The weak pointer
-  /// keeps its address from meaning another tensor, but not its bytes.
+  /// The nested calls that returned a tensor. The weak pointer keeps the
+  /// address from being reused for another tensor, but not the data alive.
   struct origin {
     std::vector<uint32_t> calls;
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
@@ -127,7 +127,7 @@ void call_logger::begin(const void* object,
                         std::span<const at::Tensor> arguments) {
   auto x = std::make_shared<open_call>();
   x->object = object;
-  // First: of what cannot be read, as a tensor without data, nothing is logged.
+  // First: if a tensor cannot be read, e.g. has no data, nothing is logged.
   for (auto& t : arguments)
     x->log.arguments.push_back(digest_if_here(t));
   std::unique_lock guard{state_->mutex};
@@ -165,8 +165,8 @@ void call_logger::end(const void* object, std::span<const at::Tensor> results) {
     auto& t = results[i];
     at::NoGradGuard no_grad;
     x->log.results.push_back(digest_if_here(t));
-    // A parameter, of this rank or another, would keep the hook for ever. What
-    // was only passed on has other users here than where its caller is.
+    // A parameter, of this rank or another, would keep the hook forever. A
+    // tensor only passed on has other users here than on its caller's rank.
     if (!in_graph || !t.requires_grad() || t.is_leaf() || is_placeholder(t)
         || std::find(arguments.begin(), arguments.end(),
                      t.unsafeGetTensorImpl())

@@ -23,9 +23,9 @@ namespace smp {
 
 namespace {
 
-/// Nothing here belongs to a session, nor may this thread's observer or random
-/// numbers be left changed. TorchScript runs code as it is: optimised code
-/// draws random numbers also where nothing is dropped (docs/torchscript.md).
+/// Runs code without a session, and restores this thread's observer and random
+/// numbers. TorchScript runs code as written: optimised code draws random
+/// numbers even where nothing is dropped (docs/torchscript.md).
 class apart {
 public:
   apart()
@@ -86,7 +86,7 @@ at::Tensor unscaled(const at::Tensor& gradient, double scale) {
   return gradient.to(wide).div(scale);
 }
 
-/// What a run with parameters in half precision has of its model.
+/// Casts a model as a run with parameters in half precision does.
 void cast_to_half(const named_tensors& xs, const train_config& config) {
   if (!config.smp.bf16_params && !config.smp.fp16_params)
     return;
@@ -132,7 +132,7 @@ struct known_model {
   std::unique_ptr<trainable> model;
   named_tensors parameters;
   named_tensors buffers;
-  /// Of its modules, if its calls can be observed.
+  /// Paths of its modules, if its calls can be observed.
   std::unordered_map<const void*, std::string> paths;
   call_logger logger;
   reference_numbers numbers;
@@ -186,7 +186,7 @@ struct reference_run::state {
       witness->load(from);
   }
 
-  /// Of a parameter in half precision `value` may have more digits.
+  /// `value` may have more digits than a parameter in half precision.
   void begin_with(const std::string& name, const at::Tensor& value) {
     load({{name, value}});
     at::NoGradGuard no_grad;
@@ -288,7 +288,7 @@ void reference_run::update(const moment& x,
     g = at::Tensor{};
     if (i == gradients.end())
       continue;
-    // Gradients are clipped where they are, in the type of the parameters.
+    // Gradients are clipped in place, in the type of the parameters.
     g = i->second.mul(x.loss_scale).to(p.scalar_type());
     if (factor < 1)
       g.mul_(factor);

@@ -94,8 +94,8 @@ uint64_t reference_numbers::path_of_next(const std::string& module) {
   return path_of_call(from.path, path_of_module(module), from.counts[module]++);
 }
 
-/// A call that code makes once more in backward, as checkpointing does, has the
-/// number that it had before: the first such calls after the node was made.
+/// A call that backward repeats, as with checkpointing, gets the number of the
+/// original: the calls made after the node are repeated in order.
 uint64_t reference_numbers::path_of_repeat(const std::string& module,
                                            uint64_t made_at) {
   auto from = std::find_if(entries_.rbegin(), entries_.rend(), [&](auto& x) {

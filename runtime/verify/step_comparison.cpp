@@ -111,7 +111,7 @@ private:
     uint64_t first = 0;
     for (auto* c : ordered_)
       for (auto& g : c->gradients)
-        // Of calls that return the same tensor the innermost is meant.
+        // Of calls that return the same tensor, the innermost counts.
         if (c->microbatch == microbatch && (!result || g.order < first)) {
           result = c;
           first = g.order;
@@ -197,7 +197,7 @@ private:
           tell_count(*c, told);
       }
     }
-    // Unless nobody could see what the reference calls.
+    // Unless the calls of the reference cannot be observed.
     for (auto& c : mine_.calls)
       if (!expected_.empty() && !expected_.contains({c.microbatch, c.module}))
         tell_count(c, told);
@@ -219,7 +219,7 @@ private:
   }
 
   void compare_arguments(const logged_call& mine, const logged_call& theirs) {
-    // Tensors that are one object here may be two there.
+    // Tensors that are one object in one run may be two in the other.
     if (mine.arguments.size() != theirs.arguments.size())
       return;
     auto [around, same_rank] = code_around(mine, theirs);
@@ -309,8 +309,8 @@ private:
     return wider(in_.allowed, tolerance_for(x.scalar_type()));
   }
 
-  /// Of 4096 rows in bfloat16, LibTorch's sum is 10 units in the last place off
-  /// in the mean of squares, that of float32 a fifth of one.
+  /// With 4096 rows in bfloat16, LibTorch's sum is off by 10 units in the last
+  /// place in the mean of squares, a float32 sum by a fifth of one.
   tolerance allowed_sum(const at::Tensor& x) const {
     auto result = allowed(x);
     if (c10::isReducedFloatingType(x.scalar_type()))
@@ -450,7 +450,7 @@ private:
     first_gradient_ = std::move(first);
   }
 
-  /// Of a module whose calls nobody sees: that of the one around it.
+  /// For a module whose calls are not observed: that of its parent.
   uint64_t backward_order(std::string module) const {
     for (;;) {
       if (auto i = backward_order_.find(module); i != backward_order_.end())
@@ -495,7 +495,7 @@ private:
       auto& mine = *i->second;
       for (uint32_t t = 0; t < c->results.size(); ++t) {
         auto a = gradients_of(mine, t), b = gradients_of(*c, t);
-        // What backward computes again has none.
+        // Results that backward recomputes have none.
         if (b.empty() || a.size() != b.size() || maker_of(*b[0]) != c)
           continue;
         for (size_t k = 0; k < b.size(); ++k) {
@@ -535,10 +535,10 @@ private:
     return result;
   }
 
-  /// The innermost call in which a tensor was made: that has the gradient of
-  /// all that uses the tensor, whoever runs which call. Calls around it that
-  /// return the tensor, too, may be on another rank, where they have no part of
-  /// what it did with the tensor itself.
+  /// The innermost call in which a tensor was made: it has the gradient of all
+  /// uses of the tensor, on whichever rank they run. Enclosing calls that also
+  /// return the tensor may run on another rank, where they miss what the
+  /// innermost call did with it.
   const logged_call* maker_of(const logged_gradient& x) const {
     auto i = std::partition_point(
       ordered_.begin(), ordered_.end(),
@@ -548,7 +548,7 @@ private:
     return i == ordered_.end() ? nullptr : *i;
   }
 
-  /// Whose backward made the gradient of a result.
+  /// The modules whose backward made the gradient of a result.
   std::string users(const logged_call& theirs) const {
     std::set<std::string> names;
     for (auto i : theirs.used_by)

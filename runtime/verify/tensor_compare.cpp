@@ -15,7 +15,7 @@ std::string shape_text(const at::Tensor& x) {
                      fmt::join(x.sizes(), ", "));
 }
 
-/// Numbers of any type in one; complex ones become pairs.
+/// Numbers of any type as doubles; complex ones become pairs.
 at::Tensor numbers_of(const at::Tensor& x) {
   auto y = x.detach();
   if (!y.is_complex())

@@ -57,7 +57,7 @@ std::map<std::string, at::Tensor> by_name(const named_tensors& xs) {
   return {xs.begin(), xs.end()};
 }
 
-/// The parameters of which it updates a part.
+/// The parameters that `x` updates, at least in part.
 std::unordered_set<const void*> updated_by(distributed_optimizer& x) {
   std::unordered_set<const void*> result;
   for (auto& group : x.inner().param_groups())
@@ -69,8 +69,8 @@ std::unordered_set<const void*> updated_by(distributed_optimizer& x) {
 /// A tensor of a map, on its way to another rank.
 using sent_tensor = std::pair<std::string, tensor_ref>;
 
-/// Listens to the pipeline's run and compares it on its pp_rank 0: of each
-/// replica with what one process computes of the same data.
+/// Listens to the pipeline's run and compares it, on pp_rank 0 of each replica,
+/// with what one process computes from the same data.
 class verifier final : public train_listener {
 public:
   verifier(session& s, const train_config& config,
@@ -82,7 +82,7 @@ public:
       next_(next),
       interrupt_(interrupt) {
     // Ranks that are threads share the generator: they make their models in
-    // turns, after these.
+    // turns, after the ones made here.
     for (uint64_t turn = 0; turn < dp_size(); ++turn) {
       if (s.pp_rank() == 0 && turn == dp_rank())
         reference_.emplace(config, job);
@@ -123,10 +123,10 @@ public:
   }
 
   void before_step(uint64_t step) override {
-    // The first step partitions the model, and `on_model` comes in it.
+    // The first step partitions the model and calls `on_model`.
     if (model_)
       before_ = std::move(after_);
-    // Whoever replays once goes on so.
+    // A run that replays once keeps replaying.
     auto replays = summary_.replayed + summary_.fell_back;
     summary_.complete = step == options_.steps
                         || (options_.replays && replays > 0
@@ -171,7 +171,7 @@ private:
     auto threads = config_.transport.type == "loopback";
     for (uint64_t turn = 0; turn < (threads ? dp_size() : 1); ++turn) {
       if (reference_ && (!threads || turn == dp_rank())) {
-        // What the ranks have of the file is compared, too.
+        // The weights that ranks read from the file are compared, too.
         if (std::exchange(reads_weights_, false))
           reference_->begin_from(config_.train.init_from, names_);
         else
@@ -226,8 +226,8 @@ private:
          summary_.differences - earlier});
   }
 
-  /// Calls `f(module, below)` for each module that ranks share and each of its
-  /// subtree, itself included.
+  /// Calls `f(module, below)` for each module that ranks share and each module
+  /// of its subtree, itself included.
   template <class F>
   void each_in_shared(F f) const {
     auto& map = model_->state().map();
@@ -237,7 +237,7 @@ private:
           f(i, below);
   }
 
-  /// What stands below a module that ranks share is computed by that module.
+  /// A module that ranks share computes the modules below it itself.
   std::set<std::string> inside_shared() const {
     std::set<std::string> result;
     auto& modules = model_->state().map().model().modules;
@@ -271,7 +271,7 @@ private:
     return rank_.layout().members(comm_group::dp, rank_.self());
   }
 
-  /// What one process would have of the whole batch.
+  /// Replaces numbers by what one process would have for the whole batch.
   void average_over_replicas(step_evidence& x) {
     auto group = replicas();
     if (group.size() == 1)
@@ -301,7 +301,7 @@ private:
       take_first_buffers(x, group);
   }
 
-  /// Those of the first replica count for all.
+  /// The buffers of the first replica count for all.
   void take_first_buffers(step_evidence& x, const std::vector<rank_id>& group) {
     std::vector<sent_tensor> mine;
     if (rank_.self() == group.front())
@@ -314,7 +314,7 @@ private:
       x.buffers[name] = to_tensor(ref);
   }
 
-  /// Rank 0 tells what all found.
+  /// Gathers the findings of all replicas on rank 0.
   void gather_findings() {
     auto group = replicas();
     std::vector<finding> fresh{summary_.findings.begin()
@@ -328,7 +328,7 @@ private:
           x.what += fmt::format(" (replica {})", i);
           summary_.add(std::move(x));
         }
-    // The cause first, whoever saw it.
+    // The cause first, whichever replica found it.
     std::stable_sort(summary_.findings.begin() + static_cast<ptrdiff_t>(told_),
                      summary_.findings.end(),
                      [](auto& a, auto& b) { return a.kind < b.kind; });
@@ -368,8 +368,8 @@ private:
       rank_, "smp.verify.differences", [this] { return summary_.differences; });
   }
 
-  /// Each tensor is held by one rank, and the same one's optimizer updates it,
-  /// or that of another replica.
+  /// Checks that each tensor is held by one rank, and updated by the optimizer
+  /// of that rank or of one in another replica.
   void check_owners(distributed_optimizer& optimizer) {
     auto& state = model_->state();
     auto& tensors = state.model().tensors;
@@ -410,7 +410,7 @@ private:
     for (uint32_t i = 0; i < tensors.size(); ++i) {
       auto& name = tensors[i].names.front();
       if (tensors[i].is_attribute)
-        continue; // no part of the state that others know
+        continue; // not part of the state that others know
       if (open.erase(name) == 0)
         add_owner(name, fmt::format("'{}' is a tensor of its own", name), "yes",
                   "no, it is tied");

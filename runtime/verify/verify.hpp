@@ -26,8 +26,8 @@ struct verify_step {
 /// This many steps show all that a job does.
 inline constexpr uint64_t enough_steps = 3;
 
-/// @returns how many steps it takes at most until this many were replayed
-/// (docs/static_mode.md), or this many in all if none are replayed
+/// @returns how many steps it takes at most until enough of them were replayed
+/// (docs/static_mode.md), or until there are enough if none are replayed
 uint64_t steps_to_verify(const train_config& config);
 
 struct verify_options {

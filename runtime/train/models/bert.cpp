@@ -30,13 +30,13 @@ int64_t position_rows(const bert_config& x) {
   return x.sequence_length + (x.positions_skip_padding ? x.padding + 1 : 0);
 }
 
-/// RoBERTa also leaves the embedding of the position of padding untrained.
+/// RoBERTa also leaves the position embedding of padding untrained.
 torch::nn::EmbeddingOptions position_options(const bert_config& x) {
   torch::nn::EmbeddingOptions result{position_rows(x), x.width};
   return x.positions_skip_padding ? result.padding_idx(x.padding) : result;
 }
 
-/// Normal, the row of padding 0.
+/// Normal, with 0 in the row of padding.
 void init_embedding(torch::nn::EmbeddingImpl& x) {
   torch::nn::init::normal_(x.weight, 0, weight_std);
   if (auto row = x.options.padding_idx()) {
@@ -51,7 +51,7 @@ submodule<torch::nn::Linear> make_linear(int64_t in, int64_t out) {
   return result;
 }
 
-/// What tensor-parallel ranks have to know to share a layer as a whole.
+/// What tensor-parallel ranks need to share a layer as a whole.
 transformer_layer_options options_of_bert_layer(const bert_layer_impl& x) {
   transformer_layer_options result;
   auto& attention = *x.attention->attention;
@@ -88,8 +88,8 @@ torch::Tensor decoder_weight(const bert_config& x,
                 : normal_tensor({x.vocabulary, x.width}, weight_std);
 }
 
-/// @returns their loss, made by the head or of its logits
-/// @param x what the body gives
+/// @returns the loss of `labels`, from the head or from its logits
+/// @param x the output of the body
 template <class Head>
 torch::Tensor loss_of(Head& head, bool in_head, const torch::Tensor& x,
                       const torch::Tensor& labels) {
@@ -97,13 +97,13 @@ torch::Tensor loss_of(Head& head, bool in_head, const torch::Tensor& x,
                  : token_loss(head(x, std::nullopt), labels);
 }
 
-/// @returns what the last layer makes of `x`
+/// @returns the last layer's loss for `x` or, without labels, its logits
 torch::Tensor decoded(language_head& decoder, const torch::Tensor& x,
                       const std::optional<torch::Tensor>& labels) {
   return labels ? decoder.loss(x, *labels) : decoder.logits(x);
 }
 
-/// Fills in what may be left out.
+/// Fills in optional tensors.
 template <class Body>
 torch::Tensor run_body(Body& body, const torch::Tensor& tokens,
                        torch::Tensor mask, torch::Tensor segments) {

@@ -15,7 +15,7 @@ namespace smp {
 
 namespace {
 
-/// A data file that belongs to another model is caught here.
+/// Catches a data file that belongs to another model.
 nn_trainable::inputs_check takes(size_t least, size_t most, const char* what) {
   return [=](size_t tensors) {
     if (tensors < least || tensors > most)

@@ -22,12 +22,12 @@ torch::nn::LayerNormOptions norm_options(const gpt_config& x) {
   return torch::nn::LayerNormOptions({x.width}).eps(x.norm_eps);
 }
 
-/// @returns [T, T] bool: what may be seen when only the last `window` may
+/// @returns [T, T] bool: a token sees the last `window` ones, itself included
 torch::Tensor band(int64_t tokens, int64_t window) {
   return torch::ones({tokens, tokens}, torch::kBool).tril().triu(1 - window);
 }
 
-/// What tensor-parallel ranks have to know to share a block as a whole.
+/// What tensor-parallel ranks need to share a block as a whole.
 transformer_layer_options options_of_gpt_block(const gpt_block_impl& x) {
   transformer_layer_options result;
   auto& attention = *x.attn;

@@ -76,7 +76,7 @@ moe_mlp_impl::forward(torch::Tensor x) {
       result = result.index_copy(0, mine,
                                  by_index[i](tokens.index_select(0, mine)));
   }
-  // Shares have no gradient: the probabilities are what balances them.
+  // Shares have no gradient: that of the probabilities balances the experts.
   auto imbalance = (torch::stack(shares) * probabilities.mean(0)).sum()
                    * static_cast<double>(by_index.size());
   return {(chosen.unsqueeze(-1) * result).view(x.sizes()), imbalance};

@@ -43,7 +43,7 @@ private:
     return make(held_out_streams + index, part);
   }
 
-  /// Numbers come one after the other: those of others are drawn, too.
+  /// Numbers come in sequence: those of other replicas are drawn, too.
   batch make(uint64_t stream, batch_part part) const {
     batch_numbers numbers{seed_, stream};
     return part_of(make_(numbers), part.index, part.count);
@@ -95,7 +95,7 @@ at::Tensor counting_rows(batch_numbers& numbers, const token_sizes& x) {
 }
 
 batch masked_tokens(batch_numbers& numbers, const token_sizes& x) {
-  // As many in each sequence, so that microbatches weigh the same.
+  // The same number in each sequence, so that microbatches weigh the same.
   const auto masked = std::max<int64_t>(x.length * 15 / 100, 1);
   auto tokens = counting_rows(numbers, x);
   auto labels = at::full({x.batch, x.length}, -100, at::kLong);

@@ -52,7 +52,7 @@ torch::Tensor buckets(torch::Tensor distance, const t5_config& x,
   if (decoder) {
     distance = (-distance).clamp_min(0);
   } else {
-    n /= 2; // the upper half is for what comes later
+    n /= 2; // the upper half is for later tokens
     result = distance.gt(0).to(torch::kLong) * n;
     distance = distance.abs();
   }
@@ -68,7 +68,7 @@ torch::Tensor buckets(torch::Tensor distance, const t5_config& x,
          + torch::where(distance < exact, distance, far.clamp_max(n - 1));
 }
 
-/// @returns [T, T] int64: those of all pairs of positions
+/// @returns [T, T] int64: the buckets of all pairs of positions
 torch::Tensor buckets_of(int64_t tokens, const t5_config& x, bool decoder) {
   auto positions = torch::arange(tokens, torch::kLong);
   return buckets(positions.unsqueeze(0) - positions.unsqueeze(1), x, decoder);
@@ -79,7 +79,7 @@ torch::Tensor by_heads(const torch::Tensor& biases) {
   return biases.permute({2, 0, 1}).unsqueeze(0);
 }
 
-/// What tensor-parallel ranks have to know to share a block as a whole.
+/// What tensor-parallel ranks need to share a block as a whole.
 transformer_layer_options options_of_t5_block(const t5_block_impl& x) {
   transformer_layer_options result;
   auto& self = *x.self_attention;
