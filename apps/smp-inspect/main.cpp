@@ -1,5 +1,5 @@
 // smp-inspect: asks a run what its actors do. Argument parsing and printing;
-// what is asked and how it is told is in apps/report/.
+// what is asked and how it is shown is in apps/report/.
 
 #include "apps/report/exit_codes.hpp"
 #include "apps/report/run_json.hpp"
@@ -45,7 +45,7 @@ void print(const std::string& x) {
   std::fwrite(x.data(), 1, x.size(), stdout);
 }
 
-/// What one command says of a run that answers.
+/// The answer to one command, from a run that answers.
 struct answer {
   const char* key;
   json value;

@@ -303,7 +303,7 @@ void order(std::vector<described_tensor>& xs, uint64_t data_size,
            + " bytes at its end belong to no tensor");
 }
 
-/// @returns the header's text; afterwards `fd` stands at the data.
+/// @returns the header's text; afterwards `fd` is positioned at the data.
 std::string read_header(int fd, uint64_t file_size, const tensor_errors& e) {
   if (file_size < prefix_size)
     e.fail("its " + std::to_string(file_size)

@@ -192,7 +192,7 @@ struct distributed_transformer_lm_head_impl : torch::nn::Module {
   /// @param attention_mask [B, T], 1 for tokens and 0 for padding; undefined:
   /// there is no padding
   /// @param token_type_ids [B, T] int64; undefined: all are 0
-  /// @param context with cross-attention, what is attended to: [B, S, C]
+  /// @param context with cross-attention, the attended states: [B, S, C]
   /// @param context_mask [B, S] as `attention_mask`, or undefined
   /// @returns scores [B, T, V], or without `add_lm_head` hidden states [B, T,
   /// C]

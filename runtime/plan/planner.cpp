@@ -301,7 +301,7 @@ bool has_room(const lone_decision& run, const train_config& x) {
   for (auto& y : run.model().tensors)
     if (y.tensor.defined())
       whole += y.tensor.nbytes();
-  // While it is measured, the parts of shared modules exist besides.
+  // While measuring, the ranks' parts exist besides the whole modules.
   const auto parts = shared_parts(
     run.model(), run.decision.sharing,
     static_cast<int64_t>(x.smp.tensor_parallel_degree));

@@ -27,7 +27,7 @@ struct printed_plan {
 };
 
 /// Partitions the tree in a file (docs/partition.md).
-/// @param options number of devices, memory weight and strategy are used
+/// @param options only number of devices, memory weight and strategy are used
 /// @throws error (config) naming what is wrong with the file
 printed_plan plan_tree(const std::string& path, partition_options options);
 

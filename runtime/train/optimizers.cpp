@@ -32,7 +32,7 @@ parameter_groups split_parameters(const std::vector<at::Tensor>& xs) {
   return result;
 }
 
-/// @param options of LibTorch, complete but for the weight decay
+/// @param options of LibTorch, complete except for the weight decay
 template <class Options>
 std::vector<optim::OptimizerParamGroup>
 make_groups(const optimizer_config& x,

@@ -31,7 +31,7 @@ void run_checkpoints::rehearse(const std::function<void(uint64_t)>& step) {
 }
 
 void run_checkpoints::load() {
-  // The optimizer's options come from the configuration as it is now.
+  // Optimizer options come from the configuration, not from the checkpoint.
   if (found_)
     found_->load(model_, optimizers_);
 }

@@ -35,7 +35,7 @@ void text_sampler::add(const at::Tensor& logits) {
     weights[i] = std::exp((first[i] - highest) / options_.temperature);
     sum += weights[i];
   }
-  // In [0, sum); the standard library's distributions differ by vendor.
+  // In [0, sum); the distributions of standard libraries differ.
   auto left = std::ldexp(static_cast<double>(engine_() >> 11), -53) * sum;
   size_t byte = 0;
   while (byte < 255 && left >= weights[byte])

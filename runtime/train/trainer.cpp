@@ -146,7 +146,7 @@ public:
       checkpoints_->rehearse(
         [&](uint64_t i) { train_step(training_batch(i)); });
     else if (summary_.steps == config_.train.steps)
-      model_->partition(); // which loads the checkpoint
+      model_->partition(); // which also loads the values
     if (summary_.steps > 0)
       evaluate_in_between();
     while (summary_.steps < config_.train.steps && !summary_.interrupted) {

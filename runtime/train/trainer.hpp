@@ -137,7 +137,7 @@ struct train_job {
   std::function<void(const distributed_model_base&)> place = {};
 };
 
-/// Fills in what is empty. @param config outlives the result
+/// Fills in the empty members. @param config outlives the result
 /// @param replicas that share each batch
 train_job complete(train_job x, const train_config& config, uint64_t replicas);
 

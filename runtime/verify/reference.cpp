@@ -96,7 +96,7 @@ void cast_to_half(const named_tensors& xs, const train_config& config) {
       at::Tensor{x}.set_data(x.to(computed_in(config)));
 }
 
-/// A model with what is known about it.
+/// A model with its tensors, module paths and observers.
 struct known_model {
   known_model(std::unique_ptr<trainable> x, const train_config& config)
     : model(std::move(x)),
