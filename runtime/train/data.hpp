@@ -254,7 +254,7 @@ public:
     uint64_t seed = 1;
   };
 
-  /// @throws error (config) naming file and tensor: as of `input_file`; row
+  /// @throws error (config) naming file and tensor: as in `input_file`; row
   ///         counts that differ within a file; rows unlike those of the first
   ///         file; fewer rows than a batch and the held-out part need
   row_samples(const std::string& path, options x);

@@ -189,7 +189,7 @@ TORCH_MODULE_IMPL(bert_predictions, bert_predictions_impl);
 struct bert_head_impl : torch::nn::Module {
   bert_head_impl(const bert_config& x, torch::Tensor word_embeddings);
 
-  /// As of `bert_predictions_impl`.
+  /// As in `bert_predictions_impl`.
   torch::Tensor forward(const torch::Tensor& x,
                         const std::optional<torch::Tensor>& labels);
 
@@ -225,7 +225,7 @@ struct roberta_head_impl : torch::nn::Module {
   /// word_embeddings: [V, C]
   roberta_head_impl(const bert_config& x, torch::Tensor word_embeddings);
 
-  /// As of `bert_predictions_impl`.
+  /// As in `bert_predictions_impl`.
   torch::Tensor forward(const torch::Tensor& x,
                         const std::optional<torch::Tensor>& labels);
 
@@ -241,7 +241,7 @@ struct roberta_impl : torch::nn::Module {
   /// @throws error (config), see `validate`
   explicit roberta_impl(bert_config x);
 
-  /// As of `bert_impl`.
+  /// As in `bert_impl`.
   torch::Tensor forward(torch::Tensor tokens, torch::Tensor mask = {},
                         torch::Tensor segments = {});
   torch::Tensor loss(torch::Tensor tokens, torch::Tensor labels,
