@@ -27,9 +27,9 @@ struct spawn_options {
   std::vector<int> kept;
 };
 
-/// Starts a process that leads a process group of its own, inherits no other
-/// file descriptor, blocked or ignored signal, and is killed when the calling
-/// thread ends for whatever reason.
+/// Starts a process that leads a process group of its own and is killed when
+/// the calling thread ends for whatever reason. It inherits no other descriptor
+/// and no blocked signal; ignored ones stay ignored (nohup), except SIGPIPE.
 /// @throws error (config) if the program cannot be executed
 pid_t spawn(const spawn_options& x);
 

@@ -76,7 +76,7 @@ public:
   /// tokens: [B, T] int64 @returns logits [B, T, V]; only if `continues_text`
   virtual at::Tensor logits(const at::Tensor& tokens) = 0;
 
-  /// Makes it the model of the current session, which this must outlive.
+  /// Makes it the model of the current session. This must outlive the result.
   virtual std::unique_ptr<distributed_model_base> distribute() = 0;
 };
 
