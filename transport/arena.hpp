@@ -9,19 +9,19 @@ namespace smp {
 /// How full an arena is, in bytes.
 struct arena_status {
   uint64_t capacity = 0;
-  /// In blocks that are taken, and what was asked for of that: blocks are
-  /// powers of two.
+  /// Bytes of the blocks in use, and the part of them that was asked for: block
+  /// sizes are powers of two.
   uint64_t used = 0;
   uint64_t wanted = 0;
-  /// The most that was ever used.
+  /// The largest value that `used` ever had.
   uint64_t high_water = 0;
   uint64_t largest_free = 0;
   uint64_t blocks = 0;
-  /// How often there was no block that fits.
+  /// How often `take` found no block large enough.
   uint64_t refused = 0;
 
-  /// @returns how much of what is free lies outside of the largest block that
-  /// is: 0 none, towards 1 nearly all.
+  /// @returns the share of the free bytes that lies outside the largest free
+  /// block: 0 if none does, close to 1 if nearly all do.
   double fragmentation() const noexcept {
     auto free = capacity - used;
     return free == 0 ? 0
@@ -31,22 +31,22 @@ struct arena_status {
   }
 };
 
-/// Memory in which tensors cross between ranks. To make memory known to a
-/// network or to another process is expensive, and so is its first touch; so an
-/// arena is made once, at the start of a run, and dealt out in blocks. It never
-/// grows: where no block is free, the caller takes another way. Thread-safe;
-/// its blocks may outlive it.
+/// Memory through which tensors travel between ranks. Registering memory with a
+/// network or another process is expensive, and so is its first touch; so an
+/// arena is allocated once, at the start of a run, and handed out in blocks. It
+/// never grows: if no block is free, the caller takes another path.
+/// Thread-safe; its blocks may outlive it.
 class arena {
 public:
   /// The smallest block, and what all blocks are aligned to, in bytes.
   static constexpr uint64_t alignment = 4096;
 
-  /// Takes shared memory and touches all of it.
+  /// Allocates shared memory and touches all of it.
   /// @throws error (transport) if there is none
   explicit arena(uint64_t capacity);
 
-  /// @returns a block of at least `size` bytes, which comes back with its last
-  /// owner, or null: there is none.
+  /// @returns a block of at least `size` bytes, which its last owner returns to
+  /// the arena, or null if no block is free.
   std::shared_ptr<std::byte> take(uint64_t size);
 
   /// @returns whether `x` lies in this arena.

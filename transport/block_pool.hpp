@@ -18,12 +18,12 @@ public:
   explicit block_pool(uint64_t keep_limit);
   ~block_pool();
 
-  /// @returns memory for at least `size` bytes, contents undefined; it comes
-  /// back with its last owner.
+  /// @returns at least `size` bytes of uninitialized memory, which its last
+  /// owner returns to the pool.
   /// @throws std::bad_alloc
   std::shared_ptr<std::byte> take(uint64_t size);
 
-  /// @returns bytes of unused blocks at this moment.
+  /// @returns the bytes of unused blocks that are kept at this moment.
   uint64_t kept() const;
 
 private:

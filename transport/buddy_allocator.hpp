@@ -8,11 +8,11 @@
 
 namespace smp {
 
-/// Deals out parts of a range of bytes, and finds out in logarithmic time what
-/// became free together. Parts are powers of two, each of which has one buddy
-/// with which it forms the next larger one, so free parts never stay apart that
-/// could be one. Always takes the lowest place that fits. Knows offsets only,
-/// no memory. Not thread-safe.
+/// Allocates parts of a range of bytes and merges free neighbours, both in
+/// logarithmic time. Sizes of parts are powers of two, and each part has one
+/// buddy with which it forms the next larger one, so no two free parts stay
+/// apart that could be one. Always takes the lowest offset that fits. Works on
+/// offsets only, not on memory. Not thread-safe.
 class buddy_allocator {
 public:
   /// @param capacity rounded down to a multiple of `smallest`

@@ -9,9 +9,9 @@
 //
 //   bool, integers, enumerations, floating point: their bytes; enumerations one
 //   string, vector, set: count u32, then the items
-//   optional:            whether there is one u8, then it
-//   variant:             which one u8, then it
-//   tensor_ref:          nothing; it is the next of the tensors of the message
+//   optional:            u8 whether there is a value, then the value
+//   variant:             u8 index, then the value
+//   tensor_ref:          nothing; it is the next tensor of the message
 
 #include "transport/inspect.hpp"
 
@@ -65,7 +65,7 @@ inline constexpr bool is_variant = false;
 template <class... Ts>
 inline constexpr bool is_variant<std::variant<Ts...>> = true;
 
-/// Bytes that an item takes at least.
+/// The least number of bytes that an item takes.
 template <class T>
 constexpr size_t min_size() {
   if constexpr (std::is_arithmetic_v<T>)
@@ -87,7 +87,7 @@ struct unsigned_of<4> : std::type_identity<uint32_t> {};
 template <>
 struct unsigned_of<8> : std::type_identity<uint64_t> {};
 
-/// The number that stands for an `x` in the bytes.
+/// The unsigned integer that encodes an `x` of type T.
 template <class T>
 using number_of = typename unsigned_of<sizeof(T)>::type;
 
@@ -121,7 +121,7 @@ struct object {
   }
 };
 
-/// What `inspect` asks of a codec F, which has an `item` for each kind of
+/// What `inspect` needs from a codec F, which has an `item` for each kind of
 /// field.
 template <class F>
 class inspector {
@@ -136,7 +136,7 @@ public:
     return detail::field<F, T>{name, x};
   }
 
-  /// @param set takes what was read and says whether there is such a value
+  /// @param set takes the value that was read and returns whether it is valid
   template <class Get, class Set>
   auto field(const char* name, Get get, Set set) {
     return detail::property<F, Get, Set>{name, std::move(get), std::move(set)};
@@ -158,15 +158,15 @@ private:
 
 // -- writing ------------------------------------------------------------------
 
-/// Appends numbers, strings, bytes and whatever has an `inspect` to a growing
-/// buffer.
+/// Appends numbers, strings, bytes and all types that have an `inspect` to a
+/// growing buffer.
 class byte_writer : public detail::inspector<byte_writer> {
 public:
   static constexpr bool is_loading = false;
 
   byte_writer() = default;
 
-  /// @param tensors of the message; those that are written are appended
+  /// @param tensors of the message; written tensors are appended
   explicit byte_writer(std::vector<tensor_ref>& tensors) : tensors_(&tensors) {
     // nop
   }
@@ -179,7 +179,7 @@ public:
   void f64(double x);
   void boolean(bool x);
 
-  /// How many items follow. @throws error above 32 bits
+  /// Number of items that follow. @throws error above 32 bits
   void count(size_t x);
 
   /// Length (u32), then the characters. @throws error above 4 GB
@@ -191,12 +191,12 @@ public:
   /// The bytes alone: the reader must know how many.
   void raw(std::span<const std::byte> x);
 
-  /// @throws error (internal) if there is no place for tensors
+  /// @throws error (internal) if the writer has no list of tensors
   void tensor(tensor_ref x);
 
   template <class T>
   void put(const T& x) {
-    // Not written to: `inspect` takes what a reader writes to as well.
+    // `inspect` takes mutable references for readers; a writer changes nothing.
     item("", const_cast<T&>(x));
   }
 
@@ -285,7 +285,7 @@ class byte_reader : public detail::inspector<byte_reader> {
 public:
   static constexpr bool is_loading = true;
 
-  /// @param what is read, for errors; outlives the reader
+  /// @param what description for errors; outlives the reader
   /// @param tensors of the message
   explicit byte_reader(std::span<const std::byte> xs, const char* what = "",
                        std::span<const tensor_ref> tensors = {})
@@ -314,7 +314,7 @@ public:
   std::span<const std::byte> raw(size_t size, const char* field = "raw bytes");
 
   /// Reads a u32 that counts items of at least `min_item_size` bytes each, and
-  /// refuses a count that what is left cannot hold: safe to reserve.
+  /// rejects a count that the remaining bytes cannot hold: safe to reserve.
   /// @pre min_item_size > 0
   uint32_t count(size_t min_item_size, const char* field = "count");
 
@@ -343,7 +343,7 @@ public:
   /// @throws error (protocol) "malformed WHAT: FIELD at byte N: WHY"
   [[noreturn]] void fail(const char* field, const std::string& why) const;
 
-  /// Names what the next fields are parts of, while it lives.
+  /// While it lives, names the object that the next fields belong to.
   class scope {
   public:
     scope(byte_reader& in, const char* name)
@@ -392,7 +392,7 @@ private:
   template <class... Ts>
   void variant_item(const char* name, std::variant<Ts...>& x);
 
-  /// A number that stands for one of several things, `last` being the last.
+  /// Reads the number of one of several alternatives, 0 to `last`.
   uint8_t choice(const char* field, uint8_t last);
 
   std::string path_to(const char* field) const;
@@ -414,7 +414,7 @@ void byte_reader::items(const char* name, std::vector<T>& xs) {
     xs.assign(tensors_.begin(), tensors_.begin() + n);
     tensors_ = tensors_.subspan(n);
   } else {
-    // Structs are more than their bytes: they grow with what is really there.
+    // Structs take more memory than bytes: let them grow with what is read.
     auto n = count(detail::min_size<T>(), name);
     xs.clear();
     if constexpr (std::is_arithmetic_v<T>)
@@ -496,7 +496,7 @@ T from_payload(const payload& x, const char* what) {
   return result;
 }
 
-/// @param from who sent it
+/// @param from the sender
 /// @throws error (protocol) naming `from`
 template <class T>
 T from_payload(const payload& x, const char* what, rank_id from) {

@@ -6,7 +6,7 @@
 
 namespace smp {
 
-/// A fabric that bounds what it has under way to one rank, and keeps the rest
+/// A fabric that bounds what is in flight to one rank, and queues the rest
 /// until that rank takes some of it.
 class credit_fabric {
 public:

@@ -10,18 +10,18 @@
 
 namespace smp {
 
-/// A point in the work of a device: it is there when all before it is done.
+/// A point in the work of a device, reached when all work before it is done.
 class device_event {
 public:
   virtual ~device_event() = default;
 
-  /// Waits for at most `limit`; 0 only looks. Thread-safe.
-  /// @returns whether the device came to this point
+  /// Waits for at most `limit`; 0 only polls. Thread-safe.
+  /// @returns whether the device has reached this point
   /// @throws error if it never will
   virtual bool wait(std::chrono::milliseconds limit) = 0;
 };
 
-/// Whom the devices of a rank reach without the host.
+/// What the devices of a rank can reach without the host.
 struct device_links {
   /// The devices of the other ranks on their node.
   bool peer_access = false;
@@ -29,29 +29,29 @@ struct device_links {
   bool rdma = false;
 };
 
-/// Memory and copies of whatever devices a rank has, so that who moves tensors
-/// knows no library of any. Thread-safe.
+/// Memory and copies for the devices of a rank, whatever they are, so that code
+/// that moves tensors depends on no device library. Thread-safe.
 class device_ops {
 public:
   virtual ~device_ops() = default;
 
-  /// The same at any time.
+  /// The result never changes.
   virtual device_links links() const = 0;
 
-  /// @returns where on this rank a tensor comes to lie that another rank had on
-  /// its device `x`; nothing: this rank has none of that type.
+  /// @returns the device of this rank for a tensor that another rank has on its
+  /// device `x`; nothing if this rank has no device of that type.
   virtual std::optional<device_ref> here(device_ref x) const = 0;
 
-  /// @returns memory for `size` bytes at a place that `here` gave, contents
-  /// undefined; of the host, it is what the devices copy fast.
+  /// @returns uninitialized memory for `size` bytes at a place that `here`
+  /// gave; on the host, it is memory that the devices copy fast.
   /// @throws error (unsupported) for any other place, std::bad_alloc
   virtual std::shared_ptr<std::byte>
   allocate(device_ref where, uint64_t size) = 0;
 
-  /// Begins to copy the bytes of `from`, as soon as they are there, and keeps
-  /// both memories until it is done. From host memory to host memory it is done
-  /// at once, @pre they are there.
-  /// @param to memory at `where` for all of it
+  /// Starts to copy the bytes of `from` as soon as they are ready, and keeps
+  /// both memories alive until it is done. A copy from host to host is done at
+  /// once, @pre the bytes are ready.
+  /// @param to memory at `where`, large enough for all bytes
   /// @returns `from` in its new place, with an event of its own
   /// @throws error
   virtual tensor_ref copy(const tensor_ref& from, std::shared_ptr<std::byte> to,
@@ -59,7 +59,7 @@ public:
     = 0;
 };
 
-/// Those of a rank without devices.
+/// The operations of a rank without devices.
 class host_ops final : public device_ops {
 public:
   device_links links() const override;

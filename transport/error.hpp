@@ -31,7 +31,7 @@ constexpr error_code last_of(error_code) noexcept {
 /// @returns the name of `x` as it stands in error messages.
 const char* to_string(error_code x) noexcept;
 
-/// Stands where an error belongs to no rank, e.g. a bad configuration file.
+/// For errors that belong to no rank, e.g. a bad configuration file.
 inline constexpr rank_id no_rank{~uint64_t{0}};
 
 /// The first cause of a failure as a value: it travels unchanged to every
@@ -47,8 +47,8 @@ struct failure {
     return code != error_code::none;
   }
 
-  /// @returns one line: "rank 1, module blocks.3: text"; what is unknown is
-  /// left out.
+  /// @returns one line: "rank 1, module blocks.3: text"; unknown parts are left
+  /// out.
   std::string describe() const;
 
   bool operator==(const failure&) const = default;
@@ -79,7 +79,7 @@ private:
   failure cause_;
 };
 
-/// For what a user wrote or gave: a key, a file, a model.
+/// For errors in what a user provides: a key, a file, a model.
 inline error config_error(std::string text) {
   return {error_code::config, std::move(text)};
 }

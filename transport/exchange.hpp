@@ -12,10 +12,10 @@
 
 namespace smp {
 
-/// Ranks exchange more than requests: norms, states, names. A receive that had
-/// to be posted in the sender's order could deadlock, so both sides name what
-/// they exchange and the names match, in whatever order things arrive. Waits
-/// end by themselves when the other rank dies. Thread-safe.
+/// Exchanges what is not a request: norms, states, names. If receives had to be
+/// posted in the sender's order, ranks could deadlock, so both sides name what
+/// they exchange and are matched by name, in whatever order messages arrive.
+/// Waits end by themselves when the other rank dies. Thread-safe.
 class exchange {
 public:
   explicit exchange(fabric& x);
@@ -23,18 +23,18 @@ public:
 
   // -- point to point ---------------------------------------------------------
 
-  /// Sends `x` under `name`; names are used again freely: the n-th send under
-  /// a name meets the n-th receive of that name. (A name that is used once
-  /// leaves a counter behind: name what repeats after its kind, not its
-  /// number.)
+  /// Sends `x` under `name`. Names may be reused: the n-th send under a name
+  /// matches the n-th receive of that name. (A name that is used only once
+  /// still leaves a counter behind: name repeated messages after their kind,
+  /// not their number.)
   void send(rank_id to, const std::string& name, payload x);
 
-  /// Parks until the message comes. @throws error when `from` is lost
+  /// Parks until the message arrives. @throws error when `from` is lost
   payload receive(rank_id from, const std::string& name);
 
   // -- collectives over `group` (ascending ranks, own one included) -----------
   // Every rank of the group calls with the same name, in any order of names.
-  // Names of different groups and of different collectives do not meet.
+  // Names of different groups and of different collectives are independent.
 
   void barrier(std::span<const rank_id> group, const std::string& name);
 
@@ -70,7 +70,7 @@ private:
   using key = std::pair<rank_id, std::string>;
   using awaited_ptr = std::shared_ptr<awaited<payload>>;
 
-  /// What came and what is waited for under one name, by sequence number.
+  /// Arrived messages and pending receives of one name, by sequence number.
   struct slot {
     uint64_t next_receive = 0;
     std::map<uint64_t, payload> arrived;

@@ -7,7 +7,7 @@
 
 namespace smp {
 
-/// Stands before the bytes of the user in a message of kind `exchange`.
+/// Precedes the user's bytes in a message of kind `exchange`.
 struct exchange_label {
   uint64_t sequence = 0;
   std::string tag;

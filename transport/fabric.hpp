@@ -37,7 +37,7 @@ struct message {
 };
 
 /// Why nothing more can be sent to `x`, which said goodbye.
-/// @param lost for whose sake it left: the first cause, which is what counts
+/// @param lost the rank whose loss made it leave: the first cause, which counts
 inline failure left_the_run(rank_id x, std::optional<rank_id> lost) {
   if (!lost)
     return {error_code::rank_down, x, {}, "left the run"};
@@ -48,36 +48,36 @@ inline failure left_the_run(rank_id x, std::optional<rank_id> lost) {
             + ", which left the run for this"};
 }
 
-/// What a fabric moved, since it was made.
+/// What a fabric has moved since it was made.
 struct fabric_stats {
   uint64_t messages_sent = 0;
   uint64_t bytes_sent = 0; // envelopes and tensors
   uint64_t messages_received = 0;
   uint64_t bytes_received = 0;
-  /// Dropped because no rank of the run sends such.
+  /// Dropped, because no rank of the run sends such messages.
   uint64_t messages_refused = 0;
 };
 
-/// Hears what arrives. Called on a thread of the fabric, or on one that parks
-/// there, one call at a time per rank; must not block.
+/// Receives what arrives. Called on a thread of the fabric, or on one that is
+/// parked in it, one call at a time per rank; must not block.
 class fabric_listener {
 public:
   virtual ~fabric_listener() = default;
 
   virtual void on_message(rank_id from, message x) = 0;
 
-  /// `x.rank` is lost: called once per rank, nothing of it comes after.
+  /// `x.rank` is lost. Called once per rank; nothing from it arrives after.
   virtual void on_peer_lost(const failure& x) = 0;
 };
 
-/// Moves messages between ranks in no promised order, and never blocks the
-/// caller. The communication stages of the paper (section 6) stand above it, as
-/// a fabric around another one (actors/comm/comm_fabric.hpp).
+/// Moves messages between ranks in no guaranteed order, and never blocks the
+/// caller. The communication stages of the paper (section 6) are built on top,
+/// as a fabric around another one (actors/comm/comm_fabric.hpp).
 class fabric {
 public:
-  /// Called once when the message left: its tensors may change or go. Gets an
-  /// empty failure, or why it could not be sent. Any thread, also inside
-  /// `send`; must not block.
+  /// Called once when the message has left: its tensors may then change or be
+  /// freed. Gets an empty failure, or why the message could not be sent. Called
+  /// on any thread, also inside `send`; must not block.
   using sent_callback = std::function<void(const failure&)>;
 
   virtual ~fabric() = default;
@@ -87,7 +87,7 @@ public:
   /// @returns what the other ranks need to reach this one (opaque bytes).
   virtual std::string address() const = 0;
 
-  /// Makes the others reachable and lets messages in.
+  /// Connects to the other ranks and begins to accept messages.
   /// @param addresses one per rank, own one included
   /// @param listener outlives this fabric's `stop`
   virtual void start(const std::vector<std::string>& addresses,
@@ -98,13 +98,13 @@ public:
   /// A message to a lost rank is reported through `done` as `rank_down`.
   virtual void send(rank_id to, message x, sent_callback done = {}) = 0;
 
-  /// Parks the calling thread until `x` is notified, and consumes that. Until
-  /// then the thread may be one of those on which the listener hears what
-  /// arrives: what comes for the thread itself then costs no change of thread.
-  /// Returns before this fabric is destroyed.
+  /// Parks the calling thread until `x` is notified, and consumes the
+  /// notification. Meanwhile the fabric may call its listener on this thread,
+  /// so that a message the thread waits for costs no change of threads. Returns
+  /// before this fabric is destroyed.
   virtual void park(pollable_wake_up& x) = 0;
 
-  /// Tells that a rank is dead (launcher, control plane): fails what is in
+  /// Reports that a rank is dead (launcher, control plane): fails what is in
   /// flight to it and calls `on_peer_lost` unless that was known. Thread-safe.
   virtual void peer_lost(const failure& x) = 0;
 

@@ -6,12 +6,12 @@
 
 namespace smp {
 
-/// Owns a file descriptor and closes it in time.
+/// Owns a file descriptor and closes it at its end.
 class file_descriptor {
 public:
   file_descriptor() noexcept = default;
 
-  /// @param fd -1, as a system call that failed gives it: none
+  /// @param fd -1, as a failed system call returns it: none
   explicit file_descriptor(int fd) noexcept : fd_(fd) {
     // nop
   }
@@ -37,12 +37,12 @@ public:
     return fd_ >= 0;
   }
 
-  /// Leaves it open. @returns -1 if there was none
+  /// Gives it up without closing it. @returns -1 if there was none
   int release() noexcept {
     return std::exchange(fd_, -1);
   }
 
-  /// Closes what this has, if it has any, and takes `fd`.
+  /// Closes the current descriptor, if there is one, and takes `fd`.
   void reset(int fd = -1) noexcept {
     if (auto old = std::exchange(fd_, fd); old >= 0)
       ::close(old);

@@ -7,8 +7,8 @@
 
 namespace smp {
 
-/// A fabric around another one, for those who want to see or change some of
-/// what passes: all else goes on as it is, both ways.
+/// A fabric around another one, for code that observes or changes some of the
+/// traffic: all else is forwarded as it is, in both directions.
 class forwarding_fabric : public fabric, protected fabric_listener {
 public:
   explicit forwarding_fabric(std::shared_ptr<fabric> inner)

@@ -15,7 +15,7 @@
 
 namespace smp {
 
-/// What a gate saw.
+/// What a gate has counted.
 struct gate_stats {
   /// Connections whose peer showed the secret of the run.
   uint64_t admitted = 0;
@@ -26,43 +26,43 @@ struct gate_stats {
   uint64_t refused = 0;
 };
 
-/// Owns a port of a run, and lets nobody through to what listens behind it who
-/// has not shown the secret of the run (R44): parsers of protocols without
-/// authentication take a stranger's bytes for a rank's, or allocate what he
-/// claims. The two sides ask each other, so that a rank does not talk to a
-/// stranger either:
+/// Owns a port of a run, and lets a peer through to the service behind it only
+/// when it has shown the secret of the run (R44): parsers of protocols without
+/// authentication would take a stranger's bytes for a rank's, or allocate as
+/// much as those claim. The two sides challenge each other, so that a rank does
+/// not talk to a stranger either:
 ///
 ///   rank to gate   mark (8 bytes), random bytes X (32)
 ///   gate to rank   random bytes Y (32), proof of ("gate", X Y) (32)
 ///   rank to gate   proof of ("rank", X Y) (32)
 ///
-/// What follows belongs to whoever takes the connection. A connection that is
-/// not admitted yet costs a descriptor and 72 bytes (with TLS some 50 KB), and
-/// both only for a while: of more than `unproven_limit` the oldest goes.
+/// What follows belongs to the new owner of the connection. A connection that
+/// is not admitted yet costs a descriptor and 72 bytes (with TLS some 50 KB),
+/// and only for a while: beyond `unproven_limit` the oldest one is closed.
 ///
-/// Over a network all of this happens inside TLS, which wants the keys of the
-/// run from both sides. Who has them may ask instead of proving:
+/// Over a network all of this happens inside TLS, which requires the keys of
+/// the run from both sides. A rank that has them may ask instead of proving:
 ///
 ///   rank to gate   another mark (8), nothing (32)
 ///   gate to rank   the secret (32), length (4, little endian), note
 class gate {
 public:
   struct options {
-    /// An address of this machine, or a name: all addresses of this machine
-    /// that it stands for.
+    /// An address of this machine, or a name: then all addresses of this
+    /// machine to which it resolves.
     std::string address = "127.0.0.1";
     /// 0: any free port.
     uint16_t port = 0;
     run_secret secret;
-    /// Wanted for any address but loopback.
+    /// Required for any address but loopback.
     std::optional<tls_line> line;
-    /// Goes with the secret to a rank that has the keys and asks.
+    /// Sent with the secret to a rank that has the keys and asks.
     std::string note;
-    /// Within this time a connection has shown the secret.
+    /// A connection must show the secret within this time.
     std::chrono::milliseconds patience{5000};
-    /// Connections that have not, at one time.
+    /// The most connections at one time that have not shown it.
     size_t unproven_limit = 64;
-    /// Takes a connection. On the thread of the gate; must not block.
+    /// Takes an admitted connection. Runs on the gate's thread; must not block.
     std::function<void(file_descriptor)> admit;
   };
 
@@ -77,7 +77,7 @@ public:
 
   uint16_t port() const noexcept;
 
-  /// Number of a descriptor that listens; no other in this process has it.
+  /// A listening descriptor; no other one in this process has its number.
   int listener() const noexcept;
 
   /// Any thread.
@@ -88,8 +88,8 @@ private:
   std::unique_ptr<impl> impl_;
 };
 
-/// The other side: shows the secret over a connection just made, and wants to
-/// be shown it.
+/// The other side: shows the secret over a fresh connection, and requires the
+/// gate to show it, too.
 /// @throws error (transport) if the gate does not answer within `limit`, or
 /// cannot prove that it belongs to this run
 void pass_gate(int connection, const run_secret& secret,
@@ -99,14 +99,14 @@ void pass_gate(int connection, const run_secret& secret,
 void pass_gate(tls_stream& connection, const run_secret& secret,
                std::chrono::milliseconds limit);
 
-/// What a rank of another machine is told that has the keys of the run.
+/// What a gate tells a rank of another machine that has the keys of the run.
 struct gate_answer {
   run_secret secret;
   std::string note;
 };
 
 /// @throws error (transport) if the gate does not answer within `limit`, or one
-/// side does not take the other's keys
+/// side rejects the other's keys
 gate_answer ask_gate(tls_stream& connection, std::chrono::milliseconds limit);
 
 } // namespace smp

@@ -38,8 +38,8 @@ struct request_id {
   auto operator<=>(const request_id&) const = default;
 };
 
-/// Names a tensor that its owner holds (R38). A slot that is used again gets
-/// another generation, so that a late message never meets the wrong tensor.
+/// Names a tensor that its owner holds (R38). A reused slot gets a new
+/// generation, so that a late message never meets the wrong tensor.
 struct object_id {
   rank_id owner;
   uint64_t number = 0;

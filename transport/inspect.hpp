@@ -1,8 +1,8 @@
 #pragma once
 
-// What crosses ranks tells its fields once: `inspect(f, x)` serves whatever
-// reads or writes them, be it bytes (transport/bytes.hpp) or the inspectors of
-// CAF, whose style this is. So nothing here knows either of them.
+// A type that crosses ranks lists its fields once: `inspect(f, x)` serves all
+// readers and writers of them, be it bytes (transport/bytes.hpp) or CAF's
+// inspectors, whose style this follows. So nothing here depends on either.
 //
 //   template <class Inspector>
 //   bool inspect(Inspector& f, request_id& x) {
@@ -10,7 +10,7 @@
 //                               f.field("number", x.number));
 //   }
 //
-// An enumeration says beside its definition which value is its last one:
+// An enumeration declares its last value next to its definition:
 //
 //   constexpr phase last_of(phase) { return phase::backward; }
 
@@ -82,7 +82,7 @@ bool inspect(Inspector& f, device_ref& x) {
                             f.field("index", get, set));
 }
 
-/// A flag if the tensor is row-major. Its shape is known by now.
+/// Only a flag if the tensor is row-major. Its shape is known by now.
 template <class Inspector>
 auto strides_field(Inspector& f, tensor_ref& x) {
   auto get = [&x] {
@@ -96,7 +96,7 @@ auto strides_field(Inspector& f, tensor_ref& x) {
   return f.field("strides", get, set);
 }
 
-/// A tensor without its bytes, which travel on their own.
+/// A tensor without its bytes, which travel separately.
 template <class Inspector>
 bool inspect_outline(Inspector& f, tensor_ref& x) {
   auto get = [&x]() -> const std::vector<int64_t>& { return x.shape; };

@@ -9,12 +9,12 @@
 
 namespace smp {
 
-/// Tensors up to this size, in bytes, ride in the first message: to copy them
-/// is cheaper than a transfer of their own. Nobody is asked where they shall
-/// lie.
+/// Tensors up to this size, in bytes, travel in the first message: copying them
+/// is cheaper than a transfer of their own. The receiver is not asked where to
+/// place them.
 inline constexpr uint64_t riding_limit = 4096;
 
-/// A tensor whose bytes are about to come.
+/// A tensor whose bytes are about to arrive.
 struct arriving_tensor {
   rank_id from;
   /// The name that its sender gave it, never 0.
@@ -22,25 +22,25 @@ struct arriving_tensor {
   uint64_t nbytes = 0;
 };
 
-/// Says where marked tensors come to lie, and hears where they came to lie on
-/// the other side. Called on any thread, with locks of the fabric held: must
-/// neither block nor call the fabric.
+/// Chooses where marked tensors are placed on this rank, and is told how the
+/// other side placed those of this rank. Called on any thread, with locks of
+/// the fabric held: must neither block nor call the fabric.
 class tensor_places {
 public:
   virtual ~tensor_places() = default;
 
-  /// @returns memory for all of `x`, or null: the fabric takes its own.
+  /// @returns memory for all of `x`, or null to let the fabric take its own.
   virtual std::shared_ptr<std::byte> place(const arriving_tensor& x) = 0;
 
-  /// All bytes of a tensor that this rank sent are there.
+  /// All bytes of a tensor that this rank sent have arrived.
   /// @param as_marked whether `place` gave them memory
   virtual void placed(rank_id by, uint64_t transfer, bool as_marked) = 0;
 };
 
-/// A fabric that asks the receiver where a tensor shall lie before its bytes
-/// come, and tells the sender what became of it: the question goes with the
+/// A fabric that asks the receiver where to place a tensor before its bytes
+/// arrive, and tells the sender the outcome: the question travels with the
 /// first message and the answer with the end of the transfer, so that neither
-/// costs a round trip, and all of a tensor goes the way that was chosen once.
+/// costs a round trip, and all of a tensor takes the path that was chosen once.
 class placing_fabric {
 public:
   virtual ~placing_fabric() = default;
@@ -50,13 +50,13 @@ public:
 
   /// Like `fabric::send`.
   /// @param transfers a name per tensor, unique on this rank; 0: the receiver
-  /// is not asked. Those of up to `riding_limit` bytes have none.
+  /// is not asked. Tensors of up to `riding_limit` bytes have none.
   virtual void send_marked(rank_id to, message x,
                            std::vector<uint64_t> transfers,
                            fabric::sent_callback done)
     = 0;
 
-  /// Much will be sent from or received in this memory. Before `start`.
+  /// Announces memory for many sends and receives. Call before `start`.
   virtual void register_memory(std::shared_ptr<std::byte> x, uint64_t size) = 0;
 };
 

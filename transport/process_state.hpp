@@ -1,6 +1,6 @@
 #pragma once
 
-// What the kernel of this machine knows of a process.
+// What the kernel of this machine knows about a process.
 
 #include <cstdint>
 #include <optional>
@@ -25,13 +25,13 @@ process_end end_of_status(int status) noexcept;
 struct process_state {
   /// As in proc(5): 'R' running, 'S' sleeping, 'T' stopped, 't' traced.
   char letter = '?';
-  /// In clock ticks since boot: tells a process from a later one with its
-  /// number.
+  /// In clock ticks since boot: tells a process from a later one that has the
+  /// same number.
   uint64_t start_time = 0;
-  /// Of one that ended. Code 0 also where the kernel does not tell us.
+  /// How it ended, if it did. Code 0 also where the kernel does not tell.
   process_end end;
 
-  /// It is only kept until its parent looks.
+  /// A zombie, kept only until its parent asks for its status.
   bool ended() const noexcept {
     return letter == 'Z' || letter == 'X';
   }

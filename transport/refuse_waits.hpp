@@ -4,10 +4,10 @@
 
 namespace smp {
 
-/// Others need the calling thread to go on, so from now on it never waits: what
-/// is not done yet when somebody waits for it there is an error (unsupported)
-/// that names it and the thread, unless the thread has a waiter of its own.
-/// @param thread what it is, for the error; lives for ever
+/// Others depend on the calling thread, so from now on it must not wait: a wait
+/// on it for something that is not done yet throws error (unsupported), which
+/// names both, unless the thread has a waiter of its own.
+/// @param thread its description, for the error; lives forever
 void refuse_waits(const char* thread) noexcept;
 
 class waiter;

@@ -22,8 +22,8 @@ struct device_ref {
 /// Tensor libraries count devices in 8 bits, -1 is the current one.
 inline constexpr int16_t max_device_index = 127;
 
-/// A tensor below the tensor library: bytes without gaps, what they mean, and
-/// who keeps them alive.
+/// A tensor below the tensor library: bytes without gaps, their meaning, and
+/// the owner that keeps them alive.
 struct tensor_ref {
   const void* data = nullptr;
   uint64_t nbytes = 0;
@@ -33,21 +33,21 @@ struct tensor_ref {
   device_ref device;
   std::vector<int64_t> shape;
   /// Keeps `data` valid; the bytes must not change while it is shared with a
-  /// send that did not complete.
+  /// send that has not completed.
   std::shared_ptr<const void> owner;
-  /// When the bytes are there (transport/device_ops.hpp); null: they are.
-  /// Nobody reads them before.
+  /// Signals that the bytes are there (transport/device_ops.hpp); null: they
+  /// are. They must not be read before.
   std::shared_ptr<device_event> ready = {};
-  /// The device of its sender that it lay on, while it is in host memory on its
-  /// way: its receiver gives it one again.
+  /// The sender's device that it lay on, while it is in flight in host memory:
+  /// the receiver places it on a device again.
   device_ref home = {};
   /// From one element of an axis to the next, in elements (`are_strides`);
   /// empty: row-major.
   std::vector<int64_t> strides = {};
 };
 
-/// Tells whether a tensor of `sizes` with these strides has its elements one
-/// after the other, without gaps, in some order of its axes.
+/// Tells whether a tensor of `sizes` with these strides is dense: its elements
+/// follow each other without gaps, in some order of its axes.
 inline bool are_strides(const std::vector<int64_t>& strides,
                         const std::vector<int64_t>& sizes) {
   if (strides.size() != sizes.size())

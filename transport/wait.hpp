@@ -1,7 +1,7 @@
 #pragma once
 
-// Whatever parks a thread does it here (R28): a WORKER CONTEXT then gives its
-// token back, and the wait-for graph knows who waits for whom.
+// All code that parks a thread does it here (R28): a WORKER CONTEXT then gives
+// its token back, and the wait-for graph knows who waits for whom.
 
 #include "transport/error.hpp"
 #include "transport/ids.hpp"
@@ -17,13 +17,13 @@
 
 namespace smp {
 
-/// Why somebody waits, for reports: "value of blocks.3.weight" from rank 1.
+/// Why a thread waits, for reports: "value of blocks.3.weight" from rank 1.
 struct wait_reason {
   std::string what;
   std::optional<rank_id> from;
-  /// What becomes of it while one waits, for those who look. Any thread.
+  /// The current reason during the wait, for reports. Any thread.
   std::function<wait_reason()> now = {};
-  /// Number of the own request to `from` whose answer it needs.
+  /// Number of this rank's request to `from` whose reply the wait needs.
   std::optional<uint64_t> asks = {};
   /// For ranks of other pipelines that share a module with this one.
   bool for_peers = false;
@@ -45,8 +45,8 @@ public:
   /// @returns the failure, or an empty one; meaningful once `done`.
   failure cause() const;
 
-  /// Calls `f` once when done, on the thread that ends this, or at once.
-  /// `f` must not block.
+  /// Calls `f` once when done, on the thread that ends this, or at
+  /// once.
   void on_done(callback f);
 
 private:
@@ -60,12 +60,12 @@ private:
 
 using completion_ptr = std::shared_ptr<completion>;
 
-/// @returns what is done when all of `xs` are, or when the first of them
-/// fails, with its failure.
+/// @returns a completion that is done when all of `xs` are, or when the first
+/// of them fails, with its failure.
 completion_ptr all_of(const std::vector<completion_ptr>& xs);
 
-/// @returns why somebody waits for all of `xs`: at any time the reason of the
-/// first one that is missing.
+/// @returns the reason of a wait for all of `xs`: at any time the reason of the
+/// first one that is not done.
 wait_reason
 reason_of_all(std::vector<std::pair<completion_ptr, wait_reason>> xs);
 
@@ -111,7 +111,7 @@ public:
     return std::move(x->value_);
   }
 
-  /// Parks until done; several may look. @throws error
+  /// Parks until done; several threads may read the value. @throws error
   static const T& peek(const std::shared_ptr<awaited>& x,
                        const wait_reason& why) {
     waiter::current().wait(x, why);

@@ -10,9 +10,9 @@ namespace smp {
 /// every `notify` ends one `wait`, also one that begins later.
 ///
 /// A POSIX semaphore and not `std::counting_semaphore`: that of GCC 12 can
-/// sleep for ever when two releases meet one acquire (libstdc++ bug 104928).
-/// Whoever returned from `wait` may destroy it, even if the `notify` that woke
-/// it has not returned yet.
+/// sleep forever when two releases meet one acquire (libstdc++ bug 104928). A
+/// thread that has returned from `wait` may destroy it, even if the `notify`
+/// that woke it has not returned yet.
 class wake_up {
 public:
   wake_up();
@@ -46,7 +46,7 @@ public:
   /// Parks until there is a notification and consumes it.
   void wait() noexcept;
 
-  /// @returns what is readable while there is a notification.
+  /// @returns a descriptor that is readable while there is a notification.
   int fd() const noexcept {
     return event_.get();
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a rank says of a collective, to its own side and to the others.
+// What a rank states about a collective call, locally and to its peers.
 
 #include "transport/collectives/elements.hpp"
 #include "transport/inspect.hpp"
@@ -30,10 +30,10 @@ constexpr collective_kind last_of(collective_kind) noexcept {
 
 const char* to_string(collective_kind x) noexcept;
 
-/// Calls with the same label are one collective, in whatever order ranks reach
-/// them.
+/// Calls with the same label form one collective, in whatever order the ranks
+/// reach them.
 struct collective_label {
-  /// Ascending, the calling rank among them.
+  /// Ascending; includes the calling rank.
   std::vector<rank_id> group;
   std::string name;
   /// 0: outside of steps.
@@ -46,21 +46,21 @@ struct collective_label {
   auto operator<=>(const collective_label&) const = default;
 };
 
-/// What all ranks of the group have to say alike.
+/// What all ranks of the group must agree on.
 struct collective_signature {
   collective_kind kind = collective_kind::barrier;
   reduce_op op = reduce_op::sum;
   element_type type = element_type::uint8;
-  /// Position in the group; 0 where the kind has none.
+  /// Position in the group; 0 if the kind has no root.
   uint64_t root = 0;
-  /// Of what one rank gives (reduce_scatter, scatter: of what one rank takes;
-  /// all_to_all: of what goes from one rank to one other, or of one row if
-  /// ranks give each other different numbers of them).
+  /// Shape of what one rank gives (reduce_scatter, scatter: of what one rank
+  /// takes; all_to_all: of what one rank sends to one peer, or of one row if
+  /// the numbers of rows differ between peers).
   std::vector<int64_t> shape;
-  /// all_to_all of different sizes: the rows for each rank, by position.
+  /// all_to_all with uneven sizes: the rows for each rank, by position.
   std::vector<uint64_t> rows;
-  /// reduce: every rank is the root of such calls, of about as many bytes, so
-  /// that none has time to help another.
+  /// reduce: every rank is the root of such a call, of about as many bytes, so
+  /// no rank has time to help another one.
   bool every_root = false;
 
   /// @returns "sum allreduce of float32[4, 8]".
@@ -70,28 +70,28 @@ struct collective_signature {
   uint64_t count() const noexcept;
 };
 
-/// What a rank wants of a collective.
+/// A collective as one rank calls it.
 struct collective_call {
-  collective_label label; // its number is given at the start
+  collective_label label; // its number is assigned at the start
   collective_signature what;
-  /// Of different sizes: the rows that are expected of each rank.
+  /// all_to_all with uneven sizes: the rows expected from each rank.
   std::vector<uint64_t> rows_taken;
-  /// Contiguous, in host memory, by the position of the rank where there is
-  /// something for each of them. May be `output` where one rank gives as much
-  /// as it takes.
+  /// Contiguous and in host memory; where each rank has a part, the parts are
+  /// ordered by position. May be the same as `output` where one rank gives as
+  /// much as it takes.
   const void* input = nullptr;
   void* output = nullptr;
-  /// Keeps both; shared with messages that are on their way.
+  /// Keeps both alive; shared with messages in flight.
   std::shared_ptr<const void> owner;
-  /// Said where ranks give other sizes; may be empty.
+  /// Added to the error if shapes differ between ranks; may be empty.
   std::string advice = {};
-  /// Whose call it is, for who looks: the path of a module.
+  /// The path of the module that makes the call, for reports.
   std::string place = {};
 
   /// @returns "allreduce "loss" of ranks 0, 1".
   std::string describe() const;
 
-  /// @throws error (config, unsupported) for what can never work
+  /// @throws error (config, unsupported) for a call that can never work
   void check(rank_id self) const;
 };
 
@@ -113,8 +113,8 @@ bool inspect(Inspector& f, collective_signature& x) {
                             f.field("every_root", x.every_root));
 }
 
-/// @returns how the two ranks differ, as a text that names both, or nothing.
-/// @param from,to positions in the group of whom they are
+/// @returns a text that names both ranks and how they differ, or an empty one.
+/// @param from,to group positions of the ranks of `theirs` and `mine`
 std::string difference(const collective_label& label,
                        const collective_signature& theirs, uint64_t from,
                        const collective_call& mine, uint64_t to);

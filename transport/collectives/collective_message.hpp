@@ -1,7 +1,7 @@
 #pragma once
 
-// What ranks tell each other of a collective. Every message says to which it
-// belongs and what its sender takes it for, as nobody knows which comes first.
+// The messages of a collective. Each one carries the label of its call and its
+// sender's signature, because any of them may arrive first.
 
 #include "transport/collectives/collective_call.hpp"
 #include "transport/error.hpp"
@@ -13,20 +13,20 @@
 
 namespace smp {
 
-/// The sender is there: from now on it may be sent as much as there is.
+/// The sender has joined: from now on it may be sent any amount.
 struct joined_collective {};
 
-/// The same of a rank that may leave nothing more with the receiver: who has
-/// not joined forgets it, and hears it again when that rank hears of him.
+/// The same from a rank that may leave no more here. A receiver that has not
+/// joined drops it, and gets it again when the sender hears from it.
 struct asking_collective {};
 
-/// A segment of a piece of the receiver; its bytes are the one tensor.
+/// A segment of one of the receiver's pieces; its bytes are the only tensor.
 struct piece_segment {
   uint32_t piece = 0;
   uint64_t offset = 0; // in the piece, in bytes
 };
 
-/// It fails on all ranks.
+/// The collective fails on all ranks.
 struct failed_collective {
   failure why;
 };

@@ -10,57 +10,57 @@
 
 namespace smp {
 
-/// A collective of a step, for who looks at what a rank does.
+/// A collective of a step, for reports on what a rank does.
 struct begun_collective {
   collective_label label;
   std::string place; // see `collective_call`
   bool runs = false;
-  /// While it runs: the ranks that it waits for and that did not join.
+  /// While it runs: the ranks that it waits for and that have not joined.
   std::vector<rank_id> absent;
 };
 
-/// Microbatches of a rank run in any order, so two ranks that reach their
-/// collectives in different order must still meet (design.md, section 7): a
-/// call is matched by its label, never by when it came, and what comes before
-/// its call is kept. Nothing here waits: `start` returns at once, and arriving
-/// messages do the rest. Thread-safe.
+/// Runs a rank's collectives. Microbatches of a rank run in any order, so two
+/// ranks that reach their collectives in different order must still meet
+/// (design.md, section 7): a call is matched by its label, never by its
+/// arrival, and messages that precede their call are kept. Nothing here waits:
+/// `start` returns at once, and arriving messages do the rest. Thread-safe.
 ///
-/// What ranks say of one call must agree, or it fails on all of them with what
-/// each said; on one that has all it needs by then, the next call of that name
-/// fails, or `untold` has it. Results have the same bits on every rank, and
-/// from run to run: the order of additions follows from the group, the size and
-/// the machines on which its ranks are.
+/// The signatures of one call must agree, or the call fails on all ranks with
+/// what each stated. On a rank where it is already complete, the next call of
+/// that name fails instead, or `untold` reports it. Results have the same bits
+/// on every rank, and from run to run: the order of additions follows from the
+/// group, the size and the machines on which the ranks run.
 class collectives {
 public:
   explicit collectives(fabric& x, collective_limits limits = {});
 
-  /// What runs is cancelled. @pre the fabric was stopped, or never started
+  /// Cancels running collectives. @pre the fabric was stopped, or never started
   ~collectives();
 
   collectives(const collectives&) = delete;
   collectives& operator=(const collectives&) = delete;
 
-  /// Begins a collective, in which this rank takes part from now on. Its memory
-  /// belongs to it until it is done.
-  /// @throws error (config, unsupported) for what can never work
+  /// Begins a collective, which this rank joins at once. The collective owns
+  /// its memory until it is done.
+  /// @throws error (config, unsupported) for a call that can never work
   started_collective start(collective_call x);
 
   /// @returns whether something is being summed or moved at this moment.
   bool busy() const;
 
-  /// @returns what began here in a step that runs or was the last one; nothing
-  /// while busy.
+  /// @returns the collectives that began here in `step`, which runs or was the
+  /// last one; nothing while busy.
   std::vector<begun_collective> begun(step_id step) const;
 
-  /// @returns what is wrong with a collective outside of steps that was over
-  /// here before that was found out, if no later call of its name failed with
+  /// @returns the failure of a collective outside of steps that was found only
+  /// after it had completed here, unless a later call of its name failed with
   /// it; else nothing. Within a step, the step fails on all ranks.
   failure untold() const;
 
   // -- called by the session --------------------------------------------------
 
-  /// Tells on which machine each rank is, by any numbers; until then all are on
-  /// one. All ranks are told the same. @pre nothing was begun
+  /// Sets the machine of each rank, numbered in any way; until then all ranks
+  /// share one. All ranks pass the same numbers. @pre nothing was begun
   void place(std::vector<uint64_t> machine_of_rank);
 
   /// Takes a message of kind `collective`. One that no correct rank sends is
@@ -72,11 +72,11 @@ public:
     fail(x.rank, x);
   }
 
-  /// Fails all collectives of a step, now and later. They are in disorder:
+  /// Fails all collectives of a step, now and later. They no longer match:
   /// ranks hear of the failure at different places.
   void step_failed(step_id step, const failure& why);
 
-  /// Nobody begins a collective of the step any more.
+  /// The step has ended: no rank begins a collective of it any more.
   void step_over(step_id step);
 
   /// Fails all collectives with `peer`, now and later.

@@ -7,7 +7,7 @@
 
 namespace smp {
 
-/// What the elements of a tensor are, for sums and for errors.
+/// The element type of a tensor, for sums and for errors.
 enum class element_type : uint8_t {
   uint8,
   int8,
@@ -27,13 +27,13 @@ constexpr element_type last_of(element_type) noexcept {
   return element_type::complex128;
 }
 
-/// @returns the name as tensor libraries have it: "float32".
+/// @returns the name as tensor libraries write it: "float32".
 const char* to_string(element_type x) noexcept;
 
 /// In bytes.
 uint64_t size_of(element_type x) noexcept;
 
-/// How the tensors of several ranks become one.
+/// How the tensors of several ranks are combined into one.
 enum class reduce_op : uint8_t {
   sum,
   mean, // of floating point numbers
@@ -46,7 +46,7 @@ constexpr reduce_op last_of(reduce_op) noexcept {
 
 const char* to_string(reduce_op x) noexcept;
 
-/// @returns whether `combine` knows this.
+/// @returns whether `combine` supports this.
 bool can_reduce(element_type type, reduce_op op) noexcept;
 
 /// Combines `inputs` element by element, in their order and in one pass, into

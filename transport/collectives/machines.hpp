@@ -5,11 +5,11 @@
 
 namespace smp {
 
-/// Where several ranks of a group share a machine, whatever crosses the cable
-/// does so once per machine and direction, not once per rank: sums are made
-/// inside each machine first, what comes from outside is handed on inside. As
-/// in `parts_plan`, each rank deals with a part of the whole, so that all of a
-/// machine take part in what goes over the cable.
+/// For groups with several ranks on a machine: data crosses the network once
+/// per machine and direction, not once per rank. Sums are computed inside each
+/// machine first, and data from other machines is forwarded inside. As in
+/// `parts_plan`, each rank handles a part of the whole, so that all ranks of a
+/// machine share the work of sending over the network.
 ///
 /// Sums are added up machine by machine, in the order of the group inside each;
 /// 16-bit sums are rounded once per machine and at the end. For allreduce,

@@ -18,40 +18,40 @@
 
 namespace smp {
 
-/// One collective of one rank: carries its plan out as messages arrive. Not
-/// thread-safe, but for what a wait may look at.
+/// One collective on one rank: carries out its plan as messages arrive. Not
+/// thread-safe, except for what a wait may look at.
 class collective_operation {
 public:
-  /// How messages leave. `sent` is called on any thread, and may be empty.
+  /// Sends a message. `sent` is called on any thread, and may be empty.
   using sender = std::function<void(rank_id to, message x,
                                     std::function<void(const failure&)> sent)>;
 
-  /// Calls back when sends are done that the end waits for, on any thread.
+  /// Called, on any thread, when a send is done that the end waits for.
   using wake = std::function<void(const failure&)>;
 
   /// @param self position in the group
-  /// @param unasked bytes to a rank that was not heard yet
-  /// @param ahead of all operations of this rank
+  /// @param unasked limit of bytes to a rank that was not heard from yet
+  /// @param ahead shared by all operations of this rank
   collective_operation(collective_call x, uint64_t self, collective_plan plan,
                        uint64_t unasked, sent_ahead& ahead, block_pool& pool,
                        sender send, wake sent);
 
   // -- steps ------------------------------------------------------------------
 
-  /// Gives the call its number; once, before all else.
+  /// Assigns the call its number; called once, before all else.
   const collective_label& set_number(uint64_t x);
 
-  /// Sends what can be sent, and says to the others that this rank is there.
+  /// Sends what may be sent, and tells the peers that this rank has joined.
   void begin();
 
-  /// Takes what rank `from` (a position) said.
-  /// @throws error (protocol) for what does not belong to the plan
+  /// Handles a message from rank `from` (a position).
+  /// @throws error (protocol) for a message that does not fit the plan
   void take(uint64_t from, const collective_message& x);
 
   /// One of its sends is done.
   void sent_one();
 
-  /// It is over here: what was sent to those that were not heard still counts.
+  /// The call is over here. What was sent to ranks not heard from still counts.
   void leave(bool well);
 
   /// @returns whether all is done: sent, received and summed.
@@ -77,10 +77,10 @@ public:
 
   // -- any thread -------------------------------------------------------------
 
-  /// @returns what is still waited for, and of whom.
+  /// @returns what the call still waits for, and from which rank.
   std::pair<std::string, std::optional<rank_id>> missing() const;
 
-  /// @returns the ranks that it waits for and that did not join.
+  /// @returns the ranks that the call waits for and that have not joined.
   std::vector<rank_id> absent() const;
 
 private:
@@ -97,7 +97,7 @@ private:
     size_t left = 0;
   };
 
-  /// Keeps what may not be sent yet.
+  /// A message that may not be sent yet.
   struct kept_send {
     uint64_t to;
     message content;
@@ -137,11 +137,11 @@ private:
   size_t pieces_left_ = 0;
   size_t open_sends_ = 0;
   std::vector<kept_send> kept_;
-  /// Sent before a rank was heard, by rank.
+  /// What was sent to a rank before it was heard from, by position.
   std::vector<message_amount> unasked_;
-  std::vector<bool> told_;    // whom something was sent
-  std::vector<bool> to_tell_; // those that the plan has to do with
-  /// Whether a rank was heard, and how many segments it still owes.
+  std::vector<bool> told_;    // ranks that were sent something
+  std::vector<bool> to_tell_; // ranks that the plan involves
+  /// Whether a rank was heard from, and how many segments it still owes.
   std::vector<std::atomic<bool>> heard_;
   std::vector<std::atomic<uint64_t>> owed_;
 };

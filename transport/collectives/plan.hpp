@@ -1,8 +1,8 @@
 #pragma once
 
-// An algorithm is a pure function that makes the plan of one rank. Plans of the
-// ranks of a group fit together, because all of them follow from what all ranks
-// know: the call, and where the ranks are.
+// An algorithm is a pure function that makes the plan of one rank. The plans of
+// a group's ranks fit together, because all of them follow from what every rank
+// knows: the call, and where the ranks run.
 
 #include "transport/collectives/collective_call.hpp"
 #include "transport/collectives/collective_plan.hpp"

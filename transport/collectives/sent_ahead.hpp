@@ -29,10 +29,10 @@ struct message_amount {
   }
 };
 
-/// What comes of a call before its receiver has joined is kept there, and a
+/// A receiver keeps the messages of a call that it has not joined yet, and a
 /// program may be thousands of calls ahead of another rank. So each rank counts
-/// what of its own others may have to keep, and sends them no more than a limit
-/// before they are there. Not thread-safe.
+/// what its peers may have to keep of its own messages, and sends a peer no
+/// more than a limit before that peer joins. Not thread-safe.
 class sent_ahead {
 public:
   /// @param limit for each receiver
@@ -40,23 +40,23 @@ public:
     // nop
   }
 
-  /// @returns whether a message of so many bytes may go to `to`, which counts
-  /// it.
+  /// @returns whether a message of `bytes` bytes may be sent to `to`; if so, it
+  /// is counted.
   bool add(rank_id to, uint64_t bytes);
 
-  /// Takes back what was counted: `to` is there.
+  /// Takes back what was counted: `to` has joined.
   void remove(rank_id to, const message_amount& x) {
     kept_by_[to] -= x;
   }
 
-  /// The call is over here, and `to`, to which so much of it was sent, was not
-  /// heard.
+  /// The call is over here, and `to`, which was sent `y` of it, was not heard
+  /// from.
   void leave(const collective_label& x, rank_id to, const message_amount& y);
 
-  /// `from` was heard in a call that is over here.
+  /// `from` was heard from in a call that is over here.
   void joined(const collective_label& x, rank_id from);
 
-  /// Nobody keeps anything of the step any more.
+  /// The step has ended: no rank keeps messages of it any more.
   void step_over(step_id x);
 
 private:

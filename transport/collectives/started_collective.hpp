@@ -4,7 +4,7 @@
 
 namespace smp {
 
-/// A collective that began: what to wait for, and what to say meanwhile.
+/// A collective that has begun: what to wait for, and why, for reports.
 struct started_collective {
   completion_ptr done;
   wait_reason why;

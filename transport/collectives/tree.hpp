@@ -5,11 +5,11 @@
 
 namespace smp {
 
-/// Where a group is large and there is little to send, the messages of one
-/// rank to all others are what takes time. Along a binomial tree each rank
-/// sends and takes about log2(n): sums go up to the root, results come down.
-/// The order of additions is that of the tree, and 16-bit sums are rounded at
-/// each rank. For allreduce, reduce, broadcast and barrier.
+/// In a large group with little to send, the time goes into the messages of one
+/// rank to all others. Along a binomial tree each rank sends and receives about
+/// log2(n) messages: sums go up to the root, results come down. Additions
+/// follow the order of the tree, and 16-bit sums are rounded at each rank. For
+/// allreduce, reduce, broadcast and barrier.
 collective_plan tree_plan(const collective_call& x, uint64_t self);
 
 } // namespace smp

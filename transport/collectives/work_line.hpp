@@ -10,11 +10,11 @@
 
 namespace smp {
 
-/// Runs tasks one after the other, in their order. Small ones run at once, on
-/// the thread that adds them, as nothing is quicker. But that may be a thread
-/// that must go on, as the one that moves all messages does: so large ones, and
-/// what is behind them, run on a thread of this line (R30), which is made when
-/// it is first wanted. Thread-safe; a task may add tasks.
+/// Runs tasks one after the other, in order. Small ones run at once on the
+/// thread that adds them, which is the fastest. But that thread may be one that
+/// must not be held up, like the one that moves all messages; so large tasks,
+/// and those behind them, run on a thread of this line (R30), which starts when
+/// it is first needed. Thread-safe; a task may add tasks.
 class work_line {
 public:
   using task = std::function<void()>;
@@ -30,11 +30,11 @@ public:
 
   void add(task f, bool large);
 
-  /// Runs what was added before; drops what is added later.
+  /// Runs the tasks added before; drops those added later.
   /// @pre no task is running on the calling thread
   void close();
 
-  /// @returns whether any task that was added has not ended.
+  /// @returns whether any task that was added has not finished.
   bool busy() const noexcept {
     return open_ > 0;
   }
@@ -52,7 +52,7 @@ private:
 
   std::mutex mutex_;
   std::deque<entry> entries_;
-  /// Some thread runs them.
+  /// A thread is running the entries.
   bool running_ = false;
   bool ending_ = false;
   std::atomic<uint64_t> open_ = 0;

@@ -24,13 +24,13 @@ struct network_interface {
 /// interface IPv4 comes before IPv6
 std::vector<network_interface> network_interfaces();
 
-/// @returns the interface that is called so or that has this address
-/// @throws error (config) that names those which there are
+/// @returns the interface that has this name or this address
+/// @throws error (config) that names the interfaces that exist
 network_interface find_interface(const std::string& wanted);
 
 /// @returns the interface by which this machine reaches `host`; if that is this
 /// machine itself, the one that has its address
-/// @throws error (config) if there is no way to it
+/// @throws error (config) if there is no route to it
 network_interface interface_towards(const std::string& host);
 
 struct free_addresses {
@@ -42,40 +42,40 @@ struct free_addresses {
 using resolved_addresses = std::unique_ptr<addrinfo, free_addresses>;
 
 /// @param host a name, or an address as a number
-/// @returns all addresses of TCP
+/// @returns all TCP addresses of `host`
 /// @throws error (transport) if the name is not known
 resolved_addresses resolve(const std::string& host, uint16_t port);
 
-/// @returns whether only this machine itself can mean that: a loopback address,
-/// or a name that stands for nothing else here. A name that is not known is
-/// none
+/// @returns whether `host` can only mean this machine: a loopback address, or a
+/// name that resolves to nothing but loopback addresses here. False for a name
+/// that is not known
 bool is_loopback(const std::string& host);
 
 /// Connects, or gives up after `limit`; tries all addresses of `host`. Each
-/// gets an equal share of the time that is left: a network may swallow what
-/// goes to one of them without a word, as it often does with IPv6.
-/// @returns a socket that does not block
+/// gets an equal share of the remaining time: a network may silently drop what
+/// is sent to one of them, as it often does with IPv6.
+/// @returns a non-blocking socket
 /// @throws error (transport)
 file_descriptor connect_within(const std::string& host, uint16_t port,
                                std::chrono::milliseconds limit);
 
 /// The same for `addresses`, in their order.
-/// @param where said in the error
+/// @param where named in the error
 file_descriptor connect_within(const addrinfo* addresses,
                                const std::string& where,
                                std::chrono::milliseconds limit);
 
-/// Listens at all of `addresses` that are this machine's, at one port: who
-/// comes may know or reach only one of them. One that stands there twice counts
+/// Listens at all of `addresses` that belong to this machine, at one
+/// port: a client may know or reach only one of them. Duplicates count
 /// once.
-/// @param where said in the error
-/// @returns sockets that do not block, at least one
-/// @throws error (transport) if no address is this machine's, or the port is
-/// taken at one that is
+/// @param where named in the error
+/// @returns non-blocking sockets, at least one
+/// @throws error (transport) if no address belongs to this machine, or the port
+/// is taken at one that does
 std::vector<file_descriptor> listen_at(const addrinfo* addresses,
                                        const std::string& where);
 
-/// @returns the port of this side, of IPv4 or IPv6
+/// @returns the port of the local side, of IPv4 or IPv6
 /// @throws error (transport)
 uint16_t local_port(int socket);
 
@@ -85,8 +85,8 @@ std::string peer_address(int connection);
 /// @returns "10.0.0.1:4711", "[fe80::1]:4711"
 std::string endpoint(const std::string& host, uint16_t port);
 
-/// After `limit` without a sign of life from the other side the connection is
-/// broken: else one to a machine that is gone stays for a quarter of an hour.
+/// Breaks the connection after `limit` without a sign of life from the other
+/// side; else one to a machine that is gone stays for a quarter of an hour.
 void bound_silence(int connection, std::chrono::milliseconds limit);
 
 } // namespace smp

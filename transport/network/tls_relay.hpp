@@ -10,21 +10,21 @@
 namespace smp {
 
 /// Carries bytes between TLS connections and sockets inside this process, on a
-/// thread of its own: who talks over such a socket needs to know nothing of
+/// thread of its own: code that uses such a socket needs to know nothing of
 /// TLS.
 class tls_relay {
 public:
   tls_relay();
 
-  /// Waits a second for what was written before the sockets were closed.
+  /// Waits up to a second to send what was written before the sockets closed.
   ~tls_relay();
 
   tls_relay(const tls_relay&) = delete;
   tls_relay& operator=(const tls_relay&) = delete;
 
-  /// Any thread. @returns the socket that stands for `x` from now on: one ends
-  /// when the other does. A machine that answers one of its connections no more
-  /// loses all of them
+  /// Any thread. @returns the socket that stands for `x` from now on: each ends
+  /// when the other does. A machine that stops answering on one of its
+  /// connections loses all of them
   /// @throws std::system_error where the process has no descriptor left
   file_descriptor add(tls_stream x);
 
@@ -33,11 +33,11 @@ private:
   std::unique_ptr<impl> impl_;
 };
 
-/// How the control plane crosses a network. Without it: in the clear, and only
+/// How the control plane crosses a network. Without it: unencrypted, and only
 /// over loopback.
 struct tls_line {
   tls_keys keys;
-  /// Without a sign of life for so long the other machine is lost.
+  /// The other machine is lost after this long without a sign of life.
   std::chrono::milliseconds silence{15000};
   std::shared_ptr<tls_relay> relay;
 };

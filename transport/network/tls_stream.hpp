@@ -16,9 +16,9 @@ namespace smp {
 
 enum class tls_side { connects, accepts };
 
-/// A TLS connection over a socket that does not block. The first read or write
-/// does the handshake, and nothing gets through before the other side has shown
-/// a certificate of the run.
+/// A TLS connection over a non-blocking socket. The first read or write does
+/// the handshake, and nothing gets through before the other side has shown a
+/// certificate of the run.
 class tls_stream {
 public:
   /// @throws error (internal) if OpenSSL has no memory
@@ -28,11 +28,11 @@ public:
     return connection_.get();
   }
 
-  /// @returns how many bytes came; 0: none yet, see `events`; -1: the
+  /// @returns the number of bytes read; 0: none yet, see `events`; -1: the
   /// connection is over, see `problem`
   ssize_t read(std::span<std::byte> x);
 
-  /// As `read`. @returns how many bytes went
+  /// As `read`. @returns the number of bytes written
   ssize_t write(std::span<const std::byte> x);
 
   /// What to `poll` for after a `read` that gave 0.
@@ -45,13 +45,13 @@ public:
     return write_events_;
   }
 
-  /// @returns whether `read` has something that `poll` does not know of
+  /// @returns whether `read` has bytes that `poll` does not see
   bool has_buffered() const noexcept;
 
   /// Tells the other side that nothing follows.
   void say_end() noexcept;
 
-  /// Why it is over: errno, or 0 if the other side ended it or broke the rules.
+  /// Why it is over: errno, or 0 if the other side closed it or violated TLS.
   int problem_number() const noexcept {
     return problem_number_;
   }

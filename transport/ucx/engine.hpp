@@ -25,12 +25,12 @@
 namespace smp {
 
 /// Three kinds of threads use the worker: the progress thread, which sleeps
-/// until UCX has something to do; senders; and one of those that park here,
-/// which sleeps until the same events and delivers what came: the progress
-/// thread leaves them to it until it goes. Whoever has `worker_mutex_` may call
-/// UCX. Nobody waits for it to send: a sender leaves its message in the queue,
-/// and whoever unlocks the worker looks there afterwards. Callbacks of the user
-/// run without any lock.
+/// until UCX has something to do; senders; and one of the parked threads, which
+/// sleeps until the same events and delivers what arrives: the progress thread
+/// leaves them to it until it unparks. The holder of `worker_mutex_` may call
+/// UCX. No sender waits for that mutex: it leaves its message in the queue, and
+/// the holder checks the queue after it unlocks. Callbacks of the user run
+/// without any lock.
 class ucx_fabric::engine {
 public:
   engine(rank_id self, uint64_t world_size, ucx_options options);
@@ -79,7 +79,7 @@ private:
     sent_callback done;
     /// Header of the first unit, then the description.
     std::vector<std::byte> description;
-    /// Units that did not complete.
+    /// Units that have not completed.
     size_t open = 0;
     /// See `ucx_options::priority`.
     uint8_t priority = 0;
@@ -88,9 +88,9 @@ private:
 
   using outgoing_ptr = std::shared_ptr<outgoing>;
 
-  /// What becomes one active message.
+  /// The content of one active message.
   struct unit {
-    /// Not set for what belongs to no message of this rank.
+    /// Null for a unit that belongs to no message of this rank.
     outgoing_ptr of;
     ucx::unit_header header;
     const void* data = nullptr;
@@ -106,7 +106,7 @@ private:
     unit what;
     bool bulk;
     bool marker;
-    /// Of what has no description to carry it.
+    /// The header of a unit that has no description to carry it.
     std::array<std::byte, ucx::header_size> header = {};
   };
 
@@ -120,12 +120,12 @@ private:
     bool as_marked = false;
   };
 
-  /// A message of which not all has come. Its units come in any order.
+  /// A message that is not complete. Its units arrive in any order.
   struct assembly {
     std::optional<ucx::description> what;
     std::map<uint32_t, part> parts;
     size_t complete_parts = 0;
-    /// Of its parts and a long description, received or not.
+    /// Size of its parts and a long description, received or not.
     uint64_t bytes = 0;
   };
 
@@ -148,16 +148,16 @@ private:
     std::string transports;
     peer_state state = peer_state::connected;
     failure why; // unless connected
-    /// The listener heard of the loss.
+    /// The listener was told of the loss.
     bool reported = false;
-    /// It is to be refused: there was no memory, not even to say so.
+    /// To be refused: there was no memory, not even to record why.
     bool starved = false;
-    /// The connection is closed then, or when the goodbye is out.
+    /// The connection is closed at this time, or when the goodbye has left.
     std::optional<clock::time_point> close_at;
 
-    /// Header and data up to this size, in bytes, go by copies of UCX.
+    /// Header and data of up to this size, in bytes, are sent by UCX's copies.
     uint64_t eager_limit = 0;
-    /// By priority; in the order of their sending.
+    /// By priority; within one, in the order of sending.
     std::array<std::deque<unit>, priorities> small;
     std::deque<unit> bulk;
     unsigned bulk_open = 0;
@@ -168,7 +168,7 @@ private:
     std::map<uint64_t, assembly> partial;
     uint64_t partial_bytes = 0; // of all of them
 
-    /// @returns what goes next of the small ones; null: there are none
+    /// @returns the queue of the next small unit; null if there is none
     std::deque<unit>* next_small() noexcept {
       for (auto& x : small)
         if (!x.empty())
@@ -182,7 +182,7 @@ private:
     message content;
   };
 
-  /// The data of an active message, or what UCX pulls it by.
+  /// The data of an active message, or the descriptor by which UCX pulls it.
   struct incoming_data {
     void* pointer = nullptr;
     uint64_t size = 0;
@@ -213,7 +213,7 @@ private:
   ucs_status_t receive_data(peer& from, const ucx::unit_header& header,
                             incoming_data data);
   std::byte* place_for(receive_operation& x);
-  /// @returns null where `from` is refused
+  /// @returns null if `from` is refused
   assembly* assembly_of(peer& from, uint64_t number);
   part* part_of(peer& from, const ucx::unit_header& header);
   bool announce(peer& from, assembly& to, uint64_t size);
@@ -225,21 +225,21 @@ private:
   void deliver(peer& from, message x);
   void refuse(peer& from, error_code code, std::string text);
   void refuse(peer& from, failure why);
-  /// Runs `f` in a callback of UCX, through which nothing may be thrown; where
-  /// it throws, `from` is refused.
+  /// Runs `f` in a UCX callback, through which nothing may be thrown; if it
+  /// throws, `from` is refused.
   template <class F>
   void guarded(peer& from, F f) noexcept;
 
-  /// Lets UCX work, sends what is queued and tells what is news.
+  /// Drives UCX, sends what is queued and reports the news to the user.
   /// @returns whether anything happened.
   bool turn(worker_lock& lock);
-  /// Unlocks while it tells. @returns whether there was news.
+  /// Unlocks while it reports. @returns whether there was news.
   bool tell(worker_lock& lock);
   bool tell_news(worker_lock& lock);
 
   /// Ends the connection; a loss unless `x` said goodbye.
   void lose(peer& x, const failure& why);
-  /// The same behind a goodbye, of a rank that may live and listen.
+  /// The same after a goodbye, for a rank that may be alive and listening.
   void part_from(peer& x, const failure& why);
   void give_up(peer& x, const failure& why);
   void close_in_time(peer& x);
@@ -248,21 +248,21 @@ private:
   void report(peer& x);
   void close(peer& x);
 
-  /// Unlocks for a moment, for others to have the worker.
-  /// @param since when something happened last
+  /// Unlocks for a moment, so that other threads can use the worker.
+  /// @param since time of the last activity
   /// @returns whether it is too early to sleep
   bool spins(worker_lock& lock, clock::time_point since) const;
 
   // -- a thread that parks ----------------------------------------------------
 
-  /// Delivers what comes, without sleeping, until nothing has come for a while
-  /// or `x` is notified.
-  /// @returns false where it is for others to deliver
+  /// Delivers what arrives, without sleeping, until nothing has arrived for a
+  /// while or `x` is notified.
+  /// @returns false if other threads should deliver
   bool spin(const pollable_wake_up& x);
   /// Sleeps until something arrives or `x` is notified, and delivers.
-  /// @returns false where it is for others to deliver
+  /// @returns false if other threads should deliver
   bool poll(pollable_wake_up& x);
-  /// @returns false where the calling thread should leave it to others
+  /// @returns false if the calling thread should leave it to others
   bool help();
 
   // -- progress thread --------------------------------------------------------
@@ -270,9 +270,9 @@ private:
   void run();
   /// Sleeps until something happens.
   void wait(worker_lock& lock);
-  /// Sleeps. @returns whether only UCX ended it
+  /// Sleeps. @returns whether only an event of UCX ended the sleep
   bool events_within(std::chrono::microseconds limit);
-  /// Sleeps, whatever UCX has. @returns whether somebody ended it
+  /// Sleeps and ignores UCX's events. @returns whether `wake` ended the sleep
   bool sleep_for(std::chrono::microseconds limit);
   /// Sleeps while a parked thread polls for what arrives.
   void wait_for_poller(std::chrono::microseconds limit);
@@ -332,17 +332,17 @@ private:
   size_t open_sends_ = 0;
   size_t open_receives_ = 0;
   size_t open_closes_ = 0;
-  /// For its sake this rank may leave.
+  /// The rank whose loss may make this rank leave.
   std::optional<rank_id> first_lost_;
-  /// Errors of peers from inside UCX, where nothing can be done about them.
+  /// Errors of peers from inside UCX callbacks, which cannot handle them.
   std::vector<std::pair<peer*, failure>> failed_;
-  /// What the user is to be told, in order.
+  /// What is to be reported to the user, in order.
   std::vector<std::variant<arrival, failure>> news_;
   std::vector<outgoing_ptr> finished_;
-  /// Some thread tells what was news; it looks for more before it ends.
+  /// A thread is reporting news; it looks for more before it ends.
   bool telling_ = false;
   std::condition_variable told_;
-  /// What a lost rank that still runs may read or write.
+  /// Memory that a lost rank may read or write if it still runs.
   std::vector<std::shared_ptr<const void>> quarantine_;
   bool closing_ = false;
   unsigned busy_ = 0;
@@ -359,7 +359,7 @@ private:
   file_descriptor events_;
   /// Ends the sleep of the progress thread.
   pollable_wake_up woken_;
-  /// A thread that parks polls `events_`.
+  /// A parked thread polls `events_`.
   std::atomic<bool> polled_ = false;
   std::atomic<uint64_t> polls_ended_ = 0;
   /// The progress thread sleeps until the poller wakes it.

@@ -9,16 +9,16 @@
 
 namespace smp::ucx {
 
-/// What went on with another rank when UCX gave up.
+/// What was in progress with another rank when UCX gave up.
 enum class during : uint8_t {
   nothing, // the connection itself
   sending,
   receiving,
 };
 
-/// UCX says with one kind of status that the other side is gone, that this one
-/// has no memory, and that somebody asked for nonsense. Only the first is the
-/// loss of a rank: what is blamed on one that lives, one looks for in vain.
+/// UCX has one kind of status for a peer that is gone, for a lack of memory on
+/// this side, and for invalid arguments. Only the first is the loss of a rank:
+/// blaming a rank that is alive leads a search astray.
 /// @pre `x` is an error
 /// @returns of code `rank_down`, `transport` (bytes could not be moved, the
 /// rank may live) or `internal` (a defect of smp)

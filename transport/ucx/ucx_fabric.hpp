@@ -13,29 +13,29 @@
 
 namespace smp {
 
-/// What UCX is asked for. An environment variable UCX_* of the user wins over
-/// what is set here, except over `trusted_network`.
+/// Settings of UCX. An environment variable UCX_* of the user overrides what is
+/// set here, except for `trusted_network`.
 struct ucx_options {
-  /// UCX transports, e.g. "tcp,self". The first that reaches a rank is taken
-  /// for its messages.
+  /// UCX transports, e.g. "tcp,self". The first one that reaches a rank carries
+  /// its messages.
   std::string transports = "posix,cma,tcp,self";
-  /// UCX over tcp authenticates nobody: without this, it is bound to the
+  /// UCX over tcp does not authenticate peers: without this, it is bound to the
   /// loopback interface.
   bool trusted_network = false;
-  /// What tcp goes through, where the network is trusted.
+  /// The interface that tcp uses, where the network is trusted.
   std::string interface = "lo";
-  /// Begins each message, the same on all ranks of a run. What comes without it
-  /// is of another run or of a stranger, and is dropped and counted (R44).
+  /// Begins each message; the same on all ranks of a run. A message without it
+  /// is from another run or a stranger, and is dropped and counted (R44).
   run_token token = {};
-  /// So long a thread that waits for messages looks for them again and again
-  /// before it sleeps. Takes a core of each rank.
+  /// How long a thread that waits for messages spins before it sleeps. Takes a
+  /// core of each rank.
   std::chrono::microseconds spin{0};
   /// How often UCX asks whether a silent rank still lives.
   std::chrono::milliseconds keepalive{500};
-  /// After so long without a sign of life over tcp a rank is lost.
+  /// A rank is lost after this long without a sign of life over tcp.
   std::chrono::milliseconds silence{15000};
-  /// Of the small messages that wait to leave, 0 goes first, up to 2. Not set:
-  /// one after the other.
+  /// Priority of small messages that wait to leave: 0 goes first, up to 2. Not
+  /// set: they leave in order.
   std::function<uint8_t(const message&)> priority;
   /// Bytes of received blocks that are kept for the next receive.
   uint64_t pool_limit = uint64_t{256} << 20;
@@ -43,12 +43,12 @@ struct ucx_options {
 
 /// Moves messages between processes by UCX active messages.
 ///
-/// A tensor that crosses processes wants one copy and no waiting thread. So a
+/// A tensor should cross processes with one copy and no waiting thread. So a
 /// message is one active message where it fits: the description in its header,
 /// the tensor as a rendezvous that the receiver pulls straight from the
 /// sender's memory (cma), into a block that it chooses when the description
 /// arrives. One thread per rank sleeps until UCX has something to do; a sender
-/// posts on its own thread when that one sleeps, and never waits for it.
+/// posts on its own thread while the other one sleeps, and never waits for it.
 ///
 /// Set UCX_MEM_MMAP_HOOK_MODE=none before the process starts, else loading UCX
 /// takes 0.4 s (R27).
@@ -68,8 +68,8 @@ public:
   void park(pollable_wake_up& x) override;
   void peer_lost(const failure& x) override;
 
-  /// All ranks should have finished talking to each other: one
-  /// that stops first is no loss to the others, but it no longer answers.
+  /// All ranks should have finished talking to each other: a rank that stops
+  /// first is not a loss to the others, but it no longer answers.
   void stop(std::chrono::milliseconds limit) override;
 
   fabric_stats stats() const override;

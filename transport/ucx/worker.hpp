@@ -36,7 +36,7 @@ public:
   /// @returns the largest header of an active message, in bytes.
   size_t max_header() const;
 
-  /// Makes memory known to what moves bytes, until this ends.
+  /// Registers memory with the transports, for the lifetime of this worker.
   void register_memory(std::shared_ptr<std::byte> x, uint64_t size);
 
 private:
