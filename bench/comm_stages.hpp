@@ -1,6 +1,6 @@
 #pragma once
 
-// What the stages of communication cost, and what UCX itself can.
+// The cost of the communication stages, and what UCX itself can achieve.
 
 #include "bench/fabric_pair.hpp"
 #include "bench/harness.hpp"
@@ -37,14 +37,14 @@ inline constexpr std::array<uint64_t, 4> trip_sizes{64, 8 << 10, 64 << 10,
 inline constexpr std::array request_kinds{
   "request.fabric", "request.stages", "request.spin", "request.spin_stages"};
 
-/// Longer than anything that is measured.
+/// Longer than any interval that is measured.
 inline ucx_options spinning() {
   ucx_options result;
   result.spin = std::chrono::milliseconds{10};
   return result;
 }
 
-/// Of a request and of its answer.
+/// Size of a request and of its answer, in bytes.
 inline constexpr uint64_t request_size = 64;
 
 inline std::vector<uint64_t> stream_sizes() {
@@ -76,7 +76,7 @@ inline double copy_rate(uint64_t size) {
 }
 
 /// Runs a test of ucx_perftest between two processes of this machine, with the
-/// transports of smp. @returns the columns of its result, or nothing without it
+/// transports of smp. @returns the columns of its result; empty without it
 inline std::vector<double> perftest(const std::string& test, uint64_t size,
                                     int count) {
   auto* dir = std::getenv("SMP_UCX_DIR");
@@ -108,15 +108,15 @@ inline std::vector<double> perftest(const std::string& test, uint64_t size,
   return result;
 }
 
-/// @returns bytes per second that it gives active messages of `size` bytes as
-/// smp has them, sleeping; 0: there is none
+/// @returns its bandwidth in bytes per second for active messages of `size`
+/// bytes, sent as smp does, sleeping; 0: there is no ucx_perftest
 inline double perftest_rate(uint64_t size) {
   auto x = perftest("ucp_am_bw -E sleep", size, stream_count(size));
   return x.empty() ? 0 : x[4] * (1 << 20);
 }
 
 /// @returns the median time of a message of 64 bytes and its answer, in
-/// seconds; 0: there is none
+/// seconds; 0: there is no ucx_perftest
 /// @param mode "sleep" until something comes, or "poll"
 inline double perftest_trip(const std::string& mode) {
   auto x = perftest("ucp_am_lat -E " + mode, request_size, 10000);
@@ -159,7 +159,7 @@ inline void run_stages(const arguments& args) {
       constexpr int trips = 1500;
       for (int i = 0; i < trips; ++i)
         for (size_t j = 0; j < pairs.size(); ++j) {
-          // Whoever comes next finds the caches as the last one left them.
+          // Rotated, as each one finds the caches as the one before left them.
           auto k = (j * (i % 2 == 0 ? 1 : 3) + static_cast<size_t>(i / 2)) % 4;
           auto spent = pairs[k].round_trips(size, 1)[0];
           if (i >= trips / 5)
@@ -192,7 +192,7 @@ inline void print_requests(const figures& x) {
         {"request.spin_stages", "stages, host path, spinning"},
         {"request.poll", "ucx_perftest, spinning"}}) {
     if (median(x[name]) == 0)
-      continue; // there is none
+      continue; // not measured: no ucx_perftest
     fmt::print("  {:<35}{:>12.1f}{:>12.1f}\n", text, 1e6 * minimum(x[name]),
                1e6 * median(x[name]));
   }

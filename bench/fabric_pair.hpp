@@ -28,9 +28,9 @@
 
 namespace smp::bench {
 
-/// Keeps the process on one core, if it has that. Both ends of a pair else
-/// share a core at some times and not at others, which decides what a wake-up
-/// costs.
+/// Pins the process to one core, if it has that. Otherwise both ends of a pair
+/// share a core at some times and not at others, which changes the cost of a
+/// wake-up.
 inline void stay_on(int core) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -38,7 +38,7 @@ inline void stay_on(int core) {
   ::sched_setaffinity(0, sizeof cores, &cores);
 }
 
-/// Envelope of the messages: what the other side shall do.
+/// Envelope of the messages: what the other side should do.
 enum class order : uint8_t { echo, count, quit };
 
 struct listener : fabric_listener {
@@ -97,11 +97,11 @@ private:
   uint64_t value_ = 0;
 };
 
-/// Forks the other process, which echoes or counts. Make all pairs before the
-/// first thread of the process starts: the first use of one's fabric.
+/// Forks the other process, which echoes or counts. Make all pairs before this
+/// process starts its first thread: the first use of a pair's fabric does.
 class fabric_pair {
 public:
-  /// What is to stand around the fabric, in both processes.
+  /// Wraps the fabric, in both processes.
   using wrap = std::function<std::shared_ptr<fabric>(std::shared_ptr<fabric>)>;
 
   explicit fabric_pair(const ucx_options& options, wrap around = {})
@@ -123,7 +123,7 @@ public:
 
   ~fabric_pair() {
     if (!fabric_) {
-      // Nobody wanted it.
+      // The pair was never used.
       ::kill(other_, SIGKILL);
       ::waitpid(other_, nullptr, 0);
       return;
@@ -151,9 +151,9 @@ public:
     return *fabric_;
   }
 
-  /// @param parked the thread waits at the fabric, as one that calls a module
-  /// of another rank does; else another thread has to wake it
-  /// @returns the times of `count` round trips after some others, in seconds
+  /// @param parked the thread waits in the fabric, as one that calls a module
+  /// of another rank does; if false, another thread has to wake it
+  /// @returns the times of `count` round trips after a warm-up, in seconds
   std::vector<double> round_trips(uint64_t size, int count,
                                   bool parked = false) {
     using clock = std::chrono::steady_clock;
@@ -175,7 +175,7 @@ public:
   }
 
 private:
-  /// Gives `mine` to the other process and takes its own.
+  /// Sends `mine` to the other process and returns that one's address.
   static std::string swap_addresses(int socket, const std::string& mine) {
     char buffer[4096];
     if (::send(socket, mine.data(), mine.size(), 0) < 0)
@@ -204,7 +204,7 @@ private:
         fabric_->send(rank_id{0}, make_message(what, tensor_bytes(x.body)));
     }};
     fabric_->start({address, {}}, l);
-    // As long as the other one measures; it dies with that one.
+    // Serves while the other process measures; it dies with that one.
     quit.wait(1, std::chrono::hours{1});
     fabric_->stop(std::chrono::seconds{5});
     fabric_ = {};
@@ -227,7 +227,7 @@ private:
   std::shared_ptr<fabric> fabric_;
 };
 
-/// Sends `count` messages, four of them under way at a time.
+/// Sends `count` messages, four of them in flight at a time.
 /// @returns bytes per second
 inline double stream(fabric& f, uint64_t size, int count) {
   counter sent;

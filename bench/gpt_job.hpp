@@ -32,8 +32,8 @@ inline uint64_t ranks_of(const arguments& x) {
   return static_cast<uint64_t>(x.number("ranks", 2)); // p
 }
 
-/// @returns the part of one process's time that `p` ranks need at least. They
-/// must fill and drain; where they share cores, those bound them as well.
+/// @returns the least share of one process's time that `p` ranks can take. They
+/// must fill and drain; where they share cores, those are a bound as well.
 inline double ideal(uint64_t p) {
   auto of_the_pipeline = double(microbatches + p - 1)
                          / double(microbatches * p);
@@ -46,7 +46,7 @@ inline double seconds_between(clock::time_point x, clock::time_point y) {
 }
 
 /// How steps run: --static=1 replays a recorded one, --fast=0 waits for each
-/// call; else as by default.
+/// call; otherwise as by default.
 inline void set_modes(const arguments& x, session_config& result) {
   result.static_mode = x.number("static", 0) != 0;
   if (auto fast = x.number("fast", -1); fast >= 0)
@@ -98,7 +98,7 @@ inline torch::Tensor loss_of(const torch::Tensor& logits,
                                               targets.flatten());
 }
 
-/// What a process used up since it began.
+/// What a process has used since its start.
 struct usage {
   usage() {
     ::getrusage(RUSAGE_SELF, &counted);
@@ -112,12 +112,12 @@ struct usage {
   }
 
   rusage counted{};
-  /// s; a lack of cores is no fault of what is measured
+  /// In seconds; a lack of cores is no fault of what is measured
   double waited = waited_for_a_core();
 };
 
-/// Runs `step`, and once it is warm notes how long each one took, from the
-/// begin of one to the begin of the next, and what it used.
+/// Runs `step` repeatedly, and after the warm-up records how long each one
+/// took, from its begin to the begin of the next, and what it used.
 template <class Step, class Note>
 void repeat(const task& x, figures& result, Step step, Note note) {
   auto begin = clock::now();
@@ -144,7 +144,7 @@ void repeat(const task& x, figures& result, Step step, Note note) {
 
 // -- one process --------------------------------------------------------------
 
-/// @param share of the batch: one part of so many
+/// @param share runs one `share`-th of the batch
 inline void run_plain(const arguments& args, int threads, uint64_t share = 1) {
   at::set_num_threads(threads);
   const task x{args};
@@ -260,7 +260,7 @@ inline void run_pipeline(const arguments& args) {
 
 // -- cores --------------------------------------------------------------------
 
-/// Keeps this process on the core whose number is its rank.
+/// Pins this process to the core whose number is its rank.
 inline void pin() {
   auto env = read_rank_environment();
   cpu_set_t cores;

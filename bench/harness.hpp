@@ -1,7 +1,7 @@
 #pragma once
 
-// What the benchmarks share. A number is only worth something if its process
-// is fresh: allocator, arenas and thread pools keep what ran before. So a
+// What the benchmarks share. A measurement is only valid in a fresh process:
+// allocator, arenas and thread pools carry over from what ran before. So a
 // benchmark starts its own program again for each measured run, and gets the
 // numbers back through a file.
 
@@ -47,12 +47,12 @@ inline double minimum(const series& x) {
   return *std::min_element(x.begin(), x.end());
 }
 
-/// What a measured run tells: numbers by name, and a text for people.
+/// The result of a measured run: numbers by name, and a text for people.
 struct figures {
   std::map<std::string, series> numbers;
   std::string text;
 
-  /// Appends what another run of the same kind told.
+  /// Appends the result of another run of the same kind.
   void add(const figures& x) {
     for (auto& [name, values] : x.numbers) {
       auto& mine = numbers[name];
@@ -123,7 +123,7 @@ public:
     return x.empty() ? fallback : std::stoll(x);
   }
 
-  /// The same arguments for a program that is started.
+  /// The same arguments for a program to be started.
   std::vector<std::string> all() const {
     std::vector<std::string> result;
     for (auto& [key, value] : values_)
@@ -178,7 +178,7 @@ inline figures run_program(const scratch& dir, uint64_t ranks,
   launch_options options;
   options.ranks = ranks;
   options.command = std::move(command);
-  // What is compared with begins no session, and ends by itself.
+  // The programs compared with begin no session, and end by themselves.
   options.join_limit = std::chrono::hours{1};
   for (auto& x : args.all())
     options.command.push_back(x);
@@ -195,7 +195,7 @@ inline figures run_fresh(const scratch& dir, uint64_t ranks,
   return run_program(dir, ranks, {own_program()}, std::move(args));
 }
 
-/// What `main` does.
+/// The body of `main`.
 /// @returns the exit code
 inline int run_main(int argc, char** argv, void (*run)(const arguments&)) {
   prepare_process(argc, argv);
@@ -217,7 +217,7 @@ inline double machine_load() {
 }
 
 /// @returns how long threads of this process were ready but had no core, in
-/// seconds: on a machine that others use, the part of a time that is theirs
+/// seconds: on a shared machine, the part of a time that is due to others
 inline double waited_for_a_core() {
   double result = 0;
   std::error_code ignored;

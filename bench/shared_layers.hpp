@@ -1,9 +1,9 @@
 #pragma once
 
-// Part (b) of bench_tp: what a rank keeps for backward of a transformer layer
-// that ranks share, and what it sends for it, beside formulas. All of it is
-// counted, so nothing has to take turns. One step calls the layers once, the
-// next one twice: what the second call adds is theirs alone.
+// Part (b) of bench_tp: what a rank keeps for backward and sends for a
+// transformer layer that ranks share, next to formulas. All of it is counted,
+// so runs need not alternate. One step calls the layers once, the next one
+// twice: what the second call adds is due to the layers alone.
 
 #include "bench/gpt_job.hpp"
 
@@ -34,8 +34,8 @@ inline double bytes_of_layer(double rows, double width, double peers,
   if (optimize == "speed")
     return 8 * others * rows * width * sizeof(float);
   const auto exchanged = 2 * (9 * others + 2 * others / peers) * rows * width;
-  // Each of two norms gathers three numbers for each token of all, and sums up
-  // two in backward.
+  // Each of two norms gathers three numbers for each token of all ranks, and
+  // sums up two in backward.
   const auto moments = 2 * others * (3 * peers + 4) * rows;
   return (exchanged + moments) * sizeof(float);
 }
@@ -50,7 +50,7 @@ inline double kept_bytes_of_layer(double tokens, double width, double peers) {
 
 inline std::atomic<int64_t> bytes_of_tensors = 0;
 
-/// Counts the bytes of all tensors, whichever thread lets go of them.
+/// Counts the bytes of all tensors, whichever thread frees them.
 class counting_allocator final : public c10::Allocator {
 public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -95,7 +95,7 @@ struct tower_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(tower, tower_impl);
 
-/// @param peers 1: layers that nobody shares
+/// @param peers 1: layers that are not shared
 inline session_config session_of(uint64_t peers, const arguments& args) {
   session_config result;
   result.threads = 1;
@@ -137,7 +137,7 @@ inline void run_layers(const arguments& args) {
   figures result;
   for (int64_t i = 0; i < x.warmup + x.steps; ++i)
     for (calls = 1; calls <= 2; ++calls) {
-      barrier(); // nothing is on its way any more
+      barrier(); // nothing is in flight any more
       train_step(input);
       auto all = allgather(static_cast<double>(kept));
       if (i < x.warmup)
@@ -154,7 +154,7 @@ inline void run_layers(const arguments& args) {
 
 // -- the comparison -----------------------------------------------------------
 
-/// @returns what a layer adds, in bytes
+/// @returns the bytes that one layer adds
 inline double of_a_layer(const figures& x, const std::string& name) {
   return (median(x[name + ".2"]) - median(x[name + ".1"])) / layers;
 }

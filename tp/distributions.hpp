@@ -7,8 +7,8 @@
 
 namespace smp {
 
-/// @returns the types of one module that can be shared, not of layers: "Conv1D,
-/// Embedding, LayerNorm, Linear"
+/// @returns the types of single modules, not layers, that can be shared:
+/// "Conv1D, Embedding, LayerNorm, Linear"
 std::string known_distributions();
 
 /// @returns how modules of this type are shared; null if they cannot be

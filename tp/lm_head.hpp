@@ -4,11 +4,11 @@
 
 namespace smp::nn {
 
-/// The last layer of a language model, by rows of its weight [V, C] and of its
-/// bias [V], if it has one, of which the first peers have one more if they
-/// cannot be divided (paper, appendix on the smp.nn module,
-/// `DistributedTransformerLMHead`). Of hidden states [B, ..., C] and labels
-/// [B, ...] it makes their loss, of hidden states alone logits [B, ..., V].
+/// The last layer of a language model, split by rows of its weight [V, C] and
+/// of its bias [V], if it has one; the first peers get one more if V does not
+/// divide evenly (paper, appendix on the smp.nn module,
+/// `DistributedTransformerLMHead`). It computes the loss of hidden states [B,
+/// ..., C] and labels [B, ...], and logits [B, ..., V] of hidden states alone.
 extern const distribution lm_head_distribution;
 
 } // namespace smp::nn

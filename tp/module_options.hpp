@@ -1,8 +1,8 @@
 #pragma once
 
-// What `smp::tp_register` is told of a class that computes what a module of
-// torch::nn does, but has other parameters, and as what it is shared (paper,
-// appendix "Registering distributed modules").
+// What `smp::tp_register` is told about a class that computes the same as a
+// module of torch::nn but has other parameters, and as which module it is
+// shared (paper, appendix "Registering distributed modules").
 
 #include "tp/cross_entropy.hpp"
 #include "tp/distributed_module.hpp"
@@ -30,7 +30,7 @@ struct linear_options {
 struct embedding_options {
   std::string weight = "weight";
   std::optional<int64_t> padding_idx = {};
-  /// Its gradients are.
+  /// Whether its gradients are sparse.
   bool sparse = false;
 };
 
@@ -49,7 +49,7 @@ struct lm_head_options {
   cross_entropy_options loss;
 };
 
-/// @returns a module of which this is told, without its parameters
+/// @returns a module that has these options, without its parameters
 native_module described(const linear_options& x);
 native_module described(const embedding_options& x);
 native_module described(const layer_norm_options& x);

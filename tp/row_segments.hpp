@@ -22,8 +22,8 @@ struct row_segment {
   int64_t length;
 };
 
-/// In how many segments the rows of a result travel: in several if none gets
-/// small.
+/// The number of segments in which the rows of a result travel: several, if
+/// none gets small.
 inline int64_t segment_count(int64_t rows, int64_t bytes) {
   constexpr int64_t least = 4 << 20, most = 4;
   return std::clamp(bytes / least, int64_t{1},
@@ -40,7 +40,7 @@ inline std::vector<row_segment> segments_of(const std::vector<int64_t>& counts,
   return result;
 }
 
-/// Begins each before it waits for the one before: two are on their way.
+/// Begins each before it waits for the previous one: two are in flight.
 template <class Begin, class End>
 void overlap(const std::vector<row_segment>& xs, Begin begin, End end) {
   tensor_group::pending last;
@@ -54,7 +54,7 @@ void overlap(const std::vector<row_segment>& xs, Begin begin, End end) {
     end(xs.back(), last());
 }
 
-/// The same of rows that come first: the next ones do while these are used.
+/// The same for rows that arrive first: the next arrive while these are used.
 template <class Come, class Begin, class End>
 void overlap(const std::vector<row_segment>& xs, Come come, Begin begin,
              End end) {
@@ -69,7 +69,7 @@ void overlap(const std::vector<row_segment>& xs, Come come, Begin begin,
     end);
 }
 
-/// Puts [..., length, n] where it belongs in [..., rows, n], which it makes.
+/// Copies [..., length, n] to its place in [..., rows, n], which it allocates.
 inline void put_segment(at::Tensor& to, const row_segment& s, int64_t rows,
                         const at::Tensor& part) {
   if (s.length == rows) {

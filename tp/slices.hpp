@@ -1,7 +1,7 @@
 #pragma once
 
-// What peers exchange, as the collectives of tensors want it: by peer along
-// axis 0.
+// Converts what peers exchange to and from the layout of tensor collectives: by
+// peer along axis 0.
 
 #include "tp/tensor_group.hpp"
 #include "transport/error.hpp"

@@ -9,14 +9,14 @@ namespace smp::nn {
 ///
 /// For speed: the first linears of each half are split over outputs, the second
 /// over inputs. Norms, sums and dropout are done by each peer for its samples;
-/// a half gathers the normalised samples of all and ends with a sum of which
-/// each gets its samples: the two halves of Megatron's allreduce, with the same
-/// bytes. Backward likewise.
+/// a half begins with an allgather of the normalised samples and ends with a
+/// reduce-scatter by samples: the two halves of Megatron's allreduce, with the
+/// same bytes. Backward likewise.
 ///
 /// For memory: all linears are split over inputs, and their results summed and
-/// cut by channels. Between scatter-and-merge at both ends each peer has all
-/// samples and 1 / T of the channels, also of norms and their parameters. Of
-/// layers in a row, the ends are those of the first and the last one.
+/// split by channels. Between scatter-and-merge at both ends each peer has all
+/// samples and 1 / T of the channels, also of norms and their parameters. In a
+/// row of layers, only the first and the last one have these ends.
 extern const distribution transformer_layer_distribution;
 
 /// Its halves, as modules of their own.

@@ -13,36 +13,36 @@
 namespace smp {
 
 /// What an ordinary transformer layer computes, and where its parts stand below
-/// it (paper, appendix on the smp.nn module). One of its halves may not be
-/// there, or both if there is attention to something else: what then would name
-/// its linears names none.
+/// it (paper, appendix on the smp.nn module). One of its halves may be missing,
+/// or both if there is cross-attention: the names of its linears are then
+/// empty.
 struct transformer_layer_options {
   int64_t num_attention_heads = 1;
-  /// Which norms each half has: before, of n(h) in h + f(n(h)), and behind, of
-  /// the whole sum; one, both or none.
+  /// Which norms each half has: one before, n in h + f(n(h)), and one behind,
+  /// of the whole sum; one, both or none.
   bool pre_layernorm = true;
   bool post_layernorm = false;
-  /// Of the scores; nothing: 1 / sqrt(width of a head).
+  /// The factor of scores; nothing: 1 / sqrt(width of a head).
   std::optional<double> scale = {};
   /// A token sees no later one.
   bool causal = false;
-  /// There are at most so many tokens; 0: any number.
+  /// The most tokens of a sequence; 0: any number.
   int64_t causal_mask_size = 0;
-  /// Of those before it only the last so many, itself included; 0: all.
+  /// A token sees only the last so many, itself included; 0: all.
   int64_t window = 0;
-  /// A tensor of the arguments, if it is there, is added to the scores, or if
-  /// it is bool says what is seen: broadcast to [B, heads, tokens, tokens].
+  /// An argument, if it is passed, is a mask: added to the scores, or if bool,
+  /// true where visible; it broadcasts to [B, heads, tokens, tokens].
   bool takes_mask = false;
-  /// Which one.
+  /// Its position in the arguments.
   size_t mask_position = 1;
-  /// The result is all tensors of the arguments, with the hidden states, and
-  /// with `positions` the mask, in their places.
+  /// The result consists of all tensors of the arguments, with the new hidden
+  /// states, and with `positions` the new mask, in their places.
   bool returns_arguments = false;
   /// Norms scale to a mean square of 1, and have no bias.
   bool rms_norm = false;
-  /// Between both linears of the output half, number by number.
+  /// Elementwise, between both linears of the output half.
   std::function<at::Tensor(const at::Tensor&)> activation = {};
-  /// Whether dropout drops; undefined: always.
+  /// Whether dropout is active; undefined: always.
   std::function<bool()> training = {};
 
   // -- where ------------------------------------------------------------------
@@ -63,7 +63,7 @@ struct transformer_layer_options {
     double p = 0;
   };
 
-  /// Attention over what another part of the model made.
+  /// Attention over the result of another part of the model.
   struct attention_place {
     norm_place norm;
     linear_place query, key, value, output;
@@ -71,7 +71,7 @@ struct transformer_layer_options {
     norm_place post_norm = {}; // where there are both
   };
 
-  /// A table [any, heads] that says what is added to the mask by position;
+  /// A table [any, heads] of biases by position, which are added to the mask;
   /// needs `takes_mask`.
   struct position_place {
     std::string name; // of an Embedding
@@ -81,32 +81,32 @@ struct transformer_layer_options {
 
   norm_place attention_norm;
   norm_place output_norm;
-  /// Those behind, where there are both.
+  /// The norms behind, where there are both.
   norm_place attention_post_norm = {};
   norm_place output_post_norm = {};
   /// One for query, key and value in this order, or one for each.
   std::vector<linear_place> query_key_value;
   linear_place attention_output;
   linear_place intermediate;
-  /// What comes out of the activation is multiplied with what this makes of the
-  /// same; without a name: there is none.
+  /// The result of the activation is multiplied with this linear's result for
+  /// the same input; without a name: there is none.
   linear_place gate;
   linear_place output;
   dropout_place attention_dropout;        // of the weights of attention
   dropout_place attention_output_dropout; // behind `attention_output`
   dropout_place inner_dropout;            // before `output`
   dropout_place output_dropout;           // behind `output`
-  /// A third part between both, of a tensor of the arguments, [B, any,
-  /// channels], with another one as its mask, if that is there.
+  /// A third part between both halves: attention to an argument, [B, any,
+  /// channels], with another one as its mask, if that is passed.
   std::optional<attention_place> cross_attention = {};
   size_t context_position = 2;
   size_t context_mask_position = 3;
   std::optional<position_place> positions = {};
-  /// Modules below the layer that only hold others: whoever calls these calls
-  /// them past it. Found by who reads the model.
+  /// Modules below the layer that only contain others: callers call those
+  /// directly. Filled in by the code that reads the model.
   std::set<std::string> containers = {};
 
-  /// To itself.
+  /// Self-attention.
   bool has_attention() const {
     return !attention_output.name.empty() || !query_key_value.empty();
   }
@@ -116,8 +116,8 @@ struct transformer_layer_options {
   }
 };
 
-/// The attention of a layer as a module of its own, with its norm, added to
-/// what went in; the rest is as in `transformer_layer_options`.
+/// The attention of a layer as a module of its own, with its norm and its
+/// residual sum; the rest is as in `transformer_layer_options`.
 struct attention_layer_options {
   int64_t num_attention_heads = 1;
   bool pre_layernorm = true;
@@ -129,13 +129,13 @@ struct attention_layer_options {
   bool rms_norm = false;
   std::function<bool()> training = {};
   /// Positions in the arguments, of which the first one is the hidden states:
-  /// of what it attends to, or 0 if that is these; and of a mask, which may be
-  /// missing, or 0 if it takes none.
+  /// of the tensor to attend to, or 0 for self-attention; and of a mask, which
+  /// may be missing, or 0 if it takes none.
   size_t context = 0;
   size_t mask = 0;
   transformer_layer_options::norm_place norm;
   transformer_layer_options::norm_place post_norm = {};
-  /// One for each of query, key and value; of itself also one for all.
+  /// One for each of query, key and value; for self-attention also one for all.
   std::vector<transformer_layer_options::linear_place> query_key_value;
   transformer_layer_options::linear_place output;
   /// Of the weights of attention; without a name, the module itself draws.

@@ -1,8 +1,8 @@
 #pragma once
 
-// Modules that tensor-parallel ranks share without being told, with the
-// arguments of the paper, and what code can ask of parameters. Apart from
-// smp.hpp, as they bring Torch's modules.
+// Modules that tensor-parallel ranks share automatically, with the arguments of
+// the paper, and queries of parameters. Separate from smp.hpp, because they
+// include Torch's modules.
 
 #include "runtime/nn/distributed.hpp"
 #include "runtime/nn/lm_head.hpp"

@@ -1,5 +1,5 @@
 #pragma once
 
-// Everything a library needs whose model smp-train loads (docs/plugin.md).
+// Everything that a library with a model for smp-train needs (docs/plugin.md).
 
 #include "runtime/train/plugin.hpp"
