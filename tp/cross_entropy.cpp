@@ -49,12 +49,12 @@ int64_t first_row(int64_t vocabulary) {
     .first;
 }
 
-/// Some rows of the hidden states, and what this rank's words make of them.
+/// Some rows of the hidden states, and their logits for this rank's words.
 struct chunk {
   at::Tensor hidden; // [n, C]
   at::Tensor logits; // [n, v] in the type that is computed in
   at::Tensor here;   // [n], whether the label is a word of this rank
-  at::Tensor word;   // [n, 1], which; 0 if it is not
+  at::Tensor word;   // [n, 1], its row here; 0 if it is not
 };
 
 /// @param bias undefined: there is none
@@ -71,8 +71,8 @@ chunk chunk_of(const at::Tensor& hidden, const at::Tensor& weight,
   return result;
 }
 
-/// Largest logit, sum of exponentials by that, and logit of the label, of this
-/// rank's words: [3, n].
+/// Largest logit, sum of exponentials relative to that, and logit of the label,
+/// over this rank's words: [3, n].
 at::Tensor moments_of(const chunk& x) {
   if (x.logits.size(1) == 0) {
     auto none = at::zeros({x.logits.size(0)}, x.logits.options());
@@ -87,8 +87,8 @@ at::Tensor moments_of(const chunk& x) {
 }
 
 /// hidden [N, C], weight [v, C], bias [v] or none, labels [N] -> losses of all
-/// samples [N], the same on all peers, and so is their gradient. Those that are
-/// ignored are 0.
+/// samples [N], the same on all peers, and so is their gradient. Losses of
+/// ignored labels are 0.
 struct losses_function : ag::Function<losses_function> {
   static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& hidden,
                             const at::Tensor& weight,
@@ -109,7 +109,7 @@ struct losses_function : ag::Function<losses_function> {
     c->saved_data["first"] = first;
     c->saved_data["rows"] = rows;
     c->saved_data["ignored"] = ignored;
-    // In this order, so that large logits cost no digits.
+    // In this order, so that large logits cost no precision.
     return (largest - all.select(1, 2).sum(0) + sum.log())
       .masked_fill(labels.eq(ignored), 0);
   }
@@ -180,7 +180,7 @@ void check(const at::Tensor& hidden, const at::Tensor& weight,
            + c10::str(hidden.sizes()));
 }
 
-/// Tells whether all peers have the same samples, and they are counted once.
+/// Tells whether all peers have the same samples, which are counted once.
 bool one_batch(const cross_entropy_options& x) {
   return x.counts_samples_once && tensor_group::current().same_samples();
 }
@@ -189,8 +189,8 @@ at::Tensor samples_of_all(const at::Tensor& x, bool one) {
   return one ? bwd_allreduce_for_tp(x) : fused_allgather_for_tp(x, 0);
 }
 
-/// What autocast would compute with: it does not reach into backward, and
-/// leaves float64 as it is.
+/// The tensor that autocast would compute with: autocast does not apply in
+/// backward, and leaves float64 as it is.
 at::Tensor cast(const at::Tensor& x) {
   auto device = x.device().type();
   return at::autocast::is_autocast_enabled(device)
@@ -239,7 +239,7 @@ at::Tensor logits_for_tp(const at::Tensor& hidden, const at::Tensor& weight,
   auto peers = static_cast<int64_t>(tensor_group::current().size());
   auto most = rows_of_peer(vocabulary, 0, peers).second;
   auto mine = at::linear(samples_of_all(hidden, one), weight, bias);
-  // Whoever has one row less gives one more, which is left out.
+  // A peer that has one row less pads one, which is left out below.
   mine = at::constant_pad_nd(mine, {0, most - mine.size(-1)});
   auto all = one ? merge_for_tp(mine, -1)
                  : scatter_and_merge_for_tp(mine, 0, -1);

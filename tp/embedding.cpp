@@ -13,10 +13,10 @@ namespace smp::nn {
 
 namespace {
 
-/// Of N indices and d channels on each of T peers, channels move (T - 1) / T N
-/// d numbers, and rows (T - 1) N d: rows are never better, but there may be
-/// fewer channels than ranks, or a number that cannot be divided; and the last
-/// layer of a language model may have the same table.
+/// With N indices and d channels on each of T peers, channels move (T - 1) / T
+/// N d numbers, and rows (T - 1) N d. So rows are never better, but there may
+/// be fewer channels than ranks, or a number that does not divide; and the last
+/// layer of a language model may use the same table.
 bool by_rows(const native_module& x, int64_t peers) {
   return x.by_words || x.parameters.at("weight").size(1) % peers != 0;
 }
@@ -67,7 +67,7 @@ public:
     check_range(all);
     auto sizes = all.sizes().vec();
     all = all.flatten();
-    // Only what is here is looked up, so that no other row has a gradient.
+    // Only rows held here are looked up, so that no other row has a gradient.
     auto where = all.ge(begin).logical_and(all.lt(begin + length)).nonzero();
     where = where.squeeze(1);
     auto padding = padding_idx_ >= begin && padding_idx_ < begin + length
@@ -82,7 +82,7 @@ public:
   }
 
 private:
-  /// Nobody would miss what nobody has.
+  /// An index that no rank holds would otherwise go unnoticed.
   void check_range(const at::Tensor& indices) const {
     if (indices.numel() > 0
         && (indices.min().item<int64_t>() < 0

@@ -15,7 +15,7 @@ bool in_graph(const at::Tensor& x) {
   return x.requires_grad() && at::GradMode::is_enabled();
 }
 
-/// Autograd saves nothing that inference mode made.
+/// Autograd cannot save tensors that were made in inference mode.
 bool fits_mode(const at::Tensor& entered) {
   return !entered.is_inference() || c10::InferenceMode::is_enabled();
 }
@@ -35,7 +35,7 @@ at::Tensor entered_tensors::find(const at::Tensor& x, form how,
 
 void entered_tensors::add(const at::Tensor& x, form how, int64_t samples,
                           const at::Tensor& entered) {
-  if (x.is_inference()) // nothing tells whether it is written to
+  if (x.is_inference()) // it has no version to show writes
     return;
   using weak = decltype(entry::tensor);
   entries_.push_back({weak{x.getIntrusivePtr()}, x._version(), in_graph(x), how,
@@ -50,8 +50,8 @@ at::Tensor enter_once(const at::Tensor& x, entered_tensors::form how,
   if (!known)
     return enter();
   if (auto found = known->find(x, how, samples); found.defined()) {
-    // A peer that does not find it would wait for this one, rather than take
-    // the next collective for it.
+    // The name is used up all the same: a peer that finds nothing waits for
+    // this rank, rather than match the next collective.
     group.next_name();
     return found;
   }

@@ -50,11 +50,11 @@ at::Tensor own_slice(const at::Tensor& x, int64_t dim) {
   auto& group = tensor_group::current();
   return slices_of(x, dim, group.size())
     .select(0, static_cast<int64_t>(group.rank()))
-    .clone(); // what functions give must not be a view of what they got
+    .clone(); // a result must not be a view of the input
 }
 
-/// What backward has to know: along which axes, and its name. (It runs in any
-/// order, too.)
+/// What backward needs: the axes and the name. (Backward runs in any order,
+/// too.)
 void keep(ag::AutogradContext* to, int64_t first, int64_t second,
           const std::string& name) {
   to->saved_data["first"] = first;
@@ -236,7 +236,7 @@ at::Tensor fwd_allreduce_for_tp(const at::Tensor& x) {
 
 at::Tensor bwd_allreduce_for_tp(const at::Tensor& x) {
   auto name = next_name();
-  // What it gives would require grad as `x` does.
+  // In no_grad mode, its result would require grad like `x`.
   return at::GradMode::is_enabled() ? sum_backward_function::apply(x, name) : x;
 }
 

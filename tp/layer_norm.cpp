@@ -25,8 +25,8 @@ at::Tensor parameter_of(const native_module& x, const char* name) {
   return i == x.parameters.end() ? at::Tensor{} : i->second;
 }
 
-/// Tells whether autocast gives a layer norm float32, as it does on GPUs and
-/// does not on CPUs.
+/// Tells whether autocast runs a layer norm in float32, which it does on GPUs
+/// and not on CPUs.
 bool is_widened(c10::DeviceType device) {
   static const auto native = c10::Dispatcher::singleton().findSchemaOrThrow(
     "aten::layer_norm", "");
@@ -38,17 +38,17 @@ bool is_widened(c10::DeviceType device) {
 
 // -- normalising --------------------------------------------------------------
 
-/// Where the channels of all peers lie: [rows] each.
+/// The moments of the channels of all peers: [rows] each.
 struct moments {
-  at::Tensor shift; // about the mean, the same on all peers
-  at::Tensor rest;  // what is missing from it to the mean
+  at::Tensor shift; // roughly the mean, the same on all peers
+  at::Tensor rest;  // the mean minus `shift`
   at::Tensor variance;
 };
 
-/// x: [rows, n / T], of which each peer has as many channels
+/// x: [rows, n / T], with equally many channels on each peer
 moments moments_of(const at::Tensor& x, const std::string& name) {
-  // A mean is rounded to the digits of what it is the mean of; what that costs
-  // is seen in the mean of the differences.
+  // A mean is rounded to the precision of its inputs; the mean of the
+  // differences from it shows the rounding error.
   auto mean = x.mean(-1);
   auto off = x - mean.unsqueeze(-1);
   auto rest = off.mean(-1);
@@ -62,7 +62,7 @@ moments moments_of(const at::Tensor& x, const std::string& name) {
           all.select(1, 2).mean(0) + (distance - middle).square().mean(0)};
 }
 
-/// x: [rows, n / T] in the type that is computed in @returns as `x`
+/// x: [rows, n / T] in the type used to compute @returns as `x`
 struct normalize_function : ag::Function<normalize_function> {
   static at::Tensor forward(ag::AutogradContext* c, const at::Tensor& x,
                             double eps, const std::string& name) {
@@ -174,7 +174,7 @@ at::Tensor rms_norm_for_tp(const at::Tensor& x, const at::Tensor& weight,
   auto y = x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
   auto channels = x.size(-1)
                   * static_cast<int64_t>(tensor_group::current().size());
-  // All have the sum, and each does something else with it.
+  // All peers have the sum, and each uses it in another way.
   auto sum = bwd_allreduce_for_tp(
     fwd_allreduce_for_tp(y.square().sum(-1, true)));
   auto scaled = x * at::rsqrt(sum / static_cast<double>(channels) + eps);

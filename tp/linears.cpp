@@ -31,12 +31,12 @@ at::Tensor rows_of(const at::Tensor& x) {
 
 // -- of the samples of all peers ----------------------------------------------
 
-/// How rows get to where those of all peers are computed, and back to whose
-/// samples they are. There they are [batches, any, n]: of each peer, or of one
-/// if all have the same samples.
+/// How rows of all peers are gathered to compute with them, and how results
+/// return to the peer of their samples. Gathered rows are [batches, any, n]:
+/// one batch per peer, or one in all if all peers have the same samples.
 class row_exchange {
 public:
-  /// @param scatters peers add results up, of their own samples each
+  /// @param scatters results are summed over peers, each for its own samples
   row_exchange(entry how, bool scatters)
     : how_(how),
       scatters_(scatters),
@@ -50,12 +50,12 @@ public:
     return batches_;
   }
 
-  /// Those of the input.
+  /// The batches of the input.
   int64_t batches_given() const {
     return how_ == entry::done ? batches_ : 1;
   }
 
-  /// Tells whether what is computed with is not the input.
+  /// Tells whether the rows to compute with differ from the input.
   bool enters() const {
     return how_ == entry::exchange || (how_ == entry::gather && !same_);
   }
@@ -63,7 +63,7 @@ public:
   /// @param rows of each batch
   /// @param weight [out, n]
   /// @param bytes of a number
-  /// @returns in how many segments they travel, by the larger side
+  /// @returns the number of segments to travel in, by the larger side
   int64_t count(int64_t rows, const at::Tensor& weight, int64_t bytes) const {
     auto channels = std::max(how_ == entry::done ? 0 : weight.size(1),
                              scatters_ ? weight.size(0) : 0);
@@ -96,7 +96,7 @@ public:
     return [mine] { return mine; };
   }
 
-  /// Of gradients: the way back.
+  /// The way back, for gradients.
   tensor_group::pending begin_return(const at::Tensor& x,
                                      const std::string& name) const {
     if (how_ == entry::done)
@@ -109,14 +109,14 @@ public:
     return [end] { return merged(end(), 1); };
   }
 
-  /// [batches, any, n], of which peers have summands -> those of own samples
+  /// [batches, any, n], summands of each peer -> the sums of own samples
   tensor_group::pending begin_scatter(const at::Tensor& x,
                                       const std::string& name) const {
     return same_ ? group_.begin_allreduce(x, name)
                  : group_.begin_reduce_scatter(x, name);
   }
 
-  /// Of gradients: the way back, of [any, n].
+  /// The way back, for gradients [any, n].
   tensor_group::pending begin_gather(const at::Tensor& x,
                                      const std::string& name) const {
     if (!same_)
@@ -132,7 +132,7 @@ private:
   int64_t batches_;
 };
 
-/// @returns as many names, empty ones if nobody needs them
+/// @returns `count` names, empty if they are not needed
 std::vector<std::string> names_of_segments(int64_t count, bool needed) {
   std::vector<std::string> result(static_cast<size_t>(count));
   if (needed)
@@ -141,8 +141,8 @@ std::vector<std::string> names_of_segments(int64_t count, bool needed) {
   return result;
 }
 
-/// @param w whose gradient it is; one that is a transpose gets a transpose, so
-/// that its parameter has one as it is in memory
+/// @param w the weight of this gradient; a transpose gets a transposed
+/// gradient, so that its parameter's gradient has that parameter's layout
 at::Tensor gradient_of_weight(const at::Tensor& w, const at::Tensor& rows,
                               const at::Tensor& grad) {
   auto transposed = w.stride(0) == 1 && w.stride(1) == w.size(0);
@@ -151,7 +151,7 @@ at::Tensor gradient_of_weight(const at::Tensor& w, const at::Tensor& rows,
 }
 
 /// @param position among them, or 0
-/// @returns an undefined one if there is none, or a peer adds it
+/// @returns an undefined tensor if there is none, or another peer adds it
 at::Tensor bias_of(at::TensorList parameters, int64_t position) {
   if (position == 0)
     return {};
@@ -160,9 +160,9 @@ at::Tensor bias_of(at::TensorList parameters, int64_t position) {
 }
 
 struct linears_function : ag::Function<linears_function> {
-  /// @param parameters the weights, and then the biases that there are
+  /// @param parameters the weights, and then the biases that exist
   /// @param biases for each weight, the position of its bias, or 0
-  /// @param scatters peers add up results, of one linear
+  /// @param scatters results, of one linear, are summed over peers
   static ag::variable_list forward(ag::AutogradContext* c, const at::Tensor& x,
                                    at::TensorList parameters,
                                    const std::vector<int64_t>& biases,
@@ -211,7 +211,7 @@ struct linears_function : ag::Function<linears_function> {
       sizes[0] /= peers.batches();
     for (auto& y : result) {
       sizes.back() = y.size(-1);
-      y = at::_unsafe_view(y, sizes); // no view: it may be written to
+      y = at::_unsafe_view(y, sizes); // not a view, so it may be written to
     }
     c->save_for_backward(std::move(kept));
     c->saved_data["biases"] = biases;
@@ -235,7 +235,7 @@ struct linears_function : ag::Function<linears_function> {
     row_exchange peers{how, scatters};
     auto segments = peers.in_backward(static_cast<int64_t>(ins.size()), rows);
     auto& all = kept[0];
-    // Of all peers, and of this one where they come first.
+    // Gradients of all peers; those of this one alone if they come first.
     ag::variable_list whole(grads.size());
     auto own = scatters ? rows_of(grads[0]).contiguous() : at::Tensor{};
     if (!scatters)
@@ -261,7 +261,7 @@ struct linears_function : ag::Function<linears_function> {
             gradient_of_input(kept, whole, s)
               .view({peers.batches(), s.length, all.size(-1)}),
             ins[i]);
-        if (i + 1 == segments.size()) // the last ones travel meanwhile
+        if (i + 1 == segments.size()) // while the last ones travel
           differentiate_parameters(c, kept, biases, whole, result);
         return leaves;
       },
@@ -279,7 +279,7 @@ struct linears_function : ag::Function<linears_function> {
   }
 
 private:
-  /// @param grads [batches, rows, out] of each linear, of that segment at least
+  /// @param grads [batches, rows, out] of each linear, at least that segment
   /// @returns [batches length, n]
   static at::Tensor gradient_of_input(const ag::variable_list& kept,
                                       const ag::variable_list& grads,
@@ -317,10 +317,10 @@ private:
 
 // -- what peers add up --------------------------------------------------------
 
-/// One whose results peers add up, each a part of them, by blocks of outputs.
+/// A linear whose results peers add up: each gets a part of each output block.
 struct reduced_linear {
   at::Tensor weight; // [T blocks n, in]
-  at::Tensor bias;   // undefined if there is none, or a peer adds it
+  at::Tensor bias;   // undefined if none, or another peer adds it
   int64_t peers;
   int64_t blocks;
 
@@ -329,8 +329,8 @@ struct reduced_linear {
     return weight.size(0) / peers;
   }
 
-  /// Calls f(part, whole) for the outputs of peer k in each block: where they
-  /// are in [T, any, blocks n] and along the axis of all.
+  /// Calls f(part, of) for the outputs of peer k in each block: `part` in [T,
+  /// any, blocks n], and `of`, which narrows the axis of all outputs to them.
   template <class F>
   void for_each_part(const at::Tensor& by_peer, F f) const {
     auto n = outputs_of_peer() / blocks;
@@ -342,7 +342,7 @@ struct reduced_linear {
           });
   }
 
-  /// [any, in] -> [T, any, blocks n]: as it travels, without a copy.
+  /// [any, in] -> [T, any, blocks n]: in the layout sent, without a copy.
   at::Tensor product(const at::Tensor& rows) const {
     auto result = at::empty({peers, rows.size(0), outputs_of_peer()},
                             rows.options());
@@ -355,7 +355,7 @@ struct reduced_linear {
     return result;
   }
 
-  /// @param grad of what `product` gave
+  /// @param grad of the result of `product`
   /// @param beta 0, or 1: adds to what is there
   void differentiate_rows(const at::Tensor& grad, double beta,
                           const at::Tensor& to) const {
@@ -377,12 +377,12 @@ struct reduced_linear {
   }
 };
 
-/// @returns one to write into that is laid out as `x`
+/// @returns an uninitialized tensor with the layout of `x`
 at::Tensor room_for(const at::Tensor& x, at::ScalarType type) {
   return at::empty_like(x, x.options().dtype(type));
 }
 
-/// Operations that write into a given tensor do not cast by themselves.
+/// Operations that write into a given tensor are not cast by autocast.
 bool casts_products(const at::Tensor& x) {
   return at::autocast::is_autocast_enabled(x.device().type())
          && x.scalar_type() != at::kDouble;
@@ -465,7 +465,7 @@ struct reduced_linears_function : ag::Function<reduced_linears_function> {
     }
     auto segments = segments_of(c->saved_data["counts"].toIntVector(),
                                 rows.size(0));
-    at::Tensor given; // of the linear whose rows leave
+    at::Tensor given; // of the linear whose rows are sent
     overlap(
       segments,
       [&](size_t i) {
@@ -511,8 +511,8 @@ private:
   }
 };
 
-/// What both kinds of functions take: weights, and then the biases that there
-/// are, with the position of each weight's.
+/// The parameters of both kinds of functions: weights, then the biases that
+/// exist, and the position of each weight's bias.
 struct linear_parameters {
   std::vector<at::Tensor> all;
   std::vector<int64_t> biases;

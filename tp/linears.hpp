@@ -22,7 +22,7 @@ enum class entry : uint8_t {
 /// are computed.
 /// @param weights [out_i, n] each
 /// @param biases [out_i] each, or undefined; empty if another peer adds it, so
-/// that all results require grad even if only biases train
+/// that results require grad on all peers even if only biases train
 /// @returns [N, ..., out_i] each
 std::vector<at::Tensor> linears_for_tp(const at::Tensor& x, entry how,
                                        std::span<const at::Tensor> weights,

@@ -38,7 +38,7 @@ public:
 private:
   std::string name_;
   at::Tensor weight_;
-  at::Tensor bias_; // undefined: there is none
+  at::Tensor bias_; // undefined if there is none
   int64_t vocabulary_;
   cross_entropy_options options_;
 };

@@ -11,7 +11,7 @@ namespace smp::nn {
 
 namespace {
 
-/// Counts numbers that one rank sends.
+/// Counts the numbers that one rank sends.
 class counter {
 public:
   counter(const native_module& x, const traced_calls& how)
@@ -28,7 +28,7 @@ public:
   std::optional<double> run() const {
     if (x_.type == "LMHead")
       return head();
-    // What stands between the calls of a class and these is not known.
+    // What such a class does around this module is not known.
     if (!x_.own_names.empty())
       return std::nullopt;
     if (x_.type == "Linear")
@@ -74,7 +74,7 @@ private:
   double head() const {
     auto words = size_of("weight", 0);
     auto channels = size_of("weight", 1);
-    // Logits come out, or labels go in, too, and their loss comes out.
+    // The result is logits, or with labels as an argument, their loss.
     auto with_logits = static_cast<uint64_t>(element_ * (channels + words));
     auto rows = bytes_ / (element_ * (channels + words));
     if (how_.bytes % with_logits == 0)
@@ -138,8 +138,8 @@ private:
                                         : o.cross_attention->output);
   }
 
-  /// Numbers that all linears make of so many rows of hidden states, and of
-  /// what these attend to.
+  /// Numbers that all linears produce for so many rows of hidden states, and of
+  /// the context that these attend to.
   double outputs_of_layer(double rows, double context_rows) const {
     auto& o = *x_.layer;
     double result = 0;
@@ -178,7 +178,7 @@ private:
   }
 
   /// @param mask becomes the sum of both
-  /// @returns bytes that own samples take from the heads of all
+  /// @returns bytes to gather the heads of all peers for own samples
   double add_positions(traced_argument& mask, int64_t tokens) const {
     auto& table = x_.parameters.at(x_.layer->positions->name + ".weight");
     auto heads = x_.layer->num_attention_heads;
@@ -193,8 +193,8 @@ private:
            * (allgather(mine) + (how_.same_samples ? 0 : reduce_scatter(mine)));
   }
 
-  /// Of what is the same for all samples, one travels; of one for each head,
-  /// those of a rank.
+  /// A mask that is the same for all samples travels once; of a mask per head,
+  /// each rank takes the heads that it holds.
   double bytes_of_mask(const traced_argument& x) const {
     auto n = numbers_in(x);
     if (x.repeats)
@@ -216,7 +216,7 @@ private:
 
   // -- what they are made of, forward and backward ----------------------------
 
-  /// n: numbers of this rank's samples, before or behind. See functions.cpp.
+  /// n: numbers of this rank's samples, before or after. See functions.cpp.
   double gather(double n) const {
     return how_.same_samples ? allreduce(n) : allgather(n) + reduce_scatter(n);
   }
@@ -233,7 +233,7 @@ private:
     return split(n);
   }
 
-  /// n: numbers of this rank's samples in all channels, behind.
+  /// n: numbers of this rank's samples in all channels, after.
   double over_channels(double n) const {
     auto mine = how_.same_samples ? n / peers_ : n;
     return reduce_scatter(mine) + allgather(mine);
@@ -258,7 +258,7 @@ private:
 
   // -- collectives ------------------------------------------------------------
 
-  /// n: numbers that each rank gives.
+  /// n: numbers that each rank contributes.
   double all_to_all(double n) const {
     return (peers_ - 1) / peers_ * n;
   }
@@ -288,7 +288,7 @@ private:
     return size_of(x.name + ".weight", x.inputs_first ? 1 : 0);
   }
 
-  /// Size of what norms and losses compute with.
+  /// Size of the type in which norms and losses are computed.
   double computed() const {
     return element_ > sizeof(float) ? element_ : sizeof(float);
   }

@@ -15,7 +15,7 @@ using options = transformer_layer_options;
 
 // -- slices -------------------------------------------------------------------
 
-/// Cuts the parameters of a layer for one peer.
+/// Computes one peer's slices of the parameters of a layer.
 class cutter {
 public:
   cutter(const native_module& x, int64_t rank, int64_t peers)
@@ -24,7 +24,7 @@ public:
   }
 
   parameter_slices run() {
-    // Of a half that is not there, nothing has the names.
+    // The names of a missing half match no parameter.
     auto& o = *x_.layer;
     auto blocks = o.query_key_value.size() == 1 ? 3 : 1;
     for (auto& place : o.query_key_value)
@@ -77,7 +77,7 @@ private:
                      blocks};
   }
 
-  /// It is added before results are summed.
+  /// Only one peer has it, as it is added before results are summed.
   void whole_on_first(const std::string& name) {
     auto i = x_.parameters.find(name);
     if (i == x_.parameters.end())
@@ -95,7 +95,7 @@ private:
 
 // -- what cannot be shared ----------------------------------------------------
 
-/// Looks whether the parameters of a layer are those that its options tell of.
+/// Checks whether the parameters of a layer match its options.
 class layer_check {
 public:
   layer_check(const native_module& x, int64_t peers)
@@ -158,7 +158,7 @@ private:
       refuse(refusal_to_divide(n, what, peers_) + " (its linears may be)");
   }
 
-  /// @returns null if there is none with so many axes
+  /// @returns null if there is none with that many axes
   const at::Tensor* weight(const std::string& name, int64_t axes) {
     known_.insert({name + ".weight", name + ".bias"});
     auto i = x_.parameters.find(name + ".weight");
@@ -189,7 +189,7 @@ private:
              + "; only a layer with these sizes can be shared as a whole");
   }
 
-  /// Of the first part that is there.
+  /// The channels of the first part that exists.
   int64_t channels_of_layer() {
     if (o_.has_output())
       return sizes_of(o_.intermediate).in;
@@ -223,7 +223,7 @@ private:
     divide(inner, "inner channels");
   }
 
-  /// Nothing is computed with the norms of parts that have none.
+  /// Parts that have no norm do not use these names.
   void norms(const options::norm_place& first,
              const options::norm_place& second) {
     if (o_.pre_layernorm || o_.post_layernorm)

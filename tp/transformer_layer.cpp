@@ -30,20 +30,20 @@ namespace {
 
 using options = transformer_layer_options;
 
-/// Samples of all peers lie one after the other: [T B, ...]. (Here and below T
-/// is 1 where all have the same.)
+/// Samples of all peers follow each other: [T B, ...]. (Here and below T is 1
+/// where all peers have the same samples.)
 at::Tensor samples_of(const at::Tensor& x, uint64_t peer, uint64_t peers) {
   auto n = x.size(0) / static_cast<int64_t>(peers);
   return x.narrow(0, static_cast<int64_t>(peer) * n, n);
 }
 
-/// @returns that T
+/// @returns this T
 uint64_t batches_of_all() {
   auto& group = tensor_group::current();
   return group.same_samples() ? 1 : group.size();
 }
 
-/// A linear that this rank has a part of.
+/// A linear of which this rank holds a part.
 struct part_of_linear {
   at::Tensor weight; // [out, in], or [in, out]
   at::Tensor bias;   // undefined: none; empty: another peer adds it
@@ -169,16 +169,16 @@ protected:
     double eps;
   };
 
-  /// Hidden states [B, tokens, C] of this peer's samples in the form in which
-  /// they go through the layer, and back.
+  /// Convert hidden states [B, tokens, C] of this peer's samples to the form
+  /// that they have inside the layer, and back.
   virtual at::Tensor enter(const at::Tensor& x) const = 0;
   virtual at::Tensor leave(const at::Tensor& x) const = 0;
 
   /// [B, any, C] of this peer's samples in the form in which they are attended
-  /// to, once for all layers behind each other.
+  /// to, computed once for all consecutive layers.
   virtual at::Tensor enter_context(const at::Tensor& x) const = 0;
 
-  /// Of hidden states.
+  /// Normalises hidden states.
   virtual at::Tensor norm(const at::Tensor& x,
                           const norm_parameters& p) const = 0;
 
@@ -188,7 +188,7 @@ protected:
                                         std::span<const part_of_linear> parts,
                                         int64_t blocks) const = 0;
 
-  /// The same of a context.
+  /// The same for a context.
   virtual std::vector<at::Tensor>
   split_context(const at::Tensor& x,
                 std::span<const part_of_linear> parts) const = 0;
@@ -216,13 +216,13 @@ protected:
     return xs;
   }
 
-  /// @returns its probability now
+  /// @returns its current probability
   double dropped(const options::dropout_place& x) const {
     return !layer_->training || layer_->training() ? x.p : 0;
   }
 
-  /// @returns the paths of modules that are called one in the other, from below
-  /// the layer to `name`; none if that is the layer
+  /// @returns the paths of modules that call each other, from below the layer
+  /// to `name`; none if that is the layer
   std::vector<std::string> calls_of(const std::string& name) const {
     std::vector<std::string> result;
     for (size_t end = name.empty() ? name.npos : 0; end != name.npos;) {
@@ -233,7 +233,7 @@ protected:
     return result;
   }
 
-  /// What dropout multiplies the samples of one peer with: [n, ...].
+  /// The factors of dropout for the samples of one peer: [n, ...].
   at::Tensor dropout_mask(const options::dropout_place& x, uint64_t peer,
                           at::IntArrayRef sizes,
                           const at::TensorOptions& type) const {
@@ -244,9 +244,9 @@ protected:
     return result;
   }
 
-  /// The same for all samples where each rank has a range of `axis`: it draws
-  /// all, and takes those of its own. No more than one peer's lives at a time:
-  /// those of attention are many.
+  /// The same for all samples if each rank holds a range of `axis`: it draws
+  /// all numbers, and takes its own. No more than one peer's exist at a time,
+  /// because those of attention are many.
   at::Tensor dropout_mask_of_part(const options::dropout_place& x,
                                   const at::Tensor& like, int64_t axis) const {
     auto& group = tensor_group::current();
@@ -269,7 +269,7 @@ protected:
   }
 
 private:
-  /// Those that there are.
+  /// The norms that exist.
   struct norms_of_part {
     std::optional<norm_parameters> before, behind;
   };
@@ -289,8 +289,8 @@ private:
             parts.optional(place.name + ".bias"), place.eps};
   }
 
-  /// @param first the only one, or the one before
-  /// @param second the one behind if there are both
+  /// @param first the only norm, or the one before
+  /// @param second the one behind, if there are both
   static norms_of_part norms_of(const layer_parts& parts, const options& o,
                                 const options::norm_place& first,
                                 const options::norm_place& second) {
@@ -333,8 +333,8 @@ private:
 
   // -- attention --------------------------------------------------------------
 
-  /// @param x hidden states that ask
-  /// @param context those that are asked
+  /// @param x hidden states that give the queries
+  /// @param context those that give keys and values
   at::Tensor attend(const attention& parts, const at::Tensor& x,
                     const at::Tensor& context, const at::Tensor& mask) const {
     auto peers = static_cast<int64_t>(tensor_group::current().size());
@@ -357,7 +357,7 @@ private:
                 parts.output_dropout);
   }
 
-  /// qkv: [T B, heads / T, tokens, d] each @returns as they
+  /// qkv: [T B, heads / T, tokens, d] each @returns the same shape
   at::Tensor weighted(const attention& parts,
                       const std::vector<at::Tensor>& qkv,
                       const at::Tensor& given) const {
@@ -387,7 +387,7 @@ private:
     return at::matmul(weights, v);
   }
 
-  /// Those of the samples of all peers: [T B, heads / T or 1, ...].
+  /// The masks of the samples of all peers: [T B, heads / T or 1, ...].
   static at::Tensor all_masks(const at::Tensor& x, int64_t samples) {
     return enter_once(x, entered_tensors::form::mask, samples,
                       [&] { return gathered_masks(x, samples); });
@@ -396,7 +396,7 @@ private:
   static at::Tensor gathered_masks(at::Tensor x, int64_t samples) {
     while (x.dim() < 4)
       x = x.unsqueeze(0);
-    // What is the same for all samples travels once.
+    // A mask that is the same for all samples travels once.
     auto one = x.size(0) == 1 || x.stride(0) == 0;
     if (one)
       x = x.narrow(0, 0, 1);

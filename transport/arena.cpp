@@ -15,7 +15,7 @@ struct arena::store {
   explicit store(uint64_t capacity) : blocks(capacity, alignment) {
     if (blocks.capacity() == 0)
       return;
-    // Populated: the first touch of a page costs more than to copy it.
+    // Populated, as the first touch of a page costs more than copying it.
     auto x = ::mmap(nullptr, blocks.capacity(), PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (x == MAP_FAILED)

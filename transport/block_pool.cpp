@@ -38,7 +38,7 @@ struct block_pool::store {
     try {
       std::lock_guard guard{mutex};
       if (kept + size <= keep_limit) {
-        // The one that was used last goes first: caches may still have it.
+        // The block used last is given out first: caches may still have it.
         blocks.emplace_hint(blocks.lower_bound(size), size, block);
         kept += size;
         return;

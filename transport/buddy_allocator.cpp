@@ -13,8 +13,8 @@ buddy_allocator::buddy_allocator(uint64_t capacity, uint64_t smallest)
     throw error{error_code::internal,
                 std::to_string(smallest) + " bytes are no power of two"};
   capacity_ = capacity / smallest * smallest;
-  // A capacity that is no power of two begins as several parts, the largest
-  // first: so each lies at a multiple of its size, and none is another's buddy.
+  // A capacity that is not a power of two begins as several parts, the largest
+  // first: so each lies at a multiple of its size, and no two are buddies.
   free_.resize(static_cast<size_t>(std::bit_width(capacity / smallest)));
   uint64_t offset = 0;
   for (auto order = free_.size(); order-- > 0;) {

@@ -8,7 +8,7 @@ namespace smp {
 
 namespace {
 
-/// Numbers travel in little endian whatever the machine has.
+/// Numbers travel in little endian, whatever the machine uses.
 template <std::unsigned_integral T>
 T little(T x) noexcept {
   if constexpr (std::endian::native == std::endian::little) {

@@ -22,7 +22,7 @@ std::vector<std::byte> attach(const exchange_label& x,
   return out.take();
 }
 
-/// Leaves the bytes of the user. @throws error (protocol)
+/// Leaves only the user's bytes. @throws error (protocol)
 exchange_label detach(std::vector<std::byte>& bytes) {
   byte_reader in{bytes, "exchange"};
   auto result = in.get<exchange_label>();
@@ -32,7 +32,7 @@ exchange_label detach(std::vector<std::byte>& bytes) {
 }
 
 // -- tags ---------------------------------------------------------------------
-// A kind before the name, so that a collective never meets a point to point
+// The kind precedes the name, so that a collective never meets a point to point
 // message or another collective of the same name.
 
 std::string point_tag(const std::string& name) {
@@ -85,7 +85,7 @@ payload exchange::receive(rank_id from, const std::string& name) {
                                {"exchange \"" + name + "\"", from});
 }
 
-// A failed send to a lost rank is not reported: whoever waits for an answer
+// A failed send to a lost rank is not reported: a rank that waits for an answer
 // hears of the loss.
 void exchange::send_tagged(rank_id to, const std::string& tag, payload x) {
   uint64_t sequence = 0;
@@ -124,7 +124,7 @@ std::vector<payload> exchange::all_gather(std::span<const rank_id> group,
   for (auto rank : group)
     if (rank != self)
       send_tagged(rank, tag, x);
-  // All are posted before the first wait: another thread that uses the same
+  // Post all receives before the first wait: another thread that uses the same
   // name must not get in between.
   std::vector<awaited_ptr> posted;
   for (auto rank : group)

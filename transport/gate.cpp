@@ -41,10 +41,10 @@ constexpr size_t proof_size = std::tuple_size_v<run_secret::proof>;
 constexpr size_t hello_size = hello_mark.size() + nonce_size;
 constexpr size_t answer_size = nonce_size + proof_size;
 
-/// Of what a gate tells besides the secret, in bytes.
+/// Limit of the note that a gate sends with the secret, in bytes.
 constexpr uint32_t note_limit = 4096;
 
-/// Both sides' random bytes: neither can use an old proof.
+/// Both sides' random bytes, so that neither side can replay an old proof.
 using nonces = std::array<std::byte, 2 * nonce_size>;
 
 [[noreturn]] void gate_fail(std::string text) {
@@ -55,7 +55,7 @@ using nonces = std::array<std::byte, 2 * nonce_size>;
 
 enum class gate_progress { waits, admitted, answered, refused };
 
-/// Reads not one byte more than belongs to the gate.
+/// Never reads past the bytes that belong to the gate.
 class unproven {
 public:
   unproven(file_descriptor connection, const std::optional<tls_line>& line,
@@ -121,7 +121,7 @@ private:
     }
   }
 
-  /// The first bytes on a connection always find room.
+  /// The first bytes of a connection always fit into its send buffer.
   bool send_all(std::span<const std::byte> x) {
     auto sent = tls_
                   ? tls_->write(x)
@@ -129,7 +129,7 @@ private:
     return sent == static_cast<ssize_t>(x.size());
   }
 
-  /// Who speaks another protocol is not kept until the deadline.
+  /// Drops a peer that speaks another protocol before the deadline.
   bool begins_with(std::string_view mark) const {
     auto n = std::min(size_, mark.size());
     return answered_ || std::memcmp(buffer_.data(), mark.data(), n) == 0;
@@ -137,7 +137,7 @@ private:
 
   bool tell(const run_secret& secret, const std::string& note) {
     byte_writer out;
-    // A buffer that grew would leave a copy of the secret behind.
+    // A buffer that grows would leave a copy of the secret behind.
     out.reserve(run_secret::size + sizeof(uint32_t) + note.size());
     out.raw(secret.bytes());
     out.string(note);
@@ -193,7 +193,7 @@ struct gate::impl {
   void run() {
     while (!stopping) {
       std::vector<pollfd> fds{{wake.fd(), POLLIN, 0}};
-      // Where the process has no descriptor left, the kernel keeps who comes.
+      // If the process has no descriptor left, the kernel queues new peers.
       for (auto& x : listeners)
         fds.push_back({exhausted ? -1 : x.get(), POLLIN, 0});
       for (auto& x : waiting)
@@ -213,7 +213,7 @@ struct gate::impl {
   int time_out() const {
     constexpr std::chrono::milliseconds pause{100};
     std::optional<std::chrono::milliseconds> result;
-    // The oldest one is the first.
+    // The first one is the oldest.
     if (!waiting.empty())
       result = std::max(std::chrono::ceil<std::chrono::milliseconds>(
                           waiting.front().deadline() - gate_clock::now()),
@@ -225,7 +225,7 @@ struct gate::impl {
 
   using iterator = std::list<unproven>::iterator;
 
-  /// @returns the one after it.
+  /// @returns the next one.
   iterator look_at(iterator x) {
     switch (x->go_on(config.secret, config.note)) {
       case gate_progress::waits:
@@ -248,13 +248,13 @@ struct gate::impl {
       auto connection = x.take(config.line);
       ++admitted;
       config.admit(std::move(connection));
-    } catch (const std::system_error&) { // no descriptor is left
+    } catch (const std::system_error&) { // no descriptor left
       ++refused;
     }
   }
 
   void accept_all(int listener) {
-    // Not for ever: who comes fast must not keep the others from being heard.
+    // Bounded: peers that connect quickly must not starve the others.
     for (size_t i = 0; i < config.unproven_limit; ++i) {
       file_descriptor x{
         ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
@@ -279,7 +279,7 @@ struct gate::impl {
   bool drop_oldest() {
     if (waiting.empty())
       return false;
-    // It may have said all just now.
+    // Its last bytes may just have arrived.
     auto first = waiting.begin();
     auto rest = waiting.size() - 1;
     look_at(first);
@@ -306,7 +306,7 @@ struct gate::impl {
   std::atomic<uint64_t> admitted = 0;
   std::atomic<uint64_t> answered = 0;
   std::atomic<uint64_t> refused = 0;
-  // Of the thread only.
+  // Used by the thread only.
   std::list<unproven> waiting;
   bool exhausted = false;
   std::thread thread;
@@ -334,7 +334,7 @@ gate_stats gate::stats() const noexcept {
 
 namespace {
 
-/// Until then the other side has answered.
+/// The time until which the other side must have answered.
 class answer_deadline {
 public:
   explicit answer_deadline(std::chrono::milliseconds limit)
@@ -362,7 +362,7 @@ private:
   gate_clock::time_point end_;
 };
 
-/// What both kinds of connection do here: all of `x`, or an error.
+/// Both kinds of connection, which transfer all of `x`, or throw an error.
 class gate_line {
 public:
   gate_line(int fd, tls_stream* tls, std::chrono::milliseconds limit)

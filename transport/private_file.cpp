@@ -14,14 +14,14 @@ namespace smp {
 
 namespace {
 
-/// Nothing that is read here is longer, in bytes.
+/// The longest file that is read here, in bytes.
 constexpr size_t private_file_limit = 4096;
 
 bool write_draft(const std::string& path, const std::string& text) {
   ::unlink(path.c_str());
   file_descriptor file{::open(
     path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
-  errno = file ? ENOSPC : errno; // a short write says nothing
+  errno = file ? ENOSPC : errno; // a short write sets none
   return file
          && ::write(file.get(), text.data(), text.size())
               == static_cast<ssize_t>(text.size());

@@ -70,7 +70,7 @@ std::string run_secret::to_hex() const {
 
 run_secret::proof run_secret::prove(std::string_view purpose,
                                     std::span<const std::byte> what) const {
-  // The purpose ends where the first zero is: no two pairs give the same bytes.
+  // The first zero ends the purpose, so no two pairs give the same bytes.
   std::vector<unsigned char> text(purpose.size() + 1 + what.size());
   std::copy(purpose.begin(), purpose.end(), text.begin());
   std::transform(what.begin(), what.end(),

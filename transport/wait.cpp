@@ -61,7 +61,7 @@ completion_ptr all_of(const std::vector<completion_ptr>& xs) {
   if (xs.empty())
     result->set();
   for (auto& x : xs)
-    // The completion keeps the callback, so the callback must not keep it.
+    // The completion owns the callback, so the callback must not own it.
     x->on_done([result, left, x = x.get()] {
       if (auto why = x->cause())
         result->fail(std::move(why));
@@ -75,7 +75,7 @@ wait_reason
 reason_of_all(std::vector<std::pair<completion_ptr, wait_reason>> xs) {
   if (xs.size() == 1)
     return std::move(xs.front().second);
-  // Shared: reasons are copied.
+  // Shared, because reasons are copied.
   auto now = [all = std::make_shared<decltype(xs)>(std::move(xs))] {
     for (auto& [x, why] : *all)
       if (!x->done())
@@ -91,7 +91,7 @@ reason_of_all(std::vector<std::pair<completion_ptr, wait_reason>> xs) {
 
 namespace {
 
-/// What the calling thread is, if it must not wait.
+/// The name of the calling thread, if it must not wait.
 thread_local const char* busy_thread = nullptr;
 
 [[noreturn]] void refuse(const wait_reason& why) {
@@ -108,7 +108,7 @@ public:
   void wait(const completion_ptr& x, const wait_reason& why) override {
     if (busy_thread != nullptr && !x->done())
       refuse(why);
-    // Shared with the callback, which the completion keeps after it ran.
+    // Shared with the callback, which the completion keeps after its call.
     auto done = std::make_shared<wake_up>();
     x->on_done([done] { done->notify(); });
     done->wait();

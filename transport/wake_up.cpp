@@ -13,8 +13,8 @@ namespace smp {
 
 namespace {
 
-// A notification that is near costs half a microsecond to somebody who looks
-// for it and up to fifty to somebody who sleeps. One that is far costs a
+// A notification that is near costs half a microsecond to a thread that polls
+// for it and up to fifty to one that sleeps. One that is far costs a
 // microsecond more, and a thread that has nothing to run yields its core.
 constexpr int looks_before_yield = 12;
 constexpr int looks_before_sleep = 16;
@@ -62,8 +62,8 @@ pollable_wake_up::pollable_wake_up()
 }
 
 void pollable_wake_up::notify() noexcept {
-  // Not `eventfd_write`, behind which ThreadSanitizer does not look. Fails only
-  // after 2^64 notifications that nobody took.
+  // Not `eventfd_write`, which ThreadSanitizer does not intercept. Fails only
+  // after 2^64 notifications that no thread consumed.
   uint64_t one = 1;
   [[maybe_unused]] auto n = ::write(event_.get(), &one, sizeof one);
 }

@@ -16,24 +16,24 @@ namespace smp {
 
 namespace {
 
-/// What takes no longer than a message does is dealt with where it arrives: so
-/// many bytes to be added up, and so many to be copied.
+/// Work that takes no longer than a message is done where the message arrives:
+/// up to so many bytes to add up, and so many to copy.
 constexpr uint64_t small_sum = 32 << 10;
 constexpr uint64_t small_move = 64 << 10;
 
-/// Memory that was touched is kept for the next collective.
+/// Touched memory is kept for the next collective.
 constexpr uint64_t kept_memory = 64 << 20;
 
-/// Bounds what is kept of each rank that is ahead. It may send half of that
-/// (`sent_ahead`), but counts anew when a step is over, which may be later
+/// Bounds what is kept of each rank that is ahead. Such a rank may send half of
+/// that (`sent_ahead`), but counts anew when a step is over, which may be later
 /// here.
 constexpr uint64_t early_factor = 2;
 
-/// So many calls that ended are still known, for those who come late with
-/// another opinion.
+/// How many completed calls are remembered, to check late messages against
+/// their signatures.
 constexpr size_t known_ends = 16;
 
-/// @returns whether what comes has only to be copied.
+/// @returns whether arriving data only has to be copied.
 bool is_move(collective_kind x) {
   using enum collective_kind;
   return x == allgather || x == all_to_all || x == broadcast || x == scatter
@@ -74,7 +74,7 @@ public:
     machine_of_rank_ = std::move(machine_of_rank);
   }
 
-  /// Any thread. The line runs what it is given one after the other.
+  /// Any thread. The line runs its tasks one after the other.
   work_line& line() noexcept {
     return line_;
   }
@@ -91,12 +91,12 @@ private:
     collective_message content;
   };
 
-  /// Calls that differ in their number only.
+  /// Calls that differ only in their number.
   struct sequence {
     uint64_t next = 0;
     std::string place; // of the first call
     std::deque<std::pair<uint64_t, collective_signature>> ended;
-    /// Found out when the call was over here: the next one fails.
+    /// Found when the call was over here: the next call fails.
     failure broken;
   };
 
@@ -122,7 +122,7 @@ private:
                    const collective_writer& writer, const failure& why);
   void end_if_complete(const operation_ptr& op);
   void end(const operation_ptr& op, const failure& why);
-  /// Fails those that run and that `f` wants to.
+  /// Fails the running calls that `f` selects.
   template <class Predicate>
   void fail_running(const failure& why, Predicate f);
 
@@ -138,7 +138,7 @@ private:
   std::map<rank_id, failure> lost_;
   std::map<step_id, failure> failed_steps_;
   step_id last_over_;
-  /// Last: its tasks use all of the above.
+  /// Last member, because its tasks use all of the above.
   work_line line_;
 };
 
@@ -214,7 +214,7 @@ void collectives::impl::take(rank_id from, collective_message x) {
       take_late(x, from);
     else
       return keep(from, std::move(x));
-    // For what is over here by now.
+    // For calls that are over here by now.
     ahead_.joined(x.label, from);
   } catch (const error& e) {
     fail(from, {e.code(), from, {}, e.cause().text});
@@ -253,8 +253,8 @@ void collectives::impl::tell_failed(const collective_label& label,
       fabric_.send(rank, writer.failed(why));
 }
 
-/// The call is over here, as that of a root that only gives may be before
-/// another rank comes. So what is wrong with it is told by the next one.
+/// The call is over here, which may happen to a root that only gives before
+/// another rank joins. So the next call reports what is wrong with it.
 void collectives::impl::take_late(const collective_message& x, rank_id from) {
   auto& s = sequence_of(x.label);
   auto i = std::find_if(s.ended.begin(), s.ended.end(),
@@ -265,7 +265,7 @@ void collectives::impl::take_late(const collective_message& x, rank_id from) {
     s.broken = y->why;
     return;
   }
-  // How many rows there were was agreed on, or it had not ended.
+  // The numbers of rows agreed, or the call would not have completed.
   auto theirs = x.what;
   theirs.rows.clear();
   collective_call mine{x.label, i->second, {}, nullptr, nullptr, nullptr};
@@ -355,7 +355,7 @@ void collectives::impl::end_step(step_id step) {
   auto is_over = [this](auto& x) {
     return x.first.step.value > 0 && x.first.step <= last_over_;
   };
-  // What the last one called can still be asked for.
+  // The calls of the last step can still be queried.
   std::erase_if(sequences_, [&](auto& x) {
     return is_over(x) && x.first.step < last_over_;
   });
@@ -414,7 +414,7 @@ void collectives::place(std::vector<uint64_t> machine_of_rank) {
 }
 
 started_collective collectives::start(collective_call x) {
-  // Nothing is given.
+  // A barrier transfers no data.
   if (x.what.kind == collective_kind::barrier)
     x.what = {.kind = collective_kind::barrier, .shape = {0}, .rows = {}};
   x.check(impl_->self());

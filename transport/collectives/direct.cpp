@@ -8,7 +8,7 @@ namespace {
 
 using piece = collective_plan::piece;
 
-/// What a rank gives to another, and what it takes, by the position of that.
+/// What a rank gives to another one and takes from it, by that one's position.
 class exchanged_parts {
 public:
   exchanged_parts(const collective_call& x, uint64_t self)
@@ -87,7 +87,7 @@ collective_plan direct_plan(const collective_call& x, uint64_t self) {
   auto size = x.label.group.size();
   result.send_copies = x.what.kind == collective_kind::allreduce;
   exchanged_parts parts{x, self};
-  // Everybody begins with the next one, so that not all send to the same.
+  // Each rank begins with the next one, so that not all send to the same.
   for (uint64_t i = 1; i < size; ++i)
     if (auto to = (self + i) % size; gives(x, self, to)) {
       auto id = sums(x.what.kind) ? 0 : static_cast<uint32_t>(self);

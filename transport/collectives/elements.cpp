@@ -31,9 +31,9 @@ struct brain_half {
   constexpr uint32_t exponent = 0x7c00u << 13;
   uint32_t magnitude = (x.bits & 0x7fffu) << 13;
   uint32_t normal = magnitude + ((127u - 15u) << 23);
-  // Infinite or NaN: the exponent is all ones here, too.
+  // Infinity or NaN: the exponent is all ones here, too.
   uint32_t special = normal + ((128u - 16u) << 23);
-  // Too small to be normal: the subtraction shifts it.
+  // Subnormal: the subtraction shifts it.
   float tiny = std::bit_cast<float>(normal + (1u << 23))
                - std::bit_cast<float>(113u << 23);
   uint32_t found = magnitude & exponent;
@@ -53,7 +53,7 @@ struct brain_half {
   uint32_t sign = bits & 0x80000000u;
   bits ^= sign;
   auto special = choose(bits > (255u << 23), 0x7e00u, 0x7c00u);
-  // The addition rounds what is too small to be normal.
+  // The addition rounds subnormal numbers.
   uint32_t tiny = std::bit_cast<uint32_t>(std::bit_cast<float>(bits)
                                           + std::bit_cast<float>(shift))
                   - shift;
@@ -73,7 +73,7 @@ struct brain_half {
 
 // -- one pass -----------------------------------------------------------------
 
-/// In what elements of type `T` are summed. Integers wrap around.
+/// The type in which elements of type `T` are summed. Integers wrap around.
 template <class T>
 struct summed_in
   : std::conditional<std::is_integral_v<T>, std::make_unsigned<T>,
@@ -83,7 +83,7 @@ struct summed_in<half> : std::type_identity<float> {};
 template <>
 struct summed_in<brain_half> : std::type_identity<float> {};
 
-/// So many elements stay in the nearest cache.
+/// Elements that stay in the nearest cache.
 constexpr uint64_t tile = 1024;
 
 template <class T, reduce_op Op>
@@ -139,7 +139,7 @@ struct pass {
     }
   }
 
-  // Not with fused multiplications: the bits must be those of any machine.
+  // Without fused multiplications: the bits must be the same on any machine.
   [[gnu::optimize("O3"), gnu::target("avx2")]] static void
   run_wide(void* output, std::span<const void* const> inputs, uint64_t count,
            uint64_t divisor) {

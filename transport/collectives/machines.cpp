@@ -10,14 +10,14 @@ namespace {
 
 using piece = collective_plan::piece;
 
-/// A part of what a group deals with, and who makes it.
+/// A part of the group's data, and the rank that makes it.
 struct owned_part {
   uint64_t owner = 0; // position
   byte_range input;
   byte_range output;
 };
 
-/// What is the same in all of these plans: who speaks for a machine.
+/// The common part of all of these plans: which rank speaks for a machine.
 class machines_planner {
 public:
   machines_planner(const collective_call& x, uint64_t self,
@@ -39,7 +39,7 @@ private:
     return where_.members[where_.of[self_]];
   }
 
-  /// Who deals, on machine `machine`, with what belongs to `owner`.
+  /// @returns the rank on `machine` that handles the part of `owner`.
   uint64_t speaker(uint64_t machine, uint64_t owner) const {
     if (where_.of[owner] == machine)
       return owner;
@@ -53,7 +53,7 @@ private:
     return speaker(where_.of[self_], owner) == self_;
   }
 
-  /// Those on this machine, without this rank and another one.
+  /// The ranks on this machine, without this one and `except`.
   std::vector<uint64_t> others_here(uint64_t except) const {
     std::vector<uint64_t> result;
     for (auto i : here())
@@ -62,8 +62,8 @@ private:
     return result;
   }
 
-  /// Who gets what this rank has made or begins with: those on this machine,
-  /// and who speaks for it on the others, without machine `except`.
+  /// The ranks that get what this rank has made or begins with: those on this
+  /// machine, and its speakers on the others, without machine `except`.
   std::vector<uint64_t> audience(uint64_t except) const {
     auto result = others_here(self_);
     for (uint64_t m = 0; m < where_.members.size(); ++m)
@@ -72,7 +72,7 @@ private:
     return result;
   }
 
-  /// What `owner` has made, on its way to all.
+  /// The data that `owner` has made, on its way to all ranks.
   piece copy_of(uint64_t owner, uint32_t id, byte_range range) const;
 
   std::vector<owned_part> parts_of_sum() const;
@@ -114,7 +114,7 @@ std::vector<owned_part> machines_planner::parts_of_sum() const {
       result.push_back({i, {i * bytes(), bytes()}, {0, bytes()}});
     return result;
   }
-  // What only one rank wants is made on its machine.
+  // A sum for only one rank is made on that rank's machine.
   std::vector<uint64_t> owners;
   for (uint64_t i = 0; i < size; ++i)
     if (x_.what.kind == collective_kind::allreduce
@@ -127,7 +127,7 @@ std::vector<owned_part> machines_planner::parts_of_sum() const {
   return result;
 }
 
-/// @param copy name of the result at those that get it
+/// @param copy id of the result on the ranks that get it
 piece machines_planner::sum_of(const owned_part& part, uint32_t id,
                                uint32_t copy) const {
   piece result;
@@ -154,7 +154,7 @@ void machines_planner::add_part(collective_plan& result,
                                 const std::vector<owned_part>& parts,
                                 size_t index) const {
   auto& part = parts[index];
-  // Names of a part: the sum of all, that of one machine, and the result.
+  // Ids of a part: the sum of all, that of one machine, and the result.
   auto whole = static_cast<uint32_t>(index);
   auto local = static_cast<uint32_t>(parts.size() + index);
   auto copy = static_cast<uint32_t>(2 * parts.size() + index);
@@ -194,7 +194,7 @@ void machines_planner::add_part(collective_plan& result,
 collective_plan machines_planner::sums() const {
   collective_plan result;
   auto parts = parts_of_sum();
-  // Not all begin with the same.
+  // Ranks begin with different parts.
   for (size_t i = 0; i < parts.size(); ++i)
     add_part(result, parts, (self_ + 1 + i) % parts.size());
   return result;
@@ -202,7 +202,7 @@ collective_plan machines_planner::sums() const {
 
 // -- moves --------------------------------------------------------------------
 
-/// The root's machine and all others each share what the root sends to them.
+/// The root's machine, and all others together, each split what the root sends.
 collective_plan machines_planner::broadcast() const {
   collective_plan result;
   auto root = x_.what.root;

@@ -11,7 +11,7 @@ namespace {
   throw error{error_code::protocol, x.describe() + ": " + why};
 }
 
-/// Moves happen where both are one memory, too.
+/// Moves may have the same memory as input and output.
 void copy(std::byte* to, const void* from, uint64_t size) {
   if (size > 0 && to != from)
     std::memcpy(to, from, size);
@@ -57,7 +57,7 @@ void collective_operation::prepare(const collective_plan::piece& x) {
     result.memory = static_cast<std::byte*>(call_.output) + x.range.begin;
     result.owner = call_.owner;
   }
-  // What is empty is still waited for.
+  // An empty piece is still waited for.
   auto count = std::max<uint64_t>(
     (x.range.size + plan_.segment - 1) / plan_.segment, 1);
   result.left = count;
@@ -83,15 +83,15 @@ void collective_operation::count_neighbours() {
     for (auto to : x.forward)
       to_tell_[to] = true;
   }
-  // Whoever has another opinion of what this is must hear of it, and a root
-  // that only takes would say nothing.
+  // A rank with a different signature must hear of this call, and a root that
+  // only takes would send nothing.
   if (is_told_by_all())
     to_tell_.assign(to_tell_.size(), true);
   to_tell_[self_] = false;
 }
 
-/// @returns whether the end shows that all have joined, also those that say so
-/// to others only.
+/// @returns whether completion implies that all ranks have joined, also those
+/// that tell only others so.
 bool collective_operation::is_told_by_all() const noexcept {
   using enum collective_kind;
   auto kind = call_.what.kind;
@@ -111,7 +111,7 @@ void collective_operation::begin() {
   for (uint64_t to = 0; to < to_tell_.size(); ++to)
     if (to_tell_[to] && !told_[to])
       say_joined(to);
-  // Messages that come meanwhile wait in line, so the pieces stay.
+  // Messages that arrive meanwhile wait in line, so the pieces stay.
   for (auto& [id, piece] : pieces_)
     for (size_t i = 0; i < piece.segments.size(); ++i)
       if (piece.segments[i].missing == 0)
@@ -168,7 +168,7 @@ bool collective_operation::may_send(uint64_t to, uint64_t bytes) {
 }
 
 /// Two ranks that may not leave anything more with each other must still meet,
-/// so that is said in any case; who joins second then hears an answer.
+/// so a rank always announces itself; the one that joins second gets an answer.
 void collective_operation::say_joined(uint64_t to) {
   told_[to] = may_send(to, 0);
   send_(call_.label.group[to],
@@ -235,7 +235,7 @@ void collective_operation::take_segment(uint64_t from,
   if (s.missing == 0 || s.given[nth].owner || s.given[nth].data != nullptr)
     refuse(call_, rank + " sent a segment twice");
   s.given[nth] = bytes;
-  // What is empty may have no memory, but it came.
+  // An empty segment may have no memory, but it has arrived.
   if (bytes.data == nullptr)
     s.given[nth].data = this;
   --owed_[from];
@@ -257,7 +257,7 @@ void collective_operation::finish(running_piece& x, size_t index) {
   auto is_copy = x.plan.sources.size() == 1 && x.plan.sources[0] != self_;
   if (is_copy)
     result = view(s.given[0].data, range.size, s.given[0].owner);
-  // What lies in memory of the user must have left before that may change.
+  // Sends from the user's memory must complete before that may change.
   auto counted = !is_copy && !x.plan.apart;
   for (auto to : x.plan.forward)
     send_segments(to, x.plan.forward_as, result, range.begin, counted);

@@ -11,7 +11,7 @@ namespace smp {
 
 namespace {
 
-/// Whether `shape` is that of a part of the whole.
+/// Whether `shape` is the shape of a part of the whole.
 bool has_parts(collective_kind x) {
   using enum collective_kind;
   return x != allreduce && x != reduce && x != broadcast;
@@ -24,7 +24,7 @@ collective_plan choose(const collective_call& x, uint64_t self, uint64_t bytes,
   auto size = x.label.group.size();
   auto kind = x.what.kind;
   auto is_large = bytes > limits.direct / std::max<uint64_t>(size - 1, 1);
-  // Less is sooner there if nobody stands between.
+  // Small data arrives sooner without a rank in between.
   auto by_machine = is_large && where.mixed();
   switch (kind) {
     case allreduce:
@@ -34,7 +34,7 @@ collective_plan choose(const collective_call& x, uint64_t self, uint64_t bytes,
         return machines_plan(x, self, where);
       if (is_large && x.what.every_root)
         return direct_plan(x, self);
-      // Between two, a root has no one to share with.
+      // Of two ranks, a root has no other one to share the work with.
       if (is_large && size > (kind == allreduce ? 1 : 2))
         return parts_plan(x, self);
       [[fallthrough]];
@@ -79,9 +79,9 @@ collective_plan make_plan(const collective_call& x, uint64_t self,
                           const group_places& where) {
   auto bytes = x.what.count() * size_of(x.what.type);
   auto result = choose(x, self, bytes, limits, where);
-  // A few segments of each part, so that what is summed, what is received and
-  // what is sent are different ones. Of rows, only their owners know how many
-  // there are.
+  // A few segments per part, so that summing, receiving and sending work on
+  // different ones. Only their owners know the number of rows, so those take
+  // the largest size.
   auto part = has_parts(x.what.kind) ? bytes : bytes / x.label.group.size();
   auto wanted = x.what.rows.empty() ? part / 4 : limits.largest_segment;
   wanted = std::clamp(wanted, limits.least_segment, limits.largest_segment);

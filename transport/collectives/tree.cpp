@@ -6,7 +6,7 @@ namespace smp {
 
 namespace {
 
-/// Where a rank stands in the tree, in positions.
+/// The neighbours of a rank in the tree, as positions.
 struct place {
   uint64_t parent = 0;
   std::vector<uint64_t> children;
@@ -21,7 +21,7 @@ place place_of(uint64_t self, uint64_t root, uint64_t size) {
   auto lowest = number == 0 ? size : number & (~number + 1);
   for (uint64_t bit = 1; bit < lowest && number + bit < size; bit *= 2)
     result.children.push_back(position(number + bit));
-  // The deepest first.
+  // The child with the deepest subtree first.
   std::reverse(result.children.begin(), result.children.end());
   return result;
 }

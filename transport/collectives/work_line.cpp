@@ -10,7 +10,7 @@ namespace smp {
 
 namespace {
 
-/// A thread that adds small tasks runs at most so many of others.
+/// The most tasks of others that a thread runs when it adds a small one.
 constexpr int most_here = 64;
 
 } // namespace

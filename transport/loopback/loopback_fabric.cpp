@@ -22,7 +22,7 @@ namespace smp {
 
 namespace {
 
-/// A message in flight, or the news of a loss when `lost` is set.
+/// A message in flight, or the report of a loss if `lost` is set.
 struct event {
   rank_id from;
   rank_id to;
@@ -32,17 +32,17 @@ struct event {
   failure lost;
 };
 
-/// A name per tensor that has one and takes part in the choice of its place.
+/// @returns the name of tensor `i`, if the receiver chooses its place; else 0.
 uint64_t transfer_of(const event& x, size_t i) {
   auto apart = x.content.body.tensors[i].nbytes > riding_limit;
   return apart && i < x.transfers.size() ? x.transfers[i] : 0;
 }
 
-/// @param places null: nobody is asked
-/// @param as_marked gets the positions of tensors that lie where `places` said
+/// @param places null: the receiver is not asked
+/// @param as_marked gets the positions of tensors placed as `places` said
 message copy_of(const event& e, tensor_places* places,
                 std::set<size_t>& as_marked) {
-  // Fresh memory each time, so that memory checkers see what is used too late.
+  // Fresh memory each time, so that memory checkers see a use after free.
   block_pool pool{0};
   auto result = e.content;
   for (size_t i = 0; i < result.body.tensors.size(); ++i) {
@@ -106,7 +106,7 @@ public:
                    sent_callback done) override;
 
   void register_memory(std::shared_ptr<std::byte>, uint64_t) override {
-    // All memory of the process is as good.
+    // All memory of the process serves equally well.
   }
 
   void peer_lost(const failure& x) override;
@@ -133,7 +133,7 @@ struct loopback_network::impl {
     tensor_places* places = nullptr;
     bool stopped = false;
     std::map<rank_id, failure> lost;
-    /// By this rank, or by one that left and said so.
+    /// Lost by this rank, or by one that left and said so.
     std::optional<rank_id> first_lost;
     fabric_stats stats;
   };
@@ -158,7 +158,7 @@ struct loopback_network::impl {
         continue;
       auto result = std::move(events[index]);
       if (options.reorder) {
-        // What stays behind has no order to keep.
+        // The remaining events have no order to keep.
         if (index + 1 != count)
           events[index] = std::move(events.back());
         events.pop_back();
@@ -184,7 +184,7 @@ struct loopback_network::impl {
     return result;
   }
 
-  /// @returns what `who`, which sends to it, hears of a rank that was stopped
+  /// @returns the failure of sends by `who` to a rank that was stopped
   /// @pre `mutex` is held
   failure gone(rank_state& who, rank_id stopped) {
     auto& lost = ranks[stopped.value].first_lost;
@@ -252,7 +252,7 @@ struct loopback_network::impl {
       for (size_t i = 0; i < x.content.body.tensors.size(); ++i)
         if (auto name = transfer_of(x, i); name != 0 && asking != nullptr)
           asking->placed(x.to, name, as_marked.count(i) > 0);
-      // The sender's tensors go before its callback says that they may.
+      // Release the sender's tensors before its callback says so.
       x.content = {};
       if (x.done)
         x.done({});
@@ -397,7 +397,7 @@ void loopback_network::rank_fabric::stop(std::chrono::milliseconds limit) {
       {error_code::cancelled, self_, {}, "the fabric was stopped"});
     for (auto& call : network_.purge_incoming(self_))
       calls.push_back(std::move(call));
-    // Only a callback that is running can still reach the listener.
+    // Only a callback that is still running can reach the listener.
     network_.changed.wait(guard, [this] {
       return network_.busy_to != self_ && network_.busy_from != self_;
     });
@@ -456,7 +456,7 @@ void loopback_network::kill(const failure& x) {
     for (uint64_t i = 0; i < impl_->ranks.size(); ++i)
       for (auto& call : impl_->lose(rank_id{i}, x))
         calls.push_back(std::move(call));
-    // What the dead rank sent to itself.
+    // Messages that the dead rank sent to itself.
     for (auto& call : impl_->purge(
            [&](const event& y) { return y.to == x.rank && !y.lost; }, x))
       calls.push_back(std::move(call));

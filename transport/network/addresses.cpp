@@ -40,13 +40,13 @@ bool is_loopback_address(const sockaddr* x) {
            &reinterpret_cast<const sockaddr_in6*>(x)->sin6_addr);
 }
 
-/// @returns the address by which this machine reaches `x`; empty: no way
+/// @returns the address by which this machine reaches `x`; empty: no route
 std::string source_towards(const addrinfo& x) {
   file_descriptor probe{
     ::socket(x.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, IPPROTO_UDP)};
   sockaddr_storage mine{};
   socklen_t size = sizeof(mine);
-  // UDP sends nothing to connect: the kernel only chooses the way.
+  // A UDP connect sends nothing: the kernel only chooses the route.
   if (!probe || ::connect(probe.get(), x.ai_addr, x.ai_addrlen) != 0
       || ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&mine), &size)
            != 0)
@@ -54,7 +54,7 @@ std::string source_towards(const addrinfo& x) {
   return number_of(reinterpret_cast<sockaddr*>(&mine));
 }
 
-/// @returns 0, or why not (errno)
+/// @returns 0, or the reason (errno)
 int finish_connecting(int fd, std::chrono::milliseconds limit) {
   pollfd x{fd, POLLOUT, 0};
   int n = 0;
@@ -74,8 +74,8 @@ uint16_t& port_in(sockaddr_storage& x) {
                                  : reinterpret_cast<sockaddr_in&>(x).sin_port;
 }
 
-/// @param result none at first
-/// @returns 0, or why not all of them (errno)
+/// @param result empty at first
+/// @returns 0, or why it does not listen at all of them (errno)
 int try_to_listen(const addrinfo* addresses,
                   std::vector<file_descriptor>& result) {
   std::set<std::string> seen;
@@ -86,12 +86,12 @@ int try_to_listen(const addrinfo* addresses,
     std::string bytes{reinterpret_cast<const char*>(&at), x->ai_addrlen};
     if (!seen.insert(std::move(bytes)).second)
       continue;
-    // Any free port of the first one is that of all.
+    // The free port chosen at the first address is used for all.
     if (!result.empty())
       port_in(at) = htons(local_port(result.front().get()));
     file_descriptor next{
       ::socket(x->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
-    // A run may begin at the port of one that just ended.
+    // A run may reuse the port of one that just ended.
     int yes = 1;
     if (next
         && ::setsockopt(next.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes))
@@ -103,7 +103,7 @@ int try_to_listen(const addrinfo* addresses,
       continue;
     }
     why = errno;
-    // Another machine's, or of a family that is switched off here.
+    // An address of another machine, or of a family that is disabled here.
     if (why != EADDRNOTAVAIL && why != EAFNOSUPPORT)
       return why;
   }
@@ -263,7 +263,7 @@ void bound_silence(int connection, std::chrono::milliseconds limit) {
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, pause);
   set(IPPROTO_TCP, TCP_KEEPINTVL, pause);
-  // It counts instead of their number, and for what was sent as well.
+  // This replaces their number, and applies to sent data as well.
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(limit.count()));
 }
 

@@ -29,7 +29,7 @@ constexpr const char* authority_file = "ca.pem";
 constexpr const char* certificate_file = "rank.pem";
 constexpr const char* key_file = "rank.key";
 
-/// Clocks of machines differ, and a run may be long, in seconds.
+/// Clocks of machines differ, and a run may be long. In seconds.
 constexpr long valid_before = 24L * 60 * 60;
 constexpr long valid_after = 365 * valid_before;
 
@@ -68,7 +68,7 @@ void add_extension(X509* to, X509* issuer, int kind, const char* value) {
   must(x && X509_add_ext(to, x.get(), -1) == 1, "describe a certificate");
 }
 
-/// @param issuer null: itself
+/// @param issuer null: self-signed
 certificate_ptr make_certificate(const char* name, EVP_PKEY* key, X509* issuer,
                                  EVP_PKEY* issuer_key) {
   certificate_ptr result{X509_new()};
@@ -118,7 +118,7 @@ void write_new(int dir, const std::string& where, const char* name, mode_t mode,
 
 // -- reading ------------------------------------------------------------------
 
-/// @throws error (config) unless only this user, or root, can get at it
+/// @throws error (config) unless only this user, or root, has access
 void check_private(const struct stat& x, const std::string& path,
                    const char* what, const char* mode) {
   if ((x.st_mode & 0077) != 0 || (x.st_uid != ::geteuid() && x.st_uid != 0))
@@ -138,7 +138,7 @@ file_descriptor open_private_folder(const std::string& dir) {
   return result;
 }
 
-/// Leaves no copy of what it held.
+/// Erases its content at the end.
 struct key_text {
   ~key_text() {
     OPENSSL_cleanse(bytes.data(), bytes.size());
@@ -199,7 +199,7 @@ void make_keys(const std::string& dir) {
                                      nullptr, 0, nullptr, nullptr)
               == 1,
        "write keys");
-  // The key is the first to fail where there is one, and the last to be there.
+  // The key is checked first, in case there is one, and written last.
   if (::faccessat(folder.get(), key_file, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
     throw config_error(dir + ": holds the keys of a run already");
   write_new(folder.get(), dir, authority_file, 0600, texts[0].get());
@@ -228,10 +228,10 @@ tls_keys::tls_keys(const std::string& dir) {
       || SSL_CTX_check_private_key(x) != 1
       || X509_STORE_add_cert(SSL_CTX_get_cert_store(x), authority.get()) != 1)
     keys_fail(dir + ": key and certificates do not belong together");
-  // Nobody is let through without a certificate, on either side.
+  // No peer is accepted without a certificate, on either side.
   SSL_CTX_set_verify(x, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT,
                      nullptr);
-  SSL_CTX_set_num_tickets(x, 0); // no connection is ever taken up again
+  SSL_CTX_set_num_tickets(x, 0); // connections are never resumed
   SSL_CTX_set_session_cache_mode(x, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_mode(x, SSL_MODE_ENABLE_PARTIAL_WRITE
                         | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);

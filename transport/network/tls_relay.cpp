@@ -29,10 +29,10 @@ using relay_clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds last_words_limit{1000};
 
-/// Of one connection and direction, in bytes.
+/// Buffer of one connection and direction, in bytes.
 constexpr size_t relay_room = 64 << 10;
 
-/// Bytes on their way in one direction.
+/// Bytes in flight in one direction.
 struct relay_buffer {
   std::vector<std::byte> bytes = std::vector<std::byte>(relay_room);
   size_t begin = 0;
@@ -75,9 +75,9 @@ public:
     // nop
   }
 
-  /// Moves what can be moved. @returns false when this is over
+  /// Moves the bytes that can be moved. @returns false when this is over
   bool pump() {
-    // Not for ever: others want their turn.
+    // Bounded, so that other links get their turn.
     for (int i = 0; i < 16; ++i)
       if (!(take_local() | give_tls() | take_tls() | give_local()))
         break;
@@ -97,12 +97,12 @@ public:
       tls |= tls_.read_events();
     else
       local |= POLLOUT;
-    // One that hung up ends each `poll` at once, whatever is wanted of it.
+    // A socket that hung up ends each `poll` at once, whatever it asks for.
     return {pollfd{local_over_ || local == 0 ? -1 : local_.get(), local, 0},
             pollfd{tls_over_ || tls == 0 ? -1 : tls_.fd(), tls, 0}};
   }
 
-  /// @returns whether `poll` would wait for what is here already
+  /// @returns whether bytes are here that `poll` would wait for
   bool has_more() const {
     return incoming_.empty() && tls_.has_buffered();
   }
@@ -233,7 +233,7 @@ struct tls_relay::impl {
     auto limit = -1;
     if (more)
       limit = 0;
-    else if (end) // which may be past by now: below 0 is for ever
+    else if (end) // may be past by now; a negative limit waits forever
       limit = static_cast<int>(std::max<int64_t>(
         0,
         std::chrono::ceil<std::chrono::milliseconds>(*end - relay_clock::now())

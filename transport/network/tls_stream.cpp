@@ -19,13 +19,13 @@ namespace smp {
 
 namespace {
 
-// OpenSSL's own way to a socket dies of SIGPIPE where the other side is gone.
+// OpenSSL's own socket BIO dies of SIGPIPE if the other side is gone.
 
 int socket_of(BIO* x) {
   return static_cast<int>(reinterpret_cast<intptr_t>(BIO_get_data(x)));
 }
 
-/// @returns what BIO wants to hear
+/// @returns the result that OpenSSL expects of a BIO
 int told(BIO* x, ssize_t n, void (*retry)(BIO*)) {
   BIO_clear_retry_flags(x);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
@@ -50,7 +50,7 @@ long control_socket(BIO*, int command, long, void*) {
   return command == BIO_CTRL_FLUSH ? 1 : 0;
 }
 
-/// One for the process, as OpenSSL wants it.
+/// One for the process, as OpenSSL requires.
 BIO_METHOD* socket_method() {
   static BIO_METHOD* result = [] {
     auto* x = BIO_meth_new(BIO_TYPE_SOURCE_SINK | BIO_get_new_index(),

@@ -1,4 +1,4 @@
-// How connections end: one by one when a rank is lost, all at the stop.
+// How connections end: one by one when ranks are lost, all when it stops.
 
 #include "transport/ucx/engine.hpp"
 #include "transport/ucx/failures.hpp"
@@ -11,16 +11,16 @@ using namespace ucx;
 
 namespace {
 
-/// What an orderly end may take before it is forced.
+/// Time for an orderly end before it is forced.
 constexpr std::chrono::seconds flush_limit{1};
 
-/// What the goodbye to a rank that was given up may take. One that lives takes
-/// it in less than a millisecond, tcp between busy machines in some ten; one
-/// that was killed never does, and what was under way to it ends only then.
+/// Time for the goodbye to a rank that was given up. One that is alive takes it
+/// within a millisecond, tcp between busy machines within some ten; one that
+/// was killed never does, and what is in flight to it ends only after this.
 constexpr std::chrono::milliseconds farewell_limit{200};
 
-/// How long a rank that left may still send what it had begun: as long as its
-/// own end takes at most.
+/// How long a rank that left may still send what it had begun: the most that
+/// its own end takes.
 constexpr std::chrono::seconds leave_limit = 2 * flush_limit;
 
 } // namespace
@@ -84,8 +84,8 @@ void ucx_fabric::engine::left(peer& x, uint64_t because_of) {
   x.why = left_the_run(x.rank, lost);
   if (!first_lost_)
     first_lost_ = lost;
-  // Shared memory takes what is posted to one that is no more, and tells
-  // nobody as long as the process lives: what was posted before this was read.
+  // Shared memory accepts what is posted to a process that is gone, and reports
+  // nothing while the process lives: what was posted before this was read.
   x.close_at = clock::now() + leave_limit;
 }
 
@@ -97,7 +97,7 @@ void ucx_fabric::engine::close_in_time(peer& x) {
 }
 
 void ucx_fabric::engine::report(peer& x) {
-  // What came before is still told, but nothing after.
+  // Messages that arrived before are still reported, but none after.
   if (!std::exchange(x.reported, true))
     news_.emplace_back(x.why);
 }
@@ -111,7 +111,7 @@ void ucx_fabric::engine::close(peer& x) {
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
   param.cb.send = on_closed;
   param.user_data = this;
-  // Calls back what was under way as cancelled, now or in the next progress.
+  // Reports what was in flight as cancelled, now or in the next progress.
   auto request = ucp_ep_close_nbx(std::exchange(x.endpoint, nullptr), &param);
   if (UCS_PTR_IS_PTR(request))
     ++open_closes_;
@@ -161,7 +161,7 @@ void ucx_fabric::engine::flushed(peer& to) {
 void ucx_fabric::engine::close_all(worker_lock& lock) {
   closing_ = true;
   told_.wait(lock, [&] { return !telling_; });
-  take_queued_sends(); // are cancelled
+  take_queued_sends(); // cancels them
   for (auto& x : peers_)
     drop_queued(x, stopped());
   auto turn_until = [&](clock::time_point deadline, auto done) {
@@ -173,7 +173,7 @@ void ucx_fabric::engine::close_all(worker_lock& lock) {
     if (x.endpoint != nullptr && x.state == peer_state::connected)
       say_goodbye(x);
   turn_until(clock::now() + flush_limit, [&] { return open_closes_ == 0; });
-  // A connection that is closed by force still calls back what it had open.
+  // A connection that is closed by force still calls back for open requests.
   for (auto& x : peers_)
     close(x);
   turn_until(clock::now() + flush_limit, [&] {

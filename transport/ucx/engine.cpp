@@ -17,43 +17,43 @@ using namespace ucx;
 
 namespace {
 
-/// Calls of UCX before others get their turn: a stream of large messages
-/// never runs dry.
+/// Calls of UCX before others get their turn: a stream of large messages always
+/// has more.
 constexpr unsigned progress_limit = 32;
 
 /// A connection that cannot send because the other side is slow keeps the
-/// worker from being armed: after so many tries it is left alone for a while.
-/// Costs 6 % of a core where trying again costs all of it.
+/// worker from being armed: after so many tries the thread pauses for a while.
+/// Costs 6 % of a core where retrying costs all of it.
 constexpr unsigned busy_limit = 32;
 constexpr std::chrono::microseconds busy_pause{500};
 
-/// How long what arrives may wait while a poller computes. One that parks
-/// again before has cost no change of threads: a call takes a fifth less.
+/// How long arrivals may wait while a poller computes. If it parks again
+/// before, no thread has to change: a call takes a fifth less.
 constexpr std::chrono::microseconds poll_tick{400};
 
-/// Guards against a wake-up that was lost: while something is under way, and
-/// else.
+/// Guards against a lost wake-up: while something is in flight, and
+/// otherwise.
 constexpr std::chrono::milliseconds open_guard{10};
 constexpr std::chrono::milliseconds idle_guard{100};
 
-/// Turns after which an error counts although more keeps coming.
+/// Turns after which an error is handled although more keeps arriving.
 constexpr unsigned failed_patience = 64;
 
 /// Slots of a queue in shared memory that the small messages of all ranks
 /// together may take; there are 256, and a rendezvous takes one as well.
 constexpr uint64_t small_slots = 128;
 
-/// Small messages to one rank that are not known to have been taken out: up to
-/// `marker_window` = 2 times this.
+/// Small messages to one rank that are not known to have been taken out: at
+/// most `marker_window` = 2 times this.
 unsigned marker_interval_for(uint64_t world_size) {
   auto others = std::max<uint64_t>(world_size, 2) - 1;
   return static_cast<unsigned>(
     std::clamp<uint64_t>(small_slots / 2 / others, 4, 32));
 }
 
-/// Header and data of a message that goes by copies. Shared memory moves 8 KB
-/// per slot and has a cheap rendezvous; tcp in event mode pays its rendezvous
-/// with four wake-ups.
+/// Size of a message (header and data) that is sent by copies. Shared memory
+/// moves 8 KB per slot and has a cheap rendezvous; tcp in event mode pays for a
+/// rendezvous with four wake-ups.
 uint64_t eager_limit_for(const std::string& transports) {
   auto shared = transports.find("posix") != std::string::npos
                 || transports.find("sysv") != std::string::npos;
@@ -88,7 +88,7 @@ ucx_fabric::engine::engine(rank_id self, uint64_t world_size,
     peers_[i].rank = rank_id{i};
   }
   events_.reset(::dup(worker_->event_fd()));
-  // Before anybody knows the address: UCX drops what it has no handler for.
+  // Before any rank knows the address: UCX drops what it has no handler for.
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID
                        | UCP_AM_HANDLER_PARAM_FIELD_CB
@@ -196,8 +196,8 @@ void ucx_fabric::engine::run() {
   auto name = "smp-ucx-" + std::to_string(self_.value);
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
   refuse_waits("the thread that delivers messages");
-  // Where all cores compute, a message else waits 1.5 ms for its turn instead
-  // of 30 us. Not allowed to everyone; then it stays as it is.
+  // Where all cores compute, a message otherwise waits 1.5 ms for its turn
+  // instead of 30 us. Not permitted to every user; then nothing changes.
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), -10);
   worker_lock lock{worker_mutex_};
   auto last = clock::now();
@@ -246,7 +246,7 @@ bool ucx_fabric::engine::turn(worker_lock& lock) {
     if (!dry)
       ++count;
   }
-  // What a rank said before its end comes first, perhaps a goodbye.
+  // Messages that a rank sent before its end come first, perhaps a goodbye.
   if (dry || ++turns_with_failed_ > failed_patience) {
     turns_with_failed_ = 0;
     handle_failed();
@@ -276,11 +276,11 @@ void ucx_fabric::engine::take_queued_losses() {
     return;
   for (auto& why : queued) {
     auto& x = peers_[why.rank.value];
-    // It may have left in an orderly way: whoever reports it lost knows better.
+    // It may have left in an orderly way: the report of its loss knows better.
     if (x.state == peer_state::left)
       x.why = why;
-    // If the SUPERVISOR is lost, so are all ranks for this one; but they may
-    // live, and are to hear for whose sake this one goes.
+    // If the SUPERVISOR is lost, this rank counts all others as lost; but they
+    // may be alive, and need to hear whose loss makes this one leave.
     if (x.state == peer_state::connected && first_lost_)
       part_from(x, why);
     else
@@ -290,7 +290,7 @@ void ucx_fabric::engine::take_queued_losses() {
 }
 
 bool ucx_fabric::engine::tell(worker_lock& lock) {
-  // One after the other: what one thread tells is never overtaken.
+  // One thread at a time, so that news is never reported out of order.
   if (std::exchange(telling_, true))
     return false;
   auto told = false;
@@ -335,8 +335,8 @@ void ucx_fabric::engine::deliver_to_self(outgoing& x, bool closing) {
     tell_sent(x);
     return;
   }
-  // Copied like any other message: sharing bytes would let an operation in
-  // place change what another one saved (R37).
+  // Copied like any other message: with shared bytes an operation in place
+  // could change what another one saved (R37).
   auto copy = x.content;
   for (auto& t : copy.body.tensors) {
     auto block = pool_.take(t.nbytes);
@@ -389,14 +389,14 @@ bool ucx_fabric::engine::sleep_for(std::chrono::microseconds limit) {
 }
 
 void ucx_fabric::engine::wait_for_poller(std::chrono::microseconds limit) {
-  // A poller that computes a little and parks again needs nobody in between.
+  // A poller that computes briefly and parks again needs no help in between.
   while (polled_) {
     auto before = polls_ended_.load();
     if (sleep_for(poll_tick))
       return;
     if (polls_ended_ != before)
       continue;
-    // Either this sees that the poller ended, or that sees this.
+    // Either this thread sees that the poller ended, or the poller sees this.
     must_hand_over_ = true;
     if (polled_ && polls_ended_ == before)
       sleep_for(limit);

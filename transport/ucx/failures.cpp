@@ -8,7 +8,7 @@ namespace {
 
 error_code code_of(ucs_status_t x) noexcept {
   switch (x) {
-    // The other side ended the transfer: it takes this rank for lost.
+    // The other side ended the transfer: it counts this rank as lost.
     case UCS_ERR_CANCELED:
     case UCS_ERR_CONNECTION_RESET:
     case UCS_ERR_ENDPOINT_TIMEOUT:
@@ -17,7 +17,7 @@ error_code code_of(ucs_status_t x) noexcept {
     case UCS_ERR_IO_ERROR:
     case UCS_ERR_UNREACHABLE:
     case UCS_ERR_REJECTED:
-    // The kernel gave up a line.
+    // The kernel gave up a connection.
     case UCS_ERR_TIMED_OUT:
     // The first message to a process that is gone finds none of its memory.
     case UCS_ERR_SHMEM_SEGMENT:
@@ -42,7 +42,7 @@ const char* text_of(error_code x, during at) noexcept {
 } // namespace
 
 failure failure_of(ucs_status_t x, rank_id rank, during at) {
-  // Whatever ended a connection, nothing reaches that rank any more.
+  // Whatever ended a connection, messages no longer reach that rank.
   auto code = at == during::nothing ? error_code::rank_down : code_of(x);
   std::string text = text_of(code, at);
   return {code, rank, {}, text + ucs_status_string(x)};

@@ -1,4 +1,4 @@
-// Threads that park deliver what comes: a wake-up less where it is for them.
+// Parked threads deliver what arrives, which saves a wake-up if it is for them.
 
 #include "transport/refuse_waits.hpp"
 #include "transport/ucx/engine.hpp"
@@ -18,7 +18,7 @@ constexpr unsigned turns_limit = 8;
 void ucx_fabric::engine::park(pollable_wake_up& x) {
   if (x.try_wait())
     return;
-  // A message should wake one thread, not all that have nothing to do.
+  // A message should wake one thread, not all idle ones.
   if (polled_.exchange(true))
     return x.wait();
   auto notified = false;

@@ -1,4 +1,4 @@
-// How messages arrive: units come in any order and become whole messages.
+// How messages arrive: units arrive in any order and become whole messages.
 
 #include "transport/ucx/engine.hpp"
 #include "transport/ucx/failures.hpp"
@@ -12,10 +12,10 @@ using namespace ucx;
 
 namespace {
 
-/// What a rank may have under way here, in messages and bytes, before it counts
-/// as a breach of protocol. The stages of communication of a sender launch 8
-/// messages with large tensors at a time, of 128 MB together or one alone
-/// (actors/comm/send_window.hpp), and 64 small units are under way at most: far
+/// What a rank may have in flight to this one, in messages and bytes; more is a
+/// breach of protocol. The communication stages of a sender launch 8 messages
+/// with large tensors at a time, of 128 MB together or one alone
+/// (actors/comm/send_window.hpp), and at most 64 small units are in flight: far
 /// less than this.
 constexpr size_t partial_limit = 1024;
 constexpr uint64_t partial_bytes_limit = uint64_t{512} << 20;
@@ -98,7 +98,7 @@ ucs_status_t ucx_fabric::engine::receive_data(peer& from,
   } else {
     guarded(from, [&] { received(*x, UCS_PTR_STATUS(request)); });
   }
-  // The descriptor belongs to the receive now, whatever was thrown.
+  // The receive owns the descriptor now, whatever was thrown.
   return UCS_INPROGRESS;
 }
 
@@ -167,7 +167,7 @@ auto ucx_fabric::engine::assembly_of(peer& from, uint64_t number) -> assembly* {
   return &from.partial[number];
 }
 
-/// Claims are cheap: counted before memory is asked for.
+/// Counted before memory is allocated, because claims are cheap.
 bool ucx_fabric::engine::announce(peer& from, assembly& to, uint64_t size) {
   to.bytes += size;
   from.partial_bytes += size;
@@ -195,7 +195,7 @@ void ucx_fabric::engine::forget(peer& from, uint64_t number) {
 void ucx_fabric::engine::received(receive_operation& x, ucs_status_t status) {
   auto& from = x.from;
   if (status != UCS_OK) {
-    // A hung rank that comes back might still write there.
+    // A hung rank that resumes might still write there.
     quarantine_.push_back(x.block);
     refuse(from, failure_of(status, from.rank, during::receiving));
     return;
@@ -257,7 +257,7 @@ void ucx_fabric::engine::finish_if_complete(peer& from, uint64_t number) {
   if (!a.what || a.complete_parts < a.what->apart.size())
     return;
   auto& tensors = a.what->content.body.tensors;
-  // Before any block is taken: parts still come for what is refused.
+  // Checked before any block is moved: parts of a refused message still arrive.
   for (auto index : a.what->apart) {
     auto p = a.parts.find(index);
     if (p == a.parts.end() || p->second.size != tensors[index].nbytes

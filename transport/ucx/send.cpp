@@ -11,15 +11,15 @@ using namespace ucx;
 
 namespace {
 
-/// Rendezvous that one rank may have open to another: more do not make it
-/// faster. Each takes a block of the receiver: with few, caches still have what
-/// is written next (16 MB: 10 GB/s instead of 6).
+/// Rendezvous that one rank may have open to another: more are not faster. Each
+/// takes a block of the receiver: with few, caches still have the block that is
+/// written next (16 MB: 10 GB/s instead of 6).
 constexpr unsigned bulk_window = 8;
 constexpr uint64_t bulk_window_bytes = uint64_t{4} << 20;
 
-/// Small messages have no acknowledgement, and a queue of shared memory that
-/// is full keeps its senders busy. So every so often one goes as a rendezvous:
-/// its end says that all before it were taken out of the queue.
+/// Small messages have no acknowledgement, and a full queue in shared memory
+/// keeps its senders busy. So every so often one is sent as a rendezvous: its
+/// completion says that all before it were taken out of the queue.
 constexpr unsigned marker_window = 2;
 
 constexpr std::byte marker_byte{};
@@ -100,7 +100,7 @@ ucx_fabric::engine::make_units(const outgoing_ptr& x) {
     if (is_packed(t))
       continue;
     for (uint64_t offset = 0; offset < t.nbytes; offset += chunk_size) {
-      // The first one travels with the description where that leaves room.
+      // The first chunk travels with the description if that leaves room.
       if (result.size() > 1 || result[0].size > 0)
         result.push_back({x, header, nullptr, 0});
       auto& u = result.back();
@@ -141,14 +141,14 @@ void ucx_fabric::engine::post_from_here() {
     bool must_wake = false;
     {
       worker_lock lock{worker_mutex_, std::try_to_lock};
-      // Whoever has it looks at the queue after it unlocks.
+      // The thread that holds it checks the queue after it unlocks.
       if (!lock || !worker_)
         return;
       posted_open_ = false;
       take_queued_sends();
       finished.swap(finished_);
-      // The progress thread armed the worker before it fell asleep. Where that
-      // still holds, what was posted will wake it by itself.
+      // The progress thread armed the worker before it fell asleep. If that
+      // still holds, completions of what was posted will wake it by themselves.
       if (asleep_)
         must_wake = has_failed()
                     || (posted_open_
@@ -162,7 +162,7 @@ void ucx_fabric::engine::post_from_here() {
 }
 
 void ucx_fabric::engine::tell_sent(outgoing& x) {
-  // The tensors go before their owner hears that they may.
+  // Release the tensors before their owner hears that they may go.
   x.content = {};
   if (x.done)
     std::exchange(x.done, {})(x.why);
@@ -285,7 +285,7 @@ void ucx_fabric::engine::sent(send_operation& x, ucs_status_t status) {
   if (x.what.of)
     for (auto& t : x.what.of->content.body.tensors)
       quarantine_.push_back(t.owner);
-  // A message that is lost would leave somebody waiting for it.
+  // A lost message would leave a thread waiting for it.
   if (x.to.state == peer_state::connected)
     failed_.emplace_back(&x.to, why);
   drop(x.what, why);

@@ -11,8 +11,8 @@ namespace smp::ucx {
 
 namespace {
 
-/// A message without the bytes of its tensors; its envelope comes next, then
-/// the packed tensors.
+/// A message without the bytes of its tensors; its envelope follows, then the
+/// packed tensors.
 struct outline {
   message_kind kind = message_kind::request;
   uint64_t envelope_size = 0;
@@ -30,8 +30,8 @@ void write_outline(byte_writer& out, message_kind kind, uint64_t envelope_size,
   }
 }
 
-/// Of a tensor: size, dtype, device, number of dimensions, whether there are
-/// strides.
+/// Bytes of a tensor's size, dtype, device, number of dimensions, and whether
+/// there are strides.
 constexpr size_t min_tensor_outline = 8 + 1 + 3 + 4 + 1;
 
 outline read_outline(byte_reader& in) {
@@ -88,7 +88,7 @@ std::optional<unit_header> read_header(std::span<const std::byte> bytes,
   try {
     return byte_reader{bytes.subspan(token.size()), "header"}
       .get<unit_header>();
-  } catch (const std::exception&) { // also no memory to say what is wrong
+  } catch (const std::exception&) { // also if memory for the error is missing
     return std::nullopt;
   }
 }
@@ -129,14 +129,14 @@ description read_description(std::span<const std::byte> bytes,
       packed_aligned += align_up(t.nbytes);
     }
   auto envelope = in.raw(head.envelope_size, "envelope");
-  // Checked before memory is asked for: claims are cheap.
+  // Checked before memory is allocated, because claims are cheap.
   if (in.remaining() != packed)
     in.fail("tensors", std::to_string(packed) + " bytes wanted, "
                          + std::to_string(in.remaining()) + " left");
   description result;
   result.content = {
     head.kind, {{envelope.begin(), envelope.end()}, std::move(head.tensors)}};
-  // One block for all; each tensor keeps it alive.
+  // One block for all packed tensors; each of them keeps it alive.
   std::shared_ptr<std::byte> block;
   uint64_t offset = 0;
   auto& tensors = result.content.body.tensors;

@@ -13,12 +13,12 @@ namespace {
 struct setting {
   const char* key;
   std::string value;
-  /// Not every build of UCX has the transport that this belongs to.
+  /// Not every build of UCX has the transport of this setting.
   bool optional = false;
 };
 
 std::vector<setting> settings_of(const ucx_options& x) {
-  // Three times without an answer, after as long a pause.
+  // Three probes without an answer, after an equally long pause.
   auto pause = std::to_string(std::max<int64_t>(1, x.silence.count() / 4000));
   return {
     {"NET_DEVICES", x.interface},
@@ -26,12 +26,12 @@ std::vector<setting> settings_of(const ucx_options& x) {
     {"TCP_KEEPINTVL", pause + "s", true},
     {"TCP_KEEPCNT", "3", true},
     {"TLS", x.transports},
-    // Shared memory takes part in error mode PEER only with the first one,
-    // and cma only with the second one: UCX silently takes tcp otherwise.
+    // Error mode PEER needs the first one for shared memory, and the second one
+    // for cma: otherwise UCX silently takes tcp.
     {"MM_ERROR_HANDLING", "y", true},
     {"CMA_MEMORY_INVALIDATE", "y", true},
     {"KEEPALIVE_INTERVAL", std::to_string(x.keepalive.count()) + "ms"},
-    // Else a rendezvous also takes the way through the network card.
+    // Otherwise a rendezvous also uses the network card.
     {"MAX_RNDV_RAILS", "1"},
     // The default of 8 KB costs two thirds of the bandwidth.
     {"TCP_TX_SEG_SIZE", "1M", true},
@@ -64,7 +64,7 @@ worker::worker(const ucx_options& options) {
   for (auto& x : settings_of(options))
     if (!set_by_user(x.key))
       modify(config.get(), x);
-  // No environment may open a port to a network that is not trusted.
+  // The environment must not open a port to a network that is not trusted.
   if (!options.trusted_network)
     modify(config.get(), {"NET_DEVICES", "lo"});
   ucp_params_t params{};
