@@ -1,18 +1,18 @@
-// What a call of a module on another rank costs:
+// The cost of a call of a module on another rank:
 //
 //   bench_call [--part=abc] [--calls=N] [--kilobytes=N]
 //
 // (a) Inside a step on pp_rank 0, one call after the other, each waiting for
 // its results, both ranks otherwise idle; request and response carry a tensor
-// of 64 KB each. Beside it the bare fabric with the same bytes, and the same
-// module on the own rank.
+// of 64 KB each. For comparison the bare fabric with the same bytes, and the
+// same module on the own rank.
 //
-// (b) The bytes that all ranks of a step send besides tensors, where calls wait
-// and where they go on, replayed and not, for a model whose first result is
-// used again at the end. Tensors are what doubles with the samples.
+// (b) The bytes that all ranks send in a step besides tensors, with calls that
+// wait and calls that go on, replayed and not, for a model whose first result
+// is used again at the end. Tensors are the bytes that double with the samples.
 //
-// (c) What it costs to give a call random numbers of its own, in one process: a
-// stream is seeded and swapped in, and the one before is swapped back.
+// (c) The cost of giving a call random numbers of its own, in one process: a
+// stream is seeded and swapped in, and the previous one is swapped back.
 
 #include "bench/fabric_pair.hpp"
 #include "bench/harness.hpp"
@@ -85,7 +85,7 @@ void run_calls(const arguments& args) {
   distributed_model model{pair{}};
   figures result;
   auto measure = [&](const char* name, auto& module, bool grad, int64_t n) {
-    // Few calls per step: with gradients their owner keeps what backward needs
+    // Few calls per step: with gradients, the owner keeps what backward needs
     // until the step ends.
     constexpr int64_t per_step = 100;
     auto body = step([&](torch::Tensor x) {
@@ -100,7 +100,7 @@ void run_calls(const arguments& args) {
       }
     });
     auto x = torch::randn({bytes_of(args) / 4});
-    body(x); // warm
+    body(x); // warm-up
     body(x);
     result.numbers[name].clear();
     for (int64_t i = 0; i < n; i += per_step)
@@ -152,7 +152,7 @@ constexpr uint64_t skip_ranks = 3;
 constexpr int64_t skip_width = 64;
 constexpr int64_t skip_microbatches = 4;
 
-/// Layers by turns on two other ranks than their caller's.
+/// Layers alternate between two ranks other than their caller's.
 struct long_skip_impl : torch::nn::Module {
   long_skip_impl() : scale(register_parameter("scale", torch::ones({1}))) {
     for (uint32_t i = 0; i < 6; ++i) {

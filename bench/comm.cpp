@@ -3,17 +3,17 @@
 //   bench_comm [--rounds=N] [--largest=BYTES] [--part=abcde] [--ranks=2,4]
 //              [--idle=SECONDS]
 //
-// (a) bandwidth of one direction, beside ucx_perftest of the same UCX where
-// SMP_UCX_DIR has it, and beside memcpy. (b) A request of 64 B and its answer,
-// which a thread waits for where messages arrive, both sides sleeping between
+// (a) Bandwidth of one direction, compared with ucx_perftest of the same UCX if
+// SMP_UCX_DIR has it, and with memcpy. (b) A request of 64 B and its answer,
+// for which a thread waits where messages arrive, both sides sleeping between
 // messages, as smp does, or spinning (transport.spin), which takes a core for
-// each rank, beside ucx_perftest that does so. (c) What the stages of
-// communication add to a message. These by turns in one process and its peers.
-// (d) allreduce and all_to_all of 1 KB to 64 MB among so many ranks, one call
-// after the other, beside torch.distributed with gloo where SMP_PYTHON is a
-// Python that has it. A round begins fresh processes of both, by turns. Times
-// are those of rank 0 from call to result. (e) CPU time of ranks that are
-// connected and have nothing to do.
+// each rank, compared with ucx_perftest in the same mode. (c) What the
+// communication stages add to a message. All of these alternate in one process
+// and its peers. (d) allreduce and all_to_all of 1 KB to 64 MB among so many
+// ranks, one call after the other, compared with torch.distributed with gloo if
+// SMP_PYTHON is a Python that has it. A round starts fresh processes of both,
+// in turn. Times are those of rank 0 from call to result. (e) CPU time of ranks
+// that are connected and idle.
 
 #include "bench/comm_stages.hpp"
 #include "bench/harness.hpp"
@@ -36,7 +36,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// Of one call on one rank, in bytes.
+/// Sizes of a call on one rank, in bytes.
 std::vector<int64_t> sizes(const arguments& args) {
   std::vector<int64_t> result;
   for (int64_t x = 1 << 10; x <= args.number("largest", 64 << 20); x *= 4)
@@ -44,7 +44,7 @@ std::vector<int64_t> sizes(const arguments& args) {
   return result;
 }
 
-/// So that each size takes about as long.
+/// Calls per size, so that each size takes about as long.
 int64_t calls_of(int64_t size) {
   return size <= 64 << 10 ? 400 : size <= 4 << 20 ? 60 : 12;
 }
@@ -83,14 +83,14 @@ void run_collectives(const arguments& args) {
     write(result, args.text("file"));
 }
 
-/// What each rank computes while its user's thread sleeps, in percent of a
+/// CPU time of each rank while its user's thread sleeps, in percent of a
 /// core.
 void run_idle(const arguments& args) {
   session_config setup;
   setup.pipeline_parallel_degree = static_cast<uint64_t>(args.number("p", 2));
   setup.threads = 1;
   session s{setup};
-  // Whatever the start left to do ends meanwhile.
+  // Let work left from the start end first.
   barrier();
   std::this_thread::sleep_for(std::chrono::seconds{1});
   auto begin = clock::now();

@@ -1,27 +1,27 @@
-// What two replicas gain over one process:
+// The gain of two replicas over one process:
 //
 //   bench_ddp [--width=N] [--rounds=N] [--steps=N] [--warmup=N] [--pin=1]
 //             [--bucket=MB] [--only=offload|saves|pipeline]
 //
 // Training steps (forward, backward, AdamW) of a GPT on one batch, in one
 // process without smp and on two replicas of one thread each with half of the
-// batch, in runs that take turns: what else happens on the machine then meets
-// all of them. Beside them the same by torch's DistributedDataParallel over
-// gloo, where SMP_PYTHON names a Python that has it (bench/torch_ddp.py). The
-// column `early` has how many buckets begin before a step ends.
+// batch, in alternating runs, so that other load on the machine affects all of
+// them. For comparison the same with torch's DistributedDataParallel over gloo,
+// if SMP_PYTHON names a Python that has it (bench/torch_ddp.py). The column
+// `early` is the number of buckets that begin before a step ends.
 //
-// Then what it costs to compute activations again, beside a step with one
-// forward phase more, and to have the arguments of that in a file meanwhile:
-// one process, all forward phases before the first backward. And how fast the
-// file is by itself, as bytes that were given and taken back by time; the
-// system keeps a copy in memory where it can. Last, for how long a checkpoint
-// holds up two replicas.
+// Then the cost of recomputing activations, compared with a step with one
+// forward phase more, and of keeping the arguments of that in a file
+// meanwhile: one process, all forward phases before the first backward. And
+// the speed of the file alone, as bytes given and taken back over time; the
+// system keeps a copy in memory if it can. Last, how long a checkpoint holds
+// up two replicas.
 //
-// Only where it is asked for, --only=pipeline compares two replicas of two
-// ranks each with and without smp.overlapping_allreduce: on fewer than four
-// cores, such times say little.
+// Only on request, --only=pipeline compares two replicas of two ranks each with
+// and without smp.overlapping_allreduce: on fewer than four cores, such times
+// mean little.
 //
-// Where others use the machine, --pin=1 keeps each rank on a core of its own.
+// On a shared machine, --pin=1 keeps each rank on a core of its own.
 
 #include "bench/gpt_job.hpp"
 
@@ -234,7 +234,7 @@ figures run_peer(const scratch& dir, uint64_t processes, arguments args) {
 struct contestant {
   std::string text;
   std::function<figures()> run;
-  size_t against = 0; // the one with the same work in one process
+  size_t against = 0; // index of the same work in one process
   figures result = {};
 };
 

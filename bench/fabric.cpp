@@ -46,7 +46,7 @@ void run(const std::string& name) {
 } // namespace
 
 int main(int argc, char** argv) {
-  // A fork must come before the first thread, so each kind has its processes.
+  // A fork must precede the first thread, so each kind has its own processes.
   std::vector<std::string> kinds{"shm", "tcp"};
   if (argc > 1)
     kinds = {argv[1]};

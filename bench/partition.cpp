@@ -1,13 +1,13 @@
-// How good partitions are, and whether the objective tells:
+// How good partitions are, and whether the objective predicts it:
 //
 //   bench_partition [--trees=N] [--rounds=N] [--steps=N] [--warmup=N]
 //                   [--measure=0]
 //
-// First both strategies against the best of all assignments, found by trying
-// each, on random trees; then on the shapes of real models, where only a bound
-// is known: no device can have less than the mean. At last three models, each
-// with two partitions, are trained on two ranks in runs that take turns: the
-// one that the objective predicts to be faster should be it.
+// First both strategies against the best of all assignments, found by brute
+// force, on random trees; then on the shapes of real models, where only a bound
+// is known: no device can have less than the mean. Last, three models, each
+// with two partitions, are trained on two ranks in alternating runs: the one
+// that the objective predicts to be faster should be it.
 
 #include "bench/harness.hpp"
 
@@ -45,7 +45,7 @@ partition_plan plan_of(const model_info& model, uint32_t devices,
 }
 
 /// Tries all assignments with the root on device 0; counts loads and edges that
-/// cross by itself. @pre no module shares a parameter
+/// cross on its own. @pre no module shares a parameter
 double best_possible(const model_info& model, const partition_plan& plan,
                      const communication& crossing) {
   auto n = model.size();
@@ -71,7 +71,7 @@ double best_possible(const model_info& model, const partition_plan& plan,
     }
     best = std::min(best,
                     value + *std::max_element(loads.begin(), loads.end()));
-    size_t i = 1; // the next assignment, as a number counts up
+    size_t i = 1; // next assignment: count up by one
     while (i < n && ++x[i] == devices)
       x[i++] = 0;
     if (i >= n)
@@ -141,7 +141,7 @@ model_info encoder_decoder(uint64_t layers) {
   return test::make_model(lines);
 }
 
-/// Blocks of attention and eight experts, as a mixture of experts has them.
+/// Blocks of attention and eight experts, like a mixture of experts.
 model_info experts(uint64_t layers) {
   std::vector<test::module_line> lines{
     {"", {1, 2}}, {"embed", {}, 40, 0}, {"blocks", {}}};
@@ -190,14 +190,14 @@ void on_shapes() {
 constexpr uint64_t ranks = 2;
 constexpr uint64_t microbatches = 8;
 
-/// What is trained, and where its parts go.
+/// The model to train, and where its parts go.
 struct subject {
   const char* name;
   const char* partitions[2];
   std::function<void(const arguments&, int partition)> run;
 };
 
-/// Trains on two ranks and notes step times and what was predicted.
+/// Trains on two ranks and records step times and the prediction.
 template <class M>
 void train(const arguments& args, M model, at::Tensor input,
            const std::function<at::Tensor(const at::Tensor&)>& loss_of) {
@@ -228,7 +228,7 @@ void train(const arguments& args, M model, at::Tensor input,
   }
 }
 
-/// A GPT whose blocks go where `place` says.
+/// A GPT whose blocks are placed by `place`.
 void run_gpt(const arguments& args, const std::vector<uint32_t>& place) {
   gpt_config config;
   config.layers = static_cast<int64_t>(place.size());

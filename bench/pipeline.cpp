@@ -1,17 +1,17 @@
-// How much of two ranks a pipeline uses:
+// How well a pipeline uses two ranks:
 //
 //   bench_pipeline [--width=N] [--rounds=N] [--steps=N] [--warmup=N]
 //                  [--schedule=interleaved|simple|...] [--active=N]
 //                  [--static=1] [--fast=0] [--pin=1]
 //
 // Training steps (forward, backward, AdamW) of a GPT in 8 microbatches, over
-// two ranks of one thread each and in one process without smp, in runs that
-// take turns: what else happens on the machine then meets all of them. A
-// pipeline of p ranks and m microbatches cannot be faster than
-// (m + p - 1) / (m p) of one rank's time: it must fill and drain.
+// two ranks of one thread each and in one process without smp, in alternating
+// runs, so that other load on the machine affects all of them. A pipeline of p
+// ranks and m microbatches cannot be faster than (m + p - 1) / (m p) of one
+// rank's time: it must fill and drain.
 //
-// Where others use the machine, --pin=1 keeps each rank on a core of its own:
-// the kernel may else put both on one.
+// On a shared machine, --pin=1 keeps each rank on a core of its own: otherwise
+// the kernel may put both on one.
 
 #include "bench/gpt_job.hpp"
 
@@ -96,8 +96,8 @@ void print_explanation(const std::vector<contestant>& xs) {
                median(x.result["cpu"]), median(x.result["waited"]));
 }
 
-/// @returns how near to the ideal a pipeline is to come: small steps show what
-/// messages cost, and a replayed step has less to say
+/// @returns how near to the ideal a pipeline should come: small steps show the
+/// cost of messages, and a replayed step sends fewer
 double aim(const arguments& x, int64_t width) {
   if (width != 64)
     return 1.10;

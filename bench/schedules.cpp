@@ -1,4 +1,4 @@
-// How far each schedule is from what theory and the checker promise:
+// How far each schedule is from what theory and the checker predict:
 //
 //   bench_schedules [--steps=N] [--forward_ms=N] [--forgive_ms=N]
 //                   [--mode=dynamic,static,static+fast,deterministic]
@@ -8,15 +8,15 @@
 //
 // First a model whose stages only sleep, forward for --forward_ms and backward
 // for twice as long, each to an absolute deadline: they occupy their rank but
-// no core, so more ranks than cores can be measured. That a stage begins less
-// than --forgive_ms late does not move its deadline, or the figures would be at
-// the mercy of the machine; the column `late` has the median instead. With
-// --forgive_ms=0 everything that a step takes besides sleeping is bubble. With
-// --touch=1 the code on rank 0 computes with each result before it goes on: no
-// theory has a figure for that, so it is compared with the checker's.
+// no core, so more ranks than cores can be measured. If a stage begins less
+// than --forgive_ms late, its deadline does not move, or the figures would
+// depend on the machine's load; the column `late` has the median instead. With
+// --forgive_ms=0 all time of a step besides sleeping is bubble. With --touch=1
+// the code on rank 0 computes with each result before it goes on: no theory
+// covers that, so it is compared with the checker's prediction.
 //
 // Then a real training job, a GPT over two ranks (or --ranks) of one thread
-// each, in runs that take turns with the same job by
+// each, in runs that alternate with the same job by
 // torch.distributed.pipelining.
 
 #include "bench/gpt_job.hpp"
@@ -39,7 +39,7 @@ namespace {
 using gpt_job::clock;
 using gpt_job::seconds_between;
 
-/// How remote calls and their order come about: as by default, replayed (calls
+/// How remote calls and their order are determined: by default, replayed (calls
 /// that wait, or with "fast" those that go on), or in one fixed order.
 struct mode {
   const char* text;
@@ -71,10 +71,10 @@ void set(arguments& args, const mode& x) {
 
 // -- stages that sleep --------------------------------------------------------
 
-/// Times of stages, in seconds of the machine's one monotonic clock. A stage
-/// is due its time after its input was due and its rank was free, whenever it
-/// really began: so a late wake-up on a busy machine does not add up. Whoever
-/// is later than `forgiven` had to wait for something, and that counts.
+/// Times of stages, in seconds of the machine's one monotonic clock. A stage is
+/// due a fixed time after its input was due and its rank was free, whenever it
+/// really began: so a late wake-up on a busy machine does not add up. A stage
+/// that is later than `forgiven` had to wait for something, and that counts.
 struct timetable {
   static double now() {
     return std::chrono::duration<double>(clock::now().time_since_epoch())
@@ -100,10 +100,10 @@ struct timetable {
   series late;
 };
 
-/// Of this rank; only who has its execution token touches it.
+/// Of this rank; only the holder of its execution token touches it.
 timetable times;
 
-/// Instead of numbers the tensors carry when they were due, both ways.
+/// Instead of data, tensors carry the time at which they were due, both ways.
 struct sleeping : torch::autograd::Function<sleeping> {
   /// x: [B, 1], w: [1]
   static torch::Tensor forward(torch::autograd::AutogradContext* ctx,
@@ -111,7 +111,7 @@ struct sleeping : torch::autograd::Function<sleeping> {
                                double seconds, bool last) {
     auto due = times.occupy(x.max().item<double>(), seconds);
     ctx->saved_data["seconds"] = 2 * seconds;
-    ctx->saved_data["ready"] = last ? due : 0; // what comes back is a seed
+    ctx->saved_data["ready"] = last ? due : 0; // its gradient is a seed
     return torch::full_like(x, due);
   }
 
@@ -144,7 +144,7 @@ struct sleeper_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(sleeper, sleeper_impl);
 
-/// What every rank of a run of such stages knows.
+/// Parameters of a run of such stages, known to every rank.
 struct stage_task {
   explicit stage_task(const arguments& x)
     : schedule(x.text("schedule")),
@@ -165,13 +165,13 @@ struct stage_task {
     return forward / static_cast<double>(chunks);
   }
 
-  /// What each rank works in a step, in seconds.
+  /// The work of each rank in a step, in seconds.
   double busy() const {
     return 3 * forward * static_cast<double>(microbatches);
   }
 
   /// Narayanan et al. 2021, section 2.2: filling and draining takes p - 1
-  /// stages of a v-th of a microbatch. With fewer microbatches than ranks a
+  /// stages of a v-th of a microbatch. With fewer microbatches than ranks, a
   /// microbatch has to come round before it can enter the next chunk.
   double theory() const {
     auto p = static_cast<double>(ranks), v = static_cast<double>(chunks),
@@ -214,8 +214,8 @@ struct stages_impl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(stages, stages_impl);
 
-/// @returns what the checker says of these stages, with messages that take no
-/// time
+/// @returns the checker's prediction for these stages, with messages that take
+/// no time
 schedule_report predict(session& s, const partition_decision& decision,
                         const stage_task& x) {
   auto model = decision.model;
@@ -227,8 +227,8 @@ schedule_report predict(session& s, const partition_decision& decision,
     make_program(model, decision.plan, times), x.microbatches, false);
 }
 
-/// Ranks that only sleep take no time from others, but a busy machine lets them
-/// oversleep: they go first, where that is allowed. Threads inherit it.
+/// Ranks that only sleep take no time from other processes, but a busy machine
+/// lets them oversleep: raise their priority, if permitted. Threads inherit it.
 void go_first() {
   const sched_param x{.sched_priority = 10};
   ::sched_setscheduler(0, SCHED_FIFO, &x);
@@ -242,7 +242,7 @@ void run_stages(const arguments& args) {
   setup.microbatches = x.microbatches;
   setup.pipeline = x.schedule;
   setup.chunks = x.chunks;
-  // A trace shows what waits; times are known.
+  // A trace shows which calls wait; times are known.
   setup.trace_device = x.touch ? "cpu" : "none";
   setup.trace_execution_times = !x.touch;
   setup.print_partition = false;
@@ -298,7 +298,7 @@ std::vector<stage_row> stage_rows() {
   return result;
 }
 
-/// @param points that the measured bubble may be away from theory
+/// @param points by which the measured bubble may differ from theory
 void measure_stages(const scratch& dir, const arguments& args, double points) {
   fmt::print(
     "stages that sleep {} ms forward and {} ms backward per microbatch; bubble "
@@ -370,7 +370,7 @@ figures run_peer(const scratch& dir, uint64_t processes, arguments args) {
 struct contestant {
   std::string text;
   std::function<figures()> run;
-  double share = 1; // of the time of one process that is ideal
+  double share = 1; // ideal share of the time of one process
   figures result = {};
 };
 

@@ -46,8 +46,8 @@ std::optional<std::string> first_line(const fs::path& file) {
   return result;
 }
 
-/// Adds the times from the launch to the begin of the first step, to its end,
-/// and to the end of the run.
+/// Records the times from the launch to the begin of the first step, to its
+/// end, and to the end of the run.
 void start_once(const scratch& dir, const arguments& args, figures& result) {
   const std::string run_dir = dir / "run";
   fs::remove_all(run_dir);

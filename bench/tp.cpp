@@ -1,4 +1,4 @@
-// What it costs and saves that tensor-parallel ranks share modules:
+// The costs and savings of modules that tensor-parallel ranks share:
 //
 //   bench_tp [--part=abc] [--width=N] [--rounds=N] [--steps=N] [--warmup=N]
 //            [--users=N] [--items=N]
@@ -6,22 +6,22 @@
 // (a) Training steps of a GPT whose blocks two ranks of one thread each share,
 // for memory and for speed, in one process of two threads, and by
 // torch.distributed.tensor.parallel (ColwiseParallel and RowwiseParallel over
-// gloo), in runs that take turns.
+// gloo), in alternating runs.
 //
-// (b) What a rank keeps for backward of a layer of such a GPT, beside equation
-// 4 of Korthikanti et al. 2022 and one process by the number of ranks, and what
-// it sends for it, both kinds of sharing by two and four ranks.
+// (b) What a rank keeps for backward of a layer of such a GPT, compared with
+// equation 4 of Korthikanti et al. 2022 and with one process divided by the
+// ranks, and what it sends, for both kinds of sharing, by two and four ranks.
 //
 // (c) Neural collaborative filtering (paper, section 7.4): four ranks share the
-// four tables, and each takes samples of its own through the rest. Beside it
-// the same batch on all four (smp.prescaled_batch), so that the tables need
-// less exchange and all else is computed four times, by smp and by torch. There
-// are as many users as in the paper if memory allows, else a tenth. What 16
-// ranks would do, as many as the paper had, is predicted by the costs of the
-// partition (docs/partition.md).
+// four tables, and each takes samples of its own through the rest. For
+// comparison the same batch on all four (smp.prescaled_batch), so that the
+// tables need less exchange and all else is computed four times, by smp and by
+// torch. There are as many users as in the paper if memory allows, else a
+// tenth. The result of 16 ranks, as many as in the paper, is predicted from the
+// costs of the partition (docs/partition.md).
 //
-// Beside what a rank sends stands what the formulas of docs/tensor_parallel.md
-// say, with the mean of the gradients of what is not shared.
+// The bytes that a rank sends are compared with the formulas of
+// docs/tensor_parallel.md plus the mean of gradients that are not shared.
 
 #include "bench/gpt_job.hpp"
 #include "bench/shared_layers.hpp"
@@ -46,13 +46,13 @@ using namespace gpt_job;
 
 constexpr uint64_t gpt_peers = 2;
 
-/// @returns bytes that a rank sends so that all have the mean of `numbers`
+/// @returns bytes that a rank sends to average `numbers` over all ranks
 double bytes_of_mean(double numbers, uint64_t ranks) {
   auto n = static_cast<double>(ranks);
   return 2 * (n - 1) / n * numbers * sizeof(float);
 }
 
-/// @returns the numbers that are in no parameter under `prefix`
+/// @returns the numbers in parameters outside of `prefix`
 double numbers_outside(const torch::nn::Module& model,
                        const std::string& prefix) {
   double result = 0;
@@ -62,7 +62,7 @@ double numbers_outside(const torch::nn::Module& model,
   return result;
 }
 
-/// @returns bytes that a rank sends in a step for blocks that are shared
+/// @returns bytes that a rank sends in a step for shared blocks
 double bytes_of_blocks(const gpt_sizes& x, const std::string& optimize) {
   constexpr double peers = gpt_peers;
   const auto rows = batch / peers * static_cast<double>(x.length);
@@ -73,7 +73,7 @@ double bytes_of_blocks(const gpt_sizes& x, const std::string& optimize) {
                                                       optimize);
   if (optimize == "speed")
     return result;
-  // Between two layers, none of four scatter-and-merge is left.
+  // Between two layers, all four scatter-and-merge are left out.
   return result
          - 4 * (layers - 1) * (peers - 1) / peers * rows * width
              * sizeof(float);
@@ -138,14 +138,14 @@ ncf_config ncf_sizes(const arguments& args) {
           .width = 64};
 }
 
-/// What a rank sends in a step, in bytes, of tables `width` wide together with
+/// Bytes that a rank sends in a step for tables `width` wide together and for
 /// `outside` other numbers.
 struct ncf_traffic {
   double tables = 4;
   double width = 0;
   double outside = 0;
 
-  /// Tables by channels: each rank gets what it lacks of its samples' rows.
+  /// Tables by channels: each rank gets the missing parts of its samples' rows.
   double shared(double ranks) const {
     auto samples = ncf_batch / ranks;
     return 2 * (ranks - 1) / ranks * samples * width * sizeof(float)
@@ -249,8 +249,8 @@ void run_shared_ncf(const arguments& args) {
     write(result, args.text("file"));
 }
 
-/// Tells by number of ranks what the partition counts for a microbatch of
-/// --samples on each, in seconds. --same=1: all have the same.
+/// Records by number of ranks the cost that the partition computes for a
+/// microbatch of --samples on each, in seconds. --same=1: all have the same.
 void run_cost_of_ncf(const arguments& args) {
   const auto sizes = ncf_sizes(args);
   train_config x;
@@ -322,7 +322,7 @@ struct contestant {
   figures result = {};
 };
 
-/// Prints how long a step takes each of them, over the first one.
+/// Prints how long a step takes each of them, relative to the first one.
 void compare(std::vector<contestant>& xs, int64_t rounds) {
   for (int64_t i = 0; i < rounds; ++i)
     for (auto& x : xs)
@@ -368,12 +368,12 @@ void compare_gpt(const scratch& dir, arguments args, int64_t width) {
   compare(xs, args.number("rounds", 3));
 }
 
-/// Prints what ranks with a core each would do. A microbatch, with what is
-/// exchanged for the tables, takes what the partition counts. Besides, a step
-/// has the mean of other gradients, at the same rate, and what tables take
-/// because they are large: as one process measures it, by the number of ranks.
+/// Prints a prediction for ranks with a core each. A microbatch, with the
+/// exchange for the tables, takes the partition's cost. In addition, a step
+/// averages the other gradients, at the same rate, and spends the time that is
+/// due to large tables: as one process measures it, divided by the ranks.
 void predict_ncf(const scratch& dir, arguments args) {
-  // Times of fewer samples would be noise to the partition.
+  // With fewer samples, the partition would measure only noise.
   constexpr int64_t least_samples = 256;
   const auto whole = run_fresh(dir, 1, "lone_ncf", args);
   args.set("--users=16");
@@ -401,7 +401,7 @@ void predict_ncf(const scratch& dir, arguments args) {
   }
 }
 
-/// @returns bytes that processes can still have; 0: the kernel does not tell
+/// @returns bytes that processes can still allocate; 0: unknown
 double available_memory() {
   std::ifstream in{"/proc/meminfo"};
   std::string name, rest;
@@ -411,8 +411,8 @@ double available_memory() {
   return 0;
 }
 
-/// Of all ranks together, which have the tables and their gradients once, as
-/// one process alone has them.
+/// The memory of all ranks together, which hold the tables and their gradients
+/// once, as one process alone does.
 double needed_memory(const ncf_config& x) {
   constexpr double ranks = ncf_peers;
   constexpr double process = 512e6;

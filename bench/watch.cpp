@@ -1,10 +1,10 @@
-// What it costs a run that somebody looks at it:
+// What being watched costs a run:
 //
 //   bench_watch [--config=FILE] [--rounds=N] [--seconds=N] [--warmup=N]
 //
 // One run of the quickstart by smp-train (the program beside this one). For
-// --seconds at a time nobody looks at it, and for as long smp-top --once --json
-// does once a second, by turns. A turn gives the mean time of its steps; what
+// --seconds at a time it is not watched, and for as long smp-top --once --json
+// looks once a second, in turn. A turn gives the mean time of its steps; what
 // smp-top itself takes from the run counts. The first --warmup steps do not.
 
 #include "bench/harness.hpp"
@@ -96,7 +96,7 @@ private:
   std::optional<process_end> end_;
 };
 
-/// A run that goes on until this ends it.
+/// A run that continues until this object ends it.
 class endless_run {
 public:
   endless_run(const scratch& dir, const arguments& args)
@@ -117,7 +117,7 @@ public:
   }
 
   /// @param looks whether smp-top asks once a second
-  /// @returns the mean time of the steps meanwhile, in seconds
+  /// @returns the mean time of the steps during the turn, in seconds
   double turn(int64_t length, bool looks) {
     const auto before = steps().size();
     for (auto next = clock::now(), end = next + seconds{length}; next < end;) {
@@ -128,7 +128,7 @@ public:
     }
     check();
     const auto all = steps();
-    // The first one began in the turn before.
+    // The first step began in the previous turn.
     if (all.size() < before + 2)
       train_.fail("takes longer for a step than a turn; set --seconds");
     const auto first = all.begin() + static_cast<std::ptrdiff_t>(before) + 1;
@@ -145,7 +145,7 @@ public:
     return looks_;
   }
 
-  /// Times that smp-top found something wrong.
+  /// How often smp-top reported a problem.
   int64_t complaints() const noexcept {
     return complaints_;
   }
@@ -165,7 +165,7 @@ private:
     complaints_ += code;
   }
 
-  /// @returns the times of all steps that are done
+  /// @returns the times of all completed steps
   series steps() const {
     series result;
     std::ifstream in{dir_ + "/metrics.jsonl"};

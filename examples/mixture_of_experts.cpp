@@ -1,9 +1,9 @@
-// A mixture of experts that tensor-parallel ranks spread over them, top-2:
+// A mixture of experts, spread over tensor-parallel ranks, top-2:
 //   mixture_of_experts --ranks 2
 //
 // Each rank holds some of the experts and runs samples of its own; a token goes
-// to the ranks that have its experts, and what comes out comes back. With any
-// number of ranks that divides the experts the losses are the same.
+// to the ranks that hold its experts, and their results come back. With any
+// number of ranks that divides the experts, the losses are the same.
 
 #include "smp/smp.hpp"
 
@@ -22,7 +22,7 @@ constexpr int64_t batch = 256;
 struct mixture_impl : torch::nn::Module {
   mixture_impl() {
     register_module("router", router);
-    // Of what is made here, each rank keeps a part of the experts.
+    // Of parameters created here, each rank keeps its part of the experts.
     smp::nn::parameter_creation_scope cut{*this, /*dim=*/0};
     auto make = [&](const char* name, int64_t in, int64_t out) {
       return register_parameter(name, torch::randn({experts, in, out})
@@ -34,14 +34,14 @@ struct mixture_impl : torch::nn::Module {
 
   /// x: [N, width], tokens of this rank @returns [N, width]
   torch::Tensor forward(torch::Tensor x) {
-    // What is chosen, by token: [N, top_k]
+    // The chosen experts, by token: [N, top_k]
     auto [scores, chosen] = router(x).softmax(-1).topk(top_k);
     // The tokens, sorted by expert: first those for rank 0, then for rank 1.
     auto order = chosen.flatten().argsort(/*stable=*/true, 0, false);
     auto token = order.div(top_k, "floor");
     auto load = chosen.flatten().bincount({}, experts); // [experts]
 
-    // Who has how many tokens for which of the experts here.
+    // How many tokens each rank has for each of the experts here.
     const auto here = wi.size(0);
     const auto ranks = experts / here;
     auto loads = smp::nn::scatter_and_merge_for_tp(load.view({ranks, here}), 0,
@@ -57,7 +57,7 @@ struct mixture_impl : torch::nn::Module {
     auto in = smp::nn::exchange_rows_for_tp(x.index_select(0, token), given,
                                             taken);
 
-    // They come by rank, and of each rank by expert.
+    // They arrive by rank, and within a rank by expert.
     auto expert = torch::arange(here).repeat({ranks}).repeat_interleave(
       loads.flatten());
     auto out = torch::zeros_like(in);

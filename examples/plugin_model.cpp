@@ -12,7 +12,7 @@
 
 namespace plugin_model {
 
-/// Two networks that know nothing of each other until the end.
+/// Two networks that are independent of each other until the end.
 struct two_towers_impl : torch::nn::Module {
   explicit two_towers_impl(const smp::model_options& x) {
     const auto width = x.integer("width", 32);

@@ -1,9 +1,9 @@
 // A language model whose layers tensor-parallel ranks share:
 //   shared_transformer --ranks 2
 //
-// It learns rows of numbers of which each follows from the one before it. Each
+// It learns rows of numbers, each of which follows from the previous one. Each
 // rank has rows of its own, and a part of each layer. With any number of ranks
-// that divides the heads the losses are the same.
+// that divides the heads, the losses are the same.
 
 #include "smp/nn.hpp"
 #include "smp/smp.hpp"

@@ -12,7 +12,7 @@ struct place {
   std::vector<uint64_t> children;
 };
 
-/// Counted from the root, the parent of a rank is that without its lowest bit.
+/// Counted from the root, a rank's parent is its number less its lowest bit.
 place place_of(uint64_t self, uint64_t root, uint64_t size) {
   auto number = (self + size - root) % size;
   auto position = [&](uint64_t x) { return (x + root) % size; };
