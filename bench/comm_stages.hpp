@@ -117,7 +117,7 @@ inline double perftest_rate(uint64_t size) {
 
 /// @returns the median time of a message of 64 bytes and its answer, in
 /// seconds; 0: there is no ucx_perftest
-/// @param mode "sleep" until something comes, or "poll"
+/// @param mode "sleep" until a message arrives, or "poll"
 inline double perftest_trip(const std::string& mode) {
   auto x = perftest("ucp_am_lat -E " + mode, request_size, 10000);
   return x.empty() ? 0 : 2e-6 * x[1];
@@ -125,7 +125,7 @@ inline double perftest_trip(const std::string& mode) {
 
 // -- the runs -----------------------------------------------------------------
 
-/// A request and its answer, by turns with ucx_perftest.
+/// A request and its answer, alternating with ucx_perftest.
 inline void run_requests(const arguments& args, std::span<fabric_pair, 4> pairs,
                          figures& result) {
   for (int64_t i = 0, n = args.number("rounds", 3); i < n; ++i) {
@@ -143,7 +143,7 @@ inline void run_requests(const arguments& args, std::span<fabric_pair, 4> pairs,
 
 inline void run_stages(const arguments& args) {
   auto parts = args.text("part", all_parts);
-  // All forks come before the first thread.
+  // All forks must precede the first thread.
   std::array<fabric_pair, 4> requests{
     fabric_pair{{}}, fabric_pair{{}, stages({})}, fabric_pair{spinning()},
     fabric_pair{spinning(), stages({})}};

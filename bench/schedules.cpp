@@ -395,7 +395,7 @@ std::vector<contestant> contestants(const scratch& dir, const arguments& args) {
   };
   for (auto& how : modes())
     add(how, "1f1b", 1);
-  // Its bubble is half as large; printed over the ideal of the others.
+  // Half the bubble of the others; printed relative to their ideal.
   add(modes()[2], "interleaved_1f1b", 2);
   if (!python().empty()) {
     xs.push_back(

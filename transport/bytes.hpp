@@ -1,11 +1,11 @@
 #pragma once
 
-// Bytes that come from another rank may be anything. Everything that crosses
-// ranks is written and read here: little endian, no padding, every length and
-// every enumeration checked, errors with the name and the place of the field.
+// Bytes from another rank may be anything. So everything that crosses ranks is
+// written and read here: little endian, no padding, every length and every
+// enumeration checked, errors with the name and the place of the field.
 //
-// A type is encoded field by field as its `inspect` (transport/inspect.hpp)
-// says:
+// A type is encoded field by field, in the order of its `inspect`
+// (transport/inspect.hpp):
 //
 //   bool, integers, enumerations, floating point: their bytes; enumerations one
 //   string, vector, set: count u32, then the items

@@ -28,7 +28,7 @@ constexpr error_code last_of(error_code) noexcept {
   return error_code::internal;
 }
 
-/// @returns the name of `x` as it stands in error messages.
+/// @returns the name of `x` as it is written in error messages.
 const char* to_string(error_code x) noexcept;
 
 /// For errors that belong to no rank, e.g. a bad configuration file.

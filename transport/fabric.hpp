@@ -15,7 +15,7 @@ namespace smp {
 
 class pollable_wake_up;
 
-/// Who handles a message on the other side.
+/// The component that handles a message on the other side.
 enum class message_kind : uint8_t {
   request,    // MODULE SERVER: run a module (actors/protocol/wire.hpp)
   response,   // MODULE SERVER: the answer

@@ -90,8 +90,8 @@ void collective_operation::count_neighbours() {
   to_tell_[self_] = false;
 }
 
-/// @returns whether completion implies that all ranks have joined, also those
-/// that tell only others so.
+/// @returns whether completion implies that all ranks have joined, even those
+/// that announce that to other ranks only.
 bool collective_operation::is_told_by_all() const noexcept {
   using enum collective_kind;
   auto kind = call_.what.kind;

@@ -194,7 +194,7 @@ struct loopback_network::impl {
   }
 
   /// Removes the messages of others to `who`, which is stopped: they are not
-  /// cancelled, they have lost their receiver. @pre `mutex` is held
+  /// cancelled, but have lost their receiver. @pre `mutex` is held
   pending_calls purge_incoming(rank_id who) {
     pending_calls result;
     std::erase_if(events, [&](event& x) {

@@ -263,7 +263,7 @@ void bound_silence(int connection, std::chrono::milliseconds limit) {
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, pause);
   set(IPPROTO_TCP, TCP_KEEPINTVL, pause);
-  // This replaces their number, and applies to sent data as well.
+  // This replaces the number of probes, and applies to sent data as well.
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(limit.count()));
 }
 

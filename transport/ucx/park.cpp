@@ -44,7 +44,7 @@ bool ucx_fabric::engine::spin(const pollable_wake_up& x) {
         last = clock::now();
     } while (!x.is_notified() && spins(lock, last));
   }
-  // Whoever sleeps must be woken by what comes from now on.
+  // Sleeping threads must be woken by what arrives from now on.
   return help();
 }
 
@@ -67,7 +67,7 @@ bool ucx_fabric::engine::help() {
       if (!worker_ || closing_)
         return false;
       turn(lock);
-      // Whoever sleeps must be woken by what comes from now on.
+      // Sleeping threads must be woken by what arrives from now on.
       quiet = worker_ && !closing_ && !has_failed()
               && ucp_worker_arm(worker_->get()) == UCS_OK;
     }

@@ -45,7 +45,7 @@ outline read_outline(byte_reader& in) {
     inspect_outline(in, t);
     if (t.nbytes > tensor_limit)
       in.fail("nbytes", std::to_string(t.nbytes) + " are too many");
-    // Received bytes lie in host memory; the sender says where they belong.
+    // Received bytes are in host memory; the sender names their home device.
     t.home = std::exchange(t.device, device_ref{});
   }
   return result;
