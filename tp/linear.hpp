@@ -11,8 +11,8 @@ namespace smp::nn {
 /// split by samples, [B, ..., out] (reduce-scatter).
 extern const distribution linear_distribution;
 
-/// The Conv1D of Hugging Face's GPT-2: a Linear whose weight is [in,
-/// out].
+/// The layer Conv1D of Hugging Face's GPT-2, which is a Linear whose weight is
+/// [in, out].
 extern const distribution conv1d_distribution;
 
 } // namespace smp::nn

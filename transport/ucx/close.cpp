@@ -84,8 +84,8 @@ void ucx_fabric::engine::left(peer& x, uint64_t because_of) {
   x.why = left_the_run(x.rank, lost);
   if (!first_lost_)
     first_lost_ = lost;
-  // Shared memory accepts what is posted to a process that is gone, and reports
-  // nothing while the process lives: what was posted before this was read.
+  // Shared memory accepts what is posted to a rank that has left, and reports
+  // nothing while its process lives: what was posted before this was read.
   x.close_at = clock::now() + leave_limit;
 }
 
