@@ -1,6 +1,6 @@
 #pragma once
 
-// The autograd node of a call that another rank ran.
+// The autograd node of a call that ran on another rank.
 
 #include "runtime/remote/messages.hpp"
 #include "runtime/remote/promised_call.hpp"
@@ -14,14 +14,14 @@
 
 namespace smp {
 
-/// What a remote call left at its owner, seen from the caller.
+/// The state that a remote call left at its owner, as the caller sees it.
 struct sent_call {
-  /// Of an argument that has a gradient: what its gradient looks like.
+  /// An argument that has a gradient: the dtype and sizes of that gradient.
   struct argument {
     uint32_t position = 0;
     at::ScalarType dtype = at::kFloat;
     std::vector<int64_t> sizes;
-    /// Whose answer tells the sizes, of its n-th output; null: they are known.
+    /// The request whose reply gives the sizes, with `output`; null: known.
     promised_request_ptr from = {};
     uint32_t output = 0;
   };
@@ -32,20 +32,20 @@ struct sent_call {
   request_id id;
   step_id step;
   microbatch_id microbatch;
-  /// By edge of the node.
+  /// One entry per edge of the node.
   std::vector<argument> arguments;
-  /// By input of the node: position of the output.
+  /// Per input of the node: the position of its output.
   std::vector<uint32_t> outputs;
   uint32_t num_outputs = 0;
-  /// Backward waits for its answer.
+  /// Backward waits for the owner's reply.
   bool waits = true;
-  /// By output: positions of the arguments that its gradient reaches; empty if
-  /// the owner did not say. Those of a promise come with its answer.
+  /// Per output: positions of the arguments that its gradient reaches; empty if
+  /// the owner did not report them. For a promise they arrive with its reply.
   reached_positions reaches;
   promised_request_ptr promise;
 };
 
-/// Backward of a remote call: asks the owner, which kept its graph (R3).
+/// Backward of a remote call: runs at the owner, which kept the graph (R3).
 class backward_node : public torch::autograd::Node {
 public:
   explicit backward_node(sent_call x);
@@ -59,8 +59,8 @@ public:
   torch::autograd::variable_list
   apply(torch::autograd::variable_list&& grads) override;
 
-  /// A promise has no shape yet: {-1} refuses every gradient until the answer
-  /// tells the sizes ({} would silently sum it to a scalar, R40).
+  /// A promise has no shape yet: {-1} rejects every gradient until the reply
+  /// gives the sizes ({} would silently sum a gradient to a scalar, R40).
   /// @param sizes by output
   void set_shapes(const std::vector<std::vector<int64_t>>& sizes);
 
@@ -68,11 +68,11 @@ public:
   std::vector<uint32_t> reached(uint32_t nr) const;
 
 private:
-  /// Gradients on their way to the owner.
+  /// A backward request and the gradients it sends to the owner.
   struct outgoing {
     backward_request asked;
     std::vector<object_id> needs;
-    /// Must not be let go before the answer.
+    /// Must stay alive until the reply arrives.
     std::vector<promised_value_ptr> kept;
   };
 

@@ -4,10 +4,10 @@
 
 namespace smp {
 
-/// A module may write into its argument, which neither a leaf nor a view of
-/// one allows: it gets a tensor of its own over the same bytes, which nobody
-/// else uses, with one autograd node between (R11). Copy on write (R40) would
-/// do as well, but takes no memory that the fabric allocated.
+/// A module may write into its argument in place, which autograd forbids for a
+/// leaf or a view of one. The result is a separate tensor over the same bytes,
+/// which has no other user, behind one autograd node (R11). Copy-on-write (R40)
+/// would work too, but allocates outside the memory of the fabric.
 at::Tensor behind_identity(const at::Tensor& leaf);
 
 } // namespace smp

@@ -16,11 +16,11 @@ namespace smp {
 class execution;
 class map_changes;
 
-/// What a call of a module found in it before it changed it.
+/// The state of a module as a call found it, before the call changed it.
 struct module_state {
   /// By position in the walk of the model.
   std::vector<std::pair<uint32_t, at::Tensor>> buffers;
-  /// Of a TorchScript module, by slot: what is no module.
+  /// TorchScript modules only: the attributes that are not modules, by slot.
   std::vector<std::pair<size_t, c10::IValue>> attributes;
 
   bool empty() const noexcept {
@@ -28,20 +28,20 @@ struct module_state {
   }
 };
 
-/// What is computed again must find the state that it found the first time, and
-/// leave the state that it found (R52). So the first pass keeps what a call
-/// will change, and the second one puts it back while its code runs; whoever
-/// runs meanwhile, as it waits, sees the state of now. By a module that
-/// microbatches pass in their order (R19): others have no state.
+/// A recomputation must see the state that the first pass saw, and must leave
+/// the module's current state untouched (R52). The first pass keeps what a call
+/// will change; the second puts it back while its code runs. While it waits,
+/// other executions see the current state. Covers modules that microbatches
+/// pass in order (R19): others have no state.
 class call_states {
 public:
   /// A call of `module` begins.
   void enter(execution& ex, map_changes& changes, module_id module);
 
-  /// It is over.
+  /// The call ends.
   void leave(execution& ex, map_changes& changes, module_id module);
 
-  /// Others run until `resume`.
+  /// Other executions run until `resume`.
   void suspend();
 
   void resume();

@@ -15,31 +15,31 @@ struct Node;
 
 namespace smp {
 
-/// Stands for a module in the path of a backward that another rank asked for.
+/// Stands in for a module in the path of a backward requested by another rank.
 inline constexpr uint64_t path_of_backward = 1;
 
-/// Gives each call of a module that one execution makes a stream of random
-/// numbers of its own (R23): swaps streams in and out of the default generator,
-/// and numbers calls where they are made. Where a call runs, and what runs
-/// before it, makes no difference.
+/// Gives each module call that one execution makes its own stream of random
+/// numbers (R23): swaps streams in and out of the default generator and numbers
+/// calls at the call site. The draws therefore depend neither on where a call
+/// runs nor on what runs before it.
 ///
 /// Draws belong to the innermost call. A call that is entered twice in a row,
-/// as by a hook inside of a hook, is one.
+/// as when one hook runs inside another, counts as one.
 class call_streams {
 public:
-  /// A module, and how often it was called from one place.
+  /// A module, and the number of times it was called from one place.
   using count = std::pair<uint64_t, uint32_t>;
 
-  /// A place that makes calls which run elsewhere.
+  /// A call site whose calls run elsewhere.
   struct origin {
     uint64_t path = 0;
-    /// Those of the called modules that are not 0.
+    /// The nonzero counts of the called modules.
     std::vector<count> counts;
   };
 
-  /// A call that was made. Kept as long as autograd nodes of it may run, which
-  /// tell by the thread that made them and their number there where they are
-  /// from.
+  /// A call that was made. Kept for as long as its autograd nodes may run: the
+  /// thread that created a node and the node's number on that thread identify
+  /// the call that the node belongs to.
   struct made_call {
     uint64_t path = 0;
     uint64_t caller = 0; // its path
@@ -47,7 +47,7 @@ public:
     uint32_t number = 0;
     uint64_t thread = 0;
     uint64_t begin = 0;
-    uint64_t end = 0; // behind the last node that was made in it
+    uint64_t end = 0; // one past the last node created in it
   };
 
   call_streams() = default;
@@ -56,15 +56,15 @@ public:
 
   // -- life -------------------------------------------------------------------
 
-  /// What follows belongs to another microbatch.
+  /// Starts another microbatch.
   /// @param seed see `microbatch_seed`
   void begin(uint64_t seed);
 
   /// Leaves all calls.
   void end();
 
-  /// Others run until `resume`: the generator is what it was before the first
-  /// call was entered.
+  /// Other executions run until `resume`: the generator returns to its state
+  /// before the first call was entered.
   void suspend() {
     swap_with_outside();
   }
@@ -81,33 +81,33 @@ public:
   /// @param module see `path_of_module`
   void enter(uint64_t module);
 
-  /// A call that was made elsewhere, or before.
+  /// Enters a call that was made elsewhere, or earlier.
   void enter_at(uint64_t path, uint64_t module);
 
-  /// A place elsewhere, of which calls run here. Draws nothing itself.
+  /// Enters a call site elsewhere whose calls run here. Draws nothing itself.
   void enter_origin(origin x);
 
-  /// Leaves what was entered last.
+  /// Leaves the innermost entry.
   void leave();
 
-  /// @returns the call that runs and what it called until now: `enter_origin`
-  /// goes on from there.
+  /// @returns the running call and the counts of its calls so far, from which
+  /// `enter_origin` continues.
   origin here() const;
 
-  /// Calls draw other numbers from now on, of the same paths.
-  /// @param x 0: those of the microbatch
-  /// @returns the former one
+  /// From now on calls draw different numbers for the same paths.
+  /// @param x 0: the numbers of the microbatch
+  /// @returns the previous value
   uint64_t draw_others(uint64_t x) noexcept {
     return std::exchange(others_, x);
   }
 
-  /// Runs `f` with the stream of a call of any microbatch. It must not call
-  /// modules or wait.
+  /// Runs `f` with the random stream of a call in any microbatch. `f` must not
+  /// call modules or wait.
   /// @param seed of the microbatch
   void draw_as(uint64_t seed, uint64_t path,
                const std::function<void()>& f) const;
 
-  /// The call that runs, and how many collectives it began before.
+  /// The running call, and the number of collectives it began before this one.
   std::pair<uint64_t, uint32_t> next_collective() {
     if (depth_ == 0)
       return {0, 0};
@@ -123,18 +123,18 @@ public:
   origin call_each(const std::vector<uint64_t>& modules);
 
   // -- backward ---------------------------------------------------------------
-  // Code that an autograd node runs may call modules again, as checkpointing of
-  // activations does. Such a call has the path of the call that it repeats:
-  // the first of the module that was made after the node was, from the same
-  // place.
+  // Code that an autograd node runs may call modules again, as activation
+  // checkpointing does. Such a call has the path of the call that it repeats:
+  // the first call of the module, from the same call site, that was made after
+  // the node was created.
 
-  /// @returns what was made since `begin`, for a backward.
+  /// @returns the calls made since `begin`, for a backward.
   std::vector<made_call> take_made();
 
-  /// What follows is backward of these calls.
+  /// Begins the backward of these calls.
   void begin_backward(std::vector<made_call> made);
 
-  /// What follows is backward of the calls that were made here.
+  /// Begins the backward of the calls that were made here.
   void begin_backward() {
     repeating_.reset();
   }
@@ -142,14 +142,14 @@ public:
 private:
   static constexpr auto nowhere = static_cast<size_t>(-1);
 
-  /// A call that goes on.
+  /// A call that has not returned yet.
   struct frame {
     uint64_t path = 0;
-    uint64_t module = 0;        // 0: none that may be entered in a row
-    const void* node = nullptr; // of autograd, in which it was entered
+    uint64_t module = 0;        // 0: cannot be entered in a row
+    const void* node = nullptr; // autograd node it was entered in
     size_t made = nowhere;      // position in `made_`
-    uint32_t again = 0;         // how often it was entered in a row
-    uint32_t collectives = 0;   // that it began
+    uint32_t again = 0;         // times it was entered in a row
+    uint32_t collectives = 0;   // number it began
     bool draws = false;
     random_stream before{random_stream::empty{}}; // if it draws
     std::vector<count> counts;
@@ -174,15 +174,15 @@ private:
 
   uint64_t seed_ = 0;
   uint64_t others_ = 0;
-  std::vector<frame> frames_; // more than `depth_`: they are used again
+  std::vector<frame> frames_; // may exceed `depth_`: frames are reused
   size_t depth_ = 0;
   std::vector<made_call> made_;
-  /// The node that repeated calls last, by thread and number; the calls.
+  /// The node that last repeated calls, by thread and number, and those calls.
   std::optional<std::pair<uint64_t, uint64_t>> repeating_;
   std::vector<count> repeats_;
 };
 
-/// A call lasts as long as this.
+/// RAII guard: leaves the call when it goes out of scope.
 class entered_call {
 public:
   explicit entered_call(call_streams& x) : streams_(x) {

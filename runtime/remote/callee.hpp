@@ -6,10 +6,10 @@ namespace smp {
 
 class execution;
 
-/// Runs what another rank asks of the modules of this one: forward calls and
-/// ranges, their backward, reads of parameters, gradients for them.
+/// Serves a request of another rank for modules of this one: forward calls and
+/// ranges, their backward, parameter reads, gradients of parameters.
 /// @returns the body of the response
-/// @throws whatever the user's module throws; error (protocol) if `x` is no
+/// @throws whatever the user's module throws; error (protocol) if `x` is not a
 /// request that a correct rank sends
 payload serve(execution& ex, const request& x);
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// A call of a module that another rank owns, as its caller sees it: a request,
-// a wait, results with an autograd node behind them.
+// A call of a module owned by another rank, from the caller's side: a request,
+// a wait, and results with an autograd node behind them.
 
 #include "runtime/model/hook.hpp"
 #include "runtime/remote/request_kind.hpp"
@@ -24,36 +24,36 @@ namespace smp {
 /// What to run at the owner.
 struct call_target {
   request_kind op = request_kind::call;
-  /// call: `invoker` registered under this hash
-  /// (runtime/intercept/submodule.hpp), on the hooked module.
+  /// call: hash of the registered `invoker` to run on the hooked module
+  /// (runtime/intercept/submodule.hpp).
   uint64_t invoker = 0;
-  /// Of a TorchScript module: its method or attribute.
+  /// TorchScript modules: name of the method or attribute.
   std::string name = {};
   /// range and method_range: children [first, last) of a Sequential (R8), the
   /// module being the Sequential.
   uint32_t first = 0;
   uint32_t last = 0;
-  /// `is_training()` of what is called.
+  /// `is_training()` of the called module.
   bool training = true;
-  /// It is declared to return a tensor or a tuple of tensors, so that what it
-  /// returns can be told from an earlier call (R38).
+  /// Declared to return a tensor or a tuple of tensors, so its result can be
+  /// predicted from an earlier call (R38).
   bool tensors_only = false;
-  /// This rank itself calls: no MODULE SERVER knows of it.
+  /// This rank makes the call itself: no MODULE SERVER tracks it.
   bool own = false;
 };
 
 struct call_result {
   value result;
-  /// New content of arguments that the callee changed and that are no tensors
-  /// (R12): (position, content).
+  /// New content of non-tensor arguments that the callee changed (R12):
+  /// (position, content).
   std::vector<std::pair<uint32_t, value>> changed;
   unpacker tensors;
 };
 
 struct prediction;
 
-/// Adds the module to an error that names a place in its arguments or results:
-/// "call of 'blocks.3': argument 0: ...".
+/// Prepends the module to an error that names a position in its arguments or
+/// results: "call of 'blocks.3': argument 0: ...".
 [[noreturn]] void fail_call(module_id module, const error& err);
 
 /// Runs `x` at the owner of `module`, which may be this rank. Tensors that the
@@ -63,10 +63,10 @@ struct prediction;
 call_result call_remote(rank_id owner, module_id module, const call_target& x,
                         const packer& in, std::vector<value> args);
 
-/// The sum of two promises of one owner is made there: the sum of a residual
-/// connection, or of gradients, would else bring both here and back.
+/// Adds two promises of the same owner there: otherwise a residual connection,
+/// or a sum of gradients, would transfer both operands here and the sum back.
 /// @param stack arguments of `op`, replaced by its result
-/// @returns false if the operation is something else
+/// @returns false if the operation is not such a sum
 bool add_remotely(const c10::OperatorHandle& op,
                   std::vector<c10::IValue>& stack);
 

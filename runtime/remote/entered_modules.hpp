@@ -9,8 +9,8 @@ namespace smp {
 
 class model_map;
 
-/// @returns the modules that microbatches pass in their order (R19) among
-/// those that a request of another rank, or the step body, enters. Any thread.
+/// @returns those modules entered by a request of another rank, or by the step
+/// body, that microbatches pass in order (R19). Callable from any thread.
 std::vector<module_id> entered_modules(const model_map& map, const request& x);
 
 } // namespace smp

@@ -20,9 +20,9 @@ namespace smp {
 class promised_request;
 class rank_context;
 
-/// What the calling thread executes: a microbatch of the step body, or a
-/// request of another rank. Remote calls, random numbers and errors belong to
-/// it. Only the thread that executes touches it.
+/// The unit of work that a thread executes: a microbatch of the step body, or a
+/// request of another rank. Owns the remote calls, random numbers and errors of
+/// that work. Only the executing thread touches it.
 class execution {
 public:
   /// @param rank outlives this
@@ -32,12 +32,12 @@ public:
 
   virtual ~execution() = default;
 
-  /// Gives the token back until the answer is there.
+  /// Gives the token back until the reply to `x` has arrived.
   /// @throws error with the first failure of this execution (R6); from then on
   /// every call of this execution throws it
   virtual response park(call x) = 0;
 
-  /// Sends the promise `x` and goes on.
+  /// Sends the promise `x` without waiting for the reply.
   /// @throws error with the first failure of this execution
   virtual void send(call x) = 0;
 
@@ -55,12 +55,12 @@ public:
     return microbatch_;
   }
 
-  /// What this executes, as the MODULE SERVER knows it.
+  /// The request this executes, as the MODULE SERVER identifies it.
   request_id id() const noexcept {
     return id_;
   }
 
-  /// How many microbatches of the step were started before this one.
+  /// Number of microbatches of the step that started before this one.
   uint64_t turn() const noexcept {
     return turn_;
   }
@@ -72,7 +72,7 @@ public:
 
   // -- its remote calls -------------------------------------------------------
 
-  /// Requests that this execution sent.
+  /// Number of requests that this execution sent.
   uint32_t requests() const noexcept {
     return requests_;
   }
@@ -82,7 +82,7 @@ public:
     return ++calls_;
   }
 
-  /// `x` was sent and nobody waited for it.
+  /// Records `x`, which was sent and not awaited.
   void add_outstanding(std::shared_ptr<promised_request> x) {
     outstanding_.push_back(std::move(x));
   }
@@ -96,7 +96,7 @@ public:
     promises_.emplace_back(x.getIntrusivePtr());
   }
 
-  /// @returns those promises that somebody still holds.
+  /// @returns the promises that are still referenced.
   std::vector<at::Tensor> take_promises();
 
   // -- random numbers (R23) ---------------------------------------------------
@@ -107,17 +107,17 @@ public:
 
   // -- activation checkpointing (R52) -----------------------------------------
 
-  /// What becomes of what is computed now.
+  /// How activations computed now are treated: kept or recomputed.
   const recompute_pass& pass() const noexcept {
     return pass_;
   }
 
-  /// The region whose code runs, see `model_map::recomputed`; 0: none.
+  /// The region whose code is running, see `model_map::recomputed`; 0: none.
   uint32_t region() const noexcept {
     return region_;
   }
 
-  /// The state of modules that this changes or recalls.
+  /// The module states that this execution changes or restores.
   call_states& states() noexcept {
     return states_;
   }
@@ -149,13 +149,13 @@ public:
 
   // -- modules that ranks share (R50) -----------------------------------------
 
-  /// What these made of tensors. What is computed again makes it again.
+  /// Tensors that shared modules derived; a recomputation derives them again.
   entered_tensors& entered() noexcept {
     return entered_;
   }
 
-  /// The Sequential whose children smp's code calls now, all of them one behind
-  /// the other: nobody else sees what goes from one to the next. Null: none.
+  /// The Sequential whose children smp's code is calling back to back, so that
+  /// no other code sees the values between them. Null: none.
   const void* row() const noexcept {
     return row_;
   }
@@ -202,14 +202,14 @@ public:
     bool before_;
   };
 
-  /// @returns true once per microbatch: its backward phase has to be granted
+  /// @returns true once per microbatch: its backward phase must be granted
   /// (R4).
   bool needs_grant() noexcept {
     return !std::exchange(granted_, true);
   }
 
-  /// It read or changed state that other calls may change: its place among the
-  /// calls of its microbatch matters.
+  /// True if it read or changed state that other calls may change: its position
+  /// among the calls of its microbatch matters.
   bool met_state() const noexcept {
     return met_state_;
   }
@@ -220,7 +220,7 @@ public:
 
   // -- errors -----------------------------------------------------------------
 
-  /// The first failure (R6): what the rank reports whatever user code catches.
+  /// The first failure (R6). The rank reports it even if user code catches it.
   const failure& first_error() const noexcept {
     return first_error_;
   }
@@ -228,28 +228,28 @@ public:
   /// Keeps `x` if it is the first one.
   void keep_error(failure x);
 
-  /// @returns `x` with this rank and the module whose code runs, as far as it
+  /// @returns `x` with this rank and the running module filled in where it
   /// names none.
   failure here(failure x) const;
 
-  /// Module whose code runs, for error texts; empty in the step body.
+  /// Path of the running module, for error texts; empty in the step body.
   const std::string& module_path() const noexcept {
     return module_path_;
   }
 
-  /// @returns the one before
+  /// @returns the previous path
   std::string enter_module(std::string path) {
     return std::exchange(module_path_, std::move(path));
   }
 
   // -- what its calls leave for later ones ------------------------------------
 
-  /// A fetched copy of another rank's buffer that something here still holds
+  /// A fetched copy of another rank's buffer that is still referenced here
   /// (`remote_parameters::lend`).
   struct lent_copy {
     uint32_t tensor = 0;
     at::Tensor copy;
-    at::Tensor content; // what the owner has
+    at::Tensor content; // content at the owner
   };
 
   void add_lent(lent_copy x) {
@@ -260,13 +260,13 @@ public:
     return std::exchange(lent_, {});
   }
 
-  /// A Sequential that handed a range of children over and now lets the
-  /// others pass (runtime/intercept/sequential.cpp).
+  /// A Sequential that delegated a range of children to another rank and now
+  /// skips the children of that range (runtime/intercept/sequential.cpp).
   struct range_marker {
     const void* sequential = nullptr;
     size_t next = 0;
     size_t last = 0;
-    /// The value that moves through holds the only reference to its tensor.
+    /// The value passing through holds the only reference to its tensor.
     bool exclusive = false;
   };
 
@@ -278,13 +278,13 @@ public:
     return range_;
   }
 
-  /// The next child of the range let its value pass.
+  /// The next child of the range has passed its value on unchanged.
   void pass_child() noexcept {
     if (++range_.next == range_.last)
       range_ = {};
   }
 
-  /// @returns whether there was one, of which children did not pass yet.
+  /// @returns whether a range was open, with children that were not passed yet.
   bool end_range() noexcept {
     return std::exchange(range_, {}).sequential != nullptr;
   }
@@ -296,8 +296,8 @@ public:
   static void set_current(execution* x) noexcept;
 
 protected:
-  /// From now on this executes `x`.
-  /// @param seed that of the microbatch
+  /// Makes this execute `x` from now on.
+  /// @param seed of the microbatch
   void begin(const request& x, uint64_t seed);
 
   void end();

@@ -1,6 +1,6 @@
 #pragma once
 
-// How an owner runs a call: every rank runs the same binary, so the caller
+// How an owner runs a call. Every rank runs the same binary, so the caller
 // names the instantiated function by its type.
 
 #include "runtime/values/pack.hpp"
@@ -18,8 +18,8 @@ namespace smp {
 
 struct invocation {
   value result;
-  /// New content of arguments that the callee may change and that are no
-  /// tensors (R12), by position.
+  /// New content of non-tensor arguments that the callee may change (R12), by
+  /// position.
   std::vector<std::pair<uint32_t, value>> changed;
 };
 
@@ -27,8 +27,8 @@ using invoker_function = invocation (*)(torch::nn::Module& object, unpacker& in,
                                         const std::vector<value>& args,
                                         packer& out);
 
-/// Makes `f` known under the name of its type; called before main.
-/// @returns the number that stands for it in messages
+/// Registers `f` under the name of its type; called before main.
+/// @returns the number that identifies it in messages
 uint64_t register_invoker(const char* type_name, invoker_function f);
 
 /// @throws error (protocol) if nothing is registered under `x`

@@ -1,11 +1,11 @@
 #pragma once
 
-// What the ranks of a pipeline say to each other about modules and tensors, as
-// structs. Each has one `inspect`, which writes and reads it
+// The messages about modules and tensors that pipeline ranks exchange, as
+// structs. Each struct has one `inspect`, which both writes and reads it
 // (transport/bytes.hpp): `to_payload(x)` and `from_payload<T>(body, what)`.
 //
-// The bytes of a message must be the same in every step of a flow that does not
-// change: a replayed step does not send them again (R33).
+// A message must have the same bytes in every step of an unchanged flow: a
+// replayed step does not send them again (R33).
 
 #include "runtime/base/call_context.hpp"
 #include "runtime/remote/call_streams.hpp"
@@ -27,17 +27,17 @@ namespace smp {
 
 // -- tensors ------------------------------------------------------------------
 
-/// A tensor of a message: a value, or a reference to something that the other
-/// side has or can get (R12, R14, R38). Trees of values name it by position.
+/// A tensor in a message: a value, or a reference to one that the receiver has
+/// or can get (R12, R14, R38). Value trees refer to it by position.
 struct remote_tensor {
   enum class kind : uint8_t {
-    undefined, // a gradient that does not exist
+    undefined, // a gradient that is absent
     data,      // `data`
     argument,  // in a reply: the `index`-th argument tensor itself
     parameter, // `index` in the walk of the model; stays with its owner
     object,    // `object` in the object store of its owner
     needed,    // the `index`-th of the results that the request needs
-    held,      // in a reply: as `data` says, but without its content
+    held,      // in a reply: metadata as in `data`, no content
   };
 
   kind what = kind::undefined;
@@ -46,7 +46,7 @@ struct remote_tensor {
   uint32_t index = 0;
   object_id object;
 
-  /// Carries `x`; of kind undefined if `x` is.
+  /// Makes an entry that carries `x`; of kind undefined if `x` is undefined.
   /// @param snapshot copy the bytes, see `to_tensor_ref`
   static remote_tensor of(const at::Tensor& x, bool snapshot);
 
@@ -58,10 +58,10 @@ struct remote_tensor {
 
   static remote_tensor needed(uint32_t index, bool requires_grad);
 
-  /// Says what `x` is; whoever needs the content fetches it by its name.
+  /// Carries only dtype, sizes and strides of `x`; receivers fetch it by name.
   static remote_tensor held(const at::Tensor& x);
 
-  /// Tells whether it is nothing that the receiver has anyway.
+  /// True unless the receiver already has the tensor.
   bool travels() const noexcept {
     return what == kind::data || what == kind::object || what == kind::needed
            || what == kind::held;
@@ -118,12 +118,12 @@ bool inspect(Inspector& f, remote_tensor& x) {
 
 using remote_tensors = std::vector<remote_tensor>;
 
-/// By output: the arguments that a gradient of it reaches.
+/// Per output: the positions of the arguments that its gradient reaches.
 using reached_positions = std::vector<std::vector<uint32_t>>;
 
 // -- requests -----------------------------------------------------------------
 
-/// What every request begins with; enough to tell which modules it enters.
+/// The prefix of every request; enough to tell which modules it enters.
 struct request_head {
   request_kind what = request_kind::call;
   /// range and method_range: children [first, last) of a Sequential (R8).
@@ -157,13 +157,13 @@ request_head read_head(const payload& x);
 
 // -- calls --------------------------------------------------------------------
 
-/// What the caller of a promise went on with: an earlier call of the kind
-/// returned it.
+/// The results with which the caller of a promise continued, as an earlier call
+/// of the same kind returned them.
 struct expected_results {
   struct tensor {
     c10::ScalarType dtype = c10::ScalarType::Float;
     bool requires_grad = false;
-    /// It comes with the reply as well.
+    /// The reply also carries its content.
     bool push = false;
   };
 
@@ -192,22 +192,22 @@ bool inspect(Inspector& f, expected_results& x) {
 /// Runs a module, or consecutive children of a Sequential.
 struct forward_request {
   request_head head;
-  /// Of the execution that asks, from 1.
+  /// Call number within the requesting execution, from 1.
   uint64_t call = 0;
   call_context context;
   bool training = true;
   uint64_t invoker = 0;
-  /// Of a TorchScript module: its method or attribute.
+  /// TorchScript modules: name of the method or attribute.
   std::string name;
-  /// Of the random numbers (R23): the path of the call and no counts; of a
-  /// range, where its children are called from.
+  /// For random numbers (R23): the path of the call, without counts; for a
+  /// range, the call site of its children.
   call_streams::origin numbers;
   recompute_pass pass;
-  /// A tuple; names `tensors` by position.
+  /// A tuple; refers to `tensors` by position.
   value arguments;
   remote_tensors tensors;
-  /// The caller waits, but may pass results on by their names: their owner
-  /// keeps them, and the reply brings the content of all but those at these
+  /// The caller waits but may pass results on by name: the owner keeps them,
+  /// and the reply carries the content of all results except those at these
   /// positions.
   std::optional<std::vector<uint32_t>> held;
   /// The caller does not wait.
@@ -225,7 +225,7 @@ bool inspect(Inspector& f, forward_request& x) {
     f.field("held", x.held), f.field("promised", x.promised));
 }
 
-/// What a caller waits for.
+/// The reply to a call that the caller waits for.
 struct forward_reply {
   /// A tensor argument that the module wrote into (R12).
   struct written_argument {
@@ -235,15 +235,15 @@ struct forward_reply {
 
   /// Names `tensors` by position.
   value result;
-  /// Arguments that are no tensors and changed: position and new content.
+  /// Changed non-tensor arguments: position and new content.
   std::vector<std::pair<uint32_t, value>> changed;
   remote_tensors tensors;
-  /// So many of `tensors` can be had from their owner by name as well.
+  /// The number of `tensors` that their owner also serves by name.
   uint32_t named = 0;
   std::vector<written_argument> written;
-  /// The call met state that other calls may change.
+  /// The call read or changed state that other calls may change.
   bool stateful = false;
-  /// Empty if nobody goes on before a backward.
+  /// Empty if no caller continues before a backward completes.
   reached_positions reaches;
 };
 
@@ -262,14 +262,14 @@ bool inspect(Inspector& f, forward_reply& x) {
     f.field("reaches", x.reaches));
 }
 
-/// What was left open in a promise, forward or backward.
+/// The facts that a promise left open, forward or backward.
 struct promise_reply {
-  /// By output; of gradients, the caller knows them.
+  /// By output; empty for gradients, whose sizes the caller knows.
   std::vector<std::vector<int64_t>> sizes;
-  /// By output, as a `tensor_ref` has them; nothing: all are row-major.
+  /// By output, in the form of `tensor_ref`; nullopt: all are row-major.
   std::optional<std::vector<std::vector<int64_t>>> strides;
   reached_positions reaches;
-  /// Of those results that were asked for.
+  /// The contents of the results that the request asked for.
   std::vector<tensor_ref> contents;
 };
 
@@ -301,17 +301,17 @@ bool inspect(Inspector& f, promise_reply& x) {
 
 // -- backward -----------------------------------------------------------------
 
-/// Runs the backward of a call; its answer is a `backward_reply`, or a
-/// `promise_reply` if it was promised.
+/// Runs the backward of a call. The reply is a `backward_reply`, or a
+/// `promise_reply` if the backward was promised.
 struct backward_request {
   struct wanted_gradient {
     uint32_t argument = 0;
-    bool push = false; // else it stays at the owner under its name
+    bool push = false; // else it stays at the owner by name
   };
 
   request_head head{request_kind::backward};
   call_context context;
-  /// Of the call: who made it, and its number in the step.
+  /// The call: the rank that made it, and its number in the step.
   rank_id origin;
   uint32_t call = 0;
   bool keep_graph = false;
@@ -352,7 +352,7 @@ bool inspect(Inspector& f, backward_reply& x) {
 /// Reads or writes a tensor of the receiver, or adds to its gradient (R14).
 struct parameter_request {
   request_head head{request_kind::read_tensor};
-  /// Unless it is read.
+  /// Absent in a read.
   tensor_ref value;
 };
 
@@ -375,9 +375,9 @@ bool inspect(Inspector& f, parameter_reply& x) {
 }
 
 // -- objects ------------------------------------------------------------------
-// A fetch or a release goes to the owner of the object, and what was fetched
-// comes from it; so ids travel without the owner, and nobody can name an object
-// of somebody else.
+// A fetch or a release goes to the owner of the object, and the fetched content
+// comes from it; so ids travel without the owner, and a rank cannot name an
+// object of a third rank.
 
 struct held_object {
   uint64_t number = 0;
@@ -417,7 +417,7 @@ bool inspect(Inspector& f, object_content& x) {
   return f.object(x).fields(f.field("id", x.id), f.field("content", x.content));
 }
 
-/// Answers the fetch of what is not there.
+/// Answers the fetch of an object that the owner does not hold.
 struct object_refusal {
   held_object id;
   failure why;
@@ -445,13 +445,13 @@ bool inspect(Inspector& f, object_release& x) {
 using object_message = std::variant<object_fetch, object_content,
                                     object_refusal, object_release>;
 
-/// @returns which fetch a damaged message wanted to answer, as far as it can be
-/// told.
+/// @returns the fetch that a malformed message was meant to answer, if it can
+/// be read.
 std::optional<held_object> answered_fetch(const payload& x);
 
 // -- steps --------------------------------------------------------------------
 
-/// What the step body of a microbatch returned.
+/// The result of the step body of a microbatch.
 struct step_value {
   /// Names `tensors` by position.
   value result;

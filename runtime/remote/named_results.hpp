@@ -16,53 +16,53 @@
 
 namespace smp {
 
-/// A rank that goes on before the answer to its request is there must be able
-/// to refer to the results by name (actors/protocol/result_name.hpp). So
-/// whoever gets such a name may ask the owner for what does not exist yet; this
-/// holds the results and those who asked too early. Results live until they are
-/// dropped, at most until their microbatch ends. Thread-safe.
+/// A rank that continues before the reply to its request has arrived refers to
+/// the results by name (actors/protocol/result_name.hpp). A rank may thus ask
+/// the owner for a result that does not exist yet. Holds the results, and the
+/// ranks that asked early. Results live until they are dropped, at most until
+/// their microbatch ends. Thread-safe.
 class named_results {
 public:
   /// The answer to a request for a result.
   struct answer {
     at::Tensor tensor;
     tensor_ref bytes;
-    failure why; // there is none
+    failure why; // set if there is no result
   };
 
   using askers = std::vector<std::pair<rank_id, object_id>>;
 
-  /// @returns the ranks that asked for it before
+  /// @returns the ranks that asked for it before it existed
   askers put(object_id id, microbatch_id m, at::Tensor x, tensor_ref bytes);
 
-  /// @returns nothing if it is still to come: `put`, `fail_step` or `end_step`
-  /// will name `by`
+  /// @returns nullopt if the result is still pending: `put`, `fail_step` or
+  /// `end_step` will return `by` among its askers
   std::optional<answer> ask(rank_id by, object_id id);
 
   /// @returns the result, or an undefined tensor.
   at::Tensor find(object_id id) const;
 
-  /// @returns what is done when `id` is here, or null if it is.
+  /// @returns a completion of the arrival of `id`, or null if it is here.
   completion_ptr arrival(object_id id);
 
-  /// Lets go of `id`.
+  /// Drops `id`.
   void drop(object_id id);
 
-  /// Lets go of what a microbatch left.
+  /// Drops the results of a microbatch.
   void drop(step_id s, microbatch_id m);
 
-  /// What is not here yet will not come.
+  /// Fails the results that are still pending; they will not arrive.
   askers fail_step(step_id s, const failure& why);
 
-  /// Lets go of everything of `s` and of all steps before.
+  /// Drops all results of step `s` and of all earlier steps.
   askers end_step(step_id s);
 
-  /// Results that are here.
+  /// Number of results that exist.
   size_t size() const;
 
 private:
   struct entry {
-    at::Tensor tensor; // undefined: still to come
+    at::Tensor tensor; // undefined: pending
     tensor_ref bytes;
     microbatch_id microbatch;
     completion_ptr arrived;

@@ -17,105 +17,105 @@
 
 namespace smp {
 
-/// Results and gradients stay where they were made until somebody needs their
-/// bytes (R38). Each rank has one table of what it holds for others and of
-/// what it fetched from them. Thread-safe.
+/// Results and gradients stay on the rank that made them until another rank
+/// needs their bytes (R38). Each rank has one table of the objects it holds for
+/// others and of the objects it fetched from them. Thread-safe.
 class object_store {
 public:
-  /// @param x outlives this store and hands messages of kind `object` to
-  ///          `deliver`, losses to `peer_lost`
+  /// @param x outlives this store and passes messages of kind `object` to
+  /// `deliver`, peer losses to `peer_lost`
   explicit object_store(fabric& x);
 
-  /// Fails as cancelled whoever still waits.
+  /// Fails all pending fetches with `cancelled`.
   ~object_store();
 
   object_store(const object_store&) = delete;
   object_store& operator=(const object_store&) = delete;
 
-  /// Keeps `x` until `holders` different ranks released it. Nobody may write
-  /// to `x` afterwards (take a clone otherwise, R13). One that is not
-  /// contiguous is copied here, not on the thread that will send it.
+  /// Keeps `x` until `holders` different ranks have released it. `x` must not
+  /// be written to afterwards (clone it otherwise, R13). A non-contiguous
+  /// tensor is copied here, not on the thread that sends it.
   /// @pre holders > 0
   /// @throws error (unsupported) if `x` cannot cross ranks
   object_id hold(at::Tensor x, uint32_t holders = 1);
 
-  /// @returns what is here under `id`: held by this rank or fetched already.
+  /// @returns the tensor of `id` if this rank holds it or has fetched it.
   std::optional<at::Tensor> find(object_id id) const;
 
-  /// Gives the tensor of `id`: without a copy if this rank owns it; else asks
-  /// the owner once, however many ask here, parks (`waiter::current()`), and
-  /// keeps the answer until this rank releases `id`.
+  /// Returns the tensor of `id`: without a copy if this rank owns it; else asks
+  /// the owner once for all callers, parks (`waiter::current()`), and keeps the
+  /// content until this rank releases `id`.
   /// @throws error naming the object if its owner does not hold it or is lost
   at::Tensor fetch(object_id id);
 
-  /// Says that this rank no longer needs `ids`: one message per owner.
+  /// Tells the owners that this rank no longer needs `ids`: one message each.
   /// Idempotent, also for ids that were never held.
   void release(std::vector<object_id> ids);
 
-  /// Lets go of what this rank holds although others did not release it: they
-  /// never heard of it.
+  /// Drops objects that this rank holds and other ranks did not release,
+  /// because they never learned of them.
   void withdraw(const std::vector<object_id>& ids);
 
   // -- results with a name (runtime/remote/named_results.hpp)
   // ------------------------
 
   /// Holds the result `id` of this rank until it is dropped. As with `hold`,
-  /// nobody may write to `x`.
+  /// `x` must not be written to afterwards.
   /// @throws error (unsupported) if `x` cannot cross ranks
   void put(object_id id, microbatch_id m, at::Tensor x);
 
-  /// Begins to fetch `id`. @returns what is done when `find(id)` gives it
+  /// Begins to fetch `id`. @returns a completion: then `find(id)` has it
   completion_ptr want(object_id id);
 
-  /// Begins to fetch what a request needs; `end_microbatch` lets go of it.
-  /// @returns what is done when all is here, or null if it is
+  /// Begins to fetch the results a request needs; `end_microbatch` drops them.
+  /// @returns a completion of all fetches, or null if all are here
   completion_ptr gather(const std::vector<object_id>& ids, step_id s,
                         microbatch_id m);
 
-  /// @returns the first of `ids` that is not here yet
+  /// @returns the first of `ids` that has not arrived yet
   std::optional<object_id>
   first_missing(const std::vector<object_id>& ids) const;
 
-  /// @returns the fetched tensor of `id`, which is not kept here any longer.
+  /// @returns the fetched tensor of `id`, and removes it from this store.
   /// @pre `want(id)` is done
   at::Tensor take(object_id id);
 
-  /// Lets go of results of this rank and of copies of others'. Nobody else
-  /// hears of it.
+  /// Drops results of this rank and copies of others' results, without a
+  /// message to any other rank.
   void drop(const std::vector<object_id>& ids);
 
-  /// Lets go of what a microbatch left here.
+  /// Drops everything that a microbatch left here.
   void end_microbatch(step_id s, microbatch_id m);
 
-  /// Named results of this step that are not here yet fail with `why`.
+  /// Fails the named results of this step that have not arrived, with `why`.
   void fail_step(step_id s, const failure& why);
 
-  /// Lets go of what a step left here.
+  /// Drops everything that a step left here.
   void end_step(step_id s);
 
-  /// Takes a message of kind `object`. Never blocks, never throws: what cannot
-  /// be read is counted and fails the fetch it names.
+  /// Handles a message of kind `object`. Never blocks, never throws: a
+  /// malformed message is counted and fails the fetch it names.
   void deliver(rank_id from, message x);
 
-  /// Fails every fetch from `x.rank`, now and later.
+  /// Fails every fetch from `x.rank`, pending and future.
   void peer_lost(const failure& x) {
     fail(x.rank, x);
   }
 
-  /// Fails every fetch from `owner` with `x`, now and later.
+  /// Fails every fetch from `owner` with `x`, pending and future.
   void fail(rank_id owner, const failure& x);
 
-  /// Objects that this rank holds for others; 0 after a step.
+  /// Number of objects that this rank holds for others; 0 after a step.
   size_t held() const;
 
-  /// Objects of other ranks that were fetched and not released.
+  /// Number of objects of other ranks that were fetched and not released.
   size_t cached() const;
 
-  /// Messages that could not be read.
+  /// Number of malformed messages.
   uint64_t malformed() const noexcept;
 
-  /// Lets go of everything; who waits gets `cancelled`. Ids given so far stay
-  /// invalid.
+  /// Drops everything; pending fetches fail with `cancelled`. Ids issued so far
+  /// stay invalid.
   void clear();
 
 private:

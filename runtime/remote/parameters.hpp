@@ -25,8 +25,8 @@ class model_map;
 class promise_book;
 class rank_context;
 
-/// Parameters and buffers of the model that other ranks own (R14): reads and
-/// writes by whoever touches their placeholders here, gradients for them.
+/// Parameters and buffers of the model that other ranks own (R14): serves reads
+/// and writes of their placeholders here and sends them their gradients.
 class remote_parameters final : public placeholder_source {
 public:
   remote_parameters(const rank_context& rank, const model_map& map,
@@ -34,7 +34,7 @@ public:
 
   ~remote_parameters() override;
 
-  /// Frees the bytes of a tensor that another rank owns.
+  /// Frees the storage of a tensor that another rank owns.
   void replace(uint32_t tensor);
 
   // -- placeholder_source -----------------------------------------------------
@@ -43,19 +43,19 @@ public:
 
   bool is_buffer(uint32_t tensor) const override;
 
-  /// The value of a tensor of another rank, as a copy whose gradient goes to
-  /// its owner. Parameters are fetched once per step, buffers each time. (In
-  /// steps that are replayed with promises once per execution: which one comes
-  /// first is a matter of timing there.)
+  /// The value of another rank's tensor, as a copy whose gradient goes to its
+  /// owner. Parameters are fetched once per step, buffers each time. (Steps
+  /// replayed with promises fetch parameters once per execution, since there
+  /// the order of executions depends on timing.)
   /// Parks; only inside a step.
   at::Tensor fetch(uint32_t tensor) override;
 
-  /// Gives a buffer of another rank a new value. Parks; only inside a step.
+  /// Writes a new value to another rank's buffer. Parks; only inside a step.
   void store(uint32_t tensor, const at::Tensor& x) override;
 
-  /// A view of a fetched copy may be written into when nobody looks: `flush`
-  /// compares the bits and takes changes to the owner.
-  /// @param copy what `fetch` returned
+  /// A view of a fetched copy may be written to unnoticed: `flush` compares the
+  /// bits and sends changes to the owner.
+  /// @param copy the tensor that `fetch` returned
   void lend(uint32_t tensor, const at::Tensor& copy) override;
 
   [[noreturn]] void refuse_write(uint32_t tensor,
@@ -66,18 +66,18 @@ public:
 
   // -- steps ------------------------------------------------------------------
 
-  /// Settles what the calling execution was lent: before it asks anything of
-  /// another rank, and before it ends. Parks if something changed.
+  /// Settles the copies lent to the calling execution: before it sends a
+  /// request to another rank, and before it ends. Parks if a copy changed.
   /// @throws error (unsupported) if the copy of a parameter was changed
   void flush();
 
-  /// Forgets the copies.
+  /// Drops the fetched copies.
   void end_step();
 
 private:
   execution& executing(uint32_t tensor) const;
 
-  /// @returns a request about one tensor, for its owner
+  /// @returns a request about one tensor, addressed to its owner
   call ask(const parameter_request& x, const char* what) const;
 
   struct copy {
@@ -89,7 +89,7 @@ private:
   const rank_context& rank_;
   const model_map& map_;
   const promise_book& promises_;
-  /// What takes gradients to their owners.
+  /// The autograd nodes that send gradients to their owners.
   std::vector<std::shared_ptr<torch::autograd::Node>> gradients_;
   std::mutex mutex_;
   /// By tensor and, where each execution has its own, that execution.

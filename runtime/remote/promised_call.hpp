@@ -1,7 +1,7 @@
 #pragma once
 
-// Requests that nobody waits for: what is known of their results before they
-// ran, and what has to be remembered until they did (R38 to R41).
+// Requests that their callers do not wait for: what is known of their results
+// before they run, and what must be kept until they have run (R38 to R41).
 
 #include "runtime/lazy/promise.hpp"
 #include "runtime/remote/execution.hpp"
@@ -31,17 +31,17 @@ class record_book;
 struct recorded_call;
 struct call_target;
 
-/// Which results of a kind of call its caller took the last time, at a place in
-/// its code. Thread-safe.
+/// The results of a kind of call that its caller took the last time, at one
+/// place in its code. Thread-safe.
 class taken_results {
 public:
-  /// @returns nothing before it is known
+  /// @returns nullopt until it is known
   std::optional<bool> find(size_t position) const;
 
-  /// @returns whether that is news
+  /// @returns whether this differs from what was known
   bool note(size_t position, bool taken);
 
-  /// @returns the positions of those that it did not take.
+  /// @returns the positions of the results that it did not take.
   std::vector<uint32_t> left() const;
 
 private:
@@ -49,10 +49,10 @@ private:
   std::vector<std::optional<bool>> taken_;
 };
 
-/// Null if nobody notes it.
+/// Null if not tracked.
 using taken_results_ptr = std::shared_ptr<taken_results>;
 
-/// What a call returned, as far as it must be known before the next one ran.
+/// The part of a call's result that must be known before the next one has run.
 struct prediction {
   struct tensor {
     at::ScalarType dtype = at::kFloat;
@@ -67,13 +67,13 @@ struct prediction {
 
 using prediction_ptr = std::shared_ptr<const prediction>;
 
-/// How a promise was sent: a replay of the step sends it so again.
+/// How a promise was sent: a replay of the step sends it the same way.
 struct promise_memo : call_memo {
   prediction_ptr next;
   std::vector<bool> push; // by output
 };
 
-/// How a call was sent that waited, and whose results have names: see
+/// How a call was sent whose caller waited and whose results have names: see
 /// `forward_request::held`.
 struct waiting_memo : call_memo {
   std::vector<uint32_t> held;
@@ -81,46 +81,46 @@ struct waiting_memo : call_memo {
 
 class promised_value;
 
-/// A request whose results may still be with their owner; done when its answer
-/// came.
+/// A request whose results may still be at their owner. Completes when its
+/// reply arrives.
 class promised_request : public completion {
 public:
   rank_id owner;
   module_id module;
-  std::string name; // of what runs, for people
+  std::string name; // of the callee, for messages to users
   uint64_t number = 0;
   wait_reason why;
 
-  /// Its caller went on with the answer: nothing in it is a matter of timing.
+  /// Its caller waited for the reply: nothing in it depends on timing.
   bool waited = false;
 
-  /// The answer tells the sizes of results; of gradients they are known.
+  /// The reply gives the sizes of results; those of gradients are known.
   bool tells_sizes = false;
 
-  /// By output, once done: sizes, strides as a `tensor_ref` has them, and the
+  /// By output, once done: sizes, strides in the form of `tensor_ref`, and the
   /// arguments that a gradient of the output reaches.
   std::vector<std::vector<int64_t>> sizes;
   std::vector<std::vector<int64_t>> strides;
   reached_positions reaches;
 
-  /// By output: its content comes with the answer, as the caller needs it
-  /// anyway: a fetch would be two messages more.
+  /// By output: the reply carries its content because the caller needs it
+  /// anyway: a fetch would cost two more messages.
   std::vector<bool> pushed;
 
-  /// By output, once done: what came with the answer.
+  /// By output, once done: the contents that the reply carried.
   std::vector<at::Tensor> contents;
 
-  /// Takes what the answer brought. @throws error (protocol) if that is not
-  /// what was asked for
+  /// Stores the contents of the reply. @throws error (protocol) if it does not
+  /// match the request
   void take(promise_reply x);
 
-  /// What it was in the step that is replayed, if that tells the sizes now.
+  /// This call in the replayed step, if that record already gives the sizes.
   std::shared_ptr<const recorded_call> recorded;
 
-  /// Until done: what the request names must not be let go.
+  /// Until done: values that the request names and that must stay alive.
   std::vector<std::shared_ptr<promised_value>> arguments;
 
-  /// Its autograd node, whose shapes are not known before the answer.
+  /// Its autograd node, whose shapes are unknown until the reply arrives.
   std::weak_ptr<torch::autograd::Node> node;
 };
 
@@ -133,7 +133,7 @@ public:
                  uint32_t output, object_id id, prediction::tensor what,
                  taken_results_ptr taken = {});
 
-  /// Tells the ranks that heard of the result that it can go.
+  /// Tells the ranks that know of the result that they can drop it.
   ~promised_value() override;
 
   // -- promise_source ---------------------------------------------------------
@@ -169,12 +169,12 @@ public:
     return what_;
   }
 
-  /// The content came before its caller went on.
+  /// The content arrived before the caller continued.
   bool here() const {
     return request_->waited && request_->pushed.at(output_);
   }
 
-  /// A request to `x` names this result.
+  /// Records that a request to `x` names this result.
   void tell(rank_id x);
 
 private:
@@ -195,14 +195,14 @@ private:
 
 using promised_value_ptr = std::shared_ptr<promised_value>;
 
-/// @returns where `x`, a pending result of another rank, is; else null.
+/// @returns the promised value behind `x` if it is a pending result, or null.
 promised_value_ptr promised_value_of(const at::Tensor& x);
 
-/// What one rank knows of its promised calls. Thread-safe.
+/// The promised calls of one rank. Thread-safe.
 class promise_book {
 public:
-  /// Kinds of calls that are remembered. A model has few for each module, but
-  /// texts among the arguments may make every call one of a kind of its own.
+  /// Bound on remembered kinds of calls. A model has few per module, but
+  /// strings among the arguments may make every call a kind of its own.
   static constexpr size_t max_kinds = 1 << 16;
 
   /// @param on `smp.fast_mode`
@@ -216,78 +216,78 @@ public:
     return on_;
   }
 
-  /// Finds the modules whose calls always wait.
+  /// Sets the modules whose calls always wait.
   /// @param names see `module_list`
-  /// @throws error (config) naming what the model does not have
+  /// @throws error (config) with the names that the model does not have
   void set_waiting(const model_map& map, const std::vector<std::string>& names);
 
   /// Tells whether calls of this target always wait, forward and backward.
   bool waits(const model_map& map, module_id module,
              const call_target& x) const;
 
-  /// @returns how the next request of `ex` was sent in the step that is
-  /// replayed, or null.
+  /// @returns how the next request of `ex` was sent in the replayed step, or
+  /// null.
   std::shared_ptr<const recorded_call> recorded(const execution& ex) const;
 
-  /// Every call of the step waits, to show which promises do not hold.
+  /// True if every call of the step waits, to show which promises do not hold.
   bool all_wait() const;
 
-  /// Tells whether anything in this step went on without its answer.
+  /// True if any call of this step continued without its reply.
   bool promised() const;
 
   // -- predictions ------------------------------------------------------------
 
-  /// What calls of the same kind did.
+  /// What earlier calls of the same kind did.
   struct memory {
-    /// Null: it cannot be predicted, calls of the kind wait.
+    /// Null: unpredictable, so calls of the kind wait.
     prediction_ptr next;
     taken_results_ptr taken;
   };
 
-  /// @param place where an execution calls it, as a number: one of a kind is
-  ///        looked at here, another one goes on there
-  /// @returns what is to be expected; nothing if the call has to show it, as
-  ///          the first of its kind, and as any where all wait
+  /// @param place the call site, as a number: one call of a kind may have its
+  /// results used right away, another may pass them on
+  /// @returns the prediction; nullopt if the call has to show it: the first of
+  /// its kind, and any call while all calls wait
   std::optional<memory> find(const std::string& kind, uint32_t place);
 
-  /// A kind of call that does not do the same each time is not predicted from
-  /// then on.
+  /// Records the result of a call. A kind whose results vary is not predicted
+  /// from then on.
   /// @param next see `memory`
   void remember(const std::string& kind, prediction_ptr next);
 
-  /// Something was remembered in this step: later ones do not wait where this
-  /// one did, or get what this one fetched with the answers.
+  /// Something was learned in this step: in later steps calls that waited here
+  /// do not wait, or receive with the replies what was fetched here.
   void note_learnt();
 
   bool learnt() const;
 
-  /// Modules turned out to keep no state: what could not be predicted may be
-  /// predicted now.
+  /// Modules turned out to keep no state: kinds that could not be predicted may
+  /// be predicted now.
   void reconsider();
 
-  /// Forgets all kinds where there are too many.
+  /// Forgets all kinds if there are too many.
   /// @param trainable which tensors of the model require grad, as a number:
-  /// what calls return under one says nothing about another one
+  /// predictions made under one value say nothing about another
   /// @param all_wait see there
   void begin_step(uint64_t trainable, bool all_wait = false);
 
   // -- names ------------------------------------------------------------------
 
-  /// @returns the number of a promise that `ex` sends next: in a replayed step
-  /// what the record has there, else one that the record does not have. So
-  /// numbers are the same in every step as long as the flow is, whatever the
-  /// order in which the executions of this rank come by, and never the same
-  /// for two promises.
+  /// @returns the number for the next promise of `ex`: in a replayed step
+  /// the recorded one, else one that is not in the record. So numbers are
+  /// the same in every step of an unchanged flow, whatever the order in
+  /// which the executions of this rank ask for them, and no two promises
+  /// share one.
   uint64_t next_request(const execution& ex);
 
   // -- letting go -------------------------------------------------------------
 
-  /// `x` is no longer needed: the next request to `who` says so.
+  /// Marks `x` as no longer needed: the next request to `who` carries that.
   void release(rank_id who, object_id x);
 
   std::vector<object_id> take_releases(rank_id who);
 
-  /// The ranks let go of everything by themselves.
+  /// Forgets pending releases: each rank drops everything by itself.
   void end_step();
 
 private:
@@ -295,8 +295,8 @@ private:
   const record_book& records_;
   std::set<uint64_t> waiting_; // modules
   mutable std::mutex mutex_;
-  /// What is remembered while some tensors require grad and others do not; the
-  /// first one is that of this step.
+  /// The kinds known for one set of tensors that require grad; the first entry
+  /// is that of this step.
   struct memories {
     struct entry {
       prediction_ptr next;
@@ -315,22 +315,22 @@ private:
   std::map<rank_id, std::vector<object_id>> releases_;
 };
 
-/// @returns what makes two calls the same kind: module, method, modes, types
-/// and numbers of dimensions, and the structure of the arguments; not the
-/// numbers in them.
+/// @returns the key of a kind of calls: module, method, modes, types and
+/// numbers of dimensions, and the structure of the arguments; not the numbers
+/// in them.
 std::string kind_of_call(module_id module, const call_target& x,
                          const value& args,
                          const std::vector<at::Tensor>& tensors);
 
-/// Sends `c`, a `promise_call`, for `ex`, which goes on.
+/// Sends `c`, a `promise_call`, for `ex`, which does not wait.
 /// @param x its `arguments` are those that `c` names
 void send_promise(execution& ex, call c, const promised_request_ptr& x);
 
-/// Waits until everything that `ex` sent is answered (R39), and completes the
-/// autograd nodes of what it called. @throws error with the first cause
+/// Waits for the replies to all requests that `ex` sent (R39), and completes
+/// the autograd nodes of its calls. @throws error with the first cause
 void fence(execution& ex);
 
-/// Makes promises that outlive the body of a microbatch ordinary tensors.
+/// Turns promises that outlive the body of a microbatch into plain tensors.
 void keep_promises_of(execution& ex);
 
 } // namespace smp

@@ -8,8 +8,8 @@
 
 namespace smp {
 
-/// A promised gradient exists before its backward has run, so it must be known
-/// in advance which arguments get one: those that no gradient reaches have
+/// A promised gradient exists before its backward has run, so the arguments
+/// that get one must be known in advance: those that no gradient reaches have
 /// none, not zeros, as in one process (R40).
 /// @param outputs where gradients enter the graph
 /// @param leaves arguments where they come out; undefined: nowhere

@@ -4,14 +4,14 @@
 
 namespace smp {
 
-/// Activation checkpointing (R52): what becomes of what is computed. Travels
-/// with calls (paper, appendix on requests: "whether activation checkpointing
-/// is enabled for the current module").
+/// Activation checkpointing (R52): how activations are treated. Travels with
+/// calls (paper, appendix on requests: "whether activation checkpointing is
+/// enabled for the current module").
 struct recompute_pass {
   enum class kind : uint8_t {
     only,  // kept for backward
-    first, // not kept: it will be computed again
-    again, // in backward; changes no state
+    first, // not kept: will be recomputed
+    again, // recomputes in backward; changes no state
   };
 
   kind what = kind::only;

@@ -15,10 +15,10 @@
 
 namespace smp {
 
-/// What an owner keeps of a forward call until its backward: where gradients
-/// of the outputs enter the graph, and the leaves where those of the inputs
-/// come out. Gradient edges, not output tensors: else every activation would
-/// be held twice (R3).
+/// The part of a forward call that its owner keeps until backward: where
+/// gradients of the outputs enter the graph, and the leaves where gradients of
+/// the inputs come out. Gradient edges, not output tensors: those would hold
+/// every activation twice (R3).
 struct saved_call {
   /// Per output tensor of the call; invalid where no gradient can enter.
   std::vector<torch::autograd::Edge> outputs;
@@ -26,7 +26,7 @@ struct saved_call {
   std::vector<at::Tensor> leaves;
   /// Path of the module, for errors.
   std::string module;
-  /// Of its random numbers, and those of the calls in it (R23).
+  /// Path for its random numbers, and the calls made inside it (R23).
   uint64_t path = 0;
   std::vector<call_streams::made_call> made;
 };
@@ -43,7 +43,7 @@ public:
   std::shared_ptr<saved_call> take(step_id s, microbatch_id m, request_id call,
                                    bool keep);
 
-  /// Keeps what a call found in `module`, for when it is computed again (R52).
+  /// Keeps the state a call found in `module`, for its recomputation (R52).
   /// @param path of the call, see `call_streams`
   void put_state(step_id s, microbatch_id m, uint64_t path, module_id module,
                  module_state x);
@@ -52,7 +52,7 @@ public:
   std::shared_ptr<const module_state>
   state(step_id s, microbatch_id m, uint64_t path, module_id module) const;
 
-  /// Drops what a microbatch left behind.
+  /// Drops the calls and states of a microbatch.
   void drop(step_id s, microbatch_id m);
 
   /// Drops everything.
