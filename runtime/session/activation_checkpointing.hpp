@@ -12,16 +12,16 @@ struct Module;
 
 namespace smp {
 
-/// Backward computes `x` again, instead of keeping what it computes in forward
-/// (docs/activation_checkpointing.md); of a Sequential, its children. Before
-/// the partition, on rank 0 at least.
-/// @throws error (config) if the strategy is unknown, or nothing but "each" for
-/// what is no Sequential; (unsupported) after the partition
+/// Makes backward recompute `x` instead of keeping its activations from forward
+/// (docs/activation_checkpointing.md); for a Sequential, its children. Call
+/// before the partition, at least on rank 0.
+/// @throws error (config) if the strategy is unknown, or other than "each" for
+/// a module that is not a Sequential; (unsupported) after the partition
 void set_activation_checkpointing(torch::nn::Module& x,
                                   const activation_checkpointing& how = {});
 
-/// The same of a TorchScript module. (Which is a Sequential shows when the
-/// model is partitioned.)
+/// The same for a TorchScript module. (Which modules are Sequentials is known
+/// only once the model is partitioned.)
 void set_activation_checkpointing(const torch::jit::Module& x,
                                   const activation_checkpointing& how = {});
 

@@ -11,11 +11,11 @@ class OptimizerParamGroup;
 
 namespace smp {
 
-/// LibTorch's Adagrad makes its sums with the optimizer, of all parameters, and
-/// so the bytes of those that are deferred as well. This makes one for a
-/// `distributed_optimizer`: until the partition a sum is one number, and no
-/// rank ever has those of what it does not update.
-/// @param groups those without options have `options`
+/// LibTorch's Adagrad constructor allocates its sums for all parameters, and
+/// thereby the bytes of deferred parameters too. This makes an Adagrad for a
+/// `distributed_optimizer`: until the partition each sum is a single number,
+/// and no rank ever holds sums of parameters that it does not update.
+/// @param groups those without options get `options`
 std::unique_ptr<torch::optim::Adagrad>
 make_adagrad(const std::vector<torch::optim::OptimizerParamGroup>& groups,
              const torch::optim::AdagradOptions& options);

@@ -11,10 +11,10 @@ namespace smp {
 
 class rank_context;
 
-/// What all ranks of a group must agree on is decided on its first one and
-/// told: what each would find by itself may differ, as do measured times.
-/// Collective over the group.
-/// @param decide runs on the first rank. What it throws is thrown on every
+/// Decides on the first rank of a group and broadcasts the decision: the
+/// ranks' own findings may differ, as measured times do. Collective over the
+/// group.
+/// @param decide runs on the first rank. Its exceptions are rethrown on every
 /// rank.
 /// @returns the decision
 payload agree_on_payload(const rank_context& rank,
@@ -22,8 +22,8 @@ payload agree_on_payload(const rank_context& rank,
                          const std::string& name,
                          const std::function<payload()>& decide);
 
-/// Runs `f` on all ranks of the run; then all throw what the first of them that
-/// failed threw. Collective over the run.
+/// Runs `f` on all ranks of the run; if it fails anywhere, every rank throws
+/// the error of the first failed rank. Collective over the run.
 void do_together(const rank_context& rank, const std::string& name,
                  const std::function<void()>& f);
 
@@ -33,7 +33,7 @@ std::vector<rank_id> world_of(const rank_context& rank);
 /// The ranks of this pipeline.
 const std::vector<rank_id>& pipeline_of(const rank_context& rank);
 
-/// For anything that has an `inspect`; pp_rank 0 decides.
+/// For any type with an `inspect`; pp_rank 0 decides.
 template <class F>
 auto agree(const rank_context& rank, const std::string& name, F decide) {
   return from_payload<decltype(decide())>(
@@ -42,7 +42,7 @@ auto agree(const rank_context& rank, const std::string& name, F decide) {
     "decision");
 }
 
-/// The same for all replicas; rank 0 decides.
+/// The same across all replicas; rank 0 decides.
 template <class F>
 auto agree_everywhere(const rank_context& rank, const std::string& name,
                       F decide) {

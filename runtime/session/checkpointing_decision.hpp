@@ -12,7 +12,7 @@
 
 namespace smp {
 
-/// What code and configuration say.
+/// The checkpointing that user code and the configuration request.
 struct checkpointing_request {
   /// By object.
   const std::map<const void*, activation_checkpointing>& marked;
@@ -20,33 +20,33 @@ struct checkpointing_request {
   activation_checkpointing how;
 };
 
-/// A module that is computed again, or a Sequential whose children are.
+/// A module that is recomputed, or a Sequential whose children are.
 struct checkpointing_choice {
   module_id module;
   bool children = false;
-  /// Children in a region; 0: all that stand on one rank.
+  /// Number of children in a region; 0: all on one rank.
   uint64_t group = 1;
   bool same_numbers = true;
-  /// Children that are not.
+  /// Children that are not recomputed.
   std::vector<uint32_t> left_out = {};
 };
 
 struct checkpointing_decision {
   std::vector<checkpointing_choice> chosen;
-  /// For people.
+  /// For the partition print.
   module_remarks remarks;
 };
 
-/// @param stateful why modules have state that nobody sees, by object
-/// @throws error (config) naming a module that cannot be computed again, a
-/// pattern that fits none or takes nothing away, or a strategy without any
+/// @param stateful why modules have state invisible to smp, by object
+/// @throws error (config) naming a module that cannot be recomputed, a pattern
+/// that matches no module or excludes nothing, or a strategy without any
 /// Sequential
 checkpointing_decision
 decide_checkpointing(const walked_model& model, const checkpointing_request& x,
                      const std::map<const void*, std::string>& stateful);
 
 /// @param owners by module
-/// @returns what `model_map::recompute` takes
+/// @returns the argument for `model_map::recompute`
 std::vector<recomputation>
 regions_of(const walked_model& model,
            const std::vector<checkpointing_choice>& chosen,

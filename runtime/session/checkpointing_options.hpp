@@ -4,23 +4,23 @@
 
 namespace smp {
 
-/// How activations of a module are checkpointed, with the names of the paper's
+/// How to checkpoint the activations of a module, with the names of the paper's
 /// interface.
 struct activation_checkpointing {
-  /// How many children of a Sequential that stand on one rank are computed
-  /// again together: "each" for itself, "contiguous" for all that follow each
-  /// other, "group_2", "group_3", ... for so many. Others have "each".
+  /// Which children of a Sequential on one rank are recomputed together: "each"
+  /// by itself, "contiguous" for all consecutive ones, "group_2", "group_3",
+  /// ... for groups of that size. Other modules have "each".
   std::string strategy = "each";
-  /// What is computed again draws the random numbers of the first time; else
-  /// others.
+  /// True: a recomputation draws the random numbers of the first pass; false:
+  /// different ones.
   bool preserve_rng_state = true;
-  /// A Sequential passes tuples from child to child. They are taken apart and
-  /// put together without this word, which is here for code that has it.
+  /// For source compatibility: a Sequential passes tuples from child to child,
+  /// and smp unpacks and packs them whether or not this is set.
   bool pack_args_as_tuple = false;
 };
 
-/// @param sequential it is for the children of a Sequential
-/// @throws error (config) naming the option that does not fit
+/// @param sequential `x` applies to the children of a Sequential
+/// @throws error (config) naming the invalid option
 void check_checkpointing(const activation_checkpointing& x, bool sequential);
 
 } // namespace smp

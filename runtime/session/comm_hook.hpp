@@ -7,15 +7,15 @@ namespace smp {
 /// How gradients travel between replicas. (The names are those of torch's
 /// communication hooks.)
 enum class comm_hook : uint8_t {
-  allreduce,     // as they are
-  fp16_compress, // as float16: half the bytes, 11 digits, up to 65504
-  bf16_compress, // as bfloat16: half the bytes, 8 digits
+  allreduce,     // unchanged
+  fp16_compress, // as float16: half the bytes, 11 bits, up to 65504
+  bf16_compress, // as bfloat16: half the bytes, 8 bits
 };
 
-/// What a program says about the replicas of a model.
+/// The program's settings for the replicas of a model.
 struct replication {
   comm_hook hook = comm_hook::allreduce;
-  /// Scopes of `no_sync` that the program is in.
+  /// Number of open `no_sync` scopes.
   uint64_t unsynced = 0;
 };
 

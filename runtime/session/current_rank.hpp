@@ -10,7 +10,7 @@ class rank_context;
 /// @throws `no_session()`
 const rank_context& current_rank();
 
-/// What is wrong where code of a rank is wanted and there is none.
+/// The error for code that needs a rank and runs outside of any session.
 error no_session();
 
 } // namespace smp

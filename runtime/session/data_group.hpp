@@ -5,7 +5,7 @@
 
 namespace smp {
 
-/// @returns the group of which each rank has a part of each batch
+/// @returns the group whose ranks each take a part of every batch
 inline comm_group data_group(const session_config& x) {
   return x.prescaled_batch ? comm_group::rdp : comm_group::dp;
 }

@@ -26,14 +26,14 @@ class rank_runtime;
 class model_state;
 struct model_root;
 
-/// What `distributed_model<M>` does that does not depend on M.
+/// The part of `distributed_model<M>` that does not depend on M.
 class distributed_model_base {
 public:
-  /// Takes a model that only its maker knows how to call.
+  /// Takes a model; only the caller knows its call signature.
   explicit distributed_model_base(std::shared_ptr<torch::nn::Module> root);
   explicit distributed_model_base(model_root root);
 
-  /// Trainers own models as such.
+  /// Virtual because trainers own models through this base.
   virtual ~distributed_model_base();
 
   distributed_model_base(const distributed_model_base&) = delete;
@@ -44,15 +44,15 @@ public:
   /// Ends the forward phase of a microbatch: waits until the schedule grants
   /// its backward phase, then runs it across ranks. Inside a step body only.
   /// Gradients are averaged over microbatches: the seed is 1 / microbatches
-  /// times `grad`, or times 1 for a scalar `loss` (R15), times the scale of the
-  /// loss (`optimizer_options`); without `average_grads_across_microbatches`
-  /// they are added up.
-  /// @param keep_graph another backward of this body goes through the same
-  /// graph
+  /// times `grad`, or times 1 for a scalar `loss` (R15), times the loss
+  /// scale
+  /// (`optimizer_options`); without `average_grads_across_microbatches` they
+  /// are summed.
+  /// @param keep_graph another backward of this body uses the same graph
   void backward(const at::Tensor& loss, const at::Tensor& grad = {},
                 bool keep_graph = false);
 
-  /// The same for several outputs at once.
+  /// The same for several outputs together.
   void backward(const std::vector<at::Tensor>& outputs,
                 const std::vector<at::Tensor>& grads, bool keep_graph = false);
 
@@ -65,8 +65,8 @@ public:
 
   // -- data parallelism -------------------------------------------------------
 
-  /// While it lives, steps add up gradients and do not average them; the first
-  /// step after it does so for all of them.
+  /// While alive, steps accumulate gradients without averaging them; the first
+  /// step after it averages the accumulated gradients.
   class no_sync_scope {
   public:
     explicit no_sync_scope(std::shared_ptr<model_state> x);
@@ -80,35 +80,35 @@ public:
     std::shared_ptr<model_state> state_;
   };
 
-  /// All ranks call it, or none.
+  /// Call on all ranks, or on none.
   [[nodiscard]] no_sync_scope no_sync() {
     return no_sync_scope{state_};
   }
 
-  /// Chooses how gradients travel between replicas from the next step on; all
-  /// ranks choose the same.
+  /// Sets how gradients travel between replicas from the next step on; all
+  /// ranks must make the same choice.
   void register_comm_hook(comm_hook x);
 
   // -- partition --------------------------------------------------------------
 
-  /// Partitions now instead of at the first step. What modules cost is then
-  /// guessed from their sizes: to measure it takes the inputs of a step.
-  /// Collective: all ranks call it, or none.
+  /// Partitions now instead of at the first step. Module costs are then
+  /// estimated from sizes: measuring them needs the inputs of a step.
+  /// Collective: call it on all ranks, or on none.
   void partition();
 
   bool partitioned() const;
 
-  /// The decision for people; empty before the partition.
-  /// @param colour one per device, for a terminal
-  /// @param all on rank 0 with all modules, and why tensor-parallel ranks do
-  /// not share those that they could
+  /// The partition as text; empty before the partition.
+  /// @param colour one colour per device, for a terminal
+  /// @param all on rank 0: include all modules, and why tensor-parallel ranks
+  /// do not share modules that they could share
   std::string partition_text(bool colour = false, bool all = false) const;
 
-  /// Which modules microbatches pass in their order, because they change state
-  /// (R19), one line each; after the first training step only those that did.
+  /// The modules that microbatches pass in order because they change state
+  /// (R19), one per line; after the first training step only those that did.
   std::string order_text() const;
 
-  /// Calls `f` after the partition, or at once.
+  /// Calls `f` after the partition, or at once if it has happened.
   void register_post_partition_hook(std::function<void()> f);
 
   // -- what this rank owns (everything before the partition)
@@ -116,7 +116,7 @@ public:
 
   /// Paths of the modules, "" for the root.
   std::vector<std::string> local_module_names() const;
-  /// Of a torch::nn model; nothing of a TorchScript one.
+  /// For a torch::nn model; empty for a TorchScript one.
   std::vector<std::shared_ptr<torch::nn::Module>> local_modules() const;
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
   local_named_modules() const;
@@ -129,19 +129,19 @@ public:
 
   // -- the whole model --------------------------------------------------------
 
-  /// Copies of all parameters and buffers, in the order of the model, shared
-  /// ones once under their first name. Collective over the ranks that hold the
-  /// model; every rank gets everything.
+  /// Copies of all parameters and buffers, in model order; shared tensors once,
+  /// under their first name. Collective over the ranks that hold the model;
+  /// every rank gets all of them.
   named_tensors state_dict() const;
 
-  /// The same for gradients, without the scale of the loss; parameters without
-  /// a gradient are left out. With `shard_gradients`, collective over all
+  /// The same for gradients, without the loss scale; parameters without a
+  /// gradient are omitted. With `shard_gradients`, collective over all
   /// ranks.
   named_tensors gradients() const;
 
-  /// Copies values in, each rank those that it owns. Not collective.
-  /// @throws error (config) naming all that is missing, unknown, of another
-  /// shape or no plain tensor, before anything is changed
+  /// Loads values; each rank copies those it owns. Not collective.
+  /// @throws error (config) listing all names that are missing, unknown, of
+  /// another shape or not a plain tensor, before changing anything
   void load_state_dict(const named_tensors& xs);
 
   model_state& state() const noexcept {
@@ -157,7 +157,7 @@ private:
 
 namespace detail {
 
-/// What a call may change before the same is passed to another.
+/// A copy of an argument that one call may change before another gets it.
 inline at::Tensor fresh(const at::Tensor& x) {
   return x.defined() ? x.clone() : x;
 }
@@ -174,7 +174,7 @@ T& fresh(T& x) {
 } // namespace detail
 
 /// The user's model, of which each rank will own a part. M is a module holder
-/// (`TORCH_MODULE`). Every rank makes the same model with the same random
+/// (`TORCH_MODULE`). Every rank constructs the same model from the same random
 /// numbers.
 template <class M>
 class distributed_model : public distributed_model_base {
@@ -210,60 +210,60 @@ private:
   M model_;
 };
 
-/// Places `x`, with all that is below it, on a pp_rank (manual placement);
-/// before the partition.
-/// @throws error (unsupported) after it
+/// Places `x` and all modules below it on a pp_rank (manual placement); before
+/// the partition.
+/// @throws error (unsupported) after the partition
 void set_partition(torch::nn::Module& x, uint32_t pp_rank);
 
-/// Lets tensor-parallel ranks share `x` and what is below it, or not
-/// (docs/tensor_parallel.md); before the partition, on rank 0 at least.
-/// @param how of the nearest module above or at a shared one that has it
-/// @throws error (config) if it is none, or has no effect; (unsupported) after
-/// the partition
+/// Sets whether tensor-parallel ranks share `x` and the modules below it
+/// (docs/tensor_parallel.md); before the partition, at least on rank 0.
+/// @param how for a shared module: its own, or that of the nearest ancestor
+/// @throws error (config) if it is invalid or has no effect; (unsupported)
+/// after the partition
 void set_tensor_parallelism(torch::nn::Module& x, bool enabled = true,
                             const tensor_parallel_config& how = {});
 
 namespace nn {
 
-/// How parameters are made in a `parameter_creation_scope`, with the names of
-/// the paper.
+/// How a `parameter_creation_scope` creates parameters, with the paper's
+/// names.
 struct parameter_creation_options {
-  /// The module uses each slice for the samples of all tensor-parallel ranks,
-  /// so its gradient is that of as many batches. Else it is that of one: of a
-  /// module that computes as Megatron's do where all ranks have the same
-  /// samples (`smp.prescaled_batch`).
+  /// True: the module uses each slice for the samples of all tensor-parallel
+  /// ranks, so the gradient covers that many batches. False: it covers one
+  /// batch, as in a module that computes like Megatron's, where all ranks have
+  /// the same samples (`smp.prescaled_batch`).
   bool scaled_batch = true;
-  /// A floating-point type, instead of the one with which they were made.
+  /// A floating-point type that replaces the one they were created with.
   std::optional<at::ScalarType> dtype = {};
-  /// Draws their values from a normal distribution around 0, instead of those
-  /// with which they were made.
+  /// Draws their values from a normal distribution around 0 instead of keeping
+  /// the values they were created with.
   bool use_normal = false;
-  /// Its standard deviation.
+  /// Standard deviation of that distribution.
   double initializer_range = 0.02;
 };
 
 /// Each tensor-parallel rank keeps its slice of the parameters that a module
-/// registers while this lives: in the module's constructor, where they are made
-/// as a whole. A rank that owns the module cuts them at the partition, so the
-/// values with which the model begins do not depend on the number of ranks, and
-/// state dicts know the whole. The module itself has to compute with its peers
-/// (tp/functions.hpp), and the same on one rank.
+/// registers while this is alive: in the module's constructor, which creates
+/// them whole. A rank that owns the module cuts them at the partition, so the
+/// initial values of the model do not depend on the number of ranks, and state
+/// dicts hold whole parameters. The module itself must compute with its peers
+/// (tp/functions.hpp), and give the same results on one rank.
 class parameter_creation_scope {
 public:
-  /// @param dim the axis along which they are cut
-  /// @throws error (config) naming an option that makes no sense
+  /// @param dim the axis along which parameters are cut
+  /// @throws error (config) naming an invalid option
   explicit parameter_creation_scope(torch::nn::Module& x, int64_t dim = 0,
                                     const parameter_creation_options& how = {});
 
-  /// Makes them what the options say. Those that are no floating-point numbers
-  /// keep types and values.
+  /// Applies the options to the parameters. Those that are not floating-point
+  /// keep their types and values.
   ~parameter_creation_scope();
 
   parameter_creation_scope(const parameter_creation_scope&) = delete;
   parameter_creation_scope& operator=(const parameter_creation_scope&) = delete;
 
 protected:
-  /// @param axes parameters with fewer stay whole
+  /// @param axes parameters with fewer axes stay whole
   parameter_creation_scope(torch::nn::Module& x, int64_t dim, int64_t axes,
                            const parameter_creation_options& how);
 
@@ -275,8 +275,8 @@ private:
   size_t before_; // parameters
 };
 
-/// Cuts weights [out, in, ...] along what is applied to the input. A bias [out]
-/// stays whole: it belongs to what the ranks have summed up.
+/// Cuts weights [out, in, ...] along the input axis. A bias [out] stays whole:
+/// it is added to the sum over the ranks.
 class initialize_with_input_partition : public parameter_creation_scope {
 public:
   explicit initialize_with_input_partition(
@@ -286,8 +286,8 @@ public:
   }
 };
 
-/// Cuts weights [out, in, ...] and biases [out] along the channels of the
-/// output.
+/// Cuts weights [out, in, ...] and biases [out] along the output
+/// channels.
 class initialize_with_output_partition : public parameter_creation_scope {
 public:
   explicit initialize_with_output_partition(
@@ -299,9 +299,9 @@ public:
 
 } // namespace nn
 
-/// Tells that `x` changes state that smp cannot see, such as a counter that is
-/// a member of its class: microbatches then pass it in their order. Buffers
-/// need no such word. Before the partition, on every rank.
+/// Declares that `x` changes state that smp cannot see, such as a counter that
+/// is a member of its class: microbatches then pass it in order. Buffers need
+/// no declaration. Before the partition, on every rank.
 /// @param why for the partition print: "counts its calls"
 /// @throws error (unsupported) after the partition
 void set_stateful(torch::nn::Module& x, std::string why);

@@ -4,14 +4,14 @@
 
 namespace smp {
 
-/// How a dynamic loss scale finds the largest value that gradients bear.
+/// How a dynamic loss scale finds the largest scale that gradients allow.
 struct dynamic_loss_args {
   double init_scale = 65536;
-  /// By which it falls after a step whose gradients are not finite, and rises.
+  /// Factor by which the scale falls after nonfinite gradients, and rises.
   double scale_factor = 2;
-  /// Steps with finite gradients, one after the other, after which it rises.
+  /// Number of consecutive steps with finite gradients after which it rises.
   uint64_t scale_window = 1000;
-  /// Where gradients that are not finite are an error.
+  /// At this scale nonfinite gradients are an error.
   double min_scale = 1;
 };
 

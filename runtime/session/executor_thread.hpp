@@ -12,14 +12,14 @@
 
 namespace smp {
 
-/// Runs what an executor thread is given.
+/// Runs the requests that an executor thread receives.
 class request_runner {
 public:
   virtual ~request_runner() = default;
 
-  /// Runs the step body, or what another rank wants.
+  /// Runs the step body, or a request of another rank.
   /// @returns the body of the response
-  /// @throws whatever the user's code throws
+  /// @throws any exception of the user's code
   virtual payload run(execution& ex, request& x) = 0;
 };
 
@@ -63,7 +63,7 @@ private:
   response response_;
   std::chrono::steady_clock::time_point since_;
   std::atomic<bool> stopping_ = false;
-  /// Counts: the stop may come on top of a wake-up not consumed yet.
+  /// A counting wake-up: a stop may arrive before the last one is consumed.
   pollable_wake_up wake_;
   std::thread thread_;
 };

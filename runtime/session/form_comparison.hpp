@@ -11,18 +11,18 @@ namespace smp {
 class packer;
 
 /// @param group ranks
-/// @param told int64[ranks, 64]: what each says of its arguments
+/// @param told int64[ranks, 64]: each rank's description of its arguments
 /// @throws error (user_code) naming ranks, tensor and both forms; (protocol)
-/// naming the rank that says what no arguments are
+/// naming a rank whose row describes no valid arguments
 void compare_forms(const std::vector<uint64_t>& group, const at::Tensor& told);
 
-/// Ranks that share modules have batches of the same sizes; what else the first
-/// collective said would be hard to understand. So peers tell each other the
-/// forms of what the step's body is given, once, before they call anything.
+/// Ranks that share modules need batches of the same sizes; otherwise the first
+/// collective would fail with an obscure error. So peers exchange the forms of
+/// the step body's arguments, once, before they call anything.
 class form_comparison {
 public:
-  /// At the begin of the body of each microbatch. The first one asks, and those
-  /// that begin while it waits do so, too.
+  /// Call at the start of each microbatch's body. The first one starts the
+  /// exchange; bodies that start while it waits wait too.
   /// @throws error as `compare_forms`
   void run(const packer& arguments);
 

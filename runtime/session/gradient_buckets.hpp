@@ -19,14 +19,14 @@ namespace smp {
 class model_map;
 class rank_context;
 
-/// The gradients that replicas average, in buckets: those of a bucket are views
-/// of one tensor, which is reduced in place. In a step a gradient is final when
-/// every microbatch that reaches its parameter has added to it (R29). Nobody
-/// knows how many that are, but earlier steps tell how many to expect: a bucket
-/// whose parameters all have that many begins while other gradients are still
-/// computed. What comes later is reduced apart, and added. Ranks begin buckets
-/// when they like; at the end of a step all hear which ones any of them began,
-/// and join (R55).
+/// The gradients that replicas average, in buckets: the gradients of a bucket
+/// are views of one tensor, which is reduced in place. A gradient is final once
+/// every microbatch that reaches its parameter has added to it (R29). That
+/// count is unknown in advance, but earlier steps tell how many to expect: a
+/// bucket whose parameters all have that many begins while other gradients are
+/// still being computed. Late additions are reduced separately and added. Each
+/// rank begins buckets when it likes; at the end of a step all ranks learn
+/// which buckets any rank began, and join them (R55).
 class gradient_buckets {
 public:
   /// @pre the model is partitioned
@@ -43,37 +43,37 @@ public:
   struct plan {
     /// Buckets may begin before the step ends.
     bool early = false;
-    /// Steps of one kind are expected to reach parameters equally often.
+    /// Steps of one kind are expected to reach a parameter equally often.
     uint64_t kind = 0;
     uint64_t microbatches = 1; // 0: others have samples, this replica has none
     comm_hook hook = comm_hook::allreduce;
   };
 
-  /// Remembers what the gradients are.
+  /// Records the current gradients.
   void begin_step(const plan& x);
 
-  /// @returns what others have to know before any of them goes on
+  /// @returns the report that other ranks need before any of them continues
   gradient_report end_step();
 
-  /// Averages what changed: of sparse gradients those of the rows that anybody
-  /// has, of parameters that some replicas did not use as if their gradient
-  /// were zero. Collective over the data-parallel group.
-  /// @param all what all ranks told, merged
-  /// @param first what the first one told
-  /// @param agreed whether all have the same buckets
+  /// Averages the changed gradients: sparse ones over the rows that any rank
+  /// has; for a parameter that some replicas did not use, theirs count as zero.
+  /// Collective over the data-parallel group.
+  /// @param all the reports of all ranks, merged
+  /// @param first the report of the first rank
+  /// @param agreed whether all ranks have the same buckets
   void average(const gradient_report& all, const gradient_report& first,
                bool agreed);
 
-  /// Of a step that is taken back: ends what began, and leaves no gradient that
-  /// counts. Collective over the data-parallel group.
+  /// For a step that is rolled back: finishes the buckets that began, and
+  /// discards their gradients. Collective over the data-parallel group.
   void drop(const gradient_report& all);
 
-  /// After a step that counts for nothing, or not yet: ends what began, leaves
-  /// gradients as they are, and remembers that they are not averaged.
-  /// Collective over the data-parallel group.
+  /// After a step that failed, or whose average is due later: finishes the
+  /// buckets that began, keeps the gradients, and remembers that they are not
+  /// averaged. Collective over the data-parallel group.
   void postpone(const gradient_report& all);
 
-  /// Lets each replica keep the gradients of the rows that it updates only.
+  /// Lets each replica keep only the gradients of the rows that it updates.
   /// Collective over the data-parallel group.
   void share(const std::vector<optimizer_shards::owners>& xs);
 
@@ -81,7 +81,7 @@ public:
     return shards_;
   }
 
-  /// Training steps since gradients were averaged.
+  /// Number of training steps since gradients were averaged.
   uint64_t& passes() noexcept {
     return passes_;
   }
@@ -91,21 +91,21 @@ public:
   struct counts {
     uint64_t buckets = 0;
     uint64_t begun_early = 0;
-    uint64_t late_gradients = 0; // in all steps, of this rank
-    /// Of dense gradients, at most.
+    uint64_t late_gradients = 0; // in all steps, on this rank
+    /// Peak memory of dense gradients.
     uint64_t peak_bytes = 0;
-    /// Sums that are on their way to the owners of rows.
+    /// Sums in flight to the owners of rows.
     uint64_t under_way = 0;
   };
 
-  /// @returns what was counted since the last call
+  /// @returns the counts since the last call
   counts take_counts();
 
 private:
   class hook;
   class share_of_slice;
 
-  /// By what one notices that a gradient was changed or replaced.
+  /// Detects that a gradient was changed or replaced.
   struct mark {
     const void* gradient = nullptr;
     uint64_t version = 0;
@@ -118,24 +118,24 @@ private:
   struct entry {
     uint32_t position = 0; // in the model's tensors
     at::Tensor parameter;
-    /// The ranks that hold the same: all replicas, or those with this slice.
+    /// The ranks with the same values: all replicas, or those with this slice.
     comm_group over = comm_group::dp;
     uint64_t bytes = 0; // the same on all ranks
     uint32_t bucket = nowhere;
-    at::Tensor view; // of the bucket's memory, if that exists
+    at::Tensor view; // into the bucket's memory, if allocated
     mark before;
-    /// Its gradient is not averaged since an earlier step.
+    /// Its gradient has not been averaged since an earlier step.
     bool pending = false;
-    /// What its gradient was when the bucket began, and whether that differs
-    /// from what all replicas had.
+    /// Its gradient when the bucket began, and whether that differs from the
+    /// one that all replicas had.
     at::Tensor given;
     bool changed = false;
-    /// Sparse somewhere: it travels alone.
+    /// Sparse on some rank: it is reduced separately.
     bool apart = false;
     uint64_t reached = 0;  // in this step
     uint64_t in_round = 0; // since its bucket last began
     uint64_t expected = 0;
-    uint64_t final_as = 0; // how many others were reached before
+    uint64_t final_as = 0; // position among last additions
   };
 
   struct bucket {
@@ -144,7 +144,7 @@ private:
     uint64_t bytes = 0;
     at::Tensor memory;
     at::Tensor compressed;
-    /// Its gradients are kept in parts: then it begins as often as it is full.
+    /// Its gradients are sharded: then it begins each time it is full.
     bool shared = false;
     uint32_t begun = 0;
     uint64_t missing = 0; // entries that are not final
@@ -178,7 +178,7 @@ private:
   void finish_begun(const gradient_report& all);
 
   void average_apart(const std::vector<entry*>& xs);
-  /// @returns the mean, which comes into `x` itself
+  /// @returns the mean, which is written to `x` itself
   static tensor_future start_mean(const at::Tensor& x, const comm_group& over,
                                   const std::string& name);
   static tensor_future start_alone(const at::Tensor& x, const entry& of);
@@ -190,17 +190,17 @@ private:
   bool in_step_ = false;
   /// All ranks have the same buckets.
   bool agreed_ = false;
-  /// In the order in which the first one's gradients were final.
+  /// Buckets follow the order in which the first rank's gradients were final.
   bool ordered_ = false;
   uint64_t reached_in_step_ = 0;
   std::vector<bucket*> full_; // those that may begin early
-  /// How often a step of each kind reached each entry, at most.
+  /// The most often that a step of each kind reached each entry.
   std::map<uint64_t, std::vector<uint64_t>> expected_;
   gradient_shards shards_;
   std::vector<entry*> order_;
   counts counts_;
   uint64_t passes_ = 0;
-  /// What hooks on parameters, which may outlive this, look at.
+  /// Pointer through which hooks, which may outlive this, reach it.
   std::shared_ptr<gradient_buckets*> self_;
 };
 

@@ -7,27 +7,27 @@
 
 namespace smp {
 
-/// What a rank tells about the gradients of a step: positions of parameters in
-/// the model's tensors, ascending.
+/// A rank's report on the gradients of a step: positions of parameters in the
+/// model's tensors, ascending.
 struct gradient_report {
-  /// Those whose gradient differs from what all replicas had last.
+  /// Parameters whose gradient differs from the last that all replicas had.
   std::vector<uint32_t> changed;
-  /// Of them, those whose gradient is sparse.
+  /// The subset of `changed` whose gradient is sparse.
   std::vector<uint32_t> sparse;
-  /// Those that got a gradient after their bucket had begun.
+  /// Parameters that got a gradient after their bucket had begun.
   std::vector<uint32_t> late;
   /// Whether the step added to any gradient.
   bool trained = false;
-  /// By bucket, how often it has begun, and how often it has to.
+  /// By bucket, how often it has begun, and how often it must begin.
   std::vector<uint32_t> begun;
   std::vector<uint32_t> rounds;
-  /// Names the buckets as this rank made them; 0: all ranks made them as the
-  /// first one told.
+  /// Identifies this rank's bucket layout; 0: all ranks use the layout that the
+  /// first rank determined.
   uint64_t layout = 0;
-  /// Until then: in which order this rank's gradients were final.
+  /// Until then: the order in which this rank's gradients became final.
   std::vector<uint32_t> order;
 
-  /// Adds what another rank tells.
+  /// Merges the report of another rank.
   void merge(const gradient_report& x);
 };
 

@@ -18,10 +18,10 @@ namespace smp {
 
 class rank_context;
 
-/// The part of the gradients that a replica keeps (ZeRO stage 2, Rajbhandari et
-/// al. 2020; `smp.shard_gradients`): that of the rows which it updates. What a
-/// bucket holds goes to the owners, as often as it is full, and its memory is
-/// free as soon as it is there.
+/// The shard of the gradients that a replica keeps (ZeRO stage 2, Rajbhandari
+/// et al. 2020; `smp.shard_gradients`): the rows that it updates. A bucket is
+/// sent to the owners of its rows each time it is full, and its memory is free
+/// as soon as they have it.
 class gradient_shards {
 public:
   /// @param rank outlives this
@@ -29,10 +29,10 @@ public:
     // nop
   }
 
-  /// Tells who updates what; more than once if there are more optimizers.
+  /// Registers who updates which rows; called once per optimizer.
   void add(const std::vector<optimizer_shards::owners>& xs);
 
-  /// Tells whether the gradient of a parameter is kept in parts.
+  /// Tells whether the gradient of a parameter is sharded.
   bool has(const at::Tensor& parameter) const {
     return by_parameter_.contains(parameter.unsafeGetTensorImpl());
   }
@@ -43,40 +43,40 @@ public:
 
   // -- one step ---------------------------------------------------------------
 
-  /// Sends gradients to the owners of their rows. In any order of names; those
-  /// of one name meet in their order.
-  /// @param memory gradients of `parameters`, one after the other
+  /// Sends gradients to the owners of their rows. Names may come in any order;
+  /// calls of one name match in order.
+  /// @param memory gradients of `parameters`, back to back
   void begin(const std::vector<at::Tensor>& parameters, at::Tensor memory,
              comm_hook hook, const comm_group& over, const std::string& name);
 
-  /// Takes what came.
-  /// @param all waits for what is on its way
+  /// Collects the sums that have arrived.
+  /// @param all waits for those in flight
   void collect(bool all);
 
-  /// Keeps the rows of this rank, and drops the rest.
+  /// Keeps this rank's rows of a gradient, and drops the rest.
   /// @param gradient the mean of all replicas, or undefined
   void take(const at::Tensor& parameter, const at::Tensor& gradient);
 
-  /// What came becomes part of the gradients, or counts for nothing.
+  /// Adds the collected sums to the gradients, or (`drop`) discards them.
   /// @param changed parameters for which any replica has a gradient
   void end_step(const std::set<const void*>& changed);
   void drop();
 
   // -- what there is ----------------------------------------------------------
 
-  /// That of the rows of this rank, which no other rank has; undefined if there
-  /// is none.
+  /// The gradient of this rank's rows, which no other rank has; undefined if
+  /// there is none.
   at::Tensor of_rows(const at::Tensor& parameter) const;
 
   /// The gradient of all rows. Collective over the replicas that share it.
   /// @returns undefined if there is none
   at::Tensor whole(const at::Tensor& parameter) const;
 
-  /// Sums that are on their way, and bytes that wait for them.
+  /// Number of sums in flight, and the bytes that wait for them.
   uint64_t under_way() const;
   uint64_t bytes_under_way() const;
 
-  /// Bytes of gradients that are here: in rows, and on their way.
+  /// Bytes of gradients held here: own rows, and those in flight.
   uint64_t bytes() const;
 
 private:
@@ -84,13 +84,13 @@ private:
     optimizer_shards::owners owners;
     int64_t begin = 0; // of this rank
     int64_t end = 0;
-    at::Tensor sum; // of the step, of these rows
+    at::Tensor sum; // over the step, for these rows
   };
 
-  /// Rows of one owner that lie next to each other.
+  /// Adjacent rows of one owner.
   struct piece {
     at::Tensor input;
-    std::vector<std::pair<share*, int64_t>> mine; // and how many elements
+    std::vector<std::pair<share*, int64_t>> mine; // and number of elements
     tensor_future done;
   };
 

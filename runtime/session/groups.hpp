@@ -1,8 +1,8 @@
 #pragma once
 
-// Where the calling rank stands, and values between ranks: what is agreed on,
-// logged or gathered outside of the model. Tensors of a model travel by
-// themselves.
+// The calling rank's place in its groups, and values exchanged between ranks
+// for decisions, logs or gathers outside of the model. The tensors of a model
+// travel without these.
 
 #include "partition/rank_layout.hpp"
 #include "transport/bytes.hpp"
@@ -33,15 +33,15 @@ uint64_t dp_size();
 uint64_t mp_rank();
 uint64_t mp_size();
 
-/// Which part of each batch the calling rank has, and of how many: that of its
-/// dp_rank, or with `prescaled_batch` that of its rdp_rank.
+/// The part of each batch that the calling rank has, and the number of parts:
+/// by dp_rank, or with `prescaled_batch` by rdp_rank.
 uint64_t data_rank();
 uint64_t data_size();
 
-/// The ranks of a group of the calling rank, ascending.
+/// The ranks in the calling rank's group of this kind, ascending.
 std::vector<uint64_t> get_group(const comm_group& kind);
 
-/// Waits for all ranks of the world, of the pipeline group, ...
+/// Waits for all ranks of the world, the pipeline group, ...
 void barrier(const comm_group& kind = comm_group::world);
 void pp_barrier();
 void tp_barrier();
@@ -51,15 +51,15 @@ void mp_barrier();
 
 // -- values -------------------------------------------------------------------
 // Numbers, strings, vectors, pairs, optionals, variants of them, and structs
-// that have an `inspect`. A wait ends with an error when the other rank dies or
-// when nothing can go on any more, naming what was waited for; one for a rank
-// that computes is reported after `stall_timeout` (R7). All throw error
-// (config) for a rank that is not there, and (protocol) where the other rank
+// with an `inspect`. A wait fails if the other rank dies or if nothing can make
+// progress any more, and the error names what was waited for; a wait for a rank
+// that is computing is reported after `stall_timeout` (R7). All throw error
+// (config) for a rank that does not exist, and (protocol) if the other rank
 // sent a value of another type.
 
 namespace detail {
 
-/// As what a `T` is sent: a string literal as a string.
+/// The type as which a `T` is sent: a string literal as a string.
 template <class T>
 using sent_as = std::conditional_t<
   std::is_convertible_v<const T&, std::string_view>, std::string, T>;
@@ -81,24 +81,24 @@ std::vector<payload> gather_values(const comm_group& kind,
 
 } // namespace detail
 
-/// Sends a value to a rank, which has to call `recv_from`. Does not wait. What
-/// one rank sends another comes in the order in which it was sent.
-/// @param to position in the caller's group that `type` stands for
+/// Sends a value to a rank, which must call `recv_from`. Does not wait. Values
+/// from one rank to another arrive in the order in which they were sent.
+/// @param to position in the caller's group of kind `type`
 template <class T>
 void send(const T& x, uint64_t to, const rank_type& type = rank_type::world) {
   using value = detail::sent_as<T>;
   detail::send_value(to, type, typeid(value), to_payload(value(x)));
 }
 
-/// Waits for the next value from a rank: of its `send`, or of its `broadcast`.
-/// @param from position in the caller's group that `type` stands for
+/// Waits for the next value from a rank: from its `send` or its `broadcast`.
+/// @param from position in the caller's group of kind `type`
 template <class T>
 T recv_from(uint64_t from, const rank_type& type = rank_type::world) {
   return from_payload<T>(detail::receive_value(from, type, typeid(T)),
                          "value of recv_from");
 }
 
-/// @returns on every rank of the group the value of its rank `root`. Others may
+/// @returns the value of rank `root`, on every rank of the group. Others may
 /// call `recv_from` instead.
 template <class T>
 auto broadcast(const T& x, const comm_group& kind = comm_group::world,
@@ -111,7 +111,7 @@ auto broadcast(const T& x, const comm_group& kind = comm_group::world,
   return result;
 }
 
-/// @returns the values of all ranks of the group, by position in it.
+/// @returns the values of all ranks of the group, by position.
 /// Collective.
 template <class T>
 std::vector<detail::sent_as<T>>
@@ -124,8 +124,8 @@ allgather(const T& x, const comm_group& kind = comm_group::world) {
   return result;
 }
 
-/// @returns whether `x` is true on any rank of the group, the same on all of
-/// them. Collective.
+/// @returns whether `x` is true on any rank of the group, the same on all
+/// ranks. Collective.
 bool any_rank(bool x, const comm_group& kind = comm_group::world);
 
 } // namespace smp

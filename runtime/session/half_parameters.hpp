@@ -10,13 +10,13 @@ namespace smp {
 
 struct session_config;
 
-/// @returns the type of parameters that the configuration wants (R56); nothing
-/// if they stay what they are
+/// @returns the parameter type that the configuration requests (R56); nullopt
+/// if parameters keep their types
 std::optional<c10::ScalarType> parameter_type(const session_config& x);
 
-/// Makes all floating-point parameters and buffers of a model ones of `type`,
-/// as `torch::nn::Module::to` does: they stay the same objects. What has no
-/// bytes yet is cast when it gets them.
+/// Converts all floating-point parameters and buffers of a model to `type`, as
+/// `torch::nn::Module::to` does: they stay the same objects. Deferred ones,
+/// without bytes yet, are cast when they are allocated.
 void cast_parameters(const walked_model& model, c10::ScalarType type);
 
 } // namespace smp

@@ -1,6 +1,6 @@
 #pragma once
 
-// Looking at a run from outside (docs/inspect.md).
+// Lets tools inspect a run from outside (docs/inspect.md).
 
 #include <memory>
 #include <string>
@@ -10,9 +10,9 @@ namespace smp {
 class published_entry;
 class session;
 
-/// While this lives, smp-inspect and smp-top can look at the run through
-/// `run_dir`, which exists. To be made on rank 0; on other ranks, and where one
-/// can look through `session::run_dir` already, it does nothing.
+/// While alive, smp-inspect and smp-top can inspect the run through `run_dir`,
+/// which must exist. Create it on rank 0; on other ranks, and if the run can
+/// already be inspected through `session::run_dir`, it does nothing.
 class inspectable_run {
 public:
   /// @throws error (config) naming the file if it cannot be written

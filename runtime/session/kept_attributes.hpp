@@ -11,22 +11,22 @@ namespace smp {
 class model_map;
 class script_code;
 
-/// The attributes of TorchScript modules of this rank that code sets or
-/// changes, as they were before a step: where it is taken back, they are again
-/// what they were. A list that two attributes share stays one list, and a
-/// tensor the same tensor.
+/// Saves the attributes of this rank's TorchScript modules that code sets or
+/// changes, as they were before a step, and restores them if the step is rolled
+/// back. A list that two attributes share stays one list, and a tensor stays
+/// the same tensor.
 class kept_attributes {
 public:
-  /// @param code of the model
+  /// @param code the code of the model
   void keep(const model_map& map, const script_code& code);
 
-  /// Tells whether all of them could be kept: there is no object of a custom
-  /// C++ class among them, nor anything else that nobody can copy.
+  /// Tells whether all of them could be saved: none is an object of a custom
+  /// C++ class or of another type that cannot be copied.
   bool complete() const noexcept {
     return complete_;
   }
 
-  /// Makes the attributes what they were at the last `keep`, and forgets them.
+  /// Restores the attributes as of the last `keep`, and drops the saved ones.
   void put_back(model_map& map);
 
   void drop() noexcept;
@@ -42,7 +42,7 @@ private:
     c10::IValue value;
   };
 
-  /// A list or a dictionary, of which keys and values follow each other.
+  /// A list, or a dictionary with its keys and values alternating.
   struct container {
     c10::IValue value;
     std::vector<c10::IValue> items;

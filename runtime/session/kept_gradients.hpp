@@ -8,15 +8,15 @@ namespace smp {
 
 class model_map;
 
-/// Gradients of the parameters that this rank owns, as they were before a step:
-/// where the step is taken back, it has to add to the same ones once more.
-/// Costs a copy of those that exist; after `zero_grad` there are none.
+/// Saves the gradients of this rank's parameters as they were before a step: a
+/// step that is rolled back and rerun must add to the same gradients again.
+/// Costs a copy of those that exist; after `zero_grad` none do.
 class kept_gradients {
 public:
   void keep(const model_map& map);
 
-  /// Makes the gradients what they were at the last `keep`, in the same
-  /// tensors, and forgets them.
+  /// Restores the gradients as of the last `keep`, in the same tensors, and
+  /// drops the saved ones.
   void put_back();
 
   void drop() noexcept {

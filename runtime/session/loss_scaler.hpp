@@ -13,11 +13,11 @@
 
 namespace smp {
 
-/// A scale that stays, or that follows the gradients: then all ranks must
-/// update theirs alike.
+/// A fixed scale, or one that follows the gradients: then all ranks must update
+/// theirs alike.
 class loss_scaler {
 public:
-  /// @throws error (config) naming what is out of range
+  /// @throws error (config) naming the value out of range
   explicit loss_scaler(double fixed);
   explicit loss_scaler(const dynamic_loss_args& x);
 
@@ -34,11 +34,11 @@ public:
     return good_steps_;
   }
 
-  /// Hears of a step's gradients.
-  /// @throws error (numbers) if they are not finite with the smallest scale
+  /// Reports whether a step's gradients are finite.
+  /// @throws error (numbers) if they are not finite at the smallest scale
   void update(bool finite);
 
-  /// Goes on from there; does nothing to a fixed one.
+  /// Restores a saved state; does nothing to a fixed scale.
   void restore(double value, uint64_t good_steps);
 
 private:
@@ -47,24 +47,24 @@ private:
   uint64_t good_steps_ = 0;
 };
 
-/// The scale of a model's loss (R56): of one optimizer, as that knows the
-/// gradients.
+/// The scale of a model's loss (R56): set by one optimizer, since optimizers
+/// see the gradients.
 class model_loss_scale {
 public:
-  /// From now on, as long as somebody holds `x`, the scale is that of `x`.
-  /// @throws error (unsupported) if it is that of another one
+  /// From now on, for the lifetime of `x`, the scale is that of `x`.
+  /// @throws error (unsupported) if another scaler is in use
   void follow(const std::shared_ptr<loss_scaler>& x);
 
-  /// Null: nothing scales.
+  /// Null: the loss is not scaled.
   std::shared_ptr<loss_scaler> scaler() const {
     return scaler_.lock();
   }
 
-  /// 1 where nothing scales.
+  /// 1 if the loss is not scaled.
   double value() const;
 
   /// @param gradient any shape; may be undefined
-  /// @returns it without the scale, in float32 at least where there is one
+  /// @returns it without the scale; if there is a scale, in float32 or wider
   at::Tensor divide(const at::Tensor& gradient) const;
 
 private:

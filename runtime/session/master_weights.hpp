@@ -11,38 +11,38 @@ class Optimizer;
 
 namespace smp {
 
-/// Float32 weights that an optimizer updates instead of parameters in half
-/// precision (R56; Micikevicius et al. 2018): an update that is smaller than a
+/// Float32 weights that an optimizer updates in place of half-precision
+/// parameters (R56; Micikevicius et al. 2018), so that an update smaller than a
 /// parameter's last digit is not lost.
 class master_weights {
 public:
-  /// Replaces the parameters in half precision in the groups of `x`; of what
-  /// the optimizer remembers already, its sums become float32 as well.
+  /// Replaces the half-precision parameters in the groups of `x`; state that
+  /// the optimizer already has is converted to float32 as well.
   void replace(torch::optim::Optimizer& x);
 
-  /// Gives them the value of a parameter that somebody changed since the last
-  /// note of values.
+  /// Copies the value of each parameter that was changed since the last
+  /// `note_values` into its master weight.
   void follow_parameters();
 
-  /// The same, and the gradients of their parameters.
+  /// The same, and hands the parameters' gradients to the weights.
   void begin_update();
 
-  /// Takes the gradients away and, after an update, casts the weights back.
+  /// Drops the weights' gradients and, after an update, casts the weights back.
   void end_update(bool updated);
 
-  /// All that changes parameters in an update is done.
+  /// Marks the end of all parameter changes of an update.
   void note_values();
 
   /// Drops the gradients of the parameters.
   void zero_grad();
 
-  /// @returns the weights of a parameter, or `x` itself
+  /// @returns the master weight of a parameter, or `x` itself
   at::Tensor master_of(const at::Tensor& x) const;
 
-  /// @returns the parameter of some weights, or `x` itself
+  /// @returns the parameter of a master weight, or `x` itself
   at::Tensor parameter_of(const at::Tensor& x) const;
 
-  /// Sets the weights of a parameter that has their value, rounded.
+  /// Sets the master weight of a parameter that has its value, rounded.
   void load(const at::Tensor& master, const at::Tensor& value);
 
   bool empty() const noexcept {
@@ -53,7 +53,7 @@ private:
   struct entry {
     at::Tensor parameter;
     at::Tensor master;
-    /// Of the parameter, when both had the same value.
+    /// The parameter's version when both had the same value.
     uint64_t version = 0;
   };
 
