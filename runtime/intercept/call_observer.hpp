@@ -1,7 +1,7 @@
 #pragma once
 
-// To compare two runs, or to learn in which order a model's modules run, one
-// must hear of every call where it happens: on any rank, or in a process
+// Comparing two runs, or learning the order in which a model's modules run,
+// requires observing every call where it happens: on any rank, or in a process
 // without a session. Exactly the calls that smp can intercept are observed.
 
 #include <ATen/core/Tensor.h>
@@ -10,18 +10,18 @@
 
 namespace smp {
 
-/// Hears of the calls on the threads where it is current. Calls of one thread
-/// nest; `object` is the identity of a module, for torch::nn the address of
-/// the complete object.
+/// Observes the calls on the threads where it is current. Calls of one thread
+/// nest; `object` is the identity of a module, for torch::nn the address of the
+/// complete object.
 class call_observer {
 public:
   virtual ~call_observer();
 
-  /// @param arguments the tensors in them, each once
+  /// @param arguments the tensors in the arguments, each once
   virtual void begin(const void* object, std::span<const at::Tensor> arguments)
     = 0;
 
-  /// @param results the tensors in them, each once
+  /// @param results the tensors in the results, each once
   virtual void end(const void* object, std::span<const at::Tensor> results) = 0;
 
   /// The call threw.
@@ -32,8 +32,8 @@ public:
   virtual void loss(std::span<const at::Tensor> inputs, const at::Tensor& loss)
     = 0;
 
-  /// What ran of this step counts for nothing: the step begins anew. No call
-  /// runs.
+  /// Discards the calls of this step so far: the step begins anew. No call is
+  /// running.
   virtual void take_back() = 0;
 
   /// @returns the observer of the calling thread, usually null.

@@ -1,7 +1,7 @@
 #pragma once
 
-// Whatever has to happen around the calls of modules happens in one place, in
-// one order, for torch::nn, Sequential and TorchScript alike.
+// Everything that happens around module calls is in one place, in one order,
+// for torch::nn, Sequential and TorchScript alike.
 
 #include "transport/ids.hpp"
 
@@ -23,23 +23,23 @@ class unpacker;
 
 /// A call of a module that runs on this rank.
 struct intercepted_call {
-  /// Its id; nothing for a module that is not of the session's model.
+  /// Its id; nullopt for a module outside of the session's model.
   std::optional<module_id> module = {};
-  /// Microbatches pass the module in their order (R19).
+  /// Microbatches pass the module in order (R19).
   bool ordered = false;
-  /// Who asked for it took care of its turn, and of who looks at the rank:
-  /// the MODULE SERVER where another rank did.
+  /// The requester handles the call's turn and its report to inspection: the
+  /// MODULE SERVER, for a request of another rank.
   bool served = false;
-  /// What stands for it in the paths of random numbers (R23); 0: nothing.
+  /// Its number in the paths of random numbers (R23); 0: none.
   uint64_t stream = 0;
-  /// It returns a tensor or a tuple of tensors: else calls of it always wait.
+  /// Returns a tensor or a tuple of tensors; otherwise its calls always wait.
   bool tensors_only = true;
-  /// One of several modules of what is served, so that those who look at the
-  /// rank know of it only here.
+  /// One of several modules of a served request, which inspection therefore
+  /// sees only here.
   bool part = false;
 };
 
-/// Hears of every call of one thread. `leave` follows each `enter` that
+/// Intercepts every call of one thread. `leave` follows each `enter` that
 /// returned; calls of a thread nest.
 class call_interceptor {
 public:
@@ -50,13 +50,13 @@ public:
     // nop
   }
 
-  /// True if it wants the tensors, which have to be searched for.
+  /// True if it needs the tensors, which must be searched for.
   virtual bool looks() const noexcept {
     return false;
   }
 
-  /// The module starts now. @param object identity of the module, for torch::nn
-  /// the address of the complete object
+  /// The module starts. @param object identity of the module, for torch::nn the
+  /// address of the complete object
   /// @param xs tensors in the arguments, each once
   virtual void arguments(const intercepted_call&, const void* /* object */,
                          std::span<const at::Tensor> /* xs */) {
@@ -73,48 +73,48 @@ public:
     // nop
   }
 
-  /// Runs a call whose arguments are packed, as those of other ranks are, and
-  /// those of a module that this one wants: by `local_modules::run_inside`,
-  /// now, and again later if it likes.
-  /// @returns nothing if it leaves the call to those further inside
+  /// Runs a call with packed arguments, as calls from other ranks have, and
+  /// calls of modules that this interceptor asks for: by
+  /// `local_modules::run_inside`, now, and again later if needed.
+  /// @returns nullopt to leave the call to the inner interceptors
   virtual std::optional<invocation> around(const packed_call& x, unpacker& in,
                                            packer& out);
 
-  /// One further outside keeps `xs` until a backward wants them; nobody else
-  /// has these tensors, but perhaps their bytes.
-  /// @returns what puts the bytes back; null: they stay where they are
+  /// An outer interceptor keeps `xs` until backward needs them; nothing else
+  /// holds these tensors, though their bytes may be shared.
+  /// @returns an object that restores the bytes; null: they stay in place
   virtual std::unique_ptr<offloaded_tensors>
   keep(const std::vector<at::Tensor>& xs);
 };
 
-/// Who hears of a call, from the outside to the inside.
+/// The interceptors of a call, from the outermost to the innermost.
 enum class interceptor : uint8_t {
   order,     // waits for the turn of the microbatch
   numbers,   // swaps random streams
-  recompute, // runs once more in backward what is checkpointed
-  offload,   // moves what is kept for that to a file
-  state,     // shows what is computed again the state of its first time
+  recompute, // reruns checkpointed calls in backward
+  offload,   // moves tensors kept for that to a file
+  state,     // gives a recomputation the state of the first pass
   trace,     // measures before the partition
-  observe,   // tells whoever compares runs
-  activity,  // what the rank executes, for stall reports
+  observe,   // informs call observers
+  activity,  // records what the rank executes, for stall reports
 };
 
 inline constexpr size_t num_interceptors = 8;
 
-/// Makes `x` hear of the calls of the calling thread; null: nobody does.
+/// Makes `x` intercept the calls of the calling thread; null: none.
 void set_interceptor(interceptor place, call_interceptor* x) noexcept;
 
 /// @param place in the order of `interceptor`
-/// @returns who hears of the calls of the calling thread there, or null
+/// @returns the calling thread's interceptor at that place, or null
 call_interceptor* interceptor_at(size_t place) noexcept;
 
-/// Asks the interceptors of the calling thread, from the outside to the inside.
-/// @returns what the first one does that takes `xs`, see
+/// Asks the interceptors of the calling thread, from the outermost inwards.
+/// @returns the result of the first one that takes `xs`, see
 /// `call_interceptor::keep`; or null
 std::unique_ptr<offloaded_tensors>
 keep_for_backward(const std::vector<at::Tensor>& xs);
 
-/// A call that lasts as long as this.
+/// RAII guard for the duration of a call.
 class call_scope {
 public:
   explicit call_scope(const intercepted_call& x);
@@ -122,7 +122,7 @@ public:
   call_scope(const call_scope&) = delete;
   call_scope& operator=(const call_scope&) = delete;
 
-  /// Tells whether anybody wants to hear of tensors.
+  /// Tells whether any interceptor needs the tensors.
   bool looks() const noexcept {
     return looks_;
   }

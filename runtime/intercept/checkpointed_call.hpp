@@ -4,15 +4,15 @@
 
 namespace smp {
 
-/// Activations take most of the memory of training, and backward wants all that
-/// autograd keeps of them. Of a call of a region (`model_map::recomputed`) it
-/// keeps nothing but the arguments (R52): the code runs without grad now, and
-/// once more, with grad, when a gradient of one of its results comes. (Paper,
-/// appendix on activation checkpointing.)
+/// Activations take most of the memory of training, because autograd saves them
+/// for backward. For a call of a region (`model_map::recomputed`) this keeps
+/// only the arguments (R52): the code runs without grad now, and once more,
+/// with grad, when a gradient of one of its results arrives. (Paper, appendix
+/// on activation checkpointing.)
 class recompute_interceptor final : public call_interceptor {
 public:
-  /// @throws error (unsupported) naming the module if it cannot be computed
-  /// again; whatever the user's module throws
+  /// @throws error (unsupported) naming the module if it cannot be recomputed;
+  /// any exception of the user's module
   std::optional<invocation> around(const packed_call& x, unpacker& in,
                                    packer& out) override;
 };

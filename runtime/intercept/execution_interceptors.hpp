@@ -2,7 +2,7 @@
 
 namespace smp {
 
-/// Installs what every thread that executes requests needs: order, random
+/// Installs the interceptors of a thread that executes requests: order, random
 /// numbers, recomputation, offload, state and activity.
 void intercept_execution() noexcept;
 

@@ -4,9 +4,9 @@
 
 namespace smp {
 
-/// Fills `walked_module::hooks`, where the calls of torch::nn modules ask for
-/// their place, and puts the wrappers into what is a Sequential. Done once; a
-/// second time it finds what is there.
+/// Fills `walked_module::hooks`, where calls of torch::nn modules look up where
+/// they run, and wraps the children of Sequentials. Idempotent: a second call
+/// finds what exists.
 void install_hooks(walked_model& model);
 
 } // namespace smp

@@ -12,8 +12,8 @@ class local_modules;
 class model_map;
 struct model_context;
 
-/// A call of a module of this rank with packed arguments: who has it can run it
-/// in another way than as it comes, or once more.
+/// A call of this rank's module with packed arguments: its holder can run it in
+/// another way than directly, or once more.
 struct packed_call {
   local_modules& modules;
   module_id module;
@@ -21,12 +21,12 @@ struct packed_call {
   const std::vector<value>& args;
   /// See `model_map::recomputed`; 0: none, or no backward can come.
   uint32_t region = 0;
-  /// Interceptors from this place on have not heard of it.
+  /// Interceptors from this place inwards have not seen the call yet.
   size_t next = 0;
 };
 
-/// Runs calls on the modules of this rank: hooked ones, ranges of a Sequential
-/// and those of TorchScript.
+/// Runs calls of this rank's modules: hooked ones, ranges of a Sequential and
+/// those of TorchScript.
 class local_modules final : public module_runner {
 public:
   /// @param model outlives this
@@ -46,13 +46,13 @@ public:
 
   const model_map& map() const noexcept;
 
-  /// Runs `x` as those interceptors want that have not heard of it, and at last
-  /// as it is: autograd keeps what it wants to.
-  /// @param in tensors that `x.args` name
+  /// Runs `x` through the interceptors that have not seen it, and finally as it
+  /// is: autograd then saves what it needs.
+  /// @param in the tensors that `x.args` refer to
   invocation run_inside(packed_call x, unpacker& in, packer& out);
 
-  /// Tells whether calls of a region write into their arguments, as far as is
-  /// known: true before the first one.
+  /// Tells whether calls of a region write into their arguments, as far as
+  /// known: true before the first call.
   bool may_write(uint32_t region) const {
     return !known_.contains(region) || writing_.contains(region);
   }
@@ -70,7 +70,7 @@ private:
                       const std::vector<value>& args, packer& out);
 
   model_context& model_;
-  /// Regions of which a call ran, and those that wrote into their arguments.
+  /// Regions that had a call, and those that wrote into their arguments.
   std::set<uint32_t> known_, writing_;
 };
 

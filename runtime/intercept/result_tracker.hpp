@@ -15,14 +15,14 @@
 
 namespace smp {
 
-/// The tensors that a call got, which it does not keep.
+/// The argument tensors of a call; holds no references to them.
 class passed_tensors {
 public:
   passed_tensors() = default;
 
   explicit passed_tensors(std::span<const at::Tensor> xs);
 
-  /// Tells whether any was changed in place since.
+  /// Tells whether any was changed in place since then.
   bool written() const;
 
   /// Tells whether any is among `xs`.
@@ -37,14 +37,14 @@ private:
   std::vector<entry> entries_;
 };
 
-/// A call that does not wait is of use only if its caller passes the results on
-/// to other modules; one that computes with them has to wait for them. This
-/// sees in a trace which it is, by the operations that the code of each module
-/// runs itself. Of one thread.
+/// A call that does not wait helps only if its caller passes the results on to
+/// other modules; a caller that computes with them must wait for them. During a
+/// trace this finds out which it is, from the operations that each module's own
+/// code runs. For one thread.
 class result_tracker {
 public:
-  /// @param found gets what callers do, by module
-  /// @param where the module whose code runs; nothing while it does not count
+  /// @param found receives how callers use results, by module
+  /// @param where the module whose code runs; nullopt while not counting
   result_tracker(std::vector<module_trace>& found,
                  std::function<std::optional<module_id>()> where);
 
@@ -61,11 +61,11 @@ private:
   using weak_tensor = c10::weak_intrusive_ptr<c10::TensorImpl,
                                               c10::UndefinedTensorImpl>;
 
-  /// A tensor that came from calls.
+  /// A tensor that calls returned.
   struct entry {
-    /// Keeps the address from being used again.
+    /// Keeps the address from being reused.
     weak_tensor tensor;
-    /// That returned it, from the inside to the outside.
+    /// The modules that returned it, innermost first.
     std::vector<module_id> modules;
     module_id caller;
     uint64_t call = 0;
@@ -80,15 +80,15 @@ private:
 
   entry* find(const at::IValue& x, module_id caller);
 
-  /// The last call among those whose results an operation takes, and another
-  /// one; null if there is none.
+  /// The most recent call whose result an operation takes, and another one;
+  /// null if there is none.
   std::pair<entry*, entry*> operands(const at::RecordFunction& f,
                                      module_id caller);
 
   std::vector<module_trace>& found_;
   std::function<std::optional<module_id>()> where_;
   std::unordered_map<const void*, entry> known_;
-  /// By module whose code runs: its last call.
+  /// By calling module: the last call it made.
   std::unordered_map<uint64_t, uint64_t> last_call_;
   uint64_t calls_ = 0;
   at::CallbackHandle handle_ = 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-// A Sequential is intercepted without any change to it: its children are
-// type-erased already, so each gets a wrapper around its erased `forward`.
+// A Sequential is intercepted without changing its class: its children are
+// already type-erased, so each gets a wrapper around its erased `forward`.
 // Consecutive children on one rank become one request (R8).
 
 #include "runtime/remote/invoker.hpp"
@@ -27,25 +27,25 @@ struct model_context;
 /// @returns the hooks of the children, by position
 std::vector<hook_state*> intercept_children(torch::nn::SequentialImpl& x);
 
-/// Lets a `call_observer` hear of the children's calls in a model without a
-/// session, which must stay free of what can make a call remote (R36).
+/// Lets a `call_observer` see the children's calls in a model without a
+/// session, which must not contain anything that makes a call remote (R36).
 void observe_children(torch::nn::SequentialImpl& x);
 
-/// Tells the wrappers of `x` that it has this id in `model`; after the
+/// Gives the wrappers of `x` its id in `model`; after the
 /// partition.
 void name_sequential(torch::nn::SequentialImpl& x, module_id id,
                      const std::shared_ptr<model_context>& model);
 
-/// Runs children [first, last) at their owner.
-/// @param served another rank asked for it
-/// @throws error (protocol) if `object` is no Sequential with these children
+/// Runs children [first, last) on this rank, their owner.
+/// @param served another rank requested it
+/// @throws error (protocol) if `object` is not a Sequential with these children
 invocation run_range(torch::nn::Module& object, uint32_t first, uint32_t last,
                      bool served, unpacker& in, const std::vector<value>& args,
                      packer& out);
 
 /// A range that was handed over must be consumed by `Sequential::forward`.
-/// @throws error (unsupported) if the loop over the children was the user's
-/// own and stopped early
+/// @throws error (unsupported) if the user's own loop over the children stopped
+/// early
 void check_range_consumed(execution& ex);
 
 } // namespace smp

@@ -21,8 +21,8 @@ std::vector<at::Tensor> run_shared(call_scope& call,
                                    const void* object,
                                    std::span<const at::Tensor> xs);
 
-/// The same of a layer in a row: see `distributed_module::forward_in_row`.
-/// While somebody looks, each stands alone.
+/// The same for a layer in a row: see `distributed_module::forward_in_row`.
+/// While an interceptor looks at tensors, each layer runs separately.
 std::vector<at::Tensor>
 run_shared(call_scope& call, const distributed_module& how, const void* object,
            std::span<const at::Tensor> xs, const row_place& place);

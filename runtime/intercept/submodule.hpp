@@ -29,7 +29,7 @@
 #include <utility>
 #include <vector>
 
-// Torch's modules take ten seconds to compile; who has one includes them.
+// Torch's modules take ten seconds to compile; users include what they need.
 namespace torch::nn {
 class Module;
 template <class Contained>
@@ -52,8 +52,8 @@ auto get_argument(unpacker& u, size_t position, const value& x) {
   return get_value<T>(u, x);
 }
 
-/// What a callee may change and its caller sees. (Tensors have their own way
-/// back; scalars cannot be shared with a caller.)
+/// Arguments that a callee may change visibly to its caller. (Tensors are sent
+/// back separately; scalars cannot be shared with a caller.)
 template <class T>
 inline constexpr bool is_changeable = std::conjunction_v<
   std::is_lvalue_reference<T>,
@@ -62,7 +62,7 @@ inline constexpr bool is_changeable = std::conjunction_v<
 
 namespace detail {
 
-/// Adds the tensors in `x` that are not there yet; nothing if smp knows no way
+/// Adds the tensors in `x` that are not in `p` yet; a no-op if smp cannot look
 /// into a T.
 template <class T>
 void collect_tensors(packer& p, const T& x) {
@@ -70,7 +70,7 @@ void collect_tensors(packer& p, const T& x) {
     try {
       put_value(p, x);
     } catch (const error&) {
-      // What smp cannot send does not concern those who only look.
+      // Observers ignore values that smp cannot send.
     }
   }
 }
@@ -84,7 +84,7 @@ std::vector<at::Tensor> tensors_in(const Ts&... xs) {
 }
 
 /// Runs `f`, the body of `call`, and shows its tensors to the interceptors.
-/// @returns what `f` does
+/// @returns the result of `f`
 template <class R, class Impl, class F, class... Ts>
 R run_intercepted(call_scope& call, const Impl& object, F&& f,
                   const Ts&... xs) {
@@ -100,8 +100,8 @@ R run_intercepted(call_scope& call, const Impl& object, F&& f,
   }
 }
 
-/// Runs this rank's part of a call that ranks share by a distributed module
-/// with other arguments or results.
+/// Runs this rank's part of a shared call, through a distributed module with
+/// other arguments or results.
 template <class Impl, class R, class... Ts>
 R call_translated(const hook_state& hook, Ts&&... xs) {
   using form = forward_form<Impl>;
@@ -139,7 +139,7 @@ R call_shared(call_scope& noted, const Impl& self, const hook_state& hook,
 } // namespace detail
 
 /// A call of `Impl::forward` with arguments of these types, as its owner runs
-/// it. Instantiated at the call, hence present in the binary of every rank.
+/// it. Instantiated at the call site, hence in the binary of every rank.
 template <class Impl, class... Ts>
 struct invoker {
   using result_type = std::remove_cvref_t<
@@ -205,7 +205,7 @@ namespace detail {
 template <class Impl, size_t I, class T>
 using argument_t = typename forward_form<Impl>::template argument<I, T>;
 
-/// Values are unpacked as what `forward` wants, not as what the caller gave:
+/// Values are unpacked as the types that `forward` takes, not as the caller's:
 /// an int given for an int64_t arrives as an int64_t.
 template <class P, class T>
 using wire_argument_t = std::conditional_t<
@@ -248,8 +248,8 @@ R call_hooked(Impl& self, hook_state& hook, std::index_sequence<Is...>,
     return get_value<R>(result.tensors, result.result);
 }
 
-/// Runs `Impl::forward` here and shows its tensors to interceptors. While the
-/// model is traced, what fails on the CPU is tried on a GPU.
+/// Runs `Impl::forward` here and shows its tensors to interceptors. During a
+/// trace, a call that fails on the CPU is retried on a GPU.
 template <class Impl, class R, size_t... Is, class... Ts>
 R call_intercepted(call_scope& noted, Impl& self, std::index_sequence<Is...>,
                    Ts&&... xs) {
@@ -284,16 +284,16 @@ R call_intercepted(call_scope& noted, Impl& self, std::index_sequence<Is...>,
 
 } // namespace detail
 
-/// An `Impl` whose `forward` asks first where it has to run. Hides
-/// `Impl::forward`; everything else is the Impl's.
+/// An `Impl` whose `forward` first looks up where it has to run. Hides
+/// `Impl::forward`; everything else is inherited from Impl.
 template <class Impl>
 class hooked : public Impl, public hook_base {
 public:
   using Impl::Impl;
 
   /// Runs `Impl::forward` here or at its owner.
-  /// @returns a value also where that returns a reference: what comes from
-  /// another rank is nobody's to refer to
+  /// @returns a value even where that returns a reference: a result from
+  /// another rank has no object here to refer to
   /// @throws error with rank and module if it fails there
   template <class... Ts>
   auto forward(Ts&&... xs) -> std::remove_cvref_t<

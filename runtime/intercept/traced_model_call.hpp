@@ -8,8 +8,8 @@ namespace smp {
 
 class tracer;
 
-/// A call of the whole model in the body of a step, which is made several times
-/// while the model is traced:
+/// A call of the whole model in a step body. While the model is traced, it is
+/// made several times:
 ///
 ///   traced_model_call call;
 ///   while (call.again())
@@ -23,7 +23,7 @@ public:
   traced_model_call(const traced_model_call&) = delete;
   traced_model_call& operator=(const traced_model_call&) = delete;
 
-  /// @returns whether the model is to be called once more, for the trace only.
+  /// @returns whether to call the model once more, for the trace only.
   bool again() {
     return tracer_ != nullptr && next();
   }
@@ -34,11 +34,11 @@ private:
   bool next();
   void end_pass();
 
-  tracer* tracer_; // null: no trace, or inside of a traced call
+  tracer* tracer_; // null: no trace, or inside a traced call
   size_t passes_ = 0;
-  size_t stable_ = 0; // passes in a row that found hardly anything faster
+  size_t stable_ = 0; // consecutive passes without notable speed-up
   clock::time_point begin_;
-  std::vector<double> before_; // seconds of what was traced before, by module
+  std::vector<double> before_; // seconds of earlier traces, by module
   std::vector<double> best_;   // seconds of the fastest pass, by module
 };
 

@@ -1,8 +1,8 @@
 #pragma once
 
 // Tracing (paper, appendix "Tracing"): before the partition, pp_rank 0 runs the
-// forward phase of the first microbatch on its own, to see in which order
-// modules run, how long they take and what memory they need.
+// forward phase of the first microbatch alone, to measure the order in which
+// modules run, their time and their memory.
 
 #include "partition/trace.hpp"
 #include "runtime/base/random_stream.hpp"
@@ -35,13 +35,13 @@ struct trace_options {
   bool memory = true;
 };
 
-/// Runs `body`, the forward phase of a microbatch, and measures what modules
-/// do in it. Parameters, buffers and random numbers are afterwards as they
-/// were before; other state of modules is not. What `body` throws ends the
-/// trace and stands in the result.
+/// Runs `body`, the forward phase of a microbatch, and measures what its
+/// modules do. Parameters, buffers and random numbers are restored afterwards;
+/// other state of modules is not. An exception of `body` ends the trace and is
+/// stored in the result.
 /// @param stream random numbers of the microbatch
-/// @throws error (config) if it is to run on a GPU and there is none, and what
-///         `body` throws of this kind: it concerns all that may follow
+/// @throws error (config) if it is to run on a GPU and there is none, and
+/// config errors of `body`: they affect everything that follows
 trace_result trace_forward(const walked_model& model,
                            const trace_options& options, random_stream stream,
                            const std::function<void()>& body);
@@ -59,8 +59,8 @@ public:
   /// @returns the tracer of the calling thread, or null.
   static tracer* current() noexcept;
 
-  /// Is thrown to leave the body of a step; no std::exception, so that user
-  /// code lets it pass.
+  /// Thrown to leave the body of a step; not a std::exception, so that user
+  /// code does not catch it.
   struct finished {};
 
   /// The forward phase is over.
@@ -103,7 +103,7 @@ private:
                                     random_stream,
                                     const std::function<void()>&);
 
-  /// What the pass that runs is for.
+  /// The purpose of the current pass.
   enum class pass : uint8_t {
     all,   // the only one
     count, // memory, transfers and order; warms up caches and thread pools
@@ -118,9 +118,9 @@ private:
     clock::time_point begin;
     clock::time_point start;
     std::optional<clock::time_point> stop;
-    clock::duration inside{}; // of what it called
-    int64_t live = 0;         // bytes at its begin
-    int64_t kept = 0;         // bytes that its calls left behind
+    clock::duration inside{}; // in its callees
+    int64_t live = 0;         // bytes at its start
+    int64_t kept = 0;         // bytes kept by its callees
     int64_t peak = 0;         // bytes of its own
     passed_tensors arguments;
   };
@@ -138,7 +138,7 @@ private:
   void on_memory();
   void note_returned(const intercepted_call& x, std::span<const at::Tensor> xs);
   void track_results(bool on);
-  /// Undoes what a pass did to the model.
+  /// Undoes the changes of a pass to the model.
   void restore();
   bool counts() const noexcept;
   bool times() const noexcept;
@@ -148,7 +148,7 @@ private:
   pass pass_ = pass::all;
   std::vector<frame> stack_;
   trace_result result_;
-  std::vector<double> seconds_; // of the pass that runs, by module
+  std::vector<double> seconds_; // of the current pass, by module
   uint64_t order_ = 0;
   bool unwinding_ = false;
   std::unique_ptr<memory_meter> memory_;

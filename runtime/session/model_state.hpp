@@ -23,16 +23,16 @@ namespace smp {
 class gradient_buckets;
 class script_program;
 
-/// The distributed model of a session, with all that is known because of it:
-/// where its modules are, what its calls return, which schedules fit. All of it
-/// dies with the model; nothing is left for the next one.
+/// The distributed model of a session with everything that depends on it: where
+/// its modules are, what its calls return, which schedules fit. All of it dies
+/// with the model; nothing carries over to the next one.
 class model_state {
 public:
   /// All of them outlive this.
   model_state(const rank_context& rank, const module_marks& marks,
               const schedule_policies& policies, model_root root);
 
-  /// Calls of the modules run here again; placeholders stay placeholders.
+  /// Restores local calls of the modules; placeholders stay placeholders.
   ~model_state();
 
   model_state(const model_state&) = delete;
@@ -54,7 +54,7 @@ public:
   void trace(random_stream stream, const std::function<void()>& body);
 
   /// Partitions, and checks that the schedule fits. Collective over the world;
-  /// does nothing once it succeeded.
+  /// a no-op once it has succeeded.
   /// @throws error (config), the same on all ranks
   void partition();
 
@@ -63,16 +63,16 @@ public:
     gate_.check(program(), microbatches);
   }
 
-  /// Calls `f` after the partition, or at once.
+  /// Calls `f` after the partition, or at once if it has happened.
   void on_partition(std::function<void()> f);
 
-  /// Calls of its modules may be remote.
+  /// True once calls of its modules may be remote.
   bool partitioned() const noexcept {
     return map_.partitioned();
   }
 
-  /// See `partitioning::decide`; also checks what the configuration says about
-  /// modules.
+  /// See `partitioning::decide`; also checks the configuration's statements
+  /// about modules.
   partition_decision decide(uint32_t devices, uint64_t default_device,
                             const sharing_request& sharing);
 
@@ -87,18 +87,18 @@ public:
     partitioning_.on_decision(std::move(f));
   }
 
-  /// What was decided; null before the partition, and on all ranks but
+  /// The decision; null before the partition, and on all ranks except
   /// rank 0.
   const partition_decision* decision() const noexcept {
     return partitioning_.decision();
   }
 
-  /// Partition and schedule for people, with colours; see partition/print.hpp.
+  /// Partition and schedule as coloured text; see partition/print.hpp.
   const std::string& text() const noexcept {
     return text_;
   }
 
-  /// The same with all modules, on rank 0; on the others as it is.
+  /// The same with all modules on rank 0; on other ranks the same text.
   std::string full_text() const;
 
   const pipeline_program& program() const noexcept {
@@ -123,18 +123,18 @@ public:
     return promises_;
   }
 
-  /// What TorchScript code is made of; null for a torch::nn model, and before
-  /// the partition.
+  /// The rewritten TorchScript code; null for a torch::nn model, and before the
+  /// partition.
   const script_program* script() const noexcept {
     return script_.get();
   }
 
-  /// How calls see this.
+  /// The view of this model that calls use.
   model_context& context() noexcept {
     return context_;
   }
 
-  /// The gradients that replicas average; null: there is one replica, or the
+  /// The gradients that replicas average; null if there is one replica, or the
   /// model is not partitioned yet.
   gradient_buckets* buckets() const noexcept {
     return buckets_.get();
@@ -149,13 +149,13 @@ public:
 
   bool is_training() const;
 
-  /// All that other replicas updated is here.
+  /// Waits until all updates of other replicas have arrived.
   void await_updates() const;
 
   /// @returns which tensors require grad, as a number.
   uint64_t trainability() const;
 
-  /// What backward multiplies losses by: gradients are multiples of it.
+  /// The factor by which backward multiplies losses, and so all gradients.
   model_loss_scale& loss_scale() noexcept {
     return loss_scale_;
   }
@@ -164,46 +164,46 @@ public:
     return loss_scale_;
   }
 
-  /// @param tensor of this rank
-  /// @returns its gradient without the scale, in float32 at least where there
-  /// is one
+  /// @param tensor owned by this rank
+  /// @returns its gradient without the loss scale; if there is one, in float32
+  /// or wider
   at::Tensor gradient(uint32_t tensor) const;
 
   // -- steps ------------------------------------------------------------------
 
-  /// Copies what a step changes, so that it can be taken back if it can be at
-  /// all.
+  /// Copies the state that a step changes, so that the step can be rolled back
+  /// if that is possible at all.
   void keep();
 
-  /// @param again what went wrong was taken back: no call goes on without its
-  /// answer this time
+  /// @param again rerun after a rollback: no call continues without its
+  /// reply this time
   void begin_step(bool again);
 
-  /// Forgets the copies of remote parameters; learns from the first steps
-  /// which modules need no order. Collective.
+  /// Drops the copies of remote parameters; learns from the first steps which
+  /// modules need no order. Collective.
   void end_step(bool complete);
 
-  /// Tells whether a step may be taken back: there is no state of C++ modules
-  /// that smp does not see.
+  /// Tells whether a step may be rolled back: no C++ module has state that smp
+  /// does not see.
   bool can_take_back() const;
 
-  /// Tells whether copies were kept of all that this rank changed in the last
-  /// step.
+  /// Tells whether copies exist of everything that this rank changed in the
+  /// last step.
   bool keeps_changes() const;
 
-  /// Orders microbatches again in the modules of these buffers, which changed
-  /// later than in the first training step. On all ranks alike.
+  /// Restores microbatch order in the modules of these buffers, which changed
+  /// later than in the first training step. Call alike on all ranks.
   void order_again(const std::set<uint32_t>& buffers);
 
   /// From now on microbatches run one after the other: they call these modules
-  /// after their first backward, where nothing else keeps their order. On all
-  /// ranks alike.
+  /// after their first backward, where nothing else keeps their order. Call
+  /// alike on all ranks.
   void run_serially(const std::set<module_id>& modules);
 
-  /// Makes buffers, gradients and attributes what they were at the last `keep`.
+  /// Restores buffers, gradients and attributes as of the last `keep`.
   void take_back();
 
-  /// No step is under way any more.
+  /// Drops the copies: the step is over.
   void forget_kept() noexcept {
     gradients_.drop();
     attributes_.drop();

@@ -5,25 +5,25 @@
 
 namespace smp {
 
-/// What the partition print says of modules: those of which the same is said
-/// stand in one line.
+/// Remarks of the partition print about modules; modules with the same remark
+/// share one line.
 class module_remarks {
 public:
   struct remark {
     std::string text;
-    /// None if it is said of the model.
+    /// Empty for a remark about the whole model.
     std::vector<std::string> modules;
-    /// It is only for those who want to know all.
+    /// Shown only in the detailed print.
     bool detail = false;
   };
 
   void add(const std::string& text, std::string module, bool detail = false);
 
-  /// Says it of the model.
+  /// Adds a remark about the whole model.
   void add(const std::string& text);
 
-  /// @returns "TEXT: a, b, c and 9 more", in the order of the first of each
-  /// @param all with all names, and what is only for those who want to know
+  /// @returns "TEXT: a, b, c and 9 more", ordered by first occurrence
+  /// @param all list all names, and include detail remarks
   std::vector<std::string> lines(bool all = false) const;
 
   const std::vector<remark>& all() const noexcept {

@@ -19,34 +19,34 @@ namespace smp {
 class model_map;
 class rank_context;
 
-/// What `cut_rows` knows of a parameter: rows along its first axis.
+/// Input of `cut_rows` for one parameter: rows along its first axis.
 struct row_block {
   int64_t rows = 1;
   uint64_t row_bytes = 0;
 };
 
-/// By parameter, where the rows of each rank begin, and then the number of
+/// By parameter: where the rows of each rank begin, followed by the number of
 /// rows.
 using row_begins = std::vector<std::vector<int64_t>>;
 
-/// Deals out parameters among ranks, in order, so that each gets about as many
-/// bytes as the others: no more than half a row is given to the wrong one.
+/// Distributes parameters over ranks, in order, so that each gets about the
+/// same number of bytes: at most half a row is off at each boundary.
 row_begins cut_rows(const std::vector<row_block>& blocks, uint64_t ranks);
 
 /// Replicas share the work of an optimizer (ZeRO stage 1, Rajbhandari et al.
-/// 2020; `smp.shard_optimizer_state`): each updates some rows of the
-/// parameters, and has state for these only; then all hear of all. As
-/// optimizers look at one element at a time, the numbers stay what they were.
-/// Of what tensor-parallel ranks share, each has a slice, of which those that
-/// have the same one share the rows.
+/// 2020; `smp.shard_optimizer_state`): each updates some rows of the parameters
+/// and has state only for these; then all ranks exchange the results.
+/// Optimizers treat each element by itself, so the numbers do not change. For a
+/// parameter that tensor-parallel ranks share, the ranks that hold the same
+/// slice share its rows.
 class optimizer_shards {
 public:
-  /// What this rank updates of a parameter.
+  /// The part of a parameter that this rank updates.
   struct part {
     at::Tensor parameter;
-    /// A view of its rows, which the optimizer takes for a parameter.
+    /// A view of its rows, which the optimizer treats as a parameter.
     at::Tensor rows;
-    /// Where they are in the parameter, of which this rank may have a slice.
+    /// Where they are in the parameter, or in this rank's slice of it.
     tensor_slice where;
   };
 
@@ -55,46 +55,46 @@ public:
     // nop
   }
 
-  /// What comes later is nobody's any more.
+  /// Abandons transfers that arrive later.
   ~optimizer_shards();
 
   optimizer_shards(const optimizer_shards&) = delete;
   optimizer_shards& operator=(const optimizer_shards&) = delete;
 
-  /// Replaces the parameters in the groups of `x` by parts of them; does
-  /// nothing where there is one replica.
-  /// @pre the model is partitioned and `x` has what this rank owns
-  /// @throws error (config) for an optimizer that looks at all of a parameter
+  /// Replaces the parameters in the groups of `x` by parts of them; a no-op if
+  /// there is one replica.
+  /// @pre the model is partitioned and `x` has the parameters of this rank
+  /// @throws error (config) for an optimizer that needs whole parameters
   void cut(torch::optim::Optimizer& x, const model_map& map);
 
-  /// Shows the optimizer the gradients of its rows.
+  /// Gives the optimizer the gradients of its rows.
   void begin_update();
 
-  /// Tells the other replicas what was updated. What they did comes while this
-  /// rank goes on: who touches such a parameter waits for it (R61), unless
+  /// Sends the updated rows to the other replicas. Theirs arrive while this
+  /// rank continues: code that touches such a parameter waits (R61), unless
   /// `smp.overlapping_allreduce` is off. Collective over the replicas.
   void end_update();
 
-  /// All of the last update is here.
+  /// Waits until the last update has arrived completely.
   void await_updates();
 
-  /// The update that began does not take place.
+  /// Cancels the update that began.
   void drop_parts();
 
   /// Drops the gradients of all parameters that were cut.
   void zero_grad();
 
-  /// @param x a parameter, or its rows that this rank updates
-  /// @returns that part; null if there is none
+  /// @param x a parameter, or this rank's rows of it
+  /// @returns this rank's part; null if there is none
   const part* find(const at::Tensor& x) const;
 
-  /// Who updates which rows of a parameter.
+  /// Which rank updates which rows of a parameter.
   struct owners {
     at::Tensor parameter;
     comm_group over = comm_group::dp;
-    /// By rank of the group, where its rows begin, and then how many there are.
+    /// By rank of the group: where its rows begin; then the number of rows.
     std::vector<int64_t> begins;
-    /// A view of those of this rank; undefined: it has none.
+    /// A view of this rank's rows; undefined: it has none.
     at::Tensor rows;
   };
 
@@ -111,14 +111,14 @@ private:
   struct cut_parameter {
     at::Tensor parameter;
     std::string name;
-    /// The ranks that hold the same: all replicas, or those with this slice.
+    /// The ranks with the same values: all replicas, or those with this slice.
     comm_group over = comm_group::dp;
     std::vector<int64_t> begins; // see `cut_rows`
-    /// What others updated of it, on its way here.
+    /// Rows that other ranks updated, in flight to this rank.
     std::vector<transfer_ptr> missing = {};
   };
 
-  /// All that the optimizer has, in its order, which is that of all replicas.
+  /// All parameters of the optimizer, in its order, the same on all replicas.
   void list_parameters(torch::optim::Optimizer& x, const model_map& map);
   void cut_among(const comm_group& over);
   void exchange(const comm_group& over, at::ScalarType type);

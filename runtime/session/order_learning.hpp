@@ -5,9 +5,9 @@ namespace smp {
 class model_map;
 class rank_context;
 
-/// Which modules microbatches have to pass in their order is known when a
-/// training step is over (R19): those whose state it left alone are released,
-/// on all ranks alike.
+/// A training step shows which modules microbatches must pass in order (R19):
+/// modules whose state it did not change are released from the order, on all
+/// ranks alike.
 class order_learning {
 public:
   /// Both outlive this.
@@ -16,18 +16,18 @@ public:
     // nop
   }
 
-  /// Tells whether no step has told it yet, and microbatches may overtake each
+  /// Tells whether this is still unknown, and microbatches may overtake each
   /// other at all.
   bool pending() const;
 
   /// Remembers the state that the step may change.
   void begin_step();
 
-  /// Learns from a step that every rank brought to its end. Collective over the
-  /// ranks that compute the model together (`comm_group::mp`).
+  /// Learns from a step that completed on every rank. Collective over the ranks
+  /// that compute the model together (`comm_group::mp`).
   /// @returns whether modules were released
-  /// @throws error (unsupported), the same on all ranks, if state changed where
-  ///         nobody keeps its order; it is what it was before the step then
+  /// @throws error (unsupported), the same on all ranks, if state changed in a
+  /// module without microbatch order; the state is then rolled back
   bool end_step();
 
 private:

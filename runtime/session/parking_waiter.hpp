@@ -12,24 +12,24 @@
 
 namespace smp {
 
-/// What the user's thread waits with, beneath what notes it. A collective
-/// outside of steps takes messages that another thread would have to be woken
-/// for, only to wake this one: so the thread parks at the fabric and takes them
-/// itself. In a step it must not: an execution that parks is nearer to them.
+/// The innermost waiter of the user's thread. A collective outside of steps
+/// takes messages for which another thread would have to be woken, only to wake
+/// this one: so this thread parks at the fabric and takes them itself. In a
+/// step it must not: a parked execution is closer to them.
 class parking_waiter final : public waiter {
 public:
-  /// @returns that of the calling thread.
+  /// @returns the waiter of the calling thread.
   static parking_waiter& of_thread() {
     thread_local parking_waiter result;
     return result;
   }
 
-  /// @param x where the rank of this thread talks to others; null: nowhere
+  /// @param x the fabric of this thread's rank; null: none
   void attach(fabric* x) noexcept {
     fabric_ = x;
   }
 
-  /// While it lives, waits of the calling thread park at the fabric.
+  /// While alive, waits of the calling thread park at the fabric.
   class parking {
   public:
     parking() : previous_(std::exchange(of_thread().parks_, true)) {
@@ -54,7 +54,7 @@ public:
     auto done = std::make_shared<pollable_wake_up>();
     x->on_done([done] { done->notify(); });
     {
-      // What is delivered meanwhile is none of the user's.
+      // Handlers that run meanwhile must not see the user's thread state.
       at::ThreadLocalStateGuard plain{plain_state()};
       fabric_->park(*done);
     }
@@ -66,7 +66,7 @@ private:
   /// @pre no waiter is installed
   parking_waiter() = default;
 
-  /// @returns the state of LibTorch of a thread that runs nothing.
+  /// @returns the LibTorch thread-local state of a fresh thread.
   static const at::ThreadLocalState& plain_state() {
     static const auto result = [] {
       at::ThreadLocalState x;

@@ -31,103 +31,103 @@ struct model_root {
   c10::intrusive_ptr<c10::ivalue::Object> script;
 };
 
-/// The model as it is now, with the places where its calls are intercepted.
+/// The current model, with the places where its calls are intercepted.
 walked_model walk_hooked(const model_root& x);
 
-/// What a user said about modules, by object, before there was a model.
+/// The user's settings for modules, by object, made before there was a model.
 struct module_marks {
-  /// Manual placement of modules without a hook of their own: a pp_rank.
+  /// Manual placement of modules without their own hook: a pp_rank.
   std::map<const void*, uint32_t> pins;
   /// Why modules are stateful.
   std::map<const void*, std::string> stateful;
-  /// Whether tensor-parallel ranks are to share them.
+  /// Whether tensor-parallel ranks should share them.
   std::map<const void*, sharing_mark> sharing;
-  /// Parameters of which each tensor-parallel rank is to hold a slice.
+  /// Parameters of which each tensor-parallel rank should hold a slice.
   std::vector<cut_mark> cuts;
-  /// How backward computes them again.
+  /// How backward recomputes them.
   std::map<const void*, activation_checkpointing> checkpointing;
 };
 
-/// What was decided, and from what.
+/// The decision, and the input it was based on.
 struct partition_decision {
   model_info model;
   partition_plan plan;
-  /// Why the trace did not come to its end; empty if it did, or was none.
+  /// Why the trace did not finish; empty if it did, or if there was none.
   std::string trace_failure = {};
-  /// A trace showed what modules do.
+  /// A trace measured what modules do.
   bool traced = false;
-  /// What is known of times beyond those of modules.
+  /// Known times other than those of modules.
   program_times times = {};
-  /// What tensor-parallel ranks share.
+  /// The modules that tensor-parallel ranks share.
   sharing_decision sharing = {};
-  /// What backward computes again.
+  /// The modules that backward recomputes.
   checkpointing_decision checkpointing = {};
 
-  /// For people, with colours; see partition/print.hpp.
-  /// @param all with the names of all modules that are shared, or not
+  /// As coloured text; see partition/print.hpp.
+  /// @param all list the names of all modules that are shared, or not
   std::string text(bool all = false) const;
 };
 
-/// Finds a place for each module of a model, and puts them there.
+/// Decides where each module of a model lives, and places them there.
 class partitioning {
 public:
   /// All of them outlive this.
   partitioning(const rank_context& rank, const module_marks& marks,
                const model_root& root, model_map& map);
 
-  /// Tells whether measuring would change the decision: there is something to
-  /// decide, the configuration does not forbid it, and the values are here.
-  /// That differs between ranks: one has to decide for all.
+  /// Tells whether measuring would change the decision: there is a choice, the
+  /// configuration does not forbid it, and the values are allocated. This
+  /// differs between ranks: one of them must decide for all.
   bool wants_trace(uint64_t devices) const;
 
-  /// Tells whether a trace could show what modules do with results of other
-  /// devices, also where it would not change the decision.
+  /// Tells whether a trace could show how modules use results of other devices,
+  /// even where that would not change the decision.
   bool can_trace(uint64_t devices) const;
 
-  /// Runs `body`, the forward phase of a microbatch, to find out what modules
-  /// cost. On pp_rank 0, before `run`, which throws what goes wrong here.
-  /// @param prepare makes calls visible, once the model was walked again
+  /// Runs `body`, the forward phase of a microbatch, to measure the cost of
+  /// modules. On pp_rank 0, before `run`, which reports errors of this trace.
+  /// @param prepare makes calls visible, after the model was walked again
   /// @param stream random numbers of the microbatch
   void trace(const std::function<void()>& prepare, random_stream stream,
              const std::function<void()>& body);
 
   /// @param default_device see `smp.default_partition`
-  /// @param sharing what tensor-parallel ranks are to share
-  /// @returns where modules would go on so many devices. On pp_rank 0.
+  /// @param sharing what tensor-parallel ranks should share
+  /// @returns the placement of modules on that many devices. On pp_rank 0.
   /// @throws error (config)
   partition_decision decide(uint32_t devices, uint64_t default_device,
                             const sharing_request& sharing) const;
 
-  /// Calls `f` with what is decided, on rank 0, where the whole model still is.
+  /// Calls `f` with the decision, on rank 0, which still has the whole model.
   void on_decision(std::function<void(const partition_decision&)> f) {
     on_decision_ = std::move(f);
   }
 
-  /// Walks the model again: the user may have added modules since.
+  /// Walks the model again: the user may have added modules since then.
   void rewalk();
 
   /// Compares the model with those of the other ranks, lets pp_rank 0 decide
-  /// and tells hooks and map. Collective over the pipeline group.
+  /// and informs hooks and map. Collective over the pipeline group.
   /// @throws error (config) naming the rank whose model differs
   void place();
 
-  /// Frees what other ranks own (R14) and makes what this rank owns.
+  /// Frees the tensors that other ranks own (R14) and allocates this rank's.
   void release(remote_parameters& others);
 
-  /// Which modules microbatches pass in their order now (R19).
+  /// Determines the modules that microbatches now pass in order (R19).
   void set_order();
 
-  /// What was decided; null before, and on all ranks but pp_rank 0.
+  /// The decision; null before it, and on all ranks except pp_rank 0.
   const partition_decision* decision() const noexcept {
     return decision_ ? &*decision_ : nullptr;
   }
 
-  /// The decision for people, with colours; see partition/print.hpp.
+  /// The decision as coloured text; see partition/print.hpp.
   const std::string& text() const noexcept {
     return text_;
   }
 
-  /// What a microbatch does on which rank, as far as the partition tells.
+  /// What a microbatch runs on each rank, as far as the partition tells.
   const pipeline_program& program() const noexcept {
     return program_;
   }
@@ -141,7 +141,7 @@ private:
   const module_marks& marks_;
   const model_root& root_;
   model_map& map_;
-  /// What the trace found, or why there is none; of the model with this hash.
+  /// The trace result, or why there is none; for the model with this hash.
   std::optional<trace_result> trace_;
   failure trace_failure_;
   uint64_t traced_hash_ = 0;

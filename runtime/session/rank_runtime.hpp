@@ -1,7 +1,7 @@
 #pragma once
 
-// One rank, put together: its stores, its actors, its place in the run. A user
-// sees `session`; what runs on the rank sees `rank_context`.
+// One rank assembled: its stores, its actors, its place in the run. Users see
+// `session`; code that runs on the rank sees `rank_context`.
 
 #include "actors/board/counting_fabric.hpp"
 #include "actors/board/rank_board.hpp"
@@ -55,22 +55,22 @@ public:
 
   // -- life -------------------------------------------------------------------
 
-  /// Takes note of the machines on which the ranks of the run are.
+  /// Records which machine each rank of the run is on.
   /// @returns the addresses of their fabrics. @pre not started
   std::vector<std::string> take_places(const std::vector<member>& all);
 
   /// Connects to the other ranks and starts the actors.
   void start(const std::vector<std::string>& addresses);
 
-  /// All ranks are about to leave: the end of one is no loss from now on.
+  /// All ranks are about to leave: a rank that ends is no longer a loss.
   void begin_goodbye() noexcept {
     leaving_ = true;
   }
 
-  /// Stops the actors and the fabric. Nothing of this rank runs after it.
+  /// Stops the actors and the fabric. No code of this rank runs afterwards.
   void stop();
 
-  /// Tells that a rank is dead; from then on the session is broken.
+  /// Reports that a rank is dead; from then on the session is broken.
   void rank_down(const failure& x);
 
   /// @throws error if a rank of this run is dead
@@ -82,31 +82,31 @@ public:
 
   // -- stalls (stalls.cpp) ----------------------------------------------------
 
-  /// From now on the calling thread is that of the user, until `detach` on the
-  /// same thread.
+  /// Makes the calling thread the user's thread, until `detach_main_thread` is
+  /// called on the same thread.
   void attach_main_thread();
 
   void detach_main_thread();
 
-  /// How a STALL MONITOR sees this rank; may outlive it.
+  /// The view of this rank for a STALL MONITOR; may outlive the rank.
   watched_rank watch();
 
   using inspection_opener = std::function<std::optional<inspection_entry>()>;
 
-  /// How to let clients look at the run.
+  /// Sets the function that opens the run for inspection by clients.
   void on_inspection(inspection_opener f) {
     open_inspection_ = std::move(f);
   }
 
-  /// @returns where clients may look; nothing if another process tells it.
+  /// @returns where clients may connect; nullopt if another process tells them.
   std::optional<inspection_entry> open_inspection() const {
     return open_inspection_ ? open_inspection_() : std::nullopt;
   }
 
-  /// Hears each report of a stall, besides stderr. Any thread.
+  /// Calls `f` for each stall report, besides stderr. On any thread.
   void on_stall(stall_listener f);
 
-  /// Another rank of this process or terminal prints the reports.
+  /// Suppresses reports: another rank of this process or terminal prints them.
   void keep_stalls_quiet() noexcept {
     prints_stalls_ = false;
   }
@@ -117,7 +117,7 @@ public:
     return *fabric_;
   }
 
-  /// What the stages of communication did and hold; never waits.
+  /// Counters and held state of the communication stages; never waits.
   comm_report communication() const {
     return comm_->status();
   }
@@ -134,16 +134,16 @@ public:
     return policies_;
   }
 
-  /// What the user said about modules.
+  /// The user's settings for modules.
   module_marks& marks() noexcept {
     return marks_;
   }
 
-  /// The same for what the user says about `module` with `function`.
+  /// The same, for a setting that the user makes for `module` with `function`.
   /// @throws error (unsupported) if its model is partitioned: too late
   module_marks& marks_for(const void* module, const std::string& function);
 
-  /// Makes the one distributed model of the session.
+  /// Creates the only distributed model of the session.
   /// @throws error (unsupported) if the session has one already (R4)
   std::shared_ptr<model_state> make_model(model_root root);
 
@@ -160,8 +160,8 @@ public:
   /// See `step_runner::skip_step`.
   void skip_step();
 
-  /// Lets `x` hear of every call that this rank runs; null: nobody. Between
-  /// steps only.
+  /// Reports every call that this rank runs to `x`; null: none. Between steps
+  /// only.
   void observe(call_observer* x) noexcept {
     observer_ = x;
   }
@@ -169,10 +169,10 @@ public:
 private:
   server_options options_of_server();
   void report_stall(const std::string& text, bool ends);
-  /// @param limit for the actors of the rank to answer
+  /// @param limit how long the actors of the rank may take to reply
   rank_view view(std::chrono::milliseconds limit);
   rank_status status();
-  /// Ends all waits, now and later: the session is of no use afterwards.
+  /// Fails all waits, present and future: the session is unusable afterwards.
   void end_stalled(const failure& x);
 
   // -- rank_services ----------------------------------------------------------
@@ -197,7 +197,7 @@ private:
 
   session_config own_config_;
   rank_layout own_layout_;
-  std::vector<std::string> host_of_; // by rank; empty: all on one machine
+  std::vector<std::string> host_of_; // by rank; empty: one machine
   std::shared_ptr<rank_board> own_board_;
   std::shared_ptr<comm_fabric> comm_;
   std::shared_ptr<counting_fabric> fabric_; // around comm_
@@ -208,7 +208,7 @@ private:
   smp::tensor_peers own_tensor_peers_;
   object_store own_objects_;
   saved_calls own_calls_;
-  std::shared_ptr<offload_store> own_offload_; // null: nothing is
+  std::shared_ptr<offload_store> own_offload_; // null: no offload
   std::shared_ptr<microbatch_sequencer> own_sequencer_;
   std::shared_ptr<record_book> own_records_;
   schedule_policies policies_;
@@ -217,18 +217,18 @@ private:
   std::shared_ptr<model_state> state_;
   mutable std::mutex mutex_;
   failure down_;            // guarded by mutex_
-  failure told_;            // by the SUPERVISOR, first; guarded by mutex_
+  failure told_;            // first by SUPERVISOR; guarded by mutex_
   stall_listener on_stall_; // guarded by mutex_
   std::condition_variable told_loss_;
   bool prints_stalls_ = true;
   inspection_opener open_inspection_;
   std::optional<noting_waiter> noting_; // while a thread is attached
   std::optional<scoped_waiter> installed_;
-  /// Keeps `node_` while a message is handed over to it.
+  /// Keeps `node_` alive while a message is handed to it.
   std::shared_mutex node_mutex_;
   std::atomic<bool> leaving_ = false;
   std::atomic<bool> stopped_ = false;
-  /// Last: its actors may call everything above until they end.
+  /// Last member: its actors may call everything above until they end.
   std::unique_ptr<node> node_;
 };
 

@@ -12,11 +12,11 @@ class model_state;
 class rank_context;
 struct step_call;
 
-/// What ties the replicas of a model together (paper, section 3.2): each runs a
-/// step in a pipeline of its own, on data of its own, and at its end the ranks
-/// that hold the same modules, a data-parallel group, tell each other how it
-/// ended, and have the mean of the gradients that the step changed. A group of
-/// one does nothing.
+/// Couples the replicas of a model (paper, section 3.2): each runs a step
+/// in its own pipeline, on its own data. At the end of the step the ranks
+/// that hold the same modules, a data-parallel group, exchange how it
+/// ended and average the gradients that it changed. A no-op for a group of
+/// one.
 class replicas {
 public:
   /// @param rank outlives this
@@ -24,38 +24,38 @@ public:
     // nop
   }
 
-  /// How a step went in all replicas.
+  /// The outcome of a step in all replicas.
   struct verdict {
-    /// Why it failed, here or elsewhere; nothing if it succeeded.
+    /// Why it failed, on any replica; empty if it succeeded.
     failure why = {};
-    /// Code failed, and nothing else, in one or several of them. The same on
-    /// all ranks.
+    /// True if only user code failed, in one or more replicas. The same on all
+    /// ranks.
     bool of_code = false;
   };
 
-  /// Prepares for gradients; again where a step is taken back.
+  /// Prepares for gradients; called again when a step is rolled back.
   /// @throws error (config) if a replica has left
   void begin_step(model_state& model, const step_call& x) const;
 
-  /// Hears how the step went elsewhere; then one of the two below follows, on
-  /// all ranks the same. Collective over the data-parallel group.
+  /// Exchanges the outcome of the step; then all ranks alike call one of the
+  /// two below. Collective over the data-parallel group.
   /// @param model may be null
   /// @param mine how the step went on this rank
   verdict hear(model_state* model, const failure& mine);
 
-  /// Drops what was averaged already: all replicas take the step back.
+  /// Discards gradients averaged so far: all replicas roll the step back.
   /// Collective.
   void take_back(model_state& model);
 
-  /// Averages gradients if the step succeeded and it is time. Collective.
+  /// Averages gradients if the step succeeded and averaging is due. Collective.
   void end_step(model_state* model, const failure& why);
 
-  /// This rank takes part in no more steps: those who still run one hear of it.
-  /// Collective over the data-parallel group, of which others may be at the end
-  /// of a step.
+  /// This rank takes part in no more steps; ranks still in a step are told.
+  /// Collective over the data-parallel group, whose other ranks may be at the
+  /// end of a step.
   void leave();
 
-  /// What a session does not survive; others hear of it by themselves.
+  /// Failures that end a session; other ranks detect them by themselves.
   static bool ends_session(const failure& x);
 
 private:
@@ -70,9 +70,9 @@ private:
   std::vector<rank_id> group() const;
 
   const rank_context& rank_;
-  /// Why no step can be run any more: a replica left.
+  /// Why no further step can run: a replica left.
   failure left_;
-  /// What `hear` heard of gradients.
+  /// The gradient reports that `hear` received.
   gradient_report all_;   // of all ranks, merged
   gradient_report first_; // of the first one
   bool same_buckets_ = true;

@@ -12,8 +12,8 @@ namespace smp {
 class rank_context;
 class schedule_policies;
 
-/// No step of a model begins before its schedule was played against the
-/// partition: a bad one would wait for ever.
+/// A step of a model begins only after its schedule was simulated against the
+/// partition: a bad schedule would wait forever.
 class schedule_gate {
 public:
   schedule_gate(const rank_context& rank, const schedule_policies& policies)
@@ -21,16 +21,16 @@ public:
     // nop
   }
 
-  /// Plays steps of so many microbatches, once for each number that passes.
+  /// Simulates steps of this many microbatches, once per number that passes.
   /// Collective over the pipeline group.
-  /// @throws error (config), the same on all ranks, naming the first task that
-  /// is wrong; again at the next try
+  /// @throws error (config), the same on all ranks, naming the first wrong
+  /// task; thrown again at the next attempt
   void check(const pipeline_program& program, uint64_t microbatches);
 
   /// The model chunk of each segment that this rank serves.
   const std::vector<uint32_t>& chunk_of(size_t pp_rank) const;
 
-  /// What the last check found, for people; on pp_rank 0.
+  /// The result of the last check, as text; on pp_rank 0.
   const std::string& text() const noexcept {
     return text_;
   }

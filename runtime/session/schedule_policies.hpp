@@ -14,16 +14,16 @@ namespace smp {
 class actor_host;
 struct user_schedule;
 
-/// Loads the plug-in of `smp.pipeline = "actor"`, if the session got no
-/// schedule otherwise. Before the actor system is made, as plug-ins may bring
-/// message types.
+/// Loads the plug-in of `smp.pipeline = "actor"`, unless the session already
+/// has a schedule. Call before creating the actor system, as plug-ins may
+/// register message types.
 /// @throws error (config) naming the key
 void load_schedule(session_config& x);
 
-/// Tells whether calls of this configuration may go on without their results.
+/// Tells whether calls may continue without their results in this config.
 bool takes_promises(const session_config& x);
 
-/// Schedules and service orders as the configuration wants them.
+/// The schedules and service orders that the configuration selects.
 class schedule_policies {
 public:
   /// All of them outlive this.
@@ -35,11 +35,11 @@ public:
 
   schedule_ptr make(uint64_t microbatches) const;
 
-  /// The same, and an instance of its own of a user's actor, which is asked on
-  /// the calling thread.
+  /// The same, except that a user's actor gets a separate instance, which is
+  /// queried on the calling thread.
   schedule_ptr make_timeless(uint64_t microbatches) const;
 
-  /// @param chunk_of of this rank, see `service_place`
+  /// @param chunk_of for this rank, see `service_place`
   service_order order(uint64_t microbatches, size_t pp_rank,
                       std::vector<uint32_t> chunk_of) const;
 
@@ -47,11 +47,11 @@ public:
   std::vector<std::vector<uint32_t>> chunks(const pipeline_program& x,
                                             uint64_t microbatches) const;
 
-  /// @returns `x` as its ranks serve it, where calls wait or do not
+  /// @returns `x` as its ranks serve it: with waiting or promised calls
   pipeline_program served(const pipeline_program& x) const;
 
-  /// Plays the schedule on a program that need not be that of this session.
-  /// @throws error naming the first task that is wrong
+  /// Simulates the schedule on a program, which may be of another session.
+  /// @throws error naming the first wrong task
   schedule_report play(const pipeline_program& x, uint64_t microbatches,
                        bool timeline) const;
 

@@ -9,7 +9,7 @@
 //     return loss;
 //   });
 //
-// What such a file must be like, and what it may do: docs/torchscript.md.
+// The requirements on such a file, and its limits: docs/torchscript.md.
 
 #include "runtime/session/distributed_model.hpp"
 
@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-// TorchScript takes ten seconds to compile; who has such a model includes
-// <torch/script.h>.
+// <torch/script.h> takes ten seconds to compile; programs with such a model
+// include it themselves.
 namespace c10 {
 struct IValue;
 } // namespace c10
@@ -31,8 +31,8 @@ namespace smp {
 
 namespace detail {
 
-/// T, but looked at only where a template that takes Ts is used: it need not be
-/// known before.
+/// T, but resolved only where a template that takes Ts is used: it may be
+/// incomplete before.
 template <class T, class...>
 struct known_later {
   using type = T;
@@ -40,21 +40,21 @@ struct known_later {
 
 } // namespace detail
 
-/// Loads what Python's `torch.jit.save` wrote, of a scripted or traced module
-/// with its module tree. Every rank loads the file for itself.
+/// Loads a file that Python's `torch.jit.save` wrote for a scripted or traced
+/// module with its module tree. Every rank loads the file itself.
 /// @throws error (config) naming the file and how to export it right, if it is
-///         missing, no TorchScript, or frozen or inlined, so that nothing is
-///         left to be split
+/// missing, not TorchScript, or frozen or inlined, which leaves nothing to
+/// split
 torch::jit::Module load_script(const std::string& path);
 
-/// The loss in what a model's forward returned.
+/// The loss in the result of a model's forward.
 /// @throws error (unsupported) if that is neither a tensor nor a tuple whose
-///         first element is one
+/// first element is one
 at::Tensor loss_of(const c10::IValue& x);
 
-/// Places a TorchScript module, with all that is below it, on a pp_rank
+/// Places a TorchScript module and all modules below it on a pp_rank
 /// (manual placement); before the partition.
-/// @throws error (unsupported) after it
+/// @throws error (unsupported) after the partition
 void set_partition(const torch::jit::Module& x, uint32_t pp_rank);
 
 /// Lets tensor-parallel ranks share a TorchScript module and what is below it,
@@ -66,12 +66,12 @@ void set_tensor_parallelism(const torch::jit::Module& x, bool enabled = true,
                             const tensor_parallel_config& how = {});
 
 /// A TorchScript model, of which each rank will own a part. The module's code
-/// is changed in memory at the partition; the file is not, and names of
-/// parameters stay those of the file.
+/// is rewritten in memory at the partition; the file stays unchanged, and
+/// parameters keep their names from the file.
 template <>
 class distributed_model<torch::jit::Module> : public distributed_model_base {
 public:
-  /// @param model just loaded: no method of it may have run yet
+  /// @param model freshly loaded: none of its methods may have run yet
   explicit distributed_model(torch::jit::Module model);
   ~distributed_model() override;
 
@@ -84,7 +84,7 @@ public:
   }
 
   /// Calls a method of the model, inside a step body.
-  /// @throws error (user_code) with the module that failed, wherever it lives
+  /// @throws error (user_code) with the failed module, wherever it lives
   c10::IValue run(const std::string& method, std::vector<c10::IValue> args);
 
   torch::jit::Module* operator->() {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The user's entry: one session per rank. Everything hangs off it, so that N
+// The user's entry point: one session per rank. It owns all state, so that N
 // virtual ranks can run in one process.
 
 #include "partition/rank_layout.hpp"
@@ -20,15 +20,15 @@ class actor_host;
 class rank_runtime;
 
 /// Runs this process (or thread, see `virtual_world`) as one rank of a run.
-/// Construction joins the other ranks and returns when all are there.
+/// The constructor joins the other ranks and returns when all have joined.
 class session {
 public:
   /// Joins as the rank that the environment names; without a launcher's
   /// environment the world is this process alone.
-  /// @param settings what all ranks must have in common, a line "KEY = VALUE"
-  ///        each; default: what `config` has of this kind
-  /// @throws error naming the ranks that did not come or that differ, and in
-  ///         what
+  /// @param settings what all ranks must have in common, one line
+  /// "KEY = VALUE" each; default: such settings of `config`
+  /// @throws error naming the ranks that did not join or that differ, and in
+  /// which settings
   explicit session(session_config config, std::string settings = {});
 
   /// Joins as one virtual rank (used by `virtual_world`).
@@ -50,24 +50,24 @@ public:
 
   uint64_t pp_rank() const noexcept;
 
-  /// The directory of the run, for whatever it leaves, as our launcher made it:
-  /// by `--ranks` and `--run-dir` of `init`, or by smp-train. Relative to where
-  /// the run was started. Empty if it has none, as under mpirun.
+  /// The directory for the files of the run, as our launcher created it: by
+  /// `--ranks` and `--run-dir` of `init`, or by smp-train. Relative to the
+  /// directory where the run was started. Empty if none, as under mpirun.
   std::string run_dir() const;
 
-  /// Numbers of the last finished step on this rank.
+  /// Statistics of the last finished step on this rank.
   step_stats last_step() const;
 
-  /// Messages and bytes since the session began, on this rank.
+  /// Messages and bytes since the session began, for this rank.
   fabric_stats traffic() const;
 
-  /// Says goodbye to the other ranks (a barrier), so that the end of this
+  /// Waits for the other ranks in a goodbye barrier, so that the end of this
   /// rank is no loss. The destructor does it too, unless unwinding.
-  /// @throws error after that, if a collective that was through on this rank
-  /// was none of all ranks; the destructor prints it
+  /// @throws error after that, if a collective that completed on this rank was
+  /// not one of all ranks; the destructor prints it
   void finish();
 
-  /// The machinery behind; for runtime/ and tests.
+  /// The rank behind this session; for runtime/ and tests.
   rank_runtime& internals() const noexcept;
 
   const std::shared_ptr<rank_runtime>& shared_internals() const noexcept {
@@ -85,7 +85,7 @@ public:
   static void set_current(session* x) noexcept;
 
 private:
-  /// What only a rank that is a process has.
+  /// State that only a rank in its own process has.
   struct process;
 
   std::unique_ptr<process> process_;
@@ -94,9 +94,9 @@ private:
   bool finished_ = false;
 };
 
-/// Makes N ranks in this process over the loopback fabric (no UCX, no other
-/// process) and calls `body` once per rank, each on a thread of its own with
-/// its session as current. Returns when all returned; rethrows the first error.
+/// Runs N ranks in this process over the loopback fabric (no UCX, no other
+/// process): calls `body` once per rank, on a thread of its own with its
+/// session as current. Returns when all returned; rethrows the first error.
 struct virtual_world_options {
   session_config config;
   uint64_t seed = 1;
@@ -108,7 +108,7 @@ void run_virtual_world(uint64_t world_size, const virtual_world_options& x,
                        const std::function<void(session&)>& body);
 
 /// The same over other fabrics, one for each rank.
-/// @param host outlives them: what they keep may know its actors
+/// @param host outlives them: they may hold state that refers to its actors
 void run_virtual_world(const std::vector<std::shared_ptr<fabric>>& fabrics,
                        const std::shared_ptr<actor_host>& host,
                        session_config config,

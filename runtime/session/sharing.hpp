@@ -14,19 +14,19 @@ namespace smp {
 class rank_context;
 struct session_config;
 
-/// What code says of a parameter: that tensor-parallel ranks cut it.
+/// A mark from user code: tensor-parallel ranks cut this parameter.
 struct cut_mark {
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
   int64_t dim = 0;
   bool scaled_batch = true; // as in `parameter_creation_options`
 };
 
-/// A parameter that tensor-parallel ranks cut, of a module that computes with
-/// its peers by itself.
+/// A parameter that tensor-parallel ranks cut, of a module that communicates
+/// with its peers itself.
 struct cut_parameter {
   uint32_t tensor = 0; // in the model
   int64_t dim = 0;
-  /// Its gradient is one of as many batches as there are peers.
+  /// Its gradient covers as many batches as there are peers.
   bool scaled_batch = true;
 };
 
@@ -48,72 +48,72 @@ bool inspect(Inspector& f, shared_module& x) {
                             f.field("saves_memory", x.saves_memory));
 }
 
-/// Which modules tensor-parallel ranks share (paper, section 5.2), and why not
-/// others that they were to share.
+/// The modules that tensor-parallel ranks share (paper, section 5.2), and why
+/// other requested ones are not shared.
 struct sharing_decision {
   std::vector<shared_module> shared;
   std::vector<cut_parameter> cut;
-  /// For people.
+  /// For the partition print.
   module_remarks remarks;
 };
 
-/// Names of modules, how many ranks share, and what they save where code does
-/// not say it (`native_module::saves_memory`).
+/// Names of modules, how many ranks share, and what to save unless code says
+/// otherwise (`native_module::saves_memory`).
 struct sharing_request {
   std::vector<std::string> patterns;
   uint64_t peers = 1;
   bool saves_memory = true;
-  /// All have the same samples.
+  /// All peers have the same samples.
   bool prescaled = false;
-  /// Says of each module that could be shared why it is not looked at.
+  /// Gives a reason for each shareable module that is not considered.
   bool explains_all = false;
 };
 
-/// @returns what the configuration wants to be shared
+/// @returns the sharing that the configuration requests
 sharing_request sharing_wanted(const session_config& x);
 
 /// A module is shared if (1) there is a distributed implementation of it, (2)
-/// that is wanted, (3) none above it is shared already, and (4) it shares no
-/// parameter with another module.
-/// @param marked what code says of modules, by object
-/// @throws error (config) naming a pattern that fits no module
+/// sharing it is requested, (3) no ancestor is shared already, and (4) it
+/// shares no parameter with another module.
+/// @param marked the marks of user code, by object
+/// @throws error (config) naming a pattern that matches no module
 sharing_decision
 decide_sharing(const walked_model& model,
                const std::map<const void*, sharing_mark>& marked,
                const sharing_request& x);
 
-/// Adds what code wants to be cut.
-/// @throws error (config) naming a parameter that cannot be
+/// Adds the parameters that user code wants to cut.
+/// @throws error (config) naming a parameter that cannot be cut
 void decide_cuts(const walked_model& model, const std::vector<cut_mark>& marks,
                  uint64_t peers, sharing_decision& result);
 
-/// If this rank owns the parameter, whose bytes are there: keeps its slice.
-/// @param rank position of this one among its peers
+/// If this rank owns the parameter, which is allocated: keeps only its slice.
+/// @param rank position of this rank among its peers
 void cut_parameter_of(model_map& map, const cut_parameter& x, int64_t rank,
                       int64_t peers);
 
-/// @returns what peer `rank` holds of the parameters of a module that can be
-/// shared, by position in the model's tensors; each holds the others as a whole
+/// @returns the slices of a shareable module's parameters that peer `rank`
+/// holds, by position in the model's tensors; each peer holds all others whole
 std::map<uint32_t, tensor_slice> slices_of(const walked_model& model,
                                            const shared_module& x, int64_t rank,
                                            int64_t peers);
 
-/// If this rank owns the module: cuts its parameters, whose bytes are there,
-/// and lets the map and the hooks know how to run it.
-/// @param x as it was decided
-/// @param rank position of this one among its peers
-/// @param wanted what was
+/// If this rank owns the module: cuts its parameters, which are allocated, and
+/// tells the map and the hooks how to run it.
+/// @param x the decision
+/// @param rank position of this rank among its peers
+/// @param wanted the request
 void share_module(model_map& map, const shared_module& x, int64_t rank,
                   const sharing_request& wanted);
 
-/// The model as the first of the ranks has it that share modules, to see what
-/// it does there: while this lives, parameters are cut, and calls run the part
-/// of that rank. Before the partition, in a process that has the whole model.
+/// The model as the first of the sharing ranks would have it, to measure it
+/// there: while this is alive, parameters are cut, and calls run that rank's
+/// part. Before the partition, in a process that has the whole model.
 class sharing_rehearsal {
 public:
   /// @param map outlives this
-  /// @param x as it was decided
-  /// @param wanted what was
+  /// @param x the decision
+  /// @param wanted the request
   sharing_rehearsal(model_map& map, const sharing_decision& x,
                     const sharing_request& wanted);
 
@@ -126,11 +126,11 @@ private:
   void end();
 
   model_map& map_;
-  std::map<uint32_t, at::Tensor> wholes_; // what is cut, by position
+  std::map<uint32_t, at::Tensor> wholes_; // cut tensors, by position
 };
 
-/// @param mine what this rank has of a tensor; undefined: nothing
-/// @returns the whole, on all peers; undefined if nobody has any of it.
+/// @param mine this rank's part of a tensor; undefined: nothing
+/// @returns the whole, on all peers; undefined if no peer has a part.
 /// Collective over the tensor-parallel group.
 at::Tensor whole_of(const rank_context& rank, const at::Tensor& mine,
                     const tensor_slice& slice);

@@ -12,12 +12,12 @@
 
 namespace smp {
 
-/// Which modules tensor-parallel ranks are to share, as code and configuration
-/// say.
+/// Which modules tensor-parallel ranks should share, as user code and the
+/// configuration request.
 class sharing_wishes {
 public:
-  /// All of them outlive this.
-  /// @param marked what code says of modules, by object
+  /// All arguments outlive this.
+  /// @param marked the marks of user code, by object
   /// @param patterns names of modules (tensor_parallel.modules)
   sharing_wishes(const walked_model& model,
                  const std::map<const void*, sharing_mark>& marked,
@@ -35,21 +35,21 @@ public:
 
   bool wanted(uint32_t module) const;
 
-  /// Why ranks may not share a part of a module together with that; empty if
+  /// Why ranks may not share part of a module along with the whole; empty if
   /// they may.
   std::string why_kept_out(uint32_t part, uint32_t whole) const;
 
-  /// Tells whether code says that the module is not to be shared.
+  /// Tells whether user code forbids sharing the module.
   bool forbidden(uint32_t module) const {
     return by_code(module) == false;
   }
 
-  /// Tells whether the module is wanted for itself, and not for what is above
-  /// it or for what many are called.
+  /// Tells whether the module itself is requested, not through an ancestor or a
+  /// pattern that matches many.
   bool named(uint32_t module) const;
 
-  /// Whether no activation of the module is to be kept twice: as code says of
-  /// it, or of the nearest one above it of which it does.
+  /// Whether no activation of the module should be kept twice: as set for it,
+  /// or for its nearest ancestor with a setting.
   bool saves_memory(uint32_t module, bool otherwise) const;
 
 private:

@@ -32,9 +32,9 @@ concept sliceable = requires(const T& x) {
   {smp_slice(x, uint64_t{}, uint64_t{}, int64_t{})};
 };
 
-/// Splits tensors, also inside of what modules take with tensors in it
+/// Splits tensors, also inside the containers that modules accept
 /// (runtime/values/pack.hpp): vectors, arrays, maps, unordered maps, tuples,
-/// pairs, optionals and variants; everything else goes whole to every
+/// pairs, optionals and variants; any other value goes whole to every
 /// microbatch.
 template <class T>
 struct splitter {
@@ -132,7 +132,7 @@ struct splitter<std::tuple<Ts...>> {
   }
 };
 
-/// Of the same alternative, also where several have one type.
+/// Keeps the alternative, even where several have the same type.
 template <class... Ts>
 struct splitter<std::variant<Ts...>> {
   static std::variant<Ts...> slice(const std::variant<Ts...>& x, uint64_t n,

@@ -12,7 +12,7 @@ struct session_config;
 /// `monitor.stall_timeout` and `monitor.on_stall`.
 stall_options stalls_of(const session_config& x);
 
-/// `f` hears each report of a stall of the run, on another thread.
+/// Calls `f` for each stall report of the run, on another thread.
 void on_stall(session& s, stall_listener f);
 
 } // namespace smp

@@ -14,20 +14,20 @@ namespace smp {
 
 class model_map;
 
-/// Compares a model with the tensors that are to be loaded into it, before any
-/// of them is.
+/// Compares a model with the tensors to be loaded into it, before loading any
+/// of them.
 class state_check {
 public:
   /// @param map outlives this
   explicit state_check(const model_map& map);
 
-  /// There is a tensor of this name, under which the model may have one.
+  /// Registers a tensor to be loaded, under a name that may be in the model.
   /// @param plain the model can take its values
   void add(const std::string& name, c10::IntArrayRef sizes, bool plain = true);
 
   /// @param who begins the error: "load_state_dict", "cannot load FILE"
-  /// @throws error (config) naming all that does not fit together, and what was
-  /// perhaps meant
+  /// @throws error (config) listing all mismatches, and similar names where a
+  /// name is unknown
   void finish(const std::string& who);
 
   /// @pre there is one

@@ -20,12 +20,12 @@ struct step_options {
   /// Default: `smp.microbatches` of the session. The same on all ranks of the
   /// pipeline group.
   std::optional<uint64_t> microbatches = {};
-  /// Positions, from 0, of arguments that go whole to every microbatch.
+  /// Positions, from 0, of arguments passed whole to every microbatch.
   std::set<size_t> non_split_inputs = {};
   /// Axis along which an argument is split, by position; default 0.
   std::map<size_t, int64_t> input_split_axes = {};
   /// False: on pp_rank 0 the tensors of `outputs` keep their graph, and with it
-  /// whatever that saved. Gradients cross ranks inside the step only (R16).
+  /// all saved tensors. Gradients cross ranks inside the step only (R16).
   bool detach_outputs = true;
   /// The body has side effects and must not be run twice.
   bool no_rerun = false;
@@ -44,14 +44,14 @@ run_step(const step_call& x, std::function<value(packer&, uint64_t)> body,
 /// See `step_runner::skip_step`.
 void skip_step();
 
-/// Tells whether this rank has to know which steps flow alike (R33).
+/// Tells whether this rank must know which steps have the same flow (R33).
 bool needs_signature();
 
-/// @returns a number for the function, and the sizes, dtypes and strides of
+/// @returns a hash of the function, and of the sizes, dtypes and strides of
 /// `arguments`.
 uint64_t signature(size_t function, const packer& arguments);
 
-/// @returns the same number for functions that run the same code.
+/// @returns the same number for functions with the same code.
 template <class F>
 size_t identity(const F& f) {
   if constexpr (std::is_pointer_v<F>)
@@ -62,17 +62,17 @@ size_t identity(const F& f) {
     return std::type_index{typeid(F)}.hash_code();
 }
 
-/// Whether `compare_samples` has something to do.
+/// Tells whether `compare_samples` has any work.
 bool compares_samples();
 
-/// Compares what a microbatch is given with what the other ranks of the
-/// tensor-parallel group give theirs, which is to be the same (R58): sizes,
-/// types and evenly spread numbers. Inside a step body.
+/// Compares the arguments of a microbatch with those on the other ranks of the
+/// tensor-parallel group, which must be equal (R58): sizes, types and a sample
+/// of evenly spaced numbers. Inside a step body.
 /// @throws error (user_code) naming the ranks
 void compare_samples(const packer& arguments);
 
-/// @param count arguments that the step has
-/// @throws error (config) if the options are for an argument that it does not
+/// @param count number of arguments of the step
+/// @throws error (config) if the options name an argument that it does not
 /// have, or give an axis to one that is not split
 void check_positions(const step_options& x, size_t count);
 
@@ -105,10 +105,10 @@ public:
   }
 
   /// Runs the body once per microbatch on pp_rank 0 (its side effects happen
-  /// there only, R5), the modules where they live. All ranks of the pipeline
-  /// group call this; arguments of other ranks than pp_rank 0 are ignored and
+  /// only there, R5), and modules on their owners. All ranks of the pipeline
+  /// group call this; arguments on ranks other than pp_rank 0 are ignored and
   /// may be undefined tensors.
-  /// @returns what the bodies returned, the same on all ranks
+  /// @returns the results of the bodies, the same on all ranks
   /// @throws error, the same on all ranks; the session stays usable after an
   /// error in user code, not after the loss of a rank (R6)
   template <class... Ts>
@@ -117,10 +117,10 @@ public:
   }
 
   /// Takes part in a step of other replicas with no samples of its own, as if
-  /// all gradients were zero. All ranks of the pipeline group call this, and
-  /// with them those that share modules.
-  /// @throws error (unsupported) before the model is partitioned, (protocol)
-  /// where others that share modules run the step; else as a step
+  /// all gradients were zero. All ranks of the pipeline group call this, and so
+  /// do the ranks that share modules with them.
+  /// @throws error (unsupported) before the model is partitioned, (protocol) if
+  /// ranks that share modules run the step; else as a step
   void skip() {
     detail::skip_step();
   }
@@ -177,8 +177,8 @@ private:
   step_options options_;
 };
 
-/// Makes a step of `f`. The body may use anything of the caller by reference;
-/// it runs on other threads, one at a time.
+/// Makes a step from `f`. The body may capture anything of the caller by
+/// reference; it runs on other threads, one at a time.
 template <class F>
 step_function<std::decay_t<F>> step(F&& f, step_options options = {}) {
   return {std::forward<F>(f), std::move(options)};

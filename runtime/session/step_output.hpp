@@ -16,12 +16,12 @@ namespace smp {
 
 namespace detail {
 
-/// The numbers as a tensor of one axis: int64 or double.
+/// The numbers as a one-dimensional tensor: int64 or double.
 at::Tensor tensor_of(const std::vector<int64_t>& xs);
 at::Tensor tensor_of(const std::vector<double>& xs);
 
-// What becomes of one tensor, or one number, of each microbatch. A whole number
-// has a mean that is none, and a sum that its type may be too small for.
+// Combiners of one tensor or number per microbatch. The mean of whole numbers
+// may be fractional, and their sum may overflow their type.
 
 struct mean_of {
   at::Tensor operator()(const std::vector<at::Tensor>& xs) const;
@@ -37,7 +37,7 @@ struct sum_of {
   double operator()(const std::vector<double>& xs) const;
 };
 
-/// Numbers are scalars here: they become a tensor, as scalar tensors do.
+/// Numbers become a tensor, as scalar tensors do.
 struct concat_of {
   at::Tensor operator()(const std::vector<at::Tensor>& xs) const;
 
@@ -58,8 +58,8 @@ struct stack_of {
   }
 };
 
-/// Combines results of the same structure, tensor by tensor and number by
-/// number.
+/// Combines results of the same structure, element by element: tensors and
+/// numbers.
 template <class T>
 struct combine {
   static_assert(std::is_arithmetic_v<T>,
@@ -157,12 +157,12 @@ struct combine<std::pair<A, B>> {
 
 } // namespace detail
 
-/// What the microbatches of a step returned, the same on every rank of the
-/// pipeline group. T is what the step body returns: a tensor or a number, or
-/// tuples, pairs, vectors and string maps of such. Detached from the graph,
-/// unless `step_options::detach_outputs` is false.
+/// The results of a step's microbatches, the same on every rank of the pipeline
+/// group. T is the result of the step body: a tensor or a number, or tuples,
+/// pairs, vectors and string maps of these. Detached from the graph, unless
+/// `step_options::detach_outputs` is false.
 ///
-/// What combines microbatches returns a T, in which a number became what the
+/// The combining functions return a T, with each number converted as the
 /// function says.
 template <class T>
 class step_output {
@@ -172,8 +172,8 @@ public:
     // nop
   }
 
-  /// The values by microbatch. Values above 64 KB come from pp_rank 0 when
-  /// this is first called.
+  /// The values by microbatch. Values above 64 KB are fetched from pp_rank 0 at
+  /// the first call.
   const std::vector<T>& outputs() const {
     if (!values_) {
       values_.emplace();
@@ -188,13 +188,13 @@ public:
     return detail::combine<T>::apply(outputs(), detail::mean_of{});
   }
 
-  /// Sum over microbatches. A number becomes a double or an int64_t; of bools
-  /// those are counted that are true.
+  /// Sum over microbatches. A number becomes a double or an int64_t; for bools,
+  /// the number of true values.
   auto reduce_sum() const {
     return detail::combine<T>::apply(outputs(), detail::sum_of{});
   }
 
-  /// Concatenates along `axis`; with 0 the order of the batch comes back.
+  /// Concatenates along `axis`; with 0 this restores the order of the batch.
   /// Scalars and numbers become a vector of size `microbatches`.
   auto concat(int64_t axis = 0) const {
     return detail::combine<T>::apply(outputs(), detail::concat_of{axis});

@@ -20,7 +20,7 @@ class model_state;
 class node;
 class schedule_policies;
 
-/// What a step runs per microbatch on pp_rank 0.
+/// The work of a step per microbatch on pp_rank 0.
 /// @returns the microbatch's results, encoded (runtime/session/step_result.hpp)
 using step_body = std::function<payload(uint64_t microbatch)>;
 
@@ -49,8 +49,8 @@ public:
                                 const step_call& x, step_body body);
 
   /// Takes part in a step of other replicas without running anything: uneven
-  /// inputs. Every rank of the pipeline group calls this, and of all pipelines
-  /// that share modules.
+  /// inputs. Call on every rank of the pipeline group, and on all pipelines
+  /// that share modules with it.
   /// @param model may be null
   /// @throws error, as `run_step`
   void skip_step(model_state* model);
@@ -60,7 +60,7 @@ public:
     replicas_.leave();
   }
 
-  /// Results of the step body that this rank holds for others.
+  /// Step body results that this rank holds for other ranks.
   std::vector<object_id>& held_results() noexcept {
     return held_results_;
   }
@@ -69,7 +69,7 @@ public:
     return stats_;
   }
 
-  /// Calls `f` once, when a step is over that did not fail.
+  /// Calls `f` once, after the first step that succeeds.
   void on_first_step(std::function<void()> f) {
     on_first_step_ = std::move(f);
   }
@@ -92,9 +92,9 @@ private:
   void take_back(model_state& model, const step_call& x, const failure& why);
   void end_step(model_state* model, const failure& why);
   step_report run_actors(node& actors, uint64_t microbatches);
-  /// Pipelines that share modules run a step together.
+  /// The outcome for all pipelines that share modules: they run steps together.
   failure shared_outcome(const failure& mine) const;
-  /// @param learnt calls that waited in this step will not wait later
+  /// @param learnt calls that waited in this step will not wait in later ones
   void note_record(const model_state* model, uint64_t microbatches,
                    double seconds, bool learnt);
   static size_t warm_up(const model_state* model, uint64_t microbatches);
@@ -116,7 +116,7 @@ private:
   std::function<void()> on_first_step_;
 };
 
-/// Waits until the microbatch of `ex` may turn around. Parks.
+/// Waits until the microbatch of `ex` may begin its backward phase. Parks.
 void await_grant(execution& ex);
 
 } // namespace smp

@@ -1,6 +1,6 @@
 #pragma once
 
-// Sums and moves of tensors between the ranks of a group.
+// Collectives over tensors between the ranks of a group.
 
 #include "partition/rank_layout.hpp"
 #include "transport/collectives/elements.hpp"
@@ -14,7 +14,7 @@
 
 namespace smp {
 
-/// What a collective makes.
+/// The future result of a collective.
 class tensor_future {
 public:
   tensor_future() = default;
@@ -26,43 +26,43 @@ public:
     // nop
   }
 
-  /// @returns whether `get` would not wait.
+  /// @returns whether `get` returns without waiting.
   bool done() const {
     return started_.done->done();
   }
 
-  /// Waits. In a step, other executions of the rank go on meanwhile.
+  /// Waits. In a step, other executions of the rank run meanwhile.
   /// @throws error (rank_down) when a rank of the group is lost, (protocol)
-  /// when ranks want different things, the failure of the step
+  /// when the ranks' calls do not match, the failure of the step
   at::Tensor get() const;
 
 private:
   started_collective started_;
   at::Tensor result_;
-  /// Where to the result has to be copied; undefined if it is there.
+  /// Where to copy the result; undefined if it is already in place.
   at::Tensor target_;
 };
 
-// All ranks of the group call, with tensors of the same sizes and type, in any
-// order of names, and in a step of microbatches and phases. Calls of one group
-// that agree in these meet in their order. Tensors are in host memory, and must
-// not change until the end. Sums are those of adding in the order of the group,
-// in float32 for float16 and bfloat16, with the same bits on all ranks and in
-// every run. (Small ones among many ranks: transport/collectives/tree.hpp.)
+// All ranks of the group must call, with tensors of the same sizes and type, in
+// any order of names, and in a step of microbatches and phases. Calls of one
+// group that agree in these match in call order. Tensors are in host memory,
+// and must not change until completion. Sums add in the order of the group, in
+// float32 for float16 and bfloat16, with the same bits on all ranks and in
+// every run. (Small sums over many ranks: transport/collectives/tree.hpp.)
 //
 // "Along axis 0" means: tensor [n, ...] of n ranks, by their positions in the
-// group. All throw error (config) for what does not fit, and (unsupported) for
-// tensors that are not in host memory and types that cannot be summed. Autograd
-// stays behind.
+// group. All throw error (config) for invalid arguments, and (unsupported) for
+// tensors not in host memory and types that cannot be summed. Autograd does not
+// record them.
 
-/// What tells calls of one group and name apart.
+/// What distinguishes calls of one group and name.
 enum class call_time : uint8_t {
-  of_caller, // the step, microbatch and phase that the caller is in
-  of_session // their order alone
+  of_caller, // the caller's step, microbatch and phase
+  of_session // only their order
 };
 
-/// Whether a root takes a sum alone, so that the others help to make it, or all
-/// of them are roots of such calls, of about as many bytes in all.
+/// `alone`: one root takes a sum, so the others help to compute it; `equal`:
+/// all ranks are roots of such calls, of about the same total size.
 enum class root_load : uint8_t { alone, equal };
 
 namespace async {
@@ -88,13 +88,13 @@ tensor_future reduce(const at::Tensor& x,
                      call_time time = call_time::of_caller,
                      root_load load = root_load::alone);
 
-/// @param x [n, ...], what goes into the sum of each rank along axis 0
+/// @param x [n, ...], the contribution to each rank's sum along axis 0
 tensor_future reduce_scatter(const at::Tensor& x,
                              const comm_group& group = comm_group::world,
                              reduce_op op = reduce_op::sum,
                              const std::string& name = {});
 
-/// @returns [n, ...], what each rank has along axis 0.
+/// @returns [n, ...], the tensors of all ranks along axis 0.
 tensor_future allgather(const at::Tensor& x,
                         const comm_group& group = comm_group::world,
                         const std::string& name = {});
@@ -104,14 +104,14 @@ tensor_future gather(const at::Tensor& x,
                      const comm_group& group = comm_group::world,
                      uint64_t root = 0, const std::string& name = {});
 
-/// @param x [n, ...], what each rank gets along axis 0; of other ranks than
+/// @param x [n, ...], what each rank gets along axis 0; on ranks other than
 /// `root` only sizes and type count
 tensor_future scatter(const at::Tensor& x,
                       const comm_group& group = comm_group::world,
                       uint64_t root = 0, const std::string& name = {});
 
-/// @param x of other ranks than `root`, only sizes and type count
-/// @returns what `root` has
+/// @param x on ranks other than `root`, only sizes and type count
+/// @returns the tensor of `root`
 tensor_future broadcast(const at::Tensor& x,
                         const comm_group& group = comm_group::world,
                         uint64_t root = 0, const std::string& name = {});
@@ -136,13 +136,13 @@ tensor_future all_to_all(const at::Tensor& x, std::vector<uint64_t> given,
                          const comm_group& group = comm_group::world,
                          const std::string& name = {});
 
-/// What it makes is undefined.
+/// The result is an undefined tensor.
 tensor_future barrier(const comm_group& group = comm_group::world,
                       const std::string& name = {});
 
 } // namespace async
 
-// The same, waiting; `barrier` is in groups.hpp.
+// The blocking versions; `barrier` is in groups.hpp.
 
 at::Tensor allreduce(const at::Tensor& x,
                      const comm_group& group = comm_group::world,

@@ -7,9 +7,9 @@ namespace smp {
 
 class rank_context;
 
-/// The tensor-parallel group of a rank, for the modules that it shares. What
-/// peers exchange is named after the path of the call (R23), which is the same
-/// on all of them wherever and whenever they run it.
+/// The tensor-parallel group of a rank, for the modules that it shares.
+/// Exchanges between peers are named by the path of the call (R23), which is
+/// the same on all peers wherever and whenever they run it.
 class tensor_peers final : public tensor_group {
 public:
   /// @param rank outlives this
@@ -49,8 +49,8 @@ public:
 
   // -- for who looks ----------------------------------------------------------
 
-  /// @param step the one that runs, or ran last
-  /// @returns what this rank called of shared modules in it. Any thread.
+  /// @param step the running step, or the last one
+  /// @returns this rank's calls of shared modules in it. Any thread.
   std::vector<shared_calls> calls(step_id step) const;
 
 private:

@@ -4,7 +4,7 @@
 
 namespace smp {
 
-/// Says of all waits of the calling thread in its scope that they are for peers
+/// Marks all waits of the calling thread in its scope as waits for peers
 /// (`wait_reason::for_peers`).
 class wait_for_peers final : public waiter {
 public:

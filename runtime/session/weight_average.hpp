@@ -10,18 +10,18 @@ class Optimizer;
 
 namespace smp {
 
-/// Exponential moving averages of the weights that an optimizer updates, by
-/// whoever updates them (Polyak averaging, as `AveragedModel` of PyTorch).
+/// Exponential moving averages of the weights that an optimizer updates, on the
+/// ranks that update them (Polyak averaging, as PyTorch's `AveragedModel`).
 class weight_average {
 public:
   /// @param decay more than 0, less than 1
   /// @throws error (config) naming it
   explicit weight_average(double decay);
 
-  /// Averages of all that is in the groups of `x` from now on.
+  /// Starts averaging everything in the groups of `x`.
   void begin(torch::optim::Optimizer& x);
 
-  /// The first one is the weights after the first update.
+  /// Updates the averages; the first one equals the weights at that time.
   void update();
 
   /// @returns the average of a weight; undefined before its first update

@@ -6,11 +6,11 @@
 
 namespace smp {
 
-/// Lets the `call_observer` of a thread hear of the calls of all methods of
-/// these classes, without their tensors. The code stays as it is but for a mark
-/// where a method begins and one where it ends: for runs in one process that
-/// must pass through nothing of the pipeline (R36). Once, and before a method
-/// first ran.
+/// Lets a thread's `call_observer` see the calls of all methods of these
+/// classes, without their tensors. The code is unchanged except for a mark at
+/// the start and end of each method: for single-process runs that must not go
+/// through any part of the pipeline (R36). Call once, before any method first
+/// runs.
 void mark_methods(const std::vector<c10::ClassTypePtr>& classes);
 
 } // namespace smp

@@ -1,7 +1,7 @@
 #pragma once
 
-// Calls of TorchScript modules: the operations that `rewrite` puts into their
-// code, and what an owner does with a request for one of its modules.
+// Calls of TorchScript modules: the operations that `rewrite` inserts into
+// their code, and how an owner serves a request for one of its modules.
 
 #include "runtime/model/module_walk.hpp"
 #include "runtime/model/script_code.hpp"
@@ -22,7 +22,7 @@ struct model_context;
 class script_program {
 public:
   /// Rewrites the classes of `x`, which must not have run yet.
-  /// @throws error (unsupported) if the code cannot be run over several ranks
+  /// @throws error (unsupported) if the code cannot run on several ranks
   script_program(const walked_model& x, size_t ranks);
 
   const script_code& code() const noexcept {
@@ -35,19 +35,19 @@ private:
 };
 
 /// Runs a method of the model, e.g. of its root in a step body.
-/// @throws error (user_code) with the module and what went wrong
+/// @throws error (user_code) with the module and the cause
 c10::IValue run_method(const script_object& self, const std::string& method,
                        std::vector<c10::IValue> args);
 
-/// Runs what `x` asks of a module of this rank.
+/// Runs the operation that `x` requests on a module of this rank.
 /// @throws error (protocol) if the module has no such method or attribute
 invocation run_script(model_context& model, module_id module,
                       const call_target& x, unpacker& in,
                       const std::vector<value>& args, packer& out);
 
-/// TorchScript wraps an exception into a report of several lines, which hides
-/// its cause at the end. @returns the cause and where in the code it was; a
-/// text without such a report unchanged.
+/// TorchScript wraps an exception into a report of several lines, with the
+/// cause at the end. @returns the cause and its place in the code; text without
+/// such a report is returned unchanged.
 std::string script_error_text(const std::string& x);
 
 } // namespace smp
